@@ -1,0 +1,1 @@
+//! Backing files of one target: the one door to the media.

@@ -1,0 +1,1 @@
+//! libforebay_preload.so: interposed calls, thin over libforebay.so.

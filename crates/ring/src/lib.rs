@@ -1,0 +1,1 @@
+//! Shared memory between a process and its daemon: ring and board.

@@ -1,0 +1,1 @@
+//! forebayd: the owner of a node's shard and targets.

@@ -1,0 +1,1 @@
+//! Between pool and backing store: stage in and out, manifests, checksums.

@@ -1,0 +1,207 @@
+//! Attributes of an inode, as the shard keeps them and the board shows them.
+
+use crate::bytes::{Reader, Writer};
+use crate::error::Code;
+use crate::id::{Ino, NodeId};
+
+/// Encoded bytes of an [`Attr`].
+pub const ATTR_BYTES: usize = 104;
+
+/// The file may differ from its copy in the backing store: it must not be released. Set before any descriptor that
+/// can write is handed out.
+pub const FLAG_DIRTY: u32 = 1;
+/// The file's data is in its backing files. Clear when it was released and must be restored first.
+pub const FLAG_RESIDENT: u32 = 2;
+
+/// Kind of an inode: the type bits of its mode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
+#[repr(u8)]
+pub enum Kind {
+    /// Regular file.
+    File = 1,
+    /// Directory.
+    Directory = 2,
+    /// Symbolic link.
+    Symlink = 3,
+    /// FIFO.
+    Fifo = 4,
+    /// Character device.
+    CharDevice = 5,
+    /// Block device.
+    BlockDevice = 6,
+    /// Socket.
+    Socket = 7,
+}
+
+impl Kind {
+    /// The kind in the type bits of `mode`; none for an impossible combination.
+    pub fn from_mode(mode: u32) -> Option<Kind> {
+        match mode & 0o170_000 {
+            0o100_000 => Some(Kind::File),
+            0o040_000 => Some(Kind::Directory),
+            0o120_000 => Some(Kind::Symlink),
+            0o010_000 => Some(Kind::Fifo),
+            0o020_000 => Some(Kind::CharDevice),
+            0o060_000 => Some(Kind::BlockDevice),
+            0o140_000 => Some(Kind::Socket),
+            _ => None,
+        }
+    }
+
+    /// The kind of its number in an encoding.
+    pub fn from_u8(v: u8) -> Result<Kind, Code> {
+        Ok(match v {
+            1 => Kind::File,
+            2 => Kind::Directory,
+            3 => Kind::Symlink,
+            4 => Kind::Fifo,
+            5 => Kind::CharDevice,
+            6 => Kind::BlockDevice,
+            7 => Kind::Socket,
+            _ => return Err(Code::Malformed),
+        })
+    }
+
+    /// The type bits of a mode.
+    pub fn mode_bits(self) -> u32 {
+        match self {
+            Kind::File => 0o100_000,
+            Kind::Directory => 0o040_000,
+            Kind::Symlink => 0o120_000,
+            Kind::Fifo => 0o010_000,
+            Kind::CharDevice => 0o020_000,
+            Kind::BlockDevice => 0o060_000,
+            Kind::Socket => 0o140_000,
+        }
+    }
+
+    /// `d_type` of `struct dirent` (DT_REG...).
+    pub fn dirent_type(self) -> u8 {
+        (self.mode_bits() >> 12) as u8
+    }
+}
+
+/// A point in time: seconds and nanoseconds since the epoch, negative seconds allowed, `0 <= nsec < 1e9`.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default, Hash)]
+pub struct Timestamp {
+    /// Seconds since 1970-01-01 UTC.
+    pub sec: i64,
+    /// Nanoseconds within the second.
+    pub nsec: u32,
+}
+
+/// Attributes of an inode.
+///
+/// For a regular file `size` is a hint, and `atime`, `mtime` and part of `ctime` live in the backing files: see
+/// "Sizes, times" in docs/semantics.md.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Attr {
+    /// Inode number.
+    pub ino: Ino,
+    /// Bytes: of a symlink's target exactly; of a file a hint; of a directory the number of its entries.
+    pub size: u64,
+    /// Device number (`dev_t`) of a device node, else 0.
+    pub rdev: u64,
+    /// A directory's parent (the root's is itself); of others the zero inode.
+    pub parent: Ino,
+    /// Type and permission bits, as in `st_mode`.
+    pub mode: u32,
+    /// Owner.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Hard links; of a directory 2 plus its subdirectories.
+    pub nlink: u32,
+    /// [`FLAG_DIRTY`], [`FLAG_RESIDENT`].
+    pub flags: u32,
+    /// A directory's home: the node that owns its entries. Of others the node that owns the inode.
+    pub home: NodeId,
+    /// A directory's width as a power of two: 0 is one node.
+    pub width_log2: u8,
+    /// Last access.
+    pub atime: Timestamp,
+    /// Last change of content.
+    pub mtime: Timestamp,
+    /// Last change of the inode.
+    pub ctime: Timestamp,
+    /// Birth.
+    pub btime: Timestamp,
+}
+
+impl Attr {
+    /// The inode's kind. Encoded attributes were checked, so there is one.
+    pub fn kind(&self) -> Kind {
+        Kind::from_mode(self.mode).unwrap_or(Kind::File)
+    }
+
+    /// True for a directory.
+    pub fn is_directory(&self) -> bool {
+        self.mode & 0o170_000 == 0o040_000
+    }
+
+    /// True for a regular file.
+    pub fn is_file(&self) -> bool {
+        self.mode & 0o170_000 == 0o100_000
+    }
+
+    /// True for a symbolic link.
+    pub fn is_symlink(&self) -> bool {
+        self.mode & 0o170_000 == 0o120_000
+    }
+
+    /// Appends [`ATTR_BYTES`] bytes.
+    pub fn encode(&self, w: &mut Writer<'_>) -> Result<(), Code> {
+        w.u64(self.ino.0)?;
+        w.u64(self.size)?;
+        w.u64(self.rdev)?;
+        w.u64(self.parent.0)?;
+        w.u32(self.mode)?;
+        w.u32(self.uid)?;
+        w.u32(self.gid)?;
+        w.u32(self.nlink)?;
+        w.u32(self.flags)?;
+        w.u16(self.home.0)?;
+        w.u8(self.width_log2)?;
+        w.u8(0)?;
+        for t in [self.atime, self.mtime, self.ctime, self.btime] {
+            w.u64(t.sec as u64)?;
+            w.u32(t.nsec)?;
+        }
+        Ok(())
+    }
+
+    /// Reads [`ATTR_BYTES`] bytes; fails with [`Code::Malformed`] on a mode without a kind or a bad time.
+    pub fn decode(r: &mut Reader<'_>) -> Result<Attr, Code> {
+        let (ino, size, rdev, parent) = (Ino(r.u64()?), r.u64()?, r.u64()?, Ino(r.u64()?));
+        let (mode, uid, gid, nlink, flags) = (r.u32()?, r.u32()?, r.u32()?, r.u32()?, r.u32()?);
+        Kind::from_mode(mode).ok_or(Code::Malformed)?;
+        let home = NodeId(r.u16()?);
+        let width_log2 = r.u8()?;
+        r.u8()?;
+        let mut times = [Timestamp::default(); 4];
+        for t in &mut times {
+            *t = Timestamp { sec: r.u64()? as i64, nsec: r.u32()? };
+            if t.nsec >= 1_000_000_000 {
+                return Err(Code::Malformed);
+            }
+        }
+        let [atime, mtime, ctime, btime] = times;
+        Ok(Attr {
+            ino,
+            size,
+            rdev,
+            parent,
+            mode,
+            uid,
+            gid,
+            nlink,
+            flags,
+            home,
+            width_log2,
+            atime,
+            mtime,
+            ctime,
+            btime,
+        })
+    }
+}

@@ -1,0 +1,29 @@
+//! What every room of Forebay speaks: ids, limits, errors with stable codes, attributes, layout arithmetic, name
+//! hashes, and the requests and replies that travel by ring (one node) and wire (between nodes).
+//!
+//! Nothing here does I/O, allocates on a hot path, or is unsafe. All encodings are little-endian and fixed: a client
+//! and a daemon of one version share them through memory, and the shard stores some of them on disk
+//! (docs/disk-format.md).
+
+#![forbid(unsafe_code)]
+
+mod attr;
+mod bytes;
+mod error;
+mod hash;
+mod id;
+mod layout;
+pub mod limits;
+mod reply;
+mod request;
+
+pub use attr::{Attr, Kind, Timestamp, ATTR_BYTES, FLAG_DIRTY, FLAG_RESIDENT};
+pub use bytes::{Reader, Writer};
+pub use error::{Code, Error, Result};
+pub use hash::{cookie_hash, name_hash, Cookie, DISCRIMINATOR_BITS, HASH_BITS};
+pub use id::{Ino, NodeId};
+pub use layout::{Component, Extent, Layout, COMPONENT_BYTES};
+pub use reply::{DirEntries, DirEntry, DirWriter, Entry, PoolSpace, Reply, REPLY_HEADER_BYTES};
+pub use request::{
+    Caller, Request, SetAttr, TimeSet, RENAME_EXCHANGE, RENAME_NOREPLACE, XATTR_CREATE, XATTR_REPLACE,
+};

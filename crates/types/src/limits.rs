@@ -1,0 +1,73 @@
+//! Every number that bounds something, with the reason beside it. Checks at compile time hold those that depend on
+//! one another.
+
+/// Bytes of a file name: POSIX NAME_MAX on every Linux file system.
+pub const NAME_MAX: usize = 255;
+/// Bytes of a path or a symlink's target, without the final NUL: Linux PATH_MAX less one.
+pub const PATH_MAX: usize = 4095;
+/// Symbolic links followed in one look-up, as Linux does (fs/namei.c, MAXSYMLINKS).
+pub const SYMLINKS_MAX: usize = 40;
+/// Links of one inode: fits every program's `nlink_t` arithmetic, and what XFS allows.
+pub const LINKS_MAX: u32 = 0x7fff_ffff;
+/// Bytes of an extended attribute's name (Linux XATTR_NAME_MAX).
+pub const XATTR_NAME_MAX: usize = 255;
+/// Bytes of an extended attribute's value (Linux XATTR_SIZE_MAX).
+pub const XATTR_VALUE_MAX: usize = 65_536;
+/// Bytes of all names of an inode's extended attributes (Linux XATTR_LIST_MAX).
+pub const XATTR_LIST_MAX: usize = 65_536;
+/// Names of one directory that may share a 56-bit hash: the discriminator has 7 bits.
+pub const COLLISIONS_MAX: u8 = 127;
+/// Components of a layout: one for small files, one for the rest, as progressive file layouts use them.
+pub const COMPONENTS_MAX: usize = 2;
+/// Targets named by one layout component; the default stripe_count is at most this.
+pub const TARGETS_MAX: usize = 8;
+/// Stripes (backing files) of one component: 8 targets, each overstriped 32 times.
+pub const STRIPES_MAX: u16 = 256;
+/// Smallest and largest stripe_size: a page, and 1 GiB. Both powers of two.
+pub const STRIPE_BYTES_MIN: u32 = 4096;
+/// See [`STRIPE_BYTES_MIN`].
+pub const STRIPE_BYTES_MAX: u32 = 1 << 30;
+/// Largest file: offsets are `off_t`.
+pub const FILE_BYTES_MAX: u64 = i64::MAX as u64;
+
+/// Slots of a ring: one bit each in the 64-bit masks, so 64 calls of one process may be in flight.
+pub const RING_SLOTS: usize = 64;
+/// Bytes of one request or reply: the largest extended attribute with its name and headers.
+pub const MESSAGE_BYTES_MAX: usize = 68 * 1024;
+/// Requests that one ring may put into one batch, so that a process with 64 threads does not starve the others.
+pub const BATCH_PER_RING: usize = 8;
+/// Requests of one batch (one LMDB transaction): bounds the time to the first acknowledgement.
+pub const BATCH_MAX: usize = 64;
+/// Rings of one daemon: processes of one node that use the pool at the same time. Each maps its slots on both sides.
+pub const RINGS_MAX: usize = 4096;
+
+/// Longest name that the board holds; longer ones are asked for.
+pub const BOARD_NAME_MAX: usize = 79;
+/// Directory entries a reader collects in one readdir request.
+pub const READDIR_REPLY_BYTES: usize = 32 * 1024;
+
+/// Pages (4 KiB) of the shard that are fallocated before a transaction that creates begins: a batch of
+/// [`BATCH_MAX`] operations touches fewer.
+pub const SHARD_PAGES_AHEAD: u64 = 4096;
+/// Pages that only removals may use, so that a full pool can always be emptied.
+pub const SHARD_PAGES_FOR_REMOVALS: u64 = 1024;
+/// Inode numbers reserved by one write of the counter: after a crash at most so many are skipped.
+pub const INO_RESERVE: u64 = 4096;
+
+/// A call that gets no answer for so long fails with EIO: longer than a worker's restart on a loaded node.
+pub const CALL_TIMEOUT_MS: u64 = 60_000;
+/// A waiting client looks this often whether the daemon's socket still answers.
+pub const LIVENESS_PERIOD_MS: u64 = 500;
+/// The daemon looks at every ring this often even when its doorbell is silent, as a client may have scribbled on it.
+pub const DOORBELL_POLL_MS: u64 = 50;
+
+/// Smallest pool: the shard's reserve, the board and some data.
+pub const CAPACITY_BYTES_MIN: u64 = 64 << 20;
+
+const _: () = assert!(MESSAGE_BYTES_MAX >= XATTR_VALUE_MAX + XATTR_NAME_MAX + 1024);
+const _: () = assert!(MESSAGE_BYTES_MAX >= 2 * NAME_MAX + PATH_MAX + 1024);
+const _: () = assert!(READDIR_REPLY_BYTES <= MESSAGE_BYTES_MAX);
+const _: () = assert!(STRIPE_BYTES_MIN.is_power_of_two() && STRIPE_BYTES_MAX.is_power_of_two());
+const _: () = assert!(SHARD_PAGES_FOR_REMOVALS < SHARD_PAGES_AHEAD);
+const _: () = assert!(RING_SLOTS == u64::BITS as usize);
+const _: () = assert!(BATCH_PER_RING <= RING_SLOTS && BATCH_PER_RING <= BATCH_MAX);

@@ -1,0 +1,332 @@
+//! Replies: what the owner answers.
+
+use crate::attr::{Attr, Kind};
+use crate::bytes::{Reader, Writer};
+use crate::error::Code;
+use crate::hash::Cookie;
+use crate::id::Ino;
+use crate::layout::Layout;
+use crate::limits::NAME_MAX;
+
+/// Bytes in front of every reply: code (0 for success), tag, flags.
+pub const REPLY_HEADER_BYTES: usize = 4;
+
+/// An inode: attributes and layout.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Entry {
+    /// Attributes.
+    pub attr: Attr,
+    /// Layout; of anything but a regular file the default, unused.
+    pub layout: Layout,
+}
+
+/// Space and inodes of a pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct PoolSpace {
+    /// Bytes of all targets.
+    pub total_bytes: u64,
+    /// Bytes that can still be written.
+    pub free_bytes: u64,
+    /// Inodes that exist.
+    pub inodes: u64,
+    /// Inodes that can still be made.
+    pub free_inodes: u64,
+}
+
+/// A reply. An error is the `Err` of what carries it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reply<'a> {
+    /// It is done.
+    Done,
+    /// An inode.
+    Entry(Entry),
+    /// What `Create` found or made.
+    Created {
+        /// The file.
+        entry: Entry,
+        /// True when it was made by this request.
+        created: bool,
+    },
+    /// What was removed or replaced.
+    Removed {
+        /// The inode, or the zero inode when nothing was.
+        ino: Ino,
+        /// True when that was its last link: a file's backing files are orphans, which the client unlinks before its
+        /// slot's next request.
+        last: bool,
+        /// Its kind.
+        kind: Kind,
+        /// Its layout, which names the backing files.
+        layout: Layout,
+    },
+    /// Bytes: a symlink's target, a value, a list of names, a path.
+    Bytes(&'a [u8]),
+    /// Entries of a directory.
+    Entries(DirEntries<'a>),
+    /// Space.
+    Space(PoolSpace),
+}
+
+impl Entry {
+    /// Appends attributes and layout.
+    pub fn encode(&self, w: &mut Writer<'_>) -> Result<(), Code> {
+        self.attr.encode(w)?;
+        self.layout.encode(w)
+    }
+
+    /// Reads attributes and layout.
+    pub fn decode(r: &mut Reader<'_>) -> Result<Entry, Code> {
+        Ok(Entry { attr: Attr::decode(r)?, layout: Layout::decode(r)? })
+    }
+}
+
+impl<'a> Reply<'a> {
+    /// Encodes a result into `buffer`; the number of bytes.
+    pub fn encode(result: &Result<Reply<'_>, Code>, buffer: &mut [u8]) -> Result<usize, Code> {
+        let mut w = Writer::new(buffer);
+        let reply = match result {
+            Err(code) => {
+                w.u16(*code as u16)?;
+                w.u16(0)?;
+                return Ok(w.len());
+            }
+            Ok(reply) => reply,
+        };
+        w.u16(0)?;
+        match reply {
+            Reply::Done => w.u16(1)?,
+            Reply::Entry(entry) => {
+                w.u16(2)?;
+                entry.encode(&mut w)?;
+            }
+            Reply::Created { entry, created } => {
+                w.u16(if *created { 4 } else { 3 })?;
+                entry.encode(&mut w)?;
+            }
+            Reply::Removed { ino, last, kind, layout } => {
+                w.u16(5)?;
+                w.u64(ino.0)?;
+                w.u8(*last as u8)?;
+                w.u8(*kind as u8)?;
+                layout.encode(&mut w)?;
+            }
+            Reply::Bytes(bytes) => {
+                w.u16(6)?;
+                w.put(bytes)?;
+            }
+            Reply::Entries(entries) => {
+                w.u16(if entries.end { 8 } else { 7 })?;
+                w.put(entries.bytes)?;
+            }
+            Reply::Space(s) => {
+                w.u16(9)?;
+                for v in [s.total_bytes, s.free_bytes, s.inodes, s.free_inodes] {
+                    w.u64(v)?;
+                }
+            }
+        }
+        Ok(w.len())
+    }
+
+    /// Decodes a result; what cannot be decoded is `Err(Code::Malformed)`.
+    pub fn decode(bytes: &'a [u8]) -> Result<Reply<'a>, Code> {
+        let mut r = Reader::new(bytes);
+        let code = r.u16()?;
+        let tag = r.u16()?;
+        if code != 0 {
+            return Err(Code::from_u16(code));
+        }
+        Ok(match tag {
+            1 => Reply::Done,
+            2 => Reply::Entry(Entry::decode(&mut r)?),
+            3 | 4 => Reply::Created { entry: Entry::decode(&mut r)?, created: tag == 4 },
+            5 => Reply::Removed {
+                ino: Ino(r.u64()?),
+                last: r.u8()? != 0,
+                kind: Kind::from_u8(r.u8()?)?,
+                layout: Layout::decode(&mut r)?,
+            },
+            6 => Reply::Bytes(r.rest()),
+            7 | 8 => Reply::Entries(DirEntries { bytes: r.rest(), end: tag == 8 }),
+            9 => Reply::Space(PoolSpace {
+                total_bytes: r.u64()?,
+                free_bytes: r.u64()?,
+                inodes: r.u64()?,
+                free_inodes: r.u64()?,
+            }),
+            _ => return Err(Code::Malformed),
+        })
+    }
+}
+
+/// One entry of a directory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DirEntry<'a> {
+    /// Position behind which the next entry is.
+    pub cookie: Cookie,
+    /// Inode.
+    pub ino: Ino,
+    /// Kind.
+    pub kind: Kind,
+    /// Name.
+    pub name: &'a [u8],
+    /// Attributes, when asked for.
+    pub attr: Option<Attr>,
+}
+
+/// Encoded entries of a directory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct DirEntries<'a> {
+    /// Encoded entries.
+    pub bytes: &'a [u8],
+    /// True when no entry follows.
+    pub end: bool,
+}
+
+impl<'a> DirEntries<'a> {
+    /// The entries, in the order of their cookies. Malformed bytes end the iteration with an error.
+    pub fn iter(&self) -> impl Iterator<Item = Result<DirEntry<'a>, Code>> + 'a {
+        let mut r = Reader::new(self.bytes);
+        let mut failed = false;
+        std::iter::from_fn(move || {
+            if failed || r.rest().is_empty() {
+                return None;
+            }
+            let entry = DirEntry::decode(&mut r);
+            failed = entry.is_err();
+            Some(entry)
+        })
+    }
+}
+
+impl<'a> DirEntry<'a> {
+    /// Reads one entry.
+    pub fn decode(r: &mut Reader<'a>) -> Result<DirEntry<'a>, Code> {
+        let (cookie, ino, kind, with_attr) = (r.u64()?, Ino(r.u64()?), Kind::from_u8(r.u8()?)?, r.u8()?);
+        let name = r.short_bytes()?;
+        if name.is_empty() || name.len() > NAME_MAX {
+            return Err(Code::Malformed);
+        }
+        let attr = if with_attr != 0 { Some(Attr::decode(r)?) } else { None };
+        Ok(DirEntry { cookie, ino, kind, name, attr })
+    }
+}
+
+/// Collects entries of a directory into a bounded buffer.
+#[derive(Debug)]
+pub struct DirWriter<'a> {
+    w: Writer<'a>,
+}
+
+impl<'a> DirWriter<'a> {
+    /// Writes into `buffer`.
+    pub fn new(buffer: &'a mut [u8]) -> Self {
+        DirWriter { w: Writer::new(buffer) }
+    }
+
+    /// Appends an entry; false when it does not fit, and nothing was written.
+    pub fn push(&mut self, e: &DirEntry<'_>) -> bool {
+        let need = 20 + e.name.len() + if e.attr.is_some() { crate::ATTR_BYTES } else { 0 };
+        if need > self.w.room() {
+            return false;
+        }
+        let put = |w: &mut Writer<'_>| -> Result<(), Code> {
+            w.u64(e.cookie)?;
+            w.u64(e.ino.0)?;
+            w.u8(e.kind as u8)?;
+            w.u8(e.attr.is_some() as u8)?;
+            w.short_bytes(e.name)?;
+            if let Some(attr) = &e.attr {
+                attr.encode(w)?;
+            }
+            Ok(())
+        };
+        put(&mut self.w).is_ok()
+    }
+
+    /// Bytes written.
+    pub fn len(&self) -> usize {
+        self.w.len()
+    }
+
+    /// True before the first entry.
+    pub fn is_empty(&self) -> bool {
+        self.w.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::attr::Timestamp;
+    use crate::id::NodeId;
+    use proptest::prelude::*;
+
+    fn attr(ino: u64) -> Attr {
+        let t = Timestamp { sec: 1, nsec: 2 };
+        Attr {
+            ino: Ino(ino),
+            size: 3,
+            rdev: 4,
+            parent: Ino(5),
+            mode: 0o100_644,
+            uid: 6,
+            gid: 7,
+            nlink: 8,
+            flags: 9,
+            home: NodeId(10),
+            width_log2: 1,
+            atime: t,
+            mtime: Timestamp { sec: -1, nsec: 3 },
+            ctime: t,
+            btime: t,
+        }
+    }
+
+    #[test]
+    fn every_reply_round_trips() {
+        let entry = Entry { attr: attr(1), layout: Layout::single(NodeId(1), 0) };
+        let mut raw = [0; 1000];
+        let mut d = DirWriter::new(&mut raw);
+        let one = DirEntry { cookie: 9, ino: Ino(4), kind: Kind::Fifo, name: b"n", attr: None };
+        let two = DirEntry { cookie: 10, ino: Ino(1), kind: Kind::File, name: b"m", attr: Some(attr(1)) };
+        assert!(d.push(&one) && d.push(&two));
+        let n = d.len();
+        let entries = DirEntries { bytes: &raw[..n], end: true };
+        assert_eq!(entries.iter().map(Result::unwrap).collect::<Vec<_>>(), [one, two]);
+        let all = [
+            Ok(Reply::Done),
+            Ok(Reply::Entry(entry)),
+            Ok(Reply::Created { entry, created: true }),
+            Ok(Reply::Created { entry, created: false }),
+            Ok(Reply::Removed { ino: Ino(3), last: true, kind: Kind::File, layout: entry.layout }),
+            Ok(Reply::Bytes(b"target")),
+            Ok(Reply::Entries(entries)),
+            Ok(Reply::Space(PoolSpace { total_bytes: 1, free_bytes: 2, inodes: 3, free_inodes: 4 })),
+            Err(Code::NotEmpty),
+        ];
+        let mut buffer = [0; 2000];
+        for result in all {
+            let n = Reply::encode(&result, &mut buffer).unwrap();
+            assert_eq!(Reply::decode(&buffer[..n]), result);
+        }
+    }
+
+    #[test]
+    fn push_into_a_full_buffer_writes_nothing() {
+        let mut raw = [0; 21];
+        let mut d = DirWriter::new(&mut raw);
+        assert!(d.push(&DirEntry { cookie: 1, ino: Ino(1), kind: Kind::File, name: b"a", attr: None }));
+        assert!(!d.push(&DirEntry { cookie: 2, ino: Ino(2), kind: Kind::File, name: b"b", attr: None }));
+        assert_eq!(d.len(), 21);
+    }
+
+    proptest! {
+        #[test]
+        fn decode_of_any_bytes_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..300)) {
+            if let Ok(Reply::Entries(entries)) = Reply::decode(&bytes) {
+                let _ = entries.iter().count();
+            }
+        }
+    }
+}

@@ -1,0 +1,635 @@
+//! Requests: what a door asks of the node that owns a directory or an inode.
+
+use crate::attr::Timestamp;
+use crate::bytes::{Reader, Writer};
+use crate::error::Code;
+use crate::hash::Cookie;
+use crate::id::Ino;
+use crate::layout::Layout;
+use crate::limits::{NAME_MAX, PATH_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX};
+
+/// `renameat2`: fail with EEXIST rather than replace.
+pub const RENAME_NOREPLACE: u32 = 1;
+/// `renameat2`: swap the two entries.
+pub const RENAME_EXCHANGE: u32 = 2;
+/// `setxattr`: fail with EEXIST if the attribute is there.
+pub const XATTR_CREATE: u32 = 1;
+/// `setxattr`: fail with ENODATA if it is not.
+pub const XATTR_REPLACE: u32 = 2;
+
+/// On whose behalf a request is made: owner and group of what it creates. Permission was checked at the door.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Caller {
+    /// File-system user id.
+    pub uid: u32,
+    /// File-system group id.
+    pub gid: u32,
+}
+
+/// A time to set, as `utimensat` has them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum TimeSet {
+    /// Leave it (UTIME_OMIT).
+    #[default]
+    Omit,
+    /// The daemon's clock (UTIME_NOW).
+    Now,
+    /// This time.
+    At(Timestamp),
+}
+
+/// Attributes to set; what is `None` stays. Any change moves ctime; an empty `SetAttr` moves ctime alone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SetAttr {
+    /// Permission bits (07777).
+    pub mode: Option<u32>,
+    /// Owner. A change of owner or group by the door clears set-id bits by setting `mode` too.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// The size hint of a file.
+    pub size: Option<u64>,
+    /// Access time.
+    pub atime: TimeSet,
+    /// Modification time.
+    pub mtime: TimeSet,
+}
+
+/// A request. Names are of one component: 1 to 255 bytes without `/` and NUL, and not `.` or `..`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Request<'a> {
+    /// Does nothing. → `Done`
+    Ping,
+    /// The entry `name` of `parent`. → `Entry`
+    Lookup {
+        /// Directory.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8],
+    },
+    /// An inode's attributes. → `Entry`
+    GetAttr {
+        /// Inode.
+        ino: Ino,
+    },
+    /// Changes attributes. → `Entry`
+    SetAttr {
+        /// Inode.
+        ino: Ino,
+        /// What to change.
+        set: SetAttr,
+    },
+    /// Creates a regular file, or opens the one that is there unless `exclusive`. The daemon makes no backing file: the
+    /// client does, before its slot's next request. → `Created`
+    Create {
+        /// Directory.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8],
+        /// Permission bits, umask applied.
+        mode: u32,
+        /// O_EXCL: fail with `Exists`.
+        exclusive: bool,
+        /// Born dirty: true for a file that is to be written, false for one whose copy is the backing store's.
+        dirty: bool,
+        /// Layout, or the directory's default.
+        layout: Option<Layout>,
+    },
+    /// Makes a FIFO, socket or device node. → `Entry`
+    MakeNode {
+        /// Directory.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8],
+        /// Type and permission bits.
+        mode: u32,
+        /// Device number.
+        rdev: u64,
+    },
+    /// Makes a directory. → `Entry`
+    MakeDirectory {
+        /// Parent.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8],
+        /// Permission bits, umask applied.
+        mode: u32,
+    },
+    /// Makes a symbolic link. → `Entry`
+    Symlink {
+        /// Directory.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8],
+        /// 1 to 4095 bytes without NUL.
+        target: &'a [u8],
+    },
+    /// Adds a hard link. → `Entry`
+    Link {
+        /// What to link: anything but a directory.
+        ino: Ino,
+        /// Directory.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8],
+    },
+    /// Removes an entry that is not a directory. → `Removed`
+    Unlink {
+        /// Directory.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8],
+    },
+    /// Removes an empty directory. → `Removed`
+    RemoveDirectory {
+        /// Parent.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8],
+    },
+    /// Renames. → `Removed`: what the destination was, if it was replaced (else the zero inode).
+    Rename {
+        /// Source directory.
+        parent: Ino,
+        /// Source name.
+        name: &'a [u8],
+        /// Destination directory.
+        new_parent: Ino,
+        /// Destination name.
+        new_name: &'a [u8],
+        /// 0, [`RENAME_NOREPLACE`] or [`RENAME_EXCHANGE`].
+        flags: u32,
+    },
+    /// Entries behind a cookie. → `Entries`
+    ReadDirectory {
+        /// Directory.
+        ino: Ino,
+        /// 0, or the last cookie that was seen.
+        cookie: Cookie,
+        /// Attributes of each entry too.
+        attributes: bool,
+    },
+    /// A symlink's target. → `Bytes`
+    ReadLink {
+        /// Symlink.
+        ino: Ino,
+    },
+    /// An extended attribute. → `Bytes`
+    GetXattr {
+        /// Inode.
+        ino: Ino,
+        /// Full name, e.g. `user.a`.
+        name: &'a [u8],
+    },
+    /// Sets an extended attribute. → `Done`
+    SetXattr {
+        /// Inode.
+        ino: Ino,
+        /// Full name.
+        name: &'a [u8],
+        /// Value, at most 64 KiB.
+        value: &'a [u8],
+        /// 0, [`XATTR_CREATE`] or [`XATTR_REPLACE`].
+        flags: u32,
+    },
+    /// Names of extended attributes, each with a NUL behind. → `Bytes`
+    ListXattr {
+        /// Inode.
+        ino: Ino,
+    },
+    /// Removes an extended attribute. → `Done`
+    RemoveXattr {
+        /// Inode.
+        ino: Ino,
+        /// Full name.
+        name: &'a [u8],
+    },
+    /// Marks a file dirty, before a descriptor that can write is handed out. → `Entry`
+    MarkDirty {
+        /// File.
+        ino: Ino,
+    },
+    /// Makes the backing files that are missing; sent when an open met ENOENT. → `Entry`, or `NotFound` when the
+    /// inode is gone.
+    MakeBacking {
+        /// File.
+        ino: Ino,
+    },
+    /// The path of a directory from the pool's root, starting with `/`. → `Bytes`
+    PathOf {
+        /// Directory.
+        ino: Ino,
+    },
+    /// Space of the pool. → `Space`
+    Space,
+}
+
+/// Bytes in front of every request: op, flags, reserved, uid, gid.
+const HEADER_BYTES: usize = 12;
+
+fn name<'a>(r: &mut Reader<'a>) -> Result<&'a [u8], Code> {
+    let name = r.short_bytes()?;
+    match name {
+        b"" => Err(Code::NotFound),
+        b"." | b".." => Err(Code::Invalid),
+        _ if name.len() > NAME_MAX => Err(Code::NameTooLong),
+        _ if name.iter().any(|&b| b == b'/' || b == 0) => Err(Code::Invalid),
+        _ => Ok(name),
+    }
+}
+
+fn xattr_name<'a>(r: &mut Reader<'a>) -> Result<&'a [u8], Code> {
+    let name = r.short_bytes()?;
+    if name.is_empty() || name.len() > XATTR_NAME_MAX {
+        return Err(Code::Range);
+    }
+    if name.contains(&0) {
+        return Err(Code::Invalid);
+    }
+    Ok(name)
+}
+
+fn put_time(w: &mut Writer<'_>, t: TimeSet) -> Result<(), Code> {
+    let (tag, at) = match t {
+        TimeSet::Omit => (0, Timestamp::default()),
+        TimeSet::Now => (1, Timestamp::default()),
+        TimeSet::At(at) => (2, at),
+    };
+    w.u8(tag)?;
+    w.u64(at.sec as u64)?;
+    w.u32(at.nsec)
+}
+
+fn time(r: &mut Reader<'_>) -> Result<TimeSet, Code> {
+    let tag = r.u8()?;
+    let at = Timestamp { sec: r.u64()? as i64, nsec: r.u32()? };
+    match tag {
+        0 => Ok(TimeSet::Omit),
+        1 => Ok(TimeSet::Now),
+        2 if at.nsec < 1_000_000_000 => Ok(TimeSet::At(at)),
+        _ => Err(Code::Invalid),
+    }
+}
+
+fn put_option_u64(w: &mut Writer<'_>, v: Option<u64>) -> Result<(), Code> {
+    w.u8(v.is_some() as u8)?;
+    w.u64(v.unwrap_or(0))
+}
+
+fn option_u64(r: &mut Reader<'_>) -> Result<Option<u64>, Code> {
+    let some = r.u8()?;
+    let v = r.u64()?;
+    match some {
+        0 => Ok(None),
+        1 => Ok(Some(v)),
+        _ => Err(Code::Malformed),
+    }
+}
+
+fn option_u32(r: &mut Reader<'_>) -> Result<Option<u32>, Code> {
+    match option_u64(r)? {
+        None => Ok(None),
+        Some(v) => Ok(Some(u32::try_from(v).map_err(|_| Code::Malformed)?)),
+    }
+}
+
+impl<'a> Request<'a> {
+    /// True when the request may change the shard: its reply is kept until the slot's next request, so that a retry
+    /// is answered and not repeated.
+    pub fn changes(&self) -> bool {
+        !matches!(
+            self,
+            Request::Ping
+                | Request::Lookup { .. }
+                | Request::GetAttr { .. }
+                | Request::ReadDirectory { .. }
+                | Request::ReadLink { .. }
+                | Request::GetXattr { .. }
+                | Request::ListXattr { .. }
+                | Request::MakeBacking { .. }
+                | Request::PathOf { .. }
+                | Request::Space
+        )
+    }
+
+    /// True when the request only gives space back, and is let through when the shard is nearly full.
+    pub fn removes(&self) -> bool {
+        matches!(
+            self,
+            Request::Unlink { .. }
+                | Request::RemoveDirectory { .. }
+                | Request::RemoveXattr { .. }
+                | Request::MarkDirty { .. }
+        )
+    }
+
+    fn op(&self) -> u8 {
+        match self {
+            Request::Ping => 1,
+            Request::Lookup { .. } => 2,
+            Request::GetAttr { .. } => 3,
+            Request::SetAttr { .. } => 4,
+            Request::Create { .. } => 5,
+            Request::MakeNode { .. } => 6,
+            Request::MakeDirectory { .. } => 7,
+            Request::Symlink { .. } => 8,
+            Request::Link { .. } => 9,
+            Request::Unlink { .. } => 10,
+            Request::RemoveDirectory { .. } => 11,
+            Request::Rename { .. } => 12,
+            Request::ReadDirectory { .. } => 13,
+            Request::ReadLink { .. } => 14,
+            Request::GetXattr { .. } => 15,
+            Request::SetXattr { .. } => 16,
+            Request::ListXattr { .. } => 17,
+            Request::RemoveXattr { .. } => 18,
+            Request::MarkDirty { .. } => 19,
+            Request::MakeBacking { .. } => 20,
+            Request::PathOf { .. } => 21,
+            Request::Space => 22,
+        }
+    }
+
+    /// Encodes into `buffer`; the number of bytes. Fails with [`Code::TooBig`] when they do not fit.
+    pub fn encode(&self, caller: Caller, buffer: &mut [u8]) -> Result<usize, Code> {
+        let mut w = Writer::new(buffer);
+        w.u8(self.op())?;
+        w.u8(0)?;
+        w.u16(0)?;
+        w.u32(caller.uid)?;
+        w.u32(caller.gid)?;
+        match *self {
+            Request::Ping | Request::Space => {}
+            Request::Lookup { parent, name }
+            | Request::Unlink { parent, name }
+            | Request::RemoveDirectory { parent, name } => {
+                w.u64(parent.0)?;
+                w.short_bytes(name)?;
+            }
+            Request::GetAttr { ino }
+            | Request::ReadLink { ino }
+            | Request::ListXattr { ino }
+            | Request::MarkDirty { ino }
+            | Request::MakeBacking { ino }
+            | Request::PathOf { ino } => w.u64(ino.0)?,
+            Request::SetAttr { ino, set } => {
+                w.u64(ino.0)?;
+                put_option_u64(&mut w, set.mode.map(u64::from))?;
+                put_option_u64(&mut w, set.uid.map(u64::from))?;
+                put_option_u64(&mut w, set.gid.map(u64::from))?;
+                put_option_u64(&mut w, set.size)?;
+                put_time(&mut w, set.atime)?;
+                put_time(&mut w, set.mtime)?;
+            }
+            Request::Create { parent, name, mode, exclusive, dirty, layout } => {
+                w.u64(parent.0)?;
+                w.u32(mode)?;
+                w.u8(exclusive as u8 | (dirty as u8) << 1 | (layout.is_some() as u8) << 2)?;
+                w.short_bytes(name)?;
+                if let Some(layout) = layout {
+                    layout.encode(&mut w)?;
+                }
+            }
+            Request::MakeNode { parent, name, mode, rdev } => {
+                w.u64(parent.0)?;
+                w.u32(mode)?;
+                w.u64(rdev)?;
+                w.short_bytes(name)?;
+            }
+            Request::MakeDirectory { parent, name, mode } => {
+                w.u64(parent.0)?;
+                w.u32(mode)?;
+                w.short_bytes(name)?;
+            }
+            Request::Symlink { parent, name, target } => {
+                w.u64(parent.0)?;
+                w.short_bytes(name)?;
+                w.short_bytes(target)?;
+            }
+            Request::Link { ino, parent, name } => {
+                w.u64(ino.0)?;
+                w.u64(parent.0)?;
+                w.short_bytes(name)?;
+            }
+            Request::Rename { parent, name, new_parent, new_name, flags } => {
+                w.u64(parent.0)?;
+                w.u64(new_parent.0)?;
+                w.u32(flags)?;
+                w.short_bytes(name)?;
+                w.short_bytes(new_name)?;
+            }
+            Request::ReadDirectory { ino, cookie, attributes } => {
+                w.u64(ino.0)?;
+                w.u64(cookie)?;
+                w.u8(attributes as u8)?;
+            }
+            Request::GetXattr { ino, name } | Request::RemoveXattr { ino, name } => {
+                w.u64(ino.0)?;
+                w.short_bytes(name)?;
+            }
+            Request::SetXattr { ino, name, value, flags } => {
+                w.u64(ino.0)?;
+                w.u32(flags)?;
+                w.short_bytes(name)?;
+                w.long_bytes(value)?;
+            }
+        }
+        Ok(w.len())
+    }
+
+    /// Decodes and checks a request: names, lengths, flags and times are within bounds behind this point. The error is
+    /// what the caller is answered.
+    pub fn decode(bytes: &'a [u8]) -> Result<(Caller, Request<'a>), Code> {
+        let mut r = Reader::new(bytes);
+        if bytes.len() < HEADER_BYTES {
+            return Err(Code::Malformed);
+        }
+        let op = r.u8()?;
+        r.u8()?;
+        r.u16()?;
+        let caller = Caller { uid: r.u32()?, gid: r.u32()? };
+        let request = match op {
+            1 => Request::Ping,
+            2 => Request::Lookup { parent: Ino(r.u64()?), name: name(&mut r)? },
+            3 => Request::GetAttr { ino: Ino(r.u64()?) },
+            4 => {
+                let ino = Ino(r.u64()?);
+                let set = SetAttr {
+                    mode: option_u32(&mut r)?,
+                    uid: option_u32(&mut r)?,
+                    gid: option_u32(&mut r)?,
+                    size: option_u64(&mut r)?,
+                    atime: time(&mut r)?,
+                    mtime: time(&mut r)?,
+                };
+                if set.mode.is_some_and(|m| m & !0o7777 != 0) {
+                    return Err(Code::Invalid);
+                }
+                Request::SetAttr { ino, set }
+            }
+            5 => {
+                let (parent, mode, bits) = (Ino(r.u64()?), r.u32()?, r.u8()?);
+                let name = name(&mut r)?;
+                let layout = if bits & 4 != 0 { Some(Layout::decode(&mut r)?) } else { None };
+                let mode = permission_bits(mode)?;
+                Request::Create { parent, name, mode, exclusive: bits & 1 != 0, dirty: bits & 2 != 0, layout }
+            }
+            6 => {
+                let (parent, mode, rdev) = (Ino(r.u64()?), r.u32()?, r.u64()?);
+                if !matches!(mode & 0o170_000, 0o010_000 | 0o020_000 | 0o060_000 | 0o140_000)
+                    || mode & !0o177_777 != 0
+                {
+                    return Err(Code::Invalid);
+                }
+                Request::MakeNode { parent, name: name(&mut r)?, mode, rdev }
+            }
+            7 => {
+                let (parent, mode) = (Ino(r.u64()?), permission_bits(r.u32()?)?);
+                Request::MakeDirectory { parent, name: name(&mut r)?, mode }
+            }
+            8 => {
+                let parent = Ino(r.u64()?);
+                let name = name(&mut r)?;
+                let target = r.short_bytes()?;
+                match target.len() {
+                    0 => return Err(Code::NotFound),
+                    n if n > PATH_MAX => return Err(Code::NameTooLong),
+                    _ if target.contains(&0) => return Err(Code::Invalid),
+                    _ => Request::Symlink { parent, name, target },
+                }
+            }
+            9 => Request::Link { ino: Ino(r.u64()?), parent: Ino(r.u64()?), name: name(&mut r)? },
+            10 => Request::Unlink { parent: Ino(r.u64()?), name: name(&mut r)? },
+            11 => Request::RemoveDirectory { parent: Ino(r.u64()?), name: name(&mut r)? },
+            12 => {
+                let (parent, new_parent, flags) = (Ino(r.u64()?), Ino(r.u64()?), r.u32()?);
+                if !matches!(flags, 0 | RENAME_NOREPLACE | RENAME_EXCHANGE) {
+                    return Err(Code::Invalid);
+                }
+                Request::Rename { parent, name: name(&mut r)?, new_parent, new_name: name(&mut r)?, flags }
+            }
+            13 => {
+                let (ino, cookie, attributes) = (Ino(r.u64()?), r.u64()?, r.u8()?);
+                if cookie > i64::MAX as u64 {
+                    return Err(Code::Invalid);
+                }
+                Request::ReadDirectory { ino, cookie, attributes: attributes != 0 }
+            }
+            14 => Request::ReadLink { ino: Ino(r.u64()?) },
+            15 => Request::GetXattr { ino: Ino(r.u64()?), name: xattr_name(&mut r)? },
+            16 => {
+                let (ino, flags) = (Ino(r.u64()?), r.u32()?);
+                let name = xattr_name(&mut r)?;
+                let value = r.long_bytes()?;
+                if value.len() > XATTR_VALUE_MAX {
+                    return Err(Code::TooBig);
+                }
+                if !matches!(flags, 0 | XATTR_CREATE | XATTR_REPLACE) {
+                    return Err(Code::Invalid);
+                }
+                Request::SetXattr { ino, name, value, flags }
+            }
+            17 => Request::ListXattr { ino: Ino(r.u64()?) },
+            18 => Request::RemoveXattr { ino: Ino(r.u64()?), name: xattr_name(&mut r)? },
+            19 => Request::MarkDirty { ino: Ino(r.u64()?) },
+            20 => Request::MakeBacking { ino: Ino(r.u64()?) },
+            21 => Request::PathOf { ino: Ino(r.u64()?) },
+            22 => Request::Space,
+            _ => return Err(Code::Malformed),
+        };
+        Ok((caller, request))
+    }
+}
+
+fn permission_bits(mode: u32) -> Result<u32, Code> {
+    if mode & !0o7777 == 0 {
+        Ok(mode)
+    } else {
+        Err(Code::Invalid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::NodeId;
+    use proptest::prelude::*;
+
+    #[test]
+    fn every_request_round_trips() {
+        let (p, i) = (Ino(77), Ino(99));
+        let name = b"a name with \xff bytes".as_slice();
+        let set =
+            SetAttr { mode: Some(0o644), uid: None, gid: Some(7), size: Some(1 << 40), ..SetAttr::default() };
+        let at = TimeSet::At(Timestamp { sec: -5, nsec: 999_999_999 });
+        let all = [
+            Request::Ping,
+            Request::Lookup { parent: p, name },
+            Request::GetAttr { ino: i },
+            Request::SetAttr { ino: i, set },
+            Request::SetAttr { ino: i, set: SetAttr { atime: TimeSet::Now, mtime: at, ..set } },
+            Request::Create { parent: p, name, mode: 0o755, exclusive: true, dirty: false, layout: None },
+            Request::Create {
+                parent: p,
+                name,
+                mode: 0,
+                exclusive: false,
+                dirty: true,
+                layout: Some(Layout::single(NodeId(2), 1)),
+            },
+            Request::MakeNode { parent: p, name, mode: 0o010_600, rdev: 0 },
+            Request::MakeDirectory { parent: p, name, mode: 0o1777 },
+            Request::Symlink { parent: p, name, target: b"../x" },
+            Request::Link { ino: i, parent: p, name },
+            Request::Unlink { parent: p, name },
+            Request::RemoveDirectory { parent: p, name },
+            Request::Rename { parent: p, name, new_parent: i, new_name: b"b", flags: RENAME_EXCHANGE },
+            Request::ReadDirectory { ino: i, cookie: 5, attributes: true },
+            Request::ReadLink { ino: i },
+            Request::GetXattr { ino: i, name: b"user.a" },
+            Request::SetXattr { ino: i, name: b"user.a", value: &[9; 65_536], flags: XATTR_CREATE },
+            Request::ListXattr { ino: i },
+            Request::RemoveXattr { ino: i, name: b"user.a" },
+            Request::MarkDirty { ino: i },
+            Request::MakeBacking { ino: i },
+            Request::PathOf { ino: i },
+            Request::Space,
+        ];
+        let caller = Caller { uid: 1000, gid: 100 };
+        let mut buffer = vec![0; crate::limits::MESSAGE_BYTES_MAX];
+        for request in all {
+            let n = request.encode(caller, &mut buffer).unwrap();
+            assert_eq!(Request::decode(&buffer[..n]).unwrap(), (caller, request));
+            for short in 0..n.min(300) {
+                assert!(Request::decode(&buffer[..short]).is_err(), "{request:?} cut to {short} bytes");
+            }
+        }
+    }
+
+    #[test]
+    fn decode_bad_names_are_refused() {
+        let caller = Caller { uid: 0, gid: 0 };
+        let mut buffer = [0; 4096];
+        let long = [b'x'; 256];
+        for (name, code) in [
+            (b"".as_slice(), Code::NotFound),
+            (b".", Code::Invalid),
+            (b"..", Code::Invalid),
+            (b"a/b", Code::Invalid),
+            (b"a\0", Code::Invalid),
+            (&long, Code::NameTooLong),
+        ] {
+            let n = Request::Unlink { parent: Ino(1), name }.encode(caller, &mut buffer).unwrap();
+            assert_eq!(Request::decode(&buffer[..n]).unwrap_err(), code, "{name:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn decode_of_any_bytes_never_panics(op in 0u8..30, bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+            let mut all = vec![op];
+            all.extend(bytes);
+            let _ = Request::decode(&all);
+        }
+    }
+}
