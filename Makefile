@@ -1,0 +1,68 @@
+# The front door. Each job first installs what it needs and this machine lacks (tools/install-deps).
+#
+#   make build                 release binaries and libraries
+#   make demo                  unmodified programs over real data, through a pool and without, compared
+#   make test                  format, lints, arrows between crates, all tests, whole programs
+#   make bench                 Forebay beside tmpfs and the disk; QUICK=1, BENCH="meta data stage"
+#   make install PREFIX=DIR    bin, lib, include and share; DESTDIR=ROOT for packagers
+#   make lint                  format and lints alone
+#   make clean                 removes what the jobs made
+
+PREFIX  ?= /usr/local
+DESTDIR ?=
+BENCH   ?= meta data stage
+QUICK   ?=
+CARGO   ?= cargo
+
+TARGET_DIR := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),$(CURDIR)/target)
+RELEASE    := $(TARGET_DIR)/release
+DEBUG      := $(TARGET_DIR)/debug
+
+.PHONY: help build demo test bench install lint clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^#   make/  make/p' Makefile
+
+build:
+	@tools/install-deps build
+	$(CARGO) build --release --workspace
+
+demo: build
+	@tools/install-deps demo
+	demo/run $(RELEASE)
+
+lint:
+	@tools/install-deps build
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --workspace --all-targets -- -D warnings
+
+# The libraries and binaries are built first: tests of whole programs run them from beside the test binaries.
+test: lint
+	@tools/install-deps test
+	$(CARGO) build --workspace
+	$(CARGO) test --workspace
+
+bench: build
+	@tools/install-deps bench
+	$(RELEASE)/forebay-bench run --binaries $(RELEASE) --results bench/results $(if $(QUICK),--quick) $(BENCH)
+
+install: build
+	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include
+	install -m 755 $(RELEASE)/forebay $(RELEASE)/forebayd $(DESTDIR)$(PREFIX)/bin/
+	install -m 755 $(RELEASE)/libforebay.so $(RELEASE)/libforebay_preload.so $(DESTDIR)$(PREFIX)/lib/
+	install -m 644 crates/capi/include/forebay.h $(DESTDIR)$(PREFIX)/include/
+	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/man/man8
+	install -m 644 docs/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1/
+	install -m 644 docs/man/*.8 $(DESTDIR)$(PREFIX)/share/man/man8/
+	install -d $(DESTDIR)$(PREFIX)/share/doc/forebay
+	install -m 644 README.md ARCHITECTURE.md LICENSE-APACHE LICENSE-MIT docs/*.md $(DESTDIR)$(PREFIX)/share/doc/forebay/
+	install -d $(DESTDIR)$(PREFIX)/share/bash-completion/completions
+	install -d $(DESTDIR)$(PREFIX)/share/zsh/site-functions $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d
+	$(RELEASE)/forebay completions bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/forebay
+	$(RELEASE)/forebay completions zsh >$(DESTDIR)$(PREFIX)/share/zsh/site-functions/_forebay
+	$(RELEASE)/forebay completions fish >$(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/forebay.fish
+
+clean:
+	$(CARGO) clean
+	rm -rf demo-data bench/results
