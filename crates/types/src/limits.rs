@@ -41,8 +41,14 @@ pub const BATCH_MAX: usize = 64;
 /// Rings of one daemon: processes of one node that use the pool at the same time. Each maps its slots on both sides.
 pub const RINGS_MAX: usize = 4096;
 
-/// Longest name that the board holds; longer ones are asked for.
-pub const BOARD_NAME_MAX: usize = 79;
+/// Longest name that the board holds; longer ones are asked for. With the fields in front it fills two cache lines.
+pub const BOARD_NAME_MAX: usize = 88;
+/// Smallest and largest board: a few thousand entries, and some two million.
+pub const BOARD_BYTES_MIN: u64 = 1 << 20;
+/// See [`BOARD_BYTES_MIN`].
+pub const BOARD_BYTES_MAX: u64 = 512 << 20;
+/// The board gets this fraction of a pool's capacity, within the bounds above.
+pub const BOARD_FRACTION: u64 = 64;
 /// Directory entries a reader collects in one readdir request.
 pub const READDIR_REPLY_BYTES: usize = 32 * 1024;
 

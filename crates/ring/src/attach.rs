@@ -1,0 +1,246 @@
+//! How a process comes to its ring: messages on the pool's unix socket, with descriptors beside them.
+//!
+//! A message is a 12-byte header (magic, kind, reserved, length) and a body. The client sends KIND_ATTACH with no
+//! body; the daemon answers with an [`AttachReply`] and descriptors in the order of [`ATTACH_FDS`]. KIND_BOARD asks
+//! for the board alone, after a daemon was replaced. Nothing here allocates: a forked child attaches inside a signal
+//! handler if it must.
+
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use forebay_types::{Code, Ino, Reader, Writer};
+
+/// First word of every message: "FBY1".
+pub const MAGIC: u32 = 0x3159_4246;
+/// Bytes of a message's header.
+pub const HEADER_BYTES: usize = 12;
+/// Attach this process: answered with [`AttachReply`] and all descriptors.
+pub const KIND_ATTACH: u16 = 1;
+/// A JSON request: status, check.
+pub const KIND_CONTROL: u16 = 2;
+/// The board again: answered with [`AttachReply`] and the board's descriptor.
+pub const KIND_BOARD: u16 = 3;
+/// An answer that is an error: a u16 code, then text.
+pub const KIND_ERROR: u16 = 4;
+/// Descriptors of an attach reply: ring, doorbell, board, target directory.
+pub const ATTACH_FDS: usize = 4;
+
+/// A message's header.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Header {
+    /// One of the `KIND_` constants.
+    pub kind: u16,
+    /// Bytes of the body.
+    pub len: u32,
+}
+
+impl Header {
+    /// The header's bytes.
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[..4].copy_from_slice(&MAGIC.to_le_bytes());
+        bytes[4..6].copy_from_slice(&self.kind.to_le_bytes());
+        bytes[8..].copy_from_slice(&self.len.to_le_bytes());
+        bytes
+    }
+
+    /// Reads a header; [`Code::Malformed`] without the magic.
+    pub fn decode(bytes: &[u8; HEADER_BYTES]) -> Result<Header, Code> {
+        let mut r = Reader::new(bytes);
+        if r.u32()? != MAGIC {
+            return Err(Code::Malformed);
+        }
+        let kind = r.u16()?;
+        r.u16()?;
+        Ok(Header { kind, len: r.u32()? })
+    }
+}
+
+/// What an attached process must know.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AttachReply {
+    /// The session that this ring's requests belong to.
+    pub session: u64,
+    /// Epoch of the board that was handed over.
+    pub epoch: u64,
+    /// Bytes of the board.
+    pub board_bytes: u64,
+    /// Device number (`st_dev`) that every file of the pool shows.
+    pub device: u64,
+    /// Device number of the target's file system.
+    pub target_device: u64,
+    /// The root directory.
+    pub root: Ino,
+    /// True when the target's kernel inode numbers are never used again (tmpfs with inode64).
+    pub stable_inodes: bool,
+}
+
+impl AttachReply {
+    /// Encoded bytes.
+    pub const BYTES: usize = 56;
+
+    /// The reply's bytes.
+    pub fn encode(&self) -> [u8; AttachReply::BYTES] {
+        let mut bytes = [0; AttachReply::BYTES];
+        let mut w = Writer::new(&mut bytes);
+        for v in [
+            self.session,
+            self.epoch,
+            self.board_bytes,
+            self.device,
+            self.target_device,
+            self.root.0,
+            self.stable_inodes as u64,
+        ] {
+            let _ = w.u64(v);
+        }
+        bytes
+    }
+
+    /// Reads a reply.
+    pub fn decode(bytes: &[u8]) -> Result<AttachReply, Code> {
+        let mut r = Reader::new(bytes);
+        Ok(AttachReply {
+            session: r.u64()?,
+            epoch: r.u64()?,
+            board_bytes: r.u64()?,
+            device: r.u64()?,
+            target_device: r.u64()?,
+            root: Ino(r.u64()?),
+            stable_inodes: r.u64()? != 0,
+        })
+    }
+}
+
+fn last_code() -> Code {
+    // SAFETY: errno of this thread.
+    Code::from_errno(unsafe { *libc::__errno_location() })
+}
+
+/// Bytes of control data for up to [`ATTACH_FDS`] descriptors, aligned for `cmsghdr`.
+#[repr(C, align(8))]
+struct ControlBuffer([u8; 64]);
+
+/// Sends `bytes` (all of them) with `fds` attached to the first.
+pub fn send_fds(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[RawFd]) -> Result<(), Code> {
+    assert!(fds.len() <= ATTACH_FDS && !bytes.is_empty());
+    let mut control = ControlBuffer([0; 64]);
+    let mut iov = libc::iovec { iov_base: bytes.as_ptr() as *mut libc::c_void, iov_len: bytes.len() };
+    // SAFETY: an all-zero msghdr is valid; its pointers are set to live locals below.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &mut iov;
+    message.msg_iovlen = 1;
+    if !fds.is_empty() {
+        message.msg_control = control.0.as_mut_ptr().cast();
+        let payload = std::mem::size_of_val(fds) as u32;
+        // SAFETY: computes a size only.
+        message.msg_controllen = unsafe { libc::CMSG_SPACE(payload) } as _;
+        // SAFETY: the control buffer is large enough for one header and 4 descriptors, and aligned.
+        unsafe {
+            let c = libc::CMSG_FIRSTHDR(&message);
+            (*c).cmsg_level = libc::SOL_SOCKET;
+            (*c).cmsg_type = libc::SCM_RIGHTS;
+            (*c).cmsg_len = libc::CMSG_LEN(payload) as _;
+            std::ptr::copy_nonoverlapping(fds.as_ptr().cast::<u8>(), libc::CMSG_DATA(c), payload as usize);
+        }
+    }
+    let sent = loop {
+        // SAFETY: `message` points to live memory.
+        let n = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_NOSIGNAL) };
+        if n >= 0 {
+            break n as usize;
+        }
+        let code = last_code();
+        if code != Code::Interrupted {
+            return Err(code);
+        }
+    };
+    write_all(socket, &bytes[sent..])
+}
+
+/// Receives up to `buffer.len()` bytes and up to [`ATTACH_FDS`] descriptors, opened close-on-exec.
+pub fn receive_fds(
+    socket: BorrowedFd<'_>,
+    buffer: &mut [u8],
+    fds: &mut [Option<OwnedFd>; ATTACH_FDS],
+) -> Result<usize, Code> {
+    let mut control = ControlBuffer([0; 64]);
+    let mut iov = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
+    // SAFETY: an all-zero msghdr is valid; its pointers are set to live locals below.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &mut iov;
+    message.msg_iovlen = 1;
+    message.msg_control = control.0.as_mut_ptr().cast();
+    message.msg_controllen = control.0.len() as _;
+    let n = loop {
+        // SAFETY: `message` points to live memory.
+        let n = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_CMSG_CLOEXEC) };
+        if n >= 0 {
+            break n as usize;
+        }
+        let code = last_code();
+        if code != Code::Interrupted {
+            return Err(code);
+        }
+    };
+    let mut got = 0;
+    // SAFETY: walks the control messages that the kernel wrote; descriptors in them are new and ours.
+    unsafe {
+        let mut c = libc::CMSG_FIRSTHDR(&message);
+        while !c.is_null() {
+            if (*c).cmsg_level == libc::SOL_SOCKET && (*c).cmsg_type == libc::SCM_RIGHTS {
+                let bytes = (*c).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
+                for i in 0..bytes / 4 {
+                    let fd = std::ptr::read_unaligned(libc::CMSG_DATA(c).cast::<RawFd>().add(i));
+                    let fd = OwnedFd::from_raw_fd(fd);
+                    if got < ATTACH_FDS {
+                        fds[got] = Some(fd);
+                        got += 1;
+                    }
+                }
+            }
+            c = libc::CMSG_NXTHDR(&message, c);
+        }
+    }
+    Ok(n)
+}
+
+/// Writes all of `bytes`; a closed peer is an error, not a signal.
+pub fn write_all(socket: BorrowedFd<'_>, mut bytes: &[u8]) -> Result<(), Code> {
+    while !bytes.is_empty() {
+        // SAFETY: `bytes` is live memory.
+        let n =
+            unsafe { libc::send(socket.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), libc::MSG_NOSIGNAL) };
+        match n {
+            n if n > 0 => bytes = &bytes[n as usize..],
+            0 => return Err(Code::PoolGone),
+            _ => {
+                let code = last_code();
+                if code != Code::Interrupted {
+                    return Err(code);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Reads exactly `buffer.len()` bytes; a peer that closes earlier is [`Code::PoolGone`].
+pub fn read_exact(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<(), Code> {
+    let mut got = 0;
+    while got < buffer.len() {
+        let rest = &mut buffer[got..];
+        // SAFETY: `rest` is live memory.
+        let n = unsafe { libc::recv(socket.as_raw_fd(), rest.as_mut_ptr().cast(), rest.len(), 0) };
+        match n {
+            n if n > 0 => got += n as usize,
+            0 => return Err(Code::PoolGone),
+            _ => {
+                let code = last_code();
+                if code != Code::Interrupted {
+                    return Err(code);
+                }
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,241 @@
+//! The board as its readers see it: names to inodes, and inodes to attributes, without a request or a system call.
+//!
+//! ```text
+//! page 0   word 0  buckets of the name table   word 8  buckets of the attribute table
+//! names    buckets of 4 entries of 128 bytes:
+//!          0 u32 sequence  4 u8 name bytes  5 u8 kind  8 u64 parent  16 u64 inode  24 u32 mode  28 u32 uid  32 u32 gid
+//!          40 name
+//! inodes   buckets of 4 entries of 256 bytes:
+//!          0 u32 sequence  4 u32 1 if in use  8 u64 inode  16 attributes and layout
+//! ```
+//!
+//! Name entries of directories carry what a path walk checks (mode, owner, group), so that a walk reads one entry a
+//! component and does not meet the attributes of a directory that others are creating in.
+
+use std::sync::atomic::{fence, Ordering};
+
+use forebay_types::limits::BOARD_NAME_MAX;
+use forebay_types::{Code, Entry, Ino, Kind, Reader};
+
+use crate::shared::Mapping;
+
+pub(crate) const WAYS: usize = 4;
+pub(crate) const HEADER_BYTES: usize = 4096;
+pub(crate) const NAME_BYTES: usize = 128;
+pub(crate) const NAME_OFFSET: usize = 40;
+pub(crate) const INODE_BYTES: usize = 256;
+pub(crate) const ENTRY_OFFSET: usize = 16;
+/// Most bytes that an encoded entry takes on the board.
+pub(crate) const ENTRY_BYTES_MAX: usize = INODE_BYTES - ENTRY_OFFSET;
+pub(crate) const KIND_EMPTY: u8 = 0;
+pub(crate) const KIND_ABSENT: u8 = 255;
+
+const _: () = assert!(NAME_OFFSET + BOARD_NAME_MAX == NAME_BYTES);
+const _: () = assert!(
+    forebay_types::ATTR_BYTES + 1 + forebay_types::limits::COMPONENTS_MAX * forebay_types::COMPONENT_BYTES
+        <= ENTRY_BYTES_MAX
+);
+
+/// How often a reader looks again at an entry that is being written before it asks the daemon instead.
+const RETRIES: u32 = 64;
+
+/// An inode as a name entry tells it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NameRef {
+    /// Inode.
+    pub ino: Ino,
+    /// Kind.
+    pub kind: Kind,
+    /// Of a directory: mode, uid, gid. Zeros of others.
+    pub permissions: (u32, u32, u32),
+}
+
+/// What the board says of a name.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Lookup {
+    /// It is this.
+    Hit(NameRef),
+    /// There is no such name.
+    Absent,
+    /// Not on the board: ask.
+    Unknown,
+}
+
+/// Where the tables are; the same for readers and the writer.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Tables {
+    pub(crate) name_buckets: u64,
+    pub(crate) inode_buckets: u64,
+}
+
+impl Tables {
+    /// Tables that fill at most `bytes`: a third for names.
+    pub(crate) fn fitting(bytes: u64) -> Tables {
+        let bytes = bytes.saturating_sub(HEADER_BYTES as u64);
+        let name_buckets = (bytes / 3 / (WAYS * NAME_BYTES) as u64).max(1);
+        let inode_buckets = (bytes * 2 / 3 / (WAYS * INODE_BYTES) as u64).max(1);
+        Tables { name_buckets, inode_buckets }
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        HEADER_BYTES
+            + self.name_buckets as usize * WAYS * NAME_BYTES
+            + self.inode_buckets as usize * WAYS * INODE_BYTES
+    }
+
+    /// Byte offset of the bucket for a name, which starts at a multiple of 512.
+    #[inline]
+    pub(crate) fn name_bucket(&self, parent: Ino, name: &[u8]) -> usize {
+        let hash = forebay_types::name_hash(name) ^ mix(parent.0);
+        HEADER_BYTES + scale(mix(hash), self.name_buckets) * WAYS * NAME_BYTES
+    }
+
+    /// Byte offset of the bucket for an inode.
+    #[inline]
+    pub(crate) fn inode_bucket(&self, ino: Ino) -> usize {
+        HEADER_BYTES
+            + self.name_buckets as usize * WAYS * NAME_BYTES
+            + scale(mix(ino.0), self.inode_buckets) * WAYS * INODE_BYTES
+    }
+}
+
+/// A cheap bijection that spreads neighbouring numbers (the finaliser of MurmurHash3's 64-bit variant).
+#[inline]
+fn mix(mut v: u64) -> u64 {
+    v ^= v >> 33;
+    v = v.wrapping_mul(0xff51_afd7_ed55_8ccd);
+    v ^= v >> 33;
+    v = v.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
+    v ^ v >> 33
+}
+
+/// Maps a hash to `0..buckets` by multiplication.
+#[inline]
+fn scale(hash: u64, buckets: u64) -> usize {
+    ((hash as u128 * buckets as u128) >> 64) as usize
+}
+
+/// A process's read-only view of the board.
+#[derive(Debug)]
+pub struct Board {
+    mapping: Mapping,
+    tables: Tables,
+}
+
+impl Board {
+    /// Views a board that was handed over; [`Code::Malformed`] when its header does not fit its length.
+    pub fn open(mapping: Mapping) -> Result<Board, Code> {
+        let tables = Tables {
+            name_buckets: mapping.word64(0).load(Ordering::Relaxed),
+            inode_buckets: mapping.word64(8).load(Ordering::Relaxed),
+        };
+        let bounded = tables.name_buckets < 1 << 40 && tables.inode_buckets < 1 << 40;
+        if !bounded || tables.bytes() > mapping.len() || tables.name_buckets == 0 || tables.inode_buckets == 0
+        {
+            return Err(Code::Malformed);
+        }
+        Ok(Board { mapping, tables })
+    }
+
+    /// The mapping, to put a new daemon's board in its place.
+    pub fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    /// What the board says of `name` in `parent`. The caller checks the epoch before and after.
+    pub fn lookup(&self, parent: Ino, name: &[u8]) -> Lookup {
+        if name.len() > BOARD_NAME_MAX {
+            return Lookup::Unknown;
+        }
+        let bucket = self.tables.name_bucket(parent, name);
+        for way in 0..WAYS {
+            let at = bucket + way * NAME_BYTES;
+            for _ in 0..RETRIES {
+                let before = self.mapping.word32(at).load(Ordering::Acquire);
+                if before & 1 == 1 {
+                    std::hint::spin_loop();
+                    continue;
+                }
+                let head = self.mapping.word32(at + 4).load(Ordering::Relaxed);
+                let (len, kind) = (head as u8 as usize, (head >> 8) as u8);
+                let same = kind != KIND_EMPTY
+                    && len == name.len()
+                    && self.mapping.word64(at + 8).load(Ordering::Relaxed) == parent.0
+                    && self.same_bytes(at + NAME_OFFSET, name);
+                let ino = Ino(self.mapping.word64(at + 16).load(Ordering::Relaxed));
+                let mode = self.mapping.word32(at + 24).load(Ordering::Relaxed);
+                let uid = self.mapping.word32(at + 28).load(Ordering::Relaxed);
+                let gid = self.mapping.word32(at + 32).load(Ordering::Relaxed);
+                fence(Ordering::Acquire);
+                if self.mapping.word32(at).load(Ordering::Relaxed) != before {
+                    continue;
+                }
+                if !same {
+                    break;
+                }
+                if kind == KIND_ABSENT {
+                    return Lookup::Absent;
+                }
+                return match Kind::from_u8(kind) {
+                    Ok(kind) => Lookup::Hit(NameRef { ino, kind, permissions: (mode, uid, gid) }),
+                    Err(_) => Lookup::Unknown,
+                };
+            }
+        }
+        Lookup::Unknown
+    }
+
+    #[inline]
+    fn same_bytes(&self, at: usize, name: &[u8]) -> bool {
+        let mut offset = at;
+        let mut chunks = name.chunks_exact(8);
+        for chunk in &mut chunks {
+            let word = u64::from_le_bytes([
+                chunk[0], chunk[1], chunk[2], chunk[3], chunk[4], chunk[5], chunk[6], chunk[7],
+            ]);
+            if self.mapping.word64(offset).load(Ordering::Relaxed) != word {
+                return false;
+            }
+            offset += 8;
+        }
+        let rest = chunks.remainder();
+        if rest.is_empty() {
+            return true;
+        }
+        let mut last = [0; 8];
+        last[..rest.len()].copy_from_slice(rest);
+        let mask = u64::MAX >> (64 - 8 * rest.len());
+        self.mapping.word64(offset).load(Ordering::Relaxed) & mask == u64::from_le_bytes(last)
+    }
+
+    /// Attributes and layout of an inode, if the board has them. The caller checks the epoch before and after.
+    pub fn inode(&self, ino: Ino) -> Option<Entry> {
+        let bucket = self.tables.inode_bucket(ino);
+        for way in 0..WAYS {
+            let at = bucket + way * INODE_BYTES;
+            for _ in 0..RETRIES {
+                let before = self.mapping.word32(at).load(Ordering::Acquire);
+                if before & 1 == 1 {
+                    std::hint::spin_loop();
+                    continue;
+                }
+                let used = self.mapping.word32(at + 4).load(Ordering::Relaxed) == 1;
+                if !used || self.mapping.word64(at + 8).load(Ordering::Relaxed) != ino.0 {
+                    fence(Ordering::Acquire);
+                    if self.mapping.word32(at).load(Ordering::Relaxed) != before {
+                        continue;
+                    }
+                    break;
+                }
+                let mut bytes = [0; ENTRY_BYTES_MAX];
+                self.mapping.load(at + ENTRY_OFFSET, &mut bytes);
+                fence(Ordering::Acquire);
+                if self.mapping.word32(at).load(Ordering::Relaxed) != before {
+                    continue;
+                }
+                return Entry::decode(&mut Reader::new(&bytes)).ok();
+            }
+        }
+        None
+    }
+}

@@ -1,0 +1,240 @@
+//! The board as the shard thread writes it, after a commit and before any acknowledgement.
+//!
+//! Each entry that a publication touches is made odd before it is written and stays odd until [`BoardWriter::finish`]
+//! makes all even: a reader that meets one in between asks the daemon, and so sees all of a transaction or nothing.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{fence, Ordering};
+
+use forebay_types::limits::BOARD_NAME_MAX;
+use forebay_types::{Entry, Ino, Kind, Reader, Writer};
+
+use crate::board::{
+    Tables, ENTRY_BYTES_MAX, ENTRY_OFFSET, INODE_BYTES, KIND_ABSENT, KIND_EMPTY, NAME_BYTES, NAME_OFFSET,
+    WAYS,
+};
+use crate::shared::{memfd_sealed, Mapping, Seal};
+
+/// Writes the board. There is one, in the shard thread.
+#[derive(Debug)]
+pub struct BoardWriter {
+    mapping: Mapping,
+    tables: Tables,
+    /// Entries that are odd now.
+    touched: Vec<usize>,
+    /// Where directories' name entries are, to change the permissions in them; checked before use.
+    directories: HashMap<Ino, usize>,
+    victim: usize,
+    evicted: u64,
+}
+
+impl BoardWriter {
+    /// A new board of at most `bytes`, and the descriptor to hand to clients, who can map it read-only and no other
+    /// way.
+    pub fn create(bytes: u64) -> io::Result<(OwnedFd, BoardWriter)> {
+        let tables = Tables::fitting(bytes);
+        let (fd, mapping) = memfd_sealed(c"forebay-board", tables.bytes(), Seal::SizeAndWrites)?;
+        mapping.word64(0).store(tables.name_buckets, Ordering::Relaxed);
+        mapping.word64(8).store(tables.inode_buckets, Ordering::Relaxed);
+        let writer = BoardWriter {
+            mapping,
+            tables,
+            touched: Vec::new(),
+            directories: HashMap::new(),
+            victim: 0,
+            evicted: 0,
+        };
+        Ok((fd, writer))
+    }
+
+    /// Bytes that clients map.
+    pub fn bytes(&self) -> usize {
+        self.tables.bytes()
+    }
+
+    /// Entries that gave way to others since the start.
+    pub fn evicted(&self) -> u64 {
+        self.evicted
+    }
+
+    /// Publishes an inode, or that it is gone. Publish a transaction's inodes before its names.
+    pub fn inode(&mut self, ino: Ino, entry: Option<&Entry>) {
+        let bucket = self.tables.inode_bucket(ino);
+        let found = (0..WAYS).map(|w| bucket + w * INODE_BYTES).find(|&at| {
+            self.mapping.word32(at + 4).load(Ordering::Relaxed) == 1
+                && self.mapping.word64(at + 8).load(Ordering::Relaxed) == ino.0
+        });
+        let Some(entry) = entry else {
+            if let Some(at) = found {
+                self.touch(at);
+                self.mapping.word32(at + 4).store(0, Ordering::Relaxed);
+            }
+            return;
+        };
+        if entry.attr.is_directory() {
+            self.directory_permissions(entry);
+        }
+        let free = |b: &Self, at: usize| b.mapping.word32(at + 4).load(Ordering::Relaxed) == 0;
+        let Some(at) = found.or_else(|| self.place(bucket, INODE_BYTES, free)) else { return };
+        let mut bytes = [0; ENTRY_BYTES_MAX];
+        let mut w = Writer::new(&mut bytes);
+        if entry.encode(&mut w).is_err() {
+            return;
+        }
+        let len = w.len();
+        self.touch(at);
+        self.mapping.word32(at + 4).store(1, Ordering::Relaxed);
+        self.mapping.word64(at + 8).store(ino.0, Ordering::Relaxed);
+        self.mapping.store(at + ENTRY_OFFSET, &bytes[..len]);
+    }
+
+    /// Publishes what `name` in `parent` is now, or that it is absent.
+    pub fn name(&mut self, parent: Ino, name: &[u8], target: Option<(Ino, Kind)>) {
+        if name.len() > BOARD_NAME_MAX || name.is_empty() {
+            return;
+        }
+        let bucket = self.tables.name_bucket(parent, name);
+        let found = (0..WAYS).map(|w| bucket + w * NAME_BYTES).find(|&at| self.holds(at, parent, name));
+        let permissions = match target {
+            Some((ino, Kind::Directory)) => match self.permissions_of(ino) {
+                Some(p) => p,
+                None => {
+                    // A walk could not check it: better unknown.
+                    if let Some(at) = found {
+                        self.touch(at);
+                        self.mapping.word32(at + 4).store(0, Ordering::Relaxed);
+                    }
+                    return;
+                }
+            },
+            _ => (0, 0, 0),
+        };
+        let free = |b: &Self, at: usize| b.kind_at(at) == KIND_EMPTY;
+        let Some(at) = found.or_else(|| self.place(bucket, NAME_BYTES, free)) else { return };
+        self.forget_directory(at);
+        self.touch(at);
+        let (ino, kind) = target.map_or((Ino(0), KIND_ABSENT), |(ino, kind)| (ino, kind as u8));
+        self.mapping.word32(at + 4).store(name.len() as u32 | (kind as u32) << 8, Ordering::Relaxed);
+        self.mapping.word64(at + 8).store(parent.0, Ordering::Relaxed);
+        self.mapping.word64(at + 16).store(ino.0, Ordering::Relaxed);
+        self.write_permissions(at, permissions);
+        self.mapping.store(at + NAME_OFFSET, name);
+        if kind == Kind::Directory as u8 {
+            self.directories.insert(ino, at);
+        }
+    }
+
+    /// Ends a publication: readers see all of it.
+    pub fn finish(&mut self) {
+        for at in self.touched.drain(..) {
+            let seq = self.mapping.word32(at);
+            seq.store(seq.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+        }
+    }
+
+    /// True when an inode's attributes are on the board.
+    pub fn has_inode(&self, ino: Ino) -> bool {
+        self.entry_of(ino).is_some()
+    }
+
+    fn entry_of(&self, ino: Ino) -> Option<Entry> {
+        let bucket = self.tables.inode_bucket(ino);
+        let at = (0..WAYS).map(|w| bucket + w * INODE_BYTES).find(|&at| {
+            self.mapping.word32(at + 4).load(Ordering::Relaxed) == 1
+                && self.mapping.word64(at + 8).load(Ordering::Relaxed) == ino.0
+        })?;
+        let mut bytes = [0; ENTRY_BYTES_MAX];
+        self.mapping.load(at + ENTRY_OFFSET, &mut bytes);
+        Entry::decode(&mut Reader::new(&bytes)).ok()
+    }
+
+    fn permissions_of(&self, ino: Ino) -> Option<(u32, u32, u32)> {
+        self.entry_of(ino).map(|e| (e.attr.mode, e.attr.uid, e.attr.gid))
+    }
+
+    fn directory_permissions(&mut self, entry: &Entry) {
+        let Some(&at) = self.directories.get(&entry.attr.ino) else { return };
+        let still = self.kind_at(at) == Kind::Directory as u8
+            && self.mapping.word64(at + 16).load(Ordering::Relaxed) == entry.attr.ino.0;
+        if !still {
+            self.directories.remove(&entry.attr.ino);
+            return;
+        }
+        let now = (entry.attr.mode, entry.attr.uid, entry.attr.gid);
+        let shown = (
+            self.mapping.word32(at + 24).load(Ordering::Relaxed),
+            self.mapping.word32(at + 28).load(Ordering::Relaxed),
+            self.mapping.word32(at + 32).load(Ordering::Relaxed),
+        );
+        if now != shown {
+            self.touch(at);
+            self.write_permissions(at, now);
+        }
+    }
+
+    fn write_permissions(&self, at: usize, (mode, uid, gid): (u32, u32, u32)) {
+        self.mapping.word32(at + 24).store(mode, Ordering::Relaxed);
+        self.mapping.word32(at + 28).store(uid, Ordering::Relaxed);
+        self.mapping.word32(at + 32).store(gid, Ordering::Relaxed);
+    }
+
+    fn kind_at(&self, at: usize) -> u8 {
+        (self.mapping.word32(at + 4).load(Ordering::Relaxed) >> 8) as u8
+    }
+
+    fn holds(&self, at: usize, parent: Ino, name: &[u8]) -> bool {
+        let head = self.mapping.word32(at + 4).load(Ordering::Relaxed);
+        if (head >> 8) as u8 == KIND_EMPTY
+            || head as u8 as usize != name.len()
+            || self.mapping.word64(at + 8).load(Ordering::Relaxed) != parent.0
+        {
+            return false;
+        }
+        let mut stored = [0; BOARD_NAME_MAX];
+        self.mapping.load(at + NAME_OFFSET, &mut stored[..name.len()]);
+        &stored[..name.len()] == name
+    }
+
+    /// A place in a bucket: a free entry, else one that gives way. Entries of this publication never do.
+    fn place(
+        &mut self,
+        bucket: usize,
+        entry_bytes: usize,
+        free: impl Fn(&Self, usize) -> bool,
+    ) -> Option<usize> {
+        let ways = (0..WAYS).map(|w| bucket + w * entry_bytes);
+        if let Some(at) = ways.clone().find(|&at| free(self, at)) {
+            return Some(at);
+        }
+        self.victim = self.victim.wrapping_add(1);
+        let at = ways
+            .cycle()
+            .skip(self.victim % WAYS)
+            .take(WAYS)
+            .find(|&at| self.mapping.word32(at).load(Ordering::Relaxed) & 1 == 0)?;
+        self.evicted += 1;
+        Some(at)
+    }
+
+    fn forget_directory(&mut self, at: usize) {
+        if self.kind_at(at) == Kind::Directory as u8 {
+            let ino = Ino(self.mapping.word64(at + 16).load(Ordering::Relaxed));
+            if self.directories.get(&ino) == Some(&at) {
+                self.directories.remove(&ino);
+            }
+        }
+    }
+
+    /// Makes an entry odd, once a publication.
+    fn touch(&mut self, at: usize) {
+        let seq = self.mapping.word32(at);
+        let now = seq.load(Ordering::Relaxed);
+        if now & 1 == 0 {
+            seq.store(now.wrapping_add(1), Ordering::Relaxed);
+            fence(Ordering::Release);
+            self.touched.push(at);
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! The calling half of a ring: any thread of a process, at any nesting of signal handlers, claims a slot, writes a
+//! request, and waits for the reply. No allocation, no lock, no errno changed.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use forebay_types::limits::{CALL_TIMEOUT_MS, LIVENESS_PERIOD_MS, MESSAGE_BYTES_MAX, RING_SLOTS};
+
+use crate::doorbell::Doorbell;
+use crate::futex;
+use crate::serve::{
+    slot_offset, DONE, EPOCH_OFFSET, LEN_OFFSET, MESSAGE_OFFSET, PENDING_OFFSET, REQUESTED, RING_BYTES,
+    SEQ_OFFSET, SLEEPING,
+};
+use crate::shared::Mapping;
+
+/// Spins at least so often before sleeping: shorter than one futex call.
+const SPINS_MIN: u32 = 32;
+/// Spins at most so often: some 20 µs, several times a served request.
+const SPINS_MAX: u32 = 2048;
+
+/// Why a call has no reply.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum CallFailure {
+    /// The daemon did not answer in time, or `alive` said that it is gone.
+    Gone,
+    /// The daemon's answer is longer than a message can be.
+    Malformed,
+}
+
+/// A process's own ring.
+#[derive(Debug)]
+pub struct Ring {
+    mapping: Mapping,
+    doorbell: Doorbell,
+    /// Slots in use, a bit each.
+    claimed: AtomicU64,
+    /// The sequence of each slot's last request.
+    seq: [AtomicU64; RING_SLOTS],
+    /// How long spinning has paid of late.
+    spins: AtomicU32,
+}
+
+impl Ring {
+    /// Maps a ring and the doorbell, as the daemon handed them over.
+    pub fn open(ring: BorrowedFd<'_>, doorbell: BorrowedFd<'_>) -> io::Result<Ring> {
+        Ok(Ring {
+            mapping: Mapping::new(ring, RING_BYTES, true)?,
+            doorbell: Doorbell::open(doorbell)?,
+            claimed: AtomicU64::new(0),
+            seq: [const { AtomicU64::new(0) }; RING_SLOTS],
+            spins: AtomicU32::new(SPINS_MAX),
+        })
+    }
+
+    /// The epoch of the board that may be trusted now.
+    #[inline]
+    pub fn epoch(&self) -> u64 {
+        self.mapping.word64(EPOCH_OFFSET).load(Ordering::Acquire)
+    }
+
+    /// Asks. `write` puts a request into the slot's memory (at most [`MESSAGE_BYTES_MAX`] bytes) and returns its
+    /// length; `read` sees the reply; `then` runs before the slot can carry another request: what must be done about
+    /// the reply first (the daemon takes the slot's next request as word that it was). `alive` is asked about every
+    /// [`LIVENESS_PERIOD_MS`] whether waiting makes sense.
+    pub fn call<T>(
+        &self,
+        request: &[u8],
+        reply: &mut [u8],
+        alive: &dyn Fn() -> bool,
+        then: impl FnOnce(&[u8]) -> T,
+    ) -> Result<T, CallFailure> {
+        assert!(request.len() <= MESSAGE_BYTES_MAX && reply.len() <= MESSAGE_BYTES_MAX);
+        let slot = self.claim();
+        let at = slot_offset(slot);
+        let seq = self.seq[slot].load(Ordering::Relaxed) + 1;
+        self.seq[slot].store(seq, Ordering::Relaxed);
+        self.mapping.store(at + MESSAGE_OFFSET, request);
+        self.mapping.word32(at + LEN_OFFSET).store(request.len() as u32, Ordering::Relaxed);
+        self.mapping.word64(at + SEQ_OFFSET).store(seq, Ordering::Relaxed);
+        let state = self.mapping.word32(at);
+        state.store(REQUESTED, Ordering::Release);
+        self.mapping.word64(PENDING_OFFSET).fetch_or(1 << slot, Ordering::SeqCst);
+        self.doorbell.ring();
+        if !self.wait(state, alive) {
+            // The slot stays claimed: the daemon, should it come back, may still write into it.
+            return Err(CallFailure::Gone);
+        }
+        let len = self.mapping.word32(at + LEN_OFFSET).load(Ordering::Relaxed) as usize;
+        let result = if len <= reply.len() {
+            self.mapping.load(at + MESSAGE_OFFSET, &mut reply[..len]);
+            Ok(then(&reply[..len]))
+        } else {
+            Err(CallFailure::Malformed)
+        };
+        self.claimed.fetch_and(!(1 << slot), Ordering::Release);
+        result
+    }
+
+    /// Claims a free slot, the lowest first so that a program with one thread touches one. With all 64 in use it
+    /// yields until one is free.
+    fn claim(&self) -> usize {
+        let mut claimed = self.claimed.load(Ordering::Relaxed);
+        loop {
+            if claimed == u64::MAX {
+                // SAFETY: no arguments.
+                unsafe { libc::sched_yield() };
+                claimed = self.claimed.load(Ordering::Relaxed);
+                continue;
+            }
+            let slot = (!claimed).trailing_zeros() as usize;
+            match self.claimed.compare_exchange_weak(
+                claimed,
+                claimed | 1 << slot,
+                Ordering::Acquire,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return slot,
+                Err(now) => claimed = now,
+            }
+        }
+    }
+
+    /// Waits for the reply: spins for as long as that has paid lately, then sleeps. False when the daemon is gone.
+    fn wait(&self, state: &AtomicU32, alive: &dyn Fn() -> bool) -> bool {
+        let spins = self.spins.load(Ordering::Relaxed);
+        for _ in 0..spins {
+            if state.load(Ordering::Acquire) == DONE {
+                if spins < SPINS_MAX {
+                    self.spins.store((spins + spins / 4 + 1).min(SPINS_MAX), Ordering::Relaxed);
+                }
+                return true;
+            }
+            std::hint::spin_loop();
+        }
+        self.spins.store((spins - spins / 8).max(SPINS_MIN), Ordering::Relaxed);
+        let mut waited_ms = 0;
+        loop {
+            match state.compare_exchange(REQUESTED, SLEEPING, Ordering::AcqRel, Ordering::Acquire) {
+                Ok(_) | Err(SLEEPING) => {}
+                Err(_) => return true,
+            }
+            let started = now_ms();
+            futex::wait(state, SLEEPING, LIVENESS_PERIOD_MS);
+            if state.load(Ordering::Acquire) == DONE {
+                return true;
+            }
+            let slept = now_ms().saturating_sub(started);
+            waited_ms += slept;
+            if slept >= LIVENESS_PERIOD_MS / 2 {
+                // A wake-up lost with a killed daemon, or a doorbell that a client scribbled on.
+                self.doorbell.ring();
+                if waited_ms >= CALL_TIMEOUT_MS || !alive() {
+                    return state.load(Ordering::Acquire) == DONE;
+                }
+            }
+        }
+    }
+}
+
+/// Milliseconds on the monotonic clock.
+fn now_ms() -> u64 {
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `t` is valid for the call, which cannot fail for this clock.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) };
+    t.tv_sec as u64 * 1000 + t.tv_nsec as u64 / 1_000_000
+}
