@@ -15,6 +15,11 @@ pub const XATTR_NAME_MAX: usize = 255;
 pub const XATTR_VALUE_MAX: usize = 65_536;
 /// Bytes of all names of an inode's extended attributes (Linux XATTR_LIST_MAX).
 pub const XATTR_LIST_MAX: usize = 65_536;
+/// Bytes of all extended attributes of an inode, names and values, and [`XATTR_OVERHEAD`] each: room for the largest
+/// value and some more, small enough that all can be removed in one transaction when the shard is full.
+pub const XATTR_TOTAL_MAX: usize = 96 * 1024;
+/// What each extended attribute counts beside its bytes.
+pub const XATTR_OVERHEAD: usize = 64;
 /// Names of one directory that may share a 56-bit hash: the discriminator has 7 bits.
 pub const COLLISIONS_MAX: u8 = 127;
 /// Components of a layout: one for small files, one for the rest, as progressive file layouts use them.
@@ -69,8 +74,18 @@ pub const DOORBELL_POLL_MS: u64 = 50;
 
 /// Smallest pool: the shard's reserve, the board and some data.
 pub const CAPACITY_BYTES_MIN: u64 = 64 << 20;
+/// Default capacity, in percent of what is free: of memory half, for the job itself needs the rest; of an SSD most.
+pub const CAPACITY_DRAM_PERCENT: u64 = 50;
+/// See [`CAPACITY_DRAM_PERCENT`].
+pub const CAPACITY_SSD_PERCENT: u64 = 80;
+/// Memory that a capacity leaves free, in percent of the node's or the cgroup's: what the daemon, its clients' buffers and
+/// the kernel's own tables take before writers would meet the OOM killer.
+pub const MEMORY_RESERVE_PERCENT: u64 = 6;
+/// The least of it: the daemon's resident set with its board and rings.
+pub const MEMORY_RESERVE_BYTES_MIN: u64 = 64 << 20;
 
 const _: () = assert!(MESSAGE_BYTES_MAX >= XATTR_VALUE_MAX + XATTR_NAME_MAX + 1024);
+const _: () = assert!(XATTR_TOTAL_MAX >= XATTR_VALUE_MAX + XATTR_NAME_MAX + XATTR_OVERHEAD);
 const _: () = assert!(MESSAGE_BYTES_MAX >= 2 * NAME_MAX + PATH_MAX + 1024);
 const _: () = assert!(READDIR_REPLY_BYTES <= MESSAGE_BYTES_MAX);
 const _: () = assert!(STRIPE_BYTES_MIN.is_power_of_two() && STRIPE_BYTES_MAX.is_power_of_two());
