@@ -1,1 +1,33 @@
-//! The one library behind every door in a process: path walk, handles, striping, retry.
+//! The one library behind every door in a process: path walk, open, attributes, names, directories, striping, retry.
+//!
+//! Look-ups read the board; what it does not know, and every change, is asked through the ring. File data never
+//! passes here: a file with one local backing file is opened as that file, and its descriptor is the kernel's.
+//!
+//! Everything that a file door calls is async-signal-safe: no allocation, no lock, errno left alone by the caller's
+//! guard. A process attaches at its first call; a forked child attaches anew at its first call, as its ring is its
+//! parent's. Threads share one ring.
+//!
+//! Faults survived: the daemon's worker restarts (calls wait and are answered; the board is exchanged), the program
+//! closes all its descriptors (the target is fetched again). When the pool is gone, calls fail with
+//! [`Code::PoolGone`](forebay_types::Code) after a bounded wait. Tests: `tests/`, and the conformance suite.
+
+mod attached;
+mod attributes;
+mod connection;
+mod descriptor;
+mod directory;
+mod errno;
+mod file;
+mod inode;
+mod names;
+mod open;
+mod path;
+mod pool;
+mod stat;
+mod walk;
+mod xattr;
+
+pub use directory::Directory;
+pub use file::File;
+pub use path::{PathBuffer, Place};
+pub use pool::{Door, Fail, Pool};

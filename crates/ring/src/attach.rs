@@ -2,7 +2,7 @@
 //!
 //! A message is a 12-byte header (magic, kind, reserved, length) and a body. The client sends KIND_ATTACH with no
 //! body; the daemon answers with an [`AttachReply`] and descriptors in the order of [`ATTACH_FDS`]. KIND_BOARD asks
-//! for the board alone, after a daemon was replaced. Nothing here allocates: a forked child attaches inside a signal
+//! for board and target again, after a worker was replaced. Nothing here allocates: a forked child attaches inside a signal
 //! handler if it must.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
@@ -17,8 +17,10 @@ pub const HEADER_BYTES: usize = 12;
 pub const KIND_ATTACH: u16 = 1;
 /// A JSON request: status, check.
 pub const KIND_CONTROL: u16 = 2;
-/// The board again: answered with [`AttachReply`] and the board's descriptor.
+/// Board and target again: the body is the session; answered with [`AttachReply`] and two descriptors.
 pub const KIND_BOARD: u16 = 3;
+/// Is a session known? The body is its number; answered with an empty KIND_ALIVE or an error.
+pub const KIND_ALIVE: u16 = 5;
 /// An answer that is an error: a u16 code, then text.
 pub const KIND_ERROR: u16 = 4;
 /// Descriptors of an attach reply: ring, doorbell, board, target directory.

@@ -1,0 +1,179 @@
+//! Calls that change attributes: chmod, chown, utimensat, truncate.
+
+use forebay_data::BackingName;
+use forebay_types::{Attr, Code, Entry, Ino, Kind, Request, SetAttr, TimeSet};
+
+use crate::errno;
+use crate::path::{PathBuffer, Place};
+use crate::pool::{caller, Door, Pool};
+use crate::walk::{permits, WRITE};
+
+const SET_UID: u32 = 0o4000;
+const SET_GID: u32 = 0o2000;
+const GROUP_EXECUTE: u32 = 0o010;
+
+fn timespec(t: TimeSet) -> libc::timespec {
+    match t {
+        TimeSet::Omit => libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_OMIT },
+        TimeSet::Now => libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_NOW },
+        TimeSet::At(t) => libc::timespec { tv_sec: t.sec, tv_nsec: t.nsec as libc::c_long },
+    }
+}
+
+/// Only the owner and root may.
+fn check_owner(attr: &Attr) -> Result<(), Code> {
+    let me = caller().uid;
+    if me == 0 || me == attr.uid {
+        Ok(())
+    } else {
+        Err(Code::NotPermitted)
+    }
+}
+
+impl Pool {
+    /// Sets attributes in the shard, without a permission check. A file's times are its backing file's: use
+    /// [`Pool::set_times_inode`].
+    pub fn set_attr(&self, ino: Ino, set: SetAttr) -> Result<Entry, Code> {
+        self.ask_entry(&Request::SetAttr { ino, set })
+    }
+
+    /// `fchmodat`.
+    pub fn chmod(&self, place: Place<'_>, mode: u32, follow: bool, escape: &mut PathBuffer) -> Door<()> {
+        let found = self.walk_found(place, follow, escape)?;
+        Ok(self.chmod_inode(found.ino, mode)?)
+    }
+
+    /// `fchmod` of an inode.
+    pub fn chmod_inode(&self, ino: Ino, mode: u32) -> Result<(), Code> {
+        let attr = self.get_attr(ino)?.attr;
+        check_owner(&attr)?;
+        if attr.is_symlink() {
+            return Err(Code::NotSupported);
+        }
+        self.set_attr(ino, SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() })?;
+        Ok(())
+    }
+
+    /// `fchownat`; `None` leaves an id.
+    pub fn chown(
+        &self,
+        place: Place<'_>,
+        uid: Option<u32>,
+        gid: Option<u32>,
+        follow: bool,
+        escape: &mut PathBuffer,
+    ) -> Door<()> {
+        let found = self.walk_found(place, follow, escape)?;
+        Ok(self.chown_inode(found.ino, uid, gid)?)
+    }
+
+    /// `fchown` of an inode. Set-id bits of a file go, as Linux drops them.
+    pub fn chown_inode(&self, ino: Ino, uid: Option<u32>, gid: Option<u32>) -> Result<(), Code> {
+        let attr = self.get_attr(ino)?.attr;
+        if caller().uid != 0 {
+            let keeps_owner = uid.is_none_or(|u| u == attr.uid);
+            let own_group =
+                gid.is_none_or(|g| g == attr.gid || g == caller().gid || permits((0o070, !0, g), 4, false));
+            if attr.uid != caller().uid || !keeps_owner || !own_group {
+                return Err(Code::NotPermitted);
+            }
+        }
+        let drops = attr.is_file() && (uid.is_some() || gid.is_some());
+        let mut mode = attr.mode & 0o7777;
+        if drops {
+            mode &= !SET_UID;
+            if mode & GROUP_EXECUTE != 0 {
+                mode &= !SET_GID;
+            }
+        }
+        let mode = (mode != attr.mode & 0o7777).then_some(mode);
+        self.set_attr(ino, SetAttr { mode, uid, gid, ..SetAttr::default() })?;
+        Ok(())
+    }
+
+    /// `utimensat`.
+    pub fn set_times(
+        &self,
+        place: Place<'_>,
+        atime: TimeSet,
+        mtime: TimeSet,
+        follow: bool,
+        escape: &mut PathBuffer,
+    ) -> Door<()> {
+        let found = self.walk_found(place, follow, escape)?;
+        Ok(self.set_times_inode(found.ino, atime, mtime)?)
+    }
+
+    /// `futimens` of an inode: a file's times are set on its backing files, others' in the shard.
+    pub fn set_times_inode(&self, ino: Ino, atime: TimeSet, mtime: TimeSet) -> Result<(), Code> {
+        if atime == TimeSet::Omit && mtime == TimeSet::Omit {
+            return Ok(());
+        }
+        let entry = self.get_attr(ino)?;
+        let attr = &entry.attr;
+        let now = |t| t == TimeSet::Now;
+        if let Err(code) = check_owner(attr) {
+            // Setting both to now takes write permission only.
+            if !(now(atime) && now(mtime)) {
+                return Err(code);
+            }
+            if !permits((attr.mode, attr.uid, attr.gid), WRITE, false) {
+                return Err(Code::AccessDenied);
+            }
+        }
+        self.set_times_entry(&entry, atime, mtime)
+    }
+
+    /// Sets times without a permission check.
+    pub fn set_times_entry(&self, entry: &Entry, atime: TimeSet, mtime: TimeSet) -> Result<(), Code> {
+        let attr = &entry.attr;
+        if attr.kind() != Kind::File {
+            self.set_attr(attr.ino, SetAttr { atime, mtime, ..SetAttr::default() })?;
+            return Ok(());
+        }
+        let times = [timespec(atime), timespec(mtime)];
+        for (component, stripe) in entry.layout.stripes() {
+            let name = BackingName::new(attr.ino, component, stripe);
+            let set = || {
+                let target = self.attached()?.target();
+                // SAFETY: the name is NUL-terminated, the array has two elements.
+                errno::check(unsafe {
+                    libc::utimensat(
+                        target,
+                        name.as_c_str().as_ptr(),
+                        times.as_ptr(),
+                        libc::AT_SYMLINK_NOFOLLOW,
+                    )
+                })
+            };
+            match set() {
+                Err(Code::NotFound | Code::BadDescriptor | Code::NotDirectory) => {
+                    if !self.attached()?.target_was_lost(self.address()) {
+                        self.ask_entry(&Request::MakeBacking { ino: attr.ino })?;
+                    }
+                    set()?;
+                }
+                result => {
+                    result?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// `truncate`.
+    pub fn truncate(&self, place: Place<'_>, size: u64, escape: &mut PathBuffer) -> Door<()> {
+        let found = self.walk_found(place, true, escape)?;
+        match found.kind {
+            Kind::File => {}
+            Kind::Directory => return Err(Code::IsDirectory.into()),
+            _ => return Err(Code::Invalid.into()),
+        }
+        let entry = self.get_attr(found.ino)?;
+        let attr = &entry.attr;
+        if !permits((attr.mode, attr.uid, attr.gid), WRITE, false) {
+            return Err(Code::AccessDenied.into());
+        }
+        Ok(self.open_file(&entry, true)?.truncate(size)?)
+    }
+}

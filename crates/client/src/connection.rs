@@ -1,0 +1,145 @@
+//! Connections to the pool's socket, made with system calls alone.
+
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+
+use forebay_ring::{
+    read_exact, receive_fds, send_fds, AttachReply, Header, ATTACH_FDS, HEADER_BYTES, KIND_ALIVE,
+    KIND_ATTACH, KIND_BOARD, KIND_ERROR,
+};
+use forebay_types::Code;
+
+use crate::errno;
+
+/// Longest wait for an answer on the socket: longer than a worker takes to restart.
+const ANSWER_TIMEOUT_S: libc::time_t = 20;
+/// Longest wait for word whether a session lives; no word counts as yes.
+const ALIVE_TIMEOUT_MS: i64 = 300;
+
+/// The descriptors that come with an attach reply, in this order.
+pub(crate) struct AttachFds {
+    pub(crate) ring: OwnedFd,
+    pub(crate) doorbell: OwnedFd,
+    pub(crate) board: OwnedFd,
+    pub(crate) target: OwnedFd,
+}
+
+/// The pool's socket address.
+#[derive(Clone, Copy)]
+pub(crate) struct Address {
+    address: libc::sockaddr_un,
+}
+
+impl Address {
+    /// `directory`/socket; too long a path is refused, as the kernel's addresses hold 107 bytes.
+    pub(crate) fn new(directory: &[u8]) -> Result<Address, Code> {
+        // SAFETY: an all-zero sockaddr_un is valid.
+        let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+        address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+        let name = b"/socket";
+        if directory.len() + name.len() >= address.sun_path.len() {
+            return Err(Code::NameTooLong);
+        }
+        for (to, from) in address.sun_path.iter_mut().zip(directory.iter().chain(name)) {
+            *to = *from as libc::c_char;
+        }
+        Ok(Address { address })
+    }
+
+    fn connect(&self, timeout_s: libc::time_t, timeout_us: i64) -> Result<OwnedFd, Code> {
+        // SAFETY: plain system calls; the descriptor is new and ours.
+        let socket = unsafe {
+            let fd = errno::check(libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0))?;
+            OwnedFd::from_raw_fd(fd)
+        };
+        let timeout = libc::timeval { tv_sec: timeout_s, tv_usec: timeout_us as libc::suseconds_t };
+        for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+            // SAFETY: `timeout` is valid for the call. Without a timeout the call merely waits longer.
+            unsafe {
+                libc::setsockopt(
+                    socket.as_raw_fd(),
+                    libc::SOL_SOCKET,
+                    option,
+                    (&raw const timeout).cast(),
+                    size_of_val(&timeout) as libc::socklen_t,
+                );
+            }
+        }
+        loop {
+            // SAFETY: the address is valid and as long as said.
+            let done = unsafe {
+                libc::connect(
+                    socket.as_raw_fd(),
+                    (&raw const self.address).cast(),
+                    size_of_val(&self.address) as libc::socklen_t,
+                )
+            };
+            match errno::check(done) {
+                Ok(_) => return Ok(socket),
+                Err(Code::Interrupted) => continue,
+                Err(Code::NoResources | Code::AccessDenied | Code::NotPermitted) => return Err(errno::last()),
+                Err(_) => return Err(Code::PoolGone),
+            }
+        }
+    }
+
+    /// Attaches this process: a new session with a ring of its own.
+    pub(crate) fn attach(&self) -> Result<(AttachReply, AttachFds), Code> {
+        let mut fds = [const { None }; ATTACH_FDS];
+        let reply = self.ask(KIND_ATTACH, &[], &mut fds)?;
+        let [Some(ring), Some(doorbell), Some(board), Some(target)] = fds else {
+            return Err(Code::Malformed);
+        };
+        Ok((reply, AttachFds { ring, doorbell, board, target }))
+    }
+
+    /// Fetches board and target of a session again.
+    pub(crate) fn refresh(&self, session: u64) -> Result<(AttachReply, OwnedFd, OwnedFd), Code> {
+        let mut fds = [const { None }; ATTACH_FDS];
+        let reply = self.ask(KIND_BOARD, &session.to_le_bytes(), &mut fds)?;
+        let [Some(board), Some(target), None, None] = fds else { return Err(Code::Malformed) };
+        Ok((reply, board, target))
+    }
+
+    fn ask(
+        &self,
+        kind: u16,
+        body: &[u8],
+        fds: &mut [Option<OwnedFd>; ATTACH_FDS],
+    ) -> Result<AttachReply, Code> {
+        let socket = self.connect(ANSWER_TIMEOUT_S, 0)?;
+        let header = Header { kind, len: body.len() as u32 }.encode();
+        send_fds(socket.as_fd(), &header, &[])?;
+        forebay_ring::write_all(socket.as_fd(), body)?;
+        let mut bytes = [0; HEADER_BYTES];
+        let got = receive_fds(socket.as_fd(), &mut bytes, fds)?;
+        read_exact(socket.as_fd(), &mut bytes[got..])?;
+        let header = Header::decode(&bytes)?;
+        let mut body = [0; AttachReply::BYTES];
+        if header.kind == KIND_ERROR {
+            let mut code = [0; 2];
+            read_exact(socket.as_fd(), &mut code)?;
+            return Err(Code::from_u16(u16::from_le_bytes(code)));
+        }
+        if header.kind != kind || header.len as usize != body.len() {
+            return Err(Code::Malformed);
+        }
+        read_exact(socket.as_fd(), &mut body)?;
+        AttachReply::decode(&body)
+    }
+
+    /// False when the pool is gone or does not know the session; true also while a worker restarts.
+    pub(crate) fn is_alive(&self, session: u64) -> bool {
+        let Ok(socket) = self.connect(0, ALIVE_TIMEOUT_MS * 1000) else { return false };
+        let header = Header { kind: KIND_ALIVE, len: 8 }.encode();
+        let sent = send_fds(socket.as_fd(), &header, &[])
+            .and_then(|()| forebay_ring::write_all(socket.as_fd(), &session.to_le_bytes()));
+        if sent.is_err() {
+            return true;
+        }
+        let mut bytes = [0; HEADER_BYTES];
+        match read_exact(socket.as_fd(), &mut bytes).and_then(|()| Header::decode(&bytes)) {
+            Ok(header) => header.kind == KIND_ALIVE,
+            Err(_) => true,
+        }
+    }
+}

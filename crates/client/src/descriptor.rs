@@ -1,0 +1,112 @@
+//! From a descriptor back to its inode: the kernel is asked, so that close, dup, exec and descriptors from elsewhere
+//! need not be seen.
+//!
+//! A backing file's or anchor's name carries the inode, and /proc/self/fd shows the name, also when it was unlinked.
+//! On a file system that never uses an inode number again (tmpfs) the answer is remembered by that number.
+
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_data::{AnchorName, BackingName};
+use forebay_types::{Code, Ino};
+
+use crate::errno;
+use crate::pool::Pool;
+
+/// Remembered inodes; a power of two.
+const MEMORY: usize = 1024;
+
+/// Pairs (kernel inode, pool inode); a pair being written has kernel inode 0.
+static REMEMBERED: [[AtomicU64; 2]; MEMORY] = [const { [const { AtomicU64::new(0) }; 2] }; MEMORY];
+
+fn recall(kernel_ino: u64) -> Option<Ino> {
+    let [key, value] = &REMEMBERED[kernel_ino as usize % MEMORY];
+    if key.load(Ordering::Acquire) != kernel_ino {
+        return None;
+    }
+    let ino = value.load(Ordering::Acquire);
+    (key.load(Ordering::Acquire) == kernel_ino).then_some(Ino(ino))
+}
+
+fn remember(kernel_ino: u64, ino: Ino) {
+    let [key, value] = &REMEMBERED[kernel_ino as usize % MEMORY];
+    key.store(0, Ordering::Release);
+    value.store(ino.0, Ordering::Release);
+    key.store(kernel_ino, Ordering::Release);
+}
+
+/// The name that the kernel shows for a link of /proc: `/proc/self/fd/N` or `/proc/self/cwd`.
+fn proc_link<'a>(link: &std::ffi::CStr, buffer: &'a mut [u8]) -> Result<&'a [u8], Code> {
+    // SAFETY: the link is NUL-terminated and the buffer as long as said.
+    let n = unsafe { libc::readlink(link.as_ptr(), buffer.as_mut_ptr().cast(), buffer.len()) };
+    errno::check(n as i32)?;
+    Ok(&buffer[..n as usize])
+}
+
+/// `/proc/self/fd/N`, without allocation.
+fn proc_fd(fd: RawFd, buffer: &mut [u8; 32]) -> Option<&std::ffi::CStr> {
+    let mut digits = [0; 12];
+    let (mut rest, mut n) = (u32::try_from(fd).ok()?, 0);
+    loop {
+        digits[n] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+        n += 1;
+        if rest == 0 {
+            break;
+        }
+    }
+    let front = b"/proc/self/fd/";
+    buffer[..front.len()].copy_from_slice(front);
+    for i in 0..n {
+        buffer[front.len() + i] = digits[n - 1 - i];
+    }
+    buffer[front.len() + n] = 0;
+    std::ffi::CStr::from_bytes_until_nul(buffer).ok()
+}
+
+impl Pool {
+    /// The inode behind a descriptor: a backing file or an anchor of this pool, `kernel` being what `fstat` gave for it.
+    /// None for any other descriptor.
+    pub fn inode_of(&self, fd: RawFd, kernel: &libc::stat) -> Option<Ino> {
+        let attached = self.attached().ok()?;
+        if kernel.st_dev != attached.reply.target_device {
+            return None;
+        }
+        let stable = attached.reply.stable_inodes;
+        if stable {
+            if let Some(ino) = recall(kernel.st_ino) {
+                return Some(ino);
+            }
+        }
+        let mut name = [0; 32];
+        let ino = self.inode_named(kernel, proc_fd(fd, &mut name)?)?;
+        if stable {
+            remember(kernel.st_ino, ino);
+        }
+        Some(ino)
+    }
+
+    /// The directory of this pool that is the working directory, `kernel` being what `stat` of `.` gave.
+    pub fn inode_of_working_directory(&self, kernel: &libc::stat) -> Option<Ino> {
+        let attached = self.attached().ok()?;
+        if kernel.st_dev != attached.reply.target_device {
+            return None;
+        }
+        self.inode_named(kernel, c"/proc/self/cwd")
+    }
+
+    fn inode_named(&self, kernel: &libc::stat, link: &std::ffi::CStr) -> Option<Ino> {
+        // The names of interest are the last 80 bytes or so; the front depends on where the target is.
+        let mut buffer = [0; forebay_types::limits::PATH_MAX];
+        let shown = proc_link(link, &mut buffer).ok()?;
+        let mut parts = shown.rsplitn(3, |&b| b == b'/');
+        let (last, above) = (parts.next()?, parts.next()?);
+        match kernel.st_mode & libc::S_IFMT {
+            libc::S_IFDIR if above == b"anchors" => AnchorName::parse(last),
+            libc::S_IFREG | libc::S_IFIFO | libc::S_IFCHR | libc::S_IFBLK if above.len() == 2 => {
+                BackingName::parse(last).map(|(ino, ..)| ino)
+            }
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! Reading directories.
+
+use forebay_types::limits::READDIR_REPLY_BYTES;
+use forebay_types::{Code, Cookie, DirEntry, Ino, Reader, Reply, Request, REPLY_HEADER_BYTES};
+
+use crate::path::PathBuffer;
+use crate::pool::Pool;
+
+/// A cursor over a directory's entries, without `.` and `..`. Entries that are there from the first to the last call are
+/// returned exactly once, whatever comes and goes meanwhile.
+#[derive(Debug)]
+pub struct Directory {
+    ino: Ino,
+    cookie: Cookie,
+    attributes: bool,
+    end: bool,
+    at: usize,
+    len: usize,
+    buffer: [u8; READDIR_REPLY_BYTES],
+}
+
+impl Directory {
+    /// The directory.
+    pub fn ino(&self) -> Ino {
+        self.ino
+    }
+
+    /// The cookie behind the entry that was returned last; 0 at the start.
+    pub fn tell(&self) -> Cookie {
+        self.cookie
+    }
+
+    /// Continues behind `cookie`; 0 starts again.
+    pub fn seek(&mut self, cookie: Cookie) {
+        self.cookie = cookie;
+        self.end = false;
+        self.at = 0;
+        self.len = 0;
+    }
+
+    /// The next entry, or none at the end.
+    pub fn next(&mut self, pool: &Pool) -> Result<Option<DirEntry<'_>>, Code> {
+        if self.at >= self.len {
+            if self.end {
+                return Ok(None);
+            }
+            self.fill(pool)?;
+            if self.at >= self.len {
+                return Ok(None);
+            }
+        }
+        let mut r = Reader::new(&self.buffer[self.at..self.len]);
+        let before = r.rest().len();
+        let entry = DirEntry::decode(&mut r)?;
+        self.at += before - r.rest().len();
+        self.cookie = entry.cookie;
+        Ok(Some(entry))
+    }
+
+    fn fill(&mut self, pool: &Pool) -> Result<(), Code> {
+        let request =
+            Request::ReadDirectory { ino: self.ino, cookie: self.cookie, attributes: self.attributes };
+        let n = pool.call(&request, &mut self.buffer)?;
+        match Reply::decode(&self.buffer[..n])? {
+            Reply::Entries(entries) => self.end = entries.end || entries.bytes.is_empty(),
+            _ => return Err(Code::Malformed),
+        }
+        self.at = REPLY_HEADER_BYTES;
+        self.len = n;
+        Ok(())
+    }
+}
+
+impl Pool {
+    /// A cursor over `dir`, without attributes.
+    pub fn read_directory(&self, dir: Ino) -> Directory {
+        self.read_directory_with(dir, false)
+    }
+
+    /// A cursor over `dir`, whose entries carry attributes if asked for (a file's size is a hint).
+    pub fn read_directory_with(&self, dir: Ino, attributes: bool) -> Directory {
+        Directory {
+            ino: dir,
+            cookie: 0,
+            attributes,
+            end: false,
+            at: 0,
+            len: 0,
+            buffer: [0; READDIR_REPLY_BYTES],
+        }
+    }
+
+    /// The path of a directory from the pool's root: `/`, or `/a/b`.
+    ///
+    /// # Errors
+    /// [`Code::NotFound`] when it was removed.
+    pub fn path_of(&self, dir: Ino, path: &mut PathBuffer) -> Result<(), Code> {
+        let mut reply = [0; forebay_types::limits::PATH_MAX + 16];
+        let n = self.call(&Request::PathOf { ino: dir }, &mut reply)?;
+        match Reply::decode(&reply[..n])? {
+            Reply::Bytes(bytes) => path.set(bytes),
+            _ => Err(Code::Malformed),
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! Calls on names and inodes rather than paths: what tools use that walk by themselves.
+
+use forebay_types::{Code, Entry, Ino, PoolSpace, Reply, Request};
+
+use crate::path::{PathBuffer, Place};
+use crate::pool::{Door, Pool};
+
+impl Pool {
+    /// The root directory.
+    pub fn root(&self) -> Result<Ino, Code> {
+        Ok(self.attached()?.reply.root)
+    }
+
+    /// The entry `name` of `parent`.
+    pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Entry, Code> {
+        let found = self.lookup_name(parent, name)?;
+        self.get_attr(found.ino)
+    }
+
+    /// Walks a path to an inode.
+    pub fn resolve(&self, place: Place<'_>, follow: bool, escape: &mut PathBuffer) -> Door<Entry> {
+        let found = self.walk_found(place, follow, escape)?;
+        Ok(self.get_attr(found.ino)?)
+    }
+
+    /// Space and inodes of the pool.
+    pub fn space(&self) -> Result<PoolSpace, Code> {
+        self.ask_then(&Request::Space, |reply| match reply {
+            Reply::Space(space) => Ok(space),
+            _ => Err(Code::Malformed),
+        })
+    }
+
+    /// Asks the daemon for nothing: tells that it answers.
+    pub fn ping(&self) -> Result<(), Code> {
+        self.ask_then(&Request::Ping, |_| Ok(()))
+    }
+}

@@ -1,0 +1,302 @@
+//! Calls that change names: mkdir, rmdir, unlink, rename, link, symlink, mknod.
+
+use forebay_data::BackingName;
+use forebay_types::{Code, Entry, Ino, Kind, Layout, Reply, Request};
+
+use crate::path::{PathBuffer, Place};
+use crate::pool::{caller, Door, Fail, Pool};
+use crate::walk::{Last, Name, Parent, EXECUTE, WRITE};
+
+const STICKY: u32 = 0o1000;
+
+impl Pool {
+    /// The directory and name of what is to be made; an existing `.` or `..` is [`Code::Exists`].
+    fn place_for_new(&self, place: Place<'_>, escape: &mut PathBuffer) -> Door<(Parent, Name)> {
+        let parent = self.walk_parent(place, escape)?;
+        let Last::Name(name) = parent.last else { return Err(Code::Exists.into()) };
+        Ok((parent, name))
+    }
+
+    /// Checks that the caller may add to or remove from `parent`.
+    fn check_writable(&self, parent: &Parent) -> Result<(), Code> {
+        parent.dir.check(self, WRITE | EXECUTE)
+    }
+
+    /// In a sticky directory, only the owner of the entry or of the directory may remove it.
+    fn check_sticky(&self, parent: &Parent, name: &[u8]) -> Result<(), Code> {
+        let (mode, uid, _) = parent.dir.permissions(self)?;
+        let me = caller().uid;
+        if mode & STICKY == 0 || me == 0 || me == uid {
+            return Ok(());
+        }
+        let victim = self.lookup_name(parent.dir.ino, name)?;
+        if self.get_attr(victim.ino)?.attr.uid == me {
+            Ok(())
+        } else {
+            Err(Code::NotPermitted)
+        }
+    }
+
+    /// Makes an entry; an existing name is reported before a missing permission, as Linux does.
+    fn make(&self, parent: &Parent, name: &Name, request: &Request<'_>) -> Door<()> {
+        if let Err(code) = self.check_writable(parent) {
+            return match self.lookup_name(parent.dir.ino, name.as_bytes()) {
+                Ok(_) => Err(Code::Exists.into()),
+                Err(_) => Err(code.into()),
+            };
+        }
+        match request {
+            Request::Symlink { target, .. } if target.len() > 256 => self.ask_long(request, |_| Ok(()))?,
+            _ => self.ask_entry(request).map(|_| ())?,
+        }
+        Ok(())
+    }
+
+    /// `mkdirat`; `mode` has the umask applied.
+    pub fn make_directory(&self, place: Place<'_>, mode: u32, escape: &mut PathBuffer) -> Door<()> {
+        let (parent, name) = self.place_for_new(place, escape)?;
+        let request =
+            Request::MakeDirectory { parent: parent.dir.ino, name: name.as_bytes(), mode: mode & 0o1777 };
+        self.make(&parent, &name, &request)
+    }
+
+    /// `mknodat`; regular files too.
+    pub fn make_node(&self, place: Place<'_>, mode: u32, rdev: u64, escape: &mut PathBuffer) -> Door<()> {
+        let (parent, name) = self.place_for_new(place, escape)?;
+        if parent.slash {
+            return Err(Code::NotFound.into());
+        }
+        let (dir, name_bytes) = (parent.dir.ino, name.as_bytes());
+        match mode & libc::S_IFMT {
+            0 | libc::S_IFREG => {
+                self.check_writable(&parent)?;
+                let mode = mode & 0o7777;
+                let request = Request::Create {
+                    parent: dir,
+                    name: name_bytes,
+                    mode,
+                    exclusive: true,
+                    dirty: true,
+                    layout: None,
+                };
+                self.ask_then(&request, |_| Ok(()))?;
+                Ok(())
+            }
+            libc::S_IFDIR => Err(Code::NotPermitted.into()),
+            libc::S_IFCHR | libc::S_IFBLK if caller().uid != 0 => Err(Code::NotPermitted.into()),
+            _ => self.make(&parent, &name, &Request::MakeNode { parent: dir, name: name_bytes, mode, rdev }),
+        }
+    }
+
+    /// `symlinkat`.
+    pub fn symlink(&self, target: &[u8], at: Place<'_>, escape: &mut PathBuffer) -> Door<()> {
+        if target.is_empty() {
+            return Err(Code::NotFound.into());
+        }
+        if target.len() > forebay_types::limits::PATH_MAX {
+            return Err(Code::NameTooLong.into());
+        }
+        let (parent, name) = self.place_for_new(at, escape)?;
+        if parent.slash {
+            return Err(Code::NotFound.into());
+        }
+        self.make(&parent, &name, &Request::Symlink { parent: parent.dir.ino, name: name.as_bytes(), target })
+    }
+
+    /// `readlinkat`: bytes of the target that fit.
+    pub fn read_link(&self, place: Place<'_>, buffer: &mut [u8], escape: &mut PathBuffer) -> Door<usize> {
+        let found = self.walk_found(place, false, escape)?;
+        if found.kind != Kind::Symlink {
+            return Err(Code::Invalid.into());
+        }
+        Ok(self.read_link_inode(found.ino, buffer)?)
+    }
+
+    /// `linkat`.
+    pub fn link(&self, from: Place<'_>, to: Place<'_>, follow: bool, escape: &mut PathBuffer) -> Door<()> {
+        let source = self.walk_found(from, follow, escape)?;
+        if source.kind == Kind::Directory {
+            return Err(Code::NotPermitted.into());
+        }
+        let (parent, name) = match self.place_for_new(to, escape) {
+            Err(Fail::Escape) => return Err(Code::CrossDevice.into()),
+            other => other?,
+        };
+        if parent.slash {
+            return Err(Code::NotFound.into());
+        }
+        self.make(
+            &parent,
+            &name,
+            &Request::Link { ino: source.ino, parent: parent.dir.ino, name: name.as_bytes() },
+        )
+    }
+
+    /// `unlinkat` of anything but a directory. The space of a file without other links and descriptors is free on
+    /// return.
+    pub fn unlink(&self, place: Place<'_>, escape: &mut PathBuffer) -> Door<()> {
+        let parent = self.walk_parent(place, escape)?;
+        let Last::Name(name) = parent.last else { return Err(Code::IsDirectory.into()) };
+        if parent.slash {
+            let kind = self.lookup_name(parent.dir.ino, name.as_bytes())?.kind;
+            let code = if kind == Kind::Directory { Code::IsDirectory } else { Code::NotDirectory };
+            return Err(code.into());
+        }
+        self.check_removable(&parent, name.as_bytes())?;
+        Ok(self.unlink_in(parent.dir.ino, name.as_bytes())?)
+    }
+
+    /// A missing name is reported before a missing permission.
+    fn check_removable(&self, parent: &Parent, name: &[u8]) -> Result<(), Code> {
+        match self.check_writable(parent).and_then(|()| self.check_sticky(parent, name)) {
+            Ok(()) => Ok(()),
+            Err(code) => self.lookup_name(parent.dir.ino, name).and(Err(code)),
+        }
+    }
+
+    /// `unlinkat` with AT_REMOVEDIR.
+    pub fn remove_directory(&self, place: Place<'_>, escape: &mut PathBuffer) -> Door<()> {
+        let parent = self.walk_parent(place, escape)?;
+        let name = match parent.last {
+            Last::Name(name) => name,
+            Last::Dot if place.path.iter().all(|&b| b == b'/') => return Err(Code::Busy.into()),
+            Last::Dot => return Err(Code::Invalid.into()),
+            Last::DotDot => return Err(Code::NotEmpty.into()),
+        };
+        self.check_removable(&parent, name.as_bytes())?;
+        Ok(self.remove_directory_in(parent.dir.ino, name.as_bytes())?)
+    }
+
+    /// `renameat2` with flags 0, RENAME_NOREPLACE or RENAME_EXCHANGE. Out of the pool or into it is
+    /// [`Code::CrossDevice`], on which programs copy.
+    pub fn rename(&self, from: Place<'_>, to: Place<'_>, flags: u32, escape: &mut PathBuffer) -> Door<()> {
+        let source = match self.walk_parent(from, escape) {
+            Err(Fail::Escape) => return Err(Code::CrossDevice.into()),
+            other => other?,
+        };
+        let destination = match self.walk_parent(to, escape) {
+            Err(Fail::Escape) => return Err(Code::CrossDevice.into()),
+            other => other?,
+        };
+        let Last::Name(name) = source.last else { return Err(Code::Busy.into()) };
+        let Last::Name(new_name) = destination.last else {
+            let code = if flags & forebay_types::RENAME_NOREPLACE != 0 { Code::Exists } else { Code::Busy };
+            return Err(code.into());
+        };
+        let (name, new_name) = (name.as_bytes(), new_name.as_bytes());
+        let found = self.lookup_name(source.dir.ino, name)?;
+        if (source.slash || destination.slash) && found.kind != Kind::Directory {
+            return Err(Code::NotDirectory.into());
+        }
+        self.check_removable(&source, name)?;
+        self.check_writable(&destination)?;
+        if flags & forebay_types::RENAME_NOREPLACE == 0 {
+            match self.check_sticky(&destination, new_name) {
+                Ok(()) | Err(Code::NotFound) => {}
+                Err(code) => return Err(code.into()),
+            }
+        }
+        Ok(self.rename_in(source.dir.ino, name, destination.dir.ino, new_name, flags)?)
+    }
+
+    /// Removes the backing files of an inode that has no links: the client's part of an unlink. What it leaves, when
+    /// it is killed, the daemon removes.
+    pub(crate) fn remove_backing(&self, ino: Ino, kind: Kind, layout: &Layout) -> Result<(), Code> {
+        if matches!(kind, Kind::Directory | Kind::Symlink) {
+            return Ok(());
+        }
+        let target = self.attached()?.target();
+        for (component, stripe) in layout.stripes() {
+            let name = BackingName::new(ino, component, stripe);
+            // SAFETY: the name is NUL-terminated. A file without data has no backing file, which is no error.
+            unsafe { libc::unlinkat(target, name.as_c_str().as_ptr(), 0) };
+            if kind != Kind::File {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn remove(&self, request: &Request<'_>) -> Result<(), Code> {
+        self.ask_then(request, |reply| match reply {
+            Reply::Removed { ino, last: true, kind, layout } => self.remove_backing(ino, kind, &layout),
+            Reply::Removed { .. } | Reply::Done => Ok(()),
+            _ => Err(Code::Malformed),
+        })
+    }
+
+    /// Unlinks `name` in `parent`, without a permission check.
+    pub fn unlink_in(&self, parent: Ino, name: &[u8]) -> Result<(), Code> {
+        self.remove(&Request::Unlink { parent, name })
+    }
+
+    /// Removes the empty directory `name` in `parent`, without a permission check.
+    pub fn remove_directory_in(&self, parent: Ino, name: &[u8]) -> Result<(), Code> {
+        self.remove(&Request::RemoveDirectory { parent, name })
+    }
+
+    /// Renames, without a permission check.
+    pub fn rename_in(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        new_parent: Ino,
+        new_name: &[u8],
+        flags: u32,
+    ) -> Result<(), Code> {
+        self.remove(&Request::Rename { parent, name, new_parent, new_name, flags })
+    }
+
+    /// Makes a directory, without a permission check.
+    pub fn make_directory_in(
+        &self,
+        caller: forebay_types::Caller,
+        parent: Ino,
+        name: &[u8],
+        mode: u32,
+    ) -> Result<Entry, Code> {
+        self.make_entry_in(caller, &Request::MakeDirectory { parent, name, mode })
+    }
+
+    /// Makes a symlink, without a permission check.
+    pub fn symlink_in(
+        &self,
+        caller: forebay_types::Caller,
+        parent: Ino,
+        name: &[u8],
+        target: &[u8],
+    ) -> Result<Entry, Code> {
+        let request = Request::Symlink { parent, name, target };
+        if target.len() > 256 {
+            return self.ask_long(&request, |reply| match reply {
+                Reply::Entry(entry) => Ok(entry),
+                _ => Err(Code::Malformed),
+            });
+        }
+        self.make_entry_in(caller, &request)
+    }
+
+    /// Makes a FIFO, socket or device node, without a permission check.
+    pub fn make_node_in(
+        &self,
+        caller: forebay_types::Caller,
+        parent: Ino,
+        name: &[u8],
+        mode: u32,
+        rdev: u64,
+    ) -> Result<Entry, Code> {
+        self.make_entry_in(caller, &Request::MakeNode { parent, name, mode, rdev })
+    }
+
+    /// Adds a link, without a permission check.
+    pub fn link_in(&self, ino: Ino, parent: Ino, name: &[u8]) -> Result<Entry, Code> {
+        self.make_entry_in(caller(), &Request::Link { ino, parent, name })
+    }
+
+    fn make_entry_in(&self, caller: forebay_types::Caller, request: &Request<'_>) -> Result<Entry, Code> {
+        self.ask_as(caller, request, |reply| match reply {
+            Reply::Entry(entry) => Ok(entry),
+            _ => Err(Code::Malformed),
+        })
+    }
+}

@@ -1,0 +1,350 @@
+//! Open: a file's own backing descriptor, or a directory's anchor.
+//!
+//! For write it is open first, mark second, hand out third: the backing file is opened without O_TRUNC, the daemon is
+//! asked to mark the file dirty if it is clean, then it is truncated, then the program gets the descriptor. ENOENT of
+//! the backing file means that it was never made, was released or is gone, and the daemon knows which.
+
+use std::ffi::CStr;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_data::{AnchorName, BackingName};
+use forebay_types::{Code, Entry, Ino, Kind, Reply, Request, FLAG_DIRTY};
+
+use crate::errno;
+use crate::path::{PathBuffer, Place};
+use crate::pool::{caller, Door, Pool};
+use crate::walk::{permits, Dir, Name, Target, EXECUTE, READ, WRITE};
+
+/// Mode of every backing file; the inode's own is the shard's business.
+const BACKING_MODE: libc::mode_t = 0o700;
+/// Flags that are handed to the kernel as they are.
+const KERNEL_FLAGS: i32 = libc::O_ACCMODE
+    | libc::O_APPEND
+    | libc::O_CLOEXEC
+    | libc::O_DIRECT
+    | libc::O_DSYNC
+    | libc::O_SYNC
+    | libc::O_NOATIME
+    | libc::O_NONBLOCK
+    | libc::O_PATH
+    | libc::O_NOCTTY
+    | libc::O_ASYNC;
+/// How often an open starts again when the file is replaced under it.
+const ATTEMPTS: u32 = 16;
+
+static ANCHORS: AtomicU64 = AtomicU64::new(0);
+
+fn open_at(dir: RawFd, name: &CStr, flags: i32) -> Result<RawFd, Code> {
+    loop {
+        // SAFETY: the name is NUL-terminated.
+        let fd = unsafe { libc::openat(dir, name.as_ptr(), flags, BACKING_MODE as libc::c_uint) };
+        match errno::check(fd) {
+            Err(Code::Interrupted) => continue,
+            result => return result,
+        }
+    }
+}
+
+/// Permissions that opening with `flags` takes.
+fn wanted(flags: i32) -> u32 {
+    if flags & libc::O_PATH != 0 {
+        return 0;
+    }
+    let access = match flags & libc::O_ACCMODE {
+        libc::O_RDONLY => READ,
+        libc::O_WRONLY => WRITE,
+        _ => READ | WRITE,
+    };
+    access | if flags & libc::O_TRUNC != 0 { WRITE } else { 0 }
+}
+
+fn close(fd: RawFd) {
+    // SAFETY: the descriptor is ours and nobody else knows it yet.
+    unsafe { libc::close(fd) };
+}
+
+impl Pool {
+    /// `openat`: of a regular file its backing descriptor, of a directory an anchor, of a FIFO or device the kernel's.
+    /// `mode` has the umask applied. All of O_CREAT, O_EXCL, O_TRUNC, O_APPEND, O_CLOEXEC, O_NOFOLLOW, O_DIRECTORY,
+    /// O_TMPFILE and O_PATH mean what they do on a local file system.
+    pub fn open(&self, place: Place<'_>, flags: i32, mode: u32, escape: &mut PathBuffer) -> Door<RawFd> {
+        if flags & libc::O_TMPFILE == libc::O_TMPFILE {
+            return self.open_temporary(place, flags, escape);
+        }
+        let create = flags & libc::O_CREAT != 0;
+        let exclusive = create && flags & libc::O_EXCL != 0;
+        let follow = flags & libc::O_NOFOLLOW == 0 && !exclusive;
+        if create && place.path.last() == Some(&b'/') {
+            return Err(Code::IsDirectory.into());
+        }
+        for _ in 0..ATTEMPTS {
+            let result = match self.walk_to(place, follow, escape)? {
+                Target::Missing(dir, name) if create => self.open_new(&dir, &name, flags, mode, exclusive),
+                Target::Missing(..) => return Err(Code::NotFound.into()),
+                Target::Found(_) if exclusive => return Err(Code::Exists.into()),
+                Target::Found(found) if found.kind == Kind::Symlink => {
+                    return if flags & libc::O_PATH != 0 {
+                        Err(Code::NotSupported.into())
+                    } else if flags & libc::O_DIRECTORY != 0 {
+                        Err(Code::NotDirectory.into())
+                    } else {
+                        Err(Code::TooManySymlinks.into())
+                    };
+                }
+                Target::Found(found) => {
+                    self.get_attr(found.ino).and_then(|entry| self.open_entry(&entry, flags))
+                }
+            };
+            match result {
+                // Removed between look-up and open: the name may be another file's by now, or nobody's.
+                Err(Code::Stale) => continue,
+                Err(Code::NotFound) if create => continue,
+                result => return Ok(result?),
+            }
+        }
+        Err(Code::NotFound.into())
+    }
+
+    fn open_new(
+        &self,
+        dir: &Dir,
+        name: &Name,
+        flags: i32,
+        mode: u32,
+        exclusive: bool,
+    ) -> Result<RawFd, Code> {
+        dir.check(self, WRITE | EXECUTE)?;
+        if flags & libc::O_DIRECTORY != 0 {
+            return Err(Code::Invalid);
+        }
+        let request = Request::Create {
+            parent: dir.ino,
+            name: name.as_bytes(),
+            mode: mode & 0o7777,
+            exclusive,
+            dirty: true,
+            layout: None,
+        };
+        let (entry, fd) = self.ask_then(&request, |reply| match reply {
+            Reply::Created { entry, created: true } => {
+                // Made before the slot carries another request: until then the daemon keeps an unlink by somebody
+                // else from forgetting the backing file that is about to appear.
+                Ok((entry, Some(self.open_backing_new(&entry, flags)?)))
+            }
+            Reply::Created { entry, created: false } => Ok((entry, None)),
+            _ => Err(Code::Malformed),
+        })?;
+        match fd {
+            Some(fd) => Ok(fd),
+            None if exclusive => Err(Code::Exists),
+            None if entry.attr.is_symlink() => Err(Code::Stale),
+            None => self.open_entry(&entry, flags),
+        }
+    }
+
+    /// Opens the backing file of a file that was just made, with the caller's access whatever its mode.
+    fn open_backing_new(&self, entry: &Entry, flags: i32) -> Result<RawFd, Code> {
+        if !entry.layout.is_single() {
+            return Err(Code::NotSupported);
+        }
+        let name = BackingName::new(entry.attr.ino, 0, 0);
+        let attached = self.attached()?;
+        let flags = flags & KERNEL_FLAGS | libc::O_CREAT;
+        match open_at(attached.target(), name.as_c_str(), flags) {
+            Err(Code::NotFound | Code::BadDescriptor | Code::NotDirectory)
+                if attached.target_was_lost(self.address()) =>
+            {
+                open_at(attached.target(), name.as_c_str(), flags)
+            }
+            result => result,
+        }
+    }
+
+    /// Opens an existing inode: permission, kind, data, truncation.
+    pub(crate) fn open_entry(&self, entry: &Entry, flags: i32) -> Result<RawFd, Code> {
+        let attr = &entry.attr;
+        if !permits((attr.mode, attr.uid, attr.gid), wanted(flags), false) {
+            return Err(Code::AccessDenied);
+        }
+        match attr.kind() {
+            Kind::Directory => {
+                let writes =
+                    flags & libc::O_ACCMODE != libc::O_RDONLY || flags & (libc::O_CREAT | libc::O_TRUNC) != 0;
+                if writes && flags & libc::O_PATH == 0 {
+                    return Err(Code::IsDirectory);
+                }
+                self.open_anchor(attr.ino, flags)
+            }
+            _ if flags & libc::O_DIRECTORY != 0 => Err(Code::NotDirectory),
+            Kind::Symlink => Err(Code::TooManySymlinks),
+            Kind::Socket if flags & libc::O_PATH == 0 => Err(Code::NoDevice),
+            Kind::File => {
+                let fd = self.open_backing(entry, flags)?;
+                if flags & libc::O_TRUNC != 0 && flags & libc::O_PATH == 0 {
+                    if let Err(code) = self.truncate_opened(entry, fd, flags) {
+                        close(fd);
+                        return Err(code);
+                    }
+                }
+                Ok(fd)
+            }
+            _ => self.open_backing(entry, flags),
+        }
+    }
+
+    fn truncate_opened(&self, entry: &Entry, fd: RawFd, flags: i32) -> Result<(), Code> {
+        if flags & libc::O_ACCMODE != libc::O_RDONLY {
+            // SAFETY: plain system call on an open descriptor.
+            errno::check(unsafe { libc::ftruncate(fd, 0) })?;
+            return Ok(());
+        }
+        let writable = self.open_backing(entry, libc::O_WRONLY | libc::O_CLOEXEC)?;
+        // SAFETY: as above.
+        let result = errno::check(unsafe { libc::ftruncate(writable, 0) });
+        close(writable);
+        result.map(|_| ())
+    }
+
+    /// The descriptor of a file's one backing file; with a flag that writes, the file is dirty when it returns.
+    ///
+    /// # Errors
+    /// [`Code::NotSupported`] for a striped file, which has no one descriptor; [`Code::Stale`] when it was removed
+    /// meanwhile.
+    pub fn open_backing(&self, entry: &Entry, flags: i32) -> Result<RawFd, Code> {
+        if entry.attr.is_file() && !entry.layout.is_single() {
+            return Err(Code::NotSupported);
+        }
+        let fd = self.open_stripe(entry, 0, 0, flags & KERNEL_FLAGS)?;
+        let writes = flags & libc::O_ACCMODE != libc::O_RDONLY && flags & libc::O_PATH == 0;
+        if writes && entry.attr.is_file() && entry.attr.flags & FLAG_DIRTY == 0 {
+            if let Err(code) = self.ask_entry(&Request::MarkDirty { ino: entry.attr.ino }) {
+                close(fd);
+                return Err(if code == Code::NotFound { Code::Stale } else { code });
+            }
+        }
+        Ok(fd)
+    }
+
+    /// Opens one backing file; asks the daemon for it when it is not there.
+    pub(crate) fn open_stripe(
+        &self,
+        entry: &Entry,
+        component: usize,
+        stripe: u16,
+        flags: i32,
+    ) -> Result<RawFd, Code> {
+        let name = BackingName::new(entry.attr.ino, component, stripe);
+        let attached = self.attached()?;
+        let open = || open_at(attached.target(), name.as_c_str(), flags);
+        match open() {
+            Ok(fd) => return Ok(fd),
+            Err(Code::NotFound | Code::BadDescriptor | Code::NotDirectory) => {
+                if attached.target_was_lost(self.address()) {
+                    if let Ok(fd) = open() {
+                        return Ok(fd);
+                    }
+                }
+            }
+            // Made under a umask that hides it from its owner; the daemon puts that right.
+            Err(Code::AccessDenied) => {}
+            Err(code) => return Err(code),
+        }
+        match self.ask_entry(&Request::MakeBacking { ino: entry.attr.ino }) {
+            Ok(_) => open(),
+            Err(Code::NotFound) => Err(Code::Stale),
+            Err(code) => Err(code),
+        }
+    }
+
+    /// A descriptor for a directory: of an empty directory on the target that is removed at once, whose name carries
+    /// the inode. The kernel's dup, fork, exec and fchdir work on it, and nothing can be made in it by mistake.
+    pub(crate) fn open_anchor(&self, ino: Ino, flags: i32) -> Result<RawFd, Code> {
+        let attached = self.attached()?;
+        // SAFETY: cannot fail.
+        let pid = unsafe { libc::getpid() } as u32;
+        let name = AnchorName::new(ino, pid, ANCHORS.fetch_add(1, Ordering::Relaxed));
+        let name = name.as_c_str();
+        let make = || {
+            // SAFETY: the name is NUL-terminated.
+            errno::check(unsafe { libc::mkdirat(attached.target(), name.as_ptr(), 0o700) })
+        };
+        match make() {
+            Err(Code::NotFound | Code::BadDescriptor | Code::NotDirectory)
+                if attached.target_was_lost(self.address()) =>
+            {
+                make()?
+            }
+            result => result?,
+        };
+        let flags = flags & (libc::O_CLOEXEC | libc::O_PATH | libc::O_NOATIME | libc::O_NONBLOCK);
+        let fd = open_at(attached.target(), name, libc::O_RDONLY | libc::O_DIRECTORY | flags);
+        // SAFETY: as above.
+        unsafe { libc::unlinkat(attached.target(), name.as_ptr(), libc::AT_REMOVEDIR) };
+        fd
+    }
+
+    fn open_temporary(&self, place: Place<'_>, flags: i32, escape: &mut PathBuffer) -> Door<RawFd> {
+        let found = self.walk_found(place, true, escape)?;
+        if found.kind != Kind::Directory {
+            return Err(Code::NotDirectory.into());
+        }
+        if !permits(found.permissions, WRITE | EXECUTE, false) {
+            return Err(Code::AccessDenied.into());
+        }
+        let keep = flags & (KERNEL_FLAGS | libc::O_EXCL) | libc::O_TMPFILE | libc::O_EXCL;
+        // A file of the target alone: it never gets a name, so the shard need not know of it.
+        Ok(open_at(self.attached()?.target(), c"data", keep)?)
+    }
+
+    /// Makes a file, or opens the one that is there, with a descriptor to its backing file (read-write, and `flags`
+    /// of O_APPEND, O_DIRECT...). The flag tells whether it was made.
+    ///
+    /// # Errors
+    /// [`Code::Exists`] with `exclusive`; [`Code::NotSupported`] for a striped layout: use [`Pool::create_entry`] and
+    /// [`Pool::open_file`].
+    #[allow(clippy::too_many_arguments)]
+    pub fn create(
+        &self,
+        caller: forebay_types::Caller,
+        parent: Ino,
+        name: &[u8],
+        mode: u32,
+        exclusive: bool,
+        layout: Option<forebay_types::Layout>,
+        flags: i32,
+    ) -> Result<(Entry, bool, std::os::fd::OwnedFd), Code> {
+        use std::os::fd::FromRawFd;
+        let request = Request::Create { parent, name, mode, exclusive, dirty: true, layout };
+        let flags = flags | libc::O_RDWR | libc::O_CLOEXEC;
+        let (entry, created, fd) = self.ask_as(caller, &request, |reply| match reply {
+            Reply::Created { entry, created: true } => {
+                Ok((entry, true, Some(self.open_backing_new(&entry, flags)?)))
+            }
+            Reply::Created { entry, created: false } => Ok((entry, false, None)),
+            _ => Err(Code::Malformed),
+        })?;
+        let fd = match fd {
+            Some(fd) => fd,
+            None => self.open_entry(&entry, flags)?,
+        };
+        // SAFETY: the descriptor is new and ours.
+        Ok((entry, created, unsafe { std::os::fd::OwnedFd::from_raw_fd(fd) }))
+    }
+
+    /// Makes a file of any layout without opening it; its backing files are made by the daemon when they are opened.
+    pub fn create_entry(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        mode: u32,
+        exclusive: bool,
+        layout: Option<forebay_types::Layout>,
+    ) -> Result<(Entry, bool), Code> {
+        let request = Request::Create { parent, name, mode, exclusive, dirty: true, layout };
+        self.ask_as(caller(), &request, |reply| match reply {
+            Reply::Created { entry, created } => Ok((entry, created)),
+            _ => Err(Code::Malformed),
+        })
+    }
+}

@@ -1,0 +1,326 @@
+//! An attached pool: how calls reach the daemon, and how look-ups avoid it.
+
+use std::cell::UnsafeCell;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+
+use forebay_ring::{CallFailure, Lookup, NameRef};
+use forebay_types::{Caller, Code, Entry, Error, Ino, Reply, Request};
+
+use crate::attached::Attached;
+use crate::connection::Address;
+
+/// Why a path operation has no result.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Fail {
+    /// It failed.
+    Code(Code),
+    /// The path leaves the pool (a symlink out of it, or `..` above its root): repeat the call on the kernel path in
+    /// the caller's buffer.
+    Escape,
+}
+
+impl From<Code> for Fail {
+    fn from(code: Code) -> Fail {
+        Fail::Code(code)
+    }
+}
+
+/// The result of a path operation.
+pub type Door<T> = Result<T, Fail>;
+
+/// Bytes of a request without a long value: two names, a layout, and the fixed fields.
+const SHORT_REQUEST_BYTES: usize = 768;
+/// Bytes of a reply that is an inode.
+const SHORT_REPLY_BYTES: usize = 256;
+/// Longest prefix.
+const PREFIX_MAX: usize = 255;
+
+/// A pool that this process uses. There is one for the life of the process.
+pub struct Pool {
+    address: Address,
+    attached: AtomicPtr<Attached>,
+    /// One word that a fork sets to zero in the child: 1 while `attached` is this process's own.
+    own: &'static AtomicU32,
+    prefix: UnsafeCell<[u8; PREFIX_MAX]>,
+    prefix_len: AtomicUsize,
+}
+
+// SAFETY: `prefix` is written before `prefix_len` is published and never after; all else is atomic.
+unsafe impl Sync for Pool {}
+// SAFETY: as above.
+unsafe impl Send for Pool {}
+
+impl std::fmt::Debug for Pool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pool").finish_non_exhaustive()
+    }
+}
+
+/// A word that reads 0 in a forked child. Where the kernel cannot do that (before 4.14) it stays as it is and a child
+/// shares its parent's ring, which works until both claim one slot.
+fn wiped_on_fork() -> Result<&'static AtomicU32, Code> {
+    const PAGE: usize = 4096;
+    // SAFETY: a fresh anonymous mapping that is never unmapped.
+    unsafe {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let page = libc::mmap(std::ptr::null_mut(), PAGE, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+        if page == libc::MAP_FAILED {
+            return Err(Code::NoResources);
+        }
+        libc::madvise(page, PAGE, libc::MADV_WIPEONFORK);
+        Ok(AtomicU32::from_ptr(page.cast()))
+    }
+}
+
+impl Pool {
+    /// Attaches to the pool whose directory is `dir`.
+    ///
+    /// # Errors
+    /// [`Code::PoolGone`] when no daemon serves it, [`Code::AccessDenied`] when it is another user's,
+    /// [`Code::NameTooLong`] when the socket's path does not fit the kernel's 107 bytes.
+    pub fn attach(dir: &Path) -> forebay_types::Result<&'static Pool> {
+        let pool = Pool::prepare(dir)?;
+        pool.attached().map_err(|code| {
+            let what = format!("cannot attach to the pool at {}", dir.display());
+            match code {
+                Code::PoolGone => {
+                    Error::new(code, what).why("no daemon answers on its socket").cure(format!(
+                        "start it with `forebay up --path {}`, or name another with --pool",
+                        dir.display()
+                    ))
+                }
+                Code::AccessDenied => Error::new(code, what)
+                    .why("its socket does not let this user in")
+                    .cure("a pool serves the user who started it; start one of your own with `forebay up`"),
+                code => Error::new(code, what),
+            }
+        })?;
+        Ok(pool)
+    }
+
+    /// A pool to which this process attaches at its first call.
+    pub fn prepare(dir: &Path) -> forebay_types::Result<&'static Pool> {
+        let bytes = dir.as_os_str().as_bytes();
+        let address = Address::new(bytes).map_err(|code| {
+            Error::new(code, format!("cannot use the pool directory {}", dir.display()))
+                .why("the path of its socket exceeds 107 bytes")
+                .cure("use a shorter path, e.g. under /tmp")
+        })?;
+        let own = wiped_on_fork().map_err(|code| Error::new(code, "cannot map memory for the pool"))?;
+        Ok(Box::leak(Box::new(Pool {
+            address,
+            attached: AtomicPtr::new(std::ptr::null_mut()),
+            own,
+            prefix: UnsafeCell::new([0; PREFIX_MAX]),
+            prefix_len: AtomicUsize::new(0),
+        })))
+    }
+
+    /// Sets the prefix under which programs see the pool, e.g. `/forebay`: an absolute path without a slash at the
+    /// end. To be called once, before the pool is used by several threads; a prefix of over 255 bytes is ignored.
+    pub fn set_prefix(&self, prefix: &[u8]) {
+        if self.prefix_len.load(Ordering::Acquire) == 0 && prefix.len() <= PREFIX_MAX {
+            // SAFETY: the length is still 0, so nobody reads the bytes; the caller is the only writer.
+            unsafe { (&mut *self.prefix.get())[..prefix.len()].copy_from_slice(prefix) };
+            self.prefix_len.store(prefix.len(), Ordering::Release);
+        }
+    }
+
+    /// The prefix; empty when none was set.
+    pub fn prefix(&self) -> &[u8] {
+        let len = self.prefix_len.load(Ordering::Acquire);
+        // SAFETY: the first `len` bytes were written before `len` was and are never written again.
+        unsafe { &(&*self.prefix.get())[..len] }
+    }
+
+    /// Device number (`st_dev`) that every file of the pool shows; 0 when the pool cannot be attached.
+    pub fn device(&self) -> u64 {
+        self.attached().map_or(0, |a| a.reply.device)
+    }
+
+    /// This process's attachment, made if there is none.
+    #[inline]
+    pub(crate) fn attached(&self) -> Result<&'static Attached, Code> {
+        let current = self.attached.load(Ordering::Acquire);
+        if self.own.load(Ordering::Relaxed) == 1 && !current.is_null() {
+            // SAFETY: attachments are never freed.
+            let attached = unsafe { &*current };
+            if !attached.gone.load(Ordering::Relaxed) {
+                return Ok(attached);
+            }
+        }
+        self.attach_now(current)
+    }
+
+    #[cold]
+    fn attach_now(&self, current: *mut Attached) -> Result<&'static Attached, Code> {
+        let new = Attached::new(&self.address)?;
+        let place = std::ptr::from_ref(new).cast_mut();
+        // Threads that attach at the same time each made one; the first is used by all, the others stay idle until
+        // the process ends.
+        match self.attached.compare_exchange(current, place, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => {
+                self.own.store(1, Ordering::Release);
+                Ok(new)
+            }
+            // SAFETY: attachments are never freed.
+            Err(other) => Ok(unsafe { &*other }),
+        }
+    }
+
+    pub(crate) fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Sends one encoded request; `then` sees the reply before the slot is used again.
+    fn exchange<T>(
+        &self,
+        request: &[u8],
+        buffer: &mut [u8],
+        then: impl FnOnce(&[u8]) -> T,
+    ) -> Result<T, Code> {
+        let attached = self.attached()?;
+        let session = attached.reply.session;
+        let alive = || self.address.is_alive(session);
+        attached.ring.call(request, buffer, &alive, then).map_err(|failure| match failure {
+            CallFailure::Gone => {
+                attached.gone.store(true, Ordering::Relaxed);
+                Code::PoolGone
+            }
+            CallFailure::Malformed => Code::Malformed,
+        })
+    }
+
+    /// Asks the daemon, and lets `then` act on the reply before the slot is used again.
+    pub(crate) fn ask_then<T>(
+        &self,
+        request: &Request<'_>,
+        then: impl FnOnce(Reply<'_>) -> Result<T, Code>,
+    ) -> Result<T, Code> {
+        self.ask_as(caller(), request, then)
+    }
+
+    /// The same on behalf of `caller`.
+    pub(crate) fn ask_as<T>(
+        &self,
+        caller: Caller,
+        request: &Request<'_>,
+        then: impl FnOnce(Reply<'_>) -> Result<T, Code>,
+    ) -> Result<T, Code> {
+        let mut message = [0; SHORT_REQUEST_BYTES];
+        let mut buffer = [0; SHORT_REPLY_BYTES];
+        let n = request.encode(caller, &mut message)?;
+        self.exchange(&message[..n], &mut buffer, |reply| then(Reply::decode(reply)?))?
+    }
+
+    /// Asks for an inode.
+    pub(crate) fn ask_entry(&self, request: &Request<'_>) -> Result<Entry, Code> {
+        self.ask_then(request, |reply| match reply {
+            Reply::Entry(entry) => Ok(entry),
+            _ => Err(Code::Malformed),
+        })
+    }
+
+    /// Asks with a request and reply of any length, in memory that is mapped for the call.
+    #[cold]
+    pub(crate) fn ask_long<T>(
+        &self,
+        request: &Request<'_>,
+        then: impl FnOnce(Reply<'_>) -> Result<T, Code>,
+    ) -> Result<T, Code> {
+        let mut scratch = Scratch::new()?;
+        let (message, buffer) = scratch.halves();
+        let n = request.encode(caller(), message)?;
+        self.exchange(&message[..n], buffer, |reply| then(Reply::decode(reply)?))?
+    }
+
+    /// Asks with a reply buffer of the caller's; the number of bytes of the encoded reply.
+    ///
+    /// # Errors
+    /// Those of the reply are in its encoding; a failure here is that there is no reply.
+    pub fn call(&self, request: &Request<'_>, buffer: &mut [u8]) -> Result<usize, Code> {
+        let mut message = [0; SHORT_REQUEST_BYTES];
+        let n = request.encode(caller(), &mut message)?;
+        self.exchange(&message[..n], buffer, |reply| reply.len())
+    }
+
+    /// The entry `name` of `parent`: from the board, or asked for.
+    #[inline]
+    pub(crate) fn lookup_name(&self, parent: Ino, name: &[u8]) -> Result<NameRef, Code> {
+        let attached = self.attached()?;
+        if let Some((board, epoch)) = attached.board(&self.address) {
+            let found = board.lookup(parent, name);
+            if attached.ring.epoch() == epoch {
+                match found {
+                    Lookup::Hit(entry) => return Ok(entry),
+                    Lookup::Absent => return Err(Code::NotFound),
+                    Lookup::Unknown => {}
+                }
+            }
+        }
+        let entry = self.ask_entry(&Request::Lookup { parent, name })?;
+        let attr = &entry.attr;
+        let permissions = if attr.is_directory() { (attr.mode, attr.uid, attr.gid) } else { (0, 0, 0) };
+        Ok(NameRef { ino: attr.ino, kind: attr.kind(), permissions })
+    }
+
+    /// An inode's attributes and layout: from the board, or asked for.
+    #[inline]
+    pub fn get_attr(&self, ino: Ino) -> Result<Entry, Code> {
+        let attached = self.attached()?;
+        if let Some((board, epoch)) = attached.board(&self.address) {
+            let found = board.inode(ino);
+            if let (Some(entry), true) = (found, attached.ring.epoch() == epoch) {
+                return Ok(entry);
+            }
+        }
+        self.ask_entry(&Request::GetAttr { ino })
+    }
+}
+
+/// Who asks: the effective ids of the calling thread.
+pub(crate) fn caller() -> Caller {
+    // SAFETY: these calls cannot fail.
+    unsafe { Caller { uid: libc::geteuid(), gid: libc::getegid() } }
+}
+
+/// Memory for one long request and its reply.
+struct Scratch {
+    base: *mut u8,
+}
+
+impl Scratch {
+    const HALF: usize = forebay_types::limits::MESSAGE_BYTES_MAX;
+
+    fn new() -> Result<Scratch, Code> {
+        // SAFETY: a fresh anonymous mapping.
+        let base = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                2 * Scratch::HALF,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if base == libc::MAP_FAILED {
+            return Err(Code::NoResources);
+        }
+        Ok(Scratch { base: base.cast() })
+    }
+
+    fn halves(&mut self) -> (&mut [u8], &mut [u8]) {
+        // SAFETY: the mapping has two halves of this length, is zero-initialised, and is borrowed mutably.
+        unsafe { std::slice::from_raw_parts_mut(self.base, 2 * Scratch::HALF) }.split_at_mut(Scratch::HALF)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // SAFETY: the mapping is ours.
+        unsafe { libc::munmap(self.base.cast(), 2 * Scratch::HALF) };
+    }
+}

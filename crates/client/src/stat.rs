@@ -1,0 +1,256 @@
+//! Attributes as programs see them: mode, owner, links and inode number from the shard; size, blocks and times of a
+//! file with data from its backing files.
+
+use std::ffi::CStr;
+use std::os::fd::RawFd;
+
+use forebay_data::BackingName;
+use forebay_types::{Attr, Code, Entry, Ino, Timestamp};
+
+use crate::errno;
+use crate::path::{PathBuffer, Place};
+use crate::pool::{Door, Pool};
+use crate::walk::{permits, EXECUTE, READ, WRITE};
+
+/// Bytes that `st_blksize` recommends: large enough that copies run at the medium's speed.
+const BLOCK_BYTES: i64 = 128 * 1024;
+
+/// An all-zero `stat`.
+pub(crate) fn empty_stat() -> libc::stat {
+    // SAFETY: an all-zero stat is valid.
+    unsafe { std::mem::zeroed() }
+}
+
+fn later(a: (i64, i64), b: (i64, i64)) -> (i64, i64) {
+    a.max(b)
+}
+
+/// `fstatat` relative to a directory descriptor.
+pub(crate) fn stat_at(dir: RawFd, name: &CStr) -> Result<libc::stat, Code> {
+    let mut st = empty_stat();
+    // SAFETY: the name is NUL-terminated and `st` is valid for the call.
+    errno::check(unsafe { libc::fstatat(dir, name.as_ptr(), &mut st, libc::AT_SYMLINK_NOFOLLOW) })?;
+    Ok(st)
+}
+
+impl Pool {
+    /// Attributes of an inode without its backing files.
+    fn shard_stat(&self, attr: &Attr) -> libc::stat {
+        let mut st = empty_stat();
+        st.st_dev = self.device();
+        st.st_ino = attr.ino.0;
+        st.st_mode = attr.mode;
+        st.st_nlink = attr.nlink as _;
+        st.st_uid = attr.uid;
+        st.st_gid = attr.gid;
+        st.st_rdev = attr.rdev;
+        st.st_size = attr.size as i64;
+        st.st_blksize = BLOCK_BYTES as _;
+        st.st_blocks = 0;
+        let put = |sec: &mut i64, nsec: &mut i64, t: Timestamp| {
+            *sec = t.sec;
+            *nsec = t.nsec as i64;
+        };
+        put(&mut st.st_atime, &mut st.st_atime_nsec, attr.atime);
+        put(&mut st.st_mtime, &mut st.st_mtime_nsec, attr.mtime);
+        put(&mut st.st_ctime, &mut st.st_ctime_nsec, attr.ctime);
+        st
+    }
+
+    /// What a backing file adds to its inode's attributes.
+    fn merge(st: &mut libc::stat, backing: &libc::stat) {
+        st.st_size = backing.st_size;
+        st.st_blocks = backing.st_blocks;
+        (st.st_atime, st.st_atime_nsec) = (backing.st_atime, backing.st_atime_nsec);
+        (st.st_mtime, st.st_mtime_nsec) = (backing.st_mtime, backing.st_mtime_nsec);
+        let ctime = later((st.st_ctime, st.st_ctime_nsec), (backing.st_ctime, backing.st_ctime_nsec));
+        (st.st_ctime, st.st_ctime_nsec) = ctime;
+    }
+
+    /// Attributes of an inode.
+    pub(crate) fn stat_entry(&self, entry: &Entry) -> Result<libc::stat, Code> {
+        let mut st = self.shard_stat(&entry.attr);
+        if !entry.attr.is_file() {
+            return Ok(st);
+        }
+        st.st_size = 0;
+        let target = self.attached()?.target();
+        if entry.layout.is_single() {
+            match stat_at(target, BackingName::new(entry.attr.ino, 0, 0).as_c_str()) {
+                Ok(backing) => Pool::merge(&mut st, &backing),
+                Err(Code::NotFound | Code::BadDescriptor | Code::NotDirectory) => {
+                    if self.attached()?.target_was_lost(self.address()) {
+                        return self.stat_entry(entry);
+                    }
+                }
+                Err(code) => return Err(code),
+            }
+            return Ok(st);
+        }
+        self.merge_stripes(entry, &mut st)?;
+        Ok(st)
+    }
+
+    /// Several backing files: the size is the greatest that any implies, the times are of the one changed last.
+    #[cold]
+    fn merge_stripes(&self, entry: &Entry, st: &mut libc::stat) -> Result<(), Code> {
+        let target = self.attached()?.target();
+        let (shard_ctime, mut newest) = ((st.st_ctime, st.st_ctime_nsec), None);
+        let (mut size, mut blocks) = (0, 0);
+        for (component, stripe) in entry.layout.stripes() {
+            match stat_at(target, BackingName::new(entry.attr.ino, component, stripe).as_c_str()) {
+                Ok(backing) => {
+                    size = size.max(entry.layout.size_from(component, stripe, backing.st_size as u64));
+                    blocks += backing.st_blocks;
+                    let ctime = (backing.st_ctime, backing.st_ctime_nsec);
+                    if newest.is_none_or(|n| ctime > n) {
+                        newest = Some(ctime);
+                        st.st_ctime = shard_ctime.0;
+                        st.st_ctime_nsec = shard_ctime.1;
+                        Pool::merge(st, &backing);
+                    }
+                }
+                Err(Code::NotFound) => {}
+                Err(code) => return Err(code),
+            }
+        }
+        st.st_size = size as i64;
+        st.st_blocks = blocks;
+        Ok(())
+    }
+
+    /// Attributes of an inode by its number.
+    pub fn stat_inode(&self, ino: Ino) -> Result<libc::stat, Code> {
+        self.stat_entry(&self.get_attr(ino)?)
+    }
+
+    /// `stat` (with `follow`) or `lstat`.
+    pub fn stat(&self, place: Place<'_>, follow: bool, escape: &mut PathBuffer) -> Door<libc::stat> {
+        let found = self.walk_found(place, follow, escape)?;
+        Ok(self.stat_inode(found.ino)?)
+    }
+
+    /// `statx`: everything that `stat` has, and the birth time.
+    pub fn statx(&self, place: Place<'_>, follow: bool, escape: &mut PathBuffer) -> Door<libc::statx> {
+        let found = self.walk_found(place, follow, escape)?;
+        let entry = self.get_attr(found.ino)?;
+        Ok(statx_from(&self.stat_entry(&entry)?, Some(entry.attr.btime)))
+    }
+
+    /// `faccessat`: `amode` of R_OK, W_OK, X_OK; `effective` asks for the effective ids and not the real ones.
+    pub fn access(
+        &self,
+        place: Place<'_>,
+        amode: i32,
+        effective: bool,
+        follow: bool,
+        escape: &mut PathBuffer,
+    ) -> Door<()> {
+        if amode & !(libc::R_OK | libc::W_OK | libc::X_OK) != 0 {
+            return Err(Code::Invalid.into());
+        }
+        let found = self.walk_found(place, follow, escape)?;
+        let attr = self.get_attr(found.ino)?.attr;
+        let mut want = 0;
+        for (bit, permission) in [(libc::R_OK, READ), (libc::W_OK, WRITE), (libc::X_OK, EXECUTE)] {
+            if amode & bit != 0 {
+                want |= permission;
+            }
+        }
+        if permits((attr.mode, attr.uid, attr.gid), want, !effective) {
+            Ok(())
+        } else {
+            Err(Code::AccessDenied.into())
+        }
+    }
+
+    /// What `fstat` answers for a descriptor of this pool, `kernel` being the kernel's answer; none for other
+    /// descriptors. A file that has no name any more keeps the kernel's size and times and has 0 links.
+    pub fn fstat(&self, fd: RawFd, kernel: &libc::stat) -> Option<libc::stat> {
+        let ino = self.inode_of(fd, kernel)?;
+        let entry = match self.get_attr(ino) {
+            Ok(entry) => entry,
+            Err(_) => {
+                let mut st = *kernel;
+                st.st_dev = self.device();
+                st.st_ino = ino.0;
+                st.st_nlink = 0;
+                if st.st_mode & libc::S_IFMT == libc::S_IFREG {
+                    st.st_mode = libc::S_IFREG | 0o600;
+                }
+                return Some(st);
+            }
+        };
+        if entry.attr.is_file() && !entry.layout.is_single() {
+            return self.stat_entry(&entry).ok();
+        }
+        let mut st = self.shard_stat(&entry.attr);
+        if entry.attr.is_file() {
+            Pool::merge(&mut st, kernel);
+        }
+        Some(st)
+    }
+
+    /// `statfs` of the pool.
+    pub fn statfs(&self) -> Result<libc::statfs, Code> {
+        let space = self.space()?;
+        // SAFETY: an all-zero statfs is valid, and filled by the call.
+        let mut st: libc::statfs = unsafe { std::mem::zeroed() };
+        // SAFETY: the descriptor is ours and `st` is valid for the call.
+        errno::check(unsafe { libc::fstatfs(self.attached()?.target(), &mut st) })?;
+        st.f_bsize = 4096;
+        st.f_frsize = 4096;
+        st.f_blocks = space.total_bytes / 4096;
+        st.f_bfree = space.free_bytes / 4096;
+        st.f_bavail = st.f_bfree;
+        st.f_files = space.inodes.saturating_add(space.free_inodes);
+        st.f_ffree = space.free_inodes;
+        st.f_namelen = forebay_types::limits::NAME_MAX as _;
+        Ok(st)
+    }
+
+    /// `statvfs` of the pool.
+    pub fn statvfs(&self) -> Result<libc::statvfs, Code> {
+        let s = self.statfs()?;
+        // SAFETY: an all-zero statvfs is valid.
+        let mut st: libc::statvfs = unsafe { std::mem::zeroed() };
+        st.f_bsize = s.f_bsize as _;
+        st.f_frsize = s.f_frsize as _;
+        st.f_blocks = s.f_blocks as _;
+        st.f_bfree = s.f_bfree as _;
+        st.f_bavail = s.f_bavail as _;
+        st.f_files = s.f_files as _;
+        st.f_ffree = s.f_ffree as _;
+        st.f_favail = s.f_ffree as _;
+        st.f_fsid = self.device();
+        st.f_namemax = s.f_namelen as _;
+        Ok(st)
+    }
+}
+
+/// `statx` of a `stat`.
+pub(crate) fn statx_from(st: &libc::stat, btime: Option<Timestamp>) -> libc::statx {
+    // SAFETY: an all-zero statx is valid.
+    let mut x: libc::statx = unsafe { std::mem::zeroed() };
+    x.stx_mask = libc::STATX_BASIC_STATS;
+    x.stx_blksize = st.st_blksize as u32;
+    x.stx_nlink = st.st_nlink as u32;
+    x.stx_uid = st.st_uid;
+    x.stx_gid = st.st_gid;
+    x.stx_mode = st.st_mode as u16;
+    x.stx_ino = st.st_ino;
+    x.stx_size = st.st_size as u64;
+    x.stx_blocks = st.st_blocks as u64;
+    let blank = x.stx_atime;
+    let time = |sec: i64, nsec: i64| libc::statx_timestamp { tv_sec: sec, tv_nsec: nsec as u32, ..blank };
+    x.stx_atime = time(st.st_atime, st.st_atime_nsec);
+    x.stx_mtime = time(st.st_mtime, st.st_mtime_nsec);
+    x.stx_ctime = time(st.st_ctime, st.st_ctime_nsec);
+    if let Some(t) = btime {
+        x.stx_btime = time(t.sec, t.nsec as i64);
+        x.stx_mask |= libc::STATX_BTIME;
+    }
+    (x.stx_rdev_major, x.stx_rdev_minor) = (libc::major(st.st_rdev), libc::minor(st.st_rdev));
+    (x.stx_dev_major, x.stx_dev_minor) = (libc::major(st.st_dev), libc::minor(st.st_dev));
+    x
+}

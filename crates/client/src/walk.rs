@@ -1,0 +1,367 @@
+//! Path walk: from a directory along a path to an inode, or to the directory and name of the last component.
+
+use forebay_ring::NameRef;
+use forebay_types::limits::{NAME_MAX, PATH_MAX, SYMLINKS_MAX};
+use forebay_types::{Code, Ino, Kind, Reply, Request};
+
+use crate::path::{PathBuffer, Place};
+use crate::pool::{Door, Fail, Pool};
+
+/// Read permission, as in `access`.
+pub(crate) const READ: u32 = 4;
+/// Write permission.
+pub(crate) const WRITE: u32 = 2;
+/// Execute or search permission.
+pub(crate) const EXECUTE: u32 = 1;
+
+/// A component's name, copied.
+#[derive(Clone, Copy)]
+pub(crate) struct Name {
+    len: u8,
+    bytes: [u8; NAME_MAX],
+}
+
+impl Name {
+    fn new(bytes: &[u8]) -> Name {
+        let mut name = Name { len: bytes.len() as u8, bytes: [0; NAME_MAX] };
+        name.bytes[..bytes.len()].copy_from_slice(bytes);
+        name
+    }
+
+    pub(crate) fn as_bytes(&self) -> &[u8] {
+        &self.bytes[..self.len as usize]
+    }
+}
+
+/// A directory during a walk, with what permission checks need.
+#[derive(Clone, Copy)]
+pub(crate) struct Dir {
+    pub(crate) ino: Ino,
+    permissions: Option<(u32, u32, u32)>,
+}
+
+/// What the last component of a path is.
+pub(crate) enum Last {
+    /// A name in a directory, not looked up.
+    Name(Name),
+    /// `.`, or the starting directory itself (empty path, or only slashes).
+    Dot,
+    /// `..`.
+    DotDot,
+}
+
+/// The directory that holds a path's last component.
+pub(crate) struct Parent {
+    pub(crate) dir: Dir,
+    pub(crate) last: Last,
+    /// The path ended with a slash: only a directory will do.
+    pub(crate) slash: bool,
+}
+
+/// Where a walk to an inode ended.
+pub(crate) enum Target {
+    /// At this inode.
+    Found(NameRef),
+    /// At a name that does not exist in an existing directory.
+    Missing(Dir, Name),
+}
+
+/// True when a user may do `want` with something of these permissions.
+pub(crate) fn permits((mode, uid, gid): (u32, u32, u32), want: u32, real_ids: bool) -> bool {
+    // Where owner, group and others may all do it, nobody needs to be asked who they are.
+    if (mode >> 6) & (mode >> 3) & mode & want == want {
+        return true;
+    }
+    // SAFETY: these calls cannot fail.
+    let (me, my_group) = unsafe {
+        if real_ids {
+            (libc::getuid(), libc::getgid())
+        } else {
+            (libc::geteuid(), libc::getegid())
+        }
+    };
+    if me == 0 {
+        let directory = mode & libc::S_IFMT == libc::S_IFDIR;
+        return want & EXECUTE == 0 || directory || mode & 0o111 != 0;
+    }
+    let class = if me == uid {
+        mode >> 6
+    } else if my_group == gid || in_groups(gid) {
+        mode >> 3
+    } else {
+        mode
+    };
+    class & want == want
+}
+
+/// True when `gid` is among the supplementary groups.
+fn in_groups(gid: u32) -> bool {
+    // As many as the kernel allows would be 65536; a process with more than this is served as if it had these.
+    let mut groups = [0; 256];
+    // SAFETY: the array is as long as said.
+    let n = unsafe { libc::getgroups(groups.len() as i32, groups.as_mut_ptr()) };
+    n > 0 && groups[..n as usize].contains(&gid)
+}
+
+impl Dir {
+    /// Its mode, owner and group.
+    pub(crate) fn permissions(&self, pool: &Pool) -> Result<(u32, u32, u32), Code> {
+        match self.permissions {
+            Some(p) => Ok(p),
+            None => {
+                let attr = pool.get_attr(self.ino)?.attr;
+                if !attr.is_directory() {
+                    return Err(Code::NotDirectory);
+                }
+                Ok((attr.mode, attr.uid, attr.gid))
+            }
+        }
+    }
+
+    /// Fails with [`Code::AccessDenied`] unless the caller may do `want` here.
+    pub(crate) fn check(&self, pool: &Pool, want: u32) -> Result<(), Code> {
+        if permits(self.permissions(pool)?, want, false) {
+            Ok(())
+        } else {
+            Err(Code::AccessDenied)
+        }
+    }
+}
+
+/// The state of a walk. The rest of the path is `path[at..]` until a symlink was met, from then on `expanded[at..]`.
+struct Walk<'p, 'b> {
+    pool: &'p Pool,
+    path: &'p [u8],
+    expanded: &'b mut PathBuffer,
+    in_expanded: bool,
+    at: usize,
+    symlinks: usize,
+    dir: Dir,
+}
+
+/// How the next component is to be taken.
+enum Step {
+    Component { start: usize, end: usize, last: bool, slash: bool },
+    End,
+}
+
+impl Walk<'_, '_> {
+    fn bytes(&self) -> &[u8] {
+        if self.in_expanded {
+            self.expanded.as_bytes()
+        } else {
+            self.path
+        }
+    }
+
+    fn step(&self) -> Step {
+        let bytes = self.bytes();
+        let mut start = self.at;
+        while start < bytes.len() && bytes[start] == b'/' {
+            start += 1;
+        }
+        if start == bytes.len() {
+            return Step::End;
+        }
+        let mut end = start;
+        while end < bytes.len() && bytes[end] != b'/' {
+            end += 1;
+        }
+        let slash = end < bytes.len();
+        let last = bytes[end..].iter().all(|&b| b == b'/');
+        Step::Component { start, end, last, slash }
+    }
+
+    /// Goes up from the current directory; out of the pool from its root.
+    fn up(&mut self) -> Door<()> {
+        if self.dir.ino == self.root()? {
+            let prefix = self.pool.prefix();
+            let slash = prefix.iter().rposition(|&b| b == b'/').unwrap_or(0);
+            let at = self.at;
+            return self.escape(&prefix[..slash], at);
+        }
+        let parent = self.pool.get_attr(self.dir.ino)?.attr.parent;
+        self.dir = Dir { ino: parent, permissions: None };
+        Ok(())
+    }
+
+    fn root(&self) -> Result<Ino, Code> {
+        Ok(self.pool.attached()?.reply.root)
+    }
+
+    /// Leaves the pool: the caller's buffer becomes `front` and the rest of the path.
+    fn escape<T>(&mut self, front: &[u8], at: usize) -> Door<T> {
+        if !self.in_expanded {
+            self.expanded.set(self.path)?;
+            self.in_expanded = true;
+        }
+        self.expanded.replace_front(front, at.min(self.expanded.len()))?;
+        if self.expanded.is_empty() {
+            self.expanded.set(b"/")?;
+        }
+        Err(Fail::Escape)
+    }
+
+    /// Puts a symlink's target in front of what follows it, `self.at` being behind the symlink's name.
+    #[inline(never)]
+    fn follow(&mut self, link: Ino) -> Door<()> {
+        self.symlinks += 1;
+        if self.symlinks > SYMLINKS_MAX {
+            return Err(Code::TooManySymlinks.into());
+        }
+        let mut target = [0; PATH_MAX];
+        let n = self.pool.read_link_inode(link, &mut target)?;
+        let mut target = &target[..n];
+        if !self.in_expanded {
+            self.expanded.set(self.path)?;
+            self.in_expanded = true;
+        }
+        if target.first() == Some(&b'/') {
+            let prefix = self.pool.prefix();
+            let inside = !prefix.is_empty()
+                && target.starts_with(prefix)
+                && matches!(target.get(prefix.len()), None | Some(b'/'));
+            if !inside {
+                let at = self.at;
+                return self.escape(target, at);
+            }
+            target = &target[prefix.len()..];
+            self.dir = Dir { ino: self.root()?, permissions: None };
+        }
+        self.expanded.replace_front(target, self.at)?;
+        self.at = 0;
+        Ok(())
+    }
+}
+
+impl Pool {
+    fn walk<'p, 'b>(&'p self, place: Place<'p>, expanded: &'b mut PathBuffer) -> Walk<'p, 'b> {
+        let dir = Dir { ino: place.dir, permissions: None };
+        Walk { pool: self, path: place.path, expanded, in_expanded: false, at: 0, symlinks: 0, dir }
+    }
+
+    /// Walks to the directory that holds the last component.
+    pub(crate) fn walk_parent(&self, place: Place<'_>, escape: &mut PathBuffer) -> Door<Parent> {
+        if place.path.is_empty() {
+            return Err(Code::NotFound.into());
+        }
+        let mut walk = self.walk(place, escape);
+        loop {
+            let Step::Component { start, end, last, slash } = walk.step() else {
+                return Ok(Parent { dir: walk.dir, last: Last::Dot, slash: true });
+            };
+            let component = &walk.bytes()[start..end];
+            if component.len() > NAME_MAX {
+                return Err(Code::NameTooLong.into());
+            }
+            let name = Name::new(component);
+            walk.dir.check(self, EXECUTE)?;
+            if last {
+                let last = match name.as_bytes() {
+                    b"." => Last::Dot,
+                    b".." => {
+                        if walk.dir.ino == walk.root()? {
+                            walk.at = end;
+                            walk.up()?;
+                        }
+                        Last::DotDot
+                    }
+                    _ => Last::Name(name),
+                };
+                return Ok(Parent { dir: walk.dir, last, slash });
+            }
+            walk.at = end;
+            self.descend(&mut walk, &name)?;
+        }
+    }
+
+    /// One component that is not the last: to a directory, or through a symlink.
+    fn descend(&self, walk: &mut Walk<'_, '_>, name: &Name) -> Door<()> {
+        match name.as_bytes() {
+            b"." => return Ok(()),
+            b".." => return walk.up(),
+            _ => {}
+        }
+        let found = self.lookup_name(walk.dir.ino, name.as_bytes())?;
+        match found.kind {
+            Kind::Directory => {
+                walk.dir = Dir { ino: found.ino, permissions: Some(found.permissions) };
+                Ok(())
+            }
+            Kind::Symlink => walk.follow(found.ino),
+            _ => Err(Code::NotDirectory.into()),
+        }
+    }
+
+    /// Walks to an inode. `follow` follows a symlink at the end; one with a slash behind is always followed.
+    pub(crate) fn walk_to(&self, place: Place<'_>, follow: bool, escape: &mut PathBuffer) -> Door<Target> {
+        let mut walk = self.walk(place, escape);
+        loop {
+            let Step::Component { start, end, last, slash } = walk.step() else {
+                // The directory where the walk stands; with an empty path to begin with, whatever `place.dir` is.
+                let kind = match walk.dir.permissions {
+                    Some(_) => Kind::Directory,
+                    None => {
+                        let attr = self.get_attr(walk.dir.ino)?.attr;
+                        walk.dir.permissions = Some((attr.mode, attr.uid, attr.gid));
+                        attr.kind()
+                    }
+                };
+                if kind != Kind::Directory && !place.path.is_empty() {
+                    return Err(Code::NotDirectory.into());
+                }
+                let permissions = walk.dir.permissions.unwrap_or_default();
+                return Ok(Target::Found(NameRef { ino: walk.dir.ino, kind, permissions }));
+            };
+            let component = &walk.bytes()[start..end];
+            if component.len() > NAME_MAX {
+                return Err(Code::NameTooLong.into());
+            }
+            let name = Name::new(component);
+            walk.dir.check(self, EXECUTE)?;
+            walk.at = end;
+            if !last || matches!(name.as_bytes(), b"." | b"..") {
+                self.descend(&mut walk, &name)?;
+                continue;
+            }
+            let found = match self.lookup_name(walk.dir.ino, name.as_bytes()) {
+                Ok(found) => found,
+                Err(Code::NotFound) if !slash => return Ok(Target::Missing(walk.dir, name)),
+                Err(code) => return Err(code.into()),
+            };
+            match found.kind {
+                Kind::Symlink if follow || slash => walk.follow(found.ino)?,
+                Kind::Directory => return Ok(Target::Found(found)),
+                _ if slash => return Err(Code::NotDirectory.into()),
+                _ => return Ok(Target::Found(found)),
+            }
+        }
+    }
+
+    /// Walks to an existing inode.
+    pub(crate) fn walk_found(
+        &self,
+        place: Place<'_>,
+        follow: bool,
+        escape: &mut PathBuffer,
+    ) -> Door<NameRef> {
+        match self.walk_to(place, follow, escape)? {
+            Target::Found(found) => Ok(found),
+            Target::Missing(..) => Err(Code::NotFound.into()),
+        }
+    }
+
+    /// A symlink's target.
+    pub(crate) fn read_link_inode(&self, ino: Ino, buffer: &mut [u8]) -> Result<usize, Code> {
+        let mut reply = [0; PATH_MAX + 16];
+        let n = self.call(&Request::ReadLink { ino }, &mut reply)?;
+        match Reply::decode(&reply[..n])? {
+            Reply::Bytes(target) => {
+                let n = target.len().min(buffer.len());
+                buffer[..n].copy_from_slice(&target[..n]);
+                Ok(n)
+            }
+            _ => Err(Code::Malformed),
+        }
+    }
+}

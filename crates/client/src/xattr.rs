@@ -1,0 +1,144 @@
+//! Extended attributes: all are the shard's.
+
+use forebay_types::limits::{XATTR_NAME_MAX, XATTR_VALUE_MAX};
+use forebay_types::{Attr, Code, Ino, Reply, Request};
+
+use crate::path::{PathBuffer, Place};
+use crate::pool::{caller, Door, Pool};
+use crate::walk::{permits, READ, WRITE};
+
+/// Checks the namespace rules of xattr(7); reading or listing a hidden one is as if it were not there.
+fn check_name(attr: &Attr, name: &[u8], write: bool) -> Result<(), Code> {
+    if name.is_empty() || name.len() > XATTR_NAME_MAX {
+        return Err(Code::Range);
+    }
+    let root = caller().uid == 0;
+    if name.starts_with(b"user.") && name.len() > 5 {
+        if !attr.is_file() && !attr.is_directory() {
+            return Err(if write { Code::NotPermitted } else { Code::NoAttribute });
+        }
+        let want = if write { WRITE } else { READ };
+        return if permits((attr.mode, attr.uid, attr.gid), want, false) {
+            Ok(())
+        } else {
+            Err(Code::AccessDenied)
+        };
+    }
+    if name.starts_with(b"trusted.") {
+        return match (root, write) {
+            (true, _) => Ok(()),
+            (false, true) => Err(Code::NotPermitted),
+            (false, false) => Err(Code::NoAttribute),
+        };
+    }
+    if name.starts_with(b"security.") {
+        return if root || !write { Ok(()) } else { Err(Code::NotPermitted) };
+    }
+    // POSIX ACLs are not enforced here, so they are not stored either: programs fall back to the mode.
+    Err(Code::NotSupported)
+}
+
+impl Pool {
+    /// `getxattr` or `lgetxattr`: bytes of the value; with an empty buffer its length alone.
+    pub fn get_xattr(
+        &self,
+        place: Place<'_>,
+        follow: bool,
+        name: &[u8],
+        value: &mut [u8],
+        escape: &mut PathBuffer,
+    ) -> Door<usize> {
+        let found = self.walk_found(place, follow, escape)?;
+        Ok(self.get_xattr_inode(found.ino, name, value)?)
+    }
+
+    /// `setxattr` or `lsetxattr`.
+    pub fn set_xattr(
+        &self,
+        place: Place<'_>,
+        follow: bool,
+        name: &[u8],
+        value: &[u8],
+        flags: u32,
+        escape: &mut PathBuffer,
+    ) -> Door<()> {
+        let found = self.walk_found(place, follow, escape)?;
+        Ok(self.set_xattr_inode(found.ino, name, value, flags)?)
+    }
+
+    /// `listxattr` or `llistxattr`: bytes of the names, each with a NUL behind.
+    pub fn list_xattr(
+        &self,
+        place: Place<'_>,
+        follow: bool,
+        names: &mut [u8],
+        escape: &mut PathBuffer,
+    ) -> Door<usize> {
+        let found = self.walk_found(place, follow, escape)?;
+        Ok(self.list_xattr_inode(found.ino, names)?)
+    }
+
+    /// `removexattr` or `lremovexattr`.
+    pub fn remove_xattr(
+        &self,
+        place: Place<'_>,
+        follow: bool,
+        name: &[u8],
+        escape: &mut PathBuffer,
+    ) -> Door<()> {
+        let found = self.walk_found(place, follow, escape)?;
+        Ok(self.remove_xattr_inode(found.ino, name)?)
+    }
+
+    /// [`Pool::get_xattr`] of an inode.
+    pub fn get_xattr_inode(&self, ino: Ino, name: &[u8], value: &mut [u8]) -> Result<usize, Code> {
+        check_name(&self.get_attr(ino)?.attr, name, false)?;
+        self.ask_long(&Request::GetXattr { ino, name }, |reply| copy_bytes(reply, value))
+    }
+
+    /// [`Pool::set_xattr`] of an inode.
+    pub fn set_xattr_inode(&self, ino: Ino, name: &[u8], value: &[u8], flags: u32) -> Result<(), Code> {
+        if value.len() > XATTR_VALUE_MAX {
+            return Err(Code::TooBig);
+        }
+        check_name(&self.get_attr(ino)?.attr, name, true)?;
+        let request = Request::SetXattr { ino, name, value, flags };
+        if value.len() > 256 {
+            return self.ask_long(&request, |_| Ok(()));
+        }
+        self.ask_then(&request, |_| Ok(()))
+    }
+
+    /// [`Pool::list_xattr`] of an inode.
+    pub fn list_xattr_inode(&self, ino: Ino, names: &mut [u8]) -> Result<usize, Code> {
+        let root = caller().uid == 0;
+        self.ask_long(&Request::ListXattr { ino }, |reply| {
+            let Reply::Bytes(all) = reply else { return Err(Code::Malformed) };
+            let (mut n, counting) = (0, names.is_empty());
+            for name in all.split_inclusive(|&b| b == 0) {
+                if name.starts_with(b"trusted.") && !root {
+                    continue;
+                }
+                if !counting {
+                    names.get_mut(n..n + name.len()).ok_or(Code::Range)?.copy_from_slice(name);
+                }
+                n += name.len();
+            }
+            Ok(n)
+        })
+    }
+
+    /// [`Pool::remove_xattr`] of an inode.
+    pub fn remove_xattr_inode(&self, ino: Ino, name: &[u8]) -> Result<(), Code> {
+        check_name(&self.get_attr(ino)?.attr, name, true)?;
+        self.ask_then(&Request::RemoveXattr { ino, name }, |_| Ok(()))
+    }
+}
+
+fn copy_bytes(reply: Reply<'_>, to: &mut [u8]) -> Result<usize, Code> {
+    let Reply::Bytes(bytes) = reply else { return Err(Code::Malformed) };
+    if !to.is_empty() {
+        to.get_mut(..bytes.len()).ok_or(Code::Range)?.copy_from_slice(bytes);
+    }
+    Ok(bytes.len())
+}
