@@ -241,13 +241,15 @@ pub(crate) fn statx_from(st: &libc::stat, btime: Option<Timestamp>) -> libc::sta
     x.stx_ino = st.st_ino;
     x.stx_size = st.st_size as u64;
     x.stx_blocks = st.st_blocks as u64;
-    let blank = x.stx_atime;
-    let time = |sec: i64, nsec: i64| libc::statx_timestamp { tv_sec: sec, tv_nsec: nsec as u32, ..blank };
-    x.stx_atime = time(st.st_atime, st.st_atime_nsec);
-    x.stx_mtime = time(st.st_mtime, st.st_mtime_nsec);
-    x.stx_ctime = time(st.st_ctime, st.st_ctime_nsec);
+    let set = |t: &mut libc::statx_timestamp, sec: i64, nsec: i64| {
+        t.tv_sec = sec;
+        t.tv_nsec = nsec as u32;
+    };
+    set(&mut x.stx_atime, st.st_atime, st.st_atime_nsec);
+    set(&mut x.stx_mtime, st.st_mtime, st.st_mtime_nsec);
+    set(&mut x.stx_ctime, st.st_ctime, st.st_ctime_nsec);
     if let Some(t) = btime {
-        x.stx_btime = time(t.sec, t.nsec as i64);
+        set(&mut x.stx_btime, t.sec, t.nsec as i64);
         x.stx_mask |= libc::STATX_BTIME;
     }
     (x.stx_rdev_major, x.stx_rdev_minor) = (libc::major(st.st_rdev), libc::minor(st.st_rdev));

@@ -41,6 +41,7 @@ pub(crate) struct Dir {
 }
 
 /// What the last component of a path is.
+#[expect(clippy::large_enum_variant, reason = "a walk may run in a signal handler: no allocation")]
 pub(crate) enum Last {
     /// A name in a directory, not looked up.
     Name(Name),
@@ -59,6 +60,7 @@ pub(crate) struct Parent {
 }
 
 /// Where a walk to an inode ended.
+#[expect(clippy::large_enum_variant, reason = "a walk may run in a signal handler: no allocation")]
 pub(crate) enum Target {
     /// At this inode.
     Found(NameRef),
