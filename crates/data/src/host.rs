@@ -1,0 +1,43 @@
+//! Where facts about this node are read: `/proc`, `/sys` and `/etc`, under a root that tests replace.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The root under which `/proc`, `/sys`, `/etc` and `/run` are read.
+#[derive(Clone, Debug)]
+pub struct Host {
+    root: PathBuf,
+}
+
+impl Host {
+    /// This node.
+    pub fn this() -> Host {
+        Host::at("/")
+    }
+
+    /// A made-up node whose files lie under `root`.
+    pub fn at(root: impl Into<PathBuf>) -> Host {
+        Host { root: root.into() }
+    }
+
+    /// The absolute `path`, under the root.
+    pub(crate) fn path(&self, path: impl AsRef<Path>) -> PathBuf {
+        let path = path.as_ref();
+        self.root.join(path.strip_prefix("/").unwrap_or(path))
+    }
+
+    /// The whole text of a file. Bytes that are not UTF-8 are replaced: no number or keyword has any.
+    pub(crate) fn read(&self, path: impl AsRef<Path>) -> io::Result<String> {
+        Ok(String::from_utf8_lossy(&std::fs::read(self.path(path))?).into_owned())
+    }
+
+    /// The text of a file that holds one number, or `max`, which gives none.
+    pub(crate) fn read_number(&self, path: impl AsRef<Path>) -> Option<u64> {
+        self.read(path).ok()?.trim().parse().ok()
+    }
+
+    /// Whether `path` exists.
+    pub(crate) fn has(&self, path: impl AsRef<Path>) -> bool {
+        self.path(path).exists()
+    }
+}

@@ -1,0 +1,148 @@
+//! Whether a file system's leases (F_SETLEASE) behave as drain and evict need.
+//!
+//! A file is clean only if it was copied while no descriptor or mapping could write it, which a read lease shows by being
+//! refused; it may be evicted only if nobody has it open, which a write lease shows. Local file systems keep both
+//! promises. overlayfs grants leases over live mappings, for the mapping is of another inode; network file systems
+//! grant none or lie. So the test is made on the target itself.
+
+use std::ffi::c_int;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::fs::OFlags;
+use rustix::io::Errno;
+use rustix::mm::{MapFlags, ProtFlags};
+
+use crate::probe::ProbeFile;
+
+const BYTES: usize = 4096;
+/// A lease that nobody stands against is asked for so often, a millisecond apart: an indexer or scanner may look at a new
+/// file.
+const TRIES: u32 = 100;
+
+/// Why leases in `directory` do not do for drain and evict; none when they do. Makes a file there and removes it.
+pub fn lease_fault(directory: impl AsFd) -> Option<String> {
+    let fault = |e: Errno| format!("leases could not be tested: {e}");
+    match ProbeFile::new(directory.as_fd(), BYTES as u64) {
+        Ok(file) => check(&file).unwrap_or_else(|e| Some(fault(e))),
+        Err(e) => Some(fault(e)),
+    }
+}
+
+/// A fault of the leases, or of the test itself.
+fn check(file: &ProbeFile<'_>) -> Result<Option<String>, Errno> {
+    let no = |fault: &str| Ok(Some(fault.to_owned()));
+
+    let writer = file.open(OFlags::RDWR)?;
+    if lease(&file.open(OFlags::RDONLY)?, libc::F_RDLCK).is_ok() {
+        return no("a read lease is granted while a writable descriptor is open");
+    }
+    let mapping = Mapping::new(&writer, ProtFlags::READ | ProtFlags::WRITE)?;
+    drop(writer);
+    if lease(&file.open(OFlags::RDONLY)?, libc::F_RDLCK).is_ok() {
+        return no("a read lease is granted while a writable shared mapping lives");
+    }
+    drop(mapping);
+    if let Err(e) = lease_in_the_end(file, libc::F_RDLCK)? {
+        return Ok(Some(format!("a read lease on a file that nobody writes is refused: {e}")));
+    }
+
+    let reader = file.open(OFlags::RDONLY)?;
+    if lease(&file.open(OFlags::RDONLY)?, libc::F_WRLCK).is_ok() {
+        return no("a write lease is granted while another descriptor is open");
+    }
+    let mapping = Mapping::new(&reader, ProtFlags::READ)?;
+    drop(reader);
+    if lease(&file.open(OFlags::RDONLY)?, libc::F_WRLCK).is_ok() {
+        return no("a write lease is granted while a shared mapping lives");
+    }
+    drop(mapping);
+    if let Err(e) = lease_in_the_end(file, libc::F_WRLCK)? {
+        return Ok(Some(format!("a write lease on a file that nobody has open is refused: {e}")));
+    }
+
+    let holder = file.open(OFlags::RDONLY)?;
+    if let Err(e) = lease(&holder, libc::F_RDLCK) {
+        return Ok(Some(format!("a second read lease is refused: {e}")));
+    }
+    match file.open(OFlags::RDWR | OFlags::NONBLOCK) {
+        Err(Errno::WOULDBLOCK) => {}
+        Err(e) => return Err(e),
+        Ok(_) => return no("an open for writing does not wait for a read lease"),
+    }
+    // SAFETY: F_GETLEASE takes no argument; the descriptor is open.
+    if unsafe { libc::fcntl(holder.as_raw_fd(), libc::F_GETLEASE) } != libc::F_UNLCK {
+        return no("the holder of a read lease does not learn of an open for writing");
+    }
+    drop(holder);
+    file.open(OFlags::RDWR)?;
+    Ok(None)
+}
+
+/// Asks for a lease, and silences the signal by which the kernel would report its end: SIGIO kills who does not
+/// expect it.
+fn lease(file: &OwnedFd, kind: c_int) -> Result<(), Errno> {
+    // SAFETY: F_SETLEASE takes an int; the descriptor is open.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETLEASE, kind) } != 0 {
+        let e = std::io::Error::last_os_error().raw_os_error();
+        return Err(Errno::from_raw_os_error(e.unwrap_or(libc::EIO)));
+    }
+    // Nobody else knows the file's name, so nobody opens it before its owner is nobody.
+    // SAFETY: F_SETOWN takes an int; the descriptor is open.
+    unsafe { libc::fcntl(file.as_raw_fd(), libc::F_SETOWN, 0) };
+    Ok(())
+}
+
+/// Asks again for a while when the lease is refused; a lease that was granted ends with the descriptor.
+fn lease_in_the_end(file: &ProbeFile<'_>, kind: c_int) -> Result<Result<(), Errno>, Errno> {
+    let mut outcome = Ok(());
+    for _ in 0..TRIES {
+        outcome = lease(&file.open(OFlags::RDONLY)?, kind);
+        if outcome != Err(Errno::AGAIN) {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(outcome)
+}
+
+/// A shared mapping of a file's first page.
+struct Mapping(*mut std::ffi::c_void);
+
+impl Mapping {
+    fn new(file: impl AsFd, protection: ProtFlags) -> Result<Mapping, Errno> {
+        // SAFETY: the kernel chooses the place, and nothing reads or writes through the mapping.
+        let at = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), BYTES, protection, MapFlags::SHARED, file.as_fd(), 0)?
+        };
+        Ok(Mapping(at))
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: it is the mapping made above, of this length, and nobody holds a pointer into it.
+        let _ = unsafe { rustix::mm::munmap(self.0, BYTES) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+    use std::fs::File;
+    use std::path::Path;
+
+    #[test]
+    fn lease_fault_on_a_tmpfs_is_none_and_no_file_stays() {
+        let scratch = Scratch::within(Path::new("/dev/shm"));
+        assert_eq!(lease_fault(File::open(scratch.path()).unwrap()), None);
+        assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn lease_fault_where_no_file_can_be_made_is_told() {
+        let fault = lease_fault(File::open("/proc").unwrap()).unwrap();
+        assert!(fault.contains("could not be tested"), "{fault}");
+    }
+}

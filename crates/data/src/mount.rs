@@ -1,0 +1,225 @@
+//! A tmpfs of our own for a target: visible at a directory, or in no namespace at all.
+//!
+//! An attached one is what `forebay up` makes where it may; it outlives every process and is unmounted by `forebay down`. A
+//! detached one exists through its descriptors alone: nothing is left when the last of them is closed, however its
+//! holders end, so embedded pools use it. Where mounting is not allowed, the detached one is made in a user namespace of a
+//! child; see `namespace.rs`.
+//!
+//! Tests: `tests/mounts.rs`.
+
+use std::fmt::Display;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use forebay_types::{Code, Error, Result};
+use rustix::io::Errno;
+use rustix::mount::{MoveMountFlags, UnmountFlags};
+
+use crate::host::Host;
+use crate::mountinfo;
+use crate::namespace::{mount_in_child, Step, Way};
+use crate::size::format_size;
+use crate::tmpfs::{root_of, Tmpfs, SOURCE};
+
+/// When a mount goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Unmount {
+    /// At once, or not at all when it is in use.
+    Now,
+    /// From its directory at once, from memory when the last who uses it is done.
+    WhenUnused,
+}
+
+/// Mounts a tmpfs of `bytes` bytes on the empty directory `at`, its root owned by user and group `owner` or the
+/// caller; a descriptor of its root. [`Code::NotPermitted`] to who may not mount.
+pub fn attached_tmpfs(at: &Path, bytes: u64, owner: Option<(u32, u32)>) -> Result<OwnedFd> {
+    let what = || format!("cannot mount a tmpfs of {} on {}", format_size(bytes), at.display());
+    let mut entries =
+        std::fs::read_dir(at).map_err(|e| Error::io(what(), &e).cure("make the directory first"))?;
+    if entries.next().is_some() {
+        return Err(Error::new(Code::NotEmpty, what())
+            .why("the directory is not empty, and the mount would hide what is in it")
+            .cure("give an empty directory"));
+    }
+    let directory = File::open(at).map_err(|e| Error::io(what(), &e))?;
+    attach(&Tmpfs::new(bytes, owner), &directory).map_err(|e| {
+        Error::io(what(), &e.into()).cure(match e {
+            Errno::PERM | Errno::ACCESS => {
+                "only a user with CAP_SYS_ADMIN may mount: use the directory as it is"
+            }
+            _ => "use the directory as it is, or one on another file system",
+        })
+    })
+}
+
+fn attach(tmpfs: &Tmpfs, directory: &File) -> std::result::Result<OwnedFd, Errno> {
+    match tmpfs.mount() {
+        Ok(mount) => {
+            let by_descriptors =
+                MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
+            rustix::mount::move_mount(mount.as_fd(), c"", directory.as_fd(), c"", by_descriptors)?;
+            root_of(mount.as_fd())
+        }
+        Err(Errno::NOSYS) => attach_old(tmpfs, directory),
+        Err(e) => Err(e),
+    }
+}
+
+/// The same by mount(2), before Linux 5.2.
+fn attach_old(tmpfs: &Tmpfs, directory: &File) -> std::result::Result<OwnedFd, Errno> {
+    let path = std::fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(directory)))
+        .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
+    let path =
+        std::ffi::CString::new(path.into_os_string().into_encoded_bytes()).map_err(|_| Errno::INVAL)?;
+    tmpfs.mount_at(&path)?;
+    let flags = rustix::fs::OFlags::RDONLY | rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::CLOEXEC;
+    rustix::fs::open(path.as_c_str(), flags, rustix::fs::Mode::empty())
+}
+
+/// Makes a tmpfs of `bytes` bytes that is in no namespace; a descriptor of its root. It vanishes, with all that is in it,
+/// when the last descriptor of it or of a file in it is closed and the last mapping is gone. It needs no privilege
+/// where user namespaces are allowed, and any process that is given the descriptor can use it.
+///
+/// Made without privilege, it lets only processes of the caller's user and group create files: others get EOVERFLOW.
+pub fn detached_tmpfs(bytes: u64) -> Result<OwnedFd> {
+    let tmpfs = Tmpfs::new(bytes, None);
+    let (direct, way) = match tmpfs.mount().and_then(|mount| root_of(mount.as_fd())) {
+        Ok(root) => return Ok(root),
+        Err(Errno::NOSYS) => match mount_in_child(&tmpfs, Way::MountOld) {
+            Ok(root) => return Ok(root),
+            Err((_, e)) => (e, Way::UserOld),
+        },
+        Err(e) => (e, Way::UserNew),
+    };
+    mount_in_child(&tmpfs, way).map_err(|(step, e)| no_detached(bytes, direct, step, e))
+}
+
+fn no_detached(bytes: u64, direct: Errno, step: Step, e: Errno) -> Error {
+    let reason: &dyn Display = match (step, e) {
+        (Step::Enter, Errno::NOSPC | Errno::USERS) => {
+            &"their number is limited (sysctl user.max_user_namespaces)"
+        }
+        _ => &e,
+    };
+    Error::new(
+        Code::from_errno(e.raw_os_error()),
+        format!("cannot make a private tmpfs of {}", format_size(bytes)),
+    )
+    .why(format!("mounting: {direct}; without privilege, {}: {reason}", step.name()))
+    .cure("allow user namespaces, run it as root, or give a directory in memory: --path /dev/shm/NAME")
+}
+
+/// Whether a tmpfs that Forebay mounted is what one sees at `path`: at its root, not below.
+pub fn is_mounted_here(path: &Path) -> Result<bool> {
+    Ok(find(path)?.is_some())
+}
+
+/// The canonical form of `path` if a tmpfs of ours is mounted there.
+fn find(path: &Path) -> Result<Option<PathBuf>> {
+    let failed =
+        |e: &std::io::Error| Error::io(format!("cannot see what is mounted at {}", path.display()), e);
+    let missing = |e: &std::io::Error| {
+        matches!(e.kind(), std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory)
+    };
+    let canonical = match path.canonicalize() {
+        Ok(canonical) => canonical,
+        Err(e) if missing(&e) => return Ok(None),
+        Err(e) => return Err(failed(&e)),
+    };
+    let device = canonical.metadata().map_err(|e| failed(&e))?.dev();
+    let device = (rustix::fs::major(device), rustix::fs::minor(device));
+    // Of this thread: mount namespaces are per thread. Of several mounts at one point only one has the device seen.
+    let text = Host::this().read("/proc/thread-self/mountinfo").map_err(|e| failed(&e))?;
+    let ours = mountinfo::parse(&text).into_iter().any(|mount| {
+        mount.point == canonical
+            && mount.device == device
+            && mount.fs_type == "tmpfs"
+            && mount.source.as_bytes() == SOURCE.to_bytes()
+            && mount.root == Path::new("/")
+    });
+    Ok(ours.then_some(canonical))
+}
+
+/// Unmounts the tmpfs at `path`. [`Code::Invalid`] when what is there is not one that Forebay mounted, [`Code::Busy`] when
+/// it is in use and [`Unmount::Now`] was asked.
+pub fn unmount(path: &Path, when: Unmount) -> Result<()> {
+    let what = || format!("cannot unmount {}", path.display());
+    let Some(canonical) = find(path)? else {
+        return Err(Error::new(Code::Invalid, what()).why("no tmpfs of Forebay's is mounted there"));
+    };
+    let flags = match when {
+        Unmount::Now => UnmountFlags::NOFOLLOW,
+        Unmount::WhenUnused => UnmountFlags::NOFOLLOW | UnmountFlags::DETACH,
+    };
+    rustix::mount::unmount(&canonical, flags).map_err(|e| {
+        Error::io(what(), &e.into()).cure(match e {
+            Errno::BUSY => "end the programs that have files open or work in it (fuser -m names them)",
+            Errno::PERM => "only a user with CAP_SYS_ADMIN may unmount",
+            _ => "",
+        })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+
+    #[test]
+    fn find_ordinary_and_missing_directories_are_not_ours() {
+        let scratch = Scratch::new();
+        for path in [scratch.path(), Path::new("/"), Path::new("/proc"), &scratch.path().join("none")] {
+            assert!(!is_mounted_here(path).unwrap(), "{}", path.display());
+            let e = unmount(path, Unmount::Now).unwrap_err();
+            assert_eq!(e.code, Code::Invalid, "{e}");
+        }
+    }
+
+    #[test]
+    fn attached_tmpfs_over_files_is_refused() {
+        let scratch = Scratch::with(&[("precious", "text")]);
+        let e = attached_tmpfs(scratch.path(), 1 << 20, None).unwrap_err();
+        assert_eq!(e.code, Code::NotEmpty, "{e}");
+    }
+
+    #[test]
+    fn no_detached_says_why_both_ways_failed_and_what_to_do() {
+        let e = no_detached(1 << 30, Errno::PERM, Step::Enter, Errno::NOSPC);
+        let text = e.to_string();
+        assert!(
+            text.contains("1 GiB") && text.contains("max_user_namespaces") && text.contains("--path"),
+            "{e}"
+        );
+    }
+
+    #[test]
+    fn attach_old_mounts_the_same_file_system() {
+        crate::testing::in_mount_namespace(|| {
+            let scratch = Scratch::new();
+            let directory = File::open(scratch.path()).unwrap();
+            let root = attach_old(&Tmpfs::new(1 << 20, Some((1000, 1000))), &directory).unwrap();
+            assert!(is_mounted_here(scratch.path()).unwrap());
+            let stat = rustix::fs::fstat(&root).unwrap();
+            assert_eq!((stat.st_uid, stat.st_mode & 0o7777), (1000, 0o700));
+            drop(root);
+            unmount(scratch.path(), Unmount::Now).unwrap();
+        });
+    }
+
+    #[test]
+    fn mount_in_child_every_way_gives_a_tmpfs_that_works() {
+        for way in [Way::UserNew, Way::UserOld, Way::MountOld] {
+            match mount_in_child(&Tmpfs::new(4 << 20, None), way) {
+                Ok(root) => {
+                    let target = root.as_fd();
+                    crate::Target::format(target).unwrap();
+                    let space = rustix::fs::fstatvfs(target).unwrap();
+                    assert_eq!(space.f_blocks * space.f_frsize, 4 << 20, "{way:?}");
+                }
+                Err((step, e)) => println!("skipped {way:?}: {}: {e}", step.name()),
+            }
+        }
+    }
+}

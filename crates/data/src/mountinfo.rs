@@ -1,0 +1,109 @@
+//! `/proc/.../mountinfo`, as proc_pid_mountinfo(5) has it: what is mounted where.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
+
+/// A line of mountinfo.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Mount {
+    /// Device number of the file system, as `st_dev` shows it: major and minor.
+    pub(crate) device: (u32, u32),
+    /// The directory of the file system that is mounted.
+    pub(crate) root: PathBuf,
+    /// Where.
+    pub(crate) point: PathBuf,
+    /// `tmpfs`, `ext4`, `fuse.sshfs`, ....
+    pub(crate) fs_type: String,
+    /// What was given as source.
+    pub(crate) source: String,
+    /// Options of the file system: `rw`, `size=...`, `huge=...`.
+    pub(crate) options: Vec<String>,
+}
+
+impl Mount {
+    /// The value of option `key`; empty for a flag.
+    pub(crate) fn option(&self, key: &str) -> Option<&str> {
+        self.options.iter().find_map(|option| match option.split_once('=') {
+            Some((name, value)) if name == key => Some(value),
+            None if option == key => Some(""),
+            _ => None,
+        })
+    }
+}
+
+/// The mounts in the text of a mountinfo, in its order; lines that make no sense are left out.
+pub(crate) fn parse(text: &str) -> Vec<Mount> {
+    text.lines().filter_map(parse_line).collect()
+}
+
+fn parse_line(line: &str) -> Option<Mount> {
+    let (before, after) = line.split_once(" - ")?;
+    let mut fields = before.split(' ').skip(2);
+    let (major, minor) = fields.next()?.split_once(':')?;
+    let (root, point) = (unescape(fields.next()?), unescape(fields.next()?));
+    let mut fields = after.split(' ');
+    let (fs_type, source) = (fields.next()?.to_owned(), fields.next()?);
+    let options = fields.next().unwrap_or("").split(',').map(str::to_owned).collect();
+    Some(Mount {
+        device: (major.parse().ok()?, minor.parse().ok()?),
+        root: root.into(),
+        point: point.into(),
+        fs_type,
+        source: unescape(source).to_string_lossy().into_owned(),
+        options,
+    })
+}
+
+/// Undoes the `\040` of blanks, tabs, newlines and backslashes.
+fn unescape(text: &str) -> OsString {
+    let bytes = text.as_bytes();
+    let (mut out, mut at) = (Vec::with_capacity(bytes.len()), 0);
+    while at < bytes.len() {
+        let octal = bytes.get(at + 1..at + 4).filter(|_| bytes[at] == b'\\').and_then(|digits| {
+            digits
+                .iter()
+                .try_fold(0u32, |value, d| matches!(d, b'0'..=b'7').then(|| value * 8 + (d - b'0') as u32))
+        });
+        match octal.and_then(|value| u8::try_from(value).ok()) {
+            Some(byte) => {
+                out.push(byte);
+                at += 4;
+            }
+            None => {
+                out.push(bytes[at]);
+                at += 1;
+            }
+        }
+    }
+    OsString::from_vec(out)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parse_escapes_optional_fields_and_flags_are_understood() {
+        let text = "30 25 0:27 / /mnt/a\\040b\\134c rw,nosuid shared:9 master:1 - tmpfs forebay rw,size=4k,inode64\n\
+                    nonsense\n\
+                    31 23 8:1 /sub / rw,relatime - ext4 /dev/sda1 rw\n";
+        let mounts = parse(text);
+        assert_eq!(mounts.len(), 2);
+        assert_eq!(mounts[0].point, PathBuf::from("/mnt/a b\\c"));
+        assert_eq!((mounts[0].device, mounts[0].fs_type.as_str()), ((0, 27), "tmpfs"));
+        assert_eq!(mounts[0].source, "forebay");
+        assert_eq!(mounts[0].option("size"), Some("4k"));
+        assert_eq!(mounts[0].option("inode64"), Some(""));
+        assert_eq!(mounts[0].option("huge"), None);
+        assert_eq!(mounts[1].root, PathBuf::from("/sub"));
+    }
+
+    #[test]
+    fn parse_own_mountinfo_has_a_root() {
+        let text = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+        let mounts = parse(&text);
+        assert_eq!(mounts.len(), text.lines().count());
+        assert!(mounts.iter().any(|m| m.point == std::path::Path::new("/")));
+    }
+}

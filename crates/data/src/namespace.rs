@@ -1,0 +1,189 @@
+//! A mount made in namespaces of a short-lived child, and handed back as a descriptor.
+//!
+//! A user who may not mount may do so in a user namespace of their own. The child enters one, maps its own user and
+//! group onto themselves, makes the mount and sends its root over a socket; then it ends, and its namespaces with it. The
+//! mount stays as long as someone holds a descriptor, and works in every process that does, in whatever namespace, with
+//! one limit: a process whose group is not the one that was mapped cannot create files there (EOVERFLOW).
+//!
+//! The child of a process with threads may only make system calls: everything is prepared before the fork, and nothing
+//! here allocates, locks or panics after it.
+
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::MountPropagationFlags;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
+};
+use rustix::process::{Pid, WaitOptions};
+use rustix::thread::UnshareFlags;
+
+use crate::tmpfs::{root_of, Tmpfs};
+
+/// How the child mounts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Way {
+    /// In a user namespace, by fsmount.
+    UserNew,
+    /// In a user namespace, by mount(2): before Linux 5.2.
+    UserOld,
+    /// In a mount namespace alone, by mount(2): as a user who may mount, before Linux 5.2.
+    MountOld,
+}
+
+/// What the child was doing when it failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum Step {
+    /// Making it and hearing from it.
+    Start = 1,
+    /// Entering the namespaces.
+    Enter = 2,
+    /// Mapping user and group.
+    Map = 3,
+    /// Mounting.
+    Mount = 4,
+}
+
+impl Step {
+    fn of(number: u8) -> Step {
+        match number {
+            2 => Step::Enter,
+            3 => Step::Map,
+            4 => Step::Mount,
+            _ => Step::Start,
+        }
+    }
+
+    /// For messages: what could not be done.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Step::Start => "starting a process that mounts",
+            Step::Enter => "entering a user namespace",
+            Step::Map => "mapping the user into a namespace",
+            Step::Mount => "mounting in a namespace",
+        }
+    }
+}
+
+/// Bytes of the child's message: step and errno, zero when the descriptor comes with it.
+const MESSAGE_BYTES: usize = 8;
+
+/// The root directory of a tmpfs that is in no namespace that anyone can enter.
+pub(crate) fn mount_in_child(tmpfs: &Tmpfs, way: Way) -> Result<OwnedFd, (Step, Errno)> {
+    let start = |e: Errno| (Step::Start, e);
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    let (uid_map, gid_map) = (format!("{uid} {uid} 1\n"), format!("{gid} {gid} 1\n"));
+    let (ours, childs) =
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
+            .map_err(start)?;
+
+    // SAFETY: the child makes system calls alone, on memory prepared above, and ends by _exit: it takes no lock that
+    // another thread of the parent may have held and runs no destructor of the parent's.
+    let pid = unsafe { libc::fork() };
+    if pid == 0 {
+        let outcome = make(tmpfs, way, uid_map.as_bytes(), gid_map.as_bytes());
+        let sent = match &outcome {
+            Ok(mount) => send(&childs, [0; MESSAGE_BYTES], Some(mount.as_fd())),
+            Err((step, e)) => {
+                let mut message = [*step as u8; MESSAGE_BYTES];
+                message[4..].copy_from_slice(&e.raw_os_error().to_le_bytes());
+                send(&childs, message, None)
+            }
+        };
+        // SAFETY: ends this process, which shares nothing with its parent but files.
+        unsafe { libc::_exit(sent.is_err() as i32) };
+    }
+    let Some(child) = Pid::from_raw(pid).filter(|_| pid > 0) else {
+        let e = std::io::Error::last_os_error().raw_os_error().unwrap_or(libc::EAGAIN);
+        return Err(start(Errno::from_raw_os_error(e)));
+    };
+    // Closed here, so that a child that dies without a word is heard as the end of the stream.
+    drop(childs);
+    let outcome = receive(&ours);
+    // It has ended or is about to. Another part of the process may have collected it already.
+    while matches!(rustix::process::waitpid(Some(child), WaitOptions::empty()), Err(Errno::INTR)) {}
+    outcome
+}
+
+/// In the child.
+fn make(tmpfs: &Tmpfs, way: Way, uid_map: &[u8], gid_map: &[u8]) -> Result<OwnedFd, (Step, Errno)> {
+    let at = |step: Step| move |e: Errno| (step, e);
+    let user = way != Way::MountOld;
+    let spaces = if user { UnshareFlags::NEWUSER | UnshareFlags::NEWNS } else { UnshareFlags::NEWNS };
+    // SAFETY: neither flag unshares the table of descriptors, and the process has one thread.
+    unsafe { rustix::thread::unshare_unsafe(spaces) }.map_err(at(Step::Enter))?;
+    if user {
+        // Without this a plain user may not map a group; before Linux 3.19 there is no such file and no need.
+        match write_file(c"/proc/self/setgroups", b"deny") {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(e) => return Err((Step::Map, e)),
+        }
+        write_file(c"/proc/self/uid_map", uid_map).map_err(at(Step::Map))?;
+        write_file(c"/proc/self/gid_map", gid_map).map_err(at(Step::Map))?;
+    }
+    let mount = || match way {
+        Way::UserNew => root_of(tmpfs.mount()?.as_fd()),
+        Way::UserOld | Way::MountOld => {
+            // What is mounted here must not show outside.
+            let private = MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC;
+            rustix::mount::mount_change(c"/", private)?;
+            // Any directory does, and this one was there a moment ago.
+            tmpfs.mount_at(c"/proc")?;
+            let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            rustix::fs::open(c"/proc", flags, Mode::empty())
+        }
+    };
+    mount().map_err(at(Step::Mount))
+}
+
+fn write_file(path: &std::ffi::CStr, text: &[u8]) -> Result<(), Errno> {
+    let file = rustix::fs::open(path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())?;
+    rustix::io::write(file, text).map(drop)
+}
+
+fn send(
+    socket: &OwnedFd,
+    message: [u8; MESSAGE_BYTES],
+    descriptor: Option<BorrowedFd<'_>>,
+) -> Result<(), Errno> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let descriptors: &[BorrowedFd<'_>] = descriptor.as_slice();
+    if !descriptors.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(descriptors));
+    }
+    rustix::net::sendmsg(socket, &[IoSlice::new(&message)], &mut control, SendFlags::NOSIGNAL).map(drop)
+}
+
+/// In the parent.
+fn receive(socket: &OwnedFd) -> Result<OwnedFd, (Step, Errno)> {
+    let mut message = [0; MESSAGE_BYTES];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let received = loop {
+        let into = &mut [IoSliceMut::new(&mut message)];
+        match rustix::net::recvmsg(socket, into, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) => {}
+            Err(e) => return Err((Step::Start, e)),
+            Ok(received) => break received.bytes,
+        }
+    };
+    for part in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(mut descriptors) = part {
+            if let Some(mount) = descriptors.next() {
+                return Ok(mount);
+            }
+        }
+    }
+    let [step, _, _, _, errno @ ..] = message;
+    match (received, i32::from_le_bytes(errno)) {
+        (MESSAGE_BYTES, errno) if errno != 0 => Err((Step::of(step), Errno::from_raw_os_error(errno))),
+        // It was killed before it could say anything.
+        _ => Err((Step::Start, Errno::CHILD)),
+    }
+}

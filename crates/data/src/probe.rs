@@ -1,0 +1,323 @@
+//! What the file system under a directory is, what it can do, and what its lacks cost.
+//!
+//! What can be tried is tried, on a file made in the directory and removed again, for an option that is set need not be
+//! in effect; what cannot is read from mountinfo. A mount that is in no namespace has no line there: then its type is
+//! told by its magic number, and `inode64` is not known.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use forebay_types::{Error, Result};
+use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, StatVfsMountFlags, XattrFlags};
+use rustix::io::Errno;
+
+use crate::host::Host;
+use crate::lease::lease_fault;
+use crate::mountinfo::{self, Mount};
+use crate::target::backing_stat;
+
+/// Longer than any huge page that backs files (2 MiB; on arm64 with 64 KiB pages 512 MiB: there the probe says none).
+const HUGE_PROBE_BYTES: u64 = 4 << 20;
+const BLOCK_BYTES: u64 = 64 << 10;
+
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+const RAMFS_MAGIC: u64 = 0x8584_58f6;
+
+/// File systems by the magic number of statfs(2), where mountinfo does not know them.
+const MAGICS: &[(u64, &str)] = &[
+    (TMPFS_MAGIC, "tmpfs"),
+    (RAMFS_MAGIC, "ramfs"),
+    (0xef53, "ext4"),
+    (0x5846_5342, "xfs"),
+    (0x9123_683e, "btrfs"),
+    (0x2fc1_2fc1, "zfs"),
+    (0xf2f5_2010, "f2fs"),
+    (0x794c_7630, "overlay"),
+    (0x6969, "nfs"),
+    (0x0bd0_0bd0, "lustre"),
+    (0x4750_4653, "gpfs"),
+    (0x00c3_6400, "ceph"),
+    (0x1983_0326, "beegfs"),
+    (0xff53_4d42, "cifs"),
+    (0xfe53_4d42, "smb3"),
+    (0x0102_1997, "9p"),
+    (0x6573_5546, "fuse"),
+];
+
+/// File systems whose files other nodes see: no place for a target.
+const REMOTE: &[&str] =
+    &["nfs", "nfs4", "lustre", "gpfs", "ceph", "beegfs", "cifs", "smb3", "9p", "afs", "orangefs"];
+
+/// Huge pages of a tmpfs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum HugePages {
+    /// Not a tmpfs.
+    NotApplicable,
+    /// None.
+    Off,
+    /// For files that fill them.
+    On,
+    /// For every file, however small (`huge=always`).
+    Always,
+}
+
+/// What the file system under a directory is and can do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Capabilities {
+    /// Its type: `tmpfs`, `ext4`, `xfs`, `overlay`, `nfs4`, `lustre`, `fuse.sshfs`, ....
+    pub fs_type: String,
+    /// Huge pages behind file data.
+    pub huge_pages: HugePages,
+    /// Inode numbers of 64 bits; none where that is not known or does not apply.
+    pub inode64: Option<bool>,
+    /// Unnamed files.
+    pub o_tmpfile: bool,
+    /// Space can be taken ahead of use.
+    pub fallocate: bool,
+    /// Space of a hole comes back.
+    pub punch_hole: bool,
+    /// Extended attributes `user.*`.
+    pub user_xattrs: bool,
+    /// Programs can be run from it.
+    pub exec: bool,
+    /// Why its leases do not do for drain and evict; none when they do.
+    pub lease_fault: Option<String>,
+}
+
+impl Capabilities {
+    /// Tries what the file system of `directory` can do. The directory must be writable; a file is made in it and
+    /// removed.
+    pub fn of(directory: impl AsFd) -> Result<Capabilities> {
+        let directory = directory.as_fd();
+        probe(directory).map_err(|e| {
+            Error::io("cannot try what the target's file system can do", &e.into())
+                .cure("give a directory that you can write, with --path")
+        })
+    }
+
+    /// Whether clean files may be drained and evicted here.
+    pub fn can_drain(&self) -> bool {
+        self.lease_fault.is_none()
+    }
+
+    /// What its lacks cost the user: one line of English each, for `forebay status`.
+    pub fn costs(&self) -> Vec<String> {
+        let mut costs = Vec::new();
+        let mut say = |applies: bool, text: &str| {
+            if applies {
+                costs.push(text.to_owned());
+            }
+        };
+        say(
+            REMOTE.contains(&self.fs_type.as_str()) || self.fs_type.starts_with("fuse"),
+            "not a medium of this node: every access crosses the network or another program, so nothing is gained",
+        );
+        say(
+            self.huge_pages == HugePages::Off,
+            "not a tmpfs of its own: first writes run at about half speed because huge pages are off",
+        );
+        say(
+            self.huge_pages == HugePages::Always,
+            "mounted huge=always: every file takes at least 2 MiB, however small (huge=within_size does not)",
+        );
+        say(
+            self.inode64 == Some(false),
+            "inode numbers have 32 bits: after 4 billion files two may share one, which confuses tar and rsync",
+        );
+        say(
+            !self.fallocate,
+            "space cannot be taken ahead (no fallocate): when it is full, programs that map files get SIGBUS",
+        );
+        say(!self.punch_hole, "holes cannot be punched: space comes back only when a file is cut or removed");
+        say(!self.o_tmpfile, "no unnamed files (O_TMPFILE)");
+        say(!self.exec, "mounted noexec: programs kept in the pool cannot be run");
+        if let Some(fault) = &self.lease_fault {
+            costs.push(format!(
+                "no drain and no evict, for its leases cannot tell whether a file is in use: {fault}"
+            ));
+        }
+        costs
+    }
+}
+
+/// Whether the file system under `directory` keeps files in memory.
+pub(crate) fn is_memory(directory: BorrowedFd<'_>) -> std::result::Result<bool, Errno> {
+    Ok(matches!(magic(directory)?, TMPFS_MAGIC | RAMFS_MAGIC))
+}
+
+fn magic(directory: BorrowedFd<'_>) -> std::result::Result<u64, Errno> {
+    // 32 bits on the wire, sign-extended on some machines.
+    Ok(rustix::fs::fstatfs(directory)?.f_type as u64 & 0xffff_ffff)
+}
+
+fn probe(directory: BorrowedFd<'_>) -> std::result::Result<Capabilities, Errno> {
+    let magic = magic(directory)?;
+    let mount = mount_of(directory)?;
+    let fs_type = match &mount {
+        Some(mount) => mount.fs_type.clone(),
+        None => match MAGICS.iter().find(|(number, _)| *number == magic) {
+            Some((_, name)) => (*name).to_owned(),
+            None => format!("unknown ({magic:#x})"),
+        },
+    };
+    let (huge_pages, inode64) = match magic {
+        TMPFS_MAGIC => (huge_pages(directory, mount.as_ref())?, mount.map(|m| m.option("inode64").is_some())),
+        _ => (HugePages::NotApplicable, None),
+    };
+    let exec = !rustix::fs::fstatvfs(directory)?.f_flag.contains(StatVfsMountFlags::NOEXEC);
+    let file = ProbeFile::new(directory, 0)?;
+    let (fallocate, punch_hole) = space_calls(&file)?;
+    let xattr = rustix::fs::fsetxattr(file.open(OFlags::RDWR)?, c"user.forebay", b"1", XattrFlags::empty());
+    drop(file);
+    let unnamed =
+        rustix::fs::openat(directory, c".", OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC, Mode::RWXU);
+    Ok(Capabilities {
+        fs_type,
+        huge_pages,
+        inode64,
+        o_tmpfile: unnamed.is_ok(),
+        fallocate,
+        punch_hole,
+        user_xattrs: xattr.is_ok(),
+        exec,
+        lease_fault: lease_fault(directory),
+    })
+}
+
+/// The mount whose file system holds `directory`, as far as this process's namespace shows it.
+fn mount_of(directory: BorrowedFd<'_>) -> std::result::Result<Option<Mount>, Errno> {
+    let device = rustix::fs::fstat(directory)?.st_dev;
+    let device = (rustix::fs::major(device), rustix::fs::minor(device));
+    let text = Host::this().read("/proc/thread-self/mountinfo").unwrap_or_default();
+    Ok(mountinfo::parse(&text).into_iter().find(|mount| mount.device == device))
+}
+
+/// A tmpfs reports the size of its huge pages as the preferred I/O size of a file that would get them.
+fn huge_pages(directory: BorrowedFd<'_>, mount: Option<&Mount>) -> std::result::Result<HugePages, Errno> {
+    let file = ProbeFile::new(directory, HUGE_PROBE_BYTES)?;
+    let preferred = rustix::fs::fstat(file.open(OFlags::RDONLY)?)?.st_blksize as u64;
+    Ok(if preferred <= rustix::param::page_size() as u64 {
+        HugePages::Off
+    } else if mount.and_then(|m| m.option("huge")) == Some("always") {
+        HugePages::Always
+    } else {
+        HugePages::On
+    })
+}
+
+/// Whether fallocate takes space and punching a hole gives it back.
+fn space_calls(file: &ProbeFile<'_>) -> std::result::Result<(bool, bool), Errno> {
+    let file = file.open(OFlags::RDWR)?;
+    let allocated = || Ok::<u64, Errno>(backing_stat(&rustix::fs::fstat(&file)?).allocated_bytes);
+    let fallocate = rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, BLOCK_BYTES).is_ok()
+        && allocated()? >= BLOCK_BYTES;
+    // Written data, on the medium: some file systems allocate late and count late.
+    let data = vec![1; BLOCK_BYTES as usize];
+    rustix::io::pwrite(&file, &data, 0)?;
+    rustix::fs::fdatasync(&file)?;
+    let before = allocated()?;
+    let punched = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    let punch_hole = rustix::fs::fallocate(&file, punched, 0, BLOCK_BYTES).is_ok() && allocated()? < before;
+    Ok((fallocate, punch_hole))
+}
+
+/// A file in a directory under test; removed when dropped.
+pub(crate) struct ProbeFile<'a> {
+    directory: BorrowedFd<'a>,
+    name: String,
+}
+
+impl<'a> ProbeFile<'a> {
+    /// A new file of `bytes` bytes, all hole.
+    pub(crate) fn new(directory: BorrowedFd<'a>, bytes: u64) -> std::result::Result<Self, Errno> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let name = format!(".forebay-probe.{}.{number}", std::process::id());
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(directory, &name, flags, Mode::RWXU)?;
+        let made = ProbeFile { directory, name };
+        rustix::fs::ftruncate(file, bytes)?;
+        Ok(made)
+    }
+
+    /// Another descriptor of it.
+    pub(crate) fn open(&self, flags: OFlags) -> std::result::Result<OwnedFd, Errno> {
+        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        rustix::fs::openat(self.directory, &self.name, flags, Mode::empty())
+    }
+}
+
+impl Drop for ProbeFile<'_> {
+    fn drop(&mut self) {
+        let _ = rustix::fs::unlinkat(self.directory, &self.name, AtFlags::empty());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+    use std::fs::File;
+    use std::path::Path;
+
+    fn perfect() -> Capabilities {
+        Capabilities {
+            fs_type: "tmpfs".into(),
+            huge_pages: HugePages::On,
+            inode64: Some(true),
+            o_tmpfile: true,
+            fallocate: true,
+            punch_hole: true,
+            user_xattrs: true,
+            exec: true,
+            lease_fault: None,
+        }
+    }
+
+    #[test]
+    fn costs_of_a_tmpfs_of_our_own_are_none() {
+        assert_eq!(perfect().costs(), Vec::<String>::new());
+        assert!(perfect().can_drain());
+    }
+
+    #[test]
+    fn costs_each_lack_has_one_line() {
+        let lacks: [(Capabilities, &str); 10] = [
+            (Capabilities { fs_type: "lustre".into(), ..perfect() }, "not a medium of this node"),
+            (Capabilities { fs_type: "fuse.sshfs".into(), ..perfect() }, "not a medium of this node"),
+            (Capabilities { huge_pages: HugePages::Off, ..perfect() }, "half speed"),
+            (Capabilities { huge_pages: HugePages::Always, ..perfect() }, "2 MiB"),
+            (Capabilities { inode64: Some(false), ..perfect() }, "32 bits"),
+            (Capabilities { fallocate: false, ..perfect() }, "SIGBUS"),
+            (Capabilities { punch_hole: false, ..perfect() }, "holes"),
+            (Capabilities { o_tmpfile: false, ..perfect() }, "O_TMPFILE"),
+            (Capabilities { exec: false, ..perfect() }, "noexec"),
+            (Capabilities { lease_fault: Some("granted".into()), ..perfect() }, "no drain"),
+        ];
+        for (capabilities, words) in lacks {
+            let costs = capabilities.costs();
+            assert!(costs.len() == 1 && costs[0].contains(words), "{words}: {costs:?}");
+        }
+    }
+
+    #[test]
+    fn capabilities_of_dev_shm_are_those_of_a_tmpfs_and_no_file_stays() {
+        let scratch = Scratch::within(Path::new("/dev/shm"));
+        let directory = File::open(scratch.path()).unwrap();
+        if !is_memory(directory.as_fd()).unwrap() {
+            println!("skipped: /dev/shm is not a tmpfs here");
+            return;
+        }
+        let found = Capabilities::of(&directory).unwrap();
+        assert_eq!(found.fs_type, "tmpfs");
+        assert!(found.o_tmpfile && found.fallocate && found.punch_hole && found.can_drain(), "{found:?}");
+        assert_ne!(found.huge_pages, HugePages::NotApplicable);
+        assert_eq!(std::fs::read_dir(scratch.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn capabilities_of_a_directory_that_cannot_be_written_are_refused() {
+        let e = Capabilities::of(File::open("/proc").unwrap()).unwrap_err();
+        assert!(e.cure.contains("--path"), "{e}");
+    }
+}

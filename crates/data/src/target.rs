@@ -1,0 +1,202 @@
+//! A target: one directory on one medium, holding backing files, anchors and, on a node's first target, the shard.
+//!
+//! All paths are relative to the directory's descriptor, so that a target works the same in a mounted tmpfs, a plain
+//! directory and a mount that is in no namespace, and goes on working when the directory is renamed. Everything in it
+//! is 0700: a target serves one user.
+//!
+//! The last component is never followed when it is a symbolic link; the directories above it are ours alone.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use forebay_types::{Code, Error, Ino, TimeSet, Timestamp};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
+use rustix::io::Errno;
+
+use crate::code_of;
+use crate::media::{Access, BackingStat, Media, Space};
+use crate::name::{BackingName, ANCHORS_DIRECTORY, DATA_DIRECTORY, SHARD_DIRECTORY};
+
+/// Mode of every file and directory of a target.
+const MODE: Mode = Mode::RWXU;
+
+/// A directory on a medium with this node's backing files.
+#[derive(Debug)]
+pub struct Target {
+    directory: OwnedFd,
+    number: u32,
+}
+
+impl Target {
+    /// Makes the directories of a target: `data/00` to `data/ff`, `anchors` and `shard`, and sets their mode and
+    /// `directory`'s to 0700. Those that are there are kept with what they hold.
+    pub fn format(directory: impl AsFd) -> forebay_types::Result<()> {
+        let directory = reopen(directory.as_fd()).map_err(|e| {
+            Error::io("cannot open the target's directory", &e.into())
+                .cure("give a directory that you own, with --path")
+        })?;
+        let make = |path: &[u8]| -> Result<(), Errno> {
+            match rustix::fs::mkdirat(&directory, path, MODE) {
+                Ok(()) | Err(Errno::EXIST) => {}
+                Err(e) => return Err(e),
+            }
+            let made = rustix::fs::openat(&directory, path, DIRECTORY, Mode::empty())?;
+            rustix::fs::fchmod(made, MODE)
+        };
+        let make_all = || {
+            rustix::fs::fchmod(&directory, MODE)?;
+            for fixed in [DATA_DIRECTORY, ANCHORS_DIRECTORY, SHARD_DIRECTORY] {
+                make(fixed.to_bytes())?;
+            }
+            (0..256).try_for_each(|low| make(format!("data/{low:02x}").as_bytes()))
+        };
+        make_all().map_err(|e| {
+            Error::io("cannot make the directories of a target", &e.into())
+                .cure("give an empty directory that you own, on a medium that is writable and not full")
+        })
+    }
+
+    /// The target in `directory`, which [`Target::format`] made, under the number by which layouts name it.
+    pub fn open(directory: impl AsFd, number: u32) -> forebay_types::Result<Target> {
+        let failed = |e: Errno| {
+            Error::io("cannot open the target", &e.into())
+                .cure("it holds no pool, or one that was made by another user: check --pool")
+        };
+        let directory = reopen(directory.as_fd()).map_err(failed)?;
+        for needed in [c"data/00", c"data/ff", ANCHORS_DIRECTORY, SHARD_DIRECTORY] {
+            rustix::fs::openat(&directory, needed, DIRECTORY, Mode::empty()).map_err(failed)?;
+        }
+        Ok(Target { directory, number })
+    }
+
+    /// The directory, to which [`BackingName`] and [`crate::AnchorName`] are relative. It may be handed to clients.
+    pub fn directory(&self) -> BorrowedFd<'_> {
+        self.directory.as_fd()
+    }
+}
+
+const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+
+/// A descriptor of the same directory that can be read and synced, also when `directory` was opened with O_PATH.
+fn reopen(directory: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
+    rustix::fs::openat(directory, c".", DIRECTORY, Mode::empty())
+}
+
+impl Media for Target {
+    fn target(&self) -> u32 {
+        self.number
+    }
+
+    fn create(&self, ino: Ino, component: usize, stripe: u16) -> Result<(), Code> {
+        let name = BackingName::new(ino, component, stripe);
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        match rustix::fs::openat(&self.directory, name.as_c_str(), flags, MODE) {
+            // A umask may have taken bits away.
+            Ok(made) => rustix::fs::fchmod(made, MODE).map_err(code_of),
+            Err(Errno::EXIST) => Ok(()),
+            Err(e) => Err(code_of(e)),
+        }
+    }
+
+    fn open(&self, ino: Ino, component: usize, stripe: u16, access: Access) -> Result<OwnedFd, Code> {
+        let name = BackingName::new(ino, component, stripe);
+        let access = match access {
+            Access::Read => OFlags::RDONLY,
+            Access::ReadWrite => OFlags::RDWR,
+        };
+        let flags = access | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        rustix::fs::openat(&self.directory, name.as_c_str(), flags, Mode::empty()).map_err(code_of)
+    }
+
+    fn remove(&self, ino: Ino, component: usize, stripe: u16) -> Result<(), Code> {
+        let name = BackingName::new(ino, component, stripe);
+        match rustix::fs::unlinkat(&self.directory, name.as_c_str(), AtFlags::empty()) {
+            Ok(()) | Err(Errno::NOENT) => Ok(()),
+            Err(e) => Err(code_of(e)),
+        }
+    }
+
+    fn stat(&self, ino: Ino, component: usize, stripe: u16) -> Result<BackingStat, Code> {
+        let name = BackingName::new(ino, component, stripe);
+        let stat = rustix::fs::statat(&self.directory, name.as_c_str(), AtFlags::SYMLINK_NOFOLLOW);
+        Ok(backing_stat(&stat.map_err(code_of)?))
+    }
+
+    fn truncate(&self, ino: Ino, component: usize, stripe: u16, bytes: u64) -> Result<(), Code> {
+        let name = BackingName::new(ino, component, stripe);
+        let flags = OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&self.directory, name.as_c_str(), flags, Mode::empty());
+        rustix::fs::ftruncate(file.map_err(code_of)?, bytes).map_err(code_of)
+    }
+
+    fn set_times(
+        &self,
+        ino: Ino,
+        component: usize,
+        stripe: u16,
+        atime: TimeSet,
+        mtime: TimeSet,
+    ) -> Result<(), Code> {
+        let name = BackingName::new(ino, component, stripe);
+        let (times, flags) = (timestamps(atime, mtime), AtFlags::SYMLINK_NOFOLLOW);
+        rustix::fs::utimensat(&self.directory, name.as_c_str(), &times, flags).map_err(code_of)
+    }
+
+    fn space(&self) -> Result<Space, Code> {
+        let s = rustix::fs::fstatvfs(&self.directory).map_err(code_of)?;
+        let bytes = |blocks: u64| blocks.saturating_mul(s.f_frsize);
+        Ok(Space { total_bytes: bytes(s.f_blocks), free_bytes: bytes(s.f_bavail) })
+    }
+
+    fn sync(&self) -> Result<(), Code> {
+        rustix::fs::syncfs(&self.directory).map_err(code_of)
+    }
+
+    fn for_each(&self, visit: &mut dyn FnMut(Ino, usize, u16) -> Result<(), Code>) -> Result<(), Code> {
+        for low in 0..=255u8 {
+            let path = format!("data/{low:02x}");
+            let directory = rustix::fs::openat(&self.directory, path.as_bytes(), DIRECTORY, Mode::empty());
+            // Names first, visits after: what a directory shows while entries go is not every file system's strength.
+            let mut found = Vec::new();
+            for entry in Dir::new(directory.map_err(code_of)?).map_err(code_of)? {
+                let entry = entry.map_err(code_of)?;
+                if !matches!(entry.file_type(), FileType::RegularFile | FileType::Unknown) {
+                    continue;
+                }
+                match BackingName::parse(entry.file_name().to_bytes()) {
+                    Some(file) if file.0 .0 as u8 == low => found.push(file),
+                    _ => {}
+                }
+            }
+            for (ino, component, stripe) in found {
+                visit(ino, component, stripe)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What the kernel's `struct stat` says.
+pub(crate) fn backing_stat(stat: &Stat) -> BackingStat {
+    // The types of the fields differ between machines.
+    let time = |sec, nsec: u64| Timestamp { sec, nsec: nsec as u32 };
+    #[allow(clippy::unnecessary_cast)]
+    BackingStat {
+        bytes: stat.st_size as u64,
+        allocated_bytes: stat.st_blocks as u64 * 512,
+        atime: time(stat.st_atime as i64, stat.st_atime_nsec as u64),
+        mtime: time(stat.st_mtime as i64, stat.st_mtime_nsec as u64),
+        ctime: time(stat.st_ctime as i64, stat.st_ctime_nsec as u64),
+        kernel_ino: stat.st_ino as u64,
+    }
+}
+
+/// Times in the form of `utimensat`.
+pub(crate) fn timestamps(atime: TimeSet, mtime: TimeSet) -> Timestamps {
+    let spec = |time| match time {
+        TimeSet::Omit => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT as _ },
+        TimeSet::Now => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW as _ },
+        TimeSet::At(t) => Timespec { tv_sec: t.sec, tv_nsec: t.nsec as _ },
+    };
+    Timestamps { last_access: spec(atime), last_modification: spec(mtime) }
+}
