@@ -1,0 +1,184 @@
+//! Runs the conformance suite through one door: see the crate's documentation, and `--help`.
+
+use forebay_conformance::case::{self, Result as Outcome};
+use forebay_conformance::cases;
+use forebay_conformance::door::{Ability, Door};
+use forebay_conformance::libc_door::{LibcDoor, Spelling};
+use forebay_conformance::wrong_door::{Lie, WrongDoor};
+use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+const HELP: &str = "\
+usage: forebay-conformance --root DIR [option]...
+Runs every case in a directory of its own under DIR, which must be empty or absent, through the C library.
+
+  --spelling absolute|relative|at   how paths are given to calls (absolute)
+  --claim ABILITY                   DIR's file system has this: xattrs, large-xattrs, own-space, small-space
+  --only TEXT                       only cases whose name contains TEXT
+  --user UID                        as that user, who must own DIR
+  --private-tmpfs OPTIONS           on a tmpfs mounted on DIR for this process alone
+  --lie NAME                        through a door that lies; the suite must find it out
+  --list                            the names of the cases, and what they need
+";
+
+struct Options {
+    root: PathBuf,
+    spelling: Spelling,
+    claimed: Vec<Ability>,
+    only: String,
+    user: Option<u32>,
+    private_tmpfs: Option<String>,
+    lie: Option<Lie>,
+}
+
+fn main() -> ExitCode {
+    let options = match parse() {
+        Ok(Some(options)) => options,
+        Ok(None) => return ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("forebay-conformance: {message}\n\n{HELP}");
+            return ExitCode::from(2);
+        }
+    };
+    if let Err(message) = prepare(&options) {
+        eprintln!("forebay-conformance: {message}");
+        return ExitCode::from(2);
+    }
+    let honest = LibcDoor::new(&options.root, options.spelling, &options.claimed);
+    let mut door: Box<dyn Door> = match options.lie {
+        None => Box::new(honest),
+        Some(lie) => Box::new(WrongDoor { inner: honest, lie }),
+    };
+    if run_all(&mut *door, &options.only) == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
+}
+
+/// Runs the cases, prints a line for each; how many failed.
+fn run_all(door: &mut dyn Door, only: &str) -> usize {
+    println!("door: {}", door.name());
+    let (mut passed, mut failed, mut skipped) = (0, 0, 0);
+    for case in cases::all().filter(|case| case.name.contains(only)) {
+        match case::run(case, door) {
+            Outcome::Passed => {
+                println!("ok      {}", case.name);
+                passed += 1;
+            }
+            Outcome::Skipped(lacking) => {
+                println!("skipped {} (lacks {lacking:?})", case.name);
+                skipped += 1;
+            }
+            Outcome::Failed(failure) => {
+                println!("FAILED  {}: {} ({})", case.name, failure.what, failure.place);
+                for promise in case.promises {
+                    println!("          promised: {promise}");
+                }
+                failed += 1;
+            }
+        }
+    }
+    println!("{passed} passed, {failed} failed, {skipped} skipped");
+    failed
+}
+
+fn parse() -> Result<Option<Options>, String> {
+    let mut options = Options {
+        root: PathBuf::new(),
+        spelling: Spelling::Absolute,
+        claimed: Vec::new(),
+        only: String::new(),
+        user: None,
+        private_tmpfs: None,
+        lie: None,
+    };
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--help" => {
+                print!("{HELP}");
+                return Ok(None);
+            }
+            "--list" => {
+                for case in cases::all() {
+                    println!("{} {:?}", case.name, case.needs);
+                }
+                return Ok(None);
+            }
+            _ => {}
+        }
+        let value = arguments.next().ok_or(format!("{argument} needs a value"))?;
+        match argument.as_str() {
+            "--root" => options.root = PathBuf::from(&value),
+            "--spelling" => options.spelling = choose(&value, &SPELLINGS)?,
+            "--claim" => options.claimed.push(choose(&value, &ABILITIES)?),
+            "--only" => options.only = value,
+            "--user" => options.user = Some(value.parse().map_err(|_| format!("{value} is no user id"))?),
+            "--private-tmpfs" => options.private_tmpfs = Some(value),
+            "--lie" => options.lie = Some(choose(&value, &Lie::ALL.map(|lie| (format!("{lie:?}"), lie)))?),
+            other => return Err(format!("there is no option {other}")),
+        }
+    }
+    if options.root.as_os_str().is_empty() {
+        return Err("--root DIR is needed".into());
+    }
+    Ok(Some(options))
+}
+
+const SPELLINGS: [(&str, Spelling); 3] =
+    [("absolute", Spelling::Absolute), ("relative", Spelling::Relative), ("at", Spelling::At)];
+const ABILITIES: [(&str, Ability); 4] = [
+    ("xattrs", Ability::Xattrs),
+    ("large-xattrs", Ability::LargeXattrs),
+    ("own-space", Ability::OwnSpace),
+    ("small-space", Ability::SmallSpace),
+];
+
+fn choose<T: Copy>(value: &str, among: &[(impl AsRef<str> + Ord, T)]) -> Result<T, String> {
+    let all: BTreeMap<&str, T> = among.iter().map(|(name, t)| (name.as_ref(), *t)).collect();
+    let names: Vec<_> = all.keys().copied().collect();
+    all.get(value).copied().ok_or(format!("{value} is none of {}", names.join(", ")))
+}
+
+/// Mounts what was asked for, becomes who was asked for, and makes the root.
+fn prepare(options: &Options) -> Result<(), String> {
+    std::fs::create_dir_all(&options.root)
+        .map_err(|e| format!("{} cannot be made: {e}", options.root.display()))?;
+    if let Some(mount) = &options.private_tmpfs {
+        mount_private_tmpfs(&options.root, mount)
+            .map_err(|e| format!("no tmpfs can be mounted for this process alone: {e}"))?;
+    }
+    if let Some(user) = options.user {
+        // SAFETY: no memory is passed; the process has one thread.
+        let failed = unsafe {
+            libc::setgroups(0, std::ptr::null()) != 0
+                || libc::setresgid(user, user, user) != 0
+                || libc::setresuid(user, user, user) != 0
+        };
+        if failed {
+            return Err(format!("cannot become user {user}: {}", std::io::Error::last_os_error()));
+        }
+    }
+    Ok(())
+}
+
+fn mount_private_tmpfs(root: &Path, options: &str) -> std::io::Result<()> {
+    let text = |bytes: &[u8]| CString::new(bytes).map_err(std::io::Error::other);
+    let root = text(root.as_os_str().as_encoded_bytes())?;
+    let (tmpfs, slash, options) = (text(b"tmpfs")?, text(b"/")?, text(options.as_bytes())?);
+    let null = std::ptr::null();
+    // SAFETY: the strings end in NUL; the process has one thread.
+    let failed = unsafe {
+        libc::unshare(libc::CLONE_NEWNS) != 0
+            || libc::mount(null, slash.as_ptr(), null, libc::MS_REC | libc::MS_PRIVATE, null.cast()) != 0
+            || libc::mount(tmpfs.as_ptr(), root.as_ptr(), tmpfs.as_ptr(), 0, options.as_ptr().cast()) != 0
+    };
+    if failed {
+        Err(std::io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}

@@ -1,0 +1,30 @@
+//! Document and suite agree: every promised sentence has a case, every quotation is in the document.
+
+use forebay_conformance::{cases, document};
+use std::collections::BTreeSet;
+
+/// Sentences that are proved by killing things (tests/crash.rs), not by a case.
+const PROVED_BY_KILLING: [&str; 3] = [
+    "A killed program loses nothing of what its calls returned for, and harms no other.",
+    "A daemon killed at any instant restarts on the same shard: programs wait a little and see no error.",
+    "After any such kill no space is lost, and `forebay fsck` finds nothing wrong.",
+];
+
+#[test]
+fn every_promise_has_a_test_and_every_quotation_is_promised() {
+    let text = std::fs::read_to_string(document::path()).unwrap();
+    let promised: BTreeSet<String> = document::promises(&text).into_iter().collect();
+    assert!(promised.len() > 90, "only {} promises were found in the document", promised.len());
+    let quoted: BTreeSet<String> =
+        cases::all().flat_map(|c| c.promises).chain(&PROVED_BY_KILLING).map(|s| s.to_string()).collect();
+    let unproved: Vec<_> = promised.difference(&quoted).collect();
+    let unpromised: Vec<_> = quoted.difference(&promised).collect();
+    assert!(unproved.is_empty(), "promised, but no case quotes it: {unproved:#?}");
+    assert!(unpromised.is_empty(), "quoted by a case, but not in docs/semantics.md: {unpromised:#?}");
+}
+
+#[test]
+fn case_names_are_distinct() {
+    let names: Vec<_> = cases::all().map(|c| c.name).collect();
+    assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len());
+}
