@@ -1,0 +1,295 @@
+//! `forebayd` as a program: its command line, what it sheds of its starter, and its two roles.
+
+use std::ffi::OsString;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use forebay_types::{Code, Error, Result};
+use rustix::fs::{Mode, OFlags};
+
+use crate::directory::{PoolDirectory, LOG_FILE};
+use crate::launch::Report;
+use crate::setup::receive_setup;
+use crate::signals::Signals;
+use crate::store::FdStore;
+use crate::supervisor::Supervisor;
+use crate::target::{self, PoolOptions};
+
+const HELP: &str = "\
+forebayd: the daemon of a Forebay pool. `forebay up` and `forebay run` start it.
+
+Usage: forebayd --pool DIR [--media dram|ssd] [--capacity SIZE] [--foreground]
+
+  --pool DIR       the pool's directory, made if it is missing
+  --media M        dram: data in memory; ssd: data in the directory
+  --capacity SIZE  bytes, or with a unit: 4GiB
+  --foreground     log to stderr, for a service manager; without it to DIR/log
+  --embedded       end with the last `forebay run` that uses the pool
+  --version        print the version
+
+SIGTERM stops the pool; the data of a mounted or plain target stays for the next start.
+Environment: FOREBAY_LOG=error|warn|info|debug|trace sets how much is logged.
+";
+
+enum Role {
+    Supervisor { options: PoolOptions, report_fd: Option<RawFd>, foreground: bool },
+    Worker { socket: RawFd },
+    Print(String),
+}
+
+/// Runs `forebayd` with these arguments, without the program's name. Exit status 0 in good order, 1 on failure, 2 on a
+/// command line that makes no sense.
+pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    shed_preload();
+    match parse(arguments) {
+        Err(e) => {
+            eprintln!("forebayd: {e}");
+            ExitCode::from(2)
+        }
+        Ok(Role::Print(text)) => {
+            print!("{text}");
+            ExitCode::SUCCESS
+        }
+        Ok(Role::Worker { socket }) => work(socket),
+        Ok(Role::Supervisor { options, report_fd, foreground }) => supervise(options, report_fd, foreground),
+    }
+}
+
+fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Role> {
+    let bad = |what: String| Error::new(Code::Invalid, what).cure("`forebayd --help` shows what there is");
+    let mut options = PoolOptions::default();
+    let (mut report_fd, mut foreground) = (None, false);
+    let mut arguments = arguments.peekable();
+    while let Some(argument) = arguments.next() {
+        let name = argument.to_string_lossy().into_owned();
+        let mut value = || arguments.next().ok_or_else(|| bad(format!("{name} needs a value")));
+        let number = |v: OsString| -> Result<RawFd> {
+            v.to_str()
+                .and_then(|s| s.parse().ok())
+                .filter(|&fd| fd > 2)
+                .ok_or_else(|| bad(format!("{name} needs a descriptor's number, not {v:?}")))
+        };
+        match name.as_str() {
+            "--pool" | "--path" => options.path = PathBuf::from(value()?),
+            "--media" => options.media = Some(value()?.to_string_lossy().parse()?),
+            "--capacity" => {
+                options.capacity_bytes = Some(forebay_data::parse_size(&value()?.to_string_lossy())?)
+            }
+            "--embedded" => options.embedded = true,
+            "--elsewhere-allowed" => options.elsewhere_allowed = true,
+            "--foreground" => foreground = true,
+            "--report-fd" => report_fd = Some(number(value()?)?),
+            "--worker" => return Ok(Role::Worker { socket: number(value()?)? }),
+            "--help" | "-h" => return Ok(Role::Print(HELP.to_owned())),
+            "--version" | "-V" => {
+                return Ok(Role::Print(format!("forebayd {}\n", env!("CARGO_PKG_VERSION"))));
+            }
+            _ => return Err(bad(format!("unknown argument {name:?}"))),
+        }
+    }
+    if options.path.as_os_str().is_empty() {
+        return Err(bad("no pool is named".to_owned()).cure("forebayd --pool DIR"));
+    }
+    Ok(Role::Supervisor { options, report_fd, foreground })
+}
+
+/// A daemon that is preloaded with its own door would wait for itself: start again without.
+fn shed_preload() {
+    if std::env::var_os("LD_PRELOAD").is_some() {
+        let e = std::process::Command::new("/proc/self/exe")
+            .args(std::env::args_os().skip(1))
+            .env_remove("LD_PRELOAD")
+            .exec();
+        eprintln!("forebayd: cannot start again without LD_PRELOAD: {e}");
+        std::process::exit(1);
+    }
+}
+
+fn inherited(number: RawFd) -> Result<OwnedFd> {
+    // SAFETY: asks about a number; no memory is touched.
+    if unsafe { libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC) } < 0 {
+        let e = std::io::Error::last_os_error();
+        return Err(Error::io(format!("cannot use descriptor {number}"), &e));
+    }
+    // SAFETY: it is open, was handed to this process for this purpose, and nothing else in it uses the number.
+    Ok(unsafe { OwnedFd::from_raw_fd(number) })
+}
+
+fn log_to_stderr() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("FOREBAY_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .with_target(false)
+        .try_init();
+}
+
+// --- worker
+
+fn work(socket: RawFd) -> ExitCode {
+    log_to_stderr();
+    // The store goes to the worker; this second handle says why it failed.
+    let spare = inherited(socket).and_then(|socket| {
+        let spare = rustix::io::fcntl_dupfd_cloexec(&socket, 3)
+            .map_err(|e| Error::io("cannot duplicate the supervisor's socket", &e.into()))?;
+        Ok((socket, FdStore::new(spare)))
+    });
+    let (socket, spare) = match spare {
+        Ok(both) => both,
+        Err(e) => {
+            tracing::error!("{e}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let run = || -> Result<()> {
+        let (setup, lock) = receive_setup(socket)?;
+        let result = crate::worker::run(setup);
+        drop(lock); // held until here, so that no other pool opens the target before
+        result
+    };
+    match run() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            tracing::error!("{e}");
+            spare.failed(&e);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+// --- supervisor
+
+fn supervise(options: PoolOptions, report_fd: Option<RawFd>, foreground: bool) -> ExitCode {
+    close_inherited(report_fd);
+    let mut report = match report_fd.map(inherited).transpose() {
+        Ok(fd) => Report::new(fd),
+        Err(e) => {
+            eprintln!("forebayd: {e}");
+            return ExitCode::FAILURE;
+        }
+    };
+    match serve(options, &mut report, foreground) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            if foreground || report_fd.is_none() {
+                eprintln!("forebayd: {e}");
+            }
+            report.send(&Err(e));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve(mut options: PoolOptions, report: &mut Report, foreground: bool) -> Result<()> {
+    options.path = std::path::absolute(&options.path)
+        .map_err(|e| Error::io(format!("cannot find {}", options.path.display()), &e))?;
+    let locked = target::lock_pool(&options.path)?;
+    if !foreground {
+        log_to_file(&locked.dir)?;
+    }
+    log_to_stderr();
+    let _ = std::env::set_current_dir("/");
+    let _ = rustix::process::setsid(); // its starter did this already, unless a person is the starter
+    rustix::process::umask(Mode::from_raw_mode(0o077));
+    raise_descriptor_limit();
+    let signals = Signals::block(&[
+        libc::SIGTERM,
+        libc::SIGINT,
+        libc::SIGHUP,
+        libc::SIGQUIT,
+        libc::SIGCHLD,
+    ])
+    .map_err(|e| Error::io("cannot block signals", &e))?;
+
+    let pool = target::open_pool(locked, &options)?;
+    let supervisor = Supervisor::new(pool, signals, std::mem::replace(report, Report::new(None)))?;
+    let mut end = supervisor.run();
+    *report = std::mem::replace(&mut end.report, Report::new(None));
+    let discard = end.pool.identity.embedded || end.failure.is_some() && !end.pool.reopened;
+    let (pool, teller) = end.split();
+    let stopped = target::close_pool(pool, teller.keep, discard).map(|mut stopped| {
+        stopped.killed = teller.killed;
+        stopped
+    });
+    if let Err(e) = &stopped {
+        tracing::error!("{e}");
+    }
+    let failure = teller.tell(&stopped);
+    match failure {
+        Some(e) => Err(e),
+        None => stopped.map(drop),
+    }
+}
+
+/// A daemon holds nothing of its starter's: a pipe that it kept would never end for who reads it.
+fn close_inherited(keep: Option<RawFd>) {
+    let Ok(entries) = std::fs::read_dir("/proc/self/fd") else { return };
+    let numbers: Vec<RawFd> =
+        entries.flatten().filter_map(|e| e.file_name().to_str().and_then(|s| s.parse().ok())).collect();
+    for fd in numbers {
+        if fd > 2 && Some(fd) != keep {
+            // SAFETY: this runs first, before this program has opened anything that it keeps; the directory that listed
+            // the numbers is closed, and closing its number again is refused by the kernel.
+            unsafe { libc::close(fd) };
+        }
+    }
+}
+
+fn log_to_file(dir: &PoolDirectory) -> Result<()> {
+    /// A log that is longer is begun anew at the next start.
+    const LOG_BYTES_MAX: i64 = 8 << 20;
+    let log = dir.open_file(LOG_FILE, OFlags::WRONLY | OFlags::CREATE | OFlags::APPEND)?;
+    if rustix::fs::fstat(&log).is_ok_and(|s| s.st_size > LOG_BYTES_MAX) {
+        let _ = rustix::fs::ftruncate(&log, 0);
+    }
+    // SAFETY: both are open; descriptor 2 is a daemon's to redirect.
+    if unsafe { libc::dup2(log.as_raw_fd(), 2) } < 0 {
+        let e = std::io::Error::last_os_error();
+        return Err(Error::io("cannot redirect messages to the log", &e));
+    }
+    Ok(())
+}
+
+/// A worker's rings are kept here over its death, a few descriptors each.
+fn raise_descriptor_limit() {
+    let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+    limit.current = limit.maximum;
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, limit);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_data::Medium;
+
+    fn parsed(line: &str) -> Result<Role> {
+        parse(line.split_whitespace().map(OsString::from))
+    }
+
+    #[test]
+    fn parse_reads_a_whole_command_line() {
+        let Ok(Role::Supervisor { options, report_fd, foreground }) =
+            parsed("--pool /p --media ssd --capacity 2GiB --embedded --foreground --report-fd 7")
+        else {
+            panic!("refused")
+        };
+        assert_eq!(options.path, PathBuf::from("/p"));
+        assert_eq!(options.media, Some(Medium::Ssd));
+        assert_eq!(options.capacity_bytes, Some(2 << 30));
+        assert!(options.embedded && foreground && !options.elsewhere_allowed);
+        assert_eq!(report_fd, Some(7));
+        assert!(matches!(parsed("--worker 5"), Ok(Role::Worker { socket: 5 })));
+    }
+
+    #[test]
+    fn parse_of_nonsense_says_what_to_do() {
+        for line in ["", "--pool", "--pool /p --what", "--pool /p --media tape", "--worker 1", "--worker x"] {
+            let Err(e) = parsed(line) else { panic!("{line:?} was taken") };
+            assert!(!e.cure.is_empty(), "{line:?}: {e}");
+        }
+    }
+}

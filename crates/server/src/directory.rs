@@ -1,0 +1,265 @@
+//! A pool's directory: what is in it, who may have it, and where it is when nobody names one.
+//!
+//! Everything in it is reached relative to one descriptor, so that a directory moved or replaced meanwhile is not
+//! mistaken for the pool, and so that paths longer than a socket address still work. The directory belongs to the
+//! pool's user and is closed to all others; a symbolic link in the place of a default directory is refused.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use forebay_types::{Code, Error, Result};
+use rustix::fs::{AtFlags, FlockOperation, Mode, OFlags};
+
+/// Held by the supervisor and its worker while the pool is up; its text is the supervisor's process number.
+pub const LOCK_FILE: &str = "lock";
+/// Clients attach here.
+pub const SOCKET_FILE: &str = "socket";
+/// The supervisor answers here.
+pub const SUPERVISOR_FILE: &str = "supervisor";
+/// What supervisor and worker have to say.
+pub const LOG_FILE: &str = "log";
+/// The target: data, anchors, shard.
+pub const TARGET_FILE: &str = "target";
+
+/// Every name that a pool's directory may hold. Anything else in it is somebody's file.
+const NAMES: [&str; 7] =
+    [LOCK_FILE, SOCKET_FILE, SUPERVISOR_FILE, LOG_FILE, TARGET_FILE, crate::identity::IDENTITY_FILE, "pool.json.new"];
+
+/// A pool's directory, open.
+#[derive(Debug)]
+pub struct PoolDirectory {
+    path: PathBuf,
+    fd: OwnedFd,
+}
+
+impl PoolDirectory {
+    /// Opens the directory of a pool that was made before.
+    pub fn open(path: &Path) -> Result<PoolDirectory> {
+        let what = || format!("cannot open pool {}", path.display());
+        let fd = rustix::fs::open(path, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
+            .map_err(|e| match e {
+                rustix::io::Errno::NOENT => Error::new(Code::NotFound, what())
+                    .why("there is no such directory")
+                    .cure(format!("`forebay up --path {}` makes a pool there", path.display())),
+                rustix::io::Errno::NOTDIR => Error::new(Code::NotDirectory, what()).why("it is not a directory"),
+                e => Error::io(what(), &e.into()),
+            })?;
+        let path = std::path::absolute(path).map_err(|e| Error::io(what(), &e))?;
+        Ok(PoolDirectory { path, fd })
+    }
+
+    /// Opens the directory for a pool, making it and its parents when they are missing; true when it was made. One
+    /// that holds anything but a pool is refused, and one of another user.
+    pub fn make(path: &Path) -> Result<(PoolDirectory, bool)> {
+        let what = || format!("cannot make a pool in {}", path.display());
+        let denied = |e: &std::io::Error| {
+            let error = Error::io(what(), e);
+            match error.code {
+                Code::AccessDenied | Code::NotPermitted | Code::ReadOnly => {
+                    error.cure("name a directory that you may write, with --path DIR")
+                }
+                _ => error,
+            }
+        };
+        if let Some(parent) = path.parent() {
+            std::fs::create_dir_all(parent).map_err(|e| denied(&e))?;
+        }
+        let made = match rustix::fs::mkdir(path, Mode::from_raw_mode(0o700)) {
+            Ok(()) => true,
+            Err(rustix::io::Errno::EXIST) => false,
+            Err(e) => return Err(denied(&e.into())),
+        };
+        let dir = PoolDirectory::open(path)?;
+        dir.check_owner()?;
+        if !made {
+            dir.check_content()?;
+            // A directory that its user made beforehand usually lets others look in.
+            rustix::fs::fchmod(&dir.fd, Mode::from_raw_mode(0o700)).map_err(|e| denied(&e.into()))?;
+        }
+        rustix::fs::accessat(
+            &dir.fd,
+            ".",
+            rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK,
+            AtFlags::EACCESS,
+        )
+        .map_err(|e| denied(&e.into()))?;
+        Ok((dir, made))
+    }
+
+    fn check_owner(&self) -> Result<()> {
+        let stat = rustix::fs::fstat(&self.fd)
+            .map_err(|e| Error::io(format!("cannot look at {}", self.path.display()), &e.into()))?;
+        let me = rustix::process::geteuid().as_raw();
+        if stat.st_uid != me {
+            return Err(Error::new(Code::AccessDenied, format!("cannot use pool directory {}", self.path.display()))
+                .why(format!("it belongs to user {}, and a pool is its user's own", stat.st_uid))
+                .cure("name a directory of yours with --path DIR"));
+        }
+        Ok(())
+    }
+
+    fn check_content(&self) -> Result<()> {
+        let what = || format!("cannot make a pool in {}", self.path.display());
+        let entries = rustix::fs::Dir::read_from(&self.fd).map_err(|e| Error::io(what(), &e.into()))?;
+        for entry in entries {
+            let entry = entry.map_err(|e| Error::io(what(), &e.into()))?;
+            let name = entry.file_name().to_bytes();
+            if name != b"." && name != b".." && !NAMES.iter().any(|n| n.as_bytes() == name) {
+                let name = String::from_utf8_lossy(name).into_owned();
+                return Err(Error::new(Code::NotEmpty, what())
+                    .why(format!("it holds other files ({name})"))
+                    .cure(format!("name an empty or a new directory, such as {}/pool", self.path.display())));
+            }
+        }
+        Ok(())
+    }
+
+    /// The directory's absolute path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The path of a file in it, for messages.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// The directory's descriptor.
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    /// Opens or makes a file in the directory, for the pool's user alone.
+    pub fn open_file(&self, name: &str, flags: OFlags) -> Result<OwnedFd> {
+        let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+        rustix::fs::openat(&self.fd, name, flags, crate::identity::FILE_MODE)
+            .map_err(|e| Error::io(format!("cannot open {}", self.file(name).display()), &e.into()))
+    }
+
+    /// Removes a file; one that is not there is no error.
+    pub fn remove_file(&self, name: &str) -> Result<()> {
+        match rustix::fs::unlinkat(&self.fd, name, AtFlags::empty()) {
+            Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
+            Err(e) => Err(Error::io(format!("cannot remove {}", self.file(name).display()), &e.into())),
+        }
+    }
+
+    /// The address of a socket in the directory: its path, or, when that is longer than an address can be, the same
+    /// through this process's descriptor.
+    fn socket_path(&self, name: &str) -> PathBuf {
+        const ADDRESS_BYTES_MAX: usize = 107;
+        let plain = self.file(name);
+        if plain.as_os_str().as_bytes().len() <= ADDRESS_BYTES_MAX {
+            plain
+        } else {
+            PathBuf::from(format!("/proc/self/fd/{}/{name}", self.fd.as_raw_fd()))
+        }
+    }
+
+    /// Makes a listening socket, in the place of one that a dead pool left.
+    pub fn listen(&self, name: &str) -> Result<UnixListener> {
+        self.remove_file(name)?;
+        let what = || format!("cannot make socket {}", self.file(name).display());
+        let listener = UnixListener::bind(self.socket_path(name)).map_err(|e| Error::io(what(), &e))?;
+        rustix::fs::chmodat(&self.fd, name, crate::identity::FILE_MODE, AtFlags::empty())
+            .map_err(|e| Error::io(what(), &e.into()))?;
+        Ok(listener)
+    }
+
+    /// Connects to a socket of the pool. A missing or silent one means that the pool is not up: [`Code::NotFound`].
+    pub fn connect(&self, name: &str) -> Result<UnixStream> {
+        UnixStream::connect(self.socket_path(name)).map_err(|e| match e.raw_os_error() {
+            Some(libc::ENOENT) | Some(libc::ECONNREFUSED) => self.not_up(),
+            _ => Error::io(format!("cannot connect to {}", self.file(name).display()), &e),
+        })
+    }
+
+    /// The error that says that the pool is not up.
+    pub fn not_up(&self) -> Error {
+        Error::new(Code::NotFound, format!("cannot reach pool {}", self.path.display()))
+            .why("it is not up")
+            .cure(format!("`forebay up --path {}` starts it", self.path.display()))
+    }
+
+    /// Takes the pool's lock and writes this process's number into it. [`Code::Busy`] when the pool is up,
+    /// [`Code::Stale`] when lock or directory were removed meanwhile: make them again.
+    pub fn lock(&self) -> Result<OwnedFd> {
+        let fd = self.open_file(LOCK_FILE, OFlags::RDWR | OFlags::CREATE)?;
+        let what = || format!("cannot lock {}", self.file(LOCK_FILE).display());
+        match rustix::fs::flock(&fd, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(self.already_up()),
+            Err(e) => return Err(Error::io(what(), &e.into())),
+        }
+        let same = |a: &rustix::fs::Stat, b: &rustix::fs::Stat| a.st_ino == b.st_ino && a.st_dev == b.st_dev;
+        match (rustix::fs::fstat(&fd), rustix::fs::stat(self.file(LOCK_FILE))) {
+            (Ok(held), Ok(seen)) if same(&held, &seen) => {}
+            _ => return Err(Error::new(Code::Stale, what()).why("it was removed meanwhile")),
+        }
+        let text = format!("{}\n", rustix::process::getpid().as_raw_nonzero());
+        rustix::fs::ftruncate(&fd, 0)
+            .and_then(|()| rustix::io::pwrite(&fd, text.as_bytes(), 0))
+            .map_err(|e| Error::io(what(), &e.into()))?;
+        Ok(fd)
+    }
+
+    /// True while some process holds the lock.
+    pub fn is_locked(&self) -> bool {
+        match self.open_file(LOCK_FILE, OFlags::RDONLY) {
+            Ok(fd) => {
+                rustix::fs::flock(&fd, FlockOperation::NonBlockingLockShared) == Err(rustix::io::Errno::WOULDBLOCK)
+            }
+            Err(_) => false,
+        }
+    }
+
+    /// The number of the process that holds, or last held, the lock.
+    pub fn lock_holder(&self) -> Option<i32> {
+        let fd = self.open_file(LOCK_FILE, OFlags::RDONLY).ok()?;
+        let mut buffer = [0u8; 32];
+        let n = rustix::io::pread(&fd, &mut buffer, 0).ok()?;
+        std::str::from_utf8(&buffer[..n]).ok()?.trim().parse().ok().filter(|&pid| pid > 0)
+    }
+
+    fn already_up(&self) -> Error {
+        let who = self.lock_holder().map_or(String::new(), |pid| format!(" (pid {pid})"));
+        Error::new(Code::Busy, format!("cannot start pool {}", self.path.display()))
+            .why(format!("it is already up{who}"))
+            .cure(format!("use it with --pool {0}, or stop it first: `forebay down --pool {0}`", self.path.display()))
+    }
+}
+
+/// The directory under which pools live that nobody gave a path: one a user, closed to others. Not XDG_RUNTIME_DIR,
+/// which a logout clears under a pool that should outlive it, and which batch systems hand on to nodes that lack it.
+pub fn user_directory() -> Result<PathBuf> {
+    let me = rustix::process::geteuid().as_raw();
+    let path = PathBuf::from(format!("/tmp/forebay-{me}"));
+    let what = || format!("cannot use {}", path.display());
+    match rustix::fs::mkdir(&path, Mode::from_raw_mode(0o700)) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+        Err(e) => return Err(Error::io(what(), &e.into()).cure("name a directory with --pool DIR")),
+    }
+    let stat = rustix::fs::lstat(&path).map_err(|e| Error::io(what(), &e.into()))?;
+    let unsafe_because = |why: String| {
+        Err(Error::new(Code::AccessDenied, what())
+            .why(why)
+            .cure("remove it, or name a directory of your own with --pool DIR"))
+    };
+    if stat.st_mode & libc::S_IFMT != libc::S_IFDIR {
+        return unsafe_because("it is not a directory of yours but a link or a file".into());
+    }
+    if stat.st_uid != me {
+        return unsafe_because(format!("it belongs to user {}", stat.st_uid));
+    }
+    if stat.st_mode & 0o077 != 0 {
+        rustix::fs::chmod(&path, Mode::from_raw_mode(0o700)).map_err(|e| Error::io(what(), &e.into()))?;
+    }
+    Ok(path)
+}
+
+/// The pool that `forebay up` makes and every other verb looks for when nobody names one.
+pub fn default_pool() -> Result<PathBuf> {
+    Ok(user_directory()?.join("pool"))
+}

@@ -1,0 +1,262 @@
+//! Pools started and stopped: what `forebay up`, `forebay down` and `forebay run` do.
+//!
+//! `up` starts `forebayd` as a process of its own session that outlives its starter, and waits for its report: that
+//! it serves, or why it cannot. All preparation of the pool is done there, by the process that holds the lock.
+
+use std::fs::File;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use forebay_data::Medium;
+use forebay_types::{Code, Error, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::control;
+use crate::directory::{PoolDirectory, LOG_FILE};
+use crate::identity::PoolIdentity;
+use crate::protocol::{Ask, Stopped};
+use crate::store::Failure;
+use crate::target;
+
+/// Longer than a supervisor gives its worker to close.
+const DOWN_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often something is looked at again that no event announces.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// Environment of whoever starts a pool that its daemon must not see.
+const FOREIGN_VARIABLES: [&str; 6] =
+    ["LD_PRELOAD", "LD_AUDIT", "FOREBAY_POOL", "FOREBAY_PREFIX", "FOREBAY_DISABLE", crate::programs::TOKEN_VARIABLE];
+
+/// What pool to start.
+#[derive(Clone, Debug, Default)]
+pub struct UpOptions {
+    /// The pool's directory.
+    pub path: PathBuf,
+    /// The medium; by default that of the pool that is there, else memory.
+    pub media: Option<Medium>,
+    /// Bytes; by default those of the pool that is there, else what the medium and the memory cgroup leave.
+    pub capacity_bytes: Option<u64>,
+    /// The pool ends with its last member, and nothing is left of it.
+    pub embedded: bool,
+    /// The directory was nobody's choice: when memory cannot be had in it, the target may lie in `/dev/shm`.
+    pub elsewhere_allowed: bool,
+}
+
+/// A pool that was started.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Started {
+    /// The pool's directory.
+    pub pool: PathBuf,
+    /// The supervisor's process number.
+    pub pid: u32,
+    /// The pool's identity.
+    pub identity: PoolIdentity,
+    /// What the medium costs, in words.
+    pub costs: Vec<String>,
+    /// True when data was there from before.
+    pub reopened: bool,
+}
+
+/// The way by which the daemon tells its starter, once, how the start went.
+#[derive(Debug)]
+pub(crate) struct Report(Option<File>);
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+enum ReportText {
+    Started(Box<Started>),
+    Failed(Failure),
+}
+
+impl Report {
+    pub(crate) fn new(fd: Option<OwnedFd>) -> Report {
+        Report(fd.map(File::from))
+    }
+
+    /// Says how it went; later reports go nowhere.
+    pub(crate) fn send(&mut self, result: &Result<Started>) {
+        let Some(mut file) = self.0.take() else { return };
+        let text = match result {
+            Ok(started) => ReportText::Started(Box::new(started.clone())),
+            Err(e) => ReportText::Failed(Failure::from(e)),
+        };
+        if let Ok(bytes) = serde_json::to_vec(&text) {
+            let _ = file.write_all(&bytes); // a starter that has gone does not want to know
+        }
+    }
+}
+
+/// The daemon's program: beside this one, or where the build put it for tests.
+fn daemon_program() -> Result<PathBuf> {
+    let what = "cannot find forebayd";
+    let me = std::env::current_exe().map_err(|e| Error::io(what, &e))?;
+    let beside = me.with_file_name("forebayd");
+    // Test binaries lie one directory below the programs.
+    let above = me.parent().and_then(Path::parent).map(|dir| dir.join("forebayd"));
+    [Some(beside.clone()), above].into_iter().flatten().find(|p| p.is_file()).ok_or_else(|| {
+        Error::new(Code::NotFound, what)
+            .why(format!("{} is not there", beside.display()))
+            .cure("install forebay and forebayd into one directory (`make install`)")
+    })
+}
+
+/// Starts a pool and waits until it serves. [`Code::Busy`] when it is up already.
+pub fn up(options: &UpOptions) -> Result<Started> {
+    let what = || format!("cannot start pool {}", options.path.display());
+    let program = daemon_program()?;
+    let (reader, writer) = std::io::pipe().map_err(|e| Error::io(what(), &e))?;
+    let report = OwnedFd::from(writer);
+    let number = report.as_raw_fd();
+    let path = std::path::absolute(&options.path).map_err(|e| Error::io(what(), &e))?;
+
+    let mut command = Command::new(&program);
+    command.arg("--pool").arg(path).args(["--report-fd", &number.to_string()]);
+    if let Some(media) = options.media {
+        command.args(["--media", &media.to_string()]);
+    }
+    if let Some(bytes) = options.capacity_bytes {
+        command.args(["--capacity", &bytes.to_string()]);
+    }
+    if options.embedded {
+        command.arg("--embedded");
+    }
+    if options.elsewhere_allowed {
+        command.arg("--elsewhere-allowed");
+    }
+    for name in FOREIGN_VARIABLES {
+        command.env_remove(name);
+    }
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).current_dir("/");
+    // SAFETY: between fork and exec only system calls are made, all async-signal-safe.
+    unsafe {
+        command.pre_exec(move || {
+            crate::signals::SignalMask::empty().set();
+            libc::setsid();
+            // Once more, so that the daemon is nobody's child: its starter may live long and never wait for it.
+            match libc::fork() {
+                -1 => return Err(std::io::Error::last_os_error()),
+                0 => {}
+                _ => libc::_exit(0),
+            }
+            if libc::fcntl(number, libc::F_SETFD, 0) < 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+            Ok(())
+        });
+    }
+    let mut between = command
+        .spawn()
+        .map_err(|e| Error::io(what(), &e).cure(format!("is {} a program of this machine?", program.display())))?;
+    drop(report);
+    let _ = between.wait();
+    receive_report(reader, options)
+}
+
+fn receive_report(mut reader: std::io::PipeReader, options: &UpOptions) -> Result<Started> {
+    let what = || format!("cannot start pool {}", options.path.display());
+    let mut text = Vec::new();
+    reader.read_to_end(&mut text).map_err(|e| Error::io(what(), &e))?;
+    match serde_json::from_slice(&text) {
+        Ok(ReportText::Started(started)) => Ok(*started),
+        Ok(ReportText::Failed(failure)) => Err(failure.into()),
+        Err(_) => Err(Error::new(Code::Io, what())
+            .why("its daemon ended without a word")
+            .cure(format!("see {}", options.path.join(LOG_FILE).display()))),
+    }
+}
+
+/// How to stop a pool.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DownOptions {
+    /// Leave the data of a mounted tmpfs for the next `up`.
+    pub keep: bool,
+    /// Stop it under the programs that use it.
+    pub force: bool,
+}
+
+/// Stops the pool in `path`, or clears what a killed one left. Returns when no process of it is left. [`Code::NotFound`]
+/// when there is none.
+pub fn down(path: &Path, options: DownOptions) -> Result<Stopped> {
+    let dir = PoolDirectory::open(path)?;
+    let identity = match PoolIdentity::read(&dir) {
+        Ok(Some(identity)) => identity,
+        // A supervisor that died before it wrote who the pool is leaves a lock alone.
+        Ok(None) if dir.is_locked() => return Err(dir.not_up().why("it is starting or stopping").cure("try again")),
+        Ok(None) => return Err(dir.not_up().why("there is no pool in that directory")),
+        Err(e) => return Err(e),
+    };
+    let Ok(mut connection) = control::Supervisor::connect(&dir) else {
+        if dir.is_locked() {
+            return kill(&dir, &identity, options.keep);
+        }
+        return target::sweep(dir, options.keep);
+    };
+    if !options.force {
+        refuse_if_used(&mut connection, &dir)?;
+    }
+    match connection.ask(&Ask::Down { keep: options.keep }, Some(DOWN_TIMEOUT)) {
+        Ok(crate::protocol::Reply::Stopped(stopped)) => {
+            wait_until_unlocked(&dir, DOWN_TIMEOUT);
+            Ok(stopped)
+        }
+        Ok(crate::protocol::Reply::Failed(failure)) => Err(failure.into()),
+        Ok(_) => Err(Error::new(Code::Malformed, "the supervisor answered something else")),
+        Err(_) => kill(&dir, &identity, options.keep),
+    }
+}
+
+fn refuse_if_used(connection: &mut control::Supervisor, dir: &PoolDirectory) -> Result<()> {
+    let status = connection.status()?;
+    let labels: Vec<&str> =
+        status["member_labels"].as_array().into_iter().flatten().filter_map(|v| v.as_str()).collect();
+    if labels.is_empty() {
+        return Ok(());
+    }
+    let (count, first) = (labels.len(), labels[0]);
+    let more = if count > 1 { format!(" and {} more", count - 1) } else { String::new() };
+    Err(Error::new(Code::Busy, format!("cannot stop pool {}", dir.path().display()))
+        .why(format!("`forebay run` uses it: {first}{more}"))
+        .cure("wait for it, or stop the pool under it with --force"))
+}
+
+/// The supervisor does not answer: it is stopped, or stuck.
+fn kill(dir: &PoolDirectory, identity: &PoolIdentity, keep: bool) -> Result<Stopped> {
+    let stuck = |why: &str| {
+        Error::new(Code::TimedOut, format!("cannot stop pool {}", dir.path().display()))
+            .why(why)
+            .cure(format!("see {}", dir.file(LOG_FILE).display()))
+    };
+    let pid = dir.lock_holder().and_then(rustix::process::Pid::from_raw);
+    let Some(pid) = pid else { return Err(stuck("who holds its lock cannot be told")) };
+    // The lock is held, so its holder's number is its own, unless the worker alone is left: then there is no one to
+    // kill and the lock goes by itself.
+    let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
+    if let Ok(process) = process {
+        let name = std::fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero())).unwrap_or_default();
+        if name.trim() == "forebayd" {
+            let _ = rustix::process::pidfd_send_signal(&process, rustix::process::Signal::KILL);
+        }
+    }
+    if !wait_until_unlocked(dir, DOWN_TIMEOUT) {
+        return Err(stuck("a process of it does not die"));
+    }
+    let dir = PoolDirectory::open(dir.path())?;
+    let mut stopped = target::sweep(dir, keep)?;
+    stopped.killed = true;
+    stopped.data_kept &= identity.backing != crate::identity::Backing::Detached;
+    Ok(stopped)
+}
+
+fn wait_until_unlocked(dir: &PoolDirectory, limit: Duration) -> bool {
+    let end = Instant::now() + limit;
+    while dir.is_locked() {
+        if Instant::now() >= end {
+            return false;
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
+    true
+}

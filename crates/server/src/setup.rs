@@ -1,0 +1,84 @@
+//! What a worker starts with, and how it comes to the worker: one message on its store socket, then what earlier
+//! workers left there.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
+
+use forebay_types::{Code, Error, Result};
+use rustix::net::RecvFlags;
+use serde::{Deserialize, Serialize};
+
+use crate::identity::PoolIdentity;
+use crate::store::{receive, FdStore, Message};
+
+/// All that a worker needs to serve.
+#[derive(Debug)]
+pub struct WorkerSetup {
+    /// The target: `target` in the pool directory, or the root of a detached mount.
+    pub target_dir: OwnedFd,
+    /// The listening socket on which clients attach.
+    pub listener: OwnedFd,
+    /// Where descriptors are kept over this worker's death. [`FdStore::ready`] must be called once the worker serves.
+    pub store: FdStore,
+    /// What earlier workers put there and did not remove.
+    pub restored: Vec<(String, Vec<OwnedFd>)>,
+    /// A memfd of [`FLIGHT_RECORDER_BYTES`] that is zero when the pool starts and lives over workers.
+    pub flight_recorder: OwnedFd,
+    /// The pool's identity.
+    pub identity: PoolIdentity,
+    /// The pool's directory.
+    pub pool_dir: PathBuf,
+    /// What the medium costs, for `status`.
+    pub costs: Vec<String>,
+}
+
+/// Bytes of the flight recorder.
+pub const FLIGHT_RECORDER_BYTES: u64 = 64 * 1024;
+
+/// The part of the setup that is text; the descriptors beside it are target, listener, flight recorder, lock.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct SetupText {
+    pub(crate) identity: PoolIdentity,
+    pub(crate) pool_dir: PathBuf,
+    pub(crate) costs: Vec<String>,
+}
+
+/// Descriptors beside the setup, in this order.
+pub(crate) struct SetupFds<'a> {
+    pub(crate) target_dir: BorrowedFd<'a>,
+    pub(crate) listener: BorrowedFd<'a>,
+    pub(crate) flight_recorder: BorrowedFd<'a>,
+    pub(crate) lock: BorrowedFd<'a>,
+}
+
+impl<'a> SetupFds<'a> {
+    pub(crate) fn in_order(&self) -> [BorrowedFd<'a>; 4] {
+        [self.target_dir, self.listener, self.flight_recorder, self.lock]
+    }
+}
+
+/// Waits for the supervisor's setup on `socket`; the second value is the pool's lock, which the worker holds open so
+/// that no other pool starts on the same target before this process is gone.
+pub(crate) fn receive_setup(socket: OwnedFd) -> Result<(WorkerSetup, OwnedFd)> {
+    let what = "cannot learn from the supervisor what to serve";
+    let strange = || Error::new(Code::Malformed, what).cure("workers are started by their supervisor alone");
+    let next = |socket: BorrowedFd<'_>| {
+        receive(socket, RecvFlags::empty()).map_err(|e| Error::io(what, &e.into()))?.ok_or_else(strange)
+    };
+    let Message::Setup(text, fds) = next(socket.as_fd())? else { return Err(strange()) };
+    let text: SetupText = serde_json::from_str(&text).map_err(|e| strange().why(e))?;
+    let [target_dir, listener, flight_recorder, lock] = <[OwnedFd; 4]>::try_from(fds).map_err(|_| strange())?;
+    let mut restored = Vec::new();
+    loop {
+        match next(socket.as_fd())? {
+            Message::Given(tag, fds) => restored.push((tag, fds)),
+            Message::End => break,
+            _ => return Err(strange()),
+        }
+    }
+    let SetupText { identity, pool_dir, costs } = text;
+    let store = FdStore::new(socket);
+    let setup =
+        WorkerSetup { target_dir, listener, store, restored, flight_recorder, identity, pool_dir, costs };
+    Ok((setup, lock))
+}

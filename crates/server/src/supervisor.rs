@@ -1,0 +1,569 @@
+//! The supervisor: the process that holds a pool together and does as little else as possible.
+//!
+//! It holds what must live longer than a worker: the lock, the target's descriptor (a detached mount lives by it
+//! alone), the clients' listening socket, the descriptor store, the flight recorder. It starts the worker, again at
+//! once when that dies, and counts the members of an embedded pool, which ends with the last. It has one thread and
+//! one poll loop and never waits for anybody: all its sockets are non-blocking, and a connection that does not take its
+//! answers is closed. It asks nothing of a member and believes nothing that it cannot check.
+//!
+//! Its own death takes the worker along (PR_SET_PDEATHSIG); the data stays as the medium allows, and the next `up`
+//! clears what is left. Tests: `crates/cli/tests/supervisor.rs`.
+
+use std::collections::BTreeMap;
+use std::io::{Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::time::{Duration, Instant};
+
+use forebay_types::{Code, Error, Result};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::process::Signal;
+use serde_json::json;
+
+use crate::directory::{LOG_FILE, SOCKET_FILE, SUPERVISOR_FILE};
+use crate::frame;
+use crate::identity::random_bytes;
+use crate::launch::{Report, Started};
+use crate::members::{Answers, MemberId, Members};
+use crate::programs;
+use crate::protocol::{Ask, Reply, Stopped};
+use crate::setup::{SetupFds, SetupText, FLIGHT_RECORDER_BYTES};
+use crate::signals::Signals;
+use crate::store::{Kept, Message};
+use crate::target::OpenPool;
+use crate::worker_process::{describe, Backoff, WorkerProcess};
+
+/// How long an embedded pool waits for its first member.
+const FIRST_MEMBER_GRACE: Duration = Duration::from_secs(30);
+/// How long a worker may take to close after SIGTERM.
+const STOP_GRACE: Duration = Duration::from_secs(10);
+/// Workers that may crash before the pool has served at all.
+const FIRST_STARTS_MAX: u32 = 3;
+/// Lines of the log that explain a pool that never served.
+const LOG_LINES_SHOWN: usize = 8;
+/// Bytes of answers that a connection may leave unread.
+const UNREAD_BYTES_MAX: usize = 1 << 20;
+/// Clients that may wait for a worker; the kernel allows net.core.somaxconn at most.
+const CLIENTS_BACKLOG: i32 = 4096;
+/// Connections at one time: members and askers.
+const CONNECTIONS_MAX: usize = 4096;
+
+struct Connection {
+    stream: UnixStream,
+    received: Vec<u8>,
+    to_send: Vec<u8>,
+    close_when_sent: bool,
+}
+
+struct Stopping {
+    keep: bool,
+    kill_at: Instant,
+    killed: bool,
+    askers: Vec<MemberId>,
+}
+
+/// What the loop holds.
+pub(crate) struct Supervisor {
+    pool: OpenPool,
+    signals: Signals,
+    clients: UnixListener,
+    listener: UnixListener,
+    recorder: OwnedFd,
+    kept: Kept,
+    worker: Option<WorkerProcess>,
+    backoff: Backoff,
+    start_worker_at: Instant,
+    restarts: u64,
+    last_end: Option<String>,
+    last_failure: Option<Error>,
+    served: bool,
+    members: Members,
+    connections: BTreeMap<MemberId, Connection>,
+    next_id: MemberId,
+    report: Report,
+    stopping: Option<Stopping>,
+    born: Instant,
+}
+
+/// How the loop ended.
+pub(crate) struct End {
+    pub(crate) pool: OpenPool,
+    /// Set when the pool never served.
+    pub(crate) failure: Option<Error>,
+    pub(crate) report: Report,
+    keep: bool,
+    killed: bool,
+    askers: Vec<UnixStream>,
+}
+
+/// What is left of an [`End`] once its pool is being closed.
+pub(crate) struct Teller {
+    pub(crate) keep: bool,
+    pub(crate) killed: bool,
+    failure: Option<Error>,
+    askers: Vec<UnixStream>,
+}
+
+impl End {
+    pub(crate) fn split(self) -> (OpenPool, Teller) {
+        let End { pool, failure, keep, killed, askers, .. } = self;
+        (pool, Teller { keep, killed, failure, askers })
+    }
+}
+
+impl Teller {
+    /// Tells those who asked for the end that it is complete; why the pool never served, if so.
+    pub(crate) fn tell(mut self, result: &Result<Stopped>) -> Option<Error> {
+        let reply = match result {
+            Ok(stopped) => Reply::Stopped(stopped.clone()),
+            Err(e) => Reply::failed(e),
+        };
+        if let Ok(bytes) = frame::encode(&reply) {
+            for asker in &mut self.askers {
+                let _ = asker.set_nonblocking(false);
+                let _ = asker.set_write_timeout(Some(Duration::from_secs(1)));
+                let _ = asker.write_all(&bytes);
+            }
+        }
+        self.failure
+    }
+}
+
+impl Supervisor {
+    /// Makes the sockets of an opened pool. Signals are blocked already.
+    pub(crate) fn new(pool: OpenPool, signals: Signals, report: Report) -> Result<Supervisor> {
+        let clients = pool.dir.listen(SOCKET_FILE)?;
+        // Clients of a large node come all at once, and wait here while a worker is replaced.
+        rustix::net::listen(&clients, CLIENTS_BACKLOG)
+            .map_err(|e| Error::io("cannot listen for clients", &e.into()))?;
+        let listener = pool.dir.listen(SUPERVISOR_FILE)?;
+        listener
+            .set_nonblocking(true)
+            .map_err(|e| Error::io("cannot make the supervisor's socket non-blocking", &e))?;
+        let recorder = rustix::fs::memfd_create("forebay-flight-recorder", rustix::fs::MemfdFlags::CLOEXEC)
+            .and_then(|fd| rustix::fs::ftruncate(&fd, FLIGHT_RECORDER_BYTES).map(|()| fd))
+            .map_err(|e| Error::io("cannot make the flight recorder", &e.into()))?;
+        let now = Instant::now();
+        Ok(Supervisor {
+            pool,
+            signals,
+            clients,
+            listener,
+            recorder,
+            kept: Kept::default(),
+            worker: None,
+            backoff: Backoff::default(),
+            start_worker_at: now,
+            restarts: 0,
+            last_end: None,
+            last_failure: None,
+            served: false,
+            members: Members::default(),
+            connections: BTreeMap::new(),
+            next_id: 1,
+            report,
+            stopping: None,
+            born: now,
+        })
+    }
+
+    /// Serves until the pool ends.
+    pub(crate) fn run(mut self) -> End {
+        loop {
+            self.keep_a_worker();
+            if self.worker.is_none() {
+                if let Some(stopping) = self.stopping.take() {
+                    return self.end(stopping);
+                }
+            }
+            self.wait_and_serve();
+            let answers = self.members.tick(self.now_ms());
+            self.answer(answers);
+            self.end_when_left();
+        }
+    }
+
+    fn end(mut self, stopping: Stopping) -> End {
+        let askers = stopping
+            .askers
+            .iter()
+            .filter_map(|id| self.connections.remove(id))
+            .map(|connection| connection.stream)
+            .collect();
+        End {
+            failure: if self.served { None } else { self.last_failure.take() },
+            pool: self.pool,
+            keep: stopping.keep,
+            killed: stopping.killed,
+            report: self.report,
+            askers,
+        }
+    }
+
+    fn now_ms(&self) -> u64 {
+        self.born.elapsed().as_millis() as u64
+    }
+
+    // --- the worker
+
+    fn keep_a_worker(&mut self) {
+        self.reap_worker();
+        if self.worker.is_some() || self.stopping.is_some() || Instant::now() < self.start_worker_at {
+            return;
+        }
+        let text = SetupText {
+            identity: self.pool.identity.clone(),
+            pool_dir: self.pool.dir.path().to_owned(),
+            costs: self.pool.costs.clone(),
+        };
+        let fds = SetupFds {
+            target_dir: self.pool.target_dir.as_fd(),
+            listener: self.clients.as_fd(),
+            flight_recorder: self.recorder.as_fd(),
+            lock: self.pool.lock.as_fd(),
+        };
+        match WorkerProcess::start(&text, &fds, &self.kept) {
+            Ok(mut worker) => {
+                tracing::info!(pid = worker.pid(), restarts = self.restarts, "worker started");
+                worker.give(&self.kept);
+                self.worker = Some(worker);
+            }
+            Err(e) => {
+                tracing::error!("{e}");
+                self.last_failure = Some(e);
+                self.worker_is_gone(Duration::ZERO);
+            }
+        }
+    }
+
+    fn reap_worker(&mut self) {
+        let Some(worker) = &mut self.worker else { return };
+        let Some(status) = worker.ended() else { return };
+        // What it said before its end counts: descriptors that it put above all.
+        self.hear_worker();
+        let Some(worker) = self.worker.take() else { return };
+        let words = describe(status);
+        if self.stopping.is_some() {
+            tracing::info!("worker {words}");
+            return;
+        }
+        tracing::error!(pid = worker.pid(), "worker {words}");
+        self.last_end = Some(words);
+        self.worker_is_gone(worker.started.elapsed());
+    }
+
+    fn worker_is_gone(&mut self, life: Duration) {
+        self.restarts += 1;
+        let delay = self.backoff.after(life);
+        self.start_worker_at = Instant::now() + delay;
+        if !self.served && (self.last_failure.is_some() || self.backoff.short_lives() >= FIRST_STARTS_MAX) {
+            if self.last_failure.is_none() {
+                let words = self.last_end.clone().unwrap_or_default();
+                let log = std::fs::read_to_string(self.pool.dir.file(LOG_FILE)).unwrap_or_default();
+                let lines: Vec<&str> = log.lines().rev().take(LOG_LINES_SHOWN).collect();
+                let lines: Vec<&str> = lines.into_iter().rev().collect();
+                self.last_failure = Some(
+                    Error::new(Code::Io, format!("cannot start pool {}", self.pool.dir.path().display()))
+                        .why(format!("its daemon {words}, {} times; its last words:\n{}", self.restarts, lines.join("\n"))),
+                );
+            }
+            // The data of a pool that was there before stays, for a version that can read it.
+            self.begin_stop(self.pool.reopened, None);
+        } else if !delay.is_zero() {
+            tracing::warn!("worker crashes again and again: next start in {} ms", delay.as_millis());
+        }
+    }
+
+    fn hear_worker(&mut self) {
+        let Some(worker) = &mut self.worker else { return };
+        for message in worker.messages() {
+            match message {
+                Message::Put(tag, fds) => self.kept.put(tag, fds),
+                Message::Remove(tag) => self.kept.remove(&tag),
+                Message::Ready => {
+                    worker.ready = true;
+                    self.served = true;
+                    self.report.send(&Ok(Started {
+                        pool: self.pool.dir.path().to_owned(),
+                        pid: std::process::id(),
+                        identity: self.pool.identity.clone(),
+                        costs: self.pool.costs.clone(),
+                        reopened: self.pool.reopened,
+                    }));
+                }
+                Message::Failed(failure) => {
+                    let e = Error::from(failure);
+                    tracing::error!("worker: {e}");
+                    self.last_failure = Some(e);
+                }
+                other => tracing::error!("the worker said {other:?}, which is not its to say"),
+            }
+        }
+    }
+
+    // --- stopping
+
+    fn begin_stop(&mut self, keep: bool, asker: Option<MemberId>) {
+        if let Some(stopping) = &mut self.stopping {
+            stopping.askers.extend(asker);
+            return;
+        }
+        tracing::info!(keep, "pool stops");
+        if let Some(worker) = &self.worker {
+            worker.signal(Signal::TERM);
+        }
+        self.stopping = Some(Stopping {
+            keep,
+            kill_at: Instant::now() + STOP_GRACE,
+            killed: false,
+            askers: asker.into_iter().collect(),
+        });
+    }
+
+    fn end_when_left(&mut self) {
+        if !self.pool.identity.embedded || self.stopping.is_some() {
+            return;
+        }
+        let never_used = !self.members.ever_used() && self.born.elapsed() >= FIRST_MEMBER_GRACE;
+        if never_used || self.members.all_gone() {
+            tracing::info!("the last member is gone");
+            self.begin_stop(false, None);
+        }
+    }
+
+    // --- the loop
+
+    fn next_wake(&self) -> Option<Instant> {
+        let tick = self.members.next_tick_ms(self.now_ms()).map(|ms| self.born + Duration::from_millis(ms));
+        let first = (self.pool.identity.embedded && !self.members.ever_used())
+            .then(|| self.born + FIRST_MEMBER_GRACE);
+        let start = (self.worker.is_none() && self.stopping.is_none()).then_some(self.start_worker_at);
+        let kill = self.stopping.as_ref().filter(|s| !s.killed).map(|s| s.kill_at);
+        [tick, first, start, kill].into_iter().flatten().min()
+    }
+
+    fn wait_and_serve(&mut self) {
+        let timeout = self.next_wake().map(|at| {
+            let left = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
+            Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos() as i64 }
+        });
+        let ids: Vec<MemberId> = self.connections.keys().copied().collect();
+        let ready: Vec<PollFlags> = {
+            let mut fds = vec![
+                PollFd::new(&self.signals, PollFlags::IN),
+                PollFd::new(&self.listener, PollFlags::IN),
+            ];
+            for connection in self.connections.values() {
+                let mut flags = PollFlags::IN;
+                if !connection.to_send.is_empty() {
+                    flags |= PollFlags::OUT;
+                }
+                fds.push(PollFd::new(&connection.stream, flags));
+            }
+            if let Some(worker) = &self.worker {
+                let mut flags = PollFlags::IN;
+                if worker.wants_to_send() {
+                    flags |= PollFlags::OUT;
+                }
+                fds.push(PollFd::from_borrowed_fd(worker.socket(), flags));
+            }
+            match poll(&mut fds, timeout.as_ref()) {
+                Ok(_) => fds.iter().map(|fd| fd.revents()).collect(),
+                Err(_) => return, // interrupted: look again
+            }
+        };
+        if !ready[0].is_empty() {
+            self.take_signals();
+        }
+        if !ready[1].is_empty() {
+            self.accept();
+        }
+        for (id, flags) in ids.iter().zip(&ready[2..]) {
+            if !flags.is_empty() {
+                self.serve(*id);
+            }
+        }
+        if ready.len() > 2 + ids.len() && !ready[2 + ids.len()].is_empty() {
+            self.hear_worker();
+            if let Some(worker) = &mut self.worker {
+                worker.give(&self.kept);
+                if ready[2 + ids.len()].contains(PollFlags::HUP) {
+                    // Its end is closed: it is dying, and SIGCHLD follows. Until then poll would return at once.
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+            }
+        }
+        if let Some(stopping) = &mut self.stopping {
+            if !stopping.killed && Instant::now() >= stopping.kill_at {
+                stopping.killed = true;
+                if let Some(worker) = &self.worker {
+                    tracing::error!(pid = worker.pid(), "worker does not stop: killed");
+                    worker.signal(Signal::KILL);
+                }
+            }
+        }
+    }
+
+    fn take_signals(&mut self) {
+        while let Some(received) = self.signals.next() {
+            match received.signal {
+                libc::SIGCHLD => {} // the loop looks at the worker at every turn
+                // Whoever ends the process ends the pool, and never its data.
+                signal => {
+                    tracing::info!("signal {signal}");
+                    self.begin_stop(!self.pool.identity.embedded, None);
+                }
+            }
+        }
+    }
+
+    fn accept(&mut self) {
+        while let Ok((stream, _)) = self.listener.accept() {
+            let Ok(peer) = rustix::net::sockopt::socket_peercred(&stream) else { continue };
+            let me = rustix::process::geteuid();
+            if peer.uid != me && !peer.uid.is_root() || self.connections.len() >= CONNECTIONS_MAX {
+                tracing::warn!(uid = peer.uid.as_raw(), "connection refused");
+                continue;
+            }
+            if stream.set_nonblocking(true).is_err() {
+                continue;
+            }
+            let connection =
+                Connection { stream, received: Vec::new(), to_send: Vec::new(), close_when_sent: false };
+            self.connections.insert(self.next_id, connection);
+            self.next_id += 1;
+        }
+    }
+
+    fn serve(&mut self, id: MemberId) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        let mut open = connection.flush();
+        let mut buffer = [0u8; 16 * 1024];
+        while open {
+            match connection.stream.read(&mut buffer) {
+                Ok(0) => open = false,
+                Ok(n) => connection.received.extend_from_slice(&buffer[..n]),
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => break,
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(_) => open = false,
+            }
+        }
+        while let Some(connection) = self.connections.get_mut(&id) {
+            match frame::take::<Ask>(&mut connection.received) {
+                Ok(Some(ask)) => self.handle(id, ask),
+                Ok(None) => break,
+                Err(e) => {
+                    self.send(id, &Reply::failed(&e));
+                    if let Some(connection) = self.connections.get_mut(&id) {
+                        connection.close_when_sent = true;
+                        connection.received.clear();
+                        open &= !connection.to_send.is_empty();
+                    }
+                    break;
+                }
+            }
+        }
+        if !open {
+            self.close(id);
+        }
+    }
+
+    fn close(&mut self, id: MemberId) {
+        if self.connections.remove(&id).is_none() {
+            return;
+        }
+        let (answers, token) = self.members.disconnect(id, self.now_ms());
+        if let Some(token) = token {
+            let killed = programs::kill_marked(&token);
+            tracing::warn!(member = id, killed, "a member vanished; its programs were ended");
+        }
+        self.answer(answers);
+    }
+
+    fn handle(&mut self, id: MemberId, ask: Ask) {
+        let now = self.now_ms();
+        let answers = match ask {
+            Ask::Join(_) if self.stopping.is_some() => {
+                let gone = Error::new(Code::PoolGone, "cannot join the pool").why("it is stopping");
+                return self.send(id, &Reply::failed(&gone));
+            }
+            Ask::Join(request) => match random_bytes() {
+                Ok(bytes) => {
+                    tracing::info!(member = id, label = request.label, group = request.group, "joins");
+                    let token = bytes.iter().map(|b| format!("{b:02x}")).collect();
+                    self.members.join(id, request, token, now)
+                }
+                Err(e) => return self.send(id, &Reply::failed(&e)),
+            },
+            Ask::Claim { key } => self.members.claim(id, &key),
+            Ask::Finish { key, failure } => self.members.finish(id, &key, failure),
+            Ask::LeavePlan { success } => self.members.leave_plan(id, success, now),
+            Ask::Status => {
+                let reply = Reply::Status(self.status());
+                return self.send(id, &reply);
+            }
+            Ask::Down { keep } => return self.begin_stop(keep, Some(id)),
+        };
+        self.answer(answers);
+    }
+
+    fn status(&self) -> serde_json::Value {
+        let state = match &self.worker {
+            _ if self.stopping.is_some() => "stopping",
+            Some(worker) if worker.ready => "up",
+            _ => "restarting",
+        };
+        let identity = &self.pool.identity;
+        json!({
+            "pool": self.pool.dir.path().to_string_lossy(),
+            "uuid": identity.uuid,
+            "state": state,
+            "node": identity.node,
+            "media": identity.media.to_string(),
+            "backing": identity.backing,
+            "embedded": identity.embedded,
+            "capacity_bytes": identity.capacity_bytes,
+            "pids": {
+                "supervisor": std::process::id(),
+                "worker": self.worker.as_ref().map(|w| w.pid()),
+            },
+            "restarts": self.restarts,
+            "last_crash": self.last_end,
+            "uptime_s": self.born.elapsed().as_secs(),
+            "members": self.members.count(),
+            "member_labels": self.members.labels(),
+            "costs": self.pool.costs,
+        })
+    }
+
+    fn answer(&mut self, answers: Answers) {
+        for (id, answer) in answers {
+            self.send(id, &Reply::Member(answer));
+        }
+    }
+
+    fn send(&mut self, id: MemberId, reply: &Reply) {
+        let Some(connection) = self.connections.get_mut(&id) else { return };
+        let Ok(bytes) = frame::encode(reply) else { return };
+        connection.to_send.extend_from_slice(&bytes);
+        if !connection.flush() || connection.to_send.len() > UNREAD_BYTES_MAX {
+            self.close(id);
+        }
+    }
+}
+
+impl Connection {
+    /// Sends what there is room for; false when the connection is to be closed.
+    fn flush(&mut self) -> bool {
+        while !self.to_send.is_empty() {
+            match self.stream.write(&self.to_send) {
+                Ok(0) => return false,
+                Ok(n) => drop(self.to_send.drain(..n)),
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return true,
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(_) => return false,
+            }
+        }
+        !self.close_when_sent
+    }
+}

@@ -1,0 +1,446 @@
+//! A pool's place: found or made before its daemon serves, and taken away after.
+//!
+//! Everything here is done by the process that holds the pool's lock. A pool that was killed leaves its lock free, its
+//! sockets dead and its target as it was: opening it again finds the data; `sweep` clears it away. Whatever is made
+//! for a pool that then cannot start is removed again.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use forebay_data::{
+    attached_tmpfs, check_capacity, default_capacity, detached_tmpfs, is_mounted_here, logout_clears, unmount, Bounds,
+    Capabilities, Host, Medium, Target, Unmount,
+};
+use forebay_types::{Code, Error, Result};
+use rustix::fs::{Mode, OFlags};
+
+use crate::directory::{PoolDirectory, LOCK_FILE, LOG_FILE, SOCKET_FILE, SUPERVISOR_FILE, TARGET_FILE};
+use crate::identity::{Backing, PoolIdentity, IDENTITY_FILE};
+use crate::protocol::Stopped;
+
+/// How long a start waits for a pool that is just ending.
+const ENDING_GRACE: Duration = Duration::from_secs(15);
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// Where memory is found when the pool's directory has none and nobody chose it.
+const SHARED_MEMORY: &str = "/dev/shm";
+const TMPFS_MAGIC: u64 = 0x0102_1994;
+
+/// What pool the daemon is to open.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct PoolOptions {
+    pub(crate) path: PathBuf,
+    pub(crate) media: Option<Medium>,
+    pub(crate) capacity_bytes: Option<u64>,
+    pub(crate) embedded: bool,
+    pub(crate) elsewhere_allowed: bool,
+}
+
+/// A directory whose lock this process holds.
+#[derive(Debug)]
+pub(crate) struct LockedPool {
+    pub(crate) dir: PoolDirectory,
+    lock: OwnedFd,
+    made: bool,
+}
+
+/// A pool that can be served.
+#[derive(Debug)]
+pub(crate) struct OpenPool {
+    pub(crate) dir: PoolDirectory,
+    pub(crate) lock: OwnedFd,
+    pub(crate) identity: PoolIdentity,
+    pub(crate) target_dir: OwnedFd,
+    pub(crate) costs: Vec<String>,
+    pub(crate) reopened: bool,
+}
+
+/// Makes the directory and takes its lock. [`Code::Busy`] when the pool is up; one that is ending is waited for.
+pub(crate) fn lock_pool(path: &Path) -> Result<LockedPool> {
+    let deadline = Instant::now() + ENDING_GRACE;
+    loop {
+        let (dir, made) = PoolDirectory::make(path)?;
+        match dir.lock() {
+            Ok(lock) => return Ok(LockedPool { dir, lock, made }),
+            Err(e) if e.code == Code::Stale && Instant::now() < deadline => {} // it went between two steps
+            Err(e) if e.code == Code::Busy && dir.connect(SUPERVISOR_FILE).is_ok() => return Err(e),
+            Err(e) if e.code == Code::Busy && Instant::now() < deadline => std::thread::sleep(LOOK_AGAIN),
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+/// Opens the pool that is in the directory, or makes one. When that fails, what was made is gone again.
+pub(crate) fn open_pool(locked: LockedPool, options: &PoolOptions) -> Result<OpenPool> {
+    match try_open(&locked, options) {
+        Ok(Opened { identity, target_dir, costs, reopened }) => {
+            let LockedPool { dir, lock, .. } = locked;
+            Ok(OpenPool { dir, lock, identity, target_dir, costs, reopened })
+        }
+        Err(e) => {
+            if locked.made {
+                remove_directory(&locked.dir);
+            }
+            Err(e)
+        }
+    }
+}
+
+struct Opened {
+    identity: PoolIdentity,
+    target_dir: OwnedFd,
+    costs: Vec<String>,
+    reopened: bool,
+}
+
+fn try_open(locked: &LockedPool, options: &PoolOptions) -> Result<Opened> {
+    let dir = &locked.dir;
+    let before = PoolIdentity::read(dir)?;
+    if let (Some(identity), Some(asked)) = (&before, options.media) {
+        if identity.media != asked {
+            return Err(Error::new(Code::Invalid, format!("cannot start pool {}", dir.path().display()))
+                .why(format!("its medium is {}, and {asked} was asked for", identity.media))
+                .cure("leave out --media, or name another directory"));
+        }
+    }
+    let medium = options.media.or(before.as_ref().map(|i| i.media)).unwrap_or(Medium::Dram);
+    if let Some(identity) = before {
+        if let Some(target_dir) = reopen(dir, &identity, options)? {
+            return finish(locked, identity, target_dir, options, true);
+        }
+    }
+    clear_stray_target(dir)?;
+    let (backing, target_dir, capacity_bytes) = make_target(dir, medium, options)?;
+    let mut identity = PoolIdentity::new(medium, backing, capacity_bytes)?;
+    identity.made_directory = locked.made;
+    let result = finish(locked, identity.clone(), target_dir, options, false);
+    if result.is_err() {
+        let _ = remove_target(dir, identity.backing);
+    }
+    result
+}
+
+fn finish(
+    locked: &LockedPool,
+    mut identity: PoolIdentity,
+    target_dir: OwnedFd,
+    options: &PoolOptions,
+    reopened: bool,
+) -> Result<Opened> {
+    identity.embedded = options.embedded;
+    if let Some(bytes) = options.capacity_bytes {
+        identity.capacity_bytes = bytes;
+    }
+    Target::format(&target_dir)?;
+    let costs = costs_of(&locked.dir, &identity, &target_dir)?;
+    identity.write(&locked.dir)?;
+    Ok(Opened { identity, target_dir, costs, reopened })
+}
+
+/// The target of a pool that was here before; none when its data went with its memory.
+fn reopen(dir: &PoolDirectory, identity: &PoolIdentity, options: &PoolOptions) -> Result<Option<OwnedFd>> {
+    let path = dir.file(TARGET_FILE);
+    let target_dir = match identity.backing {
+        Backing::Detached => return Ok(None),
+        Backing::Tmpfs if !is_mounted_here(&path)? => return Ok(None),
+        Backing::Tmpfs | Backing::Directory => match open_target(dir) {
+            Ok(fd) => fd,
+            Err(e) if e.code == Code::NotFound => return Ok(None),
+            Err(e) => return Err(e),
+        },
+    };
+    if let Some(bytes) = options.capacity_bytes.filter(|&b| b != identity.capacity_bytes) {
+        let bounds = match identity.backing {
+            Backing::Tmpfs => Bounds::of(&Host::this(), identity.media, None)?,
+            _ => Bounds::of(&Host::this(), identity.media, Some((target_dir.as_fd(), dir.path())))?,
+        };
+        check_capacity(bytes, &bounds.holding(allocated_bytes(&path)))?;
+        if identity.backing == Backing::Tmpfs {
+            let options = std::ffi::CString::new(format!("size={bytes}")).unwrap_or_default();
+            rustix::mount::mount_remount(&path, rustix::mount::MountFlags::empty(), &options).map_err(|e| {
+                Error::io(format!("cannot change the capacity of pool {}", dir.path().display()), &e.into())
+                    .cure("leave out --capacity, or remove data first")
+            })?;
+        }
+    }
+    Ok(Some(target_dir))
+}
+
+fn open_target(dir: &PoolDirectory) -> Result<OwnedFd> {
+    // A link here is ours: the target may lie in memory elsewhere.
+    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+    rustix::fs::openat(dir.fd(), TARGET_FILE, flags, Mode::empty()).map_err(|e| {
+        let error = Error::io(format!("cannot open {}", dir.file(TARGET_FILE).display()), &e.into());
+        match e {
+            rustix::io::Errno::NOTCONN | rustix::io::Errno::STALE | rustix::io::Errno::IO => error
+                .cure(format!("a dead mount was left behind: `umount -l {}`", dir.file(TARGET_FILE).display())),
+            _ => error,
+        }
+    })
+}
+
+/// Takes away what is in the target's place although no pool says that it is there.
+fn clear_stray_target(dir: &PoolDirectory) -> Result<()> {
+    let path = dir.file(TARGET_FILE);
+    if is_mounted_here(&path)? {
+        tracing::warn!("{} was left mounted by a pool that is no more", path.display());
+        unmount(&path, Unmount::WhenUnused)?;
+    }
+    match rustix::fs::unlinkat(dir.fd(), TARGET_FILE, rustix::fs::AtFlags::REMOVEDIR) {
+        Ok(()) | Err(rustix::io::Errno::NOENT) => return Ok(()),
+        Err(rustix::io::Errno::NOTDIR) => {
+            if std::fs::read_link(&path).is_ok_and(|to| !to.exists()) {
+                return dir.remove_file(TARGET_FILE); // its memory went with a restart of the node
+            }
+        }
+        Err(rustix::io::Errno::NOTEMPTY | rustix::io::Errno::EXIST) => {}
+        Err(rustix::io::Errno::BUSY) => {
+            return Err(Error::new(Code::Busy, format!("cannot make a pool in {}", dir.path().display()))
+                .why("something else is mounted at its target")
+                .cure(format!("`umount {}`", path.display())));
+        }
+        Err(e) => return Err(Error::io(format!("cannot remove {}", path.display()), &e.into())),
+    }
+    Err(Error::new(Code::NotEmpty, format!("cannot make a pool in {}", dir.path().display()))
+        .why(format!("{} holds data but {IDENTITY_FILE} is missing", path.display()))
+        .cure("put pool.json back, or remove the target if its data is no longer needed"))
+}
+
+fn make_target(
+    dir: &PoolDirectory,
+    medium: Medium,
+    options: &PoolOptions,
+) -> Result<(Backing, OwnedFd, u64)> {
+    if medium == Medium::Ssd {
+        return make_directory_target(dir, medium, options, None);
+    }
+    // The pool's own memory first: mounted where it may be, else known to its holders alone. An embedded pool's is
+    // never mounted if that can be helped, so that nothing can be left of it.
+    let in_memory = is_tmpfs(dir.fd());
+    let mut refused = Vec::new();
+    let ways: [Backing; 3] = if options.embedded {
+        [Backing::Detached, Backing::Tmpfs, Backing::Directory]
+    } else if in_memory {
+        [Backing::Tmpfs, Backing::Directory, Backing::Detached]
+    } else {
+        [Backing::Tmpfs, Backing::Detached, Backing::Directory]
+    };
+    for way in ways {
+        let made = match way {
+            Backing::Directory => {
+                let elsewhere = (options.elsewhere_allowed && !in_memory).then(shared_memory).flatten();
+                return make_directory_target(dir, medium, options, elsewhere);
+            }
+            Backing::Tmpfs => make_attached(dir, options),
+            Backing::Detached => capacity_of_memory(options)
+                .and_then(|bytes| Ok((Backing::Detached, detached_tmpfs(bytes)?, bytes))),
+        };
+        match made {
+            Ok(made) => return Ok(made),
+            // A capacity that memory does not have is not had another way.
+            Err(e) if matches!(e.code, Code::NoSpace | Code::Invalid | Code::Overflow) => return Err(e),
+            Err(e) => {
+                tracing::info!("{e}");
+                refused.push(e);
+            }
+        }
+    }
+    Err(refused.pop().unwrap_or_else(|| Error::new(Code::NotSupported, "no way to make a target is left")))
+}
+
+fn capacity_of_memory(options: &PoolOptions) -> Result<u64> {
+    capacity(options, &Bounds::of(&Host::this(), Medium::Dram, None)?)
+}
+
+fn capacity(options: &PoolOptions, bounds: &Bounds) -> Result<u64> {
+    match options.capacity_bytes {
+        None => default_capacity(bounds),
+        Some(bytes) => check_capacity(bytes, bounds).map(|()| bytes),
+    }
+}
+
+fn make_attached(dir: &PoolDirectory, options: &PoolOptions) -> Result<(Backing, OwnedFd, u64)> {
+    let bytes = capacity_of_memory(options)?;
+    make_target_directory(dir)?;
+    match attached_tmpfs(&dir.file(TARGET_FILE), bytes, None) {
+        Ok(root) => Ok((Backing::Tmpfs, root, bytes)),
+        Err(e) => {
+            let _ = rustix::fs::unlinkat(dir.fd(), TARGET_FILE, rustix::fs::AtFlags::REMOVEDIR);
+            Err(e)
+        }
+    }
+}
+
+fn make_target_directory(dir: &PoolDirectory) -> Result<()> {
+    match rustix::fs::mkdirat(dir.fd(), TARGET_FILE, Mode::RWXU) {
+        Ok(()) | Err(rustix::io::Errno::EXIST) => Ok(()),
+        Err(e) => Err(Error::io(format!("cannot make {}", dir.file(TARGET_FILE).display()), &e.into())),
+    }
+}
+
+fn make_directory_target(
+    dir: &PoolDirectory,
+    medium: Medium,
+    options: &PoolOptions,
+    elsewhere: Option<PathBuf>,
+) -> Result<(Backing, OwnedFd, u64)> {
+    match &elsewhere {
+        None => make_target_directory(dir)?,
+        Some(place) => {
+            let what = || format!("cannot make {}", place.display());
+            rustix::fs::mkdir(place, Mode::RWXU).map_err(|e| Error::io(what(), &e.into()))?;
+            rustix::fs::symlinkat(place, dir.fd(), TARGET_FILE).map_err(|e| {
+                let _ = rustix::fs::rmdir(place);
+                Error::io(what(), &e.into())
+            })?;
+        }
+    }
+    let made = open_target(dir).and_then(|target| {
+        let at = Some((target.as_fd(), dir.path()));
+        let bytes = capacity(options, &Bounds::of(&Host::this(), medium, at)?)?;
+        Ok((Backing::Directory, target, bytes))
+    });
+    if made.is_err() {
+        let _ = remove_target(dir, Backing::Directory);
+    }
+    made
+}
+
+/// A new directory's name in the node's shared memory, when that is a tmpfs that this user may write.
+fn shared_memory() -> Option<PathBuf> {
+    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
+    let fd = rustix::fs::open(SHARED_MEMORY, flags, Mode::empty()).ok()?;
+    let writable = rustix::fs::access(SHARED_MEMORY, rustix::fs::Access::WRITE_OK).is_ok();
+    if !writable || !is_tmpfs(fd.as_fd()) {
+        return None;
+    }
+    let bytes = crate::identity::random_bytes().ok()?;
+    let name: String = bytes[..8].iter().map(|b| format!("{b:02x}")).collect();
+    let me = rustix::process::geteuid().as_raw();
+    Some(PathBuf::from(format!("{SHARED_MEMORY}/forebay-{me}-{name}")))
+}
+
+fn is_tmpfs(directory: std::os::fd::BorrowedFd<'_>) -> bool {
+    rustix::fs::fstatfs(directory).is_ok_and(|s| s.f_type as u64 & 0xffff_ffff == TMPFS_MAGIC)
+}
+
+fn costs_of(dir: &PoolDirectory, identity: &PoolIdentity, target_dir: &OwnedFd) -> Result<Vec<String>> {
+    let capabilities = Capabilities::of(target_dir)?;
+    let mut costs = Vec::new();
+    if identity.media == Medium::Dram && !is_tmpfs(target_dir.as_fd()) {
+        costs.push(format!(
+            "not in memory: this user may not mount a tmpfs here, and the directory is on {}; give one on a tmpfs \
+             (--path /dev/shm/NAME), or run as a user who may mount",
+            capabilities.fs_type
+        ));
+    }
+    if identity.backing == Backing::Detached && !identity.embedded {
+        costs.push("a private tmpfs: its data goes with the pool, also by `down --keep`".to_owned());
+    }
+    if identity.backing == Backing::Directory {
+        let path = dir.file(TARGET_FILE);
+        let path = path.canonicalize().unwrap_or(path);
+        costs.extend(logout_clears(&Host::this(), &path, rustix::process::geteuid().as_raw()));
+    }
+    costs.extend(capabilities.costs());
+    Ok(costs)
+}
+
+/// Bytes allocated below `path`.
+fn allocated_bytes(path: &Path) -> u64 {
+    use std::os::unix::fs::MetadataExt;
+    let Ok(entries) = std::fs::read_dir(path) else { return 0 };
+    entries
+        .flatten()
+        .filter_map(|entry| entry.metadata().ok().map(|m| (entry, m)))
+        .map(|(entry, m)| m.blocks() * 512 + if m.is_dir() { allocated_bytes(&entry.path()) } else { 0 })
+        .sum()
+}
+
+// --- taking away
+
+/// Closes a pool whose worker has ended. Its data stays where it can and `keep` or the medium says so, unless it is to
+/// be discarded whatever it is.
+pub(crate) fn close_pool(pool: OpenPool, keep: bool, discard: bool) -> Result<Stopped> {
+    let OpenPool { dir, lock, identity, target_dir, .. } = pool;
+    drop(target_dir);
+    let result = take_away(&dir, &identity, keep, discard);
+    drop(lock);
+    result
+}
+
+/// Closes what a killed pool left, as its supervisor would have. [`Code::Busy`] when the pool is up after all.
+pub(crate) fn sweep(dir: PoolDirectory, keep: bool) -> Result<Stopped> {
+    let lock = dir.lock()?;
+    let Some(identity) = PoolIdentity::read(&dir)? else { return Err(dir.not_up()) };
+    let discard = identity.embedded;
+    let result = take_away(&dir, &identity, keep, discard);
+    drop(lock);
+    result
+}
+
+fn take_away(dir: &PoolDirectory, identity: &PoolIdentity, keep: bool, discard: bool) -> Result<Stopped> {
+    dir.remove_file(SOCKET_FILE)?;
+    dir.remove_file(SUPERVISOR_FILE)?;
+    let data_kept = !discard
+        && match identity.backing {
+            Backing::Tmpfs => keep && is_mounted_here(&dir.file(TARGET_FILE))?,
+            Backing::Directory => true,
+            Backing::Detached => false,
+        };
+    if !data_kept {
+        remove_target(dir, identity.backing)?;
+        if identity.made_directory {
+            remove_directory(dir);
+        } else {
+            dir.remove_file(IDENTITY_FILE)?;
+            dir.remove_file(LOG_FILE)?;
+            dir.remove_file(LOCK_FILE)?;
+        }
+    }
+    Ok(Stopped { data_kept, killed: false })
+}
+
+fn remove_target(dir: &PoolDirectory, backing: Backing) -> Result<()> {
+    let path = dir.file(TARGET_FILE);
+    let what = || format!("cannot remove {}", path.display());
+    match backing {
+        Backing::Detached => return Ok(()), // it goes with the last descriptor
+        Backing::Tmpfs => {
+            // Programs may have files open in it: it leaves its directory now, memory when they are done.
+            if is_mounted_here(&path)? {
+                unmount(&path, Unmount::WhenUnused)?;
+            }
+        }
+        Backing::Directory => {
+            if let Ok(place) = std::fs::read_link(&path) {
+                remove_tree(&place)?;
+                return dir.remove_file(TARGET_FILE);
+            }
+        }
+    }
+    match backing {
+        Backing::Directory => remove_tree(&path),
+        _ => match rustix::fs::unlinkat(dir.fd(), TARGET_FILE, rustix::fs::AtFlags::REMOVEDIR) {
+            Ok(()) | Err(rustix::io::Errno::NOENT) => Ok(()),
+            Err(e) => Err(Error::io(what(), &e.into())),
+        },
+    }
+}
+
+fn remove_tree(path: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(Error::io(format!("cannot remove {}", path.display()), &e))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Removes a directory that was made for a pool, with what pools put there.
+fn remove_directory(dir: &PoolDirectory) {
+    for name in [SOCKET_FILE, SUPERVISOR_FILE, IDENTITY_FILE, "pool.json.new", LOG_FILE, LOCK_FILE] {
+        let _ = dir.remove_file(name);
+    }
+    let _ = rustix::fs::rmdir(dir.path());
+}

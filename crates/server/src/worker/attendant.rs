@@ -1,0 +1,426 @@
+//! The attendant: lets processes attach, notices when they die, answers `status` and `check`, and hears SIGTERM.
+//!
+//! Each connection is served by a short-lived thread with a time limit, so that a client that connects and says nothing
+//! holds up nobody. A process counts as dead when its pidfd says so, never because a socket closed.
+
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, Sender};
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_ring::{
+    read_exact, send_fds, write_all, AttachReply, Doorbell, Header, ServedRing, HEADER_BYTES, KIND_ALIVE, KIND_ATTACH,
+    KIND_BOARD, KIND_CONTROL, KIND_ERROR,
+};
+use forebay_types::limits::RINGS_MAX;
+use forebay_types::{Code, Error, Ino, Result};
+use rustix::event::epoll;
+use rustix::io::Errno;
+use serde_json::Value;
+
+use super::session::{new_session_id, session_of_tag, store_tag, Session};
+use super::shard_thread::Message;
+use super::statistics::Statistics;
+use crate::protocol::WorkerAsk;
+use crate::setup::WorkerSetup;
+
+/// Connections served at the same time; more wait in the listener's queue.
+const CONNECTIONS_MAX: usize = 256;
+/// A client that says nothing for so long is dropped.
+const TALK_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest body of a request on the socket.
+const BODY_BYTES_MAX: u32 = 64 * 1024;
+
+const TOKEN_LISTENER: u64 = 1 << 62;
+const TOKEN_STOP: u64 = TOKEN_LISTENER + 1;
+const TOKEN_WAKE: u64 = TOKEN_LISTENER + 2;
+
+/// Blocks SIGTERM and SIGINT in this thread and all that it starts, and makes them readable.
+pub(super) fn block_signals() -> Result<OwnedFd> {
+    // SAFETY: an all-zero sigset is valid input for sigemptyset; the set lives over all calls.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, libc::SIGTERM);
+        libc::sigaddset(&mut set, libc::SIGINT);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+        let fd = libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+        if fd < 0 {
+            return Err(Error::io("cannot watch for signals", &std::io::Error::last_os_error()));
+        }
+        Ok(OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// What the attendant starts with.
+pub(super) struct Attendant {
+    pub(super) setup: WorkerSetup,
+    pub(super) stop: OwnedFd,
+    pub(super) board_fd: OwnedFd,
+    pub(super) board_bytes: u64,
+    pub(super) doorbell_fd: OwnedFd,
+    pub(super) doorbell: Arc<Doorbell>,
+    pub(super) device: u64,
+    pub(super) stable_inodes: bool,
+    pub(super) epoch: u64,
+    pub(super) to_shard: Sender<Message>,
+    pub(super) statistics: Arc<Statistics>,
+}
+
+/// What the connections' threads share.
+struct Desk {
+    setup: WorkerSetup,
+    board_fd: OwnedFd,
+    board_bytes: u64,
+    doorbell_fd: OwnedFd,
+    doorbell: Arc<Doorbell>,
+    device: u64,
+    stable_inodes: bool,
+    epoch: u64,
+    owner: u32,
+    epoll: OwnedFd,
+    /// Written to wake the attendant when a connection ends.
+    wake: OwnedFd,
+    connections: AtomicUsize,
+    statistics: Arc<Statistics>,
+}
+
+/// The attendant once the dead worker's sessions were taken over.
+pub(super) struct Attending {
+    desk: Arc<Desk>,
+    to_shard: Sender<Message>,
+    stop: OwnedFd,
+    /// pidfds by session, kept open for as long as the process lives.
+    processes: Vec<(u64, OwnedFd)>,
+    newcomers: mpsc::Receiver<(u64, OwnedFd)>,
+    announce: Sender<(u64, OwnedFd)>,
+}
+
+fn failed(what: &str) -> impl FnOnce(Errno) -> Error + '_ {
+    move |e| Error::io(what, &e.into())
+}
+
+impl Attendant {
+    /// Takes over what a dead worker left with the supervisor.
+    pub(super) fn restore(mut self) -> Result<(Attending, Vec<Session>)> {
+        let what = "cannot take over the clients of the last worker";
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed(what))?;
+        let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).map_err(failed(what))?;
+        let (mut sessions, mut processes) = (Vec::new(), Vec::new());
+        for (tag, fds) in std::mem::take(&mut self.setup.restored) {
+            let (Some(id), Ok([ring, process])) = (session_of_tag(&tag), <[OwnedFd; 2]>::try_from(fds)) else {
+                tracing::warn!("the descriptor store holds {tag:?}, which nobody knows");
+                continue;
+            };
+            let ring = ServedRing::reopen(ring.as_fd()).map_err(|e| Error::io(what, &e))?;
+            sessions.push(Session::new(id, ring));
+            processes.push((id, process));
+        }
+        let add = |fd: BorrowedFd<'_>, token: u64| {
+            epoll::add(&epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN).map_err(failed(what))
+        };
+        add(self.setup.listener.as_fd(), TOKEN_LISTENER)?;
+        add(self.stop.as_fd(), TOKEN_STOP)?;
+        add(wake.as_fd(), TOKEN_WAKE)?;
+        for (id, process) in &processes {
+            add(process.as_fd(), *id & (TOKEN_LISTENER - 1))?;
+        }
+        let (announce, newcomers) = mpsc::channel();
+        let desk = Desk {
+            owner: rustix::process::getuid().as_raw(),
+            setup: self.setup,
+            board_fd: self.board_fd,
+            board_bytes: self.board_bytes,
+            doorbell_fd: self.doorbell_fd,
+            doorbell: self.doorbell,
+            device: self.device,
+            stable_inodes: self.stable_inodes,
+            epoch: self.epoch,
+            epoll,
+            wake,
+            connections: AtomicUsize::new(0),
+            statistics: self.statistics,
+        };
+        let attending = Attending {
+            desk: Arc::new(desk),
+            to_shard: self.to_shard,
+            stop: self.stop,
+            processes,
+            newcomers,
+            announce,
+        };
+        Ok((attending, sessions))
+    }
+}
+
+impl Attending {
+    /// Tells the supervisor that the pool serves.
+    pub(super) fn ready(&self) -> Result<()> {
+        self.desk.setup.store.ready()
+    }
+
+    fn tell(&self, message: Message) {
+        // The shard thread outlives this one, except when it failed; then all end.
+        let _ = self.to_shard.send(message);
+        self.desk.doorbell.ring();
+    }
+
+    /// Serves until SIGTERM.
+    pub(super) fn attend(&mut self) -> Result<()> {
+        let mut events = Vec::with_capacity(64);
+        loop {
+            events.clear();
+            match epoll::wait(&self.desk.epoll, rustix::buffer::spare_capacity(&mut events), None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(e) => return Err(failed("cannot wait for clients")(e)),
+            }
+            self.processes.extend(self.newcomers.try_iter());
+            for event in &events {
+                let (data, _) = (event.data, event.flags);
+                match data.u64() {
+                    TOKEN_STOP => {
+                        let mut info = [0u8; 128];
+                        if rustix::io::read(&self.stop, &mut info).is_ok() {
+                            self.tell(Message::Stop);
+                            return Ok(());
+                        }
+                    }
+                    TOKEN_LISTENER => self.accept(),
+                    TOKEN_WAKE => {
+                        let mut count = [0u8; 8];
+                        let _ = rustix::io::read(&self.desk.wake, &mut count);
+                    }
+                    token => self.process_ended(token),
+                }
+            }
+        }
+    }
+
+    fn process_ended(&mut self, token: u64) {
+        let Some(i) = self.processes.iter().position(|(id, _)| id & (TOKEN_LISTENER - 1) == token) else { return };
+        let (id, process) = self.processes.swap_remove(i);
+        let _ = epoll::delete(&self.desk.epoll, &process);
+        self.tell(Message::Ended(id));
+        if let Err(e) = self.desk.setup.store.remove(&store_tag(id)) {
+            tracing::error!("{e}");
+        }
+    }
+
+    fn accept(&mut self) {
+        if self.desk.connections.load(Ordering::Relaxed) >= CONNECTIONS_MAX {
+            // Level-triggered: looked at again when one ends, or now and then.
+            std::thread::sleep(Duration::from_millis(1));
+            return;
+        }
+        let flags = rustix::net::SocketFlags::CLOEXEC;
+        let socket = match rustix::net::accept_with(&self.desk.setup.listener, flags) {
+            Ok(socket) => socket,
+            Err(e) => {
+                if !matches!(e, Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) {
+                    tracing::error!("cannot accept a client: {e}");
+                    std::thread::sleep(Duration::from_millis(10));
+                }
+                return;
+            }
+        };
+        let desk = Arc::clone(&self.desk);
+        let to_shard = self.to_shard.clone();
+        let announce = self.announce.clone();
+        desk.connections.fetch_add(1, Ordering::Relaxed);
+        let spawned = std::thread::Builder::new().name("connection".into()).stack_size(256 * 1024).spawn({
+            let desk = Arc::clone(&desk);
+            move || {
+                let talk = Talk { desk: &desk, to_shard: &to_shard, announce: &announce, socket };
+                if let Err(code) = talk.serve() {
+                    tracing::debug!("a connection ended: {code}");
+                }
+                desk.connections.fetch_sub(1, Ordering::Relaxed);
+            }
+        });
+        if let Err(e) = spawned {
+            desk.connections.fetch_sub(1, Ordering::Relaxed);
+            tracing::error!("cannot start a thread for a client: {e}");
+        }
+    }
+}
+
+/// One connection.
+struct Talk<'a> {
+    desk: &'a Desk,
+    to_shard: &'a Sender<Message>,
+    announce: &'a Sender<(u64, OwnedFd)>,
+    socket: OwnedFd,
+}
+
+impl Talk<'_> {
+    fn serve(&self) -> std::result::Result<(), Code> {
+        let errno = |e: Errno| Code::from_errno(e.raw_os_error());
+        for option in [rustix::net::sockopt::Timeout::Recv, rustix::net::sockopt::Timeout::Send] {
+            rustix::net::sockopt::set_socket_timeout(&self.socket, option, Some(TALK_TIMEOUT)).map_err(errno)?;
+        }
+        let peer = rustix::net::sockopt::socket_peercred(&self.socket).map_err(errno)?;
+        let uid = peer.uid.as_raw();
+        if uid != self.desk.owner && uid != 0 {
+            return self.refuse(Code::AccessDenied, "the pool serves another user");
+        }
+        loop {
+            let mut header = [0; HEADER_BYTES];
+            match read_exact(self.socket.as_fd(), &mut header) {
+                Err(Code::PoolGone) => return Ok(()),
+                other => other?,
+            }
+            let header = Header::decode(&header)?;
+            if header.len > BODY_BYTES_MAX {
+                return self.refuse(Code::TooBig, "the request is too long");
+            }
+            let mut body = vec![0; header.len as usize];
+            read_exact(self.socket.as_fd(), &mut body)?;
+            match header.kind {
+                KIND_ATTACH => {
+                    if let Err(e) = self.attach() {
+                        tracing::warn!("cannot attach a process: {e}");
+                        return self.refuse(e.code, &e.to_string());
+                    }
+                }
+                KIND_BOARD => {
+                    let session = body.first_chunk().map_or(0, |b| u64::from_le_bytes(*b));
+                    if !self.is_known(session)? {
+                        return self.refuse(Code::UnknownSession, "attach again");
+                    }
+                    let fds = [self.desk.board_fd.as_raw_fd(), self.desk.setup.target_dir.as_raw_fd()];
+                    self.send_attach_reply(KIND_BOARD, session, &fds)?;
+                }
+                KIND_ALIVE => {
+                    let session = body.first_chunk().map_or(0, |b| u64::from_le_bytes(*b));
+                    if !self.is_known(session)? {
+                        return self.refuse(Code::UnknownSession, "attach again");
+                    }
+                    write_all(self.socket.as_fd(), &Header { kind: KIND_ALIVE, len: 0 }.encode())?;
+                }
+                KIND_CONTROL => self.control(&body)?,
+                _ => return self.refuse(Code::Malformed, "unknown kind of message"),
+            }
+        }
+    }
+
+    fn refuse(&self, code: Code, text: &str) -> std::result::Result<(), Code> {
+        let mut message = Header { kind: KIND_ERROR, len: 2 + text.len() as u32 }.encode().to_vec();
+        message.extend((code as u16).to_le_bytes());
+        message.extend(text.as_bytes());
+        write_all(self.socket.as_fd(), &message)
+    }
+
+    fn ask_shard<T>(&self, message: Message, reply: &mpsc::Receiver<T>) -> std::result::Result<T, Code> {
+        self.to_shard.send(message).map_err(|_| Code::PoolGone)?;
+        self.desk.doorbell.ring();
+        reply.recv().map_err(|_| Code::PoolGone)
+    }
+
+    fn is_known(&self, session: u64) -> std::result::Result<bool, Code> {
+        let (send, receive) = mpsc::channel();
+        self.ask_shard(Message::Known(session, send), &receive)
+    }
+
+    fn attach(&self) -> Result<()> {
+        if self.desk.statistics.clients.load(Ordering::Relaxed) as usize >= RINGS_MAX {
+            return Err(Error::new(Code::NoResources, "cannot attach another process")
+                .why(format!("{RINGS_MAX} are attached")));
+        }
+        let id = new_session_id()?;
+        let process = self.peer_process()?;
+        let what = "cannot make a ring";
+        let (ring_fd, ring) = ServedRing::create().map_err(|e| Error::io(what, &e))?;
+        // With the supervisor first: from the moment that the client has its ring, a crash must not lose it.
+        self.desk.setup.store.put(&store_tag(id), &[ring_fd.as_fd(), process.as_fd()])?;
+        let (send, receive) = mpsc::channel();
+        let added = self
+            .ask_shard(Message::Attached(Box::new(Session::new(id, ring)), send), &receive)
+            .map_err(|code| Error::new(code, what))?;
+        if !added {
+            let _ = self.desk.setup.store.remove(&store_tag(id));
+            return Err(Error::new(Code::NoSpace, "cannot add a session to the shard"));
+        }
+        let fds = [
+            ring_fd.as_raw_fd(),
+            self.desk.doorbell_fd.as_raw_fd(),
+            self.desk.board_fd.as_raw_fd(),
+            self.desk.setup.target_dir.as_raw_fd(),
+        ];
+        let sent = self.send_attach_reply(KIND_ATTACH, id, &fds);
+        // Watched whether or not the reply arrived: a process that died in between is noticed.
+        let token = epoll::EventData::new_u64(id & (TOKEN_LISTENER - 1));
+        let process_raw = process.as_raw_fd();
+        let _ = self.announce.send((id, process));
+        // SAFETY: the pidfd was sent to the attendant, which closes it only after its event, which needs this call.
+        let process = unsafe { BorrowedFd::borrow_raw(process_raw) };
+        epoll::add(&self.desk.epoll, process, token, epoll::EventFlags::IN).map_err(failed("cannot watch a client"))?;
+        let _ = rustix::io::write(&self.desk.wake, &1u64.to_ne_bytes());
+        sent.map_err(|code| Error::new(code, "cannot answer a client"))
+    }
+
+    /// A descriptor of the process at the other end.
+    fn peer_process(&self) -> Result<OwnedFd> {
+        let what = "cannot watch the client's process";
+        const SO_PEERPIDFD: libc::c_int = 77;
+        let mut fd: libc::c_int = -1;
+        let mut len = size_of_val(&fd) as libc::socklen_t;
+        // SAFETY: the option's value is one int, as said.
+        let got = unsafe {
+            libc::getsockopt(
+                self.socket.as_raw_fd(),
+                libc::SOL_SOCKET,
+                SO_PEERPIDFD,
+                (&raw mut fd).cast(),
+                &mut len,
+            )
+        };
+        if got == 0 && fd >= 0 {
+            // SAFETY: the descriptor is new and ours.
+            return Ok(unsafe { OwnedFd::from_raw_fd(fd) });
+        }
+        // Before Linux 6.5: by number, which is the client's as long as it waits for its answer.
+        let peer = rustix::net::sockopt::socket_peercred(&self.socket).map_err(failed(what))?;
+        rustix::process::pidfd_open(peer.pid, rustix::process::PidfdFlags::empty()).map_err(failed(what))
+    }
+
+    fn send_attach_reply(&self, kind: u16, session: u64, fds: &[i32]) -> std::result::Result<(), Code> {
+        let reply = AttachReply {
+            session,
+            epoch: self.desk.epoch,
+            board_bytes: self.desk.board_bytes,
+            device: self.desk.device,
+            target_device: self.desk.device,
+            root: Ino::ROOT,
+            stable_inodes: self.desk.stable_inodes,
+        };
+        let mut message = Header { kind, len: AttachReply::BYTES as u32 }.encode().to_vec();
+        message.extend(reply.encode());
+        send_fds(self.socket.as_fd(), &message, fds)
+    }
+
+    fn control(&self, body: &[u8]) -> std::result::Result<(), Code> {
+        let Ok(ask) = serde_json::from_slice(body) else {
+            return self.refuse(Code::Malformed, "the request cannot be understood");
+        };
+        let value: Value = match ask {
+            WorkerAsk::Status => {
+                let (send, receive) = mpsc::channel();
+                let mut status = self.ask_shard(Message::Status(send), &receive)?;
+                status["pids"] = serde_json::json!({ "worker": std::process::id() });
+                status
+            }
+            WorkerAsk::Check => {
+                let (send, receive) = mpsc::channel();
+                match self.ask_shard(Message::Check(send), &receive)? {
+                    Ok(report) => report,
+                    Err(e) => return self.refuse(e.code, &e.to_string()),
+                }
+            }
+        };
+        let text = value.to_string();
+        let mut message = Header { kind: KIND_CONTROL, len: text.len() as u32 }.encode().to_vec();
+        message.extend(text.as_bytes());
+        write_all(self.socket.as_fd(), &message)
+    }
+}

@@ -1,0 +1,233 @@
+//! One batch: requests that are waiting together become one transaction.
+
+use forebay_data::Media;
+use forebay_ring::ServedRing;
+use forebay_types::limits::{BATCH_MAX, MESSAGE_BYTES_MAX};
+use forebay_types::{Attr, Code, Kind, PoolSpace, Reply, Request, Result};
+
+use super::recorder::InFlight;
+use super::shard_thread::ShardThread;
+use super::special;
+use super::statistics::Statistics;
+
+/// Replies collected before their transaction is committed: bytes of ordinary ones. A batch ends early when the next
+/// might not fit.
+const REPLY_BYTES: usize = 16 * MESSAGE_BYTES_MAX;
+
+/// A request that was taken from its slot.
+#[derive(Clone, Copy, Debug)]
+struct Taken {
+    session: usize,
+    slot: usize,
+    seq: u64,
+    request: (usize, usize),
+    reply: (usize, usize),
+    refused: Option<Code>,
+}
+
+/// The requests of a batch and their replies.
+#[derive(Debug)]
+pub(super) struct Answers {
+    taken: Vec<Taken>,
+    requests: Vec<u8>,
+    request_bytes: usize,
+    replies: Vec<u8>,
+}
+
+impl Answers {
+    pub(super) fn new() -> Answers {
+        Answers {
+            taken: Vec::with_capacity(BATCH_MAX),
+            requests: vec![0; BATCH_MAX * MESSAGE_BYTES_MAX],
+            request_bytes: 0,
+            replies: vec![0; REPLY_BYTES],
+        }
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.taken.clear();
+        self.request_bytes = 0;
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.taken.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.taken.is_empty()
+    }
+
+    /// Copies the request out of `slot` of the `session`-th session.
+    pub(super) fn take(&mut self, session: usize, slot: usize, ring: &ServedRing) {
+        let at = self.request_bytes;
+        let Some((seq, request)) = ring.take(slot, &mut self.requests[at..at + MESSAGE_BYTES_MAX]) else { return };
+        let (len, refused) = match request {
+            Ok(request) => (request.len, None),
+            Err(code) => (0, Some(code)),
+        };
+        self.request_bytes += len;
+        let request = (at, at + len);
+        self.taken.push(Taken { session, slot, seq, request, reply: (0, 0), refused });
+    }
+}
+
+impl ShardThread<'_> {
+    /// Serves the requests that were taken, in as many transactions as their replies need.
+    pub(super) fn serve_batch(&mut self) -> Result<()> {
+        let mut from = 0;
+        while from < self.answers.len() {
+            from = self.serve_some(from)?;
+        }
+        Ok(())
+    }
+
+    /// One transaction with the requests from the `from`-th on; the index behind the last one served.
+    fn serve_some(&mut self, from: usize) -> Result<usize> {
+        let mut batch = self.shard.begin()?;
+        self.effects.clear();
+        let now = super::now();
+        let (mut at, mut i) = (0, from);
+        while i < self.answers.len() && at + MESSAGE_BYTES_MAX <= REPLY_BYTES {
+            let taken = self.answers.taken[i];
+            self.move_on(taken.session, taken.slot);
+            let flight = InFlight { session: self.sessions[taken.session].id, slot: taken.slot, seq: taken.seq };
+            let out = &mut self.answers.replies[at..at + MESSAGE_BYTES_MAX];
+            let orphaned = self.effects.orphaned().len();
+            let decoded = match taken.refused {
+                Some(code) => Err(code),
+                None if !self.recorder.takes_off(i - from, flight) => {
+                    tracing::error!("refused a request that was being served at two crashes: {flight:?}");
+                    Err(Code::Io)
+                }
+                None => {
+                    let (start, end) = taken.request;
+                    Request::decode(&self.answers.requests[start..end])
+                }
+            };
+            let mut kept = false;
+            let len = match decoded {
+                Err(code) => Reply::encode(&Err(code), out).unwrap_or(0),
+                Ok((_, Request::Ping)) => Reply::encode(&Ok(Reply::Done), out).unwrap_or(0),
+                Ok((_, Request::Space)) => {
+                    let space = space(&self.target, self.shard).map(Reply::Space);
+                    Reply::encode(&space, out).unwrap_or(0)
+                }
+                Ok((caller, request)) => {
+                    let len = batch.apply(caller, &request, now, &mut self.effects, out);
+                    if let (Request::MakeBacking { .. }, Ok(Reply::Entry(entry))) =
+                        (&request, Reply::decode(&out[..len]))
+                    {
+                        match make_backing(&self.target, &entry) {
+                            Ok(()) => len,
+                            Err(code) => Reply::encode(&Err(code), out).unwrap_or(0),
+                        }
+                    } else {
+                        if request.changes() {
+                            batch.keep_reply(flight.session, taken.slot as u8, taken.seq, &out[..len])?;
+                            kept = true;
+                        }
+                        len
+                    }
+                }
+            };
+            if kept {
+                self.note_owed(taken.session, taken.slot, at, len, orphaned);
+            }
+            let taken = &mut self.answers.taken[i];
+            taken.reply = (at, at + len);
+            at += len;
+            i += 1;
+        }
+        if self.has_orphans_to_forget() {
+            batch.remove_orphans(&self.done_orphans)?;
+            self.done_orphans.clear();
+        }
+        batch.commit()?;
+        self.publish();
+        self.answer(from, i);
+        Ok(i)
+    }
+
+    /// The slot's client asks again: it has done what its last reply called for.
+    fn move_on(&mut self, session: usize, slot: usize) {
+        let slot = &mut self.sessions[session].slots[slot];
+        for (ino, _) in slot.orphans.drain(..) {
+            self.done_orphans.push(ino);
+        }
+        if let Some(ino) = slot.birth.take() {
+            if let Some(orphan) = self.grown_up(ino) {
+                let _ = self.sweeper.send(vec![orphan]);
+            }
+        }
+    }
+
+    /// Remembers what the client owes after this reply: making a backing file, or unlinking some.
+    fn note_owed(&mut self, session: usize, slot: usize, at: usize, len: usize, orphaned_before: usize) {
+        for &(ino, layout) in &self.effects.orphaned()[orphaned_before..] {
+            if self.births.contains(&ino) {
+                self.stillborn.push((ino, layout));
+            } else {
+                self.sessions[session].slots[slot].orphans.push((ino, layout));
+            }
+        }
+        if let Ok(Reply::Created { entry, created: true }) = Reply::decode(&self.answers.replies[at..at + len]) {
+            self.sessions[session].slots[slot].birth = Some(entry.attr.ino);
+            self.births.push(entry.attr.ino);
+        }
+    }
+
+    /// Shows on the board what the transaction changed or found.
+    fn publish(&mut self) {
+        for (ino, entry) in self.effects.inodes() {
+            self.board.inode(*ino, entry.as_ref());
+        }
+        for name in self.effects.names() {
+            self.board.name(name.parent, name.name, name.target);
+        }
+        self.board.finish();
+    }
+
+    fn answer(&mut self, from: usize, to: usize) {
+        let mut errors = 0;
+        for taken in &self.answers.taken[from..to] {
+            let (start, end) = taken.reply;
+            let reply = &self.answers.replies[start..end];
+            errors += u64::from(reply.first_chunk::<2>() != Some(&[0, 0]));
+            self.sessions[taken.session].ring.answer(taken.slot, reply);
+            if self.recorder.has_suspects() {
+                let session = self.sessions[taken.session].id;
+                self.recorder.clear(InFlight { session, slot: taken.slot, seq: taken.seq });
+            }
+        }
+        self.recorder.landed();
+        Statistics::add(&self.statistics.requests, (to - from) as u64);
+        Statistics::add(&self.statistics.errors, errors);
+        Statistics::add(&self.statistics.batches, 1);
+    }
+}
+
+/// Makes the backing files that are missing, and opens them to their owner.
+fn make_backing(target: &forebay_data::Target, entry: &forebay_types::Entry) -> std::result::Result<(), Code> {
+    let attr: &Attr = &entry.attr;
+    if attr.kind() != Kind::File {
+        return special::create(target, attr);
+    }
+    target.create_all(attr.ino, &entry.layout)?;
+    if entry.layout.is_single() {
+        special::repair_mode(target, attr.ino)?;
+    }
+    Ok(())
+}
+
+fn space(target: &forebay_data::Target, shard: &forebay_meta::Shard) -> std::result::Result<PoolSpace, Code> {
+    let medium = target.space()?;
+    let inodes = shard.statistics().map_err(|e| e.code)?.inodes;
+    // An inode takes about this much of the shard, with its name.
+    const INODE_BYTES: u64 = 512;
+    Ok(PoolSpace {
+        total_bytes: medium.total_bytes,
+        free_bytes: medium.free_bytes,
+        inodes,
+        free_inodes: medium.free_bytes / INODE_BYTES,
+    })
+}

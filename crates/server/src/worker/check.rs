@@ -1,0 +1,53 @@
+//! Check of shard and target together: the shard in itself, then its files against the backing files.
+//!
+//! It runs with the shard at rest. A file without a backing file is sound (it is empty); a backing file without an inode
+//! is lost space, unless the inode is an orphan whose client is unlinking it.
+
+use std::collections::HashSet;
+
+use forebay_data::{Media, Target};
+use forebay_meta::Shard;
+use forebay_types::{Error, Ino, Result};
+use serde_json::{json, Value};
+
+/// Findings listed one by one; more are counted.
+const LISTED_MAX: usize = 100;
+
+/// Checks; the report as JSON with `clean`, counts, and `problems` as texts.
+pub(crate) fn check(shard: &Shard, target: &Target) -> Result<Value> {
+    let mut files: HashSet<Ino> = HashSet::new();
+    let report = shard.check(&mut |entry| {
+        files.insert(entry.attr.ino);
+    })?;
+    let orphans: HashSet<Ino> = {
+        let batch = shard.begin()?;
+        batch.orphans()?.into_iter().map(|(ino, _)| ino).collect()
+    };
+    let mut problems = report.problems.clone();
+    let (mut backing_files, mut leaked) = (0u64, 0u64);
+    target
+        .for_each(&mut |ino, component, stripe| {
+            backing_files += 1;
+            if !files.contains(&ino) && !orphans.contains(&ino) {
+                leaked += 1;
+                if problems.len() < LISTED_MAX {
+                    problems.push(format!("backing file of inode {ino} (component {component}, stripe {stripe}) has no inode"));
+                }
+            }
+            Ok(())
+        })
+        .map_err(|code| Error::new(code, "cannot list the target's backing files"))?;
+    let found = problems.len() as u64;
+    problems.truncate(LISTED_MAX);
+    Ok(json!({
+        "clean": found == 0,
+        "problems": problems,
+        "problems_found": found,
+        "inodes": report.inodes,
+        "entries": report.entries,
+        "files": files.len(),
+        "orphans": orphans.len(),
+        "backing_files": backing_files,
+        "leaked_backing_files": leaked,
+    }))
+}

@@ -1,0 +1,139 @@
+//! The worker: the process of `forebayd` that owns the shard, the rings and the board.
+//!
+//! Threads, and who talks to whom:
+//!
+//! ```text
+//!  clients' rings ──► shard thread ──► board, replies          (the only one that touches the shard)
+//!                        ▲    │ orphans of dead clients
+//!        new sessions,   │    ▼
+//!        status, check   │  sweeper      unlinks backing files, then reports back
+//!                        │
+//!  P/socket ─────────► attendant ──► one short thread a connection (attach, control)
+//!  pidfds, SIGTERM ───────┘
+//! ```
+//!
+//! Threads speak through channels; the shard thread never waits for another, and is woken by the doorbell. There are
+//! no locks between them. Order of a batch: begin, record in the flight recorder, apply, keep replies, commit, publish
+//! on the board, answer. A worker killed anywhere in it leaves what the next one needs: committed replies are answered
+//! again and not done again, all else is done as if for the first time.
+//!
+//! Tests: `tests/worker.rs`, and the crash tests of the conformance crate.
+
+mod attendant;
+mod batch;
+mod check;
+mod pace;
+mod recorder;
+mod session;
+mod shard_thread;
+mod special;
+mod statistics;
+mod sweeper;
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::sync::mpsc;
+use std::sync::Arc;
+
+use forebay_data::Target;
+use forebay_meta::{Shard, ShardOptions};
+use forebay_ring::{BoardWriter, Doorbell};
+use forebay_types::limits::{BOARD_BYTES_MAX, BOARD_BYTES_MIN, BOARD_FRACTION};
+use forebay_types::{Error, NodeId, Result, Timestamp};
+
+use crate::setup::WorkerSetup;
+use attendant::Attendant;
+use recorder::FlightRecorder;
+use shard_thread::{Message, ShardThread};
+use statistics::Statistics;
+
+/// Bits of (st_dev, st_ino) that every file of the pool shows: the target's own device number. Inode numbers of the
+/// pool are above 2^48, so they never meet those of the file system that the target is on.
+fn device_of(target: &OwnedFd) -> Result<u64> {
+    let st = rustix::fs::fstat(target).map_err(|e| Error::io("cannot look at the target", &e.into()))?;
+    Ok(st.st_dev)
+}
+
+/// True when the target's file system never uses an inode number again: a tmpfs, whose 64-bit counter only rises.
+fn has_stable_inodes(target: &OwnedFd) -> bool {
+    const TMPFS_MAGIC: i64 = 0x0102_1994;
+    rustix::fs::fstatfs(target).is_ok_and(|s| s.f_type as i64 == TMPFS_MAGIC)
+}
+
+/// The daemon's clock.
+pub(crate) fn now() -> Timestamp {
+    // The coarse clock is the one that the kernel stamps files with, so that times of shard and medium compare.
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
+    Timestamp { sec: t.tv_sec, nsec: t.tv_nsec as u32 }
+}
+
+fn open_shard(setup: &WorkerSetup) -> Result<Shard> {
+    let dir = PathBuf::from(format!("/proc/self/fd/{}/shard", setup.target_dir.as_raw_fd()));
+    if dir.join("data.mdb").exists() {
+        return Shard::open(&dir);
+    }
+    let owner = rustix::process::getuid().as_raw();
+    let options = ShardOptions {
+        node: NodeId(setup.identity.node),
+        map_bytes: setup.identity.capacity_bytes,
+        root_mode: 0o755,
+        root_uid: owner,
+        root_gid: rustix::process::getgid().as_raw(),
+    };
+    Shard::create(&dir, &options, now())
+}
+
+/// Serves until SIGTERM, then closes cleanly.
+///
+/// # Errors
+/// Whatever makes serving impossible: a shard of a newer format or a damaged one, a full medium, no memory.
+pub fn run(setup: WorkerSetup) -> Result<()> {
+    let stop = attendant::block_signals()?;
+    let device = device_of(&setup.target_dir)?;
+    let stable_inodes = has_stable_inodes(&setup.target_dir);
+    let shard = open_shard(&setup)?;
+    let what = |e: std::io::Error| Error::io("cannot make shared memory for clients", &e);
+    let board_bytes =
+        (setup.identity.capacity_bytes / BOARD_FRACTION).clamp(BOARD_BYTES_MIN, BOARD_BYTES_MAX);
+    let (board_fd, board) = BoardWriter::create(board_bytes).map_err(what)?;
+    let (doorbell_fd, doorbell) = Doorbell::create().map_err(what)?;
+    let doorbell = Arc::new(doorbell);
+    let statistics = Arc::new(Statistics::default());
+    let target = Arc::new(
+        Target::open(setup.target_dir.as_fd(), u32::from(setup.identity.node) << 16)?,
+    );
+    let recorder = FlightRecorder::open(setup.flight_recorder.as_fd())?;
+    let (to_shard, from_others) = mpsc::channel::<Message>();
+    let epoch = session::new_epoch();
+
+    let sweeper = sweeper::start(Arc::clone(&target), to_shard.clone(), Arc::clone(&doorbell))?;
+    let attendant = Attendant {
+        setup,
+        stop,
+        board_fd,
+        board_bytes: board.bytes() as u64,
+        doorbell_fd,
+        doorbell: Arc::clone(&doorbell),
+        device,
+        stable_inodes,
+        epoch,
+        to_shard,
+        statistics: Arc::clone(&statistics),
+    };
+    let mut shard_thread =
+        ShardThread::new(&shard, target, board, doorbell, recorder, from_others, sweeper, statistics, epoch);
+    let (mut attendant, sessions) = attendant.restore()?;
+    shard_thread.adopt(sessions)?;
+    attendant.ready()?;
+    std::thread::scope(|scope| {
+        let attending = std::thread::Builder::new()
+            .name("attendant".into())
+            .spawn_scoped(scope, move || attendant.attend())
+            .map_err(|e| Error::io("cannot start a thread", &e))?;
+        let served = shard_thread.serve();
+        match attending.join() {
+            Ok(attended) => served.and(attended),
+            Err(panic) => std::panic::resume_unwind(panic),
+        }
+    })
+}

@@ -1,0 +1,156 @@
+//! The flight recorder: which requests a worker was serving when it died.
+//!
+//! It lies in memory that outlives workers. A request that was being served at two crashes is answered with EIO: it may
+//! be what kills the worker, and must not keep it from serving the others. While there are suspects, batches hold one
+//! request each, so that only the culprit is met twice.
+
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::Ordering;
+
+use forebay_ring::Mapping;
+use forebay_types::limits::BATCH_MAX;
+use forebay_types::{Error, Result};
+
+use crate::setup::FLIGHT_RECORDER_BYTES;
+
+/// Crashes after which a request is answered with EIO.
+const CRASHES_MAX: u64 = 2;
+
+/// A request, named so that the next worker finds it again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct InFlight {
+    pub(super) session: u64,
+    pub(super) slot: usize,
+    pub(super) seq: u64,
+}
+
+/// Layout: word 0 the number of requests being served, then up to [`BATCH_MAX`] of them (session, slot, sequence); at
+/// half of the memory the number of suspects, then the suspects with their crashes.
+#[derive(Debug)]
+pub(super) struct FlightRecorder {
+    mapping: Mapping,
+    suspects: Vec<(InFlight, u64)>,
+}
+
+const RECORD_WORDS: usize = 4;
+const SUSPECTS_AT: usize = FLIGHT_RECORDER_BYTES as usize / 2;
+const SUSPECTS_MAX: usize = 4 * BATCH_MAX;
+const _: () = assert!(8 + BATCH_MAX * RECORD_WORDS * 8 <= SUSPECTS_AT);
+const _: () = assert!(8 + SUSPECTS_MAX * RECORD_WORDS * 8 <= SUSPECTS_AT);
+
+impl FlightRecorder {
+    /// Maps the recorder; what a dead worker was serving becomes suspect.
+    pub(super) fn open(fd: BorrowedFd<'_>) -> Result<FlightRecorder> {
+        let mapping = Mapping::new(fd, FLIGHT_RECORDER_BYTES as usize, true)
+            .map_err(|e| Error::io("cannot map the flight recorder", &e))?;
+        let mut recorder = FlightRecorder { mapping, suspects: Vec::new() };
+        let known = recorder.word(SUSPECTS_AT).min(SUSPECTS_MAX as u64) as usize;
+        recorder.suspects = (0..known).map(|i| recorder.read(SUSPECTS_AT + 8, i)).collect();
+        let flying = recorder.word(0).min(BATCH_MAX as u64) as usize;
+        for i in 0..flying {
+            let (request, _) = recorder.read(8, i);
+            match recorder.suspects.iter_mut().find(|(s, _)| *s == request) {
+                Some((_, crashes)) => *crashes += 1,
+                None if recorder.suspects.len() < SUSPECTS_MAX => recorder.suspects.push((request, 1)),
+                None => {}
+            }
+        }
+        recorder.write_suspects();
+        recorder.landed();
+        Ok(recorder)
+    }
+
+    fn word(&self, at: usize) -> u64 {
+        self.mapping.word64(at).load(Ordering::Acquire)
+    }
+
+    fn read(&self, base: usize, i: usize) -> (InFlight, u64) {
+        let at = base + i * RECORD_WORDS * 8;
+        let request = InFlight { session: self.word(at), slot: self.word(at + 8) as usize, seq: self.word(at + 16) };
+        (request, self.word(at + 24))
+    }
+
+    fn write(&self, base: usize, i: usize, request: InFlight, crashes: u64) {
+        let at = base + i * RECORD_WORDS * 8;
+        for (k, v) in [request.session, request.slot as u64, request.seq, crashes].into_iter().enumerate() {
+            self.mapping.word64(at + 8 * k).store(v, Ordering::Relaxed);
+        }
+    }
+
+    fn write_suspects(&self) {
+        for (i, (request, crashes)) in self.suspects.iter().enumerate() {
+            self.write(SUSPECTS_AT + 8, i, *request, *crashes);
+        }
+        self.mapping.word64(SUSPECTS_AT).store(self.suspects.len() as u64, Ordering::Release);
+    }
+
+    /// True while a request is suspect: serve one at a time.
+    pub(super) fn has_suspects(&self) -> bool {
+        !self.suspects.is_empty()
+    }
+
+    /// Records that a request, the `i`-th of its batch, is about to be served. False when it must not be: it was being
+    /// served at two crashes.
+    pub(super) fn takes_off(&mut self, i: usize, request: InFlight) -> bool {
+        if !self.suspects.is_empty() {
+            let crashes = self.suspects.iter().find(|(s, _)| *s == request).map_or(0, |(_, c)| *c);
+            if crashes >= CRASHES_MAX {
+                self.clear(request);
+                return false;
+            }
+        }
+        self.write(8, i, request, 0);
+        self.mapping.word64(0).store(i as u64 + 1, Ordering::Release);
+        true
+    }
+
+    /// Records that a suspect was answered.
+    pub(super) fn clear(&mut self, request: InFlight) {
+        let before = self.suspects.len();
+        // An older request of the same slot can no longer come.
+        self.suspects.retain(|(s, _)| !(s.session == request.session && s.slot == request.slot));
+        if self.suspects.len() != before {
+            self.write_suspects();
+        }
+    }
+
+    /// Records that a session ended: its requests no longer matter.
+    pub(super) fn forget_session(&mut self, session: u64) {
+        self.suspects.retain(|(s, _)| s.session != session);
+        self.write_suspects();
+    }
+
+    /// Records that no request is being served.
+    pub(super) fn landed(&self) {
+        self.mapping.word64(0).store(0, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn takes_off_after_two_crashes_is_refused_once() {
+        let (fd, _memory) =
+            forebay_ring::memfd_sealed(c"recorder", FLIGHT_RECORDER_BYTES as usize, forebay_ring::Seal::Size).unwrap();
+        let bad = InFlight { session: 7, slot: 3, seq: 9 };
+        let good = InFlight { session: 8, slot: 0, seq: 1 };
+        let mut first = FlightRecorder::open(fd.as_fd()).unwrap();
+        assert!(!first.has_suspects());
+        assert!(first.takes_off(0, bad) && first.takes_off(1, good));
+        // crash
+        let mut second = FlightRecorder::open(fd.as_fd()).unwrap();
+        assert!(second.has_suspects());
+        assert!(second.takes_off(0, good));
+        second.clear(good);
+        second.landed();
+        assert!(second.takes_off(0, bad));
+        // crash
+        let mut third = FlightRecorder::open(fd.as_fd()).unwrap();
+        assert!(!third.takes_off(0, bad), "met twice: refused");
+        assert!(!third.has_suspects());
+        assert!(third.takes_off(0, InFlight { seq: 10, ..bad }), "the next request of the slot is served");
+    }
+}

@@ -1,0 +1,42 @@
+//! Backing nodes of FIFOs and devices, which the kernel must have for a program to open them.
+
+use std::os::fd::AsFd;
+
+use forebay_data::{BackingName, Target};
+use forebay_types::{Attr, Code, Ino, Kind};
+use rustix::fs::{AtFlags, FileType, Mode};
+use rustix::io::Errno;
+
+fn code(e: Errno) -> Code {
+    Code::from_errno(e.raw_os_error())
+}
+
+/// Makes the kernel's node of a FIFO or device. One that is there is left as it is.
+pub(super) fn create(target: &Target, attr: &Attr) -> Result<(), Code> {
+    let kind = match attr.kind() {
+        Kind::Fifo => FileType::Fifo,
+        Kind::CharDevice => FileType::CharacterDevice,
+        Kind::BlockDevice => FileType::BlockDevice,
+        Kind::File | Kind::Directory | Kind::Symlink | Kind::Socket => return Err(Code::NotSupported),
+    };
+    let name = BackingName::new(attr.ino, 0, 0);
+    match rustix::fs::mknodat(target.directory(), name.as_c_str(), kind, Mode::RWXU, attr.rdev) {
+        Ok(()) | Err(Errno::EXIST) => Ok(()),
+        Err(e) => Err(code(e)),
+    }
+}
+
+/// Gives a backing file the mode that its owner needs to open it; a program's umask may have taken it.
+pub(super) fn repair_mode(target: &Target, ino: Ino) -> Result<(), Code> {
+    let name = BackingName::new(ino, 0, 0);
+    rustix::fs::chmodat(target.directory().as_fd(), name.as_c_str(), Mode::RWXU, AtFlags::empty()).map_err(code)
+}
+
+/// Removes the kernel's node, or a backing file whose layout is no longer known to be single.
+pub(super) fn remove(target: &Target, ino: Ino) -> Result<(), Code> {
+    let name = BackingName::new(ino, 0, 0);
+    match rustix::fs::unlinkat(target.directory(), name.as_c_str(), AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => Ok(()),
+        Err(e) => Err(code(e)),
+    }
+}

@@ -1,0 +1,50 @@
+//! Counters that `forebay status` shows. Written by the shard thread, read by the attendant.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use serde_json::{json, Value};
+
+#[derive(Debug, Default)]
+pub(super) struct Statistics {
+    /// Requests served.
+    pub(super) requests: AtomicU64,
+    /// Requests answered with an error.
+    pub(super) errors: AtomicU64,
+    /// Transactions committed.
+    pub(super) batches: AtomicU64,
+    /// Times that the shard thread went to sleep.
+    pub(super) sleeps: AtomicU64,
+    /// Requests that arrived while it span.
+    pub(super) spun: AtomicU64,
+    /// Requests answered from a kept reply, after a crash.
+    pub(super) replayed: AtomicU64,
+    /// Processes attached now.
+    pub(super) clients: AtomicU64,
+    /// Processes attached since the worker started.
+    pub(super) attached: AtomicU64,
+    /// Backing files of dead clients that the sweeper removed.
+    pub(super) swept: AtomicU64,
+    /// Entries of the board that gave way.
+    pub(super) board_evicted: AtomicU64,
+}
+
+impl Statistics {
+    pub(super) fn add(counter: &AtomicU64, n: u64) {
+        // One writer a counter: no read-modify-write is needed.
+        counter.store(counter.load(Ordering::Relaxed) + n, Ordering::Relaxed);
+    }
+
+    pub(super) fn to_json(&self) -> Value {
+        let get = |c: &AtomicU64| c.load(Ordering::Relaxed);
+        json!({
+            "requests": get(&self.requests),
+            "errors": get(&self.errors),
+            "batches": get(&self.batches),
+            "sleeps": get(&self.sleeps),
+            "spun": get(&self.spun),
+            "replayed": get(&self.replayed),
+            "attached": get(&self.attached),
+            "swept": get(&self.swept),
+        })
+    }
+}

@@ -1,0 +1,190 @@
+//! The worker as its supervisor sees it: started, given its setup, listened to, and buried.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
+
+use forebay_types::{Error, Result};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+
+use crate::setup::{SetupFds, SetupText};
+use crate::signals::SignalMask;
+use crate::store::{self, Kept, Message, KIND_END, KIND_GIVEN, KIND_SETUP};
+
+/// A worker that lives less than this has crashed at its start.
+const SHORT_LIFE: Duration = Duration::from_secs(1);
+/// First and greatest delay before a worker is started again that crashed at its start.
+const DELAY: Duration = Duration::from_millis(50);
+const DELAY_MAX: Duration = Duration::from_secs(5);
+
+/// A worker that runs.
+#[derive(Debug)]
+pub(crate) struct WorkerProcess {
+    child: Child,
+    socket: OwnedFd,
+    /// Tags that are still to be given, then the end.
+    to_give: VecDeque<String>,
+    end_sent: bool,
+    pub(crate) started: Instant,
+    pub(crate) ready: bool,
+}
+
+impl WorkerProcess {
+    /// Starts this program as a worker and sends it its setup.
+    pub(crate) fn start(text: &SetupText, fds: &SetupFds<'_>, kept: &Kept) -> Result<WorkerProcess> {
+        let what = "cannot start the worker";
+        let (ours, theirs) = store::pair()?;
+        let text = serde_json::to_string(text).map_err(|e| Error::new(forebay_types::Code::Io, what).why(e))?;
+        let number = theirs.as_raw_fd();
+        let supervisor = rustix::process::getpid();
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("forebayd").args([OsString::from("--worker"), number.to_string().into()]);
+        // SAFETY: between fork and exec only system calls are made that are async-signal-safe.
+        unsafe {
+            command.pre_exec(move || {
+                SignalMask::empty().set();
+                rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+                if rustix::process::getppid() != Some(supervisor) {
+                    return Err(Errno::SRCH.into()); // it died before the kernel was told to watch it
+                }
+                if libc::fcntl(number, libc::F_SETFD, 0) < 0 {
+                    return Err(std::io::Error::last_os_error());
+                }
+                Ok(())
+            });
+        }
+        let child = command.spawn().map_err(|e| Error::io(what, &e))?;
+        drop(theirs);
+        // The pair is new and empty: the setup fits.
+        store::send(ours.as_fd(), KIND_SETUP, text.as_bytes(), &fds.in_order(), SendFlags::DONTWAIT)
+            .map_err(|e| Error::io(what, &e.into()))?;
+        Ok(WorkerProcess {
+            child,
+            socket: ours,
+            to_give: kept.tags().into(),
+            end_sent: false,
+            started: Instant::now(),
+            ready: false,
+        })
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    pub(crate) fn socket(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+
+    /// True while there is something to send when the socket has room.
+    pub(crate) fn wants_to_send(&self) -> bool {
+        !self.end_sent
+    }
+
+    /// Sends what there is room for.
+    pub(crate) fn give(&mut self, kept: &Kept) {
+        while let Some(tag) = self.to_give.front() {
+            if let Some(fds) = kept.get(tag) {
+                match store::send(self.socket.as_fd(), KIND_GIVEN, tag.as_bytes(), &fds, SendFlags::DONTWAIT) {
+                    Ok(()) => {}
+                    Err(Errno::AGAIN | Errno::TOOMANYREFS) => return,
+                    Err(e) => {
+                        tracing::error!("cannot hand {tag} to the worker: {e}");
+                        break; // it is gone, and will be noticed
+                    }
+                }
+            }
+            self.to_give.pop_front();
+        }
+        if !self.end_sent
+            && store::send(self.socket.as_fd(), KIND_END, b"", &[], SendFlags::DONTWAIT) != Err(Errno::AGAIN)
+        {
+            self.end_sent = true;
+        }
+    }
+
+    /// All that the worker has said and that was not read; it never waits.
+    pub(crate) fn messages(&self) -> Vec<Message> {
+        let mut all = Vec::new();
+        loop {
+            match store::receive(self.socket.as_fd(), RecvFlags::DONTWAIT) {
+                Ok(Some(message)) => all.push(message),
+                Err(Errno::PROTO) => tracing::error!("the worker said something that is not understood"),
+                Ok(None) | Err(_) => return all,
+            }
+        }
+    }
+
+    /// How it ended, if it has.
+    pub(crate) fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
+    }
+
+    /// Sends it a signal.
+    pub(crate) fn signal(&self, signal: rustix::process::Signal) {
+        // The child is not reaped yet, so the number is still its own.
+        if let Some(pid) = rustix::process::Pid::from_raw(self.child.id() as i32) {
+            let _ = rustix::process::kill_process(pid, signal);
+        }
+    }
+}
+
+/// How a process ended, in words.
+pub(crate) fn describe(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("ended with status {code}"),
+        (_, Some(signal)) => format!("was killed by signal {signal}"),
+        _ => "ended".to_owned(),
+    }
+}
+
+/// When the next worker starts.
+#[derive(Debug, Default)]
+pub(crate) struct Backoff {
+    short_lives: u32,
+}
+
+impl Backoff {
+    /// The delay after a worker that lived so long: none, unless it crashed at its start again and again.
+    pub(crate) fn after(&mut self, life: Duration) -> Duration {
+        if life >= SHORT_LIFE {
+            self.short_lives = 0;
+            return Duration::ZERO;
+        }
+        self.short_lives += 1;
+        match self.short_lives {
+            1 => Duration::ZERO,
+            n => DELAY_MAX.min(DELAY * (1 << (n - 2).min(10))),
+        }
+    }
+
+    /// Workers in a row that crashed at their start.
+    pub(crate) fn short_lives(&self) -> u32 {
+        self.short_lives
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn backoff_starts_at_once_and_grows_only_while_lives_are_short() {
+        let mut b = Backoff::default();
+        let short = Duration::from_millis(5);
+        assert_eq!(b.after(Duration::from_secs(100)), Duration::ZERO);
+        assert_eq!(b.after(short), Duration::ZERO);
+        assert_eq!(b.after(short), DELAY);
+        assert_eq!(b.after(short), DELAY * 2);
+        for _ in 0..100 {
+            assert!(b.after(short) <= DELAY_MAX);
+        }
+        assert_eq!(b.after(short), DELAY_MAX);
+        assert_eq!(b.after(Duration::from_secs(2)), Duration::ZERO);
+        assert_eq!(b.after(short), Duration::ZERO);
+    }
+}
