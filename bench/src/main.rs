@@ -1,3 +1,47 @@
 //! The benchmark: Forebay beside tmpfs and the disk, in one run.
+//!
+//! `forebay-bench run` sets the systems up, ages each by filling and freeing it once, and repeats every measurement five
+//! times, the systems by turns within each repetition so that noise hits all alike; it prints medians, ratios to tmpfs
+//! and the targets they are held to, and writes all samples as JSON. `forebay-bench drive` is the same driver for every
+//! system: it makes plain calls of the C library on a path, in processes that start together (`drive`).
 
-fn main() {}
+mod data;
+mod drive;
+mod gate;
+mod machine;
+mod meta;
+mod report;
+mod run;
+mod stage;
+mod systems;
+mod tools;
+
+use std::process::ExitCode;
+
+const HELP: &str = "\
+usage: forebay-bench run --binaries DIR --results DIR [--quick] [--disk DIR] [meta|data|stage|tools]...
+       forebay-bench drive meta|data|age ...
+Run compares Forebay (DIR/forebay) with tmpfs (/dev/shm) and with the disk that holds --disk (else the temporary
+directory), section by section: meta (operations per second), data (bytes per second), stage (staging against cp, tar,
+rsync and dd), tools (ior and mdtest, when they are on PATH).
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let outcome = match arguments.first().map(String::as_str) {
+        Some("run") => run::main(&arguments[1..]),
+        Some("drive") => drive::main(&arguments[1..]),
+        Some("--help") => {
+            print!("{HELP}");
+            Ok(())
+        }
+        _ => Err(format!("what is to be done?\n\n{HELP}")),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(message) => {
+            eprintln!("forebay-bench: {message}");
+            ExitCode::FAILURE
+        }
+    }
+}

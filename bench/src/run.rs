@@ -1,0 +1,242 @@
+//! The order of events: systems up and aged, sections one by one, tables, the record.
+
+use crate::drive::Orders;
+use crate::report::{Table, Target};
+use crate::systems::{Pool, System};
+use crate::{data, machine, meta, stage, tools};
+use std::path::PathBuf;
+
+/// Repetitions of every measurement.
+const REPETITIONS: usize = 5;
+const MIB: usize = 1 << 20;
+
+/// How large the measurements are.
+pub(crate) struct Sizes {
+    /// Repetitions.
+    pub(crate) repetitions: usize,
+    /// Files of each process in metadata measurements.
+    files: usize,
+    /// Bytes of all processes in data measurements.
+    bytes: usize,
+    /// Small files that are staged.
+    pub(crate) staged_files: usize,
+    /// Bytes of the large file that is staged.
+    pub(crate) staged_bytes: u64,
+    /// Bytes of the pool.
+    capacity_bytes: u64,
+}
+
+impl Sizes {
+    fn new(quick: bool) -> Result<Sizes, String> {
+        let sizes = if quick {
+            Sizes {
+                repetitions: 3,
+                files: 4000,
+                bytes: 256 * MIB,
+                staged_files: 2000,
+                staged_bytes: 512 << 20,
+                capacity_bytes: 2 << 30,
+            }
+        } else {
+            Sizes {
+                repetitions: REPETITIONS,
+                files: 20_000,
+                bytes: 1024 * MIB,
+                staged_files: 10_000,
+                staged_bytes: 4 << 30,
+                capacity_bytes: 6 << 30,
+            }
+        };
+        // The pool, as much on tmpfs, the source in the page cache.
+        let needed = 3 * sizes.capacity_bytes;
+        let free = machine::memory_bytes("MemAvailable");
+        if free < needed {
+            let gib = |bytes: u64| bytes as f64 / (1 << 30) as f64;
+            return Err(format!(
+                "needs {:.0} GiB of free memory and finds {:.1}: free some, or use QUICK=1 (6 GiB)",
+                gib(needed),
+                gib(free)
+            ));
+        }
+        Ok(sizes)
+    }
+}
+
+pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
+    let (mut binaries, mut results, mut disk) = (None, None, std::env::temp_dir());
+    let (mut quick, mut sections) = (false, Vec::new());
+    let mut rest = arguments.iter();
+    while let Some(argument) = rest.next() {
+        let mut value = || rest.next().map(PathBuf::from).ok_or(format!("{argument} needs a value"));
+        match argument.as_str() {
+            "--binaries" => binaries = Some(value()?),
+            "--results" => results = Some(value()?),
+            "--disk" => disk = value()?,
+            "--quick" => quick = true,
+            "meta" | "data" | "stage" | "tools" => sections.push(argument.as_str()),
+            other => {
+                return Err(format!(
+                    "there is no section or option {other}; the sections are meta, data, stage, tools"
+                ))
+            }
+        }
+    }
+    let binaries = binaries.ok_or("--binaries DIR is needed")?;
+    let results = results.ok_or("--results DIR is needed")?;
+    if sections.is_empty() {
+        sections = vec!["meta", "data", "stage"];
+    }
+    if !sections.contains(&"tools") && tools::there() {
+        sections.push("tools");
+    }
+    let sizes = Sizes::new(quick)?;
+    let machine = machine::describe(&disk);
+    println!("machine: {machine}");
+    println!(
+        "{} repetitions; a pool of {} GiB in memory; nothing is synced, so the disk's numbers are its page cache's",
+        sizes.repetitions,
+        sizes.capacity_bytes >> 30
+    );
+
+    let pool = Pool::up(&binaries, sizes.capacity_bytes)?;
+    let systems = System::all(&pool, &disk)?;
+    age(&systems, &sizes)?;
+    let mut tables = Vec::new();
+    let mut missed = 0;
+    let mut show = |table: Table, tables: &mut Vec<Table>| {
+        print!("{}", table.text(&mut missed));
+        tables.push(table);
+    };
+    for section in sections {
+        match section {
+            "meta" => show(metadata(&systems, &sizes)?, &mut tables),
+            "data" => show(throughput(&systems, &sizes)?, &mut tables),
+            "stage" => {
+                stage::measure(&pool, &disk, &sizes)?.into_iter().for_each(|table| show(table, &mut tables))
+            }
+            _ => tools::measure(&systems)?,
+        }
+    }
+    println!("\n{missed} targets missed");
+    let record = serde_json::json!({
+        "machine": machine,
+        "quick": quick,
+        "tables": tables.iter().map(Table::json).collect::<Vec<_>>(),
+    });
+    std::fs::create_dir_all(&results).map_err(|e| format!("{}: {e}", results.display()))?;
+    let path = results.join(format!("bench-{}.json", machine["time"]));
+    std::fs::write(&path, format!("{record:#}\n")).map_err(|e| format!("{}: {e}", path.display()))?;
+    println!("all samples: {}", path.display());
+    Ok(())
+}
+
+/// Fills every system once, and frees it.
+fn age(systems: &[System<'_>], sizes: &Sizes) -> Result<(), String> {
+    for system in systems {
+        let bytes =
+            if system.name == systems[2].name { sizes.bytes } else { sizes.capacity_bytes as usize / 10 * 9 };
+        system.drive("age", &Orders { files: 5 * sizes.files, bytes, ..orders() })?;
+    }
+    Ok(())
+}
+
+fn orders() -> Orders {
+    Orders { root: String::new(), processes: 1, shared: true, files: 0, bytes: 0, block: MIB, random: false }
+}
+
+/// The systems' numbers, begun by another one in each repetition.
+fn turns(systems: &[System<'_>], repetition: usize) -> impl Iterator<Item = usize> {
+    let count = systems.len();
+    (0..count).map(move |i| (i + repetition) % count)
+}
+
+fn columns(systems: &[System<'_>]) -> Vec<String> {
+    systems.iter().map(|s| s.name.clone()).collect()
+}
+
+fn against_tmpfs(at_least: Option<f64>) -> Vec<Target> {
+    at_least.map(|at_least| Target { against: "tmpfs".into(), at_least }).into_iter().collect()
+}
+
+fn metadata(systems: &[System<'_>], sizes: &Sizes) -> Result<Table, String> {
+    let mut table = Table {
+        title: format!("(a) metadata, {} files a process", sizes.files),
+        unit: "operations/s",
+        more_is_better: true,
+        columns: columns(systems),
+        rows: Vec::new(),
+    };
+    for repetition in 0..sizes.repetitions {
+        for (processes, shared) in [(1, true), (2, true), (2, false), (4, true), (4, false)] {
+            for column in turns(systems, repetition) {
+                let orders = Orders { processes, shared, files: sizes.files, ..orders() };
+                let rates = systems[column].drive("meta", &orders)?;
+                for phase in meta::PHASES {
+                    let Some((_, rate)) = rates.iter().find(|(name, _)| name == phase) else { continue };
+                    let place = match (processes, shared) {
+                        (1, _) => "",
+                        (_, true) => ", one directory",
+                        (_, false) => ", one each",
+                    };
+                    let label = format!("{phase}: {processes}{place}");
+                    table.add(&label, column, *rate, || against_tmpfs(metadata_target(phase, processes)));
+                }
+            }
+        }
+    }
+    table.rows.sort_by_key(|row| meta::PHASES.iter().position(|p| row.label.starts_with(&format!("{p}:"))));
+    Ok(table)
+}
+
+/// What a metadata rate is to be, of tmpfs's.
+fn metadata_target(phase: &str, processes: usize) -> Option<f64> {
+    match (phase, processes) {
+        ("create", 1) => Some(0.40),
+        ("create", 2) => Some(0.28),
+        ("unlink", 1) => Some(0.35),
+        ("unlink", 2) => Some(0.25),
+        ("stat, file with data", 1 | 2) => Some(0.6),
+        ("stat, directory" | "stat, absent name", 1 | 2) => Some(2.0),
+        _ => None,
+    }
+}
+
+fn throughput(systems: &[System<'_>], sizes: &Sizes) -> Result<Table, String> {
+    let mut table = Table {
+        title: format!("(b) data, {} MiB in all", sizes.bytes / MIB),
+        unit: "GB/s",
+        more_is_better: true,
+        columns: columns(systems),
+        rows: Vec::new(),
+    };
+    for repetition in 0..sizes.repetitions {
+        for block in [4096, 128 << 10, MIB] {
+            for random in [false, true] {
+                for (processes, shared) in [(1, true), (2, true), (2, false)] {
+                    for column in turns(systems, repetition) {
+                        let bytes = sizes.bytes;
+                        let orders = Orders { processes, shared, bytes, block, random, ..orders() };
+                        let rates = systems[column].drive("data", &orders)?;
+                        for phase in data::PHASES {
+                            let Some((_, rate)) = rates.iter().find(|(name, _)| name == phase) else {
+                                continue;
+                            };
+                            let place = match (processes, shared) {
+                                (1, _) => "1 process",
+                                (_, true) => "2, one file",
+                                (_, false) => "2, one each",
+                            };
+                            let order = if random { "random" } else { "sequential" };
+                            let label = format!("{phase}, {:>4} KiB {order}: {place}", block >> 10);
+                            let target =
+                                (block == MIB).then_some(if phase == "first write" { 1.8 } else { 0.95 });
+                            table.add(&label, column, *rate, || against_tmpfs(target));
+                        }
+                    }
+                }
+            }
+        }
+    }
+    table.rows.sort_by_key(|row| data::PHASES.iter().position(|p| row.label.starts_with(&format!("{p},"))));
+    Ok(table)
+}

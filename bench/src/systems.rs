@@ -1,0 +1,121 @@
+//! The file systems that are compared, and how a command is run on each.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Where a pool's programs see it.
+const PREFIX: &str = "/forebay";
+
+/// The pool of one run. Taken down when it is dropped.
+pub(crate) struct Pool {
+    binaries: PathBuf,
+    directory: PathBuf,
+}
+
+impl Pool {
+    /// A pool in memory of `capacity_bytes`, in a new directory.
+    pub(crate) fn up(binaries: &Path, capacity_bytes: u64) -> Result<Pool, String> {
+        let directory = std::env::temp_dir().join(format!("forebay-bench-pool-{}", std::process::id()));
+        let pool = Pool { binaries: binaries.to_owned(), directory };
+        let mut up = pool.forebay();
+        up.args(["up", "--media", "dram", "--capacity", &capacity_bytes.to_string(), "--path"])
+            .arg(&pool.directory);
+        said(&mut up)?;
+        Ok(pool)
+    }
+
+    fn forebay(&self) -> Command {
+        let mut command = Command::new(self.binaries.join("forebay"));
+        command.env_remove("FOREBAY_POOL");
+        command
+    }
+
+    /// `forebay --pool DIR`, to which a verb is added.
+    pub(crate) fn command(&self) -> Command {
+        let mut command = self.forebay();
+        command.arg("--pool").arg(&self.directory);
+        command
+    }
+}
+
+impl Drop for Pool {
+    fn drop(&mut self) {
+        if let Err(message) = said(self.command().arg("down")) {
+            eprintln!("forebay-bench: {message}");
+        }
+        std::fs::remove_dir_all(&self.directory).ok();
+    }
+}
+
+/// One of the systems.
+pub(crate) struct System<'a> {
+    /// For the table.
+    pub(crate) name: String,
+    /// The directory that programs work in, as they see it.
+    pub(crate) root: PathBuf,
+    /// The pool, if it is Forebay.
+    pub(crate) pool: Option<&'a Pool>,
+}
+
+impl<'a> System<'a> {
+    /// Forebay, tmpfs, and the disk that holds `disk`, each with a new directory.
+    pub(crate) fn all(pool: &'a Pool, disk: &Path) -> Result<Vec<System<'a>>, String> {
+        let name = format!("forebay-bench-{}", std::process::id());
+        let systems = vec![
+            System { name: "Forebay".into(), root: Path::new(PREFIX).join(&name), pool: Some(pool) },
+            System { name: "tmpfs".into(), root: Path::new("/dev/shm").join(&name), pool: None },
+            System { name: crate::machine::file_system_of(disk), root: disk.join(&name), pool: None },
+        ];
+        for system in &systems {
+            said(system.command("mkdir").arg(&system.root))?;
+        }
+        Ok(systems)
+    }
+
+    /// A command that sees this system.
+    pub(crate) fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        match self.pool {
+            None => Command::new(program),
+            Some(pool) => {
+                let mut command = pool.command();
+                command.args(["run", "--prefix", PREFIX, "--"]).arg(program);
+                command
+            }
+        }
+    }
+
+    /// Runs a driver in a new directory, and gives the rates that it printed.
+    pub(crate) fn drive(
+        &self,
+        what: &str,
+        orders: &crate::drive::Orders,
+    ) -> Result<Vec<(String, f64)>, String> {
+        let root = self.root.join("drive");
+        said(self.command("mkdir").arg(&root))?;
+        let orders = crate::drive::Orders { root: root.to_string_lossy().into_owned(), ..orders.clone() };
+        let this = std::env::current_exe().map_err(|e| format!("this program's path: {e}"))?;
+        let text = said(self.command(this).args(orders.arguments(what)))?;
+        said(self.command("rmdir").arg(&root))?;
+        let rates: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(text.trim()).map_err(|e| format!("the driver said {text:?}: {e}"))?;
+        Ok(rates.into_iter().filter_map(|(name, rate)| Some((name, rate.as_f64()?))).collect())
+    }
+}
+
+impl Drop for System<'_> {
+    fn drop(&mut self) {
+        // What is in a pool goes with the pool.
+        if self.pool.is_none() {
+            std::fs::remove_dir_all(&self.root).ok();
+        }
+    }
+}
+
+/// Runs a command that must succeed; what it printed.
+pub(crate) fn said(command: &mut Command) -> Result<String, String> {
+    let output = command.output().map_err(|e| format!("{command:?} cannot be run: {e}"))?;
+    if output.status.success() {
+        return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
+    }
+    Err(format!("{command:?} failed ({}): {}", output.status, String::from_utf8_lossy(&output.stderr).trim()))
+}
