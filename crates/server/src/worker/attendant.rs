@@ -10,8 +10,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_ring::{
-    read_exact, send_fds, write_all, AttachReply, Doorbell, Header, ServedRing, HEADER_BYTES, KIND_ALIVE, KIND_ATTACH,
-    KIND_BOARD, KIND_CONTROL, KIND_ERROR,
+    read_exact, send_fds, write_all, AttachReply, Doorbell, Header, ServedRing, HEADER_BYTES, KIND_ALIVE,
+    KIND_ATTACH, KIND_BOARD, KIND_CONTROL, KIND_ERROR,
 };
 use forebay_types::limits::RINGS_MAX;
 use forebay_types::{Code, Error, Ino, Result};
@@ -109,7 +109,8 @@ impl Attendant {
         let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).map_err(failed(what))?;
         let (mut sessions, mut processes) = (Vec::new(), Vec::new());
         for (tag, fds) in std::mem::take(&mut self.setup.restored) {
-            let (Some(id), Ok([ring, process])) = (session_of_tag(&tag), <[OwnedFd; 2]>::try_from(fds)) else {
+            let (Some(id), Ok([ring, process])) = (session_of_tag(&tag), <[OwnedFd; 2]>::try_from(fds))
+            else {
                 tracing::warn!("the descriptor store holds {tag:?}, which nobody knows");
                 continue;
             };
@@ -118,7 +119,8 @@ impl Attendant {
             processes.push((id, process));
         }
         let add = |fd: BorrowedFd<'_>, token: u64| {
-            epoll::add(&epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN).map_err(failed(what))
+            epoll::add(&epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)
+                .map_err(failed(what))
         };
         add(self.setup.listener.as_fd(), TOKEN_LISTENER)?;
         add(self.stop.as_fd(), TOKEN_STOP)?;
@@ -198,7 +200,9 @@ impl Attending {
     }
 
     fn process_ended(&mut self, token: u64) {
-        let Some(i) = self.processes.iter().position(|(id, _)| id & (TOKEN_LISTENER - 1) == token) else { return };
+        let Some(i) = self.processes.iter().position(|(id, _)| id & (TOKEN_LISTENER - 1) == token) else {
+            return;
+        };
         let (id, process) = self.processes.swap_remove(i);
         let _ = epoll::delete(&self.desk.epoll, &process);
         self.tell(Message::Ended(id));
@@ -257,7 +261,8 @@ impl Talk<'_> {
     fn serve(&self) -> std::result::Result<(), Code> {
         let errno = |e: Errno| Code::from_errno(e.raw_os_error());
         for option in [rustix::net::sockopt::Timeout::Recv, rustix::net::sockopt::Timeout::Send] {
-            rustix::net::sockopt::set_socket_timeout(&self.socket, option, Some(TALK_TIMEOUT)).map_err(errno)?;
+            rustix::net::sockopt::set_socket_timeout(&self.socket, option, Some(TALK_TIMEOUT))
+                .map_err(errno)?;
         }
         let peer = rustix::net::sockopt::socket_peercred(&self.socket).map_err(errno)?;
         let uid = peer.uid.as_raw();
@@ -354,7 +359,8 @@ impl Talk<'_> {
         let _ = self.announce.send((id, process));
         // SAFETY: the pidfd was sent to the attendant, which closes it only after its event, which needs this call.
         let process = unsafe { BorrowedFd::borrow_raw(process_raw) };
-        epoll::add(&self.desk.epoll, process, token, epoll::EventFlags::IN).map_err(failed("cannot watch a client"))?;
+        epoll::add(&self.desk.epoll, process, token, epoll::EventFlags::IN)
+            .map_err(failed("cannot watch a client"))?;
         let _ = rustix::io::write(&self.desk.wake, &1u64.to_ne_bytes());
         sent.map_err(|code| Error::new(code, "cannot answer a client"))
     }

@@ -60,7 +60,9 @@ impl Answers {
     /// Copies the request out of `slot` of the `session`-th session.
     pub(super) fn take(&mut self, session: usize, slot: usize, ring: &ServedRing) {
         let at = self.request_bytes;
-        let Some((seq, request)) = ring.take(slot, &mut self.requests[at..at + MESSAGE_BYTES_MAX]) else { return };
+        let Some((seq, request)) = ring.take(slot, &mut self.requests[at..at + MESSAGE_BYTES_MAX]) else {
+            return;
+        };
         let (len, refused) = match request {
             Ok(request) => (request.len, None),
             Err(code) => (0, Some(code)),
@@ -90,7 +92,8 @@ impl ShardThread<'_> {
         while i < self.answers.len() && at + MESSAGE_BYTES_MAX <= REPLY_BYTES {
             let taken = self.answers.taken[i];
             self.move_on(taken.session, taken.slot);
-            let flight = InFlight { session: self.sessions[taken.session].id, slot: taken.slot, seq: taken.seq };
+            let flight =
+                InFlight { session: self.sessions[taken.session].id, slot: taken.slot, seq: taken.seq };
             let out = &mut self.answers.replies[at..at + MESSAGE_BYTES_MAX];
             let orphaned = self.effects.orphaned().len();
             let decoded = match taken.refused {
@@ -170,7 +173,9 @@ impl ShardThread<'_> {
                 self.sessions[session].slots[slot].orphans.push((ino, layout));
             }
         }
-        if let Ok(Reply::Created { entry, created: true }) = Reply::decode(&self.answers.replies[at..at + len]) {
+        if let Ok(Reply::Created { entry, created: true }) =
+            Reply::decode(&self.answers.replies[at..at + len])
+        {
             self.sessions[session].slots[slot].birth = Some(entry.attr.ino);
             self.births.push(entry.attr.ino);
         }
@@ -182,7 +187,7 @@ impl ShardThread<'_> {
             self.board.inode(*ino, entry.as_ref());
         }
         for name in self.effects.names() {
-            self.board.name(name.parent, name.name, name.target);
+            self.board.name(name.parent, name.name, name.entry);
         }
         self.board.finish();
     }
@@ -207,7 +212,10 @@ impl ShardThread<'_> {
 }
 
 /// Makes the backing files that are missing, and opens them to their owner.
-fn make_backing(target: &forebay_data::Target, entry: &forebay_types::Entry) -> std::result::Result<(), Code> {
+fn make_backing(
+    target: &forebay_data::Target,
+    entry: &forebay_types::Entry,
+) -> std::result::Result<(), Code> {
     let attr: &Attr = &entry.attr;
     if attr.kind() != Kind::File {
         return special::create(target, attr);

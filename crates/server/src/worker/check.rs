@@ -31,7 +31,9 @@ pub(crate) fn check(shard: &Shard, target: &Target) -> Result<Value> {
             if !files.contains(&ino) && !orphans.contains(&ino) {
                 leaked += 1;
                 if problems.len() < LISTED_MAX {
-                    problems.push(format!("backing file of inode {ino} (component {component}, stripe {stripe}) has no inode"));
+                    problems.push(format!(
+                        "backing file of inode {ino} (component {component}, stripe {stripe}) has no inode"
+                    ));
                 }
             }
             Ok(())

@@ -22,6 +22,7 @@
 mod attendant;
 mod batch;
 mod check;
+pub(crate) use check::check;
 mod pace;
 mod recorder;
 mod session;
@@ -99,9 +100,7 @@ pub fn run(setup: WorkerSetup) -> Result<()> {
     let (doorbell_fd, doorbell) = Doorbell::create().map_err(what)?;
     let doorbell = Arc::new(doorbell);
     let statistics = Arc::new(Statistics::default());
-    let target = Arc::new(
-        Target::open(setup.target_dir.as_fd(), u32::from(setup.identity.node) << 16)?,
-    );
+    let target = Arc::new(Target::open(setup.target_dir.as_fd(), u32::from(setup.identity.node) << 16)?);
     let recorder = FlightRecorder::open(setup.flight_recorder.as_fd())?;
     let (to_shard, from_others) = mpsc::channel::<Message>();
     let epoch = session::new_epoch();

@@ -49,8 +49,8 @@ impl FlightRecorder {
         let flying = recorder.word(0).min(BATCH_MAX as u64) as usize;
         for i in 0..flying {
             let (request, _) = recorder.read(8, i);
-            match recorder.suspects.iter_mut().find(|(s, _)| *s == request) {
-                Some((_, crashes)) => *crashes += 1,
+            match recorder.suspects.iter().position(|(s, _)| *s == request) {
+                Some(known) => recorder.suspects[known].1 += 1,
                 None if recorder.suspects.len() < SUSPECTS_MAX => recorder.suspects.push((request, 1)),
                 None => {}
             }
@@ -66,7 +66,8 @@ impl FlightRecorder {
 
     fn read(&self, base: usize, i: usize) -> (InFlight, u64) {
         let at = base + i * RECORD_WORDS * 8;
-        let request = InFlight { session: self.word(at), slot: self.word(at + 8) as usize, seq: self.word(at + 16) };
+        let request =
+            InFlight { session: self.word(at), slot: self.word(at + 8) as usize, seq: self.word(at + 16) };
         (request, self.word(at + 24))
     }
 
@@ -134,7 +135,8 @@ mod tests {
     #[test]
     fn takes_off_after_two_crashes_is_refused_once() {
         let (fd, _memory) =
-            forebay_ring::memfd_sealed(c"recorder", FLIGHT_RECORDER_BYTES as usize, forebay_ring::Seal::Size).unwrap();
+            forebay_ring::memfd_sealed(c"recorder", FLIGHT_RECORDER_BYTES as usize, forebay_ring::Seal::Size)
+                .unwrap();
         let bad = InFlight { session: 7, slot: 3, seq: 9 };
         let good = InFlight { session: 8, slot: 0, seq: 1 };
         let mut first = FlightRecorder::open(fd.as_fd()).unwrap();

@@ -29,7 +29,8 @@ pub(super) fn create(target: &Target, attr: &Attr) -> Result<(), Code> {
 /// Gives a backing file the mode that its owner needs to open it; a program's umask may have taken it.
 pub(super) fn repair_mode(target: &Target, ino: Ino) -> Result<(), Code> {
     let name = BackingName::new(ino, 0, 0);
-    rustix::fs::chmodat(target.directory().as_fd(), name.as_c_str(), Mode::RWXU, AtFlags::empty()).map_err(code)
+    rustix::fs::chmodat(target.directory().as_fd(), name.as_c_str(), Mode::RWXU, AtFlags::empty())
+        .map_err(code)
 }
 
 /// Removes the kernel's node, or a backing file whose layout is no longer known to be single.

@@ -24,8 +24,6 @@ pub(super) struct Statistics {
     pub(super) attached: AtomicU64,
     /// Backing files of dead clients that the sweeper removed.
     pub(super) swept: AtomicU64,
-    /// Entries of the board that gave way.
-    pub(super) board_evicted: AtomicU64,
 }
 
 impl Statistics {

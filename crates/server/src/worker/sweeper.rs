@@ -24,7 +24,8 @@ pub(super) fn start(
             while let Ok(some) = orphans.recv() {
                 let mut swept = Vec::with_capacity(some.len());
                 for (ino, layout) in some {
-                    let removed = target.remove_all(ino, &layout).and_then(|()| special::remove(&target, ino));
+                    let removed =
+                        target.remove_all(ino, &layout).and_then(|()| special::remove(&target, ino));
                     match removed {
                         Ok(()) => swept.push(ino),
                         // The record stays: the next worker tries again.
