@@ -1,0 +1,170 @@
+//! The board: what is published is what readers see, whole or not at all.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use forebay_ring::{Board, BoardWriter, Lookup, Mapping, NameRef};
+use forebay_types::limits::BOARD_NAME_MAX;
+use forebay_types::{Attr, Entry, Ino, Kind, Layout, NodeId, Timestamp};
+
+fn entry(ino: Ino, mode: u32, value: u64) -> Entry {
+    let t = Timestamp { sec: value as i64, nsec: 0 };
+    let attr = Attr {
+        ino,
+        size: value,
+        rdev: value,
+        parent: Ino(value),
+        mode,
+        uid: value as u32,
+        gid: value as u32,
+        nlink: 1,
+        flags: 0,
+        home: NodeId(1),
+        width_log2: 0,
+        atime: t,
+        mtime: t,
+        ctime: t,
+        btime: t,
+    };
+    Entry { attr, layout: Layout::single(NodeId(1), 0) }
+}
+
+fn board(bytes: u64) -> (BoardWriter, Board) {
+    let (fd, writer) = BoardWriter::create(bytes).unwrap();
+    let mapping = Mapping::new(fd.as_fd(), writer.bytes(), false).unwrap();
+    (writer, Board::open(mapping).unwrap())
+}
+
+const FILE: u32 = 0o100_644;
+const DIRECTORY: u32 = 0o040_755;
+
+#[test]
+fn lookup_of_published_names_hits_and_of_others_is_unknown() {
+    let (mut w, board) = board(1 << 20);
+    let long = [b'x'; BOARD_NAME_MAX + 1];
+    let longest = [b'y'; BOARD_NAME_MAX];
+    for name in [b"a".as_slice(), b"12345678", b"123456789", &longest] {
+        w.name(Ino(1), name, Some((Ino(7), Kind::File)));
+    }
+    w.name(Ino(1), b"gone", None);
+    w.name(Ino(1), &long, Some((Ino(7), Kind::File)));
+    w.finish();
+    let hit = Lookup::Hit(NameRef { ino: Ino(7), kind: Kind::File, permissions: (0, 0, 0) });
+    for name in [b"a".as_slice(), b"12345678", b"123456789", &longest] {
+        assert_eq!(board.lookup(Ino(1), name), hit);
+        assert_eq!(board.lookup(Ino(2), name), Lookup::Unknown, "another directory");
+    }
+    assert_eq!(board.lookup(Ino(1), b"gone"), Lookup::Absent);
+    assert_eq!(board.lookup(Ino(1), b"1234567"), Lookup::Unknown, "a prefix of a name");
+    assert_eq!(board.lookup(Ino(1), &long), Lookup::Unknown, "too long for the board");
+    w.name(Ino(1), b"a", None);
+    w.name(Ino(1), b"gone", Some((Ino(7), Kind::File)));
+    w.finish();
+    assert_eq!(board.lookup(Ino(1), b"a"), Lookup::Absent);
+    assert_eq!(board.lookup(Ino(1), b"gone"), hit);
+}
+
+#[test]
+fn directory_name_shows_its_permissions_and_follows_chmod() {
+    let (mut w, board) = board(1 << 20);
+    let permissions = |name: &[u8]| match board.lookup(Ino(1), name) {
+        Lookup::Hit(found) => Some(found.permissions),
+        _ => None,
+    };
+    w.name(Ino(1), b"unseen", Some((Ino(8), Kind::Directory)));
+    w.inode(Ino(9), Some(&entry(Ino(9), DIRECTORY, 5)));
+    w.name(Ino(1), b"d", Some((Ino(9), Kind::Directory)));
+    w.finish();
+    assert_eq!(permissions(b"unseen"), None, "a walk could not check it");
+    assert_eq!(permissions(b"d"), Some((DIRECTORY, 5, 5)));
+    w.inode(Ino(9), Some(&entry(Ino(9), 0o040_700, 6)));
+    w.finish();
+    assert_eq!(permissions(b"d"), Some((0o040_700, 6, 6)));
+    w.name(Ino(1), b"d", None);
+    w.name(Ino(1), b"e", Some((Ino(9), Kind::Directory)));
+    w.finish();
+    w.inode(Ino(9), Some(&entry(Ino(9), DIRECTORY, 7)));
+    w.finish();
+    assert_eq!((permissions(b"d"), permissions(b"e")), (None, Some((DIRECTORY, 7, 7))));
+}
+
+#[test]
+fn full_board_evicts_and_never_shows_what_is_not_so() {
+    let (mut w, board) = board(1 << 20);
+    for i in 0..50_000u64 {
+        w.inode(Ino(i + 1), Some(&entry(Ino(i + 1), FILE, i)));
+        w.name(Ino(1), format!("n{i}").as_bytes(), Some((Ino(i + 1), Kind::File)));
+        if i % 7 == 0 {
+            w.finish();
+        }
+    }
+    w.finish();
+    assert!(w.evicted() > 0);
+    let (mut names, mut inodes) = (0, 0);
+    for i in 0..50_000u64 {
+        match board.lookup(Ino(1), format!("n{i}").as_bytes()) {
+            Lookup::Hit(found) => {
+                assert_eq!(found.ino, Ino(i + 1));
+                names += 1;
+            }
+            Lookup::Absent => panic!("n{i} exists"),
+            Lookup::Unknown => {}
+        }
+        if let Some(e) = board.inode(Ino(i + 1)) {
+            assert_eq!(e, entry(Ino(i + 1), FILE, i));
+            inodes += 1;
+        }
+    }
+    assert!(names > 2000 && inodes > 2000, "{names} names, {inodes} inodes left");
+}
+
+#[test]
+fn removed_inode_is_no_longer_shown() {
+    let (mut w, board) = board(1 << 20);
+    w.inode(Ino(3), Some(&entry(Ino(3), FILE, 1)));
+    w.finish();
+    assert!(board.inode(Ino(3)).is_some() && w.has_inode(Ino(3)));
+    w.inode(Ino(3), None);
+    w.finish();
+    assert!(board.inode(Ino(3)).is_none() && !w.has_inode(Ino(3)));
+}
+
+/// Readers race a writer; each attribute carries one value in all fields, so that a torn one shows.
+fn race(rounds: u64, write: impl Fn(&mut BoardWriter, u64) + Send) -> (u64, u64) {
+    let (fd, mut w) = BoardWriter::create(1 << 20).unwrap();
+    let bytes = w.bytes();
+    let (stop, torn, read) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                let board = Board::open(Mapping::new(fd.as_fd(), bytes, false).unwrap()).unwrap();
+                while !stop.load(Ordering::Relaxed) {
+                    for i in 1..4 {
+                        let Some(e) = board.inode(Ino(i)) else { continue };
+                        read.fetch_add(1, Ordering::Relaxed);
+                        if e != entry(Ino(i), FILE, e.attr.size) {
+                            torn.fetch_add(1, Ordering::Relaxed);
+                        }
+                    }
+                }
+            });
+        }
+        for value in 0..rounds {
+            write(&mut w, value);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    (read.into_inner(), torn.into_inner())
+}
+
+#[test]
+fn inode_read_while_it_is_written_is_never_torn() {
+    let (read, torn) = race(300_000, |w, value| {
+        for i in 1..4 {
+            w.inode(Ino(i), Some(&entry(Ino(i), FILE, value)));
+        }
+        w.finish();
+    });
+    assert!(read > 0);
+    assert_eq!(torn, 0, "of {read} reads");
+}
