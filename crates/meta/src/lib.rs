@@ -1,1 +1,39 @@
 //! The shard: the part of the namespace that a node owns, on LMDB.
+//!
+//! A [`Shard`] answers [`forebay_types::Request`]s in batches: [`Shard::begin`] opens a [`Batch`], one LMDB write
+//! transaction, [`Batch::apply`] answers a request in it, [`Batch::commit`] makes all of them permanent together. What
+//! a request showed or changed is told in [`Effects`], for the board.
+//!
+//! What always holds, at every commit, and after a crash at any instant: an entry leads to an inode, and every inode is
+//! led to; link counts and directory sizes are right; no inode number is given twice; what lost its last link and has
+//! backing files is listed as an orphan. [`Shard::check`] checks all of it.
+//!
+//! Layers, top down: `namespace`, `rename`, `attributes`, `values` and `replies` are the operations; `batch` hands a
+//! request to one of them; `directories` keeps directories in memory; `space` counts pages, so that a full medium is
+//! an error and never a signal; `record` and `keys` are what is stored; `transaction` is the only user of LMDB. The
+//! format is in docs/disk-format.md.
+//!
+//! One thread has a shard. It does no I/O but page faults on its data file, and no allocation on the way of a request
+//! that finds its directory in memory. Tests: in the modules, and crates/meta/tests: a reference model, crashes, a
+//! full medium, damage.
+
+mod attributes;
+mod batch;
+mod check;
+mod directories;
+mod effects;
+mod keys;
+mod namespace;
+mod record;
+mod rename;
+mod replies;
+mod shard;
+mod space;
+mod transaction;
+mod values;
+
+pub use batch::Batch;
+pub use check::CheckReport;
+pub use effects::{Effects, NameEffect};
+pub use replies::KEPT_REPLY_BYTES_MAX;
+pub use shard::{Shard, ShardOptions, ShardStatistics};

@@ -1,0 +1,172 @@
+//! Requests a second of the shard, for batches of one, of 16, and for one long transaction, beside raw LMDB.
+//!
+//! `cargo run --release -p forebay-meta --example shard_rate -- /dev/shm/NAME [FILES]` makes the directory, and removes
+//! it afterwards. Each change keeps its reply, as the daemon does.
+
+use std::path::Path;
+use std::time::{Duration, SystemTime};
+
+use forebay_meta::{Effects, Shard, ShardOptions};
+use forebay_types::{limits, Caller, Ino, NodeId, Reply, Request, Timestamp};
+use heed::types::Bytes;
+use heed::{Database, EnvFlags, EnvOpenOptions};
+
+const CALLER: Caller = Caller { uid: 1000, gid: 1000 };
+const MAP_BYTES: u64 = 8 << 30;
+
+/// Time that this thread has run: what others take of a busy machine is left out.
+fn clock() -> Duration {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime);
+    Duration::new(t.tv_sec as u64, t.tv_nsec as u32)
+}
+
+type Failure = Box<dyn std::error::Error>;
+
+fn now() -> Timestamp {
+    let t = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Timestamp { sec: t.as_secs() as i64, nsec: t.subsec_nanos() }
+}
+
+/// Applies `count` requests made by `request` from the index, `batch` in a transaction.
+fn drive(
+    shard: &Shard,
+    count: usize,
+    batch_requests: usize,
+    mut request: impl for<'a> FnMut(usize, &'a mut Vec<u8>) -> Request<'a>,
+) -> Result<Duration, Failure> {
+    let mut out = vec![0; limits::MESSAGE_BYTES_MAX];
+    let (mut name, mut effects) = (Vec::new(), Effects::new());
+    let start = clock();
+    let mut done = 0;
+    while done < count {
+        let mut batch = shard.begin()?;
+        effects.clear();
+        for _ in 0..batch_requests.min(count - done) {
+            name.clear();
+            let request = request(done, &mut name);
+            let n = batch.apply(CALLER, &request, now(), &mut effects, &mut out);
+            if let Err(code) = Reply::decode(&out[..n]) {
+                return Err(format!("{request:?}: {code}").into());
+            }
+            if request.changes() {
+                batch.keep_reply(7, 0, done as u64, &out[..n])?;
+            }
+            done += 1;
+        }
+        let orphans: Vec<Ino> = effects.orphaned().iter().map(|o| o.0).collect();
+        if batch_requests > 1 && !orphans.is_empty() {
+            batch.remove_orphans(&orphans)?;
+        }
+        batch.commit()?;
+        if batch_requests == 1 && done % 64 == 0 {
+            remove_orphans(shard)?;
+        }
+    }
+    remove_orphans(shard)?;
+    Ok(clock() - start)
+}
+
+fn remove_orphans(shard: &Shard) -> Result<(), Failure> {
+    let mut batch = shard.begin()?;
+    let orphans: Vec<Ino> = batch.orphans()?.iter().map(|o| o.0).collect();
+    batch.remove_orphans(&orphans)?;
+    batch.commit()?;
+    Ok(())
+}
+
+/// Creates, looks up and unlinks `files` files; the rates of each.
+fn round(shard: &Shard, files: usize, batch: usize, parent: Ino) -> Result<[f64; 3], Failure> {
+    use std::io::Write as _;
+    let write_name = |i: usize, name: &mut Vec<u8>| {
+        // Not in the order of their making, as programs' files are not.
+        let _ = write!(name, "file.{:08}", i.wrapping_mul(7919) % files);
+    };
+    let create = drive(shard, files, batch, |i, name| {
+        write_name(i, name);
+        Request::Create { parent, name, mode: 0o644, exclusive: true, dirty: true, layout: None }
+    })?;
+    let lookup = drive(shard, files, batch, |i, name| {
+        write_name(i, name);
+        Request::Lookup { parent, name }
+    })?;
+    let unlink = drive(shard, files, batch, |i, name| {
+        write_name(i, name);
+        Request::Unlink { parent, name }
+    })?;
+    Ok([create, lookup, unlink].map(|t| files as f64 / t.as_secs_f64()))
+}
+
+/// What LMDB itself does: transactions that put the same bytes as a create, with nothing around them.
+fn raw(dir: &Path, files: usize, batch: usize) -> Result<f64, Failure> {
+    std::fs::create_dir(dir)?;
+    let mut options = EnvOpenOptions::new().read_txn_without_tls();
+    options.map_size(MAP_BYTES as usize);
+    // SAFETY: one thread of one process uses this environment, and it is thrown away.
+    let env = unsafe {
+        options.flags(EnvFlags::WRITE_MAP | EnvFlags::NO_SYNC | EnvFlags::NO_META_SYNC | EnvFlags::NO_LOCK);
+        options.open(dir)?
+    };
+    let mut txn = env.write_txn()?;
+    let tree: Database<Bytes, Bytes> = env.create_database(&mut txn, None)?;
+    txn.commit()?;
+    let start = clock();
+    let mut done = 0usize;
+    while done < files {
+        let mut txn = env.write_txn()?;
+        for _ in 0..batch.min(files - done) {
+            let spread = (done as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let mut entry = [2; 17];
+            entry[9..].copy_from_slice(&spread.to_be_bytes());
+            tree.put(&mut txn, &entry, &[1; 26])?;
+            let mut inode = [3; 9];
+            inode[1..].copy_from_slice(&(done as u64).to_be_bytes());
+            tree.put(&mut txn, &inode, &[1; 101])?;
+            tree.put(&mut txn, &[1; 10], &[1; 165])?;
+            done += 1;
+        }
+        tree.put(&mut txn, &[1], &[1; 80])?;
+        txn.commit()?;
+    }
+    Ok(files as f64 / (clock() - start).as_secs_f64())
+}
+
+fn measure(dir: &Path, files: usize) -> Result<(), Failure> {
+    println!("{files} files, requests per second of processor time");
+    println!("{:>22} {:>10} {:>10} {:>10} {:>16}", "batch", "create", "lookup", "unlink", "raw LMDB create");
+    for batch in [1, 16, 1000] {
+        let place = dir.join(format!("shard{batch}"));
+        std::fs::create_dir(&place)?;
+        let options = ShardOptions {
+            node: NodeId::FIRST,
+            map_bytes: MAP_BYTES,
+            root_mode: 0o755,
+            root_uid: 0,
+            root_gid: 0,
+        };
+        let shard = Shard::create(&place, &options, now())?;
+        // Once to age it, once to measure.
+        round(&shard, files, 64, Ino::ROOT)?;
+        let [create, lookup, unlink] = round(&shard, files, batch, Ino::ROOT)?;
+        let raw = raw(&dir.join(format!("raw{batch}")), files, batch)?;
+        println!("{batch:>22} {create:>10.0} {lookup:>10.0} {unlink:>10.0} {raw:>16.0}");
+        let report = shard.check(&mut |_| {})?;
+        if !report.is_clean() {
+            return Err(format!("the shard is damaged: {:?}", report.problems).into());
+        }
+    }
+    Ok(())
+}
+
+fn main() -> Result<(), Failure> {
+    let mut args = std::env::args_os().skip(1);
+    let dir = args.next().ok_or("usage: shard_rate DIR [FILES]: DIR is made, and removed afterwards")?;
+    let dir = Path::new(&dir);
+    let files = match args.next() {
+        Some(n) => n.to_str().and_then(|n| n.parse().ok()).ok_or("FILES must be a number")?,
+        None => 100_000,
+    };
+    std::fs::create_dir(dir)?;
+    let done = measure(dir, files);
+    std::fs::remove_dir_all(dir)?;
+    done
+}

@@ -1,0 +1,122 @@
+//! Attributes of one inode: reading, setting, the dirty mark; and the path of a directory.
+
+use forebay_types::limits::PATH_MAX;
+use forebay_types::{Code, Ino, Kind, Reply, SetAttr, TimeSet, FLAG_DIRTY};
+
+use crate::batch::{Answer, Batch, Context};
+use crate::keys;
+use crate::record::{EntryRecord, Inode};
+use crate::space::{Class, Work};
+
+/// Directories above one another that are followed: a tree cannot be deeper than it has inodes, so this only ends a
+/// walk in a damaged shard.
+const DEPTH_MAX: u64 = 1 << 24;
+
+impl Batch<'_> {
+    pub(crate) fn get_attr(&mut self, c: &mut Context<'_>, ino: Ino) -> Answer<usize> {
+        let Some(inode) = self.find_inode(ino)? else {
+            c.effects.gone(ino);
+            return Err(Code::NotFound);
+        };
+        c.effects.inode(inode.entry());
+        c.reply(Reply::Entry(inode.entry()))
+    }
+
+    pub(crate) fn make_backing(&mut self, c: &mut Context<'_>, ino: Ino) -> Answer<usize> {
+        let inode = self.inode(ino)?;
+        match inode.attr.kind() {
+            Kind::File => self.get_attr(c, ino),
+            Kind::Directory => Err(Code::IsDirectory),
+            _ => Err(Code::Invalid),
+        }
+    }
+
+    pub(crate) fn mark_dirty(&mut self, c: &mut Context<'_>, ino: Ino) -> Answer<usize> {
+        let mut inode = self.inode(ino)?;
+        match inode.attr.kind() {
+            Kind::File => {}
+            Kind::Directory => return Err(Code::IsDirectory),
+            _ => return Err(Code::Invalid),
+        }
+        if inode.attr.flags & FLAG_DIRTY == 0 {
+            self.admit(Class::Removal, Work::writes(3))?;
+            inode.attr.flags |= FLAG_DIRTY;
+            self.store_inode(&inode)?;
+        }
+        c.effects.inode(inode.entry());
+        c.reply(Reply::Entry(inode.entry()))
+    }
+
+    pub(crate) fn set_attr(&mut self, c: &mut Context<'_>, ino: Ino, set: &SetAttr) -> Answer<usize> {
+        let mut inode = self.inode(ino)?;
+        let attr = &mut inode.attr;
+        if let Some(mode) = set.mode {
+            if attr.is_symlink() {
+                return Err(Code::NotSupported);
+            }
+            attr.mode = attr.mode & 0o170_000 | mode & 0o7777;
+        }
+        if let Some(size) = set.size {
+            match attr.kind() {
+                Kind::File if size <= forebay_types::limits::FILE_BYTES_MAX => attr.size = size,
+                Kind::File => return Err(Code::FileTooLarge),
+                Kind::Directory => return Err(Code::IsDirectory),
+                _ => return Err(Code::Invalid),
+            }
+        }
+        attr.uid = set.uid.unwrap_or(attr.uid);
+        attr.gid = set.gid.unwrap_or(attr.gid);
+        for (time, set) in [(&mut attr.atime, set.atime), (&mut attr.mtime, set.mtime)] {
+            match set {
+                TimeSet::Omit => {}
+                TimeSet::Now => *time = c.now,
+                TimeSet::At(at) => *time = at,
+            }
+        }
+        attr.ctime = c.now;
+        // Inode, kept reply, ledger.
+        self.admit(Class::Change, Work::writes(3))?;
+        self.store_inode(&inode)?;
+        c.effects.inode(inode.entry());
+        c.reply(Reply::Entry(inode.entry()))
+    }
+
+    /// True when `above` is `ino` or lies above it.
+    pub(crate) fn is_above(&mut self, above: Ino, mut ino: Ino) -> Answer<bool> {
+        for _ in 0..DEPTH_MAX {
+            if ino == above {
+                return Ok(true);
+            }
+            if ino == Ino::ROOT {
+                return Ok(false);
+            }
+            let slot = self.directory(ino).map_err(|_| Code::Corrupt)?;
+            ino = self.state.directories.get(slot).attr.parent;
+        }
+        Err(Code::Corrupt)
+    }
+
+    pub(crate) fn path_of(&mut self, c: &mut Context<'_>, ino: Ino) -> Answer<usize> {
+        let slot = self.directory(ino)?;
+        let mut inode: Inode = *self.state.directories.get(slot);
+        // Filled from the end, as the walk goes upwards.
+        let mut path = [0; PATH_MAX];
+        let mut start = PATH_MAX;
+        while inode.attr.ino != Ino::ROOT {
+            let parent = inode.attr.parent;
+            let bytes = self.tx.get(&keys::entry(parent, inode.cookie))?.ok_or(Code::Corrupt)?;
+            let record = EntryRecord::decode(bytes)?;
+            if record.ino != inode.attr.ino {
+                return Err(Code::Corrupt);
+            }
+            let next = start.checked_sub(record.name.len() + 1).ok_or(Code::NameTooLong)?;
+            path[next] = b'/';
+            path[next + 1..start].copy_from_slice(record.name);
+            start = next;
+            let slot = self.directory(parent).map_err(|_| Code::Corrupt)?;
+            inode = *self.state.directories.get(slot);
+        }
+        let path = if start == PATH_MAX { b"/" } else { &path[start..] };
+        c.reply(Reply::Bytes(path))
+    }
+}

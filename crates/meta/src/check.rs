@@ -1,0 +1,386 @@
+//! Checking a shard: one walk over all records, then what they must agree on.
+//!
+//! Nothing is repaired here; every problem becomes a line of text that names the inode or entry. The check reads with
+//! the same care as the operations, so that it can be run on a damaged shard.
+
+use std::collections::{HashMap, HashSet};
+
+use forebay_types::limits::XATTR_TOTAL_MAX;
+use forebay_types::{cookie_hash, Code, Cookie, Entry, Error, Ino, Kind, NodeId, Result, DISCRIMINATOR_BITS};
+
+use crate::keys::{self, Key};
+use crate::record::{
+    decode_format, decode_orphan, EntryRecord, Inode, Ledger, Pending, MARK_COLLISIONS, MARK_VALUES,
+};
+use crate::shard::Shard;
+use crate::transaction::{code_of, walk};
+
+/// Problems that are told in words; more are only counted.
+const PROBLEMS_TOLD_MAX: usize = 1000;
+
+/// What a check found.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct CheckReport {
+    /// Inodes.
+    pub inodes: u64,
+    /// Regular files among them.
+    pub files: u64,
+    /// Directories among them.
+    pub directories: u64,
+    /// Directory entries.
+    pub entries: u64,
+    /// Orphans that are listed.
+    pub orphans: u64,
+    /// How many problems there are.
+    pub problem_count: u64,
+    /// The first of them in words.
+    pub problems: Vec<String>,
+}
+
+impl CheckReport {
+    /// True when there is no problem.
+    pub fn is_clean(&self) -> bool {
+        self.problem_count == 0
+    }
+
+    fn problem(&mut self, text: impl FnOnce() -> String) {
+        self.problem_count += 1;
+        if self.problems.len() < PROBLEMS_TOLD_MAX {
+            self.problems.push(text());
+        }
+    }
+}
+
+/// What entries say of an inode.
+#[derive(Clone, Copy)]
+struct Led {
+    links: u32,
+    kind: Kind,
+    /// Where the last entry seen is: of a directory the only one.
+    parent: Ino,
+    cookie: Cookie,
+}
+
+/// What entries say of a directory that they are in.
+#[derive(Clone, Copy, Default)]
+struct Content {
+    entries: u64,
+    directories: u32,
+    discriminated: bool,
+}
+
+/// What values say of an inode.
+#[derive(Clone, Copy, Default)]
+struct Values {
+    target_bytes: Option<u64>,
+    xattr_bytes: usize,
+}
+
+#[derive(Default)]
+struct Check {
+    report: CheckReport,
+    ledger: Option<Ledger>,
+    pending: HashMap<u64, Pending>,
+    led: HashMap<u64, Led>,
+    contents: HashMap<u64, Content>,
+    values: HashMap<u64, Values>,
+    orphans: HashSet<u64>,
+    parents: HashMap<u64, Ino>,
+    /// The last value's inode and name, and the piece that must follow.
+    value: (u64, Vec<u8>, u32),
+    /// Directory and hash that the walk is at, and the names there, to find one that is there twice.
+    names: (u64, u64, Vec<Vec<u8>>),
+    counter: u64,
+}
+
+fn shown(name: &[u8]) -> String {
+    String::from_utf8_lossy(name).escape_debug().to_string()
+}
+
+impl Shard {
+    /// Checks the whole shard; the attributes and layouts of all regular files are given to `each_file`, so that the
+    /// caller can compare them with the backing files. Fails only when the shard cannot be read at all, or a batch is
+    /// open ([`Code::Busy`]).
+    pub fn check(&self, each_file: &mut dyn FnMut(&Entry)) -> Result<CheckReport> {
+        let _state = self.borrow("run a check")?;
+        let broken = |code: Code| {
+            Error::new(code, format!("cannot walk the shard {}", self.dir().display()))
+                .cure("the pool is damaged: save what the backing files hold and make a new one")
+        };
+        let txn = self.env.read_txn().map_err(|e| broken(code_of(&e)))?;
+        let mut check = Check::default();
+        for item in walk(self.tree, &txn, &[0], &[0xff; 16]).map_err(broken)? {
+            let (key, bytes) = item.map_err(broken)?;
+            check.record(self, key, bytes, each_file);
+        }
+        check.conclude(self.node());
+        Ok(check.report)
+    }
+}
+
+impl Check {
+    fn record(&mut self, shard: &Shard, key: &[u8], bytes: &[u8], each_file: &mut dyn FnMut(&Entry)) {
+        match keys::decode(key) {
+            Some(Key::Format) => {
+                if decode_format(bytes).is_err() {
+                    self.report.problem(|| "the format record is damaged".into());
+                }
+            }
+            Some(Key::Ledger) => match Ledger::decode(bytes) {
+                Ok((ledger, pending)) => {
+                    self.ledger = Some(ledger);
+                    for p in pending {
+                        if self.pending.insert(p.ino.0, p).is_some() {
+                            self.report.problem(|| format!("directory {} is pending twice", p.ino));
+                        }
+                    }
+                }
+                Err(_) => self.report.problem(|| "the ledger is damaged".into()),
+            },
+            Some(Key::Session(_)) => {}
+            Some(Key::Reply(session, slot)) => {
+                if bytes.len() < 8 {
+                    self.report.problem(|| format!("the reply kept for {session:x}/{slot} is damaged"));
+                }
+            }
+            Some(Key::Orphan(ino)) => {
+                self.report.orphans += 1;
+                self.counter_seen(shard, ino);
+                self.orphans.insert(ino.0);
+                if decode_orphan(bytes).is_err() {
+                    self.report.problem(|| format!("orphan {ino}: its record is damaged"));
+                }
+            }
+            Some(Key::Value(ino, name, piece)) => self.value(ino, name, piece, bytes),
+            Some(Key::Entry(parent, cookie)) => self.entry(shard, parent, cookie, bytes),
+            Some(Key::Inode(ino)) => self.inode(shard, ino, bytes, each_file),
+            None => self.report.problem(|| format!("a record under the unknown key {key:02x?}")),
+        }
+    }
+
+    fn counter_seen(&mut self, shard: &Shard, ino: Ino) {
+        if ino.birth_node() == shard.node() {
+            self.counter = self.counter.max(ino.counter());
+        }
+    }
+
+    fn value(&mut self, ino: Ino, name: &[u8], piece: u16, bytes: &[u8]) {
+        let continues = self.value.0 == ino.0 && self.value.1 == name;
+        let expected = if continues { self.value.2 } else { 0 };
+        if piece as u32 != expected {
+            self.report.problem(|| format!("inode {ino}: a piece of value \"{}\" is missing", shown(name)));
+        }
+        if !continues {
+            self.value.0 = ino.0;
+            self.value.1.clear();
+            self.value.1.extend_from_slice(name);
+        }
+        self.value.2 = piece as u32 + 1;
+        let values = self.values.entry(ino.0).or_default();
+        if name.is_empty() {
+            values.target_bytes = Some(values.target_bytes.unwrap_or(0) + bytes.len() as u64);
+        } else {
+            values.xattr_bytes += bytes.len() + if continues { 0 } else { name.len() };
+        }
+    }
+
+    fn entry(&mut self, shard: &Shard, parent: Ino, cookie: Cookie, bytes: &[u8]) {
+        self.report.entries += 1;
+        let Ok(record) = EntryRecord::decode(bytes) else {
+            return self.report.problem(|| format!("directory {parent}: the entry at {cookie:x} is damaged"));
+        };
+        let (ino, name) = (record.ino, record.name);
+        let at = || format!("directory {parent}: entry \"{}\"", shown(name));
+        if matches!(name, b"." | b"..") || name.iter().any(|&b| b == b'/' || b == 0) {
+            self.report.problem(|| format!("{} has a name that cannot be", at()));
+        }
+        if cookie_hash(cookie) != (shard.hash)(name) {
+            self.report.problem(|| format!("{} lies where its name's hash does not lead", at()));
+        }
+        if (self.names.0, self.names.1) != (parent.0, cookie_hash(cookie)) {
+            self.names = (parent.0, cookie_hash(cookie), Vec::new());
+        }
+        if self.names.2.iter().any(|n| n == name) {
+            self.report.problem(|| format!("{} is there twice", at()));
+        }
+        self.names.2.push(name.to_vec());
+        let content = self.contents.entry(parent.0).or_default();
+        content.entries += 1;
+        content.directories += (record.kind == Kind::Directory) as u32;
+        content.discriminated |= cookie & ((1 << DISCRIMINATOR_BITS) - 1) != 0;
+        let led = self.led.entry(ino.0).or_insert(Led { links: 0, kind: record.kind, parent, cookie });
+        led.links += 1;
+        if led.kind != record.kind {
+            self.report.problem(|| format!("{} disagrees with another entry on its inode's kind", at()));
+        } else if led.kind == Kind::Directory && led.links > 1 {
+            self.report.problem(|| format!("{} is a second link to directory {ino}", at()));
+        }
+    }
+
+    fn inode(&mut self, shard: &Shard, ino: Ino, bytes: &[u8], each_file: &mut dyn FnMut(&Entry)) {
+        self.report.inodes += 1;
+        self.counter_seen(shard, ino);
+        let led = self.led.remove(&ino.0);
+        let values = self.values.remove(&ino.0).unwrap_or_default();
+        let content = self.contents.remove(&ino.0);
+        let pending = self.pending.remove(&ino.0);
+        let Ok(mut inode) = Inode::decode(ino, bytes) else {
+            return self.report.problem(|| format!("inode {ino}: its record is damaged"));
+        };
+        if let Some(pending) = pending {
+            pending.apply(&mut inode.attr);
+            if !inode.attr.is_directory() {
+                self.report.problem(|| format!("inode {ino}: pending, and no directory"));
+            }
+        }
+        if self.orphans.contains(&ino.0) {
+            self.report.problem(|| format!("inode {ino}: listed as an orphan, and there"));
+        }
+        let attr = &inode.attr;
+        match attr.kind() {
+            Kind::Directory => {
+                self.report.directories += 1;
+                self.parents.insert(ino.0, attr.parent);
+                self.directory(shard, &inode, led, content.unwrap_or_default());
+            }
+            kind => {
+                if content.is_some() {
+                    self.report.problem(|| format!("inode {ino}: has entries, and is no directory"));
+                }
+                match led {
+                    None => self.report.problem(|| format!("inode {ino}: no entry leads to it")),
+                    Some(led) if led.links != attr.nlink => self.report.problem(|| {
+                        format!("inode {ino}: has {} links, but {} entries", attr.nlink, led.links)
+                    }),
+                    Some(led) if led.kind != kind => {
+                        self.report.problem(|| format!("inode {ino}: its entry says that it is a {:?}", led.kind))
+                    }
+                    Some(_) => {}
+                }
+            }
+        }
+        if attr.is_symlink() && values.target_bytes != Some(attr.size) {
+            self.report.problem(|| format!("symlink {ino}: its target is not {} bytes long", attr.size));
+        }
+        if !attr.is_symlink() && values.target_bytes.is_some() {
+            self.report.problem(|| format!("inode {ino}: has a target, and is no symlink"));
+        }
+        if values.xattr_bytes > XATTR_TOTAL_MAX {
+            self.report.problem(|| format!("inode {ino}: too many extended attributes"));
+        }
+        let has_values = values.target_bytes.is_some() || values.xattr_bytes > 0;
+        if has_values && inode.marks & MARK_VALUES == 0 {
+            self.report.problem(|| format!("inode {ino}: has values, and is not marked so"));
+        }
+        if attr.is_file() {
+            self.report.files += 1;
+            each_file(&inode.entry());
+        }
+    }
+
+    fn directory(&mut self, shard: &Shard, inode: &Inode, led: Option<Led>, content: Content) {
+        let (attr, ino) = (&inode.attr, inode.attr.ino);
+        if attr.size != content.entries {
+            self.report.problem(|| {
+                format!("directory {ino}: says {} entries, has {}", attr.size, content.entries)
+            });
+        }
+        if attr.nlink != 2 + content.directories {
+            self.report.problem(|| {
+                format!("directory {ino}: has {} links, and {} directories", attr.nlink, content.directories)
+            });
+        }
+        if content.discriminated && inode.marks & MARK_COLLISIONS == 0 {
+            self.report.problem(|| format!("directory {ino}: has names of one hash, and is not marked so"));
+        }
+        match led {
+            None if ino == Ino::ROOT && shard.node() == NodeId::FIRST => {
+                if attr.parent != ino {
+                    self.report.problem(|| "the root directory has a parent".into());
+                }
+            }
+            None => self.report.problem(|| format!("directory {ino}: no entry leads to it")),
+            Some(_) if ino == Ino::ROOT => {
+                self.report.problem(|| "an entry leads to the root directory".into());
+            }
+            Some(led) => {
+                if led.kind != Kind::Directory {
+                    self.report.problem(|| {
+                        format!("directory {ino}: its entry says that it is a {:?}", led.kind)
+                    });
+                }
+                if (led.parent, led.cookie) != (attr.parent, inode.cookie) {
+                    self.report.problem(|| {
+                        format!(
+                            "directory {ino}: says it is in {}, but its entry is in {}",
+                            attr.parent, led.parent
+                        )
+                    });
+                }
+            }
+        }
+    }
+
+    /// What can be said only when all records were seen.
+    fn conclude(&mut self, node: NodeId) {
+        let report = &mut self.report;
+        for (ino, led) in &self.led {
+            report.problem(|| format!("directory {}: an entry leads to inode {ino:016x}, which is not there", led.parent));
+        }
+        for ino in self.contents.keys() {
+            report.problem(|| format!("there are entries in directory {ino:016x}, which is not there"));
+        }
+        for ino in self.values.keys() {
+            report.problem(|| format!("there are values of inode {ino:016x}, which is not there"));
+        }
+        for ino in self.pending.keys() {
+            report.problem(|| format!("directory {ino:016x} is pending, and not there"));
+        }
+        if node == NodeId::FIRST && !self.parents.contains_key(&Ino::ROOT.0) {
+            report.problem(|| "there is no root directory".into());
+        }
+        match &self.ledger {
+            None => report.problem(|| "there is no ledger".into()),
+            Some(ledger) => {
+                for (what, said, counted) in [
+                    ("inodes", ledger.inodes, report.inodes),
+                    ("entries", ledger.entries, report.entries),
+                    ("orphans", ledger.orphans, report.orphans),
+                ] {
+                    if said != counted {
+                        report.problem(|| format!("the ledger counts {said} {what}, there are {counted}"));
+                    }
+                }
+                if ledger.next_counter <= self.counter {
+                    report.problem(|| {
+                        format!("inode numbers up to {} exist, the next would be {}", self.counter, ledger.next_counter)
+                    });
+                }
+            }
+        }
+        self.find_loops();
+    }
+
+    /// Every directory must lie below the root.
+    fn find_loops(&mut self) {
+        let mut done = HashSet::from([Ino::ROOT.0]);
+        let mut path = HashSet::new();
+        for &start in self.parents.keys() {
+            path.clear();
+            let mut at = start;
+            while !done.contains(&at) {
+                if !path.insert(at) {
+                    self.report.problem(|| format!("directory {at:016x}: lies in itself"));
+                    break;
+                }
+                match self.parents.get(&at) {
+                    Some(parent) => at = parent.0,
+                    // Told as an entry or a directory that is not there.
+                    None => break,
+                }
+            }
+            // Told once: what lies below is not told again.
+            done.extend(path.drain());
+        }
+    }
+}

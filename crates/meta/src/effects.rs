@@ -1,0 +1,142 @@
+//! What a request showed or changed, for the board: names, inodes, orphans. The server hands one [`Effects`] to every
+//! request of a batch, publishes it after the commit, and clears it; nothing is allocated once it has grown.
+//!
+//! Of several reports on one name or inode the last one holds.
+
+use forebay_types::{Entry, Ino, Kind, Layout};
+
+/// What requests showed or changed.
+#[derive(Debug, Default)]
+pub struct Effects {
+    arena: Vec<u8>,
+    names: Vec<NameRecord>,
+    inodes: Vec<(Ino, Option<Entry>)>,
+    orphaned: Vec<(Ino, Layout)>,
+}
+
+#[derive(Debug)]
+struct NameRecord {
+    parent: Ino,
+    start: usize,
+    len: usize,
+    entry: Option<(Ino, Kind)>,
+}
+
+/// A name and what it leads to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct NameEffect<'a> {
+    /// Directory.
+    pub parent: Ino,
+    /// Name in it.
+    pub name: &'a [u8],
+    /// The inode and its kind, or none: there is no such entry.
+    pub entry: Option<(Ino, Kind)>,
+}
+
+/// How many reports of each sort there are: what [`Effects::truncate`] goes back to.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Mark {
+    arena: usize,
+    names: usize,
+    inodes: usize,
+    orphaned: usize,
+}
+
+impl Effects {
+    /// No effects, nothing allocated.
+    pub fn new() -> Effects {
+        Effects::default()
+    }
+
+    /// Forgets all, keeps the memory.
+    pub fn clear(&mut self) {
+        self.arena.clear();
+        self.names.clear();
+        self.inodes.clear();
+        self.orphaned.clear();
+    }
+
+    /// True when nothing was reported.
+    pub fn is_empty(&self) -> bool {
+        self.names.is_empty() && self.inodes.is_empty() && self.orphaned.is_empty()
+    }
+
+    /// Names, in the order of the reports.
+    pub fn names(&self) -> impl ExactSizeIterator<Item = NameEffect<'_>> {
+        self.names.iter().map(|n| NameEffect {
+            parent: n.parent,
+            name: &self.arena[n.start..n.start + n.len],
+            entry: n.entry,
+        })
+    }
+
+    /// Inodes with their attributes, or none: the inode is gone. In the order of the reports.
+    pub fn inodes(&self) -> &[(Ino, Option<Entry>)] {
+        &self.inodes
+    }
+
+    /// Files that lost their last link: their backing files are to be unlinked, then
+    /// [`crate::Batch::remove_orphans`] called.
+    pub fn orphaned(&self) -> &[(Ino, Layout)] {
+        &self.orphaned
+    }
+
+    pub(crate) fn mark(&self) -> Mark {
+        Mark {
+            arena: self.arena.len(),
+            names: self.names.len(),
+            inodes: self.inodes.len(),
+            orphaned: self.orphaned.len(),
+        }
+    }
+
+    pub(crate) fn truncate(&mut self, mark: Mark) {
+        self.arena.truncate(mark.arena);
+        self.names.truncate(mark.names);
+        self.inodes.truncate(mark.inodes);
+        self.orphaned.truncate(mark.orphaned);
+    }
+
+    pub(crate) fn name(&mut self, parent: Ino, name: &[u8], entry: Option<(Ino, Kind)>) {
+        let start = self.arena.len();
+        self.arena.extend_from_slice(name);
+        self.names.push(NameRecord { parent, start, len: name.len(), entry });
+    }
+
+    pub(crate) fn inode(&mut self, entry: Entry) {
+        self.inodes.push((entry.attr.ino, Some(entry)));
+    }
+
+    pub(crate) fn gone(&mut self, ino: Ino) {
+        self.inodes.push((ino, None));
+    }
+
+    pub(crate) fn orphan(&mut self, ino: Ino, layout: Layout) {
+        self.orphaned.push((ino, layout));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_types::NodeId;
+
+    #[test]
+    fn truncate_goes_back_to_the_mark() {
+        let mut effects = Effects::new();
+        effects.name(Ino(1), b"first", Some((Ino(2), Kind::File)));
+        let mark = effects.mark();
+        effects.name(Ino(1), b"second", None);
+        effects.gone(Ino(3));
+        effects.orphan(Ino(3), Layout::single(NodeId(1), 0));
+        effects.truncate(mark);
+        let names: Vec<_> = effects.names().collect();
+        assert_eq!(
+            names,
+            [NameEffect { parent: Ino(1), name: b"first", entry: Some((Ino(2), Kind::File)) }]
+        );
+        assert!(effects.inodes().is_empty() && effects.orphaned().is_empty());
+        effects.clear();
+        assert!(effects.is_empty());
+    }
+}

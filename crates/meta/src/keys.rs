@@ -1,0 +1,193 @@
+//! Keys of the shard's one LMDB database: a tag byte, then numbers in big-endian order, so that LMDB's byte order is
+//! the order in which the shard walks them. docs/disk-format.md lists them.
+//!
+//! The tags' order matters. What nearly every transaction writes (ledger, kept replies, orphans) is together at the
+//! front, so that it shares one leaf page; inodes are last, so that a new inode, whose number is greater than all
+//! before it, is appended and fills its page.
+
+use forebay_types::limits::XATTR_NAME_MAX;
+use forebay_types::{Cookie, Ino, DISCRIMINATOR_BITS};
+
+/// Format version and node number.
+pub(crate) const FORMAT: &[u8] = &[1];
+/// Counters and pending directory attributes.
+pub(crate) const LEDGER: &[u8] = &[2];
+const SESSION: u8 = 3;
+const REPLY: u8 = 4;
+const ORPHAN: u8 = 5;
+const VALUE: u8 = 6;
+const ENTRY: u8 = 7;
+const INODE: u8 = 8;
+
+/// Bytes of a numbered key: tag and number.
+pub(crate) type NumberKey = [u8; 9];
+/// Bytes of an entry's key: tag, parent, cookie.
+pub(crate) type EntryKey = [u8; 17];
+/// Bytes of a kept reply's key: tag, session, slot.
+pub(crate) type ReplyKey = [u8; 10];
+/// Bytes of the longest key of a piece of a value: tag, inode, name, NUL, piece.
+pub(crate) const VALUE_KEY_BYTES: usize = 9 + XATTR_NAME_MAX + 3;
+
+/// What a key is of, for the check.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Key<'a> {
+    Format,
+    Ledger,
+    Session(u64),
+    Reply(u64, u8),
+    Orphan(Ino),
+    Value(Ino, &'a [u8], u16),
+    Entry(Ino, Cookie),
+    Inode(Ino),
+}
+
+fn numbered(tag: u8, number: u64) -> NumberKey {
+    let mut key = [tag; 9];
+    key[1..].copy_from_slice(&number.to_be_bytes());
+    key
+}
+
+/// A session.
+pub(crate) fn session(session: u64) -> NumberKey {
+    numbered(SESSION, session)
+}
+
+/// The reply kept for a session's slot.
+pub(crate) fn reply(session: u64, slot: u8) -> ReplyKey {
+    let mut key = [slot; 10];
+    key[..9].copy_from_slice(&numbered(REPLY, session));
+    key
+}
+
+/// An inode without links whose backing files are still there.
+pub(crate) fn orphan(ino: Ino) -> NumberKey {
+    numbered(ORPHAN, ino.0)
+}
+
+/// An inode.
+pub(crate) fn inode(ino: Ino) -> NumberKey {
+    numbered(INODE, ino.0)
+}
+
+/// The entry at `cookie` in a directory.
+pub(crate) fn entry(parent: Ino, cookie: Cookie) -> EntryKey {
+    let mut key = [ENTRY; 17];
+    key[1..9].copy_from_slice(&parent.0.to_be_bytes());
+    key[9..].copy_from_slice(&cookie.to_be_bytes());
+    key
+}
+
+/// Keys of all entries of a directory whose names have this hash.
+pub(crate) fn entries_of_hash(parent: Ino, hash: u64) -> (EntryKey, EntryKey) {
+    let first = hash << DISCRIMINATOR_BITS;
+    (entry(parent, first), entry(parent, first | ((1 << DISCRIMINATOR_BITS) - 1)))
+}
+
+/// A key of a piece of a value, built without allocation.
+pub(crate) struct ValueKey {
+    bytes: [u8; VALUE_KEY_BYTES],
+    len: usize,
+}
+
+impl ValueKey {
+    /// Piece 0 of the value `name` of an inode: an extended attribute, or with the empty name a symlink's target.
+    pub(crate) fn new(ino: Ino, name: &[u8]) -> ValueKey {
+        let mut bytes = [0; VALUE_KEY_BYTES];
+        bytes[..9].copy_from_slice(&numbered(VALUE, ino.0));
+        bytes[9..9 + name.len()].copy_from_slice(name);
+        ValueKey { bytes, len: 9 + name.len() + 3 }
+    }
+
+    /// Makes it the key of another piece.
+    pub(crate) fn set_piece(&mut self, piece: u16) {
+        self.bytes[self.len - 2..self.len].copy_from_slice(&piece.to_be_bytes());
+    }
+
+    /// The key.
+    pub(crate) fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// First and last possible keys of an inode's values.
+pub(crate) fn values_of(ino: Ino) -> (NumberKey, [u8; 10]) {
+    let mut last = [0xff; 10];
+    last[..9].copy_from_slice(&numbered(VALUE, ino.0));
+    (numbered(VALUE, ino.0), last)
+}
+
+/// First and last keys of all kept replies of a session.
+pub(crate) fn replies_of(session: u64) -> (ReplyKey, ReplyKey) {
+    (reply(session, 0), reply(session, u8::MAX))
+}
+
+/// First and last keys of all sessions.
+pub(crate) fn all_sessions() -> (NumberKey, NumberKey) {
+    (numbered(SESSION, 0), numbered(SESSION, u64::MAX))
+}
+
+/// First and last keys of all orphans.
+pub(crate) fn all_orphans() -> (NumberKey, NumberKey) {
+    (numbered(ORPHAN, 0), numbered(ORPHAN, u64::MAX))
+}
+
+fn be(bytes: &[u8]) -> Option<u64> {
+    Some(u64::from_be_bytes(bytes.try_into().ok()?))
+}
+
+/// What a key is of; none for bytes that are no key of ours.
+pub(crate) fn decode(key: &[u8]) -> Option<Key<'_>> {
+    let (&tag, rest) = key.split_first()?;
+    Some(match tag {
+        1 if rest.is_empty() => Key::Format,
+        2 if rest.is_empty() => Key::Ledger,
+        SESSION => Key::Session(be(rest)?),
+        REPLY if rest.len() == 9 => Key::Reply(be(&rest[..8])?, rest[8]),
+        ORPHAN => Key::Orphan(Ino(be(rest)?)),
+        VALUE if rest.len() >= 11 => {
+            let (name, tail) = rest[8..].split_at(rest.len() - 11);
+            if tail[0] != 0 || name.contains(&0) || name.len() > XATTR_NAME_MAX {
+                return None;
+            }
+            Key::Value(Ino(be(&rest[..8])?), name, u16::from_be_bytes([tail[1], tail[2]]))
+        }
+        ENTRY if rest.len() == 16 => Key::Entry(Ino(be(&rest[..8])?), be(&rest[8..])?),
+        INODE => Key::Inode(Ino(be(rest)?)),
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_types::NodeId;
+
+    #[test]
+    fn decode_every_key_gives_what_it_was_made_of() {
+        let ino = Ino::new(NodeId(3), 77);
+        assert_eq!(decode(FORMAT), Some(Key::Format));
+        assert_eq!(decode(LEDGER), Some(Key::Ledger));
+        assert_eq!(decode(&session(9)), Some(Key::Session(9)));
+        assert_eq!(decode(&reply(9, 63)), Some(Key::Reply(9, 63)));
+        assert_eq!(decode(&orphan(ino)), Some(Key::Orphan(ino)));
+        assert_eq!(decode(&inode(ino)), Some(Key::Inode(ino)));
+        assert_eq!(decode(&entry(ino, 12345)), Some(Key::Entry(ino, 12345)));
+        for name in [b"".as_slice(), b"user.a", &[7; 255]] {
+            let mut key = ValueKey::new(ino, name);
+            key.set_piece(300);
+            assert_eq!(decode(key.bytes()), Some(Key::Value(ino, name, 300)));
+            let (first, last) = values_of(ino);
+            assert!(first.as_slice() < key.bytes() && key.bytes() < last.as_slice());
+        }
+        for bad in [b"".as_slice(), &[1, 1], &[9; 9], &[8; 8], &[6; 12], &[7; 16]] {
+            assert_eq!(decode(bad), None, "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn entries_of_hash_spans_all_discriminators() {
+        let (first, last) = entries_of_hash(Ino(5), 9);
+        assert_eq!(decode(&first), Some(Key::Entry(Ino(5), 9 << 7)));
+        assert_eq!(decode(&last), Some(Key::Entry(Ino(5), (9 << 7) + 127)));
+    }
+}

@@ -1,0 +1,433 @@
+//! Entries and inodes: look up, create, link, remove, list.
+//!
+//! Rules that hold behind every request: an entry leads to an inode; an inode's links are the entries that lead to it
+//! (a directory's: 2 and one for each directory in it); a directory's size is the number of its entries; a change of
+//! entries sets the directory's mtime and ctime, a change of links the inode's ctime.
+
+use forebay_types::limits::{COLLISIONS_MAX, LINKS_MAX, NAME_MAX};
+use forebay_types::{
+    Attr, Code, Cookie, DirEntries, DirEntry, DirWriter, Ino, Kind, Layout, NodeId, Reply,
+    DISCRIMINATOR_BITS, FLAG_DIRTY, FLAG_RESIDENT, REPLY_HEADER_BYTES,
+};
+
+use crate::batch::{Answer, Batch, Context};
+use crate::keys;
+use crate::record::{
+    EntryRecord, Inode, ENTRY_HEADER_BYTES, INODE_BYTES_MAX, MARK_COLLISIONS, MARK_VALUES,
+};
+use crate::space::{Class, Work};
+
+const S_ISGID: u32 = 0o2000;
+
+/// An entry that was found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Found {
+    /// Its place in the directory.
+    pub(crate) cookie: Cookie,
+    /// Its inode.
+    pub(crate) ino: Ino,
+    /// The inode's kind.
+    pub(crate) kind: Kind,
+    /// A directory's home; of others the node that owns the inode.
+    pub(crate) home: NodeId,
+    /// A directory's width as a power of two.
+    pub(crate) width_log2: u8,
+}
+
+impl Found {
+    /// The record of an entry under `name` that leads to the same inode.
+    pub(crate) fn record<'n>(&self, name: &'n [u8]) -> EntryRecord<'n> {
+        EntryRecord { ino: self.ino, kind: self.kind, home: self.home, width_log2: self.width_log2, name }
+    }
+}
+
+/// What entering a name came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Entered {
+    /// The entry was made, here.
+    New(Cookie),
+    /// The name is taken, by this.
+    Taken(Found),
+}
+
+/// What making an inode came to.
+enum Born {
+    New(Inode),
+    Taken(Found),
+}
+
+fn found(cookie: Cookie, record: &EntryRecord<'_>) -> Found {
+    Found { cookie, ino: record.ino, kind: record.kind, home: record.home, width_log2: record.width_log2 }
+}
+
+impl Batch<'_> {
+    /// The entry of a name in a directory in memory.
+    #[inline]
+    pub(crate) fn find_entry(&self, slot: usize, name: &[u8]) -> Answer<Option<Found>> {
+        let directory = self.state.directories.get(slot);
+        let (parent, hash) = (directory.attr.ino, (self.shard.hash)(name));
+        if directory.marks & MARK_COLLISIONS != 0 {
+            return Ok(self.probe(parent, hash, name)?.0);
+        }
+        let cookie = hash << DISCRIMINATOR_BITS;
+        let Some(bytes) = self.tx.get(&keys::entry(parent, cookie))? else { return Ok(None) };
+        let record = EntryRecord::decode(bytes)?;
+        Ok((record.name == name).then(|| found(cookie, &record)))
+    }
+
+    /// Walks all entries of one hash: the one of this name, and which discriminators are in use.
+    fn probe(&self, parent: Ino, hash: u64, name: &[u8]) -> Answer<(Option<Found>, u128)> {
+        let (first, last) = keys::entries_of_hash(parent, hash);
+        let (mut hit, mut used) = (None, 0);
+        for item in self.tx.range(&first, &last)? {
+            let (key, bytes) = item?;
+            let Some(keys::Key::Entry(_, cookie)) = keys::decode(key) else { return Err(Code::Corrupt) };
+            let record = EntryRecord::decode(bytes)?;
+            used |= 1u128 << (cookie & COLLISIONS_MAX as u64);
+            if record.name == name {
+                hit = Some(found(cookie, &record));
+            }
+        }
+        Ok((hit, used))
+    }
+
+    /// Makes an entry unless the name is taken. Counts nothing: the caller touches the directory.
+    pub(crate) fn enter(&mut self, slot: usize, record: &EntryRecord<'_>) -> Answer<Entered> {
+        let directory = self.state.directories.get(slot);
+        let (parent, marks) = (directory.attr.ino, directory.marks);
+        let hash = (self.shard.hash)(record.name);
+        let mut buffer = [0; ENTRY_HEADER_BYTES + NAME_MAX];
+        let n = record.encode(&mut buffer)?;
+        let first = hash << DISCRIMINATOR_BITS;
+        if marks & MARK_COLLISIONS == 0 && self.tx.insert(&keys::entry(parent, first), &buffer[..n])? {
+            return Ok(Entered::New(first));
+        }
+        let (hit, used) = self.probe(parent, hash, record.name)?;
+        if let Some(found) = hit {
+            return Ok(Entered::Taken(found));
+        }
+        let discriminator = used.trailing_ones() as u64;
+        if discriminator > COLLISIONS_MAX as u64 {
+            return Err(Code::NoSpace);
+        }
+        if discriminator > 0 && marks & MARK_COLLISIONS == 0 {
+            let (inode, first) = self.state.directories.change_whole(slot);
+            inode.marks |= MARK_COLLISIONS;
+            self.owe_write(first);
+        }
+        self.tx.put(&keys::entry(parent, first | discriminator), &buffer[..n])?;
+        Ok(Entered::New(first | discriminator))
+    }
+
+    pub(crate) fn lookup(&mut self, c: &mut Context<'_>, parent: Ino, name: &[u8]) -> Answer<usize> {
+        let slot = self.directory(parent)?;
+        let Some(found) = self.find_entry(slot, name)? else {
+            c.effects.name(parent, name, None);
+            return Err(Code::NotFound);
+        };
+        let entry = self.entered_inode(found.ino)?.entry();
+        c.effects.name(parent, name, Some((found.ino, found.kind)));
+        c.effects.inode(entry);
+        c.reply(Reply::Entry(entry))
+    }
+
+    /// Attributes of an inode about to be born in a directory; its number comes later.
+    fn attr_of_birth(&self, c: &Context<'_>, slot: usize, mode: u32) -> Attr {
+        let parent = &self.state.directories.get(slot).attr;
+        let directory = mode & 0o170_000 == Kind::Directory.mode_bits();
+        let inherits = parent.mode & S_ISGID != 0;
+        Attr {
+            ino: Ino(0),
+            size: 0,
+            rdev: 0,
+            parent: if directory { parent.ino } else { Ino(0) },
+            mode: if directory && inherits { mode | S_ISGID } else { mode },
+            uid: c.caller.uid,
+            gid: if inherits { parent.gid } else { c.caller.gid },
+            nlink: if directory { 2 } else { 1 },
+            flags: 0,
+            home: self.shard.node(),
+            width_log2: 0,
+            atime: c.now,
+            mtime: c.now,
+            ctime: c.now,
+            btime: c.now,
+        }
+    }
+
+    /// Gives an inode a number, a record and its first entry, unless the name is taken. `extra` is what more will be
+    /// written for it.
+    fn bear(
+        &mut self,
+        c: &mut Context<'_>,
+        slot: usize,
+        name: &[u8],
+        mut inode: Inode,
+        extra: u64,
+    ) -> Answer<Born> {
+        // Entry, inode, kept reply, ledger.
+        if let Err(code) = self.admit(Class::Growth, Work { writes: 4, run: extra }) {
+            return self.find_entry(slot, name)?.map(Born::Taken).ok_or(code);
+        }
+        let counter = self.state.ledger.next_counter;
+        if counter > Ino::MAX_COUNTER {
+            return Err(Code::NoSpace);
+        }
+        let directory = inode.attr.is_directory();
+        if directory && self.state.directories.get(slot).attr.nlink >= LINKS_MAX {
+            return self.find_entry(slot, name)?.map(Born::Taken).ok_or(Code::TooManyLinks);
+        }
+        let ino = Ino::new(self.shard.node(), counter);
+        let kind = inode.attr.kind();
+        let record = EntryRecord { ino, kind, home: inode.attr.home, width_log2: 0, name };
+        let cookie = match self.enter(slot, &record)? {
+            Entered::New(cookie) => cookie,
+            Entered::Taken(found) => return Ok(Born::Taken(found)),
+        };
+        inode.attr.ino = ino;
+        inode.cookie = if directory { cookie } else { 0 };
+        let mut buffer = [0; INODE_BYTES_MAX];
+        let n = inode.encode(&mut buffer)?;
+        self.tx.append(&keys::inode(ino), &buffer[..n])?;
+        let ledger = &mut self.state.ledger;
+        ledger.next_counter += 1;
+        ledger.inodes += 1;
+        ledger.entries += 1;
+        let parent = self.state.directories.get(slot).attr.ino;
+        c.effects.name(parent, name, Some((ino, kind)));
+        c.effects.inode(inode.entry());
+        self.touch_directory(c, slot, 1, directory as i64);
+        Ok(Born::New(inode))
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    pub(crate) fn create(
+        &mut self,
+        c: &mut Context<'_>,
+        parent: Ino,
+        name: &[u8],
+        mode: u32,
+        exclusive: bool,
+        dirty: bool,
+        layout: Option<Layout>,
+    ) -> Answer<usize> {
+        let slot = self.directory(parent)?;
+        let mut attr = self.attr_of_birth(c, slot, Kind::File.mode_bits() | mode);
+        attr.flags = FLAG_RESIDENT | if dirty { FLAG_DIRTY } else { 0 };
+        let layout = layout.unwrap_or(self.state.directories.get(slot).layout);
+        match self.bear(c, slot, name, Inode { attr, layout, cookie: 0, marks: 0 }, 0)? {
+            Born::New(inode) => c.reply(Reply::Created { entry: inode.entry(), created: true }),
+            Born::Taken(_) if exclusive => Err(Code::Exists),
+            Born::Taken(found) => {
+                let entry = self.entered_inode(found.ino)?.entry();
+                c.effects.name(parent, name, Some((found.ino, found.kind)));
+                c.effects.inode(entry);
+                c.reply(Reply::Created { entry, created: false })
+            }
+        }
+    }
+
+    pub(crate) fn make_node(
+        &mut self,
+        c: &mut Context<'_>,
+        parent: Ino,
+        name: &[u8],
+        mode: u32,
+        rdev: u64,
+    ) -> Answer<usize> {
+        let slot = self.directory(parent)?;
+        let mut attr = self.attr_of_birth(c, slot, mode);
+        match attr.kind() {
+            Kind::CharDevice | Kind::BlockDevice => attr.rdev = rdev,
+            Kind::Fifo | Kind::Socket => {}
+            _ => return Err(Code::Invalid),
+        }
+        let layout = Layout::single(attr.home, 0);
+        match self.bear(c, slot, name, Inode { attr, layout, cookie: 0, marks: 0 }, 0)? {
+            Born::New(inode) => c.reply(Reply::Entry(inode.entry())),
+            Born::Taken(_) => Err(Code::Exists),
+        }
+    }
+
+    pub(crate) fn make_directory(
+        &mut self,
+        c: &mut Context<'_>,
+        parent: Ino,
+        name: &[u8],
+        mode: u32,
+    ) -> Answer<usize> {
+        let slot = self.directory(parent)?;
+        let attr = self.attr_of_birth(c, slot, Kind::Directory.mode_bits() | mode);
+        let layout = self.state.directories.get(slot).layout;
+        match self.bear(c, slot, name, Inode { attr, layout, cookie: 0, marks: 0 }, 0)? {
+            Born::New(inode) => {
+                self.state.directories.insert(inode);
+                c.reply(Reply::Entry(inode.entry()))
+            }
+            Born::Taken(_) => Err(Code::Exists),
+        }
+    }
+
+    pub(crate) fn symlink(
+        &mut self,
+        c: &mut Context<'_>,
+        parent: Ino,
+        name: &[u8],
+        target: &[u8],
+    ) -> Answer<usize> {
+        let slot = self.directory(parent)?;
+        let mut attr = self.attr_of_birth(c, slot, Kind::Symlink.mode_bits() | 0o777);
+        attr.size = target.len() as u64;
+        let layout = Layout::single(attr.home, 0);
+        let pieces = Self::pieces_of(target.len());
+        match self.bear(c, slot, name, Inode { attr, layout, cookie: 0, marks: MARK_VALUES }, pieces)? {
+            Born::New(inode) => {
+                self.put_value(inode.attr.ino, b"", target)?;
+                c.reply(Reply::Entry(inode.entry()))
+            }
+            Born::Taken(_) => Err(Code::Exists),
+        }
+    }
+
+    pub(crate) fn link(
+        &mut self,
+        c: &mut Context<'_>,
+        ino: Ino,
+        parent: Ino,
+        name: &[u8],
+    ) -> Answer<usize> {
+        let mut inode = self.inode(ino)?;
+        let slot = self.directory(parent)?;
+        if inode.attr.is_directory() || inode.attr.nlink >= LINKS_MAX {
+            let refusal = if inode.attr.is_directory() { Code::NotPermitted } else { Code::TooManyLinks };
+            return Err(self.find_entry(slot, name)?.map_or(refusal, |_| Code::Exists));
+        }
+        if let Err(code) = self.admit(Class::Growth, Work::writes(4)) {
+            return Err(self.find_entry(slot, name)?.map_or(code, |_| Code::Exists));
+        }
+        let kind = inode.attr.kind();
+        let record = EntryRecord { ino, kind, home: inode.attr.home, width_log2: 0, name };
+        if let Entered::Taken(_) = self.enter(slot, &record)? {
+            return Err(Code::Exists);
+        }
+        inode.attr.nlink += 1;
+        inode.attr.ctime = c.now;
+        self.store_inode(&inode)?;
+        self.state.ledger.entries += 1;
+        c.effects.name(parent, name, Some((ino, kind)));
+        c.effects.inode(inode.entry());
+        self.touch_directory(c, slot, 1, 0);
+        c.reply(Reply::Entry(inode.entry()))
+    }
+
+    /// Takes one link from an inode that is no directory; the last one takes the inode, and makes a file an orphan.
+    /// True when it was the last.
+    pub(crate) fn drop_link(&mut self, c: &mut Context<'_>, inode: &mut Inode) -> Answer<bool> {
+        inode.attr.nlink = inode.attr.nlink.saturating_sub(1);
+        inode.attr.ctime = c.now;
+        if inode.attr.nlink > 0 {
+            self.store_inode(inode)?;
+            c.effects.inode(inode.entry());
+            return Ok(false);
+        }
+        self.remove_inode(c, inode)?;
+        if inode.attr.is_file() {
+            self.add_orphan(inode.attr.ino, &inode.layout)?;
+            c.effects.orphan(inode.attr.ino, inode.layout);
+        }
+        Ok(true)
+    }
+
+    /// Removes an inode's record and values.
+    pub(crate) fn remove_inode(&mut self, c: &mut Context<'_>, inode: &Inode) -> Answer<()> {
+        let ino = inode.attr.ino;
+        if !self.tx.delete(&keys::inode(ino))? {
+            return Err(Code::Corrupt);
+        }
+        if inode.marks & MARK_VALUES != 0 {
+            self.remove_values(ino)?;
+        }
+        self.state.ledger.inodes = self.state.ledger.inodes.saturating_sub(1);
+        c.effects.gone(ino);
+        Ok(())
+    }
+
+    /// What removing the last link of an inode may write.
+    pub(crate) fn removal_work(inode: &Inode) -> Work {
+        // Entry, inode, orphan, kept reply, ledger; all pieces of its values.
+        Work { writes: 5, run: if inode.marks & MARK_VALUES != 0 { u64::MAX / 4 } else { 0 } }
+    }
+
+    pub(crate) fn unlink(&mut self, c: &mut Context<'_>, parent: Ino, name: &[u8]) -> Answer<usize> {
+        let slot = self.directory(parent)?;
+        let found = self.find_entry(slot, name)?.ok_or(Code::NotFound)?;
+        if found.kind == Kind::Directory {
+            return Err(Code::IsDirectory);
+        }
+        let mut inode = self.entered_inode(found.ino)?;
+        self.admit(Class::Removal, Self::removal_work(&inode))?;
+        self.tx.delete(&keys::entry(parent, found.cookie))?;
+        self.state.ledger.entries = self.state.ledger.entries.saturating_sub(1);
+        c.effects.name(parent, name, None);
+        let last = self.drop_link(c, &mut inode)?;
+        self.touch_directory(c, slot, -1, 0);
+        c.reply(Reply::Removed { ino: found.ino, last, kind: found.kind, layout: inode.layout })
+    }
+
+    pub(crate) fn remove_directory(
+        &mut self,
+        c: &mut Context<'_>,
+        parent: Ino,
+        name: &[u8],
+    ) -> Answer<usize> {
+        let slot = self.directory(parent)?;
+        let found = self.find_entry(slot, name)?.ok_or(Code::NotFound)?;
+        if found.kind != Kind::Directory {
+            return Err(Code::NotDirectory);
+        }
+        let inode = self.entered_inode(found.ino)?;
+        if inode.attr.size != 0 {
+            return Err(Code::NotEmpty);
+        }
+        self.admit(Class::Removal, Self::removal_work(&inode))?;
+        self.tx.delete(&keys::entry(parent, found.cookie))?;
+        self.state.ledger.entries = self.state.ledger.entries.saturating_sub(1);
+        c.effects.name(parent, name, None);
+        self.remove_inode(c, &inode)?;
+        self.state.directories.remove(found.ino);
+        self.touch_directory(c, slot, -1, -1);
+        c.reply(Reply::Removed { ino: found.ino, last: true, kind: found.kind, layout: inode.layout })
+    }
+
+    pub(crate) fn read_directory(
+        &mut self,
+        c: &mut Context<'_>,
+        ino: Ino,
+        cookie: Cookie,
+        attributes: bool,
+    ) -> Answer<usize> {
+        self.directory(ino)?;
+        let end = c.out.len().min(forebay_types::limits::READDIR_REPLY_BYTES);
+        let room = c.out.get_mut(REPLY_HEADER_BYTES..end).ok_or(Code::TooBig)?;
+        let mut writer = DirWriter::new(room);
+        let mut complete = true;
+        let (first, last) = (keys::entry(ino, cookie + 1), keys::entry(ino, u64::MAX));
+        for item in self.tx.range(&first, &last)? {
+            let (key, bytes) = item?;
+            let Some(keys::Key::Entry(_, cookie)) = keys::decode(key) else { return Err(Code::Corrupt) };
+            let record = EntryRecord::decode(bytes)?;
+            let attr = match attributes {
+                true => Some(self.entered_inode(record.ino)?.attr),
+                false => None,
+            };
+            let entry = DirEntry { cookie, ino: record.ino, kind: record.kind, name: record.name, attr };
+            if !writer.push(&entry) {
+                complete = false;
+                break;
+            }
+        }
+        let written = writer.len();
+        c.reply(Reply::Entries(DirEntries { bytes: &[], end: complete }))?;
+        Ok(REPLY_HEADER_BYTES + written)
+    }
+}

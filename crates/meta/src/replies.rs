@@ -1,0 +1,121 @@
+//! What belongs to requests rather than to the namespace: sessions, the last reply of each of their slots, and the
+//! list of orphans.
+
+use forebay_types::{Code, Ino, Layout, Result};
+
+use crate::batch::{Answer, Batch};
+use crate::keys::{self, Key};
+use crate::record::{decode_orphan, encode_orphan, ORPHAN_BYTES_MAX};
+use crate::space::{Class, Work};
+
+/// Bytes of the largest reply that is kept: those of requests that change something are much smaller.
+pub const KEPT_REPLY_BYTES_MAX: usize = 1024;
+/// Orphans that are removed before space is looked at again.
+const ORPHANS_AT_ONCE: usize = 16;
+
+impl Batch<'_> {
+    /// The reply that is kept for a session's slot, with the sequence number of its request.
+    pub fn kept_reply(&self, session: u64, slot: u8) -> Result<Option<(u64, &[u8])>> {
+        let read = || -> Answer<Option<(u64, &[u8])>> {
+            let Some(bytes) = self.tx.get(&keys::reply(session, slot))? else { return Ok(None) };
+            let (seq, reply) = bytes.split_first_chunk().ok_or(Code::Corrupt)?;
+            Ok(Some((u64::from_le_bytes(*seq), reply)))
+        };
+        read().map_err(|code| self.failed("read a kept reply of", code))
+    }
+
+    /// Keeps the reply to request `seq` of a session's slot, in place of the slot's last one.
+    pub fn keep_reply(&mut self, session: u64, slot: u8, seq: u64, reply: &[u8]) -> Result<()> {
+        let mut keep = || -> Answer<()> {
+            let mut buffer = [0; 8 + KEPT_REPLY_BYTES_MAX];
+            buffer[..8].copy_from_slice(&seq.to_le_bytes());
+            buffer.get_mut(8..8 + reply.len()).ok_or(Code::TooBig)?.copy_from_slice(reply);
+            self.admit(Class::Removal, Work::writes(1))?;
+            self.tx.put(&keys::reply(session, slot), &buffer[..8 + reply.len()])?;
+            self.count_writes()
+        };
+        keep().map_err(|code| self.failed("keep a reply on", code))
+    }
+
+    /// Takes note of a session.
+    pub fn add_session(&mut self, session: u64) -> Result<()> {
+        let mut add = || -> Answer<()> {
+            self.admit(Class::Change, Work::writes(1))?;
+            self.tx.put(&keys::session(session), &[])?;
+            self.count_writes()
+        };
+        add().map_err(|code| self.failed("note a session on", code))
+    }
+
+    /// All sessions that were noted and not forgotten.
+    pub fn sessions(&self) -> Result<Vec<u64>> {
+        let list = || -> Answer<Vec<u64>> {
+            let (first, last) = keys::all_sessions();
+            let mut sessions = Vec::new();
+            for item in self.tx.range(&first, &last)? {
+                let Some(Key::Session(session)) = keys::decode(item?.0) else { return Err(Code::Corrupt) };
+                sessions.push(session);
+            }
+            Ok(sessions)
+        };
+        list().map_err(|code| self.failed("list the sessions of", code))
+    }
+
+    /// Forgets a session and all replies that are kept for it.
+    pub fn forget_session(&mut self, session: u64) -> Result<()> {
+        let mut forget = || -> Answer<()> {
+            self.admit(Class::Removal, Work { writes: 1, run: 256 })?;
+            let (first, last) = keys::replies_of(session);
+            loop {
+                let slot = match self.tx.first_in(&first, &last)? {
+                    Some((key, _)) => match keys::decode(key) {
+                        Some(Key::Reply(_, slot)) => slot,
+                        _ => return Err(Code::Corrupt),
+                    },
+                    None => break,
+                };
+                self.tx.delete(&keys::reply(session, slot))?;
+            }
+            self.tx.delete(&keys::session(session))?;
+            self.count_writes()
+        };
+        forget().map_err(|code| self.failed("forget a session of", code))
+    }
+
+    /// Removes files from the list of orphans, once their backing files are unlinked. Those that are not listed are
+    /// skipped, so that it can be repeated.
+    pub fn remove_orphans(&mut self, inos: &[Ino]) -> Result<()> {
+        let mut remove = || -> Answer<()> {
+            for some in inos.chunks(ORPHANS_AT_ONCE) {
+                self.admit(Class::Removal, Work::writes(some.len() as u64))?;
+                for ino in some {
+                    if self.tx.delete(&keys::orphan(*ino))? {
+                        self.state.ledger.orphans = self.state.ledger.orphans.saturating_sub(1);
+                    }
+                }
+                self.count_writes()?;
+            }
+            Ok(())
+        };
+        remove().map_err(|code| self.failed("remove orphans of", code))
+    }
+
+    pub(crate) fn add_orphan(&mut self, ino: Ino, layout: &Layout) -> Answer<()> {
+        let mut buffer = [0; ORPHAN_BYTES_MAX];
+        let n = encode_orphan(layout, &mut buffer)?;
+        self.tx.put(&keys::orphan(ino), &buffer[..n])?;
+        self.state.ledger.orphans += 1;
+        Ok(())
+    }
+
+    pub(crate) fn list_orphans(&self) -> Answer<Vec<(Ino, Layout)>> {
+        let (first, last) = keys::all_orphans();
+        let mut orphans = Vec::new();
+        for item in self.tx.range(&first, &last)? {
+            let (key, bytes) = item?;
+            let Some(Key::Orphan(ino)) = keys::decode(key) else { return Err(Code::Corrupt) };
+            orphans.push((ino, decode_orphan(bytes)?));
+        }
+        Ok(orphans)
+    }
+}

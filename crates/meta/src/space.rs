@@ -1,0 +1,324 @@
+//! Pages: how many a transaction may still take, and fallocating them ahead.
+//!
+//! A store through the map to a page that the medium cannot give is SIGBUS, and LMDB running out of map in the middle of
+//! an operation spoils the whole transaction. Neither must ever happen, so before each operation the worst that it can
+//! take is compared with what is surely there: pages behind the last used one that are allocated on the medium, and
+//! free pages that LMDB may use again.
+//!
+//! What a transaction has taken is bounded from above, not known: LMDB tells nobody. It takes a page for (a) each leaf
+//! that is written to the first time, at most one a write and one more a deletion, which may merge with a sibling; (b)
+//! each branch page likewise, at most as many as there are; (c) each page by which the tree grew. Pages that the last
+//! transaction freed cannot be used by the next one, so they are bounded in the same way.
+//!
+//! Operations stop in three steps: what grows the shard first, then what changes it, then what removes from it, and
+//! each removal makes room for itself in the transactions after it.
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
+
+use forebay_types::limits::{SHARD_PAGES_AHEAD, SHARD_PAGES_FOR_REMOVALS, XATTR_TOTAL_MAX};
+use forebay_types::{Code, Error, Result};
+use rustix::fs::{fallocate, fstatvfs, FallocateFlags};
+
+/// Pages at the end of what is allocated that are not counted: LMDB's list of free pages may need some in one piece.
+const TAIL_PAGES: u64 = 64;
+/// Pages that a commit may take for LMDB's list of free pages.
+const COMMIT_PAGES: u64 = 64;
+/// Pages that one more fallocate adds when an operation would not fit.
+const EXTEND_PAGES: u64 = 512;
+/// Pages that a transaction may take when it can only live on free pages: its record in LMDB's list of free pages then
+/// fits one page.
+const SCATTERED_PAGES_MAX: u64 = 400;
+
+/// How an operation may use space.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Class {
+    /// It adds something; stops first.
+    Growth,
+    /// It changes what is there.
+    Change,
+    /// It removes; stops last.
+    Removal,
+}
+
+impl Class {
+    /// Pages that must be left behind an operation of this class.
+    fn reserve(self) -> u64 {
+        match self {
+            Class::Growth => 2 * SHARD_PAGES_FOR_REMOVALS,
+            Class::Change => SHARD_PAGES_FOR_REMOVALS,
+            Class::Removal => 0,
+        }
+    }
+}
+
+/// What an operation may write.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Work {
+    /// Keys anywhere in the tree: each may take the path to its leaf, and as many pages for splits or siblings.
+    pub(crate) writes: u64,
+    /// Keys that lie side by side, as the pieces of an inode's values do.
+    pub(crate) run: u64,
+}
+
+impl Work {
+    /// Keys anywhere in the tree.
+    pub(crate) const fn writes(writes: u64) -> Work {
+        Work { writes, run: 0 }
+    }
+}
+
+/// Most pages that the values of one inode lie on, with their siblings: XATTR_TOTAL_MAX bytes on pages a quarter full.
+const RUN_PAGES_MAX: u64 = 2 * (XATTR_TOTAL_MAX as u64 / 1000 + 2);
+/// The largest removal: the last link of an inode with all the values that it can have.
+const LARGEST_REMOVAL: Work = Work { writes: 6, run: u64::MAX / 4 };
+
+/// Sizes of the tree, as LMDB tells them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct TreePages {
+    pub(crate) depth: u64,
+    pub(crate) branches: u64,
+    pub(crate) leaves: u64,
+    pub(crate) overflow: u64,
+}
+
+impl TreePages {
+    pub(crate) fn all(&self) -> u64 {
+        self.branches + self.leaves + self.overflow
+    }
+}
+
+/// The data file's pages.
+#[derive(Debug)]
+pub(crate) struct Space {
+    file: File,
+    page_bytes: u64,
+    map_pages: u64,
+    /// Pages from the start of the file that are allocated on the medium.
+    backed_pages: u64,
+    /// At most so many pages were freed by the last commit.
+    freed_last: u64,
+    /// A fallocate ahead of need failed at this many used pages: not tried again there.
+    refused_at: u64,
+}
+
+/// What one transaction has taken.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Usage {
+    room: u64,
+    tail: u64,
+    start: TreePages,
+    peak: u64,
+    leaf_touches: u64,
+    branch_touches: u64,
+    /// Writes that the commit will make itself.
+    owed_writes: u64,
+    depth: u64,
+}
+
+impl Usage {
+    /// At most so many pages were taken, or will be by the commit.
+    fn taken(&self) -> u64 {
+        let owed = self.owed_writes * (2 * self.depth + 2);
+        self.leaf_touches.min(self.start.leaves)
+            + self.branch_touches.min(self.start.branches)
+            + (self.peak - self.start.all())
+            + owed
+            + COMMIT_PAGES
+    }
+
+    /// Counts the writes and deletions that were made, after which the tree has these pages.
+    #[inline]
+    pub(crate) fn count(&mut self, writes: u64, deletions: u64, tree: TreePages) {
+        let touches = writes + 2 * deletions;
+        self.leaf_touches += touches;
+        self.branch_touches += touches * tree.depth.saturating_sub(1);
+        self.peak = self.peak.max(tree.all());
+        self.depth = self.depth.max(tree.depth);
+    }
+
+    /// The commit will make one more write.
+    #[inline]
+    pub(crate) fn owe_write(&mut self) {
+        self.owed_writes += 1;
+    }
+
+    /// What an operation may take at worst.
+    #[inline]
+    fn worst(&self, work: Work) -> u64 {
+        let per_write = 2 * self.depth + 2;
+        let run = if work.run == 0 { 0 } else { (2 * work.run).min(RUN_PAGES_MAX) + 2 * per_write };
+        work.writes * per_write + run
+    }
+}
+
+impl Space {
+    /// The pages of `file`, of which `used` are in use. Allocates those and as many behind them as there are up to
+    /// [`SHARD_PAGES_AHEAD`].
+    pub(crate) fn new(file: File, page_bytes: u64, map_pages: u64, used: u64) -> Result<Space> {
+        let mut space = Space {
+            file,
+            page_bytes,
+            map_pages,
+            backed_pages: 0,
+            freed_last: 2 * COMMIT_PAGES,
+            refused_at: u64::MAX,
+        };
+        let no_space = |e: rustix::io::Errno| {
+            Error::io("cannot allocate the shard's pages", &e.into())
+                .cure("free space on the target, or choose a larger medium or a smaller capacity")
+        };
+        space.allocate(0, used).map_err(no_space)?;
+        space.backed_pages = used;
+        let (mut low, mut high) = (used, (used + SHARD_PAGES_AHEAD).min(map_pages));
+        if space.allocate(used, high).is_ok() {
+            low = high;
+        }
+        while high - low > 8 {
+            let middle = low + (high - low) / 2;
+            if space.allocate(low, middle).is_ok() {
+                low = middle;
+            } else {
+                high = middle;
+            }
+        }
+        space.backed_pages = low;
+        Ok(space)
+    }
+
+    /// Fails unless there is room for a shard that can still be emptied when it is full.
+    pub(crate) fn check_reserve(&self, used: u64) -> Result<()> {
+        let needed = used + 2 * SHARD_PAGES_FOR_REMOVALS + TAIL_PAGES + COMMIT_PAGES;
+        if self.backed_pages >= needed {
+            return Ok(());
+        }
+        let mib = (needed * self.page_bytes).div_ceil(1 << 20);
+        Err(Error::new(Code::NoSpace, format!("cannot make a shard with less than {mib} MiB of its own"))
+            .why(format!("only {} MiB could be allocated", (self.backed_pages * self.page_bytes) >> 20))
+            .cure("free space on the target, or choose a larger medium or capacity"))
+    }
+
+    fn allocate(&self, first: u64, end: u64) -> rustix::io::Result<()> {
+        if end <= first {
+            return Ok(());
+        }
+        loop {
+            let done = fallocate(
+                &self.file,
+                FallocateFlags::empty(),
+                first * self.page_bytes,
+                (end - first) * self.page_bytes,
+            );
+            if done != Err(rustix::io::Errno::INTR) {
+                return done;
+            }
+        }
+    }
+
+    /// Allocates up to `end` if the medium seems to have so much. True when it did.
+    fn extend(&mut self, end: u64) -> bool {
+        let end = end.min(self.map_pages);
+        if end <= self.backed_pages {
+            return false;
+        }
+        let more = (end - self.backed_pages) * self.page_bytes;
+        // A fallocate that fails half way is slow, and would take the last pages from others meanwhile.
+        let there = fstatvfs(&self.file).is_ok_and(|s| s.f_bavail.saturating_mul(s.f_frsize) > more);
+        let done = there && self.allocate(self.backed_pages, end).is_ok();
+        if done {
+            self.backed_pages = end;
+        }
+        done
+    }
+
+    /// Pages that a transaction can take when `used` pages lie before the end: behind them, and free among them.
+    fn room(&self, used: u64, tree: TreePages) -> (u64, u64) {
+        let end = self.backed_pages.min(self.map_pages - 1);
+        let tail = end.saturating_sub(used + TAIL_PAGES);
+        // LMDB's own list of free pages takes some too: 8 bytes a page and a header a transaction.
+        let free = used.saturating_sub(2 + tree.all());
+        let list = free / 32 + 16;
+        (tail, tail + free.saturating_sub(list + self.freed_last))
+    }
+
+    /// Begins to count for a transaction on a tree of these pages, when `used` pages lie before the end.
+    pub(crate) fn begin(&mut self, used: u64, tree: TreePages) -> Usage {
+        if self.backed_pages < used + SHARD_PAGES_AHEAD / 2
+            && self.backed_pages < self.map_pages
+            && self.refused_at != used
+            && !self.extend(used + SHARD_PAGES_AHEAD)
+        {
+            self.refused_at = used;
+        }
+        let (tail, room) = self.room(used, tree);
+        Usage { room, tail, start: tree, peak: tree.all(), depth: tree.depth, ..Usage::default() }
+    }
+
+    /// Lets an operation begin, or answers [`Code::NoSpace`].
+    #[inline]
+    pub(crate) fn admit(
+        &mut self,
+        usage: &mut Usage,
+        class: Class,
+        work: Work,
+    ) -> std::result::Result<(), Code> {
+        let taken = usage.taken() + usage.worst(work);
+        if taken > usage.tail && taken > SCATTERED_PAGES_MAX {
+            return self.admit_extended(usage, taken - usage.tail, taken + class.reserve());
+        }
+        let needed = taken + class.reserve();
+        if needed <= usage.room {
+            return Ok(());
+        }
+        self.admit_extended(usage, needed - usage.room, needed)
+    }
+
+    #[cold]
+    fn admit_extended(
+        &mut self,
+        usage: &mut Usage,
+        missing: u64,
+        needed: u64,
+    ) -> std::result::Result<(), Code> {
+        let before = self.backed_pages;
+        if !self.extend(before + missing.max(EXTEND_PAGES)) && !self.extend(before + missing) {
+            return Err(Code::NoSpace);
+        }
+        let more = self.backed_pages.min(self.map_pages - 1) - before;
+        usage.room += more;
+        usage.tail += more;
+        if needed <= usage.room {
+            Ok(())
+        } else {
+            Err(Code::NoSpace)
+        }
+    }
+
+    /// True when the transaction should be committed before it takes on more, as the next operation may not fit in it
+    /// though it would fit in another.
+    #[inline]
+    pub(crate) fn is_spent(&self, usage: &Usage) -> bool {
+        let next = usage.taken() + usage.worst(LARGEST_REMOVAL);
+        next > usage.tail && (next > SCATTERED_PAGES_MAX || next > usage.room)
+    }
+
+    /// The transaction was committed.
+    pub(crate) fn committed(&mut self, usage: &Usage) {
+        self.freed_last = usage.taken();
+    }
+
+    /// Bytes that the data file takes on its medium.
+    pub(crate) fn bytes_on_medium(&self) -> u64 {
+        self.file.metadata().map_or(0, |m| m.blocks() * 512)
+    }
+
+    /// Pages from the start of the file that are allocated.
+    pub(crate) fn backed_pages(&self) -> u64 {
+        self.backed_pages
+    }
+
+    /// Pages of the map.
+    pub(crate) fn map_pages(&self) -> u64 {
+        self.map_pages
+    }
+}

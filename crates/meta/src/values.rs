@@ -1,0 +1,234 @@
+//! Values of inodes: extended attributes, and symlinks' targets, which are stored as the value of the empty name.
+//!
+//! A value is cut into pieces that each fit an LMDB page, so that the shard never needs pages in a row: when it is
+//! nearly full there may be none. The values of an inode lie side by side and are bounded together, so all can be
+//! removed with the inode's last link.
+
+use forebay_types::limits::{
+    MESSAGE_BYTES_MAX, XATTR_NAME_MAX, XATTR_OVERHEAD, XATTR_TOTAL_MAX, XATTR_VALUE_MAX,
+};
+use forebay_types::{Code, Ino, Kind, Reply, REPLY_HEADER_BYTES, XATTR_CREATE, XATTR_REPLACE};
+
+use crate::batch::{Answer, Batch, Context};
+use crate::keys::{self, Key, ValueKey};
+use crate::record::MARK_VALUES;
+use crate::space::{Class, Work};
+
+/// Bytes of a piece. With the longest key it stays below what LMDB keeps in a page, 2038 bytes of 4096.
+pub(crate) const PIECE_BYTES: usize = 1700;
+
+const _: () = assert!(PIECE_BYTES + keys::VALUE_KEY_BYTES + 8 <= 2038);
+const _: () = assert!(MESSAGE_BYTES_MAX >= XATTR_VALUE_MAX + REPLY_HEADER_BYTES);
+
+/// Name spaces of extended attributes that are kept as they come.
+fn check_name(name: &[u8], kind: Kind, writes: bool) -> Answer<()> {
+    if name.is_empty() || name.len() > XATTR_NAME_MAX {
+        return Err(Code::Range);
+    }
+    if name.contains(&0) {
+        return Err(Code::Invalid);
+    }
+    if matches!(name, b"system.posix_acl_access" | b"system.posix_acl_default") {
+        return Ok(());
+    }
+    let rest = [b"user.".as_slice(), b"trusted.", b"security."].iter().find_map(|p| name.strip_prefix(*p));
+    match rest {
+        None => Err(Code::NotSupported),
+        Some(b"") => Err(Code::Invalid),
+        // As Linux does: the mode bits of other inodes do not say who may use their attributes.
+        Some(_) if name.starts_with(b"user.") && !matches!(kind, Kind::File | Kind::Directory) => {
+            Err(if writes { Code::NotPermitted } else { Code::NoAttribute })
+        }
+        Some(_) => Ok(()),
+    }
+}
+
+impl Batch<'_> {
+    /// Pieces of a value of so many bytes.
+    pub(crate) fn pieces_of(bytes: usize) -> u64 {
+        bytes.div_ceil(PIECE_BYTES).max(1) as u64
+    }
+
+    /// Stores a value, over the pieces of an old one; further pieces of that stay.
+    pub(crate) fn put_value(&mut self, ino: Ino, name: &[u8], value: &[u8]) -> Answer<()> {
+        let mut key = ValueKey::new(ino, name);
+        if value.is_empty() {
+            return self.tx.put(key.bytes(), value);
+        }
+        for (piece, bytes) in value.chunks(PIECE_BYTES).enumerate() {
+            key.set_piece(piece as u16);
+            self.tx.put(key.bytes(), bytes)?;
+        }
+        Ok(())
+    }
+
+    fn remove_pieces(&mut self, ino: Ino, name: &[u8], from: u64, to: u64) -> Answer<()> {
+        let mut key = ValueKey::new(ino, name);
+        for piece in from..to {
+            key.set_piece(piece as u16);
+            self.tx.delete(key.bytes())?;
+        }
+        Ok(())
+    }
+
+    /// Pieces and bytes of a value; none when it is not there.
+    fn measure_value(&self, ino: Ino, name: &[u8]) -> Answer<(u64, usize)> {
+        let (first, mut last) = (ValueKey::new(ino, name), ValueKey::new(ino, name));
+        last.set_piece(u16::MAX);
+        let (mut pieces, mut bytes) = (0, 0);
+        for item in self.tx.range(first.bytes(), last.bytes())? {
+            pieces += 1;
+            bytes += item?.1.len();
+        }
+        Ok((pieces, bytes))
+    }
+
+    /// Copies a value behind the reply's header and completes the reply; none when there is no value.
+    fn reply_value(&self, c: &mut Context<'_>, ino: Ino, name: &[u8]) -> Answer<Option<usize>> {
+        let (first, mut last) = (ValueKey::new(ino, name), ValueKey::new(ino, name));
+        last.set_piece(u16::MAX);
+        let mut end = REPLY_HEADER_BYTES;
+        let mut any = false;
+        for item in self.tx.range(first.bytes(), last.bytes())? {
+            let (_, bytes) = item?;
+            let room = c.out.get_mut(end..end + bytes.len()).ok_or(Code::TooBig)?;
+            room.copy_from_slice(bytes);
+            end += bytes.len();
+            any = true;
+        }
+        if !any {
+            return Ok(None);
+        }
+        c.reply(Reply::Bytes(&[]))?;
+        Ok(Some(end))
+    }
+
+    /// What all extended attributes of an inode count towards their bound.
+    fn xattr_total(&self, ino: Ino) -> Answer<usize> {
+        let (first, last) = keys::values_of(ino);
+        let mut total = 0;
+        for item in self.tx.range(&first, &last)? {
+            let (key, bytes) = item?;
+            match keys::decode(key) {
+                Some(Key::Value(_, b"", _)) => {}
+                Some(Key::Value(_, name, 0)) => total += name.len() + bytes.len() + XATTR_OVERHEAD,
+                Some(Key::Value(..)) => total += bytes.len(),
+                _ => return Err(Code::Corrupt),
+            }
+        }
+        Ok(total)
+    }
+
+    /// Removes all values of an inode.
+    pub(crate) fn remove_values(&mut self, ino: Ino) -> Answer<()> {
+        let (first, last) = keys::values_of(ino);
+        loop {
+            let mut key = [0; keys::VALUE_KEY_BYTES];
+            let n = match self.tx.first_in(&first, &last)? {
+                Some((found, _)) => {
+                    key.get_mut(..found.len()).ok_or(Code::Corrupt)?.copy_from_slice(found);
+                    found.len()
+                }
+                None => return Ok(()),
+            };
+            self.tx.delete(&key[..n])?;
+        }
+    }
+
+    pub(crate) fn read_link(&mut self, c: &mut Context<'_>, ino: Ino) -> Answer<usize> {
+        if !self.inode(ino)?.attr.is_symlink() {
+            return Err(Code::Invalid);
+        }
+        self.reply_value(c, ino, b"")?.ok_or(Code::Corrupt)
+    }
+
+    pub(crate) fn get_xattr(&mut self, c: &mut Context<'_>, ino: Ino, name: &[u8]) -> Answer<usize> {
+        let inode = self.inode(ino)?;
+        check_name(name, inode.attr.kind(), false)?;
+        if inode.marks & MARK_VALUES == 0 {
+            return Err(Code::NoAttribute);
+        }
+        self.reply_value(c, ino, name)?.ok_or(Code::NoAttribute)
+    }
+
+    pub(crate) fn set_xattr(
+        &mut self,
+        c: &mut Context<'_>,
+        ino: Ino,
+        name: &[u8],
+        value: &[u8],
+        flags: u32,
+    ) -> Answer<usize> {
+        let mut inode = self.inode(ino)?;
+        check_name(name, inode.attr.kind(), true)?;
+        if value.len() > XATTR_VALUE_MAX {
+            return Err(Code::TooBig);
+        }
+        let (mut old_pieces, mut total) = (0, 0);
+        if inode.marks & MARK_VALUES != 0 {
+            let (pieces, bytes) = self.measure_value(ino, name)?;
+            old_pieces = pieces;
+            total = self.xattr_total(ino)?;
+            if pieces > 0 {
+                total -= name.len() + bytes + XATTR_OVERHEAD;
+            }
+        }
+        match flags {
+            XATTR_CREATE if old_pieces > 0 => return Err(Code::Exists),
+            XATTR_REPLACE if old_pieces == 0 => return Err(Code::NoAttribute),
+            0 | XATTR_CREATE | XATTR_REPLACE => {}
+            _ => return Err(Code::Invalid),
+        }
+        if total + name.len() + value.len() + XATTR_OVERHEAD > XATTR_TOTAL_MAX {
+            return Err(Code::NoSpace);
+        }
+        let pieces = Self::pieces_of(value.len());
+        // Inode, kept reply.
+        self.admit(Class::Growth, Work { writes: 2, run: pieces + old_pieces })?;
+        self.put_value(ino, name, value)?;
+        self.remove_pieces(ino, name, pieces, old_pieces)?;
+        inode.marks |= MARK_VALUES;
+        inode.attr.ctime = c.now;
+        self.store_inode(&inode)?;
+        c.effects.inode(inode.entry());
+        c.reply(Reply::Done)
+    }
+
+    pub(crate) fn list_xattr(&mut self, c: &mut Context<'_>, ino: Ino) -> Answer<usize> {
+        let inode = self.inode(ino)?;
+        let mut end = REPLY_HEADER_BYTES;
+        if inode.marks & MARK_VALUES != 0 {
+            let (first, last) = keys::values_of(ino);
+            for item in self.tx.range(&first, &last)? {
+                let (key, _) = item?;
+                match keys::decode(key) {
+                    Some(Key::Value(_, name, 0)) if !name.is_empty() => {
+                        let room = c.out.get_mut(end..end + name.len() + 1).ok_or(Code::TooBig)?;
+                        room[..name.len()].copy_from_slice(name);
+                        room[name.len()] = 0;
+                        end += name.len() + 1;
+                    }
+                    Some(Key::Value(..)) => {}
+                    _ => return Err(Code::Corrupt),
+                }
+            }
+        }
+        c.reply(Reply::Bytes(&[]))?;
+        Ok(end)
+    }
+
+    pub(crate) fn remove_xattr(&mut self, c: &mut Context<'_>, ino: Ino, name: &[u8]) -> Answer<usize> {
+        let mut inode = self.inode(ino)?;
+        check_name(name, inode.attr.kind(), true)?;
+        let pieces = if inode.marks & MARK_VALUES == 0 { 0 } else { self.measure_value(ino, name)?.0 };
+        if pieces == 0 {
+            return Err(Code::NoAttribute);
+        }
+        self.admit(Class::Removal, Work { writes: 2, run: pieces })?;
+        self.remove_pieces(ino, name, 0, pieces)?;
+        inode.attr.ctime = c.now;
+        self.store_inode(&inode)?;
+        c.effects.inode(inode.entry());
+        c.reply(Reply::Done)
+    }
+}
