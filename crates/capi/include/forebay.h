@@ -1,0 +1,120 @@
+/*
+ * forebay.h - a Forebay pool, without a mount and without LD_PRELOAD.
+ *
+ * Link with -lforebay. A path starts at the pool's root ("/a/b" and "a/b" are the same), never with the prefix under
+ * which `forebay run` shows the pool. Every function returns 0 or more, or a negative errno (-ENOENT, ...), for which
+ * forebay_strerror has words; none of them moves errno, and an output argument is set on success alone.
+ *
+ * A descriptor that forebay_open returns is the kernel's own, of the file's backing file: read, write, lseek, mmap,
+ * fsync, dup, close(2) and the rest are the kernel's. Only fstat(2) would answer for the backing file: use
+ * forebay_fstat.
+ *
+ * All functions may be called from any thread at any time; all but forebay_attach, forebay_opendir and forebay_closedir
+ * also from a signal handler. One directory (forebay_dir) belongs to one thread at a time.
+ *
+ * A symbolic link or ".." that leads out of the pool is -EXDEV: such a path is the kernel's.
+ *
+ * SPDX-License-Identifier: Apache-2.0 OR MIT
+ */
+#ifndef FOREBAY_H
+#define FOREBAY_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/types.h>
+#include <time.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* An attached pool. It lives as long as the process. */
+typedef struct forebay_pool forebay_pool;
+
+/* A directory being read. */
+typedef struct forebay_dir forebay_dir;
+
+/* An entry of a directory. "." and ".." are not among them. */
+struct forebay_dirent {
+    uint64_t ino;       /* inode number */
+    uint64_t cookie;    /* position behind this entry, for forebay_seekdir */
+    unsigned char kind; /* DT_REG, DT_DIR, ... of <dirent.h> */
+    char name[256];     /* with a NUL at its end */
+};
+
+/*
+ * Attaches to the pool whose directory is `dir` (what `forebay up --path` was given), or, when that is NULL, whose
+ * directory the environment variable FOREBAY_POOL names. On failure forebay_attach_error has the whole story.
+ */
+int forebay_attach(const char *dir, forebay_pool **pool);
+
+/* Why this thread's last forebay_attach failed, cut to `room` bytes with the NUL. Returns the length of the whole. */
+int forebay_attach_error(char *words, size_t room);
+
+/* What an errno, negative or positive, means for a pool. Never NULL; not to be freed. */
+const char *forebay_strerror(int error);
+
+/*
+ * As open(2); `mode` counts when O_CREAT or O_TMPFILE is in `flags`, and no umask is applied to it. Returns a descriptor
+ * to be closed with close(2); that of a directory is good for fchdir(2) and for nothing else of the kernel's.
+ */
+int forebay_open(forebay_pool *pool, const char *path, int flags, mode_t mode);
+
+/* As stat(2), lstat(2), fstat(2) (of any descriptor), access(2). */
+int forebay_stat(forebay_pool *pool, const char *path, struct stat *out);
+int forebay_lstat(forebay_pool *pool, const char *path, struct stat *out);
+int forebay_fstat(forebay_pool *pool, int fd, struct stat *out);
+int forebay_access(forebay_pool *pool, const char *path, int mode);
+
+/* As mkdir(2) (no umask applied), rmdir(2), unlink(2), renameat2(2) with its flags, link(2), symlink(2). */
+int forebay_mkdir(forebay_pool *pool, const char *path, mode_t mode);
+int forebay_rmdir(forebay_pool *pool, const char *path);
+int forebay_unlink(forebay_pool *pool, const char *path);
+int forebay_rename(forebay_pool *pool, const char *from, const char *to, unsigned int flags);
+int forebay_link(forebay_pool *pool, const char *from, const char *to);
+int forebay_symlink(forebay_pool *pool, const char *target, const char *path);
+
+/* As readlink(2): the bytes stored, without a NUL. */
+int64_t forebay_readlink(forebay_pool *pool, const char *path, char *buffer, size_t room);
+
+/*
+ * As chmod(2), fchownat(2) and utimensat(2); `flags` is 0 or AT_SYMLINK_NOFOLLOW. A uid or gid of (uid_t)-1 stays;
+ * `times` of NULL is the present, UTIME_NOW and UTIME_OMIT are known.
+ */
+int forebay_chmod(forebay_pool *pool, const char *path, mode_t mode);
+int forebay_chown(forebay_pool *pool, const char *path, uid_t uid, gid_t gid, int flags);
+int forebay_utimens(forebay_pool *pool, const char *path, const struct timespec times[2], int flags);
+
+/* As truncate(2). */
+int forebay_truncate(forebay_pool *pool, const char *path, int64_t size);
+
+/*
+ * As getxattr(2), setxattr(2), listxattr(2), removexattr(2), or, with `flags` AT_SYMLINK_NOFOLLOW, as lgetxattr(2) and
+ * its like. Room for 0 bytes asks for the size. `xattr_flags` is 0, XATTR_CREATE or XATTR_REPLACE.
+ */
+int64_t forebay_getxattr(forebay_pool *pool, const char *path, const char *name, void *value, size_t room, int flags);
+int forebay_setxattr(forebay_pool *pool, const char *path, const char *name, const void *value, size_t bytes,
+                     int xattr_flags, int flags);
+int64_t forebay_listxattr(forebay_pool *pool, const char *path, char *names, size_t room, int flags);
+int forebay_removexattr(forebay_pool *pool, const char *path, const char *name, int flags);
+
+/* As statvfs(3), of the whole pool. */
+int forebay_statvfs(forebay_pool *pool, struct statvfs *out);
+
+/*
+ * Reads a directory: each entry that is there all the time comes once, whatever comes and goes meanwhile.
+ * forebay_readdir returns 1 and an entry, or 0 at the end. forebay_seekdir goes on behind a cookie, also in another
+ * process and at another time; cookie 0 is the start.
+ */
+int forebay_opendir(forebay_pool *pool, const char *path, forebay_dir **dir);
+int forebay_readdir(forebay_dir *dir, struct forebay_dirent *out);
+int forebay_seekdir(forebay_dir *dir, uint64_t cookie);
+int forebay_closedir(forebay_dir *dir);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,143 @@
+//! The library's own system calls, past whatever is preloaded.
+//!
+//! libforebay.so is loaded into programs under libforebay_preload.so, whose `openat` and so on stand before libc's for
+//! every library of the process. The client's calls on backing files are no program's: through there they would be
+//! classified again, at a cost, and while the pool is being attached they would turn in a circle. So the linker is told
+//! to resolve these names, within this library, to the definitions below (`--wrap`, build.rs), which ask the kernel and
+//! are hidden outside. `tests/exports.rs` sees to it that no interposed name is left undefined.
+
+use std::arch::{asm, global_asm};
+use std::os::raw::{c_char, c_int, c_uint};
+
+/// Makes a system call with up to five arguments; the kernel's answer.
+///
+/// # Safety
+/// As the call's.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn call(number: i64, a: usize, b: usize, c: usize, d: usize, e: usize) -> isize {
+    let answer: isize;
+    // SAFETY: the kernel's convention for x86-64; the caller's promise about the call.
+    unsafe {
+        asm!(
+            "syscall",
+            inlateout("rax") number as isize => answer,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e,
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack),
+        );
+    }
+    answer
+}
+
+/// Makes a system call with up to five arguments; the kernel's answer.
+///
+/// # Safety
+/// As the call's.
+#[cfg(target_arch = "aarch64")]
+#[inline(always)]
+unsafe fn call(number: i64, a: usize, b: usize, c: usize, d: usize, e: usize) -> isize {
+    let answer: isize;
+    // SAFETY: the kernel's convention for aarch64; the caller's promise about the call.
+    unsafe {
+        asm!(
+            "svc 0",
+            in("x8") number,
+            inlateout("x0") a as isize => answer,
+            in("x1") b, in("x2") c, in("x3") d, in("x4") e,
+            options(nostack),
+        );
+    }
+    answer
+}
+
+/// -1 and errno for what the kernel refused.
+#[inline(always)]
+fn answer(result: isize) -> isize {
+    if result < 0 {
+        // SAFETY: the address of this thread's errno is valid for the thread's life.
+        unsafe { *libc::__errno_location() = -result as c_int };
+        return -1;
+    }
+    result
+}
+
+/// Defines a function that stands for libc's of this name within this library.
+macro_rules! wrap {
+    ($($name:literal = fn $function:ident($($arg:ident: $ty:ty),*) -> $ret:ty = $body:expr;)*) => {$(
+        // SAFETY: libc's contract.
+        unsafe extern "C" fn $function($($arg: $ty),*) -> $ret {
+            // SAFETY: the caller keeps libc's contract, which is the kernel's.
+            answer(unsafe { $body }) as $ret
+        }
+
+        #[cfg(target_arch = "x86_64")]
+        global_asm!(
+            concat!(".globl __wrap_", $name),
+            concat!(".hidden __wrap_", $name),
+            concat!(".type __wrap_", $name, ", @function"),
+            concat!("__wrap_", $name, ":"),
+            "jmp {function}",
+            concat!(".size __wrap_", $name, ", . - __wrap_", $name),
+            function = sym $function,
+        );
+
+        #[cfg(target_arch = "aarch64")]
+        global_asm!(
+            concat!(".globl __wrap_", $name),
+            concat!(".hidden __wrap_", $name),
+            concat!(".type __wrap_", $name, ", %function"),
+            concat!("__wrap_", $name, ":"),
+            "b {function}",
+            concat!(".size __wrap_", $name, ", . - __wrap_", $name),
+            function = sym $function,
+        );
+    )*};
+}
+
+const HERE: usize = libc::AT_FDCWD as usize;
+
+// build.rs reads these names.
+wrap! {
+    "open" = fn open(path: *const c_char, flags: c_int, mode: c_uint) -> c_int =
+        call(libc::SYS_openat, HERE, path as usize, flags as usize, mode as usize, 0);
+    "open64" = fn open64(path: *const c_char, flags: c_int, mode: c_uint) -> c_int =
+        call(libc::SYS_openat, HERE, path as usize, flags as usize, mode as usize, 0);
+    "openat" = fn openat(at: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int =
+        call(libc::SYS_openat, at as usize, path as usize, flags as usize, mode as usize, 0);
+    "openat64" = fn openat64(at: c_int, path: *const c_char, flags: c_int, mode: c_uint) -> c_int =
+        call(libc::SYS_openat, at as usize, path as usize, flags as usize, mode as usize, 0);
+    "fstat" = fn fstat(fd: c_int, out: *mut libc::stat) -> c_int =
+        call(libc::SYS_fstat, fd as usize, out as usize, 0, 0, 0);
+    "fstat64" = fn fstat64(fd: c_int, out: *mut libc::stat) -> c_int =
+        call(libc::SYS_fstat, fd as usize, out as usize, 0, 0, 0);
+    "fstatat" = fn fstatat(at: c_int, path: *const c_char, out: *mut libc::stat, flags: c_int) -> c_int =
+        call(libc::SYS_newfstatat, at as usize, path as usize, out as usize, flags as usize, 0);
+    "fstatat64" = fn fstatat64(at: c_int, path: *const c_char, out: *mut libc::stat, flags: c_int) -> c_int =
+        call(libc::SYS_newfstatat, at as usize, path as usize, out as usize, flags as usize, 0);
+    "stat" = fn stat(path: *const c_char, out: *mut libc::stat) -> c_int =
+        call(libc::SYS_newfstatat, HERE, path as usize, out as usize, 0, 0);
+    "stat64" = fn stat64(path: *const c_char, out: *mut libc::stat) -> c_int =
+        call(libc::SYS_newfstatat, HERE, path as usize, out as usize, 0, 0);
+    "statx" = fn statx(at: c_int, path: *const c_char, flags: c_int, mask: c_uint, out: *mut libc::statx) -> c_int =
+        call(libc::SYS_statx, at as usize, path as usize, flags as usize, mask as usize, out as usize);
+    "fstatfs" = fn fstatfs(fd: c_int, out: *mut libc::statfs) -> c_int =
+        call(libc::SYS_fstatfs, fd as usize, out as usize, 0, 0, 0);
+    "mkdirat" = fn mkdirat(at: c_int, path: *const c_char, mode: libc::mode_t) -> c_int =
+        call(libc::SYS_mkdirat, at as usize, path as usize, mode as usize, 0, 0);
+    "unlinkat" = fn unlinkat(at: c_int, path: *const c_char, flags: c_int) -> c_int =
+        call(libc::SYS_unlinkat, at as usize, path as usize, flags as usize, 0, 0);
+    "readlink" = fn readlink(path: *const c_char, out: *mut c_char, room: usize) -> isize =
+        call(libc::SYS_readlinkat, HERE, path as usize, out as usize, room, 0);
+    "readlinkat" = fn readlinkat(at: c_int, path: *const c_char, out: *mut c_char, room: usize) -> isize =
+        call(libc::SYS_readlinkat, at as usize, path as usize, out as usize, room, 0);
+    "utimensat" = fn utimensat(
+        at: c_int,
+        path: *const c_char,
+        times: *const libc::timespec,
+        flags: c_int
+    ) -> c_int =
+        call(libc::SYS_utimensat, at as usize, path as usize, times as usize, flags as usize, 0);
+    "futimens" = fn futimens(fd: c_int, times: *const libc::timespec) -> c_int =
+        call(libc::SYS_utimensat, fd as usize, 0, times as usize, 0, 0);
+}

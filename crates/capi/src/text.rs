@@ -1,0 +1,111 @@
+//! Words for people: what each errno means for a pool, and why this thread's last attach failed.
+
+use std::cell::RefCell;
+use std::ffi::CStr;
+use std::os::raw::c_char;
+
+use crate::guard::{guard, room};
+
+/// Bytes that are kept of the words about a failed attach.
+const WORDS_BYTES: usize = 1024;
+
+thread_local! {
+    static WORDS: RefCell<[u8; WORDS_BYTES]> = const { RefCell::new([0; WORDS_BYTES]) };
+}
+
+/// Copies as much of `words` as fits into `out`, with a NUL behind; whole characters only.
+pub(crate) fn store(words: &str, out: &mut [u8]) {
+    let Some(most) = out.len().checked_sub(1) else { return };
+    let mut bytes = words.len().min(most);
+    while !words.is_char_boundary(bytes) {
+        bytes -= 1;
+    }
+    out[..bytes].copy_from_slice(&words.as_bytes()[..bytes]);
+    out[bytes] = 0;
+}
+
+/// Keeps the words of this thread's last failed attach.
+pub(crate) fn remember(words: &str) {
+    WORDS.with_borrow_mut(|kept| store(words, kept));
+}
+
+/// What an errno that a pool gave means; see forebay.h.
+#[no_mangle]
+pub extern "C" fn forebay_strerror(error: i32) -> *const c_char {
+    let words: &'static CStr = match error.unsigned_abs() as i32 {
+        0 => c"success",
+        libc::ENOENT => c"no such file or directory",
+        libc::EEXIST => c"the name is taken",
+        libc::ENOTDIR => c"a component of the path is not a directory",
+        libc::EISDIR => c"it is a directory",
+        libc::ENOTEMPTY => c"the directory is not empty",
+        libc::ENAMETOOLONG => c"a name exceeds 255 bytes or the path 4095",
+        libc::ENOSPC => c"the pool is full: stage files out or remove some, or start it with more --capacity",
+        libc::EIO => {
+            c"the pool's daemon is gone or its medium failed: see its log, `forebay status` and dmesg"
+        }
+        libc::EPERM => c"only the file's owner may do this",
+        libc::EACCES => c"the mode bits do not allow it",
+        libc::EINVAL => c"an argument makes no sense",
+        libc::ELOOP => c"too many symbolic links",
+        libc::EMLINK => c"the inode has as many links as it can",
+        libc::EXDEV => c"the path leaves the pool: use the kernel's own call for it",
+        libc::ENODATA => c"no such extended attribute",
+        libc::ERANGE => c"the buffer is too small",
+        libc::E2BIG => c"the value is too large",
+        libc::EOPNOTSUPP => c"a pool does not do this",
+        libc::ESTALE => c"the inode existed and is gone",
+        libc::EBUSY => c"it is in use",
+        libc::EOVERFLOW => c"the value does not fit its type",
+        libc::EINTR => c"interrupted by a signal",
+        libc::EBADF => c"the descriptor is not open, or not for this",
+        libc::EMFILE => c"out of descriptors or memory",
+        libc::ETXTBSY => c"a running program's file cannot be written",
+        libc::EFAULT => c"a pointer is bad",
+        libc::EFBIG => c"the file is too large for the medium",
+        libc::EROFS => c"read-only file system",
+        libc::ENODEV => c"no such device",
+        _ => c"unknown error",
+    };
+    words.as_ptr()
+}
+
+/// Why this thread's last failed forebay_attach failed; see forebay.h.
+///
+/// # Safety
+/// `words` is null or has room for `words_room` bytes.
+#[no_mangle]
+pub unsafe extern "C" fn forebay_attach_error(words: *mut c_char, words_room: usize) -> i32 {
+    let length = guard(|| {
+        Ok(WORDS.with_borrow(|kept| {
+            let text = CStr::from_bytes_until_nul(kept).unwrap_or_default().to_str().unwrap_or_default();
+            // SAFETY: the caller's promise.
+            store(text, unsafe { room(words.cast(), words_room) });
+            text.len() as i64
+        }))
+    });
+    length as i32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_types::Code;
+
+    #[test]
+    fn strerror_of_every_code_has_words() {
+        for code in Code::ALL {
+            // SAFETY: a static C string.
+            let words = unsafe { CStr::from_ptr(forebay_strerror(-code.errno())) };
+            assert_ne!(words, c"unknown error", "{code}");
+        }
+    }
+
+    #[test]
+    fn store_of_long_words_cuts_at_a_character() {
+        let mut out = [9; 6];
+        store("abcdé", &mut out);
+        assert_eq!(&out, b"abcd\0\x09");
+        store("x", &mut []);
+    }
+}

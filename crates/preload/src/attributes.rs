@@ -1,0 +1,140 @@
+//! Calls that change attributes: chmod, chown, truncate.
+
+use std::os::raw::{c_char, c_int};
+
+use libc::{gid_t, mode_t, off_t, uid_t};
+
+use crate::interpose::{answer_int, guard, raw};
+use crate::{descriptor, real, route, stat};
+
+const HERE: c_int = libc::AT_FDCWD;
+
+#[inline(always)]
+unsafe fn chmod_any(dirfd: c_int, path: *const c_char, mode: mode_t, flags: c_int) -> isize {
+    let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
+    // SAFETY: libc's contract.
+    unsafe {
+        route::on_path(
+            dirfd,
+            path,
+            follow,
+            |dirfd, path| {
+                if flags == 0 {
+                    return system_call!(libc::SYS_fchmodat, dirfd, path, mode);
+                }
+                raw(real::libc_own::fchmodat(dirfd, path, mode, flags))
+            },
+            |pool, place, escape| {
+                if flags & !libc::AT_SYMLINK_NOFOLLOW != 0 {
+                    return -i64::from(libc::EINVAL);
+                }
+                (pool.door.chmod)(pool.handle, place, mode, follow as i32, escape)
+            },
+        )
+    }
+}
+
+#[inline(always)]
+unsafe fn chown_any(dirfd: c_int, path: *const c_char, uid: uid_t, gid: gid_t, flags: c_int) -> isize {
+    // SAFETY: libc's contract.
+    unsafe {
+        if stat::is_descriptor(path, flags) && dirfd != HERE {
+            return fchown_any(dirfd, uid, gid);
+        }
+        let (path, flags) = stat::here_for_empty(path, flags);
+        let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
+        route::on_path(
+            dirfd,
+            path,
+            follow,
+            |dirfd, path| system_call!(libc::SYS_fchownat, dirfd, path, uid, gid, flags),
+            |pool, place, escape| {
+                if flags & !(libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH) != 0 {
+                    return -i64::from(libc::EINVAL);
+                }
+                (pool.door.chown)(pool.handle, place, uid, gid, follow as i32, escape)
+            },
+        )
+    }
+}
+
+fn fchown_any(fd: c_int, uid: uid_t, gid: gid_t) -> isize {
+    match descriptor::inode_of(fd) {
+        // SAFETY: the handle is attached.
+        Some((pool, ino)) => {
+            guard(|| unsafe { (pool.door.chown_inode)(pool.handle, ino, uid, gid) as isize })
+        }
+        // SAFETY: it touches no memory.
+        None => unsafe { system_call!(libc::SYS_fchown, fd, uid, gid) },
+    }
+}
+
+interpose! {
+    /// chmod(2)
+    chmod = fn(path: *const c_char, mode: mode_t) -> c_int {
+        // SAFETY: libc's contract.
+        answer_int(unsafe { chmod_any(HERE, path, mode, 0) })
+    }
+
+    /// fchmodat(2)
+    fchmodat = fn(dirfd: c_int, path: *const c_char, mode: mode_t, flags: c_int) -> c_int {
+        // SAFETY: libc's contract.
+        answer_int(unsafe { chmod_any(dirfd, path, mode, flags) })
+    }
+
+    /// lchmod(3)
+    lchmod = fn(path: *const c_char, mode: mode_t) -> c_int {
+        // SAFETY: libc's contract.
+        answer_int(unsafe { chmod_any(HERE, path, mode, libc::AT_SYMLINK_NOFOLLOW) })
+    }
+
+    /// fchmod(2)
+    fchmod = fn(fd: c_int, mode: mode_t) -> c_int {
+        answer_int(match descriptor::inode_of(fd) {
+            // SAFETY: the handle is attached.
+            Some((pool, ino)) => guard(|| unsafe { (pool.door.chmod_inode)(pool.handle, ino, mode) as isize }),
+            // SAFETY: it touches no memory.
+            None => unsafe { system_call!(libc::SYS_fchmod, fd, mode) },
+        })
+    }
+
+    /// chown(2)
+    chown = fn(path: *const c_char, uid: uid_t, gid: gid_t) -> c_int {
+        // SAFETY: libc's contract.
+        answer_int(unsafe { chown_any(HERE, path, uid, gid, 0) })
+    }
+
+    /// lchown(2)
+    lchown = fn(path: *const c_char, uid: uid_t, gid: gid_t) -> c_int {
+        // SAFETY: libc's contract.
+        answer_int(unsafe { chown_any(HERE, path, uid, gid, libc::AT_SYMLINK_NOFOLLOW) })
+    }
+
+    /// fchownat(2)
+    fchownat = fn(dirfd: c_int, path: *const c_char, uid: uid_t, gid: gid_t, flags: c_int) -> c_int {
+        // SAFETY: libc's contract.
+        answer_int(unsafe { chown_any(dirfd, path, uid, gid, flags) })
+    }
+
+    /// fchown(2)
+    fchown = fn(fd: c_int, uid: uid_t, gid: gid_t) -> c_int {
+        answer_int(fchown_any(fd, uid, gid))
+    }
+
+    /// truncate(2)
+    truncate, truncate64 = fn(path: *const c_char, size: off_t) -> c_int {
+        // SAFETY: libc's contract.
+        answer_int(unsafe {
+            route::on_path(
+                HERE,
+                path,
+                true,
+                |_, path| system_call!(libc::SYS_truncate, path, size),
+                |pool, place, escape| match u64::try_from(size) {
+                    Ok(size) => (pool.door.truncate)(pool.handle, place, size, escape),
+                    Err(_) => -i64::from(libc::EINVAL),
+                },
+            )
+        })
+    }
+}

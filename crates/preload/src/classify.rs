@@ -1,0 +1,80 @@
+//! Whether a path may lead into the pool: the compare that every call pays.
+
+use std::os::raw::{c_char, c_int};
+
+use crate::abi::Place;
+use crate::door::{self, Absent, Pool};
+use crate::{cwd, descriptor, path, settings};
+
+/// What a path is.
+pub(crate) enum Leads {
+    /// To the kernel's tree, as far as its text tells.
+    Kernel,
+    /// Into the pool.
+    Pool(Pool, Place),
+    /// Nowhere: the call fails with this negative errno.
+    Nowhere(isize),
+}
+
+/// False when a path is certainly the kernel's, as far as its text and its start tell.
+///
+/// # Safety
+/// `path` is null or a C string.
+#[inline(always)]
+pub(crate) unsafe fn may_lead_to_pool(dirfd: c_int, path: *const c_char) -> bool {
+    let prefix = settings::prefix();
+    if prefix.is_empty() || path.is_null() {
+        return false;
+    }
+    // SAFETY: a C string has a first byte.
+    match unsafe { *path } as u8 {
+        0 => false,
+        // SAFETY: the caller's promise.
+        b'/' => unsafe { is_below(path, prefix) },
+        _ if dirfd == libc::AT_FDCWD => cwd::may_be_pool(),
+        _ => dirfd >= 0 && descriptor::may_be_anchor(dirfd),
+    }
+}
+
+/// True when `path` is the prefix or goes on behind it with a slash.
+///
+/// # Safety
+/// `path` is a C string.
+#[inline(always)]
+unsafe fn is_below(path: *const c_char, prefix: &[u8]) -> bool {
+    for (i, byte) in prefix.iter().enumerate() {
+        // SAFETY: bytes before this one equal the prefix's, which has no NUL: the string does not end before it.
+        if unsafe { *path.add(i) } as u8 != *byte {
+            return false;
+        }
+    }
+    // SAFETY: as above; the string goes at least as far as its NUL.
+    matches!(unsafe { *path.add(prefix.len()) } as u8, 0 | b'/')
+}
+
+/// What `path` is, relative to the directory of `dirfd`.
+///
+/// # Safety
+/// `path` is null or a C string that lives as long as the result.
+pub(crate) unsafe fn classify(dirfd: c_int, path: *const c_char) -> Leads {
+    // SAFETY: the caller's promise.
+    if !unsafe { may_lead_to_pool(dirfd, path) } {
+        return Leads::Kernel;
+    }
+    // SAFETY: not null, as it may lead to the pool.
+    let bytes = unsafe { path::bytes(path) };
+    if let Some(inside) = path::below(bytes, settings::prefix()) {
+        return match door::pool() {
+            Ok(pool) => Leads::Pool(pool, Place { dir: ROOT, path: inside.as_ptr(), bytes: inside.len() }),
+            Err(Absent::Failed | Absent::Attaching) => Leads::Nowhere(-(libc::EIO as isize)),
+        };
+    }
+    let from = if dirfd == libc::AT_FDCWD { cwd::directory() } else { descriptor::directory_of(dirfd) };
+    match from {
+        Some((pool, dir)) => Leads::Pool(pool, Place { dir, path: bytes.as_ptr(), bytes: bytes.len() }),
+        None => Leads::Kernel,
+    }
+}
+
+/// The root directory's inode number: the first of node 1.
+pub(crate) const ROOT: u64 = (1 << 48) + 1;

@@ -1,0 +1,242 @@
+//! The working directory: the kernel's, or a directory of the pool.
+//!
+//! In the pool it is an anchor, which the kernel knows as a removed directory; its own relative look-ups all fail there,
+//! and ours start from the anchor's inode. It is found out at the first relative path and kept; chdir and fchdir set
+//! it. A child in its parent's memory keeps nothing: its working directory is its own.
+
+use std::os::raw::{c_char, c_int};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::abi::Place;
+use crate::door::Pool;
+use crate::interpose::{answer_int, guard};
+use crate::path::Buffer;
+use crate::{descriptor, door, process, real, route, settings};
+
+/// [`STATE`] before it was looked at.
+const UNKNOWN: u64 = 0;
+/// [`STATE`] in the kernel's tree. Inode numbers are greater.
+const KERNEL: u64 = 1;
+
+static STATE: AtomicU64 = AtomicU64::new(UNKNOWN);
+
+/// False when relative paths are certainly the kernel's.
+#[inline(always)]
+pub(crate) fn may_be_pool() -> bool {
+    STATE.load(Ordering::Relaxed) != KERNEL
+}
+
+/// The pool's directory in which the process works, if it is one.
+pub(crate) fn directory() -> Option<(Pool, u64)> {
+    match STATE.load(Ordering::Relaxed) {
+        KERNEL => None,
+        UNKNOWN => find_out(),
+        ino => door::pool().ok().map(|pool| (pool, ino)),
+    }
+}
+
+fn find_out() -> Option<(Pool, u64)> {
+    let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
+    let here = c".".as_ptr();
+    // SAFETY: a C string and a writable structure.
+    let seen = unsafe { real::fstatat(libc::AT_FDCWD, here, stat.as_mut_ptr(), 0) };
+    // SAFETY: filled after success.
+    let kernel = (seen == 0).then(|| unsafe { stat.assume_init() });
+    match kernel {
+        Some(stat) if stat.st_nlink == 0 => {
+            // Without a pool nothing is kept: it may come back.
+            let pool = door::pool().ok()?;
+            let mut ino = KERNEL;
+            // SAFETY: the handle is attached, the structures are readable and writable.
+            let found =
+                guard(|| unsafe { (pool.door.working_directory)(pool.handle, &stat, &mut ino) as isize });
+            keep(if found == 1 { ino } else { KERNEL });
+            (found == 1).then_some((pool, ino))
+        }
+        Some(_) => {
+            keep(KERNEL);
+            None
+        }
+        None => None,
+    }
+}
+
+fn keep(state: u64) {
+    if process::borrows_memory() {
+        STATE.store(UNKNOWN, Ordering::Relaxed);
+    } else {
+        STATE.store(state, Ordering::Relaxed);
+    }
+}
+
+/// Changes to the directory at `place`.
+///
+/// # Safety
+/// `escape` has room for a path.
+unsafe fn enter(pool: Pool, place: Place, escape: *mut u8) -> i64 {
+    let mut ino = 0;
+    let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC;
+    // SAFETY: the door's contract is kept: the place is the caller's, the rest is writable.
+    unsafe {
+        let mode = (pool.door.resolve)(pool.handle, place, 1, &mut ino, escape);
+        if mode < 0 {
+            return mode;
+        }
+        let itself = Place { dir: ino, path: std::ptr::null(), bytes: 0 };
+        if mode as u32 & libc::S_IFMT != libc::S_IFDIR {
+            return -i64::from(libc::ENOTDIR);
+        }
+        let allowed = (pool.door.access)(pool.handle, itself, libc::X_OK, 1, 1, escape);
+        if allowed < 0 {
+            return allowed;
+        }
+        let fd = (pool.door.open)(pool.handle, itself, flags, 0, escape);
+        if fd < 0 {
+            return fd;
+        }
+        let entered = system_call!(libc::SYS_fchdir, fd);
+        real::close(fd as c_int);
+        if entered == 0 {
+            keep(ino);
+        }
+        entered as i64
+    }
+}
+
+/// The working directory's path, if it is in the pool: its length, or a negative errno.
+pub(crate) fn path(out: &mut Buffer) -> Option<isize> {
+    if settings::prefix_bytes() == 0 || !may_be_pool() {
+        return None;
+    }
+    let (pool, ino) = directory()?;
+    let mut inside = Buffer::new();
+    // SAFETY: the buffer has room for a path.
+    let bytes = guard(|| unsafe { (pool.door.path_of)(pool.handle, ino, inside.first()) } as isize);
+    if bytes < 0 {
+        return Some(bytes);
+    }
+    // SAFETY: the door stored a C string.
+    let inside = unsafe { crate::path::bytes(inside.as_c()) };
+    let inside = if inside == b"/" { b"".as_slice() } else { inside };
+    if !out.set(&[settings::prefix(), inside]) {
+        return Some(-(libc::ENAMETOOLONG as isize));
+    }
+    Some((settings::prefix().len() + inside.len()) as isize)
+}
+
+/// getcwd(3) where the working directory is in the pool.
+///
+/// # Safety
+/// `buffer` is null or has `room` bytes.
+unsafe fn pool_getcwd(buffer: *mut c_char, room: usize) -> Option<*mut c_char> {
+    let mut path = Buffer::new();
+    let bytes = self::path(&mut path)?;
+    let errno = match usize::try_from(bytes).map_err(|_| -bytes as i32) {
+        Err(errno) => errno,
+        Ok(_) if !buffer.is_null() && room == 0 => libc::EINVAL,
+        Ok(bytes) if room != 0 && bytes + 1 > room => libc::ERANGE,
+        Ok(bytes) => {
+            let out = if buffer.is_null() {
+                // SAFETY: any size may be asked for.
+                unsafe { libc::malloc(room.max(bytes + 1)) }.cast::<c_char>()
+            } else {
+                buffer
+            };
+            if !out.is_null() {
+                // SAFETY: there is room for the path and its NUL.
+                unsafe { out.copy_from_nonoverlapping(path.as_c(), bytes + 1) };
+                return Some(out);
+            }
+            libc::ENOMEM
+        }
+    };
+    crate::interpose::set_errno(errno);
+    Some(std::ptr::null_mut())
+}
+
+interpose! {
+    /// chdir(2)
+    chdir = fn(path: *const c_char) -> c_int {
+        // SAFETY: libc's contract.
+        answer_int(unsafe {
+            route::on_path(libc::AT_FDCWD, path, true, |_, path| {
+                let result = system_call!(libc::SYS_chdir, path);
+                if result == 0 && settings::prefix_bytes() != 0 {
+                    keep(KERNEL);
+                }
+                result
+            }, |pool, place, escape| enter(pool, place, escape))
+        })
+    }
+
+    /// fchdir(2)
+    fchdir = fn(fd: c_int) -> c_int {
+        let inside = if settings::prefix_bytes() != 0 && descriptor::may_be_anchor(fd) {
+            descriptor::directory_of(fd)
+        } else {
+            None
+        };
+        // SAFETY: it touches no memory.
+        let result = unsafe { system_call!(libc::SYS_fchdir, fd) };
+        if result == 0 && settings::prefix_bytes() != 0 {
+            keep(inside.map_or(KERNEL, |(_, ino)| ino));
+        }
+        answer_int(result)
+    }
+
+    /// getcwd(3)
+    getcwd = fn(buffer: *mut c_char, room: usize) -> *mut c_char {
+        // SAFETY: libc's contract.
+        unsafe { pool_getcwd(buffer, room).unwrap_or_else(|| real::libc_own::getcwd(buffer, room)) }
+    }
+
+    /// getcwd(3), fortified
+    __getcwd_chk = fn(buffer: *mut c_char, room: usize, known: usize) -> *mut c_char {
+        if room > known {
+            overflow();
+        }
+        // SAFETY: libc's contract.
+        unsafe { getcwd(buffer, room) }
+    }
+
+    /// getwd(3)
+    getwd = fn(buffer: *mut c_char) -> *mut c_char {
+        // SAFETY: libc's contract: there is room for PATH_MAX bytes.
+        unsafe { getcwd(buffer, libc::PATH_MAX as usize) }
+    }
+
+    /// getwd(3), fortified
+    __getwd_chk = fn(buffer: *mut c_char, known: usize) -> *mut c_char {
+        // SAFETY: libc's contract.
+        unsafe { getcwd(buffer, known.min(libc::PATH_MAX as usize)) }
+    }
+
+    /// get_current_dir_name(3)
+    get_current_dir_name = fn() -> *mut c_char {
+        // SAFETY: C strings and writable structures; the result is malloc's, as libc's is.
+        unsafe {
+            let named = libc::getenv(c"PWD".as_ptr());
+            if !named.is_null() && *named == b'/' as c_char {
+                let mut there = std::mem::MaybeUninit::<libc::stat>::uninit();
+                let mut here = std::mem::MaybeUninit::<libc::stat>::uninit();
+                if crate::stat::stat(named, there.as_mut_ptr()) == 0
+                    && crate::stat::stat(c".".as_ptr(), here.as_mut_ptr()) == 0
+                {
+                    let (there, here) = (there.assume_init(), here.assume_init());
+                    if (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino) {
+                        return libc::strdup(named);
+                    }
+                }
+            }
+            getcwd(std::ptr::null_mut(), 0)
+        }
+    }
+}
+
+/// What a fortified call does when the caller's buffer is smaller than it says: ends the program, as libc's does.
+#[cold]
+pub(crate) fn overflow() -> ! {
+    settings::complain(&[b"*** buffer overflow detected ***: terminated\n"]);
+    // SAFETY: it does not return.
+    unsafe { libc::abort() }
+}

@@ -1,0 +1,232 @@
+//! The way to the pool: libforebay.so, loaded and attached at the first call that needs it.
+//!
+//! It is loaded by dlopen and not named in the ELF header. So a program that never touches the pool does not pay for
+//! it, and a library that is missing or of another build costs those calls that need it an error, not the program its
+//! start. The table that `forebay_door` returns is checked by its version.
+//!
+//! Attaching is the only step that may allocate or wait. One thread does it; others wait for it; a call made by the
+//! attaching itself, or by a signal handler that interrupts it, goes to the kernel or is EIO.
+
+use std::ffi::CStr;
+use std::os::raw::{c_char, c_void};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU64, Ordering};
+
+use crate::abi::{Door, PoolHandle, DOOR_VERSION};
+use crate::interpose::{errno, set_errno};
+use crate::{path::Buffer, process, real, settings};
+
+/// After an attach failed, calls fail for so long before the next one tries again.
+const RETRY_AFTER_MS: i64 = 1000;
+/// How long a thread sleeps between looks whether another has attached.
+const WAIT_NS: i64 = 200_000;
+
+/// The pool, to be asked.
+#[derive(Clone, Copy)]
+pub(crate) struct Pool {
+    /// The door's functions.
+    pub(crate) door: &'static Door,
+    /// What they take first.
+    pub(crate) handle: *const PoolHandle,
+}
+
+/// Why there is no pool to ask.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Absent {
+    /// It cannot be attached.
+    Failed,
+    /// This thread is attaching right now.
+    Attaching,
+}
+
+static DOOR: AtomicPtr<Door> = AtomicPtr::new(std::ptr::null_mut());
+static HANDLE: AtomicPtr<PoolHandle> = AtomicPtr::new(std::ptr::null_mut());
+/// The pool as attached by a child in its parent's memory, and that child: its descriptors are not the parent's.
+static BORROWER: AtomicI32 = AtomicI32::new(0);
+static BORROWED: AtomicPtr<PoolHandle> = AtomicPtr::new(std::ptr::null_mut());
+/// Process and thread that attach, or 0.
+static ATTACHING: AtomicU64 = AtomicU64::new(0);
+static FAILED_AT_MS: AtomicI64 = AtomicI64::new(i64::MIN);
+static COMPLAINED: AtomicBool = AtomicBool::new(false);
+
+/// The pool; attaches at the first call.
+#[inline]
+pub(crate) fn pool() -> Result<Pool, Absent> {
+    let handle = HANDLE.load(Ordering::Acquire);
+    if handle.is_null() {
+        return pool_slowly();
+    }
+    // SAFETY: DOOR is stored before HANDLE, and tables are static.
+    Ok(Pool { door: unsafe { &*DOOR.load(Ordering::Relaxed) }, handle })
+}
+
+/// True when the pool is attached.
+#[inline]
+pub(crate) fn is_attached() -> bool {
+    !HANDLE.load(Ordering::Relaxed).is_null()
+}
+
+#[cold]
+#[inline(never)]
+fn pool_slowly() -> Result<Pool, Absent> {
+    let before = errno();
+    let me = (real::getpid() as u64) << 32 | real::gettid() as u64;
+    let answer = loop {
+        if is_attached() {
+            break pool();
+        }
+        if let Some(pool) = borrowed() {
+            break Ok(pool);
+        }
+        match ATTACHING.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
+            Ok(_) => {
+                let answer = if recently_failed() { Err(Absent::Failed) } else { attach() };
+                ATTACHING.store(0, Ordering::Release);
+                break answer;
+            }
+            Err(other) if other == me => break Err(Absent::Attaching),
+            // The thread was left behind by a fork.
+            Err(other) if other >> 32 != me >> 32 => {
+                let _ = ATTACHING.compare_exchange(other, 0, Ordering::Relaxed, Ordering::Relaxed);
+            }
+            Err(_) => {
+                let pause = libc::timespec { tv_sec: 0, tv_nsec: WAIT_NS };
+                // SAFETY: the time is readable.
+                unsafe { system_call!(libc::SYS_nanosleep, &raw const pause, 0) };
+            }
+        }
+    };
+    set_errno(before);
+    answer
+}
+
+/// The pool as this process attached it in its parent's memory.
+fn borrowed() -> Option<Pool> {
+    let handle = BORROWED.load(Ordering::Acquire);
+    if handle.is_null() || BORROWER.load(Ordering::Relaxed) != real::getpid() {
+        return None;
+    }
+    // SAFETY: DOOR is stored before BORROWED.
+    Some(Pool { door: unsafe { &*DOOR.load(Ordering::Relaxed) }, handle })
+}
+
+fn now_ms() -> i64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the time is writable.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut now) };
+    now.tv_sec * 1000 + now.tv_nsec / 1_000_000
+}
+
+fn recently_failed() -> bool {
+    now_ms().saturating_sub(FAILED_AT_MS.load(Ordering::Relaxed)) < RETRY_AFTER_MS
+}
+
+fn attach() -> Result<Pool, Absent> {
+    let mut words = [0u8; 768];
+    match load_door(&mut words).and_then(|door| attach_to(door, &mut words)) {
+        Some(pool) => Ok(pool),
+        None => {
+            FAILED_AT_MS.store(now_ms(), Ordering::Relaxed);
+            if !COMPLAINED.swap(true, Ordering::Relaxed) {
+                let why = CStr::from_bytes_until_nul(&words).unwrap_or_default().to_bytes();
+                let line = &mut why.split(|b| *b == b'\n').map(<[u8]>::trim_ascii);
+                let first = line.next().unwrap_or_default();
+                let hint = line.next().unwrap_or_default();
+                let gap: &[u8] = if hint.is_empty() { b"" } else { b"; " };
+                settings::complain(&[b"forebay: ", first, gap, hint, b"\n"]);
+            }
+            Err(Absent::Failed)
+        }
+    }
+}
+
+fn attach_to(door: &'static Door, words: &mut [u8]) -> Option<Pool> {
+    let mut handle: *const PoolHandle = std::ptr::null();
+    // SAFETY: C strings, room as is said, a place for the handle.
+    let answer = unsafe {
+        (door.attach)(
+            settings::pool_c().as_ptr(),
+            settings::prefix_c(),
+            words.as_mut_ptr().cast::<c_char>(),
+            words.len(),
+            &mut handle,
+        )
+    };
+    if answer < 0 || handle.is_null() {
+        return None;
+    }
+    DOOR.store(std::ptr::from_ref(door).cast_mut(), Ordering::Relaxed);
+    if process::borrows_memory() {
+        BORROWER.store(real::getpid(), Ordering::Relaxed);
+        BORROWED.store(handle.cast_mut(), Ordering::Release);
+    } else {
+        HANDLE.store(handle.cast_mut(), Ordering::Release);
+    }
+    Some(Pool { door, handle })
+}
+
+/// Loads libforebay.so from beside this library; on failure `words` say why.
+fn load_door(words: &mut [u8]) -> Option<&'static Door> {
+    let door = DOOR.load(Ordering::Relaxed);
+    if !door.is_null() {
+        // SAFETY: tables are static.
+        return Some(unsafe { &*door });
+    }
+    let mut library = Buffer::new();
+    if !beside_this_library(&mut library) {
+        say(words, &[b"cannot find where libforebay_preload.so was loaded from, to load libforebay.so"]);
+        return None;
+    }
+    // SAFETY: a C string.
+    let loaded = unsafe { libc::dlopen(library.as_c(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+    if loaded.is_null() {
+        // SAFETY: after a failure dlerror gives a C string or null.
+        let why = unsafe { libc::dlerror() };
+        // SAFETY: not null.
+        let why = if why.is_null() { b"unknown error" } else { unsafe { crate::path::bytes(why) } };
+        say(words, &[b"cannot load ", why, b"; install libforebay.so beside libforebay_preload.so"]);
+        return None;
+    }
+    // SAFETY: the library is loaded and is never unloaded.
+    let found = unsafe { libc::dlsym(loaded, c"forebay_door".as_ptr()) };
+    if !found.is_null() {
+        // SAFETY: libforebay.so exports it with this type.
+        let door: extern "C" fn(u32) -> *const Door = unsafe { std::mem::transmute::<*mut c_void, _>(found) };
+        // SAFETY: null or a static table of this version.
+        if let Some(door) = unsafe { door(DOOR_VERSION).as_ref() } {
+            return Some(door);
+        }
+    }
+    // SAFETY: a C string was set.
+    let library = unsafe { crate::path::bytes(library.as_c()) };
+    say(words, &[library, b" is of another build than libforebay_preload.so; install both together"]);
+    None
+}
+
+/// The path of libforebay.so in the directory that this library was loaded from.
+fn beside_this_library(out: &mut Buffer) -> bool {
+    let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+    let here: fn(&mut Buffer) -> bool = beside_this_library;
+    // SAFETY: any address may be asked about; the structure is writable.
+    if unsafe { libc::dladdr(here as *const c_void, found.as_mut_ptr()) } == 0 {
+        return false;
+    }
+    // SAFETY: zeroed and then filled.
+    let name = unsafe { found.assume_init() }.dli_fname;
+    if name.is_null() {
+        return false;
+    }
+    // SAFETY: the name of a loaded object is a C string.
+    let name = unsafe { crate::path::bytes(name) };
+    let directory = name.iter().rposition(|b| *b == b'/').map_or(b"./".as_slice(), |slash| &name[..=slash]);
+    out.set(&[directory, b"libforebay.so"])
+}
+
+fn say(words: &mut [u8], parts: &[&[u8]]) {
+    let mut at = 0;
+    for part in parts {
+        let n = part.len().min(words.len() - 1 - at);
+        words[at..at + n].copy_from_slice(&part[..n]);
+        at += n;
+    }
+    words[at] = 0;
+}

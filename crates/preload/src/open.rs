@@ -1,0 +1,93 @@
+//! open, openat, creat.
+
+use std::os::raw::{c_char, c_int};
+
+use libc::mode_t;
+
+use crate::abi::Place;
+use crate::cwd::overflow;
+use crate::door::Pool;
+use crate::interpose::{answer_int, raw};
+use crate::{descriptor, real, route, umask};
+
+/// Opens wherever the path leads; the descriptor or a negative errno.
+///
+/// # Safety
+/// `path` is null or a C string.
+#[inline(always)]
+pub(crate) unsafe fn open_any(dirfd: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> isize {
+    let follow = flags & libc::O_NOFOLLOW == 0;
+    // SAFETY: the caller's promise.
+    unsafe {
+        route::on_path(
+            dirfd,
+            path,
+            follow,
+            |dirfd, path| raw(real::libc_own::openat(dirfd, path, flags, mode)),
+            |pool, place, escape| open_place(pool, place, flags, mode, escape),
+        )
+    }
+}
+
+/// Opens a place of the pool.
+///
+/// # Safety
+/// `escape` has room for a path.
+pub(crate) unsafe fn open_place(
+    pool: Pool,
+    place: Place,
+    flags: c_int,
+    mode: mode_t,
+    escape: *mut u8,
+) -> i64 {
+    let makes = flags & libc::O_CREAT != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE;
+    let mode = if makes { umask::apply(mode & 0o7777) } else { 0 };
+    // SAFETY: the door's contract is kept.
+    let fd = unsafe { (pool.door.open)(pool.handle, place, flags, mode, escape) };
+    if fd >= 0 && !makes && flags & (libc::O_WRONLY | libc::O_RDWR) == 0 {
+        descriptor::opened_anchor();
+    }
+    fd
+}
+
+/// Ends the program where a fortified open lacks the mode that its flags need, as libc's does.
+fn check_no_mode(flags: c_int) {
+    if flags & libc::O_CREAT != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE {
+        overflow();
+    }
+}
+
+interpose! {
+    /// open(2). C passes `mode` only with O_CREAT or O_TMPFILE; without, it is whatever its register holds and not used.
+    open, open64, __open, __open64 = fn(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+        // SAFETY: libc's contract.
+        answer_int(unsafe { open_any(libc::AT_FDCWD, path, flags, mode) })
+    }
+
+    /// openat(2)
+    openat, openat64 = fn(dirfd: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+        // SAFETY: libc's contract.
+        answer_int(unsafe { open_any(dirfd, path, flags, mode) })
+    }
+
+    /// creat(2)
+    creat, creat64 = fn(path: *const c_char, mode: mode_t) -> c_int {
+        let flags = libc::O_CREAT | libc::O_WRONLY | libc::O_TRUNC;
+        // SAFETY: libc's contract.
+        answer_int(unsafe { open_any(libc::AT_FDCWD, path, flags, mode) })
+    }
+
+    /// open(2), fortified
+    __open_2, __open64_2 = fn(path: *const c_char, flags: c_int) -> c_int {
+        check_no_mode(flags);
+        // SAFETY: libc's contract.
+        answer_int(unsafe { open_any(libc::AT_FDCWD, path, flags, 0) })
+    }
+
+    /// openat(2), fortified
+    __openat_2, __openat64_2 = fn(dirfd: c_int, path: *const c_char, flags: c_int) -> c_int {
+        check_no_mode(flags);
+        // SAFETY: libc's contract.
+        answer_int(unsafe { open_any(dirfd, path, flags, 0) })
+    }
+}

@@ -1,0 +1,104 @@
+//! Paths as bytes: a buffer on the stack that is not cleared first, and small questions about a C string.
+
+use std::ffi::CStr;
+use std::mem::MaybeUninit;
+use std::os::raw::c_char;
+
+use crate::abi::PATH_BYTES;
+
+/// Room for a path and its NUL; what is in it is known only to whoever filled it.
+pub(crate) struct Buffer(MaybeUninit<[u8; PATH_BYTES]>);
+
+impl Buffer {
+    /// Uninitialised room.
+    #[inline(always)]
+    pub(crate) fn new() -> Buffer {
+        Buffer(MaybeUninit::uninit())
+    }
+
+    /// Its first byte.
+    pub(crate) fn first(&mut self) -> *mut u8 {
+        self.0.as_mut_ptr().cast()
+    }
+
+    /// Its first byte, to be read.
+    pub(crate) fn as_c(&self) -> *const c_char {
+        self.0.as_ptr().cast()
+    }
+
+    /// Stores the parts one behind the other, and a NUL. False when they do not fit. Parts may not lie in the buffer.
+    pub(crate) fn set(&mut self, parts: &[&[u8]]) -> bool {
+        let bytes: usize = parts.iter().map(|p| p.len()).sum();
+        if bytes >= PATH_BYTES {
+            return false;
+        }
+        let mut out = self.first();
+        for part in parts {
+            // SAFETY: all parts and the NUL fit, which was just checked.
+            unsafe {
+                out.copy_from_nonoverlapping(part.as_ptr(), part.len());
+                out = out.add(part.len());
+            }
+        }
+        // SAFETY: as above.
+        unsafe { out.write(0) };
+        true
+    }
+}
+
+/// A C string's bytes.
+///
+/// # Safety
+/// `path` is a C string that lives as long as is said.
+#[inline]
+pub(crate) unsafe fn bytes<'a>(path: *const c_char) -> &'a [u8] {
+    // SAFETY: the caller's promise.
+    unsafe { CStr::from_ptr(path) }.to_bytes()
+}
+
+/// True when `haystack` holds `needle`.
+pub(crate) fn contains(haystack: &[u8], needle: &[u8]) -> bool {
+    haystack.windows(needle.len().max(1)).any(|w| w == needle)
+}
+
+/// The rest of `path` behind `prefix`, when it lies at or under it: empty, or starting with a slash.
+pub(crate) fn below<'a>(path: &'a [u8], prefix: &[u8]) -> Option<&'a [u8]> {
+    let rest = path.strip_prefix(prefix)?;
+    matches!(rest.first(), None | Some(b'/')).then_some(rest)
+}
+
+/// The decimal digits of a number that is not negative.
+pub(crate) fn digits(number: i32, out: &mut [u8; 12]) -> &[u8] {
+    let (mut at, mut rest) = (out.len(), number.unsigned_abs());
+    loop {
+        at -= 1;
+        out[at] = b'0' + (rest % 10) as u8;
+        rest /= 10;
+        if rest == 0 {
+            return &out[at..];
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn below_of_a_longer_name_is_none() {
+        assert_eq!(below(b"/forebay", b"/forebay"), Some(b"".as_slice()));
+        assert_eq!(below(b"/forebay/a", b"/forebay"), Some(b"/a".as_slice()));
+        assert_eq!(below(b"/forebays", b"/forebay"), None);
+        assert_eq!(below(b"/fore", b"/forebay"), None);
+    }
+
+    #[test]
+    fn set_of_parts_that_do_not_fit_is_refused() {
+        let mut buffer = Buffer::new();
+        assert!(buffer.set(&[b"/a", b"/b"]));
+        // SAFETY: just set.
+        assert_eq!(unsafe { bytes(buffer.as_c()) }, b"/a/b");
+        assert!(buffer.set(&[&[b'x'; PATH_BYTES - 1]]));
+        assert!(!buffer.set(&[&[b'x'; PATH_BYTES - 1], b"y"]));
+    }
+}

@@ -1,0 +1,165 @@
+//! The way of a call along its path, between the kernel's tree and the pool.
+
+use std::os::raw::{c_char, c_int};
+
+use crate::abi::{Place, ESCAPED};
+use crate::classify::{classify, may_lead_to_pool, Leads};
+use crate::crossing::crossing;
+use crate::door::Pool;
+use crate::interpose::guard;
+use crate::path::Buffer;
+
+/// How often a path may change sides.
+const CHANGES_MAX: u32 = 40;
+
+const ENOENT: isize = -(libc::ENOENT as isize);
+
+/// Makes a call on a path, wherever it leads: `kernel` with a path of the kernel's tree, `pool` with a place in the pool
+/// and room for a path that leaves it. `follow` is whether the call follows a symbolic link at the end. Both give 0 or
+/// more, or a negative errno; `pool` may give ESCAPED.
+///
+/// # Safety
+/// `path` is null or a C string.
+#[inline(always)]
+pub(crate) unsafe fn on_path(
+    dirfd: c_int,
+    path: *const c_char,
+    follow: bool,
+    kernel: impl Fn(c_int, *const c_char) -> isize,
+    pool: impl Fn(Pool, Place, *mut u8) -> i64,
+) -> isize {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if may_lead_to_pool(dirfd, path) {
+            return walk(dirfd, path, follow, None, &kernel, &pool);
+        }
+        let result = kernel(dirfd, path);
+        if result == ENOENT {
+            return walk(dirfd, path, follow, Some(result), &kernel, &pool);
+        }
+        result
+    }
+}
+
+/// Goes on with a path that the fast way did not settle; `tried` is what the kernel said if it was asked.
+///
+/// # Safety
+/// `path` is null or a C string.
+#[cold]
+#[inline(never)]
+unsafe fn walk(
+    mut dirfd: c_int,
+    mut path: *const c_char,
+    follow: bool,
+    mut tried: Option<isize>,
+    kernel: &impl Fn(c_int, *const c_char) -> isize,
+    pool: &impl Fn(Pool, Place, *mut u8) -> i64,
+) -> isize {
+    // The path is in one of them, or the caller's; what it becomes is stored in the other.
+    let (mut here, mut there) = (Buffer::new(), Buffer::new());
+    for _ in 0..CHANGES_MAX {
+        // SAFETY: the path is the caller's, or was stored in `here`; it is not in `there`.
+        let changed = unsafe {
+            match tried.take() {
+                Some(result) => guard(|| Ok(crossing(dirfd, path, follow, &mut there))).map(|crosses| {
+                    if crosses {
+                        None
+                    } else {
+                        Some(result)
+                    }
+                }),
+                None => guard(|| match classify(dirfd, path) {
+                    Leads::Kernel => Err(KERNEL),
+                    Leads::Nowhere(errno) => Ok(Some(errno)),
+                    Leads::Pool(door, place) => match pool(door, place, there.first()) {
+                        ESCAPED => Ok(None),
+                        result => Ok(Some(result as isize)),
+                    },
+                }),
+            }
+        };
+        match changed {
+            Ok(Some(result)) => return result,
+            Ok(None) => {
+                std::mem::swap(&mut here, &mut there);
+                path = here.as_c();
+                dirfd = libc::AT_FDCWD;
+            }
+            Err(KERNEL) => {
+                // Outside the guard: a thread may be cancelled in it.
+                let result = kernel(dirfd, path);
+                if result != ENOENT {
+                    return result;
+                }
+                tried = Some(result);
+            }
+            Err(errno) => return errno,
+        }
+    }
+    -(libc::ELOOP as isize)
+}
+
+/// What no errno is: the path is the kernel's.
+const KERNEL: isize = isize::MIN;
+
+/// A place of the pool, or a path of the kernel's tree.
+enum Side {
+    Pool(Pool, Place),
+    Kernel,
+}
+
+/// Makes a call on two paths: `kernel` when both are of the kernel's tree, `pool` when both are in the pool, else it is
+/// EXDEV. `follow` is of the first; a link at the end of the second is never followed.
+///
+/// # Safety
+/// The paths are null or C strings.
+pub(crate) unsafe fn on_two_paths(
+    from: (c_int, *const c_char),
+    to: (c_int, *const c_char),
+    follow: bool,
+    kernel: impl Fn(c_int, *const c_char, c_int, *const c_char) -> isize,
+    pool: impl Fn(Pool, Place, Place, *mut u8) -> i64,
+) -> isize {
+    // SAFETY: the caller's promise; buffers hold what is stored in them as long as the places are used.
+    unsafe {
+        if !may_lead_to_pool(from.0, from.1) && !may_lead_to_pool(to.0, to.1) {
+            let result = kernel(from.0, from.1, to.0, to.1);
+            if result != ENOENT {
+                return result;
+            }
+        }
+        guard(|| {
+            let (mut from_path, mut to_path, mut escape) = (Buffer::new(), Buffer::new(), Buffer::new());
+            let from_side = side(from, follow, &mut from_path);
+            let to_side = side(to, false, &mut to_path);
+            match (from_side, to_side) {
+                (Err(errno), _) | (_, Err(errno)) => errno,
+                (Ok(Side::Kernel), Ok(Side::Kernel)) => kernel(from.0, from.1, to.0, to.1),
+                (Ok(Side::Pool(door, from)), Ok(Side::Pool(_, to))) => {
+                    match pool(door, from, to, escape.first()) {
+                        ESCAPED => -(libc::EXDEV as isize),
+                        result => result as isize,
+                    }
+                }
+                _ => -(libc::EXDEV as isize),
+            }
+        })
+    }
+}
+
+unsafe fn side(at: (c_int, *const c_char), follow: bool, buffer: &mut Buffer) -> Result<Side, isize> {
+    let settled = |leads| match leads {
+        Leads::Kernel => Ok(Side::Kernel),
+        Leads::Pool(pool, place) => Ok(Side::Pool(pool, place)),
+        Leads::Nowhere(errno) => Err(errno),
+    };
+    // SAFETY: the caller's promise; after a crossing the buffer holds a C string.
+    unsafe {
+        match classify(at.0, at.1) {
+            Leads::Kernel if crossing(at.0, at.1, follow, buffer) => {
+                settled(classify(libc::AT_FDCWD, buffer.as_c()))
+            }
+            leads => settled(leads),
+        }
+    }
+}

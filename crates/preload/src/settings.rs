@@ -1,0 +1,189 @@
+//! What the environment says: which pool, under which prefix, or that everything is passed through.
+//!
+//! Read once, by the constructor or by the first call of a constructor that runs before it. Afterwards nothing here
+//! changes, so that the compare of a path with the prefix needs no more than one load.
+
+use std::cell::UnsafeCell;
+use std::ffi::CStr;
+use std::os::raw::{c_char, c_int};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::abi::PATH_BYTES;
+use crate::real;
+
+/// Under which prefix programs see the pool unless FOREBAY_PREFIX says otherwise.
+const PREFIX: &CStr = c"/forebay";
+/// [`PREFIX_BYTES`] before the environment was read.
+const UNREAD: usize = usize::MAX;
+
+/// Bytes of the prefix; 0 when everything is passed through.
+static PREFIX_BYTES: AtomicUsize = AtomicUsize::new(UNREAD);
+static TEXTS: Texts =
+    Texts { prefix: UnsafeCell::new([0; PATH_BYTES]), pool: UnsafeCell::new([0; PATH_BYTES]) };
+
+/// NUL-terminated texts.
+struct Texts {
+    prefix: UnsafeCell<[u8; PATH_BYTES]>,
+    pool: UnsafeCell<[u8; PATH_BYTES]>,
+}
+
+// SAFETY: written only before PREFIX_BYTES is stored (Release), read only after it was loaded (Acquire).
+unsafe impl Sync for Texts {}
+
+/// Runs when the library is loaded, before any thread of the program's.
+#[cfg_attr(not(test), used)]
+#[cfg_attr(not(test), link_section = ".init_array")]
+#[allow(dead_code)]
+static CONSTRUCTOR: extern "C" fn() = {
+    extern "C" fn constructor() {
+        if prefix_bytes() != 0 {
+            crate::process::begin();
+            real::libc_own::find_ahead();
+        }
+    }
+    constructor
+};
+
+/// Bytes of the prefix; 0 when everything is passed through.
+#[inline(always)]
+pub(crate) fn prefix_bytes() -> usize {
+    match PREFIX_BYTES.load(Ordering::Acquire) {
+        UNREAD => read_environment(),
+        bytes => bytes,
+    }
+}
+
+/// The prefix: absolute, normal, without a slash at its end. Empty when everything is passed through.
+#[inline(always)]
+pub(crate) fn prefix() -> &'static [u8] {
+    let bytes = prefix_bytes();
+    // SAFETY: the texts are written; nothing changes them any more.
+    let text: &'static [u8; PATH_BYTES] = unsafe { &*TEXTS.prefix.get() };
+    &text[..bytes.min(PATH_BYTES)]
+}
+
+/// The prefix as a C string.
+pub(crate) fn prefix_c() -> *const c_char {
+    prefix_bytes();
+    TEXTS.prefix.get().cast()
+}
+
+/// The pool's directory as a C string.
+pub(crate) fn pool_c() -> &'static CStr {
+    prefix_bytes();
+    // SAFETY: as in `prefix`.
+    CStr::from_bytes_until_nul(unsafe { &*TEXTS.pool.get() }).unwrap_or_default()
+}
+
+/// Reads the environment. Only ever run by one thread: the constructor's, or that of a constructor before it.
+#[cold]
+fn read_environment() -> usize {
+    // SAFETY: no other reference to the texts exists before PREFIX_BYTES is stored.
+    let (prefix, pool) = unsafe { (&mut *TEXTS.prefix.get(), &mut *TEXTS.pool.get()) };
+    let bytes = read(prefix, pool).unwrap_or(0);
+    PREFIX_BYTES.store(bytes, Ordering::Release);
+    bytes
+}
+
+fn read(prefix: &mut [u8; PATH_BYTES], pool: &mut [u8; PATH_BYTES]) -> Option<usize> {
+    if variable(c"FOREBAY_DISABLE").is_some_and(|v| !v.is_empty() && v != c"0") {
+        return None;
+    }
+    let named = variable(c"FOREBAY_POOL")?.to_bytes();
+    let start = if named.first() == Some(&b'/') { 0 } else { working_directory(pool)? };
+    let end = start.checked_add(named.len()).filter(|end| *end < PATH_BYTES)?;
+    pool[start..end].copy_from_slice(named);
+    pool[end] = 0;
+    let wanted = variable(c"FOREBAY_PREFIX").unwrap_or(PREFIX).to_bytes();
+    let bytes = normalise(wanted, prefix);
+    if bytes.is_none() {
+        complain(&[
+            b"forebay: FOREBAY_PREFIX=",
+            wanted,
+            b" is no absolute path of a directory below /, without `..`: everything is passed through\n",
+        ]);
+    }
+    bytes
+}
+
+fn variable(name: &CStr) -> Option<&'static CStr> {
+    // SAFETY: the environment is not being changed: no thread of the program runs yet.
+    let value = unsafe { libc::getenv(name.as_ptr()) };
+    // SAFETY: not null; a C string of the environment.
+    (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) })
+}
+
+/// The working directory and a slash, for a pool that is named by a relative path.
+fn working_directory(out: &mut [u8; PATH_BYTES]) -> Option<usize> {
+    // SAFETY: the buffer is writable for its length.
+    let bytes = unsafe { system_call!(libc::SYS_getcwd, out.as_mut_ptr(), out.len()) };
+    let bytes = usize::try_from(bytes).ok().filter(|n| *n > 1 && out[0] == b'/')?;
+    out[bytes - 1] = b'/';
+    Some(bytes)
+}
+
+/// Copies an absolute path without empty components, `.` and a slash at the end; none if it is not one, or has `..`.
+fn normalise(path: &[u8], out: &mut [u8; PATH_BYTES]) -> Option<usize> {
+    if path.first() != Some(&b'/') {
+        return None;
+    }
+    let mut bytes = 0;
+    for component in path.split(|b| *b == b'/').filter(|c| !c.is_empty() && *c != b".") {
+        if component == b".." || bytes + component.len() + 2 > PATH_BYTES {
+            return None;
+        }
+        out[bytes] = b'/';
+        out[bytes + 1..][..component.len()].copy_from_slice(component);
+        bytes += 1 + component.len();
+    }
+    out[bytes] = 0;
+    (bytes > 0).then_some(bytes)
+}
+
+/// Writes a line on standard error.
+pub(crate) fn complain(words: &[&[u8]]) {
+    let mut line = [0; 1024];
+    let mut bytes = 0;
+    for word in words {
+        let n = word.len().min(line.len() - bytes);
+        line[bytes..bytes + n].copy_from_slice(&word[..n]);
+        bytes += n;
+    }
+    let stderr: c_int = 2;
+    // SAFETY: the buffer is readable for its length.
+    unsafe { system_call!(libc::SYS_write, stderr, line.as_ptr(), bytes) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn normal(path: &[u8]) -> Option<Vec<u8>> {
+        let mut out = [9; PATH_BYTES];
+        normalise(path, &mut out).map(|n| {
+            assert_eq!(out[n], 0);
+            out[..n].to_vec()
+        })
+    }
+
+    #[test]
+    fn normalise_of_prefixes_drops_what_says_nothing() {
+        assert_eq!(normal(b"/forebay").as_deref(), Some(b"/forebay".as_slice()));
+        assert_eq!(normal(b"//a/.//b/").as_deref(), Some(b"/a/b".as_slice()));
+    }
+
+    #[test]
+    fn normalise_of_bad_prefixes_is_none() {
+        for bad in [
+            b"".as_slice(),
+            b"/",
+            b"//./",
+            b"a",
+            b"/a/../b",
+            &[b'/'; 9000],
+            &[b"/", [b'a'; 4097].as_slice()].concat(),
+        ] {
+            assert_eq!(normal(bad), None);
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! statfs and statvfs: the pool's space, whatever in it is asked about.
+
+use std::os::raw::{c_char, c_int};
+
+use libc::{statfs as StatFs, statvfs as StatVfs};
+
+use crate::abi::Place;
+use crate::door::Pool;
+use crate::interpose::{answer_int, guard, raw};
+use crate::{descriptor, real, route};
+
+/// Walks to `place`: 0 when it exists.
+unsafe fn exists(pool: Pool, place: Place, escape: *mut u8) -> i64 {
+    let mut ino = 0;
+    // SAFETY: the caller keeps the door's contract.
+    unsafe { (pool.door.resolve)(pool.handle, place, 1, &mut ino, escape) }.min(0)
+}
+
+interpose! {
+    /// statfs(2)
+    statfs, statfs64, __statfs = fn(path: *const c_char, out: *mut StatFs) -> c_int {
+        // SAFETY: libc's contract.
+        answer_int(unsafe {
+            route::on_path(
+                libc::AT_FDCWD,
+                path,
+                true,
+                |_, path| system_call!(libc::SYS_statfs, path, out),
+                |pool, place, escape| match exists(pool, place, escape) {
+                    0 => (pool.door.statfs)(pool.handle, out),
+                    failed => failed,
+                },
+            )
+        })
+    }
+
+    /// fstatfs(2)
+    fstatfs, fstatfs64 = fn(fd: c_int, out: *mut StatFs) -> c_int {
+        // SAFETY: libc's contract; the handle is attached.
+        answer_int(unsafe {
+            match descriptor::inode_of(fd) {
+                Some((pool, _)) => guard(|| (pool.door.statfs)(pool.handle, out) as isize),
+                None => system_call!(libc::SYS_fstatfs, fd, out),
+            }
+        })
+    }
+
+    /// statvfs(3)
+    statvfs, statvfs64 = fn(path: *const c_char, out: *mut StatVfs) -> c_int {
+        // SAFETY: libc's contract.
+        answer_int(unsafe {
+            route::on_path(
+                libc::AT_FDCWD,
+                path,
+                true,
+                |_, path| raw(real::libc_own::statvfs(path, out)),
+                |pool, place, escape| match exists(pool, place, escape) {
+                    0 => (pool.door.statvfs)(pool.handle, out),
+                    failed => failed,
+                },
+            )
+        })
+    }
+
+    /// fstatvfs(3)
+    fstatvfs, fstatvfs64 = fn(fd: c_int, out: *mut StatVfs) -> c_int {
+        // SAFETY: libc's contract; the handle is attached.
+        answer_int(unsafe {
+            match descriptor::inode_of(fd) {
+                Some((pool, _)) => guard(|| (pool.door.statvfs)(pool.handle, out) as isize),
+                None => raw(real::libc_own::fstatvfs(fd, out)),
+            }
+        })
+    }
+}

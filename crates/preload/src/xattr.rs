@@ -1,0 +1,204 @@
+//! Extended attributes, by path, by symbolic link and by descriptor.
+
+use std::os::raw::{c_char, c_int, c_void};
+
+use crate::interpose::{answer, answer_int, guard};
+use crate::{descriptor, route};
+
+const HERE: c_int = libc::AT_FDCWD;
+
+unsafe fn get(
+    path: *const c_char,
+    name: *const c_char,
+    value: *mut c_void,
+    room: usize,
+    follow: bool,
+) -> isize {
+    let number = if follow { libc::SYS_getxattr } else { libc::SYS_lgetxattr };
+    // SAFETY: libc's contract.
+    unsafe {
+        route::on_path(
+            HERE,
+            path,
+            follow,
+            |_, path| system_call!(number, path, name, value, room),
+            |pool, place, escape| {
+                (pool.door.get_xattr)(pool.handle, place, follow as i32, name, value.cast(), room, escape)
+            },
+        )
+    }
+}
+
+unsafe fn set(
+    path: *const c_char,
+    name: *const c_char,
+    value: *const c_void,
+    bytes: usize,
+    flags: c_int,
+    follow: bool,
+) -> isize {
+    let number = if follow { libc::SYS_setxattr } else { libc::SYS_lsetxattr };
+    let value: *const u8 = value.cast();
+    // SAFETY: libc's contract.
+    unsafe {
+        route::on_path(
+            HERE,
+            path,
+            follow,
+            |_, path| system_call!(number, path, name, value, bytes, flags),
+            |pool, place, escape| {
+                let (handle, follow, flags) = (pool.handle, follow as i32, flags as u32);
+                (pool.door.set_xattr)(handle, place, follow, name, value, bytes, flags, escape)
+            },
+        )
+    }
+}
+
+unsafe fn list(path: *const c_char, names: *mut c_char, room: usize, follow: bool) -> isize {
+    let number = if follow { libc::SYS_listxattr } else { libc::SYS_llistxattr };
+    // SAFETY: libc's contract.
+    unsafe {
+        route::on_path(
+            HERE,
+            path,
+            follow,
+            |_, path| system_call!(number, path, names, room),
+            |pool, place, escape| {
+                (pool.door.list_xattr)(pool.handle, place, follow as i32, names.cast(), room, escape)
+            },
+        )
+    }
+}
+
+unsafe fn remove(path: *const c_char, name: *const c_char, follow: bool) -> isize {
+    let number = if follow { libc::SYS_removexattr } else { libc::SYS_lremovexattr };
+    // SAFETY: libc's contract.
+    unsafe {
+        route::on_path(
+            HERE,
+            path,
+            follow,
+            |_, path| system_call!(number, path, name),
+            |pool, place, escape| (pool.door.remove_xattr)(pool.handle, place, follow as i32, name, escape),
+        )
+    }
+}
+
+interpose! {
+    /// getxattr(2)
+    getxattr = fn(path: *const c_char, name: *const c_char, value: *mut c_void, room: usize) -> isize {
+        // SAFETY: libc's contract.
+        answer(unsafe { get(path, name, value, room, true) })
+    }
+
+    /// lgetxattr(2)
+    lgetxattr = fn(path: *const c_char, name: *const c_char, value: *mut c_void, room: usize) -> isize {
+        // SAFETY: libc's contract.
+        answer(unsafe { get(path, name, value, room, false) })
+    }
+
+    /// fgetxattr(2)
+    fgetxattr = fn(fd: c_int, name: *const c_char, value: *mut c_void, room: usize) -> isize {
+        // SAFETY: libc's contract; the handle is attached.
+        answer(unsafe {
+            match descriptor::inode_of(fd) {
+                Some((pool, ino)) => {
+                    guard(|| (pool.door.get_xattr_inode)(pool.handle, ino, name, value.cast(), room) as isize)
+                }
+                None => system_call!(libc::SYS_fgetxattr, fd, name, value, room),
+            }
+        })
+    }
+
+    /// setxattr(2)
+    setxattr = fn(
+        path: *const c_char,
+        name: *const c_char,
+        value: *const c_void,
+        bytes: usize,
+        flags: c_int
+    ) -> c_int {
+        // SAFETY: libc's contract.
+        answer_int(unsafe { set(path, name, value, bytes, flags, true) })
+    }
+
+    /// lsetxattr(2)
+    lsetxattr = fn(
+        path: *const c_char,
+        name: *const c_char,
+        value: *const c_void,
+        bytes: usize,
+        flags: c_int
+    ) -> c_int {
+        // SAFETY: libc's contract.
+        answer_int(unsafe { set(path, name, value, bytes, flags, false) })
+    }
+
+    /// fsetxattr(2)
+    fsetxattr = fn(
+        fd: c_int,
+        name: *const c_char,
+        value: *const c_void,
+        bytes: usize,
+        flags: c_int
+    ) -> c_int {
+        // SAFETY: libc's contract; the handle is attached.
+        answer_int(unsafe {
+            match descriptor::inode_of(fd) {
+                Some((pool, ino)) => guard(|| {
+                    let value: *const u8 = value.cast();
+                    (pool.door.set_xattr_inode)(pool.handle, ino, name, value, bytes, flags as u32) as isize
+                }),
+                None => system_call!(libc::SYS_fsetxattr, fd, name, value, bytes, flags),
+            }
+        })
+    }
+
+    /// listxattr(2)
+    listxattr = fn(path: *const c_char, names: *mut c_char, room: usize) -> isize {
+        // SAFETY: libc's contract.
+        answer(unsafe { list(path, names, room, true) })
+    }
+
+    /// llistxattr(2)
+    llistxattr = fn(path: *const c_char, names: *mut c_char, room: usize) -> isize {
+        // SAFETY: libc's contract.
+        answer(unsafe { list(path, names, room, false) })
+    }
+
+    /// flistxattr(2)
+    flistxattr = fn(fd: c_int, names: *mut c_char, room: usize) -> isize {
+        // SAFETY: libc's contract; the handle is attached.
+        answer(unsafe {
+            match descriptor::inode_of(fd) {
+                Some((pool, ino)) => {
+                    guard(|| (pool.door.list_xattr_inode)(pool.handle, ino, names.cast(), room) as isize)
+                }
+                None => system_call!(libc::SYS_flistxattr, fd, names, room),
+            }
+        })
+    }
+
+    /// removexattr(2)
+    removexattr = fn(path: *const c_char, name: *const c_char) -> c_int {
+        // SAFETY: libc's contract.
+        answer_int(unsafe { remove(path, name, true) })
+    }
+
+    /// lremovexattr(2)
+    lremovexattr = fn(path: *const c_char, name: *const c_char) -> c_int {
+        // SAFETY: libc's contract.
+        answer_int(unsafe { remove(path, name, false) })
+    }
+
+    /// fremovexattr(2)
+    fremovexattr = fn(fd: c_int, name: *const c_char) -> c_int {
+        // SAFETY: libc's contract; the handle is attached.
+        answer_int(unsafe {
+            match descriptor::inode_of(fd) {
+                Some((pool, ino)) => guard(|| (pool.door.remove_xattr_inode)(pool.handle, ino, name) as isize),
+                None => system_call!(libc::SYS_fremovexattr, fd, name),
+            }
+        })
+    }
+}
