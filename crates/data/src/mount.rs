@@ -62,12 +62,13 @@ fn attach(tmpfs: &Tmpfs, directory: &File) -> std::result::Result<OwnedFd, Errno
             rustix::mount::move_mount(mount.as_fd(), c"", directory.as_fd(), c"", by_descriptors)?;
             root_of(mount.as_fd())
         }
-        Err(Errno::NOSYS) => attach_old(tmpfs, directory),
+        // A container's filter may refuse fsopen alone.
+        Err(Errno::NOSYS | Errno::PERM) => attach_old(tmpfs, directory),
         Err(e) => Err(e),
     }
 }
 
-/// The same by mount(2), before Linux 5.2.
+/// The same by mount(2), which Linux had before 5.2.
 fn attach_old(tmpfs: &Tmpfs, directory: &File) -> std::result::Result<OwnedFd, Errno> {
     let path = std::fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(directory)))
         .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
@@ -85,21 +86,36 @@ fn attach_old(tmpfs: &Tmpfs, directory: &File) -> std::result::Result<OwnedFd, E
 /// Made without privilege, it lets only processes of the caller's user and group create files: others get EOVERFLOW.
 pub fn detached_tmpfs(bytes: u64) -> Result<OwnedFd> {
     let tmpfs = Tmpfs::new(bytes, None);
-    let (direct, way) = match tmpfs.mount().and_then(|mount| root_of(mount.as_fd())) {
+    let direct = match tmpfs.mount().and_then(|mount| root_of(mount.as_fd())) {
         Ok(root) => return Ok(root),
-        Err(Errno::NOSYS) => match mount_in_child(&tmpfs, Way::MountOld) {
-            Ok(root) => return Ok(root),
-            Err((_, e)) => (e, Way::UserOld),
-        },
-        Err(e) => (e, Way::UserNew),
+        Err(e) => e,
     };
-    mount_in_child(&tmpfs, way).map_err(|(step, e)| no_detached(bytes, direct, step, e))
+    let mut failure = (Step::Start, direct);
+    for way in ways(direct) {
+        match mount_in_child(&tmpfs, way) {
+            Ok(root) => return Ok(root),
+            Err(e) => failure = e,
+        }
+    }
+    Err(no_detached(bytes, direct, failure.0, failure.1))
+}
+
+/// The ways to try after fsmount by this process failed with `direct`. The filter of a container may refuse fsmount and
+/// let mount(2) pass.
+fn ways(direct: Errno) -> [Way; 2] {
+    match direct {
+        Errno::NOSYS => [Way::MountOld, Way::UserOld],
+        _ => [Way::UserNew, Way::UserOld],
+    }
 }
 
 fn no_detached(bytes: u64, direct: Errno, step: Step, e: Errno) -> Error {
     let reason: &dyn Display = match (step, e) {
         (Step::Enter, Errno::NOSPC | Errno::USERS) => {
             &"their number is limited (sysctl user.max_user_namespaces)"
+        }
+        (Step::Mount, Errno::PERM | Errno::ACCESS) => {
+            &"the namespace gives no right to mount (sysctl kernel.apparmor_restrict_unprivileged_userns)"
         }
         _ => &e,
     };

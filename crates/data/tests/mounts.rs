@@ -1,0 +1,431 @@
+//! Mounts of our own, by who may mount and by who may not: what works in them, and that they vanish.
+//!
+//! Run as root, each test of a plain user runs itself again as one; run as a plain user, those of root are skipped. All
+//! mounting is done in a mount namespace of the test's own or in none.
+
+#[path = "../src/scratch.rs"]
+mod scratch;
+#[path = "../src/testing.rs"]
+mod testing;
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use forebay_data::{
+    attached_tmpfs, detached_tmpfs, is_mounted_here, lease_fault, unmount, Access, BackingName, Capabilities,
+    HugePages, Media, Target, Unmount,
+};
+use forebay_types::{Code, Ino};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::fs::{inotify, FallocateFlags, Mode, OFlags};
+use rustix::mm::{MapFlags, ProtFlags};
+use scratch::Scratch;
+use testing::in_mount_namespace;
+
+const BYTES: u64 = 64 << 20;
+const INO: Ino = Ino(0x1_0000_0000_00ab);
+const PLAIN_USER: u32 = 1000;
+const AGAIN: &str = "FOREBAY_DATA_TEST_AS_PLAIN_USER";
+const HOLD: &str = "FOREBAY_DATA_TEST_HOLD";
+/// Longer than any machine takes for what should happen at once.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// This test binary, running one test alone, as a plain user when this process is root.
+fn this_test(name: &str) -> Command {
+    // By the descriptor that /proc keeps, as a plain user may not reach the path.
+    let mut command = Command::new("/proc/self/exe");
+    command.args(["--exact", name, "--nocapture"]).env(AGAIN, "1");
+    if is_root() {
+        command.uid(PLAIN_USER).gid(PLAIN_USER);
+    }
+    command
+}
+
+/// Runs `body` as a plain user.
+fn as_plain_user(name: &str, body: impl FnOnce()) {
+    if !is_root() {
+        body();
+        return;
+    }
+    assert!(std::env::var_os(AGAIN).is_none(), "this process should not be root any more");
+    let status = this_test(name).status().unwrap();
+    assert!(status.success(), "as a plain user: {status}");
+}
+
+/// Makes a detached tmpfs or says why it cannot be.
+fn detached_or_skip() -> Option<OwnedFd> {
+    detached_tmpfs(BYTES).map_err(|e| println!("skipped: {e}")).ok()
+}
+
+/// What processes do with a target, through its descriptor alone.
+fn use_it(root: &OwnedFd) {
+    let stat = rustix::fs::fstat(root).unwrap();
+    let (uid, gid) = (rustix::process::geteuid().as_raw(), rustix::process::getegid().as_raw());
+    assert_eq!((stat.st_mode & 0o7777, stat.st_uid, stat.st_gid), (0o700, uid, gid));
+    let space = rustix::fs::fstatvfs(root).unwrap();
+    assert_eq!(space.f_blocks * space.f_frsize, BYTES);
+
+    Target::format(root).unwrap();
+    let target = Target::open(root, 7).unwrap();
+    target.create(INO, 0, 0).unwrap();
+    let file = target.open(INO, 0, 0, Access::ReadWrite).unwrap();
+    let stat = rustix::fs::fstat(&file).unwrap();
+    assert_eq!((stat.st_uid, stat.st_gid), (uid, gid));
+    rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, 4 << 20).unwrap();
+    assert!(target.stat(INO, 0, 0).unwrap().allocated_bytes >= 4 << 20);
+    // SAFETY: a new mapping of a file that nobody cuts, used within its length and then removed.
+    unsafe {
+        let protection = ProtFlags::READ | ProtFlags::WRITE;
+        let at =
+            rustix::mm::mmap(std::ptr::null_mut(), 4096, protection, MapFlags::SHARED, &file, 0).unwrap();
+        at.cast::<u8>().write(b'm');
+        rustix::mm::munmap(at, 4096).unwrap();
+    }
+    let mut byte = [0];
+    assert_eq!(rustix::io::pread(&file, &mut byte, 0).unwrap(), 1);
+    assert_eq!(byte, *b"m");
+
+    let name = BackingName::new(INO, 0, 0);
+    rustix::fs::renameat(root, name.as_c_str(), root, c"data/moved").unwrap();
+    rustix::fs::renameat(root, c"data/moved", root, name.as_c_str()).unwrap();
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
+    assert_eq!(
+        BackingName::parse(link.as_os_str().as_encoded_bytes()),
+        Some((INO, 0, 0)),
+        "{}",
+        link.display()
+    );
+    target.remove(INO, 0, 0).unwrap();
+    let link = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
+    assert_eq!(
+        BackingName::parse(link.as_os_str().as_encoded_bytes()),
+        Some((INO, 0, 0)),
+        "{}",
+        link.display()
+    );
+    assert_eq!(lease_fault(root), None);
+
+    let program = format!("/proc/self/fd/{}/data/true", root.as_raw_fd());
+    std::fs::copy("/bin/true", &program).unwrap();
+    let status = loop {
+        match Command::new(&program).status() {
+            // Another test's child still holds the descriptor that wrote it, until its exec.
+            Err(e) if e.kind() == std::io::ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
+            other => break other.unwrap(),
+        }
+    };
+    assert!(status.success(), "a program in it does not run");
+}
+
+fn capabilities_of_our_own(root: &OwnedFd) -> Capabilities {
+    let found = Capabilities::of(root).unwrap();
+    assert_eq!(found.fs_type, "tmpfs");
+    assert!(
+        found.o_tmpfile && found.fallocate && found.punch_hole && found.exec && found.can_drain(),
+        "{found:?}"
+    );
+    let shmem =
+        std::fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled").unwrap_or_default();
+    if shmem.is_empty() || shmem.contains("[deny]") {
+        println!("huge pages not looked at: this kernel has none for shared memory");
+    } else {
+        assert_eq!(found.huge_pages, HugePages::On, "{found:?}");
+        assert_eq!(found.costs(), Vec::<String>::new());
+    }
+    found
+}
+
+/// Tells when a file system is gone, for a watch is on it and not of it.
+struct Watch(OwnedFd);
+
+impl Watch {
+    fn on(path: &str) -> Watch {
+        let inotify = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK).unwrap();
+        inotify::add_watch(&inotify, path, inotify::WatchFlags::DELETE_SELF).unwrap();
+        Watch(inotify)
+    }
+
+    /// Whether it went, waiting for at most so long.
+    fn gone_within(&self, patience: Duration) -> bool {
+        let deadline = Instant::now() + patience;
+        loop {
+            let mut space = [MaybeUninit::uninit(); 512];
+            let mut reader = inotify::Reader::new(&self.0, &mut space);
+            while let Ok(event) = reader.next() {
+                if event.events().contains(inotify::ReadFlags::UNMOUNT) {
+                    return true;
+                }
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let mut poll = [PollFd::new(&self.0, PollFlags::IN)];
+            let timeout = Timespec { tv_sec: left.as_secs() as _, tv_nsec: left.subsec_nanos() as _ };
+            let _ = rustix::event::poll(&mut poll, Some(&timeout));
+        }
+    }
+}
+
+#[test]
+fn detached_tmpfs_works_through_its_descriptor() {
+    let Some(root) = detached_or_skip() else { return };
+    use_it(&root);
+    capabilities_of_our_own(&root);
+}
+
+#[test]
+fn detached_tmpfs_of_a_plain_user_works_through_its_descriptor() {
+    as_plain_user("detached_tmpfs_of_a_plain_user_works_through_its_descriptor", || {
+        let Some(root) = detached_or_skip() else { return };
+        use_it(&root);
+        capabilities_of_our_own(&root);
+    });
+}
+
+fn vanishes_when_closed() {
+    let Some(root) = detached_or_skip() else { return };
+    let watch = Watch::on(&format!("/proc/self/fd/{}", root.as_raw_fd()));
+    let file =
+        rustix::fs::openat(&root, c"file", OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC, Mode::RWXU)
+            .unwrap();
+    let mounts = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+    let device = rustix::fs::fstat(&root).unwrap().st_dev;
+    let device = format!(" {}:{} ", rustix::fs::major(device), rustix::fs::minor(device));
+    assert!(!mounts.contains(&device), "{device} in {mounts}");
+    drop(root);
+    assert!(!watch.gone_within(Duration::from_millis(50)), "it went while a file in it was open");
+    assert_eq!(rustix::io::pwrite(&file, b"still here", 0).unwrap(), 10);
+    drop(file);
+    assert!(watch.gone_within(PATIENCE), "it stays though nobody has it open");
+}
+
+#[test]
+fn detached_tmpfs_last_descriptor_closed_vanishes() {
+    vanishes_when_closed();
+}
+
+#[test]
+fn detached_tmpfs_of_a_plain_user_last_descriptor_closed_vanishes() {
+    as_plain_user("detached_tmpfs_of_a_plain_user_last_descriptor_closed_vanishes", vanishes_when_closed);
+}
+
+/// A process of the plain user that holds a detached tmpfs and waits to be killed.
+struct Holder {
+    process: Child,
+    /// Its root, under /proc.
+    path: String,
+}
+
+impl Holder {
+    /// None where there can be none.
+    fn start() -> Option<Holder> {
+        let mut command = this_test("holder_waits_to_be_killed");
+        let mut process = command.env(HOLD, "1").stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(process.stdout.take().unwrap()).lines();
+        for line in lines {
+            let line = line.unwrap();
+            if let Some(number) = line.strip_prefix("holding ") {
+                let path = format!("/proc/{}/fd/{number}", process.id());
+                return Some(Holder { process, path });
+            }
+            println!("{line}");
+        }
+        process.wait().unwrap();
+        None
+    }
+}
+
+impl Drop for Holder {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// No test by itself: the process that [`Holder`] starts.
+#[test]
+fn holder_waits_to_be_killed() {
+    if std::env::var_os(HOLD).is_none() {
+        return;
+    }
+    let Some(root) = detached_or_skip() else { return };
+    // After what the test harness may have printed on the line.
+    println!("\nholding {}", root.as_raw_fd());
+    std::thread::sleep(PATIENCE * 2);
+}
+
+#[test]
+fn detached_tmpfs_holder_killed_vanishes() {
+    let Some(mut holder) = Holder::start() else { return };
+    let watch = Watch::on(&holder.path);
+    assert!(!watch.gone_within(Duration::from_millis(50)), "it went while its holder lived");
+    holder.process.kill().unwrap();
+    assert!(watch.gone_within(PATIENCE), "it outlives its holder");
+}
+
+#[test]
+fn detached_tmpfs_of_a_plain_user_other_processes_use_it_and_other_groups_may_not_create() {
+    if !is_root() {
+        println!("skipped: only root can start processes of other groups");
+        return;
+    }
+    let Some(holder) = Holder::start() else { return };
+    let touch = |uid: u32, gid: u32, name: &str| {
+        let root = File::open(&holder.path).unwrap();
+        let mut command = Command::new("touch");
+        command.arg(format!("/proc/self/fd/0/{name}")).uid(uid).gid(gid).stdin(root).stderr(Stdio::piped());
+        String::from_utf8(command.output().unwrap().stderr).unwrap()
+    };
+    assert_eq!(touch(PLAIN_USER, PLAIN_USER, "same"), "");
+    assert!(Path::new(&holder.path).join("same").exists());
+    // What the documentation of detached_tmpfs says.
+    assert!(touch(PLAIN_USER, PLAIN_USER + 1, "group").contains("Value too large"));
+    assert!(touch(0, 0, "root").contains("Value too large"));
+    assert!(touch(PLAIN_USER + 1, PLAIN_USER + 1, "user").contains("Permission denied"));
+}
+
+#[test]
+fn attached_tmpfs_of_a_plain_user_is_refused_with_a_cure() {
+    as_plain_user("attached_tmpfs_of_a_plain_user_is_refused_with_a_cure", || {
+        let scratch = Scratch::new();
+        let e = attached_tmpfs(scratch.path(), BYTES, None).unwrap_err();
+        assert_eq!(e.code, Code::NotPermitted, "{e}");
+        assert!(e.cure.contains("use the directory as it is"), "{e}");
+        assert!(!is_mounted_here(scratch.path()).unwrap());
+    });
+}
+
+#[test]
+fn attached_tmpfs_is_seen_used_and_unmounted() {
+    in_mount_namespace(|| {
+        let scratch = Scratch::new();
+        let root = match attached_tmpfs(scratch.path(), BYTES, None) {
+            Ok(root) => root,
+            Err(e) => return println!("skipped: {e}"),
+        };
+        assert!(is_mounted_here(scratch.path()).unwrap());
+        assert_eq!(capabilities_of_our_own(&root).inode64, Some(true));
+        use_it(&root);
+        let below = scratch.path().join("data");
+        assert!(!is_mounted_here(&below).unwrap(), "a directory in it is not where it is mounted");
+        assert_eq!(unmount(&below, Unmount::Now).unwrap_err().code, Code::Invalid);
+
+        let again = attached_tmpfs(scratch.path(), BYTES, None).unwrap_err();
+        assert_eq!(again.code, Code::NotEmpty, "{again}");
+        let busy = unmount(scratch.path(), Unmount::Now).unwrap_err();
+        assert_eq!(busy.code, Code::Busy, "{busy}");
+        assert!(is_mounted_here(scratch.path()).unwrap());
+
+        let watch = Watch::on(scratch.path().to_str().unwrap());
+        unmount(scratch.path(), Unmount::WhenUnused).unwrap();
+        assert!(!is_mounted_here(scratch.path()).unwrap());
+        rustix::fs::openat(&root, c"late", OFlags::RDWR | OFlags::CREATE, Mode::RWXU).unwrap();
+        drop(root);
+        assert!(watch.gone_within(PATIENCE), "it stays though nobody uses it");
+        assert_eq!(unmount(scratch.path(), Unmount::Now).unwrap_err().code, Code::Invalid);
+    });
+}
+
+#[test]
+fn attached_tmpfs_belongs_to_the_owner_given() {
+    in_mount_namespace(|| {
+        let scratch = Scratch::new();
+        let root = match attached_tmpfs(scratch.path(), BYTES, Some((1234, 5678))) {
+            Ok(root) => root,
+            Err(e) => return println!("skipped: {e}"),
+        };
+        let stat = rustix::fs::fstat(root.as_fd()).unwrap();
+        assert_eq!((stat.st_uid, stat.st_gid, stat.st_mode & 0o7777), (1234, 5678, 0o700));
+        drop(root);
+        unmount(scratch.path(), Unmount::Now).unwrap();
+    });
+}
+
+#[test]
+fn unmount_of_a_strangers_tmpfs_is_refused() {
+    in_mount_namespace(|| {
+        let scratch = Scratch::new();
+        let flags = rustix::mount::MountFlags::empty();
+        if let Err(e) = rustix::mount::mount("stranger", scratch.path(), "tmpfs", flags, None) {
+            return println!("skipped: {e}");
+        }
+        assert!(!is_mounted_here(scratch.path()).unwrap());
+        assert_eq!(unmount(scratch.path(), Unmount::WhenUnused).unwrap_err().code, Code::Invalid);
+        // Ours, hidden by a stranger's on top, is not what one sees there.
+        rustix::mount::unmount(scratch.path(), rustix::mount::UnmountFlags::empty()).unwrap();
+        drop(attached_tmpfs(scratch.path(), BYTES, None).unwrap());
+        rustix::mount::mount("stranger", scratch.path(), "tmpfs", flags, None).unwrap();
+        assert!(!is_mounted_here(scratch.path()).unwrap());
+        rustix::mount::unmount(scratch.path(), rustix::mount::UnmountFlags::empty()).unwrap();
+        assert!(is_mounted_here(scratch.path()).unwrap());
+        unmount(scratch.path(), Unmount::Now).unwrap();
+    });
+}
+
+#[test]
+fn capabilities_of_overlayfs_forbid_drain() {
+    in_mount_namespace(|| {
+        let scratch = Scratch::new();
+        let directory = |name: &str| {
+            let path = scratch.path().join(name);
+            std::fs::create_dir(&path).unwrap();
+            path
+        };
+        let (lower, upper, work, merged) =
+            (directory("lower"), directory("upper"), directory("work"), directory("merged"));
+        let data =
+            format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
+        let data = std::ffi::CString::new(data).unwrap();
+        let flags = rustix::mount::MountFlags::empty();
+        if let Err(e) = rustix::mount::mount("overlay", &merged, "overlay", flags, data.as_c_str()) {
+            return println!("skipped: no overlayfs here: {e}");
+        }
+        let found = Capabilities::of(File::open(&merged).unwrap()).unwrap();
+        rustix::mount::unmount(&merged, rustix::mount::UnmountFlags::empty()).unwrap();
+        assert_eq!(found.fs_type, "overlay");
+        assert!(!found.can_drain(), "{found:?}");
+        assert!(found.lease_fault.as_deref().unwrap().contains("mapping"), "{found:?}");
+        assert!(found.costs().iter().any(|line| line.contains("no drain")));
+    });
+}
+
+#[test]
+fn capabilities_of_a_tmpfs_without_huge_pages_and_with_noexec_name_the_costs() {
+    in_mount_namespace(|| {
+        let scratch = Scratch::new();
+        let (flags, data) = (rustix::mount::MountFlags::NOEXEC, c"size=16m,huge=never,inode32");
+        if let Err(e) = rustix::mount::mount("stranger", scratch.path(), "tmpfs", flags, data) {
+            return println!("skipped: {e}");
+        }
+        let found = Capabilities::of(File::open(scratch.path()).unwrap()).unwrap();
+        rustix::mount::unmount(scratch.path(), rustix::mount::UnmountFlags::empty()).unwrap();
+        assert_eq!((found.huge_pages, found.inode64, found.exec), (HugePages::Off, Some(false), false));
+        assert_eq!(found.costs().len(), 3, "{:?}", found.costs());
+    });
+}
+
+#[test]
+fn capabilities_of_huge_always_name_the_cost() {
+    in_mount_namespace(|| {
+        let scratch = Scratch::new();
+        let (flags, data) = (rustix::mount::MountFlags::empty(), c"size=16m,huge=always");
+        if let Err(e) = rustix::mount::mount("stranger", scratch.path(), "tmpfs", flags, data) {
+            return println!("skipped: {e}");
+        }
+        let found = Capabilities::of(File::open(scratch.path()).unwrap()).unwrap();
+        rustix::mount::unmount(scratch.path(), rustix::mount::UnmountFlags::empty()).unwrap();
+        assert!(matches!(found.huge_pages, HugePages::Always | HugePages::Off), "{found:?}");
+        assert!(!found.costs().is_empty());
+    });
+}
