@@ -102,12 +102,13 @@ fn table(title: String, ways: &[Way]) -> Table {
 
 /// Seconds in and out through a pool.
 fn forebay(pool: &Pool, source: &Path, out: &Path) -> Result<(f64, f64), String> {
-    let inside = "/forebay/staged";
-    let into = timed(pool.command().args(["stage-in", "--quiet"]).arg(source).arg(inside))?;
-    let from = timed(pool.command().args(["stage-out", "--quiet"]).arg(inside).arg(out))?;
+    let pair = |from: &Path, to: &Path| format!("{}:{}", from.display(), to.display());
+    let inside = Path::new("/staged");
+    let into = timed(pool.command().args(["stage-in", "--no-progress", &pair(source, inside)]))?;
+    let from = timed(pool.command().args(["stage-out", "--no-progress", &pair(inside, out)]))?;
     same_size(source, out)?;
     remove(out);
-    said(pool.command().args(["run", "--", "rm", "-rf", inside]))?;
+    said(pool.command().args(["run", "--", "rm", "-rf", "/forebay/staged"]))?;
     Ok((into, from))
 }
 
