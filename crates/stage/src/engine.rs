@@ -1,0 +1,513 @@
+//! The engine: threads that take jobs from one stack, list source directories, and copy what is in them.
+//!
+//! Memory is bounded by depth and threads, not by the number of files: a listing is cut into jobs that are done before
+//! the next listing is made. A file of many megabytes is cut into ranges that all threads share. Who meets a failure
+//! records it and goes on; a full destination stops everything. Lock order: none of its locks is held while another
+//! is taken, except the two within a branch on the way up to an open ancestor, one at a time.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use forebay_types::{Code, Kind};
+
+use crate::attributes::{set_attributes, OwnerRules, Scratch};
+use crate::branch::{Branch, Budget, Ended, Trunk};
+use crate::copy::{Buffer, Failure};
+use crate::large::Large;
+use crate::links::{Key, Links};
+use crate::names::{is_temporary, Tag};
+use crate::progress::Progress;
+use crate::queue::Queue;
+use crate::report::{add, display, human_bytes, reason, FileError, Tally};
+use crate::small::Copying;
+use crate::tree::{Names, Object, Tree};
+
+/// Files of one job: enough that taking it costs nothing, few enough that the threads end together.
+const FILES_PER_JOB: usize = 64;
+/// Directories whose entries wait to be synced together: the first sync on a journalling file system does most of the
+/// work for all.
+const UNSYNCED_MAX: usize = 64;
+
+/// How this staging is done: the user's options with all defaults filled in.
+#[derive(Clone, Debug)]
+pub(crate) struct Settings {
+    pub(crate) threads: usize,
+    pub(crate) verify: bool,
+    pub(crate) resume: bool,
+    /// Copies are on the medium before they get their names.
+    pub(crate) durable: bool,
+    /// Bytes of one read and write.
+    pub(crate) unit: usize,
+    /// Copies that one thread holds open until they are synced together.
+    pub(crate) batch_files: usize,
+    /// Directories kept open, of each side.
+    pub(crate) open_directories: usize,
+}
+
+/// A name to stage.
+pub(crate) struct Entry<S: Tree, D: Tree> {
+    pub(crate) at: Branch<S, D>,
+    pub(crate) name: Box<[u8]>,
+    /// The name in the destination if it is another.
+    pub(crate) renamed: Option<Box<[u8]>>,
+    /// Follow it if it is a link: only what the user named.
+    pub(crate) follow: bool,
+}
+
+impl<S: Tree, D: Tree> Clone for Entry<S, D> {
+    fn clone(&self) -> Self {
+        Entry {
+            at: self.at.clone(),
+            name: self.name.clone(),
+            renamed: self.renamed.clone(),
+            follow: self.follow,
+        }
+    }
+}
+
+impl<S: Tree, D: Tree> Entry<S, D> {
+    /// The name in the destination.
+    pub(crate) fn to(&self) -> &[u8] {
+        self.renamed.as_deref().unwrap_or(&self.name)
+    }
+
+    pub(crate) fn source_path(&self) -> Vec<u8> {
+        self.at.source_path(&self.name)
+    }
+
+    pub(crate) fn destination_path(&self) -> Vec<u8> {
+        self.at.destination_path(self.to())
+    }
+}
+
+/// Some of the names of a listing.
+pub(crate) struct Listed<S: Tree, D: Tree> {
+    at: Branch<S, D>,
+    names: Arc<Names>,
+    range: Range<usize>,
+}
+
+/// Something to do.
+pub(crate) enum Job<S: Tree, D: Tree> {
+    /// What the user named, by index.
+    Tops(Range<usize>),
+    /// List a source directory from a cursor on.
+    List(Branch<S, D>, u64),
+    /// Enter the directories among these.
+    Directories(Listed<S, D>),
+    /// Enter one directory.
+    Directory(Entry<S, D>),
+    /// Stage what is not a directory among these.
+    Files(Listed<S, D>),
+    /// Stage one entry, the n-th attempt; the key is of an inode with several links that this attempt copies.
+    File(Entry<S, D>, u32, Option<Key>),
+    /// Copy or check ranges of a large file.
+    Large(Arc<Large<S, D>>),
+}
+
+/// What one thread has of its own.
+pub(crate) struct Worker<S: Tree, D: Tree> {
+    pub(crate) buffer: Buffer,
+    pub(crate) scratch: Scratch,
+    /// Copies that wait to be synced together.
+    pub(crate) batch: Vec<Copying<S, D>>,
+    /// The files job in progress; taken when others shall go on with it.
+    current: Option<Listed<S, D>>,
+}
+
+/// Which side failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum At {
+    Source,
+    Destination,
+}
+
+/// One staging in progress.
+pub(crate) struct Engine<'a, S: Tree, D: Tree> {
+    pub(crate) source: &'a S,
+    pub(crate) destination: &'a D,
+    pub(crate) settings: Settings,
+    pub(crate) progress: &'a dyn Progress,
+    pub(crate) tally: Tally,
+    pub(crate) queue: Queue<Job<S, D>>,
+    pub(crate) links: Links<S, D>,
+    pub(crate) budget: Budget,
+    pub(crate) ended: Arc<Ended<S, D>>,
+    pub(crate) tag: Tag,
+    pub(crate) owners: OwnerRules,
+    pub(crate) tops: Vec<crate::prepare::Top>,
+    stop: AtomicBool,
+    cancelled: AtomicBool,
+    unsynced: Mutex<Vec<Arc<D::Directory>>>,
+}
+
+impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
+    pub(crate) fn new(
+        trees: (&'a S, &'a D),
+        settings: Settings,
+        owners: OwnerRules,
+        tag: Tag,
+        progress: &'a dyn Progress,
+    ) -> Engine<'a, S, D> {
+        Engine {
+            source: trees.0,
+            destination: trees.1,
+            progress,
+            tally: Tally::default(),
+            queue: Queue::new(),
+            links: Links::new(),
+            budget: Budget::new(2 * settings.open_directories),
+            ended: Ended::new(),
+            tag,
+            owners,
+            tops: Vec::new(),
+            stop: AtomicBool::new(false),
+            cancelled: AtomicBool::new(false),
+            unsynced: Mutex::new(Vec::new()),
+            settings,
+        }
+    }
+
+    /// Stages the tops, on all threads; returns when all is done or stopped.
+    pub(crate) fn run(&self) {
+        self.queue.push(Job::Tops(0..self.tops.len()));
+        std::thread::scope(|scope| {
+            for _ in 1..self.settings.threads {
+                scope.spawn(|| self.work());
+            }
+            self.work();
+        });
+        self.links.clear();
+        let mut scratch = Scratch::default();
+        self.finish_ended(&mut scratch);
+        self.sync_directories(0);
+    }
+
+    /// True once staging is to stop, for whatever reason.
+    pub(crate) fn is_stopping(&self) -> bool {
+        if self.stop.load(Ordering::Relaxed) {
+            return true;
+        }
+        if self.progress.cancelled() {
+            self.cancelled.store(true, Ordering::Relaxed);
+            self.stop.store(true, Ordering::Relaxed);
+            return true;
+        }
+        false
+    }
+
+    /// True when the caller stopped it.
+    pub(crate) fn was_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+
+    fn work(&self) {
+        let mut worker = Worker {
+            buffer: Buffer::new(self.settings.unit),
+            scratch: Scratch::default(),
+            batch: Vec::new(),
+            current: None,
+        };
+        loop {
+            let taken = self.queue.take_now().or_else(|| {
+                // Nothing to do at once: what waits in this thread is finished before it sleeps.
+                self.flush(&mut worker);
+                self.finish_ended(&mut worker.scratch);
+                self.queue.take()
+            });
+            let Some((job, busy)) = taken else { break };
+            self.job(job, &mut worker);
+            self.finish_ended(&mut worker.scratch);
+            drop(busy);
+        }
+    }
+
+    fn job(&self, job: Job<S, D>, worker: &mut Worker<S, D>) {
+        if let Job::Large(large) = job {
+            // Also when stopping: the last range removes the temporary.
+            return self.large(large, worker);
+        }
+        if self.is_stopping() {
+            return;
+        }
+        match job {
+            Job::Tops(range) => self.top(range, worker),
+            Job::List(at, cursor) => self.list(at, cursor),
+            Job::Directories(listed) => self.directories(listed),
+            Job::Directory(entry) => self.enter(entry),
+            Job::Files(listed) => self.files(listed, worker),
+            Job::File(entry, attempt, key) => self.file(entry, attempt, key, worker),
+            Job::Large(_) => unreachable!("handled above"),
+        }
+    }
+
+    fn list(&self, at: Branch<S, D>, cursor: u64) {
+        let mut names = Names::default();
+        let listed = at
+            .source(self.source, &self.budget)
+            .and_then(|handle| self.source.list(&handle, cursor, &mut names));
+        let next = match listed {
+            Ok(next) => next,
+            Err(code) => {
+                return self.error(At::Source, "list the directory", code, at.source_path(b"."), None);
+            }
+        };
+        let has_directories = names.iter().any(|(_, kind)| kind == Some(Kind::Directory));
+        let has_others = names.iter().any(|(_, kind)| kind != Some(Kind::Directory));
+        let names = Arc::new(names);
+        if let Some(next) = next {
+            self.queue.push(Job::List(at.clone(), next));
+        }
+        if has_directories {
+            let range = 0..names.len();
+            self.queue.push(Job::Directories(Listed { at: at.clone(), names: names.clone(), range }));
+        }
+        if has_others {
+            for start in (0..names.len()).step_by(FILES_PER_JOB) {
+                let range = start..names.len().min(start + FILES_PER_JOB);
+                self.queue.push(Job::Files(Listed { at: at.clone(), names: names.clone(), range }));
+            }
+        }
+    }
+
+    /// Enters the first directory of a list, and leaves the others to whoever comes next.
+    fn directories(&self, mut listed: Listed<S, D>) {
+        for index in listed.range.by_ref() {
+            let (name, kind) = listed.names.get(index);
+            if kind == Some(Kind::Directory) && !is_temporary(name) {
+                let entry = Entry { at: listed.at.clone(), name: name.into(), renamed: None, follow: false };
+                if !listed.range.is_empty() {
+                    self.queue.push(Job::Directories(listed));
+                }
+                return self.enter(entry);
+            }
+        }
+    }
+
+    fn files(&self, listed: Listed<S, D>, worker: &mut Worker<S, D>) {
+        worker.current = Some(listed);
+        while let Some(current) = &mut worker.current {
+            let Some(index) = current.range.next() else { break };
+            let (name, kind) = current.names.get(index);
+            if kind == Some(Kind::Directory) || is_temporary(name) {
+                continue;
+            }
+            let entry = Entry { at: current.at.clone(), name: name.into(), renamed: None, follow: false };
+            if self.is_stopping() {
+                break;
+            }
+            self.entry(entry, kind, worker);
+        }
+        worker.current = None;
+    }
+
+    /// Leaves the rest of the files job in progress to others, as what comes now takes long.
+    pub(crate) fn share_rest(&self, worker: &mut Worker<S, D>) {
+        if let Some(rest) = worker.current.take().filter(|rest| !rest.range.is_empty()) {
+            self.queue.push(Job::Files(rest));
+        }
+    }
+
+    /// Stages an entry of any kind.
+    pub(crate) fn entry(&self, entry: Entry<S, D>, kind: Option<Kind>, worker: &mut Worker<S, D>) {
+        let kind = match kind {
+            Some(kind) => kind,
+            None => {
+                let meta = entry
+                    .at
+                    .source(self.source, &self.budget)
+                    .and_then(|handle| self.source.stat(&handle, &entry.name, entry.follow));
+                match meta {
+                    Ok(meta) => meta.kind,
+                    Err(code) => return self.source_error("look at it", code, &entry),
+                }
+            }
+        };
+        match kind {
+            Kind::Directory => self.queue.push(Job::Directory(entry)),
+            Kind::File => self.file(entry, 0, None, worker),
+            _ => self.special(entry, worker),
+        }
+    }
+
+    /// Finishes the directories below which all is done.
+    pub(crate) fn finish_ended(&self, scratch: &mut Scratch) {
+        while let Some(trunk) = self.ended.take() {
+            if !self.is_stopping() {
+                self.finish_directory(&trunk, scratch);
+            }
+        }
+    }
+
+    fn finish_directory(&self, trunk: &Trunk<S, D>, scratch: &mut Scratch) {
+        let handle = match trunk.destination(self.destination, &self.budget) {
+            Ok(handle) => handle,
+            Err(code) => {
+                let path = trunk.destination_path(b".");
+                return self.error(At::Destination, "open the directory again", code, path, None);
+            }
+        };
+        if trunk.prune {
+            self.prune(trunk, &handle);
+        }
+        if let Some(meta) = &trunk.meta {
+            let done = trunk.source(self.source, &self.budget).map_err(|code| (At::Source, code)).and_then(
+                |source| {
+                    let wanted = self.owners.wanted(meta);
+                    let from = (self.source, Object::Directory(&*source));
+                    let object = Object::Directory(&*handle);
+                    let warn = |what, code| self.warning(what, code, || trunk.destination_path(b"."));
+                    set_attributes(from, (self.destination, object), &wanted, scratch, &warn)
+                        .and_then(|()| self.destination.set_times(object, wanted.atime, wanted.mtime))
+                        .map_err(|code| (At::Destination, code))
+                },
+            );
+            match done {
+                Ok(()) => add(&self.tally.directories, 1),
+                Err((at, code)) => {
+                    let path = match at {
+                        At::Source => trunk.source_path(b"."),
+                        At::Destination => trunk.destination_path(b"."),
+                    };
+                    self.error(at, "set the directory's attributes", code, path, None);
+                }
+            }
+        }
+        if self.settings.durable {
+            self.unsynced.lock().unwrap_or_else(|e| e.into_inner()).push(handle);
+            self.sync_directories(UNSYNCED_MAX);
+        }
+    }
+
+    /// Syncs the directories that wait for it, if they are more than `most`.
+    fn sync_directories(&self, most: usize) {
+        let mut waiting = self.unsynced.lock().unwrap_or_else(|e| e.into_inner());
+        if waiting.len() <= most {
+            return;
+        }
+        let all = std::mem::take(&mut *waiting);
+        drop(waiting);
+        for handle in all {
+            if let Err(code) = self.destination.sync_directory(&handle) {
+                self.error(At::Destination, "bring a directory to the medium", code, Vec::new(), None);
+            }
+        }
+    }
+
+    /// Records that something at `path` failed. `needed` are the bytes that there should have been room for.
+    pub(crate) fn error(&self, at: At, action: &str, code: Code, path: Vec<u8>, needed: Option<u64>) {
+        let title = match at {
+            At::Source => self.source.title(),
+            At::Destination => self.destination.title(),
+        };
+        let mut what = format!("cannot {action} in {title}: {}", reason(code));
+        if at == At::Destination && code == Code::NoSpace {
+            what.push_str(&self.space_words(needed));
+            self.stop.store(true, Ordering::Relaxed);
+        }
+        if matches!(code, Code::PoolGone | Code::UnknownSession) {
+            self.stop.store(true, Ordering::Relaxed);
+        }
+        let error = FileError { path: display(&path), code, what, cure: cure(at, code, title) };
+        self.progress.message(&format!("{}: {}", error.path, error.what));
+        self.tally.error(error);
+    }
+
+    /// Free space of the destination, for people.
+    fn space_words(&self, needed: Option<u64>) -> String {
+        let place = self.tops.first().and_then(|top| self.destination.open_path(&top.staged.parent).ok());
+        let space = place.and_then(|(handle, _)| self.destination.space(&handle).ok());
+        match (space, needed) {
+            (Some(space), _) if space.free_inodes == 0 => "; no inodes are free".into(),
+            (Some(space), Some(needed)) if space.free_bytes >= needed => format!(
+                "; {} are needed and {} are free, so a quota may be used up",
+                human_bytes(needed),
+                human_bytes(space.free_bytes)
+            ),
+            (Some(space), Some(needed)) => format!(
+                "; this file needs {}, {} are free",
+                human_bytes(needed),
+                human_bytes(space.free_bytes)
+            ),
+            (Some(space), None) => format!("; {} are free", human_bytes(space.free_bytes)),
+            (None, _) => String::new(),
+        }
+    }
+
+    pub(crate) fn source_error(&self, action: &str, code: Code, entry: &Entry<S, D>) {
+        self.error(At::Source, action, code, entry.source_path(), None);
+    }
+
+    pub(crate) fn destination_error(&self, action: &str, code: Code, entry: &Entry<S, D>) {
+        self.error(At::Destination, action, code, entry.destination_path(), None);
+    }
+
+    /// Records why a copy failed.
+    pub(crate) fn failure(&self, failure: Failure, entry: &Entry<S, D>, needed: u64) {
+        match failure {
+            Failure::Source(code) => self.source_error("read it", code, entry),
+            Failure::Destination(code) => {
+                let path = entry.destination_path();
+                self.error(At::Destination, "write the copy", code, path, Some(needed));
+            }
+            Failure::Changed => {
+                let what = format!("it changed while it was copied, {} times", crate::small::ATTEMPTS);
+                let cure = "stage it when the program that writes it is done".to_string();
+                self.tally.error(FileError {
+                    path: display(&entry.source_path()),
+                    code: Code::Busy,
+                    what,
+                    cure,
+                });
+            }
+            Failure::Differs => {
+                let what = format!(
+                    "the copy in {}, read again, differs from what was read",
+                    self.destination.title()
+                );
+                let cure = "run it again; if this comes back, the memory or medium of this node is faulty"
+                    .to_string();
+                let path = display(&entry.destination_path());
+                self.tally.error(FileError { path, code: Code::Corrupt, what, cure });
+            }
+            Failure::Stopped => {}
+        }
+    }
+
+    pub(crate) fn warning(&self, what: String, code: Code, path: impl FnOnce() -> Vec<u8>) {
+        self.tally.warning(what, code, || display(&path()));
+    }
+}
+
+/// What a user can do about a failure.
+fn cure(at: At, code: Code, title: &str) -> String {
+    match (at, code) {
+        (At::Source, Code::AccessDenied | Code::NotPermitted) => {
+            "make it readable (chmod u+r, directories u+rx), or leave it out".into()
+        }
+        (At::Destination, Code::AccessDenied | Code::NotPermitted | Code::ReadOnly) => {
+            format!("choose a destination in {title} that you may write to")
+        }
+        (At::Source, Code::NotFound | Code::Stale) => {
+            "it was removed or replaced while it was staged: run it again when the source is at rest".into()
+        }
+        (At::Destination, Code::NotFound | Code::Stale) => {
+            "another program works in the destination: run it again when that has ended".into()
+        }
+        (At::Destination, Code::NoSpace) => {
+            format!("free space in {title} or choose another destination, then run it again: complete files stay and are not copied again")
+        }
+        (At::Destination, Code::IsDirectory | Code::NotDirectory | Code::Exists) => {
+            "a file and a directory of one name meet: remove or rename what is in the destination".into()
+        }
+        (At::Destination, Code::Busy) => "give each file of the staging a destination of its own".into(),
+        (_, Code::NoResources) => "raise the limit of open files (ulimit -n), or use fewer threads".into(),
+        (_, Code::PoolGone | Code::UnknownSession) => {
+            "look with `forebay status`, start the pool again with `forebay up`, then run it again".into()
+        }
+        (_, Code::Io) => "look in the kernel's log (dmesg), and at the health of the medium".into(),
+        (At::Destination, Code::FileTooLarge) => format!("{title} cannot hold files of this size"),
+        _ => String::new(),
+    }
+}

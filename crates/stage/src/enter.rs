@@ -1,0 +1,149 @@
+//! Entering directories: those that the user named, and those met on the way.
+
+use std::ops::Range;
+
+use forebay_types::{Code, Kind};
+
+use crate::branch::{Branch, Side, Trunk};
+use crate::engine::{At, Engine, Entry, Job, Worker};
+use crate::tree::{Meta, Object, Tree};
+
+/// Mode of a directory while it is filled: nobody else looks in before its attributes are set.
+pub(crate) const FILLING_MODE: u32 = 0o700;
+
+impl<S: Tree, D: Tree> Engine<'_, S, D> {
+    /// Starts the first of what the user named, and leaves the others to whoever comes next.
+    pub(crate) fn top(&self, mut range: Range<usize>, worker: &mut Worker<S, D>) {
+        let Some(index) = range.next() else { return };
+        if !range.is_empty() {
+            self.queue.push(Job::Tops(range));
+        }
+        let top = &self.tops[index];
+        if top.is_directory() {
+            return self.top_directory(index);
+        }
+        let source = match self.source.open_path(&top.source.parent) {
+            Ok(opened) => opened,
+            Err(code) => return self.error(At::Source, "open its directory", code, top.source.path(), None),
+        };
+        let destination = match self.destination.open_path(&top.staged.parent) {
+            Ok(opened) => opened,
+            Err(code) => {
+                return self.error(At::Destination, "open its directory", code, top.staged.path(), None)
+            }
+        };
+        let at = Branch::new(Trunk {
+            parent: None,
+            source: Side::new(top.source.parent.clone(), true, source, &self.budget),
+            destination: Side::new(top.staged.parent.clone(), true, destination, &self.budget),
+            meta: None,
+            fresh: false,
+            prune: false,
+            ended: self.ended.clone(),
+        });
+        let entry = Entry {
+            at,
+            name: top.source.name.as_slice().into(),
+            renamed: Some(top.staged.name.as_slice().into()),
+            follow: true,
+        };
+        self.entry(entry, Some(top.kind), worker);
+    }
+
+    fn top_directory(&self, index: usize) {
+        let top = &self.tops[index];
+        let (from, to) = (top.source.path(), top.staged.path());
+        let source = match self.source.open_path(&from) {
+            Ok(opened) => opened,
+            Err(code) => return self.error(At::Source, "open the directory", code, from, None),
+        };
+        let mut fresh = false;
+        let made = self.destination.open_path(&top.staged.parent).and_then(|(parent, _)| {
+            match self.destination.make_directory(&parent, &top.staged.name, FILLING_MODE) {
+                Ok(()) => fresh = true,
+                Err(Code::Exists) => {}
+                Err(code) => return Err(code),
+            }
+            self.destination.open_path(&to)
+        });
+        let destination = match made {
+            Ok(opened) => opened,
+            Err(code) => return self.error(At::Destination, "make the directory", code, to, None),
+        };
+        if !fresh {
+            self.merge_into(&destination, &|| to.clone());
+        }
+        let meta = Some(source.1).filter(|_| top.keeps_attributes);
+        self.queue.push(Job::List(
+            Branch::new(Trunk {
+                parent: None,
+                source: Side::new(from, true, source, &self.budget),
+                destination: Side::new(to.clone(), true, destination, &self.budget),
+                meta,
+                fresh,
+                prune: top.adopted,
+                ended: self.ended.clone(),
+            }),
+            0,
+        ));
+    }
+
+    /// Enters a directory met in a source: makes its copy, and has it listed.
+    pub(crate) fn enter(&self, entry: Entry<S, D>) {
+        let opened = entry
+            .at
+            .source(self.source, &self.budget)
+            .and_then(|handle| self.source.open_directory(&handle, &entry.name, false));
+        let source = match opened {
+            Ok(opened) => opened,
+            Err(code) => return self.source_error("open the directory", code, &entry),
+        };
+        let mut fresh = false;
+        let made = entry.at.destination(self.destination, &self.budget).and_then(|parent| {
+            // In a directory that was there, most are there, too, when staging is resumed.
+            match self.destination.make_directory(&parent, entry.to(), FILLING_MODE) {
+                Ok(()) => fresh = true,
+                Err(Code::Exists) => self.make_traversable(&parent, entry.to()),
+                Err(code) => return Err(code),
+            }
+            self.destination.open_directory(&parent, entry.to(), false)
+        });
+        let destination = match made {
+            Ok(opened) => opened,
+            Err(code) => return self.destination_error("make the directory", code, &entry),
+        };
+        if !fresh {
+            self.merge_into(&destination, &|| entry.destination_path());
+        }
+        let meta = Some(source.1);
+        let to = entry.to().to_vec();
+        let prune = entry.at.prune && !fresh;
+        self.queue.push(Job::List(
+            Branch::new(Trunk {
+                source: Side::new(entry.name.to_vec(), false, source, &self.budget),
+                destination: Side::new(to, false, destination, &self.budget),
+                parent: Some(entry.at),
+                meta,
+                fresh,
+                prune,
+                ended: self.ended.clone(),
+            }),
+            0,
+        ));
+    }
+
+    /// Lets us into a directory of our own that an earlier staging closed to us, as its source is. If that fails,
+    /// opening it will say why.
+    fn make_traversable(&self, parent: &D::Directory, name: &[u8]) {
+        if let Ok(meta) = self.destination.stat(parent, name, false) {
+            if meta.kind == Kind::Directory && meta.mode & FILLING_MODE != FILLING_MODE {
+                let _ = self.destination.set_mode(Object::Entry(parent, name), meta.mode | FILLING_MODE);
+            }
+        }
+    }
+
+    /// Prepares a directory that was there to be merged into.
+    fn merge_into(&self, destination: &(D::Directory, Meta), path: &dyn Fn() -> Vec<u8>) {
+        self.clear_leftovers(&destination.0, None, path);
+    }
+}

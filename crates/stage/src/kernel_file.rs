@@ -1,0 +1,98 @@
+//! A file that the kernel has: one of the backing store, or a pool file's single backing file.
+
+use std::num::NonZeroU64;
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use forebay_types::{Code, Timestamp};
+use rustix::fs::{Advice, SeekFrom, Stat};
+use rustix::io::Errno;
+
+use crate::tree::File;
+
+/// A regular file by its descriptor.
+#[derive(Debug)]
+pub(crate) struct KernelFile(pub(crate) OwnedFd);
+
+/// The code of an errno.
+pub(crate) fn code(errno: Errno) -> Code {
+    Code::from_errno(errno.raw_os_error())
+}
+
+/// Repeats a call that a signal interrupted.
+pub(crate) fn retried<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T, Code> {
+    loop {
+        match call() {
+            Err(Errno::INTR) => {}
+            other => return other.map_err(code),
+        }
+    }
+}
+
+/// The time of last change of content in a stat.
+pub(crate) fn mtime(stat: &Stat) -> Timestamp {
+    Timestamp { sec: stat.st_mtime, nsec: stat.st_mtime_nsec as u32 }
+}
+
+impl File for KernelFile {
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize, Code> {
+        retried(|| rustix::io::pread(&self.0, &mut *buffer, offset))
+    }
+
+    fn write_at(&self, data: &[u8], offset: u64) -> Result<usize, Code> {
+        retried(|| rustix::io::pwrite(&self.0, data, offset))
+    }
+
+    fn set_size(&self, bytes: u64) -> Result<(), Code> {
+        retried(|| rustix::fs::ftruncate(&self.0, bytes))
+    }
+
+    fn version(&self) -> Result<(u64, Timestamp), Code> {
+        let stat = retried(|| rustix::fs::fstat(&self.0))?;
+        Ok((stat.st_size as u64, mtime(&stat)))
+    }
+
+    fn next_data(&self, within: Range<u64>) -> Result<Option<Range<u64>>, Code> {
+        if within.is_empty() {
+            return Ok(None);
+        }
+        // The position that these calls move is used by nobody: all reads and writes name theirs.
+        let start = match rustix::fs::seek(&self.0, SeekFrom::Data(within.start)) {
+            Ok(start) => start,
+            Err(Errno::NXIO) => return Ok(None),
+            Err(Errno::INVAL) => return Ok(Some(within)),
+            Err(e) => return Err(code(e)),
+        };
+        if start >= within.end {
+            return Ok(None);
+        }
+        match rustix::fs::seek(&self.0, SeekFrom::Hole(start)) {
+            Ok(end) => Ok(Some(start..end.clamp(start, within.end))),
+            // The file was cut behind our back: the copy will notice.
+            Err(Errno::NXIO) => Ok(None),
+            Err(e) => Err(code(e)),
+        }
+    }
+
+    fn knows_holes(&self) -> bool {
+        true
+    }
+
+    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.as_fd())
+    }
+
+    fn start_sync(&self) {
+        // SAFETY: a plain system call on our descriptor; that it fails is of no consequence, as `sync` follows.
+        unsafe { libc::sync_file_range(self.0.as_raw_fd(), 0, 0, libc::SYNC_FILE_RANGE_WRITE) };
+    }
+
+    fn sync(&self) -> Result<(), Code> {
+        retried(|| rustix::fs::fsync(&self.0))
+    }
+
+    fn forget_cached(&self) {
+        // Only advice: where it is not taken, the check reads what the kernel has cached.
+        let _ = rustix::fs::fadvise(&self.0, 0, None::<NonZeroU64>, Advice::DontNeed);
+    }
+}

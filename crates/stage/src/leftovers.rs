@@ -1,0 +1,207 @@
+//! What killed stagings left behind, and the removal of trees.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use forebay_types::{Code, Kind, Timestamp};
+
+use crate::branch::Trunk;
+use crate::engine::{At, Engine};
+use crate::names::{Owner, Tag, Temporary, Use};
+use crate::report::add;
+use crate::tree::{Names, Object, Tree};
+
+/// A temporary that nobody needs any more.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Leftover {
+    pub(crate) name: Vec<u8>,
+    pub(crate) temporary: Temporary,
+    pub(crate) kind: Kind,
+}
+
+/// Calls `each` for every name in a directory.
+pub(crate) fn each_name<T: Tree>(
+    tree: &T,
+    at: &T::Directory,
+    each: &mut dyn FnMut(&[u8]) -> Result<(), Code>,
+) -> Result<(), Code> {
+    let mut cursor = 0;
+    loop {
+        let mut names = Names::default();
+        let next = tree.list(at, cursor, &mut names)?;
+        for (name, _) in names.iter() {
+            each(name)?;
+        }
+        match next {
+            Some(next) => cursor = next,
+            None => return Ok(()),
+        }
+    }
+}
+
+/// The leftovers in a directory whose final name's hash is in `hashes`; all if that is `None`.
+pub(crate) fn find<T: Tree>(
+    tree: &T,
+    at: &T::Directory,
+    hashes: Option<&HashSet<u64>>,
+) -> Result<Vec<Leftover>, Code> {
+    let now = now();
+    let mut found = Vec::new();
+    each_name(tree, at, &mut |name| {
+        let Some(temporary) = Temporary::parse(name) else { return Ok(()) };
+        if hashes.is_some_and(|hashes| !hashes.contains(&temporary.hash)) {
+            return Ok(());
+        }
+        match tree.stat(at, name, false) {
+            Ok(meta) if temporary.tag.owner(meta.ctime, now) == Owner::Dead => {
+                found.push(Leftover { name: name.to_vec(), temporary, kind: meta.kind });
+                Ok(())
+            }
+            Ok(_) | Err(Code::NotFound) => Ok(()),
+            Err(code) => Err(code),
+        }
+    })?;
+    Ok(found)
+}
+
+fn now() -> Timestamp {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    Timestamp { sec: since.as_secs() as i64, nsec: since.subsec_nanos() }
+}
+
+/// Removes a tree, or whatever has the name. The tree first gets a name that says so, for who may find it if this is
+/// killed half-way. Directories within are moved up as they are met, so that neither depth nor descriptors matter.
+pub(crate) fn remove_tree<T: Tree>(tree: &T, at: &T::Directory, name: &[u8], tag: &Tag) -> Result<(), Code> {
+    match tree.unlink(at, name) {
+        Err(Code::IsDirectory | Code::NotPermitted) => {}
+        other => return other,
+    }
+    let gone = tag.temporary(name, Use::Gone);
+    tree.rename((at, name), (at, &gone), 0)?;
+    let (top, _) = tree.open_directory(at, &gone, false)?;
+    empty(tree, &top)?;
+    tree.remove_directory(at, &gone)
+}
+
+/// Removes all that is in a directory.
+fn empty<T: Tree>(tree: &T, top: &T::Directory) -> Result<(), Code> {
+    let mut moved = 0u64;
+    // Directories of `top` that wait; the last is emptied first, so few ever wait.
+    let mut waiting = clear_files(tree, top)?;
+    while let Some(name) = waiting.pop() {
+        // A directory must be writable for its entries, and for itself to be moved.
+        let _ = tree.set_mode(Object::Entry(top, &name), 0o700);
+        let (directory, _) = tree.open_directory(top, &name, false)?;
+        let inner = clear_files(tree, &directory)?;
+        let mut up = Vec::new();
+        for inside in inner {
+            moved += 1;
+            let new = format!("{moved:x}.moved").into_bytes();
+            let _ = tree.set_mode(Object::Entry(&directory, &inside), 0o700);
+            match tree.rename((&directory, &inside), (top, &new), forebay_types::RENAME_NOREPLACE) {
+                Ok(()) => up.push(new),
+                // The name is taken by what the tree holds: the next number will do.
+                Err(Code::Exists) => {
+                    let new = format!("{moved:x}.moved-{}", waiting.len()).into_bytes();
+                    tree.rename((&directory, &inside), (top, &new), forebay_types::RENAME_NOREPLACE)?;
+                    up.push(new);
+                }
+                Err(code) => return Err(code),
+            }
+        }
+        tree.remove_directory(top, &name)?;
+        waiting.append(&mut up);
+    }
+    Ok(())
+}
+
+/// Unlinks what is not a directory; the names of the directories.
+fn clear_files<T: Tree>(tree: &T, at: &T::Directory) -> Result<Vec<Vec<u8>>, Code> {
+    let mut directories = Vec::new();
+    // Entries that go while a directory is listed may hide others: listed anew until only directories are left.
+    loop {
+        let mut removed = false;
+        directories.clear();
+        each_name(tree, at, &mut |name| {
+            match tree.unlink(at, name) {
+                Ok(()) => removed = true,
+                Err(Code::NotFound) => {}
+                Err(Code::IsDirectory) => directories.push(name.to_vec()),
+                // POSIX lets unlink of a directory be EPERM.
+                Err(Code::NotPermitted) if tree.stat(at, name, false)?.kind == Kind::Directory => {
+                    directories.push(name.to_vec());
+                }
+                Err(code) => return Err(code),
+            }
+            Ok(())
+        })?;
+        if !removed {
+            return Ok(directories);
+        }
+    }
+}
+
+impl<S: Tree, D: Tree> Engine<'_, S, D> {
+    /// Removes the leftovers in a destination directory that was there before.
+    pub(crate) fn clear_leftovers(
+        &self,
+        at: &D::Directory,
+        hashes: Option<&HashSet<u64>>,
+        path: &dyn Fn() -> Vec<u8>,
+    ) {
+        let found = match find(self.destination, at, hashes) {
+            Ok(found) => found,
+            Err(code) => {
+                return self.error(
+                    At::Destination,
+                    "look for leftovers of a killed staging",
+                    code,
+                    path(),
+                    None,
+                )
+            }
+        };
+        for leftover in found {
+            match remove_tree(self.destination, at, &leftover.name, &self.tag) {
+                Ok(()) => {
+                    add(&self.tally.leftovers_removed, 1);
+                    let path = crate::report::display(&crate::pair::join(&path(), &leftover.name));
+                    self.progress.message(&format!("{path}: left by a staging that was killed; removed"));
+                }
+                Err(Code::NotFound) => {}
+                Err(code) => {
+                    let path = crate::pair::join(&path(), &leftover.name);
+                    self.error(At::Destination, "remove what a killed staging left", code, path, None);
+                }
+            }
+        }
+    }
+
+    /// Removes from a directory of an adopted tree what its source does not have any more.
+    pub(crate) fn prune(&self, trunk: &Trunk<S, D>, destination: &Arc<D::Directory>) {
+        let source = match trunk.source(self.source, &self.budget) {
+            Ok(source) => source,
+            Err(code) => return self.error(At::Source, "open it again", code, trunk.source_path(b"."), None),
+        };
+        let mut extra = Vec::new();
+        let listed = each_name(self.destination, destination, &mut |name| {
+            match self.source.stat(&source, name, false) {
+                Err(Code::NotFound) => extra.push(name.to_vec()),
+                _ => {}
+            }
+            Ok(())
+        });
+        let pruned = listed.and_then(|()| {
+            extra.iter().try_for_each(|name| remove_tree(self.destination, destination, name, &self.tag))
+        });
+        if let Err(code) = pruned {
+            self.error(
+                At::Destination,
+                "remove what the source has no more",
+                code,
+                trunk.destination_path(b"."),
+                None,
+            );
+        }
+    }
+}

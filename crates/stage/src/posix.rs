@@ -1,0 +1,331 @@
+//! The backing store: any file system that the kernel mounts.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use forebay_types::limits::{XATTR_LIST_MAX, XATTR_VALUE_MAX};
+use forebay_types::{Code, Kind, Timestamp};
+use rustix::fs::{
+    AtFlags, FileType, Gid, Mode, OFlags, RawDir, RenameFlags, SeekFrom, Stat, Timespec, Timestamps, Uid,
+    XattrFlags, CWD,
+};
+use rustix::io::Errno;
+
+use crate::kernel_file::{code, mtime, retried, KernelFile};
+use crate::tree::{Meta, Names, Object, Space, Tree, Wanted};
+
+/// Bytes of one directory listing: about 1000 short names.
+const LISTING_BYTES: usize = 32 * 1024;
+
+/// File systems whose calls cross a network: NFS, SMB, Lustre, GPFS, BeeGFS, CephFS, AFS, 9P, FUSE (many network file
+/// systems are served by it). Numbers as in `statfs(2)` and the file systems' own headers.
+const REMOTE: [u64; 10] = [
+    0x6969,
+    0xfe53_4d42,
+    0xff53_4d42,
+    0x0bd0_0bd0,
+    0x4750_4653,
+    0x1983_0326,
+    0x00c3_6400,
+    0x5346_414f,
+    0x0102_1997,
+    0x6573_5546,
+];
+
+/// The kernel's tree.
+#[derive(Debug)]
+pub(crate) struct PosixTree {
+    umask: u32,
+    uid: u32,
+    gid: u32,
+}
+
+impl PosixTree {
+    pub(crate) fn new() -> PosixTree {
+        PosixTree {
+            umask: umask(),
+            uid: rustix::process::geteuid().as_raw(),
+            gid: rustix::process::getegid().as_raw(),
+        }
+    }
+}
+
+/// This process's umask, read without changing it; where /proc does not tell, the strictest, as modes are set again.
+fn umask() -> u32 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
+    line.and_then(|v| u32::from_str_radix(v.trim(), 8).ok()).unwrap_or(0o077)
+}
+
+pub(crate) fn meta_of(stat: &Stat) -> Result<Meta, Code> {
+    let time = |sec: i64, nsec: u64| Timestamp { sec, nsec: nsec as u32 };
+    Ok(Meta {
+        kind: Kind::from_mode(stat.st_mode).ok_or(Code::Invalid)?,
+        mode: stat.st_mode & 0o7777,
+        uid: stat.st_uid,
+        gid: stat.st_gid,
+        links: u32::try_from(stat.st_nlink).unwrap_or(u32::MAX),
+        size: stat.st_size as u64,
+        allocated: stat.st_blocks as u64 * 512,
+        rdev: stat.st_rdev,
+        device: stat.st_dev,
+        ino: stat.st_ino,
+        atime: time(stat.st_atime, stat.st_atime_nsec as u64),
+        mtime: mtime(stat),
+        ctime: time(stat.st_ctime, stat.st_ctime_nsec as u64),
+    })
+}
+
+fn kind_of(file_type: FileType) -> Option<Kind> {
+    Some(match file_type {
+        FileType::RegularFile => Kind::File,
+        FileType::Directory => Kind::Directory,
+        FileType::Symlink => Kind::Symlink,
+        FileType::Fifo => Kind::Fifo,
+        FileType::CharacterDevice => Kind::CharDevice,
+        FileType::BlockDevice => Kind::BlockDevice,
+        FileType::Socket => Kind::Socket,
+        FileType::Unknown => return None,
+    })
+}
+
+/// Opens for reading, without moving the access time where the kernel allows that.
+fn open_for_reading(at: impl AsFd, name: &[u8], flags: OFlags) -> Result<OwnedFd, Code> {
+    let flags = flags | OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOCTTY;
+    match retried(|| rustix::fs::openat(&at, name, flags | OFlags::NOATIME, Mode::empty())) {
+        Err(Code::NotPermitted) => retried(|| rustix::fs::openat(&at, name, flags, Mode::empty())),
+        other => other,
+    }
+}
+
+/// Where the kernel shows an entry of an open directory by path, for calls that take only paths.
+fn entry_path(at: &OwnedFd, name: &[u8]) -> Vec<u8> {
+    let mut path = format!("/proc/self/fd/{}/", at.as_raw_fd()).into_bytes();
+    path.extend_from_slice(name);
+    path
+}
+
+/// Runs `call` on a vector with room for `most` bytes and keeps what it filled.
+fn filled(
+    into: &mut Vec<u8>,
+    most: usize,
+    call: impl Fn(&mut [u8]) -> Result<usize, Errno>,
+) -> Result<(), Code> {
+    // Nearly all lists and values are short; the large ones are asked for again.
+    for room in [1024, most] {
+        into.resize(room, 0);
+        match call(into) {
+            Err(Errno::RANGE) if room < most => {}
+            Err(e) => {
+                into.clear();
+                return Err(code(e));
+            }
+            Ok(len) => {
+                into.truncate(len);
+                return Ok(());
+            }
+        }
+    }
+    Err(Code::Range)
+}
+
+impl Tree for PosixTree {
+    type Directory = OwnedFd;
+    type File = KernelFile;
+
+    fn title(&self) -> &'static str {
+        "the store"
+    }
+
+    fn open_path(&self, path: &[u8]) -> Result<(OwnedFd, Meta), Code> {
+        let fd = open_for_reading(CWD, path, OFlags::DIRECTORY)?;
+        let meta = meta_of(&retried(|| rustix::fs::fstat(&fd))?)?;
+        Ok((fd, meta))
+    }
+
+    fn open_directory(&self, at: &OwnedFd, name: &[u8], follow: bool) -> Result<(OwnedFd, Meta), Code> {
+        let flags = if follow { OFlags::DIRECTORY } else { OFlags::DIRECTORY | OFlags::NOFOLLOW };
+        let fd = open_for_reading(at, name, flags)?;
+        let meta = meta_of(&retried(|| rustix::fs::fstat(&fd))?)?;
+        Ok((fd, meta))
+    }
+
+    fn list(&self, at: &OwnedFd, cursor: u64, names: &mut Names) -> Result<Option<u64>, Code> {
+        retried(|| rustix::fs::seek(at, SeekFrom::Start(cursor)))?;
+        let mut buffer = [MaybeUninit::<u8>::uninit(); LISTING_BYTES];
+        let mut listing = RawDir::new(at, &mut buffer);
+        let mut next = None;
+        while let Some(entry) = listing.next() {
+            let entry = entry.map_err(code)?;
+            let name = entry.file_name().to_bytes();
+            if name != b"." && name != b".." {
+                names.push(name, kind_of(entry.file_type()));
+            }
+            next = Some(entry.next_entry_cookie());
+            if listing.is_buffer_empty() {
+                break;
+            }
+        }
+        Ok(next)
+    }
+
+    fn stat(&self, at: &OwnedFd, name: &[u8], follow: bool) -> Result<Meta, Code> {
+        let flags = if follow { AtFlags::empty() } else { AtFlags::SYMLINK_NOFOLLOW };
+        meta_of(&retried(|| rustix::fs::statat(at, name, flags))?)
+    }
+
+    fn open(&self, at: &OwnedFd, name: &[u8], follow: bool) -> Result<(KernelFile, Meta), Code> {
+        // Not to wait for a writer if the entry is a FIFO by now.
+        let flags = if follow { OFlags::NONBLOCK } else { OFlags::NONBLOCK | OFlags::NOFOLLOW };
+        let fd = open_for_reading(at, name, flags)?;
+        let meta = meta_of(&retried(|| rustix::fs::fstat(&fd))?)?;
+        Ok((KernelFile(fd), meta))
+    }
+
+    fn create(&self, at: &OwnedFd, name: &[u8], wanted: &Wanted) -> Result<KernelFile, Code> {
+        // Until it has its owner, nobody but the present one may read it, and set-id bits wait till then.
+        let other_owner =
+            wanted.uid.is_some_and(|u| u != self.uid) || wanted.gid.is_some_and(|g| g != self.gid);
+        let bits = if other_owner { wanted.mode & 0o700 } else { wanted.mode & 0o777 };
+        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mode = Mode::from_raw_mode(bits & !self.umask);
+        retried(|| rustix::fs::openat(at, name, flags, mode)).map(KernelFile)
+    }
+
+    fn make_directory(&self, at: &OwnedFd, name: &[u8], mode: u32) -> Result<(), Code> {
+        retried(|| rustix::fs::mkdirat(at, name, Mode::from_raw_mode(mode)))
+    }
+
+    fn symlink(&self, target: &[u8], at: &OwnedFd, name: &[u8]) -> Result<(), Code> {
+        retried(|| rustix::fs::symlinkat(target, at, name))
+    }
+
+    fn read_link(&self, at: &OwnedFd, name: &[u8]) -> Result<Vec<u8>, Code> {
+        retried(|| rustix::fs::readlinkat(at, name, Vec::new())).map(|target| target.into_bytes())
+    }
+
+    fn make_node(&self, at: &OwnedFd, name: &[u8], meta: &Meta) -> Result<(), Code> {
+        let file_type = FileType::from_raw_mode(meta.kind.mode_bits());
+        let mode = Mode::from_raw_mode(meta.mode & 0o700);
+        retried(|| rustix::fs::mknodat(at, name, file_type, mode, meta.rdev))
+    }
+
+    fn link(&self, from: (&OwnedFd, &[u8]), to: (&OwnedFd, &[u8])) -> Result<(), Code> {
+        retried(|| rustix::fs::linkat(from.0, from.1, to.0, to.1, AtFlags::empty()))
+    }
+
+    fn rename(&self, from: (&OwnedFd, &[u8]), to: (&OwnedFd, &[u8]), flags: u32) -> Result<(), Code> {
+        if flags == 0 {
+            return retried(|| rustix::fs::renameat(from.0, from.1, to.0, to.1));
+        }
+        let flags = RenameFlags::from_bits_retain(flags);
+        retried(|| rustix::fs::renameat_with(from.0, from.1, to.0, to.1, flags))
+    }
+
+    fn unlink(&self, at: &OwnedFd, name: &[u8]) -> Result<(), Code> {
+        retried(|| rustix::fs::unlinkat(at, name, AtFlags::empty()))
+    }
+
+    fn remove_directory(&self, at: &OwnedFd, name: &[u8]) -> Result<(), Code> {
+        retried(|| rustix::fs::unlinkat(at, name, AtFlags::REMOVEDIR))
+    }
+
+    fn check_writable(&self, at: &OwnedFd) -> Result<(), Code> {
+        let access = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
+        retried(|| rustix::fs::accessat(at, ".", access, AtFlags::EACCESS))
+    }
+
+    fn set_owner(&self, object: Object<'_, Self>, uid: Option<u32>, gid: Option<u32>) -> Result<(), Code> {
+        let (uid, gid) = (uid.map(Uid::from_raw), gid.map(Gid::from_raw));
+        match object {
+            Object::File(file) => retried(|| rustix::fs::fchown(&file.0, uid, gid)),
+            Object::Directory(fd) => retried(|| rustix::fs::fchown(fd, uid, gid)),
+            Object::Entry(at, name) => {
+                retried(|| rustix::fs::chownat(at, name, uid, gid, AtFlags::SYMLINK_NOFOLLOW))
+            }
+        }
+    }
+
+    fn set_mode(&self, object: Object<'_, Self>, mode: u32) -> Result<(), Code> {
+        let mode = Mode::from_raw_mode(mode);
+        match object {
+            Object::File(file) => retried(|| rustix::fs::fchmod(&file.0, mode)),
+            Object::Directory(fd) => retried(|| rustix::fs::fchmod(fd, mode)),
+            // Only for nodes that this process has just made; the kernel before 6.6 cannot be told not to follow.
+            Object::Entry(at, name) => retried(|| rustix::fs::chmodat(at, name, mode, AtFlags::empty())),
+        }
+    }
+
+    fn meta(&self, object: Object<'_, Self>) -> Result<Meta, Code> {
+        match object {
+            Object::File(file) => meta_of(&retried(|| rustix::fs::fstat(&file.0))?),
+            Object::Directory(fd) => meta_of(&retried(|| rustix::fs::fstat(fd))?),
+            Object::Entry(at, name) => self.stat(at, name, false),
+        }
+    }
+
+    fn set_times(&self, object: Object<'_, Self>, atime: Timestamp, mtime: Timestamp) -> Result<(), Code> {
+        let time = |t: Timestamp| Timespec { tv_sec: t.sec, tv_nsec: i64::from(t.nsec) };
+        let times = Timestamps { last_access: time(atime), last_modification: time(mtime) };
+        match object {
+            Object::File(file) => retried(|| rustix::fs::futimens(&file.0, &times)),
+            Object::Directory(fd) => retried(|| rustix::fs::futimens(fd, &times)),
+            Object::Entry(at, name) => {
+                retried(|| rustix::fs::utimensat(at, name, &times, AtFlags::SYMLINK_NOFOLLOW))
+            }
+        }
+    }
+
+    fn list_xattrs(&self, object: Object<'_, Self>, names: &mut Vec<u8>) -> Result<(), Code> {
+        match object {
+            Object::File(file) => filled(names, XATTR_LIST_MAX, |b| rustix::fs::flistxattr(&file.0, b)),
+            Object::Directory(fd) => filled(names, XATTR_LIST_MAX, |b| rustix::fs::flistxattr(fd, b)),
+            Object::Entry(at, name) => {
+                let path = entry_path(at, name);
+                filled(names, XATTR_LIST_MAX, |b| rustix::fs::llistxattr(&path, b))
+            }
+        }
+    }
+
+    fn get_xattr(&self, object: Object<'_, Self>, name: &[u8], value: &mut Vec<u8>) -> Result<(), Code> {
+        match object {
+            Object::File(file) => filled(value, XATTR_VALUE_MAX, |b| rustix::fs::fgetxattr(&file.0, name, b)),
+            Object::Directory(fd) => filled(value, XATTR_VALUE_MAX, |b| rustix::fs::fgetxattr(fd, name, b)),
+            Object::Entry(at, entry) => {
+                let path = entry_path(at, entry);
+                filled(value, XATTR_VALUE_MAX, |b| rustix::fs::lgetxattr(&path, name, b))
+            }
+        }
+    }
+
+    fn set_xattr(&self, object: Object<'_, Self>, name: &[u8], value: &[u8]) -> Result<(), Code> {
+        let flags = XattrFlags::empty();
+        match object {
+            Object::File(file) => retried(|| rustix::fs::fsetxattr(&file.0, name, value, flags)),
+            Object::Directory(fd) => retried(|| rustix::fs::fsetxattr(fd, name, value, flags)),
+            Object::Entry(at, entry) => {
+                let path = entry_path(at, entry);
+                retried(|| rustix::fs::lsetxattr(&path, name, value, flags))
+            }
+        }
+    }
+
+    fn space(&self, at: &OwnedFd) -> Result<Space, Code> {
+        let s = retried(|| rustix::fs::fstatvfs(at))?;
+        // File systems without a fixed number of inodes say 0 of 0.
+        let free_inodes = if s.f_files == 0 { u64::MAX } else { s.f_favail };
+        Ok(Space { free_bytes: s.f_bavail.saturating_mul(s.f_frsize), free_inodes })
+    }
+
+    fn sync_directory(&self, at: &OwnedFd) -> Result<(), Code> {
+        match retried(|| rustix::fs::fsync(at)) {
+            // Some network file systems have nothing to do here.
+            Err(Code::Invalid) => Ok(()),
+            other => other,
+        }
+    }
+
+    fn is_remote(&self, at: &OwnedFd) -> bool {
+        rustix::fs::fstatfs(at).is_ok_and(|s| REMOTE.contains(&(s.f_type as u64 & 0xffff_ffff)))
+    }
+}

@@ -1,0 +1,258 @@
+//! Before anything is copied: all that can be known to be wrong with what the user named is found and said.
+
+use std::collections::HashMap;
+
+use forebay_types::{Code, Error, Kind, Result};
+
+use crate::names::{Tag, Use};
+use crate::pair::{Mapped, Pair, Spot};
+use crate::report::{display, reason};
+use crate::tree::{Meta, Tree};
+
+/// Mode of directories above destinations, less the umask.
+const PARENT_MODE: u32 = 0o777;
+
+/// A pair that was found to be in order.
+#[derive(Clone, Debug)]
+pub(crate) struct Top {
+    pub(crate) source: Spot,
+    /// Where it goes.
+    pub(crate) destination: Spot,
+    /// Where it is staged: the destination itself, or a temporary that goes there at the end.
+    pub(crate) staged: Spot,
+    pub(crate) kind: Kind,
+    /// The destination is there.
+    pub(crate) exists: bool,
+    /// The destination, or what is staged there, gets the source's own attributes.
+    pub(crate) keeps_attributes: bool,
+    /// `staged` was found as a killed staging left it.
+    pub(crate) adopted: bool,
+}
+
+impl Top {
+    pub(crate) fn is_directory(&self) -> bool {
+        self.kind == Kind::Directory
+    }
+
+    /// The directory that must be there before anything is staged.
+    fn base(&self) -> &[u8] {
+        &self.staged.parent
+    }
+}
+
+/// Checks the pairs. `whole` is the tag of an all-or-nothing staging, whose copies first get temporary names.
+///
+/// # Errors
+/// That of the first pair that cannot be staged; nothing was changed.
+pub(crate) fn check<S: Tree, D: Tree>(
+    source: &S,
+    destination: &D,
+    pairs: &[Pair],
+    whole: Option<&Tag>,
+) -> Result<Vec<Top>> {
+    if pairs.is_empty() {
+        return Err(Error::new(Code::Invalid, "cannot stage")
+            .why("no source is named")
+            .cure("name a SOURCE"));
+    }
+    let mut tops: Vec<Top> = Vec::with_capacity(pairs.len());
+    let mut taken: HashMap<Vec<u8>, usize> = HashMap::new();
+    for pair in pairs {
+        let mapped = Mapped::of(pair)?;
+        let meta = check_source(source, &mapped)?;
+        let mut top = check_destination(destination, &mapped, &meta)?;
+        if let Some(&other) = taken.get(&top.destination.path()) {
+            if !(top.is_directory() && tops[other].is_directory()) || whole.is_some() {
+                return Err(Error::new(
+                    Code::Exists,
+                    format!("cannot stage {}", display(&top.source.path())),
+                )
+                .why(format!(
+                    "{} goes to {}, too",
+                    display(&tops[other].source.path()),
+                    display(&top.destination.path())
+                ))
+                .cure("give each source a destination of its own"));
+            }
+        }
+        taken.insert(top.destination.path(), tops.len());
+        if let Some(tag) = whole {
+            let name = tag.temporary(&top.destination.name, Use::Part);
+            // Within a directory that is there, as that may be the top of a file system; else beside its final name.
+            let within = top.exists && top.is_directory();
+            top.staged = if within {
+                top.destination.child(&name)
+            } else {
+                Spot { parent: top.destination.parent.clone(), name }
+            };
+        }
+        tops.push(top);
+    }
+    Ok(tops)
+}
+
+fn check_source<S: Tree>(tree: &S, mapped: &Mapped) -> Result<Meta> {
+    let spot = &mapped.source;
+    let path = display(&spot.path());
+    let wrong = |code: Code| {
+        let cure = match code {
+            Code::NotFound => format!("name what is there; the source is a path in {}", tree.title()),
+            Code::AccessDenied | Code::NotPermitted => {
+                "make it readable (chmod u+r, directories u+rx), or run as a user who may read it".into()
+            }
+            Code::NotDirectory => {
+                "leave the slash at the end away: it stands for a directory's contents".into()
+            }
+            Code::TooManySymlinks => "its links go in a circle: name the file itself".into(),
+            _ => String::new(),
+        };
+        Error::new(code, format!("cannot stage {path}: cannot read it in {}", tree.title()))
+            .why(reason(code))
+            .cure(cure)
+    };
+    let (parent, _) = tree.open_path(&spot.parent).map_err(wrong)?;
+    let meta = tree.stat(&parent, &spot.name, true).map_err(wrong)?;
+    match meta.kind {
+        Kind::Directory => tree.open_directory(&parent, &spot.name, true).map(|_| ()).map_err(wrong)?,
+        _ if mapped.contents => return Err(wrong(Code::NotDirectory)),
+        Kind::File => tree.open(&parent, &spot.name, true).map(|_| ()).map_err(wrong)?,
+        _ => {}
+    }
+    Ok(meta)
+}
+
+fn check_destination<D: Tree>(tree: &D, mapped: &Mapped, source: &Meta) -> Result<Top> {
+    let mut destination = mapped.destination.clone();
+    let mut found = look(tree, &destination)?;
+    if let (Some((_, meta)), true) = (&found, source.kind != Kind::Directory) {
+        if meta.kind == Kind::Directory {
+            destination = destination.child(&mapped.source.name);
+            found = look(tree, &destination)?;
+        }
+    }
+    let path = display(&destination.path());
+    let wrong = |code: Code, why: &str, cure: &str| {
+        Error::new(code, format!("cannot stage to {path} in {}", tree.title())).why(why).cure(cure)
+    };
+    let denied = |code: Code| match code {
+        Code::AccessDenied | Code::NotPermitted | Code::ReadOnly => wrong(
+            code,
+            &format!("its directory cannot be written to: {}", reason(code)),
+            "choose a destination that you may write to",
+        ),
+        code => wrong(code, &reason(code), ""),
+    };
+    if let Some((directory, meta)) = &found {
+        match (source.kind == Kind::Directory, meta.kind == Kind::Directory) {
+            (true, false) => {
+                return Err(wrong(
+                    Code::NotDirectory,
+                    "there is a file of that name, and the source is a directory",
+                    "choose another destination, or remove the file",
+                ));
+            }
+            (false, true) => {
+                return Err(wrong(
+                    Code::IsDirectory,
+                    "there is a directory of that name, and the source is a file",
+                    "choose another destination",
+                ));
+            }
+            (true, true) => {
+                let (own, _) = tree.open_directory(directory, &destination.name, true).map_err(denied)?;
+                tree.check_writable(&own).map_err(denied)?;
+            }
+            (false, false) => tree.check_writable(directory).map_err(denied)?,
+        }
+    } else {
+        let (nearest, _) = nearest(tree, &destination.parent).map_err(denied)?;
+        tree.check_writable(&nearest).map_err(denied)?;
+    }
+    let exists = found.is_some();
+    Ok(Top {
+        source: mapped.source.clone(),
+        staged: destination.clone(),
+        kind: source.kind,
+        exists,
+        keeps_attributes: !(exists && (mapped.contents || destination.is_root())),
+        adopted: false,
+        destination,
+    })
+}
+
+/// The directory and attributes of what has a name, links followed if they lead somewhere; none if nothing has it.
+fn look<D: Tree>(tree: &D, spot: &Spot) -> Result<Option<(D::Directory, Meta)>> {
+    let failed = |code: Code| {
+        Error::new(
+            code,
+            format!("cannot look at the destination {} in {}", display(&spot.path()), tree.title()),
+        )
+        .why(reason(code))
+        .cure(match code {
+            Code::NotDirectory => "a directory on the way to it is a file: choose another destination",
+            Code::AccessDenied => "choose a destination that you may write to",
+            _ => "",
+        })
+    };
+    let (parent, _) = match tree.open_path(&spot.parent) {
+        Ok(opened) => opened,
+        Err(Code::NotFound) => return Ok(None),
+        Err(code) => return Err(failed(code)),
+    };
+    let followed = tree.stat(&parent, &spot.name, true);
+    let meta = match followed {
+        Err(Code::NotFound | Code::TooManySymlinks) => tree.stat(&parent, &spot.name, false),
+        other => other,
+    };
+    match meta {
+        Ok(meta) => Ok(Some((parent, meta))),
+        Err(Code::NotFound) => Ok(None),
+        Err(code) => Err(failed(code)),
+    }
+}
+
+/// The deepest directory on the way to `path` that is there.
+fn nearest<D: Tree>(tree: &D, path: &[u8]) -> std::result::Result<(D::Directory, Meta), Code> {
+    let mut path = path;
+    loop {
+        match tree.open_path(path) {
+            Err(Code::NotFound) if path != b"/" => {
+                let cut = path.iter().rposition(|&b| b == b'/').unwrap_or(0);
+                path = if cut == 0 { b"/" } else { &path[..cut] };
+            }
+            other => return other,
+        }
+    }
+}
+
+/// Makes the directories above the destinations that are not there; those that it made.
+pub(crate) fn make_parents<D: Tree>(tree: &D, tops: &[Top]) -> Result<Vec<Spot>> {
+    let mut parents = Vec::new();
+    for top in tops {
+        let path = top.base();
+        if tree.open_path(path).is_ok() {
+            continue;
+        }
+        let mut ends: Vec<usize> = (1..path.len()).filter(|&i| path[i] == b'/').collect();
+        ends.push(path.len());
+        for end in ends {
+            let Ok(spot) = Spot::of(&path[..end]) else { continue };
+            let made = tree
+                .open_path(&spot.parent)
+                .and_then(|(parent, _)| tree.make_directory(&parent, &spot.name, PARENT_MODE));
+            match made {
+                Ok(()) => parents.push(spot),
+                Err(Code::Exists) => {}
+                Err(code) => {
+                    return Err(Error::new(
+                        code,
+                        format!("cannot make the directory {} in {}", display(&spot.path()), tree.title()),
+                    )
+                    .why(reason(code))
+                    .cure("make it yourself, or choose another destination"));
+                }
+            }
+        }
+    }
+    Ok(parents)
+}

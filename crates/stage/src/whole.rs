@@ -1,0 +1,314 @@
+//! All or nothing: what is staged gets temporary names, and its own names only when all of it is complete.
+//!
+//! A tree whose destination is absent is staged beside it, and one that is to be merged into an existing directory is
+//! staged within that, as it may be the top of a file system. At the end each is moved into place by renames: an
+//! absent name by one rename of the whole tree; where both have a directory, entry by entry; a file that is replaced
+//! changes places with its copy (RENAME_EXCHANGE), so that every step can be undone. If a step fails, all are undone.
+//! Killed before the moves, the destination is as it was; killed amid them, it holds some old and some new files, each
+//! whole. The next run takes a killed one's tree over, goes on with it, and removes from it what the source does not
+//! have any more.
+
+use std::collections::{HashMap, HashSet};
+
+use forebay_types::{name_hash, Code, Kind, RENAME_EXCHANGE, RENAME_NOREPLACE};
+
+use crate::attributes::{set_attributes, Scratch};
+use crate::engine::{At, Engine};
+use crate::leftovers::{each_name, find, remove_tree};
+use crate::names::{Tag, Use};
+use crate::pair::Spot;
+use crate::prepare::Top;
+use crate::tree::{Object, Tree, Wanted};
+
+/// A step that was done.
+enum Step {
+    /// An entry moved onto a free name.
+    Moved { from: Spot, to: Spot },
+    /// Two entries changed places.
+    Swapped { from: Spot, to: Spot },
+    /// An entry replaced what was there, for good: the file system cannot swap.
+    Replaced,
+}
+
+/// A directory of the staged tree that is merged into one that is there.
+struct Merge {
+    from: Spot,
+    to: Spot,
+    keeps_attributes: bool,
+}
+
+/// Prepares the places where trees are staged: removes what killed stagings left there, or takes it over.
+pub(crate) fn adopt<D: Tree>(
+    tree: &D,
+    tops: &mut [Top],
+    tag: &Tag,
+    resume: bool,
+    whole: bool,
+) -> Result<u64, Code> {
+    // Each directory is listed once, however many tops there are.
+    let mut places: HashMap<Vec<u8>, HashMap<u64, Vec<usize>>> = HashMap::new();
+    for (index, top) in tops.iter().enumerate() {
+        let hash = name_hash(&top.destination.name);
+        places.entry(top.staged.parent.clone()).or_default().entry(hash).or_default().push(index);
+    }
+    let mut removed = 0;
+    for (path, wanted) in places {
+        let (at, _) = match tree.open_path(&path) {
+            Err(Code::NotFound) => continue,
+            other => other?,
+        };
+        let hashes: HashSet<u64> = wanted.keys().copied().collect();
+        for leftover in find(tree, &at, Some(&hashes))? {
+            let heir = wanted.get(&leftover.temporary.hash).and_then(|tops| tops.first()).copied();
+            if let (Some(index), true) = (heir, whole && resume) {
+                let top = &mut tops[index];
+                let usable = leftover.kind == Kind::Directory
+                    && leftover.temporary.purpose == Use::Part
+                    && top.is_directory()
+                    && !top.adopted;
+                if usable
+                    && tree.rename((&at, &leftover.name), (&at, &top.staged.name), RENAME_NOREPLACE).is_ok()
+                {
+                    top.adopted = true;
+                    continue;
+                }
+            }
+            match remove_tree(tree, &at, &leftover.name, tag) {
+                Ok(()) => removed += 1,
+                Err(Code::NotFound) => {}
+                Err(code) => return Err(code),
+            }
+        }
+    }
+    Ok(removed)
+}
+
+impl<S: Tree, D: Tree> Engine<'_, S, D> {
+    /// Moves everything that was staged to where it goes. True when all of it is there; else all is as it was.
+    pub(crate) fn commit(&self) -> bool {
+        let mut steps = Vec::new();
+        let mut merges = Vec::new();
+        for top in &self.tops {
+            let moved = self.move_top(top, &mut steps, &mut merges);
+            if let Err((code, spot)) = moved {
+                self.error(At::Destination, "move what was staged to its place", code, spot.path(), None);
+                self.undo(steps);
+                return false;
+            }
+        }
+        self.settle_merges(&merges);
+        // What was replaced now has the temporary names.
+        self.roll_back(&[]);
+        if self.settings.durable {
+            let mut synced = HashSet::new();
+            for top in &self.tops {
+                if synced.insert(&top.destination.parent) {
+                    self.sync_place(&top.destination.parent);
+                }
+            }
+            merges.iter().for_each(|merge| self.sync_place(&merge.to.path()));
+        }
+        true
+    }
+
+    /// Waits until the entries of the directory at `path` are on the medium.
+    pub(crate) fn sync_place(&self, path: &[u8]) {
+        let synced =
+            self.destination.open_path(path).and_then(|(at, _)| self.destination.sync_directory(&at));
+        if let Err(code) = synced {
+            self.error(At::Destination, "bring the directory to the medium", code, path.to_vec(), None);
+        }
+    }
+
+    fn move_top(
+        &self,
+        top: &Top,
+        steps: &mut Vec<Step>,
+        merges: &mut Vec<Merge>,
+    ) -> Result<(), (Code, Spot)> {
+        let mut waiting = vec![Merge {
+            from: top.staged.clone(),
+            to: top.destination.clone(),
+            keeps_attributes: top.keeps_attributes,
+        }];
+        while let Some(Merge { from, to, keeps_attributes }) = waiting.pop() {
+            let failed = |code| (code, to.clone());
+            if self.is_stopping() {
+                return Err(failed(Code::Interrupted));
+            }
+            let Some(entries) = self.move_entry(&from, &to, steps).map_err(failed)? else { continue };
+            waiting.extend(entries.iter().map(|name| Merge {
+                from: from.child(name),
+                to: to.child(name),
+                keeps_attributes: true,
+            }));
+            merges.push(Merge { from, to, keeps_attributes });
+        }
+        Ok(())
+    }
+
+    /// Moves one entry; where both sides have a directory, it gives the entries to move instead.
+    fn move_entry(
+        &self,
+        from: &Spot,
+        to: &Spot,
+        steps: &mut Vec<Step>,
+    ) -> Result<Option<Vec<Vec<u8>>>, Code> {
+        let tree = self.destination;
+        let (from_at, _) = open_deep(tree, &from.parent)?;
+        let (to_at, _) = open_deep(tree, &to.parent)?;
+        let (old, new) = ((&from_at, from.name.as_slice()), (&to_at, to.name.as_slice()));
+        let kind = tree.stat(&from_at, &from.name, false)?.kind;
+        // The destination that the user named may be a link to a directory.
+        let there = match tree.stat(&to_at, &to.name, false) {
+            Err(Code::NotFound) => None,
+            Ok(meta) if meta.kind == Kind::Symlink && kind == Kind::Directory => {
+                Some(tree.stat(&to_at, &to.name, true)?.kind)
+            }
+            other => Some(other?.kind),
+        };
+        match there {
+            None => {
+                self.rename_directory_too(kind, old, new, RENAME_NOREPLACE)?;
+                steps.push(Step::Moved { from: from.clone(), to: to.clone() });
+            }
+            Some(Kind::Directory) if kind == Kind::Directory => {
+                let (at, _) = tree.open_directory(&from_at, &from.name, false)?;
+                let mut names = Vec::new();
+                each_name(tree, &at, &mut |name| {
+                    names.push(name.to_vec());
+                    Ok(())
+                })?;
+                return Ok(Some(names));
+            }
+            Some(Kind::Directory) => return Err(Code::IsDirectory),
+            Some(_) if kind == Kind::Directory => return Err(Code::NotDirectory),
+            Some(_) => match tree.rename(old, new, RENAME_EXCHANGE) {
+                Ok(()) => steps.push(Step::Swapped { from: from.clone(), to: to.clone() }),
+                Err(Code::Invalid | Code::NotSupported) => {
+                    tree.rename(old, new, 0)?;
+                    steps.push(Step::Replaced);
+                }
+                Err(code) => return Err(code),
+            },
+        }
+        Ok(None)
+    }
+
+    /// Renames. A directory that changes its parent must be writable for who is not root: made so for the moment.
+    fn rename_directory_too(
+        &self,
+        kind: Kind,
+        from: (&D::Directory, &[u8]),
+        to: (&D::Directory, &[u8]),
+        flags: u32,
+    ) -> Result<(), Code> {
+        let tree = self.destination;
+        let renamed = match tree.rename(from, to, flags) {
+            // NFS knows no RENAME_NOREPLACE; that the name is free was seen just now.
+            Err(Code::Invalid | Code::NotSupported) if flags == RENAME_NOREPLACE => tree.rename(from, to, 0),
+            other => other,
+        };
+        match renamed {
+            Err(Code::AccessDenied) if kind == Kind::Directory => {
+                let meta = tree.stat(from.0, from.1, false)?;
+                tree.set_mode(Object::Entry(from.0, from.1), meta.mode | 0o700)?;
+                let renamed = tree.rename(from, to, flags);
+                let at = if renamed.is_ok() { to } else { from };
+                let restored = tree.set_mode(Object::Entry(at.0, at.1), meta.mode);
+                renamed.and(restored)
+            }
+            other => other,
+        }
+    }
+
+    fn undo(&self, steps: Vec<Step>) {
+        let tree = self.destination;
+        for step in steps.into_iter().rev() {
+            let undone = match &step {
+                Step::Moved { from, to } => open_deep(tree, &from.parent).and_then(|(from_at, _)| {
+                    let (to_at, _) = open_deep(tree, &to.parent)?;
+                    let kind = tree.stat(&to_at, &to.name, false)?.kind;
+                    self.rename_directory_too(
+                        kind,
+                        (&to_at, &to.name),
+                        (&from_at, &from.name),
+                        RENAME_NOREPLACE,
+                    )
+                }),
+                Step::Swapped { from, to } => open_deep(tree, &from.parent).and_then(|(from_at, _)| {
+                    let (to_at, _) = open_deep(tree, &to.parent)?;
+                    tree.rename((&to_at, &to.name), (&from_at, &from.name), RENAME_EXCHANGE)
+                }),
+                Step::Replaced => Err(Code::NotSupported),
+            };
+            if let Err(code) = undone {
+                let path = match &step {
+                    Step::Moved { to, .. } | Step::Swapped { to, .. } => to.path(),
+                    Step::Replaced => Vec::new(),
+                };
+                self.error(At::Destination, "move back what was moved to its place", code, path, None);
+            }
+        }
+    }
+
+    /// Gives directories that were merged into the attributes of those that were merged.
+    fn settle_merges(&self, merges: &[Merge]) {
+        let tree = self.destination;
+        let mut scratch = Scratch::default();
+        // Deeper ones come later in the list, and first here: setting them leaves their parents' times alone anyway.
+        for merge in merges.iter().rev().filter(|merge| merge.keeps_attributes) {
+            let settled = open_deep(tree, &merge.from.path()).and_then(|(from, meta)| {
+                let (to, _) = open_deep(tree, &merge.to.path())?;
+                let wanted = Wanted {
+                    mode: meta.mode,
+                    uid: Some(meta.uid),
+                    gid: Some(meta.gid),
+                    atime: meta.atime,
+                    mtime: meta.mtime,
+                };
+                let warn = |what, code| self.warning(what, code, || merge.to.path());
+                let (from, to) = (Object::Directory(&from), Object::Directory(&to));
+                set_attributes((tree, from), (tree, to), &wanted, &mut scratch, &warn)?;
+                tree.set_times(to, wanted.atime, wanted.mtime)
+            });
+            if let Err(code) = settled {
+                self.error(At::Destination, "set the directory's attributes", code, merge.to.path(), None);
+            }
+        }
+    }
+
+    /// Removes all that has temporary names, and the directories above them that were made for them.
+    pub(crate) fn roll_back(&self, parents: &[Spot]) {
+        let tree = self.destination;
+        for top in &self.tops {
+            let removed = tree
+                .open_path(&top.staged.parent)
+                .and_then(|(at, _)| remove_tree(tree, &at, &top.staged.name, &self.tag));
+            match removed {
+                Ok(()) | Err(Code::NotFound) => {}
+                Err(code) => {
+                    self.error(At::Destination, "remove what was staged", code, top.staged.path(), None);
+                }
+            }
+        }
+        for parent in parents.iter().rev() {
+            // One that is in use by others by now stays.
+            let _ =
+                tree.open_path(&parent.parent).and_then(|(at, _)| tree.remove_directory(&at, &parent.name));
+        }
+    }
+}
+
+/// Opens the directory at a path of any length.
+fn open_deep<T: Tree>(tree: &T, path: &[u8]) -> Result<(T::Directory, crate::tree::Meta), Code> {
+    match tree.open_path(path) {
+        Err(Code::NameTooLong) => {}
+        other => return other,
+    }
+    let mut at = tree.open_path(b"/")?;
+    for name in path.split(|&b| b == b'/').filter(|name| !name.is_empty()) {
+        at = tree.open_directory(&at.0, name, true)?;
+    }
+    Ok(at)
+}
