@@ -1,4 +1,4 @@
-//! One batch: requests that are waiting together become one transaction.
+//! One batch: requests that are waiting together are applied, published and answered together.
 
 use forebay_data::Media;
 use forebay_ring::ServedRing;
@@ -74,7 +74,7 @@ impl Answers {
 }
 
 impl ShardThread<'_> {
-    /// Serves the requests that were taken, in as many transactions as their replies need.
+    /// Serves the requests that were taken, in as many steps as their replies need.
     pub(super) fn serve_batch(&mut self) -> Result<()> {
         let mut from = 0;
         while from < self.answers.len() {
@@ -83,15 +83,19 @@ impl ShardThread<'_> {
         Ok(())
     }
 
-    /// One transaction with the requests from the `from`-th on; the index behind the last one served.
+    /// Serves requests from the `from`-th on; the index behind the last one served.
     fn serve_some(&mut self, from: usize) -> Result<usize> {
-        let mut batch = self.shard.begin()?;
         self.effects.clear();
         let now = super::now();
         let (mut at, mut i) = (0, from);
         while i < self.answers.len() && at + MESSAGE_BYTES_MAX <= REPLY_BYTES {
             let taken = self.answers.taken[i];
             self.move_on(taken.session, taken.slot);
+            if self.must_commit() {
+                self.commit()?;
+            }
+            self.batch()?;
+            let Some(batch) = &mut self.batch else { unreachable!("begun above") };
             let flight =
                 InFlight { session: self.sessions[taken.session].id, slot: taken.slot, seq: taken.seq };
             let out = &mut self.answers.replies[at..at + MESSAGE_BYTES_MAX];
@@ -107,12 +111,12 @@ impl ShardThread<'_> {
                     Request::decode(&self.answers.requests[start..end])
                 }
             };
-            let mut kept = false;
+            let mut changed = false;
             let len = match decoded {
                 Err(code) => Reply::encode(&Err(code), out).unwrap_or(0),
                 Ok((_, Request::Ping)) => Reply::encode(&Ok(Reply::Done), out).unwrap_or(0),
                 Ok((_, Request::Space)) => {
-                    let space = space(&self.target, self.shard).map(Reply::Space);
+                    let space = space(&self.target, self.committed.inodes).map(Reply::Space);
                     Reply::encode(&space, out).unwrap_or(0)
                 }
                 Ok((caller, request)) => {
@@ -125,29 +129,29 @@ impl ShardThread<'_> {
                             Err(code) => Reply::encode(&Err(code), out).unwrap_or(0),
                         }
                     } else {
-                        if request.changes() {
-                            batch.keep_reply(flight.session, taken.slot as u8, taken.seq, &out[..len])?;
-                            kept = true;
+                        changed = request.changes() && out.first_chunk::<2>() == Some(&[0, 0]);
+                        if changed {
+                            let message = &self.answers.requests[taken.request.0..taken.request.1];
+                            self.journal.append(flight.session, taken.slot, taken.seq, now, message);
                         }
                         len
                     }
                 }
             };
-            if kept {
-                self.note_owed(taken.session, taken.slot, at, len, orphaned);
+            if changed {
+                self.uncommitted += 1;
+                self.note_change(taken.session, taken.slot, taken.seq, (at, at + len), orphaned);
             }
             let taken = &mut self.answers.taken[i];
             taken.reply = (at, at + len);
             at += len;
             i += 1;
         }
-        if self.has_orphans_to_forget() {
-            batch.remove_orphans(&self.done_orphans)?;
-            self.done_orphans.clear();
-        }
-        batch.commit()?;
         self.publish();
         self.answer(from, i);
+        if self.has_orphans_to_forget() {
+            self.forget_orphans()?;
+        }
         Ok(i)
     }
 
@@ -164,20 +168,35 @@ impl ShardThread<'_> {
         }
     }
 
-    /// Remembers what the client owes after this reply: making a backing file, or unlinking some.
-    fn note_owed(&mut self, session: usize, slot: usize, at: usize, len: usize, orphaned_before: usize) {
+    /// Remembers the reply of a change, and what the client owes after it: making a backing file, or unlinking some.
+    fn note_change(
+        &mut self,
+        session: usize,
+        slot: usize,
+        seq: u64,
+        reply: (usize, usize),
+        orphaned_before: usize,
+    ) {
+        let reply = &self.answers.replies[reply.0..reply.1];
+        let session = &mut self.sessions[session];
+        let state = &mut session.slots[slot];
+        state.last_change.0 = seq;
+        state.last_change.1.clear();
+        state.last_change.1.extend_from_slice(reply);
+        if !state.unkept {
+            state.unkept = true;
+            self.unkept.push((session.id, slot));
+        }
         for &(ino, layout) in &self.effects.orphaned()[orphaned_before..] {
             if self.births.contains(&ino) {
                 self.stillborn.push((ino, layout));
             } else {
-                self.sessions[session].slots[slot].orphans.push((ino, layout));
+                state.orphans.push((ino, layout));
             }
         }
-        if let Ok(Reply::Created { entry, created: true }) =
-            Reply::decode(&self.answers.replies[at..at + len])
-        {
-            self.sessions[session].slots[slot].birth = Some(entry.attr.ino);
-            self.births.push(entry.attr.ino);
+        if let Some(ino) = super::session::created(reply) {
+            state.birth = Some(ino);
+            self.births.push(ino);
         }
     }
 
@@ -227,9 +246,8 @@ fn make_backing(
     Ok(())
 }
 
-fn space(target: &forebay_data::Target, shard: &forebay_meta::Shard) -> std::result::Result<PoolSpace, Code> {
+fn space(target: &forebay_data::Target, inodes: u64) -> std::result::Result<PoolSpace, Code> {
     let medium = target.space()?;
-    let inodes = shard.statistics().map_err(|e| e.code)?.inodes;
     // An inode takes about this much of the shard, with its name.
     const INODE_BYTES: u64 = 512;
     Ok(PoolSpace {

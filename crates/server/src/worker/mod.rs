@@ -13,18 +13,21 @@
 //! ```
 //!
 //! Threads speak through channels; the shard thread never waits for another, and is woken by the doorbell. There are
-//! no locks between them. Order of a batch: begin, record in the flight recorder, apply, keep replies, commit, publish
-//! on the board, answer. A worker killed anywhere in it leaves what the next one needs: committed replies are answered
-//! again and not done again, all else is done as if for the first time.
+//! no locks between them. Order of a request: record in the flight recorder, apply in the open transaction, write to the
+//! journal, publish on the board, answer. The transaction is committed when it is long or nobody asks. A worker killed
+//! anywhere in this leaves what the next one needs: changes in the journal are applied again to the last commit, their
+//! replies are answered again, all else is done as if for the first time.
 //!
 //! Tests: `tests/worker.rs`, and the crash tests of the conformance crate.
 
 mod attendant;
 mod batch;
 mod check;
+mod journal;
 pub(crate) use check::check;
 mod pace;
 mod recorder;
+mod recovery;
 mod session;
 mod shard_thread;
 mod special;
@@ -44,6 +47,7 @@ use forebay_types::{Error, NodeId, Result, Timestamp};
 
 use crate::setup::WorkerSetup;
 use attendant::Attendant;
+use journal::Journal;
 use recorder::FlightRecorder;
 use shard_thread::{Message, ShardThread};
 use statistics::Statistics;
@@ -58,7 +62,7 @@ fn device_of(target: &OwnedFd) -> Result<u64> {
 /// True when the target's file system never uses an inode number again: a tmpfs, whose 64-bit counter only rises.
 fn has_stable_inodes(target: &OwnedFd) -> bool {
     const TMPFS_MAGIC: i64 = 0x0102_1994;
-    rustix::fs::fstatfs(target).is_ok_and(|s| s.f_type as i64 == TMPFS_MAGIC)
+    rustix::fs::fstatfs(target).is_ok_and(|s| s.f_type == TMPFS_MAGIC)
 }
 
 /// The daemon's clock.
@@ -88,7 +92,7 @@ fn open_shard(setup: &WorkerSetup) -> Result<Shard> {
 ///
 /// # Errors
 /// Whatever makes serving impossible: a shard of a newer format or a damaged one, a full medium, no memory.
-pub fn run(setup: WorkerSetup) -> Result<()> {
+pub fn run(mut setup: WorkerSetup) -> Result<()> {
     let stop = attendant::block_signals()?;
     let device = device_of(&setup.target_dir)?;
     let stable_inodes = has_stable_inodes(&setup.target_dir);
@@ -106,6 +110,7 @@ pub fn run(setup: WorkerSetup) -> Result<()> {
     let epoch = session::new_epoch();
 
     let sweeper = sweeper::start(Arc::clone(&target), to_shard.clone(), Arc::clone(&doorbell))?;
+    let journal = Journal::take_from(&mut setup)?;
     let attendant = Attendant {
         setup,
         stop,
@@ -119,10 +124,20 @@ pub fn run(setup: WorkerSetup) -> Result<()> {
         to_shard,
         statistics: Arc::clone(&statistics),
     };
-    let mut shard_thread =
-        ShardThread::new(&shard, target, board, doorbell, recorder, from_others, sweeper, statistics, epoch);
+    let mut shard_thread = ShardThread::new(
+        &shard,
+        target,
+        board,
+        doorbell,
+        recorder,
+        journal,
+        from_others,
+        sweeper,
+        statistics,
+        epoch,
+    )?;
     let (mut attendant, sessions) = attendant.restore()?;
-    shard_thread.adopt(sessions)?;
+    shard_thread.recover(sessions)?;
     attendant.ready()?;
     std::thread::scope(|scope| {
         let attending = std::thread::Builder::new()

@@ -19,6 +19,10 @@ pub(super) struct Slot {
     pub(super) birth: Option<Ino>,
     /// Inodes that the last request left without links, whose backing files the client is unlinking.
     pub(super) orphans: Vec<(Ino, Layout)>,
+    /// Sequence and reply of the last change; what a commit has to keep.
+    pub(super) last_change: (u64, Vec<u8>),
+    /// True while `last_change` is not in the shard.
+    pub(super) unkept: bool,
 }
 
 impl Session {
@@ -27,11 +31,19 @@ impl Session {
     }
 }
 
+/// The file that a reply says was made.
+pub(super) fn created(reply: &[u8]) -> Option<Ino> {
+    match Reply::decode(reply) {
+        Ok(Reply::Created { entry, created: true }) => Some(entry.attr.ino),
+        _ => None,
+    }
+}
+
 impl Slot {
     /// What a kept reply says is still owed.
     pub(super) fn restore(&mut self, reply: &[u8]) {
+        self.birth = created(reply);
         match Reply::decode(reply) {
-            Ok(Reply::Created { entry, created: true }) => self.birth = Some(entry.attr.ino),
             Ok(Reply::Removed { ino, last: true, kind, layout }) if kind != Kind::Directory => {
                 self.orphans.push((ino, layout));
             }

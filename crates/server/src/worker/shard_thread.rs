@@ -1,17 +1,18 @@
-//! The shard thread: takes requests from the rings in batches, applies each batch in one transaction, and answers.
+//! The shard thread: takes requests from the rings in batches, applies them in the open transaction, and answers.
 
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::Arc;
 
 use forebay_data::Target;
-use forebay_meta::{Effects, Shard};
+use forebay_meta::{Batch, Effects, Shard, ShardStatistics};
 use forebay_ring::{BoardWriter, Doorbell};
-use forebay_types::limits::{BATCH_MAX, BATCH_PER_RING, DOORBELL_POLL_MS, RING_SLOTS};
+use forebay_types::limits::{BATCH_MAX, BATCH_PER_RING, DOORBELL_POLL_MS};
 use forebay_types::{Ino, Layout, Result};
 use serde_json::Value;
 
 use super::batch::Answers;
+use super::journal::{Journal, MARK_SESSION};
 use super::pace::Pace;
 use super::recorder::FlightRecorder;
 use super::session::Session;
@@ -38,10 +39,21 @@ pub(super) enum Message {
 
 /// Orphan records are deleted this many at a time.
 const FORGET_AT: usize = 256;
+/// An open transaction is committed when nobody asked for so long.
+const IDLE_COMMIT_MS: u64 = 2;
+/// Changes of one transaction: more make it no cheaper, and a crash repeats them.
+const CHANGES_MAX: usize = 1024;
 
 /// The shard thread's state.
 pub(super) struct ShardThread<'a> {
     pub(super) shard: &'a Shard,
+    /// The open transaction.
+    pub(super) batch: Option<Batch<'a>>,
+    pub(super) journal: Journal,
+    /// Slots whose last change is not kept in the shard yet: session and slot.
+    pub(super) unkept: Vec<(u64, usize)>,
+    /// The shard as of the last commit.
+    pub(super) committed: ShardStatistics,
     pub(super) target: Arc<Target>,
     pub(super) board: BoardWriter,
     doorbell: Arc<Doorbell>,
@@ -49,7 +61,7 @@ pub(super) struct ShardThread<'a> {
     messages: Receiver<Message>,
     pub(super) sweeper: Sender<Vec<(Ino, Layout)>>,
     pub(super) statistics: Arc<Statistics>,
-    epoch: u64,
+    pub(super) epoch: u64,
     pub(super) sessions: Vec<Session>,
     /// The session that the next batch starts with.
     turn: usize,
@@ -61,6 +73,8 @@ pub(super) struct ShardThread<'a> {
     pub(super) stillborn: Vec<(Ino, Layout)>,
     /// Orphans whose backing files are gone, and whose records can go.
     pub(super) done_orphans: Vec<Ino>,
+    /// Changes in the open transaction.
+    pub(super) uncommitted: usize,
     stop: bool,
 }
 
@@ -72,13 +86,18 @@ impl<'a> ShardThread<'a> {
         board: BoardWriter,
         doorbell: Arc<Doorbell>,
         recorder: FlightRecorder,
+        journal: Journal,
         messages: Receiver<Message>,
         sweeper: Sender<Vec<(Ino, Layout)>>,
         statistics: Arc<Statistics>,
         epoch: u64,
-    ) -> ShardThread<'a> {
-        ShardThread {
+    ) -> Result<ShardThread<'a>> {
+        Ok(ShardThread {
             shard,
+            batch: None,
+            journal,
+            unkept: Vec::new(),
+            committed: shard.statistics()?,
             target,
             board,
             doorbell,
@@ -94,58 +113,46 @@ impl<'a> ShardThread<'a> {
             births: Vec::new(),
             stillborn: Vec::new(),
             done_orphans: Vec::new(),
+            uncommitted: 0,
             stop: false,
+        })
+    }
+
+    /// The open transaction, begun if there is none.
+    pub(super) fn batch(&mut self) -> Result<&mut Batch<'a>> {
+        if self.batch.is_none() {
+            self.batch = Some(self.shard.begin()?);
+        }
+        match &mut self.batch {
+            Some(batch) => Ok(batch),
+            None => unreachable!("begun above"),
         }
     }
 
-    /// Takes over the sessions of a dead worker: answers what it had committed, and takes up the rest; unlinks what
-    /// clients that died meanwhile left.
-    pub(super) fn adopt(&mut self, sessions: Vec<Session>) -> Result<()> {
-        let mut batch = self.shard.begin()?;
-        let mut owed: Vec<Ino> = Vec::new();
-        for mut session in sessions {
-            // From here on the client reads the new board, so what is answered below is what it sees there.
-            session.ring.set_epoch(self.epoch);
-            for slot in 0..RING_SLOTS {
-                let Some((seq, reply)) = batch.kept_reply(session.id, slot as u8)? else { continue };
-                session.slots[slot].restore(reply);
-                if let Some(ino) = session.slots[slot].birth {
-                    self.births.push(ino);
-                }
-                owed.extend(session.slots[slot].orphans.iter().map(|(ino, _)| *ino));
-                let mut scratch = vec![0; forebay_types::limits::MESSAGE_BYTES_MAX];
-                if let Some((asked, _)) = session.ring.take(slot, &mut scratch) {
-                    if asked == seq {
-                        session.ring.answer(slot, reply);
-                        Statistics::add(&self.statistics.replayed, 1);
-                    }
-                }
+    /// Commits the open transaction; the journal is empty then.
+    ///
+    /// # Errors
+    /// The worker must end: what is acknowledged is in the journal, and the next one tries again.
+    pub(super) fn commit(&mut self) -> Result<()> {
+        let Some(mut batch) = self.batch.take() else { return Ok(()) };
+        for (session, slot) in self.unkept.drain(..) {
+            let Some(session) = self.sessions.iter_mut().find(|s| s.id == session) else { continue };
+            let state = &mut session.slots[slot];
+            state.unkept = false;
+            let (seq, reply) = &state.last_change;
+            if let Err(e) = batch.keep_reply(session.id, slot as u8, *seq, reply) {
+                // Without it a crash between here and the slot's next request would repeat the change.
+                tracing::warn!("{e}");
             }
-            session.ring.repend();
-            self.sessions.push(session);
         }
-        let gone: Vec<u64> = batch
-            .sessions()?
-            .into_iter()
-            .filter(|id| !self.sessions.iter().any(|session| session.id == *id))
-            .collect();
-        for id in gone {
-            batch.forget_session(id)?;
-        }
-        let mut left = Vec::new();
-        for (ino, layout) in batch.orphans()? {
-            if self.births.contains(&ino) {
-                self.stillborn.push((ino, layout));
-            } else if !owed.contains(&ino) {
-                left.push((ino, layout));
-            }
+        if !self.journal.is_empty() {
+            batch.keep_reply(MARK_SESSION, 0, self.journal.last(), &[])?;
         }
         batch.commit()?;
-        if !left.is_empty() {
-            tracing::info!("sweeping backing files of {} inodes that a crash left", left.len());
-            let _ = self.sweeper.send(left);
-        }
-        self.statistics.clients.store(self.sessions.len() as u64, Ordering::Relaxed);
+        self.journal.clear();
+        self.uncommitted = 0;
+        self.committed = self.shard.statistics()?;
+        Statistics::add(&self.statistics.commits, 1);
         Ok(())
     }
 
@@ -158,7 +165,7 @@ impl<'a> ShardThread<'a> {
                 self.hear(message)?;
             }
             if self.stop {
-                return Ok(());
+                return self.commit();
             }
             self.take_requests();
             if !self.answers.is_empty() {
@@ -175,11 +182,19 @@ impl<'a> ShardThread<'a> {
                 self.forget_orphans()?;
                 continue;
             }
-            // Nobody asks: the poll by timer, there for scribbled doorbells, may slow down.
+            // Nobody asks: after a moment the transaction is committed, and the poll by timer, there for scribbled
+            // doorbells, slows down.
             idle_rounds = idle_rounds.saturating_add(1);
-            let timeout = DOORBELL_POLL_MS * if idle_rounds > 20 { 10 } else { 1 };
+            if self.batch.is_some() && idle_rounds > 1 {
+                self.commit()?;
+            }
+            let timeout = match idle_rounds {
+                1 => IDLE_COMMIT_MS,
+                2..20 => DOORBELL_POLL_MS,
+                _ => 10 * DOORBELL_POLL_MS,
+            };
             Statistics::add(&self.statistics.sleeps, 1);
-            let messages = &self.messages;
+            let (messages, sessions) = (&self.messages, &self.sessions);
             let mut heard = None;
             self.doorbell.sleep(timeout, || {
                 heard = messages.try_recv().ok();
@@ -218,11 +233,8 @@ impl<'a> ShardThread<'a> {
 
     /// Deletes the records of orphans whose backing files are gone.
     pub(super) fn forget_orphans(&mut self) -> Result<()> {
-        let mut batch = self.shard.begin()?;
-        batch.remove_orphans(&self.done_orphans)?;
-        batch.commit()?;
-        self.done_orphans.clear();
-        Ok(())
+        let inos = std::mem::take(&mut self.done_orphans);
+        self.batch()?.remove_orphans(&inos)
     }
 
     /// True when enough orphan records wait to be deleted.
@@ -230,21 +242,25 @@ impl<'a> ShardThread<'a> {
         self.done_orphans.len() >= FORGET_AT
     }
 
+    /// True when the open transaction must not grow.
+    pub(super) fn must_commit(&self) -> bool {
+        self.uncommitted >= CHANGES_MAX
+            || self.journal.is_full()
+            || self.batch.as_ref().is_some_and(Batch::is_spent)
+    }
+
     fn hear(&mut self, message: Message) -> Result<()> {
         match message {
             Message::Attached(session, done) => {
                 session.ring.set_epoch(self.epoch);
                 let id = session.id;
-                let mut batch = self.shard.begin()?;
-                let known = batch.add_session(id);
-                batch.commit()?;
-                if let Err(e) = known {
+                if let Err(e) = self.batch()?.add_session(id) {
                     tracing::error!("cannot add a session: {e}");
                     let _ = done.send(false);
                     return Ok(());
                 }
                 self.sessions.push(*session);
-                self.statistics.clients.store(self.sessions.len() as u64, Ordering::Relaxed);
+                self.count_clients();
                 Statistics::add(&self.statistics.attached, 1);
                 let _ = done.send(true);
             }
@@ -254,6 +270,7 @@ impl<'a> ShardThread<'a> {
                 self.done_orphans.extend(inos);
             }
             Message::Status(reply) => {
+                self.commit()?;
                 let _ = reply.send(self.status());
             }
             Message::Check(reply) => {
@@ -261,6 +278,7 @@ impl<'a> ShardThread<'a> {
                 if !self.done_orphans.is_empty() {
                     self.forget_orphans()?;
                 }
+                self.commit()?;
                 let _ = reply.send(super::check::check(self.shard, &self.target));
             }
             Message::Known(id, reply) => {
@@ -271,11 +289,15 @@ impl<'a> ShardThread<'a> {
         Ok(())
     }
 
+    pub(super) fn count_clients(&self) {
+        self.statistics.clients.store(self.sessions.len() as u64, Ordering::Relaxed);
+    }
+
     /// A process is gone: what it left half done is finished.
     fn end_session(&mut self, id: u64) -> Result<()> {
         let Some(i) = self.sessions.iter().position(|s| s.id == id) else { return Ok(()) };
         let mut session = self.sessions.swap_remove(i);
-        self.statistics.clients.store(self.sessions.len() as u64, Ordering::Relaxed);
+        self.count_clients();
         self.recorder.forget_session(id);
         let mut left = Vec::new();
         for slot in session.slots.iter_mut() {
@@ -286,9 +308,7 @@ impl<'a> ShardThread<'a> {
                 }
             }
         }
-        let mut batch = self.shard.begin()?;
-        batch.forget_session(id)?;
-        batch.commit()?;
+        self.batch()?.forget_session(id)?;
         if !left.is_empty() {
             let _ = self.sweeper.send(left);
         }
@@ -307,17 +327,15 @@ impl<'a> ShardThread<'a> {
     fn status(&self) -> Value {
         use forebay_data::Media;
         let space = self.target.space().unwrap_or_default();
-        let mut status = serde_json::json!({
+        let s = &self.committed;
+        serde_json::json!({
             "used_bytes": space.total_bytes.saturating_sub(space.free_bytes),
             "free_bytes": space.free_bytes,
             "clients": self.sessions.len(),
             "ring": self.statistics.to_json(),
             "board": { "bytes": self.board.bytes(), "evicted": self.board.evicted() },
-        });
-        if let Ok(s) = self.shard.statistics() {
-            status["inodes"] = s.inodes.into();
-            status["shard"] = serde_json::json!({ "entries": s.entries, "orphans": s.orphans });
-        }
-        status
+            "inodes": s.inodes,
+            "shard": { "entries": s.entries, "orphans": s.orphans, "bytes": s.bytes },
+        })
     }
 }

@@ -10,8 +10,10 @@ pub(super) struct Statistics {
     pub(super) requests: AtomicU64,
     /// Requests answered with an error.
     pub(super) errors: AtomicU64,
-    /// Transactions committed.
+    /// Batches answered.
     pub(super) batches: AtomicU64,
+    /// Transactions committed.
+    pub(super) commits: AtomicU64,
     /// Times that the shard thread went to sleep.
     pub(super) sleeps: AtomicU64,
     /// Requests that arrived while it span.
@@ -38,6 +40,7 @@ impl Statistics {
             "requests": get(&self.requests),
             "errors": get(&self.errors),
             "batches": get(&self.batches),
+            "commits": get(&self.commits),
             "sleeps": get(&self.sleeps),
             "spun": get(&self.spun),
             "replayed": get(&self.replayed),
