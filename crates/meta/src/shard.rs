@@ -10,6 +10,8 @@
 use std::cell::{RefCell, RefMut};
 use std::fs::File;
 use std::io::Read;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use forebay_types::{Attr, Code, Error, Ino, Layout, NodeId, Result, Timestamp};
@@ -115,19 +117,42 @@ fn take_lock(dir: &Path) -> Result<File> {
 }
 
 fn open_env(dir: &Path, map_bytes: Option<u64>) -> Result<Env<WithoutTls>> {
+    let what = || format!("cannot open the shard {}", dir.display());
+    // heed opens by a path that it resolves, and a target that is mounted nowhere has none that leads there: the data
+    // file is named by its descriptor.
+    let data = File::options()
+        .create(true)
+        .truncate(false)
+        .read(true)
+        .write(true)
+        .open(dir.join(DATA_FILE))
+        .map_err(|e| Error::io(what(), &e).cure("check that the pool's directory exists and is yours"))?;
+    let by_descriptor = PathBuf::from(format!("/proc/self/fd/{}", data.as_raw_fd()));
+    if let (Ok(ours), Ok(resolved)) = (data.metadata(), by_descriptor.canonicalize()) {
+        // A path that happens to exist in this process's tree must not be taken for the one within a private mount.
+        if !std::fs::metadata(&resolved).is_ok_and(|m| (m.dev(), m.ino()) == (ours.dev(), ours.ino())) {
+            return Err(Error::new(Code::Busy, what())
+                .why(format!("{} is in the way of its private mount", resolved.display()))
+                .cure("move that file away, or give the pool a directory with --path"));
+        }
+    }
     let mut options = EnvOpenOptions::new().read_txn_without_tls();
     if let Some(bytes) = map_bytes {
         options.map_size(bytes as usize);
     }
-    let flags =
-        EnvFlags::WRITE_MAP | EnvFlags::NO_SYNC | EnvFlags::NO_META_SYNC | EnvFlags::NO_LOCK | EnvFlags::NO_READ_AHEAD;
+    let flags = EnvFlags::WRITE_MAP
+        | EnvFlags::NO_SYNC
+        | EnvFlags::NO_META_SYNC
+        | EnvFlags::NO_LOCK
+        | EnvFlags::NO_READ_AHEAD
+        | EnvFlags::NO_SUB_DIR;
     // SAFETY: NO_LOCK asks that no two processes have the environment and that no reader is older than the last two
     // transactions: the flock that the caller holds sees to the first, and one thread, which has either one write
     // transaction or one read transaction, to the second. NO_SYNC and WRITE_MAP give up what must survive the node.
     unsafe { options.flags(flags) };
     // SAFETY: the map is of a file in a directory of mode 0700 that only this process changes, held by the flock.
-    unsafe { options.open(dir) }.map_err(|e| {
-        Error::new(code_of(&e), format!("cannot open the shard {}", dir.display()))
+    unsafe { options.open(&by_descriptor) }.map_err(|e| {
+        Error::new(code_of(&e), what())
             .why(&e)
             .cure("if the pool is damaged, save what the backing files hold and make a new one")
     })
