@@ -157,6 +157,12 @@ impl Pool {
             {
                 open_at(attached.target(), name.as_c_str(), flags)
             }
+            // A tmpfs of the pool's own user namespace lets only the pool's user and group make files; others may use
+            // what the daemon makes.
+            Err(Code::Overflow) => {
+                self.ask_entry(&Request::MakeBacking { ino: entry.attr.ino })?;
+                open_at(attached.target(), name.as_c_str(), flags & !libc::O_CREAT)
+            }
             result => result,
         }
     }
