@@ -130,6 +130,13 @@ pub fn status(path: &Path) -> Result<Status> {
     serde_json::from_value(Value::Object(all)).map_err(|e| unexpected().why(e))
 }
 
+/// Fails with what a user can do when the pool in `path` is not up, is newer, or is not there.
+pub fn ensure_up(path: &Path) -> Result<()> {
+    let dir = PoolDirectory::open(path)?;
+    crate::identity::PoolIdentity::read(&dir)?;
+    Supervisor::connect(&dir).map(drop)
+}
+
 /// Has a pool that is up check its shard and its target; the findings as the worker tells them.
 pub fn check(path: &Path) -> Result<Value> {
     let dir = PoolDirectory::open(path)?;
@@ -208,6 +215,15 @@ impl Membership {
     pub fn leave_plan(&mut self, success: bool) -> Result<LeavePlan> {
         match self.connection.member(&Ask::LeavePlan { success }, None)? {
             Answer::Plan { keys, any_failed } => Ok(LeavePlan { keys, any_failed }),
+            _ => Err(unexpected()),
+        }
+    }
+
+    /// Makes an embedded pool stay up after its last member, until `forebay down`.
+    pub fn keep_pool(&mut self) -> Result<()> {
+        match self.connection.ask(&Ask::Keep, Some(SUPERVISOR_TIMEOUT))? {
+            Reply::Kept => Ok(()),
+            Reply::Failed(failure) => Err(failure.into()),
             _ => Err(unexpected()),
         }
     }

@@ -131,6 +131,7 @@ fn log_to_stderr() {
 // --- worker
 
 fn work(socket: RawFd) -> ExitCode {
+    let _ = rustix::thread::set_name(c"forebayd-worker");
     log_to_stderr();
     // The store goes to the worker; this second handle says why it failed.
     let spare = inherited(socket).and_then(|socket| {
@@ -164,6 +165,7 @@ fn work(socket: RawFd) -> ExitCode {
 // --- supervisor
 
 fn supervise(options: PoolOptions, report_fd: Option<RawFd>, foreground: bool) -> ExitCode {
+    let _ = rustix::thread::set_name(c"forebayd");
     close_inherited(report_fd);
     let mut report = match report_fd.map(inherited).transpose() {
         Ok(fd) => Report::new(fd),
@@ -196,14 +198,8 @@ fn serve(mut options: PoolOptions, report: &mut Report, foreground: bool) -> Res
     let _ = rustix::process::setsid(); // its starter did this already, unless a person is the starter
     rustix::process::umask(Mode::from_raw_mode(0o077));
     raise_descriptor_limit();
-    let signals = Signals::block(&[
-        libc::SIGTERM,
-        libc::SIGINT,
-        libc::SIGHUP,
-        libc::SIGQUIT,
-        libc::SIGCHLD,
-    ])
-    .map_err(|e| Error::io("cannot block signals", &e))?;
+    let signals = Signals::block(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT, libc::SIGCHLD])
+        .map_err(|e| Error::io("cannot block signals", &e))?;
 
     let pool = target::open_pool(locked, &options)?;
     let supervisor = Supervisor::new(pool, signals, std::mem::replace(report, Report::new(None)))?;

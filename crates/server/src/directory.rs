@@ -1,10 +1,10 @@
 //! A pool's directory: what is in it, who may have it, and where it is when nobody names one.
 //!
-//! Everything in it is reached relative to one descriptor, so that a directory moved or replaced meanwhile is not
-//! mistaken for the pool, and so that paths longer than a socket address still work. The directory belongs to the
-//! pool's user and is closed to all others; a symbolic link in the place of a default directory is refused.
+//! Files in it are reached relative to one descriptor, so that a directory moved or replaced meanwhile is not mistaken
+//! for the pool. It belongs to the pool's user and is closed to all others; a symbolic link in the place of a default
+//! directory is refused. Its path is short enough for the addresses of its sockets.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -23,9 +23,19 @@ pub const LOG_FILE: &str = "log";
 /// The target: data, anchors, shard.
 pub const TARGET_FILE: &str = "target";
 
+/// Bytes of a pool directory's path: a socket's address holds 107, the longest socket's name among them.
+const PATH_BYTES_MAX: usize = 107 - "/supervisor".len();
+
 /// Every name that a pool's directory may hold. Anything else in it is somebody's file.
-const NAMES: [&str; 7] =
-    [LOCK_FILE, SOCKET_FILE, SUPERVISOR_FILE, LOG_FILE, TARGET_FILE, crate::identity::IDENTITY_FILE, "pool.json.new"];
+const NAMES: [&str; 7] = [
+    LOCK_FILE,
+    SOCKET_FILE,
+    SUPERVISOR_FILE,
+    LOG_FILE,
+    TARGET_FILE,
+    crate::identity::IDENTITY_FILE,
+    "pool.json.new",
+];
 
 /// A pool's directory, open.
 #[derive(Debug)]
@@ -43,7 +53,9 @@ impl PoolDirectory {
                 rustix::io::Errno::NOENT => Error::new(Code::NotFound, what())
                     .why("there is no such directory")
                     .cure(format!("`forebay up --path {}` makes a pool there", path.display())),
-                rustix::io::Errno::NOTDIR => Error::new(Code::NotDirectory, what()).why("it is not a directory"),
+                rustix::io::Errno::NOTDIR => {
+                    Error::new(Code::NotDirectory, what()).why("it is not a directory")
+                }
                 e => Error::io(what(), &e.into()),
             })?;
         let path = std::path::absolute(path).map_err(|e| Error::io(what(), &e))?;
@@ -63,6 +75,11 @@ impl PoolDirectory {
                 _ => error,
             }
         };
+        if path.as_os_str().as_bytes().len() > PATH_BYTES_MAX {
+            return Err(Error::new(Code::NameTooLong, what())
+                .why(format!("its path exceeds {PATH_BYTES_MAX} bytes, and addresses of sockets are short"))
+                .cure("name a shorter path, such as one under /tmp"));
+        }
         if let Some(parent) = path.parent() {
             std::fs::create_dir_all(parent).map_err(|e| denied(&e))?;
         }
@@ -93,9 +110,12 @@ impl PoolDirectory {
             .map_err(|e| Error::io(format!("cannot look at {}", self.path.display()), &e.into()))?;
         let me = rustix::process::geteuid().as_raw();
         if stat.st_uid != me {
-            return Err(Error::new(Code::AccessDenied, format!("cannot use pool directory {}", self.path.display()))
-                .why(format!("it belongs to user {}, and a pool is its user's own", stat.st_uid))
-                .cure("name a directory of yours with --path DIR"));
+            return Err(Error::new(
+                Code::AccessDenied,
+                format!("cannot use pool directory {}", self.path.display()),
+            )
+            .why(format!("it belongs to user {}, and a pool is its user's own", stat.st_uid))
+            .cure("name a directory of yours with --path DIR"));
         }
         Ok(())
     }
@@ -110,7 +130,10 @@ impl PoolDirectory {
                 let name = String::from_utf8_lossy(name).into_owned();
                 return Err(Error::new(Code::NotEmpty, what())
                     .why(format!("it holds other files ({name})"))
-                    .cure(format!("name an empty or a new directory, such as {}/pool", self.path.display())));
+                    .cure(format!(
+                        "name an empty or a new directory, such as {}/pool",
+                        self.path.display()
+                    )));
             }
         }
         Ok(())
@@ -146,23 +169,11 @@ impl PoolDirectory {
         }
     }
 
-    /// The address of a socket in the directory: its path, or, when that is longer than an address can be, the same
-    /// through this process's descriptor.
-    fn socket_path(&self, name: &str) -> PathBuf {
-        const ADDRESS_BYTES_MAX: usize = 107;
-        let plain = self.file(name);
-        if plain.as_os_str().as_bytes().len() <= ADDRESS_BYTES_MAX {
-            plain
-        } else {
-            PathBuf::from(format!("/proc/self/fd/{}/{name}", self.fd.as_raw_fd()))
-        }
-    }
-
     /// Makes a listening socket, in the place of one that a dead pool left.
     pub fn listen(&self, name: &str) -> Result<UnixListener> {
         self.remove_file(name)?;
         let what = || format!("cannot make socket {}", self.file(name).display());
-        let listener = UnixListener::bind(self.socket_path(name)).map_err(|e| Error::io(what(), &e))?;
+        let listener = UnixListener::bind(self.file(name)).map_err(|e| Error::io(what(), &e))?;
         rustix::fs::chmodat(&self.fd, name, crate::identity::FILE_MODE, AtFlags::empty())
             .map_err(|e| Error::io(what(), &e.into()))?;
         Ok(listener)
@@ -170,7 +181,7 @@ impl PoolDirectory {
 
     /// Connects to a socket of the pool. A missing or silent one means that the pool is not up: [`Code::NotFound`].
     pub fn connect(&self, name: &str) -> Result<UnixStream> {
-        UnixStream::connect(self.socket_path(name)).map_err(|e| match e.raw_os_error() {
+        UnixStream::connect(self.file(name)).map_err(|e| match e.raw_os_error() {
             Some(libc::ENOENT) | Some(libc::ECONNREFUSED) => self.not_up(),
             _ => Error::io(format!("cannot connect to {}", self.file(name).display()), &e),
         })
@@ -209,7 +220,8 @@ impl PoolDirectory {
     pub fn is_locked(&self) -> bool {
         match self.open_file(LOCK_FILE, OFlags::RDONLY) {
             Ok(fd) => {
-                rustix::fs::flock(&fd, FlockOperation::NonBlockingLockShared) == Err(rustix::io::Errno::WOULDBLOCK)
+                rustix::fs::flock(&fd, FlockOperation::NonBlockingLockShared)
+                    == Err(rustix::io::Errno::WOULDBLOCK)
             }
             Err(_) => false,
         }
@@ -227,7 +239,10 @@ impl PoolDirectory {
         let who = self.lock_holder().map_or(String::new(), |pid| format!(" (pid {pid})"));
         Error::new(Code::Busy, format!("cannot start pool {}", self.path.display()))
             .why(format!("it is already up{who}"))
-            .cure(format!("use it with --pool {0}, or stop it first: `forebay down --pool {0}`", self.path.display()))
+            .cure(format!(
+                "use it with --pool {0}, or stop it first: `forebay down --pool {0}`",
+                self.path.display()
+            ))
     }
 }
 

@@ -14,7 +14,8 @@ const JSON_BYTES_MAX: usize = 16 << 20;
 
 /// The bytes of one message.
 pub(crate) fn encode(value: &impl Serialize) -> Result<Vec<u8>> {
-    let text = serde_json::to_vec(value).map_err(|e| Error::new(Code::Io, "cannot write a message").why(e))?;
+    let text =
+        serde_json::to_vec(value).map_err(|e| Error::new(Code::Io, "cannot write a message").why(e))?;
     let header = Header { kind: KIND_CONTROL, len: text.len() as u32 };
     let mut bytes = header.encode().to_vec();
     bytes.extend_from_slice(&text);

@@ -27,8 +27,14 @@ const DOWN_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often something is looked at again that no event announces.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Environment of whoever starts a pool that its daemon must not see.
-const FOREIGN_VARIABLES: [&str; 6] =
-    ["LD_PRELOAD", "LD_AUDIT", "FOREBAY_POOL", "FOREBAY_PREFIX", "FOREBAY_DISABLE", crate::programs::TOKEN_VARIABLE];
+const FOREIGN_VARIABLES: [&str; 6] = [
+    "LD_PRELOAD",
+    "LD_AUDIT",
+    "FOREBAY_POOL",
+    "FOREBAY_PREFIX",
+    "FOREBAY_DISABLE",
+    crate::programs::TOKEN_VARIABLE,
+];
 
 /// What pool to start.
 #[derive(Clone, Debug, Default)]
@@ -147,9 +153,9 @@ pub fn up(options: &UpOptions) -> Result<Started> {
             Ok(())
         });
     }
-    let mut between = command
-        .spawn()
-        .map_err(|e| Error::io(what(), &e).cure(format!("is {} a program of this machine?", program.display())))?;
+    let mut between = command.spawn().map_err(|e| {
+        Error::io(what(), &e).cure(format!("is {} a program of this machine?", program.display()))
+    })?;
     drop(report);
     let _ = between.wait();
     receive_report(reader, options)
@@ -184,7 +190,9 @@ pub fn down(path: &Path, options: DownOptions) -> Result<Stopped> {
     let identity = match PoolIdentity::read(&dir) {
         Ok(Some(identity)) => identity,
         // A supervisor that died before it wrote who the pool is leaves a lock alone.
-        Ok(None) if dir.is_locked() => return Err(dir.not_up().why("it is starting or stopping").cure("try again")),
+        Ok(None) if dir.is_locked() => {
+            return Err(dir.not_up().why("it is starting or stopping").cure("try again"))
+        }
         Ok(None) => return Err(dir.not_up().why("there is no pool in that directory")),
         Err(e) => return Err(e),
     };
@@ -205,6 +213,25 @@ pub fn down(path: &Path, options: DownOptions) -> Result<Stopped> {
         Ok(crate::protocol::Reply::Failed(failure)) => Err(failure.into()),
         Ok(_) => Err(Error::new(Code::Malformed, "the supervisor answered something else")),
         Err(_) => kill(&dir, &identity, options.keep),
+    }
+}
+
+/// Clears away the embedded pools below `base` whose supervisors were killed.
+pub fn sweep_dead(base: &Path) {
+    let Ok(entries) = std::fs::read_dir(base) else { return };
+    for entry in entries.flatten() {
+        let is_pool = entry.file_name().as_encoded_bytes().starts_with(b"run-");
+        if is_pool && entry.file_type().is_ok_and(|t| t.is_dir()) {
+            sweep_if_dead(&entry.path());
+        }
+    }
+}
+
+/// Clears away the embedded pool in `path` if its supervisor was killed; all else is left as it is.
+pub fn sweep_if_dead(path: &Path) {
+    let Ok(dir) = PoolDirectory::open(path) else { return };
+    if !dir.is_locked() && PoolIdentity::read(&dir).is_ok_and(|i| i.is_some_and(|i| i.embedded)) {
+        let _ = target::sweep(dir, false);
     }
 }
 
@@ -235,7 +262,8 @@ fn kill(dir: &PoolDirectory, identity: &PoolIdentity, keep: bool) -> Result<Stop
     // kill and the lock goes by itself.
     let process = rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty());
     if let Ok(process) = process {
-        let name = std::fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero())).unwrap_or_default();
+        let name =
+            std::fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero())).unwrap_or_default();
         if name.trim() == "forebayd" {
             let _ = rustix::process::pidfd_send_signal(&process, rustix::process::Signal::KILL);
         }

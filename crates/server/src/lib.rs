@@ -17,6 +17,7 @@ pub mod launch;
 mod members;
 mod programs;
 mod protocol;
+pub mod rest;
 mod setup;
 pub mod signals;
 pub mod store;
@@ -25,7 +26,7 @@ mod target;
 pub mod worker;
 mod worker_process;
 
-pub use forebay_data::Medium;
+pub use forebay_data::{format_size, parse_size, Medium};
 pub use identity::{Backing, PoolIdentity, POOL_FORMAT};
 pub use members::JoinRequest;
 pub use programs::TOKEN_VARIABLE;

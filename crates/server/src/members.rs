@@ -253,7 +253,11 @@ impl Members {
 
     /// When [`Members::tick`] has something to do that no event announces.
     pub(crate) fn next_tick_ms(&self, now_ms: u64) -> Option<u64> {
-        self.groups.values().filter(|g| !g.is_complete(now_ms)).map(|g| g.first_join_ms + GROUP_GRACE_MS).min()
+        self.groups
+            .values()
+            .filter(|g| !g.is_complete(now_ms))
+            .map(|g| g.first_join_ms + GROUP_GRACE_MS)
+            .min()
     }
 
     /// True when members were here, all have gone, and no more of their groups is awaited.

@@ -32,7 +32,8 @@ fn pass(mark: &[u8]) -> usize {
     let me = rustix::process::getpid();
     let mut killed = 0;
     for entry in entries.flatten() {
-        let Some(pid) = entry.file_name().to_str().and_then(|s| s.parse().ok()).and_then(Pid::from_raw) else {
+        let Some(pid) = entry.file_name().to_str().and_then(|s| s.parse().ok()).and_then(Pid::from_raw)
+        else {
             continue;
         };
         if pid == me || !carries(pid, mark) {
@@ -48,7 +49,9 @@ fn pass(mark: &[u8]) -> usize {
 }
 
 fn carries(pid: Pid, mark: &[u8]) -> bool {
-    let Ok(environment) = std::fs::read(format!("/proc/{}/environ", pid.as_raw_nonzero())) else { return false };
+    let Ok(environment) = std::fs::read(format!("/proc/{}/environ", pid.as_raw_nonzero())) else {
+        return false;
+    };
     environment.split(|&b| b == 0).any(|variable| variable == mark)
 }
 

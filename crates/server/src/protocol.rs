@@ -21,6 +21,8 @@ pub(crate) enum Ask {
     LeavePlan { success: bool },
     /// Facts that the supervisor knows. → `Status`
     Status,
+    /// The pool shall stay when its last member leaves. → `Kept`
+    Keep,
     /// Stop the pool. → `Stopped`, when nothing of it is left but what `keep` keeps.
     Down { keep: bool },
 }
@@ -33,6 +35,8 @@ pub(crate) enum Reply {
     Member(Answer),
     /// To `Status`: keys that join those of the worker's.
     Status(Value),
+    /// To `Keep`.
+    Kept,
     /// To `Down`.
     Stopped(Stopped),
     /// It failed.

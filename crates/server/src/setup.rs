@@ -67,7 +67,8 @@ pub(crate) fn receive_setup(socket: OwnedFd) -> Result<(WorkerSetup, OwnedFd)> {
     };
     let Message::Setup(text, fds) = next(socket.as_fd())? else { return Err(strange()) };
     let text: SetupText = serde_json::from_str(&text).map_err(|e| strange().why(e))?;
-    let [target_dir, listener, flight_recorder, lock] = <[OwnedFd; 4]>::try_from(fds).map_err(|_| strange())?;
+    let [target_dir, listener, flight_recorder, lock] =
+        <[OwnedFd; 4]>::try_from(fds).map_err(|_| strange())?;
     let mut restored = Vec::new();
     loop {
         match next(socket.as_fd())? {

@@ -13,8 +13,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use forebay_types::{Code, Error, Result};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
 use serde::{Deserialize, Serialize};
 
@@ -164,7 +164,10 @@ impl FdStore {
     /// When this returns, they outlive this process.
     pub fn put(&self, tag: &str, fds: &[BorrowedFd<'_>]) -> Result<()> {
         if tag.is_empty() || tag.len() > TAG_BYTES_MAX || fds.is_empty() || fds.len() > TAG_FDS_MAX {
-            return Err(Error::new(Code::Invalid, format!("cannot keep {} descriptors as {tag:?}", fds.len())));
+            return Err(Error::new(
+                Code::Invalid,
+                format!("cannot keep {} descriptors as {tag:?}", fds.len()),
+            ));
         }
         self.send(KIND_PUT, tag.as_bytes(), fds)
     }

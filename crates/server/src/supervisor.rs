@@ -264,7 +264,11 @@ impl Supervisor {
                 let lines: Vec<&str> = lines.into_iter().rev().collect();
                 self.last_failure = Some(
                     Error::new(Code::Io, format!("cannot start pool {}", self.pool.dir.path().display()))
-                        .why(format!("its daemon {words}, {} times; its last words:\n{}", self.restarts, lines.join("\n"))),
+                        .why(format!(
+                            "its daemon {words}, {} times; its last words:\n{}",
+                            self.restarts,
+                            lines.join("\n")
+                        )),
                 );
             }
             // The data of a pool that was there before stays, for a version that can read it.
@@ -349,10 +353,8 @@ impl Supervisor {
         });
         let ids: Vec<MemberId> = self.connections.keys().copied().collect();
         let ready: Vec<PollFlags> = {
-            let mut fds = vec![
-                PollFd::new(&self.signals, PollFlags::IN),
-                PollFd::new(&self.listener, PollFlags::IN),
-            ];
+            let mut fds =
+                vec![PollFd::new(&self.signals, PollFlags::IN), PollFd::new(&self.listener, PollFlags::IN)];
             for connection in self.connections.values() {
                 let mut flags = PollFlags::IN;
                 if !connection.to_send.is_empty() {
@@ -500,6 +502,15 @@ impl Supervisor {
             Ask::LeavePlan { success } => self.members.leave_plan(id, success, now),
             Ask::Status => {
                 let reply = Reply::Status(self.status());
+                return self.send(id, &reply);
+            }
+            Ask::Keep => {
+                tracing::info!(member = id, "pool stays after its last member");
+                self.pool.identity.embedded = false;
+                let reply = match self.pool.identity.write(&self.pool.dir) {
+                    Ok(()) => Reply::Kept,
+                    Err(e) => Reply::failed(&e),
+                };
                 return self.send(id, &reply);
             }
             Ask::Down { keep } => return self.begin_stop(keep, Some(id)),

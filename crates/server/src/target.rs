@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use forebay_data::{
-    attached_tmpfs, check_capacity, default_capacity, detached_tmpfs, is_mounted_here, logout_clears, unmount, Bounds,
-    Capabilities, Host, Medium, Target, Unmount,
+    attached_tmpfs, check_capacity, default_capacity, detached_tmpfs, is_mounted_here, logout_clears,
+    unmount, Bounds, Capabilities, Host, Medium, Target, Unmount,
 };
 use forebay_types::{Code, Error, Result};
 use rustix::fs::{Mode, OFlags};
@@ -157,10 +157,15 @@ fn reopen(dir: &PoolDirectory, identity: &PoolIdentity, options: &PoolOptions) -
         check_capacity(bytes, &bounds.holding(allocated_bytes(&path)))?;
         if identity.backing == Backing::Tmpfs {
             let options = std::ffi::CString::new(format!("size={bytes}")).unwrap_or_default();
-            rustix::mount::mount_remount(&path, rustix::mount::MountFlags::empty(), &options).map_err(|e| {
-                Error::io(format!("cannot change the capacity of pool {}", dir.path().display()), &e.into())
+            rustix::mount::mount_remount(&path, rustix::mount::MountFlags::empty(), &options).map_err(
+                |e| {
+                    Error::io(
+                        format!("cannot change the capacity of pool {}", dir.path().display()),
+                        &e.into(),
+                    )
                     .cure("leave out --capacity, or remove data first")
-            })?;
+                },
+            )?;
         }
     }
     Ok(Some(target_dir))
@@ -172,8 +177,9 @@ fn open_target(dir: &PoolDirectory) -> Result<OwnedFd> {
     rustix::fs::openat(dir.fd(), TARGET_FILE, flags, Mode::empty()).map_err(|e| {
         let error = Error::io(format!("cannot open {}", dir.file(TARGET_FILE).display()), &e.into());
         match e {
-            rustix::io::Errno::NOTCONN | rustix::io::Errno::STALE | rustix::io::Errno::IO => error
-                .cure(format!("a dead mount was left behind: `umount -l {}`", dir.file(TARGET_FILE).display())),
+            rustix::io::Errno::NOTCONN | rustix::io::Errno::STALE | rustix::io::Errno::IO => error.cure(
+                format!("a dead mount was left behind: `umount -l {}`", dir.file(TARGET_FILE).display()),
+            ),
             _ => error,
         }
     })
@@ -443,4 +449,17 @@ fn remove_directory(dir: &PoolDirectory) {
         let _ = dir.remove_file(name);
     }
     let _ = rustix::fs::rmdir(dir.path());
+}
+
+/// The target of a pool that is down, if its data is still there.
+pub(crate) fn open_target_at_rest(dir: &PoolDirectory, identity: &PoolIdentity) -> Result<OwnedFd> {
+    let gone = || {
+        Error::new(Code::NotFound, format!("cannot look into pool {}", dir.path().display()))
+            .why("it is not up, and its data was in memory and went with it")
+    };
+    match identity.backing {
+        Backing::Detached => Err(gone()),
+        Backing::Tmpfs if !is_mounted_here(&dir.file(TARGET_FILE))? => Err(gone()),
+        _ => open_target(dir),
+    }
 }

@@ -38,7 +38,8 @@ impl WorkerProcess {
     pub(crate) fn start(text: &SetupText, fds: &SetupFds<'_>, kept: &Kept) -> Result<WorkerProcess> {
         let what = "cannot start the worker";
         let (ours, theirs) = store::pair()?;
-        let text = serde_json::to_string(text).map_err(|e| Error::new(forebay_types::Code::Io, what).why(e))?;
+        let text =
+            serde_json::to_string(text).map_err(|e| Error::new(forebay_types::Code::Io, what).why(e))?;
         let number = theirs.as_raw_fd();
         let supervisor = rustix::process::getpid();
         let mut command = Command::new("/proc/self/exe");
@@ -89,7 +90,8 @@ impl WorkerProcess {
     pub(crate) fn give(&mut self, kept: &Kept) {
         while let Some(tag) = self.to_give.front() {
             if let Some(fds) = kept.get(tag) {
-                match store::send(self.socket.as_fd(), KIND_GIVEN, tag.as_bytes(), &fds, SendFlags::DONTWAIT) {
+                match store::send(self.socket.as_fd(), KIND_GIVEN, tag.as_bytes(), &fds, SendFlags::DONTWAIT)
+                {
                     Ok(()) => {}
                     Err(Errno::AGAIN | Errno::TOOMANYREFS) => return,
                     Err(e) => {

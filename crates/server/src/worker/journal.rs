@@ -2,8 +2,8 @@
 //!
 //! A transaction of LMDB costs several times what a request adds to one (measured: docs/decisions/0001), so the shard
 //! thread keeps one open over many batches. What it acknowledged meanwhile must survive its death: each change is
-//! written here first, in a memfd that lies with the supervisor, and the next worker applies it again to the last
-//! commit. That gives the same inode numbers and replies, as the request, its caller, its time and the order are the
+//! written here first, in a mapped file beside the shard that is allocated whole, and the next worker applies it again to
+//! the last commit. That gives the same inode numbers and replies, as the request, its caller, its time and the order are the
 //! same, and the shard's counters are part of what was committed.
 //!
 //! ```text
@@ -15,14 +15,13 @@
 //! Each commit keeps the number of the last record that it includes, as the reply of a session that does not exist, so
 //! that a crash between commit and [`Journal::clear`] does not apply a record twice.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
 
-use forebay_ring::{memfd_sealed, Mapping, Seal};
+use forebay_ring::Mapping;
 use forebay_types::limits::MESSAGE_BYTES_MAX;
 use forebay_types::{Error, Result, Timestamp};
-
-use crate::setup::WorkerSetup;
+use rustix::fs::{FallocateFlags, Mode, OFlags};
 
 /// Bytes of the journal: some thousand changes.
 const BYTES: usize = 1 << 20;
@@ -31,8 +30,8 @@ const RECORD_BYTES: usize = 40;
 /// The session under whose slot 0 the shard keeps the number of the last record that it includes. Sessions of processes
 /// are never 0.
 pub(super) const MARK_SESSION: u64 = 0;
-/// Tag in the descriptor store.
-const STORE_TAG: &str = "journal";
+/// Its file, relative to the target.
+pub(super) const JOURNAL_FILE: &str = "shard/journal";
 
 const _: () = assert!(HEADER_BYTES + 2 * (RECORD_BYTES + MESSAGE_BYTES_MAX) <= BYTES);
 
@@ -56,34 +55,25 @@ pub(super) struct Journal {
 }
 
 impl Journal {
-    /// A new journal, and its descriptor for the store.
-    pub(super) fn create() -> Result<(OwnedFd, Journal)> {
-        let (fd, memory) = memfd_sealed(c"forebay-journal", BYTES, Seal::Size)
-            .map_err(|e| Error::io("cannot make the journal", &e))?;
-        let mut journal = Journal { memory, used: HEADER_BYTES, next: 1 };
-        journal.clear();
-        Ok((fd, journal))
-    }
-
-    /// The journal of a dead worker. Apply [`Journal::records`], commit, [`Journal::clear`].
-    pub(super) fn reopen(fd: BorrowedFd<'_>) -> Result<Journal> {
-        let memory = Mapping::new(fd, BYTES, true).map_err(|e| Error::io("cannot map the journal", &e))?;
+    /// The journal of the target's shard, with what a dead worker left in it; an empty one is made if there is none.
+    /// Apply [`Journal::records`], commit, [`Journal::clear`].
+    pub(super) fn open(target: BorrowedFd<'_>) -> Result<Journal> {
+        let make = || {
+            let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
+            let file = rustix::fs::openat(target, JOURNAL_FILE, flags, Mode::from_raw_mode(0o600))?;
+            // Allocated whole: a store to a page that the medium cannot give would be SIGBUS.
+            rustix::fs::fallocate(&file, FallocateFlags::empty(), 0, BYTES as u64)?;
+            Ok(file)
+        };
+        let file = make().map_err(|e: rustix::io::Errno| {
+            Error::io("cannot make the shard's journal", &e.into()).cure("free 1 MiB on the target's medium")
+        })?;
+        let memory =
+            Mapping::new(file.as_fd(), BYTES, true).map_err(|e| Error::io("cannot map the journal", &e))?;
         let used = (memory.word64(0).load(Ordering::Acquire) as usize).clamp(HEADER_BYTES, BYTES);
-        let next = memory.word64(8).load(Ordering::Relaxed);
+        let next = memory.word64(8).load(Ordering::Relaxed).max(1);
         let mut journal = Journal { memory, used, next };
         journal.next += journal.records().len() as u64;
-        Ok(journal)
-    }
-
-    /// The journal that a dead worker left with the supervisor, or a new one that is put there.
-    pub(super) fn take_from(setup: &mut WorkerSetup) -> Result<Journal> {
-        let left = setup.restored.iter().position(|(tag, fds)| tag == STORE_TAG && fds.len() == 1);
-        if let Some(i) = left {
-            let (_, fds) = setup.restored.swap_remove(i);
-            return Journal::reopen(fds[0].as_fd());
-        }
-        let (fd, journal) = Journal::create()?;
-        setup.store.put(STORE_TAG, &[fd.as_fd()])?;
         Ok(journal)
     }
 
@@ -158,16 +148,39 @@ impl Journal {
 mod tests {
     use super::*;
 
+    /// A target with nothing in it, removed on drop.
+    struct Place(std::path::PathBuf);
+
+    impl Place {
+        fn new(name: &str) -> Place {
+            let path = std::env::temp_dir().join(format!("forebay-journal-{name}-{}", std::process::id()));
+            let _ = std::fs::remove_dir_all(&path);
+            std::fs::create_dir_all(path.join("shard")).unwrap();
+            Place(path)
+        }
+
+        fn open(&self) -> Journal {
+            Journal::open(std::fs::File::open(&self.0).unwrap().as_fd()).unwrap()
+        }
+    }
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
     #[test]
     fn records_survive_their_writer_until_they_are_cleared() {
-        let (fd, mut journal) = Journal::create().unwrap();
-        assert!(journal.is_empty() && Journal::reopen(fd.as_fd()).unwrap().records().is_empty());
+        let place = Place::new("survive");
+        let mut journal = place.open();
+        assert!(journal.is_empty() && place.open().records().is_empty());
         let now = Timestamp { sec: -3, nsec: 999 };
         for i in 0..100u64 {
             journal.append(7 + i, i as usize % 64, i, now, &vec![i as u8; i as usize]);
         }
         drop(journal);
-        let mut next = Journal::reopen(fd.as_fd()).unwrap();
+        let mut next = place.open();
         let records = next.records();
         assert_eq!(records.len(), 100);
         for (i, r) in records.iter().enumerate() {
@@ -184,12 +197,13 @@ mod tests {
         assert_eq!(next.last(), 100);
         next.clear();
         next.append(1, 0, 1, now, b"x");
-        assert_eq!(Journal::reopen(fd.as_fd()).unwrap().records()[0].number, 101);
+        assert_eq!(place.open().records()[0].number, 101);
     }
 
     #[test]
     fn is_full_before_the_longest_message_would_not_fit() {
-        let (_fd, mut journal) = Journal::create().unwrap();
+        let place = Place::new("full");
+        let mut journal = place.open();
         let message = vec![1; MESSAGE_BYTES_MAX];
         let mut n = 0;
         while !journal.is_full() {
@@ -201,10 +215,24 @@ mod tests {
     }
 
     #[test]
+    fn open_of_a_damaged_journal_gives_what_is_whole() {
+        let place = Place::new("damaged");
+        let mut journal = place.open();
+        for i in 0..3 {
+            journal.append(1, 0, i, Timestamp::default(), b"message");
+        }
+        journal.memory.word64(0).store(u64::MAX, Ordering::Relaxed);
+        assert!(place.open().records().len() >= 3);
+        journal.memory.word64(0).store(HEADER_BYTES as u64 + 60, Ordering::Relaxed);
+        assert_eq!(place.open().records().len(), 1);
+    }
+
+    #[test]
     fn continue_behind_a_mark_never_gives_an_old_number() {
-        let (fd, mut journal) = Journal::create().unwrap();
+        let place = Place::new("mark");
+        let mut journal = place.open();
         journal.continue_behind(500);
         journal.append(1, 0, 1, Timestamp::default(), b"");
-        assert_eq!(Journal::reopen(fd.as_fd()).unwrap().records()[0].number, 501);
+        assert_eq!(place.open().records()[0].number, 501);
     }
 }

@@ -72,8 +72,21 @@ pub(crate) fn now() -> Timestamp {
     Timestamp { sec: t.tv_sec, nsec: t.tv_nsec as u32 }
 }
 
+/// Where the shard of a target is, whether or not the target has a path.
+fn shard_dir(target: &OwnedFd) -> PathBuf {
+    PathBuf::from(format!("/proc/self/fd/{}/shard", target.as_raw_fd()))
+}
+
+/// Checks the shard and the backing files of a target that no daemon serves; what its last daemon acknowledged and did
+/// not commit is applied first.
+pub fn check_at_rest(target_dir: &OwnedFd, node: u16) -> Result<serde_json::Value> {
+    let shard = Shard::open(&shard_dir(target_dir))?;
+    recovery::replay(&shard, &mut Journal::open(target_dir.as_fd())?)?;
+    check::check(&shard, &Target::open(target_dir.as_fd(), u32::from(node) << 16)?)
+}
+
 fn open_shard(setup: &WorkerSetup) -> Result<Shard> {
-    let dir = PathBuf::from(format!("/proc/self/fd/{}/shard", setup.target_dir.as_raw_fd()));
+    let dir = shard_dir(&setup.target_dir);
     if dir.join("data.mdb").exists() {
         return Shard::open(&dir);
     }
@@ -92,7 +105,7 @@ fn open_shard(setup: &WorkerSetup) -> Result<Shard> {
 ///
 /// # Errors
 /// Whatever makes serving impossible: a shard of a newer format or a damaged one, a full medium, no memory.
-pub fn run(mut setup: WorkerSetup) -> Result<()> {
+pub fn run(setup: WorkerSetup) -> Result<()> {
     let stop = attendant::block_signals()?;
     let device = device_of(&setup.target_dir)?;
     let stable_inodes = has_stable_inodes(&setup.target_dir);
@@ -110,7 +123,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
     let epoch = session::new_epoch();
 
     let sweeper = sweeper::start(Arc::clone(&target), to_shard.clone(), Arc::clone(&doorbell))?;
-    let journal = Journal::take_from(&mut setup)?;
+    let journal = Journal::open(setup.target_dir.as_fd())?;
     let attendant = Attendant {
         setup,
         stop,

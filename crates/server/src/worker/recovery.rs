@@ -10,23 +10,67 @@
 //! | an orphan that no living client owes | the sweeper unlinks its backing files |
 //! | a session in the shard without a ring | its process is gone: forgotten |
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 
+use forebay_meta::{Effects, Shard};
 use forebay_types::limits::{MESSAGE_BYTES_MAX, RING_SLOTS};
 use forebay_types::{Ino, Request, Result};
 
-use super::journal::MARK_SESSION;
+use super::journal::{Journal, MARK_SESSION};
 use super::session::Session;
 use super::shard_thread::ShardThread;
 use super::statistics::Statistics;
 
-/// Sequence and reply of the last change of a slot.
-type LastChanges = HashMap<(u64, usize), (u64, Vec<u8>)>;
+/// Applies what the journal holds beyond the last commit, and commits it with the last reply of each slot. The journal
+/// is empty then.
+pub(super) fn replay(shard: &Shard, journal: &mut Journal) -> Result<()> {
+    let mut batch = shard.begin()?;
+    let mark = batch.kept_reply(MARK_SESSION, 0)?.map_or(0, |(number, _)| number);
+    let records = journal.records();
+    let mut last: BTreeMap<(u64, usize), (u64, Vec<u8>)> = BTreeMap::new();
+    let (mut out, mut effects) = (vec![0; MESSAGE_BYTES_MAX], Effects::new());
+    let mut applied = 0;
+    for record in records.iter().filter(|record| record.number > mark) {
+        let (caller, request) = match Request::decode(&record.message) {
+            Ok(decoded) => decoded,
+            Err(code) => {
+                tracing::error!("record {} of the journal cannot be decoded: {code}", record.number);
+                continue;
+            }
+        };
+        if batch.is_spent() {
+            batch.keep_reply(MARK_SESSION, 0, record.number - 1, &[])?;
+            batch.commit()?;
+            batch = shard.begin()?;
+        }
+        effects.clear();
+        let len = batch.apply(caller, &request, record.now, &mut effects, &mut out);
+        if out.first_chunk::<2>() != Some(&[0, 0]) {
+            tracing::error!(
+                "record {} of the journal, {request:?}, fails when it is applied again",
+                record.number
+            );
+        }
+        last.insert((record.session, record.slot), (record.seq, out[..len].to_vec()));
+        applied += 1;
+    }
+    for ((session, slot), (seq, reply)) in &last {
+        batch.keep_reply(*session, *slot as u8, *seq, reply)?;
+    }
+    if applied > 0 {
+        batch.keep_reply(MARK_SESSION, 0, journal.last(), &[])?;
+        tracing::info!("applied {applied} changes again that the last worker had acknowledged");
+    }
+    batch.commit()?;
+    journal.continue_behind(mark);
+    journal.clear();
+    Ok(())
+}
 
 impl ShardThread<'_> {
     /// Takes over. Behind this the shard is as it was acknowledged, and every client's ring is served.
     pub(super) fn recover(&mut self, sessions: Vec<Session>) -> Result<()> {
-        let replayed = self.replay_journal()?;
+        replay(self.shard, &mut self.journal)?;
         let mut scratch = vec![0; MESSAGE_BYTES_MAX];
         let mut owed: HashSet<Ino> = HashSet::new();
         for mut session in sessions {
@@ -34,13 +78,10 @@ impl ShardThread<'_> {
             // From here on the client reads the new board, so what is answered below is what it sees there.
             session.ring.set_epoch(self.epoch);
             for slot in 0..RING_SLOTS {
-                let change = match replayed.get(&(session.id, slot)) {
-                    Some(change) => Some(change.clone()),
-                    None => self
-                        .batch()?
-                        .kept_reply(session.id, slot as u8)?
-                        .map(|(seq, reply)| (seq, reply.to_vec())),
-                };
+                let change = self
+                    .batch()?
+                    .kept_reply(session.id, slot as u8)?
+                    .map(|(seq, reply)| (seq, reply.to_vec()));
                 let Some((seq, reply)) = change else { continue };
                 let state = &mut session.slots[slot];
                 state.restore(&reply);
@@ -50,10 +91,6 @@ impl ShardThread<'_> {
                     session.ring.answer(slot, &reply);
                     Statistics::add(&self.statistics.replayed, 1);
                 }
-                let state = &mut session.slots[slot];
-                state.last_change = (seq, reply);
-                state.unkept = true;
-                self.unkept.push((session.id, slot));
             }
             session.ring.repend();
             self.sessions.push(session);
@@ -68,50 +105,12 @@ impl ShardThread<'_> {
             }
         }
         self.commit()?;
-        self.journal.clear();
         if !left.is_empty() {
             tracing::info!("sweeping the backing files of {} inodes that a crash left", left.len());
             let _ = self.sweeper.send(left);
         }
         self.count_clients();
         Ok(())
-    }
-
-    /// Applies what the journal holds beyond the last commit; the last change of each slot.
-    fn replay_journal(&mut self) -> Result<LastChanges> {
-        let mark = self.batch()?.kept_reply(MARK_SESSION, 0)?.map_or(0, |(number, _)| number);
-        let records = self.journal.records();
-        self.journal.continue_behind(mark);
-        let mut last = LastChanges::new();
-        let mut out = vec![0; MESSAGE_BYTES_MAX];
-        let mut applied = 0;
-        for record in records {
-            if record.number <= mark {
-                continue;
-            }
-            let (caller, request) = match Request::decode(&record.message) {
-                Ok(decoded) => decoded,
-                Err(code) => {
-                    tracing::error!("record {} of the journal cannot be decoded: {code}", record.number);
-                    continue;
-                }
-            };
-            self.effects.clear();
-            let Some(batch) = &mut self.batch else { unreachable!("begun above") };
-            let len = batch.apply(caller, &request, record.now, &mut self.effects, &mut out);
-            if out.first_chunk::<2>() != Some(&[0, 0]) {
-                tracing::error!(
-                    "record {} of the journal, {request:?}, fails when it is applied again",
-                    record.number
-                );
-            }
-            last.insert((record.session, record.slot), (record.seq, out[..len].to_vec()));
-            applied += 1;
-        }
-        if applied > 0 {
-            tracing::info!("applied {applied} changes again that the last worker had acknowledged");
-        }
-        Ok(last)
     }
 
     /// Forgets the sessions of processes that are gone.

@@ -1,0 +1,397 @@
+//! The command line, whole: verbs, options, and the help that shows how they are used.
+
+use std::ffi::OsString;
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
+use forebay_server::Medium;
+
+const AFTER_HELP: &str = "\
+Run a program over a pool of its own, with its input staged in and its results out:
+  forebay run --stage-in /lustre/case:/case --stage-out /case/out:/lustre/out -- ./solver /forebay/case
+
+Keep one pool for several programs:
+  forebay up --capacity 16GiB
+  forebay stage-in /lustre/case
+  forebay run -- mpirun ./solver /forebay/case
+  forebay stage-out /case/out:/lustre/out
+  forebay down
+
+A pool is found by --pool DIR (before or after the verb), else by FOREBAY_POOL, else it is /tmp/forebay-UID/pool.
+Paths in a pool start with /; with the prefix in front (/forebay/case) they mean the same.
+
+Exit status: 0 done, 1 failed, 2 the command line makes no sense; `fsck`: 4 problems found; `run`: the program's own,
+or 125 Forebay failed, 126 the program cannot be started, 127 it is not found.";
+
+/// The command line.
+#[derive(Debug, Parser)]
+#[command(
+    name = "forebay",
+    version,
+    about = "A burst buffer: memory and SSDs of this node as a fast file system in front of slow storage",
+    after_help = AFTER_HELP,
+    max_term_width = 110,
+    disable_help_subcommand = false,
+    subcommand_required = true,
+    arg_required_else_help = true
+)]
+pub(crate) struct Arguments {
+    /// The pool's directory
+    #[arg(long, global = true, env = "FOREBAY_POOL", value_name = "DIR", value_hint = ValueHint::DirPath, hide_env_values = true)]
+    pub(crate) pool: Option<PathBuf>,
+    /// What to do
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+/// A verb.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Start a pool that stays until `forebay down`
+    Up(Up),
+    /// Stop a pool
+    Down(Down),
+    /// Show a pool: space, processes, what its medium costs
+    Status(Status),
+    /// List directories of a pool
+    Ls(Ls),
+    /// Show all that is known about files of a pool
+    Stat(Stat),
+    /// Run a program that sees a pool as a directory
+    Run(Run),
+    /// Copy files and directories into a pool
+    StageIn(StageIn),
+    /// Copy files and directories out of a pool
+    StageOut(StageOut),
+    /// Check that a pool is consistent
+    Fsck(Fsck),
+    /// Print the shell's completions of this command
+    Completions(Completions),
+}
+
+impl Verb {
+    /// True when the answer, and so a failure too, is wanted as JSON.
+    pub(crate) fn is_json(&self) -> bool {
+        match self {
+            Verb::Up(a) => a.json,
+            Verb::Down(a) => a.json,
+            Verb::Status(a) => a.json,
+            Verb::Ls(a) => a.json,
+            Verb::Stat(a) => a.json,
+            Verb::StageIn(a) => a.staging.json,
+            Verb::StageOut(a) => a.staging.json,
+            Verb::Fsck(a) => a.json,
+            Verb::Run(_) | Verb::Completions(_) => false,
+        }
+    }
+}
+
+fn medium(text: &str) -> Result<Medium, String> {
+    text.parse().map_err(|e: forebay_types::Error| e.to_string())
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    forebay_server::parse_size(text).map_err(|e| e.to_string())
+}
+
+/// `forebay up`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  forebay up                                    memory of this node, half of what is free
+  forebay up --capacity 64GiB                   so much of it
+  forebay up --media ssd --path /local/scratch/pool
+  forebay up --path /dev/shm/$USER-pool         memory, for a user who may not mount
+
+With --media dram the pool mounts a tmpfs of its own where it may. Else it uses the directory given, which should then be
+on a tmpfs; `forebay status` says what that costs. After a crash or `down --keep`, `up` finds the data again.")]
+pub(crate) struct Up {
+    /// Where to make the pool: the same as --pool
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) path: Option<PathBuf>,
+    /// dram: data in memory; ssd: data in the directory, on whatever disk it lies
+    #[arg(long, value_name = "MEDIUM", value_parser = medium)]
+    pub(crate) media: Option<Medium>,
+    /// How much the pool may hold, e.g. 4GiB [default: half of the free memory, or 80 % of the free disk]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) capacity: Option<u64>,
+    /// Print what was started as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `forebay down`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  forebay down              stop; what is only in memory is gone, and is counted
+  forebay down --keep       stop; the next `up` finds the data (not after a reboot, if it is in memory)
+  forebay stage-out /:/lustre/saved && forebay down
+
+A pool on a disk (--media ssd) keeps its data in any case: remove its directory to be rid of it. `down` also clears away
+what a killed pool left.")]
+pub(crate) struct Down {
+    /// Leave the data of a pool in memory for the next `up`
+    #[arg(long)]
+    pub(crate) keep: bool,
+    /// Stop the pool under the programs that use it
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Print what became of it as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `forebay status`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  forebay status
+  forebay status --json | jq .free_bytes")]
+pub(crate) struct Status {
+    /// Print everything as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `forebay ls`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  forebay ls                the root
+  forebay ls -l /case
+  forebay ls -lR            everything, with sizes
+  forebay ls --json /case | jq '.[].name'")]
+pub(crate) struct Ls {
+    /// Mode, links, owner, group, size, time of change
+    #[arg(short, long)]
+    pub(crate) long: bool,
+    /// Names that start with a dot too
+    #[arg(short, long)]
+    pub(crate) all: bool,
+    /// Directories within directories too
+    #[arg(short = 'R', long)]
+    pub(crate) recursive: bool,
+    /// Print as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Paths in the pool
+    #[arg(value_name = "PATH", default_value = "/")]
+    pub(crate) paths: Vec<OsString>,
+}
+
+/// `forebay stat`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  forebay stat /case/mesh.nc
+  forebay stat --json /case/mesh.nc | jq '.[0].layout'")]
+pub(crate) struct Stat {
+    /// What a symbolic link names, not the link
+    #[arg(short = 'L', long)]
+    pub(crate) dereference: bool,
+    /// Print as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Paths in the pool
+    #[arg(value_name = "PATH", required = true)]
+    pub(crate) paths: Vec<OsString>,
+}
+
+/// When results are staged out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
+pub(crate) enum StageOutOn {
+    /// When the program ended with status 0
+    Success,
+    /// Whatever became of the program
+    Always,
+}
+
+/// `forebay run`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  forebay run -- tar xf sources.tar -C /forebay
+  forebay run --stage-in /lustre/case --stage-out /case/out:/lustre/case/out -- ./solver /forebay/case
+  forebay run --stage-out /ckpt:/lustre/ckpt --stage-out-on always -- ./simulate --checkpoint /forebay/ckpt
+  forebay run -- mpirun -n 8 ./solver           ranks share the pool (of this node)
+  mpirun -n 8 forebay run -- ./solver           the same; on several nodes each has a pool of its own
+  forebay --pool /local/pool run -- ./solver    over a pool that `forebay up` started
+
+Without a pool that is up, one is started for the program's life: one for all ranks of a job step on this node, and
+within another `forebay run` that one's. The first rank stages in while the others wait, the last stages out. Nothing is
+left when the program has ended, or when `forebay run` is killed.
+
+The program sees the pool at the prefix by a preloaded library: programs that are linked statically, and set-user-id
+ones, do not see it, and are warned of.
+
+Exit status: the program's; if a signal killed it, the same signal. 125 when Forebay failed, 126 when the program cannot
+be started, 127 when it is not found.")]
+pub(crate) struct Run {
+    /// Copy this into the pool first: a file or directory, and where in the pool [default: /NAME]
+    #[arg(long, value_name = "SRC[:DST]", action = ArgAction::Append)]
+    pub(crate) stage_in: Vec<OsString>,
+    /// Copy this out of the pool at the end: a path in the pool, and where
+    #[arg(long, value_name = "SRC:DST", action = ArgAction::Append)]
+    pub(crate) stage_out: Vec<OsString>,
+    /// When to stage out
+    #[arg(long, value_name = "WHEN", default_value = "success")]
+    pub(crate) stage_out_on: StageOutOn,
+    /// A file with more to stage in: one SRC DST a line
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) manifest: Option<PathBuf>,
+    /// Read what was staged again and compare
+    #[arg(long)]
+    pub(crate) verify: bool,
+    /// Where the program sees the pool: an absolute path that does not exist
+    #[arg(long, value_name = "DIR", default_value = "/forebay", env = "FOREBAY_PREFIX", hide_env_values = true)]
+    pub(crate) prefix: PathBuf,
+    /// How much a pool that is started may hold, e.g. 4GiB
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) capacity: Option<u64>,
+    /// Where a pool that is started keeps its data: dram or ssd (in the directory for temporary files)
+    #[arg(long, value_name = "MEDIUM", value_parser = medium)]
+    pub(crate) media: Option<Medium>,
+    /// Start a pool even if the default one is up
+    #[arg(long)]
+    pub(crate) own: bool,
+    /// No progress of staging
+    #[arg(long)]
+    pub(crate) no_progress: bool,
+    /// Nothing on stderr but errors and warnings
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+    /// Write what was done to this file, as JSON
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) report: Option<PathBuf>,
+    /// The program and its arguments
+    #[arg(value_name = "COMMAND", required = true, trailing_var_arg = true, value_hint = ValueHint::CommandWithArguments)]
+    pub(crate) command: Vec<OsString>,
+}
+
+/// What both directions of staging take.
+#[derive(Debug, Args)]
+pub(crate) struct Staging {
+    /// A file with more to stage: one SRC DST a line
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    pub(crate) manifest: Option<PathBuf>,
+    /// Read what was staged again and compare
+    #[arg(long)]
+    pub(crate) verify: bool,
+    /// If anything fails, remove everything that was staged
+    #[arg(long)]
+    pub(crate) all_or_nothing: bool,
+    /// Copy again what seems to be there already: same size and time
+    #[arg(long)]
+    pub(crate) no_resume: bool,
+    /// Files copied at the same time; 0: as many as suits the machine
+    #[arg(short, long, value_name = "COUNT", default_value = "0", hide_default_value = true)]
+    pub(crate) jobs: usize,
+    /// No progress
+    #[arg(long)]
+    pub(crate) no_progress: bool,
+    /// Print the report as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `forebay stage-in`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  forebay stage-in /lustre/case                 to /case
+  forebay stage-in /lustre/case:/inputs/        to /inputs/case
+  forebay stage-in /lustre/case/:/inputs        its contents into /inputs
+  forebay stage-in --verify --manifest list.txt
+
+A staging that was interrupted goes on where it stopped: run it again. A path with a colon goes into a manifest.")]
+pub(crate) struct StageIn {
+    #[command(flatten)]
+    pub(crate) staging: Staging,
+    /// What to copy, and where to in the pool
+    #[arg(value_name = "SRC[:DST]", required_unless_present = "manifest")]
+    pub(crate) pairs: Vec<OsString>,
+}
+
+/// `forebay stage-out`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  forebay stage-out /out:/lustre/case/out
+  forebay stage-out /out/:/lustre/case          its contents
+  forebay stage-out /a.nc:/lustre/ /b.nc:/lustre/ --verify
+
+A file appears under its name only when it is whole. A staging that was interrupted goes on where it stopped.")]
+pub(crate) struct StageOut {
+    #[command(flatten)]
+    pub(crate) staging: Staging,
+    /// What to copy from the pool, and where to
+    #[arg(value_name = "SRC:DST", required_unless_present = "manifest")]
+    pub(crate) pairs: Vec<OsString>,
+}
+
+/// `forebay fsck`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  forebay fsck
+  forebay fsck --pool /local/pool --json        also of a pool that is down
+
+Exit status: 0 clean, 1 it could not be checked, 4 problems found.")]
+pub(crate) struct Fsck {
+    /// Print the findings as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `forebay completions`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  forebay completions bash > ~/.local/share/bash-completion/completions/forebay
+  forebay completions zsh > \"${fpath[1]}/_forebay\"
+  forebay completions fish > ~/.config/fish/completions/forebay.fish")]
+pub(crate) struct Completions {
+    /// The shell
+    pub(crate) shell: clap_complete::Shell,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::CommandFactory;
+
+    #[test]
+    fn arguments_are_sound() {
+        Arguments::command().debug_assert();
+    }
+
+    #[test]
+    fn every_verb_has_help_with_examples() {
+        for verb in Arguments::command().get_subcommands().filter(|c| c.get_name() != "help") {
+            let help = verb.get_after_help().map(|h| h.to_string()).unwrap_or_default();
+            assert!(help.contains("Examples:\n  forebay "), "{} shows no example", verb.get_name());
+            assert!(verb.get_about().is_some(), "{}", verb.get_name());
+        }
+    }
+
+    #[test]
+    fn pool_is_taken_before_and_after_the_verb() {
+        for line in [["forebay", "--pool", "/p", "status"], ["forebay", "status", "--pool", "/p"]] {
+            let a = Arguments::try_parse_from(line).unwrap();
+            assert_eq!(a.pool, Some("/p".into()));
+        }
+    }
+
+    #[test]
+    fn run_takes_everything_behind_two_dashes_as_the_command() {
+        let line = ["forebay", "run", "--stage-in", "/a", "--stage-in", "/b:/c", "--", "prog", "--pool", "/x", "--", "-v"];
+        let Verb::Run(run) = Arguments::try_parse_from(line).unwrap().verb else { panic!() };
+        assert_eq!(run.command, ["prog", "--pool", "/x", "--", "-v"]);
+        assert_eq!(run.stage_in, ["/a", "/b:/c"]);
+        let line = ["forebay", "run", "--quiet", "prog", "--quiet", "-n", "--", "3"];
+        let Verb::Run(run) = Arguments::try_parse_from(line).unwrap().verb else { panic!() };
+        assert_eq!(run.command, ["prog", "--quiet", "-n", "--", "3"], "the two dashes may be left out");
+        assert!(Arguments::try_parse_from(["forebay", "run", "--"]).is_err());
+    }
+}

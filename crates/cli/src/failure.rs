@@ -1,0 +1,42 @@
+//! How a failure reaches the user: on stderr in words, with `--json` on stdout too.
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use forebay_types::{Code, Error};
+use serde_json::{json, Value};
+
+/// Exit status of a verb that failed.
+pub(crate) const FAILED: u8 = 1;
+/// Exit status of a command line that makes no sense.
+pub(crate) const USAGE: u8 = 2;
+
+/// Prints the error and gives the status: `code`, or [`USAGE`] when the command line is what is wrong.
+pub(crate) fn report(e: &Error, json: bool, code: u8) -> ExitCode {
+    say(e);
+    if json {
+        print_json(&json!({ "error": value(e) }));
+    }
+    ExitCode::from(code)
+}
+
+/// Prints the error on stderr.
+pub(crate) fn say(e: &Error) {
+    eprintln!("forebay: {e}");
+}
+
+/// The error as JSON.
+pub(crate) fn value(e: &Error) -> Value {
+    json!({ "code": e.code.name(), "what": e.what, "why": e.why, "cure": e.cure })
+}
+
+/// Prints a value on stdout, with a newline behind. A reader that has gone is no failure of ours.
+pub(crate) fn print_json(value: &Value) {
+    let text = serde_json::to_string_pretty(value).unwrap_or_else(|_| value.to_string());
+    let _ = writeln!(std::io::stdout(), "{text}");
+}
+
+/// An error about what the user wrote.
+pub(crate) fn invalid(what: impl Into<String>, why: impl std::fmt::Display, cure: impl Into<String>) -> Error {
+    Error::new(Code::Invalid, what).why(why).cure(cure)
+}

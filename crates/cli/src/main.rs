@@ -1,0 +1,7 @@
+//! The command; all of it is in the library.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    forebay_cli::main()
+}

@@ -1,0 +1,103 @@
+//! Which pool is meant, and paths in it.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use forebay_client::{Door, Fail, Place, Pool};
+use forebay_types::{Code, Error, Ino, Result};
+
+/// The prefix under which programs see a pool unless they are told another.
+pub(crate) const DEFAULT_PREFIX: &str = "/forebay";
+
+/// The directory of the pool that is meant.
+pub(crate) fn directory(named: Option<PathBuf>) -> Result<PathBuf> {
+    match named {
+        Some(dir) if dir.as_os_str().is_empty() => {
+            Err(crate::failure::invalid("cannot use pool \"\"", "its name is empty", "name a directory, or unset FOREBAY_POOL"))
+        }
+        Some(dir) => std::path::absolute(&dir)
+            .map_err(|e| Error::io(format!("cannot find the pool {}", dir.display()), &e)),
+        None => forebay_server::directory::default_pool(),
+    }
+}
+
+/// A pool that is up, attached.
+pub(crate) fn attach(dir: &Path) -> Result<&'static Pool> {
+    // The daemon's side first: its messages tell a missing directory from a pool that is down or newer.
+    forebay_server::control::ensure_up(dir)?;
+    let pool = Pool::attach(dir)?;
+    pool.set_prefix(prefix().as_bytes());
+    Ok(pool)
+}
+
+fn prefix() -> String {
+    std::env::var("FOREBAY_PREFIX").unwrap_or_else(|_| DEFAULT_PREFIX.to_owned())
+}
+
+/// The path within the pool that the user means: `/forebay/a` is `/a`, `a` is `/a`. It starts with a slash; a slash
+/// at its end is kept.
+pub(crate) fn path_within(text: &OsStr) -> Vec<u8> {
+    let prefix = prefix();
+    let prefix = prefix.trim_end_matches('/').as_bytes();
+    let bytes = text.as_bytes();
+    let rest = match bytes.strip_prefix(prefix) {
+        Some(rest) if !prefix.is_empty() && (rest.is_empty() || rest[0] == b'/') => rest,
+        _ => bytes,
+    };
+    let mut path = b"/".to_vec();
+    path.extend_from_slice(rest.strip_prefix(b"/").unwrap_or(rest));
+    path
+}
+
+/// The place of a path within the pool.
+pub(crate) fn place(path: &[u8]) -> Place<'_> {
+    Place { dir: Ino::ROOT, path: path.strip_prefix(b"/").unwrap_or(path) }
+}
+
+/// A door's result with words: `verb` is what was tried on `path`.
+pub(crate) fn worded<T>(result: Door<T>, verb: &str, path: &[u8]) -> Result<T> {
+    result.map_err(|fail| {
+        let what = format!("cannot {verb} {} in the pool", String::from_utf8_lossy(path));
+        match fail {
+            Fail::Escape => Error::new(Code::CrossDevice, what).why("a symbolic link leads out of the pool"),
+            Fail::Code(Code::NotFound) => {
+                Error::new(Code::NotFound, what).why("there is no such name").cure("`forebay ls` shows what there is")
+            }
+            Fail::Code(code) => Error::new(code, what).why(words(code)),
+        }
+    })
+}
+
+/// A code as the kernel would word it.
+pub(crate) fn words(code: Code) -> String {
+    match code {
+        Code::PoolGone => "the pool's daemon is gone".to_owned(),
+        Code::TimedOut => "the pool's daemon does not answer".to_owned(),
+        _ => {
+            let text = std::io::Error::from_raw_os_error(code.errno()).to_string();
+            text.split(" (os error").next().unwrap_or(&text).to_owned()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn path_within_takes_the_prefix_away_and_no_more() {
+        for (text, path) in [
+            ("/a/b", "/a/b"),
+            ("a", "/a"),
+            ("/forebay", "/"),
+            ("/forebay/", "/"),
+            ("/forebay/a/", "/a/"),
+            ("/forebays", "/forebays"),
+            ("/", "/"),
+            ("", "/"),
+        ] {
+            assert_eq!(String::from_utf8(path_within(OsStr::new(text))).unwrap(), path, "{text}");
+        }
+    }
+}

@@ -1,0 +1,294 @@
+//! `forebay run`: a program over a pool, with what it needs staged in before and its results out after.
+//!
+//! The order: everything that can be checked without a pool; enter a pool (one that is up, or one of the job's own that
+//! the first of its ranks starts); stage in, once in the job; run the program and hand it the signals that come; let go
+//! of the stage-outs and do those of which this was the last holder; leave, which ends an embedded pool when it was the
+//! last. The membership is a connection: killed outright, this process leaves by its end, and the supervisor ends the
+//! program's descendants and the pool.
+//!
+//! Tests: `tests/run.rs`, `tests/run_kill.rs`, `tests/run_mpi.rs`.
+
+mod child;
+mod enter;
+mod job;
+pub(crate) mod preload;
+mod program;
+mod stages;
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use forebay_server::signals::{SignalMask, Signals};
+use forebay_server::JoinRequest;
+use forebay_types::{Error, Result};
+use serde_json::{json, Value};
+
+use crate::arguments::Run;
+use crate::failure::{self, invalid};
+use crate::{staging, table};
+
+use child::Ended;
+use enter::Entered;
+use job::Job;
+use stages::Stages;
+
+/// Exit status when Forebay itself failed; that of a program that cannot be started or is not found is in `program`.
+pub(crate) const FOREBAY_FAILED: u8 = 125;
+
+/// Signals that are handed to the program. Those of job control are handed on and obeyed.
+const SIGNALS: [i32; 10] = [
+    libc::SIGINT,
+    libc::SIGTERM,
+    libc::SIGHUP,
+    libc::SIGQUIT,
+    libc::SIGUSR1,
+    libc::SIGUSR2,
+    libc::SIGWINCH,
+    libc::SIGTSTP,
+    libc::SIGCONT,
+    libc::SIGCHLD,
+];
+
+/// Does `forebay run`.
+pub(crate) fn run(named: Option<PathBuf>, arguments: Run) -> Result<ExitCode> {
+    let prefix = check_prefix(&arguments.prefix)?;
+    let stages = Stages::read(&arguments)?;
+    let library = preload::library()?;
+    let name = &arguments.command[0];
+    let within = program::is_within(name, &prefix);
+    let mut found = None;
+    if !within {
+        match program::find(name) {
+            Ok(path) => found = Some(path),
+            Err((code, e)) => return Ok(failure::report(&e, false, code)),
+        }
+    }
+
+    let job = Job::of_this_process();
+    let request = JoinRequest {
+        label: label(&arguments.command),
+        group: job.group.clone(),
+        expected: job.expected,
+        holds: stages.holds(),
+    };
+    let mut entered = enter::enter(named, &arguments, &job, request)?;
+    if !arguments.quiet {
+        entered.announce();
+    }
+    let staged_in = stages.stage_in(&mut entered, &arguments)?;
+
+    let target = match found {
+        Some(path) => Ok(program::Target::outside(path)),
+        None => program::within(&entered.dir, name, &prefix),
+    };
+    let target = match target {
+        Ok(target) => target,
+        Err((code, e)) => {
+            let _ = entered.membership.leave_plan(false);
+            return Ok(failure::report(&e, false, code));
+        }
+    };
+    for warning in target.warnings() {
+        eprintln!("forebay: warning: {warning}");
+    }
+    let environment = preload::environment(&library, &entered, &prefix);
+    let signals = Signals::block(&SIGNALS).map_err(|e| Error::io("cannot wait for signals", &e))?;
+    let started = Instant::now();
+    let ended = match child::run(&target, &arguments.command, &environment, &signals) {
+        Ok(ended) => ended,
+        Err((code, e)) => {
+            let _ = entered.membership.leave_plan(false);
+            return Ok(failure::report(&e, false, code));
+        }
+    };
+    let seconds = started.elapsed().as_secs_f64();
+
+    let mut finish = stages.finish(&mut entered, &arguments, ended == Ended::Status(0), &signals);
+    let restarts = entered.restarts();
+    if let Some(path) = &arguments.report {
+        let report = report(&arguments.command, ended, seconds, &entered, &staged_in, &finish);
+        if let Err(e) = write_report(path, &report) {
+            failure::say(&e);
+            finish.failed = true;
+        }
+    }
+    if !arguments.quiet {
+        summary(&arguments.command, ended, seconds, staged_in.as_ref(), &finish);
+    }
+    if restarts > 0 {
+        eprintln!("forebay: note: the pool's daemon was restarted {restarts} times{}", entered.last_words());
+    }
+    entered.leave();
+    Ok(conclude(ended, finish.failed))
+}
+
+/// The program's end becomes this process's.
+fn conclude(ended: Ended, failed: bool) -> ExitCode {
+    match ended {
+        Ended::Signal(signal) => die_of(signal),
+        Ended::Status(0) if failed => ExitCode::from(FOREBAY_FAILED),
+        Ended::Status(code) => ExitCode::from(code as u8),
+    }
+}
+
+/// Ends this process by a signal, so that who waits for it sees what it would have seen of the program.
+pub(crate) fn die_of(signal: i32) -> ! {
+    let no_core = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
+    let _ = rustix::process::setrlimit(rustix::process::Resource::Core, no_core);
+    // SAFETY: resets a disposition and sends this process a signal; no memory is involved.
+    unsafe {
+        libc::signal(signal, libc::SIG_DFL);
+        libc::kill(libc::getpid(), signal);
+    }
+    SignalMask::empty().set();
+    // A signal that does not end a process leads here.
+    std::process::exit(128 + signal)
+}
+
+/// The prefix, normal; refused when something real is there that it would hide.
+fn check_prefix(prefix: &Path) -> Result<PathBuf> {
+    use std::path::Component;
+    let text = prefix.display();
+    let what = || format!("cannot show the pool at {text}");
+    let mut normal = PathBuf::from("/");
+    for component in prefix.components() {
+        match component {
+            Component::RootDir => {}
+            Component::Normal(name) => normal.push(name),
+            _ => return Err(invalid(what(), "it holds `..`, or does not start with /", "--prefix /forebay")),
+        }
+    }
+    if !prefix.is_absolute() || normal == Path::new("/") {
+        return Err(invalid(what(), "it is not an absolute path below /", "--prefix /forebay"));
+    }
+    match std::fs::symlink_metadata(&normal) {
+        Ok(m) => {
+            let kind = if m.is_dir() { "a real directory" } else { "a real file" };
+            Err(Error::new(forebay_types::Code::Exists, what())
+                .why(format!("{kind} is there, which the program could not reach any more"))
+                .cure("choose a path that does not exist: --prefix /forebay-pool"))
+        }
+        Err(_) => Ok(normal),
+    }
+}
+
+/// What is run, for people: the command line, cut.
+fn label(command: &[OsString]) -> String {
+    const CHARS_MAX: usize = 60;
+    let words: Vec<String> = command.iter().map(|w| w.to_string_lossy().into_owned()).collect();
+    let line = table::printable(words.join(" ").as_bytes());
+    if line.chars().count() <= CHARS_MAX {
+        return line;
+    }
+    let cut: String = line.chars().take(CHARS_MAX).collect();
+    format!("{cut}...")
+}
+
+fn summary(
+    command: &[OsString],
+    ended: Ended,
+    seconds: f64,
+    staged_in: Option<&forebay_stage::StageReport>,
+    finish: &stages::Finish,
+) {
+    let name = Path::new(&command[0]).file_name().unwrap_or(&command[0]).to_string_lossy().into_owned();
+    let how = match ended {
+        Ended::Status(code) => format!("ended with status {code}"),
+        Ended::Signal(signal) => format!("was killed by signal {signal}"),
+    };
+    let mut parts = Vec::new();
+    parts.extend(staged_in.map(|r| staging::line(staging::Direction::In, r)));
+    parts.push(format!("{name} {how} after {}", table::duration(seconds)));
+    parts.extend(finish.report.as_ref().map(|r| staging::line(staging::Direction::Out, r)));
+    eprintln!("forebay: {}", parts.join("; "));
+}
+
+fn report(
+    command: &[OsString],
+    ended: Ended,
+    seconds: f64,
+    entered: &Entered,
+    staged_in: &Option<forebay_stage::StageReport>,
+    finish: &stages::Finish,
+) -> Value {
+    let words: Vec<String> = command.iter().map(|w| w.to_string_lossy().into_owned()).collect();
+    let (status, signal) = match ended {
+        Ended::Status(code) => (Some(code), None),
+        Ended::Signal(signal) => (None, Some(signal)),
+    };
+    json!({
+        "command": words,
+        "status": status,
+        "signal": signal,
+        "seconds": seconds,
+        "pool": pool_facts(entered),
+        "stage_in": staged_in,
+        "stage_out": finish.report,
+        "stage_out_skipped": finish.skipped,
+    })
+}
+
+fn pool_facts(entered: &Entered) -> Value {
+    json!({ "path": entered.dir, "embedded": entered.embedded, "started": entered.started.is_some() })
+}
+
+fn write_report(path: &Path, report: &Value) -> Result<()> {
+    let mut text = serde_json::to_string_pretty(report).unwrap_or_default();
+    text.push('\n');
+    std::fs::write(path, text).map_err(|e| Error::io(format!("cannot write the report {}", path.display()), &e))
+}
+
+/// A path below which results are to appear, checked before hours of computing: a directory above it that exists must
+/// be writable.
+fn check_destination(path: &Path) -> Result<()> {
+    let mut above = path;
+    loop {
+        if above.exists() {
+            break;
+        }
+        match above.parent() {
+            Some(parent) => above = parent,
+            None => return Ok(()),
+        }
+    }
+    if above.is_file() && above == path {
+        return Ok(()); // it will be replaced
+    }
+    rustix::fs::access(above, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK).map_err(|e| {
+        Error::io(format!("cannot stage out to {}", path.display()), &e.into())
+            .cure(format!("make {} writable, or name another destination", above.display()))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn check_prefix_refuses_what_is_real_or_not_absolute() {
+        for bad in ["/", "forebay", "", "/a/../b", "//"] {
+            assert_eq!(check_prefix(Path::new(bad)).unwrap_err().code, forebay_types::Code::Invalid, "{bad}");
+        }
+        let e = check_prefix(Path::new("/usr")).unwrap_err();
+        assert!(e.why.contains("real directory") && e.cure.contains("--prefix"), "{e}");
+        assert_eq!(check_prefix(Path::new("/no-such//dir/./x/")).unwrap(), Path::new("/no-such/dir/x"));
+    }
+
+    #[test]
+    fn label_is_cut_and_printable() {
+        let long: Vec<OsString> = vec!["a\nb".into(), "x".repeat(100).into()];
+        let text = label(&long);
+        assert!(text.starts_with("a\\x0ab xxx") && text.ends_with("...") && text.len() < 70, "{text}");
+    }
+
+    #[test]
+    fn check_destination_looks_at_what_exists_above() {
+        check_destination(Path::new("/tmp/not/there/yet")).unwrap();
+        if !rustix::process::geteuid().is_root() {
+            assert!(check_destination(Path::new("/usr/not-mine")).is_err());
+        }
+        assert!(check_destination(Path::new("/proc/version/below")).is_err());
+    }
+}

@@ -1,0 +1,114 @@
+//! The library that shows a program the pool: where it is, how it gets into the environment, and how this command keeps
+//! itself out of it.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+
+use forebay_server::TOKEN_VARIABLE;
+use forebay_types::{Code, Error, Result};
+
+use super::enter::Entered;
+
+const LIBRARY: &str = "libforebay_preload.so";
+const PRELOAD: &str = "LD_PRELOAD";
+/// The preload list that this command was started with, while it runs without.
+const KEPT: &str = "FOREBAY_KEPT_PRELOAD";
+/// How many runs are around this one.
+pub(super) const LEVEL: &str = "FOREBAY_LEVEL";
+
+/// Starts this program again without the library when it was started with it, as within `forebay run -- bash`: a tool must
+/// not see files of the pool as files of its own.
+pub(crate) fn shed() {
+    let Some(list) = std::env::var_os(PRELOAD) else { return };
+    if !entries(&list).iter().any(|e| is_ours(e)) {
+        return;
+    }
+    let Ok(me) = std::env::current_exe() else { return };
+    let mut arguments = std::env::args_os();
+    let name = arguments.next().unwrap_or_else(|| "forebay".into());
+    let e = std::process::Command::new(me).arg0(name).args(arguments).env_remove(PRELOAD).env(KEPT, list).exec();
+    eprintln!("forebay: cannot start again without {LIBRARY}: {e}");
+    std::process::exit(1);
+}
+
+/// Entries of a preload list: blanks and colons separate.
+fn entries(list: &OsStr) -> Vec<OsString> {
+    list.as_bytes()
+        .split(|b| matches!(b, b' ' | b':'))
+        .filter(|e| !e.is_empty())
+        .map(|e| OsString::from_vec(e.to_vec()))
+        .collect()
+}
+
+fn is_ours(entry: &OsStr) -> bool {
+    Path::new(entry).file_name() == Some(OsStr::new(LIBRARY))
+}
+
+/// The library, beside this program or in the `lib` next to its directory.
+pub(super) fn library() -> Result<PathBuf> {
+    let what = || format!("cannot find {LIBRARY}");
+    let me = std::env::current_exe().map_err(|e| Error::io(what(), &e))?;
+    let dir = me.parent().unwrap_or(Path::new("/"));
+    let places = [dir.to_owned(), dir.join("../lib/forebay"), dir.join("../lib"), dir.join("../lib64")];
+    let found = places.iter().map(|p| p.join(LIBRARY)).find(|p| p.is_file()).ok_or_else(|| {
+        let looked: Vec<String> = places.iter().map(|p| p.display().to_string()).collect();
+        Error::new(Code::NotFound, what())
+            .why(format!("it is in none of {}", looked.join(", ")))
+            .cure("install Forebay as a whole: `make install PREFIX=DIR`")
+    })?;
+    let found = found.canonicalize().map_err(|e| Error::io(what(), &e))?;
+    if found.as_os_str().as_bytes().iter().any(|b| matches!(b, b' ' | b':')) {
+        return Err(Error::new(Code::Invalid, format!("cannot preload {}", found.display()))
+            .why("the loader takes blanks and colons in its path for separators")
+            .cure("install Forebay into a directory without them"));
+    }
+    Ok(found)
+}
+
+/// The preload list for the program: ours first, then what the user has.
+fn list(library: &Path, users: Option<OsString>) -> OsString {
+    let mut list = library.as_os_str().to_owned();
+    for entry in entries(&users.unwrap_or_default()) {
+        if !is_ours(&entry) {
+            list.push(":");
+            list.push(entry);
+        }
+    }
+    list
+}
+
+/// What the program's environment has beyond this process's; none takes a variable away.
+pub(super) fn environment(library: &Path, entered: &Entered, prefix: &Path) -> Vec<(OsString, Option<OsString>)> {
+    let users = std::env::var_os(KEPT).or_else(|| std::env::var_os(PRELOAD));
+    let level = level() + 1;
+    vec![
+        (PRELOAD.into(), Some(list(library, users))),
+        (KEPT.into(), None),
+        ("FOREBAY_POOL".into(), Some(entered.dir.clone().into())),
+        ("FOREBAY_PREFIX".into(), Some(prefix.into())),
+        (TOKEN_VARIABLE.into(), Some(entered.membership.token().into())),
+        (LEVEL.into(), Some(level.to_string().into())),
+    ]
+}
+
+/// How many runs are around this one; 0 for an outermost.
+pub(super) fn level() -> u32 {
+    std::env::var(LEVEL).ok().and_then(|v| v.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn list_puts_ours_first_once_and_keeps_the_users() {
+        let ours = Path::new("/opt/lib/libforebay_preload.so");
+        assert_eq!(list(ours, None), "/opt/lib/libforebay_preload.so");
+        assert_eq!(
+            list(ours, Some("/a.so /old/libforebay_preload.so:/b.so:".into())),
+            "/opt/lib/libforebay_preload.so:/a.so:/b.so"
+        );
+    }
+}

@@ -1,0 +1,204 @@
+//! What a run stages, each once in its job: in by the first that comes, out by the last that goes.
+
+use std::os::unix::ffi::OsStrExt;
+
+use forebay_client::Pool;
+use forebay_server::control::Turn;
+use forebay_server::signals::Signals;
+use forebay_stage::{Pair, StageOptions, StageReport};
+use forebay_types::{Code, Error, Result};
+
+use super::enter::Entered;
+use crate::arguments::{Run, StageOutOn};
+use crate::failure;
+use crate::staging::{self, Direction, Interrupt, Shown, Style};
+
+/// The pairs of a run.
+#[derive(Debug)]
+pub(super) struct Stages {
+    into: Vec<Pair>,
+    out: Vec<Pair>,
+}
+
+/// How the end of a run went.
+#[derive(Debug, Default)]
+pub(super) struct Finish {
+    /// What was staged out by this run.
+    pub(super) report: Option<StageReport>,
+    /// Why what could have been staged out was not.
+    pub(super) skipped: Option<String>,
+    /// Forebay did not do what was asked.
+    pub(super) failed: bool,
+}
+
+impl Stages {
+    /// Reads what the command line says, and checks what can be checked before anything is done.
+    pub(super) fn read(arguments: &Run) -> Result<Stages> {
+        let into = staging::pairs_in(&arguments.stage_in, arguments.manifest.as_deref())?;
+        let out = staging::pairs_out(&arguments.stage_out, None)?;
+        for pair in &into {
+            std::fs::metadata(&pair.source).map_err(|e| {
+                Error::io(format!("cannot stage in {}", pair.source.display()), &e)
+                    .cure("check the path, and that you may read it")
+            })?;
+        }
+        for pair in &out {
+            super::check_destination(&pair.destination)?;
+        }
+        Ok(Stages { into, out })
+    }
+
+    /// Keys of the stage-outs: runs of a job that say the same share them.
+    pub(super) fn holds(&self) -> Vec<String> {
+        self.out.iter().map(key).collect()
+    }
+
+    /// Stages in unless another run of the job has; waits while one does. The report, if this run did.
+    pub(super) fn stage_in(&self, entered: &mut Entered, arguments: &Run) -> Result<Option<StageReport>> {
+        if self.into.is_empty() {
+            return Ok(None);
+        }
+        let all: Vec<String> = self.into.iter().map(key).collect();
+        let claim = format!("in {}", all.join("\n"));
+        match entered.membership.claim(&claim)? {
+            Turn::Done => return Ok(None),
+            Turn::Failed(why) => {
+                return Err(Error::new(Code::Io, "cannot stage in").why(format!("another rank tried: {why}")));
+            }
+            Turn::Mine => {}
+        }
+        let result = self.stage_in_now(entered, arguments);
+        let told = result.as_ref().map(drop).map_err(|e| format!("{}: {}", e.what, e.why));
+        entered.membership.finish_claim(&claim, told)?;
+        result.map(Some)
+    }
+
+    fn stage_in_now(&self, entered: &Entered, arguments: &Run) -> Result<StageReport> {
+        let pool = Pool::attach(&entered.dir)?;
+        // Until the program runs, signals end this process as they always do; the pool notices.
+        let signals = Signals::block(&[]).map_err(|e| Error::io("cannot wait for signals", &e))?;
+        let interrupt = Interrupt::new(&signals, None);
+        let shown = Shown::new(Direction::In, style(arguments), &interrupt);
+        let report = forebay_stage::stage_in(pool, &self.into, &options(arguments), &shown);
+        shown.finish();
+        let report = report?;
+        staging::print_problems(&report);
+        report.outcome()?;
+        Ok(report)
+    }
+
+    /// Lets go of the stage-outs, and does those that are this run's to do.
+    pub(super) fn finish(
+        &self,
+        entered: &mut Entered,
+        arguments: &Run,
+        success: bool,
+        signals: &Signals,
+    ) -> Finish {
+        let plan = match entered.membership.leave_plan(success) {
+            Ok(plan) => plan,
+            Err(e) => {
+                failure::say(&Error { what: format!("the pool is gone: {}", e.what), ..e });
+                return Finish { failed: !self.out.is_empty(), ..Finish::default() };
+            }
+        };
+        let pairs: Vec<Pair> = self.out.iter().filter(|p| plan.keys.contains(&key(p))).cloned().collect();
+        if pairs.is_empty() {
+            return Finish::default();
+        }
+        if arguments.stage_out_on == StageOutOn::Success && (!success || plan.any_failed) {
+            let who = if success { "another rank" } else { "the program" };
+            let why = format!("nothing was staged out, for {who} failed (--stage-out-on always does it anyway)");
+            eprintln!("forebay: {why}");
+            return Finish { skipped: Some(why), ..Finish::default() };
+        }
+        match stage_out_now(entered, arguments, &pairs, signals) {
+            Ok((report, None)) => {
+                let failed = report.outcome().is_err();
+                if failed {
+                    rescue(entered, &pairs);
+                }
+                Finish { report: Some(report), failed, ..Finish::default() }
+            }
+            Ok((report, Some(signal))) => {
+                eprintln!("forebay: staging out was given up at signal {signal}: what was not staged is lost");
+                Finish { report: Some(report), failed: true, ..Finish::default() }
+            }
+            Err(e) => {
+                failure::say(&e);
+                rescue(entered, &pairs);
+                Finish { failed: true, ..Finish::default() }
+            }
+        }
+    }
+}
+
+fn stage_out_now(
+    entered: &Entered,
+    arguments: &Run,
+    pairs: &[Pair],
+    signals: &Signals,
+) -> Result<(StageReport, Option<i32>)> {
+    let pool = Pool::attach(&entered.dir)?;
+    let warning = "results are being staged out; once more to give up and lose them";
+    let interrupt = Interrupt::new(signals, Some(warning));
+    let shown = Shown::new(Direction::Out, style(arguments), &interrupt);
+    // What a program stored through a mapping leaves the time of modification as it was: everything is copied.
+    let options = StageOptions { resume: false, ..options(arguments) };
+    let report = forebay_stage::stage_out(pool, pairs, &options, &shown);
+    shown.finish();
+    let report = report?;
+    staging::print_problems(&report);
+    Ok((report, interrupt.stopped_by()))
+}
+
+/// Results that could not be staged out stay in the pool, which stays up, until the user has them.
+fn rescue(entered: &mut Entered, pairs: &[Pair]) {
+    let dir = entered.dir.display();
+    if entered.embedded {
+        if let Err(e) = entered.membership.keep_pool() {
+            failure::say(&e);
+            return;
+        }
+        entered.embedded = false;
+        eprintln!("forebay: the results are not lost: their pool stays up. When there is room for them:");
+    } else {
+        eprintln!("forebay: the results are still in the pool. When there is room for them:");
+    }
+    for pair in pairs {
+        eprintln!("  forebay stage-out --pool {dir} {}:{}", pair.source.display(), pair.destination.display());
+    }
+    eprintln!("  forebay down --pool {dir}");
+}
+
+fn options(arguments: &Run) -> StageOptions {
+    StageOptions { verify: arguments.verify, ..StageOptions::default() }
+}
+
+fn style(arguments: &Run) -> Style {
+    Style::of_stderr(!arguments.no_progress && !arguments.quiet)
+}
+
+fn key(pair: &Pair) -> String {
+    // Bytes that are not UTF-8 must not make two pairs one.
+    let text = |path: &std::path::Path| -> String {
+        path.as_os_str().as_bytes().iter().flat_map(|&b| std::ascii::escape_default(b)).map(char::from).collect()
+    };
+    format!("{}\n{}", text(&pair.source), text(&pair.destination))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn key_of_different_pairs_differs() {
+        let pair = |a: &[u8], b: &str| Pair {
+            source: std::ffi::OsStr::from_bytes(a).into(),
+            destination: b.into(),
+        };
+        assert_eq!(key(&pair(b"/a", "/b")), key(&pair(b"/a", "/b")));
+        assert_ne!(key(&pair(b"/a b", "/c")), key(&pair(b"/a", "b /c")), "a blank separates nothing");
+        assert_ne!(key(&pair(b"/\xff", "/c")), key(&pair(b"/\xfe", "/c")));
+    }
+}

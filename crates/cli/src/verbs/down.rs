@@ -1,0 +1,54 @@
+//! `forebay down`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use forebay_server::control::{self, Status};
+use forebay_server::launch::{self, DownOptions};
+use forebay_types::Result;
+use serde_json::json;
+
+use crate::arguments::Down;
+use crate::{failure, pool, table};
+
+pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode> {
+    let dir = pool::directory(named)?;
+    // Asked before, for it cannot be asked after. A pool that is dead already has nothing to say.
+    let before = control::status(&dir).ok();
+    let stopped = launch::down(&dir, DownOptions { keep: arguments.keep, force: arguments.force })?;
+    let files = before.as_ref().and_then(|s| s.inodes).map(|n| n.saturating_sub(1)); // the root is no file
+    let bytes = before.as_ref().and_then(|s| s.used_bytes);
+    if arguments.json {
+        failure::print_json(&json!({
+            "pool": dir,
+            "was_up": before.is_some(),
+            "data_kept": stopped.data_kept,
+            "killed": stopped.killed,
+            "inodes": files,
+            "used_bytes": bytes,
+        }));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let state = match (&before, stopped.killed) {
+        (_, true) => "did not answer and was killed",
+        (Some(_), false) => "is down",
+        (None, false) => "was not up: what it had left is cleared away",
+    };
+    println!("pool {} {state}{}", dir.display(), fate(before.as_ref(), stopped.data_kept));
+    if arguments.keep && !stopped.data_kept {
+        println!("  note: it had no memory of its own that could be kept");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// What became of the data, in words.
+fn fate(before: Option<&Status>, kept: bool) -> String {
+    let Some(Status { inodes: Some(inodes), used_bytes: Some(bytes), .. }) = before else {
+        return if kept { "; its data is kept".to_owned() } else { String::new() };
+    };
+    match (kept, inodes.saturating_sub(1)) {
+        (true, _) => "; its data is kept for the next `forebay up`".to_owned(),
+        (false, 0) => "; it was empty".to_owned(),
+        (false, n) => format!("; {} in it ({}) are gone", table::count(n, "entry"), table::bytes(*bytes)),
+    }
+}

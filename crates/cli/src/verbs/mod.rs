@@ -1,0 +1,33 @@
+//! The verbs, each in a file of its own.
+
+mod completions;
+mod down;
+mod fsck;
+mod ls;
+mod stage;
+mod stat;
+mod status;
+mod up;
+
+use std::process::ExitCode;
+
+use forebay_types::Result;
+
+use crate::arguments::{Arguments, Verb};
+
+/// Does what the command line says.
+pub(crate) fn dispatch(arguments: Arguments) -> Result<ExitCode> {
+    let Arguments { pool, verb } = arguments;
+    match verb {
+        Verb::Up(a) => up::up(pool, a),
+        Verb::Down(a) => down::down(pool, &a),
+        Verb::Status(a) => status::status(pool, &a),
+        Verb::Ls(a) => ls::ls(pool, &a),
+        Verb::Stat(a) => stat::stat(pool, &a),
+        Verb::Run(a) => crate::run::run(pool, a),
+        Verb::StageIn(a) => stage::stage_in(pool, a),
+        Verb::StageOut(a) => stage::stage_out(pool, a),
+        Verb::Fsck(a) => fsck::fsck(pool, &a),
+        Verb::Completions(a) => completions::completions(&a),
+    }
+}

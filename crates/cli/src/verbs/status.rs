@@ -1,0 +1,87 @@
+//! `forebay status`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use forebay_server::control::{self, Status};
+use forebay_types::Result;
+
+use crate::table::{self, Facts};
+use crate::{arguments, failure, pool};
+
+pub(super) fn status(named: Option<PathBuf>, arguments: &arguments::Status) -> Result<ExitCode> {
+    let status = control::status(&pool::directory(named)?)?;
+    if arguments.json {
+        failure::print_json(&serde_json::to_value(&status).unwrap_or_default());
+    } else {
+        print!("{}", text(&status));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn text(s: &Status) -> String {
+    let mut facts = Facts::default();
+    let kind = if s.embedded { ", of `forebay run`" } else { "" };
+    facts.add("pool", format!("{} is {} for {}{kind}", s.pool, s.state, table::duration(s.uptime_s as f64)));
+    let backing = match s.backing.as_str() {
+        "tmpfs" => "a tmpfs of its own",
+        "detached" => "a private tmpfs",
+        _ => "in its directory",
+    };
+    facts.add("medium", format!("{}, {backing}", s.media));
+    let space = match (s.used_bytes, s.free_bytes) {
+        (Some(used), Some(free)) => format!(
+            "{} used, {} free of {}",
+            table::bytes(used),
+            table::bytes(free),
+            table::bytes(s.capacity_bytes)
+        ),
+        _ => table::bytes(s.capacity_bytes),
+    };
+    facts.add("space", space);
+    if let Some(inodes) = s.inodes {
+        facts.add("entries", inodes.saturating_sub(1).to_string());
+    }
+    let mut users = Vec::new();
+    if let Some(clients) = s.clients {
+        users.push(table::count(clients, "process"));
+    }
+    if s.members > 0 {
+        users.push(format!("{} ({})", table::count(s.members, "run"), s.member_labels.join("; ")));
+    }
+    if !users.is_empty() {
+        facts.add("used by", users.join(", "));
+    }
+    let worker = s.pids.worker.map_or("none just now".to_owned(), |pid| pid.to_string());
+    facts.add("daemon", format!("supervisor {}, worker {worker}", s.pids.supervisor));
+    if s.restarts > 0 {
+        let how = s.last_crash.as_deref().unwrap_or("ended");
+        facts.add("restarts", format!("{}; the last worker {how}: see {}/log", s.restarts, s.pool));
+    }
+    for cost in &s.costs {
+        facts.add("note", cost);
+    }
+    facts.text()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_of_a_pool_without_its_worker_says_what_is_known() {
+        let s = Status {
+            pool: "/p".into(),
+            state: "restarting".into(),
+            media: "dram".into(),
+            backing: "tmpfs".into(),
+            capacity_bytes: 4 << 30,
+            restarts: 2,
+            last_crash: Some("was killed by signal 11".into()),
+            ..Status::default()
+        };
+        let text = text(&s);
+        assert!(text.contains("/p is restarting") && text.contains("signal 11") && text.contains("4 GiB"), "{text}");
+        assert!(text.contains("none just now"));
+    }
+}

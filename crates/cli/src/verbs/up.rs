@@ -1,0 +1,100 @@
+//! `forebay up`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use forebay_server::launch::{self, Started, UpOptions};
+use forebay_server::Backing;
+use forebay_types::Result;
+use serde_json::json;
+
+use crate::arguments::Up;
+use crate::{failure, pool, table};
+
+pub(super) fn up(named: Option<PathBuf>, arguments: Up) -> Result<ExitCode> {
+    let path = which(named.as_ref(), arguments.path.as_ref())?;
+    let chosen = path.is_some();
+    let path = pool::directory(path)?;
+    let started = launch::up(&UpOptions {
+        path: path.clone(),
+        media: arguments.media,
+        capacity_bytes: arguments.capacity,
+        embedded: false,
+        elsewhere_allowed: !chosen,
+    })?;
+    if arguments.json {
+        failure::print_json(&json!({
+            "pool": started.pool,
+            "pid": started.pid,
+            "uuid": started.identity.uuid,
+            "media": started.identity.media.to_string(),
+            "backing": started.identity.backing,
+            "capacity_bytes": started.identity.capacity_bytes,
+            "reopened": started.reopened,
+            "costs": started.costs,
+        }));
+    } else {
+        print!("{}", text(&started, chosen));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// `--path` and `--pool` (or FOREBAY_POOL) name the same thing.
+fn which(pool: Option<&PathBuf>, path: Option<&PathBuf>) -> Result<Option<PathBuf>> {
+    // FOREBAY_POOL alone does not contradict --path: the option is nearer.
+    let pool_is_option = std::env::var_os("FOREBAY_POOL").is_none_or(|v| Some(&PathBuf::from(v)) != pool);
+    match (pool, path) {
+        (Some(a), Some(b)) if a != b && pool_is_option => Err(failure::invalid(
+            "cannot tell where the pool is to be",
+            format!("--pool says {} and --path says {}", a.display(), b.display()),
+            "name one: for `up` they are the same",
+        )),
+        (_, Some(path)) => Ok(Some(path.clone())),
+        (pool, None) => Ok(pool.cloned()),
+    }
+}
+
+/// What the target is, in a word or two.
+pub(crate) fn backing_words(media: &str, backing: Backing) -> String {
+    match backing {
+        Backing::Tmpfs => format!("{media}, a tmpfs of its own"),
+        Backing::Directory => format!("{media}, in its directory"),
+        Backing::Detached => format!("{media}, a private tmpfs"),
+    }
+}
+
+fn text(started: &Started, chosen: bool) -> String {
+    let identity = &started.identity;
+    let mut text = format!(
+        "pool {} is up: {}, {}{}\n",
+        started.pool.display(),
+        backing_words(&identity.media.to_string(), identity.backing),
+        table::bytes(identity.capacity_bytes),
+        if started.reopened { ", with its data from before" } else { "" },
+    );
+    for cost in &started.costs {
+        text.push_str(&format!("  note: {cost}\n"));
+    }
+    if chosen {
+        text.push_str(&format!("  use it:  export FOREBAY_POOL={}\n", started.pool.display()));
+        text.push_str("           forebay run -- COMMAND\n");
+    } else {
+        text.push_str("  use it:  forebay run -- COMMAND\n");
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn which_refuses_two_places_and_takes_either() {
+        let (a, b) = (PathBuf::from("/nowhere/a"), PathBuf::from("/nowhere/b"));
+        assert_eq!(which(Some(&a), None).unwrap(), Some(a.clone()));
+        assert_eq!(which(None, Some(&b)).unwrap(), Some(b.clone()));
+        assert_eq!(which(Some(&a), Some(&a)).unwrap(), Some(a.clone()));
+        assert_eq!(which(None, None).unwrap(), None);
+        assert!(which(Some(&a), Some(&b)).is_err());
+    }
+}
