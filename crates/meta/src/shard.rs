@@ -182,9 +182,15 @@ impl Shard {
     }
 
     /// Opens the shard in a directory. Refused: one that another process has open ([`Code::Busy`]), one that a newer
-    /// Forebay wrote ([`Code::NewerFormat`]), one that is damaged ([`Code::Corrupt`]).
+    /// Forebay wrote ([`Code::NewerFormat`]), one whose first records are damaged ([`Code::Corrupt`]).
     pub fn open(dir: &Path) -> Result<Shard> {
         Shard::open_with_hash(dir, forebay_types::name_hash)
+    }
+
+    /// [`Shard::open`] for [`Shard::check`]: opens a damaged shard too, as long as its format is known. A batch may then
+    /// be refused.
+    pub fn open_for_check(dir: &Path) -> Result<Shard> {
+        Shard::open_unsettled(dir, forebay_types::name_hash)
     }
 
     /// [`Shard::create`] with another hash of names, to test names of equal hash. A hash is 1 to 2^56 - 1.
@@ -218,6 +224,15 @@ impl Shard {
     /// [`Shard::open`] for a shard that was made with another hash of names.
     #[doc(hidden)]
     pub fn open_with_hash(dir: &Path, hash: fn(&[u8]) -> u64) -> Result<Shard> {
+        let shard = Shard::open_unsettled(dir, hash)?;
+        // One transaction that does nothing makes the pages that the last one freed usable again.
+        let mut batch = shard.begin()?;
+        batch.rewrite_ledger()?;
+        batch.commit()?;
+        Ok(shard)
+    }
+
+    fn open_unsettled(dir: &Path, hash: fn(&[u8]) -> u64) -> Result<Shard> {
         let what = || format!("cannot open the shard {}", dir.display());
         let corrupt = |why: &str| {
             Error::new(Code::Corrupt, what())
@@ -256,12 +271,7 @@ impl Shard {
         let space = new_space(&env, dir)?;
         let state = State { ledger: Ledger::default(), directories: Directories::default(), space, stale: true };
         let dir = dir.to_path_buf();
-        let shard = Shard { env, tree, state: RefCell::new(state), hash, node, dir, _lock: lock };
-        // One transaction that does nothing makes the pages that the last one freed usable again.
-        let mut batch = shard.begin()?;
-        batch.rewrite_ledger()?;
-        batch.commit()?;
-        Ok(shard)
+        Ok(Shard { env, tree, state: RefCell::new(state), hash, node, dir, _lock: lock })
     }
 
     /// The node whose shard this is.
@@ -284,8 +294,9 @@ impl Shard {
         let tx = Transaction::new(txn, self.tree);
         if state.stale {
             state.reload(&tx).map_err(|code| {
-                Error::new(code, format!("cannot read the ledger of the shard {}", self.dir.display()))
-                    .cure("run forebay fsck")
+                Error::new(code, format!("cannot open the shard {}", self.dir.display()))
+                    .why("its ledger, or a directory that it names, is damaged")
+                    .cure("run `forebay fsck` to see the damage; save what the backing files hold")
             })?;
         }
         state.directories.trim();

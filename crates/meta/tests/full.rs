@@ -1,0 +1,285 @@
+//! A full shard: what grows it is refused with NoSpace, what is there can be read, changed and removed, and all of it
+//! can be removed. Never SIGBUS, and never LMDB out of pages in the middle of a batch, which would fail its commit.
+
+mod place;
+
+use std::path::Path;
+
+use forebay_meta::{Batch, Shard, ShardOptions};
+use forebay_types::{limits, Code, Ino, Reply, Request, SetAttr};
+use place::{at, Driver, Place, OPTIONS};
+
+const ROOT: Ino = Ino::ROOT;
+
+/// Little more than the least: what is kept for removals, and room for some thousand files.
+const SMALL: ShardOptions = ShardOptions { map_bytes: 14 << 20, ..OPTIONS };
+
+fn name(n: usize) -> Vec<u8> {
+    // Scattered, so that every page of the directory is written to again and again.
+    format!("{:016x}.file", (n as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)).into_bytes()
+}
+
+/// Runs batches as the daemon does: commits when a batch is long or spent.
+struct Batches<'s> {
+    shard: &'s Shard,
+    batch: Option<Batch<'s>>,
+    requests: usize,
+    driver: Driver,
+}
+
+impl<'s> Batches<'s> {
+    fn new(shard: &'s Shard) -> Batches<'s> {
+        Batches { shard, batch: None, requests: 0, driver: Driver::new() }
+    }
+
+    fn with<T>(&mut self, f: impl FnOnce(&mut Driver, &mut Batch<'s>) -> T) -> T {
+        if self.requests >= limits::BATCH_MAX || self.batch.as_ref().is_some_and(|b| b.is_spent()) {
+            self.commit();
+        }
+        self.requests += 1;
+        let shard = self.shard;
+        let batch = self.batch.get_or_insert_with(|| shard.begin().unwrap());
+        f(&mut self.driver, batch)
+    }
+
+    fn commit(&mut self) {
+        self.requests = 0;
+        if let Some(mut batch) = self.batch.take() {
+            batch.keep_reply(1, 1, 1, &[0; 200]).unwrap();
+            batch.commit().unwrap();
+        }
+    }
+
+    /// Makes files until even a fresh batch has no room for one more; the number of the next.
+    fn fill(&mut self, from: usize) -> usize {
+        let mut n = from;
+        loop {
+            let fresh = self.requests == 0;
+            match self.with(|d, b| d.file(b, ROOT, &name(n))) {
+                Ok(_) => n += 1,
+                Err(code) => {
+                    assert_eq!(code, Code::NoSpace);
+                    if fresh {
+                        return n;
+                    }
+                    self.commit();
+                }
+            }
+        }
+    }
+
+    fn remove_orphans(&mut self) {
+        self.commit();
+        let mut batch = self.shard.begin().unwrap();
+        let orphans: Vec<Ino> = batch.orphans().unwrap().iter().map(|o| o.0).collect();
+        for some in orphans.chunks(20) {
+            if batch.is_spent() {
+                batch.commit().unwrap();
+                batch = self.shard.begin().unwrap();
+            }
+            batch.remove_orphans(some).unwrap();
+        }
+        batch.commit().unwrap();
+    }
+}
+
+fn assert_clean(shard: &Shard) {
+    assert_eq!(shard.check(&mut |_| {}).unwrap().problems, Vec::<String>::new());
+}
+
+fn fill_use_and_empty(dir: &Path, options: &ShardOptions, files_min: usize) {
+    let mut shard = Shard::create(dir, options, at(1)).unwrap();
+    let mut most = 0;
+    for round in 0..3 {
+        let mut batches = Batches::new(&shard);
+        let files = batches.fill(0);
+        assert!(files >= files_min, "round {round}: only {files} files");
+        assert!(files * 10 >= most * 9, "round {round}: space was lost, {files} files after {most}");
+        most = most.max(files);
+        // Growth stays refused, of every kind; an existing name is still answered as such.
+        let first = name(0);
+        let refused = [
+            Request::MakeDirectory { parent: ROOT, name: b"d", mode: 0o755 },
+            Request::Symlink { parent: ROOT, name: b"s", target: b"t" },
+            Request::SetXattr { ino: ROOT, name: b"user.a", value: &[1; 65_000], flags: 0 },
+        ];
+        for request in refused {
+            assert_eq!(batches.with(|d, b| d.ask(b, request).map(|_| ())), Err(Code::NoSpace), "{request:?}");
+        }
+        assert_eq!(batches.with(|d, b| d.file(b, ROOT, &first)), Err(Code::Exists));
+        let open = Request::Create {
+            parent: ROOT,
+            name: &first,
+            mode: 0,
+            exclusive: false,
+            dirty: true,
+            layout: None,
+        };
+        batches.with(|d, b| d.entry(b, open)).unwrap();
+        // What is there can be renamed and changed, many times.
+        for n in 0..2000 {
+            let (old, new) = (name(n % files), [b"renamed ".as_slice(), &name(n % files)].concat());
+            for (name, new_name) in [(&old, &new), (&new, &old)] {
+                let request = Request::Rename { parent: ROOT, name, new_parent: ROOT, new_name, flags: 0 };
+                batches.with(|d, b| d.ask(b, request).map(|_| ())).unwrap();
+            }
+            let found = batches.with(|d, b| d.entry(b, Request::Lookup { parent: ROOT, name: &old })).unwrap();
+            let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
+            let ino = found.attr.ino;
+            batches.with(|d, b| d.ask(b, Request::SetAttr { ino, set }).map(|_| ())).unwrap();
+        }
+        // Half removed, and made again as far as it goes: the shard stays full, and usable.
+        for n in 0..files / 2 {
+            batches.with(|d, b| d.unlink(b, ROOT, &name(n))).unwrap();
+        }
+        batches.remove_orphans();
+        let mut made = 0;
+        for n in 0..files / 2 {
+            match batches.with(|d, b| d.file(b, ROOT, &name(n))) {
+                Ok(_) => made += 1,
+                Err(code) => assert_eq!(code, Code::NoSpace),
+            }
+        }
+        assert!(made > files / 20, "round {round}: of {} only {made} could be made again", files / 2);
+        batches.commit();
+        assert_clean(&shard);
+        if round == 1 {
+            drop(batches);
+            drop(shard);
+            shard = Shard::open(dir).unwrap();
+            batches = Batches::new(&shard);
+        }
+        // And all of it can be removed, in an order of its own.
+        let mut names = batches.with(|d, b| d.list(b, ROOT));
+        names.sort_by_key(|n| n.0.wrapping_mul(0x2545_f491_4f6c_dd1d));
+        for (_, name) in names {
+            batches.with(|d, b| d.unlink(b, ROOT, &name)).unwrap();
+        }
+        batches.remove_orphans();
+        let attr = batches.with(|d, b| d.attr(b, ROOT)).unwrap();
+        assert_eq!(attr.size, 0);
+        batches.commit();
+        assert_clean(&shard);
+    }
+}
+
+#[test]
+fn full_map_refuses_growth_and_can_be_emptied() {
+    let place = Place::new();
+    fill_use_and_empty(place.path(), &SMALL, 8000);
+}
+
+#[test]
+fn shard_full_of_attributes_and_links_can_be_emptied() {
+    let place = Place::new();
+    let shard = Shard::create(place.path(), &SMALL, at(1)).unwrap();
+    for _ in 0..2 {
+        let mut batches = Batches::new(&shard);
+        let mut made = 0usize;
+        loop {
+            let done = batches.with(|d, b| -> Result<(), Code> {
+                let ino = d.file(b, ROOT, &name(made))?;
+                let value = vec![made as u8; [60_000, 10, 3000][made % 3]];
+                let set = |name| Request::SetXattr { ino, name, value: &value, flags: 0 };
+                d.ask(b, set(b"user.one"))?;
+                d.ask(b, set(b"trusted.two")).or_else(|c| if value.len() > 9999 { Ok(Reply::Done) } else { Err(c) })?;
+                d.ask(b, Request::Symlink { parent: ROOT, name: &[b"s", name(made).as_slice()].concat(), target: &[b't'; 4000] })?;
+                Ok(())
+            });
+            match done {
+                Ok(()) => made += 1,
+                Err(code) => {
+                    assert_eq!(code, Code::NoSpace);
+                    break;
+                }
+            }
+        }
+        assert!(made > 30, "only {made}");
+        let names = batches.with(|d, b| d.list(b, ROOT));
+        for (n, (_, name)) in names.iter().enumerate() {
+            let entry = batches.with(|d, b| d.entry(b, Request::Lookup { parent: ROOT, name })).unwrap();
+            if n % 2 == 0 && entry.attr.is_file() {
+                let request = Request::RemoveXattr { ino: entry.attr.ino, name: b"user.one" };
+                let done = batches.with(|d, b| d.ask(b, request).map(|_| ()));
+                assert!(matches!(done, Ok(()) | Err(Code::NoAttribute)), "{done:?}");
+            }
+            batches.with(|d, b| d.unlink(b, ROOT, name)).unwrap();
+        }
+        batches.remove_orphans();
+        assert_clean(&shard);
+        assert_eq!(shard.statistics().unwrap().entries, 0);
+    }
+}
+
+#[test]
+fn one_long_batch_on_a_full_shard_refuses_and_still_commits() {
+    let place = Place::new();
+    let shard = Shard::create(place.path(), &SMALL, at(1)).unwrap();
+    let mut driver = Driver::new();
+    let mut batch = shard.begin().unwrap();
+    let mut made = 0;
+    while driver.file(&mut batch, ROOT, &name(made)).is_ok() {
+        made += 1;
+    }
+    // Without asking is_spent: removals may be refused here, and nothing else may happen.
+    let removed = (0..made).filter(|n| driver.unlink(&mut batch, ROOT, &name(*n)).is_ok()).count();
+    batch.commit().unwrap();
+    assert!(made > 1000);
+    assert_clean(&shard);
+    assert_eq!(shard.statistics().unwrap().entries as usize, made - removed);
+}
+
+#[test]
+fn map_too_small_for_its_reserve_is_refused_and_leaves_nothing() {
+    let place = Place::new();
+    let options = ShardOptions { map_bytes: 4 << 20, ..OPTIONS };
+    let error = Shard::create(place.path(), &options, at(1)).unwrap_err();
+    assert_eq!(error.code, Code::NoSpace);
+    assert!(!error.cure.is_empty());
+    Shard::create(place.path(), &SMALL, at(1)).unwrap();
+}
+
+/// A tmpfs of its own in a mount namespace of this thread's own, so that it is gone with the thread. None where the
+/// machine does not permit it.
+fn tiny_tmpfs(at: &Path, bytes: u64) -> Option<()> {
+    use rustix::mount::{mount, mount_change, MountFlags, MountPropagationFlags};
+    use rustix::thread::{unshare_unsafe, UnshareFlags};
+    // SAFETY: a mount namespace of this thread's own; file descriptors and memory stay shared.
+    unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.ok()?;
+    mount_change("/", MountPropagationFlags::PRIVATE | MountPropagationFlags::REC).ok()?;
+    let data = std::ffi::CString::new(format!("size={bytes}")).ok()?;
+    mount("tmpfs", at, "tmpfs", MountFlags::empty(), data.as_c_str()).ok()
+}
+
+#[test]
+fn full_tmpfs_refuses_growth_and_can_be_emptied() {
+    let place = Place::new();
+    if tiny_tmpfs(place.path(), 14 << 20).is_none() {
+        println!("not permitted to mount: the same on a small map is tested above");
+        return;
+    }
+    // The map is larger than the medium, so that it is the medium that is full.
+    fill_use_and_empty(place.path(), &OPTIONS, 6000);
+}
+
+#[test]
+fn tmpfs_filled_by_others_refuses_growth_until_they_give_way() {
+    let place = Place::new();
+    if tiny_tmpfs(place.path(), 40 << 20).is_none() {
+        println!("not permitted to mount: the same on a small map is tested above");
+        return;
+    }
+    let shard = Shard::create(place.path(), &OPTIONS, at(1)).unwrap();
+    let other = place.path().join("data");
+    // All that is left, to the last page.
+    let full = std::fs::write(&other, vec![1; 64 << 20]).unwrap_err();
+    assert_eq!(full.raw_os_error(), Some(28));
+    let mut batches = Batches::new(&shard);
+    let files = batches.fill(0);
+    assert!(files > 1000);
+    std::fs::remove_file(&other).unwrap();
+    let more = batches.fill(files);
+    assert!(more > 2 * files, "{files} files, and {more} when there was room");
+    batches.commit();
+    assert_clean(&shard);
+}
