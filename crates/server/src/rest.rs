@@ -1,10 +1,7 @@
 //! A pool at rest, looked at without a daemon.
 
-use std::os::fd::AsRawFd;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use forebay_data::Target;
-use forebay_meta::Shard;
 use forebay_types::{Code, Error, Result};
 use serde_json::Value;
 
@@ -23,7 +20,5 @@ pub fn check(path: &Path) -> Result<Value> {
     };
     let _lock = dir.lock()?;
     let target_dir = open_target_at_rest(&dir, &identity)?;
-    let shard = Shard::open(&PathBuf::from(format!("/proc/self/fd/{}/shard", target_dir.as_raw_fd())))?;
-    let target = Target::open(&target_dir, u32::from(identity.node) << 16)?;
-    crate::worker::check(&shard, &target)
+    crate::worker::check_at_rest(&target_dir, identity.node)
 }

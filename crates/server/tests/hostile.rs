@@ -26,6 +26,11 @@ impl Daemon {
     fn start(name: &str) -> Daemon {
         let dir = std::env::temp_dir().join(format!("forebay-hostile-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&dir);
+        Daemon::start_in(dir, name)
+    }
+
+    /// Starts on what an earlier daemon left in `dir`.
+    fn start_in(dir: PathBuf, name: &str) -> Daemon {
         let supervisor = Command::new(env!("CARGO_BIN_EXE_forebayd"))
             .args(["--media", "ssd", "--capacity", "256MiB", "--foreground", "--pool"])
             .arg(&dir)
@@ -153,7 +158,7 @@ fn scribbling_client_harms_no_other() {
                     let at = slot + (random.next() % 12) as usize * 8;
                     // States, lengths and operations in their ranges do more harm than noise.
                     let v = match random.next() % 4 {
-                        0 => random.next() % 4 | (random.next() % 200) << 32,
+                        0 => (random.next() % 4) | ((random.next() % 200) << 32),
                         1 => random.next() % 24,
                         2 => Ino::ROOT.0 + random.next() % 50,
                         _ => random.next(),
@@ -321,6 +326,35 @@ fn worker_killed_at_random_is_noticed_by_no_client_and_loses_nothing() {
 }
 
 #[test]
+fn supervisor_killed_with_its_worker_loses_nothing_that_was_acknowledged() {
+    let mut daemon = Daemon::start("both");
+    for round in 0..4u64 {
+        let mut child = daemon.child("report", 700 + round);
+        std::thread::sleep(Duration::from_millis(150));
+        daemon.supervisor.kill().unwrap();
+        daemon.supervisor.wait().unwrap();
+        child.kill().unwrap();
+        child.wait().unwrap();
+        let mut said = String::new();
+        child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+        // Each line was written when its file had been made.
+        let made: Vec<&str> = said.split('\n').filter(|l| l.starts_with("made ")).map(|l| &l[5..]).collect();
+        let whole = made.len().saturating_sub(1);
+        assert!(whole > 0, "{said}");
+        let again = Daemon::start_in(daemon.dir.clone(), "both");
+        daemon.dir = PathBuf::from("/nonexistent");
+        drop(std::mem::replace(&mut daemon, again));
+        let pool = Pool::attach(&daemon.dir).unwrap();
+        let (root, mut escape) = (pool.root().unwrap(), PathBuffer::new());
+        for name in &made[..whole] {
+            let place = Place { dir: root, path: name.as_bytes() };
+            assert!(pool.stat(place, true, &mut escape).is_ok(), "{name} was acknowledged and is gone");
+        }
+        daemon.assert_clean();
+    }
+}
+
+#[test]
 fn forked_child_and_closed_descriptors_go_on() {
     let daemon = Daemon::start("fork");
     let mut child = daemon.child("fork", 1);
@@ -358,6 +392,24 @@ fn child_role() {
                     );
                 }
             });
+        }
+        "report" => {
+            let (root, mut escape) = (pool.root().unwrap(), PathBuffer::new());
+            let mut out = std::io::stdout();
+            println!();
+            for i in 0..u64::MAX {
+                let name = format!("r{seed}-{i}");
+                let place = Place { dir: root, path: name.as_bytes() };
+                let Ok(fd) = pool.open(place, libc::O_CREAT | libc::O_RDWR, 0o600, &mut escape) else {
+                    break;
+                };
+                // SAFETY: the descriptor is ours.
+                unsafe { libc::close(fd) };
+                writeln!(out, "made {name}").unwrap();
+                out.flush().unwrap();
+            }
+            // Killed by the test.
+            std::thread::sleep(Duration::from_secs(60));
         }
         "fork" => {
             work(pool, seed, 10, &AtomicBool::new(false));

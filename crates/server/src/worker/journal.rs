@@ -71,7 +71,11 @@ impl Journal {
         let memory =
             Mapping::new(file.as_fd(), BYTES, true).map_err(|e| Error::io("cannot map the journal", &e))?;
         let used = (memory.word64(0).load(Ordering::Acquire) as usize).clamp(HEADER_BYTES, BYTES);
-        let next = memory.word64(8).load(Ordering::Relaxed).max(1);
+        if memory.word64(8).load(Ordering::Relaxed) == 0 {
+            // A new file. Numbers begin at 1: a shard without a mark includes record 0.
+            memory.word64(8).store(1, Ordering::Release);
+        }
+        let next = memory.word64(8).load(Ordering::Relaxed);
         let mut journal = Journal { memory, used, next };
         journal.next += journal.records().len() as u64;
         Ok(journal)

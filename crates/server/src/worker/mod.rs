@@ -24,7 +24,6 @@ mod attendant;
 mod batch;
 mod check;
 mod journal;
-pub(crate) use check::check;
 mod pace;
 mod recorder;
 mod recovery;
