@@ -184,8 +184,9 @@ impl Pool {
             return Err(code.into());
         };
         let (name, new_name) = (name.as_bytes(), new_name.as_bytes());
-        let found = self.lookup_name(source.dir.ino, name)?;
-        if (source.slash || destination.slash) && found.kind != Kind::Directory {
+        if (source.slash || destination.slash)
+            && self.lookup_name(source.dir.ino, name)?.kind != Kind::Directory
+        {
             return Err(Code::NotDirectory.into());
         }
         self.check_removable(&source, name)?;

@@ -78,9 +78,18 @@ impl Pool {
         if create && place.path.last() == Some(&b'/') {
             return Err(Code::IsDirectory.into());
         }
-        for _ in 0..ATTEMPTS {
-            let result = match self.walk_to(place, follow, escape)? {
-                Target::Missing(dir, name) if create => self.open_new(&dir, &name, flags, mode, exclusive),
+        for attempt in 0..ATTEMPTS {
+            // The first attempt creates without a look-up where the board does not know the name.
+            let unseen = create && attempt == 0;
+            let result = match self.walk_to(place, follow, unseen, escape)? {
+                Target::Missing(dir, name) if create => {
+                    match self.open_new(&dir, &name, flags, mode, exclusive) {
+                        Err(Code::AccessDenied | Code::Invalid | Code::Exists | Code::NoSpace) if unseen => {
+                            continue
+                        }
+                        result => result,
+                    }
+                }
                 Target::Missing(..) => return Err(Code::NotFound.into()),
                 Target::Found(_) if exclusive => return Err(Code::Exists.into()),
                 Target::Found(found) if found.kind == Kind::Symlink => {

@@ -75,20 +75,28 @@ pub(crate) fn permits((mode, uid, gid): (u32, u32, u32), want: u32, real_ids: bo
         return true;
     }
     // SAFETY: these calls cannot fail.
-    let (me, my_group) = unsafe {
+    let me = unsafe {
         if real_ids {
-            (libc::getuid(), libc::getgid())
+            libc::getuid()
         } else {
-            (libc::geteuid(), libc::getegid())
+            libc::geteuid()
         }
     };
     if me == 0 {
         let directory = mode & libc::S_IFMT == libc::S_IFDIR;
         return want & EXECUTE == 0 || directory || mode & 0o111 != 0;
     }
+    // SAFETY: as above.
+    let my_group = || unsafe {
+        if real_ids {
+            libc::getgid()
+        } else {
+            libc::getegid()
+        }
+    };
     let class = if me == uid {
         mode >> 6
-    } else if my_group == gid || in_groups(gid) {
+    } else if my_group() == gid || in_groups(gid) {
         mode >> 3
     } else {
         mode
@@ -295,8 +303,15 @@ impl Pool {
         }
     }
 
-    /// Walks to an inode. `follow` follows a symlink at the end; one with a slash behind is always followed.
-    pub(crate) fn walk_to(&self, place: Place<'_>, follow: bool, escape: &mut PathBuffer) -> Door<Target> {
+    /// Walks to an inode. `follow` follows a symlink at the end; one with a slash behind is always followed. With
+    /// `to_create` a last name that the board does not know counts as missing: the request that creates it will tell.
+    pub(crate) fn walk_to(
+        &self,
+        place: Place<'_>,
+        follow: bool,
+        to_create: bool,
+        escape: &mut PathBuffer,
+    ) -> Door<Target> {
         let mut walk = self.walk(place, escape);
         loop {
             let Step::Component { start, end, last, slash } = walk.step() else {
@@ -326,7 +341,7 @@ impl Pool {
                 self.descend(&mut walk, &name)?;
                 continue;
             }
-            let found = match self.lookup_name(walk.dir.ino, name.as_bytes()) {
+            let found = match self.lookup_last(walk.dir.ino, name.as_bytes(), to_create) {
                 Ok(found) => found,
                 Err(Code::NotFound) if !slash => return Ok(Target::Missing(walk.dir, name)),
                 Err(code) => return Err(code.into()),
@@ -347,7 +362,7 @@ impl Pool {
         follow: bool,
         escape: &mut PathBuffer,
     ) -> Door<NameRef> {
-        match self.walk_to(place, follow, escape)? {
+        match self.walk_to(place, follow, false, escape)? {
             Target::Found(found) => Ok(found),
             Target::Missing(..) => Err(Code::NotFound.into()),
         }
