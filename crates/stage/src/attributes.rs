@@ -1,7 +1,8 @@
 //! Attributes: which are kept, and in what order they are set.
 //!
-//! Owner first (changing it clears set-id bits), then mode, extended attributes, and times last, as a modification
-//! time equal to the source's is what marks a copy as complete. What a destination cannot keep is a warning.
+//! Owner first (changing it clears set-id bits), then extended attributes (a read-only file takes none), mode, and times
+//! last, as a modification time equal to the source's is what marks a copy as complete. What a destination cannot keep is
+//! a warning.
 
 use forebay_types::{Code, Kind, Timestamp};
 
@@ -102,37 +103,50 @@ pub(crate) fn set_attributes<S: Tree, D: Tree>(
             Err(c) => return Err(c),
         }
     }
+    touched |= copy_xattrs(from, to, mode, scratch, warn);
     if present.kind != Kind::Symlink && (mode != present.mode || touched) {
         destination.set_mode(object, mode)?;
     }
-    copy_xattrs(from, to, scratch, warn);
     Ok(())
 }
 
+/// Copies extended attributes; true when the copy was made writable for that, and its mode is to be set again.
 fn copy_xattrs<S: Tree, D: Tree>(
     from: (&S, Object<'_, S>),
     to: (&D, Object<'_, D>),
+    mode: u32,
     scratch: &mut Scratch,
     warn: &dyn Fn(String, Code),
-) {
+) -> bool {
     let Scratch { names, value } = scratch;
     match from.0.list_xattrs(from.1, names) {
         // A file system without extended attributes has none to keep.
-        Err(Code::NotSupported) => return,
-        Err(c) => return warn(format!("extended attributes not kept: cannot list them: {}", reason(c)), c),
+        Err(Code::NotSupported) => return false,
+        Err(c) => {
+            warn(format!("extended attributes not kept: cannot list them: {}", reason(c)), c);
+            return false;
+        }
         Ok(()) => {}
     }
+    let mut writable = false;
     for name in names.split(|&b| b == 0).filter(|n| !n.is_empty() && !is_place_bound(n)) {
         let kept = match from.0.get_xattr(from.1, name, value) {
             // Removed meanwhile, or listed but not for us to read.
             Err(Code::NoAttribute) => continue,
             Err(c) => Err(c),
-            Ok(()) => to.0.set_xattr(to.1, name, value),
+            Ok(()) => match to.0.set_xattr(to.1, name, value) {
+                Err(Code::AccessDenied) if !writable => {
+                    writable = to.0.set_mode(to.1, mode | 0o600).is_ok();
+                    to.0.set_xattr(to.1, name, value)
+                }
+                other => other,
+            },
         };
         if let Err(c) = kept {
             warn(format!("extended attribute {} not kept: {}", display(name), reason(c)), c);
         }
     }
+    writable
 }
 
 fn is_place_bound(name: &[u8]) -> bool {

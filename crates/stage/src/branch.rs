@@ -5,8 +5,8 @@
 //! to the list of [`Ended`] ones, from which the threads take and finish it (attributes, times); that drops its hold on
 //! its parent, and so on upwards, without recursion. Staging that stops empties the list without finishing anything.
 
+use std::collections::VecDeque;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 use forebay_types::Code;
@@ -14,31 +14,27 @@ use forebay_types::Code;
 use crate::pair::join;
 use crate::tree::{Meta, Tree};
 
-/// How many directories may be kept open: a share of what the process may open.
+/// The directories of one side that were opened last: kept open, as what is below them comes next. Older ones close
+/// when no job uses them, and are opened again through their parents when they are needed.
 #[derive(Debug)]
-pub(crate) struct Budget(Arc<AtomicUsize>);
-
-/// One of the directories that are kept open.
-#[derive(Debug)]
-struct Permit(Arc<AtomicUsize>);
-
-impl Budget {
-    pub(crate) fn new(most: usize) -> Budget {
-        Budget(Arc::new(AtomicUsize::new(most)))
-    }
-
-    fn permit(&self) -> Option<Permit> {
-        let one_less = |n: usize| n.checked_sub(1);
-        self.0
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less)
-            .ok()
-            .map(|_| Permit(self.0.clone()))
-    }
+pub(crate) struct Shelf<H> {
+    most: usize,
+    recent: Mutex<VecDeque<Arc<H>>>,
 }
 
-impl Drop for Permit {
-    fn drop(&mut self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
+impl<H> Shelf<H> {
+    /// Keeps `most` directories open.
+    pub(crate) fn new(most: usize) -> Shelf<H> {
+        Shelf { most, recent: Mutex::new(VecDeque::new()) }
+    }
+
+    fn keep(&self, handle: Arc<H>) {
+        let mut recent = self.recent.lock().unwrap_or_else(|e| e.into_inner());
+        recent.push_back(handle);
+        let old = if recent.len() > self.most { recent.pop_front() } else { None };
+        // Closing may take a while: not under the lock.
+        drop(recent);
+        drop(old);
     }
 }
 
@@ -47,31 +43,25 @@ impl Drop for Permit {
 pub(crate) struct Side<H> {
     /// Its name in the parent's side, or its path if there is no parent.
     pub(crate) name: Vec<u8>,
-    /// Follow it if it is a link: only what the user named.
-    pub(crate) follow: bool,
     /// Device and inode, checked when it is opened again.
-    pub(crate) identity: (u64, u64),
-    open: Mutex<(Weak<H>, Option<(Arc<H>, Permit)>)>,
+    identity: (u64, u64),
+    open: Mutex<Weak<H>>,
 }
 
 impl<H> Side<H> {
-    pub(crate) fn new(name: Vec<u8>, follow: bool, opened: (H, Meta), budget: &Budget) -> Side<H> {
-        let side =
-            Side { name, follow, identity: opened.1.identity(), open: Mutex::new((Weak::new(), None)) };
-        side.keep(Arc::new(opened.0), budget);
+    pub(crate) fn new(name: Vec<u8>, opened: (H, Meta), shelf: &Shelf<H>) -> Side<H> {
+        let side = Side { name, identity: opened.1.identity(), open: Mutex::new(Weak::new()) };
+        side.keep(Arc::new(opened.0), shelf);
         side
     }
 
     fn live(&self) -> Option<Arc<H>> {
-        self.open.lock().unwrap_or_else(|e| e.into_inner()).0.upgrade()
+        self.open.lock().unwrap_or_else(|e| e.into_inner()).upgrade()
     }
 
-    fn keep(&self, handle: Arc<H>, budget: &Budget) {
-        let mut open = self.open.lock().unwrap_or_else(|e| e.into_inner());
-        open.0 = Arc::downgrade(&handle);
-        if open.1.is_none() {
-            open.1 = budget.permit().map(|permit| (handle, permit));
-        }
+    fn keep(&self, handle: Arc<H>, shelf: &Shelf<H>) {
+        *self.open.lock().unwrap_or_else(|e| e.into_inner()) = Arc::downgrade(&handle);
+        shelf.keep(handle);
     }
 }
 
@@ -140,13 +130,17 @@ impl<S: Tree, D: Tree> Drop for Branch<S, D> {
 
 impl<S: Tree, D: Tree> Trunk<S, D> {
     /// The open source directory.
-    pub(crate) fn source(&self, tree: &S, budget: &Budget) -> Result<Arc<S::Directory>, Code> {
-        reach(self, tree, |trunk| &trunk.source, budget)
+    pub(crate) fn source(&self, tree: &S, shelf: &Shelf<S::Directory>) -> Result<Arc<S::Directory>, Code> {
+        reach(self, tree, |trunk| &trunk.source, shelf)
     }
 
     /// The open destination directory.
-    pub(crate) fn destination(&self, tree: &D, budget: &Budget) -> Result<Arc<D::Directory>, Code> {
-        reach(self, tree, |trunk| &trunk.destination, budget)
+    pub(crate) fn destination(
+        &self,
+        tree: &D,
+        shelf: &Shelf<D::Directory>,
+    ) -> Result<Arc<D::Directory>, Code> {
+        reach(self, tree, |trunk| &trunk.destination, shelf)
     }
 
     /// The path of `name` in the source, for people.
@@ -165,7 +159,7 @@ fn reach<S: Tree, D: Tree, T: Tree>(
     trunk: &Trunk<S, D>,
     tree: &T,
     side: impl Fn(&Trunk<S, D>) -> &Side<T::Directory>,
-    budget: &Budget,
+    shelf: &Shelf<T::Directory>,
 ) -> Result<Arc<T::Directory>, Code> {
     let mut closed = Vec::new();
     let mut at = trunk;
@@ -180,23 +174,23 @@ fn reach<S: Tree, D: Tree, T: Tree>(
             }
             None => {
                 let opened = tree.open_path(&side(at).name)?;
-                break checked(opened, side(at), budget)?;
+                break checked(opened, side(at), shelf)?;
             }
         }
     };
     while let Some(at) = closed.pop() {
-        let opened = tree.open_directory(&handle, &side(at).name, side(at).follow)?;
-        handle = checked(opened, side(at), budget)?;
+        let opened = tree.open_directory(&handle, &side(at).name, false)?;
+        handle = checked(opened, side(at), shelf)?;
     }
     Ok(handle)
 }
 
-fn checked<H>(opened: (H, Meta), side: &Side<H>, budget: &Budget) -> Result<Arc<H>, Code> {
+fn checked<H>(opened: (H, Meta), side: &Side<H>, shelf: &Shelf<H>) -> Result<Arc<H>, Code> {
     if opened.1.identity() != side.identity {
         return Err(Code::Stale);
     }
     let handle = Arc::new(opened.0);
-    side.keep(handle.clone(), budget);
+    side.keep(handle.clone(), shelf);
     Ok(handle)
 }
 

@@ -12,7 +12,7 @@ use std::sync::{Arc, Mutex};
 use forebay_types::{Code, Kind};
 
 use crate::attributes::{set_attributes, OwnerRules, Scratch};
-use crate::branch::{Branch, Budget, Ended, Trunk};
+use crate::branch::{Branch, Ended, Shelf, Trunk};
 use crate::copy::{Buffer, Failure};
 use crate::large::Large;
 use crate::links::{Key, Links};
@@ -132,7 +132,8 @@ pub(crate) struct Engine<'a, S: Tree, D: Tree> {
     pub(crate) tally: Tally,
     pub(crate) queue: Queue<Job<S, D>>,
     pub(crate) links: Links<S, D>,
-    pub(crate) budget: Budget,
+    pub(crate) source_shelf: Shelf<S::Directory>,
+    pub(crate) destination_shelf: Shelf<D::Directory>,
     pub(crate) ended: Arc<Ended<S, D>>,
     pub(crate) tag: Tag,
     pub(crate) owners: OwnerRules,
@@ -157,7 +158,8 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
             tally: Tally::default(),
             queue: Queue::new(),
             links: Links::new(),
-            budget: Budget::new(2 * settings.open_directories),
+            source_shelf: Shelf::new(settings.open_directories),
+            destination_shelf: Shelf::new(settings.open_directories),
             ended: Ended::new(),
             tag,
             owners,
@@ -245,7 +247,7 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
     fn list(&self, at: Branch<S, D>, cursor: u64) {
         let mut names = Names::default();
         let listed = at
-            .source(self.source, &self.budget)
+            .source(self.source, &self.source_shelf)
             .and_then(|handle| self.source.list(&handle, cursor, &mut names));
         let next = match listed {
             Ok(next) => next,
@@ -316,7 +318,7 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
             None => {
                 let meta = entry
                     .at
-                    .source(self.source, &self.budget)
+                    .source(self.source, &self.source_shelf)
                     .and_then(|handle| self.source.stat(&handle, &entry.name, entry.follow));
                 match meta {
                     Ok(meta) => meta.kind,
@@ -341,7 +343,7 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
     }
 
     fn finish_directory(&self, trunk: &Trunk<S, D>, scratch: &mut Scratch) {
-        let handle = match trunk.destination(self.destination, &self.budget) {
+        let handle = match trunk.destination(self.destination, &self.destination_shelf) {
             Ok(handle) => handle,
             Err(code) => {
                 let path = trunk.destination_path(b".");
@@ -352,8 +354,10 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
             self.prune(trunk, &handle);
         }
         if let Some(meta) = &trunk.meta {
-            let done = trunk.source(self.source, &self.budget).map_err(|code| (At::Source, code)).and_then(
-                |source| {
+            let done = trunk
+                .source(self.source, &self.source_shelf)
+                .map_err(|code| (At::Source, code))
+                .and_then(|source| {
                     let wanted = self.owners.wanted(meta);
                     let from = (self.source, Object::Directory(&*source));
                     let object = Object::Directory(&*handle);
@@ -361,8 +365,7 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
                     set_attributes(from, (self.destination, object), &wanted, scratch, &warn)
                         .and_then(|()| self.destination.set_times(object, wanted.atime, wanted.mtime))
                         .map_err(|code| (At::Destination, code))
-                },
-            );
+                });
             match done {
                 Ok(()) => add(&self.tally.directories, 1),
                 Err((at, code)) => {
@@ -376,7 +379,7 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
         }
         if self.settings.durable {
             self.unsynced.lock().unwrap_or_else(|e| e.into_inner()).push(handle);
-            self.sync_directories(UNSYNCED_MAX);
+            self.sync_directories(UNSYNCED_MAX.min(self.settings.open_directories));
         }
     }
 

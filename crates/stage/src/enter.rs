@@ -34,8 +34,8 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         };
         let at = Branch::new(Trunk {
             parent: None,
-            source: Side::new(top.source.parent.clone(), true, source, &self.budget),
-            destination: Side::new(top.staged.parent.clone(), true, destination, &self.budget),
+            source: Side::new(top.source.parent.clone(), source, &self.source_shelf),
+            destination: Side::new(top.staged.parent.clone(), destination, &self.destination_shelf),
             meta: None,
             fresh: false,
             prune: false,
@@ -77,8 +77,8 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         self.queue.push(Job::List(
             Branch::new(Trunk {
                 parent: None,
-                source: Side::new(from, true, source, &self.budget),
-                destination: Side::new(to.clone(), true, destination, &self.budget),
+                source: Side::new(from, source, &self.source_shelf),
+                destination: Side::new(to.clone(), destination, &self.destination_shelf),
                 meta,
                 fresh,
                 prune: top.adopted,
@@ -92,14 +92,14 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
     pub(crate) fn enter(&self, entry: Entry<S, D>) {
         let opened = entry
             .at
-            .source(self.source, &self.budget)
+            .source(self.source, &self.source_shelf)
             .and_then(|handle| self.source.open_directory(&handle, &entry.name, false));
         let source = match opened {
             Ok(opened) => opened,
             Err(code) => return self.source_error("open the directory", code, &entry),
         };
         let mut fresh = false;
-        let made = entry.at.destination(self.destination, &self.budget).and_then(|parent| {
+        let made = entry.at.destination(self.destination, &self.destination_shelf).and_then(|parent| {
             // In a directory that was there, most are there, too, when staging is resumed.
             match self.destination.make_directory(&parent, entry.to(), FILLING_MODE) {
                 Ok(()) => fresh = true,
@@ -120,8 +120,8 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         let prune = entry.at.prune && !fresh;
         self.queue.push(Job::List(
             Branch::new(Trunk {
-                source: Side::new(entry.name.to_vec(), false, source, &self.budget),
-                destination: Side::new(to, false, destination, &self.budget),
+                source: Side::new(entry.name.to_vec(), source, &self.source_shelf),
+                destination: Side::new(to, destination, &self.destination_shelf),
                 parent: Some(entry.at),
                 meta,
                 fresh,

@@ -4,11 +4,11 @@ use std::num::NonZeroU64;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use forebay_types::{Code, Timestamp};
-use rustix::fs::{Advice, SeekFrom, Stat};
+use forebay_types::{Code, Kind, Timestamp};
+use rustix::fs::{Advice, SeekFrom, Stat, Timespec, Timestamps};
 use rustix::io::Errno;
 
-use crate::tree::File;
+use crate::tree::{File, Meta};
 
 /// A regular file by its descriptor.
 #[derive(Debug)]
@@ -30,8 +30,44 @@ pub(crate) fn retried<T>(mut call: impl FnMut() -> Result<T, Errno>) -> Result<T
 }
 
 /// The time of last change of content in a stat.
-pub(crate) fn mtime(stat: &Stat) -> Timestamp {
+fn mtime(stat: &Stat) -> Timestamp {
     Timestamp { sec: stat.st_mtime, nsec: stat.st_mtime_nsec as u32 }
+}
+
+/// What the engine knows of a stat.
+pub(crate) fn meta_of(stat: &Stat) -> Result<Meta, Code> {
+    let time = |sec: i64, nsec: u64| Timestamp { sec, nsec: nsec as u32 };
+    Ok(Meta {
+        kind: Kind::from_mode(stat.st_mode).ok_or(Code::Invalid)?,
+        mode: stat.st_mode & 0o7777,
+        uid: stat.st_uid,
+        gid: stat.st_gid,
+        links: u32::try_from(stat.st_nlink).unwrap_or(u32::MAX),
+        size: stat.st_size as u64,
+        allocated: stat.st_blocks as u64 * 512,
+        rdev: stat.st_rdev,
+        device: stat.st_dev,
+        ino: stat.st_ino,
+        atime: time(stat.st_atime, stat.st_atime_nsec as u64),
+        mtime: mtime(stat),
+        ctime: time(stat.st_ctime, stat.st_ctime_nsec as u64),
+    })
+}
+
+/// Two times for the kernel.
+pub(crate) fn timestamps(atime: Timestamp, mtime: Timestamp) -> Timestamps {
+    let time = |t: Timestamp| Timespec { tv_sec: t.sec, tv_nsec: i64::from(t.nsec) };
+    Timestamps { last_access: time(atime), last_modification: time(mtime) }
+}
+
+impl KernelFile {
+    pub(crate) fn meta(&self) -> Result<Meta, Code> {
+        meta_of(&retried(|| rustix::fs::fstat(&self.0))?)
+    }
+
+    pub(crate) fn set_times(&self, atime: Timestamp, mtime: Timestamp) -> Result<(), Code> {
+        retried(|| rustix::fs::futimens(&self.0, &timestamps(atime, mtime)))
+    }
 }
 
 impl File for KernelFile {

@@ -179,7 +179,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
 
     /// Removes from a directory of an adopted tree what its source does not have any more.
     pub(crate) fn prune(&self, trunk: &Trunk<S, D>, destination: &Arc<D::Directory>) {
-        let source = match trunk.source(self.source, &self.budget) {
+        let source = match trunk.source(self.source, &self.source_shelf) {
             Ok(source) => source,
             Err(code) => return self.error(At::Source, "open it again", code, trunk.source_path(b"."), None),
         };

@@ -37,6 +37,7 @@ mod links;
 mod manifest;
 mod names;
 mod pair;
+mod pool;
 mod posix;
 mod prepare;
 mod progress;
@@ -53,7 +54,8 @@ pub use pair::Pair;
 pub use progress::{Progress, Quiet};
 pub use report::{FileError, StageReport, Warning, ERRORS_LISTED_MAX, WARNINGS_LISTED_MAX};
 
-use forebay_types::Result;
+use forebay_client::Pool;
+use forebay_types::{Code, Error, Result};
 
 /// How to stage.
 #[derive(Clone, Debug)]
@@ -89,6 +91,42 @@ impl Default for StageOptions {
     }
 }
 
+/// Stages from the backing store into the pool.
+///
+/// # Errors
+/// What can be known to be wrong before anything is copied: a source that is missing or unreadable, a destination that
+/// cannot be written to, two sources with one destination. Failures after that are in the report; see
+/// [`StageReport::outcome`].
+pub fn stage_in(
+    pool: &'static Pool,
+    pairs: &[Pair],
+    options: &StageOptions,
+    progress: &dyn Progress,
+) -> Result<StageReport> {
+    let inside = pool::PoolTree::new(pool).map_err(unreachable)?;
+    run::stage(&posix::PosixTree::new(), &inside, pairs, options, false, progress)
+}
+
+/// Stages from the pool out to the backing store.
+///
+/// # Errors
+/// Those of [`stage_in`].
+pub fn stage_out(
+    pool: &'static Pool,
+    pairs: &[Pair],
+    options: &StageOptions,
+    progress: &dyn Progress,
+) -> Result<StageReport> {
+    let inside = pool::PoolTree::new(pool).map_err(unreachable)?;
+    run::stage(&inside, &posix::PosixTree::new(), pairs, options, true, progress)
+}
+
+fn unreachable(code: Code) -> Error {
+    Error::new(code, "cannot reach the pool")
+        .why(report::reason(code))
+        .cure("look with `forebay status`, start it with `forebay up`")
+}
+
 /// The direction that [`stage_between`] plays.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Way {
@@ -102,7 +140,7 @@ pub enum Way {
 /// data between two backing stores.
 ///
 /// # Errors
-/// Those of what the pairs name, before anything is copied.
+/// Those of [`stage_in`].
 pub fn stage_between(
     way: Way,
     pairs: &[Pair],

@@ -5,13 +5,10 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 
 use forebay_types::limits::{XATTR_LIST_MAX, XATTR_VALUE_MAX};
 use forebay_types::{Code, Kind, Timestamp};
-use rustix::fs::{
-    AtFlags, FileType, Gid, Mode, OFlags, RawDir, RenameFlags, SeekFrom, Stat, Timespec, Timestamps, Uid,
-    XattrFlags, CWD,
-};
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, RawDir, RenameFlags, SeekFrom, Uid, XattrFlags, CWD};
 use rustix::io::Errno;
 
-use crate::kernel_file::{code, mtime, retried, KernelFile};
+use crate::kernel_file::{code, meta_of, retried, timestamps, KernelFile};
 use crate::tree::{Meta, Names, Object, Space, Tree, Wanted};
 
 /// Bytes of one directory listing: about 1000 short names.
@@ -55,25 +52,6 @@ fn umask() -> u32 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
     line.and_then(|v| u32::from_str_radix(v.trim(), 8).ok()).unwrap_or(0o077)
-}
-
-pub(crate) fn meta_of(stat: &Stat) -> Result<Meta, Code> {
-    let time = |sec: i64, nsec: u64| Timestamp { sec, nsec: nsec as u32 };
-    Ok(Meta {
-        kind: Kind::from_mode(stat.st_mode).ok_or(Code::Invalid)?,
-        mode: stat.st_mode & 0o7777,
-        uid: stat.st_uid,
-        gid: stat.st_gid,
-        links: u32::try_from(stat.st_nlink).unwrap_or(u32::MAX),
-        size: stat.st_size as u64,
-        allocated: stat.st_blocks as u64 * 512,
-        rdev: stat.st_rdev,
-        device: stat.st_dev,
-        ino: stat.st_ino,
-        atime: time(stat.st_atime, stat.st_atime_nsec as u64),
-        mtime: mtime(stat),
-        ctime: time(stat.st_ctime, stat.st_ctime_nsec as u64),
-    })
 }
 
 fn kind_of(file_type: FileType) -> Option<Kind> {
@@ -178,8 +156,9 @@ impl Tree for PosixTree {
         // Not to wait for a writer if the entry is a FIFO by now.
         let flags = if follow { OFlags::NONBLOCK } else { OFlags::NONBLOCK | OFlags::NOFOLLOW };
         let fd = open_for_reading(at, name, flags)?;
-        let meta = meta_of(&retried(|| rustix::fs::fstat(&fd))?)?;
-        Ok((KernelFile(fd), meta))
+        let file = KernelFile(fd);
+        let meta = file.meta()?;
+        Ok((file, meta))
     }
 
     fn create(&self, at: &OwnedFd, name: &[u8], wanted: &Wanted) -> Result<KernelFile, Code> {
@@ -258,17 +237,16 @@ impl Tree for PosixTree {
 
     fn meta(&self, object: Object<'_, Self>) -> Result<Meta, Code> {
         match object {
-            Object::File(file) => meta_of(&retried(|| rustix::fs::fstat(&file.0))?),
+            Object::File(file) => file.meta(),
             Object::Directory(fd) => meta_of(&retried(|| rustix::fs::fstat(fd))?),
             Object::Entry(at, name) => self.stat(at, name, false),
         }
     }
 
     fn set_times(&self, object: Object<'_, Self>, atime: Timestamp, mtime: Timestamp) -> Result<(), Code> {
-        let time = |t: Timestamp| Timespec { tv_sec: t.sec, tv_nsec: i64::from(t.nsec) };
-        let times = Timestamps { last_access: time(atime), last_modification: time(mtime) };
+        let times = timestamps(atime, mtime);
         match object {
-            Object::File(file) => retried(|| rustix::fs::futimens(&file.0, &times)),
+            Object::File(file) => file.set_times(atime, mtime),
             Object::Directory(fd) => retried(|| rustix::fs::futimens(fd, &times)),
             Object::Entry(at, name) => {
                 retried(|| rustix::fs::utimensat(at, name, &times, AtFlags::SYMLINK_NOFOLLOW))

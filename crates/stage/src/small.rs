@@ -64,7 +64,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
     pub(crate) fn file(&self, entry: Entry<S, D>, attempt: u32, key: Option<Key>, worker: &mut Worker<S, D>) {
         let opened = entry
             .at
-            .source(self.source, &self.budget)
+            .source(self.source, &self.source_shelf)
             .and_then(|handle| self.source.open(&handle, &entry.name, entry.follow));
         let (source, meta) = match opened {
             Ok(opened) => opened,
@@ -86,7 +86,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
             },
             key => key,
         };
-        let directory = match entry.at.destination(self.destination, &self.budget) {
+        let directory = match entry.at.destination(self.destination, &self.destination_shelf) {
             Ok(directory) => directory,
             Err(code) => {
                 self.destination_error("open its directory", code, &entry);

@@ -23,7 +23,7 @@ enum Placed {
 impl<S: Tree, D: Tree> Engine<'_, S, D> {
     /// Stages a symbolic link, FIFO, socket or device node.
     pub(crate) fn special(&self, entry: Entry<S, D>, worker: &mut Worker<S, D>) {
-        let source = match entry.at.source(self.source, &self.budget) {
+        let source = match entry.at.source(self.source, &self.source_shelf) {
             Ok(source) => source,
             Err(code) => return self.source_error("open its directory", code, &entry),
         };
@@ -83,7 +83,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         worker: &mut Worker<S, D>,
     ) -> Result<Placed, (At, Code)> {
         let there = |code| (At::Destination, code);
-        let directory = entry.at.destination(self.destination, &self.budget).map_err(there)?;
+        let directory = entry.at.destination(self.destination, &self.destination_shelf).map_err(there)?;
         let target = match meta.kind {
             Kind::Symlink => {
                 Some(self.source.read_link(source, &entry.name).map_err(|code| (At::Source, code))?)
@@ -168,8 +168,8 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
     }
 
     fn place_link(&self, first: &Entry<S, D>, entry: &Entry<S, D>) -> Result<Placed, Code> {
-        let from = first.at.destination(self.destination, &self.budget)?;
-        let to = entry.at.destination(self.destination, &self.budget)?;
+        let from = first.at.destination(self.destination, &self.destination_shelf)?;
+        let to = entry.at.destination(self.destination, &self.destination_shelf)?;
         let copy = (&*from, first.to());
         match self.destination.link(copy, (&to, entry.to())) {
             Err(Code::Exists) => {}

@@ -18,7 +18,7 @@ use crate::leftovers::{each_name, find, remove_tree};
 use crate::names::{Tag, Use};
 use crate::pair::Spot;
 use crate::prepare::Top;
-use crate::tree::{Object, Tree, Wanted};
+use crate::tree::{Meta, Object, Tree, Wanted};
 
 /// A step that was done.
 enum Step {
@@ -34,7 +34,8 @@ enum Step {
 struct Merge {
     from: Spot,
     to: Spot,
-    keeps_attributes: bool,
+    /// Attributes that it had before its entries were moved; none if the other's are to stay.
+    meta: Option<Meta>,
 }
 
 /// Prepares the places where trees are staged: removes what killed stagings left there, or takes it over.
@@ -97,8 +98,17 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
             }
         }
         self.settle_merges(&merges);
-        // What was replaced now has the temporary names.
+        // What was replaced now has the temporary names. Those within a destination moved its time when they went.
         self.roll_back(&[]);
+        merges.iter().filter(|merge| self.tops.iter().any(|top| top.destination == merge.to)).for_each(
+            |merge| {
+                if let (Some(meta), Ok((at, _))) = (merge.meta, open_deep(self.destination, &merge.to.path()))
+                {
+                    // It could be set a moment ago.
+                    let _ = self.destination.set_times(Object::Directory(&at), meta.atime, meta.mtime);
+                }
+            },
+        );
         if self.settings.durable {
             let mut synced = HashSet::new();
             for top in &self.tops {
@@ -126,34 +136,27 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         steps: &mut Vec<Step>,
         merges: &mut Vec<Merge>,
     ) -> Result<(), (Code, Spot)> {
-        let mut waiting = vec![Merge {
-            from: top.staged.clone(),
-            to: top.destination.clone(),
-            keeps_attributes: top.keeps_attributes,
-        }];
-        while let Some(Merge { from, to, keeps_attributes }) = waiting.pop() {
+        let mut waiting = vec![(top.staged.clone(), top.destination.clone())];
+        while let Some((from, to)) = waiting.pop() {
             let failed = |code| (code, to.clone());
             if self.is_stopping() {
                 return Err(failed(Code::Interrupted));
             }
-            let Some(entries) = self.move_entry(&from, &to, steps).map_err(failed)? else { continue };
-            waiting.extend(entries.iter().map(|name| Merge {
-                from: from.child(name),
-                to: to.child(name),
-                keeps_attributes: true,
-            }));
-            merges.push(Merge { from, to, keeps_attributes });
+            let Some((entries, meta)) = self.move_entry(&from, &to, steps).map_err(failed)? else { continue };
+            waiting.extend(entries.iter().map(|name| (from.child(name), to.child(name))));
+            let keeps = to != top.destination || top.keeps_attributes;
+            merges.push(Merge { from, to, meta: Some(meta).filter(|_| keeps) });
         }
         Ok(())
     }
 
-    /// Moves one entry; where both sides have a directory, it gives the entries to move instead.
+    /// Moves one entry; where both sides have a directory, it gives the entries to move instead, and the attributes.
     fn move_entry(
         &self,
         from: &Spot,
         to: &Spot,
         steps: &mut Vec<Step>,
-    ) -> Result<Option<Vec<Vec<u8>>>, Code> {
+    ) -> Result<Option<(Vec<Vec<u8>>, Meta)>, Code> {
         let tree = self.destination;
         let (from_at, _) = open_deep(tree, &from.parent)?;
         let (to_at, _) = open_deep(tree, &to.parent)?;
@@ -173,13 +176,13 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
                 steps.push(Step::Moved { from: from.clone(), to: to.clone() });
             }
             Some(Kind::Directory) if kind == Kind::Directory => {
-                let (at, _) = tree.open_directory(&from_at, &from.name, false)?;
+                let (at, meta) = tree.open_directory(&from_at, &from.name, false)?;
                 let mut names = Vec::new();
                 each_name(tree, &at, &mut |name| {
                     names.push(name.to_vec());
                     Ok(())
                 })?;
-                return Ok(Some(names));
+                return Ok(Some((names, meta)));
             }
             Some(Kind::Directory) => return Err(Code::IsDirectory),
             Some(_) if kind == Kind::Directory => return Err(Code::NotDirectory),
@@ -257,8 +260,9 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         let tree = self.destination;
         let mut scratch = Scratch::default();
         // Deeper ones come later in the list, and first here: setting them leaves their parents' times alone anyway.
-        for merge in merges.iter().rev().filter(|merge| merge.keeps_attributes) {
-            let settled = open_deep(tree, &merge.from.path()).and_then(|(from, meta)| {
+        for merge in merges.iter().rev() {
+            let Some(meta) = merge.meta else { continue };
+            let settled = open_deep(tree, &merge.from.path()).and_then(|(from, _)| {
                 let (to, _) = open_deep(tree, &merge.to.path())?;
                 let wanted = Wanted {
                     mode: meta.mode,
@@ -301,7 +305,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
 }
 
 /// Opens the directory at a path of any length.
-fn open_deep<T: Tree>(tree: &T, path: &[u8]) -> Result<(T::Directory, crate::tree::Meta), Code> {
+fn open_deep<T: Tree>(tree: &T, path: &[u8]) -> Result<(T::Directory, Meta), Code> {
     match tree.open_path(path) {
         Err(Code::NameTooLong) => {}
         other => return other,
