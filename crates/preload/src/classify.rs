@@ -63,6 +63,9 @@ pub(crate) unsafe fn classify(dirfd: c_int, path: *const c_char) -> Leads {
     }
     // SAFETY: not null, as it may lead to the pool.
     let bytes = unsafe { path::bytes(path) };
+    if bytes.len() >= libc::PATH_MAX as usize {
+        return Leads::Nowhere(-(libc::ENAMETOOLONG as isize));
+    }
     if let Some(inside) = path::below(bytes, settings::prefix()) {
         return match door::pool() {
             Ok(pool) => Leads::Pool(pool, Place { dir: ROOT, path: inside.as_ptr(), bytes: inside.len() }),

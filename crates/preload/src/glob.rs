@@ -23,7 +23,7 @@ pub(crate) struct Glob {
 
 type OnError = Option<unsafe extern "C-unwind" fn(*const c_char, c_int) -> c_int>;
 
-const ALTDIRFUNC: c_int = 1 << 6;
+const ALTDIRFUNC: c_int = libc::GLOB_ALTDIRFUNC;
 
 /// True when a pattern names the prefix, or starts in the pool.
 unsafe fn may_lead_to_pool(pattern: *const c_char) -> bool {

@@ -94,7 +94,8 @@ fn read(prefix: &mut [u8; PATH_BYTES], pool: &mut [u8; PATH_BYTES]) -> Option<us
     let end = start.checked_add(named.len()).filter(|end| *end < PATH_BYTES)?;
     pool[start..end].copy_from_slice(named);
     pool[end] = 0;
-    let wanted = variable(c"FOREBAY_PREFIX").unwrap_or(PREFIX).to_bytes();
+    let named = variable(c"FOREBAY_PREFIX").filter(|prefix| !prefix.is_empty());
+    let wanted = named.unwrap_or(PREFIX).to_bytes();
     let bytes = normalise(wanted, prefix);
     if bytes.is_none() {
         complain(&[

@@ -96,6 +96,8 @@ impl Held<'_> {
                     unsafe { (pool.door.directory_next)(pool.handle, stream.directory, entry.as_mut_ptr()) };
                 match found {
                     0 => return Ok(None),
+                    // The directory was removed: it has no entries.
+                    gone if gone == -i64::from(libc::ENOENT) => return Ok(None),
                     1 => {
                         // SAFETY: filled.
                         let entry = unsafe { entry.assume_init_ref() };

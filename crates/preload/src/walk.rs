@@ -179,13 +179,15 @@ impl Walk {
         self.above.pop();
         self.bytes = bytes;
         self.path[bytes] = 0;
+        // As glibc does, a directory's end is reported from within it.
+        let next = match result {
+            Ok(()) if self.flags & FTW_DEPTH != 0 => self.call(seen, FTW_DP),
+            result => result.map(|()| Next::Go),
+        };
         self.here = before;
-        result?;
+        let next = next?;
         self.stand_here()?;
-        if self.flags & FTW_DEPTH != 0 {
-            return self.call(seen, FTW_DP);
-        }
-        Ok(Next::Go)
+        Ok(next)
     }
 
     fn entries(&mut self, stream: *mut libc::DIR, bytes: usize) -> Result<(), c_int> {
