@@ -80,7 +80,9 @@ impl<'a> Batch<'a> {
             (Ok(n), Ok(())) => n,
             (Err(code), _) | (_, Err(code)) => {
                 // A look-up that found nothing is an effect of its own: the board may hold it.
-                if !(code == Code::NotFound && matches!(request, Request::Lookup { .. } | Request::GetAttr { .. })) {
+                if !(code == Code::NotFound
+                    && matches!(request, Request::Lookup { .. } | Request::GetAttr { .. }))
+                {
                     context.effects.truncate(mark);
                 }
                 Reply::encode(&Err(code), context.out).unwrap_or(0)
@@ -139,7 +141,7 @@ impl<'a> Batch<'a> {
         let usage = match &mut self.usage {
             Some(usage) => usage,
             None => {
-                let used = self.shard.env.info().last_page_number as u64 + 1;
+                let used = self.shard.used_pages();
                 let tree = self.tx.pages()?;
                 self.usage.insert(self.state.space.begin(used, tree))
             }
@@ -160,6 +162,14 @@ impl<'a> Batch<'a> {
     pub(crate) fn owe_write(&mut self, first: bool) {
         if let (true, Some(usage)) = (first, &mut self.usage) {
             usage.owe_write();
+        }
+    }
+
+    /// The commit will list one more orphan.
+    #[inline]
+    pub(crate) fn owe_orphan(&mut self) {
+        if let Some(usage) = &mut self.usage {
+            usage.owe_orphan();
         }
     }
 
@@ -224,6 +234,7 @@ impl<'a> Batch<'a> {
 
     /// Writes what memory holds of the batch: directories and the ledger.
     fn write_back(&mut self) -> Answer<()> {
+        self.write_orphans()?;
         let State { ledger, directories, .. } = &mut *self.state;
         let tx = &mut self.tx;
         directories.settle(|inode| {
@@ -267,7 +278,8 @@ impl<'a> Batch<'a> {
         done.map_err(|code| self.failed("commit a batch on", code))?;
         if let Some(usage) = &self.usage {
             let usage = *usage;
-            self.state.space.committed(&usage);
+            let used = self.shard.used_pages();
+            self.state.space.committed(&usage, used);
         }
         Ok(())
     }

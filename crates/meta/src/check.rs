@@ -252,9 +252,9 @@ impl Check {
                     Some(led) if led.links != attr.nlink => self.report.problem(|| {
                         format!("inode {ino}: has {} links, but {} entries", attr.nlink, led.links)
                     }),
-                    Some(led) if led.kind != kind => {
-                        self.report.problem(|| format!("inode {ino}: its entry says that it is a {:?}", led.kind))
-                    }
+                    Some(led) if led.kind != kind => self
+                        .report
+                        .problem(|| format!("inode {ino}: its entry says that it is a {:?}", led.kind)),
                     Some(_) => {}
                 }
             }
@@ -281,9 +281,8 @@ impl Check {
     fn directory(&mut self, shard: &Shard, inode: &Inode, led: Option<Led>, content: Content) {
         let (attr, ino) = (&inode.attr, inode.attr.ino);
         if attr.size != content.entries {
-            self.report.problem(|| {
-                format!("directory {ino}: says {} entries, has {}", attr.size, content.entries)
-            });
+            self.report
+                .problem(|| format!("directory {ino}: says {} entries, has {}", attr.size, content.entries));
         }
         if attr.nlink != 2 + content.directories {
             self.report.problem(|| {
@@ -305,9 +304,8 @@ impl Check {
             }
             Some(led) => {
                 if led.kind != Kind::Directory {
-                    self.report.problem(|| {
-                        format!("directory {ino}: its entry says that it is a {:?}", led.kind)
-                    });
+                    self.report
+                        .problem(|| format!("directory {ino}: its entry says that it is a {:?}", led.kind));
                 }
                 if (led.parent, led.cookie) != (attr.parent, inode.cookie) {
                     self.report.problem(|| {
@@ -325,7 +323,9 @@ impl Check {
     fn conclude(&mut self, node: NodeId) {
         let report = &mut self.report;
         for (ino, led) in &self.led {
-            report.problem(|| format!("directory {}: an entry leads to inode {ino:016x}, which is not there", led.parent));
+            report.problem(|| {
+                format!("directory {}: an entry leads to inode {ino:016x}, which is not there", led.parent)
+            });
         }
         for ino in self.contents.keys() {
             report.problem(|| format!("there are entries in directory {ino:016x}, which is not there"));
@@ -353,7 +353,10 @@ impl Check {
                 }
                 if ledger.next_counter <= self.counter {
                     report.problem(|| {
-                        format!("inode numbers up to {} exist, the next would be {}", self.counter, ledger.next_counter)
+                        format!(
+                            "inode numbers up to {} exist, the next would be {}",
+                            self.counter, ledger.next_counter
+                        )
                     });
                 }
             }

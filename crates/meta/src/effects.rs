@@ -131,10 +131,7 @@ mod tests {
         effects.orphan(Ino(3), Layout::single(NodeId(1), 0));
         effects.truncate(mark);
         let names: Vec<_> = effects.names().collect();
-        assert_eq!(
-            names,
-            [NameEffect { parent: Ino(1), name: b"first", entry: Some((Ino(2), Kind::File)) }]
-        );
+        assert_eq!(names, [NameEffect { parent: Ino(1), name: b"first", entry: Some((Ino(2), Kind::File)) }]);
         assert!(effects.inodes().is_empty() && effects.orphaned().is_empty());
         effects.clear();
         assert!(effects.is_empty());

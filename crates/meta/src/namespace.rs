@@ -12,9 +12,7 @@ use forebay_types::{
 
 use crate::batch::{Answer, Batch, Context};
 use crate::keys;
-use crate::record::{
-    EntryRecord, Inode, ENTRY_HEADER_BYTES, INODE_BYTES_MAX, MARK_COLLISIONS, MARK_VALUES,
-};
+use crate::record::{EntryRecord, Inode, ENTRY_HEADER_BYTES, INODE_BYTES_MAX, MARK_COLLISIONS, MARK_VALUES};
 use crate::space::{Class, Work};
 
 const S_ISGID: u32 = 0o2000;
@@ -51,6 +49,7 @@ pub(crate) enum Entered {
 }
 
 /// What making an inode came to.
+#[allow(clippy::large_enum_variant)] // Not boxed: this is the way of every create.
 enum Born {
     New(Inode),
     Taken(Found),
@@ -289,13 +288,7 @@ impl Batch<'_> {
         }
     }
 
-    pub(crate) fn link(
-        &mut self,
-        c: &mut Context<'_>,
-        ino: Ino,
-        parent: Ino,
-        name: &[u8],
-    ) -> Answer<usize> {
+    pub(crate) fn link(&mut self, c: &mut Context<'_>, ino: Ino, parent: Ino, name: &[u8]) -> Answer<usize> {
         let mut inode = self.inode(ino)?;
         let slot = self.directory(parent)?;
         if inode.attr.is_directory() || inode.attr.nlink >= LINKS_MAX {
@@ -332,7 +325,7 @@ impl Batch<'_> {
         }
         self.remove_inode(c, inode)?;
         if inode.attr.is_file() {
-            self.add_orphan(inode.attr.ino, &inode.layout)?;
+            self.add_orphan(inode.attr.ino, &inode.layout);
             c.effects.orphan(inode.attr.ino, inode.layout);
         }
         Ok(true)

@@ -73,13 +73,9 @@ fn put_layout(w: &mut Writer<'_>, layout: &Layout) -> Result<(), Code> {
 }
 
 fn layout(r: &mut Reader<'_>, count: usize) -> Result<Layout, Code> {
-    let mut components = [Component {
-        end: 0,
-        stripe_bytes: 0,
-        stripe_count: 0,
-        target_count: 0,
-        targets: [0; TARGETS_MAX],
-    }; COMPONENTS_MAX];
+    let mut components =
+        [Component { end: 0, stripe_bytes: 0, stripe_count: 0, target_count: 0, targets: [0; TARGETS_MAX] };
+            COMPONENTS_MAX];
     for c in components.get_mut(..count).ok_or(Code::Corrupt)? {
         c.end = r.u64()?;
         c.stripe_bytes = r.u32()?;
@@ -301,12 +297,8 @@ impl Ledger {
             if version != RECORD_VERSION || count > PENDING_MAX {
                 return Err(Code::Corrupt);
             }
-            let ledger = Ledger {
-                next_counter: r.u64()?,
-                inodes: r.u64()?,
-                entries: r.u64()?,
-                orphans: r.u64()?,
-            };
+            let ledger =
+                Ledger { next_counter: r.u64()?, inodes: r.u64()?, entries: r.u64()?, orphans: r.u64()? };
             let mut pending = Vec::with_capacity(count);
             for _ in 0..count {
                 pending.push(Pending {

@@ -186,13 +186,7 @@ impl Batch<'_> {
     }
 
     /// The inode's entry is in another place now.
-    fn move_inode(
-        &mut self,
-        c: &mut Context<'_>,
-        mut inode: Inode,
-        parent: Ino,
-        cookie: u64,
-    ) -> Answer<()> {
+    fn move_inode(&mut self, c: &mut Context<'_>, mut inode: Inode, parent: Ino, cookie: u64) -> Answer<()> {
         inode.attr.ctime = c.now;
         if inode.attr.is_directory() {
             inode.attr.parent = parent;

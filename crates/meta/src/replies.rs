@@ -66,14 +66,8 @@ impl Batch<'_> {
         let mut forget = || -> Answer<()> {
             self.admit(Class::Removal, Work { writes: 1, run: 256 })?;
             let (first, last) = keys::replies_of(session);
-            loop {
-                let slot = match self.tx.first_in(&first, &last)? {
-                    Some((key, _)) => match keys::decode(key) {
-                        Some(Key::Reply(_, slot)) => slot,
-                        _ => return Err(Code::Corrupt),
-                    },
-                    None => break,
-                };
+            while let Some((key, _)) = self.tx.first_in(&first, &last)? {
+                let Some(Key::Reply(_, slot)) = keys::decode(key) else { return Err(Code::Corrupt) };
                 self.tx.delete(&keys::reply(session, slot))?;
             }
             self.tx.delete(&keys::session(session))?;
@@ -89,7 +83,9 @@ impl Batch<'_> {
             for some in inos.chunks(ORPHANS_AT_ONCE) {
                 self.admit(Class::Removal, Work::writes(some.len() as u64))?;
                 for ino in some {
-                    if self.tx.delete(&keys::orphan(*ino))? {
+                    if self.state.new_orphans.remove(&ino.0).is_some()
+                        || self.tx.delete(&keys::orphan(*ino))?
+                    {
                         self.state.ledger.orphans = self.state.ledger.orphans.saturating_sub(1);
                     }
                 }
@@ -100,11 +96,20 @@ impl Batch<'_> {
         remove().map_err(|code| self.failed("remove orphans of", code))
     }
 
-    pub(crate) fn add_orphan(&mut self, ino: Ino, layout: &Layout) -> Answer<()> {
-        let mut buffer = [0; ORPHAN_BYTES_MAX];
-        let n = encode_orphan(layout, &mut buffer)?;
-        self.tx.put(&keys::orphan(ino), &buffer[..n])?;
+    pub(crate) fn add_orphan(&mut self, ino: Ino, layout: &Layout) {
+        self.state.new_orphans.insert(ino.0, *layout);
         self.state.ledger.orphans += 1;
+        self.owe_orphan();
+    }
+
+    /// Writes the orphans of the batch that are still to be listed.
+    pub(crate) fn write_orphans(&mut self) -> Answer<()> {
+        for (ino, layout) in &self.state.new_orphans {
+            let mut buffer = [0; ORPHAN_BYTES_MAX];
+            let n = encode_orphan(layout, &mut buffer)?;
+            self.tx.put(&keys::orphan(Ino(*ino)), &buffer[..n])?;
+        }
+        self.state.new_orphans.clear();
         Ok(())
     }
 
@@ -116,6 +121,7 @@ impl Batch<'_> {
             let Some(Key::Orphan(ino)) = keys::decode(key) else { return Err(Code::Corrupt) };
             orphans.push((ino, decode_orphan(bytes)?));
         }
+        orphans.extend(self.state.new_orphans.iter().map(|(ino, layout)| (Ino(*ino), *layout)));
         Ok(orphans)
     }
 }

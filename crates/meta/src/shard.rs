@@ -8,6 +8,7 @@
 //! One thread has the shard. Tests: here, and crates/meta/tests.
 
 use std::cell::{RefCell, RefMut};
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::AsRawFd;
@@ -75,6 +76,9 @@ pub struct ShardStatistics {
 pub(crate) struct State {
     pub(crate) ledger: Ledger,
     pub(crate) directories: Directories,
+    /// Orphans of the batch: written at commit, unless their backing files are gone by then, as they mostly are when the
+    /// batch is long.
+    pub(crate) new_orphans: BTreeMap<u64, Layout>,
     pub(crate) space: Space,
     /// A batch was dropped: ledger and directories must be read again.
     pub(crate) stale: bool,
@@ -165,7 +169,8 @@ fn check_data_file(dir: &Path) -> Result<()> {
     let what = || format!("cannot open the shard {}", dir.display());
     let mut head = Vec::new();
     File::open(dir.join(DATA_FILE)).and_then(|f| f.take(64).read_to_end(&mut head)).map_err(|e| {
-        Error::io(what(), &e).cure("check the pool's directory; `forebay up` makes a pool where there is none")
+        Error::io(what(), &e)
+            .cure("check the pool's directory; `forebay up` makes a pool where there is none")
     })?;
     if head.len() < 64 || head[MAGIC_OFFSET..MAGIC_OFFSET + 4] != MAGIC {
         return Err(Error::new(Code::Corrupt, what())
@@ -262,14 +267,16 @@ impl Shard {
         };
         if version > FORMAT_VERSION {
             return Err(Error::new(Code::NewerFormat, what())
-                .why(format!("its format is version {version}, and this Forebay knows up to {FORMAT_VERSION}"))
+                .why(format!(
+                    "its format is version {version}, and this Forebay knows up to {FORMAT_VERSION}"
+                ))
                 .cure("use the Forebay that made the pool, or a newer one"));
         }
         if version == 0 || node.0 == 0 || node.0 > 0x7fff {
             return Err(corrupt("its format record is damaged"));
         }
         let space = new_space(&env, dir)?;
-        let state = State { ledger: Ledger::default(), directories: Directories::default(), space, stale: true };
+        let state = State::new(Ledger::default(), space);
         let dir = dir.to_path_buf();
         Ok(Shard { env, tree, state: RefCell::new(state), hash, node, dir, _lock: lock })
     }
@@ -289,7 +296,8 @@ impl Shard {
     pub fn begin(&self) -> Result<Batch<'_>> {
         let mut state = self.borrow("begin a batch")?;
         let txn = self.env.write_txn().map_err(|e| {
-            Error::new(code_of(&e), format!("cannot begin a batch on the shard {}", self.dir.display())).why(&e)
+            Error::new(code_of(&e), format!("cannot begin a batch on the shard {}", self.dir.display()))
+                .why(&e)
         })?;
         let tx = Transaction::new(txn, self.tree);
         if state.stale {
@@ -305,7 +313,7 @@ impl Shard {
 
     /// What the shard holds and takes.
     pub fn statistics(&self) -> Result<ShardStatistics> {
-        let mut state = self.borrow("count")?;
+        let state = self.borrow("count")?;
         let broken = |code| Error::new(code, format!("cannot read the shard {}", self.dir.display()));
         let txn = self.env.read_txn().map_err(|e| broken(code_of(&e)))?;
         if state.stale {
@@ -315,20 +323,25 @@ impl Shard {
             return self.statistics();
         }
         let tree = pages(self.tree, &txn).map_err(broken)?;
-        let last = self.env.info().last_page_number as u64;
-        let state = &mut *state;
+        let used = self.used_pages();
+        let state = &*state;
         Ok(ShardStatistics {
             inodes: state.ledger.inodes,
             entries: state.ledger.entries,
             orphans: state.ledger.orphans,
             page_bytes: self.env.stat().page_size as u64,
             pages_used: tree.all(),
-            pages_free: (last + 1).saturating_sub(2 + tree.all()),
+            pages_free: used.saturating_sub(2 + tree.all()),
             pages_backed: state.space.backed_pages(),
             pages_max: state.space.map_pages(),
             depth: tree.depth,
             bytes: state.space.bytes_on_medium(),
         })
+    }
+
+    /// Pages before the end of what was ever used, as of the last commit.
+    pub(crate) fn used_pages(&self) -> u64 {
+        self.env.info().last_page_number as u64 + 1
     }
 
     pub(crate) fn borrow(&self, what: &str) -> Result<RefMut<'_, State>> {
@@ -340,6 +353,12 @@ impl Shard {
 }
 
 impl State {
+    /// Nothing read yet.
+    fn new(ledger: Ledger, space: Space) -> State {
+        let directories = Directories::default();
+        State { ledger, directories, new_orphans: BTreeMap::new(), space, stale: true }
+    }
+
     /// Reads the ledger, and the directories of which something is pending.
     fn reload(&mut self, tx: &Transaction<'_>) -> std::result::Result<(), Code> {
         let (ledger, pending) = Ledger::decode(tx.get(keys::LEDGER)?.ok_or(Code::Corrupt)?)?;
@@ -354,6 +373,7 @@ impl State {
         }
         self.ledger = ledger;
         self.directories = directories;
+        self.new_orphans.clear();
         self.stale = false;
         Ok(())
     }
@@ -377,7 +397,7 @@ fn make(
     let ledger = first_records(&mut tx, options, now).map_err(broken)?;
     tx.commit().map_err(broken)?;
     drop(tx);
-    Ok((env, tree, State { ledger, directories: Directories::default(), space, stale: true }))
+    Ok((env, tree, State::new(ledger, space)))
 }
 
 fn new_space(env: &Env<WithoutTls>, dir: &Path) -> Result<Space> {

@@ -105,6 +105,8 @@ pub(crate) struct Space {
 /// What one transaction has taken.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Usage {
+    /// Pages before the end when it began.
+    used: u64,
     room: u64,
     tail: u64,
     start: TreePages,
@@ -113,13 +115,17 @@ pub(crate) struct Usage {
     branch_touches: u64,
     /// Writes that the commit will make itself.
     owed_writes: u64,
+    /// Writes that the commit will make side by side.
+    owed_run: u64,
     depth: u64,
 }
 
 impl Usage {
     /// At most so many pages were taken, or will be by the commit.
     fn taken(&self) -> u64 {
-        let owed = self.owed_writes * (2 * self.depth + 2);
+        let path = 2 * self.depth + 2;
+        let run = if self.owed_run == 0 { 0 } else { self.owed_run + self.owed_run / 32 + 2 * path };
+        let owed = self.owed_writes * path + run;
         self.leaf_touches.min(self.start.leaves)
             + self.branch_touches.min(self.start.branches)
             + (self.peak - self.start.all())
@@ -141,6 +147,12 @@ impl Usage {
     #[inline]
     pub(crate) fn owe_write(&mut self) {
         self.owed_writes += 1;
+    }
+
+    /// The commit will list one more orphan.
+    #[inline]
+    pub(crate) fn owe_orphan(&mut self) {
+        self.owed_run += 1;
     }
 
     /// What an operation may take at worst.
@@ -251,7 +263,7 @@ impl Space {
             self.refused_at = used;
         }
         let (tail, room) = self.room(used, tree);
-        Usage { room, tail, start: tree, peak: tree.all(), depth: tree.depth, ..Usage::default() }
+        Usage { used, room, tail, start: tree, peak: tree.all(), depth: tree.depth, ..Usage::default() }
     }
 
     /// Lets an operation begin, or answers [`Code::NoSpace`].
@@ -302,8 +314,10 @@ impl Space {
         next > usage.tail && (next > SCATTERED_PAGES_MAX || next > usage.room)
     }
 
-    /// The transaction was committed.
-    pub(crate) fn committed(&mut self, usage: &Usage) {
+    /// The transaction was committed; now `used` pages lie before the end.
+    pub(crate) fn committed(&mut self, usage: &Usage, used: u64) {
+        debug_assert!(used <= usage.used + usage.taken(), "{used} pages: more were taken than {usage:?}");
+        debug_assert!(used <= self.backed_pages, "{used} pages: beyond {self:?}");
         self.freed_last = usage.taken();
     }
 

@@ -15,6 +15,9 @@ use crate::space::TreePages;
 /// The shard's only database.
 pub(crate) type Tree = Database<Bytes, Bytes>;
 
+/// A key and its value.
+pub(crate) type Pair<'t> = (&'t [u8], &'t [u8]);
+
 /// The code for an error of LMDB's.
 pub(crate) fn code_of(e: &heed::Error) -> Code {
     match e {
@@ -128,12 +131,12 @@ impl<'a> Transaction<'a> {
         &'t self,
         first: &[u8],
         last: &[u8],
-    ) -> Result<impl Iterator<Item = Result<(&'t [u8], &'t [u8]), Code>>, Code> {
+    ) -> Result<impl Iterator<Item = Result<Pair<'t>, Code>>, Code> {
         walk(self.tree, self.reading()?, first, last)
     }
 
     /// The first key from `first` to `last`, both included, with its value.
-    pub(crate) fn first_in(&self, first: &[u8], last: &[u8]) -> Result<Option<(&[u8], &[u8])>, Code> {
+    pub(crate) fn first_in(&self, first: &[u8], last: &[u8]) -> Result<Option<Pair<'_>>, Code> {
         self.range(first, last)?.next().transpose()
     }
 
@@ -170,7 +173,7 @@ pub(crate) fn walk<'t>(
     txn: &'t RoTxn,
     first: &[u8],
     last: &[u8],
-) -> Result<impl Iterator<Item = Result<(&'t [u8], &'t [u8]), Code>>, Code> {
+) -> Result<impl Iterator<Item = Result<Pair<'t>, Code>>, Code> {
     let range = tree.range(txn, &(Bound::Included(first), Bound::Included(last))).map_err(|e| code_of(&e))?;
     Ok(range.map(|item| item.map_err(|e| code_of(&e))))
 }

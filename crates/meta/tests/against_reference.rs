@@ -58,10 +58,13 @@ fn xattr_name(number: u8) -> &'static [u8] {
     ][number as usize % 8]
 }
 
+/// Directory and name.
+type Name = (u64, Vec<u8>);
+
 /// What the board would hold: applied from effects, it must always agree with the reference.
 #[derive(Default, Clone)]
 struct Board {
-    names: BTreeMap<(u64, Vec<u8>), Option<(Ino, Kind)>>,
+    names: BTreeMap<Name, Option<(Ino, Kind)>>,
     inodes: BTreeMap<u64, Option<Entry>>,
 }
 
@@ -202,8 +205,13 @@ impl Pair {
             }
         }
         agree(request, got, &expected);
-        let new_orphans: Vec<_> =
-            self.fs.orphans.iter().filter(|o| !orphans.contains_key(o.0)).map(|(i, l)| (Ino(*i), *l)).collect();
+        let new_orphans: Vec<_> = self
+            .fs
+            .orphans
+            .iter()
+            .filter(|o| !orphans.contains_key(o.0))
+            .map(|(i, l)| (Ino(*i), *l))
+            .collect();
         assert_eq!(effects.orphaned(), new_orphans);
         self.board.take(&effects);
         self.board.agree(&self.fs);
@@ -262,7 +270,8 @@ fn agree(request: &Request<'_>, got: Result<Reply<'_>, Code>, expected: &Result<
         }
         (Ok(Reply::Bytes(got)), Ok(Expected::Bytes(expected))) => got == expected.as_slice(),
         (Ok(Reply::Bytes(got)), Ok(Expected::Names(names))) => {
-            let mut found: Vec<_> = got.split_inclusive(|b| *b == 0).map(|n| n[..n.len() - 1].to_vec()).collect();
+            let mut found: Vec<_> =
+                got.split_inclusive(|b| *b == 0).map(|n| n[..n.len() - 1].to_vec()).collect();
             found.sort();
             found == *names
         }

@@ -35,7 +35,7 @@ fn with_request<T>(i: u64, f: impl FnOnce(&Request<'_>) -> T) -> T {
             parent,
             name: &file,
             mode: 0o600,
-            exclusive: i % 2 == 0,
+            exclusive: i & 1 == 0,
             dirty: true,
             layout: None,
         }),
@@ -45,7 +45,7 @@ fn with_request<T>(i: u64, f: impl FnOnce(&Request<'_>) -> T) -> T {
             name: &name(i - 3),
             new_parent: directory(i * 3),
             new_name: &name(i * 3),
-            flags: if i % 2 == 0 { 0 } else { RENAME_EXCHANGE },
+            flags: if i & 1 == 0 { 0 } else { RENAME_EXCHANGE },
         }),
         7 => f(&Request::MakeDirectory { parent, name: &file, mode: 0o755 }),
         8 => f(&Request::SetXattr {

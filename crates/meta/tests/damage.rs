@@ -85,7 +85,10 @@ fn open_where_there_is_none_says_so() {
     let place = Place::new();
     assert_eq!(open_error(place.path()).code, Code::NotFound);
     assert_eq!(Shard::open(&place.path().join("nowhere")).unwrap_err().code, Code::NotFound);
-    assert_eq!(Shard::create(&place.path().join("nowhere"), &OPTIONS, at(1)).unwrap_err().code, Code::NotFound);
+    assert_eq!(
+        Shard::create(&place.path().join("nowhere"), &OPTIONS, at(1)).unwrap_err().code,
+        Code::NotFound
+    );
     let bad = ShardOptions { node: NodeId(0), ..OPTIONS };
     assert_eq!(Shard::create(place.path(), &bad, at(1)).unwrap_err().code, Code::Invalid);
 }
@@ -122,6 +125,22 @@ fn open_of_what_is_no_shard_is_refused() {
     furnish(place.path());
     tamper(place.path(), |txn, tree| assert!(tree.delete(txn, &[1]).unwrap()));
     assert_eq!(open_error(place.path()).code, Code::Corrupt);
+}
+
+#[test]
+fn shard_cut_short_is_refused_or_reported_and_survived() {
+    for pages in 2..12 {
+        let place = Place::new();
+        let inos = furnish(place.path());
+        let data = std::fs::File::options().write(true).open(place.path().join("data.mdb")).unwrap();
+        data.set_len(pages * 4096).unwrap();
+        if let Ok(shard) = Shard::open_for_check(place.path()) {
+            if shard.check(&mut |_| {}).is_ok_and(|report| report.is_clean()) {
+                assert!(pages > 4, "{pages} pages cannot hold it all");
+            }
+            exercise(&shard, &inos);
+        }
+    }
 }
 
 /// One damage, and words that the check must find for it.

@@ -123,7 +123,8 @@ fn fill_use_and_empty(dir: &Path, options: &ShardOptions, files_min: usize) {
                 let request = Request::Rename { parent: ROOT, name, new_parent: ROOT, new_name, flags: 0 };
                 batches.with(|d, b| d.ask(b, request).map(|_| ())).unwrap();
             }
-            let found = batches.with(|d, b| d.entry(b, Request::Lookup { parent: ROOT, name: &old })).unwrap();
+            let found =
+                batches.with(|d, b| d.entry(b, Request::Lookup { parent: ROOT, name: &old })).unwrap();
             let set = SetAttr { mode: Some(0o600), ..SetAttr::default() };
             let ino = found.attr.ino;
             batches.with(|d, b| d.ask(b, Request::SetAttr { ino, set }).map(|_| ())).unwrap();
@@ -182,8 +183,21 @@ fn shard_full_of_attributes_and_links_can_be_emptied() {
                 let value = vec![made as u8; [60_000, 10, 3000][made % 3]];
                 let set = |name| Request::SetXattr { ino, name, value: &value, flags: 0 };
                 d.ask(b, set(b"user.one"))?;
-                d.ask(b, set(b"trusted.two")).or_else(|c| if value.len() > 9999 { Ok(Reply::Done) } else { Err(c) })?;
-                d.ask(b, Request::Symlink { parent: ROOT, name: &[b"s", name(made).as_slice()].concat(), target: &[b't'; 4000] })?;
+                d.ask(b, set(b"trusted.two")).or_else(|c| {
+                    if value.len() > 9999 {
+                        Ok(Reply::Done)
+                    } else {
+                        Err(c)
+                    }
+                })?;
+                d.ask(
+                    b,
+                    Request::Symlink {
+                        parent: ROOT,
+                        name: &[b"s", name(made).as_slice()].concat(),
+                        target: &[b't'; 4000],
+                    },
+                )?;
                 Ok(())
             });
             match done {

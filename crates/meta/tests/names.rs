@@ -34,7 +34,10 @@ fn names_of_one_hash_fill_128_places_and_no_more() {
     assert_eq!(driver.file(&mut batch, ROOT, &numbered(5)), Err(Code::Exists));
     for n in (0..128).step_by(3) {
         driver.unlink(&mut batch, ROOT, &numbered(n)).unwrap();
-        assert_eq!(driver.ask(&mut batch, Request::Lookup { parent: ROOT, name: &numbered(n) }), Err(Code::NotFound));
+        assert_eq!(
+            driver.ask(&mut batch, Request::Lookup { parent: ROOT, name: &numbered(n) }),
+            Err(Code::NotFound)
+        );
     }
     driver.file(&mut batch, ROOT, &numbered(128)).unwrap();
     let listed: BTreeSet<_> = driver.list(&mut batch, ROOT).into_iter().map(|n| n.1).collect();
@@ -61,7 +64,8 @@ fn rename_among_names_of_one_hash_keeps_every_other_name() {
         driver.ask(&mut batch, request).unwrap();
     }
     for (name, ino) in [(1, inos[0]), (2, inos[1]), (3, inos[3])] {
-        let found = driver.entry(&mut batch, Request::Lookup { parent: ROOT, name: &numbered(name) }).unwrap();
+        let found =
+            driver.entry(&mut batch, Request::Lookup { parent: ROOT, name: &numbered(name) }).unwrap();
         assert_eq!(found.attr.ino, ino);
     }
     batch.commit().unwrap();
@@ -115,7 +119,8 @@ fn requests_on_what_is_gone_or_of_the_wrong_kind_are_refused() {
     for (request, code) in refused {
         assert_eq!(driver.ask(&mut batch, request), Err(code), "{request:?}");
     }
-    let open = Request::Create { parent: ROOT, name: b"d", mode: 0, exclusive: false, dirty: false, layout: None };
+    let open =
+        Request::Create { parent: ROOT, name: b"d", mode: 0, exclusive: false, dirty: false, layout: None };
     match driver.ask(&mut batch, open) {
         Ok(Reply::Created { entry, created: false }) => assert_eq!(entry.attr.ino, directory),
         other => panic!("{other:?}"),
@@ -186,7 +191,12 @@ fn extended_attributes_are_bounded_together_and_listed_apart() {
     let mut driver = Driver::new();
     let mut batch = shard.begin().unwrap();
     let file = driver.file(&mut batch, ROOT, b"f").unwrap();
-    let set = |name: &'static [u8], value: &'static [u8], flags| Request::SetXattr { ino: file, name, value, flags };
+    let set = |name: &'static [u8], value: &'static [u8], flags| Request::SetXattr {
+        ino: file,
+        name,
+        value,
+        flags,
+    };
     let large: &'static [u8] = &[3; 65_536];
     driver.ask(&mut batch, set(b"user.large", large, 0)).unwrap();
     assert_eq!(driver.ask(&mut batch, set(b"user.second", large, 0)), Err(Code::NoSpace));

@@ -191,7 +191,12 @@ impl Reference {
     }
 
     /// Answers any request but ReadDirectory, Ping and Space.
-    pub(crate) fn apply(&mut self, caller: Caller, request: &Request<'_>, now: Timestamp) -> Result<Expected, Code> {
+    pub(crate) fn apply(
+        &mut self,
+        caller: Caller,
+        request: &Request<'_>,
+        now: Timestamp,
+    ) -> Result<Expected, Code> {
         match *request {
             Request::Lookup { parent, name } => {
                 self.child(parent, name)?.map(|n| Expected::Entry(n.entry())).ok_or(Code::NotFound)
@@ -283,7 +288,9 @@ impl Reference {
                 }
                 let mut xattrs = node.xattrs.clone();
                 xattrs.insert(name.to_vec(), value.to_vec());
-                if xattrs.iter().map(|(n, v)| n.len() + v.len() + XATTR_OVERHEAD).sum::<usize>() > XATTR_TOTAL_MAX {
+                if xattrs.iter().map(|(n, v)| n.len() + v.len() + XATTR_OVERHEAD).sum::<usize>()
+                    > XATTR_TOTAL_MAX
+                {
                     return Err(Code::NoSpace);
                 }
                 node.xattrs = xattrs;
