@@ -2,8 +2,10 @@
 //!
 //! Everything made here is taken away when it is dropped, also when the test panics.
 
+use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::{chown, PermissionsExt};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -54,6 +56,12 @@ impl Drop for Scratch {
     }
 }
 
+/// True when the tests run as root.
+pub fn is_root() -> bool {
+    // SAFETY: no memory is passed.
+    unsafe { libc::geteuid() == 0 }
+}
+
 /// What a run of the suite came to.
 #[derive(Debug)]
 pub struct Summary {
@@ -65,6 +73,19 @@ pub struct Summary {
     pub skipped: usize,
     /// All that was printed.
     pub output: String,
+}
+
+impl Summary {
+    /// Panics unless every case passed but those that need one of these abilities, by name.
+    #[track_caller]
+    pub fn passed_but_for(&self, lacking: &[&str]) {
+        assert_eq!(self.failed, 0, "{}", self.output);
+        let others = self.output.lines().filter(|line| line.starts_with("skipped "));
+        let others: Vec<_> =
+            others.filter(|line| !lacking.iter().any(|l| line.ends_with(&format!("(lacks {l})")))).collect();
+        assert!(others.is_empty(), "skipped, though the door should do it: {others:#?}");
+        assert!(self.passed >= 90, "{} cases passed\n{}", self.passed, self.output);
+    }
 }
 
 /// The program that runs the suite and its workloads.
@@ -98,4 +119,132 @@ pub fn summary(command: &mut Command) -> Summary {
         [passed, failed, skipped] => Summary { passed, failed, skipped, output: text },
         _ => Summary { passed: 0, failed: 1, skipped: 0, output: format!("{}: {text}", output.status) },
     }
+}
+
+/// A pool of its own for a test, in memory.
+pub struct TestPool {
+    scratch: Scratch,
+    binaries: PathBuf,
+    user: Option<u32>,
+}
+
+impl TestPool {
+    /// A pool of `capacity_mib` MiB that is up.
+    pub fn up(capacity_mib: u64) -> TestPool {
+        TestPool::of(Scratch::on_disk(), binaries(), None, capacity_mib)
+    }
+
+    /// The same as another user, who cannot read where the build is: with copies of the binaries in `place`. Only root
+    /// can do this.
+    pub fn up_as(user: u32, place: &Scratch, capacity_mib: u64) -> TestPool {
+        for name in ["forebay", "forebayd", "libforebay.so", "libforebay_preload.so", "forebay-conformance"] {
+            let from = binaries().join(name);
+            fs::copy(&from, place.path().join(name)).unwrap_or_else(|e| panic!("{}: {e}", from.display()));
+        }
+        let scratch = Scratch::on_disk();
+        scratch.give_to(user);
+        TestPool::of(scratch, place.path().to_owned(), Some(user), capacity_mib)
+    }
+
+    fn of(scratch: Scratch, binaries: PathBuf, user: Option<u32>, capacity_mib: u64) -> TestPool {
+        let command = binaries.join("forebay");
+        assert!(command.is_file(), "{} is not built: run `cargo build --workspace` first", command.display());
+        let pool = TestPool { scratch, binaries, user };
+        let mut up = pool.plain("forebay");
+        up.args(["up", "--media", "dram", "--capacity", &format!("{capacity_mib}MiB"), "--path"]);
+        said(up.arg(pool.directory()));
+        pool
+    }
+
+    /// The pool's directory.
+    pub fn directory(&self) -> PathBuf {
+        self.scratch.path().join("pool")
+    }
+
+    /// A built program, as the pool's user, in an environment without Forebay.
+    fn plain(&self, program: &str) -> Command {
+        let mut command = Command::new(self.binaries.join(program));
+        for name in ["FOREBAY_POOL", "FOREBAY_PREFIX", "FOREBAY_DISABLE", "LD_PRELOAD"] {
+            command.env_remove(name);
+        }
+        if let Some(user) = self.user {
+            command.uid(user).gid(user).current_dir("/");
+        }
+        command
+    }
+
+    /// `forebay --pool DIR`, to which a verb is added.
+    pub fn forebay(&self) -> Command {
+        let mut command = self.plain("forebay");
+        command.arg("--pool").arg(self.directory());
+        command
+    }
+
+    /// A built program that sees the pool as `/forebay`: as `forebay run` starts it, without that process between, so
+    /// that a test can kill it by its number.
+    pub fn program(&self, program: &str) -> Command {
+        let mut command = self.plain(program);
+        command.env("LD_PRELOAD", self.binaries.join("libforebay_preload.so"));
+        command.env("FOREBAY_POOL", self.directory()).env("FOREBAY_PREFIX", "/forebay");
+        command
+    }
+
+    /// The suite, run by `forebay run` over the pool.
+    pub fn suite_by_run(&self, arguments: &[&str]) -> Summary {
+        let suite = self.binaries.join("forebay-conformance");
+        summary(self.forebay().args(["run", "--quiet", "--"]).arg(suite).args(arguments))
+    }
+
+    /// The suite, through the client library.
+    pub fn suite_by_client(&self, arguments: &[&str]) -> Summary {
+        summary(self.plain("forebay-conformance").arg("--pool").arg(self.directory()).args(arguments))
+    }
+
+    /// What `forebay status --json` says.
+    pub fn status(&self) -> Value {
+        json(self.forebay().args(["status", "--json"]))
+    }
+
+    /// What `forebay fsck --json` says.
+    pub fn fsck(&self) -> Value {
+        json(self.forebay().args(["fsck", "--json"]))
+    }
+
+    /// The worker's process number; none while it is replaced.
+    pub fn worker(&self) -> Option<i32> {
+        self.status()["pids"]["worker"].as_i64().map(|pid| pid as i32)
+    }
+}
+
+impl Drop for TestPool {
+    fn drop(&mut self) {
+        let down = self.forebay().args(["down", "--force"]).output();
+        if !down.as_ref().is_ok_and(|output| output.status.success()) {
+            eprintln!("the test's pool does not go down: {down:?}");
+        }
+    }
+}
+
+/// Runs a command that must succeed; what it printed.
+#[track_caller]
+pub fn said(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|e| panic!("{command:?} cannot be run: {e}"));
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    assert!(
+        output.status.success(),
+        "{command:?} failed ({}): {}{}",
+        output.status,
+        text(&output.stdout),
+        text(&output.stderr)
+    );
+    text(&output.stdout)
+}
+
+/// Runs a command that prints JSON, whatever its exit status.
+#[track_caller]
+fn json(command: &mut Command) -> Value {
+    let output = command.output().unwrap_or_else(|e| panic!("{command:?} cannot be run: {e}"));
+    serde_json::from_slice(&output.stdout).unwrap_or_else(|e| {
+        panic!("{command:?} printed no JSON ({e}): {}", String::from_utf8_lossy(&output.stderr))
+    })
 }

@@ -7,6 +7,8 @@
 
 pub mod case;
 pub mod cases;
+pub mod churn;
+pub mod client_door;
 pub mod document;
 pub mod door;
 pub mod harness;

@@ -2,6 +2,7 @@
 
 use forebay_conformance::case::{self, Result as Outcome};
 use forebay_conformance::cases;
+use forebay_conformance::client_door::ClientDoor;
 use forebay_conformance::door::{Ability, Door};
 use forebay_conformance::libc_door::{LibcDoor, Spelling};
 use forebay_conformance::wrong_door::{Lie, WrongDoor};
@@ -12,7 +13,9 @@ use std::process::ExitCode;
 
 const HELP: &str = "\
 usage: forebay-conformance --root DIR [option]...
-Runs every case in a directory of its own under DIR, which must be empty or absent, through the C library.
+       forebay-conformance --pool DIR [option]...
+Runs every case in a directory of its own: under DIR, which must be empty or absent, through the C library, or in the
+empty pool of DIR through the client library.
 
   --spelling absolute|relative|at   how paths are given to calls (absolute)
   --claim ABILITY                   DIR's file system has this: xattrs, large-xattrs, own-space, small-space
@@ -25,6 +28,7 @@ Runs every case in a directory of its own under DIR, which must be empty or abse
 
 struct Options {
     root: PathBuf,
+    pool: Option<PathBuf>,
     spelling: Spelling,
     claimed: Vec<Ability>,
     only: String,
@@ -42,20 +46,29 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    if let Err(message) = prepare(&options) {
-        eprintln!("forebay-conformance: {message}");
-        return ExitCode::from(2);
-    }
-    let honest = LibcDoor::new(&options.root, options.spelling, &options.claimed);
-    let mut door: Box<dyn Door> = match options.lie {
-        None => Box::new(honest),
-        Some(lie) => Box::new(WrongDoor { inner: honest, lie }),
+    let mut door = match prepare(&options).and_then(|()| door(&options)) {
+        Ok(door) => door,
+        Err(message) => {
+            eprintln!("forebay-conformance: {message}");
+            return ExitCode::from(2);
+        }
     };
     if run_all(&mut *door, &options.only) == 0 {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
     }
+}
+
+fn door(options: &Options) -> Result<Box<dyn Door>, String> {
+    if let Some(pool) = &options.pool {
+        return Ok(Box::new(ClientDoor::attach(pool, &options.claimed)?));
+    }
+    let honest = LibcDoor::new(&options.root, options.spelling, &options.claimed);
+    Ok(match options.lie {
+        None => Box::new(honest),
+        Some(lie) => Box::new(WrongDoor { inner: honest, lie }),
+    })
 }
 
 /// Runs the cases, prints a line for each; how many failed.
@@ -88,6 +101,7 @@ fn run_all(door: &mut dyn Door, only: &str) -> usize {
 fn parse() -> Result<Option<Options>, String> {
     let mut options = Options {
         root: PathBuf::new(),
+        pool: None,
         spelling: Spelling::Absolute,
         claimed: Vec::new(),
         only: String::new(),
@@ -113,6 +127,7 @@ fn parse() -> Result<Option<Options>, String> {
         let value = arguments.next().ok_or(format!("{argument} needs a value"))?;
         match argument.as_str() {
             "--root" => options.root = PathBuf::from(&value),
+            "--pool" => options.pool = Some(PathBuf::from(&value)),
             "--spelling" => options.spelling = choose(&value, &SPELLINGS)?,
             "--claim" => options.claimed.push(choose(&value, &ABILITIES)?),
             "--only" => options.only = value,
@@ -122,8 +137,8 @@ fn parse() -> Result<Option<Options>, String> {
             other => return Err(format!("there is no option {other}")),
         }
     }
-    if options.root.as_os_str().is_empty() {
-        return Err("--root DIR is needed".into());
+    if options.root.as_os_str().is_empty() == options.pool.is_none() {
+        return Err("either --root DIR or --pool DIR is needed".into());
     }
     Ok(Some(options))
 }
@@ -145,8 +160,9 @@ fn choose<T: Copy>(value: &str, among: &[(impl AsRef<str> + Ord, T)]) -> Result<
 
 /// Mounts what was asked for, becomes who was asked for, and makes the root.
 fn prepare(options: &Options) -> Result<(), String> {
-    std::fs::create_dir_all(&options.root)
-        .map_err(|e| format!("{} cannot be made: {e}", options.root.display()))?;
+    if options.pool.is_none() && !options.root.is_dir() {
+        make_root(&options.root)?;
+    }
     if let Some(mount) = &options.private_tmpfs {
         mount_private_tmpfs(&options.root, mount)
             .map_err(|e| format!("no tmpfs can be mounted for this process alone: {e}"))?;
@@ -163,6 +179,10 @@ fn prepare(options: &Options) -> Result<(), String> {
         }
     }
     Ok(())
+}
+
+fn make_root(root: &Path) -> Result<(), String> {
+    std::fs::create_dir_all(root).map_err(|e| format!("{} cannot be made: {e}", root.display()))
 }
 
 fn mount_private_tmpfs(root: &Path, options: &str) -> std::io::Result<()> {

@@ -9,6 +9,8 @@ use std::os::fd::AsRawFd;
 pub(super) const CASES: &[Case] = &[
     case!(make_directory_on_a_name_or_nowhere_fails;
         "mkdir on any name that is there fails with EEXIST, and under a missing parent with ENOENT."),
+    case!(make_directory_of_the_root_fails [Outside];
+        "mkdir on any name that is there fails with EEXIST, and under a missing parent with ENOENT."),
     case!(remove_directory_only_when_empty;
         "rmdir removes an empty directory, and fails with ENOTEMPTY on another and with ENOTDIR on anything else."),
     case!(remove_directory_by_dots_fails;
@@ -51,6 +53,23 @@ fn make_directory_on_a_name_or_nowhere_fails(door: &dyn Door) -> Verdict {
     door.make_directory_at("mode".into(), 0o750)?;
     equal(door.stat("mode")?.mode, libc::S_IFDIR | 0o750)?;
     equal(door.names("mode")?, vec![])
+}
+
+fn make_directory_of_the_root_fails(door: &dyn Door) -> Verdict {
+    // The root's own path, as `mkdir -p` takes it: the case's directory lies in it.
+    let case = door.absolute(b"");
+    let mut parts: Vec<&[u8]> = case.split(|b| *b == b'/').collect();
+    parts.truncate(parts.len() - 2);
+    let root = parts.join(&b'/');
+    equal(door.stat(&root)?.kind(), libc::S_IFDIR)?;
+    equal(door.stat(&root)?.ino, door.stat("..")?.ino)?;
+    refused(door.make_directory(&root), libc::EEXIST)?;
+    refused(door.symlink("x", &root), libc::EEXIST)?;
+    refused(door.unlink(&root), libc::EISDIR)?;
+    refused(door.open(&root, O_RDWR | O_CREAT, 0o644), libc::EISDIR)?;
+    holds(!door.names(&root)?.is_empty(), "the root lists the case's directory")?;
+    // ENOTEMPTY of a directory, EBUSY of a mount point.
+    holds(door.remove_directory(&root).is_err(), "the root stays")
 }
 
 fn remove_directory_only_when_empty(door: &dyn Door) -> Verdict {

@@ -1,0 +1,76 @@
+//! The suite through every door, each in a pool of its own that is small enough to be filled.
+
+use forebay_conformance::harness::{is_root, Scratch, TestPool};
+
+const CAPACITY_MIB: u64 = 128;
+
+/// What a pool has, claimed: every door must pass the cases that need it.
+fn claims() -> Vec<&'static str> {
+    ["xattrs", "large-xattrs", "own-space", "small-space"].into_iter().flat_map(|c| ["--claim", c]).collect()
+}
+
+/// The identity that the tests do not have.
+fn not_me() -> &'static str {
+    if is_root() {
+        "NotRoot"
+    } else {
+        "Root"
+    }
+}
+
+/// What must hold of any pool when a suite is through with it.
+fn sound(pool: &TestPool) {
+    let report = pool.fsck();
+    assert_eq!(report["clean"], true, "{report:#}");
+    assert_eq!(
+        pool.status()["restarts"],
+        0,
+        "the daemon's worker crashed: see {}/log",
+        pool.directory().display()
+    );
+}
+
+#[test]
+fn client_door_keeps_every_promise() {
+    let pool = TestPool::up(CAPACITY_MIB);
+    let summary = pool.suite_by_client(&claims());
+    summary.passed_but_for(&[not_me(), "Outside", "DirectoryDescriptors"]);
+    sound(&pool);
+}
+
+fn preload_door(spelling: &str) {
+    let pool = TestPool::up(CAPACITY_MIB);
+    let summary =
+        pool.suite_by_run(&[&["--root", "/forebay", "--spelling", spelling], &claims()[..]].concat());
+    summary.passed_but_for(&[not_me()]);
+    sound(&pool);
+}
+
+#[test]
+fn preload_door_with_absolute_paths_keeps_every_promise() {
+    preload_door("absolute");
+}
+
+#[test]
+fn preload_door_with_relative_paths_keeps_every_promise() {
+    preload_door("relative");
+}
+
+#[test]
+fn preload_door_with_directory_descriptors_keeps_every_promise() {
+    preload_door("at");
+}
+
+#[test]
+fn preload_door_of_another_user_keeps_every_promise() {
+    if !is_root() {
+        eprintln!("not root: the tests above are of another user");
+        return;
+    }
+    let place = Scratch::on_disk();
+    let pool = TestPool::up_as(65_534, &place, CAPACITY_MIB);
+    let summary = pool.suite_by_run(&[&["--root", "/forebay"], &claims()[..]].concat());
+    summary.passed_but_for(&["Root"]);
+    sound(&pool);
+    drop(pool);
+}
