@@ -30,6 +30,8 @@ mod copy;
 mod count;
 mod engine;
 mod enter;
+#[cfg(test)]
+mod faults;
 mod kernel_file;
 mod large;
 mod leftovers;
@@ -47,6 +49,9 @@ mod run;
 mod small;
 mod special;
 mod tree;
+#[cfg(test)]
+#[path = "../tests/trees/mod.rs"]
+mod trees;
 mod whole;
 
 pub use manifest::Manifest;

@@ -90,13 +90,9 @@ impl Names {
         self.ends.push((self.bytes.len(), kind));
     }
 
+    #[allow(clippy::len_without_is_empty, reason = "nobody asks")]
     pub(crate) fn len(&self) -> usize {
         self.ends.len()
-    }
-
-    #[cfg(test)]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.ends.is_empty()
     }
 
     /// The name and kind (where the listing told it) at `index`.

@@ -124,7 +124,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
     /// Waits until the entries of the directory at `path` are on the medium.
     pub(crate) fn sync_place(&self, path: &[u8]) {
         let synced =
-            self.destination.open_path(path).and_then(|(at, _)| self.destination.sync_directory(&at));
+            open_deep(self.destination, path).and_then(|(at, _)| self.destination.sync_directory(&at));
         if let Err(code) = synced {
             self.error(At::Destination, "bring the directory to the medium", code, path.to_vec(), None);
         }
