@@ -20,6 +20,7 @@ use forebay_types::{Caller, Code, Ino, Reply, Request};
 struct Daemon {
     dir: PathBuf,
     supervisor: Child,
+    log: PathBuf,
 }
 
 impl Daemon {
@@ -31,17 +32,15 @@ impl Daemon {
 
     /// Starts on what an earlier daemon left in `dir`.
     fn start_in(dir: PathBuf, name: &str) -> Daemon {
+        let log = dir.with_extension("log");
         let supervisor = Command::new(env!("CARGO_BIN_EXE_forebayd"))
             .args(["--media", "ssd", "--capacity", "256MiB", "--foreground", "--pool"])
             .arg(&dir)
             .stdout(Stdio::null())
-            .stderr(
-                std::fs::File::create(std::env::temp_dir().join(format!("forebay-hostile-{name}.log")))
-                    .unwrap(),
-            )
+            .stderr(std::fs::File::create(&log).unwrap())
             .spawn()
             .unwrap();
-        let daemon = Daemon { dir, supervisor };
+        let daemon = Daemon { dir, supervisor, log };
         let until = Instant::now() + Duration::from_secs(30);
         while forebay_server::control::status(&daemon.dir).map_or(true, |s| s.pids.worker.is_none()) {
             assert!(Instant::now() < until, "the daemon does not come up");
@@ -86,6 +85,10 @@ impl Drop for Daemon {
         // SAFETY: our own child, not waited for yet.
         unsafe { libc::kill(self.supervisor.id() as i32, libc::SIGTERM) };
         let _ = self.supervisor.wait();
+        if std::thread::panicking() {
+            eprintln!("{}", std::fs::read_to_string(&self.log).unwrap_or_default());
+        }
+        let _ = std::fs::remove_file(&self.log);
         let _ = std::fs::remove_dir_all(&self.dir);
     }
 }
