@@ -17,8 +17,9 @@ Keep one pool for several programs:
   forebay stage-out /case/out:/lustre/out
   forebay down
 
-A pool is found by --pool DIR (before or after the verb), else by FOREBAY_POOL, else it is /tmp/forebay-UID/pool.
-Paths in a pool start with /; with the prefix in front (/forebay/case) they mean the same.
+A pool is found by --pool DIR (before or after the verb), else by FOREBAY_POOL, else it is /tmp/forebay-UID/pool
+(with FOREBAY_TMPDIR set: there instead of in /tmp). Paths in a pool start with /; with the prefix in front
+(/forebay/case) they mean the same.
 
 Exit status: 0 done, 1 failed, 2 the command line makes no sense; `fsck`: 4 problems found; `run`: the program's own,
 or 125 Forebay failed, 126 the program cannot be started, 127 it is not found.";
@@ -244,7 +245,13 @@ pub(crate) struct Run {
     #[arg(long)]
     pub(crate) verify: bool,
     /// Where the program sees the pool: an absolute path that does not exist
-    #[arg(long, value_name = "DIR", default_value = "/forebay", env = "FOREBAY_PREFIX", hide_env_values = true)]
+    #[arg(
+        long,
+        value_name = "DIR",
+        default_value = "/forebay",
+        env = "FOREBAY_PREFIX",
+        hide_env_values = true
+    )]
     pub(crate) prefix: PathBuf,
     /// How much a pool that is started may hold, e.g. 4GiB
     #[arg(long, value_name = "SIZE", value_parser = size)]
@@ -385,7 +392,20 @@ mod tests {
 
     #[test]
     fn run_takes_everything_behind_two_dashes_as_the_command() {
-        let line = ["forebay", "run", "--stage-in", "/a", "--stage-in", "/b:/c", "--", "prog", "--pool", "/x", "--", "-v"];
+        let line = [
+            "forebay",
+            "run",
+            "--stage-in",
+            "/a",
+            "--stage-in",
+            "/b:/c",
+            "--",
+            "prog",
+            "--pool",
+            "/x",
+            "--",
+            "-v",
+        ];
         let Verb::Run(run) = Arguments::try_parse_from(line).unwrap().verb else { panic!() };
         assert_eq!(run.command, ["prog", "--pool", "/x", "--", "-v"]);
         assert_eq!(run.stage_in, ["/a", "/b:/c"]);

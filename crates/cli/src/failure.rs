@@ -37,6 +37,10 @@ pub(crate) fn print_json(value: &Value) {
 }
 
 /// An error about what the user wrote.
-pub(crate) fn invalid(what: impl Into<String>, why: impl std::fmt::Display, cure: impl Into<String>) -> Error {
+pub(crate) fn invalid(
+    what: impl Into<String>,
+    why: impl std::fmt::Display,
+    cure: impl Into<String>,
+) -> Error {
     Error::new(Code::Invalid, what).why(why).cure(cure)
 }

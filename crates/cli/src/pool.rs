@@ -13,9 +13,11 @@ pub(crate) const DEFAULT_PREFIX: &str = "/forebay";
 /// The directory of the pool that is meant.
 pub(crate) fn directory(named: Option<PathBuf>) -> Result<PathBuf> {
     match named {
-        Some(dir) if dir.as_os_str().is_empty() => {
-            Err(crate::failure::invalid("cannot use pool \"\"", "its name is empty", "name a directory, or unset FOREBAY_POOL"))
-        }
+        Some(dir) if dir.as_os_str().is_empty() => Err(crate::failure::invalid(
+            "cannot use pool \"\"",
+            "its name is empty",
+            "name a directory, or unset FOREBAY_POOL",
+        )),
         Some(dir) => std::path::absolute(&dir)
             .map_err(|e| Error::io(format!("cannot find the pool {}", dir.display()), &e)),
         None => forebay_server::directory::default_pool(),
@@ -61,9 +63,9 @@ pub(crate) fn worded<T>(result: Door<T>, verb: &str, path: &[u8]) -> Result<T> {
         let what = format!("cannot {verb} {} in the pool", String::from_utf8_lossy(path));
         match fail {
             Fail::Escape => Error::new(Code::CrossDevice, what).why("a symbolic link leads out of the pool"),
-            Fail::Code(Code::NotFound) => {
-                Error::new(Code::NotFound, what).why("there is no such name").cure("`forebay ls` shows what there is")
-            }
+            Fail::Code(Code::NotFound) => Error::new(Code::NotFound, what)
+                .why("there is no such name")
+                .cure("`forebay ls` shows what there is"),
             Fail::Code(code) => Error::new(code, what).why(words(code)),
         }
     })

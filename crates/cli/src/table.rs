@@ -62,7 +62,8 @@ pub(crate) fn mode(mode: u32) -> String {
         _ => '-',
     };
     let mut text = String::from(kind);
-    for (shift, special, set, unset) in [(6, 0o4000, 's', 'S'), (3, 0o2000, 's', 'S'), (0, 0o1000, 't', 'T')] {
+    for (shift, special, set, unset) in [(6, 0o4000, 's', 'S'), (3, 0o2000, 's', 'S'), (0, 0o1000, 't', 'T')]
+    {
         let bits = mode >> shift;
         text.push(if bits & 4 != 0 { 'r' } else { '-' });
         text.push(if bits & 2 != 0 { 'w' } else { '-' });
@@ -102,7 +103,11 @@ pub(crate) fn user(uid: u32) -> String {
     // SAFETY: this program asks from one thread; the entry is read before the next call.
     unsafe {
         let entry = libc::getpwuid(uid);
-        if entry.is_null() { uid.to_string() } else { text(&CStr::from_ptr((*entry).pw_name)) }
+        if entry.is_null() {
+            uid.to_string()
+        } else {
+            text(&CStr::from_ptr((*entry).pw_name))
+        }
     }
 }
 
@@ -111,7 +116,11 @@ pub(crate) fn group(gid: u32) -> String {
     // SAFETY: as in `user`.
     unsafe {
         let entry = libc::getgrgid(gid);
-        if entry.is_null() { gid.to_string() } else { text(&CStr::from_ptr((*entry).gr_name)) }
+        if entry.is_null() {
+            gid.to_string()
+        } else {
+            text(&CStr::from_ptr((*entry).gr_name))
+        }
     }
 }
 
@@ -156,12 +165,14 @@ mod tests {
 
     #[test]
     fn duration_and_count_read_well() {
-        assert_eq!([0.04, 9.99, 59.0, 185.0, 7800.0, 273_600.0].map(duration), [
-            "0.0 s", "10 s", "59 s", "3 min 5 s", "2 h 10 min", "3 d 4 h"
-        ]);
-        assert_eq!([count(1, "file"), count(2, "directory"), count(0, "process")], [
-            "1 file", "2 directories", "0 processes"
-        ]);
+        assert_eq!(
+            [0.04, 9.99, 59.0, 185.0, 7800.0, 273_600.0].map(duration),
+            ["0.0 s", "10 s", "59 s", "3 min 5 s", "2 h 10 min", "3 d 4 h"]
+        );
+        assert_eq!(
+            [count(1, "file"), count(2, "directory"), count(0, "process")],
+            ["1 file", "2 directories", "0 processes"]
+        );
     }
 
     #[test]

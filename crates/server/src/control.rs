@@ -14,7 +14,7 @@ use crate::members::{Answer, JoinRequest};
 use crate::protocol::{Ask, Reply, WorkerAsk};
 
 /// The supervisor never waits for anybody, so silence means that it is stopped or starved.
-const SUPERVISOR_TIMEOUT: Duration = Duration::from_secs(10);
+const SUPERVISOR_TIMEOUT: Duration = Duration::from_secs(5);
 /// A worker answers within a batch, or is being replaced.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(5);
 /// A check walks the whole shard and target.

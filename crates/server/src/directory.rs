@@ -246,11 +246,21 @@ impl PoolDirectory {
     }
 }
 
-/// The directory under which pools live that nobody gave a path: one a user, closed to others. Not XDG_RUNTIME_DIR,
-/// which a logout clears under a pool that should outlive it, and which batch systems hand on to nodes that lack it.
+/// Names the directory in the place of `/tmp`, for nodes whose `/tmp` is not their own.
+pub const BASE_VARIABLE: &str = "FOREBAY_TMPDIR";
+
+/// The directory under which pools live that nobody gave a path: one a user, closed to others. It is in `/tmp`, or where
+/// [`BASE_VARIABLE`] says; not XDG_RUNTIME_DIR, which a logout clears under a pool that should outlive it, and which
+/// batch systems hand on to nodes that lack it.
 pub fn user_directory() -> Result<PathBuf> {
     let me = rustix::process::geteuid().as_raw();
-    let path = PathBuf::from(format!("/tmp/forebay-{me}"));
+    let base = std::env::var_os(BASE_VARIABLE).filter(|v| !v.is_empty()).map_or("/tmp".into(), PathBuf::from);
+    if !base.is_absolute() {
+        return Err(Error::new(Code::Invalid, format!("cannot keep pools in {}", base.display()))
+            .why(format!("{BASE_VARIABLE} is not an absolute path"))
+            .cure(format!("unset {BASE_VARIABLE}, or make it one such as /local/tmp")));
+    }
+    let path = base.join(format!("forebay-{me}"));
     let what = || format!("cannot use {}", path.display());
     match rustix::fs::mkdir(&path, Mode::from_raw_mode(0o700)) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => {}

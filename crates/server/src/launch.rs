@@ -202,8 +202,10 @@ pub fn down(path: &Path, options: DownOptions) -> Result<Stopped> {
         }
         return target::sweep(dir, options.keep);
     };
-    if !options.force {
-        refuse_if_used(&mut connection, &dir)?;
+    match connection.status() {
+        Ok(status) if !options.force => refuse_if_used(&status, &dir)?,
+        Ok(_) => {}
+        Err(_) => return kill(&dir, &identity, options.keep), // it never waits for anybody: it is stopped, or stuck
     }
     match connection.ask(&Ask::Down { keep: options.keep }, Some(DOWN_TIMEOUT)) {
         Ok(crate::protocol::Reply::Stopped(stopped)) => {
@@ -235,8 +237,7 @@ pub fn sweep_if_dead(path: &Path) {
     }
 }
 
-fn refuse_if_used(connection: &mut control::Supervisor, dir: &PoolDirectory) -> Result<()> {
-    let status = connection.status()?;
+fn refuse_if_used(status: &serde_json::Value, dir: &PoolDirectory) -> Result<()> {
     let labels: Vec<&str> =
         status["member_labels"].as_array().into_iter().flatten().filter_map(|v| v.as_str()).collect();
     if labels.is_empty() {

@@ -29,14 +29,23 @@ pub(super) struct Entered {
 }
 
 /// Joins the pool that is named, else the default one if it is up, else the job's own.
-pub(super) fn enter(named: Option<PathBuf>, arguments: &Run, job: &Job, request: JoinRequest) -> Result<Entered> {
+pub(super) fn enter(
+    named: Option<PathBuf>,
+    arguments: &Run,
+    job: &Job,
+    request: JoinRequest,
+) -> Result<Entered> {
     if let Some(dir) = named.filter(|_| !arguments.own) {
         let dir = pool::directory(Some(dir))?;
         refuse_medium(arguments, &dir)?;
         let membership = control::join(&dir, request).map_err(|e| match e.code {
             Code::NotFound | Code::PoolGone => {
                 let leave_out = "leave out --pool (unset FOREBAY_POOL) for a pool of the program's own";
-                let cure = if e.cure.is_empty() { leave_out.to_owned() } else { format!("{}; or {leave_out}", e.cure) };
+                let cure = if e.cure.is_empty() {
+                    leave_out.to_owned()
+                } else {
+                    format!("{}; or {leave_out}", e.cure)
+                };
                 e.cure(cure)
             }
             _ => e,
@@ -113,7 +122,8 @@ fn ssd_directory() -> Result<PathBuf> {
                 .cure("set TMPDIR to a directory on the disk that you may write"));
         }
     }
-    let stat = rustix::fs::lstat(&path).map_err(|e| Error::io(format!("cannot use {}", path.display()), &e.into()))?;
+    let stat = rustix::fs::lstat(&path)
+        .map_err(|e| Error::io(format!("cannot use {}", path.display()), &e.into()))?;
     if stat.st_uid != me || stat.st_mode & libc::S_IFMT != libc::S_IFDIR || stat.st_mode & 0o077 != 0 {
         return Err(Error::new(Code::AccessDenied, format!("cannot use {}", path.display()))
             .why("it is not a directory of yours alone")
@@ -142,7 +152,9 @@ impl StartLock {
             }
             // Whoever held it before may have removed the file while this waited.
             let held = rustix::fs::fstat(&fd).map_err(failed)?;
-            if rustix::fs::stat(path).is_ok_and(|seen| seen.st_ino == held.st_ino && seen.st_dev == held.st_dev) {
+            if rustix::fs::stat(path)
+                .is_ok_and(|seen| seen.st_ino == held.st_ino && seen.st_dev == held.st_dev)
+            {
                 return Ok(StartLock { path: path.to_owned(), _file: File::from(fd) });
             }
         }
@@ -178,7 +190,8 @@ impl Entered {
 
     /// What the daemon's log says of a crash; the log goes with the pool.
     pub(super) fn last_words(&self) -> String {
-        let log = std::fs::read_to_string(self.dir.join(forebay_server::directory::LOG_FILE)).unwrap_or_default();
+        let log =
+            std::fs::read_to_string(self.dir.join(forebay_server::directory::LOG_FILE)).unwrap_or_default();
         let lines: Vec<&str> = log.lines().filter(|l| !l.contains(" INFO ")).collect();
         let last = &lines[lines.len().saturating_sub(LOG_LINES)..];
         last.iter().map(|l| format!("\n  {l}")).collect()

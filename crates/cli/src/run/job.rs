@@ -204,7 +204,8 @@ mod tests {
         ];
         let j = job(0, &step);
         assert_eq!((j.group.as_str(), j.expected), ("SLURM_JOB_ID=12 SLURM_STEP_ID=3 level 0", 3));
-        let batch = job(0, &[("SLURM_JOB_ID", "12"), ("SLURM_PROCID", "0"), ("SLURM_STEP_TASKS_PER_NODE", "9")]);
+        let batch =
+            job(0, &[("SLURM_JOB_ID", "12"), ("SLURM_PROCID", "0"), ("SLURM_STEP_TASKS_PER_NODE", "9")]);
         assert_eq!((batch.group.as_str(), batch.expected), ("SLURM_JOB_ID=12 level 0", 1));
         assert_ne!(j.pool_key, batch.pool_key);
     }
@@ -220,7 +221,10 @@ mod tests {
     #[test]
     fn tasks_of_node_reads_slurms_short_form() {
         assert_eq!([0, 1, 2, 3].map(|n| tasks_of_node("2,4(x2),1", n)), [Some(2), Some(4), Some(4), Some(1)]);
-        assert_eq!([tasks_of_node("2", 1), tasks_of_node("x", 0), tasks_of_node("2(x", 0)], [None, None, None]);
+        assert_eq!(
+            [tasks_of_node("2", 1), tasks_of_node("x", 0), tasks_of_node("2(x", 0)],
+            [None, None, None]
+        );
     }
 
     #[test]

@@ -237,7 +237,8 @@ fn pool_facts(entered: &Entered) -> Value {
 fn write_report(path: &Path, report: &Value) -> Result<()> {
     let mut text = serde_json::to_string_pretty(report).unwrap_or_default();
     text.push('\n');
-    std::fs::write(path, text).map_err(|e| Error::io(format!("cannot write the report {}", path.display()), &e))
+    std::fs::write(path, text)
+        .map_err(|e| Error::io(format!("cannot write the report {}", path.display()), &e))
 }
 
 /// A path below which results are to appear, checked before hours of computing: a directory above it that exists must

@@ -28,7 +28,8 @@ pub(crate) fn shed() {
     let Ok(me) = std::env::current_exe() else { return };
     let mut arguments = std::env::args_os();
     let name = arguments.next().unwrap_or_else(|| "forebay".into());
-    let e = std::process::Command::new(me).arg0(name).args(arguments).env_remove(PRELOAD).env(KEPT, list).exec();
+    let e =
+        std::process::Command::new(me).arg0(name).args(arguments).env_remove(PRELOAD).env(KEPT, list).exec();
     eprintln!("forebay: cannot start again without {LIBRARY}: {e}");
     std::process::exit(1);
 }
@@ -80,7 +81,11 @@ fn list(library: &Path, users: Option<OsString>) -> OsString {
 }
 
 /// What the program's environment has beyond this process's; none takes a variable away.
-pub(super) fn environment(library: &Path, entered: &Entered, prefix: &Path) -> Vec<(OsString, Option<OsString>)> {
+pub(super) fn environment(
+    library: &Path,
+    entered: &Entered,
+    prefix: &Path,
+) -> Vec<(OsString, Option<OsString>)> {
     let users = std::env::var_os(KEPT).or_else(|| std::env::var_os(PRELOAD));
     let level = level() + 1;
     vec![

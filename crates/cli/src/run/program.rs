@@ -220,12 +220,12 @@ fn read_linkage(file: &File) -> Option<Linkage> {
         let mut name = vec![0; bytes as usize];
         file.read_exact_at(&mut name, offset).ok()?;
         let name = String::from_utf8_lossy(name.split(|&b| b == 0).next()?).into_owned();
-        let glibc = name.rsplit('/').next().is_some_and(|n| n.starts_with("ld-linux") || n.starts_with("ld64"));
+        let glibc =
+            name.rsplit('/').next().is_some_and(|n| n.starts_with("ld-linux") || n.starts_with("ld64"));
         return Some(if glibc { Linkage::Dynamic } else { Linkage::OtherLoader(name) });
     }
     Some(Linkage::Static)
 }
-
 
 #[cfg(test)]
 mod tests {

@@ -108,7 +108,8 @@ impl Stages {
         }
         if arguments.stage_out_on == StageOutOn::Success && (!success || plan.any_failed) {
             let who = if success { "another rank" } else { "the program" };
-            let why = format!("nothing was staged out, for {who} failed (--stage-out-on always does it anyway)");
+            let why =
+                format!("nothing was staged out, for {who} failed (--stage-out-on always does it anyway)");
             eprintln!("forebay: {why}");
             return Finish { skipped: Some(why), ..Finish::default() };
         }
@@ -121,7 +122,9 @@ impl Stages {
                 Finish { report: Some(report), failed, ..Finish::default() }
             }
             Ok((report, Some(signal))) => {
-                eprintln!("forebay: staging out was given up at signal {signal}: what was not staged is lost");
+                eprintln!(
+                    "forebay: staging out was given up at signal {signal}: what was not staged is lost"
+                );
                 Finish { report: Some(report), failed: true, ..Finish::default() }
             }
             Err(e) => {
@@ -166,7 +169,11 @@ fn rescue(entered: &mut Entered, pairs: &[Pair]) {
         eprintln!("forebay: the results are still in the pool. When there is room for them:");
     }
     for pair in pairs {
-        eprintln!("  forebay stage-out --pool {dir} {}:{}", pair.source.display(), pair.destination.display());
+        eprintln!(
+            "  forebay stage-out --pool {dir} {}:{}",
+            pair.source.display(),
+            pair.destination.display()
+        );
     }
     eprintln!("  forebay down --pool {dir}");
 }
@@ -182,7 +189,12 @@ fn style(arguments: &Run) -> Style {
 fn key(pair: &Pair) -> String {
     // Bytes that are not UTF-8 must not make two pairs one.
     let text = |path: &std::path::Path| -> String {
-        path.as_os_str().as_bytes().iter().flat_map(|&b| std::ascii::escape_default(b)).map(char::from).collect()
+        path.as_os_str()
+            .as_bytes()
+            .iter()
+            .flat_map(|&b| std::ascii::escape_default(b))
+            .map(char::from)
+            .collect()
     };
     format!("{}\n{}", text(&pair.source), text(&pair.destination))
 }
@@ -193,10 +205,8 @@ mod tests {
 
     #[test]
     fn key_of_different_pairs_differs() {
-        let pair = |a: &[u8], b: &str| Pair {
-            source: std::ffi::OsStr::from_bytes(a).into(),
-            destination: b.into(),
-        };
+        let pair =
+            |a: &[u8], b: &str| Pair { source: std::ffi::OsStr::from_bytes(a).into(), destination: b.into() };
         assert_eq!(key(&pair(b"/a", "/b")), key(&pair(b"/a", "/b")));
         assert_ne!(key(&pair(b"/a b", "/c")), key(&pair(b"/a", "b /c")), "a blank separates nothing");
         assert_ne!(key(&pair(b"/\xff", "/c")), key(&pair(b"/\xfe", "/c")));

@@ -21,7 +21,8 @@ pub(crate) fn pairs_in(texts: &[OsString], manifest: Option<&Path>) -> Result<Ve
         pairs.push(pair_in(text, source, destination)?);
     }
     for pair in read_manifest(manifest)? {
-        pairs.push(Pair { source: outside(pair.source.as_os_str())?, destination: within(&pair.destination) });
+        pairs
+            .push(Pair { source: outside(pair.source.as_os_str())?, destination: within(&pair.destination) });
     }
     Ok(pairs)
 }
@@ -51,7 +52,8 @@ pub(crate) fn pairs_out(texts: &[OsString], manifest: Option<&Path>) -> Result<V
                 "write SRC DST on every line",
             ));
         }
-        pairs.push(Pair { source: within(&pair.source), destination: outside(pair.destination.as_os_str())? });
+        pairs
+            .push(Pair { source: within(&pair.source), destination: outside(pair.destination.as_os_str())? });
     }
     Ok(pairs)
 }

@@ -79,7 +79,8 @@ impl<'a> Interrupt<'a> {
         let now = self.born.elapsed().as_millis() as u64;
         let looked = self.looked_ms.load(Ordering::Relaxed);
         let due = now >= looked + SIGNAL_PERIOD.as_millis() as u64;
-        if !due || self.looked_ms.compare_exchange(looked, now, Ordering::Relaxed, Ordering::Relaxed).is_err() {
+        if !due || self.looked_ms.compare_exchange(looked, now, Ordering::Relaxed, Ordering::Relaxed).is_err()
+        {
             return false;
         }
         while let Some(received) = self.signals.next() {
@@ -87,7 +88,9 @@ impl<'a> Interrupt<'a> {
                 continue;
             }
             match self.warning {
-                Some(warning) if !self.warned.swap(true, Ordering::Relaxed) => eprintln!("forebay: {warning}"),
+                Some(warning) if !self.warned.swap(true, Ordering::Relaxed) => {
+                    eprintln!("forebay: {warning}")
+                }
                 _ => {
                     self.stopped_by.store(received.signal as u32, Ordering::Relaxed);
                     return true;

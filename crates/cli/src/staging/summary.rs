@@ -61,8 +61,15 @@ pub(crate) fn print_problems(r: &StageReport) {
 
 fn as_table(direction: Direction, r: &StageReport) -> String {
     let mut facts = Facts::default();
-    let holes = if r.holes_bytes > 0 { format!(" and {} of holes", table::bytes(r.holes_bytes)) } else { String::new() };
-    facts.add(direction.done(), format!("{}, {}{holes}", table::count(r.files, "file"), table::bytes(r.bytes)));
+    let holes = if r.holes_bytes > 0 {
+        format!(" and {} of holes", table::bytes(r.holes_bytes))
+    } else {
+        String::new()
+    };
+    facts.add(
+        direction.done(),
+        format!("{}, {}{holes}", table::count(r.files, "file"), table::bytes(r.bytes)),
+    );
     facts.add("in", format!("{}, {:.2} GB/s", table::duration(r.seconds), r.gb_per_s));
     for (n, one) in [
         (r.directories, "directory"),
@@ -99,7 +106,13 @@ mod tests {
 
     #[test]
     fn line_says_what_matters() {
-        let r = StageReport { files: 12, bytes: 3 << 30, seconds: 1.5, gb_per_s: 2.147, ..StageReport::default() };
+        let r = StageReport {
+            files: 12,
+            bytes: 3 << 30,
+            seconds: 1.5,
+            gb_per_s: 2.147,
+            ..StageReport::default()
+        };
         assert_eq!(line(Direction::In, &r), "staged in 12 files, 3 GiB in 1.5 s (2.15 GB/s)");
         let r = StageReport { errors_total: 2, skipped_files: 1, ..r };
         assert!(line(Direction::Out, &r).ends_with("; 1 file there already; 2 files failed"));

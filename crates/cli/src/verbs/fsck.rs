@@ -58,8 +58,12 @@ mod tests {
 
     #[test]
     fn text_counts_what_is_not_listed() {
-        let report = json!({"clean": false, "problems": ["a", "b"], "problems_found": 7, "inodes": 1, "entries": 2});
+        let report =
+            json!({"clean": false, "problems": ["a", "b"], "problems_found": 7, "inodes": 1, "entries": 2});
         let text = text("/p", &report, false);
-        assert!(text.contains("7 problems") && text.contains("  a\n") && text.contains("and 5 more"), "{text}");
+        assert!(
+            text.contains("7 problems") && text.contains("  a\n") && text.contains("and 5 more"),
+            "{text}"
+        );
     }
 }

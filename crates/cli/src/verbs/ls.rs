@@ -22,7 +22,13 @@ struct Shown {
 
 pub(super) fn ls(named: Option<PathBuf>, arguments: &Ls) -> Result<ExitCode> {
     let pool = pool::attach(&pool::directory(named)?)?;
-    let mut listing = Listing { pool, arguments, json: Vec::new(), blocks: 0, out: std::io::BufWriter::new(std::io::stdout().lock()) };
+    let mut listing = Listing {
+        pool,
+        arguments,
+        json: Vec::new(),
+        blocks: 0,
+        out: std::io::BufWriter::new(std::io::stdout().lock()),
+    };
     let mut failed = false;
     let several = arguments.paths.len() > 1 || arguments.recursive;
     for text in &arguments.paths {

@@ -21,7 +21,12 @@ pub(super) fn stage_out(named: Option<PathBuf>, arguments: StageOut) -> Result<E
     stage(named, Direction::Out, &pairs, &arguments.staging)
 }
 
-fn stage(named: Option<PathBuf>, direction: Direction, pairs: &[Pair], arguments: &Staging) -> Result<ExitCode> {
+fn stage(
+    named: Option<PathBuf>,
+    direction: Direction,
+    pairs: &[Pair],
+    arguments: &Staging,
+) -> Result<ExitCode> {
     let pool = pool::attach(&pool::directory(named)?)?;
     let options = StageOptions {
         verify: arguments.verify,

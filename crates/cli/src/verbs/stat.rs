@@ -94,7 +94,8 @@ fn as_text(pool: &Pool, path: &[u8], entry: &Entry, s: &libc::stat) -> String {
     if kind == Kind::File {
         facts.add("data", data_words(entry));
         for (i, c) in entry.layout.components().iter().enumerate() {
-            let range = if c.end == u64::MAX { String::new() } else { format!(" up to {}", table::bytes(c.end)) };
+            let range =
+                if c.end == u64::MAX { String::new() } else { format!(" up to {}", table::bytes(c.end)) };
             let stripes = match c.stripe_count {
                 1 => "one backing file".to_owned(),
                 n => format!("{n} stripes of {}", table::bytes(u64::from(c.stripe_bytes))),

@@ -81,7 +81,10 @@ mod tests {
             ..Status::default()
         };
         let text = text(&s);
-        assert!(text.contains("/p is restarting") && text.contains("signal 11") && text.contains("4 GiB"), "{text}");
+        assert!(
+            text.contains("/p is restarting") && text.contains("signal 11") && text.contains("4 GiB"),
+            "{text}"
+        );
         assert!(text.contains("none just now"));
     }
 }

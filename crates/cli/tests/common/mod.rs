@@ -1,0 +1,294 @@
+//! What the tests of the command share: the programs, built; a place of their own; and its clearing away, also when a
+//! test fails.
+
+#![allow(dead_code, unreachable_pub, missing_docs)]
+
+use std::ffi::{OsStr, OsString};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// Nothing in these tests takes so long on a machine that is merely busy.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// An ordinary user, for tests of what root may do and others may not.
+pub const NOBODY: u32 = 65534;
+
+/// The command, with daemon and libraries built beside it.
+pub fn forebay() -> &'static Path {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    BUILT.get_or_init(|| {
+        let forebay = PathBuf::from(env!("CARGO_BIN_EXE_forebay"));
+        let profile = forebay.parent().unwrap();
+        let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| env!("CARGO").into()));
+        build.args([
+            "build",
+            "--quiet",
+            "-p",
+            "forebay-server",
+            "-p",
+            "forebay-preload",
+            "-p",
+            "forebay-capi",
+        ]);
+        build.arg("--target-dir").arg(profile.parent().unwrap());
+        if profile.ends_with("release") {
+            build.arg("--release");
+        }
+        build.current_dir(env!("CARGO_MANIFEST_DIR"));
+        assert!(build.status().unwrap().success(), "the daemon and the libraries cannot be built");
+        forebay
+    })
+}
+
+pub fn is_root() -> bool {
+    rustix::process::geteuid().is_root()
+}
+
+/// A directory of a test's own, in which all its pools are; when dropped, pools are stopped and it is removed.
+pub struct Place {
+    pub path: PathBuf,
+}
+
+impl Place {
+    pub fn new() -> Place {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let path = PathBuf::from(format!("/tmp/fbt-{}-{number}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        Place { path }
+    }
+
+    pub fn join(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.path.join(name)
+    }
+
+    pub fn write(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.join(name);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(&path, content).unwrap();
+        path
+    }
+
+    /// The command, with this place for the pools that nobody gives a path, and nothing of the caller's environment
+    /// that could name a pool or a job.
+    pub fn command<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Command {
+        let mut command = Command::new(forebay());
+        command.args(arguments);
+        self.dress(&mut command);
+        command
+    }
+
+    /// Gives a command this place's environment.
+    pub fn dress(&self, command: &mut Command) {
+        for (name, _) in std::env::vars_os() {
+            let text = name.to_string_lossy();
+            let foreign = ["FOREBAY_", "SLURM_", "PMIX_", "PMI_", "OMPI_", "PBS_", "FLUX_", "LSB_"];
+            if foreign.iter().any(|p| text.starts_with(p)) || text == "LD_PRELOAD" {
+                command.env_remove(&name);
+            }
+        }
+        command.env("FOREBAY_TMPDIR", &self.path).stdin(Stdio::null());
+    }
+
+    /// Runs the command to its end.
+    pub fn run<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Ran {
+        Ran::of(self.command(arguments).output().unwrap())
+    }
+
+    /// Runs it and expects that it succeeds.
+    pub fn ok<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Ran {
+        let ran = self.run(arguments);
+        assert_eq!(ran.code, Some(0), "{ran:?}");
+        ran
+    }
+
+    /// Its JSON.
+    pub fn json<S: AsRef<OsStr>>(&self, arguments: impl IntoIterator<Item = S>) -> Value {
+        let ran = self.ok(arguments);
+        serde_json::from_str(&ran.out).unwrap_or_else(|e| panic!("{e}: {ran:?}"))
+    }
+
+    /// Starts a pool of 128 MiB in this place; its directory.
+    pub fn up(&self, name: &str) -> PathBuf {
+        let dir = self.join(name);
+        self.ok([
+            OsStr::new("up"),
+            "--capacity".as_ref(),
+            "128MiB".as_ref(),
+            "--path".as_ref(),
+            dir.as_ref(),
+        ]);
+        dir
+    }
+
+    /// Directories in this place that are pools or were.
+    pub fn pools(&self) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        let mut rest = vec![(self.path.clone(), 0)];
+        while let Some((dir, depth)) = rest.pop() {
+            if dir.join("lock").is_file() || dir.join("pool.json").is_file() {
+                found.push(dir.clone());
+            }
+            let is_target = dir.ends_with("target");
+            for entry in std::fs::read_dir(&dir).into_iter().flatten().flatten() {
+                if depth < 3 && !is_target && entry.file_type().is_ok_and(|t| t.is_dir()) {
+                    rest.push((entry.path(), depth + 1));
+                }
+            }
+        }
+        found
+    }
+
+    /// What is mounted below this place.
+    pub fn mounts(&self) -> Vec<String> {
+        let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let prefix = format!("{}/", self.path.display());
+        text.lines()
+            .filter_map(|l| l.split(' ').nth(4))
+            .filter(|m| m.starts_with(&prefix))
+            .map(str::to_owned)
+            .collect()
+    }
+
+    /// Asserts that no pool, mount or per-run directory is left.
+    pub fn assert_nothing_left(&self) {
+        eventually("nothing of the pools is left", || {
+            let user = self.join(format!("forebay-{}", rustix::process::geteuid().as_raw()));
+            let entries = std::fs::read_dir(user).map(|d| d.count()).unwrap_or(0);
+            self.pools().is_empty() && self.mounts().is_empty() && entries == 0
+        });
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        for pool in self.pools() {
+            let _ = self.command(["down", "--force", "--pool"]).arg(&pool).output();
+            // What even that leaves: processes by their number, mounts by their place.
+            if let Some(pid) = lock_holder(&pool) {
+                kill(pid, 9);
+            }
+        }
+        for mount in self.mounts() {
+            let _ = Command::new("umount").args(["-l", &mount]).output();
+        }
+        let removed = std::fs::remove_dir_all(&self.path);
+        if !std::thread::panicking() {
+            removed.unwrap();
+        }
+    }
+}
+
+/// The process that holds a pool's lock, if it lives.
+pub fn lock_holder(pool: &Path) -> Option<i32> {
+    let pid = std::fs::read_to_string(pool.join("lock")).ok()?.trim().parse().ok()?;
+    let name = std::fs::read_to_string(format!("/proc/{pid}/comm")).ok()?;
+    name.starts_with("forebayd").then_some(pid)
+}
+
+/// What a command did.
+#[derive(Debug)]
+pub struct Ran {
+    pub code: Option<i32>,
+    pub signal: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+impl Ran {
+    pub fn of(output: Output) -> Ran {
+        use std::os::unix::process::ExitStatusExt;
+        Ran {
+            code: output.status.code(),
+            signal: output.status.signal(),
+            out: String::from_utf8_lossy(&output.stdout).into_owned(),
+            err: String::from_utf8_lossy(&output.stderr).into_owned(),
+        }
+    }
+
+    /// Asserts that it failed with `code` and said all of `words` on stderr.
+    pub fn assert_refused(&self, code: i32, words: &[&str]) {
+        assert_eq!(self.code, Some(code), "{self:?}");
+        for word in words {
+            assert!(self.err.contains(word), "{word:?} is not said: {self:?}");
+        }
+    }
+}
+
+/// Waits until `condition` holds; panics when it does not in reasonable time.
+pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !condition() {
+        assert!(Instant::now() < end, "waited in vain until {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// True while a process runs: not when it is dead and merely not waited for.
+pub fn is_alive(pid: i32) -> bool {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    let state = stat[stat.rfind(')').unwrap() + 1..].split_whitespace().next().unwrap().to_owned();
+    state != "Z" && state != "X"
+}
+
+pub fn kill(pid: i32, signal: i32) {
+    // SAFETY: sends a signal to a process that the test started.
+    unsafe { libc::kill(pid, signal) };
+}
+
+/// A child that dies with the test.
+pub struct Guarded(pub Child);
+
+impl Guarded {
+    pub fn pid(&self) -> i32 {
+        self.0.id() as i32
+    }
+
+    pub fn wait(&mut self) -> std::process::ExitStatus {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            if let Some(status) = self.0.try_wait().unwrap() {
+                return status;
+            }
+            assert!(Instant::now() < end, "a program does not end");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Starts a command whose end the test does not wait for at once.
+pub fn start(mut command: Command) -> Guarded {
+    Guarded(command.spawn().unwrap())
+}
+
+/// Lets a command run as an ordinary user, by setpriv(1); false when that cannot be.
+pub fn can_be_nobody() -> bool {
+    is_root() && Command::new("setpriv").arg("--version").output().is_ok_and(|o| o.status.success())
+}
+
+/// The command as an ordinary user.
+pub fn as_nobody<S: AsRef<OsStr>>(place: &Place, arguments: impl IntoIterator<Item = S>) -> Command {
+    let mut command = Command::new("setpriv");
+    let id = NOBODY.to_string();
+    command.args(["--reuid", &id, "--regid", &id, "--clear-groups", "--"]);
+    command.arg(forebay());
+    command.args(arguments.into_iter().map(|a| OsString::from(a.as_ref())));
+    place.dress(&mut command);
+    command
+}
+
+/// Gives a file to the ordinary user.
+pub fn give_to_nobody(path: &Path) {
+    std::os::unix::fs::chown(path, Some(NOBODY), Some(NOBODY)).unwrap();
+}

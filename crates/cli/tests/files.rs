@@ -1,0 +1,249 @@
+//! What is in a pool, seen by `ls` and `stat`, and moved by `stage-in` and `stage-out`.
+
+mod common;
+
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{symlink, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use common::{as_nobody, can_be_nobody, give_to_nobody, is_root, Place, Ran};
+use serde_json::Value;
+
+/// A pool, and a tree staged into it: files, a link, an empty directory, odd names.
+fn filled(place: &Place) -> PathBuf {
+    let pool = place.up("p");
+    place.write("src/a.txt", "alpha");
+    let b = place.write("src/sub/b.bin", vec![7u8; 100_000]);
+    std::fs::set_permissions(b, std::fs::Permissions::from_mode(0o640)).unwrap();
+    place.write("src/.hidden", "");
+    symlink("sub/b.bin", place.join("src/link")).unwrap();
+    std::fs::create_dir(place.join("src/empty")).unwrap();
+    std::fs::write(place.join(Path::new(std::ffi::OsStr::from_bytes(b"src/odd\xff\x1b[31m"))), "odd")
+        .unwrap();
+    place.ok(["stage-in", "--pool", pool.to_str().unwrap(), &format!("{}/:/t", place.join("src").display())]);
+    pool
+}
+
+#[test]
+fn ls_shows_what_is_there_as_asked() {
+    let place = Place::new();
+    let pool = filled(&place);
+    let ls = |arguments: &[&str]| -> Ran {
+        let mut all = vec!["ls", "--pool", pool.to_str().unwrap()];
+        all.extend(arguments);
+        place.ok(all)
+    };
+    assert_eq!(ls(&[]).out, "t\n");
+    let raw = place.command(["ls", "--pool", pool.to_str().unwrap(), "/t"]).output().unwrap();
+    assert_eq!(raw.stdout, b"a.txt\nempty\nlink\nodd\xff\x1b[31m\nsub\n", "names as bytes, sorted");
+    assert_eq!(ls(&["/forebay/t/sub"]).out, "b.bin\n");
+    assert_eq!(ls(&["t/a.txt"]).out, "/t/a.txt\n");
+    assert!(ls(&["-a", "/t"]).out.starts_with(".hidden\na.txt\n"));
+    let long = ls(&["-l", "/t", "/t/sub"]);
+    assert!(long.out.starts_with("/t:\n-rw"), "{long:?}");
+    assert!(long.out.contains("link -> sub/b.bin\n"), "{long:?}");
+    assert!(long.out.contains("odd\\xff\\x1b[31m\n"), "a terminal is not told to turn red: {long:?}");
+    let line = long.out.lines().find(|l| l.ends_with(" b.bin")).unwrap();
+    assert!(line.starts_with("-rw-r----- 1 ") && line.contains(" 100000 "), "{line}");
+    let all = ls(&["-R"]);
+    assert!(all.out.contains("\n/t/sub:\nb.bin\n") && all.out.contains("\n/t/empty:\n"), "{all:?}");
+    let json: Value = serde_json::from_str(&ls(&["--json", "-a", "/t"]).out).unwrap();
+    let find = |name: &str| json.as_array().unwrap().iter().find(|e| e["name"] == name).unwrap().clone();
+    assert_eq!((find("a.txt")["size"].as_u64(), find("a.txt")["kind"].as_str()), (Some(5), Some("file")));
+    assert_eq!(find("link")["target"], "sub/b.bin");
+    assert_eq!(find("a.txt")["path"], "/t/a.txt");
+    let odd = json.as_array().unwrap().iter().find(|e| e["name_hex"].is_string()).unwrap();
+    assert_eq!(odd["name_hex"], "6f6464ff1b5b33316d");
+}
+
+#[test]
+fn ls_and_stat_of_what_is_absent_fail_and_show_the_rest() {
+    let place = Place::new();
+    let pool = filled(&place);
+    let pool = pool.to_str().unwrap();
+    let ran = place.run(["ls", "--pool", pool, "/absent", "/t/sub"]);
+    ran.assert_refused(1, &["cannot list /absent", "no such name"]);
+    assert!(ran.out.contains("b.bin"), "{ran:?}");
+    let ran = place.run(["stat", "--pool", pool, "/absent", "/t/a.txt"]);
+    ran.assert_refused(1, &["cannot look at /absent"]);
+    assert!(ran.out.contains("path      /t/a.txt"), "{ran:?}");
+    assert_eq!(place.run(["stat", "--pool", pool]).code, Some(2));
+}
+
+#[test]
+fn stat_tells_attributes_layout_and_state() {
+    let place = Place::new();
+    let pool = filled(&place);
+    let pool = pool.to_str().unwrap();
+    let json = place.json(["stat", "--json", "--pool", pool, "/t/sub/b.bin", "/t/link", "/"]);
+    let file = &json[0];
+    assert_eq!(file["size"], 100_000);
+    assert_eq!(file["mode"], "0640");
+    assert_eq!(
+        (file["resident"].as_bool(), file["layout"][0]["stripe_count"].as_u64()),
+        (Some(true), Some(1))
+    );
+    assert_eq!((file["node"].as_u64(), file["nlink"].as_u64()), (Some(1), Some(1)));
+    let source = std::fs::metadata(place.join("src/sub/b.bin")).unwrap();
+    use std::os::unix::fs::MetadataExt;
+    let mtime = source.mtime() as f64 + source.mtime_nsec() as f64 / 1e9;
+    assert!((file["mtime"].as_f64().unwrap() - mtime).abs() < 1e-3, "times are kept: {file}");
+    assert_eq!((json[1]["kind"].as_str(), json[1]["target"].as_str()), (Some("symlink"), Some("sub/b.bin")));
+    assert_eq!((json[2]["kind"].as_str(), json[2]["size"].as_u64()), (Some("directory"), Some(1)));
+    let followed = place.json(["stat", "-L", "--json", "--pool", pool, "/t/link"]);
+    assert_eq!(followed[0]["ino"], file["ino"]);
+    let text = place.ok(["stat", "--pool", pool, "/t/sub/b.bin"]).out;
+    assert!(text.contains("100000 bytes") && text.contains("one backing file"), "{text}");
+}
+
+#[test]
+fn staging_round_trip_gives_the_same_bytes_and_a_report() {
+    let place = Place::new();
+    let pool = filled(&place);
+    let pool = pool.to_str().unwrap();
+    let back = format!("/t/:{}", place.join("back").display());
+    let report = place.json(["stage-out", "--json", "--verify", "--pool", pool, &back]);
+    assert_eq!((report["direction"].as_str(), report["complete"].as_bool()), (Some("out"), Some(true)));
+    assert_eq!(report["files"], 4);
+    assert_eq!(report["bytes"], 100_000 + 5 + 3);
+    assert_eq!(report["verified"], 4);
+    let mut diff = Command::new("diff");
+    diff.args(["-r", "--no-dereference"]).args([place.join("src"), place.join("back")]);
+    let diff = diff.output().unwrap();
+    assert!(diff.status.success(), "{}", String::from_utf8_lossy(&diff.stdout));
+    // Again: there already. Unless it is to be copied whatever there is.
+    let again = place.json(["stage-out", "--json", "--pool", pool, &back]);
+    assert_eq!(
+        (again["files"].as_u64(), again["skipped_files"].as_u64().map(|n| n >= 4)),
+        (Some(0), Some(true))
+    );
+    let again = place.json(["stage-out", "--json", "--no-resume", "--pool", pool, &back]);
+    assert_eq!(again["files"], 4);
+    let table = place.ok(["stage-in", "--pool", pool, &format!("{}:/u/", place.join("src/a.txt").display())]);
+    assert!(table.out.contains("1 file, 5 B"), "{table:?}");
+    assert_eq!(place.ok(["ls", "--pool", pool, "/u"]).out, "a.txt\n");
+}
+
+#[test]
+fn manifest_names_many_pairs_and_its_mistakes_by_line() {
+    let place = Place::new();
+    let pool = place.up("p");
+    let pool = pool.to_str().unwrap();
+    let a = place.write("a b.txt", "1");
+    let c = place.write("c.txt", "22");
+    let list = place.write("list", format!("# inputs\n\"{}\" /x/one\n{} /x/\n", a.display(), c.display()));
+    let report = place.json(["stage-in", "--json", "--pool", pool, "--manifest", list.to_str().unwrap()]);
+    assert_eq!(report["files"], 2);
+    assert_eq!(place.ok(["ls", "--pool", pool, "/x"]).out, "c.txt\none\n");
+    let bad = place.write("bad", "/a /b\n/a /b /c\n");
+    place
+        .run(["stage-in", "--pool", pool, "--manifest", bad.to_str().unwrap()])
+        .assert_refused(1, &["line 2", "more than two fields"]);
+    assert_eq!(place.run(["stage-in", "--pool", pool]).code, Some(2));
+}
+
+#[test]
+fn staging_of_what_cannot_be_read_or_written_says_so() {
+    let place = Place::new();
+    let pool = place.up("p");
+    let pool = pool.to_str().unwrap();
+    place
+        .run(["stage-in", "--pool", pool, "/no/such/file"])
+        .assert_refused(1, &["/no/such/file", "No such file"]);
+    place
+        .run(["stage-out", "--pool", pool, "/absent:/tmp/x"])
+        .assert_refused(1, &["/absent", "No such file"]);
+    place.run(["stage-out", "--pool", pool, "/absent"]).assert_refused(1, &["where to", "SRC:DST"]);
+    let ran = place.run(["stage-in", "--json", "--pool", pool, "/no/such/file"]);
+    let error: Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!(error["error"]["code"], "not-found");
+    if can_be_nobody() {
+        give_to_nobody(&place.path);
+        let tree = place.write("tree/open", "x");
+        let closed = place.write("tree/closed", "secret");
+        std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o600)).unwrap();
+        let up = Ran::of(as_nobody(&place, ["up", "--capacity", "128MiB"]).output().unwrap());
+        assert_eq!(up.code, Some(0), "{up:?}");
+        let mut stage = as_nobody(&place, ["stage-in"]);
+        let ran = Ran::of(stage.arg(tree.parent().unwrap()).output().unwrap());
+        ran.assert_refused(1, &["tree/closed", "Permission denied"]);
+        assert!(ran.out.contains("failed") && ran.out.contains("1 file"), "the others are staged: {ran:?}");
+        let ls = Ran::of(as_nobody(&place, ["ls", "/tree"]).output().unwrap());
+        assert_eq!(ls.out, "open\n");
+        let mut stage = as_nobody(&place, ["stage-in", "--all-or-nothing"]);
+        let ran = Ran::of(stage.arg(format!("{}:/whole", place.join("tree").display())).output().unwrap());
+        assert_eq!(ran.code, Some(1), "{ran:?}");
+        let ls = Ran::of(as_nobody(&place, ["ls", "/"]).output().unwrap());
+        assert_eq!(ls.out, "tree\n");
+        let down = Ran::of(as_nobody(&place, ["down"]).output().unwrap());
+        assert_eq!(down.code, Some(0), "{down:?}");
+    }
+}
+
+#[test]
+fn stage_out_onto_a_full_disk_leaves_no_torn_file() {
+    if !is_root() {
+        println!("skipped: only root may mount a full disk");
+        return;
+    }
+    let place = Place::new();
+    let pool = place.up("p");
+    let pool = pool.to_str().unwrap();
+    let big = place.write("big", vec![1u8; 4 << 20]);
+    place.ok(["stage-in", "--pool", pool, big.to_str().unwrap()]);
+    let small = place.join("small");
+    std::fs::create_dir(&small).unwrap();
+    let mount =
+        Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "small"]).arg(&small).status().unwrap();
+    assert!(mount.success());
+    let pair = format!("/big:{}/big", small.display());
+    place.run(["stage-out", "--pool", pool, &pair]).assert_refused(1, &["No space left", "small"]);
+    let names: Vec<_> = std::fs::read_dir(&small).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert!(!names.contains(&"big".into()), "{names:?}");
+    assert!(Command::new("mount").args(["-o", "remount,size=16m"]).arg(&small).status().unwrap().success());
+    place.ok(["stage-out", "--pool", pool, &pair]);
+    assert_eq!(std::fs::read(small.join("big")).unwrap(), vec![1u8; 4 << 20]);
+}
+
+#[test]
+fn verbs_within_a_run_speak_of_its_pool_and_of_real_files() {
+    let place = Place::new();
+    let forebay = common::forebay().to_str().unwrap();
+    place.write("real.txt", "real");
+    let script = format!(
+        "echo pooled > /forebay/f; {forebay} ls; {forebay} stage-out /forebay/f:{0}/f; {forebay} stage-in {0}/real.txt; \
+         cat /forebay/real.txt; {forebay} status | head -1",
+        place.path.display()
+    );
+    let ran = place.ok(["run", "--quiet", "--", "sh", "-c", &script]);
+    assert!(ran.out.starts_with("f\n"), "{ran:?}");
+    assert!(ran.out.contains("\nreal") && ran.out.contains("of `forebay run`"), "{ran:?}");
+    assert_eq!(std::fs::read_to_string(place.join("f")).unwrap(), "pooled\n");
+    place.assert_nothing_left();
+}
+
+#[test]
+fn staging_that_is_interrupted_ends_by_the_signal_and_goes_on_when_run_again() {
+    let place = Place::new();
+    let pool = place.join("p");
+    let pool = pool.to_str().unwrap();
+    place.ok(["up", "--capacity", "1GiB", "--path", pool]);
+    for i in 0..40 {
+        place.write(&format!("many/{i}"), vec![i as u8; 8 << 20]);
+    }
+    let source = format!("{}:/many", place.join("many").display());
+    let mut stage = common::start(place.command(["stage-in", "--no-progress", "--pool", pool, &source]));
+    common::eventually("something is staged", || {
+        place.run(["ls", "--pool", pool, "/many"]).out.lines().count() > 1
+    });
+    common::kill(stage.pid(), libc::SIGINT);
+    use std::os::unix::process::ExitStatusExt;
+    let status = stage.wait();
+    // On a fast machine it may just have finished.
+    assert!(status.signal() == Some(libc::SIGINT) || status.success(), "{status}");
+    let report = place.json(["stage-in", "--json", "--pool", pool, &source]);
+    assert_eq!(report["files"].as_u64().unwrap() + report["skipped_files"].as_u64().unwrap(), 40, "{report}");
+    assert!(report["skipped_files"].as_u64().unwrap() > 0, "{report}");
+    assert_eq!(place.json(["fsck", "--json", "--pool", pool])["clean"], true);
+}

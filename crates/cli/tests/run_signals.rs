@@ -1,0 +1,195 @@
+//! Signals and terminals: what reaches the program, and how often; and what is left when `forebay run` is killed.
+
+mod common;
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Command, Stdio};
+
+use common::{eventually, is_alive, kill, start, Guarded, Place};
+
+/// Runs a shell script and waits for its first line, `ready`.
+fn ready(place: &Place, script: &str) -> (Guarded, BufReader<std::process::ChildStdout>) {
+    let mut command = place.command(["run", "--quiet", "--", "sh", "-c", script]);
+    let mut run = start({
+        command.stdout(Stdio::piped());
+        command
+    });
+    let mut out = BufReader::new(run.0.stdout.take().unwrap());
+    let mut line = String::new();
+    out.read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    (run, out)
+}
+
+#[test]
+fn signals_sent_to_run_reach_the_program_once() {
+    let place = Place::new();
+    let script = "for s in INT TERM HUP QUIT USR1 USR2 WINCH; do trap \"echo $s\" $s; done; echo ready; \
+                  while [ ! -e \"$0\" ]; do sleep 0.05 & wait $!; done; exit 7";
+    let stop = place.join("stop");
+    let mut command = place.command(["run", "--quiet", "--", "sh", "-c", script]);
+    command.arg(&stop).stdout(Stdio::piped());
+    let mut run = start(command);
+    let mut out = BufReader::new(run.0.stdout.take().unwrap());
+    let mut line = String::new();
+    out.read_line(&mut line).unwrap();
+    assert_eq!(line, "ready\n");
+    for (signal, name) in [
+        (libc::SIGUSR1, "USR1"),
+        (libc::SIGTERM, "TERM"),
+        (libc::SIGINT, "INT"),
+        (libc::SIGHUP, "HUP"),
+        (libc::SIGQUIT, "QUIT"),
+        (libc::SIGWINCH, "WINCH"),
+        (libc::SIGUSR2, "USR2"),
+    ] {
+        kill(run.pid(), signal);
+        line.clear();
+        out.read_line(&mut line).unwrap();
+        assert_eq!(line.trim(), name);
+    }
+    std::fs::write(&stop, "").unwrap();
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).unwrap();
+    assert_eq!(rest, "", "each came once");
+    assert_eq!(run.wait().code(), Some(7));
+    place.assert_nothing_left();
+}
+
+#[test]
+fn program_that_dies_of_a_signal_takes_run_with_the_same() {
+    let place = Place::new();
+    let (mut run, _out) = ready(&place, "echo ready; exec sleep 60");
+    kill(run.pid(), libc::SIGTERM);
+    let status = run.wait();
+    assert_eq!((status.signal(), status.core_dumped()), (Some(libc::SIGTERM), false));
+    place.assert_nothing_left();
+}
+
+#[test]
+fn run_that_is_killed_leaves_nothing_not_even_what_its_program_started() {
+    let place = Place::new();
+    let script = "sleep 61 & echo ready; echo $!; echo $$; sh -c 'sleep 62 & echo $!; wait' & wait";
+    let (mut run, mut out) = ready(&place, script);
+    let pids: Vec<i32> = (0..3)
+        .map(|_| {
+            let mut line = String::new();
+            out.read_line(&mut line).unwrap();
+            line.trim().parse().unwrap()
+        })
+        .collect();
+    let pool = place.pools().remove(0);
+    let daemon = common::lock_holder(&pool).unwrap();
+    kill(run.pid(), 9);
+    assert_eq!(run.wait().signal(), Some(9));
+    eventually("the program and all that it started are gone", || !pids.iter().any(|&p| is_alive(p)));
+    eventually("the daemon is gone", || !is_alive(daemon));
+    place.assert_nothing_left();
+}
+
+#[test]
+fn run_that_is_killed_over_a_pool_that_is_up_leaves_the_pool() {
+    let place = Place::new();
+    let pool = place.up("p");
+    let mut command =
+        place.command(["--pool", pool.to_str().unwrap(), "run", "--quiet", "--", "sleep", "63"]);
+    command.stdout(Stdio::null());
+    let mut run = start(command);
+    let status = || place.json(["status", "--json", "--pool", pool.to_str().unwrap()]);
+    eventually("it is a member", || status()["members"] == 1);
+    kill(run.pid(), 9);
+    run.wait();
+    eventually("it is no member", || status()["members"] == 0);
+    assert_eq!(status()["state"], "up");
+}
+
+/// A terminal of the test's own: the end that the test types at, and the other.
+fn terminal() -> (std::fs::File, OwnedFd) {
+    let (mut ours, mut theirs) = (0, 0);
+    // SAFETY: both numbers are written; names and settings are not asked for.
+    let made = unsafe {
+        libc::openpty(&mut ours, &mut theirs, std::ptr::null_mut(), std::ptr::null(), std::ptr::null())
+    };
+    assert_eq!(made, 0);
+    // SAFETY: both are new and nobody else's.
+    unsafe { (std::fs::File::from_raw_fd(ours), OwnedFd::from_raw_fd(theirs)) }
+}
+
+/// Runs a command as the foreground job of a new terminal.
+fn on_terminal(mut command: Command) -> (Guarded, std::fs::File) {
+    let (ours, theirs) = terminal();
+    command
+        .stdin(theirs.try_clone().unwrap())
+        .stdout(theirs.try_clone().unwrap())
+        .stderr(theirs.try_clone().unwrap());
+    // SAFETY: system calls alone: a new session whose terminal is the standard input.
+    unsafe {
+        command.pre_exec(|| {
+            if libc::setsid() < 0 || libc::ioctl(0, libc::TIOCSCTTY, 0) < 0 {
+                return Err(std::io::Error::last_os_error());
+            }
+            Ok(())
+        });
+    }
+    let child = start(command);
+    drop(theirs);
+    (child, ours)
+}
+
+/// Reads from a terminal until the text was seen.
+fn read_until(terminal: &mut std::fs::File, text: &str, seen: &mut String) {
+    let mut buffer = [0u8; 1024];
+    while !seen.contains(text) {
+        let mut fds = [rustix::event::PollFd::new(&*terminal, rustix::event::PollFlags::IN)];
+        let limit = rustix::event::Timespec { tv_sec: common::PATIENCE.as_secs() as i64, tv_nsec: 0 };
+        assert!(rustix::event::poll(&mut fds, Some(&limit)).unwrap() > 0, "{text:?} did not come: {seen:?}");
+        let n = terminal.read(&mut buffer).unwrap_or(0);
+        assert!(n > 0, "{text:?} did not come: {seen:?}");
+        seen.push_str(&String::from_utf8_lossy(&buffer[..n]));
+    }
+}
+
+#[test]
+fn interrupt_key_reaches_the_program_once_and_its_status_counts() {
+    let place = Place::new();
+    let script = "n=0; trap 'n=$((n+1))' INT; echo ready; while [ $n = 0 ]; do sleep 0.05; done; \
+                  sleep 0.3; echo \"interrupts: $n\"; exit 5";
+    let (mut run, mut terminal) = on_terminal(place.command(["run", "--quiet", "--", "sh", "-c", script]));
+    let mut seen = String::new();
+    read_until(&mut terminal, "ready", &mut seen);
+    terminal.write_all(b"\x03").unwrap();
+    read_until(&mut terminal, "interrupts: ", &mut seen);
+    let status = run.wait();
+    assert_eq!(status.code(), Some(5), "{seen}");
+    assert!(seen.contains("interrupts: 1\r"), "{seen}");
+    place.assert_nothing_left();
+}
+
+#[test]
+fn stop_key_stops_run_and_program_and_continue_continues_both() {
+    let place = Place::new();
+    let script = "echo ready $$; while [ ! -e \"$0\" ]; do sleep 0.05; done; exit 4";
+    let go = place.join("go");
+    let mut command = place.command(["run", "--quiet", "--", "sh", "-c", script]);
+    command.arg(&go);
+    let (mut run, mut terminal) = on_terminal(command);
+    let mut seen = String::new();
+    read_until(&mut terminal, "ready ", &mut seen);
+    read_until(&mut terminal, "\n", &mut seen);
+    let program: i32 =
+        seen.split("ready ").nth(1).unwrap().split_whitespace().next().unwrap().parse().unwrap();
+    let state = |pid: i32| {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        stat[stat.rfind(')').unwrap() + 1..].split_whitespace().next().unwrap().to_owned()
+    };
+    // The session leader cannot be stopped by its terminal when its group is orphaned, as this one is: the signal is sent.
+    kill(run.pid(), libc::SIGTSTP);
+    eventually("run has stopped", || state(run.pid()) == "T");
+    assert!(is_alive(program));
+    std::fs::write(&go, "").unwrap();
+    kill(run.pid(), libc::SIGCONT);
+    assert_eq!(run.wait().code(), Some(4));
+    place.assert_nothing_left();
+}
