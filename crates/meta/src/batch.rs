@@ -44,6 +44,7 @@ pub struct Batch<'a> {
     pub(crate) tx: Transaction<'a>,
     pub(crate) state: RefMut<'a, State>,
     usage: Option<Usage>,
+    reserve_open: bool,
 }
 
 impl std::fmt::Debug for Batch<'_> {
@@ -54,7 +55,7 @@ impl std::fmt::Debug for Batch<'_> {
 
 impl<'a> Batch<'a> {
     pub(crate) fn new(shard: &'a Shard, tx: Transaction<'a>, state: RefMut<'a, State>) -> Batch<'a> {
-        Batch { shard, tx, state, usage: None }
+        Batch { shard, tx, state, usage: None, reserve_open: false }
     }
 
     /// Applies one request on behalf of `caller` at the time `now`: encodes its reply, success or error, into `out`,
@@ -146,7 +147,14 @@ impl<'a> Batch<'a> {
                 self.usage.insert(self.state.space.begin(used, tree))
             }
         };
+        let class = if self.reserve_open { Class::Removal } else { class };
         self.state.space.admit(usage, class, work)
+    }
+
+    /// Lets every request of this batch use the pages that are kept for removals: for requests that were acknowledged
+    /// before a crash and are applied again, which must not be refused for want of a few pages.
+    pub fn open_reserve(&mut self) {
+        self.reserve_open = true;
     }
 
     /// Entries of a directory in memory came or went, or its links changed.

@@ -13,8 +13,8 @@
 //! an error and never a signal; `record` and `keys` are what is stored; `transaction` is the only user of LMDB. The
 //! format is in docs/disk-format.md.
 //!
-//! One thread has a shard. It does no I/O but page faults on its data file, and no allocation on the way of a request
-//! that finds its directory in memory. Tests: in the modules, and crates/meta/tests: a reference model, crashes, a
+//! One thread has a shard. It does no I/O but page faults on its data file and a fallocate now and then, and a look-up or
+//! create that finds its directory in memory allocates nothing. Tests: in the modules, and crates/meta/tests: a reference model, crashes, a
 //! full medium, damage.
 
 mod attributes;

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use forebay_types::{Attr, Code, Error, Ino, Layout, NodeId, Result, Timestamp};
@@ -109,6 +109,7 @@ fn take_lock(dir: &Path) -> Result<File> {
         .create(true)
         .truncate(false)
         .write(true)
+        .mode(0o600)
         .open(&path)
         .map_err(|e| Error::io(what(), &e).cure("check that the pool's directory exists and is yours"))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -129,6 +130,7 @@ fn open_env(dir: &Path, map_bytes: Option<u64>) -> Result<Env<WithoutTls>> {
         .truncate(false)
         .read(true)
         .write(true)
+        .mode(0o600)
         .open(dir.join(DATA_FILE))
         .map_err(|e| Error::io(what(), &e).cure("check that the pool's directory exists and is yours"))?;
     let by_descriptor = PathBuf::from(format!("/proc/self/fd/{}", data.as_raw_fd()));

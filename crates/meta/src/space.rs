@@ -186,7 +186,7 @@ impl Space {
         if space.allocate(used, high).is_ok() {
             low = high;
         }
-        while high - low > 8 {
+        while high - low > 1 {
             let middle = low + (high - low) / 2;
             if space.allocate(low, middle).is_ok() {
                 low = middle;

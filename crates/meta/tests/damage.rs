@@ -67,6 +67,11 @@ fn open_error(dir: &Path) -> Error {
 fn open_of_an_open_shard_is_busy_and_in_peace_again_afterwards() {
     let place = Place::new();
     let shard = Shard::create(place.path(), &OPTIONS, at(1)).unwrap();
+    for file in ["data.mdb", "lock"] {
+        use std::os::unix::fs::PermissionsExt;
+        let mode = std::fs::metadata(place.path().join(file)).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600, "{file}");
+    }
     assert_eq!(open_error(place.path()).code, Code::Busy);
     assert_eq!(Shard::create(place.path(), &OPTIONS, at(1)).unwrap_err().code, Code::Busy);
     let batch = shard.begin().unwrap();

@@ -244,6 +244,24 @@ fn one_long_batch_on_a_full_shard_refuses_and_still_commits() {
 }
 
 #[test]
+fn opened_reserve_lets_acknowledged_growth_be_applied_again() {
+    let place = Place::new();
+    let shard = Shard::create(place.path(), &SMALL, at(1)).unwrap();
+    let mut batches = Batches::new(&shard);
+    let files = batches.fill(0);
+    batches.commit();
+    let mut driver = Driver::new();
+    let mut batch = shard.begin().unwrap();
+    assert_eq!(driver.file(&mut batch, ROOT, &name(files)), Err(Code::NoSpace));
+    batch.open_reserve();
+    for n in files..files + 10 {
+        driver.file(&mut batch, ROOT, &name(n)).unwrap();
+    }
+    batch.commit().unwrap();
+    assert_clean(&shard);
+}
+
+#[test]
 fn map_too_small_for_its_reserve_is_refused_and_leaves_nothing() {
     let place = Place::new();
     let options = ShardOptions { map_bytes: 4 << 20, ..OPTIONS };
