@@ -61,7 +61,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         let made = self.destination.open_path(&top.staged.parent).and_then(|(parent, _)| {
             match self.destination.make_directory(&parent, &top.staged.name, FILLING_MODE) {
                 Ok(()) => fresh = true,
-                Err(Code::Exists) => {}
+                Err(Code::Exists) => self.make_traversable(&parent, &top.staged.name),
                 Err(code) => return Err(code),
             }
             self.destination.open_path(&to)

@@ -7,6 +7,7 @@ use forebay_types::{Code, Kind, Timestamp};
 
 use crate::branch::Trunk;
 use crate::engine::{At, Engine};
+use crate::enter::FILLING_MODE;
 use crate::names::{Owner, Tag, Temporary, Use};
 use crate::report::add;
 use crate::tree::{Names, Object, Tree};
@@ -76,6 +77,8 @@ pub(crate) fn remove_tree<T: Tree>(tree: &T, at: &T::Directory, name: &[u8], tag
         Err(Code::IsDirectory | Code::NotPermitted) => {}
         other => return other,
     }
+    // A directory must be writable for its entries, and for itself to be moved.
+    let _ = tree.set_mode(Object::Entry(at, name), FILLING_MODE);
     let gone = tag.temporary(name, Use::Gone);
     tree.rename((at, name), (at, &gone), 0)?;
     let (top, _) = tree.open_directory(at, &gone, false)?;
@@ -88,16 +91,17 @@ fn empty<T: Tree>(tree: &T, top: &T::Directory) -> Result<(), Code> {
     let mut moved = 0u64;
     // Directories of `top` that wait; the last is emptied first, so few ever wait.
     let mut waiting = clear_files(tree, top)?;
+    for name in &waiting {
+        let _ = tree.set_mode(Object::Entry(top, name), FILLING_MODE);
+    }
     while let Some(name) = waiting.pop() {
-        // A directory must be writable for its entries, and for itself to be moved.
-        let _ = tree.set_mode(Object::Entry(top, &name), 0o700);
         let (directory, _) = tree.open_directory(top, &name, false)?;
         let inner = clear_files(tree, &directory)?;
         let mut up = Vec::new();
         for inside in inner {
             moved += 1;
             let new = format!("{moved:x}.moved").into_bytes();
-            let _ = tree.set_mode(Object::Entry(&directory, &inside), 0o700);
+            let _ = tree.set_mode(Object::Entry(&directory, &inside), FILLING_MODE);
             match tree.rename((&directory, &inside), (top, &new), forebay_types::RENAME_NOREPLACE) {
                 Ok(()) => up.push(new),
                 // The name is taken by what the tree holds: the next number will do.

@@ -60,7 +60,7 @@ pub(crate) fn check<S: Tree, D: Tree>(
     for pair in pairs {
         let mapped = Mapped::of(pair)?;
         let meta = check_source(source, &mapped)?;
-        let mut top = check_destination(destination, &mapped, &meta)?;
+        let mut top = check_destination(destination, &mapped, &meta, whole.is_some())?;
         if let Some(&other) = taken.get(&top.destination.path()) {
             if !(top.is_directory() && tops[other].is_directory()) || whole.is_some() {
                 return Err(Error::new(
@@ -121,7 +121,7 @@ fn check_source<S: Tree>(tree: &S, mapped: &Mapped) -> Result<Meta> {
     Ok(meta)
 }
 
-fn check_destination<D: Tree>(tree: &D, mapped: &Mapped, source: &Meta) -> Result<Top> {
+fn check_destination<D: Tree>(tree: &D, mapped: &Mapped, source: &Meta, whole: bool) -> Result<Top> {
     let mut destination = mapped.destination.clone();
     let mut found = look(tree, &destination)?;
     if let (Some((_, meta)), true) = (&found, source.kind != Kind::Directory) {
@@ -159,8 +159,15 @@ fn check_destination<D: Tree>(tree: &D, mapped: &Mapped, source: &Meta) -> Resul
                 ));
             }
             (true, true) => {
-                let (own, _) = tree.open_directory(directory, &destination.name, true).map_err(denied)?;
-                tree.check_writable(&own).map_err(denied)?;
+                let writable = tree
+                    .open_directory(directory, &destination.name, true)
+                    .and_then(|(opened, _)| tree.check_writable(&opened));
+                // One of our own, closed as its source is, when an earlier staging ended: it is opened up.
+                let own = meta.uid == rustix::process::geteuid().as_raw() && !whole;
+                match writable {
+                    Err(Code::AccessDenied) if own => {}
+                    other => other.map_err(denied)?,
+                }
             }
             (false, false) => tree.check_writable(directory).map_err(denied)?,
         }

@@ -14,6 +14,7 @@ use forebay_types::{name_hash, Code, Kind, RENAME_EXCHANGE, RENAME_NOREPLACE};
 
 use crate::attributes::{set_attributes, Scratch};
 use crate::engine::{At, Engine};
+use crate::enter::FILLING_MODE;
 use crate::leftovers::{each_name, find, remove_tree};
 use crate::names::{Tag, Use};
 use crate::pair::Spot;
@@ -28,6 +29,8 @@ enum Step {
     Swapped { from: Spot, to: Spot },
     /// An entry replaced what was there, for good: the file system cannot swap.
     Replaced,
+    /// A directory that was closed to us was made writable.
+    Opened { at: Spot, mode: u32 },
 }
 
 /// A directory of the staged tree that is merged into one that is there.
@@ -36,6 +39,8 @@ struct Merge {
     to: Spot,
     /// Attributes that it had before its entries were moved; none if the other's are to stay.
     meta: Option<Meta>,
+    /// The other's mode, if it was changed to merge into it.
+    mode: Option<u32>,
 }
 
 /// Prepares the places where trees are staged: removes what killed stagings left there, or takes it over.
@@ -142,26 +147,25 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
             if self.is_stopping() {
                 return Err(failed(Code::Interrupted));
             }
-            let Some((entries, meta)) = self.move_entry(&from, &to, steps).map_err(failed)? else { continue };
+            let Some(meta) = self.move_entry(&from, &to, steps).map_err(failed)? else { continue };
+            self.open_up(&from, steps).map_err(failed)?;
+            let mode = self.open_up(&to, steps).map_err(failed)?;
+            let entries = self.entries(&from).map_err(failed)?;
             waiting.extend(entries.iter().map(|name| (from.child(name), to.child(name))));
             let keeps = to != top.destination || top.keeps_attributes;
-            merges.push(Merge { from, to, meta: Some(meta).filter(|_| keeps) });
+            merges.push(Merge { from, to, meta: Some(meta).filter(|_| keeps), mode });
         }
         Ok(())
     }
 
-    /// Moves one entry; where both sides have a directory, it gives the entries to move instead, and the attributes.
-    fn move_entry(
-        &self,
-        from: &Spot,
-        to: &Spot,
-        steps: &mut Vec<Step>,
-    ) -> Result<Option<(Vec<Vec<u8>>, Meta)>, Code> {
+    /// Moves one entry; where both sides have a directory, whose entries are to be moved instead, it gives the attributes.
+    fn move_entry(&self, from: &Spot, to: &Spot, steps: &mut Vec<Step>) -> Result<Option<Meta>, Code> {
         let tree = self.destination;
         let (from_at, _) = open_deep(tree, &from.parent)?;
         let (to_at, _) = open_deep(tree, &to.parent)?;
         let (old, new) = ((&from_at, from.name.as_slice()), (&to_at, to.name.as_slice()));
-        let kind = tree.stat(&from_at, &from.name, false)?.kind;
+        let meta = tree.stat(&from_at, &from.name, false)?;
+        let kind = meta.kind;
         // The destination that the user named may be a link to a directory.
         let there = match tree.stat(&to_at, &to.name, false) {
             Err(Code::NotFound) => None,
@@ -175,15 +179,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
                 self.rename_directory_too(kind, old, new, RENAME_NOREPLACE)?;
                 steps.push(Step::Moved { from: from.clone(), to: to.clone() });
             }
-            Some(Kind::Directory) if kind == Kind::Directory => {
-                let (at, meta) = tree.open_directory(&from_at, &from.name, false)?;
-                let mut names = Vec::new();
-                each_name(tree, &at, &mut |name| {
-                    names.push(name.to_vec());
-                    Ok(())
-                })?;
-                return Ok(Some((names, meta)));
-            }
+            Some(Kind::Directory) if kind == Kind::Directory => return Ok(Some(meta)),
             Some(Kind::Directory) => return Err(Code::IsDirectory),
             Some(_) if kind == Kind::Directory => return Err(Code::NotDirectory),
             Some(_) => match tree.rename(old, new, RENAME_EXCHANGE) {
@@ -196,6 +192,36 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
             },
         }
         Ok(None)
+    }
+
+    /// The names in a directory.
+    fn entries(&self, at: &Spot) -> Result<Vec<Vec<u8>>, Code> {
+        let (at, _) = open_deep(self.destination, &at.path())?;
+        let mut names = Vec::new();
+        each_name(self.destination, &at, &mut |name| {
+            names.push(name.to_vec());
+            Ok(())
+        })?;
+        Ok(names)
+    }
+
+    /// Makes a directory of ours writable, for who is not root, so that entries can be moved; its mode if that changed.
+    fn open_up(&self, at: &Spot, steps: &mut Vec<Step>) -> Result<Option<u32>, Code> {
+        let tree = self.destination;
+        let (parent, _) = open_deep(tree, &at.parent)?;
+        let meta = tree.stat(&parent, &at.name, true)?;
+        if meta.mode & FILLING_MODE == FILLING_MODE || rustix::process::geteuid().is_root() {
+            return Ok(None);
+        }
+        tree.set_mode(Object::Entry(&parent, &at.name), meta.mode | FILLING_MODE)?;
+        steps.push(Step::Opened { at: at.clone(), mode: meta.mode });
+        Ok(Some(meta.mode))
+    }
+
+    /// Gives a directory its mode back.
+    fn close(&self, at: &Spot, mode: u32) -> Result<(), Code> {
+        let (parent, _) = open_deep(self.destination, &at.parent)?;
+        self.destination.set_mode(Object::Entry(&parent, &at.name), mode)
     }
 
     /// Renames. A directory that changes its parent must be writable for who is not root: made so for the moment.
@@ -215,7 +241,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         match renamed {
             Err(Code::AccessDenied) if kind == Kind::Directory => {
                 let meta = tree.stat(from.0, from.1, false)?;
-                tree.set_mode(Object::Entry(from.0, from.1), meta.mode | 0o700)?;
+                tree.set_mode(Object::Entry(from.0, from.1), meta.mode | FILLING_MODE)?;
                 let renamed = tree.rename(from, to, flags);
                 let at = if renamed.is_ok() { to } else { from };
                 let restored = tree.set_mode(Object::Entry(at.0, at.1), meta.mode);
@@ -244,10 +270,13 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
                     tree.rename((&to_at, &to.name), (&from_at, &from.name), RENAME_EXCHANGE)
                 }),
                 Step::Replaced => Err(Code::NotSupported),
+                Step::Opened { at, mode } => self.close(at, *mode),
             };
             if let Err(code) = undone {
                 let path = match &step {
-                    Step::Moved { to, .. } | Step::Swapped { to, .. } => to.path(),
+                    Step::Moved { to: at, .. } | Step::Swapped { to: at, .. } | Step::Opened { at, .. } => {
+                        at.path()
+                    }
                     Step::Replaced => Vec::new(),
                 };
                 self.error(At::Destination, "move back what was moved to its place", code, path, None);
@@ -261,7 +290,13 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         let mut scratch = Scratch::default();
         // Deeper ones come later in the list, and first here: setting them leaves their parents' times alone anyway.
         for merge in merges.iter().rev() {
-            let Some(meta) = merge.meta else { continue };
+            let Some(meta) = merge.meta else {
+                if let Some(Err(code)) = merge.mode.map(|mode| self.close(&merge.to, mode)) {
+                    let path = merge.to.path();
+                    self.error(At::Destination, "give the directory its mode back", code, path, None);
+                }
+                continue;
+            };
             let settled = open_deep(tree, &merge.from.path()).and_then(|(from, _)| {
                 let (to, _) = open_deep(tree, &merge.to.path())?;
                 let wanted = Wanted {

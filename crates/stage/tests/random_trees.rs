@@ -146,7 +146,7 @@ fn stage(way: Way, source: &Path, destination: &Path, options: &StageOptions) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn stage_in_then_out_gives_the_same_tree(

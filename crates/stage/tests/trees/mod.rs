@@ -358,7 +358,8 @@ pub fn make_odd(path: &Path) {
         .enumerate()
     {
         let modes = [0o644, 0o600, 0o755, 0o444, 0o4755, 0o2755, 0o6711, 0o000, 0o640, 0o777];
-        write(&top, format!("size-{size}").as_bytes(), modes[i], &[(0, &noise(size, i as u64))], size as u64);
+        let mode = modes[i] | if is_root() { 0 } else { 0o400 };
+        write(&top, format!("size-{size}").as_bytes(), mode, &[(0, &noise(size, i as u64))], size as u64);
     }
 
     // Holes: only, at the start, in the middle, at the end, huge, scattered.
