@@ -95,11 +95,17 @@ impl Resolving {
                             }
                         }
                         _ if -n as i32 == libc::EINVAL => self.check_directory(at)?,
+                        // A directory above the prefix need not be there in the kernel's tree.
+                        _ if -n as i32 == libc::ENOENT && self.is_above_prefix() => {}
                         failed => return Err(-failed as i32),
                     }
                 }
             }
         }
+    }
+
+    fn is_above_prefix(&self) -> bool {
+        path::below(crate::settings::prefix(), &self.done[..self.done_bytes]).is_some()
     }
 
     /// What has something behind it must be a directory, also when that is only a slash or `..`.

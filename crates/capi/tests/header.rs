@@ -1,0 +1,58 @@
+//! include/forebay.h stands alone, as C11 and as C++17, and with all warnings on.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+fn compile(compiler: &str, language: &str, standard: &str, source: &str) {
+    let include = Path::new(env!("CARGO_MANIFEST_DIR")).join("include");
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let count = COUNT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("forebay-header-{}-{count}", std::process::id());
+    let file = std::env::temp_dir().join(name).with_extension(language);
+    std::fs::write(&file, source).unwrap();
+    let output = Command::new(compiler)
+        .args(["-fsyntax-only", "-Wall", "-Wextra", "-Wpedantic", "-Werror"])
+        .arg(format!("-std={standard}"))
+        .arg("-I")
+        .arg(include)
+        .arg(&file)
+        .output()
+        .unwrap_or_else(|e| panic!("{compiler} cannot be run: {e}; install a C and C++ compiler"));
+    std::fs::remove_file(&file).ok();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// Each function used once, so that a declaration that is no function would be noticed.
+const USES: &str = "
+    #include <forebay.h>
+    int use(void);
+    int use(void) {
+        forebay_pool *pool;
+        struct forebay_dirent entry;
+        forebay_dir *dir;
+        struct stat st;
+        if (forebay_attach(0, &pool) < 0 || forebay_open(pool, \"/f\", 0, 0) < 0) return 1;
+        if (forebay_stat(pool, \"/f\", &st) < 0 || forebay_opendir(pool, \"/\", &dir) < 0) return 1;
+        while (forebay_readdir(dir, &entry) == 1) { if (entry.name[0] == 0) return 1; }
+        return forebay_closedir(dir);
+    }
+";
+
+#[test]
+fn header_alone_compiles_as_c11() {
+    compile("cc", "c", "c11", "#include <forebay.h>\ntypedef int not_empty;\n");
+    compile("cc", "c", "c11", USES);
+}
+
+#[test]
+fn header_alone_compiles_as_cpp17() {
+    compile("c++", "cpp", "c++17", "#include <forebay.h>\n");
+    compile("c++", "cpp", "c++17", USES);
+}
+
+#[test]
+#[should_panic(expected = "no_such_function")]
+fn a_wrong_use_of_the_header_is_caught() {
+    compile("cc", "c", "c11", "#include <forebay.h>\nint f(void) { return no_such_function(); }\n");
+}

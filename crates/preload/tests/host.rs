@@ -1,0 +1,136 @@
+//! The host program is never harmed: what passes through, what a dead or absent pool does, what is loaded when.
+
+mod support;
+
+use std::path::Path;
+use std::process::Command;
+use support::{binary, said, succeeds, under_door, Pool, Scratch};
+
+/// Maps of a process that ran these shell commands, to see which libraries it had.
+fn libraries_after(pool: &Pool, script: &str) -> String {
+    let script = format!("{script} && cat /proc/$$/maps && true");
+    succeeds(pool.command("bash").args(["-c", &script]))
+}
+
+#[test]
+fn program_that_never_touches_the_pool_does_not_load_the_client() {
+    let pool = Pool::start();
+    let maps = libraries_after(&pool, "test -d /usr && test ! -e /usr/nothing && cd /tmp && test -d .");
+    assert!(maps.contains("libforebay_preload.so"));
+    assert!(!maps.contains("libforebay.so"), "the client was loaded for nothing");
+    let maps = libraries_after(&pool, "test -d /forebay");
+    assert!(maps.contains("libforebay.so"), "the client is loaded by the first call on the pool");
+}
+
+#[test]
+fn disabled_door_passes_everything_through() {
+    let pool = Pool::start();
+    let mut command = pool.command("sh");
+    let (output, text) =
+        said(command.args(["-c", "ls -d /forebay; cat /proc/self/maps"]).env("FOREBAY_DISABLE", "1"));
+    assert!(output.status.success() && text.contains("No such file or directory"), "{text}");
+    assert!(!text.contains("libforebay.so"));
+    succeeds(pool.command("ls").args(["-d", "/forebay"]).env("FOREBAY_DISABLE", "0"));
+}
+
+#[test]
+fn no_pool_named_passes_everything_through() {
+    let mut command = Command::new("ls");
+    let (output, text) =
+        said(command.args(["-d", "/forebay", "/usr"]).env("LD_PRELOAD", binary("libforebay_preload.so")));
+    assert_eq!(output.status.code(), Some(2));
+    assert!(text.contains("/usr") && text.contains("No such file") && !text.contains("forebay:"), "{text}");
+}
+
+#[test]
+fn absent_pool_is_eio_and_one_line_that_says_why() {
+    let scratch = Scratch::new();
+    let nowhere = scratch.path().join("nowhere");
+    let script =
+        "cat /forebay/a; cat /forebay/b; echo x > /forebay/c; cd /forebay; test -d /usr && echo still here";
+    let (_, text) = said(under_door("bash", &nowhere).args(["-c", script]).current_dir("/"));
+    assert!(text.contains("still here"), "{text}");
+    assert_eq!(text.matches("Input/output error").count(), 4, "{text}");
+    // bash itself, and each cat, say it once.
+    let lines: Vec<_> = text.lines().filter(|line| line.starts_with("forebay: ")).collect();
+    assert_eq!(lines.len(), 3, "{text}");
+    assert!(lines.iter().all(|line| line.contains("nowhere") && line.contains("forebay up")), "{text}");
+}
+
+#[test]
+fn library_without_its_client_is_eio_and_says_what_to_install() {
+    let scratch = Scratch::new();
+    let lone = scratch.path().join("libforebay_preload.so");
+    std::fs::copy(binary("libforebay_preload.so"), &lone).unwrap();
+    let mut command = under_door("cat", Path::new("/nowhere"));
+    let (output, text) = said(command.arg("/forebay/a").env("LD_PRELOAD", &lone));
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text.contains("install libforebay.so beside"), "{text}");
+    assert!(text.contains("Input/output error"), "{text}");
+}
+
+#[test]
+fn bad_prefix_is_named_and_everything_passes_through() {
+    let pool = Pool::start();
+    for bad in ["forebay", "/", "/a/../b"] {
+        let (output, text) = said(pool.command("ls").arg("/usr").env("FOREBAY_PREFIX", bad));
+        assert!(output.status.success());
+        assert!(text.contains(&format!("FOREBAY_PREFIX={bad} ")), "{text}");
+    }
+}
+
+#[test]
+fn pool_named_by_a_relative_path_is_found_after_chdir() {
+    let pool = Pool::start();
+    let (parent, name) = (pool.path(), "pool");
+    let parent = parent.parent().unwrap();
+    let mut command = pool.command("sh");
+    command
+        .args(["-c", "cd /usr && echo found > /forebay/made && read -r line < /forebay/made && echo $line"]);
+    assert_eq!(succeeds(command.env("FOREBAY_POOL", name).current_dir(parent)), "found\n");
+}
+
+#[test]
+fn descriptors_handed_to_a_program_are_found_again() {
+    let pool = Pool::start();
+    let script = "
+        mkdir -p /forebay/d && echo abc > /forebay/d/f && cd /forebay/d && chmod 640 f
+        stat -c '%a %s' - < f
+        exec 7< /forebay/d
+        cd / && python3 -c '
+import os
+print(sorted(os.listdir(7)), os.stat(\"f\", dir_fd=7).st_size, os.fstat(7).st_ino == os.stat(\"/forebay/d\").st_ino)
+os.fchdir(7)
+print(os.getcwd())'
+    ";
+    let text = succeeds(pool.command("bash").args(["-c", script]));
+    assert_eq!(text, "640 4\n['f'] 4 True\n/forebay/d\n");
+}
+
+#[test]
+fn calls_of_dead_pool_fail_and_of_new_one_work() {
+    let pool = Pool::start();
+    let path = pool.path();
+    let script = "
+        import os, sys, time
+        print(os.path.isdir('/forebay'), flush=True)
+        sys.stdin.readline()
+        try: os.mkdir('/forebay/x'); print('made')
+        except OSError as e: print(os.strerror(e.errno))
+        print(os.path.isdir('/usr'))
+    ";
+    let script = script.lines().map(str::trim).collect::<Vec<_>>().join("\n");
+    let mut child = under_door("python3", &path)
+        .args(["-c", &script])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
+    assert_eq!(lines.next().unwrap().unwrap(), "True");
+    drop(pool);
+    drop(child.stdin.take());
+    assert_eq!(lines.next().unwrap().unwrap(), "Input/output error");
+    assert_eq!(lines.next().unwrap().unwrap(), "True", "the program goes on");
+    assert!(child.wait().unwrap().success());
+}
