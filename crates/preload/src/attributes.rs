@@ -60,8 +60,8 @@ unsafe fn chown_any(dirfd: c_int, path: *const c_char, uid: uid_t, gid: gid_t, f
 
 fn fchown_any(fd: c_int, uid: uid_t, gid: gid_t) -> isize {
     match descriptor::inode_of(fd) {
-        // SAFETY: the handle is attached.
         Some((pool, ino)) => {
+            // SAFETY: the handle is attached.
             guard(|| unsafe { (pool.door.chown_inode)(pool.handle, ino, uid, gid) as isize })
         }
         // SAFETY: it touches no memory.

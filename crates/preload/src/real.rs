@@ -193,6 +193,7 @@ macro_rules! libc_functions {
 }
 
 /// libc's own functions.
+#[allow(clippy::unused_unit)]
 pub(crate) mod libc_own {
     use super::*;
     use libc::{dirent, mode_t, statvfs as StatVfs, DIR, FILE};
