@@ -27,11 +27,11 @@ impl Daemon {
     fn start(name: &str) -> Daemon {
         let dir = std::env::temp_dir().join(format!("forebay-hostile-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&dir);
-        Daemon::start_in(dir, name)
+        Daemon::start_in(dir)
     }
 
     /// Starts on what an earlier daemon left in `dir`.
-    fn start_in(dir: PathBuf, name: &str) -> Daemon {
+    fn start_in(dir: PathBuf) -> Daemon {
         let log = dir.with_extension("log");
         let supervisor = Command::new(env!("CARGO_BIN_EXE_forebayd"))
             .args(["--media", "ssd", "--capacity", "256MiB", "--foreground", "--pool"])
@@ -344,7 +344,7 @@ fn supervisor_killed_with_its_worker_loses_nothing_that_was_acknowledged() {
         let made: Vec<&str> = said.split('\n').filter(|l| l.starts_with("made ")).map(|l| &l[5..]).collect();
         let whole = made.len().saturating_sub(1);
         assert!(whole > 0, "{said}");
-        let again = Daemon::start_in(daemon.dir.clone(), "both");
+        let again = Daemon::start_in(daemon.dir.clone());
         daemon.dir = PathBuf::from("/nonexistent");
         drop(std::mem::replace(&mut daemon, again));
         let pool = Pool::attach(&daemon.dir).unwrap();

@@ -19,10 +19,9 @@ pub(crate) fn check(shard: &Shard, target: &Target) -> Result<Value> {
     let report = shard.check(&mut |entry| {
         files.insert(entry.attr.ino);
     })?;
-    let orphans: HashSet<Ino> = {
-        let batch = shard.begin()?;
-        batch.orphans()?.into_iter().map(|(ino, _)| ino).collect()
-    };
+    // A damaged shard may refuse a batch; what is damaged is in the report then.
+    let listed = shard.begin().and_then(|batch| batch.orphans()).unwrap_or_default();
+    let orphans: HashSet<Ino> = listed.into_iter().map(|(ino, _)| ino).collect();
     let mut problems = report.problems.clone();
     let (mut backing_files, mut leaked) = (0u64, 0u64);
     target
@@ -39,7 +38,7 @@ pub(crate) fn check(shard: &Shard, target: &Target) -> Result<Value> {
             Ok(())
         })
         .map_err(|code| Error::new(code, "cannot list the target's backing files"))?;
-    let found = problems.len() as u64;
+    let found = report.problem_count + leaked;
     problems.truncate(LISTED_MAX);
     Ok(json!({
         "clean": found == 0,

@@ -42,7 +42,7 @@ use forebay_data::Target;
 use forebay_meta::{Shard, ShardOptions};
 use forebay_ring::{BoardWriter, Doorbell};
 use forebay_types::limits::{BOARD_BYTES_MAX, BOARD_BYTES_MIN, BOARD_FRACTION};
-use forebay_types::{Error, NodeId, Result, Timestamp};
+use forebay_types::{Code, Error, NodeId, Result, Timestamp};
 
 use crate::setup::WorkerSetup;
 use attendant::Attendant;
@@ -79,8 +79,16 @@ fn shard_dir(target: &OwnedFd) -> PathBuf {
 /// Checks the shard and the backing files of a target that no daemon serves; what its last daemon acknowledged and did
 /// not commit is applied first.
 pub fn check_at_rest(target_dir: &OwnedFd, node: u16) -> Result<serde_json::Value> {
-    let shard = Shard::open(&shard_dir(target_dir))?;
-    recovery::replay(&shard, &mut Journal::open(target_dir.as_fd())?)?;
+    let dir = shard_dir(target_dir);
+    let shard = match Shard::open(&dir) {
+        Ok(shard) => {
+            recovery::replay(&shard, &mut Journal::open(target_dir.as_fd())?)?;
+            shard
+        }
+        // Damaged: the journal waits until it was repaired.
+        Err(e) if e.code == Code::Corrupt => Shard::open_for_check(&dir)?,
+        Err(e) => return Err(e),
+    };
     check::check(&shard, &Target::open(target_dir.as_fd(), u32::from(node) << 16)?)
 }
 

@@ -25,6 +25,7 @@ use super::statistics::Statistics;
 /// is empty then.
 pub(super) fn replay(shard: &Shard, journal: &mut Journal) -> Result<()> {
     let mut batch = shard.begin()?;
+    batch.open_reserve();
     let mark = batch.kept_reply(MARK_SESSION, 0)?.map_or(0, |(number, _)| number);
     let records = journal.records();
     let mut last: BTreeMap<(u64, usize), (u64, Vec<u8>)> = BTreeMap::new();
@@ -42,6 +43,7 @@ pub(super) fn replay(shard: &Shard, journal: &mut Journal) -> Result<()> {
             batch.keep_reply(MARK_SESSION, 0, record.number - 1, &[])?;
             batch.commit()?;
             batch = shard.begin()?;
+            batch.open_reserve();
         }
         effects.clear();
         let len = batch.apply(caller, &request, record.now, &mut effects, &mut out);
