@@ -106,7 +106,7 @@ pub(crate) fn user(uid: u32) -> String {
         if entry.is_null() {
             uid.to_string()
         } else {
-            text(&CStr::from_ptr((*entry).pw_name))
+            text(CStr::from_ptr((*entry).pw_name))
         }
     }
 }
@@ -119,7 +119,7 @@ pub(crate) fn group(gid: u32) -> String {
         if entry.is_null() {
             gid.to_string()
         } else {
-            text(&CStr::from_ptr((*entry).gr_name))
+            text(CStr::from_ptr((*entry).gr_name))
         }
     }
 }

@@ -22,6 +22,7 @@ fn up_status_down_leaves_nothing() {
     assert_eq!(status["inodes"], 1);
     assert!(status["free_bytes"].as_u64().unwrap() > 64 << 20, "{status}");
     assert!(status["ring"].is_object() && status["board"].is_object(), "{status}");
+    assert_eq!(status["capabilities"]["fallocate"], true, "{status}");
     let pids: Vec<i32> =
         ["supervisor", "worker"].map(|k| status["pids"][k].as_i64().unwrap() as i32).to_vec();
     assert!(pids.iter().all(|&p| is_alive(p)));

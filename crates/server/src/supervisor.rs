@@ -544,6 +544,7 @@ impl Supervisor {
             "members": self.members.count(),
             "member_labels": self.members.labels(),
             "costs": self.pool.costs,
+            "capabilities": self.pool.capabilities,
         })
     }
 

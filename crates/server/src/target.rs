@@ -10,10 +10,11 @@ use std::time::{Duration, Instant};
 
 use forebay_data::{
     attached_tmpfs, check_capacity, default_capacity, detached_tmpfs, is_mounted_here, logout_clears,
-    unmount, Bounds, Capabilities, Host, Medium, Target, Unmount,
+    unmount, Bounds, Capabilities, Host, HugePages, Medium, Target, Unmount,
 };
 use forebay_types::{Code, Error, Result};
 use rustix::fs::{Mode, OFlags};
+use serde_json::{json, Value};
 
 use crate::directory::{PoolDirectory, LOCK_FILE, LOG_FILE, SOCKET_FILE, SUPERVISOR_FILE, TARGET_FILE};
 use crate::identity::{Backing, PoolIdentity, IDENTITY_FILE};
@@ -52,6 +53,8 @@ pub(crate) struct OpenPool {
     pub(crate) identity: PoolIdentity,
     pub(crate) target_dir: OwnedFd,
     pub(crate) costs: Vec<String>,
+    /// What the target's file system can do, for `status`.
+    pub(crate) capabilities: Value,
     pub(crate) reopened: bool,
 }
 
@@ -73,9 +76,9 @@ pub(crate) fn lock_pool(path: &Path) -> Result<LockedPool> {
 /// Opens the pool that is in the directory, or makes one. When that fails, what was made is gone again.
 pub(crate) fn open_pool(locked: LockedPool, options: &PoolOptions) -> Result<OpenPool> {
     match try_open(&locked, options) {
-        Ok(Opened { identity, target_dir, costs, reopened }) => {
+        Ok(Opened { identity, target_dir, costs, capabilities, reopened }) => {
             let LockedPool { dir, lock, .. } = locked;
-            Ok(OpenPool { dir, lock, identity, target_dir, costs, reopened })
+            Ok(OpenPool { dir, lock, identity, target_dir, costs, capabilities, reopened })
         }
         Err(e) => {
             if locked.made {
@@ -90,6 +93,7 @@ struct Opened {
     identity: PoolIdentity,
     target_dir: OwnedFd,
     costs: Vec<String>,
+    capabilities: Value,
     reopened: bool,
 }
 
@@ -132,9 +136,9 @@ fn finish(
         identity.capacity_bytes = bytes;
     }
     Target::format(&target_dir)?;
-    let costs = costs_of(&locked.dir, &identity, &target_dir)?;
+    let (costs, capabilities) = costs_of(&locked.dir, &identity, &target_dir)?;
     identity.write(&locked.dir)?;
-    Ok(Opened { identity, target_dir, costs, reopened })
+    Ok(Opened { identity, target_dir, costs, capabilities, reopened })
 }
 
 /// The target of a pool that was here before; none when its data went with its memory.
@@ -330,26 +334,60 @@ fn is_tmpfs(directory: std::os::fd::BorrowedFd<'_>) -> bool {
     rustix::fs::fstatfs(directory).is_ok_and(|s| s.f_type as u64 & 0xffff_ffff == TMPFS_MAGIC)
 }
 
-fn costs_of(dir: &PoolDirectory, identity: &PoolIdentity, target_dir: &OwnedFd) -> Result<Vec<String>> {
-    let capabilities = Capabilities::of(target_dir)?;
+/// What the pool's place costs its user, beyond what its file system lacks.
+fn placement_costs(
+    host: &Host,
+    uid: u32,
+    identity: &PoolIdentity,
+    places: &[PathBuf],
+    memory: bool,
+    fs_type: &str,
+) -> Vec<String> {
     let mut costs = Vec::new();
-    if identity.media == Medium::Dram && !is_tmpfs(target_dir.as_fd()) {
+    if identity.media == Medium::Dram && !memory {
         costs.push(format!(
-            "not in memory: this user may not mount a tmpfs here, and the directory is on {}; give one on a tmpfs \
-             (--path /dev/shm/NAME), or run as a user who may mount",
-            capabilities.fs_type
+            "not in memory: this user may not mount a tmpfs here, and the directory is on {fs_type}; give one on a tmpfs \
+             (--path /dev/shm/NAME), or run as a user who may mount"
         ));
     }
     if identity.backing == Backing::Detached && !identity.embedded {
         costs.push("a private tmpfs: its data goes with the pool, also by `down --keep`".to_owned());
     }
-    if identity.backing == Backing::Directory {
-        let path = dir.file(TARGET_FILE);
-        let path = path.canonicalize().unwrap_or(path);
-        costs.extend(logout_clears(&Host::this(), &path, rustix::process::geteuid().as_raw()));
+    // An embedded pool has no use for what a logout spares: it ends with its job.
+    if let (false, Some(reason)) =
+        (identity.embedded, places.iter().find_map(|place| logout_clears(host, place, uid)))
+    {
+        costs.push(format!("{reason}, or name another directory with --path"));
     }
+    costs
+}
+
+fn costs_of(
+    dir: &PoolDirectory,
+    identity: &PoolIdentity,
+    target_dir: &OwnedFd,
+) -> Result<(Vec<String>, Value)> {
+    let capabilities = Capabilities::of(target_dir)?;
+    let real = |path: PathBuf| path.canonicalize().unwrap_or(path);
+    // Where its sockets are counts as much as where its data is.
+    let places = [real(dir.path().to_owned()), real(dir.file(TARGET_FILE))];
+    let uid = rustix::process::geteuid().as_raw();
+    let memory = is_tmpfs(target_dir.as_fd());
+    let mut costs = placement_costs(&Host::this(), uid, identity, &places, memory, &capabilities.fs_type);
     costs.extend(capabilities.costs());
-    Ok(costs)
+    let c = &capabilities;
+    let value = json!({
+        "fs_type": c.fs_type,
+        "huge_pages": matches!(c.huge_pages, HugePages::On | HugePages::Always),
+        "inode64": c.inode64,
+        "o_tmpfile": c.o_tmpfile,
+        "fallocate": c.fallocate,
+        "punch_hole": c.punch_hole,
+        "user_xattrs": c.user_xattrs,
+        "exec": c.exec,
+        "drain": c.can_drain(),
+    });
+    Ok((costs, value))
 }
 
 /// Bytes allocated below `path`.
@@ -461,5 +499,39 @@ pub(crate) fn open_target_at_rest(dir: &PoolDirectory, identity: &PoolIdentity) 
         Backing::Detached => Err(gone()),
         Backing::Tmpfs if !is_mounted_here(&dir.file(TARGET_FILE))? => Err(gone()),
         _ => open_target(dir),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn placement_in_what_a_logout_clears_is_told_with_what_to_do() {
+        let root = std::env::temp_dir().join(format!("forebay-target-logout-{}", std::process::id()));
+        std::fs::create_dir_all(root.join("run/systemd/users")).unwrap();
+        let host = Host::at(&root);
+        let mut identity = PoolIdentity::new(Medium::Dram, Backing::Directory, 1 << 30).unwrap();
+        let shm = [PathBuf::from("/dev/shm/pool"), PathBuf::from("/dev/shm/pool/target")];
+        let said = placement_costs(&host, 1000, &identity, &shm, true, "tmpfs");
+        let elsewhere = placement_costs(&host, 1000, &identity, &["/tmp/pool".into()], true, "tmpfs");
+        identity.embedded = true;
+        let embedded = placement_costs(&host, 1000, &identity, &shm, true, "tmpfs");
+        std::fs::remove_dir_all(&root).unwrap();
+        assert_eq!(said.len(), 1, "{said:?}");
+        for word in ["RemoveIPC", "/dev/shm/pool", "enable-linger", "--path"] {
+            assert!(said[0].contains(word), "{word} is not said: {said:?}");
+        }
+        assert!(elsewhere.is_empty() && embedded.is_empty());
+    }
+
+    #[test]
+    fn placement_of_memory_on_a_disk_is_told() {
+        let host = Host::this();
+        let mut identity = PoolIdentity::new(Medium::Dram, Backing::Directory, 1 << 30).unwrap();
+        let said = placement_costs(&host, 0, &identity, &[], false, "ext4");
+        assert!(said[0].contains("ext4") && said[0].contains("/dev/shm"), "{said:?}");
+        identity.media = Medium::Ssd;
+        assert!(placement_costs(&host, 0, &identity, &[], false, "ext4").is_empty());
     }
 }

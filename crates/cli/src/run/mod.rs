@@ -114,7 +114,9 @@ pub(crate) fn run(named: Option<PathBuf>, arguments: Run) -> Result<ExitCode> {
             finish.failed = true;
         }
     }
-    if !arguments.quiet {
+    // Of many ranks those speak that have something to say.
+    let alone = job.expected == 1 || staged_in.is_some() || finish.report.is_some();
+    if !arguments.quiet && (alone || ended != Ended::Status(0)) {
         summary(&arguments.command, ended, seconds, staged_in.as_ref(), &finish);
     }
     if restarts > 0 {
