@@ -22,7 +22,7 @@ static CHECKED: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 /// True when the kernel's stat could be that of a backing file or an anchor. A backing file made under a strict umask has
 /// less than 0700; whoever made it is attached, and there a look costs little.
 #[inline]
-pub(crate) fn is_candidate(mode: u32, links: u64) -> bool {
+pub(crate) fn is_candidate(mode: u32, links: libc::nlink_t) -> bool {
     let permissions = mode & 0o7777;
     if mode & libc::S_IFMT == libc::S_IFDIR {
         return links == 0;
@@ -31,7 +31,7 @@ pub(crate) fn is_candidate(mode: u32, links: u64) -> bool {
 }
 
 #[inline]
-fn is_anchor(mode: u32, links: u64) -> bool {
+fn is_anchor(mode: u32, links: libc::nlink_t) -> bool {
     links == 0 && mode & libc::S_IFMT == libc::S_IFDIR
 }
 

@@ -35,16 +35,18 @@ unsafe fn kernel(dirfd: c_int, path: *const c_char, argv: Strings, envp: Strings
 unsafe fn exec_any(dirfd: c_int, path: *const c_char, argv: Strings, envp: Strings, flags: c_int) -> isize {
     // SAFETY: libc's contract.
     unsafe {
-        if !may_lead_to_pool(dirfd, path) {
+        let tried = !may_lead_to_pool(dirfd, path);
+        if tried {
             let result = kernel(dirfd, path, argv, envp, flags);
             if result != ENOENT || settings::prefix_bytes() == 0 || path.is_null() {
                 return result;
             }
         }
-        guard(|| exec_found(dirfd, path, argv, envp, flags).unwrap_or_else(|errno| errno))
+        guard(|| exec_found(dirfd, path, argv, envp, flags, tried).unwrap_or_else(|errno| errno))
     }
 }
 
+/// Goes on where the path alone did not tell; `tried` is whether the kernel was asked and found nothing.
 #[cold]
 unsafe fn exec_found(
     dirfd: c_int,
@@ -52,6 +54,7 @@ unsafe fn exec_found(
     argv: Strings,
     envp: Strings,
     flags: c_int,
+    tried: bool,
 ) -> Result<isize, isize> {
     // SAFETY: libc's contract; what `find` gives lives as long as the program.
     unsafe {
@@ -60,6 +63,7 @@ unsafe fn exec_found(
         let mut program = Program::new(argv)?;
         let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
         match program.find(dirfd, path, shown, follow)? {
+            Image::Path(_, same) if tried && same == path => Ok(ENOENT),
             Image::Path(at, path) => Ok(kernel(at, path, program.arguments.as_argv(), envp, flags)),
             Image::Descriptor(fd) => {
                 let argv = program.arguments.as_argv();

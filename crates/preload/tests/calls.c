@@ -652,6 +652,24 @@ static void test_exec(void)
     CHECK(exit_status(pid) == 0 && holds("bin/text", "text"));
 }
 
+static void test_fifos(void)
+{
+    char text[16];
+    struct stat st;
+    CHECK(mkfifo("p", 0600) == 0);
+    pid_t pid = fork();
+    if (pid == 0) {
+        int fd = open("p", O_WRONLY);
+        _exit(fd >= 0 && write(fd, "through", 7) == 7 ? 0 : 1);
+    }
+    int fd = open("p", O_RDONLY);
+    CHECK(fd >= 0 && read(fd, text, sizeof text) == 7 && fstat(fd, &st) == 0 && S_ISFIFO(st.st_mode));
+    struct stat by_name;
+    CHECK(stat("p", &by_name) == 0 && by_name.st_ino == st.st_ino && close(fd) == 0);
+    CHECK(exit_status(pid) == 0 && unlink("p") == 0);
+    FAILS(open("p", O_RDONLY), ENOENT);
+}
+
 static volatile sig_atomic_t handled;
 static void handler(int number)
 {
@@ -771,6 +789,7 @@ int main(int argc, char **argv)
         {"paths", test_paths},           {"crossings", test_crossings},     {"attributes", test_attributes},
         {"xattrs", test_xattrs},         {"names", test_names},             {"exec", test_exec},
         {"signals", test_signals},       {"threads", test_threads},         {"descriptors", test_descriptors},
+        {"fifos", test_fifos},
     };
     if (argc >= 2 && strcmp(argv[1], "report") == 0)
         return report(argc, argv);

@@ -98,14 +98,7 @@ print(subprocess.run(["sh", "-c", "umask"], umask=0o077, capture_output=True).st
 pathlib.Path("masked2").touch()
 print(oct(os.stat("masked2").st_mode))
 os.mkfifo("fifo")
-child = os.fork()
-if child == 0:
-    with open("fifo", "w") as f:
-        f.write("through the fifo")
-    os._exit(0)
-with open("fifo") as f:
-    print(f.read(), stat.S_ISFIFO(os.fstat(f.fileno()).st_mode))
-os.waitpid(child, 0)
+print(stat.S_ISFIFO(os.stat("fifo").st_mode))
 os.truncate("m/x", 1)
 os.remove("fifo")
 print(os.path.getsize("m/x"), sorted(os.listdir()))

@@ -1,0 +1,101 @@
+/* Every function of forebay.h, against a pool: `interface`, with FOREBAY_POOL set. Exit status 0 when all hold. */
+#include <errno.h>
+#include <fcntl.h>
+#include <forebay.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/xattr.h>
+#include <unistd.h>
+
+static int failures;
+#define CHECK(holds)                                              \
+    do {                                                          \
+        errno = 123;                                              \
+        if (!(holds)) {                                           \
+            fprintf(stderr, "interface.c:%d: %s\n", __LINE__, #holds); \
+            failures++;                                           \
+        } else if (errno != 123) {                                \
+            fprintf(stderr, "interface.c:%d: errno moved\n", __LINE__); \
+            failures++;                                           \
+        }                                                         \
+    } while (0)
+
+int main(void)
+{
+    forebay_pool *pool = NULL, *none = NULL;
+    char words[512], text[64];
+    struct stat st, by_name;
+
+    CHECK(forebay_attach("/nonexistent/pool", &none) == -EIO && none == NULL);
+    CHECK(forebay_attach_error(words, sizeof words) > 10 && strstr(words, "/nonexistent/pool"));
+    CHECK(forebay_attach_error(words, 5) > 10 && strlen(words) == 4);
+    CHECK(forebay_attach("/x", NULL) == -EFAULT);
+    CHECK(forebay_attach(NULL, &pool) == 0 && pool != NULL);
+    if (!pool)
+        return 1;
+
+    CHECK(forebay_mkdir(pool, "/d", 0755) == 0 && forebay_mkdir(pool, "d", 0755) == -EEXIST);
+    int fd = forebay_open(pool, "d/f", O_CREAT | O_EXCL | O_RDWR, 0640);
+    CHECK(fd >= 0 && write(fd, "hello", 5) == 5);
+    CHECK(forebay_stat(pool, "//d/f", &st) == 0 && st.st_size == 5 && (st.st_mode & 07777) == 0640);
+    by_name = st;
+    CHECK(forebay_fstat(pool, fd, &st) == 0 && st.st_ino == by_name.st_ino && st.st_dev == by_name.st_dev);
+    int other = open("/dev/null", O_RDONLY);
+    CHECK(forebay_fstat(pool, other, &st) == 0 && S_ISCHR(st.st_mode) && forebay_fstat(pool, -1, &st) == -EBADF);
+    close(other);
+    CHECK(forebay_open(pool, "none", O_RDONLY, 0) == -ENOENT && forebay_open(pool, "", O_RDONLY, 0) == -ENOENT);
+    CHECK(forebay_open(pool, NULL, O_RDONLY, 0) == -EFAULT && forebay_open(NULL, "/d", O_RDONLY, 0) == -EFAULT);
+    CHECK(forebay_stat(pool, "/d", NULL) == -EFAULT && forebay_stat(pool, "d/f/", &st) == -ENOTDIR);
+    CHECK(forebay_access(pool, "/d", R_OK | W_OK | X_OK) == 0 && forebay_access(pool, "d/f", X_OK) == -EACCES);
+
+    CHECK(forebay_symlink(pool, "f", "d/l") == 0 && forebay_link(pool, "d/f", "d/h") == 0);
+    CHECK(forebay_lstat(pool, "d/l", &st) == 0 && S_ISLNK(st.st_mode));
+    CHECK(forebay_stat(pool, "d/l", &st) == 0 && st.st_nlink == 2);
+    CHECK(forebay_readlink(pool, "d/l", text, sizeof text) == 1 && text[0] == 'f');
+    CHECK(forebay_readlink(pool, "d/f", text, sizeof text) == -EINVAL);
+    CHECK(forebay_symlink(pool, "/usr", "out") == 0 && forebay_stat(pool, "out/bin", &st) == -EXDEV);
+    CHECK(forebay_stat(pool, "..", &st) == -EXDEV);
+    CHECK(forebay_rename(pool, "d/h", "d/g", 0) == 0 && forebay_rename(pool, "d/g", "d/f", 1) == -EEXIST);
+    CHECK(forebay_rename(pool, "d/g", NULL, 0) == -EFAULT);
+
+    struct timespec times[2] = {{11, 1}, {22, 2}}, bad[2] = {{0, -7}, {0, 0}};
+    CHECK(forebay_utimens(pool, "d/f", times, 0) == 0 && forebay_stat(pool, "d/f", &st) == 0);
+    CHECK(st.st_atim.tv_sec == 11 && st.st_mtim.tv_nsec == 2 && forebay_utimens(pool, "d/f", bad, 0) == -EINVAL);
+    CHECK(forebay_utimens(pool, "d/l", NULL, AT_SYMLINK_NOFOLLOW) == 0 && forebay_utimens(pool, "d/l", NULL, 7) == -EINVAL);
+    CHECK(forebay_chmod(pool, "d/f", 0600) == 0 && forebay_chown(pool, "d/f", (uid_t)-1, (gid_t)-1, 0) == 0);
+    CHECK(forebay_truncate(pool, "d/f", 2) == 0 && forebay_truncate(pool, "d/f", -1) == -EINVAL);
+    CHECK(pread(fd, text, 8, 0) == 2 && close(fd) == 0);
+
+    CHECK(forebay_setxattr(pool, "d/f", "user.a", "12", 2, XATTR_CREATE, 0) == 0);
+    CHECK(forebay_setxattr(pool, "d/f", "user.a", "12", 2, XATTR_CREATE, 0) == -EEXIST);
+    CHECK(forebay_getxattr(pool, "d/f", "user.a", NULL, 0, 0) == 2);
+    CHECK(forebay_getxattr(pool, "d/l", "user.a", text, sizeof text, 0) == 2 && memcmp(text, "12", 2) == 0);
+    CHECK(forebay_getxattr(pool, "d/l", "user.a", text, sizeof text, AT_SYMLINK_NOFOLLOW) == -ENODATA);
+    CHECK(forebay_listxattr(pool, "d/f", text, sizeof text, 0) == 7 && strcmp(text, "user.a") == 0);
+    CHECK(forebay_removexattr(pool, "d/f", "user.a", 0) == 0 && forebay_removexattr(pool, "d/f", "user.a", 0) == -ENODATA);
+
+    struct statvfs space;
+    CHECK(forebay_statvfs(pool, &space) == 0 && space.f_blocks > 0 && space.f_namemax == 255);
+
+    forebay_dir *dir = NULL;
+    struct forebay_dirent entry;
+    CHECK(forebay_opendir(pool, "d/f", &dir) == -ENOTDIR && dir == NULL);
+    CHECK(forebay_opendir(pool, "d", &dir) == 0);
+    int count = 0, files = 0;
+    uint64_t first = 0, seen = 0;
+    while (dir && forebay_readdir(dir, &entry) == 1) {
+        if (count++ == 0)
+            first = entry.cookie;
+        files += entry.kind == 8;
+        seen = entry.ino;
+    }
+    CHECK(count == 3 && files == 2 && seen != 0);
+    CHECK(forebay_seekdir(dir, first) == 0 && forebay_readdir(dir, &entry) == 1 && forebay_readdir(dir, &entry) == 1);
+    CHECK(forebay_readdir(dir, &entry) == 0 && forebay_closedir(dir) == 0 && forebay_closedir(NULL) == -EFAULT);
+
+    CHECK(forebay_rmdir(pool, "d") == -ENOTEMPTY && forebay_unlink(pool, "d") == -EISDIR);
+    CHECK(forebay_unlink(pool, "d/f") == 0 && forebay_unlink(pool, "d/g") == 0 && forebay_unlink(pool, "d/l") == 0);
+    CHECK(forebay_rmdir(pool, "d") == 0 && forebay_unlink(pool, "out") == 0 && forebay_rmdir(pool, "d") == -ENOENT);
+    CHECK(strcmp(forebay_strerror(-ENOENT), forebay_strerror(ENOENT)) == 0 && strlen(forebay_strerror(99999)) > 0);
+    return failures != 0;
+}
