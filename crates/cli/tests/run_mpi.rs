@@ -8,7 +8,17 @@ use common::{eventually, start, Place, Ran};
 
 /// Starts runs as a launcher would: with its name for the launch, a rank each, and how many there are.
 fn ranks(place: &Place, count: usize, arguments: &[&str]) -> Vec<common::Guarded> {
-    (0..count)
+    some_ranks(place, 0..count, count, arguments)
+}
+
+/// Some of them: launchers do not start all at the same instant.
+fn some_ranks(
+    place: &Place,
+    which: std::ops::Range<usize>,
+    count: usize,
+    arguments: &[&str],
+) -> Vec<common::Guarded> {
+    which
         .map(|rank| {
             let mut command = place.command(arguments);
             command.env("PMIX_NAMESPACE", format!("test@{}", place.path.display()));
@@ -33,7 +43,11 @@ fn ranks_share_one_pool_and_see_each_others_files() {
          while [ ! -e /forebay/from0 ]; do sleep 0.05; done; cat /forebay/from0 > {0}/seen$PMIX_RANK",
         place.path.display()
     );
-    let mut all = ranks(&place, 4, &["run", "--quiet", "--", "sh", "-c", &script]);
+    let arguments = ["run", "--quiet", "--", "sh", "-c", &script];
+    let mut all = some_ranks(&place, 0..1, 4, &arguments);
+    eventually("the program of rank 0 has run", || place.join("pool0").exists());
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    all.extend(some_ranks(&place, 1..4, 4, &arguments));
     for rank in &mut all {
         assert_eq!(rank.wait().code(), Some(0));
     }
