@@ -50,17 +50,57 @@ fn anchor(fd: c_int) -> Option<(Pool, u64)> {
     descriptor::directory_of(fd)
 }
 
-/// getdents64 of a directory of the pool. The position is kept where the kernel keeps it, in the file behind the
-/// descriptor: the anchor's own offset, of which the kernel has no use, as the anchor is empty.
+/// Where an anchor's offset stands when its position did not fit and is in [`POSITION`].
+const ELSEWHERE: isize = 3;
+/// The attribute of an anchor that holds a position.
+const POSITION: *const c_char = c"user.forebay.position".as_ptr();
+
+/// Where getdents64 goes on with a directory of the pool. The position is kept where the kernel keeps it, in the open file
+/// behind the descriptor, as the anchor is empty and its own offset is of no use; so dup, fork and exec share it. ext4
+/// takes no offset as large as a cookie: there it is an attribute of the anchor.
+fn position_of(fd: c_int) -> isize {
+    let mut position = 0isize;
+    // SAFETY: seeking touches no memory; the word is writable for its size.
+    unsafe {
+        let offset = system_call!(libc::SYS_lseek, fd, 0, libc::SEEK_CUR);
+        if offset != ELSEWHERE {
+            return offset;
+        }
+        let bytes = size_of::<isize>();
+        match system_call!(libc::SYS_fgetxattr, fd, POSITION, &raw mut position, bytes) {
+            got if got == bytes as isize => position,
+            got if got < 0 => got,
+            _ => -(libc::EIO as isize),
+        }
+    }
+}
+
+/// Keeps a position; 0 or a negative errno.
+fn keep_position(fd: c_int, position: isize) -> isize {
+    // SAFETY: seeking touches no memory; the word is readable for its size.
+    unsafe {
+        if system_call!(libc::SYS_lseek, fd, position, libc::SEEK_SET) == position {
+            return 0;
+        }
+        match system_call!(libc::SYS_fsetxattr, fd, POSITION, &raw const position, size_of::<isize>(), 0) {
+            0 => system_call!(libc::SYS_lseek, fd, ELSEWHERE, libc::SEEK_SET).min(0),
+            failed => failed,
+        }
+    }
+}
+
+/// getdents64 of a directory of the pool.
 unsafe fn read_entries(pool: Pool, ino: u64, fd: c_int, out: *mut u8, room: usize) -> isize {
+    let position = position_of(fd);
+    if position < 0 {
+        return position;
+    }
     let stream = match Stream::open(pool, ino, -1) {
         Ok(stream) => stream,
         Err(errno) => return errno as isize,
     };
     // SAFETY: just opened; used by this thread alone.
     let Some(mut held) = (unsafe { Stream::of(stream) }) else { return -(libc::EIO as isize) };
-    // SAFETY: seeking touches no memory.
-    let position = unsafe { system_call!(libc::SYS_lseek, fd, 0, libc::SEEK_CUR) };
     held.seek(position as i64);
     let mut stored = 0;
     let result = loop {
@@ -81,14 +121,12 @@ unsafe fn read_entries(pool: Pool, ino: u64, fd: c_int, out: *mut u8, room: usiz
             },
         }
     };
-    let position = held.position();
+    let position = held.position() as isize;
     held.close();
-    // SAFETY: seeking touches no memory.
-    let kept = unsafe { system_call!(libc::SYS_lseek, fd, position, libc::SEEK_SET) };
-    if kept != position as isize {
-        return -(libc::EOVERFLOW as isize);
+    match keep_position(fd, position) {
+        0 => result,
+        failed => failed,
     }
-    result
 }
 
 interpose! {

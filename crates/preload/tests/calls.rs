@@ -1,4 +1,4 @@
-//! calls.c in the pool, and on a plain file system to prove that it asks for what Linux does.
+//! The C program of calls/ in the pool, and on a plain file system to prove that it asks for what Linux does.
 
 mod support;
 
@@ -23,7 +23,7 @@ const SECTIONS: [&str; 12] = [
 #[test]
 fn calls_on_a_plain_file_system_do_what_is_expected() {
     let scratch = Scratch::new();
-    let program = compile("calls.c", scratch.path());
+    let program = compile("calls", scratch.path());
     for section in SECTIONS.into_iter().chain(["fifos"]) {
         let root = scratch.path().join(section);
         std::fs::create_dir(&root).unwrap();
@@ -35,7 +35,7 @@ fn calls_on_a_plain_file_system_do_what_is_expected() {
 fn calls_in_the_pool_do_what_is_expected() {
     let pool = Pool::start();
     let scratch = Scratch::new();
-    let program = compile("calls.c", scratch.path());
+    let program = compile("calls", scratch.path());
     for section in SECTIONS {
         let root = format!("/forebay/{section}");
         succeeds(pool.command("mkdir").arg(&root));
@@ -47,7 +47,7 @@ fn calls_in_the_pool_do_what_is_expected() {
 fn calls_under_a_prefix_that_is_deep_do_what_is_expected() {
     let pool = Pool::start();
     let scratch = Scratch::new();
-    let program = compile("calls.c", scratch.path());
+    let program = compile("calls", scratch.path());
     let prefix = scratch.path().join("prefix");
     for section in ["paths", "crossings", "exec"] {
         let root = prefix.join(section);

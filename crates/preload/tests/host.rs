@@ -108,6 +108,29 @@ print(os.getcwd())'
 }
 
 #[test]
+fn vforked_child_that_touches_the_pool_first_leaves_its_parent_sound() {
+    // subprocess makes its children with vfork: they change directory and exec in their parent's memory, with descriptors
+    // of their own.
+    let pool = Pool::start();
+    succeeds(pool.command("sh").args(["-c", "mkdir /forebay/d && cp /bin/echo /forebay/d/own"]));
+    let script = "
+        import os, subprocess
+        say = lambda *args, **more: subprocess.check_output(args, text=True, **more).strip()
+        print(say('pwd', cwd='/forebay/d'), os.getcwd())
+        print(say('./own', 'in d', cwd='/forebay/d'), say('/forebay/d/own', 'whole'), os.path.exists('d'))
+        open('/forebay/d/new', 'w').write('by the parent')
+        before = len(os.listdir('/proc/self/fd'))
+        for i in range(5): say('./own', 'again', cwd='/forebay/d', close_fds=True)
+        print(sorted(os.listdir('/forebay/d')), open('/forebay/d/new').read())
+        print(len(os.listdir('/proc/self/fd')) - before, 'descriptors more')
+    ";
+    let script = script.lines().map(str::trim).collect::<Vec<_>>().join("\n");
+    let text = succeeds(pool.command("python3").args(["-c", &script]));
+    let expected = "/forebay/d /\nin d whole False\n['new', 'own'] by the parent\n0 descriptors more\n";
+    assert_eq!(text, expected);
+}
+
+#[test]
 fn calls_of_dead_pool_fail_and_of_new_one_work() {
     let pool = Pool::start();
     let path = pool.path();

@@ -136,12 +136,18 @@ pub fn succeeds(command: &mut Command) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Compiles a C program of this directory.
-pub fn compile(source: &str, into: &Path) -> PathBuf {
-    let program = into.join(source.trim_end_matches(".c"));
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(source);
+/// Compiles the C program whose sources are in a directory beside the tests.
+pub fn compile(sources: &str, into: &Path) -> PathBuf {
+    let program = into.join(sources);
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(sources);
+    let sources = fs::read_dir(&sources).unwrap().map(|entry| entry.unwrap().path());
     let options = ["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-pthread", "-o"];
-    succeeds(Command::new("cc").args(options).arg(&program).arg(source));
+    let mut compiler = Command::new("cc");
+    compiler
+        .args(options)
+        .arg(&program)
+        .args(sources.filter(|path| path.extension().is_some_and(|e| e == "c")));
+    succeeds(&mut compiler);
     program
 }
 

@@ -1,0 +1,152 @@
+/* Reading directories, and walks over trees. */
+#include "calls.h"
+
+static int only_x(const struct dirent *e) { return e->d_name[0] == 'x'; }
+
+void test_directories(void)
+{
+    char name[32], buffer[65536];
+    CHECK(mkdir("d", 0755) == 0);
+    for (int i = 0; i < 3000; i++) {
+        snprintf(name, sizeof name, "d/%c%d", i % 3 ? 'y' : 'x', i);
+        int fd = open(name, O_CREAT | O_EXCL | O_WRONLY, 0600);
+        if (fd < 0 || close(fd) != 0) {
+            CHECK(!"made");
+            break;
+        }
+    }
+    DIR *d = opendir("d");
+    CHECK(d != NULL);
+    int count = 0, dots = 0;
+    struct dirent *e;
+    long half = 0;
+    char after[256] = "";
+    errno = 0;
+    while ((e = readdir(d))) {
+        if (e->d_name[0] == '.')
+            dots++;
+        else
+            CHECK(e->d_type == DT_REG);
+        if (++count == 1500)
+            half = telldir(d);
+        if (count == 1501)
+            strcpy(after, e->d_name);
+    }
+    CHECK(errno == 0);
+    CHECK(count == 3002 && dots == 2);
+    seekdir(d, half);
+    e = readdir(d);
+    CHECK(e && strcmp(e->d_name, after) == 0);
+    rewinddir(d);
+    struct stat st, st2;
+    int own = 0, above = 0;
+    for (count = 0; (e = readdir(d)); count++) {
+        if (strcmp(e->d_name, ".") == 0)
+            own = stat("d", &st) == 0 && st.st_ino == e->d_ino;
+        if (strcmp(e->d_name, "..") == 0)
+            above = stat(".", &st) == 0 && st.st_ino == e->d_ino;
+    }
+    CHECK(count == 3002 && own && above);
+    int fd = dirfd(d);
+    CHECK(fd >= 0 && fstat(fd, &st) == 0 && stat("d", &st2) == 0);
+    CHECK(st.st_ino == st2.st_ino && st.st_dev == st2.st_dev && S_ISDIR(st.st_mode) && st.st_nlink == 2);
+    CHECK(fstatat(fd, "x0", &st, 0) == 0 && unlinkat(fd, "x0", 0) == 0 && !exists("d/x0"));
+    struct dirent entry, *out;
+    rewinddir(d);
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+    for (count = 0; readdir_r(d, &entry, &out) == 0 && out; count++)
+        ;
+#pragma GCC diagnostic pop
+    CHECK(count == 3001);
+    CHECK(closedir(d) == 0);
+    CHECK(fcntl(fd, F_GETFD) == -1);
+    fd = open("d", O_RDONLY | O_DIRECTORY);
+    CHECK(fd >= 0);
+    d = fdopendir(dup(fd));
+    for (count = 0; d && readdir(d); count++)
+        ;
+    CHECK(count == 3001 && dirfd(d) != fd && closedir(d) == 0);
+    CHECK(lseek(fd, 0, SEEK_SET) == 0);
+    ssize_t n;
+    count = 0;
+    while ((n = getdents64(fd, buffer, sizeof buffer)) > 0)
+        for (ssize_t at = 0; at < n; count++)
+            at += ((struct dirent *)(buffer + at))->d_reclen;
+    CHECK(n == 0 && count == 3001);
+    struct dirent **list;
+    CHECK(scandir("d", &list, only_x, alphasort) == 999);
+    CHECK(strcmp(list[0]->d_name, "x1002") == 0 && strcmp(list[998]->d_name, "x999") == 0);
+    for (int i = 0; i < 999; i++)
+        free(list[i]);
+    free(list);
+    n = scandirat(fd, ".", &list, NULL, versionsort);
+    CHECK(n == 3001);
+    for (int i = 0; i < n; i++)
+        free(list[i]);
+    free(list);
+    FAILS(scandir("none", &list, NULL, NULL), ENOENT);
+    CHECK(opendir("d/x3") == NULL && errno == ENOTDIR);
+    CHECK(opendir("none") == NULL && errno == ENOENT);
+    CHECK(opendir("") == NULL && errno == ENOENT);
+    CHECK(close(fd) == 0);
+}
+
+static char seen[8192];
+static int levels;
+static int visit(const char *path, const struct stat *st, int kind, struct FTW *f)
+{
+    size_t at = strlen(seen);
+    struct stat now;
+    const char *shown = strncmp(path, root, strlen(root)) ? path : path + strlen(root);
+    snprintf(seen + at, sizeof seen - at, "%s:%d:%d ", shown, kind, f->level);
+    if (kind != FTW_NS && kind != FTW_SLN)
+        CHECK(lstat(path, &now) == 0 || levels);
+    if (levels) /* FTW_CHDIR: seen from the directory that holds it, or, at its end, from within */
+        CHECK(lstat(kind == FTW_DP ? "." : path + f->base, &now) == 0 && now.st_ino == st->st_ino);
+    return 0;
+}
+static int stop_at_b(const char *path, const struct stat *st, int kind, struct FTW *f)
+{
+    (void)st, (void)kind;
+    return strcmp(path + f->base, "b") == 0 ? 77 : 0;
+}
+static int visit_old(const char *path, const struct stat *st, int kind)
+{
+    (void)path, (void)st;
+    levels += kind == FTW_F;
+    return 0;
+}
+
+void test_walks(void)
+{
+    char here[PATH_MAX], now[PATH_MAX];
+    CHECK(mkdir("t", 0755) == 0 && mkdir("t/a", 0755) == 0 && mkdir("t/a/b", 0755) == 0);
+    put("t/a/b/f", "f");
+    CHECK(symlink("a/b/f", "t/l") == 0 && symlink("nowhere", "t/a/n") == 0);
+    CHECK(nftw(under("t"), visit, 8, FTW_PHYS) == 0);
+    CHECK(strstr(seen, "/t:1:0 ") && strstr(seen, "/t/a/b/f:0:3 ") && strstr(seen, "/t/l:4:1 "));
+    seen[0] = 0;
+    CHECK(nftw("t", visit, 8, FTW_DEPTH) == 0);
+    CHECK(strstr(seen, "t:5:0 ") && strstr(seen, "t/l:0:1 ") && strstr(seen, "t/a/n:6:2 "));
+    CHECK(strstr(seen, "t/a/b/f:0:3 ") < strstr(seen, "t/a/b:5:2 "));
+    seen[0] = 0;
+    levels = 1;
+    CHECK(getcwd(here, sizeof here) != NULL);
+    CHECK(nftw(under("t"), visit, 8, FTW_CHDIR | FTW_PHYS | FTW_DEPTH) == 0);
+    CHECK(strstr(seen, "/t/a/b/f:0:3 ") != NULL);
+    CHECK(getcwd(now, sizeof now) && strcmp(here, now) == 0);
+    CHECK(nftw("t", stop_at_b, 8, FTW_PHYS) == 77);
+    levels = 0;
+    CHECK(ftw("t", visit_old, 8) == 0 && levels == 2);
+    FAILS(nftw("none", visit, 8, 0), ENOENT);
+
+    glob_t g;
+    CHECK(glob("t/*", 0, NULL, &g) == 0 && g.gl_pathc == 2 && strcmp(g.gl_pathv[0], "t/a") == 0);
+    globfree(&g);
+    CHECK(glob(under("t/*/*/f"), GLOB_MARK, NULL, &g) == 0 && g.gl_pathc == 1);
+    globfree(&g);
+    CHECK(glob("t/{a,z}", GLOB_BRACE, NULL, &g) == 0 && g.gl_pathc == 1);
+    globfree(&g);
+    CHECK(glob("t/q*", 0, NULL, &g) == GLOB_NOMATCH);
+}
