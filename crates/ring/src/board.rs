@@ -6,8 +6,13 @@
 //!          0 u32 sequence  4 u8 name bytes  5 u8 kind  8 u64 parent  16 u64 inode  24 u32 mode  28 u32 uid  32 u32 gid
 //!          40 name
 //! inodes   buckets of 4 entries of 256 bytes:
-//!          0 u32 sequence  4 u32 1 if in use  8 u64 inode  16 attributes and layout
+//!          0 u32 sequence  4 u32 bit 0: in use, bit 1: complete  8 u64 inode  16 attributes and layout
 //! ```
+//!
+//! A directory is *complete* while all its names that are not too long for the board are on it: from when it is empty
+//! until one of them gives way. A name that is not found in a complete directory does not exist, so look-ups of absent
+//! names need no request either. A reader looks for the name first and at the mark second: who evicts clears the mark
+//! first.
 //!
 //! Name entries of directories carry what a path walk checks (mode, owner, group), so that a walk reads one entry a
 //! component and does not meet the attributes of a directory that others are creating in.
@@ -27,6 +32,8 @@ pub(crate) const INODE_BYTES: usize = 256;
 pub(crate) const ENTRY_OFFSET: usize = 16;
 /// Most bytes that an encoded entry takes on the board.
 pub(crate) const ENTRY_BYTES_MAX: usize = INODE_BYTES - ENTRY_OFFSET;
+pub(crate) const USED: u32 = 1;
+pub(crate) const COMPLETE: u32 = 2;
 pub(crate) const KIND_EMPTY: u8 = 0;
 pub(crate) const KIND_ABSENT: u8 = 255;
 
@@ -150,7 +157,12 @@ impl Board {
         let bucket = self.tables.name_bucket(parent, name);
         for way in 0..WAYS {
             let at = bucket + way * NAME_BYTES;
-            for _ in 0..RETRIES {
+            let mut tries = 0;
+            loop {
+                tries += 1;
+                if tries > RETRIES {
+                    return Lookup::Unknown;
+                }
                 let before = self.mapping.word32(at).load(Ordering::Acquire);
                 if before & 1 == 1 {
                     std::hint::spin_loop();
@@ -182,7 +194,25 @@ impl Board {
                 };
             }
         }
-        Lookup::Unknown
+        fence(Ordering::Acquire);
+        if self.is_complete(parent) {
+            Lookup::Absent
+        } else {
+            Lookup::Unknown
+        }
+    }
+
+    /// True when all names of a directory that fit are on the board.
+    fn is_complete(&self, ino: Ino) -> bool {
+        let bucket = self.tables.inode_bucket(ino);
+        (0..WAYS).map(|way| bucket + way * INODE_BYTES).any(|at| {
+            let before = self.mapping.word32(at).load(Ordering::Acquire);
+            let state = self.mapping.word32(at + 4).load(Ordering::Relaxed);
+            let same = self.mapping.word64(at + 8).load(Ordering::Relaxed) == ino.0;
+            fence(Ordering::Acquire);
+            let whole = before & 1 == 0 && self.mapping.word32(at).load(Ordering::Relaxed) == before;
+            whole && same && state == USED | COMPLETE
+        })
     }
 
     #[inline]
@@ -219,7 +249,7 @@ impl Board {
                     std::hint::spin_loop();
                     continue;
                 }
-                let used = self.mapping.word32(at + 4).load(Ordering::Relaxed) == 1;
+                let used = self.mapping.word32(at + 4).load(Ordering::Relaxed) & USED != 0;
                 if !used || self.mapping.word64(at + 8).load(Ordering::Relaxed) != ino.0 {
                     fence(Ordering::Acquire);
                     if self.mapping.word32(at).load(Ordering::Relaxed) != before {

@@ -12,8 +12,8 @@ use forebay_types::limits::BOARD_NAME_MAX;
 use forebay_types::{Entry, Ino, Kind, Reader, Writer};
 
 use crate::board::{
-    Tables, ENTRY_BYTES_MAX, ENTRY_OFFSET, INODE_BYTES, KIND_ABSENT, KIND_EMPTY, NAME_BYTES, NAME_OFFSET,
-    WAYS,
+    Tables, COMPLETE, ENTRY_BYTES_MAX, ENTRY_OFFSET, INODE_BYTES, KIND_ABSENT, KIND_EMPTY, NAME_BYTES,
+    NAME_OFFSET, USED, WAYS,
 };
 use crate::shared::{memfd_sealed, Mapping, Seal};
 
@@ -62,10 +62,7 @@ impl BoardWriter {
     /// Publishes an inode, or that it is gone. Publish a transaction's inodes before its names.
     pub fn inode(&mut self, ino: Ino, entry: Option<&Entry>) {
         let bucket = self.tables.inode_bucket(ino);
-        let found = (0..WAYS).map(|w| bucket + w * INODE_BYTES).find(|&at| {
-            self.mapping.word32(at + 4).load(Ordering::Relaxed) == 1
-                && self.mapping.word64(at + 8).load(Ordering::Relaxed) == ino.0
-        });
+        let found = self.find_inode(ino);
         let Some(entry) = entry else {
             if let Some(at) = found {
                 self.touch(at);
@@ -85,7 +82,14 @@ impl BoardWriter {
         }
         let len = w.len();
         self.touch(at);
-        self.mapping.word32(at + 4).store(1, Ordering::Relaxed);
+        let mut state = USED;
+        if entry.attr.is_directory() {
+            let was = if found.is_some() { self.mapping.word32(at + 4).load(Ordering::Relaxed) } else { 0 };
+            if entry.attr.size == 0 || was & COMPLETE != 0 {
+                state |= COMPLETE;
+            }
+        }
+        self.mapping.word32(at + 4).store(state, Ordering::Relaxed);
         self.mapping.word64(at + 8).store(ino.0, Ordering::Relaxed);
         self.mapping.store(at + ENTRY_OFFSET, &bytes[..len]);
     }
@@ -95,6 +99,13 @@ impl BoardWriter {
         if name.len() > BOARD_NAME_MAX || name.is_empty() {
             return;
         }
+        if !self.place_name(parent, name, target) && target.is_some() {
+            self.clear_complete(parent);
+        }
+    }
+
+    /// Puts a name on the board; false when it could not be.
+    fn place_name(&mut self, parent: Ino, name: &[u8], target: Option<(Ino, Kind)>) -> bool {
         let bucket = self.tables.name_bucket(parent, name);
         let found = (0..WAYS).map(|w| bucket + w * NAME_BYTES).find(|&at| self.holds(at, parent, name));
         let permissions = match target {
@@ -102,17 +113,22 @@ impl BoardWriter {
                 Some(p) => p,
                 None => {
                     // A walk could not check it: better unknown.
-                    if let Some(at) = found {
-                        self.touch(at);
-                        self.mapping.word32(at + 4).store(0, Ordering::Relaxed);
-                    }
-                    return;
+                    self.erase_name(found);
+                    return false;
                 }
             },
+            None if self.is_complete(parent) => {
+                self.erase_name(found);
+                return true;
+            }
             _ => (0, 0, 0),
         };
         let free = |b: &Self, at: usize| b.kind_at(at) == KIND_EMPTY;
-        let Some(at) = found.or_else(|| self.place(bucket, NAME_BYTES, free)) else { return };
+        let Some(at) = found.or_else(|| self.place(bucket, NAME_BYTES, free)) else { return false };
+        if found.is_none() && !matches!(self.kind_at(at), KIND_EMPTY | KIND_ABSENT) {
+            // It gives way: its directory is no longer complete, and says so before the name is gone.
+            self.clear_complete(Ino(self.mapping.word64(at + 8).load(Ordering::Relaxed)));
+        }
         self.forget_directory(at);
         self.touch(at);
         let (ino, kind) = target.map_or((Ino(0), KIND_ABSENT), |(ino, kind)| (ino, kind as u8));
@@ -123,6 +139,37 @@ impl BoardWriter {
         self.mapping.store(at + NAME_OFFSET, name);
         if kind == Kind::Directory as u8 {
             self.directories.insert(ino, at);
+        }
+        true
+    }
+
+    fn erase_name(&mut self, found: Option<usize>) {
+        if let Some(at) = found {
+            self.forget_directory(at);
+            self.touch(at);
+            self.mapping.word32(at + 4).store(0, Ordering::Relaxed);
+        }
+    }
+
+    fn find_inode(&self, ino: Ino) -> Option<usize> {
+        let bucket = self.tables.inode_bucket(ino);
+        (0..WAYS).map(|w| bucket + w * INODE_BYTES).find(|&at| {
+            self.mapping.word32(at + 4).load(Ordering::Relaxed) & USED != 0
+                && self.mapping.word64(at + 8).load(Ordering::Relaxed) == ino.0
+        })
+    }
+
+    fn is_complete(&self, ino: Ino) -> bool {
+        self.find_inode(ino)
+            .is_some_and(|at| self.mapping.word32(at + 4).load(Ordering::Relaxed) & COMPLETE != 0)
+    }
+
+    fn clear_complete(&mut self, ino: Ino) {
+        if let Some(at) = self.find_inode(ino) {
+            if self.mapping.word32(at + 4).load(Ordering::Relaxed) & COMPLETE != 0 {
+                self.touch(at);
+                self.mapping.word32(at + 4).store(USED, Ordering::Relaxed);
+            }
         }
     }
 
@@ -140,11 +187,7 @@ impl BoardWriter {
     }
 
     fn entry_of(&self, ino: Ino) -> Option<Entry> {
-        let bucket = self.tables.inode_bucket(ino);
-        let at = (0..WAYS).map(|w| bucket + w * INODE_BYTES).find(|&at| {
-            self.mapping.word32(at + 4).load(Ordering::Relaxed) == 1
-                && self.mapping.word64(at + 8).load(Ordering::Relaxed) == ino.0
-        })?;
+        let at = self.find_inode(ino)?;
         let mut bytes = [0; ENTRY_BYTES_MAX];
         self.mapping.load(at + ENTRY_OFFSET, &mut bytes);
         Entry::decode(&mut Reader::new(&bytes)).ok()

@@ -129,6 +129,59 @@ fn removed_inode_is_no_longer_shown() {
     assert!(board.inode(Ino(3)).is_none() && !w.has_inode(Ino(3)));
 }
 
+#[test]
+fn name_not_found_in_a_complete_directory_is_absent_until_one_of_its_names_gives_way() {
+    let (mut w, board) = board(1 << 20);
+    let directory = |entries: u64| {
+        let mut e = entry(Ino(9), DIRECTORY, 1);
+        e.attr.size = entries;
+        e
+    };
+    assert_eq!(board.lookup(Ino(9), b"x"), Lookup::Unknown);
+    w.inode(Ino(9), Some(&directory(3)));
+    w.finish();
+    assert_eq!(board.lookup(Ino(9), b"x"), Lookup::Unknown, "its names are not known");
+    w.inode(Ino(9), Some(&directory(0)));
+    w.finish();
+    assert_eq!(board.lookup(Ino(9), b"x"), Lookup::Absent, "it is empty");
+    w.inode(Ino(9), Some(&directory(1)));
+    w.name(Ino(9), b"a", Some((Ino(10), Kind::File)));
+    w.finish();
+    assert_eq!(board.lookup(Ino(9), b"x"), Lookup::Absent);
+    assert!(matches!(board.lookup(Ino(9), b"a"), Lookup::Hit(_)));
+    assert_eq!(board.lookup(Ino(9), &[b'l'; BOARD_NAME_MAX + 1]), Lookup::Unknown, "too long for the board");
+    w.name(Ino(9), b"a", None);
+    w.finish();
+    assert_eq!(board.lookup(Ino(9), b"a"), Lookup::Absent);
+    // A subdirectory whose permissions are not known cannot be shown, so the parent is no longer complete.
+    w.name(Ino(9), b"d", Some((Ino(77), Kind::Directory)));
+    w.finish();
+    assert_eq!((board.lookup(Ino(9), b"d"), board.lookup(Ino(9), b"x")), (Lookup::Unknown, Lookup::Unknown));
+}
+
+#[test]
+fn complete_directory_that_outgrows_the_board_never_denies_a_name_that_it_has() {
+    let (mut w, board) = board(1 << 20);
+    let mut e = entry(Ino(1), DIRECTORY, 1);
+    e.attr.size = 0;
+    w.inode(Ino(1), Some(&e));
+    w.finish();
+    let mut unknown = 0;
+    for i in 0..20_000u64 {
+        e.attr.size = i + 1;
+        w.inode(Ino(1), Some(&e));
+        w.name(Ino(1), format!("n{i}").as_bytes(), Some((Ino(i + 10), Kind::File)));
+        w.finish();
+        let probe = format!("n{}", i.wrapping_mul(7919) % (i + 1));
+        match board.lookup(Ino(1), probe.as_bytes()) {
+            Lookup::Hit(_) => {}
+            Lookup::Absent => panic!("{probe} exists"),
+            Lookup::Unknown => unknown += 1,
+        }
+    }
+    assert!(unknown > 0 && w.evicted() > 0, "the board must have been outgrown");
+}
+
 /// Readers race a writer; each attribute carries one value in all fields, so that a torn one shows.
 fn race(rounds: u64, write: impl Fn(&mut BoardWriter, u64) + Send) -> (u64, u64) {
     let (fd, mut w) = BoardWriter::create(1 << 20).unwrap();
