@@ -22,7 +22,7 @@ pub(crate) fn report(e: &Error, json: bool, code: u8) -> ExitCode {
 
 /// Prints the error on stderr.
 pub(crate) fn say(e: &Error) {
-    eprintln!("forebay: {e}");
+    note!("forebay: {e}");
 }
 
 /// The error as JSON.
@@ -30,10 +30,24 @@ pub(crate) fn value(e: &Error) -> Value {
     json!({ "code": e.code.name(), "what": e.what, "why": e.why, "cure": e.cure })
 }
 
-/// Prints a value on stdout, with a newline behind. A reader that has gone is no failure of ours.
+/// Exit status of a program that SIGPIPE ends, as a shell has it.
+const READER_GONE: i32 = 128 + libc::SIGPIPE;
+
+/// Prints on stdout. A reader that has gone (`| head`) ends this program quietly; a full disk is said.
+pub(crate) fn put(text: impl AsRef<[u8]>) {
+    let mut out = std::io::stdout().lock();
+    let Err(e) = out.write_all(text.as_ref()).and_then(|()| out.flush()) else { return };
+    if e.kind() == std::io::ErrorKind::BrokenPipe {
+        std::process::exit(READER_GONE);
+    }
+    say(&Error::io("cannot print", &e));
+    std::process::exit(i32::from(FAILED));
+}
+
+/// Prints a value on stdout, with a newline behind.
 pub(crate) fn print_json(value: &Value) {
     let text = serde_json::to_string_pretty(value).unwrap_or_else(|_| value.to_string());
-    let _ = writeln!(std::io::stdout(), "{text}");
+    put(text + "\n");
 }
 
 /// An error about what the user wrote.

@@ -6,6 +6,14 @@
 //! found problems; `run` that of the program, or 125, 126, 127 as env(1), and it dies of the signal that its program
 //! died of.
 
+/// Prints a line on stderr. One that nobody reads (`2>&1 | head`) must not end what is being done.
+macro_rules! note {
+    ($($words:tt)*) => {{
+        use std::io::Write as _;
+        let _ = writeln!(std::io::stderr(), $($words)*);
+    }};
+}
+
 mod arguments;
 mod failure;
 mod pool;

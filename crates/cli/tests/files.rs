@@ -72,6 +72,28 @@ fn ls_and_stat_of_what_is_absent_fail_and_show_the_rest() {
 }
 
 #[test]
+fn output_whose_reader_is_gone_or_whose_disk_is_full_is_no_panic() {
+    let place = Place::new();
+    let pool = filled(&place);
+    for verb in [
+        &["ls", "-lR"][..],
+        &["status"],
+        &["stat", "/t"],
+        &["fsck"],
+        &["ls", "--json"],
+        &["completions", "bash"],
+    ] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let ran = Ran::of(place.command(verb).arg("--pool").arg(&pool).stdout(writer).output().unwrap());
+        assert_eq!((ran.code, ran.err.as_str()), (Some(141), ""), "{verb:?}: {ran:?}");
+        let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+        let ran = Ran::of(place.command(verb).arg("--pool").arg(&pool).stdout(full).output().unwrap());
+        ran.assert_refused(1, &["cannot print", "No space left"]);
+    }
+}
+
+#[test]
 fn stat_tells_attributes_layout_and_state() {
     let place = Place::new();
     let pool = filled(&place);

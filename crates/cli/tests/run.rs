@@ -332,3 +332,27 @@ fn leftovers_of_a_killed_pool_are_cleared_by_the_next_run() {
     ran.assert_refused(125, &["the pool is gone"]);
     place.assert_nothing_left();
 }
+
+#[test]
+fn run_under_a_parent_that_ignores_its_children_still_sees_the_end() {
+    let place = Place::new();
+    let script = format!("trap '' CHLD; exec {} run --quiet -- sh -c 'exit 3'", common::forebay().display());
+    let mut command = Command::new("sh");
+    command.args(["-c", &script]);
+    place.dress(&mut command);
+    let mut run = start(command);
+    assert_eq!(run.wait().code(), Some(3));
+    place.assert_nothing_left();
+}
+
+#[test]
+fn run_whose_stderr_nobody_reads_still_stages_out() {
+    let place = Place::new();
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    let pair = format!("/f:{}", place.join("f").display());
+    let mut command = place.command(["run", "--stage-out", &pair, "--", "sh", "-c", "echo x > /forebay/f"]);
+    assert_eq!(Ran::of(command.stderr(writer).output().unwrap()).code, Some(0));
+    assert_eq!(std::fs::read(place.join("f")).unwrap(), b"x\n");
+    place.assert_nothing_left();
+}

@@ -27,8 +27,13 @@ pub struct Received {
 }
 
 impl Signals {
-    /// Blocks `signals` in this thread, and in threads that it starts later.
+    /// Blocks `signals` in this thread, and in threads that it starts later. SIGCHLD among them is made to come even
+    /// where the starter of this process had it ignored, with which no child could be waited for.
     pub fn block(signals: &[i32]) -> io::Result<Signals> {
+        if signals.contains(&libc::SIGCHLD) {
+            // SAFETY: sets a disposition; there is no handler.
+            unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+        }
         let set = set_of(signals);
         let mut before = MaybeUninit::uninit();
         // SAFETY: both sets are live; `before` is written before it is read.

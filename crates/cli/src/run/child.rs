@@ -72,11 +72,16 @@ pub(super) fn run(
 
 fn wait(mut child: Child, signals: &Signals) -> Ended {
     loop {
-        if let Ok(Some(status)) = child.try_wait() {
-            return match status.signal() {
-                Some(signal) => Ended::Signal(signal),
-                None => Ended::Status(status.code().unwrap_or(1)),
-            };
+        match child.try_wait() {
+            Ok(Some(status)) => {
+                return match status.signal() {
+                    Some(signal) => Ended::Signal(signal),
+                    None => Ended::Status(status.code().unwrap_or(1)),
+                };
+            }
+            Ok(None) => {}
+            // Somebody else has waited for it: how it ended cannot be told.
+            Err(_) => return Ended::Status(i32::from(super::FOREBAY_FAILED)),
         }
         let _ = poll(&mut [PollFd::new(signals, PollFlags::IN)], None);
         while let Some(received) = signals.next() {

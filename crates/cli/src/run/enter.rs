@@ -172,7 +172,7 @@ impl Entered {
     pub(super) fn announce(&self) {
         let Some(started) = &self.started else { return };
         for cost in started.costs.iter().filter(|c| is_serious(c)) {
-            eprintln!(
+            note!(
                 "forebay: note: the pool ({}, {}) is {cost}",
                 started.identity.media,
                 table::bytes(started.identity.capacity_bytes)

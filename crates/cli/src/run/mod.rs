@@ -91,7 +91,7 @@ pub(crate) fn run(named: Option<PathBuf>, arguments: Run) -> Result<ExitCode> {
         }
     };
     for warning in target.warnings() {
-        eprintln!("forebay: warning: {warning}");
+        note!("forebay: warning: {warning}");
     }
     let environment = preload::environment(&library, &entered, &prefix);
     let signals = Signals::block(&SIGNALS).map_err(|e| Error::io("cannot wait for signals", &e))?;
@@ -120,7 +120,7 @@ pub(crate) fn run(named: Option<PathBuf>, arguments: Run) -> Result<ExitCode> {
         summary(&arguments.command, ended, seconds, staged_in.as_ref(), &finish);
     }
     if restarts > 0 {
-        eprintln!("forebay: note: the pool's daemon was restarted {restarts} times{}", entered.last_words());
+        note!("forebay: note: the pool's daemon was restarted {restarts} times{}", entered.last_words());
     }
     entered.leave();
     Ok(conclude(ended, finish.failed))
@@ -204,7 +204,7 @@ fn summary(
     parts.extend(staged_in.map(|r| staging::line(staging::Direction::In, r)));
     parts.push(format!("{name} {how} after {}", table::duration(seconds)));
     parts.extend(finish.report.as_ref().map(|r| staging::line(staging::Direction::Out, r)));
-    eprintln!("forebay: {}", parts.join("; "));
+    note!("forebay: {}", parts.join("; "));
 }
 
 fn report(

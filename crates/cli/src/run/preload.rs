@@ -30,7 +30,7 @@ pub(crate) fn shed() {
     let name = arguments.next().unwrap_or_else(|| "forebay".into());
     let e =
         std::process::Command::new(me).arg0(name).args(arguments).env_remove(PRELOAD).env(KEPT, list).exec();
-    eprintln!("forebay: cannot start again without {LIBRARY}: {e}");
+    note!("forebay: cannot start again without {LIBRARY}: {e}");
     std::process::exit(1);
 }
 

@@ -110,7 +110,7 @@ impl Stages {
             let who = if success { "another rank" } else { "the program" };
             let why =
                 format!("nothing was staged out, for {who} failed (--stage-out-on always does it anyway)");
-            eprintln!("forebay: {why}");
+            note!("forebay: {why}");
             return Finish { skipped: Some(why), ..Finish::default() };
         }
         match stage_out_now(entered, arguments, &pairs, signals) {
@@ -122,9 +122,7 @@ impl Stages {
                 Finish { report: Some(report), failed, ..Finish::default() }
             }
             Ok((report, Some(signal))) => {
-                eprintln!(
-                    "forebay: staging out was given up at signal {signal}: what was not staged is lost"
-                );
+                note!("forebay: staging out was given up at signal {signal}: what was not staged is lost");
                 Finish { report: Some(report), failed: true, ..Finish::default() }
             }
             Err(e) => {
@@ -164,18 +162,14 @@ fn rescue(entered: &mut Entered, pairs: &[Pair]) {
             return;
         }
         entered.embedded = false;
-        eprintln!("forebay: the results are not lost: their pool stays up. When there is room for them:");
+        note!("forebay: the results are not lost: their pool stays up. When there is room for them:");
     } else {
-        eprintln!("forebay: the results are still in the pool. When there is room for them:");
+        note!("forebay: the results are still in the pool. When there is room for them:");
     }
     for pair in pairs {
-        eprintln!(
-            "  forebay stage-out --pool {dir} {}:{}",
-            pair.source.display(),
-            pair.destination.display()
-        );
+        note!("  forebay stage-out --pool {dir} {}:{}", pair.source.display(), pair.destination.display());
     }
-    eprintln!("  forebay down --pool {dir}");
+    note!("  forebay down --pool {dir}");
 }
 
 fn options(arguments: &Run) -> StageOptions {

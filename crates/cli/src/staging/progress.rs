@@ -89,7 +89,7 @@ impl<'a> Interrupt<'a> {
             }
             match self.warning {
                 Some(warning) if !self.warned.swap(true, Ordering::Relaxed) => {
-                    eprintln!("forebay: {warning}")
+                    note!("forebay: {warning}")
                 }
                 _ => {
                     self.stopped_by.store(received.signal as u32, Ordering::Relaxed);
@@ -180,7 +180,7 @@ impl<'a> Shown<'a> {
         if now >= due {
             let next = now + LINE_PERIOD.as_millis() as u64;
             if self.next_line_ms.compare_exchange(due, next, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-                eprintln!("{}", self.line());
+                note!("{}", self.line());
             }
         }
     }
@@ -220,7 +220,7 @@ impl Progress for Shown<'_> {
     }
 
     fn message(&self, text: &str) {
-        self.bar.suspend(|| eprintln!("forebay: {text}"));
+        self.bar.suspend(|| note!("forebay: {text}"));
     }
 
     fn cancelled(&self) -> bool {

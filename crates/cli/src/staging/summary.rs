@@ -40,7 +40,7 @@ pub(crate) fn print_report(direction: Direction, r: &StageReport, as_json: bool)
         value["complete"] = json!(r.is_complete());
         crate::failure::print_json(&value);
     } else {
-        print!("{}", as_table(direction, r));
+        crate::failure::put(as_table(direction, r));
     }
 }
 
@@ -48,14 +48,14 @@ pub(crate) fn print_report(direction: Direction, r: &StageReport, as_json: bool)
 pub(crate) fn print_problems(r: &StageReport) {
     for e in r.errors.iter().take(ERRORS_SHOWN) {
         let cure = if e.cure.is_empty() { String::new() } else { format!("\n  hint: {}", e.cure) };
-        eprintln!("forebay: {}: {}{cure}", e.path, e.what);
+        note!("forebay: {}: {}{cure}", e.path, e.what);
     }
     if r.errors_total > ERRORS_SHOWN as u64 {
-        eprintln!("forebay: and {} more failures", r.errors_total - ERRORS_SHOWN as u64);
+        note!("forebay: and {} more failures", r.errors_total - ERRORS_SHOWN as u64);
     }
     for w in &r.warnings {
         let more = if w.count > 1 { format!(" and {} more", w.count - 1) } else { String::new() };
-        eprintln!("forebay: warning: {}: {}{more}", w.what, w.path);
+        note!("forebay: warning: {}: {}{more}", w.what, w.path);
     }
 }
 

@@ -8,6 +8,8 @@ use forebay_types::Result;
 use crate::arguments::{Arguments, Completions};
 
 pub(super) fn completions(arguments: &Completions) -> Result<ExitCode> {
-    clap_complete::generate(arguments.shell, &mut Arguments::command(), "forebay", &mut std::io::stdout());
+    let mut script = Vec::new();
+    clap_complete::generate(arguments.shell, &mut Arguments::command(), "forebay", &mut script);
+    crate::failure::put(script);
     Ok(ExitCode::SUCCESS)
 }

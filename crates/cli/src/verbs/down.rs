@@ -34,10 +34,11 @@ pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode>
         (Some(_), false) => "is down",
         (None, false) => "was not up: what it had left is cleared away",
     };
-    println!("pool {} {state}{}", dir.display(), fate(before.as_ref(), stopped.data_kept));
+    let mut text = format!("pool {} {state}{}\n", dir.display(), fate(before.as_ref(), stopped.data_kept));
     if arguments.keep && !stopped.data_kept {
-        println!("  note: it had no memory of its own that could be kept");
+        text.push_str("  note: it had no memory of its own that could be kept\n");
     }
+    failure::put(text);
     Ok(ExitCode::SUCCESS)
 }
 

@@ -23,7 +23,7 @@ pub(super) fn fsck(named: Option<PathBuf>, arguments: &Fsck) -> Result<ExitCode>
     if arguments.json {
         failure::print_json(&report);
     } else {
-        print!("{}", text(&dir.display().to_string(), &report, clean));
+        failure::put(text(&dir.display().to_string(), &report, clean));
     }
     Ok(if clean { ExitCode::SUCCESS } else { ExitCode::from(PROBLEMS) })
 }

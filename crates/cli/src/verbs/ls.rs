@@ -1,6 +1,5 @@
 //! `forebay ls`.
 
-use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -22,24 +21,16 @@ struct Shown {
 
 pub(super) fn ls(named: Option<PathBuf>, arguments: &Ls) -> Result<ExitCode> {
     let pool = pool::attach(&pool::directory(named)?)?;
-    let mut listing = Listing {
-        pool,
-        arguments,
-        json: Vec::new(),
-        blocks: 0,
-        out: std::io::BufWriter::new(std::io::stdout().lock()),
-    };
+    let mut listing = Listing { pool, arguments, json: Vec::new(), blocks: 0 };
     let mut failed = false;
     let several = arguments.paths.len() > 1 || arguments.recursive;
     for text in &arguments.paths {
         let path = pool::path_within(text);
         if let Err(e) = listing.list(&path, several) {
-            let _ = listing.out.flush();
             failure::say(&e);
             failed = true;
         }
     }
-    let _ = listing.out.flush();
     if arguments.json {
         failure::print_json(&Value::Array(std::mem::take(&mut listing.json)));
     }
@@ -52,7 +43,6 @@ struct Listing<'a> {
     json: Vec<Value>,
     /// Directories printed so far: an empty line goes between them.
     blocks: u64,
-    out: std::io::BufWriter<std::io::StdoutLock<'a>>,
 }
 
 impl Listing<'_> {
@@ -64,7 +54,8 @@ impl Listing<'_> {
         let entry = pool::worded(found, "list", path)?;
         if !entry.attr.is_directory() {
             let shown = self.shown(path.to_vec(), path, entry.attr.ino, entry.attr.kind())?;
-            return self.print(path, vec![shown], false);
+            self.print(path, vec![shown], false);
+            return Ok(());
         }
         self.directory(entry.attr.ino, path, headed)
     }
@@ -98,7 +89,7 @@ impl Listing<'_> {
                 Err(e) => return Err(e),
             }
         }
-        self.print(path, shown, headed)?;
+        self.print(path, shown, headed);
         for (path, ino) in below {
             self.directory(ino, &path, true)?;
         }
@@ -116,11 +107,11 @@ impl Listing<'_> {
         Ok(Shown { name, ino, kind, stat: Some(stat), link })
     }
 
-    fn print(&mut self, dir: &[u8], entries: Vec<Shown>, headed: bool) -> Result<()> {
+    fn print(&mut self, dir: &[u8], entries: Vec<Shown>, headed: bool) {
         if self.arguments.json {
             let base = trimmed(dir);
             self.json.extend(entries.iter().map(|e| e.json(&base)));
-            return Ok(());
+            return;
         }
         let mut text = Vec::new();
         if headed {
@@ -137,7 +128,7 @@ impl Listing<'_> {
                 text.push(b'\n');
             }
         }
-        self.out.write_all(&text).map_err(|e| Error::io("cannot print", &e))
+        failure::put(text);
     }
 }
 

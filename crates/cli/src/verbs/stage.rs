@@ -47,7 +47,7 @@ fn stage(
     let report = result?;
     staging::print_report(direction, &report, arguments.json);
     if let Some(signal) = interrupt.stopped_by() {
-        eprintln!("forebay: stopped: run it again to go on");
+        note!("forebay: stopped: run it again to go on");
         run::die_of(signal);
     }
     Ok(if report.is_complete() { ExitCode::SUCCESS } else { ExitCode::from(failure::FAILED) })

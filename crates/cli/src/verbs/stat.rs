@@ -23,7 +23,7 @@ pub(super) fn stat(named: Option<PathBuf>, arguments: &Stat) -> Result<ExitCode>
                 if arguments.json {
                     all.push(as_json(pool, &path, &entry, &stat));
                 } else {
-                    print!("{}", as_text(pool, &path, &entry, &stat));
+                    failure::put(as_text(pool, &path, &entry, &stat));
                 }
             }
             Err(e) => {

@@ -14,7 +14,7 @@ pub(super) fn status(named: Option<PathBuf>, arguments: &arguments::Status) -> R
     if arguments.json {
         failure::print_json(&serde_json::to_value(&status).unwrap_or_default());
     } else {
-        print!("{}", text(&status));
+        failure::put(text(&status));
     }
     Ok(ExitCode::SUCCESS)
 }

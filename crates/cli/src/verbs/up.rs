@@ -34,7 +34,7 @@ pub(super) fn up(named: Option<PathBuf>, arguments: Up) -> Result<ExitCode> {
             "costs": started.costs,
         }));
     } else {
-        print!("{}", text(&started, chosen));
+        failure::put(text(&started, chosen));
     }
     Ok(ExitCode::SUCCESS)
 }
