@@ -237,6 +237,33 @@ fn shard_that_is_damaged_is_refused_and_left_alone() {
 }
 
 #[test]
+fn shard_of_a_newer_format_is_refused_and_left_alone() {
+    let place = Place::new();
+    let dir = place.join("disk");
+    let text = dir.to_str().unwrap();
+    place.ok(["up", "--media", "ssd", "--capacity", "128MiB", "--path", text]);
+    place.ok(["down", "--pool", text]);
+    // The format record as LMDB keeps it: 6 bytes of value, no flags, 1 byte of key; then the key, and version 1 of node 1.
+    let shard = dir.join("target/shard/data.mdb");
+    let mut bytes = std::fs::read(&shard).unwrap();
+    let record = [6, 0, 0, 0, 0, 0, 1, 0, 1, 1, 0, 0, 0, 1, 0];
+    let places: Vec<usize> =
+        (0..bytes.len() - record.len()).filter(|&i| bytes[i..].starts_with(&record)).collect();
+    assert!(!places.is_empty());
+    for at in places {
+        bytes[at + 9] = 99;
+    }
+    std::fs::write(&shard, &bytes).unwrap();
+    for verb in ["up", "fsck"] {
+        place
+            .run([verb, "--pool", text])
+            .assert_refused(1, &["its format is version 99", "hint: use the Forebay"]);
+    }
+    assert_eq!(std::fs::read(&shard).unwrap(), bytes);
+    assert!(dir.join("pool.json").exists());
+}
+
+#[test]
 fn down_clears_what_a_killed_pool_left() {
     let place = Place::new();
     let dir = place.up("p");

@@ -47,7 +47,13 @@ fn stage(
     let report = result?;
     staging::print_report(direction, &report, arguments.json);
     if let Some(signal) = interrupt.stopped_by() {
-        note!("forebay: stopped: run it again to go on");
+        note!(
+            "forebay: stopped: {}",
+            match report.rolled_back {
+                true => "everything that was staged is removed",
+                false => "run it again to go on",
+            }
+        );
         run::die_of(signal);
     }
     Ok(if report.is_complete() { ExitCode::SUCCESS } else { ExitCode::from(failure::FAILED) })
