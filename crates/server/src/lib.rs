@@ -1,6 +1,6 @@
 //! forebayd: the owner of a node's shard and targets, and the library by which the command speaks to it.
 //!
-//! A pool that is up is two processes of one program. The *supervisor* ([`supervisor`]) holds what must outlive a crash
+//! A pool that is up is two processes of one program. The *supervisor* (`supervisor`) holds what must outlive a crash
 //! (lock, target, listening socket, descriptors of rings) and restarts the *worker* ([`worker`]), which opens the shard
 //! and answers. The command starts and stops pools with [`launch`] and asks them with [`control`]; what lies in a
 //! pool's directory is in [`directory`] and [`identity`].
