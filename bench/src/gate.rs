@@ -95,19 +95,26 @@ impl Gate {
         Ok(seconds.take_while(|s| *s > 0.0).collect())
     }
 
-    /// Waits until all processes are here.
+    /// Waits until all processes are here. Sleeps, as a spinning waiter would take the core that the others (and a
+    /// file system's own processes) need.
     pub(crate) fn wait(&self) -> Result<(), String> {
         let round = self.shared.round.load(Ordering::SeqCst);
         if self.shared.arrived.fetch_add(1, Ordering::SeqCst) + 1 == self.processes as u32 {
             self.shared.arrived.store(0, Ordering::SeqCst);
             self.shared.round.store(round + 1, Ordering::SeqCst);
+            // SAFETY: the word lives as long as the process.
+            unsafe { libc::syscall(libc::SYS_futex, self.shared.round.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
         }
         while self.shared.round.load(Ordering::SeqCst) == round {
             if self.shared.failed.load(Ordering::SeqCst) != 0 {
                 return Err("stops, because another process failed".into());
             }
-            // SAFETY: no memory is passed.
-            unsafe { libc::sched_yield() };
+            // A process that failed wakes nobody, so the wait is bounded.
+            let patience = libc::timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+            // SAFETY: the word lives as long as the process, the time is ours.
+            unsafe {
+                libc::syscall(libc::SYS_futex, self.shared.round.as_ptr(), libc::FUTEX_WAIT, round, &patience)
+            };
         }
         Ok(())
     }

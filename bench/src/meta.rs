@@ -5,12 +5,13 @@ use crate::gate::Gate;
 use std::ffi::CString;
 
 /// The phases, in the order in which the driver times them.
-pub(crate) const PHASES: [&str; 11] = [
+pub(crate) const PHASES: [&str; 12] = [
     "create",
     "stat, empty file",
     "stat, file with data",
     "stat, directory",
     "stat, absent name",
+    "stat, new absent name",
     "open and close",
     "readdir",
     "readdir with attributes",
@@ -18,7 +19,8 @@ pub(crate) const PHASES: [&str; 11] = [
     "unlink",
     "mkdir and rmdir",
 ];
-/// One file in so many has a directory beside it.
+/// One file in so many has a directory beside it, so that each directory's attributes are asked for so often; absent
+/// names too, but for those that are new each time.
 const FILES_PER_DIRECTORY: usize = 10;
 
 /// Operations per second of each phase, all processes together.
@@ -27,7 +29,9 @@ pub(crate) fn drive(orders: &Orders) -> Result<Vec<(&'static str, f64)>, String>
     let directories = (files / FILES_PER_DIRECTORY).max(1);
     let listed = if orders.shared { (files + directories) * processes } else { files + directories };
     let seconds = Gate::run(processes, |gate| work(gate, orders, directories, listed))?;
-    let counts = [files, files, files, files, files, files, listed, listed, files, files, directories];
+    let counts: [usize; PHASES.len()] =
+        [files, files, files, files, files, files, files, listed, listed, files, files, directories];
+    assert_eq!(seconds.len(), PHASES.len());
     Ok(PHASES.into_iter().zip(counts.iter().zip(seconds).map(|(n, s)| (n * processes) as f64 / s)).collect())
 }
 
@@ -53,7 +57,8 @@ fn work(gate: &mut Gate, orders: &Orders, directories: usize, listed: usize) -> 
     let own = names(&mine, "file", process, files);
     let theirs = names(&home(next), "file", next, files);
     let their_dirs = names(&home(next), "dir", next, directories);
-    let absent = names(&home(next), "none", next, files);
+    let absent = names(&home(next), "none", next, directories);
+    let new_absent = names(&home(next), "nothing", next, files);
     let renamed = names(&mine, "name", process, files);
 
     gate.timed(|| own.iter().try_for_each(|path| create(path).map(close)))?;
@@ -68,12 +73,12 @@ fn work(gate: &mut Gate, orders: &Orders, directories: usize, listed: usize) -> 
     names(&mine, "dir", process, directories).iter().try_for_each(make_directory)?;
     gate.timed(|| theirs.iter().try_for_each(stat))?;
     gate.timed(|| (0..files).try_for_each(|i| stat(&their_dirs[i % directories])))?;
-    gate.timed(|| {
-        absent.iter().try_for_each(|path| match is_there(path) {
-            true => Err(format!("{} is there", path.to_string_lossy())),
-            false => Ok(()),
-        })
-    })?;
+    let is_absent = |path: &CString| match is_there(path) {
+        true => Err(format!("{} is there", path.to_string_lossy())),
+        false => Ok(()),
+    };
+    gate.timed(|| (0..files).try_for_each(|i| is_absent(&absent[i % directories])))?;
+    gate.timed(|| new_absent.iter().try_for_each(is_absent))?;
     gate.timed(|| {
         theirs.iter().try_for_each(|path| {
             // SAFETY: the string ends in NUL.

@@ -93,7 +93,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
     let machine = machine::describe(&disk);
     println!("machine: {machine}");
     println!(
-        "{} repetitions; a pool of {} GiB in memory; nothing is synced, so the disk's numbers are its page cache's",
+        "{} repetitions; a pool of {} GiB in memory; (a) and (b) sync nothing, so the disk's numbers are its page cache's",
         sizes.repetitions,
         sizes.capacity_bytes >> 30
     );

@@ -1,5 +1,6 @@
-//! Staging in and out, against what people copy with. Times until the command returns; all sources are in the page
-//! cache or in memory, and the other tools copy to tmpfs what Forebay stages into its pool.
+//! Staging in and out, against what people copy with. All sources are in the page cache or in memory, and the other tools
+//! copy to tmpfs what Forebay stages into its pool. Stage-out leaves nothing that is not on the disk, so there the other
+//! tools are followed by a sync of the destination's file system.
 
 use crate::report::{Table, Target};
 use crate::run::Sizes;
@@ -69,7 +70,8 @@ pub(crate) fn measure(pool: &Pool, disk: &Path, sizes: &Sizes) -> Result<Vec<Tab
             _ => None,
         };
         let mut coming = table(format!("(c) stage-in of {what}, from {} to memory", disk.0.display()), ways);
-        let mut going = table(format!("(c) stage-out of {what}, from memory to {}", disk.0.display()), ways);
+        let mut going =
+            table(format!("(c) stage-out of {what}, from memory to {}, on the disk", disk.0.display()), ways);
         // What the other tools copy out of memory.
         let kept = memory.0.join("kept");
         said(Command::new("cp").arg("-a").arg(source).arg(&kept))?;
@@ -114,14 +116,14 @@ fn forebay(pool: &Pool, source: &Path, out: &Path) -> Result<(f64, f64), String>
 
 /// Seconds in and out by another tool.
 fn other(way: &Way, source: &Path, kept: &Path, memory: &Path, out: &Path) -> Result<(f64, f64), String> {
-    let shell = |from: &Path, to: &Path| {
+    let shell = |from: &Path, to: &Path, then: &str| {
         let mut command = Command::new("sh");
-        command.args(["-c", way.script, "copy"]).arg(from).arg(to);
+        command.args(["-c", &format!("{{ {}; }} {then}", way.script), "copy"]).arg(from).arg(to);
         timed(&mut command)
     };
-    let into = shell(source, memory)?;
+    let into = shell(source, memory, "")?;
     remove(memory);
-    let from = shell(kept, out)?;
+    let from = shell(kept, out, "&& sync -f \"$2\"")?;
     remove(out);
     Ok((into, from))
 }
