@@ -125,6 +125,7 @@ impl<'a> Shown<'a> {
             _ => ProgressBar::hidden(),
         };
         bar.set_prefix(direction.doing());
+        bar.set_message(table::count(0, "file"));
         // The total is not known before the sources are scanned: then a spinner turns.
         bar.set_style(style_of("{spinner} {prefix}  {binary_bytes}, {msg}, {binary_bytes_per_sec}"));
         if style == Style::Bar {
