@@ -8,7 +8,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_data::{AnchorName, BackingName};
-use forebay_types::{Code, Ino};
+use forebay_types::{Attr, Code, Ino};
 
 use crate::errno;
 use crate::pool::Pool;
@@ -33,6 +33,31 @@ fn remember(kernel_ino: u64, ino: Ino) {
     key.store(0, Ordering::Release);
     value.store(ino.0, Ordering::Release);
     key.store(kernel_ino, Ordering::Release);
+}
+
+/// Descriptors below this number are remembered with what they were opened as.
+const DESCRIPTORS: usize = 1024;
+
+/// What each descriptor was opened as: inode, and mode, owner and group. Only asked for inodes without a name, whose
+/// attributes the shard no longer has; an entry that a close left behind is of another inode or as good.
+static OPENED: [[AtomicU64; 3]; DESCRIPTORS] = [const { [const { AtomicU64::new(0) }; 3] }; DESCRIPTORS];
+
+/// Remembers what a file was when it was opened.
+pub(crate) fn remember_opened(attr: &Attr, fd: RawFd) {
+    if let Some([ino, mode, owner]) = OPENED.get(fd as usize) {
+        ino.store(0, Ordering::Relaxed);
+        mode.store(u64::from(attr.mode), Ordering::Relaxed);
+        owner.store(u64::from(attr.uid) << 32 | u64::from(attr.gid), Ordering::Relaxed);
+        ino.store(attr.ino.0, Ordering::Release);
+    }
+}
+
+/// Mode, owner and group that an inode had when this process opened it.
+#[cold]
+pub(crate) fn opened_as(ino: Ino) -> Option<(u32, u32, u32)> {
+    let [_, mode, owner] = OPENED.iter().find(|[key, ..]| key.load(Ordering::Acquire) == ino.0)?;
+    let owner = owner.load(Ordering::Relaxed);
+    Some((mode.load(Ordering::Relaxed) as u32, (owner >> 32) as u32, owner as u32))
 }
 
 /// The name that the kernel shows for a link of /proc: `/proc/self/fd/N` or `/proc/self/cwd`.

@@ -19,8 +19,7 @@ impl Pool {
 
     /// Walks a path to an inode.
     pub fn resolve(&self, place: Place<'_>, follow: bool, escape: &mut PathBuffer) -> Door<Entry> {
-        let found = self.walk_found(place, follow, escape)?;
-        Ok(self.get_attr(found.ino)?)
+        self.with_entry(place, follow, escape, |entry| Ok(*entry))
     }
 
     /// Space and inodes of the pool.

@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use forebay_data::{AnchorName, BackingName};
 use forebay_types::{Code, Entry, Ino, Kind, Reply, Request, FLAG_DIRTY};
 
+use crate::descriptor::remember_opened;
 use crate::errno;
 use crate::path::{PathBuffer, Place};
 use crate::pool::{caller, Door, Pool};
@@ -160,7 +161,7 @@ impl Pool {
         let name = BackingName::new(entry.attr.ino, 0, 0);
         let attached = self.attached()?;
         let flags = flags & KERNEL_FLAGS | libc::O_CREAT;
-        match open_at(attached.target(), name.as_c_str(), flags) {
+        let opened = match open_at(attached.target(), name.as_c_str(), flags) {
             Err(Code::NotFound | Code::BadDescriptor | Code::NotDirectory)
                 if attached.target_was_lost(self.address()) =>
             {
@@ -173,7 +174,11 @@ impl Pool {
                 open_at(attached.target(), name.as_c_str(), flags & !libc::O_CREAT)
             }
             result => result,
+        };
+        if let Ok(fd) = opened {
+            remember_opened(&entry.attr, fd);
         }
+        opened
     }
 
     /// Opens an existing inode: permission, kind, data, truncation.
@@ -238,6 +243,7 @@ impl Pool {
                 return Err(if code == Code::NotFound { Code::Stale } else { code });
             }
         }
+        remember_opened(&entry.attr, fd);
         Ok(fd)
     }
 

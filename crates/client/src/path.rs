@@ -1,5 +1,7 @@
 //! Paths in fixed buffers.
 
+use std::mem::MaybeUninit;
+
 use forebay_types::limits::PATH_MAX;
 use forebay_types::{Code, Ino};
 
@@ -14,10 +16,11 @@ pub struct Place<'a> {
 }
 
 /// A NUL-terminated path of at most 4095 bytes, on the stack.
-#[derive(Clone)]
 pub struct PathBuffer {
+    /// The first `len` bytes and the NUL behind them are initialised; the others are left as they are, as clearing 4 KiB
+    /// would cost more than a look-up.
     len: usize,
-    bytes: [u8; PATH_MAX + 1],
+    bytes: [MaybeUninit<u8>; PATH_MAX + 1],
 }
 
 impl Default for PathBuffer {
@@ -35,12 +38,28 @@ impl std::fmt::Debug for PathBuffer {
 impl PathBuffer {
     /// The empty path.
     pub const fn new() -> PathBuffer {
-        PathBuffer { len: 0, bytes: [0; PATH_MAX + 1] }
+        let mut bytes = [MaybeUninit::uninit(); PATH_MAX + 1];
+        bytes[0] = MaybeUninit::new(0);
+        PathBuffer { len: 0, bytes }
     }
 
     /// The bytes, without the NUL.
     pub fn as_bytes(&self) -> &[u8] {
-        &self.bytes[..self.len]
+        // SAFETY: the first `len` bytes are initialised.
+        unsafe { std::slice::from_raw_parts(self.bytes.as_ptr().cast(), self.len) }
+    }
+
+    /// Writes bytes at `at`, which is at most the length.
+    fn write(&mut self, at: usize, bytes: &[u8]) {
+        for (to, from) in self.bytes[at..at + bytes.len()].iter_mut().zip(bytes) {
+            *to = MaybeUninit::new(*from);
+        }
+    }
+
+    /// Makes the first `len` bytes, which are initialised, the path.
+    fn end_at(&mut self, len: usize) {
+        self.len = len;
+        self.bytes[len] = MaybeUninit::new(0);
     }
 
     /// The path for a system call.
@@ -60,8 +79,7 @@ impl PathBuffer {
 
     /// Empties it.
     pub fn clear(&mut self) {
-        self.len = 0;
-        self.bytes[0] = 0;
+        self.end_at(0);
     }
 
     /// Makes it `path`; [`Code::NameTooLong`] when that does not fit.
@@ -76,9 +94,8 @@ impl PathBuffer {
         if end > PATH_MAX {
             return Err(Code::NameTooLong);
         }
-        self.bytes[self.len..end].copy_from_slice(bytes);
-        self.len = end;
-        self.bytes[end] = 0;
+        self.write(self.len, bytes);
+        self.end_at(end);
         Ok(())
     }
 
@@ -90,9 +107,8 @@ impl PathBuffer {
             return Err(Code::NameTooLong);
         }
         self.bytes.copy_within(from..self.len, front.len());
-        self.bytes[..front.len()].copy_from_slice(front);
-        self.len = len;
-        self.bytes[len] = 0;
+        self.write(0, front);
+        self.end_at(len);
         Ok(())
     }
 }

@@ -7,6 +7,7 @@ use std::os::fd::RawFd;
 use forebay_data::BackingName;
 use forebay_types::{Attr, Code, Entry, Ino, Timestamp};
 
+use crate::descriptor::opened_as;
 use crate::errno;
 use crate::path::{PathBuffer, Place};
 use crate::pool::{Door, Pool};
@@ -82,6 +83,10 @@ impl Pool {
                     if self.attached()?.target_was_lost(self.address()) {
                         return self.stat_entry(entry);
                     }
+                    // Never made, so empty; or unlinked since the attributes were read.
+                    if self.get_attr(entry.attr.ino).is_err() {
+                        return Err(Code::Stale);
+                    }
                 }
                 Err(code) => return Err(code),
             }
@@ -121,20 +126,22 @@ impl Pool {
 
     /// Attributes of an inode by its number.
     pub fn stat_inode(&self, ino: Ino) -> Result<libc::stat, Code> {
-        self.stat_entry(&self.get_attr(ino)?)
+        self.stat_entry(&self.get_attr(ino)?).map_err(|code| match code {
+            Code::Stale => Code::NotFound,
+            code => code,
+        })
     }
 
     /// `stat` (with `follow`) or `lstat`.
     pub fn stat(&self, place: Place<'_>, follow: bool, escape: &mut PathBuffer) -> Door<libc::stat> {
-        let found = self.walk_found(place, follow, escape)?;
-        Ok(self.stat_inode(found.ino)?)
+        self.with_entry(place, follow, escape, |entry| self.stat_entry(entry))
     }
 
     /// `statx`: everything that `stat` has, and the birth time.
     pub fn statx(&self, place: Place<'_>, follow: bool, escape: &mut PathBuffer) -> Door<libc::statx> {
-        let found = self.walk_found(place, follow, escape)?;
-        let entry = self.get_attr(found.ino)?;
-        Ok(statx_from(&self.stat_entry(&entry)?, Some(entry.attr.btime)))
+        self.with_entry(place, follow, escape, |entry| {
+            Ok(statx_from(&self.stat_entry(entry)?, Some(entry.attr.btime)))
+        })
     }
 
     /// `faccessat`: `amode` of R_OK, W_OK, X_OK; `effective` asks for the effective ids and not the real ones.
@@ -149,8 +156,7 @@ impl Pool {
         if amode & !(libc::R_OK | libc::W_OK | libc::X_OK) != 0 {
             return Err(Code::Invalid.into());
         }
-        let found = self.walk_found(place, follow, escape)?;
-        let attr = self.get_attr(found.ino)?.attr;
+        let attr = self.with_entry(place, follow, escape, |entry| Ok(entry.attr))?;
         let mut want = 0;
         for (bit, permission) in [(libc::R_OK, READ), (libc::W_OK, WRITE), (libc::X_OK, EXECUTE)] {
             if amode & bit != 0 {
@@ -176,7 +182,10 @@ impl Pool {
                 st.st_ino = ino.0;
                 st.st_nlink = 0;
                 if st.st_mode & libc::S_IFMT == libc::S_IFREG {
-                    st.st_mode = libc::S_IFREG | 0o600;
+                    // As it was when this process opened it; after exec nobody remembers.
+                    let (mode, uid, gid) =
+                        opened_as(ino).unwrap_or((libc::S_IFREG | 0o600, st.st_uid, st.st_gid));
+                    (st.st_mode, st.st_uid, st.st_gid) = (mode, uid, gid);
                 }
                 return Some(st);
             }

@@ -2,7 +2,7 @@
 
 use forebay_ring::NameRef;
 use forebay_types::limits::{NAME_MAX, PATH_MAX, SYMLINKS_MAX};
-use forebay_types::{Code, Ino, Kind, Reply, Request};
+use forebay_types::{Code, Entry, Ino, Kind, Reply, Request};
 
 use crate::path::{PathBuffer, Place};
 use crate::pool::{Door, Fail, Pool};
@@ -13,6 +13,9 @@ pub(crate) const READ: u32 = 4;
 pub(crate) const WRITE: u32 = 2;
 /// Execute or search permission.
 pub(crate) const EXECUTE: u32 = 1;
+
+/// Walks that one call makes while what it finds is replaced under it.
+const WALKS_MAX: u32 = 16;
 
 /// A component's name, copied.
 #[derive(Clone, Copy)]
@@ -366,6 +369,25 @@ impl Pool {
             Target::Found(found) => Ok(found),
             Target::Missing(..) => Err(Code::NotFound.into()),
         }
+    }
+
+    /// Walks to an existing inode and does something with it. When the inode is gone between the two, its name may be
+    /// another's by now, as after a rename over it: the walk starts again.
+    pub(crate) fn with_entry<T>(
+        &self,
+        place: Place<'_>,
+        follow: bool,
+        escape: &mut PathBuffer,
+        act: impl Fn(&Entry) -> Result<T, Code>,
+    ) -> Door<T> {
+        for _ in 0..WALKS_MAX {
+            let found = self.walk_found(place, follow, escape)?;
+            match self.get_attr(found.ino).and_then(|entry| act(&entry)) {
+                Err(Code::NotFound | Code::Stale) => {}
+                result => return Ok(result?),
+            }
+        }
+        Err(Code::NotFound.into())
     }
 
     /// A symlink's target.

@@ -25,9 +25,9 @@ impl Batch<'_> {
     pub(crate) fn make_backing(&mut self, c: &mut Context<'_>, ino: Ino) -> Answer<usize> {
         let inode = self.inode(ino)?;
         match inode.attr.kind() {
-            Kind::File => self.get_attr(c, ino),
+            Kind::File | Kind::Fifo | Kind::CharDevice | Kind::BlockDevice => self.get_attr(c, ino),
             Kind::Directory => Err(Code::IsDirectory),
-            _ => Err(Code::Invalid),
+            Kind::Symlink | Kind::Socket => Err(Code::Invalid),
         }
     }
 

@@ -312,6 +312,7 @@ impl Reference {
                 let node = self.get_mut(ino)?;
                 match node.attr.kind() {
                     Kind::File => {}
+                    Kind::Fifo | Kind::CharDevice | Kind::BlockDevice if !dirties => {}
                     Kind::Directory => return Err(Code::IsDirectory),
                     _ => return Err(Code::Invalid),
                 }

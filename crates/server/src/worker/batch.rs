@@ -201,7 +201,7 @@ impl ShardThread<'_> {
     }
 
     /// Shows on the board what the transaction changed or found.
-    fn publish(&mut self) {
+    pub(super) fn publish(&mut self) {
         for (ino, entry) in self.effects.inodes() {
             self.board.inode(*ino, entry.as_ref());
         }

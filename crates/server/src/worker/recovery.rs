@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use forebay_meta::{Effects, Shard};
 use forebay_types::limits::{MESSAGE_BYTES_MAX, RING_SLOTS};
-use forebay_types::{Ino, Request, Result};
+use forebay_types::{Caller, Ino, Request, Result};
 
 use super::journal::{Journal, MARK_SESSION};
 use super::session::Session;
@@ -97,6 +97,7 @@ impl ShardThread<'_> {
             session.ring.repend();
             self.sessions.push(session);
         }
+        self.show_root()?;
         self.forget_ended()?;
         let mut left = Vec::new();
         for (ino, layout) in self.batch()?.orphans()? {
@@ -112,6 +113,19 @@ impl ShardThread<'_> {
             let _ = self.sweeper.send(left);
         }
         self.count_clients();
+        Ok(())
+    }
+
+    /// Puts the root directory on the board: in a new pool it is empty, and so complete from the start.
+    fn show_root(&mut self) -> Result<()> {
+        let (request, caller) = (Request::GetAttr { ino: Ino::ROOT }, Caller { uid: 0, gid: 0 });
+        let mut out = vec![0; MESSAGE_BYTES_MAX];
+        self.batch()?;
+        self.effects.clear();
+        if let Some(batch) = &mut self.batch {
+            batch.apply(caller, &request, super::now(), &mut self.effects, &mut out);
+        }
+        self.publish();
         Ok(())
     }
 
