@@ -68,15 +68,17 @@ pub(super) fn library() -> Result<PathBuf> {
     Ok(found)
 }
 
-/// The preload list for the program: ours first, then what the user has.
+/// The preload list for the program: what the user has, then ours. Calls that are not for the pool go from ours to the
+/// kernel, so a tracer or sanitizer that wants to see them must come first.
 fn list(library: &Path, users: Option<OsString>) -> OsString {
-    let mut list = library.as_os_str().to_owned();
+    let mut list = OsString::new();
     for entry in entries(&users.unwrap_or_default()) {
         if !is_ours(&entry) {
-            list.push(":");
             list.push(entry);
+            list.push(":");
         }
     }
+    list.push(library);
     list
 }
 
@@ -108,12 +110,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn list_puts_ours_first_once_and_keeps_the_users() {
+    fn list_puts_ours_last_once_and_keeps_the_users() {
         let ours = Path::new("/opt/lib/libforebay_preload.so");
         assert_eq!(list(ours, None), "/opt/lib/libforebay_preload.so");
         assert_eq!(
             list(ours, Some("/a.so /old/libforebay_preload.so:/b.so:".into())),
-            "/opt/lib/libforebay_preload.so:/a.so:/b.so"
+            "/a.so:/b.so:/opt/lib/libforebay_preload.so"
         );
     }
 }
