@@ -239,8 +239,9 @@ impl Door for ClientDoor {
     }
 
     fn stat_handle(&self, fd: RawFd) -> Outcome<Stat> {
-        let stat = self.pool.fstat(fd, &kernel_stat(fd)?).ok_or(Errno(libc::EBADF))?;
-        Ok(Stat::from_c(&stat))
+        // A descriptor that the pool does not know, as of O_TMPFILE, is the kernel's alone: its answer stands.
+        let kernel = kernel_stat(fd)?;
+        Ok(Stat::from_c(&self.pool.fstat(fd, &kernel).unwrap_or(kernel)))
     }
 
     fn chmod_handle(&self, fd: RawFd, mode: u32) -> Outcome<()> {

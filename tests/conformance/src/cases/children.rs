@@ -16,6 +16,8 @@ pub(super) const CASES: &[Case] = &[
         "O_APPEND puts every write at the end whole, whoever else appends at the same time."),
     case!(locks_exclude_and_go_with_their_holder [Children];
         "Record locks and flock exclude other processes, and go with their holder."),
+    case!(fifo_passes_bytes_between_processes [Children];
+        "A FIFO passes bytes between processes that open it by name."),
     case!(rename_over_by_another_is_never_seen_half_done [Children];
         "rename onto an existing name replaces it: every observer sees the old or the new inode, never none."),
 ];
@@ -159,6 +161,17 @@ fn locks_exclude_and_go_with_their_holder(door: &dyn Door) -> Verdict {
         // SAFETY: no memory is passed.
         equal(unsafe { libc::flock(other.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }, -1)
     })?)
+}
+
+fn fifo_passes_bytes_between_processes(door: &dyn Door) -> Verdict {
+    door.make_node_at("p".into(), libc::S_IFIFO | 0o600, 0)?;
+    let writer = child(|| {
+        let fd = door.open("p", O_WRONLY, 0)?;
+        equal(door.write(&fd, &[7; 5000])?, 5000)
+    })?;
+    equal(door.get("p")?, vec![7; 5000])?;
+    reap(writer)?;
+    equal(door.stat("p")?.kind(), libc::S_IFIFO)
 }
 
 fn rename_over_by_another_is_never_seen_half_done(door: &dyn Door) -> Verdict {

@@ -1,4 +1,4 @@
-//! FIFOs, sockets and devices, which are entries and no more.
+//! FIFOs, sockets and devices.
 
 use crate::case::{case, equal, refused, Case};
 use crate::door::{Door, Verdict};
