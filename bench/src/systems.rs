@@ -55,6 +55,8 @@ pub(crate) struct System<'a> {
     pub(crate) root: PathBuf,
     /// The pool, if it is Forebay.
     pub(crate) pool: Option<&'a Pool>,
+    /// True of the disk.
+    pub(crate) is_disk: bool,
 }
 
 impl<'a> System<'a> {
@@ -62,9 +64,24 @@ impl<'a> System<'a> {
     pub(crate) fn all(pool: &'a Pool, disk: &Path) -> Result<Vec<System<'a>>, String> {
         let name = format!("forebay-bench-{}", std::process::id());
         let systems = vec![
-            System { name: "Forebay".into(), root: Path::new(PREFIX).join(&name), pool: Some(pool) },
-            System { name: "tmpfs".into(), root: Path::new("/dev/shm").join(&name), pool: None },
-            System { name: crate::machine::file_system_of(disk), root: disk.join(&name), pool: None },
+            System {
+                name: "Forebay".into(),
+                root: Path::new(PREFIX).join(&name),
+                pool: Some(pool),
+                is_disk: false,
+            },
+            System {
+                name: "tmpfs".into(),
+                root: Path::new("/dev/shm").join(&name),
+                pool: None,
+                is_disk: false,
+            },
+            System {
+                name: crate::machine::file_system_of(disk),
+                root: disk.join(&name),
+                pool: None,
+                is_disk: true,
+            },
         ];
         for system in &systems {
             said(system.command("mkdir").arg(&system.root))?;
