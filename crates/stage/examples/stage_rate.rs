@@ -1,10 +1,11 @@
 //! Staging between directories against `cp -a`, a tar pipe, and two `dd` of the halves of a large file.
 //!
-//!     cargo run --release -p forebay-stage --example stage_rate -- [FILES] [LARGE_MIB] [STORE_DIR] [FAST_DIR]
+//!     cargo run --release -p forebay-stage --example stage_rate -- [FILES] [LARGE_MIB] [STORE_DIR] [FAST_DIR] [POOL]
 //!
 //! 10,000 files of 4 to 64 KiB in 100 directories, and one file of 4096 MiB, are made in STORE_DIR (default: the
-//! temporary directory) and staged to FAST_DIR (default: /dev/shm); the median of five runs of each is printed, the
-//! contenders taking turns. All that is made is removed at the end.
+//! temporary directory) and staged to FAST_DIR (default: /dev/shm) and, if one is named, into a POOL that is up; the
+//! median of five runs of each is printed, the contenders taking turns. All that is made is removed at the end; what
+//! is staged into the pool stays in `/stage-rate-*`, so it needs room for six of each.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -12,7 +13,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Instant;
 
-use forebay_stage::{stage_between, Pair, Quiet, StageOptions, Way};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use forebay_client::Pool;
+use forebay_stage::{stage_between, stage_in, stage_out, Pair, Quiet, StageOptions, Way};
 
 const RUNS: usize = 5;
 const DIRECTORIES: usize = 100;
@@ -79,6 +83,23 @@ fn stage(way: Way, source: &Path, destination: &Path, verify: bool) {
     report.outcome().expect("stage everything");
 }
 
+/// Stages into a fresh directory of the pool; its path there.
+fn into_pool(pool: &'static Pool, source: &Path) -> PathBuf {
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    let n = COUNT.fetch_add(1, Ordering::Relaxed);
+    let destination = PathBuf::from(format!("/stage-rate-{}-{n}", std::process::id()));
+    let pairs = [Pair { source: source.into(), destination: destination.clone() }];
+    let report = stage_in(pool, &pairs, &StageOptions::default(), &Quiet).expect("stage into the pool");
+    report.outcome().expect("stage everything into the pool");
+    destination
+}
+
+fn out_of_pool(pool: &'static Pool, source: &Path, destination: &Path) {
+    let pairs = [Pair { source: source.into(), destination: destination.into() }];
+    let report = stage_out(pool, &pairs, &StageOptions::default(), &Quiet).expect("stage out of the pool");
+    report.outcome().expect("stage everything out of the pool");
+}
+
 type Contender<'a> = (&'a str, Box<dyn Fn(&Path) + 'a>);
 
 /// Median seconds of each contender; `target` is removed before every run.
@@ -120,6 +141,7 @@ fn main() {
     let (files, mib) = (number(10_000), number(4096));
     let store = args.next().map_or_else(std::env::temp_dir, PathBuf::from);
     let fast = args.next().map_or_else(|| PathBuf::from("/dev/shm"), PathBuf::from);
+    let pool = args.next().map(|path| Pool::attach(Path::new(&path)).unwrap_or_else(|e| panic!("{e}")));
     let (from, to) = (Scratch::new(&store, "store"), Scratch::new(&fast, "fast"));
 
     if files > 0 {
@@ -139,6 +161,10 @@ fn main() {
             ("stage (in), verified", Box::new(|t: &Path| stage(Way::In, &source, t, true))),
             ("stage (out)", Box::new(|t: &Path| stage(Way::Out, &source, t, false))),
         ];
+        let mut contenders = contenders;
+        if let Some(pool) = pool {
+            contenders.push(("stage into the pool", Box::new(|_: &Path| drop(into_pool(pool, &source)))));
+        }
         let target = to.0.join("small");
         let seconds = race(&target, &contenders);
         print(&format!("{files} files of 4-64 KiB, store to fast"), bytes, &contenders, &seconds);
@@ -151,6 +177,12 @@ fn main() {
             ("cp -a, then sync", Box::new(|t: &Path| shell(&format!("cp -a '{f}' '{}'; sync", t.display())))),
             ("stage (out)", Box::new(|t: &Path| stage(Way::Out, &target, t, false))),
         ];
+        let mut contenders = contenders;
+        if let Some(pool) = pool {
+            let inside = into_pool(pool, &source);
+            let run = move |t: &Path| out_of_pool(pool, &inside, t);
+            contenders.push(("stage out of the pool", Box::new(run)));
+        }
         let seconds = race(&back, &contenders);
         print(&format!("{files} files of 4-64 KiB, fast to store"), bytes, &contenders, &seconds);
         shell(&format!("rm -rf '{f}'"));
@@ -174,6 +206,16 @@ fn main() {
             ("stage (in)", Box::new(|t: &Path| stage(Way::In, &source, t, false))),
             ("stage (in), verified", Box::new(|t: &Path| stage(Way::In, &source, t, true))),
         ];
+        let mut contenders = contenders;
+        if let Some(pool) = pool {
+            let run = |_: &Path| {
+                let inside = into_pool(pool, &source);
+                let root = pool.root().expect("the pool's root");
+                // Space for the next run.
+                pool.unlink_in(root, &inside.as_os_str().as_encoded_bytes()[1..]).expect("remove the file");
+            };
+            contenders.push(("stage into the pool, and rm", Box::new(run)));
+        }
         let seconds = race(&to.0.join("large"), &contenders);
         print(&format!("one file of {mib} MiB, store to fast"), (mib as u64) << 20, &contenders, &seconds);
     }

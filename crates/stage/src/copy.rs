@@ -307,7 +307,8 @@ pub(crate) fn whole_sum(bytes: &[u8]) -> Sum {
     let mut hash = Xxh3::new();
     hash.update(bytes);
     let len = bytes.len() as u64;
-    Sum { segments: if len == 0 { vec![] } else { vec![0..len] }, hash: hash.digest128() }
+    let whole = Some(0..len).filter(|range| !range.is_empty());
+    Sum { segments: whole.into_iter().collect(), hash: hash.digest128() }
 }
 
 /// Reads `range` of a copy again and compares it with what was read from the source: data by its hash, holes by being

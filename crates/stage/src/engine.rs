@@ -412,9 +412,7 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
         if matches!(code, Code::PoolGone | Code::UnknownSession) {
             self.stop.store(true, Ordering::Relaxed);
         }
-        let error = FileError { path: display(&path), code, what, cure: cure(at, code, title) };
-        self.progress.message(&format!("{}: {}", error.path, error.what));
-        self.tally.error(error);
+        self.tally.error(FileError { path: display(&path), code, what, cure: cure(at, code, title) });
     }
 
     /// Free space of the destination, for people.

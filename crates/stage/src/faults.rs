@@ -12,7 +12,7 @@ use forebay_types::{Code, Timestamp};
 use crate::kernel_file::KernelFile;
 use crate::posix::PosixTree;
 use crate::run::stage;
-use crate::tree::{File, Meta, Names, Object, Space, Tree, Wanted};
+use crate::tree::{File, Meta, Names, Object, Space, Standing, Tree, Wanted};
 use crate::trees::{assert_no_temporaries, assert_same, noise, snapshot, write, Scratch};
 use crate::{Pair, Progress, Quiet, StageOptions, StageReport};
 
@@ -236,8 +236,8 @@ impl Tree for Faulty {
         self.inner.set_mode(plain(object), mode)
     }
 
-    fn meta(&self, object: Object<'_, Self>) -> Result<Meta, Code> {
-        self.inner.meta(plain(object))
+    fn standing(&self, object: Object<'_, Self>) -> Result<Standing, Code> {
+        self.inner.standing(plain(object))
     }
 
     fn set_times(&self, object: Object<'_, Self>, atime: Timestamp, mtime: Timestamp) -> Result<(), Code> {

@@ -36,7 +36,6 @@ fn mtime(stat: &Stat) -> Timestamp {
 
 /// What the engine knows of a stat.
 pub(crate) fn meta_of(stat: &Stat) -> Result<Meta, Code> {
-    let time = |sec: i64, nsec: u64| Timestamp { sec, nsec: nsec as u32 };
     Ok(Meta {
         kind: Kind::from_mode(stat.st_mode).ok_or(Code::Invalid)?,
         mode: stat.st_mode & 0o7777,
@@ -48,9 +47,9 @@ pub(crate) fn meta_of(stat: &Stat) -> Result<Meta, Code> {
         rdev: stat.st_rdev,
         device: stat.st_dev,
         ino: stat.st_ino,
-        atime: time(stat.st_atime, stat.st_atime_nsec as u64),
+        atime: Timestamp { sec: stat.st_atime, nsec: stat.st_atime_nsec as u32 },
         mtime: mtime(stat),
-        ctime: time(stat.st_ctime, stat.st_ctime_nsec as u64),
+        ctime: Timestamp { sec: stat.st_ctime, nsec: stat.st_ctime_nsec as u32 },
     })
 }
 

@@ -189,9 +189,8 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         };
         let mut extra = Vec::new();
         let listed = each_name(self.destination, destination, &mut |name| {
-            match self.source.stat(&source, name, false) {
-                Err(Code::NotFound) => extra.push(name.to_vec()),
-                _ => {}
+            if self.source.stat(&source, name, false) == Err(Code::NotFound) {
+                extra.push(name.to_vec());
             }
             Ok(())
         });

@@ -65,7 +65,8 @@ use forebay_types::{Code, Error, Result};
 /// How to stage.
 #[derive(Clone, Debug)]
 pub struct StageOptions {
-    /// Threads that copy; 0 chooses: as many as cores, more if a side is reached by network.
+    /// Threads that copy; 0 chooses: half as many again as cores, at most 16; more if a side is reached by
+    /// network.
     pub threads: usize,
     /// Read each copy again and compare it with what was read from its source (xxh3-128). Copies that are durable are
     /// synced first and dropped from the page cache, so that the medium is read where it can be.

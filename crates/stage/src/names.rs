@@ -148,8 +148,8 @@ struct Process {
     ended: bool,
 }
 
-/// What /proc says of a process; none when there is no such process. Without /proc, no process is seen: leftovers of
-/// this host are then told by nothing and temporaries are taken for leftovers, so a start time of 0 counts as alive.
+/// What /proc says of a process; none when there is no such process. Without /proc every process of this host counts as
+/// alive, with a start time of 0: then nothing is taken for a leftover that may not be one.
 fn process(pid: u32) -> Option<Process> {
     let stat = std::fs::read(format!("/proc/{pid}/stat")).ok();
     let Some(stat) = stat else {

@@ -11,7 +11,7 @@ use forebay_types::{
 };
 
 use crate::kernel_file::KernelFile;
-use crate::tree::{File, Meta, Names, Object, Space, Tree, Wanted};
+use crate::tree::{File, Meta, Names, Object, Space, Standing, Tree, Wanted};
 
 /// The pool as a tree. A directory is its inode number: there is nothing to open.
 pub(crate) struct PoolTree {
@@ -31,7 +31,7 @@ enum Data {
     /// One backing file, which is the file byte for byte.
     Kernel(KernelFile),
     /// Several.
-    Striped(forebay_client::File),
+    Striped(Box<forebay_client::File>),
 }
 
 fn meta_of_attr(attr: &Attr, device: u64) -> Meta {
@@ -121,7 +121,7 @@ impl PoolTree {
 
     fn open_data(&self, entry: &Entry, write: bool) -> Result<Data, Code> {
         if is_striped(entry) {
-            return Ok(Data::Striped(self.pool.open_file(entry, write)?));
+            return Ok(Data::Striped(Box::new(self.pool.open_file(entry, write)?)));
         }
         let access = if write { libc::O_RDWR } else { libc::O_RDONLY };
         let fd = match self.pool.open_backing(entry, access | libc::O_CLOEXEC | libc::O_NOATIME) {
@@ -297,12 +297,13 @@ impl Tree for PoolTree {
         self.pool.chmod_inode(self.ino(object)?, mode)
     }
 
-    fn meta(&self, object: Object<'_, Self>) -> Result<Meta, Code> {
-        match object {
-            Object::File(file) => file.meta(),
-            Object::Directory(&ino) => self.entry_meta(&self.pool.get_attr(ino)?),
-            Object::Entry(&at, name) => self.entry_meta(&self.find(at, name, false)?),
-        }
+    fn standing(&self, object: Object<'_, Self>) -> Result<Standing, Code> {
+        let attr = match object {
+            Object::File(file) => file.entry.attr,
+            Object::Directory(&ino) => self.pool.get_attr(ino)?.attr,
+            Object::Entry(&at, name) => self.find(at, name, false)?.attr,
+        };
+        Ok(meta_of_attr(&attr, 0).into())
     }
 
     fn set_times(&self, object: Object<'_, Self>, atime: Timestamp, mtime: Timestamp) -> Result<(), Code> {

@@ -9,7 +9,7 @@ use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, RawDir, RenameFlags, Seek
 use rustix::io::Errno;
 
 use crate::kernel_file::{code, meta_of, retried, timestamps, KernelFile};
-use crate::tree::{Meta, Names, Object, Space, Tree, Wanted};
+use crate::tree::{Meta, Names, Object, Space, Standing, Tree, Wanted};
 
 /// Bytes of one directory listing: about 1000 short names.
 const LISTING_BYTES: usize = 32 * 1024;
@@ -235,12 +235,13 @@ impl Tree for PosixTree {
         }
     }
 
-    fn meta(&self, object: Object<'_, Self>) -> Result<Meta, Code> {
-        match object {
-            Object::File(file) => file.meta(),
-            Object::Directory(fd) => meta_of(&retried(|| rustix::fs::fstat(fd))?),
-            Object::Entry(at, name) => self.stat(at, name, false),
-        }
+    fn standing(&self, object: Object<'_, Self>) -> Result<Standing, Code> {
+        let meta = match object {
+            Object::File(file) => file.meta()?,
+            Object::Directory(fd) => meta_of(&retried(|| rustix::fs::fstat(fd))?)?,
+            Object::Entry(at, name) => self.stat(at, name, false)?,
+        };
+        Ok(meta.into())
     }
 
     fn set_times(&self, object: Object<'_, Self>, atime: Timestamp, mtime: Timestamp) -> Result<(), Code> {

@@ -103,6 +103,9 @@ fn check_source<S: Tree>(tree: &S, mapped: &Mapped) -> Result<Meta> {
             Code::NotDirectory => {
                 "leave the slash at the end away: it stands for a directory's contents".into()
             }
+            Code::CrossDevice => {
+                "a link on the way leads out of the pool: stage what it names from the store".into()
+            }
             Code::TooManySymlinks => "its links go in a circle: name the file itself".into(),
             _ => String::new(),
         };

@@ -15,7 +15,7 @@ pub trait Progress: Sync {
     }
     /// `found` will not be called again: the time left can be told.
     fn scanning_finished(&self) {}
-    /// Something worth a line: a retry, a leftover removed, a failure.
+    /// Something worth a line: a retry, a leftover that was removed. Failures are in the report.
     fn message(&self, text: &str) {
         let _ = text;
     }

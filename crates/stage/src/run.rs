@@ -24,7 +24,8 @@ const UNIT_BYTES_MIN: usize = 64 << 10;
 const UNIT_BYTES_MAX: usize = 64 << 20;
 /// Most threads.
 const THREADS_MAX: usize = 256;
-/// Threads without a network between, and with: there, threads wait most of the time.
+/// Threads without a network between (half as many again as cores: some wait for the pool's daemon, or the medium), and
+/// with one, where threads wait most of the time.
 const THREADS_LOCAL: std::ops::RangeInclusive<usize> = 2..=16;
 const THREADS_REMOTE: std::ops::RangeInclusive<usize> = 8..=32;
 /// Copies that one thread holds open at most.
@@ -110,7 +111,7 @@ fn settings(options: &StageOptions, durable: bool, remote: bool) -> Settings {
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
     let threads = match options.threads {
         0 if remote => (4 * cores).clamp(*THREADS_REMOTE.start(), *THREADS_REMOTE.end()),
-        0 => cores.clamp(*THREADS_LOCAL.start(), *THREADS_LOCAL.end()),
+        0 => (cores + cores / 2).clamp(*THREADS_LOCAL.start(), *THREADS_LOCAL.end()),
         n => n.min(THREADS_MAX),
     };
     let unit = match options.transfer_bytes {

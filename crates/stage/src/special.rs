@@ -105,7 +105,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         let wanted = self.owners.wanted(meta);
         let mut dress = |name: &[u8]| {
             let object = Object::Entry(&*directory, name);
-            let from = (self.source, Object::Entry(&**source, &*entry.name));
+            let from = (self.source, Object::Entry(&**source, &entry.name));
             let warn = |what, code| self.warning(what, code, || entry.destination_path());
             set_attributes(from, (self.destination, object), &wanted, &mut worker.scratch, &warn)?;
             self.destination.set_times(object, wanted.atime, wanted.mtime)

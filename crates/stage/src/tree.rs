@@ -52,8 +52,23 @@ pub(crate) struct Wanted {
     pub(crate) mtime: Timestamp,
 }
 
+/// Kind, owner and mode of an object.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Standing {
+    pub(crate) kind: Kind,
+    pub(crate) mode: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+}
+
+impl From<Meta> for Standing {
+    fn from(meta: Meta) -> Standing {
+        Standing { kind: meta.kind, mode: meta.mode, uid: meta.uid, gid: meta.gid }
+    }
+}
+
 /// An object to read or change attributes of.
-pub(crate) enum Object<'a, T: Tree + ?Sized> {
+pub(crate) enum Object<'a, T: Tree> {
     /// An open file.
     File(&'a T::File),
     /// An open directory.
@@ -62,13 +77,13 @@ pub(crate) enum Object<'a, T: Tree + ?Sized> {
     Entry(&'a T::Directory, &'a [u8]),
 }
 
-impl<T: Tree + ?Sized> Clone for Object<'_, T> {
+impl<T: Tree> Clone for Object<'_, T> {
     fn clone(&self) -> Self {
         *self
     }
 }
 
-impl<T: Tree + ?Sized> Copy for Object<'_, T> {}
+impl<T: Tree> Copy for Object<'_, T> {}
 
 /// Space of a tree.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -193,8 +208,8 @@ pub(crate) trait Tree: Sync + Sized {
     fn set_owner(&self, object: Object<'_, Self>, uid: Option<u32>, gid: Option<u32>) -> Result<(), Code>;
     /// Sets the permission bits, of anything but a symbolic link.
     fn set_mode(&self, object: Object<'_, Self>, mode: u32) -> Result<(), Code>;
-    /// Present attributes.
-    fn meta(&self, object: Object<'_, Self>) -> Result<Meta, Code>;
+    /// Present owner and mode. Of a file that was just made, what it was made with will do.
+    fn standing(&self, object: Object<'_, Self>) -> Result<Standing, Code>;
     /// Sets access and modification time.
     fn set_times(&self, object: Object<'_, Self>, atime: Timestamp, mtime: Timestamp) -> Result<(), Code>;
     /// The names of extended attributes, each with a NUL behind, into `names` (cleared first).

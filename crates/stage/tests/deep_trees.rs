@@ -23,11 +23,11 @@ fn stage_of_a_chain_of_1500_directories_with_120_descriptors_works() {
     let before = getrlimit(Resource::Nofile);
     let pairs = [Pair { source: store, destination: pool }];
     for (way, all_or_nothing) in [(Way::In, false), (Way::Out, true)] {
-        setrlimit(Resource::Nofile, Rlimit { current: Some(120), ..before.clone() }).unwrap();
+        setrlimit(Resource::Nofile, Rlimit { current: Some(120), ..before }).unwrap();
         let options = StageOptions { threads: 4, all_or_nothing, ..StageOptions::default() };
         let report = stage_between(way, &pairs, &options, &Quiet);
         let report = report.and_then(|report| report.outcome().map(|()| report));
-        setrlimit(Resource::Nofile, before.clone()).unwrap();
+        setrlimit(Resource::Nofile, before).unwrap();
         let report = report.unwrap();
         assert_eq!((report.directories, report.files), (1501, 15));
     }

@@ -9,7 +9,7 @@ use forebay_client::{PathBuffer, Place, Pool};
 use forebay_server::launch::{down, up, DownOptions, UpOptions};
 use forebay_server::Medium;
 use forebay_stage::{stage_in, stage_out, Pair, Quiet, StageOptions, StageReport};
-use forebay_types::Code;
+use forebay_types::{Code, Layout, NodeId};
 use trees::{assert_no_temporaries, assert_same, make_odd, noise, snapshot, Scratch, Snapshot};
 
 /// Set for a child of a test: the pool and the source that it is to stage in.
@@ -142,6 +142,50 @@ fn stage_in_again_copies_nothing_and_what_changed_is_replaced() {
     let back = scratch.join("back");
     assert_eq!(pool.drain("/store/", &back, &options).files, 301);
     assert_same(&without_holes(snapshot(&store)), &without_holes(snapshot(&back)));
+    // The contents into the root, all or nothing; the root's own attributes stay.
+    let root = pool.pool.get_attr(pool.pool.root().unwrap()).unwrap().attr;
+    let contents = store.join("");
+    let whole = StageOptions { all_or_nothing: true, ..options.clone() };
+    assert_eq!(pool.fill(&contents, "/", &whole).files, 301);
+    assert_eq!(pool.names(b"/"), [&b"d"[..], b"large", b"store"]);
+    let after = pool.pool.get_attr(root.ino).unwrap().attr;
+    assert_eq!((root.mode, root.uid, root.gid), (after.mode, after.uid, after.gid));
+    pool.assert_sound();
+}
+
+#[test]
+fn striped_file_is_staged_out_with_its_holes_and_replaced_when_staged_in() {
+    let pool = TestPool::up(128 << 20);
+    let scratch = Scratch::new();
+    let root = pool.pool.root().unwrap();
+    let layout = Layout::overstriped(NodeId::FIRST, 0, 4, 64 << 10).unwrap();
+    let (entry, _) = pool.pool.create_entry(root, b"striped", 0o640, true, Some(layout)).unwrap();
+    let file = pool.pool.open_file(&entry, true).unwrap();
+    let piece = noise(300_000, 5);
+    for offset in [0u64, 5 << 20, 20 << 20] {
+        let mut done = 0;
+        while done < piece.len() {
+            done += file.write_at(&piece[done..], offset + done as u64).unwrap();
+        }
+    }
+    file.truncate(30 << 20).unwrap();
+    for verify in [false, true] {
+        let back = scratch.join(&format!("back-{verify}"));
+        let report = pool.drain("/striped", &back, &StageOptions { verify, ..StageOptions::default() });
+        report.outcome().unwrap();
+        assert!(report.holes_bytes > 28 << 20, "{report:?}");
+        let bytes = std::fs::read(&back).unwrap();
+        assert_eq!(bytes.len(), 30 << 20);
+        let mut expected = vec![0; 30 << 20];
+        for offset in [0usize, 5 << 20, 20 << 20] {
+            expected[offset..offset + piece.len()].copy_from_slice(&piece);
+        }
+        assert!(bytes == expected, "the content differs");
+    }
+    std::fs::write(scratch.join("striped"), b"new").unwrap();
+    pool.fill(&scratch.join("striped"), "/", &StageOptions::default()).outcome().unwrap();
+    pool.drain("/striped", &scratch.join("last"), &StageOptions::default()).outcome().unwrap();
+    assert_eq!(std::fs::read(scratch.join("last")).unwrap(), b"new");
     pool.assert_sound();
 }
 
