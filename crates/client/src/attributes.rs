@@ -39,8 +39,7 @@ impl Pool {
 
     /// `fchmodat`.
     pub fn chmod(&self, place: Place<'_>, mode: u32, follow: bool, escape: &mut PathBuffer) -> Door<()> {
-        let found = self.walk_found(place, follow, escape)?;
-        Ok(self.chmod_inode(found.ino, mode)?)
+        self.with_entry(place, follow, escape, |entry| self.chmod_inode(entry.attr.ino, mode))
     }
 
     /// `fchmod` of an inode.
@@ -63,8 +62,7 @@ impl Pool {
         follow: bool,
         escape: &mut PathBuffer,
     ) -> Door<()> {
-        let found = self.walk_found(place, follow, escape)?;
-        Ok(self.chown_inode(found.ino, uid, gid)?)
+        self.with_entry(place, follow, escape, |entry| self.chown_inode(entry.attr.ino, uid, gid))
     }
 
     /// `fchown` of an inode. Set-id bits of a file go, as Linux drops them.
@@ -100,8 +98,7 @@ impl Pool {
         follow: bool,
         escape: &mut PathBuffer,
     ) -> Door<()> {
-        let found = self.walk_found(place, follow, escape)?;
-        Ok(self.set_times_inode(found.ino, atime, mtime)?)
+        self.with_entry(place, follow, escape, |entry| self.set_times_inode(entry.attr.ino, atime, mtime))
     }
 
     /// `futimens` of an inode: a file's times are set on its backing files, others' in the shard.
@@ -163,17 +160,17 @@ impl Pool {
 
     /// `truncate`.
     pub fn truncate(&self, place: Place<'_>, size: u64, escape: &mut PathBuffer) -> Door<()> {
-        let found = self.walk_found(place, true, escape)?;
-        match found.kind {
-            Kind::File => {}
-            Kind::Directory => return Err(Code::IsDirectory.into()),
-            _ => return Err(Code::Invalid.into()),
-        }
-        let entry = self.get_attr(found.ino)?;
-        let attr = &entry.attr;
-        if !permits((attr.mode, attr.uid, attr.gid), WRITE, false) {
-            return Err(Code::AccessDenied.into());
-        }
-        Ok(self.open_file(&entry, true)?.truncate(size)?)
+        self.with_entry(place, true, escape, |entry| {
+            let attr = &entry.attr;
+            match attr.kind() {
+                Kind::File => {}
+                Kind::Directory => return Err(Code::IsDirectory),
+                _ => return Err(Code::Invalid),
+            }
+            if !permits((attr.mode, attr.uid, attr.gid), WRITE, false) {
+                return Err(Code::AccessDenied);
+            }
+            self.open_file(entry, true)?.truncate(size)
+        })
     }
 }

@@ -12,6 +12,9 @@ use crate::errno;
 
 /// Longest wait for an answer on the socket: longer than a worker takes to restart.
 const ANSWER_TIMEOUT_S: libc::time_t = 20;
+/// Attempts to reach a pool whose workers die in the middle of an answer, and the pause between two.
+const ATTEMPTS: u32 = 100;
+const ATTEMPT_PERIOD_US: libc::useconds_t = 20_000;
 /// Longest wait for word whether a session lives; no word counts as yes.
 const ALIVE_TIMEOUT_MS: i64 = 300;
 
@@ -76,8 +79,8 @@ impl Address {
             match errno::check(done) {
                 Ok(_) => return Ok(socket),
                 Err(Code::Interrupted) => continue,
-                Err(Code::NoResources | Code::AccessDenied | Code::NotPermitted) => return Err(errno::last()),
-                Err(_) => return Err(Code::PoolGone),
+                Err(_) if errno::nobody_listens() => return Err(Code::PoolGone),
+                Err(code) => return Err(code),
             }
         }
     }
@@ -100,13 +103,34 @@ impl Address {
         Ok((reply, board, target))
     }
 
+    /// Asks; again when a worker died in the middle, as long as its supervisor listens.
     fn ask(
         &self,
         kind: u16,
         body: &[u8],
         fds: &mut [Option<OwnedFd>; ATTACH_FDS],
     ) -> Result<AttachReply, Code> {
-        let socket = self.connect(ANSWER_TIMEOUT_S, 0)?;
+        for _ in 0..ATTEMPTS {
+            let socket = self.connect(ANSWER_TIMEOUT_S, 0)?;
+            match Address::talk(&socket, kind, body, fds) {
+                Ok(answer) => return answer,
+                Err(_) => {
+                    *fds = [const { None }; ATTACH_FDS];
+                    // SAFETY: plain system call; a short sleep needs no answer.
+                    unsafe { libc::usleep(ATTEMPT_PERIOD_US) };
+                }
+            }
+        }
+        Err(Code::PoolGone)
+    }
+
+    /// One exchange; an error is that there was no answer.
+    fn talk(
+        socket: &OwnedFd,
+        kind: u16,
+        body: &[u8],
+        fds: &mut [Option<OwnedFd>; ATTACH_FDS],
+    ) -> Result<Result<AttachReply, Code>, Code> {
         let header = Header { kind, len: body.len() as u32 }.encode();
         send_fds(socket.as_fd(), &header, &[])?;
         forebay_ring::write_all(socket.as_fd(), body)?;
@@ -118,18 +142,22 @@ impl Address {
         if header.kind == KIND_ERROR {
             let mut code = [0; 2];
             read_exact(socket.as_fd(), &mut code)?;
-            return Err(Code::from_u16(u16::from_le_bytes(code)));
+            return Ok(Err(Code::from_u16(u16::from_le_bytes(code))));
         }
         if header.kind != kind || header.len as usize != body.len() {
-            return Err(Code::Malformed);
+            return Ok(Err(Code::Malformed));
         }
         read_exact(socket.as_fd(), &mut body)?;
-        AttachReply::decode(&body)
+        Ok(AttachReply::decode(&body))
     }
 
     /// False when the pool is gone or does not know the session; true also while a worker restarts.
     pub(crate) fn is_alive(&self, session: u64) -> bool {
-        let Ok(socket) = self.connect(0, ALIVE_TIMEOUT_MS * 1000) else { return false };
+        let socket = match self.connect(0, ALIVE_TIMEOUT_MS * 1000) {
+            Ok(socket) => socket,
+            // Out of descriptors, or a full queue: no word.
+            Err(code) => return code != Code::PoolGone,
+        };
         let header = Header { kind: KIND_ALIVE, len: 8 }.encode();
         let sent = send_fds(socket.as_fd(), &header, &[])
             .and_then(|()| forebay_ring::write_all(socket.as_fd(), &session.to_le_bytes()));

@@ -16,7 +16,10 @@ use crate::pool::Pool;
 /// Remembered inodes; a power of two.
 const MEMORY: usize = 1024;
 
-/// Pairs (kernel inode, pool inode); a pair being written has kernel inode 0.
+/// Kernel inode of a pair that is being written.
+const BUSY: u64 = u64::MAX;
+
+/// Pairs (kernel inode, pool inode); kernel inode 0 is none.
 static REMEMBERED: [[AtomicU64; 2]; MEMORY] = [const { [const { AtomicU64::new(0) }; 2] }; MEMORY];
 
 fn recall(kernel_ino: u64) -> Option<Ino> {
@@ -30,9 +33,20 @@ fn recall(kernel_ino: u64) -> Option<Ino> {
 
 fn remember(kernel_ino: u64, ino: Ino) {
     let [key, value] = &REMEMBERED[kernel_ino as usize % MEMORY];
-    key.store(0, Ordering::Release);
+    let old = key.load(Ordering::Relaxed);
+    // One writer at a time; the others forgo it.
+    if old == BUSY || key.compare_exchange(old, BUSY, Ordering::Acquire, Ordering::Relaxed).is_err() {
+        return;
+    }
     value.store(ino.0, Ordering::Release);
     key.store(kernel_ino, Ordering::Release);
+}
+
+/// Forgets all: another pool's target begins its numbers anew.
+pub(crate) fn forget_all() {
+    for [key, _] in &REMEMBERED {
+        key.store(0, Ordering::Release);
+    }
 }
 
 /// Descriptors below this number are remembered with what they were opened as.

@@ -8,6 +8,12 @@ pub(crate) fn last() -> Code {
     Code::from_errno(unsafe { *libc::__errno_location() })
 }
 
+/// True when a connect failed because nobody listens: the pool is gone, or never was.
+pub(crate) fn nobody_listens() -> bool {
+    // SAFETY: errno of this thread.
+    matches!(unsafe { *libc::__errno_location() }, libc::ECONNREFUSED | libc::ENOENT | libc::ENOTDIR)
+}
+
 /// The result of a system call that returns -1 on failure.
 pub(crate) fn check(result: i32) -> Result<i32, Code> {
     if result < 0 {

@@ -3,6 +3,7 @@
 use forebay_data::BackingName;
 use forebay_types::{Code, Entry, Ino, Kind, Layout, Reply, Request};
 
+use crate::errno;
 use crate::path::{PathBuffer, Place};
 use crate::pool::{caller, Door, Fail, Pool};
 use crate::walk::{Last, Name, Parent, EXECUTE, WRITE};
@@ -105,11 +106,12 @@ impl Pool {
 
     /// `readlinkat`: bytes of the target that fit.
     pub fn read_link(&self, place: Place<'_>, buffer: &mut [u8], escape: &mut PathBuffer) -> Door<usize> {
-        let found = self.walk_found(place, false, escape)?;
-        if found.kind != Kind::Symlink {
-            return Err(Code::Invalid.into());
-        }
-        Ok(self.read_link_inode(found.ino, buffer)?)
+        self.with_entry(place, false, escape, |entry| {
+            if !entry.attr.is_symlink() {
+                return Err(Code::Invalid);
+            }
+            self.read_link_inode(entry.attr.ino, buffer)
+        })
     }
 
     /// `linkat`.
@@ -206,11 +208,19 @@ impl Pool {
         if matches!(kind, Kind::Directory | Kind::Symlink) {
             return Ok(());
         }
-        let target = self.attached()?.target();
+        let attached = self.attached()?;
         for (component, stripe) in layout.stripes() {
             let name = BackingName::new(ino, component, stripe);
-            // SAFETY: the name is NUL-terminated. A file without data has no backing file, which is no error.
-            unsafe { libc::unlinkat(target, name.as_c_str().as_ptr(), 0) };
+            let unlink = || {
+                // SAFETY: the name is NUL-terminated.
+                errno::check(unsafe { libc::unlinkat(attached.target(), name.as_c_str().as_ptr(), 0) })
+            };
+            // A file without data has no backing file, which is no error; a descriptor that the program closed is.
+            if let Err(Code::NotFound | Code::BadDescriptor | Code::NotDirectory) = unlink() {
+                if attached.target_was_lost(self.address()) {
+                    let _ = unlink();
+                }
+            }
             if kind != Kind::File {
                 break;
             }

@@ -37,14 +37,8 @@ const ATTEMPTS: u32 = 16;
 static ANCHORS: AtomicU64 = AtomicU64::new(0);
 
 fn open_at(dir: RawFd, name: &CStr, flags: i32) -> Result<RawFd, Code> {
-    loop {
-        // SAFETY: the name is NUL-terminated.
-        let fd = unsafe { libc::openat(dir, name.as_ptr(), flags, BACKING_MODE as libc::c_uint) };
-        match errno::check(fd) {
-            Err(Code::Interrupted) => continue,
-            result => return result,
-        }
-    }
+    // SAFETY: the name is NUL-terminated. A FIFO's open may be interrupted, which is the program's business.
+    errno::check(unsafe { libc::openat(dir, name.as_ptr(), flags, BACKING_MODE as libc::c_uint) })
 }
 
 /// Permissions that opening with `flags` takes.
@@ -140,13 +134,18 @@ impl Pool {
             Reply::Created { entry, created: true } => {
                 // Made before the slot carries another request: until then the daemon keeps an unlink by somebody
                 // else from forgetting the backing file that is about to appear.
-                Ok((entry, Some(self.open_backing_new(&entry, flags)?)))
+                Ok((entry, Some(self.open_backing_new(&entry, flags))))
             }
             Reply::Created { entry, created: false } => Ok((entry, None)),
             _ => Err(Code::Malformed),
         })?;
         match fd {
-            Some(fd) => Ok(fd),
+            Some(Ok(fd)) => Ok(fd),
+            Some(Err(code)) => {
+                // Out of descriptors or of space: an open that fails leaves no name behind.
+                let _ = self.unlink_in(dir.ino, name.as_bytes());
+                Err(code)
+            }
             None if exclusive => Err(Code::Exists),
             None if entry.attr.is_symlink() => Err(Code::Stale),
             None => self.open_entry(&entry, flags),
@@ -284,7 +283,9 @@ impl Pool {
         let attached = self.attached()?;
         // SAFETY: cannot fail.
         let pid = unsafe { libc::getpid() } as u32;
-        let name = AnchorName::new(ino, pid, ANCHORS.fetch_add(1, Ordering::Relaxed));
+        // The session is random: processes of other PID namespaces have the same numbers, and killed ones leave anchors.
+        let number = attached.reply.session.wrapping_add(ANCHORS.fetch_add(1, Ordering::Relaxed));
+        let name = AnchorName::new(ino, pid, number);
         let name = name.as_c_str();
         let make = || {
             // SAFETY: the name is NUL-terminated.
@@ -315,7 +316,15 @@ impl Pool {
         }
         let keep = flags & (KERNEL_FLAGS | libc::O_EXCL) | libc::O_TMPFILE | libc::O_EXCL;
         // A file of the target alone: it never gets a name, so the shard need not know of it.
-        Ok(open_at(self.attached()?.target(), c"data", keep)?)
+        let attached = self.attached()?;
+        match open_at(attached.target(), c"data", keep) {
+            Err(Code::NotFound | Code::BadDescriptor | Code::NotDirectory)
+                if attached.target_was_lost(self.address()) =>
+            {
+                Ok(open_at(attached.target(), c"data", keep)?)
+            }
+            result => Ok(result?),
+        }
     }
 
     /// Makes a file, or opens the one that is there, with a descriptor to its backing file (read-write, and `flags`
@@ -340,13 +349,17 @@ impl Pool {
         let flags = flags | libc::O_RDWR | libc::O_CLOEXEC;
         let (entry, created, fd) = self.ask_as(caller, &request, |reply| match reply {
             Reply::Created { entry, created: true } => {
-                Ok((entry, true, Some(self.open_backing_new(&entry, flags)?)))
+                Ok((entry, true, Some(self.open_backing_new(&entry, flags))))
             }
             Reply::Created { entry, created: false } => Ok((entry, false, None)),
             _ => Err(Code::Malformed),
         })?;
         let fd = match fd {
-            Some(fd) => fd,
+            Some(Ok(fd)) => fd,
+            Some(Err(code)) => {
+                let _ = self.unlink_in(parent, name);
+                return Err(code);
+            }
             None => self.open_entry(&entry, flags)?,
         };
         // SAFETY: the descriptor is new and ours.

@@ -156,6 +156,10 @@ impl Pool {
 
     #[cold]
     fn attach_now(&self, current: *mut Attached) -> Result<&'static Attached, Code> {
+        // SAFETY: attachments are never freed.
+        if !current.is_null() && unsafe { &*current }.gone.load(Ordering::Relaxed) {
+            crate::descriptor::forget_all();
+        }
         let new = Attached::new(&self.address)?;
         let place = std::ptr::from_ref(new).cast_mut();
         // Threads that attach at the same time each made one; the first is used by all, the others stay idle until

@@ -116,6 +116,17 @@ fn in_groups(gid: u32) -> bool {
     n > 0 && groups[..n as usize].contains(&gid)
 }
 
+/// Walks again when a symlink was replaced between the look at its name and at its target.
+fn again_while_stale<T>(mut walk: impl FnMut() -> Door<T>) -> Door<T> {
+    for _ in 0..WALKS_MAX {
+        match walk() {
+            Err(Fail::Code(Code::Stale)) => {}
+            result => return result,
+        }
+    }
+    Err(Code::NotFound.into())
+}
+
 impl Dir {
     /// Its mode, owner and group.
     pub(crate) fn permissions(&self, pool: &Pool) -> Result<(u32, u32, u32), Code> {
@@ -223,7 +234,11 @@ impl Walk<'_, '_> {
             return Err(Code::TooManySymlinks.into());
         }
         let mut target = [0; PATH_MAX];
-        let n = self.pool.read_link_inode(link, &mut target)?;
+        // Gone since its name was read: the name is another's by now, or nobody's.
+        let n = self.pool.read_link_inode(link, &mut target).map_err(|code| match code {
+            Code::NotFound => Code::Stale,
+            code => code,
+        })?;
         let mut target = &target[..n];
         if !self.in_expanded {
             self.expanded.set(self.path)?;
@@ -255,6 +270,10 @@ impl Pool {
 
     /// Walks to the directory that holds the last component.
     pub(crate) fn walk_parent(&self, place: Place<'_>, escape: &mut PathBuffer) -> Door<Parent> {
+        again_while_stale(|| self.walk_parent_once(place, escape))
+    }
+
+    fn walk_parent_once(&self, place: Place<'_>, escape: &mut PathBuffer) -> Door<Parent> {
         if place.path.is_empty() {
             return Err(Code::NotFound.into());
         }
@@ -309,6 +328,16 @@ impl Pool {
     /// Walks to an inode. `follow` follows a symlink at the end; one with a slash behind is always followed. With
     /// `to_create` a last name that the board does not know counts as missing: the request that creates it will tell.
     pub(crate) fn walk_to(
+        &self,
+        place: Place<'_>,
+        follow: bool,
+        to_create: bool,
+        escape: &mut PathBuffer,
+    ) -> Door<Target> {
+        again_while_stale(|| self.walk_to_once(place, follow, to_create, escape))
+    }
+
+    fn walk_to_once(
         &self,
         place: Place<'_>,
         follow: bool,
@@ -378,7 +407,7 @@ impl Pool {
         place: Place<'_>,
         follow: bool,
         escape: &mut PathBuffer,
-        act: impl Fn(&Entry) -> Result<T, Code>,
+        mut act: impl FnMut(&Entry) -> Result<T, Code>,
     ) -> Door<T> {
         for _ in 0..WALKS_MAX {
             let found = self.walk_found(place, follow, escape)?;

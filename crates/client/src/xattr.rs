@@ -48,8 +48,7 @@ impl Pool {
         value: &mut [u8],
         escape: &mut PathBuffer,
     ) -> Door<usize> {
-        let found = self.walk_found(place, follow, escape)?;
-        Ok(self.get_xattr_inode(found.ino, name, value)?)
+        self.with_entry(place, follow, escape, |entry| self.get_xattr_inode(entry.attr.ino, name, value))
     }
 
     /// `setxattr` or `lsetxattr`.
@@ -62,8 +61,9 @@ impl Pool {
         flags: u32,
         escape: &mut PathBuffer,
     ) -> Door<()> {
-        let found = self.walk_found(place, follow, escape)?;
-        Ok(self.set_xattr_inode(found.ino, name, value, flags)?)
+        self.with_entry(place, follow, escape, |entry| {
+            self.set_xattr_inode(entry.attr.ino, name, value, flags)
+        })
     }
 
     /// `listxattr` or `llistxattr`: bytes of the names, each with a NUL behind.
@@ -74,8 +74,7 @@ impl Pool {
         names: &mut [u8],
         escape: &mut PathBuffer,
     ) -> Door<usize> {
-        let found = self.walk_found(place, follow, escape)?;
-        Ok(self.list_xattr_inode(found.ino, names)?)
+        self.with_entry(place, follow, escape, |entry| self.list_xattr_inode(entry.attr.ino, names))
     }
 
     /// `removexattr` or `lremovexattr`.
@@ -86,8 +85,7 @@ impl Pool {
         name: &[u8],
         escape: &mut PathBuffer,
     ) -> Door<()> {
-        let found = self.walk_found(place, follow, escape)?;
-        Ok(self.remove_xattr_inode(found.ino, name)?)
+        self.with_entry(place, follow, escape, |entry| self.remove_xattr_inode(entry.attr.ino, name))
     }
 
     /// [`Pool::get_xattr`] of an inode.

@@ -10,8 +10,8 @@ use forebay_types::limits::{CALL_TIMEOUT_MS, LIVENESS_PERIOD_MS, MESSAGE_BYTES_M
 use crate::doorbell::Doorbell;
 use crate::futex;
 use crate::serve::{
-    slot_offset, DONE, EPOCH_OFFSET, LEN_OFFSET, MESSAGE_OFFSET, PENDING_OFFSET, REQUESTED, RING_BYTES,
-    SEQ_OFFSET, SLEEPING,
+    slot_offset, DONE, EPOCH_OFFSET, LEN_OFFSET, MESSAGE_OFFSET, PENDING_OFFSET, REPLY_OFFSET, REQUESTED,
+    RING_BYTES, SEQ_OFFSET, SLEEPING,
 };
 use crate::shared::Mapping;
 
@@ -72,7 +72,7 @@ impl Ring {
         then: impl FnOnce(&[u8]) -> T,
     ) -> Result<T, CallFailure> {
         assert!(request.len() <= MESSAGE_BYTES_MAX && reply.len() <= MESSAGE_BYTES_MAX);
-        let slot = self.claim();
+        let slot = self.claim(alive).ok_or(CallFailure::Gone)?;
         let at = slot_offset(slot);
         let seq = self.seq[slot].load(Ordering::Relaxed) + 1;
         self.seq[slot].store(seq, Ordering::Relaxed);
@@ -87,9 +87,9 @@ impl Ring {
             // The slot stays claimed: the daemon, should it come back, may still write into it.
             return Err(CallFailure::Gone);
         }
-        let len = self.mapping.word32(at + LEN_OFFSET).load(Ordering::Relaxed) as usize;
+        let len = self.mapping.word32(at + REPLY_OFFSET).load(Ordering::Relaxed) as usize;
         let result = if len <= reply.len() {
-            self.mapping.load(at + MESSAGE_OFFSET, &mut reply[..len]);
+            self.mapping.load(at + REPLY_OFFSET + 8, &mut reply[..len]);
             Ok(then(&reply[..len]))
         } else {
             Err(CallFailure::Malformed)
@@ -99,11 +99,19 @@ impl Ring {
     }
 
     /// Claims a free slot, the lowest first so that a program with one thread touches one. With all 64 in use it
-    /// yields until one is free.
-    fn claim(&self) -> usize {
+    /// yields until one is free; none when the daemon is gone, and they will never be.
+    fn claim(&self, alive: &dyn Fn() -> bool) -> Option<usize> {
         let mut claimed = self.claimed.load(Ordering::Relaxed);
+        let mut asked = None;
         loop {
             if claimed == u64::MAX {
+                let now = now_ms();
+                if now - *asked.get_or_insert(now) >= LIVENESS_PERIOD_MS {
+                    if !alive() {
+                        return None;
+                    }
+                    asked = Some(now);
+                }
                 // SAFETY: no arguments.
                 unsafe { libc::sched_yield() };
                 claimed = self.claimed.load(Ordering::Relaxed);
@@ -116,7 +124,7 @@ impl Ring {
                 Ordering::Acquire,
                 Ordering::Relaxed,
             ) {
-                Ok(_) => return slot,
+                Ok(_) => return Some(slot),
                 Err(now) => claimed = now,
             }
         }

@@ -3,9 +3,12 @@
 //! ```text
 //! page 0   word 0   pending: a bit for each slot with a new request (written by both)
 //!          word 8   epoch of the board that this client may read (written by the daemon)
-//! slot i   at 4096 + i * 72 KiB:
-//!          0  u32 state   4  u32 message bytes   8  u64 sequence   16  message
+//! slot i   at 4096 + i * 144 KiB:
+//!          0  u32 state   4  u32 request bytes   8  u64 sequence   16  request
+//!          72 KiB on: u32 reply bytes, at 8 the reply
 //! ```
+//!
+//! Request and reply lie apart: a daemon killed in the middle of an answer leaves the request whole for the next.
 //!
 //! A slot's state goes idle/done → requested (client) → sleeping (client, if it tires of spinning) → done (daemon).
 //! The daemon never acts on the state that a client wrote except to copy a request out, and each copy is served once.
@@ -23,7 +26,9 @@ use crate::shared::{memfd_sealed, Mapping, Seal};
 pub(crate) const PENDING_OFFSET: usize = 0;
 pub(crate) const EPOCH_OFFSET: usize = 64;
 const SLOTS_OFFSET: usize = 4096;
-const SLOT_BYTES: usize = 72 * 1024;
+const SLOT_BYTES: usize = 2 * REPLY_OFFSET;
+/// Only pages that are touched take memory: of most slots none, of the others one for each half.
+pub(crate) const REPLY_OFFSET: usize = 72 * 1024;
 pub(crate) const LEN_OFFSET: usize = 4;
 pub(crate) const SEQ_OFFSET: usize = 8;
 pub(crate) const MESSAGE_OFFSET: usize = 16;
@@ -33,7 +38,7 @@ pub(crate) const REQUESTED: u32 = 1;
 pub(crate) const SLEEPING: u32 = 2;
 pub(crate) const DONE: u32 = 3;
 
-const _: () = assert!(MESSAGE_OFFSET + MESSAGE_BYTES_MAX <= SLOT_BYTES);
+const _: () = assert!(MESSAGE_OFFSET + MESSAGE_BYTES_MAX <= REPLY_OFFSET);
 
 /// Where slot `i` begins.
 #[inline]
@@ -146,8 +151,8 @@ impl ServedRing {
     #[inline]
     pub fn answer(&self, slot: usize, reply: &[u8]) {
         let at = slot_offset(slot);
-        self.mapping.store(at + MESSAGE_OFFSET, reply);
-        self.mapping.word32(at + LEN_OFFSET).store(reply.len() as u32, Ordering::Relaxed);
+        self.mapping.store(at + REPLY_OFFSET + 8, reply);
+        self.mapping.word32(at + REPLY_OFFSET).store(reply.len() as u32, Ordering::Relaxed);
         let state = self.mapping.word32(at);
         if state.swap(DONE, Ordering::AcqRel) == SLEEPING {
             futex::wake_one(state);

@@ -203,7 +203,7 @@ fn scribbled_ring_harms_no_other() {
         for round in 0..2000 {
             for _ in 0..64 {
                 // Headers of slots, where it hurts, and anywhere.
-                let slot = 4096 + (random() % 64) as usize * 72 * 1024;
+                let slot = 4096 + (random() % 64) as usize * 144 * 1024;
                 let at = if random() % 2 == 0 {
                     slot + (random() % 3) as usize * 8
                 } else {

@@ -147,7 +147,7 @@ fn scribbling_client_harms_no_other() {
     let daemon = Daemon::start("scribble");
     let worker = daemon.worker();
     let (ring, doorbell, _calls) = attach_raw(&daemon.dir);
-    const SLOT: usize = 72 * 1024;
+    const SLOT: usize = 144 * 1024;
     let ring = Mapping::new(ring.as_fd(), 4096 + 64 * SLOT, true).unwrap();
     let doorbell = Mapping::new(doorbell.as_fd(), 4096, true).unwrap();
     let pool = Pool::attach(&daemon.dir).unwrap();

@@ -108,11 +108,25 @@ fn open_shard(setup: &WorkerSetup) -> Result<Shard> {
     Shard::create(&dir, &options, now())
 }
 
+/// The doorbell that clients of the last worker hold, or a new one that outlives this worker.
+fn take_doorbell(setup: &mut WorkerSetup) -> Result<(OwnedFd, Doorbell)> {
+    const TAG: &str = "doorbell";
+    let what = |e: std::io::Error| Error::io("cannot make the doorbell", &e);
+    let left = setup.restored.iter().position(|(tag, fds)| tag == TAG && fds.len() == 1);
+    if let Some(fd) = left.and_then(|i| setup.restored.swap_remove(i).1.pop()) {
+        let doorbell = Doorbell::open(fd.as_fd()).map_err(what)?;
+        return Ok((fd, doorbell));
+    }
+    let (fd, doorbell) = Doorbell::create().map_err(what)?;
+    setup.store.put(TAG, &[fd.as_fd()])?;
+    Ok((fd, doorbell))
+}
+
 /// Serves until SIGTERM, then closes cleanly.
 ///
 /// # Errors
 /// Whatever makes serving impossible: a shard of a newer format or a damaged one, a full medium, no memory.
-pub fn run(setup: WorkerSetup) -> Result<()> {
+pub fn run(mut setup: WorkerSetup) -> Result<()> {
     let stop = attendant::block_signals()?;
     let device = device_of(&setup.target_dir)?;
     let stable_inodes = has_stable_inodes(&setup.target_dir);
@@ -121,7 +135,7 @@ pub fn run(setup: WorkerSetup) -> Result<()> {
     let board_bytes =
         (setup.identity.capacity_bytes / BOARD_FRACTION).clamp(BOARD_BYTES_MIN, BOARD_BYTES_MAX);
     let (board_fd, board) = BoardWriter::create(board_bytes).map_err(what)?;
-    let (doorbell_fd, doorbell) = Doorbell::create().map_err(what)?;
+    let (doorbell_fd, doorbell) = take_doorbell(&mut setup)?;
     let doorbell = Arc::new(doorbell);
     let statistics = Arc::new(Statistics::default());
     let target = Arc::new(Target::open(setup.target_dir.as_fd(), u32::from(setup.identity.node) << 16)?);

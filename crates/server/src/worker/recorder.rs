@@ -121,6 +121,12 @@ impl FlightRecorder {
         self.write_suspects();
     }
 
+    /// Records that only these sessions are left.
+    pub(super) fn keep_sessions(&mut self, known: &std::collections::HashSet<u64>) {
+        self.suspects.retain(|(s, _)| known.contains(&s.session));
+        self.write_suspects();
+    }
+
     /// Records that no request is being served.
     pub(super) fn landed(&self) {
         self.mapping.word64(0).store(0, Ordering::Release);

@@ -17,6 +17,7 @@ use forebay_types::limits::{MESSAGE_BYTES_MAX, RING_SLOTS};
 use forebay_types::{Caller, Ino, Request, Result};
 
 use super::journal::{Journal, MARK_SESSION};
+use super::recorder::InFlight;
 use super::session::Session;
 use super::shard_thread::ShardThread;
 use super::statistics::Statistics;
@@ -40,6 +41,9 @@ pub(super) fn replay(shard: &Shard, journal: &mut Journal) -> Result<()> {
             }
         };
         if batch.is_spent() {
+            for ((session, slot), (seq, reply)) in std::mem::take(&mut last) {
+                batch.keep_reply(session, slot as u8, seq, &reply)?;
+            }
             batch.keep_reply(MARK_SESSION, 0, record.number - 1, &[])?;
             batch.commit()?;
             batch = shard.begin()?;
@@ -75,10 +79,12 @@ impl ShardThread<'_> {
         replay(self.shard, &mut self.journal)?;
         let mut scratch = vec![0; MESSAGE_BYTES_MAX];
         let mut owed: HashSet<Ino> = HashSet::new();
+        // All clients turn to the new board before any is answered: what one learns from its answer, the others see.
+        for session in &sessions {
+            session.ring.set_epoch(self.epoch);
+        }
         for mut session in sessions {
             self.batch()?.add_session(session.id)?;
-            // From here on the client reads the new board, so what is answered below is what it sees there.
-            session.ring.set_epoch(self.epoch);
             for slot in 0..RING_SLOTS {
                 let change = self
                     .batch()?
@@ -91,12 +97,15 @@ impl ShardThread<'_> {
                 owed.extend(state.orphans.iter().map(|(ino, _)| *ino));
                 if session.ring.take(slot, &mut scratch).is_some_and(|(asked, _)| asked == seq) {
                     session.ring.answer(slot, &reply);
+                    self.recorder.clear(InFlight { session: session.id, slot, seq });
                     Statistics::add(&self.statistics.replayed, 1);
                 }
             }
             session.ring.repend();
             self.sessions.push(session);
         }
+        let known: HashSet<u64> = self.sessions.iter().map(|s| s.id).collect();
+        self.recorder.keep_sessions(&known);
         self.show_root()?;
         self.forget_ended()?;
         let mut left = Vec::new();
