@@ -1,5 +1,6 @@
 //! The pool's side: requests to the daemon for names, the kernel for the data of files with one backing file.
 
+use std::cell::RefCell;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -12,6 +13,15 @@ use forebay_types::{
 
 use crate::kernel_file::KernelFile;
 use crate::tree::{File, Meta, Names, Object, Space, Standing, Tree, Wanted};
+
+/// Bytes of the longest reply that is bytes: a value, a list of names, a path.
+const LONGEST_REPLY: usize = XATTR_VALUE_MAX;
+const _: () = assert!(LONGEST_REPLY >= XATTR_LIST_MAX && LONGEST_REPLY >= PATH_MAX);
+
+thread_local! {
+    /// Where a thread's long replies arrive: kept, as clearing so much memory for each would cost more than the call.
+    static REPLY: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+}
 
 /// The pool as a tree. A directory is its inode number: there is nothing to open.
 pub(crate) struct PoolTree {
@@ -142,24 +152,18 @@ impl PoolTree {
         }
     }
 
-    /// A reply's bytes into `into`.
-    fn ask_bytes(&self, request: &Request<'_>, most: usize, into: &mut Vec<u8>) -> Result<(), Code> {
-        into.resize(most + REPLY_HEADER_BYTES, 0);
-        let asked = self.pool.call(request, into).and_then(|n| match Reply::decode(&into[..n])? {
-            Reply::Bytes(bytes) => Ok(bytes.len()),
-            _ => Err(Code::Malformed),
-        });
-        match asked {
-            Ok(len) => {
-                into.copy_within(REPLY_HEADER_BYTES..REPLY_HEADER_BYTES + len, 0);
-                into.truncate(len);
-                Ok(())
+    /// A reply's bytes into `into` (cleared first).
+    fn ask_bytes(&self, request: &Request<'_>, into: &mut Vec<u8>) -> Result<(), Code> {
+        into.clear();
+        REPLY.with_borrow_mut(|reply| {
+            reply.resize(REPLY_HEADER_BYTES + LONGEST_REPLY, 0);
+            let n = self.pool.call(request, reply)?;
+            match Reply::decode(&reply[..n])? {
+                Reply::Bytes(bytes) => into.extend_from_slice(bytes),
+                _ => return Err(Code::Malformed),
             }
-            Err(code) => {
-                into.clear();
-                Err(code)
-            }
-        }
+            Ok(())
+        })
     }
 }
 
@@ -250,7 +254,7 @@ impl Tree for PoolTree {
     fn read_link(&self, at: &Ino, name: &[u8]) -> Result<Vec<u8>, Code> {
         let ino = self.find(*at, name, false)?.attr.ino;
         let mut target = Vec::new();
-        self.ask_bytes(&Request::ReadLink { ino }, PATH_MAX, &mut target)?;
+        self.ask_bytes(&Request::ReadLink { ino }, &mut target)?;
         Ok(target)
     }
 
@@ -314,11 +318,11 @@ impl Tree for PoolTree {
     }
 
     fn list_xattrs(&self, object: Object<'_, Self>, names: &mut Vec<u8>) -> Result<(), Code> {
-        self.ask_bytes(&Request::ListXattr { ino: self.ino(object)? }, XATTR_LIST_MAX, names)
+        self.ask_bytes(&Request::ListXattr { ino: self.ino(object)? }, names)
     }
 
     fn get_xattr(&self, object: Object<'_, Self>, name: &[u8], value: &mut Vec<u8>) -> Result<(), Code> {
-        self.ask_bytes(&Request::GetXattr { ino: self.ino(object)?, name }, XATTR_VALUE_MAX, value)
+        self.ask_bytes(&Request::GetXattr { ino: self.ino(object)?, name }, value)
     }
 
     fn set_xattr(&self, object: Object<'_, Self>, name: &[u8], value: &[u8]) -> Result<(), Code> {
