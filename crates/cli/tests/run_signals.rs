@@ -31,6 +31,16 @@ fn signals_sent_to_run_reach_the_program_once() {
     let stop = place.join("stop");
     let mut command = place.command(["run", "--quiet", "--", "sh", "-c", script]);
     command.arg(&stop).stdout(Stdio::piped());
+    // Whoever started the tests may ignore some (nohup, a shell's background), and a shell cannot trap those.
+    // SAFETY: only a system call between fork and exec.
+    unsafe {
+        command.pre_exec(|| {
+            for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGQUIT, libc::SIGTERM] {
+                libc::signal(signal, libc::SIG_DFL);
+            }
+            Ok(())
+        })
+    };
     let mut run = start(command);
     let mut out = BufReader::new(run.0.stdout.take().unwrap());
     let mut line = String::new();

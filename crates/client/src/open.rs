@@ -271,7 +271,8 @@ impl Pool {
             Err(code) => return Err(code),
         }
         match self.ask_entry(&Request::MakeBacking { ino: entry.attr.ino }) {
-            Ok(_) => open(),
+            // Absent again: unlinked meanwhile.
+            Ok(_) => open().map_err(|code| if code == Code::NotFound { Code::Stale } else { code }),
             Err(Code::NotFound) => Err(Code::Stale),
             Err(code) => Err(code),
         }

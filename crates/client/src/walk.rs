@@ -274,9 +274,6 @@ impl Pool {
     }
 
     fn walk_parent_once(&self, place: Place<'_>, escape: &mut PathBuffer) -> Door<Parent> {
-        if place.path.is_empty() {
-            return Err(Code::NotFound.into());
-        }
         let mut walk = self.walk(place, escape);
         loop {
             let Step::Component { start, end, last, slash } = walk.step() else {

@@ -3,7 +3,7 @@
 use forebay_data::Media;
 use forebay_ring::ServedRing;
 use forebay_types::limits::{BATCH_MAX, MESSAGE_BYTES_MAX};
-use forebay_types::{Attr, Code, Kind, PoolSpace, Reply, Request, Result};
+use forebay_types::{Attr, Code, Kind, PoolSpace, Reply, Request, Result, Timestamp};
 
 use super::recorder::InFlight;
 use super::shard_thread::ShardThread;
@@ -120,16 +120,25 @@ impl ShardThread<'_> {
                     Reply::encode(&space, out).unwrap_or(0)
                 }
                 Ok((caller, request)) => {
-                    let len = batch.apply(caller, &request, now, &mut self.effects, out);
-                    if let (Request::MakeBacking { .. }, Ok(Reply::Entry(entry))) =
-                        (&request, Reply::decode(&out[..len]))
-                    {
+                    let (changes, backing) =
+                        (request.changes(), matches!(request, Request::MakeBacking { .. }));
+                    let mut len = batch.apply(caller, &request, now, &mut self.effects, out);
+                    if is_no_space(out) && self.uncommitted + self.done_orphans.len() > 0 {
+                        let message = self.answers.requests[taken.request.0..taken.request.1].to_vec();
+                        len = self.apply_anew(&message, now, at)?;
+                    }
+                    let out = &mut self.answers.replies[at..at + MESSAGE_BYTES_MAX];
+                    let made = match Reply::decode(&out[..if backing { len } else { 0 }]) {
+                        Ok(Reply::Entry(entry)) => Some(entry),
+                        _ => None,
+                    };
+                    if let Some(entry) = made {
                         match make_backing(&self.target, &entry) {
                             Ok(()) => len,
                             Err(code) => Reply::encode(&Err(code), out).unwrap_or(0),
                         }
                     } else {
-                        changed = request.changes() && out.first_chunk::<2>() == Some(&[0, 0]);
+                        changed = changes && out.first_chunk::<2>() == Some(&[0, 0]);
                         if changed {
                             let message = &self.answers.requests[taken.request.0..taken.request.1];
                             self.journal.append(flight.session, taken.slot, taken.seq, now, message);
@@ -153,6 +162,19 @@ impl ShardThread<'_> {
             self.forget_orphans()?;
         }
         Ok(i)
+    }
+
+    /// Applies a request in a fresh transaction: a long one refuses growth earlier, as it cannot use what it freed.
+    #[cold]
+    fn apply_anew(&mut self, message: &[u8], now: Timestamp, at: usize) -> Result<usize> {
+        self.forget_orphans()?;
+        self.commit()?;
+        self.batch()?;
+        let out = &mut self.answers.replies[at..at + MESSAGE_BYTES_MAX];
+        let (Some(batch), Ok((caller, request))) = (&mut self.batch, Request::decode(message)) else {
+            unreachable!("begun above, and decoded before")
+        };
+        Ok(batch.apply(caller, &request, now, &mut self.effects, out))
     }
 
     /// The slot's client asks again: it has done what its last reply called for.
@@ -228,6 +250,10 @@ impl ShardThread<'_> {
         Statistics::add(&self.statistics.errors, errors);
         Statistics::add(&self.statistics.batches, 1);
     }
+}
+
+fn is_no_space(reply: &[u8]) -> bool {
+    reply.first_chunk::<2>() == Some(&(Code::NoSpace as u16).to_le_bytes())
 }
 
 /// Makes the backing files that are missing, and opens them to their owner.
