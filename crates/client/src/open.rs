@@ -96,9 +96,11 @@ impl Pool {
                         Err(Code::TooManySymlinks.into())
                     };
                 }
-                Target::Found(found) => {
-                    self.get_attr(found.ino).and_then(|entry| self.open_entry(&entry, flags))
-                }
+                Target::Found(found) => match self.get_attr(found.ino) {
+                    Ok(entry) => self.open_entry(&entry, flags),
+                    Err(Code::NotFound) => Err(Code::Stale),
+                    Err(code) => Err(code),
+                },
             };
             match result {
                 // Removed between look-up and open: the name may be another file's by now, or nobody's.
