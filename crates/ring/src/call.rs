@@ -19,6 +19,8 @@ use crate::shared::Mapping;
 const SPINS_MIN: u32 = 32;
 /// Spins at most so often: some 20 µs, several times a served request.
 const SPINS_MAX: u32 = 2048;
+/// Spins between two yields.
+const SPINS_PER_YIELD: u32 = 64;
 
 /// Why a call has no reply.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -133,12 +135,17 @@ impl Ring {
     /// Waits for the reply: spins for as long as that has paid lately, then sleeps. False when the daemon is gone.
     fn wait(&self, state: &AtomicU32, alive: &dyn Fn() -> bool) -> bool {
         let spins = self.spins.load(Ordering::Relaxed);
-        for _ in 0..spins {
+        for spin in 1..=spins {
             if state.load(Ordering::Acquire) == DONE {
                 if spins < SPINS_MAX {
                     self.spins.store((spins + spins / 4 + 1).min(SPINS_MAX), Ordering::Relaxed);
                 }
                 return true;
+            }
+            if spin % SPINS_PER_YIELD == 0 {
+                // The daemon may want this very processor.
+                // SAFETY: no arguments.
+                unsafe { libc::sched_yield() };
             }
             std::hint::spin_loop();
         }

@@ -1,68 +1,79 @@
-//! How long the shard thread spins before it sleeps: as long as that has paid lately, and not at all while the node is
-//! busy.
+//! How long the shard thread looks for requests before it sleeps: as long as that pays, giving way to others meanwhile,
+//! and not at all while the node is busy.
+//!
+//! What pays is learnt from the gaps between requests, those that were slept through included: when a client rings
+//! soon after the thread went to sleep, looking a little longer would have spared both a system call and a wake-up,
+//! which on a virtual machine costs more than most requests. Between looks the thread yields, so that a client on the
+//! same processor runs at once; a yield that takes long means that others compute there, and then it is better to
+//! sleep and be woken, as the scheduler favours who slept.
 
 use std::time::{Duration, Instant};
 
-/// Longest spin: a few times what a client needs between two requests.
-const SPIN_MAX: Duration = Duration::from_micros(60);
-/// Shortest, so that it is noticed when spinning begins to pay.
-const SPIN_MIN: Duration = Duration::from_micros(2);
-/// No spinning for so long after the kernel took the processor away from a spin.
-const BUSY: Duration = Duration::from_millis(20);
+/// Longest look: several times what a client needs between two requests.
+const LOOK_MAX: Duration = Duration::from_micros(100);
+/// A gap of up to so much is worth looking through.
+const PAYS: Duration = Duration::from_micros(200);
+/// A yield from which the thread comes back later than this found others at work.
+const YIELD_LONG: Duration = Duration::from_micros(150);
+/// No looking for so long after that.
+const BUSY: Duration = Duration::from_millis(10);
+/// Looks between two yields.
+const LOOKS: u32 = 24;
 
 /// The adaptive bound.
 #[derive(Debug)]
 pub(super) struct Pace {
-    spin: Duration,
+    look: Duration,
     busy_until: Option<Instant>,
-    switches: i64,
-}
-
-/// Times that the kernel took the processor away from this thread.
-fn involuntary_switches() -> i64 {
-    // SAFETY: an all-zero rusage is valid, and filled by the call, which cannot fail with these arguments.
-    unsafe {
-        let mut usage: libc::rusage = std::mem::zeroed();
-        libc::getrusage(libc::RUSAGE_THREAD, &mut usage);
-        usage.ru_nivcsw
-    }
+    /// When the last request was done.
+    idle_since: Instant,
 }
 
 impl Pace {
     pub(super) fn new() -> Pace {
-        Pace { spin: SPIN_MAX, busy_until: None, switches: involuntary_switches() }
+        Pace { look: LOOK_MAX, busy_until: None, idle_since: Instant::now() }
     }
 
-    /// Spins until `work` says true, for a bounded time; whether it did.
-    pub(super) fn spin(&mut self, mut work: impl FnMut() -> bool) -> bool {
+    /// Looks until `work` says true, for a bounded time; whether it did.
+    pub(super) fn look(&mut self, mut work: impl FnMut() -> bool) -> bool {
         let started = Instant::now();
+        self.idle_since = started;
         if let Some(until) = self.busy_until {
             if started < until {
                 return work();
             }
             self.busy_until = None;
-            self.switches = involuntary_switches();
         }
+        if self.look.is_zero() {
+            return work();
+        }
+        let mut before = started;
         loop {
-            // The clock costs more than a look at the rings.
-            for _ in 0..16 {
+            for _ in 0..LOOKS {
                 if work() {
-                    self.spin = (self.spin * 2).min(SPIN_MAX);
                     return true;
                 }
                 std::hint::spin_loop();
             }
-            if started.elapsed() >= self.spin {
-                break;
+            std::thread::yield_now();
+            let now = Instant::now();
+            if now - before >= YIELD_LONG {
+                self.busy_until = Some(now + BUSY);
+                return work();
             }
+            if now - started >= self.look {
+                return false;
+            }
+            before = now;
         }
-        self.spin = (self.spin / 2).max(SPIN_MIN);
-        let switches = involuntary_switches();
-        if switches != self.switches {
-            self.switches = switches;
-            self.busy_until = Some(Instant::now() + BUSY);
+    }
+
+    /// Tells that the thread slept after a look in vain, and whether a request ended the sleep.
+    pub(super) fn slept(&mut self, request: bool) {
+        self.look = if request && self.idle_since.elapsed() < PAYS { LOOK_MAX } else { self.look / 2 };
+        if self.look < LOOK_MAX / 64 {
+            self.look = Duration::ZERO;
         }
-        false
     }
 }
 
@@ -71,14 +82,33 @@ mod tests {
     use super::*;
 
     #[test]
-    fn spin_ends_without_work_and_returns_at_once_with_it() {
+    fn look_ends_without_work_and_returns_at_once_with_it() {
         let mut pace = Pace::new();
-        assert!(!pace.spin(|| false));
+        assert!(!pace.look(|| false));
         let mut looks = 0;
-        while !pace.spin(|| {
+        while !pace.look(|| {
             looks += 1;
             looks > 3
         }) {}
         assert_eq!(looks, 4);
+    }
+
+    #[test]
+    fn look_is_given_up_when_it_never_pays_and_taken_up_when_a_request_comes_soon() {
+        let mut pace = Pace::new();
+        for _ in 0..10 {
+            pace.look(|| false);
+            pace.slept(false);
+        }
+        assert_eq!(pace.look, Duration::ZERO);
+        // A look of no length takes next to no time: the request came soon, if this thread was not held up.
+        for _ in 0..1000 {
+            pace.look(|| false);
+            pace.slept(true);
+            if pace.look == LOOK_MAX {
+                return;
+            }
+        }
+        panic!("a request that came at once did not make the thread look for it");
     }
 }

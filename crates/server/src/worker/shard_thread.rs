@@ -174,7 +174,7 @@ impl<'a> ShardThread<'a> {
                 continue;
             }
             let sessions = &self.sessions;
-            if pace.spin(|| sessions.iter().any(|s| s.ring.has_pending())) {
+            if pace.look(|| sessions.iter().any(|s| s.ring.has_pending())) {
                 Statistics::add(&self.statistics.spun, 1);
                 continue;
             }
@@ -200,6 +200,7 @@ impl<'a> ShardThread<'a> {
                 heard = messages.try_recv().ok();
                 heard.is_none() && !sessions.iter().any(|s| s.ring.has_pending())
             });
+            pace.slept(self.sessions.iter().any(|s| s.ring.has_pending()));
             if let Some(message) = heard {
                 self.hear(message)?;
             }
