@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
 
-use forebay_ring::{CallFailure, Lookup, NameRef};
+use forebay_ring::{Board, CallFailure, Lookup, NameRef};
 use forebay_types::{Caller, Code, Entry, Error, Ino, Reply, Request};
 
 use crate::attached::Attached;
@@ -261,14 +261,20 @@ impl Pool {
     /// What the board says of a name.
     #[inline]
     fn look_on_board(&self, parent: Ino, name: &[u8]) -> Result<Lookup, Code> {
+        Ok(self.on_board(|board| Some(board.lookup(parent, name)))?.unwrap_or(Lookup::Unknown))
+    }
+
+    /// What `read` finds on the board, if that is the one to be trusted.
+    #[inline]
+    fn on_board<T>(&self, read: impl FnOnce(&Board) -> Option<T>) -> Result<Option<T>, Code> {
         let attached = self.attached()?;
         if let Some((board, epoch)) = attached.board(&self.address) {
-            let found = board.lookup(parent, name);
+            let found = read(board);
             if attached.ring.epoch() == epoch {
                 return Ok(found);
             }
         }
-        Ok(Lookup::Unknown)
+        Ok(None)
     }
 
     /// [`Pool::lookup_name`], but with `to_create` a name that the board does not know counts as missing.
@@ -298,14 +304,28 @@ impl Pool {
     /// An inode's attributes and layout: from the board, or asked for.
     #[inline]
     pub fn get_attr(&self, ino: Ino) -> Result<Entry, Code> {
-        let attached = self.attached()?;
-        if let Some((board, epoch)) = attached.board(&self.address) {
-            let found = board.inode(ino);
-            if let (Some(entry), true) = (found, attached.ring.epoch() == epoch) {
-                return Ok(entry);
-            }
+        match self.on_board(|board| board.inode(ino))? {
+            Some(entry) => Ok(entry),
+            None => self.ask_entry(&Request::GetAttr { ino }),
         }
-        self.ask_entry(&Request::GetAttr { ino })
+    }
+
+    /// An inode's mode, owner and group: from the board, or asked for.
+    #[inline]
+    pub(crate) fn permissions_of(&self, ino: Ino) -> Result<(u32, u32, u32), Code> {
+        match self.on_board(|board| board.permissions(ino))? {
+            Some(permissions) => Ok(permissions),
+            None => self.get_attr(ino).map(|entry| (entry.attr.mode, entry.attr.uid, entry.attr.gid)),
+        }
+    }
+
+    /// Begins to bring near what the board says of an inode.
+    #[inline]
+    pub(crate) fn prefetch(&self, ino: Ino) {
+        let _ = self.on_board(|board| {
+            board.prefetch(ino);
+            None::<()>
+        });
     }
 }
 

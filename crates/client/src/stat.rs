@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::os::fd::RawFd;
 
 use forebay_data::BackingName;
-use forebay_types::{Attr, Code, Entry, Ino, Timestamp};
+use forebay_types::{Attr, Code, Entry, Ino, Kind, Timestamp};
 
 use crate::descriptor::opened_as;
 use crate::errno;
@@ -32,6 +32,12 @@ pub(crate) fn stat_at(dir: RawFd, name: &CStr) -> Result<libc::stat, Code> {
     // SAFETY: the name is NUL-terminated and `st` is valid for the call.
     errno::check(unsafe { libc::fstatat(dir, name.as_ptr(), &mut st, libc::AT_SYMLINK_NOFOLLOW) })?;
     Ok(st)
+}
+
+/// `fstatat` of a file's first backing file, of most files the only one.
+#[inline]
+fn stat_first(target: RawFd, ino: Ino) -> Result<libc::stat, Code> {
+    stat_at(target, BackingName::new(ino, 0, 0).as_c_str())
 }
 
 impl Pool {
@@ -70,6 +76,12 @@ impl Pool {
 
     /// Attributes of an inode.
     pub(crate) fn stat_entry(&self, entry: &Entry) -> Result<libc::stat, Code> {
+        self.stat_with(entry, None)
+    }
+
+    /// [`Pool::stat_entry`] with what the target says of the first backing file, if it was asked already.
+    #[inline]
+    fn stat_with(&self, entry: &Entry, asked: Option<Result<libc::stat, Code>>) -> Result<libc::stat, Code> {
         let mut st = self.shard_stat(&entry.attr);
         if !entry.attr.is_file() {
             return Ok(st);
@@ -77,7 +89,7 @@ impl Pool {
         st.st_size = 0;
         let target = self.attached()?.target();
         if entry.layout.is_single() {
-            match stat_at(target, BackingName::new(entry.attr.ino, 0, 0).as_c_str()) {
+            match asked.unwrap_or_else(|| stat_first(target, entry.attr.ino)) {
                 Ok(backing) => Pool::merge(&mut st, &backing),
                 Err(Code::NotFound | Code::BadDescriptor | Code::NotDirectory) => {
                     if self.attached()?.target_was_lost(self.address()) {
@@ -134,7 +146,15 @@ impl Pool {
 
     /// `stat` (with `follow`) or `lstat`.
     pub fn stat(&self, place: Place<'_>, follow: bool, escape: &mut PathBuffer) -> Door<libc::stat> {
-        self.with_entry(place, follow, escape, |entry| self.stat_entry(entry))
+        self.with_inode(place, follow, escape, |found| {
+            if found.kind != Kind::File {
+                return self.stat_entry(&self.get_attr(found.ino)?);
+            }
+            // The board's memory is far away as often as the kernel's: one is fetched while the other is asked.
+            self.prefetch(found.ino);
+            let asked = stat_first(self.attached()?.target(), found.ino);
+            self.stat_with(&self.get_attr(found.ino)?, Some(asked))
+        })
     }
 
     /// `statx`: everything that `stat` has, and the birth time.

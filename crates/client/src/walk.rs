@@ -133,11 +133,11 @@ impl Dir {
         match self.permissions {
             Some(p) => Ok(p),
             None => {
-                let attr = pool.get_attr(self.ino)?.attr;
-                if !attr.is_directory() {
-                    return Err(Code::NotDirectory);
+                let permissions = pool.permissions_of(self.ino)?;
+                match Kind::from_mode(permissions.0) {
+                    Some(Kind::Directory) => Ok(permissions),
+                    _ => Err(Code::NotDirectory),
                 }
-                Ok((attr.mode, attr.uid, attr.gid))
             }
         }
     }
@@ -348,9 +348,9 @@ impl Pool {
                 let kind = match walk.dir.permissions {
                     Some(_) => Kind::Directory,
                     None => {
-                        let attr = self.get_attr(walk.dir.ino)?.attr;
-                        walk.dir.permissions = Some((attr.mode, attr.uid, attr.gid));
-                        attr.kind()
+                        let permissions = self.permissions_of(walk.dir.ino)?;
+                        walk.dir.permissions = Some(permissions);
+                        Kind::from_mode(permissions.0).ok_or(Code::Malformed)?
                     }
                 };
                 if kind != Kind::Directory && !place.path.is_empty() {
@@ -406,9 +406,20 @@ impl Pool {
         escape: &mut PathBuffer,
         mut act: impl FnMut(&Entry) -> Result<T, Code>,
     ) -> Door<T> {
+        self.with_inode(place, follow, escape, |found| self.get_attr(found.ino).and_then(|entry| act(&entry)))
+    }
+
+    /// The same before the inode's attributes are known.
+    pub(crate) fn with_inode<T>(
+        &self,
+        place: Place<'_>,
+        follow: bool,
+        escape: &mut PathBuffer,
+        mut act: impl FnMut(NameRef) -> Result<T, Code>,
+    ) -> Door<T> {
         for _ in 0..WALKS_MAX {
             let found = self.walk_found(place, follow, escape)?;
-            match self.get_attr(found.ino).and_then(|entry| act(&entry)) {
+            match act(found) {
                 Err(Code::NotFound | Code::Stale) => {}
                 result => return Ok(result?),
             }

@@ -5,7 +5,7 @@
 //! names    buckets of 4 entries of 128 bytes:
 //!          0 u32 sequence  4 u8 name bytes  5 u8 kind  8 u64 parent  16 u64 inode  24 u32 mode  28 u32 uid  32 u32 gid
 //!          40 name
-//! inodes   buckets of 4 entries of 256 bytes:
+//! inodes   buckets of 4 entries of 256 bytes, in the order of births, going round:
 //!          0 u32 sequence  4 u32 bit 0: in use, bit 1: complete  8 u64 inode  16 attributes and layout
 //! ```
 //!
@@ -20,7 +20,7 @@
 use std::sync::atomic::{fence, Ordering};
 
 use forebay_types::limits::BOARD_NAME_MAX;
-use forebay_types::{Code, Entry, Ino, Kind, Reader};
+use forebay_types::{Code, Entry, Ino, Kind, Reader, ATTR_BYTES, COMPONENT_BYTES, PERMISSIONS_OFFSET};
 
 use crate::shared::Mapping;
 
@@ -37,11 +37,14 @@ pub(crate) const COMPLETE: u32 = 2;
 pub(crate) const KIND_EMPTY: u8 = 0;
 pub(crate) const KIND_ABSENT: u8 = 255;
 
+/// Bytes of an encoded entry with one component, rounded up: nearly all have no more.
+const COMMON_BYTES: usize = (ATTR_BYTES + 1 + COMPONENT_BYTES).next_multiple_of(8);
+const CACHE_LINE_BYTES: usize = 64;
+
+const _: () = assert!(COMMON_BYTES <= ENTRY_BYTES_MAX);
 const _: () = assert!(NAME_OFFSET + BOARD_NAME_MAX == NAME_BYTES);
-const _: () = assert!(
-    forebay_types::ATTR_BYTES + 1 + forebay_types::limits::COMPONENTS_MAX * forebay_types::COMPONENT_BYTES
-        <= ENTRY_BYTES_MAX
-);
+const _: () =
+    assert!(ATTR_BYTES + 1 + forebay_types::limits::COMPONENTS_MAX * COMPONENT_BYTES <= ENTRY_BYTES_MAX);
 
 /// How often a reader looks again at an entry that is being written before it asks the daemon instead.
 const RETRIES: u32 = 64;
@@ -97,12 +100,17 @@ impl Tables {
         HEADER_BYTES + scale(mix(hash), self.name_buckets) * WAYS * NAME_BYTES
     }
 
-    /// Byte offset of the bucket for an inode.
+    /// Byte offsets of the entries that may hold an inode, the likeliest first. Inodes that were born one behind the
+    /// other lie side by side, as they are often used so: a page of memory holds 16 of them.
     #[inline]
-    pub(crate) fn inode_bucket(&self, ino: Ino) -> usize {
-        HEADER_BYTES
+    pub(crate) fn inode_ways(&self, ino: Ino) -> impl Iterator<Item = usize> + Clone {
+        let (place, node) = (ino.counter() / WAYS as u64, u64::from(ino.birth_node().0));
+        let bucket = (place + (mix(node) >> 16)) % self.inode_buckets;
+        let at = HEADER_BYTES
             + self.name_buckets as usize * WAYS * NAME_BYTES
-            + scale(mix(ino.0), self.inode_buckets) * WAYS * INODE_BYTES
+            + bucket as usize * WAYS * INODE_BYTES;
+        let first = ino.counter() as usize;
+        (0..WAYS).map(move |way| at + (first + way) % WAYS * INODE_BYTES)
     }
 }
 
@@ -204,8 +212,7 @@ impl Board {
 
     /// True when all names of a directory that fit are on the board.
     fn is_complete(&self, ino: Ino) -> bool {
-        let bucket = self.tables.inode_bucket(ino);
-        (0..WAYS).map(|way| bucket + way * INODE_BYTES).any(|at| {
+        self.tables.inode_ways(ino).any(|at| {
             let before = self.mapping.word32(at).load(Ordering::Acquire);
             let state = self.mapping.word32(at + 4).load(Ordering::Relaxed);
             let same = self.mapping.word64(at + 8).load(Ordering::Relaxed) == ino.0;
@@ -238,11 +245,20 @@ impl Board {
         self.mapping.word64(offset).load(Ordering::Relaxed) & mask == u64::from_le_bytes(last)
     }
 
-    /// Attributes and layout of an inode, if the board has them. The caller checks the epoch before and after.
-    pub fn inode(&self, ino: Ino) -> Option<Entry> {
-        let bucket = self.tables.inode_bucket(ino);
-        for way in 0..WAYS {
-            let at = bucket + way * INODE_BYTES;
+    /// Begins to bring an inode's entry near, for a read after something else that takes a moment.
+    #[inline]
+    pub fn prefetch(&self, ino: Ino) {
+        let Some(at) = self.tables.inode_ways(ino).next() else { return };
+        for line in (0..ENTRY_OFFSET + COMMON_BYTES).step_by(CACHE_LINE_BYTES) {
+            self.mapping.prefetch(at + line);
+        }
+    }
+
+    /// What `read` makes of an inode's entry at a byte offset, if the board has it. What was overwritten meanwhile is
+    /// read again.
+    #[inline]
+    fn entry<T>(&self, ino: Ino, read: impl Fn(usize) -> T) -> Option<T> {
+        for at in self.tables.inode_ways(ino) {
             for _ in 0..RETRIES {
                 let before = self.mapping.word32(at).load(Ordering::Acquire);
                 if before & 1 == 1 {
@@ -250,22 +266,43 @@ impl Board {
                     continue;
                 }
                 let used = self.mapping.word32(at + 4).load(Ordering::Relaxed) & USED != 0;
-                if !used || self.mapping.word64(at + 8).load(Ordering::Relaxed) != ino.0 {
-                    fence(Ordering::Acquire);
-                    if self.mapping.word32(at).load(Ordering::Relaxed) != before {
-                        continue;
-                    }
-                    break;
-                }
-                let mut bytes = [0; ENTRY_BYTES_MAX];
-                self.mapping.load(at + ENTRY_OFFSET, &mut bytes);
+                let found = (used && self.mapping.word64(at + 8).load(Ordering::Relaxed) == ino.0)
+                    .then(|| read(at + ENTRY_OFFSET));
                 fence(Ordering::Acquire);
                 if self.mapping.word32(at).load(Ordering::Relaxed) != before {
                     continue;
                 }
-                return Entry::decode(&mut Reader::new(&bytes)).ok();
+                if found.is_some() {
+                    return found;
+                }
+                break;
             }
         }
         None
+    }
+
+    /// Attributes and layout of an inode, if the board has them. The caller checks the epoch before and after.
+    #[inline]
+    pub fn inode(&self, ino: Ino) -> Option<Entry> {
+        // Decoded on the spot, as copies of entries would cost most of this.
+        self.entry(ino, |at| {
+            let mut bytes = [0; ENTRY_BYTES_MAX];
+            self.mapping.load(at, &mut bytes[..COMMON_BYTES]);
+            // The layout's count of components.
+            if bytes[ATTR_BYTES] > 1 {
+                self.mapping.load(at + COMMON_BYTES, &mut bytes[COMMON_BYTES..]);
+            }
+            Entry::decode(&mut Reader::new(&bytes)).ok()
+        })?
+    }
+
+    /// Mode, owner and group of an inode, if the board has them. The caller checks the epoch before and after.
+    #[inline]
+    pub fn permissions(&self, ino: Ino) -> Option<(u32, u32, u32)> {
+        self.entry(ino, |at| {
+            let word = |at| u32::from_le(self.mapping.word32(at).load(Ordering::Relaxed));
+            let at = at + PERMISSIONS_OFFSET;
+            (word(at), word(at + 4), word(at + 8))
+        })
     }
 }

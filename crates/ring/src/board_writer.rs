@@ -12,8 +12,8 @@ use forebay_types::limits::BOARD_NAME_MAX;
 use forebay_types::{Entry, Ino, Kind, Reader, Writer};
 
 use crate::board::{
-    Tables, COMPLETE, ENTRY_BYTES_MAX, ENTRY_OFFSET, INODE_BYTES, KIND_ABSENT, KIND_EMPTY, NAME_BYTES,
-    NAME_OFFSET, USED, WAYS,
+    Tables, COMPLETE, ENTRY_BYTES_MAX, ENTRY_OFFSET, KIND_ABSENT, KIND_EMPTY, NAME_BYTES, NAME_OFFSET, USED,
+    WAYS,
 };
 use crate::shared::{memfd_sealed, Mapping, Seal};
 
@@ -61,7 +61,6 @@ impl BoardWriter {
 
     /// Publishes an inode, or that it is gone. Publish a transaction's inodes before its names.
     pub fn inode(&mut self, ino: Ino, entry: Option<&Entry>) {
-        let bucket = self.tables.inode_bucket(ino);
         let found = self.find_inode(ino);
         let Some(entry) = entry else {
             if let Some(at) = found {
@@ -74,7 +73,8 @@ impl BoardWriter {
             self.directory_permissions(entry);
         }
         let free = |b: &Self, at: usize| b.mapping.word32(at + 4).load(Ordering::Relaxed) == 0;
-        let Some(at) = found.or_else(|| self.place(bucket, INODE_BYTES, free)) else { return };
+        let ways = self.tables.inode_ways(ino);
+        let Some(at) = found.or_else(|| self.place(ways, free)) else { return };
         let mut bytes = [0; ENTRY_BYTES_MAX];
         let mut w = Writer::new(&mut bytes);
         if entry.encode(&mut w).is_err() {
@@ -107,7 +107,8 @@ impl BoardWriter {
     /// Puts a name on the board; false when it could not be.
     fn place_name(&mut self, parent: Ino, name: &[u8], target: Option<(Ino, Kind)>) -> bool {
         let bucket = self.tables.name_bucket(parent, name);
-        let found = (0..WAYS).map(|w| bucket + w * NAME_BYTES).find(|&at| self.holds(at, parent, name));
+        let ways = (0..WAYS).map(|way| bucket + way * NAME_BYTES);
+        let found = ways.clone().find(|&at| self.holds(at, parent, name));
         let permissions = match target {
             Some((ino, Kind::Directory)) => match self.permissions_of(ino) {
                 Some(p) => p,
@@ -124,7 +125,7 @@ impl BoardWriter {
             _ => (0, 0, 0),
         };
         let free = |b: &Self, at: usize| b.kind_at(at) == KIND_EMPTY;
-        let Some(at) = found.or_else(|| self.place(bucket, NAME_BYTES, free)) else { return false };
+        let Some(at) = found.or_else(|| self.place(ways, free)) else { return false };
         if found.is_none() && !matches!(self.kind_at(at), KIND_EMPTY | KIND_ABSENT) {
             // It gives way: its directory is no longer complete, and says so before the name is gone.
             self.clear_complete(Ino(self.mapping.word64(at + 8).load(Ordering::Relaxed)));
@@ -152,8 +153,7 @@ impl BoardWriter {
     }
 
     fn find_inode(&self, ino: Ino) -> Option<usize> {
-        let bucket = self.tables.inode_bucket(ino);
-        (0..WAYS).map(|w| bucket + w * INODE_BYTES).find(|&at| {
+        self.tables.inode_ways(ino).find(|&at| {
             self.mapping.word32(at + 4).load(Ordering::Relaxed) & USED != 0
                 && self.mapping.word64(at + 8).load(Ordering::Relaxed) == ino.0
         })
@@ -243,11 +243,9 @@ impl BoardWriter {
     /// A place in a bucket: a free entry, else one that gives way. Entries of this publication never do.
     fn place(
         &mut self,
-        bucket: usize,
-        entry_bytes: usize,
+        ways: impl Iterator<Item = usize> + Clone,
         free: impl Fn(&Self, usize) -> bool,
     ) -> Option<usize> {
-        let ways = (0..WAYS).map(|w| bucket + w * entry_bytes);
         if let Some(at) = ways.clone().find(|&at| free(self, at)) {
             return Some(at);
         }

@@ -6,6 +6,8 @@ use crate::id::{Ino, NodeId};
 
 /// Encoded bytes of an [`Attr`].
 pub const ATTR_BYTES: usize = 104;
+/// Where mode, owner and group, 4 bytes each, lie in an encoded [`Attr`].
+pub const PERMISSIONS_OFFSET: usize = 32;
 
 /// The file may differ from its copy in the backing store: it must not be released. Set before any descriptor that
 /// can write is handed out.
@@ -171,7 +173,10 @@ impl Attr {
     }
 
     /// Reads [`ATTR_BYTES`] bytes; fails with [`Code::Malformed`] on a mode without a kind or a bad time.
+    #[inline]
     pub fn decode(r: &mut Reader<'_>) -> Result<Attr, Code> {
+        // Taken at once, so that the length is checked once.
+        let mut r = Reader::new(r.array::<ATTR_BYTES>()?);
         let (ino, size, rdev, parent) = (Ino(r.u64()?), r.u64()?, r.u64()?, Ino(r.u64()?));
         let (mode, uid, gid, nlink, flags) = (r.u32()?, r.u32()?, r.u32()?, r.u32()?, r.u32()?);
         Kind::from_mode(mode).ok_or(Code::Malformed)?;

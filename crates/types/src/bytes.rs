@@ -26,28 +26,36 @@ impl<'a> Reader<'a> {
         Ok(head)
     }
 
+    /// The next `N` bytes.
+    #[inline]
+    pub fn array<const N: usize>(&mut self) -> Result<&'a [u8; N], Code> {
+        let (head, tail) = self.rest.split_first_chunk().ok_or(Code::Malformed)?;
+        self.rest = tail;
+        Ok(head)
+    }
+
     /// The next byte.
     #[inline]
     pub fn u8(&mut self) -> Result<u8, Code> {
-        Ok(self.take(1)?[0])
+        self.array().map(|[byte]| *byte)
     }
 
     /// The next two bytes.
     #[inline]
     pub fn u16(&mut self) -> Result<u16, Code> {
-        Ok(u16::from_le_bytes(self.take(2)?.try_into().map_err(|_| Code::Malformed)?))
+        self.array().map(|bytes| u16::from_le_bytes(*bytes))
     }
 
     /// The next four bytes.
     #[inline]
     pub fn u32(&mut self) -> Result<u32, Code> {
-        Ok(u32::from_le_bytes(self.take(4)?.try_into().map_err(|_| Code::Malformed)?))
+        self.array().map(|bytes| u32::from_le_bytes(*bytes))
     }
 
     /// The next eight bytes.
     #[inline]
     pub fn u64(&mut self) -> Result<u64, Code> {
-        Ok(u64::from_le_bytes(self.take(8)?.try_into().map_err(|_| Code::Malformed)?))
+        self.array().map(|bytes| u64::from_le_bytes(*bytes))
     }
 
     /// A 16-bit length, then that many bytes.

@@ -55,6 +55,20 @@ impl Component {
         self.targets[stripe as usize % self.target_count as usize]
     }
 
+    #[inline]
+    fn decode(r: &mut Reader<'_>) -> Result<Component, Code> {
+        // Taken at once, so that the length is checked once.
+        let mut r = Reader::new(r.array::<COMPONENT_BYTES>()?);
+        let (end, stripe_bytes, stripe_count, target_count) = (r.u64()?, r.u32()?, r.u16()?, r.u8()?);
+        r.u8()?;
+        let mut targets = [0; TARGETS_MAX];
+        for t in &mut targets {
+            *t = r.u32()?;
+        }
+        Ok(Component { end, stripe_bytes, stripe_count, target_count, targets })
+    }
+
+    #[inline]
     fn check(&self) -> Result<(), Code> {
         let ok = self.stripe_bytes.is_power_of_two()
             && (STRIPE_BYTES_MIN..=STRIPE_BYTES_MAX).contains(&self.stripe_bytes)
@@ -83,20 +97,28 @@ impl Layout {
         if components.is_empty() || components.len() > COMPONENTS_MAX {
             return Err(Code::Invalid);
         }
+        let mut all = [components[0]; COMPONENTS_MAX];
+        all[..components.len()].copy_from_slice(components);
+        let layout = Layout { count: components.len() as u8, components: all };
+        layout.check()?;
+        Ok(layout)
+    }
+
+    #[inline]
+    fn check(&self) -> Result<(), Code> {
         let mut start = 0;
-        for c in components {
+        for c in self.components() {
             c.check()?;
             if c.end <= start {
                 return Err(Code::Malformed);
             }
             start = c.end;
         }
-        if start != u64::MAX {
-            return Err(Code::Malformed);
+        if start == u64::MAX {
+            Ok(())
+        } else {
+            Err(Code::Malformed)
         }
-        let mut all = [components[0]; COMPONENTS_MAX];
-        all[..components.len()].copy_from_slice(components);
-        Ok(Layout { count: components.len() as u8, components: all })
     }
 
     /// `stripe_count` stripes of `stripe_bytes` on target `index` of `node`: overstriping.
@@ -219,23 +241,19 @@ impl Layout {
     }
 
     /// Reads what [`Layout::encode`] wrote; anything else is [`Code::Malformed`].
+    #[inline]
     pub fn decode(r: &mut Reader<'_>) -> Result<Layout, Code> {
         let count = r.u8()? as usize;
         if count == 0 || count > COMPONENTS_MAX {
             return Err(Code::Malformed);
         }
-        let mut components = Layout::single(NodeId::FIRST, 0).components;
-        for c in &mut components[..count] {
-            c.end = r.u64()?;
-            c.stripe_bytes = r.u32()?;
-            c.stripe_count = r.u16()?;
-            c.target_count = r.u8()?;
-            r.u8()?;
-            for t in &mut c.targets {
-                *t = r.u32()?;
-            }
+        let first = Component::decode(r)?;
+        let mut layout = Layout { count: count as u8, components: [first; COMPONENTS_MAX] };
+        for c in &mut layout.components[1..count] {
+            *c = Component::decode(r)?;
         }
-        Layout::new(&components[..count]).map_err(|_| Code::Malformed)
+        layout.check()?;
+        Ok(layout)
     }
 }
 

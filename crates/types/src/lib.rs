@@ -17,7 +17,7 @@ pub mod limits;
 mod reply;
 mod request;
 
-pub use attr::{Attr, Kind, Timestamp, ATTR_BYTES, FLAG_DIRTY, FLAG_RESIDENT};
+pub use attr::{Attr, Kind, Timestamp, ATTR_BYTES, FLAG_DIRTY, FLAG_RESIDENT, PERMISSIONS_OFFSET};
 pub use bytes::{Reader, Writer};
 pub use error::{Code, Error, Result};
 pub use hash::{cookie_hash, name_hash, Cookie, DISCRIMINATOR_BITS, HASH_BITS};

@@ -75,6 +75,7 @@ impl Entry {
     }
 
     /// Reads attributes and layout.
+    #[inline]
     pub fn decode(r: &mut Reader<'_>) -> Result<Entry, Code> {
         Ok(Entry { attr: Attr::decode(r)?, layout: Layout::decode(r)? })
     }
