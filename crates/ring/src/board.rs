@@ -2,12 +2,16 @@
 //!
 //! ```text
 //! page 0   word 0  buckets of the name table   word 8  buckets of the attribute table
-//! names    buckets of 4 entries of 128 bytes:
-//!          0 u32 sequence  4 u8 name bytes  5 u8 kind  8 u64 parent  16 u64 inode  24 u32 mode  28 u32 uid  32 u32 gid
-//!          40 name
+//! names    buckets of 4 entries of 128 bytes, in groups of 4:
+//!          0 u32 sequence  4 u8 name bytes  5 u8 kind  6 u16 guests  8 u64 parent  16 u64 inode  24 u32 mode  28 u32 uid
+//!          32 u32 gid  40 name
 //! inodes   buckets of 4 entries of 256 bytes, in the order of births, going round:
 //!          0 u32 sequence  4 u32 bit 0: in use, bit 1: complete  8 u64 inode  16 attributes and layout
 //! ```
+//!
+//! A name that finds its bucket full is a guest in another one of the group; how many there are stands in the first entry
+//! of their own bucket (*guests*), so that a reader looks at the others only when there are any. Without it a table half
+//! full would lose one name in twenty.
 //!
 //! A directory is *complete* while all its names that are not too long for the board are on it: from when it is empty
 //! until one of them gives way. A name that is not found in a complete directory does not exist, so look-ups of absent
@@ -27,6 +31,10 @@ use crate::shared::Mapping;
 pub(crate) const WAYS: usize = 4;
 pub(crate) const HEADER_BYTES: usize = 4096;
 pub(crate) const NAME_BYTES: usize = 128;
+/// Buckets of names whose entries stand in for each other.
+pub(crate) const GROUP: usize = 4;
+/// Bytes of a bucket of names.
+pub(crate) const BUCKET_BYTES: usize = WAYS * NAME_BYTES;
 pub(crate) const NAME_OFFSET: usize = 40;
 pub(crate) const INODE_BYTES: usize = 256;
 pub(crate) const ENTRY_OFFSET: usize = 16;
@@ -36,6 +44,8 @@ pub(crate) const USED: u32 = 1;
 pub(crate) const COMPLETE: u32 = 2;
 pub(crate) const KIND_EMPTY: u8 = 0;
 pub(crate) const KIND_ABSENT: u8 = 255;
+/// Where the number of guests is in the word that starts with a name's length.
+pub(crate) const GUESTS_SHIFT: u32 = 16;
 
 /// Bytes of an encoded entry with one component, rounded up: nearly all have no more.
 const COMMON_BYTES: usize = (ATTR_BYTES + 1 + COMPONENT_BYTES).next_multiple_of(8);
@@ -71,6 +81,15 @@ pub enum Lookup {
     Unknown,
 }
 
+/// What a look through one bucket came to.
+enum Scan {
+    Found(Lookup),
+    /// The name is not in it, and so many that belong to it are in others of the group.
+    Missing {
+        guests: u32,
+    },
+}
+
 /// Where the tables are; the same for readers and the writer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Tables {
@@ -82,22 +101,29 @@ impl Tables {
     /// Tables that fill at most `bytes`: a third for names.
     pub(crate) fn fitting(bytes: u64) -> Tables {
         let bytes = bytes.saturating_sub(HEADER_BYTES as u64);
-        let name_buckets = (bytes / 3 / (WAYS * NAME_BYTES) as u64).max(1);
+        let name_buckets = GROUP as u64 * (bytes / 3 / (GROUP * BUCKET_BYTES) as u64).max(1);
         let inode_buckets = (bytes * 2 / 3 / (WAYS * INODE_BYTES) as u64).max(1);
         Tables { name_buckets, inode_buckets }
     }
 
     pub(crate) fn bytes(&self) -> usize {
         HEADER_BYTES
-            + self.name_buckets as usize * WAYS * NAME_BYTES
+            + self.name_buckets as usize * BUCKET_BYTES
             + self.inode_buckets as usize * WAYS * INODE_BYTES
     }
 
-    /// Byte offset of the bucket for a name, which starts at a multiple of 512.
+    /// The buckets of a bucket's group, itself first.
+    #[inline]
+    pub(crate) fn group(bucket: usize) -> impl Iterator<Item = usize> + Clone {
+        const _: () = assert!(HEADER_BYTES.is_multiple_of(GROUP * BUCKET_BYTES) && GROUP.is_power_of_two());
+        (0..GROUP).map(move |i| bucket ^ i * BUCKET_BYTES)
+    }
+
+    /// Byte offset of the bucket for a name.
     #[inline]
     pub(crate) fn name_bucket(&self, parent: Ino, name: &[u8]) -> usize {
         let hash = forebay_types::name_hash(name) ^ mix(parent.0);
-        HEADER_BYTES + scale(mix(hash), self.name_buckets) * WAYS * NAME_BYTES
+        HEADER_BYTES + scale(mix(hash), self.name_buckets) * BUCKET_BYTES
     }
 
     /// Byte offsets of the entries that may hold an inode, the likeliest first. Inodes that were born one behind the
@@ -106,9 +132,8 @@ impl Tables {
     pub(crate) fn inode_ways(&self, ino: Ino) -> impl Iterator<Item = usize> + Clone {
         let (place, node) = (ino.counter() / WAYS as u64, u64::from(ino.birth_node().0));
         let bucket = (place + (mix(node) >> 16)) % self.inode_buckets;
-        let at = HEADER_BYTES
-            + self.name_buckets as usize * WAYS * NAME_BYTES
-            + bucket as usize * WAYS * INODE_BYTES;
+        let at =
+            HEADER_BYTES + self.name_buckets as usize * BUCKET_BYTES + bucket as usize * WAYS * INODE_BYTES;
         let first = ino.counter() as usize;
         (0..WAYS).map(move |way| at + (first + way) % WAYS * INODE_BYTES)
     }
@@ -145,8 +170,10 @@ impl Board {
             inode_buckets: mapping.word64(8).load(Ordering::Relaxed),
         };
         let bounded = tables.name_buckets < 1 << 40 && tables.inode_buckets < 1 << 40;
-        if !bounded || tables.bytes() > mapping.len() || tables.name_buckets == 0 || tables.inode_buckets == 0
-        {
+        let some = tables.name_buckets != 0
+            && tables.name_buckets.is_multiple_of(GROUP as u64)
+            && tables.inode_buckets != 0;
+        if !bounded || !some || tables.bytes() > mapping.len() {
             return Err(Code::Malformed);
         }
         Ok(Board { mapping, tables })
@@ -162,14 +189,32 @@ impl Board {
         if name.len() > BOARD_NAME_MAX {
             return Lookup::Unknown;
         }
-        let bucket = self.tables.name_bucket(parent, name);
+        for (i, bucket) in Tables::group(self.tables.name_bucket(parent, name)).enumerate() {
+            match self.scan(bucket, parent, name) {
+                Scan::Found(found) => return found,
+                Scan::Missing { guests: 0 } if i == 0 => break,
+                Scan::Missing { .. } => {}
+            }
+        }
+        fence(Ordering::Acquire);
+        if self.is_complete(parent) {
+            Lookup::Absent
+        } else {
+            Lookup::Unknown
+        }
+    }
+
+    /// Looks through one bucket.
+    #[inline]
+    fn scan(&self, bucket: usize, parent: Ino, name: &[u8]) -> Scan {
+        let mut guests = 0;
         for way in 0..WAYS {
             let at = bucket + way * NAME_BYTES;
             let mut tries = 0;
             loop {
                 tries += 1;
                 if tries > RETRIES {
-                    return Lookup::Unknown;
+                    return Scan::Found(Lookup::Unknown);
                 }
                 let before = self.mapping.word32(at).load(Ordering::Acquire);
                 if before & 1 == 1 {
@@ -190,24 +235,20 @@ impl Board {
                 if self.mapping.word32(at).load(Ordering::Relaxed) != before {
                     continue;
                 }
+                if way == 0 {
+                    guests = head >> GUESTS_SHIFT;
+                }
                 if !same {
                     break;
                 }
-                if kind == KIND_ABSENT {
-                    return Lookup::Absent;
-                }
-                return match Kind::from_u8(kind) {
+                return Scan::Found(match Kind::from_u8(kind) {
+                    _ if kind == KIND_ABSENT => Lookup::Absent,
                     Ok(kind) => Lookup::Hit(NameRef { ino, kind, permissions: (mode, uid, gid) }),
                     Err(_) => Lookup::Unknown,
-                };
+                });
             }
         }
-        fence(Ordering::Acquire);
-        if self.is_complete(parent) {
-            Lookup::Absent
-        } else {
-            Lookup::Unknown
-        }
+        Scan::Missing { guests }
     }
 
     /// True when all names of a directory that fit are on the board.

@@ -12,8 +12,8 @@ use forebay_types::limits::BOARD_NAME_MAX;
 use forebay_types::{Entry, Ino, Kind, Reader, Writer};
 
 use crate::board::{
-    Tables, COMPLETE, ENTRY_BYTES_MAX, ENTRY_OFFSET, KIND_ABSENT, KIND_EMPTY, NAME_BYTES, NAME_OFFSET, USED,
-    WAYS,
+    Tables, BUCKET_BYTES, COMPLETE, ENTRY_BYTES_MAX, ENTRY_OFFSET, GROUP, GUESTS_SHIFT, KIND_ABSENT,
+    KIND_EMPTY, NAME_BYTES, NAME_OFFSET, USED, WAYS,
 };
 use crate::shared::{memfd_sealed, Mapping, Seal};
 
@@ -74,7 +74,7 @@ impl BoardWriter {
         }
         let free = |b: &Self, at: usize| b.mapping.word32(at + 4).load(Ordering::Relaxed) == 0;
         let ways = self.tables.inode_ways(ino);
-        let Some(at) = found.or_else(|| self.place(ways, free)) else { return };
+        let Some(at) = found.or_else(|| self.place(ways, free, |_, _| false)) else { return };
         let mut bytes = [0; ENTRY_BYTES_MAX];
         let mut w = Writer::new(&mut bytes);
         if entry.encode(&mut w).is_err() {
@@ -107,8 +107,10 @@ impl BoardWriter {
     /// Puts a name on the board; false when it could not be.
     fn place_name(&mut self, parent: Ino, name: &[u8], target: Option<(Ino, Kind)>) -> bool {
         let bucket = self.tables.name_bucket(parent, name);
-        let ways = (0..WAYS).map(|way| bucket + way * NAME_BYTES);
-        let found = ways.clone().find(|&at| self.holds(at, parent, name));
+        let ways =
+            Tables::group(bucket).flat_map(|bucket| (0..WAYS).map(move |way| bucket + way * NAME_BYTES));
+        let near = if self.guests(bucket) == 0 { WAYS } else { GROUP * WAYS };
+        let found = ways.clone().take(near).find(|&at| self.holds(at, parent, name));
         let permissions = match target {
             Some((ino, Kind::Directory)) => match self.permissions_of(ino) {
                 Some(p) => p,
@@ -125,15 +127,20 @@ impl BoardWriter {
             _ => (0, 0, 0),
         };
         let free = |b: &Self, at: usize| b.kind_at(at) == KIND_EMPTY;
-        let Some(at) = found.or_else(|| self.place(ways, free)) else { return false };
-        if found.is_none() && !matches!(self.kind_at(at), KIND_EMPTY | KIND_ABSENT) {
-            // It gives way: its directory is no longer complete, and says so before the name is gone.
-            self.clear_complete(Ino(self.mapping.word64(at + 8).load(Ordering::Relaxed)));
-        }
+        let at = match found {
+            Some(at) => at,
+            None => {
+                let Some(at) = self.place(ways, free, |b, at| b.kind_at(at) == KIND_ABSENT) else {
+                    return false;
+                };
+                self.make_room(bucket, at);
+                at
+            }
+        };
         self.forget_directory(at);
         self.touch(at);
         let (ino, kind) = target.map_or((Ino(0), KIND_ABSENT), |(ino, kind)| (ino, kind as u8));
-        self.mapping.word32(at + 4).store(name.len() as u32 | (kind as u32) << 8, Ordering::Relaxed);
+        self.write_head(at, name.len(), kind);
         self.mapping.word64(at + 8).store(parent.0, Ordering::Relaxed);
         self.mapping.word64(at + 16).store(ino.0, Ordering::Relaxed);
         self.write_permissions(at, permissions);
@@ -147,9 +154,59 @@ impl BoardWriter {
     fn erase_name(&mut self, found: Option<usize>) {
         if let Some(at) = found {
             self.forget_directory(at);
+            self.leave(at);
             self.touch(at);
-            self.mapping.word32(at + 4).store(0, Ordering::Relaxed);
+            self.write_head(at, 0, KIND_EMPTY);
         }
+    }
+
+    /// Prepares the entry at `at`, whatever is in it, for a name that belongs to `bucket`.
+    fn make_room(&mut self, bucket: usize, at: usize) {
+        let kind = self.kind_at(at);
+        if !matches!(kind, KIND_EMPTY | KIND_ABSENT) {
+            // It gives way: its directory is no longer complete, and says so before the name is gone.
+            self.clear_complete(Ino(self.mapping.word64(at + 8).load(Ordering::Relaxed)));
+        }
+        if kind != KIND_EMPTY {
+            self.leave(at);
+        }
+        if !Self::is_in(bucket, at) {
+            self.add_guests(bucket, 1);
+        }
+    }
+
+    fn is_in(bucket: usize, at: usize) -> bool {
+        (bucket..bucket + BUCKET_BYTES).contains(&at)
+    }
+
+    /// The name in an entry is about to leave it: if it is a guest there, its own bucket has one less elsewhere.
+    fn leave(&mut self, at: usize) {
+        let len = self.mapping.word32(at + 4).load(Ordering::Relaxed) as u8 as usize;
+        let mut name = [0; BOARD_NAME_MAX];
+        let name = &mut name[..len.min(BOARD_NAME_MAX)];
+        self.mapping.load(at + NAME_OFFSET, name);
+        let bucket = self.tables.name_bucket(Ino(self.mapping.word64(at + 8).load(Ordering::Relaxed)), name);
+        if !Self::is_in(bucket, at) {
+            self.add_guests(bucket, -1);
+        }
+    }
+
+    /// How many names that belong to a bucket are in others of its group.
+    fn guests(&self, bucket: usize) -> u32 {
+        self.mapping.word32(bucket + 4).load(Ordering::Relaxed) >> GUESTS_SHIFT
+    }
+
+    fn add_guests(&mut self, bucket: usize, n: i32) {
+        self.touch(bucket);
+        let head = self.mapping.word32(bucket + 4);
+        head.store(head.load(Ordering::Relaxed).wrapping_add_signed(n << GUESTS_SHIFT), Ordering::Relaxed);
+    }
+
+    /// Writes a name's length and kind, beside which the number of guests stays.
+    fn write_head(&self, at: usize, len: usize, kind: u8) {
+        let head = self.mapping.word32(at + 4);
+        let guests = head.load(Ordering::Relaxed) >> GUESTS_SHIFT << GUESTS_SHIFT;
+        head.store(guests | u32::from(kind) << 8 | len as u32, Ordering::Relaxed);
     }
 
     fn find_inode(&self, ino: Ino) -> Option<usize> {
@@ -240,21 +297,27 @@ impl BoardWriter {
         &stored[..name.len()] == name
     }
 
-    /// A place in a bucket: a free entry, else one that gives way. Entries of this publication never do.
+    /// A place among `ways`: a free entry, else one that gives way, if it can be one that is `cheap` to lose. Entries of
+    /// this publication never do.
     fn place(
         &mut self,
         ways: impl Iterator<Item = usize> + Clone,
         free: impl Fn(&Self, usize) -> bool,
+        cheap: impl Fn(&Self, usize) -> bool,
     ) -> Option<usize> {
         if let Some(at) = ways.clone().find(|&at| free(self, at)) {
             return Some(at);
         }
+        let rests = |at: &usize| self.mapping.word32(*at).load(Ordering::Relaxed) & 1 == 0;
+        let mut resting = ways.filter(rests);
+        let at = match resting.clone().find(|&at| cheap(self, at)) {
+            Some(at) => at,
+            None => {
+                let n = resting.clone().count();
+                resting.nth(self.victim.checked_rem(n)?)?
+            }
+        };
         self.victim = self.victim.wrapping_add(1);
-        let at = ways
-            .cycle()
-            .skip(self.victim % WAYS)
-            .take(WAYS)
-            .find(|&at| self.mapping.word32(at).load(Ordering::Relaxed) & 1 == 0)?;
         self.evicted += 1;
         Some(at)
     }

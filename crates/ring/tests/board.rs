@@ -119,6 +119,47 @@ fn full_board_evicts_and_never_shows_what_is_not_so() {
 }
 
 #[test]
+fn board_that_is_half_full_loses_no_name_and_names_come_and_go_as_guests() {
+    let (mut w, board) = board(12 << 20);
+    // A third of the bytes, 128 each: half of that many names.
+    let names = (12 << 20) / 3 / 128 / 2u64;
+    let name = |i: u64| format!("file.{i}").into_bytes();
+    let file = |i: u64| Some((Ino(i + 10), Kind::File));
+    for i in 0..names {
+        w.name(Ino(1), &name(i), file(i));
+        w.finish();
+    }
+    let found = |i: u64| match board.lookup(Ino(1), &name(i)) {
+        Lookup::Hit(found) => Some(found.ino.0 - 10),
+        _ => None,
+    };
+    let lost = (0..names).filter(|&i| found(i) != Some(i)).count() as u64;
+    assert!(lost < names / 1000, "{lost} of {names} names gave way in a table that is half full");
+    // Churn: others take the places of guests, and guests those of others.
+    for round in 1..4 {
+        for i in (0..names).filter(|i| i % 3 == round % 3) {
+            w.name(Ino(1), &name(i), None);
+            w.finish();
+            assert_eq!(board.lookup(Ino(1), &name(i)), Lookup::Absent);
+        }
+        for i in (0..names).filter(|i| i % 3 == round % 3) {
+            w.name(Ino(1), &name(i), file(i + round));
+            w.finish();
+        }
+        for i in 0..names {
+            let expected = i + if i % 3 == round % 3 { round } else { 0 };
+            assert!(found(i).is_none_or(|f| f == expected || f > expected), "{i}: {:?}", found(i));
+        }
+        for i in (0..names).filter(|i| i % 3 == round % 3) {
+            w.name(Ino(1), &name(i), file(i));
+        }
+        w.finish();
+    }
+    let lost = (0..names).filter(|&i| found(i) != Some(i)).count() as u64;
+    assert!(lost < names / 100, "{lost} of {names} names are lost after changes");
+}
+
+#[test]
 fn removed_inode_is_no_longer_shown() {
     let (mut w, board) = board(1 << 20);
     w.inode(Ino(3), Some(&entry(Ino(3), FILE, 1)));

@@ -53,7 +53,7 @@ pub const BOARD_BYTES_MIN: u64 = 1 << 20;
 /// See [`BOARD_BYTES_MIN`].
 pub const BOARD_BYTES_MAX: u64 = 512 << 20;
 /// The board gets this fraction of a pool's capacity, within the bounds above.
-pub const BOARD_FRACTION: u64 = 64;
+pub const BOARD_FRACTION: u64 = 32;
 /// Directory entries a reader collects in one readdir request.
 pub const READDIR_REPLY_BYTES: usize = 32 * 1024;
 
