@@ -1,6 +1,9 @@
 //! Staging in and out, against what people copy with. All sources are in the page cache or in memory, and the other tools
 //! copy to tmpfs what Forebay stages into its pool. Stage-out leaves nothing that is not on the disk, so there the other
 //! tools are followed by a sync of the destination's file system.
+//!
+//! Right before each copy as much memory as it takes is touched and freed: what was free for some seconds may have gone
+//! back from a virtual machine to its host, and then its first touch costs several times the copy.
 
 use crate::report::{Table, Target};
 use crate::run::Sizes;
@@ -106,7 +109,10 @@ fn table(title: String, ways: &[Way]) -> Table {
 fn forebay(pool: &Pool, source: &Path, out: &Path) -> Result<(f64, f64), String> {
     let pair = |from: &Path, to: &Path| format!("{}:{}", from.display(), to.display());
     let inside = Path::new("/staged");
+    let bytes = measure_of(source)?.1;
+    warm(bytes)?;
     let into = timed(pool.command().args(["stage-in", "--no-progress", &pair(source, inside)]))?;
+    warm(bytes)?;
     let from = timed(pool.command().args(["stage-out", "--no-progress", &pair(inside, out)]))?;
     same_size(source, out)?;
     remove(out);
@@ -116,9 +122,11 @@ fn forebay(pool: &Pool, source: &Path, out: &Path) -> Result<(f64, f64), String>
 
 /// Seconds in and out by another tool.
 fn other(way: &Way, source: &Path, kept: &Path, memory: &Path, out: &Path) -> Result<(f64, f64), String> {
+    let bytes = measure_of(source)?.1;
     let shell = |from: &Path, to: &Path, then: &str| {
         let mut command = Command::new("sh");
         command.args(["-c", &format!("{{ {}; }} {then}", way.script), "copy"]).arg(from).arg(to);
+        warm(bytes)?;
         timed(&mut command)
     };
     let into = shell(source, memory, "")?;
@@ -126,6 +134,25 @@ fn other(way: &Way, source: &Path, kept: &Path, memory: &Path, out: &Path) -> Re
     let from = shell(kept, out, "&& sync -f \"$2\"")?;
     remove(out);
     Ok((into, from))
+}
+
+/// Touches memory, a quarter more than `bytes`, and frees it.
+fn warm(bytes: u64) -> Result<(), String> {
+    let bytes = (bytes + bytes / 4).max(64 << 20) as usize;
+    // SAFETY: a new mapping of our own, written within its bounds and unmapped here.
+    unsafe {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        let at = libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
+        if at == libc::MAP_FAILED {
+            return Err(format!("no {bytes} bytes of memory: {}", std::io::Error::last_os_error()));
+        }
+        libc::madvise(at, bytes, libc::MADV_HUGEPAGE);
+        for page in (0..bytes).step_by(4096) {
+            at.cast::<u8>().add(page).write_volatile(1);
+        }
+        libc::munmap(at, bytes);
+    }
+    Ok(())
 }
 
 fn timed(command: &mut Command) -> Result<f64, String> {
