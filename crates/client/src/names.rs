@@ -4,6 +4,7 @@ use forebay_data::BackingName;
 use forebay_types::{Code, Entry, Ino, Kind, Layout, Reply, Request};
 
 use crate::errno;
+use crate::open::NewFile;
 use crate::path::{PathBuffer, Place};
 use crate::pool::{caller, Door, Fail, Pool};
 use crate::walk::{Last, Name, Parent, EXECUTE, WRITE};
@@ -72,15 +73,8 @@ impl Pool {
             0 | libc::S_IFREG => {
                 self.check_writable(&parent)?;
                 let mode = mode & 0o7777;
-                let request = Request::Create {
-                    parent: dir,
-                    name: name_bytes,
-                    mode,
-                    exclusive: true,
-                    dirty: true,
-                    layout: None,
-                };
-                self.ask_then(&request, |_| Ok(()))?;
+                let file = NewFile { parent: dir, name: name_bytes, mode, exclusive: true, layout: None };
+                self.ask_then(&file.request_without_reserve(), |_| Ok(()))?;
                 Ok(())
             }
             libc::S_IFDIR => Err(Code::NotPermitted.into()),

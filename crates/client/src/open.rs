@@ -9,12 +9,12 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_data::{AnchorName, BackingName};
-use forebay_types::{Code, Entry, Ino, Kind, Reply, Request, FLAG_DIRTY};
+use forebay_types::{Caller, Code, Entry, Ino, Kind, Layout, Reply, Request, FLAG_DIRTY};
 
 use crate::descriptor::remember_opened;
 use crate::errno;
 use crate::path::{PathBuffer, Place};
-use crate::pool::{caller, Door, Pool};
+use crate::pool::{caller, Door, Pool, SHORT_REPLY_BYTES, SHORT_REQUEST_BYTES};
 use crate::walk::{permits, Dir, Name, Target, EXECUTE, READ, WRITE};
 
 /// Mode of every backing file; the inode's own is the shard's business.
@@ -57,6 +57,61 @@ fn wanted(flags: i32) -> u32 {
 fn close(fd: RawFd) {
     // SAFETY: the descriptor is ours and nobody else knows it yet.
     unsafe { libc::close(fd) };
+}
+
+/// A file to be made.
+pub(crate) struct NewFile<'a> {
+    pub(crate) parent: Ino,
+    pub(crate) name: &'a [u8],
+    pub(crate) mode: u32,
+    pub(crate) exclusive: bool,
+    pub(crate) layout: Option<Layout>,
+}
+
+impl<'a> NewFile<'a> {
+    /// The request that makes it under a number, if there is one in reserve, and puts one in reserve.
+    fn request(&self, number: Option<Ino>) -> Request<'a> {
+        let NewFile { parent, name, mode, exclusive, layout } = *self;
+        Request::Create { parent, name, mode, exclusive, dirty: true, layout, number, reserve: true }
+    }
+
+    /// The request of who makes no backing file.
+    pub(crate) fn request_without_reserve(&self) -> Request<'a> {
+        let NewFile { parent, name, mode, exclusive, layout } = *self;
+        Request::Create { parent, name, mode, exclusive, dirty: true, layout, number: None, reserve: false }
+    }
+}
+
+/// A backing file that was made, or was not, before it was known whether there will be an inode of its number.
+#[derive(Clone, Copy)]
+struct Ahead {
+    ino: Ino,
+    fd: Option<RawFd>,
+}
+
+impl Ahead {
+    fn make(target: RawFd, ino: Ino, flags: i32) -> Ahead {
+        let name = BackingName::new(ino, 0, 0);
+        Ahead { ino, fd: open_at(target, name.as_c_str(), flags & KERNEL_FLAGS | libc::O_CREAT).ok() }
+    }
+
+    /// The descriptor, if it is that of the file that was made.
+    fn take(self, entry: &Entry) -> Option<RawFd> {
+        let fd = self.fd?;
+        if self.ino == entry.attr.ino && entry.layout.is_single() {
+            return Some(fd);
+        }
+        close(fd);
+        None
+    }
+
+    /// Removes the backing file again; false when something may be left.
+    fn undo(self, target: RawFd) -> bool {
+        let Some(fd) = self.fd else { return true };
+        close(fd);
+        // SAFETY: the name is NUL-terminated.
+        unsafe { libc::unlinkat(target, BackingName::new(self.ino, 0, 0).as_c_str().as_ptr(), 0) == 0 }
+    }
 }
 
 impl Pool {
@@ -124,23 +179,9 @@ impl Pool {
         if flags & libc::O_DIRECTORY != 0 {
             return Err(Code::Invalid);
         }
-        let request = Request::Create {
-            parent: dir.ino,
-            name: name.as_bytes(),
-            mode: mode & 0o7777,
-            exclusive,
-            dirty: true,
-            layout: None,
-        };
-        let (entry, fd) = self.ask_then(&request, |reply| match reply {
-            Reply::Created { entry, created: true } => {
-                // Made before the slot carries another request: until then the daemon keeps an unlink by somebody
-                // else from forgetting the backing file that is about to appear.
-                Ok((entry, Some(self.open_backing_new(&entry, flags))))
-            }
-            Reply::Created { entry, created: false } => Ok((entry, None)),
-            _ => Err(Code::Malformed),
-        })?;
+        let file =
+            NewFile { parent: dir.ino, name: name.as_bytes(), mode: mode & 0o7777, exclusive, layout: None };
+        let (entry, fd) = self.create_file(caller(), &file, flags)?;
         match fd {
             Some(Ok(fd)) => Ok(fd),
             Some(Err(code)) => {
@@ -152,6 +193,61 @@ impl Pool {
             None if entry.attr.is_symlink() => Err(Code::Stale),
             None => self.open_entry(&entry, flags),
         }
+    }
+
+    /// Asks for a file. When it was made, its backing file is too, and the descriptor or why there is none comes along.
+    fn create_file(
+        &self,
+        caller: Caller,
+        file: &NewFile<'_>,
+        flags: i32,
+    ) -> Result<(Entry, Option<Result<RawFd, Code>>), Code> {
+        let attached = self.attached()?;
+        let (ring, alive) = (&attached.ring, || self.is_alive(attached));
+        let claim = ring.claim(&alive).map_err(|failure| self.failed(attached, failure))?;
+        let number = Some(Ino(claim.kept())).filter(|ino| *ino != Ino(0));
+        let mut message = [0; SHORT_REQUEST_BYTES];
+        let n = file.request(number).encode(caller, &mut message)?;
+        claim.post(&message[..n]);
+        // While the daemon is at it.
+        let ahead = number.map(|ino| Ahead::make(attached.target(), ino, flags));
+        let mut buffer = [0; SHORT_REPLY_BYTES];
+        let reply = claim.finish(&mut buffer, &alive, |reply, claim| {
+            let reply = Reply::decode(reply);
+            if let Ok(Reply::Created { entry, created: true, next }) = reply {
+                claim.keep(next.map_or(0, |ino| ino.0));
+                // Made before the slot carries another request: until then the daemon keeps an unlink by somebody
+                // else from forgetting the backing file that is about to appear.
+                let fd = match ahead.and_then(|ahead| ahead.take(&entry)) {
+                    Some(fd) => {
+                        remember_opened(&entry.attr, fd);
+                        Ok(fd)
+                    }
+                    None => self.open_backing_new(&entry, flags),
+                };
+                return Ok((entry, Some(fd)));
+            }
+            // The number stays in reserve, unless something may be left under it or the daemon knows nothing of it.
+            let kept = ahead.is_none_or(|ahead| ahead.undo(attached.target()));
+            match reply {
+                Ok(Reply::Created { entry, .. }) if kept => Ok((entry, None)),
+                Err(code) if kept && code != Code::Stale => Err(code),
+                reply => {
+                    claim.keep(0);
+                    match reply {
+                        Ok(Reply::Created { entry, .. }) => Ok((entry, None)),
+                        Ok(_) => Err(Code::Malformed),
+                        Err(code) => Err(code),
+                    }
+                }
+            }
+        });
+        reply.map_err(|failure| {
+            if let Some(ahead) = ahead {
+                ahead.undo(attached.target());
+            }
+            self.failed(attached, failure)
+        })?
     }
 
     /// Opens the backing file of a file that was just made, with the caller's access whatever its mode.
@@ -339,24 +435,23 @@ impl Pool {
     #[allow(clippy::too_many_arguments)]
     pub fn create(
         &self,
-        caller: forebay_types::Caller,
+        caller: Caller,
         parent: Ino,
         name: &[u8],
         mode: u32,
         exclusive: bool,
-        layout: Option<forebay_types::Layout>,
+        layout: Option<Layout>,
         flags: i32,
     ) -> Result<(Entry, bool, std::os::fd::OwnedFd), Code> {
         use std::os::fd::FromRawFd;
-        let request = Request::Create { parent, name, mode, exclusive, dirty: true, layout };
+        let file = NewFile { parent, name, mode, exclusive, layout };
         let flags = flags | libc::O_RDWR | libc::O_CLOEXEC;
-        let (entry, created, fd) = self.ask_as(caller, &request, |reply| match reply {
-            Reply::Created { entry, created: true } => {
-                Ok((entry, true, Some(self.open_backing_new(&entry, flags))))
-            }
-            Reply::Created { entry, created: false } => Ok((entry, false, None)),
-            _ => Err(Code::Malformed),
-        })?;
+        let (entry, fd) = match self.create_file(caller, &file, flags) {
+            // The daemon knew nothing of the number in reserve; now there is none.
+            Err(Code::Stale) => self.create_file(caller, &file, flags)?,
+            result => result?,
+        };
+        let created = fd.is_some();
         let fd = match fd {
             Some(Ok(fd)) => fd,
             Some(Err(code)) => {
@@ -376,11 +471,11 @@ impl Pool {
         name: &[u8],
         mode: u32,
         exclusive: bool,
-        layout: Option<forebay_types::Layout>,
+        layout: Option<Layout>,
     ) -> Result<(Entry, bool), Code> {
-        let request = Request::Create { parent, name, mode, exclusive, dirty: true, layout };
+        let request = NewFile { parent, name, mode, exclusive, layout }.request_without_reserve();
         self.ask_as(caller(), &request, |reply| match reply {
-            Reply::Created { entry, created } => Ok((entry, created)),
+            Reply::Created { entry, created, .. } => Ok((entry, created)),
             _ => Err(Code::Malformed),
         })
     }

@@ -31,9 +31,9 @@ impl From<Code> for Fail {
 pub type Door<T> = Result<T, Fail>;
 
 /// Bytes of a request without a long value: two names, a layout, and the fixed fields.
-const SHORT_REQUEST_BYTES: usize = 768;
+pub(crate) const SHORT_REQUEST_BYTES: usize = 768;
 /// Bytes of a reply that is an inode.
-const SHORT_REPLY_BYTES: usize = 256;
+pub(crate) const SHORT_REPLY_BYTES: usize = 256;
 /// Longest prefix.
 const PREFIX_MAX: usize = 255;
 
@@ -186,15 +186,25 @@ impl Pool {
         then: impl FnOnce(&[u8]) -> T,
     ) -> Result<T, Code> {
         let attached = self.attached()?;
-        let session = attached.reply.session;
-        let alive = || self.address.is_alive(session);
-        attached.ring.call(request, buffer, &alive, then).map_err(|failure| match failure {
+        let alive = || self.is_alive(attached);
+        let result = attached.ring.call(request, buffer, &alive, then);
+        result.map_err(|failure| self.failed(attached, failure))
+    }
+
+    /// True while the daemon serves this attachment.
+    pub(crate) fn is_alive(&self, attached: &Attached) -> bool {
+        self.address.is_alive(attached.reply.session)
+    }
+
+    /// The code of a call that got no reply.
+    pub(crate) fn failed(&self, attached: &Attached, failure: CallFailure) -> Code {
+        match failure {
             CallFailure::Gone => {
                 attached.gone.store(true, Ordering::Relaxed);
                 Code::PoolGone
             }
             CallFailure::Malformed => Code::Malformed,
-        })
+        }
     }
 
     /// Asks the daemon, and lets `then` act on the reply before the slot is used again.

@@ -83,7 +83,16 @@ fn round(shard: &Shard, files: usize, batch: usize, parent: Ino) -> Result<[f64;
     };
     let create = drive(shard, files, batch, |i, name| {
         write_name(i, name);
-        Request::Create { parent, name, mode: 0o644, exclusive: true, dirty: true, layout: None }
+        Request::Create {
+            parent,
+            name,
+            mode: 0o644,
+            exclusive: true,
+            dirty: true,
+            layout: None,
+            number: None,
+            reserve: false,
+        }
     })?;
     let lookup = drive(shard, files, batch, |i, name| {
         write_name(i, name);

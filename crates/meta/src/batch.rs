@@ -62,6 +62,8 @@ impl<'a> Batch<'a> {
     /// which should have [`forebay_types::limits::MESSAGE_BYTES_MAX`] bytes, and returns the reply's bytes. What the
     /// request showed or changed is added to `effects`.
     ///
+    /// A `Create` with a number: the caller knows that this number was put in reserve, and that no inode has had it.
+    ///
     /// `Ping`, `Space`: not answered here ([`Code::NotSupported`]). `MakeBacking` is answered with the entry; making
     /// the files is the caller's. A request and the state before it decide everything: the same requests at the same
     /// times give the same shard, inode numbers included.
@@ -96,9 +98,7 @@ impl<'a> Batch<'a> {
             Request::Lookup { parent, name } => self.lookup(c, parent, name),
             Request::GetAttr { ino } => self.get_attr(c, ino),
             Request::SetAttr { ino, set } => self.set_attr(c, ino, &set),
-            Request::Create { parent, name, mode, exclusive, dirty, layout } => {
-                self.create(c, parent, name, mode, exclusive, dirty, layout)
-            }
+            Request::Create { .. } => self.create(c, request),
             Request::MakeNode { parent, name, mode, rdev } => self.make_node(c, parent, name, mode, rdev),
             Request::MakeDirectory { parent, name, mode } => self.make_directory(c, parent, name, mode),
             Request::Symlink { parent, name, target } => self.symlink(c, parent, name, target),

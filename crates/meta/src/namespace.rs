@@ -6,7 +6,7 @@
 
 use forebay_types::limits::{COLLISIONS_MAX, LINKS_MAX, NAME_MAX};
 use forebay_types::{
-    Attr, Code, Cookie, DirEntries, DirEntry, DirWriter, Ino, Kind, Layout, NodeId, Reply,
+    Attr, Code, Cookie, DirEntries, DirEntry, DirWriter, Ino, Kind, Layout, NodeId, Reply, Request,
     DISCRIMINATOR_BITS, FLAG_DIRTY, FLAG_RESIDENT, REPLY_HEADER_BYTES,
 };
 
@@ -161,22 +161,39 @@ impl Batch<'_> {
         c: &mut Context<'_>,
         slot: usize,
         name: &[u8],
+        inode: Inode,
+        extra: u64,
+    ) -> Answer<Born> {
+        self.bear_as(c, slot, name, inode, extra, None)
+    }
+
+    /// [`Batch::bear`] with the number of the inode, if that is decided.
+    fn bear_as(
+        &mut self,
+        c: &mut Context<'_>,
+        slot: usize,
+        name: &[u8],
         mut inode: Inode,
         extra: u64,
+        number: Option<Ino>,
     ) -> Answer<Born> {
         // Entry, inode, kept reply, ledger.
         if let Err(code) = self.admit(Class::Growth, Work { writes: 4, run: extra }) {
             return self.find_entry(slot, name)?.map(Born::Taken).ok_or(code);
         }
-        let counter = self.state.ledger.next_counter;
-        if counter > Ino::MAX_COUNTER {
+        let next = self.state.ledger.next_counter;
+        // One may be put in reserve too.
+        if next >= Ino::MAX_COUNTER {
             return Err(Code::NoSpace);
+        }
+        let ino = number.unwrap_or(Ino::new(self.shard.node(), next));
+        if number.is_some() && (ino.birth_node() != self.shard.node() || ino.counter() >= next) {
+            return Err(Code::Stale);
         }
         let directory = inode.attr.is_directory();
         if directory && self.state.directories.get(slot).attr.nlink >= LINKS_MAX {
             return self.find_entry(slot, name)?.map(Born::Taken).ok_or(Code::TooManyLinks);
         }
-        let ino = Ino::new(self.shard.node(), counter);
         let kind = inode.attr.kind();
         let record = EntryRecord { ino, kind, home: inode.attr.home, width_log2: 0, name };
         let cookie = match self.enter(slot, &record)? {
@@ -189,7 +206,7 @@ impl Batch<'_> {
         let n = inode.encode(&mut buffer)?;
         self.tx.append(&keys::inode(ino), &buffer[..n])?;
         let ledger = &mut self.state.ledger;
-        ledger.next_counter += 1;
+        ledger.next_counter += u64::from(number.is_none());
         ledger.inodes += 1;
         ledger.entries += 1;
         let parent = self.state.directories.get(slot).attr.ino;
@@ -199,29 +216,28 @@ impl Batch<'_> {
         Ok(Born::New(inode))
     }
 
-    #[allow(clippy::too_many_arguments)]
-    pub(crate) fn create(
-        &mut self,
-        c: &mut Context<'_>,
-        parent: Ino,
-        name: &[u8],
-        mode: u32,
-        exclusive: bool,
-        dirty: bool,
-        layout: Option<Layout>,
-    ) -> Answer<usize> {
+    /// A `Create`; [`Code::Invalid`] for any other request.
+    pub(crate) fn create(&mut self, c: &mut Context<'_>, request: &Request<'_>) -> Answer<usize> {
+        let Request::Create { parent, name, mode, exclusive, dirty, layout, number, reserve } = *request
+        else {
+            return Err(Code::Invalid);
+        };
         let slot = self.directory(parent)?;
         let mut attr = self.attr_of_birth(c, slot, Kind::File.mode_bits() | mode);
         attr.flags = FLAG_RESIDENT | if dirty { FLAG_DIRTY } else { 0 };
         let layout = layout.unwrap_or(self.state.directories.get(slot).layout);
-        match self.bear(c, slot, name, Inode { attr, layout, cookie: 0, marks: 0 }, 0)? {
-            Born::New(inode) => c.reply(Reply::Created { entry: inode.entry(), created: true }),
+        match self.bear_as(c, slot, name, Inode { attr, layout, cookie: 0, marks: 0 }, 0, number)? {
+            Born::New(inode) => {
+                let next = reserve.then(|| Ino::new(self.shard.node(), self.state.ledger.next_counter));
+                self.state.ledger.next_counter += u64::from(reserve);
+                c.reply(Reply::Created { entry: inode.entry(), created: true, next })
+            }
             Born::Taken(_) if exclusive => Err(Code::Exists),
             Born::Taken(found) => {
                 let entry = self.entered_inode(found.ino)?.entry();
                 c.effects.name(parent, name, Some((found.ino, found.kind)));
                 c.effects.inode(entry);
-                c.reply(Reply::Created { entry, created: false })
+                c.reply(Reply::Created { entry, created: false, next: None })
             }
         }
     }

@@ -154,6 +154,8 @@ impl Pair {
                 exclusive: flag & 1 != 0,
                 dirty: flag & 2 != 0,
                 layout: (flag & 4 != 0).then_some(layout),
+                number: self.fs.reserved.get(step.b as usize % 4).copied(),
+                reserve: flag & 8 != 0,
             },
             5 | 6 => Request::MakeDirectory { parent, name, mode },
             7 => Request::MakeNode {
@@ -199,7 +201,7 @@ impl Pair {
         let got = Reply::decode(&self.out[..n]);
         let orphans = self.fs.orphans.clone();
         let expected = self.fs.apply(CALLER, request, now);
-        if let Ok(Expected::Created(entry, true) | Expected::Entry(entry)) = &expected {
+        if let Ok(Expected::Created(entry, true, _) | Expected::Entry(entry)) = &expected {
             if !self.given.contains(&entry.attr.ino) {
                 self.given.push(entry.attr.ino);
             }
@@ -263,7 +265,9 @@ fn agree(request: &Request<'_>, got: Result<Reply<'_>, Code>, expected: &Result<
         (Err(got), Err(expected)) => got == *expected,
         (Ok(Reply::Done), Ok(Expected::Done)) => true,
         (Ok(Reply::Entry(got)), Ok(Expected::Entry(expected))) => got == *expected,
-        (Ok(Reply::Created { entry, created }), Ok(Expected::Created(e, c))) => (entry, created) == (*e, *c),
+        (Ok(Reply::Created { entry, created, next }), Ok(Expected::Created(e, c, n))) => {
+            (entry, created, next) == (*e, *c, *n)
+        }
         (Ok(Reply::Removed { ino, .. }), Ok(Expected::Nothing)) => ino == Ino(0),
         (Ok(Reply::Removed { ino, last, kind, layout }), Ok(Expected::Removed(i, l, k, y))) => {
             (ino, last, kind) == (*i, *l, *k) && (kind != Kind::File || layout == *y)

@@ -38,6 +38,8 @@ fn with_request<T>(i: u64, f: impl FnOnce(&Request<'_>) -> T) -> T {
             exclusive: i & 1 == 0,
             dirty: true,
             layout: None,
+            number: None,
+            reserve: false,
         }),
         5 => f(&Request::Unlink { parent: directory(i * 7), name: &name(i * 7) }),
         6 => f(&Request::Rename {

@@ -114,6 +114,8 @@ fn fill_use_and_empty(dir: &Path, options: &ShardOptions, files_min: usize) {
             exclusive: false,
             dirty: true,
             layout: None,
+            number: None,
+            reserve: false,
         };
         batches.with(|d, b| d.entry(b, open)).unwrap();
         // What is there can be renamed and changed, many times.

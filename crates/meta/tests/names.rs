@@ -119,10 +119,18 @@ fn requests_on_what_is_gone_or_of_the_wrong_kind_are_refused() {
     for (request, code) in refused {
         assert_eq!(driver.ask(&mut batch, request), Err(code), "{request:?}");
     }
-    let open =
-        Request::Create { parent: ROOT, name: b"d", mode: 0, exclusive: false, dirty: false, layout: None };
+    let open = Request::Create {
+        parent: ROOT,
+        name: b"d",
+        mode: 0,
+        exclusive: false,
+        dirty: false,
+        layout: None,
+        number: None,
+        reserve: false,
+    };
     match driver.ask(&mut batch, open) {
-        Ok(Reply::Created { entry, created: false }) => assert_eq!(entry.attr.ino, directory),
+        Ok(Reply::Created { entry, created: false, next: None }) => assert_eq!(entry.attr.ino, directory),
         other => panic!("{other:?}"),
     }
     let path = driver.ask(&mut batch, Request::PathOf { ino: ROOT });

@@ -72,6 +72,8 @@ fn orphan_is_listed_until_it_is_removed_in_its_batch_or_later() {
             exclusive: true,
             dirty: true,
             layout: Some(layout),
+            number: None,
+            reserve: false,
         };
         orphans.push(driver.entry(&mut batch, request).unwrap().attr.ino);
         driver.unlink(&mut batch, Ino::ROOT, name).unwrap();

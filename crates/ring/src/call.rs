@@ -42,6 +42,8 @@ pub struct Ring {
     claimed: AtomicU64,
     /// The sequence of each slot's last request.
     seq: [AtomicU64; RING_SLOTS],
+    /// What the daemon said to keep for each slot's next request.
+    kept: [AtomicU64; RING_SLOTS],
     /// How long spinning has paid of late.
     spins: AtomicU32,
 }
@@ -54,6 +56,7 @@ impl Ring {
             doorbell: Doorbell::open(doorbell)?,
             claimed: AtomicU64::new(0),
             seq: [const { AtomicU64::new(0) }; RING_SLOTS],
+            kept: [const { AtomicU64::new(0) }; RING_SLOTS],
             spins: AtomicU32::new(SPINS_MAX),
         })
     }
@@ -64,10 +67,9 @@ impl Ring {
         self.mapping.word64(EPOCH_OFFSET).load(Ordering::Acquire)
     }
 
-    /// Asks. `write` puts a request into the slot's memory (at most [`MESSAGE_BYTES_MAX`] bytes) and returns its
-    /// length; `read` sees the reply; `then` runs before the slot can carry another request: what must be done about
-    /// the reply first (the daemon takes the slot's next request as word that it was). `alive` is asked about every
-    /// [`LIVENESS_PERIOD_MS`] whether waiting makes sense.
+    /// Asks with a request, at most [`MESSAGE_BYTES_MAX`] bytes; the reply goes to `reply`. `then` sees it before the slot
+    /// can carry another request: what must be done about the reply first (the daemon takes the slot's next request as
+    /// word that it was). `alive` is asked about every [`LIVENESS_PERIOD_MS`] whether waiting makes sense.
     pub fn call<T>(
         &self,
         request: &[u8],
@@ -75,36 +77,20 @@ impl Ring {
         alive: &dyn Fn() -> bool,
         then: impl FnOnce(&[u8]) -> T,
     ) -> Result<T, CallFailure> {
-        assert!(request.len() <= MESSAGE_BYTES_MAX && reply.len() <= MESSAGE_BYTES_MAX);
-        let slot = self.claim(alive).ok_or(CallFailure::Gone)?;
-        let at = slot_offset(slot);
-        let seq = self.seq[slot].load(Ordering::Relaxed) + 1;
-        self.seq[slot].store(seq, Ordering::Relaxed);
-        self.mapping.store(at + MESSAGE_OFFSET, request);
-        self.mapping.word32(at + LEN_OFFSET).store(request.len() as u32, Ordering::Relaxed);
-        self.mapping.word64(at + SEQ_OFFSET).store(seq, Ordering::Relaxed);
-        let state = self.mapping.word32(at);
-        state.store(REQUESTED, Ordering::Release);
-        self.mapping.word64(PENDING_OFFSET).fetch_or(1 << slot, Ordering::SeqCst);
-        self.doorbell.ring();
-        if !self.wait(state, alive) {
-            // The slot stays claimed: the daemon, should it come back, may still write into it.
-            return Err(CallFailure::Gone);
-        }
-        let len = self.mapping.word32(at + REPLY_OFFSET).load(Ordering::Relaxed) as usize;
-        let result = if len <= reply.len() {
-            self.mapping.load(at + REPLY_OFFSET + 8, &mut reply[..len]);
-            Ok(then(&reply[..len]))
-        } else {
-            Err(CallFailure::Malformed)
-        };
-        self.claimed.fetch_and(!(1 << slot), Ordering::Release);
-        result
+        let claim = self.claim(alive)?;
+        claim.post(request);
+        claim.finish(reply, alive, |reply, _| then(reply))
+    }
+
+    /// Claims a slot, to post a request on it, do something else while it is served, and take the reply.
+    pub fn claim(&self, alive: &dyn Fn() -> bool) -> Result<Claim<'_>, CallFailure> {
+        let slot = self.claim_slot(alive).ok_or(CallFailure::Gone)?;
+        Ok(Claim { ring: self, slot })
     }
 
     /// Claims a free slot, the lowest first so that a program with one thread touches one. With all 64 in use it
     /// yields until one is free; none when the daemon is gone, and they will never be.
-    fn claim(&self, alive: &dyn Fn() -> bool) -> Option<usize> {
+    fn claim_slot(&self, alive: &dyn Fn() -> bool) -> Option<usize> {
         let mut claimed = self.claimed.load(Ordering::Relaxed);
         let mut asked = None;
         loop {
@@ -177,6 +163,65 @@ impl Ring {
                 }
             }
         }
+    }
+}
+
+/// A slot in use by one call. Dropped without [`Claim::finish`] it is free again, so nothing may have been posted.
+#[derive(Debug)]
+pub struct Claim<'r> {
+    ring: &'r Ring,
+    slot: usize,
+}
+
+impl Claim<'_> {
+    /// The number that was kept for this slot's next request; 0 when none was.
+    pub fn kept(&self) -> u64 {
+        self.ring.kept[self.slot].load(Ordering::Relaxed)
+    }
+
+    /// Keeps a number for this slot's next request.
+    pub fn keep(&self, number: u64) {
+        self.ring.kept[self.slot].store(number, Ordering::Relaxed);
+    }
+
+    /// Posts a request, at most [`MESSAGE_BYTES_MAX`] bytes, and wakes the daemon. Once; [`Claim::finish`] must follow.
+    pub fn post(&self, request: &[u8]) {
+        assert!(request.len() <= MESSAGE_BYTES_MAX);
+        let (ring, slot, at) = (self.ring, self.slot, slot_offset(self.slot));
+        let seq = ring.seq[slot].load(Ordering::Relaxed) + 1;
+        ring.seq[slot].store(seq, Ordering::Relaxed);
+        ring.mapping.store(at + MESSAGE_OFFSET, request);
+        ring.mapping.word32(at + LEN_OFFSET).store(request.len() as u32, Ordering::Relaxed);
+        ring.mapping.word64(at + SEQ_OFFSET).store(seq, Ordering::Relaxed);
+        ring.mapping.word32(at).store(REQUESTED, Ordering::Release);
+        ring.mapping.word64(PENDING_OFFSET).fetch_or(1 << slot, Ordering::SeqCst);
+        ring.doorbell.ring();
+    }
+
+    /// Waits for the reply to what was posted; `then` sees it before the slot is free.
+    pub fn finish<T>(
+        self,
+        reply: &mut [u8],
+        alive: &dyn Fn() -> bool,
+        then: impl FnOnce(&[u8], &Self) -> T,
+    ) -> Result<T, CallFailure> {
+        assert!(reply.len() <= MESSAGE_BYTES_MAX);
+        let (mapping, at) = (&self.ring.mapping, slot_offset(self.slot));
+        if !self.ring.wait(mapping.word32(at), alive) {
+            // The slot stays claimed: the daemon, should it come back, may still write into it.
+            std::mem::forget(self);
+            return Err(CallFailure::Gone);
+        }
+        let len = mapping.word32(at + REPLY_OFFSET).load(Ordering::Relaxed) as usize;
+        let Some(reply) = reply.get_mut(..len) else { return Err(CallFailure::Malformed) };
+        mapping.load(at + REPLY_OFFSET + 8, reply);
+        Ok(then(reply, &self))
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        self.ring.claimed.fetch_and(!(1 << self.slot), Ordering::Release);
     }
 }
 

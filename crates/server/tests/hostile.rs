@@ -195,9 +195,16 @@ fn fuzzed_requests_are_all_answered_and_leave_the_shard_clean() {
         let (p, q) = (inos.next().unwrap(), inos.next().unwrap());
         let (name, new_name) = (names[random.next() as usize % 4], names[random.next() as usize % 4]);
         let request = match random.next() % 9 {
-            0 => {
-                Request::Create { parent: p, name, mode: 0o644, exclusive: false, dirty: true, layout: None }
-            }
+            0 => Request::Create {
+                parent: p,
+                name,
+                mode: 0o644,
+                exclusive: false,
+                dirty: true,
+                layout: None,
+                number: None,
+                reserve: false,
+            },
             1 => Request::MakeDirectory { parent: p, name, mode: 0o755 },
             2 => Request::Rename {
                 parent: p,

@@ -46,6 +46,8 @@ pub enum Reply<'a> {
         entry: Entry,
         /// True when it was made by this request.
         created: bool,
+        /// The inode number that is in reserve for the slot's next `Create` now, if one was asked for and the file made.
+        next: Option<Ino>,
     },
     /// What was removed or replaced.
     Removed {
@@ -100,9 +102,10 @@ impl<'a> Reply<'a> {
                 w.u16(2)?;
                 entry.encode(&mut w)?;
             }
-            Reply::Created { entry, created } => {
+            Reply::Created { entry, created, next } => {
                 w.u16(if *created { 4 } else { 3 })?;
                 entry.encode(&mut w)?;
+                w.u64(next.map_or(0, |ino| ino.0))?;
             }
             Reply::Removed { ino, last, kind, layout } => {
                 w.u16(5)?;
@@ -140,7 +143,10 @@ impl<'a> Reply<'a> {
         Ok(match tag {
             1 => Reply::Done,
             2 => Reply::Entry(Entry::decode(&mut r)?),
-            3 | 4 => Reply::Created { entry: Entry::decode(&mut r)?, created: tag == 4 },
+            3 | 4 => {
+                let (entry, next) = (Entry::decode(&mut r)?, Ino(r.u64()?));
+                Reply::Created { entry, created: tag == 4, next: (next != Ino(0)).then_some(next) }
+            }
             5 => Reply::Removed {
                 ino: Ino(r.u64()?),
                 last: r.u8()? != 0,
@@ -298,8 +304,8 @@ mod tests {
         let all = [
             Ok(Reply::Done),
             Ok(Reply::Entry(entry)),
-            Ok(Reply::Created { entry, created: true }),
-            Ok(Reply::Created { entry, created: false }),
+            Ok(Reply::Created { entry, created: true, next: Some(Ino(77)) }),
+            Ok(Reply::Created { entry, created: false, next: None }),
             Ok(Reply::Removed { ino: Ino(3), last: true, kind: Kind::File, layout: entry.layout }),
             Ok(Reply::Bytes(b"target")),
             Ok(Reply::Entries(entries)),

@@ -80,7 +80,8 @@ pub enum Request<'a> {
         set: SetAttr,
     },
     /// Creates a regular file, or opens the one that is there unless `exclusive`. The daemon makes no backing file: the
-    /// client does, before its slot's next request. → `Created`
+    /// client does, before its slot's next request. It can do so while the daemon serves the request when it knows the
+    /// inode number, and so a reply may put the next one in reserve. → `Created`
     Create {
         /// Directory.
         parent: Ino,
@@ -94,6 +95,10 @@ pub enum Request<'a> {
         dirty: bool,
         /// Layout, or the directory's default.
         layout: Option<Layout>,
+        /// The inode number that is in reserve for this slot, else the next one. [`Code::Stale`] when it is not this.
+        number: Option<Ino>,
+        /// Put a number in reserve for this slot's next `Create`.
+        reserve: bool,
     },
     /// Makes a FIFO, socket or device node. → `Entry`
     MakeNode {
@@ -381,10 +386,14 @@ impl<'a> Request<'a> {
                 put_time(&mut w, set.atime)?;
                 put_time(&mut w, set.mtime)?;
             }
-            Request::Create { parent, name, mode, exclusive, dirty, layout } => {
+            Request::Create { parent, name, mode, exclusive, dirty, layout, number, reserve } => {
+                let bits = [exclusive, dirty, layout.is_some(), number.is_some(), reserve];
                 w.u64(parent.0)?;
                 w.u32(mode)?;
-                w.u8(exclusive as u8 | (dirty as u8) << 1 | (layout.is_some() as u8) << 2)?;
+                w.u8(bits.into_iter().rev().fold(0, |bits, bit| bits << 1 | u8::from(bit)))?;
+                if let Some(number) = number {
+                    w.u64(number.0)?;
+                }
                 w.short_bytes(name)?;
                 if let Some(layout) = layout {
                     layout.encode(&mut w)?;
@@ -469,10 +478,13 @@ impl<'a> Request<'a> {
             }
             5 => {
                 let (parent, mode, bits) = (Ino(r.u64()?), r.u32()?, r.u8()?);
+                let bit = |i: u32| bits >> i & 1 != 0;
+                let number = if bit(3) { Some(Ino(r.u64()?)) } else { None };
                 let name = name(&mut r)?;
-                let layout = if bits & 4 != 0 { Some(Layout::decode(&mut r)?) } else { None };
+                let layout = if bit(2) { Some(Layout::decode(&mut r)?) } else { None };
                 let mode = permission_bits(mode)?;
-                Request::Create { parent, name, mode, exclusive: bits & 1 != 0, dirty: bits & 2 != 0, layout }
+                let (exclusive, dirty, reserve) = (bit(0), bit(1), bit(4));
+                Request::Create { parent, name, mode, exclusive, dirty, layout, number, reserve }
             }
             6 => {
                 let (parent, mode, rdev) = (Ino(r.u64()?), r.u32()?, r.u64()?);
@@ -568,7 +580,16 @@ mod tests {
             Request::GetAttr { ino: i },
             Request::SetAttr { ino: i, set },
             Request::SetAttr { ino: i, set: SetAttr { atime: TimeSet::Now, mtime: at, ..set } },
-            Request::Create { parent: p, name, mode: 0o755, exclusive: true, dirty: false, layout: None },
+            Request::Create {
+                parent: p,
+                name,
+                mode: 0o755,
+                exclusive: true,
+                dirty: false,
+                layout: None,
+                number: None,
+                reserve: true,
+            },
             Request::Create {
                 parent: p,
                 name,
@@ -576,6 +597,8 @@ mod tests {
                 exclusive: false,
                 dirty: true,
                 layout: Some(Layout::single(NodeId(2), 1)),
+                number: Some(i),
+                reserve: false,
             },
             Request::MakeNode { parent: p, name, mode: 0o010_600, rdev: 0 },
             Request::MakeDirectory { parent: p, name, mode: 0o1777 },

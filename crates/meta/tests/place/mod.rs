@@ -74,8 +74,16 @@ impl Driver {
     }
 
     pub(crate) fn file(&mut self, batch: &mut Batch<'_>, parent: Ino, name: &[u8]) -> Result<Ino, Code> {
-        let request =
-            Request::Create { parent, name, mode: 0o644, exclusive: true, dirty: true, layout: None };
+        let request = Request::Create {
+            parent,
+            name,
+            mode: 0o644,
+            exclusive: true,
+            dirty: true,
+            layout: None,
+            number: None,
+            reserve: false,
+        };
         Ok(self.entry(batch, request)?.attr.ino)
     }
 

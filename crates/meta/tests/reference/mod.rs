@@ -14,7 +14,7 @@ use forebay_types::{
 pub(crate) enum Expected {
     Done,
     Entry(Entry),
-    Created(Entry, bool),
+    Created(Entry, bool, Option<Ino>),
     /// The inode, whether that was its last link, kind, layout.
     Removed(Ino, bool, Kind, Layout),
     /// Nothing was replaced.
@@ -44,13 +44,16 @@ pub(crate) struct Reference {
     pub(crate) nodes: BTreeMap<u64, Node>,
     pub(crate) orphans: BTreeMap<u64, Layout>,
     next: u64,
+    /// Numbers that were put in reserve and not used yet.
+    pub(crate) reserved: Vec<Ino>,
 }
 
 const NODE: NodeId = NodeId::FIRST;
 
 impl Reference {
     pub(crate) fn new(mode: u32, uid: u32, gid: u32, now: Timestamp) -> Reference {
-        let mut fs = Reference { nodes: BTreeMap::new(), orphans: BTreeMap::new(), next: 1 };
+        let mut fs =
+            Reference { nodes: BTreeMap::new(), orphans: BTreeMap::new(), next: 1, reserved: Vec::new() };
         let root = fs.node(Kind::Directory.mode_bits() | mode, uid, gid, now);
         assert_eq!(root.attr.ino, Ino::ROOT);
         fs.nodes.insert(Ino::ROOT.0, root);
@@ -183,7 +186,9 @@ impl Reference {
         }
         shape(&mut node);
         let ino = node.attr.ino;
-        self.next += 1;
+        if ino == Ino::new(NODE, self.next) {
+            self.next += 1;
+        }
         self.nodes.insert(ino.0, node);
         self.attach(parent, name, ino);
         self.touch(parent, now);
@@ -203,15 +208,20 @@ impl Reference {
             }
             Request::GetAttr { ino } => Ok(Expected::Entry(self.get(ino)?.entry())),
             Request::SetAttr { ino, set } => self.set_attr(ino, &set, now),
-            Request::Create { parent, name, mode, exclusive, dirty, layout } => {
+            Request::Create { parent, name, mode, exclusive, dirty, layout, number, reserve } => {
                 if let (Some(node), false) = (self.child(parent, name)?, exclusive) {
-                    return Ok(Expected::Created(node.entry(), false));
+                    return Ok(Expected::Created(node.entry(), false, None));
                 }
                 let entry = self.bear(caller, now, parent, name, 0o100_000 | mode, |node| {
                     node.attr.flags = FLAG_RESIDENT | if dirty { FLAG_DIRTY } else { 0 };
                     node.layout = layout.unwrap_or(node.layout);
+                    node.attr.ino = number.unwrap_or(node.attr.ino);
                 })?;
-                Ok(Expected::Created(entry, true))
+                self.reserved.retain(|ino| Some(*ino) != number);
+                let next = reserve.then(|| Ino::new(NODE, self.next));
+                self.next += u64::from(reserve);
+                self.reserved.extend(next);
+                Ok(Expected::Created(entry, true, next))
             }
             Request::MakeNode { parent, name, mode, rdev } => {
                 let entry = self.bear(caller, now, parent, name, mode, |node| {

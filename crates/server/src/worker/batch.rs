@@ -3,7 +3,7 @@
 use forebay_data::Media;
 use forebay_ring::ServedRing;
 use forebay_types::limits::{BATCH_MAX, MESSAGE_BYTES_MAX};
-use forebay_types::{Attr, Code, Kind, PoolSpace, Reply, Request, Result, Timestamp};
+use forebay_types::{Attr, Code, Ino, Kind, Layout, PoolSpace, Reply, Request, Result, Timestamp};
 
 use super::recorder::InFlight;
 use super::shard_thread::ShardThread;
@@ -119,6 +119,11 @@ impl ShardThread<'_> {
                     let space = space(&self.target, self.committed.inodes).map(Reply::Space);
                     Reply::encode(&space, out).unwrap_or(0)
                 }
+                Ok((_, Request::Create { number: Some(number), .. }))
+                    if self.sessions[taken.session].slots[taken.slot].reserved != Some(number) =>
+                {
+                    Reply::encode(&Err(Code::Stale), out).unwrap_or(0)
+                }
                 Ok((caller, request)) => {
                     let (changes, backing) =
                         (request.changes(), matches!(request, Request::MakeBacking { .. }));
@@ -216,9 +221,21 @@ impl ShardThread<'_> {
                 state.orphans.push((ino, layout));
             }
         }
-        if let Some(ino) = super::session::created(reply) {
+        if let Some((ino, _)) = super::session::created(reply) {
             state.birth = Some(ino);
             self.births.push(ino);
+        }
+        let (reserved, given_up) = super::session::reserve_behind(state.reserved, reply);
+        state.reserved = reserved;
+        self.sweep_numbers(given_up);
+    }
+
+    /// Removes the backing files that a client may have made under numbers that no inode will have.
+    pub(super) fn sweep_numbers(&self, numbers: impl IntoIterator<Item = Ino>) {
+        let layout = |ino: Ino| Layout::single(ino.birth_node(), 0);
+        let list: Vec<_> = numbers.into_iter().map(|ino| (ino, layout(ino))).collect();
+        if !list.is_empty() {
+            let _ = self.sweeper.send(list);
         }
     }
 

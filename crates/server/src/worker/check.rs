@@ -1,7 +1,8 @@
 //! Check of shard and target together: the shard in itself, then its files against the backing files.
 //!
 //! It runs with the shard at rest. A file without a backing file is sound (it is empty); a backing file without an inode
-//! is lost space, unless the inode is an orphan whose client is unlinking it.
+//! is lost space, unless the inode is an orphan whose client is unlinking it, or its number is in reserve for a client that
+//! is about to create it.
 
 use std::collections::HashSet;
 
@@ -22,12 +23,14 @@ pub(crate) fn check(shard: &Shard, target: &Target) -> Result<Value> {
     // A damaged shard may refuse a batch; what is damaged is in the report then.
     let listed = shard.begin().and_then(|batch| batch.orphans()).unwrap_or_default();
     let orphans: HashSet<Ino> = listed.into_iter().map(|(ino, _)| ino).collect();
+    let numbers = shard.begin().and_then(|batch| super::recovery::reserved(&batch)).unwrap_or_default();
+    let reserved: HashSet<Ino> = numbers.into_iter().collect();
     let mut problems = report.problems.clone();
     let (mut backing_files, mut leaked) = (0u64, 0u64);
     target
         .for_each(&mut |ino, component, stripe| {
             backing_files += 1;
-            if !files.contains(&ino) && !orphans.contains(&ino) {
+            if !files.contains(&ino) && !orphans.contains(&ino) && !reserved.contains(&ino) {
                 leaked += 1;
                 if problems.len() < LISTED_MAX {
                     problems.push(format!(

@@ -7,29 +7,48 @@
 //! | a request that waits, its reply known | answers it again |
 //! | a request that waits, its reply unknown | serves it as if for the first time: nothing of it was done |
 //! | a client that lives, its last reply made or removed a file | it still owes the backing file's making or unlinking |
+//! | a number in reserve for a client that is gone | the sweeper unlinks the backing file that may be there under it |
 //! | an orphan that no living client owes | the sweeper unlinks its backing files |
 //! | a session in the shard without a ring | its process is gone: forgotten |
 
 use std::collections::{BTreeMap, HashSet};
 
-use forebay_meta::{Effects, Shard};
+use forebay_meta::{Batch, Effects, Shard};
 use forebay_types::limits::{MESSAGE_BYTES_MAX, RING_SLOTS};
-use forebay_types::{Caller, Ino, Request, Result};
+use forebay_types::{Caller, Code, Ino, Reply, Request, Result};
 
 use super::journal::{Journal, MARK_SESSION};
 use super::recorder::InFlight;
-use super::session::Session;
+use super::session::{decode_kept, encode_kept, reserve_behind, Session};
 use super::shard_thread::ShardThread;
 use super::statistics::Statistics;
 
+/// Sequence and reply of a slot's last change, and what is in reserve for it.
+struct Last {
+    seq: u64,
+    reply: Vec<u8>,
+    reserved: Option<Ino>,
+}
+
+/// Keeps the last reply of each slot.
+fn keep(batch: &mut Batch<'_>, last: &BTreeMap<(u64, usize), Last>) -> Result<()> {
+    let mut kept = Vec::new();
+    for ((session, slot), last) in last {
+        encode_kept(last.reserved, &last.reply, &mut kept);
+        batch.keep_reply(*session, *slot as u8, last.seq, &kept)?;
+    }
+    Ok(())
+}
+
 /// Applies what the journal holds beyond the last commit, and commits it with the last reply of each slot. The journal
-/// is empty then.
-pub(super) fn replay(shard: &Shard, journal: &mut Journal) -> Result<()> {
+/// is empty then. Gives the numbers that were in reserve and no longer are.
+pub(super) fn replay(shard: &Shard, journal: &mut Journal) -> Result<Vec<Ino>> {
     let mut batch = shard.begin()?;
     batch.open_reserve();
     let mark = batch.kept_reply(MARK_SESSION, 0)?.map_or(0, |(number, _)| number);
     let records = journal.records();
-    let mut last: BTreeMap<(u64, usize), (u64, Vec<u8>)> = BTreeMap::new();
+    let mut last: BTreeMap<(u64, usize), Last> = BTreeMap::new();
+    let mut all_given_up = Vec::new();
     let (mut out, mut effects) = (vec![0; MESSAGE_BYTES_MAX], Effects::new());
     let mut applied = 0;
     for record in records.iter().filter(|record| record.number > mark) {
@@ -41,9 +60,7 @@ pub(super) fn replay(shard: &Shard, journal: &mut Journal) -> Result<()> {
             }
         };
         if batch.is_spent() {
-            for ((session, slot), (seq, reply)) in std::mem::take(&mut last) {
-                batch.keep_reply(session, slot as u8, seq, &reply)?;
-            }
+            keep(&mut batch, &std::mem::take(&mut last))?;
             batch.keep_reply(MARK_SESSION, 0, record.number - 1, &[])?;
             batch.commit()?;
             batch = shard.begin()?;
@@ -57,12 +74,19 @@ pub(super) fn replay(shard: &Shard, journal: &mut Journal) -> Result<()> {
                 record.number
             );
         }
-        last.insert((record.session, record.slot), (record.seq, out[..len].to_vec()));
+        let before = match last.get(&(record.session, record.slot)) {
+            Some(last) => last.reserved,
+            None => {
+                batch.kept_reply(record.session, record.slot as u8)?.and_then(|(_, kept)| decode_kept(kept).0)
+            }
+        };
+        let (reserved, given_up) = reserve_behind(before, &out[..len]);
+        all_given_up.extend(given_up);
+        let behind = Last { seq: record.seq, reply: out[..len].to_vec(), reserved };
+        last.insert((record.session, record.slot), behind);
         applied += 1;
     }
-    for ((session, slot), (seq, reply)) in &last {
-        batch.keep_reply(*session, *slot as u8, *seq, reply)?;
-    }
+    keep(&mut batch, &last)?;
     if applied > 0 {
         batch.keep_reply(MARK_SESSION, 0, journal.last(), &[])?;
         tracing::info!("applied {applied} changes again that the last worker had acknowledged");
@@ -70,13 +94,32 @@ pub(super) fn replay(shard: &Shard, journal: &mut Journal) -> Result<()> {
     batch.commit()?;
     journal.continue_behind(mark);
     journal.clear();
-    Ok(())
+    Ok(all_given_up)
+}
+
+/// The numbers in reserve for a session that the shard knows.
+fn reserved_for(batch: &Batch<'_>, session: u64) -> Result<Vec<Ino>> {
+    let mut numbers = Vec::new();
+    for slot in 0..RING_SLOTS {
+        let kept = batch.kept_reply(session, slot as u8)?;
+        numbers.extend(kept.and_then(|(_, kept)| decode_kept(kept).0));
+    }
+    Ok(numbers)
+}
+
+/// The numbers in reserve for all sessions: their backing files are not lost, though they have no inodes.
+pub(super) fn reserved(batch: &Batch<'_>) -> Result<Vec<Ino>> {
+    let mut numbers = Vec::new();
+    for session in batch.sessions()? {
+        numbers.append(&mut reserved_for(batch, session)?);
+    }
+    Ok(numbers)
 }
 
 impl ShardThread<'_> {
     /// Takes over. Behind this the shard is as it was acknowledged, and every client's ring is served.
     pub(super) fn recover(&mut self, sessions: Vec<Session>) -> Result<()> {
-        replay(self.shard, &mut self.journal)?;
+        let given_up = replay(self.shard, &mut self.journal)?;
         let mut scratch = vec![0; MESSAGE_BYTES_MAX];
         let mut owed: HashSet<Ino> = HashSet::new();
         // All clients turn to the new board before any is answered: what one learns from its answer, the others see.
@@ -86,17 +129,18 @@ impl ShardThread<'_> {
         for mut session in sessions {
             self.batch()?.add_session(session.id)?;
             for slot in 0..RING_SLOTS {
-                let change = self
-                    .batch()?
-                    .kept_reply(session.id, slot as u8)?
-                    .map(|(seq, reply)| (seq, reply.to_vec()));
-                let Some((seq, reply)) = change else { continue };
+                let change =
+                    self.batch()?.kept_reply(session.id, slot as u8)?.map(|(seq, kept)| (seq, kept.to_vec()));
+                let Some((seq, kept)) = change else { continue };
+                let (reserved, reply) = decode_kept(&kept);
                 let state = &mut session.slots[slot];
-                state.restore(&reply);
+                state.restore(reply);
+                state.last_change = (seq, reply.to_vec());
+                state.reserved = reserved;
                 self.births.extend(state.birth);
                 owed.extend(state.orphans.iter().map(|(ino, _)| *ino));
                 if session.ring.take(slot, &mut scratch).is_some_and(|(asked, _)| asked == seq) {
-                    session.ring.answer(slot, &reply);
+                    session.ring.answer(slot, reply);
                     self.recorder.clear(InFlight { session: session.id, slot, seq });
                     Statistics::add(&self.statistics.replayed, 1);
                 }
@@ -107,7 +151,11 @@ impl ShardThread<'_> {
         let known: HashSet<u64> = self.sessions.iter().map(|s| s.id).collect();
         self.recorder.keep_sessions(&known);
         self.show_root()?;
-        self.forget_ended()?;
+        let mut numbers = self.forget_ended()?;
+        numbers.extend(given_up);
+        // Never of a number that an inode has, whatever was read.
+        numbers.retain(|&ino| !self.has_inode(ino));
+        self.sweep_numbers(numbers);
         let mut left = Vec::new();
         for (ino, layout) in self.batch()?.orphans()? {
             if self.births.contains(&ino) {
@@ -138,15 +186,26 @@ impl ShardThread<'_> {
         Ok(())
     }
 
-    /// Forgets the sessions of processes that are gone.
-    fn forget_ended(&mut self) -> Result<()> {
+    fn has_inode(&mut self, ino: Ino) -> bool {
+        let (request, caller) = (Request::GetAttr { ino }, Caller { uid: 0, gid: 0 });
+        let mut out = vec![0; MESSAGE_BYTES_MAX];
+        let mut effects = Effects::new();
+        let Ok(batch) = self.batch() else { return true };
+        batch.apply(caller, &request, super::now(), &mut effects, &mut out);
+        !matches!(Reply::decode(&out), Err(Code::NotFound))
+    }
+
+    /// Forgets the sessions of processes that are gone; the numbers that were in reserve for them.
+    fn forget_ended(&mut self) -> Result<Vec<Ino>> {
         let known: HashSet<u64> = self.sessions.iter().map(|s| s.id).collect();
         let batch = self.batch()?;
+        let mut numbers = Vec::new();
         for id in batch.sessions()? {
             if !known.contains(&id) {
+                numbers.append(&mut reserved_for(batch, id)?);
                 batch.forget_session(id)?;
             }
         }
-        Ok(())
+        Ok(numbers)
     }
 }

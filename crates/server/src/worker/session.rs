@@ -19,6 +19,8 @@ pub(super) struct Slot {
     pub(super) birth: Option<Ino>,
     /// Inodes that the last request left without links, whose backing files the client is unlinking.
     pub(super) orphans: Vec<(Ino, Layout)>,
+    /// The inode number that the slot's next `Create` may use, whose backing file the client may have made.
+    pub(super) reserved: Option<Ino>,
     /// Sequence and reply of the last change; what a commit has to keep.
     pub(super) last_change: (u64, Vec<u8>),
     /// True while `last_change` is not in the shard.
@@ -31,18 +33,43 @@ impl Session {
     }
 }
 
-/// The file that a reply says was made.
-pub(super) fn created(reply: &[u8]) -> Option<Ino> {
+/// The file that a reply says was made, and the number that it put in reserve.
+pub(super) fn created(reply: &[u8]) -> Option<(Ino, Option<Ino>)> {
     match Reply::decode(reply) {
-        Ok(Reply::Created { entry, created: true }) => Some(entry.attr.ino),
+        Ok(Reply::Created { entry, created: true, next }) => Some((entry.attr.ino, next)),
         _ => None,
+    }
+}
+
+/// What is in reserve for a slot behind a reply, when `before` was, and what no longer is without having been used: a
+/// backing file may be there under that number.
+pub(super) fn reserve_behind(before: Option<Ino>, reply: &[u8]) -> (Option<Ino>, Option<Ino>) {
+    match created(reply) {
+        Some((made, next)) if before == Some(made) => (next, None),
+        Some((_, Some(next))) => (Some(next), before),
+        Some((_, None)) | None => (before, None),
+    }
+}
+
+/// What is kept of a slot in the shard: what is in reserve for it, and the reply of its last change.
+pub(super) fn encode_kept(reserved: Option<Ino>, reply: &[u8], out: &mut Vec<u8>) {
+    out.clear();
+    out.extend_from_slice(&reserved.map_or(0, |ino| ino.0).to_le_bytes());
+    out.extend_from_slice(reply);
+}
+
+/// What [`encode_kept`] wrote.
+pub(super) fn decode_kept(bytes: &[u8]) -> (Option<Ino>, &[u8]) {
+    match bytes.split_first_chunk() {
+        Some((number, reply)) => (Some(Ino(u64::from_le_bytes(*number))).filter(|ino| *ino != Ino(0)), reply),
+        None => (None, bytes),
     }
 }
 
 impl Slot {
     /// What a kept reply says is still owed.
     pub(super) fn restore(&mut self, reply: &[u8]) {
-        self.birth = created(reply);
+        self.birth = created(reply).map(|(ino, _)| ino);
         match Reply::decode(reply) {
             Ok(Reply::Removed { ino, last: true, kind, layout }) if kind != Kind::Directory => {
                 self.orphans.push((ino, layout));
@@ -79,6 +106,54 @@ pub(super) fn session_of_tag(tag: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn kept_round_trips() {
+        let mut bytes = Vec::new();
+        for reserved in [None, Some(Ino(1 << 48 | 7))] {
+            for reply in [b"".as_slice(), b"a reply"] {
+                encode_kept(reserved, reply, &mut bytes);
+                assert_eq!(decode_kept(&bytes), (reserved, reply));
+            }
+        }
+        assert_eq!(decode_kept(b""), (None, b"".as_slice()));
+    }
+
+    #[test]
+    fn reserve_moves_on_when_it_is_used_and_is_given_up_when_another_takes_its_place() {
+        let mut out = [0; 512];
+        let mut reply = |created, next| {
+            let layout = Layout::single(forebay_types::NodeId(1), 0);
+            let time = forebay_types::Timestamp::default();
+            let attr = forebay_types::Attr {
+                ino: Ino(5),
+                size: 0,
+                rdev: 0,
+                parent: Ino(0),
+                mode: 0o100_644,
+                uid: 0,
+                gid: 0,
+                nlink: 1,
+                flags: 0,
+                home: forebay_types::NodeId(1),
+                width_log2: 0,
+                atime: time,
+                mtime: time,
+                ctime: time,
+                btime: time,
+            };
+            let entry = forebay_types::Entry { attr, layout };
+            let n = Reply::encode(&Ok(Reply::Created { entry, created, next }), &mut out).unwrap();
+            out[..n].to_vec()
+        };
+        let (five, six, nine) = (Some(Ino(5)), Some(Ino(6)), Some(Ino(9)));
+        assert_eq!(reserve_behind(five, &reply(true, six)), (six, None), "used");
+        assert_eq!(reserve_behind(five, &reply(true, None)), (None, None), "used, and none is wanted");
+        assert_eq!(reserve_behind(nine, &reply(true, six)), (six, nine), "another number was");
+        assert_eq!(reserve_behind(nine, &reply(true, None)), (nine, None));
+        assert_eq!(reserve_behind(nine, &reply(false, None)), (nine, None), "the file was there");
+        assert_eq!(reserve_behind(None, b""), (None, None));
+    }
 
     #[test]
     fn store_tag_round_trips() {

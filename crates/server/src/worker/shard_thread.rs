@@ -135,12 +135,14 @@ impl<'a> ShardThread<'a> {
     /// The worker must end: what is acknowledged is in the journal, and the next one tries again.
     pub(super) fn commit(&mut self) -> Result<()> {
         let Some(mut batch) = self.batch.take() else { return Ok(()) };
+        let mut kept = Vec::new();
         for (session, slot) in self.unkept.drain(..) {
             let Some(session) = self.sessions.iter_mut().find(|s| s.id == session) else { continue };
             let state = &mut session.slots[slot];
             state.unkept = false;
             let (seq, reply) = &state.last_change;
-            if let Err(e) = batch.keep_reply(session.id, slot as u8, *seq, reply) {
+            super::session::encode_kept(state.reserved, reply, &mut kept);
+            if let Err(e) = batch.keep_reply(session.id, slot as u8, *seq, &kept) {
                 // Without it a crash between here and the slot's next request would repeat the change.
                 tracing::warn!("{e}");
             }
@@ -301,6 +303,7 @@ impl<'a> ShardThread<'a> {
         self.count_clients();
         self.recorder.forget_session(id);
         let mut left = Vec::new();
+        self.sweep_numbers(session.slots.iter().filter_map(|slot| slot.reserved));
         for slot in session.slots.iter_mut() {
             left.append(&mut slot.orphans);
             if let Some(ino) = slot.birth.take() {
