@@ -116,7 +116,7 @@ impl Tables {
     #[inline]
     pub(crate) fn group(bucket: usize) -> impl Iterator<Item = usize> + Clone {
         const _: () = assert!(HEADER_BYTES.is_multiple_of(GROUP * BUCKET_BYTES) && GROUP.is_power_of_two());
-        (0..GROUP).map(move |i| bucket ^ i * BUCKET_BYTES)
+        (0..GROUP).map(move |i| bucket ^ (i * BUCKET_BYTES))
     }
 
     /// Byte offset of the bucket for a name.

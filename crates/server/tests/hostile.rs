@@ -1,6 +1,6 @@
 //! A real daemon under clients that lie, scribble, stop and die: the others must not notice, and the shard stays clean.
 
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_client::{PathBuffer, Place, Pool};
+use forebay_client::{Fail, PathBuffer, Place, Pool};
+use forebay_data::BackingName;
 use forebay_ring::{
     read_exact, receive_fds, send_fds, AttachReply, Header, Mapping, Ring, ATTACH_FDS, HEADER_BYTES,
     KIND_ATTACH,
@@ -202,8 +203,8 @@ fn fuzzed_requests_are_all_answered_and_leave_the_shard_clean() {
                 exclusive: false,
                 dirty: true,
                 layout: None,
-                number: None,
-                reserve: false,
+                number: (new_name == b"d").then_some(q),
+                reserve: name == b"a",
             },
             1 => Request::MakeDirectory { parent: p, name, mode: 0o755 },
             2 => Request::Rename {
@@ -365,6 +366,80 @@ fn supervisor_killed_with_its_worker_loses_nothing_that_was_acknowledged() {
 }
 
 #[test]
+fn backing_file_made_ahead_by_who_is_killed_is_removed_whoever_dies_with_it() {
+    let mut daemon = Daemon::start("ahead");
+    for (round, victims) in ["client", "client and worker", "all"].into_iter().enumerate() {
+        let mut child = daemon.child("ahead", round as u64);
+        let mut path = String::new();
+        let mut said = BufReader::new(child.stdout.take().unwrap());
+        while !path.starts_with("at ") {
+            path.clear();
+            assert_ne!(said.read_line(&mut path).unwrap(), 0, "the child ended");
+        }
+        let path = PathBuf::from(path.trim_end().strip_prefix("at ").unwrap());
+        assert!(path.exists());
+        let report = forebay_server::control::check(&daemon.dir).unwrap();
+        assert_eq!(report["clean"], true, "a number in reserve is no leak: {report}");
+        assert!(path.exists());
+        if victims == "all" {
+            daemon.supervisor.kill().unwrap();
+            daemon.supervisor.wait().unwrap();
+        } else if victims != "client" {
+            // SAFETY: the worker of the daemon that this test started.
+            unsafe { libc::kill(daemon.worker().unwrap() as i32, libc::SIGKILL) };
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        if victims == "all" {
+            let again = Daemon::start_in(daemon.dir.clone());
+            daemon.dir = PathBuf::from("/nonexistent");
+            drop(std::mem::replace(&mut daemon, again));
+        }
+        let until = Instant::now() + Duration::from_secs(20);
+        while path.exists() {
+            assert!(Instant::now() < until, "{victims} died: {} is still there", path.display());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        daemon.assert_clean();
+    }
+}
+
+#[test]
+fn file_that_cannot_be_made_leaves_nothing_and_its_number_serves_the_next_one() {
+    let daemon = Daemon::start("undo");
+    let pool = Pool::attach(&daemon.dir).unwrap();
+    let (root, mut escape) = (pool.root().unwrap(), PathBuffer::new());
+    // Too long for the board, so that only the daemon can tell that it is there.
+    let long = [b'l'; 120];
+    let mut create = |name: &[u8]| {
+        let flags = libc::O_CREAT | libc::O_EXCL | libc::O_RDWR;
+        pool.open(Place { dir: root, path: name }, flags, 0o600, &mut escape)
+    };
+    let first = create(&long).unwrap();
+    let files = |daemon: &Daemon| {
+        let report = forebay_server::control::check(&daemon.dir).unwrap();
+        assert_eq!(report["clean"], true, "{report}");
+        report["backing_files"].as_u64().unwrap()
+    };
+    assert_eq!(files(&daemon), 1);
+    for i in 0..10 {
+        assert_eq!(create(&long), Err(Fail::Code(Code::Exists)));
+        assert_eq!(files(&daemon), 1 + i);
+        let fd = create(format!("f{i}").as_bytes()).unwrap();
+        // SAFETY: the descriptor is ours, the buffer as long as said.
+        unsafe {
+            assert_eq!(libc::lseek(fd, 0, libc::SEEK_END), 0, "a new file is empty");
+            assert_eq!(libc::write(fd, long.as_ptr().cast(), long.len()), long.len() as isize);
+            libc::close(fd);
+        }
+        assert_eq!(files(&daemon), 2 + i);
+    }
+    // SAFETY: ours.
+    unsafe { libc::close(first) };
+    daemon.assert_clean();
+}
+
+#[test]
 fn forked_child_and_closed_descriptors_go_on() {
     let daemon = Daemon::start("fork");
     let mut child = daemon.child("fork", 1);
@@ -418,6 +493,32 @@ fn child_role() {
                 writeln!(out, "made {name}").unwrap();
                 out.flush().unwrap();
             }
+            // Killed by the test.
+            std::thread::sleep(Duration::from_secs(60));
+        }
+        "ahead" => {
+            let (_ring, _doorbell, calls) = attach_raw(&dir);
+            let (caller, name) = (Caller { uid: 0, gid: 0 }, format!("ahead{seed}"));
+            let create = Request::Create {
+                parent: Ino::ROOT,
+                name: name.as_bytes(),
+                mode: 0o600,
+                exclusive: true,
+                dirty: true,
+                layout: None,
+                number: None,
+                reserve: true,
+            };
+            let (mut message, mut reply) = ([0; 600], [0; 600]);
+            let n = create.encode(caller, &mut message).unwrap();
+            let next = calls.call(&message[..n], &mut reply, &|| true, |bytes| match Reply::decode(bytes) {
+                Ok(Reply::Created { created: true, next, .. }) => next,
+                other => panic!("{other:?}"),
+            });
+            let name = BackingName::new(next.unwrap().expect("a number in reserve"), 0, 0);
+            let path = dir.join("target").join(name.as_c_str().to_str().unwrap());
+            std::fs::write(&path, b"x").unwrap();
+            println!("at {}", path.display());
             // Killed by the test.
             std::thread::sleep(Duration::from_secs(60));
         }
