@@ -166,6 +166,25 @@ fn manifest_names_many_pairs_and_its_mistakes_by_line() {
 }
 
 #[test]
+fn staging_of_the_pool_itself_is_refused() {
+    let place = Place::new();
+    let pool = place.up("p");
+    let pool = pool.to_str().unwrap();
+    let above = place.join("").display().to_string();
+    place.write("src/a", "1");
+    for source in [above.trim_end_matches('/'), pool, &format!("{pool}/pool.json")] {
+        place.run(["stage-in", "--pool", pool, source]).assert_refused(1, &["the pool itself", "--path"]);
+    }
+    for destination in [pool, &format!("{pool}/new/dir")] {
+        place
+            .run(["stage-out", "--pool", pool, &format!("/:{destination}")])
+            .assert_refused(1, &["the pool itself", "--path"]);
+    }
+    let beside = place.join("src").display().to_string();
+    assert_eq!(place.json(["stage-in", "--json", "--pool", pool, &beside])["files"], 1);
+}
+
+#[test]
 fn staging_of_what_cannot_be_read_or_written_says_so() {
     let place = Place::new();
     let pool = place.up("p");

@@ -111,7 +111,10 @@ impl Pool {
     /// Several backing files: the size is the greatest that any implies, the times are of the one changed last.
     #[cold]
     fn merge_stripes(&self, entry: &Entry, st: &mut libc::stat) -> Result<(), Code> {
-        let target = self.attached()?.target();
+        let attached = self.attached()?;
+        // A stripe that was never written has no backing file; a descriptor that the program closed looks alike.
+        attached.target_was_lost(self.address());
+        let target = attached.target();
         let (shard_ctime, mut newest) = ((st.st_ctime, st.st_ctime_nsec), None);
         let (mut size, mut blocks) = (0, 0);
         for (component, stripe) in entry.layout.stripes() {
@@ -225,8 +228,15 @@ impl Pool {
         let space = self.space()?;
         // SAFETY: an all-zero statfs is valid, and filled by the call.
         let mut st: libc::statfs = unsafe { std::mem::zeroed() };
-        // SAFETY: the descriptor is ours and `st` is valid for the call.
-        errno::check(unsafe { libc::fstatfs(self.attached()?.target(), &mut st) })?;
+        // SAFETY: `st` is valid for the call; a bad descriptor is an error.
+        let mut ask = |target| errno::check(unsafe { libc::fstatfs(target, &mut st) });
+        let attached = self.attached()?;
+        if let Err(code) = ask(attached.target()) {
+            if !attached.target_was_lost(self.address()) {
+                return Err(code);
+            }
+            ask(attached.target())?;
+        }
         st.f_bsize = 4096;
         st.f_frsize = 4096;
         st.f_blocks = space.total_bytes / 4096;

@@ -68,6 +68,24 @@ impl Target {
         Ok(Target { directory, number })
     }
 
+    /// Removes the anchors that clients left which were killed between making one and removing it. Only while there are no
+    /// clients: a living one's may be about to be opened.
+    pub fn remove_anchors(&self) -> Result<u64, Code> {
+        let anchors = rustix::fs::openat(&self.directory, ANCHORS_DIRECTORY, DIRECTORY, Mode::empty());
+        let anchors = anchors.map_err(code_of)?;
+        let mut names = Vec::new();
+        for entry in Dir::read_from(&anchors).map_err(code_of)? {
+            let entry = entry.map_err(code_of)?;
+            if !matches!(entry.file_name().to_bytes(), b"." | b"..") {
+                names.push(entry.file_name().to_owned());
+            }
+        }
+        let remove = |name: &&std::ffi::CString| {
+            rustix::fs::unlinkat(&anchors, name.as_c_str(), AtFlags::REMOVEDIR).is_ok()
+        };
+        Ok(names.iter().filter(remove).count() as u64)
+    }
+
     /// The directory, to which [`BackingName`] and [`crate::AnchorName`] are relative. It may be handed to clients.
     pub fn directory(&self) -> BorrowedFd<'_> {
         self.directory.as_fd()

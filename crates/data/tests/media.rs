@@ -542,6 +542,24 @@ fn target_open_of_what_is_no_target_says_so() {
 }
 
 #[test]
+fn target_remove_anchors_removes_empty_directories_and_nothing_else() {
+    let scratch = Scratch::new();
+    let target = target_in(std::fs::File::open(scratch.path()).unwrap());
+    target.create(INO, 0, 0).unwrap();
+    let anchors = scratch.path().join("anchors");
+    for number in 0..3 {
+        let name = forebay_data::AnchorName::new(INO, 4711, number);
+        std::fs::create_dir(scratch.path().join(name.as_c_str().to_str().unwrap())).unwrap();
+    }
+    std::fs::create_dir_all(anchors.join("kept/within")).unwrap();
+    std::fs::write(anchors.join("file"), "kept").unwrap();
+    assert_eq!(target.remove_anchors(), Ok(3));
+    assert_eq!(target.remove_anchors(), Ok(0));
+    assert_eq!(std::fs::read_dir(anchors).unwrap().count(), 2);
+    assert!(target.stat(INO, 0, 0).is_ok());
+}
+
+#[test]
 fn target_symbolic_links_are_never_followed() {
     let scratch = Scratch::new();
     let target = target_in(std::fs::File::open(scratch.path()).unwrap());

@@ -329,7 +329,8 @@ impl Batch<'_> {
         c.reply(Reply::Entry(inode.entry()))
     }
 
-    /// Takes one link from an inode that is no directory; the last one takes the inode, and makes a file an orphan.
+    /// Takes one link from an inode that is no directory; the last one takes the inode, and makes it an orphan
+    /// if it has something on a target.
     /// True when it was the last.
     pub(crate) fn drop_link(&mut self, c: &mut Context<'_>, inode: &mut Inode) -> Answer<bool> {
         inode.attr.nlink = inode.attr.nlink.saturating_sub(1);
@@ -340,7 +341,7 @@ impl Batch<'_> {
             return Ok(false);
         }
         self.remove_inode(c, inode)?;
-        if inode.attr.is_file() {
+        if inode.attr.kind().has_backing() {
             self.add_orphan(inode.attr.ino, &inode.layout);
             c.effects.orphan(inode.attr.ino, inode.layout);
         }

@@ -4,6 +4,7 @@
 //! ends what that child had started. A program that ended in good order may leave others running: those are not touched.
 
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal};
 
@@ -12,47 +13,76 @@ pub const TOKEN_VARIABLE: &str = "FOREBAY_MEMBER";
 
 /// Passes over the process table: programs may start others while one pass goes on.
 const PASSES_MAX: usize = 20;
+/// Longest pause before a process that shows no environment is looked at again, after pauses of half, a quarter... of it:
+/// one that is starting another program shows none for a moment.
+const PAUSE_MAX: Duration = Duration::from_millis(64);
 
 /// Kills every process of this user that carries `token` in its first environment; how many.
 pub(crate) fn kill_marked(token: &str) -> usize {
     let mark = format!("{TOKEN_VARIABLE}={token}").into_bytes();
-    let mut killed = 0;
+    let (mut killed, mut pause) = (0, Duration::from_millis(1));
     for _ in 0..PASSES_MAX {
         let found = pass(&mark);
-        if found == 0 {
-            break;
+        killed += found.killed;
+        if found.killed == 0 {
+            if !found.any_unknown || pause > PAUSE_MAX {
+                break;
+            }
+            std::thread::sleep(pause);
+            pause *= 2;
         }
-        killed += found;
     }
     killed
 }
 
-fn pass(mark: &[u8]) -> usize {
-    let Ok(entries) = std::fs::read_dir("/proc") else { return 0 };
+/// What one pass found.
+#[derive(Default)]
+struct Found {
+    killed: usize,
+    /// A process showed no environment.
+    any_unknown: bool,
+}
+
+fn pass(mark: &[u8]) -> Found {
+    let mut found = Found::default();
+    let Ok(entries) = std::fs::read_dir("/proc") else { return found };
     let me = rustix::process::getpid();
-    let mut killed = 0;
     for entry in entries.flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(|s| s.parse().ok()).and_then(Pid::from_raw)
         else {
             continue;
         };
-        if pid == me || !carries(pid, mark) {
+        if pid == me {
             continue;
+        }
+        match carries(pid, mark) {
+            Some(true) => {}
+            Some(false) => continue,
+            None => {
+                found.any_unknown = true;
+                continue;
+            }
         }
         // The number may have passed to another process meanwhile: hold on to it, then look again.
         let Ok(process) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else { continue };
-        if carries(pid, mark) && rustix::process::pidfd_send_signal(process.as_fd(), Signal::KILL).is_ok() {
-            killed += 1;
+        let marked = carries(pid, mark) == Some(true);
+        if marked && rustix::process::pidfd_send_signal(process.as_fd(), Signal::KILL).is_ok() {
+            found.killed += 1;
         }
     }
-    killed
+    found
 }
 
-fn carries(pid: Pid, mark: &[u8]) -> bool {
-    let Ok(environment) = std::fs::read(format!("/proc/{}/environ", pid.as_raw_nonzero())) else {
-        return false;
-    };
-    environment.split(|&b| b == 0).any(|variable| variable == mark)
+/// Whether a process carries the mark; unknown of one that has memory and shows no environment.
+fn carries(pid: Pid, mark: &[u8]) -> Option<bool> {
+    let number = pid.as_raw_nonzero();
+    let Ok(environment) = std::fs::read(format!("/proc/{number}/environ")) else { return Some(false) };
+    if environment.is_empty() {
+        // Threads of the kernel and processes that have ended have no program.
+        let has_program = std::fs::read_link(format!("/proc/{number}/exe")).is_ok();
+        return if has_program { None } else { Some(false) };
+    }
+    Some(environment.split(|&b| b == 0).any(|variable| variable == mark))
 }
 
 #[cfg(test)]

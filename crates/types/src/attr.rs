@@ -77,6 +77,11 @@ impl Kind {
         }
     }
 
+    /// True when something of it lies on a target: a file's data, or the node that makes the kernel open a FIFO or device.
+    pub fn has_backing(self) -> bool {
+        matches!(self, Kind::File | Kind::Fifo | Kind::CharDevice | Kind::BlockDevice)
+    }
+
     /// `d_type` of `struct dirent` (DT_REG...).
     pub fn dirent_type(self) -> u8 {
         (self.mode_bits() >> 12) as u8

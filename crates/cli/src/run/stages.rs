@@ -74,6 +74,7 @@ impl Stages {
     }
 
     fn stage_in_now(&self, entered: &Entered, arguments: &Run) -> Result<StageReport> {
+        staging::refuse_own(&entered.dir, Direction::In, &self.into)?;
         let pool = Pool::attach(&entered.dir)?;
         // Until the program runs, signals end this process as they always do; the pool notices.
         let signals = Signals::block(&[]).map_err(|e| Error::io("cannot wait for signals", &e))?;

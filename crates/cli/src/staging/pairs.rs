@@ -12,6 +12,7 @@ use forebay_types::{Error, Result};
 
 use crate::failure::invalid;
 use crate::pool::path_within;
+use crate::staging::Direction;
 
 /// The pairs to stage in, of the command line and of a manifest.
 pub(crate) fn pairs_in(texts: &[OsString], manifest: Option<&Path>) -> Result<Vec<Pair>> {
@@ -56,6 +57,35 @@ pub(crate) fn pairs_out(texts: &[OsString], manifest: Option<&Path>) -> Result<V
             .push(Pair { source: within(&pair.source), destination: outside(pair.destination.as_os_str())? });
     }
     Ok(pairs)
+}
+
+/// Refuses what would stage the pool's own directory: into the pool it would be copied while it grows, out of the pool
+/// it would be overwritten.
+pub(crate) fn refuse_own(dir: &Path, direction: Direction, pairs: &[Pair]) -> Result<()> {
+    let Ok(dir) = dir.canonicalize() else { return Ok(()) };
+    // What is not there yet is where its nearest directory is.
+    let real = |path: &Path| path.ancestors().find_map(|p| p.canonicalize().ok());
+    for pair in pairs {
+        let (what, path, clash) = match direction {
+            Direction::In => {
+                let source = pair.source.canonicalize().ok();
+                let clash = source.is_some_and(|s| dir.starts_with(&s) || s.starts_with(&dir));
+                ("cannot stage in", &pair.source, clash)
+            }
+            Direction::Out => {
+                let clash = real(&pair.destination).is_some_and(|d| d.starts_with(&dir));
+                ("cannot stage out to", &pair.destination, clash)
+            }
+        };
+        if clash {
+            return Err(invalid(
+                format!("{what} {}", path.display()),
+                format!("the pool itself is there, in {}", dir.display()),
+                "name what lies beside the pool, or make the pool elsewhere with --path",
+            ));
+        }
+    }
+    Ok(())
 }
 
 fn read_manifest(path: Option<&Path>) -> Result<Vec<Pair>> {

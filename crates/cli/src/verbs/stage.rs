@@ -27,7 +27,9 @@ fn stage(
     pairs: &[Pair],
     arguments: &Staging,
 ) -> Result<ExitCode> {
-    let pool = pool::attach(&pool::directory(named)?)?;
+    let dir = pool::directory(named)?;
+    staging::refuse_own(&dir, direction, pairs)?;
+    let pool = pool::attach(&dir)?;
     let options = StageOptions {
         verify: arguments.verify,
         all_or_nothing: arguments.all_or_nothing,

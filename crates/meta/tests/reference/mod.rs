@@ -156,7 +156,7 @@ impl Reference {
         let last = node.attr.nlink == 0;
         if last {
             self.nodes.remove(&ino.0);
-            if kind == Kind::File {
+            if kind.has_backing() {
                 self.orphans.insert(ino.0, layout);
             }
         }

@@ -120,6 +120,13 @@ impl ShardThread<'_> {
     /// Takes over. Behind this the shard is as it was acknowledged, and every client's ring is served.
     pub(super) fn recover(&mut self, sessions: Vec<Session>) -> Result<()> {
         let given_up = replay(self.shard, &mut self.journal)?;
+        if sessions.is_empty() {
+            match self.target.remove_anchors() {
+                Ok(0) => {}
+                Ok(n) => tracing::info!("removed {n} anchors that killed clients left"),
+                Err(code) => tracing::warn!("cannot remove the anchors that killed clients left: {code}"),
+            }
+        }
         let mut scratch = vec![0; MESSAGE_BYTES_MAX];
         let mut owed: HashSet<Ino> = HashSet::new();
         // All clients turn to the new board before any is answered: what one learns from its answer, the others see.
