@@ -73,7 +73,14 @@ impl Pool {
             0 | libc::S_IFREG => {
                 self.check_writable(&parent)?;
                 let mode = mode & 0o7777;
-                let file = NewFile { parent: dir, name: name_bytes, mode, exclusive: true, layout: None };
+                let file = NewFile {
+                    parent: dir,
+                    name: name_bytes,
+                    mode,
+                    exclusive: true,
+                    layout: None,
+                    ahead: false,
+                };
                 self.ask_then(&file.request_without_reserve(), |_| Ok(()))?;
                 Ok(())
             }

@@ -55,8 +55,9 @@ fn wanted(flags: i32) -> u32 {
 }
 
 fn close(fd: RawFd) {
+    // By number: libc's close is a point at which a thread may be cancelled.
     // SAFETY: the descriptor is ours and nobody else knows it yet.
-    unsafe { libc::close(fd) };
+    unsafe { libc::syscall(libc::SYS_close, fd) };
 }
 
 /// A file to be made.
@@ -66,18 +67,20 @@ pub(crate) struct NewFile<'a> {
     pub(crate) mode: u32,
     pub(crate) exclusive: bool,
     pub(crate) layout: Option<Layout>,
+    /// Its backing file may be made before it is known that there will be one.
+    pub(crate) ahead: bool,
 }
 
 impl<'a> NewFile<'a> {
     /// The request that makes it under a number, if there is one in reserve, and puts one in reserve.
     fn request(&self, number: Option<Ino>) -> Request<'a> {
-        let NewFile { parent, name, mode, exclusive, layout } = *self;
+        let NewFile { parent, name, mode, exclusive, layout, .. } = *self;
         Request::Create { parent, name, mode, exclusive, dirty: true, layout, number, reserve: true }
     }
 
     /// The request of who makes no backing file.
     pub(crate) fn request_without_reserve(&self) -> Request<'a> {
-        let NewFile { parent, name, mode, exclusive, layout } = *self;
+        let NewFile { parent, name, mode, exclusive, layout, .. } = *self;
         Request::Create { parent, name, mode, exclusive, dirty: true, layout, number: None, reserve: false }
     }
 }
@@ -92,7 +95,9 @@ struct Ahead {
 impl Ahead {
     fn make(target: RawFd, ino: Ino, flags: i32) -> Ahead {
         let name = BackingName::new(ino, 0, 0);
-        Ahead { ino, fd: open_at(target, name.as_c_str(), flags & KERNEL_FLAGS | libc::O_CREAT).ok() }
+        // Exclusive: what is there already, if anything ever is, is not ours to use or to remove.
+        let flags = flags & KERNEL_FLAGS | libc::O_CREAT | libc::O_EXCL;
+        Ahead { ino, fd: open_at(target, name.as_c_str(), flags).ok() }
     }
 
     /// The descriptor, if it is that of the file that was made.
@@ -133,7 +138,7 @@ impl Pool {
             let unseen = create && attempt == 0;
             let result = match self.walk_to(place, follow, unseen, escape)? {
                 Target::Missing(dir, name) if create => {
-                    match self.open_new(&dir, &name, flags, mode, exclusive) {
+                    match self.open_new(&dir, &name, flags, mode, exclusive, unseen) {
                         Err(Code::AccessDenied | Code::Invalid | Code::Exists | Code::NoSpace) if unseen => {
                             continue
                         }
@@ -174,13 +179,20 @@ impl Pool {
         flags: i32,
         mode: u32,
         exclusive: bool,
+        ahead: bool,
     ) -> Result<RawFd, Code> {
         dir.check(self, WRITE | EXECUTE)?;
         if flags & libc::O_DIRECTORY != 0 {
             return Err(Code::Invalid);
         }
-        let file =
-            NewFile { parent: dir.ino, name: name.as_bytes(), mode: mode & 0o7777, exclusive, layout: None };
+        let file = NewFile {
+            parent: dir.ino,
+            name: name.as_bytes(),
+            mode: mode & 0o7777,
+            exclusive,
+            layout: None,
+            ahead,
+        };
         let (entry, fd) = self.create_file(caller(), &file, flags)?;
         match fd {
             Some(Ok(fd)) => Ok(fd),
@@ -205,7 +217,7 @@ impl Pool {
         let attached = self.attached()?;
         let (ring, alive) = (&attached.ring, || self.is_alive(attached));
         let claim = ring.claim(&alive).map_err(|failure| self.failed(attached, failure))?;
-        let number = Some(Ino(claim.kept())).filter(|ino| *ino != Ino(0));
+        let number = Some(Ino(claim.kept())).filter(|ino| file.ahead && *ino != Ino(0));
         let mut message = [0; SHORT_REQUEST_BYTES];
         let n = file.request(number).encode(caller, &mut message)?;
         claim.post(&message[..n]);
@@ -243,8 +255,9 @@ impl Pool {
             }
         });
         reply.map_err(|failure| {
-            if let Some(ahead) = ahead {
-                ahead.undo(attached.target());
+            // Whether the file was made is not known, so what was made for it stays: the daemon removes it if not.
+            if let Some(fd) = ahead.and_then(|ahead| ahead.fd) {
+                close(fd);
             }
             self.failed(attached, failure)
         })?
@@ -399,7 +412,12 @@ impl Pool {
             result => result?,
         };
         let flags = flags & (libc::O_CLOEXEC | libc::O_PATH | libc::O_NOATIME | libc::O_NONBLOCK);
-        let fd = open_at(attached.target(), name, libc::O_RDONLY | libc::O_DIRECTORY | flags);
+        let open = || open_at(attached.target(), name, libc::O_RDONLY | libc::O_DIRECTORY | flags);
+        let fd = match open() {
+            // A daemon that has just started removes what killed clients left, and did not know this one.
+            Err(Code::NotFound) => make().and_then(|_| open()),
+            result => result,
+        };
         // SAFETY: as above.
         unsafe { libc::unlinkat(attached.target(), name.as_ptr(), libc::AT_REMOVEDIR) };
         fd
@@ -444,11 +462,11 @@ impl Pool {
         flags: i32,
     ) -> Result<(Entry, bool, std::os::fd::OwnedFd), Code> {
         use std::os::fd::FromRawFd;
-        let file = NewFile { parent, name, mode, exclusive, layout };
+        let file = NewFile { parent, name, mode, exclusive, layout, ahead: true };
         let flags = flags | libc::O_RDWR | libc::O_CLOEXEC;
         let (entry, fd) = match self.create_file(caller, &file, flags) {
-            // The daemon knew nothing of the number in reserve; now there is none.
-            Err(Code::Stale) => self.create_file(caller, &file, flags)?,
+            // The daemon knew nothing of the number in reserve.
+            Err(Code::Stale) => self.create_file(caller, &NewFile { ahead: false, ..file }, flags)?,
             result => result?,
         };
         let created = fd.is_some();
@@ -473,7 +491,8 @@ impl Pool {
         exclusive: bool,
         layout: Option<Layout>,
     ) -> Result<(Entry, bool), Code> {
-        let request = NewFile { parent, name, mode, exclusive, layout }.request_without_reserve();
+        let file = NewFile { parent, name, mode, exclusive, layout, ahead: false };
+        let request = file.request_without_reserve();
         self.ask_as(caller(), &request, |reply| match reply {
             Reply::Created { entry, created, .. } => Ok((entry, created)),
             _ => Err(Code::Malformed),

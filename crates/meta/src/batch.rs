@@ -62,7 +62,8 @@ impl<'a> Batch<'a> {
     /// which should have [`forebay_types::limits::MESSAGE_BYTES_MAX`] bytes, and returns the reply's bytes. What the
     /// request showed or changed is added to `effects`.
     ///
-    /// A `Create` with a number: the caller knows that this number was put in reserve, and that no inode has had it.
+    /// A `Create` with a number: the caller knows that this number was put in reserve; [`Code::Stale`] when it was not
+    /// counted yet, or an inode has it.
     ///
     /// `Ping`, `Space`: not answered here ([`Code::NotSupported`]). `MakeBacking` is answered with the entry; making
     /// the files is the caller's. A request and the state before it decide everything: the same requests at the same

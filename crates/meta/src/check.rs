@@ -109,6 +109,14 @@ impl Shard {
         };
         let txn = self.env.read_txn().map_err(|e| broken(code_of(&e)))?;
         let mut check = Check::default();
+        // Values first, though they lie last: an inode is held against its values, its entries and what is pending.
+        let (first, last) = keys::all_values();
+        for item in walk(self.tree, &txn, &first, &last).map_err(broken)? {
+            let (key, bytes) = item.map_err(broken)?;
+            if let Some(Key::Value(ino, name, piece)) = keys::decode(key) {
+                check.value(ino, name, piece, bytes);
+            }
+        }
         for item in walk(self.tree, &txn, &[0], &[0xff; 16]).map_err(broken)? {
             let (key, bytes) = item.map_err(broken)?;
             check.record(self, key, bytes, each_file);
@@ -151,7 +159,7 @@ impl Check {
                     self.report.problem(|| format!("orphan {ino}: its record is damaged"));
                 }
             }
-            Some(Key::Value(ino, name, piece)) => self.value(ino, name, piece, bytes),
+            Some(Key::Value(..)) => {}
             Some(Key::Entry(parent, cookie)) => self.entry(shard, parent, cookie, bytes),
             Some(Key::Inode(ino)) => self.inode(shard, ino, bytes, each_file),
             None => self.report.problem(|| format!("a record under the unknown key {key:02x?}")),

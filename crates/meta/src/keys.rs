@@ -2,8 +2,9 @@
 //! the order in which the shard walks them. docs/disk-format.md lists them.
 //!
 //! The tags' order matters. What nearly every transaction writes (ledger, kept replies, orphans) is together at the
-//! front, so that it shares one leaf page; inodes are last, so that a new inode, whose number is greater than all
-//! before it, is appended and fills its page.
+//! front, so that it shares one leaf page. Pieces of values, two of which may fill a page, are last, so that those of a
+//! new inode, whose number is greater than all before it, are appended: inserted anywhere else at the end of a page they
+//! would leave every page behind them half empty. Small records fill their pages well either way.
 
 use forebay_types::limits::XATTR_NAME_MAX;
 use forebay_types::{Cookie, Ino, DISCRIMINATOR_BITS};
@@ -15,9 +16,9 @@ pub(crate) const LEDGER: &[u8] = &[2];
 const SESSION: u8 = 3;
 const REPLY: u8 = 4;
 const ORPHAN: u8 = 5;
-const VALUE: u8 = 6;
 const ENTRY: u8 = 7;
 const INODE: u8 = 8;
+const VALUE: u8 = 9;
 
 /// Bytes of a numbered key: tag and number.
 pub(crate) type NumberKey = [u8; 9];
@@ -107,6 +108,11 @@ impl ValueKey {
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
     }
+}
+
+/// First key of all values, and one behind them.
+pub(crate) fn all_values() -> ([u8; 1], [u8; 1]) {
+    ([VALUE], [VALUE + 1])
 }
 
 /// First and last possible keys of an inode's values.

@@ -187,8 +187,11 @@ impl Batch<'_> {
             return Err(Code::NoSpace);
         }
         let ino = number.unwrap_or(Ino::new(self.shard.node(), next));
-        if number.is_some() && (ino.birth_node() != self.shard.node() || ino.counter() >= next) {
-            return Err(Code::Stale);
+        if number.is_some() {
+            let was_counted = ino.birth_node() == self.shard.node() && ino.counter() < next;
+            if !was_counted || self.find_inode(ino)?.is_some() {
+                return Err(Code::Stale);
+            }
         }
         let directory = inode.attr.is_directory();
         if directory && self.state.directories.get(slot).attr.nlink >= LINKS_MAX {
@@ -204,7 +207,7 @@ impl Batch<'_> {
         inode.cookie = if directory { cookie } else { 0 };
         let mut buffer = [0; INODE_BYTES_MAX];
         let n = inode.encode(&mut buffer)?;
-        self.tx.append(&keys::inode(ino), &buffer[..n])?;
+        self.tx.put(&keys::inode(ino), &buffer[..n])?;
         let ledger = &mut self.state.ledger;
         ledger.next_counter += u64::from(number.is_none());
         ledger.inodes += 1;

@@ -96,6 +96,14 @@ impl Batch<'_> {
         remove().map_err(|code| self.failed("remove orphans of", code))
     }
 
+    /// Lists an inode number as an orphan that no inode has: there may be a backing file under it.
+    pub fn list_orphan(&mut self, ino: Ino, layout: &Layout) -> Result<()> {
+        let admitted = self.admit(Class::Removal, Work::writes(1));
+        admitted.map_err(|code| self.failed("list an orphan on", code))?;
+        self.add_orphan(ino, layout);
+        Ok(())
+    }
+
     pub(crate) fn add_orphan(&mut self, ino: Ino, layout: &Layout) {
         self.state.new_orphans.insert(ino.0, *layout);
         self.state.ledger.orphans += 1;

@@ -53,11 +53,11 @@ impl Batch<'_> {
     pub(crate) fn put_value(&mut self, ino: Ino, name: &[u8], value: &[u8]) -> Answer<()> {
         let mut key = ValueKey::new(ino, name);
         if value.is_empty() {
-            return self.tx.put(key.bytes(), value);
+            return self.tx.append(key.bytes(), value);
         }
         for (piece, bytes) in value.chunks(PIECE_BYTES).enumerate() {
             key.set_piece(piece as u16);
-            self.tx.put(key.bytes(), bytes)?;
+            self.tx.append(key.bytes(), bytes)?;
         }
         Ok(())
     }

@@ -194,11 +194,11 @@ const DAMAGES: [Damage; 18] = [
     ("says it is in", |t, tree, [_, _, _, e]| patch(t, tree, &inode_key(e), 82, &ROOT.0.to_le_bytes())),
     ("there is no root directory", |t, tree, _| assert!(tree.delete(t, &inode_key(ROOT)).unwrap())),
     ("its target is not 3000 bytes long", |t, tree, [_, _, s, _]| {
-        let key = [[6].as_slice(), &s.0.to_be_bytes(), &[0, 0, 1]].concat();
+        let key = [[9].as_slice(), &s.0.to_be_bytes(), &[0, 0, 1]].concat();
         assert!(tree.delete(t, &key).unwrap());
     }),
     ("a piece of value \"\" is missing", |t, tree, [_, _, s, _]| {
-        let key = [[6].as_slice(), &s.0.to_be_bytes(), &[0, 0, 0]].concat();
+        let key = [[9].as_slice(), &s.0.to_be_bytes(), &[0, 0, 0]].concat();
         assert!(tree.delete(t, &key).unwrap());
     }),
     ("is not marked so", |t, tree, [_, f, ..]| patch(t, tree, &inode_key(f), 1, &[0])),

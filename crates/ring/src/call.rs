@@ -1,6 +1,7 @@
 //! The calling half of a ring: any thread of a process, at any nesting of signal handlers, claims a slot, writes a
 //! request, and waits for the reply. No allocation, no lock, no errno changed.
 
+use std::cell::Cell;
 use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -85,7 +86,7 @@ impl Ring {
     /// Claims a slot, to post a request on it, do something else while it is served, and take the reply.
     pub fn claim(&self, alive: &dyn Fn() -> bool) -> Result<Claim<'_>, CallFailure> {
         let slot = self.claim_slot(alive).ok_or(CallFailure::Gone)?;
-        Ok(Claim { ring: self, slot })
+        Ok(Claim { ring: self, slot, posted: Cell::new(false) })
     }
 
     /// Claims a free slot, the lowest first so that a program with one thread touches one. With all 64 in use it
@@ -166,11 +167,12 @@ impl Ring {
     }
 }
 
-/// A slot in use by one call. Dropped without [`Claim::finish`] it is free again, so nothing may have been posted.
+/// A slot in use by one call. Dropped between [`Claim::post`] and the reply it stays in use: the daemon will write to it.
 #[derive(Debug)]
 pub struct Claim<'r> {
     ring: &'r Ring,
     slot: usize,
+    posted: Cell<bool>,
 }
 
 impl Claim<'_> {
@@ -186,7 +188,7 @@ impl Claim<'_> {
 
     /// Posts a request, at most [`MESSAGE_BYTES_MAX`] bytes, and wakes the daemon. Once; [`Claim::finish`] must follow.
     pub fn post(&self, request: &[u8]) {
-        assert!(request.len() <= MESSAGE_BYTES_MAX);
+        assert!(request.len() <= MESSAGE_BYTES_MAX && !self.posted.replace(true));
         let (ring, slot, at) = (self.ring, self.slot, slot_offset(self.slot));
         let seq = ring.seq[slot].load(Ordering::Relaxed) + 1;
         ring.seq[slot].store(seq, Ordering::Relaxed);
@@ -209,9 +211,9 @@ impl Claim<'_> {
         let (mapping, at) = (&self.ring.mapping, slot_offset(self.slot));
         if !self.ring.wait(mapping.word32(at), alive) {
             // The slot stays claimed: the daemon, should it come back, may still write into it.
-            std::mem::forget(self);
             return Err(CallFailure::Gone);
         }
+        self.posted.set(false);
         let len = mapping.word32(at + REPLY_OFFSET).load(Ordering::Relaxed) as usize;
         let Some(reply) = reply.get_mut(..len) else { return Err(CallFailure::Malformed) };
         mapping.load(at + REPLY_OFFSET + 8, reply);
@@ -221,6 +223,9 @@ impl Claim<'_> {
 
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
+        if self.posted.get() {
+            return;
+        }
         self.ring.claimed.fetch_and(!(1 << self.slot), Ordering::Release);
     }
 }

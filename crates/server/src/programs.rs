@@ -24,11 +24,12 @@ pub(crate) fn kill_marked(token: &str) -> usize {
     for _ in 0..PASSES_MAX {
         let found = pass(&mark);
         killed += found.killed;
+        if found.killed == 0 && (!found.any_unknown || pause > PAUSE_MAX) {
+            break;
+        }
+        // What was killed may take a moment to end.
+        std::thread::sleep(if found.killed > 0 { Duration::from_millis(1) } else { pause });
         if found.killed == 0 {
-            if !found.any_unknown || pause > PAUSE_MAX {
-                break;
-            }
-            std::thread::sleep(pause);
             pause *= 2;
         }
     }
@@ -78,17 +79,39 @@ fn carries(pid: Pid, mark: &[u8]) -> Option<bool> {
     let number = pid.as_raw_nonzero();
     let Ok(environment) = std::fs::read(format!("/proc/{number}/environ")) else { return Some(false) };
     if environment.is_empty() {
-        // Threads of the kernel and processes that have ended have no program.
-        let has_program = std::fs::read_link(format!("/proc/{number}/exe")).is_ok();
-        return if has_program { None } else { Some(false) };
+        return if is_starting(number) { None } else { Some(false) };
     }
     Some(environment.split(|&b| b == 0).any(|variable| variable == mark))
+}
+
+/// True when a process is about to run another program, whose environment is not in place yet. One that was started
+/// without an environment has a place for it; threads of the kernel and processes that have ended have no program.
+fn is_starting(number: std::num::NonZeroI32) -> bool {
+    /// Of /proc/PID/stat, behind the name and counted from the state: where the environment starts.
+    const ENV_START: usize = 47;
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{number}/stat")) else { return false };
+    let fields = stat.rsplit(')').next().unwrap_or_default();
+    fields.split_whitespace().nth(ENV_START) == Some("0")
+        && std::fs::read_link(format!("/proc/{number}/exe")).is_ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::process::{Command, Stdio};
+
+    #[test]
+    fn process_without_an_environment_is_not_taken_for_one_that_starts() {
+        let mut bare = Command::new("sleep").arg("60").env_clear().stdin(Stdio::null()).spawn().unwrap();
+        // The child may be starting for a moment.
+        let known = (0..1000).any(|_| {
+            std::thread::sleep(Duration::from_millis(1));
+            carries(Pid::from_child(&bare), b"FOREBAY_MEMBER=x") == Some(false)
+        });
+        bare.kill().unwrap();
+        bare.wait().unwrap();
+        assert!(known);
+    }
 
     #[test]
     fn kill_marked_ends_those_that_carry_the_token_and_no_others() {

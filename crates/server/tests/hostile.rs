@@ -368,7 +368,9 @@ fn supervisor_killed_with_its_worker_loses_nothing_that_was_acknowledged() {
 #[test]
 fn backing_file_made_ahead_by_who_is_killed_is_removed_whoever_dies_with_it() {
     let mut daemon = Daemon::start("ahead");
-    for (round, victims) in ["client", "client and worker", "all"].into_iter().enumerate() {
+    // A check commits first: without one, what there is to know about the client is in the journal alone.
+    let kinds = ["client", "client and worker", "all"].map(|victims| [(victims, true), (victims, false)]);
+    for (round, (victims, checked)) in kinds.into_iter().flatten().cycle().take(12).enumerate() {
         let mut child = daemon.child("ahead", round as u64);
         let mut path = String::new();
         let mut said = BufReader::new(child.stdout.take().unwrap());
@@ -378,9 +380,11 @@ fn backing_file_made_ahead_by_who_is_killed_is_removed_whoever_dies_with_it() {
         }
         let path = PathBuf::from(path.trim_end().strip_prefix("at ").unwrap());
         assert!(path.exists());
-        let report = forebay_server::control::check(&daemon.dir).unwrap();
-        assert_eq!(report["clean"], true, "a number in reserve is no leak: {report}");
-        assert!(path.exists());
+        if checked {
+            let report = forebay_server::control::check(&daemon.dir).unwrap();
+            assert_eq!(report["clean"], true, "a number in reserve is no leak: {report}");
+            assert!(path.exists());
+        }
         if victims == "all" {
             daemon.supervisor.kill().unwrap();
             daemon.supervisor.wait().unwrap();

@@ -62,8 +62,6 @@ pub const READDIR_REPLY_BYTES: usize = 32 * 1024;
 pub const SHARD_PAGES_AHEAD: u64 = 4096;
 /// Pages that only removals may use, so that a full pool can always be emptied.
 pub const SHARD_PAGES_FOR_REMOVALS: u64 = 1024;
-/// Inode numbers reserved by one write of the counter: after a crash at most so many are skipped.
-pub const INO_RESERVE: u64 = 4096;
 
 /// A call that gets no answer for so long fails with EIO: longer than a worker's restart on a loaded node.
 pub const CALL_TIMEOUT_MS: u64 = 60_000;

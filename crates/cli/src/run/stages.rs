@@ -141,6 +141,7 @@ fn stage_out_now(
     pairs: &[Pair],
     signals: &Signals,
 ) -> Result<(StageReport, Option<i32>)> {
+    staging::refuse_own(&entered.dir, Direction::Out, pairs)?;
     let pool = Pool::attach(&entered.dir)?;
     let warning = "results are being staged out; once more to give up and lose them";
     let interrupt = Interrupt::new(signals, Some(warning));

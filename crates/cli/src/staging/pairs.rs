@@ -62,18 +62,22 @@ pub(crate) fn pairs_out(texts: &[OsString], manifest: Option<&Path>) -> Result<V
 /// Refuses what would stage the pool's own directory: into the pool it would be copied while it grows, out of the pool
 /// it would be overwritten.
 pub(crate) fn refuse_own(dir: &Path, direction: Direction, pairs: &[Pair]) -> Result<()> {
-    let Ok(dir) = dir.canonicalize() else { return Ok(()) };
+    // The target may lie elsewhere: behind a link in the pool's directory.
+    let own: Vec<PathBuf> = [dir.to_owned(), dir.join(forebay_server::directory::TARGET_FILE)]
+        .iter()
+        .filter_map(|path| path.canonicalize().ok())
+        .collect();
     // What is not there yet is where its nearest directory is.
     let real = |path: &Path| path.ancestors().find_map(|p| p.canonicalize().ok());
     for pair in pairs {
         let (what, path, clash) = match direction {
             Direction::In => {
                 let source = pair.source.canonicalize().ok();
-                let clash = source.is_some_and(|s| dir.starts_with(&s) || s.starts_with(&dir));
+                let clash = source.is_some_and(|s| own.iter().any(|o| o.starts_with(&s) || s.starts_with(o)));
                 ("cannot stage in", &pair.source, clash)
             }
             Direction::Out => {
-                let clash = real(&pair.destination).is_some_and(|d| d.starts_with(&dir));
+                let clash = real(&pair.destination).is_some_and(|d| own.iter().any(|o| d.starts_with(o)));
                 ("cannot stage out to", &pair.destination, clash)
             }
         };

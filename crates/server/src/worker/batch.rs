@@ -163,6 +163,10 @@ impl ShardThread<'_> {
         }
         self.publish();
         self.answer(from, i);
+        if !self.given_up.is_empty() {
+            let given_up = std::mem::take(&mut self.given_up);
+            self.sweep_numbers(given_up)?;
+        }
         if self.has_orphans_to_forget() {
             self.forget_orphans()?;
         }
@@ -227,16 +231,22 @@ impl ShardThread<'_> {
         }
         let (reserved, given_up) = super::session::reserve_behind(state.reserved, reply);
         state.reserved = reserved;
-        self.sweep_numbers(given_up);
+        self.given_up.extend(given_up);
     }
 
-    /// Removes the backing files that a client may have made under numbers that no inode will have.
-    pub(super) fn sweep_numbers(&self, numbers: impl IntoIterator<Item = Ino>) {
-        let layout = |ino: Ino| Layout::single(ino.birth_node(), 0);
-        let list: Vec<_> = numbers.into_iter().map(|ino| (ino, layout(ino))).collect();
+    /// Removes the backing files that a client may have made under numbers that no inode will have. Until they are removed
+    /// they are orphans like others, so that a crash forgets none.
+    pub(super) fn sweep_numbers(&mut self, numbers: impl IntoIterator<Item = Ino>) -> Result<()> {
+        let list: Vec<_> = numbers.into_iter().map(|ino| (ino, layout_of_number(ino))).collect();
+        for (ino, layout) in &list {
+            if !self.remove_in_batch(|batch| batch.list_orphan(*ino, layout))? {
+                tracing::warn!("no room to list inode number {ino} as an orphan");
+            }
+        }
         if !list.is_empty() {
             let _ = self.sweeper.send(list);
         }
+        Ok(())
     }
 
     /// Shows on the board what the transaction changed or found.
@@ -267,6 +277,11 @@ impl ShardThread<'_> {
         Statistics::add(&self.statistics.errors, errors);
         Statistics::add(&self.statistics.batches, 1);
     }
+}
+
+/// The layout of the one backing file that may be there under a number.
+pub(super) fn layout_of_number(ino: Ino) -> Layout {
+    Layout::single(ino.birth_node(), 0)
 }
 
 fn is_no_space(reply: &[u8]) -> bool {

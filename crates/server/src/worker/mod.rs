@@ -179,6 +179,12 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
             .spawn_scoped(scope, move || attendant.attend())
             .map_err(|e| Error::io("cannot start a thread", &e))?;
         let served = shard_thread.serve();
+        if let Err(e) = &served {
+            // The next worker takes over at once; what was acknowledged is in the journal. The attendant would wait for
+            // clients for ever.
+            tracing::error!("the shard thread cannot go on: {e}");
+            std::process::exit(1);
+        }
         match attending.join() {
             Ok(attended) => served.and(attended),
             Err(panic) => std::panic::resume_unwind(panic),

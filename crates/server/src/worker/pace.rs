@@ -48,7 +48,9 @@ struct Crowd {
 
 impl Crowd {
     fn new() -> Crowd {
-        let processors = std::thread::available_parallelism().map_or(1, |n| n.get() as u64);
+        // Of the node, as the number that is held against it is: this process may be bound to some of them.
+        // SAFETY: no pointers.
+        let processors = unsafe { libc::sysconf(libc::_SC_NPROCESSORS_ONLN) }.max(1) as u64;
         Crowd { file: File::open("/proc/loadavg").ok(), processors, asked: Instant::now(), crowded: false }
     }
 
@@ -88,7 +90,6 @@ impl Pace {
             return work();
         }
         let look = if self.crowd.is_there(started) { self.look.min(LOOK_CROWDED) } else { self.look };
-        let mut before = started;
         loop {
             for _ in 0..LOOKS {
                 if work() {
@@ -96,16 +97,16 @@ impl Pace {
                 }
                 std::hint::spin_loop();
             }
+            let before = Instant::now();
+            if before - started >= look {
+                return false;
+            }
             std::thread::yield_now();
             let now = Instant::now();
             if now - before >= YIELD_LONG {
                 self.busy_until = Some(now + BUSY);
                 return work();
             }
-            if now - started >= look {
-                return false;
-            }
-            before = now;
         }
     }
 
@@ -113,7 +114,7 @@ impl Pace {
     pub(super) fn slept(&mut self, request: bool) {
         let gap = self.idle_since.elapsed();
         // A gap that was slept through is longer by the wake-up.
-        let pays = if self.crowd.crowded { 2 * LOOK_CROWDED } else { 2 * LOOK_MAX };
+        let pays = if self.crowd.is_there(Instant::now()) { 2 * LOOK_CROWDED } else { 2 * LOOK_MAX };
         self.look = if request && gap < pays { LOOK_MAX } else { self.look / 2 };
         if self.look < LOOK_MAX / 64 {
             self.look = Duration::ZERO;

@@ -17,6 +17,7 @@ use forebay_meta::{Batch, Effects, Shard};
 use forebay_types::limits::{MESSAGE_BYTES_MAX, RING_SLOTS};
 use forebay_types::{Caller, Code, Ino, Reply, Request, Result};
 
+use super::batch::layout_of_number;
 use super::journal::{Journal, MARK_SESSION};
 use super::recorder::InFlight;
 use super::session::{decode_kept, encode_kept, reserve_behind, Session};
@@ -34,6 +35,8 @@ struct Last {
 fn keep(batch: &mut Batch<'_>, last: &BTreeMap<(u64, usize), Last>) -> Result<()> {
     let mut kept = Vec::new();
     for ((session, slot), last) in last {
+        // It may have come after the last commit.
+        batch.add_session(*session)?;
         encode_kept(last.reserved, &last.reply, &mut kept);
         batch.keep_reply(*session, *slot as u8, last.seq, &kept)?;
     }
@@ -41,14 +44,13 @@ fn keep(batch: &mut Batch<'_>, last: &BTreeMap<(u64, usize), Last>) -> Result<()
 }
 
 /// Applies what the journal holds beyond the last commit, and commits it with the last reply of each slot. The journal
-/// is empty then. Gives the numbers that were in reserve and no longer are.
-pub(super) fn replay(shard: &Shard, journal: &mut Journal) -> Result<Vec<Ino>> {
+/// is empty then. Numbers that were in reserve and no longer are become orphans.
+pub(super) fn replay(shard: &Shard, journal: &mut Journal) -> Result<()> {
     let mut batch = shard.begin()?;
     batch.open_reserve();
     let mark = batch.kept_reply(MARK_SESSION, 0)?.map_or(0, |(number, _)| number);
     let records = journal.records();
     let mut last: BTreeMap<(u64, usize), Last> = BTreeMap::new();
-    let mut all_given_up = Vec::new();
     let (mut out, mut effects) = (vec![0; MESSAGE_BYTES_MAX], Effects::new());
     let mut applied = 0;
     for record in records.iter().filter(|record| record.number > mark) {
@@ -81,7 +83,9 @@ pub(super) fn replay(shard: &Shard, journal: &mut Journal) -> Result<Vec<Ino>> {
             }
         };
         let (reserved, given_up) = reserve_behind(before, &out[..len]);
-        all_given_up.extend(given_up);
+        if let Some(ino) = given_up.filter(|ino| !has_inode(&mut batch, *ino)) {
+            batch.list_orphan(ino, &layout_of_number(ino))?;
+        }
         let behind = Last { seq: record.seq, reply: out[..len].to_vec(), reserved };
         last.insert((record.session, record.slot), behind);
         applied += 1;
@@ -94,7 +98,15 @@ pub(super) fn replay(shard: &Shard, journal: &mut Journal) -> Result<Vec<Ino>> {
     batch.commit()?;
     journal.continue_behind(mark);
     journal.clear();
-    Ok(all_given_up)
+    Ok(())
+}
+
+/// True when there is an inode of this number, or nobody knows.
+fn has_inode(batch: &mut Batch<'_>, ino: Ino) -> bool {
+    let (request, caller) = (Request::GetAttr { ino }, Caller { uid: 0, gid: 0 });
+    let (mut out, mut effects) = ([0; 512], Effects::new());
+    batch.apply(caller, &request, super::now(), &mut effects, &mut out);
+    !matches!(Reply::decode(&out), Err(Code::NotFound))
 }
 
 /// The numbers in reserve for a session that the shard knows.
@@ -119,7 +131,7 @@ pub(super) fn reserved(batch: &Batch<'_>) -> Result<Vec<Ino>> {
 impl ShardThread<'_> {
     /// Takes over. Behind this the shard is as it was acknowledged, and every client's ring is served.
     pub(super) fn recover(&mut self, sessions: Vec<Session>) -> Result<()> {
-        let given_up = replay(self.shard, &mut self.journal)?;
+        replay(self.shard, &mut self.journal)?;
         if sessions.is_empty() {
             match self.target.remove_anchors() {
                 Ok(0) => {}
@@ -143,7 +155,11 @@ impl ShardThread<'_> {
                 let state = &mut session.slots[slot];
                 state.restore(reply);
                 state.last_change = (seq, reply.to_vec());
-                state.reserved = reserved;
+                // Never a number that an inode has, whatever was kept.
+                state.reserved = match reserved {
+                    Some(ino) if has_inode(self.batch()?, ino) => None,
+                    reserved => reserved,
+                };
                 self.births.extend(state.birth);
                 owed.extend(state.orphans.iter().map(|(ino, _)| *ino));
                 if session.ring.take(slot, &mut scratch).is_some_and(|(asked, _)| asked == seq) {
@@ -158,11 +174,7 @@ impl ShardThread<'_> {
         let known: HashSet<u64> = self.sessions.iter().map(|s| s.id).collect();
         self.recorder.keep_sessions(&known);
         self.show_root()?;
-        let mut numbers = self.forget_ended()?;
-        numbers.extend(given_up);
-        // Never of a number that an inode has, whatever was read.
-        numbers.retain(|&ino| !self.has_inode(ino));
-        self.sweep_numbers(numbers);
+        self.forget_ended()?;
         let mut left = Vec::new();
         for (ino, layout) in self.batch()?.orphans()? {
             if self.births.contains(&ino) {
@@ -193,26 +205,21 @@ impl ShardThread<'_> {
         Ok(())
     }
 
-    fn has_inode(&mut self, ino: Ino) -> bool {
-        let (request, caller) = (Request::GetAttr { ino }, Caller { uid: 0, gid: 0 });
-        let mut out = vec![0; MESSAGE_BYTES_MAX];
-        let mut effects = Effects::new();
-        let Ok(batch) = self.batch() else { return true };
-        batch.apply(caller, &request, super::now(), &mut effects, &mut out);
-        !matches!(Reply::decode(&out), Err(Code::NotFound))
-    }
-
-    /// Forgets the sessions of processes that are gone; the numbers that were in reserve for them.
-    fn forget_ended(&mut self) -> Result<Vec<Ino>> {
+    /// Forgets the sessions of processes that are gone; the numbers that were in reserve for them become orphans.
+    fn forget_ended(&mut self) -> Result<()> {
         let known: HashSet<u64> = self.sessions.iter().map(|s| s.id).collect();
         let batch = self.batch()?;
-        let mut numbers = Vec::new();
         for id in batch.sessions()? {
-            if !known.contains(&id) {
-                numbers.append(&mut reserved_for(batch, id)?);
-                batch.forget_session(id)?;
+            if known.contains(&id) {
+                continue;
             }
+            for ino in reserved_for(batch, id)? {
+                if !has_inode(batch, ino) {
+                    batch.list_orphan(ino, &layout_of_number(ino))?;
+                }
+            }
+            batch.forget_session(id)?;
         }
-        Ok(numbers)
+        Ok(())
     }
 }

@@ -8,7 +8,7 @@ use forebay_data::Target;
 use forebay_meta::{Batch, Effects, Shard, ShardStatistics};
 use forebay_ring::{BoardWriter, Doorbell};
 use forebay_types::limits::{BATCH_MAX, BATCH_PER_RING, DOORBELL_POLL_MS};
-use forebay_types::{Ino, Layout, Result};
+use forebay_types::{Code, Ino, Layout, Result};
 use serde_json::Value;
 
 use super::batch::Answers;
@@ -39,6 +39,8 @@ pub(super) enum Message {
 
 /// Orphan records are deleted this many at a time.
 const FORGET_AT: usize = 256;
+/// And so many before space is looked at again: they take no more than the largest removal.
+const FORGET_AT_ONCE: usize = 8;
 /// An open transaction is committed when nobody asked for so long.
 const IDLE_COMMIT_MS: u64 = 2;
 /// Changes of one transaction: more make it no cheaper, and a crash repeats them.
@@ -73,6 +75,8 @@ pub(super) struct ShardThread<'a> {
     pub(super) stillborn: Vec<(Ino, Layout)>,
     /// Orphans whose backing files are gone, and whose records can go.
     pub(super) done_orphans: Vec<Ino>,
+    /// Numbers that are no longer in reserve and were not used.
+    pub(super) given_up: Vec<Ino>,
     /// Changes in the open transaction.
     pub(super) uncommitted: usize,
     stop: bool,
@@ -113,6 +117,7 @@ impl<'a> ShardThread<'a> {
             births: Vec::new(),
             stillborn: Vec::new(),
             done_orphans: Vec::new(),
+            given_up: Vec::new(),
             uncommitted: 0,
             stop: false,
         })
@@ -135,18 +140,21 @@ impl<'a> ShardThread<'a> {
     /// The worker must end: what is acknowledged is in the journal, and the next one tries again.
     pub(super) fn commit(&mut self) -> Result<()> {
         let Some(mut batch) = self.batch.take() else { return Ok(()) };
-        let mut kept = Vec::new();
+        let (mut kept, mut refused) = (Vec::new(), Vec::new());
         for (session, slot) in self.unkept.drain(..) {
             let Some(session) = self.sessions.iter_mut().find(|s| s.id == session) else { continue };
             let state = &mut session.slots[slot];
-            state.unkept = false;
             let (seq, reply) = &state.last_change;
             super::session::encode_kept(state.reserved, reply, &mut kept);
             if let Err(e) = batch.keep_reply(session.id, slot as u8, *seq, &kept) {
                 // Without it a crash between here and the slot's next request would repeat the change.
                 tracing::warn!("{e}");
+                refused.push((session.id, slot));
+            } else {
+                state.unkept = false;
             }
         }
+        self.unkept = refused;
         if !self.journal.is_empty() {
             batch.keep_reply(MARK_SESSION, 0, self.journal.last(), &[])?;
         }
@@ -180,8 +188,7 @@ impl<'a> ShardThread<'a> {
                 Statistics::add(&self.statistics.spun, 1);
                 continue;
             }
-            if !self.done_orphans.is_empty() {
-                self.forget_orphans()?;
+            if !self.done_orphans.is_empty() && self.forget_orphans()? {
                 continue;
             }
             // Nobody asks: after a moment the transaction is committed, and the poll by timer, there for scribbled
@@ -234,10 +241,37 @@ impl<'a> ShardThread<'a> {
         }
     }
 
-    /// Deletes the records of orphans whose backing files are gone.
-    pub(super) fn forget_orphans(&mut self) -> Result<()> {
+    /// Removes something in the open transaction, or in a fresh one if a long one has no room left. False when a full
+    /// medium leaves none in that either: it is for another time.
+    pub(super) fn remove_in_batch(&mut self, remove: impl Fn(&mut Batch<'_>) -> Result<()>) -> Result<bool> {
+        if self.must_commit() {
+            self.commit()?;
+        }
+        let mut removed = remove(self.batch()?);
+        if removed.as_ref().is_err_and(|e| e.code == Code::NoSpace) {
+            self.commit()?;
+            removed = remove(self.batch()?);
+        }
+        match removed {
+            Ok(()) => Ok(true),
+            Err(e) if e.code == Code::NoSpace => {
+                tracing::debug!("{e}");
+                Ok(false)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Deletes the records of orphans whose backing files are gone, as far as there is room to; whether any went.
+    pub(super) fn forget_orphans(&mut self) -> Result<bool> {
         let inos = std::mem::take(&mut self.done_orphans);
-        self.batch()?.remove_orphans(&inos)
+        for (i, some) in inos.chunks(FORGET_AT_ONCE).enumerate() {
+            if !self.remove_in_batch(|batch| batch.remove_orphans(some))? {
+                self.done_orphans.extend_from_slice(&inos[i * FORGET_AT_ONCE..]);
+                return Ok(i > 0);
+            }
+        }
+        Ok(true)
     }
 
     /// True when enough orphan records wait to be deleted.
@@ -303,7 +337,7 @@ impl<'a> ShardThread<'a> {
         self.count_clients();
         self.recorder.forget_session(id);
         let mut left = Vec::new();
-        self.sweep_numbers(session.slots.iter().filter_map(|slot| slot.reserved));
+        self.sweep_numbers(session.slots.iter().filter_map(|slot| slot.reserved).collect::<Vec<_>>())?;
         for slot in session.slots.iter_mut() {
             left.append(&mut slot.orphans);
             if let Some(ino) = slot.birth.take() {
@@ -312,7 +346,9 @@ impl<'a> ShardThread<'a> {
                 }
             }
         }
-        self.batch()?.forget_session(id)?;
+        if !self.remove_in_batch(|batch| batch.forget_session(id))? {
+            tracing::warn!("no room to forget a session: the next worker will");
+        }
         if !left.is_empty() {
             let _ = self.sweeper.send(left);
         }
