@@ -10,7 +10,7 @@
 use std::os::raw::c_char;
 
 /// Moves with any change in this file.
-pub const DOOR_VERSION: u32 = 1;
+pub const DOOR_VERSION: u32 = 2;
 /// The walk left the pool: the kernel's path to go on with is in the call's `escape` buffer, NUL-terminated.
 pub const ESCAPED: i64 = i64::MIN;
 /// Bytes of an `escape` buffer: the longest path and its NUL.
@@ -173,6 +173,9 @@ pub struct Door {
     /// The path of a directory from the pool's root, starting with `/`, NUL-terminated, into [`PATH_BYTES`] bytes. Its
     /// length without NUL.
     pub path_of: unsafe extern "C" fn(Pool, ino: u64, path: *mut u8) -> i64,
+    /// A path by which the kernel finds a file's first backing file, through a descriptor of this process: the bytes
+    /// before its NUL.
+    pub backing_path: unsafe extern "C" fn(Pool, ino: u64, path: *mut u8) -> i64,
     /// Starts to read a directory. Allocates.
     pub directory_open: unsafe extern "C" fn(Pool, ino: u64, directory: *mut *mut DirectoryHandle) -> i64,
     /// The next entry: 1 and the entry, or 0 at the end.

@@ -50,6 +50,7 @@ static DOOR: Door = Door {
     list_xattr_inode,
     remove_xattr_inode,
     path_of,
+    backing_path,
     directory_open,
     directory_next,
     directory_seek,
@@ -498,12 +499,20 @@ unsafe extern "C" fn remove_xattr_inode(pool: Handle, ino: u64, name: *const c_c
     unsafe { on_pool(pool, |pool| done(pool.remove_xattr_inode(Ino(ino), text(name)?)).map_err(negative)) }
 }
 
-unsafe extern "C" fn path_of(pool: Handle, ino: u64, path: *mut u8) -> i64 {
+/// Stores the path that `make` gives.
+///
+/// # Safety
+/// As of all functions here.
+unsafe fn store_path(
+    pool: Handle,
+    path: *mut u8,
+    make: impl FnOnce(&Pool, &mut forebay_client::PathBuffer) -> Result<(), forebay_types::Code>,
+) -> i64 {
     // SAFETY: see above.
     unsafe {
         on_pool(pool, |pool| {
             let mut buffer = forebay_client::PathBuffer::new();
-            pool.path_of(Ino(ino), &mut buffer).map_err(negative)?;
+            make(pool, &mut buffer).map_err(negative)?;
             let bytes = buffer.as_bytes();
             let out = room(path, PATH_BYTES);
             let (head, tail) = out.split_at_mut_checked(bytes.len()).ok_or(FAULT)?;
@@ -512,6 +521,16 @@ unsafe extern "C" fn path_of(pool: Handle, ino: u64, path: *mut u8) -> i64 {
             Ok(bytes.len() as i64)
         })
     }
+}
+
+unsafe extern "C" fn path_of(pool: Handle, ino: u64, path: *mut u8) -> i64 {
+    // SAFETY: see above.
+    unsafe { store_path(pool, path, |pool, buffer| pool.path_of(Ino(ino), buffer)) }
+}
+
+unsafe extern "C" fn backing_path(pool: Handle, ino: u64, path: *mut u8) -> i64 {
+    // SAFETY: see above.
+    unsafe { store_path(pool, path, |pool, buffer| pool.backing_path(Ino(ino), buffer)) }
 }
 
 unsafe extern "C" fn directory_open(pool: Handle, ino: u64, out: *mut *mut DirectoryHandle) -> i64 {

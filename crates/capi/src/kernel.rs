@@ -13,16 +13,26 @@ use std::os::raw::{c_char, c_int, c_uint};
 ///
 /// # Safety
 /// As the call's.
-#[cfg(target_arch = "x86_64")]
 #[inline(always)]
 unsafe fn call(number: i64, a: usize, b: usize, c: usize, d: usize, e: usize) -> isize {
+    // SAFETY: the caller's promise.
+    unsafe { call_of_six(number, a, b, c, d, e, 0) }
+}
+
+/// Makes a system call with up to six arguments; the kernel's answer.
+///
+/// # Safety
+/// As the call's.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn call_of_six(number: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
     let answer: isize;
     // SAFETY: the kernel's convention for x86-64; the caller's promise about the call.
     unsafe {
         asm!(
             "syscall",
             inlateout("rax") number as isize => answer,
-            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e,
+            in("rdi") a, in("rsi") b, in("rdx") c, in("r10") d, in("r8") e, in("r9") f,
             lateout("rcx") _, lateout("r11") _,
             options(nostack),
         );
@@ -30,13 +40,13 @@ unsafe fn call(number: i64, a: usize, b: usize, c: usize, d: usize, e: usize) ->
     answer
 }
 
-/// Makes a system call with up to five arguments; the kernel's answer.
+/// Makes a system call with up to six arguments; the kernel's answer.
 ///
 /// # Safety
 /// As the call's.
 #[cfg(target_arch = "aarch64")]
 #[inline(always)]
-unsafe fn call(number: i64, a: usize, b: usize, c: usize, d: usize, e: usize) -> isize {
+unsafe fn call_of_six(number: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> isize {
     let answer: isize;
     // SAFETY: the kernel's convention for aarch64; the caller's promise about the call.
     unsafe {
@@ -44,7 +54,7 @@ unsafe fn call(number: i64, a: usize, b: usize, c: usize, d: usize, e: usize) ->
             "svc 0",
             in("x8") number,
             inlateout("x0") a as isize => answer,
-            in("x1") b, in("x2") c, in("x3") d, in("x4") e,
+            in("x1") b, in("x2") c, in("x3") d, in("x4") e, in("x5") f,
             options(nostack),
         );
     }
@@ -99,6 +109,8 @@ const HERE: usize = libc::AT_FDCWD as usize;
 
 // build.rs reads these names.
 wrap! {
+    "syscall" = fn syscall(number: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> i64 =
+        call_of_six(number, a, b, c, d, e, f);
     "open" = fn open(path: *const c_char, flags: c_int, mode: c_uint) -> c_int =
         call(libc::SYS_openat, HERE, path as usize, flags as usize, mode as usize, 0);
     "open64" = fn open64(path: *const c_char, flags: c_int, mode: c_uint) -> c_int =

@@ -11,6 +11,7 @@ use forebay_data::{AnchorName, BackingName};
 use forebay_types::{Attr, Code, Ino};
 
 use crate::errno;
+use crate::path::PathBuffer;
 use crate::pool::Pool;
 
 /// Remembered inodes; a power of two.
@@ -104,6 +105,29 @@ fn proc_fd(fd: RawFd, buffer: &mut [u8; 32]) -> Option<&std::ffi::CStr> {
 }
 
 impl Pool {
+    /// A path by which the kernel finds a file's first backing file, through the target's descriptor. Inodes never share
+    /// one.
+    ///
+    /// # Errors
+    /// [`Code::NotSupported`] for what is no file with one backing file.
+    pub fn backing_path(&self, ino: Ino, path: &mut PathBuffer) -> Result<(), Code> {
+        let entry = self.get_attr(ino)?;
+        if !entry.attr.is_file() || !entry.layout.is_single() {
+            return Err(Code::NotSupported);
+        }
+        let mut digits = [0; 10];
+        let (mut at, mut rest) = (digits.len(), self.attached()?.target() as u32);
+        while rest > 0 || at == digits.len() {
+            at -= 1;
+            digits[at] = b'0' + (rest % 10) as u8;
+            rest /= 10;
+        }
+        path.set(b"/proc/self/fd/")?;
+        path.push(&digits[at..])?;
+        path.push(b"/")?;
+        path.push(BackingName::new(ino, 0, 0).as_bytes())
+    }
+
     /// The inode behind a descriptor: a backing file or an anchor of this pool, `kernel` being what `fstat` gave for it.
     /// None for any other descriptor.
     pub fn inode_of(&self, fd: RawFd, kernel: &libc::stat) -> Option<Ino> {

@@ -161,6 +161,13 @@ macro_rules! libc_functions {
         pub(crate) mod $name {
             use super::*;
 
+            /// Its address, for who jumps there.
+            #[allow(dead_code)]
+            pub(crate) fn address() -> *const c_void {
+                let known = SLOT.load(Ordering::Relaxed);
+                if known.is_null() { find() } else { known }
+            }
+
             pub(super) static SLOT: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
             #[cold]
@@ -201,6 +208,7 @@ pub(crate) mod libc_own {
 
     libc_functions! {
         fn openat(dirfd: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int = -1;
+        fn dlopen(file: *const c_char, mode: c_int) -> *mut c_void = null_mut();
         fn fopen(path: *const c_char, mode: *const c_char) -> *mut FILE = null_mut();
         fn freopen(path: *const c_char, mode: *const c_char, file: *mut FILE) -> *mut FILE = null_mut();
         fn faccessat(dirfd: c_int, path: *const c_char, amode: c_int, flags: c_int) -> c_int = -1;
@@ -242,6 +250,31 @@ pub(crate) mod libc_own {
             visit: *const c_void,
             descriptors: c_int,
         ) -> c_int = -1;
+        fn posix_spawn_file_actions_addopen(
+            actions: *mut libc::posix_spawn_file_actions_t,
+            fd: c_int,
+            path: *const c_char,
+            flags: c_int,
+            mode: mode_t,
+        ) -> c_int = libc::ENOSYS;
+        fn posix_spawn_file_actions_addchdir_np(
+            actions: *mut libc::posix_spawn_file_actions_t,
+            path: *const c_char,
+        ) -> c_int = libc::ENOSYS;
+        fn posix_spawn_file_actions_addfchdir_np(
+            actions: *mut libc::posix_spawn_file_actions_t,
+            fd: c_int,
+        ) -> c_int = libc::ENOSYS;
+        fn posix_spawn_file_actions_destroy(actions: *mut libc::posix_spawn_file_actions_t) -> c_int = libc::ENOSYS;
+        fn fts_open(argv: *const c_void, options: c_int, compare: *const c_void) -> *mut c_void = null_mut();
+        fn fts_read(walk: *mut c_void) -> *mut c_void = null_mut();
+        fn fts_children(walk: *mut c_void, options: c_int) -> *mut c_void = null_mut();
+        fn fts_set(walk: *mut c_void, node: *mut c_void, instruction: c_int) -> c_int = -1;
+        fn fts_close(walk: *mut c_void) -> c_int = -1;
+        fn pathconf(path: *const c_char, name: c_int) -> libc::c_long = -1;
+        fn ftok(path: *const c_char, id: c_int) -> libc::key_t = -1;
+        fn mktemp(template: *mut c_char) -> *mut c_char = null_mut();
+        fn tempnam(directory: *const c_char, prefix: *const c_char) -> *mut c_char = null_mut();
         fn posix_spawn(
             pid: *mut libc::pid_t,
             path: *const c_char,

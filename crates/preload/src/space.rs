@@ -7,6 +7,8 @@ use libc::{statfs as StatFs, statvfs as StatVfs};
 use crate::abi::Place;
 use crate::door::Pool;
 use crate::interpose::{answer_int, guard, raw};
+use crate::open::open_any;
+use crate::stdio::libc_would_miss;
 use crate::{descriptor, real, route};
 
 /// Walks to `place`: 0 when it exists.
@@ -17,6 +19,39 @@ unsafe fn exists(pool: Pool, place: Place, escape: *mut u8) -> i64 {
 }
 
 interpose! {
+    /// pathconf(3)
+    pathconf = fn(path: *const c_char, name: c_int) -> libc::c_long {
+        // SAFETY: libc's contract.
+        unsafe {
+            if !libc_would_miss(libc::AT_FDCWD, path, false, true) {
+                return real::libc_own::pathconf(path, name);
+            }
+            let fd = answer_int(open_any(libc::AT_FDCWD, path, libc::O_PATH | libc::O_CLOEXEC, 0));
+            if fd < 0 {
+                return -1;
+            }
+            let value = libc::fpathconf(fd, name);
+            real::close(fd);
+            value
+        }
+    }
+
+    /// ftok(3)
+    ftok = fn(path: *const c_char, id: c_int) -> libc::key_t {
+        // SAFETY: libc's contract; all zeros is a valid stat.
+        unsafe {
+            if !libc_would_miss(libc::AT_FDCWD, path, false, true) {
+                return real::libc_own::ftok(path, id);
+            }
+            let mut stat: libc::stat = std::mem::zeroed();
+            if crate::stat::stat(path, &mut stat) != 0 {
+                return -1;
+            }
+            let low = |value: u64, mask: u64| (value & mask) as libc::key_t;
+            low(stat.st_ino, 0xffff) | low(stat.st_dev, 0xff) << 16 | (id & 0xff) << 24
+        }
+    }
+
     /// statfs(2)
     statfs, statfs64, __statfs = fn(path: *const c_char, out: *mut StatFs) -> c_int {
         // SAFETY: libc's contract.

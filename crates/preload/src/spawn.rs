@@ -2,11 +2,13 @@
 //! its backing file, which the child reaches through this process's descriptor whatever its file actions do to its own.
 
 use std::os::raw::{c_char, c_int};
+use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
 
 use libc::{pid_t, posix_spawn_file_actions_t as Actions, posix_spawnattr_t as Attributes};
 
 use crate::exec::{join, search_path};
 use crate::interpose::{errno, set_errno};
+use crate::open::open_any;
 use crate::path::{self, Buffer};
 use crate::program::{Image, Program};
 use crate::stdio::libc_would_miss;
@@ -72,7 +74,101 @@ fn search_may_pass_pool() -> bool {
             || (crate::cwd::may_be_pool() && search.split(|b| *b == b':').any(|d| d.first() != Some(&b'/'))))
 }
 
+/// Descriptors that stand for paths of the pool in lists of file actions, until the lists are destroyed. libc's child
+/// acts by itself, so what it is to open is opened when it is listed, and handed on as a descriptor.
+struct Held {
+    /// The list; 0 of a free place.
+    actions: AtomicUsize,
+    fd: AtomicI32,
+}
+
+/// Paths of the pool in all lists at a time.
+const HELD_MAX: usize = 128;
+static HELD: [Held; HELD_MAX] =
+    [const { Held { actions: AtomicUsize::new(0), fd: AtomicI32::new(-1) } }; HELD_MAX];
+
+/// Moves a descriptor out of the way of those that the child will have, and keeps it for a list. A positive errno when
+/// there is no room.
+fn hold(actions: *mut Actions, fd: c_int) -> Result<c_int, c_int> {
+    /// As high as the library's own.
+    const HIGH: c_int = 900;
+    // SAFETY: no memory is touched.
+    let high = unsafe { system_call!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, HIGH) } as c_int;
+    let kept = if high < 0 { fd } else { high };
+    if high >= 0 {
+        real::close(fd);
+    }
+    for held in &HELD {
+        if held.actions.compare_exchange(0, 1, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
+            held.fd.store(kept, Ordering::Relaxed);
+            held.actions.store(actions as usize, Ordering::Release);
+            return Ok(kept);
+        }
+    }
+    real::close(kept);
+    Err(libc::ENOMEM)
+}
+
+/// Opens what a list of file actions names in the pool; a positive errno when that fails.
+unsafe fn open_for_list(
+    actions: *mut Actions,
+    path: *const c_char,
+    flags: c_int,
+    mode: libc::mode_t,
+) -> Result<c_int, c_int> {
+    // SAFETY: a C string.
+    let fd = unsafe { open_any(libc::AT_FDCWD, path, flags | libc::O_CLOEXEC, mode) };
+    if fd < 0 {
+        return Err(-fd as c_int);
+    }
+    hold(actions, fd as c_int)
+}
+
 interpose! {
+    /// posix_spawn_file_actions_addopen(3). A file of the pool is opened now rather than in the child.
+    posix_spawn_file_actions_addopen = fn(
+        actions: *mut Actions,
+        fd: c_int,
+        path: *const c_char,
+        flags: c_int,
+        mode: libc::mode_t
+    ) -> c_int {
+        // SAFETY: libc's contract.
+        unsafe {
+            if !libc_would_miss(libc::AT_FDCWD, path, false, true) {
+                return real::libc_own::posix_spawn_file_actions_addopen(actions, fd, path, flags, mode);
+            }
+            match open_for_list(actions, path, flags, mode) {
+                Ok(opened) => libc::posix_spawn_file_actions_adddup2(actions, opened, fd),
+                Err(errno) => errno,
+            }
+        }
+    }
+
+    /// posix_spawn_file_actions_addchdir_np(3)
+    posix_spawn_file_actions_addchdir_np = fn(actions: *mut Actions, path: *const c_char) -> c_int {
+        // SAFETY: libc's contract.
+        unsafe {
+            if !libc_would_miss(libc::AT_FDCWD, path, false, true) {
+                return real::libc_own::posix_spawn_file_actions_addchdir_np(actions, path);
+            }
+            match open_for_list(actions, path, libc::O_RDONLY | libc::O_DIRECTORY, 0) {
+                Ok(opened) => real::libc_own::posix_spawn_file_actions_addfchdir_np(actions, opened),
+                Err(errno) => errno,
+            }
+        }
+    }
+
+    /// posix_spawn_file_actions_destroy(3)
+    posix_spawn_file_actions_destroy = fn(actions: *mut Actions) -> c_int {
+        for held in HELD.iter().filter(|held| held.actions.load(Ordering::Acquire) == actions as usize) {
+            real::close(held.fd.swap(-1, Ordering::Relaxed));
+            held.actions.store(0, Ordering::Release);
+        }
+        // SAFETY: libc's contract.
+        unsafe { real::libc_own::posix_spawn_file_actions_destroy(actions) }
+    }
+
     /// posix_spawn(3)
     posix_spawn = fn(
         pid: *mut pid_t,

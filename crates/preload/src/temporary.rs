@@ -6,7 +6,9 @@ use std::os::raw::{c_char, c_int};
 use crate::interpose::{errno, set_errno};
 use crate::names::mkdir;
 use crate::open::open_any;
-use crate::path;
+use crate::stat::lstat;
+use crate::stdio::libc_would_miss;
+use crate::{path, real};
 
 /// Names tried before giving up, as in glibc.
 const ATTEMPTS: u32 = 62 * 62 * 62;
@@ -96,6 +98,58 @@ interpose! {
     mkostemps, mkostemps64 = fn(template: *mut c_char, suffix: c_int, flags: c_int) -> c_int {
         // SAFETY: libc's contract.
         unsafe { make_file(template, suffix, flags) }
+    }
+
+    /// mktemp(3): a name that nobody has now. Of a template in the pool; it is emptied where there is none.
+    mktemp = fn(template: *mut c_char) -> *mut c_char {
+        // SAFETY: libc's contract.
+        unsafe {
+            if !libc_would_miss(libc::AT_FDCWD, template, false, true) {
+                return real::libc_own::mktemp(template);
+            }
+            let unused = || {
+                let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
+                if lstat(template, stat.as_mut_ptr()) == 0 {
+                    set_errno(libc::EEXIST);
+                    return -1;
+                }
+                if errno() == libc::ENOENT { 0 } else { -1 }
+            };
+            if with_names(template, 0, unused) != 0 {
+                *template = 0;
+            }
+            template
+        }
+    }
+
+    /// tempnam(3), for a directory in the pool
+    tempnam = fn(directory: *const c_char, prefix: *const c_char) -> *mut c_char {
+        // SAFETY: libc's contract; TMPDIR is a C string.
+        unsafe {
+            let named = libc::getenv(c"TMPDIR".as_ptr());
+            let is_directory = |path: *const c_char| {
+                let mut stat: libc::stat = std::mem::zeroed();
+                !path.is_null()
+                    && crate::stat::stat(path, &mut stat) == 0
+                    && stat.st_mode & libc::S_IFMT == libc::S_IFDIR
+            };
+            let chosen = if is_directory(named) { named.cast_const() } else { directory };
+            let ours = is_directory(chosen) && libc_would_miss(libc::AT_FDCWD, chosen, false, true);
+            if !ours {
+                return real::libc_own::tempnam(directory, prefix);
+            }
+            let start = if prefix.is_null() { b"file".as_slice() } else { path::bytes(prefix) };
+            let mut template = path::Buffer::new();
+            if !template.set(&[path::bytes(chosen), b"/", &start[..start.len().min(5)], MARK]) {
+                set_errno(libc::ENAMETOOLONG);
+                return std::ptr::null_mut();
+            }
+            let made = mktemp(template.first().cast());
+            if *made == 0 {
+                return std::ptr::null_mut();
+            }
+            libc::strdup(made)
+        }
     }
 
     /// mkdtemp(3)

@@ -5,7 +5,7 @@ mod support;
 use std::process::Command;
 use support::{compile, succeeds, Pool, Scratch};
 
-const SECTIONS: [&str; 13] = [
+const SECTIONS: [&str; 18] = [
     "stdio",
     "directories",
     "walks",
@@ -19,6 +19,11 @@ const SECTIONS: [&str; 13] = [
     "threads",
     "descriptors",
     "fifos",
+    "numbers",
+    "objects",
+    "lists",
+    "questions",
+    "trees",
 ];
 
 #[test]
