@@ -262,3 +262,57 @@ fn inode_read_while_it_is_written_is_never_torn() {
     assert!(read > 0);
     assert_eq!(torn, 0, "of {read} reads");
 }
+
+#[test]
+fn name_read_while_others_come_and_go_around_it_is_what_was_published() {
+    // A small board, so that names are guests, give way and come back; every third name always stays.
+    let (fd, mut w) = BoardWriter::create(96 << 10).unwrap();
+    let bytes = w.bytes();
+    let names = 400u64;
+    let name = |i: u64| format!("n{i}").into_bytes();
+    let directory = |entries: u64| {
+        let mut e = entry(Ino(9), DIRECTORY, 1);
+        e.attr.size = entries;
+        e
+    };
+    w.inode(Ino(9), Some(&directory(0)));
+    w.finish();
+    for i in (0..names).step_by(3) {
+        w.name(Ino(9), &name(i), Some((Ino(1000 + i), Kind::File)));
+        w.finish();
+    }
+    let (stop, wrong, read) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for reader in 0..2u64 {
+            let (stop, wrong, read, fd) = (&stop, &wrong, &read, &fd);
+            scope.spawn(move || {
+                let board = Board::open(Mapping::new(fd.as_fd(), bytes, false).unwrap()).unwrap();
+                let mut i = reader;
+                while !stop.load(Ordering::Relaxed) {
+                    i = (i + 7) % names;
+                    let bad = match board.lookup(Ino(9), &name(i)) {
+                        Lookup::Hit(found) => found.ino != Ino(1000 + i),
+                        Lookup::Absent => i % 3 == 0,
+                        Lookup::Unknown => false,
+                    };
+                    read.fetch_add(1, Ordering::Relaxed);
+                    wrong.fetch_add(u64::from(bad), Ordering::Relaxed);
+                }
+            });
+        }
+        for round in 0..400u64 {
+            for i in (0..names).filter(|i| i % 3 != 0) {
+                let there = (i + round) % 2 == 0;
+                w.name(Ino(9), &name(i), there.then_some((Ino(1000 + i), Kind::File)));
+                if i % 5 == 0 {
+                    w.finish();
+                }
+            }
+            w.finish();
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    let (read, wrong) = (read.into_inner(), wrong.into_inner());
+    assert!(read > 1000);
+    assert_eq!(wrong, 0, "of {read} reads");
+}
