@@ -32,6 +32,8 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
+        // A test may have mounted something on it.
+        let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }
