@@ -204,13 +204,20 @@ fn mount_that_a_lost_pool_left_is_cleared_by_the_next_up() {
         .assert_refused(1, &["something else is mounted", "umount"]);
 }
 
-#[test]
-fn target_without_identity_is_not_overwritten() {
-    let place = Place::new();
+/// A pool in a plain directory, which was up and is down.
+fn pool_on_disk_that_is_down(place: &Place) -> std::path::PathBuf {
     let dir = place.join("disk");
     let text = dir.to_str().unwrap();
     place.ok(["up", "--media", "ssd", "--capacity", "128MiB", "--path", text]);
     place.ok(["down", "--pool", text]);
+    dir
+}
+
+#[test]
+fn target_without_identity_is_not_overwritten() {
+    let place = Place::new();
+    let dir = pool_on_disk_that_is_down(&place);
+    let text = dir.to_str().unwrap();
     std::fs::remove_file(dir.join("pool.json")).unwrap();
     place
         .run(["up", "--media", "ssd", "--path", text])
@@ -223,10 +230,8 @@ fn target_without_identity_is_not_overwritten() {
 #[test]
 fn shard_that_is_damaged_is_refused_and_left_alone() {
     let place = Place::new();
-    let dir = place.join("disk");
+    let dir = pool_on_disk_that_is_down(&place);
     let text = dir.to_str().unwrap();
-    place.ok(["up", "--media", "ssd", "--capacity", "128MiB", "--path", text]);
-    place.ok(["down", "--pool", text]);
     let shard = dir.join("target/shard/data.mdb");
     std::fs::write(&shard, "this is no shard").unwrap();
     place.run(["up", "--path", text]).assert_refused(1, &["cannot open the shard", "hint:"]);
@@ -239,14 +244,12 @@ fn shard_that_is_damaged_is_refused_and_left_alone() {
 #[test]
 fn shard_of_a_newer_format_is_refused_and_left_alone() {
     let place = Place::new();
-    let dir = place.join("disk");
+    let dir = pool_on_disk_that_is_down(&place);
     let text = dir.to_str().unwrap();
-    place.ok(["up", "--media", "ssd", "--capacity", "128MiB", "--path", text]);
-    place.ok(["down", "--pool", text]);
-    // The format record as LMDB keeps it: 6 bytes of value, no flags, 1 byte of key; then the key, and version 1 of node 1.
+    // The format record as LMDB keeps it: 6 bytes of value, no flags, 1 byte of key; then the key, and version 2 of node 1.
     let shard = dir.join("target/shard/data.mdb");
     let mut bytes = std::fs::read(&shard).unwrap();
-    let record = [6, 0, 0, 0, 0, 0, 1, 0, 1, 1, 0, 0, 0, 1, 0];
+    let record = [6, 0, 0, 0, 0, 0, 1, 0, 1, 2, 0, 0, 0, 1, 0];
     let places: Vec<usize> =
         (0..bytes.len() - record.len()).filter(|&i| bytes[i..].starts_with(&record)).collect();
     assert!(!places.is_empty());

@@ -240,18 +240,13 @@ impl Pool {
                 return Ok((entry, Some(fd)));
             }
             // The number stays in reserve, unless something may be left under it or the daemon knows nothing of it.
-            let kept = ahead.is_none_or(|ahead| ahead.undo(attached.target()));
-            match reply {
-                Ok(Reply::Created { entry, .. }) if kept => Ok((entry, None)),
-                Err(code) if kept && code != Code::Stale => Err(code),
-                reply => {
-                    claim.keep(0);
-                    match reply {
-                        Ok(Reply::Created { entry, .. }) => Ok((entry, None)),
-                        Ok(_) => Err(Code::Malformed),
-                        Err(code) => Err(code),
-                    }
-                }
+            let undone = ahead.is_none_or(|ahead| ahead.undo(attached.target()));
+            if !undone || reply == Err(Code::Stale) {
+                claim.keep(0);
+            }
+            match reply? {
+                Reply::Created { entry, .. } => Ok((entry, None)),
+                _ => Err(Code::Malformed),
             }
         });
         reply.map_err(|failure| {

@@ -274,6 +274,13 @@ impl Shard {
                 ))
                 .cure("use the Forebay that made the pool, or a newer one"));
         }
+        if (1..FORMAT_VERSION).contains(&version) {
+            return Err(Error::new(Code::NotSupported, what())
+                .why(format!(
+                    "its format is version {version}, of a Forebay before the first release; this one reads {FORMAT_VERSION}"
+                ))
+                .cure("stage its data out with the Forebay that made it, and make a new pool"));
+        }
         if version == 0 || node.0 == 0 || node.0 > 0x7fff {
             return Err(corrupt("its format record is damaged"));
         }

@@ -112,6 +112,18 @@ fn open_of_a_newer_format_is_refused_with_its_version() {
 }
 
 #[test]
+fn open_of_the_format_before_the_first_release_is_refused_with_a_cure_and_left_alone() {
+    let place = Place::new();
+    furnish(place.path());
+    tamper(place.path(), |txn, tree| tree.put(txn, &[1], &[1, 0, 0, 0, 1, 0]).unwrap());
+    let before = std::fs::read(place.path().join("data.mdb")).unwrap();
+    let error = open_error(place.path());
+    assert_eq!(error.code, Code::NotSupported);
+    assert!(error.why.contains("version 1") && error.cure.contains("stage its data out"), "{error}");
+    assert_eq!(std::fs::read(place.path().join("data.mdb")).unwrap(), before);
+}
+
+#[test]
 fn open_of_what_is_no_shard_is_refused() {
     for content in [b"".as_slice(), b"short", &[0; 1 << 16], &[0xaa; 1 << 16]] {
         let place = Place::new();

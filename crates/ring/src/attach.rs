@@ -9,8 +9,9 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use forebay_types::{Code, Ino, Reader, Writer};
 
-/// First word of every message: "FBY1".
-pub const MAGIC: u32 = 0x3159_4246;
+/// First word of every message: "FBY2". Its number changes with requests, replies and the board, so that a library and a
+/// daemon that disagree about them part at once.
+pub const MAGIC: u32 = 0x3259_4246;
 /// Bytes of a message's header.
 pub const HEADER_BYTES: usize = 12;
 /// Attach this process: answered with [`AttachReply`] and all descriptors.

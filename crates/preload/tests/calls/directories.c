@@ -1,5 +1,6 @@
 /* Reading directories, and walks over trees. */
 #include "calls.h"
+#include <fts.h>
 
 static int only_x(const struct dirent *e) { return e->d_name[0] == 'x'; }
 
@@ -149,4 +150,91 @@ void test_walks(void)
     CHECK(glob("t/{a,z}", GLOB_BRACE, NULL, &g) == 0 && g.gl_pathc == 1);
     globfree(&g);
     CHECK(glob("t/q*", 0, NULL, &g) == GLOB_NOMATCH);
+}
+
+static int by_name(const FTSENT **a, const FTSENT **b)
+{
+    return strcmp((*a)->fts_name, (*b)->fts_name);
+}
+
+static char walked[4096];
+
+/* Walks, and notes each node's info, level and name; `act` may give instructions. */
+static void walk(char *const *paths, int options, void (*act)(FTS *, FTSENT *))
+{
+    walked[0] = 0;
+    FTS *fts = fts_open(paths, options, by_name);
+    CHECK(fts != NULL);
+    FTSENT *node;
+    while (fts && (node = fts_read(fts)) != NULL) {
+        char *end = walked + strlen(walked);
+        snprintf(end, 64, "%d.%d%s ", node->fts_info, node->fts_level, node->fts_name);
+        CHECK(node->fts_pathlen == strlen(node->fts_path) && node->fts_namelen == strlen(node->fts_name));
+        if (node->fts_info == FTS_F)
+            CHECK(node->fts_statp->st_size == 1 && access(node->fts_accpath, R_OK) == 0);
+        if (act)
+            act(fts, node);
+    }
+    CHECK(errno == 0 && fts_close(fts) == 0);
+}
+
+static void skips_and_follows(FTS *fts, FTSENT *node)
+{
+    if (strcmp(node->fts_name, "b") == 0 && node->fts_info == FTS_D)
+        CHECK(fts_set(fts, node, FTS_SKIP) == 0);
+    if (strcmp(node->fts_name, "link") == 0 && node->fts_info == FTS_SL)
+        CHECK(fts_set(fts, node, FTS_FOLLOW) == 0);
+}
+
+static void looks_ahead(FTS *fts, FTSENT *node)
+{
+    int count = 0;
+    if (strcmp(node->fts_name, "t") != 0 || node->fts_info != FTS_D)
+        return;
+    for (FTSENT *child = fts_children(fts, 0); child; child = child->fts_link) {
+        count++;
+        if (strcmp(child->fts_name, "a") == 0 || strcmp(child->fts_name, "link") == 0)
+            CHECK(fts_set(fts, child, FTS_SKIP) == 0);
+    }
+    CHECK(count == 5);
+}
+
+#define WALKED(text)                                                              \
+    do {                                                                          \
+        if (strcmp(walked, text) != 0) {                                          \
+            fprintf(stderr, "%s:%d: walked %s\n", __FILE__, __LINE__, walked);    \
+            failures++;                                                           \
+        }                                                                         \
+    } while (0)
+
+void test_trees(void)
+{
+    CHECK(mkdir("t", 0755) == 0 && mkdir("t/b", 0755) == 0 && mkdir("t/b/c", 0755) == 0);
+    put("t/a", "1");
+    put("t/b/c/x", "1");
+    CHECK(symlink("b", "t/link") == 0 && symlink("nothing", "t/lost") == 0 && symlink("..", "t/b/up") == 0);
+    CHECK(mkfifo("t/pipe", 0600) == 0);
+    char *one[] = {"t", NULL}, *two[] = {(char *)under("t/b"), "t/a", "none", NULL};
+    /* Once by its absolute path, which is in the pool whatever the working directory. */
+    char *absolute[] = {(char *)under("t"), NULL};
+    walk(absolute, FTS_PHYSICAL | FTS_NOCHDIR, NULL);
+    WALKED("1.0t 8.1a 1.1b 1.2c 8.3x 6.2c 12.2up 6.1b 12.1link 12.1lost 3.1pipe 6.0t ");
+    walk(one, FTS_PHYSICAL | FTS_NOCHDIR | FTS_NOSTAT, NULL);
+    WALKED("1.0t 11.1a 1.1b 1.2c 11.3x 6.2c 11.2up 6.1b 11.1link 11.1lost 11.1pipe 6.0t ");
+    walk(one, FTS_LOGICAL | FTS_NOCHDIR, NULL);
+    WALKED("1.0t 8.1a 1.1b 1.2c 8.3x 6.2c 2.2up 6.1b 1.1link 1.2c 8.3x 6.2c 2.2up 6.1link 13.1lost 3.1pipe 6.0t ");
+    walk(two, FTS_PHYSICAL | FTS_NOCHDIR, NULL);
+    /* Compared as they were given. */
+    WALKED("1.0b 1.1c 8.2x 6.1c 12.1up 6.0b 10.0none 8.0a ");
+    walk(one, FTS_PHYSICAL | FTS_NOCHDIR, skips_and_follows);
+    WALKED("1.0t 8.1a 1.1b 6.1b 12.1link 1.1link 1.2c 8.3x 6.2c 12.2up 6.1link 12.1lost 3.1pipe 6.0t ");
+    walk(one, FTS_PHYSICAL | FTS_NOCHDIR, looks_ahead);
+    /* The first cannot be skipped from above. */
+    WALKED("1.0t 8.1a 1.1b 1.2c 8.3x 6.2c 12.2up 6.1b 12.1lost 3.1pipe 6.0t ");
+    /* Left in the middle. */
+    FTS *fts = fts_open(absolute, FTS_PHYSICAL, NULL);
+    for (int i = 0; i < 4; i++)
+        CHECK(fts_read(fts) != NULL);
+    CHECK(fts_close(fts) == 0);
+    CHECK(fts_open(absolute, 0x1000, NULL) == NULL && errno == EINVAL);
 }

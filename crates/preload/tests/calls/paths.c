@@ -1,5 +1,6 @@
 /* Where paths lead: links, the working directory, and between the root and the rest of the tree. */
 #include "calls.h"
+#include <sys/ipc.h>
 
 void test_paths(void)
 {
@@ -115,4 +116,22 @@ void test_crossings(void)
     CHECK(chdir(root) == 0);
     unlink("out/o"), unlink("out/p"), unlink("out/link");
     CHECK(rmdir(outside) == 0);
+}
+
+void test_questions(void)
+{
+    struct stat st;
+    put("file", "");
+    CHECK(pathconf("file", _PC_NAME_MAX) == 255 && pathconf(under("file"), _PC_PATH_MAX) == PATH_MAX);
+    FAILS(pathconf("nothing", _PC_NAME_MAX), ENOENT);
+    CHECK(stat("file", &st) == 0);
+    CHECK(ftok("file", 'x') == (key_t)((st.st_ino & 0xffff) | (st.st_dev & 0xff) << 16 | (unsigned)'x' << 24));
+    FAILS(ftok("nothing", 'x'), ENOENT);
+    char template[] = "nameXXXXXX", bad[] = "nothing/nameXXXXXX";
+    CHECK(mktemp(template) == template && template[0] == 'n' && strcmp(template, "nameXXXXXX") != 0 && !exists(template));
+    CHECK(*mktemp(bad) == 'n');
+    unsetenv("TMPDIR");
+    char *name = tempnam(root, "pre");
+    CHECK(name && strncmp(name, under("pre"), strlen(under("pre"))) == 0 && !exists(name));
+    free(name);
 }

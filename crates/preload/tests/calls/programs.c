@@ -1,5 +1,6 @@
-/* Programs started, signals, threads, FIFOs. */
+/* Programs started, shared objects loaded, signals, threads, FIFOs. */
 #include "calls.h"
+#include <dlfcn.h>
 
 /* Started by test_exec: prints its arguments, a variable, and where it works. */
 int report(int argc, char **argv)
@@ -244,4 +245,59 @@ void test_threads(void)
     CHECK(pthread_cancel(threads[0]) == 0 && pthread_join(threads[0], &said_by_thread) == 0);
     CHECK(said_by_thread == PTHREAD_CANCELED);
     CHECK(unlink(fifo) == 0 && rmdir(dir) == 0);
+}
+
+static int called(const char *path)
+{
+    void *object = dlopen(path, RTLD_NOW);
+    if (!object)
+        return -1;
+    int (*answer)(void) = (int (*)(void))dlsym(object, "answer");
+    return answer ? answer() : -2;
+}
+
+void test_objects(void)
+{
+    put("one.c", "int base(void); int answer(void) { return base() + 1; }\n");
+    put("two.c", "int answer(void) { return 2; }\n");
+    put("base.c", "int base(void) { return 40; }\n");
+    CHECK(mkdir("lib", 0755) == 0 && mkdir("lib/deps", 0755) == 0);
+    CHECK(system("cc -shared -fPIC -o lib/deps/libbase.so -Wl,-soname,libbase.so base.c") == 0);
+    CHECK(system("cc -shared -fPIC -o lib/one.so one.c -Llib/deps -lbase -Wl,-rpath,'$ORIGIN/deps'") == 0);
+    CHECK(system("cc -shared -fPIC -o lib/two.so two.c") == 0);
+    CHECK(called(under("lib/one.so")) == 41);
+    CHECK(called("lib/two.so") == 2);
+    CHECK(dlopen("lib/two.so", RTLD_NOW) == dlopen(under("lib/two.so"), RTLD_NOW));
+    CHECK(dlopen("lib/two.so", RTLD_NOW) != dlopen("lib/one.so", RTLD_NOW));
+    CHECK(dlopen("lib/nothing.so", RTLD_NOW) == NULL && strstr(dlerror(), "No such file") != NULL);
+    CHECK(dlopen("base.c", RTLD_NOW) == NULL && dlerror() != NULL);
+    CHECK(dlopen(NULL, RTLD_NOW) != NULL);
+    void *libm = dlopen("libm.so.6", RTLD_NOW);
+    CHECK(libm != NULL && dlsym(libm, "cos") != NULL);
+}
+
+void test_lists(void)
+{
+    posix_spawn_file_actions_t actions;
+    pid_t pid;
+    char *argv[] = {"sh", "-c", "cat; echo \"$PWD\" >/dev/null; pwd; echo wrong >&2", NULL};
+    put("in", "from the file\n");
+    CHECK(mkdir("here", 0755) == 0);
+    CHECK(posix_spawn_file_actions_init(&actions) == 0);
+    CHECK(posix_spawn_file_actions_addopen(&actions, 0, under("in"), O_RDONLY, 0) == 0);
+    CHECK(posix_spawn_file_actions_addopen(&actions, 1, "out", O_WRONLY | O_CREAT | O_TRUNC, 0644) == 0);
+    CHECK(posix_spawn_file_actions_addopen(&actions, 2, "/dev/null", O_WRONLY, 0) == 0);
+    CHECK(posix_spawn_file_actions_addchdir_np(&actions, "here") == 0);
+    CHECK(posix_spawnp(&pid, "sh", &actions, NULL, argv, environ) == 0);
+    CHECK(exit_status(pid) == 0);
+    CHECK(posix_spawn_file_actions_destroy(&actions) == 0);
+    char expected[PATH_MAX + 32];
+    snprintf(expected, sizeof expected, "from the file\n%s\n", under("here"));
+    CHECK(holds("out", expected));
+    /* Nothing is left open. */
+    for (int i = 0; i < 300; i++) {
+        CHECK(posix_spawn_file_actions_init(&actions) == 0);
+        CHECK(posix_spawn_file_actions_addopen(&actions, 0, "in", O_RDONLY, 0) == 0);
+        CHECK(posix_spawn_file_actions_destroy(&actions) == 0);
+    }
 }

@@ -154,7 +154,6 @@ impl ShardThread<'_> {
                 let (reserved, reply) = decode_kept(&kept);
                 let state = &mut session.slots[slot];
                 state.restore(reply);
-                state.last_change = (seq, reply.to_vec());
                 // Never a number that an inode has, whatever was kept.
                 state.reserved = match reserved {
                     Some(ino) if has_inode(self.batch()?, ino) => None,
