@@ -439,6 +439,55 @@ impl Pool {
         }
     }
 
+    /// A regular file of the target without a name, open for reading and writing; [`Pool::name_temporary`] can give it one.
+    pub fn make_temporary(&self, flags: i32) -> Result<std::os::fd::OwnedFd, Code> {
+        use std::os::fd::FromRawFd;
+        let flags = flags & KERNEL_FLAGS & !libc::O_ACCMODE | libc::O_TMPFILE | libc::O_RDWR | libc::O_CLOEXEC;
+        let fd = open_at(self.attached()?.target(), c"data", flags)?;
+        // SAFETY: the descriptor is new and ours.
+        Ok(unsafe { std::os::fd::OwnedFd::from_raw_fd(fd) })
+    }
+
+    /// Gives a file of [`Pool::make_temporary`] its first name: it becomes the data of a new inode.
+    pub fn name_temporary(
+        &self,
+        caller: Caller,
+        file: std::os::fd::BorrowedFd<'_>,
+        parent: Ino,
+        name: &[u8],
+        mode: u32,
+    ) -> Result<Entry, Code> {
+        use std::os::fd::AsRawFd;
+        let new = NewFile { parent, name, mode, exclusive: true, layout: None, ahead: false };
+        let from = format!("/proc/self/fd/{}\0", file.as_raw_fd());
+        let target = self.attached()?.target();
+        // Linked before the slot carries another request: until then the daemon waits for the backing file.
+        let linked = self.ask_as(caller, &new.request_without_reserve(), |reply| match reply {
+            Reply::Created { entry, .. } => {
+                let to = BackingName::new(entry.attr.ino, 0, 0);
+                // SAFETY: both names are NUL-terminated.
+                let done = errno::check(unsafe {
+                    libc::linkat(
+                        libc::AT_FDCWD,
+                        from.as_ptr().cast(),
+                        target,
+                        to.as_c_str().as_ptr(),
+                        libc::AT_SYMLINK_FOLLOW,
+                    )
+                });
+                Ok((entry, done))
+            }
+            _ => Err(Code::Malformed),
+        })?;
+        match linked {
+            (entry, Ok(_)) => Ok(entry),
+            (_, Err(code)) => {
+                let _ = self.unlink_in(parent, name);
+                Err(code)
+            }
+        }
+    }
+
     /// Makes a file, or opens the one that is there, with a descriptor to its backing file (read-write, and `flags`
     /// of O_APPEND, O_DIRECT...). The flag tells whether it was made.
     ///

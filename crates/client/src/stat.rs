@@ -74,8 +74,8 @@ impl Pool {
         (st.st_ctime, st.st_ctime_nsec) = ctime;
     }
 
-    /// Attributes of an inode.
-    pub(crate) fn stat_entry(&self, entry: &Entry) -> Result<libc::stat, Code> {
+    /// Attributes of an inode whose entry is known; [`Code::Stale`] when it was removed since.
+    pub fn stat_entry(&self, entry: &Entry) -> Result<libc::stat, Code> {
         self.stat_with(entry, None)
     }
 
@@ -137,6 +137,13 @@ impl Pool {
         st.st_size = size as i64;
         st.st_blocks = blocks;
         Ok(())
+    }
+
+    /// [`Pool::stat_entry`] of a file with one backing file, `backing` being what the kernel says of that.
+    pub fn stat_opened(&self, entry: &Entry, backing: &libc::stat) -> libc::stat {
+        let mut st = self.shard_stat(&entry.attr);
+        Pool::merge(&mut st, backing);
+        st
     }
 
     /// Attributes of an inode by its number.

@@ -427,8 +427,8 @@ impl Pool {
         Err(Code::NotFound.into())
     }
 
-    /// A symlink's target.
-    pub(crate) fn read_link_inode(&self, ino: Ino, buffer: &mut [u8]) -> Result<usize, Code> {
+    /// A symlink's target: bytes of it that fit.
+    pub fn read_link_inode(&self, ino: Ino, buffer: &mut [u8]) -> Result<usize, Code> {
         let mut reply = [0; PATH_MAX + 16];
         let n = self.call(&Request::ReadLink { ino }, &mut reply)?;
         match Reply::decode(&reply[..n])? {

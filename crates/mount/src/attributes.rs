@@ -1,0 +1,246 @@
+//! Requests about attributes, extended ones too.
+
+use forebay_types::{Code, Entry, Ino, SetAttr, TimeSet, Timestamp};
+
+use crate::errno::{check, Errno};
+use crate::filesystem::{FileSystem, Outcome};
+use crate::nodes::Seen;
+use crate::opened::open_backing;
+use crate::protocol::{self, fattr, Body, Request};
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+const SET_UID: u32 = 0o4000;
+const SET_GID: u32 = 0o2000;
+const GROUP_EXECUTE: u32 = 0o010;
+
+/// A SETATTR's fields.
+struct Wish {
+    valid: u32,
+    size: u64,
+    atime: TimeSet,
+    mtime: TimeSet,
+    mode: u32,
+    uid: u32,
+    gid: u32,
+}
+
+impl Wish {
+    fn read(rq: &Request<'_>) -> Result<Wish, Errno> {
+        let mut f = rq.fields;
+        let valid = f.u32()?;
+        f.u32()?;
+        f.u64()?;
+        let size = f.u64()?;
+        f.u64()?;
+        let (atime, mtime, _ctime) = (f.u64()?, f.u64()?, f.u64()?);
+        let (atime_nsec, mtime_nsec, _ctime_nsec) = (f.u32()?, f.u32()?, f.u32()?);
+        let mode = f.u32()?;
+        f.u32()?;
+        let (uid, gid) = (f.u32()?, f.u32()?);
+        let time = |set, now, sec: u64, nsec| match valid & (set | now) {
+            0 => TimeSet::Omit,
+            bits if bits & now != 0 => TimeSet::Now,
+            _ => TimeSet::At(Timestamp { sec: sec as i64, nsec }),
+        };
+        Ok(Wish {
+            valid,
+            size,
+            atime: time(fattr::ATIME, fattr::ATIME_NOW, atime, atime_nsec),
+            mtime: time(fattr::MTIME, fattr::MTIME_NOW, mtime, mtime_nsec),
+            mode,
+            uid,
+            gid,
+        })
+    }
+
+    fn has(&self, bit: u32) -> bool {
+        self.valid & bit != 0
+    }
+
+    fn sets_times(&self) -> bool {
+        self.atime != TimeSet::Omit || self.mtime != TimeSet::Omit
+    }
+
+    /// The permission bits afterwards, `old` being those before: set-id bits go where Linux drops them. The kernel leaves
+    /// that to the file system (`FUSE_HANDLE_KILLPRIV_V2`), and says nothing but "set attributes" for a write past us.
+    fn mode_after(&self, old: u32, is_file: bool) -> Option<u32> {
+        let mut mode = if self.has(fattr::MODE) { self.mode & 0o7777 } else { old & 0o7777 };
+        let drops = self.has(fattr::KILL_SUIDGID) || self.has(fattr::UID | fattr::GID) || self.is_empty();
+        if drops && is_file && !self.has(fattr::MODE) {
+            mode &= !SET_UID;
+            if mode & GROUP_EXECUTE != 0 {
+                mode &= !SET_GID;
+            }
+        }
+        (self.has(fattr::MODE) || mode != old & 0o7777).then_some(mode)
+    }
+
+    fn is_empty(&self) -> bool {
+        let all = fattr::MODE | fattr::UID | fattr::GID | fattr::SIZE;
+        !self.has(all) && !self.sets_times()
+    }
+}
+
+fn timespec(t: TimeSet) -> libc::timespec {
+    match t {
+        TimeSet::Omit => libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_OMIT },
+        TimeSet::Now => libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_NOW },
+        TimeSet::At(t) => libc::timespec { tv_sec: t.sec, tv_nsec: t.nsec.into() },
+    }
+}
+
+fn truncate(file: &OwnedFd, size: u64) -> Result<(), Errno> {
+    let size = i64::try_from(size).map_err(|_| Errno(libc::EFBIG))?;
+    // SAFETY: plain system call on a descriptor of ours.
+    check(unsafe { libc::ftruncate(file.as_raw_fd(), size) }).map(|_| ())
+}
+
+impl FileSystem {
+    pub(crate) fn getattr(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
+        let (st, entry) = self.stat(self.ino(rq.node))?;
+        self.put_attr(&st, entry.is_some(), out);
+        Ok(Outcome::Reply)
+    }
+
+    fn put_attr(&self, st: &libc::stat, has_name: bool, out: &mut Body) {
+        if has_name {
+            self.nodes.note(st.st_ino, Seen::of(st));
+        }
+        protocol::put_attr_out(out, st, self.attr_belief(st));
+    }
+
+    pub(crate) fn statx(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
+        let (st, entry) = self.stat(self.ino(rq.node))?;
+        let born = entry.map(|entry| (entry.attr.btime.sec, entry.attr.btime.nsec));
+        protocol::put_statx_out(out, &st, born, self.attr_belief(&st));
+        Ok(Outcome::Reply)
+    }
+
+    pub(crate) fn setattr(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
+        let (wish, ino) = (Wish::read(rq)?, self.ino(rq.node));
+        let st = match self.entry(ino)? {
+            Some(entry) => self.set_named(&entry, &wish)?,
+            None => {
+                self.set_nameless(ino, &wish)?;
+                self.stat(ino)?.0
+            }
+        };
+        self.put_attr(&st, st.st_nlink > 0, out);
+        Ok(Outcome::Reply)
+    }
+
+    fn set_named(&self, entry: &Entry, wish: &Wish) -> Result<libc::stat, Errno> {
+        let attr = &entry.attr;
+        if wish.has(fattr::SIZE) {
+            self.truncate_entry(entry, wish.size)?;
+        }
+        let mode = wish.mode_after(attr.mode, attr.is_file());
+        let mut set = SetAttr {
+            mode,
+            uid: wish.has(fattr::UID).then_some(wish.uid),
+            gid: wish.has(fattr::GID).then_some(wish.gid),
+            ..SetAttr::default()
+        };
+        if !attr.is_file() {
+            (set.atime, set.mtime) = (wish.atime, wish.mtime);
+        } else if wish.sets_times() {
+            self.pool.set_times_entry(entry, wish.atime, wish.mtime)?;
+        }
+        let entry = if set != SetAttr::default() || wish.is_empty() {
+            self.pool.set_attr(attr.ino, set)?
+        } else {
+            *entry
+        };
+        Ok(self.pool.stat_entry(&entry)?)
+    }
+
+    /// Sets attributes of what has no name: of its open file, and of what is remembered of it.
+    fn set_nameless(&self, ino: Ino, wish: &Wish) -> Result<(), Errno> {
+        let mut seen = self.nodes.seen(ino.0).ok_or(Errno(libc::ESTALE))?;
+        let opened = self.nodes.opened(ino.0);
+        if wish.has(fattr::SIZE) {
+            let file = opened.as_ref().and_then(|o| o.writable()).ok_or(Errno(libc::ESTALE))?;
+            truncate(&file, wish.size)?;
+        }
+        if wish.sets_times() {
+            let file = opened.and_then(|o| o.any()).ok_or(Errno(libc::ESTALE))?;
+            let times = [timespec(wish.atime), timespec(wish.mtime)];
+            // SAFETY: the array has two elements, as the call wants.
+            check(unsafe { libc::futimens(file.as_raw_fd(), times.as_ptr()) })?;
+        }
+        if let Some(mode) = wish.mode_after(seen.mode, seen.mode & libc::S_IFMT == libc::S_IFREG) {
+            seen.mode = seen.mode & libc::S_IFMT | mode;
+        }
+        if wish.has(fattr::UID) {
+            seen.uid = wish.uid;
+        }
+        if wish.has(fattr::GID) {
+            seen.gid = wish.gid;
+        }
+        self.nodes.note(ino.0, seen);
+        Ok(())
+    }
+
+    /// Sets the size of a file, open or not.
+    pub(crate) fn truncate_entry(&self, entry: &Entry, size: u64) -> Result<(), Errno> {
+        if !entry.layout.is_single() {
+            return Ok(self.pool.open_file(entry, true)?.truncate(size)?);
+        }
+        if let Some(file) = self.nodes.opened(entry.attr.ino.0).and_then(|opened| opened.writable()) {
+            return truncate(&file, size);
+        }
+        match open_backing(self.pool, entry, libc::O_RDWR) {
+            Ok(file) => truncate(&file, size),
+            Err(Code::Stale) => Err(Errno(libc::ESTALE)),
+            Err(code) => Err(code.into()),
+        }
+    }
+
+    pub(crate) fn getxattr(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
+        let mut f = rq.fields;
+        let (room, _, name) = (f.u32()? as usize, f.u32()?, f.name()?);
+        let ino = self.ino(rq.node);
+        self.answer_sized(room, out, |value| self.pool.get_xattr_inode(ino, name, value))
+    }
+
+    pub(crate) fn listxattr(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
+        let mut f = rq.fields;
+        let (room, ino) = (f.u32()? as usize, self.ino(rq.node));
+        self.answer_sized(room, out, |names| self.pool.list_xattr_inode(ino, names))
+    }
+
+    /// Answers with a value, or when the kernel has no room for one with its length.
+    fn answer_sized(
+        &self,
+        room: usize,
+        out: &mut Body,
+        ask: impl FnOnce(&mut [u8]) -> Result<usize, Code>,
+    ) -> Result<Outcome, Errno> {
+        let nameless = |code| match code {
+            Code::NotFound => Errno(libc::ENODATA),
+            code => Errno::from(code),
+        };
+        if room == 0 {
+            let n = ask(&mut []).map_err(nameless)?;
+            out.u32(n as u32);
+            out.u32(0);
+        } else {
+            out.fill(room, ask).map_err(nameless)?;
+        }
+        Ok(Outcome::Reply)
+    }
+
+    pub(crate) fn setxattr(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
+        let mut f = rq.fields;
+        let (size, flags, name) = (f.u32()? as usize, f.u32()?, f.name()?);
+        self.pool.set_xattr_inode(self.ino(rq.node), name, f.bytes(size)?, flags)?;
+        Ok(Outcome::Reply)
+    }
+
+    pub(crate) fn removexattr(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
+        let mut f = rq.fields;
+        self.pool.remove_xattr_inode(self.ino(rq.node), f.name()?)?;
+        Ok(Outcome::Reply)
+    }
+}

@@ -1,0 +1,51 @@
+//! What the kernel may believe without asking, and for how long.
+//!
+//! Entries, and attributes of what has no file data, change by requests to the pool alone: the daemon tells the kernel of
+//! those that other doors make before it acknowledges them, so the kernel may keep them until then. Attributes of a
+//! regular file change also by the writes of whoever has it open, through the kernel's own descriptors, which nobody
+//! announces: the kernel may keep them only while nobody but the mount uses the pool.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::protocol::Belief;
+
+/// The rules as they stand.
+#[derive(Debug, Default)]
+pub(crate) struct Beliefs {
+    /// The daemon tells of changes.
+    told: AtomicBool,
+    /// Nobody else writes files of the pool.
+    alone: AtomicBool,
+}
+
+impl Beliefs {
+    /// The daemon tells of changes from now on, or no longer does.
+    pub(crate) fn set_told(&self, told: bool) {
+        self.told.store(told, Ordering::Release);
+    }
+
+    /// Nobody else writes files from now on, or somebody may.
+    pub(crate) fn set_alone(&self, alone: bool) {
+        self.alone.store(alone, Ordering::Release);
+    }
+
+    /// Of a name, there or not.
+    pub(crate) fn entry(&self) -> Belief {
+        if self.told.load(Ordering::Acquire) {
+            Belief::LONG
+        } else {
+            Belief::NONE
+        }
+    }
+
+    /// Of attributes; `written` tells whether somebody has the file open for writing.
+    pub(crate) fn attr(&self, st: &libc::stat, written: impl FnOnce() -> bool) -> Belief {
+        let told = self.told.load(Ordering::Acquire);
+        let is_file = st.st_mode & libc::S_IFMT == libc::S_IFREG;
+        if told && (!is_file || self.alone.load(Ordering::Acquire) && !written()) {
+            Belief::LONG
+        } else {
+            Belief::NONE
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! `/dev/fuse`: requests are read from it, replies and notifications written to it, backing files registered with it.
+
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+const DEVICE: &CStr = c"/dev/fuse";
+
+/// ioctl numbers of the device: `_IOR(229, 0, u32)`, `_IOW(229, 1, struct fuse_backing_map)`, `_IOW(229, 2, u32)`.
+const CLONE: libc::c_ulong = 0x8004_e500;
+const BACKING_OPEN: libc::c_ulong = 0x4010_e501;
+const BACKING_CLOSE: libc::c_ulong = 0x4004_e502;
+
+/// `struct fuse_backing_map`.
+#[repr(C)]
+struct BackingMap {
+    fd: i32,
+    flags: u32,
+    padding: u64,
+}
+
+/// One descriptor of a FUSE connection.
+#[derive(Debug)]
+pub struct Device {
+    fd: OwnedFd,
+}
+
+fn check(result: libc::c_long) -> io::Result<libc::c_long> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+impl Device {
+    /// Opens the device; it becomes a connection by a mount that names it.
+    pub fn open() -> io::Result<Device> {
+        // SAFETY: the path is NUL-terminated; the descriptor is new and ours.
+        unsafe {
+            let fd = check(libc::open(DEVICE.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC).into())?;
+            Ok(Device { fd: OwnedFd::from_raw_fd(fd as i32) })
+        }
+    }
+
+    /// The descriptor of a connection that somebody else opened.
+    pub fn from_fd(fd: OwnedFd) -> Device {
+        Device { fd }
+    }
+
+    /// Another descriptor of the same connection, with a queue of its own for requests that are being served.
+    pub fn another(&self) -> io::Result<Device> {
+        let new = Device::open()?;
+        let number = self.fd.as_raw_fd() as u32;
+        // SAFETY: the ioctl reads one u32, which lives over the call.
+        check(unsafe { libc::ioctl(new.fd.as_raw_fd(), CLONE, &raw const number) }.into())?;
+        Ok(new)
+    }
+
+    /// Reads one request. `ENODEV` when the file system is unmounted; `ENOENT` for a request that was given up meanwhile.
+    pub(crate) fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        // SAFETY: the buffer is as long as said.
+        let n = unsafe { libc::read(self.fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) };
+        check(n as libc::c_long).map(|n| n as usize)
+    }
+
+    /// Writes one message, whole. `ENOENT` when the kernel no longer waits for that reply.
+    pub(crate) fn write(&self, message: &[u8]) -> io::Result<()> {
+        // SAFETY: the buffer is as long as said.
+        let n = unsafe { libc::write(self.fd.as_raw_fd(), message.as_ptr().cast(), message.len()) };
+        check(n as libc::c_long).map(|_| ())
+    }
+
+    /// Registers a regular file for passthrough; the number by which opens name it. The kernel opens it anew, by its
+    /// path and as who registered it, for each open, so that the descriptor's own mode does not matter.
+    pub(crate) fn register(&self, file: BorrowedFd<'_>) -> io::Result<i32> {
+        let map = BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };
+        // SAFETY: the ioctl reads one `BackingMap`, which lives over the call.
+        check(unsafe { libc::ioctl(self.fd.as_raw_fd(), BACKING_OPEN, &raw const map) }.into())
+            .map(|id| id as i32)
+    }
+
+    /// Forgets a registration; opens that use it go on.
+    pub(crate) fn unregister(&self, id: i32) {
+        let id = id as u32;
+        // SAFETY: the ioctl reads one u32, which lives over the call. A dead connection has no registrations.
+        unsafe { libc::ioctl(self.fd.as_raw_fd(), BACKING_CLOSE, &raw const id) };
+    }
+}
+
+impl AsFd for Device {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}

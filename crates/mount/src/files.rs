@@ -1,0 +1,383 @@
+//! Requests about files: open, create, release, and the data of those that passthrough does not serve.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+
+use forebay_types::{Code, Entry, Ino, SetAttr};
+
+use crate::errno::{check, Errno};
+use crate::filesystem::{fstat, FileSystem, Outcome};
+use crate::handles::Handle;
+use crate::nodes::Seen;
+use crate::opened::{open_backing, reopen, Opened};
+use crate::protocol::{
+    self, fopen, Body, Request, FSYNC_FDATASYNC, OPEN_KILL_SUIDGID, RELEASE_FLOCK_UNLOCK, WRITE_KILL_SUIDGID,
+};
+
+/// Largest write that the kernel sends, and read that it asks for: as many pages as it takes.
+pub(crate) const TRANSFER_BYTES_MAX: usize = 1 << 20;
+/// Flags of an open that matter to a backing file which is read and written on its behalf.
+const HANDLE_FLAGS: i32 = libc::O_APPEND | libc::O_DIRECT | libc::O_SYNC | libc::O_DSYNC;
+
+fn writes(flags: i32) -> bool {
+    flags & libc::O_ACCMODE != libc::O_RDONLY
+}
+
+/// What an open is answered.
+struct Answer {
+    handle: u64,
+    flags: u32,
+    backing: i32,
+}
+
+impl Answer {
+    fn passthrough(id: i32) -> Answer {
+        Answer { handle: 0, flags: fopen::PASSTHROUGH, backing: id }
+    }
+
+    /// The kernel keeps no pages of the file: other doors write it too.
+    fn requests(handle: u64) -> Answer {
+        Answer { handle, flags: fopen::DIRECT_IO | fopen::PARALLEL_DIRECT_WRITES, backing: 0 }
+    }
+}
+
+impl FileSystem {
+    pub(crate) fn open(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
+        let mut f = rq.fields;
+        let (flags, open_flags) = (f.u32()? as i32, f.u32()?);
+        let ino = self.ino(rq.node);
+        let truncates = flags & libc::O_TRUNC != 0;
+        if truncates && open_flags & OPEN_KILL_SUIDGID != 0 {
+            self.drop_set_ids(ino)?;
+        }
+        let entry = self.entry(ino)?;
+        let answer = self.open_node(ino, entry.as_ref(), flags)?;
+        if truncates {
+            let done = self.truncate_opened(ino, entry.as_ref(), flags);
+            if let Err(e) = done {
+                self.close_node(ino, flags, answer.handle);
+                return Err(e);
+            }
+        }
+        protocol::put_open_out(out, answer.handle, answer.flags, answer.backing);
+        Ok(Outcome::Reply)
+    }
+
+    fn truncate_opened(&self, ino: Ino, entry: Option<&Entry>, flags: i32) -> Result<(), Errno> {
+        match (entry, self.nodes.opened(ino.0).and_then(|opened| opened.writable())) {
+            (_, Some(file)) if writes(flags) => {
+                // SAFETY: plain system call on a descriptor of ours.
+                check(unsafe { libc::ftruncate(file.as_raw_fd(), 0) }).map(|_| ())
+            }
+            (Some(entry), _) => self.truncate_entry(entry, 0),
+            (None, _) => Err(Errno(libc::ESTALE)),
+        }
+    }
+
+    /// Opens an inode; ended by [`FileSystem::close_node`].
+    fn open_node(&self, ino: Ino, entry: Option<&Entry>, flags: i32) -> Result<Answer, Errno> {
+        if let Some(entry) = entry.filter(|entry| !entry.layout.is_single()) {
+            let file = self.pool.open_file(entry, writes(flags))?;
+            return Ok(Answer::requests(self.handles.add(Handle::Striped(file))));
+        }
+        let opened = self.nodes.open(ino.0);
+        let answer = opened.open(self.pool, self.registrar(), writes(flags)).and_then(|id| match id {
+            Some(id) => Ok(Answer::passthrough(id)),
+            None => self.open_handle(&opened, entry, flags).inspect_err(|_| {
+                if writes(flags) {
+                    opened.end_write();
+                }
+            }),
+        });
+        if answer.is_err() {
+            self.nodes.close(ino.0);
+        }
+        answer
+    }
+
+    /// A handle with the flags of its open, for reads and writes by requests.
+    fn open_handle(&self, opened: &Arc<Opened>, entry: Option<&Entry>, flags: i32) -> Result<Answer, Errno> {
+        let access = if writes(flags) { libc::O_RDWR } else { libc::O_RDONLY };
+        let flags = access | flags & HANDLE_FLAGS;
+        let named = entry.map(|entry| open_backing(self.pool, entry, flags));
+        let file = match (named, opened.any()) {
+            (Some(Ok(file)), _) => file,
+            (None | Some(Err(Code::Stale)), Some(file)) => reopen(&file, flags)?,
+            (Some(Err(code)), _) => return Err(code.into()),
+            (None, None) => return Err(Errno(libc::ESTALE)),
+        };
+        Ok(Answer::requests(self.handles.add(Handle::Single(file))))
+    }
+
+    fn close_node(&self, ino: Ino, flags: i32, handle: u64) {
+        if let Some(Handle::Striped(_)) = self.handles.get(handle).as_deref() {
+            self.handles.remove(handle);
+            return;
+        }
+        self.handles.remove(handle);
+        let opened = if writes(flags) { self.nodes.opened(ino.0) } else { None };
+        if !self.nodes.close(ino.0) {
+            if let Some(opened) = opened {
+                opened.end_write();
+            }
+        }
+    }
+
+    pub(crate) fn release(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
+        let mut f = rq.fields;
+        let (handle, flags, release_flags, owner) = (f.u64()?, f.u32()? as i32, f.u32()?, f.u64()?);
+        let ino = self.open_ino(rq.node);
+        if release_flags & RELEASE_FLOCK_UNLOCK != 0 {
+            self.locks.drop_flock(ino.0, owner);
+        }
+        self.close_node(ino, flags, handle);
+        Ok(Outcome::Reply)
+    }
+
+    /// The number under which what is open of a node is kept: its own, also after a file without a name got one.
+    pub(crate) fn open_ino(&self, node: u64) -> Ino {
+        if node >= crate::filesystem::TEMPORARY {
+            Ino(node)
+        } else {
+            self.ino(node)
+        }
+    }
+
+    pub(crate) fn create(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
+        let mut f = rq.fields;
+        let (flags, mode, _umask, _open_flags) = (f.u32()? as i32, f.u32()?, f.u32()?, f.u32()?);
+        let (name, parent, caller) = (f.name()?, self.ino(rq.node), FileSystem::caller(rq));
+        let exclusive = flags & libc::O_EXCL != 0;
+        let (entry, made, file) =
+            self.pool.create(caller, parent, name, mode & 0o7777, exclusive, None, 0)?;
+        let ino = entry.attr.ino;
+        if !made {
+            // Another door was faster, and whether this user may open it was not checked. The kernel asks again.
+            return Err(Errno(libc::ESTALE));
+        }
+        let st = self.pool.stat_opened(&entry, &fstat(&file)?);
+        let opened = self.nodes.open(ino.0);
+        let answer = opened.adopt(file, self.registrar(), true).and_then(|id| match id {
+            Some(id) => Ok(Answer::passthrough(id)),
+            None => self.open_handle(&opened, Some(&entry), flags),
+        });
+        let answer = answer.inspect_err(|_| {
+            self.nodes.close(ino.0);
+            let _ = self.pool.unlink_in(parent, name);
+        })?;
+        if !writes(flags) {
+            opened.end_write();
+        }
+        self.put_entry(out, &st);
+        protocol::put_open_out(out, answer.handle, answer.flags, answer.backing);
+        Ok(Outcome::Reply)
+    }
+
+    /// A file without a name: one of the target alone, of which the shard knows nothing until it is linked.
+    pub(crate) fn tmpfile(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
+        let mut f = rq.fields;
+        let (flags, mode) = (f.u32()? as i32, f.u32()?);
+        let parent = self.entry(self.ino(rq.node))?.ok_or(Errno(libc::ENOENT))?;
+        let file = self.pool.make_temporary(0)?;
+        let node = self.new_temporary();
+        let inherits = parent.attr.mode & 0o2000 != 0;
+        let seen = Seen {
+            mode: libc::S_IFREG | mode & 0o7777,
+            uid: rq.uid,
+            gid: if inherits { parent.attr.gid } else { rq.gid },
+        };
+        self.nodes.mention(node, seen);
+        let opened = self.nodes.open(node);
+        let answer = opened.adopt(file, self.registrar(), true).and_then(|id| match id {
+            Some(id) => Ok(Answer::passthrough(id)),
+            None => self.open_handle(&opened, None, flags),
+        });
+        let answer = answer.inspect_err(|_| {
+            self.nodes.close(node);
+            self.nodes.forget(node, 1);
+        })?;
+        let st = self.stat(Ino(node))?.0;
+        protocol::put_entry_out(out, node, &st, protocol::Belief::NONE, protocol::Belief::NONE);
+        protocol::put_open_out(out, answer.handle, answer.flags, answer.backing);
+        Ok(Outcome::Reply)
+    }
+
+    /// Drops the set-id bits of a file that somebody without the right to keep them writes.
+    fn drop_set_ids(&self, ino: Ino) -> Result<(), Errno> {
+        let Some(entry) = self.entry(ino)? else { return Ok(()) };
+        let mode = entry.attr.mode & 0o7777;
+        let kept = if mode & 0o010 != 0 { mode & !0o6000 } else { mode & !0o4000 };
+        if kept != mode {
+            self.pool.set_attr(ino, SetAttr { mode: Some(kept), ..SetAttr::default() })?;
+        }
+        Ok(())
+    }
+
+    fn handle(&self, number: u64) -> Result<Arc<Handle>, Errno> {
+        self.handles.get(number).ok_or(Errno(libc::EBADF))
+    }
+
+    pub(crate) fn read(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
+        let mut f = rq.fields;
+        let (handle, offset, size) = (self.handle(f.u64()?)?, f.u64()?, f.u32()? as usize);
+        out.fill(size.min(TRANSFER_BYTES_MAX), |room| match &*handle {
+            Handle::Striped(file) => file.read_at(room, offset).map_err(Errno::from),
+            Handle::Single(file) => {
+                // SAFETY: the buffer is as long as said.
+                let n = unsafe {
+                    libc::pread(file.as_raw_fd(), room.as_mut_ptr().cast(), room.len(), offset as i64)
+                };
+                check(n).map(|n| n as usize)
+            }
+        })?;
+        Ok(Outcome::Reply)
+    }
+
+    pub(crate) fn write(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
+        let mut f = rq.fields;
+        let (handle, offset, size, write_flags) =
+            (self.handle(f.u64()?)?, f.u64()?, f.u32()? as usize, f.u32()?);
+        f.skip(16)?;
+        let bytes = f.bytes(size)?;
+        if write_flags & WRITE_KILL_SUIDGID != 0 {
+            self.drop_set_ids(self.ino(rq.node))?;
+        }
+        let written = match &*handle {
+            Handle::Striped(file) => file.write_at(bytes, offset)?,
+            Handle::Single(file) => {
+                // SAFETY: the buffer is as long as said.
+                let n = unsafe {
+                    libc::pwrite(file.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), offset as i64)
+                };
+                check(n)? as usize
+            }
+        };
+        out.u32(written as u32);
+        out.u32(0);
+        Ok(Outcome::Reply)
+    }
+
+    pub(crate) fn flush(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
+        let mut f = rq.fields;
+        f.skip(16)?;
+        self.locks.drop_posix(self.open_ino(rq.node).0, f.u64()?);
+        Ok(Outcome::Reply)
+    }
+
+    /// A descriptor of what is open, to do something to the file as a whole.
+    fn descriptor(&self, node: u64, handle: u64, write: bool) -> Result<Descriptor, Errno> {
+        if let Some(handle) = self.handles.get(handle) {
+            return Ok(Descriptor::Handle(handle));
+        }
+        let opened = self.nodes.opened(self.open_ino(node).0);
+        let file = opened.and_then(|opened| if write { opened.writable() } else { opened.any() });
+        file.map(Descriptor::Opened).ok_or(Errno(libc::EBADF))
+    }
+
+    pub(crate) fn fsync(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
+        let mut f = rq.fields;
+        let (handle, flags) = (f.u64()?, f.u32()?);
+        let file = self.descriptor(rq.node, handle, false)?;
+        if let Some(file) = file.single() {
+            // SAFETY: plain system calls on a descriptor of ours.
+            check(unsafe {
+                if flags & FSYNC_FDATASYNC != 0 {
+                    libc::fdatasync(file.as_raw_fd())
+                } else {
+                    libc::fsync(file.as_raw_fd())
+                }
+            })?;
+        }
+        Ok(Outcome::Reply)
+    }
+
+    pub(crate) fn fallocate(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
+        let mut f = rq.fields;
+        let (handle, offset, len, mode) = (f.u64()?, f.u64()?, f.u64()?, f.u32()?);
+        let file = self.descriptor(rq.node, handle, true)?;
+        let file = file.single().ok_or(Errno(libc::EOPNOTSUPP))?;
+        // SAFETY: plain system call on a descriptor of ours.
+        check(unsafe { libc::fallocate(file.as_raw_fd(), mode as i32, offset as i64, len as i64) })?;
+        Ok(Outcome::Reply)
+    }
+
+    pub(crate) fn lseek(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
+        let mut f = rq.fields;
+        let (handle, offset, whence) = (f.u64()?, f.u64()?, f.u32()?);
+        let file = self.descriptor(rq.node, handle, false)?;
+        let at = match file.single() {
+            // The descriptor's own offset is moved too, and used by nobody.
+            // SAFETY: plain system call on a descriptor of ours.
+            Some(file) => check(unsafe { libc::lseek(file.as_raw_fd(), offset as i64, whence as i32) })? as u64,
+            None => self.seek_striped(rq.node, offset, whence as i32)?,
+        };
+        out.u64(at);
+        Ok(Outcome::Reply)
+    }
+
+    /// Of several backing files all is data, up to the end.
+    fn seek_striped(&self, node: u64, offset: u64, whence: i32) -> Result<u64, Errno> {
+        let size = self.stat(self.ino(node))?.0.st_size as u64;
+        match whence {
+            _ if offset >= size => Err(Errno(libc::ENXIO)),
+            libc::SEEK_DATA => Ok(offset),
+            libc::SEEK_HOLE => Ok(size),
+            _ => Err(Errno(libc::EINVAL)),
+        }
+    }
+
+    pub(crate) fn copy_file_range(
+        &self,
+        rq: &Request<'_>,
+        out: &mut Body,
+        wide: bool,
+    ) -> Result<Outcome, Errno> {
+        let mut f = rq.fields;
+        let (from_handle, mut from, to_node, to_handle) = (f.u64()?, f.u64()? as i64, f.u64()?, f.u64()?);
+        let (mut to, len, flags) = (f.u64()? as i64, f.u64()?, f.u64()?);
+        let source = self.descriptor(rq.node, from_handle, false)?;
+        let destination = self.descriptor(to_node, to_handle, true)?;
+        // The kernel copies by reads and writes then.
+        let by_parts = Errno(libc::EOPNOTSUPP);
+        let (source, destination) =
+            (source.single().ok_or(by_parts)?, destination.single().ok_or(by_parts)?);
+        let len = if wide { len } else { len.min(u64::from(u32::MAX) & !0xfff) };
+        // SAFETY: the offsets live over the call; the descriptors are ours.
+        let copied = check(unsafe {
+            libc::copy_file_range(
+                source.as_raw_fd(),
+                &mut from,
+                destination.as_raw_fd(),
+                &mut to,
+                len as usize,
+                flags as u32,
+            )
+        })?;
+        if wide {
+            out.u64(copied as u64);
+        } else {
+            out.u32(copied as u32);
+            out.u32(0);
+        }
+        Ok(Outcome::Reply)
+    }
+}
+
+/// A descriptor that lives as long as the request.
+enum Descriptor {
+    Handle(Arc<Handle>),
+    Opened(Arc<OwnedFd>),
+}
+
+impl Descriptor {
+    /// The one backing file; none when there are several.
+    fn single(&self) -> Option<&OwnedFd> {
+        match self {
+            Descriptor::Opened(file) => Some(file),
+            Descriptor::Handle(handle) => match &**handle {
+                Handle::Single(file) => Some(file),
+                Handle::Striped(_) => None,
+            },
+        }
+    }
+}

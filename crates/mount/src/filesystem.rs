@@ -1,0 +1,235 @@
+//! The file system: which request is served where, and what all of them share.
+//!
+//! Handlers take a request, put their reply's body together, and know nothing of the device. What they need of the pool
+//! they ask the client library, like any other door. Node numbers are the pool's inode numbers, except the root's, which
+//! is 1, and those of files without a name ([`TEMPORARY`]).
+//!
+//! Permission was checked by the kernel (`default_permissions`), by the attributes that it was told.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use forebay_client::Pool;
+use forebay_types::{Caller, Code, Entry, Ino};
+
+use crate::belief::Beliefs;
+use crate::device::Device;
+use crate::errno::{check, Errno};
+use crate::handles::Handles;
+use crate::locks::Locks;
+use crate::nodes::{Nodes, Seen};
+use crate::protocol::{self, op, Body, Request, ROOT_NODE};
+
+/// Numbers of files made without a name begin here: no node of a pool has a number as high.
+pub(crate) const TEMPORARY: u64 = 0x7fff << 48;
+
+/// What becomes of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Outcome {
+    /// The body is the reply.
+    Reply,
+    /// No reply is wanted, or it comes from elsewhere.
+    Silence,
+}
+
+/// How the data of files is served.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum DataPath {
+    /// The kernel goes to the backing files by itself.
+    Passthrough,
+    /// By requests to this process, and why.
+    Requests(String),
+}
+
+/// A mounted pool.
+#[derive(Debug)]
+pub struct FileSystem {
+    pub(crate) pool: &'static Pool,
+    pub(crate) root: Ino,
+    pub(crate) device: Arc<Device>,
+    /// True when files are registered for passthrough.
+    pub(crate) passes: AtomicBool,
+    pub(crate) nodes: Nodes,
+    pub(crate) handles: Handles,
+    pub(crate) locks: Locks,
+    pub(crate) beliefs: Beliefs,
+    next_temporary: AtomicU64,
+    /// Inodes that files without a name got with their first name.
+    pub(crate) named: Mutex<HashMap<u64, u64>>,
+}
+
+impl FileSystem {
+    /// A file system of the pool, to be served on a connection.
+    pub fn new(pool: &'static Pool, device: Arc<Device>) -> Result<FileSystem, Code> {
+        Ok(FileSystem {
+            pool,
+            root: pool.root()?,
+            device,
+            passes: AtomicBool::new(false),
+            nodes: Nodes::new(),
+            handles: Handles::default(),
+            locks: Locks::default(),
+            beliefs: Beliefs::default(),
+            next_temporary: AtomicU64::new(TEMPORARY),
+            named: Mutex::default(),
+        })
+    }
+
+    /// The inode of a node.
+    pub(crate) fn ino(&self, node: u64) -> Ino {
+        match node {
+            ROOT_NODE => self.root,
+            node if node >= TEMPORARY => {
+                let named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
+                Ino(named.get(&node).copied().unwrap_or(node))
+            }
+            node => Ino(node),
+        }
+    }
+
+    /// The node of an inode.
+    pub(crate) fn node(&self, ino: Ino) -> u64 {
+        if ino == self.root {
+            ROOT_NODE
+        } else {
+            ino.0
+        }
+    }
+
+    pub(crate) fn new_temporary(&self) -> u64 {
+        self.next_temporary.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// The device to register backing files with, when that is allowed.
+    pub(crate) fn registrar(&self) -> Option<&Arc<Device>> {
+        self.passes.load(Ordering::Relaxed).then_some(&self.device)
+    }
+
+    pub(crate) fn caller(rq: &Request<'_>) -> Caller {
+        Caller { uid: rq.uid, gid: rq.gid }
+    }
+
+    /// An inode's entry; none for one that has no name any more, or never had one.
+    pub(crate) fn entry(&self, ino: Ino) -> Result<Option<Entry>, Errno> {
+        if ino.0 >= TEMPORARY {
+            return Ok(None);
+        }
+        match self.pool.get_attr(ino) {
+            Ok(entry) => Ok(Some(entry)),
+            Err(Code::NotFound) => Ok(None),
+            Err(code) => Err(code.into()),
+        }
+    }
+
+    /// Attributes of an inode, also of one that has no name any more.
+    pub(crate) fn stat(&self, ino: Ino) -> Result<(libc::stat, Option<Entry>), Errno> {
+        for _ in 0..2 {
+            let Some(entry) = self.entry(ino)? else { break };
+            match self.pool.stat_entry(&entry) {
+                Ok(st) => return Ok((st, Some(entry))),
+                Err(Code::Stale | Code::NotFound) => {} // removed between the two
+                Err(code) => return Err(code.into()),
+            }
+        }
+        self.stat_nameless(ino).map(|st| (st, None))
+    }
+
+    /// Attributes of an inode without a name: what it was, and what its open file is.
+    fn stat_nameless(&self, ino: Ino) -> Result<libc::stat, Errno> {
+        let seen = self.nodes.seen(ino.0).ok_or(Errno(libc::ESTALE))?;
+        // SAFETY: an all-zero stat is valid.
+        let mut st: libc::stat = unsafe { std::mem::zeroed() };
+        if let Some(file) = self.nodes.opened(ino.0).and_then(|opened| opened.any()) {
+            st = fstat(&file)?;
+        }
+        st.st_ino = ino.0;
+        st.st_nlink = 0;
+        st.st_rdev = 0;
+        st.st_blksize = 128 * 1024;
+        (st.st_mode, st.st_uid, st.st_gid) = (seen.mode, seen.uid, seen.gid);
+        Ok(st)
+    }
+
+    /// Tells the kernel of an inode, in an entry.
+    pub(crate) fn put_entry(&self, out: &mut Body, st: &libc::stat) {
+        let ino = Ino(st.st_ino);
+        self.nodes.mention(ino.0, Seen::of(st));
+        let (entry, attr) = (self.beliefs.entry(), self.attr_belief(st));
+        protocol::put_entry_out(out, self.node(ino), st, entry, attr);
+    }
+
+    /// How long the kernel may believe these attributes.
+    pub(crate) fn attr_belief(&self, st: &libc::stat) -> protocol::Belief {
+        let opened_to_write = || self.nodes.opened(st.st_ino).is_some_and(|opened| opened.has_writers());
+        self.beliefs.attr(st, opened_to_write)
+    }
+
+    /// Serves one request.
+    pub(crate) fn serve(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
+        match rq.opcode {
+            op::LOOKUP => self.lookup(rq, out),
+            op::FORGET => self.forget(rq),
+            op::BATCH_FORGET => self.batch_forget(rq),
+            op::GETATTR => self.getattr(rq, out),
+            op::STATX => self.statx(rq, out),
+            op::SETATTR => self.setattr(rq, out),
+            op::READLINK => self.readlink(rq, out),
+            op::SYMLINK => self.symlink(rq, out),
+            op::MKNOD => self.mknod(rq, out),
+            op::MKDIR => self.mkdir(rq, out),
+            op::UNLINK => self.unlink(rq),
+            op::RMDIR => self.rmdir(rq),
+            op::RENAME => self.rename(rq, false),
+            op::RENAME2 => self.rename(rq, true),
+            op::LINK => self.link(rq, out),
+            op::OPEN => self.open(rq, out),
+            op::CREATE => self.create(rq, out),
+            op::TMPFILE => self.tmpfile(rq, out),
+            op::RELEASE => self.release(rq),
+            op::READ => self.read(rq, out),
+            op::WRITE => self.write(rq, out),
+            op::FLUSH => self.flush(rq),
+            op::FSYNC => self.fsync(rq),
+            op::FALLOCATE => self.fallocate(rq),
+            op::LSEEK => self.lseek(rq, out),
+            op::COPY_FILE_RANGE => self.copy_file_range(rq, out, false),
+            op::COPY_FILE_RANGE_64 => self.copy_file_range(rq, out, true),
+            op::OPENDIR => self.opendir(rq, out),
+            op::READDIR => self.readdir(rq, out, false),
+            op::READDIRPLUS => self.readdir(rq, out, true),
+            op::RELEASEDIR | op::FSYNCDIR | op::SYNCFS => Ok(Outcome::Reply),
+            op::STATFS => self.statfs(out),
+            op::GETXATTR => self.getxattr(rq, out),
+            op::LISTXATTR => self.listxattr(rq, out),
+            op::SETXATTR => self.setxattr(rq),
+            op::REMOVEXATTR => self.removexattr(rq),
+            op::GETLK => self.getlk(rq, out),
+            op::SETLK => self.setlk(rq),
+            op::DESTROY => Ok(Outcome::Reply),
+            // Access is checked by the kernel, mappings of blocks and ioctls are nobody's.
+            _ => Err(Errno(libc::ENOSYS)),
+        }
+    }
+
+    fn statfs(&self, out: &mut Body) -> Result<Outcome, Errno> {
+        let st = self.pool.statfs()?;
+        for v in [st.f_blocks, st.f_bfree, st.f_bavail, st.f_files, st.f_ffree] {
+            out.u64(v);
+        }
+        out.u32(st.f_bsize as u32);
+        out.u32(st.f_namelen as u32);
+        out.u32(st.f_frsize as u32);
+        out.zeros(4 + 6 * 4);
+        Ok(Outcome::Reply)
+    }
+}
+
+/// `fstat` of a descriptor of ours.
+pub(crate) fn fstat(file: &impl std::os::fd::AsRawFd) -> Result<libc::stat, Errno> {
+    // SAFETY: an all-zero stat is valid.
+    let mut st: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: `st` is valid for the call.
+    check(unsafe { libc::fstat(file.as_raw_fd(), &mut st) })?;
+    Ok(st)
+}

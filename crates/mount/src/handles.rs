@@ -1,0 +1,86 @@
+//! Open files that the kernel reads and writes by requests: those that passthrough cannot serve, or may not.
+
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, PoisonError, RwLock};
+
+use forebay_client::File;
+
+/// One open file, as one open wants it.
+#[derive(Debug)]
+pub(crate) enum Handle {
+    /// With one backing file, opened with the flags of the open: O_APPEND puts writes at the end, wherever the kernel
+    /// believes that to be.
+    Single(OwnedFd),
+    /// With several.
+    Striped(File),
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    handles: Vec<Option<Arc<Handle>>>,
+    free: Vec<usize>,
+}
+
+/// All of them by number. Number 0 is that of every open by passthrough.
+#[derive(Debug, Default)]
+pub(crate) struct Handles {
+    table: RwLock<Table>,
+}
+
+impl Handles {
+    pub(crate) fn add(&self, handle: Handle) -> u64 {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        let handle = Some(Arc::new(handle));
+        let index = match table.free.pop() {
+            Some(index) => {
+                table.handles[index] = handle;
+                index
+            }
+            None => {
+                table.handles.push(handle);
+                table.handles.len() - 1
+            }
+        };
+        index as u64 + 1
+    }
+
+    pub(crate) fn get(&self, number: u64) -> Option<Arc<Handle>> {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        table.handles.get(usize::try_from(number.checked_sub(1)?).ok()?)?.clone()
+    }
+
+    pub(crate) fn remove(&self, number: u64) {
+        let Some(index) = number.checked_sub(1).and_then(|n| usize::try_from(n).ok()) else { return };
+        let gone = {
+            let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+            let gone = table.handles.get_mut(index).and_then(Option::take);
+            if gone.is_some() {
+                table.free.push(index);
+            }
+            gone
+        };
+        drop(gone);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn handle() -> Handle {
+        let fd = std::fs::File::open("/dev/null").unwrap();
+        Handle::Single(fd.into())
+    }
+
+    #[test]
+    fn numbers_are_used_again_and_never_zero() {
+        let handles = Handles::default();
+        let (a, b) = (handles.add(handle()), handles.add(handle()));
+        assert!(a != 0 && b != 0 && a != b);
+        handles.remove(a);
+        assert!(handles.get(a).is_none() && handles.get(b).is_some());
+        handles.remove(a);
+        assert_eq!(handles.add(handle()), a);
+        assert!(handles.get(0).is_none() && handles.get(99).is_none());
+    }
+}

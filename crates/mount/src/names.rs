@@ -1,0 +1,168 @@
+//! Requests about names: look-up, making, removing, renaming.
+
+use forebay_types::{Code, Entry, Ino};
+
+use crate::errno::Errno;
+use crate::filesystem::{FileSystem, Outcome, TEMPORARY};
+use crate::protocol::{self, Body, Request};
+
+/// Looks at a name that is being replaced again and again, before it is given up.
+const LOOKS_MAX: u32 = 16;
+
+impl FileSystem {
+    pub(crate) fn lookup(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
+        let mut f = rq.fields;
+        let (parent, name) = (self.ino(rq.node), f.name()?);
+        for _ in 0..LOOKS_MAX {
+            let found = self.pool.lookup(parent, name).and_then(|entry| self.pool.stat_entry(&entry));
+            match found {
+                Ok(st) => {
+                    self.put_entry(out, &st);
+                    return Ok(Outcome::Reply);
+                }
+                // The inode went between the looks at its name and at itself: the name may be another's by now.
+                Err(Code::Stale) => {}
+                Err(Code::NotFound) => {
+                    let belief = self.beliefs.entry();
+                    if belief == protocol::Belief::NONE {
+                        return Err(Errno(libc::ENOENT));
+                    }
+                    protocol::put_absent(out, belief);
+                    return Ok(Outcome::Reply);
+                }
+                Err(code) => return Err(code.into()),
+            }
+        }
+        Err(Errno(libc::ENOENT))
+    }
+
+    pub(crate) fn forget(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
+        let mut f = rq.fields;
+        self.forget_one(rq.node, f.u64()?);
+        Ok(Outcome::Silence)
+    }
+
+    pub(crate) fn batch_forget(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
+        let mut f = rq.fields;
+        let count = f.u32()?;
+        f.u32()?;
+        for _ in 0..count {
+            let (node, mentions) = (f.u64()?, f.u64()?);
+            self.forget_one(node, mentions);
+        }
+        Ok(Outcome::Silence)
+    }
+
+    fn forget_one(&self, node: u64, mentions: u64) {
+        if node >= TEMPORARY {
+            self.named.lock().unwrap_or_else(std::sync::PoisonError::into_inner).remove(&node);
+            self.nodes.forget(node, mentions);
+        } else {
+            self.nodes.forget(self.ino(node).0, mentions);
+        }
+    }
+
+    /// Tells the kernel of an inode that was just made or linked.
+    fn made(&self, entry: &Entry, out: &mut Body) -> Result<Outcome, Errno> {
+        let st = self.pool.stat_entry(entry)?;
+        self.put_entry(out, &st);
+        Ok(Outcome::Reply)
+    }
+
+    pub(crate) fn mkdir(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
+        let mut f = rq.fields;
+        let (mode, _umask, name) = (f.u32()?, f.u32()?, f.name()?);
+        let (caller, parent) = (FileSystem::caller(rq), self.ino(rq.node));
+        let entry = self.pool.make_directory_in(caller, parent, name, mode & 0o7777)?;
+        self.made(&entry, out)
+    }
+
+    pub(crate) fn symlink(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
+        let mut f = rq.fields;
+        let (name, target) = (f.name()?, f.name()?);
+        let entry = self.pool.symlink_in(FileSystem::caller(rq), self.ino(rq.node), name, target)?;
+        self.made(&entry, out)
+    }
+
+    pub(crate) fn mknod(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
+        let mut f = rq.fields;
+        let (mode, rdev, _umask, _) = (f.u32()?, f.u32()?, f.u32()?, f.u32()?);
+        let (name, caller, parent) = (f.name()?, FileSystem::caller(rq), self.ino(rq.node));
+        let entry = if mode & libc::S_IFMT == libc::S_IFREG {
+            let flags = libc::O_CLOEXEC;
+            self.pool.create(caller, parent, name, mode & 0o7777, true, None, flags)?.0
+        } else {
+            self.pool.make_node_in(caller, parent, name, mode, protocol::large_device(rdev))?
+        };
+        self.made(&entry, out)
+    }
+
+    pub(crate) fn link(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
+        let mut f = rq.fields;
+        let (source, name) = (f.u64()?, f.name()?);
+        let (ino, parent) = (self.ino(source), self.ino(rq.node));
+        if ino.0 >= TEMPORARY {
+            return self.link_temporary(rq, source, parent, name, out);
+        }
+        let entry = self.pool.link_in(ino, parent, name)?;
+        self.made(&entry, out)
+    }
+
+    /// A file without a name gets its first: it becomes an inode of the pool.
+    fn link_temporary(
+        &self,
+        rq: &Request<'_>,
+        node: u64,
+        parent: Ino,
+        name: &[u8],
+        out: &mut Body,
+    ) -> Result<Outcome, Errno> {
+        let gone = Errno(libc::ENOENT);
+        let seen = self.nodes.seen(node).ok_or(gone)?;
+        let file = self.nodes.opened(node).and_then(|opened| opened.any()).ok_or(gone)?;
+        let caller = forebay_types::Caller { uid: seen.uid, gid: seen.gid };
+        let _ = rq;
+        let entry = self.pool.name_temporary(
+            caller,
+            std::os::fd::AsFd::as_fd(&*file),
+            parent,
+            name,
+            seen.mode & 0o7777,
+        )?;
+        let mut named = self.named.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        named.insert(node, entry.attr.ino.0);
+        drop(named);
+        self.made(&entry, out)
+    }
+
+    pub(crate) fn unlink(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
+        let mut f = rq.fields;
+        self.pool.unlink_in(self.ino(rq.node), f.name()?)?;
+        Ok(Outcome::Reply)
+    }
+
+    pub(crate) fn rmdir(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
+        let mut f = rq.fields;
+        self.pool.remove_directory_in(self.ino(rq.node), f.name()?)?;
+        Ok(Outcome::Reply)
+    }
+
+    pub(crate) fn rename(&self, rq: &Request<'_>, with_flags: bool) -> Result<Outcome, Errno> {
+        let mut f = rq.fields;
+        let new_parent = self.ino(f.u64()?);
+        let mut flags = 0;
+        if with_flags {
+            flags = f.u32()?;
+            f.u32()?;
+        }
+        let (name, new_name) = (f.name()?, f.name()?);
+        self.pool.rename_in(self.ino(rq.node), name, new_parent, new_name, flags)?;
+        Ok(Outcome::Reply)
+    }
+
+    pub(crate) fn readlink(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
+        let ino = self.ino(rq.node);
+        out.fill(forebay_types::limits::PATH_MAX, |room| self.pool.read_link_inode(ino, room))?;
+        Ok(Outcome::Reply)
+    }
+}

@@ -1,0 +1,202 @@
+//! Inodes that the kernel knows: how often it was told of each, and what is open.
+//!
+//! The kernel may ask for an inode until it has given back every mention of it, also after the last name is gone: an open
+//! file, a working directory, an O_PATH descriptor. What such an inode was is kept here, as the shard has forgotten it.
+//!
+//! Locks: one for each of [`PARTS`] parts, held for a few instructions and never over a request to the pool.
+
+use std::collections::HashMap;
+use std::hash::{BuildHasherDefault, Hasher};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::opened::Opened;
+
+const PARTS: usize = 64;
+
+/// Inode numbers count up, so their low bits are spread by a multiplication.
+#[derive(Default)]
+struct NumberHasher(u64);
+
+impl Hasher for NumberHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        for &byte in bytes {
+            self.write_u64(u64::from(byte));
+        }
+    }
+
+    fn write_u64(&mut self, n: u64) {
+        const ODD: u64 = 0x9e37_79b9_7f4a_7c15;
+        self.0 = (self.0 ^ n).wrapping_mul(ODD).rotate_left(29);
+    }
+}
+
+/// Mode, owner and group, as last seen.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub(crate) struct Seen {
+    pub(crate) mode: u32,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+}
+
+impl Seen {
+    pub(crate) fn of(st: &libc::stat) -> Seen {
+        Seen { mode: st.st_mode, uid: st.st_uid, gid: st.st_gid }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Node {
+    /// Mentions that the kernel has not given back.
+    mentions: u64,
+    seen: Seen,
+    /// Opens that were not released.
+    opens: u32,
+    opened: Option<Arc<Opened>>,
+}
+
+type Part = HashMap<u64, Node, BuildHasherDefault<NumberHasher>>;
+
+/// All inodes that the kernel knows.
+pub(crate) struct Nodes {
+    parts: [Mutex<Part>; PARTS],
+}
+
+impl std::fmt::Debug for Nodes {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Nodes").finish_non_exhaustive()
+    }
+}
+
+impl Nodes {
+    pub(crate) fn new() -> Nodes {
+        Nodes { parts: std::array::from_fn(|_| Mutex::default()) }
+    }
+
+    fn part(&self, ino: u64) -> MutexGuard<'_, Part> {
+        self.parts[ino as usize % PARTS].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The kernel is about to be told of an inode.
+    pub(crate) fn mention(&self, ino: u64, seen: Seen) {
+        let mut part = self.part(ino);
+        let node = part.entry(ino).or_default();
+        node.mentions += 1;
+        node.seen = seen;
+    }
+
+    /// The kernel gives back mentions.
+    pub(crate) fn forget(&self, ino: u64, count: u64) {
+        let gone = {
+            let mut part = self.part(ino);
+            let Some(node) = part.get_mut(&ino) else { return };
+            node.mentions = node.mentions.saturating_sub(count);
+            if node.mentions == 0 && node.opens == 0 {
+                part.remove(&ino)
+            } else {
+                None
+            }
+        };
+        drop(gone);
+    }
+
+    /// Notes what an inode is now, if the kernel knows it.
+    pub(crate) fn note(&self, ino: u64, seen: Seen) {
+        if let Some(node) = self.part(ino).get_mut(&ino) {
+            node.seen = seen;
+        }
+    }
+
+    /// What an inode was when it was last looked at.
+    pub(crate) fn seen(&self, ino: u64) -> Option<Seen> {
+        self.part(ino).get(&ino).map(|node| node.seen)
+    }
+
+    /// What is open of an inode, if anything is.
+    pub(crate) fn opened(&self, ino: u64) -> Option<Arc<Opened>> {
+        self.part(ino).get(&ino).and_then(|node| node.opened.clone())
+    }
+
+    /// Counts an open, which [`Nodes::close`] ends; what is open of the inode is shared by all opens.
+    pub(crate) fn open(&self, ino: u64) -> Arc<Opened> {
+        let mut part = self.part(ino);
+        let node = part.entry(ino).or_default();
+        node.opens += 1;
+        Arc::clone(node.opened.get_or_insert_with(|| Arc::new(Opened::new(ino))))
+    }
+
+    /// Ends an open; true with the last, when what was open is closed as soon as nobody uses it.
+    pub(crate) fn close(&self, ino: u64) -> bool {
+        let last = {
+            let mut part = self.part(ino);
+            let Some(node) = part.get_mut(&ino) else { return false };
+            node.opens = node.opens.saturating_sub(1);
+            if node.opens > 0 {
+                return false;
+            }
+            let last = node.opened.take();
+            if node.mentions == 0 {
+                part.remove(&ino);
+            }
+            last
+        };
+        drop(last);
+        true
+    }
+
+    /// The numbers of all inodes of which `which` is true.
+    pub(crate) fn numbers(&self, which: impl Fn(Seen) -> bool) -> Vec<u64> {
+        let mut all = Vec::new();
+        for part in &self.parts {
+            let part = part.lock().unwrap_or_else(PoisonError::into_inner);
+            all.extend(part.iter().filter(|(_, node)| which(node.seen)).map(|(ino, _)| *ino));
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn forget_of_every_mention_forgets_what_was_seen() {
+        let nodes = Nodes::new();
+        let seen = Seen { mode: 0o100_644, uid: 1, gid: 2 };
+        nodes.mention(7, seen);
+        nodes.mention(7, seen);
+        nodes.forget(7, 1);
+        assert_eq!(nodes.seen(7), Some(seen));
+        nodes.forget(7, 1);
+        assert_eq!(nodes.seen(7), None);
+    }
+
+    #[test]
+    fn close_of_the_last_open_drops_what_was_open() {
+        let nodes = Nodes::new();
+        nodes.mention(7, Seen::default());
+        let one = nodes.open(7);
+        let two = nodes.open(7);
+        assert!(Arc::ptr_eq(&one, &two));
+        nodes.close(7);
+        assert!(nodes.opened(7).is_some());
+        nodes.close(7);
+        assert!(nodes.opened(7).is_none());
+        let three = nodes.open(7);
+        assert!(!Arc::ptr_eq(&one, &three), "opened anew");
+    }
+
+    #[test]
+    fn forget_of_an_open_inode_waits_for_its_close() {
+        let nodes = Nodes::new();
+        nodes.mention(7, Seen::default());
+        nodes.open(7);
+        nodes.forget(7, 1);
+        assert!(nodes.opened(7).is_some());
+        nodes.close(7);
+        assert!(nodes.seen(7).is_none());
+    }
+}

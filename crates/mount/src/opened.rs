@@ -1,0 +1,155 @@
+//! What is open of one inode: descriptors of its backing file, and its registration for passthrough.
+//!
+//! The kernel refuses to mix opens with and without passthrough of one inode, and opens with different registrations: so
+//! there is one registration from the first open to the last release. A descriptor that can write is held only while
+//! somebody has the file open for writing, as a clean copy is made under a lease that such a descriptor would refuse.
+
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use forebay_client::Pool;
+use forebay_types::{Code, Entry, Ino};
+
+use crate::device::Device;
+use crate::errno::{check, Errno};
+
+#[derive(Debug, Default)]
+struct Inner {
+    registered: Option<(Arc<Device>, i32)>,
+    read: Option<Arc<OwnedFd>>,
+    write: Option<Arc<OwnedFd>>,
+    /// Opens for writing that were not released.
+    writers: u32,
+}
+
+/// What is open of one inode.
+#[derive(Debug)]
+pub(crate) struct Opened {
+    ino: u64,
+    inner: Mutex<Inner>,
+}
+
+impl Inner {
+    fn any(&self) -> Option<&Arc<OwnedFd>> {
+        self.write.as_ref().or(self.read.as_ref())
+    }
+}
+
+/// Opens an open file again, with other flags.
+pub(crate) fn reopen(file: &OwnedFd, flags: i32) -> Result<OwnedFd, Errno> {
+    let path = format!("/proc/self/fd/{}\0", file.as_raw_fd());
+    // SAFETY: the path is NUL-terminated; the descriptor is new and ours.
+    unsafe {
+        let fd = check(libc::open(path.as_ptr().cast(), flags | libc::O_CLOEXEC))?;
+        Ok(OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// Opens the backing file of an entry; with a flag that writes it is dirty when this returns.
+pub(crate) fn open_backing(pool: &Pool, entry: &Entry, flags: i32) -> Result<OwnedFd, Code> {
+    let fd = pool.open_backing(entry, flags | libc::O_CLOEXEC)?;
+    // SAFETY: the descriptor is new and ours.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+impl Opened {
+    pub(crate) fn new(ino: u64) -> Opened {
+        Opened { ino, inner: Mutex::default() }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, Inner> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens for reading or writing, and registers with `device` if there is one: the number of the registration.
+    /// Writers are counted: each successful open for writing is ended by [`Opened::end_write`].
+    ///
+    /// # Errors
+    /// ESTALE when the inode has no name any more and was not open; EOPNOTSUPP for a file of several backing files.
+    pub(crate) fn open(
+        &self,
+        pool: &Pool,
+        device: Option<&Arc<Device>>,
+        write: bool,
+    ) -> Result<Option<i32>, Errno> {
+        let mut inner = self.inner();
+        let missing = if write { inner.write.is_none() } else { inner.any().is_none() };
+        if missing {
+            let flags = if write { libc::O_RDWR } else { libc::O_RDONLY };
+            let opened = pool.get_attr(Ino(self.ino)).and_then(|entry| open_backing(pool, &entry, flags));
+            let fd = match (opened, inner.any()) {
+                (Ok(fd), _) => fd,
+                // Without a name, but still open.
+                (Err(Code::NotFound | Code::Stale), Some(file)) => reopen(file, flags)?,
+                (Err(Code::NotFound), None) => return Err(Errno(libc::ESTALE)),
+                (Err(code), _) => return Err(code.into()),
+            };
+            *(if write { &mut inner.write } else { &mut inner.read }) = Some(Arc::new(fd));
+        }
+        let id = Opened::register(&mut inner, device)?;
+        inner.writers += u32::from(write);
+        Ok(id)
+    }
+
+    /// Takes over the descriptor of a file that was just made, as an open for reading and writing.
+    pub(crate) fn adopt(&self, fd: OwnedFd, device: Option<&Arc<Device>>, write: bool) -> Result<Option<i32>, Errno> {
+        let mut inner = self.inner();
+        *(if write { &mut inner.write } else { &mut inner.read }) = Some(Arc::new(fd));
+        let id = Opened::register(&mut inner, device)?;
+        inner.writers += u32::from(write);
+        Ok(id)
+    }
+
+    fn register(inner: &mut Inner, device: Option<&Arc<Device>>) -> Result<Option<i32>, Errno> {
+        if let Some((_, id)) = &inner.registered {
+            return Ok(Some(*id));
+        }
+        let (Some(device), Some(file)) = (device, inner.any()) else { return Ok(None) };
+        let id = device.register(file.as_fd())?;
+        inner.registered = Some((Arc::clone(device), id));
+        Ok(Some(id))
+    }
+
+    /// An open for writing was released.
+    pub(crate) fn end_write(&self) {
+        let gone = {
+            let mut inner = self.inner();
+            inner.writers = inner.writers.saturating_sub(1);
+            if inner.writers > 0 {
+                return;
+            }
+            // One that others may still read by stays as long as they do.
+            if inner.read.is_none() {
+                if let Some(file) = &inner.write {
+                    inner.read = reopen(file, libc::O_RDONLY).ok().map(Arc::new);
+                }
+            }
+            inner.write.take()
+        };
+        drop(gone);
+    }
+
+    /// A descriptor, one that can write if there is one.
+    pub(crate) fn any(&self) -> Option<Arc<OwnedFd>> {
+        self.inner().any().cloned()
+    }
+
+    /// A descriptor that can write.
+    pub(crate) fn writable(&self) -> Option<Arc<OwnedFd>> {
+        self.inner().write.clone()
+    }
+
+    /// True while somebody has it open for writing.
+    pub(crate) fn has_writers(&self) -> bool {
+        self.inner().writers > 0
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
+        if let Some((device, id)) = inner.registered.take() {
+            device.unregister(id);
+        }
+    }
+}

@@ -1,0 +1,359 @@
+//! Mount points: checked, mounted on, and freed again.
+//!
+//! Who may mount (root, or CAP_SYS_ADMIN) does so itself; others have `fusermount3` do it, the set-user-ID helper of
+//! libfuse, which hands the connection's descriptor over a socket.
+
+use std::ffi::CString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use forebay_types::{Code, Error, Result};
+
+use crate::device::Device;
+
+/// The kind of file system that the kernel's tables show.
+pub const FILE_SYSTEM_TYPE: &str = "fuse.forebay";
+const HELPER: &str = "fusermount3";
+
+/// How to mount.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Users other than the one who mounts may use it too.
+    pub allow_other: bool,
+}
+
+/// A line of the kernel's table of mounts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mounted {
+    /// The directory.
+    pub at: PathBuf,
+    /// The kind of file system.
+    pub kind: String,
+    /// What is mounted, in its own words: of a pool its directory.
+    pub source: String,
+    /// The device's minor number, by which the kernel lists the connection.
+    pub minor: u32,
+}
+
+/// Octal escapes of the table undone.
+fn unescape(text: &str) -> Vec<u8> {
+    let (mut out, mut rest) = (Vec::new(), text.as_bytes());
+    while let Some((&b, more)) = rest.split_first() {
+        let digits = more.get(..3).and_then(|d| std::str::from_utf8(d).ok());
+        match digits.and_then(|d| u8::from_str_radix(d, 8).ok()) {
+            Some(byte) if b == b'\\' => {
+                out.push(byte);
+                rest = &more[3..];
+            }
+            _ => {
+                out.push(b);
+                rest = more;
+            }
+        }
+    }
+    out
+}
+
+fn parse_line(line: &str) -> Option<Mounted> {
+    let (front, back) = line.split_once(" - ")?;
+    let front: Vec<&str> = front.split(' ').collect();
+    let mut back = back.split(' ');
+    let (_, minor) = front.get(2)?.split_once(':')?;
+    Some(Mounted {
+        at: PathBuf::from(std::ffi::OsString::from_vec(unescape(front.get(4)?))),
+        kind: back.next()?.to_owned(),
+        source: String::from_utf8_lossy(&unescape(back.next()?)).into_owned(),
+        minor: minor.parse().ok()?,
+    })
+}
+
+/// All mounts that this process sees, the uppermost of one directory last.
+pub fn mounts() -> Vec<Mounted> {
+    let text = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    String::from_utf8_lossy(&text).lines().filter_map(parse_line).collect()
+}
+
+/// What is mounted on a directory, by its full path.
+pub fn mounted_on(at: &Path) -> Option<Mounted> {
+    mounts().into_iter().rev().find(|m| m.at == at)
+}
+
+/// The full path of a mount point, also of one whose file system is dead.
+pub fn full_path(at: &Path) -> Result<PathBuf> {
+    let what = || format!("cannot mount on {}", at.display());
+    let absolute = std::path::absolute(at).map_err(|e| Error::io(what(), &e))?;
+    if mounted_on(&absolute).is_some() {
+        return Ok(absolute);
+    }
+    absolute.canonicalize().map_err(|e| match e.raw_os_error() {
+        Some(libc::ENOENT) => Error::io(what(), &e).cure(format!("make it first: mkdir -p {}", at.display())),
+        _ => Error::io(what(), &e),
+    })
+}
+
+/// Checks that a pool may be mounted on a directory: it is one, it is empty, and nothing of ours is mounted there. A dead
+/// mount of the same pool is cleared away.
+pub fn check_place(at: &Path, source: &str) -> Result<()> {
+    let what = || format!("cannot mount on {}", at.display());
+    while let Some(mounted) = mounted_on(at).filter(|m| m.kind == FILE_SYSTEM_TYPE) {
+        if !is_dead(at) {
+            return Err(Error::new(Code::Busy, what())
+                .why(format!("pool {} is mounted there", mounted.source))
+                .cure("`forebay umount` it first, or name another directory"));
+        }
+        if mounted.source != source {
+            return Err(Error::new(Code::Busy, what())
+                .why(format!("a dead mount of pool {} is there", mounted.source))
+                .cure(format!("`umount -l {}`", at.display())));
+        }
+        tracing::warn!("{} was left mounted by a process that is no more", at.display());
+        clear(&mounted)?;
+    }
+    let metadata = std::fs::metadata(at).map_err(|e| Error::io(what(), &e))?;
+    if !metadata.is_dir() {
+        return Err(Error::new(Code::NotDirectory, what()).cure("name an empty directory"));
+    }
+    let mut entries = std::fs::read_dir(at).map_err(|e| Error::io(what(), &e))?;
+    if entries.next().is_some() {
+        return Err(Error::new(Code::NotEmpty, what())
+            .why("it has entries, which would be hidden")
+            .cure("name an empty directory"));
+    }
+    Ok(())
+}
+
+/// True when nobody serves the file system that is mounted here.
+pub fn is_dead(at: &Path) -> bool {
+    std::fs::symlink_metadata(at).is_err_and(|e| e.raw_os_error() == Some(libc::ENOTCONN))
+}
+
+fn c_path(path: &Path) -> Result<CString> {
+    CString::new(path.as_os_str().as_bytes())
+        .map_err(|_| Error::new(Code::Invalid, format!("cannot use the path {}", path.display())))
+}
+
+fn unmount_call(at: &Path, flags: i32) -> Result<()> {
+    let path = c_path(at)?;
+    // SAFETY: the path is NUL-terminated.
+    if unsafe { libc::umount2(path.as_ptr(), flags | libc::UMOUNT_NOFOLLOW) } == 0 {
+        return Ok(());
+    }
+    let e = io::Error::last_os_error();
+    let what = format!("cannot unmount {}", at.display());
+    match e.raw_os_error() {
+        Some(libc::EPERM) => unmount_by_helper(at, flags & libc::MNT_DETACH != 0),
+        Some(libc::EBUSY) => Err(busy(at)),
+        Some(libc::EINVAL) => Err(Error::new(Code::NotFound, what).why("nothing is mounted there")),
+        _ => Err(Error::io(what, &e)),
+    }
+}
+
+fn busy(at: &Path) -> Error {
+    let users = users_of(at);
+    let why = if users.is_empty() { "it is in use".to_owned() } else { format!("it is in use by {}", users.join(", ")) };
+    Error::new(Code::Busy, format!("cannot unmount {}", at.display()))
+        .why(why)
+        .cure("end these programs or have them leave it; `forebay umount --lazy` takes it away from under them")
+}
+
+/// Programs that have their working directory, root or an open file on a mount, as far as this user may see.
+fn users_of(at: &Path) -> Vec<String> {
+    const SHOWN_MAX: usize = 5;
+    let mut users = Vec::new();
+    let Ok(processes) = std::fs::read_dir("/proc") else { return users };
+    let uses = |link: PathBuf| std::fs::read_link(link).is_ok_and(|to| to.starts_with(at));
+    for process in processes.flatten() {
+        let name = process.file_name();
+        if !name.as_bytes().iter().all(u8::is_ascii_digit) {
+            continue;
+        }
+        let dir = process.path();
+        let open = || std::fs::read_dir(dir.join("fd")).is_ok_and(|mut fds| fds.any(|fd| fd.is_ok_and(|fd| uses(fd.path()))));
+        if uses(dir.join("cwd")) || uses(dir.join("root")) || uses(dir.join("exe")) || open() {
+            let comm = std::fs::read_to_string(dir.join("comm")).unwrap_or_default();
+            users.push(format!("{} ({})", comm.trim(), name.to_string_lossy()));
+            if users.len() == SHOWN_MAX {
+                users.push("others".to_owned());
+                break;
+            }
+        }
+    }
+    users
+}
+
+fn unmount_by_helper(at: &Path, lazy: bool) -> Result<()> {
+    let what = format!("cannot unmount {}", at.display());
+    let mut command = Command::new(HELPER);
+    command.arg("-u").arg("-q");
+    if lazy {
+        command.arg("-z");
+    }
+    let output = command.arg("--").arg(at).output().map_err(|e| no_helper(&what, &e))?;
+    if output.status.success() {
+        return Ok(());
+    }
+    if mounted_on(at).is_none() {
+        return Err(Error::new(Code::NotFound, what).why("nothing is mounted there"));
+    }
+    Err(busy(at))
+}
+
+fn no_helper(what: &str, e: &io::Error) -> Error {
+    Error::new(Code::NotPermitted, what).why(format!("this user may not mount, and {HELPER} cannot be run: {e}")).cure(
+        "install fuse3 (Debian), or use `forebay run`, which needs no mount",
+    )
+}
+
+/// Unmounts. [`Code::Busy`] while programs use it, unless `lazy`: then it goes from under them with their last use.
+pub fn unmount(at: &Path, lazy: bool) -> Result<()> {
+    unmount_call(at, if lazy { libc::MNT_DETACH } else { 0 })
+}
+
+/// Takes away a mount that nobody serves: whoever waits for an answer gets an error.
+pub fn clear(mounted: &Mounted) -> Result<()> {
+    // The connection lives as long as any descriptor of it does, and who waits on one may hold it: end it first.
+    let abort = format!("/sys/fs/fuse/connections/{}/abort", mounted.minor);
+    let _ = std::fs::write(abort, "1");
+    let forced = unmount_call(&mounted.at, libc::MNT_FORCE | libc::MNT_DETACH);
+    match forced {
+        Err(e) if e.code == Code::NotFound => Ok(()),
+        result => result,
+    }
+}
+
+/// Mounts a new connection on a directory; `source` is what the kernel's table shows.
+pub fn mount(at: &Path, source: &str, options: Options) -> Result<Device> {
+    let what = || format!("cannot mount on {}", at.display());
+    let device = match Device::open() {
+        Ok(device) => device,
+        Err(e) => {
+            let cure = match e.raw_os_error() {
+                Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
+                    "load the kernel's module (`modprobe fuse`), or give the container /dev/fuse; `forebay run` needs no mount"
+                }
+                _ => "this user may not open it; `forebay run` needs no mount",
+            };
+            return Err(Error::io(what(), &e).why(format!("/dev/fuse: {e}")).cure(cure));
+        }
+    };
+    // SAFETY: these calls cannot fail.
+    let (uid, gid) = unsafe { (libc::getuid(), libc::getgid()) };
+    let mut data = format!("rootmode=40000,user_id={uid},group_id={gid},default_permissions");
+    if options.allow_other {
+        data.push_str(",allow_other");
+    }
+    let (source_c, kind) = (CString::new(source).unwrap_or_default(), CString::new(FILE_SYSTEM_TYPE).unwrap_or_default());
+    let with_fd = CString::new(format!("fd={},{data}", device.as_fd().as_raw_fd())).unwrap_or_default();
+    let path = c_path(at)?;
+    // SAFETY: all strings are NUL-terminated and live over the call.
+    let done = unsafe {
+        libc::mount(source_c.as_ptr(), path.as_ptr(), kind.as_ptr(), 0, with_fd.as_ptr().cast())
+    };
+    if done == 0 {
+        return Ok(device);
+    }
+    let e = io::Error::last_os_error();
+    match e.raw_os_error() {
+        Some(libc::EPERM | libc::EACCES) => mount_by_helper(at, source, options),
+        Some(libc::ENODEV) => Err(Error::io(what(), &e).why("the kernel has no FUSE").cure("`modprobe fuse`")),
+        _ => Err(Error::io(what(), &e)),
+    }
+}
+
+/// Has `fusermount3` mount, and takes the descriptor that it sends.
+fn mount_by_helper(at: &Path, source: &str, options: Options) -> Result<Device> {
+    let what = format!("cannot mount on {}", at.display());
+    let (ours, theirs) = std::os::unix::net::UnixStream::pair().map_err(|e| Error::io(&what, &e))?;
+    let source = source.replace('\\', "\\\\").replace(',', "\\,");
+    let mut data = format!("default_permissions,subtype=forebay,fsname={source}");
+    if options.allow_other {
+        data.push_str(",allow_other");
+    }
+    let number = theirs.as_raw_fd();
+    let mut command = Command::new(HELPER);
+    command.args(["-o", &data, "--"]).arg(at).env("_FUSE_COMMFD", number.to_string());
+    // SAFETY: between fork and exec one system call is made, which is async-signal-safe.
+    unsafe {
+        command.pre_exec(move || {
+            if libc::fcntl(number, libc::F_SETFD, 0) < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            Ok(())
+        });
+    }
+    let child = command
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .map_err(|e| no_helper(&what, &e))?;
+    drop(theirs);
+    let received = receive_descriptor(&ours);
+    let output = child.wait_with_output().map_err(|e| Error::io(&what, &e))?;
+    match received {
+        Ok(fd) if output.status.success() => Ok(Device::from_fd(fd)),
+        _ => {
+            let words = String::from_utf8_lossy(&output.stderr).trim().to_owned();
+            let cure = if words.contains("user_allow_other") {
+                "add user_allow_other to /etc/fuse.conf, or leave out --allow-other"
+            } else {
+                "`forebay run` needs no mount"
+            };
+            Err(Error::new(Code::NotPermitted, what).why(words).cure(cure))
+        }
+    }
+}
+
+fn receive_descriptor(socket: &std::os::unix::net::UnixStream) -> io::Result<OwnedFd> {
+    #[repr(C, align(8))]
+    struct Control([u8; 64]);
+    let (mut byte, mut control) = ([0u8; 1], Control([0; 64]));
+    let mut part = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
+    // SAFETY: an all-zero msghdr is valid; its pointers are set to locals that live over the call. The control message is
+    // read as the kernel wrote it, and its descriptor is new and ours.
+    unsafe {
+        let mut message: libc::msghdr = std::mem::zeroed();
+        message.msg_iov = &mut part;
+        message.msg_iovlen = 1;
+        message.msg_control = control.0.as_mut_ptr().cast();
+        message.msg_controllen = control.0.len() as _;
+        if libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_CMSG_CLOEXEC) < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let c = libc::CMSG_FIRSTHDR(&message);
+        if c.is_null() || (*c).cmsg_level != libc::SOL_SOCKET || (*c).cmsg_type != libc::SCM_RIGHTS {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Ok(OwnedFd::from_raw_fd(std::ptr::read_unaligned(libc::CMSG_DATA(c).cast::<i32>())))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parse_line_undoes_escapes() {
+        let line = "61 28 0:47 / /mnt/a\\040b rw,nosuid shared:1 - fuse.forebay /tmp/p\\134q rw,user_id=0";
+        let mounted = parse_line(line).unwrap();
+        assert_eq!(mounted.at, PathBuf::from("/mnt/a b"));
+        assert_eq!((mounted.kind.as_str(), mounted.source.as_str()), (FILE_SYSTEM_TYPE, "/tmp/p\\q"));
+        assert_eq!(mounted.minor, 47);
+        assert!(parse_line("nonsense").is_none());
+    }
+
+    #[test]
+    fn check_place_refuses_files_and_what_is_not_empty() {
+        let dir = std::env::temp_dir().join(format!("forebay-place-{}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        assert!(check_place(&dir, "x").is_ok());
+        let file = dir.join("f");
+        std::fs::write(&file, "").unwrap();
+        assert_eq!(check_place(&dir, "x").unwrap_err().code, Code::NotEmpty);
+        assert_eq!(check_place(&file, "x").unwrap_err().code, Code::NotDirectory);
+        assert_eq!(full_path(&dir.join("missing")).unwrap_err().code, Code::NotFound);
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}

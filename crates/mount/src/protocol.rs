@@ -1,0 +1,460 @@
+//! The kernel's side of the conversation: numbers, requests and replies of the FUSE protocol, version 7.
+//!
+//! Requests are read field by field from the bytes that the kernel wrote, replies are appended to a buffer. Numbers are
+//! this machine's own. Names follow `linux/fuse.h`, which is the reference. No I/O, no unsafe.
+
+/// Version that is spoken; the kernel's must be 7, and its minor version decides what it can do.
+pub(crate) const MAJOR: u32 = 7;
+/// The newest minor version whose features are used.
+pub(crate) const MINOR: u32 = 45;
+/// First minor version with `FUSE_NOTIFY_INC_EPOCH`.
+pub(crate) const MINOR_OF_EPOCHS: u32 = 44;
+/// Node number of the root directory.
+pub(crate) const ROOT_NODE: u64 = 1;
+
+/// Bytes of a request's header.
+pub(crate) const IN_HEADER_BYTES: usize = 40;
+/// Bytes of a reply's header.
+pub(crate) const OUT_HEADER_BYTES: usize = 16;
+
+/// What the kernel asks.
+pub(crate) mod op {
+    pub(crate) const LOOKUP: u32 = 1;
+    pub(crate) const FORGET: u32 = 2;
+    pub(crate) const GETATTR: u32 = 3;
+    pub(crate) const SETATTR: u32 = 4;
+    pub(crate) const READLINK: u32 = 5;
+    pub(crate) const SYMLINK: u32 = 6;
+    pub(crate) const MKNOD: u32 = 8;
+    pub(crate) const MKDIR: u32 = 9;
+    pub(crate) const UNLINK: u32 = 10;
+    pub(crate) const RMDIR: u32 = 11;
+    pub(crate) const RENAME: u32 = 12;
+    pub(crate) const LINK: u32 = 13;
+    pub(crate) const OPEN: u32 = 14;
+    pub(crate) const READ: u32 = 15;
+    pub(crate) const WRITE: u32 = 16;
+    pub(crate) const STATFS: u32 = 17;
+    pub(crate) const RELEASE: u32 = 18;
+    pub(crate) const FSYNC: u32 = 20;
+    pub(crate) const SETXATTR: u32 = 21;
+    pub(crate) const GETXATTR: u32 = 22;
+    pub(crate) const LISTXATTR: u32 = 23;
+    pub(crate) const REMOVEXATTR: u32 = 24;
+    pub(crate) const FLUSH: u32 = 25;
+    pub(crate) const INIT: u32 = 26;
+    pub(crate) const OPENDIR: u32 = 27;
+    pub(crate) const READDIR: u32 = 28;
+    pub(crate) const RELEASEDIR: u32 = 29;
+    pub(crate) const FSYNCDIR: u32 = 30;
+    pub(crate) const GETLK: u32 = 31;
+    pub(crate) const SETLK: u32 = 32;
+    pub(crate) const SETLKW: u32 = 33;
+    pub(crate) const CREATE: u32 = 35;
+    pub(crate) const INTERRUPT: u32 = 36;
+    pub(crate) const DESTROY: u32 = 38;
+    pub(crate) const BATCH_FORGET: u32 = 42;
+    pub(crate) const FALLOCATE: u32 = 43;
+    pub(crate) const READDIRPLUS: u32 = 44;
+    pub(crate) const RENAME2: u32 = 45;
+    pub(crate) const LSEEK: u32 = 46;
+    pub(crate) const COPY_FILE_RANGE: u32 = 47;
+    pub(crate) const SYNCFS: u32 = 50;
+    pub(crate) const TMPFILE: u32 = 51;
+    pub(crate) const STATX: u32 = 52;
+    pub(crate) const COPY_FILE_RANGE_64: u32 = 53;
+}
+
+/// What both sides can do, agreed at the start.
+pub(crate) mod init {
+    pub(crate) const ASYNC_READ: u64 = 1;
+    pub(crate) const POSIX_LOCKS: u64 = 1 << 1;
+    pub(crate) const ATOMIC_O_TRUNC: u64 = 1 << 3;
+    pub(crate) const BIG_WRITES: u64 = 1 << 5;
+    pub(crate) const FLOCK_LOCKS: u64 = 1 << 10;
+    pub(crate) const AUTO_INVAL_DATA: u64 = 1 << 12;
+    pub(crate) const DO_READDIRPLUS: u64 = 1 << 13;
+    pub(crate) const READDIRPLUS_AUTO: u64 = 1 << 14;
+    pub(crate) const ASYNC_DIO: u64 = 1 << 15;
+    pub(crate) const PARALLEL_DIROPS: u64 = 1 << 18;
+    pub(crate) const MAX_PAGES: u64 = 1 << 22;
+    pub(crate) const CACHE_SYMLINKS: u64 = 1 << 23;
+    pub(crate) const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
+    pub(crate) const INIT_EXT: u64 = 1 << 30;
+    pub(crate) const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
+    pub(crate) const PASSTHROUGH: u64 = 1 << 37;
+    pub(crate) const NO_EXPORT_SUPPORT: u64 = 1 << 38;
+}
+
+/// How a file is opened.
+pub(crate) mod fopen {
+    pub(crate) const DIRECT_IO: u32 = 1;
+    pub(crate) const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
+    pub(crate) const PASSTHROUGH: u32 = 1 << 7;
+}
+
+/// Which attributes a SETATTR sets.
+pub(crate) mod fattr {
+    pub(crate) const MODE: u32 = 1;
+    pub(crate) const UID: u32 = 1 << 1;
+    pub(crate) const GID: u32 = 1 << 2;
+    pub(crate) const SIZE: u32 = 1 << 3;
+    pub(crate) const ATIME: u32 = 1 << 4;
+    pub(crate) const MTIME: u32 = 1 << 5;
+    pub(crate) const ATIME_NOW: u32 = 1 << 7;
+    pub(crate) const MTIME_NOW: u32 = 1 << 8;
+    pub(crate) const KILL_SUIDGID: u32 = 1 << 11;
+}
+
+/// A write or an open with O_TRUNC that drops set-id bits.
+pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
+/// See [`WRITE_KILL_SUIDGID`].
+pub(crate) const OPEN_KILL_SUIDGID: u32 = 1;
+/// A lock request of flock(2), not of fcntl(2).
+pub(crate) const LK_FLOCK: u32 = 1;
+/// A release that drops the handle's flock.
+pub(crate) const RELEASE_FLOCK_UNLOCK: u32 = 2;
+/// Of an fsync: data alone.
+pub(crate) const FSYNC_FDATASYNC: u32 = 1;
+
+/// What the server tells the kernel unasked, in the place of an error.
+pub(crate) mod notify {
+    pub(crate) const INVAL_INODE: i32 = 2;
+}
+
+/// Reads a request's fields; what is missing reads as an error.
+#[derive(Clone, Copy)]
+pub(crate) struct Fields<'a> {
+    rest: &'a [u8],
+}
+
+/// The request is shorter than its kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Short;
+
+impl<'a> Fields<'a> {
+    pub(crate) fn new(bytes: &'a [u8]) -> Fields<'a> {
+        Fields { rest: bytes }
+    }
+
+    fn chunk<const N: usize>(&mut self) -> Result<[u8; N], Short> {
+        let (chunk, rest) = self.rest.split_first_chunk().ok_or(Short)?;
+        self.rest = rest;
+        Ok(*chunk)
+    }
+
+    pub(crate) fn u16(&mut self) -> Result<u16, Short> {
+        self.chunk().map(u16::from_ne_bytes)
+    }
+
+    pub(crate) fn u32(&mut self) -> Result<u32, Short> {
+        self.chunk().map(u32::from_ne_bytes)
+    }
+
+    pub(crate) fn u64(&mut self) -> Result<u64, Short> {
+        self.chunk().map(u64::from_ne_bytes)
+    }
+
+    /// Bytes up to a NUL, which is taken too.
+    pub(crate) fn name(&mut self) -> Result<&'a [u8], Short> {
+        let end = self.rest.iter().position(|&b| b == 0).ok_or(Short)?;
+        let (name, rest) = self.rest.split_at(end);
+        self.rest = &rest[1..];
+        Ok(name)
+    }
+
+    /// So many bytes.
+    pub(crate) fn bytes(&mut self, count: usize) -> Result<&'a [u8], Short> {
+        if count > self.rest.len() {
+            return Err(Short);
+        }
+        let (bytes, rest) = self.rest.split_at(count);
+        self.rest = rest;
+        Ok(bytes)
+    }
+
+    pub(crate) fn skip(&mut self, count: usize) -> Result<(), Short> {
+        self.bytes(count).map(|_| ())
+    }
+}
+
+/// A request's header, and the fields behind it.
+#[derive(Clone, Copy)]
+pub(crate) struct Request<'a> {
+    pub(crate) opcode: u32,
+    pub(crate) unique: u64,
+    pub(crate) node: u64,
+    pub(crate) uid: u32,
+    pub(crate) gid: u32,
+    pub(crate) fields: Fields<'a>,
+}
+
+impl<'a> Request<'a> {
+    /// The request in what one read from the device gave.
+    pub(crate) fn parse(bytes: &'a [u8]) -> Result<Request<'a>, Short> {
+        let mut f = Fields::new(bytes);
+        let len = f.u32()? as usize;
+        let opcode = f.u32()?;
+        let (unique, node) = (f.u64()?, f.u64()?);
+        let (uid, gid, _pid) = (f.u32()?, f.u32()?, f.u32()?);
+        // Extensions lie behind the body, counted in units of 8 bytes.
+        let extension_bytes = usize::from(f.u16()?) * 8;
+        let end = len.checked_sub(extension_bytes).ok_or(Short)?;
+        let fields = Fields::new(bytes.get(IN_HEADER_BYTES..end).ok_or(Short)?);
+        Ok(Request { opcode, unique, node, uid, gid, fields })
+    }
+}
+
+/// A reply that is being put together: room for the header, then the body.
+#[derive(Debug, Default)]
+pub(crate) struct Body {
+    bytes: Vec<u8>,
+}
+
+impl Body {
+    pub(crate) fn new() -> Body {
+        Body { bytes: vec![0; OUT_HEADER_BYTES] }
+    }
+
+    /// Empties it, and keeps its memory.
+    pub(crate) fn clear(&mut self) {
+        self.bytes.truncate(OUT_HEADER_BYTES);
+    }
+
+    pub(crate) fn u16(&mut self, v: u16) {
+        self.bytes.extend_from_slice(&v.to_ne_bytes());
+    }
+
+    pub(crate) fn u32(&mut self, v: u32) {
+        self.bytes.extend_from_slice(&v.to_ne_bytes());
+    }
+
+    pub(crate) fn u64(&mut self, v: u64) {
+        self.bytes.extend_from_slice(&v.to_ne_bytes());
+    }
+
+    pub(crate) fn bytes(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    pub(crate) fn zeros(&mut self, count: usize) {
+        self.bytes.resize(self.bytes.len() + count, 0);
+    }
+
+    /// Bytes of the body so far.
+    pub(crate) fn len(&self) -> usize {
+        self.bytes.len() - OUT_HEADER_BYTES
+    }
+
+    /// Room for `count` bytes, of which `fill` says how many it used.
+    pub(crate) fn fill<E>(
+        &mut self,
+        count: usize,
+        fill: impl FnOnce(&mut [u8]) -> Result<usize, E>,
+    ) -> Result<usize, E> {
+        let at = self.bytes.len();
+        self.bytes.resize(at + count, 0);
+        let used = fill(&mut self.bytes[at..]);
+        self.bytes.truncate(at + used.as_ref().map_or(0, |n| (*n).min(count)));
+        used
+    }
+
+    /// The whole message: a reply to `unique`, or with none a notification. `error` is 0 or a negative errno; for a
+    /// notification its number.
+    pub(crate) fn message(&mut self, unique: u64, error: i32) -> &[u8] {
+        let len = self.bytes.len() as u32;
+        self.bytes[..4].copy_from_slice(&len.to_ne_bytes());
+        self.bytes[4..8].copy_from_slice(&error.to_ne_bytes());
+        self.bytes[8..16].copy_from_slice(&unique.to_ne_bytes());
+        &self.bytes
+    }
+}
+
+/// How long the kernel may believe something.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Belief {
+    /// Whole seconds; 0 is not at all.
+    pub(crate) seconds: u64,
+}
+
+impl Belief {
+    /// Ask each time.
+    pub(crate) const NONE: Belief = Belief { seconds: 0 };
+    /// Until told otherwise: a day, as a bound on what a lost word could do.
+    pub(crate) const LONG: Belief = Belief { seconds: 86_400 };
+}
+
+/// A time as the protocol has it: seconds, nanoseconds.
+fn put_times(out: &mut Body, st: &libc::stat) {
+    out.u64(st.st_atime as u64);
+    out.u64(st.st_mtime as u64);
+    out.u64(st.st_ctime as u64);
+    out.u32(st.st_atime_nsec as u32);
+    out.u32(st.st_mtime_nsec as u32);
+    out.u32(st.st_ctime_nsec as u32);
+}
+
+/// A device number in the kernel's 32 bits.
+fn small_device(device: u64) -> u32 {
+    let (major, minor) = (libc::major(device), libc::minor(device));
+    (minor & 0xff) | (major << 8) | ((minor & !0xff) << 12)
+}
+
+/// A device number of the kernel's 32 bits.
+pub(crate) fn large_device(device: u32) -> u64 {
+    libc::makedev((device & 0xfff00) >> 8, (device & 0xff) | ((device >> 12) & 0xfff00))
+}
+
+/// `struct fuse_attr`.
+fn put_attr(out: &mut Body, st: &libc::stat) {
+    out.u64(st.st_ino);
+    out.u64(st.st_size as u64);
+    out.u64(st.st_blocks as u64);
+    put_times(out, st);
+    out.u32(st.st_mode);
+    out.u32(st.st_nlink as u32);
+    out.u32(st.st_uid);
+    out.u32(st.st_gid);
+    out.u32(small_device(st.st_rdev));
+    out.u32(st.st_blksize as u32);
+    out.u32(0);
+}
+
+/// `struct fuse_attr_out`.
+pub(crate) fn put_attr_out(out: &mut Body, st: &libc::stat, attr: Belief) {
+    out.u64(attr.seconds);
+    out.u64(0);
+    put_attr(out, st);
+}
+
+/// `struct fuse_entry_out`.
+pub(crate) fn put_entry_out(out: &mut Body, node: u64, st: &libc::stat, entry: Belief, attr: Belief) {
+    out.u64(node);
+    out.u64(0); // generation: numbers are never used again
+    out.u64(entry.seconds);
+    out.u64(attr.seconds);
+    out.u64(0);
+    put_attr(out, st);
+}
+
+/// A name that is not there, which the kernel may believe.
+pub(crate) fn put_absent(out: &mut Body, entry: Belief) {
+    out.u64(0);
+    out.u64(0);
+    out.u64(entry.seconds);
+    out.zeros(ENTRY_OUT_BYTES - 24);
+}
+
+/// Bytes of `struct fuse_entry_out`.
+pub(crate) const ENTRY_OUT_BYTES: usize = 128;
+
+/// `struct fuse_open_out`.
+pub(crate) fn put_open_out(out: &mut Body, handle: u64, flags: u32, backing: i32) {
+    out.u64(handle);
+    out.u32(flags);
+    out.u32(backing as u32);
+}
+
+/// `struct fuse_statx_out`.
+pub(crate) fn put_statx_out(out: &mut Body, st: &libc::stat, born: Option<(i64, u32)>, attr: Belief) {
+    out.u64(attr.seconds);
+    out.u64(0);
+    out.zeros(16);
+    let mask = libc::STATX_BASIC_STATS | if born.is_some() { libc::STATX_BTIME } else { 0 };
+    out.u32(mask);
+    out.u32(st.st_blksize as u32);
+    out.u64(0);
+    out.u32(st.st_nlink as u32);
+    out.u32(st.st_uid);
+    out.u32(st.st_gid);
+    out.u16(st.st_mode as u16);
+    out.u16(0);
+    out.u64(st.st_ino);
+    out.u64(st.st_size as u64);
+    out.u64(st.st_blocks as u64);
+    out.u64(0);
+    let (born_sec, born_nsec) = born.unwrap_or_default();
+    for (sec, nsec) in [
+        (st.st_atime, st.st_atime_nsec as u32),
+        (born_sec, born_nsec),
+        (st.st_ctime, st.st_ctime_nsec as u32),
+        (st.st_mtime, st.st_mtime_nsec as u32),
+    ] {
+        out.u64(sec as u64);
+        out.u32(nsec);
+        out.u32(0);
+    }
+    out.u32(libc::major(st.st_rdev));
+    out.u32(libc::minor(st.st_rdev));
+    out.zeros(8 + 14 * 8);
+}
+
+/// Bytes that a directory entry with a name of `name_bytes` takes; with attributes in front or not.
+pub(crate) fn dirent_bytes(name_bytes: usize, plus: bool) -> usize {
+    let front = if plus { ENTRY_OUT_BYTES } else { 0 };
+    front + (24 + name_bytes).next_multiple_of(8)
+}
+
+/// `struct fuse_dirent`.
+pub(crate) fn put_dirent(out: &mut Body, ino: u64, offset: u64, kind: u8, name: &[u8]) {
+    out.u64(ino);
+    out.u64(offset);
+    out.u32(name.len() as u32);
+    out.u32(u32::from(kind));
+    out.bytes(name);
+    out.zeros((24 + name.len()).next_multiple_of(8) - (24 + name.len()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stat() -> libc::stat {
+        // SAFETY: an all-zero stat is valid.
+        unsafe { std::mem::zeroed() }
+    }
+
+    #[test]
+    fn replies_have_the_sizes_of_the_kernels_structures() {
+        let mut out = Body::new();
+        put_attr_out(&mut out, &stat(), Belief::NONE);
+        assert_eq!(out.len(), 104);
+        out.clear();
+        put_entry_out(&mut out, 2, &stat(), Belief::LONG, Belief::NONE);
+        assert_eq!(out.len(), ENTRY_OUT_BYTES);
+        out.clear();
+        put_absent(&mut out, Belief::LONG);
+        assert_eq!(out.len(), ENTRY_OUT_BYTES);
+        out.clear();
+        put_open_out(&mut out, 1, 2, 3);
+        assert_eq!(out.len(), 16);
+        out.clear();
+        put_statx_out(&mut out, &stat(), Some((1, 2)), Belief::NONE);
+        assert_eq!(out.len(), 32 + 256);
+        for n in 1..=255 {
+            out.clear();
+            put_dirent(&mut out, 1, 2, 8, &vec![b'x'; n]);
+            assert_eq!(out.len(), dirent_bytes(n, false));
+            assert_eq!(out.len() % 8, 0);
+        }
+    }
+
+    #[test]
+    fn parse_of_a_cut_request_is_refused() {
+        let mut bytes = vec![0u8; 64];
+        bytes[..4].copy_from_slice(&64u32.to_ne_bytes());
+        assert!(Request::parse(&bytes).is_ok());
+        for short in 0..64 {
+            assert!(Request::parse(&bytes[..short]).is_err(), "{short}");
+        }
+        bytes[36..38].copy_from_slice(&9u16.to_ne_bytes()); // extensions longer than all
+        assert!(Request::parse(&bytes).is_err());
+    }
+
+    #[test]
+    fn device_numbers_round_trip() {
+        for device in [0, libc::makedev(1, 3), libc::makedev(4095, 0xfffff), libc::makedev(8, 300)] {
+            assert_eq!(large_device(small_device(device)), device);
+        }
+    }
+}
