@@ -58,6 +58,10 @@ pub(crate) enum Verb {
     Ls(Ls),
     /// Show all that is known about files of a pool
     Stat(Stat),
+    /// Mount a pool as a file system
+    Mount(Mount),
+    /// Unmount a pool
+    Umount(Umount),
     /// Run a program that sees a pool as a directory
     Run(Run),
     /// Copy files and directories into a pool
@@ -82,6 +86,8 @@ impl Verb {
             Verb::StageIn(a) => a.staging.json,
             Verb::StageOut(a) => a.staging.json,
             Verb::Fsck(a) => a.json,
+            Verb::Mount(a) => a.json,
+            Verb::Umount(a) => a.json,
             Verb::Run(_) | Verb::Completions(_) => false,
         }
     }
@@ -103,6 +109,7 @@ Examples:
   forebay up --capacity 64GiB                   so much of it
   forebay up --media ssd --path /local/scratch/pool
   forebay up --path /dev/shm/$USER-pool         memory, for a user who may not mount
+  forebay up --mount /mnt/pool                  mounted there, for any program
 
 With --media dram the pool mounts a tmpfs of its own where it may. Else it uses the directory given, which should then be
 on a tmpfs; `forebay status` says what that costs. After a crash or `down --keep`, `up` finds the data again.")]
@@ -113,12 +120,58 @@ pub(crate) struct Up {
     /// dram: data in memory; ssd: data in the directory, on whatever disk it lies
     #[arg(long, value_name = "MEDIUM", value_parser = medium)]
     pub(crate) media: Option<Medium>,
+    /// Mount it on this empty directory
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) mount: Option<PathBuf>,
+    /// Users other than the one who mounts may use the mount too
+    #[arg(long, requires = "mount")]
+    pub(crate) allow_other: bool,
     /// How much the pool may hold, e.g. 4GiB [default: half of the free memory, or 80 % of the free disk]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) capacity: Option<u64>,
     /// Print what was started as JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// `forebay mount`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  mkdir -p /mnt/pool && forebay mount /mnt/pool
+  forebay mount --allow-other /mnt/pool         for all users, by the permission bits
+
+Any program can use the mount. Where this user has CAP_SYS_ADMIN the kernel reads and writes the pool's files by itself,
+at the medium's own speed; else it asks, and `forebay status` says why. Users who may not mount need fusermount3 (Debian: \
+fuse3).")]
+pub(crate) struct Mount {
+    /// Users other than the one who mounts may use it too
+    #[arg(long)]
+    pub(crate) allow_other: bool,
+    /// Print how it was mounted as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// An empty directory
+    #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) dir: PathBuf,
+}
+
+/// `forebay umount`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  forebay umount                 wherever it is
+  forebay umount --lazy          also under programs that use it: they get errors")]
+pub(crate) struct Umount {
+    /// Take it away from under the programs that use it
+    #[arg(long)]
+    pub(crate) lazy: bool,
+    /// Print as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Where the pool is mounted
+    #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) dir: Option<PathBuf>,
 }
 
 /// `forebay down`.

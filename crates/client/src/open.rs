@@ -442,7 +442,8 @@ impl Pool {
     /// A regular file of the target without a name, open for reading and writing; [`Pool::name_temporary`] can give it one.
     pub fn make_temporary(&self, flags: i32) -> Result<std::os::fd::OwnedFd, Code> {
         use std::os::fd::FromRawFd;
-        let flags = flags & KERNEL_FLAGS & !libc::O_ACCMODE | libc::O_TMPFILE | libc::O_RDWR | libc::O_CLOEXEC;
+        let flags =
+            flags & KERNEL_FLAGS & !libc::O_ACCMODE | libc::O_TMPFILE | libc::O_RDWR | libc::O_CLOEXEC;
         let fd = open_at(self.attached()?.target(), c"data", flags)?;
         // SAFETY: the descriptor is new and ours.
         Ok(unsafe { std::os::fd::OwnedFd::from_raw_fd(fd) })

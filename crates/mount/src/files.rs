@@ -308,7 +308,9 @@ impl FileSystem {
         let at = match file.single() {
             // The descriptor's own offset is moved too, and used by nobody.
             // SAFETY: plain system call on a descriptor of ours.
-            Some(file) => check(unsafe { libc::lseek(file.as_raw_fd(), offset as i64, whence as i32) })? as u64,
+            Some(file) => {
+                check(unsafe { libc::lseek(file.as_raw_fd(), offset as i64, whence as i32) })? as u64
+            }
             None => self.seek_striped(rq.node, offset, whence as i32)?,
         };
         out.u64(at);
@@ -339,8 +341,7 @@ impl FileSystem {
         let destination = self.descriptor(to_node, to_handle, true)?;
         // The kernel copies by reads and writes then.
         let by_parts = Errno(libc::EOPNOTSUPP);
-        let (source, destination) =
-            (source.single().ok_or(by_parts)?, destination.single().ok_or(by_parts)?);
+        let (source, destination) = (source.single().ok_or(by_parts)?, destination.single().ok_or(by_parts)?);
         let len = if wide { len } else { len.min(u64::from(u32::MAX) & !0xfff) };
         // SAFETY: the offsets live over the call; the descriptors are ours.
         let copied = check(unsafe {

@@ -12,8 +12,8 @@
 //! wants. Its own death ends the connection: the supervisor starts it again, and it clears the dead mount away and mounts
 //! anew. Tests: `tests/`, and the conformance suite.
 
-mod belief;
 mod attributes;
+mod belief;
 mod device;
 mod directories;
 mod errno;
@@ -25,6 +25,7 @@ mod names;
 mod nodes;
 mod opened;
 pub mod place;
+pub mod program;
 mod protocol;
 mod session;
 

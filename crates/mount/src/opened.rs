@@ -92,7 +92,12 @@ impl Opened {
     }
 
     /// Takes over the descriptor of a file that was just made, as an open for reading and writing.
-    pub(crate) fn adopt(&self, fd: OwnedFd, device: Option<&Arc<Device>>, write: bool) -> Result<Option<i32>, Errno> {
+    pub(crate) fn adopt(
+        &self,
+        fd: OwnedFd,
+        device: Option<&Arc<Device>>,
+        write: bool,
+    ) -> Result<Option<i32>, Errno> {
         let mut inner = self.inner();
         *(if write { &mut inner.write } else { &mut inner.read }) = Some(Arc::new(fd));
         let id = Opened::register(&mut inner, device)?;

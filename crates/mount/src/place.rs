@@ -154,10 +154,14 @@ fn unmount_call(at: &Path, flags: i32) -> Result<()> {
 
 fn busy(at: &Path) -> Error {
     let users = users_of(at);
-    let why = if users.is_empty() { "it is in use".to_owned() } else { format!("it is in use by {}", users.join(", ")) };
-    Error::new(Code::Busy, format!("cannot unmount {}", at.display()))
-        .why(why)
-        .cure("end these programs or have them leave it; `forebay umount --lazy` takes it away from under them")
+    let why = if users.is_empty() {
+        "it is in use".to_owned()
+    } else {
+        format!("it is in use by {}", users.join(", "))
+    };
+    Error::new(Code::Busy, format!("cannot unmount {}", at.display())).why(why).cure(
+        "end these programs or have them leave it; `forebay umount --lazy` takes it away from under them",
+    )
 }
 
 /// Programs that have their working directory, root or an open file on a mount, as far as this user may see.
@@ -172,7 +176,10 @@ fn users_of(at: &Path) -> Vec<String> {
             continue;
         }
         let dir = process.path();
-        let open = || std::fs::read_dir(dir.join("fd")).is_ok_and(|mut fds| fds.any(|fd| fd.is_ok_and(|fd| uses(fd.path()))));
+        let open = || {
+            std::fs::read_dir(dir.join("fd"))
+                .is_ok_and(|mut fds| fds.any(|fd| fd.is_ok_and(|fd| uses(fd.path()))))
+        };
         if uses(dir.join("cwd")) || uses(dir.join("root")) || uses(dir.join("exe")) || open() {
             let comm = std::fs::read_to_string(dir.join("comm")).unwrap_or_default();
             users.push(format!("{} ({})", comm.trim(), name.to_string_lossy()));
@@ -203,9 +210,9 @@ fn unmount_by_helper(at: &Path, lazy: bool) -> Result<()> {
 }
 
 fn no_helper(what: &str, e: &io::Error) -> Error {
-    Error::new(Code::NotPermitted, what).why(format!("this user may not mount, and {HELPER} cannot be run: {e}")).cure(
-        "install fuse3 (Debian), or use `forebay run`, which needs no mount",
-    )
+    Error::new(Code::NotPermitted, what)
+        .why(format!("this user may not mount, and {HELPER} cannot be run: {e}"))
+        .cure("install fuse3 (Debian), or use `forebay run`, which needs no mount")
 }
 
 /// Unmounts. [`Code::Busy`] while programs use it, unless `lazy`: then it goes from under them with their last use.
@@ -246,20 +253,22 @@ pub fn mount(at: &Path, source: &str, options: Options) -> Result<Device> {
     if options.allow_other {
         data.push_str(",allow_other");
     }
-    let (source_c, kind) = (CString::new(source).unwrap_or_default(), CString::new(FILE_SYSTEM_TYPE).unwrap_or_default());
+    let (source_c, kind) =
+        (CString::new(source).unwrap_or_default(), CString::new(FILE_SYSTEM_TYPE).unwrap_or_default());
     let with_fd = CString::new(format!("fd={},{data}", device.as_fd().as_raw_fd())).unwrap_or_default();
     let path = c_path(at)?;
     // SAFETY: all strings are NUL-terminated and live over the call.
-    let done = unsafe {
-        libc::mount(source_c.as_ptr(), path.as_ptr(), kind.as_ptr(), 0, with_fd.as_ptr().cast())
-    };
+    let done =
+        unsafe { libc::mount(source_c.as_ptr(), path.as_ptr(), kind.as_ptr(), 0, with_fd.as_ptr().cast()) };
     if done == 0 {
         return Ok(device);
     }
     let e = io::Error::last_os_error();
     match e.raw_os_error() {
         Some(libc::EPERM | libc::EACCES) => mount_by_helper(at, source, options),
-        Some(libc::ENODEV) => Err(Error::io(what(), &e).why("the kernel has no FUSE").cure("`modprobe fuse`")),
+        Some(libc::ENODEV) => {
+            Err(Error::io(what(), &e).why("the kernel has no FUSE").cure("`modprobe fuse`"))
+        }
         _ => Err(Error::io(what(), &e)),
     }
 }
@@ -285,10 +294,7 @@ fn mount_by_helper(at: &Path, source: &str, options: Options) -> Result<Device> 
             Ok(())
         });
     }
-    let child = command
-        .stderr(std::process::Stdio::piped())
-        .spawn()
-        .map_err(|e| no_helper(&what, &e))?;
+    let child = command.stderr(std::process::Stdio::piped()).spawn().map_err(|e| no_helper(&what, &e))?;
     drop(theirs);
     let received = receive_descriptor(&ours);
     let output = child.wait_with_output().map_err(|e| Error::io(&what, &e))?;

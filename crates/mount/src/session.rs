@@ -204,7 +204,9 @@ fn agree(fs: &FileSystem) -> Result<Agreement> {
     out.zeros(64 - 40);
     fs.device.write(out.message(rq.unique, 0)).map_err(failed(what))?;
     let data = if agreed & init::PASSTHROUGH == 0 {
-        DataPath::Requests("this kernel has no FUSE passthrough (Linux 6.9 with CONFIG_FUSE_PASSTHROUGH)".into())
+        DataPath::Requests(
+            "this kernel has no FUSE passthrough (Linux 6.9 with CONFIG_FUSE_PASSTHROUGH)".into(),
+        )
     } else {
         try_passthrough(fs)
     };
@@ -215,7 +217,9 @@ fn agree(fs: &FileSystem) -> Result<Agreement> {
 fn try_passthrough(fs: &FileSystem) -> DataPath {
     let file = match fs.pool.make_temporary(0) {
         Ok(file) => file,
-        Err(code) => return DataPath::Requests(format!("the target makes no file to try passthrough with: {code}")),
+        Err(code) => {
+            return DataPath::Requests(format!("the target makes no file to try passthrough with: {code}"))
+        }
     };
     match fs.device.register(file.as_fd()) {
         Ok(id) => {
@@ -224,7 +228,9 @@ fn try_passthrough(fs: &FileSystem) -> DataPath {
         }
         Err(e) => DataPath::Requests(match e.raw_os_error() {
             Some(libc::EPERM) => "passthrough needs CAP_SYS_ADMIN".into(),
-            Some(libc::ELOOP) => "the target lies on a stacked file system, over which passthrough cannot go".into(),
+            Some(libc::ELOOP) => {
+                "the target lies on a stacked file system, over which passthrough cannot go".into()
+            }
             _ => format!("the kernel refuses passthrough: {e}"),
         }),
     }

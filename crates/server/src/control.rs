@@ -17,6 +17,8 @@ use crate::protocol::{Ask, Reply, WorkerAsk};
 const SUPERVISOR_TIMEOUT: Duration = Duration::from_secs(5);
 /// A worker answers within a batch, or is being replaced.
 const WORKER_TIMEOUT: Duration = Duration::from_secs(5);
+/// Mounting waits for the kernel and one look through the mount.
+const MOUNT_TIMEOUT: Duration = Duration::from_secs(30);
 /// A check walks the whole shard and target.
 const CHECK_TIMEOUT: Duration = Duration::from_secs(3600);
 
@@ -38,6 +40,15 @@ impl Supervisor {
     pub(crate) fn status(&mut self) -> Result<Value> {
         match self.ask(&Ask::Status, Some(SUPERVISOR_TIMEOUT))? {
             Reply::Status(value) => Ok(value),
+            Reply::Failed(failure) => Err(failure.into()),
+            _ => Err(unexpected()),
+        }
+    }
+
+    pub(crate) fn unmount(&mut self, at: Option<&Path>, lazy: bool) -> Result<()> {
+        let ask = Ask::Unmount { at: at.map(Path::to_owned), lazy };
+        match self.ask(&ask, Some(MOUNT_TIMEOUT))? {
+            Reply::Unmounted => Ok(()),
             Reply::Failed(failure) => Err(failure.into()),
             _ => Err(unexpected()),
         }
@@ -108,6 +119,8 @@ pub struct Status {
     pub members: u64,
     /// What they run.
     pub member_labels: Vec<String>,
+    /// Where it is mounted.
+    pub mounts: Vec<MountStatus>,
     /// What the medium costs, in words.
     pub costs: Vec<String>,
     /// What else the worker tells: ring, board, capabilities.
@@ -175,6 +188,55 @@ pub struct LeavePlan {
     pub keys: Vec<String>,
     /// True when a member of its group failed.
     pub any_failed: bool,
+}
+
+/// How a pool was mounted.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MountFacts {
+    /// `passthrough`: the kernel goes to the backing files by itself; `requests`: by requests to the mount's process.
+    pub data: String,
+    /// Why not by passthrough.
+    pub why: Option<String>,
+}
+
+/// A mount, as `status` tells of it.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct MountStatus {
+    /// The directory.
+    pub at: String,
+    /// `mounted`, `mounting` (its process is started or replaced) or `unmounting`.
+    pub state: String,
+    /// True when other users may use it too.
+    pub allow_other: bool,
+    /// The process that serves it.
+    pub pid: Option<u32>,
+    /// See [`MountFacts`].
+    pub data: Option<String>,
+    /// See [`MountFacts`].
+    pub why: Option<String>,
+    /// Processes that were replaced.
+    pub restarts: u64,
+    /// How the last one ended that was replaced.
+    pub last_crash: Option<String>,
+}
+
+/// Mounts the pool in `path` on the empty directory `at`; returns when the mount answers.
+pub fn mount(path: &Path, at: &Path, allow_other: bool) -> Result<MountFacts> {
+    let mut supervisor = Supervisor::connect(&PoolDirectory::open(path)?)?;
+    match supervisor.ask(&Ask::Mount { at: at.to_owned(), allow_other }, Some(MOUNT_TIMEOUT))? {
+        Reply::Mounted(facts) => serde_json::from_value(facts).map_err(|_| unexpected()),
+        Reply::Failed(failure) => Err(failure.into()),
+        _ => Err(unexpected()),
+    }
+}
+
+/// Unmounts the pool in `path`, from `at` or from wherever it is. [`Code::Busy`] while programs use the mount, unless
+/// `lazy`: then it is taken away from under them.
+pub fn unmount(path: &Path, at: Option<&Path>, lazy: bool) -> Result<()> {
+    let mut supervisor = Supervisor::connect(&PoolDirectory::open(path)?)?;
+    supervisor.unmount(at, lazy)
 }
 
 /// Joins the pool in `path`. [`Code::NotFound`] or [`Code::PoolGone`] when it is not up, or stops just now.

@@ -203,7 +203,13 @@ pub fn down(path: &Path, options: DownOptions) -> Result<Stopped> {
         return target::sweep(dir, options.keep);
     };
     match connection.status() {
-        Ok(status) if !options.force => refuse_if_used(&status, &dir)?,
+        Ok(status) if !options.force => {
+            refuse_if_used(&status, &dir)?;
+            let mounted = status["mounts"].as_array().is_some_and(|mounts| !mounts.is_empty());
+            if mounted {
+                unmount_unused(&mut connection, &dir)?;
+            }
+        }
         Ok(_) => {}
         Err(_) => return kill(&dir, &identity, options.keep), // it never waits for anybody: it is stopped, or stuck
     }
@@ -235,6 +241,18 @@ pub fn sweep_if_dead(path: &Path) {
     if !dir.is_locked() && PoolIdentity::read(&dir).is_ok_and(|i| i.is_some_and(|i| i.embedded)) {
         let _ = target::sweep(dir, false);
     }
+}
+
+/// Unmounts, unless programs use the mount.
+fn unmount_unused(connection: &mut control::Supervisor, dir: &PoolDirectory) -> Result<()> {
+    connection.unmount(None, false).or_else(|e| match e.code {
+        Code::NotFound => Ok(()), // it went by itself
+        code => Err(Error::new(code, format!("cannot stop pool {}", dir.path().display()))
+            .why(e.what + ": " + &e.why)
+            .cure(
+                "end these programs or have them leave the mount, or stop the pool under them with --force",
+            )),
+    })
 }
 
 fn refuse_if_used(status: &serde_json::Value, dir: &PoolDirectory) -> Result<()> {

@@ -15,6 +15,7 @@ mod frame;
 pub mod identity;
 pub mod launch;
 mod members;
+mod mount_process;
 mod programs;
 mod protocol;
 pub mod rest;

@@ -1,5 +1,7 @@
 //! What is asked of a pool's supervisor and of its worker, beside attaching.
 
+use std::path::PathBuf;
+
 use forebay_types::Error;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -23,6 +25,10 @@ pub(crate) enum Ask {
     Status,
     /// The pool shall stay when its last member leaves. → `Kept`
     Keep,
+    /// Mount the pool on an empty directory, named by its full path. → `Mounted`
+    Mount { at: PathBuf, allow_other: bool },
+    /// Unmount it, from wherever it is when no directory is named. → `Unmounted`
+    Unmount { at: Option<PathBuf>, lazy: bool },
     /// Stop the pool. → `Stopped`, when nothing of it is left but what `keep` keeps.
     Down { keep: bool },
 }
@@ -35,6 +41,10 @@ pub(crate) enum Reply {
     Member(Answer),
     /// To `Status`: keys that join those of the worker's.
     Status(Value),
+    /// To `Mount`: how data is served, and why not by passthrough.
+    Mounted(Value),
+    /// To `Unmount`.
+    Unmounted,
     /// To `Keep`.
     Kept,
     /// To `Down`.

@@ -25,6 +25,7 @@ use crate::frame;
 use crate::identity::random_bytes;
 use crate::launch::{Report, Started};
 use crate::members::{Answers, MemberId, Members};
+use crate::mount_process::{MountKeeper, Wanted};
 use crate::programs;
 use crate::protocol::{Ask, Reply, Stopped};
 use crate::setup::{SetupFds, SetupText, FLIGHT_RECORDER_BYTES};
@@ -57,6 +58,7 @@ struct Connection {
 
 struct Stopping {
     keep: bool,
+    worker_told: bool,
     kill_at: Instant,
     killed: bool,
     askers: Vec<MemberId>,
@@ -71,6 +73,7 @@ pub(crate) struct Supervisor {
     recorder: OwnedFd,
     kept: Kept,
     worker: Option<WorkerProcess>,
+    mount: MountKeeper,
     backoff: Backoff,
     start_worker_at: Instant,
     restarts: u64,
@@ -152,6 +155,7 @@ impl Supervisor {
             recorder,
             kept: Kept::default(),
             worker: None,
+            mount: MountKeeper::default(),
             backoff: Backoff::default(),
             start_worker_at: now,
             restarts: 0,
@@ -171,7 +175,8 @@ impl Supervisor {
     pub(crate) fn run(mut self) -> End {
         loop {
             self.keep_a_worker();
-            if self.worker.is_none() {
+            self.tend_mount();
+            if self.worker.is_none() && self.mount.is_idle() {
                 if let Some(stopping) = self.stopping.take() {
                     return self.end(stopping);
                 }
@@ -305,6 +310,18 @@ impl Supervisor {
         }
     }
 
+    fn tend_mount(&mut self) {
+        let serves = self.served && self.stopping.is_none();
+        self.mount.tend(self.pool.dir.path(), serves);
+        for (id, reply) in self.mount.take_answers() {
+            self.send(id, &reply);
+        }
+        // The worker serves until the mount is gone.
+        if self.stopping.as_ref().is_some_and(|s| !s.worker_told) && self.mount.is_idle() {
+            self.tell_worker_to_stop();
+        }
+    }
+
     // --- stopping
 
     fn begin_stop(&mut self, keep: bool, asker: Option<MemberId>) {
@@ -313,15 +330,23 @@ impl Supervisor {
             return;
         }
         tracing::info!(keep, "pool stops");
-        if let Some(worker) = &self.worker {
-            worker.signal(Signal::TERM);
-        }
+        self.mount.stop();
         self.stopping = Some(Stopping {
             keep,
+            worker_told: false,
             kill_at: Instant::now() + STOP_GRACE,
             killed: false,
             askers: asker.into_iter().collect(),
         });
+    }
+
+    fn tell_worker_to_stop(&mut self) {
+        let Some(stopping) = &mut self.stopping else { return };
+        stopping.worker_told = true;
+        stopping.kill_at = Instant::now() + STOP_GRACE;
+        if let Some(worker) = &self.worker {
+            worker.signal(Signal::TERM);
+        }
     }
 
     fn end_when_left(&mut self) {
@@ -343,7 +368,7 @@ impl Supervisor {
             .then(|| self.born + FIRST_MEMBER_GRACE);
         let start = (self.worker.is_none() && self.stopping.is_none()).then_some(self.start_worker_at);
         let kill = self.stopping.as_ref().filter(|s| !s.killed).map(|s| s.kill_at);
-        [tick, first, start, kill].into_iter().flatten().min()
+        [tick, first, start, kill, self.mount.next_wake()].into_iter().flatten().min()
     }
 
     fn wait_and_serve(&mut self) {
@@ -369,6 +394,9 @@ impl Supervisor {
                 }
                 fds.push(PollFd::from_borrowed_fd(worker.socket(), flags));
             }
+            if let Some(socket) = self.mount.socket() {
+                fds.push(PollFd::from_borrowed_fd(socket, PollFlags::IN));
+            }
             match poll(&mut fds, timeout.as_ref()) {
                 Ok(_) => fds.iter().map(|fd| fd.revents()).collect(),
                 Err(_) => return, // interrupted: look again
@@ -380,16 +408,18 @@ impl Supervisor {
         if !ready[1].is_empty() {
             self.accept();
         }
+        // What the mount said is heard at the next turn, as is its end.
+        let worker_ready = self.worker.as_ref().and_then(|_| ready.get(2 + ids.len()).copied());
         for (id, flags) in ids.iter().zip(&ready[2..]) {
             if !flags.is_empty() {
                 self.serve(*id);
             }
         }
-        if ready.len() > 2 + ids.len() && !ready[2 + ids.len()].is_empty() {
+        if let Some(flags) = worker_ready.filter(|flags| !flags.is_empty()) {
             self.hear_worker();
             if let Some(worker) = &mut self.worker {
                 worker.give(&self.kept);
-                if ready[2 + ids.len()].contains(PollFlags::HUP) {
+                if flags.contains(PollFlags::HUP) {
                     // Its end is closed: it is dying, and SIGCHLD follows. Until then poll would return at once.
                     std::thread::sleep(Duration::from_millis(1));
                 }
@@ -513,6 +543,12 @@ impl Supervisor {
                 };
                 return self.send(id, &reply);
             }
+            Ask::Mount { .. } if self.stopping.is_some() => {
+                let gone = Error::new(Code::PoolGone, "cannot mount the pool").why("it is stopping");
+                return self.send(id, &Reply::failed(&gone));
+            }
+            Ask::Mount { at, allow_other } => return self.mount.mount(Wanted { at, allow_other }, id),
+            Ask::Unmount { at, lazy } => return self.mount.unmount(at.as_deref(), lazy, id),
             Ask::Down { keep } => return self.begin_stop(keep, Some(id)),
         };
         self.answer(answers);
@@ -538,6 +574,7 @@ impl Supervisor {
                 "supervisor": std::process::id(),
                 "worker": self.worker.as_ref().map(|w| w.pid()),
             },
+            "mounts": self.mount.status(),
             "restarts": self.restarts,
             "last_crash": self.last_end,
             "uptime_s": self.born.elapsed().as_secs(),

@@ -18,6 +18,7 @@ use serde_json::{json, Value};
 
 use crate::directory::{PoolDirectory, LOCK_FILE, LOG_FILE, SOCKET_FILE, SUPERVISOR_FILE, TARGET_FILE};
 use crate::identity::{Backing, PoolIdentity, IDENTITY_FILE};
+use crate::mount_process::clear_dead_mounts;
 use crate::protocol::Stopped;
 
 /// How long a start waits for a pool that is just ending.
@@ -99,6 +100,7 @@ struct Opened {
 
 fn try_open(locked: &LockedPool, options: &PoolOptions) -> Result<Opened> {
     let dir = &locked.dir;
+    clear_dead_mounts(dir.path());
     let before = PoolIdentity::read(dir)?;
     if let (Some(identity), Some(asked)) = (&before, options.media) {
         if identity.media != asked {
@@ -417,6 +419,7 @@ pub(crate) fn close_pool(pool: OpenPool, keep: bool, discard: bool) -> Result<St
 pub(crate) fn sweep(dir: PoolDirectory, keep: bool) -> Result<Stopped> {
     let lock = dir.lock()?;
     let Some(identity) = PoolIdentity::read(&dir)? else { return Err(dir.not_up()) };
+    clear_dead_mounts(dir.path());
     let discard = identity.embedded;
     let result = take_away(&dir, &identity, keep, discard);
     drop(lock);

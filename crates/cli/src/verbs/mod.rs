@@ -4,6 +4,7 @@ mod completions;
 mod down;
 mod fsck;
 mod ls;
+mod mount;
 mod stage;
 mod stat;
 mod status;
@@ -24,6 +25,8 @@ pub(crate) fn dispatch(arguments: Arguments) -> Result<ExitCode> {
         Verb::Status(a) => status::status(pool, &a),
         Verb::Ls(a) => ls::ls(pool, &a),
         Verb::Stat(a) => stat::stat(pool, &a),
+        Verb::Mount(a) => mount::mount(pool, &a),
+        Verb::Umount(a) => mount::umount(pool, &a),
         Verb::Run(a) => crate::run::run(pool, a),
         Verb::StageIn(a) => stage::stage_in(pool, a),
         Verb::StageOut(a) => stage::stage_out(pool, a),

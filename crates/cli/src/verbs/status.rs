@@ -52,6 +52,19 @@ fn text(s: &Status) -> String {
     if !users.is_empty() {
         facts.add("used by", users.join(", "));
     }
+    for mount in &s.mounts {
+        let data = match (mount.data.as_deref(), &mount.why) {
+            (Some("passthrough"), _) => ", data by the kernel itself".to_owned(),
+            (Some(_), Some(why)) => format!(", data by requests: {why}"),
+            _ => String::new(),
+        };
+        let others = if mount.allow_other { ", for all users" } else { "" };
+        facts.add("mount", format!("{} is {}{data}{others}", mount.at, mount.state));
+        if mount.restarts > 0 {
+            let how = mount.last_crash.as_deref().unwrap_or("ended");
+            facts.add("", format!("started {} times again; the last process {how}", mount.restarts));
+        }
+    }
     let worker = s.pids.worker.map_or("none just now".to_owned(), |pid| pid.to_string());
     facts.add("daemon", format!("supervisor {}, worker {worker}", s.pids.supervisor));
     if s.restarts > 0 {

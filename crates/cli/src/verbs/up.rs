@@ -3,7 +3,8 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use forebay_server::launch::{self, Started, UpOptions};
+use forebay_server::control;
+use forebay_server::launch::{self, DownOptions, Started, UpOptions};
 use forebay_server::Backing;
 use forebay_types::Result;
 use serde_json::json;
@@ -15,6 +16,7 @@ pub(super) fn up(named: Option<PathBuf>, arguments: Up) -> Result<ExitCode> {
     let path = which(named.as_ref(), arguments.path.as_ref())?;
     let chosen = path.is_some();
     let path = pool::directory(path)?;
+    let mount = arguments.mount.as_deref().map(super::mount::place).transpose()?;
     let started = launch::up(&UpOptions {
         path: path.clone(),
         media: arguments.media,
@@ -22,6 +24,17 @@ pub(super) fn up(named: Option<PathBuf>, arguments: Up) -> Result<ExitCode> {
         embedded: false,
         elsewhere_allowed: !chosen,
     })?;
+    let mounted = match &mount {
+        None => None,
+        Some(at) => match control::mount(&path, at, arguments.allow_other) {
+            Ok(facts) => Some((at, facts)),
+            Err(e) => {
+                // Who asked for both has neither, and what was in it before is kept.
+                let _ = launch::down(&path, DownOptions { keep: started.reopened, force: true });
+                return Err(e);
+            }
+        },
+    };
     if arguments.json {
         failure::print_json(&json!({
             "pool": started.pool,
@@ -32,9 +45,13 @@ pub(super) fn up(named: Option<PathBuf>, arguments: Up) -> Result<ExitCode> {
             "capacity_bytes": started.identity.capacity_bytes,
             "reopened": started.reopened,
             "costs": started.costs,
+            "mounted": mounted.map(|(at, facts)| json!({ "at": at, "data": facts.data, "why": facts.why })),
         }));
     } else {
         failure::put(text(&started, chosen));
+        if let Some((at, facts)) = mounted {
+            failure::put(super::mount::text(at, &facts));
+        }
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,0 +1,55 @@
+//! `forebay mount` and `forebay umount`.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use forebay_server::control::{self, MountFacts};
+use forebay_types::{Error, Result};
+use serde_json::json;
+
+use crate::arguments::{Mount, Umount};
+use crate::{failure, pool};
+
+pub(super) fn mount(named: Option<PathBuf>, arguments: &Mount) -> Result<ExitCode> {
+    let (dir, at) = (pool::directory(named)?, place(&arguments.dir)?);
+    let facts = control::mount(&dir, &at, arguments.allow_other)?;
+    if arguments.json {
+        failure::print_json(&json!({ "pool": dir, "at": at, "data": facts.data, "why": facts.why }));
+    } else {
+        failure::put(text(&at, &facts));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(super) fn umount(named: Option<PathBuf>, arguments: &Umount) -> Result<ExitCode> {
+    let dir = pool::directory(named)?;
+    let at = arguments.dir.as_deref().map(place).transpose()?;
+    control::unmount(&dir, at.as_deref(), arguments.lazy)?;
+    if arguments.json {
+        failure::print_json(&json!({ "pool": dir }));
+    } else {
+        failure::put(format!("pool {} is unmounted\n", dir.display()));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The full path of a mount point, without a look at the directory itself: what is mounted there may be dead.
+pub(super) fn place(at: &Path) -> Result<PathBuf> {
+    let what = |e: std::io::Error| Error::io(format!("cannot find {}", at.display()), &e);
+    let absolute = std::path::absolute(at).map_err(what)?;
+    match (absolute.parent(), absolute.file_name()) {
+        (Some(parent), Some(name)) => Ok(parent.canonicalize().map_err(what)?.join(name)),
+        _ => Ok(absolute),
+    }
+}
+
+/// What was mounted, in words.
+pub(super) fn text(at: &Path, facts: &MountFacts) -> String {
+    let mut text = format!("mounted on {}\n", at.display());
+    if let Some(why) = &facts.why {
+        text.push_str(&format!(
+            "  note: files are read and written by requests, not by the kernel itself: {why}\n"
+        ));
+    }
+    text
+}

@@ -1,0 +1,347 @@
+//! `forebay-mount` as a program: its command line, its start, and what it hears while it serves.
+//!
+//! With its supervisor it speaks by messages of JSON over a SOCK_SEQPACKET socket ([`Said`], [`Heard`]). When that closes
+//! the supervisor is dead and so is the pool: the mount is taken away.
+
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use forebay_client::Pool;
+use forebay_types::{Code, Error, Result};
+use serde_json::{json, Value};
+
+use crate::filesystem::{DataPath, FileSystem};
+use crate::place::{self, Options};
+use crate::session::Session;
+
+const HELP: &str = "\
+forebay-mount: serves a pool as a file system. `forebay mount` starts it.
+
+Usage: forebay-mount --pool DIR --at DIR [--allow-other]
+       forebay-mount --pool DIR --clear
+
+  --pool DIR     the pool's directory
+  --at DIR       where to mount it: an empty directory
+  --allow-other  other users may use it too
+  --clear        take away dead mounts of this pool
+  --version      print the version
+
+SIGTERM unmounts. Environment: FOREBAY_LOG=error|warn|info|debug|trace sets how much is logged.
+";
+
+/// Threads that serve requests, whatever the processors are: one waits in a slow call now and then.
+const THREADS_MIN: usize = 4;
+/// More contend for the daemon alone.
+const THREADS_MAX: usize = 16;
+/// How often the main thread looks whether the mount was taken away by somebody else.
+const LOOK_MS: i32 = 200;
+/// Bytes of a message.
+const MESSAGE_BYTES_MAX: usize = 16 * 1024;
+
+#[derive(Debug, Default)]
+struct Arguments {
+    pool: PathBuf,
+    at: PathBuf,
+    options: Options,
+    clear: bool,
+    socket: Option<RawFd>,
+}
+
+fn parse(arguments: impl Iterator<Item = OsString>) -> Result<std::result::Result<Arguments, String>> {
+    let bad =
+        |what: String| Error::new(Code::Invalid, what).cure("`forebay-mount --help` shows what there is");
+    let mut parsed = Arguments::default();
+    let mut arguments = arguments;
+    while let Some(argument) = arguments.next() {
+        let name = argument.to_string_lossy().into_owned();
+        let mut value = || arguments.next().ok_or_else(|| bad(format!("{name} needs a value")));
+        match name.as_str() {
+            "--pool" => parsed.pool = value()?.into(),
+            "--at" => parsed.at = value()?.into(),
+            "--allow-other" => parsed.options.allow_other = true,
+            "--clear" => parsed.clear = true,
+            "--socket" => {
+                let number = value()?.to_string_lossy().parse().ok().filter(|fd| *fd > 2);
+                parsed.socket =
+                    Some(number.ok_or_else(|| bad(format!("{name} needs a descriptor's number")))?);
+            }
+            "--help" | "-h" => return Ok(Err(HELP.to_owned())),
+            "--version" | "-V" => return Ok(Err(format!("forebay-mount {}\n", env!("CARGO_PKG_VERSION")))),
+            _ => return Err(bad(format!("unknown argument {name:?}"))),
+        }
+    }
+    if parsed.pool.as_os_str().is_empty() {
+        return Err(bad("no pool is named".to_owned()));
+    }
+    if parsed.at.as_os_str().is_empty() && !parsed.clear {
+        return Err(bad("no directory to mount on is named".to_owned()));
+    }
+    Ok(Ok(parsed))
+}
+
+/// Runs `forebay-mount` with these arguments, without the program's name.
+pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
+    shed_preload();
+    let arguments = match parse(arguments) {
+        Ok(Ok(arguments)) => arguments,
+        Ok(Err(text)) => {
+            print!("{text}");
+            return ExitCode::SUCCESS;
+        }
+        Err(e) => {
+            eprintln!("forebay-mount: {e}");
+            return ExitCode::from(2);
+        }
+    };
+    log_to_stderr();
+    let supervisor = Supervisor::new(arguments.socket);
+    let done = if arguments.clear { clear(&arguments.pool) } else { run(&arguments, &supervisor) };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(e) => {
+            if supervisor.socket.is_none() {
+                eprintln!("forebay-mount: {e}");
+            } else {
+                tracing::error!("{e}");
+            }
+            supervisor.failed("failed", &e);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A program that is preloaded with the other door of its pool would wait for itself: start again without.
+fn shed_preload() {
+    if std::env::var_os("LD_PRELOAD").is_some() {
+        let e = std::process::Command::new("/proc/self/exe")
+            .args(std::env::args_os().skip(1))
+            .env_remove("LD_PRELOAD")
+            .exec();
+        eprintln!("forebay-mount: cannot start again without LD_PRELOAD: {e}");
+        std::process::exit(1);
+    }
+}
+
+fn log_to_stderr() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("FOREBAY_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .with_target(false)
+        .try_init();
+}
+
+fn clear(pool: &Path) -> Result<()> {
+    let source = pool.to_string_lossy();
+    for mounted in place::mounts() {
+        if mounted.kind == place::FILE_SYSTEM_TYPE && mounted.source == source {
+            tracing::warn!("{} was left mounted by a process that is no more", mounted.at.display());
+            place::clear(&mounted)?;
+        }
+    }
+    Ok(())
+}
+
+/// The supervisor's end of the socket, if there is one.
+#[derive(Debug)]
+struct Supervisor {
+    socket: Option<OwnedFd>,
+}
+
+/// What the supervisor wants, or that it is gone.
+#[derive(Debug, PartialEq, Eq)]
+enum Heard {
+    Unmount { lazy: bool },
+    Gone,
+    Nothing,
+}
+
+impl Supervisor {
+    fn new(number: Option<RawFd>) -> Supervisor {
+        let socket = number.map(|number| {
+            // SAFETY: the number was handed to this process for this purpose, and nothing else in it uses it.
+            unsafe {
+                libc::fcntl(number, libc::F_SETFD, libc::FD_CLOEXEC);
+                OwnedFd::from_raw_fd(number)
+            }
+        });
+        Supervisor { socket }
+    }
+
+    fn say(&self, message: &Value) {
+        let Some(socket) = &self.socket else { return };
+        let text = message.to_string();
+        // SAFETY: the buffer is as long as said. A supervisor that is gone does not want to know.
+        unsafe { libc::send(socket.as_raw_fd(), text.as_ptr().cast(), text.len(), libc::MSG_NOSIGNAL) };
+    }
+
+    fn failed(&self, how: &str, e: &Error) {
+        let failure = json!({ "code": e.code as u16, "what": e.what, "why": e.why, "cure": e.cure });
+        self.say(&json!({ how: failure }));
+    }
+
+    fn hear(&self) -> Heard {
+        let Some(socket) = &self.socket else { return Heard::Nothing };
+        let mut buffer = vec![0u8; MESSAGE_BYTES_MAX];
+        // SAFETY: the buffer is as long as said.
+        let n = unsafe {
+            libc::recv(socket.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len(), libc::MSG_DONTWAIT)
+        };
+        match n {
+            0 => Heard::Gone,
+            n if n < 0 => match io::Error::last_os_error().kind() {
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Heard::Nothing,
+                _ => Heard::Gone,
+            },
+            n => {
+                let message: Value = serde_json::from_slice(&buffer[..n as usize]).unwrap_or_default();
+                match message.get("unmount") {
+                    Some(how) => Heard::Unmount { lazy: how["lazy"] == true },
+                    None => Heard::Nothing,
+                }
+            }
+        }
+    }
+}
+
+/// Blocks SIGTERM and SIGINT in all threads, and makes them readable.
+fn block_signals() -> Result<OwnedFd> {
+    // SAFETY: an all-zero sigset is valid input for sigemptyset; the set lives over all calls.
+    unsafe {
+        let mut set: libc::sigset_t = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, libc::SIGTERM);
+        libc::sigaddset(&mut set, libc::SIGINT);
+        libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
+        let fd = libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
+        if fd < 0 {
+            return Err(Error::io("cannot watch for signals", &io::Error::last_os_error()));
+        }
+        Ok(OwnedFd::from_raw_fd(fd))
+    }
+}
+
+/// As many descriptors as may be: two for each file that is open.
+fn raise_descriptor_limit() {
+    // SAFETY: the structure lives over both calls; failure leaves the limit as it is.
+    unsafe {
+        let mut limit: libc::rlimit = std::mem::zeroed();
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
+            limit.rlim_cur = limit.rlim_max;
+            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+        }
+    }
+}
+
+fn run(arguments: &Arguments, supervisor: &Supervisor) -> Result<()> {
+    let signals = block_signals()?;
+    raise_descriptor_limit();
+    // SAFETY: cannot fail. Modes were masked where the request came from.
+    unsafe { libc::umask(0) };
+    let at = place::full_path(&arguments.at)?;
+    let source = arguments.pool.to_string_lossy().into_owned();
+    place::check_place(&at, &source)?;
+    let pool = Pool::attach(&arguments.pool)?;
+    let device = Arc::new(place::mount(&at, &source, arguments.options)?);
+    let guard = Guard { at: &at, armed: true };
+    let what = || format!("cannot mount pool {source} on {}", at.display());
+    let fs = FileSystem::new(pool, device).map_err(|code| Error::new(code, what()))?;
+    let fs = Arc::new(fs);
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let session = Session::start(&fs, (2 * processors).clamp(THREADS_MIN, THREADS_MAX))?;
+    let shown =
+        std::fs::metadata(&at).map_err(|e| Error::io(what(), &e).why(format!("a look at it: {e}")))?;
+    if std::os::unix::fs::MetadataExt::ino(&shown) != fs.root_ino() {
+        return Err(Error::new(Code::Busy, what()).why("something else was mounted there at the same time"));
+    }
+    let (data, why) = match &session.agreement.data {
+        DataPath::Passthrough => ("passthrough", Value::Null),
+        DataPath::Requests(why) => ("requests", json!(why)),
+    };
+    tracing::info!(
+        "pool {source} is mounted on {}: data by {data} {}",
+        at.display(),
+        why.as_str().unwrap_or("")
+    );
+    supervisor.say(&json!({ "ready": { "data": data, "why": why } }));
+    serve(&at, guard, supervisor, &signals, &session);
+    Ok(())
+}
+
+/// Takes the mount away when what follows the mount fails.
+struct Guard<'a> {
+    at: &'a Path,
+    armed: bool,
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        if self.armed {
+            if let Some(mounted) = place::mounted_on(self.at) {
+                let _ = place::clear(&mounted);
+            }
+        }
+    }
+}
+
+/// Waits for the end.
+fn serve(at: &Path, mut guard: Guard<'_>, supervisor: &Supervisor, signals: &OwnedFd, session: &Session) {
+    loop {
+        let socket = supervisor.socket.as_ref().map_or(-1, AsRawFd::as_raw_fd);
+        let mut fds = [signals.as_fd().as_raw_fd(), socket].map(|fd| libc::pollfd {
+            fd,
+            events: libc::POLLIN,
+            revents: 0,
+        });
+        // SAFETY: the array is as long as said. An interrupted wait looks again.
+        unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, LOOK_MS) };
+        if session.is_over() {
+            tracing::info!("{} was unmounted", at.display());
+            guard.armed = false;
+            supervisor.say(&json!({ "unmounted": {} }));
+            return;
+        }
+        let heard = if fds[0].revents != 0 { Heard::Unmount { lazy: true } } else { supervisor.hear() };
+        match heard {
+            Heard::Nothing => {}
+            Heard::Gone => {
+                tracing::error!("the supervisor is gone: {} is taken away", at.display());
+                return; // the guard clears it
+            }
+            Heard::Unmount { lazy } => match place::unmount(at, false) {
+                Ok(()) => guard.armed = false,
+                Err(e) if e.code == Code::Busy && lazy => {
+                    tracing::warn!("{e}; it is taken away all the same");
+                    supervisor.say(&json!({ "unmounted": {} }));
+                    return;
+                }
+                Err(e) if e.code == Code::NotFound => return,
+                Err(e) => supervisor.failed("busy", &e),
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn parse_of_nonsense_says_what_to_do() {
+        let words = |line: &str| parse(line.split_whitespace().map(OsString::from));
+        for line in ["", "--pool", "--pool /p", "--pool /p --at /m --what", "--pool /p --at /m --socket 1"] {
+            assert!(!words(line).unwrap_err().cure.is_empty(), "{line:?}");
+        }
+        let arguments = words("--pool /p --at /m --allow-other --socket 5").unwrap().unwrap();
+        assert!(arguments.options.allow_other && !arguments.clear);
+        assert_eq!(arguments.socket, Some(5));
+        assert!(words("--pool /p --clear").unwrap().unwrap().clear);
+    }
+}

@@ -1,0 +1,347 @@
+//! The mount's process as its supervisor sees it: started, watched, started again, and ended with the pool.
+//!
+//! `forebay-mount` does all that may wait: it looks at the mount point, clears away what a dead one left there, mounts and
+//! serves. Here is only who asked for it, what it said last, and when it is started again. The two speak JSON over a
+//! SOCK_SEQPACKET pair, one message a packet; the supervisor never waits for it.
+
+use std::ffi::OsString;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+use forebay_types::{Code, Error, Result};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+use rustix::process::Signal;
+use serde_json::{json, Value};
+
+use crate::members::MemberId;
+use crate::protocol::Reply;
+use crate::signals::SignalMask;
+use crate::store::{self, Failure};
+use crate::worker_process::{describe, Backoff};
+
+/// The program, beside this one.
+const PROGRAM: &str = "forebay-mount";
+/// Kind of file system in the kernel's table of mounts.
+const FILE_SYSTEM_TYPE: &str = "fuse.forebay";
+/// Bytes of a message.
+const MESSAGE_BYTES_MAX: usize = 16 * 1024;
+/// How long it may take to unmount when the pool stops.
+const STOP_GRACE: Duration = Duration::from_secs(5);
+
+/// Where and how a pool is to be mounted.
+#[derive(Clone, Debug)]
+pub(crate) struct Wanted {
+    pub(crate) at: PathBuf,
+    pub(crate) allow_other: bool,
+}
+
+#[derive(Debug)]
+struct Process {
+    child: Child,
+    socket: OwnedFd,
+    started: Instant,
+    /// What it said when it was ready.
+    ready: Option<Value>,
+}
+
+#[derive(Debug)]
+struct Mount {
+    wanted: Wanted,
+    process: Option<Process>,
+    backoff: Backoff,
+    start_at: Instant,
+    restarts: u64,
+    last_end: Option<String>,
+    /// Who waits for the first start.
+    asker: Option<MemberId>,
+    /// Who waits for the end, which was asked for.
+    ender: Option<MemberId>,
+    ends: bool,
+    killed_at: Option<Instant>,
+}
+
+/// The pool's mount, if it has one; and answers that are due.
+#[derive(Debug, Default)]
+pub(crate) struct MountKeeper {
+    mount: Option<Mount>,
+    answers: Vec<(MemberId, Reply)>,
+}
+
+fn program() -> Result<PathBuf> {
+    let what = format!("cannot find {PROGRAM}");
+    let me = std::env::current_exe().map_err(|e| Error::io(&what, &e))?;
+    let beside = me.with_file_name(PROGRAM);
+    if beside.is_file() {
+        return Ok(beside);
+    }
+    Err(Error::new(Code::NotFound, what)
+        .why(format!("{} is not there", beside.display()))
+        .cure("install forebay, forebayd and forebay-mount into one directory (`make install`)"))
+}
+
+impl Process {
+    fn start(pool: &Path, wanted: &Wanted) -> Result<Process> {
+        let what = || format!("cannot mount pool {} on {}", pool.display(), wanted.at.display());
+        let (ours, theirs) = store::pair()?;
+        let number = theirs.as_raw_fd();
+        let mut command = Command::new(program()?);
+        command.arg("--pool").arg(pool).arg("--at").arg(&wanted.at);
+        command.args([OsString::from("--socket"), number.to_string().into()]);
+        if wanted.allow_other {
+            command.arg("--allow-other");
+        }
+        command.stdin(std::process::Stdio::null()).current_dir("/");
+        // SAFETY: between fork and exec only system calls are made that are async-signal-safe.
+        unsafe {
+            command.pre_exec(move || {
+                SignalMask::empty().set();
+                if libc::fcntl(number, libc::F_SETFD, 0) < 0 {
+                    return Err(std::io::Error::last_os_error());
+                }
+                Ok(())
+            });
+        }
+        let child = command.spawn().map_err(|e| Error::io(what(), &e))?;
+        Ok(Process { child, socket: ours, started: Instant::now(), ready: None })
+    }
+
+    fn signal(&self, signal: Signal) {
+        // The child is not reaped yet, so the number is still its own.
+        if let Some(pid) = rustix::process::Pid::from_raw(self.child.id() as i32) {
+            let _ = rustix::process::kill_process(pid, signal);
+        }
+    }
+
+    /// What it said and was not read; never waits.
+    fn messages(&self) -> Vec<Value> {
+        let (mut all, mut buffer) = (Vec::new(), vec![0u8; MESSAGE_BYTES_MAX]);
+        loop {
+            match rustix::net::recv(&self.socket, &mut buffer, RecvFlags::DONTWAIT) {
+                Ok((n, _)) if n > 0 => all.extend(serde_json::from_slice(&buffer[..n])),
+                Err(Errno::INTR) => {}
+                _ => return all,
+            }
+        }
+    }
+
+    fn ask_to_unmount(&self, lazy: bool) {
+        let text = json!({ "unmount": { "lazy": lazy } }).to_string();
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        // One that is gone is noticed by its end.
+        let _ = rustix::net::send(&self.socket, text.as_bytes(), flags);
+    }
+}
+
+impl MountKeeper {
+    /// Mounts; the asker is answered when it is done.
+    pub(crate) fn mount(&mut self, wanted: Wanted, asker: MemberId) {
+        if let Some(mount) = &self.mount {
+            let e = Error::new(Code::Busy, format!("cannot mount on {}", wanted.at.display()))
+                .why(format!("the pool is mounted on {}", mount.wanted.at.display()))
+                .cure("a pool has one mount: `forebay umount` that first");
+            return self.answers.push((asker, Reply::failed(&e)));
+        }
+        self.mount = Some(Mount {
+            wanted,
+            process: None,
+            backoff: Backoff::default(),
+            start_at: Instant::now(),
+            restarts: 0,
+            last_end: None,
+            asker: Some(asker),
+            ender: None,
+            ends: false,
+            killed_at: None,
+        });
+    }
+
+    /// Unmounts; the asker is answered when it is done or refused.
+    pub(crate) fn unmount(&mut self, at: Option<&Path>, lazy: bool, asker: MemberId) {
+        let named = self.mount.as_mut().filter(|m| at.is_none_or(|at| at == m.wanted.at));
+        let Some(mount) = named else {
+            let what = match at {
+                Some(at) => format!("cannot unmount {}", at.display()),
+                None => "cannot unmount the pool".to_owned(),
+            };
+            let e = Error::new(Code::NotFound, what).why("this pool is not mounted there");
+            return self.answers.push((asker, Reply::failed(&e)));
+        };
+        if let Some(before) = mount.ender.replace(asker) {
+            self.answers.push((before, Reply::Unmounted));
+        }
+        match &mount.process {
+            Some(process) => process.ask_to_unmount(lazy),
+            None => self.end(),
+        }
+    }
+
+    /// The mount is no more, as was asked.
+    fn end(&mut self) {
+        let Some(mount) = self.mount.take() else { return };
+        let done = [mount.asker, mount.ender].into_iter().flatten();
+        self.answers.extend(done.map(|id| (id, Reply::Unmounted)));
+    }
+
+    /// Takes the mount away with its pool; programs that use it get errors.
+    pub(crate) fn stop(&mut self) {
+        let Some(mount) = &mut self.mount else { return };
+        mount.ends = true;
+        mount.killed_at = Some(Instant::now() + STOP_GRACE);
+        match &mount.process {
+            Some(process) => process.signal(Signal::TERM),
+            None => self.end(),
+        }
+    }
+
+    /// True when no process of a mount is left.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.mount.is_none()
+    }
+
+    /// What is due to whom.
+    pub(crate) fn take_answers(&mut self) -> Vec<(MemberId, Reply)> {
+        std::mem::take(&mut self.answers)
+    }
+
+    /// Its socket, to be polled for reading.
+    pub(crate) fn socket(&self) -> Option<BorrowedFd<'_>> {
+        let mount = self.mount.as_ref()?;
+        mount.process.as_ref().map(|process| process.socket.as_fd())
+    }
+
+    /// When there is something to do next, whatever happens.
+    pub(crate) fn next_wake(&self) -> Option<Instant> {
+        let mount = self.mount.as_ref()?;
+        match &mount.process {
+            None => Some(mount.start_at),
+            Some(_) => mount.killed_at,
+        }
+    }
+
+    /// Hears it, buries it, starts it again: whatever is due.
+    pub(crate) fn tend(&mut self, pool: &Path, pool_serves: bool) {
+        self.hear();
+        let Some(mount) = &mut self.mount else { return };
+        if let Some(process) = &mut mount.process {
+            if mount.killed_at.is_some_and(|at| Instant::now() >= at) {
+                tracing::error!(pid = process.child.id(), "the mount does not stop: killed");
+                process.signal(Signal::KILL);
+                mount.killed_at = None;
+            }
+            let Some(status) = process.child.try_wait().ok().flatten() else { return };
+            let words = describe(status);
+            let (life, was_ready) = (process.started.elapsed(), process.ready.is_some());
+            self.hear();
+            let Some(mount) = &mut self.mount else { return };
+            mount.process = None;
+            if mount.ends || was_ready && status.success() || mount.ender.is_some() {
+                tracing::info!("the mount {words}");
+                return self.end();
+            }
+            tracing::error!("the mount {words}");
+            if !was_ready && mount.restarts == 0 {
+                // It never was: who asked was told why, or is now.
+                if let Some(asker) = mount.asker {
+                    let e = Error::new(Code::Io, format!("cannot mount on {}", mount.wanted.at.display()))
+                        .why(format!("its process {words}"));
+                    self.answers.push((asker, Reply::failed(&e)));
+                }
+                self.mount = None;
+                return;
+            }
+            mount.restarts += 1;
+            mount.last_end = Some(words);
+            mount.start_at = Instant::now() + mount.backoff.after(life);
+        }
+        let Some(mount) = &mut self.mount else { return };
+        if mount.process.is_none() && pool_serves && Instant::now() >= mount.start_at {
+            match Process::start(pool, &mount.wanted) {
+                Ok(process) => mount.process = Some(process),
+                Err(e) => {
+                    tracing::error!("{e}");
+                    if let Some(asker) = mount.asker.take() {
+                        self.answers.push((asker, Reply::failed(&e)));
+                        self.mount = None;
+                        return;
+                    }
+                    mount.start_at = Instant::now() + mount.backoff.after(Duration::ZERO);
+                }
+            }
+        }
+    }
+
+    fn hear(&mut self) {
+        let Some(mount) = &mut self.mount else { return };
+        let Some(process) = &mut mount.process else { return };
+        let failure = |value: &Value| {
+            let failure: Failure = serde_json::from_value(value.clone()).unwrap_or_else(|_| {
+                Failure::from(&Error::new(Code::Malformed, "the mount's process said what is not understood"))
+            });
+            Reply::Failed(failure)
+        };
+        for message in process.messages() {
+            if let Some(ready) = message.get("ready") {
+                process.ready = Some(ready.clone());
+                if let Some(asker) = mount.asker.take() {
+                    self.answers.push((asker, Reply::Mounted(ready.clone())));
+                }
+            } else if let Some(why) = message.get("failed") {
+                if let Some(asker) = mount.asker.take() {
+                    self.answers.push((asker, failure(why)));
+                }
+            } else if let Some(why) = message.get("busy") {
+                if let Some(ender) = mount.ender.take() {
+                    self.answers.push((ender, failure(why)));
+                }
+            } else if message.get("unmounted").is_some() {
+                mount.ends = true;
+            }
+        }
+    }
+
+    /// For `status`.
+    pub(crate) fn status(&self) -> Value {
+        let Some(mount) = &self.mount else { return json!([]) };
+        let ready = mount.process.as_ref().and_then(|p| p.ready.clone());
+        let state = match (&mount.process, &ready) {
+            _ if mount.ends => "unmounting",
+            (Some(_), Some(_)) => "mounted",
+            _ => "mounting",
+        };
+        json!([{
+            "at": mount.wanted.at,
+            "state": state,
+            "allow_other": mount.wanted.allow_other,
+            "pid": mount.process.as_ref().map(|p| p.child.id()),
+            "data": ready.as_ref().map(|r| r["data"].clone()),
+            "why": ready.as_ref().map(|r| r["why"].clone()),
+            "restarts": mount.restarts,
+            "last_crash": mount.last_end,
+        }])
+    }
+}
+
+/// Takes away the mounts of a pool whose processes were killed. To be called while no supervisor serves it.
+pub(crate) fn clear_dead_mounts(pool: &Path) {
+    // The kernel's own table, so that nothing is asked of a file system that may be dead.
+    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
+    if !String::from_utf8_lossy(&table).contains(FILE_SYSTEM_TYPE) {
+        return;
+    }
+    let cleared = program().and_then(|program| {
+        Command::new(program)
+            .arg("--pool")
+            .arg(pool)
+            .arg("--clear")
+            .stdin(std::process::Stdio::null())
+            .status()
+            .map_err(|e| Error::io("cannot clear away dead mounts", &e))
+    });
+    if let Err(e) = cleared {
+        tracing::warn!("{e}");
+    }
+}
