@@ -64,6 +64,13 @@ impl Device {
         check(n as libc::c_long).map(|n| n as usize)
     }
 
+    /// Makes reads give up at once when there is no request, with `EAGAIN`, or wait for one.
+    pub(crate) fn set_waiting(&self, waits: bool) {
+        let flags = libc::O_RDWR | if waits { 0 } else { libc::O_NONBLOCK };
+        // SAFETY: plain system call on our descriptor.
+        unsafe { libc::fcntl(self.fd.as_raw_fd(), libc::F_SETFL, flags) };
+    }
+
     /// Writes one message, whole. `ENOENT` when the kernel no longer waits for that reply.
     pub(crate) fn write(&self, message: &[u8]) -> io::Result<()> {
         // SAFETY: the buffer is as long as said.

@@ -24,6 +24,7 @@ mod locks;
 mod names;
 mod nodes;
 mod opened;
+mod patience;
 pub mod place;
 pub mod program;
 mod protocol;

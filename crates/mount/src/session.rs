@@ -9,6 +9,7 @@ use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 use forebay_types::{Code, Error, Result};
 
@@ -16,6 +17,7 @@ use crate::device::Device;
 use crate::errno::Errno;
 use crate::files::TRANSFER_BYTES_MAX;
 use crate::filesystem::{DataPath, FileSystem, Outcome};
+use crate::patience::Patience;
 use crate::protocol::{init, op, Body, Request, MAJOR, MINOR};
 
 /// Room for the largest request: a write with its headers.
@@ -57,17 +59,17 @@ impl Session {
     pub fn start(fs: &Arc<FileSystem>, threads: usize) -> Result<Session> {
         let agreement = agree(fs)?;
         fs.passes.store(agreement.data == DataPath::Passthrough, Ordering::Relaxed);
-        let mut started = Vec::new();
+        let (mut started, patience) = (Vec::new(), Arc::new(Patience::new()));
         for number in 0..threads.max(1) {
             let device = if number == 0 {
                 Arc::clone(&fs.device)
             } else {
                 Arc::new(fs.device.another().map_err(failed("cannot open the FUSE connection again"))?)
             };
-            let fs = Arc::clone(fs);
+            let (fs, patience) = (Arc::clone(fs), Arc::clone(&patience));
             let thread = std::thread::Builder::new()
                 .name(format!("fuse-{number}"))
-                .spawn(move || serve(&fs, &device))
+                .spawn(move || serve(&fs, &device, &patience))
                 .map_err(failed("cannot start a thread"))?;
             started.push(thread);
         }
@@ -87,12 +89,38 @@ impl Session {
     }
 }
 
+/// Reads the next request: looks for it for as long as that pays, then sleeps.
+fn next(device: &Device, patience: &Patience, waits: &mut bool, buffer: &mut [u8]) -> io::Result<usize> {
+    let mut set = |wanted: bool| {
+        if *waits != wanted {
+            device.set_waiting(wanted);
+            *waits = wanted;
+        }
+    };
+    let found = patience.look(|| {
+        set(false);
+        match device.read(buffer) {
+            Err(e) if e.raw_os_error() == Some(libc::EAGAIN) => None,
+            result => Some(result),
+        }
+    });
+    if let Some(result) = found {
+        return result;
+    }
+    set(true);
+    let asleep = Instant::now();
+    let result = device.read(buffer);
+    patience.slept(asleep.elapsed());
+    result
+}
+
 /// Serves requests until the connection ends.
-fn serve(fs: &Arc<FileSystem>, device: &Arc<Device>) {
+fn serve(fs: &Arc<FileSystem>, device: &Arc<Device>, patience: &Patience) {
     let mut buffer = vec![0; REQUEST_BYTES_MAX];
     let mut out = Body::new();
+    let mut waits = true;
     loop {
-        let n = match device.read(&mut buffer) {
+        let n = match next(device, patience, &mut waits, &mut buffer) {
             Ok(n) => n,
             Err(e) => match e.raw_os_error() {
                 Some(libc::EINTR | libc::EAGAIN | libc::ENOENT) => continue,
