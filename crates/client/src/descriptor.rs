@@ -32,7 +32,7 @@ fn recall(kernel_ino: u64) -> Option<Ino> {
     (key.load(Ordering::Acquire) == kernel_ino).then_some(Ino(ino))
 }
 
-fn remember(kernel_ino: u64, ino: Ino) {
+pub(crate) fn remember(kernel_ino: u64, ino: Ino) {
     let [key, value] = &REMEMBERED[kernel_ino as usize % MEMORY];
     let old = key.load(Ordering::Relaxed);
     // One writer at a time; the others forgo it.
@@ -84,7 +84,7 @@ fn proc_link<'a>(link: &std::ffi::CStr, buffer: &'a mut [u8]) -> Result<&'a [u8]
 }
 
 /// `/proc/self/fd/N`, without allocation.
-fn proc_fd(fd: RawFd, buffer: &mut [u8; 32]) -> Option<&std::ffi::CStr> {
+pub(crate) fn proc_fd(fd: RawFd, buffer: &mut [u8; 32]) -> Option<&std::ffi::CStr> {
     let mut digits = [0; 12];
     let (mut rest, mut n) = (u32::try_from(fd).ok()?, 0);
     loop {
