@@ -175,7 +175,7 @@ pub struct Door {
     /// A path of an inode from the pool's root, starting with `/`, NUL-terminated, into [`PATH_BYTES`] bytes. Its length
     /// without NUL. Of anything but a directory only if one of its names was used of late.
     pub path_of: unsafe extern "C" fn(Pool, ino: u64, path: *mut u8) -> i64,
-    /// A path by which the kernel finds a file's first backing file, through a descriptor of this process: the bytes
+    /// A path by which the kernel finds a file's first backing file, or a bound socket's node, through a descriptor of this process: the bytes
     /// before its NUL.
     pub backing_path: unsafe extern "C" fn(Pool, ino: u64, path: *mut u8) -> i64,
     /// Starts to read a directory. Allocates.

@@ -5,7 +5,7 @@ mod support;
 use std::process::Command;
 use support::{compile, succeeds, Pool, Scratch};
 
-const SECTIONS: [&str; 19] = [
+const SECTIONS: [&str; 20] = [
     "stdio",
     "directories",
     "walks",
@@ -25,6 +25,7 @@ const SECTIONS: [&str; 19] = [
     "questions",
     "trees",
     "magic",
+    "sockets",
 ];
 
 #[test]
