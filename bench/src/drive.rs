@@ -72,16 +72,23 @@ impl Orders {
 }
 
 pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
-    let (what, rest) = arguments.split_first().ok_or("drive meta, data or age?")?;
+    let (what, rest) = arguments.split_first().ok_or("drive meta, data, calls, times or age?")?;
+    if let ("times", [count, command @ ..]) = (what.as_str(), rest) {
+        println!("{}", crate::cost::drive_times(count, command)?);
+        return Ok(());
+    }
     let orders = Orders::parse(rest)?;
-    let rates = match what.as_str() {
-        "meta" => crate::meta::drive(&orders)?,
-        "data" => crate::data::drive(&orders)?,
-        "age" => age(&orders)?,
+    let named =
+        |rates: Vec<(&str, f64)>| rates.into_iter().map(|(name, rate)| (name.to_owned(), rate)).collect();
+    let rates: Vec<(String, f64)> = match what.as_str() {
+        "meta" => named(crate::meta::drive(&orders)?),
+        "data" => named(crate::data::drive(&orders)?),
+        "age" => named(age(&orders)?),
+        "calls" => crate::cost::drive(&orders)?,
         other => return Err(format!("there is no drive {other}")),
     };
     let object: serde_json::Map<String, serde_json::Value> =
-        rates.into_iter().map(|(name, rate)| (name.to_owned(), rate.into())).collect();
+        rates.into_iter().map(|(name, rate)| (name, rate.into())).collect();
     println!("{}", serde_json::Value::Object(object));
     Ok(())
 }

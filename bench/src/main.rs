@@ -5,6 +5,7 @@
 //! and the targets they are held to, and writes all samples as JSON. `forebay-bench drive` is the same driver for every
 //! system: it makes plain calls of the C library on a path, in processes that start together (`drive`).
 
+mod cost;
 mod data;
 mod drive;
 mod gate;
@@ -19,11 +20,11 @@ mod tools;
 use std::process::ExitCode;
 
 const HELP: &str = "\
-usage: forebay-bench run --binaries DIR --results DIR [--quick] [--disk DIR] [meta|data|stage|tools]...
-       forebay-bench drive meta|data|age ...
+usage: forebay-bench run --binaries DIR --results DIR [--quick] [--disk DIR] [meta|data|stage|cost|tools]...
+       forebay-bench drive meta|data|calls|times|age ...
 Run compares Forebay (DIR/forebay) with tmpfs (/dev/shm) and with the disk that holds --disk (else the temporary
 directory), section by section: meta (operations per second), data (bytes per second), stage (staging against cp, tar,
-rsync and dd), tools (ior and mdtest, when they are on PATH).
+rsync and dd), cost (what the library costs programs that do not use the pool), tools (ior and mdtest, when they are on PATH).
 ";
 
 fn main() -> ExitCode {

@@ -5,7 +5,7 @@ use crate::gate::Gate;
 use std::ffi::CString;
 
 /// The phases, in the order in which the driver times them.
-pub(crate) const PHASES: [&str; 12] = [
+pub(crate) const PHASES: [&str; 13] = [
     "create",
     "stat, empty file",
     "stat, file with data",
@@ -13,6 +13,7 @@ pub(crate) const PHASES: [&str; 12] = [
     "stat, absent name",
     "stat, new absent name",
     "open and close",
+    "open, read 4 KiB, close",
     "readdir",
     "readdir with attributes",
     "rename",
@@ -30,7 +31,7 @@ pub(crate) fn drive(orders: &Orders) -> Result<Vec<(&'static str, f64)>, String>
     let listed = if orders.shared { (files + directories) * processes } else { files + directories };
     let seconds = Gate::run(processes, |gate| work(gate, orders, directories, listed))?;
     let counts: [usize; PHASES.len()] =
-        [files, files, files, files, files, files, files, listed, listed, files, files, directories];
+        [files, files, files, files, files, files, files, files, listed, listed, files, files, directories];
     assert_eq!(seconds.len(), PHASES.len());
     Ok(PHASES.into_iter().zip(counts.iter().zip(seconds).map(|(n, s)| (n * processes) as f64 / s)).collect())
 }
@@ -86,6 +87,7 @@ fn work(gate: &mut Gate, orders: &Orders, directories: usize, listed: usize) -> 
             check(fd, "open", path).map(|()| close(fd))
         })
     })?;
+    gate.timed(|| theirs.iter().try_for_each(read_small))?;
     gate.timed(|| list(&home(next), false, listed))?;
     gate.timed(|| list(&home(next), true, listed))?;
     gate.timed(|| {
@@ -117,6 +119,23 @@ fn stat(path: &CString) -> Result<(), String> {
         return Ok(());
     }
     check(-1, "stat", path)
+}
+
+/// Reads a file of 4 KiB as programs read their small files.
+fn read_small(path: &CString) -> Result<(), String> {
+    let mut bytes = [0u8; 4096];
+    // SAFETY: the string ends in NUL; the buffer is ours and of the length given.
+    let n = unsafe {
+        let fd = libc::open(path.as_ptr(), libc::O_RDONLY);
+        check(fd, "open", path)?;
+        let n = libc::read(fd, bytes.as_mut_ptr().cast(), bytes.len());
+        close(fd);
+        n
+    };
+    if n == 4096 {
+        return Ok(());
+    }
+    Err(format!("{} gave {n} bytes", path.to_string_lossy()))
 }
 
 fn is_there(path: &CString) -> bool {

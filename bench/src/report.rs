@@ -2,13 +2,21 @@
 
 use serde_json::{json, Value};
 
-/// What one row of a table is held to: a ratio of medians.
+/// What one row of a table is held to, in medians against those of another column.
 #[derive(Clone, Debug)]
-pub(crate) struct Target {
-    /// Against this system.
-    pub(crate) against: String,
-    /// Forebay's rate over the other's must be at least this.
-    pub(crate) at_least: f64,
+pub(crate) enum Target {
+    /// Forebay's rate over the other's (the other's time over Forebay's) must be at least this.
+    Ratio { against: String, at_least: f64 },
+    /// Forebay's time may be more than the other's by this at most.
+    Difference { against: String, at_most: f64 },
+}
+
+impl Target {
+    fn against(&self) -> &str {
+        match self {
+            Target::Ratio { against, .. } | Target::Difference { against, .. } => against,
+        }
+    }
 }
 
 /// One row: the same measurement on several systems.
@@ -59,6 +67,11 @@ impl Table {
         Some(if self.more_is_better { ours / other } else { other / ours })
     }
 
+    /// By how much Forebay's median is above another column's.
+    fn more(&self, row: &Row, column: usize) -> Option<f64> {
+        Some(median(&row.samples[0])? - median(&row.samples[column])?)
+    }
+
     /// The table as text; `missed` counts the targets that were not reached.
     pub(crate) fn text(&self, missed: &mut usize) -> String {
         let width = self.rows.iter().map(|row| row.label.len()).max().unwrap_or(0).max(10);
@@ -74,12 +87,23 @@ impl Table {
             }
             let mut said = Vec::new();
             for target in &row.targets {
-                let Some(column) = self.columns.iter().position(|c| *c == target.against) else { continue };
-                let Some(ratio) = self.ratio(row, column) else { continue };
-                let met = ratio >= target.at_least;
+                let against = target.against();
+                let Some(column) = self.columns.iter().position(|c| c == against) else { continue };
+                let (Some(ratio), Some(more)) = (self.ratio(row, column), self.more(row, column)) else {
+                    continue;
+                };
+                let (met, words, bound) = match target {
+                    Target::Ratio { at_least, .. } => {
+                        (ratio >= *at_least, format!("{ratio:.3} of {against}"), format!(">= {at_least:.2}"))
+                    }
+                    Target::Difference { at_most, .. } => (
+                        more <= *at_most,
+                        format!("{more:+.2} {} to {against}", self.unit),
+                        format!("<= {at_most:+.2}"),
+                    ),
+                };
                 *missed += !met as usize;
-                let verdict = if met { "met" } else { "MISSED" };
-                said.push(format!("{ratio:.2} of {} (>= {:.2}, {verdict})", target.against, target.at_least));
+                said.push(format!("{words} ({bound}, {})", if met { "met" } else { "MISSED" }));
             }
             if row.targets.is_empty() && self.columns.len() > 1 {
                 said.extend(self.ratio(row, 1).map(|ratio| format!("{ratio:.2} of {}", self.columns[1])));
@@ -100,7 +124,14 @@ impl Table {
                 let targets: Vec<_> = row
                     .targets
                     .iter()
-                    .map(|t| json!({"against": t.against, "at_least": t.at_least}))
+                    .map(|target| match target {
+                        Target::Ratio { against, at_least } => {
+                            json!({"against": against, "at_least": at_least})
+                        }
+                        Target::Difference { against, at_most } => {
+                            json!({"against": against, "at_most_more": at_most})
+                        }
+                    })
                     .collect();
                 json!({"label": row.label, "samples": samples, "targets": targets})
             })
@@ -161,7 +192,7 @@ mod tests {
                 columns: vec!["Forebay".into(), "tmpfs".into()],
                 rows: vec![],
             };
-            table.add("row", 0, 1.0, || vec![Target { against: "tmpfs".into(), at_least: 0.9 }]);
+            table.add("row", 0, 1.0, || vec![Target::Ratio { against: "tmpfs".into(), at_least: 0.9 }]);
             table.add("row", 1, 2.0, Vec::new);
             let mut missed = 0;
             let text = table.text(&mut missed);

@@ -3,7 +3,7 @@
 use crate::drive::Orders;
 use crate::report::{Table, Target};
 use crate::systems::{Pool, System};
-use crate::{data, machine, meta, stage, tools};
+use crate::{cost, data, machine, meta, stage, tools};
 use std::path::PathBuf;
 
 /// Repetitions of every measurement.
@@ -75,10 +75,10 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
             "--results" => results = Some(value()?),
             "--disk" => disk = value()?,
             "--quick" => quick = true,
-            "meta" | "data" | "stage" | "tools" => sections.push(argument.as_str()),
+            "meta" | "data" | "stage" | "cost" | "tools" => sections.push(argument.as_str()),
             other => {
                 return Err(format!(
-                    "there is no section or option {other}; the sections are meta, data, stage, tools"
+                    "there is no section or option {other}; the sections are meta, data, stage, cost, tools"
                 ))
             }
         }
@@ -86,7 +86,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
     let binaries = binaries.ok_or("--binaries DIR is needed")?;
     let results = results.ok_or("--results DIR is needed")?;
     if sections.is_empty() {
-        sections = vec!["meta", "data", "stage"];
+        sections = vec!["meta", "data", "stage", "cost"];
     }
     if !sections.contains(&"tools") && tools::there() {
         sections.push("tools");
@@ -102,7 +102,9 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
 
     let pool = Pool::up(&binaries, sizes.capacity_bytes)?;
     let systems = System::all(&pool, &disk)?;
-    age(&systems, &sizes)?;
+    if sections != ["cost"] {
+        age(&systems, &sizes)?;
+    }
     let mut tables = Vec::new();
     let mut missed = 0;
     let mut show = |table: Table, tables: &mut Vec<Table>| {
@@ -116,6 +118,9 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
             "stage" => {
                 stage::measure(&pool, &disk, &sizes)?.into_iter().for_each(|table| show(table, &mut tables))
             }
+            "cost" => cost::measure(&systems, sizes.repetitions)?
+                .into_iter()
+                .for_each(|table| show(table, &mut tables)),
             _ => tools::measure(&systems)?,
         }
     }
@@ -150,7 +155,7 @@ fn files_on(system: &System<'_>, sizes: &Sizes) -> usize {
     }
 }
 
-fn orders() -> Orders {
+pub(crate) fn orders() -> Orders {
     Orders { root: String::new(), processes: 1, shared: true, files: 0, bytes: 0, block: MIB, random: false }
 }
 
@@ -165,7 +170,7 @@ fn columns(systems: &[System<'_>]) -> Vec<String> {
 }
 
 fn against_tmpfs(at_least: Option<f64>) -> Vec<Target> {
-    at_least.map(|at_least| Target { against: "tmpfs".into(), at_least }).into_iter().collect()
+    at_least.map(|at_least| Target::Ratio { against: "tmpfs".into(), at_least }).into_iter().collect()
 }
 
 fn metadata(systems: &[System<'_>], sizes: &Sizes) -> Result<Table, String> {

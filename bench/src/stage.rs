@@ -87,7 +87,7 @@ pub(crate) fn measure(pool: &Pool, disk: &Path, sizes: &Sizes) -> Result<Vec<Tab
                 };
                 let targets = || {
                     ways.iter()
-                        .filter_map(|w| Some(Target { against: w.name.into(), at_least: target(w)? }))
+                        .filter_map(|w| Some(Target::Ratio { against: w.name.into(), at_least: target(w)? }))
                         .collect()
                 };
                 coming.add("seconds", column, into, targets);

@@ -107,7 +107,17 @@ impl<'a> System<'a> {
         what: &str,
         orders: &crate::drive::Orders,
     ) -> Result<Vec<(String, f64)>, String> {
-        let root = self.root.join("drive");
+        self.drive_in(&self.root, what, orders)
+    }
+
+    /// As [`System::drive`], in a new directory elsewhere.
+    pub(crate) fn drive_in(
+        &self,
+        root: &Path,
+        what: &str,
+        orders: &crate::drive::Orders,
+    ) -> Result<Vec<(String, f64)>, String> {
+        let root = root.join("drive");
         said(self.command("mkdir").arg(&root))?;
         let orders = crate::drive::Orders { root: root.to_string_lossy().into_owned(), ..orders.clone() };
         let this = std::env::current_exe().map_err(|e| format!("this program's path: {e}"))?;

@@ -10,7 +10,7 @@
 use std::os::raw::c_char;
 
 /// Moves with any change in this file.
-pub const DOOR_VERSION: u32 = 2;
+pub const DOOR_VERSION: u32 = 3;
 /// The walk left the pool: the kernel's path to go on with is in the call's `escape` buffer, NUL-terminated.
 pub const ESCAPED: i64 = i64::MIN;
 /// Bytes of an `escape` buffer: the longest path and its NUL.
@@ -92,6 +92,8 @@ pub struct Door {
     pub rename: unsafe extern "C" fn(Pool, from: Place, to: Place, flags: u32, escape: *mut u8) -> i64,
     /// linkat(2).
     pub link: unsafe extern "C" fn(Pool, from: Place, to: Place, follow: i32, escape: *mut u8) -> i64,
+    /// linkat(2) of a file of the target that was opened with O_TMPFILE.
+    pub link_unnamed: unsafe extern "C" fn(Pool, fd: i32, to: Place, escape: *mut u8) -> i64,
     /// symlink(2) to `bytes` bytes at `target`.
     pub symlink:
         unsafe extern "C" fn(Pool, target: *const u8, bytes: usize, at: Place, escape: *mut u8) -> i64,
@@ -170,10 +172,10 @@ pub struct Door {
     pub list_xattr_inode: unsafe extern "C" fn(Pool, ino: u64, names: *mut u8, room: usize) -> i64,
     /// fremovexattr(2).
     pub remove_xattr_inode: unsafe extern "C" fn(Pool, ino: u64, name: *const c_char) -> i64,
-    /// The path of a directory from the pool's root, starting with `/`, NUL-terminated, into [`PATH_BYTES`] bytes. Its
-    /// length without NUL.
+    /// A path of an inode from the pool's root, starting with `/`, NUL-terminated, into [`PATH_BYTES`] bytes. Its length
+    /// without NUL. Of anything but a directory only if one of its names was used of late.
     pub path_of: unsafe extern "C" fn(Pool, ino: u64, path: *mut u8) -> i64,
-    /// A path by which the kernel finds a file's first backing file, through a descriptor of this process: the bytes
+    /// A path by which the kernel finds a file's first backing file, or a bound socket's node, through a descriptor of this process: the bytes
     /// before its NUL.
     pub backing_path: unsafe extern "C" fn(Pool, ino: u64, path: *mut u8) -> i64,
     /// Starts to read a directory. Allocates.

@@ -24,6 +24,7 @@ static DOOR: Door = Door {
     unlink,
     rename,
     link,
+    link_unnamed,
     symlink,
     read_link,
     make_node,
@@ -204,6 +205,11 @@ unsafe extern "C" fn link(pool: Handle, from: Place, to: Place, follow: i32, esc
     unsafe {
         on_walk(pool, escape, |pool, escape| done(pool.link(place(from), place(to), follow != 0, escape)))
     }
+}
+
+unsafe extern "C" fn link_unnamed(pool: Handle, fd: i32, to: Place, escape: *mut u8) -> i64 {
+    // SAFETY: see above.
+    unsafe { on_walk(pool, escape, |pool, escape| done(pool.link_unnamed(fd, place(to), escape))) }
 }
 
 unsafe extern "C" fn symlink(

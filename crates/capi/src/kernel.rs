@@ -139,6 +139,20 @@ wrap! {
         call(libc::SYS_mkdirat, at as usize, path as usize, mode as usize, 0, 0);
     "unlinkat" = fn unlinkat(at: c_int, path: *const c_char, flags: c_int) -> c_int =
         call(libc::SYS_unlinkat, at as usize, path as usize, flags as usize, 0, 0);
+    "linkat" = fn linkat(
+        from_at: c_int,
+        from: *const c_char,
+        to_at: c_int,
+        to: *const c_char,
+        flags: c_int
+    ) -> c_int =
+        call(libc::SYS_linkat, from_at as usize, from as usize, to_at as usize, to as usize, flags as usize);
+    "fchmodat" = fn fchmodat(at: c_int, path: *const c_char, mode: libc::mode_t, _flags: c_int) -> c_int =
+        call(libc::SYS_fchmodat, at as usize, path as usize, mode as usize, 0, 0);
+    "connect" = fn connect(fd: c_int, address: *const libc::sockaddr, bytes: libc::socklen_t) -> c_int =
+        call(libc::SYS_connect, fd as usize, address as usize, bytes as usize, 0, 0);
+    "fchmod" = fn fchmod(fd: c_int, mode: libc::mode_t) -> c_int =
+        call(libc::SYS_fchmod, fd as usize, mode as usize, 0, 0, 0);
     "readlink" = fn readlink(path: *const c_char, out: *mut c_char, room: usize) -> isize =
         call(libc::SYS_readlinkat, HERE, path as usize, out as usize, room, 0);
     "readlinkat" = fn readlinkat(at: c_int, path: *const c_char, out: *mut c_char, room: usize) -> isize =

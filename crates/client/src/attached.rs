@@ -40,11 +40,7 @@ fn raised(fd: OwnedFd) -> RawFd {
 }
 
 fn identity(fd: RawFd) -> Result<(u64, u64), Code> {
-    // SAFETY: an all-zero stat is valid, and filled by the call.
-    let mut st: libc::stat = unsafe { std::mem::zeroed() };
-    // SAFETY: `st` is valid for the call; a bad descriptor is an error.
-    errno::check(unsafe { libc::fstat(fd, &mut st) })?;
-    Ok((st.st_dev, st.st_ino))
+    errno::stat(fd).map(|st| (st.st_dev, st.st_ino))
 }
 
 impl Attached {

@@ -8,7 +8,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_data::{AnchorName, BackingName};
-use forebay_types::{Attr, Code, Ino};
+use forebay_types::{Attr, Code, Ino, Kind};
 
 use crate::errno;
 use crate::path::PathBuffer;
@@ -32,7 +32,7 @@ fn recall(kernel_ino: u64) -> Option<Ino> {
     (key.load(Ordering::Acquire) == kernel_ino).then_some(Ino(ino))
 }
 
-fn remember(kernel_ino: u64, ino: Ino) {
+pub(crate) fn remember(kernel_ino: u64, ino: Ino) {
     let [key, value] = &REMEMBERED[kernel_ino as usize % MEMORY];
     let old = key.load(Ordering::Relaxed);
     // One writer at a time; the others forgo it.
@@ -84,7 +84,7 @@ fn proc_link<'a>(link: &std::ffi::CStr, buffer: &'a mut [u8]) -> Result<&'a [u8]
 }
 
 /// `/proc/self/fd/N`, without allocation.
-fn proc_fd(fd: RawFd, buffer: &mut [u8; 32]) -> Option<&std::ffi::CStr> {
+pub(crate) fn proc_fd(fd: RawFd, buffer: &mut [u8; 32]) -> Option<&std::ffi::CStr> {
     let mut digits = [0; 12];
     let (mut rest, mut n) = (u32::try_from(fd).ok()?, 0);
     loop {
@@ -105,14 +105,15 @@ fn proc_fd(fd: RawFd, buffer: &mut [u8; 32]) -> Option<&std::ffi::CStr> {
 }
 
 impl Pool {
-    /// A path by which the kernel finds a file's first backing file, through the target's descriptor. Inodes never share
+    /// A path by which the kernel finds a file's first backing file, or a bound socket's node, through the target's descriptor. Inodes never share
     /// one.
     ///
     /// # Errors
-    /// [`Code::NotSupported`] for what is no file with one backing file.
+    /// [`Code::NotSupported`] for what is neither a file with one backing file nor a socket.
     pub fn backing_path(&self, ino: Ino, path: &mut PathBuffer) -> Result<(), Code> {
         let entry = self.get_attr(ino)?;
-        if !entry.attr.is_file() || !entry.layout.is_single() {
+        let is_whole = entry.attr.is_file() && entry.layout.is_single();
+        if !is_whole && entry.attr.kind() != Kind::Socket {
             return Err(Code::NotSupported);
         }
         let mut digits = [0; 10];

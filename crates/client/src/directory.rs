@@ -1,6 +1,6 @@
 //! Reading directories.
 
-use forebay_types::limits::READDIR_REPLY_BYTES;
+use forebay_types::limits::{BOARD_NAME_MAX, READDIR_REPLY_BYTES};
 use forebay_types::{Code, Cookie, DirEntry, Ino, Reader, Reply, Request, REPLY_HEADER_BYTES};
 
 use crate::path::PathBuffer;
@@ -90,11 +90,25 @@ impl Pool {
         }
     }
 
-    /// The path of a directory from the pool's root: `/`, or `/a/b`.
+    /// A path of an inode from the pool's root: `/`, or `/a/b`. Of anything but a directory it is one of its names that
+    /// the board happens to have, and looking for it takes time that grows with the board.
     ///
     /// # Errors
-    /// [`Code::NotFound`] when it was removed.
-    pub fn path_of(&self, dir: Ino, path: &mut PathBuffer) -> Result<(), Code> {
+    /// [`Code::NotFound`] when it was removed, or no name is on the board.
+    pub fn path_of(&self, ino: Ino, path: &mut PathBuffer) -> Result<(), Code> {
+        if self.get_attr(ino)?.attr.is_directory() {
+            return self.path_of_directory(ino, path);
+        }
+        let mut name = [0; BOARD_NAME_MAX];
+        let (parent, len) = self.on_board(|board| board.name_of(ino, &mut name))?.ok_or(Code::NotFound)?;
+        self.path_of_directory(parent, path)?;
+        if path.as_bytes() != b"/" {
+            path.push(b"/")?;
+        }
+        path.push(&name[..len])
+    }
+
+    fn path_of_directory(&self, dir: Ino, path: &mut PathBuffer) -> Result<(), Code> {
         let mut reply = [0; forebay_types::limits::PATH_MAX + 16];
         let n = self.call(&Request::PathOf { ino: dir }, &mut reply)?;
         match Reply::decode(&reply[..n])? {

@@ -14,6 +14,16 @@ pub(crate) fn nobody_listens() -> bool {
     matches!(unsafe { *libc::__errno_location() }, libc::ECONNREFUSED | libc::ENOENT | libc::ENOTDIR)
 }
 
+/// fstat(2).
+pub(crate) fn stat(fd: std::os::fd::RawFd) -> Result<libc::stat, Code> {
+    let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: the structure is writable, and filled on success.
+    unsafe {
+        check(libc::fstat(fd, stat.as_mut_ptr()))?;
+        Ok(stat.assume_init())
+    }
+}
+
 /// The result of a system call that returns -1 on failure.
 pub(crate) fn check(result: i32) -> Result<i32, Code> {
     if result < 0 {

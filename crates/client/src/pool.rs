@@ -276,7 +276,7 @@ impl Pool {
 
     /// What `read` finds on the board, if that is the one to be trusted.
     #[inline]
-    fn on_board<T>(&self, read: impl FnOnce(&Board) -> Option<T>) -> Result<Option<T>, Code> {
+    pub(crate) fn on_board<T>(&self, read: impl FnOnce(&Board) -> Option<T>) -> Result<Option<T>, Code> {
         let attached = self.attached()?;
         if let Some((board, epoch)) = attached.board(&self.address) {
             let found = read(board);

@@ -37,10 +37,10 @@ impl Batch<'_> {
         keep().map_err(|code| self.failed("keep a reply on", code))
     }
 
-    /// Takes note of a session.
+    /// Takes note of a session, before the first reply is kept for it.
     pub fn add_session(&mut self, session: u64) -> Result<()> {
         let mut add = || -> Answer<()> {
-            self.admit(Class::Change, Work::writes(1))?;
+            self.admit(Class::Removal, Work::writes(1))?;
             self.tx.put(&keys::session(session), &[])?;
             self.count_writes()
         };

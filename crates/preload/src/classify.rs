@@ -4,7 +4,7 @@ use std::os::raw::{c_char, c_int};
 
 use crate::abi::Place;
 use crate::door::{self, Absent, Pool};
-use crate::{cwd, descriptor, path, settings};
+use crate::{cwd, descriptor, magic, path, settings};
 
 /// What a path is.
 pub(crate) enum Leads {
@@ -30,7 +30,7 @@ pub(crate) unsafe fn may_lead_to_pool(dirfd: c_int, path: *const c_char) -> bool
     match unsafe { *path } as u8 {
         0 => false,
         // SAFETY: the caller's promise.
-        b'/' => unsafe { is_below(path, prefix) },
+        b'/' => unsafe { is_below(path, prefix) || magic::may_be(path) },
         _ if dirfd == libc::AT_FDCWD => cwd::may_be_pool(),
         _ => dirfd >= 0 && descriptor::may_be_anchor(dirfd),
     }
@@ -52,11 +52,11 @@ unsafe fn is_below(path: *const c_char, prefix: &[u8]) -> bool {
     matches!(unsafe { *path.add(prefix.len()) } as u8, 0 | b'/')
 }
 
-/// What `path` is, relative to the directory of `dirfd`.
+/// What `path` is, relative to the directory of `dirfd`; `follow` is whether the call follows a link at its end.
 ///
 /// # Safety
 /// `path` is null or a C string that lives as long as the result.
-pub(crate) unsafe fn classify(dirfd: c_int, path: *const c_char) -> Leads {
+pub(crate) unsafe fn classify(dirfd: c_int, path: *const c_char, follow: bool) -> Leads {
     // SAFETY: the caller's promise.
     if !unsafe { may_lead_to_pool(dirfd, path) } {
         return Leads::Kernel;
@@ -71,6 +71,9 @@ pub(crate) unsafe fn classify(dirfd: c_int, path: *const c_char) -> Leads {
             Ok(pool) => Leads::Pool(pool, Place { dir: ROOT, path: inside.as_ptr(), bytes: inside.len() }),
             Err(Absent::Failed | Absent::Attaching) => Leads::Nowhere(-(libc::EIO as isize)),
         };
+    }
+    if bytes.first() == Some(&b'/') {
+        return magic::place(bytes, follow).map_or(Leads::Kernel, |(pool, place)| Leads::Pool(pool, place));
     }
     let from = if dirfd == libc::AT_FDCWD { cwd::directory() } else { descriptor::directory_of(dirfd) };
     match from {

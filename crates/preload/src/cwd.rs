@@ -124,6 +124,23 @@ pub(crate) fn path(out: &mut Buffer) -> Option<isize> {
     Some((settings::prefix().len() + inside.len()) as isize)
 }
 
+/// True when `path` is the working directory itself, and that was removed from the pool: there only the kernel can open it
+/// again, as the empty directory that it is.
+///
+/// # Safety
+/// `path` is null or a C string.
+pub(crate) unsafe fn is_removed(dirfd: c_int, path: *const c_char) -> bool {
+    // SAFETY: the caller's promise.
+    if dirfd != libc::AT_FDCWD || path.is_null() || unsafe { crate::path::bytes(path) } != b"." {
+        return false;
+    }
+    let Some((pool, ino)) = directory() else { return false };
+    let mut seen = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: the handle is attached, the structure writable.
+    guard(|| unsafe { (pool.door.stat_inode)(pool.handle, ino, seen.as_mut_ptr()) } as isize)
+        == -(libc::ENOENT as isize)
+}
+
 /// getcwd(3) where the working directory is in the pool.
 ///
 /// # Safety

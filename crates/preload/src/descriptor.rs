@@ -79,6 +79,22 @@ pub(crate) fn inode_of(fd: c_int) -> Option<(Pool, u64)> {
     ask(fd, &stat)
 }
 
+/// The pool's inode behind `fd`, if it is one and has a name.
+pub(crate) fn named_inode_of(fd: c_int) -> Option<(Pool, u64)> {
+    let stat = kernel_stat(fd)?;
+    let is_directory = stat.st_mode & libc::S_IFMT == libc::S_IFDIR;
+    if !is_candidate(stat.st_mode, stat.st_nlink) || (!is_directory && stat.st_nlink == 0) {
+        return None;
+    }
+    ask(fd, &stat)
+}
+
+/// True for a regular file without a name: what was opened with O_TMPFILE, or unlinked.
+pub(crate) fn is_unnamed(fd: c_int) -> bool {
+    crate::settings::prefix_bytes() != 0
+        && kernel_stat(fd).is_some_and(|s| s.st_nlink == 0 && s.st_mode & libc::S_IFMT == libc::S_IFREG)
+}
+
 /// Turns the kernel's stat of `fd` into the pool's, if it is one of the pool's.
 pub(crate) fn pool_stat(fd: c_int, stat: &mut libc::stat) -> bool {
     let Ok(pool) = door::pool() else { return false };

@@ -8,7 +8,7 @@ use crate::abi::Place;
 use crate::door::Pool;
 use crate::interpose::{answer, answer_int, errno, guard, set_errno};
 use crate::stream::{record_bytes, Stream};
-use crate::{descriptor, real, route, settings};
+use crate::{cwd, descriptor, real, route, settings};
 
 /// Opens the directory at `place` for reading.
 ///
@@ -134,13 +134,18 @@ interpose! {
     opendir = fn(path: *const c_char) -> *mut DIR {
         // SAFETY: libc's contract.
         let stream = answer(unsafe {
-            route::on_path(
+            let stream = route::on_path(
                 libc::AT_FDCWD,
                 path,
                 true,
                 |_, path| raw_stream(real::libc_own::opendir(path)),
                 |pool, place, escape| open_place(pool, place, escape),
-            )
+            );
+            if stream == -(libc::ENOENT as isize) && cwd::is_removed(libc::AT_FDCWD, path) {
+                raw_stream(real::libc_own::opendir(path))
+            } else {
+                stream
+            }
         });
         if stream == -1 { std::ptr::null_mut() } else { stream as *mut DIR }
     }

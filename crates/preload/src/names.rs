@@ -7,7 +7,7 @@ use libc::{dev_t, mode_t};
 use crate::abi::Place;
 use crate::cwd::overflow;
 use crate::interpose::{answer, answer_int};
-use crate::{descriptor, real, route, umask};
+use crate::{descriptor, magic, real, route, umask};
 
 const HERE: c_int = libc::AT_FDCWD;
 
@@ -78,12 +78,21 @@ unsafe fn link_any(
 ) -> isize {
     // SAFETY: libc's contract.
     unsafe {
+        let follow = flags & libc::AT_SYMLINK_FOLLOW != 0;
         if crate::stat::is_descriptor(from, flags) {
             if let Some((pool, ino)) = descriptor::inode_of(from_dirfd) {
                 return link_inode(pool, ino, to_dirfd, to);
             }
+            if let Some(result) = link_unnamed(from_dirfd, to_dirfd, to) {
+                return result;
+            }
+        } else if follow && !from.is_null() && *from as u8 == b'/' && magic::may_be(from) {
+            // The usual way to name what was opened with O_TMPFILE: /proc/self/fd/N.
+            let linked = magic::end_of(crate::path::bytes(from), |fd| link_unnamed(fd, to_dirfd, to));
+            if let Some(result) = linked {
+                return result;
+            }
         }
-        let follow = flags & libc::AT_SYMLINK_FOLLOW != 0;
         route::on_two_paths(
             (from_dirfd, from),
             (to_dirfd, to),
@@ -99,6 +108,26 @@ unsafe fn link_any(
             },
         )
     }
+}
+
+/// Gives a file of the pool's target that was opened with O_TMPFILE a name in the pool; none when it is not such a file,
+/// or the name is not the pool's.
+unsafe fn link_unnamed(fd: c_int, to_dirfd: c_int, to: *const c_char) -> Option<isize> {
+    if !descriptor::is_unnamed(fd) {
+        return None;
+    }
+    const ELSEWHERE: isize = isize::MIN;
+    // SAFETY: libc's contract.
+    let result = unsafe {
+        route::on_path(
+            to_dirfd,
+            to,
+            false,
+            |_, _| ELSEWHERE,
+            |pool, place, escape| (pool.door.link_unnamed)(pool.handle, fd, place, escape),
+        )
+    };
+    (result != ELSEWHERE).then_some(result)
 }
 
 /// Gives the pool's inode of an open descriptor another name.
@@ -146,7 +175,10 @@ pub(crate) unsafe fn readlink_any(dirfd: c_int, path: *const c_char, out: *mut u
             dirfd,
             path,
             false,
-            |dirfd, path| real::readlinkat(dirfd, path, out, room),
+            |dirfd, path| match real::readlinkat(dirfd, path, out, room) {
+                n if n > 0 => magic::shown(dirfd, path, out, room, n),
+                n => n,
+            },
             |pool, place, escape| {
                 if room as c_int <= 0 {
                     return -i64::from(libc::EINVAL);

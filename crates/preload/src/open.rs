@@ -8,7 +8,7 @@ use crate::abi::Place;
 use crate::cwd::overflow;
 use crate::door::Pool;
 use crate::interpose::{answer_int, raw};
-use crate::{descriptor, real, route, umask};
+use crate::{cwd, descriptor, real, route, umask};
 
 /// Opens wherever the path leads; the descriptor or a negative errno.
 ///
@@ -19,13 +19,17 @@ pub(crate) unsafe fn open_any(dirfd: c_int, path: *const c_char, flags: c_int, m
     let follow = flags & libc::O_NOFOLLOW == 0;
     // SAFETY: the caller's promise.
     unsafe {
-        route::on_path(
+        let fd = route::on_path(
             dirfd,
             path,
             follow,
             |dirfd, path| raw(real::libc_own::openat(dirfd, path, flags, mode)),
             |pool, place, escape| open_place(pool, place, flags, mode, escape),
-        )
+        );
+        if fd == -(libc::ENOENT as isize) && cwd::is_removed(dirfd, path) {
+            return raw(real::libc_own::openat(dirfd, path, flags, mode));
+        }
+        fd
     }
 }
 

@@ -115,9 +115,9 @@ impl Program {
         for _ in 0..CHANGES_MAX {
             // SAFETY: C strings; buffers have room for a path, and none is written to while a path in it is read.
             unsafe {
-                let mut leads = classify(dirfd, path);
+                let mut leads = classify(dirfd, path, follow);
                 if matches!(leads, Leads::Kernel) && crossing(dirfd, path, follow, &mut entry) {
-                    leads = classify(libc::AT_FDCWD, entry.as_c());
+                    leads = classify(libc::AT_FDCWD, entry.as_c(), follow);
                 }
                 match leads {
                     Leads::Kernel => return Ok(Opened::Kernel(dirfd, path)),
@@ -148,7 +148,7 @@ impl Program {
             let fd = c_int::try_from(real::openat(dirfd, path, flags, 0)).ok().filter(|fd| *fd >= 0)?;
             if let Ok(Some(interpreter)) = self.read_head(fd) {
                 let named = self.heads[self.level].as_ptr().add(interpreter.path).cast();
-                let inside = !matches!(classify(libc::AT_FDCWD, named), Leads::Kernel)
+                let inside = !matches!(classify(libc::AT_FDCWD, named, true), Leads::Kernel)
                     || crossing(libc::AT_FDCWD, named, true, &mut Buffer::new());
                 if inside {
                     return Some(fd);

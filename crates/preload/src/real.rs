@@ -208,6 +208,7 @@ pub(crate) mod libc_own {
 
     libc_functions! {
         fn openat(dirfd: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int = -1;
+        fn connect(fd: c_int, address: *const libc::sockaddr, bytes: libc::socklen_t) -> c_int = -1;
         fn dlopen(file: *const c_char, mode: c_int) -> *mut c_void = null_mut();
         fn fopen(path: *const c_char, mode: *const c_char) -> *mut FILE = null_mut();
         fn freopen(path: *const c_char, mode: *const c_char, file: *mut FILE) -> *mut FILE = null_mut();

@@ -68,7 +68,7 @@ unsafe fn walk(
                         Some(result)
                     }
                 }),
-                None => guard(|| match classify(dirfd, path) {
+                None => guard(|| match classify(dirfd, path, follow) {
                     Leads::Kernel => Err(KERNEL),
                     Leads::Nowhere(errno) => Ok(Some(errno)),
                     Leads::Pool(door, place) => match pool(door, place, there.first()) {
@@ -155,9 +155,9 @@ unsafe fn side(at: (c_int, *const c_char), follow: bool, buffer: &mut Buffer) ->
     };
     // SAFETY: the caller's promise; after a crossing the buffer holds a C string.
     unsafe {
-        match classify(at.0, at.1) {
+        match classify(at.0, at.1, follow) {
             Leads::Kernel if crossing(at.0, at.1, follow, buffer) => {
-                settled(classify(libc::AT_FDCWD, buffer.as_c()))
+                settled(classify(libc::AT_FDCWD, buffer.as_c(), follow))
             }
             leads => settled(leads),
         }

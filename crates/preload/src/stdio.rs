@@ -62,7 +62,7 @@ pub(crate) unsafe fn libc_would_miss(dirfd: c_int, path: *const c_char, missed: 
     unsafe {
         if !missed {
             return classify::may_lead_to_pool(dirfd, path)
-                && !matches!(classify::classify(dirfd, path), classify::Leads::Kernel);
+                && !matches!(classify::classify(dirfd, path, follow), classify::Leads::Kernel);
         }
         crate::crossing::crossing(dirfd, path, follow, &mut Buffer::new())
     }

@@ -5,7 +5,7 @@ mod support;
 use std::process::Command;
 use support::{compile, succeeds, Pool, Scratch};
 
-const SECTIONS: [&str; 18] = [
+const SECTIONS: [&str; 20] = [
     "stdio",
     "directories",
     "walks",
@@ -24,6 +24,8 @@ const SECTIONS: [&str; 18] = [
     "lists",
     "questions",
     "trees",
+    "magic",
+    "sockets",
 ];
 
 #[test]

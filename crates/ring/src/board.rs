@@ -26,7 +26,7 @@ use std::sync::atomic::{fence, Ordering};
 use forebay_types::limits::BOARD_NAME_MAX;
 use forebay_types::{Code, Entry, Ino, Kind, Reader, ATTR_BYTES, COMPONENT_BYTES, PERMISSIONS_OFFSET};
 
-use crate::shared::Mapping;
+use crate::shared::{Mapping, PAGE_BYTES};
 
 pub(crate) const WAYS: usize = 4;
 pub(crate) const HEADER_BYTES: usize = 4096;
@@ -249,6 +249,50 @@ impl Board {
             }
         }
         Scan::Missing { guests }
+    }
+
+    /// A name that leads to an inode: its directory and, in `name`, its bytes, of which there are as many as is said. Looks
+    /// through the whole table, but for pages that nobody has written to; the caller checks the epoch before and after.
+    pub fn name_of(&self, ino: Ino, name: &mut [u8; BOARD_NAME_MAX]) -> Option<(Ino, usize)> {
+        let end = HEADER_BYTES + self.tables.name_buckets as usize * BUCKET_BYTES;
+        let mut resident = [0; 512];
+        for start in (HEADER_BYTES..end).step_by(PAGE_BYTES * resident.len()) {
+            // To read a page of a memfd that is not there would make it.
+            self.mapping.resident(start, &mut resident);
+            for (i, _) in resident.iter().enumerate().filter(|(_, state)| **state & 1 == 1) {
+                let page = start + i * PAGE_BYTES;
+                for at in (page..end.min(page + PAGE_BYTES)).step_by(NAME_BYTES) {
+                    let hit = self.mapping.word64(at + 16).load(Ordering::Relaxed) == ino.0;
+                    if let Some(found) = hit.then(|| self.name_at(at, ino, name)).flatten() {
+                        return Some(found);
+                    }
+                }
+            }
+        }
+        None
+    }
+
+    /// The name of the entry at a byte offset, if it is one of this inode's.
+    fn name_at(&self, at: usize, ino: Ino, name: &mut [u8; BOARD_NAME_MAX]) -> Option<(Ino, usize)> {
+        for _ in 0..RETRIES {
+            let before = self.mapping.word32(at).load(Ordering::Acquire);
+            if before & 1 == 1 {
+                std::hint::spin_loop();
+                continue;
+            }
+            let head = self.mapping.word32(at + 4).load(Ordering::Relaxed);
+            let (len, kind) = (head as u8 as usize, (head >> 8) as u8);
+            let parent = Ino(self.mapping.word64(at + 8).load(Ordering::Relaxed));
+            let same = self.mapping.word64(at + 16).load(Ordering::Relaxed) == ino.0;
+            self.mapping.load(at + NAME_OFFSET, name);
+            fence(Ordering::Acquire);
+            if self.mapping.word32(at).load(Ordering::Relaxed) != before {
+                continue;
+            }
+            let named = same && !matches!(kind, KIND_EMPTY | KIND_ABSENT) && len <= BOARD_NAME_MAX;
+            return named.then_some((parent, len));
+        }
+        None
     }
 
     /// True when all names of a directory that fit are on the board.

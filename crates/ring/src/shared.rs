@@ -39,6 +39,9 @@ pub fn memfd_sealed(name: &std::ffi::CStr, bytes: usize, seal: Seal) -> io::Resu
     Ok((fd, mapping))
 }
 
+/// Bytes of a page of memory; a kernel whose pages are larger answers for all of one.
+pub(crate) const PAGE_BYTES: usize = 4096;
+
 /// A shared mapping, unmapped on drop. All access goes through atomics, as another process may write at any time.
 #[derive(Debug)]
 pub struct Mapping {
@@ -151,6 +154,17 @@ impl Mapping {
             use std::arch::x86_64::{_mm_prefetch, _MM_HINT_T0};
             _mm_prefetch::<_MM_HINT_T0>(self.base.add(offset).cast());
         }
+    }
+
+    /// Which pages from byte `offset` on, a multiple of [`PAGE_BYTES`], have memory behind them: bit 0 of each answer is
+    /// set, also where the kernel does not tell, and is not behind the mapping's end.
+    pub fn resident(&self, offset: usize, pages: &mut [u8]) {
+        assert!(offset.is_multiple_of(PAGE_BYTES) && offset < self.bytes);
+        let n = pages.len().min((self.bytes - offset).div_ceil(PAGE_BYTES));
+        pages[..n].fill(1);
+        pages[n..].fill(0);
+        // SAFETY: pages of the mapping, and room for an answer for each.
+        unsafe { libc::mincore(self.base.add(offset).cast(), n * PAGE_BYTES, pages.as_mut_ptr()) };
     }
 
     #[inline]

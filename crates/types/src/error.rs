@@ -75,7 +75,7 @@ pub enum Code {
     FileTooLarge = 33,
     /// Read-only file system.
     ReadOnly = 34,
-    /// No such device.
+    /// No such device or address: a socket that is opened, a FIFO that nobody reads.
     NoDevice = 35,
 }
 
@@ -161,7 +161,7 @@ impl Code {
             Code::Fault => 14,
             Code::FileTooLarge => 27,
             Code::ReadOnly => 30,
-            Code::NoDevice => 19,
+            Code::NoDevice => 6,
         }
     }
 

@@ -155,6 +155,10 @@ impl Door for ClientDoor {
         Ok(self.pool.link(self.at(from)?, self.at(to)?, follow, &mut escape())?)
     }
 
+    fn link_handle(&self, fd: RawFd, to: At<'_>) -> Outcome<()> {
+        Ok(self.pool.link_unnamed(fd, self.at(to)?, &mut escape())?)
+    }
+
     fn symlink_at(&self, target: &[u8], at: At<'_>) -> Outcome<()> {
         Ok(self.pool.symlink(target, self.at(at)?, &mut escape())?)
     }

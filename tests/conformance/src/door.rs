@@ -244,6 +244,8 @@ pub trait Door {
     fn remove_directory_at(&self, at: At<'_>) -> Outcome<()>;
     fn rename_at(&self, from: At<'_>, to: At<'_>, flags: u32) -> Outcome<()>;
     fn link_at(&self, from: At<'_>, to: At<'_>, follow: bool) -> Outcome<()>;
+    /// linkat(2) of a descriptor.
+    fn link_handle(&self, fd: RawFd, to: At<'_>) -> Outcome<()>;
     fn symlink_at(&self, target: &[u8], at: At<'_>) -> Outcome<()>;
     fn read_link_at(&self, at: At<'_>, buffer: &mut [u8]) -> Outcome<usize>;
     fn make_node_at(&self, at: At<'_>, mode: u32, rdev: u64) -> Outcome<()>;

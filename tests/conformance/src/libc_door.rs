@@ -196,6 +196,15 @@ impl Door for LibcDoor {
         })
     }
 
+    fn link_handle(&self, fd: RawFd, to: At<'_>) -> Outcome<()> {
+        let from = text(format!("/proc/self/fd/{fd}").as_bytes());
+        let (to_dir, to) = self.place(to);
+        // SAFETY: the strings end in NUL.
+        done(unsafe {
+            libc::linkat(libc::AT_FDCWD, from.as_ptr(), to_dir, to.as_ptr(), libc::AT_SYMLINK_FOLLOW)
+        })
+    }
+
     fn symlink_at(&self, target: &[u8], at: At<'_>) -> Outcome<()> {
         let (dir, path) = self.place(at);
         let target = text(target);

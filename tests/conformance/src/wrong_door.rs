@@ -131,6 +131,7 @@ impl Door for WrongDoor {
         fn make_directory_at(at: At<'_>, mode: u32) -> Outcome<()>;
         fn remove_directory_at(at: At<'_>) -> Outcome<()>;
         fn link_at(from: At<'_>, to: At<'_>, follow: bool) -> Outcome<()>;
+        fn link_handle(fd: RawFd, to: At<'_>) -> Outcome<()>;
         fn symlink_at(target: &[u8], at: At<'_>) -> Outcome<()>;
         fn read_link_at(at: At<'_>, buffer: &mut [u8]) -> Outcome<usize>;
         fn make_node_at(at: At<'_>, mode: u32, rdev: u64) -> Outcome<()>;

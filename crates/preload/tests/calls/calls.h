@@ -72,6 +72,8 @@ void test_objects(void);
 void test_lists(void);
 void test_questions(void);
 void test_trees(void);
+void test_magic(void);
+void test_sockets(void);
 void test_signals(void);
 void test_threads(void);
 void test_descriptors(void);

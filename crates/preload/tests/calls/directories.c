@@ -4,8 +4,25 @@
 
 static int only_x(const struct dirent *e) { return e->d_name[0] == 'x'; }
 
+/* The working directory was removed: it is empty, and nothing can be made in it. */
+static void removed_working_directory(void)
+{
+    struct stat st;
+    CHECK(mkdir("gone", 0755) == 0 && chdir("gone") == 0 && rmdir("../gone") == 0);
+    DIR *d = opendir(".");
+    CHECK(d != NULL && readdir(d) == NULL && closedir(d) == 0);
+    int fd = open(".", O_RDONLY | O_DIRECTORY);
+    CHECK(fd >= 0 && fstat(fd, &st) == 0 && S_ISDIR(st.st_mode) && st.st_nlink == 0 && close(fd) == 0);
+    FAILS(open("new", O_CREAT | O_WRONLY, 0600), ENOENT);
+    FAILS(mkdir("new", 0700), ENOENT);
+    FAILS(open("none", O_RDONLY), ENOENT);
+    CHECK(getcwd(NULL, 0) == NULL && errno == ENOENT);
+    CHECK(chdir(root) == 0);
+}
+
 void test_directories(void)
 {
+    removed_working_directory();
     char name[32], buffer[65536];
     CHECK(mkdir("d", 0755) == 0);
     for (int i = 0; i < 3000; i++) {

@@ -57,7 +57,8 @@ int main(int argc, char **argv)
         {"xattrs", test_xattrs},         {"names", test_names},             {"exec", test_exec},
         {"signals", test_signals},       {"threads", test_threads},         {"descriptors", test_descriptors},
         {"fifos", test_fifos},           {"numbers", test_numbers},         {"objects", test_objects},
-        {"lists", test_lists},           {"questions", test_questions},   {"trees", test_trees},
+        {"lists", test_lists},           {"questions", test_questions},     {"trees", test_trees},             {"magic", test_magic},
+        {"sockets", test_sockets},
     };
     if (argc >= 2 && strcmp(argv[1], "report") == 0)
         return report(argc, argv);

@@ -157,6 +157,7 @@ void test_fifos(void)
     char text[16];
     struct stat st;
     CHECK(mkfifo("p", 0600) == 0);
+    FAILS(open("p", O_WRONLY | O_NONBLOCK), ENXIO);
     pid_t pid = fork();
     if (pid == 0) {
         int fd = open("p", O_WRONLY);

@@ -1,12 +1,14 @@
 //! The attendant: lets processes attach, notices when they die, answers `status` and `check`, and hears SIGTERM.
 //!
-//! Each connection is served by a short-lived thread with a time limit, so that a client that connects and says nothing
-//! holds up nobody. A process counts as dead when its pidfd says so, never because a socket closed.
+//! A client that asks for nothing but to attach, as nearly all do, and says so at once, is served right here: every
+//! program's first call on the pool waits for it. Each other connection gets a short-lived thread with a time limit, so
+//! that a client that connects and says nothing holds up nobody. A process counts as dead when its pidfd says so, never
+//! because a socket closed.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use forebay_ring::{
@@ -29,6 +31,8 @@ use crate::setup::WorkerSetup;
 const CONNECTIONS_MAX: usize = 256;
 /// A client that says nothing for so long is dropped.
 const TALK_TIMEOUT: Duration = Duration::from_secs(10);
+/// A client that has connected says what it wants within so long, or a thread waits for it.
+const PROMPT: Duration = Duration::from_micros(500);
 /// Longest body of a request on the socket.
 const BODY_BYTES_MAX: u32 = 64 * 1024;
 
@@ -84,6 +88,8 @@ struct Desk {
     wake: OwnedFd,
     connections: AtomicUsize,
     statistics: Arc<Statistics>,
+    /// A ring for the next client, made while nobody waits.
+    spare: Mutex<Option<(OwnedFd, ServedRing)>>,
 }
 
 /// The attendant once the dead worker's sessions were taken over.
@@ -143,6 +149,7 @@ impl Attendant {
             wake,
             connections: AtomicUsize::new(0),
             statistics: self.statistics,
+            spare: Mutex::new(None),
         };
         let attending = Attending {
             desk: Arc::new(desk),
@@ -228,6 +235,15 @@ impl Attending {
                 return;
             }
         };
+        let talk =
+            Talk { desk: &self.desk, to_shard: &self.to_shard, announce: &self.announce, socket: &socket };
+        if talk.attaches_promptly() {
+            if let Err(code) = talk.serve_attach() {
+                tracing::debug!("a connection ended: {code}");
+            }
+            self.desk.make_spare();
+            return;
+        }
         let desk = Arc::clone(&self.desk);
         let to_shard = self.to_shard.clone();
         let announce = self.announce.clone();
@@ -235,7 +251,7 @@ impl Attending {
         let spawned = std::thread::Builder::new().name("connection".into()).stack_size(256 * 1024).spawn({
             let desk = Arc::clone(&desk);
             move || {
-                let talk = Talk { desk: &desk, to_shard: &to_shard, announce: &announce, socket };
+                let talk = Talk { desk: &desk, to_shard: &to_shard, announce: &announce, socket: &socket };
                 if let Err(code) = talk.serve() {
                     tracing::debug!("a connection ended: {code}");
                 }
@@ -254,19 +270,65 @@ struct Talk<'a> {
     desk: &'a Desk,
     to_shard: &'a Sender<Message>,
     announce: &'a Sender<(u64, OwnedFd)>,
-    socket: OwnedFd,
+    socket: &'a OwnedFd,
+}
+
+impl Desk {
+    fn take_ring(&self) -> Result<(OwnedFd, ServedRing)> {
+        match self.spare.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            Some(spare) => Ok(spare),
+            None => ServedRing::create().map_err(|e| Error::io("cannot make a ring", &e)),
+        }
+    }
+
+    fn make_spare(&self) {
+        if let Ok(ring) = ServedRing::create() {
+            *self.spare.lock().unwrap_or_else(PoisonError::into_inner) = Some(ring);
+        }
+    }
 }
 
 impl Talk<'_> {
+    /// True when the client says, as soon as it has connected, that it wants to attach, and nothing else.
+    fn attaches_promptly(&self) -> bool {
+        let mut header = [0; HEADER_BYTES];
+        let patience = rustix::time::Timespec { tv_sec: 0, tv_nsec: PROMPT.subsec_nanos().into() };
+        let mut ready = [rustix::event::PollFd::new(self.socket, rustix::event::PollFlags::IN)];
+        if !matches!(rustix::event::poll(&mut ready, Some(&patience)), Ok(1)) {
+            return false;
+        }
+        let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
+        let peeked = rustix::net::recv(self.socket, &mut header, flags);
+        let whole = matches!(peeked, Ok((n, _)) if n == HEADER_BYTES);
+        whole && Header::decode(&header).is_ok_and(|h| h.kind == KIND_ATTACH && h.len == 0)
+    }
+
+    /// Serves a client that wants to attach and waits for the answer.
+    fn serve_attach(&self) -> std::result::Result<(), Code> {
+        if !self.is_from_owner()? {
+            return self.refuse(Code::AccessDenied, "the pool serves another user");
+        }
+        read_exact(self.socket.as_fd(), &mut [0; HEADER_BYTES])?;
+        self.attach().or_else(|e| {
+            tracing::warn!("cannot attach a process: {e}");
+            self.refuse(e.code, &e.to_string())
+        })
+    }
+
+    fn is_from_owner(&self) -> std::result::Result<bool, Code> {
+        let peer = rustix::net::sockopt::socket_peercred(self.socket)
+            .map_err(|e| Code::from_errno(e.raw_os_error()))?;
+        let uid = peer.uid.as_raw();
+        Ok(uid == self.desk.owner || uid == 0)
+    }
+
     fn serve(&self) -> std::result::Result<(), Code> {
         let errno = |e: Errno| Code::from_errno(e.raw_os_error());
         for option in [rustix::net::sockopt::Timeout::Recv, rustix::net::sockopt::Timeout::Send] {
-            rustix::net::sockopt::set_socket_timeout(&self.socket, option, Some(TALK_TIMEOUT))
+            rustix::net::sockopt::set_socket_timeout(self.socket, option, Some(TALK_TIMEOUT))
                 .map_err(errno)?;
         }
-        let peer = rustix::net::sockopt::socket_peercred(&self.socket).map_err(errno)?;
-        let uid = peer.uid.as_raw();
-        if uid != self.desk.owner && uid != 0 {
+        if !self.is_from_owner()? {
             return self.refuse(Code::AccessDenied, "the pool serves another user");
         }
         loop {
@@ -334,18 +396,14 @@ impl Talk<'_> {
         }
         let id = new_session_id()?;
         let process = self.peer_process()?;
-        let what = "cannot make a ring";
-        let (ring_fd, ring) = ServedRing::create().map_err(|e| Error::io(what, &e))?;
+        let (ring_fd, ring) = self.desk.take_ring()?;
+        ring.set_epoch(self.desk.epoch);
         // With the supervisor first: from the moment that the client has its ring, a crash must not lose it.
         self.desk.setup.store.put(&store_tag(id), &[ring_fd.as_fd(), process.as_fd()])?;
-        let (send, receive) = mpsc::channel();
-        let added = self
-            .ask_shard(Message::Attached(Box::new(Session::new(id, ring)), send), &receive)
-            .map_err(|code| Error::new(code, what))?;
-        if !added {
-            let _ = self.desk.setup.store.remove(&store_tag(id));
-            return Err(Error::new(Code::NoSpace, "cannot add a session to the shard"));
-        }
+        // The shard thread hears of it before it looks for the client's first request, which will wake it.
+        self.to_shard
+            .send(Message::Attached(Box::new(Session::new(id, ring))))
+            .map_err(|_| Error::new(Code::PoolGone, "cannot attach a process"))?;
         let fds = [
             ring_fd.as_raw_fd(),
             self.desk.doorbell_fd.as_raw_fd(),
@@ -386,7 +444,7 @@ impl Talk<'_> {
             return Ok(unsafe { OwnedFd::from_raw_fd(fd) });
         }
         // Before Linux 6.5: by number, which is the client's as long as it waits for its answer.
-        let peer = rustix::net::sockopt::socket_peercred(&self.socket).map_err(failed(what))?;
+        let peer = rustix::net::sockopt::socket_peercred(self.socket).map_err(failed(what))?;
         rustix::process::pidfd_open(peer.pid, rustix::process::PidfdFlags::empty()).map_err(failed(what))
     }
 

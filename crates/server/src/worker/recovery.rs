@@ -145,8 +145,9 @@ impl ShardThread<'_> {
         for session in &sessions {
             session.ring.set_epoch(self.epoch);
         }
+        let noted: HashSet<u64> = self.batch()?.sessions()?.into_iter().collect();
         for mut session in sessions {
-            self.batch()?.add_session(session.id)?;
+            session.noted = noted.contains(&session.id);
             for slot in 0..RING_SLOTS {
                 let change =
                     self.batch()?.kept_reply(session.id, slot as u8)?.map(|(seq, kept)| (seq, kept.to_vec()));

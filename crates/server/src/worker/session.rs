@@ -10,6 +10,8 @@ pub(super) struct Session {
     pub(super) id: u64,
     pub(super) ring: ServedRing,
     pub(super) slots: Box<[Slot; RING_SLOTS]>,
+    /// The shard has a note of it: it has, or had, a reply to keep.
+    pub(super) noted: bool,
 }
 
 /// What the daemon knows of a slot; nothing of it comes from the client's memory.
@@ -29,7 +31,7 @@ pub(super) struct Slot {
 
 impl Session {
     pub(super) fn new(id: u64, ring: ServedRing) -> Session {
-        Session { id, ring, slots: Box::new(std::array::from_fn(|_| Slot::default())) }
+        Session { id, ring, slots: Box::new(std::array::from_fn(|_| Slot::default())), noted: false }
     }
 }
 

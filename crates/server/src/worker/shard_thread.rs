@@ -21,8 +21,8 @@ use super::statistics::Statistics;
 /// What other threads tell the shard thread; each send is followed by a ring of the doorbell.
 #[derive(Debug)]
 pub(super) enum Message {
-    /// A process attached.
-    Attached(Box<Session>, Sender<bool>),
+    /// A process attached, and may ask already.
+    Attached(Box<Session>),
     /// A process is gone.
     Ended(u64),
     /// These backing files were unlinked.
@@ -146,7 +146,9 @@ impl<'a> ShardThread<'a> {
             let state = &mut session.slots[slot];
             let (seq, reply) = &state.last_change;
             super::session::encode_kept(state.reserved, reply, &mut kept);
-            if let Err(e) = batch.keep_reply(session.id, slot as u8, *seq, &kept) {
+            let noted = if session.noted { Ok(()) } else { batch.add_session(session.id) };
+            session.noted |= noted.is_ok();
+            if let Err(e) = noted.and_then(|()| batch.keep_reply(session.id, slot as u8, *seq, &kept)) {
                 // Without it a crash between here and the slot's next request would repeat the change.
                 tracing::warn!("{e}");
                 refused.push((session.id, slot));
@@ -288,18 +290,10 @@ impl<'a> ShardThread<'a> {
 
     fn hear(&mut self, message: Message) -> Result<()> {
         match message {
-            Message::Attached(session, done) => {
-                session.ring.set_epoch(self.epoch);
-                let id = session.id;
-                if let Err(e) = self.batch()?.add_session(id) {
-                    tracing::error!("cannot add a session: {e}");
-                    let _ = done.send(false);
-                    return Ok(());
-                }
+            Message::Attached(session) => {
                 self.sessions.push(*session);
                 self.count_clients();
                 Statistics::add(&self.statistics.attached, 1);
-                let _ = done.send(true);
             }
             Message::Ended(id) => self.end_session(id)?,
             Message::Swept(inos) => {
@@ -346,7 +340,7 @@ impl<'a> ShardThread<'a> {
                 }
             }
         }
-        if !self.remove_in_batch(|batch| batch.forget_session(id))? {
+        if session.noted && !self.remove_in_batch(|batch| batch.forget_session(id))? {
             tracing::warn!("no room to forget a session: the next worker will");
         }
         if !left.is_empty() {

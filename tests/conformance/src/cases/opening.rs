@@ -26,6 +26,8 @@ pub(super) const CASES: &[Case] = &[
         "Descriptors are the kernel's: the lowest free number, O_CLOEXEC as asked, shared offsets after dup and fork."),
     case!(open_unnamed_file_vanishes_with_its_descriptor;
         "A descriptor opened with O_TMPFILE is a regular file without a name, gone with its last descriptor."),
+    case!(link_of_an_unnamed_file_names_it;
+        "linkat gives a file opened with O_TMPFILE a name, unless it was opened with O_EXCL."),
     case!(open_path_only_answers_fstat;
         "A descriptor opened with O_PATH answers fstat and refuses reads and writes with EBADF."),
 ];
@@ -145,6 +147,25 @@ fn open_unnamed_file_vanishes_with_its_descriptor(door: &dyn Door) -> Verdict {
     equal(door.read_at(&fd, &mut bytes, 0)?, 8)?;
     equal(&bytes, b"nameless")?;
     equal(door.names(".")?, vec![])
+}
+
+fn link_of_an_unnamed_file_names_it(door: &dyn Door) -> Verdict {
+    door.set_umask(0);
+    let fd = door.open(".", O_RDWR | O_TMPFILE, 0o643)?;
+    door.write(&fd, b"before ")?;
+    door.put("taken", b"x")?;
+    refused(door.link_handle(fd.as_raw_fd(), "taken".into()), libc::EEXIST)?;
+    refused(door.link_handle(fd.as_raw_fd(), "none/f".into()), libc::ENOENT)?;
+    door.link_handle(fd.as_raw_fd(), "f".into())?;
+    door.write(&fd, b"and after")?;
+    equal(door.get("f")?, b"before and after".to_vec())?;
+    let stat = door.stat("f")?;
+    equal((stat.mode, stat.nlink, stat.size), (libc::S_IFREG | 0o643, 1, 16))?;
+    drop(fd);
+    equal(door.get("f")?, b"before and after".to_vec())?;
+    let fd = door.open(".", O_RDWR | O_TMPFILE | O_EXCL, 0o600)?;
+    refused(door.link_handle(fd.as_raw_fd(), "never".into()), libc::ENOENT)?;
+    equal(door.names(".")?, vec![b"f".to_vec(), b"taken".to_vec()])
 }
 
 fn open_path_only_answers_fstat(door: &dyn Door) -> Verdict {

@@ -1,0 +1,215 @@
+//! The links of /proc to what is open: `/proc/self/fd/N`, `cwd` and `exe`, `/dev/fd/N`.
+//!
+//! The kernel follows them to a backing file or an anchor. Calls through them must mean the pool's file behind it (its
+//! attributes, its dirty mark, what lies under its directories), and reading them must give the path in the pool.
+
+use std::os::raw::{c_char, c_int};
+
+use crate::abi::Place;
+use crate::descriptor;
+use crate::door::Pool;
+use crate::path::{self, Buffer};
+use crate::{real, settings};
+
+/// f_type of /proc.
+const PROC: i64 = 0x9fa0;
+/// Bytes of a backing file's last component, and of its last two with their slashes.
+const NAME_BYTES: usize = 16;
+
+/// False when a path is certainly no such link: a compare of its first bytes.
+///
+/// # Safety
+/// `path` is a C string that starts with a slash.
+#[inline(always)]
+pub(crate) unsafe fn may_be(path: *const c_char) -> bool {
+    // SAFETY: each byte is read only when those before it were not the end.
+    unsafe {
+        match *path.add(1) as u8 {
+            b'p' => starts_with(path, b"/proc/"),
+            b'd' => starts_with(path, b"/dev/fd/") || starts_with(path, b"/dev/std"),
+            _ => false,
+        }
+    }
+}
+
+/// # Safety
+/// `path` is a C string.
+#[inline]
+unsafe fn starts_with(path: *const c_char, front: &[u8]) -> bool {
+    // SAFETY: a difference, as at the string's end, ends the compare.
+    front.iter().enumerate().all(|(i, byte)| unsafe { *path.add(i) } as u8 == *byte)
+}
+
+/// Bytes of the link that a path starts with, if it does.
+fn link_bytes(path: &[u8]) -> Option<usize> {
+    let number = |at: usize| {
+        let digits = path[at..].iter().take_while(|b| b.is_ascii_digit()).count();
+        (digits > 0).then_some(at + digits)
+    };
+    let ends = |at: usize| matches!(path.get(at), None | Some(b'/')).then_some(at);
+    if path.starts_with(b"/dev/fd/") {
+        return number(b"/dev/fd/".len()).and_then(ends);
+    }
+    if let Some(stream) = [b"/dev/stdin".as_slice(), b"/dev/stdout", b"/dev/stderr"]
+        .into_iter()
+        .find(|stream| path.starts_with(stream))
+    {
+        return ends(stream.len());
+    }
+    let component = |at: usize| path[at..].iter().position(|b| *b == b'/').map(|n| at + n + 1);
+    let mut at = path.starts_with(b"/proc/").then(|| component(b"/proc/".len()))??;
+    if path[at..].starts_with(b"task/") {
+        at = component(at + b"task/".len())?;
+    }
+    let rest = &path[at..];
+    if rest.starts_with(b"fd/") {
+        return number(at + b"fd/".len()).and_then(ends);
+    }
+    if rest.starts_with(b"cwd") || rest.starts_with(b"exe") {
+        return ends(at + 3);
+    }
+    None
+}
+
+/// A descriptor of what a link leads to, which says what it is and no more.
+///
+/// # Safety
+/// `link` is a C string.
+unsafe fn opened<T>(dirfd: c_int, link: *const c_char, body: impl FnOnce(c_int) -> Option<T>) -> Option<T> {
+    // SAFETY: the caller's promise.
+    let fd = unsafe { real::openat(dirfd, link, libc::O_PATH | libc::O_CLOEXEC, 0) };
+    let fd = c_int::try_from(fd).ok().filter(|fd| *fd >= 0)?;
+    let result = body(fd);
+    real::close(fd);
+    result
+}
+
+/// Runs `body` on a descriptor of what the link leads to with which `path` starts, and on the rest of the path.
+fn behind<T>(path: &[u8], follow: bool, body: impl FnOnce(c_int, &[u8]) -> Option<T>) -> Option<T> {
+    let (link, rest) = path.split_at(link_bytes(path)?);
+    if rest.is_empty() && !follow {
+        return None;
+    }
+    let mut text = Buffer::new();
+    if !text.set(&[link]) {
+        return None;
+    }
+    // SAFETY: a C string was set.
+    unsafe { opened(libc::AT_FDCWD, text.as_c(), |fd| body(fd, rest)) }
+}
+
+/// Where a path through such a link is in the pool; `follow` is whether the call follows a link at the end. A file
+/// without a name is left to the kernel, which alone can open it again.
+pub(crate) fn place(path: &[u8], follow: bool) -> Option<(Pool, Place)> {
+    let (pool, dir, rest) = behind(path, follow, |fd, rest| {
+        let (pool, ino) = descriptor::named_inode_of(fd)?;
+        Some((pool, ino, path.len() - rest.len()))
+    })?;
+    let rest = &path[rest..];
+    Some((pool, Place { dir, path: rest.as_ptr(), bytes: rest.len() }))
+}
+
+/// Runs `body` on a descriptor of what `path` leads to, if all of it is such a link.
+pub(crate) fn end_of<T>(path: &[u8], body: impl FnOnce(c_int) -> Option<T>) -> Option<T> {
+    behind(path, true, |fd, rest| if rest.is_empty() { body(fd) } else { None })
+}
+
+/// What reading a link gave, as programs know it: the kernel stored `n` bytes at `out`, which has room for `room`.
+/// The bytes that are there then.
+///
+/// # Safety
+/// As readlinkat's.
+#[inline(always)]
+pub(crate) unsafe fn shown(dirfd: c_int, link: *const c_char, out: *mut u8, room: usize, n: isize) -> isize {
+    let bytes = n as usize;
+    // SAFETY: the kernel stored that many bytes.
+    let byte = |from_end: usize| unsafe { *out.add(bytes - from_end) };
+    let may_be_ours = bytes > NAME_BYTES + 4
+        && (byte(1) == b')' || (byte(NAME_BYTES + 1) == b'/' && byte(NAME_BYTES + 4) == b'/'))
+        || bytes == room;
+    if !may_be_ours || settings::prefix_bytes() == 0 {
+        return n;
+    }
+    // SAFETY: the caller's promise.
+    unsafe { shown_of_pool(dirfd, link, out, room) }.unwrap_or(n)
+}
+
+#[cold]
+unsafe fn shown_of_pool(dirfd: c_int, link: *const c_char, out: *mut u8, room: usize) -> Option<isize> {
+    // SAFETY: the caller's promise; structures are writable and filled on success.
+    unsafe {
+        let itself = real::openat(dirfd, link, libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC, 0);
+        let itself = c_int::try_from(itself).ok().filter(|fd| *fd >= 0)?;
+        let mut about = std::mem::MaybeUninit::<libc::statfs>::uninit();
+        let known = system_call!(libc::SYS_fstatfs, itself, about.as_mut_ptr());
+        real::close(itself);
+        if known != 0 || about.assume_init().f_type != PROC {
+            return None;
+        }
+        opened(dirfd, link, |fd| {
+            let (pool, ino) = descriptor::inode_of(fd)?;
+            let mut inside = Buffer::new();
+            if (pool.door.path_of)(pool.handle, ino, inside.first()) < 0 {
+                return None;
+            }
+            let inside = path::bytes(inside.as_c());
+            let inside = if inside == b"/" { b"".as_slice() } else { inside };
+            let mut whole = Buffer::new();
+            if !whole.set(&[settings::prefix(), inside]) {
+                return None;
+            }
+            let bytes = (settings::prefix().len() + inside.len()).min(room);
+            out.copy_from_nonoverlapping(whole.as_c().cast(), bytes);
+            Some(bytes as isize)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn link(path: &str) -> Option<&str> {
+        link_bytes(path.as_bytes()).map(|n| &path[..n])
+    }
+
+    #[test]
+    fn link_bytes_of_links_ends_where_they_do() {
+        for (path, expected) in [
+            ("/proc/self/fd/5", "/proc/self/fd/5"),
+            ("/proc/self/fd/12/a/b", "/proc/self/fd/12"),
+            ("/proc/12/cwd", "/proc/12/cwd"),
+            ("/proc/thread-self/cwd/..", "/proc/thread-self/cwd"),
+            ("/proc/12/task/13/fd/0", "/proc/12/task/13/fd/0"),
+            ("/proc/self/exe", "/proc/self/exe"),
+            ("/dev/fd/0", "/dev/fd/0"),
+            ("/dev/fd/3/x", "/dev/fd/3"),
+            ("/dev/stdin", "/dev/stdin"),
+        ] {
+            assert_eq!(link(path), Some(expected), "{path}");
+        }
+    }
+
+    #[test]
+    fn link_bytes_of_other_paths_is_none() {
+        for path in [
+            "/proc",
+            "/proc/",
+            "/proc/self",
+            "/proc/self/fd",
+            "/proc/self/fd/",
+            "/proc/self/fd/x",
+            "/proc/self/fd/5x",
+            "/proc/self/cwdx",
+            "/proc/self/maps",
+            "/proc/task/fd",
+            "/dev/fd",
+            "/dev/fd/",
+            "/dev/stdinx",
+            "/dev/null",
+            "/",
+        ] {
+            assert_eq!(link(path), None, "{path}");
+        }
+    }
+}

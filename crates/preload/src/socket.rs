@@ -1,0 +1,258 @@
+//! Sockets with a name in the pool: bind, connect, and what getsockname and getpeername give.
+//!
+//! The entry is the pool's, the kernel's socket lies where the backing file of a file would, and is reached through the
+//! target's descriptor, as an address has room for 107 bytes. A daemon that binds first and a client that connects later
+//! therefore meet as on any file system.
+
+use std::os::raw::{c_char, c_int};
+
+use libc::{sockaddr, sockaddr_un, socklen_t};
+
+use crate::abi::Place;
+use crate::door::Pool;
+use crate::interpose::{answer_int, guard, raw};
+use crate::path::{self, Buffer};
+use crate::{real, route, settings, umask};
+
+/// Where an address's path begins.
+const PATH_OFFSET: usize = std::mem::offset_of!(sockaddr_un, sun_path);
+/// Bytes of an address's path.
+const ROOM: usize = size_of::<sockaddr_un>() - PATH_OFFSET;
+/// What begins the path of a socket of the pool, as the kernel has it.
+const BACKING: &[u8] = b"/proc/self/fd/";
+/// Bytes of an inode number at its end.
+const DIGITS: usize = 16;
+
+/// The path of an address, NUL-terminated in `out`; none of an address without one.
+///
+/// # Safety
+/// `address` is null or has `bytes` readable bytes.
+unsafe fn path_of(address: *const sockaddr, bytes: socklen_t, out: &mut [c_char; ROOM + 1]) -> bool {
+    let bytes = bytes as usize;
+    // SAFETY: the caller's promise.
+    unsafe {
+        if address.is_null() || bytes <= PATH_OFFSET || i32::from((*address).sa_family) != libc::AF_UNIX {
+            return false;
+        }
+        let text = address.cast::<c_char>().add(PATH_OFFSET);
+        let n = (bytes - PATH_OFFSET).min(ROOM);
+        out[..n].copy_from_slice(std::slice::from_raw_parts(text, n));
+    }
+    // One that begins with NUL is a name of the kernel's own.
+    out[0] != 0
+}
+
+/// Runs `call` with the address of a socket's node in the pool.
+unsafe fn at_backing(
+    pool: Pool,
+    ino: u64,
+    call: impl FnOnce(*const sockaddr, socklen_t) -> isize,
+) -> Result<i64, i64> {
+    let mut backing = Buffer::new();
+    // SAFETY: the handle is attached, the buffer has room for a path.
+    let n = unsafe { (pool.door.backing_path)(pool.handle, ino, backing.first()) };
+    let n = usize::try_from(n).map_err(|_| n)?;
+    // SAFETY: a zeroed address is one without a path.
+    let mut address: sockaddr_un = unsafe { std::mem::zeroed() };
+    address.sun_family = libc::AF_UNIX as u16;
+    // SAFETY: the door stored n bytes.
+    let text = unsafe { std::slice::from_raw_parts(backing.as_c(), n) };
+    let room = address.sun_path.get_mut(..n).ok_or(-i64::from(libc::ENAMETOOLONG))?;
+    room.copy_from_slice(text);
+    Ok(call((&raw const address).cast(), (PATH_OFFSET + n + 1) as socklen_t) as i64)
+}
+
+/// Makes the entry, and the kernel's socket behind it.
+unsafe fn bind_place(fd: c_int, pool: Pool, place: Place, escape: *mut u8) -> i64 {
+    let mode = libc::S_IFSOCK | umask::apply(0o777);
+    // SAFETY: the door's contract is kept.
+    unsafe {
+        let made = (pool.door.make_node)(pool.handle, place, mode, 0, escape);
+        if made != 0 {
+            return if made == -i64::from(libc::EEXIST) { -i64::from(libc::EADDRINUSE) } else { made };
+        }
+        let mut ino = 0;
+        let found = (pool.door.resolve)(pool.handle, place, 0, &mut ino, escape);
+        if found < 0 {
+            return found;
+        }
+        let bound = at_backing(pool, ino, |address, bytes| system_call!(libc::SYS_bind, fd, address, bytes));
+        match bound {
+            Ok(0) => 0,
+            Ok(failed) | Err(failed) => {
+                (pool.door.unlink)(pool.handle, place, escape);
+                failed
+            }
+        }
+    }
+}
+
+/// Connects to the kernel's socket behind an entry.
+unsafe fn connect_place(fd: c_int, pool: Pool, place: Place, escape: *mut u8) -> i64 {
+    // SAFETY: the door's contract is kept.
+    unsafe {
+        let mut ino = 0;
+        let mode = (pool.door.resolve)(pool.handle, place, 1, &mut ino, escape);
+        if mode < 0 {
+            return mode;
+        }
+        if mode as u32 & libc::S_IFMT != libc::S_IFSOCK {
+            return -i64::from(libc::ECONNREFUSED);
+        }
+        let itself = Place { dir: ino, path: std::ptr::null(), bytes: 0 };
+        let allowed = (pool.door.access)(pool.handle, itself, libc::W_OK, 1, 1, escape);
+        if allowed < 0 {
+            return allowed;
+        }
+        let connected =
+            at_backing(pool, ino, |address, bytes| system_call!(libc::SYS_connect, fd, address, bytes));
+        match connected {
+            // Nobody has bound it: it was made with mknod, or by a program that was killed at it.
+            Ok(failed) if failed == -i64::from(libc::ENOENT) => -i64::from(libc::ECONNREFUSED),
+            Ok(result) | Err(result) => result,
+        }
+    }
+}
+
+/// Puts the path in the pool where the kernel gave that of a node on the target.
+///
+/// # Safety
+/// As getsockname's, of which the kernel stored an address and its length.
+unsafe fn show(address: *mut sockaddr, room: socklen_t, bytes: *mut socklen_t) {
+    let mut text = [0; ROOM + 1];
+    // SAFETY: the caller's promise.
+    let named = unsafe { path_of(address, (*bytes).min(room), &mut text) };
+    if !named || settings::prefix_bytes() == 0 {
+        return;
+    }
+    // SAFETY: a C string was stored.
+    let text = unsafe { path::bytes(text.as_ptr()) };
+    let name = text.rsplit(|b| *b == b'/').next().unwrap_or_default();
+    if !text.starts_with(BACKING) || name.len() != DIGITS {
+        return;
+    }
+    let Some(ino) = std::str::from_utf8(name).ok().and_then(|name| u64::from_str_radix(name, 16).ok()) else {
+        return;
+    };
+    guard(|| {
+        let Ok(pool) = crate::door::pool() else { return 0 };
+        let mut inside = Buffer::new();
+        // SAFETY: the handle is attached, the buffers have the room that is said.
+        unsafe {
+            if (pool.door.path_of)(pool.handle, ino, inside.first()) < 0 {
+                return 0;
+            }
+            let inside = path::bytes(inside.as_c());
+            let whole = PATH_OFFSET + settings::prefix().len() + inside.len() + 1;
+            if whole > size_of::<sockaddr_un>() {
+                return 0;
+            }
+            let mut out = address.cast::<u8>().add(PATH_OFFSET);
+            let mut left = (room as usize).saturating_sub(PATH_OFFSET);
+            for part in [settings::prefix(), inside, b"\0"] {
+                let n = part.len().min(left);
+                out.copy_from_nonoverlapping(part.as_ptr(), n);
+                out = out.add(n);
+                left -= n;
+            }
+            bytes.write(whole as socklen_t);
+        }
+        0isize
+    });
+}
+
+interpose! {
+    /// bind(2)
+    bind = fn(fd: c_int, address: *const sockaddr, bytes: socklen_t) -> c_int {
+        let mut path = [0; ROOM + 1];
+        // SAFETY: libc's contract.
+        unsafe {
+            if !path_of(address, bytes, &mut path) {
+                return answer_int(system_call!(libc::SYS_bind, fd, address, bytes));
+            }
+            let given = path.as_ptr();
+            answer_int(route::on_path(
+                libc::AT_FDCWD,
+                given,
+                false,
+                |_, path| with_path(address, bytes, path, path == given, |address, bytes| {
+                    system_call!(libc::SYS_bind, fd, address, bytes)
+                }),
+                |pool, place, escape| bind_place(fd, pool, place, escape),
+            ))
+        }
+    }
+
+    /// connect(2)
+    connect = fn(fd: c_int, address: *const sockaddr, bytes: socklen_t) -> c_int {
+        let mut path = [0; ROOM + 1];
+        // SAFETY: libc's contract.
+        unsafe {
+            if !path_of(address, bytes, &mut path) {
+                return real::libc_own::connect(fd, address, bytes);
+            }
+            let given = path.as_ptr();
+            answer_int(route::on_path(
+                libc::AT_FDCWD,
+                given,
+                true,
+                |_, path| with_path(address, bytes, path, path == given, |address, bytes| {
+                    raw(real::libc_own::connect(fd, address, bytes))
+                }),
+                |pool, place, escape| connect_place(fd, pool, place, escape),
+            ))
+        }
+    }
+
+    /// getsockname(2)
+    getsockname = fn(fd: c_int, address: *mut sockaddr, bytes: *mut socklen_t) -> c_int {
+        // SAFETY: libc's contract.
+        unsafe {
+            let room = if bytes.is_null() { 0 } else { *bytes };
+            let result = system_call!(libc::SYS_getsockname, fd, address, bytes);
+            if result == 0 && room > 0 {
+                show(address, room, bytes);
+            }
+            answer_int(result)
+        }
+    }
+
+    /// getpeername(2)
+    getpeername = fn(fd: c_int, address: *mut sockaddr, bytes: *mut socklen_t) -> c_int {
+        // SAFETY: libc's contract.
+        unsafe {
+            let room = if bytes.is_null() { 0 } else { *bytes };
+            let result = system_call!(libc::SYS_getpeername, fd, address, bytes);
+            if result == 0 && room > 0 {
+                show(address, room, bytes);
+            }
+            answer_int(result)
+        }
+    }
+}
+
+/// Makes a call with the program's own address, or with one of another path, to which its own led.
+///
+/// # Safety
+/// As the call's; `path` is a C string.
+unsafe fn with_path(
+    address: *const sockaddr,
+    bytes: socklen_t,
+    path: *const c_char,
+    same: bool,
+    call: impl FnOnce(*const sockaddr, socklen_t) -> isize,
+) -> isize {
+    if same {
+        return call(address, bytes);
+    }
+    // SAFETY: the caller's promise.
+    let text = unsafe { path::bytes(path) };
+    // SAFETY: a zeroed address is one without a path.
+    let mut other: sockaddr_un = unsafe { std::mem::zeroed() };
+    other.sun_family = libc::AF_UNIX as u16;
+    let Some(room) = other.sun_path.get_mut(..text.len()) else { return -(libc::ENAMETOOLONG as isize) };
+    for (to, from) in room.iter_mut().zip(text) {
+        *to = *from as c_char;
+    }
+    call((&raw const other).cast(), (PATH_OFFSET + text.len() + 1) as socklen_t)
+}

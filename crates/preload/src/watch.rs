@@ -1,0 +1,59 @@
+//! inotify_add_watch of files: the kernel watches the backing file, which everybody's writes change. What happens to
+//! names and attributes alone is the shard's business and raises nothing there, so directories cannot be watched.
+
+use std::os::raw::{c_char, c_int};
+
+use crate::abi::Place;
+use crate::door::Pool;
+use crate::interpose::answer_int;
+use crate::path::Buffer;
+use crate::route;
+
+/// Watches the backing file of a place.
+unsafe fn watch_place(fd: c_int, pool: Pool, place: Place, mask: u32, escape: *mut u8) -> i64 {
+    let follow = c_int::from(mask & libc::IN_DONT_FOLLOW == 0);
+    let (mut ino, mut backing) = (0, Buffer::new());
+    // SAFETY: the door's contract is kept.
+    unsafe {
+        let mode = (pool.door.resolve)(pool.handle, place, follow, &mut ino, escape);
+        if mode < 0 {
+            return mode;
+        }
+        if mask & libc::IN_ONLYDIR != 0 && mode as u32 & libc::S_IFMT != libc::S_IFDIR {
+            return -i64::from(libc::ENOTDIR);
+        }
+        let itself = Place { dir: ino, path: std::ptr::null(), bytes: 0 };
+        let allowed = (pool.door.access)(pool.handle, itself, libc::R_OK, 1, 1, escape);
+        if allowed < 0 {
+            return allowed;
+        }
+        // The backing file of an old file may not be there yet: opening it makes it.
+        if mode as u32 & libc::S_IFMT == libc::S_IFREG {
+            let opened = (pool.door.open)(pool.handle, itself, libc::O_RDONLY | libc::O_CLOEXEC, 0, escape);
+            if opened < 0 {
+                return opened;
+            }
+            crate::real::close(opened as c_int);
+        }
+        match (pool.door.backing_path)(pool.handle, ino, backing.first()) {
+            0.. => system_call!(libc::SYS_inotify_add_watch, fd, backing.as_c(), mask) as i64,
+            failed => failed,
+        }
+    }
+}
+
+interpose! {
+    /// inotify_add_watch(2)
+    inotify_add_watch = fn(fd: c_int, path: *const c_char, mask: u32) -> c_int {
+        // SAFETY: libc's contract.
+        answer_int(unsafe {
+            route::on_path(
+                libc::AT_FDCWD,
+                path,
+                mask & libc::IN_DONT_FOLLOW == 0,
+                |_, path| system_call!(libc::SYS_inotify_add_watch, fd, path, mask),
+                |pool, place, escape| watch_place(fd, pool, place, mask, escape),
+            )
+        })
+    }
+}
