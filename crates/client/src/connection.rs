@@ -1,10 +1,10 @@
 //! Connections to the pool's socket, made with system calls alone.
 
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use forebay_ring::{
     read_exact, receive_fds, send_fds, AttachReply, Header, ATTACH_FDS, HEADER_BYTES, KIND_ALIVE,
-    KIND_ATTACH, KIND_BOARD, KIND_ERROR,
+    KIND_ATTACH, KIND_BOARD, KIND_ERROR, KIND_MOUNT,
 };
 use forebay_types::Code;
 
@@ -149,6 +149,37 @@ impl Address {
         }
         read_exact(socket.as_fd(), &mut body)?;
         Ok(AttachReply::decode(&body))
+    }
+
+    /// Says that a session serves the pool's mount, whose device comes along.
+    pub(crate) fn announce_mount(&self, session: u64, device: BorrowedFd<'_>) -> Result<(), Code> {
+        let mut last = Code::PoolGone;
+        for _ in 0..ATTEMPTS {
+            let socket = self.connect(ANSWER_TIMEOUT_S, 0)?;
+            match Address::announce(&socket, session, device) {
+                Ok(answer) => return answer,
+                Err(code) => last = code,
+            }
+            // SAFETY: plain system call; a short sleep needs no answer.
+            unsafe { libc::usleep(ATTEMPT_PERIOD_US) };
+        }
+        Err(last)
+    }
+
+    /// One announcement; an error is that there was no answer.
+    fn announce(socket: &OwnedFd, session: u64, device: BorrowedFd<'_>) -> Result<Result<(), Code>, Code> {
+        send_fds(socket.as_fd(), &Header { kind: KIND_MOUNT, len: 8 }.encode(), &[])?;
+        forebay_ring::write_all(socket.as_fd(), &session.to_le_bytes())?;
+        send_fds(socket.as_fd(), &[0], &[device.as_raw_fd()])?;
+        let mut bytes = [0; HEADER_BYTES];
+        read_exact(socket.as_fd(), &mut bytes)?;
+        let header = Header::decode(&bytes)?;
+        if header.kind == KIND_MOUNT {
+            return Ok(Ok(()));
+        }
+        let mut code = [0; 2];
+        read_exact(socket.as_fd(), &mut code)?;
+        Ok(Err(Code::from_u16(u16::from_le_bytes(code))))
     }
 
     /// False when the pool is gone or does not know the session; true also while a worker restarts.

@@ -30,6 +30,12 @@ impl Pool {
         })
     }
 
+    /// Says that this process serves the pool's mount, whose FUSE device this is. When it returns, the kernel is told of every
+    /// change that another process makes before that is acknowledged to it.
+    pub fn announce_mount(&self, device: std::os::fd::BorrowedFd<'_>) -> Result<(), Code> {
+        self.address().announce_mount(self.attached()?.reply.session, device)
+    }
+
     /// Asks the daemon for nothing: tells that it answers.
     pub fn ping(&self) -> Result<(), Code> {
         self.ask_then(&Request::Ping, |_| Ok(()))

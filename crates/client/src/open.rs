@@ -549,23 +549,11 @@ impl Pool {
     ) -> Result<Entry, Code> {
         use std::os::fd::AsRawFd;
         let new = NewFile { parent, name, mode, exclusive: true, layout: None, ahead: false };
-        let from = format!("/proc/self/fd/{}\0", file.as_raw_fd());
         let target = self.attached()?.target();
         // Linked before the slot carries another request: until then the daemon waits for the backing file.
         let linked = self.ask_as(caller, &new.request_without_reserve(), |reply| match reply {
             Reply::Created { entry, .. } => {
-                let to = BackingName::new(entry.attr.ino, 0, 0);
-                // SAFETY: both names are NUL-terminated.
-                let done = errno::check(unsafe {
-                    libc::linkat(
-                        libc::AT_FDCWD,
-                        from.as_ptr().cast(),
-                        target,
-                        to.as_c_str().as_ptr(),
-                        libc::AT_SYMLINK_FOLLOW,
-                    )
-                });
-                Ok((entry, done))
+                Ok((entry, link_backing(file.as_raw_fd(), target, entry.attr.ino)))
             }
             _ => Err(Code::Malformed),
         })?;

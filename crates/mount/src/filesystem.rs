@@ -7,6 +7,7 @@
 //! Permission was checked by the kernel (`default_permissions`), by the attributes that it was told.
 
 use std::collections::HashMap;
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -74,6 +75,17 @@ impl FileSystem {
             next_temporary: AtomicU64::new(TEMPORARY),
             named: Mutex::default(),
         })
+    }
+
+    /// Has the daemon tell the kernel of changes that other doors make, so that it may believe names, and attributes that
+    /// nobody can change but by a request. `minor` is the kernel's protocol version: one without epochs, which are the way
+    /// out when telling takes long, believes nothing.
+    pub fn hear_of_changes(&self, minor: u32) -> Result<(), Code> {
+        if minor >= protocol::MINOR_OF_EPOCHS {
+            self.pool.announce_mount(self.device.as_fd())?;
+            self.beliefs.set_told(true);
+        }
+        Ok(())
     }
 
     /// Inode number that the root shows.

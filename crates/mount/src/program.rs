@@ -256,6 +256,7 @@ fn run(arguments: &Arguments, supervisor: &Supervisor) -> Result<()> {
     let fs = Arc::new(fs);
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let session = Session::start(&fs, (2 * processors).clamp(THREADS_MIN, THREADS_MAX))?;
+    fs.hear_of_changes(session.agreement.minor).map_err(|code| Error::new(code, what()))?;
     let shown =
         std::fs::metadata(&at).map_err(|e| Error::io(what(), &e).why(format!("a look at it: {e}")))?;
     if std::os::unix::fs::MetadataExt::ino(&shown) != fs.root_ino() {

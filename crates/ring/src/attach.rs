@@ -22,6 +22,9 @@ pub const KIND_CONTROL: u16 = 2;
 pub const KIND_BOARD: u16 = 3;
 /// Is a session known? The body is its number; answered with an empty KIND_ALIVE or an error.
 pub const KIND_ALIVE: u16 = 5;
+/// This process serves the pool's mount: the body is its session; one byte follows with the FUSE device's descriptor, by
+/// which the kernel is told of changes that other doors make. Answered with an empty KIND_MOUNT or an error.
+pub const KIND_MOUNT: u16 = 6;
 /// An answer that is an error: a u16 code, then text.
 pub const KIND_ERROR: u16 = 4;
 /// Descriptors of an attach reply: ring, doorbell, board, target directory.

@@ -24,7 +24,7 @@ mod shared;
 
 pub use attach::{
     read_exact, receive_fds, send_fds, write_all, AttachReply, Header, ATTACH_FDS, HEADER_BYTES, KIND_ALIVE,
-    KIND_ATTACH, KIND_BOARD, KIND_CONTROL, KIND_ERROR, MAGIC,
+    KIND_ATTACH, KIND_BOARD, KIND_CONTROL, KIND_ERROR, KIND_MOUNT, MAGIC,
 };
 pub use board::{Board, Lookup, NameRef};
 pub use board_writer::BoardWriter;

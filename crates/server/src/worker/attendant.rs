@@ -12,8 +12,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use forebay_ring::{
-    read_exact, send_fds, write_all, AttachReply, Doorbell, Header, ServedRing, HEADER_BYTES, KIND_ALIVE,
-    KIND_ATTACH, KIND_BOARD, KIND_CONTROL, KIND_ERROR,
+    read_exact, receive_fds, send_fds, write_all, AttachReply, Doorbell, Header, ServedRing, ATTACH_FDS,
+    HEADER_BYTES, KIND_ALIVE, KIND_ATTACH, KIND_BOARD, KIND_CONTROL, KIND_ERROR, KIND_MOUNT,
 };
 use forebay_types::limits::RINGS_MAX;
 use forebay_types::{Code, Error, Ino, Result};
@@ -21,7 +21,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use serde_json::Value;
 
-use super::session::{new_session_id, session_of_tag, store_tag, Session};
+use super::session::{mount_tag, new_session_id, session_of_mount_tag, session_of_tag, store_tag, Session};
 use super::shard_thread::Message;
 use super::statistics::Statistics;
 use crate::protocol::WorkerAsk;
@@ -109,12 +109,17 @@ fn failed(what: &str) -> impl FnOnce(Errno) -> Error + '_ {
 
 impl Attendant {
     /// Takes over what a dead worker left with the supervisor.
-    pub(super) fn restore(mut self) -> Result<(Attending, Vec<Session>)> {
+    /// The mount that it told of changes comes along.
+    pub(super) fn restore(mut self) -> Result<(Attending, Vec<Session>, Option<(u64, OwnedFd)>)> {
         let what = "cannot take over the clients of the last worker";
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed(what))?;
         let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).map_err(failed(what))?;
-        let (mut sessions, mut processes) = (Vec::new(), Vec::new());
-        for (tag, fds) in std::mem::take(&mut self.setup.restored) {
+        let (mut sessions, mut processes, mut mount) = (Vec::new(), Vec::new(), None);
+        for (tag, mut fds) in std::mem::take(&mut self.setup.restored) {
+            if let (Some(id), 1) = (session_of_mount_tag(&tag), fds.len()) {
+                mount = fds.pop().map(|device| (id, device));
+                continue;
+            }
             let (Some(id), Ok([ring, process])) = (session_of_tag(&tag), <[OwnedFd; 2]>::try_from(fds))
             else {
                 tracing::warn!("the descriptor store holds {tag:?}, which nobody knows");
@@ -159,7 +164,8 @@ impl Attendant {
             newcomers,
             announce,
         };
-        Ok((attending, sessions))
+        let mount = mount.filter(|(id, _)| sessions.iter().any(|s: &Session| s.id == *id));
+        Ok((attending, sessions, mount))
     }
 }
 
@@ -213,8 +219,10 @@ impl Attending {
         let (id, process) = self.processes.swap_remove(i);
         let _ = epoll::delete(&self.desk.epoll, &process);
         self.tell(Message::Ended(id));
-        if let Err(e) = self.desk.setup.store.remove(&store_tag(id)) {
-            tracing::error!("{e}");
+        for tag in [store_tag(id), mount_tag(id)] {
+            if let Err(e) = self.desk.setup.store.remove(&tag) {
+                tracing::error!("{e}");
+            }
         }
     }
 
@@ -365,6 +373,13 @@ impl Talk<'_> {
                     }
                     write_all(self.socket.as_fd(), &Header { kind: KIND_ALIVE, len: 0 }.encode())?;
                 }
+                KIND_MOUNT => {
+                    let session = body.first_chunk().map_or(0, |b| u64::from_le_bytes(*b));
+                    if let Err(e) = self.mount(session) {
+                        tracing::warn!("{e}");
+                        return self.refuse(e.code, &e.to_string());
+                    }
+                }
                 KIND_CONTROL => self.control(&body)?,
                 _ => return self.refuse(Code::Malformed, "unknown kind of message"),
             }
@@ -387,6 +402,23 @@ impl Talk<'_> {
     fn is_known(&self, session: u64) -> std::result::Result<bool, Code> {
         let (send, receive) = mpsc::channel();
         self.ask_shard(Message::Known(session, send), &receive)
+    }
+
+    /// A session serves a mount: its device follows, and is told of changes.
+    fn mount(&self, session: u64) -> Result<()> {
+        let what = "cannot tell a mount of changes";
+        let code = |code| Error::new(code, what);
+        let mut fds = [const { None }; ATTACH_FDS];
+        receive_fds(self.socket.as_fd(), &mut [0], &mut fds).map_err(code)?;
+        let [Some(device), None, None, None] = fds else { return Err(code(Code::Malformed)) };
+        self.desk.setup.store.put(&mount_tag(session), &[device.as_fd()])?;
+        let (send, receive) = mpsc::channel();
+        let known = self.ask_shard(Message::Mounted(session, device, send), &receive).map_err(code)?;
+        if !known {
+            let _ = self.desk.setup.store.remove(&mount_tag(session));
+            return Err(code(Code::UnknownSession));
+        }
+        write_all(self.socket.as_fd(), &Header { kind: KIND_MOUNT, len: 0 }.encode()).map_err(code)
     }
 
     fn attach(&self) -> Result<()> {

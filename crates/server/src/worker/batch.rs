@@ -5,6 +5,7 @@ use forebay_ring::ServedRing;
 use forebay_types::limits::{BATCH_MAX, MESSAGE_BYTES_MAX};
 use forebay_types::{Attr, Code, Ino, Kind, Layout, PoolSpace, Reply, Request, Result, Timestamp};
 
+use super::notifier::notes_of;
 use super::recorder::InFlight;
 use super::shard_thread::ShardThread;
 use super::special;
@@ -155,6 +156,9 @@ impl ShardThread<'_> {
             if changed {
                 self.uncommitted += 1;
                 self.note_change(taken.session, taken.slot, taken.seq, (at, at + len), orphaned);
+                if self.mount.as_ref().is_some_and(|mount| mount.session != flight.session) {
+                    self.note_for_mount(i, taken.request, (at, at + len));
+                }
             }
             let taken = &mut self.answers.taken[i];
             taken.reply = (at, at + len);
@@ -196,6 +200,25 @@ impl ShardThread<'_> {
             if let Some(orphan) = self.grown_up(ino) {
                 let _ = self.sweeper.send(vec![orphan]);
             }
+        }
+    }
+
+    /// Remembers what the kernel is to be told before the `i`-th request taken, a change, is acknowledged.
+    #[cold]
+    fn note_for_mount(&mut self, i: usize, request: (usize, usize), reply: (usize, usize)) {
+        let Ok((_, request)) = Request::decode(&self.answers.requests[request.0..request.1]) else { return };
+        let moved = match request {
+            Request::Rename { new_parent, new_name, .. } => self
+                .effects
+                .names()
+                .filter(|n| n.parent == new_parent && n.name == new_name)
+                .last()
+                .and_then(|n| n.entry.map(|(ino, _)| ino)),
+            _ => None,
+        };
+        let notes = notes_of(&request, &self.answers.replies[reply.0..reply.1], moved);
+        if !notes.is_empty() {
+            self.notes.push((i, notes));
         }
     }
 
@@ -262,11 +285,16 @@ impl ShardThread<'_> {
 
     fn answer(&mut self, from: usize, to: usize) {
         let mut errors = 0;
-        for taken in &self.answers.taken[from..to] {
+        let mut notes = std::mem::take(&mut self.notes).into_iter().peekable();
+        for (i, taken) in self.answers.taken.iter().enumerate().take(to).skip(from) {
             let (start, end) = taken.reply;
             let reply = &self.answers.replies[start..end];
             errors += u64::from(reply.first_chunk::<2>() != Some(&[0, 0]));
-            self.sessions[taken.session].ring.answer(taken.slot, reply);
+            let session = &self.sessions[taken.session];
+            match (&mut self.mount, notes.next_if(|(of, _)| *of == i)) {
+                (Some(mount), Some((_, notes))) => mount.hold(session.id, taken.slot, reply, notes),
+                _ => session.ring.answer(taken.slot, reply),
+            }
             if self.recorder.has_suspects() {
                 let session = self.sessions[taken.session].id;
                 self.recorder.clear(InFlight { session, slot: taken.slot, seq: taken.seq });

@@ -8,6 +8,8 @@
 //!        new sessions,   │    ▼
 //!        status, check   │  sweeper      unlinks backing files, then reports back
 //!                        │
+//!  the kernel that has the pool mounted ◄─── notifier ◄─► shard thread
+//!
 //!  P/socket ─────────► attendant ──► one short thread a connection (attach, control)
 //!  pidfds, SIGTERM ───────┘
 //! ```
@@ -24,6 +26,7 @@ mod attendant;
 mod batch;
 mod check;
 mod journal;
+mod notifier;
 mod pace;
 mod recorder;
 mod recovery;
@@ -155,7 +158,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
         device,
         stable_inodes,
         epoch,
-        to_shard,
+        to_shard: to_shard.clone(),
         statistics: Arc::clone(&statistics),
     };
     let mut shard_thread = ShardThread::new(
@@ -165,12 +168,15 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
         doorbell,
         recorder,
         journal,
-        from_others,
+        (to_shard, from_others),
         sweeper,
         statistics,
         epoch,
     )?;
-    let (mut attendant, sessions) = attendant.restore()?;
+    let (mut attendant, sessions, mount) = attendant.restore()?;
+    if let Some((session, device)) = mount {
+        shard_thread.resume_mount(session, device)?;
+    }
     shard_thread.recover(sessions)?;
     attendant.ready()?;
     std::thread::scope(|scope| {

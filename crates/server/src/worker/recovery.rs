@@ -19,6 +19,7 @@ use forebay_types::{Caller, Code, Ino, Reply, Request, Result};
 
 use super::batch::layout_of_number;
 use super::journal::{Journal, MARK_SESSION};
+use super::notifier::notes_of;
 use super::recorder::InFlight;
 use super::session::{decode_kept, encode_kept, reserve_behind, Session};
 use super::shard_thread::ShardThread;
@@ -162,8 +163,18 @@ impl ShardThread<'_> {
                 };
                 self.births.extend(state.birth);
                 owed.extend(state.orphans.iter().map(|(ino, _)| *ino));
-                if session.ring.take(slot, &mut scratch).is_some_and(|(asked, _)| asked == seq) {
-                    session.ring.answer(slot, reply);
+                if let Some((asked, request)) =
+                    session.ring.take(slot, &mut scratch).filter(|(s, _)| *s == seq)
+                {
+                    debug_assert_eq!(asked, seq);
+                    // Whether the kernel was told before the crash is not known.
+                    let request = request.and_then(|r| Request::decode(&scratch[..r.len]));
+                    match (&mut self.mount, request) {
+                        (Some(mount), Ok((_, request))) if mount.session != session.id => {
+                            mount.hold(session.id, slot, reply, notes_of(&request, reply, None));
+                        }
+                        _ => session.ring.answer(slot, reply),
+                    }
                     self.recorder.clear(InFlight { session: session.id, slot, seq });
                     Statistics::add(&self.statistics.replayed, 1);
                 }

@@ -100,6 +100,16 @@ pub(super) fn store_tag(id: u64) -> String {
     format!("session {id:016x}")
 }
 
+/// Tag under which the device of the mount that a session serves lies in the descriptor store.
+pub(super) fn mount_tag(id: u64) -> String {
+    format!("mount {id:016x}")
+}
+
+/// The session of a mount's tag.
+pub(super) fn session_of_mount_tag(tag: &str) -> Option<u64> {
+    u64::from_str_radix(tag.strip_prefix("mount ")?, 16).ok()
+}
+
 /// The session of a tag.
 pub(super) fn session_of_tag(tag: &str) -> Option<u64> {
     u64::from_str_radix(tag.strip_prefix("session ")?, 16).ok()

@@ -1,5 +1,6 @@
 //! The shard thread: takes requests from the rings in batches, applies them in the open transaction, and answers.
 
+use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use serde_json::Value;
 
 use super::batch::Answers;
 use super::journal::{Journal, MARK_SESSION};
+use super::notifier::{MountedKernel, Note};
 use super::pace::Pace;
 use super::recorder::FlightRecorder;
 use super::session::Session;
@@ -31,6 +33,10 @@ pub(super) enum Message {
     Status(Sender<Value>),
     /// Check shard and target.
     Check(Sender<Result<Value>>),
+    /// A session serves the pool's mount: the kernel behind the device is told of changes from now on.
+    Mounted(u64, OwnedFd, Sender<bool>),
+    /// The kernel was told what it had to be up to this number.
+    Told(u64),
     /// Is this session known?
     Known(u64, Sender<bool>),
     /// Stop serving.
@@ -58,9 +64,13 @@ pub(super) struct ShardThread<'a> {
     pub(super) committed: ShardStatistics,
     pub(super) target: Arc<Target>,
     pub(super) board: BoardWriter,
-    doorbell: Arc<Doorbell>,
+    pub(super) doorbell: Arc<Doorbell>,
     pub(super) recorder: FlightRecorder,
     messages: Receiver<Message>,
+    /// For messages to this thread.
+    pub(super) to_self: Sender<Message>,
+    /// The kernel that has the pool mounted.
+    pub(super) mount: Option<MountedKernel>,
     pub(super) sweeper: Sender<Vec<(Ino, Layout)>>,
     pub(super) statistics: Arc<Statistics>,
     pub(super) epoch: u64,
@@ -69,6 +79,8 @@ pub(super) struct ShardThread<'a> {
     turn: usize,
     pub(super) effects: Effects,
     pub(super) answers: Answers,
+    /// What the kernel is to be told before a request of the batch is acknowledged, by the request's index.
+    pub(super) notes: Vec<(usize, Vec<Note>)>,
     /// Files that were made by a request whose client may still be making the backing file.
     pub(super) births: Vec<Ino>,
     /// Files unlinked while in `births`: to be swept when their client has moved on.
@@ -91,7 +103,7 @@ impl<'a> ShardThread<'a> {
         doorbell: Arc<Doorbell>,
         recorder: FlightRecorder,
         journal: Journal,
-        messages: Receiver<Message>,
+        (to_self, messages): (Sender<Message>, Receiver<Message>),
         sweeper: Sender<Vec<(Ino, Layout)>>,
         statistics: Arc<Statistics>,
         epoch: u64,
@@ -107,6 +119,8 @@ impl<'a> ShardThread<'a> {
             doorbell,
             recorder,
             messages,
+            to_self,
+            mount: None,
             sweeper,
             statistics,
             epoch,
@@ -114,6 +128,7 @@ impl<'a> ShardThread<'a> {
             turn: 0,
             effects: Effects::new(),
             answers: Answers::new(),
+            notes: Vec::new(),
             births: Vec::new(),
             stillborn: Vec::new(),
             done_orphans: Vec::new(),
@@ -179,6 +194,7 @@ impl<'a> ShardThread<'a> {
             if self.stop {
                 return self.commit();
             }
+            self.acknowledge_late();
             self.take_requests();
             if !self.answers.is_empty() {
                 idle_rounds = 0;
@@ -204,6 +220,8 @@ impl<'a> ShardThread<'a> {
                 2..20 => DOORBELL_POLL_MS,
                 _ => 10 * DOORBELL_POLL_MS,
             };
+            let held = self.mount.as_ref().and_then(MountedKernel::patience);
+            let timeout = held.map_or(timeout, |left| timeout.min(left.as_millis() as u64 + 1));
             Statistics::add(&self.statistics.sleeps, 1);
             let (messages, sessions) = (&self.messages, &self.sessions);
             let mut heard = None;
@@ -312,10 +330,22 @@ impl<'a> ShardThread<'a> {
                 self.commit()?;
                 let _ = reply.send(super::check::check(self.shard, &self.target));
             }
+            Message::Mounted(id, device, done) => {
+                self.forget_mount();
+                let known = self.sessions.iter().any(|s| s.id == id);
+                if known {
+                    self.resume_mount(id, device)?;
+                }
+                let _ = done.send(known);
+            }
+            Message::Told(number) => self.acknowledge_told(number),
             Message::Known(id, reply) => {
                 let _ = reply.send(self.sessions.iter().any(|s| s.id == id));
             }
-            Message::Stop => self.stop = true,
+            Message::Stop => {
+                self.forget_mount();
+                self.stop = true;
+            }
         }
         Ok(())
     }
@@ -327,6 +357,9 @@ impl<'a> ShardThread<'a> {
     /// A process is gone: what it left half done is finished.
     fn end_session(&mut self, id: u64) -> Result<()> {
         let Some(i) = self.sessions.iter().position(|s| s.id == id) else { return Ok(()) };
+        if self.mount.as_ref().is_some_and(|mount| mount.session == id) {
+            self.forget_mount();
+        }
         let mut session = self.sessions.swap_remove(i);
         self.count_clients();
         self.recorder.forget_session(id);
