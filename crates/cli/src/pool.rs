@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use forebay_client::{Door, Fail, Place, Pool};
+use forebay_client::{Door, Fail, Place, Pool, Role};
 use forebay_types::{Code, Error, Ino, Result};
 
 /// The prefix under which programs see a pool unless they are told another.
@@ -28,7 +28,7 @@ pub(crate) fn directory(named: Option<PathBuf>) -> Result<PathBuf> {
 pub(crate) fn attach(dir: &Path) -> Result<&'static Pool> {
     // The daemon's side first: its messages tell a missing directory from a pool that is down or newer.
     forebay_server::control::ensure_up(dir)?;
-    let pool = Pool::attach(dir)?;
+    let pool = Pool::attach_as(dir, Role::Tool)?;
     pool.set_prefix(prefix().as_bytes());
     Ok(pool)
 }

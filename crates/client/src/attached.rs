@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use forebay_ring::{AttachReply, Board, Mapping, Ring};
 use forebay_types::Code;
 
-use crate::connection::Address;
+use crate::connection::{Address, Role};
 use crate::errno;
 
 /// Descriptors of ours sit this high where the limit allows, out of the way of programs that count theirs.
@@ -45,8 +45,8 @@ fn identity(fd: RawFd) -> Result<(u64, u64), Code> {
 
 impl Attached {
     /// Attaches this process. The result lives as long as the process.
-    pub(crate) fn new(address: &Address) -> Result<&'static Attached, Code> {
-        let (reply, fds) = address.attach()?;
+    pub(crate) fn new(address: &Address, role: Role) -> Result<&'static Attached, Code> {
+        let (reply, fds) = address.attach(role)?;
         let ring = Ring::open(fds.ring.as_fd(), fds.doorbell.as_fd()).map_err(|_| Code::NoResources)?;
         let mapping = Mapping::new(fds.board.as_fd(), reply.board_bytes as usize, false)
             .map_err(|_| Code::NoResources)?;

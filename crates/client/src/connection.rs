@@ -3,8 +3,8 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use forebay_ring::{
-    read_exact, receive_fds, send_fds, AttachReply, Header, ATTACH_FDS, HEADER_BYTES, KIND_ALIVE,
-    KIND_ATTACH, KIND_BOARD, KIND_ERROR, KIND_MOUNT,
+    read_exact, receive_fds, send_fds, AttachReply, Header, ATTACH_FDS, ATTACH_MOUNT, ATTACH_TOOL,
+    HEADER_BYTES, KIND_ALIVE, KIND_ATTACH, KIND_BOARD, KIND_ERROR, KIND_MOUNT, MOUNT_ALONE,
 };
 use forebay_types::Code;
 
@@ -17,6 +17,18 @@ const ATTEMPTS: u32 = 100;
 const ATTEMPT_PERIOD_US: libc::useconds_t = 20_000;
 /// Longest wait for word whether a session lives; no word counts as yes.
 const ALIVE_TIMEOUT_MS: i64 = 300;
+
+/// What a process is to the pool.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Role {
+    /// A program: what it has open it may hand to others, who outlive it.
+    Host,
+    /// A tool that ends with what it has open.
+    Tool,
+    /// The process that serves the pool's mount.
+    Mount,
+}
 
 /// The descriptors that come with an attach reply, in this order.
 pub(crate) struct AttachFds {
@@ -86,9 +98,14 @@ impl Address {
     }
 
     /// Attaches this process: a new session with a ring of its own.
-    pub(crate) fn attach(&self) -> Result<(AttachReply, AttachFds), Code> {
+    pub(crate) fn attach(&self, role: Role) -> Result<(AttachReply, AttachFds), Code> {
         let mut fds = [const { None }; ATTACH_FDS];
-        let reply = self.ask(KIND_ATTACH, &[], &mut fds)?;
+        let body: &[u8] = match role {
+            Role::Host => &[],
+            Role::Tool => &[ATTACH_TOOL],
+            Role::Mount => &[ATTACH_MOUNT],
+        };
+        let reply = self.ask(KIND_ATTACH, body, &mut fds)?;
         let [Some(ring), Some(doorbell), Some(board), Some(target)] = fds else {
             return Err(Code::Malformed);
         };
@@ -152,12 +169,16 @@ impl Address {
     }
 
     /// Says that a session serves the pool's mount, whose device comes along.
-    pub(crate) fn announce_mount(&self, session: u64, device: BorrowedFd<'_>) -> Result<(), Code> {
+    pub(crate) fn announce_mount(
+        &self,
+        session: u64,
+        device: BorrowedFd<'_>,
+    ) -> Result<(OwnedFd, bool), Code> {
         let mut last = Code::PoolGone;
         for _ in 0..ATTEMPTS {
             let socket = self.connect(ANSWER_TIMEOUT_S, 0)?;
             match Address::announce(&socket, session, device) {
-                Ok(answer) => return answer,
+                Ok(answer) => return answer.map(|alone| (socket, alone)),
                 Err(code) => last = code,
             }
             // SAFETY: plain system call; a short sleep needs no answer.
@@ -167,7 +188,7 @@ impl Address {
     }
 
     /// One announcement; an error is that there was no answer.
-    fn announce(socket: &OwnedFd, session: u64, device: BorrowedFd<'_>) -> Result<Result<(), Code>, Code> {
+    fn announce(socket: &OwnedFd, session: u64, device: BorrowedFd<'_>) -> Result<Result<bool, Code>, Code> {
         send_fds(socket.as_fd(), &Header { kind: KIND_MOUNT, len: 8 }.encode(), &[])?;
         forebay_ring::write_all(socket.as_fd(), &session.to_le_bytes())?;
         send_fds(socket.as_fd(), &[0], &[device.as_raw_fd()])?;
@@ -175,7 +196,9 @@ impl Address {
         read_exact(socket.as_fd(), &mut bytes)?;
         let header = Header::decode(&bytes)?;
         if header.kind == KIND_MOUNT {
-            return Ok(Ok(()));
+            let mut how = [0];
+            read_exact(socket.as_fd(), &mut how)?;
+            return Ok(Ok(how[0] == MOUNT_ALONE));
         }
         let mut code = [0; 2];
         read_exact(socket.as_fd(), &mut code)?;

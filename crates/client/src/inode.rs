@@ -22,6 +22,11 @@ impl Pool {
         self.with_entry(place, follow, escape, |entry| Ok(*entry))
     }
 
+    /// True when the target is a tmpfs, whose files' times do not move with stores through mappings.
+    pub fn is_in_memory(&self) -> bool {
+        self.attached().is_ok_and(|a| a.reply.stable_inodes)
+    }
+
     /// Space and inodes of the pool.
     pub fn space(&self) -> Result<PoolSpace, Code> {
         self.ask_then(&Request::Space, |reply| match reply {
@@ -31,8 +36,13 @@ impl Pool {
     }
 
     /// Says that this process serves the pool's mount, whose FUSE device this is. When it returns, the kernel is told of every
-    /// change that another process makes before that is acknowledged to it.
-    pub fn announce_mount(&self, device: std::os::fd::BorrowedFd<'_>) -> Result<(), Code> {
+    /// change that another process makes before that is acknowledged to it. True when nobody else has files of the pool open;
+    /// the socket tells when that changes ([`forebay_ring::KIND_MOUNT`]), and closes when the daemon's worker dies, who has to
+    /// be told again then.
+    pub fn announce_mount(
+        &self,
+        device: std::os::fd::BorrowedFd<'_>,
+    ) -> Result<(std::os::fd::OwnedFd, bool), Code> {
         self.address().announce_mount(self.attached()?.reply.session, device)
     }
 

@@ -27,6 +27,7 @@ mod stat;
 mod walk;
 mod xattr;
 
+pub use connection::Role;
 pub use directory::Directory;
 pub use file::File;
 pub use path::{PathBuffer, Place};

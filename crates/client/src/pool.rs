@@ -9,7 +9,7 @@ use forebay_ring::{Board, CallFailure, Lookup, NameRef};
 use forebay_types::{Caller, Code, Entry, Error, Ino, Reply, Request};
 
 use crate::attached::Attached;
-use crate::connection::Address;
+use crate::connection::{Address, Role};
 
 /// Why a path operation has no result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -40,6 +40,7 @@ const PREFIX_MAX: usize = 255;
 /// A pool that this process uses. There is one for the life of the process.
 pub struct Pool {
     address: Address,
+    role: Role,
     attached: AtomicPtr<Attached>,
     /// One word that a fork sets to zero in the child: 1 while `attached` is this process's own.
     own: &'static AtomicU32,
@@ -81,7 +82,12 @@ impl Pool {
     /// [`Code::PoolGone`] when no daemon serves it, [`Code::AccessDenied`] when it is another user's,
     /// [`Code::NameTooLong`] when the socket's path does not fit the kernel's 107 bytes.
     pub fn attach(dir: &Path) -> forebay_types::Result<&'static Pool> {
-        let pool = Pool::prepare(dir)?;
+        Pool::attach_as(dir, Role::Host)
+    }
+
+    /// [`Pool::attach`] as something else than a program.
+    pub fn attach_as(dir: &Path, role: Role) -> forebay_types::Result<&'static Pool> {
+        let pool = Pool::prepare_as(dir, role)?;
         pool.attached().map_err(|code| {
             let what = format!("cannot attach to the pool at {}", dir.display());
             match code {
@@ -102,6 +108,10 @@ impl Pool {
 
     /// A pool to which this process attaches at its first call.
     pub fn prepare(dir: &Path) -> forebay_types::Result<&'static Pool> {
+        Pool::prepare_as(dir, Role::Host)
+    }
+
+    fn prepare_as(dir: &Path, role: Role) -> forebay_types::Result<&'static Pool> {
         let bytes = dir.as_os_str().as_bytes();
         let address = Address::new(bytes).map_err(|code| {
             Error::new(code, format!("cannot use the pool directory {}", dir.display()))
@@ -111,6 +121,7 @@ impl Pool {
         let own = wiped_on_fork().map_err(|code| Error::new(code, "cannot map memory for the pool"))?;
         Ok(Box::leak(Box::new(Pool {
             address,
+            role,
             attached: AtomicPtr::new(std::ptr::null_mut()),
             own,
             prefix: UnsafeCell::new([0; PREFIX_MAX]),
@@ -160,7 +171,7 @@ impl Pool {
         if !current.is_null() && unsafe { &*current }.gone.load(Ordering::Relaxed) {
             crate::descriptor::forget_all();
         }
-        let new = Attached::new(&self.address)?;
+        let new = Attached::new(&self.address, self.role)?;
         let place = std::ptr::from_ref(new).cast_mut();
         // Threads that attach at the same time each made one; the first is used by all, the others stay idle until
         // the process ends.

@@ -24,9 +24,9 @@ impl Beliefs {
         self.told.store(told, Ordering::Release);
     }
 
-    /// Nobody else writes files from now on, or somebody may.
-    pub(crate) fn set_alone(&self, alone: bool) {
-        self.alone.store(alone, Ordering::Release);
+    /// Nobody else writes files from now on, or somebody may; how it was.
+    pub(crate) fn set_alone(&self, alone: bool) -> bool {
+        self.alone.swap(alone, Ordering::SeqCst)
     }
 
     /// Of a name, there or not.
@@ -38,11 +38,11 @@ impl Beliefs {
         }
     }
 
-    /// Of attributes; `written` tells whether somebody has the file open for writing.
+    /// Of attributes; `written` tells whether stores may move them that nobody announces.
     pub(crate) fn attr(&self, st: &libc::stat, written: impl FnOnce() -> bool) -> Belief {
         let told = self.told.load(Ordering::Acquire);
         let is_file = st.st_mode & libc::S_IFMT == libc::S_IFREG;
-        if told && (!is_file || self.alone.load(Ordering::Acquire) && !written()) {
+        if told && (!is_file || self.alone.load(Ordering::SeqCst) && !written()) {
             Belief::LONG
         } else {
             Belief::NONE

@@ -81,6 +81,9 @@ impl FileSystem {
             return Ok(Answer::requests(self.handles.add(Handle::Striped(file))));
         }
         let opened = self.nodes.open(ino.0);
+        if writes(flags) && self.nodes.note_writer(ino.0) && !self.in_memory {
+            self.disbelieve(ino.0);
+        }
         let answer = opened.open(self.pool, self.registrar(), writes(flags)).and_then(|id| match id {
             Some(id) => Ok(Answer::passthrough(id)),
             None => self.open_handle(&opened, entry, flags).inspect_err(|_| {
@@ -165,6 +168,7 @@ impl FileSystem {
             self.nodes.close(ino.0);
             let _ = self.pool.unlink_in(parent, name);
         })?;
+        self.nodes.note_writer(ino.0);
         if !writes(flags) {
             opened.end_write();
         }

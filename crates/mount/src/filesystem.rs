@@ -7,7 +7,6 @@
 //! Permission was checked by the kernel (`default_permissions`), by the attributes that it was told.
 
 use std::collections::HashMap;
-use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -48,6 +47,8 @@ pub enum DataPath {
 pub struct FileSystem {
     pub(crate) pool: &'static Pool,
     pub(crate) root: Ino,
+    /// The target is a tmpfs: stores through mappings move no times.
+    pub(crate) in_memory: bool,
     pub(crate) device: Arc<Device>,
     /// True when files are registered for passthrough.
     pub(crate) passes: AtomicBool,
@@ -66,6 +67,7 @@ impl FileSystem {
         Ok(FileSystem {
             pool,
             root: pool.root()?,
+            in_memory: pool.is_in_memory(),
             device,
             passes: AtomicBool::new(false),
             nodes: Nodes::new(),
@@ -75,17 +77,6 @@ impl FileSystem {
             next_temporary: AtomicU64::new(TEMPORARY),
             named: Mutex::default(),
         })
-    }
-
-    /// Has the daemon tell the kernel of changes that other doors make, so that it may believe names, and attributes that
-    /// nobody can change but by a request. `minor` is the kernel's protocol version: one without epochs, which are the way
-    /// out when telling takes long, believes nothing.
-    pub fn hear_of_changes(&self, minor: u32) -> Result<(), Code> {
-        if minor >= protocol::MINOR_OF_EPOCHS {
-            self.pool.announce_mount(self.device.as_fd())?;
-            self.beliefs.set_told(true);
-        }
-        Ok(())
     }
 
     /// Inode number that the root shows.
@@ -178,8 +169,7 @@ impl FileSystem {
 
     /// How long the kernel may believe these attributes.
     pub(crate) fn attr_belief(&self, st: &libc::stat) -> protocol::Belief {
-        let opened_to_write = || self.nodes.opened(st.st_ino).is_some_and(|opened| opened.has_writers());
-        self.beliefs.attr(st, opened_to_write)
+        self.beliefs.attr(st, || self.nodes.may_be_stored_to(st.st_ino, self.in_memory))
     }
 
     /// Serves one request.

@@ -56,6 +56,8 @@ struct Node {
     /// Opens that were not released.
     opens: u32,
     opened: Option<Arc<Opened>>,
+    /// It was opened for writing: a mapping may have outlived the last close.
+    written: bool,
 }
 
 type Part = HashMap<u64, Node, BuildHasherDefault<NumberHasher>>;
@@ -145,6 +147,25 @@ impl Nodes {
         };
         drop(last);
         true
+    }
+
+    /// Notes that an inode is opened for writing; true the first time.
+    pub(crate) fn note_writer(&self, ino: u64) -> bool {
+        match self.part(ino).get_mut(&ino) {
+            Some(node) => !std::mem::replace(&mut node.written, true),
+            None => false,
+        }
+    }
+
+    /// True when stores may reach an inode of which the kernel's file system knows nothing: through what is open, or through
+    /// a mapping, which moves its times where the target is not `in_memory`.
+    pub(crate) fn may_be_stored_to(&self, ino: u64, in_memory: bool) -> bool {
+        let opened = match self.part(ino).get(&ino) {
+            Some(node) if node.written && !in_memory => return true,
+            Some(node) => node.opened.clone(),
+            None => None,
+        };
+        opened.is_some_and(|opened| opened.has_writers())
     }
 
     /// The numbers of all inodes of which `which` is true.

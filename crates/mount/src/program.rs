@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use forebay_client::Pool;
+use forebay_client::{Pool, Role};
 use forebay_types::{Code, Error, Result};
 use serde_json::{json, Value};
 
@@ -248,7 +248,7 @@ fn run(arguments: &Arguments, supervisor: &Supervisor) -> Result<()> {
     let at = place::full_path(&arguments.at)?;
     let source = arguments.pool.to_string_lossy().into_owned();
     place::check_place(&at, &source)?;
-    let pool = Pool::attach(&arguments.pool)?;
+    let pool = Pool::attach_as(&arguments.pool, Role::Mount)?;
     let device = Arc::new(place::mount(&at, &source, arguments.options)?);
     let guard = Guard { at: &at, armed: true };
     let what = || format!("cannot mount pool {source} on {}", at.display());
@@ -256,7 +256,6 @@ fn run(arguments: &Arguments, supervisor: &Supervisor) -> Result<()> {
     let fs = Arc::new(fs);
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let session = Session::start(&fs, (2 * processors).clamp(THREADS_MIN, THREADS_MAX))?;
-    fs.hear_of_changes(session.agreement.minor).map_err(|code| Error::new(code, what()))?;
     let shown =
         std::fs::metadata(&at).map_err(|e| Error::io(what(), &e).why(format!("a look at it: {e}")))?;
     if std::os::unix::fs::MetadataExt::ino(&shown) != fs.root_ino() {

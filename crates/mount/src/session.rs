@@ -13,12 +13,13 @@ use std::time::Instant;
 
 use forebay_types::{Code, Error, Result};
 
+use crate::company::{self, Rounds};
 use crate::device::Device;
 use crate::errno::Errno;
 use crate::files::TRANSFER_BYTES_MAX;
 use crate::filesystem::{DataPath, FileSystem, Outcome};
 use crate::patience::Patience;
-use crate::protocol::{init, op, Body, Request, MAJOR, MINOR};
+use crate::protocol::{init, op, Body, Request, MAJOR, MINOR, MINOR_OF_EPOCHS};
 
 /// Room for the largest request: a write with its headers.
 const REQUEST_BYTES_MAX: usize = TRANSFER_BYTES_MAX + 4096;
@@ -59,19 +60,25 @@ impl Session {
     pub fn start(fs: &Arc<FileSystem>, threads: usize) -> Result<Session> {
         let agreement = agree(fs)?;
         fs.passes.store(agreement.data == DataPath::Passthrough, Ordering::Relaxed);
+        let threads = threads.max(1);
         let (mut started, patience) = (Vec::new(), Arc::new(Patience::new()));
-        for number in 0..threads.max(1) {
+        let rounds = Arc::new(Rounds::new(threads));
+        for number in 0..threads {
             let device = if number == 0 {
                 Arc::clone(&fs.device)
             } else {
                 Arc::new(fs.device.another().map_err(failed("cannot open the FUSE connection again"))?)
             };
-            let (fs, patience) = (Arc::clone(fs), Arc::clone(&patience));
+            let (fs, patience, rounds) = (Arc::clone(fs), Arc::clone(&patience), Arc::clone(&rounds));
             let thread = std::thread::Builder::new()
                 .name(format!("fuse-{number}"))
-                .spawn(move || serve(&fs, &device, &patience))
+                .spawn(move || serve(&fs, &device, &patience, || rounds.turn(number)))
                 .map_err(failed("cannot start a thread"))?;
             started.push(thread);
+        }
+        // A kernel without epochs, which are the way out when telling takes long, believes nothing.
+        if agreement.minor >= MINOR_OF_EPOCHS {
+            company::listen(fs, &rounds)?;
         }
         Ok(Session { threads: started, agreement })
     }
@@ -115,7 +122,7 @@ fn next(device: &Device, patience: &Patience, waits: &mut bool, buffer: &mut [u8
 }
 
 /// Serves requests until the connection ends.
-fn serve(fs: &Arc<FileSystem>, device: &Arc<Device>, patience: &Patience) {
+fn serve(fs: &Arc<FileSystem>, device: &Arc<Device>, patience: &Patience, turn: impl Fn()) {
     let mut buffer = vec![0; REQUEST_BYTES_MAX];
     let mut out = Body::new();
     let mut waits = true;
@@ -135,6 +142,7 @@ fn serve(fs: &Arc<FileSystem>, device: &Arc<Device>, patience: &Patience) {
             tracing::error!("the kernel sent {n} bytes that are no request");
             continue;
         };
+        turn();
         out.clear();
         let outcome = match rq.opcode {
             op::SETLKW => {
@@ -152,6 +160,7 @@ fn serve(fs: &Arc<FileSystem>, device: &Arc<Device>, patience: &Patience) {
                 reply(device, &mut out, rq.unique, error);
             }
         }
+        turn();
     }
 }
 

@@ -14,7 +14,8 @@ use forebay_types::{Code, Ino, Reader, Writer};
 pub const MAGIC: u32 = 0x3259_4246;
 /// Bytes of a message's header.
 pub const HEADER_BYTES: usize = 12;
-/// Attach this process: answered with [`AttachReply`] and all descriptors.
+/// Attach this process: answered with [`AttachReply`] and all descriptors. An empty body is a program that may hand its
+/// descriptors to others; [`ATTACH_TOOL`] and [`ATTACH_MOUNT`] are bodies of one byte.
 pub const KIND_ATTACH: u16 = 1;
 /// A JSON request: status, check.
 pub const KIND_CONTROL: u16 = 2;
@@ -23,8 +24,18 @@ pub const KIND_BOARD: u16 = 3;
 /// Is a session known? The body is its number; answered with an empty KIND_ALIVE or an error.
 pub const KIND_ALIVE: u16 = 5;
 /// This process serves the pool's mount: the body is its session; one byte follows with the FUSE device's descriptor, by
-/// which the kernel is told of changes that other doors make. Answered with an empty KIND_MOUNT or an error.
+/// which the kernel is told of changes that other doors make. Answered with KIND_MOUNT and one byte, [`MOUNT_ALONE`] or
+/// [`MOUNT_SHARED`], or with an error. The connection stays: the daemon writes one of the two whenever that changes, and
+/// waits for the byte to come back after [`MOUNT_SHARED`].
 pub const KIND_MOUNT: u16 = 6;
+/// Attach a process that ends with its descriptors: it hands none to another.
+pub const ATTACH_TOOL: u8 = 1;
+/// Attach the process that serves the mount.
+pub const ATTACH_MOUNT: u8 = 2;
+/// Nobody but the mount has files of the pool open.
+pub const MOUNT_ALONE: u8 = 0;
+/// Others may have.
+pub const MOUNT_SHARED: u8 = 1;
 /// An answer that is an error: a u16 code, then text.
 pub const KIND_ERROR: u16 = 4;
 /// Descriptors of an attach reply: ring, doorbell, board, target directory.

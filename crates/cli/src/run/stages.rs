@@ -2,7 +2,7 @@
 
 use std::os::unix::ffi::OsStrExt;
 
-use forebay_client::Pool;
+use forebay_client::{Pool, Role};
 use forebay_server::control::Turn;
 use forebay_server::signals::Signals;
 use forebay_stage::{Pair, StageOptions, StageReport};
@@ -75,7 +75,7 @@ impl Stages {
 
     fn stage_in_now(&self, entered: &Entered, arguments: &Run) -> Result<StageReport> {
         staging::refuse_own(&entered.dir, Direction::In, &self.into)?;
-        let pool = Pool::attach(&entered.dir)?;
+        let pool = Pool::attach_as(&entered.dir, Role::Tool)?;
         // Until the program runs, signals end this process as they always do; the pool notices.
         let signals = Signals::block(&[]).map_err(|e| Error::io("cannot wait for signals", &e))?;
         let interrupt = Interrupt::new(&signals, None);
@@ -142,7 +142,7 @@ fn stage_out_now(
     signals: &Signals,
 ) -> Result<(StageReport, Option<i32>)> {
     staging::refuse_own(&entered.dir, Direction::Out, pairs)?;
-    let pool = Pool::attach(&entered.dir)?;
+    let pool = Pool::attach_as(&entered.dir, Role::Tool)?;
     let warning = "results are being staged out; once more to give up and lose them";
     let interrupt = Interrupt::new(signals, Some(warning));
     let shown = Shown::new(Direction::Out, style(arguments), &interrupt);

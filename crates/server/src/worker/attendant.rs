@@ -21,6 +21,7 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use serde_json::Value;
 
+use super::company::{Company, Newcomer, PROGRAMS_TAG};
 use super::session::{mount_tag, new_session_id, session_of_mount_tag, session_of_tag, store_tag, Session};
 use super::shard_thread::Message;
 use super::statistics::Statistics;
@@ -33,6 +34,8 @@ const CONNECTIONS_MAX: usize = 256;
 const TALK_TIMEOUT: Duration = Duration::from_secs(10);
 /// A client that has connected says what it wants within so long, or a thread waits for it.
 const PROMPT: Duration = Duration::from_micros(500);
+/// A mount answers within so long, or is left out.
+const MOUNT_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest body of a request on the socket.
 const BODY_BYTES_MAX: u32 = 64 * 1024;
 
@@ -87,6 +90,7 @@ struct Desk {
     /// Written to wake the attendant when a connection ends.
     wake: OwnedFd,
     connections: AtomicUsize,
+    company: Company,
     statistics: Arc<Statistics>,
     /// A ring for the next client, made while nobody waits.
     spare: Mutex<Option<(OwnedFd, ServedRing)>>,
@@ -114,10 +118,14 @@ impl Attendant {
         let what = "cannot take over the clients of the last worker";
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed(what))?;
         let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).map_err(failed(what))?;
-        let (mut sessions, mut processes, mut mount) = (Vec::new(), Vec::new(), None);
+        let (mut sessions, mut processes, mut mount, mut programs) = (Vec::new(), Vec::new(), None, false);
         for (tag, mut fds) in std::mem::take(&mut self.setup.restored) {
             if let (Some(id), 1) = (session_of_mount_tag(&tag), fds.len()) {
                 mount = fds.pop().map(|device| (id, device));
+                continue;
+            }
+            if tag == PROGRAMS_TAG {
+                programs = true;
                 continue;
             }
             let (Some(id), Ok([ring, process])) = (session_of_tag(&tag), <[OwnedFd; 2]>::try_from(fds))
@@ -129,6 +137,9 @@ impl Attendant {
             sessions.push(Session::new(id, ring));
             processes.push((id, process));
         }
+        let mount = mount.filter(|(id, _)| sessions.iter().any(|s: &Session| s.id == *id));
+        let known: Vec<u64> = sessions.iter().map(|s| s.id).collect();
+        let company = Company::restored(programs, &known, mount.as_ref().map(|(id, _)| *id));
         let add = |fd: BorrowedFd<'_>, token: u64| {
             epoll::add(&epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)
                 .map_err(failed(what))
@@ -153,6 +164,7 @@ impl Attendant {
             epoll,
             wake,
             connections: AtomicUsize::new(0),
+            company,
             statistics: self.statistics,
             spare: Mutex::new(None),
         };
@@ -164,7 +176,6 @@ impl Attendant {
             newcomers,
             announce,
         };
-        let mount = mount.filter(|(id, _)| sessions.iter().any(|s: &Session| s.id == *id));
         Ok((attending, sessions, mount))
     }
 }
@@ -219,6 +230,7 @@ impl Attending {
         let (id, process) = self.processes.swap_remove(i);
         let _ = epoll::delete(&self.desk.epoll, &process);
         self.tell(Message::Ended(id));
+        self.desk.company.leaves(id);
         for tag in [store_tag(id), mount_tag(id)] {
             if let Err(e) = self.desk.setup.store.remove(&tag) {
                 tracing::error!("{e}");
@@ -308,7 +320,8 @@ impl Talk<'_> {
         let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
         let peeked = rustix::net::recv(self.socket, &mut header, flags);
         let whole = matches!(peeked, Ok((n, _)) if n == HEADER_BYTES);
-        whole && Header::decode(&header).is_ok_and(|h| h.kind == KIND_ATTACH && h.len == 0)
+        let plain = Header::decode(&header).is_ok_and(|h| h.kind == KIND_ATTACH && h.len == 0);
+        whole && plain && !self.desk.company.would_wait()
     }
 
     /// Serves a client that wants to attach and waits for the answer.
@@ -317,7 +330,7 @@ impl Talk<'_> {
             return self.refuse(Code::AccessDenied, "the pool serves another user");
         }
         read_exact(self.socket.as_fd(), &mut [0; HEADER_BYTES])?;
-        self.attach().or_else(|e| {
+        self.attach(Newcomer::Program).or_else(|e| {
             tracing::warn!("cannot attach a process: {e}");
             self.refuse(e.code, &e.to_string())
         })
@@ -353,7 +366,7 @@ impl Talk<'_> {
             read_exact(self.socket.as_fd(), &mut body)?;
             match header.kind {
                 KIND_ATTACH => {
-                    if let Err(e) = self.attach() {
+                    if let Err(e) = self.attach(Newcomer::of(&body)) {
                         tracing::warn!("cannot attach a process: {e}");
                         return self.refuse(e.code, &e.to_string());
                     }
@@ -379,6 +392,7 @@ impl Talk<'_> {
                         tracing::warn!("{e}");
                         return self.refuse(e.code, &e.to_string());
                     }
+                    return Ok(()); // the connection is the company's from now on
                 }
                 KIND_CONTROL => self.control(&body)?,
                 _ => return self.refuse(Code::Malformed, "unknown kind of message"),
@@ -418,10 +432,20 @@ impl Talk<'_> {
             let _ = self.desk.setup.store.remove(&mount_tag(session));
             return Err(code(Code::UnknownSession));
         }
-        write_all(self.socket.as_fd(), &Header { kind: KIND_MOUNT, len: 0 }.encode()).map_err(code)
+        let answer = |word| -> std::result::Result<OwnedFd, Code> {
+            let errno = |e: Errno| Code::from_errno(e.raw_os_error());
+            let timeout = rustix::net::sockopt::Timeout::Recv;
+            rustix::net::sockopt::set_socket_timeout(self.socket, timeout, Some(MOUNT_TIMEOUT))
+                .map_err(errno)?;
+            let mut message = Header { kind: KIND_MOUNT, len: 1 }.encode().to_vec();
+            message.push(word);
+            write_all(self.socket.as_fd(), &message)?;
+            rustix::io::fcntl_dupfd_cloexec(self.socket, 3).map_err(errno)
+        };
+        self.desk.company.announces(session, answer).map_err(code)
     }
 
-    fn attach(&self) -> Result<()> {
+    fn attach(&self, who: Newcomer) -> Result<()> {
         if self.desk.statistics.clients.load(Ordering::Relaxed) as usize >= RINGS_MAX {
             return Err(Error::new(Code::NoResources, "cannot attach another process")
                 .why(format!("{RINGS_MAX} are attached")));
@@ -436,6 +460,10 @@ impl Talk<'_> {
         self.to_shard
             .send(Message::Attached(Box::new(Session::new(id, ring))))
             .map_err(|_| Error::new(Code::PoolGone, "cannot attach a process"))?;
+        if self.desk.company.joins(who, id) {
+            // Any descriptor will do: the tag is what the next worker looks for.
+            self.desk.setup.store.put(PROGRAMS_TAG, &[self.desk.board_fd.as_fd()])?;
+        }
         let fds = [
             ring_fd.as_raw_fd(),
             self.desk.doorbell_fd.as_raw_fd(),

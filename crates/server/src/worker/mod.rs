@@ -25,6 +25,7 @@
 mod attendant;
 mod batch;
 mod check;
+mod company;
 mod journal;
 mod notifier;
 mod pace;

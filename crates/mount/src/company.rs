@@ -1,0 +1,128 @@
+//! Word from the daemon whether others have files of the pool open, on a thread of its own.
+//!
+//! While nobody has, the kernel may keep attributes of regular files (`belief`). When somebody comes, no more are given out
+//! that last, replies that are on their way are waited for, and what was given is taken back, before the daemon lets the
+//! newcomer in. A daemon whose worker died is told of the mount again; until it is, everybody counts as company.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_types::{Error, Result};
+
+use crate::filesystem::FileSystem;
+use crate::protocol::{notify, Body};
+
+/// Pause before the daemon is told again that does not answer.
+const ANNOUNCE_AGAIN: Duration = Duration::from_millis(50);
+/// Longest wait for a request that is being served; one as slow answers with no attributes.
+const ROUND_MAX: Duration = Duration::from_secs(1);
+/// The daemon's word that nobody else has files open.
+const ALONE: u8 = 0;
+
+/// What each serving thread is at: odd while it serves a request.
+#[derive(Debug, Default)]
+pub(crate) struct Rounds {
+    threads: Vec<AtomicU64>,
+}
+
+impl Rounds {
+    pub(crate) fn new(threads: usize) -> Rounds {
+        Rounds { threads: (0..threads).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    /// A thread begins to serve a request, or has answered it.
+    pub(crate) fn turn(&self, thread: usize) {
+        self.threads[thread].fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Waits until every request that is being served now was answered.
+    fn pass(&self) {
+        let end = Instant::now() + ROUND_MAX;
+        for thread in &self.threads {
+            let before = thread.load(Ordering::SeqCst);
+            while before & 1 == 1 && thread.load(Ordering::SeqCst) == before && Instant::now() < end {
+                std::thread::sleep(Duration::from_micros(50));
+            }
+        }
+    }
+}
+
+impl FileSystem {
+    /// Others may have files open from now on.
+    fn expect_company(&self, rounds: &Rounds) {
+        if !self.beliefs.set_alone(false) {
+            return;
+        }
+        rounds.pass();
+        for ino in self.nodes.numbers(|seen| seen.mode & libc::S_IFMT == libc::S_IFREG) {
+            self.disbelieve(ino);
+        }
+    }
+
+    /// The kernel is to ask again for an inode's attributes.
+    pub(crate) fn disbelieve(&self, ino: u64) {
+        let mut note = Body::new();
+        note.u64(ino);
+        note.u64(u64::MAX); // attributes alone
+        note.u64(0);
+        // What the kernel does not know needs no telling.
+        let _ = self.device.write(note.message(0, notify::INVAL_INODE));
+    }
+}
+
+/// Announces the mount, and listens on a thread of its own until the process ends.
+pub(crate) fn listen(fs: &Arc<FileSystem>, rounds: &Arc<Rounds>) -> Result<()> {
+    let what = "cannot have the kernel told of changes";
+    let announce = |fs: &FileSystem| fs.pool.announce_mount(fs.device.as_fd());
+    let (mut socket, alone) = announce(fs).map_err(|code| Error::new(code, what))?;
+    fs.beliefs.set_told(true);
+    fs.beliefs.set_alone(alone);
+    let (fs, rounds) = (Arc::clone(fs), Arc::clone(rounds));
+    let thread = std::thread::Builder::new().name("company".into()).stack_size(256 * 1024);
+    let listens = move || loop {
+        hear(&fs, &rounds, &socket);
+        fs.expect_company(&rounds);
+        socket = loop {
+            match announce(&fs) {
+                Ok((socket, alone)) => {
+                    fs.beliefs.set_alone(alone);
+                    break socket;
+                }
+                Err(code) => {
+                    tracing::debug!("the daemon cannot be told of the mount: {code}");
+                    std::thread::sleep(ANNOUNCE_AGAIN);
+                }
+            }
+        };
+    };
+    thread.spawn(listens).map_err(|e| Error::io(what, &e))?;
+    Ok(())
+}
+
+/// Does what the daemon says until its end of the socket closes.
+fn hear(fs: &FileSystem, rounds: &Rounds, socket: &OwnedFd) {
+    let mut word = [0u8];
+    loop {
+        // SAFETY: the buffer is one byte, as said.
+        let n = unsafe { libc::recv(socket.as_raw_fd(), word.as_mut_ptr().cast(), 1, 0) };
+        match n {
+            1 if word[0] == ALONE => {
+                fs.beliefs.set_alone(true);
+            }
+            1 => {
+                fs.expect_company(rounds);
+                // SAFETY: as above. A daemon that is gone is noticed by the next look.
+                unsafe { libc::send(socket.as_raw_fd(), word.as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
+            }
+            n if n < 0 => match io::Error::last_os_error().kind() {
+                // The socket has a time limit.
+                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted | io::ErrorKind::TimedOut => {}
+                _ => return,
+            },
+            _ => return,
+        }
+    }
+}
