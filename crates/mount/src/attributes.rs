@@ -5,7 +5,7 @@ use forebay_types::{Code, Entry, Ino, SetAttr, TimeSet, Timestamp};
 use crate::errno::{check, Errno};
 use crate::filesystem::{FileSystem, Outcome};
 use crate::nodes::Seen;
-use crate::opened::open_backing;
+use crate::opened::{open_backing, reopen};
 use crate::protocol::{self, fattr, Body, Request};
 
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -160,8 +160,8 @@ impl FileSystem {
         let mut seen = self.nodes.seen(ino.0).ok_or(Errno(libc::ESTALE))?;
         let opened = self.nodes.opened(ino.0);
         if wish.has(fattr::SIZE) {
-            let file = opened.as_ref().and_then(|o| o.writable()).ok_or(Errno(libc::ESTALE))?;
-            truncate(&file, wish.size)?;
+            let file = opened.as_ref().and_then(|o| o.any()).ok_or(Errno(libc::ESTALE))?;
+            truncate(&reopen(&file, libc::O_RDWR)?, wish.size)?;
         }
         if wish.sets_times() {
             let file = opened.and_then(|o| o.any()).ok_or(Errno(libc::ESTALE))?;

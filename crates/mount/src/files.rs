@@ -51,7 +51,10 @@ impl FileSystem {
             self.drop_set_ids(ino)?;
         }
         let entry = self.entry(ino)?;
-        let answer = self.open_node(ino, entry.as_ref(), flags)?;
+        let answer = self.open_node(ino, entry.as_ref(), flags).map_err(|e| match e {
+            Errno(libc::ESTALE) => self.came_too_late(),
+            e => e,
+        })?;
         if truncates {
             let done = self.truncate_opened(ino, entry.as_ref(), flags);
             if let Err(e) = done {

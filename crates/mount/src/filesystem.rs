@@ -16,6 +16,7 @@ use forebay_types::{Caller, Code, Entry, Ino};
 use crate::belief::Beliefs;
 use crate::device::Device;
 use crate::errno::{check, Errno};
+use crate::grace::Grace;
 use crate::handles::Handles;
 use crate::locks::Locks;
 use crate::nodes::{Nodes, Seen};
@@ -56,6 +57,7 @@ pub struct FileSystem {
     pub(crate) handles: Handles,
     pub(crate) locks: Locks,
     pub(crate) beliefs: Beliefs,
+    pub(crate) grace: Grace,
     next_temporary: AtomicU64,
     /// Inodes that files without a name got with their first name.
     pub(crate) named: Mutex<HashMap<u64, u64>>,
@@ -74,6 +76,7 @@ impl FileSystem {
             handles: Handles::default(),
             locks: Locks::default(),
             beliefs: Beliefs::default(),
+            grace: Grace::default(),
             next_temporary: AtomicU64::new(TEMPORARY),
             named: Mutex::default(),
         })

@@ -20,6 +20,7 @@ mod directories;
 mod errno;
 mod files;
 mod filesystem;
+mod grace;
 mod handles;
 mod locks;
 mod names;

@@ -9,12 +9,25 @@ use crate::protocol::{self, Body, Request};
 /// Looks at a name that is being replaced again and again, before it is given up.
 const LOOKS_MAX: u32 = 16;
 
+/// The kernel looks the path up again when an inode that a name led to is gone.
+pub(crate) fn gone_is_stale(code: Code) -> Errno {
+    match code {
+        Code::NotFound => Errno(libc::ESTALE),
+        code => code.into(),
+    }
+}
+
 impl FileSystem {
     pub(crate) fn lookup(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
         let mut f = rq.fields;
         let (parent, name) = (self.ino(rq.node), f.name()?);
         for _ in 0..LOOKS_MAX {
-            let found = self.pool.lookup(parent, name).and_then(|entry| self.pool.stat_entry(&entry));
+            let found = self.pool.lookup(parent, name).and_then(|entry| {
+                if entry.attr.is_file() {
+                    self.keep_for_a_moment(entry.attr.ino)?;
+                }
+                self.pool.stat_entry(&entry)
+            });
             match found {
                 Ok(st) => {
                     self.put_entry(out, &st);
@@ -162,7 +175,8 @@ impl FileSystem {
 
     pub(crate) fn readlink(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
         let ino = self.ino(rq.node);
-        out.fill(forebay_types::limits::PATH_MAX, |room| self.pool.read_link_inode(ino, room))?;
+        let read = out.fill(forebay_types::limits::PATH_MAX, |room| self.pool.read_link_inode(ino, room));
+        read.map_err(gone_is_stale)?;
         Ok(Outcome::Reply)
     }
 }

@@ -271,7 +271,7 @@ fn run(arguments: &Arguments, supervisor: &Supervisor) -> Result<()> {
         why.as_str().unwrap_or("")
     );
     supervisor.say(&json!({ "ready": { "data": data, "why": why } }));
-    serve(&at, guard, supervisor, &signals, &session);
+    serve(&at, guard, supervisor, &signals, (&fs, &session));
     Ok(())
 }
 
@@ -292,7 +292,14 @@ impl Drop for Guard<'_> {
 }
 
 /// Waits for the end.
-fn serve(at: &Path, mut guard: Guard<'_>, supervisor: &Supervisor, signals: &OwnedFd, session: &Session) {
+fn serve(
+    at: &Path,
+    mut guard: Guard<'_>,
+    supervisor: &Supervisor,
+    signals: &OwnedFd,
+    served: (&FileSystem, &Session),
+) {
+    let (fs, session) = served;
     loop {
         let socket = supervisor.socket.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         let mut fds = [signals.as_fd().as_raw_fd(), socket].map(|fd| libc::pollfd {
@@ -302,6 +309,7 @@ fn serve(at: &Path, mut guard: Guard<'_>, supervisor: &Supervisor, signals: &Own
         });
         // SAFETY: the array is as long as said. An interrupted wait looks again.
         unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, LOOK_MS) };
+        fs.end_grace();
         if session.is_over() {
             tracing::info!("{} was unmounted", at.display());
             guard.armed = false;
