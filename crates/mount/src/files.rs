@@ -154,6 +154,7 @@ impl FileSystem {
         let (flags, mode, _umask, _open_flags) = (f.u32()? as i32, f.u32()?, f.u32()?, f.u32()?);
         let (name, parent, caller) = (f.name()?, self.ino(rq.node), FileSystem::caller(rq));
         let exclusive = flags & libc::O_EXCL != 0;
+        self.settle_nameless();
         let (entry, made, file) =
             self.pool.create(caller, parent, name, mode & 0o7777, exclusive, None, 0)?;
         let ino = entry.attr.ino;
@@ -203,6 +204,7 @@ impl FileSystem {
             self.nodes.close(node);
             self.nodes.forget(node, 1);
         })?;
+        self.note_nameless(node);
         let st = self.stat(Ino(node))?.0;
         protocol::put_entry_out(out, node, &st, protocol::Belief::NONE, protocol::Belief::NONE);
         protocol::put_open_out(out, answer.handle, answer.flags, answer.backing);
@@ -267,7 +269,11 @@ impl FileSystem {
     pub(crate) fn flush(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
         let mut f = rq.fields;
         f.skip(16)?;
-        self.locks.drop_posix(self.open_ino(rq.node).0, f.u64()?);
+        let ino = self.open_ino(rq.node).0;
+        self.locks.drop_posix(ino, f.u64()?);
+        if let Some(opened) = self.nodes.opened(ino) {
+            opened.note_flush();
+        }
         Ok(Outcome::Reply)
     }
 
@@ -301,6 +307,7 @@ impl FileSystem {
     pub(crate) fn fallocate(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
         let mut f = rq.fields;
         let (handle, offset, len, mode) = (f.u64()?, f.u64()?, f.u64()?, f.u32()?);
+        self.settle_nameless();
         let file = self.descriptor(rq.node, handle, true)?;
         let file = file.single().ok_or(Errno(libc::EOPNOTSUPP))?;
         // SAFETY: plain system call on a descriptor of ours.

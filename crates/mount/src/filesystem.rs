@@ -14,6 +14,7 @@ use forebay_client::Pool;
 use forebay_types::{Caller, Code, Entry, Ino};
 
 use crate::belief::Beliefs;
+use crate::closing::Nameless;
 use crate::device::Device;
 use crate::errno::{check, Errno};
 use crate::grace::Grace;
@@ -58,6 +59,7 @@ pub struct FileSystem {
     pub(crate) locks: Locks,
     pub(crate) beliefs: Beliefs,
     pub(crate) grace: Grace,
+    pub(crate) nameless: Nameless,
     next_temporary: AtomicU64,
     /// Inodes that files without a name got with their first name.
     pub(crate) named: Mutex<HashMap<u64, u64>>,
@@ -77,6 +79,7 @@ impl FileSystem {
             locks: Locks::default(),
             beliefs: Beliefs::default(),
             grace: Grace::default(),
+            nameless: Nameless::default(),
             next_temporary: AtomicU64::new(TEMPORARY),
             named: Mutex::default(),
         })
@@ -223,6 +226,7 @@ impl FileSystem {
     }
 
     fn statfs(&self, out: &mut Body) -> Result<Outcome, Errno> {
+        self.settle_nameless();
         let st = self.pool.statfs()?;
         for v in [st.f_blocks, st.f_bfree, st.f_bavail, st.f_files, st.f_ffree] {
             out.u64(v);

@@ -14,6 +14,7 @@
 
 mod attributes;
 mod belief;
+mod closing;
 mod company;
 mod device;
 mod directories;

@@ -150,8 +150,21 @@ impl FileSystem {
 
     pub(crate) fn unlink(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
         let mut f = rq.fields;
-        self.pool.unlink_in(self.ino(rq.node), f.name()?)?;
+        let (parent, name) = (self.ino(rq.node), f.name()?);
+        self.settle_nameless();
+        let victim = self.pool.lookup(parent, name).map(|entry| entry.attr.ino);
+        self.pool.unlink_in(parent, name)?;
+        self.lost_a_name(victim.ok());
         Ok(Outcome::Reply)
+    }
+
+    /// An inode lost a name, which may have been its last: space that a close just before should have freed is free when this
+    /// returns.
+    fn lost_a_name(&self, ino: Option<Ino>) {
+        if let Some(ino) = ino.filter(|ino| self.nodes.opened(ino.0).is_some()) {
+            self.settle(ino.0);
+            self.note_nameless(ino.0);
+        }
     }
 
     pub(crate) fn rmdir(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
@@ -169,7 +182,11 @@ impl FileSystem {
             f.u32()?;
         }
         let (name, new_name) = (f.name()?, f.name()?);
+        let victim = self.pool.lookup(new_parent, new_name).map(|entry| entry.attr.ino);
         self.pool.rename_in(self.ino(rq.node), name, new_parent, new_name, flags)?;
+        if flags == 0 {
+            self.lost_a_name(victim.ok());
+        }
         Ok(Outcome::Reply)
     }
 

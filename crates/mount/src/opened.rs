@@ -6,6 +6,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
 
 use forebay_client::Pool;
 use forebay_types::{Code, Entry, Ino};
@@ -20,6 +21,8 @@ struct Inner {
     write: Option<Arc<OwnedFd>>,
     /// Opens for writing that were not released.
     writers: u32,
+    /// When a descriptor of it was closed last.
+    flushed: Option<Instant>,
 }
 
 /// What is open of one inode.
@@ -132,6 +135,16 @@ impl Opened {
             inner.write.take()
         };
         drop(gone);
+    }
+
+    /// A descriptor of it is being closed.
+    pub(crate) fn note_flush(&self) {
+        self.inner().flushed = Some(Instant::now());
+    }
+
+    /// When a descriptor of it was closed last.
+    pub(crate) fn flushed(&self) -> Option<Instant> {
+        self.inner().flushed
     }
 
     /// A descriptor, one that can write if there is one.
