@@ -45,7 +45,13 @@ impl ClientDoor {
     pub fn attach(directory: &Path, claimed: &[Ability]) -> Result<ClientDoor, String> {
         let pool = Pool::attach(directory).map_err(|e| e.to_string())?;
         pool.set_prefix(PREFIX);
-        let mut abilities = vec![Ability::Children, Ability::Xattrs, Ability::LargeXattrs, Ability::OwnSpace];
+        let mut abilities = vec![
+            Ability::OneDoor,
+            Ability::Children,
+            Ability::Xattrs,
+            Ability::LargeXattrs,
+            Ability::OwnSpace,
+        ];
         // SAFETY: no memory is passed.
         abilities.push(if unsafe { libc::geteuid() } == 0 { Ability::Root } else { Ability::NotRoot });
         abilities.extend_from_slice(claimed);

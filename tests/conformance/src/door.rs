@@ -84,6 +84,8 @@ pub enum Ability {
     Children,
     /// The door sees paths outside the pool too.
     Outside,
+    /// Every path and every descriptor is of one door.
+    OneDoor,
     /// The program runs as root.
     Root,
     /// The program does not run as root.

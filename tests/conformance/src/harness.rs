@@ -137,7 +137,14 @@ impl TestPool {
     /// The same as another user, who cannot read where the build is: with copies of the binaries in `place`. Only root
     /// can do this.
     pub fn up_as(user: u32, place: &Scratch, capacity_mib: u64) -> TestPool {
-        for name in ["forebay", "forebayd", "libforebay.so", "libforebay_preload.so", "forebay-conformance"] {
+        for name in [
+            "forebay",
+            "forebayd",
+            "forebay-mount",
+            "libforebay.so",
+            "libforebay_preload.so",
+            "forebay-conformance",
+        ] {
             let from = binaries().join(name);
             fs::copy(&from, place.path().join(name)).unwrap_or_else(|e| panic!("{}: {e}", from.display()));
         }
@@ -187,6 +194,36 @@ impl TestPool {
         command.env("LD_PRELOAD", self.binaries.join("libforebay_preload.so"));
         command.env("FOREBAY_POOL", self.directory()).env("FOREBAY_PREFIX", "/forebay");
         command
+    }
+
+    /// Mounts the pool, for all users; none where that cannot be done on this machine, which is said.
+    pub fn mount(&self) -> Option<PathBuf> {
+        let at = self.scratch.path().join("mnt");
+        if !at.is_dir() {
+            fs::create_dir(&at).expect("a scratch directory takes a mount point");
+        }
+        let mut mount = self.forebay();
+        mount.arg("mount").arg(&at);
+        if is_root() {
+            mount.arg("--allow-other");
+        }
+        if !Path::new("/dev/fuse").exists() {
+            eprintln!("skipped: there is no /dev/fuse");
+            return None;
+        }
+        let output = mount.output().unwrap_or_else(|e| panic!("{mount:?} cannot be run: {e}"));
+        let words = String::from_utf8_lossy(&output.stderr).into_owned();
+        if !output.status.success() && words.contains("may not") {
+            eprintln!("skipped: this user may not mount: {words}");
+            return None;
+        }
+        assert!(output.status.success(), "{mount:?} failed: {words}");
+        Some(at)
+    }
+
+    /// The suite through a path that any program can use.
+    pub fn suite_at(&self, root: &Path, arguments: &[&str]) -> Summary {
+        summary(self.plain("forebay-conformance").arg("--root").arg(root).args(arguments))
     }
 
     /// The suite, run by `forebay run` over the pool.

@@ -13,4 +13,5 @@ pub mod document;
 pub mod door;
 pub mod harness;
 pub mod libc_door;
+pub mod pair_door;
 pub mod wrong_door;

@@ -74,3 +74,58 @@ fn preload_door_of_another_user_keeps_every_promise() {
     sound(&pool);
     drop(pool);
 }
+
+fn mount_door(spelling: &str) {
+    let pool = TestPool::up(CAPACITY_MIB);
+    let Some(at) = pool.mount() else { return };
+    let summary = pool.suite_at(&at, &[&["--spelling", spelling], &claims()[..]].concat());
+    summary.passed_but_for(&[not_me()]);
+    sound(&pool);
+}
+
+#[test]
+fn mount_door_with_absolute_paths_keeps_every_promise() {
+    mount_door("absolute");
+}
+
+#[test]
+fn mount_door_with_relative_paths_keeps_every_promise() {
+    mount_door("relative");
+}
+
+#[test]
+fn mount_door_with_directory_descriptors_keeps_every_promise() {
+    mount_door("at");
+}
+
+#[test]
+fn mount_door_of_another_user_keeps_every_promise() {
+    let pool = TestPool::up(CAPACITY_MIB);
+    let Some(at) = pool.mount().filter(|_| is_root()) else { return };
+    std::os::unix::fs::chown(&at, Some(65_534), Some(65_534)).unwrap();
+    let summary = pool.suite_at(&at, &[&["--user", "65534"], &claims()[..]].concat());
+    summary.passed_but_for(&["Root"]);
+    sound(&pool);
+}
+
+/// Changes through one door, looks through the other. Cases that fill the pool are the single doors'.
+fn pair(changes: &str, looks: &str, pool: &TestPool) {
+    let claims = ["--claim", "xattrs", "--claim", "large-xattrs"];
+    let summary = pool.suite_by_run(&[&["--root", changes, "--looks-at", looks], &claims[..]].concat());
+    summary.passed_but_for(&[not_me(), "OwnSpace", "SmallSpace", "OneDoor"]);
+    sound(pool);
+}
+
+#[test]
+fn what_the_mount_changes_the_preloaded_see_at_once() {
+    let pool = TestPool::up(CAPACITY_MIB);
+    let Some(at) = pool.mount() else { return };
+    pair(at.to_str().unwrap(), "/forebay", &pool);
+}
+
+#[test]
+fn what_the_preloaded_change_the_mount_sees_at_once() {
+    let pool = TestPool::up(CAPACITY_MIB);
+    let Some(at) = pool.mount() else { return };
+    pair("/forebay", at.to_str().unwrap(), &pool);
+}

@@ -5,6 +5,7 @@ use forebay_conformance::cases;
 use forebay_conformance::client_door::ClientDoor;
 use forebay_conformance::door::{Ability, Door};
 use forebay_conformance::libc_door::{LibcDoor, Spelling};
+use forebay_conformance::pair_door::PairDoor;
 use forebay_conformance::wrong_door::{Lie, WrongDoor};
 use std::collections::BTreeMap;
 use std::ffi::CString;
@@ -22,6 +23,7 @@ empty pool of DIR through the client library.
   --only TEXT                       only cases whose name contains TEXT
   --user UID                        as that user, who must own DIR
   --private-tmpfs OPTIONS           on a tmpfs mounted on DIR for this process alone
+  --looks-at DIR                    look at the same files through DIR, and change them through --root
   --lie NAME                        through a door that lies; the suite must find it out
   --list                            the names of the cases, and what they need
 ";
@@ -35,6 +37,7 @@ struct Options {
     user: Option<u32>,
     private_tmpfs: Option<String>,
     lie: Option<Lie>,
+    looks_at: Option<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -65,6 +68,12 @@ fn door(options: &Options) -> Result<Box<dyn Door>, String> {
         return Ok(Box::new(ClientDoor::attach(pool, &options.claimed)?));
     }
     let honest = LibcDoor::new(&options.root, options.spelling, &options.claimed);
+    if let Some(other) = &options.looks_at {
+        // Only paths from the root directory name either door.
+        let changes = LibcDoor::new(&options.root, Spelling::Absolute, &options.claimed);
+        let looks = LibcDoor::new(other, Spelling::Absolute, &options.claimed);
+        return Ok(Box::new(PairDoor { changes, looks }));
+    }
     Ok(match options.lie {
         None => Box::new(honest),
         Some(lie) => Box::new(WrongDoor { inner: honest, lie }),
@@ -108,6 +117,7 @@ fn parse() -> Result<Option<Options>, String> {
         user: None,
         private_tmpfs: None,
         lie: None,
+        looks_at: None,
     };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
@@ -128,6 +138,7 @@ fn parse() -> Result<Option<Options>, String> {
         match argument.as_str() {
             "--root" => options.root = PathBuf::from(&value),
             "--pool" => options.pool = Some(PathBuf::from(&value)),
+            "--looks-at" => options.looks_at = Some(PathBuf::from(&value)),
             "--spelling" => options.spelling = choose(&value, &SPELLINGS)?,
             "--claim" => options.claimed.push(choose(&value, &ABILITIES)?),
             "--only" => options.only = value,

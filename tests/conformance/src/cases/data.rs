@@ -29,7 +29,7 @@ pub(super) const CASES: &[Case] = &[
         "fallocate reserves space, extends a file unless told to keep its size, and punches holes."),
     case!(sync_succeeds; "fsync and fdatasync succeed: in this version they make nothing safer than it was."),
     case!(file_of_five_gigabytes_is_addressed; "A file may be larger than 4 GiB."),
-    case!(copies_in_the_kernel_move_the_bytes; "copy_file_range and sendfile copy between files of the pool."),
+    case!(copies_in_the_kernel_move_the_bytes [OneDoor]; "copy_file_range and sendfile copy between files of the pool."),
 ];
 
 /// Bytes that tell their position and a seed.

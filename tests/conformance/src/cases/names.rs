@@ -8,7 +8,7 @@ pub(super) const CASES: &[Case] = &[
         "A name is 1 to 255 bytes, any bytes but `/` and NUL; a longer one fails with ENAMETOOLONG."),
     case!(name_of_any_byte_is_kept;
         "A name is 1 to 255 bytes, any bytes but `/` and NUL; a longer one fails with ENAMETOOLONG."),
-    case!(path_of_4095_bytes_is_walked_and_4096_refused;
+    case!(path_of_4095_bytes_is_walked_and_4096_refused [OneDoor];
         "A path of 4096 bytes or more, counted with its final NUL, fails with ENAMETOOLONG."),
     case!(path_that_is_empty_fails; "An empty path fails with ENOENT."),
     case!(path_with_dots_and_slashes_is_walked;
@@ -19,7 +19,7 @@ pub(super) const CASES: &[Case] = &[
         "A path that ends in a slash names a directory: on anything else it fails with ENOTDIR."),
     case!(names_that_differ_in_case_or_composition_are_two;
         "Names are compared byte by byte: no case folding, no Unicode normalisation."),
-    case!(parent_of_the_root_is_outside [Outside];
+    case!(parent_of_the_root_is_outside [Outside, OneDoor];
         "`..` of the pool's root leads out of the pool, as it leads out of a mounted file system."),
     case!(symlink_gives_back_its_target;
         "A symbolic link gives back its target byte for byte, cut to the reader's buffer; its size is the target's length."),
