@@ -95,23 +95,17 @@ pub fn full_path(at: &Path) -> Result<PathBuf> {
     })
 }
 
-/// Checks that a pool may be mounted on a directory: it is one, it is empty, and nothing of ours is mounted there. A dead
-/// mount of the same pool is cleared away.
-pub fn check_place(at: &Path, source: &str) -> Result<()> {
+/// Checks that a pool may be mounted on a directory: it is one, it is empty, and nothing of ours is mounted there. The one
+/// mount that may be there is given back: the same pool's when `alone` says that nobody can be serving it any more.
+pub fn check_place(at: &Path, source: &str, alone: bool) -> Result<Option<Mounted>> {
     let what = || format!("cannot mount on {}", at.display());
-    while let Some(mounted) = mounted_on(at).filter(|m| m.kind == FILE_SYSTEM_TYPE) {
-        if !is_dead(at) {
-            return Err(Error::new(Code::Busy, what())
-                .why(format!("pool {} is mounted there", mounted.source))
-                .cure("`forebay umount` it first, or name another directory"));
+    if let Some(mounted) = mounted_on(at).filter(|m| m.kind == FILE_SYSTEM_TYPE) {
+        if mounted.source == source && alone {
+            return Ok(Some(mounted));
         }
-        if mounted.source != source {
-            return Err(Error::new(Code::Busy, what())
-                .why(format!("a dead mount of pool {} is there", mounted.source))
-                .cure(format!("`umount -l {}`", at.display())));
-        }
-        tracing::warn!("{} was left mounted by a process that is no more", at.display());
-        clear(&mounted)?;
+        return Err(Error::new(Code::Busy, what())
+            .why(format!("pool {} is mounted there", mounted.source))
+            .cure("`forebay umount` it first (or `umount -l` it, if that pool is no more), or name another directory"));
     }
     let metadata = std::fs::metadata(at).map_err(|e| Error::io(what(), &e))?;
     if !metadata.is_dir() {
@@ -123,12 +117,7 @@ pub fn check_place(at: &Path, source: &str) -> Result<()> {
             .why("it has entries, which would be hidden")
             .cure("name an empty directory"));
     }
-    Ok(())
-}
-
-/// True when nobody serves the file system that is mounted here.
-pub fn is_dead(at: &Path) -> bool {
-    std::fs::symlink_metadata(at).is_err_and(|e| e.raw_os_error() == Some(libc::ENOTCONN))
+    Ok(None)
 }
 
 fn c_path(path: &Path) -> Result<CString> {
@@ -220,11 +209,14 @@ pub fn unmount(at: &Path, lazy: bool) -> Result<()> {
     unmount_call(at, if lazy { libc::MNT_DETACH } else { 0 })
 }
 
+/// Ends a connection that nobody serves: it lives as long as any descriptor of it does, and who waits on one may hold it.
+fn abort(mounted: &Mounted) {
+    let _ = std::fs::write(format!("/sys/fs/fuse/connections/{}/abort", mounted.minor), "1");
+}
+
 /// Takes away a mount that nobody serves: whoever waits for an answer gets an error.
 pub fn clear(mounted: &Mounted) -> Result<()> {
-    // The connection lives as long as any descriptor of it does, and who waits on one may hold it: end it first.
-    let abort = format!("/sys/fs/fuse/connections/{}/abort", mounted.minor);
-    let _ = std::fs::write(abort, "1");
+    abort(mounted);
     let forced = unmount_call(&mounted.at, libc::MNT_FORCE | libc::MNT_DETACH);
     match forced {
         Err(e) if e.code == Code::NotFound => Ok(()),
@@ -271,6 +263,93 @@ pub fn mount(at: &Path, source: &str, options: Options) -> Result<Device> {
         }
         _ => Err(Error::io(what(), &e)),
     }
+}
+
+/// Mounts in the place of a mount that nobody serves. Where the kernel can (Linux 6.5), the new one is put beneath the dead
+/// one, which is then taken away, so that no program ever comes upon the bare directory and makes files in that.
+pub fn mount_in_place_of(dead: &Mounted, source: &str, options: Options) -> Result<Device> {
+    tracing::warn!("{} was left mounted by a process that is no more", dead.at.display());
+    abort(dead);
+    match mount_beneath(&dead.at, source, options) {
+        Ok(device) => {
+            unmount_call(&dead.at, libc::MNT_DETACH)?;
+            Ok(device)
+        }
+        Err(e) => {
+            tracing::info!("cannot mount beneath the dead mount, so it goes first: {e}");
+            clear(dead)?;
+            mount(&dead.at, source, options)
+        }
+    }
+}
+
+fn mount_beneath(at: &Path, source: &str, options: Options) -> io::Result<Device> {
+    const FSOPEN_CLOEXEC: libc::c_uint = 1;
+    const FSCONFIG_SET_FLAG: libc::c_uint = 0;
+    const FSCONFIG_SET_STRING: libc::c_uint = 1;
+    const FSCONFIG_CMD_CREATE: libc::c_uint = 6;
+    const FSMOUNT_CLOEXEC: libc::c_uint = 1;
+    const MOVE_MOUNT_F_EMPTY_PATH: libc::c_uint = 4;
+    const MOVE_MOUNT_BENEATH: libc::c_uint = 0x200;
+    let device = Device::open()?;
+    let text = |text: &str| CString::new(text).map_err(io::Error::other);
+    let made = |fd: libc::c_long| -> io::Result<OwnedFd> {
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is new and ours.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+    };
+    // SAFETY: here and below, strings are NUL-terminated and live over the call, and descriptors are ours.
+    let context = made(unsafe { libc::syscall(libc::SYS_fsopen, c"fuse".as_ptr(), FSOPEN_CLOEXEC) })?;
+    let configure = |command: libc::c_uint, key: Option<&str>, value: Option<&str>| -> io::Result<()> {
+        let (key, value) = (key.map(text).transpose()?, value.map(text).transpose()?);
+        let pointer = |c: &Option<CString>| c.as_ref().map_or(std::ptr::null(), |c| c.as_ptr());
+        // SAFETY: as above.
+        let done = unsafe {
+            libc::syscall(libc::SYS_fsconfig, context.as_raw_fd(), command, pointer(&key), pointer(&value), 0)
+        };
+        if done < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(())
+    };
+    // SAFETY: these calls cannot fail.
+    let (uid, gid) = unsafe { (libc::getuid(), libc::getgid()) };
+    let strings = [
+        ("source", source.to_owned()),
+        ("subtype", "forebay".to_owned()),
+        ("fd", device.as_fd().as_raw_fd().to_string()),
+        ("rootmode", "40000".to_owned()),
+        ("user_id", uid.to_string()),
+        ("group_id", gid.to_string()),
+    ];
+    for (key, value) in &strings {
+        configure(FSCONFIG_SET_STRING, Some(key), Some(value))?;
+    }
+    configure(FSCONFIG_SET_FLAG, Some("default_permissions"), None)?;
+    if options.allow_other {
+        configure(FSCONFIG_SET_FLAG, Some("allow_other"), None)?;
+    }
+    configure(FSCONFIG_CMD_CREATE, None, None)?;
+    // SAFETY: as above.
+    let mount = made(unsafe { libc::syscall(libc::SYS_fsmount, context.as_raw_fd(), FSMOUNT_CLOEXEC, 0) })?;
+    let at = CString::new(at.as_os_str().as_bytes()).map_err(io::Error::other)?;
+    // SAFETY: as above.
+    let moved = unsafe {
+        libc::syscall(
+            libc::SYS_move_mount,
+            mount.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_FDCWD,
+            at.as_ptr(),
+            MOVE_MOUNT_F_EMPTY_PATH | MOVE_MOUNT_BENEATH,
+        )
+    };
+    if moved < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(device)
 }
 
 /// Has `fusermount3` mount, and takes the descriptor that it sends.
@@ -354,11 +433,11 @@ mod tests {
     fn check_place_refuses_files_and_what_is_not_empty() {
         let dir = std::env::temp_dir().join(format!("forebay-place-{}", std::process::id()));
         std::fs::create_dir(&dir).unwrap();
-        assert!(check_place(&dir, "x").is_ok());
+        assert!(check_place(&dir, "x", false).is_ok());
         let file = dir.join("f");
         std::fs::write(&file, "").unwrap();
-        assert_eq!(check_place(&dir, "x").unwrap_err().code, Code::NotEmpty);
-        assert_eq!(check_place(&file, "x").unwrap_err().code, Code::NotDirectory);
+        assert_eq!(check_place(&dir, "x", false).unwrap_err().code, Code::NotEmpty);
+        assert_eq!(check_place(&file, "x", false).unwrap_err().code, Code::NotDirectory);
         assert_eq!(full_path(&dir.join("missing")).unwrap_err().code, Code::NotFound);
         std::fs::remove_dir_all(&dir).unwrap();
     }

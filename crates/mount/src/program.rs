@@ -247,9 +247,14 @@ fn run(arguments: &Arguments, supervisor: &Supervisor) -> Result<()> {
     unsafe { libc::umask(0) };
     let at = place::full_path(&arguments.at)?;
     let source = arguments.pool.to_string_lossy().into_owned();
-    place::check_place(&at, &source)?;
+    // The supervisor starts one process at a time: what is mounted there for this pool is of one that died.
+    let dead = place::check_place(&at, &source, supervisor.socket.is_some())?;
     let pool = Pool::attach_as(&arguments.pool, Role::Mount)?;
-    let device = Arc::new(place::mount(&at, &source, arguments.options)?);
+    let device = match dead {
+        Some(dead) => place::mount_in_place_of(&dead, &source, arguments.options)?,
+        None => place::mount(&at, &source, arguments.options)?,
+    };
+    let device = Arc::new(device);
     let guard = Guard { at: &at, armed: true };
     let what = || format!("cannot mount pool {source} on {}", at.display());
     let fs = FileSystem::new(pool, device).map_err(|code| Error::new(code, what()))?;

@@ -56,6 +56,8 @@ struct Mount {
     start_at: Instant,
     restarts: u64,
     last_end: Option<String>,
+    /// Why it could not mount, in its own words.
+    failure: Option<Reply>,
     /// Who waits for the first start.
     asker: Option<MemberId>,
     /// Who waits for the end, which was asked for.
@@ -152,6 +154,7 @@ impl MountKeeper {
             start_at: Instant::now(),
             restarts: 0,
             last_end: None,
+            failure: None,
             asker: Some(asker),
             ender: None,
             ends: false,
@@ -244,11 +247,12 @@ impl MountKeeper {
             }
             tracing::error!("the mount {words}");
             if !was_ready && mount.restarts == 0 {
-                // It never was: who asked was told why, or is now.
+                // It never was.
                 if let Some(asker) = mount.asker {
                     let e = Error::new(Code::Io, format!("cannot mount on {}", mount.wanted.at.display()))
                         .why(format!("its process {words}"));
-                    self.answers.push((asker, Reply::failed(&e)));
+                    let failure = mount.failure.take().unwrap_or_else(|| Reply::failed(&e));
+                    self.answers.push((asker, failure));
                 }
                 self.mount = None;
                 return;
@@ -290,9 +294,8 @@ impl MountKeeper {
                     self.answers.push((asker, Reply::Mounted(ready.clone())));
                 }
             } else if let Some(why) = message.get("failed") {
-                if let Some(asker) = mount.asker.take() {
-                    self.answers.push((asker, failure(why)));
-                }
+                // Told when the process has ended, so that who asked can ask again.
+                mount.failure = Some(failure(why));
             } else if let Some(why) = message.get("busy") {
                 if let Some(ender) = mount.ender.take() {
                     self.answers.push((ender, failure(why)));

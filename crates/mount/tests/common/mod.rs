@@ -1,0 +1,170 @@
+//! What the tests of the mount share: a pool and a mount of a test's own, taken away also when the test fails.
+
+#![allow(dead_code, unreachable_pub, missing_docs)]
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+
+/// Nothing in these tests takes so long on a machine that is merely busy.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The directory of the built programs.
+pub fn binaries() -> PathBuf {
+    Path::new(env!("CARGO_BIN_EXE_forebay-mount")).parent().unwrap().to_owned()
+}
+
+/// A pool in memory and a directory to mount it on.
+pub struct Place {
+    pub dir: PathBuf,
+}
+
+impl Place {
+    /// None, with a line that says why, where nothing can be mounted.
+    pub fn new() -> Option<Place> {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        if !Path::new("/dev/fuse").exists() {
+            eprintln!("skipped: there is no /dev/fuse");
+            return None;
+        }
+        // SAFETY: cannot fail.
+        if unsafe { libc::geteuid() } != 0 {
+            eprintln!("skipped: not root, who may mount with passthrough");
+            return None;
+        }
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let dir = PathBuf::from(format!("/tmp/fbm-{}-{number}", std::process::id()));
+        std::fs::create_dir(&dir).unwrap();
+        std::fs::create_dir(dir.join("mnt")).unwrap();
+        let place = Place { dir };
+        place.done(&["up", "--capacity", "256MiB", "--path", place.pool().to_str().unwrap()]);
+        Some(place)
+    }
+
+    /// The same, mounted.
+    pub fn mounted() -> Option<Place> {
+        let place = Place::new()?;
+        place.done(&["mount", place.mnt().to_str().unwrap()]);
+        Some(place)
+    }
+
+    pub fn pool(&self) -> PathBuf {
+        self.dir.join("pool")
+    }
+
+    pub fn mnt(&self) -> PathBuf {
+        self.dir.join("mnt")
+    }
+
+    /// A file in the mount.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.mnt().join(name)
+    }
+
+    pub fn command(&self, arguments: &[&str]) -> Command {
+        let program = binaries().join("forebay");
+        assert!(program.is_file(), "{} is not built: run `cargo build --workspace` first", program.display());
+        let mut command = Command::new(program);
+        for name in ["FOREBAY_PREFIX", "FOREBAY_DISABLE", "LD_PRELOAD"] {
+            command.env_remove(name);
+        }
+        command.env("FOREBAY_POOL", self.pool()).args(arguments);
+        command
+    }
+
+    pub fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
+    }
+
+    /// Runs what must succeed; what it printed.
+    #[track_caller]
+    pub fn done(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        let words = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "forebay {arguments:?}: {words}");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Runs what must fail; what it said.
+    #[track_caller]
+    pub fn refused(&self, arguments: &[&str]) -> String {
+        let output = self.run(arguments);
+        assert!(!output.status.success(), "forebay {arguments:?} succeeded");
+        String::from_utf8_lossy(&output.stderr).into_owned()
+    }
+
+    /// A shell's line, in a program that sees the pool as /forebay.
+    #[track_caller]
+    pub fn preloaded(&self, line: &str) -> String {
+        self.done(&["run", "--quiet", "--", "sh", "-c", line])
+    }
+
+    pub fn status(&self) -> Value {
+        serde_json::from_str(&self.done(&["status", "--json"])).unwrap()
+    }
+
+    /// The number of a process, once there is one that is ready.
+    #[track_caller]
+    pub fn pid(&self, of: &str) -> i32 {
+        let end = Instant::now() + PATIENCE;
+        loop {
+            let status = self.status();
+            let mount = &status["mounts"][0];
+            let pid = match of {
+                "mount" if mount["state"] == "mounted" => mount["pid"].as_i64(),
+                "mount" => None,
+                other => status["pids"][other].as_i64(),
+            };
+            if let Some(pid) = pid {
+                return pid as i32;
+            }
+            assert!(Instant::now() < end, "no {of}: {status:#}");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    pub fn kill(&self, of: &str) {
+        kill(self.pid(of));
+    }
+
+    #[track_caller]
+    pub fn is_clean(&self) {
+        let report: Value = serde_json::from_str(&self.done(&["fsck", "--json"])).unwrap();
+        assert_eq!(report["clean"], true, "{report:#}");
+    }
+}
+
+pub fn kill(pid: i32) {
+    // SAFETY: a process of this test's pool, which is not reaped before its supervisor has noticed.
+    unsafe { libc::kill(pid, libc::SIGKILL) };
+}
+
+/// Tries again until it is so.
+#[track_caller]
+pub fn wait_for(what: &str, mut so: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !so() {
+        assert!(Instant::now() < end, "not in time: {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// True when the kernel's table has a mount there.
+pub fn is_mounted(at: &Path) -> bool {
+    forebay_mount::place::mounted_on(at).is_some()
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = self.command(&["down", "--force"]).output();
+        for at in [self.mnt(), self.pool().join("target")] {
+            if is_mounted(&at) {
+                let _ = Command::new("umount").arg("-l").arg(&at).output();
+            }
+        }
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}

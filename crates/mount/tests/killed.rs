@@ -1,0 +1,161 @@
+//! Processes killed while the mount serves: what docs/semantics.md says of each.
+
+mod common;
+
+use common::{is_mounted, kill, wait_for, Place};
+use std::fs;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+/// Makes, reads and removes files through the mount until told to stop, and counts; panics on the first error.
+fn load(place: &Place, thread: usize, stop: &AtomicBool, rounds: &AtomicU64) {
+    let dir = place.file(&format!("load{thread}"));
+    fs::create_dir_all(&dir).unwrap();
+    let mut i = 0u64;
+    while !stop.load(Ordering::Relaxed) {
+        let path = dir.join(format!("f{}", i % 50));
+        fs::write(&path, i.to_string()).unwrap_or_else(|e| panic!("write of round {i}: {e}"));
+        assert_eq!(fs::read_to_string(&path).unwrap(), i.to_string(), "round {i}");
+        if i % 3 == 0 {
+            fs::remove_file(&path).unwrap_or_else(|e| panic!("removal of round {i}: {e}"));
+            assert!(!path.exists(), "round {i}");
+        }
+        i += 1;
+        rounds.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn worker_killed_under_load_is_not_noticed() {
+    let Some(place) = Place::mounted() else { return };
+    let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for thread in 0..2 {
+            let (place, stop, rounds) = (&place, &stop, &rounds);
+            scope.spawn(move || load(place, thread, stop, rounds));
+        }
+        for _ in 0..8 {
+            let before = rounds.load(Ordering::Relaxed);
+            wait_for("the load goes on", || rounds.load(Ordering::Relaxed) > before + 20);
+            place.kill("worker");
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    assert!(place.status()["restarts"].as_u64() >= Some(8));
+    assert_eq!(place.status()["mounts"][0]["restarts"], 0, "the mount's process lives");
+    place.is_clean();
+}
+
+#[test]
+fn worker_killed_between_doors_loses_no_word() {
+    let Some(place) = Place::mounted() else { return };
+    // What the preloaded made, the mount sees, though workers die while they tell the kernel of it.
+    for round in 0..6 {
+        let _ = fs::metadata(place.file(&format!("r{round}"))); // the kernel believes that there is none
+        let worker = place.pid("worker");
+        let killer = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(15 + round * 3));
+            kill(worker);
+        });
+        place.preloaded(&format!("for i in 1 2 3 4 5 6 7 8; do echo $i > /forebay/r{round}; mv /forebay/r{round} /forebay/m; done; echo last > /forebay/r{round}"));
+        assert_eq!(fs::read_to_string(place.file(&format!("r{round}"))).unwrap(), "last\n");
+        assert_eq!(fs::read_to_string(place.file("m")).unwrap(), "8\n");
+        killer.join().unwrap();
+    }
+    place.is_clean();
+}
+
+#[test]
+fn mount_process_killed_is_mounted_again_and_open_files_get_enotconn() {
+    let Some(place) = Place::mounted() else { return };
+    fs::write(place.file("f"), "before").unwrap();
+    let mut file = fs::OpenOptions::new().read(true).write(true).open(place.file("f")).unwrap();
+    let dir = fs::File::open(place.mnt()).unwrap();
+    place.kill("mount");
+    wait_for("it is mounted again", || fs::read(place.file("f")).is_ok());
+    assert!(place.pid("mount") > 0);
+    // Data of a file that was open goes on: the kernel has the backing file. All else is another mount's.
+    file.seek(SeekFrom::Start(0)).unwrap();
+    let mut text = String::new();
+    file.read_to_string(&mut text).unwrap();
+    assert_eq!(text, "before");
+    file.write_all(b" and after").unwrap();
+    assert_eq!(fs::read_to_string(place.file("f")).unwrap(), "before and after");
+    let through = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&dir));
+    assert_eq!(fs::read_dir(through).unwrap_err().raw_os_error(), Some(libc::ENOTCONN));
+    assert_eq!(place.status()["mounts"][0]["restarts"], 1);
+    drop((file, dir));
+    place.is_clean();
+}
+
+#[test]
+fn mount_process_killed_under_load_loses_nothing_that_was_acknowledged() {
+    let Some(place) = Place::mounted() else { return };
+    let mut made = Vec::new();
+    for round in 0..3 {
+        let killer = {
+            let pid = place.pid("mount");
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(60));
+                kill(pid);
+            })
+        };
+        for i in 0..2000 {
+            let name = format!("k{round}-{i}");
+            match fs::write(place.file(&name), &name) {
+                Ok(()) => made.push(name),
+                Err(_) => break,
+            }
+        }
+        killer.join().unwrap();
+        wait_for("it is mounted again", || fs::metadata(place.mnt()).is_ok() && is_mounted(&place.mnt()));
+    }
+    let _ = place.pid("mount");
+    for name in &made {
+        assert_eq!(fs::read_to_string(place.file(name)).unwrap(), *name);
+    }
+    place.is_clean();
+}
+
+#[test]
+fn supervisor_killed_leaves_nothing_that_the_next_up_does_not_clear() {
+    let Some(place) = Place::mounted() else { return };
+    let (supervisor, mount) = (place.pid("supervisor"), place.pid("mount"));
+    kill(mount);
+    kill(supervisor);
+    wait_for("both are gone", || !std::path::Path::new(&format!("/proc/{supervisor}/exe")).exists());
+    let up = ["up", "--path", place.pool().to_str().unwrap(), "--mount", place.mnt().to_str().unwrap()]
+        .map(str::to_owned);
+    let up: Vec<&str> = up.iter().map(String::as_str).collect();
+    place.done(&up);
+    fs::write(place.file("a"), "x").unwrap();
+    assert_eq!(forebay_mount::place::mounts().iter().filter(|m| m.at == place.mnt()).count(), 1);
+}
+
+#[test]
+fn supervisor_killed_alone_takes_the_mount_along() {
+    let Some(place) = Place::mounted() else { return };
+    place.kill("supervisor");
+    wait_for("the mount is taken away", || !is_mounted(&place.mnt()));
+}
+
+#[test]
+fn preloaded_program_killed_harms_no_one_at_the_mount() {
+    let Some(place) = Place::mounted() else { return };
+    let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        scope.spawn(|| load(&place, 0, &stop, &rounds));
+        for _ in 0..4 {
+            let line = "mkdir -p /forebay/p; i=0; while :; do echo $i > /forebay/p/f; mv /forebay/p/f /forebay/p/g; i=$((i+1)); done";
+            let mut child = place.command(&["run", "--quiet", "--", "sh", "-c", line]).spawn().unwrap();
+            std::thread::sleep(Duration::from_millis(150));
+            let before = rounds.load(Ordering::Relaxed);
+            child.kill().unwrap();
+            child.wait().unwrap();
+            wait_for("the load goes on", || rounds.load(Ordering::Relaxed) > before + 10);
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    place.is_clean();
+}
