@@ -81,7 +81,7 @@ impl FileSystem {
     fn open_node(&self, ino: Ino, entry: Option<&Entry>, flags: i32) -> Result<Answer, Errno> {
         if let Some(entry) = entry.filter(|entry| !entry.layout.is_single()) {
             let file = self.pool.open_file(entry, writes(flags))?;
-            return Ok(Answer::requests(self.handles.add(Handle::Striped(file))));
+            return Ok(Answer::requests(self.handles.add(Handle::Striped(Box::new(file)))));
         }
         let opened = self.nodes.open(ino.0);
         if writes(flags) && self.nodes.note_writer(ino.0) && !self.in_memory {
@@ -321,9 +321,10 @@ impl FileSystem {
         let file = self.descriptor(rq.node, handle, false)?;
         let at = match file.single() {
             // The descriptor's own offset is moved too, and used by nobody.
-            // SAFETY: plain system call on a descriptor of ours.
             Some(file) => {
-                check(unsafe { libc::lseek(file.as_raw_fd(), offset as i64, whence as i32) })? as u64
+                // SAFETY: plain system call on a descriptor of ours.
+                let at = unsafe { libc::lseek(file.as_raw_fd(), offset as i64, whence as i32) };
+                check(at)? as u64
             }
             None => self.seek_striped(rq.node, offset, whence as i32)?,
         };

@@ -12,7 +12,7 @@ pub(crate) enum Handle {
     /// believes that to be.
     Single(OwnedFd),
     /// With several.
-    Striped(File),
+    Striped(Box<File>),
 }
 
 #[derive(Debug, Default)]

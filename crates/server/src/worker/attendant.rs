@@ -107,14 +107,21 @@ pub(super) struct Attending {
     announce: Sender<(u64, OwnedFd)>,
 }
 
+/// What a dead worker left.
+pub(super) struct Restored {
+    pub(super) attending: Attending,
+    pub(super) sessions: Vec<Session>,
+    /// The session that serves the pool's mount, and the device by which the kernel is told of changes.
+    pub(super) mount: Option<(u64, OwnedFd)>,
+}
+
 fn failed(what: &str) -> impl FnOnce(Errno) -> Error + '_ {
     move |e| Error::io(what, &e.into())
 }
 
 impl Attendant {
     /// Takes over what a dead worker left with the supervisor.
-    /// The mount that it told of changes comes along.
-    pub(super) fn restore(mut self) -> Result<(Attending, Vec<Session>, Option<(u64, OwnedFd)>)> {
+    pub(super) fn restore(mut self) -> Result<Restored> {
         let what = "cannot take over the clients of the last worker";
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed(what))?;
         let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).map_err(failed(what))?;
@@ -176,7 +183,7 @@ impl Attendant {
             newcomers,
             announce,
         };
-        Ok((attending, sessions, mount))
+        Ok(Restored { attending, sessions, mount })
     }
 }
 

@@ -49,7 +49,7 @@ use forebay_types::limits::{BOARD_BYTES_MAX, BOARD_BYTES_MIN, BOARD_FRACTION};
 use forebay_types::{Code, Error, NodeId, Result, Timestamp};
 
 use crate::setup::WorkerSetup;
-use attendant::Attendant;
+use attendant::{Attendant, Restored};
 use journal::Journal;
 use recorder::FlightRecorder;
 use shard_thread::{Message, ShardThread};
@@ -174,7 +174,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
         statistics,
         epoch,
     )?;
-    let (mut attendant, sessions, mount) = attendant.restore()?;
+    let Restored { attending: mut attendant, sessions, mount } = attendant.restore()?;
     if let Some((session, device)) = mount {
         shard_thread.resume_mount(session, device)?;
     }
