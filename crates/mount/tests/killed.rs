@@ -17,7 +17,7 @@ fn load(place: &Place, thread: usize, stop: &AtomicBool, rounds: &AtomicU64) {
         let path = dir.join(format!("f{}", i % 50));
         fs::write(&path, i.to_string()).unwrap_or_else(|e| panic!("write of round {i}: {e}"));
         assert_eq!(fs::read_to_string(&path).unwrap(), i.to_string(), "round {i}");
-        if i % 3 == 0 {
+        if i.is_multiple_of(3) {
             fs::remove_file(&path).unwrap_or_else(|e| panic!("removal of round {i}: {e}"));
             assert!(!path.exists(), "round {i}");
         }
