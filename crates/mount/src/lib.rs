@@ -16,6 +16,7 @@ mod attributes;
 mod belief;
 mod closing;
 mod company;
+mod crew;
 mod device;
 mod directories;
 mod errno;

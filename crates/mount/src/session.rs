@@ -1,7 +1,7 @@
 //! A FUSE connection being served: the agreement at its start, then threads that each read a request, serve it, and reply.
 //!
-//! Each thread has a descriptor of its own (`FUSE_DEV_IOC_CLONE`): a reply goes where its request came from. No thread
-//! waits for another; what may wait long, a lock, has a thread of its own. The threads end when the file system is
+//! Each thread has a descriptor of its own (`FUSE_DEV_IOC_CLONE`): a reply goes where its request came from. Which thread
+//! reads is the crew's business (`crew`); what may wait for ever, a lock, has a thread of its own. The threads end when the file system is
 //! unmounted or the connection aborted.
 
 use std::io;
@@ -14,6 +14,7 @@ use std::time::Instant;
 use forebay_types::{Code, Error, Result};
 
 use crate::company::{self, Rounds};
+use crate::crew::{Crew, Duty};
 use crate::device::Device;
 use crate::errno::Errno;
 use crate::files::TRANSFER_BYTES_MAX;
@@ -62,6 +63,7 @@ impl Session {
         fs.passes.store(agreement.data == DataPath::Passthrough, Ordering::Relaxed);
         let threads = threads.max(1);
         let (mut started, patience) = (Vec::new(), Arc::new(Patience::new()));
+        let crew = Arc::new(Crew::new(threads));
         let rounds = Arc::new(Rounds::new(threads));
         for number in 0..threads {
             let device = if number == 0 {
@@ -69,10 +71,23 @@ impl Session {
             } else {
                 Arc::new(fs.device.another().map_err(failed("cannot open the FUSE connection again"))?)
             };
-            let (fs, patience, rounds) = (Arc::clone(fs), Arc::clone(&patience), Arc::clone(&rounds));
+            let (fs, patience, rounds, crew) =
+                (Arc::clone(fs), Arc::clone(&patience), Arc::clone(&rounds), Arc::clone(&crew));
             let thread = std::thread::Builder::new()
                 .name(format!("fuse-{number}"))
-                .spawn(move || serve(&fs, &device, &patience, || rounds.turn(number)))
+                .spawn(move || {
+                    let (buffer, out) = (vec![0; REQUEST_BYTES_MAX], Body::new());
+                    let mut server = Server {
+                        fs: &fs,
+                        device: &device,
+                        patience: &patience,
+                        crew: &crew,
+                        buffer,
+                        out,
+                        waits: true,
+                    };
+                    server.run(&|| rounds.turn(number));
+                })
                 .map_err(failed("cannot start a thread"))?;
             started.push(thread);
         }
@@ -96,68 +111,131 @@ impl Session {
     }
 }
 
-/// Reads the next request: looks for it for as long as that pays, then sleeps.
-fn next(device: &Device, patience: &Patience, waits: &mut bool, buffer: &mut [u8]) -> io::Result<usize> {
-    let mut set = |wanted: bool| {
-        if *waits != wanted {
-            device.set_waiting(wanted);
-            *waits = wanted;
-        }
-    };
-    let found = patience.look(|| {
-        set(false);
-        match device.read(buffer) {
-            Err(e) if e.raw_os_error() == Some(libc::EAGAIN) => None,
-            result => Some(result),
-        }
-    });
-    if let Some(result) = found {
-        return result;
-    }
-    set(true);
-    let asleep = Instant::now();
-    let result = device.read(buffer);
-    patience.slept(asleep.elapsed());
-    result
+/// A thread's own: its descriptor, and room for requests and replies.
+struct Server<'a> {
+    fs: &'a Arc<FileSystem>,
+    device: &'a Arc<Device>,
+    patience: &'a Patience,
+    crew: &'a Crew,
+    buffer: Vec<u8>,
+    out: Body,
+    /// Reads wait for a request.
+    waits: bool,
 }
 
-/// Serves requests until the connection ends.
-fn serve(fs: &Arc<FileSystem>, device: &Arc<Device>, patience: &Patience, turn: impl Fn()) {
-    let mut buffer = vec![0; REQUEST_BYTES_MAX];
-    let mut out = Body::new();
-    let mut waits = true;
-    loop {
-        let n = match next(device, patience, &mut waits, &mut buffer) {
-            Ok(n) => n,
+/// The connection is over.
+struct Over;
+
+impl Server<'_> {
+    fn set_waiting(&mut self, waits: bool) {
+        if self.waits != waits {
+            self.device.set_waiting(waits);
+            self.waits = waits;
+        }
+    }
+
+    /// Reads once; none when there is no request, or one that was given up.
+    fn read(&mut self) -> std::result::Result<Option<usize>, Over> {
+        match self.device.read(&mut self.buffer) {
+            Ok(n) => Ok(Some(n)),
             Err(e) => match e.raw_os_error() {
-                Some(libc::EINTR | libc::EAGAIN | libc::ENOENT) => continue,
-                Some(libc::ENODEV) => return,
+                Some(libc::EINTR | libc::EAGAIN | libc::ENOENT) => Ok(None),
+                Some(libc::ENODEV) => Err(Over),
                 _ => {
                     tracing::error!("cannot read requests of the mount: {e}");
-                    return;
+                    Err(Over)
                 }
             },
-        };
-        let Ok(rq) = Request::parse(&buffer[..n]) else {
+        }
+    }
+
+    /// Looks for a request for as long as that pays; whether it was there at once comes along.
+    fn look(&mut self) -> std::result::Result<Option<(usize, bool)>, Over> {
+        self.set_waiting(false);
+        if let Some(n) = self.read()? {
+            return Ok(Some((n, true)));
+        }
+        let patience = self.patience;
+        match patience.look(|| self.read().transpose()) {
+            Some(found) => found.map(|n| Some((n, false))),
+            None => Ok(None),
+        }
+    }
+
+    /// Looks for a request, then sleeps for one.
+    fn wait(&mut self) -> std::result::Result<(usize, bool), Over> {
+        if let Some(found) = self.look()? {
+            return Ok(found);
+        }
+        self.set_waiting(true);
+        let asleep = Instant::now();
+        loop {
+            if let Some(n) = self.read()? {
+                self.patience.slept(asleep.elapsed());
+                return Ok((n, false));
+            }
+        }
+    }
+
+    /// Serves until the connection is over.
+    fn run(&mut self, turn: &impl Fn()) {
+        loop {
+            let done = match self.crew.duty() {
+                Duty::Over => return,
+                Duty::Sentinel(term) => self.stand(term, turn),
+                Duty::Helper => self.help(turn),
+            };
+            if let Err(Over) = done {
+                return self.crew.end();
+            }
+        }
+    }
+
+    fn stand(&mut self, term: u64, turn: &impl Fn()) -> std::result::Result<(), Over> {
+        self.crew.takes_over();
+        let mut at_once = 0;
+        while self.crew.is_sentinel(term) {
+            let (n, found_at_once) = self.wait()?;
+            at_once = if found_at_once { at_once + 1 } else { 0 };
+            self.crew.found_at_once(at_once);
+            self.crew.begins();
+            self.serve(n, turn);
+            self.crew.ends(term);
+        }
+        Ok(())
+    }
+
+    fn help(&mut self, turn: &impl Fn()) -> std::result::Result<(), Over> {
+        self.set_waiting(false);
+        while let Some(n) = self.read()? {
+            self.serve(n, turn);
+        }
+        self.crew.helped();
+        Ok(())
+    }
+
+    /// Serves the request in the first `n` bytes of the buffer.
+    fn serve(&mut self, n: usize, turn: &impl Fn()) {
+        let Ok(rq) = Request::parse(&self.buffer[..n]) else {
             tracing::error!("the kernel sent {n} bytes that are no request");
-            continue;
+            return;
         };
         turn();
-        out.clear();
+        self.out.clear();
         let outcome = match rq.opcode {
             op::SETLKW => {
-                let (device, unique) = (Arc::clone(device), rq.unique);
-                fs.setlkw(&rq, move |error| reply(&device, &mut Body::new(), unique, error))
+                let (device, unique) = (Arc::clone(self.device), rq.unique);
+                self.fs.setlkw(&rq, move |error| reply(&device, &mut Body::new(), unique, error))
             }
-            op::INTERRUPT => interrupt(fs, &rq),
-            _ => fs.serve(&rq, &mut out),
+            op::INTERRUPT => interrupt(self.fs, &rq),
+            _ => self.fs.serve(&rq, &mut self.out),
         };
         match outcome {
-            Ok(Outcome::Reply) => reply(device, &mut out, rq.unique, 0),
+            Ok(Outcome::Reply) => reply(self.device, &mut self.out, rq.unique, 0),
             Ok(Outcome::Silence) => {}
             Err(Errno(error)) => {
-                out.clear();
-                reply(device, &mut out, rq.unique, error);
+                self.out.clear();
+                reply(self.device, &mut self.out, rq.unique, error);
             }
         }
         turn();

@@ -6,8 +6,12 @@ use std::path::Path;
 use std::process::Command;
 
 /// Libraries that only these crates may use, so that doors know nothing of LMDB, nor libraries of command lines.
-const KEPT_TO: [(&str, &[&str]); 4] =
-    [("heed", &["meta"]), ("clap", &["cli"]), ("indicatif", &["cli"]), ("tracing-subscriber", &["server", "mount"])];
+const KEPT_TO: [(&str, &[&str]); 4] = [
+    ("heed", &["meta"]),
+    ("clap", &["cli"]),
+    ("indicatif", &["cli"]),
+    ("tracing-subscriber", &["server", "mount"]),
+];
 /// What every host program has in it: these use no library but libc.
 const IN_EVERY_HOST: [&str; 3] = ["client", "capi", "preload"];
 

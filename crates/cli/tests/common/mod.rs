@@ -30,6 +30,8 @@ pub fn forebay() -> &'static Path {
             "-p",
             "forebay-server",
             "-p",
+            "forebay-mount",
+            "-p",
             "forebay-preload",
             "-p",
             "forebay-capi",
