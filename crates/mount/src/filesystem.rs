@@ -175,7 +175,8 @@ impl FileSystem {
 
     /// How long the kernel may believe these attributes.
     pub(crate) fn attr_belief(&self, st: &libc::stat) -> protocol::Belief {
-        self.beliefs.attr(st, || self.nodes.may_be_stored_to(st.st_ino, self.in_memory))
+        // Writes through the mount the kernel knows of; stores through mappings move no times of a tmpfs.
+        self.beliefs.attr(st, || !self.in_memory && self.nodes.was_written(st.st_ino))
     }
 
     /// Serves one request.

@@ -157,15 +157,10 @@ impl Nodes {
         }
     }
 
-    /// True when stores may reach an inode of which the kernel's file system knows nothing: through what is open, or through
-    /// a mapping, which moves its times where the target is not `in_memory`.
-    pub(crate) fn may_be_stored_to(&self, ino: u64, in_memory: bool) -> bool {
-        let opened = match self.part(ino).get(&ino) {
-            Some(node) if node.written && !in_memory => return true,
-            Some(node) => node.opened.clone(),
-            None => None,
-        };
-        opened.is_some_and(|opened| opened.has_writers())
+    /// True when an inode was opened for writing: stores through a mapping may move its times, of which the kernel's file
+    /// system knows nothing, also after the last close.
+    pub(crate) fn was_written(&self, ino: u64) -> bool {
+        self.part(ino).get(&ino).is_some_and(|node| node.written)
     }
 
     /// The numbers of all inodes of which `which` is true.

@@ -156,11 +156,6 @@ impl Opened {
     pub(crate) fn writable(&self) -> Option<Arc<OwnedFd>> {
         self.inner().write.clone()
     }
-
-    /// True while somebody has it open for writing.
-    pub(crate) fn has_writers(&self) -> bool {
-        self.inner().writers > 0
-    }
 }
 
 impl Drop for Opened {

@@ -229,13 +229,10 @@ pub fn mount(at: &Path, source: &str, options: Options) -> Result<Device> {
     let what = || format!("cannot mount on {}", at.display());
     let device = match Device::open() {
         Ok(device) => device,
+        // The helper may where this user may not.
+        Err(e) if e.kind() == io::ErrorKind::PermissionDenied => return mount_by_helper(at, source, options),
         Err(e) => {
-            let cure = match e.raw_os_error() {
-                Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
-                    "load the kernel's module (`modprobe fuse`), or give the container /dev/fuse; `forebay run` needs no mount"
-                }
-                _ => "this user may not open it; `forebay run` needs no mount",
-            };
+            let cure = "load the kernel's module (`modprobe fuse`), or give the container /dev/fuse; `forebay run` needs no mount";
             return Err(Error::io(what(), &e).why(format!("/dev/fuse: {e}")).cure(cure));
         }
     };

@@ -61,16 +61,19 @@ impl Session {
     pub fn start(fs: &Arc<FileSystem>, threads: usize) -> Result<Session> {
         let agreement = agree(fs)?;
         fs.passes.store(agreement.data == DataPath::Passthrough, Ordering::Relaxed);
-        let threads = threads.max(1);
+        // The device's clones are opened like itself, which not everybody may to whom the helper gave a connection.
+        let clones: Vec<Device> = (1..threads).map_while(|_| fs.device.another().ok()).collect();
+        let threads = clones.len() + 1;
+        if threads == 1 {
+            tracing::info!(
+                "the mount is served by one thread, as the FUSE connection cannot be opened again"
+            );
+        }
+        let devices = std::iter::once(Arc::clone(&fs.device)).chain(clones.into_iter().map(Arc::new));
         let (mut started, patience) = (Vec::new(), Arc::new(Patience::new()));
         let crew = Arc::new(Crew::new(threads));
         let rounds = Arc::new(Rounds::new(threads));
-        for number in 0..threads {
-            let device = if number == 0 {
-                Arc::clone(&fs.device)
-            } else {
-                Arc::new(fs.device.another().map_err(failed("cannot open the FUSE connection again"))?)
-            };
+        for (number, device) in devices.enumerate() {
             let (fs, patience, rounds, crew) =
                 (Arc::clone(fs), Arc::clone(&patience), Arc::clone(&rounds), Arc::clone(&crew));
             let thread = std::thread::Builder::new()
