@@ -5,7 +5,7 @@ mod support;
 use std::process::Command;
 use support::{compile, succeeds, Pool, Scratch};
 
-const SECTIONS: [&str; 18] = [
+const SECTIONS: [&str; 24] = [
     "stdio",
     "directories",
     "walks",
@@ -24,6 +24,12 @@ const SECTIONS: [&str; 18] = [
     "lists",
     "questions",
     "trees",
+    "locks",
+    "closing",
+    "handlers",
+    "stopped",
+    "cancelled",
+    "children",
 ];
 
 #[test]
