@@ -85,6 +85,20 @@ impl Pool {
         self.dir.path().join("pool")
     }
 
+    /// The supervisor's process number.
+    pub fn supervisor(&self) -> i32 {
+        self.daemon.id() as i32
+    }
+
+    /// The worker's process number; none while it is replaced.
+    pub fn worker(&self) -> Option<i32> {
+        let mut status = Command::new(binary("forebay"));
+        let output = status.args(["status", "--json", "--pool"]).arg(self.path()).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let number = text.split("\"worker\": ").nth(1)?;
+        number.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+    }
+
     /// A command that runs with the door, in `/`.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = under_door(program, &self.path());
