@@ -79,7 +79,8 @@ impl Drop for Running {
 fn dies(first: i32) {
     let pool = Pool::start();
     let shells: Vec<_> = (0..2).map(|_| Running::start(pool.command("bash").args(["-c", SHELL]))).collect();
-    let pythons: Vec<_> = (0..2).map(|_| Running::start(pool.command("python3").args(["-c", PYTHON]))).collect();
+    let pythons: Vec<_> =
+        (0..2).map(|_| Running::start(pool.command("python3").args(["-c", PYTHON]))).collect();
     let worker = pool.worker().unwrap();
     // SAFETY: the processes of this test's own pool.
     unsafe {

@@ -36,7 +36,9 @@ impl Killer<'_> {
                     std::thread::sleep(STEP);
                 }
                 // It answers; so no request that was in progress at this crash will be at the next.
-                succeeds(self.pool.command("sh").args(["-c", "mkdir /forebay/probe && rmdir /forebay/probe"]));
+                succeeds(
+                    self.pool.command("sh").args(["-c", "mkdir /forebay/probe && rmdir /forebay/probe"]),
+                );
                 self.kills.fetch_add(1, Ordering::Relaxed);
             }
             state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -98,7 +100,11 @@ macro_rules! script {
 
 #[test]
 fn git_and_archives_finish_while_the_worker_is_killed() {
-    finish(&[(script!("history.sh", "git"), 1), (script!("archives.sh", "tar"), 2), (script!("copies.sh", "rsync"), 1)]);
+    finish(&[
+        (script!("history.sh", "git"), 1),
+        (script!("archives.sh", "tar"), 2),
+        (script!("copies.sh", "rsync"), 1),
+    ]);
 }
 
 #[test]

@@ -235,6 +235,20 @@ static void *until_cancelled(void *number)
     }
 }
 
+/* Is to be cancelled already when it makes its first call on the pool, which attaches the process. */
+static void *is_doomed(void *name)
+{
+    struct stat st;
+    DIR *dir;
+    pthread_cancel(pthread_self());
+    if (stat(name, &st) != 0 || mkdir("doomed", 0700) != 0 || rmdir("doomed") != 0)
+        return "stat";
+    if ((dir = opendir("listed")))
+        closedir(dir);
+    pthread_testcancel();
+    return "it goes on";
+}
+
 void test_cancelled(void)
 {
     enum { THREADS = 3, ROUNDS = 150 };
@@ -248,6 +262,14 @@ void test_cancelled(void)
     char name[32];
     for (int i = 0; i < 20; i++)
         put(named(name, "listed/entry", i), "");
+    for (int i = 0; i < 5; i++) {
+        pid_t pid = child();
+        if (pid == 0) {
+            int wrong = pthread_create(&threads[0], NULL, is_doomed, "there") || pthread_join(threads[0], &ended);
+            _exit(wrong || ended != PTHREAD_CANCELED || life("a", "b") != 0);
+        }
+        CHECK(exit_status(pid) == 0);
+    }
     int before = descriptors();
     for (int round = 0; round < ROUNDS; round++) {
         for (long i = 0; i < THREADS; i++)

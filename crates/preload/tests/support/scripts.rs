@@ -22,7 +22,8 @@ pub struct Outcome {
 const PYTHONS: [&str; 2] = ["python3", "/usr/bin/python3"];
 
 /// The tree of $1, without what is named by chance.
-const TREE: &str = "cd \"$1\" && find . ! -name '*.idx' ! -name '*.pack' ! -name '*.rev' -printf '%P %y %m %n %l\\n' | sort";
+const TREE: &str =
+    "cd \"$1\" && find . ! -name '*.idx' ! -name '*.pack' ! -name '*.rev' -printf '%P %y %m %n %l\\n' | sort";
 
 impl Script {
     /// What runs the script; none, and a line that says why, when something is not installed.
@@ -88,7 +89,11 @@ impl Script {
             let left = succeeds(pool.command("sh").args(["-c", TREE, "sh", &root]).env("LC_ALL", "C"));
             let said = found.into_inner().expect("the script was run");
             assert_eq!(said, expected.said, "{name} in the pool differs");
-            assert_eq!(left.replace(&root, "ROOT"), expected.left.replace(text, "ROOT"), "{name} leaves another tree");
+            assert_eq!(
+                left.replace(&root, "ROOT"),
+                expected.left.replace(text, "ROOT"),
+                "{name} leaves another tree"
+            );
         }
     }
 }
