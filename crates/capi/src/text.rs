@@ -64,7 +64,7 @@ pub extern "C" fn forebay_strerror(error: i32) -> *const c_char {
         libc::EFAULT => c"a pointer is bad",
         libc::EFBIG => c"the file is too large for the medium",
         libc::EROFS => c"read-only file system",
-        libc::ENODEV => c"no such device",
+        libc::ENXIO => c"no such device, or nobody at its other end",
         _ => c"unknown error",
     };
     words.as_ptr()

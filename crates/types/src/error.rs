@@ -75,7 +75,7 @@ pub enum Code {
     FileTooLarge = 33,
     /// Read-only file system.
     ReadOnly = 34,
-    /// No such device.
+    /// No such device, or nobody at the other end of a FIFO (ENXIO).
     NoDevice = 35,
 }
 
@@ -161,7 +161,7 @@ impl Code {
             Code::Fault => 14,
             Code::FileTooLarge => 27,
             Code::ReadOnly => 30,
-            Code::NoDevice => 19,
+            Code::NoDevice => 6,
         }
     }
 

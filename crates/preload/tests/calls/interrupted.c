@@ -91,6 +91,11 @@ static int descriptors(void)
     return count;
 }
 
+static void nothing(int number)
+{
+    (void)number;
+}
+
 static volatile sig_atomic_t handled, nested, went_wrong;
 
 static void lives(int number)
@@ -133,6 +138,24 @@ void test_handlers(void)
             fprintf(stderr, "interrupted.c:%d in the program, :%d in a handler\n", line, went_wrong);
         CHECK(line == 0 && went_wrong == 0 && handled >= 1000 && count >= 2);
     }
+    /* A wait for a FIFO's other end, and one that goes on behind a handler. */
+    struct sigaction ends = {.sa_handler = nothing}, goes_on = {.sa_handler = nothing, .sa_flags = SA_RESTART};
+    struct stat st;
+    CHECK(mkfifo("fifo", 0600) == 0 && sigaction(SIGALRM, &ends, NULL) == 0 && setitimer(ITIMER_REAL, &often, NULL) == 0);
+    FAILS(open("fifo", O_WRONLY), EINTR);
+    FAILS(open(under("fifo"), O_RDONLY), EINTR);
+    FAILS(open("fifo", O_WRONLY | O_NONBLOCK), ENXIO);
+    CHECK(sigaction(SIGALRM, &goes_on, NULL) == 0);
+    pid_t pid = child();
+    if (pid == 0) {
+        usleep(20000);
+        int fd = open("fifo", O_WRONLY | O_CREAT, 0600);
+        _exit(fd >= 0 && write(fd, "x", 1) == 1 ? 0 : 1);
+    }
+    int fd = open("fifo", O_RDONLY);
+    CHECK(fd >= 0 && fstat(fd, &st) == 0 && S_ISFIFO(st.st_mode) && (st.st_mode & 0777) == 0600);
+    CHECK(setitimer(ITIMER_REAL, &off, NULL) == 0 && read(fd, name, 1) == 1 && close(fd) == 0);
+    CHECK(exit_status(pid) == 0 && unlink("fifo") == 0);
     CHECK(entries(".") == 0);
 }
 
@@ -235,6 +258,13 @@ static void *until_cancelled(void *number)
     }
 }
 
+/* Waits for as long as nobody writes to a FIFO. */
+static void *at_fifo(void *name)
+{
+    open(name, O_RDONLY);
+    return "opened";
+}
+
 /* Is to be cancelled already when it makes its first call on the pool, which attaches the process. */
 static void *is_doomed(void *name)
 {
@@ -296,6 +326,13 @@ void test_cancelled(void)
         CHECK(pthread_cancel(many[i]) == 0);
     for (int i = 0; i < 80; i++)
         CHECK(pthread_join(many[i], &ended) == 0 && ended == PTHREAD_CANCELED);
+    CHECK(mkfifo("fifo", 0600) == 0);
+    for (int i = 0; i < 10; i++) {
+        CHECK(pthread_create(&threads[0], NULL, at_fifo, i % 2 ? "fifo" : (void *)under("fifo")) == 0);
+        usleep(i * 2000);
+        CHECK(pthread_cancel(threads[0]) == 0 && pthread_join(threads[0], &ended) == 0 && ended == PTHREAD_CANCELED);
+    }
+    CHECK(unlink("fifo") == 0);
     char other[32];
     for (int i = 0; i < 100; i++)
         CHECK(life(named(name, "after", i), named(other, "later", i)) == 0);
