@@ -5,7 +5,7 @@ mod support;
 use std::process::Command;
 use support::{compile, succeeds, Pool, Scratch};
 
-const SECTIONS: [&str; 24] = [
+const SECTIONS: [&str; 25] = [
     "stdio",
     "directories",
     "walks",
@@ -25,6 +25,7 @@ const SECTIONS: [&str; 24] = [
     "questions",
     "trees",
     "locks",
+    "directory locks",
     "closing",
     "handlers",
     "stopped",

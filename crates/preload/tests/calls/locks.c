@@ -1,6 +1,7 @@
 /* Locks that lock: flock, fcntl's record locks of processes and of open files, and lockf, as the kernel gives them. */
 #include "calls.h"
 #include <sys/file.h>
+#include <sys/syscall.h>
 
 /* Runs a condition in a child, which inherits all descriptors; true when it holds there. */
 #define IN_CHILD(condition)           \
@@ -331,13 +332,26 @@ void test_locks(void)
     alarm(0);
 }
 
-/* flock of a directory, by two opens of it. */
+/* flock of a directory, by two opens of it: it excludes, or it is refused; never does it seem to lock. */
 void test_directory_locks(void)
 {
     CHECK(mkdir("d", 0755) == 0);
-    int first = open("d", O_RDONLY | O_DIRECTORY), second = open("d", O_RDONLY | O_DIRECTORY);
-    CHECK(first >= 0 && second >= 0 && flock(first, LOCK_EX) == 0);
-    CHECK(REFUSED(flock(second, LOCK_EX | LOCK_NB)));
-    CHECK(IN_CHILD(flock(first, LOCK_EX | LOCK_NB) == 0));
-    CHECK(close(first) == 0 && flock(second, LOCK_EX | LOCK_NB) == 0 && close(second) == 0);
+    int first = open("d", O_RDONLY | O_DIRECTORY), second = open(under("d"), O_RDONLY | O_DIRECTORY);
+    CHECK(first >= 0 && second >= 0);
+    if (flock(first, LOCK_EX) == 0) {
+        CHECK(REFUSED(flock(second, LOCK_EX | LOCK_NB)));
+        CHECK(IN_CHILD(flock(first, LOCK_EX | LOCK_NB) == 0));
+        CHECK(close(first) == 0 && flock(second, LOCK_EX | LOCK_NB) == 0);
+    } else {
+        FAILS(flock(second, LOCK_SH | LOCK_NB), EOPNOTSUPP);
+        FAILS((int)syscall(SYS_flock, second, LOCK_EX), EOPNOTSUPP);
+        int same = dup(second);
+        FAILS(flock(same, LOCK_EX), EOPNOTSUPP);
+        CHECK(IN_CHILD(flock(second, LOCK_EX) == -1 && errno == EOPNOTSUPP));
+        CHECK(flock(second, LOCK_UN) == 0 && close(first) == 0 && close(same) == 0);
+        /* The number, when it is a file's. */
+        CHECK(dup2(opened("f"), first) == first && flock(first, LOCK_EX) == 0);
+        CHECK(REFUSED(flock_anew("f", LOCK_EX)));
+    }
+    CHECK(close(second) == 0);
 }
