@@ -77,5 +77,12 @@ void test_sockets(void);
 void test_signals(void);
 void test_threads(void);
 void test_descriptors(void);
+void test_locks(void);
+void test_directory_locks(void);
+void test_closing(void);
+void test_handlers(void);
+void test_stopped(void);
+void test_cancelled(void);
+void test_children(void);
 
 #endif
