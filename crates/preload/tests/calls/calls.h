@@ -54,6 +54,9 @@ const char *under(const char *name);
 /* Waits for a child: its exit status, or -1. */
 int exit_status(pid_t pid);
 
+/* fork: a child that does not outlive the program. */
+pid_t child(void);
+
 /* What programs.c does when the program starts itself. */
 int report(int argc, char **argv);
 

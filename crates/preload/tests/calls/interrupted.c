@@ -1,6 +1,5 @@
 /* Calls that are interrupted: by handlers that make calls themselves, by stops, by cancellation, by forks of others. */
 #include "calls.h"
-#include <sys/prctl.h>
 
 static unsigned dice(unsigned *state, unsigned below)
 {
@@ -8,20 +7,6 @@ static unsigned dice(unsigned *state, unsigned below)
     *state ^= *state >> 17;
     *state ^= *state << 5;
     return *state % below;
-}
-
-/* A child that does not outlive the program. */
-static pid_t child(void)
-{
-    fflush(NULL);
-    pid_t parent = getpid(), pid = fork();
-    CHECK(pid >= 0);
-    if (pid == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL);
-        if (getppid() != parent)
-            _exit(1);
-    }
-    return pid;
 }
 
 /* `front` and a number, without stdio, which handlers must not use. */

@@ -6,8 +6,7 @@
 /* Runs a condition in a child, which inherits all descriptors; true when it holds there. */
 #define IN_CHILD(condition)           \
     (__extension__({                  \
-        fflush(NULL);                 \
-        pid_t pid_ = fork();          \
+        pid_t pid_ = child();         \
         if (pid_ == 0)                \
             _exit((condition) ? 0 : 1); \
         exit_status(pid_) == 0;       \
@@ -94,7 +93,7 @@ static void whole_files(void)
     CHECK(pipe(go) == 0);
     first = opened("f");
     CHECK(flock(first, LOCK_EX) == 0);
-    pid_t pid = fork();
+    pid_t pid = child();
     if (pid == 0) {
         close(go[1]);
         told(go[0]);
@@ -168,7 +167,7 @@ static void records(void)
     /* They go with the process, however it ends. */
     int holds_it[2];
     CHECK(pipe(holds_it) == 0);
-    pid_t pid = fork();
+    pid_t pid = child();
     if (pid == 0) {
         record(fd, F_SETLK, F_WRLCK, 0, 0);
         tell(holds_it[1]);
@@ -191,7 +190,7 @@ static void waits(void)
     CHECK(pipe(ready) == 0);
     /* Each of two has what the other wants: one of them is told, and with its lock given back the other goes on. */
     CHECK(record(fd, F_SETLK, F_WRLCK, 0, 1) == 0);
-    pid_t pid = fork();
+    pid_t pid = child();
     if (pid == 0) {
         record(fd, F_SETLK, F_WRLCK, 1, 1);
         tell(ready[1]);
@@ -210,7 +209,7 @@ static void waits(void)
     FAILS(flock(other, LOCK_EX), EINTR);
     CHECK(setitimer(ITIMER_REAL, &off, NULL) == 0 && flock(fd, LOCK_UN) == 0);
     CHECK(close(other) == 0);
-    pid = fork();
+    pid = child();
     if (pid == 0) {
         record(fd, F_SETLK, F_WRLCK, 0, 0);
         tell(ready[1]);
@@ -263,7 +262,7 @@ static void over_exec(void)
             int input[2], running[2];
             CHECK(pipe(input) == 0 && pipe2(running, O_CLOEXEC) == 0);
             put("x", "");
-            pid_t pid = fork();
+            pid_t pid = child();
             if (pid == 0) {
                 dup2(input[0], 0);
                 close(input[0]);
@@ -294,7 +293,7 @@ static void counters(int kind)
     put("number", "0");
     pid_t pids[COUNTERS];
     for (int i = 0; i < COUNTERS; i++)
-        if ((pids[i] = fork()) == 0) {
+        if ((pids[i] = child()) == 0) {
             for (int n = 0; n < COUNTS; n++) {
                 char text[32] = "";
                 int fd = open("number", O_RDWR);

@@ -1,5 +1,6 @@
 /* The program: its sections, and what they share. */
 #include "calls.h"
+#include <sys/prctl.h>
 
 const char *root;
 int failures;
@@ -44,6 +45,19 @@ int exit_status(pid_t pid)
     if (pid <= 0 || waitpid(pid, &status, 0) != pid || !WIFEXITED(status))
         return -1;
     return WEXITSTATUS(status);
+}
+
+pid_t child(void)
+{
+    fflush(NULL);
+    pid_t parent = getpid(), pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent)
+            _exit(1);
+    }
+    return pid;
 }
 
 int main(int argc, char **argv)
