@@ -29,4 +29,4 @@ R
 said() { grep -E '^ +(Compiling|Finished|Fresh|Dirty|Running)|^error|^warning' | sed 's/ in .*//; s/ (.*//; s/`.*//' | sort; }
 cargo build --offline 2>&1 | said; target/debug/program; (cd program && cargo run -q --offline); cargo build --offline 2>&1 | said; echo '// more' >> program/src/main.rs; cargo build --offline 2>&1 | said; cargo test -q --offline -p program 2>&1 | grep -c 'test result: ok. 1 passed'; cat program/tested
 sed -i 's/whisper/murmur/' program/src/main.rs; cargo run -q --offline -p program; cargo check --offline -p shout 2>&1 | said; echo 'fn main() { nothing() }' > program/src/main.rs; cargo build --offline 2>&1 | grep -c '^error'; cargo metadata --offline --no-deps --format-version 1 | grep -o '"name":"program"' | head -1
-rustc --edition 2021 -O -o alone - <<< 'fn main() { println!("alone"); }' && ./alone; cargo clean --offline 2> /dev/null; ls -A; rm -rf target types Cargo.lock
+rustc --edition 2021 -O -o alone - <<< 'fn main() { println!("alone at {}", std::env::current_exe().unwrap().display()); }' && ./alone; cargo clean --offline 2> /dev/null; ls -A; rm -rf target types Cargo.lock
