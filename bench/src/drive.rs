@@ -72,7 +72,8 @@ impl Orders {
 }
 
 pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
-    let (what, rest) = arguments.split_first().ok_or("drive meta, data, calls, times or age?")?;
+    let (what, rest) =
+        arguments.split_first().ok_or("drive meta, data, calls, names, mapped, times or age?")?;
     if let ("times", [count, command @ ..]) = (what.as_str(), rest) {
         println!("{}", crate::cost::drive_times(count, command)?);
         return Ok(());
@@ -85,6 +86,8 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
         "data" => named(crate::data::drive(&orders)?),
         "age" => named(age(&orders)?),
         "calls" => crate::cost::drive(&orders)?,
+        "names" => named(crate::mount::drive_names(&orders)?),
+        "mapped" => named(crate::mount::drive_mapped(&orders)?),
         other => return Err(format!("there is no drive {other}")),
     };
     let object: serde_json::Map<String, serde_json::Value> =

@@ -114,7 +114,7 @@ fn work(gate: &mut Gate, orders: &Orders, directories: usize, listed: usize) -> 
     Ok(())
 }
 
-fn stat(path: &CString) -> Result<(), String> {
+pub(crate) fn stat(path: &CString) -> Result<(), String> {
     if is_there(path) {
         return Ok(());
     }

@@ -3,7 +3,7 @@
 use crate::drive::Orders;
 use crate::report::{Table, Target};
 use crate::systems::{Pool, System};
-use crate::{cost, data, machine, meta, stage, tools};
+use crate::{cost, data, machine, meta, mount, stage, tools};
 use std::path::PathBuf;
 
 /// Repetitions of every measurement.
@@ -17,9 +17,9 @@ pub(crate) struct Sizes {
     /// Repetitions.
     pub(crate) repetitions: usize,
     /// Files of each process in metadata measurements.
-    files: usize,
+    pub(crate) files: usize,
     /// Bytes of all processes in data measurements.
-    bytes: usize,
+    pub(crate) bytes: usize,
     /// Small files that are staged.
     pub(crate) staged_files: usize,
     /// Bytes of the large file that is staged.
@@ -75,10 +75,10 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
             "--results" => results = Some(value()?),
             "--disk" => disk = value()?,
             "--quick" => quick = true,
-            "meta" | "data" | "stage" | "cost" | "tools" => sections.push(argument.as_str()),
+            "meta" | "data" | "stage" | "cost" | "mount" | "tools" => sections.push(argument.as_str()),
             other => {
                 return Err(format!(
-                    "there is no section or option {other}; the sections are meta, data, stage, cost, tools"
+                    "there is no section or option {other}; the sections are meta, data, stage, cost, mount, tools"
                 ))
             }
         }
@@ -86,7 +86,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
     let binaries = binaries.ok_or("--binaries DIR is needed")?;
     let results = results.ok_or("--results DIR is needed")?;
     if sections.is_empty() {
-        sections = vec!["meta", "data", "stage", "cost"];
+        sections = vec!["meta", "data", "stage", "cost", "mount"];
     }
     if !sections.contains(&"tools") && tools::there() {
         sections.push("tools");
@@ -102,7 +102,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
 
     let pool = Pool::up(&binaries, sizes.capacity_bytes)?;
     let systems = System::all(&pool, &disk)?;
-    if sections != ["cost"] {
+    if sections.iter().any(|s| !matches!(*s, "cost")) {
         age(&systems, &sizes)?;
     }
     let mut tables = Vec::new();
@@ -119,6 +119,9 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
                 stage::measure(&pool, &disk, &sizes)?.into_iter().for_each(|table| show(table, &mut tables))
             }
             "cost" => cost::measure(&systems, sizes.repetitions)?
+                .into_iter()
+                .for_each(|table| show(table, &mut tables)),
+            "mount" => mount::measure(&pool, &systems[1].root, &sizes)?
                 .into_iter()
                 .for_each(|table| show(table, &mut tables)),
             _ => tools::measure(&systems)?,
@@ -160,7 +163,7 @@ pub(crate) fn orders() -> Orders {
 }
 
 /// The systems' numbers, begun by another one in each repetition.
-fn turns(systems: &[System<'_>], repetition: usize) -> impl Iterator<Item = usize> {
+pub(crate) fn turns(systems: &[System<'_>], repetition: usize) -> impl Iterator<Item = usize> {
     let count = systems.len();
     (0..count).map(move |i| (i + repetition) % count)
 }

@@ -24,6 +24,11 @@ impl Pool {
         Ok(pool)
     }
 
+    /// Where the pool's target is mounted, if it is mounted.
+    pub(crate) fn target(&self) -> PathBuf {
+        self.directory.join("target")
+    }
+
     fn forebay(&self) -> Command {
         let mut command = Command::new(self.binaries.join("forebay"));
         command.env_remove("FOREBAY_POOL");
@@ -87,6 +92,13 @@ impl<'a> System<'a> {
             said(system.command("mkdir").arg(&system.root))?;
         }
         Ok(systems)
+    }
+
+    /// A new directory in a directory that every program sees.
+    pub(crate) fn at(name: &str, directory: &Path) -> Result<System<'static>, String> {
+        let root = directory.join(format!("{}-{}", name.replace([' ', ','], ""), std::process::id()));
+        std::fs::create_dir(&root).map_err(|e| format!("{}: {e}", root.display()))?;
+        Ok(System { name: name.into(), root, pool: None, is_disk: false })
     }
 
     /// A command that sees this system.

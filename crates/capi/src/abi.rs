@@ -73,7 +73,8 @@ pub struct Door {
         room: usize,
         pool: *mut Pool,
     ) -> i64,
-    /// Opens as open(2) does; `mode` has the umask applied. The descriptor.
+    /// Opens as open(2) does; `mode` has the umask applied. The descriptor; where it would wait for a FIFO's other end,
+    /// ESCAPED and the path of its backing file.
     pub open: unsafe extern "C" fn(Pool, Place, flags: i32, mode: u32, escape: *mut u8) -> i64,
     /// stat(2), lstat(2).
     pub stat: unsafe extern "C" fn(Pool, Place, follow: i32, *mut libc::stat, escape: *mut u8) -> i64,

@@ -129,7 +129,12 @@ unsafe extern "C" fn attach(
 
 unsafe extern "C" fn open(pool: Handle, at: Place, flags: i32, mode: u32, escape: *mut u8) -> i64 {
     // SAFETY: see above.
-    unsafe { on_walk(pool, escape, |pool, escape| pool.open(place(at), flags, mode, escape).map(i64::from)) }
+    unsafe {
+        on_walk(pool, escape, |pool, escape| {
+            // A wait for a FIFO's other end is no part of the library: signals end it, and threads are cancelled in it.
+            pool.open_unwaiting(place(at), flags, mode, escape).map(i64::from)
+        })
+    }
 }
 
 unsafe extern "C" fn stat(

@@ -5,9 +5,12 @@
 //! classified again, at a cost, and while the pool is being attached they would turn in a circle. So the linker is told
 //! to resolve these names, within this library, to the definitions below (`--wrap`, build.rs), which ask the kernel and
 //! are hidden outside. `tests/exports.rs` sees to it that no interposed name is left undefined.
+//!
+//! Calls at which libc would cancel a thread are here too, whether interposed or not: a cancelled thread unwinds, and a
+//! call on the pool is no place to do so. The thread is cancelled at the program's own next call that allows it.
 
 use std::arch::{asm, global_asm};
-use std::os::raw::{c_char, c_int, c_uint};
+use std::os::raw::{c_char, c_int, c_uint, c_void};
 
 /// Makes a system call with up to five arguments; the kernel's answer.
 ///
@@ -105,6 +108,16 @@ macro_rules! wrap {
     )*};
 }
 
+/// usleep(3)
+unsafe fn pause(us: c_uint) -> isize {
+    let time = libc::timespec {
+        tv_sec: libc::time_t::from(us / 1_000_000),
+        tv_nsec: libc::c_long::from(us % 1_000_000) * 1000,
+    };
+    // SAFETY: the time is readable.
+    unsafe { call(libc::SYS_nanosleep, &raw const time as usize, 0, 0, 0, 0) }
+}
+
 const HERE: usize = libc::AT_FDCWD as usize;
 
 // build.rs reads these names.
@@ -149,8 +162,6 @@ wrap! {
         call(libc::SYS_linkat, from_at as usize, from as usize, to_at as usize, to as usize, flags as usize);
     "fchmodat" = fn fchmodat(at: c_int, path: *const c_char, mode: libc::mode_t, _flags: c_int) -> c_int =
         call(libc::SYS_fchmodat, at as usize, path as usize, mode as usize, 0, 0);
-    "connect" = fn connect(fd: c_int, address: *const libc::sockaddr, bytes: libc::socklen_t) -> c_int =
-        call(libc::SYS_connect, fd as usize, address as usize, bytes as usize, 0, 0);
     "fchmod" = fn fchmod(fd: c_int, mode: libc::mode_t) -> c_int =
         call(libc::SYS_fchmod, fd as usize, mode as usize, 0, 0, 0);
     "readlink" = fn readlink(path: *const c_char, out: *mut c_char, room: usize) -> isize =
@@ -166,4 +177,17 @@ wrap! {
         call(libc::SYS_utimensat, at as usize, path as usize, times as usize, flags as usize, 0);
     "futimens" = fn futimens(fd: c_int, times: *const libc::timespec) -> c_int =
         call(libc::SYS_utimensat, fd as usize, 0, times as usize, 0, 0);
+    "close" = fn close(fd: c_int) -> c_int =
+        call(libc::SYS_close, fd as usize, 0, 0, 0, 0);
+    "connect" = fn connect(fd: c_int, address: *const libc::sockaddr, bytes: libc::socklen_t) -> c_int =
+        call(libc::SYS_connect, fd as usize, address as usize, bytes as usize, 0, 0);
+    "sendmsg" = fn sendmsg(fd: c_int, message: *const libc::msghdr, flags: c_int) -> isize =
+        call(libc::SYS_sendmsg, fd as usize, message as usize, flags as usize, 0, 0);
+    "recvmsg" = fn recvmsg(fd: c_int, message: *mut libc::msghdr, flags: c_int) -> isize =
+        call(libc::SYS_recvmsg, fd as usize, message as usize, flags as usize, 0, 0);
+    "send" = fn send(fd: c_int, bytes: *const c_void, length: usize, flags: c_int) -> isize =
+        call_of_six(libc::SYS_sendto, fd as usize, bytes as usize, length, flags as usize, 0, 0);
+    "recv" = fn recv(fd: c_int, bytes: *mut c_void, length: usize, flags: c_int) -> isize =
+        call_of_six(libc::SYS_recvfrom, fd as usize, bytes as usize, length, flags as usize, 0, 0);
+    "usleep" = fn usleep(us: c_uint) -> c_int = pause(us);
 }

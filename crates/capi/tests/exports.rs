@@ -66,3 +66,31 @@ fn own_calls_are_not_interposed() {
         .collect();
     assert!(caught.is_empty(), "add to src/kernel.rs, or the preload library answers them: {caught:?}");
 }
+
+/// Functions at which libc cancels a thread. It reads and writes files itself only while a panic prints its backtrace.
+const CANCELS: [&str; 14] = [
+    "accept",
+    "accept4",
+    "close",
+    "connect",
+    "nanosleep",
+    "poll",
+    "pread",
+    "pwrite",
+    "recv",
+    "recvmsg",
+    "send",
+    "sendmsg",
+    "sleep",
+    "usleep",
+];
+
+#[test]
+fn own_calls_cancel_no_thread() {
+    let undefined = symbols("--undefined-only");
+    let found: Vec<_> = CANCELS.iter().filter(|name| undefined.contains(**name)).collect();
+    assert!(
+        found.is_empty(),
+        "add to src/kernel.rs, or a thread that is cancelled there ends the program: {found:?}"
+    );
+}

@@ -116,6 +116,11 @@ impl Pool {
         if !is_whole && entry.attr.kind() != Kind::Socket {
             return Err(Code::NotSupported);
         }
+        self.path_of_backing(ino, path)
+    }
+
+    /// The same without asking what the inode is.
+    pub(crate) fn path_of_backing(&self, ino: Ino, path: &mut PathBuffer) -> Result<(), Code> {
         let mut digits = [0; 10];
         let (mut at, mut rest) = (digits.len(), self.attached()?.target() as u32);
         while rest > 0 || at == digits.len() {

@@ -54,6 +54,12 @@ fn wanted(flags: i32) -> u32 {
     access | if flags & libc::O_TRUNC != 0 { WRITE } else { 0 }
 }
 
+/// True when opening with `flags` may wait for somebody at the other end.
+fn waits_for_other_end(entry: &Entry, flags: i32) -> bool {
+    let never = libc::O_NONBLOCK | libc::O_PATH | libc::O_DIRECTORY;
+    entry.attr.kind() == Kind::Fifo && flags & never == 0
+}
+
 fn close(fd: RawFd) {
     // By number: libc's close is a point at which a thread may be cancelled.
     // SAFETY: the descriptor is ours and nobody else knows it yet.
@@ -143,6 +149,29 @@ impl Pool {
     /// `mode` has the umask applied. All of O_CREAT, O_EXCL, O_TRUNC, O_APPEND, O_CLOEXEC, O_NOFOLLOW, O_DIRECTORY,
     /// O_TMPFILE and O_PATH mean what they do on a local file system.
     pub fn open(&self, place: Place<'_>, flags: i32, mode: u32, escape: &mut PathBuffer) -> Door<RawFd> {
+        self.open_with(place, flags, mode, escape, true)
+    }
+
+    /// [`Pool::open`] for a caller that repeats opens on the kernel's paths: where opening a FIFO would wait for somebody at
+    /// its other end, it is [`Fail::Escape`] with the backing file's path, so that the wait is the caller's.
+    pub fn open_unwaiting(
+        &self,
+        place: Place<'_>,
+        flags: i32,
+        mode: u32,
+        escape: &mut PathBuffer,
+    ) -> Door<RawFd> {
+        self.open_with(place, flags, mode, escape, false)
+    }
+
+    fn open_with(
+        &self,
+        place: Place<'_>,
+        flags: i32,
+        mode: u32,
+        escape: &mut PathBuffer,
+        waits: bool,
+    ) -> Door<RawFd> {
         if flags & libc::O_TMPFILE == libc::O_TMPFILE {
             return self.open_temporary(place, flags, mode, escape);
         }
@@ -176,6 +205,12 @@ impl Pool {
                     };
                 }
                 Target::Found(found) => match self.get_attr(found.ino) {
+                    Ok(entry) if !waits && waits_for_other_end(&entry, flags) => {
+                        match self.lead_to_fifo(&entry, flags, escape) {
+                            Ok(()) => return Err(Fail::Escape),
+                            Err(code) => Err(code),
+                        }
+                    }
                     Ok(entry) => self.open_entry(&entry, flags),
                     Err(Code::NotFound) => Err(Code::Stale),
                     Err(code) => Err(code),
@@ -335,6 +370,15 @@ impl Pool {
             }
             _ => self.open_backing(entry, flags),
         }
+    }
+
+    /// The path of a FIFO's backing file, which is there.
+    fn lead_to_fifo(&self, entry: &Entry, flags: i32, path: &mut PathBuffer) -> Result<(), Code> {
+        close(self.open_entry(entry, flags & libc::O_ACCMODE | libc::O_NONBLOCK | libc::O_PATH)?);
+        if !permits((entry.attr.mode, entry.attr.uid, entry.attr.gid), wanted(flags), false) {
+            return Err(Code::AccessDenied);
+        }
+        self.path_of_backing(entry.attr.ino, path)
     }
 
     fn truncate_opened(&self, entry: &Entry, fd: RawFd, flags: i32) -> Result<(), Code> {

@@ -33,7 +33,7 @@ pub(crate) unsafe fn crossing(dirfd: c_int, path: *const c_char, follow: bool, o
     let at = prefix.iter().rposition(|b| *b == b'/').unwrap_or(0);
     let last = &prefix[at + 1..];
     // SAFETY: a C string.
-    let asks = path::contains(text, last) || unsafe { meets_link(dirfd, path, follow) };
+    let asks = path::has_component(text, last) || unsafe { meets_link(dirfd, path, follow) };
     if !asks || text.is_empty() || !out.set(&[text]) {
         return false;
     }

@@ -109,6 +109,30 @@ fn borrowed() -> Option<Pool> {
     Some(Pool { door: unsafe { &*DOOR.load(Ordering::Relaxed) }, handle })
 }
 
+/// Passes on what the pool answered; says it once on standard error when that is EIO, which is what is left of a pool
+/// whose daemon is gone.
+#[inline]
+pub(crate) fn heard(answer: i64) -> i64 {
+    if answer == -i64::from(libc::EIO) {
+        complain_of_pool();
+    }
+    answer
+}
+
+#[cold]
+fn complain_of_pool() {
+    if !COMPLAINED.swap(true, Ordering::Relaxed) {
+        let dir = settings::pool_c().to_bytes();
+        settings::complain(&[
+            b"forebay: calls on the pool at ",
+            dir,
+            b" fail: its daemon does not answer; `forebay status --pool ",
+            dir,
+            b"` says more\n",
+        ]);
+    }
+}
+
 fn now_ms() -> i64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the time is writable.

@@ -35,6 +35,7 @@ mod door;
 mod dynamic;
 mod exec;
 mod glob;
+mod lock;
 mod magic;
 mod names;
 mod open;

@@ -61,6 +61,11 @@ pub(crate) fn contains(haystack: &[u8], needle: &[u8]) -> bool {
     haystack.windows(needle.len().max(1)).any(|w| w == needle)
 }
 
+/// True when one of the path's components is this one.
+pub(crate) fn has_component(path: &[u8], component: &[u8]) -> bool {
+    path.split(|b| *b == b'/').any(|name| name == component)
+}
+
 /// The rest of `path` behind `prefix`, when it lies at or under it: empty, or starting with a slash.
 pub(crate) fn below<'a>(path: &'a [u8], prefix: &[u8]) -> Option<&'a [u8]> {
     let rest = path.strip_prefix(prefix)?;
@@ -83,6 +88,22 @@ pub(crate) fn digits(number: i32, out: &mut [u8; 12]) -> &[u8] {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn has_component_wants_a_whole_one() {
+        for (path, expected) in [
+            ("/forebay", true),
+            ("forebay", true),
+            ("/a/forebay/b", true),
+            ("//forebay//", true),
+            ("/forebays/x/forebay", true),
+            ("/x-forebay/forebay-y/forebayforebay", false),
+            ("/a/b", false),
+            ("", false),
+        ] {
+            assert_eq!(has_component(path.as_bytes(), b"forebay"), expected, "{path}");
+        }
+    }
 
     #[test]
     fn below_of_a_longer_name_is_none() {

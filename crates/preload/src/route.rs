@@ -5,7 +5,7 @@ use std::os::raw::{c_char, c_int};
 use crate::abi::{Place, ESCAPED};
 use crate::classify::{classify, may_lead_to_pool, Leads};
 use crate::crossing::crossing;
-use crate::door::Pool;
+use crate::door::{heard, Pool};
 use crate::interpose::guard;
 use crate::path::Buffer;
 
@@ -73,7 +73,7 @@ unsafe fn walk(
                     Leads::Nowhere(errno) => Ok(Some(errno)),
                     Leads::Pool(door, place) => match pool(door, place, there.first()) {
                         ESCAPED => Ok(None),
-                        result => Ok(Some(result as isize)),
+                        result => Ok(Some(heard(result) as isize)),
                     },
                 }),
             }
@@ -138,7 +138,7 @@ pub(crate) unsafe fn on_two_paths(
                 (Ok(Side::Pool(door, from)), Ok(Side::Pool(_, to))) => {
                     match pool(door, from, to, escape.first()) {
                         ESCAPED => -(libc::EXDEV as isize),
-                        result => result as isize,
+                        result => heard(result) as isize,
                     }
                 }
                 _ => -(libc::EXDEV as isize),

@@ -5,7 +5,7 @@ mod support;
 use std::process::Command;
 use support::{compile, succeeds, Pool, Scratch};
 
-const SECTIONS: [&str; 20] = [
+const SECTIONS: [&str; 27] = [
     "stdio",
     "directories",
     "walks",
@@ -26,6 +26,13 @@ const SECTIONS: [&str; 20] = [
     "trees",
     "magic",
     "sockets",
+    "locks",
+    "directory locks",
+    "closing",
+    "handlers",
+    "stopped",
+    "cancelled",
+    "children",
 ];
 
 #[test]

@@ -54,6 +54,9 @@ const char *under(const char *name);
 /* Waits for a child: its exit status, or -1. */
 int exit_status(pid_t pid);
 
+/* fork: a child that does not outlive the program. */
+pid_t child(void);
+
 /* What programs.c does when the program starts itself. */
 int report(int argc, char **argv);
 
@@ -77,5 +80,12 @@ void test_sockets(void);
 void test_signals(void);
 void test_threads(void);
 void test_descriptors(void);
+void test_locks(void);
+void test_directory_locks(void);
+void test_closing(void);
+void test_handlers(void);
+void test_stopped(void);
+void test_cancelled(void);
+void test_children(void);
 
 #endif

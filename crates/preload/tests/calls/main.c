@@ -1,5 +1,6 @@
 /* The program: its sections, and what they share. */
 #include "calls.h"
+#include <sys/prctl.h>
 
 const char *root;
 int failures;
@@ -46,6 +47,19 @@ int exit_status(pid_t pid)
     return WEXITSTATUS(status);
 }
 
+pid_t child(void)
+{
+    fflush(NULL);
+    pid_t parent = getpid(), pid = fork();
+    CHECK(pid >= 0);
+    if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent)
+            _exit(1);
+    }
+    return pid;
+}
+
 int main(int argc, char **argv)
 {
     static const struct {
@@ -57,8 +71,11 @@ int main(int argc, char **argv)
         {"xattrs", test_xattrs},         {"names", test_names},             {"exec", test_exec},
         {"signals", test_signals},       {"threads", test_threads},         {"descriptors", test_descriptors},
         {"fifos", test_fifos},           {"numbers", test_numbers},         {"objects", test_objects},
-        {"lists", test_lists},           {"questions", test_questions},     {"trees", test_trees},             {"magic", test_magic},
-        {"sockets", test_sockets},
+        {"lists", test_lists},           {"questions", test_questions},     {"trees", test_trees},
+        {"magic", test_magic},           {"sockets", test_sockets},
+        {"locks", test_locks},           {"directory locks", test_directory_locks},
+        {"closing", test_closing},       {"handlers", test_handlers},       {"stopped", test_stopped},
+        {"cancelled", test_cancelled},   {"children", test_children},
     };
     if (argc >= 2 && strcmp(argv[1], "report") == 0)
         return report(argc, argv);

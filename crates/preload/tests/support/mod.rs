@@ -3,6 +3,8 @@
 
 #![allow(dead_code, unreachable_pub)]
 
+pub mod scripts;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -81,6 +83,20 @@ impl Pool {
     /// The pool's directory.
     pub fn path(&self) -> PathBuf {
         self.dir.path().join("pool")
+    }
+
+    /// The supervisor's process number.
+    pub fn supervisor(&self) -> i32 {
+        self.daemon.id() as i32
+    }
+
+    /// The worker's process number; none while it is replaced.
+    pub fn worker(&self) -> Option<i32> {
+        let mut status = Command::new(binary("forebay"));
+        let output = status.args(["status", "--json", "--pool"]).arg(self.path()).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let number = text.split("\"worker\": ").nth(1)?;
+        number.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
     }
 
     /// A command that runs with the door, in `/`.

@@ -1,0 +1,267 @@
+//! The mount beside the medium that is under it and beside bindfs over tmpfs, a FUSE file system that passes on what it
+//! is asked.
+
+use crate::drive::{c_path, check, close, create, Orders};
+use crate::gate::Gate;
+use crate::report::{Table, Target};
+use crate::systems::{said, Pool, System};
+use std::ffi::CString;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Instant;
+
+const KIB: usize = 1 << 10;
+const MIB: usize = 1 << 20;
+/// Phases of the driver for names.
+const NAMES: [&str; 4] = ["create", "cold stat", "warm stat", "unlink"];
+/// Phases of the driver for mapped files.
+const MAPPED: [&str; 2] = ["mapped write", "mapped read"];
+/// Tells the kernel to drop the entries and inodes that it caches.
+const DROP_CACHES: &str = "/proc/sys/vm/drop_caches";
+
+const MOUNT: &str = "mount";
+const REQUESTS: &str = "mount, by requests";
+const MEDIUM: &str = "medium";
+const BINDFS: &str = "bindfs";
+
+/// A file system that was mounted for the measurement. Unmounted when it is dropped.
+struct Mounted {
+    at: PathBuf,
+    unmount: Command,
+}
+
+impl Mounted {
+    fn new(at: PathBuf, mount: &mut Command, unmount: Command) -> Result<Mounted, String> {
+        std::fs::create_dir(&at).map_err(|e| format!("{}: {e}", at.display()))?;
+        let mounted = Mounted { at, unmount };
+        said(mount.arg(&mounted.at))?;
+        Ok(mounted)
+    }
+
+    fn forebay(pool: &Pool, name: &str, options: &[&str]) -> Result<Mounted, String> {
+        let at = std::env::temp_dir().join(format!("forebay-bench-{name}-{}", std::process::id()));
+        let (mut mount, mut unmount) = (pool.command(), pool.command());
+        mount.arg("mount").args(options);
+        unmount.arg("umount").arg(&at);
+        Mounted::new(at, &mut mount, unmount)
+    }
+
+    fn bindfs(over: &Path) -> Result<Mounted, String> {
+        let at = std::env::temp_dir().join(format!("forebay-bench-bindfs-{}", std::process::id()));
+        let (mut mount, mut unmount) = (Command::new("bindfs"), Command::new("umount"));
+        mount.args(["-o", "big_writes"]).arg(over);
+        unmount.arg(&at);
+        Mounted::new(at, &mut mount, unmount)
+    }
+
+    fn system(&self, name: &str) -> Result<System<'static>, String> {
+        System::at(name, &self.at)
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        if let Err(message) = said(&mut self.unmount) {
+            eprintln!("forebay-bench: {message}");
+        }
+        std::fs::remove_dir(&self.at).ok();
+    }
+}
+
+/// The tables, if a file system can be mounted here; else why not is said.
+pub(crate) fn measure(pool: &Pool, tmpfs: &Path, sizes: &crate::run::Sizes) -> Result<Vec<Table>, String> {
+    let mounted = match Mounted::forebay(pool, MOUNT, &[]) {
+        Ok(mounted) => mounted,
+        Err(message) => {
+            println!("\n(e) the mount is left out: {message}");
+            return Ok(Vec::new());
+        }
+    };
+    let medium = pool.target();
+    if !medium.is_dir() {
+        println!("\n(e) the mount is left out: its medium has no path here ({})", medium.display());
+        return Ok(Vec::new());
+    }
+    let bindfs = match Mounted::bindfs(tmpfs) {
+        Ok(mounted) => Some(mounted),
+        Err(message) => {
+            println!("\n(e) without bindfs: {message}");
+            None
+        }
+    };
+    let requests = Mounted::forebay(pool, "requests", &["--no-passthrough"])?;
+    let mut with_bindfs = vec![mounted.system(MOUNT)?];
+    let mut by_requests = vec![requests.system(REQUESTS)?];
+    if let Some(bindfs) = &bindfs {
+        with_bindfs.push(bindfs.system(BINDFS)?);
+        by_requests.push(bindfs.system(BINDFS)?);
+    }
+    let with_medium = [mounted.system(MOUNT)?, System::at(MEDIUM, &medium)?];
+    Ok(vec![
+        names(&with_bindfs, sizes)?,
+        data(&with_medium, sizes, "(e) data through the mount", MEDIUM, 0.95, true)?,
+        data(&by_requests, sizes, "(e) data that passthrough cannot serve", BINDFS, 1.0, false)?,
+        builds(&with_bindfs, &with_medium[1], sizes)?,
+    ])
+}
+
+fn columns(systems: &[System<'_>]) -> Vec<String> {
+    systems.iter().map(|s| s.name.clone()).collect()
+}
+
+fn target(against: &str, at_least: f64) -> Vec<Target> {
+    vec![Target::Ratio { against: against.into(), at_least }]
+}
+
+fn names(systems: &[System<'_>], sizes: &crate::run::Sizes) -> Result<Table, String> {
+    let mut table = Table {
+        title: format!("(e) names through the mount, {} files a process", sizes.files),
+        unit: "operations/s",
+        more_is_better: true,
+        columns: columns(systems),
+        rows: Vec::new(),
+    };
+    for repetition in 0..sizes.repetitions {
+        for processes in [1, 2] {
+            for column in crate::run::turns(systems, repetition) {
+                let orders = Orders { processes, files: sizes.files, ..crate::run::orders() };
+                let rates = systems[column].drive("names", &orders)?;
+                for phase in NAMES {
+                    let Some((_, rate)) = rates.iter().find(|(name, _)| name == phase) else { continue };
+                    table.add(&format!("{phase}: {processes}"), column, *rate, || target(BINDFS, 1.0));
+                }
+            }
+        }
+    }
+    table.rows.sort_by_key(|row| NAMES.iter().position(|p| row.label.starts_with(&format!("{p}:"))));
+    Ok(table)
+}
+
+fn data(
+    systems: &[System<'_>],
+    sizes: &crate::run::Sizes,
+    title: &str,
+    against: &str,
+    at_least: f64,
+    all: bool,
+) -> Result<Table, String> {
+    let mut table = Table {
+        title: format!("{title}, {} MiB", sizes.bytes / MIB),
+        unit: "GB/s",
+        more_is_better: true,
+        columns: columns(systems),
+        rows: Vec::new(),
+    };
+    let blocks: &[usize] = if all { &[4 * KIB, 128 * KIB, MIB] } else { &[128 * KIB, MIB] };
+    for repetition in 0..sizes.repetitions {
+        for &block in blocks {
+            for column in crate::run::turns(systems, repetition) {
+                let orders = Orders { bytes: sizes.bytes, block, ..crate::run::orders() };
+                let mut rates = systems[column].drive("data", &orders)?;
+                if all {
+                    rates.extend(systems[column].drive("mapped", &orders)?);
+                }
+                for (phase, rate) in rates {
+                    let label = format!("{phase}, {} KiB", block / KIB);
+                    table.add(&label, column, rate, || target(against, at_least));
+                }
+            }
+        }
+    }
+    table.rows.sort_by(|a, b| a.label.split(',').next().cmp(&b.label.split(',').next()));
+    Ok(table)
+}
+
+/// Times of building a tree of C sources.
+fn builds(mounts: &[System<'_>], medium: &System<'_>, sizes: &crate::run::Sizes) -> Result<Table, String> {
+    let systems: Vec<&System<'_>> = mounts.iter().chain([medium]).collect();
+    let mut table = Table {
+        title: "(e) a source tree unpacked and built (bench/tree)".into(),
+        unit: "s",
+        more_is_better: false,
+        columns: systems.iter().map(|s| s.name.clone()).collect(),
+        rows: Vec::new(),
+    };
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tree");
+    for repetition in 0..sizes.repetitions {
+        for i in 0..systems.len() {
+            let column = (i + repetition) % systems.len();
+            let root = systems[column].root.join("tree");
+            let start = Instant::now();
+            said(Command::new("sh").arg(&script).arg(&root))?;
+            table.add("source-tree build", column, start.elapsed().as_secs_f64(), Vec::new);
+            std::fs::remove_dir_all(&root).map_err(|e| format!("{}: {e}", root.display()))?;
+        }
+    }
+    Ok(table)
+}
+
+/// Operations per second on names. Without the right to drop the kernel's caches there is no cold stat.
+pub(crate) fn drive_names(orders: &Orders) -> Result<Vec<(&'static str, f64)>, String> {
+    let can_drop = std::fs::write(DROP_CACHES, "2").is_ok();
+    let seconds = Gate::run(orders.processes, |gate| {
+        let (mine, next) = (gate.process, (gate.process + 1) % orders.processes);
+        let names = |who: usize| -> Vec<CString> {
+            (0..orders.files).map(|i| c_path(&orders.root, &format!("file.{who}.{i}"))).collect()
+        };
+        let (own, theirs) = (names(mine), names(next));
+        gate.timed(|| own.iter().try_for_each(|path| create(path).map(close)))?;
+        if can_drop {
+            if gate.process == 0 {
+                std::fs::write(DROP_CACHES, "2").map_err(|e| format!("{DROP_CACHES}: {e}"))?;
+            }
+            gate.timed(|| theirs.iter().try_for_each(crate::meta::stat))?;
+        } else {
+            theirs.iter().try_for_each(crate::meta::stat)?;
+        }
+        gate.timed(|| theirs.iter().try_for_each(crate::meta::stat))?;
+        gate.timed(|| {
+            own.iter().try_for_each(|path| {
+                // SAFETY: the string ends in NUL.
+                check(unsafe { libc::unlink(path.as_ptr()) }, "unlink", path)
+            })
+        })
+    })?;
+    let operations = (orders.files * orders.processes) as f64;
+    let phases = NAMES.into_iter().filter(|phase| can_drop || *phase != "cold stat");
+    Ok(phases.zip(seconds).map(|(phase, s)| (phase, operations / s)).collect())
+}
+
+/// GB/s of stores into and loads from a mapped file, its memory allocated before.
+pub(crate) fn drive_mapped(orders: &Orders) -> Result<Vec<(&'static str, f64)>, String> {
+    let seconds = Gate::run(1, |gate| {
+        let path = c_path(&orders.root, "mapped");
+        // SAFETY: the string ends in NUL.
+        let fd = unsafe { libc::open(path.as_ptr(), libc::O_RDWR | libc::O_CREAT, 0o644) };
+        check(fd, "open", &path)?;
+        // SAFETY: a descriptor of ours.
+        check(unsafe { libc::posix_fallocate(fd, 0, orders.bytes as i64).min(0) }, "posix_fallocate", &path)?;
+        let protection = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a new mapping at an address of the kernel's choice.
+        let at =
+            unsafe { libc::mmap(std::ptr::null_mut(), orders.bytes, protection, libc::MAP_SHARED, fd, 0) };
+        if at == libc::MAP_FAILED {
+            return check(-1, "mmap", &path);
+        }
+        // SAFETY: mapped above for its length, and by nobody else.
+        let memory = unsafe { std::slice::from_raw_parts_mut(at.cast::<u8>(), orders.bytes) };
+        let mut block = vec![7; orders.block];
+        gate.timed(|| {
+            memory.chunks_exact_mut(block.len()).for_each(|to| to.copy_from_slice(&block));
+            Ok(())
+        })?;
+        gate.timed(|| {
+            memory.chunks_exact(block.len()).for_each(|from| block.copy_from_slice(from));
+            Ok(())
+        })?;
+        if block.iter().any(|b| *b != 7) {
+            return Err("read other bytes than it stored".into());
+        }
+        // SAFETY: the mapping is ours and no longer used.
+        unsafe { libc::munmap(at, orders.bytes) };
+        close(fd);
+        // SAFETY: the string ends in NUL.
+        check(unsafe { libc::unlink(path.as_ptr()) }, "unlink", &path)
+    })?;
+    Ok(MAPPED.into_iter().zip(seconds.iter().map(|s| orders.bytes as f64 / s / 1e9)).collect())
+}

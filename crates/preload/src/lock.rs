@@ -1,0 +1,24 @@
+//! flock of directories. Files are locked by the kernel, on their backing files; of a directory each open has an anchor of
+//! its own, so that the kernel would let everybody have the lock. A lock that does not lock is worse than none: it is
+//! refused, as file systems do that have no such locks.
+
+use std::os::raw::c_int;
+
+use crate::interpose::answer_int;
+use crate::{descriptor, settings};
+
+interpose! {
+    /// flock(2)
+    flock = fn(fd: c_int, operation: c_int) -> c_int {
+        if settings::prefix_bytes() != 0
+            && fd >= 0
+            && operation & !libc::LOCK_NB != libc::LOCK_UN
+            && descriptor::may_be_anchor(fd)
+            && descriptor::directory_of(fd).is_some()
+        {
+            return answer_int(-(libc::EOPNOTSUPP as isize));
+        }
+        // SAFETY: it touches no memory.
+        answer_int(unsafe { system_call!(libc::SYS_flock, fd, operation) })
+    }
+}
