@@ -138,7 +138,7 @@ pub(crate) struct Up {
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
-  mkdir -p /mnt/pool && forebay mount /mnt/pool
+  forebay mount /mnt/pool                       an empty directory
   forebay mount --allow-other /mnt/pool         for all users, by the permission bits
 
 Any program can use the mount. Where this user has CAP_SYS_ADMIN the kernel reads and writes the pool's files by itself,

@@ -20,6 +20,7 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::process::Signal;
 use serde_json::json;
 
+use crate::connection::Connection;
 use crate::directory::{LOG_FILE, SOCKET_FILE, SUPERVISOR_FILE};
 use crate::frame;
 use crate::identity::random_bytes;
@@ -48,13 +49,6 @@ const UNREAD_BYTES_MAX: usize = 1 << 20;
 const CLIENTS_BACKLOG: i32 = 4096;
 /// Connections at one time: members and askers.
 const CONNECTIONS_MAX: usize = 4096;
-
-struct Connection {
-    stream: UnixStream,
-    received: Vec<u8>,
-    to_send: Vec<u8>,
-    close_when_sent: bool,
-}
 
 struct Stopping {
     keep: bool,
@@ -598,21 +592,5 @@ impl Supervisor {
         if !connection.flush() || connection.to_send.len() > UNREAD_BYTES_MAX {
             self.close(id);
         }
-    }
-}
-
-impl Connection {
-    /// Sends what there is room for; false when the connection is to be closed.
-    fn flush(&mut self) -> bool {
-        while !self.to_send.is_empty() {
-            match self.stream.write(&self.to_send) {
-                Ok(0) => return false,
-                Ok(n) => drop(self.to_send.drain(..n)),
-                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return true,
-                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(_) => return false,
-            }
-        }
-        !self.close_when_sent
     }
 }

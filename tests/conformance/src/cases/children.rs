@@ -16,7 +16,7 @@ pub(super) const CASES: &[Case] = &[
         "O_APPEND puts every write at the end whole, whoever else appends at the same time."),
     case!(locks_exclude_and_go_with_their_holder [Children];
         "Record locks and flock exclude other processes, and go with their holder."),
-    case!(fifo_passes_bytes_between_processes [Children];
+    case!(fifo_passes_bytes_between_processes [Children, OneDoor];
         "A FIFO passes bytes between processes that open it by name."),
     case!(rename_over_by_another_is_never_seen_half_done [Children];
         "rename onto an existing name replaces it: every observer sees the old or the new inode, never none."),
