@@ -19,4 +19,7 @@ mod library;
 
 pub use bindings::*;
 pub use calls::*;
+/// Any peer, and no place in an address vector: `(uint64_t) -1` in the headers, which bindgen does not evaluate.
+pub const FI_ADDR_UNSPEC: fi_addr_t = fi_addr_t::MAX;
+
 pub use library::{Library, FI_VERSION_ASKED, FI_VERSION_LEAST};
