@@ -12,7 +12,7 @@
 //!
 //! Tests: `tests/suite.rs` over both kinds, `tests/death.rs` with processes that are killed, `tests/simulation.rs`.
 
-//mod calls;
+mod calls;
 mod endpoint;
 pub mod libfabric;
 mod memory;
@@ -20,9 +20,9 @@ mod numbers;
 pub mod secret_file;
 pub mod simulated;
 
-/*pub use calls::{
+pub use calls::{
     Body, CallId, Calls, CallsSettings, CallsThread, Failed, Happening, Identity, Statistics, Ticket,
-};*/
+};
 pub use endpoint::{Direction, Endpoint, Event, Limits, Local, Peer, Registered, Transfer, Waker};
 pub use memory::{Access, Region};
 pub use numbers::Numbers;

@@ -114,6 +114,22 @@ impl Room {
         }
     }
 
+    /// Tries until a transfer succeeds; how often it failed. A broken connection is noticed when the provider looks.
+    fn until_transfer_works(&mut self, from: usize, to: Peer, transfer: &Transfer, first: u64) -> u64 {
+        for failures in 0..100 {
+            let (token, deadline) = (first + 500 + failures, self.soon(from));
+            self.ends[from].transfer(to, transfer, token, deadline).unwrap();
+            if self.outcome(from, token).is_ok() {
+                return failures;
+            }
+            let again = self.ends[0].now() + Duration::from_millis(5);
+            while self.ends[0].now() < again {
+                self.turn();
+            }
+        }
+        panic!("100 tries failed");
+    }
+
     fn outcome(&mut self, at: usize, token: u64) -> Result<(), (Code, String)> {
         self.until(&format!("operation {token}"), |told| told[at].iter().any(|t| of(t, token)));
         let index = self.told[at].iter().position(|t| of(t, token)).expect("seen above");
@@ -281,29 +297,24 @@ fn transfers_that_are_not_allowed_are_refused(bed: Bed) {
         ("local memory", read(private.remote, 10)),
         ("memory that was unregistered", read(gone.remote, 10)),
     ];
+    let good = read(readable.remote, 10);
+    let original = content(&near);
     for (token, (what, transfer)) in cases.into_iter().enumerate() {
+        // A refusal may break the connection. The peer stays usable: what is allowed works again, after some tries.
+        let failures = room.until_transfer_works(0, to, &good, 1000 * token as u64);
+        assert_eq!(content(&near)[..10], pattern(3, 10));
+        near.write_at(0, &original[..10]).unwrap();
         let token = token as u64 + 10;
-        // A refusal may break the connection and fail this very start: the peer itself must stay usable.
         let deadline = room.ends[0].now() + Duration::from_secs(5);
         room.ends[0].transfer(to, &transfer, token, deadline).unwrap();
         let outcome = room.outcome(0, token);
-        println!("{what}: {outcome:?}");
+        println!("{failures} failures, then {what}: {outcome:?}");
         assert!(outcome.is_err(), "{what}");
-        assert!(content(&near) == pattern(1, 8192), "nothing was written here");
+        assert!(content(&near) == original, "nothing was written here");
         assert!(content(&far) == pattern(2, 8192), "nothing was written there");
     }
-    // What is allowed still works, after another try if the connection was broken; others never noticed.
-    let mut tries = 0;
-    loop {
-        let deadline = room.soon(0);
-        room.ends[0].transfer(to, &read(readable.remote, 10), 90 + tries, deadline).unwrap();
-        match room.outcome(0, 90 + tries) {
-            Ok(()) => break,
-            Err(e) => assert!(tries < 3, "{e:?}"),
-        }
-        tries += 1;
-    }
-    assert_eq!(content(&near)[..10], pattern(3, 10));
+    room.until_transfer_works(0, to, &good, 100_000);
+    // Others never noticed.
     let other = room.peer(2, 1);
     let deadline = room.soon(2);
     room.ends[2].send(other, 7, b"still here", 1, deadline).unwrap();
@@ -461,17 +472,23 @@ fn wait_returns_for_messages_for_the_waker_and_at_its_timeout() {
         assert!(done);
         std::thread::sleep(Duration::from_millis(200));
     });
-    let (mut received, mut rounds) = (false, 0);
+    let mut received = false;
     while !received {
         receiver.progress(&mut |e| received |= matches!(e, Event::Received { bytes: b"wake up", .. }));
         if !received {
             receiver.wait(Duration::from_secs(5));
-            rounds += 1;
         }
         assert!(receiver.now() - start < Duration::from_secs(4), "slept through");
     }
+    // While the peer is connected and silent, waiting sleeps. (While connections are made the provider wants attention.)
+    let (idle, mut rounds) = (receiver.now() + Duration::from_millis(50), 0);
+    while receiver.now() < idle + Duration::from_millis(100) {
+        receiver.progress(&mut |e| panic!("{e:?}"));
+        receiver.wait(Duration::from_millis(20));
+        rounds += u32::from(receiver.now() > idle);
+    }
     println!("{rounds} rounds");
-    assert!(rounds < 2000, "it spun instead of sleeping");
+    assert!(rounds < 100, "it spun instead of sleeping: {rounds} rounds");
     thread.join().unwrap();
 }
 

@@ -11,7 +11,7 @@
 
 use forebay_types::{Code, Reader};
 
-use crate::frame::{proven, seal, Header, Kind, Stamp};
+use crate::frame::{proven, seal, Header, Kind, Stamp, HEADER_BYTES};
 use crate::hello::Hello;
 use crate::limits::DETAIL_BYTES_MAX;
 use crate::secret::Secret;
@@ -52,6 +52,7 @@ pub enum Response {
 pub struct Initiator {
     me: Hello,
     frame: Vec<u8>,
+    digest: [u8; 32],
 }
 
 fn opening(kind: Kind) -> Header {
@@ -73,7 +74,8 @@ impl Initiator {
         me.put(&mut body)?;
         opening(Kind::Hello).put(&body, &mut frame)?;
         seal(secret.hello(), &mut frame);
-        Ok(Initiator { me, frame })
+        let digest = *blake3::hash(&frame).as_bytes();
+        Ok(Initiator { me, frame, digest })
     }
 
     /// The Hello.
@@ -84,6 +86,12 @@ impl Initiator {
     /// What was said in it.
     pub fn hello(&self) -> &Hello {
         &self.me
+    }
+
+    /// True when a frame says that it answers this Hello: whether it does is for [`Initiator::finish`] to prove.
+    pub fn is_answered_by(&self, frame: &[u8]) -> bool {
+        let digest = frame.get(HEADER_BYTES..).and_then(|body| body.get(..32));
+        digest == Some(self.digest.as_slice())
     }
 
     /// Takes an answer. An error leaves the handshake as it was: anyone can send rubbish.
@@ -100,7 +108,7 @@ impl Initiator {
             return Err(Code::AccessDenied);
         }
         let mut r = Reader::new(Header::body(frame));
-        if r.array::<32>()? != blake3::hash(&self.frame).as_bytes() {
+        if r.array::<32>()? != &self.digest {
             return Err(Code::Stale);
         }
         if header.kind == Kind::Refuse {

@@ -35,6 +35,9 @@ const KEPT: [usize; 2] = [256, 16];
 const READ_AT_ONCE: usize = 32;
 /// First and longest pause before a peer that refused work is asked again.
 const PAUSE: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(10));
+/// For so long a peer's work waits when the provider says that there is no connection: it has noticed one that broke, and makes
+/// another when it gets to it (ofi_rxm looks every 10 ms). Nothing of what is refused has left, so it is tried again.
+const RECONNECT: Duration = Duration::from_millis(300);
 /// Deadlines are looked at so often.
 const DEADLINE_STEP: Duration = Duration::from_millis(1);
 /// Operations that may wait for one peer.
@@ -102,6 +105,8 @@ struct PeerState {
     under_way: usize,
     pause: Duration,
     again_at: Duration,
+    /// Since when the provider says that there is no connection.
+    unconnected: Option<Duration>,
 }
 
 /// What the next `progress` tells.
@@ -392,13 +397,19 @@ impl LibfabricEndpoint {
         while let Some(&operation) = self.peers[index].waiting.front() {
             let returned =
                 if self.under_way < self.under_way_max { self.give(operation) } else { -(FI_EAGAIN as isize) };
-            if returned == -(FI_EAGAIN as isize) {
-                let state = &mut self.peers[index];
+            let state = &mut self.peers[index];
+            let unconnected = [FI_ENOTCONN, FI_ECONNABORTED, FI_ECONNRESET, FI_ESHUTDOWN]
+                .iter()
+                .any(|e| returned == -(*e as isize));
+            let patient = unconnected && now < *state.unconnected.get_or_insert(now) + RECONNECT;
+            if !unconnected {
+                state.unconnected = None;
+            }
+            if returned == -(FI_EAGAIN as isize) || patient {
                 state.again_at = now + state.pause;
                 state.pause = (state.pause * 2).min(PAUSE.1);
                 return;
             }
-            let state = &mut self.peers[index];
             state.waiting.pop_front();
             state.pause = PAUSE.0;
             if returned == 0 {
@@ -408,6 +419,32 @@ impl LibfabricEndpoint {
                 let why = self.objects.library.strerror(returned as i64);
                 self.settle(operation, Some((code_of(returned as i32), why)));
             }
+        }
+    }
+
+    fn remove_place(&mut self, index: usize) {
+        let state = &mut self.peers[index];
+        if let Some(mut place) = state.place.take() {
+            // SAFETY: inserted before, removed once; the provider has nothing for this peer.
+            let removed = unsafe { fi_av_remove(self.objects.av, &mut place, 1, 0) };
+            if removed != 0 {
+                tracing::debug!("address {:02x?} stays in the vector: {removed}", state.address);
+                state.place = Some(place);
+            }
+        }
+    }
+
+    fn insert_place(&mut self, address: &[u8]) -> Result<fi_addr_t, Code> {
+        let mut place = FI_ADDR_UNSPEC;
+        // SAFETY: the bytes are an address of the domain's format.
+        let inserted = unsafe {
+            let start = address.as_ptr().cast();
+            fi_av_insert(self.objects.av, start, 1, &mut place, 0, std::ptr::null_mut())
+        };
+        match inserted {
+            1 => Ok(place),
+            e if e < 0 => Err(Code::from_errno(-e)),
+            _ => Err(Code::Invalid),
         }
     }
 
@@ -606,15 +643,7 @@ impl Endpoint for LibfabricEndpoint {
         if address.is_empty() || !self.sound_address(address) {
             return Err(Code::Invalid);
         }
-        let mut place = FI_ADDR_UNSPEC;
-        // SAFETY: the bytes are an address of the domain's format.
-        let inserted = unsafe {
-            let start = address.as_ptr().cast();
-            fi_av_insert(self.objects.av, start, 1, &mut place, 0, std::ptr::null_mut())
-        };
-        if inserted != 1 {
-            return Err(if inserted < 0 { Code::from_errno(-inserted) } else { Code::Invalid });
-        }
+        let place = self.insert_place(address)?;
         let peer = known.unwrap_or(Peer(self.peers.len() as u32));
         if known.is_some() {
             let state = &mut self.peers[peer.0 as usize];
@@ -627,6 +656,7 @@ impl Endpoint for LibfabricEndpoint {
                 under_way: 0,
                 pause: PAUSE.0,
                 again_at: Duration::ZERO,
+                unconnected: None,
             });
             self.by_address.insert(address.to_vec(), peer);
         }
@@ -640,16 +670,10 @@ impl Endpoint for LibfabricEndpoint {
                 self.settle(operation, Some((Code::Io, "the peer was given up".to_owned())));
             }
         }
-        let state = &mut self.peers[peer.0 as usize];
+        let state = &self.peers[peer.0 as usize];
         // While the provider has something for the peer its place stays: it is the same after the next `connect`.
         if state.under_way == 0 {
-            if let Some(mut place) = state.place.take() {
-                // SAFETY: inserted before, removed once.
-                let removed = unsafe { fi_av_remove(self.objects.av, &mut place, 1, 0) };
-                if removed != 0 {
-                    tracing::debug!("address {:02x?} stays in the vector: {removed}", state.address);
-                }
-            }
+            self.remove_place(peer.0 as usize);
         }
     }
 
