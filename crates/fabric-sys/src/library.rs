@@ -10,14 +10,8 @@ pub const FI_VERSION_LEAST: u32 = 1 << 16 | 15;
 /// The version of the interface that calls ask for, also of newer libraries: what they then do is what 1.15 did.
 pub const FI_VERSION_ASKED: u32 = FI_VERSION_LEAST;
 
-type GetInfo = unsafe extern "C" fn(
-    u32,
-    *const c_char,
-    *const c_char,
-    u64,
-    *const fi_info,
-    *mut *mut fi_info,
-) -> c_int;
+type GetInfo =
+    unsafe extern "C" fn(u32, *const c_char, *const c_char, u64, *const fi_info, *mut *mut fi_info) -> c_int;
 
 /// The functions that libfabric exports.
 pub struct Library {
@@ -71,9 +65,14 @@ impl Library {
         }
         let fi_version = symbol(handle, c"fi_version", c"FABRIC_1.0")?;
         // SAFETY: fi_version of FABRIC_1.0 is `uint32_t fi_version(void)`.
-        let version = unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> u32>(fi_version)() };
+        let version =
+            unsafe { std::mem::transmute::<*mut c_void, unsafe extern "C" fn() -> u32>(fi_version)() };
         if version < FI_VERSION_LEAST {
-            return Err(format!("libfabric is {}.{}; 1.15 or later is needed", version >> 16, version & 0xffff));
+            return Err(format!(
+                "libfabric is {}.{}; 1.15 or later is needed",
+                version >> 16,
+                version & 0xffff
+            ));
         }
         // The versions below are those of struct fi_info as crates/fabric-sys/src/bindings.rs has it.
         let getinfo = symbol(handle, c"fi_getinfo", c"FABRIC_1.3")?;

@@ -69,7 +69,8 @@ fn kept_bindings_agree_with_the_installed_headers() {
         struct fi_ops_tagged { recv, send }
     };
     let mut source = String::new();
-    for header in ["fabric", "fi_cm", "fi_domain", "fi_endpoint", "fi_eq", "fi_errno", "fi_rma", "fi_tagged"] {
+    for header in ["fabric", "fi_cm", "fi_domain", "fi_endpoint", "fi_eq", "fi_errno", "fi_rma", "fi_tagged"]
+    {
         source += &format!("#include <rdma/{header}.h>\n");
     }
     source += "#include <stddef.h>\n";
@@ -78,7 +79,8 @@ fn kept_bindings_agree_with_the_installed_headers() {
     }
     let path = std::env::temp_dir().join(format!("forebay-abi-{}.c", std::process::id()));
     std::fs::write(&path, source).unwrap();
-    let output = Command::new("cc").args(["-std=gnu11", "-fsyntax-only"]).arg(&path).output().expect("cc runs");
+    let output =
+        Command::new("cc").args(["-std=gnu11", "-fsyntax-only"]).arg(&path).output().expect("cc runs");
     std::fs::remove_file(&path).unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     println!("{} sizes and offsets agree with libfabric {version:?}", facts.len());

@@ -143,7 +143,14 @@ pub trait Endpoint: Send {
     ///
     /// # Errors
     /// [`Code::TooBig`], [`Code::Busy`] when too many wait for the peer, [`Code::Invalid`] for an unknown peer.
-    fn send(&mut self, peer: Peer, tag: u64, bytes: &[u8], token: u64, deadline: Duration) -> Result<(), Code>;
+    fn send(
+        &mut self,
+        peer: Peer,
+        tag: u64,
+        bytes: &[u8],
+        token: u64,
+        deadline: Duration,
+    ) -> Result<(), Code>;
 
     /// Registers memory; peers may do with it what `access` allows, by the key that is returned. It is kept until
     /// [`Endpoint::unregister`] and the end of all its transfers.
@@ -160,7 +167,13 @@ pub trait Endpoint: Send {
     ///
     /// # Errors
     /// [`Code::Fault`] for local memory that is not registered or not so long, [`Code::Busy`], [`Code::Invalid`].
-    fn transfer(&mut self, peer: Peer, transfer: &Transfer, token: u64, deadline: Duration) -> Result<(), Code>;
+    fn transfer(
+        &mut self,
+        peer: Peer,
+        transfer: &Transfer,
+        token: u64,
+        deadline: Duration,
+    ) -> Result<(), Code>;
 
     /// Moves everything on, and tells what happened; the number of events. Never blocks.
     fn progress(&mut self, sink: &mut dyn FnMut(Event<'_>)) -> usize;

@@ -46,7 +46,8 @@ impl Entropy {
             Entropy::System => {
                 let mut filled = 0;
                 while filled < bytes.len() {
-                    match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty()) {
+                    match rustix::rand::getrandom(&mut bytes[filled..], rustix::rand::GetRandomFlags::empty())
+                    {
                         Ok(n) => filled += n,
                         Err(rustix::io::Errno::INTR) => {}
                         // Linux 3.17 and later have it, and it does not fail once the pool of entropy is ready.

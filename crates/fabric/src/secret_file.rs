@@ -47,7 +47,9 @@ pub fn read(path: &Path) -> Result<Secret> {
         return Err(Error::new(Code::AccessDenied, what()).why(format!("it belongs to user {}", stat.uid())));
     }
     let mut bytes = Vec::with_capacity(SECRET_BYTES + 1);
-    Read::take(&mut file, SECRET_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(|e| Error::io(what(), &e))?;
+    Read::take(&mut file, SECRET_BYTES as u64 + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|e| Error::io(what(), &e))?;
     Secret::new(&bytes)
         .map_err(|code| Error::new(code, what()).why(format!("it does not hold {SECRET_BYTES} random bytes")))
 }

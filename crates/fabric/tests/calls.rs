@@ -6,8 +6,8 @@ use std::time::Duration;
 use forebay_fabric::libfabric::{self, LibfabricEndpoint, Settings};
 use forebay_fabric::simulated::{Faults, Network};
 use forebay_fabric::{
-    Access, CallId, Calls, CallsSettings, CallsThread, Direction, Endpoint, Event, Failed, Happening, Identity, Local, Region,
-    Ticket, Transfer,
+    Access, CallId, Calls, CallsSettings, CallsThread, Direction, Endpoint, Event, Failed, Happening,
+    Identity, Local, Region, Ticket, Transfer,
 };
 use forebay_types::{Caller, Code, Ino, NodeId, Reply, Request};
 use forebay_wire::{Memory, Message, Place, Secret, Stamp, Stripe};
@@ -60,7 +60,12 @@ fn secret(first: u8) -> Secret {
 
 fn settings(bed: &Bed, node: u16) -> CallsSettings {
     let seed = matches!(bed, Bed::Simulated(..)).then_some(100 + u64::from(node));
-    CallsSettings { unreachable: Duration::from_secs(2), resend: Duration::from_millis(500), seed, ..CallsSettings::default() }
+    CallsSettings {
+        unreachable: Duration::from_secs(2),
+        resend: Duration::from_millis(500),
+        seed,
+        ..CallsSettings::default()
+    }
 }
 
 fn calls(bed: &mut Bed, node: u16, secret: Secret, pool: u8) -> Calls {
@@ -166,7 +171,8 @@ fn lookup(name: &[u8]) -> Message<'_> {
 fn requests_are_answered_in_any_order(bed: Bed) {
     let mut room = Room::new(bed, 3);
     let names: Vec<String> = (0..200).map(|i| format!("name {i}")).collect();
-    let ids: Vec<CallId> = names.iter().enumerate().map(|(i, n)| room.ask(0, 2, i as u64, &lookup(n.as_bytes()))).collect();
+    let ids: Vec<CallId> =
+        names.iter().enumerate().map(|(i, n)| room.ask(0, 2, i as u64, &lookup(n.as_bytes()))).collect();
     let mut tickets: Vec<(Ticket, Vec<u8>)> = Vec::new();
     for _ in &names {
         let (ticket, happening) = room.asked(1);
@@ -187,7 +193,8 @@ fn requests_are_answered_in_any_order(bed: Bed) {
     room.nodes[0].answer(&ticket, &Message::Failure { code: Code::Stale, detail: b"restarted" }).unwrap();
     let failed = room.outcome(1, id).unwrap_err();
     assert_eq!((failed.code, failed.why.as_str()), (Code::Stale, "node 1: restarted"));
-    let joined = |h: &Happening| matches!(h, Happening::Joined { node: NodeId(1), capacity_bytes: 0x4000_0000, .. });
+    let joined =
+        |h: &Happening| matches!(h, Happening::Joined { node: NodeId(1), capacity_bytes: 0x4000_0000, .. });
     assert_eq!(room.happened[1].iter().filter(|h| joined(h)).count(), 1);
     assert!(room.happened[0].iter().any(|h| matches!(h, Happening::Up { node: NodeId(2), .. })));
     for node in &room.nodes {
@@ -218,7 +225,9 @@ fn what_cannot_be_asked_or_answered_is_refused(bed: Bed) {
     let (ticket, _) = room.asked(1);
     assert_eq!(room.nodes[1].answer(&ticket, &Message::LeaseRenew), Err(Code::Invalid), "a request");
     let late = room.nodes[0].now();
-    let timed = room.nodes[0].call(NodeId(2), stamp, &Message::LeaseRenew, late + Duration::from_millis(300)).unwrap();
+    let timed = room.nodes[0]
+        .call(NodeId(2), stamp, &Message::LeaseRenew, late + Duration::from_millis(300))
+        .unwrap();
     let failed = room.outcome(0, timed).unwrap_err();
     assert_eq!(failed.code, Code::TimedOut);
     assert!(failed.why.contains("node 2"), "{}", failed.why);
@@ -369,7 +378,10 @@ fn leaving_in_order_is_told_at_once(bed: Bed) {
     room.outcome(0, id).unwrap();
     room.nodes[0].remove_node(NodeId(2));
     let deadline = room.nodes[0].now() + Duration::from_secs(1);
-    assert_eq!(room.nodes[0].call(NodeId(2), Stamp::default(), &Message::LeaseRenew, deadline), Err(Code::Invalid));
+    assert_eq!(
+        room.nodes[0].call(NodeId(2), Stamp::default(), &Message::LeaseRenew, deadline),
+        Err(Code::Invalid)
+    );
 }
 
 macro_rules! suite {

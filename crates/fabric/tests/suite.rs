@@ -59,7 +59,9 @@ impl Bed {
                 *next += 1;
                 Box::new(network.endpoint(*next))
             }
-            Bed::Libfabric(settings) => Box::new(LibfabricEndpoint::open(settings.clone()).expect("opened before")),
+            Bed::Libfabric(settings) => {
+                Box::new(LibfabricEndpoint::open(settings.clone()).expect("opened before"))
+            }
         }
     }
 }
@@ -96,7 +98,9 @@ impl Room {
                 told.push(match event {
                     Event::Received { tag, bytes } => Told::Received(tag, bytes.to_vec()),
                     Event::Done { token } => Told::Done(token),
-                    Event::Failed { token, peer, code, why } => Told::Failed(token, peer, code, why.to_owned()),
+                    Event::Failed { token, peer, code, why } => {
+                        Told::Failed(token, peer, code, why.to_owned())
+                    }
                 });
             });
         }
@@ -108,7 +112,8 @@ impl Room {
         while !done(&self.told) {
             self.turn();
             if self.ends[0].now() > end {
-                let brief: Vec<Vec<String>> = self.told.iter().map(|t| t.iter().map(brief).collect()).collect();
+                let brief: Vec<Vec<String>> =
+                    self.told.iter().map(|t| t.iter().map(brief).collect()).collect();
                 panic!("not in 15 s: {what}; {brief:?}");
             }
         }
@@ -197,7 +202,9 @@ fn many_peers_talk_at_once(bed: Bed) {
             for i in 0..EACH {
                 let deadline = room.soon(from);
                 let bytes = pattern(from, i * 3);
-                room.ends[from].send(peer, (from * EACH + i) as u64, &bytes, (to * EACH + i) as u64, deadline).unwrap();
+                room.ends[from]
+                    .send(peer, (from * EACH + i) as u64, &bytes, (to * EACH + i) as u64, deadline)
+                    .unwrap();
             }
         }
     }
@@ -248,13 +255,17 @@ fn transfers_move_exactly_what_was_asked(bed: Bed) {
             Direction::Read => expect_near[local].copy_from_slice(&expect_far[remote]),
             Direction::Write => expect_far[remote].copy_from_slice(&expect_near[local]),
         }
-        assert!(content(&near) == expect_near && content(&far) == expect_far, "after {direction:?} of {bytes}");
+        assert!(
+            content(&near) == expect_near && content(&far) == expect_far,
+            "after {direction:?} of {bytes}"
+        );
     }
     // Many at once.
     for i in 0..64u64 {
         let (at, bytes) = (i as usize * 32_768, 32_768);
         let remote = Memory { address: theirs.remote.address + at as u64, ..theirs.remote };
-        let transfer = Transfer { direction: Direction::Read, local: mine.local, local_offset: at, remote, bytes };
+        let transfer =
+            Transfer { direction: Direction::Read, local: mine.local, local_offset: at, remote, bytes };
         let deadline = room.soon(0);
         room.ends[0].transfer(to, &transfer, 100 + i, deadline).unwrap();
     }
@@ -274,14 +285,24 @@ fn transfers_that_are_not_allowed_are_refused(bed: Bed) {
     let gone = room.ends[1].register(filled(5, 4096), Access::BOTH).unwrap();
     room.ends[1].unregister(gone.local);
     let to = room.peer(0, 1);
-    let read = |remote, bytes| Transfer { direction: Direction::Read, local: mine.local, local_offset: 0, remote, bytes };
+    let read = |remote, bytes| Transfer {
+        direction: Direction::Read,
+        local: mine.local,
+        local_offset: 0,
+        remote,
+        bytes,
+    };
     let write = |remote, bytes| Transfer { direction: Direction::Write, ..read(remote, bytes) };
     let at = |remote: Memory, offset: u64| Memory { address: remote.address.wrapping_add(offset), ..remote };
 
     // What is wrong on this side is refused at once.
     let deadline = room.soon(0);
     let stranger = Transfer { local: forebay_fabric::Local(999), ..read(theirs.remote, 1) };
-    assert_eq!(room.ends[0].transfer(to, &stranger, 1, deadline), Err(Code::Fault), "memory that is not registered");
+    assert_eq!(
+        room.ends[0].transfer(to, &stranger, 1, deadline),
+        Err(Code::Fault),
+        "memory that is not registered"
+    );
     assert_eq!(room.ends[0].transfer(to, &read(theirs.remote, 8193), 1, deadline), Err(Code::Fault));
     let beyond = Transfer { local_offset: usize::MAX, ..read(theirs.remote, 1) };
     assert_eq!(room.ends[0].transfer(to, &beyond, 1, deadline), Err(Code::Fault));
@@ -335,7 +356,8 @@ fn nobody_there_fails_in_time_and_others_go_on(bed: Bed) {
         room.ends[0].send(dead, 1, b"hello?", token, start + Duration::from_millis(700)).unwrap();
     }
     let remote = Memory { address: 0, key: 1 };
-    let transfer = Transfer { direction: Direction::Write, local: mine.local, local_offset: 0, remote, bytes: 100 };
+    let transfer =
+        Transfer { direction: Direction::Write, local: mine.local, local_offset: 0, remote, bytes: 100 };
     room.ends[0].transfer(dead, &transfer, 50, start + Duration::from_millis(700)).unwrap();
     for token in 100..150 {
         room.ends[0].send(alive, token, b"hello", token, start + Duration::from_secs(10)).unwrap();
@@ -395,7 +417,13 @@ fn endpoint_that_starts_again_is_reached_again(bed: Bed) {
 
 fn addresses_that_are_none_are_refused(bed: Bed) {
     let mut room = Room::new(bed, 1);
-    for bad in [&b""[..], b"x", b"simulated:", b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff", &[0; 256]] {
+    for bad in [
+        &b""[..],
+        b"x",
+        b"simulated:",
+        b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff",
+        &[0; 256],
+    ] {
         assert_eq!(room.ends[0].connect(bad).err(), Some(Code::Invalid), "{bad:?}");
     }
     let own = room.ends[0].address().to_vec();
@@ -499,7 +527,12 @@ fn provider_that_is_none_is_refused_with_a_hint() {
     }
     let settings = Settings { provider: Some("semaphore".to_owned()), ..Settings::default() };
     let error = LibfabricEndpoint::open(settings).map(|_| ()).unwrap_err();
-    assert!(error.to_string().contains("provider semaphore") && error.to_string().contains("fi_info"), "{error}");
-    let auto = LibfabricEndpoint::open(Settings { host: Some("127.0.0.1".to_owned()), ..Settings::default() }).unwrap();
+    assert!(
+        error.to_string().contains("provider semaphore") && error.to_string().contains("fi_info"),
+        "{error}"
+    );
+    let auto =
+        LibfabricEndpoint::open(Settings { host: Some("127.0.0.1".to_owned()), ..Settings::default() })
+            .unwrap();
     println!("auto chose {}", auto.provider());
 }

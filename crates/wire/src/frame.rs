@@ -108,10 +108,7 @@ impl Kind {
 
     /// True for what answers a request.
     pub fn answers(self) -> bool {
-        matches!(
-            self,
-            Kind::Answer | Kind::Data | Kind::LeaseGrant | Kind::LeaseReturned | Kind::Failure
-        )
+        matches!(self, Kind::Answer | Kind::Data | Kind::LeaseGrant | Kind::LeaseReturned | Kind::Failure)
     }
 }
 

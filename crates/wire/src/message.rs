@@ -332,7 +332,9 @@ impl<'a> Message<'a> {
             Kind::Answer => {
                 // Replies are codes too: that a daemon could not read a request is no failure of this decoding.
                 return match Reply::decode(body) {
-                    Err(Code::Malformed) if body.get(..2) != Some(&(Code::Malformed as u16).to_le_bytes()) => {
+                    Err(Code::Malformed)
+                        if body.get(..2) != Some(&(Code::Malformed as u16).to_le_bytes()) =>
+                    {
                         Err(Code::Malformed)
                     }
                     result => Ok(Message::Answer(result)),

@@ -2,12 +2,13 @@
 
 use forebay_types::limits::{FILE_BYTES_MAX, PATH_MAX};
 use forebay_types::{
-    Attr, Caller, Code, DirEntries, DirEntry, DirWriter, Entry, Ino, Kind as FileKind, Layout, NodeId, PoolSpace, Reply,
-    Request, SetAttr, TimeSet, Timestamp,
+    Attr, Caller, Code, DirEntries, DirEntry, DirWriter, Entry, Ino, Kind as FileKind, Layout, NodeId,
+    PoolSpace, Reply, Request, SetAttr, TimeSet, Timestamp,
 };
 use forebay_wire::limits::*;
 use forebay_wire::{
-    respond, Answer, Header, Hello, Initiator, Kind, Memory, Message, Place, Response, Secret, Session, Stamp, Stripe,
+    respond, Answer, Header, Hello, Initiator, Kind, Memory, Message, Place, Response, Secret, Session,
+    Stamp, Stripe,
 };
 use proptest::prelude::*;
 
@@ -48,7 +49,11 @@ fn name() -> impl Strategy<Value = Vec<u8>> {
 }
 
 fn stripe() -> impl Strategy<Value = Stripe> {
-    (any::<u64>(), 0u8..2, 0u16..256).prop_map(|(ino, component, stripe)| Stripe { ino: Ino(ino), component, stripe })
+    (any::<u64>(), 0u8..2, 0u16..256).prop_map(|(ino, component, stripe)| Stripe {
+        ino: Ino(ino),
+        component,
+        stripe,
+    })
 }
 
 fn attr(ino: u64, mode: u32) -> Attr {
@@ -95,7 +100,13 @@ fn seed() -> impl Strategy<Value = Seed> {
 fn requests(s: &Seed) -> Vec<Request<'_>> {
     let (ino, parent, name) = (Ino(s.a), Ino(s.b), &s.name[..]);
     let time = TimeSet::At(Timestamp { sec: s.a as i64, nsec: s.c % 1_000_000_000 });
-    let set = SetAttr { mode: Some(s.c & 0o7777), uid: s.flag.then_some(s.c), size: Some(s.a), atime: time, ..SetAttr::default() };
+    let set = SetAttr {
+        mode: Some(s.c & 0o7777),
+        uid: s.flag.then_some(s.c),
+        size: Some(s.a),
+        atime: time,
+        ..SetAttr::default()
+    };
     let layout = s.flag.then(|| Layout::overstriped(NodeId(3), 1, 1 + (s.c % 256) as u16, 4096).unwrap());
     let target: Vec<u8> = s.data.iter().map(|b| (*b).max(1)).take(PATH_MAX).collect();
     let target: &'static [u8] = Box::leak(target.into_boxed_slice());
@@ -137,7 +148,13 @@ fn replies(s: &Seed) -> Vec<Result<Reply<'_>, Code>> {
     let entry = Entry { attr: attr(s.a, s.c), layout: Layout::single(NodeId(3), 1) };
     let mut raw = vec![0; 1000];
     let mut w = DirWriter::new(&mut raw);
-    assert!(w.push(&DirEntry { cookie: s.a, ino: Ino(s.b), kind: FileKind::File, name: &s.name, attr: s.flag.then_some(entry.attr) }));
+    assert!(w.push(&DirEntry {
+        cookie: s.a,
+        ino: Ino(s.b),
+        kind: FileKind::File,
+        name: &s.name,
+        attr: s.flag.then_some(entry.attr)
+    }));
     let n = w.len();
     raw.truncate(n);
     let bytes: &'static [u8] = Box::leak(raw.into_boxed_slice());
@@ -303,7 +320,10 @@ fn largest_messages_fit_a_frame_and_larger_do_not() {
     assert_eq!(Message::decode(header.kind, body), Ok(message));
     assert!(frame.len() <= FRAME_BYTES_MAX);
     let bytes = vec![7; BODY_BYTES_MAX];
-    assert_eq!(mine.seal(1, Stamp::default(), &Message::Answer(Ok(Reply::Bytes(&bytes))), &mut frame), Err(Code::TooBig));
+    assert_eq!(
+        mine.seal(1, Stamp::default(), &Message::Answer(Ok(Reply::Bytes(&bytes))), &mut frame),
+        Err(Code::TooBig)
+    );
     let stamp = Stamp { slot: SLOT_MAX + 1, ..Stamp::default() };
     assert_eq!(mine.seal(1, stamp, &Message::Finish, &mut frame), Err(Code::TooBig));
 }
@@ -333,7 +353,9 @@ fn handshake_replayed_or_reflected_gives_no_session() {
     let mut frame = Vec::new();
     mine.seal(1, Stamp::default(), &Message::Finish, &mut frame).unwrap();
     let me = Hello { nonce: [77; 32], ..hello(2) };
-    let Ok(Response::Welcome(_, mut theirs)) = respond(&key, &me, first.frame(), &mut again) else { panic!() };
+    let Ok(Response::Welcome(_, mut theirs)) = respond(&key, &me, first.frame(), &mut again) else {
+        panic!()
+    };
     assert_eq!(theirs.open(&frame).err(), Some(Code::AccessDenied));
     // Nor does what a node sent come back to it as its peer's.
     assert_eq!(mine.open(&frame).err(), Some(Code::AccessDenied));
@@ -350,7 +372,8 @@ fn hello_of_another_pool_protocol_or_itself_is_refused_in_words() {
     for (me, code) in cases {
         let mut out = Vec::new();
         let initiator = Initiator::start(&key, me.clone()).unwrap();
-        let Ok(Response::Refuse(peer, refusal)) = respond(&key, &hello(2), initiator.frame(), &mut out) else {
+        let Ok(Response::Refuse(peer, refusal)) = respond(&key, &hello(2), initiator.frame(), &mut out)
+        else {
             panic!("{code} is not refused")
         };
         assert_eq!((peer, refusal.code), (me, code));
@@ -361,7 +384,9 @@ fn hello_of_another_pool_protocol_or_itself_is_refused_in_words() {
     let newer = Hello { protocols: (PROTOCOL_MIN, PROTOCOL_MAX + 9), ..hello(1) };
     let initiator = Initiator::start(&key, newer).unwrap();
     let mut out = Vec::new();
-    let Ok(Response::Welcome(_, session)) = respond(&key, &hello(2), initiator.frame(), &mut out) else { panic!() };
+    let Ok(Response::Welcome(_, session)) = respond(&key, &hello(2), initiator.frame(), &mut out) else {
+        panic!()
+    };
     assert_eq!(session.protocol(), PROTOCOL_MAX, "the newest that both speak");
 }
 

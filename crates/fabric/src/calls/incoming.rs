@@ -60,8 +60,12 @@ impl State {
     fn prove(&mut self, link: u64) {
         let Some(new) = self.incoming.get(&link) else { return };
         let (node, incarnation) = (new.hello.node, new.hello.incarnation);
-        let older: Vec<u64> =
-            self.askers.range((node, 0)..=(node, u64::MAX)).map(|(_, link)| *link).filter(|l| *l != link).collect();
+        let older: Vec<u64> = self
+            .askers
+            .range((node, 0)..=(node, u64::MAX))
+            .map(|(_, link)| *link)
+            .filter(|l| *l != link)
+            .collect();
         let (mut asked, mut known) = (BTreeSet::new(), false);
         for old in older {
             let Some(old) = self.drop_incoming(old) else { continue };

@@ -117,7 +117,12 @@ impl std::fmt::Debug for Calls {
 
 impl Calls {
     /// The calls of a node over its endpoint.
-    pub fn new(endpoint: Box<dyn Endpoint>, identity: Identity, secret: Secret, settings: CallsSettings) -> Calls {
+    pub fn new(
+        endpoint: Box<dyn Endpoint>,
+        identity: Identity,
+        secret: Secret,
+        settings: CallsSettings,
+    ) -> Calls {
         let mut entropy = match settings.seed {
             None => Entropy::System,
             Some(seed) => Entropy::Seeded(Numbers::new(seed)),
@@ -199,7 +204,13 @@ impl Calls {
     ///
     /// # Errors
     /// As [`Endpoint::transfer`]; [`Code::Invalid`] for a node without a link, or a token of 2^63 or more.
-    pub fn transfer(&mut self, node: NodeId, transfer: &Transfer, token: u64, deadline: Duration) -> Result<(), Code> {
+    pub fn transfer(
+        &mut self,
+        node: NodeId,
+        transfer: &Transfer,
+        token: u64,
+        deadline: Duration,
+    ) -> Result<(), Code> {
         let address = self.state.address_of(node).ok_or(Code::Invalid)?;
         if token >= TRANSFER {
             return Err(Code::Invalid);

@@ -322,7 +322,9 @@ impl State {
                 }
             } else if let Some(since) =
                 // A node that is known to be down is waited for more shortly.
-                neighbour.missed.filter(|s| now >= *s + if neighbour.told_down { quiet } else { unreachable })
+                neighbour
+                    .missed
+                    .filter(|s| now >= *s + if neighbour.told_down { quiet } else { unreachable })
             {
                 let why = format!(
                     "node {node} is unreachable: no answer to a handshake for {} ms (is it down, or its secret another?)",
@@ -346,7 +348,8 @@ impl State {
 
     pub(super) fn call_timers(&mut self) {
         let (now, resend) = (self.now, self.settings.resend);
-        let late: Vec<u64> = self.calls.iter().filter(|(_, c)| c.deadline <= now).map(|(id, _)| *id).collect();
+        let late: Vec<u64> =
+            self.calls.iter().filter(|(_, c)| c.deadline <= now).map(|(id, _)| *id).collect();
         for id in late {
             let why = format!("node {} did not answer in time", self.calls[&id].node);
             self.finish_call(id, Err(Failed { code: Code::TimedOut, why }));

@@ -50,7 +50,8 @@ impl CallsThread {
             }
         };
         let thread = std::thread::Builder::new().name(name.to_owned()).spawn(body);
-        let thread = thread.map_err(|e| Error::new(Code::NoResources, format!("cannot start thread {name}")).why(e))?;
+        let thread = thread
+            .map_err(|e| Error::new(Code::NoResources, format!("cannot start thread {name}")).why(e))?;
         Ok(CallsThread { work: Some(sender), waker, thread: Some(thread) })
     }
 

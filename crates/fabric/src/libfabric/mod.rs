@@ -329,12 +329,16 @@ impl LibfabricEndpoint {
                     fi_trecv(ep, start, bytes, desc, FI_ADDR_UNSPEC, 0, u64::MAX, context)
                 }
                 Work::Send(send) => {
-                    let Some(to) = self.peers[o.peer.0 as usize].place else { return -(FI_ENOTCONN as isize) };
+                    let Some(to) = self.peers[o.peer.0 as usize].place else {
+                        return -(FI_ENOTCONN as isize);
+                    };
                     let desc = Self::desc(send.buffer.mr.as_ref());
                     fi_tsend(ep, send.buffer.region.start().cast(), send.bytes, desc, to, send.tag, context)
                 }
                 Work::Piece(piece) => {
-                    let Some(to) = self.peers[o.peer.0 as usize].place else { return -(FI_ENOTCONN as isize) };
+                    let Some(to) = self.peers[o.peer.0 as usize].place else {
+                        return -(FI_ENOTCONN as isize);
+                    };
                     let iov = iovec {
                         iov_base: piece.region.region.start().add(piece.offset).cast(),
                         iov_len: piece.bytes as _,
@@ -395,8 +399,11 @@ impl LibfabricEndpoint {
     fn give_waiting(&mut self, peer: Peer, now: Duration) {
         let index = peer.0 as usize;
         while let Some(&operation) = self.peers[index].waiting.front() {
-            let returned =
-                if self.under_way < self.under_way_max { self.give(operation) } else { -(FI_EAGAIN as isize) };
+            let returned = if self.under_way < self.under_way_max {
+                self.give(operation)
+            } else {
+                -(FI_EAGAIN as isize)
+            };
             let state = &mut self.peers[index];
             let unconnected = [FI_ENOTCONN, FI_ECONNABORTED, FI_ECONNRESET, FI_ESHUTDOWN]
                 .iter()
@@ -608,7 +615,8 @@ impl LibfabricEndpoint {
         let format = unsafe { (*self.objects.info).addr_format };
         match format {
             FI_ADDR_STR => {
-                address.len() <= ADDRESS_BYTES_MAX && address.iter().position(|b| *b == 0) == Some(address.len() - 1)
+                address.len() <= ADDRESS_BYTES_MAX
+                    && address.iter().position(|b| *b == 0) == Some(address.len() - 1)
             }
             FI_SOCKADDR | FI_SOCKADDR_IN | FI_SOCKADDR_IN6 | FI_SOCKADDR_IB => {
                 address.len() == self.address.len() && address[..2] == self.address[..2]
@@ -677,7 +685,14 @@ impl Endpoint for LibfabricEndpoint {
         }
     }
 
-    fn send(&mut self, peer: Peer, tag: u64, bytes: &[u8], token: u64, deadline: Duration) -> Result<(), Code> {
+    fn send(
+        &mut self,
+        peer: Peer,
+        tag: u64,
+        bytes: &[u8],
+        token: u64,
+        deadline: Duration,
+    ) -> Result<(), Code> {
         if bytes.len() > self.limits.message_bytes {
             return Err(Code::TooBig);
         }
@@ -711,7 +726,13 @@ impl Endpoint for LibfabricEndpoint {
         self.memory.remove(&local);
     }
 
-    fn transfer(&mut self, peer: Peer, transfer: &Transfer, token: u64, deadline: Duration) -> Result<(), Code> {
+    fn transfer(
+        &mut self,
+        peer: Peer,
+        transfer: &Transfer,
+        token: u64,
+        deadline: Duration,
+    ) -> Result<(), Code> {
         let region = self.memory.get(&transfer.local).ok_or(Code::Fault)?.clone();
         region.region.range(transfer.local_offset, transfer.bytes)?;
         transfer.remote.address.checked_add(transfer.bytes as u64).ok_or(Code::Invalid)?;

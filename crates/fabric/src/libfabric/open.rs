@@ -116,7 +116,9 @@ impl Objects {
         let library = library()?;
         if let Some(name) = &settings.provider {
             return Objects::open_provider(library, name, settings).map_err(|e| {
-                e.cure("fi_info -t FI_EP_RDM (package libfabric-bin) lists what this node has; `auto` chooses")
+                e.cure(
+                    "fi_info -t FI_EP_RDM (package libfabric-bin) lists what this node has; `auto` chooses",
+                )
             });
         }
         let mut reasons = Vec::new();

@@ -86,7 +86,12 @@ pub(super) struct Operation {
 
 impl Operation {
     pub(super) fn new(peer: Peer, work: Work) -> Box<Operation> {
-        Box::new(Operation { context: fi_context2 { internal: [std::ptr::null_mut(); 8] }, peer, told: false, work })
+        Box::new(Operation {
+            context: fi_context2 { internal: [std::ptr::null_mut(); 8] },
+            peer,
+            told: false,
+            work,
+        })
     }
 }
 

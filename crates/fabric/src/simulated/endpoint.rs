@@ -91,13 +91,21 @@ impl Endpoint for SimulatedEndpoint {
 
     fn forget(&mut self, _peer: Peer) {}
 
-    fn send(&mut self, peer: Peer, tag: u64, bytes: &[u8], token: u64, deadline: Duration) -> Result<(), Code> {
+    fn send(
+        &mut self,
+        peer: Peer,
+        tag: u64,
+        bytes: &[u8],
+        token: u64,
+        deadline: Duration,
+    ) -> Result<(), Code> {
         if bytes.len() > LIMITS.message_bytes {
             return Err(Code::TooBig);
         }
         let (to, operation) = self.begin(peer, token)?;
         let mut state = self.network.lock();
-        let Some(host) = state.hosts.get_mut(&self.host).filter(|h| h.alive && h.incarnation == self.incarnation)
+        let Some(host) =
+            state.hosts.get_mut(&self.host).filter(|h| h.alive && h.incarnation == self.incarnation)
         else {
             return Ok(());
         };
@@ -127,12 +135,19 @@ impl Endpoint for SimulatedEndpoint {
         }
     }
 
-    fn transfer(&mut self, peer: Peer, transfer: &Transfer, token: u64, deadline: Duration) -> Result<(), Code> {
+    fn transfer(
+        &mut self,
+        peer: Peer,
+        transfer: &Transfer,
+        token: u64,
+        deadline: Duration,
+    ) -> Result<(), Code> {
         let region = self.memory.get(&transfer.local).ok_or(Code::Fault)?.clone();
         region.range(transfer.local_offset, transfer.bytes)?;
         let (to, operation) = self.begin(peer, token)?;
         let mut state = self.network.lock();
-        let Some(host) = state.hosts.get_mut(&self.host).filter(|h| h.alive && h.incarnation == self.incarnation)
+        let Some(host) =
+            state.hosts.get_mut(&self.host).filter(|h| h.alive && h.incarnation == self.incarnation)
         else {
             return Ok(());
         };

@@ -49,12 +49,36 @@ pub(super) enum Told {
 
 #[derive(Debug)]
 enum Step {
-    Message { to: HostId, incarnation: u64, tag: u64, bytes: Vec<u8> },
+    Message {
+        to: HostId,
+        incarnation: u64,
+        tag: u64,
+        bytes: Vec<u8>,
+    },
     /// A transfer reaches the peer.
-    Arrive { from: HostId, started: u64, to: HostId, incarnation: u64, operation: u64, transfer: Transfer, local: Arc<Region> },
+    Arrive {
+        from: HostId,
+        started: u64,
+        to: HostId,
+        incarnation: u64,
+        operation: u64,
+        transfer: Transfer,
+        local: Arc<Region>,
+    },
     /// Data that were read come back, and all is told.
-    Return { to: HostId, incarnation: u64, operation: u64, data: Option<(Arc<Region>, usize, Vec<u8>)> },
-    Fail { to: HostId, incarnation: u64, operation: u64, code: Code, why: &'static str },
+    Return {
+        to: HostId,
+        incarnation: u64,
+        operation: u64,
+        data: Option<(Arc<Region>, usize, Vec<u8>)>,
+    },
+    Fail {
+        to: HostId,
+        incarnation: u64,
+        operation: u64,
+        code: Code,
+        why: &'static str,
+    },
 }
 
 #[derive(Debug, Default)]
@@ -163,7 +187,14 @@ impl State {
         self.at(at, Step::Return { to: from, incarnation: sender, operation, data: None });
     }
 
-    pub(super) fn transfer(&mut self, from: HostId, to: HostId, operation: u64, transfer: Transfer, local: Arc<Region>) {
+    pub(super) fn transfer(
+        &mut self,
+        from: HostId,
+        to: HostId,
+        operation: u64,
+        transfer: Transfer,
+        local: Arc<Region>,
+    ) {
         if self.loses(from, to, operation, true) {
             return;
         }
@@ -176,7 +207,10 @@ impl State {
     pub(super) fn watch(&mut self, host: HostId, operation: u64, deadline: Duration) {
         let incarnation = self.hosts[&host].incarnation;
         let at = deadline.max(self.now);
-        self.at(at, Step::Fail { to: host, incarnation, operation, code: Code::TimedOut, why: "its deadline passed" });
+        self.at(
+            at,
+            Step::Fail { to: host, incarnation, operation, code: Code::TimedOut, why: "its deadline passed" },
+        );
     }
 
     fn tell(&mut self, to: HostId, incarnation: u64, told: Told) {
@@ -253,7 +287,8 @@ impl State {
                 let back = self.now + self.delay();
                 if !there || self.cut(from, to) {
                     let (code, why) = (Code::Io, "the peer is gone");
-                    return self.at(back, Step::Fail { to: from, incarnation: started, operation, code, why });
+                    return self
+                        .at(back, Step::Fail { to: from, incarnation: started, operation, code, why });
                 }
                 match self.serve(to, &transfer, &local) {
                     Ok(data) => {
