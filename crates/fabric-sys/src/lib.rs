@@ -14,6 +14,7 @@
 #[allow(missing_docs, non_camel_case_types, non_upper_case_globals, missing_debug_implementations)]
 #[allow(clippy::all, unreachable_pub)]
 pub mod bindings;
+#[allow(clippy::too_many_arguments)] // as many as the C functions
 mod calls;
 mod library;
 

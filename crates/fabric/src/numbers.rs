@@ -13,7 +13,7 @@ impl Numbers {
     }
 
     /// The next number.
-    pub fn next(&mut self) -> u64 {
+    pub fn draw(&mut self) -> u64 {
         self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.state ^ self.state >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -22,7 +22,7 @@ impl Numbers {
 
     /// A number below `n`, which is not 0.
     pub fn below(&mut self, n: u64) -> u64 {
-        self.next() % n
+        self.draw() % n
     }
 
     /// True in `permille` of 1000 cases.
@@ -57,7 +57,7 @@ impl Entropy {
             }
             Entropy::Seeded(numbers) => {
                 for chunk in bytes.chunks_mut(8) {
-                    chunk.copy_from_slice(&numbers.next().to_le_bytes()[..chunk.len()]);
+                    chunk.copy_from_slice(&numbers.draw().to_le_bytes()[..chunk.len()]);
                 }
             }
         }

@@ -100,7 +100,7 @@ impl Room {
         }
         for (node, happened) in self.nodes.iter_mut().zip(&mut self.happened) {
             node.progress();
-            while let Some(happening) = node.next() {
+            while let Some(happening) = node.next_happening() {
                 happened.push(happening);
             }
         }
@@ -318,7 +318,7 @@ fn strangers_are_neither_heard_nor_harmful(bed: Bed) {
         loop {
             room.turn();
             calls.progress();
-            while let Some(happening) = calls.next() {
+            while let Some(happening) = calls.next_happening() {
                 if let Happening::Answered { outcome: Err(failed), .. } = happening {
                     return failed;
                 }
@@ -336,7 +336,7 @@ fn strangers_are_neither_heard_nor_harmful(bed: Bed) {
 
     let (mut numbers, mut done) = (forebay_fabric::Numbers::new(9), 0);
     for token in 0..300 {
-        let bytes: Vec<u8> = (0..numbers.below(400)).map(|_| numbers.next() as u8).collect();
+        let bytes: Vec<u8> = (0..numbers.below(400)).map(|_| numbers.draw() as u8).collect();
         let mut frame = bytes;
         if token % 3 == 0 && frame.len() > 8 {
             frame[..8].copy_from_slice(b"FBAY\x01\x00\x0a\x00");

@@ -42,7 +42,7 @@ fn child() {
     println!("\naddress {address}");
     loop {
         calls.progress();
-        while let Some(happening) = calls.next() {
+        while let Some(happening) = calls.next_happening() {
             let Happening::Asked { ticket, body } = happening else { continue };
             let Message::Ask(_, Request::Lookup { name, .. }) = body.message() else { continue };
             let mut place = memory.address.to_le_bytes().to_vec();
@@ -124,7 +124,7 @@ impl Asker {
 
     fn turn(&mut self) {
         self.calls.progress();
-        while let Some(happening) = self.calls.next() {
+        while let Some(happening) = self.calls.next_happening() {
             self.happened.push(happening);
         }
         self.calls.wait(Duration::from_millis(5));

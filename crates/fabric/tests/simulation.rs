@@ -234,7 +234,7 @@ impl World {
             }
             let Some(calls) = &mut self.nodes[node].calls else { continue };
             calls.progress();
-            while let Some(happening) = self.nodes[node].calls.as_mut().and_then(Calls::next) {
+            while let Some(happening) = self.nodes[node].calls.as_mut().and_then(Calls::next_happening) {
                 if is_server(node) {
                     self.serve(node, happening);
                 } else {

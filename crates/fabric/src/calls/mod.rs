@@ -10,7 +10,7 @@
 //! link:  idle ─call─► asking ─Welcome─► up ─silence, failed send─► asking anew, the old one still heard ─► up | down
 //! call:  waiting for the link ─► sent ─► answered | deadline: timed out | node unreachable: EIO, naming it
 //! ```
-//! Nothing here blocks or has a thread: the user calls [`Calls::progress`] and takes what happened from [`Calls::next`]; or
+//! Nothing here blocks or has a thread: the user calls [`Calls::progress`] and takes what happened from [`Calls::next_happening`]; or
 //! gives it to a [`CallsThread`]. Faults survived: any loss, delay, duplicate or reordering of messages; peers that stop, die
 //! and come back. Tests: `tests/calls.rs`, `tests/simulation.rs`, `tests/death.rs`.
 
@@ -252,8 +252,7 @@ impl Calls {
     }
 
     /// The next thing that happened.
-    #[allow(clippy::should_implement_trait)]
-    pub fn next(&mut self) -> Option<Happening> {
+    pub fn next_happening(&mut self) -> Option<Happening> {
         self.state.happened.pop_front()
     }
 

@@ -41,7 +41,7 @@ impl CallsThread {
                 }
             }
             let mut busy = calls.progress() > 0;
-            while let Some(happening) = calls.next() {
+            while let Some(happening) = calls.next_happening() {
                 busy = true;
                 handler(&mut calls, happening);
             }

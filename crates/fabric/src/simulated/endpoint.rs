@@ -117,7 +117,7 @@ impl Endpoint for SimulatedEndpoint {
 
     fn register(&mut self, region: Arc<Region>, access: Access) -> Result<Registered, Code> {
         let mut state = self.network.lock();
-        let (key, address) = (state.numbers.next(), state.numbers.below(1 << 40) << 12);
+        let (key, address) = (state.numbers.draw(), state.numbers.below(1 << 40) << 12);
         let bytes = region.len();
         self.memory.insert(Local(key), region.clone());
         if let Some(host) = state.hosts.get_mut(&self.host) {
