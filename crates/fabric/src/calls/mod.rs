@@ -383,10 +383,17 @@ impl State {
 
     /// Does what is due by the clock.
     fn timers(&mut self) {
-        self.timers_at = self.now + self.settings.tick();
         self.outgoing_timers();
         self.incoming_timers();
         self.call_timers();
+        // While nothing is asked there are only heartbeats.
+        let busy = !self.calls.is_empty() || self.neighbours.values().any(Neighbour::is_asking);
+        self.timers_at = self.now + if busy { self.settings.tick() } else { self.settings.heartbeat / 2 };
+    }
+
+    /// Something new is under way: its timers are looked at soon.
+    fn soon(&mut self) {
+        self.timers_at = self.timers_at.min(self.now + self.settings.tick());
     }
 
     fn leave(&mut self, detail: &str) {

@@ -46,6 +46,13 @@ pub(super) struct Neighbour {
     refused_until: Duration,
 }
 
+impl Neighbour {
+    /// A handshake is under way.
+    pub(super) fn is_asking(&self) -> bool {
+        self.asking.is_some()
+    }
+}
+
 impl State {
     pub(super) fn add_neighbour(&mut self, node: NodeId, address: Vec<u8>, peer: Peer) {
         if let Some(known) = self.neighbours.get_mut(&node) {
@@ -103,9 +110,10 @@ impl State {
         if self.calls.len() >= self.settings.calls_max {
             return Err(Code::Busy);
         }
-        let neighbour = self.neighbours.get_mut(&node).ok_or(Code::Invalid)?;
         let mut body = Vec::new();
         message.encode_to(&mut body)?;
+        self.soon();
+        let neighbour = self.neighbours.get_mut(&node).ok_or(Code::Invalid)?;
         self.next_call += 1;
         let id = self.next_call;
         neighbour.calls.insert(id);
@@ -159,6 +167,7 @@ impl State {
         }
         let hello = self.hello(link);
         let Ok(initiator) = Initiator::start(&self.secret, hello) else { return };
+        self.soon();
         let pause = self.settings.retry.0;
         let Some(neighbour) = self.neighbours.get_mut(&node) else { return };
         let frame = initiator.frame().to_vec();

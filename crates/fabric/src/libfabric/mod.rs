@@ -139,7 +139,6 @@ pub struct LibfabricEndpoint {
     mr_mode: u32,
     key_mask: u64,
     piece_bytes: usize,
-    under_way_max: usize,
     under_way: usize,
 }
 
@@ -168,13 +167,12 @@ impl LibfabricEndpoint {
         }
         let objects = Objects::open(&settings)?;
         // SAFETY: fi_getinfo fills all attributes.
-        let (max_message, mr_mode, key_size, tx_size, rx_size) = unsafe {
+        let (max_message, mr_mode, key_size, rx_size) = unsafe {
             let info = &*objects.info;
             (
                 (*info.ep_attr).max_msg_size,
                 (*info.domain_attr).mr_mode as u32,
                 (*info.domain_attr).mr_key_size,
-                (*info.tx_attr).size,
                 (*info.rx_attr).size,
             )
         };
@@ -209,7 +207,6 @@ impl LibfabricEndpoint {
             mr_mode,
             key_mask: if key_size >= 8 { u64::MAX >> 1 } else { (1 << (8 * key_size.max(1))) - 1 },
             piece_bytes: settings.piece_bytes.min(max_message),
-            under_way_max: tx_size.max(1),
             under_way: 0,
             settings,
             objects,

@@ -71,9 +71,11 @@ fn hints(library: &Library, name: &CStr, manual: bool, delivery: bool) -> Result
             domain.control_progress = FI_PROGRESS_MANUAL;
             domain.data_progress = FI_PROGRESS_MANUAL;
         }
-        // A message that follows a write to the same peer finds it done, and messages keep their order.
-        (*h.tx_attr).msg_order = u64::from(FI_ORDER_SAS | FI_ORDER_SAW);
-        (*h.rx_attr).msg_order = u64::from(FI_ORDER_SAS | FI_ORDER_SAW);
+        // Messages keep their order. A write is complete when its bytes are in the peer's memory; where the provider cannot say
+        // so, a message that is sent after its completion must at least not overtake it.
+        let order = if delivery { FI_ORDER_SAS } else { FI_ORDER_SAS | FI_ORDER_SAW };
+        (*h.tx_attr).msg_order = u64::from(order);
+        (*h.rx_attr).msg_order = u64::from(order);
         if delivery {
             (*h.tx_attr).op_flags = u64::from(FI_DELIVERY_COMPLETE);
         }

@@ -15,6 +15,9 @@ use crate::endpoint::{Direction, Endpoint, Event, Peer};
 const READ_AT_ONCE: usize = 32;
 /// First and longest pause before a peer that refused work is asked again.
 pub(super) const PAUSE: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(10));
+/// Operations that the provider has for one peer: more wait here, so that a peer that takes nothing does not use up what the
+/// provider has for all.
+const UNDER_WAY_PER_PEER: usize = 128;
 /// For so long a peer's work waits when the provider says that there is no connection: it has noticed one that broke, and makes
 /// another when it gets to it (ofi_rxm looks every 10 ms). Nothing of what is refused has left, so it is tried again.
 const RECONNECT: Duration = Duration::from_millis(300);
@@ -120,11 +123,8 @@ impl LibfabricEndpoint {
     pub(super) fn give_waiting(&mut self, peer: Peer, now: Duration) {
         let index = peer.0 as usize;
         while let Some(&operation) = self.peers[index].waiting.front() {
-            let returned = if self.under_way < self.under_way_max {
-                self.give(operation)
-            } else {
-                -(FI_EAGAIN as isize)
-            };
+            let full = self.peers[index].under_way >= UNDER_WAY_PER_PEER;
+            let returned = if full { -(FI_EAGAIN as isize) } else { self.give(operation) };
             let state = &mut self.peers[index];
             let unconnected = [FI_ENOTCONN, FI_ECONNABORTED, FI_ECONNRESET, FI_ESHUTDOWN]
                 .iter()
