@@ -264,6 +264,11 @@ impl World {
         }
         self.network.set_faults(Faults::NONE);
         self.finish(Duration::from_secs(10));
+        // Links that are still silent, or between two attempts, get the time that the longest pause takes.
+        let settled = self.network.now() + Duration::from_secs(2);
+        while self.network.now() < settled {
+            self.turn();
+        }
         let before = self.model.answered;
         for _ in 0..10 {
             for client in 0..CLIENTS as usize {

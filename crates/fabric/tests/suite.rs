@@ -30,7 +30,7 @@ impl Bed {
     }
 
     /// A provider on this machine, or None with a line that says why not.
-    fn libfabric(provider: &str, waiting: Waiting) -> Option<Bed> {
+    fn libfabric(provider: &str, waiting: Waiting, register_local: bool) -> Option<Bed> {
         if let Some(why) = libfabric::unusable() {
             println!("skipped: {why}");
             return None;
@@ -42,6 +42,7 @@ impl Bed {
             message_bytes: MIB,
             receives: 16,
             piece_bytes: 300_000,
+            register_local,
             ..Settings::default()
         };
         match LibfabricEndpoint::open(settings.clone()) {
@@ -451,13 +452,25 @@ macro_rules! suite {
         }
         mod tcp {
             $(#[test] fn $name() {
-                if let Some(bed) = super::Bed::libfabric("tcp;ofi_rxm", super::Waiting::Events) { super::$name(bed); }
+                if let Some(bed) = super::Bed::libfabric("tcp;ofi_rxm", super::Waiting::Events, false) { super::$name(bed); }
             })*
         }
         mod tcp_spinning {
             $(#[test] fn $name() {
-                if let Some(bed) = super::Bed::libfabric("tcp;ofi_rxm", super::Waiting::Spinning) { super::$name(bed); }
+                if let Some(bed) = super::Bed::libfabric("tcp;ofi_rxm", super::Waiting::Spinning, false) { super::$name(bed); }
             })*
+        }
+        mod tcp_registered {
+            $(#[test] fn $name() {
+                if let Some(bed) = super::Bed::libfabric("tcp;ofi_rxm", super::Waiting::Events, true) { super::$name(bed); }
+            })*
+        }
+        mod other_provider {
+            /// `FOREBAY_PROVIDER=verbs;ofi_rxm` runs the suite over the network of the machine at hand.
+            fn bed() -> Option<super::Bed> {
+                super::Bed::libfabric(&std::env::var("FOREBAY_PROVIDER").ok()?, super::Waiting::Events, false)
+            }
+            $(#[test] fn $name() { if let Some(bed) = bed() { super::$name(bed); } })*
         }
     };
 }
@@ -475,7 +488,9 @@ suite! {
 
 #[test]
 fn wait_returns_for_messages_for_the_waker_and_at_its_timeout() {
-    let Some(Bed::Libfabric(settings)) = Bed::libfabric("tcp;ofi_rxm", Waiting::Events) else { return };
+    let Some(Bed::Libfabric(settings)) = Bed::libfabric("tcp;ofi_rxm", Waiting::Events, false) else {
+        return;
+    };
     let mut receiver = LibfabricEndpoint::open(settings.clone()).unwrap();
     assert!(receiver.descriptor().is_some());
     let address = receiver.address().to_vec();

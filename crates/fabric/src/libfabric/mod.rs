@@ -65,6 +65,9 @@ pub struct Settings {
     pub peers_expected: usize,
     /// Transfers are cut into pieces of at most so many bytes, beside what the provider asks for.
     pub piece_bytes: usize,
+    /// Registers buffers of our own as verbs wants it (FI_MR_LOCAL), also where the provider does not ask for it: so that this is
+    /// tested on machines without such a network.
+    pub register_local: bool,
 }
 
 impl Default for Settings {
@@ -78,6 +81,7 @@ impl Default for Settings {
             receives: 64,
             peers_expected: 64,
             piece_bytes: 16 << 20,
+            register_local: false,
         }
     }
 }
@@ -176,6 +180,7 @@ impl LibfabricEndpoint {
                 (*info.rx_attr).size,
             )
         };
+        let mr_mode = mr_mode | if settings.register_local { FI_MR_LOCAL } else { 0 };
         let address = objects.address()?;
         let no_memory = |code| Error::new(code, "cannot allocate receive buffers");
         let receives = settings.receives.min(rx_size.max(1));
