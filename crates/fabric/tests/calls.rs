@@ -232,7 +232,7 @@ fn what_cannot_be_asked_or_answered_is_refused(bed: Bed) {
     assert_eq!(failed.code, Code::TimedOut);
     assert!(failed.why.contains("node 2"), "{}", failed.why);
     let waited = room.nodes[0].now() - late;
-    assert!((300..2000).contains(&waited.as_millis()), "{waited:?}");
+    assert!((300..5000).contains(&waited.as_millis()), "{waited:?}");
     room.nodes[1].answer(&ticket, &Message::LeaseGrant { period_ms: 10, ino: Ino(0) }).unwrap();
     room.outcome(0, id).unwrap();
 }

@@ -218,8 +218,8 @@ fn peer_killed_with_work_under_way_fails_in_time_and_others_go_on() {
     println!(
         "transfers ended after {all_moved:?}, calls after {all:?}; slowest echo of the other {slowest:?}"
     );
-    assert!(all < UNREACHABLE + Duration::from_secs(2), "{all:?}");
-    assert!(slowest < Duration::from_secs(1), "the other waited {slowest:?}");
+    assert!(all < UNREACHABLE + Duration::from_secs(4), "{all:?}");
+    assert!(slowest < Duration::from_secs(2), "the other waited {slowest:?}");
     assert!(asker.happened.iter().any(|h| matches!(h, Happening::Down { node: NodeId(1), .. })));
     // What is asked of it now fails sooner, and the other is still there.
     let start = Instant::now();
@@ -280,7 +280,7 @@ fn peer_that_is_stopped_for_a_while_goes_on_where_it_was() {
     let ids: Vec<CallId> = (0..50).map(|_| asker.ask(1, b"are you there", Duration::from_secs(10))).collect();
     let start = Instant::now();
     while start.elapsed() < Duration::from_millis(1500) {
-        assert!(asker.echo(2, b"meanwhile") < Duration::from_secs(1));
+        assert!(asker.echo(2, b"meanwhile") < Duration::from_millis(1400));
     }
     one.signal(rustix::process::Signal::CONT);
     for id in ids {

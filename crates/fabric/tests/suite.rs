@@ -354,24 +354,24 @@ fn nobody_there_fails_in_time_and_others_go_on(bed: Bed) {
     let near = filled(1, 4096);
     let mine = room.ends[0].register(near, Access::LOCAL).unwrap();
     for token in 0..20 {
-        room.ends[0].send(dead, 1, b"hello?", token, start + Duration::from_millis(700)).unwrap();
+        room.ends[0].send(dead, 1, b"hello?", token, start + Duration::from_millis(2000)).unwrap();
     }
     let remote = Memory { address: 0, key: 1 };
     let transfer =
         Transfer { direction: Direction::Write, local: mine.local, local_offset: 0, remote, bytes: 100 };
-    room.ends[0].transfer(dead, &transfer, 50, start + Duration::from_millis(700)).unwrap();
+    room.ends[0].transfer(dead, &transfer, 50, start + Duration::from_millis(2000)).unwrap();
     for token in 100..150 {
         room.ends[0].send(alive, token, b"hello", token, start + Duration::from_secs(10)).unwrap();
     }
     room.until("messages to the living", |told| told[1].len() == 50);
     let quick = room.ends[0].now() - start;
-    assert!(quick < Duration::from_millis(600), "the living waited {quick:?} for the dead");
+    assert!(quick < Duration::from_millis(1800), "the living waited {quick:?} for the dead");
     for token in (0..20).chain([50]) {
         let (code, why) = room.outcome(0, token).unwrap_err();
         assert!(matches!(code, Code::TimedOut | Code::Io), "{code} {why}");
     }
     let all = room.ends[0].now() - start;
-    assert!(all < Duration::from_millis(2500), "told after {all:?}");
+    assert!(all < Duration::from_millis(6000), "told after {all:?}");
     let named = room.told[0].iter().any(|t| matches!(t, Told::Failed(_, peer, ..) if *peer == dead));
     assert!(!named, "all were taken by their tokens");
 }

@@ -330,15 +330,21 @@ impl<'a> Message<'a> {
                 return Ok(Message::Ask(caller, request));
             }
             Kind::Answer => {
-                // Replies are codes too: that a daemon could not read a request is no failure of this decoding.
-                return match Reply::decode(body) {
-                    Err(Code::Malformed)
-                        if body.get(..2) != Some(&(Code::Malformed as u16).to_le_bytes()) =>
-                    {
+                let (code, zero) = (r.u16()?, r.u16()?);
+                if code != 0 {
+                    let sound = zero == 0 && r.rest().is_empty();
+                    return if sound {
+                        Ok(Message::Answer(Err(Code::from_u16(code))))
+                    } else {
                         Err(Code::Malformed)
-                    }
-                    result => Ok(Message::Answer(result)),
-                };
+                    };
+                }
+                let reply = Reply::decode(body)?;
+                // Entries are decoded as they are read; what comes from another node is looked through at once.
+                if matches!(&reply, Reply::Entries(entries) if entries.iter().any(|e| e.is_err())) {
+                    return Err(Code::Malformed);
+                }
+                return Ok(Message::Answer(Ok(reply)));
             }
             Kind::Finish => Message::Finish,
             Kind::ReadStripe => {

@@ -309,6 +309,26 @@ fn names_details_and_periods_out_of_bounds_are_refused() {
 }
 
 #[test]
+fn answers_with_entries_or_codes_that_are_unsound_are_refused() {
+    let mut raw = [0; 300];
+    let mut w = DirWriter::new(&mut raw);
+    assert!(w.push(&DirEntry { cookie: 1, ino: Ino(2), kind: FileKind::File, name: b"name", attr: None }));
+    let n = w.len();
+    let answer = |bytes: &[u8]| {
+        let mut body = Vec::new();
+        let entries = DirEntries { bytes, end: true };
+        Message::Answer(Ok(Reply::Entries(entries))).encode_to(&mut body).unwrap();
+        Message::decode(Kind::Answer, &body).map(|_| ())
+    };
+    assert_eq!(answer(&raw[..n]), Ok(()));
+    assert_eq!(answer(&raw[..n - 1]), Err(Code::Malformed), "a name that is cut off");
+    assert_eq!(answer(&[&raw[..n], b"x"].concat()), Err(Code::Malformed), "bytes behind the last entry");
+    assert_eq!(Message::decode(Kind::Answer, &[7, 0, 0, 0, 1]), Err(Code::Malformed), "bytes behind a code");
+    assert_eq!(Message::decode(Kind::Answer, &[7, 0]), Err(Code::Malformed));
+    assert_eq!(Message::decode(Kind::Answer, &[7, 0, 0, 0]), Ok(Message::Answer(Err(Code::NoSpace))));
+}
+
+#[test]
 fn largest_messages_fit_a_frame_and_larger_do_not() {
     let (mut mine, mut theirs) = sessions();
     let (value, mut frame) = (vec![7; 65_536], Vec::new());
