@@ -288,3 +288,71 @@ fn peer_that_is_stopped_for_a_while_goes_on_where_it_was() {
     }
     assert!(!asker.happened.iter().any(|h| matches!(h, Happening::Down { .. })), "it was never given up");
 }
+
+/// What runs in a network of its own, whose loopback device then loses everything. Not a test by itself.
+#[test]
+fn cut_child() {
+    let Ok(cut_ms) = std::env::var("FOREBAY_TEST_CUT_MS") else { return };
+    let cut = Duration::from_millis(cut_ms.parse().unwrap());
+    let tool = |words: &str| {
+        let mut words = words.split(' ');
+        let status =
+            Command::new(words.next().unwrap()).args(words).status().expect("runs: the parent tried it");
+        assert!(status.success());
+    };
+    tool("ip link set lo up");
+    let one = Server::start(1, 0);
+    let mut asker = Asker::new(&[&one]);
+    asker.echo(1, b"before");
+    // A queue that takes no packet of more than a byte.
+    tool("tc qdisc add dev lo root tbf rate 8bit burst 1 limit 1");
+    let start = Instant::now();
+    let id = asker.ask(1, b"lost", Duration::from_secs(60));
+    let failed = asker.answer(id).unwrap_err();
+    assert_eq!(failed.code, Code::Io);
+    let told = start.elapsed();
+    assert!(told < UNREACHABLE + Duration::from_secs(4), "{told:?}");
+    while start.elapsed() < cut {
+        asker.turn();
+    }
+    tool("tc qdisc del dev lo root");
+    let healed = Instant::now();
+    loop {
+        let id = asker.ask(1, b"after", Duration::from_secs(5));
+        if asker.answer(id).is_ok() {
+            break;
+        }
+        assert!(healed.elapsed() < Duration::from_secs(30), "not reached again");
+    }
+    println!(
+        "\ncut for {cut:?}: told after {told:?}, reached again {:?} after it was healed",
+        healed.elapsed()
+    );
+}
+
+#[test]
+fn network_that_is_cut_fails_calls_in_time_and_heals_by_itself() {
+    if skipped() {
+        return;
+    }
+    let inside = |script: &str| {
+        let mut command = Command::new("unshare");
+        command.args(["--map-root-user", "--net", "sh", "-c", script]);
+        command
+    };
+    let tried =
+        inside("ip link set lo up && tc qdisc add dev lo root tbf rate 8bit burst 1 limit 1").output();
+    if !tried.is_ok_and(|o| o.status.success()) {
+        return println!("skipped: no network namespace with a queue of its own here (unshare, ip, tc)");
+    }
+    let exe = std::env::current_exe().unwrap();
+    let script = format!("exec '{}' --exact cut_child --nocapture --test-threads=1", exe.display());
+    let output = inside(&script).env("FOREBAY_TEST_CUT_MS", "4000").output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && text.contains("reached again"),
+        "{text}{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    println!("{}", text.lines().find(|l| l.contains("reached again")).unwrap_or_default());
+}
