@@ -360,6 +360,31 @@ fn strangers_are_neither_heard_nor_harmful(bed: Bed) {
     assert!(!room.happened[1].iter().any(|h| matches!(h, Happening::Joined { node: NodeId(3 | 4), .. })));
 }
 
+fn calls_beyond_their_bounds_are_refused(mut bed: Bed) {
+    let few = |bed: &mut Bed, node: u16, calls_per_node: usize| {
+        let identity = Identity { pool: [7; 16], node: NodeId(node), capacity_bytes: 0 };
+        let settings = CallsSettings { calls_per_node, ..settings(bed, node) };
+        Calls::new(bed.open(), identity, secret(1), settings)
+    };
+    let (mut asker, mut server) = (few(&mut bed, 1, 10), few(&mut bed, 2, 4));
+    asker.add_node(NodeId(2), server.endpoint().address()).unwrap();
+    let mut room = Room { bed, nodes: vec![asker, server], happened: vec![Vec::new(), Vec::new()] };
+    let ids: Vec<CallId> = (0..10).map(|i| room.ask(0, 2, i, &Message::LeaseRenew)).collect();
+    let deadline = room.nodes[0].now() + Duration::from_secs(5);
+    let more = room.nodes[0].call(NodeId(2), Stamp::default(), &Message::LeaseRenew, deadline);
+    assert_eq!(more, Err(Code::Busy), "the asker's own bound");
+    // The server keeps twice its bound, and refuses the others.
+    let refused: Vec<Code> = ids[8..].iter().map(|id| room.outcome(0, *id).unwrap_err().code).collect();
+    assert_eq!(refused, [Code::Busy, Code::Busy]);
+    for _ in 0..8 {
+        let (ticket, _) = room.asked(1);
+        room.nodes[1].answer(&ticket, &Message::LeaseGrant { period_ms: 1, ino: Ino(0) }).unwrap();
+    }
+    for id in &ids[..8] {
+        room.outcome(0, *id).unwrap();
+    }
+}
+
 fn leaving_in_order_is_told_at_once(bed: Bed) {
     let mut room = Room::new(bed, 2);
     let id = room.ask(0, 2, 1, &Message::LeaseRenew);
@@ -397,6 +422,7 @@ suite! {
     slow_requests_are_handed_out_once,
     data_go_by_rma_between_asker_and_server,
     strangers_are_neither_heard_nor_harmful,
+    calls_beyond_their_bounds_are_refused,
     leaving_in_order_is_told_at_once,
 }
 

@@ -125,10 +125,17 @@ impl State {
                     self.send_to_asker(link, header.request, header.stamp, &failure);
                     return Ok(());
                 }
-                if !incoming.asked.insert(header.request) {
+                if incoming.asked.contains(&header.request) {
                     self.statistics.repeated += 1;
                     return Ok(());
                 }
+                if incoming.asked.len() >= 2 * self.settings.calls_per_node {
+                    let failure =
+                        Message::Failure { code: Code::Busy, detail: b"too many requests are unanswered" };
+                    self.send_to_asker(link, header.request, header.stamp, &failure);
+                    return Ok(());
+                }
+                incoming.asked.insert(header.request);
                 let ticket = Ticket {
                     node: incoming.hello.node,
                     incarnation: incoming.hello.incarnation,

@@ -175,7 +175,7 @@ impl Calls {
     ///
     /// # Errors
     /// [`Code::Invalid`] for an unknown node and for a message that asks nothing, [`Code::Busy`] when too many calls are
-    /// under way, and what [`Message::encode_to`] refuses.
+    /// under way, in all or to this node, and what [`Message::encode_to`] refuses.
     pub fn call(
         &mut self,
         node: NodeId,

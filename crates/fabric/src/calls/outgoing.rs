@@ -110,6 +110,10 @@ impl State {
         if self.calls.len() >= self.settings.calls_max {
             return Err(Code::Busy);
         }
+        let neighbour = self.neighbours.get(&node).ok_or(Code::Invalid)?;
+        if neighbour.calls.len() >= self.settings.calls_per_node {
+            return Err(Code::Busy);
+        }
         let mut body = Vec::new();
         message.encode_to(&mut body)?;
         self.soon();

@@ -33,6 +33,11 @@ pub struct CallsSettings {
     pub send_timeout: Duration,
     /// Calls under way.
     pub calls_max: usize,
+    /// Calls under way to one node. A node that has twice as many of another's unanswered refuses more with [`Code::Busy`]:
+    /// what a peer can make us keep is bounded.
+    ///
+    /// [`Code::Busy`]: forebay_types::Code::Busy
+    pub calls_per_node: usize,
     /// Links of others, proven or not.
     pub incoming_max: usize,
     /// Simulations: nonces, link numbers and incarnations come from it, and the clock is the endpoint's.
@@ -49,6 +54,7 @@ impl Default for CallsSettings {
             retry: (Duration::from_millis(50), Duration::from_millis(1000)),
             send_timeout: Duration::from_secs(2),
             calls_max: 65_536,
+            calls_per_node: 1024,
             incoming_max: 16_384,
             seed: None,
         }
