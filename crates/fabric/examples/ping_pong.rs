@@ -1,7 +1,7 @@
 //! What the network costs, between two processes: latency of 64 bytes, reads and writes by RMA, requests of the call layer;
 //! beside it a raw TCP stream on the same addresses, in the same run.
 //!
-//! `cargo run --release -p forebay-fabric --example ping_pong [-- --json] [--provider NAME] [--host ADDRESS] [--seconds N]`
+//! `cargo run --release -p forebay-fabric --example ping_pong [-- --json] [--spin] [--provider NAME] [--host ADDRESS] [--seconds N]`
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -30,16 +30,25 @@ struct Options {
     host: String,
     seconds: f64,
     json: bool,
+    waiting: Waiting,
 }
 
 fn options() -> Options {
-    let mut o = Options { provider: None, host: "127.0.0.1".to_owned(), seconds: 0.5, json: false };
+    let mut o = Options {
+        provider: None,
+        host: "127.0.0.1".to_owned(),
+        seconds: 0.5,
+        json: false,
+        waiting: Waiting::Events,
+    };
     let mut words = std::env::args().skip(1);
-    let usage = "usage: ping_pong [--json] [--provider NAME] [--host ADDRESS] [--seconds N]";
+    let usage = "usage: ping_pong [--json] [--spin] [--provider NAME] [--host ADDRESS] [--seconds N]";
     while let Some(word) = words.next() {
         let mut value = || words.next().unwrap_or_else(|| panic!("{usage}"));
         match word.as_str() {
             "--json" => o.json = true,
+            // Faster where each process has a processor of its own, and far slower where it has not.
+            "--spin" => o.waiting = Waiting::Spinning,
             "--provider" => o.provider = Some(value()),
             "--host" => o.host = value(),
             "--seconds" => o.seconds = value().parse().unwrap_or_else(|_| panic!("{usage}")),
@@ -63,6 +72,13 @@ fn calls(endpoint: LibfabricEndpoint, node: u16) -> Calls {
     Calls::new(Box::new(endpoint), identity, secret, CallsSettings::default())
 }
 
+/// Progress, and a sleep when there was nothing to do.
+fn turn(end: &mut LibfabricEndpoint, waiting: Waiting, sink: &mut dyn FnMut(Event<'_>)) {
+    if end.progress(sink) == 0 && waiting == Waiting::Events {
+        end.wait(Duration::from_millis(50));
+    }
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|b| format!("{b:02x}")).collect()
 }
@@ -75,7 +91,7 @@ fn unhex(text: &str) -> Vec<u8> {
 /// The other process: a raw TCP peer, an endpoint whose messages are sent back, and a server of calls, until stdin closes.
 fn serve(o: &Options) {
     let listener = TcpListener::bind((o.host.as_str(), 0)).expect("a port");
-    let mut end = endpoint(o, Waiting::Spinning);
+    let mut end = endpoint(o, o.waiting);
     let region = Arc::new(Region::new(LARGEST * DEPTH).expect("memory"));
     region.write_at(0, &vec![1; LARGEST * DEPTH]).expect("its own length");
     let memory = end.register(region, Access::BOTH).expect("registers").remote;
@@ -108,7 +124,7 @@ fn serve(o: &Options) {
         match mode.load(std::sync::atomic::Ordering::Relaxed) {
             b'm' => {
                 let mut answers = Vec::new();
-                end.progress(&mut |event| {
+                turn(&mut end, o.waiting, &mut |event| {
                     if let Event::Received { bytes, .. } = event {
                         answers.push(bytes.to_vec());
                     }
@@ -185,6 +201,9 @@ fn main() {
     }
     let mut command = Command::new(std::env::current_exe().expect("a path"));
     command.arg("serve").args(["--host", &o.host]).stdin(Stdio::piped()).stdout(Stdio::piped());
+    if o.waiting == Waiting::Spinning {
+        command.arg("--spin");
+    }
     if let Some(provider) = &o.provider {
         command.args(["--provider", provider]);
     }
@@ -217,7 +236,7 @@ fn main() {
     let mut buffer = vec![1; LARGEST];
     let raw = timed(o.seconds, || tcp_round(&mut stream, &mut buffer, 48, 64, 1)) * 1e6 / 2.0;
     tell(b'm');
-    let mut end = endpoint(&o, Waiting::Spinning);
+    let mut end = endpoint(&o, o.waiting);
     let provider = end.provider().to_owned();
     let to = end.connect(&unhex(address)).expect("an address");
     let own = end.address().to_vec();
@@ -226,7 +245,7 @@ fn main() {
         end.send(to, 0, bytes, 0, deadline).expect("a message");
         let mut back = false;
         while !back {
-            end.progress(&mut |event| match event {
+            turn(end, o.waiting, &mut |event| match event {
                 Event::Received { .. } => back = true,
                 Event::Failed { why, .. } => panic!("{why}"),
                 Event::Done { .. } => {}
@@ -259,7 +278,7 @@ fn main() {
                     }
                     let mut left = depth;
                     while left > 0 {
-                        end.progress(&mut |event| match event {
+                        turn(&mut end, o.waiting, &mut |event| match event {
                             Event::Done { .. } => left -= 1,
                             Event::Failed { why, .. } => panic!("{why}"),
                             Event::Received { .. } => {}
@@ -281,7 +300,9 @@ fn main() {
         }
         let mut left = CALLS_DEPTH;
         while left > 0 {
-            end.progress(&mut |event| left -= usize::from(matches!(event, Event::Received { .. })));
+            turn(&mut end, o.waiting, &mut |event| {
+                left -= usize::from(matches!(event, Event::Received { .. }));
+            });
         }
     });
     let messages = CALLS_DEPTH as f64 / messages / 1e3;
@@ -321,8 +342,11 @@ fn main() {
     drop(child.stdin.take());
     let _ = child.wait();
     if o.json {
-        println!("{}", json!({ "provider": provider, "host": o.host, "results": results }));
+        println!(
+            "{}",
+            json!({ "provider": provider, "host": o.host, "waiting": format!("{:?}", o.waiting), "results": results })
+        );
     } else {
-        println!("provider {provider}, {}", o.host);
+        println!("provider {provider}, {}, waiting by {:?}", o.host, o.waiting);
     }
 }
