@@ -204,13 +204,21 @@ pub trait Endpoint: Send {
         if descriptor.is_none() {
             timeout = timeout.min(Duration::from_micros(50));
         }
-        let mut fds = vec![PollFd::from_borrowed_fd(waker.event.as_fd(), PollFlags::IN)];
-        fds.extend(descriptor.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
         let timeout = rustix::event::Timespec {
             tv_sec: timeout.as_secs().min(3600) as i64,
             tv_nsec: timeout.subsec_nanos().into(),
         };
-        if rustix::event::poll(&mut fds, Some(&timeout)).is_ok() && fds[0].revents().contains(PollFlags::IN) {
+        let mut woken = PollFd::from_borrowed_fd(waker.event.as_fd(), PollFlags::IN);
+        let polled = match descriptor {
+            Some(fd) => {
+                let mut both = [woken, PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+                let polled = rustix::event::poll(&mut both, Some(&timeout));
+                [woken, _] = both;
+                polled
+            }
+            None => rustix::event::poll(std::slice::from_mut(&mut woken), Some(&timeout)),
+        };
+        if polled.is_ok() && woken.revents().contains(PollFlags::IN) {
             waker.clear();
         }
     }
