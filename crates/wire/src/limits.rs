@@ -33,4 +33,4 @@ pub const WINDOW_FRAMES: u64 = 1024;
 const _: () = assert!(PROTOCOL_MIN <= PROTOCOL_MAX && PROTOCOL_MIN > 0);
 const _: () = assert!(BODY_BYTES_MAX >= INLINE_BYTES_MAX + 64 && INLINE_BYTES_MAX >= XATTR_VALUE_MAX);
 const _: () = assert!(BODY_BYTES_MAX < u32::MAX as usize);
-const _: () = assert!(WINDOW_FRAMES.is_multiple_of(64));
+const _: () = assert!(WINDOW_FRAMES.trailing_zeros() >= 6);
