@@ -28,6 +28,6 @@ mod walk;
 mod xattr;
 
 pub use directory::Directory;
-pub use file::File;
+pub use file::{File, Striping};
 pub use path::{PathBuffer, Place};
 pub use pool::{Door, Fail, Pool};
