@@ -1,5 +1,6 @@
 /*
  * Every call on a file of Forebay's: what it does, and the error class of each misuse. calls POOL_FILE
+ * [full]
  */
 #include "check.h"
 
@@ -423,11 +424,75 @@ static void striped(void) {
     free(back);
 }
 
+#if MPI_VERSION >= 4
+/* The forms for large counts: the same, with an MPI_Count. */
+static void large(void) {
+    MPI_File file = open_new(MPI_COMM_WORLD, MPI_MODE_RDWR | MPI_MODE_CREATE);
+    MPI_Status status;
+    MPI_Request request;
+    MPI_Count count = 4, extent = 0;
+    MPI_Datatype vector;
+    int mine[4] = {rank, 2, 3, 4}, back[4] = {0};
+    OK(MPI_File_get_type_extent_c(file, MPI_INT, &extent));
+    CHECK(extent == 4);
+    OK(MPI_File_write_at_all_c(file, rank * 16, mine, count, MPI_INT, &status));
+    OK(MPI_File_read_at_c(file, rank * 16, back, count, MPI_INT, &status));
+    CHECK(memcmp(mine, back, 16) == 0 && got(&status) == 4);
+    OK(MPI_File_iread_at_c(file, rank * 16, back, count, MPI_INT, &request));
+    MPI_Wait(&request, &status);
+    CHECK(got(&status) == 4);
+    OK(MPI_File_seek(file, rank * 16, MPI_SEEK_SET));
+    OK(MPI_File_read_all_begin_c(file, back, count, MPI_INT));
+    OK(MPI_File_read_all_end(file, back, &status));
+    CHECK(got(&status) == 4);
+    /* A datatype of large counts, in memory and as a view. */
+    OK(MPI_Type_vector_c(2, 1, 2, MPI_INT, &vector));
+    OK(MPI_Type_commit(&vector));
+    OK(MPI_File_set_view(file, rank * 16, MPI_INT, vector, "native", MPI_INFO_NULL));
+    back[0] = back[1] = back[2] = back[3] = 0;
+    OK(MPI_File_read_at_c(file, 0, back, 1, vector, &status));
+    CHECK(back[0] == rank && back[1] == 0 && back[2] == 3 && back[3] == 0);
+    MPI_Type_free(&vector);
+    OK(MPI_File_close(&file));
+    barrier();
+}
+#endif
+
+/* A pool of 64 MiB or so: no signal, and what was written before is whole. */
+static void full(void) {
+    MPI_File file = open_new(MPI_COMM_WORLD, MPI_MODE_RDWR | MPI_MODE_CREATE);
+    static char block[1 << 20];
+    int code = MPI_SUCCESS;
+    memset(block, rank + 1, sizeof block);
+    for (int i = 0; i < 512 && code == MPI_SUCCESS; i++)
+        code = MPI_File_write_at(file, ((MPI_Offset)i * size + rank) << 20, block, sizeof block, MPI_BYTE,
+                                 MPI_STATUS_IGNORE);
+    CHECK(class_of(code) == MPI_ERR_NO_SPACE);
+    barrier();
+    FAILS(MPI_ERR_NO_SPACE, MPI_File_preallocate(file, (MPI_Offset)1 << 40));
+    memset(block, 0, sizeof block);
+    OK(MPI_File_read_at(file, (MPI_Offset)rank << 20, block, sizeof block, MPI_BYTE, MPI_STATUS_IGNORE));
+    CHECK(block[0] == rank + 1 && block[sizeof block - 1] == rank + 1);
+    OK(MPI_File_close(&file));
+    barrier();
+}
+
 int main(int argc, char **argv) {
     begin(&argc, &argv);
-    if (argc != 2)
+    if (argc != 2 && argc != 3)
         return 2;
     snprintf(name, sizeof name, "%s", argv[1]);
+    if (argc == 3) {
+        full();
+        return end();
+    }
+#if MPI_VERSION >= 4
+    large();
+    barrier();
+    if (rank == 0)
+        OK(MPI_File_delete(name, MPI_INFO_NULL));
+    barrier();
+#endif
     opening();
     attributes();
     views();

@@ -105,6 +105,39 @@ fn every_call_does_what_the_standard_says_and_misuse_has_its_class() {
 }
 
 #[test]
+fn full_pool_is_no_space_and_no_signal() {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    for mpi in MPIS.iter().filter(|mpi| driver(mpi)) {
+        let place = Place::new();
+        let program = compile(&place, mpi, "calls");
+        let mut command = place.command(["run", "--own", "--quiet", "--capacity", "64MiB", "--"]);
+        command.args(mpi.launcher).arg("2").arg(&program).args(["/forebay/file", "full"]);
+        let ran = Ran::of(command.output().unwrap());
+        assert!(ran.code == Some(0) && ran.out.contains("passed"), "{}: {ran:?}", mpi.name);
+        place.assert_nothing_left();
+    }
+}
+
+#[test]
+fn fortran_programs_and_their_error_handlers_are_served() {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    for mpi in MPIS.iter().filter(|mpi| driver(mpi)) {
+        let place = Place::new();
+        let program = place.join("fortran");
+        let mut compiler = Command::new(mpi.compiler.replace("mpicc", "mpifort"));
+        compiler.arg("-J").arg(&place.path).arg("-o").arg(&program).arg(source("tests/fortran.f90"));
+        if !compiler.output().is_ok_and(|o| o.status.success()) {
+            println!("skipped: no Fortran for {}", mpi.name);
+            continue;
+        }
+        for ranks in [1, 2] {
+            passes(&place, mpi, ranks, &[program.to_str().unwrap(), "/forebay/file"]);
+        }
+        place.assert_nothing_left();
+    }
+}
+
+#[test]
 fn random_views_give_the_bytes_that_mpi_pack_says() {
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
     for mpi in MPIS.iter().filter(|mpi| driver(mpi)) {
@@ -157,6 +190,34 @@ fn files_outside_the_pool_are_the_mpi_librarys() {
         assert!(!ran.err.contains("/dev/shm"), "{ran:?}");
         place.assert_nothing_left();
     }
+}
+
+#[test]
+fn parallel_hdf5_writes_the_file_that_it_writes_on_tmpfs() {
+    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    let mpi = &MPIS[0];
+    if !driver(mpi) {
+        return;
+    }
+    let (place, native) = (Place::new(), Native::new("hdf5"));
+    let program = place.join("hdf5");
+    let mut compiler = Command::new("h5pcc.openmpi");
+    compiler.args(["-shlib", "-o"]).arg(&program).arg(source("tests/hdf5.c")).current_dir(&place.path);
+    if !compiler.output().is_ok_and(|o| o.status.success()) {
+        println!("skipped: no parallel HDF5 (h5pcc.openmpi)");
+        return;
+    }
+    for ranks in [1, 2, 3] {
+        let (launcher, reference) = (mpi.launcher.join(" "), native.0.join("h5"));
+        let run = format!("{launcher} {ranks} {}", program.display());
+        let reference = reference.display();
+        let script =
+            format!("{run} /forebay/h5 && {run} {reference} && cmp /forebay/h5 {reference} && echo same");
+        let ran =
+            Ran::of(place.command(["run", "--own", "--quiet", "--", "sh", "-c", &script]).output().unwrap());
+        assert!(ran.code == Some(0) && ran.out.contains("same"), "{ranks} ranks: {ran:?}");
+    }
+    place.assert_nothing_left();
 }
 
 /// mpi4py loads its MPI where only the library itself can find it (RTLD_LOCAL).
