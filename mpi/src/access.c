@@ -10,7 +10,6 @@
 
 #include <errno.h>
 #include <limits.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -251,6 +250,32 @@ static int transfer_external(struct file *file, const struct view *view, bool wr
     return code;
 }
 
+/* Through aggregators, where a rank whose arguments are wrong (`code`) takes part too: memory is made one piece first. */
+static int transfer_together(struct file *file, const struct view *view, bool writes, int64_t position, void *buffer,
+                             int64_t count, const struct flat *memory, int code, int64_t *done) {
+    int64_t bytes = code == MPI_SUCCESS ? count * memory->size : 0;
+    bool copied = bytes > 0 && !memory->dense && !(memory->count == 1 && count == 1);
+    char *packed = bytes > 0 ? (char *)buffer + memory->blocks[0].offset : NULL;
+    struct walk pieces;
+    if (bytes > 0)
+        walk_start(&pieces, memory, (int64_t)(intptr_t)buffer, 0);
+    if (copied && (packed = malloc(bytes)) == NULL) {
+        code = MPI_ERR_NO_MEM;
+        bytes = 0;
+    }
+    if (copied && packed != NULL && writes)
+        for (int64_t at = 0, here; at < bytes; at += here) {
+            const char *from = (const char *)(intptr_t)walk_next(&pieces, bytes - at, &here);
+            memcpy(packed + at, from, here);
+        }
+    code = two_phase(file, view, writes, position, packed, bytes, code, done);
+    if (copied && packed != NULL && !writes && *done > 0)
+        copy_out(&pieces, packed, *done);
+    if (copied)
+        free(packed);
+    return code;
+}
+
 /* What can be told to be wrong before anything is moved. */
 static int check(struct file *file, bool writes, enum pointer pointer, int64_t offset, const void *buffer, int64_t count,
                  MPI_Datatype type, const struct flat **memory) {
@@ -287,9 +312,7 @@ int access_file(struct file *file, bool writes, enum pointer pointer, int flags,
                 int64_t count, MPI_Datatype type, int64_t *bytes) {
     const struct flat *memory = NULL;
     *bytes = 0;
-    if ((flags & COLLECTIVE) && debug() && file->rank == 0)
-        fprintf(stderr, "forebay: %s: collective %s is independent: the medium is this node's memory or disk\n", file->path,
-                writes ? "write" : "read");
+    bool together = (flags & COLLECTIVE) && wants_two_phase(file, writes);
     int code = check(file, writes, pointer, offset, buffer, count, type, &memory);
     int64_t asked = code == MPI_SUCCESS ? count * memory->size : 0;
     int64_t etypes = code == MPI_SUCCESS ? asked / file->view.etype_size : 0;
@@ -308,7 +331,7 @@ int access_file(struct file *file, bool writes, enum pointer pointer, int flags,
         mpi.Bcast(&start, 1, MPI_INT64_T, file->size - 1, file->comm);
         offset = start + before;
     }
-    if (code != MPI_SUCCESS)
+    if (code != MPI_SUCCESS && !together)
         return code;
     pthread_mutex_lock(&file->lock);
     struct view view = file->view;
@@ -321,7 +344,9 @@ int access_file(struct file *file, bool writes, enum pointer pointer, int flags,
     if (pointer == SHARED)
         offset = atomic_fetch_add(&file->shared->position, etypes);
     int64_t position = offset * view.etype_size;
-    if (view.external32)
+    if (together)
+        code = transfer_together(file, &view, writes, position, buffer, count, memory, code, bytes);
+    else if (view.external32)
         code = transfer_external(file, &view, writes, position, buffer, count, type, memory, bytes);
     else
         code = transfer(file, &view, writes, position, buffer, count, memory, bytes);

@@ -27,7 +27,7 @@
 /* ---- native.c: what the driver needs of the MPI library ---- */
 
 #define NATIVE_FUNCTIONS(X)                                                                                            \
-    X(Abort) X(Allreduce) X(Barrier) X(Bcast) X(Comm_dup) X(Comm_free)           \
+    X(Abort) X(Allreduce) X(Alltoall) X(Alltoallv) X(Barrier) X(Bcast) X(Comm_dup) X(Comm_free)           \
     X(Comm_group) X(Comm_rank) X(Comm_set_errhandler) X(Comm_size) X(Comm_test_inter) X(Errhandler_free)               \
     X(Error_class) X(Error_string) X(Exscan) X(File_call_errhandler) X(File_get_errhandler) X(File_set_errhandler)     \
     X(Grequest_complete) X(Grequest_start) X(Info_create) X(Info_free) X(Info_get) X(Info_set) X(Pack)                 \
@@ -117,7 +117,8 @@ int64_t walk_next(struct walk *walk, int64_t most, int64_t *bytes);
 /* ---- handle.c, file.c ---- */
 
 #define HINTS(X)                                                                                                       \
-    X(romio_ds_read) X(striping_factor) X(striping_unit)
+    X(cb_nodes) X(cb_buffer_size) X(romio_cb_read) X(romio_cb_write) X(romio_ds_read) X(striping_factor)               \
+    X(striping_unit)
 enum hint {
 #define X(name) HINT_##name,
     HINTS(X)
@@ -158,7 +159,8 @@ struct file {
     int fd; /* of a file with one backing file, or -1 */
     char *path;
     struct view view;
-    int64_t position; /* the individual file pointer, in etypes */
+    int64_t position;   /* the individual file pointer, in etypes */
+    int64_t widest_run; /* the longest mean length of a view's runs that any rank has */
     bool atomic;
     struct shared *shared;
     int memfd;
@@ -215,5 +217,13 @@ int access_file(struct file *file, bool writes, enum pointer pointer, int flags,
 int transfer(struct file *file, const struct view *view, bool writes, int64_t position, void *buffer, int64_t count,
              const struct flat *memory, int64_t *done);
 int64_t transfer_run(struct file *file, bool writes, struct iovec *parts, int count, int64_t offset);
+
+/* ---- twophase.c ---- */
+
+/* Whether a collective call is to go through aggregators; all ranks answer alike. */
+bool wants_two_phase(const struct file *file, bool writes);
+/* As `transfer`, of memory in one piece, by all ranks together; `code` is what is wrong with this rank's arguments. */
+int two_phase(struct file *file, const struct view *view, bool writes, int64_t position, char *packed, int64_t bytes,
+              int code, int64_t *done);
 
 #endif

@@ -158,8 +158,14 @@ int file_set_view(struct file *file, MPI_Offset disp, MPI_Datatype etype, MPI_Da
             view_free(&made);
         return code;
     }
+    int64_t widest = made.file->dense || made.file->count == 0 ? INT64_MAX : made.file->size / made.file->count;
+    if (file->size > 1) {
+        int64_t mine = widest;
+        mpi.Allreduce(&mine, &widest, 1, MPI_INT64_T, MPI_MAX, file->comm);
+    }
     pthread_mutex_lock(&file->lock);
     struct view before = file->view;
+    file->widest_run = widest;
     file->view = made;
     file->position = 0;
     hints_read(file, info, false);

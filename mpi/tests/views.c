@@ -295,13 +295,11 @@ static void one_seed(const char *const *names, long seed) {
     MPI_Type_get_true_extent(memory, &true_lb, &memory_true);
     MPI_Info info;
     MPI_Info_create(&info);
-    const char *hints = getenv("VIEWS_HINTS"); /* key=value */
-    if (hints != NULL) {
-        char key[64];
-        size_t bytes = strcspn(hints, "=");
-        snprintf(key, sizeof key, "%.*s", (int)bytes, hints);
-        MPI_Info_set(info, key, (char *)hints + bytes + 1);
-    }
+    /* Of Forebay's file: key=value, and more after blanks. */
+    const char *hints = getenv("VIEWS_HINTS");
+    char key[64], value[64];
+    for (int used = 0; hints != NULL && sscanf(hints, " %63[^=]=%63s%n", key, value, &used) == 2; hints += used)
+        MPI_Info_set(info, key, value);
     for (int f = 0; f < file_count; f++) {
         OK(MPI_File_open(MPI_COMM_WORLD, (char *)names[f], MPI_MODE_RDWR | MPI_MODE_CREATE, f == 0 ? info : MPI_INFO_NULL,
                          &files[f]));

@@ -147,11 +147,20 @@ fn random_views_give_the_bytes_that_mpi_pack_says() {
         for (ranks, seeds) in [(1, "60"), (2, "40"), (4, "10")] {
             passes(&place, mpi, ranks, &[program, "/forebay/view", "-", "1", seeds]);
         }
-        // Several backing files a file.
-        let mut command = place.command(["run", "--own", "--quiet", "--"]);
-        command.args(mpi.launcher).args(["2", program, "/forebay/view", "-", "100", "20"]);
-        let ran = Ran::of(command.env("VIEWS_HINTS", "striping_factor=4").output().unwrap());
-        assert!(ran.code == Some(0) && ran.out.contains("passed"), "{}, striped: {ran:?}", mpi.name);
+        // Several backing files a file; aggregators with windows that cut records, and one aggregator.
+        for hints in [
+            "striping_factor=4 romio_cb_write=disable",
+            "romio_cb_write=automatic",
+            "romio_cb_write=enable romio_cb_read=enable cb_buffer_size=4096",
+            "romio_cb_write=enable romio_cb_read=enable cb_nodes=1 striping_factor=3 striping_unit=4096",
+        ] {
+            let mut command = place.command(["run", "--own", "--quiet", "--"]);
+            command.args(mpi.launcher).args(["3", program, "/forebay/view", "-", "100", "15"]);
+            command.env("VIEWS_HINTS", hints).env("FOREBAY_MPI_DEBUG", "1");
+            let ran = Ran::of(command.output().unwrap());
+            assert!(ran.code == Some(0) && ran.out.contains("passed"), "{}, {hints}: {ran:?}", mpi.name);
+            assert_eq!(ran.err.contains("two-phase"), !hints.contains("disable"), "{ran:?}");
+        }
         place.assert_nothing_left();
     }
 }
