@@ -33,9 +33,9 @@ bool wants_two_phase(const struct file *file, bool writes) {
     bool can = file->size > 1 && !file->atomic && !file->view.external32;
     bool together = can && (pays || strcmp(hint, "enable") == 0);
     if (debug() && file->rank == 0)
-        fprintf(stderr, "forebay: %s: collective %s is %s (hint: %s; runs of at most %lld bytes)\n", file->path,
+        fprintf(stderr, "forebay: %s: collective %s is %s (hint: %s; runs of the view: %s)\n", file->path,
                 writes ? "write" : "read", together ? "two-phase" : "independent", hint[0] != 0 ? hint : "automatic",
-                (long long)file->widest_run);
+                file->widest_run < SHORT_RUN_BYTES ? "short" : "long");
     return together;
 }
 

@@ -123,15 +123,18 @@ fn fortran_programs_and_their_error_handlers_are_served() {
     let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
     for mpi in MPIS.iter().filter(|mpi| driver(mpi)) {
         let place = Place::new();
-        let program = place.join("fortran");
-        let mut compiler = Command::new(mpi.compiler.replace("mpicc", "mpifort"));
-        compiler.arg("-J").arg(&place.path).arg("-o").arg(&program).arg(source("tests/fortran.f90"));
-        if !compiler.output().is_ok_and(|o| o.status.success()) {
-            println!("skipped: no Fortran for {}", mpi.name);
-            continue;
-        }
-        for ranks in [1, 2] {
-            passes(&place, mpi, ranks, &[program.to_str().unwrap(), "/forebay/file"]);
+        for name in ["fortran", "f08"] {
+            let program = place.join(name);
+            let mut compiler = Command::new(mpi.compiler.replace("mpicc", "mpifort"));
+            compiler.arg("-J").arg(&place.path).arg("-o").arg(&program);
+            if !compiler.arg(source(&format!("tests/{name}.f90"))).output().is_ok_and(|o| o.status.success())
+            {
+                println!("skipped: no Fortran for {}", mpi.name);
+                continue;
+            }
+            for ranks in [1, 2] {
+                passes(&place, mpi, ranks, &[program.to_str().unwrap(), "/forebay/file"]);
+            }
         }
         place.assert_nothing_left();
     }
