@@ -344,6 +344,34 @@ static void shared(void) {
     barrier();
 }
 
+/* In atomic mode a strided write is seen whole or not at all, whoever writes the same bytes meanwhile. */
+static void atomicity(void) {
+    enum { PIECES = 64 };
+    MPI_File file = open_new(MPI_COMM_WORLD, MPI_MODE_RDWR | MPI_MODE_CREATE);
+    MPI_Datatype strided;
+    int mine[PIECES], back[PIECES];
+    MPI_Type_vector(PIECES, 1, 3, MPI_INT, &strided);
+    MPI_Type_commit(&strided);
+    OK(MPI_File_set_view(file, 0, MPI_INT, strided, "native", MPI_INFO_NULL));
+    OK(MPI_File_set_atomicity(file, 1));
+    for (int i = 0; i < PIECES; i++)
+        mine[i] = rank;
+    OK(MPI_File_write_at_all(file, 0, mine, PIECES, MPI_INT, MPI_STATUS_IGNORE));
+    barrier();
+    for (int round = 0; round < 200; round++) {
+        int torn = 0;
+        if ((round + rank) % 2 == 0)
+            OK(MPI_File_write_at(file, 0, mine, PIECES, MPI_INT, MPI_STATUS_IGNORE));
+        OK(MPI_File_read_at(file, 0, back, PIECES, MPI_INT, MPI_STATUS_IGNORE));
+        for (int i = 1; i < PIECES; i++)
+            torn += back[i] != back[0];
+        CHECK(torn == 0);
+    }
+    MPI_Type_free(&strided);
+    OK(MPI_File_close(&file));
+    barrier();
+}
+
 static int heard_code, heard;
 static MPI_File heard_file;
 static void handler(MPI_File *file, int *code, ...) {
@@ -498,6 +526,7 @@ int main(int argc, char **argv) {
     views();
     data();
     shared();
+    atomicity();
     handlers();
     striped();
     barrier();
