@@ -27,6 +27,7 @@ help:
 build:
 	@tools/install-deps build
 	$(CARGO) build --release --workspace
+	$(MAKE) -C mpi OUT=$(RELEASE)
 
 demo: build
 	@tools/install-deps demo
@@ -41,6 +42,7 @@ lint:
 test: lint
 	@tools/install-deps test
 	$(CARGO) build --workspace
+	$(MAKE) -C mpi OUT=$(DEBUG)
 	$(CARGO) test --workspace
 
 bench: build
@@ -51,6 +53,8 @@ install: build
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include
 	install -m 755 $(RELEASE)/forebay $(RELEASE)/forebayd $(RELEASE)/forebay-mount $(DESTDIR)$(PREFIX)/bin/
 	install -m 755 $(RELEASE)/libforebay.so $(RELEASE)/libforebay_preload.so $(DESTDIR)$(PREFIX)/lib/
+	for library in $(RELEASE)/libforebay_mpi*.so; do \
+		if [ -e "$$library" ]; then install -m 755 "$$library" $(DESTDIR)$(PREFIX)/lib/; fi; done
 	install -m 644 crates/capi/include/forebay.h $(DESTDIR)$(PREFIX)/include/
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/man/man8
 	install -m 644 docs/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1/

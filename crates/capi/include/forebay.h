@@ -100,6 +100,36 @@ int forebay_setxattr(forebay_pool *pool, const char *path, const char *name, con
 int64_t forebay_listxattr(forebay_pool *pool, const char *path, char *names, size_t room, int flags);
 int forebay_removexattr(forebay_pool *pool, const char *path, const char *name, int flags);
 
+/*
+ * A file of any layout, also of several backing files, whose reads and writes go to the right ones. `flags` are O_RDONLY,
+ * O_WRONLY or O_RDWR with O_CREAT, O_EXCL and O_TRUNC. A file that is made gets `stripe_count` backing files (1 to 256)
+ * of stripes of `stripe_bytes` (a power of two, 4 KiB to 1 GiB; ignored for one); one that is there keeps its own.
+ * Threads may share a forebay_file; closing it is the last thing that is done with it.
+ */
+typedef struct forebay_file forebay_file;
+int forebay_file_open(forebay_pool *pool, const char *path, int flags, mode_t mode, uint32_t stripe_count,
+                      uint32_t stripe_bytes, forebay_file **file);
+int forebay_file_close(forebay_file *file);
+
+/* The descriptor of a file with one backing file, good as long as the file is open, or -EOPNOTSUPP. */
+int forebay_file_fd(const forebay_file *file);
+
+/* The file's backing files and bytes of a stripe. */
+int forebay_file_layout(const forebay_file *file, uint32_t *stripe_count, uint32_t *stripe_bytes);
+
+/*
+ * As pread(2) and pwrite(2), but a read is short only at the end of the file, and a write only when what follows failed.
+ * The size is the greatest that any backing file gives.
+ */
+int64_t forebay_file_pread(const forebay_file *file, void *buffer, size_t bytes, int64_t offset);
+int64_t forebay_file_pwrite(const forebay_file *file, const void *buffer, size_t bytes, int64_t offset);
+int64_t forebay_file_size(const forebay_file *file);
+
+/* As ftruncate(2), posix_fallocate(3) from the start, and fsync(2). */
+int forebay_file_truncate(const forebay_file *file, int64_t size);
+int forebay_file_allocate(const forebay_file *file, int64_t size);
+int forebay_file_sync(const forebay_file *file);
+
 /* As statvfs(3), of the whole pool. */
 int forebay_statvfs(forebay_pool *pool, struct statvfs *out);
 

@@ -49,7 +49,7 @@ unsafe fn at<'a>(path: *const c_char) -> Result<Place<'a>, Code> {
 ///
 /// # Safety
 /// `pool` is null or from forebay_attach, `path` null or a C string.
-unsafe fn on_path(
+pub(crate) unsafe fn on_path(
     pool: Handle,
     path: *const c_char,
     body: impl FnOnce(&'static Pool, Place<'_>, &mut PathBuffer) -> Result<i64, Fail>,

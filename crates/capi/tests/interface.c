@@ -74,6 +74,31 @@ int main(void)
     CHECK(forebay_listxattr(pool, "d/f", text, sizeof text, 0) == 7 && strcmp(text, "user.a") == 0);
     CHECK(forebay_removexattr(pool, "d/f", "user.a", 0) == 0 && forebay_removexattr(pool, "d/f", "user.a", 0) == -ENODATA);
 
+    forebay_file *file = NULL;
+    uint32_t stripes = 0, stripe_bytes = 0;
+    char large[40000], back[40000];
+    for (size_t i = 0; i < sizeof large; i++)
+        large[i] = (char)(i * 7 + i / 4096);
+    CHECK(forebay_file_open(pool, "d/s", O_RDWR | O_CREAT | O_EXCL, 0640, 4, 4096, &file) == 0);
+    CHECK(forebay_file_layout(file, &stripes, &stripe_bytes) == 0 && stripes == 4 && stripe_bytes == 4096);
+    CHECK(forebay_file_fd(file) == -EOPNOTSUPP && forebay_file_pwrite(file, large, sizeof large, 123) == sizeof large);
+    CHECK(forebay_file_size(file) == 123 + sizeof large && forebay_file_pread(file, back, sizeof back, 123) == sizeof back);
+    CHECK(memcmp(large, back, sizeof back) == 0 && forebay_file_pread(file, back, 9, 60000) == 0);
+    CHECK(forebay_file_truncate(file, 5000) == 0 && forebay_file_size(file) == 5000 && forebay_file_sync(file) == 0);
+    CHECK(forebay_file_allocate(file, 70000) == 0 && forebay_file_size(file) == 70000);
+    CHECK(forebay_file_pread(file, back, 9, 6000) == 9 && back[0] == 0 && back[8] == 0);
+    CHECK(forebay_file_pread(file, back, 9, -1) == -EINVAL && forebay_file_truncate(file, -1) == -EINVAL);
+    CHECK(forebay_file_close(file) == 0 && forebay_file_close(NULL) == -EFAULT && forebay_file_size(NULL) == -EFAULT);
+    CHECK(forebay_file_open(pool, "d/s", O_RDWR | O_CREAT | O_EXCL, 0640, 4, 4096, &file) == -EEXIST);
+    CHECK(forebay_file_open(pool, "d/s", O_RDWR | O_CREAT, 0640, 1, 0, &file) == 0);
+    CHECK(forebay_file_layout(file, &stripes, &stripe_bytes) == 0 && stripes == 4);
+    CHECK(forebay_file_size(file) == 70000 && forebay_file_close(file) == 0 && forebay_unlink(pool, "d/s") == 0);
+    CHECK(forebay_file_open(pool, "d/s", O_RDONLY, 0, 1, 0, &file) == -ENOENT);
+    CHECK(forebay_file_open(pool, "d", O_RDONLY, 0, 1, 0, &file) == -EISDIR);
+    CHECK(forebay_file_open(pool, "d/s", O_RDWR | O_CREAT, 0640, 4, 5, &file) == -EINVAL);
+    CHECK(forebay_file_open(pool, "d/p", O_RDWR | O_CREAT, 0640, 1, 0, &file) == 0 && forebay_file_fd(file) >= 0);
+    CHECK(forebay_file_close(file) == 0 && forebay_unlink(pool, "d/p") == 0);
+
     struct statvfs space;
     CHECK(forebay_statvfs(pool, &space) == 0 && space.f_blocks > 0 && space.f_namemax == 255);
 

@@ -2,10 +2,21 @@
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-use forebay_types::{Code, Entry, Request, FLAG_DIRTY};
+use forebay_types::{Code, Entry, Layout, Request, FLAG_DIRTY};
 
 use crate::errno;
-use crate::pool::Pool;
+use crate::path::{PathBuffer, Place};
+use crate::pool::{Door, Pool};
+use crate::walk::{permits, Target, EXECUTE, READ, WRITE};
+
+/// How a file that an open makes is to be spread.
+#[derive(Clone, Copy, Debug)]
+pub struct Striping {
+    /// Backing files on the directory's home target; 1 is an ordinary file.
+    pub stripe_count: u16,
+    /// Bytes of a stripe, a power of two.
+    pub stripe_bytes: u32,
+}
 
 /// An open file. Offsets are in bytes; a short count happens only at the file's end.
 #[derive(Debug)]
@@ -39,9 +50,142 @@ impl Pool {
         }
         Ok(File { entry: *entry, stripes, first })
     }
+
+    /// Opens a file of any layout by its path; `flags` are O_ACCMODE, O_CREAT, O_EXCL and O_TRUNC, `mode` has the umask
+    /// applied. `striping` is of a file that this makes.
+    pub fn open_striped(
+        &self,
+        place: Place<'_>,
+        flags: i32,
+        mode: u32,
+        striping: Striping,
+        escape: &mut PathBuffer,
+    ) -> Door<File> {
+        if flags & libc::O_CREAT != 0 && striping.stripe_count > 1 {
+            if let Some(file) = self.make_striped(place, flags, mode, striping, escape)? {
+                return Ok(file);
+            }
+        }
+        match self.open(place, flags | libc::O_CLOEXEC, mode, escape) {
+            Ok(fd) => {
+                // SAFETY: the descriptor is new and ours.
+                let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+                let kernel = errno::stat(fd.as_raw_fd())?;
+                let ino = self.inode_of(fd.as_raw_fd(), &kernel).ok_or(Code::Stale)?;
+                let entry = self.get_attr(ino)?;
+                if !entry.attr.is_file() {
+                    return Err(
+                        if entry.attr.is_directory() { Code::IsDirectory } else { Code::Invalid }.into()
+                    );
+                }
+                Ok(File { entry, stripes: vec![fd], first: vec![0] })
+            }
+            // It is there, and has several backing files.
+            Err(crate::Fail::Code(Code::NotSupported)) => {
+                let entry = self.resolve(place, true, escape)?;
+                let access = flags & libc::O_ACCMODE;
+                let write = access != libc::O_RDONLY;
+                let wanted = match access {
+                    libc::O_RDONLY => READ,
+                    libc::O_WRONLY => WRITE,
+                    _ => READ | WRITE,
+                };
+                let attr = &entry.attr;
+                if !permits((attr.mode, attr.uid, attr.gid), wanted, false) {
+                    return Err(Code::AccessDenied.into());
+                }
+                let file = self.open_file(&entry, write)?;
+                if write && flags & libc::O_TRUNC != 0 {
+                    file.truncate(0)?;
+                }
+                Ok(file)
+            }
+            Err(fail) => Err(fail),
+        }
+    }
+
+    /// Makes a file of several backing files; none when the name is taken and need not be new.
+    fn make_striped(
+        &self,
+        place: Place<'_>,
+        flags: i32,
+        mode: u32,
+        striping: Striping,
+        escape: &mut PathBuffer,
+    ) -> Door<Option<File>> {
+        let exclusive = flags & libc::O_EXCL != 0;
+        let (dir, name) = match self.walk_to(place, !exclusive, false, escape)? {
+            Target::Missing(dir, name) => (dir, name),
+            Target::Found(_) if exclusive => return Err(Code::Exists.into()),
+            Target::Found(_) => return Ok(None),
+        };
+        dir.check(self, WRITE | EXECUTE)?;
+        let home = dir.ino.birth_node();
+        let layout = Layout::overstriped(home, 0, striping.stripe_count, striping.stripe_bytes)
+            .map_err(|_| Code::Invalid)?;
+        let made = self.create_entry(dir.ino, name.as_bytes(), mode & 0o7777, exclusive, Some(layout));
+        let (entry, created) = match made {
+            Err(Code::Exists) if !exclusive => return Ok(None),
+            made => made?,
+        };
+        if !created {
+            return Ok(None);
+        }
+        match self.open_file(&entry, true) {
+            Ok(file) => Ok(Some(file)),
+            Err(code) => {
+                // An open that fails leaves no name behind.
+                let _ = self.unlink_in(dir.ino, name.as_bytes());
+                Err(code.into())
+            }
+        }
+    }
 }
 
 impl File {
+    /// Backing files and bytes of a stripe, of the first component.
+    pub fn striping(&self) -> Striping {
+        let first = &self.entry.layout.components()[0];
+        Striping { stripe_count: first.stripe_count, stripe_bytes: first.stripe_bytes }
+    }
+
+    /// The inode.
+    pub fn ino(&self) -> forebay_types::Ino {
+        self.entry.attr.ino
+    }
+
+    /// Reserves space for the first `bytes` bytes and extends the file to them; it is never cut.
+    pub fn allocate(&self, bytes: u64) -> Result<(), Code> {
+        if bytes > forebay_types::limits::FILE_BYTES_MAX {
+            return Err(Code::FileTooLarge);
+        }
+        for (component, stripe) in self.entry.layout.stripes() {
+            let length = self.entry.layout.backing_bytes(component, stripe, bytes);
+            if length == 0 {
+                continue;
+            }
+            loop {
+                // SAFETY: plain system call on our descriptor.
+                let result = unsafe { libc::fallocate(self.stripe(component, stripe), 0, 0, length as i64) };
+                match errno::check(result) {
+                    Ok(_) => break,
+                    Err(Code::Interrupted) => {}
+                    Err(code) => return Err(code),
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// fsync(2) of all backing files.
+    pub fn sync(&self) -> Result<(), Code> {
+        for fd in &self.stripes {
+            // SAFETY: plain system call on our descriptor.
+            errno::check(unsafe { libc::fsync(fd.as_raw_fd()) })?;
+        }
+        Ok(())
+    }
+
     /// The one descriptor of a file with one backing file.
     pub fn fd(&self) -> Option<RawFd> {
         self.entry.layout.is_single().then(|| self.stripes[0].as_raw_fd())

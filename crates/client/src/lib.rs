@@ -30,7 +30,7 @@ mod xattr;
 
 pub use connection::Role;
 pub use directory::Directory;
-pub use file::File;
+pub use file::{File, Striping};
 pub use open::anchors_made;
 pub use path::{PathBuffer, Place};
 pub use pool::{Door, Fail, Pool};

@@ -12,6 +12,8 @@ use forebay_types::{Code, Error, Result};
 use super::enter::Entered;
 
 const LIBRARY: &str = "libforebay_preload.so";
+/// The one that shows MPI programs the pool; where no MPI was there when Forebay was built, it is not there.
+const MPI_LIBRARY: &str = "libforebay_mpi.so";
 const PRELOAD: &str = "LD_PRELOAD";
 /// The preload list that this command was started with, while it runs without.
 const KEPT: &str = "FOREBAY_KEPT_PRELOAD";
@@ -44,7 +46,8 @@ fn entries(list: &OsStr) -> Vec<OsString> {
 }
 
 fn is_ours(entry: &OsStr) -> bool {
-    Path::new(entry).file_name() == Some(OsStr::new(LIBRARY))
+    let name = Path::new(entry).file_name();
+    name == Some(OsStr::new(LIBRARY)) || name == Some(OsStr::new(MPI_LIBRARY))
 }
 
 /// The library, beside this program or in the `lib` next to its directory.
@@ -77,6 +80,11 @@ fn list(library: &Path, users: Option<OsString>) -> OsString {
             list.push(entry);
             list.push(":");
         }
+    }
+    let mpi = library.with_file_name(MPI_LIBRARY);
+    if mpi.is_file() {
+        list.push(mpi);
+        list.push(":");
     }
     list.push(library);
     list
@@ -114,7 +122,7 @@ mod tests {
         let ours = Path::new("/opt/lib/libforebay_preload.so");
         assert_eq!(list(ours, None), "/opt/lib/libforebay_preload.so");
         assert_eq!(
-            list(ours, Some("/a.so /old/libforebay_preload.so:/b.so:".into())),
+            list(ours, Some("/a.so /old/libforebay_mpi.so:/old/libforebay_preload.so:/b.so:".into())),
             "/a.so:/b.so:/opt/lib/libforebay_preload.so"
         );
     }

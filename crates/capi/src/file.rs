@@ -1,0 +1,197 @@
+//! The functions of include/forebay.h on files of any layout: `forebay_file`.
+//!
+//! A handle owns its descriptors until forebay_file_close. Several threads may read and write one handle at a time.
+
+use std::os::raw::{c_char, c_int, c_void};
+
+use forebay_client::{Fail, File, Striping};
+use forebay_types::Code;
+
+use crate::abi::PoolHandle;
+use crate::guard::{bytes, guard, negative, room, Answer, FAULT};
+use crate::public::on_path;
+
+/// An open file of any layout: `forebay_file`.
+#[allow(non_camel_case_types)]
+pub struct forebay_file {
+    file: File,
+}
+
+/// Runs `body` on the file of a handle.
+///
+/// # Safety
+/// `handle` is null or from forebay_file_open and not closed.
+unsafe fn on_file(handle: *const forebay_file, body: impl FnOnce(&File) -> Answer) -> i64 {
+    guard(|| {
+        // SAFETY: the caller's promise.
+        let handle = unsafe { handle.as_ref() }.ok_or(FAULT)?;
+        body(&handle.file)
+    })
+}
+
+/// An offset or length that C gave as a signed number.
+fn unsigned(value: i64) -> Result<u64, i64> {
+    u64::try_from(value).map_err(|_| negative(Code::Invalid))
+}
+
+// SAFETY of the blocks below: forebay.h tells C callers what files, paths, room and values must be.
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
+pub unsafe extern "C" fn forebay_file_open(
+    pool: *const PoolHandle,
+    path: *const c_char,
+    flags: c_int,
+    mode: u32,
+    stripe_count: u32,
+    stripe_bytes: u32,
+    out: *mut *mut forebay_file,
+) -> c_int {
+    // SAFETY: see above.
+    unsafe {
+        on_path(pool, path, |pool, at, escape| {
+            let out = out.as_mut().ok_or(Fail::Code(Code::Fault))?;
+            let allowed = libc::O_ACCMODE | libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_CLOEXEC;
+            let stripe_count = u16::try_from(stripe_count).map_err(|_| Fail::Code(Code::Invalid))?;
+            if flags & !allowed != 0 || stripe_count == 0 {
+                return Err(Fail::Code(Code::Invalid));
+            }
+            let striping = Striping { stripe_count, stripe_bytes };
+            let file = pool.open_striped(at, flags, mode, striping, escape)?;
+            *out = Box::into_raw(Box::new(forebay_file { file }));
+            Ok(0)
+        })
+    }
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
+pub unsafe extern "C" fn forebay_file_close(file: *mut forebay_file) -> c_int {
+    let answer = guard(|| {
+        if file.is_null() {
+            return Err(FAULT);
+        }
+        // SAFETY: see above; it came from forebay_file_open and is not used again.
+        drop(unsafe { Box::from_raw(file) });
+        Ok(0)
+    });
+    answer as c_int
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
+pub unsafe extern "C" fn forebay_file_fd(file: *const forebay_file) -> c_int {
+    // SAFETY: see above.
+    unsafe { on_file(file, |file| file.fd().map(i64::from).ok_or(negative(Code::NotSupported))) as c_int }
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
+pub unsafe extern "C" fn forebay_file_layout(
+    file: *const forebay_file,
+    stripe_count: *mut u32,
+    stripe_bytes: *mut u32,
+) -> c_int {
+    let answer = |file: &File| {
+        // SAFETY: see above.
+        let (count, bytes) =
+            unsafe { (stripe_count.as_mut().ok_or(FAULT)?, stripe_bytes.as_mut().ok_or(FAULT)?) };
+        let striping = file.striping();
+        (*count, *bytes) = (striping.stripe_count.into(), striping.stripe_bytes);
+        Ok(0)
+    };
+    // SAFETY: see above.
+    unsafe { on_file(file, answer) as c_int }
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
+pub unsafe extern "C" fn forebay_file_pread(
+    file: *const forebay_file,
+    buffer: *mut c_void,
+    count: usize,
+    offset: i64,
+) -> i64 {
+    // SAFETY: see above.
+    unsafe {
+        on_file(file, |file| {
+            let into = room(buffer.cast(), count);
+            file.read_at(into, unsigned(offset)?).map(|n| n as i64).map_err(negative)
+        })
+    }
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
+pub unsafe extern "C" fn forebay_file_pwrite(
+    file: *const forebay_file,
+    buffer: *const c_void,
+    count: usize,
+    offset: i64,
+) -> i64 {
+    // SAFETY: see above.
+    unsafe {
+        on_file(file, |file| {
+            let from = bytes(buffer.cast(), count);
+            file.write_at(from, unsigned(offset)?).map(|n| n as i64).map_err(negative)
+        })
+    }
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
+pub unsafe extern "C" fn forebay_file_size(file: *const forebay_file) -> i64 {
+    // SAFETY: see above.
+    unsafe { on_file(file, |file| file.size().map(|n| n as i64).map_err(negative)) }
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
+pub unsafe extern "C" fn forebay_file_truncate(file: *const forebay_file, size: i64) -> c_int {
+    // SAFETY: see above.
+    unsafe { on_file(file, |file| file.truncate(unsigned(size)?).map(|()| 0).map_err(negative)) as c_int }
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
+pub unsafe extern "C" fn forebay_file_allocate(file: *const forebay_file, size: i64) -> c_int {
+    // SAFETY: see above.
+    unsafe { on_file(file, |file| file.allocate(unsigned(size)?).map(|()| 0).map_err(negative)) as c_int }
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
+pub unsafe extern "C" fn forebay_file_sync(file: *const forebay_file) -> c_int {
+    // SAFETY: see above.
+    unsafe { on_file(file, |file| file.sync().map(|()| 0).map_err(negative)) as c_int }
+}

@@ -1,0 +1,31 @@
+/*
+ * The calls that libforebay_mpi.so stands in front of, each also as PMPI_.
+ *
+ * ON_FILE(name): the first argument is the file, by value; a file that is not Forebay's goes to the MPI library by a
+ * jump. ALWAYS(name): the driver looks at the arguments itself. ON_FILE_C and the like are the forms of MPI 4 for large
+ * counts. The order says nothing.
+ */
+#define FOREBAY_ALWAYS(X)                                                                                              \
+    X(File_open) X(File_close) X(File_delete) X(File_f2c) X(File_create_errhandler)
+
+#define FOREBAY_ON_FILE(X)                                                                                             \
+    X(File_set_size) X(File_preallocate) X(File_get_size) X(File_get_group) X(File_get_amode) X(File_set_info)         \
+    X(File_get_info) X(File_set_view) X(File_get_view) X(File_get_type_extent) X(File_set_atomicity)                   \
+    X(File_get_atomicity) X(File_sync) X(File_set_errhandler) X(File_get_errhandler) X(File_call_errhandler)           \
+    X(File_c2f) X(File_seek) X(File_get_position) X(File_get_byte_offset) X(File_seek_shared)                          \
+    X(File_get_position_shared) X(File_read_all_end) X(File_write_all_end) X(File_read_at_all_end)                     \
+    X(File_write_at_all_end) X(File_read_ordered_end) X(File_write_ordered_end) FOREBAY_COUNTED(X)
+
+/* Those that have a form for large counts, but for File_get_type_extent. */
+#define FOREBAY_COUNTED(X)                                                                                             \
+    X(File_read_at) X(File_read_at_all) X(File_write_at) X(File_write_at_all) X(File_iread_at) X(File_iwrite_at)       \
+    X(File_iread_at_all) X(File_iwrite_at_all) X(File_read) X(File_read_all) X(File_write) X(File_write_all)           \
+    X(File_iread) X(File_iwrite) X(File_iread_all) X(File_iwrite_all) X(File_read_shared) X(File_write_shared)         \
+    X(File_iread_shared) X(File_iwrite_shared) X(File_read_ordered) X(File_write_ordered) X(File_read_at_all_begin)    \
+    X(File_write_at_all_begin) X(File_read_all_begin) X(File_write_all_begin) X(File_read_ordered_begin)               \
+    X(File_write_ordered_begin)
+
+/* Fortran's way to make an error handler, which in Open MPI is no call of a C function. */
+#define FOREBAY_FORTRAN(X)                                                                                             \
+    X(mpi_file_create_errhandler_) X(mpi_file_create_errhandler__) X(pmpi_file_create_errhandler_)                     \
+    X(pmpi_file_create_errhandler__) X(ompi_file_create_errhandler_f)

@@ -1,0 +1,170 @@
+/*
+ * libforebay_mpi.so, which `forebay run` preloads: finds out at a program's first MPI-IO call which MPI it has, loads
+ * the driver for that one from beside this library, and fills the slots through which entries.S jumps.
+ *
+ * A program without MPI, or without MPI-IO, pays for the loading of a library of a few pages. Nothing here knows an
+ * MPI's types. The MPI is looked for among the loaded libraries, as Python loads it where dlsym(RTLD_DEFAULT) does not
+ * look. Where no driver can be had, all calls are the MPI library's, and a line on standard error says why.
+ *
+ * Threads: the choice is made once, by pthread_once. Tests: mpi/tests.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <link.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "calls.h"
+#include "table.h"
+
+typedef void (*slot)(void);
+
+#define BOTH(name) "MPI_" #name, "PMPI_" #name,
+#define LARGE(name) "MPI_" #name "_c", "PMPI_" #name "_c",
+#define ONE(name) #name,
+static const char *const names[] = {FOREBAY_ALWAYS(BOTH) FOREBAY_ON_FILE(BOTH) FOREBAY_COUNTED(LARGE)
+                                        LARGE(File_get_type_extent) FOREBAY_FORTRAN(ONE)};
+enum { COUNT = sizeof names / sizeof names[0] };
+
+/* No first argument is Forebay's until the driver is there. */
+uintptr_t forebay_mpi_first = 0, forebay_mpi_extent = 0;
+slot forebay_mpi_driver[COUNT];
+extern slot forebay_mpi_native[COUNT];
+slot forebay_mpi_choose(size_t index);
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+/* Where each call goes whose first argument is not Forebay's. */
+static slot chosen[COUNT];
+
+static void absent(void) {
+    static const char words[] = "forebay: a call of MPI-IO was made that this process's MPI library does not have\n";
+    fputs(words, stderr);
+    abort();
+}
+
+/* A loaded MPI. */
+struct found {
+    void *handle;
+    char family[16]; /* "openmpi" or "mpich"; empty when it is neither */
+    char version[8192];
+};
+
+static void look(struct found *found, void *handle) {
+    int (*get_version)(char *, int *) = (int (*)(char *, int *))dlsym(handle, "PMPI_Get_library_version");
+    if (get_version == NULL)
+        return;
+    int (*initialized)(int *) = (int (*)(int *))dlsym(handle, "PMPI_Initialized");
+    int is_initialized = 0, bytes = 0;
+    if (initialized != NULL)
+        initialized(&is_initialized);
+    /* Of two in one process, the one that runs. */
+    if (found->handle != NULL && !is_initialized)
+        return;
+    found->handle = handle;
+    memset(found->version, 0, sizeof found->version);
+    get_version(found->version, &bytes);
+    found->version[sizeof found->version - 1] = 0;
+    const char *family = "";
+    if (strncmp(found->version, "Open MPI", 8) == 0)
+        family = "openmpi";
+    else if (strstr(found->version, "MPICH") != NULL || strstr(found->version, "Intel") != NULL)
+        family = "mpich";
+    snprintf(found->family, sizeof found->family, "%s", family);
+}
+
+enum { LIBRARIES_MAX = 16 };
+struct names {
+    int count;
+    char path[LIBRARIES_MAX][4096];
+};
+
+static int note_library(struct dl_phdr_info *info, size_t size, void *data) {
+    (void)size;
+    struct names *list = data;
+    const char *base = strrchr(info->dlpi_name, '/');
+    base = base != NULL ? base + 1 : info->dlpi_name;
+    int is_mpi = strncmp(base, "libmpi", 6) == 0 || strncmp(base, "libmpich", 8) == 0;
+    if (is_mpi && list->count < LIBRARIES_MAX && strlen(info->dlpi_name) < sizeof list->path[0])
+        strcpy(list->path[list->count++], info->dlpi_name);
+    return 0;
+}
+
+static void find_mpi(struct found *found) {
+    static struct names list;
+    dl_iterate_phdr(note_library, &list);
+    for (int i = 0; i < list.count; i++) {
+        void *handle = dlopen(list.path[i], RTLD_LAZY | RTLD_NOLOAD);
+        if (handle != NULL)
+            look(found, handle);
+    }
+    if (found->handle == NULL)
+        look(found, dlopen(NULL, RTLD_LAZY)); /* linked into the program itself */
+}
+
+static const struct forebay_mpi_table *load(const struct found *found) {
+    const char *disabled = getenv("FOREBAY_DISABLE"), *pool = getenv("FOREBAY_POOL");
+    if (pool == NULL || (disabled != NULL && *disabled != 0 && strcmp(disabled, "0") != 0))
+        return NULL;
+    if (found->family[0] == 0) {
+        if (found->handle != NULL)
+            fprintf(stderr, "forebay: there is no driver for this MPI (%.60s): its own MPI-IO is used\n", found->version);
+        return NULL;
+    }
+    Dl_info here;
+    char directory[4096] = "./", path[4200];
+    if (dladdr((void *)load, &here) != 0 && here.dli_fname != NULL && strlen(here.dli_fname) < sizeof directory) {
+        const char *slash = strrchr(here.dli_fname, '/');
+        if (slash != NULL)
+            snprintf(directory, sizeof directory, "%.*s", (int)(slash + 1 - here.dli_fname), here.dli_fname);
+    }
+    snprintf(path, sizeof path, "%slibforebay_mpi_%s.so", directory, found->family);
+    void *driver = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (driver == NULL) {
+        fprintf(stderr, "forebay: %s: the MPI library's own MPI-IO is used\n", dlerror());
+        return NULL;
+    }
+    forebay_mpi_driver_function *table = (forebay_mpi_driver_function *)dlsym(driver, "forebay_mpi_driver");
+    const struct forebay_mpi_table *answer = table != NULL ? table(found->handle, directory) : NULL;
+    if (answer == NULL || answer->version != FOREBAY_MPI_TABLE_VERSION) {
+        fprintf(stderr, "forebay: %s does not fit this MPI or this build: the MPI library's own MPI-IO is used\n", path);
+        return NULL;
+    }
+    return answer;
+}
+
+static void choose(void) {
+    static struct found found;
+    find_mpi(&found);
+    const struct forebay_mpi_table *table = load(&found);
+    for (size_t i = 0; i < COUNT; i++) {
+        /* The next in line first: it may be a profiling tool's. */
+        void *native = dlsym(RTLD_NEXT, names[i]);
+        if (native == NULL && found.handle != NULL)
+            native = dlsym(found.handle, names[i]);
+        chosen[i] = native != NULL ? (slot)native : absent;
+        forebay_mpi_driver[i] = chosen[i];
+        if (table == NULL || native == NULL)
+            continue;
+        for (const struct forebay_mpi_call *call = table->calls; call->name != NULL; call++)
+            if (strcmp(call->name, names[i]) == 0 || (names[i][0] == 'P' && strcmp(call->name, names[i] + 1) == 0))
+                forebay_mpi_driver[i] = call->function;
+        for (const struct forebay_mpi_always *call = table->always; call->name != NULL; call++)
+            if (strcmp(call->name, names[i]) == 0) {
+                *call->native = chosen[i];
+                forebay_mpi_driver[i] = chosen[i] = call->function;
+            }
+    }
+    if (table != NULL) {
+        forebay_mpi_first = table->first;
+        __atomic_store_n(&forebay_mpi_extent, table->extent, __ATOMIC_RELEASE);
+    }
+    for (size_t i = 0; i < COUNT; i++)
+        __atomic_store_n(&forebay_mpi_native[i], chosen[i], __ATOMIC_RELEASE);
+}
+
+slot forebay_mpi_choose(size_t index) {
+    pthread_once(&once, choose);
+    return chosen[index];
+}

@@ -1,0 +1,229 @@
+/*
+ * The MPI-IO driver of one MPI: built once against each MPI's own mpi.h from these sources.
+ *
+ * It links no MPI: functions and, for Open MPI, the objects behind predefined handles are found in the library that the
+ * process has loaded (native.c). A file of Forebay's is an address within a reserved range (handle.c), so that no call
+ * of the MPI library's ever gets one. Nothing is sent between ranks but on a duplicate of the file's communicator, whose
+ * errors return.
+ *
+ * Locks: a file's `lock` guards its position, view, hints and split call; it is never held during a transfer or a call
+ * that waits for other ranks. The lock in the shared page (atomic mode) is taken last.
+ */
+#ifndef FOREBAY_MPI_DRIVER_H
+#define FOREBAY_MPI_DRIVER_H
+
+#define _GNU_SOURCE
+#include <mpi.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include "forebay.h"
+
+/* ---- native.c: what the driver needs of the MPI library ---- */
+
+#define NATIVE_FUNCTIONS(X)                                                                                            \
+    X(Abort) X(Allreduce) X(Alltoall) X(Alltoallv) X(Barrier) X(Bcast) X(Comm_dup) X(Comm_free)           \
+    X(Comm_group) X(Comm_rank) X(Comm_set_errhandler) X(Comm_size) X(Comm_test_inter) X(Errhandler_free)               \
+    X(Error_class) X(Error_string) X(Exscan) X(File_call_errhandler) X(File_get_errhandler) X(File_set_errhandler)     \
+    X(Grequest_complete) X(Grequest_start) X(Info_create) X(Info_free) X(Info_get) X(Info_set) X(Pack)                 \
+    X(Pack_external) X(Pack_external_size) X(Status_set_cancelled) X(Status_set_elements_x) X(Type_create_keyval)      \
+    X(Type_dup) X(Type_free) X(Type_get_attr) X(Type_get_extent_x) X(Type_set_attr) X(Type_size_x)                     \
+    X(Unpack_external)
+
+struct native {
+#define X(name) __typeof__(&PMPI_##name) name;
+    NATIVE_FUNCTIONS(X)
+#undef X
+#if MPI_VERSION >= 4
+    __typeof__(&PMPI_Type_get_envelope_c) Type_get_envelope;
+    __typeof__(&PMPI_Type_get_contents_c) Type_get_contents;
+#else
+    __typeof__(&PMPI_Type_get_envelope) Type_get_envelope;
+    __typeof__(&PMPI_Type_get_contents) Type_get_contents;
+#endif
+#ifdef OPEN_MPI
+    __typeof__(&PMPI_Errhandler_f2c) Errhandler_f2c;
+#endif
+};
+extern struct native mpi;
+
+#ifdef OPEN_MPI
+#define NATIVE_OBJECTS(X)                                                                                              \
+    X(ompi_mpi_byte) X(ompi_mpi_int) X(ompi_mpi_int64_t) X(ompi_mpi_datatype_null) X(ompi_mpi_op_max)                  \
+    X(ompi_mpi_op_sum) X(ompi_mpi_comm_null) X(ompi_mpi_comm_world) X(ompi_mpi_info_null) X(ompi_mpi_file_null)        \
+    X(ompi_mpi_errors_return) X(ompi_mpi_errors_are_fatal) X(ompi_mpi_short_int) X(ompi_mpi_double_int)                \
+    X(ompi_mpi_long_int) X(ompi_mpi_longdbl_int) X(ompi_request_null)
+struct native_objects {
+#define X(name) void *name;
+    NATIVE_OBJECTS(X)
+#undef X
+};
+extern struct native_objects native_objects;
+/* mpi.h's MPI_BYTE and so on are addresses of objects of the library: here they are those that were found. */
+#undef OMPI_PREDEFINED_GLOBAL
+#define OMPI_PREDEFINED_GLOBAL(type, global) ((type)native_objects.global)
+#endif
+
+/* libforebay.so's functions. */
+#define FOREBAY_FUNCTIONS(X)                                                                                           \
+    X(attach) X(attach_error) X(unlink) X(file_open) X(file_close) X(file_fd) X(file_layout) X(file_pread)             \
+    X(file_pwrite) X(file_size) X(file_truncate) X(file_allocate) X(file_sync)
+struct forebay {
+#define X(name) __typeof__(&forebay_##name) name;
+    FOREBAY_FUNCTIONS(X)
+#undef X
+};
+extern struct forebay forebay;
+
+bool native_find(void *library);
+/* The pool, attached at the first call; NULL, and a line on standard error, when it cannot be. */
+forebay_pool *forebay_attached(void);
+void forebay_found_at(const char *directory);
+/* Whether a name is the pool's: its path there, in `room` of 4096 bytes or within `name`; else NULL. */
+const char *pool_path(const char *name, char *room);
+bool debug(void);
+
+/* ---- type.c: what a datatype's bytes are ---- */
+
+struct block {
+    int64_t offset, bytes;
+};
+struct flat {
+    int64_t size, lb, extent; /* as MPI_Type_size, MPI_Type_get_extent */
+    int64_t count;
+    struct block *blocks; /* in the order of the type map, neighbours joined */
+    int64_t *before;      /* bytes of all blocks before each */
+    bool dense;           /* copies of it follow each other without a gap */
+    bool rising;          /* offsets are 0 or more and never go back */
+};
+/* The flat form of a committed datatype, cached with it; MPI_ERR_TYPE, MPI_ERR_NO_MEM. `comm` is for its errors. */
+int flat_of(MPI_Datatype type, MPI_Comm comm, const struct flat **out);
+bool is_named(MPI_Datatype type);
+
+/* A walk over the bytes of `flat`, repeated without end from `base`. */
+struct walk {
+    const struct flat *flat;
+    int64_t base, tile, index, within;
+};
+void walk_start(struct walk *walk, const struct flat *flat, int64_t base, int64_t position);
+/* Where the next bytes are, and how many of at most `most` follow there; walks over them. */
+int64_t walk_next(struct walk *walk, int64_t most, int64_t *bytes);
+
+/* ---- handle.c, file.c ---- */
+
+#define HINTS(X)                                                                                                       \
+    X(cb_nodes) X(cb_buffer_size) X(romio_cb_read) X(romio_cb_write) X(romio_ds_read) X(striping_factor)               \
+    X(striping_unit)
+enum hint {
+#define X(name) HINT_##name,
+    HINTS(X)
+#undef X
+    HINT_COUNT
+};
+enum { HINT_BYTES = 64 };
+
+/* What the ranks that opened a file together share; in a memfd that rank 0 made. */
+struct shared {
+    uint64_t nonce;
+    _Atomic int64_t position; /* the shared file pointer, in etypes */
+    pthread_mutex_t atomic;   /* robust: of an access in atomic mode */
+};
+
+struct view {
+    int64_t disp;
+    MPI_Datatype etype, filetype;
+    const struct flat *file; /* of filetype */
+    int64_t etype_size;
+    bool external32;
+};
+
+struct handler {
+    MPI_Errhandler handle;
+    void (*function)(void); /* NULL: a predefined one, or one whose function is not known */
+    bool fortran;
+};
+
+enum split { SPLIT_NONE, SPLIT_AT, SPLIT_INDIVIDUAL, SPLIT_ORDERED };
+
+struct file {
+    MPI_File handle;
+    pthread_mutex_t lock;
+    MPI_Comm comm;
+    int rank, size, amode;
+    forebay_file *data;
+    int fd; /* of a file with one backing file, or -1 */
+    char *path;
+    struct view view;
+    int64_t position;   /* the individual file pointer, in etypes */
+    int64_t widest_run; /* the longest mean length of a view's runs that any rank has */
+    bool atomic;
+    struct shared *shared;
+    int memfd;
+    char hints[HINT_COUNT][HINT_BYTES];
+    struct handler handler;
+    enum split split;
+    bool split_writes;
+    int64_t split_bytes;
+};
+
+/* The file of a handle, or NULL when it is closed. */
+struct file *file_of(MPI_File handle);
+bool is_ours(MPI_File handle);
+extern char handle_range[];
+enum { HANDLES_MAX = 65536, HANDLE_BYTES = 16 };
+MPI_File handle_make(struct file *file);
+void handle_free(MPI_File handle);
+MPI_Fint handle_c2f(MPI_File handle);
+bool handle_f2c(MPI_Fint number, MPI_File *handle);
+
+int class_of(int64_t negative_errno);
+void view_free(struct view *view);
+int view_default(struct view *view, MPI_Comm comm);
+int64_t view_offset(const struct view *view, int64_t position_bytes);
+/* Bytes of the view's data that lie before byte `end` of the file. */
+int64_t view_bytes_before(const struct view *view, int64_t end);
+/* All ranks' opinion: an error if any has one, else MPI_ERR_NOT_SAME if `value` differs, else MPI_SUCCESS. Collective. */
+int agree(struct file *file, int code, int64_t value);
+void hints_read(struct file *file, MPI_Info info, bool opening);
+MPI_Info hints_give(const struct file *file);
+
+int file_set_view(struct file *file, MPI_Offset disp, MPI_Datatype etype, MPI_Datatype filetype, const char *datarep,
+                  MPI_Info info);
+
+/* ---- error.c ---- */
+
+/* Calls the error handler of `file`, or of MPI_FILE_NULL when that is NULL, and gives back what the call returns. */
+int fail(struct file *file, int code);
+void handler_remember(MPI_Errhandler handle, void (*function)(void), bool fortran);
+void handler_default(struct handler *out);
+void handler_set(struct handler *out, MPI_Errhandler handle);
+MPI_Errhandler handler_again(const struct handler *handler);
+void handler_drop(struct handler *handler);
+
+/* ---- access.c ---- */
+
+enum pointer { AT_OFFSET, INDIVIDUAL, SHARED, ORDERED };
+enum { COLLECTIVE = 1 };
+
+/* One access in full: checks, moves the pointer, transfers. `bytes` is what was transferred. */
+int access_file(struct file *file, bool writes, enum pointer pointer, int flags, int64_t offset, void *buffer,
+                int64_t count, MPI_Datatype type, int64_t *bytes);
+/* Transfers `bytes` bytes between memory and the view's data from byte `position` on. */
+int transfer(struct file *file, const struct view *view, bool writes, int64_t position, void *buffer, int64_t count,
+             const struct flat *memory, int64_t *done);
+int64_t transfer_run(struct file *file, bool writes, struct iovec *parts, int count, int64_t offset);
+
+/* ---- twophase.c ---- */
+
+/* Whether a collective call is to go through aggregators; all ranks answer alike. */
+bool wants_two_phase(const struct file *file, bool writes);
+/* As `transfer`, of memory in one piece, by all ranks together; `code` is what is wrong with this rank's arguments. */
+int two_phase(struct file *file, const struct view *view, bool writes, int64_t position, char *packed, int64_t bytes,
+              int code, int64_t *done);
+
+#endif

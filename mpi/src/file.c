@@ -1,0 +1,182 @@
+/*
+ * Views, hints and agreement between the ranks that opened a file together.
+ */
+#include "driver.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+
+void view_free(struct view *view) {
+    if (view->etype != MPI_DATATYPE_NULL && !is_named(view->etype))
+        mpi.Type_free(&view->etype);
+    if (view->filetype != MPI_DATATYPE_NULL && !is_named(view->filetype))
+        mpi.Type_free(&view->filetype);
+}
+
+int view_default(struct view *view, MPI_Comm comm) {
+    *view = (struct view){.etype = MPI_BYTE, .filetype = MPI_BYTE, .etype_size = 1};
+    return flat_of(MPI_BYTE, comm, &view->file);
+}
+
+int64_t view_offset(const struct view *view, int64_t position) {
+    struct walk walk;
+    int64_t bytes;
+    if (view->file->size == 0)
+        return view->disp;
+    walk_start(&walk, view->file, view->disp, position);
+    return walk_next(&walk, 1, &bytes);
+}
+
+int64_t view_bytes_before(const struct view *view, int64_t end) {
+    const struct flat *flat = view->file;
+    if (flat->size == 0 || end <= view->disp)
+        return 0;
+    int64_t within = end - view->disp, tile = 0;
+    if (flat->extent > 0) {
+        /* A type map may reach beyond its extent: its bytes can lie in tiles before the one that `end` is in. */
+        int64_t reach = flat->blocks[flat->count - 1].offset + flat->blocks[flat->count - 1].bytes;
+        tile = within / flat->extent;
+        int64_t over = reach > flat->extent ? (reach - 1) / flat->extent : 0;
+        tile = tile > over ? tile - over : 0;
+    }
+    int64_t bytes = tile * flat->size;
+    for (;; tile++) {
+        int64_t here = within - tile * flat->extent, got = 0;
+        if (here <= flat->blocks[0].offset)
+            return bytes;
+        for (int64_t low = 0, high = flat->count; low < high;) {
+            /* Blocks rise: those before `low` begin before the end. */
+            int64_t middle = (low + high) / 2;
+            const struct block *block = &flat->blocks[middle];
+            if (block->offset < here) {
+                int64_t part = here - block->offset;
+                got = flat->before[middle] + (part < block->bytes ? part : block->bytes);
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        bytes += got;
+        if (flat->extent <= 0)
+            return bytes;
+    }
+}
+
+int agree(struct file *file, int code, int64_t value) {
+    int64_t mine[3] = {code, value, -value}, all[3];
+    if (file->size == 1)
+        return code;
+    if (mpi.Allreduce(mine, all, 3, MPI_INT64_T, MPI_MAX, file->comm) != MPI_SUCCESS)
+        return MPI_ERR_INTERN;
+    if (all[0] != MPI_SUCCESS)
+        return (int)all[0];
+    return all[1] == -all[2] ? MPI_SUCCESS : MPI_ERR_NOT_SAME;
+}
+
+static const char *const hint_names[HINT_COUNT] = {
+#define X(name) #name,
+    HINTS(X)
+#undef X
+};
+
+void hints_read(struct file *file, MPI_Info info, bool opening) {
+    for (int i = 0; i < HINT_COUNT && info != MPI_INFO_NULL; i++) {
+        /* How a file lies is settled when it is made. */
+        if (!opening && (i == HINT_striping_factor || i == HINT_striping_unit))
+            continue;
+        char value[HINT_BYTES] = "";
+        int found = 0;
+        if (mpi.Info_get(info, hint_names[i], HINT_BYTES - 1, value, &found) == MPI_SUCCESS && found)
+            memcpy(file->hints[i], value, HINT_BYTES);
+    }
+}
+
+MPI_Info hints_give(const struct file *file) {
+    MPI_Info info = MPI_INFO_NULL;
+    if (mpi.Info_create(&info) != MPI_SUCCESS)
+        return MPI_INFO_NULL;
+    for (int i = 0; i < HINT_COUNT; i++)
+        if (file->hints[i][0] != 0)
+            mpi.Info_set(info, hint_names[i], file->hints[i]);
+    return info;
+}
+
+/* A handle of the driver's own for a datatype that its user may free. */
+static int keep(MPI_Datatype type, MPI_Datatype *out) {
+    if (is_named(type)) {
+        *out = type;
+        return MPI_SUCCESS;
+    }
+    return mpi.Type_dup(type, out) == MPI_SUCCESS ? MPI_SUCCESS : MPI_ERR_TYPE;
+}
+
+static int view_make(struct file *file, struct view *view, MPI_Offset disp, MPI_Datatype etype, MPI_Datatype filetype,
+                     const char *datarep) {
+    const struct flat *flat = NULL, *of_etype = NULL;
+    view->etype = view->filetype = MPI_DATATYPE_NULL;
+    if (disp == MPI_DISPLACEMENT_CURRENT) {
+        if (!(file->amode & MPI_MODE_SEQUENTIAL) || file->shared == NULL)
+            return MPI_ERR_ARG;
+        disp = view_offset(&file->view, atomic_load(&file->shared->position) * file->view.etype_size);
+    } else if (disp < 0 || (file->amode & MPI_MODE_SEQUENTIAL)) {
+        return MPI_ERR_ARG;
+    }
+    if (datarep == NULL)
+        return MPI_ERR_ARG;
+    view->external32 = strcasecmp(datarep, "external32") == 0;
+    if (!view->external32 && strcasecmp(datarep, "native") != 0 && strcasecmp(datarep, "internal") != 0)
+        return MPI_ERR_UNSUPPORTED_DATAREP;
+    int code = flat_of(etype, file->comm, &of_etype);
+    if (code == MPI_SUCCESS)
+        code = flat_of(filetype, file->comm, &flat);
+    if (code != MPI_SUCCESS)
+        return code;
+    if (of_etype->size <= 0 || flat->size % of_etype->size != 0)
+        return MPI_ERR_ARG;
+    /* Displacements of a file type do not fall and are not negative, and copies of it do not lie on each other's start. */
+    if (!flat->rising || !of_etype->rising || (flat->size > 0 && flat->extent <= 0))
+        return MPI_ERR_ARG;
+    code = keep(etype, &view->etype);
+    if (code == MPI_SUCCESS)
+        code = keep(filetype, &view->filetype);
+    if (code == MPI_SUCCESS)
+        code = flat_of(view->filetype, file->comm, &view->file);
+    view->disp = disp;
+    view->etype_size = of_etype->size;
+    return code;
+}
+
+int file_set_view(struct file *file, MPI_Offset disp, MPI_Datatype etype, MPI_Datatype filetype, const char *datarep,
+                  MPI_Info info) {
+    struct view made;
+    int code = file->split != SPLIT_NONE ? MPI_ERR_OTHER : view_make(file, &made, disp, etype, filetype, datarep);
+    bool has_types = code == MPI_SUCCESS;
+    code = agree(file, code, has_types ? made.etype_size * 2 + made.external32 : 0);
+    if (code != MPI_SUCCESS) {
+        if (has_types)
+            view_free(&made);
+        return code;
+    }
+    int64_t widest = made.file->dense || made.file->count == 0 ? INT64_MAX : made.file->size / made.file->count;
+    if (file->size > 1) {
+        int64_t mine = widest;
+        mpi.Allreduce(&mine, &widest, 1, MPI_INT64_T, MPI_MAX, file->comm);
+    }
+    pthread_mutex_lock(&file->lock);
+    struct view before = file->view;
+    file->widest_run = widest;
+    file->view = made;
+    file->position = 0;
+    hints_read(file, info, false);
+    pthread_mutex_unlock(&file->lock);
+    view_free(&before);
+    mpi.Bcast(file->hints, sizeof file->hints, MPI_BYTE, 0, file->comm);
+    if (file->shared != NULL) {
+        /* Nobody uses the pointer before it is back, and nobody sets it back after another has used it. */
+        if (file->rank == 0)
+            atomic_store(&file->shared->position, 0);
+        mpi.Barrier(file->comm);
+    }
+    return MPI_SUCCESS;
+}

@@ -1,0 +1,150 @@
+/*
+ * What the driver uses of others: the loaded MPI library's functions and objects, libforebay.so, and the environment.
+ */
+#include "driver.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct native mpi;
+#ifdef OPEN_MPI
+struct native_objects native_objects;
+#endif
+struct forebay forebay;
+
+static char library[4096 + 32];
+static char prefix[4096];
+static bool wants_debug;
+static pthread_once_t attach_once = PTHREAD_ONCE_INIT;
+static forebay_pool *attached;
+
+bool native_find(void *handle) {
+    bool found = true;
+#define NAMED(field, name) found = (*(void **)&mpi.field = dlsym(handle, "PMPI_" name)) != NULL && found;
+#define X(name) NAMED(name, #name)
+    NATIVE_FUNCTIONS(X)
+#undef X
+#if MPI_VERSION >= 4
+    NAMED(Type_get_envelope, "Type_get_envelope_c")
+    NAMED(Type_get_contents, "Type_get_contents_c")
+#else
+    NAMED(Type_get_envelope, "Type_get_envelope")
+    NAMED(Type_get_contents, "Type_get_contents")
+#endif
+#ifdef OPEN_MPI
+    NAMED(Errhandler_f2c, "Errhandler_f2c")
+    /* A program that names such an object has it in itself, where the linker moved it and the library finds it. */
+#define X(name)                                                                                                        \
+    native_objects.name = dlsym(RTLD_DEFAULT, #name);                                                                  \
+    if (native_objects.name == NULL)                                                                                   \
+        native_objects.name = dlsym(handle, #name);                                                                    \
+    found = native_objects.name != NULL && found;
+    NATIVE_OBJECTS(X)
+#undef X
+#endif
+    return found;
+}
+
+/* The prefix without empty components and slash at its end. */
+static void read_prefix(void) {
+    const char *wanted = getenv("FOREBAY_PREFIX");
+    if (wanted == NULL || *wanted == 0)
+        wanted = "/forebay";
+    size_t bytes = 0;
+    while (*wanted != 0 && bytes + 2 < sizeof prefix) {
+        while (*wanted == '/')
+            wanted++;
+        if (*wanted == 0)
+            break;
+        prefix[bytes++] = '/';
+        while (*wanted != 0 && *wanted != '/' && bytes + 1 < sizeof prefix)
+            prefix[bytes++] = *wanted++;
+    }
+    prefix[bytes] = 0;
+}
+
+void forebay_found_at(const char *directory) {
+    snprintf(library, sizeof library, "%slibforebay.so", directory);
+    read_prefix();
+    const char *wanted = getenv("FOREBAY_MPI_DEBUG");
+    wants_debug = wanted != NULL && *wanted != 0 && strcmp(wanted, "0") != 0;
+}
+
+bool debug(void) { return wants_debug; }
+
+static void attach(void) {
+    /* The one that the preload library has loaded, or will. */
+    void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+    if (handle == NULL) {
+        fprintf(stderr, "forebay: %s\n", dlerror());
+        return;
+    }
+    bool found = true;
+#define X(name) found = (*(void **)&forebay.name = dlsym(handle, "forebay_" #name)) != NULL && found;
+    FOREBAY_FUNCTIONS(X)
+#undef X
+    if (!found) {
+        fprintf(stderr, "forebay: %s is of another build than the MPI driver; install both together\n", library);
+        return;
+    }
+    if (forebay.attach(NULL, &attached) < 0) {
+        char words[1024] = "";
+        forebay.attach_error(words, sizeof words);
+        fprintf(stderr, "forebay: %s\n", words);
+    }
+}
+
+forebay_pool *forebay_attached(void) {
+    pthread_once(&attach_once, attach);
+    return attached;
+}
+
+/* Copies an absolute path without empty components and "."; false with "..", whose way only a walk knows. */
+static bool normalise(const char *path, char *out, size_t room) {
+    size_t bytes = 0;
+    while (*path != 0) {
+        while (*path == '/')
+            path++;
+        size_t length = strcspn(path, "/");
+        if (length == 2 && path[0] == '.' && path[1] == '.')
+            return false;
+        if (length > 0 && !(length == 1 && path[0] == '.')) {
+            if (bytes + length + 2 > room)
+                return false;
+            out[bytes++] = '/';
+            memcpy(out + bytes, path, length);
+            bytes += length;
+        }
+        path += length;
+    }
+    out[bytes] = 0;
+    return true;
+}
+
+const char *pool_path(const char *name, char *room) {
+    char absolute[8300];
+    if (strncmp(name, "forebay:", 8) == 0)
+        return name[8] != 0 ? name + 8 : "/";
+    if (prefix[0] == 0)
+        return NULL;
+    if (*name != '/') {
+        /* A file system's name in front, as ROMIO has it, counts for nothing here. */
+        const char *colon = strchr(name, ':');
+        if (colon != NULL && colon[1] == '/' && memchr(name, '/', colon - name) == NULL)
+            name = colon + 1;
+    }
+    if (*name != '/') {
+        char here[4096];
+        if (getcwd(here, sizeof here) == NULL || strncmp(here, prefix, strlen(prefix)) != 0)
+            return NULL;
+        snprintf(absolute, sizeof absolute, "%s/%s", here, name);
+        name = absolute;
+    }
+    size_t bytes = strlen(prefix);
+    if (!normalise(name, room, 4096) || strncmp(room, prefix, bytes) != 0)
+        return NULL;
+    return room[bytes] == '/' ? room + bytes : room[bytes] == 0 ? "/" : NULL;
+}

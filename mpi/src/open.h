@@ -1,0 +1,11 @@
+/* open.c: files come and go. `elsewhere` says that the path leads out of the pool: it is the MPI library's. */
+#ifndef FOREBAY_MPI_OPEN_H
+#define FOREBAY_MPI_OPEN_H
+
+#include "driver.h"
+
+int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_File *out, bool *elsewhere);
+int file_close(struct file *file);
+int file_delete(const char *path, bool *elsewhere);
+
+#endif

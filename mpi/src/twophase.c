@@ -1,0 +1,323 @@
+/*
+ * Two-phase collective access: ranks hand their pieces to aggregators, each of which moves one window of the file after
+ * the other in long runs.
+ *
+ * The range of bytes that all ranks touch is cut into as many domains as there are aggregators. In each round every
+ * aggregator serves one window of cb_buffer_size bytes of its domain. A view's displacements rise, so what a rank has
+ * for a window is one slice of its data and the list of runs that say where the slice goes. Windows with gaps are
+ * written run by run: nothing is read to be written back. Where two ranks write one byte, the higher rank's stays.
+ */
+#include "driver.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum {
+    WINDOW_BYTES = 4 << 20, /* unless cb_buffer_size says otherwise */
+    WINDOW_BYTES_MIN = 4096,
+    WINDOW_BYTES_MAX = 64 << 20,
+    SHORT_RUN_BYTES = 512,  /* measured: 64 bytes seven times as fast through aggregators, 4096 half as fast */
+    ALIGNMENT_BYTES = 4096, /* of domains, so that two aggregators do not share a page */
+};
+
+/*
+ * The one place that decides, on all ranks alike: they have the same hints and the same `widest_run`. On a medium of
+ * this node each rank is as fast alone, but for writes of runs so short that a system call for each costs more than
+ * handing them over.
+ */
+bool wants_two_phase(const struct file *file, bool writes) {
+    const char *hint = file->hints[writes ? HINT_romio_cb_write : HINT_romio_cb_read];
+    bool pays = writes && file->widest_run < SHORT_RUN_BYTES && strcmp(hint, "disable") != 0;
+    bool can = file->size > 1 && !file->atomic && !file->view.external32;
+    bool together = can && (pays || strcmp(hint, "enable") == 0);
+    if (debug() && file->rank == 0)
+        fprintf(stderr, "forebay: %s: collective %s is %s (hint: %s; runs of the view: %s)\n", file->path,
+                writes ? "write" : "read", together ? "two-phase" : "independent", hint[0] != 0 ? hint : "automatic",
+                file->widest_run < SHORT_RUN_BYTES ? "short" : "long");
+    return together;
+}
+
+struct piece {
+    int64_t offset, bytes;
+};
+
+/* The state of one access on one rank. Index 0 of the arrays is what goes to the others, 1 what comes from them. */
+struct access {
+    struct file *file;
+    const struct view *view;
+    int64_t first, last, domain, window; /* of the file */
+    int64_t position, bytes;             /* of the view's data: this rank's */
+    char *packed;
+    int aggregators;
+    int *piece_bytes[2], *piece_at[2], *data_bytes[2], *data_at[2];
+    int64_t *told[2], *slice; /* two numbers a rank; where a rank's slice begins in `packed` */
+    struct piece *pieces[2];
+    char *data[2], *buffer;
+    int64_t piece_room[2], data_room[2];
+};
+
+static void plan(struct access *a) {
+    const struct file *file = a->file;
+    int64_t nodes = atoll(file->hints[HINT_cb_nodes]);
+    if (nodes < 1)
+        nodes = sysconf(_SC_NPROCESSORS_ONLN);
+    a->aggregators = (int)(nodes < 1 ? 1 : nodes < file->size ? nodes : file->size);
+    a->window = atoll(file->hints[HINT_cb_buffer_size]);
+    if (a->window <= 0)
+        a->window = WINDOW_BYTES;
+    /* Counts of bytes go to the MPI library as int. */
+    int64_t most = (int64_t)0x20000000 / file->size;
+    if (most > WINDOW_BYTES_MAX)
+        most = WINDOW_BYTES_MAX;
+    if (a->window > most)
+        a->window = most;
+    if (a->window < WINDOW_BYTES_MIN)
+        a->window = WINDOW_BYTES_MIN;
+    a->domain = (a->last - a->first + a->aggregators - 1) / a->aggregators;
+    a->domain = (a->domain + ALIGNMENT_BYTES - 1) / ALIGNMENT_BYTES * ALIGNMENT_BYTES;
+}
+
+static int rank_of(const struct access *a, int aggregator) {
+    return (int)((int64_t)aggregator * a->file->size / a->aggregators);
+}
+
+static void window_of(const struct access *a, int aggregator, int64_t round, int64_t *first, int64_t *last) {
+    int64_t start = a->first + aggregator * a->domain, end = start + a->domain;
+    if (end > a->last)
+        end = a->last;
+    *first = start + round * a->window;
+    *last = *first + a->window < end ? *first + a->window : end;
+}
+
+static bool make(struct access *a) {
+    size_t size = a->file->size;
+    bool good = (a->buffer = malloc(a->window)) != NULL && (a->slice = calloc(size, sizeof *a->slice)) != NULL;
+    for (int way = 0; way < 2; way++) {
+        int **counts[4] = {&a->piece_bytes[way], &a->piece_at[way], &a->data_bytes[way], &a->data_at[way]};
+        for (int i = 0; i < 4; i++)
+            good = (*counts[i] = calloc(size, sizeof(int))) != NULL && good;
+        good = (a->told[way] = calloc(2 * size, sizeof(int64_t))) != NULL && good;
+    }
+    return good;
+}
+
+static void discard(struct access *a) {
+    for (int way = 0; way < 2; way++) {
+        free(a->piece_bytes[way]);
+        free(a->piece_at[way]);
+        free(a->data_bytes[way]);
+        free(a->data_at[way]);
+        free(a->told[way]);
+        free(a->pieces[way]);
+        free(a->data[way]);
+    }
+    free(a->buffer);
+    free(a->slice);
+}
+
+static bool grow(void *where, int64_t *room, int64_t count, size_t bytes) {
+    if (count <= *room)
+        return true;
+    void **block = where;
+    void *grown = realloc(*block, (count + count / 2) * bytes);
+    if (grown == NULL)
+        return false;
+    *block = grown;
+    *room = count + count / 2;
+    return true;
+}
+
+/* Lists this rank's runs in every aggregator's window of a round. */
+static bool list_pieces(struct access *a, int64_t round) {
+    int64_t count = 0, data = 0;
+    size_t size = a->file->size;
+    memset(a->piece_bytes[0], 0, size * sizeof(int));
+    memset(a->data_bytes[0], 0, size * sizeof(int));
+    for (int g = 0; g < a->aggregators; g++) {
+        int64_t first, last, from, to;
+        window_of(a, g, round, &first, &last);
+        if (first >= last || a->bytes == 0)
+            continue;
+        from = view_bytes_before(a->view, first);
+        to = view_bytes_before(a->view, last);
+        from = from > a->position ? from : a->position;
+        to = to < a->position + a->bytes ? to : a->position + a->bytes;
+        if (from >= to)
+            continue;
+        int rank = rank_of(a, g);
+        struct walk runs;
+        walk_start(&runs, a->view->file, a->view->disp, from);
+        a->piece_at[0][rank] = (int)(count * sizeof(struct piece));
+        for (int64_t at = from; at < to; count++) {
+            if (!grow(&a->pieces[0], &a->piece_room[0], count + 1, sizeof(struct piece)))
+                return false;
+            struct piece *piece = &a->pieces[0][count];
+            piece->offset = walk_next(&runs, to - at, &piece->bytes);
+            at += piece->bytes;
+        }
+        a->piece_bytes[0][rank] = (int)(count * sizeof(struct piece)) - a->piece_at[0][rank];
+        a->slice[rank] = from - a->position;
+        a->data_at[0][rank] = (int)data;
+        a->data_bytes[0][rank] = (int)(to - from);
+        data += to - from;
+    }
+    return grow(&a->data[0], &a->data_room[0], data + 1, 1) &&
+           grow(&a->pieces[0], &a->piece_room[0], 1, sizeof(struct piece));
+}
+
+/* Tells the others how much there is for them, and makes room for what they have. */
+static bool exchange_counts(struct access *a) {
+    int size = a->file->size;
+    int64_t pieces = 0, data = 0;
+    for (int r = 0; r < size; r++) {
+        a->told[0][2 * r] = a->piece_bytes[0][r];
+        a->told[0][2 * r + 1] = a->data_bytes[0][r];
+    }
+    mpi.Alltoall(a->told[0], 2, MPI_INT64_T, a->told[1], 2, MPI_INT64_T, a->file->comm);
+    for (int r = 0; r < size; r++) {
+        a->piece_at[1][r] = (int)pieces;
+        a->data_at[1][r] = (int)data;
+        a->piece_bytes[1][r] = (int)a->told[1][2 * r];
+        a->data_bytes[1][r] = (int)a->told[1][2 * r + 1];
+        pieces += a->told[1][2 * r];
+        data += a->told[1][2 * r + 1];
+    }
+    /* Lists of a round must fit an int too. */
+    return pieces < INT32_MAX && grow(&a->data[1], &a->data_room[1], data + 1, 1) &&
+           grow(&a->pieces[1], &a->piece_room[1], pieces / (int64_t)sizeof(struct piece) + 1, sizeof(struct piece));
+}
+
+static int by_offset(const void *left, const void *right) {
+    int64_t a = ((const struct piece *)left)->offset, b = ((const struct piece *)right)->offset;
+    return a < b ? -1 : a > b;
+}
+
+/* Copies between the others' data and the window that begins at `first`; returns the number of pieces. */
+static int64_t place(struct access *a, bool writes, int64_t first) {
+    int64_t count = 0;
+    char *data = a->data[1];
+    for (int r = 0; r < a->file->size; r++)
+        for (int64_t left = a->piece_bytes[1][r] / (int64_t)sizeof(struct piece); left > 0; left--) {
+            const struct piece *piece = &a->pieces[1][count++];
+            char *here = a->buffer + (piece->offset - first);
+            memcpy(writes ? here : data, writes ? data : here, piece->bytes);
+            data += piece->bytes;
+        }
+    return count;
+}
+
+/* The aggregator's half of a round. */
+static int serve(struct access *a, bool writes, int64_t first, int64_t last) {
+    int64_t count = 0, n = 0, low = last, high = first;
+    for (int r = 0; r < a->file->size; r++)
+        count += a->piece_bytes[1][r] / (int64_t)sizeof(struct piece);
+    if (count == 0)
+        return MPI_SUCCESS;
+    if (!writes) {
+        for (int64_t i = 0; i < count; i++) {
+            const struct piece *piece = &a->pieces[1][i];
+            low = piece->offset < low ? piece->offset : low;
+            high = piece->offset + piece->bytes > high ? piece->offset + piece->bytes : high;
+        }
+        struct iovec whole = {a->buffer + (low - first), high - low};
+        n = transfer_run(a->file, false, &whole, 1, low);
+        if (n >= 0 && n < high - low)
+            memset(a->buffer + (low - first) + n, 0, high - low - n);
+        place(a, false, first);
+        return n < 0 ? class_of(n) : MPI_SUCCESS;
+    }
+    place(a, true, first);
+    qsort(a->pieces[1], count, sizeof(struct piece), by_offset);
+    for (int64_t i = 0; i < count && n >= 0;) {
+        low = a->pieces[1][i].offset;
+        high = low;
+        for (; i < count && a->pieces[1][i].offset <= high; i++) {
+            int64_t end = a->pieces[1][i].offset + a->pieces[1][i].bytes;
+            high = end > high ? end : high;
+        }
+        struct iovec run = {a->buffer + (low - first), high - low};
+        n = transfer_run(a->file, true, &run, 1, low);
+    }
+    return n < 0 ? class_of(n) : MPI_SUCCESS;
+}
+
+static void copy_slices(struct access *a, bool to_packed) {
+    for (int r = 0; r < a->file->size; r++) {
+        char *slice = a->packed + a->slice[r], *data = a->data[0] + a->data_at[0][r];
+        if (a->data_bytes[0][r] > 0)
+            memcpy(to_packed ? slice : data, to_packed ? data : slice, a->data_bytes[0][r]);
+    }
+}
+
+static int one_round(struct access *a, bool writes, int64_t round, int *result) {
+    MPI_Comm comm = a->file->comm;
+    bool good = list_pieces(a, round);
+    if (!good) {
+        /* The others are told of nothing, then of the failure. */
+        memset(a->piece_bytes[0], 0, a->file->size * sizeof(int));
+        memset(a->data_bytes[0], 0, a->file->size * sizeof(int));
+    }
+    good = exchange_counts(a) && good;
+    int code = agree(a->file, good ? MPI_SUCCESS : MPI_ERR_NO_MEM, 0);
+    if (code != MPI_SUCCESS)
+        return code;
+    mpi.Alltoallv(a->pieces[0], a->piece_bytes[0], a->piece_at[0], MPI_BYTE, a->pieces[1], a->piece_bytes[1],
+                  a->piece_at[1], MPI_BYTE, comm);
+    if (writes) {
+        copy_slices(a, false);
+        mpi.Alltoallv(a->data[0], a->data_bytes[0], a->data_at[0], MPI_BYTE, a->data[1], a->data_bytes[1],
+                      a->data_at[1], MPI_BYTE, comm);
+    }
+    for (int g = 0; g < a->aggregators; g++) {
+        int64_t first, last;
+        window_of(a, g, round, &first, &last);
+        if (rank_of(a, g) == a->file->rank && first < last) {
+            int served = serve(a, writes, first, last);
+            *result = *result != MPI_SUCCESS ? *result : served;
+        }
+    }
+    if (!writes) {
+        mpi.Alltoallv(a->data[1], a->data_bytes[1], a->data_at[1], MPI_BYTE, a->data[0], a->data_bytes[0],
+                      a->data_at[0], MPI_BYTE, comm);
+        copy_slices(a, true);
+    }
+    return MPI_SUCCESS;
+}
+
+int two_phase(struct file *file, const struct view *view, bool writes, int64_t position, char *packed, int64_t bytes,
+              int code, int64_t *done) {
+    struct access a = {.file = file, .view = view, .position = position, .packed = packed};
+    *done = 0;
+    if (code == MPI_SUCCESS && !writes && bytes > 0) {
+        int64_t size = forebay.file_size(file->data);
+        int64_t left = size < 0 ? 0 : view_bytes_before(view, size) - position;
+        bytes = left < 0 ? 0 : left < bytes ? left : bytes;
+        code = size < 0 ? class_of(size) : code;
+    }
+    a.bytes = code == MPI_SUCCESS ? bytes : 0;
+    int64_t mine[3] = {code, -INT64_MAX, -1}, all[3];
+    if (a.bytes > 0) {
+        mine[1] = -view_offset(view, position);
+        mine[2] = view_offset(view, position + a.bytes - 1) + 1;
+    }
+    mpi.Allreduce(mine, all, 3, MPI_INT64_T, MPI_MAX, file->comm);
+    if (all[0] != MPI_SUCCESS)
+        return (int)all[0];
+    a.first = -all[1];
+    a.last = all[2];
+    if (a.last <= a.first)
+        return MPI_SUCCESS;
+    plan(&a);
+    code = agree(file, make(&a) ? MPI_SUCCESS : MPI_ERR_NO_MEM, 0);
+    int result = MPI_SUCCESS;
+    for (int64_t round = 0; code == MPI_SUCCESS && round * a.window < a.domain; round++)
+        code = one_round(&a, writes, round, &result);
+    if (code == MPI_SUCCESS)
+        code = agree(file, result, 0);
+    if (code == MPI_SUCCESS)
+        *done = a.bytes;
+    discard(&a);
+    return code;
+}

@@ -1,0 +1,528 @@
+/*
+ * Datatypes as lists of blocks, by MPI_Type_get_contents; made once and kept with the datatype as an attribute, so that
+ * it lives as long as the datatype and a number that MPICH gives out again brings no old list along.
+ *
+ * A type map's order is the order of the blocks: neighbours in it that touch are joined, nothing is sorted. The datatype
+ * constructors are those of MPI 4.0 and their forms for large counts. Tests: mpi/tests/views.c.
+ */
+#include "driver.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct list {
+    struct block *blocks;
+    int64_t count, room;
+    bool failed;
+};
+
+static void add(struct list *list, int64_t offset, int64_t bytes) {
+    if (bytes == 0 || list->failed)
+        return;
+    if (list->count > 0) {
+        struct block *last = &list->blocks[list->count - 1];
+        if (last->offset + last->bytes == offset) {
+            last->bytes += bytes;
+            return;
+        }
+    }
+    if (list->count == list->room) {
+        int64_t room = list->room == 0 ? 8 : list->room * 2;
+        struct block *blocks = realloc(list->blocks, room * sizeof *blocks);
+        if (blocks == NULL) {
+            list->failed = true;
+            return;
+        }
+        list->blocks = blocks;
+        list->room = room;
+    }
+    list->blocks[list->count++] = (struct block){offset, bytes};
+}
+
+/* `count` copies of `flat`, the first at `base`, the next ones an extent further each. */
+static void repeat(struct list *list, const struct flat *flat, int64_t base, int64_t count) {
+    if (count <= 0 || flat->count == 0)
+        return;
+    if (flat->dense) {
+        add(list, base + flat->blocks[0].offset, flat->size * count);
+        return;
+    }
+    for (int64_t i = 0; i < count && !list->failed; i++)
+        for (int64_t j = 0; j < flat->count; j++)
+            add(list, base + i * flat->extent + flat->blocks[j].offset, flat->blocks[j].bytes);
+}
+
+static void discard(struct flat *flat) {
+    if (flat == NULL)
+        return;
+    free(flat->blocks);
+    free(flat->before);
+    free(flat);
+}
+
+/* What a datatype was made of, taken one by one in the order that the standard gives. */
+struct contents {
+    int combiner;
+    int64_t types;
+    int *integers, *integer;
+    MPI_Aint *addresses, *address;
+#if MPI_VERSION >= 4
+    MPI_Count *larges, *large; /* of a form for large counts: counts and displacements */
+#endif
+    MPI_Datatype *inner;
+};
+
+static int64_t next_integer(struct contents *c) { return *c->integer++; }
+
+static int64_t next_count(struct contents *c) {
+#if MPI_VERSION >= 4
+    if (c->larges != NULL)
+        return *c->large++;
+#endif
+    return *c->integer++;
+}
+
+static int64_t next_address(struct contents *c) {
+#if MPI_VERSION >= 4
+    if (c->larges != NULL)
+        return *c->large++;
+#endif
+    return *c->address++;
+}
+
+static int make(MPI_Datatype type, struct flat **out);
+
+bool is_named(MPI_Datatype type) {
+    int combiner;
+#if MPI_VERSION >= 4
+    MPI_Count a, b, c, d;
+    mpi.Type_get_envelope(type, &a, &b, &c, &d, &combiner);
+#else
+    int a, b, c;
+    mpi.Type_get_envelope(type, &a, &b, &c, &combiner);
+#endif
+    return combiner == MPI_COMBINER_NAMED;
+}
+
+static void contents_free(struct contents *c) {
+    for (int64_t i = 0; i < c->types; i++)
+        if (c->inner[i] != MPI_DATATYPE_NULL && !is_named(c->inner[i]))
+            mpi.Type_free(&c->inner[i]);
+    free(c->integers);
+    free(c->addresses);
+#if MPI_VERSION >= 4
+    free(c->larges);
+#endif
+    free(c->inner);
+}
+
+static int contents_get(MPI_Datatype type, struct contents *c) {
+    memset(c, 0, sizeof *c);
+#if MPI_VERSION >= 4
+    MPI_Count integers, addresses, larges, types;
+    if (mpi.Type_get_envelope(type, &integers, &addresses, &larges, &types, &c->combiner) != MPI_SUCCESS)
+        return MPI_ERR_TYPE;
+#else
+    int integers, addresses, types;
+    if (mpi.Type_get_envelope(type, &integers, &addresses, &types, &c->combiner) != MPI_SUCCESS)
+        return MPI_ERR_TYPE;
+#endif
+    if (c->combiner == MPI_COMBINER_NAMED)
+        return MPI_SUCCESS;
+    c->integer = c->integers = malloc((integers + 1) * sizeof(int));
+    c->address = c->addresses = malloc((addresses + 1) * sizeof(MPI_Aint));
+    c->inner = malloc((types + 1) * sizeof(MPI_Datatype));
+    bool enough = c->integers != NULL && c->addresses != NULL && c->inner != NULL;
+#if MPI_VERSION >= 4
+    if (larges > 0) {
+        c->large = c->larges = malloc(larges * sizeof(MPI_Count));
+        enough = enough && c->larges != NULL;
+    }
+    if (enough && mpi.Type_get_contents(type, integers, addresses, larges, types, c->integers, c->addresses, c->larges,
+                                        c->inner) == MPI_SUCCESS)
+        c->types = types;
+    else
+        enough = false;
+#else
+    if (enough && mpi.Type_get_contents(type, integers, addresses, types, c->integers, c->addresses, c->inner) ==
+                      MPI_SUCCESS)
+        c->types = types;
+    else
+        enough = false;
+#endif
+    if (!enough) {
+        contents_free(c);
+        return MPI_ERR_NO_MEM;
+    }
+    return MPI_SUCCESS;
+}
+
+/* A dimension of an array: which indices are taken, as runs. */
+struct run {
+    int64_t first, count;
+};
+struct dimension {
+    int64_t size, runs;
+    struct run *run;
+};
+
+/* Adds the elements of dimension `d` and those below, `order[0]` being the slowest; `index` counts elements. */
+static void add_array(struct list *list, const struct flat *old, const struct dimension *dims, const int *order,
+                      int d, int count, int64_t index) {
+    const struct dimension *dim = &dims[order[d]];
+    for (int64_t r = 0; r < dim->runs && !list->failed; r++) {
+        if (d == count - 1) {
+            repeat(list, old, (index * dim->size + dim->run[r].first) * old->extent, dim->run[r].count);
+            continue;
+        }
+        for (int64_t i = 0; i < dim->run[r].count; i++)
+            add_array(list, old, dims, order, d + 1, count, index * dim->size + dim->run[r].first + i);
+    }
+}
+
+/* The runs of indices that process `at` of `processes` has of a dimension; they are in `dim->run`, from malloc. */
+static bool distribute(struct dimension *dim, int64_t distribution, int64_t argument, int64_t processes, int64_t at) {
+    if (distribution == MPI_DISTRIBUTE_NONE) {
+        processes = 1;
+        at = 0;
+    }
+    int64_t block = argument;
+    if (distribution != MPI_DISTRIBUTE_CYCLIC && (argument == MPI_DISTRIBUTE_DFLT_DARG || processes == 1))
+        block = (dim->size + processes - 1) / processes;
+    else if (argument == MPI_DISTRIBUTE_DFLT_DARG)
+        block = 1;
+    if (block <= 0)
+        block = 1;
+    int64_t cycle = block * processes;
+    dim->runs = 0;
+    dim->run = malloc((dim->size / cycle + 1) * sizeof(struct run));
+    if (dim->run == NULL)
+        return false;
+    for (int64_t first = at * block; first < dim->size; first += cycle) {
+        int64_t left = dim->size - first;
+        dim->run[dim->runs++] = (struct run){first, left < block ? left : block};
+    }
+    return true;
+}
+
+static bool add_subarray(struct list *list, const struct flat *old, struct contents *c, bool distributed) {
+    enum { DIMENSIONS_MAX = 64 };
+    struct dimension dims[DIMENSIONS_MAX] = {{0, 0, NULL}};
+    int order[DIMENSIONS_MAX], count;
+    int64_t values[3][DIMENSIONS_MAX], processes = 0, rank = 0, grid[DIMENSIONS_MAX];
+    if (distributed) {
+        processes = next_integer(c);
+        rank = next_integer(c);
+    }
+    count = (int)next_integer(c);
+    if (count < 1 || count > DIMENSIONS_MAX)
+        return false;
+    for (int i = 0; i < count; i++)
+        dims[i].size = next_count(c);
+    for (int which = 0; which < 2; which++)
+        for (int i = 0; i < count; i++)
+            values[which][i] = distributed ? next_integer(c) : next_count(c);
+    for (int i = 0; distributed && i < count; i++)
+        grid[i] = next_integer(c);
+    bool fortran = next_integer(c) == MPI_ORDER_FORTRAN, good = true;
+    for (int i = 0; i < count; i++)
+        order[i] = fortran ? count - 1 - i : i;
+    for (int i = 0; i < count && good; i++) {
+        if (distributed) {
+            processes /= grid[i] > 0 ? grid[i] : 1; /* the grid is in C's order always */
+            int64_t at = processes > 0 ? rank / processes : 0;
+            rank -= at * processes;
+            good = distribute(&dims[i], values[0][i], values[1][i], grid[i], at);
+        } else {
+            dims[i].run = malloc(sizeof(struct run));
+            good = dims[i].run != NULL;
+            if (good)
+                *dims[i].run = (struct run){values[1][i], values[0][i]};
+            dims[i].runs = 1;
+        }
+    }
+    if (good)
+        add_array(list, old, dims, order, 0, count, 0);
+    for (int i = 0; i < count; i++)
+        free(dims[i].run);
+    return good;
+}
+
+static int add_derived(struct list *list, MPI_Datatype type) {
+    struct contents c;
+    int code = contents_get(type, &c);
+    if (code != MPI_SUCCESS)
+        return code;
+    struct flat *old = NULL;
+    if (c.combiner != MPI_COMBINER_STRUCT && c.types > 0)
+        code = make(c.inner[0], &old);
+    int64_t count = 0;
+    bool good = code == MPI_SUCCESS;
+    if (good)
+        switch (c.combiner) {
+        case MPI_COMBINER_DUP:
+            repeat(list, old, 0, 1);
+            break;
+        case MPI_COMBINER_RESIZED:
+            repeat(list, old, 0, 1);
+            break;
+        case MPI_COMBINER_CONTIGUOUS:
+            repeat(list, old, 0, next_count(&c));
+            break;
+        case MPI_COMBINER_VECTOR:
+        case MPI_COMBINER_HVECTOR: {
+            count = next_count(&c);
+            int64_t length = next_count(&c);
+            int64_t stride = c.combiner == MPI_COMBINER_VECTOR ? next_count(&c) * old->extent : next_address(&c);
+            for (int64_t i = 0; i < count; i++)
+                repeat(list, old, i * stride, length);
+            break;
+        }
+        case MPI_COMBINER_INDEXED:
+        case MPI_COMBINER_HINDEXED: {
+            count = next_count(&c);
+            int64_t *lengths = malloc((count + 1) * sizeof *lengths);
+            good = lengths != NULL;
+            for (int64_t i = 0; i < count && good; i++)
+                lengths[i] = next_count(&c);
+            for (int64_t i = 0; i < count && good; i++) {
+                bool counted = c.combiner == MPI_COMBINER_INDEXED;
+                repeat(list, old, counted ? next_count(&c) * old->extent : next_address(&c), lengths[i]);
+            }
+            free(lengths);
+            break;
+        }
+        case MPI_COMBINER_INDEXED_BLOCK:
+        case MPI_COMBINER_HINDEXED_BLOCK: {
+            count = next_count(&c);
+            int64_t length = next_count(&c);
+            bool counted = c.combiner == MPI_COMBINER_INDEXED_BLOCK;
+            for (int64_t i = 0; i < count; i++)
+                repeat(list, old, counted ? next_count(&c) * old->extent : next_address(&c), length);
+            break;
+        }
+        case MPI_COMBINER_STRUCT: {
+            count = next_count(&c);
+            int64_t *lengths = malloc((count + 1) * sizeof *lengths);
+            good = lengths != NULL;
+            for (int64_t i = 0; i < count && good; i++)
+                lengths[i] = next_count(&c);
+            for (int64_t i = 0; i < count && good; i++) {
+                struct flat *member = NULL;
+                code = make(c.inner[i], &member);
+                good = code == MPI_SUCCESS;
+                if (good)
+                    repeat(list, member, next_address(&c), lengths[i]);
+                discard(member);
+            }
+            free(lengths);
+            break;
+        }
+        case MPI_COMBINER_SUBARRAY:
+            good = add_subarray(list, old, &c, false);
+            break;
+        case MPI_COMBINER_DARRAY:
+            good = add_subarray(list, old, &c, true);
+            break;
+        default: {
+            /* Fortran's types by precision and range: a number each. */
+            MPI_Count size = 0;
+            if (mpi.Type_size_x(type, &size) == MPI_SUCCESS)
+                add(list, 0, size);
+        }
+        }
+    discard(old);
+    contents_free(&c);
+    if (code != MPI_SUCCESS)
+        return code;
+    return good && !list->failed ? MPI_SUCCESS : MPI_ERR_NO_MEM;
+}
+
+/* A named type: one block, but for the pairs of C, which have gaps. */
+static void add_named(struct list *list, MPI_Datatype type, int64_t size) {
+    int64_t value = 0, second = 0;
+#define PAIR(name, c_type)                                                                                             \
+    if (type == name) {                                                                                                \
+        struct pair {                                                                                                  \
+            c_type value;                                                                                              \
+            int index;                                                                                                 \
+        };                                                                                                             \
+        value = sizeof(c_type);                                                                                        \
+        second = offsetof(struct pair, index);                                                                         \
+    }
+    PAIR(MPI_SHORT_INT, short)
+    PAIR(MPI_DOUBLE_INT, double)
+    PAIR(MPI_LONG_INT, long)
+    PAIR(MPI_LONG_DOUBLE_INT, long double)
+#undef PAIR
+    if (value == 0) {
+        add(list, 0, size);
+        return;
+    }
+    add(list, 0, value);
+    add(list, second, sizeof(int));
+}
+
+static int finish(struct flat *flat, struct list *list) {
+    flat->count = list->count;
+    flat->blocks = list->blocks;
+    flat->before = malloc((list->count + 1) * sizeof *flat->before);
+    if (flat->before == NULL)
+        return MPI_ERR_NO_MEM;
+    int64_t sum = 0;
+    flat->rising = true;
+    for (int64_t i = 0; i < list->count; i++) {
+        flat->before[i] = sum;
+        sum += list->blocks[i].bytes;
+        int64_t least = i == 0 ? 0 : list->blocks[i - 1].offset;
+        flat->rising = flat->rising && list->blocks[i].offset >= least;
+    }
+    flat->size = sum;
+    flat->dense = list->count == 1 && flat->extent == sum;
+    return MPI_SUCCESS;
+}
+
+static int make(MPI_Datatype type, struct flat **out) {
+    MPI_Count lb = 0, extent = 0, size = 0;
+    if (mpi.Type_get_extent_x(type, &lb, &extent) != MPI_SUCCESS || mpi.Type_size_x(type, &size) != MPI_SUCCESS)
+        return MPI_ERR_TYPE;
+    struct flat *flat = calloc(1, sizeof *flat);
+    if (flat == NULL)
+        return MPI_ERR_NO_MEM;
+    flat->lb = lb;
+    flat->extent = extent;
+    struct list list = {NULL, 0, 0, false};
+    int code = MPI_SUCCESS;
+    if (is_named(type))
+        add_named(&list, type, size);
+    else
+        code = add_derived(&list, type);
+    if (code == MPI_SUCCESS && list.failed)
+        code = MPI_ERR_NO_MEM;
+    if (code == MPI_SUCCESS)
+        code = finish(flat, &list);
+    else
+        free(list.blocks);
+    if (code != MPI_SUCCESS) {
+        discard(flat);
+        return code;
+    }
+    *out = flat;
+    return MPI_SUCCESS;
+}
+
+static int keyval = MPI_KEYVAL_INVALID;
+static pthread_once_t keyval_once = PTHREAD_ONCE_INIT;
+
+static int forget(MPI_Datatype type, int key, void *value, void *extra) {
+    (void)type, (void)key, (void)extra;
+    discard(value);
+    return MPI_SUCCESS;
+}
+
+/* As MPI_TYPE_NULL_COPY_FN, which is a function of the MPI library. */
+static int copy_none(MPI_Datatype type, int key, void *extra, void *value, void *out, int *flag) {
+    (void)type, (void)key, (void)extra, (void)value, (void)out;
+    *flag = 0;
+    return MPI_SUCCESS;
+}
+
+static void make_keyval(void) { mpi.Type_create_keyval(copy_none, forget, &keyval, NULL); }
+
+/* Named types live as long as the process; the last few that a thread used. */
+enum { NAMED_MAX = 4 };
+static _Thread_local struct {
+    MPI_Datatype type;
+    const struct flat *flat;
+} named[NAMED_MAX];
+static _Thread_local unsigned named_next;
+
+int flat_of(MPI_Datatype type, MPI_Comm comm, const struct flat **out) {
+    for (int i = 0; i < NAMED_MAX; i++)
+        if (named[i].flat != NULL && named[i].type == type) {
+            *out = named[i].flat;
+            return MPI_SUCCESS;
+        }
+    if (type == MPI_DATATYPE_NULL)
+        return MPI_ERR_TYPE;
+    pthread_once(&keyval_once, make_keyval);
+    struct flat *flat = NULL;
+    int found = 0;
+    if (mpi.Type_get_attr(type, keyval, &flat, &found) == MPI_SUCCESS && found) {
+        *out = flat;
+        return MPI_SUCCESS;
+    }
+    bool lasting = is_named(type);
+    if (!lasting) {
+        /* The one question by which an MPI tells whether a type is committed. */
+        char nothing[16];
+        int position = 0;
+        if (mpi.Pack(nothing, 0, type, nothing, sizeof nothing, &position, comm) != MPI_SUCCESS)
+            return MPI_ERR_TYPE;
+    }
+    int code = make(type, &flat);
+    if (code != MPI_SUCCESS)
+        return code;
+    if (mpi.Type_set_attr(type, keyval, flat) != MPI_SUCCESS) {
+        discard(flat);
+        return MPI_ERR_TYPE;
+    }
+    if (lasting) {
+        named[named_next % NAMED_MAX].type = type;
+        named[named_next++ % NAMED_MAX].flat = flat;
+    }
+    *out = flat;
+    return MPI_SUCCESS;
+}
+
+void walk_start(struct walk *walk, const struct flat *flat, int64_t base, int64_t position) {
+    *walk = (struct walk){flat, base, 0, 0, 0};
+    if (flat->size == 0)
+        return;
+    walk->tile = position / flat->size;
+    int64_t within = position % flat->size, low = 0, high = flat->count - 1;
+    while (low < high) {
+        int64_t middle = (low + high + 1) / 2;
+        if (flat->before[middle] <= within)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    walk->index = low;
+    walk->within = within - flat->before[low];
+}
+
+int64_t walk_next(struct walk *walk, int64_t most, int64_t *bytes) {
+    const struct flat *flat = walk->flat;
+    if (flat->dense) {
+        int64_t at = walk->base + flat->blocks[0].offset + walk->tile * flat->extent + walk->within;
+        walk->within += most;
+        walk->tile += walk->within / flat->size;
+        walk->within %= flat->size;
+        *bytes = most;
+        return at;
+    }
+    int64_t start = 0, got = 0;
+    while (got < most) {
+        const struct block *block = &flat->blocks[walk->index];
+        int64_t at = walk->base + walk->tile * flat->extent + block->offset + walk->within;
+        if (got == 0)
+            start = at;
+        else if (at != start + got)
+            break;
+        int64_t here = block->bytes - walk->within;
+        if (here > most - got)
+            here = most - got;
+        got += here;
+        walk->within += here;
+        if (walk->within == block->bytes) {
+            walk->within = 0;
+            if (++walk->index == flat->count) {
+                walk->index = 0;
+                walk->tile++;
+            }
+        }
+    }
+    *bytes = got;
+    return start;
+}
