@@ -100,7 +100,7 @@ pub struct Door {
         unsafe extern "C" fn(Pool, target: *const u8, bytes: usize, at: Place, escape: *mut u8) -> i64,
     /// readlink(2): the bytes that were stored.
     pub read_link: unsafe extern "C" fn(Pool, Place, buffer: *mut u8, room: usize, escape: *mut u8) -> i64,
-    /// mknod(2); `mode` has the umask applied.
+    /// mknod(2); `mode` has the umask applied. The inode.
     pub make_node: unsafe extern "C" fn(Pool, Place, mode: u32, rdev: u64, escape: *mut u8) -> i64,
     /// chmod(2).
     pub chmod: unsafe extern "C" fn(Pool, Place, mode: u32, follow: i32, escape: *mut u8) -> i64,
@@ -143,6 +143,8 @@ pub struct Door {
     pub statfs: unsafe extern "C" fn(Pool, *mut libc::statfs) -> i64,
     /// statvfs(3) of the pool.
     pub statvfs: unsafe extern "C" fn(Pool, *mut libc::statvfs) -> i64,
+    /// How many descriptors of directories this process has made. Of no pool in particular.
+    pub anchors_made: unsafe extern "C" fn() -> u64,
     /// The inode behind a descriptor of which fstat(2) gave `kernel`: 1 and its number, or 0 when it is not the pool's.
     pub inode_of: unsafe extern "C" fn(Pool, fd: i32, kernel: *const libc::stat, ino: *mut u64) -> i64,
     /// The pool's directory in which the process works, of whose `.` stat(2) gave `kernel`: as `inode_of`.

@@ -39,6 +39,7 @@ static DOOR: Door = Door {
     resolve,
     statfs,
     statvfs,
+    anchors_made,
     inode_of,
     working_directory,
     fstat,
@@ -247,7 +248,11 @@ unsafe extern "C" fn read_link(
 
 unsafe extern "C" fn make_node(pool: Handle, at: Place, mode: u32, rdev: u64, escape: *mut u8) -> i64 {
     // SAFETY: see above.
-    unsafe { on_walk(pool, escape, |pool, escape| done(pool.make_node(place(at), mode, rdev, escape))) }
+    unsafe {
+        on_walk(pool, escape, |pool, escape| {
+            pool.make_node(place(at), mode, rdev, escape).map(|ino| ino.0 as i64)
+        })
+    }
 }
 
 unsafe extern "C" fn chmod(pool: Handle, at: Place, mode: u32, follow: i32, escape: *mut u8) -> i64 {
@@ -390,6 +395,10 @@ unsafe extern "C" fn statvfs(pool: Handle, out: *mut libc::statvfs) -> i64 {
             Ok(0)
         })
     }
+}
+
+unsafe extern "C" fn anchors_made() -> u64 {
+    forebay_client::anchors_made()
 }
 
 unsafe extern "C" fn inode_of(pool: Handle, fd: i32, kernel: *const libc::stat, ino: *mut u64) -> i64 {

@@ -160,8 +160,12 @@ wrap! {
         flags: c_int
     ) -> c_int =
         call(libc::SYS_linkat, from_at as usize, from as usize, to_at as usize, to as usize, flags as usize);
-    "fchmodat" = fn fchmodat(at: c_int, path: *const c_char, mode: libc::mode_t, _flags: c_int) -> c_int =
-        call(libc::SYS_fchmodat, at as usize, path as usize, mode as usize, 0, 0);
+    "fchmodat" = fn fchmodat(at: c_int, path: *const c_char, mode: libc::mode_t, flags: c_int) -> c_int =
+        if flags == 0 {
+            call(libc::SYS_fchmodat, at as usize, path as usize, mode as usize, 0, 0)
+        } else {
+            -(libc::EINVAL as isize)
+        };
     "fchmod" = fn fchmod(fd: c_int, mode: libc::mode_t) -> c_int =
         call(libc::SYS_fchmod, fd as usize, mode as usize, 0, 0, 0);
     "readlink" = fn readlink(path: *const c_char, out: *mut c_char, room: usize) -> isize =

@@ -172,7 +172,9 @@ impl Pool {
         let (last, above) = (parts.next()?, parts.next()?);
         match kernel.st_mode & libc::S_IFMT {
             libc::S_IFDIR if above == b"anchors" => AnchorName::parse(last),
-            libc::S_IFREG | libc::S_IFIFO | libc::S_IFCHR | libc::S_IFBLK if above.len() == 2 => {
+            libc::S_IFREG | libc::S_IFIFO | libc::S_IFSOCK | libc::S_IFCHR | libc::S_IFBLK
+                if above.len() == 2 =>
+            {
                 BackingName::parse(last).map(|(ino, ..)| ino)
             }
             _ => None,

@@ -24,11 +24,13 @@ mod open;
 mod path;
 mod pool;
 mod stat;
+mod unnamed;
 mod walk;
 mod xattr;
 
 pub use connection::Role;
 pub use directory::Directory;
 pub use file::File;
+pub use open::anchors_made;
 pub use path::{PathBuffer, Place};
 pub use pool::{Door, Fail, Pool};

@@ -40,18 +40,21 @@ impl Pool {
     }
 
     /// Makes an entry; an existing name is reported before a missing permission, as Linux does.
-    fn make(&self, parent: &Parent, name: &Name, request: &Request<'_>) -> Door<()> {
+    fn make(&self, parent: &Parent, name: &Name, request: &Request<'_>) -> Door<Ino> {
         if let Err(code) = self.check_writable(parent) {
             return match self.lookup_name(parent.dir.ino, name.as_bytes()) {
                 Ok(_) => Err(Code::Exists.into()),
                 Err(_) => Err(code.into()),
             };
         }
-        match request {
-            Request::Symlink { target, .. } if target.len() > 256 => self.ask_long(request, |_| Ok(()))?,
-            _ => self.ask_entry(request).map(|_| ())?,
-        }
-        Ok(())
+        let made = |reply: Reply<'_>| match reply {
+            Reply::Entry(entry) => Ok(entry.attr.ino),
+            _ => Err(Code::Malformed),
+        };
+        Ok(match request {
+            Request::Symlink { target, .. } if target.len() > 256 => self.ask_long(request, made)?,
+            _ => self.ask_then(request, made)?,
+        })
     }
 
     /// `mkdirat`; `mode` has the umask applied.
@@ -59,11 +62,11 @@ impl Pool {
         let (parent, name) = self.place_for_new(place, escape)?;
         let request =
             Request::MakeDirectory { parent: parent.dir.ino, name: name.as_bytes(), mode: mode & 0o1777 };
-        self.make(&parent, &name, &request)
+        self.make(&parent, &name, &request).map(|_| ())
     }
 
-    /// `mknodat`; regular files too.
-    pub fn make_node(&self, place: Place<'_>, mode: u32, rdev: u64, escape: &mut PathBuffer) -> Door<()> {
+    /// `mknodat`; regular files too. The inode.
+    pub fn make_node(&self, place: Place<'_>, mode: u32, rdev: u64, escape: &mut PathBuffer) -> Door<Ino> {
         let (parent, name) = self.place_for_new(place, escape)?;
         if parent.slash {
             return Err(Code::NotFound.into());
@@ -81,8 +84,10 @@ impl Pool {
                     layout: None,
                     ahead: false,
                 };
-                self.ask_then(&file.request_without_reserve(), |_| Ok(()))?;
-                Ok(())
+                Ok(self.ask_then(&file.request_without_reserve(), |reply| match reply {
+                    Reply::Created { entry, .. } => Ok(entry.attr.ino),
+                    _ => Err(Code::Malformed),
+                })?)
             }
             libc::S_IFDIR => Err(Code::NotPermitted.into()),
             libc::S_IFCHR | libc::S_IFBLK if caller().uid != 0 => Err(Code::NotPermitted.into()),
@@ -102,7 +107,8 @@ impl Pool {
         if parent.slash {
             return Err(Code::NotFound.into());
         }
-        self.make(&parent, &name, &Request::Symlink { parent: parent.dir.ino, name: name.as_bytes(), target })
+        let request = Request::Symlink { parent: parent.dir.ino, name: name.as_bytes(), target };
+        self.make(&parent, &name, &request).map(|_| ())
     }
 
     /// `readlinkat`: bytes of the target that fit.
@@ -128,11 +134,8 @@ impl Pool {
         if parent.slash {
             return Err(Code::NotFound.into());
         }
-        self.make(
-            &parent,
-            &name,
-            &Request::Link { ino: source.ino, parent: parent.dir.ino, name: name.as_bytes() },
-        )
+        let request = Request::Link { ino: source.ino, parent: parent.dir.ino, name: name.as_bytes() };
+        self.make(&parent, &name, &request).map(|_| ())
     }
 
     /// `unlinkat` of anything but a directory. The space of a file without other links and descriptors is free on

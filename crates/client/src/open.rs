@@ -11,16 +11,16 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use forebay_data::{AnchorName, BackingName};
 use forebay_types::{Caller, Code, Entry, Ino, Kind, Layout, Reply, Request, FLAG_DIRTY};
 
-use crate::descriptor::{proc_fd, remember, remember_opened};
+use crate::descriptor::remember_opened;
 use crate::errno;
 use crate::path::{PathBuffer, Place};
 use crate::pool::{caller, Door, Fail, Pool, SHORT_REPLY_BYTES, SHORT_REQUEST_BYTES};
 use crate::walk::{permits, Dir, Name, Target, EXECUTE, READ, WRITE};
 
 /// Mode of every backing file; the inode's own is the shard's business.
-const BACKING_MODE: libc::mode_t = 0o700;
+pub(crate) const BACKING_MODE: libc::mode_t = 0o700;
 /// Flags that are handed to the kernel as they are.
-const KERNEL_FLAGS: i32 = libc::O_ACCMODE
+pub(crate) const KERNEL_FLAGS: i32 = libc::O_ACCMODE
     | libc::O_APPEND
     | libc::O_CLOEXEC
     | libc::O_DIRECT
@@ -36,7 +36,13 @@ const ATTEMPTS: u32 = 16;
 
 static ANCHORS: AtomicU64 = AtomicU64::new(0);
 
-fn open_at(dir: RawFd, name: &CStr, flags: i32) -> Result<RawFd, Code> {
+/// How many descriptors of directories this process has made.
+#[inline]
+pub fn anchors_made() -> u64 {
+    ANCHORS.load(Ordering::Relaxed)
+}
+
+pub(crate) fn open_at(dir: RawFd, name: &CStr, flags: i32) -> Result<RawFd, Code> {
     // SAFETY: the name is NUL-terminated. A FIFO's open may be interrupted, which is the program's business.
     errno::check(unsafe { libc::openat(dir, name.as_ptr(), flags, BACKING_MODE as libc::c_uint) })
 }
@@ -57,32 +63,15 @@ fn wanted(flags: i32) -> u32 {
 /// True when opening with `flags` may wait for somebody at the other end.
 fn waits_for_other_end(entry: &Entry, flags: i32) -> bool {
     let never = libc::O_NONBLOCK | libc::O_PATH | libc::O_DIRECTORY;
-    entry.attr.kind() == Kind::Fifo && flags & never == 0
+    // Who opens both ends waits for nobody.
+    let one_end = flags & libc::O_ACCMODE != libc::O_RDWR;
+    entry.attr.kind() == Kind::Fifo && one_end && flags & never == 0
 }
 
-fn close(fd: RawFd) {
+pub(crate) fn close(fd: RawFd) {
     // By number: libc's close is a point at which a thread may be cancelled.
     // SAFETY: the descriptor is ours and nobody else knows it yet.
     unsafe { libc::syscall(libc::SYS_close, fd) };
-}
-
-/// Gives a file without a name that of an inode's backing file, and its mode.
-fn link_backing(fd: RawFd, target: RawFd, ino: Ino) -> Result<(), Code> {
-    let mut buffer = [0; 32];
-    let link = proc_fd(fd, &mut buffer).ok_or(Code::BadDescriptor)?;
-    let name = BackingName::new(ino, 0, 0);
-    // SAFETY: NUL-terminated names. The mode is set through /proc, as the descriptor may be one of O_PATH.
-    unsafe {
-        errno::check(libc::linkat(
-            libc::AT_FDCWD,
-            link.as_ptr(),
-            target,
-            name.as_c_str().as_ptr(),
-            libc::AT_SYMLINK_FOLLOW,
-        ))?;
-        errno::check(libc::fchmodat(target, name.as_c_str().as_ptr(), BACKING_MODE, 0))?;
-    }
-    Ok(())
 }
 
 /// A file to be made.
@@ -98,7 +87,7 @@ pub(crate) struct NewFile<'a> {
 
 impl<'a> NewFile<'a> {
     /// The request that makes it under a number, if there is one in reserve, and puts one in reserve.
-    fn request(&self, number: Option<Ino>) -> Request<'a> {
+    pub(crate) fn request(&self, number: Option<Ino>) -> Request<'a> {
         let NewFile { parent, name, mode, exclusive, layout, .. } = *self;
         Request::Create { parent, name, mode, exclusive, dirty: true, layout, number, reserve: true }
     }
@@ -479,135 +468,6 @@ impl Pool {
         // SAFETY: as above.
         unsafe { libc::unlinkat(attached.target(), name.as_ptr(), libc::AT_REMOVEDIR) };
         fd
-    }
-
-    fn open_temporary(
-        &self,
-        place: Place<'_>,
-        flags: i32,
-        mode: u32,
-        escape: &mut PathBuffer,
-    ) -> Door<RawFd> {
-        let found = self.walk_found(place, true, escape)?;
-        if found.kind != Kind::Directory {
-            return Err(Code::NotDirectory.into());
-        }
-        if !permits(found.permissions, WRITE | EXECUTE, false) {
-            return Err(Code::AccessDenied.into());
-        }
-        let keep = flags & (KERNEL_FLAGS | libc::O_EXCL) | libc::O_TMPFILE;
-        // A file of the target alone: the shard need not know of it unless it gets a name.
-        let attached = self.attached()?;
-        let open = || {
-            // SAFETY: the name is NUL-terminated.
-            errno::check(unsafe { libc::openat(attached.target(), c"data".as_ptr(), keep, mode) })
-        };
-        let fd = match open() {
-            Err(Code::NotFound | Code::BadDescriptor | Code::NotDirectory)
-                if attached.target_was_lost(self.address()) =>
-            {
-                open()?
-            }
-            result => result?,
-        };
-        // The kernel cut the mode by the process's umask, which need not be the door's.
-        // SAFETY: plain system call on our descriptor.
-        if let Err(code) = errno::check(unsafe { libc::fchmod(fd, mode & 0o7777) }) {
-            close(fd);
-            return Err(code.into());
-        }
-        Ok(fd)
-    }
-
-    /// `linkat` of a file that was opened with O_TMPFILE, by its descriptor: it becomes the backing file of a new inode,
-    /// of the mode that it has.
-    ///
-    /// # Errors
-    /// [`Code::NotFound`] when it was opened with O_EXCL, or is not such a file of this pool's target.
-    pub fn link_unnamed(&self, fd: RawFd, to: Place<'_>, escape: &mut PathBuffer) -> Door<()> {
-        let attached = self.attached()?;
-        let kernel = errno::stat(fd)?;
-        let unnamed = kernel.st_nlink == 0 && kernel.st_mode & libc::S_IFMT == libc::S_IFREG;
-        if !unnamed || kernel.st_dev != attached.reply.target_device || self.inode_of(fd, &kernel).is_some() {
-            return Err(Code::NotFound.into());
-        }
-        let (dir, name) = match self.walk_to(to, false, false, escape) {
-            Ok(Target::Missing(dir, name)) => (dir, name),
-            Ok(Target::Found(_)) => return Err(Code::Exists.into()),
-            Err(Fail::Escape) => return Err(Code::CrossDevice.into()),
-            Err(fail) => return Err(fail),
-        };
-        dir.check(self, WRITE | EXECUTE)?;
-        let file = NewFile {
-            parent: dir.ino,
-            name: name.as_bytes(),
-            mode: kernel.st_mode & 0o7777,
-            exclusive: true,
-            layout: None,
-            ahead: false,
-        };
-        let (ring, alive) = (&attached.ring, || self.is_alive(attached));
-        let claim = ring.claim(&alive).map_err(|failure| self.failed(attached, failure))?;
-        let mut message = [0; SHORT_REQUEST_BYTES];
-        let n = file.request_without_reserve().encode(caller(), &mut message)?;
-        claim.post(&message[..n]);
-        let mut buffer = [0; SHORT_REPLY_BYTES];
-        let linked = claim.finish(&mut buffer, &alive, |reply, _| match Reply::decode(reply)? {
-            // As with a new file: before the slot carries another request.
-            Reply::Created { entry, .. } if entry.layout.is_single() => {
-                Ok((entry, link_backing(fd, attached.target(), entry.attr.ino)))
-            }
-            Reply::Created { entry, .. } => Ok((entry, Err(Code::NotSupported))),
-            _ => Err(Code::Malformed),
-        });
-        let (entry, linked) = linked.map_err(|failure| self.failed(attached, failure))??;
-        if let Err(code) = linked {
-            let _ = self.unlink_in(dir.ino, name.as_bytes());
-            return Err(code.into());
-        }
-        if attached.reply.stable_inodes {
-            remember(kernel.st_ino, entry.attr.ino);
-        }
-        remember_opened(&entry.attr, fd);
-        Ok(())
-    }
-
-    /// A regular file of the target without a name, open for reading and writing; [`Pool::name_temporary`] can give it one.
-    pub fn make_temporary(&self, flags: i32) -> Result<std::os::fd::OwnedFd, Code> {
-        use std::os::fd::FromRawFd;
-        let flags =
-            flags & KERNEL_FLAGS & !libc::O_ACCMODE | libc::O_TMPFILE | libc::O_RDWR | libc::O_CLOEXEC;
-        let fd = open_at(self.attached()?.target(), c"data", flags)?;
-        // SAFETY: the descriptor is new and ours.
-        Ok(unsafe { std::os::fd::OwnedFd::from_raw_fd(fd) })
-    }
-
-    /// Gives a file of [`Pool::make_temporary`] its first name: it becomes the data of a new inode.
-    pub fn name_temporary(
-        &self,
-        caller: Caller,
-        file: std::os::fd::BorrowedFd<'_>,
-        parent: Ino,
-        name: &[u8],
-        mode: u32,
-    ) -> Result<Entry, Code> {
-        use std::os::fd::AsRawFd;
-        let new = NewFile { parent, name, mode, exclusive: true, layout: None, ahead: false };
-        let target = self.attached()?.target();
-        // Linked before the slot carries another request: until then the daemon waits for the backing file.
-        let linked = self.ask_as(caller, &new.request_without_reserve(), |reply| match reply {
-            Reply::Created { entry, .. } => {
-                Ok((entry, link_backing(file.as_raw_fd(), target, entry.attr.ino)))
-            }
-            _ => Err(Code::Malformed),
-        })?;
-        match linked {
-            (entry, Ok(_)) => Ok(entry),
-            (_, Err(code)) => {
-                let _ = self.unlink_in(parent, name);
-                Err(code)
-            }
-        }
     }
 
     /// Makes a file, or opens the one that is there, with a descriptor to its backing file (read-write, and `flags`

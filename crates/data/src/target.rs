@@ -178,7 +178,7 @@ impl Media for Target {
             let mut found = Vec::new();
             for entry in Dir::new(directory.map_err(code_of)?).map_err(code_of)? {
                 let entry = entry.map_err(code_of)?;
-                if !matches!(entry.file_type(), FileType::RegularFile | FileType::Unknown) {
+                if matches!(entry.file_type(), FileType::Directory) {
                     continue;
                 }
                 match BackingName::parse(entry.file_name().to_bytes()) {

@@ -120,6 +120,7 @@ impl<'a> Batch<'a> {
             Request::MarkDirty { ino } => self.mark_dirty(c, ino),
             Request::MakeBacking { ino } => self.make_backing(c, ino),
             Request::PathOf { ino } => self.path_of(c, ino),
+            Request::Reserve => self.reserve(c),
             Request::Ping | Request::Space => Err(Code::NotSupported),
         }
     }
@@ -244,16 +245,21 @@ impl<'a> Batch<'a> {
     /// Writes what memory holds of the batch: directories and the ledger.
     fn write_back(&mut self) -> Answer<()> {
         self.write_orphans()?;
-        let State { ledger, directories, .. } = &mut *self.state;
+        let directories = &mut self.state.directories;
         let tx = &mut self.tx;
         directories.settle(|inode| {
             let mut buffer = [0; INODE_BYTES_MAX];
             let n = inode.encode(&mut buffer)?;
             tx.put(&keys::inode(inode.attr.ino), &buffer[..n])
         })?;
+        self.write_ledger()
+    }
+
+    /// Writes the ledger, so that there is something to commit.
+    pub(crate) fn write_ledger(&mut self) -> Answer<()> {
         let mut buffer = [0; LEDGER_BYTES_MAX];
-        let n = ledger.encode(directories.pending(), &mut buffer)?;
-        tx.put(keys::LEDGER, &buffer[..n])
+        let n = self.state.ledger.encode(self.state.directories.pending(), &mut buffer)?;
+        self.tx.put(keys::LEDGER, &buffer[..n])
     }
 
     /// Writes the ledger as it is, so that the batch has something to commit.

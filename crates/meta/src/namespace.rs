@@ -220,6 +220,20 @@ impl Batch<'_> {
     }
 
     /// A `Create`; [`Code::Invalid`] for any other request.
+    /// Takes the next inode number out of the count.
+    pub(crate) fn reserve(&mut self, c: &mut Context<'_>) -> Answer<usize> {
+        // The kept reply, ledger.
+        self.admit(Class::Growth, Work::writes(2))?;
+        let next = self.state.ledger.next_counter;
+        if next >= Ino::MAX_COUNTER {
+            return Err(Code::NoSpace);
+        }
+        self.state.ledger.next_counter += 1;
+        self.write_ledger()?;
+        self.count_writes()?;
+        c.reply(Reply::Number(Ino::new(self.shard.node(), next)))
+    }
+
     pub(crate) fn create(&mut self, c: &mut Context<'_>, request: &Request<'_>) -> Answer<usize> {
         let Request::Create { parent, name, mode, exclusive, dirty, layout, number, reserve } = *request
         else {

@@ -146,7 +146,7 @@ impl Pair {
             atime: time(flag / 32),
             mtime: time(flag / 64),
         };
-        let request = match step.op % 34 {
+        let request = match step.op % 35 {
             0..=4 => Request::Create {
                 parent,
                 name,
@@ -186,6 +186,7 @@ impl Pair {
             30 => Request::MakeBacking { ino },
             31 => Request::PathOf { ino: parent },
             32 => Request::Lookup { parent, name },
+            33 => Request::Reserve,
             _ => Request::ReadLink { ino },
         };
         self.apply(batch, &request);
@@ -264,6 +265,7 @@ fn agree(request: &Request<'_>, got: Result<Reply<'_>, Code>, expected: &Result<
     let matches = match (got, expected) {
         (Err(got), Err(expected)) => got == *expected,
         (Ok(Reply::Done), Ok(Expected::Done)) => true,
+        (Ok(Reply::Number(got)), Ok(Expected::Number(expected))) => got == *expected,
         (Ok(Reply::Entry(got)), Ok(Expected::Entry(expected))) => got == *expected,
         (Ok(Reply::Created { entry, created, next }), Ok(Expected::Created(e, c, n))) => {
             (entry, created, next) == (*e, *c, *n)

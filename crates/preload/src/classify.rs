@@ -73,7 +73,11 @@ pub(crate) unsafe fn classify(dirfd: c_int, path: *const c_char, follow: bool) -
         };
     }
     if bytes.first() == Some(&b'/') {
-        return magic::place(bytes, follow).map_or(Leads::Kernel, |(pool, place)| Leads::Pool(pool, place));
+        return match magic::place(bytes, follow) {
+            Ok(Some((pool, place))) => Leads::Pool(pool, place),
+            Ok(None) => Leads::Kernel,
+            Err(errno) => Leads::Nowhere(errno),
+        };
     }
     let from = if dirfd == libc::AT_FDCWD { cwd::directory() } else { descriptor::directory_of(dirfd) };
     match from {

@@ -89,10 +89,17 @@ pub(crate) fn named_inode_of(fd: c_int) -> Option<(Pool, u64)> {
     ask(fd, &stat)
 }
 
-/// True for a regular file without a name: what was opened with O_TMPFILE, or unlinked.
-pub(crate) fn is_unnamed(fd: c_int) -> bool {
-    crate::settings::prefix_bytes() != 0
-        && kernel_stat(fd).is_some_and(|s| s.st_nlink == 0 && s.st_mode & libc::S_IFMT == libc::S_IFREG)
+/// True for a regular file without a name, as what was opened with O_TMPFILE has none, and for one that another thread
+/// may be giving its name right now.
+pub(crate) fn may_be_unnamed(fd: c_int) -> bool {
+    if crate::settings::prefix_bytes() == 0 {
+        return false;
+    }
+    let Some(stat) = kernel_stat(fd).filter(|s| s.st_mode & libc::S_IFMT == libc::S_IFREG) else {
+        return false;
+    };
+    let in_between = door::is_attached() && stat.st_nlink == 1 && stat.st_mode & 0o7777 == 0o700;
+    stat.st_nlink == 0 || (in_between && ask(fd, &stat).is_none())
 }
 
 /// Turns the kernel's stat of `fd` into the pool's, if it is one of the pool's.

@@ -126,9 +126,9 @@ fn complain_of_pool() {
         settings::complain(&[
             b"forebay: calls on the pool at ",
             dir,
-            b" fail: its daemon does not answer; `forebay status --pool ",
+            b" fail with EIO; `forebay status --pool ",
             dir,
-            b"` says more\n",
+            b"` says whether its daemon is gone\n",
         ]);
     }
 }

@@ -5,7 +5,7 @@ use std::os::raw::{c_char, c_int, c_void};
 use crate::directory::{closedir, opendir, readdir};
 use crate::path;
 use crate::stat::{lstat, stat};
-use crate::{cwd, real, settings};
+use crate::{cwd, magic, real, settings};
 
 /// glob_t, with the functions that GLOB_ALTDIRFUNC takes.
 #[repr(C)]
@@ -35,6 +35,8 @@ unsafe fn may_lead_to_pool(pattern: *const c_char) -> bool {
     let text = unsafe { path::bytes(pattern) };
     match text.first() {
         Some(b'/') if path::below(text, prefix).is_some() => true,
+        // SAFETY: a C string that starts with a slash.
+        Some(b'/') if unsafe { magic::may_be(pattern) } => true,
         Some(b'/') | None => path::contains(text, prefix),
         Some(_) => (cwd::may_be_pool() && cwd::directory().is_some()) || path::contains(text, prefix),
     }

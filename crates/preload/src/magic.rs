@@ -11,6 +11,8 @@ use crate::door::Pool;
 use crate::path::{self, Buffer};
 use crate::{real, settings};
 
+/// What begins the path by which the kernel finds a backing file through the target's descriptor.
+pub(crate) const BACKING: &[u8] = b"/proc/self/fd/";
 /// f_type of /proc.
 const PROC: i64 = 0x9fa0;
 /// Bytes of a backing file's last component, and of its last two with their slashes.
@@ -75,24 +77,32 @@ fn link_bytes(path: &[u8]) -> Option<usize> {
 ///
 /// # Safety
 /// `link` is a C string.
-unsafe fn opened<T>(dirfd: c_int, link: *const c_char, body: impl FnOnce(c_int) -> Option<T>) -> Option<T> {
+unsafe fn opened<T>(
+    dirfd: c_int,
+    link: *const c_char,
+    body: impl FnOnce(c_int) -> Option<T>,
+) -> Result<Option<T>, isize> {
     // SAFETY: the caller's promise.
     let fd = unsafe { real::openat(dirfd, link, libc::O_PATH | libc::O_CLOEXEC, 0) };
-    let fd = c_int::try_from(fd).ok().filter(|fd| *fd >= 0)?;
-    let result = body(fd);
-    real::close(fd);
-    result
+    if fd < 0 {
+        // What cannot be looked at now may be the pool's all the same.
+        return if matches!(-fd as c_int, libc::EMFILE | libc::ENFILE) { Err(fd) } else { Ok(None) };
+    }
+    let result = body(fd as c_int);
+    real::close(fd as c_int);
+    Ok(result)
 }
 
 /// Runs `body` on a descriptor of what the link leads to with which `path` starts, and on the rest of the path.
-fn behind<T>(path: &[u8], follow: bool, body: impl FnOnce(c_int, &[u8]) -> Option<T>) -> Option<T> {
-    let (link, rest) = path.split_at(link_bytes(path)?);
-    if rest.is_empty() && !follow {
-        return None;
-    }
+fn behind<T>(
+    path: &[u8],
+    follow: bool,
+    body: impl FnOnce(c_int, &[u8]) -> Option<T>,
+) -> Result<Option<T>, isize> {
+    let Some((link, rest)) = link_bytes(path).map(|bytes| path.split_at(bytes)) else { return Ok(None) };
     let mut text = Buffer::new();
-    if !text.set(&[link]) {
-        return None;
+    if (rest.is_empty() && !follow) || !text.set(&[link]) {
+        return Ok(None);
     }
     // SAFETY: a C string was set.
     unsafe { opened(libc::AT_FDCWD, text.as_c(), |fd| body(fd, rest)) }
@@ -100,18 +110,20 @@ fn behind<T>(path: &[u8], follow: bool, body: impl FnOnce(c_int, &[u8]) -> Optio
 
 /// Where a path through such a link is in the pool; `follow` is whether the call follows a link at the end. A file
 /// without a name is left to the kernel, which alone can open it again.
-pub(crate) fn place(path: &[u8], follow: bool) -> Option<(Pool, Place)> {
-    let (pool, dir, rest) = behind(path, follow, |fd, rest| {
+pub(crate) fn place(path: &[u8], follow: bool) -> Result<Option<(Pool, Place)>, isize> {
+    let found = behind(path, follow, |fd, rest| {
         let (pool, ino) = descriptor::named_inode_of(fd)?;
         Some((pool, ino, path.len() - rest.len()))
     })?;
-    let rest = &path[rest..];
-    Some((pool, Place { dir, path: rest.as_ptr(), bytes: rest.len() }))
+    Ok(found.map(|(pool, dir, start)| {
+        let rest = &path[start..];
+        (pool, Place { dir, path: rest.as_ptr(), bytes: rest.len() })
+    }))
 }
 
 /// Runs `body` on a descriptor of what `path` leads to, if all of it is such a link.
 pub(crate) fn end_of<T>(path: &[u8], body: impl FnOnce(c_int) -> Option<T>) -> Option<T> {
-    behind(path, true, |fd, rest| if rest.is_empty() { body(fd) } else { None })
+    behind(path, true, |fd, rest| if rest.is_empty() { body(fd) } else { None }).ok()?
 }
 
 /// What reading a link gave, as programs know it: the kernel stored `n` bytes at `out`, which has room for `room`.
@@ -162,6 +174,7 @@ unsafe fn shown_of_pool(dirfd: c_int, link: *const c_char, out: *mut u8, room: u
             out.copy_from_nonoverlapping(whole.as_c().cast(), bytes);
             Some(bytes as isize)
         })
+        .ok()?
     }
 }
 

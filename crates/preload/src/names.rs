@@ -113,7 +113,7 @@ unsafe fn link_any(
 /// Gives a file of the pool's target that was opened with O_TMPFILE a name in the pool; none when it is not such a file,
 /// or the name is not the pool's.
 unsafe fn link_unnamed(fd: c_int, to_dirfd: c_int, to: *const c_char) -> Option<isize> {
-    if !descriptor::is_unnamed(fd) {
+    if !descriptor::may_be_unnamed(fd) {
         return None;
     }
     const ELSEWHERE: isize = isize::MIN;
@@ -199,7 +199,7 @@ unsafe fn mknod_any(dirfd: c_int, path: *const c_char, mode: mode_t, device: dev
             |dirfd, path| system_call!(libc::SYS_mknodat, dirfd, path, mode, device),
             |pool, place, escape| {
                 let mode = mode & libc::S_IFMT | umask::apply(mode & 0o7777);
-                (pool.door.make_node)(pool.handle, place, mode, device, escape)
+                (pool.door.make_node)(pool.handle, place, mode, device, escape).min(0)
             },
         )
     }

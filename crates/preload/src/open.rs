@@ -1,5 +1,6 @@
 //! open, openat, creat.
 
+use std::cell::Cell;
 use std::os::raw::{c_char, c_int};
 
 use libc::mode_t;
@@ -19,18 +20,48 @@ pub(crate) unsafe fn open_any(dirfd: c_int, path: *const c_char, flags: c_int, m
     let follow = flags & libc::O_NOFOLLOW == 0;
     // SAFETY: the caller's promise.
     unsafe {
-        let fd = route::on_path(
-            dirfd,
-            path,
-            follow,
-            |dirfd, path| raw(real::libc_own::openat(dirfd, path, flags, mode)),
-            |pool, place, escape| open_place(pool, place, flags, mode, escape),
-        );
-        if fd == -(libc::ENOENT as isize) && cwd::is_removed(dirfd, path) {
-            return raw(real::libc_own::openat(dirfd, path, flags, mode));
+        let escaped = Cell::new(false);
+        for _ in 0..ATTEMPTS {
+            escaped.set(false);
+            let fd = route::on_path(
+                dirfd,
+                path,
+                follow,
+                |at, way| {
+                    // Where a FIFO of the pool leads to: its backing file, which is there, or is nobody's.
+                    let is_backing = way != path && is_backing(way);
+                    escaped.set(is_backing);
+                    let made = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC;
+                    let flags = if is_backing { flags & !made } else { flags };
+                    raw(real::libc_own::openat(at, way, flags, mode))
+                },
+                |pool, place, escape| open_place(pool, place, flags, mode, escape),
+            );
+            if fd != -(libc::ENOENT as isize) {
+                return fd;
+            }
+            if cwd::is_removed(dirfd, path) {
+                return raw(real::libc_own::openat(dirfd, path, flags, mode));
+            }
+            // A FIFO that was removed between its look-up and its opening: its name is another file's, or nobody's.
+            if !escaped.get() {
+                return fd;
+            }
         }
-        fd
+        -(libc::ENOENT as isize)
     }
+}
+
+/// How often an open starts again when a FIFO is removed under it.
+const ATTEMPTS: u32 = 16;
+
+/// True for a path by which the kernel finds a backing file.
+///
+/// # Safety
+/// `path` is null or a C string.
+unsafe fn is_backing(path: *const c_char) -> bool {
+    // SAFETY: the caller's promise.
+    !path.is_null() && unsafe { crate::path::bytes(path) }.starts_with(crate::magic::BACKING)
 }
 
 /// Opens a place of the pool.
@@ -48,7 +79,9 @@ pub(crate) unsafe fn open_place(
     let mode = if makes { umask::apply(mode & 0o7777) } else { 0 };
     // SAFETY: the door's contract is kept.
     let fd = unsafe { (pool.door.open)(pool.handle, place, flags, mode, escape) };
-    if fd >= 0 && !makes && flags & (libc::O_WRONLY | libc::O_RDWR) == 0 {
+    let may_be_directory = fd >= 0 && !makes && flags & libc::O_ACCMODE == libc::O_RDONLY;
+    // SAFETY: it takes nothing.
+    if may_be_directory && unsafe { (pool.door.anchors_made)() } > 0 {
         descriptor::opened_anchor();
     }
     fd

@@ -5,8 +5,8 @@
 
 use std::cell::UnsafeCell;
 use std::ffi::CStr;
-use std::os::raw::{c_char, c_int};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::os::raw::c_char;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::abi::PATH_BYTES;
 use crate::real;
@@ -36,6 +36,7 @@ unsafe impl Sync for Texts {}
 #[allow(dead_code)]
 static CONSTRUCTOR: extern "C" fn() = {
     extern "C" fn constructor() {
+        STDERR.store(identity_of_stderr(), Ordering::Relaxed);
         if prefix_bytes() != 0 {
             crate::process::begin();
             real::libc_own::find_ahead();
@@ -150,9 +151,31 @@ pub(crate) fn complain(words: &[&[u8]]) {
         line[bytes..bytes + n].copy_from_slice(&word[..n]);
         bytes += n;
     }
-    let stderr: c_int = 2;
+    // A program may have made another file its descriptor 2, with data of its own in it.
+    let before = STDERR.load(Ordering::Relaxed);
+    if before != UNSEEN && before != identity_of_stderr() {
+        return;
+    }
     // SAFETY: the buffer is readable for its length.
-    unsafe { system_call!(libc::SYS_write, stderr, line.as_ptr(), bytes) };
+    unsafe { system_call!(libc::SYS_write, 2, line.as_ptr(), bytes) };
+}
+
+/// What standard error was when the library was loaded.
+static STDERR: AtomicU64 = AtomicU64::new(UNSEEN);
+/// [`STDERR`] before it was looked at.
+const UNSEEN: u64 = u64::MAX;
+
+/// A number that tells what descriptor 2 is, 0 for none.
+fn identity_of_stderr() -> u64 {
+    let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: the structure is writable, and filled on success.
+    unsafe {
+        if real::fstat(2, stat.as_mut_ptr()) != 0 {
+            return 0;
+        }
+        let stat = stat.assume_init();
+        stat.st_ino ^ stat.st_dev.rotate_left(32) | 1
+    }
 }
 
 #[cfg(test)]

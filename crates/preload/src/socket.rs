@@ -8,9 +8,10 @@ use std::os::raw::{c_char, c_int};
 
 use libc::{sockaddr, sockaddr_un, socklen_t};
 
-use crate::abi::Place;
+use crate::abi::{Place, ESCAPED};
 use crate::door::Pool;
 use crate::interpose::{answer_int, guard, raw};
+use crate::magic::BACKING;
 use crate::path::{self, Buffer};
 use crate::{real, route, settings, umask};
 
@@ -18,8 +19,6 @@ use crate::{real, route, settings, umask};
 const PATH_OFFSET: usize = std::mem::offset_of!(sockaddr_un, sun_path);
 /// Bytes of an address's path.
 const ROOM: usize = size_of::<sockaddr_un>() - PATH_OFFSET;
-/// What begins the path of a socket of the pool, as the kernel has it.
-const BACKING: &[u8] = b"/proc/self/fd/";
 /// Bytes of an inode number at its end.
 const DIGITS: usize = 16;
 
@@ -46,9 +45,9 @@ unsafe fn path_of(address: *const sockaddr, bytes: socklen_t, out: &mut [c_char;
 unsafe fn at_backing(
     pool: Pool,
     ino: u64,
+    backing: &mut Buffer,
     call: impl FnOnce(*const sockaddr, socklen_t) -> isize,
 ) -> Result<i64, i64> {
-    let mut backing = Buffer::new();
     // SAFETY: the handle is attached, the buffer has room for a path.
     let n = unsafe { (pool.door.backing_path)(pool.handle, ino, backing.first()) };
     let n = usize::try_from(n).map_err(|_| n)?;
@@ -62,34 +61,58 @@ unsafe fn at_backing(
     Ok(call((&raw const address).cast(), (PATH_OFFSET + n + 1) as socklen_t) as i64)
 }
 
+/// How often a bind starts again when its entry is removed before there is a socket behind it.
+const ATTEMPTS: u32 = 16;
+/// Mode of a socket's node: who may connect is the shard's to say.
+const NODE_MODE: libc::mode_t = 0o700;
+
 /// Makes the entry, and the kernel's socket behind it.
 unsafe fn bind_place(fd: c_int, pool: Pool, place: Place, escape: *mut u8) -> i64 {
     let mode = libc::S_IFSOCK | umask::apply(0o777);
-    // SAFETY: the door's contract is kept.
-    unsafe {
-        let made = (pool.door.make_node)(pool.handle, place, mode, 0, escape);
-        if made != 0 {
-            return if made == -i64::from(libc::EEXIST) { -i64::from(libc::EADDRINUSE) } else { made };
-        }
-        let mut ino = 0;
-        let found = (pool.door.resolve)(pool.handle, place, 0, &mut ino, escape);
-        if found < 0 {
-            return found;
-        }
-        let bound = at_backing(pool, ino, |address, bytes| system_call!(libc::SYS_bind, fd, address, bytes));
-        match bound {
-            Ok(0) => 0,
-            Ok(failed) | Err(failed) => {
-                (pool.door.unlink)(pool.handle, place, escape);
-                failed
+    for _ in 0..ATTEMPTS {
+        // SAFETY: the door's contract is kept.
+        unsafe {
+            let ino = match (pool.door.make_node)(pool.handle, place, mode, 0, escape) {
+                made if made == -i64::from(libc::EEXIST) => return -i64::from(libc::EADDRINUSE),
+                made if made < 0 => return made,
+                ino => ino as u64,
+            };
+            let mut node = Buffer::new();
+            let bound = match at_backing(pool, ino, &mut node, |address, bytes| {
+                system_call!(libc::SYS_bind, fd, address, bytes)
+            }) {
+                Ok(result) | Err(result) => result,
+            };
+            let mut seen = std::mem::MaybeUninit::<libc::stat>::uninit();
+            let is_gone =
+                (pool.door.stat_inode)(pool.handle, ino, seen.as_mut_ptr()) == -i64::from(libc::ENOENT);
+            match bound {
+                0 => {
+                    system_call!(libc::SYS_fchmodat, libc::AT_FDCWD, node.as_c(), NODE_MODE);
+                    // Unlinked meanwhile, when there was no node yet: bound all the same, as on any file system.
+                    if is_gone {
+                        system_call!(libc::SYS_unlinkat, libc::AT_FDCWD, node.as_c(), 0);
+                    }
+                    return 0;
+                }
+                _ if is_gone => {}
+                failed => {
+                    let mut there = 0;
+                    let found = (pool.door.resolve)(pool.handle, place, 0, &mut there, escape);
+                    if found >= 0 && there == ino {
+                        (pool.door.unlink)(pool.handle, place, escape);
+                    }
+                    return failed;
+                }
             }
         }
     }
+    -i64::from(libc::ENOENT)
 }
 
-/// Connects to the kernel's socket behind an entry.
-unsafe fn connect_place(fd: c_int, pool: Pool, place: Place, escape: *mut u8) -> i64 {
-    // SAFETY: the door's contract is kept.
+/// Leads to the kernel's socket behind an entry: the connection, which may wait, is made on its path by libc.
+unsafe fn connect_place(pool: Pool, place: Place, escape: *mut u8) -> i64 {
+    // SAFETY: the door's contract is kept; there is room for a path at `escape`.
     unsafe {
         let mut ino = 0;
         let mode = (pool.door.resolve)(pool.handle, place, 1, &mut ino, escape);
@@ -104,12 +127,9 @@ unsafe fn connect_place(fd: c_int, pool: Pool, place: Place, escape: *mut u8) ->
         if allowed < 0 {
             return allowed;
         }
-        let connected =
-            at_backing(pool, ino, |address, bytes| system_call!(libc::SYS_connect, fd, address, bytes));
-        match connected {
-            // Nobody has bound it: it was made with mknod, or by a program that was killed at it.
-            Ok(failed) if failed == -i64::from(libc::ENOENT) => -i64::from(libc::ECONNREFUSED),
-            Ok(result) | Err(result) => result,
+        match (pool.door.backing_path)(pool.handle, ino, escape) {
+            0.. => ESCAPED,
+            failed => failed,
         }
     }
 }
@@ -196,10 +216,18 @@ interpose! {
                 libc::AT_FDCWD,
                 given,
                 true,
-                |_, path| with_path(address, bytes, path, path == given, |address, bytes| {
-                    raw(real::libc_own::connect(fd, address, bytes))
-                }),
-                |pool, place, escape| connect_place(fd, pool, place, escape),
+                |_, path| {
+                    let same = path == given;
+                    let result = with_path(address, bytes, path, same, |address, bytes| {
+                        raw(real::libc_own::connect(fd, address, bytes))
+                    });
+                    // Nobody has bound it: it was made with mknod, or by a program that was killed at it.
+                    if result == -(libc::ENOENT as isize) && !same && path::bytes(path).starts_with(BACKING) {
+                        return -(libc::ECONNREFUSED as isize);
+                    }
+                    result
+                },
+                |pool, place, escape| connect_place(pool, place, escape),
             ))
         }
     }
@@ -207,27 +235,29 @@ interpose! {
     /// getsockname(2)
     getsockname = fn(fd: c_int, address: *mut sockaddr, bytes: *mut socklen_t) -> c_int {
         // SAFETY: libc's contract.
-        unsafe {
-            let room = if bytes.is_null() { 0 } else { *bytes };
-            let result = system_call!(libc::SYS_getsockname, fd, address, bytes);
-            if result == 0 && room > 0 {
-                show(address, room, bytes);
-            }
-            answer_int(result)
-        }
+        answer_int(unsafe { named(libc::SYS_getsockname, fd, address, bytes) })
     }
 
     /// getpeername(2)
     getpeername = fn(fd: c_int, address: *mut sockaddr, bytes: *mut socklen_t) -> c_int {
         // SAFETY: libc's contract.
-        unsafe {
-            let room = if bytes.is_null() { 0 } else { *bytes };
-            let result = system_call!(libc::SYS_getpeername, fd, address, bytes);
-            if result == 0 && room > 0 {
-                show(address, room, bytes);
-            }
-            answer_int(result)
+        answer_int(unsafe { named(libc::SYS_getpeername, fd, address, bytes) })
+    }
+}
+
+/// getsockname or getpeername, by its number.
+///
+/// # Safety
+/// As theirs.
+unsafe fn named(call: libc::c_long, fd: c_int, address: *mut sockaddr, bytes: *mut socklen_t) -> isize {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let room = if bytes.is_null() { 0 } else { *bytes };
+        let result = system_call!(call, fd, address, bytes);
+        if result == 0 && room > 0 {
+            show(address, room, bytes);
         }
+        result
     }
 }
 

@@ -31,7 +31,7 @@ unsafe fn stat_any(dirfd: c_int, path: *const c_char, out: *mut Stat, flags: c_i
         }
         let (path, flags) = here_for_empty(path, flags);
         let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
-        route::on_path(
+        let result = route::on_path(
             dirfd,
             path,
             follow,
@@ -42,7 +42,11 @@ unsafe fn stat_any(dirfd: c_int, path: *const c_char, out: *mut Stat, flags: c_i
                 }
                 (pool.door.stat)(pool.handle, place, follow as i32, out, escape)
             },
-        )
+        );
+        if result == -(libc::ENOENT as isize) && crate::cwd::is_removed(dirfd, path) {
+            return real::fstatat(dirfd, path, out, flags);
+        }
+        result
     }
 }
 

@@ -4,7 +4,7 @@ use std::ffi::CStr;
 use std::os::raw::{c_char, c_int, c_long, c_uint, c_void};
 
 use crate::interpose::answer;
-use crate::{attributes, cwd, directory, exec, lock, names, open, space, stat, times, xattr};
+use crate::{attributes, cwd, directory, exec, lock, names, open, socket, space, stat, times, watch, xattr};
 
 /// faccessat2(2), the same number everywhere.
 const FACCESSAT2: c_long = 439;
@@ -69,6 +69,11 @@ unsafe fn by_number(number: c_long, [a, b, c, d, e]: [usize; 5]) -> Option<c_lon
             libc::SYS_chdir => cwd::chdir(a as Text),
             libc::SYS_fchdir => cwd::fchdir(fd),
             libc::SYS_flock => lock::flock(fd, b as c_int),
+            libc::SYS_bind => socket::bind(fd, b as _, c as _),
+            libc::SYS_connect => socket::connect(fd, b as _, c as _),
+            libc::SYS_getsockname => socket::getsockname(fd, b as _, c as _),
+            libc::SYS_getpeername => socket::getpeername(fd, b as _, c as _),
+            libc::SYS_inotify_add_watch => watch::inotify_add_watch(fd, path, c as u32),
             libc::SYS_execve => exec::execve(a as Text, b as _, c as _),
             libc::SYS_execveat => exec::execveat(at, path, c as _, d as _, e as c_int),
             _ => return by_number_wide(number, [a, b, c, d]),

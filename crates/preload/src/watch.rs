@@ -27,9 +27,9 @@ unsafe fn watch_place(fd: c_int, pool: Pool, place: Place, mask: u32, escape: *m
         if allowed < 0 {
             return allowed;
         }
-        // The backing file of an old file may not be there yet: opening it makes it.
+        // The backing file of an old file may not be there yet: opening it makes it, and by O_PATH raises no event.
         if mode as u32 & libc::S_IFMT == libc::S_IFREG {
-            let opened = (pool.door.open)(pool.handle, itself, libc::O_RDONLY | libc::O_CLOEXEC, 0, escape);
+            let opened = (pool.door.open)(pool.handle, itself, libc::O_PATH | libc::O_CLOEXEC, 0, escape);
             if opened < 0 {
                 return opened;
             }

@@ -67,6 +67,8 @@ pub enum Reply<'a> {
     Entries(DirEntries<'a>),
     /// Space.
     Space(PoolSpace),
+    /// The inode number that is in reserve for the slot's next `Create` now.
+    Number(Ino),
 }
 
 impl Entry {
@@ -122,6 +124,10 @@ impl<'a> Reply<'a> {
                 w.u16(if entries.end { 8 } else { 7 })?;
                 w.put(entries.bytes)?;
             }
+            Reply::Number(ino) => {
+                w.u16(10)?;
+                w.u64(ino.0)?;
+            }
             Reply::Space(s) => {
                 w.u16(9)?;
                 for v in [s.total_bytes, s.free_bytes, s.inodes, s.free_inodes] {
@@ -161,6 +167,7 @@ impl<'a> Reply<'a> {
                 inodes: r.u64()?,
                 free_inodes: r.u64()?,
             }),
+            10 => Reply::Number(Ino(r.u64()?)),
             _ => return Err(Code::Malformed),
         })
     }
@@ -309,6 +316,7 @@ mod tests {
             Ok(Reply::Removed { ino: Ino(3), last: true, kind: Kind::File, layout: entry.layout }),
             Ok(Reply::Bytes(b"target")),
             Ok(Reply::Entries(entries)),
+            Ok(Reply::Number(Ino(9))),
             Ok(Reply::Space(PoolSpace { total_bytes: 1, free_bytes: 2, inodes: 3, free_inodes: 4 })),
             Err(Code::NotEmpty),
         ];

@@ -227,6 +227,9 @@ pub enum Request<'a> {
     },
     /// Space of the pool. → `Space`
     Space,
+    /// Puts an inode number in reserve for this slot's next `Create`, which then names a backing file that is there. →
+    /// `Number`
+    Reserve,
 }
 
 /// Bytes in front of every request: op, flags, reserved, uid, gid.
@@ -352,6 +355,7 @@ impl<'a> Request<'a> {
             Request::MakeBacking { .. } => 20,
             Request::PathOf { .. } => 21,
             Request::Space => 22,
+            Request::Reserve => 23,
         }
     }
 
@@ -364,7 +368,7 @@ impl<'a> Request<'a> {
         w.u32(caller.uid)?;
         w.u32(caller.gid)?;
         match *self {
-            Request::Ping | Request::Space => {}
+            Request::Ping | Request::Space | Request::Reserve => {}
             Request::Lookup { parent, name }
             | Request::Unlink { parent, name }
             | Request::RemoveDirectory { parent, name } => {
@@ -547,6 +551,7 @@ impl<'a> Request<'a> {
             20 => Request::MakeBacking { ino: Ino(r.u64()?) },
             21 => Request::PathOf { ino: Ino(r.u64()?) },
             22 => Request::Space,
+            23 => Request::Reserve,
             _ => return Err(Code::Malformed),
         };
         Ok((caller, request))
@@ -617,6 +622,7 @@ mod tests {
             Request::MakeBacking { ino: i },
             Request::PathOf { ino: i },
             Request::Space,
+            Request::Reserve,
         ];
         let caller = Caller { uid: 1000, gid: 100 };
         let mut buffer = vec![0; crate::limits::MESSAGE_BYTES_MAX];

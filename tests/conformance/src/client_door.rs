@@ -174,7 +174,8 @@ impl Door for ClientDoor {
     }
 
     fn make_node_at(&self, at: At<'_>, mode: u32, rdev: u64) -> Outcome<()> {
-        Ok(self.pool.make_node(self.at(at)?, mode & !self.umask.get(), rdev, &mut escape())?)
+        self.pool.make_node(self.at(at)?, mode & !self.umask.get(), rdev, &mut escape())?;
+        Ok(())
     }
 
     fn chmod_at(&self, at: At<'_>, mode: u32) -> Outcome<()> {

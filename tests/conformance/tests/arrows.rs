@@ -5,12 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::process::Command;
 
-/// Libraries that only these crates may use, so that doors know nothing of LMDB, nor libraries of command lines.
-const KEPT_TO: [(&str, &[&str]); 4] = [
+/// Libraries that only these crates may use, so that doors know nothing of LMDB or libfabric, nor libraries of
+/// command lines.
+const KEPT_TO: [(&str, &[&str]); 6] = [
     ("heed", &["meta"]),
     ("clap", &["cli"]),
     ("indicatif", &["cli"]),
     ("tracing-subscriber", &["server", "mount"]),
+    ("blake3", &["wire"]),
+    ("fabric-sys", &["fabric"]),
 ];
 /// What every host program has in it: these use no library but libc.
 const IN_EVERY_HOST: [&str; 3] = ["client", "capi", "preload"];

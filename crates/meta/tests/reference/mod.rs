@@ -12,6 +12,7 @@ use forebay_types::{
 /// What a request is answered with.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Expected {
+    Number(Ino),
     Done,
     Entry(Entry),
     Created(Entry, bool, Option<Ino>),
@@ -332,6 +333,12 @@ impl Reference {
             Request::PathOf { ino } => {
                 self.directory(ino)?;
                 Ok(Expected::Bytes(self.path(ino)))
+            }
+            Request::Reserve => {
+                let number = Ino::new(NODE, self.next);
+                self.next += 1;
+                self.reserved.push(number);
+                Ok(Expected::Number(number))
             }
             Request::Ping | Request::Space | Request::ReadDirectory { .. } => Err(Code::NotSupported),
         }

@@ -143,8 +143,86 @@ static void names_for_unnamed_files(void)
     CHECK(!exists("never") && close(fd) == 0);
 }
 
+/* A file that is made without a name appears whole under its name, whoever looks meanwhile. */
+static void names_appear_whole(void)
+{
+    int rounds = 300;
+    pid_t reader = fork();
+    if (reader == 0) {
+        char text[16];
+        for (int bad = 0;;) {
+            int fd = open("published", O_RDONLY);
+            if (fd >= 0) {
+                bad |= read(fd, text, sizeof text) != 7;
+                close(fd);
+            }
+            if (exists("stop"))
+                _exit(bad);
+        }
+    }
+    int failed = 0;
+    for (int i = 0; i < rounds; i++) {
+        int fd = open(".", O_TMPFILE | O_WRONLY, 0600);
+        failed += fd < 0 || write(fd, "content", 7) != 7;
+        failed += linkat(AT_FDCWD, link_of(fd), AT_FDCWD, "published", AT_SYMLINK_FOLLOW) != 0;
+        failed += close(fd) != 0 || unlink("published") != 0;
+    }
+    CHECK(failed == 0);
+    put("stop", "");
+    CHECK(exit_status(reader) == 0 && unlink("stop") == 0);
+}
+
+static void *links(void *names)
+{
+    const char **name = names;
+    int fd = atoi(name[0]);
+    return linkat(AT_FDCWD, link_of(fd), AT_FDCWD, name[1], AT_SYMLINK_FOLLOW) == 0 ? NULL : (void *)name;
+}
+
+/* Two threads that name one file give it two names. */
+static void two_names_of_one_file(void)
+{
+    int wrong = 0;
+    for (int i = 0; i < 50; i++) {
+        char number[16];
+        struct stat first, second;
+        int fd = open(".", O_TMPFILE | O_RDWR, 0600);
+        snprintf(number, sizeof number, "%d", fd);
+        const char *a[] = {number, "first"}, *b[] = {number, "second"};
+        pthread_t thread;
+        void *other = NULL;
+        wrong += pthread_create(&thread, NULL, links, a) != 0;
+        wrong += links(b) != NULL;
+        wrong += pthread_join(thread, &other) != 0 || other != NULL;
+        wrong += stat("first", &first) != 0 || stat("second", &second) != 0;
+        wrong += first.st_ino != second.st_ino || first.st_nlink != 2;
+        wrong += close(fd) != 0 || unlink("first") != 0 || unlink("second") != 0;
+    }
+    CHECK(wrong == 0);
+}
+
+static void owners_of_unnamed_files(void)
+{
+    struct stat st;
+    int fd = open(".", O_TMPFILE | O_RDWR, 0600);
+    if (geteuid() == 0)
+        CHECK(fchown(fd, 1000, 1001) == 0);
+    CHECK(linkat(AT_FDCWD, link_of(fd), AT_FDCWD, "owned", AT_SYMLINK_FOLLOW) == 0 && stat("owned", &st) == 0);
+    CHECK(geteuid() != 0 || (st.st_uid == 1000 && st.st_gid == 1001));
+    CHECK(close(fd) == 0 && unlink("owned") == 0);
+    int elsewhere = open("/tmp", O_TMPFILE | O_RDWR, 0600);
+    struct stat here;
+    if (elsewhere >= 0 && fstat(elsewhere, &st) == 0 && stat(".", &here) == 0 && st.st_dev != here.st_dev)
+        FAILS(linkat(AT_FDCWD, link_of(elsewhere), AT_FDCWD, "never", AT_SYMLINK_FOLLOW), EXDEV);
+    if (elsewhere >= 0)
+        close(elsewhere);
+}
+
 void test_magic(void)
 {
+    names_appear_whole();
+    two_names_of_one_file();
+    owners_of_unnamed_files();
     links_of_files();
     links_of_directories();
     names_for_unnamed_files();

@@ -169,6 +169,25 @@ void test_fifos(void)
     CHECK(stat("p", &by_name) == 0 && by_name.st_ino == st.st_ino && close(fd) == 0);
     CHECK(exit_status(pid) == 0 && unlink("p") == 0);
     FAILS(open("p", O_RDONLY), ENOENT);
+    /* One that comes and goes while it is opened to be written: by name it is there, or it is made, as a file. */
+    pid = fork();
+    if (pid == 0) {
+        while (!exists("stop"))
+            if (mkfifo("p", 0600) == 0 || errno == EEXIST)
+                unlink("p");
+        _exit(0);
+    }
+    int failed = 0;
+    for (int i = 0; i < 300; i++) {
+        fd = open("p", O_RDWR | O_CREAT, 0600);
+        failed += fd < 0;
+        if (fd >= 0)
+            close(fd);
+    }
+    CHECK(failed == 0);
+    put("stop", "");
+    CHECK(exit_status(pid) == 0 && unlink("stop") == 0);
+    unlink("p");
 }
 
 static volatile sig_atomic_t handled;

@@ -65,6 +65,52 @@ static void streams(void)
     CHECK(unlink("link") == 0 && unlink("file") == 0);
 }
 
+/* A name that is bound by one and removed by another. */
+static void races(void)
+{
+    pid_t remover = fork();
+    if (remover == 0) {
+        while (!exists("stop"))
+            unlink("raced");
+        _exit(0);
+    }
+    int failed = 0;
+    for (int i = 0; i < 500; i++) {
+        int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+        if (at(bind, fd, "raced") != 0 && errno != EADDRINUSE)
+            failed++;
+        close(fd);
+    }
+    CHECK(failed == 0);
+    put("stop", "");
+    CHECK(exit_status(remover) == 0 && unlink("stop") == 0);
+    unlink("raced");
+}
+
+static void *connects(void *fd)
+{
+    at(connect, *(int *)fd, "full");
+    return NULL;
+}
+
+/* A connection that waits can be given up. */
+static void cancelled(void)
+{
+    int listener = socket(AF_UNIX, SOCK_STREAM, 0), fd[3];
+    CHECK(at(bind, listener, "full") == 0 && listen(listener, 0) == 0);
+    for (int i = 0; i < 3; i++)
+        fd[i] = socket(AF_UNIX, SOCK_STREAM, 0);
+    CHECK(at(connect, fd[0], "full") == 0);
+    pthread_t thread;
+    void *result = NULL;
+    CHECK(pthread_create(&thread, NULL, connects, &fd[1]) == 0);
+    usleep(20000);
+    CHECK(pthread_cancel(thread) == 0 && pthread_join(thread, &result) == 0 && result == PTHREAD_CANCELED);
+    for (int i = 0; i < 3; i++)
+        close(fd[i]);
+    CHECK(close(listener) == 0 && unlink("full") == 0);
+}
+
 /* Addresses that are none of a file go where they did. */
 static void others(void)
 {
@@ -92,7 +138,8 @@ static void watches(void)
     int watcher = inotify_init1(IN_NONBLOCK);
     put("watched", "");
     int watch = inotify_add_watch(watcher, "watched", IN_MODIFY);
-    CHECK(watch > 0 && inotify_add_watch(watcher, under("watched"), IN_MODIFY | IN_CLOSE_WRITE) == watch);
+    CHECK(watch > 0 && inotify_add_watch(watcher, under("watched"), IN_MODIFY | IN_CLOSE_WRITE | IN_OPEN) == watch);
+    CHECK(inotify_add_watch(watcher, under("watched"), IN_MODIFY | IN_CLOSE_WRITE) == watch);
     FAILS(read(watcher, events, sizeof events), EAGAIN);
     int fd = open("watched", O_WRONLY | O_APPEND);
     CHECK(write(fd, "new", 3) == 3 && close(fd) == 0);
@@ -106,6 +153,8 @@ static void watches(void)
 void test_sockets(void)
 {
     streams();
+    races();
+    cancelled();
     others();
     watches();
 }

@@ -24,7 +24,6 @@ use serde_json::Value;
 use super::company::{Company, Newcomer, PROGRAMS_TAG};
 use super::session::{mount_tag, new_session_id, session_of_mount_tag, session_of_tag, store_tag, Session};
 use super::shard_thread::Message;
-use super::statistics::Statistics;
 use crate::protocol::WorkerAsk;
 use crate::setup::WorkerSetup;
 
@@ -72,7 +71,6 @@ pub(super) struct Attendant {
     pub(super) stable_inodes: bool,
     pub(super) epoch: u64,
     pub(super) to_shard: Sender<Message>,
-    pub(super) statistics: Arc<Statistics>,
 }
 
 /// What the connections' threads share.
@@ -90,8 +88,9 @@ struct Desk {
     /// Written to wake the attendant when a connection ends.
     wake: OwnedFd,
     connections: AtomicUsize,
+    /// Processes that are attached.
+    attached: AtomicUsize,
     company: Company,
-    statistics: Arc<Statistics>,
     /// A ring for the next client, made while nobody waits.
     spare: Mutex<Option<(OwnedFd, ServedRing)>>,
 }
@@ -171,8 +170,8 @@ impl Attendant {
             epoll,
             wake,
             connections: AtomicUsize::new(0),
+            attached: AtomicUsize::new(processes.len()),
             company,
-            statistics: self.statistics,
             spare: Mutex::new(None),
         };
         let attending = Attending {
@@ -235,6 +234,7 @@ impl Attending {
             return;
         };
         let (id, process) = self.processes.swap_remove(i);
+        self.desk.attached.fetch_sub(1, Ordering::Relaxed);
         let _ = epoll::delete(&self.desk.epoll, &process);
         self.tell(Message::Ended(id));
         self.desk.company.leaves(id);
@@ -309,8 +309,9 @@ impl Desk {
     }
 
     fn make_spare(&self) {
-        if let Ok(ring) = ServedRing::create() {
-            *self.spare.lock().unwrap_or_else(PoisonError::into_inner) = Some(ring);
+        let mut spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner);
+        if spare.is_none() {
+            *spare = ServedRing::create().ok();
         }
     }
 }
@@ -453,7 +454,7 @@ impl Talk<'_> {
     }
 
     fn attach(&self, who: Newcomer) -> Result<()> {
-        if self.desk.statistics.clients.load(Ordering::Relaxed) as usize >= RINGS_MAX {
+        if self.desk.attached.load(Ordering::Relaxed) >= RINGS_MAX {
             return Err(Error::new(Code::NoResources, "cannot attach another process")
                 .why(format!("{RINGS_MAX} are attached")));
         }
@@ -479,6 +480,7 @@ impl Talk<'_> {
         ];
         let sent = self.send_attach_reply(KIND_ATTACH, id, &fds);
         // Watched whether or not the reply arrived: a process that died in between is noticed.
+        self.desk.attached.fetch_add(1, Ordering::Relaxed);
         let token = epoll::EventData::new_u64(id & (TOKEN_LISTENER - 1));
         let process_raw = process.as_raw_fd();
         let _ = self.announce.send((id, process));

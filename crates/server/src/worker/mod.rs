@@ -160,7 +160,6 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
         stable_inodes,
         epoch,
         to_shard: to_shard.clone(),
-        statistics: Arc::clone(&statistics),
     };
     let mut shard_thread = ShardThread::new(
         &shard,

@@ -46,6 +46,9 @@ pub(super) fn created(reply: &[u8]) -> Option<(Ino, Option<Ino>)> {
 /// What is in reserve for a slot behind a reply, when `before` was, and what no longer is without having been used: a
 /// backing file may be there under that number.
 pub(super) fn reserve_behind(before: Option<Ino>, reply: &[u8]) -> (Option<Ino>, Option<Ino>) {
+    if let Ok(Reply::Number(next)) = Reply::decode(reply) {
+        return (Some(next), before);
+    }
     match created(reply) {
         Some((made, next)) if before == Some(made) => (next, None),
         Some((_, Some(next))) => (Some(next), before),
@@ -165,6 +168,8 @@ mod tests {
         assert_eq!(reserve_behind(nine, &reply(true, None)), (nine, None));
         assert_eq!(reserve_behind(nine, &reply(false, None)), (nine, None), "the file was there");
         assert_eq!(reserve_behind(None, b""), (None, None));
+        let n = Reply::encode(&Ok(Reply::Number(Ino(6))), &mut out).unwrap();
+        assert_eq!(reserve_behind(nine, &out[..n]), (six, nine), "asked for");
     }
 
     #[test]

@@ -20,7 +20,7 @@ use super::recorder::FlightRecorder;
 use super::session::Session;
 use super::statistics::Statistics;
 
-/// What other threads tell the shard thread; each send is followed by a ring of the doorbell.
+/// What other threads tell the shard thread; each send but that of `Attached` is followed by a ring of the doorbell.
 #[derive(Debug)]
 pub(super) enum Message {
     /// A process attached, and may ask already.

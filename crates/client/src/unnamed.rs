@@ -1,0 +1,263 @@
+//! Files without a name (O_TMPFILE), and the name that one may get.
+//!
+//! Such a file is one of the target alone, of which the shard knows nothing. It is given a name as a whole or not at all:
+//! first the kernel makes it the backing file of an inode number that is in reserve, then the shard makes the inode and the
+//! name in one step. Who is killed in between leaves a backing file under a number in reserve, which the daemon removes.
+
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_data::BackingName;
+use forebay_types::{Caller, Code, Entry, Ino, Kind, Reply, Request};
+
+use crate::descriptor::{proc_fd, remember, remember_opened};
+use crate::errno;
+use crate::open::{close, open_at, NewFile, BACKING_MODE, KERNEL_FLAGS};
+use crate::path::{PathBuffer, Place};
+use crate::pool::{Door, Fail, Pool, SHORT_REPLY_BYTES, SHORT_REQUEST_BYTES};
+use crate::walk::{permits, Target, EXECUTE, WRITE};
+
+/// How often a slot with a number in reserve is looked for: other threads may take those that have one.
+const ATTEMPTS: u32 = 64;
+
+/// Kernel inode of the file that a thread of this process is naming, or 0.
+static NAMING: AtomicU64 = AtomicU64::new(0);
+/// Looks for the end of another thread's naming, and the pause between them.
+const TURNS: u32 = 1000;
+const TURN_NS: i64 = 100_000;
+
+/// The right to name a file. Of two threads that name one file the second finds it named.
+struct Turn;
+
+impl Turn {
+    /// Waits for it a bounded time: a holder may be a thread that this one interrupted, or that a fork left behind.
+    fn take(kernel_ino: u64) -> Turn {
+        for _ in 0..TURNS {
+            if NAMING.compare_exchange(0, kernel_ino, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+                return Turn;
+            }
+            let pause = libc::timespec { tv_sec: 0, tv_nsec: TURN_NS };
+            // SAFETY: the time is readable.
+            unsafe { libc::syscall(libc::SYS_nanosleep, &raw const pause, 0) };
+        }
+        NAMING.store(kernel_ino, Ordering::Relaxed);
+        Turn
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        NAMING.store(0, Ordering::Release);
+    }
+}
+
+/// Sets a file's mode through /proc, as its descriptor may be one of O_PATH.
+fn set_mode(fd: RawFd, mode: libc::mode_t) -> Result<(), Code> {
+    let mut buffer = [0; 32];
+    let link = proc_fd(fd, &mut buffer).ok_or(Code::BadDescriptor)?;
+    // SAFETY: NUL-terminated.
+    errno::check(unsafe { libc::fchmodat(libc::AT_FDCWD, link.as_ptr(), mode, 0) }).map(|_| ())
+}
+
+/// Makes a file the backing file of a number: one without a name, or that of another number, as the kernel links a file
+/// without a name only once.
+fn link_backing(fd: RawFd, target: RawFd, from: Option<Ino>, ino: Ino) -> Result<(), Code> {
+    let mut buffer = [0; 32];
+    let link = proc_fd(fd, &mut buffer).ok_or(Code::BadDescriptor)?;
+    let name = BackingName::new(ino, 0, 0);
+    let (name, follow) = (name.as_c_str().as_ptr(), libc::AT_SYMLINK_FOLLOW);
+    let result = match from.map(|from| BackingName::new(from, 0, 0)) {
+        // SAFETY: NUL-terminated.
+        None => unsafe { libc::linkat(libc::AT_FDCWD, link.as_ptr(), target, name, follow) },
+        Some(from) => {
+            let (from, flags) = (from.as_c_str().as_ptr(), libc::RENAME_NOREPLACE);
+            // SAFETY: NUL-terminated.
+            unsafe { libc::syscall(libc::SYS_renameat2, target, from, target, name, flags) as i32 }
+        }
+    };
+    errno::check(result).map(|_| ())
+}
+
+fn unlink_backing(target: RawFd, ino: Ino) -> bool {
+    // SAFETY: NUL-terminated.
+    unsafe { libc::unlinkat(target, BackingName::new(ino, 0, 0).as_c_str().as_ptr(), 0) == 0 }
+}
+
+impl Pool {
+    /// `open` with O_TMPFILE in the directory at `place`.
+    pub(crate) fn open_temporary(
+        &self,
+        place: Place<'_>,
+        flags: i32,
+        mode: u32,
+        escape: &mut PathBuffer,
+    ) -> Door<RawFd> {
+        let found = self.walk_found(place, true, escape)?;
+        if found.kind != Kind::Directory {
+            return Err(Code::NotDirectory.into());
+        }
+        if !permits(found.permissions, WRITE | EXECUTE, false) {
+            return Err(Code::AccessDenied.into());
+        }
+        let keep = flags & (KERNEL_FLAGS | libc::O_EXCL) | libc::O_TMPFILE;
+        let attached = self.attached()?;
+        let fd = match open_at(attached.target(), c"data", keep) {
+            Err(Code::NotFound | Code::BadDescriptor | Code::NotDirectory)
+                if attached.target_was_lost(self.address()) =>
+            {
+                open_at(attached.target(), c"data", keep)?
+            }
+            result => result?,
+        };
+        // SAFETY: plain system call on our descriptor.
+        if let Err(code) = errno::check(unsafe { libc::fchmod(fd, mode & 0o7777) }) {
+            close(fd);
+            return Err(code.into());
+        }
+        Ok(fd)
+    }
+
+    /// A regular file of the target without a name, open for reading and writing; [`Pool::name_temporary`] can give it one.
+    pub fn make_temporary(&self, flags: i32) -> Result<OwnedFd, Code> {
+        let flags =
+            flags & KERNEL_FLAGS & !libc::O_ACCMODE | libc::O_TMPFILE | libc::O_RDWR | libc::O_CLOEXEC;
+        let fd = open_at(self.attached()?.target(), c"data", flags)?;
+        // SAFETY: the descriptor is new and ours.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+
+    /// `linkat` of a file that was opened with O_TMPFILE, by its descriptor: it becomes an inode with the mode, owner and
+    /// group that it has.
+    ///
+    /// # Errors
+    /// [`Code::NotFound`] when it was opened with O_EXCL, or has lost its name; [`Code::CrossDevice`] when it is no such
+    /// file of this pool's target.
+    pub fn link_unnamed(&self, fd: RawFd, to: Place<'_>, escape: &mut PathBuffer) -> Door<()> {
+        let attached = self.attached()?;
+        let kernel = errno::stat(fd)?;
+        if kernel.st_mode & libc::S_IFMT != libc::S_IFREG || kernel.st_dev != attached.reply.target_device {
+            return Err(Code::CrossDevice.into());
+        }
+        let _turn = Turn::take(kernel.st_ino);
+        let kernel = errno::stat(fd)?;
+        if let Some(ino) = self.inode_of(fd, &kernel) {
+            // Another thread has named it meanwhile.
+            return self.link(Place { dir: ino, path: b"" }, to, false, escape);
+        }
+        if kernel.st_nlink != 0 {
+            return Err(Code::CrossDevice.into());
+        }
+        let (dir, name) = match self.walk_to(to, false, false, escape) {
+            Ok(Target::Missing(dir, name)) => (dir, name),
+            Ok(Target::Found(_)) => return Err(Code::Exists.into()),
+            Err(Fail::Escape) => return Err(Code::CrossDevice.into()),
+            Err(fail) => return Err(fail),
+        };
+        dir.check(self, WRITE | EXECUTE)?;
+        let caller = Caller { uid: kernel.st_uid, gid: kernel.st_gid };
+        // SAFETY: the caller's descriptor is open, and stays so over the call.
+        let file = unsafe { BorrowedFd::borrow_raw(fd) };
+        let entry = self.name_temporary(caller, file, dir.ino, name.as_bytes(), kernel.st_mode & 0o7777)?;
+        if attached.reply.stable_inodes {
+            remember(kernel.st_ino, entry.attr.ino);
+        }
+        remember_opened(&entry.attr, fd);
+        Ok(())
+    }
+
+    /// Gives a file of the target without a name its first: it becomes the data of a new inode of this mode. One thread
+    /// at a time may do so with a file. When somebody else has taken the name meanwhile, the file stays without one for
+    /// ever, as the kernel links such a file once.
+    pub fn name_temporary(
+        &self,
+        caller: Caller,
+        file: BorrowedFd<'_>,
+        parent: Ino,
+        name: &[u8],
+        mode: u32,
+    ) -> Result<Entry, Code> {
+        if !self.get_attr(parent)?.layout.is_single() {
+            return Err(Code::NotSupported);
+        }
+        let before = errno::stat(file.as_raw_fd())?.st_mode & 0o7777;
+        set_mode(file.as_raw_fd(), BACKING_MODE)?;
+        let named = self.name_as_backing(caller, file.as_raw_fd(), parent, name, mode);
+        if named.is_err() {
+            let _ = set_mode(file.as_raw_fd(), before);
+        }
+        named
+    }
+
+    fn name_as_backing(
+        &self,
+        caller: Caller,
+        fd: RawFd,
+        parent: Ino,
+        name: &[u8],
+        mode: u32,
+    ) -> Result<Entry, Code> {
+        let attached = self.attached()?;
+        let (ring, alive) = (&attached.ring, || self.is_alive(attached));
+        let (mut message, mut buffer) = ([0; SHORT_REQUEST_BYTES], [0; SHORT_REPLY_BYTES]);
+        let mut linked = None;
+        for _ in 0..ATTEMPTS {
+            let claim = ring.claim(&alive).map_err(|failure| self.failed(attached, failure))?;
+            let number = Ino(claim.kept());
+            if number == Ino(0) {
+                let n = Request::Reserve.encode(caller, &mut message)?;
+                claim.post(&message[..n]);
+                let reserved =
+                    claim.finish(&mut buffer, &alive, |reply, claim| match Reply::decode(reply)? {
+                        Reply::Number(number) => {
+                            claim.keep(number.0);
+                            Ok(())
+                        }
+                        _ => Err(Code::Malformed),
+                    });
+                reserved.map_err(|failure| self.failed(attached, failure))??;
+                continue;
+            }
+            match link_backing(fd, attached.target(), linked, number) {
+                // Something may be left under it: the daemon looks after a number that is given up.
+                Err(Code::Exists) => {
+                    claim.keep(0);
+                    continue;
+                }
+                done => done?,
+            }
+            linked = Some(number);
+            let new = NewFile { parent, name, mode, exclusive: true, layout: None, ahead: true };
+            let n = new.request(Some(number)).encode(caller, &mut message)?;
+            claim.post(&message[..n]);
+            let named = claim.finish(&mut buffer, &alive, |reply, claim| {
+                let reply = Reply::decode(reply);
+                match reply {
+                    Ok(Reply::Created { entry, created: true, next }) => {
+                        claim.keep(next.map_or(0, |ino| ino.0));
+                        Ok(entry)
+                    }
+                    // The daemon knows nothing of the number: another one.
+                    Err(Code::Stale) => {
+                        claim.keep(0);
+                        Err(Code::Stale)
+                    }
+                    other => {
+                        if !unlink_backing(attached.target(), number) {
+                            claim.keep(0);
+                        }
+                        Err(other.err().unwrap_or(Code::Malformed))
+                    }
+                }
+            });
+            // Whether it was named is not known when the daemon is gone: the backing file stays, and is the daemon's.
+            match named.map_err(|failure| self.failed(attached, failure))? {
+                Err(Code::Stale) => {}
+                named => return named,
+            }
+        }
+        if let Some(number) = linked {
+            unlink_backing(attached.target(), number);
+        }
+        Err(Code::Busy)
+    }
+}

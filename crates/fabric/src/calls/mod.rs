@@ -1,0 +1,410 @@
+//! Requests and answers between nodes, on top of an endpoint.
+//!
+//! A *link* goes from the node that asks to the node that serves; two nodes that ask one another have two. It begins with
+//! the handshake of crates/wire, so that nobody without the pool's secret is heard, and everything on it is sealed. A
+//! call is sent on the link to its node, kept until it is answered, and sent again with the same (session, slot,
+//! sequence) when the link was made anew or no answer came for long: the serving node answers such a retry from what it kept.
+//! A request that is being served is not handed out twice.
+//!
+//! ```text
+//! link:  idle ─call─► asking ─Welcome─► up ─silence, failed send─► asking anew, the old one still heard ─► up | down
+//! call:  waiting for the link ─► sent ─► answered | deadline: timed out | node unreachable: EIO, naming it
+//! ```
+//! Nothing here blocks or has a thread: the user calls [`Calls::progress`] and takes what happened from [`Calls::next_happening`]; or
+//! gives it to a [`CallsThread`]. Faults survived: any loss, delay, duplicate or reordering of messages; peers that stop, die
+//! and come back. Tests: `tests/calls.rs`, `tests/simulation.rs`, `tests/death.rs`.
+
+mod happening;
+mod incoming;
+mod outgoing;
+mod settings;
+mod thread;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Duration;
+
+use forebay_types::{Code, NodeId};
+use forebay_wire::{Header, Hello, Kind, Message, Secret, Stamp, PROTOCOL_MAX, PROTOCOL_MIN};
+
+use crate::endpoint::{Endpoint, Event, Peer, Transfer};
+use crate::numbers::{Entropy, Numbers};
+pub use happening::{Body, CallId, Failed, Happening, Ticket};
+use incoming::Incoming;
+use outgoing::Neighbour;
+pub use settings::{CallsSettings, Identity, Statistics};
+pub use thread::CallsThread;
+
+/// Tokens of the endpoint with this bit are of user's transfers; without it they are of frames, by node.
+const TRANSFER: u64 = 1 << 63;
+/// The tag of all frames: what they are is for their headers to say.
+const TAG: u64 = 0;
+
+/// Where a frame goes.
+#[derive(Debug)]
+enum To {
+    Address(Vec<u8>),
+    Peer(Peer),
+}
+
+/// A frame on its way to the endpoint.
+#[derive(Debug)]
+struct Leaving {
+    to: To,
+    frame: Vec<u8>,
+    /// Whose link it is on, for when it fails: 0 for an incoming one's.
+    node: u16,
+}
+
+/// What a link's number, in the frames that come, stands for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Role {
+    /// A link of ours to this node.
+    Out(NodeId),
+    /// A link of another's to us.
+    In,
+}
+
+/// A call that was not answered.
+#[derive(Debug)]
+struct Call {
+    node: NodeId,
+    kind: Kind,
+    stamp: Stamp,
+    body: Vec<u8>,
+    deadline: Duration,
+    /// When it was last sent, and on which link; None: it waits for the link.
+    sent: Option<(Duration, u64)>,
+}
+
+/// Everything but the endpoint, so that what the endpoint tells can be heard while it is used.
+struct State {
+    secret: Secret,
+    identity: Identity,
+    settings: CallsSettings,
+    entropy: Entropy,
+    incarnation: u64,
+    address: Vec<u8>,
+    now: Duration,
+    links: BTreeMap<u64, Role>,
+    neighbours: BTreeMap<NodeId, Neighbour>,
+    incoming: BTreeMap<u64, Incoming>,
+    /// The proven link of each start of each node that asks.
+    askers: BTreeMap<(NodeId, u64), u64>,
+    calls: BTreeMap<u64, Call>,
+    next_call: u64,
+    leaving: VecDeque<Leaving>,
+    happened: VecDeque<Happening>,
+    statistics: Statistics,
+    timers_at: Duration,
+}
+
+/// A node's calls. See the module.
+pub struct Calls {
+    endpoint: Box<dyn Endpoint>,
+    state: State,
+    peers: BTreeMap<Vec<u8>, Peer>,
+    leaving: VecDeque<Leaving>,
+}
+
+impl std::fmt::Debug for Calls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Calls")
+            .field("node", &self.state.identity.node)
+            .field("calls", &self.state.calls.len())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Calls {
+    /// The calls of a node over its endpoint.
+    pub fn new(
+        endpoint: Box<dyn Endpoint>,
+        identity: Identity,
+        secret: Secret,
+        settings: CallsSettings,
+    ) -> Calls {
+        let mut entropy = match settings.seed {
+            None => Entropy::System,
+            Some(seed) => Entropy::Seeded(Numbers::new(seed)),
+        };
+        let state = State {
+            secret,
+            identity,
+            incarnation: entropy.u64(),
+            address: endpoint.address().to_vec(),
+            now: endpoint.now(),
+            settings,
+            entropy,
+            links: BTreeMap::new(),
+            neighbours: BTreeMap::new(),
+            incoming: BTreeMap::new(),
+            askers: BTreeMap::new(),
+            calls: BTreeMap::new(),
+            next_call: 0,
+            leaving: VecDeque::new(),
+            happened: VecDeque::new(),
+            statistics: Statistics::default(),
+            timers_at: Duration::ZERO,
+        };
+        Calls { endpoint, state, peers: BTreeMap::new(), leaving: VecDeque::new() }
+    }
+
+    /// Says where a node is. A new address replaces an old one, as when a node has come back elsewhere.
+    ///
+    /// # Errors
+    /// [`Code::Invalid`] for what is no address of the transport, and for this node itself.
+    pub fn add_node(&mut self, node: NodeId, address: &[u8]) -> Result<(), Code> {
+        if node == self.state.identity.node {
+            return Err(Code::Invalid);
+        }
+        let peer = self.endpoint.connect(address)?;
+        self.peers.insert(address.to_vec(), peer);
+        self.state.add_neighbour(node, address.to_vec(), peer);
+        Ok(())
+    }
+
+    /// Forgets a node: its calls fail, its link is closed. For node numbers that are retired.
+    pub fn remove_node(&mut self, node: NodeId) {
+        if let Some(peer) = self.state.remove_neighbour(node) {
+            self.flush();
+            self.endpoint.forget(peer);
+        }
+    }
+
+    /// Asks a node. The answer comes as [`Happening::Answered`], at the latest at the deadline.
+    ///
+    /// # Errors
+    /// [`Code::Invalid`] for an unknown node and for a message that asks nothing, [`Code::Busy`] when too many calls are
+    /// under way, in all or to this node, and what [`Message::encode_to`] refuses.
+    pub fn call(
+        &mut self,
+        node: NodeId,
+        stamp: Stamp,
+        message: &Message<'_>,
+        deadline: Duration,
+    ) -> Result<CallId, Code> {
+        self.state.now = self.endpoint.now();
+        let id = self.state.call(node, stamp, message, deadline)?;
+        self.flush();
+        Ok(id)
+    }
+
+    /// Answers what [`Happening::Asked`]. An asker that is gone is not told; it asks again if it comes back.
+    ///
+    /// # Errors
+    /// What [`Message::encode_to`] refuses: nothing was sent, answer something else. [`Code::Invalid`] for a message that
+    /// answers nothing.
+    pub fn answer(&mut self, ticket: &Ticket, message: &Message<'_>) -> Result<(), Code> {
+        self.state.answer(ticket, message)?;
+        self.flush();
+        Ok(())
+    }
+
+    /// Starts a transfer with the memory of a node that asked, or is asked. Its end comes as [`Happening::Moved`].
+    ///
+    /// # Errors
+    /// As [`Endpoint::transfer`]; [`Code::Invalid`] for a node without a link, or a token of 2^63 or more.
+    pub fn transfer(
+        &mut self,
+        node: NodeId,
+        transfer: &Transfer,
+        token: u64,
+        deadline: Duration,
+    ) -> Result<(), Code> {
+        let address = self.state.address_of(node).ok_or(Code::Invalid)?;
+        if token >= TRANSFER {
+            return Err(Code::Invalid);
+        }
+        let peer = self.peer(&address)?;
+        self.endpoint.transfer(peer, transfer, token | TRANSFER, deadline)
+    }
+
+    fn peer(&mut self, address: &[u8]) -> Result<Peer, Code> {
+        if let Some(peer) = self.peers.get(address) {
+            return Ok(*peer);
+        }
+        let peer = self.endpoint.connect(address)?;
+        self.peers.insert(address.to_vec(), peer);
+        Ok(peer)
+    }
+
+    /// Moves everything on; how many things the endpoint told. Never blocks.
+    pub fn progress(&mut self) -> usize {
+        let Calls { endpoint, state, .. } = self;
+        state.now = endpoint.now();
+        let events = endpoint.progress(&mut |event| match event {
+            Event::Received { bytes, .. } => state.hear(bytes),
+            Event::Done { token } if token & TRANSFER != 0 => {
+                state.happened.push_back(Happening::Moved { token: token & !TRANSFER, outcome: Ok(()) });
+            }
+            Event::Done { .. } => {}
+            Event::Failed { token, code, why, .. } if token & TRANSFER != 0 => {
+                let outcome = Err(Failed { code, why: why.to_owned() });
+                state.happened.push_back(Happening::Moved { token: token & !TRANSFER, outcome });
+            }
+            Event::Failed { token, why, .. } => state.send_failed(NodeId(token as u16), why),
+        });
+        if state.now >= state.timers_at {
+            state.timers();
+        }
+        self.flush();
+        events
+    }
+
+    /// The next thing that happened.
+    pub fn next_happening(&mut self) -> Option<Happening> {
+        self.state.happened.pop_front()
+    }
+
+    /// Sleeps until something may have happened, at most `timeout`: [`Endpoint::wait`], by this layer's timers too.
+    pub fn wait(&mut self, timeout: Duration) {
+        if self.state.happened.is_empty() && self.leaving.is_empty() {
+            let timer = self.state.timers_at.saturating_sub(self.endpoint.now());
+            self.endpoint.wait(timeout.min(timer));
+        }
+    }
+
+    /// Says goodbye to all, so that nobody waits for this node. What is under way is not answered.
+    pub fn leave(&mut self, detail: &str) {
+        self.state.leave(detail);
+        self.flush();
+        for _ in 0..100 {
+            self.endpoint.progress(&mut |_| {});
+        }
+    }
+
+    /// The endpoint: to register memory, to poll, to wake.
+    pub fn endpoint(&mut self) -> &mut dyn Endpoint {
+        &mut *self.endpoint
+    }
+
+    /// The endpoint's clock, in which deadlines are.
+    pub fn now(&self) -> Duration {
+        self.endpoint.now()
+    }
+
+    /// What happened so far, in numbers.
+    pub fn statistics(&self) -> Statistics {
+        self.state.statistics
+    }
+
+    /// Hands what is to leave to the endpoint.
+    fn flush(&mut self) {
+        self.leaving.append(&mut self.state.leaving);
+        let deadline = self.endpoint.now() + self.state.settings.send_timeout;
+        let mut busy = VecDeque::new();
+        while let Some(leaving) = self.leaving.pop_front() {
+            let peer = match &leaving.to {
+                To::Peer(peer) => Ok(*peer),
+                To::Address(address) => self.peer(address),
+            };
+            let sent =
+                peer.and_then(|p| self.endpoint.send(p, TAG, &leaving.frame, leaving.node.into(), deadline));
+            match sent {
+                Ok(()) => {}
+                // Its peer takes no more for now: this one waits its turn, others go.
+                Err(Code::Busy) if busy.len() < self.state.settings.calls_max => busy.push_back(leaving),
+                // As if it were lost on the way: whoever wants an answer sends it again.
+                Err(code) => self.state.send_failed(NodeId(leaving.node), code.name()),
+            }
+        }
+        self.leaving = busy;
+    }
+}
+
+impl State {
+    /// The Hello of a link whose number here is `link`.
+    fn hello(&mut self, link: u64) -> Hello {
+        let mut nonce = [0; 32];
+        self.entropy.fill(&mut nonce);
+        Hello {
+            protocols: (PROTOCOL_MIN, PROTOCOL_MAX),
+            pool: self.identity.pool,
+            node: self.identity.node,
+            incarnation: self.incarnation,
+            link,
+            capacity_bytes: self.identity.capacity_bytes,
+            clock_us: self.clock_us(),
+            nonce,
+            address: self.address.clone(),
+        }
+    }
+
+    /// Microseconds since 1970; in a simulation since its start.
+    fn clock_us(&self) -> u64 {
+        if self.settings.seed.is_some() {
+            return self.now.as_micros() as u64;
+        }
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        now.map_or(0, |now| now.as_micros() as u64)
+    }
+
+    /// A number for a link that nobody can guess: to whom it was not told, frames to it are not even looked at.
+    fn new_link(&mut self) -> u64 {
+        loop {
+            let link = self.entropy.u64();
+            if link != 0 && !self.links.contains_key(&link) {
+                return link;
+            }
+        }
+    }
+
+    /// A frame came, from anyone.
+    fn hear(&mut self, frame: &[u8]) {
+        self.statistics.frames_in += 1;
+        let heard = match Header::peek(frame) {
+            Err(code) => Err(code),
+            Ok(header) => match header.kind {
+                Kind::Hello => self.hear_hello(frame),
+                Kind::Welcome | Kind::Refuse => self.hear_answer_to_hello(frame),
+                _ => match self.links.get(&header.link) {
+                    Some(Role::Out(node)) => self.hear_from_served(*node, header.link, frame),
+                    Some(Role::In) => self.hear_from_asker(header.link, frame),
+                    None => Err(Code::UnknownSession),
+                },
+            },
+        };
+        match heard {
+            Ok(()) => {}
+            Err(Code::AccessDenied) => self.statistics.forged += 1,
+            Err(Code::Stale) => self.statistics.replayed += 1,
+            Err(_) => self.statistics.unusable += 1,
+        }
+    }
+
+    /// Where a node is that is known either way.
+    fn address_of(&self, node: NodeId) -> Option<Vec<u8>> {
+        if let Some(neighbour) = self.neighbours.get(&node) {
+            return Some(neighbour.address.clone());
+        }
+        let (_, link) = self.askers.range((node, 0)..=(node, u64::MAX)).next_back()?;
+        self.incoming.get(link).map(|i| i.hello.address.clone())
+    }
+
+    /// Does what is due by the clock.
+    fn timers(&mut self) {
+        self.outgoing_timers();
+        self.incoming_timers();
+        self.call_timers();
+        // While nothing is asked there are only heartbeats.
+        let busy = !self.calls.is_empty() || self.neighbours.values().any(Neighbour::is_asking);
+        self.timers_at = self.now + if busy { self.settings.tick() } else { self.settings.heartbeat / 2 };
+    }
+
+    /// Something new is under way: its timers are looked at soon.
+    fn soon(&mut self) {
+        self.timers_at = self.timers_at.min(self.now + self.settings.tick());
+    }
+
+    fn leave(&mut self, detail: &str) {
+        let detail = &detail.as_bytes()[..detail.len().min(forebay_wire::limits::DETAIL_BYTES_MAX)];
+        let nodes: Vec<NodeId> = self.neighbours.keys().copied().collect();
+        for node in nodes {
+            self.send_to_served(node, 0, Stamp::default(), &Message::Goodbye { detail });
+        }
+        let links: Vec<u64> = self.incoming.iter().filter(|(_, i)| i.proven).map(|(link, _)| *link).collect();
+        for link in links {
+            self.send_to_asker(link, 0, Stamp::default(), &Message::Goodbye { detail });
+        }
+    }
+}

@@ -1,0 +1,381 @@
+//! Links to nodes that are asked, and the calls on them.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use forebay_types::{Code, NodeId};
+use forebay_wire::{Answer, Initiator, Kind, Message, Session, Stamp};
+
+use super::happening::{Body, CallId, Failed, Happening};
+use super::{Call, Leaving, Role, State, To};
+use crate::endpoint::Peer;
+
+/// A link that is up.
+#[derive(Debug)]
+struct Up {
+    link: u64,
+    session: Box<Session>,
+    /// When something that opened last came.
+    heard: Duration,
+    /// When something was last sent.
+    spoke: Duration,
+}
+
+/// A handshake that is not answered.
+#[derive(Debug)]
+struct Asking {
+    initiator: Initiator,
+    again_at: Duration,
+    pause: Duration,
+}
+
+/// A node that is asked.
+#[derive(Debug)]
+pub(super) struct Neighbour {
+    pub(super) address: Vec<u8>,
+    peer: Peer,
+    up: Option<Up>,
+    asking: Option<Asking>,
+    /// Calls that are not answered.
+    calls: BTreeSet<u64>,
+    /// Since when it was wanted and not up; None while it is up or nobody wants it.
+    missed: Option<Duration>,
+    /// The user was told that it is unreachable, and not yet that it is up.
+    told_down: bool,
+    /// Refused us in words: not asked again before this time.
+    refused_until: Duration,
+}
+
+impl Neighbour {
+    /// A handshake is under way.
+    pub(super) fn is_asking(&self) -> bool {
+        self.asking.is_some()
+    }
+}
+
+impl State {
+    pub(super) fn add_neighbour(&mut self, node: NodeId, address: Vec<u8>, peer: Peer) {
+        if let Some(known) = self.neighbours.get_mut(&node) {
+            if known.address != address {
+                (known.address, known.peer) = (address, peer);
+                self.drop_link(node);
+            }
+            return;
+        }
+        let neighbour = Neighbour {
+            address,
+            peer,
+            up: None,
+            asking: None,
+            calls: BTreeSet::new(),
+            missed: None,
+            told_down: false,
+            refused_until: Duration::ZERO,
+        };
+        self.neighbours.insert(node, neighbour);
+    }
+
+    pub(super) fn remove_neighbour(&mut self, node: NodeId) -> Option<Peer> {
+        self.send_to_served(node, 0, Stamp::default(), &Message::Goodbye { detail: b"removed" });
+        self.fail_calls(node, Code::Io, &format!("node {node} was removed from the pool"));
+        self.drop_link(node);
+        self.neighbours.remove(&node).map(|n| n.peer)
+    }
+
+    /// The link of a node is no more; its calls wait for the next.
+    fn drop_link(&mut self, node: NodeId) {
+        let Some(neighbour) = self.neighbours.get_mut(&node) else { return };
+        let up = neighbour.up.take().map(|up| up.link);
+        let asking = neighbour.asking.take().map(|asking| asking.initiator.hello().link);
+        for link in up.into_iter().chain(asking) {
+            self.links.remove(&link);
+        }
+        for id in &neighbour.calls {
+            if let Some(call) = self.calls.get_mut(id) {
+                call.sent = None;
+            }
+        }
+    }
+
+    pub(super) fn call(
+        &mut self,
+        node: NodeId,
+        stamp: Stamp,
+        message: &Message<'_>,
+        deadline: Duration,
+    ) -> Result<CallId, Code> {
+        if !message.kind().asks() || stamp.slot > forebay_wire::limits::SLOT_MAX {
+            return Err(Code::Invalid);
+        }
+        if self.calls.len() >= self.settings.calls_max {
+            return Err(Code::Busy);
+        }
+        let neighbour = self.neighbours.get(&node).ok_or(Code::Invalid)?;
+        if neighbour.calls.len() >= self.settings.calls_per_node {
+            return Err(Code::Busy);
+        }
+        let mut body = Vec::new();
+        message.encode_to(&mut body)?;
+        self.soon();
+        let neighbour = self.neighbours.get_mut(&node).ok_or(Code::Invalid)?;
+        self.next_call += 1;
+        let id = self.next_call;
+        neighbour.calls.insert(id);
+        self.calls.insert(id, Call { node, kind: message.kind(), stamp, body, deadline, sent: None });
+        if neighbour.up.is_some() {
+            self.send_call(id);
+        } else {
+            self.want(node);
+        }
+        Ok(CallId(id))
+    }
+
+    /// Sends a call on the link of its node, if it is up.
+    fn send_call(&mut self, id: u64) {
+        let Some(call) = self.calls.get_mut(&id) else { return };
+        let Some(neighbour) = self.neighbours.get_mut(&call.node) else { return };
+        let Some(up) = &mut neighbour.up else { return };
+        let mut frame = Vec::new();
+        match up.session.seal_body(call.kind, id, call.stamp, &call.body, &mut frame) {
+            Ok(()) => {
+                call.sent = Some((self.now, up.link));
+                up.spoke = self.now;
+                let leaving = Leaving { to: To::Peer(neighbour.peer), frame, node: call.node.0 };
+                self.leaving.push_back(leaving);
+            }
+            // The session's counters are used up: a new link has new ones.
+            Err(_) => self.drop_link(self.calls[&id].node),
+        }
+    }
+
+    /// Sends a message that is no call on the link to a node, if it is up.
+    pub(super) fn send_to_served(&mut self, node: NodeId, request: u64, stamp: Stamp, message: &Message<'_>) {
+        let Some(neighbour) = self.neighbours.get_mut(&node) else { return };
+        let Some(up) = &mut neighbour.up else { return };
+        let mut frame = Vec::new();
+        if up.session.seal(request, stamp, message, &mut frame).is_ok() {
+            up.spoke = self.now;
+            self.leaving.push_back(Leaving { to: To::Peer(neighbour.peer), frame, node: node.0 });
+        }
+    }
+
+    /// Begins a handshake with a node, unless one is under way or the node has just refused.
+    fn want(&mut self, node: NodeId) {
+        let link = self.new_link();
+        let Some(neighbour) = self.neighbours.get_mut(&node) else { return };
+        if neighbour.up.is_none() {
+            neighbour.missed.get_or_insert(self.now);
+        }
+        if neighbour.asking.is_some() || neighbour.refused_until > self.now {
+            return;
+        }
+        let hello = self.hello(link);
+        let Ok(initiator) = Initiator::start(&self.secret, hello) else { return };
+        self.soon();
+        let pause = self.settings.retry.0;
+        let Some(neighbour) = self.neighbours.get_mut(&node) else { return };
+        let frame = initiator.frame().to_vec();
+        neighbour.asking = Some(Asking { initiator, again_at: self.now + pause, pause });
+        self.links.insert(link, Role::Out(node));
+        self.leaving.push_back(Leaving { to: To::Peer(neighbour.peer), frame, node: node.0 });
+    }
+
+    /// A frame to a node did not leave: its link is doubtful.
+    pub(super) fn send_failed(&mut self, node: NodeId, why: &str) {
+        let Some(neighbour) = self.neighbours.get(&node) else { return };
+        tracing::debug!("node {node}: {why}");
+        if neighbour.up.is_some() {
+            // What was lost is sent again once the new link is up; until then the old one may still answer.
+            self.want(node);
+        }
+    }
+
+    /// A Welcome or a refusal came.
+    pub(super) fn hear_answer_to_hello(&mut self, frame: &[u8]) -> Result<(), Code> {
+        // Only the handshake whose digest it carries is asked to look closer.
+        let asking = self.neighbours.iter().find_map(|(node, n)| {
+            n.asking.as_ref().filter(|a| a.initiator.is_answered_by(frame)).map(|a| (*node, a))
+        });
+        let (node, asking) = asking.ok_or(Code::Stale)?;
+        let answer = asking.initiator.finish(&self.secret, frame)?;
+        let link = asking.initiator.hello().link;
+        let (peer, session) = match answer {
+            Answer::Refused(refusal) => {
+                let why = format!("node {node} refused: {}", refusal.detail);
+                self.unreachable(node, Code::NotPermitted, why);
+                if let Some(neighbour) = self.neighbours.get_mut(&node) {
+                    neighbour.refused_until = self.now + self.settings.retry.1;
+                }
+                return Ok(());
+            }
+            Answer::Welcome(peer, session) => (peer, session),
+        };
+        if peer.node != node {
+            let why = format!("node {node} is not at its address: node {} is", peer.node);
+            self.unreachable(node, Code::Io, why);
+            return Ok(());
+        }
+        self.statistics.links_made += 1;
+        let clock_ahead_us = peer.clock_us as i64 - self.clock_us() as i64;
+        let Some(neighbour) = self.neighbours.get_mut(&node) else { return Err(Code::Stale) };
+        let (now, incarnation) = (self.now, peer.incarnation);
+        let old = neighbour.up.replace(Up { link, session, heard: now, spoke: now });
+        neighbour.asking = None;
+        neighbour.missed = None;
+        neighbour.told_down = false;
+        if let Some(old) = &old {
+            self.links.remove(&old.link);
+        }
+        let calls: Vec<u64> = neighbour.calls.iter().copied().collect();
+        self.happened.push_back(Happening::Up {
+            node,
+            incarnation,
+            capacity_bytes: peer.capacity_bytes,
+            clock_ahead_us,
+        });
+        self.send_to_served(node, 0, Stamp::default(), &Message::Finish);
+        for id in calls {
+            self.statistics.resent += u64::from(self.calls[&id].sent.is_some());
+            self.send_call(id);
+        }
+        Ok(())
+    }
+
+    /// Something came on a link of ours.
+    pub(super) fn hear_from_served(&mut self, node: NodeId, link: u64, frame: &[u8]) -> Result<(), Code> {
+        let now = self.now;
+        let neighbour = self.neighbours.get_mut(&node).ok_or(Code::UnknownSession)?;
+        let up = neighbour.up.as_mut().filter(|up| up.link == link).ok_or(Code::UnknownSession)?;
+        let (header, body) = up.session.open(frame)?;
+        up.heard = now;
+        match header.kind {
+            kind if kind.answers() => {
+                let message = Message::decode(kind, body);
+                // An answer that comes twice, or after its deadline, is nobody's.
+                let known = self.calls.get(&header.request).is_some_and(|c| c.node == node);
+                if !known {
+                    return Err(Code::Stale);
+                }
+                let outcome = match message {
+                    Ok(Message::Failure { code, detail }) => {
+                        let why = format!("node {node}: {}", String::from_utf8_lossy(detail));
+                        Err(Failed { code, why })
+                    }
+                    Ok(_) => Ok(Body::new(kind, body)),
+                    Err(code) => {
+                        let why = format!("node {node} answered what cannot be read: {code}");
+                        Err(Failed { code: Code::Malformed, why })
+                    }
+                };
+                self.finish_call(header.request, outcome);
+                Ok(())
+            }
+            Kind::Alive => Ok(()),
+            Kind::Goodbye => {
+                let detail = match Message::decode(header.kind, body)? {
+                    Message::Goodbye { detail } => String::from_utf8_lossy(detail).into_owned(),
+                    _ => String::new(),
+                };
+                self.unreachable(node, Code::Io, format!("node {node} has left: {detail}"));
+                Ok(())
+            }
+            _ => Err(Code::Malformed),
+        }
+    }
+
+    pub(super) fn finish_call(&mut self, id: u64, outcome: Result<Body, Failed>) {
+        let Some(call) = self.calls.remove(&id) else { return };
+        if let Some(neighbour) = self.neighbours.get_mut(&call.node) {
+            neighbour.calls.remove(&id);
+        }
+        self.happened.push_back(Happening::Answered { call: CallId(id), node: call.node, outcome });
+    }
+
+    fn fail_calls(&mut self, node: NodeId, code: Code, why: &str) {
+        let Some(neighbour) = self.neighbours.get(&node) else { return };
+        for id in neighbour.calls.clone() {
+            self.finish_call(id, Err(Failed { code, why: why.to_owned() }));
+        }
+    }
+
+    /// Gives a node up for now: what is asked of it fails, and its link is made anew when something is asked again.
+    fn unreachable(&mut self, node: NodeId, code: Code, why: String) {
+        self.fail_calls(node, code, &why);
+        self.drop_link(node);
+        if let Some(neighbour) = self.neighbours.get_mut(&node) {
+            neighbour.missed = None;
+            if !neighbour.told_down {
+                neighbour.told_down = true;
+                tracing::warn!("{why}");
+                self.happened.push_back(Happening::Down { node, failed: Failed { code, why } });
+            }
+        }
+    }
+
+    pub(super) fn outgoing_timers(&mut self) {
+        let now = self.now;
+        let (heartbeat, quiet, unreachable) =
+            (self.settings.heartbeat, self.settings.quiet, self.settings.unreachable);
+        let nodes: Vec<NodeId> = self.neighbours.keys().copied().collect();
+        for node in nodes {
+            let clock_us = self.clock_us();
+            let Some(neighbour) = self.neighbours.get_mut(&node) else { continue };
+            if let Some(up) = &neighbour.up {
+                let (silence, spoke) = (now.saturating_sub(up.heard), up.spoke);
+                if silence >= unreachable {
+                    let why = format!("node {node} has not answered for {} ms", silence.as_millis());
+                    self.unreachable(node, Code::Io, why);
+                    continue;
+                }
+                if now >= spoke + heartbeat || (silence >= heartbeat && now >= spoke + heartbeat / 2) {
+                    self.send_to_served(node, 0, Stamp::default(), &Message::Heartbeat { clock_us });
+                }
+                if silence >= quiet {
+                    self.want(node);
+                }
+            } else if let Some(since) =
+                // A node that is known to be down is waited for more shortly.
+                neighbour
+                    .missed
+                    .filter(|s| now >= *s + if neighbour.told_down { quiet } else { unreachable })
+            {
+                let why = format!(
+                    "node {node} is unreachable: no answer to a handshake for {} ms (is it down, or its secret another?)",
+                    (now - since).as_millis()
+                );
+                self.unreachable(node, Code::Io, why);
+                continue;
+            } else if !neighbour.calls.is_empty() {
+                self.want(node);
+            }
+            let Some(neighbour) = self.neighbours.get_mut(&node) else { continue };
+            if let Some(asking) = neighbour.asking.as_mut().filter(|a| a.again_at <= now) {
+                // The same Hello: whichever answer comes first is taken.
+                asking.pause = (asking.pause * 2).min(self.settings.retry.1);
+                asking.again_at = now + asking.pause;
+                let frame = asking.initiator.frame().to_vec();
+                self.leaving.push_back(Leaving { to: To::Peer(neighbour.peer), frame, node: node.0 });
+            }
+        }
+    }
+
+    pub(super) fn call_timers(&mut self) {
+        let (now, resend) = (self.now, self.settings.resend);
+        let late: Vec<u64> =
+            self.calls.iter().filter(|(_, c)| c.deadline <= now).map(|(id, _)| *id).collect();
+        for id in late {
+            let why = format!("node {} did not answer in time", self.calls[&id].node);
+            self.finish_call(id, Err(Failed { code: Code::TimedOut, why }));
+        }
+        let again: Vec<u64> = self
+            .calls
+            .iter()
+            .filter(|(_, c)| c.sent.is_none_or(|(at, _)| now >= at + resend))
+            .map(|(id, _)| *id)
+            .collect();
+        for id in again {
+            self.statistics.resent += u64::from(self.calls[&id].sent.is_some());
+            self.send_call(id);
+        }
+    }
+}

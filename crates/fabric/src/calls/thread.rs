@@ -1,0 +1,79 @@
+//! A thread for calls, for who asks for one.
+
+use std::sync::mpsc::{channel, Sender};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use forebay_types::{Code, Error, Result};
+
+use super::{Calls, Happening};
+use crate::endpoint::Waker;
+
+type Work = Box<dyn FnOnce(&mut Calls) + Send>;
+
+/// Calls that have a thread of their own, which sleeps when nothing is to be done. Other threads hand it work; what happens
+/// goes to the handler, on the thread. Dropping this ends the thread and waits for it.
+#[derive(Debug)]
+pub struct CallsThread {
+    work: Option<Sender<Work>>,
+    waker: Waker,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl CallsThread {
+    /// Starts the thread, named `name` (15 bytes are seen in `ps`).
+    ///
+    /// # Errors
+    /// [`Code::NoResources`] when the kernel gives no thread.
+    pub fn start(
+        name: &str,
+        mut calls: Calls,
+        mut handler: impl FnMut(&mut Calls, Happening) + Send + 'static,
+    ) -> Result<CallsThread> {
+        let waker = calls.endpoint().waker().clone();
+        let (sender, work) = channel::<Work>();
+        let body = move || loop {
+            loop {
+                match work.try_recv() {
+                    Ok(work) => work(&mut calls),
+                    Err(std::sync::mpsc::TryRecvError::Empty) => break,
+                    Err(std::sync::mpsc::TryRecvError::Disconnected) => return calls.leave("it ends"),
+                }
+            }
+            let mut busy = calls.progress() > 0;
+            while let Some(happening) = calls.next_happening() {
+                busy = true;
+                handler(&mut calls, happening);
+            }
+            if !busy {
+                calls.wait(Duration::from_secs(1));
+            }
+        };
+        let thread = std::thread::Builder::new().name(name.to_owned()).spawn(body);
+        let thread = thread
+            .map_err(|e| Error::new(Code::NoResources, format!("cannot start thread {name}")).why(e))?;
+        Ok(CallsThread { work: Some(sender), waker, thread: Some(thread) })
+    }
+
+    /// Has the thread do something with the calls, soon.
+    ///
+    /// # Errors
+    /// [`Code::PoolGone`] when the thread has ended: its handler panicked.
+    pub fn hand(&self, work: impl FnOnce(&mut Calls) + Send + 'static) -> std::result::Result<(), Code> {
+        let sender = self.work.as_ref().ok_or(Code::PoolGone)?;
+        sender.send(Box::new(work)).map_err(|_| Code::PoolGone)?;
+        self.waker.wake();
+        Ok(())
+    }
+}
+
+impl Drop for CallsThread {
+    fn drop(&mut self) {
+        self.work = None;
+        self.waker.wake();
+        if let Some(thread) = self.thread.take() {
+            // A handler that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}

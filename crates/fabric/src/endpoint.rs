@@ -1,0 +1,225 @@
+//! What a node has of the network: the trait that libfabric and the simulation both are.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_types::Code;
+use forebay_wire::Memory;
+use rustix::event::{PollFd, PollFlags};
+
+use crate::memory::{Access, Region};
+
+/// A peer that an endpoint knows, by number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Peer(pub u32);
+
+/// Memory that an endpoint registered, by number.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct Local(pub u64);
+
+/// Registered memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Registered {
+    /// Its number here.
+    pub local: Local,
+    /// What a peer must be told to reach its first byte.
+    pub remote: Memory,
+    /// Bytes of it.
+    pub bytes: usize,
+}
+
+/// What a transfer does.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direction {
+    /// From the peer's memory to ours.
+    Read,
+    /// From ours to the peer's.
+    Write,
+}
+
+/// One transfer by RMA, of any length.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Transfer {
+    /// Which way.
+    pub direction: Direction,
+    /// Our memory.
+    pub local: Local,
+    /// Where in it.
+    pub local_offset: usize,
+    /// The peer's memory: the address already has the offset added.
+    pub remote: Memory,
+    /// How much.
+    pub bytes: usize,
+}
+
+/// What an endpoint can do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Limits {
+    /// Bytes of the longest message.
+    pub message_bytes: usize,
+    /// Operations that may wait for one peer; more are refused with [`Code::Busy`].
+    pub waiting_per_peer: usize,
+}
+
+/// What happened. Every accepted operation ends in one `Done` or one `Failed` with its token.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Event<'a> {
+    /// A message came. From whom is for its content to say and to prove.
+    Received {
+        /// As its sender gave it.
+        tag: u64,
+        /// Its bytes, to be copied out before the call returns.
+        bytes: &'a [u8],
+    },
+    /// A send has left, or a transfer is complete: what was read is here, what was written is in the peer's memory.
+    Done {
+        /// The operation.
+        token: u64,
+    },
+    /// An operation failed, or its deadline passed. What it did, if anything, is not known.
+    Failed {
+        /// The operation.
+        token: u64,
+        /// With whom.
+        peer: Peer,
+        /// [`Code::TimedOut`] at the deadline; else what the transport says, mostly [`Code::Io`].
+        code: Code,
+        /// In words.
+        why: &'a str,
+    },
+}
+
+/// Breaks another thread's [`Endpoint::wait`].
+#[derive(Clone, Debug)]
+pub struct Waker {
+    event: Arc<OwnedFd>,
+}
+
+impl Waker {
+    pub(crate) fn new() -> forebay_types::Result<Waker> {
+        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+        let event = rustix::event::eventfd(0, flags)
+            .map_err(|e| forebay_types::Error::io("cannot make an eventfd", &e.into()))?;
+        Ok(Waker { event: Arc::new(event) })
+    }
+
+    /// Wakes; once is enough until the waiter has returned.
+    pub fn wake(&self) {
+        // The only failure is a counter that is full, and then it is readable anyway.
+        let _ = rustix::io::write(&*self.event, &1u64.to_ne_bytes());
+    }
+
+    fn clear(&self) {
+        let _ = rustix::io::read(&*self.event, &mut [0; 8]);
+    }
+}
+
+/// One endpoint of a node: sends, receives, transfers. It does something only within its methods; whoever has it calls
+/// [`Endpoint::progress`] as long as anything is expected. Times are its own clock's ([`Endpoint::now`]).
+pub trait Endpoint: Send {
+    /// Its address, for others to connect to: opaque, at most `forebay_wire::limits::ADDRESS_BYTES_MAX` bytes.
+    fn address(&self) -> &[u8];
+
+    /// The transport, for people: `tcp;ofi_rxm`.
+    fn provider(&self) -> &str;
+
+    /// What it can do.
+    fn limits(&self) -> Limits;
+
+    /// Its clock: monotonic, from an origin of its own.
+    fn now(&self) -> Duration;
+
+    /// Makes a peer of an address; nothing is sent. The same address gives the same peer.
+    ///
+    /// # Errors
+    /// [`Code::Invalid`] for what is no address of this transport, [`Code::NoResources`].
+    fn connect(&mut self, address: &[u8]) -> Result<Peer, Code>;
+
+    /// Forgets a peer and what connection there is. Operations that wait for it fail.
+    fn forget(&mut self, peer: Peer);
+
+    /// Sends a message: `bytes` are copied. Messages to one peer arrive in order.
+    ///
+    /// # Errors
+    /// [`Code::TooBig`], [`Code::Busy`] when too many wait for the peer, [`Code::Invalid`] for an unknown peer.
+    fn send(
+        &mut self,
+        peer: Peer,
+        tag: u64,
+        bytes: &[u8],
+        token: u64,
+        deadline: Duration,
+    ) -> Result<(), Code>;
+
+    /// Registers memory; peers may do with it what `access` allows, by the key that is returned. It is kept until
+    /// [`Endpoint::unregister`] and the end of all its transfers.
+    ///
+    /// # Errors
+    /// [`Code::NoResources`], or what the transport says.
+    fn register(&mut self, region: Arc<Region>, access: Access) -> Result<Registered, Code>;
+
+    /// Ends what peers may do. Unknown numbers are ignored.
+    fn unregister(&mut self, local: Local);
+
+    /// Starts a transfer. A peer's refusal (no such key, beyond its bounds) comes as `Failed`, and may fail what else is under
+    /// way with that peer.
+    ///
+    /// # Errors
+    /// [`Code::Fault`] for local memory that is not registered or not so long, [`Code::Busy`], [`Code::Invalid`].
+    fn transfer(
+        &mut self,
+        peer: Peer,
+        transfer: &Transfer,
+        token: u64,
+        deadline: Duration,
+    ) -> Result<(), Code>;
+
+    /// Moves everything on, and tells what happened; the number of events. Never blocks.
+    fn progress(&mut self, sink: &mut dyn FnMut(Event<'_>)) -> usize;
+
+    /// Something to poll for input, beside other descriptors, when [`Endpoint::may_sleep`] said yes. None: only spinning
+    /// or short sleeps.
+    fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Asks, right before polling, whether the descriptor will tell of everything that comes. No: progress first.
+    fn may_sleep(&mut self) -> bool;
+
+    /// When something must be done even if nothing comes: a deadline, another try.
+    fn next_timer(&self) -> Option<Duration>;
+
+    /// What breaks [`Endpoint::wait`].
+    fn waker(&self) -> &Waker;
+
+    /// Sleeps until something may have come, the timer is due, the waker is used, or `timeout` has passed. Where there is no
+    /// descriptor it sleeps 50 µs at most.
+    fn wait(&mut self, timeout: Duration) {
+        if !self.may_sleep() {
+            return;
+        }
+        let now = self.now();
+        let mut timeout = self.next_timer().map_or(timeout, |at| timeout.min(at.saturating_sub(now)));
+        let waker = self.waker().clone();
+        let descriptor = self.descriptor();
+        if descriptor.is_none() {
+            timeout = timeout.min(Duration::from_micros(50));
+        }
+        let timeout = rustix::event::Timespec {
+            tv_sec: timeout.as_secs().min(3600) as i64,
+            tv_nsec: timeout.subsec_nanos().into(),
+        };
+        let mut woken = PollFd::from_borrowed_fd(waker.event.as_fd(), PollFlags::IN);
+        let polled = match descriptor {
+            Some(fd) => {
+                let mut both = [woken, PollFd::from_borrowed_fd(fd, PollFlags::IN)];
+                let polled = rustix::event::poll(&mut both, Some(&timeout));
+                [woken, _] = both;
+                polled
+            }
+            None => rustix::event::poll(std::slice::from_mut(&mut woken), Some(&timeout)),
+        };
+        if polled.is_ok() && woken.revents().contains(PollFlags::IN) {
+            waker.clear();
+        }
+    }
+}

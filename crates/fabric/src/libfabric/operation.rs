@@ -1,0 +1,107 @@
+//! Operations that libfabric has: each with the context that providers write to, at a place that does not move.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_fabric_sys::{fi_close, fi_context2, fid_mr};
+use forebay_types::Code;
+
+use crate::endpoint::{Direction, Peer};
+use crate::memory::Region;
+
+/// A registration, closed when it is dropped.
+#[derive(Debug)]
+pub(super) struct Mr(pub(super) *mut fid_mr);
+
+impl Drop for Mr {
+    fn drop(&mut self) {
+        // SAFETY: opened by fi_mr_reg, closed once, before its domain: whoever holds one is dropped before `Objects`.
+        unsafe { fi_close(self.0.cast()) };
+    }
+}
+
+/// A buffer of our own from which a message is sent.
+#[derive(Debug)]
+pub(super) struct Buffer {
+    /// Closed before the region goes: fields are dropped in order.
+    pub(super) mr: Option<Mr>,
+    pub(super) region: Region,
+}
+
+/// A message on its way out.
+#[derive(Debug)]
+pub(super) struct Send {
+    pub(super) token: u64,
+    pub(super) tag: u64,
+    pub(super) bytes: usize,
+    pub(super) deadline: Duration,
+    pub(super) buffer: Buffer,
+}
+
+/// A part of a transfer.
+#[derive(Debug)]
+pub(super) struct Piece {
+    pub(super) transfer: u64,
+    pub(super) direction: Direction,
+    /// Keeps the memory as long as the provider may touch it.
+    pub(super) region: Arc<Registration>,
+    pub(super) offset: usize,
+    pub(super) bytes: usize,
+    pub(super) address: u64,
+    pub(super) key: u64,
+}
+
+/// Registered memory.
+#[derive(Debug)]
+pub(super) struct Registration {
+    /// Closed before the region goes.
+    pub(super) mr: Mr,
+    pub(super) region: Arc<Region>,
+}
+
+// SAFETY: the registration is closed by whichever thread drops it last, and endpoint and registrations are used by one thread
+// at a time (FI_THREAD_DOMAIN): an `Arc<Registration>` never leaves its endpoint.
+unsafe impl std::marker::Send for Registration {}
+// SAFETY: as above.
+unsafe impl Sync for Registration {}
+
+#[derive(Debug)]
+pub(super) enum Work {
+    /// A buffer that waits for a message, by its place.
+    Receive(usize),
+    Send(Send),
+    Piece(Piece),
+}
+
+/// What libfabric's context pointer points to.
+#[repr(C)]
+pub(super) struct Operation {
+    /// Providers' own, first so that its address is the operation's.
+    context: fi_context2,
+    pub(super) peer: Peer,
+    /// The user has been told: what comes now is only for us.
+    pub(super) told: bool,
+    pub(super) work: Work,
+}
+
+impl Operation {
+    pub(super) fn new(peer: Peer, work: Work) -> Box<Operation> {
+        Box::new(Operation {
+            context: fi_context2 { internal: [std::ptr::null_mut(); 8] },
+            peer,
+            told: false,
+            work,
+        })
+    }
+}
+
+/// A transfer whose pieces are not all complete.
+#[derive(Debug)]
+pub(super) struct Moving {
+    pub(super) token: u64,
+    pub(super) peer: Peer,
+    pub(super) deadline: Duration,
+    pub(super) pieces_left: usize,
+    pub(super) told: bool,
+    pub(super) failed: Option<(Code, String)>,
+}

@@ -1,0 +1,327 @@
+//! Giving operations to the provider, and taking them back.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::ffi::c_void;
+use std::time::Duration;
+
+use forebay_fabric_sys::*;
+use forebay_types::Code;
+
+use super::operation::{Moving, Mr, Operation, Work};
+use super::{LibfabricEndpoint, Report};
+use crate::endpoint::{Direction, Endpoint, Event, Peer};
+
+/// Completions read at once.
+const READ_AT_ONCE: usize = 32;
+/// First and longest pause before a peer that refused work is asked again.
+pub(super) const PAUSE: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(10));
+/// Operations that the provider has for one peer: more wait here, so that a peer that takes nothing does not use up what the
+/// provider has for all.
+const UNDER_WAY_PER_PEER: usize = 128;
+/// For so long a peer's work waits when the provider says that there is no connection: it has noticed one that broke, and makes
+/// another when it gets to it (ofi_rxm looks every 10 ms). Nothing of what is refused has left, so it is tried again.
+const RECONNECT: Duration = Duration::from_millis(300);
+/// Deadlines are looked at so often.
+const DEADLINE_STEP: Duration = Duration::from_millis(1);
+
+fn code_of(error: i32) -> Code {
+    match u32::try_from(error.abs()).unwrap_or(0) {
+        e if e == FI_EACCES || e == FI_EPERM || e == FI_ENOKEY => Code::AccessDenied,
+        e if e == FI_ENOMEM => Code::NoResources,
+        _ => Code::Io,
+    }
+}
+
+impl LibfabricEndpoint {
+    pub(super) fn desc(mr: Option<&Mr>) -> *mut c_void {
+        // SAFETY: a registration that is held is open.
+        mr.map_or(std::ptr::null_mut(), |mr| unsafe { fi_mr_desc(mr.0) })
+    }
+
+    /// Gives an operation to the provider: what it returns, 0 when it has it.
+    pub(super) fn give(&self, operation: *mut Operation) -> isize {
+        // SAFETY: the operation is in `operations`, so it lives until its completion; what it refers to lives as long; the
+        // iovecs are read within the call.
+        unsafe {
+            let o = &*operation;
+            let (ep, context) = (self.objects.ep, operation.cast::<c_void>());
+            match &o.work {
+                Work::Receive(place) => {
+                    let bytes = self.settings.message_bytes;
+                    let start = self.receive_region.start().add(place * bytes).cast();
+                    let desc = Self::desc(self.receive_mr.as_ref());
+                    fi_trecv(ep, start, bytes, desc, FI_ADDR_UNSPEC, 0, u64::MAX, context)
+                }
+                Work::Send(send) => {
+                    let Some(to) = self.peers[o.peer.0 as usize].place else {
+                        return -(FI_ENOTCONN as isize);
+                    };
+                    let desc = Self::desc(send.buffer.mr.as_ref());
+                    fi_tsend(ep, send.buffer.region.start().cast(), send.bytes, desc, to, send.tag, context)
+                }
+                Work::Piece(piece) => {
+                    let Some(to) = self.peers[o.peer.0 as usize].place else {
+                        return -(FI_ENOTCONN as isize);
+                    };
+                    let iov = iovec {
+                        iov_base: piece.region.region.start().add(piece.offset).cast(),
+                        iov_len: piece.bytes as _,
+                    };
+                    let mut desc = fi_mr_desc(piece.region.mr.0);
+                    let remote = fi_rma_iov { addr: piece.address, len: piece.bytes, key: piece.key };
+                    let message = fi_msg_rma {
+                        msg_iov: &iov,
+                        desc: &mut desc,
+                        iov_count: 1,
+                        addr: to,
+                        rma_iov: &remote,
+                        rma_iov_count: 1,
+                        context,
+                        data: 0,
+                    };
+                    match piece.direction {
+                        Direction::Read => fi_readmsg(ep, &message, u64::from(FI_COMPLETION)),
+                        Direction::Write if self.objects.delivery_complete => {
+                            fi_writemsg(ep, &message, u64::from(FI_COMPLETION | FI_DELIVERY_COMPLETE))
+                        }
+                        Direction::Write => fi_writemsg(ep, &message, u64::from(FI_COMPLETION)),
+                    }
+                }
+            }
+        }
+    }
+
+    /// Posts a receive buffer, now or at the next progress.
+    pub(super) fn post(&mut self, operation: Box<Operation>) {
+        let Work::Receive(place) = operation.work else { unreachable!("only receive buffers are posted") };
+        let operation = Box::into_raw(operation);
+        self.operations.insert(operation);
+        if self.give(operation) != 0 {
+            self.take_back(operation);
+            self.unposted.push(place);
+        }
+    }
+
+    /// The operation is ours again.
+    pub(super) fn take_back(&mut self, operation: *mut Operation) -> Option<Box<Operation>> {
+        // SAFETY: it was in the set, so it came from Box::into_raw and was not taken back before.
+        self.operations.remove(&operation).then(|| unsafe { Box::from_raw(operation) })
+    }
+
+    /// Gives the provider a new operation for a peer, behind those that wait.
+    pub(super) fn start(&mut self, peer: Peer, work: Work) {
+        let operation = Box::into_raw(Operation::new(peer, work));
+        self.operations.insert(operation);
+        self.peers[peer.0 as usize].waiting.push_back(operation);
+        if self.peers[peer.0 as usize].waiting.len() == 1 {
+            let now = self.now();
+            self.give_waiting(peer, now);
+        }
+    }
+
+    /// Gives the provider what waits for a peer, as far as it takes it.
+    pub(super) fn give_waiting(&mut self, peer: Peer, now: Duration) {
+        let index = peer.0 as usize;
+        while let Some(&operation) = self.peers[index].waiting.front() {
+            let full = self.peers[index].under_way >= UNDER_WAY_PER_PEER;
+            let returned = if full { -(FI_EAGAIN as isize) } else { self.give(operation) };
+            let state = &mut self.peers[index];
+            let unconnected = [FI_ENOTCONN, FI_ECONNABORTED, FI_ECONNRESET, FI_ESHUTDOWN]
+                .iter()
+                .any(|e| returned == -(*e as isize));
+            let patient = unconnected && now < *state.unconnected.get_or_insert(now) + RECONNECT;
+            if !unconnected {
+                state.unconnected = None;
+            }
+            if returned == -(FI_EAGAIN as isize) || patient {
+                state.again_at = now + state.pause;
+                state.pause = (state.pause * 2).min(PAUSE.1);
+                return;
+            }
+            state.waiting.pop_front();
+            state.pause = PAUSE.0;
+            if returned == 0 {
+                state.under_way += 1;
+                self.under_way += 1;
+            } else if let Some(operation) = self.take_back(operation) {
+                let why = self.objects.library.strerror(returned as i64);
+                self.settle(*operation, Some((code_of(returned as i32), why)));
+            }
+        }
+    }
+
+    pub(super) fn remove_place(&mut self, index: usize) {
+        let state = &mut self.peers[index];
+        if let Some(mut place) = state.place.take() {
+            // SAFETY: inserted before, removed once; the provider has nothing for this peer.
+            let removed = unsafe { fi_av_remove(self.objects.av, &mut place, 1, 0) };
+            if removed != 0 {
+                tracing::debug!("address {:02x?} stays in the vector: {removed}", state.address);
+                state.place = Some(place);
+            }
+        }
+    }
+
+    pub(super) fn insert_place(&mut self, address: &[u8]) -> Result<fi_addr_t, Code> {
+        let mut place = FI_ADDR_UNSPEC;
+        // SAFETY: the bytes are an address of the domain's format.
+        let inserted = unsafe {
+            let start = address.as_ptr().cast();
+            fi_av_insert(self.objects.av, start, 1, &mut place, 0, std::ptr::null_mut())
+        };
+        match inserted {
+            1 => Ok(place),
+            e if e < 0 => Err(Code::from_errno(-e)),
+            _ => Err(Code::Invalid),
+        }
+    }
+
+    /// An operation has ended: the user is told, unless it was before.
+    pub(super) fn settle(&mut self, operation: Operation, failed: Option<(Code, String)>) {
+        let (peer, told) = (operation.peer, operation.told);
+        match operation.work {
+            Work::Receive(_) => {}
+            Work::Send(send) => {
+                if !told {
+                    self.reports.push_back(Report { token: send.token, peer, failed });
+                }
+                self.give_back(send.buffer);
+            }
+            Work::Piece(piece) => {
+                let Some(moving) = self.moving.get_mut(&piece.transfer) else { return };
+                moving.pieces_left -= 1;
+                if moving.failed.is_none() {
+                    moving.failed = failed;
+                }
+                if moving.pieces_left == 0 {
+                    if let Some(moving) = self.moving.remove(&piece.transfer).filter(|m| !m.told) {
+                        self.reports.push_back(Report { token: moving.token, peer, failed: moving.failed });
+                    }
+                }
+            }
+        }
+    }
+
+    /// The provider gave an operation back.
+    pub(super) fn completed(
+        &mut self,
+        context: *mut c_void,
+        failed: Option<(Code, String)>,
+    ) -> Option<Box<Operation>> {
+        let operation = self.take_back(context.cast())?;
+        if !matches!(operation.work, Work::Receive(_)) {
+            self.under_way -= 1;
+            let state = &mut self.peers[operation.peer.0 as usize];
+            state.under_way -= 1;
+            state.again_at = Duration::ZERO;
+            self.settle(*operation, failed);
+            return None;
+        }
+        Some(operation)
+    }
+
+    /// Reads completions; the number of messages that were handed out.
+    pub(super) fn read_completions(&mut self, sink: &mut dyn FnMut(Event<'_>)) -> usize {
+        let mut received = 0;
+        loop {
+            // SAFETY: plain numbers and pointers, for which zeros are sound.
+            let mut entries: [fi_cq_tagged_entry; READ_AT_ONCE] = unsafe { std::mem::zeroed() };
+            // SAFETY: the queue is open and of the tagged format, and has room for so many entries.
+            let count = unsafe { fi_cq_read(self.objects.cq, entries.as_mut_ptr().cast(), READ_AT_ONCE) };
+            if count == -(FI_EAVAIL as isize) {
+                if !self.read_error() {
+                    return received;
+                }
+                continue;
+            }
+            let Ok(count) = usize::try_from(count) else { return received };
+            for entry in entries.iter().take(count) {
+                let Some(operation) = self.completed(entry.op_context, None) else { continue };
+                let Work::Receive(place) = operation.work else { continue };
+                let bytes = entry.len.min(self.settings.message_bytes);
+                // SAFETY: the buffer is ours until it is posted again, which is after the sink has returned.
+                let message = unsafe {
+                    let start = self.receive_region.start().add(place * self.settings.message_bytes);
+                    std::slice::from_raw_parts(start, bytes)
+                };
+                received += 1;
+                sink(Event::Received { tag: entry.tag, bytes: message });
+                self.post(operation);
+            }
+            if count < READ_AT_ONCE {
+                return received;
+            }
+        }
+    }
+
+    /// Reads one error; false when there is none after all.
+    pub(super) fn read_error(&mut self) -> bool {
+        /// With room behind the fields that libraries after 1.15 may fill.
+        #[repr(C)]
+        struct Entry {
+            entry: fi_cq_err_entry,
+            room: [u64; 8],
+        }
+        // SAFETY: zeros are sound, and ask for no further data of the error.
+        let mut error: Entry = unsafe { std::mem::zeroed() };
+        // SAFETY: the queue is open.
+        if unsafe { fi_cq_readerr(self.objects.cq, &mut error.entry, 0) } <= 0 {
+            return false;
+        }
+        let why = self.objects.library.strerror(i64::from(error.entry.err));
+        let code = code_of(error.entry.err);
+        if let Some(operation) = self.completed(error.entry.op_context, Some((code, why))) {
+            // A message that was cut off or too long: its buffer serves the next.
+            if error.entry.err != FI_ECANCELED as i32 {
+                self.post(operation);
+            }
+        }
+        true
+    }
+
+    /// Tells of operations whose deadline has passed. Those that wait are dropped, those that the provider has are kept for it.
+    pub(super) fn look_at_deadlines(&mut self, now: Duration) {
+        if now < self.deadlines_at {
+            return;
+        }
+        self.deadlines_at = now + DEADLINE_STEP;
+        let late = || Some((Code::TimedOut, "its deadline passed".to_owned()));
+        for moving in self.moving.values_mut().filter(|m| !m.told && m.deadline <= now) {
+            moving.told = true;
+            self.reports.push_back(Report { token: moving.token, peer: moving.peer, failed: late() });
+        }
+        for &operation in &self.operations {
+            // SAFETY: it lives while it is in the set; providers write to its context alone.
+            let (work, told) = unsafe { (&(*operation).work, &mut (*operation).told) };
+            if let Work::Send(send) = work {
+                if !*told && send.deadline <= now {
+                    *told = true;
+                    // SAFETY: as above.
+                    let peer = unsafe { (*operation).peer };
+                    self.reports.push_back(Report { token: send.token, peer, failed: late() });
+                }
+            }
+        }
+        for index in 0..self.peers.len() {
+            let over = |operation: &*mut Operation, moving: &BTreeMap<u64, Moving>| {
+                // SAFETY: what waits is in the set.
+                let operation = unsafe { &**operation };
+                match &operation.work {
+                    Work::Piece(piece) => moving.get(&piece.transfer).is_none_or(|m| m.told),
+                    _ => operation.told,
+                }
+            };
+            if self.peers[index].waiting.iter().any(|o| over(o, &self.moving)) {
+                let waiting = std::mem::take(&mut self.peers[index].waiting);
+                let (gone, kept): (VecDeque<_>, VecDeque<_>) =
+                    waiting.into_iter().partition(|o| over(o, &self.moving));
+                self.peers[index].waiting = kept;
+                for operation in gone {
+                    if let Some(operation) = self.take_back(operation) {
+                        self.settle(*operation, late());
+                    }
+                }
+            }
+        }
+    }
+}

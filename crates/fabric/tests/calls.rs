@@ -1,0 +1,478 @@
+//! The request layer over both kinds of endpoints: answers, refusals, deadlines, data by RMA, strangers.
+
+use std::sync::{mpsc, Arc};
+use std::time::Duration;
+
+use forebay_fabric::libfabric::{self, LibfabricEndpoint, Settings};
+use forebay_fabric::simulated::{Faults, Network};
+use forebay_fabric::{
+    Access, CallId, Calls, CallsSettings, CallsThread, Direction, Endpoint, Event, Failed, Happening,
+    Identity, Local, Region, Ticket, Transfer,
+};
+use forebay_types::{Caller, Code, Ino, NodeId, Reply, Request};
+use forebay_wire::{Memory, Message, Place, Secret, Stamp, Stripe};
+
+const CALLER: Caller = Caller { uid: 1, gid: 2 };
+
+enum Bed {
+    Simulated(Network, u32),
+    Tcp,
+}
+
+impl Bed {
+    fn simulated() -> Option<Bed> {
+        Some(Bed::Simulated(Network::new(3, Faults::NONE), 0))
+    }
+
+    fn tcp() -> Option<Bed> {
+        match libfabric::unusable() {
+            None => Some(Bed::Tcp),
+            Some(why) => {
+                println!("skipped: {why}");
+                None
+            }
+        }
+    }
+
+    fn open(&mut self) -> Box<dyn Endpoint> {
+        match self {
+            Bed::Simulated(network, next) => {
+                *next += 1;
+                Box::new(network.endpoint(*next))
+            }
+            Bed::Tcp => Box::new(open_tcp()),
+        }
+    }
+}
+
+fn open_tcp() -> LibfabricEndpoint {
+    let settings = Settings {
+        provider: Some("tcp;ofi_rxm".to_owned()),
+        host: Some("127.0.0.1".to_owned()),
+        ..Settings::default()
+    };
+    LibfabricEndpoint::open(settings).expect("libfabric is there, and tcp needs no device")
+}
+
+fn secret(first: u8) -> Secret {
+    Secret::new(&(first..first + 32).collect::<Vec<_>>()).unwrap()
+}
+
+fn settings(bed: &Bed, node: u16) -> CallsSettings {
+    let seed = matches!(bed, Bed::Simulated(..)).then_some(100 + u64::from(node));
+    CallsSettings {
+        unreachable: Duration::from_secs(2),
+        resend: Duration::from_millis(500),
+        seed,
+        ..CallsSettings::default()
+    }
+}
+
+fn calls(bed: &mut Bed, node: u16, secret: Secret, pool: u8) -> Calls {
+    let identity = Identity { pool: [pool; 16], node: NodeId(node), capacity_bytes: 1 << 30 };
+    let settings = settings(bed, node);
+    Calls::new(bed.open(), identity, secret, settings)
+}
+
+/// Nodes that one thread drives, with numbers from 1.
+struct Room {
+    bed: Bed,
+    nodes: Vec<Calls>,
+    happened: Vec<Vec<Happening>>,
+}
+
+impl Room {
+    fn new(mut bed: Bed, count: u16) -> Room {
+        let mut nodes: Vec<Calls> = (1..=count).map(|n| calls(&mut bed, n, secret(1), 7)).collect();
+        let addresses: Vec<Vec<u8>> = nodes.iter_mut().map(|n| n.endpoint().address().to_vec()).collect();
+        for (i, node) in nodes.iter_mut().enumerate() {
+            for (j, address) in addresses.iter().enumerate().filter(|(j, _)| *j != i) {
+                node.add_node(NodeId(j as u16 + 1), address).unwrap();
+            }
+        }
+        let happened = nodes.iter().map(|_| Vec::new()).collect();
+        Room { bed, nodes, happened }
+    }
+
+    fn turn(&mut self) {
+        if let Bed::Simulated(network, _) = &self.bed {
+            network.turn();
+        }
+        for (node, happened) in self.nodes.iter_mut().zip(&mut self.happened) {
+            node.progress();
+            while let Some(happening) = node.next_happening() {
+                happened.push(happening);
+            }
+        }
+    }
+
+    /// Drives all until `done` says what it found, 20 seconds at most.
+    fn until<T>(&mut self, what: &str, mut done: impl FnMut(&mut Room) -> Option<T>) -> T {
+        let end = self.nodes[0].now() + Duration::from_secs(20);
+        loop {
+            if let Some(found) = done(self) {
+                return found;
+            }
+            self.turn();
+            assert!(self.nodes[0].now() < end, "not in 20 s: {what}; {:?}", self.happened);
+        }
+    }
+
+    fn ask(&mut self, from: usize, to: u16, sequence: u64, message: &Message<'_>) -> CallId {
+        let stamp = Stamp { session: 5, slot: 0, sequence };
+        let deadline = self.nodes[from].now() + Duration::from_secs(10);
+        self.nodes[from].call(NodeId(to), stamp, message, deadline).unwrap()
+    }
+
+    fn asked(&mut self, at: usize) -> (Ticket, Happening) {
+        self.until("a request", |room| {
+            let found = room.happened[at].iter().position(|h| matches!(h, Happening::Asked { .. }))?;
+            let happening = room.happened[at].remove(found);
+            let Happening::Asked { ticket, .. } = &happening else { unreachable!() };
+            Some((*ticket, happening))
+        })
+    }
+
+    fn outcome(&mut self, at: usize, id: CallId) -> Result<Happening, Failed> {
+        self.until(&format!("{id:?}"), |room| {
+            let of = |h: &Happening| matches!(h, Happening::Answered { call, .. } if *call == id);
+            let found = room.happened[at].iter().position(of)?;
+            let happening = room.happened[at].remove(found);
+            match &happening {
+                Happening::Answered { outcome: Err(failed), .. } => Some(Err(failed.clone())),
+                _ => Some(Ok(happening)),
+            }
+        })
+    }
+
+    fn moved(&mut self, at: usize, number: u64) -> Result<(), Failed> {
+        self.until("a transfer", |room| {
+            let of = |h: &Happening| matches!(h, Happening::Moved { token, .. } if *token == number);
+            let found = room.happened[at].iter().position(of)?;
+            match room.happened[at].remove(found) {
+                Happening::Moved { outcome, .. } => Some(outcome),
+                _ => None,
+            }
+        })
+    }
+}
+
+fn message_of(happening: &Happening) -> Message<'_> {
+    match happening {
+        Happening::Asked { body, .. } | Happening::Answered { outcome: Ok(body), .. } => body.message(),
+        other => panic!("{other:?} has no message"),
+    }
+}
+
+fn lookup(name: &[u8]) -> Message<'_> {
+    Message::Ask(CALLER, Request::Lookup { parent: Ino::ROOT, name })
+}
+
+fn requests_are_answered_in_any_order(bed: Bed) {
+    let mut room = Room::new(bed, 3);
+    let names: Vec<String> = (0..200).map(|i| format!("name {i}")).collect();
+    let ids: Vec<CallId> =
+        names.iter().enumerate().map(|(i, n)| room.ask(0, 2, i as u64, &lookup(n.as_bytes()))).collect();
+    let mut tickets: Vec<(Ticket, Vec<u8>)> = Vec::new();
+    for _ in &names {
+        let (ticket, happening) = room.asked(1);
+        let Message::Ask(CALLER, Request::Lookup { name, .. }) = message_of(&happening) else { panic!() };
+        assert_eq!((ticket.node, ticket.stamp.session), (NodeId(1), 5));
+        tickets.push((ticket, name.to_vec()));
+    }
+    for (ticket, name) in tickets.iter().rev() {
+        room.nodes[1].answer(ticket, &Message::Answer(Ok(Reply::Bytes(name)))).unwrap();
+    }
+    for (id, name) in ids.into_iter().zip(&names) {
+        let happening = room.outcome(0, id).unwrap();
+        assert_eq!(message_of(&happening), Message::Answer(Ok(Reply::Bytes(name.as_bytes()))));
+    }
+    // The other way is a link of its own; a failure carries code and words.
+    let id = room.ask(1, 1, 1, &Message::LeaseRenew);
+    let (ticket, _) = room.asked(0);
+    room.nodes[0].answer(&ticket, &Message::Failure { code: Code::Stale, detail: b"restarted" }).unwrap();
+    let failed = room.outcome(1, id).unwrap_err();
+    assert_eq!((failed.code, failed.why.as_str()), (Code::Stale, "node 1: restarted"));
+    let joined =
+        |h: &Happening| matches!(h, Happening::Joined { node: NodeId(1), capacity_bytes: 0x4000_0000, .. });
+    assert_eq!(room.happened[1].iter().filter(|h| joined(h)).count(), 1);
+    assert!(room.happened[0].iter().any(|h| matches!(h, Happening::Up { node: NodeId(2), .. })));
+    for node in &room.nodes {
+        let s = node.statistics();
+        assert_eq!((s.forged, s.replayed), (0, 0), "{s:?}");
+    }
+}
+
+fn what_cannot_be_asked_or_answered_is_refused(bed: Bed) {
+    let mut room = Room::new(bed, 2);
+    let deadline = room.nodes[0].now() + Duration::from_secs(5);
+    let mut call = |node, stamp, message| room.nodes[0].call(node, stamp, &message, deadline);
+    let stamp = Stamp::default();
+    assert_eq!(call(NodeId(9), stamp, Message::LeaseRenew), Err(Code::Invalid), "an unknown node");
+    assert_eq!(call(NodeId(2), stamp, Message::LeaseReturned), Err(Code::Invalid), "an answer");
+    assert_eq!(call(NodeId(2), Stamp { slot: 5000, ..stamp }, Message::LeaseRenew), Err(Code::Invalid));
+    let stripe = Stripe { ino: Ino(1), component: 9, stripe: 0 };
+    let read = Message::ReadStripe { stripe, offset: 0, bytes: 1, to: Place::Inline(&[]) };
+    assert_eq!(call(NodeId(2), stamp, read), Err(Code::Invalid), "no such component");
+    let own = room.nodes[0].endpoint().address().to_vec();
+    assert_eq!(room.nodes[0].add_node(NodeId(1), &own), Err(Code::Invalid), "itself");
+    // A name that the server must not see is answered by its layer, not handed out.
+    let id = room.ask(0, 2, 1, &Message::LeaseTake { parent: Ino::ROOT, name: b"a/b" });
+    let failed = room.outcome(0, id).unwrap_err();
+    assert_eq!(failed.code, Code::Invalid);
+    assert!(!room.happened[1].iter().any(|h| matches!(h, Happening::Asked { .. })));
+    let id = room.ask(0, 2, 2, &Message::LeaseRenew);
+    let (ticket, _) = room.asked(1);
+    assert_eq!(room.nodes[1].answer(&ticket, &Message::LeaseRenew), Err(Code::Invalid), "a request");
+    let late = room.nodes[0].now();
+    let timed = room.nodes[0]
+        .call(NodeId(2), stamp, &Message::LeaseRenew, late + Duration::from_millis(300))
+        .unwrap();
+    let failed = room.outcome(0, timed).unwrap_err();
+    assert_eq!(failed.code, Code::TimedOut);
+    assert!(failed.why.contains("node 2"), "{}", failed.why);
+    let waited = room.nodes[0].now() - late;
+    assert!((300..5000).contains(&waited.as_millis()), "{waited:?}");
+    room.nodes[1].answer(&ticket, &Message::LeaseGrant { period_ms: 10, ino: Ino(0) }).unwrap();
+    room.outcome(0, id).unwrap();
+}
+
+fn slow_requests_are_handed_out_once(bed: Bed) {
+    let mut room = Room::new(bed, 2);
+    let id = room.ask(0, 2, 1, &Message::LeaseRenew);
+    let (ticket, _) = room.asked(1);
+    // Three times the time after which it is sent again.
+    let end = room.nodes[0].now() + Duration::from_millis(1700);
+    room.until("time", |room| (room.nodes[0].now() > end).then_some(()));
+    assert!(room.nodes[0].statistics().resent >= 2 && room.nodes[1].statistics().repeated >= 2);
+    assert!(!room.happened[1].iter().any(|h| matches!(h, Happening::Asked { .. })), "handed out twice");
+    room.nodes[1].answer(&ticket, &Message::LeaseGrant { period_ms: 10, ino: Ino(0) }).unwrap();
+    room.outcome(0, id).unwrap();
+}
+
+fn data_go_by_rma_between_asker_and_server(bed: Bed) {
+    let mut room = Room::new(bed, 2);
+    const BYTES: usize = 3 << 20;
+    let pattern: Vec<u8> = (0..BYTES).map(|i| (i % 251) as u8).collect();
+    let (mine, bounce) = (Arc::new(Region::new(BYTES).unwrap()), Arc::new(Region::new(BYTES).unwrap()));
+    mine.write_at(0, &pattern).unwrap();
+    let asker = room.nodes[0].endpoint().register(mine.clone(), Access::BOTH).unwrap();
+    let server = room.nodes[1].endpoint().register(bounce.clone(), Access::LOCAL).unwrap();
+    let stripe = Stripe { ino: Ino(77), component: 0, stripe: 3 };
+    let place = Place::Remote(asker.remote);
+    for (sequence, writes) in [(1, true), (2, false)] {
+        let message = if writes {
+            Message::WriteStripe { stripe, offset: 0, bytes: BYTES as u64, from: place }
+        } else {
+            Message::ReadStripe { stripe, offset: 0, bytes: BYTES as u64, to: place }
+        };
+        let id = room.ask(0, 2, sequence, &message);
+        let (ticket, happening) = room.asked(1);
+        let (direction, remote) = match message_of(&happening) {
+            Message::WriteStripe { from: Place::Remote(memory), .. } => (Direction::Read, memory),
+            Message::ReadStripe { to: Place::Remote(memory), .. } => (Direction::Write, memory),
+            other => panic!("{other:?}"),
+        };
+        let deadline = room.nodes[1].now() + Duration::from_secs(5);
+        let transfer = Transfer { direction, local: server.local, local_offset: 0, remote, bytes: BYTES };
+        room.nodes[1].transfer(NodeId(1), &transfer, 40 + sequence, deadline).unwrap();
+        assert_eq!(room.moved(1, 40 + sequence), Ok(()));
+        room.nodes[1].answer(&ticket, &Message::Data { done: BYTES as u64, inline: &[] }).unwrap();
+        let happening = room.outcome(0, id).unwrap();
+        assert_eq!(message_of(&happening), Message::Data { done: BYTES as u64, inline: &[] });
+        let mut back = vec![0; BYTES];
+        if writes {
+            bounce.read_at(0, &mut back).unwrap();
+            mine.write_at(0, &vec![0; BYTES]).unwrap();
+        } else {
+            mine.read_at(0, &mut back).unwrap();
+        }
+        assert!(back == pattern);
+    }
+    let deadline = room.nodes[1].now() + Duration::from_secs(5);
+    let bad = Transfer {
+        direction: Direction::Read,
+        local: Local(424_242),
+        local_offset: 0,
+        remote: Memory { address: 0, key: 0 },
+        bytes: 1,
+    };
+    assert_eq!(room.nodes[1].transfer(NodeId(1), &bad, 1, deadline), Err(Code::Fault));
+    assert_eq!(room.nodes[1].transfer(NodeId(1), &bad, 1 << 63, deadline), Err(Code::Invalid));
+    assert_eq!(room.nodes[1].transfer(NodeId(5), &bad, 1, deadline), Err(Code::Invalid));
+}
+
+fn strangers_are_neither_heard_nor_harmful(bed: Bed) {
+    let mut room = Room::new(bed, 2);
+    let address = room.nodes[1].endpoint().address().to_vec();
+    let mut other_secret = calls(&mut room.bed, 3, secret(50), 7);
+    other_secret.add_node(NodeId(2), &address).unwrap();
+    let mut other_pool = calls(&mut room.bed, 4, secret(1), 8);
+    other_pool.add_node(NodeId(2), &address).unwrap();
+    let mut garbage = room.bed.open();
+    let to = garbage.connect(&address).unwrap();
+
+    let deadline = garbage.now() + Duration::from_secs(10);
+    let failed_of = |calls: &mut Calls, room: &mut Room| -> Failed {
+        calls.call(NodeId(2), Stamp::default(), &Message::LeaseRenew, deadline).unwrap();
+        loop {
+            room.turn();
+            calls.progress();
+            while let Some(happening) = calls.next_happening() {
+                if let Happening::Answered { outcome: Err(failed), .. } = happening {
+                    return failed;
+                }
+            }
+            assert!(calls.now() < deadline, "no answer");
+        }
+    };
+    let failed = failed_of(&mut other_secret, &mut room);
+    assert_eq!(failed.code, Code::Io);
+    assert!(failed.why.contains("node 2") && failed.why.contains("secret"), "{}", failed.why);
+    let failed = failed_of(&mut other_pool, &mut room);
+    assert_eq!(failed.code, Code::NotPermitted);
+    assert!(failed.why.contains("another pool"), "{}", failed.why);
+    assert!(room.nodes[1].statistics().forged > 0);
+
+    let (mut numbers, mut done) = (forebay_fabric::Numbers::new(9), 0);
+    for token in 0..300 {
+        let bytes: Vec<u8> = (0..numbers.below(400)).map(|_| numbers.draw() as u8).collect();
+        let mut frame = bytes;
+        if token % 3 == 0 && frame.len() > 8 {
+            frame[..8].copy_from_slice(b"FBAY\x01\x00\x0a\x00");
+        }
+        let deadline = garbage.now() + Duration::from_secs(5);
+        garbage.send(to, token, &frame, token, deadline).unwrap();
+        garbage.progress(&mut |e| done += u64::from(matches!(e, Event::Done { .. } | Event::Failed { .. })));
+        room.turn();
+    }
+    room.until("garbage delivered", |_| {
+        garbage.progress(&mut |e| done += u64::from(matches!(e, Event::Done { .. } | Event::Failed { .. })));
+        (done == 300).then_some(())
+    });
+    let id = room.ask(0, 2, 1, &Message::LeaseRenew);
+    let (ticket, _) = room.asked(1);
+    assert_eq!(ticket.node, NodeId(1));
+    room.nodes[1].answer(&ticket, &Message::LeaseGrant { period_ms: 10, ino: Ino(0) }).unwrap();
+    room.outcome(0, id).unwrap();
+    let s = room.nodes[1].statistics();
+    assert!(s.unusable > 200, "{s:?}");
+    assert!(!room.happened[1].iter().any(|h| matches!(h, Happening::Joined { node: NodeId(3 | 4), .. })));
+}
+
+fn calls_beyond_their_bounds_are_refused(mut bed: Bed) {
+    let few = |bed: &mut Bed, node: u16, calls_per_node: usize| {
+        let identity = Identity { pool: [7; 16], node: NodeId(node), capacity_bytes: 0 };
+        let settings = CallsSettings { calls_per_node, ..settings(bed, node) };
+        Calls::new(bed.open(), identity, secret(1), settings)
+    };
+    let (mut asker, mut server) = (few(&mut bed, 1, 10), few(&mut bed, 2, 4));
+    asker.add_node(NodeId(2), server.endpoint().address()).unwrap();
+    let mut room = Room { bed, nodes: vec![asker, server], happened: vec![Vec::new(), Vec::new()] };
+    let ids: Vec<CallId> = (0..10).map(|i| room.ask(0, 2, i, &Message::LeaseRenew)).collect();
+    let deadline = room.nodes[0].now() + Duration::from_secs(5);
+    let more = room.nodes[0].call(NodeId(2), Stamp::default(), &Message::LeaseRenew, deadline);
+    assert_eq!(more, Err(Code::Busy), "the asker's own bound");
+    // The server keeps twice its bound, and refuses the others.
+    let refused: Vec<Code> = ids[8..].iter().map(|id| room.outcome(0, *id).unwrap_err().code).collect();
+    assert_eq!(refused, [Code::Busy, Code::Busy]);
+    for _ in 0..8 {
+        let (ticket, _) = room.asked(1);
+        room.nodes[1].answer(&ticket, &Message::LeaseGrant { period_ms: 1, ino: Ino(0) }).unwrap();
+    }
+    for id in &ids[..8] {
+        room.outcome(0, *id).unwrap();
+    }
+}
+
+fn leaving_in_order_is_told_at_once(bed: Bed) {
+    let mut room = Room::new(bed, 2);
+    let id = room.ask(0, 2, 1, &Message::LeaseRenew);
+    room.asked(1);
+    let start = room.nodes[0].now();
+    room.nodes[1].leave("the pool goes down");
+    let failed = room.outcome(0, id).unwrap_err();
+    assert!(failed.why.contains("node 2 has left: the pool goes down"), "{}", failed.why);
+    assert!(room.nodes[0].now() - start < Duration::from_secs(1));
+    let down = |h: &Happening| matches!(h, Happening::Down { node: NodeId(2), .. });
+    assert!(room.happened[0].iter().any(down));
+    // The node is still there in truth, and is found again when it is asked.
+    let id = room.ask(0, 2, 2, &Message::LeaseRenew);
+    let (ticket, _) = room.asked(1);
+    room.nodes[1].answer(&ticket, &Message::LeaseGrant { period_ms: 10, ino: Ino(0) }).unwrap();
+    room.outcome(0, id).unwrap();
+    room.nodes[0].remove_node(NodeId(2));
+    let deadline = room.nodes[0].now() + Duration::from_secs(1);
+    assert_eq!(
+        room.nodes[0].call(NodeId(2), Stamp::default(), &Message::LeaseRenew, deadline),
+        Err(Code::Invalid)
+    );
+}
+
+macro_rules! suite {
+    ($($name:ident),* $(,)?) => {
+        mod simulated { $(#[test] fn $name() { super::$name(super::Bed::simulated().unwrap()); })* }
+        mod tcp { $(#[test] fn $name() { if let Some(bed) = super::Bed::tcp() { super::$name(bed); } })* }
+    };
+}
+
+suite! {
+    requests_are_answered_in_any_order,
+    what_cannot_be_asked_or_answered_is_refused,
+    slow_requests_are_handed_out_once,
+    data_go_by_rma_between_asker_and_server,
+    strangers_are_neither_heard_nor_harmful,
+    calls_beyond_their_bounds_are_refused,
+    leaving_in_order_is_told_at_once,
+}
+
+#[test]
+fn threads_of_calls_sleep_serve_and_end() {
+    if let Some(why) = libfabric::unusable() {
+        return println!("skipped: {why}");
+    }
+    let mut bed = Bed::Tcp;
+    let mut server = calls(&mut bed, 2, secret(1), 7);
+    let address = server.endpoint().address().to_vec();
+    let server = CallsThread::start("server", server, |calls, happening| {
+        if let Happening::Asked { ticket, body } = happening {
+            let Message::Ask(_, Request::Lookup { name, .. }) = body.message() else { panic!() };
+            calls.answer(&ticket, &Message::Answer(Ok(Reply::Bytes(name)))).unwrap();
+        }
+    })
+    .unwrap();
+    let mut client = calls(&mut bed, 1, secret(1), 7);
+    client.add_node(NodeId(2), &address).unwrap();
+    let (sender, answers) = mpsc::channel();
+    let client = CallsThread::start("client", client, move |_, happening| {
+        if let Happening::Answered { outcome, .. } = happening {
+            let _ = sender.send(outcome.is_ok());
+        }
+    })
+    .unwrap();
+    for _ in 0..100 {
+        let ask = |calls: &mut Calls| {
+            let deadline = calls.now() + Duration::from_secs(5);
+            calls.call(NodeId(2), Stamp::default(), &lookup(b"name"), deadline).unwrap();
+        };
+        client.hand(ask).unwrap();
+        assert!(answers.recv_timeout(Duration::from_secs(5)).unwrap());
+    }
+    // It sleeps when there is nothing to do: a thread that spins would use all of its time.
+    let used = || {
+        let (sender, time) = mpsc::channel();
+        client
+            .hand(move |_| {
+                let _ = sender.send(rustix::time::clock_gettime(rustix::time::ClockId::ThreadCPUTime));
+            })
+            .unwrap();
+        let time = time.recv_timeout(Duration::from_secs(5)).unwrap();
+        time.tv_sec * 1_000_000_000 + time.tv_nsec
+    };
+    let before = used();
+    std::thread::sleep(Duration::from_millis(400));
+    let ms = (used() - before) / 1_000_000;
+    assert!(ms < 100, "{ms} ms of 400 while nothing happened");
+    drop(client);
+    drop(server);
+}

@@ -1,0 +1,553 @@
+//! One suite of what an endpoint does, over the simulated network and over libfabric's providers on 127.0.0.1.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_fabric::libfabric::{self, LibfabricEndpoint, Settings, Waiting};
+use forebay_fabric::simulated::{Faults, Network};
+use forebay_fabric::{Access, Direction, Endpoint, Event, Peer, Region, Transfer};
+use forebay_types::Code;
+use forebay_wire::Memory;
+
+const MIB: usize = 1 << 20;
+
+#[derive(Debug, PartialEq)]
+enum Told {
+    Received(u64, Vec<u8>),
+    Done(u64),
+    Failed(u64, Peer, Code, String),
+}
+
+/// Where endpoints come from.
+enum Bed {
+    Simulated(Network, u32),
+    Libfabric(Settings),
+}
+
+impl Bed {
+    fn simulated() -> Option<Bed> {
+        Some(Bed::Simulated(Network::new(1, Faults::NONE), 0))
+    }
+
+    /// A provider on this machine, or None with a line that says why not.
+    fn libfabric(provider: &str, waiting: Waiting, register_local: bool) -> Option<Bed> {
+        if let Some(why) = libfabric::unusable() {
+            println!("skipped: {why}");
+            return None;
+        }
+        let settings = Settings {
+            provider: Some(provider.to_owned()),
+            host: Some("127.0.0.1".to_owned()),
+            waiting,
+            message_bytes: MIB,
+            receives: 16,
+            piece_bytes: 300_000,
+            register_local,
+            ..Settings::default()
+        };
+        match LibfabricEndpoint::open(settings.clone()) {
+            Ok(_) => Some(Bed::Libfabric(settings)),
+            Err(e) => {
+                println!("skipped: {e}");
+                None
+            }
+        }
+    }
+
+    fn open(&mut self) -> Box<dyn Endpoint> {
+        match self {
+            Bed::Simulated(network, next) => {
+                *next += 1;
+                Box::new(network.endpoint(*next))
+            }
+            Bed::Libfabric(settings) => {
+                Box::new(LibfabricEndpoint::open(settings.clone()).expect("opened before"))
+            }
+        }
+    }
+}
+
+/// Endpoints that one thread drives together.
+struct Room {
+    bed: Bed,
+    ends: Vec<Box<dyn Endpoint>>,
+    told: Vec<Vec<Told>>,
+}
+
+impl Room {
+    fn new(mut bed: Bed, count: usize) -> Room {
+        let ends: Vec<_> = (0..count).map(|_| bed.open()).collect();
+        let told = ends.iter().map(|_| Vec::new()).collect();
+        Room { bed, ends, told }
+    }
+
+    fn peer(&mut self, from: usize, to: usize) -> Peer {
+        let address = self.ends[to].address().to_vec();
+        self.ends[from].connect(&address).expect("an address of its own kind")
+    }
+
+    fn soon(&self, from: usize) -> Duration {
+        self.ends[from].now() + Duration::from_secs(10)
+    }
+
+    fn turn(&mut self) {
+        if let Bed::Simulated(network, _) = &self.bed {
+            network.turn();
+        }
+        for (end, told) in self.ends.iter_mut().zip(&mut self.told) {
+            end.progress(&mut |event| {
+                told.push(match event {
+                    Event::Received { tag, bytes } => Told::Received(tag, bytes.to_vec()),
+                    Event::Done { token } => Told::Done(token),
+                    Event::Failed { token, peer, code, why } => {
+                        Told::Failed(token, peer, code, why.to_owned())
+                    }
+                });
+            });
+        }
+    }
+
+    /// Drives all until `done`, 15 seconds at most.
+    fn until(&mut self, what: &str, mut done: impl FnMut(&[Vec<Told>]) -> bool) {
+        let end = self.ends[0].now() + Duration::from_secs(15);
+        while !done(&self.told) {
+            self.turn();
+            if self.ends[0].now() > end {
+                let brief: Vec<Vec<String>> =
+                    self.told.iter().map(|t| t.iter().map(brief).collect()).collect();
+                panic!("not in 15 s: {what}; {brief:?}");
+            }
+        }
+    }
+
+    /// Tries until a transfer succeeds; how often it failed. A broken connection is noticed when the provider looks.
+    fn until_transfer_works(&mut self, from: usize, to: Peer, transfer: &Transfer, first: u64) -> u64 {
+        for failures in 0..100 {
+            let (token, deadline) = (first + 500 + failures, self.soon(from));
+            self.ends[from].transfer(to, transfer, token, deadline).unwrap();
+            if self.outcome(from, token).is_ok() {
+                return failures;
+            }
+            let again = self.ends[0].now() + Duration::from_millis(5);
+            while self.ends[0].now() < again {
+                self.turn();
+            }
+        }
+        panic!("100 tries failed");
+    }
+
+    fn outcome(&mut self, at: usize, token: u64) -> Result<(), (Code, String)> {
+        self.until(&format!("operation {token}"), |told| told[at].iter().any(|t| of(t, token)));
+        let index = self.told[at].iter().position(|t| of(t, token)).expect("seen above");
+        match self.told[at].remove(index) {
+            Told::Failed(_, _, code, why) => Err((code, why)),
+            _ => Ok(()),
+        }
+    }
+}
+
+fn of(told: &Told, token: u64) -> bool {
+    matches!(told, Told::Done(t) | Told::Failed(t, ..) if *t == token)
+}
+
+fn brief(told: &Told) -> String {
+    match told {
+        Told::Received(tag, bytes) => format!("received {tag}, {} bytes", bytes.len()),
+        other => format!("{other:?}"),
+    }
+}
+
+fn pattern(seed: usize, bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|i| (i * 7 + i / 251 + seed * 13) as u8).collect()
+}
+
+fn filled(seed: usize, bytes: usize) -> Arc<Region> {
+    let region = Region::new(bytes).unwrap();
+    region.write_at(0, &pattern(seed, bytes)).unwrap();
+    Arc::new(region)
+}
+
+fn content(region: &Region) -> Vec<u8> {
+    let mut all = vec![0; region.len()];
+    region.read_at(0, &mut all).unwrap();
+    all
+}
+
+fn messages_of_every_size_arrive_whole_and_in_order(bed: Bed) {
+    let mut room = Room::new(bed, 2);
+    let to = room.peer(0, 1);
+    let sizes = [0, 1, 63, 64, 65, 4096, 8192, 8193, 16_384, 65_536, 100_000, MIB - 1, MIB];
+    for (i, bytes) in sizes.into_iter().enumerate() {
+        let deadline = room.soon(0);
+        room.ends[0].send(to, i as u64 + 1000, &pattern(i, bytes), i as u64, deadline).unwrap();
+    }
+    room.until("all messages", |told| told[1].len() == sizes.len() && told[0].len() == sizes.len());
+    for (i, (told, bytes)) in room.told[1].iter().zip(sizes).enumerate() {
+        assert!(*told == Told::Received(i as u64 + 1000, pattern(i, bytes)), "message {i}: {}", brief(told));
+    }
+    for i in 0..sizes.len() as u64 {
+        assert_eq!(room.outcome(0, i), Ok(()));
+    }
+    let deadline = room.soon(0);
+    assert_eq!(room.ends[0].send(to, 0, &vec![0; MIB + 1], 9, deadline), Err(Code::TooBig));
+    assert_eq!(room.ends[0].send(Peer(77), 0, b"", 9, deadline), Err(Code::Invalid));
+}
+
+fn many_peers_talk_at_once(bed: Bed) {
+    const ENDS: usize = 8;
+    const EACH: usize = 40;
+    let mut room = Room::new(bed, ENDS);
+    for from in 0..ENDS {
+        for to in (0..ENDS).filter(|to| *to != from) {
+            let peer = room.peer(from, to);
+            for i in 0..EACH {
+                let deadline = room.soon(from);
+                let bytes = pattern(from, i * 3);
+                room.ends[from]
+                    .send(peer, (from * EACH + i) as u64, &bytes, (to * EACH + i) as u64, deadline)
+                    .unwrap();
+            }
+        }
+    }
+    let expected = (ENDS - 1) * EACH * 2;
+    room.until("all messages", |told| told.iter().all(|t| t.len() == expected));
+    for told in &room.told {
+        let mut last = [None; ENDS];
+        for told in told {
+            match told {
+                Told::Received(tag, bytes) => {
+                    let (from, i) = (*tag as usize / EACH, *tag as usize % EACH);
+                    assert_eq!(*bytes, pattern(from, i * 3));
+                    assert!(last[from] < Some(i), "messages of one peer keep their order");
+                    last[from] = Some(i);
+                }
+                Told::Done(_) => {}
+                failed => panic!("{failed:?}"),
+            }
+        }
+        assert_eq!(last.iter().filter(|l| **l == Some(EACH - 1)).count(), ENDS - 1);
+    }
+}
+
+fn transfers_move_exactly_what_was_asked(bed: Bed) {
+    let mut room = Room::new(bed, 2);
+    let to = room.peer(0, 1);
+    let (near, far) = (filled(1, 2 * MIB), filled(2, 2 * MIB));
+    let mine = room.ends[0].register(near.clone(), Access::LOCAL).unwrap();
+    let theirs = room.ends[1].register(far.clone(), Access::BOTH).unwrap();
+    let (mut expect_near, mut expect_far) = (content(&near), content(&far));
+    let cases = [
+        (Direction::Read, 0, 0, 1),
+        (Direction::Read, 13, 4097, 5000),
+        (Direction::Write, 4096, 100, 70_001),
+        (Direction::Read, 0, 0, 2 * MIB),
+        (Direction::Write, 1, 2, 2 * MIB - 2),
+        (Direction::Write, 2 * MIB - 1, 2 * MIB - 1, 1),
+        (Direction::Read, 5, 6, 0),
+    ];
+    for (token, (direction, local_offset, offset, bytes)) in cases.into_iter().enumerate() {
+        let remote = Memory { address: theirs.remote.address + offset as u64, ..theirs.remote };
+        let transfer = Transfer { direction, local: mine.local, local_offset, remote, bytes };
+        let deadline = room.soon(0);
+        room.ends[0].transfer(to, &transfer, token as u64, deadline).unwrap();
+        assert_eq!(room.outcome(0, token as u64), Ok(()), "{direction:?} of {bytes}");
+        let (local, remote) = (local_offset..local_offset + bytes, offset..offset + bytes);
+        match direction {
+            Direction::Read => expect_near[local].copy_from_slice(&expect_far[remote]),
+            Direction::Write => expect_far[remote].copy_from_slice(&expect_near[local]),
+        }
+        assert!(
+            content(&near) == expect_near && content(&far) == expect_far,
+            "after {direction:?} of {bytes}"
+        );
+    }
+    // Many at once.
+    for i in 0..64u64 {
+        let (at, bytes) = (i as usize * 32_768, 32_768);
+        let remote = Memory { address: theirs.remote.address + at as u64, ..theirs.remote };
+        let transfer =
+            Transfer { direction: Direction::Read, local: mine.local, local_offset: at, remote, bytes };
+        let deadline = room.soon(0);
+        room.ends[0].transfer(to, &transfer, 100 + i, deadline).unwrap();
+    }
+    for i in 0..64 {
+        assert_eq!(room.outcome(0, 100 + i), Ok(()));
+    }
+    assert!(content(&near) == expect_far);
+}
+
+fn transfers_that_are_not_allowed_are_refused(bed: Bed) {
+    let mut room = Room::new(bed, 3);
+    let (near, far) = (filled(1, 8192), filled(2, 8192));
+    let mine = room.ends[0].register(near.clone(), Access::LOCAL).unwrap();
+    let theirs = room.ends[1].register(far.clone(), Access::BOTH).unwrap();
+    let readable = room.ends[1].register(filled(3, 4096), Access::READ).unwrap();
+    let private = room.ends[1].register(filled(4, 4096), Access::LOCAL).unwrap();
+    let gone = room.ends[1].register(filled(5, 4096), Access::BOTH).unwrap();
+    room.ends[1].unregister(gone.local);
+    let to = room.peer(0, 1);
+    let read = |remote, bytes| Transfer {
+        direction: Direction::Read,
+        local: mine.local,
+        local_offset: 0,
+        remote,
+        bytes,
+    };
+    let write = |remote, bytes| Transfer { direction: Direction::Write, ..read(remote, bytes) };
+    let at = |remote: Memory, offset: u64| Memory { address: remote.address.wrapping_add(offset), ..remote };
+
+    // What is wrong on this side is refused at once.
+    let deadline = room.soon(0);
+    let stranger = Transfer { local: forebay_fabric::Local(999), ..read(theirs.remote, 1) };
+    assert_eq!(
+        room.ends[0].transfer(to, &stranger, 1, deadline),
+        Err(Code::Fault),
+        "memory that is not registered"
+    );
+    assert_eq!(room.ends[0].transfer(to, &read(theirs.remote, 8193), 1, deadline), Err(Code::Fault));
+    let beyond = Transfer { local_offset: usize::MAX, ..read(theirs.remote, 1) };
+    assert_eq!(room.ends[0].transfer(to, &beyond, 1, deadline), Err(Code::Fault));
+
+    let wrong_key = Memory { key: theirs.remote.key ^ 0x5555, ..theirs.remote };
+    let cases = [
+        ("a wrong key", read(wrong_key, 100)),
+        ("a wrong key", write(wrong_key, 100)),
+        ("beyond the end", read(at(theirs.remote, 8000), 193)),
+        ("beyond the end", write(at(theirs.remote, 8192), 1)),
+        ("far beyond the end", read(at(theirs.remote, 1 << 40), 1)),
+        ("write where only reads are allowed", write(readable.remote, 10)),
+        ("local memory", read(private.remote, 10)),
+        ("memory that was unregistered", read(gone.remote, 10)),
+    ];
+    let good = read(readable.remote, 10);
+    let original = content(&near);
+    for (token, (what, transfer)) in cases.into_iter().enumerate() {
+        // A refusal may break the connection. The peer stays usable: what is allowed works again, after some tries.
+        let failures = room.until_transfer_works(0, to, &good, 1000 * token as u64);
+        assert_eq!(content(&near)[..10], pattern(3, 10));
+        near.write_at(0, &original[..10]).unwrap();
+        let token = token as u64 + 10;
+        let deadline = room.ends[0].now() + Duration::from_secs(5);
+        room.ends[0].transfer(to, &transfer, token, deadline).unwrap();
+        let outcome = room.outcome(0, token);
+        println!("{failures} failures, then {what}: {outcome:?}");
+        assert!(outcome.is_err(), "{what}");
+        assert!(content(&near) == original, "nothing was written here");
+        assert!(content(&far) == pattern(2, 8192), "nothing was written there");
+    }
+    room.until_transfer_works(0, to, &good, 100_000);
+    // Others never noticed.
+    let other = room.peer(2, 1);
+    let deadline = room.soon(2);
+    room.ends[2].send(other, 7, b"still here", 1, deadline).unwrap();
+    room.until("the other's message", |told| told[1].iter().any(|t| matches!(t, Told::Received(7, _))));
+}
+
+fn nobody_there_fails_in_time_and_others_go_on(bed: Bed) {
+    let mut room = Room::new(bed, 3);
+    let gone = room.ends.pop().unwrap();
+    room.told.pop();
+    let address = gone.address().to_vec();
+    drop(gone);
+    let (dead, alive) = (room.ends[0].connect(&address).unwrap(), room.peer(0, 1));
+    let start = room.ends[0].now();
+    let near = filled(1, 4096);
+    let mine = room.ends[0].register(near, Access::LOCAL).unwrap();
+    for token in 0..20 {
+        room.ends[0].send(dead, 1, b"hello?", token, start + Duration::from_millis(2000)).unwrap();
+    }
+    let remote = Memory { address: 0, key: 1 };
+    let transfer =
+        Transfer { direction: Direction::Write, local: mine.local, local_offset: 0, remote, bytes: 100 };
+    room.ends[0].transfer(dead, &transfer, 50, start + Duration::from_millis(2000)).unwrap();
+    for token in 100..150 {
+        room.ends[0].send(alive, token, b"hello", token, start + Duration::from_secs(10)).unwrap();
+    }
+    room.until("messages to the living", |told| told[1].len() == 50);
+    let quick = room.ends[0].now() - start;
+    assert!(quick < Duration::from_millis(1800), "the living waited {quick:?} for the dead");
+    for token in (0..20).chain([50]) {
+        let (code, why) = room.outcome(0, token).unwrap_err();
+        assert!(matches!(code, Code::TimedOut | Code::Io), "{code} {why}");
+    }
+    let all = room.ends[0].now() - start;
+    assert!(all < Duration::from_millis(6000), "told after {all:?}");
+    let named = room.told[0].iter().any(|t| matches!(t, Told::Failed(_, peer, ..) if *peer == dead));
+    assert!(!named, "all were taken by their tokens");
+}
+
+fn endpoint_that_starts_again_is_reached_again(bed: Bed) {
+    let mut room = Room::new(bed, 2);
+    let to = room.peer(0, 1);
+    let deadline = room.soon(0);
+    room.ends[0].send(to, 1, b"before", 1, deadline).unwrap();
+    room.until("the first message", |told| !told[1].is_empty());
+    // The same address: the same host in the simulation, the same port of libfabric.
+    let address = room.ends[1].address().to_vec();
+    let old = room.ends.pop().unwrap();
+    drop(old);
+    let again: Box<dyn Endpoint> = match &room.bed {
+        Bed::Simulated(network, _) => Box::new(network.endpoint(2)),
+        Bed::Libfabric(settings) => {
+            let port = u16::from_be_bytes([address[2], address[3]]);
+            let settings = Settings { port: Some(port), ..settings.clone() };
+            Box::new(LibfabricEndpoint::open(settings).expect("its port is free again"))
+        }
+    };
+    assert_eq!(again.address(), address);
+    room.ends.push(again);
+    room.told[1].clear();
+    let (mut token, start) = (10, room.ends[0].now());
+    // Without a word to the endpoint: sends fail until the connection is made anew.
+    loop {
+        let deadline = room.ends[0].now() + Duration::from_millis(500);
+        room.ends[0].send(to, 2, b"after", token, deadline).unwrap();
+        let _ = room.outcome(0, token);
+        for _ in 0..1000 {
+            room.turn();
+        }
+        if !room.told[1].is_empty() {
+            break;
+        }
+        token += 1;
+        assert!(room.ends[0].now() - start < Duration::from_secs(10), "not reached again");
+    }
+    println!("reached after {:?}, {} tries", room.ends[0].now() - start, token - 9);
+    assert_eq!(room.told[1][0], Told::Received(2, b"after".to_vec()));
+}
+
+fn addresses_that_are_none_are_refused(bed: Bed) {
+    let mut room = Room::new(bed, 1);
+    for bad in [
+        &b""[..],
+        b"x",
+        b"simulated:",
+        b"\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff\xff",
+        &[0; 256],
+    ] {
+        assert_eq!(room.ends[0].connect(bad).err(), Some(Code::Invalid), "{bad:?}");
+    }
+    let own = room.ends[0].address().to_vec();
+    let peer = room.ends[0].connect(&own).unwrap();
+    assert_eq!(room.ends[0].connect(&own), Ok(peer), "one address, one peer");
+}
+
+fn forgotten_peer_comes_back_when_connected(bed: Bed) {
+    let mut room = Room::new(bed, 2);
+    let to = room.peer(0, 1);
+    for round in 0..5 {
+        let deadline = room.soon(0);
+        let to = if round == 0 { to } else { room.peer(0, 1) };
+        room.ends[0].send(to, round, b"round", round, deadline).unwrap();
+        room.until("the message", |told| told[1].len() as u64 == round + 1);
+        assert_eq!(room.outcome(0, round), Ok(()));
+        room.ends[0].forget(to);
+    }
+}
+
+macro_rules! suite {
+    ($($name:ident),* $(,)?) => {
+        mod simulated {
+            $(#[test] fn $name() { super::$name(super::Bed::simulated().unwrap()); })*
+        }
+        mod tcp {
+            $(#[test] fn $name() {
+                if let Some(bed) = super::Bed::libfabric("tcp;ofi_rxm", super::Waiting::Events, false) { super::$name(bed); }
+            })*
+        }
+        mod tcp_spinning {
+            $(#[test] fn $name() {
+                if let Some(bed) = super::Bed::libfabric("tcp;ofi_rxm", super::Waiting::Spinning, false) { super::$name(bed); }
+            })*
+        }
+        mod tcp_registered {
+            $(#[test] fn $name() {
+                if let Some(bed) = super::Bed::libfabric("tcp;ofi_rxm", super::Waiting::Events, true) { super::$name(bed); }
+            })*
+        }
+        mod other_provider {
+            /// `FOREBAY_PROVIDER=verbs;ofi_rxm` runs the suite over the network of the machine at hand.
+            fn bed() -> Option<super::Bed> {
+                super::Bed::libfabric(&std::env::var("FOREBAY_PROVIDER").ok()?, super::Waiting::Events, false)
+            }
+            $(#[test] fn $name() { if let Some(bed) = bed() { super::$name(bed); } })*
+        }
+    };
+}
+
+suite! {
+    messages_of_every_size_arrive_whole_and_in_order,
+    many_peers_talk_at_once,
+    transfers_move_exactly_what_was_asked,
+    transfers_that_are_not_allowed_are_refused,
+    nobody_there_fails_in_time_and_others_go_on,
+    endpoint_that_starts_again_is_reached_again,
+    addresses_that_are_none_are_refused,
+    forgotten_peer_comes_back_when_connected,
+}
+
+#[test]
+fn wait_returns_for_messages_for_the_waker_and_at_its_timeout() {
+    let Some(Bed::Libfabric(settings)) = Bed::libfabric("tcp;ofi_rxm", Waiting::Events, false) else {
+        return;
+    };
+    let mut receiver = LibfabricEndpoint::open(settings.clone()).unwrap();
+    assert!(receiver.descriptor().is_some());
+    let address = receiver.address().to_vec();
+    let waker = receiver.waker().clone();
+    let start = receiver.now();
+    while receiver.now() - start < Duration::from_millis(50) {
+        receiver.progress(&mut |e| panic!("{e:?}"));
+        receiver.wait(Duration::from_millis(50));
+    }
+    let thread = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(100));
+        waker.wake();
+        let mut sender = LibfabricEndpoint::open(settings).unwrap();
+        let to = sender.connect(&address).unwrap();
+        let deadline = sender.now() + Duration::from_secs(5);
+        sender.send(to, 1, b"wake up", 1, deadline).unwrap();
+        let mut done = false;
+        while !done && sender.now() < deadline {
+            sender.progress(&mut |e| done |= matches!(e, Event::Done { .. }));
+            sender.wait(Duration::from_millis(100));
+        }
+        assert!(done);
+        std::thread::sleep(Duration::from_millis(200));
+    });
+    let mut received = false;
+    while !received {
+        receiver.progress(&mut |e| received |= matches!(e, Event::Received { bytes: b"wake up", .. }));
+        if !received {
+            receiver.wait(Duration::from_secs(5));
+        }
+        assert!(receiver.now() - start < Duration::from_secs(4), "slept through");
+    }
+    // While the peer is connected and silent, waiting sleeps. (While connections are made the provider wants attention.)
+    let (idle, mut rounds) = (receiver.now() + Duration::from_millis(50), 0);
+    while receiver.now() < idle + Duration::from_millis(100) {
+        receiver.progress(&mut |e| panic!("{e:?}"));
+        receiver.wait(Duration::from_millis(20));
+        rounds += u32::from(receiver.now() > idle);
+    }
+    println!("{rounds} rounds");
+    assert!(rounds < 100, "it spun instead of sleeping: {rounds} rounds");
+    thread.join().unwrap();
+}
+
+#[test]
+fn provider_that_is_none_is_refused_with_a_hint() {
+    if let Some(why) = libfabric::unusable() {
+        return println!("skipped: {why}");
+    }
+    let settings = Settings { provider: Some("semaphore".to_owned()), ..Settings::default() };
+    let error = LibfabricEndpoint::open(settings).map(|_| ()).unwrap_err();
+    assert!(
+        error.to_string().contains("provider semaphore") && error.to_string().contains("fi_info"),
+        "{error}"
+    );
+    let auto =
+        LibfabricEndpoint::open(Settings { host: Some("127.0.0.1".to_owned()), ..Settings::default() })
+            .unwrap();
+    println!("auto chose {}", auto.provider());
+}

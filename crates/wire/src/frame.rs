@@ -1,0 +1,213 @@
+//! Frames: a header of fixed size, a body, a MAC.
+//!
+//! ```text
+//!  0  4  "FBAY"            8  4  bytes of the body      24  8  counter        48  8  sequence
+//!  4  2  protocol         12  2  slot                   32  8  request        56     body
+//!  6  1  kind             14  2  0                      40  8  session           32  MAC over all before it
+//!  7  1  0                16  8  link of the receiver
+//! ```
+//! Frames of a handshake have protocol 0, link 0, counter 0: their form never changes.
+
+use forebay_types::{Code, Reader};
+
+use crate::limits::{BODY_BYTES_MAX, SLOT_MAX};
+
+const MAGIC: &[u8; 4] = b"FBAY";
+/// Bytes in front of the body.
+pub const HEADER_BYTES: usize = 56;
+/// Bytes of the MAC behind the body.
+pub const MAC_BYTES: usize = 32;
+
+/// What a frame holds.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum Kind {
+    /// Opens a handshake.
+    Hello = 1,
+    /// Answers it.
+    Welcome = 2,
+    /// Refuses it.
+    Refuse = 3,
+    /// Ends it: the first frame under the session's key.
+    Finish = 4,
+    /// A request of `forebay-types`.
+    Ask = 10,
+    /// Its reply.
+    Answer = 11,
+    /// Read of a stripe.
+    ReadStripe = 12,
+    /// Write of a stripe.
+    WriteStripe = 13,
+    /// Its result, with the data if they are inline.
+    Data = 14,
+    /// Asks for a lease on an entry that names a directory.
+    LeaseTake = 15,
+    /// Renews all leases between two nodes.
+    LeaseRenew = 16,
+    /// Grants.
+    LeaseGrant = 17,
+    /// Takes a lease back before its time.
+    LeaseRecall = 18,
+    /// Says that it is no longer used.
+    LeaseReturned = 19,
+    /// Says that the sender lives.
+    Heartbeat = 20,
+    /// Answers a heartbeat.
+    Alive = 21,
+    /// The sender leaves in order.
+    Goodbye = 22,
+    /// A request could not be served.
+    Failure = 23,
+}
+
+impl Kind {
+    /// Every kind, for tests that walk them.
+    pub const ALL: [Kind; 18] = [
+        Kind::Hello,
+        Kind::Welcome,
+        Kind::Refuse,
+        Kind::Finish,
+        Kind::Ask,
+        Kind::Answer,
+        Kind::ReadStripe,
+        Kind::WriteStripe,
+        Kind::Data,
+        Kind::LeaseTake,
+        Kind::LeaseRenew,
+        Kind::LeaseGrant,
+        Kind::LeaseRecall,
+        Kind::LeaseReturned,
+        Kind::Heartbeat,
+        Kind::Alive,
+        Kind::Goodbye,
+        Kind::Failure,
+    ];
+
+    /// The kind of a byte.
+    pub fn from_u8(v: u8) -> Result<Kind, Code> {
+        Kind::ALL.into_iter().find(|k| *k as u8 == v).ok_or(Code::Malformed)
+    }
+
+    /// True for frames of a handshake, which are under the pool's key.
+    pub fn opens(self) -> bool {
+        matches!(self, Kind::Hello | Kind::Welcome | Kind::Refuse)
+    }
+
+    /// True for what must be answered.
+    pub fn asks(self) -> bool {
+        matches!(
+            self,
+            Kind::Ask
+                | Kind::ReadStripe
+                | Kind::WriteStripe
+                | Kind::LeaseTake
+                | Kind::LeaseRenew
+                | Kind::LeaseRecall
+        )
+    }
+
+    /// True for what answers a request.
+    pub fn answers(self) -> bool {
+        matches!(self, Kind::Answer | Kind::Data | Kind::LeaseGrant | Kind::LeaseReturned | Kind::Failure)
+    }
+}
+
+/// Whose request it is: with it a retry is known, and answered instead of repeated.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Stamp {
+    /// The asking session.
+    pub session: u64,
+    /// Slot of the session, at most 4095: one request at a time each.
+    pub slot: u16,
+    /// Rises with every request of the slot.
+    pub sequence: u64,
+}
+
+/// What is in front of every body.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Header {
+    /// Protocol of the session; 0 in a handshake.
+    pub protocol: u16,
+    /// What the body holds.
+    pub kind: Kind,
+    /// The receiver's number for the link; 0 in a handshake.
+    pub link: u64,
+    /// Counts the frames of one direction.
+    pub counter: u64,
+    /// The asker's number of the request that this frame asks or answers; 0 for neither.
+    pub request: u64,
+    /// Whose request it is.
+    pub stamp: Stamp,
+    /// Bytes of the body.
+    pub body_bytes: usize,
+}
+
+impl Header {
+    /// Writes header, room for `body` filled by the caller and for the MAC: replaces what `out` held.
+    pub(crate) fn put(&self, body: &[u8], out: &mut Vec<u8>) -> Result<(), Code> {
+        if body.len() > BODY_BYTES_MAX || self.stamp.slot > SLOT_MAX {
+            return Err(Code::TooBig);
+        }
+        out.clear();
+        out.reserve(HEADER_BYTES + body.len() + MAC_BYTES);
+        out.extend_from_slice(MAGIC);
+        out.extend_from_slice(&self.protocol.to_le_bytes());
+        out.extend_from_slice(&[self.kind as u8, 0]);
+        out.extend_from_slice(&(body.len() as u32).to_le_bytes());
+        out.extend_from_slice(&self.stamp.slot.to_le_bytes());
+        out.extend_from_slice(&[0; 2]);
+        for v in [self.link, self.counter, self.request, self.stamp.session, self.stamp.sequence] {
+            out.extend_from_slice(&v.to_le_bytes());
+        }
+        debug_assert_eq!(out.len(), HEADER_BYTES);
+        out.extend_from_slice(body);
+        Ok(())
+    }
+
+    /// Reads the header of a frame whose length fits it. Nothing is authenticated yet: what it says may only choose the key.
+    ///
+    /// # Errors
+    /// [`Code::Malformed`] for anything that no sender of ours makes.
+    pub fn peek(frame: &[u8]) -> Result<Header, Code> {
+        let mut r = Reader::new(frame);
+        if r.array::<4>()? != MAGIC {
+            return Err(Code::Malformed);
+        }
+        let protocol = r.u16()?;
+        let kind = Kind::from_u8(r.u8()?)?;
+        let zero = r.u8()?;
+        let body_bytes = r.u32()? as usize;
+        let slot = r.u16()?;
+        let zeros = r.u16()?;
+        let (link, counter, request) = (r.u64()?, r.u64()?, r.u64()?);
+        let stamp = Stamp { session: r.u64()?, slot, sequence: r.u64()? };
+        let sound = zero == 0
+            && zeros == 0
+            && slot <= SLOT_MAX
+            && body_bytes <= BODY_BYTES_MAX
+            && frame.len() == HEADER_BYTES + body_bytes + MAC_BYTES
+            && kind.opens() == (protocol == 0)
+            && (!kind.opens() || (link, counter, request, stamp) == (0, 0, 0, Stamp::default()));
+        if !sound {
+            return Err(Code::Malformed);
+        }
+        Ok(Header { protocol, kind, link, counter, request, stamp, body_bytes })
+    }
+
+    /// The body of a frame that [`Header::peek`] took.
+    pub(crate) fn body(frame: &[u8]) -> &[u8] {
+        &frame[HEADER_BYTES..frame.len() - MAC_BYTES]
+    }
+}
+
+/// Appends the MAC of what `out` holds.
+pub(crate) fn seal(key: &[u8; 32], out: &mut Vec<u8>) {
+    let mac = blake3::keyed_hash(key, out);
+    out.extend_from_slice(mac.as_bytes());
+}
+
+/// True when the frame's last bytes are the MAC of the others. The comparison takes the same time for all.
+pub(crate) fn proven(key: &[u8; 32], frame: &[u8]) -> bool {
+    let Some((said, mac)) = frame.split_last_chunk::<MAC_BYTES>() else { return false };
+    blake3::keyed_hash(key, said) == blake3::Hash::from_bytes(*mac)
+}

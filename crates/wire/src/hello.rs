@@ -1,0 +1,88 @@
+//! Who a node is: what opens a handshake.
+
+use forebay_types::{Code, NodeId, Reader};
+
+use crate::limits::{ADDRESS_BYTES_MAX, NODE_MAX};
+
+/// What a node says of itself when a link begins. Its encoding never changes: newer protocols add messages, not fields here.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Hello {
+    /// Oldest and newest protocol that it speaks.
+    pub protocols: (u16, u16),
+    /// The pool, by the random id it got when it was made.
+    pub pool: [u8; 16],
+    /// Its node number.
+    pub node: NodeId,
+    /// Random at each start of the daemon: tells a restart from a network that was cut.
+    pub incarnation: u64,
+    /// Its number for the link, never 0: in every frame that is sent to it.
+    pub link: u64,
+    /// Bytes that its targets give.
+    pub capacity_bytes: u64,
+    /// Its clock, in microseconds since 1970: a pool refuses nodes whose clocks differ too much.
+    pub clock_us: u64,
+    /// 32 random bytes, new for each handshake.
+    pub nonce: [u8; 32],
+    /// The address of its endpoint, as the transport gives it.
+    pub address: Vec<u8>,
+}
+
+impl Hello {
+    /// The newest protocol that both speak.
+    pub fn common(&self, other: &Hello) -> Option<u16> {
+        let newest = self.protocols.1.min(other.protocols.1);
+        (newest >= self.protocols.0 && newest >= other.protocols.0).then_some(newest)
+    }
+
+    pub(crate) fn check(&self) -> Result<(), Code> {
+        let sound = self.protocols.0 > 0
+            && self.protocols.0 <= self.protocols.1
+            && (1..=NODE_MAX).contains(&self.node.0)
+            && self.link != 0
+            && self.clock_us <= i64::MAX as u64
+            && !self.address.is_empty()
+            && self.address.len() <= ADDRESS_BYTES_MAX;
+        if sound {
+            Ok(())
+        } else {
+            Err(Code::Malformed)
+        }
+    }
+
+    pub(crate) fn put(&self, out: &mut Vec<u8>) -> Result<(), Code> {
+        self.check()?;
+        out.extend_from_slice(&self.protocols.0.to_le_bytes());
+        out.extend_from_slice(&self.protocols.1.to_le_bytes());
+        out.extend_from_slice(&self.pool);
+        out.extend_from_slice(&self.node.0.to_le_bytes());
+        for v in [self.incarnation, self.link, self.capacity_bytes, self.clock_us] {
+            out.extend_from_slice(&v.to_le_bytes());
+        }
+        out.extend_from_slice(&self.nonce);
+        out.extend_from_slice(&(self.address.len() as u16).to_le_bytes());
+        out.extend_from_slice(&self.address);
+        Ok(())
+    }
+
+    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<Hello, Code> {
+        let hello = Hello {
+            protocols: (r.u16()?, r.u16()?),
+            pool: *r.array()?,
+            node: NodeId(r.u16()?),
+            incarnation: r.u64()?,
+            link: r.u64()?,
+            capacity_bytes: r.u64()?,
+            clock_us: r.u64()?,
+            nonce: *r.array()?,
+            address: {
+                let bytes = r.short_bytes()?;
+                if bytes.len() > ADDRESS_BYTES_MAX {
+                    return Err(Code::Malformed);
+                }
+                bytes.to_vec()
+            },
+        };
+        hello.check()?;
+        Ok(hello)
+    }
+}

@@ -1,0 +1,391 @@
+//! The messages, and their bodies.
+
+use forebay_types::limits::{FILE_BYTES_MAX, NAME_MAX, STRIPES_MAX};
+use forebay_types::{Caller, Code, Ino, Reader, Reply, Request, Writer};
+
+use crate::frame::Kind;
+use crate::limits::{BODY_BYTES_MAX, DATA_BYTES_MAX, DETAIL_BYTES_MAX, INLINE_BYTES_MAX, LEASE_MS_MAX};
+
+/// A backing file: one stripe of one component of a file's layout.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Stripe {
+    /// The file.
+    pub ino: Ino,
+    /// Component of its layout, 0 or 1.
+    pub component: u8,
+    /// Stripe of the component, below 256.
+    pub stripe: u16,
+}
+
+/// Registered memory of the sender of a message, which its receiver may read or write by RMA.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Memory {
+    /// Where the range begins, as the transport counts.
+    pub address: u64,
+    /// The key that allows it.
+    pub key: u64,
+}
+
+/// Where the bytes of a data request are.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Place<'a> {
+    /// In the message itself: of a write the bytes, of a read none yet, for they come in the answer.
+    Inline(&'a [u8]),
+    /// In the asker's registered memory.
+    Remote(Memory),
+}
+
+/// A message between nodes. Each that asks is answered by one that answers, or by `Failure`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Message<'a> {
+    /// The initiator's proof that it has the session's key.
+    Finish,
+    /// A request of a door, with its caller. → `Answer`
+    Ask(Caller, Request<'a>),
+    /// What the owner answers.
+    Answer(Result<Reply<'a>, Code>),
+    /// Reads `bytes` at `offset` of a backing file; beyond its end are zeros. → `Data`
+    ReadStripe {
+        /// Which.
+        stripe: Stripe,
+        /// Offset within the backing file.
+        offset: u64,
+        /// At most 64 KiB inline, 64 MiB by RMA; not 0.
+        bytes: u64,
+        /// Inline (empty here), or where to put them.
+        to: Place<'a>,
+    },
+    /// Writes `bytes` at `offset` of a backing file. → `Data` without bytes
+    WriteStripe {
+        /// Which.
+        stripe: Stripe,
+        /// Offset within the backing file.
+        offset: u64,
+        /// At most 64 KiB inline, 64 MiB by RMA; not 0.
+        bytes: u64,
+        /// The bytes, or where to get them.
+        from: Place<'a>,
+    },
+    /// What became of a data request.
+    Data {
+        /// Bytes read or written.
+        done: u64,
+        /// The bytes, of an inline read.
+        inline: &'a [u8],
+    },
+    /// Asks for a lease on an entry that names a directory. → `LeaseGrant`
+    LeaseTake {
+        /// The directory that holds the entry.
+        parent: Ino,
+        /// The entry.
+        name: &'a [u8],
+    },
+    /// Renews all leases that the sender holds of the receiver. → `LeaseGrant`, or `Failure` when the home restarted
+    LeaseRenew,
+    /// Grants for `period_ms`, counted from when the holder asked.
+    LeaseGrant {
+        /// 1 to 60,000.
+        period_ms: u32,
+        /// What the entry names; the zero inode in a renewal.
+        ino: Ino,
+    },
+    /// Takes a lease back. → `LeaseReturned`, when nothing uses it any more
+    LeaseRecall {
+        /// The directory that holds the entry.
+        parent: Ino,
+        /// The entry.
+        name: &'a [u8],
+    },
+    /// The lease is used no more.
+    LeaseReturned,
+    /// The sender lives, and says when it said so. → `Alive`
+    Heartbeat {
+        /// The sender's clock, in microseconds since 1970.
+        clock_us: u64,
+    },
+    /// Answers a heartbeat.
+    Alive {
+        /// The heartbeat's clock.
+        echo_us: u64,
+        /// The answerer's clock.
+        clock_us: u64,
+    },
+    /// The sender leaves in order: what is not answered will not be.
+    Goodbye {
+        /// Why, for the log.
+        detail: &'a [u8],
+    },
+    /// The request was not served.
+    Failure {
+        /// Why.
+        code: Code,
+        /// In words, for the log.
+        detail: &'a [u8],
+    },
+}
+
+fn name<'a>(r: &mut Reader<'a>) -> Result<&'a [u8], Code> {
+    match r.short_bytes()? {
+        b"" => Err(Code::NotFound),
+        b"." | b".." => Err(Code::Invalid),
+        name if name.len() > NAME_MAX => Err(Code::NameTooLong),
+        name if name.iter().any(|b| matches!(b, b'/' | 0)) => Err(Code::Invalid),
+        name => Ok(name),
+    }
+}
+
+fn detail<'a>(r: &mut Reader<'a>) -> Result<&'a [u8], Code> {
+    let detail = r.short_bytes()?;
+    if detail.len() > DETAIL_BYTES_MAX {
+        return Err(Code::TooBig);
+    }
+    Ok(detail)
+}
+
+fn put_detail(w: &mut Writer<'_>, detail: &[u8]) -> Result<(), Code> {
+    if detail.len() > DETAIL_BYTES_MAX {
+        return Err(Code::TooBig);
+    }
+    w.short_bytes(detail)
+}
+
+/// A data request: the fields that read and write share.
+struct Transfer<'a> {
+    stripe: Stripe,
+    offset: u64,
+    bytes: u64,
+    place: Place<'a>,
+}
+
+impl<'a> Transfer<'a> {
+    fn check(&self, reads: bool) -> Result<(), Code> {
+        let end = self.offset.checked_add(self.bytes).ok_or(Code::Invalid)?;
+        if end > FILE_BYTES_MAX {
+            return Err(Code::FileTooLarge);
+        }
+        if self.stripe.component as usize >= forebay_types::limits::COMPONENTS_MAX
+            || self.stripe.stripe >= STRIPES_MAX
+            || self.bytes == 0
+        {
+            return Err(Code::Invalid);
+        }
+        match self.place {
+            Place::Inline(_) if self.bytes > INLINE_BYTES_MAX as u64 => Err(Code::TooBig),
+            Place::Inline(data) if reads && !data.is_empty() => Err(Code::Malformed),
+            Place::Inline(data) if !reads && data.len() as u64 != self.bytes => Err(Code::Malformed),
+            Place::Remote(_) if self.bytes > DATA_BYTES_MAX => Err(Code::TooBig),
+            Place::Remote(memory) if memory.address.checked_add(self.bytes).is_none() => Err(Code::Invalid),
+            _ => Ok(()),
+        }
+    }
+
+    fn encode(&self, w: &mut Writer<'_>, reads: bool) -> Result<(), Code> {
+        self.check(reads)?;
+        w.u64(self.stripe.ino.0)?;
+        w.u8(self.stripe.component)?;
+        w.u8(matches!(self.place, Place::Remote(_)) as u8)?;
+        w.u16(self.stripe.stripe)?;
+        w.u64(self.offset)?;
+        w.u64(self.bytes)?;
+        match self.place {
+            Place::Inline(data) => w.put(data),
+            Place::Remote(memory) => {
+                w.u64(memory.address)?;
+                w.u64(memory.key)
+            }
+        }
+    }
+
+    fn decode(r: &mut Reader<'a>, reads: bool) -> Result<Transfer<'a>, Code> {
+        let (ino, component, remote) = (Ino(r.u64()?), r.u8()?, r.u8()?);
+        let stripe = Stripe { ino, component, stripe: r.u16()? };
+        let (offset, bytes) = (r.u64()?, r.u64()?);
+        let place = match remote {
+            0 => Place::Inline(r.take(r.rest().len())?),
+            1 => Place::Remote(Memory { address: r.u64()?, key: r.u64()? }),
+            _ => return Err(Code::Malformed),
+        };
+        let transfer = Transfer { stripe, offset, bytes, place };
+        transfer.check(reads)?;
+        Ok(transfer)
+    }
+}
+
+impl<'a> Message<'a> {
+    /// Its kind.
+    pub fn kind(&self) -> Kind {
+        match self {
+            Message::Finish => Kind::Finish,
+            Message::Ask(..) => Kind::Ask,
+            Message::Answer(_) => Kind::Answer,
+            Message::ReadStripe { .. } => Kind::ReadStripe,
+            Message::WriteStripe { .. } => Kind::WriteStripe,
+            Message::Data { .. } => Kind::Data,
+            Message::LeaseTake { .. } => Kind::LeaseTake,
+            Message::LeaseRenew => Kind::LeaseRenew,
+            Message::LeaseGrant { .. } => Kind::LeaseGrant,
+            Message::LeaseRecall { .. } => Kind::LeaseRecall,
+            Message::LeaseReturned => Kind::LeaseReturned,
+            Message::Heartbeat { .. } => Kind::Heartbeat,
+            Message::Alive { .. } => Kind::Alive,
+            Message::Goodbye { .. } => Kind::Goodbye,
+            Message::Failure { .. } => Kind::Failure,
+        }
+    }
+
+    /// Bytes that suffice for the body of all but the longest.
+    fn guess(&self) -> usize {
+        const FIXED: usize = 512;
+        match self {
+            Message::WriteStripe { from: Place::Inline(data), .. } => FIXED + data.len(),
+            Message::Data { inline, .. } => FIXED + inline.len(),
+            Message::Answer(Ok(Reply::Bytes(bytes))) => FIXED + bytes.len(),
+            Message::Answer(Ok(Reply::Entries(entries))) => FIXED + entries.bytes.len(),
+            Message::Ask(_, Request::SetXattr { value, .. }) => FIXED + NAME_MAX + value.len(),
+            Message::Ask(..) => FIXED + 2 * NAME_MAX,
+            _ => FIXED,
+        }
+    }
+
+    /// Encodes the body; replaces what `out` held.
+    ///
+    /// # Errors
+    /// [`Code::TooBig`] and the others that [`Message::decode`] would give: what cannot be read is not sent.
+    pub fn encode_to(&self, out: &mut Vec<u8>) -> Result<(), Code> {
+        for room in [self.guess().min(BODY_BYTES_MAX), BODY_BYTES_MAX] {
+            out.resize(room, 0);
+            match self.encode(out) {
+                Ok(n) => {
+                    out.truncate(n);
+                    return Ok(());
+                }
+                Err(Code::TooBig) if room < BODY_BYTES_MAX => {}
+                Err(code) => {
+                    out.clear();
+                    return Err(code);
+                }
+            }
+        }
+        unreachable!("the last room is BODY_BYTES_MAX")
+    }
+
+    /// Encodes the body into `buffer`; the number of bytes.
+    ///
+    /// # Errors
+    /// As [`Message::encode_to`].
+    pub fn encode(&self, buffer: &mut [u8]) -> Result<usize, Code> {
+        let mut w = Writer::new(buffer);
+        match *self {
+            Message::Finish | Message::LeaseRenew | Message::LeaseReturned => {}
+            Message::Ask(caller, ref request) => return request.encode(caller, buffer),
+            Message::Answer(ref result) => return Reply::encode(result, buffer),
+            Message::ReadStripe { stripe, offset, bytes, to } => {
+                Transfer { stripe, offset, bytes, place: to }.encode(&mut w, true)?;
+            }
+            Message::WriteStripe { stripe, offset, bytes, from } => {
+                Transfer { stripe, offset, bytes, place: from }.encode(&mut w, false)?;
+            }
+            Message::Data { done, inline } => {
+                if done > DATA_BYTES_MAX || inline.len() > INLINE_BYTES_MAX {
+                    return Err(Code::TooBig);
+                }
+                w.u64(done)?;
+                w.put(inline)?;
+            }
+            Message::LeaseTake { parent, name } | Message::LeaseRecall { parent, name } => {
+                w.u64(parent.0)?;
+                w.short_bytes(name)?;
+            }
+            Message::LeaseGrant { period_ms, ino } => {
+                w.u32(period_ms)?;
+                w.u64(ino.0)?;
+            }
+            Message::Heartbeat { clock_us } => w.u64(clock_us)?,
+            Message::Alive { echo_us, clock_us } => {
+                w.u64(echo_us)?;
+                w.u64(clock_us)?;
+            }
+            Message::Goodbye { detail } => put_detail(&mut w, detail)?,
+            Message::Failure { code, detail } => {
+                w.u16(code as u16)?;
+                put_detail(&mut w, detail)?;
+            }
+        }
+        Ok(w.len())
+    }
+
+    /// Decodes and checks a body. The error is what the asker is answered.
+    ///
+    /// # Errors
+    /// [`Code::Malformed`] for what no sender of ours makes; the code of a bound that is exceeded otherwise.
+    pub fn decode(kind: Kind, body: &'a [u8]) -> Result<Message<'a>, Code> {
+        if body.len() > BODY_BYTES_MAX {
+            return Err(Code::TooBig);
+        }
+        let mut r = Reader::new(body);
+        let message = match kind {
+            Kind::Hello | Kind::Welcome | Kind::Refuse => return Err(Code::Malformed),
+            Kind::Ask => {
+                let (caller, request) = Request::decode(body)?;
+                return Ok(Message::Ask(caller, request));
+            }
+            Kind::Answer => {
+                let (code, zero) = (r.u16()?, r.u16()?);
+                if code != 0 {
+                    let sound = zero == 0 && r.rest().is_empty();
+                    return if sound {
+                        Ok(Message::Answer(Err(Code::from_u16(code))))
+                    } else {
+                        Err(Code::Malformed)
+                    };
+                }
+                let reply = Reply::decode(body)?;
+                // Entries are decoded as they are read; what comes from another node is looked through at once.
+                if matches!(&reply, Reply::Entries(entries) if entries.iter().any(|e| e.is_err())) {
+                    return Err(Code::Malformed);
+                }
+                return Ok(Message::Answer(Ok(reply)));
+            }
+            Kind::Finish => Message::Finish,
+            Kind::ReadStripe => {
+                let t = Transfer::decode(&mut r, true)?;
+                Message::ReadStripe { stripe: t.stripe, offset: t.offset, bytes: t.bytes, to: t.place }
+            }
+            Kind::WriteStripe => {
+                let t = Transfer::decode(&mut r, false)?;
+                Message::WriteStripe { stripe: t.stripe, offset: t.offset, bytes: t.bytes, from: t.place }
+            }
+            Kind::Data => {
+                let done = r.u64()?;
+                let inline = r.take(r.rest().len())?;
+                if done > DATA_BYTES_MAX || inline.len() > INLINE_BYTES_MAX || inline.len() as u64 > done {
+                    return Err(Code::Malformed);
+                }
+                Message::Data { done, inline }
+            }
+            Kind::LeaseTake => Message::LeaseTake { parent: Ino(r.u64()?), name: name(&mut r)? },
+            Kind::LeaseRecall => Message::LeaseRecall { parent: Ino(r.u64()?), name: name(&mut r)? },
+            Kind::LeaseRenew => Message::LeaseRenew,
+            Kind::LeaseReturned => Message::LeaseReturned,
+            Kind::LeaseGrant => {
+                let (period_ms, ino) = (r.u32()?, Ino(r.u64()?));
+                if !(1..=LEASE_MS_MAX).contains(&period_ms) {
+                    return Err(Code::Malformed);
+                }
+                Message::LeaseGrant { period_ms, ino }
+            }
+            Kind::Heartbeat => Message::Heartbeat { clock_us: r.u64()? },
+            Kind::Alive => Message::Alive { echo_us: r.u64()?, clock_us: r.u64()? },
+            Kind::Goodbye => Message::Goodbye { detail: detail(&mut r)? },
+            Kind::Failure => {
+                let code = r.u16()?;
+                Message::Failure { code: Code::from_u16(code), detail: detail(&mut r)? }
+            }
+        };
+        if r.rest().is_empty() {
+            Ok(message)
+        } else {
+            Err(Code::Malformed)
+        }
+    }
+}
