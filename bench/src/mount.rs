@@ -89,20 +89,25 @@ pub(crate) fn measure(pool: &Pool, tmpfs: &Path, sizes: &crate::run::Sizes) -> R
             None
         }
     };
-    let requests = Mounted::forebay(pool, "requests", &["--no-passthrough"])?;
-    let mut with_bindfs = vec![mounted.system(MOUNT)?];
-    let mut by_requests = vec![requests.system(REQUESTS)?];
-    if let Some(bindfs) = &bindfs {
-        with_bindfs.push(bindfs.system(BINDFS)?);
-        by_requests.push(bindfs.system(BINDFS)?);
+    let against = |first: System<'static>| -> Result<Vec<System<'static>>, String> {
+        let other = bindfs.as_ref().map(|bindfs| bindfs.system(BINDFS)).transpose()?;
+        Ok(std::iter::once(first).chain(other).collect())
+    };
+    let mut tables = Vec::new();
+    {
+        let with_bindfs = against(mounted.system(MOUNT)?)?;
+        let with_medium = [mounted.system("mount")?, System::at(MEDIUM, &medium)?];
+        tables.push(names(&with_bindfs, sizes)?);
+        tables.push(data(&with_medium, sizes, "(e) data through the mount", MEDIUM, 0.95, true)?);
+        tables.push(builds(&with_bindfs, &with_medium[1], sizes)?);
     }
-    let with_medium = [mounted.system(MOUNT)?, System::at(MEDIUM, &medium)?];
-    Ok(vec![
-        names(&with_bindfs, sizes)?,
-        data(&with_medium, sizes, "(e) data through the mount", MEDIUM, 0.95, true)?,
-        data(&by_requests, sizes, "(e) data that passthrough cannot serve", BINDFS, 1.0, false)?,
-        builds(&with_bindfs, &with_medium[1], sizes)?,
-    ])
+    // A pool has one mount.
+    drop(mounted);
+    let requests = Mounted::forebay(pool, "requests", &["--no-passthrough"])?;
+    let by_requests = against(requests.system(REQUESTS)?)?;
+    tables.push(data(&by_requests, sizes, "(e) data that passthrough cannot serve", BINDFS, 1.0, false)?);
+    drop(by_requests);
+    Ok(tables)
 }
 
 fn columns(systems: &[System<'_>]) -> Vec<String> {

@@ -96,7 +96,9 @@ impl<'a> System<'a> {
 
     /// A new directory in a directory that every program sees.
     pub(crate) fn at(name: &str, directory: &Path) -> Result<System<'static>, String> {
-        let root = directory.join(format!("{}-{}", name.replace([' ', ','], ""), std::process::id()));
+        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let root = directory.join(format!("bench-{}-{number}", std::process::id()));
         std::fs::create_dir(&root).map_err(|e| format!("{}: {e}", root.display()))?;
         Ok(System { name: name.into(), root, pool: None, is_disk: false })
     }

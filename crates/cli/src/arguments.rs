@@ -148,6 +148,9 @@ pub(crate) struct Mount {
     /// Users other than the one who mounts may use it too
     #[arg(long)]
     pub(crate) allow_other: bool,
+    /// Let data go through the mount's process, to compare or to look for a fault
+    #[arg(long)]
+    pub(crate) no_passthrough: bool,
     /// Print how it was mounted as JSON
     #[arg(long)]
     pub(crate) json: bool,

@@ -22,14 +22,15 @@ use crate::session::Session;
 const HELP: &str = "\
 forebay-mount: serves a pool as a file system. `forebay mount` starts it.
 
-Usage: forebay-mount --pool DIR --at DIR [--allow-other]
+Usage: forebay-mount --pool DIR --at DIR [--allow-other] [--no-passthrough]
        forebay-mount --pool DIR --clear
 
-  --pool DIR     the pool's directory
-  --at DIR       where to mount it: an empty directory
-  --allow-other  other users may use it too
-  --clear        take away dead mounts of this pool
-  --version      print the version
+  --pool DIR        the pool's directory
+  --at DIR          where to mount it: an empty directory
+  --allow-other     other users may use it too
+  --no-passthrough  data goes through this process even where the kernel would serve it
+  --clear           take away dead mounts of this pool
+  --version         print the version
 
 SIGTERM unmounts. Environment: FOREBAY_LOG=error|warn|info|debug|trace sets how much is logged.
 ";
@@ -48,6 +49,7 @@ struct Arguments {
     pool: PathBuf,
     at: PathBuf,
     options: Options,
+    no_passthrough: bool,
     clear: bool,
     socket: Option<RawFd>,
 }
@@ -64,6 +66,7 @@ fn parse(arguments: impl Iterator<Item = OsString>) -> Result<std::result::Resul
             "--pool" => parsed.pool = value()?.into(),
             "--at" => parsed.at = value()?.into(),
             "--allow-other" => parsed.options.allow_other = true,
+            "--no-passthrough" => parsed.no_passthrough = true,
             "--clear" => parsed.clear = true,
             "--socket" => {
                 let number = value()?.to_string_lossy().parse().ok().filter(|fd| *fd > 2);
@@ -260,7 +263,7 @@ fn run(arguments: &Arguments, supervisor: &Supervisor) -> Result<()> {
     let fs = FileSystem::new(pool, device).map_err(|code| Error::new(code, what()))?;
     let fs = Arc::new(fs);
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let session = Session::start(&fs, (2 * processors).clamp(THREADS_MIN, THREADS_MAX))?;
+    let session = Session::start(&fs, (2 * processors).clamp(THREADS_MIN, THREADS_MAX), arguments.no_passthrough)?;
     let shown =
         std::fs::metadata(&at).map_err(|e| Error::io(what(), &e).why(format!("a look at it: {e}")))?;
     if std::os::unix::fs::MetadataExt::ino(&shown) != fs.root_ino() {

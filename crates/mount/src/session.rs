@@ -58,8 +58,12 @@ fn failed(what: &str) -> impl FnOnce(io::Error) -> Error + '_ {
 
 impl Session {
     /// Answers the kernel's first request, and serves the others by `threads` threads.
-    pub fn start(fs: &Arc<FileSystem>, threads: usize) -> Result<Session> {
-        let agreement = agree(fs)?;
+    /// With `no_passthrough` data goes by requests even where the kernel would serve it.
+    pub fn start(fs: &Arc<FileSystem>, threads: usize, no_passthrough: bool) -> Result<Session> {
+        let mut agreement = agree(fs)?;
+        if no_passthrough && agreement.data == DataPath::Passthrough {
+            agreement.data = DataPath::Requests("it was asked for (--no-passthrough)".into());
+        }
         fs.passes.store(agreement.data == DataPath::Passthrough, Ordering::Relaxed);
         // The device's clones are opened like itself, which not everybody may to whom the helper gave a connection.
         let clones: Vec<Device> = (1..threads).map_while(|_| fs.device.another().ok()).collect();

@@ -222,10 +222,19 @@ pub struct MountStatus {
     pub last_crash: Option<String>,
 }
 
+/// How a pool is to be mounted.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct MountOptions {
+    /// Other users may use it too.
+    pub allow_other: bool,
+    /// Data goes by requests even where passthrough is to be had.
+    pub no_passthrough: bool,
+}
+
 /// Mounts the pool in `path` on the empty directory `at`; returns when the mount answers.
-pub fn mount(path: &Path, at: &Path, allow_other: bool) -> Result<MountFacts> {
+pub fn mount(path: &Path, at: &Path, options: MountOptions) -> Result<MountFacts> {
     let mut supervisor = Supervisor::connect(&PoolDirectory::open(path)?)?;
-    match supervisor.ask(&Ask::Mount { at: at.to_owned(), allow_other }, Some(MOUNT_TIMEOUT))? {
+    match supervisor.ask(&Ask::Mount { at: at.to_owned(), options }, Some(MOUNT_TIMEOUT))? {
         Reply::Mounted(facts) => serde_json::from_value(facts).map_err(|_| unexpected()),
         Reply::Failed(failure) => Err(failure.into()),
         _ => Err(unexpected()),

@@ -17,6 +17,7 @@ use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::Signal;
 use serde_json::{json, Value};
 
+use crate::control::MountOptions;
 use crate::members::MemberId;
 use crate::protocol::Reply;
 use crate::signals::SignalMask;
@@ -36,7 +37,7 @@ const STOP_GRACE: Duration = Duration::from_secs(5);
 #[derive(Clone, Debug)]
 pub(crate) struct Wanted {
     pub(crate) at: PathBuf,
-    pub(crate) allow_other: bool,
+    pub(crate) options: MountOptions,
 }
 
 #[derive(Debug)]
@@ -93,8 +94,11 @@ impl Process {
         let mut command = Command::new(program()?);
         command.arg("--pool").arg(pool).arg("--at").arg(&wanted.at);
         command.args([OsString::from("--socket"), number.to_string().into()]);
-        if wanted.allow_other {
+        if wanted.options.allow_other {
             command.arg("--allow-other");
+        }
+        if wanted.options.no_passthrough {
+            command.arg("--no-passthrough");
         }
         command.stdin(std::process::Stdio::null()).current_dir("/");
         // SAFETY: between fork and exec only system calls are made that are async-signal-safe.
@@ -318,7 +322,7 @@ impl MountKeeper {
         json!([{
             "at": mount.wanted.at,
             "state": state,
-            "allow_other": mount.wanted.allow_other,
+            "allow_other": mount.wanted.options.allow_other,
             "pid": mount.process.as_ref().map(|p| p.child.id()),
             "data": ready.as_ref().map(|r| r["data"].clone()),
             "why": ready.as_ref().map(|r| r["why"].clone()),

@@ -1,5 +1,6 @@
 //! What is asked of a pool's supervisor and of its worker, beside attaching.
 
+use crate::control::MountOptions;
 use std::path::PathBuf;
 
 use forebay_types::Error;
@@ -26,7 +27,7 @@ pub(crate) enum Ask {
     /// The pool shall stay when its last member leaves. → `Kept`
     Keep,
     /// Mount the pool on an empty directory, named by its full path. → `Mounted`
-    Mount { at: PathBuf, allow_other: bool },
+    Mount { at: PathBuf, options: MountOptions },
     /// Unmount it, from wherever it is when no directory is named. → `Unmounted`
     Unmount { at: Option<PathBuf>, lazy: bool },
     /// Stop the pool. → `Stopped`, when nothing of it is left but what `keep` keeps.

@@ -541,7 +541,7 @@ impl Supervisor {
                 let gone = Error::new(Code::PoolGone, "cannot mount the pool").why("it is stopping");
                 return self.send(id, &Reply::failed(&gone));
             }
-            Ask::Mount { at, allow_other } => return self.mount.mount(Wanted { at, allow_other }, id),
+            Ask::Mount { at, options } => return self.mount.mount(Wanted { at, options }, id),
             Ask::Unmount { at, lazy } => return self.mount.unmount(at.as_deref(), lazy, id),
             Ask::Down { keep } => return self.begin_stop(keep, Some(id)),
         };

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use forebay_server::control::{self, MountFacts};
+use forebay_server::control::{self, MountFacts, MountOptions};
 use forebay_types::{Error, Result};
 use serde_json::json;
 
@@ -12,7 +12,11 @@ use crate::{failure, pool};
 
 pub(super) fn mount(named: Option<PathBuf>, arguments: &Mount) -> Result<ExitCode> {
     let (dir, at) = (pool::directory(named)?, place(&arguments.dir)?);
-    let facts = control::mount(&dir, &at, arguments.allow_other)?;
+    let facts = control::mount(
+        &dir,
+        &at,
+        MountOptions { allow_other: arguments.allow_other, no_passthrough: arguments.no_passthrough },
+    )?;
     if arguments.json {
         failure::print_json(&json!({ "pool": dir, "at": at, "data": facts.data, "why": facts.why }));
     } else {

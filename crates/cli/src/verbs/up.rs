@@ -26,7 +26,11 @@ pub(super) fn up(named: Option<PathBuf>, arguments: Up) -> Result<ExitCode> {
     })?;
     let mounted = match &mount {
         None => None,
-        Some(at) => match control::mount(&path, at, arguments.allow_other) {
+        Some(at) => match control::mount(
+            &path,
+            at,
+            control::MountOptions { allow_other: arguments.allow_other, no_passthrough: false },
+        ) {
             Ok(facts) => Some((at, facts)),
             Err(e) => {
                 // Who asked for both has neither, and what was in it before is kept.
