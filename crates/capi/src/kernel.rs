@@ -193,5 +193,13 @@ wrap! {
         call_of_six(libc::SYS_sendto, fd as usize, bytes as usize, length, flags as usize, 0, 0);
     "recv" = fn recv(fd: c_int, bytes: *mut c_void, length: usize, flags: c_int) -> isize =
         call_of_six(libc::SYS_recvfrom, fd as usize, bytes as usize, length, flags as usize, 0, 0);
+    "pread" = fn pread(fd: c_int, bytes: *mut c_void, length: usize, offset: libc::off_t) -> isize =
+        call(libc::SYS_pread64, fd as usize, bytes as usize, length, offset as usize, 0);
+    "pwrite" = fn pwrite(fd: c_int, bytes: *const c_void, length: usize, offset: libc::off_t) -> isize =
+        call(libc::SYS_pwrite64, fd as usize, bytes as usize, length, offset as usize, 0);
+    "fsync" = fn fsync(fd: c_int) -> c_int =
+        call(libc::SYS_fsync, fd as usize, 0, 0, 0, 0);
+    "fallocate" = fn fallocate(fd: c_int, mode: c_int, offset: libc::off_t, length: libc::off_t) -> c_int =
+        call(libc::SYS_fallocate, fd as usize, mode as usize, offset as usize, length as usize, 0);
     "usleep" = fn usleep(us: c_uint) -> c_int = pause(us);
 }

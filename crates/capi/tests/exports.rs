@@ -68,11 +68,13 @@ fn own_calls_are_not_interposed() {
 }
 
 /// Functions at which libc cancels a thread. It reads and writes files itself only while a panic prints its backtrace.
-const CANCELS: [&str; 14] = [
+const CANCELS: [&str; 16] = [
     "accept",
     "accept4",
     "close",
     "connect",
+    "fallocate",
+    "fsync",
     "nanosleep",
     "poll",
     "pread",

@@ -263,7 +263,8 @@ fn run(arguments: &Arguments, supervisor: &Supervisor) -> Result<()> {
     let fs = FileSystem::new(pool, device).map_err(|code| Error::new(code, what()))?;
     let fs = Arc::new(fs);
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
-    let session = Session::start(&fs, (2 * processors).clamp(THREADS_MIN, THREADS_MAX), arguments.no_passthrough)?;
+    let session =
+        Session::start(&fs, (2 * processors).clamp(THREADS_MIN, THREADS_MAX), arguments.no_passthrough)?;
     let shown =
         std::fs::metadata(&at).map_err(|e| Error::io(what(), &e).why(format!("a look at it: {e}")))?;
     if std::os::unix::fs::MetadataExt::ino(&shown) != fs.root_ino() {
