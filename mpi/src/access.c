@@ -128,7 +128,7 @@ static int64_t sieve(struct file *file, struct walk *runs, struct walk *memory, 
 }
 
 static bool sieves(const struct file *file, const struct flat *view, int64_t bytes) {
-    if (strcmp(file->hints[HINT_romio_ds_read], "disable") == 0 || view->dense || view->count == 0 || !view->rising)
+    if (strcmp(file->hints[HINT_romio_ds_read], "disable") == 0 || view->dense || view->count == 0 || !view->apart)
         return false;
     return bytes > 2 * view->size / view->count && view->size / view->count < SIEVE_RUN_BYTES &&
            view->extent / SIEVE_SPREAD <= view->size;
@@ -215,7 +215,8 @@ static const struct flat bytes_flat = {.size = 1,
                                        .blocks = (struct block[]){{0, 1}},
                                        .before = (int64_t[]){0},
                                        .dense = true,
-                                       .rising = true};
+                                       .rising = true,
+                                       .apart = true};
 
 /* As `transfer`, of data that lies in the file as the standard's external32. */
 static int transfer_external(struct file *file, const struct view *view, bool writes, int64_t position, void *buffer,

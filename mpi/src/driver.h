@@ -100,6 +100,7 @@ struct flat {
     int64_t *before;      /* bytes of all blocks before each */
     bool dense;           /* copies of it follow each other without a gap */
     bool rising;          /* offsets are 0 or more and never go back */
+    bool apart;           /* and neither blocks nor copies lie on or between each other: the data is in the file's order */
 };
 /* The flat form of a committed datatype, cached with it; MPI_ERR_TYPE, MPI_ERR_NO_MEM. `comm` is for its errors. */
 int flat_of(MPI_Datatype type, MPI_Comm comm, const struct flat **out);
@@ -160,6 +161,7 @@ struct file {
     char *path;
     struct view view;
     int64_t position;   /* the individual file pointer, in etypes */
+    bool apart;         /* the views of all ranks are: what lies before an offset is the first part of each one's data */
     int64_t widest_run; /* the longest mean length of a view's runs that any rank has */
     bool atomic;
     struct shared *shared;

@@ -159,13 +159,17 @@ int file_set_view(struct file *file, MPI_Offset disp, MPI_Datatype etype, MPI_Da
         return code;
     }
     int64_t widest = made.file->dense || made.file->count == 0 ? INT64_MAX : made.file->size / made.file->count;
+    int64_t entangled = !made.file->apart;
     if (file->size > 1) {
-        int64_t mine = widest;
-        mpi.Allreduce(&mine, &widest, 1, MPI_INT64_T, MPI_MAX, file->comm);
+        int64_t mine[2] = {widest, entangled}, all[2];
+        mpi.Allreduce(mine, all, 2, MPI_INT64_T, MPI_MAX, file->comm);
+        widest = all[0];
+        entangled = all[1];
     }
     pthread_mutex_lock(&file->lock);
     struct view before = file->view;
     file->widest_run = widest;
+    file->apart = !entangled;
     file->view = made;
     file->position = 0;
     hints_read(file, info, false);

@@ -152,6 +152,7 @@ static struct file *file_make(MPI_Comm comm, const char *path, int amode, int *c
     file->fd = file->memfd = -1;
     file->amode = amode;
     file->widest_run = INT64_MAX;
+    file->apart = true;
     file->comm = MPI_COMM_NULL;
     pthread_mutex_init(&file->lock, NULL);
     file->view.etype = file->view.filetype = MPI_DATATYPE_NULL;

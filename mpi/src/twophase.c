@@ -30,7 +30,8 @@ enum {
 bool wants_two_phase(const struct file *file, bool writes) {
     const char *hint = file->hints[writes ? HINT_romio_cb_write : HINT_romio_cb_read];
     bool pays = writes && file->widest_run < SHORT_RUN_BYTES && strcmp(hint, "disable") != 0;
-    bool can = file->size > 1 && !file->atomic && !file->view.external32;
+    /* An aggregator's window is a range of the file: the data that goes there must be one range of each rank's. */
+    bool can = file->size > 1 && file->apart && !file->atomic && !file->view.external32;
     bool together = can && (pays || strcmp(hint, "enable") == 0);
     if (debug() && file->rank == 0)
         fprintf(stderr, "forebay: %s: collective %s is %s (hint: %s; runs of the view: %s)\n", file->path,

@@ -486,15 +486,49 @@ static void large(void) {
 }
 #endif
 
+/* Columns of a matrix, the copies of the file type between each other's blocks. */
+static void columns(void) {
+    enum { ROWS = 3000 };
+    MPI_Datatype column, narrow;
+    int mine = 4, width = 4 * size, *data = malloc(sizeof *data * ROWS * mine), *back = calloc(ROWS * mine, sizeof *back);
+    for (int c = 0; c < mine; c++)
+        for (int r = 0; r < ROWS; r++)
+            data[c * ROWS + r] = r * width + rank * mine + c;
+    MPI_Type_vector(ROWS, 1, width, MPI_INT, &column);
+    MPI_Type_create_resized(column, 0, sizeof(int), &narrow);
+    MPI_Type_commit(&narrow);
+    MPI_File file = open_new(MPI_COMM_WORLD, MPI_MODE_RDWR | MPI_MODE_CREATE);
+    OK(MPI_File_set_view(file, (MPI_Offset)sizeof(int) * rank * mine, MPI_INT, narrow, "native", MPI_INFO_NULL));
+    OK(MPI_File_write_all(file, data, ROWS * mine, MPI_INT, MPI_STATUS_IGNORE));
+    barrier();
+    OK(MPI_File_read_at(file, 0, back, ROWS * mine, MPI_INT, MPI_STATUS_IGNORE));
+    CHECK(memcmp(data, back, sizeof *data * ROWS * mine) == 0);
+    OK(MPI_File_read_at(file, ROWS / 2, back, ROWS * 2, MPI_INT, MPI_STATUS_IGNORE));
+    CHECK(memcmp(data + ROWS / 2, back, sizeof *data * ROWS * 2) == 0);
+    OK(MPI_File_set_view(file, 0, MPI_INT, MPI_INT, "native", MPI_INFO_NULL));
+    OK(MPI_File_read_at_all(file, (MPI_Offset)width * 7, back, width, MPI_INT, MPI_STATUS_IGNORE));
+    for (int i = 0; i < width; i++)
+        CHECK(back[i] == width * 7 + i);
+    OK(MPI_File_close(&file));
+    MPI_Type_free(&column);
+    MPI_Type_free(&narrow);
+    free(data);
+    free(back);
+    barrier();
+}
+
 /* A pool of 64 MiB or so: no signal, and what was written before is whole. */
 static void full(void) {
     MPI_File file = open_new(MPI_COMM_WORLD, MPI_MODE_RDWR | MPI_MODE_CREATE);
     static char block[1 << 20];
     int code = MPI_SUCCESS;
     memset(block, rank + 1, sizeof block);
-    for (int i = 0; i < 512 && code == MPI_SUCCESS; i++)
+    for (int i = 0; i < 512 && code == MPI_SUCCESS; i++) {
         code = MPI_File_write_at(file, ((MPI_Offset)i * size + rank) << 20, block, sizeof block, MPI_BYTE,
                                  MPI_STATUS_IGNORE);
+        if (i == 0)
+            barrier(); /* each has written its first block before anybody fills the pool */
+    }
     CHECK(class_of(code) == MPI_ERR_NO_SPACE);
     barrier();
     FAILS(MPI_ERR_NO_SPACE, MPI_File_preallocate(file, (MPI_Offset)1 << 40));
@@ -529,6 +563,7 @@ int main(int argc, char **argv) {
     atomicity();
     handlers();
     striped();
+    columns();
     barrier();
     if (rank == 0)
         OK(MPI_File_delete(name, MPI_INFO_NULL));

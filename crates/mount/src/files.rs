@@ -11,7 +11,8 @@ use crate::handles::Handle;
 use crate::nodes::Seen;
 use crate::opened::{open_backing, reopen, Opened};
 use crate::protocol::{
-    self, fopen, Body, Request, FSYNC_FDATASYNC, OPEN_KILL_SUIDGID, RELEASE_FLOCK_UNLOCK, WRITE_KILL_SUIDGID,
+    self, fopen, Body, Request, FSYNC_FDATASYNC, OPEN_KILL_SUIDGID, RELEASE_FLOCK_UNLOCK, WRITE_CACHE,
+    WRITE_KILL_SUIDGID,
 };
 
 /// Largest write that the kernel sends, and read that it asks for: as many pages as it takes.
@@ -253,6 +254,16 @@ impl FileSystem {
         }
         let written = match &*handle {
             Handle::Striped(file) => file.write_at(bytes, offset)?,
+            // Pages of a mapping, by whichever handle the kernel took: they go where they belong, though that one appends.
+            Handle::Single(_) if write_flags & WRITE_CACHE != 0 => {
+                let opened = self.nodes.opened(self.open_ino(rq.node).0);
+                let file = opened.and_then(|opened| opened.writable()).ok_or(Errno(libc::EBADF))?;
+                // SAFETY: the buffer is as long as said.
+                let n = unsafe {
+                    libc::pwrite(file.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), offset as i64)
+                };
+                check(n)? as usize
+            }
             Handle::Single(file) => {
                 // SAFETY: the buffer is as long as said.
                 let n = unsafe {
