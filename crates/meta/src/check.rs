@@ -98,7 +98,7 @@ fn shown(name: &[u8]) -> String {
 }
 
 impl Shard {
-    /// Checks the whole shard; the attributes and layouts of all regular files are given to `each_file`, so that the
+    /// Checks the whole shard; the attributes and layouts of all inodes with something on a target are given to `each_file`, so that the
     /// caller can compare them with the backing files. Fails only when the shard cannot be read at all, or a batch is
     /// open ([`Code::Busy`]).
     pub fn check(&self, each_file: &mut dyn FnMut(&Entry)) -> Result<CheckReport> {
@@ -280,8 +280,8 @@ impl Check {
         if has_values && inode.marks & MARK_VALUES == 0 {
             self.report.problem(|| format!("inode {ino}: has values, and is not marked so"));
         }
-        if attr.is_file() {
-            self.report.files += 1;
+        self.report.files += u64::from(attr.is_file());
+        if attr.kind().has_backing() {
             each_file(&inode.entry());
         }
     }

@@ -325,7 +325,7 @@ fn compare(steps: &[Step], hash: fn(&[u8]) -> u64) {
         pair.whole_tree(&mut batch);
         drop(batch);
         let mut files = Vec::new();
-        let report = shard.check(&mut |e| files.push(e.attr.ino.0)).unwrap();
+        let report = shard.check(&mut |e| files.extend(e.attr.is_file().then_some(e.attr.ino.0))).unwrap();
         assert_eq!(report.problems, Vec::<String>::new());
         assert_eq!(report.inodes as usize, pair.fs.nodes.len());
         let expected: Vec<_> = pair.fs.nodes.values().filter(|n| n.attr.is_file()).collect();

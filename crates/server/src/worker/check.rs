@@ -17,7 +17,9 @@ const LISTED_MAX: usize = 100;
 /// Checks; the report as JSON with `clean`, counts, and `problems` as texts.
 pub(crate) fn check(shard: &Shard, target: &Target) -> Result<Value> {
     let mut files: HashSet<Ino> = HashSet::new();
+    let mut regular = 0u64;
     let report = shard.check(&mut |entry| {
+        regular += u64::from(entry.attr.is_file());
         files.insert(entry.attr.ino);
     })?;
     // A damaged shard may refuse a batch; what is damaged is in the report then.
@@ -49,7 +51,7 @@ pub(crate) fn check(shard: &Shard, target: &Target) -> Result<Value> {
         "problems_found": found,
         "inodes": report.inodes,
         "entries": report.entries,
-        "files": files.len(),
+        "files": regular,
         "orphans": orphans.len(),
         "backing_files": backing_files,
         "leaked_backing_files": leaked,
