@@ -5,6 +5,9 @@ use forebay_types::{Code, Entry, Ino, PoolSpace, Reply, Request};
 use crate::path::{PathBuffer, Place};
 use crate::pool::{Door, Pool};
 
+/// How often a look-up starts again when the inode is replaced under it.
+const ATTEMPTS: u32 = 16;
+
 impl Pool {
     /// The root directory.
     pub fn root(&self) -> Result<Ino, Code> {
@@ -13,8 +16,15 @@ impl Pool {
 
     /// The entry `name` of `parent`.
     pub fn lookup(&self, parent: Ino, name: &[u8]) -> Result<Entry, Code> {
-        let found = self.lookup_name(parent, name)?;
-        self.get_attr(found.ino)
+        for _ in 0..ATTEMPTS {
+            let found = self.lookup_name(parent, name)?;
+            match self.get_attr(found.ino) {
+                // Replaced between the two: the name is another inode's by now, or nobody's.
+                Err(Code::NotFound) => {}
+                result => return result,
+            }
+        }
+        Err(Code::NotFound)
     }
 
     /// Walks a path to an inode.
