@@ -6,7 +6,7 @@ use crate::path::{PathBuffer, Place};
 use crate::pool::{Door, Pool};
 
 /// How often a look-up starts again when the inode is replaced under it.
-const ATTEMPTS: u32 = 16;
+const ATTEMPTS: u32 = 4096;
 
 impl Pool {
     /// The root directory.

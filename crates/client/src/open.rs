@@ -32,7 +32,7 @@ pub(crate) const KERNEL_FLAGS: i32 = libc::O_ACCMODE
     | libc::O_NOCTTY
     | libc::O_ASYNC;
 /// How often an open starts again when the file is replaced under it.
-const ATTEMPTS: u32 = 16;
+const ATTEMPTS: u32 = 4096;
 
 static ANCHORS: AtomicU64 = AtomicU64::new(0);
 

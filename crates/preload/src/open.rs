@@ -53,7 +53,7 @@ pub(crate) unsafe fn open_any(dirfd: c_int, path: *const c_char, flags: c_int, m
 }
 
 /// How often an open starts again when a FIFO is removed under it.
-const ATTEMPTS: u32 = 16;
+const ATTEMPTS: u32 = 4096;
 
 /// True for a path by which the kernel finds a backing file.
 ///

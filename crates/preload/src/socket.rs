@@ -62,7 +62,7 @@ unsafe fn at_backing(
 }
 
 /// How often a bind starts again when its entry is removed before there is a socket behind it.
-const ATTEMPTS: u32 = 16;
+const ATTEMPTS: u32 = 4096;
 /// Mode of a socket's node: who may connect is the shard's to say.
 const NODE_MODE: libc::mode_t = 0o700;
 
