@@ -98,8 +98,8 @@ fn shown(name: &[u8]) -> String {
 }
 
 impl Shard {
-    /// Checks the whole shard; the attributes and layouts of all inodes with something on a target are given to `each_file`, so that the
-    /// caller can compare them with the backing files. Fails only when the shard cannot be read at all, or a batch is
+    /// Checks the whole shard; the attributes and layouts of all inodes with something on a target are given to
+    /// `each_file`, so that the caller can compare them with the backing files. Fails only when the shard cannot be read at all, or a batch is
     /// open ([`Code::Busy`]).
     pub fn check(&self, each_file: &mut dyn FnMut(&Entry)) -> Result<CheckReport> {
         let _state = self.borrow("run a check")?;

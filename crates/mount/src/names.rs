@@ -115,26 +115,18 @@ impl FileSystem {
         let (source, name) = (f.u64()?, f.name()?);
         let (ino, parent) = (self.ino(source), self.ino(rq.node));
         if ino.0 >= TEMPORARY {
-            return self.link_temporary(rq, source, parent, name, out);
+            return self.link_temporary(source, parent, name, out);
         }
         let entry = self.pool.link_in(ino, parent, name)?;
         self.made(&entry, out)
     }
 
     /// A file without a name gets its first: it becomes an inode of the pool.
-    fn link_temporary(
-        &self,
-        rq: &Request<'_>,
-        node: u64,
-        parent: Ino,
-        name: &[u8],
-        out: &mut Body,
-    ) -> Result<Outcome, Errno> {
+    fn link_temporary(&self, node: u64, parent: Ino, name: &[u8], out: &mut Body) -> Result<Outcome, Errno> {
         let gone = Errno(libc::ENOENT);
         let seen = self.nodes.seen(node).ok_or(gone)?;
         let file = self.nodes.opened(node).and_then(|opened| opened.any()).ok_or(gone)?;
         let caller = forebay_types::Caller { uid: seen.uid, gid: seen.gid };
-        let _ = rq;
         let entry = self.pool.name_temporary(
             caller,
             std::os::fd::AsFd::as_fd(&*file),

@@ -105,10 +105,10 @@ pub(crate) mod fattr {
     pub(crate) const KILL_SUIDGID: u32 = 1 << 11;
 }
 
-/// A write or an open with O_TRUNC that drops set-id bits.
-pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// Flag of WRITE: pages of a mapping.
 pub(crate) const WRITE_CACHE: u32 = 1;
+/// A write or an open with O_TRUNC that drops set-id bits.
+pub(crate) const WRITE_KILL_SUIDGID: u32 = 1 << 2;
 /// See [`WRITE_KILL_SUIDGID`].
 pub(crate) const OPEN_KILL_SUIDGID: u32 = 1;
 /// A lock request of flock(2), not of fcntl(2).

@@ -8,7 +8,7 @@ use std::os::raw::{c_char, c_int};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::abi::Place;
-use crate::door::Pool;
+use crate::door::{either, Pool};
 use crate::interpose::{answer_int, guard};
 use crate::path::Buffer;
 use crate::{descriptor, door, process, real, route, settings};
@@ -73,33 +73,25 @@ fn keep(state: u64) {
 ///
 /// # Safety
 /// `escape` has room for a path.
-unsafe fn enter(pool: Pool, place: Place, escape: *mut u8) -> i64 {
-    let mut ino = 0;
+unsafe fn enter(pool: Pool, place: Place, escape: *mut u8) -> Result<i64, i64> {
     let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC;
     // SAFETY: the door's contract is kept: the place is the caller's, the rest is writable.
     unsafe {
-        let mode = (pool.door.resolve)(pool.handle, place, 1, &mut ino, escape);
-        if mode < 0 {
-            return mode;
+        let (itself, kind) = pool.reach(place, true, escape)?;
+        if kind != libc::S_IFDIR {
+            return Err(-i64::from(libc::ENOTDIR));
         }
-        let itself = Place { dir: ino, path: std::ptr::null(), bytes: 0 };
-        if mode as u32 & libc::S_IFMT != libc::S_IFDIR {
-            return -i64::from(libc::ENOTDIR);
-        }
-        let allowed = (pool.door.access)(pool.handle, itself, libc::X_OK, 1, 1, escape);
-        if allowed < 0 {
-            return allowed;
-        }
+        pool.allows(itself, libc::X_OK, escape)?;
         let fd = (pool.door.open)(pool.handle, itself, flags, 0, escape);
         if fd < 0 {
-            return fd;
+            return Err(fd);
         }
         let entered = system_call!(libc::SYS_fchdir, fd);
         real::close(fd as c_int);
         if entered == 0 {
-            keep(ino);
+            keep(itself.dir);
         }
-        entered as i64
+        Ok(entered as i64)
     }
 }
 
@@ -183,7 +175,7 @@ interpose! {
                     keep(KERNEL);
                 }
                 result
-            }, |pool, place, escape| enter(pool, place, escape))
+            }, |pool, place, escape| either(enter(pool, place, escape)))
         })
     }
 

@@ -5,7 +5,7 @@ use std::os::raw::{c_char, c_int, c_long, c_void};
 use libc::{dirent as Dirent, DIR};
 
 use crate::abi::Place;
-use crate::door::Pool;
+use crate::door::{either, Pool};
 use crate::interpose::{answer, answer_int, errno, guard, set_errno};
 use crate::stream::{record_bytes, Stream};
 use crate::{cwd, descriptor, real, route, settings};
@@ -14,24 +14,17 @@ use crate::{cwd, descriptor, real, route, settings};
 ///
 /// # Safety
 /// `escape` has room for a path.
-unsafe fn open_place(pool: Pool, place: Place, escape: *mut u8) -> i64 {
-    let mut ino = 0;
+unsafe fn open_place(pool: Pool, place: Place, escape: *mut u8) -> Result<i64, i64> {
     // SAFETY: the caller's promise.
-    unsafe {
-        let mode = (pool.door.resolve)(pool.handle, place, 1, &mut ino, escape);
-        if mode < 0 {
-            return mode;
+    let itself = unsafe {
+        let (itself, kind) = pool.reach(place, true, escape)?;
+        if kind != libc::S_IFDIR {
+            return Err(-i64::from(libc::ENOTDIR));
         }
-        if mode as u32 & libc::S_IFMT != libc::S_IFDIR {
-            return -i64::from(libc::ENOTDIR);
-        }
-        let itself = Place { dir: ino, path: std::ptr::null(), bytes: 0 };
-        let allowed = (pool.door.access)(pool.handle, itself, libc::R_OK, 1, 1, escape);
-        if allowed < 0 {
-            return allowed;
-        }
-    }
-    Stream::open(pool, ino, -1).map_or_else(|errno| errno, |stream| stream as i64)
+        pool.allows(itself, libc::R_OK, escape)?;
+        itself
+    };
+    Stream::open(pool, itself.dir, -1).map(|stream| stream as i64)
 }
 
 /// A stream as the answer of a call: a negative errno when there is none.
@@ -139,7 +132,7 @@ interpose! {
                 path,
                 true,
                 |_, path| raw_stream(real::libc_own::opendir(path)),
-                |pool, place, escape| open_place(pool, place, escape),
+                |pool, place, escape| either(open_place(pool, place, escape)),
             );
             if stream == -(libc::ENOENT as isize) && cwd::is_removed(libc::AT_FDCWD, path) {
                 raw_stream(real::libc_own::opendir(path))

@@ -11,7 +11,7 @@ use std::ffi::CStr;
 use std::os::raw::{c_char, c_void};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU64, Ordering};
 
-use crate::abi::{Door, PoolHandle, DOOR_VERSION};
+use crate::abi::{Door, Place, PoolHandle, DOOR_VERSION};
 use crate::interpose::{errno, set_errno};
 use crate::{path::Buffer, process, real, settings};
 
@@ -27,6 +27,46 @@ pub(crate) struct Pool {
     pub(crate) door: &'static Door,
     /// What they take first.
     pub(crate) handle: *const PoolHandle,
+}
+
+impl Pool {
+    /// Walks to what is at a place: the place itself by its inode, and its type (S_IFMT). A negative errno or ESCAPED when
+    /// there is none.
+    ///
+    /// # Safety
+    /// `escape` has room for a path.
+    pub(crate) unsafe fn reach(
+        self,
+        place: Place,
+        follow: bool,
+        escape: *mut u8,
+    ) -> Result<(Place, u32), i64> {
+        let mut ino = 0;
+        // SAFETY: the door's contract is kept: the place is the caller's, the rest is writable.
+        match unsafe { (self.door.resolve)(self.handle, place, i32::from(follow), &mut ino, escape) } {
+            mode @ 0.. => {
+                Ok((Place { dir: ino, path: std::ptr::null(), bytes: 0 }, mode as u32 & libc::S_IFMT))
+            }
+            failed => Err(failed),
+        }
+    }
+
+    /// Whether the caller may, by its effective ids: R_OK, W_OK, X_OK of what [`Pool::reach`] found.
+    ///
+    /// # Safety
+    /// `escape` has room for a path.
+    pub(crate) unsafe fn allows(self, itself: Place, amode: i32, escape: *mut u8) -> Result<(), i64> {
+        // SAFETY: the caller's promise.
+        match unsafe { (self.door.access)(self.handle, itself, amode, 1, 1, escape) } {
+            0.. => Ok(()),
+            failed => Err(failed),
+        }
+    }
+}
+
+/// A call's answer where both outcomes are numbers.
+pub(crate) fn either(result: Result<i64, i64>) -> i64 {
+    result.unwrap_or_else(|failed| failed)
 }
 
 /// Why there is no pool to ask.

@@ -11,8 +11,6 @@ use crate::door::Pool;
 use crate::path::{self, Buffer};
 use crate::{real, settings};
 
-/// What begins the path by which the kernel finds a backing file through the target's descriptor.
-pub(crate) const BACKING: &[u8] = b"/proc/self/fd/";
 /// f_type of /proc.
 const PROC: i64 = 0x9fa0;
 /// Bytes of a backing file's last component, and of its last two with their slashes.
@@ -71,6 +69,21 @@ fn link_bytes(path: &[u8]) -> Option<usize> {
         return ends(at + 3);
     }
     None
+}
+
+/// True for a path by which the kernel finds a backing file through the target's descriptor:
+/// `/proc/self/fd/N/data/xx/` and the inode number in hexadecimal digits.
+pub(crate) fn is_backing(path: &[u8]) -> bool {
+    let mut parts = path.rsplitn(4, |b| *b == b'/');
+    let name =
+        parts.next().is_some_and(|name| name.len() == NAME_BYTES && name.iter().all(u8::is_ascii_hexdigit));
+    let low = parts.next().is_some_and(|low| low.len() == 2);
+    let data = parts.next() == Some(b"data");
+    let link = parts.next().is_some_and(|link| {
+        link.strip_prefix(b"/proc/self/fd/")
+            .is_some_and(|fd| !fd.is_empty() && fd.iter().all(u8::is_ascii_digit))
+    });
+    name && low && data && link
 }
 
 /// A descriptor of what a link leads to, which says what it is and no more.
@@ -200,6 +213,21 @@ mod tests {
             ("/dev/stdin", "/dev/stdin"),
         ] {
             assert_eq!(link(path), Some(expected), "{path}");
+        }
+    }
+
+    #[test]
+    fn is_backing_wants_the_whole_form() {
+        assert!(is_backing(b"/proc/self/fd/900/data/0a/000100000000000a"));
+        for path in [
+            "/proc/self/fd/5",
+            "/proc/self/fd/5/data/0a/name",
+            "/proc/self/fd/x/data/0a/000100000000000a",
+            "/proc/self/fd/5/other/0a/000100000000000a",
+            "/tmp/data/0a/000100000000000a",
+            "000100000000000a",
+        ] {
+            assert!(!is_backing(path.as_bytes()), "{path}");
         }
     }
 

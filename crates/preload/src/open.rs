@@ -9,7 +9,7 @@ use crate::abi::Place;
 use crate::cwd::overflow;
 use crate::door::Pool;
 use crate::interpose::{answer_int, raw};
-use crate::{cwd, descriptor, real, route, umask};
+use crate::{cwd, descriptor, magic, real, route, umask};
 
 /// Opens wherever the path leads; the descriptor or a negative errno.
 ///
@@ -29,7 +29,7 @@ pub(crate) unsafe fn open_any(dirfd: c_int, path: *const c_char, flags: c_int, m
                 follow,
                 |at, way| {
                     // Where a FIFO of the pool leads to: its backing file, which is there, or is nobody's.
-                    let is_backing = way != path && is_backing(way);
+                    let is_backing = way != path && magic::is_backing(crate::path::bytes(way));
                     escaped.set(is_backing);
                     let made = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC;
                     let flags = if is_backing { flags & !made } else { flags };
@@ -54,15 +54,6 @@ pub(crate) unsafe fn open_any(dirfd: c_int, path: *const c_char, flags: c_int, m
 
 /// How often an open starts again when a FIFO is removed under it.
 const ATTEMPTS: u32 = 4096;
-
-/// True for a path by which the kernel finds a backing file.
-///
-/// # Safety
-/// `path` is null or a C string.
-unsafe fn is_backing(path: *const c_char) -> bool {
-    // SAFETY: the caller's promise.
-    !path.is_null() && unsafe { crate::path::bytes(path) }.starts_with(crate::magic::BACKING)
-}
 
 /// Opens a place of the pool.
 ///

@@ -10,7 +10,7 @@ use crate::abi::{Place, ESCAPED};
 use crate::arguments::Arguments;
 use crate::classify::{classify, Leads};
 use crate::crossing::crossing;
-use crate::door::Pool;
+use crate::door::{either, Pool};
 use crate::path::{self, Buffer};
 use crate::real;
 
@@ -122,14 +122,16 @@ impl Program {
                 match leads {
                     Leads::Kernel => return Ok(Opened::Kernel(dirfd, path)),
                     Leads::Nowhere(errno) => return Err(errno),
-                    Leads::Pool(pool, place) => match open_program(pool, place, follow, escape.first()) {
-                        ESCAPED => {
-                            std::mem::swap(&mut self.escaped, &mut escape);
-                            (dirfd, path) = (libc::AT_FDCWD, self.escaped.as_c());
+                    Leads::Pool(pool, place) => {
+                        match either(open_program(pool, place, follow, escape.first())) {
+                            ESCAPED => {
+                                std::mem::swap(&mut self.escaped, &mut escape);
+                                (dirfd, path) = (libc::AT_FDCWD, self.escaped.as_c());
+                            }
+                            fd if fd < 0 => return Err(fd as isize),
+                            fd => return Ok(Opened::Pool(fd as c_int)),
                         }
-                        fd if fd < 0 => return Err(fd as isize),
-                        fd => return Ok(Opened::Pool(fd as c_int)),
-                    },
+                    }
                 }
             }
         }
@@ -183,30 +185,21 @@ impl Program {
 ///
 /// # Safety
 /// `escape` has room for a path.
-unsafe fn open_program(pool: Pool, place: Place, follow: bool, escape: *mut u8) -> i64 {
-    let mut ino = 0;
+unsafe fn open_program(pool: Pool, place: Place, follow: bool, escape: *mut u8) -> Result<i64, i64> {
     // SAFETY: the caller's promise.
     unsafe {
-        let mode = (pool.door.resolve)(pool.handle, place, follow as i32, &mut ino, escape);
-        if mode < 0 {
-            return mode;
-        }
-        match mode as u32 & libc::S_IFMT {
+        let (itself, kind) = pool.reach(place, follow, escape)?;
+        match kind {
             libc::S_IFREG => {}
-            libc::S_IFLNK => return -i64::from(libc::ELOOP),
-            _ => return -i64::from(libc::EACCES),
+            libc::S_IFLNK => return Err(-i64::from(libc::ELOOP)),
+            _ => return Err(-i64::from(libc::EACCES)),
         }
-        let itself = Place { dir: ino, path: std::ptr::null(), bytes: 0 };
-        let allowed = (pool.door.access)(pool.handle, itself, libc::X_OK, 1, 1, escape);
-        if allowed < 0 {
-            return allowed;
-        }
-        let flags = libc::O_RDONLY | libc::O_CLOEXEC;
-        let fd = (pool.door.open)(pool.handle, itself, flags, 0, escape);
+        pool.allows(itself, libc::X_OK, escape)?;
+        let fd = (pool.door.open)(pool.handle, itself, libc::O_RDONLY | libc::O_CLOEXEC, 0, escape);
         if fd == -i64::from(libc::EACCES) {
-            return (pool.door.open)(pool.handle, itself, libc::O_PATH | libc::O_CLOEXEC, 0, escape);
+            return Ok((pool.door.open)(pool.handle, itself, libc::O_PATH | libc::O_CLOEXEC, 0, escape));
         }
-        fd
+        Ok(fd)
     }
 }
 

@@ -9,9 +9,9 @@ use std::os::raw::{c_char, c_int};
 use libc::{sockaddr, sockaddr_un, socklen_t};
 
 use crate::abi::{Place, ESCAPED};
-use crate::door::Pool;
+use crate::door::{either, Pool};
 use crate::interpose::{answer_int, guard, raw};
-use crate::magic::BACKING;
+use crate::magic::is_backing;
 use crate::path::{self, Buffer};
 use crate::{real, route, settings, umask};
 
@@ -19,8 +19,6 @@ use crate::{real, route, settings, umask};
 const PATH_OFFSET: usize = std::mem::offset_of!(sockaddr_un, sun_path);
 /// Bytes of an address's path.
 const ROOM: usize = size_of::<sockaddr_un>() - PATH_OFFSET;
-/// Bytes of an inode number at its end.
-const DIGITS: usize = 16;
 
 /// The path of an address, NUL-terminated in `out`; none of an address without one.
 ///
@@ -97,9 +95,7 @@ unsafe fn bind_place(fd: c_int, pool: Pool, place: Place, escape: *mut u8) -> i6
                 }
                 _ if is_gone => {}
                 failed => {
-                    let mut there = 0;
-                    let found = (pool.door.resolve)(pool.handle, place, 0, &mut there, escape);
-                    if found >= 0 && there == ino {
+                    if pool.reach(place, false, escape).is_ok_and(|(there, _)| there.dir == ino) {
                         (pool.door.unlink)(pool.handle, place, escape);
                     }
                     return failed;
@@ -111,25 +107,17 @@ unsafe fn bind_place(fd: c_int, pool: Pool, place: Place, escape: *mut u8) -> i6
 }
 
 /// Leads to the kernel's socket behind an entry: the connection, which may wait, is made on its path by libc.
-unsafe fn connect_place(pool: Pool, place: Place, escape: *mut u8) -> i64 {
+unsafe fn connect_place(pool: Pool, place: Place, escape: *mut u8) -> Result<i64, i64> {
     // SAFETY: the door's contract is kept; there is room for a path at `escape`.
     unsafe {
-        let mut ino = 0;
-        let mode = (pool.door.resolve)(pool.handle, place, 1, &mut ino, escape);
-        if mode < 0 {
-            return mode;
+        let (itself, kind) = pool.reach(place, true, escape)?;
+        if kind != libc::S_IFSOCK {
+            return Err(-i64::from(libc::ECONNREFUSED));
         }
-        if mode as u32 & libc::S_IFMT != libc::S_IFSOCK {
-            return -i64::from(libc::ECONNREFUSED);
-        }
-        let itself = Place { dir: ino, path: std::ptr::null(), bytes: 0 };
-        let allowed = (pool.door.access)(pool.handle, itself, libc::W_OK, 1, 1, escape);
-        if allowed < 0 {
-            return allowed;
-        }
-        match (pool.door.backing_path)(pool.handle, ino, escape) {
-            0.. => ESCAPED,
-            failed => failed,
+        pool.allows(itself, libc::W_OK, escape)?;
+        match (pool.door.backing_path)(pool.handle, itself.dir, escape) {
+            0.. => Ok(ESCAPED),
+            failed => Err(failed),
         }
     }
 }
@@ -147,13 +135,11 @@ unsafe fn show(address: *mut sockaddr, room: socklen_t, bytes: *mut socklen_t) {
     }
     // SAFETY: a C string was stored.
     let text = unsafe { path::bytes(text.as_ptr()) };
-    let name = text.rsplit(|b| *b == b'/').next().unwrap_or_default();
-    if !text.starts_with(BACKING) || name.len() != DIGITS {
+    if !is_backing(text) {
         return;
     }
-    let Some(ino) = std::str::from_utf8(name).ok().and_then(|name| u64::from_str_radix(name, 16).ok()) else {
-        return;
-    };
+    let digits = text.rsplit(|b| *b == b'/').next().and_then(|name| std::str::from_utf8(name).ok());
+    let Some(ino) = digits.and_then(|name| u64::from_str_radix(name, 16).ok()) else { return };
     guard(|| {
         let Ok(pool) = crate::door::pool() else { return 0 };
         let mut inside = Buffer::new();
@@ -222,12 +208,12 @@ interpose! {
                         raw(real::libc_own::connect(fd, address, bytes))
                     });
                     // Nobody has bound it: it was made with mknod, or by a program that was killed at it.
-                    if result == -(libc::ENOENT as isize) && !same && path::bytes(path).starts_with(BACKING) {
+                    if result == -(libc::ENOENT as isize) && !same && is_backing(path::bytes(path)) {
                         return -(libc::ECONNREFUSED as isize);
                     }
                     result
                 },
-                |pool, place, escape| connect_place(pool, place, escape),
+                |pool, place, escape| either(connect_place(pool, place, escape)),
             ))
         }
     }

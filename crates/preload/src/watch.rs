@@ -4,40 +4,32 @@
 use std::os::raw::{c_char, c_int};
 
 use crate::abi::Place;
-use crate::door::Pool;
+use crate::door::{either, Pool};
 use crate::interpose::answer_int;
 use crate::path::Buffer;
 use crate::route;
 
 /// Watches the backing file of a place.
-unsafe fn watch_place(fd: c_int, pool: Pool, place: Place, mask: u32, escape: *mut u8) -> i64 {
-    let follow = c_int::from(mask & libc::IN_DONT_FOLLOW == 0);
-    let (mut ino, mut backing) = (0, Buffer::new());
+unsafe fn watch_place(fd: c_int, pool: Pool, place: Place, mask: u32, escape: *mut u8) -> Result<i64, i64> {
+    let mut backing = Buffer::new();
     // SAFETY: the door's contract is kept.
     unsafe {
-        let mode = (pool.door.resolve)(pool.handle, place, follow, &mut ino, escape);
-        if mode < 0 {
-            return mode;
+        let (itself, kind) = pool.reach(place, mask & libc::IN_DONT_FOLLOW == 0, escape)?;
+        if mask & libc::IN_ONLYDIR != 0 && kind != libc::S_IFDIR {
+            return Err(-i64::from(libc::ENOTDIR));
         }
-        if mask & libc::IN_ONLYDIR != 0 && mode as u32 & libc::S_IFMT != libc::S_IFDIR {
-            return -i64::from(libc::ENOTDIR);
-        }
-        let itself = Place { dir: ino, path: std::ptr::null(), bytes: 0 };
-        let allowed = (pool.door.access)(pool.handle, itself, libc::R_OK, 1, 1, escape);
-        if allowed < 0 {
-            return allowed;
-        }
+        pool.allows(itself, libc::R_OK, escape)?;
         // The backing file of an old file may not be there yet: opening it makes it, and by O_PATH raises no event.
-        if mode as u32 & libc::S_IFMT == libc::S_IFREG {
+        if kind == libc::S_IFREG {
             let opened = (pool.door.open)(pool.handle, itself, libc::O_PATH | libc::O_CLOEXEC, 0, escape);
             if opened < 0 {
-                return opened;
+                return Err(opened);
             }
             crate::real::close(opened as c_int);
         }
-        match (pool.door.backing_path)(pool.handle, ino, backing.first()) {
-            0.. => system_call!(libc::SYS_inotify_add_watch, fd, backing.as_c(), mask) as i64,
-            failed => failed,
+        match (pool.door.backing_path)(pool.handle, itself.dir, backing.first()) {
+            0.. => Ok(system_call!(libc::SYS_inotify_add_watch, fd, backing.as_c(), mask) as i64),
+            failed => Err(failed),
         }
     }
 }
@@ -52,7 +44,7 @@ interpose! {
                 path,
                 mask & libc::IN_DONT_FOLLOW == 0,
                 |_, path| system_call!(libc::SYS_inotify_add_watch, fd, path, mask),
-                |pool, place, escape| watch_place(fd, pool, place, mask, escape),
+                |pool, place, escape| either(watch_place(fd, pool, place, mask, escape)),
             )
         })
     }

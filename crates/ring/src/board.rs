@@ -274,23 +274,31 @@ impl Board {
 
     /// The name of the entry at a byte offset, if it is one of this inode's.
     fn name_at(&self, at: usize, ino: Ino, name: &mut [u8; BOARD_NAME_MAX]) -> Option<(Ino, usize)> {
+        let (head, parent, found) = self.settled(at, || {
+            self.mapping.load(at + NAME_OFFSET, name);
+            let head = self.mapping.word32(at + 4).load(Ordering::Relaxed);
+            let parent = self.mapping.word64(at + 8).load(Ordering::Relaxed);
+            (head, Ino(parent), self.mapping.word64(at + 16).load(Ordering::Relaxed))
+        })?;
+        let (len, kind) = (head as u8 as usize, (head >> 8) as u8);
+        let named = found == ino.0 && !matches!(kind, KIND_EMPTY | KIND_ABSENT) && len <= BOARD_NAME_MAX;
+        named.then_some((parent, len))
+    }
+
+    /// What `read` makes of the entry at a byte offset while nobody writes to it; none when that takes too long.
+    #[inline]
+    fn settled<T>(&self, at: usize, mut read: impl FnMut() -> T) -> Option<T> {
         for _ in 0..RETRIES {
             let before = self.mapping.word32(at).load(Ordering::Acquire);
             if before & 1 == 1 {
                 std::hint::spin_loop();
                 continue;
             }
-            let head = self.mapping.word32(at + 4).load(Ordering::Relaxed);
-            let (len, kind) = (head as u8 as usize, (head >> 8) as u8);
-            let parent = Ino(self.mapping.word64(at + 8).load(Ordering::Relaxed));
-            let same = self.mapping.word64(at + 16).load(Ordering::Relaxed) == ino.0;
-            self.mapping.load(at + NAME_OFFSET, name);
+            let found = read();
             fence(Ordering::Acquire);
-            if self.mapping.word32(at).load(Ordering::Relaxed) != before {
-                continue;
+            if self.mapping.word32(at).load(Ordering::Relaxed) == before {
+                return Some(found);
             }
-            let named = same && !matches!(kind, KIND_EMPTY | KIND_ABSENT) && len <= BOARD_NAME_MAX;
-            return named.then_some((parent, len));
         }
         None
     }
@@ -343,27 +351,13 @@ impl Board {
     /// read again.
     #[inline]
     fn entry<T>(&self, ino: Ino, read: impl Fn(usize) -> T) -> Option<T> {
-        for at in self.tables.inode_ways(ino) {
-            for _ in 0..RETRIES {
-                let before = self.mapping.word32(at).load(Ordering::Acquire);
-                if before & 1 == 1 {
-                    std::hint::spin_loop();
-                    continue;
-                }
+        self.tables.inode_ways(ino).find_map(|at| {
+            self.settled(at, || {
                 let used = self.mapping.word32(at + 4).load(Ordering::Relaxed) & USED != 0;
-                let found = (used && self.mapping.word64(at + 8).load(Ordering::Relaxed) == ino.0)
-                    .then(|| read(at + ENTRY_OFFSET));
-                fence(Ordering::Acquire);
-                if self.mapping.word32(at).load(Ordering::Relaxed) != before {
-                    continue;
-                }
-                if found.is_some() {
-                    return found;
-                }
-                break;
-            }
-        }
-        None
+                (used && self.mapping.word64(at + 8).load(Ordering::Relaxed) == ino.0)
+                    .then(|| read(at + ENTRY_OFFSET))
+            })?
+        })
     }
 
     /// Attributes and layout of an inode, if the board has them. The caller checks the epoch before and after.

@@ -54,6 +54,11 @@ static void links_of_files(void)
     CHECK(utimensat(AT_FDCWD, link_of(fd), times, 0) == 0 && stat("file", &by_name) == 0 && by_name.st_mtime == 2);
     int again = open(link_of(fd), O_WRONLY | O_TRUNC);
     CHECK(again >= 0 && write(again, "anew", 4) == 4 && close(again) == 0 && holds("file", "anew"));
+    CHECK(symlink(link_of(fd), "way") == 0);
+    again = open("way", O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    CHECK(again >= 0 && write(again, "by a link", 9) == 9 && close(again) == 0 && holds("file", "by a link"));
+    CHECK(unlink("way") == 0);
+    put("file", "anew");
     FAILS(open(link_of(fd), O_RDONLY | O_NOFOLLOW), ELOOP);
     snprintf(resolved, sizeof resolved, "%s/none", link_of(fd));
     FAILS(open(resolved, O_RDONLY), ENOTDIR);
