@@ -4,6 +4,9 @@
 //! those that other doors make before it acknowledges them, so the kernel may keep them until then. Attributes of a
 //! regular file change also by the writes of whoever has it open, through the kernel's own descriptors, which nobody
 //! announces: the kernel may keep them only while nobody but the mount uses the pool.
+//!
+//! What a name leads to the kernel may hear of for the first time, and is told nothing of before it has: attributes that come
+//! with a name are believed for a moment ([`Belief::BRIEF`]), those asked for by number until told.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 

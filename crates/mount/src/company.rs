@@ -13,10 +13,12 @@ use std::time::{Duration, Instant};
 use forebay_types::{Error, Result};
 
 use crate::filesystem::FileSystem;
-use crate::protocol::{notify, Body};
+use crate::protocol::{notify, Belief, Body};
 
 /// Pause before the daemon is told again that does not answer.
 const ANNOUNCE_AGAIN: Duration = Duration::from_millis(50);
+/// The kernel's own clock ticks in steps of 10 ms at most, which it adds to how long it believes.
+const TICK: Duration = Duration::from_millis(10);
 /// Longest wait for a request that is being served; one as slow answers with no attributes.
 const ROUND_MAX: Duration = Duration::from_secs(1);
 /// The daemon's word that nobody else has files open.
@@ -60,6 +62,8 @@ impl FileSystem {
         for ino in self.nodes.numbers(|seen| seen.mode & libc::S_IFMT == libc::S_IFREG) {
             self.disbelieve(ino);
         }
+        // Of what the kernel has not read yet it did not hear, but that it believes for so long alone.
+        std::thread::sleep(Duration::from_nanos(Belief::BRIEF.nanoseconds.into()) + TICK);
     }
 
     /// The kernel is to ask again for an inode's attributes.

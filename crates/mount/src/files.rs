@@ -3,6 +3,7 @@
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
+use forebay_types::limits::COPY_BYTES_MAX;
 use forebay_types::{Code, Entry, Ino, SetAttr};
 
 use crate::errno::{check, Errno};
@@ -17,8 +18,9 @@ use crate::protocol::{
 
 /// Largest write that the kernel sends, and read that it asks for: as many pages as it takes.
 pub(crate) const TRANSFER_BYTES_MAX: usize = 1 << 20;
-/// Flags of an open that matter to a backing file which is read and written on its behalf.
-const HANDLE_FLAGS: i32 = libc::O_APPEND | libc::O_DIRECT | libc::O_SYNC | libc::O_DSYNC;
+/// Flags of an open that matter to a backing file which is read and written on its behalf. O_DIRECT is not one of them: it
+/// asks for buffers that are aligned, which those of requests are not, and the kernel keeps no pages here anyway.
+const HANDLE_FLAGS: i32 = libc::O_APPEND | libc::O_SYNC | libc::O_DSYNC;
 
 fn writes(flags: i32) -> bool {
     flags & libc::O_ACCMODE != libc::O_RDONLY
@@ -138,6 +140,7 @@ impl FileSystem {
             self.locks.drop_flock(ino.0, owner);
         }
         self.close_node(ino, flags, handle);
+        self.forget_twin_if_gone(rq.node);
         Ok(Outcome::Reply)
     }
 
@@ -368,7 +371,7 @@ impl FileSystem {
         // The kernel copies by reads and writes then.
         let by_parts = Errno(libc::EOPNOTSUPP);
         let (source, destination) = (source.single().ok_or(by_parts)?, destination.single().ok_or(by_parts)?);
-        let len = if wide { len } else { len.min(u64::from(u32::MAX) & !0xfff) };
+        let len = len.min(COPY_BYTES_MAX as u64);
         // SAFETY: the offsets live over the call; the descriptors are ours.
         let copied = check(unsafe {
             libc::copy_file_range(
