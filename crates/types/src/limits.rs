@@ -95,9 +95,6 @@ pub const INTERRUPTS_KEPT: usize = 256;
 /// Bytes that one request to a mount copies (copy_file_range): some milliseconds of one of its threads. The caller gets
 /// less than it asked for and goes on.
 pub const COPY_BYTES_MAX: usize = 16 << 20;
-/// Changes whose names the kernel is still to be told of, through a mount: some megabytes. From there on all names are
-/// looked up anew in the place of each change that comes.
-pub const NAME_NOTES_MAX: usize = 16 * 1024;
 
 const _: () = assert!(MESSAGE_BYTES_MAX >= XATTR_VALUE_MAX + XATTR_NAME_MAX + 1024);
 const _: () = assert!(XATTR_TOTAL_MAX >= XATTR_VALUE_MAX + XATTR_NAME_MAX + XATTR_OVERHEAD);
