@@ -34,8 +34,8 @@ struct Answer {
 }
 
 impl Answer {
-    fn passthrough(id: i32) -> Answer {
-        Answer { handle: 0, flags: fopen::PASSTHROUGH, backing: id }
+    fn passthrough(handle: u64, id: i32) -> Answer {
+        Answer { handle, flags: fopen::PASSTHROUGH, backing: id }
     }
 
     /// The kernel keeps no pages of the file: other doors write it too.
@@ -91,7 +91,7 @@ impl FileSystem {
             self.disbelieve(ino.0);
         }
         let answer = opened.open(self.pool, self.registrar(), writes(flags)).and_then(|id| match id {
-            Some(id) => Ok(Answer::passthrough(id)),
+            Some(id) => Ok(Answer::passthrough(self.handles.number(), id)),
             None => self.open_handle(&opened, entry, flags).inspect_err(|_| {
                 if writes(flags) {
                     opened.end_write();
@@ -139,6 +139,7 @@ impl FileSystem {
         if release_flags & RELEASE_FLOCK_UNLOCK != 0 {
             self.locks.drop_flock(ino.0, owner);
         }
+        self.locks.drop_opened(ino.0, handle);
         self.close_node(ino, flags, handle);
         self.forget_twin_if_gone(rq.node);
         Ok(Outcome::Reply)
@@ -169,7 +170,7 @@ impl FileSystem {
         let st = self.pool.stat_opened(&entry, &fstat(&file)?);
         let opened = self.nodes.open(ino.0);
         let answer = opened.adopt(file, self.registrar(), true).and_then(|id| match id {
-            Some(id) => Ok(Answer::passthrough(id)),
+            Some(id) => Ok(Answer::passthrough(self.handles.number(), id)),
             None => self.open_handle(&opened, Some(&entry), flags),
         });
         let answer = answer.inspect_err(|_| {
@@ -201,7 +202,7 @@ impl FileSystem {
         self.nodes.mention(node, seen);
         let opened = self.nodes.open(node);
         let answer = opened.adopt(file, self.registrar(), true).and_then(|id| match id {
-            Some(id) => Ok(Answer::passthrough(id)),
+            Some(id) => Ok(Answer::passthrough(self.handles.number(), id)),
             None => self.open_handle(&opened, None, flags),
         });
         let answer = answer.inspect_err(|_| {

@@ -2,8 +2,9 @@
 //!
 //! Each owner has a descriptor of its own, on which its locks are: flock's by flock(2), record locks by open-file-description
 //! locks, which exclude the record locks of processes and one another. The kernel tells when an owner lets go: by
-//! unlocking, by a flush when one of its descriptors is closed, by the release of an open file. A lock is taken or dropped
-//! while the table of owners is locked, so that what was granted is in the table and nothing else closes it.
+//! unlocking, by a flush when a process closes one of its descriptors, by the release of an open file. Of a program's own
+//! open-file-description locks it tells no more than that release, which is known by the open's number. A lock is taken or
+//! dropped while the table of owners is locked, so that what was granted is in the table and nothing else closes it.
 //!
 //! Locks that have to wait are tried again and again by one thread, there while any waits, so that no thread that serves
 //! requests does. An INTERRUPT ends a wait; one that another thread reads before the wait has begun is remembered.
@@ -27,11 +28,50 @@ const PAUSE: Duration = Duration::from_micros(200);
 const PAUSE_MAX: Duration = Duration::from_millis(20);
 
 /// Who holds locks of an inode, and of which kind they are.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Owner {
     ino: u64,
     owner: u64,
     flock: bool,
+}
+
+/// An owner's locks.
+#[derive(Debug)]
+struct Held {
+    owner: Owner,
+    /// The number of the open that the first was taken by.
+    handle: u64,
+    /// The descriptor that they are on.
+    file: OwnedFd,
+}
+
+/// Who holds locks, by inode.
+#[derive(Debug, Default)]
+struct Table {
+    by_inode: HashMap<u64, Vec<Held>>,
+    owners: usize,
+}
+
+impl Table {
+    fn get(&self, owner: Owner) -> Option<&OwnedFd> {
+        self.by_inode.get(&owner.ino)?.iter().find(|held| held.owner == owner).map(|held| &held.file)
+    }
+
+    fn insert(&mut self, held: Held) {
+        self.by_inode.entry(held.owner.ino).or_default().push(held);
+        self.owners += 1;
+    }
+
+    /// Takes out an inode's owners of which `which` is true.
+    fn remove(&mut self, ino: u64, which: impl Fn(&Held) -> bool) -> Vec<Held> {
+        let Some(held) = self.by_inode.get_mut(&ino) else { return Vec::new() };
+        let gone: Vec<Held> = held.extract_if(.., |held| which(held)).collect();
+        if held.is_empty() {
+            self.by_inode.remove(&ino);
+        }
+        self.owners -= gone.len();
+        gone
+    }
 }
 
 /// A lock that waits, and who is told how it went.
@@ -61,8 +101,7 @@ struct Waits {
 /// All locks, and the requests that wait for one.
 #[derive(Debug)]
 pub(crate) struct Locks {
-    /// The descriptors that owners' locks are on.
-    held: Mutex<HashMap<Owner, OwnedFd>>,
+    held: Mutex<Table>,
     owners_max: usize,
     waits: Mutex<Waits>,
     freed: Condvar,
@@ -72,6 +111,7 @@ pub(crate) struct Locks {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wish {
     owner: Owner,
+    handle: u64,
     kind: i32,
     start: u64,
     end: u64,
@@ -132,7 +172,7 @@ impl Locks {
         }
     }
 
-    fn held(&self) -> MutexGuard<'_, HashMap<Owner, OwnedFd>> {
+    fn held(&self) -> MutexGuard<'_, Table> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -140,17 +180,26 @@ impl Locks {
         self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn drop_all(&self, owner: Owner) {
-        let gone = self.held().remove(&owner);
-        if gone.is_some() {
+    fn drop_of(&self, ino: u64, which: impl Fn(&Held) -> bool) {
+        let gone = self.held().remove(ino, which);
+        if !gone.is_empty() {
             drop(gone);
             self.try_again();
         }
     }
 
-    /// An owner's record locks go: it has closed a descriptor of the file.
+    fn drop_all(&self, owner: Owner) {
+        self.drop_of(owner.ino, |held| held.owner == owner);
+    }
+
+    /// A process's record locks go: it has closed a descriptor of the file.
     pub(crate) fn drop_posix(&self, ino: u64, owner: u64) {
         self.drop_all(Owner { ino, owner, flock: false });
+    }
+
+    /// An open file is gone, and with it its locks. Those that a process took by it went with the flush before.
+    pub(crate) fn drop_opened(&self, ino: u64, handle: u64) {
+        self.drop_of(ino, |held| held.handle == handle);
     }
 
     /// An open file's flock goes with it.
@@ -191,13 +240,13 @@ impl Locks {
 impl FileSystem {
     fn wish(&self, rq: &Request<'_>) -> Result<Wish, Errno> {
         let mut f = rq.fields;
-        let (_handle, owner, start, end) = (f.u64()?, f.u64()?, f.u64()?, f.u64()?);
+        let (handle, owner, start, end) = (f.u64()?, f.u64()?, f.u64()?, f.u64()?);
         let (kind, _pid, flags) = (f.u32()? as i32, f.u32()?, f.u32()?);
         if end < start {
             return Err(Errno(libc::EINVAL));
         }
         let owner = Owner { ino: self.open_ino(rq.node).0, owner, flock: flags & LK_FLOCK != 0 };
-        Ok(Wish { owner, kind, start, end })
+        Ok(Wish { owner, handle, kind, start, end })
     }
 
     /// A descriptor for an owner's locks. Record locks for writing need one that can write, and an owner's locks must stay
@@ -220,12 +269,14 @@ impl FileSystem {
         let mut record = wish.record();
         {
             let held = self.locks.held();
-            let new = match held.get(&wish.owner) {
-                Some(_) => None,
-                None => Some(self.lock_descriptor(wish.owner)?),
-            };
-            let Some(file) = new.as_ref().or_else(|| held.get(&wish.owner)) else {
-                return Err(Errno(libc::EBADF));
+            let new;
+            // The owner's own locks are not in the way on its own descriptor.
+            let file = match held.get(wish.owner) {
+                Some(file) => file,
+                None => {
+                    new = self.lock_descriptor(wish.owner)?;
+                    &new
+                }
             };
             // SAFETY: `record` lives over the call.
             check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut record) })?;
@@ -242,16 +293,16 @@ impl FileSystem {
     /// Takes a lock, without waiting.
     fn take(&self, wish: &Wish) -> Result<(), Errno> {
         let mut held = self.locks.held();
-        if let Some(file) = held.get(&wish.owner) {
+        if let Some(file) = held.get(wish.owner) {
             return wish.apply(file);
         }
-        if held.len() >= self.locks.owners_max {
+        if held.owners >= self.locks.owners_max {
             return Err(Errno(libc::ENOLCK));
         }
         let file = self.lock_descriptor(wish.owner)?;
         let taken = wish.apply(&file);
         // Also when it has to wait: it will be tried again.
-        held.insert(wish.owner, file);
+        held.insert(Held { owner: wish.owner, handle: wish.handle, file });
         taken
     }
 
@@ -263,7 +314,7 @@ impl FileSystem {
         } else if wish.whole() {
             self.locks.drop_all(wish.owner);
         } else {
-            let dropped = self.locks.held().get(&wish.owner).map(|file| wish.apply(file));
+            let dropped = self.locks.held().get(wish.owner).map(|file| wish.apply(file));
             if let Some(dropped) = dropped {
                 dropped?;
                 self.locks.try_again();
@@ -343,6 +394,24 @@ mod tests {
     use super::*;
 
     #[test]
+    fn release_of_an_open_file_takes_the_locks_that_were_taken_by_it() {
+        let locks = Locks::new();
+        let hold = |ino, owner, handle| {
+            let file = std::fs::File::open("/dev/null").unwrap().into();
+            locks.held().insert(Held { owner: Owner { ino, owner, flock: false }, handle, file });
+        };
+        hold(1, 10, 5);
+        hold(1, 11, 6);
+        hold(2, 12, 5);
+        locks.drop_opened(1, 5);
+        locks.drop_opened(3, 5);
+        let held = locks.held();
+        let is_held = |ino, owner| held.get(Owner { ino, owner, flock: false }).is_some();
+        assert!(!is_held(1, 10) && is_held(1, 11) && is_held(2, 12));
+        assert_eq!(held.owners, 2);
+    }
+
+    #[test]
     fn interrupts_that_nothing_waits_for_are_remembered_up_to_their_number() {
         let locks = Locks::new();
         for unique in 0..2 * INTERRUPTS_KEPT as u64 {
@@ -361,7 +430,7 @@ mod tests {
             let told = told.clone();
             let owner = Owner { ino: 1, owner: unique, flock: false };
             locks.waits().list.push(Wait {
-                wish: Wish { owner, kind: libc::F_WRLCK, start: 0, end: 9 },
+                wish: Wish { owner, handle: 1, kind: libc::F_WRLCK, start: 0, end: 9 },
                 unique,
                 pause: PAUSE,
                 next: Instant::now(),

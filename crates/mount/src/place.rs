@@ -129,13 +129,19 @@ pub fn full_path(at: &Path) -> Result<PathBuf> {
 /// mount that may be there is given back: the same pool's when `alone` says that nobody can be serving it any more.
 pub fn check_place(at: &Path, source: &str, alone: bool) -> Result<Option<Mounted>> {
     let what = || format!("cannot mount on {}", at.display());
-    if let Some(mounted) = mounted_on(at).filter(|m| m.kind == FILE_SYSTEM_TYPE) {
+    let stack = stack_on(at);
+    if let Some(mounted) = uppermost(&stack).filter(|m| m.kind == FILE_SYSTEM_TYPE) {
         if mounted.source == source && alone {
-            return Ok(Some(mounted));
+            return Ok(Some(mounted.clone()));
         }
         return Err(Error::new(Code::Busy, what())
             .why(format!("pool {} is mounted there", mounted.source))
             .cure("`forebay umount` it first (or `umount -l` it, if that pool is no more), or name another directory"));
+    }
+    if let (Some(other), true) = (uppermost(&stack), stack.iter().any(|m| m.kind == FILE_SYSTEM_TYPE)) {
+        return Err(Error::new(Code::Busy, what())
+            .why(format!("{} ({}) is mounted over a pool's mount there", other.source, other.kind))
+            .cure("unmount that first"));
     }
     let metadata = std::fs::metadata(at).map_err(|e| Error::io(what(), &e))?;
     if !metadata.is_dir() {
@@ -260,12 +266,13 @@ fn abort(mounted: &Mounted) -> bool {
     std::fs::write(format!("/sys/fs/fuse/connections/{}/abort", mounted.minor), "1").is_ok()
 }
 
-/// Takes away a mount that nobody serves: whoever waits for an answer gets an error.
+/// Takes away a mount from under whoever uses it: those that wait for an answer get an error. [`Code::Busy`] when something
+/// is mounted over it; nothing is done to it then.
 pub fn clear(mounted: &Mounted) -> Result<()> {
-    let aborted = abort(mounted);
     if let Err(e) = check_uppermost(mounted) {
         return if e.code == Code::NotFound { Ok(()) } else { Err(e) };
     }
+    let aborted = abort(mounted);
     // Who may force an unmount ends the connection by that. Others' helper only unmounts.
     let path = c_path(&mounted.at)?;
     let flags = libc::MNT_FORCE | libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW;

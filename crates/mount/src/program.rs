@@ -155,7 +155,11 @@ struct Supervisor {
 /// What the supervisor wants, or that it is gone.
 #[derive(Debug, PartialEq, Eq)]
 enum Heard {
-    Unmount { lazy: bool },
+    Unmount {
+        lazy: bool,
+    },
+    /// A signal: the pool stops, or whoever started the process wants it to.
+    End,
     Gone,
     Nothing,
 }
@@ -287,18 +291,10 @@ struct Guard {
     armed: bool,
 }
 
-impl Guard {
-    /// Takes it away at once, from under whoever uses it.
-    fn clear(&mut self) -> Result<()> {
-        self.armed = false;
-        place::clear(&self.mounted)
-    }
-}
-
 impl Drop for Guard {
     fn drop(&mut self) {
         if self.armed {
-            if let Err(e) = self.clear() {
+            if let Err(e) = place::clear(&self.mounted) {
                 tracing::error!("{e}");
             }
         }
@@ -325,7 +321,7 @@ fn serve(mut guard: Guard, supervisor: &Supervisor, signals: &OwnedFd, served: (
             supervisor.say(&json!({ "unmounted": {} }));
             return;
         }
-        let heard = if fds[0].revents != 0 { Heard::Unmount { lazy: true } } else { supervisor.hear() };
+        let heard = if fds[0].revents != 0 { Heard::End } else { supervisor.hear() };
         match heard {
             Heard::Nothing => {}
             Heard::Gone => {
@@ -334,16 +330,24 @@ fn serve(mut guard: Guard, supervisor: &Supervisor, signals: &OwnedFd, served: (
             }
             Heard::Unmount { lazy } => match place::unmount(&guard.mounted) {
                 Ok(()) => guard.armed = false,
-                Err(e) if e.code == Code::Busy && lazy => {
-                    tracing::warn!("{e}; it is taken away all the same");
-                    match guard.clear() {
-                        Ok(()) => supervisor.say(&json!({ "unmounted": {} })),
-                        Err(e) => supervisor.failed("busy", &e),
-                    }
-                    return;
-                }
                 Err(e) if e.code == Code::NotFound => return,
-                Err(e) => supervisor.failed("busy", &e),
+                Err(e) if !lazy => supervisor.failed("busy", &e),
+                Err(e) => match place::clear(&guard.mounted) {
+                    Ok(()) => {
+                        tracing::warn!("{e}; it was taken away all the same");
+                        guard.armed = false;
+                        return supervisor.say(&json!({ "unmounted": {} }));
+                    }
+                    Err(e) => supervisor.failed("busy", &e),
+                },
+            },
+            Heard::End => match place::unmount(&guard.mounted) {
+                Ok(()) => guard.armed = false,
+                Err(e) if e.code == Code::NotFound => return,
+                Err(e) => {
+                    tracing::warn!("{e}; it is taken away all the same");
+                    return; // by the guard
+                }
             },
         }
     }
