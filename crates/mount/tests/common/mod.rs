@@ -173,8 +173,11 @@ impl Drop for Place {
     fn drop(&mut self) {
         let _ = self.command(&["down", "--force"]).output();
         for at in [self.mnt(), self.pool().join("target")] {
-            if is_mounted(&at) {
-                let _ = Command::new("umount").arg("-l").arg(&at).output();
+            // One over another, where a test left it so.
+            for _ in 0..4 {
+                if is_mounted(&at) {
+                    let _ = Command::new("umount").arg("-l").arg(&at).output();
+                }
             }
         }
         let _ = std::fs::remove_dir_all(&self.dir);

@@ -116,7 +116,10 @@ impl Company {
         while state.mount.as_ref().is_some_and(Mount::is_awaited) {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                tracing::error!("the mount does not announce itself");
+                tracing::error!(
+                    "the mount's process does not say that it serves: programs are let in, and the mount may show old sizes \
+                     and times of files until it does"
+                );
                 if let Some(mount) = &mut state.mount {
                     mount.is_late = true;
                 }
@@ -143,7 +146,10 @@ impl Company {
             Ok(()) => state.told_shared = shared,
             Err(code) => {
                 if code != Code::PoolGone {
-                    tracing::error!("the mount does not answer: {code}");
+                    tracing::error!(
+                        "the mount's process does not answer ({code}): a program is let in all the same, and the mount may \
+                         show old sizes and times of files until it does"
+                    );
                 }
                 let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
                 mount.socket = None;
