@@ -8,7 +8,7 @@
 //!        new sessions,   │    ▼
 //!        status, check   │  sweeper      unlinks backing files, then reports back
 //!                        │
-//!  the kernel that has the pool mounted ◄─── notifier ◄─► shard thread
+//!  the kernel that has the pool mounted ◄─── notifiers ◄─► shard thread
 //!
 //!  P/socket ─────────► attendant ──► one short thread a connection (attach, control)
 //!  pidfds, SIGTERM ───────┘
