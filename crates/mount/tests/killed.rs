@@ -4,9 +4,28 @@ mod common;
 
 use common::{is_mounted, kill, wait_for, Place};
 use std::fs;
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
+
+/// A process that is stopped, and goes on when the test does not.
+struct Stopped(i32);
+
+impl Stopped {
+    fn new(pid: i32) -> Stopped {
+        // SAFETY: a process of this test's pool, which is not reaped before its supervisor has noticed.
+        unsafe { libc::kill(pid, libc::SIGSTOP) };
+        Stopped(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        // SAFETY: as above; to one that is no more it does nothing.
+        unsafe { libc::kill(self.0, libc::SIGCONT) };
+    }
+}
 
 /// Makes, reads and removes files through the mount until told to stop, and counts; panics on the first error.
 fn load(place: &Place, thread: usize, stop: &AtomicBool, rounds: &AtomicU64) {
@@ -115,6 +134,60 @@ fn mount_process_killed_under_load_loses_nothing_that_was_acknowledged() {
     for name in &made {
         assert_eq!(fs::read_to_string(place.file(name)).unwrap(), *name);
     }
+    place.is_clean();
+}
+
+#[test]
+fn program_that_waits_for_a_mount_process_that_is_killed_gets_an_error() {
+    let Some(place) = Place::mounted() else { return };
+    let pid = place.pid("mount");
+    std::thread::scope(|scope| {
+        let _stopped = Stopped::new(pid);
+        let waits = scope.spawn(|| fs::metadata(place.file("name")));
+        std::thread::sleep(Duration::from_millis(100));
+        assert!(!waits.is_finished(), "answered by a process that is stopped");
+        kill(pid);
+        let e = waits.join().unwrap().unwrap_err();
+        assert!(matches!(e.raw_os_error(), Some(libc::ENOTCONN | libc::ECONNABORTED)), "{e}");
+    });
+    wait_for("it is mounted again", || fs::write(place.file("name"), "x").is_ok());
+}
+
+#[test]
+fn mount_process_that_is_stopped_holds_up_no_other_door() {
+    let Some(place) = Place::mounted() else { return };
+    fs::create_dir(place.file("d")).unwrap();
+    // A program that is there before, as a newcomer waits for the mount's answer.
+    let mut command = place.command(&["run", "--quiet", "--", "sh"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let (mut to_child, mut words) =
+        (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()).lines());
+    writeln!(to_child, "echo x > /forebay/before; echo ready").unwrap();
+    assert_eq!(words.next().unwrap().unwrap(), "ready");
+    std::thread::scope(|scope| {
+        let stopped = Stopped::new(place.pid("mount"));
+        // It holds the directory's lock, for which each word of a name in it waits, until it is answered.
+        let waits = scope.spawn(|| fs::metadata(place.file("d/missing")).is_err());
+        std::thread::sleep(Duration::from_millis(100));
+        writeln!(
+            to_child,
+            "i=0; while [ $i -lt 3000 ]; do echo $i > /forebay/d/f$i; i=$((i+1)); done; echo done"
+        )
+        .unwrap();
+        // Were each held back for as long as the first, this would take minutes.
+        let said = scope.spawn(move || (words.next().unwrap().unwrap(), words));
+        wait_for("the other door goes on", || said.is_finished());
+        assert_eq!(said.join().unwrap().0, "done");
+        assert!(!waits.is_finished());
+        drop(stopped);
+        assert!(waits.join().unwrap());
+    });
+    for i in [0, 1, 1500, 2999] {
+        assert_eq!(fs::read_to_string(place.file(&format!("d/f{i}"))).unwrap(), format!("{i}\n"));
+    }
+    assert_eq!(fs::read_dir(place.file("d")).unwrap().count(), 3000);
+    drop(to_child);
+    child.wait().unwrap();
     place.is_clean();
 }
 
