@@ -14,6 +14,8 @@ const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 /// Phases of the driver for names.
 const NAMES: [&str; 4] = ["create", "cold stat", "warm stat", "unlink"];
+/// Capacity of the pool for names.
+const NAMES_CAPACITY_BYTES: u64 = 1 << 30;
 /// Phases of the driver for mapped files.
 const MAPPED: [&str; 2] = ["mapped write", "mapped read"];
 /// Tells the kernel to drop the entries and inodes that it caches.
@@ -97,7 +99,7 @@ pub(crate) fn measure(pool: &Pool, tmpfs: &Path, sizes: &crate::run::Sizes) -> R
     {
         let with_bindfs = against(mounted.system(MOUNT)?)?;
         let with_medium = [mounted.system("mount")?, System::at(MEDIUM, &medium)?];
-        tables.push(names(&with_bindfs, sizes)?);
+        tables.extend(names_alone_and_not(pool, &against, sizes)?);
         tables.push(data(&with_medium, sizes, "(e) data through the mount", MEDIUM, 0.95, true)?);
         tables.push(builds(&with_bindfs, &with_medium[1], sizes)?);
     }
@@ -118,9 +120,31 @@ fn target(against: &str, at_least: f64) -> Vec<Target> {
     vec![Target::Ratio { against: against.into(), at_least }]
 }
 
-fn names(systems: &[System<'_>], sizes: &crate::run::Sizes) -> Result<Table, String> {
+/// Names of a pool that no program has used through another door, so that the kernel may keep the attributes of files as it
+/// does bindfs's; and then of one that programs have used.
+fn names_alone_and_not(
+    pool: &Pool,
+    against: &dyn Fn(System<'static>) -> Result<Vec<System<'static>>, String>,
+    sizes: &crate::run::Sizes,
+) -> Result<[Table; 2], String> {
+    let pool = pool.another(NAMES_CAPACITY_BYTES)?;
+    let mounted = Mounted::forebay(&pool, "names", &[])?;
+    let systems = against(mounted.system(MOUNT)?)?;
+    let alone = names(&systems, sizes, "alone", true)?;
+    said(pool.command().args(["run", "--", "ls", "/forebay"]))?;
+    let not_alone = names(&systems, sizes, "after programs by another door", false)?;
+    drop(systems);
+    Ok([alone, not_alone])
+}
+
+fn names(
+    systems: &[System<'_>],
+    sizes: &crate::run::Sizes,
+    how: &str,
+    targets: bool,
+) -> Result<Table, String> {
     let mut table = Table {
-        title: format!("(e) names through the mount, {} files a process", sizes.files),
+        title: format!("(e) names through the mount, {how}, {} files a process", sizes.files),
         unit: "operations/s",
         more_is_better: true,
         columns: columns(systems),
@@ -133,7 +157,13 @@ fn names(systems: &[System<'_>], sizes: &crate::run::Sizes) -> Result<Table, Str
                 let rates = systems[column].drive("names", &orders)?;
                 for phase in NAMES {
                     let Some((_, rate)) = rates.iter().find(|(name, _)| name == phase) else { continue };
-                    table.add(&format!("{phase}: {processes}"), column, *rate, || target(BINDFS, 1.0));
+                    table.add(&format!("{phase}: {processes}"), column, *rate, || {
+                        if targets {
+                            target(BINDFS, 1.0)
+                        } else {
+                            Vec::new()
+                        }
+                    });
                 }
             }
         }

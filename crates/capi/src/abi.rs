@@ -144,7 +144,7 @@ pub struct Door {
     /// statvfs(3) of the pool.
     pub statvfs: unsafe extern "C" fn(Pool, *mut libc::statvfs) -> i64,
     /// How many descriptors of directories this process has made. Of no pool in particular.
-    pub anchors_made: unsafe extern "C" fn() -> u64,
+    pub directories_opened: unsafe extern "C" fn() -> u64,
     /// The inode behind a descriptor of which fstat(2) gave `kernel`: 1 and its number, or 0 when it is not the pool's.
     pub inode_of: unsafe extern "C" fn(Pool, fd: i32, kernel: *const libc::stat, ino: *mut u64) -> i64,
     /// The pool's directory in which the process works, of whose `.` stat(2) gave `kernel`: as `inode_of`.

@@ -39,7 +39,7 @@ static DOOR: Door = Door {
     resolve,
     statfs,
     statvfs,
-    anchors_made,
+    directories_opened,
     inode_of,
     working_directory,
     fstat,
@@ -397,8 +397,8 @@ unsafe extern "C" fn statvfs(pool: Handle, out: *mut libc::statvfs) -> i64 {
     }
 }
 
-unsafe extern "C" fn anchors_made() -> u64 {
-    forebay_client::anchors_made()
+unsafe extern "C" fn directories_opened() -> u64 {
+    forebay_client::directories_opened()
 }
 
 unsafe extern "C" fn inode_of(pool: Handle, fd: i32, kernel: *const libc::stat, ino: *mut u64) -> i64 {

@@ -134,12 +134,12 @@ impl Pool {
         path.push(BackingName::new(ino, 0, 0).as_bytes())
     }
 
-    /// The inode behind a descriptor: a backing file or an anchor of this pool, `kernel` being what `fstat` gave for it.
+    /// The inode behind a descriptor: a backing file, an anchor, or what is open through the mount of this pool, `kernel` being what `fstat` gave for it.
     /// None for any other descriptor.
     pub fn inode_of(&self, fd: RawFd, kernel: &libc::stat) -> Option<Ino> {
         let attached = self.attached().ok()?;
         if kernel.st_dev != attached.reply.target_device {
-            return None;
+            return self.is_mount(kernel.st_dev).then_some(Ino(kernel.st_ino));
         }
         let stable = attached.reply.stable_inodes;
         if stable {
@@ -159,7 +159,7 @@ impl Pool {
     pub fn inode_of_working_directory(&self, kernel: &libc::stat) -> Option<Ino> {
         let attached = self.attached().ok()?;
         if kernel.st_dev != attached.reply.target_device {
-            return None;
+            return self.is_mount(kernel.st_dev).then_some(Ino(kernel.st_ino));
         }
         self.inode_named(kernel, c"/proc/self/cwd")
     }

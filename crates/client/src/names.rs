@@ -245,6 +245,22 @@ impl Pool {
         self.remove(&Request::Unlink { parent, name })
     }
 
+    /// The same; `gone` is called with the inode when the name is gone and before the data is, if this was the last name. What
+    /// remains to be done takes longer the larger the file is, and cannot fail.
+    pub fn unlink_in_telling(&self, parent: Ino, name: &[u8], gone: impl FnOnce(Ino)) -> Result<(), Code> {
+        self.ask_then(&Request::Unlink { parent, name }, |reply| match reply {
+            Reply::Removed { ino, last, kind, layout } => {
+                gone(ino);
+                if last {
+                    self.remove_backing(ino, kind, &layout)
+                } else {
+                    Ok(())
+                }
+            }
+            _ => Err(Code::Malformed),
+        })
+    }
+
     /// Removes the empty directory `name` in `parent`, without a permission check.
     pub fn remove_directory_in(&self, parent: Ino, name: &[u8]) -> Result<(), Code> {
         self.remove(&Request::RemoveDirectory { parent, name })

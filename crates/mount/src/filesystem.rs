@@ -7,8 +7,8 @@
 //! Permission was checked by the kernel (`default_permissions`), by the attributes that it was told.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use forebay_client::Pool;
 use forebay_types::{Caller, Code, Entry, Ino};
@@ -22,6 +22,7 @@ use crate::handles::Handles;
 use crate::locks::Locks;
 use crate::nodes::{Nodes, Seen};
 use crate::protocol::{self, op, Body, Request, ROOT_NODE};
+use crate::registrar::Registrar;
 
 /// Numbers of files made without a name begin here: no node of a pool has a number as high.
 pub(crate) const TEMPORARY: u64 = 0x7fff << 48;
@@ -40,6 +41,8 @@ pub(crate) enum Outcome {
 pub enum DataPath {
     /// The kernel goes to the backing files by itself.
     Passthrough,
+    /// It does, and a helper registers them, as this user may not.
+    PassthroughByHelper,
     /// By requests to this process, and why.
     Requests(String),
 }
@@ -52,8 +55,8 @@ pub struct FileSystem {
     /// The target is a tmpfs: stores through mappings move no times.
     pub(crate) in_memory: bool,
     pub(crate) device: Arc<Device>,
-    /// True when files are registered for passthrough.
-    pub(crate) passes: AtomicBool,
+    /// Who registers files for passthrough, once it is known that this is allowed.
+    pub(crate) registrar: OnceLock<Arc<Registrar>>,
     pub(crate) nodes: Nodes,
     pub(crate) handles: Handles,
     pub(crate) locks: Locks,
@@ -73,7 +76,7 @@ impl FileSystem {
             root: pool.root()?,
             in_memory: pool.is_in_memory(),
             device,
-            passes: AtomicBool::new(false),
+            registrar: OnceLock::new(),
             nodes: Nodes::new(),
             handles: Handles::default(),
             locks: Locks::default(),
@@ -115,9 +118,9 @@ impl FileSystem {
         self.next_temporary.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The device to register backing files with, when that is allowed.
-    pub(crate) fn registrar(&self) -> Option<&Arc<Device>> {
-        self.passes.load(Ordering::Relaxed).then_some(&self.device)
+    /// Who registers backing files, when that is allowed.
+    pub(crate) fn registrar(&self) -> Option<&Arc<Registrar>> {
+        self.registrar.get()
     }
 
     pub(crate) fn caller(rq: &Request<'_>) -> Caller {
@@ -192,7 +195,6 @@ impl FileSystem {
             op::SYMLINK => self.symlink(rq, out),
             op::MKNOD => self.mknod(rq, out),
             op::MKDIR => self.mkdir(rq, out),
-            op::UNLINK => self.unlink(rq),
             op::RMDIR => self.rmdir(rq),
             op::RENAME => self.rename(rq, false),
             op::RENAME2 => self.rename(rq, true),

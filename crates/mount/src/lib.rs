@@ -32,6 +32,7 @@ mod patience;
 pub mod place;
 pub mod program;
 mod protocol;
+mod registrar;
 mod session;
 
 pub use device::Device;

@@ -1,7 +1,7 @@
 //! The working directory: the kernel's, or a directory of the pool.
 //!
-//! In the pool it is an anchor, which the kernel knows as a removed directory; its own relative look-ups all fail there,
-//! and ours start from the anchor's inode. It is found out at the first relative path and kept; chdir and fchdir set
+//! In the pool it is an anchor, which the kernel knows as a removed directory, so that its own relative look-ups all fail
+//! there; or a directory of the pool's mount. Ours start from its inode. It is found out at the first relative path and kept; chdir and fchdir set
 //! it. A child in its parent's memory keeps nothing: its working directory is its own.
 
 use std::os::raw::{c_char, c_int};
@@ -43,13 +43,14 @@ fn find_out() -> Option<(Pool, u64)> {
     // SAFETY: filled after success.
     let kernel = (seen == 0).then(|| unsafe { stat.assume_init() });
     match kernel {
-        Some(stat) if stat.st_nlink == 0 => {
+        Some(stat) if stat.st_nlink == 0 || descriptor::is_on_mount(libc::AT_FDCWD, stat.st_dev) => {
             // Without a pool nothing is kept: it may come back.
             let pool = door::pool().ok()?;
             let mut ino = KERNEL;
             // SAFETY: the handle is attached, the structures are readable and writable.
             let found =
                 guard(|| unsafe { (pool.door.working_directory)(pool.handle, &stat, &mut ino) as isize });
+            descriptor::learn_device(&stat, found == 1);
             keep(if found == 1 { ino } else { KERNEL });
             (found == 1).then_some((pool, ino))
         }
@@ -181,7 +182,7 @@ interpose! {
 
     /// fchdir(2)
     fchdir = fn(fd: c_int) -> c_int {
-        let inside = if settings::prefix_bytes() != 0 && descriptor::may_be_anchor(fd) {
+        let inside = if settings::prefix_bytes() != 0 && descriptor::may_be_directory(fd) {
             descriptor::directory_of(fd)
         } else {
             None
