@@ -1,6 +1,6 @@
 //! Requests about files: open, create, release, and the data of those that passthrough does not serve.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use forebay_types::{Code, Entry, Ino, SetAttr};
@@ -227,9 +227,20 @@ impl FileSystem {
         self.handles.get(number).ok_or(Errno(libc::EBADF))
     }
 
-    pub(crate) fn read(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
+    /// `send` may answer the request with what a file has at an offset, and says whether it did.
+    pub(crate) fn read(
+        &self,
+        rq: &Request<'_>,
+        out: &mut Body,
+        send: impl FnOnce(BorrowedFd<'_>, (u64, usize)) -> bool,
+    ) -> Result<Outcome, Errno> {
         let mut f = rq.fields;
         let (handle, offset, size) = (self.handle(f.u64()?)?, f.u64()?, f.u32()? as usize);
+        if let Handle::Single(file) = &*handle {
+            if send(file.as_fd(), (offset, size)) {
+                return Ok(Outcome::Silence);
+            }
+        }
         out.fill(size.min(TRANSFER_BYTES_MAX), |room| match &*handle {
             Handle::Striped(file) => file.read_at(room, offset).map_err(Errno::from),
             Handle::Single(file) => {

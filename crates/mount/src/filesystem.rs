@@ -182,7 +182,7 @@ impl FileSystem {
         self.beliefs.attr(st, || !self.in_memory && self.nodes.was_written(st.st_ino))
     }
 
-    /// Serves one request.
+    /// Serves one request; those that are answered from where they are served the session serves itself.
     pub(crate) fn serve(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
         match rq.opcode {
             op::LOOKUP => self.lookup(rq, out),
@@ -203,7 +203,6 @@ impl FileSystem {
             op::CREATE => self.create(rq, out),
             op::TMPFILE => self.tmpfile(rq, out),
             op::RELEASE => self.release(rq),
-            op::READ => self.read(rq, out),
             op::WRITE => self.write(rq, out),
             op::FLUSH => self.flush(rq),
             op::FSYNC => self.fsync(rq),

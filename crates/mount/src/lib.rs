@@ -34,6 +34,7 @@ pub mod program;
 mod protocol;
 mod registrar;
 mod session;
+mod splice;
 
 pub use device::Device;
 pub use filesystem::{DataPath, FileSystem};

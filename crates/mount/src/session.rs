@@ -5,7 +5,7 @@
 //! unmounted or the connection aborted.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -21,6 +21,7 @@ use crate::filesystem::{DataPath, FileSystem, Outcome};
 use crate::patience::Patience;
 use crate::protocol::{init, op, Body, Request, MAJOR, MINOR, MINOR_OF_EPOCHS};
 use crate::registrar::Registrar;
+use crate::splice::{self, Pipe};
 
 /// Room for the largest request: a write with its headers.
 const REQUEST_BYTES_MAX: usize = TRANSFER_BYTES_MAX + 4096;
@@ -87,6 +88,7 @@ impl Session {
                         crew: &crew,
                         buffer,
                         out,
+                        pipe: None,
                         waits: true,
                     };
                     server.run(&|| rounds.turn(number));
@@ -122,6 +124,8 @@ struct Server<'a> {
     crew: &'a Crew,
     buffer: Vec<u8>,
     out: Body,
+    /// For replies to large reads, made with the first.
+    pipe: Option<Pipe>,
     /// Reads wait for a request.
     waits: bool,
 }
@@ -231,6 +235,12 @@ impl Server<'_> {
                 self.fs.setlkw(&rq, move |error| reply(&device, &mut Body::new(), unique, error))
             }
             op::INTERRUPT => interrupt(self.fs, &rq),
+            op::READ => {
+                let (device, unique, pipe) = (self.device, rq.unique, &mut self.pipe);
+                let send =
+                    |file: BorrowedFd<'_>, range| splice::answer_read(pipe, device, file, range, unique);
+                self.fs.read(&rq, &mut self.out, send)
+            }
             op::UNLINK => {
                 let (device, unique) = (self.device, rq.unique);
                 self.fs.unlink(&rq, || reply(device, &mut Body::new(), unique, 0))
