@@ -32,6 +32,7 @@ mod xattr;
 pub use connection::Role;
 pub use directory::Directory;
 pub use file::{File, Striping};
+pub use mounted::MOUNTED_MARK;
 pub use open::directories_opened;
 pub use path::{PathBuffer, Place};
 pub use pool::{Door, Fail, Pool};

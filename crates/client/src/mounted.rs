@@ -4,6 +4,10 @@
 //! is one that every program understands. Without a mount it is an anchor (`open`). Calls relative to either start from the
 //! inode, which a directory of the mount shows as its own.
 //!
+//! A program under the preload library may know the mount's own paths too, and what it opens by them is the kernel's. So the
+//! descriptors that are opened here carry a mark that stays with them over dup, fork and exec: O_DSYNC, which means nothing
+//! of a directory ([`MOUNTED_MARK`]).
+//!
 //! The mount's process says where it is by a link in the pool's directory ([`MOUNT_LINK`]). It is believed only when what is
 //! there shows the right device and inode: mounts come and go, and a process may live in a namespace that lacks it.
 
@@ -17,6 +21,9 @@ use crate::errno;
 use crate::open::{close, open_at};
 use crate::path::PathBuffer;
 use crate::pool::Pool;
+
+/// The flag of descriptors that the pool opened on its mount.
+pub const MOUNTED_MARK: i32 = libc::O_DSYNC;
 
 /// What of a descriptor is told without asking a file system for it.
 fn look(fd: RawFd) -> Result<libc::statx, Code> {
@@ -56,6 +63,15 @@ impl Pool {
             || self.find_mount(&mut PathBuffer::new()) == Some(device)
     }
 
+    /// A descriptor of a directory to change to, which is no good for much else.
+    pub fn open_to_enter(&self, dir: Ino) -> Result<RawFd, Code> {
+        let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC;
+        match self.open_mounted(dir, flags) {
+            Some(fd) => Ok(fd),
+            None => self.open_anchor(dir, flags),
+        }
+    }
+
     /// Opens an inode of the pool by its path on the mount; none where there is no mount, or it does not let this process.
     pub(crate) fn open_mounted(&self, ino: Ino, flags: i32) -> Option<RawFd> {
         // The mount's own process would wait for itself, and tools outlive no mount.
@@ -66,7 +82,7 @@ impl Pool {
         let device = self.find_mount(&mut path)?;
         self.path_of(ino, &mut inside).ok()?;
         path.push(inside.as_bytes()).ok()?;
-        let fd = open_at(libc::AT_FDCWD, path.as_c_str(), flags | libc::O_NOFOLLOW).ok()?;
+        let fd = open_at(libc::AT_FDCWD, path.as_c_str(), flags | libc::O_NOFOLLOW | MOUNTED_MARK).ok()?;
         // It may be another's by now: names move.
         let is_it = look(fd).is_ok_and(|found| {
             found.stx_ino == ino.0 && libc::makedev(found.stx_dev_major, found.stx_dev_minor) == device

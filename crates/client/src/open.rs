@@ -436,10 +436,12 @@ impl Pool {
         }
     }
 
-    /// A descriptor for a directory: the mount's, or an anchor.
+    /// A descriptor for a directory: the mount's, or an anchor. One that only names it is an anchor: it carries no mark.
     fn open_directory(&self, ino: Ino, flags: i32) -> Result<RawFd, Code> {
         let flags = flags & (libc::O_CLOEXEC | libc::O_PATH | libc::O_NOATIME | libc::O_NONBLOCK);
-        match self.open_mounted(ino, libc::O_RDONLY | libc::O_DIRECTORY | flags) {
+        let names = flags & libc::O_PATH != 0;
+        let mounted = (!names).then(|| self.open_mounted(ino, libc::O_RDONLY | libc::O_DIRECTORY | flags));
+        match mounted.flatten() {
             Some(fd) => {
                 DIRECTORIES.fetch_add(1, Ordering::Relaxed);
                 Ok(fd)

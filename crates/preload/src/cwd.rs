@@ -43,7 +43,9 @@ fn find_out() -> Option<(Pool, u64)> {
     // SAFETY: filled after success.
     let kernel = (seen == 0).then(|| unsafe { stat.assume_init() });
     match kernel {
-        Some(stat) if stat.st_nlink == 0 || descriptor::is_on_mount(libc::AT_FDCWD, stat.st_dev) => {
+        Some(stat)
+            if stat.st_nlink == 0 || named_by_prefix() && descriptor::is_on_mount(None, stat.st_dev) =>
+        {
             // Without a pool nothing is kept: it may come back.
             let pool = door::pool().ok()?;
             let mut ino = KERNEL;
@@ -62,6 +64,20 @@ fn find_out() -> Option<(Pool, u64)> {
     }
 }
 
+/// False when whoever started this program calls its working directory by another name than one under the prefix: a
+/// directory of the mount may have been entered by the mount's own path, and is the kernel's then.
+fn named_by_prefix() -> bool {
+    // SAFETY: a C string; what it gives is one, or null.
+    unsafe {
+        let named = libc::getenv(c"PWD".as_ptr());
+        if named.is_null() {
+            return true;
+        }
+        let rest = crate::path::bytes(named).strip_prefix(settings::prefix());
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
+    }
+}
+
 fn keep(state: u64) {
     if process::borrows_memory() {
         STATE.store(UNKNOWN, Ordering::Relaxed);
@@ -75,7 +91,6 @@ fn keep(state: u64) {
 /// # Safety
 /// `escape` has room for a path.
 unsafe fn enter(pool: Pool, place: Place, escape: *mut u8) -> Result<i64, i64> {
-    let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC;
     // SAFETY: the door's contract is kept: the place is the caller's, the rest is writable.
     unsafe {
         let (itself, kind) = pool.reach(place, true, escape)?;
@@ -83,7 +98,7 @@ unsafe fn enter(pool: Pool, place: Place, escape: *mut u8) -> Result<i64, i64> {
             return Err(-i64::from(libc::ENOTDIR));
         }
         pool.allows(itself, libc::X_OK, escape)?;
-        let fd = (pool.door.open)(pool.handle, itself, flags, 0, escape);
+        let fd = (pool.door.open_to_enter)(pool.handle, itself.dir);
         if fd < 0 {
             return Err(fd);
         }

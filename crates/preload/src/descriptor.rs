@@ -31,7 +31,7 @@ static CHECKED: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 pub(crate) fn is_candidate(fd: c_int, stat: &libc::stat) -> bool {
     let permissions = stat.st_mode & 0o7777;
     if stat.st_mode & libc::S_IFMT == libc::S_IFDIR {
-        return stat.st_nlink == 0 || is_on_mount(fd, stat.st_dev);
+        return stat.st_nlink == 0 || is_on_mount(Some(fd), stat.st_dev);
     }
     permissions == 0o700 || (permissions & !0o700 == 0 && door::is_attached())
 }
@@ -42,26 +42,34 @@ pub(crate) fn is_anchor(stat: &libc::stat) -> bool {
     stat.st_nlink == 0 && stat.st_mode & libc::S_IFMT == libc::S_IFDIR
 }
 
-/// True when a directory of this device may be one of the pool's mount; `fd` is it, or the working directory.
+/// True when a directory of this device may be one of the pool's mount, opened by the pool if it is a descriptor's; with none
+/// it is the working directory.
 #[inline]
-pub(crate) fn is_on_mount(fd: c_int, device: u64) -> bool {
+pub(crate) fn is_on_mount(fd: Option<c_int>, device: u64) -> bool {
     if libc::major(device) != 0 || crate::settings::prefix_bytes() == 0 {
         return false;
     }
-    MOUNT.load(Ordering::Relaxed) == device
-        || !OTHERS.iter().any(|other| other.load(Ordering::Relaxed) == device) && is_on_fuse(fd, device)
+    let may_be = MOUNT.load(Ordering::Relaxed) == device
+        || !OTHERS.iter().any(|other| other.load(Ordering::Relaxed) == device) && is_on_fuse(fd, device);
+    may_be && fd.is_none_or(is_marked)
+}
+
+/// True for a descriptor that the pool opened: one opened by the mount's own path is the kernel's.
+fn is_marked(fd: c_int) -> bool {
+    // SAFETY: it touches no memory.
+    let flags = unsafe { system_call!(libc::SYS_fcntl, fd, libc::F_GETFL) };
+    flags >= 0 && flags as c_int & crate::abi::MOUNTED_MARK != 0
 }
 
 /// Asks the kernel; a device of another kind is asked for once.
 #[cold]
-fn is_on_fuse(fd: c_int, device: u64) -> bool {
+fn is_on_fuse(fd: Option<c_int>, device: u64) -> bool {
     let mut about = std::mem::MaybeUninit::<libc::statfs>::uninit();
     // SAFETY: a C string, and a structure that is writable, and filled after success.
     let kind = unsafe {
-        let asked = if fd == libc::AT_FDCWD {
-            system_call!(libc::SYS_statfs, c".".as_ptr(), about.as_mut_ptr())
-        } else {
-            system_call!(libc::SYS_fstatfs, fd, about.as_mut_ptr())
+        let asked = match fd {
+            None => system_call!(libc::SYS_statfs, c".".as_ptr(), about.as_mut_ptr()),
+            Some(fd) => system_call!(libc::SYS_fstatfs, fd, about.as_mut_ptr()),
         };
         if asked != 0 {
             return false;

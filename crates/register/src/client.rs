@@ -101,9 +101,12 @@ impl Registrar {
     }
 
     fn with(self, device: BorrowedFd<'_>) -> io::Result<Registrar> {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
         match self.ask(Message::Connection, device) {
             Ok(_) => Ok(self),
-            Err(e) if e.kind() == io::ErrorKind::UnexpectedEof => Err(self.why_gone(e)),
+            Err(e) if matches!(e.kind(), UnexpectedEof | BrokenPipe | ConnectionReset) => {
+                Err(self.why_gone(e))
+            }
             Err(e) => Err(e),
         }
     }
