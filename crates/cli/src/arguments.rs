@@ -300,7 +300,7 @@ pub(crate) struct Run {
     /// Read what was staged again and compare
     #[arg(long)]
     pub(crate) verify: bool,
-    /// Where the program sees the pool: an absolute path that does not exist
+    /// Where the program sees the pool: an absolute path that does not exist, or where the pool is mounted
     #[arg(
         long,
         value_name = "DIR",

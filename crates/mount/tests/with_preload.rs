@@ -112,3 +112,26 @@ fn trees_are_copied_searched_and_removed() {
     );
     assert_eq!(seen, "0\nsame");
 }
+
+#[test]
+fn prefix_that_is_the_mount_gives_both_doors_the_same_paths() {
+    let Some(place) = Place::mounted() else { return };
+    let mnt = place.mnt().to_str().unwrap().to_owned();
+    let link = place.dir.join("link");
+    std::os::unix::fs::symlink(place.file("d"), &link).unwrap();
+    let link = link.to_str().unwrap();
+    let text = format!(
+        "mkdir d && echo x >d/f && cat {link}/f && mv {link}/f {mnt}/g && cat {link}/../g; \
+         cd d && /bin/pwd && env -u LD_PRELOAD /bin/pwd && readlink /proc/self/cwd; \
+         ls {link}/missing {mnt}/missing /missing 2>/dev/null; echo y >{link}/new && cat {mnt}/d/new"
+    );
+    let mut command = place.command(&["run", "--quiet", "--prefix", &mnt, "--", "sh", "-c", &text]);
+    let output = command.current_dir(&mnt).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert_eq!(
+        said,
+        format!("x\nx\n{mnt}/d\n{mnt}/d\n{mnt}/d\ny\n"),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
