@@ -34,7 +34,7 @@ pub use host::Host;
 pub use lease::lease_fault;
 pub use logout::logout_clears;
 pub use media::{Access, BackingStat, FileStat, Media, Space};
-pub use mount::{attached_tmpfs, detached_tmpfs, is_mounted_here, unmount, Unmount};
+pub use mount::{attached_tmpfs, detached_tmpfs, is_in_table, is_mounted_here, unmount, Unmount};
 pub use name::{AnchorName, BackingName, ANCHORS_DIRECTORY, DATA_DIRECTORY, SHARD_DIRECTORY};
 pub use probe::{Capabilities, HugePages};
 pub use size::{format_size, parse_size};

@@ -158,6 +158,14 @@ fn find(path: &Path) -> Result<Option<PathBuf>> {
     Ok(ours.then_some(canonical))
 }
 
+/// True when the kernel's table has a mount of this source and kind on a directory, by its full path. Nothing is asked of the
+/// file system, which may be dead.
+pub fn is_in_table(point: &Path, fs_type: &str, source: &Path) -> bool {
+    let text = Host::this().read("/proc/thread-self/mountinfo").unwrap_or_default();
+    let source = source.to_string_lossy();
+    mountinfo::parse(&text).iter().any(|m| m.point == point && m.fs_type == fs_type && m.source == source)
+}
+
 /// Unmounts the tmpfs at `path`. [`Code::Invalid`] when what is there is not one that Forebay mounted, [`Code::Busy`] when
 /// it is in use and [`Unmount::Now`] was asked.
 pub fn unmount(path: &Path, when: Unmount) -> Result<()> {

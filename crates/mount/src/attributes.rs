@@ -99,21 +99,21 @@ fn truncate(file: &OwnedFd, size: u64) -> Result<(), Errno> {
 impl FileSystem {
     pub(crate) fn getattr(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
         let (st, entry) = self.stat(self.ino(rq.node))?;
-        self.put_attr(&st, entry.is_some(), out);
+        self.put_attr(rq.node, &st, entry.is_some(), out);
         Ok(Outcome::Reply)
     }
 
-    fn put_attr(&self, st: &libc::stat, has_name: bool, out: &mut Body) {
+    fn put_attr(&self, node: u64, st: &libc::stat, has_name: bool, out: &mut Body) {
         if has_name {
             self.nodes.note(st.st_ino, Seen::of(st));
         }
-        protocol::put_attr_out(out, st, self.attr_belief(st));
+        protocol::put_attr_out(out, st, self.attr_belief(node, st));
     }
 
     pub(crate) fn statx(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
         let (st, entry) = self.stat(self.ino(rq.node))?;
         let born = entry.map(|entry| (entry.attr.btime.sec, entry.attr.btime.nsec));
-        protocol::put_statx_out(out, &st, born, self.attr_belief(&st));
+        protocol::put_statx_out(out, &st, born, self.attr_belief(rq.node, &st));
         Ok(Outcome::Reply)
     }
 
@@ -126,7 +126,7 @@ impl FileSystem {
                 self.stat(ino)?.0
             }
         };
-        self.put_attr(&st, st.st_nlink > 0, out);
+        self.put_attr(rq.node, &st, st.st_nlink > 0, out);
         Ok(Outcome::Reply)
     }
 

@@ -64,7 +64,7 @@ impl FileSystem {
                 match self.pool.stat_inode(entry.ino) {
                     Ok(st) => {
                         self.nodes.mention(entry.ino.0, Seen::of(&st));
-                        let attr = self.attr_belief(&st);
+                        let attr = self.found_belief(&st);
                         protocol::put_entry_out(out, self.node(entry.ino), &st, self.beliefs.entry(), attr);
                     }
                     // Removed since it was listed: its name alone, as readdir has it.

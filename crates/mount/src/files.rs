@@ -3,6 +3,7 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use forebay_types::limits::COPY_BYTES_MAX;
 use forebay_types::{Code, Entry, Ino, SetAttr};
 
 use crate::errno::{check, Errno};
@@ -17,8 +18,9 @@ use crate::protocol::{
 
 /// Largest write that the kernel sends, and read that it asks for: as many pages as it takes.
 pub(crate) const TRANSFER_BYTES_MAX: usize = 1 << 20;
-/// Flags of an open that matter to a backing file which is read and written on its behalf.
-const HANDLE_FLAGS: i32 = libc::O_APPEND | libc::O_DIRECT | libc::O_SYNC | libc::O_DSYNC;
+/// Flags of an open that matter to a backing file which is read and written on its behalf. O_DIRECT is not one of them: it
+/// asks for buffers that are aligned, which those of requests are not, and the kernel keeps no pages here anyway.
+const HANDLE_FLAGS: i32 = libc::O_APPEND | libc::O_SYNC | libc::O_DSYNC;
 
 fn writes(flags: i32) -> bool {
     flags & libc::O_ACCMODE != libc::O_RDONLY
@@ -32,8 +34,8 @@ struct Answer {
 }
 
 impl Answer {
-    fn passthrough(id: i32) -> Answer {
-        Answer { handle: 0, flags: fopen::PASSTHROUGH, backing: id }
+    fn passthrough(handle: u64, id: i32) -> Answer {
+        Answer { handle, flags: fopen::PASSTHROUGH, backing: id }
     }
 
     /// The kernel keeps no pages of the file: other doors write it too.
@@ -89,7 +91,7 @@ impl FileSystem {
             self.disbelieve(ino.0);
         }
         let answer = opened.open(self.pool, self.registrar(), writes(flags)).and_then(|id| match id {
-            Some(id) => Ok(Answer::passthrough(id)),
+            Some(id) => Ok(Answer::passthrough(self.handles.number(), id)),
             None => self.open_handle(&opened, entry, flags).inspect_err(|_| {
                 if writes(flags) {
                     opened.end_write();
@@ -137,7 +139,9 @@ impl FileSystem {
         if release_flags & RELEASE_FLOCK_UNLOCK != 0 {
             self.locks.drop_flock(ino.0, owner);
         }
+        self.locks.drop_opened(ino.0, handle);
         self.close_node(ino, flags, handle);
+        self.forget_twin_if_gone(rq.node);
         Ok(Outcome::Reply)
     }
 
@@ -166,7 +170,7 @@ impl FileSystem {
         let st = self.pool.stat_opened(&entry, &fstat(&file)?);
         let opened = self.nodes.open(ino.0);
         let answer = opened.adopt(file, self.registrar(), true).and_then(|id| match id {
-            Some(id) => Ok(Answer::passthrough(id)),
+            Some(id) => Ok(Answer::passthrough(self.handles.number(), id)),
             None => self.open_handle(&opened, Some(&entry), flags),
         });
         let answer = answer.inspect_err(|_| {
@@ -198,7 +202,7 @@ impl FileSystem {
         self.nodes.mention(node, seen);
         let opened = self.nodes.open(node);
         let answer = opened.adopt(file, self.registrar(), true).and_then(|id| match id {
-            Some(id) => Ok(Answer::passthrough(id)),
+            Some(id) => Ok(Answer::passthrough(self.handles.number(), id)),
             None => self.open_handle(&opened, None, flags),
         });
         let answer = answer.inspect_err(|_| {
@@ -379,7 +383,7 @@ impl FileSystem {
         // The kernel copies by reads and writes then.
         let by_parts = Errno(libc::EOPNOTSUPP);
         let (source, destination) = (source.single().ok_or(by_parts)?, destination.single().ok_or(by_parts)?);
-        let len = if wide { len } else { len.min(u64::from(u32::MAX) & !0xfff) };
+        let len = len.min(COPY_BYTES_MAX as u64);
         // SAFETY: the offsets live over the call; the descriptors are ours.
         let copied = check(unsafe {
             libc::copy_file_range(

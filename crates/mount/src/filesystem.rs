@@ -7,8 +7,8 @@
 //! Permission was checked by the kernel (`default_permissions`), by the attributes that it was told.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use forebay_client::Pool;
 use forebay_types::{Caller, Code, Entry, Ino};
@@ -21,7 +21,7 @@ use crate::grace::Grace;
 use crate::handles::Handles;
 use crate::locks::Locks;
 use crate::nodes::{Nodes, Seen};
-use crate::protocol::{self, op, Body, Request, ROOT_NODE};
+use crate::protocol::{self, op, Belief, Body, Request, ROOT_NODE};
 use crate::registrar::Registrar;
 
 /// Numbers of files made without a name begin here: no node of a pool has a number as high.
@@ -64,8 +64,9 @@ pub struct FileSystem {
     pub(crate) grace: Grace,
     pub(crate) nameless: Nameless,
     next_temporary: AtomicU64,
-    /// Inodes that files without a name got with their first name.
-    pub(crate) named: Mutex<HashMap<u64, u64>>,
+    /// Inodes that files without a name got with their first name, and how many they are.
+    named: Mutex<HashMap<u64, u64>>,
+    twins: AtomicUsize,
 }
 
 impl FileSystem {
@@ -79,12 +80,13 @@ impl FileSystem {
             registrar: OnceLock::new(),
             nodes: Nodes::new(),
             handles: Handles::default(),
-            locks: Locks::default(),
+            locks: Locks::new(),
             beliefs: Beliefs::default(),
             grace: Grace::default(),
             nameless: Nameless::default(),
             next_temporary: AtomicU64::new(TEMPORARY),
             named: Mutex::default(),
+            twins: AtomicUsize::new(0),
         })
     }
 
@@ -97,10 +99,7 @@ impl FileSystem {
     pub(crate) fn ino(&self, node: u64) -> Ino {
         match node {
             ROOT_NODE => self.root,
-            node if node >= TEMPORARY => {
-                let named = self.named.lock().unwrap_or_else(PoisonError::into_inner);
-                Ino(named.get(&node).copied().unwrap_or(node))
-            }
+            node if node >= TEMPORARY => Ino(self.named().get(&node).copied().unwrap_or(node)),
             node => Ino(node),
         }
     }
@@ -172,14 +171,56 @@ impl FileSystem {
     pub(crate) fn put_entry(&self, out: &mut Body, st: &libc::stat) {
         let ino = Ino(st.st_ino);
         self.nodes.mention(ino.0, Seen::of(st));
-        let (entry, attr) = (self.beliefs.entry(), self.attr_belief(st));
+        let (entry, attr) = (self.beliefs.entry(), self.found_belief(st));
         protocol::put_entry_out(out, self.node(ino), st, entry, attr);
     }
 
-    /// How long the kernel may believe these attributes.
-    pub(crate) fn attr_belief(&self, st: &libc::stat) -> protocol::Belief {
+    /// How long the kernel may believe the attributes of an inode that it asks for by its number, and so knows.
+    pub(crate) fn attr_belief(&self, node: u64, st: &libc::stat) -> Belief {
+        if node >= TEMPORARY || self.has_twin(st.st_ino) {
+            return Belief::NONE;
+        }
         // Writes through the mount the kernel knows of; stores through mappings move no times of a tmpfs.
         self.beliefs.attr(st, || !self.in_memory && self.nodes.was_written(st.st_ino))
+    }
+
+    /// The same of an inode that a name leads to. The kernel may not know it yet, until it has read the reply: what it is
+    /// told of the inode meanwhile it does not hear. So while others change things it is to ask again soon, by the number.
+    pub(crate) fn found_belief(&self, st: &libc::stat) -> Belief {
+        let belief = self.attr_belief(st.st_ino, st);
+        if self.beliefs.is_alone() {
+            belief
+        } else {
+            belief.min(Belief::BRIEF)
+        }
+    }
+
+    /// True when the kernel knows an inode under two numbers, as it was opened with O_TMPFILE and linked then: what is done
+    /// by the one it does not see by the other.
+    fn has_twin(&self, ino: u64) -> bool {
+        self.twins.load(Ordering::Acquire) > 0 && self.named().values().any(|named| *named == ino)
+    }
+
+    /// Inodes that files without a name got with their first.
+    fn named(&self) -> MutexGuard<'_, HashMap<u64, u64>> {
+        self.named.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A file without a name got its first.
+    pub(crate) fn note_twin(&self, node: u64, ino: Ino) {
+        let mut named = self.named();
+        named.insert(node, ino.0);
+        self.twins.store(named.len(), Ordering::Release);
+    }
+
+    /// A file that was made without a name: the kernel may have let go of it, with the last of release and forget.
+    pub(crate) fn forget_twin_if_gone(&self, node: u64) {
+        if node < TEMPORARY || self.nodes.seen(node).is_some() {
+            return;
+        }
+        let mut named = self.named();
+        named.remove(&node);
+        self.twins.store(named.len(), Ordering::Release);
     }
 
     /// Serves one request; those that are answered from where they are served the session serves itself.

@@ -1,6 +1,7 @@
 //! Open files that the kernel reads and writes by requests: those that passthrough cannot serve, or may not.
 
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 
 use forebay_client::File;
@@ -21,13 +22,22 @@ struct Table {
     free: Vec<usize>,
 }
 
-/// All of them by number. Number 0 is that of every open by passthrough.
+/// Numbers of opens by passthrough begin here.
+const PASSTHROUGH: u64 = 1 << 63;
+
+/// All of them by number. Opens by passthrough have numbers too, by which locks know them, and nothing here.
 #[derive(Debug, Default)]
 pub(crate) struct Handles {
     table: RwLock<Table>,
+    passed: AtomicU64,
 }
 
 impl Handles {
+    /// A number for an open by passthrough, that no other has had.
+    pub(crate) fn number(&self) -> u64 {
+        PASSTHROUGH | self.passed.fetch_add(1, Ordering::Relaxed)
+    }
+
     pub(crate) fn add(&self, handle: Handle) -> u64 {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         let handle = Some(Arc::new(handle));
@@ -82,5 +92,8 @@ mod tests {
         handles.remove(a);
         assert_eq!(handles.add(handle()), a);
         assert!(handles.get(0).is_none() && handles.get(99).is_none());
+        let passed = handles.number();
+        assert!(handles.get(passed).is_none() && handles.number() != passed);
+        handles.remove(passed);
     }
 }

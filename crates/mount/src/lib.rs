@@ -7,7 +7,7 @@
 //! Kept: what a door acknowledged is seen through the mount at once (`belief`); an inode stays usable until the kernel has
 //! let go of it, named or not (`nodes`, `opened`); locks exclude those of all doors (`locks`). One registration an inode.
 //!
-//! Threads: some that serve requests and never wait for one another (`session`), one for each lock that waits, and the
+//! Threads: some that serve requests and never wait for one another (`session`), one while locks wait (`locks`), and the
 //! main thread, which hears the supervisor. Faults survived: the worker's death, a program's death, a reply that nobody
 //! wants. Its own death ends the connection: the supervisor starts it again, and it clears the dead mount away and mounts
 //! anew. Tests: `tests/`, and the conformance suite.

@@ -2,15 +2,21 @@
 //!
 //! Each owner has a descriptor of its own, on which its locks are: flock's by flock(2), record locks by open-file-description
 //! locks, which exclude the record locks of processes and one another. The kernel tells when an owner lets go: by
-//! unlocking, by a flush when one of its descriptors is closed, by the release of an open file.
+//! unlocking, by a flush when a process closes one of its descriptors, by the release of an open file. Of a program's own
+//! open-file-description locks it tells no more than that release, which is known by the open's number. A lock is taken or
+//! dropped while the table of owners is locked, so that what was granted is in the table and nothing else closes it.
 //!
-//! A lock that has to wait is tried again and again by a thread of its own, so that no thread that serves requests waits,
-//! and an INTERRUPT ends the wait.
+//! Locks that have to wait are tried again and again by one thread, there while any waits, so that no thread that serves
+//! requests does. An INTERRUPT ends a wait; one that another thread reads before the wait has begun is remembered.
+//!
+//! Lock order: what waits, then the table of owners. Tests: below, and `tests/locks.rs`.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay_types::limits::{INTERRUPTS_KEPT, LOCK_OWNERS_MAX, LOCK_OWNERS_PART, LOCK_WAITS_MAX};
 
 use crate::errno::{check, Errno};
 use crate::filesystem::{FileSystem, Outcome};
@@ -22,34 +28,93 @@ const PAUSE: Duration = Duration::from_micros(200);
 const PAUSE_MAX: Duration = Duration::from_millis(20);
 
 /// Who holds locks of an inode, and of which kind they are.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Owner {
     ino: u64,
     owner: u64,
     flock: bool,
 }
 
+/// An owner's locks.
 #[derive(Debug)]
 struct Held {
-    file: Arc<OwnedFd>,
-    writable: bool,
+    owner: Owner,
+    /// The number of the open that the first was taken by.
+    handle: u64,
+    /// The descriptor that they are on.
+    file: OwnedFd,
+}
+
+/// Who holds locks, by inode.
+#[derive(Debug, Default)]
+struct Table {
+    by_inode: HashMap<u64, Vec<Held>>,
+    owners: usize,
+}
+
+impl Table {
+    fn get(&self, owner: Owner) -> Option<&OwnedFd> {
+        self.by_inode.get(&owner.ino)?.iter().find(|held| held.owner == owner).map(|held| &held.file)
+    }
+
+    fn insert(&mut self, held: Held) {
+        self.by_inode.entry(held.owner.ino).or_default().push(held);
+        self.owners += 1;
+    }
+
+    /// Takes out an inode's owners of which `which` is true.
+    fn remove(&mut self, ino: u64, which: impl Fn(&Held) -> bool) -> Vec<Held> {
+        let Some(held) = self.by_inode.get_mut(&ino) else { return Vec::new() };
+        let gone: Vec<Held> = held.extract_if(.., |held| which(held)).collect();
+        if held.is_empty() {
+            self.by_inode.remove(&ino);
+        }
+        self.owners -= gone.len();
+        gone
+    }
+}
+
+/// A lock that waits, and who is told how it went.
+struct Wait {
+    wish: Wish,
+    unique: u64,
+    pause: Duration,
+    next: Instant,
+    reply: Box<dyn FnOnce(i32) + Send>,
+}
+
+impl std::fmt::Debug for Wait {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Wait").field("wish", &self.wish).field("unique", &self.unique).finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug, Default)]
+struct Waits {
+    list: Vec<Wait>,
+    /// Requests that were interrupted before they waited, if they ever do.
+    interrupted: VecDeque<u64>,
+    /// The thread that tries them is there.
+    is_tended: bool,
 }
 
 /// All locks, and the requests that wait for one.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Locks {
-    held: Mutex<HashMap<Owner, Held>>,
-    waiting: Mutex<HashSet<u64>>,
+    held: Mutex<Table>,
+    owners_max: usize,
+    waits: Mutex<Waits>,
+    freed: Condvar,
 }
 
 /// A lock request's fields.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wish {
     owner: Owner,
+    handle: u64,
     kind: i32,
     start: u64,
     end: u64,
-    pid: u32,
 }
 
 impl Wish {
@@ -81,102 +146,184 @@ impl Wish {
         }
         let record = self.record();
         // SAFETY: `record` lives over the call.
-        check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const record) }).map(|_| ())
+        let done = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const record) });
+        done.map(|_| ()).map_err(|e| match e {
+            // A lock for writing on a file that could not be opened for it.
+            Errno(libc::EBADF) => Errno(libc::ENOLCK),
+            e => e,
+        })
     }
 }
 
 impl Locks {
-    fn held(&self) -> MutexGuard<'_, HashMap<Owner, Held>> {
+    /// No locks yet, in a process that may have as many descriptors as its limit says now.
+    pub(crate) fn new() -> Locks {
+        // SAFETY: the structure is valid when all zero, and lives over the call.
+        let descriptors = unsafe {
+            let mut limit: libc::rlimit = std::mem::zeroed();
+            libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+            usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX)
+        };
+        Locks {
+            held: Mutex::default(),
+            owners_max: LOCK_OWNERS_MAX.min(descriptors / LOCK_OWNERS_PART),
+            waits: Mutex::default(),
+            freed: Condvar::new(),
+        }
+    }
+
+    fn held(&self) -> MutexGuard<'_, Table> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn waiting(&self) -> MutexGuard<'_, HashSet<u64>> {
-        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    fn waits(&self) -> MutexGuard<'_, Waits> {
+        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An owner's record locks go: it has closed a descriptor of the file.
+    fn drop_of(&self, ino: u64, which: impl Fn(&Held) -> bool) {
+        let gone = self.held().remove(ino, which);
+        if !gone.is_empty() {
+            drop(gone);
+            self.try_again();
+        }
+    }
+
+    fn drop_all(&self, owner: Owner) {
+        self.drop_of(owner.ino, |held| held.owner == owner);
+    }
+
+    /// A process's record locks go: it has closed a descriptor of the file.
     pub(crate) fn drop_posix(&self, ino: u64, owner: u64) {
-        let gone = self.held().remove(&Owner { ino, owner, flock: false });
-        drop(gone);
+        self.drop_all(Owner { ino, owner, flock: false });
+    }
+
+    /// An open file is gone, and with it its locks. Those that a process took by it went with the flush before.
+    pub(crate) fn drop_opened(&self, ino: u64, handle: u64) {
+        self.drop_of(ino, |held| held.handle == handle);
     }
 
     /// An open file's flock goes with it.
     pub(crate) fn drop_flock(&self, ino: u64, owner: u64) {
-        let gone = self.held().remove(&Owner { ino, owner, flock: true });
-        drop(gone);
+        self.drop_all(Owner { ino, owner, flock: true });
     }
 
-    /// A request that waits is to wait no longer. One that has not begun to is interrupted when it does: the kernel asks
-    /// again when it is told that the request is not known.
-    pub(crate) fn interrupt(&self, unique: u64) -> bool {
-        self.waiting().remove(&unique)
+    /// Something was let go: who waits is to look at once.
+    fn try_again(&self) {
+        let mut waits = self.waits();
+        if waits.list.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        for wait in &mut waits.list {
+            (wait.next, wait.pause) = (now, PAUSE);
+        }
+        self.freed.notify_one();
+    }
+
+    /// The request is to wait no longer. Threads read requests from descriptors of their own, so that the one with this
+    /// word may be ahead of the one with the request.
+    pub(crate) fn interrupt(&self, unique: u64) {
+        let mut waits = self.waits();
+        if let Some(i) = waits.list.iter().position(|wait| wait.unique == unique) {
+            let wait = waits.list.remove(i);
+            drop(waits);
+            return (wait.reply)(libc::EINTR);
+        }
+        // Perhaps no lock at all, or answered by now: numbers are never used again, so it harms nothing.
+        waits.interrupted.push_back(unique);
+        if waits.interrupted.len() > INTERRUPTS_KEPT {
+            waits.interrupted.pop_front();
+        }
     }
 }
 
 impl FileSystem {
     fn wish(&self, rq: &Request<'_>) -> Result<Wish, Errno> {
         let mut f = rq.fields;
-        let (_handle, owner, start, end) = (f.u64()?, f.u64()?, f.u64()?, f.u64()?);
-        let (kind, pid, flags) = (f.u32()? as i32, f.u32()?, f.u32()?);
+        let (handle, owner, start, end) = (f.u64()?, f.u64()?, f.u64()?, f.u64()?);
+        let (kind, _pid, flags) = (f.u32()? as i32, f.u32()?, f.u32()?);
         if end < start {
             return Err(Errno(libc::EINVAL));
         }
         let owner = Owner { ino: self.open_ino(rq.node).0, owner, flock: flags & LK_FLOCK != 0 };
-        Ok(Wish { owner, kind, start, end, pid })
+        Ok(Wish { owner, handle, kind, start, end })
     }
 
-    /// The owner's descriptor, made at its first lock.
-    fn lock_descriptor(&self, wish: &Wish) -> Result<Arc<OwnedFd>, Errno> {
-        let mut held = self.locks.held();
-        let writes = wish.kind == libc::F_WRLCK && !wish.owner.flock;
-        if let Some(held) = held.get(&wish.owner).filter(|held| held.writable || !writes) {
-            return Ok(Arc::clone(&held.file));
+    /// A descriptor for an owner's locks. Record locks for writing need one that can write, and an owner's locks must stay
+    /// on one descriptor: it can write from the first lock on, whatever that was for.
+    fn lock_descriptor(&self, owner: Owner) -> Result<OwnedFd, Errno> {
+        let opened = self.nodes.opened(owner.ino).ok_or(Errno(libc::EOPNOTSUPP))?;
+        let file = opened.writable().or_else(|| opened.any()).ok_or(Errno(libc::EBADF))?;
+        if owner.flock {
+            return reopen(&file, libc::O_RDONLY);
         }
-        let opened = self.nodes.opened(wish.owner.ino).ok_or(Errno(libc::EOPNOTSUPP))?;
-        let (file, writable) = match opened.writable() {
-            Some(file) => (reopen(&file, libc::O_RDWR)?, true),
-            None => (reopen(&*opened.any().ok_or(Errno(libc::EBADF))?, libc::O_RDONLY)?, false),
-        };
-        let file = Arc::new(file);
-        // Locks on a descriptor that could not write are lost with it, as if the owner had dropped them first.
-        held.insert(wish.owner, Held { file: Arc::clone(&file), writable });
-        Ok(file)
+        match reopen(&file, libc::O_RDWR) {
+            // A program that runs from its backing file: nobody writes it.
+            Err(Errno(libc::ETXTBSY | libc::EACCES | libc::EROFS)) => reopen(&file, libc::O_RDONLY),
+            file => file,
+        }
     }
 
     pub(crate) fn getlk(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
         let wish = self.wish(rq)?;
-        let file = self.lock_descriptor(&Wish { kind: libc::F_RDLCK, ..wish })?;
         let mut record = wish.record();
-        // SAFETY: `record` lives over the call.
-        check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut record) })?;
+        {
+            let held = self.locks.held();
+            let new;
+            // The owner's own locks are not in the way on its own descriptor.
+            let file = match held.get(wish.owner) {
+                Some(file) => file,
+                None => {
+                    new = self.lock_descriptor(wish.owner)?;
+                    &new
+                }
+            };
+            // SAFETY: `record` lives over the call.
+            check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut record) })?;
+        }
         let end = if record.l_len == 0 { i64::MAX } else { record.l_start + record.l_len - 1 };
         out.u64(record.l_start as u64);
         out.u64(end as u64);
         out.u32(record.l_type as u32);
         // Of an open-file-description lock, as the mount's own are, nobody can tell the process.
         out.u32(record.l_pid.max(0) as u32);
-        let _ = wish.pid;
         Ok(Outcome::Reply)
+    }
+
+    /// Takes a lock, without waiting.
+    fn take(&self, wish: &Wish) -> Result<(), Errno> {
+        let mut held = self.locks.held();
+        if let Some(file) = held.get(wish.owner) {
+            return wish.apply(file);
+        }
+        if held.owners >= self.locks.owners_max {
+            return Err(Errno(libc::ENOLCK));
+        }
+        let file = self.lock_descriptor(wish.owner)?;
+        let taken = wish.apply(&file);
+        // Also when it has to wait: it will be tried again.
+        held.insert(Held { owner: wish.owner, handle: wish.handle, file });
+        taken
     }
 
     /// Takes or drops a lock, without waiting.
     pub(crate) fn setlk(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
         let wish = self.wish(rq)?;
-        if wish.kind == libc::F_UNLCK {
-            if wish.whole() {
-                let gone = self.locks.held().remove(&wish.owner);
-                drop(gone);
-            } else if let Some(held) = self.locks.held().get(&wish.owner) {
-                wish.apply(&held.file)?;
+        if wish.kind != libc::F_UNLCK {
+            self.take(&wish)?;
+        } else if wish.whole() {
+            self.locks.drop_all(wish.owner);
+        } else {
+            let dropped = self.locks.held().get(wish.owner).map(|file| wish.apply(file));
+            if let Some(dropped) = dropped {
+                dropped?;
+                self.locks.try_again();
             }
-            return Ok(Outcome::Reply);
         }
-        let file = self.lock_descriptor(&wish)?;
-        wish.apply(&file)?;
         Ok(Outcome::Reply)
     }
 
-    /// Takes a lock, and waits for it in a thread of its own if need be: `reply` is called with how it went.
+    /// Takes a lock, and has it wait if need be: `reply` is called with how it went then.
     pub(crate) fn setlkw(
         self: &Arc<Self>,
         rq: &Request<'_>,
@@ -186,32 +333,114 @@ impl FileSystem {
             Err(Errno(libc::EAGAIN)) => {}
             done => return done,
         }
-        let (wish, unique) = (self.wish(rq)?, rq.unique);
-        let file = self.lock_descriptor(&wish)?;
-        self.locks.waiting().insert(unique);
-        let this = Arc::clone(self);
-        let wait = move || {
-            let mut pause = PAUSE;
-            let error = loop {
-                if !this.locks.waiting().contains(&unique) {
-                    break libc::EINTR;
-                }
-                match wish.apply(&file) {
-                    Ok(()) => break 0,
-                    Err(Errno(libc::EAGAIN)) => {}
-                    Err(Errno(error)) => break error,
-                }
-                std::thread::sleep(pause);
-                pause = (pause * 2).min(PAUSE_MAX);
-            };
-            this.locks.waiting().remove(&unique);
-            reply(error);
-        };
-        let spawned = std::thread::Builder::new().name("lock".into()).stack_size(128 * 1024).spawn(wait);
-        if spawned.is_err() {
-            self.locks.waiting().remove(&unique);
+        let wish = self.wish(rq)?;
+        let mut waits = self.locks.waits();
+        if let Some(i) = waits.interrupted.iter().position(|unique| *unique == rq.unique) {
+            waits.interrupted.remove(i);
+            return Err(Errno(libc::EINTR));
+        }
+        if waits.list.len() >= LOCK_WAITS_MAX {
             return Err(Errno(libc::ENOLCK));
         }
+        if !waits.is_tended {
+            let this = Arc::clone(self);
+            let thread = std::thread::Builder::new().name("locks".into()).stack_size(128 * 1024);
+            thread.spawn(move || this.tend_locks()).map_err(|_| Errno(libc::ENOLCK))?;
+            waits.is_tended = true;
+        }
+        // At once: what is in the way may have gone since the first attempt.
+        let next = Instant::now();
+        waits.list.push(Wait { wish, unique: rq.unique, pause: PAUSE, next, reply: Box::new(reply) });
+        self.locks.freed.notify_one();
         Ok(Outcome::Silence)
+    }
+
+    /// Tries the locks that wait, the longest waiting first, until none is left.
+    fn tend_locks(&self) {
+        let mut waits = self.locks.waits();
+        while !waits.list.is_empty() {
+            let (now, mut done) = (Instant::now(), Vec::new());
+            let mut i = 0;
+            while let Some(wait) = waits.list.get_mut(i) {
+                let taken = if wait.next <= now { self.take(&wait.wish) } else { Err(Errno(libc::EAGAIN)) };
+                if let Err(Errno(libc::EAGAIN)) = taken {
+                    if wait.next <= now {
+                        wait.next = now + wait.pause;
+                        wait.pause = (wait.pause * 2).min(PAUSE_MAX);
+                    }
+                    i += 1;
+                } else {
+                    done.push((waits.list.remove(i), taken.err().map_or(0, |e| e.0)));
+                }
+            }
+            if !done.is_empty() {
+                drop(waits);
+                for (wait, error) in done {
+                    (wait.reply)(error);
+                }
+                waits = self.locks.waits();
+                continue;
+            }
+            let next = waits.list.iter().map(|wait| wait.next).min().unwrap_or(now);
+            let pause = next.saturating_duration_since(Instant::now());
+            waits = self.locks.freed.wait_timeout(waits, pause).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        waits.is_tended = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn release_of_an_open_file_takes_the_locks_that_were_taken_by_it() {
+        let locks = Locks::new();
+        let hold = |ino, owner, handle| {
+            let file = std::fs::File::open("/dev/null").unwrap().into();
+            locks.held().insert(Held { owner: Owner { ino, owner, flock: false }, handle, file });
+        };
+        hold(1, 10, 5);
+        hold(1, 11, 6);
+        hold(2, 12, 5);
+        locks.drop_opened(1, 5);
+        locks.drop_opened(3, 5);
+        let held = locks.held();
+        let is_held = |ino, owner| held.get(Owner { ino, owner, flock: false }).is_some();
+        assert!(!is_held(1, 10) && is_held(1, 11) && is_held(2, 12));
+        assert_eq!(held.owners, 2);
+    }
+
+    #[test]
+    fn interrupts_that_nothing_waits_for_are_remembered_up_to_their_number() {
+        let locks = Locks::new();
+        for unique in 0..2 * INTERRUPTS_KEPT as u64 {
+            locks.interrupt(unique);
+        }
+        let waits = locks.waits();
+        assert_eq!(waits.interrupted.len(), INTERRUPTS_KEPT);
+        assert_eq!(waits.interrupted.back(), Some(&(2 * INTERRUPTS_KEPT as u64 - 1)));
+    }
+
+    #[test]
+    fn interrupt_of_a_lock_that_waits_ends_the_wait_alone() {
+        let locks = Locks::new();
+        let (told, answers) = std::sync::mpsc::channel();
+        for unique in [7, 8] {
+            let told = told.clone();
+            let owner = Owner { ino: 1, owner: unique, flock: false };
+            locks.waits().list.push(Wait {
+                wish: Wish { owner, handle: 1, kind: libc::F_WRLCK, start: 0, end: 9 },
+                unique,
+                pause: PAUSE,
+                next: Instant::now(),
+                reply: Box::new(move |error| told.send((unique, error)).unwrap()),
+            });
+        }
+        locks.interrupt(8);
+        assert_eq!(answers.try_iter().collect::<Vec<_>>(), [(8, libc::EINTR)]);
+        let waits = locks.waits();
+        assert_eq!(waits.list.iter().map(|wait| wait.unique).collect::<Vec<_>>(), [7]);
+        assert!(waits.interrupted.is_empty());
     }
 }

@@ -68,8 +68,8 @@ impl FileSystem {
 
     fn forget_one(&self, node: u64, mentions: u64) {
         if node >= TEMPORARY {
-            self.named.lock().unwrap_or_else(std::sync::PoisonError::into_inner).remove(&node);
             self.nodes.forget(node, mentions);
+            self.forget_twin_if_gone(node);
         } else {
             self.nodes.forget(self.ino(node).0, mentions);
         }
@@ -134,9 +134,7 @@ impl FileSystem {
             name,
             seen.mode & 0o7777,
         )?;
-        let mut named = self.named.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        named.insert(node, entry.attr.ino.0);
-        drop(named);
+        self.note_twin(node, entry.attr.ino);
         self.made(&entry, out)
     }
 

@@ -89,9 +89,14 @@ impl Opened {
             };
             *(if write { &mut inner.write } else { &mut inner.read }) = Some(Arc::new(fd));
         }
-        let id = Opened::register(&mut inner, registrar)?;
-        inner.writers += u32::from(write);
-        Ok(id)
+        let registered = Opened::register(&mut inner, registrar);
+        if registered.is_ok() {
+            inner.writers += u32::from(write);
+        } else if inner.writers == 0 && inner.read.is_some() {
+            // Nobody would end the open for writing that failed.
+            inner.write = None;
+        }
+        registered
     }
 
     /// Takes over the descriptor of a file that was just made, as an open for reading and writing.

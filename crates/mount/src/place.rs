@@ -2,6 +2,9 @@
 //!
 //! Who may mount (root, or CAP_SYS_ADMIN) does so itself; others have `fusermount3` do it, the set-user-ID helper of
 //! libfuse, which hands the connection's descriptor over a socket.
+//!
+//! Others may mount over a mount of ours, or take it away and mount there themselves: it is known by its device number, and
+//! only what has that is unmounted.
 
 use std::ffi::CString;
 use std::io;
@@ -24,6 +27,18 @@ const HELPER: &str = "fusermount3";
 pub struct Options {
     /// Users other than the one who mounts may use it too.
     pub allow_other: bool,
+    /// The pool is not root's: its owner, who can put any inode into it, must not make set-user-ID programs of root's or
+    /// device nodes of it.
+    pub distrusts: bool,
+}
+
+/// A mount that was just made.
+#[derive(Debug)]
+pub struct Mount {
+    /// Its connection.
+    pub device: Device,
+    /// Its line in the kernel's table.
+    pub shown: Mounted,
 }
 
 /// A line of the kernel's table of mounts.
@@ -37,6 +52,9 @@ pub struct Mounted {
     pub source: String,
     /// The device's minor number, by which the kernel lists the connection.
     pub minor: u32,
+    /// The mount's number, and that of the mount that it is on: the one beneath, where several are on one directory.
+    number: u64,
+    beneath: u64,
 }
 
 /// Octal escapes of the table undone.
@@ -68,18 +86,30 @@ fn parse_line(line: &str) -> Option<Mounted> {
         kind: back.next()?.to_owned(),
         source: String::from_utf8_lossy(&unescape(back.next()?)).into_owned(),
         minor: minor.parse().ok()?,
+        number: front.first()?.parse().ok()?,
+        beneath: front.get(1)?.parse().ok()?,
     })
 }
 
-/// All mounts that this process sees, the uppermost of one directory last.
+/// All mounts that this process sees, in no order that tells which lies over which.
 pub fn mounts() -> Vec<Mounted> {
     let text = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
     String::from_utf8_lossy(&text).lines().filter_map(parse_line).collect()
 }
 
-/// What is mounted on a directory, by its full path.
+/// Of the mounts on one directory the one that is seen there.
+fn uppermost(stack: &[Mounted]) -> Option<&Mounted> {
+    stack.iter().find(|m| !stack.iter().any(|over| over.beneath == m.number))
+}
+
+/// All that is mounted on a directory, by its full path.
+fn stack_on(at: &Path) -> Vec<Mounted> {
+    mounts().into_iter().filter(|m| m.at == at).collect()
+}
+
+/// What is seen on a directory, by its full path, if anything is mounted there.
 pub fn mounted_on(at: &Path) -> Option<Mounted> {
-    mounts().into_iter().rev().find(|m| m.at == at)
+    uppermost(&stack_on(at)).cloned()
 }
 
 /// The full path of a mount point, also of one whose file system is dead.
@@ -99,13 +129,19 @@ pub fn full_path(at: &Path) -> Result<PathBuf> {
 /// mount that may be there is given back: the same pool's when `alone` says that nobody can be serving it any more.
 pub fn check_place(at: &Path, source: &str, alone: bool) -> Result<Option<Mounted>> {
     let what = || format!("cannot mount on {}", at.display());
-    if let Some(mounted) = mounted_on(at).filter(|m| m.kind == FILE_SYSTEM_TYPE) {
+    let stack = stack_on(at);
+    if let Some(mounted) = uppermost(&stack).filter(|m| m.kind == FILE_SYSTEM_TYPE) {
         if mounted.source == source && alone {
-            return Ok(Some(mounted));
+            return Ok(Some(mounted.clone()));
         }
         return Err(Error::new(Code::Busy, what())
             .why(format!("pool {} is mounted there", mounted.source))
             .cure("`forebay umount` it first (or `umount -l` it, if that pool is no more), or name another directory"));
+    }
+    if let (Some(other), true) = (uppermost(&stack), stack.iter().any(|m| m.kind == FILE_SYSTEM_TYPE)) {
+        return Err(Error::new(Code::Busy, what())
+            .why(format!("{} ({}) is mounted over a pool's mount there", other.source, other.kind))
+            .cure("unmount that first"));
     }
     let metadata = std::fs::metadata(at).map_err(|e| Error::io(what(), &e))?;
     if !metadata.is_dir() {
@@ -125,6 +161,7 @@ fn c_path(path: &Path) -> Result<CString> {
         .map_err(|_| Error::new(Code::Invalid, format!("cannot use the path {}", path.display())))
 }
 
+/// Unmounts what is uppermost on a directory.
 fn unmount_call(at: &Path, flags: i32) -> Result<()> {
     let path = c_path(at)?;
     // SAFETY: the path is NUL-terminated.
@@ -204,28 +241,89 @@ fn no_helper(what: &str, e: &io::Error) -> Error {
         .cure("install fuse3 (Debian), or use `forebay run`, which needs no mount")
 }
 
-/// Unmounts. [`Code::Busy`] while programs use it, unless `lazy`: then it goes from under them with their last use.
-pub fn unmount(at: &Path, lazy: bool) -> Result<()> {
-    unmount_call(at, if lazy { libc::MNT_DETACH } else { 0 })
+/// Checks that a mount is there, and that nothing is mounted over it.
+fn check_uppermost(mounted: &Mounted) -> Result<()> {
+    let what = || format!("cannot unmount {}", mounted.at.display());
+    let stack = stack_on(&mounted.at);
+    match uppermost(&stack) {
+        Some(upper) if upper.minor == mounted.minor => Ok(()),
+        Some(other) if stack.iter().any(|m| m.minor == mounted.minor) => Err(Error::new(Code::Busy, what())
+            .why(format!("{} ({}) is mounted over it", other.source, other.kind))
+            .cure("unmount that first")),
+        _ => Err(Error::new(Code::NotFound, what()).why("it is not mounted there any more")),
+    }
+}
+
+/// Unmounts. [`Code::Busy`] while programs use it, or something is mounted over it.
+pub fn unmount(mounted: &Mounted) -> Result<()> {
+    check_uppermost(mounted)?;
+    unmount_call(&mounted.at, 0)
 }
 
 /// Ends a connection that nobody serves: it lives as long as any descriptor of it does, and who waits on one may hold it.
-fn abort(mounted: &Mounted) {
-    let _ = std::fs::write(format!("/sys/fs/fuse/connections/{}/abort", mounted.minor), "1");
+/// False where the control file system of FUSE is not mounted.
+fn abort(mounted: &Mounted) -> bool {
+    std::fs::write(format!("/sys/fs/fuse/connections/{}/abort", mounted.minor), "1").is_ok()
 }
 
-/// Takes away a mount that nobody serves: whoever waits for an answer gets an error.
+/// Takes away a mount from under whoever uses it: those that wait for an answer get an error. [`Code::Busy`] when something
+/// is mounted over it; nothing is done to it then.
 pub fn clear(mounted: &Mounted) -> Result<()> {
-    abort(mounted);
-    let forced = unmount_call(&mounted.at, libc::MNT_FORCE | libc::MNT_DETACH);
-    match forced {
+    if let Err(e) = check_uppermost(mounted) {
+        return if e.code == Code::NotFound { Ok(()) } else { Err(e) };
+    }
+    let aborted = abort(mounted);
+    // Who may force an unmount ends the connection by that. Others' helper only unmounts.
+    let path = c_path(&mounted.at)?;
+    let flags = libc::MNT_FORCE | libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW;
+    // SAFETY: the path is NUL-terminated.
+    if unsafe { libc::umount2(path.as_ptr(), flags) } == 0 {
+        return Ok(());
+    }
+    if !aborted {
+        tracing::warn!(
+            "programs that wait for {} may wait on: its connection cannot be aborted, as fusectl is not mounted \
+             (`mount -t fusectl fusectl /sys/fs/fuse/connections` as root)",
+            mounted.at.display()
+        );
+    }
+    match unmount_call(&mounted.at, libc::MNT_DETACH) {
         Err(e) if e.code == Code::NotFound => Ok(()),
         result => result,
     }
 }
 
+/// Takes away all mounts of a pool that nobody serves.
+pub fn clear_all(source: &str) -> Result<()> {
+    let left = || mounts().into_iter().filter(|m| m.kind == FILE_SYSTEM_TYPE && m.source == source);
+    for _ in 0..left().count() {
+        // Those that lie over others of them go first.
+        let seen = left().find(|m| check_uppermost(m).is_ok()).or_else(|| left().next());
+        let Some(mounted) = seen else { return Ok(()) };
+        tracing::warn!("{} was left mounted by a process that is no more", mounted.at.display());
+        clear(&mounted)?;
+    }
+    Ok(())
+}
+
+/// Runs what mounts on `at`, and finds in the kernel's table what that made.
+fn seen(at: &Path, mount: impl FnOnce() -> Result<Device>) -> Result<Mount> {
+    let before: Vec<u32> = stack_on(at).iter().map(|m| m.minor).collect();
+    let device = mount()?;
+    let new = |m: &Mounted| m.kind == FILE_SYSTEM_TYPE && !before.contains(&m.minor);
+    match stack_on(at).into_iter().find(new) {
+        Some(shown) => Ok(Mount { device, shown }),
+        None => Err(Error::new(Code::Busy, format!("cannot mount on {}", at.display()))
+            .why("it was taken away again at once")),
+    }
+}
+
 /// Mounts a new connection on a directory; `source` is what the kernel's table shows.
-pub fn mount(at: &Path, source: &str, options: Options) -> Result<Device> {
+pub fn mount(at: &Path, source: &str, options: Options) -> Result<Mount> {
+    seen(at, || mount_new(at, source, options))
+}
+
+fn mount_new(at: &Path, source: &str, options: Options) -> Result<Device> {
     let what = || format!("cannot mount on {}", at.display());
     let device = match Device::open() {
         Ok(device) => device,
@@ -246,9 +344,11 @@ pub fn mount(at: &Path, source: &str, options: Options) -> Result<Device> {
         (CString::new(source).unwrap_or_default(), CString::new(FILE_SYSTEM_TYPE).unwrap_or_default());
     let with_fd = CString::new(format!("fd={},{data}", device.as_fd().as_raw_fd())).unwrap_or_default();
     let path = c_path(at)?;
+    let flags = if options.distrusts { libc::MS_NOSUID | libc::MS_NODEV } else { 0 };
     // SAFETY: all strings are NUL-terminated and live over the call.
-    let done =
-        unsafe { libc::mount(source_c.as_ptr(), path.as_ptr(), kind.as_ptr(), 0, with_fd.as_ptr().cast()) };
+    let done = unsafe {
+        libc::mount(source_c.as_ptr(), path.as_ptr(), kind.as_ptr(), flags, with_fd.as_ptr().cast())
+    };
     if done == 0 {
         return Ok(device);
     }
@@ -264,18 +364,18 @@ pub fn mount(at: &Path, source: &str, options: Options) -> Result<Device> {
 
 /// Mounts in the place of a mount that nobody serves. Where the kernel can (Linux 6.5), the new one is put beneath the dead
 /// one, which is then taken away, so that no program ever comes upon the bare directory and makes files in that.
-pub fn mount_in_place_of(dead: &Mounted, source: &str, options: Options) -> Result<Device> {
+pub fn mount_in_place_of(dead: &Mounted, source: &str, options: Options) -> Result<Mount> {
     tracing::warn!("{} was left mounted by a process that is no more", dead.at.display());
-    abort(dead);
-    match mount_beneath(&dead.at, source, options) {
-        Ok(device) => {
-            unmount_call(&dead.at, libc::MNT_DETACH)?;
-            Ok(device)
+    let what = || format!("cannot mount beneath what is mounted on {}", dead.at.display());
+    match seen(&dead.at, || mount_beneath(&dead.at, source, options).map_err(|e| Error::io(what(), &e))) {
+        Ok(mount) => {
+            clear(dead)?;
+            Ok(mount)
         }
         Err(e) => {
-            tracing::info!("cannot mount beneath the dead mount, so it goes first: {e}");
+            tracing::info!("the dead mount goes first: {e}");
             clear(dead)?;
-            mount(&dead.at, source, options)
+            self::mount(&dead.at, source, options)
         }
     }
 }
@@ -286,6 +386,8 @@ fn mount_beneath(at: &Path, source: &str, options: Options) -> io::Result<Device
     const FSCONFIG_SET_STRING: libc::c_uint = 1;
     const FSCONFIG_CMD_CREATE: libc::c_uint = 6;
     const FSMOUNT_CLOEXEC: libc::c_uint = 1;
+    const MOUNT_ATTR_NOSUID: libc::c_uint = 2;
+    const MOUNT_ATTR_NODEV: libc::c_uint = 4;
     const MOVE_MOUNT_F_EMPTY_PATH: libc::c_uint = 4;
     const MOVE_MOUNT_BENEATH: libc::c_uint = 0x200;
     let device = Device::open()?;
@@ -329,8 +431,10 @@ fn mount_beneath(at: &Path, source: &str, options: Options) -> io::Result<Device
         configure(FSCONFIG_SET_FLAG, Some("allow_other"), None)?;
     }
     configure(FSCONFIG_CMD_CREATE, None, None)?;
+    let attributes = if options.distrusts { MOUNT_ATTR_NOSUID | MOUNT_ATTR_NODEV } else { 0 };
     // SAFETY: as above.
-    let mount = made(unsafe { libc::syscall(libc::SYS_fsmount, context.as_raw_fd(), FSMOUNT_CLOEXEC, 0) })?;
+    let mount =
+        made(unsafe { libc::syscall(libc::SYS_fsmount, context.as_raw_fd(), FSMOUNT_CLOEXEC, attributes) })?;
     let at = CString::new(at.as_os_str().as_bytes()).map_err(io::Error::other)?;
     // SAFETY: as above.
     let moved = unsafe {
@@ -424,6 +528,18 @@ mod tests {
         assert_eq!((mounted.kind.as_str(), mounted.source.as_str()), (FILE_SYSTEM_TYPE, "/tmp/p\\q"));
         assert_eq!(mounted.minor, 47);
         assert!(parse_line("nonsense").is_none());
+    }
+
+    #[test]
+    fn uppermost_is_told_by_what_lies_beneath_and_not_by_the_order_of_lines() {
+        let line = |number, beneath, minor| {
+            parse_line(&format!("{number} {beneath} 0:{minor} / /mnt rw - fuse.forebay /p rw")).unwrap()
+        };
+        let (dead, new) = (line(70, 80, 1), line(80, 20, 2)); // 80 was put beneath 70
+        for stack in [[dead.clone(), new.clone()], [new, dead]] {
+            assert_eq!(uppermost(&stack).unwrap().minor, 1);
+        }
+        assert_eq!(uppermost(&[]), None);
     }
 
     #[test]

@@ -7,6 +7,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -17,7 +18,7 @@ use forebay_types::{Code, Error, Result, MOUNT_LINK};
 use serde_json::{json, Value};
 
 use crate::filesystem::{DataPath, FileSystem};
-use crate::place::{self, Options};
+use crate::place::{self, Mounted, Options};
 use crate::session::Session;
 
 const HELP: &str = "\
@@ -104,7 +105,11 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     };
     log_to_stderr();
     let supervisor = Supervisor::new(arguments.socket);
-    let done = if arguments.clear { clear(&arguments.pool) } else { run(&arguments, &supervisor) };
+    let done = if arguments.clear {
+        place::clear_all(&arguments.pool.to_string_lossy())
+    } else {
+        run(&arguments, &supervisor)
+    };
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
@@ -142,17 +147,6 @@ fn log_to_stderr() {
         .try_init();
 }
 
-fn clear(pool: &Path) -> Result<()> {
-    let source = pool.to_string_lossy();
-    for mounted in place::mounts() {
-        if mounted.kind == place::FILE_SYSTEM_TYPE && mounted.source == source {
-            tracing::warn!("{} was left mounted by a process that is no more", mounted.at.display());
-            place::clear(&mounted)?;
-        }
-    }
-    Ok(())
-}
-
 /// The supervisor's end of the socket, if there is one.
 #[derive(Debug)]
 struct Supervisor {
@@ -162,7 +156,11 @@ struct Supervisor {
 /// What the supervisor wants, or that it is gone.
 #[derive(Debug, PartialEq, Eq)]
 enum Heard {
-    Unmount { lazy: bool },
+    Unmount {
+        lazy: bool,
+    },
+    /// A signal: the pool stops, or whoever started the process wants it to.
+    End,
     Gone,
     Nothing,
 }
@@ -254,12 +252,15 @@ fn run(arguments: &Arguments, supervisor: &Supervisor) -> Result<()> {
     // The supervisor starts one process at a time: what is mounted there for this pool is of one that died.
     let dead = place::check_place(&at, &source, supervisor.socket.is_some())?;
     let pool = Pool::attach_as(&arguments.pool, Role::Mount)?;
-    let device = match dead {
-        Some(dead) => place::mount_in_place_of(&dead, &source, arguments.options)?,
-        None => place::mount(&at, &source, arguments.options)?,
+    // Root's own daemon lets nobody else write its shard.
+    let owner = std::fs::metadata(&arguments.pool).map_err(|e| Error::io("cannot look at the pool", &e))?;
+    let options = Options { distrusts: owner.uid() != 0, ..arguments.options };
+    let mount = match dead {
+        Some(dead) => place::mount_in_place_of(&dead, &source, options)?,
+        None => place::mount(&at, &source, options)?,
     };
-    let device = Arc::new(device);
-    let guard = Guard { at: &at, armed: true };
+    let device = Arc::new(mount.device);
+    let guard = Guard { mounted: mount.shown, armed: true };
     let what = || format!("cannot mount pool {source} on {}", at.display());
     let fs = FileSystem::new(pool, device).map_err(|code| Error::new(code, what()))?;
     let fs = Arc::new(fs);
@@ -268,7 +269,7 @@ fn run(arguments: &Arguments, supervisor: &Supervisor) -> Result<()> {
         Session::start(&fs, (2 * processors).clamp(THREADS_MIN, THREADS_MAX), arguments.no_passthrough)?;
     let shown =
         std::fs::metadata(&at).map_err(|e| Error::io(what(), &e).why(format!("a look at it: {e}")))?;
-    if std::os::unix::fs::MetadataExt::ino(&shown) != fs.root_ino() {
+    if shown.ino() != fs.root_ino() {
         return Err(Error::new(Code::Busy, what()).why("something else was mounted there at the same time"));
     }
     let (data, why) = match &session.agreement.data {
@@ -283,7 +284,7 @@ fn run(arguments: &Arguments, supervisor: &Supervisor) -> Result<()> {
     );
     let announced = Announced::new(&arguments.pool, &at);
     supervisor.say(&json!({ "ready": { "data": data, "why": why } }));
-    serve(&at, guard, supervisor, &signals, (&fs, &session));
+    serve(guard, supervisor, &signals, (&fs, &session));
     drop(announced);
     Ok(())
 }
@@ -321,30 +322,25 @@ impl Drop for Announced {
 }
 
 /// Takes the mount away when what follows the mount fails.
-struct Guard<'a> {
-    at: &'a Path,
+struct Guard {
+    mounted: Mounted,
     armed: bool,
 }
 
-impl Drop for Guard<'_> {
+impl Drop for Guard {
     fn drop(&mut self) {
         if self.armed {
-            if let Some(mounted) = place::mounted_on(self.at) {
-                let _ = place::clear(&mounted);
+            if let Err(e) = place::clear(&self.mounted) {
+                tracing::error!("{e}");
             }
         }
     }
 }
 
 /// Waits for the end.
-fn serve(
-    at: &Path,
-    mut guard: Guard<'_>,
-    supervisor: &Supervisor,
-    signals: &OwnedFd,
-    served: (&FileSystem, &Session),
-) {
+fn serve(mut guard: Guard, supervisor: &Supervisor, signals: &OwnedFd, served: (&FileSystem, &Session)) {
     let (fs, session) = served;
+    let at = guard.mounted.at.display().to_string();
     loop {
         let socket = supervisor.socket.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         let mut fds = [signals.as_fd().as_raw_fd(), socket].map(|fd| libc::pollfd {
@@ -356,27 +352,38 @@ fn serve(
         unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, LOOK_MS) };
         fs.end_grace();
         if session.is_over() {
-            tracing::info!("{} was unmounted", at.display());
+            tracing::info!("{at} was unmounted");
             guard.armed = false;
             supervisor.say(&json!({ "unmounted": {} }));
             return;
         }
-        let heard = if fds[0].revents != 0 { Heard::Unmount { lazy: true } } else { supervisor.hear() };
+        let heard = if fds[0].revents != 0 { Heard::End } else { supervisor.hear() };
         match heard {
             Heard::Nothing => {}
             Heard::Gone => {
-                tracing::error!("the supervisor is gone: {} is taken away", at.display());
+                tracing::error!("the supervisor is gone: {at} is taken away");
                 return; // the guard clears it
             }
-            Heard::Unmount { lazy } => match place::unmount(at, false) {
+            Heard::Unmount { lazy } => match place::unmount(&guard.mounted) {
                 Ok(()) => guard.armed = false,
-                Err(e) if e.code == Code::Busy && lazy => {
-                    tracing::warn!("{e}; it is taken away all the same");
-                    supervisor.say(&json!({ "unmounted": {} }));
-                    return;
-                }
                 Err(e) if e.code == Code::NotFound => return,
-                Err(e) => supervisor.failed("busy", &e),
+                Err(e) if !lazy => supervisor.failed("busy", &e),
+                Err(e) => match place::clear(&guard.mounted) {
+                    Ok(()) => {
+                        tracing::warn!("{e}; it was taken away all the same");
+                        guard.armed = false;
+                        return supervisor.say(&json!({ "unmounted": {} }));
+                    }
+                    Err(e) => supervisor.failed("busy", &e),
+                },
+            },
+            Heard::End => match place::unmount(&guard.mounted) {
+                Ok(()) => guard.armed = false,
+                Err(e) if e.code == Code::NotFound => return,
+                Err(e) => {
+                    tracing::warn!("{e}; it is taken away all the same");
+                    return; // by the guard
+                }
             },
         }
     }

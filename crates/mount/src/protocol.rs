@@ -290,18 +290,20 @@ pub(crate) fn out_header(len: usize, unique: u64, error: i32) -> [u8; OUT_HEADER
     header
 }
 
-/// How long the kernel may believe something.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+/// How long the kernel may believe something; ordered by that.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Belief {
-    /// Whole seconds; 0 is not at all.
     pub(crate) seconds: u64,
+    pub(crate) nanoseconds: u32,
 }
 
 impl Belief {
     /// Ask each time.
-    pub(crate) const NONE: Belief = Belief { seconds: 0 };
+    pub(crate) const NONE: Belief = Belief { seconds: 0, nanoseconds: 0 };
+    /// For a look at what a name has just led to.
+    pub(crate) const BRIEF: Belief = Belief { seconds: 0, nanoseconds: 20_000_000 };
     /// Until told otherwise: a day, as a bound on what a lost word could do.
-    pub(crate) const LONG: Belief = Belief { seconds: 86_400 };
+    pub(crate) const LONG: Belief = Belief { seconds: 86_400, nanoseconds: 0 };
 }
 
 /// A time as the protocol has it: seconds, nanoseconds.
@@ -343,7 +345,8 @@ fn put_attr(out: &mut Body, st: &libc::stat) {
 /// `struct fuse_attr_out`.
 pub(crate) fn put_attr_out(out: &mut Body, st: &libc::stat, attr: Belief) {
     out.u64(attr.seconds);
-    out.u64(0);
+    out.u32(attr.nanoseconds);
+    out.u32(0);
     put_attr(out, st);
 }
 
@@ -353,7 +356,8 @@ pub(crate) fn put_entry_out(out: &mut Body, node: u64, st: &libc::stat, entry: B
     out.u64(0); // generation: numbers are never used again
     out.u64(entry.seconds);
     out.u64(attr.seconds);
-    out.u64(0);
+    out.u32(entry.nanoseconds);
+    out.u32(attr.nanoseconds);
     put_attr(out, st);
 }
 
@@ -362,7 +366,9 @@ pub(crate) fn put_absent(out: &mut Body, entry: Belief) {
     out.u64(0);
     out.u64(0);
     out.u64(entry.seconds);
-    out.zeros(ENTRY_OUT_BYTES - 24);
+    out.u64(0);
+    out.u32(entry.nanoseconds);
+    out.zeros(ENTRY_OUT_BYTES - 36);
 }
 
 /// Bytes of `struct fuse_entry_out`.
@@ -378,7 +384,8 @@ pub(crate) fn put_open_out(out: &mut Body, handle: u64, flags: u32, backing: i32
 /// `struct fuse_statx_out`.
 pub(crate) fn put_statx_out(out: &mut Body, st: &libc::stat, born: Option<(i64, u32)>, attr: Belief) {
     out.u64(attr.seconds);
-    out.u64(0);
+    out.u32(attr.nanoseconds);
+    out.u32(0);
     out.zeros(16);
     let mask = libc::STATX_BASIC_STATS | if born.is_some() { libc::STATX_BTIME } else { 0 };
     out.u32(mask);

@@ -1,7 +1,7 @@
 //! A FUSE connection being served: the agreement at its start, then threads that each read a request, serve it, and reply.
 //!
 //! Each thread has a descriptor of its own (`FUSE_DEV_IOC_CLONE`): a reply goes where its request came from. Which thread
-//! reads is the crew's business (`crew`); what may wait for ever, a lock, has a thread of its own. The threads end when the file system is
+//! reads is the crew's business (`crew`); what may wait for ever, a lock, waits with a thread of its own. The threads end when the file system is
 //! unmounted or the connection aborted.
 
 use std::io;
@@ -33,8 +33,6 @@ const CONGESTED_AT: u16 = 48;
 const MINOR_MIN: u32 = 31;
 /// A passthrough file's own stack of file systems: one below us, none below that.
 const STACK_DEPTH: u32 = 1;
-/// Pause before the kernel is told to interrupt again what is not known, or not known yet.
-const INTERRUPT_AGAIN: std::time::Duration = std::time::Duration::from_millis(1);
 
 /// What was agreed with the kernel.
 #[derive(Clone, Debug)]
@@ -259,15 +257,11 @@ impl Server<'_> {
     }
 }
 
-/// An INTERRUPT has an answer only when it came too early.
+/// An INTERRUPT wants no answer.
 fn interrupt(fs: &FileSystem, rq: &Request<'_>) -> std::result::Result<Outcome, Errno> {
     let mut f = rq.fields;
-    if fs.locks.interrupt(f.u64()?) {
-        return Ok(Outcome::Silence);
-    }
-    // A lock that is about to wait, perhaps. Of a request that is answered by then the kernel knows nothing.
-    std::thread::sleep(INTERRUPT_AGAIN);
-    Err(Errno(libc::EAGAIN))
+    fs.locks.interrupt(f.u64()?);
+    Ok(Outcome::Silence)
 }
 
 fn reply(device: &Device, out: &mut Body, unique: u64, error: i32) {

@@ -4,6 +4,7 @@ mod common;
 
 use common::{is_mounted, wait_for, Place};
 use std::fs;
+use std::process::Command;
 
 #[test]
 fn mount_shows_the_pool_and_umount_takes_it_away() {
@@ -79,9 +80,87 @@ fn up_with_a_mount_that_cannot_be_leaves_no_pool() {
 }
 
 #[test]
+fn umount_leaves_alone_what_is_mounted_over_it() {
+    let Some(place) = Place::mounted() else { return };
+    let over = place.mnt();
+    let mounted = Command::new("mount").args(["-t", "tmpfs", "none"]).arg(&over).status().unwrap();
+    assert!(mounted.success());
+    fs::write(over.join("theirs"), "x").unwrap();
+    for words in [place.refused(&["umount"]), place.refused(&["umount", "--lazy"])] {
+        assert!(words.contains("is mounted over it"), "{words}");
+    }
+    // Nor does the process that follows one that died.
+    place.kill("mount");
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    assert!(over.join("theirs").exists());
+    assert!(Command::new("umount").arg(&over).status().unwrap().success());
+    wait_for("it is mounted again", || fs::write(place.file("ours"), "x").is_ok());
+    let _ = place.pid("mount");
+    place.done(&["umount"]);
+    assert!(!is_mounted(&place.mnt()));
+}
+
+#[test]
+fn umount_of_a_mount_whose_process_dies_meanwhile_is_done_when_it_says_so() {
+    let Some(place) = Place::mounted() else { return };
+    let pid = place.pid("mount");
+    // SAFETY: a process of this test's pool, which is not reaped before its supervisor has noticed.
+    unsafe { libc::kill(pid, libc::SIGSTOP) };
+    let mut umounts = [(); 2].map(|()| place.command(&["umount"]).spawn().unwrap());
+    std::thread::sleep(std::time::Duration::from_millis(200));
+    common::kill(pid);
+    for umount in &mut umounts {
+        assert!(umount.wait().unwrap().success());
+        assert!(!is_mounted(&place.mnt()));
+    }
+    assert!(!place.mnt().join("x").exists(), "the directory itself is seen");
+}
+
+#[test]
+fn mount_by_root_of_another_users_pool_has_no_set_user_id_programs_and_devices() {
+    const NOBODY: u32 = 65534;
+    let Some(place) = Place::mounted() else { return };
+    let options = |at: &std::path::Path| {
+        let table = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let line = table.lines().find(|line| line.contains(at.to_str().unwrap())).map(str::to_owned);
+        line.and_then(|line| line.split(' ').nth(5).map(str::to_owned)).unwrap_or_default()
+    };
+    assert!(!options(&place.mnt()).contains("nosuid"), "root's own pool");
+    // Another user may not be able to read where the build is.
+    let theirs = place.dir.join("theirs");
+    fs::create_dir(&theirs).unwrap();
+    for name in ["forebay", "forebayd"] {
+        fs::copy(common::binaries().join(name), theirs.join(name)).unwrap();
+    }
+    std::os::unix::fs::chown(&theirs, Some(NOBODY), Some(NOBODY)).unwrap();
+    let (pool, at) = (theirs.join("pool"), place.dir.join("at"));
+    fs::create_dir(&at).unwrap();
+    let as_nobody = |arguments: &[&str]| {
+        let mut command = Command::new(theirs.join("forebay"));
+        std::os::unix::process::CommandExt::uid(command.env_remove("LD_PRELOAD"), NOBODY);
+        let output = command.current_dir("/").args(arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    let pool = pool.to_str().unwrap();
+    as_nobody(&["up", "--capacity", "64MiB", "--path", pool]);
+    let mut serves = Command::new(env!("CARGO_BIN_EXE_forebay-mount"))
+        .args(["--pool", pool, "--at", at.to_str().unwrap()])
+        .spawn()
+        .unwrap();
+    wait_for("it is mounted", || is_mounted(&at));
+    let (found, seen) = (options(&at), fs::metadata(&at));
+    // SAFETY: a process of this test that is not reaped yet.
+    unsafe { libc::kill(serves.id() as i32, libc::SIGTERM) };
+    serves.wait().unwrap();
+    as_nobody(&["--pool", pool, "down", "--force"]);
+    assert!(seen.is_ok() && !is_mounted(&at));
+    assert!(found.contains("nosuid") && found.contains("nodev"), "{found}");
+}
+
+#[test]
 fn umount_by_hand_ends_the_mounts_process() {
     let Some(place) = Place::mounted() else { return };
-    assert!(std::process::Command::new("umount").arg(place.mnt()).status().unwrap().success());
+    assert!(Command::new("umount").arg(place.mnt()).status().unwrap().success());
     wait_for("the supervisor notices", || {
         place.status()["mounts"].as_array().is_some_and(|mounts| mounts.is_empty())
     });

@@ -3,6 +3,9 @@
 //! `forebay-mount` does all that may wait: it looks at the mount point, clears away what a dead one left there, mounts and
 //! serves. Here is only who asked for it, what it said last, and when it is started again. The two speak JSON over a
 //! SOCK_SEQPACKET pair, one message a packet; the supervisor never waits for it.
+//!
+//! Who asked for the end is answered when the kernel's table has the mount no more. A process that ended and left it there is
+//! followed by another that clears it away.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -47,6 +50,8 @@ struct Process {
     started: Instant,
     /// What it said when it was ready.
     ready: Option<Value>,
+    /// It was started to take away what another left.
+    clears: bool,
 }
 
 #[derive(Debug)]
@@ -62,7 +67,7 @@ struct Mount {
     /// Who waits for the first start.
     asker: Option<MemberId>,
     /// Who waits for the end, which was asked for.
-    ender: Option<MemberId>,
+    enders: Vec<MemberId>,
     ends: bool,
     killed_at: Option<Instant>,
 }
@@ -112,7 +117,24 @@ impl Process {
             });
         }
         let child = command.spawn().map_err(|e| Error::io(what(), &e))?;
-        Ok(Process { child, socket: ours, started: Instant::now(), ready: None })
+        Ok(Process { child, socket: ours, started: Instant::now(), ready: None, clears: false })
+    }
+
+    /// Starts one that takes away what a dead one left mounted.
+    fn start_clearing(pool: &Path) -> Result<Process> {
+        // It says nothing here: the other end is closed at once.
+        let (ours, _) = store::pair()?;
+        let mut command = Command::new(program()?);
+        command.arg("--pool").arg(pool).arg("--clear").stdin(std::process::Stdio::null()).current_dir("/");
+        // SAFETY: between fork and exec only a system call is made, which is async-signal-safe.
+        unsafe {
+            command.pre_exec(|| {
+                SignalMask::empty().set();
+                Ok(())
+            });
+        }
+        let child = command.spawn().map_err(|e| Error::io("cannot clear away a dead mount", &e))?;
+        Ok(Process { child, socket: ours, started: Instant::now(), ready: None, clears: true })
     }
 
     fn signal(&self, signal: Signal) {
@@ -160,7 +182,7 @@ impl MountKeeper {
             last_end: None,
             failure: None,
             asker: Some(asker),
-            ender: None,
+            enders: Vec::new(),
             ends: false,
             killed_at: None,
         });
@@ -177,30 +199,53 @@ impl MountKeeper {
             let e = Error::new(Code::NotFound, what).why("this pool is not mounted there");
             return self.answers.push((asker, Reply::failed(&e)));
         };
-        if let Some(before) = mount.ender.replace(asker) {
-            self.answers.push((before, Reply::Unmounted));
-        }
-        match &mount.process {
-            Some(process) => process.ask_to_unmount(lazy),
-            None => self.end(),
+        mount.enders.push(asker);
+        if let Some(process) = &mount.process {
+            process.ask_to_unmount(lazy);
+        } else {
+            // It died, and would be started again: the next turn ends it instead.
+            mount.ends = true;
         }
     }
 
-    /// The mount is no more, as was asked.
-    fn end(&mut self) {
+    /// True when the mount is still in the kernel's table.
+    fn is_left(pool: &Path, mount: &Mount) -> bool {
+        forebay_data::is_in_table(&mount.wanted.at, FILE_SYSTEM_TYPE, pool)
+    }
+
+    /// Nobody serves the mount any more, as was asked. What is left of it is taken away first.
+    fn end(&mut self, pool: &Path) {
+        let Some(mount) = &mut self.mount else { return };
+        let at = mount.wanted.at.display().to_string();
+        let cleared = mount.process.take().is_some_and(|process| process.clears);
+        let left = MountKeeper::is_left(pool, mount);
+        if left && !cleared {
+            tracing::warn!("{at} was left mounted");
+            (mount.ends, mount.killed_at) = (true, Some(Instant::now() + STOP_GRACE));
+            match Process::start_clearing(pool) {
+                Ok(process) => return mount.process = Some(process),
+                Err(e) => tracing::error!("{e}"),
+            }
+        }
         let Some(mount) = self.mount.take() else { return };
-        let done = [mount.asker, mount.ender].into_iter().flatten();
-        self.answers.extend(done.map(|id| (id, Reply::Unmounted)));
+        let answer = || match left {
+            false => Reply::Unmounted,
+            true => Reply::failed(
+                &Error::new(Code::Busy, format!("cannot unmount {at}"))
+                    .why("nobody serves it any more, and it cannot be taken away")
+                    .cure(format!("`umount -l {at}`, or unmount what is mounted over it first")),
+            ),
+        };
+        self.answers.extend(mount.asker.into_iter().chain(mount.enders).map(|id| (id, answer())));
     }
 
     /// Takes the mount away with its pool; programs that use it get errors.
     pub(crate) fn stop(&mut self) {
         let Some(mount) = &mut self.mount else { return };
         mount.ends = true;
-        mount.killed_at = Some(Instant::now() + STOP_GRACE);
-        match &mount.process {
-            Some(process) => process.signal(Signal::TERM),
-            None => self.end(),
+        if let Some(process) = &mount.process {
+            mount.killed_at = Some(Instant::now() + STOP_GRACE);
+            process.signal(Signal::TERM);
         }
     }
 
@@ -224,6 +269,7 @@ impl MountKeeper {
     pub(crate) fn next_wake(&self) -> Option<Instant> {
         let mount = self.mount.as_ref()?;
         match &mount.process {
+            None if mount.ends => Some(Instant::now()),
             None => Some(mount.start_at),
             Some(_) => mount.killed_at,
         }
@@ -244,11 +290,11 @@ impl MountKeeper {
             let (life, was_ready) = (process.started.elapsed(), process.ready.is_some());
             self.hear();
             let Some(mount) = &mut self.mount else { return };
-            mount.process = None;
-            if mount.ends || was_ready && status.success() || mount.ender.is_some() {
+            if mount.ends || was_ready && status.success() || !mount.enders.is_empty() {
                 tracing::info!("the mount {words}");
-                return self.end();
+                return self.end(pool);
             }
+            mount.process = None;
             tracing::error!("the mount {words}");
             if !was_ready && mount.restarts == 0 {
                 // It never was.
@@ -266,6 +312,9 @@ impl MountKeeper {
             mount.start_at = Instant::now() + mount.backoff.after(life);
         }
         let Some(mount) = &mut self.mount else { return };
+        if mount.process.is_none() && mount.ends {
+            return self.end(pool);
+        }
         if mount.process.is_none() && pool_serves && Instant::now() >= mount.start_at {
             match Process::start(pool, &mount.wanted) {
                 Ok(process) => mount.process = Some(process),
@@ -301,9 +350,7 @@ impl MountKeeper {
                 // Told when the process has ended, so that who asked can ask again.
                 mount.failure = Some(failure(why));
             } else if let Some(why) = message.get("busy") {
-                if let Some(ender) = mount.ender.take() {
-                    self.answers.push((ender, failure(why)));
-                }
+                self.answers.extend(mount.enders.drain(..).map(|id| (id, failure(why))));
             } else if message.get("unmounted").is_some() {
                 mount.ends = true;
             }

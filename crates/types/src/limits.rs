@@ -82,11 +82,26 @@ pub const MEMORY_RESERVE_PERCENT: u64 = 6;
 /// The least of it: the daemon's resident set with its board and rings.
 pub const MEMORY_RESERVE_BYTES_MIN: u64 = 64 << 20;
 
+/// Locks that wait through a mount at one time; more fail with ENOLCK. Each is a thread of a program, so that a node of
+/// any size has room, and all are tried again every 20 ms at a microsecond each.
+pub const LOCK_WAITS_MAX: usize = 1024;
+/// Owners of locks through a mount: each has a descriptor in the mount's process. More fail with ENOLCK.
+pub const LOCK_OWNERS_MAX: usize = 16 * 1024;
+/// The same as a share of the descriptors that the process may have: one part in so many, as open files need them too.
+pub const LOCK_OWNERS_PART: usize = 4;
+/// Interrupts through a mount that are remembered until the request comes which they name. It is on its way then, so that
+/// only interrupts which came in those microseconds lie between.
+pub const INTERRUPTS_KEPT: usize = 256;
+/// Bytes that one request to a mount copies (copy_file_range): some milliseconds of one of its threads. The caller gets
+/// less than it asked for and goes on.
+pub const COPY_BYTES_MAX: usize = 16 << 20;
+
 const _: () = assert!(MESSAGE_BYTES_MAX >= XATTR_VALUE_MAX + XATTR_NAME_MAX + 1024);
 const _: () = assert!(XATTR_TOTAL_MAX >= XATTR_VALUE_MAX + XATTR_NAME_MAX + XATTR_OVERHEAD);
 const _: () = assert!(MESSAGE_BYTES_MAX >= 2 * NAME_MAX + PATH_MAX + 1024);
 const _: () = assert!(READDIR_REPLY_BYTES <= MESSAGE_BYTES_MAX);
 const _: () = assert!(STRIPE_BYTES_MIN.is_power_of_two() && STRIPE_BYTES_MAX.is_power_of_two());
 const _: () = assert!(SHARD_PAGES_FOR_REMOVALS < SHARD_PAGES_AHEAD);
+const _: () = assert!(COPY_BYTES_MAX <= u32::MAX as usize, "the narrow form of a copy's reply has 32 bits");
 const _: () = assert!(RING_SLOTS == u64::BITS as usize);
 const _: () = assert!(BATCH_PER_RING <= RING_SLOTS && BATCH_PER_RING <= BATCH_MAX);

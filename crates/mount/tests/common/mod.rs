@@ -25,6 +25,11 @@ pub struct Place {
 impl Place {
     /// None, with a line that says why, where nothing can be mounted.
     pub fn new() -> Option<Place> {
+        Place::of(&["--capacity", "256MiB"])
+    }
+
+    /// The same with words for `up`.
+    pub fn of(up: &[&str]) -> Option<Place> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         if !Path::new("/dev/fuse").exists() {
             eprintln!("skipped: there is no /dev/fuse");
@@ -40,7 +45,14 @@ impl Place {
         std::fs::create_dir(&dir).unwrap();
         std::fs::create_dir(dir.join("mnt")).unwrap();
         let place = Place { dir };
-        place.done(&["up", "--capacity", "256MiB", "--path", place.pool().to_str().unwrap()]);
+        place.done(&[&["up", "--path", place.pool().to_str().unwrap()], up].concat());
+        Some(place)
+    }
+
+    /// A pool, mounted with words for `mount`.
+    pub fn mounted_as(up: &[&str], mount: &[&str]) -> Option<Place> {
+        let place = Place::of(up)?;
+        place.done(&[&["mount", place.mnt().to_str().unwrap()], mount].concat());
         Some(place)
     }
 

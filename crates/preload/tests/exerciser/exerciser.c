@@ -1,9 +1,12 @@
 /*
- * Files under random operations, held against their contents in memory: `exerciser DIRECTORY SEED OPERATIONS`.
+ * Files under random operations, held against their contents in memory: `exerciser DIRECTORY SEED OPERATIONS [OTHER]`.
  *
  * Each file has two descriptors, of two opens. Any operation goes through either of them, through a mapping, or by name, and
  * whatever is read, by whichever way, must be what was written last, by whichever way. Exit status 0 when it always was;
  * else the seed, the operation, and what led to it are said.
+ *
+ * OTHER is the same directory by another door, as an absolute path: the second descriptor is of an open there, and names are
+ * used by either door.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -27,6 +30,7 @@ struct file {
 };
 
 static struct file files[FILES];
+static const char *other;
 static unsigned long seed, state, operation;
 static char logged[LOGGED][128];
 static unsigned char piece[PIECE_MAX];
@@ -63,22 +67,43 @@ static void compare(const struct file *file, long at, const unsigned char *found
         }
 }
 
+/* A name by the first door or the second; good until the second next call. */
+static const char *by(int door, const char *name)
+{
+    static char paths[2][512];
+    static int turn;
+    if (!door || !other)
+        return name;
+    turn = !turn;
+    snprintf(paths[turn], sizeof paths[0], "%s/%s", other, name);
+    return paths[turn];
+}
+
+/* By either. */
+static const char *any(const char *name)
+{
+    return by(dice(2), name);
+}
+
 /* All that can be asked about a file's length gives the same. */
 static void check_length(struct file *file)
 {
     struct stat by_name, by_fd;
-    MUST(stat(file->name, &by_name) == 0 && by_name.st_size == file->length);
+    int door = dice(2);
+    MUST(stat(by(door, file->name), &by_name) == 0 && by_name.st_size == file->length);
     for (int i = 0; i < 2; i++) {
         MUST(fstat(file->fds[i], &by_fd) == 0 && by_fd.st_size == file->length && by_fd.st_ino == by_name.st_ino);
-        MUST(by_fd.st_dev == by_name.st_dev && by_fd.st_mtim.tv_nsec == by_name.st_mtim.tv_nsec);
+        /* Each door shows a device number of its own. */
+        MUST((other && i != door) || by_fd.st_dev == by_name.st_dev);
+        MUST(by_fd.st_mtim.tv_nsec == by_name.st_mtim.tv_nsec);
     }
-    MUST(lseek(file->fds[0], 0, SEEK_END) == file->length);
+    MUST(lseek(file->fds[dice(2)], 0, SEEK_END) == file->length);
 }
 
 static void check_all(struct file *file)
 {
     static unsigned char whole[LENGTH_MAX + 1];
-    int fd = open(file->name, O_RDONLY);
+    int fd = open(any(file->name), O_RDONLY);
     MUST(fd >= 0 && read(fd, whole, sizeof whole) == file->length && close(fd) == 0);
     compare(file, 0, whole, file->length, "read anew");
     check_length(file);
@@ -87,7 +112,7 @@ static void check_all(struct file *file)
 static void open_both(struct file *file, int flags)
 {
     for (int i = 0; i < 2; i++)
-        MUST((file->fds[i] = open(file->name, O_RDWR | (i ? 0 : flags), 0600)) >= 0);
+        MUST((file->fds[i] = open(by(i, file->name), O_RDWR | (i ? 0 : flags), 0600)) >= 0);
 }
 
 static void close_both(struct file *file)
@@ -229,7 +254,7 @@ static void truncates(struct file *file, int fd)
     long to = dice(8) ? dice(LENGTH_MAX) : 0;
     int by_name = dice(2);
     LOG("truncate of %s to %ld by %s", file->name, to, by_name ? "name" : "descriptor");
-    MUST((by_name ? truncate(file->name, to) : ftruncate(fd, to)) == 0);
+    MUST((by_name ? truncate(any(file->name), to) : ftruncate(fd, to)) == 0);
     cut(file, to);
 }
 
@@ -262,7 +287,8 @@ static void copies(struct file *file, int fd)
     LOG("copy from %s at %ld to %s at %ld, %ld bytes", from->name, at, file->name, (long)out, length);
     long to = out, done = 0;
     while (done < length) {
-        ssize_t n = copy_file_range(from->fds[0], &in, fd, &out, length - done, 0);
+        /* Between doors the kernel does not copy. */
+        ssize_t n = copy_file_range(from->fds[fd == file->fds[1]], &in, fd, &out, length - done, 0);
         MUST(n > 0);
         done += n;
     }
@@ -289,7 +315,8 @@ static void renames(struct file *file)
     char to[32];
     snprintf(to, sizeof to, "file%d.%u", (int)(file - files), ++file->generation);
     LOG("rename of %s to %s", file->name, to);
-    MUST(rename(file->name, to) == 0 && access(file->name, F_OK) == -1 && errno == ENOENT);
+    int door = dice(2);
+    MUST(rename(by(door, file->name), by(door, to)) == 0 && access(any(file->name), F_OK) == -1 && errno == ENOENT);
     strcpy(file->name, to);
 }
 
@@ -298,8 +325,10 @@ static void replaces(struct file *file)
 {
     struct stat st;
     LOG("unlink of %s, and another of its name", file->name);
-    MUST(unlink(file->name) == 0 && fstat(file->fds[0], &st) == 0 && st.st_nlink == 0 && st.st_size == file->length);
-    int fd = open(file->name, O_RDWR | O_CREAT | O_EXCL, 0600);
+    MUST(unlink(any(file->name)) == 0);
+    for (int i = 0; i < 2; i++)
+        MUST(fstat(file->fds[i], &st) == 0 && st.st_nlink == 0 && st.st_size == file->length);
+    int fd = open(any(file->name), O_RDWR | O_CREAT | O_EXCL, 0600);
     MUST(fd >= 0);
     reads(file, file->fds[1]);
     close_both(file);
@@ -342,8 +371,9 @@ static void step(void)
 
 int main(int argc, char **argv)
 {
-    if (argc != 4 || chdir(argv[1]) != 0)
+    if (argc < 4 || argc > 5 || chdir(argv[1]) != 0)
         return 2;
+    other = argv[4];
     seed = strtoul(argv[2], NULL, 10);
     state = seed * 2654435761UL | 1;
     unsigned long operations = strtoul(argv[3], NULL, 10);
@@ -359,7 +389,7 @@ int main(int argc, char **argv)
     for (int i = 0; i < FILES; i++) {
         check_all(&files[i]);
         close_both(&files[i]);
-        MUST(unlink(files[i].name) == 0);
+        MUST(unlink(any(files[i].name)) == 0);
     }
     return 0;
 }

@@ -22,6 +22,7 @@ use rustix::io::Errno;
 use serde_json::Value;
 
 use super::company::{Company, Newcomer, PROGRAMS_TAG};
+use super::mounter::{self, Mounter};
 use super::session::{mount_tag, new_session_id, session_of_mount_tag, session_of_tag, store_tag, Session};
 use super::shard_thread::Message;
 use crate::protocol::WorkerAsk;
@@ -91,6 +92,7 @@ struct Desk {
     /// Processes that are attached.
     attached: AtomicUsize,
     company: Company,
+    mounter: Mounter,
     /// A ring for the next client, made while nobody waits.
     spare: Mutex<Option<(OwnedFd, ServedRing)>>,
 }
@@ -124,10 +126,11 @@ impl Attendant {
         let what = "cannot take over the clients of the last worker";
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC).map_err(failed(what))?;
         let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).map_err(failed(what))?;
-        let (mut sessions, mut processes, mut mount, mut programs) = (Vec::new(), Vec::new(), None, false);
+        let (mut sessions, mut processes, mut mounts, mut programs) =
+            (Vec::new(), Vec::new(), Vec::new(), false);
         for (tag, mut fds) in std::mem::take(&mut self.setup.restored) {
             if let (Some(id), 1) = (session_of_mount_tag(&tag), fds.len()) {
-                mount = fds.pop().map(|device| (id, device));
+                mounts.extend(fds.pop().map(|device| (id, device)));
                 continue;
             }
             if tag == PROGRAMS_TAG {
@@ -143,7 +146,11 @@ impl Attendant {
             sessions.push(Session::new(id, ring));
             processes.push((id, process));
         }
-        let mount = mount.filter(|(id, _)| sessions.iter().any(|s: &Session| s.id == *id));
+        let mounter::Left { serving: mount, mounter, forgotten } =
+            mounter::restored(mounts, &processes).map_err(failed(what))?;
+        for id in forgotten {
+            self.setup.store.remove(&mount_tag(id))?;
+        }
         let known: Vec<u64> = sessions.iter().map(|s| s.id).collect();
         let company = Company::restored(programs, &known, mount.as_ref().map(|(id, _)| *id));
         let add = |fd: BorrowedFd<'_>, token: u64| {
@@ -172,6 +179,7 @@ impl Attendant {
             connections: AtomicUsize::new(0),
             attached: AtomicUsize::new(processes.len()),
             company,
+            mounter,
             spare: Mutex::new(None),
         };
         let attending = Attending {
@@ -238,6 +246,7 @@ impl Attending {
         let _ = epoll::delete(&self.desk.epoll, &process);
         self.tell(Message::Ended(id));
         self.desk.company.leaves(id);
+        self.desk.mounter.ends(id);
         for tag in [store_tag(id), mount_tag(id)] {
             if let Err(e) = self.desk.setup.store.remove(&tag) {
                 tracing::error!("{e}");
@@ -433,13 +442,15 @@ impl Talk<'_> {
         let mut fds = [const { None }; ATTACH_FDS];
         receive_fds(self.socket.as_fd(), &mut [0], &mut fds).map_err(code)?;
         let [Some(device), None, None, None] = fds else { return Err(code(Code::Malformed)) };
-        self.desk.setup.store.put(&mount_tag(session), &[device.as_fd()])?;
-        let (send, receive) = mpsc::channel();
-        let known = self.ask_shard(Message::Mounted(session, device, send), &receive).map_err(code)?;
-        if !known {
+        self.desk.mounter.takes_over(session, self.peer_process()?, device, |device| {
+            self.desk.setup.store.put(&mount_tag(session), &[device.as_fd()])?;
+            let (send, receive) = mpsc::channel();
+            if self.ask_shard(Message::Mounted(session, device, send), &receive).map_err(code)? {
+                return Ok(());
+            }
             let _ = self.desk.setup.store.remove(&mount_tag(session));
-            return Err(code(Code::UnknownSession));
-        }
+            Err(code(Code::UnknownSession))
+        })?;
         let answer = |word| -> std::result::Result<OwnedFd, Code> {
             let errno = |e: Errno| Code::from_errno(e.raw_os_error());
             let timeout = rustix::net::sockopt::Timeout::Recv;
@@ -472,6 +483,12 @@ impl Talk<'_> {
             // Any descriptor will do: the tag is what the next worker looks for.
             self.desk.setup.store.put(PROGRAMS_TAG, &[self.desk.board_fd.as_fd()])?;
         }
+        // Watched before it is answered, and whether or not the answer arrives: a process that died in between is noticed.
+        let token = epoll::EventData::new_u64(id & (TOKEN_LISTENER - 1));
+        if let Err(e) = epoll::add(&self.desk.epoll, &process, token, epoll::EventFlags::IN) {
+            self.forget(id);
+            return Err(failed("cannot watch a client")(e));
+        }
         let fds = [
             ring_fd.as_raw_fd(),
             self.desk.doorbell_fd.as_raw_fd(),
@@ -479,17 +496,22 @@ impl Talk<'_> {
             self.desk.setup.target_dir.as_raw_fd(),
         ];
         let sent = self.send_attach_reply(KIND_ATTACH, id, &fds);
-        // Watched whether or not the reply arrived: a process that died in between is noticed.
         self.desk.attached.fetch_add(1, Ordering::Relaxed);
-        let token = epoll::EventData::new_u64(id & (TOKEN_LISTENER - 1));
-        let process_raw = process.as_raw_fd();
+        // An end that is seen before this arrives is seen again, until it has. It fails when the attendant has ended, and
+        // the worker with it.
         let _ = self.announce.send((id, process));
-        // SAFETY: the pidfd was sent to the attendant, which closes it only after its event, which needs this call.
-        let process = unsafe { BorrowedFd::borrow_raw(process_raw) };
-        epoll::add(&self.desk.epoll, process, token, epoll::EventFlags::IN)
-            .map_err(failed("cannot watch a client"))?;
         let _ = rustix::io::write(&self.desk.wake, &1u64.to_ne_bytes());
         sent.map_err(|code| Error::new(code, "cannot answer a client"))
+    }
+
+    /// Undoes an attachment that cannot be.
+    fn forget(&self, id: u64) {
+        let _ = self.to_shard.send(Message::Ended(id));
+        self.desk.doorbell.ring();
+        self.desk.company.leaves(id);
+        if let Err(e) = self.desk.setup.store.remove(&store_tag(id)) {
+            tracing::error!("{e}");
+        }
     }
 
     /// A descriptor of the process at the other end.

@@ -207,16 +207,20 @@ impl ShardThread<'_> {
     #[cold]
     fn note_for_mount(&mut self, i: usize, request: (usize, usize), reply: (usize, usize)) {
         let Ok((_, request)) = Request::decode(&self.answers.requests[request.0..request.1]) else { return };
-        let moved = match request {
-            Request::Rename { new_parent, new_name, .. } => self
-                .effects
-                .names()
-                .filter(|n| n.parent == new_parent && n.name == new_name)
-                .last()
-                .and_then(|n| n.entry.map(|(ino, _)| ino)),
-            _ => None,
+        let moved: Vec<Ino> = match request {
+            Request::Rename { parent, name, new_parent, new_name, .. } => {
+                [(parent, name), (new_parent, new_name)]
+                    .into_iter()
+                    .filter_map(|(parent, name)| {
+                        let shown =
+                            self.effects.names().filter(|n| n.parent == parent && n.name == name).last();
+                        shown.and_then(|n| n.entry.map(|(ino, _)| ino))
+                    })
+                    .collect()
+            }
+            _ => Vec::new(),
         };
-        let notes = notes_of(&request, &self.answers.replies[reply.0..reply.1], moved);
+        let notes = notes_of(&request, &self.answers.replies[reply.0..reply.1], &moved);
         if !notes.is_empty() {
             self.notes.push((i, notes));
         }

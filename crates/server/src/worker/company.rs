@@ -5,7 +5,8 @@
 //! attach on the mount is in company until the pool ends; the descriptor store remembers that over workers. Tools are
 //! company for as long as they live.
 //!
-//! The mount is told before a newcomer's attach is answered, and has answered that nothing is believed any more.
+//! The mount is told before a newcomer's attach is answered, and has answered that nothing is believed any more. One that does
+//! not answer in time is disconnected, as a late answer would be taken for that to another word; it announces itself anew.
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,8 +18,8 @@ use forebay_types::Code;
 
 /// Tag in the descriptor store that says that programs have been here.
 pub(super) const PROGRAMS_TAG: &str = "programs";
-/// How long a newcomer waits for a mount that does not answer.
-const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a newcomer waits for a mount that has not announced itself.
+const ANNOUNCE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// What a newcomer is, by the body of its message.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -38,14 +39,29 @@ impl Newcomer {
     }
 }
 
+/// The mount's process.
+#[derive(Debug)]
+struct Mount {
+    session: u64,
+    /// Its connection, when it has announced itself to this worker.
+    socket: Option<OwnedFd>,
+    /// It was waited for in vain: nobody waits until it announces itself.
+    is_late: bool,
+}
+
+impl Mount {
+    fn is_awaited(&self) -> bool {
+        self.socket.is_none() && !self.is_late
+    }
+}
+
 #[derive(Debug, Default)]
 struct State {
     /// Programs are here or have been.
     programs: bool,
     /// Sessions of tools.
     tools: HashSet<u64>,
-    /// The session of the mount's process, and its connection when it has announced itself to this worker.
-    mount: Option<(u64, Option<OwnedFd>)>,
+    mount: Option<Mount>,
     /// What the mount was told last.
     told_shared: bool,
 }
@@ -68,7 +84,8 @@ impl Company {
     /// What a new worker finds: whether there have been programs, sessions that may be tools, the mount's session.
     pub(super) fn restored(programs: bool, sessions: &[u64], mount: Option<u64>) -> Company {
         let tools = sessions.iter().copied().filter(|id| Some(*id) != mount).collect();
-        let state = State { programs, tools, mount: mount.map(|id| (id, None)), told_shared: false };
+        let mount = mount.map(|session| Mount { session, socket: None, is_late: false });
+        let state = State { programs, tools, mount, told_shared: false };
         Company { state: Mutex::new(state), announced: Condvar::new() }
     }
 
@@ -79,7 +96,8 @@ impl Company {
     /// True when the mount has to be told before a newcomer is answered, which may take a while.
     pub(super) fn would_wait(&self) -> bool {
         let state = self.state();
-        state.mount.as_ref().is_some_and(|(_, socket)| socket.is_none() || !state.told_shared)
+        let untold = |mount: &Mount| mount.socket.is_some() && !state.told_shared;
+        state.mount.as_ref().is_some_and(|mount| mount.is_awaited() || untold(mount))
     }
 
     /// Somebody attaches; true for the first program, which is to be remembered.
@@ -93,12 +111,15 @@ impl Company {
                 false
             }
         };
-        let end = Instant::now() + ANSWER_TIMEOUT;
+        let end = Instant::now() + ANNOUNCE_TIMEOUT;
         // A mount that the last worker knew announces itself anew as soon as it has noticed.
-        while state.mount.as_ref().is_some_and(|(_, socket)| socket.is_none()) {
+        while state.mount.as_ref().is_some_and(Mount::is_awaited) {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                tracing::error!("the mount does not announce itself to the new worker");
+                tracing::error!("the mount does not announce itself");
+                if let Some(mount) = &mut state.mount {
+                    mount.is_late = true;
+                }
                 break;
             }
             let waited = self.announced.wait_timeout(state, left);
@@ -111,10 +132,8 @@ impl Company {
     /// Tells the mount what it does not know yet.
     fn tell(state: &mut State) {
         let shared = state.is_shared();
-        if shared == state.told_shared {
-            return;
-        }
-        let Some((_, Some(socket))) = &state.mount else { return };
+        let Some(mount) = state.mount.as_mut().filter(|_| shared != state.told_shared) else { return };
+        let Some(socket) = &mount.socket else { return };
         let word = if shared { MOUNT_SHARED } else { MOUNT_ALONE };
         let told = write_all(socket.as_fd(), &[word]).and_then(|()| match shared {
             true => read_exact(socket.as_fd(), &mut [0]),
@@ -122,18 +141,24 @@ impl Company {
         });
         match told {
             Ok(()) => state.told_shared = shared,
-            // Its end takes its beliefs along.
-            Err(Code::PoolGone) => {}
-            Err(code) => tracing::error!("the mount does not answer: {code}"),
+            Err(code) => {
+                if code != Code::PoolGone {
+                    tracing::error!("the mount does not answer: {code}");
+                }
+                let _ = rustix::net::shutdown(socket, rustix::net::Shutdown::Both);
+                mount.socket = None;
+                state.told_shared = false;
+            }
         }
     }
 
     /// A process is gone.
     pub(super) fn leaves(&self, session: u64) {
         let mut state = self.state();
-        if state.mount.as_ref().is_some_and(|(id, _)| *id == session) {
+        if state.mount.as_ref().is_some_and(|mount| mount.session == session) {
             state.mount = None;
             state.told_shared = false;
+            self.announced.notify_all();
         }
         if state.tools.remove(&session) {
             Company::tell(&mut state);
@@ -149,7 +174,7 @@ impl Company {
         let mut state = self.state();
         let shared = state.is_shared();
         let socket = answer(if shared { MOUNT_SHARED } else { MOUNT_ALONE })?;
-        state.mount = Some((session, Some(socket)));
+        state.mount = Some(Mount { session, socket: Some(socket), is_late: false });
         state.told_shared = shared;
         self.announced.notify_all();
         Ok(())
@@ -163,7 +188,13 @@ mod tests {
     use std::os::unix::net::UnixStream;
 
     fn announce(company: &Company) -> (UnixStream, u8) {
+        announce_with(company, None)
+    }
+
+    /// A mount whose answers are waited for as long as `patience` says.
+    fn announce_with(company: &Company, patience: Option<Duration>) -> (UnixStream, u8) {
         let (ours, theirs) = UnixStream::pair().unwrap();
+        theirs.set_read_timeout(patience).unwrap();
         let mut word = 9;
         company
             .announces(1, |w| {
@@ -193,6 +224,34 @@ mod tests {
         let mut byte = [9];
         mount.read_exact(&mut byte).unwrap();
         assert_eq!(byte[0], MOUNT_ALONE, "the only tool left");
+    }
+
+    /// Reads one word, and none when the other end is closed.
+    fn hear(mount: &mut UnixStream) -> Option<u8> {
+        let mut byte = [9];
+        (mount.read(&mut byte).unwrap() == 1).then_some(byte[0])
+    }
+
+    #[test]
+    fn an_answer_that_comes_too_late_is_not_taken_for_the_next() {
+        let company = Company::default();
+        let (mut mount, _) = announce_with(&company, Some(Duration::from_millis(20)));
+        assert!(!company.joins(Newcomer::Tool, 2), "let in all the same");
+        assert_eq!(hear(&mut mount), Some(MOUNT_SHARED));
+        let _ = mount.write_all(&[MOUNT_SHARED]);
+        assert_eq!(hear(&mut mount), None, "it is to announce itself anew");
+        let (mut mount, word) = announce(&company);
+        assert_eq!(word, MOUNT_SHARED);
+        company.leaves(2);
+        assert_eq!(hear(&mut mount), Some(MOUNT_ALONE));
+        std::thread::scope(|scope| {
+            let joined = scope.spawn(|| company.joins(Newcomer::Tool, 3));
+            assert_eq!(hear(&mut mount), Some(MOUNT_SHARED));
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!joined.is_finished(), "let in by the answer to another word");
+            mount.write_all(&[MOUNT_SHARED]).unwrap();
+            joined.join().unwrap();
+        });
     }
 
     #[test]

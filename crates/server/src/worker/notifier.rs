@@ -3,16 +3,19 @@
 //! A change that came through another door than the mount is shown on the board first, then told to the kernel, then
 //! acknowledged: what a door acknowledged, a look through the mount sees. To tell the kernel of a name waits for whoever
 //! uses that directory through the mount, who may be waiting for the mount's process and so for the shard thread: it is
-//! done by a thread of its own, the *notifier*, and the shard thread holds the acknowledgements back meanwhile. Changes by
+//! done by a thread of its own, and the shard thread holds the acknowledgements back meanwhile. To tell it of an inode's
+//! attributes waits for nobody's directory, and is done by another thread, so that it never stands behind a name. Changes by
 //! the mount's own session are not told: the kernel asked for them.
 //!
-//! When the notifier is late, the shard thread moves the connection's epoch by itself, which waits for nobody: all names
-//! are looked up anew then. Attributes need no such way out, as to tell of them does not wait.
+//! When a name is late, the shard thread moves the connection's epoch by itself, which waits for nobody: all names
+//! are looked up anew then, and those that wait to be told need no telling. Until the one that is in the way is through, the
+//! epoch is moved for each change of a name, so that no more than what programs have asked at one time is ever queued.
 //!
 //! Without a mount there is no thread, and a change costs one look at an option. Numbers are those of `linux/fuse.h`.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,8 +25,10 @@ use forebay_types::{Error, Ino, Reply, Request, Result};
 
 use super::shard_thread::{Message, ShardThread};
 
-/// An acknowledgement that was held back for so long is given all the same, after the epoch was moved.
+/// An acknowledgement that was held back for so long by a name is given all the same, after the epoch was moved.
 const LATE: Duration = Duration::from_millis(50);
+/// And one that was held back for so long by attributes, as is possible only while the mount is being taken away.
+const STUCK: Duration = Duration::from_secs(1);
 
 const NOTIFY_INVAL_INODE: i32 = 2;
 const NOTIFY_INVAL_ENTRY: i32 = 3;
@@ -41,8 +46,8 @@ pub(super) enum Note {
     Gone(Ino, Ino, Vec<u8>),
 }
 
-/// What a change that was made says of what the kernel may believe. `moved` is the inode that a rename moved.
-pub(super) fn notes_of(request: &Request<'_>, reply: &[u8], moved: Option<Ino>) -> Vec<Note> {
+/// What a change that was made says of what the kernel may believe. `moved` are the inodes that a rename moved.
+pub(super) fn notes_of(request: &Request<'_>, reply: &[u8], moved: &[Ino]) -> Vec<Note> {
     let name_of = |parent, name: &[u8]| Note::Name(parent, name.to_vec());
     match *request {
         Request::Create { parent, name, .. } => match Reply::decode(reply) {
@@ -68,7 +73,7 @@ pub(super) fn notes_of(request: &Request<'_>, reply: &[u8], moved: Option<Ino>) 
         }
         Request::Rename { parent, name, new_parent, new_name, .. } => {
             let mut notes = vec![Note::Inode(parent), Note::Inode(new_parent)];
-            notes.extend(moved.map(Note::Inode));
+            notes.extend(moved.iter().copied().map(Note::Inode));
             if let Ok(Reply::Removed { ino, .. }) = Reply::decode(reply) {
                 notes.extend((ino != Ino(0)).then_some(Note::Inode(ino)));
             }
@@ -123,6 +128,13 @@ impl Note {
     }
 }
 
+/// Which of the two threads wrote all notes of its kind, up to this number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Told {
+    Inodes(u64),
+    Names(u64),
+}
+
 /// Notes to write, under the number of the acknowledgement that waits for them.
 #[derive(Debug)]
 struct Job {
@@ -130,7 +142,7 @@ struct Job {
     notes: Vec<Note>,
 }
 
-/// An acknowledgement that is held back.
+/// An acknowledgement that is held back, and by which notes.
 #[derive(Debug)]
 struct Held {
     number: u64,
@@ -138,6 +150,8 @@ struct Held {
     slot: usize,
     reply: Vec<u8>,
     since: Instant,
+    by_inodes: bool,
+    by_names: bool,
 }
 
 /// The mount, as the shard thread sees it.
@@ -146,21 +160,53 @@ pub(super) struct MountedKernel {
     /// The session of the mount's process.
     pub(super) session: u64,
     device: Arc<OwnedFd>,
-    jobs: Sender<Job>,
+    inodes: Sender<Job>,
+    names: Sender<Job>,
+    /// Oldest first.
     held: VecDeque<Held>,
-    next: u64,
+    last: u64,
+    /// The last job of names that was sent, and that is through.
+    last_names: u64,
+    told_names: u64,
+    /// Names up to this number need no telling any more, as the epoch was moved.
+    moot: Arc<AtomicU64>,
 }
 
-fn notify(device: &OwnedFd, jobs: &Receiver<Job>, done: &Sender<Message>, doorbell: &Doorbell) {
-    while let Ok(Job { number, notes }) = jobs.recv() {
-        for note in &notes {
-            // What the kernel does not know (ENOENT) needs no telling; a connection that is over is noticed elsewhere.
-            let _ = rustix::io::write(device, &note.message());
+/// What one of the two threads works with.
+struct Notifier {
+    device: Arc<OwnedFd>,
+    jobs: Receiver<Job>,
+    done: Sender<Message>,
+    doorbell: Arc<Doorbell>,
+    moot: Arc<AtomicU64>,
+    told: fn(u64) -> Told,
+}
+
+impl Notifier {
+    fn start(self, name: &str) -> Result<()> {
+        // Never waited for: it may be in the kernel until the mount's connection ends.
+        std::thread::Builder::new()
+            .name(name.into())
+            .stack_size(128 * 1024)
+            .spawn(move || self.run())
+            .map_err(|e| Error::io("cannot start a thread", &e))?;
+        Ok(())
+    }
+
+    fn run(self) {
+        while let Ok(Job { number, notes }) = self.jobs.recv() {
+            for note in &notes {
+                if number <= self.moot.load(Ordering::Acquire) {
+                    break;
+                }
+                // What the kernel does not know (ENOENT) needs no telling; a connection that is over is noticed elsewhere.
+                let _ = rustix::io::write(&*self.device, &note.message());
+            }
+            if self.done.send(Message::Told((self.told)(number))).is_err() {
+                return;
+            }
+            self.doorbell.ring();
         }
-        if done.send(Message::Told(number)).is_err() {
-            return;
-        }
-        doorbell.ring();
     }
 }
 
@@ -172,29 +218,66 @@ impl MountedKernel {
         done: Sender<Message>,
         doorbell: Arc<Doorbell>,
     ) -> Result<MountedKernel> {
-        let (jobs, work) = mpsc::channel();
-        let device = Arc::new(device);
-        let theirs = Arc::clone(&device);
-        // Never waited for: it may be in the kernel until the mount's connection ends.
-        std::thread::Builder::new()
-            .name("notifier".into())
-            .stack_size(128 * 1024)
-            .spawn(move || notify(&theirs, &work, &done, &doorbell))
-            .map_err(|e| Error::io("cannot start a thread", &e))?;
-        Ok(MountedKernel { session, device, jobs, held: VecDeque::new(), next: 1 })
+        let ((inodes, of_inodes), (names, of_names)) = (mpsc::channel(), mpsc::channel());
+        let (device, moot) = (Arc::new(device), Arc::new(AtomicU64::new(0)));
+        let notifier = |jobs, moot, told| Notifier {
+            device: Arc::clone(&device),
+            jobs,
+            done: done.clone(),
+            doorbell: Arc::clone(&doorbell),
+            moot,
+            told,
+        };
+        notifier(of_inodes, Arc::default(), Told::Inodes).start("inode notifier")?;
+        notifier(of_names, Arc::clone(&moot), Told::Names).start("name notifier")?;
+        let held = VecDeque::new();
+        Ok(MountedKernel {
+            session,
+            device,
+            inodes,
+            names,
+            held,
+            last: 0,
+            last_names: 0,
+            told_names: 0,
+            moot,
+        })
     }
 
     /// Holds an acknowledgement back until the kernel was told.
     pub(super) fn hold(&mut self, session: u64, slot: usize, reply: &[u8], notes: Vec<Note>) {
-        let (number, reply) = (self.next, reply.to_vec());
-        self.next += 1;
-        self.held.push_back(Held { number, session, slot, reply, since: Instant::now() });
-        let _ = self.jobs.send(Job { number, notes });
+        self.last += 1;
+        let (inodes, names): (Vec<_>, Vec<_>) = notes.into_iter().partition(|n| matches!(n, Note::Inode(_)));
+        let mut held = Held {
+            number: self.last,
+            session,
+            slot,
+            reply: reply.to_vec(),
+            since: Instant::now(),
+            by_inodes: !inodes.is_empty(),
+            by_names: !names.is_empty(),
+        };
+        if held.by_inodes {
+            let _ = self.inodes.send(Job { number: self.last, notes: inodes });
+        }
+        if held.by_names && self.told_names < self.moot.load(Ordering::Relaxed) {
+            // One that is late is still in the way.
+            self.move_epoch();
+            held.by_names = false;
+        } else if held.by_names {
+            let _ = self.names.send(Job { number: self.last, notes: names });
+            self.last_names = self.last;
+        }
+        self.held.push_back(held);
     }
 
     /// How long nothing needs to be done about those that are held; none when there are none.
     pub(super) fn patience(&self) -> Option<Duration> {
-        self.held.front().map(|held| LATE.saturating_sub(held.since.elapsed()))
+        let left = |held: &Held| {
+            let most = if held.by_names { LATE } else { STUCK };
+            most.saturating_sub(held.since.elapsed())
+        };
+        self.held.iter().map(left).min()
     }
 
     fn move_epoch(&self) {
@@ -202,31 +285,67 @@ impl MountedKernel {
             tracing::debug!("cannot move the mount's epoch: {e}");
         }
     }
-}
 
-impl ShardThread<'_> {
-    /// Acknowledges what was held back up to a number: the kernel was told.
-    pub(super) fn acknowledge_told(&mut self, number: u64) {
-        while let Some(mount) = &mut self.mount {
-            match mount.held.front() {
-                Some(held) if held.number <= number => {}
-                _ => return,
-            }
-            let Some(held) = mount.held.pop_front() else { return };
-            if let Some(session) = self.sessions.iter().find(|s| s.id == held.session) {
-                session.ring.answer(held.slot, &held.reply);
-            }
+    /// Names that were not told are looked up anew, as all are.
+    fn give_up_names(&mut self) {
+        self.moot.store(self.last_names, Ordering::Release);
+        self.move_epoch();
+        for held in &mut self.held {
+            held.by_names = false;
         }
     }
 
-    /// Acknowledges all that is held when the oldest was held too long.
-    pub(super) fn acknowledge_late(&mut self) {
-        let Some(mount) = &self.mount else { return };
-        if mount.patience().is_some_and(|left| left.is_zero()) {
-            tracing::warn!("telling the mount takes long: all names are looked up anew");
-            mount.move_epoch();
-            self.acknowledge_told(u64::MAX);
+    fn note_told(&mut self, told: Told) {
+        match told {
+            Told::Inodes(number) => {
+                for held in self.held.iter_mut().take_while(|held| held.number <= number) {
+                    held.by_inodes = false;
+                }
+            }
+            Told::Names(number) => {
+                for held in self.held.iter_mut().take_while(|held| held.number <= number) {
+                    held.by_names = false;
+                }
+                self.told_names = number;
+            }
         }
+    }
+}
+
+impl ShardThread<'_> {
+    /// The kernel was told: acknowledges what was held back for that.
+    pub(super) fn acknowledge_told(&mut self, told: Told) {
+        if let Some(mount) = &mut self.mount {
+            mount.note_told(told);
+        }
+        self.acknowledge(|held| !held.by_inodes && !held.by_names);
+    }
+
+    fn acknowledge(&mut self, which: impl Fn(&Held) -> bool) {
+        let Some(mount) = &mut self.mount else { return };
+        let sessions = &self.sessions;
+        mount.held.retain(|held| {
+            if !which(held) {
+                return true;
+            }
+            if let Some(session) = sessions.iter().find(|s| s.id == held.session) {
+                session.ring.answer(held.slot, &held.reply);
+            }
+            false
+        });
+    }
+
+    /// Acknowledges what was held too long.
+    pub(super) fn acknowledge_late(&mut self) {
+        let Some(mount) = &mut self.mount else { return };
+        if mount.patience().is_none_or(|left| !left.is_zero()) {
+            return;
+        }
+        if mount.held.iter().any(|held| held.by_names && held.since.elapsed() >= LATE) {
+            tracing::warn!("telling the mount takes long: all names are looked up anew");
+            mount.give_up_names();
+        }
+        self.acknowledge(|held| !held.by_names && !held.by_inodes || held.since.elapsed() >= STUCK);
     }
 
     /// Tells the kernel that the last worker told.
@@ -236,9 +355,21 @@ impl ShardThread<'_> {
         Ok(())
     }
 
-    /// The pool is not mounted any more.
+    /// A session serves the pool's mount. One that says so again is told on as before.
+    pub(super) fn take_mount(&mut self, session: u64, device: OwnedFd) -> Result<()> {
+        if self.mount.as_ref().is_some_and(|mount| mount.session == session) {
+            return Ok(());
+        }
+        self.forget_mount();
+        self.resume_mount(session, device)
+    }
+
+    /// The pool is not mounted any more, or another worker tells on.
     pub(super) fn forget_mount(&mut self) {
-        self.acknowledge_told(u64::MAX);
+        if let Some(mount) = self.mount.as_mut().filter(|mount| !mount.held.is_empty()) {
+            mount.give_up_names();
+        }
+        self.acknowledge(|_| true);
         self.mount = None;
     }
 }
@@ -260,8 +391,8 @@ mod tests {
         let request = Request::Unlink { parent: Ino(7), name: b"n" };
         let reply = |last| encoded(Reply::Removed { ino: Ino(9), last, kind: Kind::File, layout });
         let gone = Note::Gone(Ino(7), Ino(9), b"n".to_vec());
-        assert!(notes_of(&request, &reply(true), None).contains(&gone));
-        let notes = notes_of(&request, &reply(false), None);
+        assert!(notes_of(&request, &reply(true), &[]).contains(&gone));
+        let notes = notes_of(&request, &reply(false), &[]);
         assert!(!notes.contains(&gone) && notes.contains(&Note::Inode(Ino(9))));
     }
 
@@ -271,8 +402,8 @@ mod tests {
         let request =
             Request::Rename { parent: Ino(7), name: b"a", new_parent: Ino(8), new_name: b"b", flags: 0 };
         let reply = encoded(Reply::Removed { ino: Ino(9), last: true, kind: Kind::File, layout });
-        let notes = notes_of(&request, &reply, Some(Ino(10)));
-        for ino in [7, 8, 9, 10] {
+        let notes = notes_of(&request, &reply, &[Ino(10), Ino(11)]);
+        for ino in [7, 8, 9, 10, 11] {
             assert!(notes.contains(&Note::Inode(Ino(ino))), "{ino}");
         }
         assert!(notes.contains(&Note::Name(Ino(7), b"a".to_vec())));
@@ -281,8 +412,65 @@ mod tests {
 
     #[test]
     fn notes_of_what_changes_nothing_the_kernel_keeps_are_none() {
-        assert!(notes_of(&Request::MarkDirty { ino: Ino(7) }, &encoded(Reply::Done), None).is_empty());
-        assert!(notes_of(&Request::Ping, &encoded(Reply::Done), None).is_empty());
+        assert!(notes_of(&Request::MarkDirty { ino: Ino(7) }, &encoded(Reply::Done), &[]).is_empty());
+        assert!(notes_of(&Request::Ping, &encoded(Reply::Done), &[]).is_empty());
+    }
+
+    /// A mount whose notes nobody writes but the test.
+    fn mounted() -> (MountedKernel, Receiver<Job>, Receiver<Job>) {
+        let null = std::fs::OpenOptions::new().write(true).open("/dev/null").unwrap();
+        let ((inodes, of_inodes), (names, of_names)) = (mpsc::channel(), mpsc::channel());
+        let (device, held, moot) = (Arc::new(OwnedFd::from(null)), VecDeque::new(), Arc::default());
+        let mount = MountedKernel {
+            session: 1,
+            device,
+            inodes,
+            names,
+            held,
+            last: 0,
+            last_names: 0,
+            told_names: 0,
+            moot,
+        };
+        (mount, of_inodes, of_names)
+    }
+
+    fn is_due(mount: &MountedKernel) -> Vec<bool> {
+        mount.held.iter().map(|held| !held.by_inodes && !held.by_names).collect()
+    }
+
+    #[test]
+    fn attributes_do_not_stand_behind_names() {
+        let (mut mount, inodes, names) = mounted();
+        mount.hold(2, 0, b"", vec![Note::Inode(Ino(7)), Note::Name(Ino(7), b"a".to_vec())]);
+        mount.hold(2, 1, b"", vec![Note::Inode(Ino(8))]);
+        assert_eq!(inodes.try_iter().map(|job| job.number).collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(names.try_iter().map(|job| job.number).collect::<Vec<_>>(), [1]);
+        mount.note_told(Told::Inodes(2));
+        assert_eq!(is_due(&mount), [false, true]);
+        assert!(mount.patience().is_some_and(|left| left <= LATE));
+        mount.note_told(Told::Names(1));
+        assert_eq!(is_due(&mount), [true, true]);
+    }
+
+    #[test]
+    fn while_a_name_is_late_no_other_is_queued() {
+        let (mut mount, _inodes, names) = mounted();
+        let name = || vec![Note::Name(Ino(7), b"a".to_vec())];
+        mount.hold(2, 0, b"", name());
+        mount.hold(2, 1, b"", name());
+        mount.give_up_names();
+        assert_eq!(is_due(&mount), [true, true]);
+        assert_eq!(names.try_iter().count(), 2);
+        for slot in 2..100 {
+            mount.hold(2, slot, b"", name());
+        }
+        assert_eq!(names.try_iter().count(), 0);
+        assert!(is_due(&mount).iter().all(|due| *due));
+        mount.note_told(Told::Names(2));
+        mount.hold(2, 1, b"", name());
+        assert_eq!(names.try_iter().count(), 1, "the way is free again");
+        assert_eq!(is_due(&mount).last(), Some(&false));
     }
 
     #[test]

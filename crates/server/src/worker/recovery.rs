@@ -110,6 +110,22 @@ fn has_inode(batch: &mut Batch<'_>, ino: Ino) -> bool {
     !matches!(Reply::decode(&out), Err(Code::NotFound))
 }
 
+/// The inodes that a rename has moved, by what its names lead to now: those that another moved on are that one's.
+fn moved_by(request: &Request<'_>, batch: &mut Batch<'_>) -> Vec<Ino> {
+    let Request::Rename { parent, name, new_parent, new_name, .. } = *request else { return Vec::new() };
+    let caller = Caller { uid: 0, gid: 0 };
+    let (mut out, mut effects) = ([0; 512], Effects::new());
+    let mut find = |(parent, name)| {
+        let len =
+            batch.apply(caller, &Request::Lookup { parent, name }, super::now(), &mut effects, &mut out);
+        match Reply::decode(&out[..len]) {
+            Ok(Reply::Entry(entry)) => Some(entry.attr.ino),
+            _ => None,
+        }
+    };
+    [(parent, name), (new_parent, new_name)].into_iter().filter_map(&mut find).collect()
+}
+
 /// The numbers in reserve for a session that the shard knows.
 fn reserved_for(batch: &Batch<'_>, session: u64) -> Result<Vec<Ino>> {
     let mut numbers = Vec::new();
@@ -169,9 +185,13 @@ impl ShardThread<'_> {
                     debug_assert_eq!(asked, seq);
                     // Whether the kernel was told before the crash is not known.
                     let request = request.and_then(|r| Request::decode(&scratch[..r.len]));
+                    let moved = match request {
+                        Ok((_, request)) => moved_by(&request, self.batch()?),
+                        Err(_) => Vec::new(),
+                    };
                     match (&mut self.mount, request) {
                         (Some(mount), Ok((_, request))) if mount.session != session.id => {
-                            mount.hold(session.id, slot, reply, notes_of(&request, reply, None));
+                            mount.hold(session.id, slot, reply, notes_of(&request, reply, &moved));
                         }
                         _ => session.ring.answer(slot, reply),
                     }

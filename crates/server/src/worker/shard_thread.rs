@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::batch::Answers;
 use super::journal::{Journal, MARK_SESSION};
-use super::notifier::{MountedKernel, Note};
+use super::notifier::{MountedKernel, Note, Told};
 use super::pace::Pace;
 use super::recorder::FlightRecorder;
 use super::session::Session;
@@ -35,8 +35,8 @@ pub(super) enum Message {
     Check(Sender<Result<Value>>),
     /// A session serves the pool's mount: the kernel behind the device is told of changes from now on.
     Mounted(u64, OwnedFd, Sender<bool>),
-    /// The kernel was told what it had to be up to this number.
-    Told(u64),
+    /// The kernel was told what it had to be.
+    Told(Told),
     /// Is this session known?
     Known(u64, Sender<bool>),
     /// Stop serving.
@@ -331,14 +331,13 @@ impl<'a> ShardThread<'a> {
                 let _ = reply.send(super::check::check(self.shard, &self.target));
             }
             Message::Mounted(id, device, done) => {
-                self.forget_mount();
                 let known = self.sessions.iter().any(|s| s.id == id);
                 if known {
-                    self.resume_mount(id, device)?;
+                    self.take_mount(id, device)?;
                 }
                 let _ = done.send(known);
             }
-            Message::Told(number) => self.acknowledge_told(number),
+            Message::Told(told) => self.acknowledge_told(told),
             Message::Known(id, reply) => {
                 let _ = reply.send(self.sessions.iter().any(|s| s.id == id));
             }

@@ -1,0 +1,155 @@
+//! Which process serves the pool's mount: one at a time, that lives, and has a connection to FUSE to show for it.
+//!
+//! The kernel behind the descriptor that it hands over is told of changes, and acknowledgements wait for that: a process of
+//! the pool's user that is not the mount's could hold them up, or have the kernel believe what is no longer so.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use forebay_types::{Code, Error, Result};
+use rustix::io::Errno;
+
+/// The session that serves the mount, and its process.
+#[derive(Debug, Default)]
+pub(super) struct Mounter {
+    serving: Mutex<Option<(u64, OwnedFd)>>,
+}
+
+/// True while the process of a pidfd lives.
+fn lives(process: &impl AsFd) -> bool {
+    let mut ended = [rustix::event::PollFd::new(process, rustix::event::PollFlags::IN)];
+    !matches!(rustix::event::poll(&mut ended, Some(&rustix::time::Timespec::default())), Ok(1))
+}
+
+/// True of a descriptor of /dev/fuse, by its device number.
+fn is_fuse_device(fd: &OwnedFd) -> bool {
+    const FUSE: (u32, u32) = (10, 229);
+    rustix::fs::fstat(fd).is_ok_and(|st| {
+        rustix::fs::FileType::from_raw_mode(st.st_mode) == rustix::fs::FileType::CharacterDevice
+            && (rustix::fs::major(st.st_rdev), rustix::fs::minor(st.st_rdev)) == FUSE
+    })
+}
+
+/// What a dead worker left: the mount that is served, and sessions whose mounts are to be forgotten.
+#[derive(Debug, Default)]
+pub(super) struct Left {
+    pub(super) serving: Option<(u64, OwnedFd)>,
+    pub(super) mounter: Mounter,
+    pub(super) forgotten: Vec<u64>,
+}
+
+/// Looks through mounts, by session, and the processes of sessions. There may be several, when the last worker died before
+/// it heard of the end of one mount's process and after it heard of the next: the one counts whose process lives.
+pub(super) fn restored(
+    mounts: Vec<(u64, OwnedFd)>,
+    processes: &[(u64, OwnedFd)],
+) -> std::result::Result<Left, Errno> {
+    let mut left = Left::default();
+    for (id, device) in mounts {
+        match processes.iter().find(|(of, _)| *of == id) {
+            Some((_, process)) if lives(process) => {
+                let process = rustix::io::fcntl_dupfd_cloexec(process, 3)?;
+                left.mounter = Mounter { serving: Mutex::new(Some((id, process))) };
+                left.serving = Some((id, device));
+            }
+            // Goes with its session, whose end is noticed in a moment.
+            Some(_) => {}
+            None => left.forgotten.push(id),
+        }
+    }
+    Ok(left)
+}
+
+impl Mounter {
+    fn serving(&self) -> MutexGuard<'_, Option<(u64, OwnedFd)>> {
+        self.serving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A process says that it serves the mount, with its session, and its connection's descriptor: it does from when `done`
+    /// has succeeded.
+    pub(super) fn takes_over(
+        &self,
+        session: u64,
+        process: OwnedFd,
+        device: OwnedFd,
+        done: impl FnOnce(OwnedFd) -> Result<()>,
+    ) -> Result<()> {
+        let what = "cannot tell a mount of changes";
+        if !is_fuse_device(&device) {
+            return Err(
+                Error::new(Code::Invalid, what).why("the descriptor that came along is not one of /dev/fuse")
+            );
+        }
+        let mut serving = self.serving();
+        if serving.as_ref().is_some_and(|(of, process)| *of != session && lives(process)) {
+            return Err(Error::new(Code::Busy, what).why("another process serves the pool's mount"));
+        }
+        done(device)?;
+        *serving = Some((session, process));
+        Ok(())
+    }
+
+    /// A session has ended.
+    pub(super) fn ends(&self, session: u64) {
+        self.serving().take_if(|(of, _)| *of == session);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::process::{Child, Command};
+
+    fn file(path: &str) -> OwnedFd {
+        std::fs::OpenOptions::new().read(true).write(true).open(path).unwrap().into()
+    }
+
+    fn process_of(child: &Child) -> OwnedFd {
+        let pid = rustix::process::Pid::from_child(child);
+        rustix::process::pidfd_open(pid, rustix::process::PidfdFlags::empty()).unwrap()
+    }
+
+    /// A process that lives until its standard input is closed.
+    fn child() -> Child {
+        Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap()
+    }
+
+    fn end(mut child: Child) {
+        child.kill().unwrap();
+        child.wait().unwrap();
+    }
+
+    #[test]
+    fn restored_prefers_the_mount_whose_process_lives() {
+        let (dead, living) = (child(), child());
+        let processes = [(1, process_of(&dead)), (2, process_of(&living)), (3, process_of(&dead))];
+        end(dead);
+        let mounts = [1, 2, 3, 4].map(|id| (id, file("/dev/null")));
+        let left = restored(mounts.into(), &processes).unwrap();
+        assert_eq!(left.serving.map(|(id, _)| id), Some(2));
+        assert_eq!(left.forgotten, [4], "no session");
+        end(living);
+    }
+
+    #[test]
+    fn what_is_not_a_connection_or_comes_while_another_serves_is_refused() {
+        let mounter = Mounter::default();
+        let (first, second) = (child(), child());
+        let take = |session, of: &Child, device: &str| {
+            mounter.takes_over(session, process_of(of), file(device), |_| Ok(()))
+        };
+        assert_eq!(take(1, &first, "/dev/null").unwrap_err().code, Code::Invalid);
+        if !std::path::Path::new("/dev/fuse").exists() {
+            eprintln!("skipped in part: there is no /dev/fuse");
+            return end(first);
+        }
+        take(1, &first, "/dev/fuse").unwrap();
+        take(1, &first, "/dev/fuse").unwrap();
+        assert_eq!(take(2, &second, "/dev/fuse").unwrap_err().code, Code::Busy);
+        end(first);
+        take(2, &second, "/dev/fuse").unwrap();
+        mounter.ends(2);
+        assert!(mounter.serving().is_none());
+        end(second);
+    }
+}
