@@ -134,12 +134,12 @@ impl Pool {
         path.push(BackingName::new(ino, 0, 0).as_bytes())
     }
 
-    /// The inode behind a descriptor: a backing file, an anchor, or what is open through the mount of this pool, `kernel` being what `fstat` gave for it.
+    /// The inode behind a descriptor: a backing file, an anchor, or a directory of the mount of this pool, `kernel` being what `fstat` gave for it.
     /// None for any other descriptor.
     pub fn inode_of(&self, fd: RawFd, kernel: &libc::stat) -> Option<Ino> {
         let attached = self.attached().ok()?;
         if kernel.st_dev != attached.reply.target_device {
-            return self.is_mount(kernel.st_dev).then_some(Ino(kernel.st_ino));
+            return self.directory_on_mount(kernel);
         }
         let stable = attached.reply.stable_inodes;
         if stable {
@@ -159,9 +159,15 @@ impl Pool {
     pub fn inode_of_working_directory(&self, kernel: &libc::stat) -> Option<Ino> {
         let attached = self.attached().ok()?;
         if kernel.st_dev != attached.reply.target_device {
-            return self.is_mount(kernel.st_dev).then_some(Ino(kernel.st_ino));
+            return self.directory_on_mount(kernel);
         }
         self.inode_named(kernel, c"/proc/self/cwd")
+    }
+
+    /// A directory of the mount. Files are opened there by the mount's own paths alone, and are the kernel's.
+    fn directory_on_mount(&self, kernel: &libc::stat) -> Option<Ino> {
+        let is_directory = kernel.st_mode & libc::S_IFMT == libc::S_IFDIR;
+        (is_directory && self.is_mount(kernel.st_dev)).then_some(Ino(kernel.st_ino))
     }
 
     fn inode_named(&self, kernel: &libc::stat, link: &std::ffi::CStr) -> Option<Ino> {

@@ -17,7 +17,6 @@ use crate::protocol::{notify, Body};
 
 /// Pause before the daemon is told again that does not answer.
 const ANNOUNCE_AGAIN: Duration = Duration::from_millis(50);
-/// The kernel's own clock ticks in steps of 10 ms at most, which it adds to how long it believes.
 /// Pause before the kernel is told again of inodes that it does not know yet.
 const UNREAD_AGAIN: Duration = Duration::from_micros(500);
 /// Longest wait for a request that is being served; one as slow answers with no attributes.
