@@ -34,6 +34,8 @@ int64_t transfer_run(struct file *file, bool writes, struct iovec *parts, int co
                                    : forebay.file_pread(file->data, at, left, offset + done);
                 if (n < 0)
                     return n;
+                if (n == 0 && writes)
+                    return -EIO; /* a medium that takes nothing and does not say why */
                 done += n;
                 at += n;
                 left -= n;

@@ -156,6 +156,7 @@ struct file {
     pthread_mutex_t lock;
     MPI_Comm comm;
     int rank, size, amode;
+    int64_t processors; /* of rank 0's node */
     forebay_file *data;
     int fd; /* of a file with one backing file, or -1 */
     char *path;
@@ -190,7 +191,8 @@ int64_t view_offset(const struct view *view, int64_t position_bytes);
 /* Bytes of the view's data that lie before byte `end` of the file. */
 int64_t view_bytes_before(const struct view *view, int64_t end);
 /* All ranks' opinion: an error if any has one, else MPI_ERR_NOT_SAME if `value` differs, else MPI_SUCCESS. Collective. */
-int agree(struct file *file, int code, int64_t value);
+int agree(const struct file *file, int code, int64_t value);
+int agree_on(MPI_Comm comm, int size, int code, int64_t value);
 void hints_read(struct file *file, MPI_Info info, bool opening);
 MPI_Info hints_give(const struct file *file);
 
