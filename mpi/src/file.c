@@ -63,18 +63,16 @@ int64_t view_bytes_before(const struct view *view, int64_t end) {
     }
 }
 
-int agree_on(MPI_Comm comm, int size, int code, int64_t value) {
+int agree(const struct file *file, int code, int64_t value) {
     int64_t mine[3] = {code, value, ~value}, all[3];
-    if (size == 1)
+    if (file->size == 1)
         return code;
-    if (mpi.Allreduce(mine, all, 3, MPI_INT64_T, MPI_MAX, comm) != MPI_SUCCESS)
+    if (mpi.Allreduce(mine, all, 3, MPI_INT64_T, MPI_MAX, file->comm) != MPI_SUCCESS)
         return MPI_ERR_INTERN;
     if (all[0] != MPI_SUCCESS)
         return (int)all[0];
     return all[1] == ~all[2] ? MPI_SUCCESS : MPI_ERR_NOT_SAME;
 }
-
-int agree(const struct file *file, int code, int64_t value) { return agree_on(file->comm, file->size, code, value); }
 
 static const char *const hint_names[HINT_COUNT] = {
 #define X(name) #name,

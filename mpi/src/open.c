@@ -23,6 +23,7 @@ enum { STRIPE_BYTES = 1 << 20, STRIPES_MAX = 256 };
 
 /* What rank 0 tells the others. */
 struct told {
+    int64_t code;   /* the opinion of all ranks about their arguments */
     int64_t answer; /* 0 or a negative errno */
     int64_t pid, memfd;
     uint64_t nonce;
@@ -69,7 +70,7 @@ static int64_t open_data(struct file *file, int flags) {
         return -EIO;
     long count = atol(file->hints[HINT_striping_factor]), bytes = atol(file->hints[HINT_striping_unit]);
     if (count < 1 || count > STRIPES_MAX)
-        count = 1;
+        count = 0; /* what the directory's layout says */
     /* Stripes are powers of two from 4 KiB to 1 GiB: the next one up. */
     long unit = 4096;
     while (unit < bytes && unit < 1L << 30)
@@ -194,6 +195,14 @@ static void layout_note(struct file *file) {
     snprintf(file->hints[HINT_striping_unit], HINT_BYTES, "%u", bytes);
 }
 
+/* On rank 0 what all ranks think of their arguments, as `agree`; elsewhere anything. */
+static int tell_first(MPI_Comm comm, int size, int code, int64_t value) {
+    int64_t mine[3] = {code, value, ~value}, all[3] = {code, value, ~value};
+    if (size > 1 && mpi.Reduce(mine, all, 3, MPI_INT64_T, MPI_MAX, 0, comm) != MPI_SUCCESS)
+        return MPI_ERR_INTERN;
+    return all[0] != MPI_SUCCESS ? (int)all[0] : all[1] == ~all[2] ? MPI_SUCCESS : MPI_ERR_NOT_SAME;
+}
+
 int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_File *out, bool *elsewhere) {
     int code = MPI_SUCCESS, inter = 0, size = 0;
     MPI_Comm own = MPI_COMM_NULL;
@@ -206,18 +215,17 @@ int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_Fil
     mpi.Comm_size(own, &size);
     struct file *file = file_make(own, path, amode, &code);
     if (file == NULL) {
-        agree_on(own, size, code, amode);
+        struct told nothing = {.code = tell_first(own, size, code, amode)};
+        if (size > 1)
+            mpi.Bcast(&nothing, sizeof nothing, MPI_BYTE, 0, own);
         mpi.Comm_free(&own);
         return code;
     }
     if (code == MPI_SUCCESS)
         code = check_amode(amode);
     hints_read(file, info, true);
-    code = agree(file, code, amode);
-    if (code != MPI_SUCCESS)
-        return open_failed(file, code);
-    struct told told = {0};
-    if (file->rank == 0) {
+    struct told told = {.code = tell_first(own, size, code, amode)};
+    if (file->rank == 0 && told.code == MPI_SUCCESS) {
         told.answer = open_data(file, flags_of(amode, true));
         told.processors = sysconf(_SC_NPROCESSORS_ONLN);
         if (told.answer == 0) {
@@ -228,6 +236,8 @@ int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_Fil
     }
     if (file->size > 1)
         mpi.Bcast(&told, sizeof told, MPI_BYTE, 0, file->comm);
+    if (told.code != MPI_SUCCESS)
+        return open_failed(file, (int)told.code);
     file->processors = told.processors;
     int64_t answer = told.answer;
     if (file->rank != 0 && answer == 0) {
@@ -237,11 +247,15 @@ int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_Fil
     }
     /* A symbolic link out of the pool: the file is the MPI library's. */
     *elsewhere = told.answer == -EXDEV;
-    code = *elsewhere ? MPI_ERR_BAD_FILE : agree(file, class_of(answer), 0);
-    if (code != MPI_SUCCESS)
-        return open_failed(file, code);
+    if (*elsewhere)
+        return open_failed(file, MPI_ERR_BAD_FILE);
+    int64_t mine[2] = {class_of(answer), file->shared == NULL}, all[2] = {mine[0], mine[1]};
+    if (file->size > 1)
+        mpi.Allreduce(mine, all, 2, MPI_INT64_T, MPI_MAX, file->comm);
+    if (all[0] != MPI_SUCCESS)
+        return open_failed(file, (int)all[0]);
     /* A page that not all ranks could join is nobody's, or calls that wait for all would wait for ever. */
-    if (agree(file, file->shared != NULL ? MPI_SUCCESS : MPI_ERR_NO_MEM, 0) != MPI_SUCCESS) {
+    if (all[1]) {
         shared_leave(file);
         if (debug() && file->rank == 0)
             fprintf(stderr, "forebay: %s: its ranks share no memory: no shared file pointer, no atomic mode\n", file->path);

@@ -56,7 +56,7 @@ pub unsafe extern "C" fn forebay_file_open(
             let out = out.as_mut().ok_or(Fail::Code(Code::Fault))?;
             let allowed = libc::O_ACCMODE | libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_CLOEXEC;
             let stripe_count = u16::try_from(stripe_count).map_err(|_| Fail::Code(Code::Invalid))?;
-            if flags & !allowed != 0 || stripe_count == 0 {
+            if flags & !allowed != 0 {
                 return Err(Fail::Code(Code::Invalid));
             }
             let striping = Striping { stripe_count, stripe_bytes };

@@ -201,5 +201,7 @@ wrap! {
         call(libc::SYS_fsync, fd as usize, 0, 0, 0, 0);
     "fallocate" = fn fallocate(fd: c_int, mode: c_int, offset: libc::off_t, length: libc::off_t) -> c_int =
         call(libc::SYS_fallocate, fd as usize, mode as usize, offset as usize, length as usize, 0);
+    "flock" = fn flock(fd: c_int, operation: c_int) -> c_int =
+        call(libc::SYS_flock, fd as usize, operation as usize, 0, 0, 0);
     "usleep" = fn usleep(us: c_uint) -> c_int = pause(us);
 }

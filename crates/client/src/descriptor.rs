@@ -111,7 +111,11 @@ impl Pool {
     /// # Errors
     /// [`Code::NotSupported`] for what is neither a file with one backing file nor a socket.
     pub fn backing_path(&self, ino: Ino, path: &mut PathBuffer) -> Result<(), Code> {
-        let entry = self.get_attr(ino)?;
+        let mut entry = self.get_attr(ino)?;
+        if entry.attr.is_file() && !entry.layout.is_single() {
+            self.make_single(ino, false)?;
+            entry = self.get_attr(ino)?;
+        }
         let is_whole = entry.attr.is_file() && entry.layout.is_single();
         if !is_whole && entry.attr.kind() != Kind::Socket {
             return Err(Code::NotSupported);

@@ -19,6 +19,7 @@ mod directory;
 mod errno;
 mod file;
 mod inode;
+mod migrate;
 mod names;
 mod open;
 mod path;

@@ -214,7 +214,7 @@ impl Pool {
         }
         let attached = self.attached()?;
         for (component, stripe) in layout.stripes() {
-            let name = BackingName::new(ino, component, stripe);
+            let name = BackingName::new(ino, layout.file_number(component), stripe);
             let unlink = || {
                 // SAFETY: the name is NUL-terminated.
                 errno::check(unsafe { libc::unlinkat(attached.target(), name.as_c_str().as_ptr(), 0) })

@@ -10,6 +10,7 @@ use super::recorder::InFlight;
 use super::shard_thread::ShardThread;
 use super::special;
 use super::statistics::Statistics;
+use super::sweeper::Sweep;
 
 /// Replies collected before their transaction is committed: bytes of ordinary ones. A batch ends early when the next
 /// might not fit.
@@ -196,9 +197,10 @@ impl ShardThread<'_> {
         for (ino, _) in slot.orphans.drain(..) {
             self.done_orphans.push(ino);
         }
+        slot.relaid.clear();
         if let Some(ino) = slot.birth.take() {
             if let Some(orphan) = self.grown_up(ino) {
-                let _ = self.sweeper.send(vec![orphan]);
+                let _ = self.sweeper.send(Sweep::Orphans(vec![orphan]));
             }
         }
     }
@@ -248,6 +250,7 @@ impl ShardThread<'_> {
                 state.orphans.push((ino, layout));
             }
         }
+        state.relaid.extend(super::session::relaid(reply));
         if let Some((ino, _)) = super::session::created(reply) {
             state.birth = Some(ino);
             self.births.push(ino);
@@ -267,7 +270,7 @@ impl ShardThread<'_> {
             }
         }
         if !list.is_empty() {
-            let _ = self.sweeper.send(list);
+            let _ = self.sweeper.send(Sweep::Orphans(list));
         }
         Ok(())
     }
