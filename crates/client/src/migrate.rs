@@ -4,12 +4,14 @@
 //! it gets the name of a single backing file, which no other layout uses, the daemon changes the layout, and the old
 //! backing files go. Before the change all reads are of the old ones, behind it of the new one. Who opens the file
 //! meanwhile waits in open(2), and the lease says so: the copy is given up, and the opener goes on as if nothing had
-//! been. The kernel breaks a lease by force only after seconds (fs/lease-break-time), and the lease is looked at last
-//! thing before the daemon is asked. One process at a time copies a file: a lock on the directory sees to that.
+//! been. One process at a time copies a file: a lock on the directory sees to that.
 //!
-//! A process that dies leaves either the old layout, and at worst a file that nobody reads and the next copy replaces, or
-//! the new one, and the daemon removes the old backing files. Nothing here allocates. Tests:
-//! `crates/cli/tests/spread.rs`.
+//! A process may die, or lose its leases, between its request and the daemon's turn. So the daemon changes the layout only
+//! if a lease is held then and the new name is there, and whoever takes leases has removed that name first: both
+//! together say that who holds them has copied all. And who opens several backing files asks the daemon for the layout
+//! with all of them open: before the change no lease can be held any more, behind it the answer is another layout. What a
+//! dead process leaves is the old layout, and at worst a file that nobody reads, or the new one, and the daemon removes the old
+//! backing files. Nothing here allocates. Tests: `crates/cli/tests/spread.rs`.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
@@ -118,19 +120,25 @@ impl Pool {
         if entry.layout.is_single() {
             return Ok(());
         }
+        let name = BackingName::new(ino, 0, 0);
+        // What a process left that died, before any lease is held.
+        // SAFETY: the name is NUL-terminated.
+        unsafe { libc::unlinkat(self.attached()?.target(), name.as_c_str().as_ptr(), 0) };
         let held = self.hold_in_the_end(&entry)?;
         let made = self.copy_into_one(&entry, &held, empty)?;
-        let name = BackingName::new(ino, 0, 0);
+        if !held.is_undisturbed() {
+            return Err(Code::Busy);
+        }
         self.name_single(&made, &name)?;
-        let given_up = if held.is_undisturbed() { self.relay(&entry) } else { Err(Code::Busy) };
-        // What the daemon refused is known not to be the file's. Where it did not answer, it may be.
-        if let Err(Code::Busy | Code::NotFound | Code::Invalid | Code::NoSpace) = given_up {
-            // SAFETY: the name is NUL-terminated.
+        let done = self.relay(&entry);
+        if done == Err(Code::NotFound) {
+            // Unlinked meanwhile, and its number is never another's.
+            // SAFETY: as above.
             unsafe { libc::unlinkat(self.attached()?.target(), name.as_c_str().as_ptr(), 0) };
         }
         drop(held);
         drop(lock);
-        given_up
+        done
     }
 
     /// The directory of the file's backing files, locked against other copies.
@@ -218,27 +226,16 @@ impl Pool {
         Ok(made)
     }
 
-    /// Gives the copy its name; one that a killed process left there is nobody's.
+    /// Gives the copy its name.
     fn name_single(&self, made: &OwnedFd, name: &BackingName) -> Result<(), Code> {
         let target = self.attached()?.target();
         let mut buffer = [0; 32];
         let link = proc_fd(made.as_raw_fd(), &mut buffer).ok_or(Code::BadDescriptor)?;
         let name = name.as_c_str().as_ptr();
-        let put = || {
-            // SAFETY: both names are NUL-terminated.
-            let result = unsafe {
-                libc::linkat(libc::AT_FDCWD, link.as_ptr(), target, name, libc::AT_SYMLINK_FOLLOW)
-            };
-            errno::check(result).map(|_| ())
-        };
-        match put() {
-            Err(Code::Exists) => {
-                // SAFETY: as above.
-                unsafe { libc::unlinkat(target, name, 0) };
-                put()
-            }
-            result => result,
-        }
+        // SAFETY: both names are NUL-terminated.
+        let result =
+            unsafe { libc::linkat(libc::AT_FDCWD, link.as_ptr(), target, name, libc::AT_SYMLINK_FOLLOW) };
+        errno::check(result).map(|_| ())
     }
 
     /// Has the daemon change the layout, and removes the old backing files.
@@ -246,9 +243,11 @@ impl Pool {
         let layout = Layout::single(entry.attr.home, 0);
         let request = Request::SetLayout { ino: entry.attr.ino, layout };
         self.ask_then(&request, |reply| match reply {
-            Reply::Relaid { ino, layout } => self.remove_backing(ino, entry.attr.kind(), &layout),
+            Reply::Relaid { ino, layout } => self.remove_backing(ino, entry.attr.kind(), &layout, false),
             _ => Err(Code::Malformed),
         })
+        // The leases were lost: somebody has it open.
+        .map_err(|code| if code == Code::Stale { Code::Busy } else { code })
     }
 
     /// Sets the layout that files of several backing files get in a directory unless they are told otherwise.

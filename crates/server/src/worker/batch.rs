@@ -126,6 +126,11 @@ impl ShardThread<'_> {
                 {
                     Reply::encode(&Err(Code::Stale), out).unwrap_or(0)
                 }
+                Ok((_, Request::SetLayout { ino, .. }))
+                    if !super::layouts::may_change(&self.target, batch, ino) =>
+                {
+                    Reply::encode(&Err(Code::Stale), out).unwrap_or(0)
+                }
                 Ok((caller, request)) => {
                     let (changes, backing) =
                         (request.changes(), matches!(request, Request::MakeBacking { .. }));
