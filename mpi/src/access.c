@@ -17,8 +17,7 @@
 enum {
     PARTS_MAX = 512,              /* pieces of memory in one call */
     SIEVE_BYTES = 1 << 20,        /* of a buffer that takes in gaps */
-    SIEVE_RUN_BYTES = 4096,       /* runs of fewer bytes on average are read with their gaps ... */
-    SIEVE_SPREAD = 8,             /* ... unless the gaps make it more than so many times as much */
+    SIEVE_GAP_BYTES = 8192,       /* gaps of fewer bytes on average are read too: as long as a call for each run takes */
     CALL_BYTES_MAX = 0x40000000,  /* in one system call */
 };
 
@@ -132,8 +131,7 @@ static int64_t sieve(struct file *file, struct walk *runs, struct walk *memory, 
 static bool sieves(const struct file *file, const struct flat *view, int64_t bytes) {
     if (strcmp(file->hints[HINT_romio_ds_read], "disable") == 0 || view->dense || view->count == 0 || !view->apart)
         return false;
-    return bytes > 2 * view->size / view->count && view->size / view->count < SIEVE_RUN_BYTES &&
-           view->extent / SIEVE_SPREAD <= view->size;
+    return bytes > 2 * view->size / view->count && (view->extent - view->size) / view->count < SIEVE_GAP_BYTES;
 }
 
 static int move(struct file *file, const struct view *view, bool writes, int64_t position, void *buffer, int64_t bytes,

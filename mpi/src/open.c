@@ -19,7 +19,12 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { STRIPE_BYTES = 1 << 20, STRIPES_MAX = 256 };
+enum {
+    STRIPE_BYTES = 64 << 10, /* records of tens of kilobytes that ranks write by turns are different backing files' */
+    STRIPES_MAX = 256,
+    STRIPES_A_RANK = 2,    /* so that two ranks seldom meet on one, ... */
+    STRIPES_UNASKED = 8,   /* ... and at most as many as each rank can open without noticing */
+};
 
 /* What rank 0 tells the others. */
 struct told {
@@ -69,14 +74,18 @@ static int64_t open_data(struct file *file, int flags) {
     if (pool == NULL)
         return -EIO;
     long count = atol(file->hints[HINT_striping_factor]), bytes = atol(file->hints[HINT_striping_unit]);
-    if (count < 1 || count > STRIPES_MAX)
-        count = 0; /* what the directory's layout says */
+    uint32_t wanted = (uint32_t)count;
+    if (count < 1 || count > STRIPES_MAX) {
+        /* Ranks that write one backing file queue on its lock. The directory's layout goes first. */
+        int several = file->size * STRIPES_A_RANK < STRIPES_UNASKED ? file->size * STRIPES_A_RANK : STRIPES_UNASKED;
+        wanted = (uint32_t)(file->size > 1 ? several : 1) | FOREBAY_STRIPES_DEFAULT;
+    }
     /* Stripes are powers of two from 4 KiB to 1 GiB: the next one up. */
     long unit = 4096;
     while (unit < bytes && unit < 1L << 30)
         unit *= 2;
     mode_t mode = flags & O_CREAT ? 0666 & ~umask_of_process() : 0;
-    int64_t answer = forebay.file_open(pool, file->path, flags, mode, count, bytes > 0 ? unit : STRIPE_BYTES, &file->data);
+    int64_t answer = forebay.file_open(pool, file->path, flags, mode, wanted, bytes > 0 ? unit : STRIPE_BYTES, &file->data);
     if (answer == 0)
         file->fd = forebay.file_fd(file->data) >= 0 ? forebay.file_fd(file->data) : -1;
     return answer;

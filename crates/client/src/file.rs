@@ -12,20 +12,28 @@ use crate::walk::{permits, Target, EXECUTE, READ, WRITE};
 /// How often an open starts again when the file gets another layout, or another file its name, meanwhile.
 const ATTEMPTS: u32 = 64;
 
+/// Pieces of memory in one call on a backing file.
+const PARTS_MAX: usize = 64;
+
 /// How a file that an open makes is to be spread.
 #[derive(Clone, Copy, Debug)]
 pub struct Striping {
-    /// Backing files on the directory's home target; 1 is an ordinary file, 0 what the directory's layout says.
+    /// Backing files on the directory's home target; 1 is an ordinary file.
     pub stripe_count: u16,
     /// Bytes of a stripe, a power of two.
     pub stripe_bytes: u32,
+    /// The directory's layout goes first where it has several backing files.
+    pub yields: bool,
 }
 
 impl Striping {
+    /// What the directory's layout says.
+    pub const OF_DIRECTORY: Striping = Striping { stripe_count: 1, stripe_bytes: 1 << 20, yields: true };
+
     /// Of a layout's first component.
-    fn of(layout: &Layout) -> Striping {
+    pub fn of(layout: &Layout) -> Striping {
         let first = &layout.components()[0];
-        Striping { stripe_count: first.stripe_count, stripe_bytes: first.stripe_bytes }
+        Striping { stripe_count: first.stripe_count, stripe_bytes: first.stripe_bytes, yields: false }
     }
 }
 
@@ -81,7 +89,7 @@ impl Pool {
         striping: Striping,
         escape: &mut PathBuffer,
     ) -> Door<File> {
-        if flags & libc::O_CREAT != 0 && striping.stripe_count != 1 {
+        if flags & libc::O_CREAT != 0 && (striping.stripe_count > 1 || striping.yields) {
             if let Some(file) = self.make_striped(place, flags, mode, striping, escape)? {
                 return Ok(file);
             }
@@ -162,10 +170,11 @@ impl Pool {
         };
         dir.check(self, WRITE | EXECUTE)?;
         let home = dir.ino.birth_node();
-        let striping = match striping.stripe_count {
-            0 => Striping::of(&self.get_attr(dir.ino)?.layout),
+        let default = if striping.yields { Some(self.get_attr(dir.ino)?.layout) } else { None };
+        let striping = default.map_or(striping, |layout| match Striping::of(&layout) {
+            several if several.stripe_count > 1 => several,
             _ => striping,
-        };
+        });
         if striping.stripe_count == 1 {
             return Ok(None);
         }
@@ -254,8 +263,53 @@ impl File {
         Ok(size)
     }
 
+    /// Moves a range with as few calls as there are backing files in it, since a backing file's stripes follow each other
+    /// in it. False when anything was short or failed, and the range is to be gone through in order: what was moved
+    /// is moved again then.
+    fn move_whole(&self, first: *mut u8, bytes: usize, offset: u64, writes: bool) -> bool {
+        let [c] = self.entry.layout.components() else { return false };
+        let (stripe_bytes, count, end) = (u64::from(c.stripe_bytes), u64::from(c.stripe_count), offset + bytes as u64);
+        let stripes = offset / stripe_bytes..end.div_ceil(stripe_bytes);
+        if count == 1 || stripes.end - stripes.start <= count {
+            return false;
+        }
+        (stripes.start..stripes.start + count).all(|lead| {
+            let fd = self.stripe(0, (lead % count) as u16);
+            let mut numbers = (lead..stripes.end).step_by(count as usize).peekable();
+            while let Some(&next) = numbers.peek() {
+                let mut parts = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PARTS_MAX];
+                let (mut used, mut wanted) = (0, 0);
+                let at = self.entry.layout.locate((next * stripe_bytes).max(offset), 1).offset;
+                for (part, number) in parts.iter_mut().zip(&mut numbers) {
+                    let from = (number * stripe_bytes).max(offset);
+                    let to = ((number + 1) * stripe_bytes).min(end);
+                    // SAFETY: within the range, which the caller promises to be valid.
+                    part.iov_base = unsafe { first.add((from - offset) as usize) }.cast();
+                    part.iov_len = (to - from) as usize;
+                    wanted += part.iov_len;
+                    used += 1;
+                }
+                // SAFETY: the parts are within the caller's range, which is writable if this reads.
+                let moved = unsafe {
+                    if writes {
+                        libc::pwritev(fd, parts.as_ptr(), used, at as i64)
+                    } else {
+                        libc::preadv(fd, parts.as_ptr(), used, at as i64)
+                    }
+                };
+                if moved != wanted as isize {
+                    return false;
+                }
+            }
+            true
+        })
+    }
+
     /// Reads at an offset; fewer bytes than asked for only at the end. Holes read as zeros.
     pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize, Code> {
+        if self.move_whole(buffer.as_mut_ptr(), buffer.len(), offset, false) {
+            return Ok(buffer.len());
+        }
         let mut done = 0;
         let mut size = None;
         while done < buffer.len() {
@@ -292,6 +346,9 @@ impl File {
 
     /// Writes at an offset, all of it.
     pub fn write_at(&self, buffer: &[u8], offset: u64) -> Result<usize, Code> {
+        if self.move_whole(buffer.as_ptr().cast_mut(), buffer.len(), offset, true) {
+            return Ok(buffer.len());
+        }
         let mut done = 0;
         while done < buffer.len() {
             let extent = self.entry.layout.locate(offset + done as u64, (buffer.len() - done) as u64);

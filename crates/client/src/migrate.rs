@@ -251,11 +251,16 @@ impl Pool {
     }
 
     /// Sets the layout that files of several backing files get in a directory unless they are told otherwise.
-    pub fn set_default_layout(&self, ino: Ino, layout: Layout) -> Result<(), Code> {
-        if !self.get_attr(ino)?.attr.is_directory() {
+    ///
+    /// # Errors
+    /// [`Code::NotDirectory`]; [`Code::Invalid`] for stripes that no layout has.
+    pub fn set_default_striping(&self, directory: &Entry, count: u16, bytes: u32) -> Result<(), Code> {
+        let attr = &directory.attr;
+        if !attr.is_directory() {
             return Err(Code::NotDirectory);
         }
-        self.ask_then(&Request::SetLayout { ino, layout }, |reply| match reply {
+        let layout = Layout::overstriped(attr.home, 0, count, bytes).map_err(|_| Code::Invalid)?;
+        self.ask_then(&Request::SetLayout { ino: attr.ino, layout }, |reply| match reply {
             Reply::Relaid { .. } => Ok(()),
             _ => Err(Code::Malformed),
         })

@@ -89,7 +89,8 @@ impl Pool {
         st.st_size = 0;
         let target = self.attached()?.target();
         if entry.layout.is_single() {
-            match asked.unwrap_or_else(|| stat_first(target, entry.attr.ino)) {
+            // One that was not there when it was asked for may have got its name before the layout was read.
+            match asked.filter(Result::is_ok).unwrap_or_else(|| stat_first(target, entry.attr.ino)) {
                 Ok(backing) => Pool::merge(&mut st, &backing),
                 Err(Code::NotFound | Code::BadDescriptor | Code::NotDirectory) => {
                     if self.attached()?.target_was_lost(self.address()) {

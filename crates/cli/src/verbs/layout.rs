@@ -103,7 +103,7 @@ fn wanted(arguments: &LayoutSet) -> Result<Striping> {
             table::bytes(u64::from(STRIPE_BYTES_MAX))
         ));
     }
-    Ok(Striping { stripe_count: count, stripe_bytes: bytes })
+    Ok(Striping { stripe_count: count, stripe_bytes: bytes, yields: false })
 }
 
 fn set(pool: &Pool, arguments: &LayoutSet) -> Result<ExitCode> {
@@ -112,10 +112,7 @@ fn set(pool: &Pool, arguments: &LayoutSet) -> Result<ExitCode> {
         let found = pool.resolve(pool::place(path), true, &mut PathBuffer::new());
         match found {
             Ok(entry) if entry.attr.is_directory() => {
-                let layout = Layout::overstriped(entry.attr.home, 0, striping.stripe_count, striping.stripe_bytes);
-                let done = layout
-                    .map_err(|_| Code::Invalid)
-                    .and_then(|layout| pool.set_default_layout(entry.attr.ino, layout));
+                let done = pool.set_default_striping(&entry, striping.stripe_count, striping.stripe_bytes);
                 pool::worded(done.map_err(forebay_client::Fail::Code), "set the layout of", path)
             }
             Ok(_) => Err(Error::new(
