@@ -118,10 +118,7 @@ fn one(
     huge: Option<&HugeTmpfs>,
     sizes: &crate::run::Sizes,
 ) -> Result<Vec<Table>, String> {
-    let mut systems = vec![
-        System::in_pool(pool, "Forebay", "mpi")?,
-        System::at(TMPFS, tmpfs)?,
-    ];
+    let mut systems = vec![System::in_pool(pool, "Forebay", "mpi")?, System::at(TMPFS, tmpfs)?];
     if let Some(huge) = huge {
         systems.push(System::at(HUGE, &huge.0)?);
     }
@@ -138,7 +135,12 @@ fn one(
     let mut rates = table(what.clone(), "GB/s", true, &columns);
     let mut times = table(format!("{what}: times"), "us", false, &columns);
     let own = [String::from("with the driver"), String::from(WITHOUT)];
-    let mut calls = table(format!("(f) a call on a file outside the pool, {}, {ranks} ranks", mpi.name), "us", false, &own);
+    let mut calls = table(
+        format!("(f) a call on a file outside the pool, {}, {ranks} ranks", mpi.name),
+        "us",
+        false,
+        &own,
+    );
     let run = |system: &System<'_>, file: &Path, bytes: u64| -> Result<Vec<(String, f64)>, String> {
         let mut command = system.command(mpi.launcher[0]);
         command.args(&mpi.launcher[1..]).arg(ranks.to_string()).arg(program).arg(file).arg(bytes.to_string());

@@ -66,7 +66,8 @@ pub unsafe extern "C" fn forebay_file_open(
         on_path(pool, path, |pool, at, escape| {
             let out = out.as_mut().ok_or(Fail::Code(Code::Fault))?;
             let allowed = libc::O_ACCMODE | libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_CLOEXEC;
-            let count = u16::try_from(stripe_count & !STRIPES_DEFAULT).map_err(|_| Fail::Code(Code::Invalid))?;
+            let count =
+                u16::try_from(stripe_count & !STRIPES_DEFAULT).map_err(|_| Fail::Code(Code::Invalid))?;
             if flags & !allowed != 0 {
                 return Err(Fail::Code(Code::Invalid));
             }

@@ -96,10 +96,12 @@ impl Work {
                 Ok(0)
             } else if self.writes {
                 // SAFETY: see `Send`.
-                self.file.write_at(unsafe { std::slice::from_raw_parts(self.buffer, self.bytes) }, self.offset)
+                self.file
+                    .write_at(unsafe { std::slice::from_raw_parts(self.buffer, self.bytes) }, self.offset)
             } else {
                 // SAFETY: see `Send`.
-                self.file.read_at(unsafe { std::slice::from_raw_parts_mut(self.buffer, self.bytes) }, self.offset)
+                self.file
+                    .read_at(unsafe { std::slice::from_raw_parts_mut(self.buffer, self.bytes) }, self.offset)
             };
             done.map(|n| n as i64).map_err(negative)
         })
@@ -143,7 +145,8 @@ fn start_threads(crew: &'static Crew) -> usize {
         let mut before: libc::sigset_t = std::mem::zeroed();
         libc::sigfillset(&mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-        let spawn = || std::thread::Builder::new().name("forebay-io".into()).spawn(move || serve(crew)).is_ok();
+        let spawn =
+            || std::thread::Builder::new().name("forebay-io".into()).spawn(move || serve(crew)).is_ok();
         let started = (0..ASYNC_THREADS).filter(|_| spawn()).count();
         libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
         started
@@ -195,7 +198,8 @@ unsafe fn begin(
         if (out.is_none() && callback.is_none()) || bytes > isize::MAX as usize {
             return Err(negative(Code::Invalid));
         }
-        let work = Work { file: file.shared(), buffer, bytes, offset, writes, callback, state, request: None };
+        let work =
+            Work { file: file.shared(), buffer, bytes, offset, writes, callback, state, request: None };
         let handle = start(work, out.is_some())?;
         if let Some(out) = out {
             *out = handle;

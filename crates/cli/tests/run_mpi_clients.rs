@@ -81,7 +81,12 @@ fn parallel_netcdf4_writes_the_file_that_it_writes_on_tmpfs() {
     if !driver(mpi) {
         return;
     }
-    match compile_with(&place, mpi.compiler, "netcdf", &["-Wall", "-Wextra", "-Werror", include, "-lnetcdf_mpi"]) {
+    match compile_with(
+        &place,
+        mpi.compiler,
+        "netcdf",
+        &["-Wall", "-Wextra", "-Werror", include, "-lnetcdf_mpi"],
+    ) {
         Some(program) => same_as_on_tmpfs(&place, mpi, &format!("{} FILE", program.display()), &ONE),
         None => println!("skipped: no parallel NetCDF (libnetcdf-mpi-dev)"),
     }

@@ -43,7 +43,7 @@ fn fortran_programs_and_their_error_handlers_are_served() {
     let _alone = alone();
     for mpi in MPIS.iter().filter(|mpi| driver(mpi)) {
         let place = Place::new();
-        for name in ["fortran", "f08"] {
+        for name in ["fortran", "f08", "mpif"] {
             let program = place.join(name);
             let mut compiler = Command::new(mpi.compiler.replace("mpicc", "mpifort"));
             compiler.arg("-J").arg(&place.path).arg("-o").arg(&program);
@@ -157,4 +157,46 @@ if c.rank == 0: print('passed')
     assert!(ran.code == Some(0) && ran.out.contains("passed"), "{ran:?}");
     assert!(ran.err.contains("forebay: /p: open by 2 ranks"), "{ran:?}");
     place.assert_nothing_left();
+}
+
+#[test]
+fn rank_that_is_killed_takes_nothing_along_that_was_written() {
+    let _alone = alone();
+    for mpi in MPIS.iter().filter(|mpi| driver(mpi)) {
+        let place = Place::new();
+        let program = compile(&place, mpi, "dies");
+        let pool = place.up("p");
+        let pool = pool.to_str().unwrap();
+        let mut command = place.command(["--pool", pool, "run", "--quiet", "--"]);
+        command.args(mpi.launcher).arg("3").arg(&program).arg("/forebay/file");
+        let ran = Ran::of(command.output().unwrap());
+        assert!(ran.code != Some(0) && !ran.out.contains("dies.c"), "{}: {ran:?}", mpi.name);
+        let out = place.join("file");
+        place.ok(["--pool", pool, "stage-out", &format!("/file:{}", out.display())]);
+        let data = std::fs::read(&out).unwrap();
+        let expected: Vec<u8> = (1..=3u8).flat_map(|i| vec![i; 100_000]).collect();
+        assert!(data == expected, "{}: {} bytes", mpi.name, data.len());
+        place.ok(["--pool", pool, "fsck"]);
+        place.ok(["--pool", pool, "down"]);
+    }
+}
+
+#[test]
+fn mpi_that_runs_is_the_one_that_is_served_when_a_process_has_two() {
+    let _alone = alone();
+    for (mpi, other) in MPIS.iter().zip(["libmpich.so.12", "libmpi.so.40"]) {
+        let place = Place::new();
+        if !driver(mpi) {
+            continue;
+        }
+        let program = compile(&place, mpi, "two");
+        let ran = launch(&place, mpi, 2, &[program.to_str().unwrap(), other, "/forebay/file"], true);
+        if ran.out.contains(other) {
+            println!("skipped: {}", ran.out);
+            continue;
+        }
+        assert!(ran.code == Some(0) && ran.out.contains("passed"), "{}: {ran:?}", mpi.name);
+        assert!(ran.err.contains("forebay: /file: open by 2 ranks"), "{ran:?}");
+        place.assert_nothing_left();
+    }
 }

@@ -25,7 +25,8 @@ fn attach(dir: &Path) -> &'static Pool {
 }
 
 fn open_striped(pool: &Pool, path: &str, flags: i32, stripe_count: u16) -> Result<File, Fail> {
-    let striping = Striping { stripe_count: stripe_count.max(1), stripe_bytes: STRIPE, yields: stripe_count == 0 };
+    let striping =
+        Striping { stripe_count: stripe_count.max(1), stripe_bytes: STRIPE, yields: stripe_count == 0 };
     pool.open_striped(at(path), flags, 0o644, striping, &mut PathBuffer::new())
 }
 
@@ -83,7 +84,8 @@ fn open_for_a_descriptor_gives_the_file_one_backing_file_and_nothing_else_change
         let fd = open(pool, &path, libc::O_RDONLY).unwrap();
         assert!(read_all(&fd) == whole, "{path} has the same bytes");
         let after = stat(pool, &path);
-        let facts = |s: &libc::stat| (s.st_ino, s.st_size, s.st_mode, s.st_nlink, s.st_mtime, s.st_mtime_nsec);
+        let facts =
+            |s: &libc::stat| (s.st_ino, s.st_size, s.st_mode, s.st_nlink, s.st_mtime, s.st_mtime_nsec);
         assert_eq!(facts(&after), facts(&before));
         assert!(after.st_blocks * 512 < 4_000_000 + bytes as i64, "the hole stays one: {}", after.st_blocks);
         // The other way of opening it gives the same file.
@@ -113,14 +115,19 @@ fn file_that_somebody_has_open_stays_as_it_is_and_the_other_open_is_busy() {
     for flags in [libc::O_RDONLY, libc::O_RDWR, libc::O_RDWR | libc::O_TRUNC, libc::O_RDWR | libc::O_CREAT] {
         assert!(is_busy(open(pool, "f", flags)));
     }
-    let ran = Ran::of(place.command(["layout", "migrate", "--pool", dir.to_str().unwrap(), "/f"]).output().unwrap());
+    let ran = Ran::of(
+        place.command(["layout", "migrate", "--pool", dir.to_str().unwrap(), "/f"]).output().unwrap(),
+    );
     assert!(ran.code == Some(1) && ran.err.contains("a program has it open"), "{ran:?}");
     let mut back = vec![0; data.len() + 10];
     assert_eq!(file.read_at(&mut back, 0), Ok(data.len()));
     assert!(back[..data.len()] == data[..]);
     drop(file);
     let reader = open_striped(pool, "f", libc::O_RDONLY, 0).unwrap();
-    assert!(is_busy(open(pool, "f", libc::O_RDONLY)), "a reader would go on reading what is no more the file");
+    assert!(
+        is_busy(open(pool, "f", libc::O_RDONLY)),
+        "a reader would go on reading what is no more the file"
+    );
     drop(reader);
     assert!(read_all(&open(pool, "f", libc::O_RDONLY).unwrap()) == data);
     place.ok(["fsck", "--pool", dir.to_str().unwrap()]);

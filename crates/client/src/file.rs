@@ -101,7 +101,8 @@ impl Pool {
                 Err(fail) => return Err(fail),
             };
             let exclusive = flags & (libc::O_CREAT | libc::O_EXCL) == libc::O_CREAT | libc::O_EXCL;
-            let spread = found.filter(|entry| entry.attr.is_file() && !entry.layout.is_single() && !exclusive);
+            let spread =
+                found.filter(|entry| entry.attr.is_file() && !entry.layout.is_single() && !exclusive);
             let Some(entry) = spread else {
                 return self.open_single(place, flags, mode, escape);
             };
@@ -114,13 +115,7 @@ impl Pool {
     }
 
     /// Opens a file that has one backing file, or makes one.
-    fn open_single(
-        &self,
-        place: Place<'_>,
-        flags: i32,
-        mode: u32,
-        escape: &mut PathBuffer,
-    ) -> Door<File> {
+    fn open_single(&self, place: Place<'_>, flags: i32, mode: u32, escape: &mut PathBuffer) -> Door<File> {
         let fd = self.open(place, flags | libc::O_CLOEXEC, mode, escape)?;
         // SAFETY: the descriptor is new and ours.
         let fd = unsafe { OwnedFd::from_raw_fd(fd) };
@@ -268,7 +263,8 @@ impl File {
     /// is moved again then.
     fn move_whole(&self, first: *mut u8, bytes: usize, offset: u64, writes: bool) -> bool {
         let [c] = self.entry.layout.components() else { return false };
-        let (stripe_bytes, count, end) = (u64::from(c.stripe_bytes), u64::from(c.stripe_count), offset + bytes as u64);
+        let (stripe_bytes, count, end) =
+            (u64::from(c.stripe_bytes), u64::from(c.stripe_count), offset + bytes as u64);
         let stripes = offset / stripe_bytes..end.div_ceil(stripe_bytes);
         if count == 1 || stripes.end - stripes.start <= count {
             return false;

@@ -73,7 +73,11 @@ fn data_behind(file: RawFd, from: u64) -> Result<Option<(u64, u64)>, Code> {
     let start = unsafe { libc::lseek(file, from as i64, libc::SEEK_DATA) };
     if start < 0 {
         // SAFETY: errno of this thread.
-        return if unsafe { *libc::__errno_location() } == libc::ENXIO { Ok(None) } else { Err(errno::last()) };
+        return if unsafe { *libc::__errno_location() } == libc::ENXIO {
+            Ok(None)
+        } else {
+            Err(errno::last())
+        };
     }
     // SAFETY: as above.
     let end = unsafe { libc::lseek(file, start, libc::SEEK_HOLE) };

@@ -170,9 +170,7 @@ pub trait Media: Send + Sync {
 
     /// Sets the file's times, on those of its backing files that lie on this target.
     fn set_times_all(&self, ino: Ino, layout: &Layout, atime: TimeSet, mtime: TimeSet) -> Result<(), Code> {
-        self.for_stripes(layout, &mut |_, stripe, number| {
-            self.set_times(ino, number, stripe, atime, mtime)
-        })
+        self.for_stripes(layout, &mut |_, stripe, number| self.set_times(ino, number, stripe, atime, mtime))
     }
 
     /// The file as its backing files on this target show it. [`Code::NotFound`] when one of them is missing (it was

@@ -123,8 +123,13 @@ fn set(pool: &Pool, arguments: &LayoutSet) -> Result<ExitCode> {
             .cure("`forebay layout migrate` gives it one backing file")),
             Err(_) => {
                 let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL;
-                let made =
-                    pool.open_striped(pool::place(path), flags, 0o666 & !umask(), striping, &mut PathBuffer::new());
+                let made = pool.open_striped(
+                    pool::place(path),
+                    flags,
+                    0o666 & !umask(),
+                    striping,
+                    &mut PathBuffer::new(),
+                );
                 pool::worded(made, "make", path).map(drop)
             }
         }
@@ -148,9 +153,7 @@ fn migrate(pool: &Pool, arguments: &LayoutMigrate) -> ExitCode {
         pool.make_single(entry.attr.ino, false).map_err(|code| {
             let error = Error::new(code, what());
             match code {
-                Code::Busy => error
-                    .why("a program has it open")
-                    .cure("run it again when that has closed it"),
+                Code::Busy => error.why("a program has it open").cure("run it again when that has closed it"),
                 Code::NoSpace => error
                     .why("there is no room for a copy of it")
                     .cure("`forebay stage-out` writes it as an ordinary file without one"),

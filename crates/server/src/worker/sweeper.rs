@@ -36,7 +36,9 @@ pub(super) fn start(
                     Sweep::Replaced(some) => {
                         for (ino, layout) in some {
                             if let Err(code) = target.remove_all(ino, &layout) {
-                                tracing::warn!("cannot unlink the former backing files of inode {ino}: {code}");
+                                tracing::warn!(
+                                    "cannot unlink the former backing files of inode {ino}: {code}"
+                                );
                             }
                         }
                         continue;
