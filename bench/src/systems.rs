@@ -102,6 +102,16 @@ impl<'a> System<'a> {
         Ok(systems)
     }
 
+    /// A new directory in the pool.
+    pub(crate) fn in_pool(pool: &'a Pool, name: &str, directory: &str) -> Result<System<'a>, String> {
+        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let root = Path::new(PREFIX).join(format!("{directory}-{}-{number}", std::process::id()));
+        let system = System { name: name.into(), root, pool: Some(pool), is_disk: false };
+        said(system.command("mkdir").arg(&system.root))?;
+        Ok(system)
+    }
+
     /// A new directory in a directory that every program sees.
     pub(crate) fn at(name: &str, directory: &Path) -> Result<System<'static>, String> {
         static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);

@@ -19,6 +19,7 @@ mod directory;
 mod errno;
 mod file;
 mod inode;
+mod migrate;
 mod mounted;
 mod names;
 mod open;

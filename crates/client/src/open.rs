@@ -329,7 +329,7 @@ impl Pool {
         opened
     }
 
-    /// Opens an existing inode: permission, kind, data, truncation.
+    /// Opens an existing inode: permission, kind, data, truncation. [`Code::Stale`] when it must be looked up again.
     pub(crate) fn open_entry(&self, entry: &Entry, flags: i32) -> Result<RawFd, Code> {
         let attr = &entry.attr;
         if !permits((attr.mode, attr.uid, attr.gid), wanted(flags), false) {
@@ -347,6 +347,12 @@ impl Pool {
             _ if flags & libc::O_DIRECTORY != 0 => Err(Code::NotDirectory),
             Kind::Symlink => Err(Code::TooManySymlinks),
             Kind::Socket if flags & libc::O_PATH == 0 => Err(Code::NoDevice),
+            Kind::File if !entry.layout.is_single() => {
+                // A descriptor is of one backing file: the file gets one, and is looked up again.
+                let truncates = flags & libc::O_TRUNC != 0 && flags & libc::O_PATH == 0;
+                self.make_single(attr.ino, truncates)?;
+                Err(Code::Stale)
+            }
             Kind::File => {
                 let fd = self.open_backing(entry, flags)?;
                 if flags & libc::O_TRUNC != 0 && flags & libc::O_PATH == 0 {
@@ -412,7 +418,7 @@ impl Pool {
         stripe: u16,
         flags: i32,
     ) -> Result<RawFd, Code> {
-        let name = BackingName::new(entry.attr.ino, component, stripe);
+        let name = BackingName::new(entry.attr.ino, entry.layout.file_number(component), stripe);
         let attached = self.attached()?;
         let open = || open_at(attached.target(), name.as_c_str(), flags);
         match open() {

@@ -335,6 +335,11 @@ impl FileSystem {
         let (handle, offset, len, mode) = (f.u64()?, f.u64()?, f.u64()?, f.u32()?);
         self.settle_nameless();
         let file = self.descriptor(rq.node, handle, true)?;
+        if let (Some(spread), 0) = (file.spread(), mode) {
+            // From the start: what is there already takes nothing more.
+            spread.allocate(offset.checked_add(len).ok_or(Errno(libc::EFBIG))?)?;
+            return Ok(Outcome::Reply);
+        }
         let file = file.single().ok_or(Errno(libc::EOPNOTSUPP))?;
         // SAFETY: plain system call on a descriptor of ours.
         check(unsafe { libc::fallocate(file.as_raw_fd(), mode as i32, offset as i64, len as i64) })?;
@@ -412,6 +417,17 @@ enum Descriptor {
 }
 
 impl Descriptor {
+    /// The file, if it has several backing files.
+    fn spread(&self) -> Option<&forebay_client::File> {
+        match self {
+            Descriptor::Handle(handle) => match &**handle {
+                Handle::Striped(file) => Some(file),
+                Handle::Single(_) => None,
+            },
+            Descriptor::Opened(_) => None,
+        }
+    }
+
     /// The one backing file; none when there are several.
     fn single(&self) -> Option<&OwnedFd> {
         match self {
