@@ -265,11 +265,12 @@ impl Pool {
             Reply::Removed { ino, last, kind, layout } => {
                 gone(ino);
                 if last {
-                    self.remove_backing(ino, kind, &layout)
+                    self.remove_backing(ino, kind, &layout, true)
                 } else {
                     Ok(())
                 }
             }
+            Reply::Done => Ok(()),
             _ => Err(Code::Malformed),
         })
     }
