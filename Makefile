@@ -3,14 +3,14 @@
 #   make build                 release binaries and libraries
 #   make demo                  unmodified programs over real data, through a pool and without, compared
 #   make test                  format, lints, arrows between crates, all tests, whole programs
-#   make bench                 Forebay beside tmpfs and the disk; QUICK=1, BENCH="meta data stage cost mount"
+#   make bench                 Forebay beside tmpfs and the disk; QUICK=1, BENCH="meta data stage cost mount mpi"
 #   make install PREFIX=DIR    bin, lib, include and share; DESTDIR=ROOT for packagers
 #   make lint                  format and lints alone
 #   make clean                 removes what the jobs made
 
 PREFIX  ?= /usr/local
 DESTDIR ?=
-BENCH   ?= meta data stage cost mount
+BENCH   ?= meta data stage cost mount mpi
 QUICK   ?=
 CARGO   ?= cargo
 
@@ -51,13 +51,16 @@ bench: build
 
 install: build
 	install -d $(DESTDIR)$(PREFIX)/bin $(DESTDIR)$(PREFIX)/lib $(DESTDIR)$(PREFIX)/include
-	install -m 755 $(RELEASE)/forebay $(RELEASE)/forebayd $(RELEASE)/forebay-mount $(DESTDIR)$(PREFIX)/bin/
+	install -m 755 $(RELEASE)/forebay $(RELEASE)/forebayd $(RELEASE)/forebay-mount \
+		$(RELEASE)/forebay-register $(DESTDIR)$(PREFIX)/bin/
 	install -m 755 $(RELEASE)/libforebay.so $(RELEASE)/libforebay_preload.so $(DESTDIR)$(PREFIX)/lib/
 	for library in $(RELEASE)/libforebay_mpi*.so; do \
 		if [ -e "$$library" ]; then install -m 755 "$$library" $(DESTDIR)$(PREFIX)/lib/; fi; done
 	install -m 644 crates/capi/include/forebay.h $(DESTDIR)$(PREFIX)/include/
-	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/man/man8
+	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/man/man3
+	install -d $(DESTDIR)$(PREFIX)/share/man/man8
 	install -m 644 docs/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1/
+	install -m 644 docs/man/*.3 $(DESTDIR)$(PREFIX)/share/man/man3/
 	install -m 644 docs/man/*.8 $(DESTDIR)$(PREFIX)/share/man/man8/
 	install -d $(DESTDIR)$(PREFIX)/share/doc/forebay
 	install -m 644 README.md ARCHITECTURE.md LICENSE-APACHE LICENSE-MIT docs/*.md $(DESTDIR)$(PREFIX)/share/doc/forebay/

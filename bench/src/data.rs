@@ -56,7 +56,8 @@ fn work(gate: &mut Gate, orders: &Orders) -> Result<(), String> {
     Ok(())
 }
 
-fn whole(n: isize, expected: usize, call: &str) -> Result<(), String> {
+/// Checks that a transfer was whole.
+pub(crate) fn whole(n: isize, expected: usize, call: &str) -> Result<(), String> {
     if n == expected as isize {
         return Ok(());
     }

@@ -12,6 +12,7 @@ mod gate;
 mod machine;
 mod meta;
 mod mount;
+mod mpi;
 mod report;
 mod run;
 mod stage;
@@ -21,11 +22,12 @@ mod tools;
 use std::process::ExitCode;
 
 const HELP: &str = "\
-usage: forebay-bench run --binaries DIR --results DIR [--quick] [--disk DIR] [meta|data|stage|cost|mount|tools]...
+usage: forebay-bench run --binaries DIR --results DIR [--quick] [--disk DIR] [meta|data|stage|cost|mount|mpi|tools]...
        forebay-bench drive meta|data|calls|names|mapped|times|age ...
 Run compares Forebay (DIR/forebay) with tmpfs (/dev/shm) and with the disk that holds --disk (else the temporary
 directory), section by section: meta (operations per second), data (bytes per second), stage (staging against cp, tar,
-rsync and dd), cost (what the library costs programs that do not use the pool), mount (beside its medium and bindfs), tools (ior and mdtest, when they are on PATH).
+rsync and dd), cost (what the library costs programs that do not use the pool), mount (beside its medium and bindfs), mpi (MPI-IO beside the same MPI's own), tools (ior and mdtest, when they are on
+PATH).
 ";
 
 fn main() -> ExitCode {

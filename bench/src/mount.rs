@@ -14,9 +14,14 @@ const KIB: usize = 1 << 10;
 const MIB: usize = 1 << 20;
 /// Phases of the driver for names.
 const NAMES: [&str; 4] = ["create", "cold stat", "warm stat", "unlink"];
+/// Capacity of the pool for names.
+const NAMES_CAPACITY_BYTES: u64 = 1 << 30;
 /// Phases of the driver for mapped files.
 const MAPPED: [&str; 2] = ["mapped write", "mapped read"];
-/// Tells the kernel to drop the entries and inodes that it caches.
+/// Phases of the driver for data that go by requests.
+const TRANSFERS: [&str; 4] = ["first write", "rewrite", "read", READ_AGAIN];
+const READ_AGAIN: &str = "read again";
+/// Tells the kernel to drop what it caches: 1 is data, 2 entries and inodes.
 const DROP_CACHES: &str = "/proc/sys/vm/drop_caches";
 
 const MOUNT: &str = "mount";
@@ -97,15 +102,15 @@ pub(crate) fn measure(pool: &Pool, tmpfs: &Path, sizes: &crate::run::Sizes) -> R
     {
         let with_bindfs = against(mounted.system(MOUNT)?)?;
         let with_medium = [mounted.system("mount")?, System::at(MEDIUM, &medium)?];
-        tables.push(names(&with_bindfs, sizes)?);
-        tables.push(data(&with_medium, sizes, "(e) data through the mount", MEDIUM, 0.95, true)?);
+        tables.extend(names_alone_and_not(pool, &against, sizes)?);
+        tables.push(data(&with_medium, sizes)?);
         tables.push(builds(&with_bindfs, &with_medium[1], sizes)?);
     }
     // A pool has one mount.
     drop(mounted);
     let requests = Mounted::forebay(pool, "requests", &["--no-passthrough"])?;
     let by_requests = against(requests.system(REQUESTS)?)?;
-    tables.push(data(&by_requests, sizes, "(e) data that passthrough cannot serve", BINDFS, 1.0, false)?);
+    tables.push(transfers(&by_requests, sizes)?);
     drop(by_requests);
     Ok(tables)
 }
@@ -118,9 +123,31 @@ fn target(against: &str, at_least: f64) -> Vec<Target> {
     vec![Target::Ratio { against: against.into(), at_least }]
 }
 
-fn names(systems: &[System<'_>], sizes: &crate::run::Sizes) -> Result<Table, String> {
+/// Names of a pool that no program has used through another door, so that the kernel may keep the attributes of files as it
+/// does bindfs's; and then of one that programs have used.
+fn names_alone_and_not(
+    pool: &Pool,
+    against: &dyn Fn(System<'static>) -> Result<Vec<System<'static>>, String>,
+    sizes: &crate::run::Sizes,
+) -> Result<[Table; 2], String> {
+    let pool = pool.another(NAMES_CAPACITY_BYTES)?;
+    let mounted = Mounted::forebay(&pool, "names", &[])?;
+    let systems = against(mounted.system(MOUNT)?)?;
+    let alone = names(&systems, sizes, "alone", true)?;
+    said(pool.command().args(["run", "--", "ls", "/forebay"]))?;
+    let not_alone = names(&systems, sizes, "after programs by another door", false)?;
+    drop(systems);
+    Ok([alone, not_alone])
+}
+
+fn names(
+    systems: &[System<'_>],
+    sizes: &crate::run::Sizes,
+    how: &str,
+    targets: bool,
+) -> Result<Table, String> {
     let mut table = Table {
-        title: format!("(e) names through the mount, {} files a process", sizes.files),
+        title: format!("(e) names through the mount, {how}, {} files a process", sizes.files),
         unit: "operations/s",
         more_is_better: true,
         columns: columns(systems),
@@ -133,7 +160,13 @@ fn names(systems: &[System<'_>], sizes: &crate::run::Sizes) -> Result<Table, Str
                 let rates = systems[column].drive("names", &orders)?;
                 for phase in NAMES {
                     let Some((_, rate)) = rates.iter().find(|(name, _)| name == phase) else { continue };
-                    table.add(&format!("{phase}: {processes}"), column, *rate, || target(BINDFS, 1.0));
+                    table.add(&format!("{phase}: {processes}"), column, *rate, || {
+                        if targets {
+                            target(BINDFS, 1.0)
+                        } else {
+                            Vec::new()
+                        }
+                    });
                 }
             }
         }
@@ -142,13 +175,13 @@ fn names(systems: &[System<'_>], sizes: &crate::run::Sizes) -> Result<Table, Str
     Ok(table)
 }
 
-fn data(
+/// The phases of a driver for several sizes of blocks, on all systems.
+fn throughput(
     systems: &[System<'_>],
     sizes: &crate::run::Sizes,
     title: &str,
-    against: &str,
-    at_least: f64,
-    all: bool,
+    (drivers, blocks): (&[&str], &[usize]),
+    targets: impl Fn(&str) -> Vec<Target>,
 ) -> Result<Table, String> {
     let mut table = Table {
         title: format!("{title}, {} MiB", sizes.bytes / MIB),
@@ -157,24 +190,36 @@ fn data(
         columns: columns(systems),
         rows: Vec::new(),
     };
-    let blocks: &[usize] = if all { &[4 * KIB, 128 * KIB, MIB] } else { &[128 * KIB, MIB] };
     for repetition in 0..sizes.repetitions {
         for &block in blocks {
             for column in crate::run::turns(systems, repetition) {
                 let orders = Orders { bytes: sizes.bytes, block, ..crate::run::orders() };
-                let mut rates = systems[column].drive("data", &orders)?;
-                if all {
-                    rates.extend(systems[column].drive("mapped", &orders)?);
-                }
-                for (phase, rate) in rates {
-                    let label = format!("{phase}, {} KiB", block / KIB);
-                    table.add(&label, column, rate, || target(against, at_least));
+                for driver in drivers {
+                    for (phase, rate) in systems[column].drive(driver, &orders)? {
+                        let label = format!("{phase}, {} KiB", block / KIB);
+                        table.add(&label, column, rate, || targets(&phase));
+                    }
                 }
             }
         }
     }
     table.rows.sort_by(|a, b| a.label.split(',').next().cmp(&b.label.split(',').next()));
     Ok(table)
+}
+
+fn data(systems: &[System<'_>], sizes: &crate::run::Sizes) -> Result<Table, String> {
+    let how = (["data", "mapped"].as_slice(), [4 * KIB, 128 * KIB, MIB].as_slice());
+    throughput(systems, sizes, "(e) data through the mount", how, |_| target(MEDIUM, 0.95))
+}
+
+/// What passthrough cannot serve goes by requests. bindfs has the kernel keep what it read and wrote, so that it is asked
+/// for nothing the second time: only the first reading is one of data that are asked for.
+fn transfers(systems: &[System<'_>], sizes: &crate::run::Sizes) -> Result<Table, String> {
+    let how = (["transfers"].as_slice(), [128 * KIB, MIB].as_slice());
+    throughput(systems, sizes, "(e) data that passthrough cannot serve", how, |phase| match phase {
+        READ_AGAIN => Vec::new(),
+        _ => target(BINDFS, 1.0),
+    })
 }
 
 /// Times of building a tree of C sources.
@@ -251,6 +296,8 @@ pub(crate) fn drive_mapped(orders: &Orders) -> Result<Vec<(&'static str, f64)>, 
         // SAFETY: mapped above for its length, and by nobody else.
         let memory = unsafe { std::slice::from_raw_parts_mut(at.cast::<u8>(), orders.bytes) };
         let mut block = vec![7; orders.block];
+        // Once before: memory that the machine has not touched of late is slow, whatever file it is in.
+        memory.fill(0);
         gate.timed(|| {
             memory.chunks_exact_mut(block.len()).for_each(|to| to.copy_from_slice(&block));
             Ok(())
@@ -269,4 +316,46 @@ pub(crate) fn drive_mapped(orders: &Orders) -> Result<Vec<(&'static str, f64)>, 
         check(unsafe { libc::unlink(path.as_ptr()) }, "unlink", &path)
     })?;
     Ok(MAPPED.into_iter().zip(seconds.iter().map(|s| orders.bytes as f64 / s / 1e9)).collect())
+}
+
+/// GB/s of writing a file twice and reading it twice, the kernel's copies dropped before.
+pub(crate) fn drive_transfers(orders: &Orders) -> Result<Vec<(&'static str, f64)>, String> {
+    let seconds = Gate::run(1, |gate| {
+        let path = c_path(&orders.root, "transferred");
+        // SAFETY: the string ends in NUL.
+        let fd = unsafe { libc::open(path.as_ptr(), libc::O_RDWR | libc::O_CREAT, 0o644) };
+        check(fd, "open", &path)?;
+        let mut block = vec![7u8; orders.block];
+        let offsets = || (0..orders.bytes / orders.block).map(|i| (i * orders.block) as i64);
+        for _ in 0..2 {
+            gate.timed(|| {
+                offsets().try_for_each(|at| {
+                    // SAFETY: the bytes are ours and of the length given.
+                    let n = unsafe { libc::pwrite(fd, block.as_ptr().cast(), block.len(), at) };
+                    crate::data::whole(n, block.len(), "pwrite")
+                })
+            })?;
+        }
+        // What is written back can be dropped.
+        // SAFETY: a descriptor of ours.
+        check(unsafe { libc::fsync(fd) }, "fsync", &path)?;
+        std::fs::write(DROP_CACHES, "1").map_err(|e| format!("{DROP_CACHES}: {e}"))?;
+        for _ in 0..2 {
+            block.fill(0);
+            gate.timed(|| {
+                offsets().try_for_each(|at| {
+                    // SAFETY: the buffer is ours and of the length given.
+                    let n = unsafe { libc::pread(fd, block.as_mut_ptr().cast(), block.len(), at) };
+                    crate::data::whole(n, block.len(), "pread")
+                })
+            })?;
+            if block.iter().any(|b| *b != 7) {
+                return Err("read other bytes than it wrote".into());
+            }
+        }
+        close(fd);
+        // SAFETY: the string ends in NUL.
+        check(unsafe { libc::unlink(path.as_ptr()) }, "unlink", &path)
+    })?;
+    Ok(TRANSFERS.into_iter().zip(seconds.iter().map(|s| orders.bytes as f64 / s / 1e9)).collect())
 }

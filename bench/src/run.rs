@@ -3,7 +3,7 @@
 use crate::drive::Orders;
 use crate::report::{Table, Target};
 use crate::systems::{Pool, System};
-use crate::{cost, data, machine, meta, mount, stage, tools};
+use crate::{cost, data, machine, meta, mount, mpi, stage, tools};
 use std::path::PathBuf;
 
 /// Repetitions of every measurement.
@@ -75,10 +75,10 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
             "--results" => results = Some(value()?),
             "--disk" => disk = value()?,
             "--quick" => quick = true,
-            "meta" | "data" | "stage" | "cost" | "mount" | "tools" => sections.push(argument.as_str()),
+            "meta" | "data" | "stage" | "cost" | "mount" | "mpi" | "tools" => sections.push(argument.as_str()),
             other => {
                 return Err(format!(
-                    "there is no section or option {other}; the sections are meta, data, stage, cost, mount, tools"
+                    "there is no section or option {other}; the sections are meta, data, stage, cost, mount, mpi, tools"
                 ))
             }
         }
@@ -86,7 +86,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
     let binaries = binaries.ok_or("--binaries DIR is needed")?;
     let results = results.ok_or("--results DIR is needed")?;
     if sections.is_empty() {
-        sections = vec!["meta", "data", "stage", "cost", "mount"];
+        sections = vec!["meta", "data", "stage", "cost", "mount", "mpi"];
     }
     if !sections.contains(&"tools") && tools::there() {
         sections.push("tools");
@@ -122,6 +122,9 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
                 .into_iter()
                 .for_each(|table| show(table, &mut tables)),
             "mount" => mount::measure(&pool, &systems[1].root, &sizes)?
+                .into_iter()
+                .for_each(|table| show(table, &mut tables)),
+            "mpi" => mpi::measure(&pool, &systems[1].root, &sizes)?
                 .into_iter()
                 .for_each(|table| show(table, &mut tables)),
             _ => tools::measure(&systems)?,

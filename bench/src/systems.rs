@@ -15,13 +15,21 @@ pub(crate) struct Pool {
 impl Pool {
     /// A pool in memory of `capacity_bytes`, in a new directory.
     pub(crate) fn up(binaries: &Path, capacity_bytes: u64) -> Result<Pool, String> {
-        let directory = std::env::temp_dir().join(format!("forebay-bench-pool-{}", std::process::id()));
+        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let directory =
+            std::env::temp_dir().join(format!("forebay-bench-pool-{}-{number}", std::process::id()));
         let pool = Pool { binaries: binaries.to_owned(), directory };
         let mut up = pool.forebay();
         up.args(["up", "--media", "dram", "--capacity", &capacity_bytes.to_string(), "--path"])
             .arg(&pool.directory);
         said(&mut up)?;
         Ok(pool)
+    }
+
+    /// Another pool, of the same programs.
+    pub(crate) fn another(&self, capacity_bytes: u64) -> Result<Pool, String> {
+        Pool::up(&self.binaries, capacity_bytes)
     }
 
     /// Where the pool's target is mounted, if it is mounted.
@@ -92,6 +100,16 @@ impl<'a> System<'a> {
             said(system.command("mkdir").arg(&system.root))?;
         }
         Ok(systems)
+    }
+
+    /// A new directory in the pool.
+    pub(crate) fn in_pool(pool: &'a Pool, name: &str, directory: &str) -> Result<System<'a>, String> {
+        static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+        let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let root = Path::new(PREFIX).join(format!("{directory}-{}-{number}", std::process::id()));
+        let system = System { name: name.into(), root, pool: Some(pool), is_disk: false };
+        said(system.command("mkdir").arg(&system.root))?;
+        Ok(system)
     }
 
     /// A new directory in a directory that every program sees.

@@ -4,6 +4,8 @@ use std::fs;
 
 fn main() {
     println!("cargo:rustc-cdylib-link-arg=-Wl,-soname,libforebay.so");
+    // Its threads and what it gave out outlive a dlclose.
+    println!("cargo:rustc-cdylib-link-arg=-Wl,-z,nodelete");
     println!("cargo:rerun-if-changed=src/kernel.rs");
     println!("cargo:rerun-if-changed=build.rs");
     let source = fs::read_to_string("src/kernel.rs").expect("src/kernel.rs is beside build.rs");

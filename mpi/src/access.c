@@ -17,8 +17,7 @@
 enum {
     PARTS_MAX = 512,              /* pieces of memory in one call */
     SIEVE_BYTES = 1 << 20,        /* of a buffer that takes in gaps */
-    SIEVE_RUN_BYTES = 4096,       /* runs of fewer bytes on average are read with their gaps ... */
-    SIEVE_SPREAD = 8,             /* ... unless the gaps make it more than so many times as much */
+    SIEVE_GAP_BYTES = 8192,       /* gaps of fewer bytes on average are read too: as long as a call for each run takes */
     CALL_BYTES_MAX = 0x40000000,  /* in one system call */
 };
 
@@ -34,6 +33,8 @@ int64_t transfer_run(struct file *file, bool writes, struct iovec *parts, int co
                                    : forebay.file_pread(file->data, at, left, offset + done);
                 if (n < 0)
                     return n;
+                if (n == 0 && writes)
+                    return -EIO; /* a medium that takes nothing and does not say why */
                 done += n;
                 at += n;
                 left -= n;
@@ -130,8 +131,7 @@ static int64_t sieve(struct file *file, struct walk *runs, struct walk *memory, 
 static bool sieves(const struct file *file, const struct flat *view, int64_t bytes) {
     if (strcmp(file->hints[HINT_romio_ds_read], "disable") == 0 || view->dense || view->count == 0 || !view->apart)
         return false;
-    return bytes > 2 * view->size / view->count && view->size / view->count < SIEVE_RUN_BYTES &&
-           view->extent / SIEVE_SPREAD <= view->size;
+    return bytes > 2 * view->size / view->count && (view->extent - view->size) / view->count < SIEVE_GAP_BYTES;
 }
 
 static int move(struct file *file, const struct view *view, bool writes, int64_t position, void *buffer, int64_t bytes,

@@ -27,13 +27,13 @@
 /* ---- native.c: what the driver needs of the MPI library ---- */
 
 #define NATIVE_FUNCTIONS(X)                                                                                            \
-    X(Abort) X(Allreduce) X(Alltoall) X(Alltoallv) X(Barrier) X(Bcast) X(Comm_dup) X(Comm_free)           \
-    X(Comm_group) X(Comm_rank) X(Comm_set_errhandler) X(Comm_size) X(Comm_test_inter) X(Errhandler_free)               \
-    X(Error_class) X(Error_string) X(Exscan) X(File_call_errhandler) X(File_get_errhandler) X(File_set_errhandler)     \
+    X(Abort) X(Allreduce) X(Alltoall) X(Alltoallv) X(Barrier) X(Bcast) X(Comm_dup) X(Comm_free) X(Comm_group)          \
+    X(Comm_rank) X(Comm_set_errhandler) X(Comm_size) X(Comm_test_inter) X(Errhandler_free) X(Error_class)              \
+    X(Error_string) X(Exscan) X(File_call_errhandler) X(File_get_errhandler) X(File_set_errhandler)                    \
     X(Grequest_complete) X(Grequest_start) X(Info_create) X(Info_free) X(Info_get) X(Info_set) X(Pack)                 \
-    X(Pack_external) X(Pack_external_size) X(Status_set_cancelled) X(Status_set_elements_x) X(Type_create_keyval)      \
-    X(Type_dup) X(Type_free) X(Type_get_attr) X(Type_get_extent_x) X(Type_set_attr) X(Type_size_x)                     \
-    X(Unpack_external)
+    X(Pack_external) X(Pack_external_size) X(Reduce) X(Status_set_cancelled) X(Status_set_elements_x)                  \
+    X(Type_create_keyval) X(Type_dup) X(Type_free) X(Type_get_attr) X(Type_get_extent_x) X(Type_set_attr)              \
+    X(Type_size_x) X(Unpack_external)
 
 struct native {
 #define X(name) __typeof__(&PMPI_##name) name;
@@ -156,6 +156,7 @@ struct file {
     pthread_mutex_t lock;
     MPI_Comm comm;
     int rank, size, amode;
+    int64_t processors; /* of rank 0's node */
     forebay_file *data;
     int fd; /* of a file with one backing file, or -1 */
     char *path;
@@ -190,7 +191,7 @@ int64_t view_offset(const struct view *view, int64_t position_bytes);
 /* Bytes of the view's data that lie before byte `end` of the file. */
 int64_t view_bytes_before(const struct view *view, int64_t end);
 /* All ranks' opinion: an error if any has one, else MPI_ERR_NOT_SAME if `value` differs, else MPI_SUCCESS. Collective. */
-int agree(struct file *file, int code, int64_t value);
+int agree(const struct file *file, int code, int64_t value);
 void hints_read(struct file *file, MPI_Info info, bool opening);
 MPI_Info hints_give(const struct file *file);
 

@@ -63,15 +63,15 @@ int64_t view_bytes_before(const struct view *view, int64_t end) {
     }
 }
 
-int agree(struct file *file, int code, int64_t value) {
-    int64_t mine[3] = {code, value, -value}, all[3];
+int agree(const struct file *file, int code, int64_t value) {
+    int64_t mine[3] = {code, value, ~value}, all[3];
     if (file->size == 1)
         return code;
     if (mpi.Allreduce(mine, all, 3, MPI_INT64_T, MPI_MAX, file->comm) != MPI_SUCCESS)
         return MPI_ERR_INTERN;
     if (all[0] != MPI_SUCCESS)
         return (int)all[0];
-    return all[1] == -all[2] ? MPI_SUCCESS : MPI_ERR_NOT_SAME;
+    return all[1] == ~all[2] ? MPI_SUCCESS : MPI_ERR_NOT_SAME;
 }
 
 static const char *const hint_names[HINT_COUNT] = {
@@ -142,6 +142,8 @@ static int view_make(struct file *file, struct view *view, MPI_Offset disp, MPI_
         code = keep(filetype, &view->filetype);
     if (code == MPI_SUCCESS)
         code = flat_of(view->filetype, file->comm, &view->file);
+    if (code != MPI_SUCCESS)
+        view_free(view);
     view->disp = disp;
     view->etype_size = of_etype->size;
     return code;

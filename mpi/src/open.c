@@ -19,13 +19,20 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { STRIPE_BYTES = 1 << 20, STRIPES_MAX = 256 };
+enum {
+    STRIPE_BYTES = 64 << 10, /* records of tens of kilobytes that ranks write by turns are different backing files' */
+    STRIPES_MAX = 256,
+    STRIPES_A_RANK = 2,    /* so that two ranks seldom meet on one, ... */
+    STRIPES_UNASKED = 8,   /* ... and at most as many as each rank can open without noticing */
+};
 
 /* What rank 0 tells the others. */
 struct told {
+    int64_t code;   /* the opinion of all ranks about their arguments */
     int64_t answer; /* 0 or a negative errno */
     int64_t pid, memfd;
     uint64_t nonce;
+    int64_t processors; /* for how many aggregators there are: the same on all ranks */
     char hints[HINT_COUNT][HINT_BYTES];
 };
 
@@ -67,14 +74,18 @@ static int64_t open_data(struct file *file, int flags) {
     if (pool == NULL)
         return -EIO;
     long count = atol(file->hints[HINT_striping_factor]), bytes = atol(file->hints[HINT_striping_unit]);
-    if (count < 1 || count > STRIPES_MAX)
-        count = 1;
+    uint32_t wanted = (uint32_t)count;
+    if (count < 1 || count > STRIPES_MAX) {
+        /* Ranks that write one backing file queue on its lock. The directory's layout goes first. */
+        int several = file->size * STRIPES_A_RANK < STRIPES_UNASKED ? file->size * STRIPES_A_RANK : STRIPES_UNASKED;
+        wanted = (uint32_t)(file->size > 1 ? several : 1) | FOREBAY_STRIPES_DEFAULT;
+    }
     /* Stripes are powers of two from 4 KiB to 1 GiB: the next one up. */
     long unit = 4096;
     while (unit < bytes && unit < 1L << 30)
         unit *= 2;
     mode_t mode = flags & O_CREAT ? 0666 & ~umask_of_process() : 0;
-    int64_t answer = forebay.file_open(pool, file->path, flags, mode, count, bytes > 0 ? unit : STRIPE_BYTES, &file->data);
+    int64_t answer = forebay.file_open(pool, file->path, flags, mode, wanted, bytes > 0 ? unit : STRIPE_BYTES, &file->data);
     if (answer == 0)
         file->fd = forebay.file_fd(file->data) >= 0 ? forebay.file_fd(file->data) : -1;
     return answer;
@@ -127,11 +138,17 @@ static void shared_join(struct file *file, const struct told *told) {
     }
 }
 
-static void file_free(struct file *file) {
+static void shared_leave(struct file *file) {
     if (file->shared != NULL)
         munmap(file->shared, sizeof(struct shared));
     if (file->memfd >= 0)
         close(file->memfd);
+    file->shared = NULL;
+    file->memfd = -1;
+}
+
+static void file_free(struct file *file) {
+    shared_leave(file);
     if (file->data != NULL)
         forebay.file_close(file->data);
     if (file->comm != MPI_COMM_NULL)
@@ -142,34 +159,42 @@ static void file_free(struct file *file) {
     free(file);
 }
 
-/* The file as far as one rank makes it by itself. */
+/*
+ * The file as far as one rank makes it by itself, with its handle. What goes wrong is in `code` and not yet told to the
+ * others: `comm`, the file's own communicator, is there before anything that can fail on one rank alone.
+ */
 static struct file *file_make(MPI_Comm comm, const char *path, int amode, int *code) {
     struct file *file = calloc(1, sizeof *file);
-    if (file == NULL) {
-        *code = MPI_ERR_NO_MEM;
+    *code = MPI_ERR_NO_MEM;
+    if (file == NULL)
         return NULL;
-    }
     file->fd = file->memfd = -1;
     file->amode = amode;
     file->widest_run = INT64_MAX;
     file->apart = true;
-    file->comm = MPI_COMM_NULL;
+    file->comm = comm;
     pthread_mutex_init(&file->lock, NULL);
+    mpi.Comm_rank(comm, &file->rank);
+    mpi.Comm_size(comm, &file->size);
     file->view.etype = file->view.filetype = MPI_DATATYPE_NULL;
+    file->handle = MPI_FILE_NULL;
+    handler_default(&file->handler);
     file->path = strdup(path);
-    if (mpi.Comm_dup(comm, &file->comm) != MPI_SUCCESS) {
-        *code = MPI_ERR_COMM;
-        file->comm = MPI_COMM_NULL;
-        file_free(file);
-        return NULL;
-    }
-    mpi.Comm_set_errhandler(file->comm, MPI_ERRORS_RETURN);
-    mpi.Comm_rank(file->comm, &file->rank);
-    mpi.Comm_size(file->comm, &file->size);
-    *code = view_default(&file->view, file->comm);
     if (file->path == NULL)
+        return file;
+    *code = view_default(&file->view, comm);
+    if (*code == MPI_SUCCESS && handle_make(file) == MPI_FILE_NULL)
         *code = MPI_ERR_NO_MEM;
     return file;
+}
+
+/* An open that fails on all ranks: nothing of it stays. */
+static int open_failed(struct file *file, int code) {
+    handler_drop(&file->handler);
+    if (file->handle != MPI_FILE_NULL)
+        handle_free(file->handle);
+    file_free(file);
+    return code;
 }
 
 static void layout_note(struct file *file) {
@@ -179,27 +204,39 @@ static void layout_note(struct file *file) {
     snprintf(file->hints[HINT_striping_unit], HINT_BYTES, "%u", bytes);
 }
 
+/* On rank 0 what all ranks think of their arguments, as `agree`; elsewhere anything. */
+static int tell_first(MPI_Comm comm, int size, int code, int64_t value) {
+    int64_t mine[3] = {code, value, ~value}, all[3] = {code, value, ~value};
+    if (size > 1 && mpi.Reduce(mine, all, 3, MPI_INT64_T, MPI_MAX, 0, comm) != MPI_SUCCESS)
+        return MPI_ERR_INTERN;
+    return all[0] != MPI_SUCCESS ? (int)all[0] : all[1] == ~all[2] ? MPI_SUCCESS : MPI_ERR_NOT_SAME;
+}
+
 int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_File *out, bool *elsewhere) {
-    int code = MPI_SUCCESS, inter = 0;
+    int code = MPI_SUCCESS, inter = 0, size = 0;
+    MPI_Comm own = MPI_COMM_NULL;
     *elsewhere = false;
     if (comm == MPI_COMM_NULL)
         return MPI_ERR_COMM;
-    if (mpi.Comm_test_inter(comm, &inter) != MPI_SUCCESS || inter)
+    if (mpi.Comm_test_inter(comm, &inter) != MPI_SUCCESS || inter || mpi.Comm_dup(comm, &own) != MPI_SUCCESS)
         return MPI_ERR_COMM;
-    struct file *file = file_make(comm, path, amode, &code);
-    if (file == NULL)
+    mpi.Comm_set_errhandler(own, MPI_ERRORS_RETURN);
+    mpi.Comm_size(own, &size);
+    struct file *file = file_make(own, path, amode, &code);
+    if (file == NULL) {
+        struct told nothing = {.code = tell_first(own, size, code, amode)};
+        if (size > 1)
+            mpi.Bcast(&nothing, sizeof nothing, MPI_BYTE, 0, own);
+        mpi.Comm_free(&own);
         return code;
+    }
     if (code == MPI_SUCCESS)
         code = check_amode(amode);
     hints_read(file, info, true);
-    code = agree(file, code, amode);
-    if (code != MPI_SUCCESS) {
-        file_free(file);
-        return code;
-    }
-    struct told told = {0};
-    if (file->rank == 0) {
+    struct told told = {.code = tell_first(own, size, code, amode)};
+    if (file->rank == 0 && told.code == MPI_SUCCESS) {
         told.answer = open_data(file, flags_of(amode, true));
+        told.processors = sysconf(_SC_NPROCESSORS_ONLN);
         if (told.answer == 0) {
             shared_make(file, &told);
             layout_note(file);
@@ -208,6 +245,9 @@ int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_Fil
     }
     if (file->size > 1)
         mpi.Bcast(&told, sizeof told, MPI_BYTE, 0, file->comm);
+    if (told.code != MPI_SUCCESS)
+        return open_failed(file, (int)told.code);
+    file->processors = told.processors;
     int64_t answer = told.answer;
     if (file->rank != 0 && answer == 0) {
         memcpy(file->hints, told.hints, sizeof told.hints);
@@ -216,21 +256,25 @@ int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_Fil
     }
     /* A symbolic link out of the pool: the file is the MPI library's. */
     *elsewhere = told.answer == -EXDEV;
-    code = *elsewhere ? MPI_ERR_BAD_FILE : agree(file, class_of(answer), 0);
-    if (code == MPI_SUCCESS && (amode & MPI_MODE_APPEND)) {
-        int64_t size = forebay.file_size(file->data);
-        file->position = size > 0 ? size : 0;
+    if (*elsewhere)
+        return open_failed(file, MPI_ERR_BAD_FILE);
+    int64_t mine[2] = {class_of(answer), file->shared == NULL}, all[2] = {mine[0], mine[1]};
+    if (file->size > 1)
+        mpi.Allreduce(mine, all, 2, MPI_INT64_T, MPI_MAX, file->comm);
+    if (all[0] != MPI_SUCCESS)
+        return open_failed(file, (int)all[0]);
+    /* A page that not all ranks could join is nobody's, or calls that wait for all would wait for ever. */
+    if (all[1]) {
+        shared_leave(file);
+        if (debug() && file->rank == 0)
+            fprintf(stderr, "forebay: %s: its ranks share no memory: no shared file pointer, no atomic mode\n", file->path);
+    }
+    if (amode & MPI_MODE_APPEND) {
+        int64_t bytes = forebay.file_size(file->data);
+        file->position = bytes > 0 ? bytes : 0;
         if (file->rank == 0 && file->shared != NULL)
             atomic_store(&file->shared->position, file->position);
-        code = agree(file, MPI_SUCCESS, 0); /* nobody moves the end before all have seen it */
-    }
-    if (code == MPI_SUCCESS) {
-        handler_default(&file->handler);
-        code = handle_make(file) != MPI_FILE_NULL ? MPI_SUCCESS : MPI_ERR_NO_MEM;
-    }
-    if (code != MPI_SUCCESS) {
-        file_free(file);
-        return code;
+        agree(file, MPI_SUCCESS, 0); /* nobody moves the end before all have seen it */
     }
     if (debug() && file->rank == 0)
         fprintf(stderr, "forebay: %s: open by %d ranks, striping_factor %s, striping_unit %s%s\n", file->path,

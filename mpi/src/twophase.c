@@ -12,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum {
     WINDOW_BYTES = 4 << 20, /* unless cb_buffer_size says otherwise */
@@ -43,6 +42,7 @@ bool wants_two_phase(const struct file *file, bool writes) {
 struct piece {
     int64_t offset, bytes;
 };
+enum { PIECE_WORDS = sizeof(struct piece) / sizeof(int64_t) };
 
 /* The state of one access on one rank. Index 0 of the arrays is what goes to the others, 1 what comes from them. */
 struct access {
@@ -52,7 +52,7 @@ struct access {
     int64_t position, bytes;             /* of the view's data: this rank's */
     char *packed;
     int aggregators;
-    int *piece_bytes[2], *piece_at[2], *data_bytes[2], *data_at[2];
+    int *piece_words[2], *piece_at[2], *data_bytes[2], *data_at[2]; /* pieces are PIECE_WORDS numbers each */
     int64_t *told[2], *slice; /* two numbers a rank; where a rank's slice begins in `packed` */
     struct piece *pieces[2];
     char *data[2], *buffer;
@@ -63,12 +63,12 @@ static void plan(struct access *a) {
     const struct file *file = a->file;
     int64_t nodes = atoll(file->hints[HINT_cb_nodes]);
     if (nodes < 1)
-        nodes = sysconf(_SC_NPROCESSORS_ONLN);
+        nodes = file->processors;
     a->aggregators = (int)(nodes < 1 ? 1 : nodes < file->size ? nodes : file->size);
     a->window = atoll(file->hints[HINT_cb_buffer_size]);
     if (a->window <= 0)
         a->window = WINDOW_BYTES;
-    /* Counts of bytes go to the MPI library as int. */
+    /* Counts of bytes, and of numbers, two a piece of one byte or more, go to the MPI library as int. */
     int64_t most = (int64_t)0x20000000 / file->size;
     if (most > WINDOW_BYTES_MAX)
         most = WINDOW_BYTES_MAX;
@@ -96,7 +96,7 @@ static bool make(struct access *a) {
     size_t size = a->file->size;
     bool good = (a->buffer = malloc(a->window)) != NULL && (a->slice = calloc(size, sizeof *a->slice)) != NULL;
     for (int way = 0; way < 2; way++) {
-        int **counts[4] = {&a->piece_bytes[way], &a->piece_at[way], &a->data_bytes[way], &a->data_at[way]};
+        int **counts[4] = {&a->piece_words[way], &a->piece_at[way], &a->data_bytes[way], &a->data_at[way]};
         for (int i = 0; i < 4; i++)
             good = (*counts[i] = calloc(size, sizeof(int))) != NULL && good;
         good = (a->told[way] = calloc(2 * size, sizeof(int64_t))) != NULL && good;
@@ -106,7 +106,7 @@ static bool make(struct access *a) {
 
 static void discard(struct access *a) {
     for (int way = 0; way < 2; way++) {
-        free(a->piece_bytes[way]);
+        free(a->piece_words[way]);
         free(a->piece_at[way]);
         free(a->data_bytes[way]);
         free(a->data_at[way]);
@@ -134,7 +134,7 @@ static bool grow(void *where, int64_t *room, int64_t count, size_t bytes) {
 static bool list_pieces(struct access *a, int64_t round) {
     int64_t count = 0, data = 0;
     size_t size = a->file->size;
-    memset(a->piece_bytes[0], 0, size * sizeof(int));
+    memset(a->piece_words[0], 0, size * sizeof(int));
     memset(a->data_bytes[0], 0, size * sizeof(int));
     for (int g = 0; g < a->aggregators; g++) {
         int64_t first, last, from, to;
@@ -150,7 +150,7 @@ static bool list_pieces(struct access *a, int64_t round) {
         int rank = rank_of(a, g);
         struct walk runs;
         walk_start(&runs, a->view->file, a->view->disp, from);
-        a->piece_at[0][rank] = (int)(count * sizeof(struct piece));
+        a->piece_at[0][rank] = (int)(count * PIECE_WORDS);
         for (int64_t at = from; at < to; count++) {
             if (!grow(&a->pieces[0], &a->piece_room[0], count + 1, sizeof(struct piece)))
                 return false;
@@ -158,7 +158,7 @@ static bool list_pieces(struct access *a, int64_t round) {
             piece->offset = walk_next(&runs, to - at, &piece->bytes);
             at += piece->bytes;
         }
-        a->piece_bytes[0][rank] = (int)(count * sizeof(struct piece)) - a->piece_at[0][rank];
+        a->piece_words[0][rank] = (int)(count * PIECE_WORDS) - a->piece_at[0][rank];
         a->slice[rank] = from - a->position;
         a->data_at[0][rank] = (int)data;
         a->data_bytes[0][rank] = (int)(to - from);
@@ -173,21 +173,21 @@ static bool exchange_counts(struct access *a) {
     int size = a->file->size;
     int64_t pieces = 0, data = 0;
     for (int r = 0; r < size; r++) {
-        a->told[0][2 * r] = a->piece_bytes[0][r];
+        a->told[0][2 * r] = a->piece_words[0][r];
         a->told[0][2 * r + 1] = a->data_bytes[0][r];
     }
     mpi.Alltoall(a->told[0], 2, MPI_INT64_T, a->told[1], 2, MPI_INT64_T, a->file->comm);
     for (int r = 0; r < size; r++) {
         a->piece_at[1][r] = (int)pieces;
         a->data_at[1][r] = (int)data;
-        a->piece_bytes[1][r] = (int)a->told[1][2 * r];
+        a->piece_words[1][r] = (int)a->told[1][2 * r];
         a->data_bytes[1][r] = (int)a->told[1][2 * r + 1];
         pieces += a->told[1][2 * r];
         data += a->told[1][2 * r + 1];
     }
     /* Lists of a round must fit an int too. */
     return pieces < INT32_MAX && grow(&a->data[1], &a->data_room[1], data + 1, 1) &&
-           grow(&a->pieces[1], &a->piece_room[1], pieces / (int64_t)sizeof(struct piece) + 1, sizeof(struct piece));
+           grow(&a->pieces[1], &a->piece_room[1], pieces / PIECE_WORDS + 1, sizeof(struct piece));
 }
 
 static int by_offset(const void *left, const void *right) {
@@ -200,7 +200,7 @@ static int64_t place(struct access *a, bool writes, int64_t first) {
     int64_t count = 0;
     char *data = a->data[1];
     for (int r = 0; r < a->file->size; r++)
-        for (int64_t left = a->piece_bytes[1][r] / (int64_t)sizeof(struct piece); left > 0; left--) {
+        for (int64_t left = a->piece_words[1][r] / PIECE_WORDS; left > 0; left--) {
             const struct piece *piece = &a->pieces[1][count++];
             char *here = a->buffer + (piece->offset - first);
             memcpy(writes ? here : data, writes ? data : here, piece->bytes);
@@ -213,7 +213,7 @@ static int64_t place(struct access *a, bool writes, int64_t first) {
 static int serve(struct access *a, bool writes, int64_t first, int64_t last) {
     int64_t count = 0, n = 0, low = last, high = first;
     for (int r = 0; r < a->file->size; r++)
-        count += a->piece_bytes[1][r] / (int64_t)sizeof(struct piece);
+        count += a->piece_words[1][r] / PIECE_WORDS;
     if (count == 0)
         return MPI_SUCCESS;
     if (!writes) {
@@ -257,15 +257,15 @@ static int one_round(struct access *a, bool writes, int64_t round, int *result) 
     bool good = list_pieces(a, round);
     if (!good) {
         /* The others are told of nothing, then of the failure. */
-        memset(a->piece_bytes[0], 0, a->file->size * sizeof(int));
+        memset(a->piece_words[0], 0, a->file->size * sizeof(int));
         memset(a->data_bytes[0], 0, a->file->size * sizeof(int));
     }
     good = exchange_counts(a) && good;
     int code = agree(a->file, good ? MPI_SUCCESS : MPI_ERR_NO_MEM, 0);
     if (code != MPI_SUCCESS)
         return code;
-    mpi.Alltoallv(a->pieces[0], a->piece_bytes[0], a->piece_at[0], MPI_BYTE, a->pieces[1], a->piece_bytes[1],
-                  a->piece_at[1], MPI_BYTE, comm);
+    mpi.Alltoallv(a->pieces[0], a->piece_words[0], a->piece_at[0], MPI_INT64_T, a->pieces[1], a->piece_words[1],
+                  a->piece_at[1], MPI_INT64_T, comm);
     if (writes) {
         copy_slices(a, false);
         mpi.Alltoallv(a->data[0], a->data_bytes[0], a->data_at[0], MPI_BYTE, a->data[1], a->data_bytes[1],

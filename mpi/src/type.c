@@ -417,6 +417,8 @@ static int make(MPI_Datatype type, struct flat **out) {
 
 static int keyval = MPI_KEYVAL_INVALID;
 static pthread_once_t keyval_once = PTHREAD_ONCE_INIT;
+/* Held while a datatype is flattened, so that two threads which meet a new one do not both give it a list. */
+static pthread_mutex_t flattening = PTHREAD_MUTEX_INITIALIZER;
 
 static int forget(MPI_Datatype type, int key, void *value, void *extra) {
     (void)type, (void)key, (void)extra;
@@ -441,6 +443,20 @@ static _Thread_local struct {
 } named[NAMED_MAX];
 static _Thread_local unsigned named_next;
 
+/* Gives a datatype its list, unless another thread was faster. */
+static int flatten(MPI_Datatype type, struct flat **out) {
+    int found = 0;
+    if (mpi.Type_get_attr(type, keyval, out, &found) == MPI_SUCCESS && found)
+        return MPI_SUCCESS;
+    int code = make(type, out);
+    if (code != MPI_SUCCESS)
+        return code;
+    if (mpi.Type_set_attr(type, keyval, *out) == MPI_SUCCESS)
+        return MPI_SUCCESS;
+    discard(*out);
+    return MPI_ERR_TYPE;
+}
+
 int flat_of(MPI_Datatype type, MPI_Comm comm, const struct flat **out) {
     for (int i = 0; i < NAMED_MAX; i++)
         if (named[i].flat != NULL && named[i].type == type) {
@@ -464,13 +480,11 @@ int flat_of(MPI_Datatype type, MPI_Comm comm, const struct flat **out) {
         if (mpi.Pack(nothing, 0, type, nothing, sizeof nothing, &position, comm) != MPI_SUCCESS)
             return MPI_ERR_TYPE;
     }
-    int code = make(type, &flat);
+    pthread_mutex_lock(&flattening);
+    int code = flatten(type, &flat);
+    pthread_mutex_unlock(&flattening);
     if (code != MPI_SUCCESS)
         return code;
-    if (mpi.Type_set_attr(type, keyval, flat) != MPI_SUCCESS) {
-        discard(flat);
-        return MPI_ERR_TYPE;
-    }
     if (lasting) {
         named[named_next % NAMED_MAX].type = type;
         named[named_next++ % NAMED_MAX].flat = flat;

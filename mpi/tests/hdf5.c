@@ -1,14 +1,16 @@
 /*
- * Parallel HDF5: contiguous and chunked, collective and independent, with fill values and a dimension that grows.
- * hdf5 FILE; the file is the same wherever it is written.
+ * Parallel HDF5: contiguous, chunked and compressed, collective and independent, with fill values and a dimension that
+ * grows.
+ * hdf5 FILE [compressed]: the file is the same wherever it is written; with compression its datasets are, as HDF5 itself
+ * gives compressed chunks that several ranks write other bytes each time.
  */
 #include "check.h"
 
 #include <hdf5.h>
 
-enum { ROWS = 60, COLUMNS = 48 };
+enum { ROWS = 60, COLUMNS = 48, DATASETS = 5 };
 
-static void dataset(hid_t file, const char *name, int chunked, int collective) {
+static void dataset(hid_t file, const char *name, int chunked, int collective, int compressed) {
     hsize_t all[2] = {ROWS, COLUMNS}, most[2] = {H5S_UNLIMITED, COLUMNS}, chunk[2] = {7, 16};
     hid_t properties = H5Pcreate(H5P_DATASET_CREATE), transfer = H5Pcreate(H5P_DATASET_XFER);
     int fill = -7;
@@ -16,6 +18,10 @@ static void dataset(hid_t file, const char *name, int chunked, int collective) {
     H5Pset_fill_value(properties, H5T_NATIVE_INT, &fill);
     if (chunked)
         H5Pset_chunk(properties, 2, chunk);
+    if (compressed) {
+        H5Pset_shuffle(properties);
+        H5Pset_deflate(properties, 4);
+    }
     H5Pset_dxpl_mpio(transfer, collective ? H5FD_MPIO_COLLECTIVE : H5FD_MPIO_INDEPENDENT);
     hid_t space = H5Screate_simple(2, all, chunked ? most : NULL);
     hid_t set = H5Dcreate2(file, name, H5T_NATIVE_INT, space, H5P_DEFAULT, properties, H5P_DEFAULT);
@@ -59,19 +65,21 @@ static void read_whole(hid_t file, const char *name, int rows) {
 
 int main(int argc, char **argv) {
     begin(&argc, &argv);
-    if (argc != 2)
+    if (argc != 2 && argc != 3)
         return 2;
+    int datasets = argc == 3 ? DATASETS : DATASETS - 1;
     hid_t access = H5Pcreate(H5P_FILE_ACCESS);
     H5Pset_fapl_mpio(access, MPI_COMM_WORLD, MPI_INFO_NULL);
     hid_t file = H5Fcreate(argv[1], H5F_ACC_TRUNC, H5P_DEFAULT, access);
     CHECK(file >= 0);
-    static const char *const names[4] = {"independent", "collective", "chunked-independent", "chunked-collective"};
-    for (int i = 0; i < 4; i++)
-        dataset(file, names[i], i / 2, i % 2);
+    static const char *const names[DATASETS] = {"independent", "collective", "chunked-independent", "chunked-collective",
+                                                "compressed"};
+    for (int i = 0; i < datasets; i++)
+        dataset(file, names[i], i > 1, i == 4 || i % 2, i == 4); /* what is compressed is written by all together */
     CHECK(H5Fclose(file) >= 0);
     file = H5Fopen(argv[1], H5F_ACC_RDONLY, access);
     CHECK(file >= 0);
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < datasets; i++)
         read_whole(file, names[i], i < 2 ? ROWS : 2 * ROWS);
     CHECK(H5Fclose(file) >= 0);
     H5Pclose(access);

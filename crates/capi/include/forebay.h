@@ -9,8 +9,8 @@
  * fsync, dup, close(2) and the rest are the kernel's. Only fstat(2) would answer for the backing file: use
  * forebay_fstat.
  *
- * All functions may be called from any thread at any time; all but forebay_attach, forebay_opendir and forebay_closedir
- * also from a signal handler. One directory (forebay_dir) belongs to one thread at a time.
+ * All functions may be called from any thread at any time; all but forebay_attach, forebay_opendir, forebay_closedir and
+ * those of forebay_file and forebay_request also from a signal handler. One directory (forebay_dir) belongs to one thread at a time.
  *
  * A symbolic link or ".." that leads out of the pool is -EXDEV: such a path is the kernel's.
  *
@@ -103,9 +103,11 @@ int forebay_removexattr(forebay_pool *pool, const char *path, const char *name, 
 /*
  * A file of any layout, also of several backing files, whose reads and writes go to the right ones. `flags` are O_RDONLY,
  * O_WRONLY or O_RDWR with O_CREAT, O_EXCL and O_TRUNC. A file that is made gets `stripe_count` backing files (1 to 256)
- * of stripes of `stripe_bytes` (a power of two, 4 KiB to 1 GiB; ignored for one); one that is there keeps its own.
+ * of stripes of `stripe_bytes` (a power of two, 4 KiB to 1 GiB; ignored for one). With FOREBAY_STRIPES_DEFAULT added to the
+ * count, and with 0, what `forebay layout set` gave the directory goes first. A file that is there keeps its own.
  * Threads may share a forebay_file; closing it is the last thing that is done with it.
  */
+#define FOREBAY_STRIPES_DEFAULT 0x80000000u
 typedef struct forebay_file forebay_file;
 int forebay_file_open(forebay_pool *pool, const char *path, int flags, mode_t mode, uint32_t stripe_count,
                       uint32_t stripe_bytes, forebay_file **file);
@@ -129,6 +131,38 @@ int64_t forebay_file_size(const forebay_file *file);
 int forebay_file_truncate(const forebay_file *file, int64_t size);
 int forebay_file_allocate(const forebay_file *file, int64_t size);
 int forebay_file_sync(const forebay_file *file);
+
+/*
+ * A read or write that goes on while the caller does: 0 when it was started, -EAGAIN when too many wait already. The
+ * buffer is not touched by anybody else until it is done; the file may be closed at once. `done`, unless NULL, is called
+ * with `state` and the result, of forebay_file_pread or forebay_file_pwrite, on a thread of the library's own: it may
+ * start others, and should not wait for any. `request`, unless NULL, is set, and ends with forebay_request_wait or with a
+ * forebay_request_test that returned 1; one of the two must be given.
+ *
+ * The first call starts the threads; they block all signals and stay. A child made by fork(2) may start requests of its
+ * own, and has none of its parent's. Not to be called from signal handlers.
+ */
+typedef struct forebay_request forebay_request;
+typedef void forebay_done(void *state, int64_t result);
+int forebay_file_read_start(const forebay_file *file, void *buffer, size_t bytes, int64_t offset, forebay_done *done,
+                            void *state, forebay_request **request);
+int forebay_file_write_start(const forebay_file *file, const void *buffer, size_t bytes, int64_t offset,
+                             forebay_done *done, void *state, forebay_request **request);
+
+/* Waits until it is done, and after its callback returned: its result. */
+int64_t forebay_request_wait(forebay_request *request);
+
+/* 1 and the result when it is done, 0 while it is not. */
+int forebay_request_test(forebay_request *request, int64_t *result);
+
+/*
+ * How a file lies, or how files that are made with several backing files in a directory are to; the latter can be set, the
+ * former made one backing file (-EBUSY while anybody has it open, -ENOSPC without room for a copy). forebay_open and
+ * programs under `forebay run` do that by themselves.
+ */
+int forebay_layout_get(forebay_pool *pool, const char *path, uint32_t *stripe_count, uint32_t *stripe_bytes);
+int forebay_layout_set(forebay_pool *pool, const char *path, uint32_t stripe_count, uint32_t stripe_bytes);
+int forebay_layout_migrate(forebay_pool *pool, const char *path);
 
 /* As statvfs(3), of the whole pool. */
 int forebay_statvfs(forebay_pool *pool, struct statvfs *out);

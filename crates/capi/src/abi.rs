@@ -10,7 +10,9 @@
 use std::os::raw::c_char;
 
 /// Moves with any change in this file.
-pub const DOOR_VERSION: u32 = 3;
+pub const DOOR_VERSION: u32 = 4;
+/// The flag of descriptors that the pool opened on its mount; others there are the kernel's.
+pub const MOUNTED_MARK: i32 = libc::O_DSYNC;
 /// The walk left the pool: the kernel's path to go on with is in the call's `escape` buffer, NUL-terminated.
 pub const ESCAPED: i64 = i64::MIN;
 /// Bytes of an `escape` buffer: the longest path and its NUL.
@@ -144,7 +146,9 @@ pub struct Door {
     /// statvfs(3) of the pool.
     pub statvfs: unsafe extern "C" fn(Pool, *mut libc::statvfs) -> i64,
     /// How many descriptors of directories this process has made. Of no pool in particular.
-    pub anchors_made: unsafe extern "C" fn() -> u64,
+    pub directories_opened: unsafe extern "C" fn() -> u64,
+    /// A descriptor of the directory `ino` for fchdir(2).
+    pub open_to_enter: unsafe extern "C" fn(Pool, ino: u64) -> i64,
     /// The inode behind a descriptor of which fstat(2) gave `kernel`: 1 and its number, or 0 when it is not the pool's.
     pub inode_of: unsafe extern "C" fn(Pool, fd: i32, kernel: *const libc::stat, ino: *mut u64) -> i64,
     /// The pool's directory in which the process works, of whose `.` stat(2) gave `kernel`: as `inode_of`.

@@ -39,7 +39,8 @@ static DOOR: Door = Door {
     resolve,
     statfs,
     statvfs,
-    anchors_made,
+    directories_opened,
+    open_to_enter,
     inode_of,
     working_directory,
     fstat,
@@ -397,8 +398,15 @@ unsafe extern "C" fn statvfs(pool: Handle, out: *mut libc::statvfs) -> i64 {
     }
 }
 
-unsafe extern "C" fn anchors_made() -> u64 {
-    forebay_client::anchors_made()
+const _: () = assert!(crate::abi::MOUNTED_MARK == forebay_client::MOUNTED_MARK);
+
+unsafe extern "C" fn directories_opened() -> u64 {
+    forebay_client::directories_opened()
+}
+
+unsafe extern "C" fn open_to_enter(pool: Handle, ino: u64) -> i64 {
+    // SAFETY: see above.
+    unsafe { on_pool(pool, |pool| pool.open_to_enter(Ino(ino)).map(i64::from).map_err(negative)) }
 }
 
 unsafe extern "C" fn inode_of(pool: Handle, fd: i32, kernel: *const libc::stat, ino: *mut u64) -> i64 {

@@ -3,6 +3,7 @@
 //! A handle owns its descriptors until forebay_file_close. Several threads may read and write one handle at a time.
 
 use std::os::raw::{c_char, c_int, c_void};
+use std::sync::Arc;
 
 use forebay_client::{Fail, File, Striping};
 use forebay_types::Code;
@@ -11,10 +12,20 @@ use crate::abi::PoolHandle;
 use crate::guard::{bytes, guard, negative, room, Answer, FAULT};
 use crate::public::on_path;
 
+/// `FOREBAY_STRIPES_DEFAULT` of forebay.h: the directory's layout goes first where it has several backing files.
+const STRIPES_DEFAULT: u32 = 0x8000_0000;
+
 /// An open file of any layout: `forebay_file`.
 #[allow(non_camel_case_types)]
 pub struct forebay_file {
-    file: File,
+    file: Arc<File>,
+}
+
+impl forebay_file {
+    /// The file, for a transfer that may outlast the handle.
+    pub(crate) fn shared(&self) -> Arc<File> {
+        Arc::clone(&self.file)
+    }
 }
 
 /// Runs `body` on the file of a handle.
@@ -55,13 +66,15 @@ pub unsafe extern "C" fn forebay_file_open(
         on_path(pool, path, |pool, at, escape| {
             let out = out.as_mut().ok_or(Fail::Code(Code::Fault))?;
             let allowed = libc::O_ACCMODE | libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_CLOEXEC;
-            let stripe_count = u16::try_from(stripe_count).map_err(|_| Fail::Code(Code::Invalid))?;
-            if flags & !allowed != 0 || stripe_count == 0 {
+            let count =
+                u16::try_from(stripe_count & !STRIPES_DEFAULT).map_err(|_| Fail::Code(Code::Invalid))?;
+            if flags & !allowed != 0 {
                 return Err(Fail::Code(Code::Invalid));
             }
-            let striping = Striping { stripe_count, stripe_bytes };
+            let yields = stripe_count == 0 || stripe_count & STRIPES_DEFAULT != 0;
+            let striping = Striping { stripe_count: count.max(1), stripe_bytes, yields };
             let file = pool.open_striped(at, flags, mode, striping, escape)?;
-            *out = Box::into_raw(Box::new(forebay_file { file }));
+            *out = Box::into_raw(Box::new(forebay_file { file: Arc::new(file) }));
             Ok(0)
         })
     }
@@ -194,4 +207,65 @@ pub unsafe extern "C" fn forebay_file_allocate(file: *const forebay_file, size: 
 pub unsafe extern "C" fn forebay_file_sync(file: *const forebay_file) -> c_int {
     // SAFETY: see above.
     unsafe { on_file(file, |file| file.sync().map(|()| 0).map_err(negative)) as c_int }
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
+pub unsafe extern "C" fn forebay_layout_get(
+    pool: *const PoolHandle,
+    path: *const c_char,
+    stripe_count: *mut u32,
+    stripe_bytes: *mut u32,
+) -> c_int {
+    // SAFETY: see above.
+    unsafe {
+        on_path(pool, path, |pool, at, escape| {
+            let (count, bytes) = (stripe_count.as_mut(), stripe_bytes.as_mut());
+            let (Some(count), Some(bytes)) = (count, bytes) else { return Err(Fail::Code(Code::Fault)) };
+            let striping = Striping::of(&pool.resolve(at, true, escape)?.layout);
+            (*count, *bytes) = (striping.stripe_count.into(), striping.stripe_bytes);
+            Ok(0)
+        })
+    }
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
+pub unsafe extern "C" fn forebay_layout_set(
+    pool: *const PoolHandle,
+    path: *const c_char,
+    stripe_count: u32,
+    stripe_bytes: u32,
+) -> c_int {
+    // SAFETY: see above.
+    unsafe {
+        on_path(pool, path, |pool, at, escape| {
+            let directory = pool.resolve(at, true, escape)?;
+            let count = u16::try_from(stripe_count).map_err(|_| Fail::Code(Code::Invalid))?;
+            pool.set_default_striping(&directory, count, stripe_bytes)?;
+            Ok(0)
+        })
+    }
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
+pub unsafe extern "C" fn forebay_layout_migrate(pool: *const PoolHandle, path: *const c_char) -> c_int {
+    // SAFETY: see above.
+    unsafe {
+        on_path(pool, path, |pool, at, escape| {
+            let entry = pool.resolve(at, true, escape)?;
+            pool.make_single(entry.attr.ino, false)?;
+            Ok(0)
+        })
+    }
 }

@@ -197,9 +197,15 @@ wrap! {
         call(libc::SYS_pread64, fd as usize, bytes as usize, length, offset as usize, 0);
     "pwrite" = fn pwrite(fd: c_int, bytes: *const c_void, length: usize, offset: libc::off_t) -> isize =
         call(libc::SYS_pwrite64, fd as usize, bytes as usize, length, offset as usize, 0);
+    "preadv" = fn preadv(fd: c_int, parts: *const libc::iovec, count: c_int, offset: libc::off_t) -> isize =
+        call(libc::SYS_preadv, fd as usize, parts as usize, count as usize, offset as usize, 0);
+    "pwritev" = fn pwritev(fd: c_int, parts: *const libc::iovec, count: c_int, offset: libc::off_t) -> isize =
+        call(libc::SYS_pwritev, fd as usize, parts as usize, count as usize, offset as usize, 0);
     "fsync" = fn fsync(fd: c_int) -> c_int =
         call(libc::SYS_fsync, fd as usize, 0, 0, 0, 0);
     "fallocate" = fn fallocate(fd: c_int, mode: c_int, offset: libc::off_t, length: libc::off_t) -> c_int =
         call(libc::SYS_fallocate, fd as usize, mode as usize, offset as usize, length as usize, 0);
+    "flock" = fn flock(fd: c_int, operation: c_int) -> c_int =
+        call(libc::SYS_flock, fd as usize, operation as usize, 0, 0, 0);
     "usleep" = fn usleep(us: c_uint) -> c_int = pause(us);
 }

@@ -10,5 +10,6 @@ pub mod door;
 pub mod file;
 mod guard;
 mod kernel;
+pub mod later;
 pub mod public;
 pub mod text;

@@ -4,6 +4,7 @@
 #include <forebay.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <sys/xattr.h>
 #include <unistd.h>
 
@@ -19,6 +20,93 @@ static int failures;
             failures++;                                           \
         }                                                         \
     } while (0)
+
+enum { PIECES = 64, PIECE = 5000 };
+
+static _Atomic int64_t heard, heard_bytes;
+static void hear(void *state, int64_t result)
+{
+    if (result > 0)
+        heard_bytes += result;
+    *(_Atomic int *)state += 1;
+    heard++;
+}
+
+/* Asynchronous transfers: many at once, found done, waited for, told by callback; in a forked child too. */
+static void later(forebay_pool *pool)
+{
+    static char out[PIECES][PIECE], in[PIECES][PIECE];
+    forebay_request *requests[PIECES] = {NULL};
+    forebay_file *file = NULL;
+    static _Atomic int told;
+    int64_t result = 0;
+
+    CHECK(forebay_file_open(pool, "later", O_RDWR | O_CREAT, 0600, 3, 4096, &file) == 0);
+    for (int i = 0; i < PIECES; i++) {
+        memset(out[i], i + 1, PIECE);
+        CHECK(forebay_file_write_start(file, out[i], PIECE, (int64_t)i * PIECE, NULL, NULL, &requests[i]) == 0);
+    }
+    for (int i = 0; i < PIECES; i++)
+        CHECK(requests[i] && forebay_request_wait(requests[i]) == PIECE);
+    for (int i = 0; i < PIECES; i++)
+        CHECK(forebay_file_read_start(file, in[i], PIECE, (int64_t)i * PIECE, hear, &told, &requests[i]) == 0);
+    for (int i = 0; i < PIECES; i++) {
+        while (forebay_request_test(requests[i], &result) == 0)
+            usleep(100);
+        CHECK(result == PIECE);
+    }
+    CHECK(told == PIECES && heard == PIECES && heard_bytes == PIECES * PIECE && memcmp(in, out, sizeof in) == 0);
+    /* At the end, behind it, and what cannot be started. */
+    CHECK(forebay_file_read_start(file, in, PIECE, (int64_t)PIECES * PIECE - 10, NULL, NULL, &requests[0]) == 0);
+    CHECK(forebay_request_wait(requests[0]) == 10);
+    CHECK(forebay_file_read_start(file, NULL, 0, 0, NULL, NULL, &requests[0]) == 0);
+    CHECK(forebay_request_wait(requests[0]) == 0 && forebay_request_wait(NULL) == -EFAULT);
+    CHECK(forebay_file_read_start(file, in, 1, 0, NULL, NULL, NULL) == -EINVAL);
+    CHECK(forebay_file_read_start(file, in, 1, -1, NULL, NULL, &requests[0]) == -EINVAL);
+    CHECK(forebay_file_read_start(file, NULL, 1, 0, NULL, NULL, &requests[0]) == -EFAULT);
+    CHECK(forebay_file_read_start(NULL, in, 1, 0, NULL, NULL, &requests[0]) == -EFAULT);
+    CHECK(forebay_request_test(NULL, &result) == -EFAULT);
+    pid_t child = fork();
+    if (child == 0) {
+        int good = forebay_file_write_start(file, "child", 5, 0, NULL, NULL, &requests[0]) == 0 &&
+                   forebay_request_wait(requests[0]) == 5;
+        _exit(!good);
+    }
+    int status = -1;
+    CHECK(waitpid(child, &status, 0) == child && status == 0);
+    /* The file may be closed before it is done; without a handle only the callback tells. */
+    CHECK(forebay_file_read_start(file, in, 5, 0, hear, &told, NULL) == 0 && forebay_file_close(file) == 0);
+    while (heard == PIECES)
+        usleep(100);
+    CHECK(memcmp(in, "child", 5) == 0);
+}
+
+/* How a file lies, and that an open for a descriptor makes it one backing file. */
+static void layouts(forebay_pool *pool)
+{
+    uint32_t count = 0, bytes = 0;
+    forebay_file *file = NULL;
+    struct stat st;
+
+    CHECK(forebay_layout_get(pool, "later", &count, &bytes) == 0 && count == 3 && bytes == 4096);
+    CHECK(forebay_layout_migrate(pool, "later") == 0);
+    CHECK(forebay_layout_get(pool, "later", &count, &bytes) == 0 && count == 1);
+    CHECK(forebay_stat(pool, "later", &st) == 0 && st.st_size == PIECES * PIECE);
+    CHECK(forebay_layout_get(pool, "none", &count, &bytes) == -ENOENT);
+    CHECK(forebay_layout_get(pool, "later", NULL, &bytes) == -EFAULT);
+    CHECK(forebay_layout_set(pool, "later", 2, 4096) == -ENOTDIR && forebay_layout_migrate(pool, "/") == -EISDIR);
+    CHECK(forebay_layout_set(pool, "/", 5, 8192) == 0 && forebay_layout_set(pool, "/", 5, 8191) == -EINVAL);
+    CHECK(forebay_file_open(pool, "told", O_RDWR | O_CREAT, 0600, 0, 0, &file) == 0);
+    CHECK(forebay_file_layout(file, &count, &bytes) == 0 && count == 5 && bytes == 8192);
+    CHECK(forebay_file_fd(file) == -EOPNOTSUPP && forebay_open(pool, "told", O_RDONLY, 0) == -EBUSY);
+    CHECK(forebay_file_pwrite(file, "x", 1, 100000) == 1 && forebay_file_close(file) == 0);
+    int fd = forebay_open(pool, "told", O_RDWR, 0);
+    char byte = 0;
+    CHECK(fd >= 0 && pread(fd, &byte, 1, 100000) == 1 && byte == 'x');
+    close(fd);
+    CHECK(forebay_layout_set(pool, "/", 1, 4096) == 0);
+    CHECK(forebay_unlink(pool, "told") == 0 && forebay_unlink(pool, "later") == 0);
+}
 
 int main(void)
 {
@@ -117,6 +205,9 @@ int main(void)
     CHECK(count == 3 && files == 2 && seen != 0);
     CHECK(forebay_seekdir(dir, first) == 0 && forebay_readdir(dir, &entry) == 1 && forebay_readdir(dir, &entry) == 1);
     CHECK(forebay_readdir(dir, &entry) == 0 && forebay_closedir(dir) == 0 && forebay_closedir(NULL) == -EFAULT);
+
+    later(pool);
+    layouts(pool);
 
     CHECK(forebay_rmdir(pool, "d") == -ENOTEMPTY && forebay_unlink(pool, "d") == -EISDIR);
     CHECK(forebay_unlink(pool, "d/f") == 0 && forebay_unlink(pool, "d/g") == 0 && forebay_unlink(pool, "d/l") == 0);

@@ -7,12 +7,12 @@ use std::path::Path;
 use std::process::Command;
 use support::{binary, said, succeeds, Pool, Scratch};
 
-fn build(scratch: &Scratch) -> std::path::PathBuf {
+fn build(scratch: &Scratch, words: &[&str]) -> std::path::PathBuf {
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let libraries = binary("libforebay.so").parent().unwrap().to_owned();
     let program = scratch.path().join("interface");
     let mut compiler = Command::new("cc");
-    compiler.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program);
+    compiler.args(["-std=gnu11", "-Wall", "-Wextra", "-Werror"]).args(words).arg("-o").arg(&program);
     compiler.arg("-I").arg(here.join("include")).arg(here.join("tests/interface.c"));
     compiler.arg("-L").arg(&libraries).arg("-lforebay").arg(format!("-Wl,-rpath,{}", libraries.display()));
     succeeds(&mut compiler);
@@ -23,15 +23,24 @@ fn build(scratch: &Scratch) -> std::path::PathBuf {
 fn interface_from_c_does_what_the_header_says() {
     let pool = Pool::start();
     let scratch = Scratch::new();
-    let program = build(&scratch);
+    let program = build(&scratch, &[]);
     succeeds(Command::new(&program).env("FOREBAY_POOL", pool.path()));
     // The library's own calls are the kernel's, whatever stands in front of libc.
     succeeds(&mut pool.command(&program));
 }
 
+/// What the library reads and writes of its caller's memory, asynchronously too, is what the header says.
+#[test]
+fn interface_from_c_is_clean_under_address_and_undefined_behaviour_sanitizers() {
+    let pool = Pool::start();
+    let scratch = Scratch::new();
+    let words = ["-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+    succeeds(Command::new(build(&scratch, &words)).env("FOREBAY_POOL", pool.path()));
+}
+
 #[test]
 fn attach_without_a_pool_says_what_to_set() {
     let scratch = Scratch::new();
-    let (output, text) = said(Command::new(build(&scratch)).env_remove("FOREBAY_POOL"));
+    let (output, text) = said(Command::new(build(&scratch, &[])).env_remove("FOREBAY_POOL"));
     assert!(!output.status.success() && text.contains("forebay_attach(NULL, &pool) == 0"), "{text}");
 }

@@ -68,6 +68,8 @@ pub(crate) enum Verb {
     StageIn(StageIn),
     /// Copy files and directories out of a pool
     StageOut(StageOut),
+    /// Show and change over how many backing files a file is spread
+    Layout(LayoutCommand),
     /// Check that a pool is consistent
     Fsck(Fsck),
     /// Print the shell's completions of this command
@@ -88,6 +90,7 @@ impl Verb {
             Verb::Fsck(a) => a.json,
             Verb::Mount(a) => a.json,
             Verb::Umount(a) => a.json,
+            Verb::Layout(a) => matches!(&a.verb, LayoutVerb::Get(get) if get.json),
             Verb::Run(_) | Verb::Completions(_) => false,
         }
     }
@@ -300,7 +303,7 @@ pub(crate) struct Run {
     /// Read what was staged again and compare
     #[arg(long)]
     pub(crate) verify: bool,
-    /// Where the program sees the pool: an absolute path that does not exist
+    /// Where the program sees the pool: an absolute path that does not exist, or where the pool is mounted
     #[arg(
         long,
         value_name = "DIR",
@@ -405,6 +408,67 @@ pub(crate) struct Fsck {
     /// Print the findings as JSON
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+/// `forebay layout`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  forebay layout get /case/out.h5
+  forebay layout set --stripe-count 4 /case        for files that MPI programs make there
+  forebay layout migrate /case/out.h5
+
+A file is one backing file on the medium, or several, between which its bytes go round robin, so that several processes
+write it at a time. MPI-IO and forebay.h make files of several where a hint, or the directory's layout, says so. A
+program under `forebay run` that opens such a file migrates it by itself.")]
+pub(crate) struct LayoutCommand {
+    /// What to do
+    #[command(subcommand)]
+    pub(crate) verb: LayoutVerb,
+}
+
+/// What `forebay layout` does.
+#[derive(Debug, Subcommand)]
+pub(crate) enum LayoutVerb {
+    /// Show how files lie
+    Get(LayoutGet),
+    /// Say how files that are made through MPI-IO or forebay.h in a directory are to lie, or make an empty file that lies so
+    Set(LayoutSet),
+    /// Give files one backing file each, which takes room for a copy; refused while a program has the file open
+    Migrate(LayoutMigrate),
+}
+
+/// `forebay layout get`.
+#[derive(Debug, Args)]
+pub(crate) struct LayoutGet {
+    /// Print as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Files and directories in the pool
+    #[arg(value_name = "PATH", required = true)]
+    pub(crate) paths: Vec<OsString>,
+}
+
+/// `forebay layout set`.
+#[derive(Debug, Args)]
+pub(crate) struct LayoutSet {
+    /// Backing files of a file, 1 to 256
+    #[arg(long, value_name = "N")]
+    pub(crate) stripe_count: u16,
+    /// Bytes of a stripe, a power of two
+    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "1MiB")]
+    pub(crate) stripe_size: u64,
+    /// Directories in the pool, or names of files to be made
+    #[arg(value_name = "PATH", required = true)]
+    pub(crate) paths: Vec<OsString>,
+}
+
+/// `forebay layout migrate`.
+#[derive(Debug, Args)]
+pub(crate) struct LayoutMigrate {
+    /// Files in the pool
+    #[arg(value_name = "PATH", required = true)]
+    pub(crate) paths: Vec<OsString>,
 }
 
 /// `forebay completions`.

@@ -288,3 +288,42 @@ fn staging_that_is_interrupted_ends_by_the_signal_and_goes_on_when_run_again() {
     assert!(report["skipped_files"].as_u64().unwrap() > 0, "{report}");
     assert_eq!(place.json(["fsck", "--json", "--pool", pool])["clean"], true);
 }
+
+/// Backing files and bytes of a stripe, as `layout get` has them.
+fn layout_of(place: &Place, pool: &str, path: &str) -> (u64, u64) {
+    let shown: Value =
+        serde_json::from_str(&place.ok(["layout", "get", "--pool", pool, "--json", path]).out).unwrap();
+    let first = &shown[0]["layout"][0];
+    (first["stripe_count"].as_u64().unwrap(), first["stripe_bytes"].as_u64().unwrap())
+}
+
+#[test]
+fn layout_of_a_new_file_and_of_a_directory_is_as_set_and_migrate_makes_it_one() {
+    let place = Place::new();
+    let pool = filled(&place);
+    let pool = pool.to_str().unwrap();
+    place.ok(["layout", "set", "--pool", pool, "--stripe-count", "3", "--stripe-size", "8KiB", "/t/new"]);
+    assert_eq!(layout_of(&place, pool, "/t/new"), (3, 8192));
+    place.ok(["layout", "set", "--pool", pool, "--stripe-count", "4", "/t/sub"]);
+    assert_eq!(layout_of(&place, pool, "/t/sub"), (4, 1 << 20));
+    let text = place.ok(["layout", "get", "--pool", pool, "/t/new", "/t/a.txt", "/t/sub"]).out;
+    assert!(text.starts_with("/t/new: 3 backing files, stripes of 8"), "{text}");
+    assert!(text.contains("/t/a.txt: one backing file\n"), "{text}");
+    // Other programs' files in that directory have one all the same.
+    place.ok(["stage-in", "--pool", pool, &format!("{}:/t/sub/more", place.join("src/a.txt").display())]);
+    assert_eq!(layout_of(&place, pool, "/t/sub/more").0, 1);
+    place.ok(["layout", "migrate", "--pool", pool, "/t/new", "/t/a.txt"]);
+    assert_eq!((layout_of(&place, pool, "/t/new").0, layout_of(&place, pool, "/t/a.txt").0), (1, 1));
+    for (words, why) in [
+        (vec!["layout", "set", "--stripe-count", "3", "/t/a.txt"], "settled when it is made"),
+        (vec!["layout", "set", "--stripe-count", "0", "/t/x"], "1 to 256"),
+        (vec!["layout", "set", "--stripe-count", "2", "--stripe-size", "5000", "/t/x"], "power of two"),
+        (vec!["layout", "migrate", "/t/sub"], "has no data"),
+        (vec!["layout", "migrate", "/t/none"], "no such name"),
+        (vec!["layout", "get", "/t/none"], "no such name"),
+    ] {
+        let ran = Ran::of(place.command(words.iter().chain(&["--pool", pool])).output().unwrap());
+        assert!(ran.code == Some(1) && ran.err.contains(why), "{words:?}: {ran:?}");
+    }
+    place.ok(["down", "--pool", pool]);
+}

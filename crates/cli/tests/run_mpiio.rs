@@ -5,94 +5,14 @@
 
 mod common;
 
-use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Mutex;
 
-use common::{forebay, Place, Ran};
-
-/// An MPI: its name, compiler, and launcher with the words that let it run here.
-struct Mpi {
-    name: &'static str,
-    compiler: &'static str,
-    launcher: &'static [&'static str],
-}
-
-const MPIS: [Mpi; 2] = [
-    Mpi {
-        name: "Open MPI",
-        compiler: "mpicc.openmpi",
-        launcher: &["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n"],
-    },
-    Mpi { name: "MPICH", compiler: "mpicc.mpich", launcher: &["mpiexec.hydra", "-n"] },
-];
-
-/// Ranks of several programs at once would fight for the cores.
-static ALONE: Mutex<()> = Mutex::new(());
-
-/// Reference files on tmpfs; removed with the test.
-struct Native(PathBuf);
-
-impl Native {
-    fn new(name: &str) -> Native {
-        let path = PathBuf::from(format!("/dev/shm/fbt-mpi-{}-{name}", std::process::id()));
-        std::fs::create_dir(&path).unwrap();
-        Native(path)
-    }
-}
-
-impl Drop for Native {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
-fn source(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../mpi").join(name)
-}
-
-/// Builds the driver beside the command; false, and a line, where there is nothing to build it with.
-fn driver(mpi: &Mpi) -> bool {
-    let here =
-        |program: &str| Command::new(program).arg("--version").output().is_ok_and(|o| o.status.success());
-    if std::env::consts::ARCH != "x86_64" || !here(mpi.compiler) || !here(mpi.launcher[0]) {
-        println!("skipped: no {} ({} and {})", mpi.name, mpi.compiler, mpi.launcher[0]);
-        return false;
-    }
-    let mut make = Command::new("make");
-    make.arg("-s").arg("-C").arg(source("")).arg(format!("OUT={}", forebay().parent().unwrap().display()));
-    let output = make.output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    true
-}
-
-fn compile(place: &Place, mpi: &Mpi, name: &str) -> PathBuf {
-    let program = place.join(name);
-    let mut compiler = Command::new(mpi.compiler);
-    compiler.args(["-O1", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program);
-    let output = compiler.arg(source(&format!("tests/{name}.c"))).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    program
-}
-
-/// Runs a program under the launcher under `forebay run`.
-fn launch(place: &Place, mpi: &Mpi, ranks: u32, words: &[&str], debug: bool) -> Ran {
-    let mut command = place.command(["run", "--own", "--quiet", "--"]);
-    command.args(mpi.launcher).arg(ranks.to_string()).args(words);
-    if debug {
-        command.env("FOREBAY_MPI_DEBUG", "1");
-    }
-    Ran::of(command.output().unwrap())
-}
-
-fn passes(place: &Place, mpi: &Mpi, ranks: u32, words: &[&str]) {
-    let ran = launch(place, mpi, ranks, words, false);
-    assert!(ran.code == Some(0) && ran.out.contains("passed"), "{}, {ranks} ranks: {ran:?}", mpi.name);
-}
+use common::mpi::{alone, compile, driver, launch, passes, source, Native, MPIS};
+use common::{Place, Ran};
 
 #[test]
 fn every_call_does_what_the_standard_says_and_misuse_has_its_class() {
-    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    let _alone = alone();
     for mpi in MPIS.iter().filter(|mpi| driver(mpi)) {
         let place = Place::new();
         let program = compile(&place, mpi, "calls");
@@ -106,7 +26,7 @@ fn every_call_does_what_the_standard_says_and_misuse_has_its_class() {
 
 #[test]
 fn full_pool_is_no_space_and_no_signal() {
-    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    let _alone = alone();
     for mpi in MPIS.iter().filter(|mpi| driver(mpi)) {
         let place = Place::new();
         let program = compile(&place, mpi, "calls");
@@ -120,10 +40,10 @@ fn full_pool_is_no_space_and_no_signal() {
 
 #[test]
 fn fortran_programs_and_their_error_handlers_are_served() {
-    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    let _alone = alone();
     for mpi in MPIS.iter().filter(|mpi| driver(mpi)) {
         let place = Place::new();
-        for name in ["fortran", "f08"] {
+        for name in ["fortran", "f08", "mpif"] {
             let program = place.join(name);
             let mut compiler = Command::new(mpi.compiler.replace("mpicc", "mpifort"));
             compiler.arg("-J").arg(&place.path).arg("-o").arg(&program);
@@ -142,7 +62,7 @@ fn fortran_programs_and_their_error_handlers_are_served() {
 
 #[test]
 fn random_views_give_the_bytes_that_mpi_pack_says() {
-    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    let _alone = alone();
     for mpi in MPIS.iter().filter(|mpi| driver(mpi)) {
         let place = Place::new();
         let program = compile(&place, mpi, "views");
@@ -171,7 +91,7 @@ fn random_views_give_the_bytes_that_mpi_pack_says() {
 /// Open MPI alone: ROMIO of MPICH 4.0.2 aborts at some of these views, and gives other bytes at others.
 #[test]
 fn random_views_give_the_bytes_of_the_mpi_librarys_own() {
-    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    let _alone = alone();
     let mpi = &MPIS[0];
     if !driver(mpi) {
         return;
@@ -189,7 +109,7 @@ fn random_views_give_the_bytes_of_the_mpi_librarys_own() {
 
 #[test]
 fn files_outside_the_pool_are_the_mpi_librarys() {
-    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    let _alone = alone();
     for mpi in MPIS.iter().filter(|mpi| driver(mpi)) {
         let (place, native) = (Place::new(), Native::new("outside"));
         let program = compile(&place, mpi, "outside");
@@ -204,38 +124,10 @@ fn files_outside_the_pool_are_the_mpi_librarys() {
     }
 }
 
-#[test]
-fn parallel_hdf5_writes_the_file_that_it_writes_on_tmpfs() {
-    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
-    let mpi = &MPIS[0];
-    if !driver(mpi) {
-        return;
-    }
-    let (place, native) = (Place::new(), Native::new("hdf5"));
-    let program = place.join("hdf5");
-    let mut compiler = Command::new("h5pcc.openmpi");
-    compiler.args(["-shlib", "-o"]).arg(&program).arg(source("tests/hdf5.c")).current_dir(&place.path);
-    if !compiler.output().is_ok_and(|o| o.status.success()) {
-        println!("skipped: no parallel HDF5 (h5pcc.openmpi)");
-        return;
-    }
-    for ranks in [1, 2, 3] {
-        let (launcher, reference) = (mpi.launcher.join(" "), native.0.join("h5"));
-        let run = format!("{launcher} {ranks} {}", program.display());
-        let reference = reference.display();
-        let script =
-            format!("{run} /forebay/h5 && {run} {reference} && cmp /forebay/h5 {reference} && echo same");
-        let ran =
-            Ran::of(place.command(["run", "--own", "--quiet", "--", "sh", "-c", &script]).output().unwrap());
-        assert!(ran.code == Some(0) && ran.out.contains("same"), "{ranks} ranks: {ran:?}");
-    }
-    place.assert_nothing_left();
-}
-
 /// mpi4py loads its MPI where only the library itself can find it (RTLD_LOCAL).
 #[test]
 fn mpi4py_reads_what_it_wrote() {
-    let _alone = ALONE.lock().unwrap_or_else(|e| e.into_inner());
+    let _alone = alone();
     let there = Command::new("/usr/bin/python3").args(["-c", "import mpi4py"]).output();
     if !there.is_ok_and(|o| o.status.success()) || !driver(&MPIS[0]) {
         println!("skipped: no mpi4py");
@@ -265,4 +157,46 @@ if c.rank == 0: print('passed')
     assert!(ran.code == Some(0) && ran.out.contains("passed"), "{ran:?}");
     assert!(ran.err.contains("forebay: /p: open by 2 ranks"), "{ran:?}");
     place.assert_nothing_left();
+}
+
+#[test]
+fn rank_that_is_killed_takes_nothing_along_that_was_written() {
+    let _alone = alone();
+    for mpi in MPIS.iter().filter(|mpi| driver(mpi)) {
+        let place = Place::new();
+        let program = compile(&place, mpi, "dies");
+        let pool = place.up("p");
+        let pool = pool.to_str().unwrap();
+        let mut command = place.command(["--pool", pool, "run", "--quiet", "--"]);
+        command.args(mpi.launcher).arg("3").arg(&program).arg("/forebay/file");
+        let ran = Ran::of(command.output().unwrap());
+        assert!(ran.code != Some(0) && !ran.out.contains("dies.c"), "{}: {ran:?}", mpi.name);
+        let out = place.join("file");
+        place.ok(["--pool", pool, "stage-out", &format!("/file:{}", out.display())]);
+        let data = std::fs::read(&out).unwrap();
+        let expected: Vec<u8> = (1..=3u8).flat_map(|i| vec![i; 100_000]).collect();
+        assert!(data == expected, "{}: {} bytes", mpi.name, data.len());
+        place.ok(["--pool", pool, "fsck"]);
+        place.ok(["--pool", pool, "down"]);
+    }
+}
+
+#[test]
+fn mpi_that_runs_is_the_one_that_is_served_when_a_process_has_two() {
+    let _alone = alone();
+    for (mpi, other) in MPIS.iter().zip(["libmpich.so.12", "libmpi.so.40"]) {
+        let place = Place::new();
+        if !driver(mpi) {
+            continue;
+        }
+        let program = compile(&place, mpi, "two");
+        let ran = launch(&place, mpi, 2, &[program.to_str().unwrap(), other, "/forebay/file"], true);
+        if ran.out.contains(other) {
+            println!("skipped: {}", ran.out);
+            continue;
+        }
+        assert!(ran.code == Some(0) && ran.out.contains("passed"), "{}: {ran:?}", mpi.name);
+        assert!(ran.err.contains("forebay: /file: open by 2 ranks"), "{ran:?}");
+        place.assert_nothing_left();
+    }
 }

@@ -130,7 +130,7 @@ impl Pool {
         }
         let times = [timespec(atime), timespec(mtime)];
         for (component, stripe) in entry.layout.stripes() {
-            let name = BackingName::new(attr.ino, component, stripe);
+            let name = BackingName::new(attr.ino, entry.layout.file_number(component), stripe);
             let set = || {
                 let target = self.attached()?.target();
                 // SAFETY: the name is NUL-terminated, the array has two elements.

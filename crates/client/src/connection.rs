@@ -18,6 +18,9 @@ const ATTEMPT_PERIOD_US: libc::useconds_t = 20_000;
 /// Longest wait for word whether a session lives; no word counts as yes.
 const ALIVE_TIMEOUT_MS: i64 = 300;
 
+/// The socket in the pool's directory.
+const SOCKET_NAME: &[u8] = b"/socket";
+
 /// What a process is to the pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u8)]
@@ -50,7 +53,7 @@ impl Address {
         // SAFETY: an all-zero sockaddr_un is valid.
         let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
         address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-        let name = b"/socket";
+        let name = SOCKET_NAME;
         if directory.len() + name.len() >= address.sun_path.len() {
             return Err(Code::NameTooLong);
         }
@@ -58,6 +61,15 @@ impl Address {
             *to = *from as libc::c_char;
         }
         Ok(Address { address })
+    }
+
+    /// The pool's directory.
+    pub(crate) fn directory(&self) -> &[u8] {
+        let bytes = self.address.sun_path.as_slice();
+        // SAFETY: characters of C are bytes.
+        let bytes = unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast::<u8>(), bytes.len()) };
+        let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
+        &bytes[..end - SOCKET_NAME.len()]
     }
 
     fn connect(&self, timeout_s: libc::time_t, timeout_us: i64) -> Result<OwnedFd, Code> {

@@ -23,6 +23,12 @@ const BUSY: u64 = u64::MAX;
 /// Pairs (kernel inode, pool inode); kernel inode 0 is none.
 static REMEMBERED: [[AtomicU64; 2]; MEMORY] = [const { [const { AtomicU64::new(0) }; 2] }; MEMORY];
 
+/// The kernel's inode as the memory has it: with its device, as pools in one process number theirs alike. A tmpfs counts its
+/// inodes up from one and its devices are small, so that no two meet.
+fn key_of(kernel: &libc::stat) -> u64 {
+    kernel.st_ino ^ kernel.st_dev.rotate_left(44)
+}
+
 fn recall(kernel_ino: u64) -> Option<Ino> {
     let [key, value] = &REMEMBERED[kernel_ino as usize % MEMORY];
     if key.load(Ordering::Acquire) != kernel_ino {
@@ -32,7 +38,8 @@ fn recall(kernel_ino: u64) -> Option<Ino> {
     (key.load(Ordering::Acquire) == kernel_ino).then_some(Ino(ino))
 }
 
-pub(crate) fn remember(kernel_ino: u64, ino: Ino) {
+pub(crate) fn remember(kernel: &libc::stat, ino: Ino) {
+    let kernel_ino = key_of(kernel);
     let [key, value] = &REMEMBERED[kernel_ino as usize % MEMORY];
     let old = key.load(Ordering::Relaxed);
     // One writer at a time; the others forgo it.
@@ -111,7 +118,11 @@ impl Pool {
     /// # Errors
     /// [`Code::NotSupported`] for what is neither a file with one backing file nor a socket.
     pub fn backing_path(&self, ino: Ino, path: &mut PathBuffer) -> Result<(), Code> {
-        let entry = self.get_attr(ino)?;
+        let mut entry = self.get_attr(ino)?;
+        if entry.attr.is_file() && !entry.layout.is_single() {
+            self.make_single(ino, false)?;
+            entry = self.get_attr(ino)?;
+        }
         let is_whole = entry.attr.is_file() && entry.layout.is_single();
         if !is_whole && entry.attr.kind() != Kind::Socket {
             return Err(Code::NotSupported);
@@ -134,23 +145,23 @@ impl Pool {
         path.push(BackingName::new(ino, 0, 0).as_bytes())
     }
 
-    /// The inode behind a descriptor: a backing file or an anchor of this pool, `kernel` being what `fstat` gave for it.
+    /// The inode behind a descriptor: a backing file, an anchor, or a directory of the mount of this pool, `kernel` being what `fstat` gave for it.
     /// None for any other descriptor.
     pub fn inode_of(&self, fd: RawFd, kernel: &libc::stat) -> Option<Ino> {
         let attached = self.attached().ok()?;
         if kernel.st_dev != attached.reply.target_device {
-            return None;
+            return self.directory_on_mount(kernel);
         }
         let stable = attached.reply.stable_inodes;
         if stable {
-            if let Some(ino) = recall(kernel.st_ino) {
+            if let Some(ino) = recall(key_of(kernel)) {
                 return Some(ino);
             }
         }
         let mut name = [0; 32];
         let ino = self.inode_named(kernel, proc_fd(fd, &mut name)?)?;
         if stable {
-            remember(kernel.st_ino, ino);
+            remember(kernel, ino);
         }
         Some(ino)
     }
@@ -159,9 +170,15 @@ impl Pool {
     pub fn inode_of_working_directory(&self, kernel: &libc::stat) -> Option<Ino> {
         let attached = self.attached().ok()?;
         if kernel.st_dev != attached.reply.target_device {
-            return None;
+            return self.directory_on_mount(kernel);
         }
         self.inode_named(kernel, c"/proc/self/cwd")
+    }
+
+    /// A directory of the mount. Files are opened there by the mount's own paths alone, and are the kernel's.
+    fn directory_on_mount(&self, kernel: &libc::stat) -> Option<Ino> {
+        let is_directory = kernel.st_mode & libc::S_IFMT == libc::S_IFDIR;
+        (is_directory && self.is_mount(kernel.st_dev)).then_some(Ino(kernel.st_ino))
     }
 
     fn inode_named(&self, kernel: &libc::stat, link: &std::ffi::CStr) -> Option<Ino> {

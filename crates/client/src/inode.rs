@@ -37,6 +37,18 @@ impl Pool {
         self.attached().is_ok_and(|a| a.reply.stable_inodes)
     }
 
+    /// True while a good part of the medium is free, so that nobody waits for what is being removed.
+    pub fn has_room(&self) -> bool {
+        /// Of the whole.
+        const PART: u64 = 16;
+        let Ok(attached) = self.attached() else { return false };
+        // SAFETY: an all-zero statfs is valid, and writable for the call.
+        unsafe {
+            let mut st: libc::statfs = std::mem::zeroed();
+            libc::fstatfs(attached.target(), &mut st) == 0 && st.f_bavail > st.f_blocks / PART
+        }
+    }
+
     /// Space and inodes of the pool.
     pub fn space(&self) -> Result<PoolSpace, Code> {
         self.ask_then(&Request::Space, |reply| match reply {

@@ -206,15 +206,22 @@ impl Pool {
         Ok(self.rename_in(source.dir.ino, name, destination.dir.ino, new_name, flags)?)
     }
 
-    /// Removes the backing files of an inode that has no links: the client's part of an unlink. What it leaves, when
-    /// it is killed, the daemon removes.
-    pub(crate) fn remove_backing(&self, ino: Ino, kind: Kind, layout: &Layout) -> Result<(), Code> {
+    /// Removes the backing files of an inode that has no links, with `leftover` also what a migration left: the client's part
+    /// of an unlink. Without it, those of a layout that an inode no longer has. What it leaves, when it is killed, the daemon
+    /// removes.
+    pub(crate) fn remove_backing(
+        &self,
+        ino: Ino,
+        kind: Kind,
+        layout: &Layout,
+        leftover: bool,
+    ) -> Result<(), Code> {
         if matches!(kind, Kind::Directory | Kind::Symlink) {
             return Ok(());
         }
         let attached = self.attached()?;
         for (component, stripe) in layout.stripes() {
-            let name = BackingName::new(ino, component, stripe);
+            let name = BackingName::new(ino, layout.file_number(component), stripe);
             let unlink = || {
                 // SAFETY: the name is NUL-terminated.
                 errno::check(unsafe { libc::unlinkat(attached.target(), name.as_c_str().as_ptr(), 0) })
@@ -229,12 +236,18 @@ impl Pool {
                 break;
             }
         }
+        if kind == Kind::File && !layout.is_single() && leftover {
+            // What a process left that died while it gave the file one backing file.
+            let name = BackingName::new(ino, 0, 0);
+            // SAFETY: as above.
+            unsafe { libc::unlinkat(attached.target(), name.as_c_str().as_ptr(), 0) };
+        }
         Ok(())
     }
 
     fn remove(&self, request: &Request<'_>) -> Result<(), Code> {
         self.ask_then(request, |reply| match reply {
-            Reply::Removed { ino, last: true, kind, layout } => self.remove_backing(ino, kind, &layout),
+            Reply::Removed { ino, last: true, kind, layout } => self.remove_backing(ino, kind, &layout, true),
             Reply::Removed { .. } | Reply::Done => Ok(()),
             _ => Err(Code::Malformed),
         })
@@ -243,6 +256,23 @@ impl Pool {
     /// Unlinks `name` in `parent`, without a permission check.
     pub fn unlink_in(&self, parent: Ino, name: &[u8]) -> Result<(), Code> {
         self.remove(&Request::Unlink { parent, name })
+    }
+
+    /// The same; `gone` is called with the inode when the name is gone and before the data is, if this was the last name. What
+    /// remains to be done takes longer the larger the file is, and cannot fail.
+    pub fn unlink_in_telling(&self, parent: Ino, name: &[u8], gone: impl FnOnce(Ino)) -> Result<(), Code> {
+        self.ask_then(&Request::Unlink { parent, name }, |reply| match reply {
+            Reply::Removed { ino, last, kind, layout } => {
+                gone(ino);
+                if last {
+                    self.remove_backing(ino, kind, &layout, true)
+                } else {
+                    Ok(())
+                }
+            }
+            Reply::Done => Ok(()),
+            _ => Err(Code::Malformed),
+        })
     }
 
     /// Removes the empty directory `name` in `parent`, without a permission check.

@@ -1,4 +1,4 @@
-//! Open: a file's own backing descriptor, or a directory's anchor.
+//! Open: a file's own backing descriptor, or a directory's: the mount's, or an anchor.
 //!
 //! For write it is open first, mark second, hand out third: the backing file is opened without O_TRUNC, the daemon is
 //! asked to mark the file dirty if it is clean, then it is truncated, then the program gets the descriptor. ENOENT of
@@ -34,12 +34,12 @@ pub(crate) const KERNEL_FLAGS: i32 = libc::O_ACCMODE
 /// How often an open starts again when the file is replaced under it.
 const ATTEMPTS: u32 = 4096;
 
-static ANCHORS: AtomicU64 = AtomicU64::new(0);
+static DIRECTORIES: AtomicU64 = AtomicU64::new(0);
 
 /// How many descriptors of directories this process has made.
 #[inline]
-pub fn anchors_made() -> u64 {
-    ANCHORS.load(Ordering::Relaxed)
+pub fn directories_opened() -> u64 {
+    DIRECTORIES.load(Ordering::Relaxed)
 }
 
 pub(crate) fn open_at(dir: RawFd, name: &CStr, flags: i32) -> Result<RawFd, Code> {
@@ -134,7 +134,7 @@ impl Ahead {
 }
 
 impl Pool {
-    /// `openat`: of a regular file its backing descriptor, of a directory an anchor, of a FIFO or device the kernel's.
+    /// `openat`: of a regular file its backing descriptor, of a directory the mount's or an anchor, of a FIFO or device the kernel's.
     /// `mode` has the umask applied. All of O_CREAT, O_EXCL, O_TRUNC, O_APPEND, O_CLOEXEC, O_NOFOLLOW, O_DIRECTORY,
     /// O_TMPFILE and O_PATH mean what they do on a local file system.
     pub fn open(&self, place: Place<'_>, flags: i32, mode: u32, escape: &mut PathBuffer) -> Door<RawFd> {
@@ -329,7 +329,7 @@ impl Pool {
         opened
     }
 
-    /// Opens an existing inode: permission, kind, data, truncation.
+    /// Opens an existing inode: permission, kind, data, truncation. [`Code::Stale`] when it must be looked up again.
     pub(crate) fn open_entry(&self, entry: &Entry, flags: i32) -> Result<RawFd, Code> {
         let attr = &entry.attr;
         if !permits((attr.mode, attr.uid, attr.gid), wanted(flags), false) {
@@ -342,11 +342,17 @@ impl Pool {
                 if writes && flags & libc::O_PATH == 0 {
                     return Err(Code::IsDirectory);
                 }
-                self.open_anchor(attr.ino, flags)
+                self.open_directory(attr.ino, flags)
             }
             _ if flags & libc::O_DIRECTORY != 0 => Err(Code::NotDirectory),
             Kind::Symlink => Err(Code::TooManySymlinks),
             Kind::Socket if flags & libc::O_PATH == 0 => Err(Code::NoDevice),
+            Kind::File if !entry.layout.is_single() => {
+                // A descriptor is of one backing file: the file gets one, and is looked up again.
+                let truncates = flags & libc::O_TRUNC != 0 && flags & libc::O_PATH == 0;
+                self.make_single(attr.ino, truncates)?;
+                Err(Code::Stale)
+            }
             Kind::File => {
                 let fd = self.open_backing(entry, flags)?;
                 if flags & libc::O_TRUNC != 0 && flags & libc::O_PATH == 0 {
@@ -412,7 +418,7 @@ impl Pool {
         stripe: u16,
         flags: i32,
     ) -> Result<RawFd, Code> {
-        let name = BackingName::new(entry.attr.ino, component, stripe);
+        let name = BackingName::new(entry.attr.ino, entry.layout.file_number(component), stripe);
         let attached = self.attached()?;
         let open = || open_at(attached.target(), name.as_c_str(), flags);
         match open() {
@@ -436,14 +442,28 @@ impl Pool {
         }
     }
 
-    /// A descriptor for a directory: of an empty directory on the target that is removed at once, whose name carries
+    /// A descriptor for a directory: the mount's, or an anchor. One that only names it is an anchor: it carries no mark.
+    fn open_directory(&self, ino: Ino, flags: i32) -> Result<RawFd, Code> {
+        let flags = flags & (libc::O_CLOEXEC | libc::O_PATH | libc::O_NOATIME | libc::O_NONBLOCK);
+        let names = flags & libc::O_PATH != 0;
+        let mounted = (!names).then(|| self.open_mounted(ino, libc::O_RDONLY | libc::O_DIRECTORY | flags));
+        match mounted.flatten() {
+            Some(fd) => {
+                DIRECTORIES.fetch_add(1, Ordering::Relaxed);
+                Ok(fd)
+            }
+            None => self.open_anchor(ino, flags),
+        }
+    }
+
+    /// An anchor: of an empty directory on the target that is removed at once, whose name carries
     /// the inode. The kernel's dup, fork, exec and fchdir work on it, and nothing can be made in it by mistake.
     pub(crate) fn open_anchor(&self, ino: Ino, flags: i32) -> Result<RawFd, Code> {
         let attached = self.attached()?;
         // SAFETY: cannot fail.
         let pid = unsafe { libc::getpid() } as u32;
         // The session is random: processes of other PID namespaces have the same numbers, and killed ones leave anchors.
-        let number = attached.reply.session.wrapping_add(ANCHORS.fetch_add(1, Ordering::Relaxed));
+        let number = attached.reply.session.wrapping_add(DIRECTORIES.fetch_add(1, Ordering::Relaxed));
         let name = AnchorName::new(ino, pid, number);
         let name = name.as_c_str();
         let make = || {
@@ -458,7 +478,6 @@ impl Pool {
             }
             result => result?,
         };
-        let flags = flags & (libc::O_CLOEXEC | libc::O_PATH | libc::O_NOATIME | libc::O_NONBLOCK);
         let open = || open_at(attached.target(), name, libc::O_RDONLY | libc::O_DIRECTORY | flags);
         let fd = match open() {
             // A daemon that has just started removes what killed clients left, and did not know this one.

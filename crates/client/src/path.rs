@@ -67,6 +67,12 @@ impl PathBuffer {
         self.bytes.as_ptr().cast()
     }
 
+    /// The path as a C string.
+    pub(crate) fn as_c_str(&self) -> &std::ffi::CStr {
+        // SAFETY: a NUL stands behind the path; should one stand in it, the string ends there.
+        unsafe { std::ffi::CStr::from_ptr(self.as_c_str_ptr()) }
+    }
+
     /// The number of bytes.
     pub fn len(&self) -> usize {
         self.len

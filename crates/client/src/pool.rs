@@ -3,7 +3,7 @@
 use std::cell::UnsafeCell;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use forebay_ring::{Board, CallFailure, Lookup, NameRef};
 use forebay_types::{Caller, Code, Entry, Error, Ino, Reply, Request};
@@ -46,6 +46,8 @@ pub struct Pool {
     own: &'static AtomicU32,
     prefix: UnsafeCell<[u8; PREFIX_MAX]>,
     prefix_len: AtomicUsize,
+    /// Device of the pool's mount when it was seen last; 0 when it was not.
+    pub(crate) mounted: AtomicU64,
 }
 
 // SAFETY: `prefix` is written before `prefix_len` is published and never after; all else is atomic.
@@ -126,6 +128,7 @@ impl Pool {
             own,
             prefix: UnsafeCell::new([0; PREFIX_MAX]),
             prefix_len: AtomicUsize::new(0),
+            mounted: AtomicU64::new(0),
         })))
     }
 
@@ -183,6 +186,10 @@ impl Pool {
             // SAFETY: attachments are never freed.
             Err(other) => Ok(unsafe { &*other }),
         }
+    }
+
+    pub(crate) fn role(&self) -> Role {
+        self.role
     }
 
     pub(crate) fn address(&self) -> &Address {

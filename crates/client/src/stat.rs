@@ -89,7 +89,8 @@ impl Pool {
         st.st_size = 0;
         let target = self.attached()?.target();
         if entry.layout.is_single() {
-            match asked.unwrap_or_else(|| stat_first(target, entry.attr.ino)) {
+            // One that was not there when it was asked for may have got its name before the layout was read.
+            match asked.filter(Result::is_ok).unwrap_or_else(|| stat_first(target, entry.attr.ino)) {
                 Ok(backing) => Pool::merge(&mut st, &backing),
                 Err(Code::NotFound | Code::BadDescriptor | Code::NotDirectory) => {
                     if self.attached()?.target_was_lost(self.address()) {
@@ -104,21 +105,26 @@ impl Pool {
             }
             return Ok(st);
         }
-        self.merge_stripes(entry, &mut st)?;
-        Ok(st)
+        if self.merge_stripes(entry, &mut st)? {
+            return Ok(st);
+        }
+        let now = self.get_attr(entry.attr.ino).map_err(|_| Code::Stale)?;
+        self.stat_with(&now, None)
     }
 
-    /// Several backing files: the size is the greatest that any implies, the times are of the one changed last.
+    /// Several backing files: the size is the greatest that any implies, the times are of the one changed last. False when
+    /// these are not the file's any more.
     #[cold]
-    fn merge_stripes(&self, entry: &Entry, st: &mut libc::stat) -> Result<(), Code> {
+    fn merge_stripes(&self, entry: &Entry, st: &mut libc::stat) -> Result<bool, Code> {
         let attached = self.attached()?;
         // A stripe that was never written has no backing file; a descriptor that the program closed looks alike.
         attached.target_was_lost(self.address());
         let target = attached.target();
         let (shard_ctime, mut newest) = ((st.st_ctime, st.st_ctime_nsec), None);
-        let (mut size, mut blocks) = (0, 0);
+        let (mut size, mut blocks, mut missing) = (0, 0, false);
         for (component, stripe) in entry.layout.stripes() {
-            match stat_at(target, BackingName::new(entry.attr.ino, component, stripe).as_c_str()) {
+            let number = entry.layout.file_number(component);
+            match stat_at(target, BackingName::new(entry.attr.ino, number, stripe).as_c_str()) {
                 Ok(backing) => {
                     size = size.max(entry.layout.size_from(component, stripe, backing.st_size as u64));
                     blocks += backing.st_blocks;
@@ -130,13 +136,14 @@ impl Pool {
                         Pool::merge(st, &backing);
                     }
                 }
-                Err(Code::NotFound) => {}
+                Err(Code::NotFound) => missing = true,
                 Err(code) => return Err(code),
             }
         }
         st.st_size = size as i64;
         st.st_blocks = blocks;
-        Ok(())
+        // Never made, or made one with the others meanwhile.
+        Ok(!missing || self.get_attr(entry.attr.ino).is_ok_and(|now| now.layout == entry.layout))
     }
 
     /// [`Pool::stat_entry`] of a file with one backing file, `backing` being what the kernel says of that.

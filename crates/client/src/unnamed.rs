@@ -159,7 +159,7 @@ impl Pool {
         let file = unsafe { BorrowedFd::borrow_raw(fd) };
         let entry = self.name_temporary(caller, file, dir.ino, name.as_bytes(), kernel.st_mode & 0o7777)?;
         if attached.reply.stable_inodes {
-            remember(kernel.st_ino, entry.attr.ino);
+            remember(&kernel, entry.attr.ino);
         }
         remember_opened(&entry.attr, fd);
         Ok(())

@@ -130,17 +130,17 @@ pub trait Media: Send + Sync {
     /// go meanwhile may be missed or shown. An error of the visitor ends the visit and is returned.
     fn for_each(&self, visit: &mut dyn FnMut(Ino, usize, u16) -> Result<(), Code>) -> Result<(), Code>;
 
-    /// Calls `on` for each stripe of `layout` that lies on this target.
+    /// Calls `on` with component, stripe and the component's number in names, for each stripe of `layout` on this target.
     #[doc(hidden)]
     fn for_stripes(
         &self,
         layout: &Layout,
-        on: &mut dyn FnMut(usize, u16) -> Result<(), Code>,
+        on: &mut dyn FnMut(usize, u16, usize) -> Result<(), Code>,
     ) -> Result<(), Code> {
         let target = self.target();
         for (component, stripe) in layout.stripes() {
             if layout.components()[component].target(stripe) == target {
-                on(component, stripe)?;
+                on(component, stripe, layout.file_number(component))?;
             }
         }
         Ok(())
@@ -148,14 +148,14 @@ pub trait Media: Send + Sync {
 
     /// Makes the file's backing files that lie on this target.
     fn create_all(&self, ino: Ino, layout: &Layout) -> Result<(), Code> {
-        self.for_stripes(layout, &mut |component, stripe| self.create(ino, component, stripe))
+        self.for_stripes(layout, &mut |_, stripe, number| self.create(ino, number, stripe))
     }
 
     /// Unlinks the file's backing files that lie on this target. All are tried; the first error is returned.
     fn remove_all(&self, ino: Ino, layout: &Layout) -> Result<(), Code> {
         let mut outcome = Ok(());
-        self.for_stripes(layout, &mut |component, stripe| {
-            outcome = outcome.and(self.remove(ino, component, stripe));
+        self.for_stripes(layout, &mut |_, stripe, number| {
+            outcome = outcome.and(self.remove(ino, number, stripe));
             Ok(())
         })?;
         outcome
@@ -163,24 +163,22 @@ pub trait Media: Send + Sync {
 
     /// Sets the file's size, as far as its backing files lie on this target.
     fn truncate_all(&self, ino: Ino, layout: &Layout, file_bytes: u64) -> Result<(), Code> {
-        self.for_stripes(layout, &mut |component, stripe| {
-            self.truncate(ino, component, stripe, layout.backing_bytes(component, stripe, file_bytes))
+        self.for_stripes(layout, &mut |component, stripe, number| {
+            self.truncate(ino, number, stripe, layout.backing_bytes(component, stripe, file_bytes))
         })
     }
 
     /// Sets the file's times, on those of its backing files that lie on this target.
     fn set_times_all(&self, ino: Ino, layout: &Layout, atime: TimeSet, mtime: TimeSet) -> Result<(), Code> {
-        self.for_stripes(layout, &mut |component, stripe| {
-            self.set_times(ino, component, stripe, atime, mtime)
-        })
+        self.for_stripes(layout, &mut |_, stripe, number| self.set_times(ino, number, stripe, atime, mtime))
     }
 
     /// The file as its backing files on this target show it. [`Code::NotFound`] when one of them is missing (it was
     /// released, or never made) or none belongs here.
     fn file_stat(&self, ino: Ino, layout: &Layout) -> Result<FileStat, Code> {
         let mut file: Option<FileStat> = None;
-        self.for_stripes(layout, &mut |component, stripe| {
-            let one = FileStat::of(layout, component, stripe, &self.stat(ino, component, stripe)?);
+        self.for_stripes(layout, &mut |component, stripe, number| {
+            let one = FileStat::of(layout, component, stripe, &self.stat(ino, number, stripe)?);
             file = Some(file.map_or(one, |all| all.merge(one)));
             Ok(())
         })?;

@@ -226,12 +226,12 @@ fn spread() -> Layout {
 fn whole_files_only_own_stripes_are_touched(medium: &dyn Media) -> Verdict {
     let layout = spread();
     fine(medium.create_all(INO, &layout), "create_all")?;
-    let want = [(INO, 0, 0), (INO, 1, 0), (INO, 1, 2)].map(|key| (key, 1));
+    let want = [(INO, 1, 0), (INO, 2, 0), (INO, 2, 2)].map(|key| (key, 1));
     expect!(listed(medium)? == BTreeMap::from(want), "made {:?}", listed(medium)?);
     expect!(medium.file_size(INO, &layout) == Ok(0), "a new file has a size");
     fine(medium.truncate_all(INO, &layout, 8192 + 3 * 4096 - 1), "truncate_all")?;
     let bytes = |component, stripe| medium.stat(INO, component, stripe).map(|s| s.bytes);
-    let sizes = (bytes(0, 0), bytes(1, 0), bytes(1, 2));
+    let sizes = (bytes(1, 0), bytes(2, 0), bytes(2, 2));
     expect!(sizes == (Ok(8192), Ok(4096), Ok(4095)), "sizes {sizes:?}");
     expect!(
         medium.file_size(INO, &layout) == Ok(8192 + 3 * 4096 - 1),
@@ -255,8 +255,8 @@ fn whole_files_times_are_those_of_the_stripe_that_changed_last(medium: &dyn Medi
     // ctime moves by the kernel's tick, so the next change needs one.
     let tick = std::time::Duration::from_millis(20);
     std::thread::sleep(tick);
-    write(medium, INO, 0, 1, &[1; 100], 0)?;
-    let one = fine(medium.stat(INO, 0, 1), "stat")?;
+    write(medium, INO, 1, 1, &[1; 100], 0)?;
+    let one = fine(medium.stat(INO, 1, 1), "stat")?;
     let stat = fine(medium.file_stat(INO, &layout), "file_stat")?;
     expect!(
         (stat.mtime, stat.ctime) == (one.mtime, one.ctime),
@@ -495,11 +495,13 @@ impl Media for Broken {
 
     fn create_all(&self, ino: Ino, layout: &Layout) -> Result<(), Code> {
         match self.way {
-            Way::OthersStripesAreOwn => layout.stripes().try_for_each(|(c, s)| self.create(ino, c, s)),
+            Way::OthersStripesAreOwn => {
+                layout.stripes().try_for_each(|(c, s)| self.create(ino, layout.file_number(c), s))
+            }
             _ => layout
                 .stripes()
                 .filter(|&(c, s)| layout.components()[c].target(s) == self.target())
-                .try_for_each(|(c, s)| self.create(ino, c, s)),
+                .try_for_each(|(c, s)| self.create(ino, layout.file_number(c), s)),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Attributes of one inode: reading, setting, the dirty mark; and the path of a directory.
 
 use forebay_types::limits::PATH_MAX;
-use forebay_types::{Code, Ino, Kind, Reply, SetAttr, TimeSet, FLAG_DIRTY};
+use forebay_types::{Code, Ino, Kind, Layout, Reply, SetAttr, TimeSet, FLAG_DIRTY};
 
 use crate::batch::{Answer, Batch, Context};
 use crate::keys;
@@ -45,6 +45,20 @@ impl Batch<'_> {
         }
         c.effects.inode(inode.entry());
         c.reply(Reply::Entry(inode.entry()))
+    }
+
+    pub(crate) fn set_layout(&mut self, c: &mut Context<'_>, ino: Ino, layout: Layout) -> Answer<usize> {
+        let mut inode = self.inode(ino)?;
+        match inode.attr.kind() {
+            Kind::Directory => {}
+            Kind::File if layout.is_single() != inode.layout.is_single() => {}
+            _ => return Err(Code::Invalid),
+        }
+        self.admit(Class::Removal, Work::writes(3))?;
+        let before = std::mem::replace(&mut inode.layout, layout);
+        self.store_inode(&inode)?;
+        c.effects.inode(inode.entry());
+        c.reply(Reply::Relaid { ino, layout: before })
     }
 
     pub(crate) fn set_attr(&mut self, c: &mut Context<'_>, ino: Ino, set: &SetAttr) -> Answer<usize> {

@@ -121,6 +121,7 @@ impl<'a> Batch<'a> {
             Request::MakeBacking { ino } => self.make_backing(c, ino),
             Request::PathOf { ino } => self.path_of(c, ino),
             Request::Reserve => self.reserve(c),
+            Request::SetLayout { ino, layout } => self.set_layout(c, ino, layout),
             Request::Ping | Request::Space => Err(Code::NotSupported),
         }
     }

@@ -242,7 +242,7 @@ impl Batch<'_> {
         let slot = self.directory(parent)?;
         let mut attr = self.attr_of_birth(c, slot, Kind::File.mode_bits() | mode);
         attr.flags = FLAG_RESIDENT | if dirty { FLAG_DIRTY } else { 0 };
-        let layout = layout.unwrap_or(self.state.directories.get(slot).layout);
+        let layout = layout.unwrap_or(Layout::single(attr.home, 0));
         match self.bear_as(c, slot, name, Inode { attr, layout, cookie: 0, marks: 0 }, 0, number)? {
             Born::New(inode) => {
                 let next = reserve.then(|| Ino::new(self.shard.node(), self.state.ledger.next_counter));

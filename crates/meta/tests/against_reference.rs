@@ -146,7 +146,7 @@ impl Pair {
             atime: time(flag / 32),
             mtime: time(flag / 64),
         };
-        let request = match step.op % 35 {
+        let request = match step.op % 36 {
             0..=4 => Request::Create {
                 parent,
                 name,
@@ -187,6 +187,7 @@ impl Pair {
             31 => Request::PathOf { ino: parent },
             32 => Request::Lookup { parent, name },
             33 => Request::Reserve,
+            34 => Request::SetLayout { ino, layout },
             _ => Request::ReadLink { ino },
         };
         self.apply(batch, &request);
@@ -266,6 +267,7 @@ fn agree(request: &Request<'_>, got: Result<Reply<'_>, Code>, expected: &Result<
         (Err(got), Err(expected)) => got == *expected,
         (Ok(Reply::Done), Ok(Expected::Done)) => true,
         (Ok(Reply::Number(got)), Ok(Expected::Number(expected))) => got == *expected,
+        (Ok(Reply::Relaid { ino, layout }), Ok(Expected::Relaid(i, l))) => (ino, layout) == (*i, *l),
         (Ok(Reply::Entry(got)), Ok(Expected::Entry(expected))) => got == *expected,
         (Ok(Reply::Created { entry, created, next }), Ok(Expected::Created(e, c, n))) => {
             (entry, created, next) == (*e, *c, *n)

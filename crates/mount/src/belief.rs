@@ -5,8 +5,8 @@
 //! regular file change also by the writes of whoever has it open, through the kernel's own descriptors, which nobody
 //! announces: the kernel may keep them only while nobody but the mount uses the pool.
 //!
-//! What a name leads to the kernel may hear of for the first time, and is told nothing of before it has: attributes that come
-//! with a name are believed for a moment ([`Belief::BRIEF`]), those asked for by number until told.
+//! What a name leads to the kernel may hear of for the first time, and is told nothing of before it has: while others use the
+//! pool, attributes that come with a name are believed for a moment ([`Belief::BRIEF`]), those asked for by number until told.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -32,6 +32,12 @@ impl Beliefs {
         self.alone.swap(alone, Ordering::SeqCst)
     }
 
+    /// True while nobody else uses the pool: what comes with a name is believed for long then, and taken back when somebody
+    /// comes.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.alone.load(Ordering::SeqCst)
+    }
+
     /// Of a name, there or not.
     pub(crate) fn entry(&self) -> Belief {
         if self.told.load(Ordering::Acquire) {
@@ -45,7 +51,7 @@ impl Beliefs {
     pub(crate) fn attr(&self, st: &libc::stat, written: impl FnOnce() -> bool) -> Belief {
         let told = self.told.load(Ordering::Acquire);
         let is_file = st.st_mode & libc::S_IFMT == libc::S_IFREG;
-        if told && (!is_file || self.alone.load(Ordering::SeqCst) && !written()) {
+        if told && (!is_file || self.is_alone() && !written()) {
             Belief::LONG
         } else {
             Belief::NONE

@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 use forebay_types::{Error, Result};
 
 use crate::filesystem::FileSystem;
-use crate::protocol::{notify, Belief, Body};
+use crate::protocol::{notify, Body};
 
 /// Pause before the daemon is told again that does not answer.
 const ANNOUNCE_AGAIN: Duration = Duration::from_millis(50);
-/// The kernel's own clock ticks in steps of 10 ms at most, which it adds to how long it believes.
-const TICK: Duration = Duration::from_millis(10);
+/// Pause before the kernel is told again of inodes that it does not know yet.
+const UNREAD_AGAIN: Duration = Duration::from_micros(500);
 /// Longest wait for a request that is being served; one as slow answers with no attributes.
 const ROUND_MAX: Duration = Duration::from_secs(1);
 /// The daemon's word that nobody else has files open.
@@ -59,21 +59,30 @@ impl FileSystem {
             return;
         }
         rounds.pass();
-        for ino in self.nodes.numbers(|seen| seen.mode & libc::S_IFMT == libc::S_IFREG) {
-            self.disbelieve(ino);
+        // All of them: the kernel may not have read yet what it is told of some, directories too.
+        let mut inos = self.nodes.numbers(|_| true);
+        let end = Instant::now() + ROUND_MAX;
+        loop {
+            inos.retain(|ino| self.nodes.seen(*ino).is_some() && !self.disbelieve(*ino));
+            if inos.is_empty() {
+                return;
+            }
+            if Instant::now() >= end {
+                tracing::warn!("the kernel has not read in time what it was told of {} files", inos.len());
+                return;
+            }
+            std::thread::sleep(UNREAD_AGAIN);
         }
-        // Of what the kernel has not read yet it did not hear, but that it believes for so long alone.
-        std::thread::sleep(Duration::from_nanos(Belief::BRIEF.nanoseconds.into()) + TICK);
     }
 
-    /// The kernel is to ask again for an inode's attributes.
-    pub(crate) fn disbelieve(&self, ino: u64) {
+    /// The kernel is to ask again for an inode's attributes. False when it does not know the inode, or not yet.
+    pub(crate) fn disbelieve(&self, ino: u64) -> bool {
         let mut note = Body::new();
-        note.u64(ino);
+        note.u64(self.node(forebay_types::Ino(ino)));
         note.u64(u64::MAX); // attributes alone
         note.u64(0);
-        // What the kernel does not know needs no telling.
-        let _ = self.device.write(note.message(0, notify::INVAL_INODE));
+        let told = self.device.write(note.message(0, notify::INVAL_INODE));
+        told.map_or_else(|e| e.raw_os_error() != Some(libc::ENOENT), |()| true)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Requests about files: open, create, release, and the data of those that passthrough does not serve.
 
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use forebay_types::limits::COPY_BYTES_MAX;
@@ -231,9 +231,20 @@ impl FileSystem {
         self.handles.get(number).ok_or(Errno(libc::EBADF))
     }
 
-    pub(crate) fn read(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
+    /// `send` may answer the request with what a file has at an offset, and says whether it did.
+    pub(crate) fn read(
+        &self,
+        rq: &Request<'_>,
+        out: &mut Body,
+        send: impl FnOnce(BorrowedFd<'_>, (u64, usize)) -> bool,
+    ) -> Result<Outcome, Errno> {
         let mut f = rq.fields;
         let (handle, offset, size) = (self.handle(f.u64()?)?, f.u64()?, f.u32()? as usize);
+        if let Handle::Single(file) = &*handle {
+            if send(file.as_fd(), (offset, size)) {
+                return Ok(Outcome::Silence);
+            }
+        }
         out.fill(size.min(TRANSFER_BYTES_MAX), |room| match &*handle {
             Handle::Striped(file) => file.read_at(room, offset).map_err(Errno::from),
             Handle::Single(file) => {
@@ -324,6 +335,11 @@ impl FileSystem {
         let (handle, offset, len, mode) = (f.u64()?, f.u64()?, f.u64()?, f.u32()?);
         self.settle_nameless();
         let file = self.descriptor(rq.node, handle, true)?;
+        if let (Some(spread), 0) = (file.spread(), mode) {
+            // From the start: what is there already takes nothing more.
+            spread.allocate(offset.checked_add(len).ok_or(Errno(libc::EFBIG))?)?;
+            return Ok(Outcome::Reply);
+        }
         let file = file.single().ok_or(Errno(libc::EOPNOTSUPP))?;
         // SAFETY: plain system call on a descriptor of ours.
         check(unsafe { libc::fallocate(file.as_raw_fd(), mode as i32, offset as i64, len as i64) })?;
@@ -401,6 +417,17 @@ enum Descriptor {
 }
 
 impl Descriptor {
+    /// The file, if it has several backing files.
+    fn spread(&self) -> Option<&forebay_client::File> {
+        match self {
+            Descriptor::Handle(handle) => match &**handle {
+                Handle::Striped(file) => Some(file),
+                Handle::Single(_) => None,
+            },
+            Descriptor::Opened(_) => None,
+        }
+    }
+
     /// The one backing file; none when there are several.
     fn single(&self) -> Option<&OwnedFd> {
         match self {

@@ -7,8 +7,8 @@
 //! Permission was checked by the kernel (`default_permissions`), by the attributes that it was told.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use forebay_client::Pool;
 use forebay_types::{Caller, Code, Entry, Ino};
@@ -22,6 +22,7 @@ use crate::handles::Handles;
 use crate::locks::Locks;
 use crate::nodes::{Nodes, Seen};
 use crate::protocol::{self, op, Belief, Body, Request, ROOT_NODE};
+use crate::registrar::Registrar;
 
 /// Numbers of files made without a name begin here: no node of a pool has a number as high.
 pub(crate) const TEMPORARY: u64 = 0x7fff << 48;
@@ -40,6 +41,8 @@ pub(crate) enum Outcome {
 pub enum DataPath {
     /// The kernel goes to the backing files by itself.
     Passthrough,
+    /// It does, and a helper registers them, as this user may not.
+    PassthroughByHelper,
     /// By requests to this process, and why.
     Requests(String),
 }
@@ -52,8 +55,8 @@ pub struct FileSystem {
     /// The target is a tmpfs: stores through mappings move no times.
     pub(crate) in_memory: bool,
     pub(crate) device: Arc<Device>,
-    /// True when files are registered for passthrough.
-    pub(crate) passes: AtomicBool,
+    /// Who registers files for passthrough, once it is known that this is allowed.
+    pub(crate) registrar: OnceLock<Arc<Registrar>>,
     pub(crate) nodes: Nodes,
     pub(crate) handles: Handles,
     pub(crate) locks: Locks,
@@ -74,7 +77,7 @@ impl FileSystem {
             root: pool.root()?,
             in_memory: pool.is_in_memory(),
             device,
-            passes: AtomicBool::new(false),
+            registrar: OnceLock::new(),
             nodes: Nodes::new(),
             handles: Handles::default(),
             locks: Locks::new(),
@@ -114,9 +117,9 @@ impl FileSystem {
         self.next_temporary.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// The device to register backing files with, when that is allowed.
-    pub(crate) fn registrar(&self) -> Option<&Arc<Device>> {
-        self.passes.load(Ordering::Relaxed).then_some(&self.device)
+    /// Who registers backing files, when that is allowed.
+    pub(crate) fn registrar(&self) -> Option<&Arc<Registrar>> {
+        self.registrar.get()
     }
 
     pub(crate) fn caller(rq: &Request<'_>) -> Caller {
@@ -182,9 +185,14 @@ impl FileSystem {
     }
 
     /// The same of an inode that a name leads to. The kernel may not know it yet, until it has read the reply: what it is
-    /// told of the inode meanwhile it does not hear. So it is to ask again soon, by the number.
+    /// told of the inode meanwhile it does not hear. So while others change things it is to ask again soon, by the number.
     pub(crate) fn found_belief(&self, st: &libc::stat) -> Belief {
-        self.attr_belief(st.st_ino, st).min(Belief::BRIEF)
+        let belief = self.attr_belief(st.st_ino, st);
+        if self.beliefs.is_alone() {
+            belief
+        } else {
+            belief.min(Belief::BRIEF)
+        }
     }
 
     /// True when the kernel knows an inode under two numbers, as it was opened with O_TMPFILE and linked then: what is done
@@ -215,7 +223,7 @@ impl FileSystem {
         self.twins.store(named.len(), Ordering::Release);
     }
 
-    /// Serves one request.
+    /// Serves one request; those that are answered from where they are served the session serves itself.
     pub(crate) fn serve(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
         match rq.opcode {
             op::LOOKUP => self.lookup(rq, out),
@@ -228,7 +236,6 @@ impl FileSystem {
             op::SYMLINK => self.symlink(rq, out),
             op::MKNOD => self.mknod(rq, out),
             op::MKDIR => self.mkdir(rq, out),
-            op::UNLINK => self.unlink(rq),
             op::RMDIR => self.rmdir(rq),
             op::RENAME => self.rename(rq, false),
             op::RENAME2 => self.rename(rq, true),
@@ -237,7 +244,6 @@ impl FileSystem {
             op::CREATE => self.create(rq, out),
             op::TMPFILE => self.tmpfile(rq, out),
             op::RELEASE => self.release(rq),
-            op::READ => self.read(rq, out),
             op::WRITE => self.write(rq, out),
             op::FLUSH => self.flush(rq),
             op::FSYNC => self.fsync(rq),

@@ -32,7 +32,9 @@ mod patience;
 pub mod place;
 pub mod program;
 mod protocol;
+mod registrar;
 mod session;
+mod splice;
 
 pub use device::Device;
 pub use filesystem::{DataPath, FileSystem};

@@ -138,14 +138,23 @@ impl FileSystem {
         self.made(&entry, out)
     }
 
-    pub(crate) fn unlink(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
+    /// `answer` answers the request. It is called before the data is removed where nobody can tell: the file is not open
+    /// here, and there is room for what comes next.
+    pub(crate) fn unlink(&self, rq: &Request<'_>, answer: impl FnOnce()) -> Result<Outcome, Errno> {
         let mut f = rq.fields;
         let (parent, name) = (self.ino(rq.node), f.name()?);
         self.settle_nameless();
-        let victim = self.pool.lookup(parent, name).map(|entry| entry.attr.ino);
-        self.pool.unlink_in(parent, name)?;
-        self.lost_a_name(victim.ok());
-        Ok(Outcome::Reply)
+        let (mut answer, mut victim) = (Some(answer), None);
+        self.pool.unlink_in_telling(parent, name, |ino| {
+            victim = Some(ino);
+            if self.nodes.opened(ino.0).is_none() && self.pool.has_room() {
+                if let Some(answer) = answer.take() {
+                    answer();
+                }
+            }
+        })?;
+        self.lost_a_name(victim);
+        Ok(if answer.is_some() { Outcome::Reply } else { Outcome::Silence })
     }
 
     /// An inode lost a name, which may have been its last: space that a close just before should have freed is free when this

@@ -11,12 +11,12 @@ use std::time::Instant;
 use forebay_client::Pool;
 use forebay_types::{Code, Entry, Ino};
 
-use crate::device::Device;
 use crate::errno::{check, Errno};
+use crate::registrar::Registrar;
 
 #[derive(Debug, Default)]
 struct Inner {
-    registered: Option<(Arc<Device>, i32)>,
+    registered: Option<(Arc<Registrar>, i32)>,
     read: Option<Arc<OwnedFd>>,
     write: Option<Arc<OwnedFd>>,
     /// Opens for writing that were not released.
@@ -64,7 +64,7 @@ impl Opened {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens for reading or writing, and registers with `device` if there is one: the number of the registration.
+    /// Opens for reading or writing, and registers with `registrar` if there is one: the number of the registration.
     /// Writers are counted: each successful open for writing is ended by [`Opened::end_write`].
     ///
     /// # Errors
@@ -72,7 +72,7 @@ impl Opened {
     pub(crate) fn open(
         &self,
         pool: &Pool,
-        device: Option<&Arc<Device>>,
+        registrar: Option<&Arc<Registrar>>,
         write: bool,
     ) -> Result<Option<i32>, Errno> {
         let mut inner = self.inner();
@@ -89,7 +89,7 @@ impl Opened {
             };
             *(if write { &mut inner.write } else { &mut inner.read }) = Some(Arc::new(fd));
         }
-        let registered = Opened::register(&mut inner, device);
+        let registered = Opened::register(&mut inner, registrar);
         if registered.is_ok() {
             inner.writers += u32::from(write);
         } else if inner.writers == 0 && inner.read.is_some() {
@@ -103,23 +103,23 @@ impl Opened {
     pub(crate) fn adopt(
         &self,
         fd: OwnedFd,
-        device: Option<&Arc<Device>>,
+        registrar: Option<&Arc<Registrar>>,
         write: bool,
     ) -> Result<Option<i32>, Errno> {
         let mut inner = self.inner();
         *(if write { &mut inner.write } else { &mut inner.read }) = Some(Arc::new(fd));
-        let id = Opened::register(&mut inner, device)?;
+        let id = Opened::register(&mut inner, registrar)?;
         inner.writers += u32::from(write);
         Ok(id)
     }
 
-    fn register(inner: &mut Inner, device: Option<&Arc<Device>>) -> Result<Option<i32>, Errno> {
+    fn register(inner: &mut Inner, registrar: Option<&Arc<Registrar>>) -> Result<Option<i32>, Errno> {
         if let Some((_, id)) = &inner.registered {
             return Ok(Some(*id));
         }
-        let (Some(device), Some(file)) = (device, inner.any()) else { return Ok(None) };
-        let id = device.register(file.as_fd())?;
-        inner.registered = Some((Arc::clone(device), id));
+        let (Some(registrar), Some(file)) = (registrar, inner.any()) else { return Ok(None) };
+        let id = registrar.register(file.as_fd())?;
+        inner.registered = Some((Arc::clone(registrar), id));
         Ok(Some(id))
     }
 
@@ -166,8 +166,8 @@ impl Opened {
 impl Drop for Opened {
     fn drop(&mut self) {
         let inner = self.inner.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if let Some((device, id)) = inner.registered.take() {
-            device.unregister(id);
+        if let Some((registrar, id)) = inner.registered.take() {
+            registrar.unregister(id);
         }
     }
 }

@@ -6,14 +6,15 @@
 use std::ffi::OsString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use forebay_client::{Pool, Role};
-use forebay_types::{Code, Error, Result};
+use forebay_types::{Code, Error, Result, MOUNT_LINK};
 use serde_json::{json, Value};
 
 use crate::filesystem::{DataPath, FileSystem};
@@ -273,6 +274,7 @@ fn run(arguments: &Arguments, supervisor: &Supervisor) -> Result<()> {
     }
     let (data, why) = match &session.agreement.data {
         DataPath::Passthrough => ("passthrough", Value::Null),
+        DataPath::PassthroughByHelper => ("passthrough", json!("files are registered by forebay-register")),
         DataPath::Requests(why) => ("requests", json!(why)),
     };
     tracing::info!(
@@ -280,9 +282,43 @@ fn run(arguments: &Arguments, supervisor: &Supervisor) -> Result<()> {
         at.display(),
         why.as_str().unwrap_or("")
     );
+    let announced = Announced::new(&arguments.pool, &at);
     supervisor.say(&json!({ "ready": { "data": data, "why": why } }));
     serve(guard, supervisor, &signals, (&fs, &session));
+    drop(announced);
     Ok(())
+}
+
+/// The link by which programs under the preload library find the mount. Removed when this is dropped.
+struct Announced {
+    link: PathBuf,
+    text: PathBuf,
+}
+
+impl Announced {
+    /// None when it cannot be made: programs go without.
+    fn new(pool: &Path, at: &Path) -> Option<Announced> {
+        let mounted = place::mounted_on(at)?;
+        let text = forebay_types::mount_link(libc::makedev(0, mounted.minor), at.as_os_str().as_bytes());
+        let announced = Announced { link: pool.join(MOUNT_LINK), text: OsString::from_vec(text).into() };
+        // By another name first, so that there is always one whole link.
+        let new = pool.join(format!("{MOUNT_LINK}.new"));
+        let _ = std::fs::remove_file(&new);
+        let done = std::os::unix::fs::symlink(&announced.text, &new)
+            .and_then(|()| std::fs::rename(&new, &announced.link));
+        done.inspect_err(|e| tracing::warn!("programs are not told of the mount: {}: {e}", new.display()))
+            .ok()
+            .map(|()| announced)
+    }
+}
+
+impl Drop for Announced {
+    fn drop(&mut self) {
+        // Unless it is another mount's by now.
+        if std::fs::read_link(&self.link).is_ok_and(|text| text == self.text) {
+            let _ = std::fs::remove_file(&self.link);
+        }
+    }
 }
 
 /// Takes the mount away when what follows the mount fails.

@@ -207,68 +207,87 @@ impl<'a> Request<'a> {
 }
 
 /// A reply that is being put together: room for the header, then the body.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Body {
-    bytes: Vec<u8>,
+    /// The message, and behind it what longer ones left: memory that was used once is not cleared again.
+    memory: Vec<u8>,
+    /// Bytes of the message.
+    used: usize,
 }
 
 impl Body {
     pub(crate) fn new() -> Body {
-        Body { bytes: vec![0; OUT_HEADER_BYTES] }
+        Body { memory: vec![0; OUT_HEADER_BYTES], used: OUT_HEADER_BYTES }
     }
 
     /// Empties it, and keeps its memory.
     pub(crate) fn clear(&mut self) {
-        self.bytes.truncate(OUT_HEADER_BYTES);
+        self.used = OUT_HEADER_BYTES;
+    }
+
+    /// `count` bytes more, with whatever in them.
+    fn more(&mut self, count: usize) -> &mut [u8] {
+        let (from, to) = (self.used, self.used + count);
+        if to > self.memory.len() {
+            self.memory.resize(to, 0);
+        }
+        self.used = to;
+        &mut self.memory[from..to]
     }
 
     pub(crate) fn u16(&mut self, v: u16) {
-        self.bytes.extend_from_slice(&v.to_ne_bytes());
+        self.bytes(&v.to_ne_bytes());
     }
 
     pub(crate) fn u32(&mut self, v: u32) {
-        self.bytes.extend_from_slice(&v.to_ne_bytes());
+        self.bytes(&v.to_ne_bytes());
     }
 
     pub(crate) fn u64(&mut self, v: u64) {
-        self.bytes.extend_from_slice(&v.to_ne_bytes());
+        self.bytes(&v.to_ne_bytes());
     }
 
     pub(crate) fn bytes(&mut self, bytes: &[u8]) {
-        self.bytes.extend_from_slice(bytes);
+        self.more(bytes.len()).copy_from_slice(bytes);
     }
 
     pub(crate) fn zeros(&mut self, count: usize) {
-        self.bytes.resize(self.bytes.len() + count, 0);
+        self.more(count).fill(0);
     }
 
     /// Bytes of the body so far.
     pub(crate) fn len(&self) -> usize {
-        self.bytes.len() - OUT_HEADER_BYTES
+        self.used - OUT_HEADER_BYTES
     }
 
-    /// Room for `count` bytes, of which `fill` says how many it used.
+    /// Room for `count` bytes, of which `fill` says how many it used; what is in them before is left over from others.
     pub(crate) fn fill<E>(
         &mut self,
         count: usize,
         fill: impl FnOnce(&mut [u8]) -> Result<usize, E>,
     ) -> Result<usize, E> {
-        let at = self.bytes.len();
-        self.bytes.resize(at + count, 0);
-        let used = fill(&mut self.bytes[at..]);
-        self.bytes.truncate(at + used.as_ref().map_or(0, |n| (*n).min(count)));
+        let at = self.used;
+        let used = fill(self.more(count));
+        self.used = at + used.as_ref().map_or(0, |n| (*n).min(count));
         used
     }
 
     /// The whole message: a reply to `unique`, or with none a notification. `error` is 0 or a negative errno; for a
     /// notification its number.
     pub(crate) fn message(&mut self, unique: u64, error: i32) -> &[u8] {
-        let len = self.bytes.len() as u32;
-        self.bytes[..4].copy_from_slice(&len.to_ne_bytes());
-        self.bytes[4..8].copy_from_slice(&error.to_ne_bytes());
-        self.bytes[8..16].copy_from_slice(&unique.to_ne_bytes());
-        &self.bytes
+        let header = out_header(self.used, unique, error);
+        self.memory[..OUT_HEADER_BYTES].copy_from_slice(&header);
+        &self.memory[..self.used]
     }
+}
+
+/// The header of a message of `len` bytes, its own included.
+pub(crate) fn out_header(len: usize, unique: u64, error: i32) -> [u8; OUT_HEADER_BYTES] {
+    let mut header = [0; OUT_HEADER_BYTES];
+    header[..4].copy_from_slice(&(len as u32).to_ne_bytes());
+    header[4..8].copy_from_slice(&error.to_ne_bytes());
+    header[8..].copy_from_slice(&unique.to_ne_bytes());
+    header
 }
 
 /// How long the kernel may believe something; ordered by that.

@@ -5,8 +5,7 @@
 //! unmounted or the connection aborted.
 
 use std::io;
-use std::os::fd::AsFd;
-use std::sync::atomic::Ordering;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -21,6 +20,8 @@ use crate::files::TRANSFER_BYTES_MAX;
 use crate::filesystem::{DataPath, FileSystem, Outcome};
 use crate::patience::Patience;
 use crate::protocol::{init, op, Body, Request, MAJOR, MINOR, MINOR_OF_EPOCHS};
+use crate::registrar::Registrar;
+use crate::splice::{self, Pipe};
 
 /// Room for the largest request: a write with its headers.
 const REQUEST_BYTES_MAX: usize = TRANSFER_BYTES_MAX + 4096;
@@ -58,11 +59,7 @@ impl Session {
     /// Answers the kernel's first request, and serves the others by `threads` threads.
     /// With `no_passthrough` data goes by requests even where the kernel would serve it.
     pub fn start(fs: &Arc<FileSystem>, threads: usize, no_passthrough: bool) -> Result<Session> {
-        let mut agreement = agree(fs)?;
-        if no_passthrough && agreement.data == DataPath::Passthrough {
-            agreement.data = DataPath::Requests("it was asked for (--no-passthrough)".into());
-        }
-        fs.passes.store(agreement.data == DataPath::Passthrough, Ordering::Relaxed);
+        let agreement = agree(fs, no_passthrough)?;
         // The device's clones are opened like itself, which not everybody may to whom the helper gave a connection.
         let clones: Vec<Device> = (1..threads).map_while(|_| fs.device.another().ok()).collect();
         let threads = clones.len() + 1;
@@ -89,6 +86,7 @@ impl Session {
                         crew: &crew,
                         buffer,
                         out,
+                        pipe: None,
                         waits: true,
                     };
                     server.run(&|| rounds.turn(number));
@@ -124,6 +122,8 @@ struct Server<'a> {
     crew: &'a Crew,
     buffer: Vec<u8>,
     out: Body,
+    /// For replies to large reads, made with the first.
+    pipe: Option<Pipe>,
     /// Reads wait for a request.
     waits: bool,
 }
@@ -233,6 +233,16 @@ impl Server<'_> {
                 self.fs.setlkw(&rq, move |error| reply(&device, &mut Body::new(), unique, error))
             }
             op::INTERRUPT => interrupt(self.fs, &rq),
+            op::READ => {
+                let (device, unique, pipe) = (self.device, rq.unique, &mut self.pipe);
+                let send =
+                    |file: BorrowedFd<'_>, range| splice::answer_read(pipe, device, file, range, unique);
+                self.fs.read(&rq, &mut self.out, send)
+            }
+            op::UNLINK => {
+                let (device, unique) = (self.device, rq.unique);
+                self.fs.unlink(&rq, || reply(device, &mut Body::new(), unique, 0))
+            }
             _ => self.fs.serve(&rq, &mut self.out),
         };
         match outcome {
@@ -264,7 +274,7 @@ fn reply(device: &Device, out: &mut Body, unique: u64, error: i32) {
 }
 
 /// Answers INIT.
-fn agree(fs: &FileSystem) -> Result<Agreement> {
+fn agree(fs: &FileSystem, no_passthrough: bool) -> Result<Agreement> {
     let what = "cannot agree with the kernel about the mount";
     let mut buffer = vec![0; REQUEST_BYTES_MAX];
     let n = loop {
@@ -319,7 +329,9 @@ fn agree(fs: &FileSystem) -> Result<Agreement> {
     out.u32(STACK_DEPTH);
     out.zeros(64 - 40);
     fs.device.write(out.message(rq.unique, 0)).map_err(failed(what))?;
-    let data = if agreed & init::PASSTHROUGH == 0 {
+    let data = if no_passthrough {
+        DataPath::Requests("it was asked for (--no-passthrough)".into())
+    } else if agreed & init::PASSTHROUGH == 0 {
         DataPath::Requests(
             "this kernel has no FUSE passthrough (Linux 6.9 with CONFIG_FUSE_PASSTHROUGH)".into(),
         )
@@ -329,7 +341,7 @@ fn agree(fs: &FileSystem) -> Result<Agreement> {
     Ok(Agreement { minor, data })
 }
 
-/// Registers a file to see whether that is allowed.
+/// Registers a file to see whether that is allowed, and who may do it.
 fn try_passthrough(fs: &FileSystem) -> DataPath {
     let file = match fs.pool.make_temporary(0) {
         Ok(file) => file,
@@ -337,17 +349,31 @@ fn try_passthrough(fs: &FileSystem) -> DataPath {
             return DataPath::Requests(format!("the target makes no file to try passthrough with: {code}"))
         }
     };
-    match fs.device.register(file.as_fd()) {
-        Ok(id) => {
-            fs.device.unregister(id);
-            DataPath::Passthrough
+    let attempt = |registrar: Registrar| -> io::Result<()> {
+        let id = registrar.register(file.as_fd())?;
+        registrar.unregister(id);
+        let _ = fs.registrar.set(Arc::new(registrar));
+        Ok(())
+    };
+    let refused = |e: io::Error| match e.raw_os_error() {
+        Some(libc::ELOOP) => {
+            "the target lies on a stacked file system, over which passthrough cannot go".to_owned()
         }
-        Err(e) => DataPath::Requests(match e.raw_os_error() {
-            Some(libc::EPERM) => "passthrough needs CAP_SYS_ADMIN".into(),
-            Some(libc::ELOOP) => {
-                "the target lies on a stacked file system, over which passthrough cannot go".into()
+        _ => format!("the kernel refuses passthrough: {e}"),
+    };
+    match attempt(Registrar::Itself(Arc::clone(&fs.device))) {
+        Ok(()) => DataPath::Passthrough,
+        Err(e) if e.raw_os_error() == Some(libc::EPERM) => {
+            match forebay_register::Registrar::find(fs.device.as_fd()) {
+                Err(why) => {
+                    DataPath::Requests(format!("passthrough needs CAP_SYS_ADMIN, or a helper ({why})"))
+                }
+                Ok(helper) => match attempt(Registrar::Helper(helper)) {
+                    Ok(()) => DataPath::PassthroughByHelper,
+                    Err(e) => DataPath::Requests(format!("by the helper: {}", refused(e))),
+                },
             }
-            _ => format!("the kernel refuses passthrough: {e}"),
-        }),
+        }
+        Err(e) => DataPath::Requests(refused(e)),
     }
 }

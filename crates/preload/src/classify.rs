@@ -32,7 +32,7 @@ pub(crate) unsafe fn may_lead_to_pool(dirfd: c_int, path: *const c_char) -> bool
         // SAFETY: the caller's promise.
         b'/' => unsafe { is_below(path, prefix) || magic::may_be(path) },
         _ if dirfd == libc::AT_FDCWD => cwd::may_be_pool(),
-        _ => dirfd >= 0 && descriptor::may_be_anchor(dirfd),
+        _ => dirfd >= 0 && descriptor::may_be_directory(dirfd),
     }
 }
 

@@ -1,7 +1,7 @@
 //! The working directory: the kernel's, or a directory of the pool.
 //!
-//! In the pool it is an anchor, which the kernel knows as a removed directory; its own relative look-ups all fail there,
-//! and ours start from the anchor's inode. It is found out at the first relative path and kept; chdir and fchdir set
+//! In the pool it is an anchor, which the kernel knows as a removed directory, so that its own relative look-ups all fail
+//! there; or a directory of the pool's mount. Ours start from its inode. It is found out at the first relative path and kept; chdir and fchdir set
 //! it. A child in its parent's memory keeps nothing: its working directory is its own.
 
 use std::os::raw::{c_char, c_int};
@@ -43,13 +43,16 @@ fn find_out() -> Option<(Pool, u64)> {
     // SAFETY: filled after success.
     let kernel = (seen == 0).then(|| unsafe { stat.assume_init() });
     match kernel {
-        Some(stat) if stat.st_nlink == 0 => {
+        Some(stat)
+            if stat.st_nlink == 0 || named_by_prefix() && descriptor::is_on_mount(None, stat.st_dev) =>
+        {
             // Without a pool nothing is kept: it may come back.
             let pool = door::pool().ok()?;
             let mut ino = KERNEL;
             // SAFETY: the handle is attached, the structures are readable and writable.
             let found =
                 guard(|| unsafe { (pool.door.working_directory)(pool.handle, &stat, &mut ino) as isize });
+            descriptor::learn_device(&stat, found == 1);
             keep(if found == 1 { ino } else { KERNEL });
             (found == 1).then_some((pool, ino))
         }
@@ -58,6 +61,20 @@ fn find_out() -> Option<(Pool, u64)> {
             None
         }
         None => None,
+    }
+}
+
+/// False when whoever started this program calls its working directory by another name than one under the prefix: a
+/// directory of the mount may have been entered by the mount's own path, and is the kernel's then.
+fn named_by_prefix() -> bool {
+    // SAFETY: a C string; what it gives is one, or null.
+    unsafe {
+        let named = libc::getenv(c"PWD".as_ptr());
+        if named.is_null() {
+            return true;
+        }
+        let rest = crate::path::bytes(named).strip_prefix(settings::prefix());
+        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
     }
 }
 
@@ -74,7 +91,6 @@ fn keep(state: u64) {
 /// # Safety
 /// `escape` has room for a path.
 unsafe fn enter(pool: Pool, place: Place, escape: *mut u8) -> Result<i64, i64> {
-    let flags = libc::O_PATH | libc::O_DIRECTORY | libc::O_CLOEXEC;
     // SAFETY: the door's contract is kept: the place is the caller's, the rest is writable.
     unsafe {
         let (itself, kind) = pool.reach(place, true, escape)?;
@@ -82,7 +98,7 @@ unsafe fn enter(pool: Pool, place: Place, escape: *mut u8) -> Result<i64, i64> {
             return Err(-i64::from(libc::ENOTDIR));
         }
         pool.allows(itself, libc::X_OK, escape)?;
-        let fd = (pool.door.open)(pool.handle, itself, flags, 0, escape);
+        let fd = (pool.door.open_to_enter)(pool.handle, itself.dir);
         if fd < 0 {
             return Err(fd);
         }
@@ -181,7 +197,7 @@ interpose! {
 
     /// fchdir(2)
     fchdir = fn(fd: c_int) -> c_int {
-        let inside = if settings::prefix_bytes() != 0 && descriptor::may_be_anchor(fd) {
+        let inside = if settings::prefix_bytes() != 0 && descriptor::may_be_directory(fd) {
             descriptor::directory_of(fd)
         } else {
             None

@@ -1,8 +1,8 @@
 //! Which descriptors are the pool's.
 //!
-//! A descriptor of ours is a file's backing file (of mode 0700) or a directory's anchor (a directory that
-//! was removed, so that it has no links). The kernel's fstat shows that much, without a pool being attached; only then
-//! is the door asked. So descriptors that came through fork, exec or a socket are found too.
+//! A descriptor of ours is a file's backing file (of mode 0700), a directory's anchor (a directory that was removed, so that
+//! it has no links), or a directory of the pool's mount. The kernel's fstat shows that much, without a pool being attached;
+//! only then is the door asked. So descriptors that came through fork, exec or a socket are found too.
 //!
 //! Calls relative to a directory's descriptor are many in programs that never touch the pool (find, rm -r), and they must
 //! not pay for an fstat each. As long as the process has had no anchor, a descriptor's number is looked at once; from
@@ -14,31 +14,92 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::door::{self, Pool};
 use crate::{interpose::guard, real};
 
-/// Set with the first anchor that the process is seen to have.
-static ANCHORS: AtomicBool = AtomicBool::new(false);
-/// Descriptors below 1024 that were looked at and were no anchors, one bit each. Counts while there are no anchors.
+/// f_type of FUSE.
+const FUSE: i64 = 0x6573_5546;
+/// Set with the first directory of the pool that the process is seen to have open.
+static DIRECTORIES: AtomicBool = AtomicBool::new(false);
+/// Device of the pool's mount, once one of its directories was met.
+static MOUNT: AtomicU64 = AtomicU64::new(0);
+/// Devices of directories that were met and are not the pool's mount.
+static OTHERS: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
+/// Descriptors below 1024 that were looked at and were no directories of the pool, one bit each. Counts while there are none.
 static CHECKED: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 
-/// True when the kernel's stat could be that of a backing file or an anchor. A backing file made under a strict umask has
-/// less than 0700; whoever made it is attached, and there a look costs little.
+/// True when the kernel's stat of `fd` could be that of a backing file or a directory of the pool. A backing file made under
+/// a strict umask has less than 0700; whoever made it is attached, and there a look costs little.
 #[inline]
-pub(crate) fn is_candidate(mode: u32, links: libc::nlink_t) -> bool {
-    let permissions = mode & 0o7777;
-    if mode & libc::S_IFMT == libc::S_IFDIR {
-        return links == 0;
+pub(crate) fn is_candidate(fd: c_int, stat: &libc::stat) -> bool {
+    let permissions = stat.st_mode & 0o7777;
+    if stat.st_mode & libc::S_IFMT == libc::S_IFDIR {
+        return stat.st_nlink == 0 || is_on_mount(Some(fd), stat.st_dev);
     }
     permissions == 0o700 || (permissions & !0o700 == 0 && door::is_attached())
 }
 
+/// True for an anchor, of which `stat` is the kernel's.
 #[inline]
-fn is_anchor(mode: u32, links: libc::nlink_t) -> bool {
-    links == 0 && mode & libc::S_IFMT == libc::S_IFDIR
+pub(crate) fn is_anchor(stat: &libc::stat) -> bool {
+    stat.st_nlink == 0 && stat.st_mode & libc::S_IFMT == libc::S_IFDIR
+}
+
+/// True when a directory of this device may be one of the pool's mount, opened by the pool if it is a descriptor's; with none
+/// it is the working directory.
+#[inline]
+pub(crate) fn is_on_mount(fd: Option<c_int>, device: u64) -> bool {
+    if libc::major(device) != 0 || crate::settings::prefix_bytes() == 0 {
+        return false;
+    }
+    let may_be = MOUNT.load(Ordering::Relaxed) == device
+        || !OTHERS.iter().any(|other| other.load(Ordering::Relaxed) == device) && is_on_fuse(fd, device);
+    may_be && fd.is_none_or(is_marked)
+}
+
+/// True for a descriptor that the pool opened: one opened by the mount's own path is the kernel's.
+fn is_marked(fd: c_int) -> bool {
+    // SAFETY: it touches no memory.
+    let flags = unsafe { system_call!(libc::SYS_fcntl, fd, libc::F_GETFL) };
+    flags >= 0 && flags as c_int & crate::abi::MOUNTED_MARK != 0
+}
+
+/// Asks the kernel; a device of another kind is asked for once.
+#[cold]
+fn is_on_fuse(fd: Option<c_int>, device: u64) -> bool {
+    let mut about = std::mem::MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: a C string, and a structure that is writable, and filled after success.
+    let kind = unsafe {
+        let asked = match fd {
+            None => system_call!(libc::SYS_statfs, c".".as_ptr(), about.as_mut_ptr()),
+            Some(fd) => system_call!(libc::SYS_fstatfs, fd, about.as_mut_ptr()),
+        };
+        if asked != 0 {
+            return false;
+        }
+        about.assume_init().f_type
+    };
+    if kind != FUSE {
+        remember_other(device);
+    }
+    kind == FUSE
+}
+
+fn remember_other(device: u64) {
+    OTHERS[device as usize % OTHERS.len()].store(device, Ordering::Relaxed);
+}
+
+/// What was asked about a directory of a device on which the mount may be.
+pub(crate) fn learn_device(stat: &libc::stat, is_ours: bool) {
+    if stat.st_nlink == 0 || stat.st_mode & libc::S_IFMT != libc::S_IFDIR {
+    } else if is_ours {
+        MOUNT.store(stat.st_dev, Ordering::Relaxed);
+    } else if MOUNT.load(Ordering::Relaxed) != stat.st_dev {
+        remember_other(stat.st_dev);
+    }
 }
 
 /// False when calls relative to `fd` are certainly the kernel's.
 #[inline(always)]
-pub(crate) fn may_be_anchor(fd: c_int) -> bool {
-    if ANCHORS.load(Ordering::Relaxed) {
+pub(crate) fn may_be_directory(fd: c_int) -> bool {
+    if DIRECTORIES.load(Ordering::Relaxed) {
         return true;
     }
     match CHECKED.get(fd as usize / 64) {
@@ -49,22 +110,28 @@ pub(crate) fn may_be_anchor(fd: c_int) -> bool {
 
 /// Notes that the pool opened something that may be a directory.
 #[inline]
-pub(crate) fn opened_anchor() {
-    ANCHORS.store(true, Ordering::Relaxed);
+pub(crate) fn opened_directory() {
+    DIRECTORIES.store(true, Ordering::Relaxed);
 }
 
 /// The pool's directory behind `fd`, if it is one.
 pub(crate) fn directory_of(fd: c_int) -> Option<(Pool, u64)> {
     let stat = kernel_stat(fd)?;
-    if !is_anchor(stat.st_mode, stat.st_nlink) {
+    let may_be = stat.st_mode & libc::S_IFMT == libc::S_IFDIR && is_candidate(fd, &stat);
+    if !may_be {
         if let Some(word) = CHECKED.get(fd as usize / 64) {
             word.fetch_or(1 << (fd as u32 % 64), Ordering::Relaxed);
         }
         return None;
     }
     let found = ask(fd, &stat)?;
-    ANCHORS.store(true, Ordering::Relaxed);
+    DIRECTORIES.store(true, Ordering::Relaxed);
     Some(found)
+}
+
+/// The pool's directory behind `fd`, if that is an anchor.
+pub(crate) fn anchor_of(fd: c_int) -> Option<(Pool, u64)> {
+    kernel_stat(fd).filter(is_anchor).and_then(|stat| ask(fd, &stat))
 }
 
 /// The pool's inode behind `fd`, if it is one.
@@ -73,7 +140,7 @@ pub(crate) fn inode_of(fd: c_int) -> Option<(Pool, u64)> {
         return None;
     }
     let stat = kernel_stat(fd)?;
-    if !is_candidate(stat.st_mode, stat.st_nlink) {
+    if !is_candidate(fd, &stat) {
         return None;
     }
     ask(fd, &stat)
@@ -83,7 +150,7 @@ pub(crate) fn inode_of(fd: c_int) -> Option<(Pool, u64)> {
 pub(crate) fn named_inode_of(fd: c_int) -> Option<(Pool, u64)> {
     let stat = kernel_stat(fd)?;
     let is_directory = stat.st_mode & libc::S_IFMT == libc::S_IFDIR;
-    if !is_candidate(stat.st_mode, stat.st_nlink) || (!is_directory && stat.st_nlink == 0) {
+    if !is_candidate(fd, &stat) || (!is_directory && stat.st_nlink == 0) {
         return None;
     }
     ask(fd, &stat)
@@ -115,11 +182,21 @@ pub(crate) fn ask(fd: c_int, stat: &libc::stat) -> Option<(Pool, u64)> {
     let mut ino = 0;
     // SAFETY: the handle is attached, the structures are readable and writable.
     let found = guard(|| unsafe { (pool.door.inode_of)(pool.handle, fd, stat, &mut ino) } as isize);
+    learn_device(stat, found == 1);
     (found == 1).then_some((pool, ino))
 }
 
 fn kernel_stat(fd: c_int) -> Option<libc::stat> {
     let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: the structure is writable; after success the kernel has filled it.
-    unsafe { (real::fstat(fd, stat.as_mut_ptr()) == 0).then(|| stat.assume_init()) }
+    // SAFETY: a C string, and the structure is writable; after success the kernel has filled it.
+    unsafe {
+        let done = if MOUNT.load(Ordering::Relaxed) == 0 {
+            real::fstat(fd, stat.as_mut_ptr())
+        } else {
+            // What matters here of a directory of the mount never changes: the mount's process is not asked.
+            let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+            real::fstatat(fd, c"".as_ptr(), stat.as_mut_ptr(), flags)
+        };
+        (done == 0).then(|| stat.assume_init())
+    }
 }

@@ -35,12 +35,9 @@ pub(crate) fn raw_stream(stream: *mut DIR) -> isize {
     stream as isize
 }
 
-/// The pool's directory behind `fd`, if it is one.
-fn anchor(fd: c_int) -> Option<(Pool, u64)> {
-    if settings::prefix_bytes() == 0 || fd < 0 || !descriptor::may_be_anchor(fd) {
-        return None;
-    }
-    descriptor::directory_of(fd)
+/// True when `fd` may be a directory of the pool.
+fn may_be_ours(fd: c_int) -> bool {
+    settings::prefix_bytes() != 0 && fd >= 0 && descriptor::may_be_directory(fd)
 }
 
 /// Where an anchor's offset stands when its position did not fit and is in [`POSITION`].
@@ -145,7 +142,7 @@ interpose! {
 
     /// fdopendir(3)
     fdopendir = fn(fd: c_int) -> *mut DIR {
-        let Some((pool, ino)) = anchor(fd) else {
+        let Some((pool, ino)) = may_be_ours(fd).then(|| descriptor::directory_of(fd)).flatten() else {
             // SAFETY: libc's contract.
             return unsafe { real::libc_own::fdopendir(fd) };
         };
@@ -263,7 +260,8 @@ interpose! {
     getdents64 = fn(fd: c_int, out: *mut c_void, room: usize) -> isize {
         // SAFETY: libc's contract.
         answer(unsafe {
-            match anchor(fd) {
+            // A directory of the mount the kernel reads by itself.
+            match may_be_ours(fd).then(|| descriptor::anchor_of(fd)).flatten() {
                 Some((pool, ino)) => guard(|| read_entries(pool, ino, fd, out.cast(), room)),
                 None => system_call!(libc::SYS_getdents64, fd, out, room),
             }

@@ -37,6 +37,7 @@ mod exec;
 mod glob;
 mod lock;
 mod magic;
+mod mounted;
 mod names;
 mod open;
 mod path;

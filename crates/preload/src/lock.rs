@@ -1,6 +1,6 @@
-//! flock of directories. Files are locked by the kernel, on their backing files; of a directory each open has an anchor of
-//! its own, so that the kernel would let everybody have the lock. A lock that does not lock is worse than none: it is
-//! refused, as file systems do that have no such locks.
+//! flock of directories. Files are locked by the kernel, on their backing files, and directories of the mount too; of another
+//! directory each open has an anchor of its own, so that the kernel would let everybody have the lock. A lock that does not
+//! lock is worse than none: it is refused, as file systems do that have no such locks.
 
 use std::os::raw::c_int;
 
@@ -13,8 +13,8 @@ interpose! {
         if settings::prefix_bytes() != 0
             && fd >= 0
             && operation & !libc::LOCK_NB != libc::LOCK_UN
-            && descriptor::may_be_anchor(fd)
-            && descriptor::directory_of(fd).is_some()
+            && descriptor::may_be_directory(fd)
+            && descriptor::anchor_of(fd).is_some()
         {
             return answer_int(-(libc::EOPNOTSUPP as isize));
         }

@@ -72,8 +72,8 @@ pub(crate) unsafe fn open_place(
     let fd = unsafe { (pool.door.open)(pool.handle, place, flags, mode, escape) };
     let may_be_directory = fd >= 0 && !makes && flags & libc::O_ACCMODE == libc::O_RDONLY;
     // SAFETY: it takes nothing.
-    if may_be_directory && unsafe { (pool.door.anchors_made)() } > 0 {
-        descriptor::opened_anchor();
+    if may_be_directory && unsafe { (pool.door.directories_opened)() } > 0 {
+        descriptor::opened_directory();
     }
     fd
 }

@@ -7,6 +7,7 @@ use crate::classify::{classify, may_lead_to_pool, Leads};
 use crate::crossing::crossing;
 use crate::door::{heard, Pool};
 use crate::interpose::guard;
+use crate::mounted;
 use crate::path::Buffer;
 
 /// How often a path may change sides.
@@ -61,6 +62,7 @@ unsafe fn walk(
         // SAFETY: the path is the caller's, or was stored in `here`; it is not in `there`.
         let changed = unsafe {
             match tried.take() {
+                Some(result) if mounted::is_prefix() => Ok(Some(result)),
                 Some(result) => guard(|| Ok(crossing(dirfd, path, follow, &mut there))).map(|crosses| {
                     if crosses {
                         None

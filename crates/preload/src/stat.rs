@@ -65,7 +65,7 @@ unsafe fn fstat_any(fd: c_int, out: *mut Stat) -> isize {
     // SAFETY: libc's contract.
     unsafe {
         let result = real::fstat(fd, out);
-        if result == 0 && descriptor::is_candidate((*out).st_mode, (*out).st_nlink) {
+        if result == 0 && descriptor::is_candidate(fd, &*out) {
             fstat_candidate(fd, &mut *out);
         }
         result
@@ -92,7 +92,7 @@ unsafe fn statx_of_descriptor(fd: c_int, flags: c_int, mask: c_uint, out: *mut l
             return result;
         }
         let mut stat = stat.assume_init();
-        if !descriptor::is_candidate(stat.st_mode, stat.st_nlink) || !descriptor::pool_stat(fd, &mut stat) {
+        if !descriptor::is_candidate(fd, &stat) || !descriptor::pool_stat(fd, &mut stat) {
             return result;
         }
         let x = &mut *out;

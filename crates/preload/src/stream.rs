@@ -137,7 +137,7 @@ impl Held<'_> {
             if fd < 0 {
                 return fd as isize;
             }
-            descriptor::opened_anchor();
+            descriptor::opened_directory();
             stream.fd = fd as c_int;
         }
         stream.fd as isize

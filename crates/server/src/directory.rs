@@ -27,7 +27,7 @@ pub const TARGET_FILE: &str = "target";
 const PATH_BYTES_MAX: usize = 107 - "/supervisor".len();
 
 /// Every name that a pool's directory may hold. Anything else in it is somebody's file.
-const NAMES: [&str; 7] = [
+const NAMES: [&str; 9] = [
     LOCK_FILE,
     SOCKET_FILE,
     SUPERVISOR_FILE,
@@ -35,6 +35,8 @@ const NAMES: [&str; 7] = [
     TARGET_FILE,
     crate::identity::IDENTITY_FILE,
     "pool.json.new",
+    forebay_types::MOUNT_LINK,
+    "mounted.new",
 ];
 
 /// A pool's directory, open.

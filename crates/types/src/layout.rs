@@ -144,6 +144,17 @@ impl Layout {
         self.count == 1 && self.components[0].stripe_count == 1
     }
 
+    /// The number by which component `index`'s backing files are named: 0 for a file of one backing file, from 1 on for
+    /// others. So no name is shared between the two, and data can move from several backing files into one while both
+    /// are there.
+    pub fn file_number(&self, index: usize) -> usize {
+        if self.is_single() {
+            0
+        } else {
+            index + 1
+        }
+    }
+
     /// All backing files: (component index, stripe index).
     pub fn stripes(&self) -> impl Iterator<Item = (usize, u16)> + '_ {
         self.components().iter().enumerate().flat_map(|(i, c)| (0..c.stripe_count).map(move |s| (i, s)))

@@ -14,6 +14,7 @@ mod hash;
 mod id;
 mod layout;
 pub mod limits;
+mod mount;
 mod reply;
 mod request;
 
@@ -23,6 +24,7 @@ pub use error::{Code, Error, Result};
 pub use hash::{cookie_hash, name_hash, Cookie, DISCRIMINATOR_BITS, HASH_BITS};
 pub use id::{Ino, NodeId};
 pub use layout::{Component, Extent, Layout, COMPONENT_BYTES};
+pub use mount::{mount_link, mount_of_link, MOUNT_LINK};
 pub use reply::{DirEntries, DirEntry, DirWriter, Entry, PoolSpace, Reply, REPLY_HEADER_BYTES};
 pub use request::{
     Caller, Request, SetAttr, TimeSet, RENAME_EXCHANGE, RENAME_NOREPLACE, XATTR_CREATE, XATTR_REPLACE,

@@ -63,6 +63,13 @@ pub const SHARD_PAGES_AHEAD: u64 = 4096;
 /// Pages that only removals may use, so that a full pool can always be emptied.
 pub const SHARD_PAGES_FOR_REMOVALS: u64 = 1024;
 
+/// Threads that do a process's asynchronous reads and writes: enough to keep a node's memory busy from one process.
+pub const ASYNC_THREADS: usize = 4;
+/// Asynchronous reads and writes that wait to begin; one more is EAGAIN.
+pub const ASYNC_QUEUE_MAX: usize = 4096;
+/// A file that is to get one backing file is tried so often, a millisecond apart, before it is said to be open elsewhere: a
+/// program that has just closed it may have a child between fork and exec, which has it open that long.
+pub const LEASE_TRIES: u32 = 20;
 /// A call that gets no answer for so long fails with EIO: longer than a worker's restart on a loaded node.
 pub const CALL_TIMEOUT_MS: u64 = 60_000;
 /// A waiting client looks this often whether the daemon's socket still answers.

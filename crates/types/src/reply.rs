@@ -61,6 +61,13 @@ pub enum Reply<'a> {
         /// Its layout, which names the backing files.
         layout: Layout,
     },
+    /// A layout was replaced.
+    Relaid {
+        /// The inode.
+        ino: Ino,
+        /// The layout that it had. Of a file, the client unlinks its backing files before its slot's next request.
+        layout: Layout,
+    },
     /// Bytes: a symlink's target, a value, a list of names, a path.
     Bytes(&'a [u8]),
     /// Entries of a directory.
@@ -116,6 +123,11 @@ impl<'a> Reply<'a> {
                 w.u8(*kind as u8)?;
                 layout.encode(&mut w)?;
             }
+            Reply::Relaid { ino, layout } => {
+                w.u16(11)?;
+                w.u64(ino.0)?;
+                layout.encode(&mut w)?;
+            }
             Reply::Bytes(bytes) => {
                 w.u16(6)?;
                 w.put(bytes)?;
@@ -168,6 +180,7 @@ impl<'a> Reply<'a> {
                 free_inodes: r.u64()?,
             }),
             10 => Reply::Number(Ino(r.u64()?)),
+            11 => Reply::Relaid { ino: Ino(r.u64()?), layout: Layout::decode(&mut r)? },
             _ => return Err(Code::Malformed),
         })
     }
@@ -313,6 +326,7 @@ mod tests {
             Ok(Reply::Entry(entry)),
             Ok(Reply::Created { entry, created: true, next: Some(Ino(77)) }),
             Ok(Reply::Created { entry, created: false, next: None }),
+            Ok(Reply::Relaid { ino: Ino(3), layout: entry.layout }),
             Ok(Reply::Removed { ino: Ino(3), last: true, kind: Kind::File, layout: entry.layout }),
             Ok(Reply::Bytes(b"target")),
             Ok(Reply::Entries(entries)),

@@ -93,7 +93,7 @@ pub enum Request<'a> {
         exclusive: bool,
         /// Born dirty: true for a file that is to be written, false for one whose copy is the backing store's.
         dirty: bool,
-        /// Layout, or the directory's default.
+        /// Layout, or that of one backing file.
         layout: Option<Layout>,
         /// The inode number that is in reserve for this slot, else the next one. [`Code::Stale`] when it is not this.
         number: Option<Ino>,
@@ -230,6 +230,15 @@ pub enum Request<'a> {
     /// Puts an inode number in reserve for this slot's next `Create`, which then names a backing file that is there. →
     /// `Number`
     Reserve,
+    /// Gives a file another layout, whose backing files have its data already; of a directory, files that are made with
+    /// several backing files in it later take it as their default. Between one backing file and several, or the other way round:
+    /// else old and new would share names. → `Relaid`
+    SetLayout {
+        /// File or directory.
+        ino: Ino,
+        /// Its layout from now on.
+        layout: Layout,
+    },
 }
 
 /// Bytes in front of every request: op, flags, reserved, uid, gid.
@@ -328,6 +337,7 @@ impl<'a> Request<'a> {
                 | Request::RemoveDirectory { .. }
                 | Request::RemoveXattr { .. }
                 | Request::MarkDirty { .. }
+                | Request::SetLayout { .. }
         )
     }
 
@@ -356,6 +366,7 @@ impl<'a> Request<'a> {
             Request::PathOf { .. } => 21,
             Request::Space => 22,
             Request::Reserve => 23,
+            Request::SetLayout { .. } => 24,
         }
     }
 
@@ -439,6 +450,10 @@ impl<'a> Request<'a> {
             Request::GetXattr { ino, name } | Request::RemoveXattr { ino, name } => {
                 w.u64(ino.0)?;
                 w.short_bytes(name)?;
+            }
+            Request::SetLayout { ino, layout } => {
+                w.u64(ino.0)?;
+                layout.encode(&mut w)?;
             }
             Request::SetXattr { ino, name, value, flags } => {
                 w.u64(ino.0)?;
@@ -552,6 +567,7 @@ impl<'a> Request<'a> {
             21 => Request::PathOf { ino: Ino(r.u64()?) },
             22 => Request::Space,
             23 => Request::Reserve,
+            24 => Request::SetLayout { ino: Ino(r.u64()?), layout: Layout::decode(&mut r)? },
             _ => return Err(Code::Malformed),
         };
         Ok((caller, request))
@@ -623,6 +639,7 @@ mod tests {
             Request::PathOf { ino: i },
             Request::Space,
             Request::Reserve,
+            Request::SetLayout { ino: i, layout: Layout::overstriped(NodeId(2), 1, 5, 4096).unwrap() },
         ];
         let caller = Caller { uid: 1000, gid: 100 };
         let mut buffer = vec![0; crate::limits::MESSAGE_BYTES_MAX];

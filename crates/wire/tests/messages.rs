@@ -139,6 +139,7 @@ fn requests(s: &Seed) -> Vec<Request<'_>> {
         Request::ListXattr { ino },
         Request::RemoveXattr { ino, name },
         Request::MarkDirty { ino },
+        Request::SetLayout { ino, layout: Layout::single(NodeId(2), 1) },
         Request::MakeBacking { ino },
         Request::PathOf { ino },
     ]

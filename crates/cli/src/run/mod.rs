@@ -53,7 +53,7 @@ const SIGNALS: [i32; 10] = [
 
 /// Does `forebay run`.
 pub(crate) fn run(named: Option<PathBuf>, arguments: Run) -> Result<ExitCode> {
-    let prefix = check_prefix(&arguments.prefix)?;
+    let prefix = check_prefix(&arguments.prefix, named.as_deref())?;
     let stages = Stages::read(&arguments)?;
     let library = preload::library()?;
     let name = &arguments.command[0];
@@ -149,8 +149,8 @@ pub(crate) fn die_of(signal: i32) -> ! {
     std::process::exit(128 + signal)
 }
 
-/// The prefix, normal; refused when something real is there that it would hide.
-fn check_prefix(prefix: &Path) -> Result<PathBuf> {
+/// The prefix, normal; refused when something real is there that it would hide, other than the pool's own mount.
+fn check_prefix(prefix: &Path, pool: Option<&Path>) -> Result<PathBuf> {
     use std::path::Component;
     let text = prefix.display();
     let what = || format!("cannot show the pool at {text}");
@@ -166,6 +166,7 @@ fn check_prefix(prefix: &Path) -> Result<PathBuf> {
         return Err(invalid(what(), "it is not an absolute path below /", "--prefix /forebay"));
     }
     match std::fs::symlink_metadata(&normal) {
+        Ok(m) if pool.is_some_and(|pool| is_mount_of(pool, &normal, &m)) => Ok(normal),
         Ok(m) => {
             let kind = if m.is_dir() { "a real directory" } else { "a real file" };
             Err(Error::new(forebay_types::Code::Exists, what())
@@ -174,6 +175,15 @@ fn check_prefix(prefix: &Path) -> Result<PathBuf> {
         }
         Err(_) => Ok(normal),
     }
+}
+
+/// True when a pool is mounted on a directory, of which `there` is known.
+fn is_mount_of(pool: &Path, directory: &Path, there: &std::fs::Metadata) -> bool {
+    use std::os::unix::ffi::OsStrExt;
+    use std::os::unix::fs::MetadataExt;
+    let Ok(link) = std::fs::read_link(pool.join(forebay_types::MOUNT_LINK)) else { return false };
+    let mount = forebay_types::mount_of_link(link.as_os_str().as_bytes());
+    mount.is_some_and(|(device, at)| at == directory.as_os_str().as_bytes() && there.dev() == device)
 }
 
 /// What is run, for people: the command line, cut.
@@ -272,11 +282,15 @@ mod tests {
     #[test]
     fn check_prefix_refuses_what_is_real_or_not_absolute() {
         for bad in ["/", "forebay", "", "/a/../b", "//"] {
-            assert_eq!(check_prefix(Path::new(bad)).unwrap_err().code, forebay_types::Code::Invalid, "{bad}");
+            assert_eq!(
+                check_prefix(Path::new(bad), None).unwrap_err().code,
+                forebay_types::Code::Invalid,
+                "{bad}"
+            );
         }
-        let e = check_prefix(Path::new("/usr")).unwrap_err();
+        let e = check_prefix(Path::new("/usr"), None).unwrap_err();
         assert!(e.why.contains("real directory") && e.cure.contains("--prefix"), "{e}");
-        assert_eq!(check_prefix(Path::new("/no-such//dir/./x/")).unwrap(), Path::new("/no-such/dir/x"));
+        assert_eq!(check_prefix(Path::new("/no-such//dir/./x/"), None).unwrap(), Path::new("/no-such/dir/x"));
     }
 
     #[test]

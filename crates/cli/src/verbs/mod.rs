@@ -3,6 +3,7 @@
 mod completions;
 mod down;
 mod fsck;
+mod layout;
 mod ls;
 mod mount;
 mod stage;
@@ -30,6 +31,7 @@ pub(crate) fn dispatch(arguments: Arguments) -> Result<ExitCode> {
         Verb::Run(a) => crate::run::run(pool, a),
         Verb::StageIn(a) => stage::stage_in(pool, a),
         Verb::StageOut(a) => stage::stage_out(pool, a),
+        Verb::Layout(a) => layout::layout(pool, &a.verb),
         Verb::Fsck(a) => fsck::fsck(pool, &a),
         Verb::Completions(a) => completions::completions(&a),
     }

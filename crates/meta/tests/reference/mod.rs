@@ -18,6 +18,8 @@ pub(crate) enum Expected {
     Created(Entry, bool, Option<Ino>),
     /// The inode, whether that was its last link, kind, layout.
     Removed(Ino, bool, Kind, Layout),
+    /// The inode, and the layout that it had.
+    Relaid(Ino, Layout),
     /// Nothing was replaced.
     Nothing,
     Bytes(Vec<u8>),
@@ -182,7 +184,7 @@ impl Reference {
         let mode = if directory && inherits { mode | 0o2000 } else { mode };
         let gid = if inherits { above.attr.gid } else { caller.gid };
         let mut node = self.node(mode, caller.uid, gid, now);
-        if matches!(node.attr.kind(), Kind::File | Kind::Directory) {
+        if directory {
             node.layout = above.layout;
         }
         shape(&mut node);
@@ -329,6 +331,15 @@ impl Reference {
                 }
                 node.attr.flags |= if dirties { FLAG_DIRTY } else { 0 };
                 Ok(Expected::Entry(node.entry()))
+            }
+            Request::SetLayout { ino, layout } => {
+                let node = self.get_mut(ino)?;
+                match node.attr.kind() {
+                    Kind::Directory => {}
+                    Kind::File if node.layout.is_single() != layout.is_single() => {}
+                    _ => return Err(Code::Invalid),
+                }
+                Ok(Expected::Relaid(ino, std::mem::replace(&mut node.layout, layout)))
             }
             Request::PathOf { ino } => {
                 self.directory(ino)?;

@@ -10,6 +10,7 @@ use super::recorder::InFlight;
 use super::shard_thread::ShardThread;
 use super::special;
 use super::statistics::Statistics;
+use super::sweeper::Sweep;
 
 /// Replies collected before their transaction is committed: bytes of ordinary ones. A batch ends early when the next
 /// might not fit.
@@ -125,6 +126,11 @@ impl ShardThread<'_> {
                 {
                     Reply::encode(&Err(Code::Stale), out).unwrap_or(0)
                 }
+                Ok((_, Request::SetLayout { ino, .. }))
+                    if !super::layouts::may_change(&self.target, batch, ino) =>
+                {
+                    Reply::encode(&Err(Code::Stale), out).unwrap_or(0)
+                }
                 Ok((caller, request)) => {
                     let (changes, backing) =
                         (request.changes(), matches!(request, Request::MakeBacking { .. }));
@@ -196,9 +202,10 @@ impl ShardThread<'_> {
         for (ino, _) in slot.orphans.drain(..) {
             self.done_orphans.push(ino);
         }
+        slot.relaid.clear();
         if let Some(ino) = slot.birth.take() {
             if let Some(orphan) = self.grown_up(ino) {
-                let _ = self.sweeper.send(vec![orphan]);
+                let _ = self.sweeper.send(Sweep::Orphans(vec![orphan]));
             }
         }
     }
@@ -252,6 +259,7 @@ impl ShardThread<'_> {
                 state.orphans.push((ino, layout));
             }
         }
+        state.relaid.extend(super::session::relaid(reply));
         if let Some((ino, _)) = super::session::created(reply) {
             state.birth = Some(ino);
             self.births.push(ino);
@@ -271,7 +279,7 @@ impl ShardThread<'_> {
             }
         }
         if !list.is_empty() {
-            let _ = self.sweeper.send(list);
+            let _ = self.sweeper.send(Sweep::Orphans(list));
         }
         Ok(())
     }

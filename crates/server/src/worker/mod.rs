@@ -27,6 +27,7 @@ mod batch;
 mod check;
 mod company;
 mod journal;
+mod layouts;
 mod mounter;
 mod notifier;
 mod pace;

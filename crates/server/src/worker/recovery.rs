@@ -8,6 +8,7 @@
 //! | a request that waits, its reply unknown | serves it as if for the first time: nothing of it was done |
 //! | a client that lives, its last reply made or removed a file | it still owes the backing file's making or unlinking |
 //! | a number in reserve for a client that is gone | the sweeper unlinks the backing file that may be there under it |
+//! | a file with another layout, its client gone | the sweeper unlinks the backing files that it had before |
 //! | an orphan that no living client owes | the sweeper unlinks its backing files |
 //! | a session in the shard without a ring | its process is gone: forgotten |
 
@@ -21,9 +22,10 @@ use super::batch::layout_of_number;
 use super::journal::{Journal, MARK_SESSION};
 use super::notifier::notes_of;
 use super::recorder::InFlight;
-use super::session::{decode_kept, encode_kept, reserve_behind, Session};
+use super::session::{decode_kept, encode_kept, relaid, reserve_behind, Session};
 use super::shard_thread::ShardThread;
 use super::statistics::Statistics;
+use super::sweeper::Sweep;
 
 /// Sequence and reply of a slot's last change, and what is in reserve for it.
 struct Last {
@@ -217,7 +219,7 @@ impl ShardThread<'_> {
         self.commit()?;
         if !left.is_empty() {
             tracing::info!("sweeping the backing files of {} inodes that a crash left", left.len());
-            let _ = self.sweeper.send(left);
+            let _ = self.sweeper.send(Sweep::Orphans(left));
         }
         self.count_clients();
         Ok(())
@@ -239,6 +241,7 @@ impl ShardThread<'_> {
     /// Forgets the sessions of processes that are gone; the numbers that were in reserve for them become orphans.
     fn forget_ended(&mut self) -> Result<()> {
         let known: HashSet<u64> = self.sessions.iter().map(|s| s.id).collect();
+        let mut replaced = Vec::new();
         let batch = self.batch()?;
         for id in batch.sessions()? {
             if known.contains(&id) {
@@ -249,7 +252,14 @@ impl ShardThread<'_> {
                     batch.list_orphan(ino, &layout_of_number(ino))?;
                 }
             }
+            for slot in 0..RING_SLOTS {
+                let kept = batch.kept_reply(id, slot as u8)?;
+                replaced.extend(kept.and_then(|(_, kept)| relaid(decode_kept(kept).1)));
+            }
             batch.forget_session(id)?;
+        }
+        if !replaced.is_empty() {
+            let _ = self.sweeper.send(Sweep::Replaced(replaced));
         }
         Ok(())
     }

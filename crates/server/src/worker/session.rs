@@ -21,6 +21,8 @@ pub(super) struct Slot {
     pub(super) birth: Option<Ino>,
     /// Inodes that the last request left without links, whose backing files the client is unlinking.
     pub(super) orphans: Vec<(Ino, Layout)>,
+    /// Files that the last request gave another layout, with the layout before: the client is unlinking its backing files.
+    pub(super) relaid: Vec<(Ino, Layout)>,
     /// The inode number that the slot's next `Create` may use, whose backing file the client may have made.
     pub(super) reserved: Option<Ino>,
     /// Sequence and reply of the last change; what a commit has to keep.
@@ -39,6 +41,14 @@ impl Session {
 pub(super) fn created(reply: &[u8]) -> Option<(Ino, Option<Ino>)> {
     match Reply::decode(reply) {
         Ok(Reply::Created { entry, created: true, next }) => Some((entry.attr.ino, next)),
+        _ => None,
+    }
+}
+
+/// The file that a reply says got another layout, and the one that it had. A directory has no backing files.
+pub(super) fn relaid(reply: &[u8]) -> Option<(Ino, Layout)> {
+    match Reply::decode(reply) {
+        Ok(Reply::Relaid { ino, layout }) => Some((ino, layout)),
         _ => None,
     }
 }
@@ -79,7 +89,7 @@ impl Slot {
             Ok(Reply::Removed { ino, last: true, kind, layout }) if kind != Kind::Directory => {
                 self.orphans.push((ino, layout));
             }
-            _ => {}
+            _ => self.relaid.extend(relaid(reply)),
         }
     }
 }

@@ -19,6 +19,7 @@ use super::pace::Pace;
 use super::recorder::FlightRecorder;
 use super::session::Session;
 use super::statistics::Statistics;
+use super::sweeper::Sweep;
 
 /// What other threads tell the shard thread; each send but that of `Attached` is followed by a ring of the doorbell.
 #[derive(Debug)]
@@ -71,7 +72,7 @@ pub(super) struct ShardThread<'a> {
     pub(super) to_self: Sender<Message>,
     /// The kernel that has the pool mounted.
     pub(super) mount: Option<MountedKernel>,
-    pub(super) sweeper: Sender<Vec<(Ino, Layout)>>,
+    pub(super) sweeper: Sender<Sweep>,
     pub(super) statistics: Arc<Statistics>,
     pub(super) epoch: u64,
     pub(super) sessions: Vec<Session>,
@@ -104,7 +105,7 @@ impl<'a> ShardThread<'a> {
         recorder: FlightRecorder,
         journal: Journal,
         (to_self, messages): (Sender<Message>, Receiver<Message>),
-        sweeper: Sender<Vec<(Ino, Layout)>>,
+        sweeper: Sender<Sweep>,
         statistics: Arc<Statistics>,
         epoch: u64,
     ) -> Result<ShardThread<'a>> {
@@ -362,10 +363,11 @@ impl<'a> ShardThread<'a> {
         let mut session = self.sessions.swap_remove(i);
         self.count_clients();
         self.recorder.forget_session(id);
-        let mut left = Vec::new();
+        let (mut left, mut replaced) = (Vec::new(), Vec::new());
         self.sweep_numbers(session.slots.iter().filter_map(|slot| slot.reserved).collect::<Vec<_>>())?;
         for slot in session.slots.iter_mut() {
             left.append(&mut slot.orphans);
+            replaced.append(&mut slot.relaid);
             if let Some(ino) = slot.birth.take() {
                 if let Some(orphan) = self.grown_up(ino) {
                     left.push(orphan);
@@ -375,8 +377,11 @@ impl<'a> ShardThread<'a> {
         if session.noted && !self.remove_in_batch(|batch| batch.forget_session(id))? {
             tracing::warn!("no room to forget a session: the next worker will");
         }
+        if !replaced.is_empty() {
+            let _ = self.sweeper.send(Sweep::Replaced(replaced));
+        }
         if !left.is_empty() {
-            let _ = self.sweeper.send(left);
+            let _ = self.sweeper.send(Sweep::Orphans(left));
         }
         Ok(())
     }

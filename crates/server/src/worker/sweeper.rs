@@ -11,17 +11,39 @@ use forebay_types::{Error, Ino, Layout, Result};
 use super::shard_thread::Message;
 use super::special;
 
+/// What is to be swept.
+#[derive(Debug)]
+pub(super) enum Sweep {
+    /// Backing files of inodes that are gone, or of numbers that none will have; their records go then.
+    Orphans(Vec<(Ino, Layout)>),
+    /// Backing files of files that are there and have others now.
+    Replaced(Vec<(Ino, Layout)>),
+}
+
 /// Starts the sweeper; it ends when the sender is dropped.
 pub(super) fn start(
     target: Arc<Target>,
     to_shard: Sender<Message>,
     doorbell: Arc<Doorbell>,
-) -> Result<Sender<Vec<(Ino, Layout)>>> {
-    let (sender, orphans) = mpsc::channel::<Vec<(Ino, Layout)>>();
+) -> Result<Sender<Sweep>> {
+    let (sender, sweeps) = mpsc::channel::<Sweep>();
     std::thread::Builder::new()
         .name("sweeper".into())
         .spawn(move || {
-            while let Ok(some) = orphans.recv() {
+            while let Ok(sweep) = sweeps.recv() {
+                let some = match sweep {
+                    Sweep::Orphans(some) => some,
+                    Sweep::Replaced(some) => {
+                        for (ino, layout) in some {
+                            if let Err(code) = target.remove_all(ino, &layout) {
+                                tracing::warn!(
+                                    "cannot unlink the former backing files of inode {ino}: {code}"
+                                );
+                            }
+                        }
+                        continue;
+                    }
+                };
                 let mut swept = Vec::with_capacity(some.len());
                 for (ino, layout) in some {
                     let removed =

@@ -1,0 +1,172 @@
+//! MPI-IO on a shared file: Forebay beside the same MPI's own I/O on tmpfs and on a tmpfs with huge pages, by bench/mpi.c.
+//!
+//! Each MPI that has a compiler and a launcher here is measured. A tmpfs with huge pages is mounted for it, which takes
+//! root; without, that column is left out and said so.
+
+use crate::report::{Table, Target};
+use crate::systems::{said, Pool, System};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+const MIB: u64 = 1 << 20;
+const TMPFS: &str = "tmpfs";
+const HUGE: &str = "huge tmpfs";
+const WITHOUT: &str = "without";
+
+/// An MPI, as Debian names what belongs to it.
+struct Mpi {
+    name: &'static str,
+    compiler: &'static str,
+    launcher: &'static [&'static str],
+}
+
+const MPIS: [Mpi; 2] = [
+    Mpi {
+        name: "Open MPI",
+        compiler: "mpicc.openmpi",
+        launcher: &["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n"],
+    },
+    Mpi { name: "MPICH", compiler: "mpicc.mpich", launcher: &["mpiexec.hydra", "-n"] },
+];
+
+/// A tmpfs with huge pages, filled and freed once. Unmounted when it is dropped.
+struct HugeTmpfs(PathBuf);
+
+impl HugeTmpfs {
+    fn new(bytes: u64) -> Result<HugeTmpfs, String> {
+        let at = std::env::temp_dir().join(format!("forebay-bench-huge-{}", std::process::id()));
+        std::fs::create_dir(&at).map_err(|e| format!("{}: {e}", at.display()))?;
+        let mut mount = Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", "huge=within_size", "none"]).arg(&at);
+        if let Err(message) = said(&mut mount) {
+            std::fs::remove_dir(&at).ok();
+            return Err(message);
+        }
+        let huge = HugeTmpfs(at);
+        let file = huge.0.join("age");
+        let block = vec![1u8; MIB as usize];
+        let mut out = std::fs::File::create(&file).map_err(|e| format!("{}: {e}", file.display()))?;
+        for _ in 0..bytes / MIB {
+            std::io::Write::write_all(&mut out, &block).map_err(|e| format!("{}: {e}", file.display()))?;
+        }
+        std::fs::remove_file(&file).map_err(|e| format!("{}: {e}", file.display()))?;
+        Ok(huge)
+    }
+}
+
+impl Drop for HugeTmpfs {
+    fn drop(&mut self) {
+        if let Err(message) = said(Command::new("umount").arg(&self.0)) {
+            eprintln!("forebay-bench: {message}");
+        }
+        std::fs::remove_dir(&self.0).ok();
+    }
+}
+
+/// Removes the programs that were built.
+struct Built(PathBuf);
+
+impl Drop for Built {
+    fn drop(&mut self) {
+        std::fs::remove_dir_all(&self.0).ok();
+    }
+}
+
+fn runs(program: &str) -> bool {
+    Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
+}
+
+/// The tables of each MPI that is here.
+pub(crate) fn measure(pool: &Pool, tmpfs: &Path, sizes: &crate::run::Sizes) -> Result<Vec<Table>, String> {
+    let built = Built(std::env::temp_dir().join(format!("forebay-bench-mpi-{}", std::process::id())));
+    std::fs::create_dir(&built.0).map_err(|e| format!("{}: {e}", built.0.display()))?;
+    let huge = match HugeTmpfs::new(sizes.bytes as u64 * 2) {
+        Ok(huge) => Some(huge),
+        Err(message) => {
+            println!("\n(f) without a tmpfs with huge pages: {message}");
+            None
+        }
+    };
+    let mut tables = Vec::new();
+    for mpi in &MPIS {
+        if !runs(mpi.compiler) || !runs(mpi.launcher[0]) {
+            println!("\n(f) {} is left out: no {} or {}", mpi.name, mpi.compiler, mpi.launcher[0]);
+            continue;
+        }
+        let program = built.0.join(mpi.compiler);
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("mpi.c");
+        said(Command::new(mpi.compiler).args(["-O2", "-o"]).arg(&program).arg(source))?;
+        for ranks in [2, 4] {
+            tables.extend(one(mpi, ranks, &program, pool, tmpfs, huge.as_ref(), sizes)?);
+        }
+    }
+    Ok(tables)
+}
+
+/// What Forebay is held to: rates of writes to a shared file, all other rates, and times.
+fn targets(label: &str, columns: &[String]) -> Vec<Target> {
+    let at_least = if label.starts_with("write") { 1.5 } else { 1.0 };
+    columns[1..].iter().map(|against| Target::Ratio { against: against.clone(), at_least }).collect()
+}
+
+fn one(
+    mpi: &Mpi,
+    ranks: usize,
+    program: &Path,
+    pool: &Pool,
+    tmpfs: &Path,
+    huge: Option<&HugeTmpfs>,
+    sizes: &crate::run::Sizes,
+) -> Result<Vec<Table>, String> {
+    let mut systems = vec![System::in_pool(pool, "Forebay", "mpi")?, System::at(TMPFS, tmpfs)?];
+    if let Some(huge) = huge {
+        systems.push(System::at(HUGE, &huge.0)?);
+    }
+    let columns: Vec<String> = systems.iter().map(|s| s.name.clone()).collect();
+    let table = |title: String, unit, more_is_better, columns: &[String]| Table {
+        title,
+        unit,
+        more_is_better,
+        columns: columns.to_vec(),
+        rows: Vec::new(),
+    };
+    let bytes = sizes.bytes as u64 / ranks as u64;
+    let what = format!("(f) MPI-IO, {}, {ranks} ranks, {} MiB in all", mpi.name, sizes.bytes as u64 / MIB);
+    let mut rates = table(what.clone(), "GB/s", true, &columns);
+    let mut times = table(format!("{what}: times"), "us", false, &columns);
+    let own = [String::from("with the driver"), String::from(WITHOUT)];
+    let mut calls = table(
+        format!("(f) a call on a file outside the pool, {}, {ranks} ranks", mpi.name),
+        "us",
+        false,
+        &own,
+    );
+    let run = |system: &System<'_>, file: &Path, bytes: u64| -> Result<Vec<(String, f64)>, String> {
+        let mut command = system.command(mpi.launcher[0]);
+        command.args(&mpi.launcher[1..]).arg(ranks.to_string()).arg(program).arg(file).arg(bytes.to_string());
+        let text = said(&mut command)?;
+        let map: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(text.trim()).map_err(|e| format!("bench/mpi.c said {text:?}: {e}"))?;
+        Ok(map.into_iter().filter_map(|(name, value)| Some((name, value.as_f64()?))).collect())
+    };
+    for repetition in 0..sizes.repetitions {
+        for column in crate::run::turns(&systems, repetition) {
+            let system = &systems[column];
+            for (label, value) in run(system, &system.root.join("shared"), bytes)? {
+                match label.strip_prefix("us of ") {
+                    Some(label) => times.add(label, column, value, || targets(label, &columns)),
+                    None => rates.add(&label, column, value, || targets(&label, &columns)),
+                }
+            }
+        }
+        // The same file outside, by the same program with the driver in the process and without.
+        for column in [repetition % 2, 1 - repetition % 2] {
+            let system = &systems[column];
+            let took = run(system, &systems[1].root.join("outside"), MIB)?;
+            for (label, value) in took.iter().filter_map(|(l, v)| Some((l.strip_prefix("us of ")?, v))) {
+                calls.add(label, column, *value, Vec::new);
+            }
+        }
+    }
+    Ok(vec![rates, times, calls])
+}

@@ -1,0 +1,122 @@
+//! The libraries that programs write their files with: parallel HDF5, NetCDF-4, PnetCDF and h5py, unchanged, write the same
+//! files into a pool as on tmpfs, with 1, 2 and 4 ranks.
+//!
+//! A library that is not installed is skipped with a line. Debian has HDF5 for both MPIs, the others for Open MPI.
+
+mod common;
+
+use std::path::Path;
+
+use common::mpi::{alone, compile_with, driver, Mpi, Native, MPIS};
+use common::{Place, Ran};
+
+/// How a program's files are compared.
+struct Files<'a> {
+    /// What the names of the files that it makes end in.
+    endings: &'a [&'a str],
+    /// The command that compares two.
+    compare: &'a str,
+    /// Backing files of those in the pool.
+    stripes: u32,
+}
+
+const ONE: Files<'_> = Files { endings: &[""], compare: "cmp", stripes: 1 };
+
+/// Runs a program on a file of the pool and on one of tmpfs, and compares what it made. The files of the pool are read by
+/// another program, through the preload library. `words` has FILE where the file goes.
+fn same_as_on_tmpfs(place: &Place, mpi: &Mpi, words: &str, files: &Files<'_>) {
+    for ranks in [1, 2, 4] {
+        let native = Native::new("clients");
+        let reference = native.0.join("file").display().to_string();
+        let run = |file: &str| format!("{} {ranks} {}", mpi.launcher.join(" "), words.replace("FILE", file));
+        let mut script = format!(
+            "set -e; forebay layout set --stripe-count {} --stripe-size 4KiB /; {}; {}",
+            files.stripes,
+            run("/forebay/file"),
+            run(&reference)
+        );
+        for ending in files.endings {
+            script += &format!("; {} /forebay/file{ending} {reference}{ending}", files.compare);
+        }
+        script += "; echo same";
+        let path = format!("{}:/usr/bin:/bin", common::forebay().parent().unwrap().display());
+        let mut command = place.command(["run", "--own", "--quiet", "--", "sh", "-c", &script]);
+        let ran = Ran::of(command.env("PATH", path).output().unwrap());
+        assert!(
+            ran.code == Some(0) && ran.out.ends_with("same\n") && ran.out.matches("passed").count() == 2,
+            "{}, {ranks} ranks: {ran:?}",
+            mpi.name
+        );
+    }
+    place.assert_nothing_left();
+}
+
+#[test]
+fn parallel_hdf5_writes_the_file_that_it_writes_on_tmpfs() {
+    let _alone = alone();
+    for (mpi, compiler) in MPIS.iter().zip(["h5pcc.openmpi", "h5pcc.mpich"]) {
+        let place = Place::new();
+        if !driver(mpi) {
+            continue;
+        }
+        match compile_with(&place, compiler, "hdf5", &["-shlib"]) {
+            Some(program) => {
+                let words = format!("{} FILE", program.display());
+                same_as_on_tmpfs(&place, mpi, &words, &ONE);
+                // Over several backing files, which cmp's open makes one.
+                same_as_on_tmpfs(&place, mpi, &words, &Files { stripes: 3, ..ONE });
+                let compressed = format!("{words} compressed");
+                same_as_on_tmpfs(&place, mpi, &compressed, &Files { compare: "h5diff", ..ONE });
+            }
+            None => println!("skipped: no parallel HDF5 for {} ({compiler})", mpi.name),
+        }
+    }
+}
+
+#[test]
+fn parallel_netcdf4_writes_the_file_that_it_writes_on_tmpfs() {
+    let _alone = alone();
+    let (place, mpi) = (Place::new(), &MPIS[0]);
+    let include = "-I/usr/lib/x86_64-linux-gnu/netcdf/mpi/include";
+    if !driver(mpi) {
+        return;
+    }
+    match compile_with(
+        &place,
+        mpi.compiler,
+        "netcdf",
+        &["-Wall", "-Wextra", "-Werror", include, "-lnetcdf_mpi"],
+    ) {
+        Some(program) => same_as_on_tmpfs(&place, mpi, &format!("{} FILE", program.display()), &ONE),
+        None => println!("skipped: no parallel NetCDF (libnetcdf-mpi-dev)"),
+    }
+}
+
+#[test]
+fn pnetcdf_writes_the_files_that_it_writes_on_tmpfs() {
+    let _alone = alone();
+    let (place, mpi) = (Place::new(), &MPIS[0]);
+    if !driver(mpi) {
+        return;
+    }
+    match compile_with(&place, mpi.compiler, "pnetcdf", &["-Wall", "-Wextra", "-Werror", "-lpnetcdf"]) {
+        Some(program) => {
+            let files = Files { endings: &[".1", ".2", ".5"], ..ONE };
+            same_as_on_tmpfs(&place, mpi, &format!("{} FILE", program.display()), &files);
+        }
+        None => println!("skipped: no PnetCDF (libpnetcdf-dev)"),
+    }
+}
+
+#[test]
+fn parallel_h5py_writes_the_file_that_it_writes_on_tmpfs() {
+    let _alone = alone();
+    let (place, mpi) = (Place::new(), &MPIS[0]);
+    let there = Path::new("/usr/lib/python3/dist-packages/h5py/_debian_h5py_mpi").exists();
+    if !driver(mpi) || !there {
+        println!("skipped: no parallel h5py (python3-h5py-mpi)");
+        return;
+    }
+    let words = format!("/usr/bin/python3 {} FILE", common::mpi::source("tests/h5py_parallel.py").display());
+    same_as_on_tmpfs(&place, mpi, &words, &ONE);
+}

@@ -1,0 +1,240 @@
+//! Files of several backing files, and how they become files of one: the data stays whatever happens meanwhile.
+
+mod common;
+
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use common::{Place, Ran};
+use forebay_client::{Fail, File, PathBuffer, Place as At, Pool, Striping};
+use forebay_types::{Code, Ino};
+
+const STRIPE: u32 = 4096;
+
+fn at(path: &str) -> At<'_> {
+    At { dir: Ino::ROOT, path: path.as_bytes() }
+}
+
+fn attach(dir: &Path) -> &'static Pool {
+    let pool = Pool::attach(dir).unwrap();
+    pool.set_prefix(b"/forebay");
+    pool
+}
+
+fn open_striped(pool: &Pool, path: &str, flags: i32, stripe_count: u16) -> Result<File, Fail> {
+    let striping =
+        Striping { stripe_count: stripe_count.max(1), stripe_bytes: STRIPE, yields: stripe_count == 0 };
+    pool.open_striped(at(path), flags, 0o644, striping, &mut PathBuffer::new())
+}
+
+fn spread(pool: &Pool, path: &str) -> File {
+    let file = open_striped(pool, path, libc::O_RDWR | libc::O_CREAT, 3).unwrap();
+    assert_eq!(file.fd(), None, "{path} has several backing files");
+    file
+}
+
+/// As the preload library opens.
+fn open(pool: &Pool, path: &str, flags: i32) -> Result<OwnedFd, Fail> {
+    let fd = pool.open(at(path), flags | libc::O_CLOEXEC, 0o644, &mut PathBuffer::new())?;
+    // SAFETY: the descriptor is new and ours.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+fn read_all(fd: &OwnedFd) -> Vec<u8> {
+    use std::io::Read;
+    let mut data = Vec::new();
+    std::fs::File::from(fd.try_clone().unwrap()).read_to_end(&mut data).unwrap();
+    data
+}
+
+fn stat(pool: &Pool, path: &str) -> libc::stat {
+    pool.stat(at(path), true, &mut PathBuffer::new()).unwrap()
+}
+
+/// Bytes that differ from place to place.
+fn pattern(bytes: usize, seed: usize) -> Vec<u8> {
+    (0..bytes).map(|i| ((i * 31 + i / 251 + seed * 7) % 255 + 1) as u8).collect()
+}
+
+fn is_busy<T>(result: Result<T, Fail>) -> bool {
+    matches!(result, Err(Fail::Code(Code::Busy)))
+}
+
+#[test]
+fn open_for_a_descriptor_gives_the_file_one_backing_file_and_nothing_else_changes() {
+    let place = Place::new();
+    let dir = place.up("p");
+    let pool = attach(&dir);
+    for (i, bytes) in [0, 1, 4095, 4096, 12_288, 100_000, 3_000_001].into_iter().enumerate() {
+        let path = format!("f{i}");
+        let data = pattern(bytes, i);
+        let file = spread(pool, &path);
+        file.write_at(&data, 0).unwrap();
+        // A hole, and something behind it.
+        let mut whole = data.clone();
+        whole.resize(bytes + 5_000_000, 0);
+        whole.extend(b"the end");
+        file.write_at(b"the end", bytes as u64 + 5_000_000).unwrap();
+        drop(file);
+        let before = stat(pool, &path);
+        assert_eq!(before.st_size as usize, whole.len());
+        let fd = open(pool, &path, libc::O_RDONLY).unwrap();
+        assert!(read_all(&fd) == whole, "{path} has the same bytes");
+        let after = stat(pool, &path);
+        let facts =
+            |s: &libc::stat| (s.st_ino, s.st_size, s.st_mode, s.st_nlink, s.st_mtime, s.st_mtime_nsec);
+        assert_eq!(facts(&after), facts(&before));
+        assert!(after.st_blocks * 512 < 4_000_000 + bytes as i64, "the hole stays one: {}", after.st_blocks);
+        // The other way of opening it gives the same file.
+        let again = open_striped(pool, &path, libc::O_RDWR, 0).unwrap();
+        assert!(again.fd().is_some());
+        again.write_at(b"new", 1).unwrap();
+        whole[1..4].copy_from_slice(b"new");
+        let fresh = open(pool, &path, libc::O_RDONLY).unwrap();
+        assert!(read_all(&fresh) == whole);
+    }
+    let file = spread(pool, "cut");
+    file.write_at(&pattern(50_000, 3), 0).unwrap();
+    drop(file);
+    drop(open(pool, "cut", libc::O_WRONLY | libc::O_TRUNC).unwrap());
+    assert_eq!(stat(pool, "cut").st_size, 0);
+    place.ok(["fsck", "--pool", dir.to_str().unwrap()]);
+}
+
+#[test]
+fn file_that_somebody_has_open_stays_as_it_is_and_the_other_open_is_busy() {
+    let place = Place::new();
+    let dir = place.up("p");
+    let pool = attach(&dir);
+    let data = pattern(40_000, 1);
+    let file = spread(pool, "f");
+    file.write_at(&data, 0).unwrap();
+    for flags in [libc::O_RDONLY, libc::O_RDWR, libc::O_RDWR | libc::O_TRUNC, libc::O_RDWR | libc::O_CREAT] {
+        assert!(is_busy(open(pool, "f", flags)));
+    }
+    let ran = Ran::of(
+        place.command(["layout", "migrate", "--pool", dir.to_str().unwrap(), "/f"]).output().unwrap(),
+    );
+    assert!(ran.code == Some(1) && ran.err.contains("a program has it open"), "{ran:?}");
+    let mut back = vec![0; data.len() + 10];
+    assert_eq!(file.read_at(&mut back, 0), Ok(data.len()));
+    assert!(back[..data.len()] == data[..]);
+    drop(file);
+    let reader = open_striped(pool, "f", libc::O_RDONLY, 0).unwrap();
+    assert!(
+        is_busy(open(pool, "f", libc::O_RDONLY)),
+        "a reader would go on reading what is no more the file"
+    );
+    drop(reader);
+    assert!(read_all(&open(pool, "f", libc::O_RDONLY).unwrap()) == data);
+    place.ok(["fsck", "--pool", dir.to_str().unwrap()]);
+}
+
+/// Writers, openers for a descriptor and stats of the same files at once: each write that returned is there, and no stat
+/// tells a size that the file never had.
+#[test]
+fn writes_stay_whoever_opens_the_file_meanwhile() {
+    const ROUNDS: usize = 60;
+    const PIECE: usize = 10_000;
+    let place = Place::new();
+    let dir = place.up("p");
+    let pool = attach(&dir);
+    let mut migrated = 0;
+    for round in 0..ROUNDS {
+        let path = format!("r{round}");
+        spread(pool, &path).truncate(4 * PIECE as u64).unwrap();
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let writers: Vec<_> = (0..2)
+                .map(|writer| {
+                    let path = &path;
+                    scope.spawn(move || {
+                        for piece in [writer, writer + 2] {
+                            // Whoever opens while the file is moved waits for it or is let in before.
+                            let file = open_striped(pool, path, libc::O_RDWR, 0).unwrap();
+                            let data = pattern(PIECE, piece + round);
+                            file.write_at(&data, (piece * PIECE) as u64).unwrap();
+                            drop(file);
+                            std::thread::sleep(Duration::from_micros(200));
+                        }
+                    })
+                })
+                .collect();
+            let opener = scope.spawn(|| {
+                let mut done = false;
+                while !done && !stop.load(Ordering::Relaxed) {
+                    match open(pool, &path, libc::O_RDONLY) {
+                        Ok(_) => done = true,
+                        result => assert!(is_busy(result)),
+                    }
+                }
+                done
+            });
+            let watcher = scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    assert_eq!(stat(pool, &path).st_size as usize, 4 * PIECE);
+                }
+            });
+            for writer in writers {
+                writer.join().unwrap();
+            }
+            stop.store(true, Ordering::Relaxed);
+            migrated += usize::from(opener.join().unwrap());
+            watcher.join().unwrap();
+        });
+        let fd = open(pool, &path, libc::O_RDONLY).unwrap();
+        let expected: Vec<u8> = (0..4).flat_map(|piece| pattern(PIECE, piece + round)).collect();
+        assert!(read_all(&fd) == expected, "round {round}");
+    }
+    assert!(migrated > 0, "no file was moved while it was written: nothing was tried");
+    place.ok(["fsck", "--pool", dir.to_str().unwrap()]);
+}
+
+/// The command killed at any moment, and the worker too: the file has its bytes, and all space is back when it is gone.
+#[test]
+fn kill_during_a_migration_leaves_the_file_whole() {
+    let place = Place::new();
+    let dir = place.up("p");
+    let pool = attach(&dir);
+    let name = dir.to_str().unwrap();
+    let free = |pool: &Pool| pool.statfs().unwrap().f_bfree;
+    let before = free(pool);
+    let data = pattern(20_000_000, 5);
+    let (mut moved, mut not_moved) = (0, 0);
+    for round in 0..24u64 {
+        let file = spread(pool, "f");
+        file.write_at(&data, 0).unwrap();
+        drop(file);
+        let mut child = place
+            .command(["layout", "migrate", "--pool", name, "/f"])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_micros(round * 1500));
+        let _ = child.kill();
+        child.wait().unwrap();
+        let whole = open_striped(pool, "f", libc::O_RDONLY, 0).unwrap();
+        *(if whole.fd().is_some() { &mut moved } else { &mut not_moved }) += 1;
+        let mut back = vec![0; data.len() + 1];
+        assert_eq!(whole.read_at(&mut back, 0), Ok(data.len()));
+        assert!(back[..data.len()] == data[..], "round {round}");
+        drop(whole);
+        let fd = open(pool, "f", libc::O_RDONLY).unwrap();
+        assert!(fd.as_raw_fd() >= 0 && read_all(&fd) == data, "round {round}");
+        drop(fd);
+        pool.unlink(at("f"), &mut PathBuffer::new()).unwrap();
+    }
+    println!("{moved} were moved, {not_moved} were not");
+    assert!(not_moved > 0, "nothing was killed in time");
+    // The worker unlinks what a killed command left.
+    let patience = std::time::Instant::now();
+    while before.saturating_sub(free(pool)) >= 1000 {
+        assert!(patience.elapsed() < common::PATIENCE, "{} pages are lost", before - free(pool));
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    place.ok(["fsck", "--pool", name]);
+}

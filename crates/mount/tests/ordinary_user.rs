@@ -1,0 +1,207 @@
+//! An ordinary user's mount: by fusermount3, with passthrough where `forebay-register` helps, and without.
+
+mod common;
+
+use common::{binaries, wait_for};
+use serde_json::Value;
+use std::fs;
+use std::os::unix::fs::{chown, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command};
+
+/// `nobody`: a user with a name, as fusermount3 wants one.
+const USER: u32 = 65_534;
+
+/// The programs in a directory that everybody may read, and a pool of an ordinary user. Taken away when dropped.
+struct Place {
+    dir: PathBuf,
+    register: PathBuf,
+    listener: Option<Child>,
+}
+
+fn can(program: &str, arguments: &[&str]) -> bool {
+    Command::new(program).args(arguments).output().is_ok_and(|output| output.status.success())
+}
+
+/// Lets everybody open /dev/fuse, as Debian does, where this machine does not: in a namespace of this thread's own, with
+/// whatever it starts, which is gone with it.
+fn open_device_to_all() -> bool {
+    let mode = |path: &Path| fs::metadata(path).map_or(0, |m| m.permissions().mode() & 0o777);
+    if mode(Path::new("/dev/fuse")) & 0o6 == 0o6 {
+        return true;
+    }
+    let node =
+        PathBuf::from(format!("/tmp/fbu-fuse-{}-{:?}", std::process::id(), std::thread::current().id()));
+    // SAFETY: it concerns this thread alone.
+    let own = unsafe { libc::unshare(libc::CLONE_NEWNS) == 0 };
+    let text = node.to_str().unwrap();
+    let done = own
+        && can("mount", &["--make-rprivate", "/"])
+        && can("mknod", &["-m", "666", text, "c", "10", "229"])
+        && can("mount", &["--bind", text, "/dev/fuse"]);
+    let _ = fs::remove_file(&node);
+    done
+}
+
+/// True when something is mounted there, for this thread.
+fn is_mounted(at: &Path) -> bool {
+    let table = fs::read_to_string("/proc/thread-self/mounts").unwrap();
+    table.lines().any(|line| line.split(' ').nth(1) == at.to_str())
+}
+
+impl Place {
+    /// None, with a line that says why, where an ordinary user cannot mount.
+    fn new(name: &str) -> Option<Place> {
+        // SAFETY: cannot fail.
+        let is_root = unsafe { libc::geteuid() } == 0;
+        for (there, what) in [
+            (is_root, "root, who can become another user"),
+            (Path::new("/dev/fuse").exists(), "/dev/fuse"),
+            (can("fusermount3", &["--version"]), "fusermount3"),
+            (can("setpriv", &["--version"]), "setpriv"),
+            (open_device_to_all(), "a /dev/fuse that everybody may open"),
+        ] {
+            if !there {
+                eprintln!("skipped: this needs {what}");
+                return None;
+            }
+        }
+        let dir = PathBuf::from(format!("/tmp/fbu-{}-{name}", std::process::id()));
+        fs::create_dir(&dir).unwrap();
+        let place = Place { register: dir.join("no-socket"), dir, listener: None };
+        fs::set_permissions(&place.dir, fs::Permissions::from_mode(0o755)).unwrap();
+        fs::create_dir(place.dir.join("bin")).unwrap();
+        for program in ["forebay", "forebayd", "forebay-mount", "forebay-register"] {
+            // By a process of its own: no other thread's child inherits a descriptor that writes what is run next.
+            let (from, to) = (binaries().join(program), place.dir.join("bin"));
+            assert!(
+                can("cp", &[from.to_str().unwrap(), to.to_str().unwrap()]),
+                "{} is built",
+                from.display()
+            );
+        }
+        for name in ["home", "mnt"] {
+            fs::create_dir(place.dir.join(name)).unwrap();
+            chown(place.dir.join(name), Some(USER), Some(USER)).unwrap();
+        }
+        Some(place)
+    }
+
+    fn mnt(&self) -> PathBuf {
+        self.dir.join("mnt")
+    }
+
+    /// A command as that user, who has no capability.
+    fn user(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new("setpriv");
+        let id = USER.to_string();
+        command
+            .args(["--reuid", &id, "--regid", &id, "--clear-groups", "--inh-caps=-all"])
+            .arg("--")
+            .arg(program);
+        for name in ["FOREBAY_PREFIX", "FOREBAY_DISABLE", "LD_PRELOAD"] {
+            command.env_remove(name);
+        }
+        command.env("HOME", self.dir.join("home")).env("FOREBAY_POOL", self.dir.join("home/pool"));
+        command.env("FOREBAY_REGISTER", &self.register).current_dir(&self.dir);
+        command
+    }
+
+    fn forebay(&self, arguments: &[&str]) -> String {
+        let output = self.user(self.dir.join("bin/forebay")).args(arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Starts pool and mount; how data go, and what is said about it.
+    fn mounted(&self) -> (String, String) {
+        let pool = self.dir.join("home/pool");
+        self.forebay(&["up", "--capacity", "64MiB", "--path", pool.to_str().unwrap()]);
+        self.forebay(&["mount", self.mnt().to_str().unwrap()]);
+        let status: Value = serde_json::from_str(&self.forebay(&["status", "--json"])).unwrap();
+        let mount = &status["mounts"][0];
+        (mount["data"].as_str().unwrap().to_owned(), mount["why"].as_str().unwrap_or("").to_owned())
+    }
+
+    /// Writes, reads, maps and runs what is on the mount, as its user.
+    fn use_it(&self) {
+        let script = "cd \"$0\" && head -c 3000000 /dev/urandom >a && cp a b && cmp a b && echo more >>b && \
+             test $(stat -c %s b) = 3000005 && rm a && cp /bin/true t && ./t && mkdir d && mv b d && ls d && \
+             truncate -s 10 d/b && test $(wc -c <d/b) = 10";
+        let output = self.user("sh").args(["-ec", script]).arg(self.mnt()).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "b\n");
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = self.user(self.dir.join("bin/forebay")).args(["down"]).output();
+        if is_mounted(&self.mnt()) {
+            let _ = Command::new("umount").arg("-l").arg(self.mnt()).status();
+        }
+        if let Some(listener) = &mut self.listener {
+            let _ = listener.kill();
+            let _ = listener.wait();
+        }
+        let _ = fs::remove_dir_all(&self.dir);
+    }
+}
+
+#[test]
+fn mount_without_the_helper_goes_by_requests_and_says_how_to_change_that() {
+    let Some(place) = Place::new("plain") else { return };
+    let (data, why) = place.mounted();
+    assert_eq!(data, "requests", "{why}");
+    assert!(why.contains("setcap cap_sys_admin+ep"), "{why}");
+    place.use_it();
+}
+
+#[test]
+fn mount_with_the_helpers_capability_passes_through() {
+    let Some(place) = Place::new("capability") else { return };
+    let register = place.dir.join("bin/forebay-register");
+    if !can("setcap", &["cap_sys_admin+ep", register.to_str().unwrap()]) {
+        eprintln!("skipped: no file can be given a capability here (setcap)");
+        return;
+    }
+    let (data, why) = place.mounted();
+    assert_eq!(data, "passthrough", "{why}");
+    assert!(why.contains("forebay-register"), "{why}");
+    place.use_it();
+    place.forebay(&["down"]);
+    let name = format!("{}", register.display());
+    wait_for("the helper ends with the mount", || !can("pgrep", &["-f", &name]));
+}
+
+#[test]
+fn mount_with_a_helper_that_root_started_passes_through() {
+    let Some(mut place) = Place::new("listener") else { return };
+    place.register = place.dir.join("register.socket");
+    let mut listener = Command::new(place.dir.join("bin/forebay-register"));
+    place.listener = Some(listener.arg("--listen").arg(&place.register).spawn().unwrap());
+    wait_for("it listens", || place.register.exists());
+    let (data, why) = place.mounted();
+    assert_eq!(data, "passthrough", "{why}");
+    place.use_it();
+    // Whoever is served goes on when the listener ends; a second listener takes its place.
+    let listener = place.listener.as_mut().unwrap();
+    listener.kill().unwrap();
+    listener.wait().unwrap();
+    fs::write(place.mnt().join("x"), "x").unwrap_or(()); // root may not look into a user's mount
+    let output =
+        place.user("sh").args(["-ec", "echo y >\"$0/y\" && cat \"$0/y\""]).arg(place.mnt()).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "y\n", "{}", String::from_utf8_lossy(&output.stderr));
+    let mut again = Command::new(place.dir.join("bin/forebay-register"));
+    place.listener = Some(again.arg("--listen").arg(&place.register).spawn().unwrap());
+    place.forebay(&["umount"]);
+    wait_for("a mount by the second", || {
+        place.forebay(&["mount", place.mnt().to_str().unwrap()]);
+        let status: Value = serde_json::from_str(&place.forebay(&["status", "--json"])).unwrap();
+        if status["mounts"][0]["data"] == "passthrough" {
+            return true;
+        }
+        place.forebay(&["umount"]);
+        false
+    });
+}

@@ -1,0 +1,152 @@
+//! One user's connection being served.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use crate::message::{receive, send, Message};
+
+/// `/dev/fuse`: misc device 229.
+const DEVICE: (u32, u32) = (10, 229);
+/// `_IOW(229, 1, struct fuse_backing_map)` and `_IOW(229, 2, u32)`.
+const BACKING_OPEN: libc::c_ulong = 0x4010_e501;
+const BACKING_CLOSE: libc::c_ulong = 0x4004_e502;
+
+/// `struct fuse_backing_map`.
+#[repr(C)]
+struct BackingMap {
+    fd: i32,
+    flags: u32,
+    padding: u64,
+}
+
+fn fstat(fd: BorrowedFd<'_>) -> Result<libc::stat, i32> {
+    // SAFETY: an all-zero stat is valid, and writable for the call.
+    unsafe {
+        let mut st: libc::stat = std::mem::zeroed();
+        if libc::fstat(fd.as_raw_fd(), &mut st) < 0 {
+            return Err(last_errno());
+        }
+        Ok(st)
+    }
+}
+
+fn last_errno() -> i32 {
+    io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO)
+}
+
+/// The connection to register with, if the descriptor is one.
+fn connection(fd: Option<OwnedFd>) -> Result<OwnedFd, i32> {
+    let fd = fd.ok_or(libc::EBADF)?;
+    let st = fstat(fd.as_fd())?;
+    let is_device = st.st_mode & libc::S_IFMT == libc::S_IFCHR;
+    if !is_device || (libc::major(st.st_rdev), libc::minor(st.st_rdev)) != DEVICE {
+        return Err(libc::EINVAL);
+    }
+    Ok(fd)
+}
+
+/// Registers a file, if it is a regular one that `uid` owns.
+fn register(device: Option<&OwnedFd>, file: Option<OwnedFd>, uid: u32) -> Result<i32, i32> {
+    let (device, file) = (device.ok_or(libc::ENOTCONN)?, file.ok_or(libc::EBADF)?);
+    let st = fstat(file.as_fd())?;
+    if st.st_mode & libc::S_IFMT != libc::S_IFREG {
+        return Err(libc::EINVAL);
+    }
+    // The kernel opens it anew for each open through the mount, for reading or writing, and asks no permission then. Its
+    // owner may give himself any permission; nobody else may be given one.
+    if st.st_uid != uid {
+        return Err(libc::EACCES);
+    }
+    let map = BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };
+    // SAFETY: the ioctl reads one `BackingMap`, which lives over the call; the descriptor is that of /dev/fuse.
+    match unsafe { libc::ioctl(device.as_raw_fd(), BACKING_OPEN, &raw const map) } {
+        id if id >= 0 => Ok(id),
+        _ => Err(last_errno()),
+    }
+}
+
+fn unregister(device: Option<&OwnedFd>, id: i32) {
+    let (Some(device), Ok(id)) = (device, u32::try_from(id)) else { return };
+    // SAFETY: the ioctl reads one u32, which lives over the call.
+    unsafe { libc::ioctl(device.as_raw_fd(), BACKING_CLOSE, &raw const id) };
+}
+
+/// Serves until the other side is gone.
+///
+/// # Errors
+/// What is no message ends it.
+pub(crate) fn serve(socket: BorrowedFd<'_>, uid: u32) -> io::Result<()> {
+    let mut device = None;
+    while let Some((message, descriptor)) = receive(socket)? {
+        let result = match message {
+            Message::Connection => match connection(descriptor) {
+                Ok(fd) => {
+                    device = Some(fd);
+                    Ok(0)
+                }
+                Err(errno) => Err(errno),
+            },
+            Message::Register => register(device.as_ref(), descriptor, uid),
+            Message::Unregister(id) => {
+                unregister(device.as_ref(), id);
+                continue;
+            }
+            Message::Answer(_) => Err(libc::EINVAL),
+        };
+        send(socket, Message::Answer(result.unwrap_or_else(|errno| -errno)), None)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::pair;
+
+    fn user() -> u32 {
+        // SAFETY: it cannot fail.
+        unsafe { libc::getuid() }
+    }
+
+    /// What one message is answered, the connection being none.
+    fn answer_to(message: Message, descriptor: Option<BorrowedFd<'_>>, uid: u32) -> i32 {
+        let (ours, theirs) = pair().unwrap();
+        send(ours.as_fd(), message, descriptor).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let _ = serve(theirs.as_fd(), uid);
+            });
+            let answer = receive(ours.as_fd()).unwrap().unwrap().0;
+            drop(ours);
+            match answer {
+                Message::Answer(result) => result,
+                other => panic!("{other:?} is no answer"),
+            }
+        })
+    }
+
+    #[test]
+    fn connection_that_is_no_fuse_device_is_refused() {
+        let null = std::fs::File::open("/dev/null").unwrap();
+        assert_eq!(answer_to(Message::Connection, Some(null.as_fd()), user()), -libc::EINVAL);
+        assert_eq!(answer_to(Message::Connection, None, user()), -libc::EBADF);
+        assert_eq!(answer_to(Message::Answer(0), None, user()), -libc::EINVAL);
+    }
+
+    #[test]
+    fn file_that_is_registered_with_no_connection_is_refused() {
+        let me = std::fs::File::open("/proc/self/exe").unwrap();
+        assert_eq!(answer_to(Message::Register, Some(me.as_fd()), user()), -libc::ENOTCONN);
+    }
+
+    #[test]
+    fn file_of_another_user_or_of_another_kind_is_refused_before_the_kernel_is_asked() {
+        let anything = || std::fs::File::open("/dev/null").unwrap().into();
+        let device: OwnedFd = anything();
+        assert_eq!(register(Some(&device), Some(anything()), user()), Err(libc::EINVAL));
+        let own: OwnedFd = std::fs::File::open(std::env::current_exe().unwrap()).unwrap().into();
+        let owner = fstat(own.as_fd()).unwrap().st_uid;
+        assert_eq!(register(Some(&device), Some(own), owner + 1), Err(libc::EACCES));
+        assert_eq!(register(Some(&device), None, user()), Err(libc::EBADF));
+    }
+}

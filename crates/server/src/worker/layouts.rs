@@ -1,0 +1,30 @@
+//! Whether a file's layout may change now: whether who asks has copied its data, and nobody can have changed it since.
+//!
+//! The client that asks may be dead, or have lost its leases, by the time that its request is served. A write lease on the
+//! first backing file shows when it is opened without waiting; it is the lease of somebody whose copy is done if the copy
+//! has its name, as that name is removed before any lease is taken (`client/migrate.rs`).
+
+use forebay_data::{BackingName, Media, Target};
+use forebay_meta::{Batch, Effects};
+use forebay_types::{Caller, Code, Ino, Kind, Reply, Request};
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+
+/// True when the layout of `ino` may change, or the shard is to say why not: [`Code::Stale`] is the answer else.
+pub(super) fn may_change(target: &Target, batch: &mut Batch<'_>, ino: Ino) -> bool {
+    let (request, caller) = (Request::GetAttr { ino }, Caller { uid: 0, gid: 0 });
+    let (mut out, mut effects) = ([0; 512], Effects::new());
+    let bytes = batch.apply(caller, &request, super::now(), &mut effects, &mut out);
+    let Ok(Reply::Entry(entry)) = Reply::decode(&out[..bytes]) else { return true };
+    if entry.attr.kind() != Kind::File {
+        return true;
+    }
+    if entry.layout.is_single() {
+        return false;
+    }
+    let first = BackingName::new(ino, entry.layout.file_number(0), 0);
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = rustix::fs::openat(target.directory(), first.as_c_str(), flags, Mode::empty());
+    let is_held = matches!(opened, Err(Errno::WOULDBLOCK));
+    is_held && !matches!(target.stat(ino, 0, 0), Err(Code::NotFound))
+}
