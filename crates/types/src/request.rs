@@ -1,10 +1,11 @@
 //! Requests: what a door asks of the node that owns a directory or an inode.
 
 use crate::attr::Timestamp;
+use crate::backing::{BackingId, BackingOp};
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
 use crate::hash::Cookie;
-use crate::id::Ino;
+use crate::id::{Ino, NodeId};
 use crate::layout::Layout;
 use crate::limits::{NAME_MAX, PATH_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX};
 
@@ -230,6 +231,64 @@ pub enum Request<'a> {
     /// Puts an inode number in reserve for this slot's next `Create`, which then names a backing file that is there. →
     /// `Number`
     Reserve,
+    /// Makes a directory that no entry leads to yet, on a node that need not be its parent's: the first step of making a
+    /// directory elsewhere. → `Entry`
+    AllocateDirectory {
+        /// Its home.
+        node: NodeId,
+        /// The directory that it will be entered in.
+        parent: Ino,
+        /// Permission bits, umask applied.
+        mode: u32,
+    },
+    /// Enters a directory that another node has: the second step. → `Done`
+    EnterDirectory {
+        /// Parent.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8],
+        /// The directory.
+        ino: Ino,
+    },
+    /// Takes an empty directory out of use: no entry is made in it from now on. The first step of removing one whose entry
+    /// another node has. → `Done`
+    CondemnDirectory {
+        /// The directory.
+        ino: Ino,
+    },
+    /// Puts a condemned directory to use again, as its entry stays. → `Done`
+    PardonDirectory {
+        /// The directory.
+        ino: Ino,
+    },
+    /// Removes the entry that leads to a directory of another node. → `Done`, or `NotFound` when it leads elsewhere
+    LeaveDirectory {
+        /// Parent.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8],
+        /// The directory.
+        ino: Ino,
+    },
+    /// Removes an empty directory that no entry leads to any more, or yet; one that is gone is fine. → `Done`
+    FreeDirectory {
+        /// The directory.
+        ino: Ino,
+    },
+    /// The name of the entry that leads to an inode, found by reading the directory. → `Bytes`
+    NameOf {
+        /// Directory.
+        parent: Ino,
+        /// What the entry leads to.
+        ino: Ino,
+    },
+    /// Does something with a backing file on another node.
+    Backing(BackingId, BackingOp<'a>),
+    /// A process of the asking node is gone: its replies need not be kept. From daemon to daemon. → `Done`
+    EndSession {
+        /// The process's session.
+        session: u64,
+    },
 }
 
 /// Bytes in front of every request: op, flags, reserved, uid, gid.
@@ -257,7 +316,7 @@ fn xattr_name<'a>(r: &mut Reader<'a>) -> Result<&'a [u8], Code> {
     Ok(name)
 }
 
-fn put_time(w: &mut Writer<'_>, t: TimeSet) -> Result<(), Code> {
+pub(crate) fn put_time(w: &mut Writer<'_>, t: TimeSet) -> Result<(), Code> {
     let (tag, at) = match t {
         TimeSet::Omit => (0, Timestamp::default()),
         TimeSet::Now => (1, Timestamp::default()),
@@ -268,7 +327,7 @@ fn put_time(w: &mut Writer<'_>, t: TimeSet) -> Result<(), Code> {
     w.u32(at.nsec)
 }
 
-fn time(r: &mut Reader<'_>) -> Result<TimeSet, Code> {
+pub(crate) fn time(r: &mut Reader<'_>) -> Result<TimeSet, Code> {
     let tag = r.u8()?;
     let at = Timestamp { sec: r.u64()? as i64, nsec: r.u32()? };
     match tag {
@@ -317,6 +376,9 @@ impl<'a> Request<'a> {
                 | Request::MakeBacking { .. }
                 | Request::PathOf { .. }
                 | Request::Space
+                | Request::NameOf { .. }
+                | Request::Backing(..)
+                | Request::EndSession { .. }
         )
     }
 
@@ -328,6 +390,8 @@ impl<'a> Request<'a> {
                 | Request::RemoveDirectory { .. }
                 | Request::RemoveXattr { .. }
                 | Request::MarkDirty { .. }
+                | Request::LeaveDirectory { .. }
+                | Request::FreeDirectory { .. }
         )
     }
 
@@ -356,6 +420,15 @@ impl<'a> Request<'a> {
             Request::PathOf { .. } => 21,
             Request::Space => 22,
             Request::Reserve => 23,
+            Request::AllocateDirectory { .. } => 24,
+            Request::EnterDirectory { .. } => 25,
+            Request::CondemnDirectory { .. } => 26,
+            Request::PardonDirectory { .. } => 27,
+            Request::LeaveDirectory { .. } => 28,
+            Request::FreeDirectory { .. } => 29,
+            Request::NameOf { .. } => 30,
+            Request::Backing(..) => 31,
+            Request::EndSession { .. } => 32,
         }
     }
 
@@ -380,7 +453,26 @@ impl<'a> Request<'a> {
             | Request::ListXattr { ino }
             | Request::MarkDirty { ino }
             | Request::MakeBacking { ino }
-            | Request::PathOf { ino } => w.u64(ino.0)?,
+            | Request::PathOf { ino }
+            | Request::CondemnDirectory { ino }
+            | Request::PardonDirectory { ino }
+            | Request::FreeDirectory { ino } => w.u64(ino.0)?,
+            Request::AllocateDirectory { node, parent, mode } => {
+                w.u16(node.0)?;
+                w.u64(parent.0)?;
+                w.u32(mode)?;
+            }
+            Request::EnterDirectory { parent, name, ino } | Request::LeaveDirectory { parent, name, ino } => {
+                w.u64(parent.0)?;
+                w.u64(ino.0)?;
+                w.short_bytes(name)?;
+            }
+            Request::NameOf { parent, ino } => {
+                w.u64(parent.0)?;
+                w.u64(ino.0)?;
+            }
+            Request::Backing(ref id, ref op) => op.encode(id, &mut w)?,
+            Request::EndSession { session } => w.u64(session)?,
             Request::SetAttr { ino, set } => {
                 w.u64(ino.0)?;
                 put_option_u64(&mut w, set.mode.map(u64::from))?;
@@ -552,6 +644,27 @@ impl<'a> Request<'a> {
             21 => Request::PathOf { ino: Ino(r.u64()?) },
             22 => Request::Space,
             23 => Request::Reserve,
+            24 => {
+                let (node, parent, mode) = (NodeId(r.u16()?), Ino(r.u64()?), permission_bits(r.u32()?)?);
+                Request::AllocateDirectory { node, parent, mode }
+            }
+            25 | 28 => {
+                let (parent, ino, name) = (Ino(r.u64()?), Ino(r.u64()?), name(&mut r)?);
+                if op == 25 {
+                    Request::EnterDirectory { parent, name, ino }
+                } else {
+                    Request::LeaveDirectory { parent, name, ino }
+                }
+            }
+            26 => Request::CondemnDirectory { ino: Ino(r.u64()?) },
+            27 => Request::PardonDirectory { ino: Ino(r.u64()?) },
+            29 => Request::FreeDirectory { ino: Ino(r.u64()?) },
+            30 => Request::NameOf { parent: Ino(r.u64()?), ino: Ino(r.u64()?) },
+            31 => {
+                let (id, op) = BackingOp::decode(&mut r)?;
+                Request::Backing(id, op)
+            }
+            32 => Request::EndSession { session: r.u64()? },
             _ => return Err(Code::Malformed),
         };
         Ok((caller, request))
@@ -569,7 +682,6 @@ fn permission_bits(mode: u32) -> Result<u32, Code> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::id::NodeId;
     use proptest::prelude::*;
 
     #[test]
@@ -623,6 +735,18 @@ mod tests {
             Request::PathOf { ino: i },
             Request::Space,
             Request::Reserve,
+            Request::AllocateDirectory { node: NodeId(7), parent: p, mode: 0o750 },
+            Request::EnterDirectory { parent: p, name, ino: i },
+            Request::CondemnDirectory { ino: i },
+            Request::PardonDirectory { ino: i },
+            Request::LeaveDirectory { parent: p, name, ino: i },
+            Request::FreeDirectory { ino: i },
+            Request::NameOf { parent: p, ino: i },
+            Request::EndSession { session: 5 },
+            Request::Backing(
+                BackingId { target: 9, ino: i, component: 0, stripe: 3 },
+                BackingOp::Write { offset: 77, append: false, bytes: &[5; 3000] },
+            ),
         ];
         let caller = Caller { uid: 1000, gid: 100 };
         let mut buffer = vec![0; crate::limits::MESSAGE_BYTES_MAX];
@@ -655,7 +779,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn decode_of_any_bytes_never_panics(op in 0u8..30, bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        fn decode_of_any_bytes_never_panics(op in 0u8..40, bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
             let mut all = vec![op];
             all.extend(bytes);
             let _ = Request::decode(&all);

@@ -1,21 +1,29 @@
 //! The sweeper: unlinks backing files that nobody else will (their clients died, or a worker did), outside the shard
-//! thread, as unlinking a large file takes long.
+//! thread, as unlinking a large file takes long. Those on other nodes it gives to the network thread.
 
 use std::sync::mpsc::{self, Sender};
 use std::sync::Arc;
 
 use forebay_data::{Media, Target};
 use forebay_ring::Doorbell;
-use forebay_types::{Error, Ino, Layout, Result};
+use forebay_types::{Error, Ino, Layout, NodeId, Result};
 
+use super::network::{Order, Orders};
 use super::shard_thread::Message;
 use super::special;
+
+/// True when some of a layout's backing files are on other nodes.
+fn reaches_beyond(layout: &Layout, here: NodeId) -> bool {
+    let mut targets = layout.components().iter().flat_map(|c| &c.targets[..usize::from(c.target_count)]);
+    targets.any(|target| target >> 16 != u32::from(here.0))
+}
 
 /// Starts the sweeper; it ends when the sender is dropped.
 pub(super) fn start(
     target: Arc<Target>,
     to_shard: Sender<Message>,
     doorbell: Arc<Doorbell>,
+    network: Option<(NodeId, Orders)>,
 ) -> Result<Sender<Vec<(Ino, Layout)>>> {
     let (sender, orphans) = mpsc::channel::<Vec<(Ino, Layout)>>();
     std::thread::Builder::new()
@@ -27,7 +35,12 @@ pub(super) fn start(
                     let removed =
                         target.remove_all(ino, &layout).and_then(|()| special::remove(&target, ino));
                     match removed {
-                        Ok(()) => swept.push(ino),
+                        Ok(()) => match &network {
+                            Some((here, orders)) if reaches_beyond(&layout, *here) => {
+                                orders.give(Order::Remove(ino, layout));
+                            }
+                            _ => swept.push(ino),
+                        },
                         // The record stays: the next worker tries again.
                         Err(code) => tracing::warn!("cannot unlink the backing files of inode {ino}: {code}"),
                     }
