@@ -37,7 +37,7 @@ or 125 Forebay failed, 126 the program cannot be started, 127 it is not found.";
     arg_required_else_help = true
 )]
 pub(crate) struct Arguments {
-    /// The pool's directory
+    /// The pool's directory, or its pool file
     #[arg(long, global = true, env = "FOREBAY_POOL", value_name = "DIR", value_hint = ValueHint::DirPath, hide_env_values = true)]
     pub(crate) pool: Option<PathBuf>,
     /// What to do
@@ -110,6 +110,7 @@ Examples:
   forebay up --media ssd --path /local/scratch/pool
   forebay up --path /dev/shm/$USER-pool         memory, for a user who may not mount
   forebay up --mount /mnt/pool                  mounted there, for any program
+  forebay up --pool case.toml --node n2         one node of the pool that a file describes; on every node
 
 With --media dram the pool mounts a tmpfs of its own where it may. Else it uses the directory given, which should then be
 on a tmpfs; `forebay status` says what that costs. After a crash or `down --keep`, `up` finds the data again.")]
@@ -123,6 +124,9 @@ pub(crate) struct Up {
     /// Mount it on this empty directory
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) mount: Option<PathBuf>,
+    /// Which node of the pool file this is [default: FOREBAY_NODE, or the one that has this host's name]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) node: Option<String>,
     /// Users other than the one who mounts may use the mount too
     #[arg(long, requires = "mount")]
     pub(crate) allow_other: bool,

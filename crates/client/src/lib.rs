@@ -16,6 +16,7 @@ mod attributes;
 mod connection;
 mod descriptor;
 mod directory;
+mod elsewhere;
 mod errno;
 mod file;
 mod inode;

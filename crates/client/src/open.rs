@@ -233,8 +233,8 @@ impl Pool {
             name: name.as_bytes(),
             mode: mode & 0o7777,
             exclusive,
-            layout: None,
-            ahead,
+            layout: self.layout_in(dir.ino, None)?,
+            ahead: ahead && self.is_served_here(dir.ino),
         };
         let (entry, fd) = self.create_file(caller(), &file, flags)?;
         match fd {
@@ -261,8 +261,12 @@ impl Pool {
         let (ring, alive) = (&attached.ring, || self.is_alive(attached));
         let claim = ring.claim(&alive).map_err(|failure| self.failed(attached, failure))?;
         let number = Some(Ino(claim.kept())).filter(|ino| file.ahead && *ino != Ino(0));
+        debug_assert!(number.is_none() || self.is_served_here(file.parent));
         let mut message = [0; SHORT_REQUEST_BYTES];
-        let n = file.request(number).encode(caller, &mut message)?;
+        // Numbers in reserve are this node's.
+        let request =
+            if self.is_served_here(file.parent) { file.request(number) } else { file.request_without_reserve() };
+        let n = request.encode(caller, &mut message)?;
         claim.post(&message[..n]);
         // While the daemon is at it.
         let ahead = number.map(|ino| Ahead::make(attached.target(), ino, flags));
@@ -270,7 +274,11 @@ impl Pool {
         let reply = claim.finish(&mut buffer, &alive, |reply, claim| {
             let reply = Reply::decode(reply);
             if let Ok(Reply::Created { entry, created: true, next }) = reply {
-                claim.keep(next.map_or(0, |ino| ino.0));
+                if let Some(next) = next {
+                    claim.keep(next.0);
+                } else if number.is_some() {
+                    claim.keep(0);
+                }
                 // Made before the slot carries another request: until then the daemon keeps an unlink by somebody
                 // else from forgetting the backing file that is about to appear.
                 let fd = match ahead.and_then(|ahead| ahead.take(&entry)) {
@@ -303,7 +311,7 @@ impl Pool {
 
     /// Opens the backing file of a file that was just made, with the caller's access whatever its mode.
     fn open_backing_new(&self, entry: &Entry, flags: i32) -> Result<RawFd, Code> {
-        if !entry.layout.is_single() {
+        if !entry.layout.is_single() || !self.is_here(&entry.layout) {
             return Err(Code::NotSupported);
         }
         let name = BackingName::new(entry.attr.ino, 0, 0);
@@ -386,10 +394,10 @@ impl Pool {
     /// The descriptor of a file's one backing file; with a flag that writes, the file is dirty when it returns.
     ///
     /// # Errors
-    /// [`Code::NotSupported`] for a striped file, which has no one descriptor; [`Code::Stale`] when it was removed
-    /// meanwhile.
+    /// [`Code::NotSupported`] for a striped file, which has no one descriptor, and for one of another node, which has none
+    /// here; [`Code::Stale`] when it was removed meanwhile.
     pub fn open_backing(&self, entry: &Entry, flags: i32) -> Result<RawFd, Code> {
-        if entry.attr.is_file() && !entry.layout.is_single() {
+        if entry.attr.is_file() && !entry.layout.is_single() || !self.is_here(&entry.layout) {
             return Err(Code::NotSupported);
         }
         let fd = self.open_stripe(entry, 0, 0, flags & KERNEL_FLAGS)?;
@@ -428,7 +436,14 @@ impl Pool {
             Err(Code::AccessDenied) => {}
             Err(code) => return Err(code),
         }
-        match self.ask_entry(&Request::MakeBacking { ino: entry.attr.ino }) {
+        // Its home makes what is missing of its own; the backing file of an inode of another node is this client's to make.
+        let made = match self.ask_entry(&Request::MakeBacking { ino: entry.attr.ino }) {
+            Ok(_) if !self.is_served_here(entry.attr.ino) => {
+                open_at(attached.target(), name.as_c_str(), flags | libc::O_CREAT).map(close)
+            }
+            asked => asked.map(|_| ()),
+        };
+        match made {
             // Absent again: unlinked meanwhile.
             Ok(_) => open().map_err(|code| if code == Code::NotFound { Code::Stale } else { code }),
             Err(Code::NotFound) => Err(Code::Stale),
@@ -488,7 +503,8 @@ impl Pool {
         flags: i32,
     ) -> Result<(Entry, bool, std::os::fd::OwnedFd), Code> {
         use std::os::fd::FromRawFd;
-        let file = NewFile { parent, name, mode, exclusive, layout, ahead: true };
+        let layout = self.layout_in(parent, layout)?;
+        let file = NewFile { parent, name, mode, exclusive, layout, ahead: self.is_served_here(parent) };
         let flags = flags | libc::O_RDWR | libc::O_CLOEXEC;
         let (entry, fd) = match self.create_file(caller, &file, flags) {
             // The daemon knew nothing of the number in reserve.
@@ -517,6 +533,7 @@ impl Pool {
         exclusive: bool,
         layout: Option<Layout>,
     ) -> Result<(Entry, bool), Code> {
+        let layout = self.layout_in(parent, layout)?;
         let file = NewFile { parent, name, mode, exclusive, layout, ahead: false };
         let request = file.request_without_reserve();
         self.ask_as(caller(), &request, |reply| match reply {

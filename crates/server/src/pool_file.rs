@@ -178,6 +178,29 @@ impl PoolFile {
         Ok(PoolFile { path: path.to_owned(), name: file.name, key, mount: file.mount, provider, nodes })
     }
 
+    /// Makes the pool's secret unless it is there: the first node that is started does, where they share a file system; else
+    /// the file is to be copied to the others.
+    ///
+    /// # Errors
+    /// [`Code::AccessDenied`] when others than its owner may read it.
+    pub fn ensure_key(&self) -> Result<()> {
+        match forebay_fabric::secret_file::make(&self.key) {
+            Err(e) if e.code == Code::Exists => {}
+            made => return made.map(drop),
+        }
+        // Who makes it at this moment has not filled it yet.
+        let mut tries = 0;
+        loop {
+            match forebay_fabric::secret_file::read(&self.key) {
+                Err(e) if e.code == Code::Invalid && tries < 50 => {
+                    tries += 1;
+                    std::thread::sleep(std::time::Duration::from_millis(10));
+                }
+                read => return read.map(drop),
+            }
+        }
+    }
+
     /// The node of this name, or with none the one that is this host.
     ///
     /// # Errors
