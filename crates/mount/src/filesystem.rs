@@ -165,16 +165,30 @@ impl FileSystem {
         Ok(st)
     }
 
-    /// Tells the kernel of an inode, in an entry.
-    pub(crate) fn put_entry(&self, out: &mut Body, st: &libc::stat) {
+    /// Tells the kernel of an inode, in an entry of `parent`.
+    pub(crate) fn put_entry(&self, out: &mut Body, parent: Ino, st: &libc::stat) {
         let ino = Ino(st.st_ino);
         self.nodes.mention(ino.0, Seen::of(st));
-        let (entry, attr) = (self.beliefs.entry(), self.attr_belief(st));
+        let (entry, attr) = (self.entry_belief(parent), self.attr_belief(st));
         protocol::put_entry_out(out, self.node(ino), st, entry, attr);
+    }
+
+    /// How long the kernel may believe what a name in `parent` leads to: nobody tells of changes on other nodes.
+    pub(crate) fn entry_belief(&self, parent: Ino) -> protocol::Belief {
+        if self.pool.is_served_here(parent) {
+            self.beliefs.entry()
+        } else {
+            protocol::Belief::NONE
+        }
     }
 
     /// How long the kernel may believe these attributes.
     pub(crate) fn attr_belief(&self, st: &libc::stat) -> protocol::Belief {
+        // What other nodes serve, and what their programs write, nobody tells of.
+        let is_file = st.st_mode & libc::S_IFMT == libc::S_IFREG;
+        if !self.pool.is_served_here(Ino(st.st_ino)) || is_file && self.pool.spans_nodes() {
+            return protocol::Belief::NONE;
+        }
         // Writes through the mount the kernel knows of; stores through mappings move no times of a tmpfs.
         self.beliefs.attr(st, || !self.in_memory && self.nodes.was_written(st.st_ino))
     }

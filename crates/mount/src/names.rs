@@ -23,20 +23,20 @@ impl FileSystem {
         let (parent, name) = (self.ino(rq.node), f.name()?);
         for _ in 0..LOOKS_MAX {
             let found = self.pool.lookup(parent, name).and_then(|entry| {
-                if entry.attr.is_file() {
+                if entry.attr.is_file() && self.has_one_here(&entry) {
                     self.keep_for_a_moment(entry.attr.ino)?;
                 }
                 self.pool.stat_entry(&entry)
             });
             match found {
                 Ok(st) => {
-                    self.put_entry(out, &st);
+                    self.put_entry(out, parent, &st);
                     return Ok(Outcome::Reply);
                 }
                 // The inode went between the looks at its name and at itself: the name may be another's by now.
                 Err(Code::Stale) => {}
                 Err(Code::NotFound) => {
-                    let belief = self.beliefs.entry();
+                    let belief = self.entry_belief(parent);
                     if belief == protocol::Belief::NONE {
                         return Err(Errno(libc::ENOENT));
                     }
@@ -76,9 +76,9 @@ impl FileSystem {
     }
 
     /// Tells the kernel of an inode that was just made or linked.
-    fn made(&self, entry: &Entry, out: &mut Body) -> Result<Outcome, Errno> {
+    fn made(&self, parent: Ino, entry: &Entry, out: &mut Body) -> Result<Outcome, Errno> {
         let st = self.pool.stat_entry(entry)?;
-        self.put_entry(out, &st);
+        self.put_entry(out, parent, &st);
         Ok(Outcome::Reply)
     }
 
@@ -87,14 +87,15 @@ impl FileSystem {
         let (mode, _umask, name) = (f.u32()?, f.u32()?, f.name()?);
         let (caller, parent) = (FileSystem::caller(rq), self.ino(rq.node));
         let entry = self.pool.make_directory_in(caller, parent, name, mode & 0o7777)?;
-        self.made(&entry, out)
+        self.made(parent, &entry, out)
     }
 
     pub(crate) fn symlink(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
         let mut f = rq.fields;
         let (name, target) = (f.name()?, f.name()?);
-        let entry = self.pool.symlink_in(FileSystem::caller(rq), self.ino(rq.node), name, target)?;
-        self.made(&entry, out)
+        let parent = self.ino(rq.node);
+        let entry = self.pool.symlink_in(FileSystem::caller(rq), parent, name, target)?;
+        self.made(parent, &entry, out)
     }
 
     pub(crate) fn mknod(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
@@ -107,7 +108,7 @@ impl FileSystem {
         } else {
             self.pool.make_node_in(caller, parent, name, mode, protocol::large_device(rdev))?
         };
-        self.made(&entry, out)
+        self.made(parent, &entry, out)
     }
 
     pub(crate) fn link(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
@@ -118,7 +119,7 @@ impl FileSystem {
             return self.link_temporary(source, parent, name, out);
         }
         let entry = self.pool.link_in(ino, parent, name)?;
-        self.made(&entry, out)
+        self.made(parent, &entry, out)
     }
 
     /// A file without a name gets its first: it becomes an inode of the pool.
@@ -137,7 +138,7 @@ impl FileSystem {
         let mut named = self.named.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         named.insert(node, entry.attr.ino.0);
         drop(named);
-        self.made(&entry, out)
+        self.made(parent, &entry, out)
     }
 
     pub(crate) fn unlink(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
