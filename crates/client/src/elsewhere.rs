@@ -116,12 +116,7 @@ impl Pool {
     }
 
     /// Removes a directory whose entry is on another node than itself.
-    pub(crate) fn remove_directory_elsewhere(
-        &self,
-        parent: Ino,
-        name: &[u8],
-        ino: Ino,
-    ) -> Result<(), Code> {
+    pub(crate) fn remove_directory_elsewhere(&self, parent: Ino, name: &[u8], ino: Ino) -> Result<(), Code> {
         match self.ask_done(&Request::CondemnDirectory { ino }) {
             // It is gone already, and its entry was left behind.
             Ok(()) | Err(Code::NotFound) => {}
@@ -219,12 +214,7 @@ impl Pool {
     }
 
     /// Reads from a backing file of another node; fewer bytes than asked for only at its end.
-    pub(crate) fn read_backing(
-        &self,
-        id: BackingId,
-        buffer: &mut [u8],
-        offset: u64,
-    ) -> Result<usize, Code> {
+    pub(crate) fn read_backing(&self, id: BackingId, buffer: &mut [u8], offset: u64) -> Result<usize, Code> {
         let mut scratch = vec![0; MESSAGE_BYTES_MAX];
         let mut done = 0;
         let result = self.in_pieces(

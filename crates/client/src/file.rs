@@ -286,9 +286,7 @@ impl File {
             let extent = self.entry.layout.locate(offset + done as u64, (buffer.len() - done) as u64);
             let part = &buffer[done..done + extent.len as usize];
             let written = match self.stripe(extent.component, extent.stripe) {
-                Stripe::There(id) => {
-                    self.pool.write_backing(*id, part, extent.offset).map(|()| part.len())
-                }
+                Stripe::There(id) => self.pool.write_backing(*id, part, extent.offset).map(|()| part.len()),
                 Stripe::Here(fd) => {
                     let (from, len) = (part.as_ptr().cast(), part.len());
                     // SAFETY: the buffer is as long as said.

@@ -264,8 +264,11 @@ impl Pool {
         debug_assert!(number.is_none() || self.is_served_here(file.parent));
         let mut message = [0; SHORT_REQUEST_BYTES];
         // Numbers in reserve are this node's.
-        let request =
-            if self.is_served_here(file.parent) { file.request(number) } else { file.request_without_reserve() };
+        let request = if self.is_served_here(file.parent) {
+            file.request(number)
+        } else {
+            file.request_without_reserve()
+        };
         let n = request.encode(caller, &mut message)?;
         claim.post(&message[..n]);
         // While the daemon is at it.

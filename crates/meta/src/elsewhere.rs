@@ -84,8 +84,7 @@ impl Batch<'_> {
         if self.state.directories.get(slot).attr.nlink >= LINKS_MAX {
             return Err(self.find_entry(slot, name)?.map_or(Code::TooManyLinks, |_| Code::Exists));
         }
-        let record =
-            EntryRecord { ino, kind: Kind::Directory, home: ino.birth_node(), width_log2: 0, name };
+        let record = EntryRecord { ino, kind: Kind::Directory, home: ino.birth_node(), width_log2: 0, name };
         if let Entered::Taken(_) = self.enter(slot, &record)? {
             return Err(Code::Exists);
         }

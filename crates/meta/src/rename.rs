@@ -51,7 +51,8 @@ impl Batch<'_> {
         // A directory is not above the one that it lies in.
         let moves = from.slot != to.slot;
         let ours = |found: &Found| self.is_ours(found.ino);
-        if target.is_some_and(|target| !ours(&target) && target.ino != source.ino) || moves && !ours(&source) {
+        if target.is_some_and(|target| !ours(&target) && target.ino != source.ino) || moves && !ours(&source)
+        {
             return Err(Code::CrossDevice);
         }
         if moves && source.kind == Kind::Directory && self.is_above(source.ino, to.parent)? {

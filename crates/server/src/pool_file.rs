@@ -278,7 +278,10 @@ fn find_twins(nodes: &[NodeEntry]) -> std::result::Result<(), String> {
             ("target", format!("{} on {}", path.display(), node.host)),
         ] {
             if let Some(other) = seen.insert(format!("{what} {which}"), &node.name) {
-                return Err(format!("{what} {which} is listed twice, by node {other:?} and node {:?}", node.name));
+                return Err(format!(
+                    "{what} {which} is listed twice, by node {other:?} and node {:?}",
+                    node.name
+                ));
             }
         }
     }
@@ -334,7 +337,10 @@ mod tests {
             (node("target = [{ path = \"x\" }]"), "absolute"),
             (node(""), "no target"),
             (node("target = [{ path = \"/x\" }, { path = \"/y\" }]"), "2 targets"),
-            (two("[[node]]\nname = \"a\"\nhost = \"h\"\ntarget = [{ path = \"/y\" }]"), "name a is listed twice"),
+            (
+                two("[[node]]\nname = \"a\"\nhost = \"h\"\ntarget = [{ path = \"/y\" }]"),
+                "name a is listed twice",
+            ),
             (
                 two("[[node]]\nname = \"b\"\nhost = \"a\"\nport = 7\ntarget = [{ path = \"/x\" }]"),
                 "target /x on a is listed twice",

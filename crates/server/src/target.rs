@@ -136,11 +136,7 @@ fn try_open(locked: &LockedPool, options: &PoolOptions) -> Result<Opened> {
 }
 
 /// A node's number is its data's for ever.
-fn check_number(
-    dir: &PoolDirectory,
-    before: Option<&PoolIdentity>,
-    options: &PoolOptions,
-) -> Result<()> {
+fn check_number(dir: &PoolDirectory, before: Option<&PoolIdentity>, options: &PoolOptions) -> Result<()> {
     let Some(identity) = before else { return Ok(()) };
     let asked = options.membership.as_ref().map_or(identity.node, |m| m.node);
     if options.membership.is_none() && identity.node != forebay_types::NodeId::FIRST.0 {
@@ -153,7 +149,10 @@ fn check_number(
     }
     Err(Error::new(Code::Invalid, format!("cannot start pool {}", dir.path().display()))
         .why(format!("its data is node {}'s, and the pool file says that it is node {asked}", identity.node))
-        .cure(format!("give the node its number in the pool file (number = {}), or another target", identity.node)))
+        .cure(format!(
+            "give the node its number in the pool file (number = {}), or another target",
+            identity.node
+        )))
 }
 
 fn finish(

@@ -97,9 +97,7 @@ impl ShardThread<'_> {
         let known = self.sessions.iter().position(|s| s.id == stamp.session);
         let i = match known {
             Some(i) => i,
-            None if self.remote_sessions >= REMOTE_SESSIONS_MAX => {
-                return refuse(Code::NoResources)
-            }
+            None if self.remote_sessions >= REMOTE_SESSIONS_MAX => return refuse(Code::NoResources),
             None => {
                 self.remote_sessions += 1;
                 self.sessions.push(Session::new(
@@ -145,5 +143,4 @@ impl ShardThread<'_> {
         }
         network.orders.give(Order::Serve { ticket, message });
     }
-
 }

@@ -6,10 +6,10 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::sync::Arc;
 
 use forebay_data::Target;
+use forebay_fabric::Ticket;
 use forebay_meta::{Batch, Effects, Shard, ShardStatistics};
 use forebay_ring::{BoardWriter, Doorbell};
 use forebay_types::limits::{BATCH_MAX, BATCH_PER_RING, DOORBELL_POLL_MS};
-use forebay_fabric::Ticket;
 use forebay_types::{BackingId, Code, Ino, Layout, NodeId, Result};
 use forebay_wire::Stamp;
 use serde_json::Value;

@@ -111,9 +111,7 @@ fn serve<'r>(
             Ok(Reply::Count(offset))
         }
         BackingOp::Write { append: true, bytes, .. } => append(target, id, bytes).map(Reply::Count),
-        BackingOp::Truncate { bytes } => {
-            target.truncate(ino, component, stripe, bytes).map(|()| Reply::Done)
-        }
+        BackingOp::Truncate { bytes } => target.truncate(ino, component, stripe, bytes).map(|()| Reply::Done),
         BackingOp::Allocate { mode, offset, bytes } => {
             let flags = FallocateFlags::from_bits(mode).ok_or(Code::NotSupported)?;
             let file = open(Access::ReadWrite)?;
