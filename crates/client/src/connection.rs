@@ -60,6 +60,16 @@ impl Address {
         Ok(Address { address })
     }
 
+    /// The pool's directory.
+    pub(crate) fn directory(&self) -> &[u8] {
+        let path = &self.address.sun_path;
+        let end = path.iter().position(|b| *b == 0).unwrap_or(path.len());
+        let bytes = path.as_ptr().cast();
+        // SAFETY: the same bytes, of which as many are there; C's characters are bytes.
+        let path: &[u8] = unsafe { std::slice::from_raw_parts(bytes, end) };
+        path.strip_suffix(b"/socket").unwrap_or(path)
+    }
+
     fn connect(&self, timeout_s: libc::time_t, timeout_us: i64) -> Result<OwnedFd, Code> {
         // SAFETY: plain system calls; the descriptor is new and ours.
         let socket = unsafe {

@@ -141,7 +141,8 @@ impl Pool {
         self.open_with(place, flags, mode, escape, true)
     }
 
-    /// [`Pool::open`] for a caller that repeats opens on the kernel's paths: where opening a FIFO would wait for somebody at
+    /// [`Pool::open`] for a caller that repeats opens on the kernel's paths: a file of another node is [`Fail::Escape`] with
+    /// its path in the pool's mount, if there is one. And where opening a FIFO would wait for somebody at
     /// its other end, it is [`Fail::Escape`] with the backing file's path, so that the wait is the caller's.
     pub fn open_unwaiting(
         &self,
@@ -200,6 +201,13 @@ impl Pool {
                             Err(code) => Err(code),
                         }
                     }
+                    // The kernel has no descriptor for what is on another node, but by the mount.
+                    Ok(entry) if !waits && self.is_single_elsewhere(&entry) => {
+                        match self.lead_to_mount(&entry, escape) {
+                            Ok(()) => return Err(Fail::Escape),
+                            Err(code) => Err(code),
+                        }
+                    }
                     Ok(entry) => self.open_entry(&entry, flags),
                     Err(Code::NotFound) => Err(Code::Stale),
                     Err(code) => Err(code),
@@ -213,6 +221,11 @@ impl Pool {
             }
         }
         Err(Code::NotFound.into())
+    }
+
+    /// True for a file that is one backing file of another node.
+    fn is_single_elsewhere(&self, entry: &Entry) -> bool {
+        entry.attr.is_file() && entry.layout.is_single() && !self.is_here(&entry.layout)
     }
 
     fn open_new(
@@ -245,7 +258,7 @@ impl Pool {
                 Err(code)
             }
             None if exclusive => Err(Code::Exists),
-            None if entry.attr.is_symlink() => Err(Code::Stale),
+            None if entry.attr.is_symlink() || self.is_single_elsewhere(&entry) => Err(Code::Stale),
             None => self.open_entry(&entry, flags),
         }
     }

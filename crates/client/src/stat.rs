@@ -234,6 +234,9 @@ impl Pool {
     /// What `fstat` answers for a descriptor of this pool, `kernel` being the kernel's answer; none for other
     /// descriptors. A file that has no name any more keeps the kernel's size and times and has 0 links.
     pub fn fstat(&self, fd: RawFd, kernel: &libc::stat) -> Option<libc::stat> {
+        if let Some(st) = self.stat_by_mount(kernel) {
+            return Some(st);
+        }
         let ino = self.inode_of(fd, kernel)?;
         let entry = match self.get_attr(ino) {
             Ok(entry) => entry,

@@ -33,7 +33,11 @@ pub(crate) unsafe fn open_any(dirfd: c_int, path: *const c_char, flags: c_int, m
                     escaped.set(is_backing);
                     let made = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC;
                     let flags = if is_backing { flags & !made } else { flags };
-                    raw(real::libc_own::openat(at, way, flags, mode))
+                    let fd = raw(real::libc_own::openat(at, way, flags, mode));
+                    if way != path && fd >= 0 && magic::is_by_mount(crate::path::bytes(way)) {
+                        crate::stat::opened_by_mount(fd as c_int);
+                    }
+                    fd
                 },
                 |pool, place, escape| open_place(pool, place, flags, mode, escape),
             );

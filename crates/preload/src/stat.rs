@@ -1,6 +1,7 @@
 //! stat in all its forms, and access.
 
 use std::os::raw::{c_char, c_int, c_uint};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use libc::stat as Stat;
 
@@ -60,12 +61,34 @@ pub(crate) unsafe fn here_for_empty(path: *const c_char, flags: c_int) -> (*cons
     (path, flags)
 }
 
+/// The device of the pool's mount, once a file of another node was opened by it; 0 before.
+static MOUNT: AtomicU64 = AtomicU64::new(0);
+
+/// A file of another node was opened by the pool's mount: it shows the pool's device, like all its files.
+#[cold]
+pub(crate) fn opened_by_mount(fd: c_int) {
+    let mut stat = std::mem::MaybeUninit::<Stat>::uninit();
+    // SAFETY: the structure is written before it is read.
+    unsafe {
+        if real::fstat(fd, stat.as_mut_ptr()) == 0 {
+            MOUNT.store(stat.assume_init().st_dev, Ordering::Relaxed);
+        }
+    }
+}
+
+/// True for what may be the pool's, by what the kernel says of it.
+#[inline(always)]
+fn is_candidate(stat: &Stat) -> bool {
+    let mount = MOUNT.load(Ordering::Relaxed);
+    descriptor::is_candidate(stat.st_mode, stat.st_nlink) || mount != 0 && stat.st_dev == mount
+}
+
 #[inline(always)]
 unsafe fn fstat_any(fd: c_int, out: *mut Stat) -> isize {
     // SAFETY: libc's contract.
     unsafe {
         let result = real::fstat(fd, out);
-        if result == 0 && descriptor::is_candidate((*out).st_mode, (*out).st_nlink) {
+        if result == 0 && is_candidate(&*out) {
             fstat_candidate(fd, &mut *out);
         }
         result
@@ -92,7 +115,7 @@ unsafe fn statx_of_descriptor(fd: c_int, flags: c_int, mask: c_uint, out: *mut l
             return result;
         }
         let mut stat = stat.assume_init();
-        if !descriptor::is_candidate(stat.st_mode, stat.st_nlink) || !descriptor::pool_stat(fd, &mut stat) {
+        if !is_candidate(&stat) || !descriptor::pool_stat(fd, &mut stat) {
             return result;
         }
         let x = &mut *out;

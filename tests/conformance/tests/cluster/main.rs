@@ -141,6 +141,15 @@ fn data_of_other_nodes_is_read_and_written_through_mounts() {
     );
     let versions = plain("sh", &["-c", &git]);
     assert!(versions.status.success() && versions.stdout.is_empty(), "{}", said(&versions));
+    // A preloaded program opens what is on another node by its own node's mount, and sees one file system all the same.
+    let preloaded = c.tell(
+        1,
+        "cd /forebay; cat d/g; echo; echo more >> d/g; cp d/g d/copy; cat < d/copy; stat -c %s d/g; \
+         python3 -c 'import os; f = open(\"d/g\"); print(os.fstat(f.fileno()).st_dev == os.stat(\"d/g\").st_dev, \
+         os.fstat(f.fileno()).st_ino == os.stat(\"d/g\").st_ino, f.read(4))'; truncate -s 3 d/g; wc -c < d/g",
+    );
+    assert_eq!(preloaded, "from two\nfrom twomore\n13\nTrue True from\n3\n");
+    assert_eq!(std::fs::read(at(&two, "d/g")).unwrap(), b"fro");
     // What is removed on one node leaves the other's target.
     drop(there);
     std::fs::remove_dir_all(at(&two, "d")).unwrap();

@@ -35,6 +35,14 @@ enum Flight {
     Survey(NodeId),
 }
 
+/// An append, so that a retry is answered and not repeated.
+#[derive(Debug)]
+struct Append {
+    sequence: u64,
+    /// Once it is done.
+    reply: Option<Vec<u8>>,
+}
+
 /// A look at all nodes that `status` asked for.
 #[derive(Debug, Default)]
 struct Survey {
@@ -57,8 +65,8 @@ pub(super) struct NetworkThread {
     jobs: Sender<Job>,
     flights: HashMap<CallId, Flight>,
     removals: Removals,
-    /// Sequence and, once there is one, reply of the last append of a session's slot.
-    appended: HashMap<(u64, u16), (u64, Option<Vec<u8>>)>,
+    /// The last append of each session's slot.
+    appended: HashMap<(u64, u16), Append>,
     removed: VecDeque<Ino>,
     survey: Survey,
     /// The session of what the daemon asks for itself.
@@ -211,9 +219,9 @@ impl NetworkThread {
     /// Answers a node.
     fn answer(&mut self, ticket: &Ticket, reply: &[u8]) {
         let stamp = ticket.stamp;
-        if let Some((sequence, kept)) = self.appended.get_mut(&(stamp.session, stamp.slot)) {
-            if *sequence == stamp.sequence {
-                *kept = Some(reply.to_vec());
+        if let Some(append) = self.appended.get_mut(&(stamp.session, stamp.slot)) {
+            if append.sequence == stamp.sequence {
+                append.reply = Some(reply.to_vec());
             }
         }
         let result = Reply::decode(reply);
@@ -276,17 +284,22 @@ impl NetworkThread {
                 // A client may be about to make it: the shard thread knows.
                 return self.tell(Message::RemoveBacking { ticket, id: *id, message });
             }
-            BackingOp::Write { append: true, .. } => match self.appended.get(&key) {
-                Some((sequence, Some(reply))) if *sequence == ticket.stamp.sequence => {
-                    let reply = reply.clone();
-                    return self.answer(&ticket, &reply);
+            BackingOp::Write { append: true, .. } => {
+                let sequence = ticket.stamp.sequence;
+                match self.appended.get(&key).filter(|append| append.sequence == sequence) {
+                    Some(Append { reply: Some(reply), .. }) => {
+                        let reply = reply.clone();
+                        return self.answer(&ticket, &reply);
+                    }
+                    // It is being written by another's ticket, whose asker has started anew: whether it will be is not known.
+                    Some(Append { reply: None, .. }) => {
+                        return self.refuse(&ticket, Code::Busy, "it is being written")
+                    }
+                    None => {
+                        self.appended.insert(key, Append { sequence, reply: None });
+                    }
                 }
-                // It is being written: the link was made anew meanwhile, and the answer finds the new one.
-                Some((sequence, None)) if *sequence == ticket.stamp.sequence => return,
-                _ => {
-                    self.appended.insert(key, (ticket.stamp.sequence, None));
-                }
-            },
+            }
             _ => {}
         }
         self.serve(ticket, message);
@@ -315,7 +328,7 @@ impl NetworkThread {
             Flight::Forward(stamp) => {
                 // What the other side says of the network is an I/O error to a program.
                 let reply = reply.map_err(|code| match code {
-                    Code::TimedOut | Code::Malformed | Code::NotPermitted => Code::Io,
+                    Code::Busy | Code::TimedOut | Code::Malformed | Code::NotPermitted => Code::Io,
                     code => code,
                 });
                 self.answered(stamp, reply);
