@@ -33,6 +33,18 @@ pub(crate) fn directory(named: Option<PathBuf>) -> Result<PathBuf> {
     }
 }
 
+/// The pool file that is meant, for what only makes sense with one.
+pub(crate) fn file(named: Option<&Path>, verb: &str) -> Result<PoolFile> {
+    match named {
+        Some(file) if file.is_file() => PoolFile::read(file),
+        _ => Err(crate::failure::invalid(
+            format!("cannot {verb}"),
+            "no pool file says which there are",
+            "name it: --pool FILE",
+        )),
+    }
+}
+
 /// A pool that is up, attached.
 pub(crate) fn attach(dir: &Path) -> Result<&'static Pool> {
     // The daemon's side first: its messages tell a missing directory from a pool that is down or newer.

@@ -21,6 +21,15 @@ const SET_GID: u32 = 0o2000;
 /// Bytes of a data request beside the data, and some more.
 const FIELDS_BYTES: usize = 64;
 
+/// A backing file that was there when the file was opened went with the file's last name.
+fn gone_is_stale(code: Code) -> Code {
+    if code == Code::NotFound {
+        Code::Stale
+    } else {
+        code
+    }
+}
+
 /// A piece of a transfer that is under way.
 struct Piece<'r> {
     claim: Claim<'r>,
@@ -188,7 +197,7 @@ impl Pool {
 
     /// Does something with a backing file of another node whose answer has no data.
     pub(crate) fn ask_backing(&self, id: BackingId, op: BackingOp<'_>) -> Result<(), Code> {
-        self.ask_done(&Request::Backing(id, op))
+        self.ask_done(&Request::Backing(id, op)).map_err(gone_is_stale)
     }
 
     /// Attributes of a backing file of another node.
@@ -208,9 +217,8 @@ impl Pool {
         }
         match self.ask_entry(&Request::GetAttr { ino: id.ino }) {
             Ok(_) => self.ask_backing(id, BackingOp::Make),
-            Err(code) => Err(code),
+            Err(code) => Err(gone_is_stale(code)),
         }
-        .map_err(|code| if code == Code::NotFound { Code::Stale } else { code })
     }
 
     /// Reads from a backing file of another node; fewer bytes than asked for only at its end.
@@ -236,7 +244,7 @@ impl Pool {
                 _ => Err(Code::Malformed),
             },
         );
-        result.map(|()| done)
+        result.map(|()| done).map_err(gone_is_stale)
     }
 
     /// Writes to a backing file of another node, all of it.
@@ -255,6 +263,7 @@ impl Pool {
                 _ => Err(Code::Malformed),
             },
         )
+        .map_err(gone_is_stale)
     }
 
     /// Writes at the end of a backing file of another node, in pieces that each go in as a whole; where the first one went.
@@ -264,10 +273,12 @@ impl Pool {
         for piece in bytes.chunks(BACKING_BYTES_MAX) {
             let op = BackingOp::Write { offset: 0, append: true, bytes: piece };
             let n = Request::Backing(id, op).encode(caller(), &mut message)?;
-            let at = self.exchange(&message[..n], &mut [0; 64], |reply| match Reply::decode(reply)? {
-                Reply::Count(at) => Ok(at),
-                _ => Err(Code::Malformed),
-            })??;
+            let at = self
+                .exchange(&message[..n], &mut [0; 64], |reply| match Reply::decode(reply)? {
+                    Reply::Count(at) => Ok(at),
+                    _ => Err(Code::Malformed),
+                })?
+                .map_err(gone_is_stale)?;
             first.get_or_insert(at);
         }
         Ok(first.unwrap_or(0))

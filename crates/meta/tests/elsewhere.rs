@@ -54,7 +54,9 @@ impl Pair {
         batch.commit().unwrap();
         Ok(match Reply::decode(&out[..n])? {
             Reply::Done => Said::Done,
-            Reply::Entry(e) | Reply::Created { entry: e, .. } => Said::Inode(e.attr.ino, e.attr.nlink, e.attr.size),
+            Reply::Entry(e) | Reply::Created { entry: e, .. } => {
+                Said::Inode(e.attr.ino, e.attr.nlink, e.attr.size)
+            }
             Reply::Elsewhere { ino, kind: Kind::Directory } => Said::Elsewhere(ino),
             Reply::Bytes(bytes) => Said::Bytes(bytes.to_vec()),
             Reply::PartOfPath { top, parent, path } => Said::Part(top, parent, path.to_vec()),
@@ -133,7 +135,11 @@ fn remove_condemns_an_empty_directory_before_its_entry_goes() {
     let p = Pair::new("remove");
     let d = p.make(b"d");
     let parent = Ino::ROOT;
-    assert_eq!(p.ask(Request::RemoveDirectory { parent, name: b"d" }), Ok(Said::Elsewhere(d)), "not in one step");
+    assert_eq!(
+        p.ask(Request::RemoveDirectory { parent, name: b"d" }),
+        Ok(Said::Elsewhere(d)),
+        "not in one step"
+    );
     p.inode(create(d, b"f"));
     assert_eq!(p.ask(Request::CondemnDirectory { ino: d }), Err(Code::NotEmpty));
     p.ask(Request::Unlink { parent: d, name: b"f" }).unwrap();
@@ -186,7 +192,10 @@ fn free_of_a_directory_that_is_in_use_is_refused() {
     assert_eq!(p.ask(Request::FreeDirectory { ino: d }), Err(Code::NotEmpty));
     let entered = p.ask(Request::EnterDirectory { parent: Ino::ROOT, name: b"x", ino: local });
     assert_eq!(entered, Err(Code::Invalid), "a second link to a directory of this shard");
-    assert_eq!(p.ask(Request::LeaveDirectory { parent: Ino::ROOT, name: b"local", ino: local }), Err(Code::Invalid));
+    assert_eq!(
+        p.ask(Request::LeaveDirectory { parent: Ino::ROOT, name: b"local", ino: local }),
+        Err(Code::Invalid)
+    );
     p.check();
 }
 

@@ -1,6 +1,6 @@
 //! `forebay up`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use forebay_server::control;
@@ -11,11 +11,14 @@ use forebay_types::Result;
 use serde_json::json;
 
 use crate::arguments::Up;
-use crate::{failure, pool, table};
+use crate::{everywhere, failure, pool, table};
 
 pub(super) fn up(named: Option<PathBuf>, arguments: Up) -> Result<ExitCode> {
     let path = which(named.as_ref(), arguments.path.as_ref())?;
     let chosen = path.is_some();
+    if arguments.all {
+        return up_all(path.as_deref());
+    }
     let mut node = None;
     let mut mount = arguments.mount.clone();
     let path = match path {
@@ -81,6 +84,17 @@ pub(super) fn up(named: Option<PathBuf>, arguments: Up) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Starts every node of a pool file.
+fn up_all(file: Option<&Path>) -> Result<ExitCode> {
+    let file = pool::file(file, "start all nodes")?;
+    // Here first, so that nodes which share a file system do not each make one.
+    file.ensure_key()?;
+    let path = file.path.to_string_lossy().into_owned();
+    everywhere::on_every_node(&file, "start", |node| {
+        ["up", "--pool", &path, "--node", &node.name].map(str::to_owned).to_vec()
+    })
 }
 
 /// `--path` and `--pool` (or FOREBAY_POOL) name the same thing.

@@ -286,3 +286,23 @@ fn what_is_wrong_with_a_pool_file_a_key_or_a_port_is_said() {
     assert!(foreign.contains("192.0.2.7") && foreign.contains("cannot listen"), "{foreign}");
     std::fs::write(c.file(), good).unwrap();
 }
+
+#[test]
+fn all_nodes_are_started_and_stopped_by_one_command() {
+    let c = Cluster::prepare("all", 3);
+    let file = c.file();
+    let words = |verb| ["--pool", file.to_str().unwrap(), verb, "--all"].map(str::to_owned);
+    let up = c.by_remote_shell(&words("up"));
+    assert!(up.status.success() && said(&up).contains("n3: pool"), "{}", said(&up));
+    c.tell(1, "mkdir /forebay/d");
+    assert_eq!(c.tell(3, "touch /forebay/d/f; ls /forebay/d"), "f\n");
+    assert_eq!(c.status(2)["nodes"].as_array().unwrap().len(), 2);
+    // One that is up already fails, and is named; the others are not touched.
+    let again = c.by_remote_shell(&words("up"));
+    assert!(!again.status.success() && said(&again).contains("failed on n1, n2, n3"), "{}", said(&again));
+    let down = c.by_remote_shell(&words("down"));
+    assert!(down.status.success() && said(&down).contains("n2: pool"), "{}", said(&down));
+    assert!(!c.pool(1).exists() && !c.pool(3).exists());
+    let nothing = c.forebay(1, &["up", "--all"]);
+    assert!(said(&nothing).contains("no pool file"), "{}", said(&nothing));
+}

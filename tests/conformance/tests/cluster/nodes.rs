@@ -89,6 +89,24 @@ impl Cluster {
         command.env_remove("FOREBAY_POOL").output().unwrap()
     }
 
+    /// The command, with something in the place of ssh that knows the bed's nodes.
+    pub(crate) fn by_remote_shell(&self, words: &[String]) -> Output {
+        use std::os::unix::fs::PermissionsExt;
+        let script = self.dir.join("rsh");
+        let mut text = "#!/bin/sh\nhost=$1; shift\ncase $host in\n".to_owned();
+        for node in 1..=self.count {
+            let shell = self.bed.command(node, Path::new("/bin/sh"));
+            let parts: Vec<_> = std::iter::once(shell.get_program()).chain(shell.get_args()).collect();
+            let line: Vec<_> = parts.iter().map(|part| part.to_string_lossy()).collect();
+            text += &format!("{}) exec {} -c \"$*\";;\n", self.bed.address(node), line.join(" "));
+        }
+        std::fs::write(&script, text + "esac\necho no such host: $host >&2; exit 1\n").unwrap();
+        std::fs::set_permissions(&script, std::fs::Permissions::from_mode(0o700)).unwrap();
+        let mut command = Command::new("/usr/bin/timeout");
+        command.arg(PATIENCE_S).arg(program("forebay")).args(words);
+        command.env_remove("FOREBAY_POOL").env("FOREBAY_RSH", script).output().unwrap()
+    }
+
     /// A shell on a node that sees the pool at /forebay.
     pub(crate) fn shell(&self, node: usize, script: &str) -> Output {
         let pool = self.pool(node);
