@@ -58,9 +58,10 @@ install: build
 		if [ -e "$$library" ]; then install -m 755 "$$library" $(DESTDIR)$(PREFIX)/lib/; fi; done
 	install -m 644 crates/capi/include/forebay.h $(DESTDIR)$(PREFIX)/include/
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/man/man3
-	install -d $(DESTDIR)$(PREFIX)/share/man/man8
+	install -d $(DESTDIR)$(PREFIX)/share/man/man5 $(DESTDIR)$(PREFIX)/share/man/man8
 	install -m 644 docs/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1/
 	install -m 644 docs/man/*.3 $(DESTDIR)$(PREFIX)/share/man/man3/
+	install -m 644 docs/man/*.5 $(DESTDIR)$(PREFIX)/share/man/man5/
 	install -m 644 docs/man/*.8 $(DESTDIR)$(PREFIX)/share/man/man8/
 	install -d $(DESTDIR)$(PREFIX)/share/doc/forebay
 	install -m 644 README.md ARCHITECTURE.md LICENSE-APACHE LICENSE-MIT docs/*.md $(DESTDIR)$(PREFIX)/share/doc/forebay/

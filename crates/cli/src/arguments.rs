@@ -37,7 +37,7 @@ or 125 Forebay failed, 126 the program cannot be started, 127 it is not found.";
     arg_required_else_help = true
 )]
 pub(crate) struct Arguments {
-    /// The pool's directory
+    /// The pool's directory, or its pool file
     #[arg(long, global = true, env = "FOREBAY_POOL", value_name = "DIR", value_hint = ValueHint::DirPath, hide_env_values = true)]
     pub(crate) pool: Option<PathBuf>,
     /// What to do
@@ -113,6 +113,9 @@ Examples:
   forebay up --media ssd --path /local/scratch/pool
   forebay up --path /dev/shm/$USER-pool         memory, for a user who may not mount
   forebay up --mount /mnt/pool                  mounted there, for any program
+  forebay up --pool case.toml --node n2         one node of the pool that a file describes
+  forebay up --pool case.toml --all             all of them, by ssh
+  srun --ntasks-per-node=1 forebay up --pool case.toml
 
 With --media dram the pool mounts a tmpfs of its own where it may. Else it uses the directory given, which should then be
 on a tmpfs; `forebay status` says what that costs. After a crash or `down --keep`, `up` finds the data again.")]
@@ -126,6 +129,12 @@ pub(crate) struct Up {
     /// Mount it on this empty directory
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) mount: Option<PathBuf>,
+    /// Start every node of the pool file: this host's here, the others by ssh (or by what FOREBAY_RSH names)
+    #[arg(long, conflicts_with_all = ["node", "path", "media", "capacity", "mount", "json"])]
+    pub(crate) all: bool,
+    /// Which node of the pool file this is [default: FOREBAY_NODE, or the one that has this host's name]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) node: Option<String>,
     /// Users other than the one who mounts may use the mount too
     #[arg(long, requires = "mount")]
     pub(crate) allow_other: bool,
@@ -187,10 +196,14 @@ Examples:
   forebay down              stop; what is only in memory is gone, and is counted
   forebay down --keep       stop; the next `up` finds the data (not after a reboot, if it is in memory)
   forebay stage-out /:/lustre/saved && forebay down
+  forebay down --pool case.toml --all            all nodes that the file names
 
 A pool on a disk (--media ssd) keeps its data in any case: remove its directory to be rid of it. `down` also clears away
 what a killed pool left.")]
 pub(crate) struct Down {
+    /// Stop every node of the pool file: this host's here, the others by ssh (or by what FOREBAY_RSH names)
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) all: bool,
     /// Leave the data of a pool in memory for the next `up`
     #[arg(long)]
     pub(crate) keep: bool,

@@ -15,6 +15,7 @@ macro_rules! note {
 }
 
 mod arguments;
+mod everywhere;
 mod failure;
 mod pool;
 mod run;

@@ -5,12 +5,16 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use forebay_client::{Door, Fail, Place, Pool, Role};
+use forebay_server::pool_file::PoolFile;
 use forebay_types::{Code, Error, Ino, Result};
 
 /// The prefix under which programs see a pool unless they are told another.
 pub(crate) const DEFAULT_PREFIX: &str = "/forebay";
 
-/// The directory of the pool that is meant.
+/// Says which node of a pool file this is, where the host's name does not.
+pub(crate) const NODE_VARIABLE: &str = "FOREBAY_NODE";
+
+/// The directory of the pool that is meant: of a pool file this node's.
 pub(crate) fn directory(named: Option<PathBuf>) -> Result<PathBuf> {
     match named {
         Some(dir) if dir.as_os_str().is_empty() => Err(crate::failure::invalid(
@@ -18,9 +22,26 @@ pub(crate) fn directory(named: Option<PathBuf>) -> Result<PathBuf> {
             "its name is empty",
             "name a directory, or unset FOREBAY_POOL",
         )),
+        Some(file) if file.is_file() => {
+            let file = PoolFile::read(&file)?;
+            let node = std::env::var(NODE_VARIABLE).ok();
+            Ok(file.node(node.as_deref())?.target.path.clone())
+        }
         Some(dir) => std::path::absolute(&dir)
             .map_err(|e| Error::io(format!("cannot find the pool {}", dir.display()), &e)),
         None => forebay_server::directory::default_pool(),
+    }
+}
+
+/// The pool file that is meant, for what only makes sense with one.
+pub(crate) fn file(named: Option<&Path>, verb: &str) -> Result<PoolFile> {
+    match named {
+        Some(file) if file.is_file() => PoolFile::read(file),
+        _ => Err(crate::failure::invalid(
+            format!("cannot {verb}"),
+            "no pool file says which there are",
+            "name it: --pool FILE",
+        )),
     }
 }
 

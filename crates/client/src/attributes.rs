@@ -1,7 +1,7 @@
 //! Calls that change attributes: chmod, chown, utimensat, truncate.
 
 use forebay_data::BackingName;
-use forebay_types::{Attr, Code, Entry, Ino, Kind, Request, SetAttr, TimeSet};
+use forebay_types::{Attr, BackingOp, Code, Entry, Ino, Kind, Request, SetAttr, TimeSet};
 
 use crate::errno;
 use crate::path::{PathBuffer, Place};
@@ -130,6 +130,11 @@ impl Pool {
         }
         let times = [timespec(atime), timespec(mtime)];
         for (component, stripe) in entry.layout.stripes() {
+            if let Some(id) = self.backing_elsewhere(entry, component, stripe) {
+                self.ensure_backing(id)?;
+                self.ask_backing(id, BackingOp::SetTimes { atime, mtime })?;
+                continue;
+            }
             let name = BackingName::new(attr.ino, entry.layout.file_number(component), stripe);
             let set = || {
                 let target = self.attached()?.target();
@@ -146,7 +151,8 @@ impl Pool {
             match set() {
                 Err(Code::NotFound | Code::BadDescriptor | Code::NotDirectory) => {
                     if !self.attached()?.target_was_lost(self.address()) {
-                        self.ask_entry(&Request::MakeBacking { ino: attr.ino })?;
+                        let flags = libc::O_RDONLY | libc::O_CLOEXEC;
+                        crate::open::close(self.open_stripe(entry, component, stripe, flags)?);
                     }
                     set()?;
                 }

@@ -83,7 +83,7 @@ pub(crate) fn opened_as(ino: Ino) -> Option<(u32, u32, u32)> {
 }
 
 /// The name that the kernel shows for a link of /proc: `/proc/self/fd/N` or `/proc/self/cwd`.
-fn proc_link<'a>(link: &std::ffi::CStr, buffer: &'a mut [u8]) -> Result<&'a [u8], Code> {
+pub(crate) fn proc_link<'a>(link: &std::ffi::CStr, buffer: &'a mut [u8]) -> Result<&'a [u8], Code> {
     // SAFETY: the link is NUL-terminated and the buffer as long as said.
     let n = unsafe { libc::readlink(link.as_ptr(), buffer.as_mut_ptr().cast(), buffer.len()) };
     errno::check(n as i32)?;
@@ -113,12 +113,15 @@ pub(crate) fn proc_fd(fd: RawFd, buffer: &mut [u8; 32]) -> Option<&std::ffi::CSt
 
 impl Pool {
     /// A path by which the kernel finds a file's first backing file, or a bound socket's node, through the target's descriptor. Inodes never share
-    /// one.
+    /// one. A file of another node is found by the pool's mount.
     ///
     /// # Errors
-    /// [`Code::NotSupported`] for what is neither a file with one backing file nor a socket.
+    /// [`Code::NotSupported`] for what is neither a file nor a socket, and for a file of another node without a mount.
     pub fn backing_path(&self, ino: Ino, path: &mut PathBuffer) -> Result<(), Code> {
         let mut entry = self.get_attr(ino)?;
+        if self.needs_mount(&entry) {
+            return self.lead_to_mount(&entry, path);
+        }
         if entry.attr.is_file() && !entry.layout.is_single() {
             self.make_single(ino, false)?;
             entry = self.get_attr(ino)?;

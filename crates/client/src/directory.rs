@@ -107,13 +107,4 @@ impl Pool {
         }
         path.push(&name[..len])
     }
-
-    fn path_of_directory(&self, dir: Ino, path: &mut PathBuffer) -> Result<(), Code> {
-        let mut reply = [0; forebay_types::limits::PATH_MAX + 16];
-        let n = self.call(&Request::PathOf { ino: dir }, &mut reply)?;
-        match Reply::decode(&reply[..n])? {
-            Reply::Bytes(bytes) => path.set(bytes),
-            _ => Err(Code::Malformed),
-        }
-    }
 }

@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-use forebay_types::{Code, Entry, Layout, Request, FLAG_DIRTY};
+use forebay_types::{BackingId, BackingOp, Code, Entry, Layout, Request, FLAG_DIRTY};
 
 use crate::errno;
 use crate::path::{PathBuffer, Place};
@@ -37,12 +37,22 @@ impl Striping {
     }
 }
 
+/// An open backing file.
+#[derive(Debug)]
+enum Stripe {
+    /// Of this node: the kernel's descriptor.
+    Here(OwnedFd),
+    /// Of another node, which is asked.
+    There(BackingId),
+}
+
 /// An open file. Offsets are in bytes; a short count happens only at the file's end.
 #[derive(Debug)]
 pub struct File {
+    pool: &'static Pool,
     entry: Entry,
-    /// One descriptor a backing file, in the order of the layout's stripes.
-    stripes: Vec<OwnedFd>,
+    /// The backing files, in the order of the layout's stripes.
+    stripes: Vec<Stripe>,
     /// Index in `stripes` of each component's first stripe.
     first: Vec<usize>,
 }
@@ -61,22 +71,27 @@ impl Pool {
             if stripe == 0 {
                 first.push(stripes.len());
             }
+            if let Some(id) = self.backing_elsewhere(entry, component, stripe) {
+                self.ensure_backing(id)?;
+                stripes.push(Stripe::There(id));
+                continue;
+            }
             let fd = self.open_stripe(entry, component, stripe, flags)?;
             // SAFETY: the descriptor is new and ours.
-            stripes.push(unsafe { OwnedFd::from_raw_fd(fd) });
+            stripes.push(Stripe::Here(unsafe { OwnedFd::from_raw_fd(fd) }));
         }
         if write && entry.attr.flags & FLAG_DIRTY == 0 {
             self.ask_entry(&Request::MarkDirty { ino: entry.attr.ino })?;
         }
         // With all of them open no layout changes; whether it did before, the daemon knows (migrate.rs).
-        if stripes.len() > 1 {
+        if stripes.len() > 1 && !self.spans_nodes() {
             match self.ask_entry(&Request::GetAttr { ino: entry.attr.ino }) {
                 Ok(now) if now.layout == entry.layout => {}
                 Ok(_) | Err(Code::NotFound) => return Err(Code::Stale),
                 Err(code) => return Err(code),
             }
         }
-        Ok(File { entry: *entry, stripes, first })
+        Ok(File { pool: self.for_ever(), entry: *entry, stripes, first })
     }
 
     /// Opens a file of any layout by its path; `flags` are O_ACCMODE, O_CREAT, O_EXCL and O_TRUNC, `mode` has the umask
@@ -101,12 +116,17 @@ impl Pool {
                 Err(fail) => return Err(fail),
             };
             let exclusive = flags & (libc::O_CREAT | libc::O_EXCL) == libc::O_CREAT | libc::O_EXCL;
-            let spread =
-                found.filter(|entry| entry.attr.is_file() && !entry.layout.is_single() && !exclusive);
-            let Some(entry) = spread else {
-                return self.open_single(place, flags, mode, escape);
+            let was_found = found.is_some();
+            let in_parts =
+                found.filter(|entry| entry.attr.is_file() && !self.is_one_here(&entry.layout) && !exclusive);
+            let Some(entry) = in_parts else {
+                match self.open_single(place, flags, mode, escape) {
+                    // Made by another node meanwhile.
+                    Err(Fail::Code(Code::NotSupported)) if !was_found && self.spans_nodes() => continue,
+                    result => return result,
+                }
             };
-            match self.open_spread(&entry, flags) {
+            match self.open_in_parts(&entry, flags) {
                 Err(Code::Stale) => {}
                 result => return Ok(result?),
             }
@@ -125,11 +145,11 @@ impl Pool {
         if !entry.attr.is_file() {
             return Err(if entry.attr.is_directory() { Code::IsDirectory } else { Code::Invalid }.into());
         }
-        Ok(File { entry, stripes: vec![fd], first: vec![0] })
+        Ok(File { pool: self.for_ever(), entry, stripes: vec![Stripe::Here(fd)], first: vec![0] })
     }
 
-    /// Opens a file that has several.
-    fn open_spread(&self, entry: &Entry, flags: i32) -> Result<File, Code> {
+    /// Opens a file that has several, or one of another node.
+    fn open_in_parts(&self, entry: &Entry, flags: i32) -> Result<File, Code> {
         let access = flags & libc::O_ACCMODE;
         let write = access != libc::O_RDONLY;
         let wanted = match access {
@@ -164,7 +184,6 @@ impl Pool {
             Target::Found(_) => return Ok(None),
         };
         dir.check(self, WRITE | EXECUTE)?;
-        let home = dir.ino.birth_node();
         let default = if striping.yields { Some(self.get_attr(dir.ino)?.layout) } else { None };
         let striping = default.map_or(striping, |layout| match Striping::of(&layout) {
             several if several.stripe_count > 1 => several,
@@ -173,7 +192,7 @@ impl Pool {
         if striping.stripe_count == 1 {
             return Ok(None);
         }
-        let layout = Layout::overstriped(home, 0, striping.stripe_count, striping.stripe_bytes)
+        let layout = Layout::overstriped(self.node()?, 0, striping.stripe_count, striping.stripe_bytes)
             .map_err(|_| Code::Invalid)?;
         let made = self.create_entry(dir.ino, name.as_bytes(), mode & 0o7777, exclusive, Some(layout));
         let (entry, created) = match made {
@@ -215,9 +234,17 @@ impl File {
             if length == 0 {
                 continue;
             }
+            let fd = match self.stripe(component, stripe) {
+                Stripe::Here(fd) => fd,
+                Stripe::There(id) => {
+                    let op = BackingOp::Allocate { mode: 0, offset: 0, bytes: length };
+                    self.pool.ask_backing(*id, op)?;
+                    continue;
+                }
+            };
             loop {
                 // SAFETY: plain system call on our descriptor.
-                let result = unsafe { libc::fallocate(self.stripe(component, stripe), 0, 0, length as i64) };
+                let result = unsafe { libc::fallocate(fd.as_raw_fd(), 0, 0, length as i64) };
                 match errno::check(result) {
                     Ok(_) => break,
                     Err(Code::Interrupted) => {}
@@ -230,30 +257,39 @@ impl File {
 
     /// fsync(2) of all backing files.
     pub fn sync(&self) -> Result<(), Code> {
-        for fd in &self.stripes {
-            // SAFETY: plain system call on our descriptor.
-            errno::check(unsafe { libc::fsync(fd.as_raw_fd()) })?;
+        for stripe in &self.stripes {
+            match stripe {
+                Stripe::Here(fd) => {
+                    // SAFETY: plain system call on our descriptor.
+                    errno::check(unsafe { libc::fsync(fd.as_raw_fd()) })?;
+                }
+                Stripe::There(id) => self.pool.ask_backing(*id, BackingOp::Sync)?,
+            }
         }
         Ok(())
     }
 
-    /// The one descriptor of a file with one backing file.
+    /// The one descriptor of a file with one backing file, which is on this node.
     pub fn fd(&self) -> Option<RawFd> {
-        self.entry.layout.is_single().then(|| self.stripes[0].as_raw_fd())
+        match self.stripes.first() {
+            Some(Stripe::Here(fd)) if self.entry.layout.is_single() => Some(fd.as_raw_fd()),
+            _ => None,
+        }
     }
 
-    fn stripe(&self, component: usize, stripe: u16) -> RawFd {
-        self.stripes[self.first[component] + stripe as usize].as_raw_fd()
+    fn stripe(&self, component: usize, stripe: u16) -> &Stripe {
+        &self.stripes[self.first[component] + stripe as usize]
     }
 
     /// Bytes of the file.
     pub fn size(&self) -> Result<u64, Code> {
         let mut size = 0;
         for (component, stripe) in self.entry.layout.stripes() {
-            let mut st = crate::stat::empty_stat();
-            // SAFETY: the descriptor is ours and `st` is valid for the call.
-            errno::check(unsafe { libc::fstat(self.stripe(component, stripe), &mut st) })?;
-            size = size.max(self.entry.layout.size_from(component, stripe, st.st_size as u64));
+            let bytes = match self.stripe(component, stripe) {
+                Stripe::Here(fd) => errno::stat(fd.as_raw_fd())?.st_size as u64,
+                Stripe::There(id) => self.pool.stat_backing(*id)?.bytes,
+            };
+            size = size.max(self.entry.layout.size_from(component, stripe, bytes));
         }
         Ok(size)
     }
@@ -270,7 +306,8 @@ impl File {
             return false;
         }
         (stripes.start..stripes.start + count).all(|lead| {
-            let fd = self.stripe(0, (lead % count) as u16);
+            let Stripe::Here(fd) = self.stripe(0, (lead % count) as u16) else { return false };
+            let fd = fd.as_raw_fd();
             let mut numbers = (lead..stripes.end).step_by(count as usize).peekable();
             while let Some(&next) = numbers.peek() {
                 let mut parts = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PARTS_MAX];
@@ -312,16 +349,21 @@ impl File {
             let at = offset + done as u64;
             let extent = self.entry.layout.locate(at, (buffer.len() - done) as u64);
             let part = &mut buffer[done..done + extent.len as usize];
-            let fd = self.stripe(extent.component, extent.stripe);
-            // SAFETY: the buffer is as long as said.
-            let n = unsafe { libc::pread(fd, part.as_mut_ptr().cast(), part.len(), extent.offset as i64) };
-            if n < 0 {
-                match errno::last() {
-                    Code::Interrupted => continue,
-                    code => return Err(code),
+            let n = match self.stripe(extent.component, extent.stripe) {
+                Stripe::There(id) => self.pool.read_backing(*id, part, extent.offset)?,
+                Stripe::Here(fd) => {
+                    let (to, len) = (part.as_mut_ptr().cast(), part.len());
+                    // SAFETY: the buffer is as long as said.
+                    let n = unsafe { libc::pread(fd.as_raw_fd(), to, len, extent.offset as i64) };
+                    if n < 0 {
+                        match errno::last() {
+                            Code::Interrupted => continue,
+                            code => return Err(code),
+                        }
+                    }
+                    n as usize
                 }
-            }
-            let n = n as usize;
+            };
             done += n;
             if n < part.len() {
                 // The backing file ends here; the file may go on in another: then this is a hole.
@@ -349,19 +391,23 @@ impl File {
         while done < buffer.len() {
             let extent = self.entry.layout.locate(offset + done as u64, (buffer.len() - done) as u64);
             let part = &buffer[done..done + extent.len as usize];
-            let fd = self.stripe(extent.component, extent.stripe);
-            // SAFETY: the buffer is as long as said.
-            let n = unsafe { libc::pwrite(fd, part.as_ptr().cast(), part.len(), extent.offset as i64) };
-            match n {
+            let written = match self.stripe(extent.component, extent.stripe) {
+                Stripe::There(id) => self.pool.write_backing(*id, part, extent.offset).map(|()| part.len()),
+                Stripe::Here(fd) => {
+                    let (from, len) = (part.as_ptr().cast(), part.len());
+                    // SAFETY: the buffer is as long as said.
+                    let n = unsafe { libc::pwrite(fd.as_raw_fd(), from, len, extent.offset as i64) };
+                    usize::try_from(n).map_err(|_| errno::last())
+                }
+            };
+            match written {
                 // A medium that takes nothing and does not say why.
-                0 if done == 0 => return Err(Code::Io),
-                0 => return Ok(done),
-                n if n > 0 => done += n as usize,
-                _ => match errno::last() {
-                    Code::Interrupted => {}
-                    _ if done > 0 => return Ok(done),
-                    code => return Err(code),
-                },
+                Ok(0) if done == 0 => return Err(Code::Io),
+                Ok(0) => return Ok(done),
+                Ok(n) => done += n,
+                Err(Code::Interrupted) => {}
+                Err(_) if done > 0 => return Ok(done),
+                Err(code) => return Err(code),
             }
         }
         Ok(done)
@@ -376,9 +422,26 @@ impl File {
         // Stripe by stripe; the one that holds the last byte reaches the size, so that it shows.
         for (component, stripe) in layout.stripes() {
             let bytes = layout.backing_bytes(component, stripe, size);
-            // SAFETY: plain system call on our descriptor.
-            errno::check(unsafe { libc::ftruncate(self.stripe(component, stripe), bytes as i64) })?;
+            match self.stripe(component, stripe) {
+                Stripe::Here(fd) => {
+                    // SAFETY: plain system call on our descriptor.
+                    errno::check(unsafe { libc::ftruncate(fd.as_raw_fd(), bytes as i64) })?;
+                }
+                Stripe::There(id) => self.pool.ask_backing(*id, BackingOp::Truncate { bytes })?,
+            }
         }
         Ok(())
+    }
+
+    /// Writes at the end of a file with one backing file. What is no longer than
+    /// [`forebay_types::limits::BACKING_BYTES_MAX`] goes in as a whole, whoever else appends.
+    ///
+    /// # Errors
+    /// [`Code::NotSupported`] for a file of several backing files.
+    pub fn append(&self, buffer: &[u8]) -> Result<usize, Code> {
+        match self.stripes.as_slice() {
+            [Stripe::There(id)] => self.pool.append_backing(*id, buffer).map(|_| buffer.len()),
+            _ => Err(Code::NotSupported),
+        }
     }
 }

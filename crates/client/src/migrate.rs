@@ -113,9 +113,15 @@ impl Pool {
     ///
     /// # Errors
     /// [`Code::Busy`] when anybody has the file open; [`Code::NoSpace`] when there is no room for a copy;
-    /// [`Code::NotSupported`] where the target's file system has no leases.
+    /// [`Code::NotSupported`] where the target's file system has no leases, and in a pool of several nodes.
     #[cold]
     pub fn make_single(&self, ino: Ino, empty: bool) -> Result<(), Code> {
+        // Leases keep out the programs of this node alone.
+        if self.spans_nodes() {
+            let entry = self.get_attr(ino)?;
+            let is_done = entry.attr.is_file() && entry.layout.is_single();
+            return if is_done { Ok(()) } else { Err(Code::NotSupported) };
+        }
         let lock = self.lock_bucket(ino)?;
         let entry = self.get_attr(ino)?;
         if !entry.attr.is_file() {

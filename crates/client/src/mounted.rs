@@ -1,4 +1,5 @@
-//! The pool's mount, where it has one that this process sees: directories are opened there.
+//! The pool's mount, where it has one that this process sees: directories are opened there, and files that no descriptor of
+//! this node can be had of.
 //!
 //! A directory's descriptor is then one of the kernel's own: it can be locked, a static program can work in it, and its path
 //! is one that every program understands. Without a mount it is an anchor (`open`). Calls relative to either start from the
@@ -8,15 +9,22 @@
 //! descriptors that are opened here carry a mark that stays with them over dup, fork and exec: O_DSYNC, which means nothing
 //! of a directory ([`MOUNTED_MARK`]).
 //!
+//! A file that lies on another node, in a pool of several, only the kernel can make a descriptor of whose every use is served.
+//! The mount shows it in its root under a name that is its number ([`INODE_NAME`]), and that name is the mark: the kernel keeps
+//! it with the descriptor. Calls on such a descriptor are the kernel's; fstat alone puts the pool's device in the place of the
+//! mount's, so that the file is the same one by path and by descriptor.
+//!
 //! The mount's process says where it is by a link in the pool's directory ([`MOUNT_LINK`]). It is believed only when what is
 //! there shows the right device and inode: mounts come and go, and a process may live in a namespace that lacks it.
 
+use std::ffi::CStr;
 use std::os::fd::RawFd;
 use std::sync::atomic::Ordering;
 
-use forebay_types::{mount_of_link, Code, Ino, MOUNT_LINK};
+use forebay_types::{mount_of_link, Code, Entry, Ino, MOUNT_LINK};
 
 use crate::connection::Role;
+use crate::descriptor::{proc_fd, proc_link};
 use crate::errno;
 use crate::open::{close, open_at};
 use crate::path::PathBuffer;
@@ -25,15 +33,30 @@ use crate::pool::Pool;
 /// The flag of descriptors that the pool opened on its mount.
 pub const MOUNTED_MARK: i32 = libc::O_DSYNC;
 
-/// What of a descriptor is told without asking a file system for it.
-fn look(fd: RawFd) -> Result<libc::statx, Code> {
-    // SAFETY: an all-zero statx is valid; it is writable for the call, and the path is the empty one.
+/// In front of a file's inode number, in 16 digits, in the root of a mount. It is listed nowhere.
+pub const INODE_NAME: &[u8] = b".forebay-inode-";
+/// What the kernel puts behind the path of a descriptor whose name it holds no longer, as it does of what it may not believe.
+const DELETED: &[u8] = b" (deleted)";
+
+/// The inode that a name in a mount's root stands for.
+pub fn inode_of_name(name: &[u8]) -> Option<Ino> {
+    let digits = name.strip_prefix(INODE_NAME)?;
+    if digits.len() != 16 || digits.iter().any(|d| !d.is_ascii_hexdigit() || d.is_ascii_uppercase()) {
+        return None;
+    }
+    u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok().map(Ino)
+}
+
+/// Device and inode of what is at a path, or, the path being empty, behind a descriptor, as far as is told without asking a
+/// file system for it.
+fn look(fd: RawFd, path: &CStr) -> Result<(u64, u64), Code> {
+    // SAFETY: an all-zero statx is valid; it is writable for the call, and the path NUL-terminated.
     unsafe {
         let mut found: libc::statx = std::mem::zeroed();
-        let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+        let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC | libc::AT_SYMLINK_NOFOLLOW;
         let mask = libc::STATX_INO | libc::STATX_TYPE;
-        errno::check(libc::syscall(libc::SYS_statx, fd, c"".as_ptr(), flags, mask, &raw mut found) as i32)?;
-        Ok(found)
+        errno::check(libc::syscall(libc::SYS_statx, fd, path.as_ptr(), flags, mask, &raw mut found) as i32)?;
+        Ok((libc::makedev(found.stx_dev_major, found.stx_dev_minor), found.stx_ino))
     }
 }
 
@@ -84,13 +107,63 @@ impl Pool {
         path.push(inside.as_bytes()).ok()?;
         let fd = open_at(libc::AT_FDCWD, path.as_c_str(), flags | libc::O_NOFOLLOW | MOUNTED_MARK).ok()?;
         // It may be another's by now: names move.
-        let is_it = look(fd).is_ok_and(|found| {
-            found.stx_ino == ino.0 && libc::makedev(found.stx_dev_major, found.stx_dev_minor) == device
-        });
-        if !is_it {
+        if look(fd, c"") != Ok((device, ino.0)) {
             close(fd);
             return None;
         }
         Some(fd)
+    }
+
+    /// Puts into `path` where the kernel reaches a file that no descriptor of this node can be had of.
+    ///
+    /// # Errors
+    /// [`Code::NotSupported`] when the pool is mounted nowhere that this process sees.
+    #[cold]
+    pub(crate) fn lead_to_mount(&self, entry: &Entry, path: &mut PathBuffer) -> Result<(), Code> {
+        // As for directories.
+        if self.role() != Role::Host {
+            return Err(Code::NotSupported);
+        }
+        let device = self.find_mount(path).ok_or(Code::NotSupported)?;
+        let root = self.attached()?.reply.root;
+        if look(libc::AT_FDCWD, path.as_c_str()) != Ok((device, root.0)) {
+            return Err(Code::NotSupported);
+        }
+        path.push(b"/")?;
+        path.push(INODE_NAME)?;
+        let mut digits = [0; 16];
+        for (i, digit) in digits.iter_mut().enumerate() {
+            *digit = b"0123456789abcdef"[(entry.attr.ino.0 >> (60 - 4 * i) & 15) as usize];
+        }
+        path.push(&digits)
+    }
+
+    /// True for a descriptor that was opened by a path of [`Pool::lead_to_mount`], `kernel` being what `fstat` gave for it.
+    pub(crate) fn was_led_to_mount(&self, fd: RawFd, kernel: &libc::stat) -> bool {
+        let is_file = kernel.st_mode & libc::S_IFMT == libc::S_IFREG;
+        if !is_file || !self.spans_nodes() || !self.is_mount(kernel.st_dev) {
+            return false;
+        }
+        let (mut link, mut shown) = ([0; 32], [0; forebay_types::limits::PATH_MAX]);
+        let Some(link) = proc_fd(fd, &mut link) else { return false };
+        let Ok(shown) = proc_link(link, &mut shown) else { return false };
+        let shown = shown.strip_suffix(DELETED).unwrap_or(shown);
+        let last = shown.rsplit(|b| *b == b'/').next().unwrap_or_default();
+        inode_of_name(last) == Some(Ino(kernel.st_ino))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn inode_of_name_takes_its_own_form_alone() {
+        assert_eq!(inode_of_name(b".forebay-inode-000200000000001f"), Some(Ino(2 << 48 | 31)));
+        for other in
+            [".forebay-inode-", ".forebay-inode-2", ".forebay-inode-000200000000001F", "000200000000001f"]
+        {
+            assert_eq!(inode_of_name(other.as_bytes()), None, "{other}");
+        }
     }
 }

@@ -39,14 +39,20 @@ impl Pool {
         }
     }
 
-    /// Makes an entry; an existing name is reported before a missing permission, as Linux does.
-    fn make(&self, parent: &Parent, name: &Name, request: &Request<'_>) -> Door<Ino> {
-        if let Err(code) = self.check_writable(parent) {
-            return match self.lookup_name(parent.dir.ino, name.as_bytes()) {
-                Ok(_) => Err(Code::Exists.into()),
-                Err(_) => Err(code.into()),
-            };
+    /// Checks that the caller may make an entry; an existing name is reported before a missing permission, as Linux does.
+    fn check_new(&self, parent: &Parent, name: &Name) -> Result<(), Code> {
+        match self.check_writable(parent) {
+            Err(code) => match self.lookup_name(parent.dir.ino, name.as_bytes()) {
+                Ok(_) => Err(Code::Exists),
+                Err(_) => Err(code),
+            },
+            done => done,
         }
+    }
+
+    /// Makes an entry.
+    fn make(&self, parent: &Parent, name: &Name, request: &Request<'_>) -> Door<Ino> {
+        self.check_new(parent, name)?;
         let made = |reply: Reply<'_>| match reply {
             Reply::Entry(entry) => Ok(entry.attr.ino),
             _ => Err(Code::Malformed),
@@ -60,6 +66,12 @@ impl Pool {
     /// `mkdirat`; `mode` has the umask applied.
     pub fn make_directory(&self, place: Place<'_>, mode: u32, escape: &mut PathBuffer) -> Door<()> {
         let (parent, name) = self.place_for_new(place, escape)?;
+        if !self.is_served_here(parent.dir.ino) {
+            self.check_new(&parent, &name)?;
+            let (dir, mode) = (parent.dir.ino, mode & 0o1777);
+            self.make_directory_elsewhere(caller(), dir, name.as_bytes(), mode)?;
+            return Ok(());
+        }
         let request =
             Request::MakeDirectory { parent: parent.dir.ino, name: name.as_bytes(), mode: mode & 0o1777 };
         self.make(&parent, &name, &request).map(|_| ())
@@ -81,7 +93,7 @@ impl Pool {
                     name: name_bytes,
                     mode,
                     exclusive: true,
-                    layout: None,
+                    layout: self.layout_in(dir, None)?,
                     ahead: false,
                 };
                 Ok(self.ask_then(&file.request_without_reserve(), |reply| match reply {
@@ -220,7 +232,12 @@ impl Pool {
             return Ok(());
         }
         let attached = self.attached()?;
+        let here = u32::from(attached.reply.node.0);
         for (component, stripe) in layout.stripes() {
+            // What is on other nodes the inode's home has removed.
+            if attached.reply.nodes > 1 && layout.components()[component].target(stripe) >> 16 != here {
+                continue;
+            }
             let name = BackingName::new(ino, layout.file_number(component), stripe);
             let unlink = || {
                 // SAFETY: the name is NUL-terminated.
@@ -277,7 +294,15 @@ impl Pool {
 
     /// Removes the empty directory `name` in `parent`, without a permission check.
     pub fn remove_directory_in(&self, parent: Ino, name: &[u8]) -> Result<(), Code> {
-        self.remove(&Request::RemoveDirectory { parent, name })
+        let elsewhere = self.ask_then(&Request::RemoveDirectory { parent, name }, |reply| match reply {
+            Reply::Removed { .. } | Reply::Done => Ok(None),
+            Reply::Elsewhere { ino, .. } => Ok(Some(ino)),
+            _ => Err(Code::Malformed),
+        })?;
+        match elsewhere {
+            Some(ino) => self.remove_directory_elsewhere(parent, name, ino),
+            None => Ok(()),
+        }
     }
 
     /// Renames, without a permission check.
@@ -300,6 +325,9 @@ impl Pool {
         name: &[u8],
         mode: u32,
     ) -> Result<Entry, Code> {
+        if !self.is_served_here(parent) {
+            return self.make_directory_elsewhere(caller, parent, name, mode);
+        }
         self.make_entry_in(caller, &Request::MakeDirectory { parent, name, mode })
     }
 

@@ -141,7 +141,8 @@ impl Pool {
         self.open_with(place, flags, mode, escape, true)
     }
 
-    /// [`Pool::open`] for a caller that repeats opens on the kernel's paths: where opening a FIFO would wait for somebody at
+    /// [`Pool::open`] for a caller that repeats opens on the kernel's paths: a file of another node is [`Fail::Escape`] with
+    /// its path in the pool's mount, if there is one. And where opening a FIFO would wait for somebody at
     /// its other end, it is [`Fail::Escape`] with the backing file's path, so that the wait is the caller's.
     pub fn open_unwaiting(
         &self,
@@ -200,6 +201,13 @@ impl Pool {
                             Err(code) => Err(code),
                         }
                     }
+                    // The kernel has no descriptor for what is on another node, but by the mount.
+                    Ok(entry) if !waits && self.needs_mount(&entry) => {
+                        match self.lead_to_mount(&entry, escape) {
+                            Ok(()) => return Err(Fail::Escape),
+                            Err(code) => Err(code),
+                        }
+                    }
                     Ok(entry) => self.open_entry(&entry, flags),
                     Err(Code::NotFound) => Err(Code::Stale),
                     Err(code) => Err(code),
@@ -233,8 +241,8 @@ impl Pool {
             name: name.as_bytes(),
             mode: mode & 0o7777,
             exclusive,
-            layout: None,
-            ahead,
+            layout: self.layout_in(dir.ino, None)?,
+            ahead: ahead && self.is_served_here(dir.ino),
         };
         let (entry, fd) = self.create_file(caller(), &file, flags)?;
         match fd {
@@ -245,7 +253,7 @@ impl Pool {
                 Err(code)
             }
             None if exclusive => Err(Code::Exists),
-            None if entry.attr.is_symlink() => Err(Code::Stale),
+            None if entry.attr.is_symlink() || self.needs_mount(&entry) => Err(Code::Stale),
             None => self.open_entry(&entry, flags),
         }
     }
@@ -261,8 +269,15 @@ impl Pool {
         let (ring, alive) = (&attached.ring, || self.is_alive(attached));
         let claim = ring.claim(&alive).map_err(|failure| self.failed(attached, failure))?;
         let number = Some(Ino(claim.kept())).filter(|ino| file.ahead && *ino != Ino(0));
+        debug_assert!(number.is_none() || self.is_served_here(file.parent));
         let mut message = [0; SHORT_REQUEST_BYTES];
-        let n = file.request(number).encode(caller, &mut message)?;
+        // Numbers in reserve are this node's.
+        let request = if self.is_served_here(file.parent) {
+            file.request(number)
+        } else {
+            file.request_without_reserve()
+        };
+        let n = request.encode(caller, &mut message)?;
         claim.post(&message[..n]);
         // While the daemon is at it.
         let ahead = number.map(|ino| Ahead::make(attached.target(), ino, flags));
@@ -270,7 +285,11 @@ impl Pool {
         let reply = claim.finish(&mut buffer, &alive, |reply, claim| {
             let reply = Reply::decode(reply);
             if let Ok(Reply::Created { entry, created: true, next }) = reply {
-                claim.keep(next.map_or(0, |ino| ino.0));
+                if let Some(next) = next {
+                    claim.keep(next.0);
+                } else if number.is_some() {
+                    claim.keep(0);
+                }
                 // Made before the slot carries another request: until then the daemon keeps an unlink by somebody
                 // else from forgetting the backing file that is about to appear.
                 let fd = match ahead.and_then(|ahead| ahead.take(&entry)) {
@@ -303,7 +322,7 @@ impl Pool {
 
     /// Opens the backing file of a file that was just made, with the caller's access whatever its mode.
     fn open_backing_new(&self, entry: &Entry, flags: i32) -> Result<RawFd, Code> {
-        if !entry.layout.is_single() {
+        if !self.is_one_here(&entry.layout) {
             return Err(Code::NotSupported);
         }
         let name = BackingName::new(entry.attr.ino, 0, 0);
@@ -392,10 +411,10 @@ impl Pool {
     /// The descriptor of a file's one backing file; with a flag that writes, the file is dirty when it returns.
     ///
     /// # Errors
-    /// [`Code::NotSupported`] for a striped file, which has no one descriptor; [`Code::Stale`] when it was removed
-    /// meanwhile.
+    /// [`Code::NotSupported`] for a striped file, which has no one descriptor, and for one of another node, which has none
+    /// here; [`Code::Stale`] when it was removed meanwhile.
     pub fn open_backing(&self, entry: &Entry, flags: i32) -> Result<RawFd, Code> {
-        if entry.attr.is_file() && !entry.layout.is_single() {
+        if entry.attr.is_file() && !entry.layout.is_single() || !self.is_here(&entry.layout) {
             return Err(Code::NotSupported);
         }
         let fd = self.open_stripe(entry, 0, 0, flags & KERNEL_FLAGS)?;
@@ -434,7 +453,14 @@ impl Pool {
             Err(Code::AccessDenied) => {}
             Err(code) => return Err(code),
         }
-        match self.ask_entry(&Request::MakeBacking { ino: entry.attr.ino }) {
+        // Its home makes what is missing of its own; the backing file of an inode of another node is this client's to make.
+        let made = match self.ask_entry(&Request::MakeBacking { ino: entry.attr.ino }) {
+            Ok(_) if !self.is_served_here(entry.attr.ino) => {
+                open_at(attached.target(), name.as_c_str(), flags | libc::O_CREAT).map(close)
+            }
+            asked => asked.map(|_| ()),
+        };
+        match made {
             // Absent again: unlinked meanwhile.
             Ok(_) => open().map_err(|code| if code == Code::NotFound { Code::Stale } else { code }),
             Err(Code::NotFound) => Err(Code::Stale),
@@ -507,7 +533,8 @@ impl Pool {
         flags: i32,
     ) -> Result<(Entry, bool, std::os::fd::OwnedFd), Code> {
         use std::os::fd::FromRawFd;
-        let file = NewFile { parent, name, mode, exclusive, layout, ahead: true };
+        let layout = self.layout_in(parent, layout)?;
+        let file = NewFile { parent, name, mode, exclusive, layout, ahead: self.is_served_here(parent) };
         let flags = flags | libc::O_RDWR | libc::O_CLOEXEC;
         let (entry, fd) = match self.create_file(caller, &file, flags) {
             // The daemon knew nothing of the number in reserve.
@@ -521,6 +548,8 @@ impl Pool {
                 let _ = self.unlink_in(parent, name);
                 return Err(code);
             }
+            // Another node was faster.
+            None if self.needs_mount(&entry) => return Err(Code::Stale),
             None => self.open_entry(&entry, flags)?,
         };
         // SAFETY: the descriptor is new and ours.
@@ -536,6 +565,7 @@ impl Pool {
         exclusive: bool,
         layout: Option<Layout>,
     ) -> Result<(Entry, bool), Code> {
+        let layout = self.layout_in(parent, layout)?;
         let file = NewFile { parent, name, mode, exclusive, layout, ahead: false };
         let request = file.request_without_reserve();
         self.ask_as(caller(), &request, |reply| match reply {

@@ -132,6 +132,13 @@ impl Pool {
         })))
     }
 
+    /// This pool, for what outlives the borrow.
+    pub(crate) fn for_ever(&self) -> &'static Pool {
+        // SAFETY: a pool is made by `prepare_as` alone, which leaks it: every reference to one is to memory that is never
+        // freed or moved.
+        unsafe { &*std::ptr::from_ref(self) }
+    }
+
     /// Sets the prefix under which programs see the pool, e.g. `/forebay`: an absolute path without a slash at the
     /// end. To be called once, before the pool is used by several threads; a prefix of over 255 bytes is ignored.
     pub fn set_prefix(&self, prefix: &[u8]) {
@@ -197,7 +204,7 @@ impl Pool {
     }
 
     /// Sends one encoded request; `then` sees the reply before the slot is used again.
-    fn exchange<T>(
+    pub(crate) fn exchange<T>(
         &self,
         request: &[u8],
         buffer: &mut [u8],
@@ -238,6 +245,7 @@ impl Pool {
                 | Request::MakeNode { .. }
                 | Request::MakeDirectory { .. }
                 | Request::Symlink { .. }
+                | Request::AllocateDirectory { .. }
         );
         self.ask_as(if makes { caller() } else { Caller { uid: 0, gid: 0 } }, request, then)
     }
@@ -323,7 +331,15 @@ impl Pool {
     }
 
     fn ask_name(&self, parent: Ino, name: &[u8]) -> Result<NameRef, Code> {
-        let entry = self.ask_entry(&Request::Lookup { parent, name })?;
+        let entry = match self.ask_then(&Request::Lookup { parent, name }, |reply| match reply {
+            Reply::Entry(entry) => Ok(Ok(entry)),
+            Reply::Elsewhere { ino, .. } => Ok(Err(ino)),
+            _ => Err(Code::Malformed),
+        })? {
+            Ok(entry) => entry,
+            // A directory that another node has.
+            Err(ino) => self.get_attr(ino)?,
+        };
         let attr = &entry.attr;
         let permissions = if attr.is_directory() { (attr.mode, attr.uid, attr.gid) } else { (0, 0, 0) };
         Ok(NameRef { ino: attr.ino, kind: attr.kind(), permissions })

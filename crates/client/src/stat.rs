@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::os::fd::RawFd;
 
 use forebay_data::BackingName;
-use forebay_types::{Attr, Code, Entry, Ino, Kind, Timestamp};
+use forebay_types::{Attr, BackingAttr, Code, Entry, Ino, Kind, Timestamp};
 
 use crate::descriptor::opened_as;
 use crate::errno;
@@ -38,6 +38,17 @@ pub(crate) fn stat_at(dir: RawFd, name: &CStr) -> Result<libc::stat, Code> {
 #[inline]
 fn stat_first(target: RawFd, ino: Ino) -> Result<libc::stat, Code> {
     stat_at(target, BackingName::new(ino, 0, 0).as_c_str())
+}
+
+/// What the kernel of another node says of a backing file.
+fn stat_of(attr: &BackingAttr) -> libc::stat {
+    let mut st = empty_stat();
+    st.st_size = attr.bytes as i64;
+    st.st_blocks = (attr.allocated_bytes / 512) as _;
+    (st.st_atime, st.st_atime_nsec) = (attr.atime.sec, attr.atime.nsec.into());
+    (st.st_mtime, st.st_mtime_nsec) = (attr.mtime.sec, attr.mtime.nsec.into());
+    (st.st_ctime, st.st_ctime_nsec) = (attr.ctime.sec, attr.ctime.nsec.into());
+    st
 }
 
 impl Pool {
@@ -88,6 +99,19 @@ impl Pool {
         }
         st.st_size = 0;
         let target = self.attached()?.target();
+        if let Some(id) = self.backing_elsewhere(entry, 0, 0).filter(|_| entry.layout.is_single()) {
+            match self.stat_backing(id) {
+                Ok(attr) => Pool::merge(&mut st, &stat_of(&attr)),
+                // Never made, so empty; or removed since the attributes were read.
+                Err(Code::NotFound) => {
+                    if self.get_attr(entry.attr.ino) == Err(Code::NotFound) {
+                        return Err(Code::Stale);
+                    }
+                }
+                Err(code) => return Err(code),
+            }
+            return Ok(st);
+        }
         if entry.layout.is_single() {
             // One that was not there when it was asked for may have got its name before the layout was read.
             match asked.filter(Result::is_ok).unwrap_or_else(|| stat_first(target, entry.attr.ino)) {
@@ -123,8 +147,14 @@ impl Pool {
         let (shard_ctime, mut newest) = ((st.st_ctime, st.st_ctime_nsec), None);
         let (mut size, mut blocks, mut missing) = (0, 0, false);
         for (component, stripe) in entry.layout.stripes() {
-            let number = entry.layout.file_number(component);
-            match stat_at(target, BackingName::new(entry.attr.ino, number, stripe).as_c_str()) {
+            let told = match self.backing_elsewhere(entry, component, stripe) {
+                Some(id) => self.stat_backing(id).map(|attr| stat_of(&attr)),
+                None => {
+                    let number = entry.layout.file_number(component);
+                    stat_at(target, BackingName::new(entry.attr.ino, number, stripe).as_c_str())
+                }
+            };
+            match told {
                 Ok(backing) => {
                     size = size.max(entry.layout.size_from(component, stripe, backing.st_size as u64));
                     blocks += backing.st_blocks;
@@ -165,6 +195,9 @@ impl Pool {
     pub fn stat(&self, place: Place<'_>, follow: bool, escape: &mut PathBuffer) -> Door<libc::stat> {
         self.with_inode(place, follow, escape, |found| {
             if found.kind != Kind::File {
+                return self.stat_entry(&self.get_attr(found.ino)?);
+            }
+            if self.spans_nodes() {
                 return self.stat_entry(&self.get_attr(found.ino)?);
             }
             // The board's memory is far away as often as the kernel's: one is fetched while the other is asked.
@@ -210,9 +243,16 @@ impl Pool {
     /// What `fstat` answers for a descriptor of this pool, `kernel` being the kernel's answer; none for other
     /// descriptors. A file that has no name any more keeps the kernel's size and times and has 0 links.
     pub fn fstat(&self, fd: RawFd, kernel: &libc::stat) -> Option<libc::stat> {
+        if self.was_led_to_mount(fd, kernel) {
+            let mut st = *kernel;
+            st.st_dev = self.device();
+            return Some(st);
+        }
         let ino = self.inode_of(fd, kernel)?;
         let entry = match self.get_attr(ino) {
             Ok(entry) => entry,
+            // Another node has its attributes, and does not answer.
+            Err(code) if code != Code::NotFound && self.spans_nodes() => return None,
             Err(_) => {
                 let mut st = *kernel;
                 st.st_dev = self.device();

@@ -168,6 +168,9 @@ impl Pool {
     /// Gives a file of the target without a name its first: it becomes the data of a new inode of this mode. One thread
     /// at a time may do so with a file. When somebody else has taken the name meanwhile, the file stays without one for
     /// ever, as the kernel links such a file once.
+    ///
+    /// # Errors
+    /// [`Code::CrossDevice`] in a directory of another node.
     pub fn name_temporary(
         &self,
         caller: Caller,
@@ -176,6 +179,10 @@ impl Pool {
         name: &[u8],
         mode: u32,
     ) -> Result<Entry, Code> {
+        // Its number is one of this node's, and inodes live where their numbers say.
+        if !self.is_served_here(parent) {
+            return Err(Code::CrossDevice);
+        }
         if !self.get_attr(parent)?.layout.is_single() {
             return Err(Code::NotSupported);
         }

@@ -95,17 +95,28 @@ impl Batch<'_> {
         c.reply(Reply::Entry(inode.entry()))
     }
 
-    /// True when `above` is `ino` or lies above it.
-    pub(crate) fn is_above(&mut self, above: Ino, mut ino: Ino) -> Answer<bool> {
+    /// True when `above` is `ino` or lies above it. [`Code::CrossDevice`] when that takes another node to tell.
+    pub(crate) fn is_above(&mut self, above: Ino, ino: Ino) -> Answer<bool> {
+        let (top, met) = self.top_of(ino, above)?;
+        // Two directories below one top cannot lie around it, whatever is above the top.
+        if met || top == Ino::ROOT || top == self.top_of(above, Ino(0))?.0 {
+            return Ok(met);
+        }
+        Err(Code::CrossDevice)
+    }
+
+    /// The highest directory above `ino` that is on this shard with all between, and whether `met` is among them.
+    fn top_of(&mut self, mut ino: Ino, met: Ino) -> Answer<(Ino, bool)> {
         for _ in 0..DEPTH_MAX {
-            if ino == above {
-                return Ok(true);
-            }
-            if ino == Ino::ROOT {
-                return Ok(false);
+            if ino == met || ino == Ino::ROOT {
+                return Ok((ino, ino == met));
             }
             let slot = self.directory(ino).map_err(|_| Code::Corrupt)?;
-            ino = self.state.directories.get(slot).attr.parent;
+            let parent = self.state.directories.get(slot).attr.parent;
+            if !self.is_ours(parent) {
+                return Ok((ino, false));
+            }
+            ino = parent;
         }
         Err(Code::Corrupt)
     }
@@ -118,6 +129,9 @@ impl Batch<'_> {
         let mut start = PATH_MAX;
         while inode.attr.ino != Ino::ROOT {
             let parent = inode.attr.parent;
+            if !self.is_ours(parent) {
+                return c.reply(Reply::PartOfPath { top: inode.attr.ino, parent, path: &path[start..] });
+            }
             let bytes = self.tx.get(&keys::entry(parent, inode.cookie))?.ok_or(Code::Corrupt)?;
             let record = EntryRecord::decode(bytes)?;
             if record.ino != inode.attr.ino {

@@ -22,6 +22,7 @@ mod batch;
 mod check;
 mod directories;
 mod effects;
+mod elsewhere;
 mod keys;
 mod namespace;
 mod record;

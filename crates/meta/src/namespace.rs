@@ -12,7 +12,9 @@ use forebay_types::{
 
 use crate::batch::{Answer, Batch, Context};
 use crate::keys;
-use crate::record::{EntryRecord, Inode, ENTRY_HEADER_BYTES, INODE_BYTES_MAX, MARK_COLLISIONS, MARK_VALUES};
+use crate::record::{
+    EntryRecord, Inode, ENTRY_HEADER_BYTES, INODE_BYTES_MAX, MARK_COLLISIONS, MARK_CONDEMNED, MARK_VALUES,
+};
 use crate::space::{Class, Work};
 
 const S_ISGID: u32 = 0o2000;
@@ -94,6 +96,9 @@ impl Batch<'_> {
     pub(crate) fn enter(&mut self, slot: usize, record: &EntryRecord<'_>) -> Answer<Entered> {
         let directory = self.state.directories.get(slot);
         let (parent, marks) = (directory.attr.ino, directory.marks);
+        if marks & MARK_CONDEMNED != 0 {
+            return Err(Code::NotFound);
+        }
         let hash = (self.shard.hash)(record.name);
         let mut buffer = [0; ENTRY_HEADER_BYTES + NAME_MAX];
         let n = record.encode(&mut buffer)?;
@@ -124,6 +129,9 @@ impl Batch<'_> {
             c.effects.name(parent, name, None);
             return Err(Code::NotFound);
         };
+        if !self.is_ours(found.ino) {
+            return c.reply(Reply::Elsewhere { ino: found.ino, kind: found.kind });
+        }
         let entry = self.entered_inode(found.ino)?.entry();
         c.effects.name(parent, name, Some((found.ino, found.kind)));
         c.effects.inode(entry);
@@ -250,6 +258,8 @@ impl Batch<'_> {
                 c.reply(Reply::Created { entry: inode.entry(), created: true, next })
             }
             Born::Taken(_) if exclusive => Err(Code::Exists),
+            // Only directories have their entries on another node than themselves.
+            Born::Taken(found) if !self.is_ours(found.ino) => Err(Code::IsDirectory),
             Born::Taken(found) => {
                 let entry = self.entered_inode(found.ino)?.entry();
                 c.effects.name(parent, name, Some((found.ino, found.kind)));
@@ -322,6 +332,9 @@ impl Batch<'_> {
     }
 
     pub(crate) fn link(&mut self, c: &mut Context<'_>, ino: Ino, parent: Ino, name: &[u8]) -> Answer<usize> {
+        if !self.is_ours(ino) {
+            return Err(Code::CrossDevice);
+        }
         let mut inode = self.inode(ino)?;
         let slot = self.directory(parent)?;
         if inode.attr.is_directory() || inode.attr.nlink >= LINKS_MAX {
@@ -412,6 +425,9 @@ impl Batch<'_> {
         if found.kind != Kind::Directory {
             return Err(Code::NotDirectory);
         }
+        if !self.is_ours(found.ino) {
+            return c.reply(Reply::Elsewhere { ino: found.ino, kind: found.kind });
+        }
         let inode = self.entered_inode(found.ino)?;
         if inode.attr.size != 0 {
             return Err(Code::NotEmpty);
@@ -444,8 +460,8 @@ impl Batch<'_> {
             let Some(keys::Key::Entry(_, cookie)) = keys::decode(key) else { return Err(Code::Corrupt) };
             let record = EntryRecord::decode(bytes)?;
             let attr = match attributes {
-                true => Some(self.entered_inode(record.ino)?.attr),
-                false => None,
+                true if self.is_ours(record.ino) => Some(self.entered_inode(record.ino)?.attr),
+                _ => None,
             };
             let entry = DirEntry { cookie, ino: record.ino, kind: record.kind, name: record.name, attr };
             if !writer.push(&entry) {

@@ -25,6 +25,8 @@ pub(crate) const LEDGER_BYTES_MAX: usize = LEDGER_HEADER_BYTES + PENDING_MAX * P
 pub(crate) const MARK_VALUES: u8 = 1;
 /// Mark of a directory: two of its names have or had the same hash, so a look-up must walk the discriminators.
 pub(crate) const MARK_COLLISIONS: u8 = 2;
+/// Mark of a directory: it is being removed, and no entry is made in it (docs/decisions/0012).
+pub(crate) const MARK_CONDEMNED: u8 = 4;
 
 const _: () = assert!(LEDGER_BYTES_MAX < 2000);
 
@@ -42,7 +44,7 @@ pub(crate) struct Inode {
     pub(crate) layout: Layout,
     /// Of a directory: the cookie of its own entry in its parent.
     pub(crate) cookie: Cookie,
-    /// [`MARK_VALUES`], [`MARK_COLLISIONS`].
+    /// [`MARK_VALUES`], [`MARK_COLLISIONS`], [`MARK_CONDEMNED`].
     pub(crate) marks: u8,
 }
 

@@ -6,6 +6,9 @@
 //! 2. a directory cannot go into itself or below (`Invalid`), nor replace what it lies in (`NotEmpty`);
 //! 3. two names of one inode: nothing to do;
 //! 4. a directory replaces only an empty directory, anything else only what is no directory.
+//!
+//! Between shards, and where it takes another node to tell what lies above a directory, it is [`Code::CrossDevice`], on
+//! which programs copy. A directory of another node can get another name in its parent, whose node that does not concern.
 
 use forebay_types::limits::{LINKS_MAX, NAME_MAX};
 use forebay_types::{Code, Ino, Kind, Layout, Reply, RENAME_EXCHANGE, RENAME_NOREPLACE};
@@ -33,6 +36,9 @@ impl Batch<'_> {
         flags: u32,
     ) -> Answer<usize> {
         let from = Side { slot: self.directory(from.0)?, parent: from.0, name: from.1 };
+        if !self.is_ours(to.0) {
+            return Err(Code::CrossDevice);
+        }
         let to = Side { slot: self.directory(to.0)?, parent: to.0, name: to.1 };
         let source = self.find_entry(from.slot, from.name)?.ok_or(Code::NotFound)?;
         let target = self.find_entry(to.slot, to.name)?;
@@ -42,17 +48,27 @@ impl Batch<'_> {
             (0 | RENAME_NOREPLACE | RENAME_EXCHANGE, _) => {}
             _ => return Err(Code::Invalid),
         }
-        if source.kind == Kind::Directory && self.is_above(source.ino, to.parent)? {
+        // A directory is not above the one that it lies in.
+        let moves = from.slot != to.slot;
+        let ours = |found: &Found| self.is_ours(found.ino);
+        if target.is_some_and(|target| !ours(&target) && target.ino != source.ino) || moves && !ours(&source)
+        {
+            return Err(Code::CrossDevice);
+        }
+        if moves && source.kind == Kind::Directory && self.is_above(source.ino, to.parent)? {
             return Err(Code::Invalid);
         }
         if let Some(target) = target {
-            if target.kind == Kind::Directory && self.is_above(target.ino, from.parent)? {
+            if moves && target.kind == Kind::Directory && self.is_above(target.ino, from.parent)? {
                 return Err(if flags == RENAME_EXCHANGE { Code::Invalid } else { Code::NotEmpty });
             }
             if target.ino == source.ino {
                 return nothing_replaced(c, source.kind);
             }
             if flags == RENAME_EXCHANGE {
+                if !self.is_ours(source.ino) {
+                    return Err(Code::CrossDevice);
+                }
                 return self.exchange(c, from, source, to, target);
             }
         }
@@ -73,7 +89,10 @@ impl Batch<'_> {
             Some(target) => Some((target, self.replaceable(moves_directory, target)?)),
             None => None,
         };
-        let inode = self.entered_inode(source.ino)?;
+        let inode = match self.is_ours(source.ino) {
+            true => Some(self.entered_inode(source.ino)?),
+            false => None,
+        };
         if moves_directory && !same_parent && victim.is_none() {
             self.check_links(to.slot)?;
         }
@@ -93,7 +112,9 @@ impl Batch<'_> {
         self.tx.delete(&keys::entry(from.parent, source.cookie))?;
         c.effects.name(from.parent, from.name, None);
         c.effects.name(to.parent, to.name, Some((source.ino, source.kind)));
-        self.move_inode(c, inode, to.parent, cookie)?;
+        if let Some(inode) = inode {
+            self.move_inode(c, inode, to.parent, cookie)?;
+        }
         let mut last = false;
         let victim = match victim {
             Some((target, mut victim)) => {

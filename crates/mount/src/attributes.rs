@@ -184,7 +184,7 @@ impl FileSystem {
 
     /// Sets the size of a file, open or not.
     pub(crate) fn truncate_entry(&self, entry: &Entry, size: u64) -> Result<(), Errno> {
-        if !entry.layout.is_single() {
+        if !self.pool.is_one_here(&entry.layout) {
             return Ok(self.pool.open_file(entry, true)?.truncate(size)?);
         }
         if let Some(file) = self.nodes.opened(entry.attr.ino.0).and_then(|opened| opened.writable()) {

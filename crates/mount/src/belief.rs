@@ -3,7 +3,8 @@
 //! Entries, and attributes of what has no file data, change by requests to the pool alone: the daemon tells the kernel of
 //! those that other doors make before it acknowledges them, so the kernel may keep them until then. Attributes of a
 //! regular file change also by the writes of whoever has it open, through the kernel's own descriptors, which nobody
-//! announces: the kernel may keep them only while nobody but the mount uses the pool.
+//! announces: the kernel may keep them only while nobody but the mount uses the pool. In a pool of several nodes that is
+//! never so, and of what other nodes serve nobody tells: the kernel asks each time.
 //!
 //! What a name leads to the kernel may hear of for the first time, and is told nothing of before it has: while others use the
 //! pool, attributes that come with a name are believed for a moment ([`Belief::BRIEF`]), those asked for by number until told.

@@ -65,7 +65,7 @@ impl FileSystem {
                     Ok(st) => {
                         self.nodes.mention(entry.ino.0, Seen::of(&st));
                         let attr = self.found_belief(&st);
-                        protocol::put_entry_out(out, self.node(entry.ino), &st, self.beliefs.entry(), attr);
+                        protocol::put_entry_out(out, self.node(entry.ino), &st, self.entry_belief(ino), attr);
                     }
                     // Removed since it was listed: its name alone, as readdir has it.
                     Err(_) => out.zeros(protocol::ENTRY_OUT_BYTES),

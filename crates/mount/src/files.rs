@@ -9,6 +9,7 @@ use forebay_types::{Code, Entry, Ino, SetAttr};
 use crate::errno::{check, Errno};
 use crate::filesystem::{fstat, FileSystem, Outcome};
 use crate::handles::Handle;
+use crate::names::gone_is_stale;
 use crate::nodes::Seen;
 use crate::opened::{open_backing, reopen, Opened};
 use crate::protocol::{
@@ -82,9 +83,10 @@ impl FileSystem {
 
     /// Opens an inode; ended by [`FileSystem::close_node`].
     fn open_node(&self, ino: Ino, entry: Option<&Entry>, flags: i32) -> Result<Answer, Errno> {
-        if let Some(entry) = entry.filter(|entry| !entry.layout.is_single()) {
-            let file = self.pool.open_file(entry, writes(flags))?;
-            return Ok(Answer::requests(self.handles.add(Handle::Striped(Box::new(file)))));
+        if let Some(entry) = entry.filter(|e| e.attr.is_file() && !self.pool.is_one_here(&e.layout)) {
+            let file = self.pool.open_file(entry, writes(flags)).map_err(gone_is_stale)?;
+            let appends = flags & libc::O_APPEND != 0 && entry.layout.is_single();
+            return Ok(Answer::requests(self.handles.add(Handle::Parts(Box::new(file), appends))));
         }
         let opened = self.nodes.open(ino.0);
         if writes(flags) && self.nodes.note_writer(ino.0) && !self.in_memory {
@@ -119,7 +121,7 @@ impl FileSystem {
     }
 
     fn close_node(&self, ino: Ino, flags: i32, handle: u64) {
-        if let Some(Handle::Striped(_)) = self.handles.get(handle).as_deref() {
+        if let Some(Handle::Parts(..)) = self.handles.get(handle).as_deref() {
             self.handles.remove(handle);
             return;
         }
@@ -181,7 +183,7 @@ impl FileSystem {
         if !writes(flags) {
             opened.end_write();
         }
-        self.put_entry(out, &st);
+        self.put_entry(out, parent, &st);
         protocol::put_open_out(out, answer.handle, answer.flags, answer.backing);
         Ok(Outcome::Reply)
     }
@@ -246,7 +248,7 @@ impl FileSystem {
             }
         }
         out.fill(size.min(TRANSFER_BYTES_MAX), |room| match &*handle {
-            Handle::Striped(file) => file.read_at(room, offset).map_err(Errno::from),
+            Handle::Parts(file, _) => file.read_at(room, offset).map_err(Errno::from),
             Handle::Single(file) => {
                 // SAFETY: the buffer is as long as said.
                 let n = unsafe {
@@ -268,7 +270,8 @@ impl FileSystem {
             self.drop_set_ids(self.ino(rq.node))?;
         }
         let written = match &*handle {
-            Handle::Striped(file) => file.write_at(bytes, offset)?,
+            Handle::Parts(file, true) if write_flags & WRITE_CACHE == 0 => file.append(bytes)?,
+            Handle::Parts(file, _) => file.write_at(bytes, offset)?,
             // Pages of a mapping, by whichever handle the kernel took: they go where they belong, though that one appends.
             Handle::Single(_) if write_flags & WRITE_CACHE != 0 => {
                 let opened = self.nodes.opened(self.open_ino(rq.node).0);
@@ -326,6 +329,10 @@ impl FileSystem {
                     libc::fsync(file.as_raw_fd())
                 }
             })?;
+        } else if let Descriptor::Handle(handle) = &file {
+            if let Handle::Parts(file, _) = &**handle {
+                file.sync()?;
+            }
         }
         Ok(Outcome::Reply)
     }
@@ -335,9 +342,9 @@ impl FileSystem {
         let (handle, offset, len, mode) = (f.u64()?, f.u64()?, f.u64()?, f.u32()?);
         self.settle_nameless();
         let file = self.descriptor(rq.node, handle, true)?;
-        if let (Some(spread), 0) = (file.spread(), mode) {
+        if let (Some(parts), 0) = (file.parts(), mode) {
             // From the start: what is there already takes nothing more.
-            spread.allocate(offset.checked_add(len).ok_or(Errno(libc::EFBIG))?)?;
+            parts.allocate(offset.checked_add(len).ok_or(Errno(libc::EFBIG))?)?;
             return Ok(Outcome::Reply);
         }
         let file = file.single().ok_or(Errno(libc::EOPNOTSUPP))?;
@@ -357,14 +364,14 @@ impl FileSystem {
                 let at = unsafe { libc::lseek(file.as_raw_fd(), offset as i64, whence as i32) };
                 check(at)? as u64
             }
-            None => self.seek_striped(rq.node, offset, whence as i32)?,
+            None => self.seek_in_parts(rq.node, offset, whence as i32)?,
         };
         out.u64(at);
         Ok(Outcome::Reply)
     }
 
-    /// Of several backing files all is data, up to the end.
-    fn seek_striped(&self, node: u64, offset: u64, whence: i32) -> Result<u64, Errno> {
+    /// Of several backing files, and of those of other nodes, all is data, up to the end.
+    fn seek_in_parts(&self, node: u64, offset: u64, whence: i32) -> Result<u64, Errno> {
         let size = self.stat(self.ino(node))?.0.st_size as u64;
         match whence {
             _ if offset >= size => Err(Errno(libc::ENXIO)),
@@ -417,11 +424,11 @@ enum Descriptor {
 }
 
 impl Descriptor {
-    /// The file, if it has several backing files.
-    fn spread(&self) -> Option<&forebay_client::File> {
+    /// The file, if it has several backing files, or one on another node.
+    fn parts(&self) -> Option<&forebay_client::File> {
         match self {
             Descriptor::Handle(handle) => match &**handle {
-                Handle::Striped(file) => Some(file),
+                Handle::Parts(file, _) => Some(file),
                 Handle::Single(_) => None,
             },
             Descriptor::Opened(_) => None,
@@ -434,7 +441,7 @@ impl Descriptor {
             Descriptor::Opened(file) => Some(file),
             Descriptor::Handle(handle) => match &**handle {
                 Handle::Single(file) => Some(file),
-                Handle::Striped(_) => None,
+                Handle::Parts(..) => None,
             },
         }
     }

@@ -167,17 +167,29 @@ impl FileSystem {
         Ok(st)
     }
 
-    /// Tells the kernel of an inode, in an entry.
-    pub(crate) fn put_entry(&self, out: &mut Body, st: &libc::stat) {
+    /// Tells the kernel of an inode, in an entry of `parent`.
+    pub(crate) fn put_entry(&self, out: &mut Body, parent: Ino, st: &libc::stat) {
         let ino = Ino(st.st_ino);
         self.nodes.mention(ino.0, Seen::of(st));
-        let (entry, attr) = (self.beliefs.entry(), self.found_belief(st));
+        let (entry, attr) = (self.entry_belief(parent), self.found_belief(st));
         protocol::put_entry_out(out, self.node(ino), st, entry, attr);
+    }
+
+    /// How long the kernel may believe what a name in `parent` leads to: nobody tells of changes on other nodes.
+    pub(crate) fn entry_belief(&self, parent: Ino) -> Belief {
+        if self.pool.is_served_here(parent) {
+            self.beliefs.entry()
+        } else {
+            Belief::NONE
+        }
     }
 
     /// How long the kernel may believe the attributes of an inode that it asks for by its number, and so knows.
     pub(crate) fn attr_belief(&self, node: u64, st: &libc::stat) -> Belief {
-        if node >= TEMPORARY || self.has_twin(st.st_ino) {
+        // What other nodes serve, and what their programs write, nobody tells of.
+        let is_file = st.st_mode & libc::S_IFMT == libc::S_IFREG;
+        let is_told = self.pool.is_served_here(Ino(st.st_ino)) && !(is_file && self.pool.spans_nodes());
+        if !is_told || node >= TEMPORARY || self.has_twin(st.st_ino) {
             return Belief::NONE;
         }
         // Writes through the mount the kernel knows of; stores through mappings move no times of a tmpfs.
@@ -188,7 +200,7 @@ impl FileSystem {
     /// told of the inode meanwhile it does not hear. So while others change things it is to ask again soon, by the number.
     pub(crate) fn found_belief(&self, st: &libc::stat) -> Belief {
         let belief = self.attr_belief(st.st_ino, st);
-        if self.beliefs.is_alone() {
+        if self.beliefs.is_alone() && !self.pool.spans_nodes() {
             belief
         } else {
             belief.min(Belief::BRIEF)

@@ -12,8 +12,8 @@ pub(crate) enum Handle {
     /// With one backing file, opened with the flags of the open: O_APPEND puts writes at the end, wherever the kernel
     /// believes that to be.
     Single(OwnedFd),
-    /// With several.
-    Striped(Box<File>),
+    /// With several, or one on another node; true when writes go to the end, wherever that is.
+    Parts(Box<File>, bool),
 }
 
 #[derive(Debug, Default)]

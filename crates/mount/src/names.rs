@@ -1,9 +1,11 @@
 //! Requests about names: look-up, making, removing, renaming.
 
+use forebay_client::inode_of_name;
 use forebay_types::{Code, Entry, Ino};
 
 use crate::errno::Errno;
 use crate::filesystem::{FileSystem, Outcome, TEMPORARY};
+use crate::nodes::Seen;
 use crate::protocol::{self, Body, Request};
 
 /// Looks at a name that is being replaced again and again, before it is given up.
@@ -21,22 +23,25 @@ impl FileSystem {
     pub(crate) fn lookup(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
         let mut f = rq.fields;
         let (parent, name) = (self.ino(rq.node), f.name()?);
+        if let Some(ino) = inode_of_name(name).filter(|_| parent == self.root) {
+            return self.lookup_inode(rq.uid, ino, out);
+        }
         for _ in 0..LOOKS_MAX {
             let found = self.pool.lookup(parent, name).and_then(|entry| {
-                if entry.attr.is_file() {
+                if entry.attr.is_file() && self.pool.is_one_here(&entry.layout) {
                     self.keep_for_a_moment(entry.attr.ino)?;
                 }
                 self.pool.stat_entry(&entry)
             });
             match found {
                 Ok(st) => {
-                    self.put_entry(out, &st);
+                    self.put_entry(out, parent, &st);
                     return Ok(Outcome::Reply);
                 }
                 // The inode went between the looks at its name and at itself: the name may be another's by now.
                 Err(Code::Stale) => {}
                 Err(Code::NotFound) => {
-                    let belief = self.beliefs.entry();
+                    let belief = self.entry_belief(parent);
                     if belief == protocol::Belief::NONE {
                         return Err(Errno(libc::ENOENT));
                     }
@@ -47,6 +52,25 @@ impl FileSystem {
             }
         }
         Err(Errno(libc::ENOENT))
+    }
+
+    /// A regular file by its number, for programs of the pool's own user that found it without the mount. Others would get
+    /// past the permissions of the directories above it.
+    fn lookup_inode(&self, uid: u32, ino: Ino, out: &mut Body) -> Result<Outcome, Errno> {
+        // SAFETY: cannot fail.
+        let me = unsafe { libc::geteuid() };
+        let entry = self.pool.get_attr(ino)?;
+        if !entry.attr.is_file() || uid != 0 && uid != me {
+            return Err(Errno(libc::ENOENT));
+        }
+        if self.pool.is_one_here(&entry.layout) {
+            self.keep_for_a_moment(ino)?;
+        }
+        let st = self.pool.stat_entry(&entry)?;
+        self.nodes.mention(ino.0, Seen::of(&st));
+        let attr = self.found_belief(&st);
+        protocol::put_entry_out(out, self.node(ino), &st, protocol::Belief::NONE, attr);
+        Ok(Outcome::Reply)
     }
 
     pub(crate) fn forget(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
@@ -76,9 +100,9 @@ impl FileSystem {
     }
 
     /// Tells the kernel of an inode that was just made or linked.
-    fn made(&self, entry: &Entry, out: &mut Body) -> Result<Outcome, Errno> {
+    fn made(&self, parent: Ino, entry: &Entry, out: &mut Body) -> Result<Outcome, Errno> {
         let st = self.pool.stat_entry(entry)?;
-        self.put_entry(out, &st);
+        self.put_entry(out, parent, &st);
         Ok(Outcome::Reply)
     }
 
@@ -87,14 +111,15 @@ impl FileSystem {
         let (mode, _umask, name) = (f.u32()?, f.u32()?, f.name()?);
         let (caller, parent) = (FileSystem::caller(rq), self.ino(rq.node));
         let entry = self.pool.make_directory_in(caller, parent, name, mode & 0o7777)?;
-        self.made(&entry, out)
+        self.made(parent, &entry, out)
     }
 
     pub(crate) fn symlink(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
         let mut f = rq.fields;
         let (name, target) = (f.name()?, f.name()?);
-        let entry = self.pool.symlink_in(FileSystem::caller(rq), self.ino(rq.node), name, target)?;
-        self.made(&entry, out)
+        let parent = self.ino(rq.node);
+        let entry = self.pool.symlink_in(FileSystem::caller(rq), parent, name, target)?;
+        self.made(parent, &entry, out)
     }
 
     pub(crate) fn mknod(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
@@ -107,7 +132,7 @@ impl FileSystem {
         } else {
             self.pool.make_node_in(caller, parent, name, mode, protocol::large_device(rdev))?
         };
-        self.made(&entry, out)
+        self.made(parent, &entry, out)
     }
 
     pub(crate) fn link(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
@@ -118,7 +143,7 @@ impl FileSystem {
             return self.link_temporary(source, parent, name, out);
         }
         let entry = self.pool.link_in(ino, parent, name)?;
-        self.made(&entry, out)
+        self.made(parent, &entry, out)
     }
 
     /// A file without a name gets its first: it becomes an inode of the pool.
@@ -135,7 +160,7 @@ impl FileSystem {
             seen.mode & 0o7777,
         )?;
         self.note_twin(node, entry.attr.ino);
-        self.made(&entry, out)
+        self.made(parent, &entry, out)
     }
 
     /// `answer` answers the request. It is called before the data is removed where nobody can tell: the file is not open

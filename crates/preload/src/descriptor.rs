@@ -1,7 +1,8 @@
 //! Which descriptors are the pool's.
 //!
 //! A descriptor of ours is a file's backing file (of mode 0700), a directory's anchor (a directory that was removed, so that
-//! it has no links), or a directory of the pool's mount. The kernel's fstat shows that much, without a pool being attached;
+//! it has no links), or a directory of the pool's mount; and a file of another node, opened by that mount, shows the pool's
+//! device. The kernel's fstat shows that much, without a pool being attached;
 //! only then is the door asked. So descriptors that came through fork, exec or a socket are found too.
 //!
 //! Calls relative to a directory's descriptor are many in programs that never touch the pool (find, rm -r), and they must
@@ -18,7 +19,7 @@ use crate::{interpose::guard, real};
 const FUSE: i64 = 0x6573_5546;
 /// Set with the first directory of the pool that the process is seen to have open.
 static DIRECTORIES: AtomicBool = AtomicBool::new(false);
-/// Device of the pool's mount, once one of its directories was met.
+/// Device of the pool's mount, once one of its directories was met, or a file was opened by it.
 static MOUNT: AtomicU64 = AtomicU64::new(0);
 /// Devices of directories that were met and are not the pool's mount.
 static OTHERS: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
@@ -33,7 +34,9 @@ pub(crate) fn is_candidate(fd: c_int, stat: &libc::stat) -> bool {
     if stat.st_mode & libc::S_IFMT == libc::S_IFDIR {
         return stat.st_nlink == 0 || is_on_mount(Some(fd), stat.st_dev);
     }
-    permissions == 0o700 || (permissions & !0o700 == 0 && door::is_attached())
+    permissions == 0o700
+        || (permissions & !0o700 == 0 && door::is_attached())
+        || (stat.st_dev != 0 && stat.st_dev == MOUNT.load(Ordering::Relaxed))
 }
 
 /// True for an anchor, of which `stat` is the kernel's.
@@ -84,6 +87,14 @@ fn is_on_fuse(fd: Option<c_int>, device: u64) -> bool {
 
 fn remember_other(device: u64) {
     OTHERS[device as usize % OTHERS.len()].store(device, Ordering::Relaxed);
+}
+
+/// A file of another node was opened by the pool's mount: from now on the door is asked about files of its device.
+#[cold]
+pub(crate) fn opened_by_mount(fd: c_int) {
+    if let Some(stat) = kernel_stat(fd) {
+        MOUNT.store(stat.st_dev, Ordering::Relaxed);
+    }
 }
 
 /// What was asked about a directory of a device on which the mount may be.

@@ -86,6 +86,12 @@ pub(crate) fn is_backing(path: &[u8]) -> bool {
     name && low && data && link
 }
 
+/// True for the path by which the pool's mount shows an inode of another node.
+pub(crate) fn is_by_mount(path: &[u8]) -> bool {
+    let last = path.rsplit(|b| *b == b'/').next().unwrap_or_default();
+    last.strip_prefix(b".forebay-inode-").is_some_and(|digits| digits.len() == NAME_BYTES)
+}
+
 /// A descriptor of what a link leads to, which says what it is and no more.
 ///
 /// # Safety
@@ -229,6 +235,14 @@ mod tests {
         ] {
             assert!(!is_backing(path.as_bytes()), "{path}");
         }
+    }
+
+    #[test]
+    fn is_by_mount_wants_a_number_behind_the_name() {
+        assert!(is_by_mount(b"/mnt/p/.forebay-inode-000200000000001f"));
+        assert!(
+            !is_by_mount(b"/mnt/.forebay-inode-000200000000001f/x") && !is_by_mount(b"/mnt/.forebay-inode-")
+        );
     }
 
     #[test]

@@ -28,12 +28,24 @@ pub(crate) unsafe fn open_any(dirfd: c_int, path: *const c_char, flags: c_int, m
                 path,
                 follow,
                 |at, way| {
-                    // Where a FIFO of the pool leads to: its backing file, which is there, or is nobody's.
-                    let is_backing = way != path && magic::is_backing(crate::path::bytes(way));
-                    escaped.set(is_backing);
-                    let made = libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC;
-                    let flags = if is_backing { flags & !made } else { flags };
-                    raw(real::libc_own::openat(at, way, flags, mode))
+                    // Where a FIFO of the pool leads to, its backing file, or a file of another node, its name on the pool's
+                    // mount: it is there, or is nobody's.
+                    let led = way != path;
+                    let is_backing = led && magic::is_backing(crate::path::bytes(way));
+                    let is_by_mount = led && magic::is_by_mount(crate::path::bytes(way));
+                    escaped.set(is_backing || is_by_mount);
+                    let mut flags = flags;
+                    if escaped.get() {
+                        flags &= !(libc::O_CREAT | libc::O_EXCL);
+                    }
+                    if is_backing {
+                        flags &= !libc::O_TRUNC;
+                    }
+                    let fd = raw(real::libc_own::openat(at, way, flags, mode));
+                    if is_by_mount && fd >= 0 {
+                        descriptor::opened_by_mount(fd as c_int);
+                    }
+                    fd
                 },
                 |pool, place, escape| open_place(pool, place, flags, mode, escape),
             );
@@ -43,7 +55,7 @@ pub(crate) unsafe fn open_any(dirfd: c_int, path: *const c_char, flags: c_int, m
             if cwd::is_removed(dirfd, path) {
                 return raw(real::libc_own::openat(dirfd, path, flags, mode));
             }
-            // A FIFO that was removed between its look-up and its opening: its name is another file's, or nobody's.
+            // Removed between its look-up and its opening: its name is another file's, or nobody's.
             if !escaped.get() {
                 return fd;
             }
@@ -52,7 +64,7 @@ pub(crate) unsafe fn open_any(dirfd: c_int, path: *const c_char, flags: c_int, m
     }
 }
 
-/// How often an open starts again when a FIFO is removed under it.
+/// How often an open starts again when what it led to is removed under it.
 const ATTEMPTS: u32 = 4096;
 
 /// Opens a place of the pool.

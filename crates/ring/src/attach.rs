@@ -7,11 +7,11 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
-use forebay_types::{Code, Ino, Reader, Writer};
+use forebay_types::{Code, Ino, NodeId, Reader, Writer};
 
-/// First word of every message: "FBY2". Its number changes with requests, replies and the board, so that a library and a
+/// First word of every message: "FBY3". Its number changes with requests, replies and the board, so that a library and a
 /// daemon that disagree about them part at once.
-pub const MAGIC: u32 = 0x3259_4246;
+pub const MAGIC: u32 = 0x3359_4246;
 /// Bytes of a message's header.
 pub const HEADER_BYTES: usize = 12;
 /// Attach this process: answered with [`AttachReply`] and all descriptors. An empty body is a program that may hand its
@@ -90,11 +90,15 @@ pub struct AttachReply {
     pub root: Ino,
     /// True when the target's kernel inode numbers are never used again (tmpfs with inode64).
     pub stable_inodes: bool,
+    /// This node.
+    pub node: NodeId,
+    /// Nodes of the pool.
+    pub nodes: u64,
 }
 
 impl AttachReply {
     /// Encoded bytes.
-    pub const BYTES: usize = 56;
+    pub const BYTES: usize = 72;
 
     /// The reply's bytes.
     pub fn encode(&self) -> [u8; AttachReply::BYTES] {
@@ -108,6 +112,8 @@ impl AttachReply {
             self.target_device,
             self.root.0,
             self.stable_inodes as u64,
+            self.node.0.into(),
+            self.nodes,
         ] {
             let _ = w.u64(v);
         }
@@ -125,6 +131,8 @@ impl AttachReply {
             target_device: r.u64()?,
             root: Ino(r.u64()?),
             stable_inodes: r.u64()? != 0,
+            node: NodeId(r.u64()? as u16),
+            nodes: r.u64()?,
         })
     }
 }

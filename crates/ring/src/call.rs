@@ -89,6 +89,21 @@ impl Ring {
         Ok(Claim { ring: self, slot, posted: Cell::new(false) })
     }
 
+    /// Claims a slot if one is free. Who has posted on one already must not wait for another: those who have the others may
+    /// be waiting too.
+    pub fn try_claim(&self) -> Option<Claim<'_>> {
+        let mut claimed = self.claimed.load(Ordering::Relaxed);
+        while claimed != u64::MAX {
+            let slot = (!claimed).trailing_zeros() as usize;
+            let with = claimed | 1 << slot;
+            match self.claimed.compare_exchange_weak(claimed, with, Ordering::Acquire, Ordering::Relaxed) {
+                Ok(_) => return Some(Claim { ring: self, slot, posted: Cell::new(false) }),
+                Err(now) => claimed = now,
+            }
+        }
+        None
+    }
+
     /// Claims a free slot, the lowest first so that a program with one thread touches one. With all 64 in use it
     /// yields until one is free; none when the daemon is gone, and they will never be.
     fn claim_slot(&self, alive: &dyn Fn() -> bool) -> Option<usize> {

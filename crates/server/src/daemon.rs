@@ -11,6 +11,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::directory::{PoolDirectory, LOG_FILE};
 use crate::launch::Report;
+use crate::pool_file::PoolFile;
 use crate::setup::receive_setup;
 use crate::signals::Signals;
 use crate::store::FdStore;
@@ -21,11 +22,14 @@ const HELP: &str = "\
 forebayd: the daemon of a Forebay pool. `forebay up` and `forebay run` start it.
 
 Usage: forebayd --pool DIR [--media dram|ssd] [--capacity SIZE] [--foreground]
+       forebayd --pool-file FILE [--node NAME] [--foreground]
 
   --pool DIR       the pool's directory, made if it is missing
   --media M        dram: data in memory; ssd: data in the directory
   --capacity SIZE  bytes, or with a unit: 4GiB
   --foreground     log to stderr, for a service manager; without it to DIR/log
+  --pool-file FILE one node of the pool that the file describes, with its target there
+  --node NAME      which one; default: the one that is this host
   --embedded       end with the last `forebay run` that uses the pool
   --version        print the version
 
@@ -61,6 +65,7 @@ fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Role> {
     let bad = |what: String| Error::new(Code::Invalid, what).cure("`forebayd --help` shows what there is");
     let mut options = PoolOptions::default();
     let (mut report_fd, mut foreground) = (None, false);
+    let (mut pool_file, mut node) = (None, None);
     let mut arguments = arguments.peekable();
     while let Some(argument) = arguments.next() {
         let name = argument.to_string_lossy().into_owned();
@@ -77,6 +82,8 @@ fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Role> {
             "--capacity" => {
                 options.capacity_bytes = Some(forebay_data::parse_size(&value()?.to_string_lossy())?)
             }
+            "--pool-file" => pool_file = Some(PathBuf::from(value()?)),
+            "--node" => node = Some(value()?.to_string_lossy().into_owned()),
             "--embedded" => options.embedded = true,
             "--elsewhere-allowed" => options.elsewhere_allowed = true,
             "--foreground" => foreground = true,
@@ -89,10 +96,32 @@ fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Role> {
             _ => return Err(bad(format!("unknown argument {name:?}"))),
         }
     }
+    match pool_file {
+        Some(file) => be_node(&mut options, &PoolFile::read(&file)?, node.as_deref())?,
+        None if node.is_some() => return Err(bad("--node names a node of no pool file".to_owned())),
+        None => {}
+    }
     if options.path.as_os_str().is_empty() {
         return Err(bad("no pool is named".to_owned()).cure("forebayd --pool DIR"));
     }
     Ok(Role::Supervisor { options, report_fd, foreground })
+}
+
+/// The options of one node of a pool file; what the command line says besides wins.
+fn be_node(options: &mut PoolOptions, file: &PoolFile, node: Option<&str>) -> Result<()> {
+    let node = file.node(node)?;
+    if !options.path.as_os_str().is_empty() && options.path != node.target.path {
+        return Err(Error::new(Code::Invalid, "cannot tell where the pool is to be").why(format!(
+            "the pool file says {}, --pool {}",
+            node.target.path.display(),
+            options.path.display()
+        )));
+    }
+    options.path = node.target.path.clone();
+    options.media = options.media.or(node.target.media);
+    options.capacity_bytes = options.capacity_bytes.or(node.target.capacity_bytes);
+    options.membership = Some(file.membership(node));
+    Ok(())
 }
 
 /// A daemon that is preloaded with its own door would wait for itself: start again without.

@@ -49,6 +49,8 @@ pub struct UpOptions {
     pub embedded: bool,
     /// The directory was nobody's choice: when memory cannot be had in it, the target may lie in `/dev/shm`.
     pub elsewhere_allowed: bool,
+    /// A pool file, and the name of the node in it to start: path, medium and capacity are what it says.
+    pub node: Option<(PathBuf, String)>,
 }
 
 /// A pool that was started.
@@ -125,6 +127,9 @@ pub fn up(options: &UpOptions) -> Result<Started> {
     }
     if let Some(bytes) = options.capacity_bytes {
         command.args(["--capacity", &bytes.to_string()]);
+    }
+    if let Some((file, node)) = &options.node {
+        command.arg("--pool-file").arg(file).args(["--node", node]);
     }
     if options.embedded {
         command.arg("--embedded");

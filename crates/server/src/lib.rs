@@ -17,6 +17,7 @@ pub mod identity;
 pub mod launch;
 mod members;
 mod mount_process;
+pub mod pool_file;
 mod programs;
 mod protocol;
 pub mod rest;

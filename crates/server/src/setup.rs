@@ -9,6 +9,7 @@ use rustix::net::RecvFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::identity::PoolIdentity;
+use crate::pool_file::Membership;
 use crate::store::{receive, FdStore, Message};
 
 /// All that a worker needs to serve.
@@ -30,6 +31,8 @@ pub struct WorkerSetup {
     pub pool_dir: PathBuf,
     /// What the medium costs, for `status`.
     pub costs: Vec<String>,
+    /// The other nodes, if the pool has a pool file.
+    pub membership: Option<Membership>,
 }
 
 /// Bytes of the flight recorder.
@@ -41,6 +44,7 @@ pub(crate) struct SetupText {
     pub(crate) identity: PoolIdentity,
     pub(crate) pool_dir: PathBuf,
     pub(crate) costs: Vec<String>,
+    pub(crate) membership: Option<Membership>,
 }
 
 /// Descriptors beside the setup, in this order.
@@ -77,9 +81,18 @@ pub(crate) fn receive_setup(socket: OwnedFd) -> Result<(WorkerSetup, OwnedFd)> {
             _ => return Err(strange()),
         }
     }
-    let SetupText { identity, pool_dir, costs } = text;
+    let SetupText { identity, pool_dir, costs, membership } = text;
     let store = FdStore::new(socket);
-    let setup =
-        WorkerSetup { target_dir, listener, store, restored, flight_recorder, identity, pool_dir, costs };
+    let setup = WorkerSetup {
+        target_dir,
+        listener,
+        store,
+        restored,
+        flight_recorder,
+        identity,
+        pool_dir,
+        costs,
+        membership,
+    };
     Ok((setup, lock))
 }

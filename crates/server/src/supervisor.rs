@@ -214,6 +214,7 @@ impl Supervisor {
             identity: self.pool.identity.clone(),
             pool_dir: self.pool.dir.path().to_owned(),
             costs: self.pool.costs.clone(),
+            membership: self.pool.membership.clone(),
         };
         let fds = SetupFds {
             target_dir: self.pool.target_dir.as_fd(),

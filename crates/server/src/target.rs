@@ -19,6 +19,7 @@ use serde_json::{json, Value};
 use crate::directory::{PoolDirectory, LOCK_FILE, LOG_FILE, SOCKET_FILE, SUPERVISOR_FILE, TARGET_FILE};
 use crate::identity::{Backing, PoolIdentity, IDENTITY_FILE};
 use crate::mount_process::clear_dead_mounts;
+use crate::pool_file::Membership;
 use crate::protocol::Stopped;
 
 /// How long a start waits for a pool that is just ending.
@@ -36,6 +37,8 @@ pub(crate) struct PoolOptions {
     pub(crate) capacity_bytes: Option<u64>,
     pub(crate) embedded: bool,
     pub(crate) elsewhere_allowed: bool,
+    /// Of a pool with a pool file: its nodes, and which of them this is.
+    pub(crate) membership: Option<Membership>,
 }
 
 /// A directory whose lock this process holds.
@@ -57,6 +60,7 @@ pub(crate) struct OpenPool {
     /// What the target's file system can do, for `status`.
     pub(crate) capabilities: Value,
     pub(crate) reopened: bool,
+    pub(crate) membership: Option<Membership>,
 }
 
 /// Makes the directory and takes its lock. [`Code::Busy`] when the pool is up; one that is ending is waited for.
@@ -79,7 +83,8 @@ pub(crate) fn open_pool(locked: LockedPool, options: &PoolOptions) -> Result<Ope
     match try_open(&locked, options) {
         Ok(Opened { identity, target_dir, costs, capabilities, reopened }) => {
             let LockedPool { dir, lock, .. } = locked;
-            Ok(OpenPool { dir, lock, identity, target_dir, costs, capabilities, reopened })
+            let membership = options.membership.clone();
+            Ok(OpenPool { dir, lock, identity, target_dir, costs, capabilities, reopened, membership })
         }
         Err(e) => {
             if locked.made {
@@ -110,6 +115,7 @@ fn try_open(locked: &LockedPool, options: &PoolOptions) -> Result<Opened> {
         }
     }
     let medium = options.media.or(before.as_ref().map(|i| i.media)).unwrap_or(Medium::Dram);
+    check_number(dir, before.as_ref(), options)?;
     if let Some(identity) = before {
         if let Some(target_dir) = reopen(dir, &identity, options)? {
             return finish(locked, identity, target_dir, options, true);
@@ -118,12 +124,35 @@ fn try_open(locked: &LockedPool, options: &PoolOptions) -> Result<Opened> {
     clear_stray_target(dir)?;
     let (backing, target_dir, capacity_bytes) = make_target(dir, medium, options)?;
     let mut identity = PoolIdentity::new(medium, backing, capacity_bytes)?;
+    if let Some(membership) = &options.membership {
+        identity.node = membership.node;
+    }
     identity.made_directory = locked.made;
     let result = finish(locked, identity.clone(), target_dir, options, false);
     if result.is_err() {
         let _ = remove_target(dir, identity.backing);
     }
     result
+}
+
+/// A node's number is its data's for ever.
+fn check_number(dir: &PoolDirectory, before: Option<&PoolIdentity>, options: &PoolOptions) -> Result<()> {
+    let Some(identity) = before else { return Ok(()) };
+    let asked = options.membership.as_ref().map_or(identity.node, |m| m.node);
+    if options.membership.is_none() && identity.node != forebay_types::NodeId::FIRST.0 {
+        return Err(Error::new(Code::Invalid, format!("cannot start pool {}", dir.path().display()))
+            .why(format!("it is node {} of a pool of several nodes", identity.node))
+            .cure("start it by its pool file: forebay up --pool FILE"));
+    }
+    if asked == identity.node {
+        return Ok(());
+    }
+    Err(Error::new(Code::Invalid, format!("cannot start pool {}", dir.path().display()))
+        .why(format!("its data is node {}'s, and the pool file says that it is node {asked}", identity.node))
+        .cure(format!(
+            "give the node its number in the pool file (number = {}), or another target",
+            identity.node
+        )))
 }
 
 fn finish(

@@ -75,10 +75,6 @@ fn meta_of_stat(attr: &Attr, st: &libc::stat, device: u64) -> Meta {
     }
 }
 
-fn is_striped(entry: &Entry) -> bool {
-    !entry.layout.is_single()
-}
-
 impl PoolTree {
     pub(crate) fn new(pool: &'static Pool) -> Result<PoolTree, Code> {
         let caller =
@@ -130,7 +126,7 @@ impl PoolTree {
     }
 
     fn open_data(&self, entry: &Entry, write: bool) -> Result<Data, Code> {
-        if is_striped(entry) {
+        if !self.pool.is_one_here(&entry.layout) {
             return Ok(Data::Striped(Box::new(self.pool.open_file(entry, write)?)));
         }
         let access = if write { libc::O_RDWR } else { libc::O_RDONLY };

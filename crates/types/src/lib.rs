@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 mod attr;
+mod backing;
 mod bytes;
 mod error;
 mod hash;
@@ -17,8 +18,10 @@ pub mod limits;
 mod mount;
 mod reply;
 mod request;
+mod route;
 
 pub use attr::{Attr, Kind, Timestamp, ATTR_BYTES, FLAG_DIRTY, FLAG_RESIDENT, PERMISSIONS_OFFSET};
+pub use backing::{BackingAttr, BackingId, BackingOp};
 pub use bytes::{Reader, Writer};
 pub use error::{Code, Error, Result};
 pub use hash::{cookie_hash, name_hash, Cookie, DISCRIMINATOR_BITS, HASH_BITS};

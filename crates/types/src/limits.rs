@@ -39,6 +39,16 @@ pub const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 pub const RING_SLOTS: usize = 64;
 /// Bytes of one request or reply: the largest extended attribute with its name and headers.
 pub const MESSAGE_BYTES_MAX: usize = 68 * 1024;
+/// Bytes of a backing file that one request reads or writes: with its fields it fits a message.
+pub const BACKING_BYTES_MAX: usize = 64 * 1024;
+/// Data requests that one call of a door has under way, in slots of its own: enough to keep a link busy, few enough to leave
+/// slots to other threads.
+pub const BACKING_AHEAD: usize = 8;
+/// Nodes of a pool: a bound for a mistaken pool file; node numbers go further.
+pub const NODES_MAX: usize = 1024;
+/// A request to another node that is not answered in so long fails with EIO: longer than a node is taken for unreachable
+/// (5 s), shorter than [`CALL_TIMEOUT_MS`].
+pub const NODE_TIMEOUT_MS: u64 = 30_000;
 /// Requests that one ring may put into one batch, so that a process with 64 threads does not starve the others.
 pub const BATCH_PER_RING: usize = 8;
 /// Requests of one batch (one LMDB transaction): bounds the time to the first acknowledgement.
@@ -106,6 +116,8 @@ pub const COPY_BYTES_MAX: usize = 16 << 20;
 const _: () = assert!(MESSAGE_BYTES_MAX >= XATTR_VALUE_MAX + XATTR_NAME_MAX + 1024);
 const _: () = assert!(XATTR_TOTAL_MAX >= XATTR_VALUE_MAX + XATTR_NAME_MAX + XATTR_OVERHEAD);
 const _: () = assert!(MESSAGE_BYTES_MAX >= 2 * NAME_MAX + PATH_MAX + 1024);
+const _: () = assert!(MESSAGE_BYTES_MAX >= BACKING_BYTES_MAX + 64);
+const _: () = assert!(NODE_TIMEOUT_MS < CALL_TIMEOUT_MS && BACKING_AHEAD < RING_SLOTS);
 const _: () = assert!(READDIR_REPLY_BYTES <= MESSAGE_BYTES_MAX);
 const _: () = assert!(STRIPE_BYTES_MIN.is_power_of_two() && STRIPE_BYTES_MAX.is_power_of_two());
 const _: () = assert!(SHARD_PAGES_FOR_REMOVALS < SHARD_PAGES_AHEAD);

@@ -1,6 +1,7 @@
 //! Replies: what the owner answers.
 
 use crate::attr::{Attr, Kind};
+use crate::backing::BackingAttr;
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
 use crate::hash::Cookie;
@@ -76,6 +77,26 @@ pub enum Reply<'a> {
     Space(PoolSpace),
     /// The inode number that is in reserve for the slot's next `Create` now.
     Number(Ino),
+    /// An entry's inode, which another node has: ask that for its attributes.
+    Elsewhere {
+        /// The inode.
+        ino: Ino,
+        /// Its kind.
+        kind: Kind,
+    },
+    /// The end of a path: what is in front of it is for the parent's node to say.
+    PartOfPath {
+        /// The directory that the path begins at.
+        top: Ino,
+        /// That directory's parent, which another node has.
+        parent: Ino,
+        /// The path below `top`; empty, or beginning with `/`.
+        path: &'a [u8],
+    },
+    /// A backing file's attributes.
+    Backing(BackingAttr),
+    /// A number: of a write, where its first byte went.
+    Count(u64),
 }
 
 impl Entry {
@@ -140,6 +161,25 @@ impl<'a> Reply<'a> {
                 w.u16(10)?;
                 w.u64(ino.0)?;
             }
+            Reply::Elsewhere { ino, kind } => {
+                w.u16(12)?;
+                w.u64(ino.0)?;
+                w.u8(*kind as u8)?;
+            }
+            Reply::PartOfPath { top, parent, path } => {
+                w.u16(13)?;
+                w.u64(top.0)?;
+                w.u64(parent.0)?;
+                w.put(path)?;
+            }
+            Reply::Backing(attr) => {
+                w.u16(14)?;
+                attr.encode(&mut w)?;
+            }
+            Reply::Count(n) => {
+                w.u16(15)?;
+                w.u64(*n)?;
+            }
             Reply::Space(s) => {
                 w.u16(9)?;
                 for v in [s.total_bytes, s.free_bytes, s.inodes, s.free_inodes] {
@@ -181,6 +221,10 @@ impl<'a> Reply<'a> {
             }),
             10 => Reply::Number(Ino(r.u64()?)),
             11 => Reply::Relaid { ino: Ino(r.u64()?), layout: Layout::decode(&mut r)? },
+            12 => Reply::Elsewhere { ino: Ino(r.u64()?), kind: Kind::from_u8(r.u8()?)? },
+            13 => Reply::PartOfPath { top: Ino(r.u64()?), parent: Ino(r.u64()?), path: r.rest() },
+            14 => Reply::Backing(BackingAttr::decode(&mut r)?),
+            15 => Reply::Count(r.u64()?),
             _ => return Err(Code::Malformed),
         })
     }
@@ -332,6 +376,10 @@ mod tests {
             Ok(Reply::Entries(entries)),
             Ok(Reply::Number(Ino(9))),
             Ok(Reply::Space(PoolSpace { total_bytes: 1, free_bytes: 2, inodes: 3, free_inodes: 4 })),
+            Ok(Reply::Elsewhere { ino: Ino(5), kind: Kind::Directory }),
+            Ok(Reply::PartOfPath { top: Ino(5), parent: Ino(6), path: b"/a/b" }),
+            Ok(Reply::Backing(BackingAttr { bytes: 7, mtime: attr(1).mtime, ..BackingAttr::default() })),
+            Ok(Reply::Count(1 << 50)),
             Err(Code::NotEmpty),
         ];
         let mut buffer = [0; 2000];

@@ -1,10 +1,11 @@
 //! Requests: what a door asks of the node that owns a directory or an inode.
 
 use crate::attr::Timestamp;
+use crate::backing::{BackingId, BackingOp};
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
 use crate::hash::Cookie;
-use crate::id::Ino;
+use crate::id::{Ino, NodeId};
 use crate::layout::Layout;
 use crate::limits::{NAME_MAX, PATH_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX};
 
@@ -239,6 +240,64 @@ pub enum Request<'a> {
         /// Its layout from now on.
         layout: Layout,
     },
+    /// Makes a directory that no entry leads to yet, on a node that need not be its parent's: the first step of making a
+    /// directory elsewhere. → `Entry`
+    AllocateDirectory {
+        /// Its home.
+        node: NodeId,
+        /// The directory that it will be entered in.
+        parent: Ino,
+        /// Permission bits, umask applied.
+        mode: u32,
+    },
+    /// Enters a directory that another node has: the second step. → `Done`
+    EnterDirectory {
+        /// Parent.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8],
+        /// The directory.
+        ino: Ino,
+    },
+    /// Takes an empty directory out of use: no entry is made in it from now on. The first step of removing one whose entry
+    /// another node has. → `Done`
+    CondemnDirectory {
+        /// The directory.
+        ino: Ino,
+    },
+    /// Puts a condemned directory to use again, as its entry stays. → `Done`
+    PardonDirectory {
+        /// The directory.
+        ino: Ino,
+    },
+    /// Removes the entry that leads to a directory of another node. → `Done`, or `NotFound` when it leads elsewhere
+    LeaveDirectory {
+        /// Parent.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8],
+        /// The directory.
+        ino: Ino,
+    },
+    /// Removes an empty directory that no entry leads to any more, or yet; one that is gone is fine. → `Done`
+    FreeDirectory {
+        /// The directory.
+        ino: Ino,
+    },
+    /// The name of the entry that leads to an inode, found by reading the directory. → `Bytes`
+    NameOf {
+        /// Directory.
+        parent: Ino,
+        /// What the entry leads to.
+        ino: Ino,
+    },
+    /// Does something with a backing file on another node.
+    Backing(BackingId, BackingOp<'a>),
+    /// A process of the asking node is gone: its replies need not be kept. From daemon to daemon. → `Done`
+    EndSession {
+        /// The process's session.
+        session: u64,
+    },
 }
 
 /// Bytes in front of every request: op, flags, reserved, uid, gid.
@@ -266,7 +325,7 @@ fn xattr_name<'a>(r: &mut Reader<'a>) -> Result<&'a [u8], Code> {
     Ok(name)
 }
 
-fn put_time(w: &mut Writer<'_>, t: TimeSet) -> Result<(), Code> {
+pub(crate) fn put_time(w: &mut Writer<'_>, t: TimeSet) -> Result<(), Code> {
     let (tag, at) = match t {
         TimeSet::Omit => (0, Timestamp::default()),
         TimeSet::Now => (1, Timestamp::default()),
@@ -277,7 +336,7 @@ fn put_time(w: &mut Writer<'_>, t: TimeSet) -> Result<(), Code> {
     w.u32(at.nsec)
 }
 
-fn time(r: &mut Reader<'_>) -> Result<TimeSet, Code> {
+pub(crate) fn time(r: &mut Reader<'_>) -> Result<TimeSet, Code> {
     let tag = r.u8()?;
     let at = Timestamp { sec: r.u64()? as i64, nsec: r.u32()? };
     match tag {
@@ -326,6 +385,9 @@ impl<'a> Request<'a> {
                 | Request::MakeBacking { .. }
                 | Request::PathOf { .. }
                 | Request::Space
+                | Request::NameOf { .. }
+                | Request::Backing(..)
+                | Request::EndSession { .. }
         )
     }
 
@@ -338,6 +400,8 @@ impl<'a> Request<'a> {
                 | Request::RemoveXattr { .. }
                 | Request::MarkDirty { .. }
                 | Request::SetLayout { .. }
+                | Request::LeaveDirectory { .. }
+                | Request::FreeDirectory { .. }
         )
     }
 
@@ -367,6 +431,15 @@ impl<'a> Request<'a> {
             Request::Space => 22,
             Request::Reserve => 23,
             Request::SetLayout { .. } => 24,
+            Request::AllocateDirectory { .. } => 25,
+            Request::EnterDirectory { .. } => 26,
+            Request::CondemnDirectory { .. } => 27,
+            Request::PardonDirectory { .. } => 28,
+            Request::LeaveDirectory { .. } => 29,
+            Request::FreeDirectory { .. } => 30,
+            Request::NameOf { .. } => 31,
+            Request::Backing(..) => 32,
+            Request::EndSession { .. } => 33,
         }
     }
 
@@ -391,7 +464,26 @@ impl<'a> Request<'a> {
             | Request::ListXattr { ino }
             | Request::MarkDirty { ino }
             | Request::MakeBacking { ino }
-            | Request::PathOf { ino } => w.u64(ino.0)?,
+            | Request::PathOf { ino }
+            | Request::CondemnDirectory { ino }
+            | Request::PardonDirectory { ino }
+            | Request::FreeDirectory { ino } => w.u64(ino.0)?,
+            Request::AllocateDirectory { node, parent, mode } => {
+                w.u16(node.0)?;
+                w.u64(parent.0)?;
+                w.u32(mode)?;
+            }
+            Request::EnterDirectory { parent, name, ino } | Request::LeaveDirectory { parent, name, ino } => {
+                w.u64(parent.0)?;
+                w.u64(ino.0)?;
+                w.short_bytes(name)?;
+            }
+            Request::NameOf { parent, ino } => {
+                w.u64(parent.0)?;
+                w.u64(ino.0)?;
+            }
+            Request::Backing(ref id, ref op) => op.encode(id, &mut w)?,
+            Request::EndSession { session } => w.u64(session)?,
             Request::SetAttr { ino, set } => {
                 w.u64(ino.0)?;
                 put_option_u64(&mut w, set.mode.map(u64::from))?;
@@ -568,6 +660,27 @@ impl<'a> Request<'a> {
             22 => Request::Space,
             23 => Request::Reserve,
             24 => Request::SetLayout { ino: Ino(r.u64()?), layout: Layout::decode(&mut r)? },
+            25 => {
+                let (node, parent, mode) = (NodeId(r.u16()?), Ino(r.u64()?), permission_bits(r.u32()?)?);
+                Request::AllocateDirectory { node, parent, mode }
+            }
+            26 | 29 => {
+                let (parent, ino, name) = (Ino(r.u64()?), Ino(r.u64()?), name(&mut r)?);
+                if op == 26 {
+                    Request::EnterDirectory { parent, name, ino }
+                } else {
+                    Request::LeaveDirectory { parent, name, ino }
+                }
+            }
+            27 => Request::CondemnDirectory { ino: Ino(r.u64()?) },
+            28 => Request::PardonDirectory { ino: Ino(r.u64()?) },
+            30 => Request::FreeDirectory { ino: Ino(r.u64()?) },
+            31 => Request::NameOf { parent: Ino(r.u64()?), ino: Ino(r.u64()?) },
+            32 => {
+                let (id, op) = BackingOp::decode(&mut r)?;
+                Request::Backing(id, op)
+            }
+            33 => Request::EndSession { session: r.u64()? },
             _ => return Err(Code::Malformed),
         };
         Ok((caller, request))
@@ -585,7 +698,6 @@ fn permission_bits(mode: u32) -> Result<u32, Code> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::id::NodeId;
     use proptest::prelude::*;
 
     #[test]
@@ -640,6 +752,18 @@ mod tests {
             Request::Space,
             Request::Reserve,
             Request::SetLayout { ino: i, layout: Layout::overstriped(NodeId(2), 1, 5, 4096).unwrap() },
+            Request::AllocateDirectory { node: NodeId(7), parent: p, mode: 0o750 },
+            Request::EnterDirectory { parent: p, name, ino: i },
+            Request::CondemnDirectory { ino: i },
+            Request::PardonDirectory { ino: i },
+            Request::LeaveDirectory { parent: p, name, ino: i },
+            Request::FreeDirectory { ino: i },
+            Request::NameOf { parent: p, ino: i },
+            Request::EndSession { session: 5 },
+            Request::Backing(
+                BackingId { target: 9, ino: i, number: 0, stripe: 3 },
+                BackingOp::Write { offset: 77, append: false, bytes: &[5; 3000] },
+            ),
         ];
         let caller = Caller { uid: 1000, gid: 100 };
         let mut buffer = vec![0; crate::limits::MESSAGE_BYTES_MAX];
@@ -672,7 +796,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn decode_of_any_bytes_never_panics(op in 0u8..30, bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        fn decode_of_any_bytes_never_panics(op in 0u8..40, bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
             let mut all = vec![op];
             all.extend(bytes);
             let _ = Request::decode(&all);

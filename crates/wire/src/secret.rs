@@ -14,6 +14,7 @@ pub struct Secret {
     hello: [u8; 32],
     welcome: [u8; 32],
     session: [u8; 32],
+    pool: [u8; 16],
 }
 
 impl Secret {
@@ -30,7 +31,13 @@ impl Secret {
             hello: derive("forebay wire 1 hello"),
             welcome: derive("forebay wire 1 welcome"),
             session: derive("forebay wire 1 session"),
+            pool: *derive("forebay wire 1 pool").first_chunk().unwrap_or(&[0; 16]),
         })
+    }
+
+    /// The pool's id, which its nodes tell one another: all who have the secret know it, and it says nothing of that.
+    pub fn pool(&self) -> [u8; 16] {
+        self.pool
     }
 
     pub(crate) fn hello(&self) -> &[u8; 32] {

@@ -2,8 +2,8 @@
 
 use forebay_types::limits::{FILE_BYTES_MAX, PATH_MAX};
 use forebay_types::{
-    Attr, Caller, Code, DirEntries, DirEntry, DirWriter, Entry, Ino, Kind as FileKind, Layout, NodeId,
-    PoolSpace, Reply, Request, SetAttr, TimeSet, Timestamp,
+    Attr, BackingAttr, BackingId, BackingOp, Caller, Code, DirEntries, DirEntry, DirWriter, Entry, Ino,
+    Kind as FileKind, Layout, NodeId, PoolSpace, Reply, Request, SetAttr, TimeSet, Timestamp,
 };
 use forebay_wire::limits::*;
 use forebay_wire::{
@@ -108,6 +108,8 @@ fn requests(s: &Seed) -> Vec<Request<'_>> {
         ..SetAttr::default()
     };
     let layout = s.flag.then(|| Layout::overstriped(NodeId(3), 1, 1 + (s.c % 256) as u16, 4096).unwrap());
+    let (number, stripe) = (u8::from(s.flag), (s.c % 256) as u16);
+    let backing = BackingId { target: s.c, ino, number, stripe };
     let target: Vec<u8> = s.data.iter().map(|b| (*b).max(1)).take(PATH_MAX).collect();
     let target: &'static [u8] = Box::leak(target.into_boxed_slice());
     vec![
@@ -142,6 +144,19 @@ fn requests(s: &Seed) -> Vec<Request<'_>> {
         Request::SetLayout { ino, layout: Layout::single(NodeId(2), 1) },
         Request::MakeBacking { ino },
         Request::PathOf { ino },
+        Request::Reserve,
+        Request::AllocateDirectory { node: NodeId(s.c as u16), parent, mode: s.c & 0o7777 },
+        Request::EnterDirectory { parent, name, ino },
+        Request::CondemnDirectory { ino },
+        Request::PardonDirectory { ino },
+        Request::LeaveDirectory { parent, name, ino },
+        Request::FreeDirectory { ino },
+        Request::NameOf { parent, ino },
+        Request::EndSession { session: s.a },
+        Request::Backing(backing, BackingOp::Stat),
+        Request::Backing(backing, BackingOp::Read { offset: s.b >> 20, bytes: s.c % 65_537 }),
+        Request::Backing(backing, BackingOp::Write { offset: s.b >> 20, append: s.flag, bytes: &s.data }),
+        Request::Backing(backing, BackingOp::SetTimes { atime: time, mtime: TimeSet::Now }),
     ]
 }
 
@@ -167,6 +182,11 @@ fn replies(s: &Seed) -> Vec<Result<Reply<'_>, Code>> {
         Ok(Reply::Bytes(&s.data)),
         Ok(Reply::Entries(DirEntries { bytes, end: s.flag })),
         Ok(Reply::Space(PoolSpace { total_bytes: s.a, free_bytes: s.b, inodes: 3, free_inodes: 4 })),
+        Ok(Reply::Number(Ino(s.a))),
+        Ok(Reply::Elsewhere { ino: Ino(s.a), kind: FileKind::Directory }),
+        Ok(Reply::PartOfPath { top: Ino(s.a), parent: Ino(s.b), path: &s.name }),
+        Ok(Reply::Backing(BackingAttr { bytes: s.a, allocated_bytes: s.b, ..BackingAttr::default() })),
+        Ok(Reply::Count(s.a)),
     ];
     all.extend(Code::ALL.map(Err));
     all

@@ -94,6 +94,7 @@ fn enter_own(arguments: &Run, job: &Job, request: JoinRequest) -> Result<Entered
             capacity_bytes: arguments.capacity,
             embedded: true,
             elsewhere_allowed: true,
+            node: None,
         }) {
             Ok(started) => started,
             Err(e) if e.code == Code::Busy => continue, // it is ending, or was started beside us

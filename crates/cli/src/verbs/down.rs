@@ -1,6 +1,6 @@
 //! `forebay down`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use forebay_server::control::{self, Status};
@@ -9,9 +9,12 @@ use forebay_types::Result;
 use serde_json::json;
 
 use crate::arguments::Down;
-use crate::{failure, pool, table};
+use crate::{everywhere, failure, pool, table};
 
 pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode> {
+    if arguments.all {
+        return down_all(named.as_deref(), arguments);
+    }
     let dir = pool::directory(named)?;
     // Asked before, for it cannot be asked after. A pool that is dead already has nothing to say.
     let before = control::status(&dir).ok();
@@ -40,6 +43,18 @@ pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode>
     }
     failure::put(text);
     Ok(ExitCode::SUCCESS)
+}
+
+/// Stops every node of a pool file.
+fn down_all(file: Option<&Path>, arguments: &Down) -> Result<ExitCode> {
+    let file = pool::file(file, "stop all nodes")?;
+    everywhere::on_every_node(&file, "stop", |node| {
+        let path = node.target.path.to_string_lossy().into_owned();
+        let mut words = ["down", "--pool", &path].map(str::to_owned).to_vec();
+        words.extend(arguments.keep.then(|| "--keep".to_owned()));
+        words.extend(arguments.force.then(|| "--force".to_owned()));
+        words
+    })
 }
 
 /// What became of the data, in words.

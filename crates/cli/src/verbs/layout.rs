@@ -157,6 +157,9 @@ fn migrate(pool: &Pool, arguments: &LayoutMigrate) -> ExitCode {
                 Code::NoSpace => error
                     .why("there is no room for a copy of it")
                     .cure("`forebay stage-out` writes it as an ordinary file without one"),
+                Code::NotSupported if pool.spans_nodes() => error
+                    .why("the pool has several nodes, and programs of the others may have it open")
+                    .cure("`forebay stage-out` writes it as an ordinary file"),
                 Code::NotSupported => error.why("the medium's file system has no leases"),
                 code => error.why(pool::words(code)),
             }

@@ -42,6 +42,15 @@ fn text(s: &Status) -> String {
     if let Some(inodes) = s.inodes {
         facts.add("entries", inodes.saturating_sub(1).to_string());
     }
+    for node in s.more.get("nodes").and_then(|n| n.as_array()).into_iter().flatten() {
+        let text = |key: &str| node[key].as_str().unwrap_or_default();
+        let bytes = |key: &str| node[key].as_u64().map(table::bytes);
+        let space = match (bytes("free_bytes"), bytes("total_bytes")) {
+            (Some(free), Some(total)) => format!(", {free} free of {total}"),
+            _ => String::new(),
+        };
+        facts.add("other node", format!("{} ({}) is {}{space}", text("name"), node["node"], text("state")));
+    }
     let mut users = Vec::new();
     if let Some(clients) = s.clients {
         users.push(table::count(clients, "process"));

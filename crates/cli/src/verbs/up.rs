@@ -1,28 +1,53 @@
 //! `forebay up`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use forebay_server::control;
 use forebay_server::launch::{self, DownOptions, Started, UpOptions};
+use forebay_server::pool_file::PoolFile;
 use forebay_server::Backing;
 use forebay_types::Result;
 use serde_json::json;
 
 use crate::arguments::Up;
-use crate::{failure, pool, table};
+use crate::{everywhere, failure, pool, table};
 
 pub(super) fn up(named: Option<PathBuf>, arguments: Up) -> Result<ExitCode> {
     let path = which(named.as_ref(), arguments.path.as_ref())?;
     let chosen = path.is_some();
-    let path = pool::directory(path)?;
-    let mount = arguments.mount.as_deref().map(super::mount::place).transpose()?;
+    if arguments.all {
+        return up_all(path.as_deref());
+    }
+    let mut node = None;
+    let mut mount = arguments.mount.clone();
+    let path = match path {
+        Some(file) if file.is_file() => {
+            let file = PoolFile::read(&file)?;
+            let name = arguments.node.clone().or_else(|| std::env::var(pool::NODE_VARIABLE).ok());
+            let entry = file.node(name.as_deref())?;
+            file.ensure_key()?;
+            mount = mount.or_else(|| file.mount.clone());
+            node = Some((file.path.clone(), entry.name.clone()));
+            entry.target.path.clone()
+        }
+        _ if arguments.node.is_some() => {
+            return Err(failure::invalid(
+                "cannot tell which node to start",
+                "--node names a node of a pool file",
+                "name the file: --pool FILE",
+            ))
+        }
+        path => pool::directory(path)?,
+    };
+    let mount = mount.as_deref().map(super::mount::place).transpose()?;
     let started = launch::up(&UpOptions {
         path: path.clone(),
         media: arguments.media,
         capacity_bytes: arguments.capacity,
         embedded: false,
         elsewhere_allowed: !chosen,
+        node,
     })?;
     let mounted = match &mount {
         None => None,
@@ -44,6 +69,7 @@ pub(super) fn up(named: Option<PathBuf>, arguments: Up) -> Result<ExitCode> {
             "pool": started.pool,
             "pid": started.pid,
             "uuid": started.identity.uuid,
+            "node": started.identity.node,
             "media": started.identity.media.to_string(),
             "backing": started.identity.backing,
             "capacity_bytes": started.identity.capacity_bytes,
@@ -58,6 +84,17 @@ pub(super) fn up(named: Option<PathBuf>, arguments: Up) -> Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Starts every node of a pool file.
+fn up_all(file: Option<&Path>) -> Result<ExitCode> {
+    let file = pool::file(file, "start all nodes")?;
+    // Here first, so that nodes which share a file system do not each make one.
+    file.ensure_key()?;
+    let path = file.path.to_string_lossy().into_owned();
+    everywhere::on_every_node(&file, "start", |node| {
+        ["up", "--pool", &path, "--node", &node.name].map(str::to_owned).to_vec()
+    })
 }
 
 /// `--path` and `--pool` (or FOREBAY_POOL) name the same thing.
@@ -86,8 +123,9 @@ pub(crate) fn backing_words(media: &str, backing: Backing) -> String {
 
 fn text(started: &Started, chosen: bool) -> String {
     let identity = &started.identity;
+    let node = if identity.node == 1 { String::new() } else { format!(", node {}", identity.node) };
     let mut text = format!(
-        "pool {} is up: {}, {}{}\n",
+        "pool {} is up{node}: {}, {}{}\n",
         started.pool.display(),
         backing_words(&identity.media.to_string(), identity.backing),
         table::bytes(identity.capacity_bytes),

@@ -41,6 +41,11 @@ impl Body {
         Body { kind, bytes: bytes.to_vec() }
     }
 
+    /// The encoded message, as it came.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     /// The message.
     pub fn message(&self) -> Message<'_> {
         match Message::decode(self.kind, &self.bytes) {

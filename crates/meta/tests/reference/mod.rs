@@ -351,7 +351,19 @@ impl Reference {
                 self.reserved.push(number);
                 Ok(Expected::Number(number))
             }
-            Request::Ping | Request::Space | Request::ReadDirectory { .. } => Err(Code::NotSupported),
+            Request::Ping
+            | Request::Space
+            | Request::ReadDirectory { .. }
+            // Steps between shards: tests/elsewhere.rs.
+            | Request::AllocateDirectory { .. }
+            | Request::EnterDirectory { .. }
+            | Request::CondemnDirectory { .. }
+            | Request::PardonDirectory { .. }
+            | Request::LeaveDirectory { .. }
+            | Request::FreeDirectory { .. }
+            | Request::NameOf { .. }
+            | Request::Backing(..)
+            | Request::EndSession { .. } => Err(Code::NotSupported),
         }
     }
 

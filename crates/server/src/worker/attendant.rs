@@ -16,13 +16,15 @@ use forebay_ring::{
     HEADER_BYTES, KIND_ALIVE, KIND_ATTACH, KIND_BOARD, KIND_CONTROL, KIND_ERROR, KIND_MOUNT,
 };
 use forebay_types::limits::RINGS_MAX;
-use forebay_types::{Code, Error, Ino, Result};
+use forebay_types::{Code, Error, Ino, NodeId, Result};
 use rustix::event::epoll;
 use rustix::io::Errno;
 use serde_json::Value;
 
 use super::company::{Company, Newcomer, PROGRAMS_TAG};
 use super::mounter::{self, Mounter};
+use super::network::{Order, Orders};
+use super::remote::Door;
 use super::session::{mount_tag, new_session_id, session_of_mount_tag, session_of_tag, store_tag, Session};
 use super::shard_thread::Message;
 use crate::protocol::WorkerAsk;
@@ -36,6 +38,8 @@ const TALK_TIMEOUT: Duration = Duration::from_secs(10);
 const PROMPT: Duration = Duration::from_micros(500);
 /// A mount answers within so long, or is left out.
 const MOUNT_TIMEOUT: Duration = Duration::from_secs(2);
+/// `status` waits this long for word of the other nodes: the network thread gives up before.
+const SURVEY_PATIENCE: Duration = Duration::from_secs(3);
 /// Longest body of a request on the socket.
 const BODY_BYTES_MAX: u32 = 64 * 1024;
 
@@ -72,6 +76,7 @@ pub(super) struct Attendant {
     pub(super) stable_inodes: bool,
     pub(super) epoch: u64,
     pub(super) to_shard: Sender<Message>,
+    pub(super) network: Option<Orders>,
 }
 
 /// What the connections' threads share.
@@ -93,6 +98,7 @@ struct Desk {
     attached: AtomicUsize,
     company: Company,
     mounter: Mounter,
+    network: Option<Orders>,
     /// A ring for the next client, made while nobody waits.
     spare: Mutex<Option<(OwnedFd, ServedRing)>>,
 }
@@ -143,7 +149,7 @@ impl Attendant {
                 continue;
             };
             let ring = ServedRing::reopen(ring.as_fd()).map_err(|e| Error::io(what, &e))?;
-            sessions.push(Session::new(id, ring));
+            sessions.push(Session::new(id, Door::Ring(ring)));
             processes.push((id, process));
         }
         let mounter::Left { serving: mount, mounter, forgotten } =
@@ -180,6 +186,7 @@ impl Attendant {
             attached: AtomicUsize::new(processes.len()),
             company,
             mounter,
+            network: self.network,
             spare: Mutex::new(None),
         };
         let attending = Attending {
@@ -469,7 +476,7 @@ impl Talk<'_> {
             return Err(Error::new(Code::NoResources, "cannot attach another process")
                 .why(format!("{RINGS_MAX} are attached")));
         }
-        let id = new_session_id()?;
+        let id = new_session_id(NodeId(self.desk.setup.identity.node))?;
         let process = self.peer_process()?;
         let (ring_fd, ring) = self.desk.take_ring()?;
         ring.set_epoch(self.desk.epoch);
@@ -477,7 +484,7 @@ impl Talk<'_> {
         self.desk.setup.store.put(&store_tag(id), &[ring_fd.as_fd(), process.as_fd()])?;
         // The shard thread hears of it before it looks for the client's first request, which will wake it.
         self.to_shard
-            .send(Message::Attached(Box::new(Session::new(id, ring))))
+            .send(Message::Attached(Box::new(Session::new(id, Door::Ring(ring)))))
             .map_err(|_| Error::new(Code::PoolGone, "cannot attach a process"))?;
         if self.desk.company.joins(who, id) {
             // Any descriptor will do: the tag is what the next worker looks for.
@@ -548,6 +555,8 @@ impl Talk<'_> {
             target_device: self.desk.device,
             root: Ino::ROOT,
             stable_inodes: self.desk.stable_inodes,
+            node: NodeId(self.desk.setup.identity.node),
+            nodes: self.desk.setup.membership.as_ref().map_or(1, |m| m.nodes.len() as u64),
         };
         let mut message = Header { kind, len: AttachReply::BYTES as u32 }.encode().to_vec();
         message.extend(reply.encode());
@@ -563,6 +572,13 @@ impl Talk<'_> {
                 let (send, receive) = mpsc::channel();
                 let mut status = self.ask_shard(Message::Status(send), &receive)?;
                 status["pids"] = serde_json::json!({ "worker": std::process::id() });
+                if let (Some(network), Some(status)) = (&self.desk.network, status.as_object_mut()) {
+                    let (send, receive) = mpsc::channel();
+                    network.give(Order::Survey(send));
+                    if let Ok(Value::Object(others)) = receive.recv_timeout(SURVEY_PATIENCE) {
+                        status.extend(others);
+                    }
+                }
                 status
             }
             WorkerAsk::Check => {

@@ -1,12 +1,12 @@
 //! One batch: requests that are waiting together are applied, published and answered together.
 
 use forebay_data::Media;
-use forebay_ring::ServedRing;
 use forebay_types::limits::{BATCH_MAX, MESSAGE_BYTES_MAX};
 use forebay_types::{Attr, Code, Ino, Kind, Layout, PoolSpace, Reply, Request, Result, Timestamp};
 
 use super::notifier::notes_of;
 use super::recorder::InFlight;
+use super::remote::Door;
 use super::shard_thread::ShardThread;
 use super::special;
 use super::statistics::Statistics;
@@ -25,6 +25,8 @@ struct Taken {
     request: (usize, usize),
     reply: (usize, usize),
     refused: Option<Code>,
+    /// Another node was asked, and its answer is this request's.
+    forwarded: bool,
 }
 
 /// The requests of a batch and their replies.
@@ -59,10 +61,15 @@ impl Answers {
         self.taken.is_empty()
     }
 
+    /// A request that was copied out.
+    pub(super) fn request(&self, (start, end): (usize, usize)) -> &[u8] {
+        &self.requests[start..end]
+    }
+
     /// Copies the request out of `slot` of the `session`-th session.
-    pub(super) fn take(&mut self, session: usize, slot: usize, ring: &ServedRing) {
+    pub(super) fn take(&mut self, session: usize, slot: usize, door: &Door) {
         let at = self.request_bytes;
-        let Some((seq, request)) = ring.take(slot, &mut self.requests[at..at + MESSAGE_BYTES_MAX]) else {
+        let Some((seq, request)) = door.take(slot, &mut self.requests[at..at + MESSAGE_BYTES_MAX]) else {
             return;
         };
         let (len, refused) = match request {
@@ -71,7 +78,7 @@ impl Answers {
         };
         self.request_bytes += len;
         let request = (at, at + len);
-        self.taken.push(Taken { session, slot, seq, request, reply: (0, 0), refused });
+        self.taken.push(Taken { session, slot, seq, request, reply: (0, 0), refused, forwarded: false });
     }
 }
 
@@ -91,8 +98,19 @@ impl ShardThread<'_> {
         let now = super::now();
         let (mut at, mut i) = (0, from);
         while i < self.answers.len() && at + MESSAGE_BYTES_MAX <= REPLY_BYTES {
-            let taken = self.answers.taken[i];
+            let mut taken = self.answers.taken[i];
             self.move_on(taken.session, taken.slot);
+            if self.network.is_some() && taken.refused.is_none() {
+                match self.send_on(&taken) {
+                    Ok(true) => {
+                        self.answers.taken[i].forwarded = true;
+                        i += 1;
+                        continue;
+                    }
+                    Ok(false) => {}
+                    Err(code) => taken.refused = Some(code),
+                }
+            }
             if self.must_commit() {
                 self.commit()?;
             }
@@ -113,6 +131,13 @@ impl ShardThread<'_> {
                     Request::decode(&self.answers.requests[start..end])
                 }
             };
+            let alone = self.network.as_ref().is_none_or(|network| network.nodes <= 1);
+            let decoded = decoded.and_then(|(caller, request)| {
+                if let Request::SetLayout { ino, .. } = request {
+                    super::layouts::check_change(&self.target, batch, ino, alone)?;
+                }
+                Ok((caller, request))
+            });
             let mut changed = false;
             let len = match decoded {
                 Err(code) => Reply::encode(&Err(code), out).unwrap_or(0),
@@ -123,11 +148,6 @@ impl ShardThread<'_> {
                 }
                 Ok((_, Request::Create { number: Some(number), .. }))
                     if self.sessions[taken.session].slots[taken.slot].reserved != Some(number) =>
-                {
-                    Reply::encode(&Err(Code::Stale), out).unwrap_or(0)
-                }
-                Ok((_, Request::SetLayout { ino, .. }))
-                    if !super::layouts::may_change(&self.target, batch, ino) =>
                 {
                     Reply::encode(&Err(Code::Stale), out).unwrap_or(0)
                 }
@@ -181,6 +201,19 @@ impl ShardThread<'_> {
             self.forget_orphans()?;
         }
         Ok(i)
+    }
+
+    /// In a pool of several nodes: true when another one is asked, whose answer will be this request's.
+    fn send_on(&mut self, taken: &Taken) -> std::result::Result<bool, Code> {
+        let (_, request) = Request::decode(self.answers.request(taken.request))?;
+        let changes = request.changes();
+        if matches!(request, Request::EndSession { .. }) {
+            return Err(Code::NotPermitted); // daemons say that to each other
+        }
+        match self.elsewhere(&request) {
+            None => Ok(false),
+            Some(node) => self.forward(taken.session, taken.slot, taken.seq, node, taken.request, changes),
+        }
     }
 
     /// Applies a request in a fresh transaction: a long one refuses growth earlier, as it cannot use what it freed.
@@ -243,6 +276,10 @@ impl ShardThread<'_> {
         orphaned_before: usize,
     ) {
         let reply = &self.answers.replies[reply.0..reply.1];
+        let is_here = self.sessions[session].is_here();
+        let orphaned = &self.effects.orphaned()[orphaned_before..];
+        // What a client of this node unlinks by itself; the rest is the daemon's to remove.
+        let theirs: Vec<bool> = orphaned.iter().map(|(_, layout)| is_here && self.is_here(layout)).collect();
         let session = &mut self.sessions[session];
         let state = &mut session.slots[slot];
         state.last_change.0 = seq;
@@ -252,15 +289,18 @@ impl ShardThread<'_> {
             state.unkept = true;
             self.unkept.push((session.id, slot));
         }
-        for &(ino, layout) in &self.effects.orphaned()[orphaned_before..] {
+        for (&(ino, layout), theirs) in orphaned.iter().zip(theirs) {
             if self.births.contains(&ino) {
                 self.stillborn.push((ino, layout));
-            } else {
+            } else if theirs {
                 state.orphans.push((ino, layout));
+            } else {
+                let _ = self.sweeper.send(Sweep::Orphans(vec![(ino, layout)]));
             }
         }
         state.relaid.extend(super::session::relaid(reply));
-        if let Some((ino, _)) = super::session::created(reply) {
+        // What a client of another node makes, its own daemon watches over.
+        if let Some((ino, _)) = super::session::created(reply).filter(|_| is_here) {
             state.birth = Some(ino);
             self.births.push(ino);
         }
@@ -299,13 +339,16 @@ impl ShardThread<'_> {
         let mut errors = 0;
         let mut notes = std::mem::take(&mut self.notes).into_iter().peekable();
         for (i, taken) in self.answers.taken.iter().enumerate().take(to).skip(from) {
+            if taken.forwarded {
+                continue;
+            }
             let (start, end) = taken.reply;
             let reply = &self.answers.replies[start..end];
             errors += u64::from(reply.first_chunk::<2>() != Some(&[0, 0]));
             let session = &self.sessions[taken.session];
             match (&mut self.mount, notes.next_if(|(of, _)| *of == i)) {
                 (Some(mount), Some((_, notes))) => mount.hold(session.id, taken.slot, reply, notes),
-                _ => session.ring.answer(taken.slot, reply),
+                _ => session.answer(taken.slot, reply),
             }
             if self.recorder.has_suspects() {
                 let session = self.sessions[taken.session].id;

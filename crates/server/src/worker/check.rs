@@ -1,6 +1,7 @@
 //! Check of shard and target together: the shard in itself, then its files against the backing files.
 //!
-//! It runs with the shard at rest. A file without a backing file is sound (it is empty); a backing file without an inode
+//! Of a pool with several nodes it is this node's part alone: entries that lead to directories of other nodes, and data of
+//! other nodes' files, are counted and not followed. It runs with the shard at rest. A file without a backing file is sound (it is empty); a backing file without an inode
 //! is lost space, unless the inode is an orphan whose client is unlinking it, or its number is in reserve for a client that
 //! is about to create it.
 
@@ -28,10 +29,16 @@ pub(crate) fn check(shard: &Shard, target: &Target) -> Result<Value> {
     let numbers = shard.begin().and_then(|batch| super::recovery::reserved(&batch)).unwrap_or_default();
     let reserved: HashSet<Ino> = numbers.into_iter().collect();
     let mut problems = report.problems.clone();
-    let (mut backing_files, mut leaked) = (0u64, 0u64);
+    let (mut backing_files, mut leaked, mut foreign) = (0u64, 0u64, 0u64);
+    let here = shard.node();
     target
         .for_each(&mut |ino, component, stripe| {
             backing_files += 1;
+            // Data of another node's inode: whether that is there is for its node to say.
+            if ino.birth_node() != here {
+                foreign += 1;
+                return Ok(());
+            }
             if !files.contains(&ino) && !orphans.contains(&ino) && !reserved.contains(&ino) {
                 leaked += 1;
                 if problems.len() < LISTED_MAX {
@@ -55,5 +62,6 @@ pub(crate) fn check(shard: &Shard, target: &Target) -> Result<Value> {
         "orphans": orphans.len(),
         "backing_files": backing_files,
         "leaked_backing_files": leaked,
+        "foreign_backing_files": foreign,
     }))
 }

@@ -10,21 +10,38 @@ use forebay_types::{Caller, Code, Ino, Kind, Reply, Request};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-/// True when the layout of `ino` may change, or the shard is to say why not: [`Code::Stale`] is the answer else.
-pub(super) fn may_change(target: &Target, batch: &mut Batch<'_>, ino: Ino) -> bool {
+/// Whether the layout of `ino` may change now; a reason that the shard has is for it to give. `alone` says that the pool has no
+/// other nodes.
+///
+/// # Errors
+/// [`Code::Stale`] when who asks holds no lease, or not any more; [`Code::NotSupported`] for a file in a pool of several
+/// nodes: leases keep only this node's programs from the backing files.
+pub(super) fn check_change(
+    target: &Target,
+    batch: &mut Batch<'_>,
+    ino: Ino,
+    alone: bool,
+) -> std::result::Result<(), Code> {
     let (request, caller) = (Request::GetAttr { ino }, Caller { uid: 0, gid: 0 });
     let (mut out, mut effects) = ([0; 512], Effects::new());
     let bytes = batch.apply(caller, &request, super::now(), &mut effects, &mut out);
-    let Ok(Reply::Entry(entry)) = Reply::decode(&out[..bytes]) else { return true };
+    let Ok(Reply::Entry(entry)) = Reply::decode(&out[..bytes]) else { return Ok(()) };
     if entry.attr.kind() != Kind::File {
-        return true;
+        return Ok(());
+    }
+    if !alone {
+        return Err(Code::NotSupported);
     }
     if entry.layout.is_single() {
-        return false;
+        return Err(Code::Stale);
     }
     let first = BackingName::new(ino, entry.layout.file_number(0), 0);
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let opened = rustix::fs::openat(target.directory(), first.as_c_str(), flags, Mode::empty());
     let is_held = matches!(opened, Err(Errno::WOULDBLOCK));
-    is_held && !matches!(target.stat(ino, 0, 0), Err(Code::NotFound))
+    if is_held && !matches!(target.stat(ino, 0, 0), Err(Code::NotFound)) {
+        Ok(())
+    } else {
+        Err(Code::Stale)
+    }
 }

@@ -9,6 +9,7 @@
 //!        status, check   │  sweeper      unlinks backing files, then reports back
 //!                        │
 //!  the kernel that has the pool mounted ◄─── notifiers ◄─► shard thread
+//!  other nodes, if the pool has several ◄─── network, data ◄─► shard thread
 //!
 //!  P/socket ─────────► attendant ──► one short thread a connection (attach, control)
 //!  pidfds, SIGTERM ───────┘
@@ -26,13 +27,16 @@ mod attendant;
 mod batch;
 mod check;
 mod company;
+mod forward;
 mod journal;
 mod layouts;
 mod mounter;
+mod network;
 mod notifier;
 mod pace;
 mod recorder;
 mod recovery;
+mod remote;
 mod session;
 mod shard_thread;
 mod special;
@@ -149,7 +153,19 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
     let (to_shard, from_others) = mpsc::channel::<Message>();
     let epoch = session::new_epoch();
 
-    let sweeper = sweeper::start(Arc::clone(&target), to_shard.clone(), Arc::clone(&doorbell))?;
+    let network = match &setup.membership {
+        None => None,
+        Some(membership) => Some(network::start(
+            membership,
+            setup.identity.capacity_bytes,
+            Arc::clone(&target),
+            to_shard.clone(),
+            Arc::clone(&doorbell),
+        )?),
+    };
+    let to_network = network.as_ref().map(|n| n.orders.clone());
+    let beyond = network.as_ref().map(|n| (n.node, n.orders.clone()));
+    let sweeper = sweeper::start(Arc::clone(&target), to_shard.clone(), Arc::clone(&doorbell), beyond)?;
     let journal = Journal::open(setup.target_dir.as_fd())?;
     let attendant = Attendant {
         setup,
@@ -162,6 +178,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
         stable_inodes,
         epoch,
         to_shard: to_shard.clone(),
+        network: to_network,
     };
     let mut shard_thread = ShardThread::new(
         &shard,
@@ -174,6 +191,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
         sweeper,
         statistics,
         epoch,
+        network,
     )?;
     let Restored { attending: mut attendant, sessions, mount } = attendant.restore()?;
     if let Some((session, device)) = mount {

@@ -80,6 +80,10 @@ pub(super) fn notes_of(request: &Request<'_>, reply: &[u8], moved: &[Ino]) -> Ve
             notes.extend([name_of(parent, name), name_of(new_parent, new_name)]);
             notes
         }
+        Request::EnterDirectory { parent, name, .. } | Request::LeaveDirectory { parent, name, .. } => {
+            vec![Note::Inode(parent), name_of(parent, name)]
+        }
+        Request::FreeDirectory { ino } => vec![Note::Inode(ino)],
         Request::SetAttr { ino, .. } | Request::SetXattr { ino, .. } | Request::RemoveXattr { ino, .. } => {
             vec![Note::Inode(ino)]
         }
@@ -329,7 +333,7 @@ impl ShardThread<'_> {
                 return true;
             }
             if let Some(session) = sessions.iter().find(|s| s.id == held.session) {
-                session.ring.answer(held.slot, &held.reply);
+                session.answer(held.slot, &held.reply);
             }
             false
         });

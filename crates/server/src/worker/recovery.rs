@@ -11,6 +11,7 @@
 //! | a file with another layout, its client gone | the sweeper unlinks the backing files that it had before |
 //! | an orphan that no living client owes | the sweeper unlinks its backing files |
 //! | a session in the shard without a ring | its process is gone: forgotten |
+//! | a session of another node's process | its last replies are kept on, until its node says that it is gone |
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -22,7 +23,8 @@ use super::batch::layout_of_number;
 use super::journal::{Journal, MARK_SESSION};
 use super::notifier::notes_of;
 use super::recorder::InFlight;
-use super::session::{decode_kept, encode_kept, relaid, reserve_behind, Session};
+use super::remote::{Door, RemoteSlots};
+use super::session::{decode_kept, encode_kept, node_of_session, relaid, reserve_behind, Session};
 use super::shard_thread::ShardThread;
 use super::statistics::Statistics;
 use super::sweeper::Sweep;
@@ -162,7 +164,9 @@ impl ShardThread<'_> {
         let mut owed: HashSet<Ino> = HashSet::new();
         // All clients turn to the new board before any is answered: what one learns from its answer, the others see.
         for session in &sessions {
-            session.ring.set_epoch(self.epoch);
+            if let Some(ring) = session.door.ring() {
+                ring.set_epoch(self.epoch);
+            }
         }
         let noted: HashSet<u64> = self.batch()?.sessions()?.into_iter().collect();
         for mut session in sessions {
@@ -182,7 +186,7 @@ impl ShardThread<'_> {
                 self.births.extend(state.birth);
                 owed.extend(state.orphans.iter().map(|(ino, _)| *ino));
                 if let Some((asked, request)) =
-                    session.ring.take(slot, &mut scratch).filter(|(s, _)| *s == seq)
+                    session.door.take(slot, &mut scratch).filter(|(s, _)| *s == seq)
                 {
                     debug_assert_eq!(asked, seq);
                     // Whether the kernel was told before the crash is not known.
@@ -195,15 +199,18 @@ impl ShardThread<'_> {
                         (Some(mount), Ok((_, request))) if mount.session != session.id => {
                             mount.hold(session.id, slot, reply, notes_of(&request, reply, &moved));
                         }
-                        _ => session.ring.answer(slot, reply),
+                        _ => session.answer(slot, reply),
                     }
                     self.recorder.clear(InFlight { session: session.id, slot, seq });
                     Statistics::add(&self.statistics.replayed, 1);
                 }
             }
-            session.ring.repend();
+            if let Some(ring) = session.door.ring() {
+                ring.repend();
+            }
             self.sessions.push(session);
         }
+        self.restore_remote(&noted)?;
         let known: HashSet<u64> = self.sessions.iter().map(|s| s.id).collect();
         self.recorder.keep_sessions(&known);
         self.show_root()?;
@@ -222,6 +229,24 @@ impl ShardThread<'_> {
             let _ = self.sweeper.send(Sweep::Orphans(left));
         }
         self.count_clients();
+        Ok(())
+    }
+
+    /// Takes back the last replies of processes of other nodes, who may not have got them.
+    fn restore_remote(&mut self, noted: &HashSet<u64>) -> Result<()> {
+        let Some(network) = &self.network else { return Ok(()) };
+        let (here, orders) = (network.node, network.orders.clone());
+        for id in noted.iter().copied().filter(|id| node_of_session(*id) != here) {
+            let mut session = Session::new(id, Door::Remote(RemoteSlots::new(orders.clone())));
+            session.noted = true;
+            for slot in 0..RING_SLOTS {
+                if let Some((seq, kept)) = self.batch()?.kept_reply(id, slot as u8)? {
+                    session.slots[slot].last_change = (seq, decode_kept(kept).1.to_vec());
+                }
+            }
+            self.remote_sessions += 1;
+            self.sessions.push(session);
+        }
         Ok(())
     }
 

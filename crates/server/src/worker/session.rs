@@ -1,17 +1,20 @@
 //! Sessions: one attached process each, with its ring, and what is owed to the shard when it moves on or dies.
 
-use forebay_ring::ServedRing;
 use forebay_types::limits::RING_SLOTS;
-use forebay_types::{Ino, Kind, Layout, Reply};
+use forebay_types::{Ino, Kind, Layout, NodeId, Reply};
+
+use super::remote::Door;
 
 /// A process that is attached.
 #[derive(Debug)]
 pub(super) struct Session {
     pub(super) id: u64,
-    pub(super) ring: ServedRing,
+    pub(super) door: Door,
     pub(super) slots: Box<[Slot; RING_SLOTS]>,
     /// The shard has a note of it: it has, or had, a reply to keep.
     pub(super) noted: bool,
+    /// Other nodes that it asked for changes, which keep replies for it.
+    pub(super) asked_nodes: Vec<NodeId>,
 }
 
 /// What the daemon knows of a slot; nothing of it comes from the client's memory.
@@ -29,11 +32,25 @@ pub(super) struct Slot {
     pub(super) last_change: (u64, Vec<u8>),
     /// True while `last_change` is not in the shard.
     pub(super) unkept: bool,
+    /// Sequence of the request that another node was asked and has not answered.
+    pub(super) forwarded: Option<u64>,
 }
 
 impl Session {
-    pub(super) fn new(id: u64, ring: ServedRing) -> Session {
-        Session { id, ring, slots: Box::new(std::array::from_fn(|_| Slot::default())), noted: false }
+    pub(super) fn new(id: u64, door: Door) -> Session {
+        let slots = Box::new(std::array::from_fn(|_| Slot::default()));
+        Session { id, door, slots, noted: false, asked_nodes: Vec::new() }
+    }
+
+    /// True for a process of this node.
+    pub(super) fn is_here(&self) -> bool {
+        self.door.ring().is_some()
+    }
+
+    /// Answers a request.
+    #[inline]
+    pub(super) fn answer(&self, slot: usize, reply: &[u8]) {
+        self.door.answer(slot, reply);
     }
 }
 
@@ -94,12 +111,25 @@ impl Slot {
     }
 }
 
-/// A number that no other session of any pool on this node has had.
-pub(super) fn new_session_id() -> forebay_types::Result<u64> {
+/// Bits of a session's number below its node's.
+const SESSION_BITS: u32 = 48;
+
+/// The session of a node with this number on it.
+pub(super) fn session_on(node: NodeId, number: u64) -> u64 {
+    u64::from(node.0) << SESSION_BITS | number & ((1 << SESSION_BITS) - 1)
+}
+
+/// The node that a session's process is on.
+pub(super) fn node_of_session(session: u64) -> NodeId {
+    NodeId((session >> SESSION_BITS) as u16)
+}
+
+/// A number that no other session of any pool on this node has had, behind the node's. Never 0 there: that is the daemon's.
+pub(super) fn new_session_id(node: NodeId) -> forebay_types::Result<u64> {
     let bytes = crate::identity::random_bytes()?;
     let mut id = [0; 8];
     id.copy_from_slice(&bytes[..8]);
-    Ok(u64::from_le_bytes(id).max(1))
+    Ok(session_on(node, (u64::from_le_bytes(id) & ((1 << SESSION_BITS) - 1)).max(1)))
 }
 
 /// A board's epoch: rises from worker to worker.

@@ -6,14 +6,17 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::sync::Arc;
 
 use forebay_data::Target;
+use forebay_fabric::Ticket;
 use forebay_meta::{Batch, Effects, Shard, ShardStatistics};
 use forebay_ring::{BoardWriter, Doorbell};
 use forebay_types::limits::{BATCH_MAX, BATCH_PER_RING, DOORBELL_POLL_MS};
-use forebay_types::{Code, Ino, Layout, Result};
+use forebay_types::{BackingId, Code, Ino, Layout, NodeId, Result};
+use forebay_wire::Stamp;
 use serde_json::Value;
 
 use super::batch::Answers;
 use super::journal::{Journal, MARK_SESSION};
+use super::network::{Network, Order};
 use super::notifier::{MountedKernel, Note, Told};
 use super::pace::Pace;
 use super::recorder::FlightRecorder;
@@ -40,6 +43,31 @@ pub(super) enum Message {
     Told(Told),
     /// Is this session known?
     Known(u64, Sender<bool>),
+    /// A process of another node asks.
+    Asked {
+        /// To answer by.
+        ticket: Ticket,
+        /// The encoded request.
+        message: Vec<u8>,
+    },
+    /// What was asked of another node is answered.
+    Answered {
+        /// The client's session, slot and sequence.
+        stamp: Stamp,
+        /// The encoded reply.
+        reply: Vec<u8>,
+    },
+    /// Another node's inode is gone: a backing file of it here is to go.
+    RemoveBacking {
+        /// To answer by.
+        ticket: Ticket,
+        /// The backing file.
+        id: BackingId,
+        /// The encoded request.
+        message: Vec<u8>,
+    },
+    /// A process of this other node is gone.
+    EndedElsewhere(NodeId, u64),
     /// Stop serving.
     Stop,
 }
@@ -76,6 +104,10 @@ pub(super) struct ShardThread<'a> {
     pub(super) statistics: Arc<Statistics>,
     pub(super) epoch: u64,
     pub(super) sessions: Vec<Session>,
+    /// Those of them that are other nodes'.
+    pub(super) remote_sessions: usize,
+    /// The way to the other nodes, if there are any.
+    pub(super) network: Option<Network>,
     /// The session that the next batch starts with.
     turn: usize,
     pub(super) effects: Effects,
@@ -108,6 +140,7 @@ impl<'a> ShardThread<'a> {
         sweeper: Sender<Sweep>,
         statistics: Arc<Statistics>,
         epoch: u64,
+        network: Option<Network>,
     ) -> Result<ShardThread<'a>> {
         Ok(ShardThread {
             shard,
@@ -126,6 +159,8 @@ impl<'a> ShardThread<'a> {
             statistics,
             epoch,
             sessions: Vec::new(),
+            remote_sessions: 0,
+            network,
             turn: 0,
             effects: Effects::new(),
             answers: Answers::new(),
@@ -193,7 +228,11 @@ impl<'a> ShardThread<'a> {
                 self.hear(message)?;
             }
             if self.stop {
-                return self.commit();
+                self.commit()?;
+                if let Some(network) = &mut self.network {
+                    network.stop();
+                }
+                return Ok(());
             }
             self.acknowledge_late();
             self.take_requests();
@@ -203,7 +242,7 @@ impl<'a> ShardThread<'a> {
                 continue;
             }
             let sessions = &self.sessions;
-            if pace.look(|| sessions.iter().any(|s| s.ring.has_pending())) {
+            if pace.look(|| sessions.iter().any(|s| s.door.has_pending())) {
                 Statistics::add(&self.statistics.spun, 1);
                 continue;
             }
@@ -228,9 +267,9 @@ impl<'a> ShardThread<'a> {
             let mut heard = None;
             self.doorbell.sleep(timeout, || {
                 heard = messages.try_recv().ok();
-                heard.is_none() && !sessions.iter().any(|s| s.ring.has_pending())
+                heard.is_none() && !sessions.iter().any(|s| s.door.has_pending())
             });
-            pace.slept(self.sessions.iter().any(|s| s.ring.has_pending()));
+            pace.slept(self.sessions.iter().any(|s| s.door.has_pending()));
             if let Some(message) = heard {
                 self.hear(message)?;
             }
@@ -249,12 +288,12 @@ impl<'a> ShardThread<'a> {
                 self.turn = i;
                 return;
             }
-            let ring = &self.sessions[i].ring;
-            let mut bits = ring.take_pending(room.min(BATCH_PER_RING));
+            let door = &self.sessions[i].door;
+            let mut bits = door.take_pending(room.min(BATCH_PER_RING));
             while bits != 0 {
                 let slot = bits.trailing_zeros() as usize;
                 bits &= bits - 1;
-                self.answers.take(i, slot, ring);
+                self.answers.take(i, slot, door);
             }
         }
         if n > 0 {
@@ -342,6 +381,10 @@ impl<'a> ShardThread<'a> {
             Message::Known(id, reply) => {
                 let _ = reply.send(self.sessions.iter().any(|s| s.id == id));
             }
+            Message::Asked { ticket, message } => self.asked(ticket, message),
+            Message::Answered { stamp, reply } => self.answered(stamp, &reply),
+            Message::RemoveBacking { ticket, id, message } => self.remove_backing(ticket, &id, message),
+            Message::EndedElsewhere(node, session) => self.ended_elsewhere(node, session)?,
             Message::Stop => {
                 self.forget_mount();
                 self.stop = true;
@@ -351,17 +394,23 @@ impl<'a> ShardThread<'a> {
     }
 
     pub(super) fn count_clients(&self) {
-        self.statistics.clients.store(self.sessions.len() as u64, Ordering::Relaxed);
+        let here = self.sessions.len() - self.remote_sessions;
+        self.statistics.clients.store(here as u64, Ordering::Relaxed);
     }
 
     /// A process is gone: what it left half done is finished.
-    fn end_session(&mut self, id: u64) -> Result<()> {
+    pub(super) fn end_session(&mut self, id: u64) -> Result<()> {
         let Some(i) = self.sessions.iter().position(|s| s.id == id) else { return Ok(()) };
         if self.mount.as_ref().is_some_and(|mount| mount.session == id) {
             self.forget_mount();
         }
         let mut session = self.sessions.swap_remove(i);
+        self.remote_sessions -= usize::from(!session.is_here());
         self.count_clients();
+        if let (Some(network), false) = (&self.network, session.asked_nodes.is_empty()) {
+            let nodes = std::mem::take(&mut session.asked_nodes);
+            network.orders.give(Order::EndSession(id, nodes));
+        }
         self.recorder.forget_session(id);
         let (mut left, mut replaced) = (Vec::new(), Vec::new());
         self.sweep_numbers(session.slots.iter().filter_map(|slot| slot.reserved).collect::<Vec<_>>())?;
@@ -402,7 +451,7 @@ impl<'a> ShardThread<'a> {
         serde_json::json!({
             "used_bytes": space.total_bytes.saturating_sub(space.free_bytes),
             "free_bytes": space.free_bytes,
-            "clients": self.sessions.len(),
+            "clients": self.sessions.len() - self.remote_sessions,
             "ring": self.statistics.to_json(),
             "board": { "bytes": self.board.bytes(), "evicted": self.board.evicted() },
             "inodes": s.inodes,

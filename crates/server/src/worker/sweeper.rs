@@ -1,13 +1,14 @@
 //! The sweeper: unlinks backing files that nobody else will (their clients died, or a worker did), outside the shard
-//! thread, as unlinking a large file takes long.
+//! thread, as unlinking a large file takes long. Those on other nodes it gives to the network thread.
 
 use std::sync::mpsc::{self, Sender};
 use std::sync::Arc;
 
 use forebay_data::{Media, Target};
 use forebay_ring::Doorbell;
-use forebay_types::{Error, Ino, Layout, Result};
+use forebay_types::{Error, Ino, Layout, NodeId, Result};
 
+use super::network::{Order, Orders};
 use super::shard_thread::Message;
 use super::special;
 
@@ -16,8 +17,15 @@ use super::special;
 pub(super) enum Sweep {
     /// Backing files of inodes that are gone, or of numbers that none will have; their records go then.
     Orphans(Vec<(Ino, Layout)>),
-    /// Backing files of files that are there and have others now.
+    /// Backing files of files that are there and have others now. They are of this node: in a pool of several no file gets
+    /// others.
     Replaced(Vec<(Ino, Layout)>),
+}
+
+/// True when some of a layout's backing files are on other nodes.
+fn reaches_beyond(layout: &Layout, here: NodeId) -> bool {
+    let mut targets = layout.components().iter().flat_map(|c| &c.targets[..usize::from(c.target_count)]);
+    targets.any(|target| target >> 16 != u32::from(here.0))
 }
 
 /// Starts the sweeper; it ends when the sender is dropped.
@@ -25,6 +33,7 @@ pub(super) fn start(
     target: Arc<Target>,
     to_shard: Sender<Message>,
     doorbell: Arc<Doorbell>,
+    network: Option<(NodeId, Orders)>,
 ) -> Result<Sender<Sweep>> {
     let (sender, sweeps) = mpsc::channel::<Sweep>();
     std::thread::Builder::new()
@@ -49,7 +58,12 @@ pub(super) fn start(
                     let removed =
                         target.remove_all(ino, &layout).and_then(|()| special::remove(&target, ino));
                     match removed {
-                        Ok(()) => swept.push(ino),
+                        Ok(()) => match &network {
+                            Some((here, orders)) if reaches_beyond(&layout, *here) => {
+                                orders.give(Order::Remove(ino, layout));
+                            }
+                            _ => swept.push(ino),
+                        },
                         // The record stays: the next worker tries again.
                         Err(code) => tracing::warn!("cannot unlink the backing files of inode {ino}: {code}"),
                     }

@@ -1,0 +1,346 @@
+//! What lies on other nodes: directories whose entry and inode are on two, and backing files that cannot be opened here.
+//!
+//! Requests for other nodes go through this node's daemon like any (docs/decisions/0011); what is here is only what takes
+//! several of them. Data is asked for in pieces, several under way in slots of their own: the first slot is waited for, the
+//! others are taken if they are free, so that threads that do this at the same time never wait for each other's.
+
+use std::collections::VecDeque;
+
+use forebay_ring::{Claim, Ring};
+use forebay_types::limits::{BACKING_AHEAD, BACKING_BYTES_MAX, MESSAGE_BYTES_MAX, PATH_MAX};
+use forebay_types::{
+    BackingAttr, BackingId, BackingOp, Caller, Code, Entry, Ino, Layout, NodeId, Reply, Request,
+};
+
+use crate::attached::Attached;
+use crate::path::PathBuffer;
+use crate::pool::{caller, Pool};
+
+const SET_GID: u32 = 0o2000;
+
+/// Bytes of a data request beside the data, and some more.
+const FIELDS_BYTES: usize = 64;
+
+/// A backing file that was there when the file was opened went with the file's last name.
+fn gone_is_stale(code: Code) -> Code {
+    if code == Code::NotFound {
+        Code::Stale
+    } else {
+        code
+    }
+}
+
+/// A piece of a transfer that is under way.
+struct Piece<'r> {
+    claim: Claim<'r>,
+    at: usize,
+    len: usize,
+}
+
+impl Pool {
+    /// This node; of a pool of one node its only one.
+    #[inline]
+    pub fn node(&self) -> Result<NodeId, Code> {
+        Ok(self.attached()?.reply.node)
+    }
+
+    /// True when the pool has other nodes, whose programs this one knows nothing of.
+    pub fn spans_nodes(&self) -> bool {
+        self.attached().is_ok_and(|a| a.reply.nodes > 1)
+    }
+
+    /// True when an inode, and a directory's entries, are served by this node.
+    #[inline]
+    pub fn is_served_here(&self, ino: Ino) -> bool {
+        self.attached().is_ok_and(|a| a.reply.nodes <= 1 || ino.birth_node() == a.reply.node)
+    }
+
+    /// True when all backing files of a layout can be opened on this node.
+    #[inline]
+    pub fn is_here(&self, layout: &Layout) -> bool {
+        let Ok(attached) = self.attached() else { return true };
+        attached.reply.nodes <= 1 || {
+            let here = u32::from(attached.reply.node.0);
+            let used = |c: &forebay_types::Component| usize::from(c.target_count);
+            layout.components().iter().all(|c| c.targets[..used(c)].iter().all(|t| t >> 16 == here))
+        }
+    }
+
+    /// True for a file that is one backing file of this node, of which the kernel has a descriptor.
+    #[inline]
+    pub fn is_one_here(&self, layout: &Layout) -> bool {
+        layout.is_single() && self.is_here(layout)
+    }
+
+    /// True for a file of which no descriptor can be had but by the pool's mount: one that is not all on this node, and, in
+    /// a pool of several nodes, one of several backing files: it is not made one, as nobody here knows whether another node has
+    /// it open (`migrate`).
+    #[inline]
+    pub(crate) fn needs_mount(&self, entry: &Entry) -> bool {
+        entry.attr.is_file() && self.spans_nodes() && !self.is_one_here(&entry.layout)
+    }
+
+    /// The layout of a file that this process makes in a directory of another node: its data stays here.
+    pub(crate) fn layout_in(&self, parent: Ino, asked: Option<Layout>) -> Result<Option<Layout>, Code> {
+        match asked {
+            None if !self.is_served_here(parent) => Ok(Some(Layout::single(self.node()?, 0))),
+            asked => Ok(asked),
+        }
+    }
+
+    /// A backing file of a layout, if it is on another node.
+    pub(crate) fn backing_elsewhere(
+        &self,
+        entry: &Entry,
+        component: usize,
+        stripe: u16,
+    ) -> Option<BackingId> {
+        let reply = &self.attached().ok()?.reply;
+        if reply.nodes <= 1 || component >= entry.layout.components().len() {
+            return None;
+        }
+        let id = BackingId::of(entry.attr.ino, &entry.layout, component, stripe);
+        (id.node() != reply.node).then_some(id)
+    }
+
+    // --- directories on two nodes
+
+    /// Makes a directory in a parent of another node: here, then its entry there.
+    pub(crate) fn make_directory_elsewhere(
+        &self,
+        caller: Caller,
+        parent: Ino,
+        name: &[u8],
+        mode: u32,
+    ) -> Result<Entry, Code> {
+        let above = self.get_attr(parent)?.attr;
+        if !above.is_directory() {
+            return Err(Code::NotDirectory);
+        }
+        let inherits = above.mode & SET_GID != 0;
+        let caller = Caller { gid: if inherits { above.gid } else { caller.gid }, ..caller };
+        let mode = mode | if inherits { SET_GID } else { 0 };
+        let request = Request::AllocateDirectory { node: self.node()?, parent, mode };
+        let entry = self.ask_as(caller, &request, |reply| match reply {
+            Reply::Entry(entry) => Ok(entry),
+            _ => Err(Code::Malformed),
+        })?;
+        let ino = entry.attr.ino;
+        match self.ask_done(&Request::EnterDirectory { parent, name, ino }) {
+            Ok(()) => Ok(entry),
+            Err(code) => {
+                // Where no answer came, the entry may be there: then the directory must be too.
+                if code != Code::Io && code != Code::PoolGone {
+                    let _ = self.ask_done(&Request::FreeDirectory { ino });
+                }
+                Err(code)
+            }
+        }
+    }
+
+    /// Removes a directory whose entry is on another node than itself.
+    pub(crate) fn remove_directory_elsewhere(&self, parent: Ino, name: &[u8], ino: Ino) -> Result<(), Code> {
+        match self.ask_done(&Request::CondemnDirectory { ino }) {
+            // It is gone already, and its entry was left behind.
+            Ok(()) | Err(Code::NotFound) => {}
+            Err(code) => return Err(code),
+        }
+        match self.ask_done(&Request::LeaveDirectory { parent, name, ino }) {
+            Ok(()) => {
+                // Should it not be reached, some bytes of its shard are lost, and nothing else.
+                let _ = self.ask_done(&Request::FreeDirectory { ino });
+                Ok(())
+            }
+            Err(code) => {
+                // Somebody was faster, or it has another name by now: in use again only if there is one.
+                let mut reply = [0; 512];
+                if code == Code::NotFound && self.call(&Request::NameOf { parent, ino }, &mut reply).is_ok() {
+                    if let Ok(Reply::Bytes(_)) = Reply::decode(&reply) {
+                        let _ = self.ask_done(&Request::PardonDirectory { ino });
+                    }
+                }
+                Err(code)
+            }
+        }
+    }
+
+    fn ask_done(&self, request: &Request<'_>) -> Result<(), Code> {
+        self.ask_as(caller(), request, |reply| match reply {
+            Reply::Done => Ok(()),
+            _ => Err(Code::Malformed),
+        })
+    }
+
+    /// The path of a directory, node by node.
+    pub(crate) fn path_of_directory(&self, mut dir: Ino, path: &mut PathBuffer) -> Result<(), Code> {
+        let mut reply = [0; PATH_MAX + 32];
+        // Behind `dir`, from its end to its beginning.
+        let (mut behind, mut start) = ([0; PATH_MAX], PATH_MAX);
+        let mut put = |piece: &[u8]| -> Result<(), Code> {
+            let at = start.checked_sub(piece.len()).ok_or(Code::NameTooLong)?;
+            behind[at..start].copy_from_slice(piece);
+            start = at;
+            Ok(())
+        };
+        loop {
+            let n = self.call(&Request::PathOf { ino: dir }, &mut reply)?;
+            let (top, parent) = match Reply::decode(&reply[..n])? {
+                Reply::Bytes(whole) => {
+                    let whole = if whole == b"/" { b"" } else { whole };
+                    put(whole)?;
+                    break;
+                }
+                Reply::PartOfPath { top, parent, path } => {
+                    put(path)?;
+                    (top, parent)
+                }
+                _ => return Err(Code::Malformed),
+            };
+            let n = self.call(&Request::NameOf { parent, ino: top }, &mut reply)?;
+            match Reply::decode(&reply[..n])? {
+                Reply::Bytes(name) => put(name)?,
+                _ => return Err(Code::Malformed),
+            }
+            put(b"/")?;
+            dir = parent;
+        }
+        path.set(if start == PATH_MAX { b"/" } else { &behind[start..] })
+    }
+
+    // --- backing files of other nodes
+
+    /// Does something with a backing file of another node whose answer has no data.
+    pub(crate) fn ask_backing(&self, id: BackingId, op: BackingOp<'_>) -> Result<(), Code> {
+        self.ask_done(&Request::Backing(id, op)).map_err(gone_is_stale)
+    }
+
+    /// Attributes of a backing file of another node.
+    pub(crate) fn stat_backing(&self, id: BackingId) -> Result<BackingAttr, Code> {
+        self.ask_as(Caller { uid: 0, gid: 0 }, &Request::Backing(id, BackingOp::Stat), |reply| match reply {
+            Reply::Backing(attr) => Ok(attr),
+            _ => Err(Code::Malformed),
+        })
+    }
+
+    /// Makes sure that a backing file of another node is there, as long as its inode is.
+    pub(crate) fn ensure_backing(&self, id: BackingId) -> Result<(), Code> {
+        match self.stat_backing(id) {
+            Ok(_) => return Ok(()),
+            Err(Code::NotFound) => {}
+            Err(code) => return Err(code),
+        }
+        match self.ask_entry(&Request::GetAttr { ino: id.ino }) {
+            Ok(_) => self.ask_backing(id, BackingOp::Make),
+            Err(code) => Err(gone_is_stale(code)),
+        }
+    }
+
+    /// Reads from a backing file of another node; fewer bytes than asked for only at its end.
+    pub(crate) fn read_backing(&self, id: BackingId, buffer: &mut [u8], offset: u64) -> Result<usize, Code> {
+        let mut scratch = vec![0; MESSAGE_BYTES_MAX];
+        let mut done = 0;
+        let result = self.in_pieces(
+            buffer.len(),
+            |at, len, message| {
+                let op = BackingOp::Read { offset: offset + at as u64, bytes: len as u32 };
+                Request::Backing(id, op).encode(caller(), message)
+            },
+            &mut scratch,
+            |reply, at, len| match Reply::decode(reply)? {
+                // Behind a short piece nothing counts: it was the end.
+                Reply::Bytes(bytes) if bytes.len() <= len => {
+                    if at == done {
+                        buffer[at..at + bytes.len()].copy_from_slice(bytes);
+                        done += bytes.len();
+                    }
+                    Ok(bytes.len() == len)
+                }
+                _ => Err(Code::Malformed),
+            },
+        );
+        result.map(|()| done).map_err(gone_is_stale)
+    }
+
+    /// Writes to a backing file of another node, all of it.
+    pub(crate) fn write_backing(&self, id: BackingId, bytes: &[u8], offset: u64) -> Result<(), Code> {
+        let mut scratch = [0; 512];
+        self.in_pieces(
+            bytes.len(),
+            |at, len, message| {
+                let piece = &bytes[at..at + len];
+                let op = BackingOp::Write { offset: offset + at as u64, append: false, bytes: piece };
+                Request::Backing(id, op).encode(caller(), message)
+            },
+            &mut scratch,
+            |reply, _, _| match Reply::decode(reply)? {
+                Reply::Count(_) => Ok(true),
+                _ => Err(Code::Malformed),
+            },
+        )
+        .map_err(gone_is_stale)
+    }
+
+    /// Writes at the end of a backing file of another node, in pieces that each go in as a whole; where the first one went.
+    pub(crate) fn append_backing(&self, id: BackingId, bytes: &[u8]) -> Result<u64, Code> {
+        let mut message = vec![0; BACKING_BYTES_MAX + FIELDS_BYTES];
+        let mut first = None;
+        for piece in bytes.chunks(BACKING_BYTES_MAX) {
+            let op = BackingOp::Write { offset: 0, append: true, bytes: piece };
+            let n = Request::Backing(id, op).encode(caller(), &mut message)?;
+            let at = self
+                .exchange(&message[..n], &mut [0; 64], |reply| match Reply::decode(reply)? {
+                    Reply::Count(at) => Ok(at),
+                    _ => Err(Code::Malformed),
+                })?
+                .map_err(gone_is_stale)?;
+            first.get_or_insert(at);
+        }
+        Ok(first.unwrap_or(0))
+    }
+
+    /// Asks for `total` bytes in pieces. `encode` makes the request of a piece; `take` gets its reply, in order, and says
+    /// whether those behind it matter.
+    fn in_pieces(
+        &self,
+        total: usize,
+        encode: impl Fn(usize, usize, &mut [u8]) -> Result<usize, Code>,
+        scratch: &mut [u8],
+        mut take: impl FnMut(&[u8], usize, usize) -> Result<bool, Code>,
+    ) -> Result<(), Code> {
+        let attached: &'static Attached = self.attached()?;
+        let (ring, alive): (&'static Ring, _) = (&attached.ring, || self.is_alive(attached));
+        let mut message = vec![0; total.min(BACKING_BYTES_MAX) + FIELDS_BYTES];
+        let mut under_way: VecDeque<Piece<'_>> = VecDeque::with_capacity(BACKING_AHEAD);
+        let (mut next, mut result) = (0, Ok(true));
+        loop {
+            while next < total && under_way.len() < BACKING_AHEAD && result == Ok(true) {
+                let claim = if under_way.is_empty() {
+                    ring.claim(&alive).map_err(|failure| self.failed(attached, failure))?
+                } else {
+                    match ring.try_claim() {
+                        Some(claim) => claim,
+                        None => break,
+                    }
+                };
+                let len = (total - next).min(BACKING_BYTES_MAX);
+                match encode(next, len, &mut message) {
+                    Ok(n) => claim.post(&message[..n]),
+                    Err(code) => {
+                        result = Err(code);
+                        break;
+                    }
+                }
+                under_way.push_back(Piece { claim, at: next, len });
+                next += len;
+            }
+            // Every piece that was posted is waited for: its slot is the daemon's until then.
+            let Some(Piece { claim, at, len }) = under_way.pop_front() else { break };
+            let answered = claim.finish(scratch, &alive, |reply, _| take(reply, at, len));
+            let answered = answered.map_err(|failure| self.failed(attached, failure)).and_then(|taken| taken);
+            if result == Ok(true) {
+                result = answered;
+            }
+        }
+        result.map(|_| ())
+    }
+}

@@ -1,0 +1,362 @@
+//! The pool file: which nodes a pool has, where each of them is reached, and what it gives. TOML, the same on all nodes:
+//!
+//! ```toml
+//! name = "case"                    # optional, for people
+//! key = "/home/u/case.key"         # the pool's secret; optional: the pool file's name with .key behind
+//! mount = "/mnt/case"              # optional: where every node mounts the pool
+//!
+//! [network]
+//! provider = "tcp;ofi_rxm"         # optional: libfabric's name, or "auto"
+//!
+//! [[node]]
+//! name = "n1"                      # the host's name, or what `--node` says
+//! host = "10.0.0.1"                # where the others reach it
+//! port = 7850                      # optional
+//! target = [{ media = "dram", path = "/tmp/case", capacity = "8GiB" }]
+//! ```
+//! A node's number is its place in the file, from 1, or what `number` says; it is the number of its data for ever, so a
+//! node that leaves keeps its place. What is not known here is refused, so that no setting is misspelt and silently without effect.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use forebay_data::Medium;
+use forebay_types::limits::NODES_MAX;
+use forebay_types::{Code, Error, Result};
+use serde::{Deserialize, Serialize};
+
+/// The port of a node whose entry names none.
+pub const DEFAULT_PORT: u16 = 7850;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileText {
+    #[serde(default)]
+    name: String,
+    key: Option<PathBuf>,
+    mount: Option<PathBuf>,
+    #[serde(default)]
+    network: NetworkText,
+    #[serde(default)]
+    node: Vec<NodeText>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields)]
+struct NetworkText {
+    provider: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NodeText {
+    name: String,
+    number: Option<u16>,
+    host: Option<String>,
+    port: Option<u16>,
+    #[serde(default)]
+    target: Vec<TargetText>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TargetText {
+    media: Option<String>,
+    path: PathBuf,
+    capacity: Option<String>,
+}
+
+/// A target of a node.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TargetEntry {
+    /// The medium; by default memory.
+    pub media: Option<Medium>,
+    /// The directory: of a node's first target the pool's directory on it.
+    pub path: PathBuf,
+    /// Bytes; by default as `forebay up` chooses.
+    pub capacity_bytes: Option<u64>,
+}
+
+/// A node of a pool.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NodeEntry {
+    /// By which people call it.
+    pub name: String,
+    /// Its number.
+    pub number: u16,
+    /// Name or address at which the others reach it.
+    pub host: String,
+    /// And port.
+    pub port: u16,
+    /// What it gives.
+    pub target: TargetEntry,
+}
+
+/// A pool file that makes sense.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PoolFile {
+    /// Where it was read.
+    pub path: PathBuf,
+    /// The pool's name.
+    pub name: String,
+    /// The file of its secret.
+    pub key: PathBuf,
+    /// Where every node mounts it.
+    pub mount: Option<PathBuf>,
+    /// libfabric's provider; none: TCP.
+    pub provider: Option<String>,
+    /// Its nodes, in the order of their numbers.
+    pub nodes: Vec<NodeEntry>,
+}
+
+/// What a member's daemon knows of its pool.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Membership {
+    /// The pool's name.
+    pub pool: String,
+    /// This node's number.
+    pub node: u16,
+    /// The file of the secret.
+    pub key: PathBuf,
+    /// See [`PoolFile::provider`].
+    pub provider: Option<String>,
+    /// All nodes, this one too.
+    pub nodes: Vec<Member>,
+}
+
+/// A node, as the others see it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct Member {
+    /// By which people call it.
+    pub name: String,
+    /// Its number.
+    pub number: u16,
+    /// Where it is reached.
+    pub host: String,
+    /// And port.
+    pub port: u16,
+}
+
+impl PoolFile {
+    /// Reads and checks a pool file.
+    ///
+    /// # Errors
+    /// [`Code::Invalid`] for what makes no sense, saying where.
+    pub fn read(path: &Path) -> Result<PoolFile> {
+        let path = std::path::absolute(path)
+            .map_err(|e| Error::io(format!("cannot find {}", path.display()), &e))?;
+        let text = std::fs::read_to_string(&path)
+            .map_err(|e| Error::io(format!("cannot read the pool file {}", path.display()), &e))?;
+        PoolFile::parse(&path, &text)
+    }
+
+    fn parse(path: &Path, text: &str) -> Result<PoolFile> {
+        let wrong = |why: String| {
+            Error::new(Code::Invalid, format!("cannot use the pool file {}", path.display())).why(why)
+        };
+        let file: FileText = toml::from_str(text)
+            .map_err(|e| wrong(e.to_string()).cure("`man forebay-pool` shows what a pool file may hold"))?;
+        if file.node.is_empty() {
+            return Err(wrong("it names no node".into())
+                .cure("add one: [[node]] with name, host and target = [{ path = … }]"));
+        }
+        if file.node.len() > NODES_MAX {
+            return Err(wrong(format!("it names {} nodes, and {NODES_MAX} is the most", file.node.len())));
+        }
+        let mut nodes = Vec::with_capacity(file.node.len());
+        for (i, node) in file.node.into_iter().enumerate() {
+            nodes.push(checked(node, i as u16 + 1).map_err(wrong)?);
+        }
+        find_twins(&nodes).map_err(wrong)?;
+        nodes.sort_by_key(|n| n.number);
+        if let Some(relative) = file.mount.iter().find(|m| !m.is_absolute()) {
+            return Err(wrong(format!("mount {} is not an absolute path", relative.display())));
+        }
+        let beside = |key: PathBuf| path.parent().map_or(key.clone(), |dir| dir.join(&key));
+        let key = file.key.map_or_else(|| path.with_extension("key"), beside);
+        let provider = file.network.provider.filter(|p| p != "auto");
+        Ok(PoolFile { path: path.to_owned(), name: file.name, key, mount: file.mount, provider, nodes })
+    }
+
+    /// Makes the pool's secret unless it is there: the first node that is started does, where they share a file system; else
+    /// the file is to be copied to the others.
+    ///
+    /// # Errors
+    /// [`Code::AccessDenied`] when others than its owner may read it.
+    pub fn ensure_key(&self) -> Result<()> {
+        match forebay_fabric::secret_file::make(&self.key) {
+            Err(e) if e.code == Code::Exists => {}
+            made => return made.map(drop),
+        }
+        // Who makes it at this moment has not filled it yet.
+        let mut tries = 0;
+        loop {
+            match forebay_fabric::secret_file::read(&self.key) {
+                Err(e) if e.code == Code::Invalid && tries < 50 => {
+                    tries += 1;
+                    std::thread::sleep(std::time::Duration::from_millis(10));
+                }
+                read => return read.map(drop),
+            }
+        }
+    }
+
+    /// The node of this name, or with none the one that is this host.
+    ///
+    /// # Errors
+    /// [`Code::NotFound`], listing those that there are.
+    pub fn node(&self, name: Option<&str>) -> Result<&NodeEntry> {
+        let uname = rustix::system::uname();
+        let host = uname.nodename().to_string_lossy().into_owned();
+        let short = host.split('.').next().unwrap_or_default();
+        let found = match name {
+            Some(name) => self.nodes.iter().find(|n| n.name == name),
+            None if self.nodes.len() == 1 => self.nodes.first(),
+            None => self.nodes.iter().find(|n| n.name == host || n.name == short || n.host == host),
+        };
+        found.ok_or_else(|| {
+            let names: Vec<&str> = self.nodes.iter().map(|n| n.name.as_str()).take(16).collect();
+            let which = name.map_or(format!("this host, {host}"), |n| format!("node {n:?}"));
+            Error::new(Code::NotFound, format!("cannot find {which} in {}", self.path.display()))
+                .why(format!("it names {}", names.join(", ")))
+                .cure("say which one this is: --node NAME, or FOREBAY_NODE")
+        })
+    }
+
+    /// What the daemon of a node must know.
+    pub fn membership(&self, node: &NodeEntry) -> Membership {
+        let members = self.nodes.iter().map(|n| Member {
+            name: n.name.clone(),
+            number: n.number,
+            host: n.host.clone(),
+            port: n.port,
+        });
+        Membership {
+            pool: self.name.clone(),
+            node: node.number,
+            key: self.key.clone(),
+            provider: self.provider.clone(),
+            nodes: members.collect(),
+        }
+    }
+}
+
+fn checked(node: NodeText, place: u16) -> std::result::Result<NodeEntry, String> {
+    let at = format!("node {:?}", node.name);
+    if node.name.is_empty() || node.name.contains(['/', '\0']) {
+        return Err(format!("{at}: a name has at least one character, and no slash"));
+    }
+    let number = node.number.unwrap_or(place);
+    if !(1..=32_766).contains(&number) {
+        return Err(format!("{at}: its number {number} is not between 1 and 32766"));
+    }
+    let [target] = <[TargetText; 1]>::try_from(node.target).map_err(|targets| match targets.len() {
+        0 => format!("{at}: it gives no target; a node without one does not work yet: give it a small one"),
+        n => format!("{at}: it gives {n} targets; more than one does not work yet"),
+    })?;
+    if !target.path.is_absolute() {
+        return Err(format!("{at}: target {} is not an absolute path", target.path.display()));
+    }
+    let media = target.media.map(|m| m.parse::<Medium>()).transpose().map_err(|e| format!("{at}: {e}"))?;
+    let capacity = target.capacity.map(|c| forebay_data::parse_size(&c)).transpose();
+    let capacity_bytes = capacity.map_err(|e| format!("{at}: {e}"))?;
+    let host = node.host.unwrap_or_else(|| node.name.clone());
+    let port = node.port.unwrap_or(DEFAULT_PORT);
+    let target = TargetEntry { media, path: target.path, capacity_bytes };
+    Ok(NodeEntry { name: node.name, number, host, port, target })
+}
+
+/// Nothing may be two nodes'.
+fn find_twins(nodes: &[NodeEntry]) -> std::result::Result<(), String> {
+    let mut seen: BTreeMap<String, &str> = BTreeMap::new();
+    for node in nodes {
+        let path = std::path::absolute(&node.target.path).unwrap_or_else(|_| node.target.path.clone());
+        for (what, which) in [
+            ("name", node.name.clone()),
+            ("number", node.number.to_string()),
+            ("address", format!("{}:{}", node.host, node.port)),
+            ("target", format!("{} on {}", path.display(), node.host)),
+        ] {
+            if let Some(other) = seen.insert(format!("{what} {which}"), &node.name) {
+                return Err(format!(
+                    "{what} {which} is listed twice, by node {other:?} and node {:?}",
+                    node.name
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(text: &str) -> Result<PoolFile> {
+        PoolFile::parse(Path::new("/etc/p.toml"), text)
+    }
+
+    const TWO: &str = r#"
+        mount = "/mnt/p"
+        [[node]]
+        name = "a"
+        host = "10.0.0.1"
+        target = [{ media = "dram", path = "/tmp/p", capacity = "1GiB" }]
+        [[node]]
+        name = "b"
+        port = 9
+        target = [{ path = "/tmp/p" }]
+    "#;
+
+    #[test]
+    fn parse_of_a_whole_file_gives_numbers_and_defaults() {
+        let file = parse(TWO).unwrap();
+        assert_eq!(file.key, PathBuf::from("/etc/p.key"));
+        assert_eq!(file.provider, None);
+        let [a, b] = &file.nodes[..] else { panic!("{file:?}") };
+        assert_eq!((a.number, a.host.as_str(), a.port), (1, "10.0.0.1", DEFAULT_PORT));
+        assert_eq!((b.number, b.host.as_str(), b.port), (2, "b", 9));
+        assert_eq!(a.target.capacity_bytes, Some(1 << 30));
+        assert_eq!(file.node(Some("b")).unwrap().number, 2);
+        let error = file.node(Some("c")).unwrap_err();
+        assert!(error.to_string().contains("it names a, b"), "{error}");
+        let membership = file.membership(b);
+        assert_eq!((membership.node, membership.nodes.len()), (2, 2));
+    }
+
+    #[test]
+    fn parse_of_what_makes_no_sense_names_it() {
+        let node = |rest: &str| format!("[[node]]\nname = \"a\"\n{rest}\n");
+        let two = |rest: &str| format!("{}{}", node("target = [{ path = \"/x\" }]"), rest);
+        for (text, word) in [
+            ("".to_owned(), "names no node"),
+            ("colour = 1".to_owned(), "colour"),
+            (node("target = [{ path = \"/x\", capacity = \"4 parsecs\" }]"), "parsecs"),
+            (node("target = [{ path = \"/x\", media = \"tape\" }]"), "tape"),
+            (node("target = [{ path = \"/x\", speed = 3 }]"), "speed"),
+            (node("target = [{ path = \"x\" }]"), "absolute"),
+            (node(""), "no target"),
+            (node("target = [{ path = \"/x\" }, { path = \"/y\" }]"), "2 targets"),
+            (
+                two("[[node]]\nname = \"a\"\nhost = \"h\"\ntarget = [{ path = \"/y\" }]"),
+                "name a is listed twice",
+            ),
+            (
+                two("[[node]]\nname = \"b\"\nhost = \"a\"\nport = 7\ntarget = [{ path = \"/x\" }]"),
+                "target /x on a is listed twice",
+            ),
+            (
+                two("[[node]]\nname = \"b\"\nhost = \"a\"\ntarget = [{ path = \"/y\" }]"),
+                "address a:7850 is listed twice",
+            ),
+            (
+                two("[[node]]\nname = \"b\"\nnumber = 1\ntarget = [{ path = \"/y\" }]"),
+                "number 1 is listed twice",
+            ),
+            (two("[network]\nprovider = \"tcp\"\nfast = true"), "fast"),
+        ] {
+            let error = parse(&text).expect_err(&text).to_string();
+            assert!(error.contains(word), "{text}: {error}");
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! The shard thread's dealings with other nodes: what it sends on for its clients, and what theirs ask of it.
+
+use forebay_fabric::Ticket;
+use forebay_types::limits::RING_SLOTS;
+use forebay_types::{BackingId, Code, Layout, NodeId, Reply, Request, Result};
+use forebay_wire::Stamp;
+
+use super::network::{Network, Order};
+use super::remote::{Door, RemoteSlots};
+use super::session::{created, node_of_session, Session};
+use super::shard_thread::ShardThread;
+
+/// Processes of other nodes whose replies are kept: those of a pool with many nodes that all use one directory.
+const REMOTE_SESSIONS_MAX: usize = 65_536;
+
+/// An error, encoded.
+fn failure(code: Code) -> [u8; 4] {
+    let mut bytes = [0; 4];
+    // Four bytes are what an error takes.
+    let _ = Reply::encode(&Err(code), &mut bytes);
+    bytes
+}
+
+impl ShardThread<'_> {
+    /// The node that is to be asked, when it is not this one.
+    #[inline]
+    pub(super) fn elsewhere(&self, request: &Request<'_>) -> Option<NodeId> {
+        let here = self.network.as_ref()?.node;
+        request.node().filter(|node| *node != here)
+    }
+
+    /// True when all backing files of a layout are on this node, or there are no other nodes.
+    pub(super) fn is_here(&self, layout: &Layout) -> bool {
+        let Some(Network { node, .. }) = &self.network else { return true };
+        layout.components().iter().all(|component| {
+            component.targets[..usize::from(component.target_count)]
+                .iter()
+                .all(|target| target >> 16 == u32::from(node.0))
+        })
+    }
+
+    /// Sends a client's request on. True: its answer will come.
+    ///
+    /// # Errors
+    /// [`Code::Stale`] when a client of another node asked: this is not the node to ask.
+    pub(super) fn forward(
+        &mut self,
+        session: usize,
+        slot: usize,
+        seq: u64,
+        node: NodeId,
+        request: (usize, usize),
+        changes: bool,
+    ) -> std::result::Result<bool, Code> {
+        let session = &mut self.sessions[session];
+        let (Some(network), Door::Ring(_)) = (&self.network, &session.door) else {
+            return Err(Code::Stale);
+        };
+        if changes && !session.asked_nodes.contains(&node) {
+            session.asked_nodes.push(node);
+        }
+        session.slots[slot].forwarded = Some(seq);
+        let stamp = Stamp { session: session.id, slot: slot as u16, sequence: seq };
+        let message = self.answers.request(request).to_vec();
+        network.orders.give(Order::Forward { node, stamp, message });
+        Ok(true)
+    }
+
+    /// A request that was sent on has its answer.
+    pub(super) fn answered(&mut self, stamp: Stamp, reply: &[u8]) {
+        let Some(i) = self.sessions.iter().position(|s| s.id == stamp.session) else { return };
+        let slot = usize::from(stamp.slot);
+        if slot >= RING_SLOTS || self.sessions[i].slots[slot].forwarded != Some(stamp.sequence) {
+            return;
+        }
+        self.sessions[i].slots[slot].forwarded = None;
+        if let Some((ino, _)) = created(reply) {
+            // The client makes the backing file before it asks again: it is not to be removed before.
+            self.sessions[i].slots[slot].birth = Some(ino);
+            self.births.push(ino);
+        }
+        self.sessions[i].answer(slot, reply);
+    }
+
+    /// A process of another node asks.
+    pub(super) fn asked(&mut self, ticket: Ticket, message: Vec<u8>) {
+        let Some(network) = &self.network else { return };
+        let stamp = ticket.stamp;
+        let refuse = |code| {
+            network.orders.give(Order::Answer { ticket, reply: failure(code).to_vec() });
+        };
+        let slot = usize::from(stamp.slot);
+        if slot >= RING_SLOTS || node_of_session(stamp.session) != ticket.node {
+            tracing::warn!("node {} asks with the stamp of another: {stamp:?}", ticket.node);
+            return refuse(Code::Malformed);
+        }
+        let known = self.sessions.iter().position(|s| s.id == stamp.session);
+        let i = match known {
+            Some(i) => i,
+            None if self.remote_sessions >= REMOTE_SESSIONS_MAX => return refuse(Code::NoResources),
+            None => {
+                self.remote_sessions += 1;
+                self.sessions.push(Session::new(
+                    stamp.session,
+                    Door::Remote(RemoteSlots::new(network.orders.clone())),
+                ));
+                self.sessions.len() - 1
+            }
+        };
+        let session = &self.sessions[i];
+        let Door::Remote(slots) = &session.door else {
+            return refuse(Code::Malformed);
+        };
+        let (last, kept) = &session.slots[slot].last_change;
+        if !kept.is_empty() && *last == stamp.sequence {
+            // A retry: it was done, and its answer was lost.
+            let reply = kept.clone();
+            return network.orders.give(Order::Answer { ticket, reply });
+        }
+        if !kept.is_empty() && *last > stamp.sequence {
+            return refuse(Code::Stale);
+        }
+        slots.put(slot, ticket, message);
+    }
+
+    /// A process of another node is gone, as that node says.
+    pub(super) fn ended_elsewhere(&mut self, node: NodeId, session: u64) -> Result<()> {
+        if node_of_session(session) == node {
+            self.end_session(session)?;
+        }
+        Ok(())
+    }
+
+    /// Another node's inode is gone, and a backing file of it here is to go too.
+    pub(super) fn remove_backing(&mut self, ticket: Ticket, id: &BackingId, message: Vec<u8>) {
+        let Some(network) = &self.network else { return };
+        // Only of one backing file is the name known before its maker asks for it.
+        if id.number == 0 && self.births.contains(&id.ino) {
+            // Its maker has not said yet that it has made it: when it has, the sweeper removes it.
+            self.stillborn.push((id.ino, Layout::single(network.node, 0)));
+            let mut done = [0; 4];
+            let _ = Reply::encode(&Ok(Reply::Done), &mut done);
+            return network.orders.give(Order::Answer { ticket, reply: done.to_vec() });
+        }
+        network.orders.give(Order::Serve { ticket, message });
+    }
+}

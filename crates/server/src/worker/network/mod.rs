@@ -1,0 +1,104 @@
+//! The way to the pool's other nodes: one thread that has the endpoint and the calls, and a crew that serves the data of
+//! backing files to nodes that cannot open them.
+//!
+//! ```text
+//!  shard thread ──orders──► network thread ══ other nodes        (the only one that touches the endpoint)
+//!       ▲                     ▲    │
+//!       └──── messages ───────┼────┤ requests of the namespace, answers
+//!                    answers  │    ▼
+//!                            crew        reads and writes of backing files, several at a time
+//! ```
+//! Orders never wait and are never refused: what the calls have no room for waits here. What is under way when this
+//! process dies is asked again by who asked: clients' slots stay open, and their stamps with them (docs/decisions/0011).
+//! A pool without a pool file has none of this.
+
+mod crew;
+mod opening;
+mod removals;
+mod thread;
+
+use std::sync::mpsc::Sender;
+
+use forebay_fabric::{Ticket, Waker};
+use forebay_types::{Ino, Layout, NodeId};
+use forebay_wire::Stamp;
+use serde_json::Value;
+
+pub(super) use opening::start;
+
+/// What others ask of the network thread.
+#[derive(Debug)]
+pub(super) enum Order {
+    /// Ask a node for a client.
+    Forward {
+        /// Whom.
+        node: NodeId,
+        /// The client's session, slot and sequence.
+        stamp: Stamp,
+        /// The encoded request.
+        message: Vec<u8>,
+    },
+    /// Answer a node.
+    Answer {
+        /// What it asked.
+        ticket: Ticket,
+        /// The encoded reply.
+        reply: Vec<u8>,
+    },
+    /// Have the crew serve a request for a backing file.
+    Serve {
+        /// To answer by.
+        ticket: Ticket,
+        /// The encoded request.
+        message: Vec<u8>,
+    },
+    /// Have the backing files of an inode that is gone removed where they are, in time.
+    Remove(Ino, Layout),
+    /// A client is gone, which asked these nodes for changes.
+    EndSession(u64, Vec<NodeId>),
+    /// How are the others?
+    Survey(Sender<Value>),
+    /// Say goodbye and end.
+    Stop,
+}
+
+/// By which the network thread is told what to do.
+#[derive(Clone, Debug)]
+pub(super) struct Orders {
+    sender: Sender<Order>,
+    waker: Waker,
+}
+
+impl Orders {
+    /// Gives an order.
+    pub(super) fn give(&self, order: Order) {
+        // The thread outlives all who give orders, unless it panicked; then the worker ends.
+        let _ = self.sender.send(order);
+        self.waker.wake();
+    }
+}
+
+/// The network, as the shard thread sees it.
+#[derive(Debug)]
+pub(super) struct Network {
+    /// This node.
+    pub(super) node: NodeId,
+    /// How many nodes the pool has.
+    pub(super) nodes: usize,
+    /// To the thread.
+    pub(super) orders: Orders,
+    /// Ends with the worker.
+    pub(super) thread: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Network {
+    /// Ends the thread when what it was told before is done.
+    pub(super) fn stop(&mut self) {
+        self.orders.give(Order::Stop);
+        if let Some(thread) = self.thread.take() {
+            if thread.join().is_err() {
+                tracing::error!("the network thread had panicked");
+            }
+        }
+    }
+}

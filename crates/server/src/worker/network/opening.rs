@@ -1,0 +1,142 @@
+//! Opening the network: endpoint, calls, the addresses of the other nodes, the threads.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::sync::mpsc::{self, Sender};
+use std::sync::Arc;
+
+use forebay_data::Target;
+use forebay_fabric::libfabric::{LibfabricEndpoint, Settings};
+use forebay_fabric::{secret_file, Calls, CallsSettings, Endpoint, Identity};
+use forebay_ring::Doorbell;
+use forebay_types::{Code, Error, NodeId, Result};
+
+use super::thread::NetworkThread;
+use super::{crew, Network, Orders};
+use crate::pool_file::Membership;
+use crate::worker::shard_thread::Message;
+
+/// The provider of a pool that names none: every host has it.
+const DEFAULT_PROVIDER: &str = "tcp;ofi_rxm";
+
+/// The address of a host and port, as libfabric's providers over IP have it (`sockaddr_in`, `sockaddr_in6`).
+fn encode(address: SocketAddr) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(28);
+    match address {
+        SocketAddr::V4(v4) => {
+            bytes.extend((libc::AF_INET as u16).to_ne_bytes());
+            bytes.extend(v4.port().to_be_bytes());
+            bytes.extend(v4.ip().octets());
+            bytes.extend([0; 8]);
+        }
+        SocketAddr::V6(v6) => {
+            bytes.extend((libc::AF_INET6 as u16).to_ne_bytes());
+            bytes.extend(v6.port().to_be_bytes());
+            bytes.extend(v6.flowinfo().to_be_bytes());
+            bytes.extend(v6.ip().octets());
+            bytes.extend(v6.scope_id().to_ne_bytes());
+        }
+    }
+    bytes
+}
+
+/// The first address of a host, of the family of `like` if it has one.
+fn resolve(host: &str, port: u16, like: Option<SocketAddr>) -> Result<SocketAddr> {
+    let what = || format!("cannot find host {host}");
+    let found = (host, port).to_socket_addrs().map_err(|e| {
+        Error::new(Code::NotFound, what()).why(e).cure("correct its `host` in the pool file, or /etc/hosts")
+    })?;
+    let all: Vec<SocketAddr> = found.collect();
+    let alike = all.iter().find(|a| like.is_none_or(|l| l.is_ipv4() == a.is_ipv4()));
+    alike.or(all.first()).copied().ok_or_else(|| Error::new(Code::NotFound, what()).why("it has no address"))
+}
+
+/// Opens this node's endpoint and starts the threads.
+///
+/// # Errors
+/// A secret that cannot be used, a port that is taken, a provider that this node lacks, a host that has no address.
+pub(in crate::worker) fn start(
+    membership: &Membership,
+    capacity_bytes: u64,
+    target: Arc<Target>,
+    to_shard: Sender<Message>,
+    doorbell: Arc<Doorbell>,
+) -> Result<Network> {
+    let me = membership.nodes.iter().find(|m| m.number == membership.node).ok_or_else(|| {
+        Error::new(Code::Invalid, format!("node {} is not in its own pool file", membership.node))
+    })?;
+    let secret = secret_file::read(&membership.key)?;
+    let here = resolve(&me.host, me.port, None)?;
+    let settings = Settings {
+        provider: Some(membership.provider.clone().unwrap_or_else(|| DEFAULT_PROVIDER.to_owned())),
+        host: Some(here.ip().to_string()),
+        port: Some(here.port()),
+        peers_expected: membership.nodes.len(),
+        ..Settings::default()
+    };
+    let endpoint = LibfabricEndpoint::open(settings).map_err(|e| {
+        let what = format!("cannot listen at {here} for the other nodes: {}", e.what);
+        Error::new(e.code, what).why(e.why).cure(
+            "is the address one of this host's, and the port free? `host` and `port` in the pool file say which",
+        )
+    })?;
+    if endpoint.address().len() != encode(here).len() {
+        return Err(Error::new(
+            Code::NotSupported,
+            format!("cannot use provider {} between nodes yet", endpoint.provider()),
+        )
+        .why("its addresses are none of IP, and a pool file gives host and port")
+        .cure("name tcp;ofi_rxm or verbs;ofi_rxm in the pool file"));
+    }
+    tracing::info!(
+        "node {} of {} listens at {here} ({})",
+        me.number,
+        membership.nodes.len(),
+        endpoint.provider()
+    );
+    let identity = Identity { pool: secret.pool(), node: NodeId(me.number), capacity_bytes };
+    let mut calls = Calls::new(Box::new(endpoint), identity, secret, CallsSettings::default());
+    for member in membership.nodes.iter().filter(|m| m.number != me.number) {
+        // A host that cannot be found now keeps the others from nothing.
+        let added = resolve(&member.host, member.port, Some(here)).and_then(|at| {
+            calls
+                .add_node(NodeId(member.number), &encode(at))
+                .map_err(|code| Error::new(code, format!("cannot use address {at} of node {}", member.name)))
+        });
+        if let Err(e) = added {
+            tracing::error!("{e}");
+        }
+    }
+    let waker = calls.endpoint().waker().clone();
+    let (sender, orders) = mpsc::channel();
+    let to_me = Orders { sender, waker };
+    let jobs = crew::start(target, to_me.clone())?;
+    let members = membership.nodes.iter().map(|m| (NodeId(m.number), m.name.clone(), m.host.clone()));
+    let thread =
+        NetworkThread::new(calls, NodeId(me.number), members.collect(), orders, to_shard, doorbell, jobs);
+    let thread = std::thread::Builder::new()
+        .name("network".into())
+        .spawn(move || thread.run())
+        .map_err(|e| Error::io("cannot start a thread", &e))?;
+    let nodes = membership.nodes.len();
+    Ok(Network { node: NodeId(me.number), nodes, orders: to_me, thread: Some(thread) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn encode_gives_what_the_kernel_calls_a_socket_address() {
+        let v4 = encode("10.1.2.3:258".parse().unwrap());
+        assert_eq!(v4, [2, 0, 1, 2, 10, 1, 2, 3, 0, 0, 0, 0, 0, 0, 0, 0]);
+        let v6 = encode("[::1]:258".parse().unwrap());
+        assert_eq!(v6.len(), size_of::<libc::sockaddr_in6>());
+        assert_eq!((v6[0], v6[2], v6[3], v6[23]), (10, 1, 2, 1));
+    }
+
+    #[test]
+    fn resolve_of_an_unknown_host_names_it() {
+        let error = resolve("no-such-host.invalid", 1, None).unwrap_err().to_string();
+        assert!(error.contains("no-such-host.invalid") && error.contains("pool file"), "{error}");
+    }
+}

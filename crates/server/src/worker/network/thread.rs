@@ -1,0 +1,446 @@
+//! The network thread: takes orders, drives the calls, and hands what other nodes ask to who serves it.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::mpsc::{Receiver, Sender};
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_fabric::{Body, CallId, Calls, Failed, Happening, Ticket};
+use forebay_ring::Doorbell;
+use forebay_types::limits::NODE_TIMEOUT_MS;
+use forebay_types::{BackingId, BackingOp, Caller, Code, Ino, NodeId, PoolSpace, Reply, Request};
+use forebay_wire::{Message as Wire, Stamp};
+use serde_json::{json, Value};
+
+use super::crew::Job;
+use super::removals::Removals;
+use super::Order;
+use crate::worker::session::session_on;
+use crate::worker::shard_thread::Message;
+
+const NODE_TIMEOUT: Duration = Duration::from_millis(NODE_TIMEOUT_MS);
+/// How long `status` waits for the other nodes: longer than a link takes that is made on this occasion.
+const SURVEY_TIMEOUT: Duration = Duration::from_millis(1500);
+/// Backing files that were removed last: nobody makes them again.
+const REMOVED_KEPT: usize = 4096;
+/// The daemon asks for itself on behalf of nobody.
+const NOBODY: Caller = Caller { uid: 0, gid: 0 };
+
+/// What a call that is under way is for.
+#[derive(Debug)]
+enum Flight {
+    Forward(Stamp),
+    Removal(Ino),
+    EndSession,
+    Survey(NodeId),
+}
+
+/// An append, so that a retry is answered and not repeated.
+#[derive(Debug)]
+struct Append {
+    sequence: u64,
+    /// Once it is done.
+    reply: Option<Vec<u8>>,
+}
+
+/// A look at all nodes that `status` asked for.
+#[derive(Debug, Default)]
+struct Survey {
+    waiting: Vec<Sender<Value>>,
+    left: usize,
+    found: Vec<Value>,
+}
+
+/// The thread's state.
+pub(super) struct NetworkThread {
+    calls: Calls,
+    me: NodeId,
+    /// Number, name and host of every node.
+    members: Vec<(NodeId, String, String)>,
+    orders: Receiver<Order>,
+    /// What the calls have no room for.
+    backlog: VecDeque<Order>,
+    to_shard: Sender<Message>,
+    doorbell: Arc<Doorbell>,
+    jobs: Sender<Job>,
+    flights: HashMap<CallId, Flight>,
+    removals: Removals,
+    /// The last append of each session's slot.
+    appended: HashMap<(u64, u16), Append>,
+    removed: VecDeque<Ino>,
+    survey: Survey,
+    /// The session of what the daemon asks for itself.
+    session: u64,
+    sequence: u64,
+    rings: bool,
+}
+
+impl NetworkThread {
+    pub(super) fn new(
+        calls: Calls,
+        me: NodeId,
+        members: Vec<(NodeId, String, String)>,
+        orders: Receiver<Order>,
+        to_shard: Sender<Message>,
+        doorbell: Arc<Doorbell>,
+        jobs: Sender<Job>,
+    ) -> NetworkThread {
+        NetworkThread {
+            calls,
+            me,
+            members,
+            orders,
+            backlog: VecDeque::new(),
+            to_shard,
+            doorbell,
+            jobs,
+            flights: HashMap::new(),
+            removals: Removals::default(),
+            appended: HashMap::new(),
+            removed: VecDeque::new(),
+            survey: Survey::default(),
+            session: session_on(me, 0),
+            sequence: 0,
+            rings: false,
+        }
+    }
+
+    /// Works until it is told to stop.
+    pub(super) fn run(mut self) {
+        loop {
+            let mut busy = false;
+            for _ in 0..self.backlog.len() {
+                let Some(order) = self.backlog.pop_front() else { break };
+                busy |= self.obey(order);
+            }
+            while let Ok(order) = self.orders.try_recv() {
+                if matches!(order, Order::Stop) {
+                    return self.calls.leave("its daemon stops");
+                }
+                busy |= self.obey(order);
+            }
+            busy |= self.calls.progress() > 0;
+            while let Some(happening) = self.calls.next_happening() {
+                busy = true;
+                self.hear(happening);
+            }
+            let now = self.calls.now();
+            for (ino, layout) in self.removals.due(now) {
+                self.remove(ino, &layout);
+            }
+            if std::mem::take(&mut self.rings) {
+                self.doorbell.ring();
+            }
+            if !busy {
+                self.calls.wait(self.removals.patience(now).min(Duration::from_secs(1)));
+            }
+        }
+    }
+
+    fn tell(&mut self, message: Message) {
+        // The shard thread outlives this one.
+        let _ = self.to_shard.send(message);
+        self.rings = true;
+    }
+
+    /// Does what an order says, or keeps it for later: false then.
+    fn obey(&mut self, order: Order) -> bool {
+        match order {
+            Order::Forward { node, stamp, message } => {
+                return self.forward(node, stamp, message);
+            }
+            Order::Answer { ticket, reply } => self.answer(&ticket, &reply),
+            Order::Serve { ticket, message } => self.serve(ticket, message),
+            Order::Remove(ino, layout) => self.remove(ino, &layout),
+            Order::EndSession(session, nodes) => {
+                self.end_appends(session);
+                for node in nodes {
+                    // One that is down keeps some replies of a process that is gone until it forgets the node.
+                    let request = Request::EndSession { session };
+                    let _ = self.ask(node, &request, NODE_TIMEOUT, Flight::EndSession);
+                }
+            }
+            Order::Survey(reply) => self.look_around(reply),
+            Order::Stop => {}
+        }
+        true
+    }
+
+    /// Asks a node for the daemon itself: what is repeated without harm.
+    fn ask(
+        &mut self,
+        node: NodeId,
+        request: &Request<'_>,
+        within: Duration,
+        flight: Flight,
+    ) -> Result<(), Code> {
+        self.sequence += 1;
+        let stamp = Stamp { session: self.session, slot: 0, sequence: self.sequence };
+        let deadline = self.calls.now() + within;
+        let id = self.calls.call(node, stamp, &Wire::Ask(NOBODY, *request), deadline)?;
+        self.flights.insert(id, flight);
+        Ok(())
+    }
+
+    fn forward(&mut self, node: NodeId, stamp: Stamp, message: Vec<u8>) -> bool {
+        let deadline = self.calls.now() + NODE_TIMEOUT;
+        let asked = match Request::decode(&message) {
+            Ok((caller, request)) => self.calls.call(node, stamp, &Wire::Ask(caller, request), deadline),
+            Err(code) => Err(code),
+        };
+        match asked {
+            Ok(id) => {
+                self.flights.insert(id, Flight::Forward(stamp));
+                true
+            }
+            Err(Code::Busy) => {
+                self.backlog.push_back(Order::Forward { node, stamp, message });
+                false
+            }
+            Err(code) => {
+                tracing::warn!("cannot ask node {node}: {code}");
+                let code = if code == Code::Invalid { Code::Io } else { code };
+                self.answered(stamp, Err(code));
+                true
+            }
+        }
+    }
+
+    /// A client's request has its answer.
+    fn answered(&mut self, stamp: Stamp, reply: Result<Vec<u8>, Code>) {
+        let reply = reply.unwrap_or_else(|code| {
+            let mut bytes = [0; 8];
+            let n = Reply::encode(&Err(code), &mut bytes).unwrap_or(0);
+            bytes[..n].to_vec()
+        });
+        self.tell(Message::Answered { stamp, reply });
+    }
+
+    /// Answers a node.
+    fn answer(&mut self, ticket: &Ticket, reply: &[u8]) {
+        let stamp = ticket.stamp;
+        if let Some(append) = self.appended.get_mut(&(stamp.session, stamp.slot)) {
+            if append.sequence == stamp.sequence {
+                append.reply = Some(reply.to_vec());
+            }
+        }
+        let result = Reply::decode(reply);
+        if let Err(code) = self.calls.answer(ticket, &Wire::Answer(result)) {
+            tracing::error!("cannot answer node {}: {code}", ticket.node);
+            self.refuse(ticket, code, "the reply cannot be sent");
+        }
+    }
+
+    fn refuse(&mut self, ticket: &Ticket, code: Code, why: &str) {
+        // An asker that is gone is not told.
+        let _ = self.calls.answer(ticket, &Wire::Failure { code, detail: why.as_bytes() });
+    }
+
+    /// Something happened.
+    fn hear(&mut self, happening: Happening) {
+        match happening {
+            Happening::Up { node, clock_ahead_us, .. } => {
+                tracing::info!("node {node} is reached; its clock is {} ms ahead", clock_ahead_us / 1000);
+                self.removals.hurry(node);
+            }
+            // The calls have told of it.
+            Happening::Down { .. } => {}
+            Happening::Joined { node, .. } => tracing::info!("node {node} has joined"),
+            Happening::Left { node, why, .. } => tracing::info!("node {node} has left: {why}"),
+            Happening::Asked { ticket, body } => self.asked(ticket, &body),
+            Happening::Answered { call, node, outcome } => self.call_ended(call, node, outcome),
+            Happening::Moved { .. } => {}
+        }
+    }
+
+    /// A node asks.
+    fn asked(&mut self, ticket: Ticket, body: &Body) {
+        let Wire::Ask(_, request) = body.message() else {
+            return self.refuse(&ticket, Code::NotSupported, "this version does not serve that");
+        };
+        let message = body.bytes().to_vec();
+        match request {
+            Request::Backing(id, op) => self.asked_backing(ticket, &id, &op, message),
+            Request::EndSession { session } => {
+                self.end_appends(session);
+                self.tell(Message::EndedElsewhere(ticket.node, session));
+                self.answer(&ticket, &DONE);
+            }
+            _ => self.tell(Message::Asked { ticket, message }),
+        }
+    }
+
+    fn asked_backing(&mut self, ticket: Ticket, id: &BackingId, op: &BackingOp<'_>, message: Vec<u8>) {
+        let key = (ticket.stamp.session, ticket.stamp.slot);
+        match op {
+            BackingOp::Make if self.removed.contains(&id.ino) => {
+                return self.answer(&ticket, &NOT_FOUND);
+            }
+            BackingOp::Remove => {
+                self.removed.push_back(id.ino);
+                if self.removed.len() > REMOVED_KEPT {
+                    self.removed.pop_front();
+                }
+                // A client may be about to make it: the shard thread knows.
+                return self.tell(Message::RemoveBacking { ticket, id: *id, message });
+            }
+            BackingOp::Write { append: true, .. } => {
+                let sequence = ticket.stamp.sequence;
+                match self.appended.get(&key).filter(|append| append.sequence == sequence) {
+                    Some(Append { reply: Some(reply), .. }) => {
+                        let reply = reply.clone();
+                        return self.answer(&ticket, &reply);
+                    }
+                    // It is being written by another's ticket, whose asker has started anew: whether it will be is not known.
+                    Some(Append { reply: None, .. }) => {
+                        return self.refuse(&ticket, Code::Busy, "it is being written")
+                    }
+                    None => {
+                        self.appended.insert(key, Append { sequence, reply: None });
+                    }
+                }
+            }
+            _ => {}
+        }
+        self.serve(ticket, message);
+    }
+
+    fn serve(&mut self, ticket: Ticket, message: Vec<u8>) {
+        if self.jobs.send(Job { ticket, message }).is_err() {
+            self.refuse(&ticket, Code::Io, "the threads that serve data have ended");
+        }
+    }
+
+    fn end_appends(&mut self, session: u64) {
+        self.appended.retain(|(of, _), _| *of != session);
+    }
+
+    fn call_ended(&mut self, call: CallId, node: NodeId, outcome: Result<Body, Failed>) {
+        let Some(flight) = self.flights.remove(&call) else { return };
+        if let Err(failed) = &outcome {
+            tracing::debug!("a request to node {node} failed: {}", failed.why);
+        }
+        let reply = outcome.map_err(|failed| failed.code).and_then(|body| match body.message() {
+            Wire::Answer(_) => Ok(body.bytes().to_vec()),
+            _ => Err(Code::Malformed),
+        });
+        match flight {
+            Flight::Forward(stamp) => {
+                // What the other side says of the network is an I/O error to a program.
+                let reply = reply.map_err(|code| match code {
+                    Code::Busy | Code::TimedOut | Code::Malformed | Code::NotPermitted => Code::Io,
+                    code => code,
+                });
+                self.answered(stamp, reply);
+            }
+            Flight::Removal(ino) => {
+                let done = reply.is_ok_and(|reply| Reply::decode(&reply).is_ok());
+                if let Some(ino) = self.removals.ended(ino, done, self.calls.now()) {
+                    self.tell(Message::Swept(vec![ino]));
+                }
+            }
+            Flight::EndSession => {}
+            Flight::Survey(node) => self.surveyed(node, reply),
+        }
+    }
+
+    /// Has the stripes of an inode removed that lie on other nodes.
+    fn remove(&mut self, ino: Ino, layout: &forebay_types::Layout) {
+        let elsewhere: Vec<BackingId> = layout
+            .stripes()
+            .map(|(component, stripe)| BackingId::of(ino, layout, component, stripe))
+            .filter(|id| id.node() != self.me)
+            .collect();
+        self.removals.begin(ino, layout, elsewhere.len());
+        if elsewhere.is_empty() {
+            self.tell(Message::Swept(vec![ino]));
+        }
+        for id in elsewhere {
+            let request = Request::Backing(id, BackingOp::Remove);
+            if self.ask(id.node(), &request, NODE_TIMEOUT, Flight::Removal(ino)).is_err() {
+                self.removals.ended(ino, false, self.calls.now());
+            }
+        }
+    }
+
+    // --- status
+
+    fn look_around(&mut self, reply: Sender<Value>) {
+        self.survey.waiting.push(reply);
+        if self.survey.waiting.len() > 1 {
+            return; // one is under way
+        }
+        self.survey.left = self.members.len();
+        for i in 0..self.members.len() {
+            let node = self.members[i].0;
+            if node == self.me {
+                self.survey.left -= 1;
+            } else if let Err(code) = self.ask(node, &Request::Space, SURVEY_TIMEOUT, Flight::Survey(node)) {
+                self.surveyed(node, Err(code));
+            }
+        }
+        self.end_survey();
+    }
+
+    fn surveyed(&mut self, node: NodeId, reply: Result<Vec<u8>, Code>) {
+        self.survey.left = self.survey.left.saturating_sub(1);
+        let (name, host) = self
+            .members
+            .iter()
+            .find(|(number, ..)| *number == node)
+            .map_or(("", ""), |(_, name, host)| (name.as_str(), host.as_str()));
+        let space = reply.and_then(|reply| match Reply::decode(&reply)? {
+            Reply::Space(space) => Ok(space),
+            _ => Err(Code::Malformed),
+        });
+        let mut told = json!({ "node": node.0, "name": name, "host": host, "state": "up" });
+        match space {
+            Ok(PoolSpace { total_bytes, free_bytes, inodes, .. }) => {
+                told["total_bytes"] = total_bytes.into();
+                told["free_bytes"] = free_bytes.into();
+                told["inodes"] = inodes.into();
+            }
+            Err(_) => told["state"] = "unreachable".into(),
+        }
+        self.survey.found.push(told);
+        self.end_survey();
+    }
+
+    fn end_survey(&mut self) {
+        if self.survey.left > 0 || self.survey.waiting.is_empty() {
+            return;
+        }
+        let mut survey = std::mem::take(&mut self.survey);
+        survey.found.sort_by_key(|node| node["node"].as_u64());
+        let s = self.calls.statistics();
+        let told = json!({
+            "nodes": survey.found,
+            "network": {
+                "frames_in": s.frames_in, "forged": s.forged, "replayed": s.replayed, "unusable": s.unusable,
+                "repeated": s.repeated, "resent": s.resent, "links_made": s.links_made,
+            },
+        });
+        for waiting in survey.waiting {
+            let _ = waiting.send(told.clone());
+        }
+    }
+}
+
+/// `Reply::Done`, encoded.
+const DONE: [u8; 4] = [0, 0, 1, 0];
+/// `Err(Code::NotFound)`, encoded.
+const NOT_FOUND: [u8; 4] = [Code::NotFound as u8, 0, 0, 0];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn constant_replies_are_what_the_encoder_writes() {
+        let mut bytes = [0; 8];
+        let n = Reply::encode(&Ok(Reply::Done), &mut bytes).unwrap();
+        assert_eq!(bytes[..n], DONE);
+        let n = Reply::encode(&Err(Code::NotFound), &mut bytes).unwrap();
+        assert_eq!(bytes[..n], NOT_FOUND);
+    }
+}

@@ -1,0 +1,269 @@
+//! Operations on one backing file, for those who cannot open it: it lies on another node's target.
+
+use crate::attr::Timestamp;
+use crate::bytes::{Reader, Writer};
+use crate::error::Code;
+use crate::id::{Ino, NodeId};
+use crate::layout::Layout;
+use crate::limits::{BACKING_BYTES_MAX, COMPONENTS_MAX, FILE_BYTES_MAX, STRIPES_MAX};
+use crate::request::{put_time, time, TimeSet};
+
+/// A backing file, by the target that holds it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct BackingId {
+    /// The target, as layouts name it: node in the upper 16 bits, the node's target index in the lower.
+    pub target: u32,
+    /// The file.
+    pub ino: Ino,
+    /// The number in its name: [`Layout::file_number`] of its component.
+    pub number: u8,
+    /// Stripe of the component.
+    pub stripe: u16,
+}
+
+/// What to do with a backing file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum BackingOp<'a> {
+    /// Size, space and times. → `Backing`
+    Stat,
+    /// Makes it, empty, unless it is there. [`Code::NotFound`] when it was removed before. → `Done`
+    Make,
+    /// Unlinks it; one that is absent is fine. → `Done`
+    Remove,
+    /// Reads: fewer bytes than asked for only at its end. → `Bytes`
+    Read {
+        /// Where.
+        offset: u64,
+        /// How much, at most [`BACKING_BYTES_MAX`].
+        bytes: u32,
+    },
+    /// Writes all or fails. → `Count`: where the first byte went
+    Write {
+        /// Where; with `append` not looked at.
+        offset: u64,
+        /// At the end, wherever that is when it is written: no other write comes between.
+        append: bool,
+        /// What, at most [`BACKING_BYTES_MAX`].
+        bytes: &'a [u8],
+    },
+    /// Cuts it, or lengthens it by a hole. → `Done`
+    Truncate {
+        /// Its new size.
+        bytes: u64,
+    },
+    /// `fallocate`. → `Done`
+    Allocate {
+        /// As the system call has it.
+        mode: u32,
+        /// Where.
+        offset: u64,
+        /// How much.
+        bytes: u64,
+    },
+    /// Sets its times. → `Done`
+    SetTimes {
+        /// Access.
+        atime: TimeSet,
+        /// Modification.
+        mtime: TimeSet,
+    },
+    /// `fsync`. → `Done`
+    Sync,
+}
+
+/// Attributes of a backing file.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct BackingAttr {
+    /// Bytes up to its end.
+    pub bytes: u64,
+    /// Bytes of the medium that it takes.
+    pub allocated_bytes: u64,
+    /// Last access.
+    pub atime: Timestamp,
+    /// Last change of content.
+    pub mtime: Timestamp,
+    /// Last change of anything.
+    pub ctime: Timestamp,
+}
+
+impl BackingId {
+    /// A backing file of a layout.
+    pub fn of(ino: Ino, layout: &Layout, component: usize, stripe: u16) -> BackingId {
+        let target = layout.components()[component].target(stripe);
+        BackingId { target, ino, number: layout.file_number(component) as u8, stripe }
+    }
+
+    /// The node that has it.
+    pub fn node(&self) -> NodeId {
+        NodeId((self.target >> 16) as u16)
+    }
+}
+
+impl<'a> BackingOp<'a> {
+    pub(crate) fn encode(&self, id: &BackingId, w: &mut Writer<'_>) -> Result<(), Code> {
+        w.u32(id.target)?;
+        w.u64(id.ino.0)?;
+        w.u8(id.number)?;
+        w.u16(id.stripe)?;
+        match *self {
+            BackingOp::Stat => w.u8(1),
+            BackingOp::Make => w.u8(2),
+            BackingOp::Remove => w.u8(3),
+            BackingOp::Read { offset, bytes } => {
+                w.u8(4)?;
+                w.u64(offset)?;
+                w.u32(bytes)
+            }
+            BackingOp::Write { offset, append, bytes } => {
+                w.u8(if append { 6 } else { 5 })?;
+                w.u64(offset)?;
+                w.long_bytes(bytes)
+            }
+            BackingOp::Truncate { bytes } => {
+                w.u8(7)?;
+                w.u64(bytes)
+            }
+            BackingOp::Allocate { mode, offset, bytes } => {
+                w.u8(8)?;
+                w.u32(mode)?;
+                w.u64(offset)?;
+                w.u64(bytes)
+            }
+            BackingOp::SetTimes { atime, mtime } => {
+                w.u8(9)?;
+                put_time(w, atime)?;
+                put_time(w, mtime)
+            }
+            BackingOp::Sync => w.u8(10),
+        }
+    }
+
+    /// Decodes and checks: offsets and lengths are within a file's bounds behind this point.
+    pub(crate) fn decode(r: &mut Reader<'a>) -> Result<(BackingId, BackingOp<'a>), Code> {
+        let id = BackingId { target: r.u32()?, ino: Ino(r.u64()?), number: r.u8()?, stripe: r.u16()? };
+        if usize::from(id.number) > COMPONENTS_MAX || id.stripe >= STRIPES_MAX {
+            return Err(Code::Malformed);
+        }
+        let within = |offset: u64, bytes: u64| match offset.checked_add(bytes) {
+            Some(end) if end <= FILE_BYTES_MAX => Ok(()),
+            _ => Err(Code::FileTooLarge),
+        };
+        let op = match r.u8()? {
+            1 => BackingOp::Stat,
+            2 => BackingOp::Make,
+            3 => BackingOp::Remove,
+            4 => {
+                let (offset, bytes) = (r.u64()?, r.u32()?);
+                within(offset, u64::from(bytes))?;
+                if bytes as usize > BACKING_BYTES_MAX {
+                    return Err(Code::TooBig);
+                }
+                BackingOp::Read { offset, bytes }
+            }
+            tag @ (5 | 6) => {
+                let (offset, bytes) = (r.u64()?, r.long_bytes()?);
+                within(offset, bytes.len() as u64)?;
+                if bytes.len() > BACKING_BYTES_MAX {
+                    return Err(Code::TooBig);
+                }
+                BackingOp::Write { offset, append: tag == 6, bytes }
+            }
+            7 => {
+                let bytes = r.u64()?;
+                within(bytes, 0)?;
+                BackingOp::Truncate { bytes }
+            }
+            8 => {
+                let (mode, offset, bytes) = (r.u32()?, r.u64()?, r.u64()?);
+                within(offset, bytes)?;
+                BackingOp::Allocate { mode, offset, bytes }
+            }
+            9 => BackingOp::SetTimes { atime: time(r)?, mtime: time(r)? },
+            10 => BackingOp::Sync,
+            _ => return Err(Code::Malformed),
+        };
+        Ok((id, op))
+    }
+}
+
+impl BackingAttr {
+    pub(crate) fn encode(&self, w: &mut Writer<'_>) -> Result<(), Code> {
+        w.u64(self.bytes)?;
+        w.u64(self.allocated_bytes)?;
+        for t in [self.atime, self.mtime, self.ctime] {
+            w.u64(t.sec as u64)?;
+            w.u32(t.nsec)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<BackingAttr, Code> {
+        let (bytes, allocated_bytes) = (r.u64()?, r.u64()?);
+        let mut times = [Timestamp::default(); 3];
+        for t in &mut times {
+            *t = Timestamp { sec: r.u64()? as i64, nsec: r.u32()? };
+            if t.nsec >= 1_000_000_000 {
+                return Err(Code::Malformed);
+            }
+        }
+        let [atime, mtime, ctime] = times;
+        Ok(BackingAttr { bytes, allocated_bytes, atime, mtime, ctime })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn round_trip(op: BackingOp<'_>) -> Result<(), Code> {
+        let id = BackingId { target: 3 << 16 | 1, ino: Ino(77), number: COMPONENTS_MAX as u8, stripe: 255 };
+        let mut buffer = vec![0; BACKING_BYTES_MAX + 64];
+        let mut w = Writer::new(&mut buffer);
+        op.encode(&id, &mut w).unwrap();
+        let n = w.len();
+        let decoded = BackingOp::decode(&mut Reader::new(&buffer[..n]))?;
+        assert_eq!(decoded, (id, op));
+        for short in 0..n.min(200) {
+            assert!(BackingOp::decode(&mut Reader::new(&buffer[..short])).is_err(), "{op:?} cut to {short}");
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn every_operation_round_trips() {
+        let at = TimeSet::At(Timestamp { sec: -1, nsec: 5 });
+        for op in [
+            BackingOp::Stat,
+            BackingOp::Make,
+            BackingOp::Remove,
+            BackingOp::Read { offset: 1 << 40, bytes: BACKING_BYTES_MAX as u32 },
+            BackingOp::Write { offset: 5, append: false, bytes: &[1; BACKING_BYTES_MAX] },
+            BackingOp::Write { offset: 0, append: true, bytes: b"" },
+            BackingOp::Truncate { bytes: FILE_BYTES_MAX },
+            BackingOp::Allocate { mode: 3, offset: 4096, bytes: 1 },
+            BackingOp::SetTimes { atime: TimeSet::Now, mtime: at },
+            BackingOp::Sync,
+        ] {
+            round_trip(op).unwrap();
+        }
+        let single = BackingId::of(Ino(1), &Layout::single(NodeId(3), 1), 0, 0);
+        assert_eq!(single, BackingId { target: 3 << 16 | 1, ino: Ino(1), number: 0, stripe: 0 });
+        assert_eq!(single.node(), NodeId(3));
+        let several = Layout::overstriped(NodeId(3), 1, 2, 4096).unwrap();
+        assert_eq!(BackingId::of(Ino(1), &several, 0, 1), BackingId { number: 1, stripe: 1, ..single });
+    }
+
+    #[test]
+    fn decode_beyond_a_file_s_bounds_is_refused() {
+        let end = FILE_BYTES_MAX;
+        for op in [
+            BackingOp::Read { offset: end, bytes: 1 },
+            BackingOp::Write { offset: u64::MAX, append: false, bytes: b"x" },
+            BackingOp::Truncate { bytes: end + 1 },
+            BackingOp::Allocate { mode: 0, offset: u64::MAX, bytes: u64::MAX },
+        ] {
+            assert_eq!(round_trip(op), Err(Code::FileTooLarge), "{op:?}");
+        }
+        assert_eq!(round_trip(BackingOp::Read { offset: 0, bytes: u32::MAX }), Err(Code::TooBig));
+    }
+}

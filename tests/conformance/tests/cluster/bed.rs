@@ -1,0 +1,142 @@
+//! Where the nodes of a test's cluster are: a network namespace each, joined by a bridge in one more, so that a link can be cut
+//! without either end's kernel knowing; or, where this user may not have that, addresses of the loopback network.
+//!
+//! The namespaces live by a sleeping process each, which this kills when it is dropped; with it goes all that was in them.
+
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Longest life of what a killed test leaves.
+const SLEEP_S: &str = "900";
+
+enum Kind {
+    /// The bridge's namespace, and each node's.
+    Namespaces {
+        bridge: Child,
+        nodes: Vec<Child>,
+    },
+    Loopback,
+}
+
+/// The network of a cluster.
+pub(crate) struct Bed {
+    kind: Kind,
+}
+
+/// A process with a network of its own.
+fn namespace() -> Result<Child, String> {
+    let child = Command::new("unshare")
+        .args(["--net", "sleep", SLEEP_S])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .map_err(|e| e.to_string())?;
+    let ours = std::fs::read_link("/proc/self/ns/net").map_err(|e| e.to_string())?;
+    let end = Instant::now() + Duration::from_secs(5);
+    loop {
+        let theirs = std::fs::read_link(format!("/proc/{}/ns/net", child.id()));
+        if theirs.as_ref().is_ok_and(|theirs| *theirs != ours) {
+            return Ok(child);
+        }
+        if theirs.is_err() || Instant::now() > end {
+            end_of(child);
+            return Err("unshare --net gives no network of its own".to_owned());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+fn end_of(mut child: Child) {
+    let _ = child.kill();
+    let _ = child.wait();
+}
+
+fn inside(process: &Child) -> Command {
+    let mut command = Command::new("nsenter");
+    command.args(["--net", "--target", &process.id().to_string()]);
+    command
+}
+
+fn ip(process: &Child, line: &str) -> Result<(), String> {
+    let output = inside(process).arg("ip").args(line.split(' ')).output().map_err(|e| e.to_string())?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(format!("ip {line}: {}", String::from_utf8_lossy(&output.stderr))),
+    }
+}
+
+fn joined(count: usize) -> Result<Kind, String> {
+    let bridge = namespace()?;
+    let mut nodes = Vec::new();
+    let made = (1..=count).try_for_each(|i| {
+        nodes.push(namespace()?);
+        let node = &nodes[i - 1];
+        if i == 1 {
+            ip(&bridge, "link add joint type bridge")?;
+            ip(&bridge, "link set joint up")?;
+        }
+        ip(&bridge, &format!("link add port{i} type veth peer name eth0 netns {}", node.id()))?;
+        ip(&bridge, &format!("link set port{i} master joint"))?;
+        ip(&bridge, &format!("link set port{i} up"))?;
+        ip(node, &format!("addr add 10.78.0.{i}/24 dev eth0"))?;
+        ip(node, "link set eth0 up")?;
+        ip(node, "link set lo up")
+    });
+    if let Err(why) = made {
+        nodes.into_iter().for_each(end_of);
+        end_of(bridge);
+        return Err(why);
+    }
+    Ok(Kind::Namespaces { bridge, nodes })
+}
+
+impl Bed {
+    /// A network of so many nodes, counted from 1.
+    pub(crate) fn new(count: usize) -> Bed {
+        let kind = joined(count).unwrap_or_else(|why| {
+            println!("no network namespaces here, so nodes are on 127.0.0.0/8: {why}");
+            Kind::Loopback
+        });
+        Bed { kind }
+    }
+
+    /// Where the others reach a node.
+    pub(crate) fn address(&self, node: usize) -> String {
+        match self.kind {
+            Kind::Namespaces { .. } => format!("10.78.0.{node}"),
+            // Tests that run at the same time are kept apart by their process numbers.
+            Kind::Loopback => {
+                format!("127.{}.{}.{node}", std::process::id() / 251 % 251, std::process::id() % 251)
+            }
+        }
+    }
+
+    /// A command on a node.
+    pub(crate) fn command(&self, node: usize, program: &std::path::Path) -> Command {
+        match &self.kind {
+            Kind::Namespaces { nodes, .. } => {
+                let mut command = inside(&nodes[node - 1]);
+                command.arg(program);
+                command
+            }
+            Kind::Loopback => Command::new(program),
+        }
+    }
+
+    /// Cuts a node's link, or joins it again. False where that cannot be done.
+    pub(crate) fn set_link(&self, node: usize, up: bool) -> bool {
+        let Kind::Namespaces { bridge, .. } = &self.kind else { return false };
+        ip(bridge, &format!("link set port{node} {}", if up { "up" } else { "down" }))
+            .expect("the port is there");
+        true
+    }
+}
+
+impl Drop for Bed {
+    fn drop(&mut self) {
+        if let Kind::Namespaces { bridge, nodes } = std::mem::replace(&mut self.kind, Kind::Loopback) {
+            nodes.into_iter().for_each(end_of);
+            end_of(bridge);
+        }
+    }
+}

@@ -1,0 +1,308 @@
+//! Pools of several nodes, with a daemon each: what programs on one see of the others, and what is left when one is killed,
+//! stopped, cut off or started with the wrong key. Networks of their own need root; without, nodes are on 127.0.0.0/8 and
+//! links are not cut.
+//!
+//! No time is asserted but one: that nothing hangs.
+
+mod bed;
+mod nodes;
+
+use std::path::Path;
+
+use nodes::{plain, said, until, Cluster};
+
+/// A function of the shell that runs a command and prints `EIO`, `ok` or what else came of it.
+const ERRNO: &str = r#"errno() { out=$("$@" 2>&1) && echo ok || case "$out" in *'Input/output error'*) echo EIO;; *) echo "$out";; esac; }; "#;
+
+#[test]
+fn programs_see_what_those_on_other_nodes_make_rename_and_remove() {
+    let c = Cluster::up("names", 3);
+    // A directory of each node, and files of every node in each.
+    for i in 1..=3 {
+        c.tell(i, &format!("mkdir /forebay/d{i}"));
+    }
+    for i in 1..=3 {
+        for j in 1..=3 {
+            c.tell(i, &format!("echo from {i} > /forebay/d{j}/f{i}; mkdir -m 2775 /forebay/d{j}/sub{i}"));
+        }
+    }
+    for i in 1..=3 {
+        let listed = c.tell(i, "echo $(ls /forebay /forebay/d1)");
+        assert_eq!(listed, "/forebay: d1 d2 d3 /forebay/d1: f1 f2 f3 sub1 sub2 sub3\n");
+        let homes =
+            c.tell(i, "stat -c %i /forebay/d1 /forebay/d2 /forebay/d3 /forebay/d1/f3 /forebay/d1/sub3");
+        let homes: Vec<u64> = homes.lines().map(|n| n.parse::<u64>().unwrap() >> 48).collect();
+        assert_eq!(homes, [1, 2, 3, 1, 3], "directories are at their makers', files at their directories'");
+        assert_eq!(
+            c.tell(i, "stat -c '%a %F %h %s' /forebay/d2 /forebay/d2/f1"),
+            "755 directory 5 6\n644 regular file 1 7\n"
+        );
+        assert_eq!(
+            c.tell(i, "cd /forebay/d2/sub1 && pwd -P && cd ../.. && pwd -P"),
+            "/forebay/d2/sub1\n/forebay\n"
+        );
+    }
+    // What one changes, the others see at once.
+    c.tell(1, "mv /forebay/d3/f3 /forebay/d3/g3; chmod 600 /forebay/d3/g3; ln /forebay/d3/g3 /forebay/d3/h3; ln -s g3 /forebay/d3/l");
+    assert_eq!(
+        c.tell(2, "stat -c '%a %h' /forebay/d3/h3; readlink /forebay/d3/l; stat -L -c %s /forebay/d3/l"),
+        "600 2\ng3\n7\n"
+    );
+    assert_eq!(c.tell(3, "cat /forebay/d3/l"), "from 3\n");
+    c.tell(2, "setfattr -n user.x -v y /forebay/d3/g3 2>/dev/null || python3 -c 'import os; os.setxattr(\"/forebay/d3/g3\", \"user.x\", b\"y\")'");
+    assert_eq!(
+        c.tell(1, "python3 -c 'import os; print(os.getxattr(\"/forebay/d3/h3\", \"user.x\"))'"),
+        "b'y'\n"
+    );
+    // A directory of another node gets a new name in its parent; moved elsewhere it is copied by mv.
+    c.tell(1, "mv /forebay/d2/sub3 /forebay/d2/renamed");
+    assert_eq!(
+        c.tell(3, "stat -c %i /forebay/d2/renamed | cut -c1-3; cd /forebay/d2/renamed && pwd -P"),
+        "844\n/forebay/d2/renamed\n"
+    );
+    c.tell(3, "echo x > /forebay/d2/renamed/x; mv /forebay/d2/renamed /forebay/d1/moved");
+    assert_eq!(
+        c.tell(2, "ls /forebay/d2 /forebay/d1/moved"),
+        "/forebay/d1/moved:\nx\n\n/forebay/d2:\nf1\nf2\nf3\nsub1\nsub2\n"
+    );
+    // Removing, from any node; a directory that is not empty stays, and can be used on.
+    let full = c.shell(2, "rmdir /forebay/d1");
+    assert!(!full.status.success() && said(&full).contains("not empty"), "{}", said(&full));
+    c.tell(2, "echo more > /forebay/d1/more && rm -r /forebay/d1 /forebay/d3");
+    assert_eq!(c.tell(3, "ls /forebay"), "d2\n");
+    c.tell(1, "mkdir /forebay/d1 && echo again > /forebay/d1/f1");
+    c.check();
+}
+
+#[test]
+fn data_of_other_nodes_is_read_and_written_through_mounts() {
+    let c = Cluster::up("data", 2);
+    let (Some(one), Some(two)) = (c.mount(1), c.mount(2)) else { return };
+    let at = |mount: &Path, name: &str| mount.join(name).to_str().unwrap().to_owned();
+    std::fs::create_dir(at(&one, "d")).unwrap();
+    let bytes: Vec<u8> = (0..7_000_001u32).flat_map(|i| i.to_le_bytes()).take(7_000_001).collect();
+    std::fs::write(at(&one, "d/f"), &bytes).unwrap();
+    assert!(std::fs::read(at(&two, "d/f")).unwrap() == bytes, "read on the other node");
+    // Written on the other node, in the middle and behind the end.
+    use std::os::unix::fs::FileExt;
+    let there = std::fs::OpenOptions::new().read(true).write(true).open(at(&two, "d/f")).unwrap();
+    there.write_all_at(b"middle", 3_000_000).unwrap();
+    there.write_all_at(b"end", 8_000_000).unwrap();
+    there.sync_all().unwrap();
+    let mut expected = bytes.clone();
+    expected.resize(8_000_003, 0);
+    expected[3_000_000..3_000_006].copy_from_slice(b"middle");
+    expected[8_000_000..].copy_from_slice(b"end");
+    assert!(std::fs::read(at(&one, "d/f")).unwrap() == expected);
+    assert_eq!(std::fs::metadata(at(&two, "d/f")).unwrap().len(), 8_000_003);
+    there.set_len(5).unwrap();
+    assert_eq!(std::fs::read(at(&one, "d/f")).unwrap(), expected[..5]);
+    let times = std::fs::FileTimes::new()
+        .set_modified(std::time::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000));
+    there.set_times(times).unwrap();
+    let seen = std::fs::metadata(at(&one, "d/f")).unwrap().modified().unwrap();
+    assert_eq!(seen.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs(), 1_000_000);
+    // A file made on the other node in this node's directory has its data there.
+    std::fs::write(at(&two, "d/g"), b"from two").unwrap();
+    assert_eq!(std::fs::read(at(&one, "d/g")).unwrap(), b"from two");
+    // Appends of both nodes to one file: each line is whole, none is lost.
+    let lines = |mount: &Path, who: char| {
+        let path = at(mount, "d/log");
+        std::thread::spawn(move || {
+            use std::io::Write;
+            let mut log = std::fs::OpenOptions::new().append(true).create(true).open(path).unwrap();
+            for i in 0..300 {
+                log.write_all(format!("{who} {i:04} {}\n", "x".repeat(i % 90)).as_bytes()).unwrap();
+            }
+        })
+    };
+    for writer in [lines(&one, 'a'), lines(&two, 'b'), lines(&one, 'c'), lines(&two, 'd')] {
+        writer.join().unwrap();
+    }
+    let log = std::fs::read_to_string(at(&two, "d/log")).unwrap();
+    for who in ['a', 'b', 'c', 'd'] {
+        let mine: Vec<&str> = log.lines().filter(|l| l.starts_with(who)).collect();
+        let expected: Vec<String> =
+            (0..300).map(|i| format!("{who} {i:04} {}", "x".repeat(i % 90))).collect();
+        assert_eq!(mine, expected);
+    }
+    // Programs that know nothing of all this.
+    let source = env!("CARGO_MANIFEST_DIR");
+    let tar = format!("tar -C {source} -cf - . | tar -C {} -xf -", at(&one, "d"));
+    let copied = plain("sh", &["-c", &tar]);
+    assert!(copied.status.success(), "{}", said(&copied));
+    let same = plain("diff", &["-r", "-x", "f", "-x", "g", "-x", "log", source, &at(&two, "d")]);
+    assert!(same.status.success(), "{}", said(&same));
+    let git = format!(
+        "set -e; cd {}; git init -q r; cp -r d/src r/; cd r; git add -A; git -c user.name=t -c user.email=t@t commit -qm one; \
+         cd {}/r; git -c safe.directory='*' status --short; git -c safe.directory='*' fsck",
+        two.display(),
+        one.display()
+    );
+    let versions = plain("sh", &["-c", &git]);
+    assert!(versions.status.success() && versions.stdout.is_empty(), "{}", said(&versions));
+    // A preloaded program opens what is on another node by its own node's mount, and sees one file system all the same.
+    let preloaded = c.tell(
+        1,
+        "cd /forebay; cat d/g; echo; echo more >> d/g; cp d/g d/copy; cat < d/copy; stat -c %s d/g; \
+         python3 -c 'import os; f = open(\"d/g\"); print(os.fstat(f.fileno()).st_dev == os.stat(\"d/g\").st_dev, \
+         os.fstat(f.fileno()).st_ino == os.stat(\"d/g\").st_ino, f.read(4))'; truncate -s 3 d/g; wc -c < d/g",
+    );
+    assert_eq!(preloaded, "from two\nfrom twomore\n13\nTrue True from\n3\n");
+    assert_eq!(std::fs::read(at(&two, "d/g")).unwrap(), b"fro");
+    // What is removed on one node leaves the other's target.
+    drop(there);
+    std::fs::remove_dir_all(at(&two, "d")).unwrap();
+    std::fs::remove_dir_all(at(&one, "r")).unwrap();
+    until("removal of all backing files", || {
+        let count = |node| {
+            let target = c.pool(node).join("target/data");
+            plain("find", &[target.to_str().unwrap(), "-type", "f"]).stdout.len()
+        };
+        (count(1) + count(2) == 0).then_some(())
+    });
+    c.check();
+}
+
+#[test]
+fn node_that_is_killed_gives_eio_for_its_own_alone_and_comes_back_with_its_data() {
+    let c = Cluster::up("killed", 3);
+    for i in 1..=3 {
+        c.tell(i, &format!("mkdir /forebay/d{i}; echo {i} > /forebay/d{i}/f"));
+    }
+    c.kill(2);
+    let looks = c.tell(
+        1,
+        &format!(
+            "{ERRNO} errno stat /forebay/d2; errno stat /forebay/d2/f; errno touch /forebay/d2/g; \
+         errno touch /forebay/d1/g; errno stat /forebay/d3/f; errno mkdir /forebay/new; errno ls /forebay"
+        ),
+    );
+    assert_eq!(looks, "EIO\nEIO\nEIO\nok\nok\nok\nok\n");
+    let state = |node: &serde_json::Value| node["nodes"][0]["state"].as_str().map(str::to_owned);
+    assert_eq!(state(&c.status(1)).as_deref(), Some("unreachable"));
+    let output = c.start(2);
+    assert!(output.status.success() && said(&output).contains("data from before"), "{}", said(&output));
+    until("a look at the node that is back", || {
+        c.shell(3, "stat /forebay/d2/f").status.success().then_some(())
+    });
+    assert_eq!(c.tell(2, "cat /forebay/d2/f; stat -c %s /forebay/d1/f /forebay/d3/f"), "2\n2\n2\n");
+    until("its state", || (state(&c.status(1)).as_deref() == Some("up")).then_some(()));
+    c.tell(1, "touch /forebay/d2/h && rm -r /forebay/d1 /forebay/d2 /forebay/d3");
+    c.check();
+}
+
+#[test]
+fn worker_that_is_killed_in_a_storm_loses_and_repeats_nothing() {
+    let c = Cluster::up("storm", 2);
+    c.tell(1, "mkdir /forebay/d");
+    // Exclusive creates and removals from the other node: one that is done twice fails.
+    let storm = "set -eC; for i in $(seq 400); do echo $i > /forebay/d/f$i; \
+         if [ $((i % 3)) = 0 ]; then rm /forebay/d/f$i; elif [ $((i % 3)) = 1 ]; then mv /forebay/d/f$i /forebay/d/g$i; fi; \
+         mkdir /forebay/d/s$i; if [ $((i % 2)) = 0 ]; then rmdir /forebay/d/s$i; fi; done";
+    let mut child = c.spawn(2, storm);
+    for round in 0.. {
+        if child.try_wait().unwrap().is_some() {
+            assert!(round > 2, "the storm was over before anything was killed");
+            break;
+        }
+        if round < 8 {
+            c.kill_worker(1 + round % 2);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(1500));
+    }
+    assert!(child.wait().unwrap().success(), "something was lost or done twice");
+    let count = c.tell(1, "ls /forebay/d | grep -c f; ls /forebay/d | grep -c g; ls /forebay/d | grep -c s");
+    assert_eq!(count, "133\n134\n200\n");
+    assert_eq!(c.tell(2, "cat /forebay/d/g1 /forebay/d/f2"), "1\n2\n");
+    until("quiet", || c.status(1)["pids"]["worker"].as_u64());
+    c.check();
+}
+
+#[test]
+fn node_that_is_stopped_or_cut_off_hangs_nobody_and_heals_by_itself() {
+    let c = Cluster::up("cut", 2);
+    c.tell(2, "mkdir /forebay/d; echo x > /forebay/d/f");
+    assert_eq!(c.tell(1, "stat -c %s /forebay/d/f"), "2\n");
+    let go_on = c.stop_worker(2);
+    let looked = c.tell(1, &format!("{ERRNO} errno stat /forebay/d/f; errno touch /forebay/here"));
+    go_on();
+    assert_eq!(looked, "EIO\nok\n");
+    until("a look after it goes on", || c.shell(1, "stat /forebay/d/f").status.success().then_some(()));
+    if !c.bed.set_link(2, false) {
+        return println!("skipped: links cannot be cut here");
+    }
+    let looked = c.tell(1, &format!("{ERRNO} errno stat /forebay/d/f; errno touch /forebay/there"));
+    assert_eq!(looked, "EIO\nok\n");
+    // The root is on node 1.
+    assert_eq!(c.tell(2, &format!("{ERRNO} errno stat /forebay/d/f")), "EIO\n");
+    assert!(c.bed.set_link(2, true));
+    until("a look after the link is up", || c.shell(1, "stat /forebay/d/f").status.success().then_some(()));
+    c.tell(2, "touch /forebay/d/g && rm -r /forebay/d");
+    c.check();
+}
+
+#[test]
+fn what_is_wrong_with_a_pool_file_a_key_or_a_port_is_said() {
+    let c = Cluster::prepare("wrong", 2);
+    let up = |node: usize| said(&c.start(node));
+    assert!(up(1).contains("is up"));
+    // The same node again, and another at its port.
+    assert!(up(1).contains("already up"), "{}", up(1));
+    let good = std::fs::read_to_string(c.file()).unwrap();
+    // A node started with another key is not heard.
+    let key = c.file().with_extension("key");
+    let secret = std::fs::read(&key).unwrap();
+    std::fs::write(&key, [secret[1..].to_vec(), vec![7]].concat()).unwrap();
+    assert!(up(2).contains("is up"));
+    let told = c.status(2);
+    assert_eq!(told["nodes"][0]["state"], "unreachable");
+    let refused = c.tell(1, &format!("{ERRNO} errno stat /forebay"));
+    assert_eq!(refused, "ok\n");
+    let stranger = c.shell(2, "stat /forebay");
+    assert!(said(&stranger).contains("Input/output error"), "{}", said(&stranger));
+    assert!(c.status(1)["network"]["forged"].as_u64().unwrap() > 0);
+    let pool = c.pool(2);
+    assert!(c.forebay(2, &["down", "--pool", pool.to_str().unwrap()]).status.success());
+    std::fs::write(&key, secret).unwrap();
+    // A key that others may read.
+    let chmod = |mode: &str| assert!(plain("chmod", &[mode, key.to_str().unwrap()]).status.success());
+    chmod("644");
+    assert!(up(2).contains("chmod 600"), "{}", up(2));
+    chmod("600");
+    // Its number belongs to a node's data.
+    assert!(up(2).contains("is up"));
+    assert!(c.forebay(2, &["down", "--keep", "--pool", pool.to_str().unwrap()]).status.success());
+    std::fs::write(c.file(), good.replace("name = \"n2\"\n", "name = \"n2\"\nnumber = 5\n")).unwrap();
+    let renumbered = up(2);
+    assert!(renumbered.contains("node 2's") && renumbered.contains("number = 2"), "{renumbered}");
+    std::fs::write(c.file(), format!("{good}\ncolour = 1\n")).unwrap();
+    assert!(up(2).contains("colour"), "{}", up(2));
+    let address = good.lines().find(|l| l.starts_with("host")).unwrap();
+    let elsewhere = address.replace('"', "").replace("host = ", "");
+    std::fs::write(c.file(), good.replacen(&elsewhere, "192.0.2.7", 1)).unwrap();
+    assert!(c.forebay(1, &["down", "--pool", c.pool(1).to_str().unwrap()]).status.success());
+    let foreign = up(1);
+    assert!(foreign.contains("192.0.2.7") && foreign.contains("cannot listen"), "{foreign}");
+    std::fs::write(c.file(), good).unwrap();
+}
+
+#[test]
+fn all_nodes_are_started_and_stopped_by_one_command() {
+    let c = Cluster::prepare("all", 3);
+    let file = c.file();
+    let words = |verb| ["--pool", file.to_str().unwrap(), verb, "--all"].map(str::to_owned);
+    let up = c.by_remote_shell(&words("up"));
+    assert!(up.status.success() && said(&up).contains("n3: pool"), "{}", said(&up));
+    c.tell(1, "mkdir /forebay/d");
+    assert_eq!(c.tell(3, "touch /forebay/d/f; ls /forebay/d"), "f\n");
+    assert_eq!(c.status(2)["nodes"].as_array().unwrap().len(), 2);
+    // One that is up already fails, and is named; the others are not touched.
+    let again = c.by_remote_shell(&words("up"));
+    assert!(!again.status.success() && said(&again).contains("failed on n1, n2, n3"), "{}", said(&again));
+    let down = c.by_remote_shell(&words("down"));
+    assert!(down.status.success() && said(&down).contains("n2: pool"), "{}", said(&down));
+    assert!(!c.pool(1).exists() && !c.pool(3).exists());
+    let nothing = c.forebay(1, &["up", "--all"]);
+    assert!(said(&nothing).contains("no pool file"), "{}", said(&nothing));
+}
