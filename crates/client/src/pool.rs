@@ -59,11 +59,13 @@ impl std::fmt::Debug for Pool {
     }
 }
 
+/// Bytes of the mapping that says whether the process was forked.
+const PAGE: usize = 4096;
+
 /// A word that reads 0 in a forked child. Where the kernel cannot do that (before 4.14) it stays as it is and a child
 /// shares its parent's ring, which works until both claim one slot.
 fn wiped_on_fork() -> Result<&'static AtomicU32, Code> {
-    const PAGE: usize = 4096;
-    // SAFETY: a fresh anonymous mapping that is never unmapped.
+    // SAFETY: a fresh anonymous mapping that is unmapped only with a pool that nobody got.
     unsafe {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let page = libc::mmap(std::ptr::null_mut(), PAGE, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
@@ -87,10 +89,13 @@ impl Pool {
 
     /// [`Pool::attach`] as something else than a program.
     pub fn attach_as(dir: &Path, role: Role) -> forebay_types::Result<&'static Pool> {
-        let pool = Pool::prepare_as(dir, role)?;
-        pool.attached().map_err(|code| {
+        let pool = Box::new(Pool::prepare_as(dir, role)?);
+        if let Err(code) = pool.attached().map(|_| ()) {
+            // SAFETY: the mapping of `wiped_on_fork`, which nobody has a reference to once the pool is dropped.
+            unsafe { libc::munmap(pool.own.as_ptr().cast(), PAGE) };
+            drop(pool);
             let what = format!("cannot attach to the pool at {}", dir.display());
-            match code {
+            return Err(match code {
                 Code::PoolGone => {
                     Error::new(code, what).why("no daemon answers on its socket").cure(format!(
                         "start it with `forebay up --path {}`, or name another with --pool",
@@ -101,17 +106,17 @@ impl Pool {
                     .why("its socket does not let this user in")
                     .cure("a pool serves the user who started it; start one of your own with `forebay up`"),
                 code => Error::new(code, what),
-            }
-        })?;
-        Ok(pool)
+            });
+        }
+        Ok(Box::leak(pool))
     }
 
     /// A pool to which this process attaches at its first call.
     pub fn prepare(dir: &Path) -> forebay_types::Result<&'static Pool> {
-        Pool::prepare_as(dir, Role::Host)
+        Ok(Box::leak(Box::new(Pool::prepare_as(dir, Role::Host)?)))
     }
 
-    fn prepare_as(dir: &Path, role: Role) -> forebay_types::Result<&'static Pool> {
+    fn prepare_as(dir: &Path, role: Role) -> forebay_types::Result<Pool> {
         let bytes = dir.as_os_str().as_bytes();
         let address = Address::new(bytes).map_err(|code| {
             Error::new(code, format!("cannot use the pool directory {}", dir.display()))
@@ -119,14 +124,14 @@ impl Pool {
                 .cure("use a shorter path, e.g. under /tmp")
         })?;
         let own = wiped_on_fork().map_err(|code| Error::new(code, "cannot map memory for the pool"))?;
-        Ok(Box::leak(Box::new(Pool {
+        Ok(Pool {
             address,
             role,
             attached: AtomicPtr::new(std::ptr::null_mut()),
             own,
             prefix: UnsafeCell::new([0; PREFIX_MAX]),
             prefix_len: AtomicUsize::new(0),
-        })))
+        })
     }
 
     /// Sets the prefix under which programs see the pool, e.g. `/forebay`: an absolute path without a slash at the
