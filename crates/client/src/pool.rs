@@ -44,6 +44,8 @@ pub struct Pool {
     attached: AtomicPtr<Attached>,
     /// One word that a fork sets to zero in the child: 1 while `attached` is this process's own.
     own: &'static AtomicU32,
+    /// The pool that was kept before this one.
+    older: AtomicPtr<Pool>,
     prefix: UnsafeCell<[u8; PREFIX_MAX]>,
     prefix_len: AtomicUsize,
 }
@@ -59,6 +61,8 @@ impl std::fmt::Debug for Pool {
     }
 }
 
+/// The pool that was kept last, and through `older` all of them.
+static KEPT: AtomicPtr<Pool> = AtomicPtr::new(std::ptr::null_mut());
 /// Bytes of the mapping that says whether the process was forked.
 const PAGE: usize = 4096;
 
@@ -108,12 +112,26 @@ impl Pool {
                 code => Error::new(code, what),
             });
         }
-        Ok(Box::leak(pool))
+        Ok(pool.keep())
     }
 
     /// A pool to which this process attaches at its first call.
     pub fn prepare(dir: &Path) -> forebay_types::Result<&'static Pool> {
-        Ok(Box::leak(Box::new(Pool::prepare_as(dir, Role::Host)?)))
+        Ok(Box::new(Pool::prepare_as(dir, Role::Host)?).keep())
+    }
+
+    /// Lives as long as the process from here on, where leak checkers see it.
+    fn keep(self: Box<Pool>) -> &'static Pool {
+        let pool: &'static Pool = Box::leak(self);
+        let mut newest = KEPT.load(Ordering::Relaxed);
+        loop {
+            pool.older.store(newest, Ordering::Relaxed);
+            let me = std::ptr::from_ref(pool).cast_mut();
+            match KEPT.compare_exchange_weak(newest, me, Ordering::Release, Ordering::Relaxed) {
+                Ok(_) => return pool,
+                Err(other) => newest = other,
+            }
+        }
     }
 
     fn prepare_as(dir: &Path, role: Role) -> forebay_types::Result<Pool> {
@@ -131,6 +149,7 @@ impl Pool {
             own,
             prefix: UnsafeCell::new([0; PREFIX_MAX]),
             prefix_len: AtomicUsize::new(0),
+            older: AtomicPtr::new(std::ptr::null_mut()),
         })
     }
 
