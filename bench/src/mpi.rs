@@ -1,4 +1,5 @@
-//! MPI-IO on a shared file: Forebay beside the same MPI's own I/O on tmpfs and on a tmpfs with huge pages, by bench/mpi.c.
+//! MPI-IO on a shared file: Forebay beside the same MPI's own I/O on tmpfs and on a tmpfs with huge pages, by bench/mpi.c,
+//! and by `ior` when it is on PATH.
 //!
 //! Each MPI that has a compiler and a launcher here is measured. A tmpfs with huge pages is mounted for it, which takes
 //! root; without, that column is left out and said so.
@@ -100,7 +101,82 @@ pub(crate) fn measure(pool: &Pool, tmpfs: &Path, sizes: &crate::run::Sizes) -> R
             tables.extend(one(mpi, ranks, &program, pool, tmpfs, huge.as_ref(), sizes)?);
         }
     }
+    tables.extend(ior(pool, tmpfs, huge.as_ref(), sizes)?);
     Ok(tables)
+}
+
+/// `ior` through MPI-IO and what else it was built with, when it is on PATH, by the launcher of the MPI that it was
+/// linked with.
+fn ior(
+    pool: &Pool,
+    tmpfs: &Path,
+    huge: Option<&HugeTmpfs>,
+    sizes: &crate::run::Sizes,
+) -> Result<Option<Table>, String> {
+    let Ok(libraries) = said(Command::new("sh").args(["-c", "ldd \"$(command -v ior)\""])) else {
+        println!("\n(f) ior is not on PATH");
+        return Ok(None);
+    };
+    let family = if libraries.contains("libmpich") { "MPICH" } else { "Open MPI" };
+    let Some(mpi) = MPIS.iter().find(|mpi| mpi.name == family && runs(mpi.launcher[0])) else {
+        println!("\n(f) ior is left out: there is no launcher of its MPI");
+        return Ok(None);
+    };
+    let systems = systems(pool, tmpfs, huge)?;
+    let columns: Vec<String> = systems.iter().map(|s| s.name.clone()).collect();
+    let mut table = Table {
+        title: format!("(f) ior, {family}, 2 ranks, means"),
+        unit: "GB/s",
+        more_is_better: true,
+        columns: columns.clone(),
+        rows: Vec::new(),
+    };
+    let block = format!("{}", sizes.bytes as u64 / 2 / MIB * MIB);
+    let segments = format!("{}", sizes.bytes / 2 / 47008);
+    let easy = ["-t", "1m", "-b", &block];
+    let hard = ["-t", "47008", "-b", "47008", "-s", &segments];
+    for (api, options, collective) in [
+        ("MPIIO", &easy[..], false),
+        ("MPIIO", &easy[..], true),
+        ("MPIIO", &hard[..], false),
+        ("MPIIO", &hard[..], true),
+        ("HDF5", &easy[..], true),
+        ("NCMPI", &easy[..], true),
+    ] {
+        let kind = if collective { "collective" } else { "independent" };
+        let label = format!("{api}, {} bytes a transfer, {kind}", options[1]);
+        for column in crate::run::turns(&systems, table.rows.len()) {
+            let mut command = systems[column].command(mpi.launcher[0]);
+            command.args(&mpi.launcher[1..]).args(["2", "ior", "-a", api, "-w", "-r", "-i"]);
+            command.arg(sizes.repetitions.to_string()).args(options);
+            command.args(collective.then_some("-c")).arg("-o").arg(systems[column].root.join("ior"));
+            let text = match said(&mut command) {
+                Ok(text) => text,
+                Err(_) if api != "MPIIO" => break, // it was built without
+                Err(message) => return Err(message),
+            };
+            let summary = text.rsplit("Summary of all tests").next().unwrap_or_default();
+            for line in summary.lines() {
+                let words: Vec<&str> = line.split_whitespace().collect();
+                // The operation, then the greatest, least and mean rate in MiB/s.
+                if let [operation @ ("write" | "read"), _, _, mean, ..] = words[..] {
+                    let mean: f64 = mean.parse().map_err(|e| format!("ior said {mean:?}: {e}"))?;
+                    let label = format!("{operation} {label}");
+                    table.add(&label, column, mean * MIB as f64 / 1e9, || targets(&label, &columns));
+                }
+            }
+        }
+    }
+    Ok(Some(table))
+}
+
+/// The systems that are compared, each with a new directory.
+fn systems<'a>(pool: &'a Pool, tmpfs: &Path, huge: Option<&HugeTmpfs>) -> Result<Vec<System<'a>>, String> {
+    let mut systems = vec![System::in_pool(pool, "Forebay", "mpi")?, System::at(TMPFS, tmpfs)?];
+    if let Some(huge) = huge {
+        systems.push(System::at(HUGE, &huge.0)?);
+    }
+    Ok(systems)
 }
 
 /// What Forebay is held to: rates of writes to a shared file, all other rates, and times.
@@ -118,10 +194,7 @@ fn one(
     huge: Option<&HugeTmpfs>,
     sizes: &crate::run::Sizes,
 ) -> Result<Vec<Table>, String> {
-    let mut systems = vec![System::in_pool(pool, "Forebay", "mpi")?, System::at(TMPFS, tmpfs)?];
-    if let Some(huge) = huge {
-        systems.push(System::at(HUGE, &huge.0)?);
-    }
+    let systems = systems(pool, tmpfs, huge)?;
     let columns: Vec<String> = systems.iter().map(|s| s.name.clone()).collect();
     let table = |title: String, unit, more_is_better, columns: &[String]| Table {
         title,

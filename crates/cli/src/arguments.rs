@@ -431,9 +431,10 @@ Examples:
   forebay layout set --stripe-count 4 /case        for files that MPI programs make there
   forebay layout migrate /case/out.h5
 
-A file is one backing file on the medium, or several, between which its bytes go round robin, so that several processes
-write it at a time. MPI-IO and forebay.h make files of several where a hint, or the directory's layout, says so. A
-program under `forebay run` that opens such a file migrates it by itself.")]
+A file is one backing file on the medium, or several, between which its bytes go round robin, so
+that several processes write it at a time. Files that several MPI ranks make have several, and
+those that MPI-IO or forebay.h make where a hint, or the directory's layout, says so. A program
+under `forebay run` that opens such a file migrates it by itself.")]
 pub(crate) struct LayoutCommand {
     /// What to do
     #[command(subcommand)]

@@ -5,10 +5,11 @@
 
 mod common;
 
+use std::path::Path;
 use std::process::Command;
 
 use common::mpi::{alone, compile, driver, launch, passes, source, Native, MPIS};
-use common::{Place, Ran};
+use common::{forebay, Place, Ran};
 
 #[test]
 fn every_call_does_what_the_standard_says_and_misuse_has_its_class() {
@@ -198,5 +199,49 @@ fn mpi_that_runs_is_the_one_that_is_served_when_a_process_has_two() {
         assert!(ran.code == Some(0) && ran.out.contains("passed"), "{}: {ran:?}", mpi.name);
         assert!(ran.err.contains("forebay: /file: open by 2 ranks"), "{ran:?}");
         place.assert_nothing_left();
+    }
+}
+
+/// The driver with the sanitizers of the C compiler in it, on both MPIs: every call, and random views in both collective
+/// ways. Leaks are not looked for, as an MPI library has many.
+#[test]
+fn driver_is_clean_under_address_and_undefined_behaviour_sanitizers() {
+    let _alone = alone();
+    let asan = Command::new("cc").arg("-print-file-name=libasan.so").output().unwrap();
+    let asan = Path::new(String::from_utf8(asan.stdout).unwrap().trim()).canonicalize();
+    let Ok(asan) = asan else {
+        println!("skipped: no libasan");
+        return;
+    };
+    for mpi in MPIS.iter().filter(|mpi| driver(mpi)) {
+        let place = Place::new();
+        let built = forebay().parent().unwrap();
+        let own = place.join("bin");
+        std::fs::create_dir(&own).unwrap();
+        for name in ["forebay", "forebayd", "libforebay.so", "libforebay_preload.so"] {
+            std::fs::copy(built.join(name), own.join(name)).unwrap();
+        }
+        let mut make = Command::new("make");
+        make.arg("-s").arg("-C").arg(source("")).arg(format!("OUT={}", own.display()));
+        make.arg("CFLAGS=-O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all");
+        assert!(make.status().unwrap().success());
+        for (program, words, hints) in [
+            ("calls", &["/forebay/file"][..], ""),
+            ("views", &["/forebay/view", "-", "900", "10"], ""),
+            (
+                "views",
+                &["/forebay/view", "-", "920", "10"],
+                "romio_cb_write=enable romio_cb_read=enable cb_buffer_size=4096",
+            ),
+        ] {
+            let program = compile(&place, mpi, program);
+            let mut command = Command::new(own.join("forebay"));
+            place.dress(&mut command);
+            command.args(["run", "--own", "--quiet", "--"]).args(mpi.launcher).arg("2").arg(&program);
+            command.args(words).env("VIEWS_HINTS", hints).env("LD_PRELOAD", &asan);
+            command.env("ASAN_OPTIONS", "detect_leaks=0:verify_asan_link_order=0");
+            let ran = Ran::of(command.output().unwrap());
+            assert!(ran.code == Some(0) && ran.out.contains("passed"), "{}: {ran:?}", mpi.name);
+        }
     }
 }

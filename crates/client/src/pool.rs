@@ -44,6 +44,8 @@ pub struct Pool {
     attached: AtomicPtr<Attached>,
     /// One word that a fork sets to zero in the child: 1 while `attached` is this process's own.
     own: &'static AtomicU32,
+    /// The pool that was kept before this one.
+    older: AtomicPtr<Pool>,
     prefix: UnsafeCell<[u8; PREFIX_MAX]>,
     prefix_len: AtomicUsize,
     /// Device of the pool's mount when it was seen last; 0 when it was not.
@@ -61,11 +63,15 @@ impl std::fmt::Debug for Pool {
     }
 }
 
+/// The pool that was kept last, and through `older` all of them.
+static KEPT: AtomicPtr<Pool> = AtomicPtr::new(std::ptr::null_mut());
+/// Bytes of the mapping that says whether the process was forked.
+const PAGE: usize = 4096;
+
 /// A word that reads 0 in a forked child. Where the kernel cannot do that (before 4.14) it stays as it is and a child
 /// shares its parent's ring, which works until both claim one slot.
 fn wiped_on_fork() -> Result<&'static AtomicU32, Code> {
-    const PAGE: usize = 4096;
-    // SAFETY: a fresh anonymous mapping that is never unmapped.
+    // SAFETY: a fresh anonymous mapping that is unmapped only with a pool that nobody got.
     unsafe {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let page = libc::mmap(std::ptr::null_mut(), PAGE, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
@@ -89,10 +95,13 @@ impl Pool {
 
     /// [`Pool::attach`] as something else than a program.
     pub fn attach_as(dir: &Path, role: Role) -> forebay_types::Result<&'static Pool> {
-        let pool = Pool::prepare_as(dir, role)?;
-        pool.attached().map_err(|code| {
+        let pool = Box::new(Pool::prepare_as(dir, role)?);
+        if let Err(code) = pool.attached().map(|_| ()) {
+            // SAFETY: the mapping of `wiped_on_fork`, which nobody has a reference to once the pool is dropped.
+            unsafe { libc::munmap(pool.own.as_ptr().cast(), PAGE) };
+            drop(pool);
             let what = format!("cannot attach to the pool at {}", dir.display());
-            match code {
+            return Err(match code {
                 Code::PoolGone => {
                     Error::new(code, what).why("no daemon answers on its socket").cure(format!(
                         "start it with `forebay up --path {}`, or name another with --pool",
@@ -103,17 +112,31 @@ impl Pool {
                     .why("its socket does not let this user in")
                     .cure("a pool serves the user who started it; start one of your own with `forebay up`"),
                 code => Error::new(code, what),
-            }
-        })?;
-        Ok(pool)
+            });
+        }
+        Ok(pool.keep())
     }
 
     /// A pool to which this process attaches at its first call.
     pub fn prepare(dir: &Path) -> forebay_types::Result<&'static Pool> {
-        Pool::prepare_as(dir, Role::Host)
+        Ok(Box::new(Pool::prepare_as(dir, Role::Host)?).keep())
     }
 
-    fn prepare_as(dir: &Path, role: Role) -> forebay_types::Result<&'static Pool> {
+    /// Lives as long as the process from here on, where leak checkers see it.
+    fn keep(self: Box<Pool>) -> &'static Pool {
+        let pool: &'static Pool = Box::leak(self);
+        let mut newest = KEPT.load(Ordering::Relaxed);
+        loop {
+            pool.older.store(newest, Ordering::Relaxed);
+            let me = std::ptr::from_ref(pool).cast_mut();
+            match KEPT.compare_exchange_weak(newest, me, Ordering::Release, Ordering::Relaxed) {
+                Ok(_) => return pool,
+                Err(other) => newest = other,
+            }
+        }
+    }
+
+    fn prepare_as(dir: &Path, role: Role) -> forebay_types::Result<Pool> {
         let bytes = dir.as_os_str().as_bytes();
         let address = Address::new(bytes).map_err(|code| {
             Error::new(code, format!("cannot use the pool directory {}", dir.display()))
@@ -121,7 +144,7 @@ impl Pool {
                 .cure("use a shorter path, e.g. under /tmp")
         })?;
         let own = wiped_on_fork().map_err(|code| Error::new(code, "cannot map memory for the pool"))?;
-        Ok(Box::leak(Box::new(Pool {
+        Ok(Pool {
             address,
             role,
             attached: AtomicPtr::new(std::ptr::null_mut()),
@@ -129,7 +152,8 @@ impl Pool {
             prefix: UnsafeCell::new([0; PREFIX_MAX]),
             prefix_len: AtomicUsize::new(0),
             mounted: AtomicU64::new(0),
-        })))
+            older: AtomicPtr::new(std::ptr::null_mut()),
+        })
     }
 
     /// This pool, for what outlives the borrow.

@@ -5,9 +5,16 @@ mod common;
 use common::{is_mounted, kill, wait_for, Place};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::path::Path;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
+
+/// What a thread is doing, by its directory in /proc: a letter.
+fn state(task: &Path) -> char {
+    let stat = fs::read_to_string(task.join("stat")).unwrap();
+    stat.rsplit(") ").next().and_then(|fields| fields.chars().next()).unwrap()
+}
 
 /// A process that is stopped, and goes on when the test does not.
 struct Stopped(i32);
@@ -16,7 +23,13 @@ impl Stopped {
     fn new(pid: i32) -> Stopped {
         // SAFETY: a process of this test's pool, which is not reaped before its supervisor has noticed.
         unsafe { libc::kill(pid, libc::SIGSTOP) };
-        Stopped(pid)
+        let stopped = Stopped(pid);
+        // The signal is sent to the process: its threads stop one after the other.
+        wait_for("all threads stop", || {
+            let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+            tasks.flatten().all(|task| state(&task.path()) == 'T')
+        });
+        stopped
     }
 }
 
@@ -143,8 +156,17 @@ fn program_that_waits_for_a_mount_process_that_is_killed_gets_an_error() {
     let pid = place.pid("mount");
     std::thread::scope(|scope| {
         let _stopped = Stopped::new(pid);
-        let waits = scope.spawn(|| fs::metadata(place.file("name")));
-        std::thread::sleep(Duration::from_millis(100));
+        let (begins, begun) = std::sync::mpsc::channel();
+        let path = place.file("name");
+        let waits = scope.spawn(move || {
+            // SAFETY: cannot fail.
+            begins.send(unsafe { libc::gettid() }).unwrap();
+            fs::metadata(path)
+        });
+        let thread = begun.recv().unwrap();
+        wait_for("the program waits in the kernel", || {
+            matches!(state(Path::new(&format!("/proc/self/task/{thread}"))), 'S' | 'D')
+        });
         assert!(!waits.is_finished(), "answered by a process that is stopped");
         kill(pid);
         let e = waits.join().unwrap().unwrap_err();
@@ -197,7 +219,7 @@ fn supervisor_killed_leaves_nothing_that_the_next_up_does_not_clear() {
     let (supervisor, mount) = (place.pid("supervisor"), place.pid("mount"));
     kill(mount);
     kill(supervisor);
-    wait_for("both are gone", || !std::path::Path::new(&format!("/proc/{supervisor}/exe")).exists());
+    wait_for("both are gone", || !Path::new(&format!("/proc/{supervisor}/exe")).exists());
     let up = ["up", "--path", place.pool().to_str().unwrap(), "--mount", place.mnt().to_str().unwrap()]
         .map(str::to_owned);
     let up: Vec<&str> = up.iter().map(String::as_str).collect();

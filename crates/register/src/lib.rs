@@ -14,7 +14,7 @@
 //!
 //! Messages are packets of a SOCK_SEQPACKET socket: 8 bytes, and a descriptor for some ([`Message`]).
 //!
-//! Its tests: beside the code, and `tests/`.
+//! Its tests: beside the code, and `crates/mount/tests/ordinary_user.rs`.
 
 mod client;
 pub mod message;
