@@ -2,7 +2,7 @@
 
 use forebay_data::Media;
 use forebay_types::limits::{BATCH_MAX, MESSAGE_BYTES_MAX};
-use forebay_types::{Attr, Code, Ino, Kind, Layout, PoolSpace, Reply, Request, Result, Timestamp};
+use forebay_types::{Attr, BackingOp, Code, Ino, Kind, Layout, PoolSpace, Reply, Request, Result, Timestamp};
 
 use super::notifier::notes_of;
 use super::recorder::InFlight;
@@ -198,13 +198,14 @@ impl ShardThread<'_> {
     /// In a pool of several nodes: true when another one is asked, whose answer will be this request's.
     fn send_on(&mut self, taken: &Taken) -> std::result::Result<bool, Code> {
         let (_, request) = Request::decode(self.answers.request(taken.request))?;
-        let changes = request.changes();
+        // Nodes that are to hear when the client is gone: they keep something for it.
+        let keeps = request.changes() || matches!(request, Request::Backing(_, BackingOp::Open { .. }));
         if matches!(request, Request::EndSession { .. }) {
             return Err(Code::NotPermitted); // daemons say that to each other
         }
         match self.elsewhere(&request) {
             None => Ok(false),
-            Some(node) => self.forward(taken.session, taken.slot, taken.seq, node, taken.request, changes),
+            Some(node) => self.forward(taken.session, taken.slot, taken.seq, node, taken.request, keeps),
         }
     }
 

@@ -39,7 +39,7 @@ impl ShardThread<'_> {
         })
     }
 
-    /// Sends a client's request on. True: its answer will come.
+    /// Sends a client's request on; with `keeps` the node is told when the client is gone. True: its answer will come.
     ///
     /// # Errors
     /// [`Code::Stale`] when a client of another node asked: this is not the node to ask.
@@ -50,13 +50,13 @@ impl ShardThread<'_> {
         seq: u64,
         node: NodeId,
         request: (usize, usize),
-        changes: bool,
+        keeps: bool,
     ) -> std::result::Result<bool, Code> {
         let session = &mut self.sessions[session];
         let (Some(network), Door::Ring(_)) = (&self.network, &session.door) else {
             return Err(Code::Stale);
         };
-        if changes && !session.asked_nodes.contains(&node) {
+        if keeps && !session.asked_nodes.contains(&node) {
             session.asked_nodes.push(node);
         }
         session.slots[slot].forwarded = Some(seq);
