@@ -98,8 +98,11 @@ impl Pool {
         stripe: u16,
     ) -> Option<BackingId> {
         let reply = &self.attached().ok()?.reply;
+        if reply.nodes <= 1 {
+            return None;
+        }
         let target = entry.layout.components().get(component)?.target(stripe);
-        if reply.nodes <= 1 || target >> 16 == u32::from(reply.node.0) {
+        if target >> 16 == u32::from(reply.node.0) {
             return None;
         }
         Some(BackingId { target, ino: entry.attr.ino, component: component as u8, stripe })

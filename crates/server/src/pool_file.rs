@@ -155,8 +155,10 @@ impl PoolFile {
             Error::new(Code::Invalid, format!("cannot use the pool file {}", path.display())).why(why)
         };
         if let Err(e) = text.parse::<toml::Table>() {
-            return Err(wrong(format!("it is not a directory, which would be a pool, and not TOML either: {e}"))
-                .cure("name a directory, or a pool file as `man forebay-pool` shows it"));
+            return Err(wrong(format!(
+                "it is not a directory, which would be a pool, and not TOML either: {e}"
+            ))
+            .cure("name a directory, or a pool file as `man forebay-pool` shows it"));
         }
         let file: FileText = toml::from_str(text)
             .map_err(|e| wrong(e.to_string()).cure("`man forebay-pool` shows what a pool file may hold"))?;

@@ -4,6 +4,7 @@ use forebay_data::Media;
 use forebay_types::limits::{BATCH_MAX, MESSAGE_BYTES_MAX};
 use forebay_types::{Attr, BackingOp, Code, Ino, Kind, Layout, PoolSpace, Reply, Request, Result, Timestamp};
 
+use super::forward::all_here;
 use super::notifier::notes_of;
 use super::recorder::InFlight;
 use super::remote::Door;
@@ -264,11 +265,8 @@ impl ShardThread<'_> {
         orphaned_before: usize,
     ) {
         let reply = &self.answers.replies[reply.0..reply.1];
-        let is_here = self.sessions[session].is_here();
-        let orphaned = &self.effects.orphaned()[orphaned_before..];
-        // What a client of this node unlinks by itself; the rest is the daemon's to remove.
-        let theirs: Vec<bool> = orphaned.iter().map(|(_, layout)| is_here && self.is_here(layout)).collect();
         let session = &mut self.sessions[session];
+        let is_here = session.is_here();
         let state = &mut session.slots[slot];
         state.last_change.0 = seq;
         state.last_change.1.clear();
@@ -277,12 +275,13 @@ impl ShardThread<'_> {
             state.unkept = true;
             self.unkept.push((session.id, slot));
         }
-        for (&(ino, layout), theirs) in orphaned.iter().zip(theirs) {
+        for &(ino, layout) in &self.effects.orphaned()[orphaned_before..] {
             if self.births.contains(&ino) {
                 self.stillborn.push((ino, layout));
-            } else if theirs {
+            } else if is_here && all_here(self.network.as_ref(), &layout) {
                 state.orphans.push((ino, layout));
             } else {
+                // No client's to unlink.
                 let _ = self.sweeper.send(vec![(ino, layout)]);
             }
         }

@@ -21,22 +21,21 @@ fn failure(code: Code) -> [u8; 4] {
     bytes
 }
 
+/// True when all backing files of a layout are on this node, or there are no other nodes.
+pub(super) fn all_here(network: Option<&Network>, layout: &Layout) -> bool {
+    let Some(Network { node, .. }) = network else { return true };
+    layout.components().iter().all(|component| {
+        let targets = &component.targets[..usize::from(component.target_count)];
+        targets.iter().all(|target| target >> 16 == u32::from(node.0))
+    })
+}
+
 impl ShardThread<'_> {
     /// The node that is to be asked, when it is not this one.
     #[inline]
     pub(super) fn elsewhere(&self, request: &Request<'_>) -> Option<NodeId> {
         let here = self.network.as_ref()?.node;
         request.node().filter(|node| *node != here)
-    }
-
-    /// True when all backing files of a layout are on this node, or there are no other nodes.
-    pub(super) fn is_here(&self, layout: &Layout) -> bool {
-        let Some(Network { node, .. }) = &self.network else { return true };
-        layout.components().iter().all(|component| {
-            component.targets[..usize::from(component.target_count)]
-                .iter()
-                .all(|target| target >> 16 == u32::from(node.0))
-        })
     }
 
     /// Sends a client's request on; with `keeps` the node is told when the client is gone. True: its answer will come.

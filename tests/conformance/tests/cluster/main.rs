@@ -140,7 +140,8 @@ fn data_of_other_nodes_is_read_and_written_through_mounts() {
     let tar = format!("tar -C {source} -cf - . | tar -C {} -xf -", at(&one, "d"));
     let copied = plain("sh", &["-c", &tar]);
     assert!(copied.status.success(), "{}", said(&copied));
-    let same = plain("diff", &["-r", "-x", "f", "-x", "g", "-x", "gone", "-x", "log", source, &at(&two, "d")]);
+    let same =
+        plain("diff", &["-r", "-x", "f", "-x", "g", "-x", "gone", "-x", "log", source, &at(&two, "d")]);
     assert!(same.status.success(), "{}", said(&same));
     let git = format!(
         "set -e; cd {}; git init -q r; cp -r d/src r/; cd r; git add -A; git -c user.name=t -c user.email=t@t commit -qm one; \
