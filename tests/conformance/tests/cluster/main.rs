@@ -305,7 +305,12 @@ fn all_nodes_are_started_and_stopped_by_one_command() {
     let up = c.by_remote_shell(&words("up"));
     assert!(up.status.success() && said(&up).contains("n3: pool"), "{}", said(&up));
     c.tell(1, "mkdir /forebay/d");
-    assert_eq!(c.tell(3, "touch /forebay/d/f; ls /forebay/d"), "f\n");
+    assert_eq!(c.tell(3, "echo x > /forebay/d/f; ls /forebay/d"), "f\n");
+    // Who runs programs without a mount is told what they cannot do, and they are told so too.
+    let pool = c.pool(1);
+    let bare = c.forebay(1, &["run", "--pool", pool.to_str().unwrap(), "--", "cat", "/forebay/d/f"]);
+    let bare = said(&bare);
+    assert!(bare.contains("not mounted here") && bare.contains("Operation not supported"), "{bare}");
     assert_eq!(c.status(2)["nodes"].as_array().unwrap().len(), 2);
     // One that is up already fails, and is named; the others are not touched.
     let again = c.by_remote_shell(&words("up"));
