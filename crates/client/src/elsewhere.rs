@@ -5,6 +5,7 @@
 //! others are taken if they are free, so that threads that do this at the same time never wait for each other's.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_ring::{Claim, Ring};
 use forebay_types::limits::{BACKING_AHEAD, BACKING_BYTES_MAX, MESSAGE_BYTES_MAX, PATH_MAX};
@@ -27,6 +28,21 @@ fn gone_is_stale(code: Code) -> Code {
         Code::Stale
     } else {
         code
+    }
+}
+
+/// A backing file of another node that this process has open: it stays when it is unlinked.
+#[derive(Debug)]
+pub(crate) struct OpenElsewhere {
+    pool: &'static Pool,
+    pub(crate) id: BackingId,
+    handle: u64,
+}
+
+impl Drop for OpenElsewhere {
+    fn drop(&mut self) {
+        // Its node closes it at the latest when this process is gone.
+        let _ = self.pool.ask_backing(self.id, BackingOp::Close { handle: self.handle });
     }
 }
 
@@ -225,13 +241,32 @@ impl Pool {
     /// Makes sure that a backing file of another node is there, as long as its inode is.
     pub(crate) fn ensure_backing(&self, id: BackingId) -> Result<(), Code> {
         match self.stat_backing(id) {
-            Ok(_) => return Ok(()),
-            Err(Code::NotFound) => {}
-            Err(code) => return Err(code),
+            Err(Code::NotFound) => self.make_backing(id),
+            told => told.map(|_| ()),
         }
+    }
+
+    /// Makes one that is not there, if its inode is.
+    fn make_backing(&self, id: BackingId) -> Result<(), Code> {
         match self.ask_entry(&Request::GetAttr { ino: id.ino }) {
             Ok(_) => self.ask_backing(id, BackingOp::Make),
             Err(code) => Err(gone_is_stale(code)),
+        }
+    }
+
+    /// Opens a backing file of another node; it is made if it is not there.
+    pub(crate) fn open_elsewhere(&self, id: BackingId) -> Result<OpenElsewhere, Code> {
+        static HANDLES: AtomicU64 = AtomicU64::new(1);
+        let handle = HANDLES.fetch_add(1, Ordering::Relaxed);
+        let open = || self.ask_backing(id, BackingOp::Open { handle });
+        let opened = match open() {
+            Err(Code::Stale) => self.make_backing(id).and_then(|()| open()),
+            opened => opened,
+        };
+        match opened {
+            // Its node keeps as many open as it can: this one is opened anew for each request.
+            Ok(()) | Err(Code::NoResources) => Ok(OpenElsewhere { pool: self.for_ever(), id, handle }),
+            Err(code) => Err(code),
         }
     }
 

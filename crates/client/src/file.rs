@@ -2,8 +2,9 @@
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-use forebay_types::{BackingId, BackingOp, Code, Entry, Layout, Request, FLAG_DIRTY};
+use forebay_types::{BackingOp, Code, Entry, Layout, Request, FLAG_DIRTY};
 
+use crate::elsewhere::OpenElsewhere;
 use crate::errno;
 use crate::path::{PathBuffer, Place};
 use crate::pool::{Door, Fail, Pool};
@@ -43,7 +44,7 @@ enum Stripe {
     /// Of this node: the kernel's descriptor.
     Here(OwnedFd),
     /// Of another node, which is asked.
-    There(BackingId),
+    There(OpenElsewhere),
 }
 
 /// An open file. Offsets are in bytes; a short count happens only at the file's end.
@@ -72,8 +73,7 @@ impl Pool {
                 first.push(stripes.len());
             }
             if let Some(id) = self.backing_elsewhere(entry, component, stripe) {
-                self.ensure_backing(id)?;
-                stripes.push(Stripe::There(id));
+                stripes.push(Stripe::There(self.open_elsewhere(id)?));
                 continue;
             }
             let fd = self.open_stripe(entry, component, stripe, flags)?;
@@ -236,9 +236,9 @@ impl File {
             }
             let fd = match self.stripe(component, stripe) {
                 Stripe::Here(fd) => fd,
-                Stripe::There(id) => {
+                Stripe::There(there) => {
                     let op = BackingOp::Allocate { mode: 0, offset: 0, bytes: length };
-                    self.pool.ask_backing(*id, op)?;
+                    self.pool.ask_backing(there.id, op)?;
                     continue;
                 }
             };
@@ -263,7 +263,7 @@ impl File {
                     // SAFETY: plain system call on our descriptor.
                     errno::check(unsafe { libc::fsync(fd.as_raw_fd()) })?;
                 }
-                Stripe::There(id) => self.pool.ask_backing(*id, BackingOp::Sync)?,
+                Stripe::There(there) => self.pool.ask_backing(there.id, BackingOp::Sync)?,
             }
         }
         Ok(())
@@ -287,7 +287,7 @@ impl File {
         for (component, stripe) in self.entry.layout.stripes() {
             let bytes = match self.stripe(component, stripe) {
                 Stripe::Here(fd) => errno::stat(fd.as_raw_fd())?.st_size as u64,
-                Stripe::There(id) => self.pool.stat_backing(*id)?.bytes,
+                Stripe::There(there) => self.pool.stat_backing(there.id)?.bytes,
             };
             size = size.max(self.entry.layout.size_from(component, stripe, bytes));
         }
@@ -350,7 +350,7 @@ impl File {
             let extent = self.entry.layout.locate(at, (buffer.len() - done) as u64);
             let part = &mut buffer[done..done + extent.len as usize];
             let n = match self.stripe(extent.component, extent.stripe) {
-                Stripe::There(id) => self.pool.read_backing(*id, part, extent.offset)?,
+                Stripe::There(there) => self.pool.read_backing(there.id, part, extent.offset)?,
                 Stripe::Here(fd) => {
                     let (to, len) = (part.as_mut_ptr().cast(), part.len());
                     // SAFETY: the buffer is as long as said.
@@ -392,7 +392,9 @@ impl File {
             let extent = self.entry.layout.locate(offset + done as u64, (buffer.len() - done) as u64);
             let part = &buffer[done..done + extent.len as usize];
             let written = match self.stripe(extent.component, extent.stripe) {
-                Stripe::There(id) => self.pool.write_backing(*id, part, extent.offset).map(|()| part.len()),
+                Stripe::There(there) => {
+                    self.pool.write_backing(there.id, part, extent.offset).map(|()| part.len())
+                }
                 Stripe::Here(fd) => {
                     let (from, len) = (part.as_ptr().cast(), part.len());
                     // SAFETY: the buffer is as long as said.
@@ -427,7 +429,7 @@ impl File {
                     // SAFETY: plain system call on our descriptor.
                     errno::check(unsafe { libc::ftruncate(fd.as_raw_fd(), bytes as i64) })?;
                 }
-                Stripe::There(id) => self.pool.ask_backing(*id, BackingOp::Truncate { bytes })?,
+                Stripe::There(there) => self.pool.ask_backing(there.id, BackingOp::Truncate { bytes })?,
             }
         }
         Ok(())
@@ -440,7 +442,7 @@ impl File {
     /// [`Code::NotSupported`] for a file of several backing files.
     pub fn append(&self, buffer: &[u8]) -> Result<usize, Code> {
         match self.stripes.as_slice() {
-            [Stripe::There(id)] => self.pool.append_backing(*id, buffer).map(|_| buffer.len()),
+            [Stripe::There(there)] => self.pool.append_backing(there.id, buffer).map(|_| buffer.len()),
             _ => Err(Code::NotSupported),
         }
     }

@@ -38,7 +38,7 @@ pub use mount::{attached_tmpfs, detached_tmpfs, is_in_table, is_mounted_here, un
 pub use name::{AnchorName, BackingName, ANCHORS_DIRECTORY, DATA_DIRECTORY, SHARD_DIRECTORY};
 pub use probe::{Capabilities, HugePages};
 pub use size::{format_size, parse_size};
-pub use target::Target;
+pub use target::{timestamps, Target};
 pub use twin::Twin;
 
 /// The code of a system call's errno.

@@ -210,7 +210,7 @@ pub(crate) fn backing_stat(stat: &Stat) -> BackingStat {
 }
 
 /// Times in the form of `utimensat`.
-pub(crate) fn timestamps(atime: TimeSet, mtime: TimeSet) -> Timestamps {
+pub fn timestamps(atime: TimeSet, mtime: TimeSet) -> Timestamps {
     let spec = |time| match time {
         TimeSet::Omit => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT as _ },
         TimeSet::Now => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW as _ },

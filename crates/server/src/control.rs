@@ -150,6 +150,16 @@ pub fn ensure_up(path: &Path) -> Result<()> {
     Supervisor::connect(&dir).map(drop)
 }
 
+/// True when the pool in `path` has other nodes and is not mounted on this one: programs that are run over it cannot open files
+/// whose data is there.
+pub fn lacks_mount(path: &Path) -> bool {
+    let ask = || Supervisor::connect(&PoolDirectory::open(path)?)?.status();
+    ask().is_ok_and(|status| {
+        status["node_count"].as_u64().is_some_and(|n| n > 1)
+            && status["mounts"].as_array().is_some_and(Vec::is_empty)
+    })
+}
+
 /// Has a pool that is up check its shard and its target; the findings as the worker tells them.
 pub fn check(path: &Path) -> Result<Value> {
     let dir = PoolDirectory::open(path)?;

@@ -154,6 +154,12 @@ impl PoolFile {
         let wrong = |why: String| {
             Error::new(Code::Invalid, format!("cannot use the pool file {}", path.display())).why(why)
         };
+        if let Err(e) = text.parse::<toml::Table>() {
+            return Err(wrong(format!(
+                "it is not a directory, which would be a pool, and not TOML either: {e}"
+            ))
+            .cure("name a directory, or a pool file as `man forebay-pool` shows it"));
+        }
         let file: FileText = toml::from_str(text)
             .map_err(|e| wrong(e.to_string()).cure("`man forebay-pool` shows what a pool file may hold"))?;
         if file.node.is_empty() {
@@ -335,6 +341,7 @@ mod tests {
             (node("target = [{ path = \"/x\", media = \"tape\" }]"), "tape"),
             (node("target = [{ path = \"/x\", speed = 3 }]"), "speed"),
             (node("target = [{ path = \"x\" }]"), "absolute"),
+            ("x".to_owned(), "not a directory"),
             (node(""), "no target"),
             (node("target = [{ path = \"/x\" }, { path = \"/y\" }]"), "2 targets"),
             (

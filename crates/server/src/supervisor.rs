@@ -561,6 +561,7 @@ impl Supervisor {
             "uuid": identity.uuid,
             "state": state,
             "node": identity.node,
+            "node_count": self.pool.membership.as_ref().map_or(1, |m| m.nodes.len()),
             "media": identity.media.to_string(),
             "backing": identity.backing,
             "embedded": identity.embedded,

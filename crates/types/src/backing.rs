@@ -69,6 +69,17 @@ pub enum BackingOp<'a> {
     },
     /// `fsync`. → `Done`
     Sync,
+    /// Keeps it open for the asking process, so that it stays when it is unlinked, until [`BackingOp::Close`] or the process's
+    /// end. → `Done`
+    Open {
+        /// The process's number for this open.
+        handle: u64,
+    },
+    /// Ends an open; one that is not known is fine. → `Done`
+    Close {
+        /// As it was opened.
+        handle: u64,
+    },
 }
 
 /// Attributes of a backing file.
@@ -135,6 +146,14 @@ impl<'a> BackingOp<'a> {
                 put_time(w, mtime)
             }
             BackingOp::Sync => w.u8(10),
+            BackingOp::Open { handle } => {
+                w.u8(11)?;
+                w.u64(handle)
+            }
+            BackingOp::Close { handle } => {
+                w.u8(12)?;
+                w.u64(handle)
+            }
         }
     }
 
@@ -180,6 +199,8 @@ impl<'a> BackingOp<'a> {
             }
             9 => BackingOp::SetTimes { atime: time(r)?, mtime: time(r)? },
             10 => BackingOp::Sync,
+            11 => BackingOp::Open { handle: r.u64()? },
+            12 => BackingOp::Close { handle: r.u64()? },
             _ => return Err(Code::Malformed),
         };
         Ok((id, op))
@@ -243,6 +264,8 @@ mod tests {
             BackingOp::Allocate { mode: 3, offset: 4096, bytes: 1 },
             BackingOp::SetTimes { atime: TimeSet::Now, mtime: at },
             BackingOp::Sync,
+            BackingOp::Open { handle: 7 },
+            BackingOp::Close { handle: 8 },
         ] {
             round_trip(op).unwrap();
         }

@@ -44,6 +44,9 @@ pub const BACKING_BYTES_MAX: usize = 64 * 1024;
 /// Data requests that one call of a door has under way, in slots of its own: enough to keep a link busy, few enough to leave
 /// slots to other threads.
 pub const BACKING_AHEAD: usize = 8;
+/// Backing files that a daemon keeps open for processes of other nodes, a descriptor each; more are opened anew for each request,
+/// and do not outlive their names.
+pub const BACKING_OPEN_MAX: usize = 4096;
 /// Nodes of a pool: a bound for a mistaken pool file; node numbers go further.
 pub const NODES_MAX: usize = 1024;
 /// A request to another node that is not answered in so long fails with EIO: longer than a node is taken for unreachable

@@ -171,6 +171,13 @@ impl Drop for StartLock {
 impl Entered {
     /// Says what was started, and what it costs.
     pub(super) fn announce(&self) {
+        if !self.embedded && control::lacks_mount(&self.dir) {
+            note!(
+                "forebay: note: the pool has other nodes and is not mounted here, so files whose data is there cannot be opened: \
+                 forebay mount --pool {} DIR",
+                self.dir.display()
+            );
+        }
         let Some(started) = &self.started else { return };
         for cost in started.costs.iter().filter(|c| is_serious(c)) {
             note!(

@@ -2,8 +2,9 @@
 
 use forebay_data::Media;
 use forebay_types::limits::{BATCH_MAX, MESSAGE_BYTES_MAX};
-use forebay_types::{Attr, Code, Ino, Kind, Layout, PoolSpace, Reply, Request, Result, Timestamp};
+use forebay_types::{Attr, BackingOp, Code, Ino, Kind, Layout, PoolSpace, Reply, Request, Result, Timestamp};
 
+use super::forward::all_here;
 use super::notifier::notes_of;
 use super::recorder::InFlight;
 use super::remote::Door;
@@ -206,13 +207,14 @@ impl ShardThread<'_> {
     /// In a pool of several nodes: true when another one is asked, whose answer will be this request's.
     fn send_on(&mut self, taken: &Taken) -> std::result::Result<bool, Code> {
         let (_, request) = Request::decode(self.answers.request(taken.request))?;
-        let changes = request.changes();
+        // Nodes that are to hear when the client is gone: they keep something for it.
+        let keeps = request.changes() || matches!(request, Request::Backing(_, BackingOp::Open { .. }));
         if matches!(request, Request::EndSession { .. }) {
             return Err(Code::NotPermitted); // daemons say that to each other
         }
         match self.elsewhere(&request) {
             None => Ok(false),
-            Some(node) => self.forward(taken.session, taken.slot, taken.seq, node, taken.request, changes),
+            Some(node) => self.forward(taken.session, taken.slot, taken.seq, node, taken.request, keeps),
         }
     }
 
@@ -276,11 +278,8 @@ impl ShardThread<'_> {
         orphaned_before: usize,
     ) {
         let reply = &self.answers.replies[reply.0..reply.1];
-        let is_here = self.sessions[session].is_here();
-        let orphaned = &self.effects.orphaned()[orphaned_before..];
-        // What a client of this node unlinks by itself; the rest is the daemon's to remove.
-        let theirs: Vec<bool> = orphaned.iter().map(|(_, layout)| is_here && self.is_here(layout)).collect();
         let session = &mut self.sessions[session];
+        let is_here = session.is_here();
         let state = &mut session.slots[slot];
         state.last_change.0 = seq;
         state.last_change.1.clear();
@@ -289,12 +288,13 @@ impl ShardThread<'_> {
             state.unkept = true;
             self.unkept.push((session.id, slot));
         }
-        for (&(ino, layout), theirs) in orphaned.iter().zip(theirs) {
+        for &(ino, layout) in &self.effects.orphaned()[orphaned_before..] {
             if self.births.contains(&ino) {
                 self.stillborn.push((ino, layout));
-            } else if theirs {
+            } else if is_here && all_here(self.network.as_ref(), &layout) {
                 state.orphans.push((ino, layout));
             } else {
+                // No client's to unlink.
                 let _ = self.sweeper.send(Sweep::Orphans(vec![(ino, layout)]));
             }
         }

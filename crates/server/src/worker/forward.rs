@@ -21,6 +21,15 @@ fn failure(code: Code) -> [u8; 4] {
     bytes
 }
 
+/// True when all backing files of a layout are on this node, or there are no other nodes.
+pub(super) fn all_here(network: Option<&Network>, layout: &Layout) -> bool {
+    let Some(Network { node, .. }) = network else { return true };
+    layout.components().iter().all(|component| {
+        let targets = &component.targets[..usize::from(component.target_count)];
+        targets.iter().all(|target| target >> 16 == u32::from(node.0))
+    })
+}
+
 impl ShardThread<'_> {
     /// The node that is to be asked, when it is not this one.
     #[inline]
@@ -29,17 +38,7 @@ impl ShardThread<'_> {
         request.node().filter(|node| *node != here)
     }
 
-    /// True when all backing files of a layout are on this node, or there are no other nodes.
-    pub(super) fn is_here(&self, layout: &Layout) -> bool {
-        let Some(Network { node, .. }) = &self.network else { return true };
-        layout.components().iter().all(|component| {
-            component.targets[..usize::from(component.target_count)]
-                .iter()
-                .all(|target| target >> 16 == u32::from(node.0))
-        })
-    }
-
-    /// Sends a client's request on. True: its answer will come.
+    /// Sends a client's request on; with `keeps` the node is told when the client is gone. True: its answer will come.
     ///
     /// # Errors
     /// [`Code::Stale`] when a client of another node asked: this is not the node to ask.
@@ -50,13 +49,13 @@ impl ShardThread<'_> {
         seq: u64,
         node: NodeId,
         request: (usize, usize),
-        changes: bool,
+        keeps: bool,
     ) -> std::result::Result<bool, Code> {
         let session = &mut self.sessions[session];
         let (Some(network), Door::Ring(_)) = (&self.network, &session.door) else {
             return Err(Code::Stale);
         };
-        if changes && !session.asked_nodes.contains(&node) {
+        if keeps && !session.asked_nodes.contains(&node) {
             session.asked_nodes.push(node);
         }
         session.slots[slot].forwarded = Some(seq);

@@ -13,7 +13,7 @@ pub(super) struct Session {
     pub(super) slots: Box<[Slot; RING_SLOTS]>,
     /// The shard has a note of it: it has, or had, a reply to keep.
     pub(super) noted: bool,
-    /// Other nodes that it asked for changes, which keep replies for it.
+    /// Other nodes that keep something for it: replies of changes, open files.
     pub(super) asked_nodes: Vec<NodeId>,
 }
 

@@ -102,6 +102,15 @@ fn data_of_other_nodes_is_read_and_written_through_mounts() {
     there.set_times(times).unwrap();
     let seen = std::fs::metadata(at(&one, "d/f")).unwrap().modified().unwrap();
     assert_eq!(seen.duration_since(std::time::UNIX_EPOCH).unwrap().as_secs(), 1_000_000);
+    // Open on the other node, it outlives its name, and is another file's name's no more.
+    std::fs::write(at(&one, "d/gone"), b"still here").unwrap();
+    let gone = std::fs::OpenOptions::new().read(true).write(true).open(at(&two, "d/gone")).unwrap();
+    std::fs::remove_file(at(&one, "d/gone")).unwrap();
+    std::fs::write(at(&one, "d/gone"), b"another").unwrap();
+    gone.write_all_at(b"!", 10).unwrap();
+    let mut left = [0; 20];
+    assert_eq!((gone.read_at(&mut left, 0).unwrap(), &left[..11]), (11, b"still here!".as_slice()));
+    drop(gone);
     // A file made on the other node in this node's directory has its data there.
     std::fs::write(at(&two, "d/g"), b"from two").unwrap();
     assert_eq!(std::fs::read(at(&one, "d/g")).unwrap(), b"from two");
@@ -131,7 +140,8 @@ fn data_of_other_nodes_is_read_and_written_through_mounts() {
     let tar = format!("tar -C {source} -cf - . | tar -C {} -xf -", at(&one, "d"));
     let copied = plain("sh", &["-c", &tar]);
     assert!(copied.status.success(), "{}", said(&copied));
-    let same = plain("diff", &["-r", "-x", "f", "-x", "g", "-x", "log", source, &at(&two, "d")]);
+    let same =
+        plain("diff", &["-r", "-x", "f", "-x", "g", "-x", "gone", "-x", "log", source, &at(&two, "d")]);
     assert!(same.status.success(), "{}", said(&same));
     let git = format!(
         "set -e; cd {}; git init -q r; cp -r d/src r/; cd r; git add -A; git -c user.name=t -c user.email=t@t commit -qm one; \
@@ -295,7 +305,12 @@ fn all_nodes_are_started_and_stopped_by_one_command() {
     let up = c.by_remote_shell(&words("up"));
     assert!(up.status.success() && said(&up).contains("n3: pool"), "{}", said(&up));
     c.tell(1, "mkdir /forebay/d");
-    assert_eq!(c.tell(3, "touch /forebay/d/f; ls /forebay/d"), "f\n");
+    assert_eq!(c.tell(3, "echo x > /forebay/d/f; ls /forebay/d"), "f\n");
+    // Who runs programs without a mount is told what they cannot do, and they are told so too.
+    let pool = c.pool(1);
+    let bare = c.forebay(1, &["run", "--pool", pool.to_str().unwrap(), "--", "cat", "/forebay/d/f"]);
+    let bare = said(&bare);
+    assert!(bare.contains("not mounted here") && bare.contains("Operation not supported"), "{bare}");
     assert_eq!(c.status(2)["nodes"].as_array().unwrap().len(), 2);
     // One that is up already fails, and is named; the others are not touched.
     let again = c.by_remote_shell(&words("up"));

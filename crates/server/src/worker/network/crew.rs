@@ -2,17 +2,18 @@
 //! there is for the target to say. A request that comes twice does no harm, but for an append, which the network thread
 //! answers from what it kept.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use forebay_data::{Access, BackingName, Media, Target};
+use forebay_data::{Access, Media, Target};
 use forebay_fabric::Ticket;
 use forebay_types::limits::MESSAGE_BYTES_MAX;
-use forebay_types::{BackingAttr, BackingId, BackingOp, Code, Error, Reply, Request, Result};
+use forebay_types::{BackingAttr, BackingId, BackingOp, Code, Error, Reply, Request, Result, Timestamp};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
+use super::kept::KeptOpen;
 use super::{Order, Orders};
 
 /// Threads: enough to keep a medium busy while others wait for it.
@@ -26,28 +27,29 @@ pub(super) struct Job {
 }
 
 /// Starts the crew; it ends when the sender is dropped.
-pub(super) fn start(target: Arc<Target>, orders: Orders) -> Result<Sender<Job>> {
+pub(super) fn start(target: Arc<Target>, kept: Arc<KeptOpen>, orders: Orders) -> Result<Sender<Job>> {
     let (sender, jobs) = mpsc::channel::<Job>();
     let jobs = Arc::new(Mutex::new(jobs));
     for _ in 0..THREADS {
-        let (target, orders, jobs) = (Arc::clone(&target), orders.clone(), Arc::clone(&jobs));
+        let (orders, jobs) = (orders.clone(), Arc::clone(&jobs));
+        let files = Files { target: Arc::clone(&target), kept: Arc::clone(&kept) };
         std::thread::Builder::new()
             .name("data".into())
             .stack_size(512 * 1024)
-            .spawn(move || work(&target, &orders, &jobs))
+            .spawn(move || work(&files, &orders, &jobs))
             .map_err(|e| Error::io("cannot start a thread", &e))?;
     }
     Ok(sender)
 }
 
-fn work(target: &Target, orders: &Orders, jobs: &Mutex<Receiver<Job>>) {
+fn work(files: &Files, orders: &Orders, jobs: &Mutex<Receiver<Job>>) {
     let mut room = vec![0; MESSAGE_BYTES_MAX];
     let mut out = vec![0; MESSAGE_BYTES_MAX];
     loop {
         let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(Job { ticket, message }) = job else { return };
         let result = match Request::decode(&message) {
-            Ok((_, Request::Backing(id, op))) => serve(target, &id, &op, &mut room),
+            Ok((_, Request::Backing(id, op))) => files.serve(ticket.stamp.session, &id, &op, &mut room),
             Ok(_) => Err(Code::Malformed),
             Err(code) => Err(code),
         };
@@ -60,82 +62,141 @@ fn code(e: Errno) -> Code {
     Code::from_errno(e.raw_os_error())
 }
 
-fn serve<'r>(
-    target: &Target,
-    id: &BackingId,
-    op: &BackingOp<'_>,
-    room: &'r mut [u8],
-) -> std::result::Result<Reply<'r>, Code> {
-    if id.target != target.target() {
-        return Err(Code::Stale);
+/// The backing files of this node, by name and by what is kept open.
+struct Files {
+    target: Arc<Target>,
+    kept: Arc<KeptOpen>,
+}
+
+impl Files {
+    /// A descriptor: the one that is kept open for the session, or a new one.
+    fn open(&self, session: u64, id: &BackingId) -> std::result::Result<Arc<OwnedFd>, Code> {
+        match self.kept.get(session, id) {
+            Some(file) => Ok(file),
+            None => self.open_by_name(id).map(Arc::new),
+        }
     }
-    let (ino, number, stripe) = (id.ino, usize::from(id.number), id.stripe);
-    let open = |access| target.open(ino, number, stripe, access);
-    match *op {
-        BackingOp::Stat => {
-            let s = target.stat(ino, number, stripe)?;
-            Ok(Reply::Backing(BackingAttr {
-                bytes: s.bytes,
-                allocated_bytes: s.allocated_bytes,
-                atime: s.atime,
-                mtime: s.mtime,
-                ctime: s.ctime,
-            }))
+
+    fn open_by_name(&self, id: &BackingId) -> std::result::Result<OwnedFd, Code> {
+        self.target.open(id.ino, usize::from(id.number), id.stripe, Access::ReadWrite)
+    }
+
+    fn serve<'r>(
+        &self,
+        session: u64,
+        id: &BackingId,
+        op: &BackingOp<'_>,
+        room: &'r mut [u8],
+    ) -> std::result::Result<Reply<'r>, Code> {
+        if id.target != self.target.target() {
+            return Err(Code::Stale);
         }
-        BackingOp::Make => target.create(ino, number, stripe).map(|()| Reply::Done),
-        BackingOp::Remove => target.remove(ino, number, stripe).map(|()| Reply::Done),
-        BackingOp::Read { offset, bytes } => {
-            let file = open(Access::Read)?;
-            let room = &mut room[..bytes as usize];
-            let mut done = 0;
-            while done < room.len() {
-                match rustix::io::pread(&file, &mut room[done..], offset + done as u64) {
-                    Ok(0) => break,
-                    Ok(n) => done += n,
-                    Err(Errno::INTR) => {}
-                    Err(e) => return Err(code(e)),
+        let (ino, number, stripe) = (id.ino, usize::from(id.number), id.stripe);
+        match *op {
+            BackingOp::Make => self.target.create(ino, number, stripe).map(|()| Reply::Done),
+            BackingOp::Remove => self.target.remove(ino, number, stripe).map(|()| Reply::Done),
+            BackingOp::Open { handle } => {
+                self.kept.open(session, id, handle, || self.open_by_name(id)).map(|()| Reply::Done)
+            }
+            BackingOp::Close { handle } => {
+                self.kept.close(session, id, handle);
+                Ok(Reply::Done)
+            }
+            BackingOp::Stat => match self.kept.get(session, id) {
+                Some(file) => attr_of(&rustix::fs::fstat(&*file).map_err(code)?),
+                None => self.target.stat(ino, number, stripe).map(|s| {
+                    Reply::Backing(BackingAttr {
+                        bytes: s.bytes,
+                        allocated_bytes: s.allocated_bytes,
+                        atime: s.atime,
+                        mtime: s.mtime,
+                        ctime: s.ctime,
+                    })
+                }),
+            },
+            BackingOp::Read { offset, bytes } => {
+                read(&*self.open(session, id)?, &mut room[..bytes as usize], offset)
+            }
+            BackingOp::Write { offset, append: false, bytes } => {
+                write(&*self.open(session, id)?, bytes, offset).map(|()| Reply::Count(offset))
+            }
+            BackingOp::Write { append: true, bytes, .. } => {
+                append(&*self.open(session, id)?, bytes).map(Reply::Count)
+            }
+            BackingOp::Truncate { bytes } => {
+                rustix::fs::ftruncate(&*self.open(session, id)?, bytes).map_err(code)?;
+                Ok(Reply::Done)
+            }
+            BackingOp::Allocate { mode, offset, bytes } => {
+                let flags = FallocateFlags::from_bits(mode).ok_or(Code::NotSupported)?;
+                let file = self.open(session, id)?;
+                loop {
+                    match rustix::fs::fallocate(&*file, flags, offset, bytes) {
+                        Ok(()) => return Ok(Reply::Done),
+                        Err(Errno::INTR) => {}
+                        Err(e) => return Err(code(e)),
+                    }
                 }
             }
-            Ok(Reply::Bytes(&room[..done]))
-        }
-        BackingOp::Write { offset, append: false, bytes } => {
-            let file = open(Access::ReadWrite)?;
-            let mut done = 0;
-            while done < bytes.len() {
-                match rustix::io::pwrite(&file, &bytes[done..], offset + done as u64) {
-                    Ok(n) => done += n,
-                    Err(Errno::INTR) => {}
-                    Err(e) => return Err(code(e)),
+            BackingOp::SetTimes { atime, mtime } => match self.kept.get(session, id) {
+                Some(file) => {
+                    rustix::fs::futimens(&*file, &forebay_data::timestamps(atime, mtime)).map_err(code)?;
+                    Ok(Reply::Done)
                 }
-            }
-            Ok(Reply::Count(offset))
-        }
-        BackingOp::Write { append: true, bytes, .. } => append(target, id, bytes).map(Reply::Count),
-        BackingOp::Truncate { bytes } => target.truncate(ino, number, stripe, bytes).map(|()| Reply::Done),
-        BackingOp::Allocate { mode, offset, bytes } => {
-            let flags = FallocateFlags::from_bits(mode).ok_or(Code::NotSupported)?;
-            let file = open(Access::ReadWrite)?;
-            loop {
-                match rustix::fs::fallocate(&file, flags, offset, bytes) {
-                    Ok(()) => return Ok(Reply::Done),
-                    Err(Errno::INTR) => {}
-                    Err(e) => return Err(code(e)),
-                }
+                None => self.target.set_times(ino, number, stripe, atime, mtime).map(|()| Reply::Done),
+            },
+            BackingOp::Sync => {
+                rustix::fs::fsync(&*self.open(session, id)?).map_err(code)?;
+                Ok(Reply::Done)
             }
         }
-        BackingOp::SetTimes { atime, mtime } => {
-            target.set_times(ino, number, stripe, atime, mtime).map(|()| Reply::Done)
-        }
-        BackingOp::Sync => rustix::fs::fsync(open(Access::Read)?).map(|()| Reply::Done).map_err(code),
     }
 }
 
+fn attr_of<'r>(st: &rustix::fs::Stat) -> std::result::Result<Reply<'r>, Code> {
+    let time = |sec: i64, nsec| Timestamp { sec, nsec };
+    Ok(Reply::Backing(BackingAttr {
+        bytes: st.st_size as u64,
+        allocated_bytes: st.st_blocks as u64 * 512,
+        atime: time(st.st_atime, st.st_atime_nsec as u32),
+        mtime: time(st.st_mtime, st.st_mtime_nsec as u32),
+        ctime: time(st.st_ctime, st.st_ctime_nsec as u32),
+    }))
+}
+
+fn read<'r>(file: &OwnedFd, room: &'r mut [u8], offset: u64) -> std::result::Result<Reply<'r>, Code> {
+    let mut done = 0;
+    while done < room.len() {
+        match rustix::io::pread(file, &mut room[done..], offset + done as u64) {
+            Ok(0) => break,
+            Ok(n) => done += n,
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(code(e)),
+        }
+    }
+    Ok(Reply::Bytes(&room[..done]))
+}
+
+fn write(file: &OwnedFd, bytes: &[u8], offset: u64) -> std::result::Result<(), Code> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match rustix::io::pwrite(file, &bytes[done..], offset + done as u64) {
+            // A medium that takes nothing and does not say why.
+            Ok(0) => return Err(Code::Io),
+            Ok(n) => done += n,
+            Err(Errno::INTR) => {}
+            Err(e) => return Err(code(e)),
+        }
+    }
+    Ok(())
+}
+
 /// Writes at the end, as the kernel has it, who lets no other write come between; where the first byte went.
-fn append(target: &Target, id: &BackingId, bytes: &[u8]) -> std::result::Result<u64, Code> {
-    let name = BackingName::new(id.ino, usize::from(id.number), id.stripe);
-    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let file: OwnedFd =
-        rustix::fs::openat(target.directory(), name.as_c_str(), flags, Mode::empty()).map_err(code)?;
+fn append(file: &OwnedFd, bytes: &[u8]) -> std::result::Result<u64, Code> {
+    // Opened anew, as an offset of its own and the flag are the open file's.
+    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
+    let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC;
+    let file = rustix::fs::open(path.as_str(), flags, Mode::empty()).map_err(code)?;
     let written = loop {
         match rustix::io::write(&file, bytes) {
             Ok(n) => break n,
@@ -163,11 +224,12 @@ mod tests {
         std::fs::create_dir(&place).unwrap();
         let directory = std::fs::File::open(&place).unwrap();
         Target::format(&directory).unwrap();
-        let target = Target::open(&directory, 2 << 16).unwrap();
+        let target = Arc::new(Target::open(&directory, 2 << 16).unwrap());
+        let files = Files { target, kept: Arc::default() };
         let id = BackingId { target: 2 << 16, ino: Ino(9 << 48 | 5), number: 0, stripe: 0 };
         let mut room = vec![0; 1 << 16];
         let mut ask = |id: &BackingId, op| {
-            let reply = serve(&target, id, &op, &mut room);
+            let reply = files.serve(77, id, &op, &mut room);
             reply.map(|reply| match reply {
                 Reply::Bytes(bytes) => (bytes.len() as u64, bytes.to_vec()),
                 Reply::Count(n) => (n, Vec::new()),
@@ -189,8 +251,14 @@ mod tests {
         ask(&id, BackingOp::Sync).unwrap();
         let other = BackingId { target: 3 << 16, ..id };
         assert_eq!(ask(&other, BackingOp::Stat), Err(Code::Stale), "another node's target");
+        // What is kept open outlives its name.
+        ask(&id, BackingOp::Open { handle: 1 }).unwrap();
         ask(&id, BackingOp::Remove).unwrap();
         ask(&id, BackingOp::Remove).unwrap();
+        ask(&id, BackingOp::Write { offset: 0, append: true, bytes: b"more" }).unwrap();
+        assert_eq!(ask(&id, BackingOp::Read { offset: 3, bytes: 9 }).unwrap().1, b"amore");
+        assert_eq!(ask(&id, BackingOp::Stat).unwrap().0, 8);
+        ask(&id, BackingOp::Close { handle: 1 }).unwrap();
         assert_eq!(ask(&id, BackingOp::Stat), Err(Code::NotFound));
         std::fs::remove_dir_all(&place).unwrap();
     }

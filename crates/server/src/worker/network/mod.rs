@@ -13,6 +13,7 @@
 //! A pool without a pool file has none of this.
 
 mod crew;
+mod kept;
 mod opening;
 mod removals;
 mod thread;

@@ -10,6 +10,7 @@ use forebay_fabric::{secret_file, Calls, CallsSettings, Endpoint, Identity};
 use forebay_ring::Doorbell;
 use forebay_types::{Code, Error, NodeId, Result};
 
+use super::kept::KeptOpen;
 use super::thread::NetworkThread;
 use super::{crew, Network, Orders};
 use crate::pool_file::Membership;
@@ -109,10 +110,18 @@ pub(in crate::worker) fn start(
     let waker = calls.endpoint().waker().clone();
     let (sender, orders) = mpsc::channel();
     let to_me = Orders { sender, waker };
-    let jobs = crew::start(target, to_me.clone())?;
+    let kept = Arc::new(KeptOpen::default());
+    let jobs = crew::start(target, Arc::clone(&kept), to_me.clone())?;
     let members = membership.nodes.iter().map(|m| (NodeId(m.number), m.name.clone(), m.host.clone()));
-    let thread =
-        NetworkThread::new(calls, NodeId(me.number), members.collect(), orders, to_shard, doorbell, jobs);
+    let thread = NetworkThread::new(
+        calls,
+        NodeId(me.number),
+        members.collect(),
+        orders,
+        to_shard,
+        doorbell,
+        (jobs, kept),
+    );
     let thread = std::thread::Builder::new()
         .name("network".into())
         .spawn(move || thread.run())

@@ -13,9 +13,10 @@ use forebay_wire::{Message as Wire, Stamp};
 use serde_json::{json, Value};
 
 use super::crew::Job;
+use super::kept::KeptOpen;
 use super::removals::Removals;
 use super::Order;
-use crate::worker::session::session_on;
+use crate::worker::session::{node_of_session, session_on};
 use crate::worker::shard_thread::Message;
 
 const NODE_TIMEOUT: Duration = Duration::from_millis(NODE_TIMEOUT_MS);
@@ -63,6 +64,8 @@ pub(super) struct NetworkThread {
     to_shard: Sender<Message>,
     doorbell: Arc<Doorbell>,
     jobs: Sender<Job>,
+    /// What the crew keeps open for processes of other nodes.
+    kept: Arc<KeptOpen>,
     flights: HashMap<CallId, Flight>,
     removals: Removals,
     /// The last append of each session's slot.
@@ -83,7 +86,7 @@ impl NetworkThread {
         orders: Receiver<Order>,
         to_shard: Sender<Message>,
         doorbell: Arc<Doorbell>,
-        jobs: Sender<Job>,
+        (jobs, kept): (Sender<Job>, Arc<KeptOpen>),
     ) -> NetworkThread {
         NetworkThread {
             calls,
@@ -94,6 +97,7 @@ impl NetworkThread {
             to_shard,
             doorbell,
             jobs,
+            kept,
             flights: HashMap::new(),
             removals: Removals::default(),
             appended: HashMap::new(),
@@ -261,8 +265,9 @@ impl NetworkThread {
         let message = body.bytes().to_vec();
         match request {
             Request::Backing(id, op) => self.asked_backing(ticket, &id, &op, message),
-            Request::EndSession { session } => {
+            Request::EndSession { session } if node_of_session(session) == ticket.node => {
                 self.end_appends(session);
+                self.kept.end(session);
                 self.tell(Message::EndedElsewhere(ticket.node, session));
                 self.answer(&ticket, &DONE);
             }

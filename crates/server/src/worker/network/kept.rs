@@ -1,0 +1,121 @@
+//! Backing files that processes of other nodes have open. Each is one descriptor for all opens of one process, so that it stays
+//! when the file is unlinked, as the kernel keeps what a process of this node has open.
+//!
+//! Kept in memory alone: what a killed worker kept is opened anew by name, and a file that has none any more is gone.
+
+use std::collections::{HashMap, HashSet};
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use forebay_types::limits::BACKING_OPEN_MAX;
+use forebay_types::{BackingId, Code};
+
+#[derive(Debug)]
+struct Kept {
+    file: Arc<OwnedFd>,
+    handles: HashSet<u64>,
+}
+
+/// All that are open.
+#[derive(Debug, Default)]
+pub(super) struct KeptOpen {
+    all: Mutex<HashMap<(u64, BackingId), Kept>>,
+}
+
+impl KeptOpen {
+    fn all(&self) -> MutexGuard<'_, HashMap<(u64, BackingId), Kept>> {
+        self.all.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The descriptor of a file that a session has open.
+    pub(super) fn get(&self, session: u64, id: &BackingId) -> Option<Arc<OwnedFd>> {
+        self.all().get(&(session, *id)).map(|kept| Arc::clone(&kept.file))
+    }
+
+    /// A session opens a file, perhaps for the second time.
+    ///
+    /// # Errors
+    /// [`Code::NoResources`] when too many are open, and what `open` fails with.
+    pub(super) fn open(
+        &self,
+        session: u64,
+        id: &BackingId,
+        handle: u64,
+        open: impl FnOnce() -> Result<OwnedFd, Code>,
+    ) -> Result<(), Code> {
+        if let Some(kept) = self.all().get_mut(&(session, *id)) {
+            kept.handles.insert(handle);
+            return Ok(());
+        }
+        let file = Arc::new(open()?);
+        let mut all = self.all();
+        if all.len() >= BACKING_OPEN_MAX {
+            return Err(Code::NoResources);
+        }
+        let kept = all.entry((session, *id)).or_insert_with(|| Kept { file, handles: HashSet::new() });
+        kept.handles.insert(handle);
+        Ok(())
+    }
+
+    /// A session closes a file.
+    pub(super) fn close(&self, session: u64, id: &BackingId, handle: u64) {
+        let mut all = self.all();
+        let Some(kept) = all.get_mut(&(session, *id)) else { return };
+        kept.handles.remove(&handle);
+        let gone = if kept.handles.is_empty() { all.remove(&(session, *id)) } else { None };
+        // To close the last descriptor of a large file takes long: not under the lock.
+        drop(all);
+        drop(gone);
+    }
+
+    /// A session is over.
+    pub(super) fn end(&self, session: u64) {
+        let mut all = self.all();
+        let theirs: Vec<_> = all.keys().filter(|(of, _)| *of == session).copied().collect();
+        let gone: Vec<_> = theirs.iter().filter_map(|key| all.remove(key)).collect();
+        drop(all);
+        drop(gone);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_types::Ino;
+
+    fn null() -> Result<OwnedFd, Code> {
+        Ok(std::fs::File::open("/dev/null").unwrap().into())
+    }
+
+    #[test]
+    fn a_file_is_kept_until_its_last_handle_is_closed_or_its_session_ends() {
+        let kept = KeptOpen::default();
+        let id = BackingId { target: 1 << 16, ino: Ino(5), number: 0, stripe: 0 };
+        for handle in [1, 2, 2] {
+            kept.open(7, &id, handle, null).unwrap();
+        }
+        kept.open(8, &id, 1, null).unwrap();
+        kept.close(7, &id, 1);
+        kept.close(7, &id, 1);
+        assert!(kept.get(7, &id).is_some());
+        kept.close(7, &id, 2);
+        assert!(kept.get(7, &id).is_none() && kept.get(8, &id).is_some());
+        kept.end(8);
+        assert!(kept.get(8, &id).is_none());
+        assert_eq!(kept.open(8, &id, 1, || Err(Code::NotFound)), Err(Code::NotFound));
+        assert!(kept.get(8, &id).is_none());
+    }
+
+    #[test]
+    fn more_than_the_bound_are_refused() {
+        let kept = KeptOpen::default();
+        let id = |n| BackingId { target: 1 << 16, ino: Ino(n), number: 0, stripe: 0 };
+        let file = Arc::new(null().unwrap());
+        for n in 0..BACKING_OPEN_MAX as u64 {
+            let entry = Kept { file: Arc::clone(&file), handles: HashSet::from([1]) };
+            kept.all().insert((7, id(n)), entry);
+        }
+        assert_eq!(kept.open(7, &id(1 << 40), 1, null), Err(Code::NoResources));
+        kept.open(7, &id(0), 2, null).unwrap();
+    }
+}
