@@ -158,8 +158,8 @@ impl Pool {
 
     /// This pool, for what outlives the borrow.
     pub(crate) fn for_ever(&self) -> &'static Pool {
-        // SAFETY: a pool is made by `prepare_as` alone, which leaks it: every reference to one is to memory that is never
-        // freed or moved.
+        // SAFETY: every pool that is handed out was leaked by `keep`: it is never freed or moved. The only one that is freed
+        // could not be attached, and nothing that asks for this was called on it.
         unsafe { &*std::ptr::from_ref(self) }
     }
 

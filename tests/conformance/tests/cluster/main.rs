@@ -175,6 +175,66 @@ fn data_of_other_nodes_is_read_and_written_through_mounts() {
 }
 
 #[test]
+fn files_of_several_backing_files_stay_so_and_preloaded_programs_open_them_by_the_mount() {
+    let c = Cluster::up("spread", 2);
+    let (Some(one), Some(two)) = (c.mount(1), c.mount(2)) else { return };
+    let layout = |node: usize, words: &[&str]| {
+        let pool = c.pool(node);
+        c.forebay(node, &[&["--pool", pool.to_str().unwrap(), "layout"], words].concat())
+    };
+    c.tell(1, "mkdir /forebay/d");
+    // A file whose name, inode and data are on node 1, and one whose data is on node 2.
+    for (node, name) in [(1, "/d/one"), (2, "/d/two")] {
+        let set = layout(node, &["set", "--stripe-count", "3", "--stripe-size", "4KiB", name]);
+        assert!(set.status.success(), "{}", said(&set));
+    }
+    let bytes: Vec<u8> = (0..100_003u32).flat_map(u32::to_le_bytes).take(100_003).collect();
+    for (name, from, to) in [("one", &two, &one), ("two", &one, &two)] {
+        std::fs::write(from.join("d").join(name), &bytes).unwrap();
+        assert!(std::fs::read(to.join("d").join(name)).unwrap() == bytes, "{name}");
+        for node in [1, 2] {
+            let told = c.tell(
+                node,
+                &format!(
+                    "cd /forebay/d; cksum < {name}; stat -c %s {name}; python3 -c 'import os; f = open(\"{name}\"); \
+                     print(os.fstat(f.fileno()).st_dev == os.stat(\"{name}\").st_dev)'"
+                ),
+            );
+            let sum = plain("sh", &["-c", &format!("cksum < {}", to.join("d").join(name).display())]);
+            assert_eq!(told, format!("{}100003\nTrue\n", String::from_utf8_lossy(&sum.stdout)));
+            let migrated = layout(node, &["migrate", &format!("/d/{name}")]);
+            assert!(
+                !migrated.status.success() && said(&migrated).contains("several nodes"),
+                "{}",
+                said(&migrated)
+            );
+            let got = said(&layout(node, &["get", &format!("/d/{name}")]));
+            assert!(got.contains("3 backing files"), "{got}");
+        }
+    }
+    // What the program opens on the mount by itself is the mount's.
+    let own = c.tell(
+        2,
+        &format!(
+            "cat /forebay/d/one > /dev/null; python3 -c 'import os, sys; f = open(\"/forebay/d/one\"); g = open(sys.argv[1]); \
+             print(os.fstat(g.fileno()).st_dev == os.stat(sys.argv[1]).st_dev, os.fstat(g.fileno()).st_dev == os.fstat(f.fileno()).st_dev, \
+             os.path.samestat(os.fstat(f.fileno()), os.stat(\"/forebay/d/one\")))' {}",
+            two.join("d/one").display()
+        ),
+    );
+    assert_eq!(own, "True False True\n");
+    c.tell(2, "rm -r /forebay/d");
+    until("removal of all backing files", || {
+        let count = |node| {
+            let target = c.pool(node).join("target/data");
+            plain("find", &[target.to_str().unwrap(), "-type", "f"]).stdout.len()
+        };
+        (count(1) + count(2) == 0).then_some(())
+    });
+    c.check();
+}
+
+#[test]
 fn node_that_is_killed_gives_eio_for_its_own_alone_and_comes_back_with_its_data() {
     let c = Cluster::up("killed", 3);
     for i in 1..=3 {
