@@ -381,3 +381,24 @@ fn all_nodes_are_started_and_stopped_by_one_command() {
     let nothing = c.forebay(1, &["up", "--all"]);
     assert!(said(&nothing).contains("no pool file"), "{}", said(&nothing));
 }
+
+#[test]
+fn mpi_ranks_on_two_nodes_share_a_file_and_read_each_others() {
+    let c = Cluster::up("mpi", 2);
+    let program = c.file().with_file_name("ranks");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cluster/ranks.c");
+    let compiled = plain("mpicc.openmpi", &["-O1", "-o", program.to_str().unwrap(), source]);
+    if !compiled.status.success() {
+        return println!("skipped: no Open MPI to compile with: {}", said(&compiled));
+    }
+    c.tell(1, "mkdir /forebay/d");
+    // Of one host for the MPI, of two for the pool: ranks take turns.
+    let ranks = c.by_ranks(4, &format!("{} /forebay/d", program.display()));
+    assert!(said(&ranks).contains("all 4 ranks"), "{}", said(&ranks));
+    assert_eq!(
+        c.tell(2, "ls /forebay/d; stat -c %s /forebay/d/shared"),
+        "own0\nown1\nown2\nown3\nshared\n12582980\n"
+    );
+    c.tell(2, "rm -r /forebay/d");
+    c.check();
+}

@@ -107,6 +107,20 @@ impl Cluster {
         command.env_remove("FOREBAY_POOL").env("FOREBAY_RSH", script).output().unwrap()
     }
 
+    /// Runs a line as so many ranks of Open MPI, in turn over the nodes' pools. The ranks are on this host's network.
+    pub(crate) fn by_ranks(&self, count: usize, line: &str) -> Output {
+        let script = format!(
+            "exec {} run --quiet --pool {}/n$((OMPI_COMM_WORLD_RANK % {} + 1)) -- {line}",
+            program("forebay").display(),
+            self.dir.display(),
+            self.count
+        );
+        let words = ["--allow-run-as-root", "--oversubscribe", "-n", &count.to_string(), "sh", "-c", &script];
+        let mut command = Command::new("/usr/bin/timeout");
+        command.arg(PATIENCE_S).arg("mpirun.openmpi").args(words);
+        command.env_remove("FOREBAY_POOL").output().unwrap()
+    }
+
     /// A shell on a node that sees the pool at /forebay.
     pub(crate) fn shell(&self, node: usize, script: &str) -> Output {
         let pool = self.pool(node);
