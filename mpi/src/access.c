@@ -16,7 +16,7 @@
 
 enum {
     PARTS_MAX = 512,              /* pieces of memory in one call */
-    SIEVE_BYTES = 1 << 20,        /* of a buffer that takes in gaps */
+    SIEVE_BYTES = 256 << 10,      /* of a buffer that takes in gaps: it stays in the cache (1 MiB: 0.6 times as fast) */
     SIEVE_GAP_BYTES = 8192,       /* gaps of fewer bytes on average are read too: as long as a call for each run takes */
     CALL_BYTES_MAX = 0x40000000,  /* in one system call */
 };
@@ -140,7 +140,9 @@ static int move(struct file *file, const struct view *view, bool writes, int64_t
     walk_start(&runs, view->file, view->disp, position);
     walk_start(&pieces, memory, (int64_t)(intptr_t)buffer, 0);
     if (!writes && sieves(file, view->file, bytes)) {
-        char *room = malloc(SIEVE_BYTES);
+        char *room = atomic_exchange(&file->spare, NULL);
+        if (room == NULL)
+            room = malloc(SIEVE_BYTES);
         if (room == NULL)
             return MPI_ERR_NO_MEM;
         int64_t n = 1;
@@ -149,7 +151,7 @@ static int move(struct file *file, const struct view *view, bool writes, int64_t
             if (n > 0)
                 *done += n;
         }
-        free(room);
+        free(atomic_exchange(&file->spare, room));
         return n < 0 ? class_of(n) : MPI_SUCCESS;
     }
     while (*done < bytes) {

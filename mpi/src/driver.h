@@ -160,6 +160,7 @@ struct file {
     forebay_file *data;
     int fd; /* of a file with one backing file, or -1 */
     char *path;
+    char *_Atomic spare; /* a buffer of SIEVE_BYTES that no access uses now: new memory costs a page fault each 4 KiB */
     struct view view;
     int64_t position;   /* the individual file pointer, in etypes */
     bool apart;         /* the views of all ranks are: what lies before an offset is the first part of each one's data */

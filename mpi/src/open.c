@@ -112,6 +112,14 @@ static void shared_make(struct file *file, struct told *told) {
     told->pid = getpid();
     told->nonce = (uint64_t)now.tv_sec * 1000000007u + now.tv_nsec * 4099u + (uintptr_t)file;
     told->memfd = -1;
+    if (file->size == 1) {
+        /* Nobody else is to find it. */
+        void *page = mmap(NULL, sizeof(struct shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        file->shared = page == MAP_FAILED ? NULL : page;
+        if (file->shared != NULL)
+            shared_init(file->shared, told->nonce);
+        return;
+    }
     file->memfd = memfd_create("forebay-mpi", MFD_CLOEXEC);
     if (file->memfd < 0 || ftruncate(file->memfd, sizeof(struct shared)) != 0)
         return;
@@ -155,6 +163,7 @@ static void file_free(struct file *file) {
         mpi.Comm_free(&file->comm);
     view_free(&file->view);
     pthread_mutex_destroy(&file->lock);
+    free(file->spare);
     free(file->path);
     free(file);
 }
@@ -204,6 +213,14 @@ static void layout_note(struct file *file) {
     snprintf(file->hints[HINT_striping_unit], HINT_BYTES, "%u", bytes);
 }
 
+/* Asked for once: it is a file to be read. */
+static int64_t processors(void) {
+    static _Atomic int64_t known;
+    if (known == 0)
+        known = sysconf(_SC_NPROCESSORS_ONLN) > 0 ? sysconf(_SC_NPROCESSORS_ONLN) : 1;
+    return known;
+}
+
 /* On rank 0 what all ranks think of their arguments, as `agree`; elsewhere anything. */
 static int tell_first(MPI_Comm comm, int size, int code, int64_t value) {
     int64_t mine[3] = {code, value, ~value}, all[3] = {code, value, ~value};
@@ -236,7 +253,7 @@ int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_Fil
     struct told told = {.code = tell_first(own, size, code, amode)};
     if (file->rank == 0 && told.code == MPI_SUCCESS) {
         told.answer = open_data(file, flags_of(amode, true));
-        told.processors = sysconf(_SC_NPROCESSORS_ONLN);
+        told.processors = processors();
         if (told.answer == 0) {
             shared_make(file, &told);
             layout_note(file);

@@ -83,8 +83,10 @@ impl Pool {
         if write && entry.attr.flags & FLAG_DIRTY == 0 {
             self.ask_entry(&Request::MarkDirty { ino: entry.attr.ino })?;
         }
-        // With all of them open no layout changes; whether it did before, the daemon knows (migrate.rs).
-        if stripes.len() > 1 && !self.spans_nodes() {
+        // With all of them open no layout changes. Whether it did before, the daemon knows, who need not be asked where the
+        // one backing file of another layout is not there (migrate.rs);
+        // in a pool of several nodes none does.
+        if stripes.len() > 1 && !self.spans_nodes() && self.may_be_single(entry.attr.ino) {
             match self.ask_entry(&Request::GetAttr { ino: entry.attr.ino }) {
                 Ok(now) if now.layout == entry.layout => {}
                 Ok(_) | Err(Code::NotFound) => return Err(Code::Stale),

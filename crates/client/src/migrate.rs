@@ -7,9 +7,10 @@
 //! been. One process at a time copies a file: a lock on the directory sees to that.
 //!
 //! A process may die, or lose its leases, between its request and the daemon's turn. So the daemon changes the layout only
-//! if a lease is held then and the new name is there, and whoever takes leases has removed that name first: both
-//! together say that who holds them has copied all. And who opens several backing files asks the daemon for the layout
-//! with all of them open: before the change no lease can be held any more, behind it the answer is another layout. What a
+//! if a lease is held then and the new name is there, and whoever takes leases has removed that name first, when the
+//! leases of whoever died are gone and the daemon still has the old layout: lease and name together say that who holds
+//! the lease has copied all. And who opens several backing files looks for the new name with all of them open: from
+//! then on no lease is held, and no layout changes; if it did before, the name is there, and the daemon is asked. What a
 //! dead process leaves is the old layout, and at worst a file that nobody reads, or the new one, and the daemon removes the old
 //! backing files. Nothing here allocates. Tests: `crates/cli/tests/spread.rs`.
 
@@ -21,8 +22,9 @@ use forebay_types::{Code, Entry, Ino, Layout, Reply, Request};
 
 use crate::descriptor::proc_fd;
 use crate::errno;
-use crate::open::{open_at, BACKING_MODE};
+use crate::open::{close, open_at, BACKING_MODE};
 use crate::pool::Pool;
+use crate::stat::stat_at;
 
 /// Bytes that are copied between two looks at the lease: some milliseconds that an opener waits.
 const COPY_BYTES: usize = 8 << 20;
@@ -123,7 +125,7 @@ impl Pool {
             return if is_done { Ok(()) } else { Err(Code::NotSupported) };
         }
         let lock = self.lock_bucket(ino)?;
-        let entry = self.get_attr(ino)?;
+        let mut entry = self.get_attr(ino)?;
         if !entry.attr.is_file() {
             return Err(if entry.attr.is_directory() { Code::IsDirectory } else { Code::Invalid });
         }
@@ -131,7 +133,12 @@ impl Pool {
             return Ok(());
         }
         let name = BackingName::new(ino, 0, 0);
-        // What a process left that died, before any lease is held.
+        // What a process left that died, when its leases are gone too and so its request comes too late.
+        self.await_no_lease(&entry)?;
+        entry = self.ask_entry(&Request::GetAttr { ino })?;
+        if entry.layout.is_single() {
+            return Ok(());
+        }
         // SAFETY: the name is NUL-terminated.
         unsafe { libc::unlinkat(self.attached()?.target(), name.as_c_str().as_ptr(), 0) };
         let held = self.hold_in_the_end(&entry)?;
@@ -178,6 +185,32 @@ impl Pool {
                 Err(code) => return Err(code),
             }
         }
+    }
+
+    /// True where a file of several backing files may have got one: there is one by its name.
+    pub(crate) fn may_be_single(&self, ino: Ino) -> bool {
+        let Ok(attached) = self.attached() else { return true };
+        let name = BackingName::new(ino, 0, 0);
+        !matches!(stat_at(attached.target(), name.as_c_str()), Err(Code::NotFound))
+    }
+
+    /// Returns when nobody holds a lease on the first backing file.
+    fn await_no_lease(&self, entry: &Entry) -> Result<(), Code> {
+        let flags = libc::O_RDONLY | libc::O_NONBLOCK | libc::O_CLOEXEC;
+        for _ in 0..LEASE_TRIES {
+            match self.open_stripe(entry, 0, 0, flags) {
+                Ok(fd) => {
+                    close(fd);
+                    return Ok(());
+                }
+                // What EAGAIN is.
+                Err(Code::Io) => {}
+                Err(code) => return Err(code),
+            }
+            // SAFETY: no memory is involved.
+            unsafe { libc::usleep(1000) };
+        }
+        Err(Code::Busy)
     }
 
     /// [`Pool::hold`], again for a moment while somebody has the file open.
