@@ -51,6 +51,9 @@ impl Batch<'_> {
         // A directory is not above the one that it lies in.
         let moves = from.slot != to.slot;
         let ours = |found: &Found| self.is_ours(found.ino);
+        if flags != RENAME_EXCHANGE && source.kind != Kind::Directory && target.is_some_and(|t| !ours(&t)) {
+            return Err(Code::IsDirectory);
+        }
         if target.is_some_and(|target| !ours(&target) && target.ino != source.ino) || moves && !ours(&source)
         {
             return Err(Code::CrossDevice);

@@ -220,6 +220,8 @@ fn rename_takes_a_directory_of_another_shard_no_further_than_its_parent() {
     ] {
         assert_eq!(rename(root, name, new_parent, new_name, flags), Err(Code::CrossDevice), "{name:?}");
     }
+    p.inode(create(root, b"file"));
+    assert_eq!(rename(root, b"file", root, b"e", 0), Err(Code::IsDirectory));
     // On the other shard: below one directory of its own it can tell what lies above what, between two it cannot.
     let make = |parent, name| p.inode(Request::MakeDirectory { parent, name, mode: 0 });
     let (a, b) = (make(d, b"a"), make(d, b"b"));

@@ -126,7 +126,8 @@ impl PoolTree {
     }
 
     fn open_data(&self, entry: &Entry, write: bool) -> Result<Data, Code> {
-        if !self.pool.is_one_here(&entry.layout) {
+        // Of a file of another node there is no descriptor here.
+        if entry.attr.is_file() && !self.pool.is_one_here(&entry.layout) {
             return Ok(Data::Striped(Box::new(self.pool.open_file(entry, write)?)));
         }
         let access = if write { libc::O_RDWR } else { libc::O_RDONLY };

@@ -8,7 +8,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-use forebay_client::{PathBuffer, Pool};
+use forebay_client::{Fail, PathBuffer, Pool};
 use forebay_types::{Code, Error};
 
 use crate::pool;
@@ -119,9 +119,17 @@ pub(super) fn within(dir: &Path, name: &OsStr, prefix: &Path) -> Result<Target, 
     worded(attached.access(place, libc::X_OK, true, true, &mut escape).map(|()| 0))
         .map_err(|e| failed(status_of(&e), e))?;
     let flags = libc::O_RDONLY | libc::O_CLOEXEC;
-    let fd = worded(attached.open(place, flags, 0, &mut escape)).map_err(|e| failed(status_of(&e), e))?;
-    // SAFETY: the descriptor is new and nobody else's.
-    let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+    let fd = match attached.open_unwaiting(place, flags, 0, &mut escape) {
+        // SAFETY: the descriptor is new and nobody else's.
+        Ok(fd) => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        // On another node: the pool's mount has it.
+        Err(Fail::Escape) if is_by_mount(escape.as_bytes()) => {
+            let path = Path::new(OsStr::from_bytes(escape.as_bytes()));
+            File::open(path).map(OwnedFd::from).map_err(|e| Error::io("cannot open it by the mount", &e))
+        }
+        Err(fail) => pool::worded(Err(fail), "run", name.as_bytes()),
+    };
+    let fd = fd.map_err(|e| failed(status_of(&e), e))?;
     let path = PathBuf::from(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd)));
     let mut target =
         Target { warnings: warnings(&path, &shown, 0), path: path.clone(), before: None, _fd: Some(fd) };
@@ -133,6 +141,11 @@ pub(super) fn within(dir: &Path, name: &OsStr, prefix: &Path) -> Result<Target, 
         target.before = Some(before);
     }
     Ok(target)
+}
+
+/// True for the path of an inode in the pool's mount.
+fn is_by_mount(path: &[u8]) -> bool {
+    path.rsplit(|b| *b == b'/').next().and_then(forebay_client::inode_of_name).is_some()
 }
 
 /// The interpreter and argument that a script names.

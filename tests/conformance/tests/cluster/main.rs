@@ -160,6 +160,18 @@ fn data_of_other_nodes_is_read_and_written_through_mounts() {
     );
     assert_eq!(preloaded, "from two\nfrom twomore\n13\nTrue True from\n3\n");
     assert_eq!(std::fs::read(at(&two, "d/g")).unwrap(), b"fro");
+    // Programs and scripts that lie on the other node, and results that are staged out from there.
+    c.tell(2, "cp /bin/echo /forebay/d/echo; printf '#!/bin/sh\\necho script $1\\n' > /forebay/d/s; chmod 755 /forebay/d/s");
+    assert_eq!(c.tell(1, "/forebay/d/echo binary; cd /forebay/d && ./s 1"), "binary\nscript 1\n");
+    let (pool, out) = (c.pool(1), c.file().with_file_name("out"));
+    let direct = c
+        .forebay(1, &["run", "--quiet", "--pool", pool.to_str().unwrap(), "--", "/forebay/d/echo", "direct"]);
+    assert_eq!(said(&direct), "direct\n");
+    let pair = format!("/d:{}", out.display());
+    let staged = c.forebay(1, &["stage-out", "--pool", pool.to_str().unwrap(), &pair]);
+    assert!(staged.status.success(), "{}", said(&staged));
+    let same = plain("diff", &["-r", out.to_str().unwrap(), &at(&two, "d")]);
+    assert!(same.status.success(), "{}", said(&same));
     // What is removed on one node leaves the other's target.
     drop(there);
     std::fs::remove_dir_all(at(&two, "d")).unwrap();
