@@ -120,8 +120,8 @@ impl Pool {
     /// [`Code::NotSupported`] when the pool is mounted nowhere that this process sees.
     #[cold]
     pub(crate) fn lead_to_mount(&self, entry: &Entry, path: &mut PathBuffer) -> Result<(), Code> {
-        // As for directories.
-        if self.role() != Role::Host {
+        // The mount's own process would wait for itself.
+        if self.role() == Role::Mount {
             return Err(Code::NotSupported);
         }
         let device = self.find_mount(path).ok_or(Code::NotSupported)?;
