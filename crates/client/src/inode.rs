@@ -1,5 +1,6 @@
 //! Calls on names and inodes rather than paths: what tools use that walk by themselves.
 
+use forebay_data::BackingName;
 use forebay_types::{Code, Entry, Ino, PoolSpace, Reply, Request};
 
 use crate::path::{PathBuffer, Place};
@@ -37,15 +38,21 @@ impl Pool {
         self.attached().is_ok_and(|a| a.reply.stable_inodes)
     }
 
-    /// True while a good part of the medium is free, so that nobody waits for what is being removed.
-    pub fn has_room(&self) -> bool {
-        /// Of the whole.
+    /// True for a file that is small beside what is free on the medium, so that nobody waits for its space: at most
+    /// 1 MiB while more than a sixteenth of the medium is free.
+    pub fn is_soon_removed(&self, ino: Ino) -> bool {
+        const BLOCKS_MAX: i64 = (1 << 20) / 512;
         const PART: u64 = 16;
         let Ok(attached) = self.attached() else { return false };
-        // SAFETY: an all-zero statfs is valid, and writable for the call.
+        let name = BackingName::new(ino, 0, 0);
+        // SAFETY: all-zero structures are valid, and writable for the calls; the name is NUL-terminated.
         unsafe {
-            let mut st: libc::statfs = std::mem::zeroed();
-            libc::fstatfs(attached.target(), &mut st) == 0 && st.f_bavail > st.f_blocks / PART
+            let (mut space, mut st): (libc::statfs, libc::stat) = std::mem::zeroed();
+            let target = attached.target();
+            libc::fstatfs(target, &mut space) == 0
+                && space.f_bavail > space.f_blocks / PART
+                && libc::fstatat(target, name.as_c_str().as_ptr(), &mut st, libc::AT_SYMLINK_NOFOLLOW) == 0
+                && st.st_blocks <= BLOCKS_MAX
         }
     }
 

@@ -76,6 +76,14 @@ impl Pool {
         Some(device)
     }
 
+    /// The device number of the mount, if the pool is mounted at this path.
+    pub(crate) fn device_of_mount_at(&self, at: &[u8]) -> Option<u64> {
+        let mut path = PathBuffer::new();
+        let device =
+            if self.role() == Role::Host && !at.is_empty() { self.find_mount(&mut path) } else { None };
+        device.filter(|_| path.as_bytes() == at)
+    }
+
     /// True when `device` (`st_dev`) is that of the pool's mount.
     pub(crate) fn is_mount(&self, device: u64) -> bool {
         // Mounts are of no block device.

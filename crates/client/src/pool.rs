@@ -50,6 +50,8 @@ pub struct Pool {
     prefix_len: AtomicUsize,
     /// Device of the pool's mount when it was seen last; 0 when it was not.
     pub(crate) mounted: AtomicU64,
+    /// The device number that files show; 0 until it is decided.
+    shown_device: AtomicU64,
 }
 
 // SAFETY: `prefix` is written before `prefix_len` is published and never after; all else is atomic.
@@ -152,6 +154,7 @@ impl Pool {
             prefix: UnsafeCell::new([0; PREFIX_MAX]),
             prefix_len: AtomicUsize::new(0),
             mounted: AtomicU64::new(0),
+            shown_device: AtomicU64::new(0),
             older: AtomicPtr::new(std::ptr::null_mut()),
         })
     }
@@ -180,9 +183,21 @@ impl Pool {
         unsafe { &(&*self.prefix.get())[..len] }
     }
 
-    /// Device number (`st_dev`) that every file of the pool shows; 0 when the pool cannot be attached.
+    /// Device number (`st_dev`) that every file of the pool shows; 0 when the pool cannot be attached. Where the pool is
+    /// mounted at the prefix it is the mount's, as a path may lead a program to either; what is found at first stays.
     pub fn device(&self) -> u64 {
-        self.attached().map_or(0, |a| a.reply.device)
+        match self.shown_device.load(Ordering::Relaxed) {
+            0 => self.decide_device(),
+            device => device,
+        }
+    }
+
+    #[cold]
+    fn decide_device(&self) -> u64 {
+        let Ok(attached) = self.attached() else { return 0 };
+        let device = self.device_of_mount_at(self.prefix()).unwrap_or(attached.reply.device);
+        self.shown_device.store(device, Ordering::Relaxed);
+        device
     }
 
     /// This process's attachment, made if there is none.
@@ -204,6 +219,7 @@ impl Pool {
         // SAFETY: attachments are never freed.
         if !current.is_null() && unsafe { &*current }.gone.load(Ordering::Relaxed) {
             crate::descriptor::forget_all();
+            self.shown_device.store(0, Ordering::Relaxed);
         }
         let new = Attached::new(&self.address, self.role)?;
         let place = std::ptr::from_ref(new).cast_mut();

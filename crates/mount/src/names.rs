@@ -164,7 +164,7 @@ impl FileSystem {
     }
 
     /// `answer` answers the request. It is called before the data is removed where nobody can tell: the file is not open
-    /// here, and there is room for what comes next.
+    /// here, and so small that its space is free before anything can miss it.
     pub(crate) fn unlink(&self, rq: &Request<'_>, answer: impl FnOnce()) -> Result<Outcome, Errno> {
         let mut f = rq.fields;
         let (parent, name) = (self.ino(rq.node), f.name()?);
@@ -172,7 +172,7 @@ impl FileSystem {
         let (mut answer, mut victim) = (Some(answer), None);
         self.pool.unlink_in_telling(parent, name, |ino| {
             victim = Some(ino);
-            if self.nodes.opened(ino.0).is_none() && self.pool.has_room() {
+            if self.nodes.opened(ino.0).is_none() && self.pool.is_soon_removed(ino) {
                 if let Some(answer) = answer.take() {
                     answer();
                 }

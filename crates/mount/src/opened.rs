@@ -17,6 +17,8 @@ use crate::registrar::Registrar;
 #[derive(Debug, Default)]
 struct Inner {
     registered: Option<(Arc<Registrar>, i32)>,
+    /// It could not be registered when it was opened: until the last release it is read and written by requests.
+    by_requests: bool,
     read: Option<Arc<OwnedFd>>,
     write: Option<Arc<OwnedFd>>,
     /// Opens for writing that were not released.
@@ -118,9 +120,15 @@ impl Opened {
             return Ok(Some(*id));
         }
         let (Some(registrar), Some(file)) = (registrar, inner.any()) else { return Ok(None) };
+        if inner.by_requests {
+            return Ok(None);
+        }
         let id = registrar.register(file.as_fd())?;
-        inner.registered = Some((Arc::clone(registrar), id));
-        Ok(Some(id))
+        match id {
+            Some(id) => inner.registered = Some((Arc::clone(registrar), id)),
+            None => inner.by_requests = true,
+        }
+        Ok(id)
     }
 
     /// An open for writing was released.

@@ -20,7 +20,7 @@ use crate::files::TRANSFER_BYTES_MAX;
 use crate::filesystem::{DataPath, FileSystem, Outcome};
 use crate::patience::Patience;
 use crate::protocol::{init, op, Body, Request, MAJOR, MINOR, MINOR_OF_EPOCHS};
-use crate::registrar::Registrar;
+use crate::registrar::{Helper, Registrar};
 use crate::splice::{self, Pipe};
 
 /// Room for the largest request: a write with its headers.
@@ -350,7 +350,7 @@ fn try_passthrough(fs: &FileSystem) -> DataPath {
         }
     };
     let attempt = |registrar: Registrar| -> io::Result<()> {
-        let id = registrar.register(file.as_fd())?;
+        let id = registrar.register(file.as_fd())?.ok_or(io::ErrorKind::BrokenPipe)?;
         registrar.unregister(id);
         let _ = fs.registrar.set(Arc::new(registrar));
         Ok(())
@@ -368,7 +368,7 @@ fn try_passthrough(fs: &FileSystem) -> DataPath {
                 Err(why) => {
                     DataPath::Requests(format!("passthrough needs CAP_SYS_ADMIN, or a helper ({why})"))
                 }
-                Ok(helper) => match attempt(Registrar::Helper(helper)) {
+                Ok(helper) => match attempt(Registrar::Helper(Helper::new(&fs.device, helper))) {
                     Ok(()) => DataPath::PassthroughByHelper,
                     Err(e) => DataPath::Requests(format!("by the helper: {}", refused(e))),
                 },

@@ -226,6 +226,12 @@ fn supervisor_killed_leaves_nothing_that_the_next_up_does_not_clear() {
     place.done(&up);
     fs::write(place.file("a"), "x").unwrap();
     assert_eq!(forebay_mount::place::mounts().iter().filter(|m| m.at == place.mnt()).count(), 1);
+    let link = place.pool().join("mounted");
+    assert!(link.symlink_metadata().is_ok());
+    kill(place.pid("mount"));
+    kill(place.pid("supervisor"));
+    place.done(&["up", "--path", place.pool().to_str().unwrap()]);
+    assert!(link.symlink_metadata().is_err(), "programs would look for a mount that is no more");
 }
 
 #[test]

@@ -125,7 +125,7 @@ impl Place {
 
     /// Writes, reads, maps and runs what is on the mount, as its user.
     fn use_it(&self) {
-        let script = "cd \"$0\" && head -c 3000000 /dev/urandom >a && cp a b && cmp a b && echo more >>b && \
+        let script = "cd \"$0\" && rm -rf * && head -c 3000000 /dev/urandom >a && cp a b && cmp a b && echo more >>b && \
              test $(stat -c %s b) = 3000005 && rm a && cp /bin/true t && ./t && mkdir d && mv b d && ls d && \
              truncate -s 10 d/b && test $(wc -c <d/b) = 10";
         let output = self.user("sh").args(["-ec", script]).arg(self.mnt()).output().unwrap();
@@ -169,8 +169,16 @@ fn mount_with_the_helpers_capability_passes_through() {
     assert_eq!(data, "passthrough", "{why}");
     assert!(why.contains("forebay-register"), "{why}");
     place.use_it();
-    place.forebay(&["down"]);
     let name = format!("{}", register.display());
+    // Whoever opens files while there is no helper goes on without, and with the next one.
+    assert!(can("pkill", &["-KILL", "-f", &name]));
+    place.use_it();
+    wait_for("another helper", || {
+        place.use_it();
+        can("pgrep", &["-f", &name])
+    });
+    place.use_it();
+    place.forebay(&["down"]);
     wait_for("the helper ends with the mount", || !can("pgrep", &["-f", &name]));
 }
 

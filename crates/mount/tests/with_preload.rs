@@ -25,6 +25,21 @@ fn working_directory_is_the_mounts_and_programs_without_the_library_see_it() {
 }
 
 #[test]
+fn working_directory_is_the_pools_whatever_pwd_was_left_as() {
+    let Some(place) = Place::mounted() else { return };
+    let mnt = place.mnt();
+    script(&place, "mkdir /forebay/d && echo x >/forebay/d/f");
+    let print = "python3 -c 'import os; print(os.getcwd(), os.stat(\"f\").st_dev == os.stat(\"/forebay/d/f\").st_dev)'";
+    assert_eq!(script(&place, &format!("cd / && env -C /forebay/d {print}")), "/forebay/d True");
+    // So that cp sees what is one file.
+    let seen = script(&place, "cd / && env -C /forebay/d cp f /forebay/d/f 2>/dev/null || cat /forebay/d/f");
+    assert_eq!(seen, "x");
+    // Entered by the mount's own path it is the kernel's.
+    let print = "python3 -c 'import os; print(os.getcwd())'";
+    assert_eq!(script(&place, &format!("cd {}/d && {print}", mnt.display())), format!("{}/d", mnt.display()));
+}
+
+#[test]
 fn working_directory_survives_an_exec_and_its_renaming() {
     let Some(place) = Place::mounted() else { return };
     script(&place, "mkdir /forebay/a && echo x >/forebay/a/f");
@@ -57,6 +72,10 @@ import os, sys, fcntl, subprocess
 d = os.open("/forebay/d", os.O_RDONLY | os.O_DIRECTORY)
 assert os.readlink(f"/proc/self/fd/{d}") in (MNT + "/d", "/forebay/d"), os.readlink(f"/proc/self/fd/{d}")
 assert os.fstat(d).st_ino == os.stat("/forebay/d").st_ino and os.fstat(d).st_dev == os.stat("/forebay/d").st_dev
+again = os.open(f"/proc/self/fd/{d}", os.O_RDONLY | os.O_DIRECTORY)
+for fd in (again, d):
+    assert os.fstat(fd).st_dev == os.stat(f"/proc/self/fd/{fd}/one").st_dev == os.stat("/forebay/d/one").st_dev
+os.close(again)
 f = os.open("two", os.O_CREAT | os.O_WRONLY, dir_fd=d); os.write(f, b"22"); os.close(f)
 assert sorted(os.listdir(d)) == ["one", "two"]
 os.rename("two", "three", src_dir_fd=d, dst_dir_fd=d)
@@ -123,14 +142,15 @@ fn prefix_that_is_the_mount_gives_both_doors_the_same_paths() {
     let text = format!(
         "mkdir d && echo x >d/f && cat {link}/f && mv {link}/f {mnt}/g && cat {link}/../g; \
          cd d && /bin/pwd && env -u LD_PRELOAD /bin/pwd && readlink /proc/self/cwd; \
-         ls {link}/missing {mnt}/missing /missing 2>/dev/null; echo y >{link}/new && cat {mnt}/d/new"
+         ls {link}/missing {mnt}/missing /missing 2>/dev/null; echo y >{link}/new && cat {mnt}/d/new; \
+         cp {mnt}/d/new {link}/new 2>/dev/null; cat {link}/new"
     );
     let mut command = place.command(&["run", "--quiet", "--prefix", &mnt, "--", "sh", "-c", &text]);
     let output = command.current_dir(&mnt).output().unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
     assert_eq!(
         said,
-        format!("x\nx\n{mnt}/d\n{mnt}/d\n{mnt}/d\ny\n"),
+        format!("x\nx\n{mnt}/d\n{mnt}/d\n{mnt}/d\ny\ny\n"),
         "{}",
         String::from_utf8_lossy(&output.stderr)
     );

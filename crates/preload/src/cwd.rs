@@ -44,7 +44,8 @@ fn find_out() -> Option<(Pool, u64)> {
     let kernel = (seen == 0).then(|| unsafe { stat.assume_init() });
     match kernel {
         Some(stat)
-            if stat.st_nlink == 0 || named_by_prefix() && descriptor::is_on_mount(None, stat.st_dev) =>
+            if stat.st_nlink == 0
+                || descriptor::is_on_mount(None, stat.st_dev) && !named_otherwise(&stat) =>
         {
             // Without a pool nothing is kept: it may come back.
             let pool = door::pool().ok()?;
@@ -64,17 +65,25 @@ fn find_out() -> Option<(Pool, u64)> {
     }
 }
 
-/// False when whoever started this program calls its working directory by another name than one under the prefix: a
-/// directory of the mount may have been entered by the mount's own path, and is the kernel's then.
-fn named_by_prefix() -> bool {
-    // SAFETY: a C string; what it gives is one, or null.
+/// True when whoever started this program calls its working directory by another name than one under the prefix, which leads
+/// the kernel there: a directory of the mount was entered by the mount's own path then, and is the kernel's.
+fn named_otherwise(here: &libc::stat) -> bool {
+    // SAFETY: a C string; what it gives is one, or null; the structure is writable and filled after success.
     unsafe {
         let named = libc::getenv(c"PWD".as_ptr());
         if named.is_null() {
-            return true;
+            return false;
         }
         let rest = crate::path::bytes(named).strip_prefix(settings::prefix());
-        rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"))
+        if rest.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/")) {
+            return false;
+        }
+        let mut there = std::mem::MaybeUninit::<libc::stat>::uninit();
+        if real::fstatat(libc::AT_FDCWD, named, there.as_mut_ptr(), 0) != 0 {
+            return false;
+        }
+        let there = there.assume_init();
+        (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
     }
 }
 

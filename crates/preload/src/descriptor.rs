@@ -32,17 +32,18 @@ static CHECKED: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 pub(crate) fn is_candidate(fd: c_int, stat: &libc::stat) -> bool {
     let permissions = stat.st_mode & 0o7777;
     if stat.st_mode & libc::S_IFMT == libc::S_IFDIR {
-        return stat.st_nlink == 0 || is_on_mount(Some(fd), stat.st_dev);
+        return is_anchor(stat) || is_on_mount(Some(fd), stat.st_dev);
     }
     permissions == 0o700
         || (permissions & !0o700 == 0 && door::is_attached())
         || (stat.st_dev != 0 && stat.st_dev == MOUNT.load(Ordering::Relaxed))
 }
 
-/// True for an anchor, of which `stat` is the kernel's.
+/// True for what may be an anchor: a removed directory that is not one of the mount. `stat` is the kernel's.
 #[inline]
-pub(crate) fn is_anchor(stat: &libc::stat) -> bool {
-    stat.st_nlink == 0 && stat.st_mode & libc::S_IFMT == libc::S_IFDIR
+fn is_anchor(stat: &libc::stat) -> bool {
+    let is_removed = stat.st_nlink == 0 && stat.st_mode & libc::S_IFMT == libc::S_IFDIR;
+    is_removed && stat.st_dev != MOUNT.load(Ordering::Relaxed)
 }
 
 /// True when a directory of this device may be one of the pool's mount, opened by the pool if it is a descriptor's; with none
@@ -52,9 +53,10 @@ pub(crate) fn is_on_mount(fd: Option<c_int>, device: u64) -> bool {
     if libc::major(device) != 0 || crate::settings::prefix_bytes() == 0 {
         return false;
     }
-    let may_be = MOUNT.load(Ordering::Relaxed) == device
-        || !OTHERS.iter().any(|other| other.load(Ordering::Relaxed) == device) && is_on_fuse(fd, device);
-    may_be && fd.is_none_or(is_marked)
+    // The mark is looked at first: nearly all descriptors have none, and then their file systems are not asked.
+    fd.is_none_or(is_marked)
+        && (MOUNT.load(Ordering::Relaxed) == device
+            || !OTHERS.iter().any(|other| other.load(Ordering::Relaxed) == device) && is_on_fuse(fd, device))
 }
 
 /// True for a descriptor that the pool opened: one opened by the mount's own path is the kernel's.
@@ -125,14 +127,19 @@ pub(crate) fn opened_directory() {
     DIRECTORIES.store(true, Ordering::Relaxed);
 }
 
+/// Notes that `fd` is no directory of the pool.
+fn note_checked(fd: c_int) {
+    if let Some(word) = CHECKED.get(fd as usize / 64) {
+        word.fetch_or(1 << (fd as u32 % 64), Ordering::Relaxed);
+    }
+}
+
 /// The pool's directory behind `fd`, if it is one.
 pub(crate) fn directory_of(fd: c_int) -> Option<(Pool, u64)> {
     let stat = kernel_stat(fd)?;
     let may_be = stat.st_mode & libc::S_IFMT == libc::S_IFDIR && is_candidate(fd, &stat);
     if !may_be {
-        if let Some(word) = CHECKED.get(fd as usize / 64) {
-            word.fetch_or(1 << (fd as u32 % 64), Ordering::Relaxed);
-        }
+        note_checked(fd);
         return None;
     }
     let found = ask(fd, &stat)?;
@@ -142,7 +149,14 @@ pub(crate) fn directory_of(fd: c_int) -> Option<(Pool, u64)> {
 
 /// The pool's directory behind `fd`, if that is an anchor.
 pub(crate) fn anchor_of(fd: c_int) -> Option<(Pool, u64)> {
-    kernel_stat(fd).filter(is_anchor).and_then(|stat| ask(fd, &stat))
+    let stat = kernel_stat(fd)?;
+    if !is_anchor(&stat) {
+        if !is_candidate(fd, &stat) {
+            note_checked(fd);
+        }
+        return None;
+    }
+    ask(fd, &stat)
 }
 
 /// The pool's inode behind `fd`, if it is one.

@@ -127,12 +127,27 @@ fn behind<T>(
     unsafe { opened(libc::AT_FDCWD, text.as_c(), |fd| body(fd, rest)) }
 }
 
+/// The directory that a link of this process leads to, if that is one of the mount that is open as the pool's: by which path it
+/// was opened only the descriptor itself tells.
+fn directory_of_mount(link: &[u8]) -> Option<(Pool, u64)> {
+    if link == b"/proc/self/cwd" {
+        return crate::cwd::directory();
+    }
+    let digits = link.strip_prefix(b"/proc/self/fd/").or_else(|| link.strip_prefix(b"/dev/fd/"))?;
+    let number = digits.iter().try_fold(0 as c_int, |number, digit| {
+        number.checked_mul(10)?.checked_add(c_int::from(digit.checked_sub(b'0').filter(|d| *d < 10)?))
+    })?;
+    descriptor::directory_of(number)
+}
+
 /// Where a path through such a link is in the pool; `follow` is whether the call follows a link at the end. A file
 /// without a name is left to the kernel, which alone can open it again.
 pub(crate) fn place(path: &[u8], follow: bool) -> Result<Option<(Pool, Place)>, isize> {
     let found = behind(path, follow, |fd, rest| {
-        let (pool, ino) = descriptor::named_inode_of(fd)?;
-        Some((pool, ino, path.len() - rest.len()))
+        let start = path.len() - rest.len();
+        let (pool, ino) =
+            descriptor::named_inode_of(fd).or_else(|| directory_of_mount(path.get(..start)?))?;
+        Some((pool, ino, start))
     })?;
     Ok(found.map(|(pool, dir, start)| {
         let rest = &path[start..];

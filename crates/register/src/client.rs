@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -20,6 +21,24 @@ pub struct Registrar {
     child: Option<Child>,
 }
 
+/// A helper answers within so long: it asks the kernel, which waits for nobody.
+const PATIENCE_S: libc::time_t = 10;
+
+/// The address of a socket's path.
+pub(crate) fn address(path: &Path) -> io::Result<libc::sockaddr_un> {
+    // SAFETY: an all-zero address is valid.
+    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
+    let bytes = path.as_os_str().as_bytes();
+    if bytes.is_empty() || bytes.len() >= address.sun_path.len() {
+        return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG));
+    }
+    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    for (to, from) in address.sun_path.iter_mut().zip(bytes) {
+        *to = *from as libc::c_char;
+    }
+    Ok(address)
+}
+
 /// The helper's answer as a number.
 fn result_of(answer: Option<(Message, Option<OwnedFd>)>) -> io::Result<i32> {
     match answer {
@@ -34,8 +53,13 @@ impl Registrar {
     /// The first that can be had for a FUSE connection: one that listens, then the program beside this one. Else what stood
     /// in the way of each, in words.
     pub fn find(device: BorrowedFd<'_>) -> Result<Registrar, String> {
-        let socket = std::env::var_os(SOCKET_VARIABLE).map_or_else(|| PathBuf::from(SOCKET), PathBuf::from);
-        let listening = Registrar::connect(&socket, device);
+        let named = std::env::var_os(SOCKET_VARIABLE).map(PathBuf::from);
+        let socket = named.clone().unwrap_or_else(|| PathBuf::from(SOCKET));
+        let listening = match named {
+            Some(_) => Registrar::connect(&socket, device),
+            // What listens there must be root's: it is given descriptors.
+            None => Registrar::connect_to_root(&socket, device),
+        };
         let program = std::env::current_exe().map(|me| me.with_file_name(PROGRAM));
         match listening {
             Ok(registrar) => Ok(registrar),
@@ -74,16 +98,7 @@ impl Registrar {
 
     /// Connects to one that listens, and gives it the connection.
     pub fn connect(path: &Path, device: BorrowedFd<'_>) -> io::Result<Registrar> {
-        // SAFETY: an all-zero address is valid.
-        let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-        let bytes = path.as_os_str().as_bytes();
-        if bytes.len() >= address.sun_path.len() {
-            return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG));
-        }
-        address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-        for (to, from) in address.sun_path.iter_mut().zip(bytes) {
-            *to = *from as libc::c_char;
-        }
+        let address = address(path)?;
         // SAFETY: the descriptor is new and ours; the address lives over the call and is as long as said.
         let socket = unsafe {
             let fd = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0);
@@ -100,8 +115,31 @@ impl Registrar {
         Registrar { socket: Mutex::new(socket), child: None }.with(device)
     }
 
+    /// A helper that does not answer is none: whoever asks goes on without.
+    fn set_patience(&self) {
+        let timeout = libc::timeval { tv_sec: PATIENCE_S, tv_usec: 0 };
+        let length = size_of::<libc::timeval>() as libc::socklen_t;
+        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
+        for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+            // SAFETY: the structure lives over the call and is as long as said.
+            unsafe {
+                let value = (&raw const timeout).cast();
+                libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, value, length);
+            }
+        }
+    }
+
+    fn connect_to_root(path: &Path, device: BorrowedFd<'_>) -> io::Result<Registrar> {
+        let (owner, dir) = (|path: &Path| std::fs::symlink_metadata(path).map(|m| m.uid()), path.parent());
+        if owner(path)? != 0 || dir.map_or(Ok(0), owner)? != 0 {
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it is not root's"));
+        }
+        Registrar::connect(path, device)
+    }
+
     fn with(self, device: BorrowedFd<'_>) -> io::Result<Registrar> {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
+        self.set_patience();
         match self.ask(Message::Connection, device) {
             Ok(_) => Ok(self),
             Err(e) if matches!(e.kind(), UnexpectedEof | BrokenPipe | ConnectionReset) => {

@@ -1,11 +1,12 @@
 //! `forebay-register` as a program: for one user, on a socket that it was given; or for all, on one where it listens.
 
-use std::ffi::{CString, OsString};
-use std::io;
+use std::ffi::OsString;
+use std::io::{self, Write};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::Duration;
 
 use crate::{privilege, serve, SOCKET};
 
@@ -28,8 +29,12 @@ through forebay-mount: the same results, more slowly. `forebay status` says whic
 
 /// Exit status when this process has not the capability.
 pub(crate) const NOT_PERMITTED: u8 = 3;
-/// Users that are served at a time: more wait.
+/// Connections that are served at a time; others are closed, and those mounts go by requests.
 const CONNECTIONS_MAX: usize = 1024;
+/// Of one user: mounts of pools on one node.
+const CONNECTIONS_OF_USER_MAX: usize = 32;
+/// Pause after something that failed for want of resources.
+const PAUSE: Duration = Duration::from_millis(100);
 
 enum Wanted {
     Listen(PathBuf),
@@ -76,7 +81,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
-            eprintln!("forebay-register: {e}");
+            say(format_args!("{e}"));
             ExitCode::from(if e.kind() == io::ErrorKind::PermissionDenied { NOT_PERMITTED } else { 1 })
         }
     }
@@ -89,90 +94,140 @@ fn serve_one(fd: RawFd) -> io::Result<()> {
     }
     privilege::keep_one().map_err(|e| io::Error::new(e.kind(), format!("CAP_SYS_ADMIN is needed: {e}")))?;
     // SAFETY: the descriptor is open, was given for this, and is not used otherwise; it cannot fail.
-    let (socket, uid) = unsafe { (OwnedFd::from_raw_fd(fd), libc::getuid()) };
+    let (socket, uid) = unsafe {
+        // What ends the group of whoever started this, as a terminal's interrupt, does not end the mount's help.
+        libc::setsid();
+        (OwnedFd::from_raw_fd(fd), libc::getuid())
+    };
     serve::serve(socket.as_fd(), uid)
+}
+
+fn check(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(result)
+}
+
+/// The directory of the socket, which nobody but root may change. Locked while it is open.
+fn lock_directory(path: &Path) -> io::Result<std::fs::File> {
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    std::fs::DirBuilder::new().recursive(true).mode(0o755).create(dir)?;
+    let open = std::fs::OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY).open(dir)?;
+    let metadata = open.metadata()?;
+    if metadata.uid() != 0 || metadata.mode() & 0o022 != 0 {
+        let why = format!("others than root may change {} (make it root's, with mode 0755)", dir.display());
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
+    }
+    // SAFETY: plain system call on a descriptor of ours.
+    check(unsafe { libc::flock(open.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) }).map_err(|e| {
+        io::Error::new(e.kind(), format!("another one is starting in {}: {e}", dir.display()))
+    })?;
+    Ok(open)
 }
 
 /// A socket bound to a path, for all users to connect to. One that nobody listens on is replaced.
 fn bind(path: &Path) -> io::Result<OwnedFd> {
-    if let Some(dir) = path.parent().filter(|dir| !dir.as_os_str().is_empty()) {
-        std::fs::create_dir_all(dir)?;
-    }
-    // SAFETY: an all-zero address is valid.
-    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-    let bytes = path.as_os_str().as_bytes();
-    if bytes.is_empty() || bytes.len() >= address.sun_path.len() {
-        return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG));
-    }
-    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    for (to, from) in address.sun_path.iter_mut().zip(bytes) {
-        *to = *from as libc::c_char;
-    }
+    // SAFETY: it cannot fail. What is made here is for root to change and, the socket, for all to connect to.
+    unsafe { libc::umask(0o022) };
+    let _lock = lock_directory(path)?;
+    let address = crate::client::address(path)?;
+    let length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
     let new = || -> io::Result<OwnedFd> {
         // SAFETY: the descriptor is new and ours.
-        match unsafe { libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0) } {
-            // SAFETY: as above.
-            fd if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
-            _ => Err(io::Error::last_os_error()),
+        unsafe {
+            let fd = check(libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0))?;
+            Ok(OwnedFd::from_raw_fd(fd))
         }
     };
-    let length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
     let socket = new()?;
-    // SAFETY: here and below, the address lives over the call and is as long as said, the path is NUL-terminated.
-    let bound = || unsafe { libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length) == 0 };
-    if !bound() {
-        let e = io::Error::last_os_error();
-        let probe = new()?;
-        // SAFETY: as above.
-        let answered = unsafe { libc::connect(probe.as_raw_fd(), (&raw const address).cast(), length) == 0 };
-        if answered || e.kind() != io::ErrorKind::AddrInUse {
-            return Err(e);
+    let bound = || {
+        // SAFETY: the address lives over the call and is as long as said; umask cannot fail.
+        unsafe {
+            libc::umask(0o111);
+            let done = libc::bind(socket.as_raw_fd(), (&raw const address).cast(), length);
+            let done = check(done);
+            libc::umask(0o022);
+            done
         }
-        std::fs::remove_file(path)?;
-        if !bound() {
-            return Err(io::Error::last_os_error());
+    };
+    match bound() {
+        Ok(_) => {}
+        Err(e) if e.kind() == io::ErrorKind::AddrInUse && is_stale(path, &new()?, &address) => {
+            std::fs::remove_file(path)?;
+            bound()?;
         }
+        Err(e) => return Err(e),
     }
-    let path = CString::new(bytes)?;
-    // SAFETY: as above.
-    unsafe {
-        if libc::chmod(path.as_ptr(), 0o666) < 0 || libc::listen(socket.as_raw_fd(), 64) < 0 {
-            return Err(io::Error::last_os_error());
-        }
-    }
+    // SAFETY: plain system call on a descriptor of ours.
+    check(unsafe { libc::listen(socket.as_raw_fd(), 64) })?;
     Ok(socket)
+}
+
+/// True for a socket that nobody listens on.
+fn is_stale(path: &Path, probe: &OwnedFd, address: &libc::sockaddr_un) -> bool {
+    let length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
+    // SAFETY: the address lives over the call and is as long as said.
+    let answer =
+        check(unsafe { libc::connect(probe.as_raw_fd(), std::ptr::from_ref(address).cast(), length) });
+    let refused = answer.is_err_and(|e| e.raw_os_error() == Some(libc::ECONNREFUSED));
+    refused && std::fs::symlink_metadata(path).is_ok_and(|m| m.file_type().is_socket())
+}
+
+/// Says something, if anybody listens: a prolog's output may be closed by now.
+fn say(words: std::fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr(), "forebay-register: {words}");
 }
 
 /// Serves all users, each by a process of his own that became him. SIGTERM ends it, and leaves those be that serve.
 fn listen(path: &Path) -> io::Result<()> {
-    // SAFETY: it cannot fail.
-    if unsafe { libc::geteuid() } != 0 {
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "only root can serve all users"));
+    // SAFETY: these touch no memory; a process that leads its group already stays as it is.
+    unsafe {
+        if libc::geteuid() != 0 {
+            return Err(io::Error::new(io::ErrorKind::PermissionDenied, "only root can serve all users"));
+        }
+        // Ignored by whoever started this, its children could not be counted.
+        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+        libc::setsid();
     }
     let socket = bind(path)?;
-    eprintln!("forebay-register: serves on {}", path.display());
-    let mut children = 0usize;
+    say(format_args!("serves on {}", path.display()));
+    let mut children: Vec<(libc::pid_t, u32)> = Vec::new();
     loop {
-        let connection = accept(socket.as_fd())?;
-        children += 1;
-        while reap(children >= CONNECTIONS_MAX) {
-            children -= 1;
+        let connection = match accept(socket.as_fd()) {
+            Ok(connection) => connection,
+            Err(e) => {
+                say(format_args!("cannot take a connection: {e}"));
+                std::thread::sleep(PAUSE);
+                continue;
+            }
+        };
+        reap(&mut children);
+        let Ok((uid, gid)) = peer(connection.as_fd()) else { continue };
+        let of_user = children.iter().filter(|(_, of)| *of == uid).count();
+        if children.len() >= CONNECTIONS_MAX || of_user >= CONNECTIONS_OF_USER_MAX {
+            say(format_args!(
+                "user {uid} is refused: {of_user} of his connections are served, {} in all",
+                children.len()
+            ));
+            continue;
         }
         // SAFETY: this process has one thread, so that the child may do anything.
         match unsafe { libc::fork() } {
             0 => {
                 drop(socket);
-                let done = peer(connection.as_fd()).and_then(|(uid, gid)| {
-                    privilege::become_user(uid, gid)?;
+                let done = privilege::become_user(uid, gid).and_then(|()| {
+                    // SAFETY: it touches no memory.
+                    unsafe { libc::setsid() };
                     serve::serve(connection.as_fd(), uid)
                 });
                 std::process::exit(i32::from(done.is_err()));
             }
             pid if pid < 0 => {
-                children -= 1;
-                eprintln!("forebay-register: cannot serve a user: {}", io::Error::last_os_error());
+                say(format_args!("cannot serve a user: {}", io::Error::last_os_error()));
+                std::thread::sleep(PAUSE);
             }
-            _ => {}
+            pid => children.push((pid, uid)),
         }
     }
 }
@@ -183,25 +238,28 @@ fn accept(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
         let fd = unsafe {
             libc::accept4(socket.as_raw_fd(), std::ptr::null_mut(), std::ptr::null_mut(), libc::SOCK_CLOEXEC)
         };
-        if fd >= 0 {
+        match check(fd) {
             // SAFETY: as above.
-            return Ok(unsafe { OwnedFd::from_raw_fd(fd) });
-        }
-        match io::Error::last_os_error() {
-            e if matches!(e.raw_os_error(), Some(libc::EINTR | libc::ECONNABORTED)) => {}
-            e => return Err(e),
+            Ok(fd) => return Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+            Err(e) if matches!(e.raw_os_error(), Some(libc::EINTR | libc::ECONNABORTED)) => {}
+            Err(e) => return Err(e),
         }
     }
 }
 
-/// Reaps one child that ended; waits for one if it must.
-fn reap(must: bool) -> bool {
-    // SAFETY: no status is wanted.
-    unsafe { libc::waitpid(-1, std::ptr::null_mut(), if must { 0 } else { libc::WNOHANG }) > 0 }
+/// Forgets the children that ended.
+fn reap(children: &mut Vec<(libc::pid_t, u32)>) {
+    loop {
+        // SAFETY: no status is wanted.
+        match unsafe { libc::waitpid(-1, std::ptr::null_mut(), libc::WNOHANG) } {
+            pid if pid > 0 => children.retain(|(child, _)| *child != pid),
+            _ => return,
+        }
+    }
 }
 
-/// Who connected: user and group.
-fn peer(socket: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
+/// Who is at the other end: user and group.
+pub(crate) fn peer(socket: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
     let mut credentials = libc::ucred { pid: 0, uid: u32::MAX, gid: u32::MAX };
     let mut length = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: the structure is writable for the length given.

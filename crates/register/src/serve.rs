@@ -1,7 +1,9 @@
 //! One user's connection being served.
 
+use std::collections::HashSet;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use crate::message::{receive, send, Message};
 
@@ -10,6 +12,14 @@ const DEVICE: (u32, u32) = (10, 229);
 /// `_IOW(229, 1, struct fuse_backing_map)` and `_IOW(229, 2, u32)`.
 const BACKING_OPEN: libc::c_ulong = 0x4010_e501;
 const BACKING_CLOSE: libc::c_ulong = 0x4004_e502;
+
+/// Registrations of one connection at a time. The kernel keeps a file open for each, which no limit of the user's counts.
+const REGISTERED_MAX: usize = 64 * 1024;
+/// Who connects says what for within so long.
+const GREETING: Duration = Duration::from_secs(10);
+/// File systems that targets lie on: tmpfs, ext4, XFS, btrfs. The kernel reads and writes a registered file with this
+/// program's capability; others could ask for it.
+const FILE_SYSTEMS: [i64; 4] = [0x0102_1994, 0xef53, 0x5846_5342, 0x9123_683e];
 
 /// `struct fuse_backing_map`.
 #[repr(C)]
@@ -45,6 +55,31 @@ fn connection(fd: Option<OwnedFd>) -> Result<OwnedFd, i32> {
     Ok(fd)
 }
 
+/// EPERM for a file that even its owner may not change, or only at its end; EOPNOTSUPP for one on a file system that no
+/// target lies on.
+fn check_kind(file: BorrowedFd<'_>) -> Result<(), i32> {
+    // SAFETY: all-zero structures are valid, and writable for the calls; the path is the empty one.
+    unsafe {
+        let mut about: libc::statfs = std::mem::zeroed();
+        if libc::fstatfs(file.as_raw_fd(), &mut about) < 0 {
+            return Err(last_errno());
+        }
+        if !FILE_SYSTEMS.contains(&about.f_type) {
+            return Err(libc::EOPNOTSUPP);
+        }
+        let mut found: libc::statx = std::mem::zeroed();
+        let mask = libc::STATX_TYPE;
+        if libc::statx(file.as_raw_fd(), c"".as_ptr(), libc::AT_EMPTY_PATH, mask, &mut found) < 0 {
+            return Err(last_errno());
+        }
+        let kept = libc::STATX_ATTR_APPEND | libc::STATX_ATTR_IMMUTABLE;
+        if found.stx_attributes & kept as u64 != 0 {
+            return Err(libc::EPERM);
+        }
+    }
+    Ok(())
+}
+
 /// Registers a file, if it is a regular one that `uid` owns.
 fn register(device: Option<&OwnedFd>, file: Option<OwnedFd>, uid: u32) -> Result<i32, i32> {
     let (device, file) = (device.ok_or(libc::ENOTCONN)?, file.ok_or(libc::EBADF)?);
@@ -57,6 +92,7 @@ fn register(device: Option<&OwnedFd>, file: Option<OwnedFd>, uid: u32) -> Result
     if st.st_uid != uid {
         return Err(libc::EACCES);
     }
+    check_kind(file.as_fd())?;
     let map = BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };
     // SAFETY: the ioctl reads one `BackingMap`, which lives over the call; the descriptor is that of /dev/fuse.
     match unsafe { libc::ioctl(device.as_raw_fd(), BACKING_OPEN, &raw const map) } {
@@ -71,23 +107,42 @@ fn unregister(device: Option<&OwnedFd>, id: i32) {
     unsafe { libc::ioctl(device.as_raw_fd(), BACKING_CLOSE, &raw const id) };
 }
 
+/// How long a read of the socket waits; none is for ever.
+fn set_patience(socket: BorrowedFd<'_>, patience: Option<Duration>) {
+    let seconds = patience.map_or(0, |p| p.as_secs()) as libc::time_t;
+    let timeout = libc::timeval { tv_sec: seconds, tv_usec: 0 };
+    let length = size_of::<libc::timeval>() as libc::socklen_t;
+    // SAFETY: the structure lives over the call and is as long as said. Without it a wait is merely longer.
+    unsafe {
+        let value = (&raw const timeout).cast();
+        libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_RCVTIMEO, value, length);
+    }
+}
+
 /// Serves until the other side is gone.
 ///
 /// # Errors
-/// What is no message ends it.
+/// What is no message ends it, and who says nothing at first.
 pub(crate) fn serve(socket: BorrowedFd<'_>, uid: u32) -> io::Result<()> {
-    let mut device = None;
+    set_patience(socket, Some(GREETING));
+    let (mut device, mut registered) = (None, HashSet::new());
     while let Some((message, descriptor)) = receive(socket)? {
         let result = match message {
             Message::Connection => match connection(descriptor) {
                 Ok(fd) => {
+                    set_patience(socket, None);
                     device = Some(fd);
                     Ok(0)
                 }
                 Err(errno) => Err(errno),
             },
-            Message::Register => register(device.as_ref(), descriptor, uid),
+            Message::Register if registered.len() >= REGISTERED_MAX => Err(libc::ENFILE),
+            Message::Register => register(device.as_ref(), descriptor, uid).inspect(|id| {
+                registered.insert(*id);
+            }),
             Message::Unregister(id) => {
+                // One of a helper before this one, perhaps: the connection is the user's own.
+                registered.remove(&id);
                 unregister(device.as_ref(), id);
                 continue;
             }
@@ -148,5 +203,11 @@ mod tests {
         let owner = fstat(own.as_fd()).unwrap().st_uid;
         assert_eq!(register(Some(&device), Some(own), owner + 1), Err(libc::EACCES));
         assert_eq!(register(Some(&device), None, user()), Err(libc::EBADF));
+    }
+
+    #[test]
+    fn file_of_no_media_is_refused() {
+        let proc = std::fs::File::open("/proc/self/status").unwrap();
+        assert_eq!(check_kind(proc.as_fd()), Err(libc::EOPNOTSUPP));
     }
 }

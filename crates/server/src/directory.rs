@@ -36,7 +36,7 @@ const NAMES: [&str; 9] = [
     crate::identity::IDENTITY_FILE,
     "pool.json.new",
     forebay_types::MOUNT_LINK,
-    "mounted.new",
+    crate::mount_process::MOUNT_LINK_NEW,
 ];
 
 /// A pool's directory, open.

@@ -29,6 +29,8 @@ use crate::worker_process::{describe, Backoff};
 
 /// The program, beside this one.
 const PROGRAM: &str = "forebay-mount";
+/// What the link to the mount is called before it is whole.
+pub(crate) const MOUNT_LINK_NEW: &str = "mounted.new";
 /// Kind of file system in the kernel's table of mounts.
 const FILE_SYSTEM_TYPE: &str = "fuse.forebay";
 /// Bytes of a message.
@@ -216,6 +218,7 @@ impl MountKeeper {
     /// Nobody serves the mount any more, as was asked. What is left of it is taken away first.
     fn end(&mut self, pool: &Path) {
         let Some(mount) = &mut self.mount else { return };
+        forget_where(pool);
         let at = mount.wanted.at.display().to_string();
         let cleared = mount.process.take().is_some_and(|process| process.clears);
         let left = MountKeeper::is_left(pool, mount);
@@ -379,8 +382,16 @@ impl MountKeeper {
     }
 }
 
+/// Removes the link by which programs find the mount: its process does that, unless it was killed.
+fn forget_where(pool: &Path) {
+    for name in [forebay_types::MOUNT_LINK, MOUNT_LINK_NEW] {
+        let _ = std::fs::remove_file(pool.join(name));
+    }
+}
+
 /// Takes away the mounts of a pool whose processes were killed. To be called while no supervisor serves it.
 pub(crate) fn clear_dead_mounts(pool: &Path) {
+    forget_where(pool);
     // The kernel's own table, so that nothing is asked of a file system that may be dead.
     let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
     if !String::from_utf8_lossy(&table).contains(FILE_SYSTEM_TYPE) {

@@ -53,7 +53,9 @@ const SIGNALS: [i32; 10] = [
 
 /// Does `forebay run`.
 pub(crate) fn run(named: Option<PathBuf>, arguments: Run) -> Result<ExitCode> {
-    let prefix = check_prefix(&arguments.prefix, named.as_deref())?;
+    let default = || forebay_server::directory::default_pool().ok();
+    let pool = named.clone().or_else(default).filter(|_| !arguments.own);
+    let prefix = check_prefix(&arguments.prefix, pool.as_deref())?;
     let stages = Stages::read(&arguments)?;
     let library = preload::library()?;
     let name = &arguments.command[0];
@@ -172,6 +174,11 @@ fn check_prefix(prefix: &Path, pool: Option<&Path>) -> Result<PathBuf> {
             Err(Error::new(forebay_types::Code::Exists, what())
                 .why(format!("{kind} is there, which the program could not reach any more"))
                 .cure("choose a path that does not exist: --prefix /forebay-pool"))
+        }
+        Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) => {
+            Err(Error::new(forebay_types::Code::Exists, what())
+                .why("a mount is there that nobody serves")
+                .cure(format!("take it away (`umount -l {text}`), or choose another path")))
         }
         Err(_) => Ok(normal),
     }

@@ -51,8 +51,14 @@ fn get(pool: &Pool, arguments: &LayoutGet) -> ExitCode {
         if arguments.json {
             all.push(as_json(path, &entry));
         } else {
-            let of = if entry.attr.is_directory() { "files made with several have " } else { "" };
-            failure::put(format!("{}: {of}{}\n", table::printable(path), words(&entry.layout)));
+            let said = match (entry.attr.is_directory(), entry.layout.is_single()) {
+                (true, true) => "nothing set for files made in it".to_owned(),
+                (true, false) => {
+                    format!("files that MPI-IO and forebay.h make in it: {}", words(&entry.layout))
+                }
+                (false, _) => words(&entry.layout),
+            };
+            failure::put(format!("{}: {said}\n", table::printable(path)));
         }
         Ok(())
     });
