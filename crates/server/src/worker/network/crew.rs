@@ -93,6 +93,8 @@ impl Files {
         }
         let (ino, component, stripe) = (id.ino, usize::from(id.component), id.stripe);
         match *op {
+            // Of this node's inodes the shard knows whether they are there.
+            BackingOp::Make if ino.birth_node() == id.node() => Err(Code::Invalid),
             BackingOp::Make => self.target.create(ino, component, stripe).map(|()| Reply::Done),
             BackingOp::Remove => self.target.remove(ino, component, stripe).map(|()| Reply::Done),
             BackingOp::Open { handle } => {
