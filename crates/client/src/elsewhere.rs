@@ -248,7 +248,9 @@ impl Pool {
 
     /// Makes one that is not there, if its inode is.
     fn make_backing(&self, id: BackingId) -> Result<(), Code> {
-        match self.ask_entry(&Request::GetAttr { ino: id.ino }) {
+        match self.ask_entry(&Request::MakeBacking { ino: id.ino }) {
+            // The inode's home has made what it has of it.
+            Ok(_) if id.ino.birth_node() == id.node() => Ok(()),
             Ok(_) => self.ask_backing(id, BackingOp::Make),
             Err(code) => Err(gone_is_stale(code)),
         }

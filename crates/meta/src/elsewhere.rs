@@ -30,6 +30,10 @@ impl Batch<'_> {
         parent: Ino,
         mode: u32,
     ) -> Answer<usize> {
+        // What has its entry here is made with it, in one step.
+        if self.is_ours(parent) {
+            return Err(Code::Invalid);
+        }
         // Inode, kept reply, ledger.
         self.admit(Class::Growth, Work::writes(3))?;
         let next = self.state.ledger.next_counter;

@@ -188,6 +188,8 @@ fn free_of_a_directory_that_is_in_use_is_refused() {
     assert_eq!(p.ask(Request::FreeDirectory { ino: local }), Err(Code::Invalid), "its entry is here");
     assert_eq!(p.ask(Request::FreeDirectory { ino: Ino::ROOT }), Err(Code::Invalid));
     assert_eq!(p.ask(Request::CondemnDirectory { ino: Ino::ROOT }), Err(Code::NotEmpty));
+    let stray = p.ask(Request::AllocateDirectory { node: NodeId(1), parent: Ino::ROOT, mode: 0 });
+    assert_eq!(stray, Err(Code::Invalid), "its entry would be here");
     p.inode(create(d, b"f"));
     assert_eq!(p.ask(Request::FreeDirectory { ino: d }), Err(Code::NotEmpty));
     let entered = p.ask(Request::EnterDirectory { parent: Ino::ROOT, name: b"x", ino: local });

@@ -26,7 +26,8 @@ pub struct BackingId {
 pub enum BackingOp<'a> {
     /// Size, space and times. → `Backing`
     Stat,
-    /// Makes it, empty, unless it is there. [`Code::NotFound`] when it was removed before. → `Done`
+    /// Makes it, empty, unless it is there. [`Code::NotFound`] when it was removed before, [`Code::Invalid`] for an inode of the
+    /// node itself, whose shard makes it ([`crate::Request::MakeBacking`]). → `Done`
     Make,
     /// Unlinks it; one that is absent is fine. → `Done`
     Remove,

@@ -93,6 +93,8 @@ impl Files {
         }
         let (ino, number, stripe) = (id.ino, usize::from(id.number), id.stripe);
         match *op {
+            // Of this node's inodes the shard knows whether they are there.
+            BackingOp::Make if ino.birth_node() == id.node() => Err(Code::Invalid),
             BackingOp::Make => self.target.create(ino, number, stripe).map(|()| Reply::Done),
             BackingOp::Remove => self.target.remove(ino, number, stripe).map(|()| Reply::Done),
             BackingOp::Open { handle } => {

@@ -1,0 +1,250 @@
+//! A real daemon under peers that have the pool's secret and lie, that have another secret, and that have none: it answers or
+//! ignores them, its own clients notice nothing, and its shard stays clean.
+
+use std::collections::HashMap;
+use std::io::Write;
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use forebay_client::{PathBuffer, Place, Pool};
+use forebay_fabric::libfabric::{self, LibfabricEndpoint, Settings};
+use forebay_fabric::{secret_file, CallId, Calls, CallsSettings, Happening, Identity};
+use forebay_types::limits::{MESSAGE_BYTES_MAX, RING_SLOTS};
+use forebay_types::{BackingId, BackingOp, Caller, Code, Ino, Layout, NodeId, Request};
+use forebay_wire::{Message, Secret, Stamp};
+
+/// Node 1 of a pool of two, stopped and removed on drop; node 2 is the test.
+struct Daemon {
+    dir: PathBuf,
+    supervisor: Child,
+    hosts: [String; 2],
+    port: u16,
+}
+
+impl Daemon {
+    fn start(name: &str, net: u8) -> Daemon {
+        let dir = std::env::temp_dir().join(format!("forebay-peers-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir(&dir).unwrap();
+        let own = std::process::id();
+        let hosts =
+            [1, 2].map(|node| format!("127.{}.{}.{}", 1 + own / 250 % 250, own % 250, net * 2 + node));
+        let port = 7851;
+        let nodes: String = hosts
+            .iter()
+            .enumerate()
+            .map(|(i, host)| {
+                format!(
+                    "[[node]]\nname = \"n{i}\"\nhost = \"{host}\"\nport = {port}\n\
+                     target = [{{ media = \"ssd\", path = \"{}/n{i}\", capacity = \"256MiB\" }}]\n",
+                    dir.display()
+                )
+            })
+            .collect();
+        let file = dir.join("pool.toml");
+        std::fs::write(&file, nodes).unwrap();
+        secret_file::make(&dir.join("pool.key")).unwrap();
+        let supervisor = Command::new(env!("CARGO_BIN_EXE_forebayd"))
+            .args(["--foreground", "--node", "n0", "--pool-file"])
+            .arg(&file)
+            .stdout(Stdio::null())
+            .stderr(std::fs::File::create(dir.join("messages")).unwrap())
+            .spawn()
+            .unwrap();
+        let daemon = Daemon { dir, supervisor, hosts, port };
+        let until = Instant::now() + Duration::from_secs(30);
+        while daemon.status().is_none_or(|s| s.pids.worker.is_none()) {
+            assert!(Instant::now() < until, "the daemon does not come up");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        daemon
+    }
+
+    fn pool(&self) -> PathBuf {
+        self.dir.join("n0")
+    }
+
+    fn status(&self) -> Option<forebay_server::control::Status> {
+        forebay_server::control::status(&self.pool()).ok()
+    }
+
+    /// Node 2 with this secret.
+    fn peer(&self, secret: &Secret) -> Calls {
+        let endpoint = LibfabricEndpoint::open(Settings {
+            provider: Some("tcp;ofi_rxm".to_owned()),
+            host: Some(self.hosts[1].clone()),
+            port: Some(self.port),
+            ..Settings::default()
+        });
+        let identity = Identity { pool: secret.pool(), node: NodeId(2), capacity_bytes: 0 };
+        let settings = CallsSettings { unreachable: Duration::from_secs(3), ..CallsSettings::default() };
+        let mut calls = Calls::new(Box::new(endpoint.unwrap()), identity, secret.clone(), settings);
+        let ip: std::net::Ipv4Addr = self.hosts[0].parse().unwrap();
+        let mut address = (libc::AF_INET as u16).to_ne_bytes().to_vec();
+        address.extend(self.port.to_be_bytes());
+        address.extend(ip.octets());
+        address.extend([0; 8]);
+        calls.add_node(NodeId(1), &address).unwrap();
+        calls
+    }
+
+    fn secret(&self) -> Secret {
+        secret_file::read(&self.dir.join("pool.key")).unwrap()
+    }
+
+    /// The worker that there was still serves its own clients, and its shard is clean.
+    fn assert_unharmed(&self, worker: Option<u32>) {
+        let pool = Pool::attach(&self.pool()).unwrap();
+        let place = Place { dir: pool.root().unwrap(), path: b"a client of its own" };
+        pool.make_directory(place, 0o755, &mut PathBuffer::new()).unwrap();
+        assert_eq!(self.status().unwrap().pids.worker, worker, "the worker must not have died");
+        let report = forebay_server::control::check(&self.pool()).unwrap();
+        assert_eq!(report["clean"], true, "{report}");
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // SAFETY: our own child, not waited for yet.
+        unsafe { libc::kill(self.supervisor.id() as i32, libc::SIGTERM) };
+        let _ = self.supervisor.wait();
+        if std::thread::panicking() {
+            eprintln!("{}", std::fs::read_to_string(self.dir.join("messages")).unwrap_or_default());
+        }
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// True, with the reason printed, where libfabric is not to be had.
+fn skipped() -> bool {
+    libfabric::unusable().inspect(|why| println!("skipped: {why}")).is_some()
+}
+
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    /// An inode number, mostly one that may be there.
+    fn ino(&mut self) -> Ino {
+        let node = [1, 1, 1, 2, 9][self.next() as usize % 5];
+        Ino::new(NodeId(node), 1 + self.next() % 40)
+    }
+}
+
+fn request<'a>(random: &mut Random, round: u64, name: &'a [u8], data: &'a [u8]) -> Request<'a> {
+    let (parent, ino) = (random.ino(), random.ino());
+    let target = [1 << 16, 1 << 16, 2 << 16, 1 << 16 | 7][random.next() as usize % 4];
+    let id = BackingId { target, ino, number: (random.next() % 2) as u8, stripe: (random.next() % 3) as u16 };
+    match random.next() % 17 {
+        0 | 1 => Request::Create {
+            parent,
+            name,
+            mode: 0o644,
+            exclusive: round % 2 == 0,
+            dirty: true,
+            layout: Some(Layout::single(NodeId([1, 2, 77][random.next() as usize % 3]), 0)),
+            number: (round % 5 == 0).then_some(ino),
+            reserve: round % 7 == 0,
+        },
+        2 => Request::Unlink { parent, name },
+        3 => Request::MakeDirectory { parent, name, mode: 0o755 },
+        4 => Request::RemoveDirectory { parent, name },
+        5 => Request::Rename { parent, name, new_parent: ino, new_name: b"b", flags: (round % 3) as u32 },
+        6 => Request::AllocateDirectory { node: NodeId(1 + (round % 2) as u16), parent, mode: 0o700 },
+        // A peer that enters one directory under two names is not caught: each is entered once.
+        7 => Request::EnterDirectory { parent, name, ino: Ino::new(NodeId(2), 1000 + round) },
+        8 => Request::LeaveDirectory { parent, name, ino },
+        9 => Request::CondemnDirectory { ino },
+        10 => Request::PardonDirectory { ino },
+        11 => Request::FreeDirectory { ino },
+        12 => Request::EndSession { session: random.next() },
+        13 => Request::Backing(id, BackingOp::Write { offset: round, append: round % 2 == 0, bytes: data }),
+        14 => Request::Backing(id, BackingOp::Open { handle: round }),
+        15 => Request::Backing(id, [BackingOp::Make, BackingOp::Remove, BackingOp::Stat][round as usize % 3]),
+        _ => Request::NameOf { parent, ino },
+    }
+}
+
+#[test]
+fn peer_with_the_secret_that_asks_anything_is_answered_and_harms_nothing() {
+    if skipped() {
+        return;
+    }
+    let daemon = Daemon::start("liar", 0);
+    let worker = daemon.status().unwrap().pids.worker;
+    let mut calls = daemon.peer(&daemon.secret());
+    let mut random = Random(99);
+    let data = vec![3; MESSAGE_BYTES_MAX / 8];
+    let (mut under_way, mut answered, mut refused) = (HashMap::<CallId, u64>::new(), 0, 0);
+    for round in 0..6000u64 {
+        let name = [b"a".as_slice(), b"b", b"c"][round as usize % 3];
+        let request = request(&mut random, round, name, &data);
+        // Sessions of this node and of others, slots that there are and others, sequences that go back.
+        let node = [2, 2, 2, 1, 9][random.next() as usize % 5];
+        let session = (node << 48) | random.next() % 3;
+        let slot = (random.next() % (RING_SLOTS as u64 + 4)) as u16;
+        let stamp = Stamp { session, slot, sequence: round - random.next() % (round + 1).min(3) };
+        let message = Message::Ask(Caller { uid: 5, gid: 5 }, request);
+        let deadline = calls.now() + Duration::from_secs(20);
+        under_way.insert(calls.call(NodeId(1), stamp, &message, deadline).unwrap(), round);
+        while under_way.len() >= 48 || round == 5999 && !under_way.is_empty() {
+            calls.progress();
+            while let Some(happening) = calls.next_happening() {
+                if let Happening::Answered { call, outcome, .. } = happening {
+                    let round = under_way.remove(&call);
+                    match outcome {
+                        Ok(_) => answered += 1,
+                        // One that a later one of its slot overtook is given up, as its asker has given it up.
+                        Err(failed) if failed.code == Code::TimedOut => refused += 1,
+                        Err(failed) => panic!("round {round:?}: {failed:?}"),
+                    }
+                }
+            }
+            calls.wait(Duration::from_millis(20));
+        }
+    }
+    assert!(answered > 4000, "{answered} answered, {refused} overtaken");
+    calls.leave("done");
+    daemon.assert_unharmed(worker);
+}
+
+#[test]
+fn peers_without_the_secret_are_not_answered() {
+    if skipped() {
+        return;
+    }
+    let daemon = Daemon::start("stranger", 1);
+    let worker = daemon.status().unwrap().pids.worker;
+    let stranger = Secret::new(&(7..39).collect::<Vec<u8>>()).unwrap();
+    let mut calls = daemon.peer(&stranger);
+    let message = Message::Ask(Caller { uid: 0, gid: 0 }, Request::GetAttr { ino: Ino::ROOT });
+    let deadline = calls.now() + Duration::from_secs(20);
+    calls.call(NodeId(1), Stamp::default(), &message, deadline).unwrap();
+    let failed = loop {
+        calls.progress();
+        match calls.next_happening() {
+            Some(Happening::Answered { outcome, .. }) => break outcome.unwrap_err(),
+            Some(_) => {}
+            None => calls.wait(Duration::from_millis(20)),
+        }
+    };
+    assert_eq!(failed.code, Code::Io, "{failed:?}");
+    // Who does not even speak libfabric's protocol.
+    let mut random = Random(5);
+    for round in 0..20 {
+        let Ok(mut socket) = TcpStream::connect((daemon.hosts[0].as_str(), daemon.port)) else { continue };
+        let noise: Vec<u8> = (0..round * 37).map(|_| random.next() as u8).collect();
+        let _ = socket.write_all(&noise);
+    }
+    daemon.assert_unharmed(worker);
+    let forged = daemon.status().unwrap().more["network"]["forged"].as_u64();
+    assert!(forged.is_some_and(|n| n > 0), "{forged:?}");
+}
