@@ -148,11 +148,11 @@ fn request<'a>(random: &mut Random, round: u64, name: &'a [u8], data: &'a [u8]) 
             parent,
             name,
             mode: 0o644,
-            exclusive: round % 2 == 0,
+            exclusive: round.is_multiple_of(2),
             dirty: true,
             layout: Some(Layout::single(NodeId([1, 2, 77][random.next() as usize % 3]), 0)),
-            number: (round % 5 == 0).then_some(ino),
-            reserve: round % 7 == 0,
+            number: (round.is_multiple_of(5)).then_some(ino),
+            reserve: round.is_multiple_of(7),
         },
         2 => Request::Unlink { parent, name },
         3 => Request::MakeDirectory { parent, name, mode: 0o755 },
@@ -166,7 +166,10 @@ fn request<'a>(random: &mut Random, round: u64, name: &'a [u8], data: &'a [u8]) 
         10 => Request::PardonDirectory { ino },
         11 => Request::FreeDirectory { ino },
         12 => Request::EndSession { session: random.next() },
-        13 => Request::Backing(id, BackingOp::Write { offset: round, append: round % 2 == 0, bytes: data }),
+        13 => Request::Backing(
+            id,
+            BackingOp::Write { offset: round, append: round.is_multiple_of(2), bytes: data },
+        ),
         14 => Request::Backing(id, BackingOp::Open { handle: round }),
         15 => Request::Backing(id, [BackingOp::Make, BackingOp::Remove, BackingOp::Stat][round as usize % 3]),
         _ => Request::NameOf { parent, ino },
@@ -189,7 +192,7 @@ fn peer_with_the_secret_that_asks_anything_is_answered_and_harms_nothing() {
         let request = request(&mut random, round, name, &data);
         // Sessions of this node and of others, slots that there are and others, sequences that go back.
         let node = [2, 2, 2, 1, 9][random.next() as usize % 5];
-        let session = (node << 48) | random.next() % 3;
+        let session = (node << 48) | (random.next() % 3);
         let slot = (random.next() % (RING_SLOTS as u64 + 4)) as u16;
         let stamp = Stamp { session, slot, sequence: round - random.next() % (round + 1).min(3) };
         let message = Message::Ask(Caller { uid: 5, gid: 5 }, request);

@@ -2,11 +2,12 @@
 
 use crate::attr::Timestamp;
 use crate::bytes::{Reader, Writer};
+use crate::encoding::{put_time, time};
 use crate::error::Code;
 use crate::id::{Ino, NodeId};
 use crate::layout::Layout;
 use crate::limits::{BACKING_BYTES_MAX, COMPONENTS_MAX, FILE_BYTES_MAX, STRIPES_MAX};
-use crate::request::{put_time, time, TimeSet};
+use crate::request::TimeSet;
 
 /// A backing file, by the target that holds it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

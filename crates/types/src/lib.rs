@@ -10,6 +10,7 @@
 mod attr;
 mod backing;
 mod bytes;
+mod encoding;
 mod error;
 mod hash;
 mod id;
