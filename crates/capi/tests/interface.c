@@ -66,6 +66,11 @@ static void later(forebay_pool *pool)
     CHECK(forebay_file_read_start(file, NULL, 1, 0, NULL, NULL, &requests[0]) == -EFAULT);
     CHECK(forebay_file_read_start(NULL, in, 1, 0, NULL, NULL, &requests[0]) == -EFAULT);
     CHECK(forebay_request_test(NULL, &result) == -EFAULT);
+#ifdef __SANITIZE_ADDRESS__
+    /* The sanitizer's own allocator has a lock that a thread may hold over the fork, and the child waits for it for ever. */
+    CHECK(forebay_file_write_start(file, "child", 5, 0, NULL, NULL, &requests[0]) == 0);
+    CHECK(forebay_request_wait(requests[0]) == 5);
+#else
     pid_t child = fork();
     if (child == 0) {
         int good = forebay_file_write_start(file, "child", 5, 0, NULL, NULL, &requests[0]) == 0 &&
@@ -74,6 +79,7 @@ static void later(forebay_pool *pool)
     }
     int status = -1;
     CHECK(waitpid(child, &status, 0) == child && status == 0);
+#endif
     /* The file may be closed before it is done; without a handle only the callback tells. */
     CHECK(forebay_file_read_start(file, in, 5, 0, hear, &told, NULL) == 0 && forebay_file_close(file) == 0);
     while (heard == PIECES)
