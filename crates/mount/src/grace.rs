@@ -15,8 +15,9 @@ use forebay_types::{Code, Ino};
 use crate::errno::Errno;
 use crate::filesystem::FileSystem;
 
-/// How long look-ups keep files after an open that came too late, and how long each is kept.
-const GRACE: Duration = Duration::from_millis(100);
+/// How long look-ups keep files after an open that came too late, and how long each is kept: longer than a program is kept from
+/// its processor between the two on a crowded node.
+const GRACE: Duration = Duration::from_millis(400);
 /// Files kept at one time; more give up the oldest.
 const KEPT_MAX: usize = 64;
 
