@@ -6,7 +6,7 @@ use forebay_types::{Code, Entry, Ino, Kind, Layout, Reply, Request};
 use crate::errno;
 use crate::open::NewFile;
 use crate::path::{PathBuffer, Place};
-use crate::pool::{caller, Door, Fail, Pool};
+use crate::pool::{caller, Door, Fail, Pool, SHORT_REPLY_BYTES, SHORT_REQUEST_BYTES};
 use crate::walk::{Last, Name, Parent, EXECUTE, WRITE};
 
 const STICKY: u32 = 0o1000;
@@ -275,10 +275,25 @@ impl Pool {
         self.remove(&Request::Unlink { parent, name })
     }
 
-    /// The same; `gone` is called with the inode when the name is gone and before the data is, if this was the last name. What
-    /// remains to be done takes longer the larger the file is, and cannot fail.
-    pub fn unlink_in_telling(&self, parent: Ino, name: &[u8], gone: impl FnOnce(Ino)) -> Result<(), Code> {
-        self.ask_then(&Request::Unlink { parent, name }, |reply| match reply {
+    /// The same; `meanwhile` is called while the daemon serves it, and `gone` with the inode when the name is gone and before the
+    /// data is, if this was the last name. What remains to be done takes longer the larger the file is, and cannot fail.
+    pub fn unlink_in_telling(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        meanwhile: impl FnOnce(),
+        gone: impl FnOnce(Ino),
+    ) -> Result<(), Code> {
+        let attached = self.attached()?;
+        let (ring, alive) = (&attached.ring, || self.is_alive(attached));
+        let claim = ring.claim(&alive).map_err(|failure| self.failed(attached, failure))?;
+        let mut message = [0; SHORT_REQUEST_BYTES];
+        let nobody = forebay_types::Caller { uid: 0, gid: 0 };
+        let n = Request::Unlink { parent, name }.encode(nobody, &mut message)?;
+        claim.post(&message[..n]);
+        meanwhile();
+        let mut buffer = [0; SHORT_REPLY_BYTES];
+        let removed = claim.finish(&mut buffer, &alive, |reply, _| match Reply::decode(reply)? {
             Reply::Removed { ino, last, kind, layout } => {
                 gone(ino);
                 if last {
@@ -289,7 +304,8 @@ impl Pool {
             }
             Reply::Done => Ok(()),
             _ => Err(Code::Malformed),
-        })
+        });
+        removed.map_err(|failure| self.failed(attached, failure))?
     }
 
     /// Removes the empty directory `name` in `parent`, without a permission check.
