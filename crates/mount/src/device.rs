@@ -1,4 +1,4 @@
-//! `/dev/fuse`: requests are read from it, replies and notifications written to it, backing files registered with it.
+//! `/dev/fuse`: requests are read from it, replies and notifications written to it.
 
 use std::ffi::CStr;
 use std::io;
@@ -6,18 +6,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 const DEVICE: &CStr = c"/dev/fuse";
 
-/// ioctl numbers of the device: `_IOR(229, 0, u32)`, `_IOW(229, 1, struct fuse_backing_map)`, `_IOW(229, 2, u32)`.
+/// `_IOR(229, 0, u32)`.
 const CLONE: libc::c_ulong = 0x8004_e500;
-const BACKING_OPEN: libc::c_ulong = 0x4010_e501;
-const BACKING_CLOSE: libc::c_ulong = 0x4004_e502;
-
-/// `struct fuse_backing_map`.
-#[repr(C)]
-struct BackingMap {
-    fd: i32,
-    flags: u32,
-    padding: u64,
-}
 
 /// One descriptor of a FUSE connection.
 #[derive(Debug)]
@@ -76,22 +66,6 @@ impl Device {
         // SAFETY: the buffer is as long as said.
         let n = unsafe { libc::write(self.fd.as_raw_fd(), message.as_ptr().cast(), message.len()) };
         check(n as libc::c_long).map(|_| ())
-    }
-
-    /// Registers a regular file for passthrough; the number by which opens name it. The kernel opens it anew, by its
-    /// path and as who registered it, for each open, so that the descriptor's own mode does not matter.
-    pub(crate) fn register(&self, file: BorrowedFd<'_>) -> io::Result<i32> {
-        let map = BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };
-        // SAFETY: the ioctl reads one `BackingMap`, which lives over the call.
-        check(unsafe { libc::ioctl(self.fd.as_raw_fd(), BACKING_OPEN, &raw const map) }.into())
-            .map(|id| id as i32)
-    }
-
-    /// Forgets a registration; opens that use it go on.
-    pub(crate) fn unregister(&self, id: i32) {
-        let id = id as u32;
-        // SAFETY: the ioctl reads one u32, which lives over the call. A dead connection has no registrations.
-        unsafe { libc::ioctl(self.fd.as_raw_fd(), BACKING_CLOSE, &raw const id) };
     }
 }
 

@@ -8,6 +8,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use forebay_register::backing;
+
 use crate::device::Device;
 
 /// Pause between two looks for another helper.
@@ -86,7 +88,7 @@ impl Registrar {
     /// Registers a regular file: the number by which opens name it, or none when that cannot be done for now.
     pub(crate) fn register(&self, file: BorrowedFd<'_>) -> io::Result<Option<i32>> {
         match self {
-            Registrar::Itself(device) => device.register(file).map(Some),
+            Registrar::Itself(device) => backing::register(device.as_fd(), file).map(Some),
             Registrar::Helper(helper) => helper.register(file),
         }
     }
@@ -94,7 +96,7 @@ impl Registrar {
     /// Forgets a registration; opens that use it go on. Without a helper the kernel forgets it with the connection.
     pub(crate) fn unregister(&self, id: i32) {
         match self {
-            Registrar::Itself(device) => device.unregister(id),
+            Registrar::Itself(device) => backing::unregister(device.as_fd(), id),
             Registrar::Helper(helper) => {
                 if let Some(helper) = helper.get() {
                     helper.unregister(id);

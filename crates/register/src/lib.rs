@@ -16,6 +16,7 @@
 //!
 //! Its tests: beside the code, and `crates/mount/tests/ordinary_user.rs`.
 
+pub mod backing;
 mod client;
 pub mod message;
 mod privilege;

@@ -5,14 +5,11 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
+use crate::backing;
 use crate::message::{receive, send, Message};
 
 /// `/dev/fuse`: misc device 229.
 const DEVICE: (u32, u32) = (10, 229);
-/// `_IOW(229, 1, struct fuse_backing_map)` and `_IOW(229, 2, u32)`.
-const BACKING_OPEN: libc::c_ulong = 0x4010_e501;
-const BACKING_CLOSE: libc::c_ulong = 0x4004_e502;
-
 /// Registrations of one connection at a time. The kernel keeps a file open for each, which no limit of the user's counts.
 const REGISTERED_MAX: usize = 64 * 1024;
 /// Who connects says what for within so long.
@@ -20,14 +17,6 @@ const GREETING: Duration = Duration::from_secs(10);
 /// File systems that targets lie on: tmpfs, ext4, XFS, btrfs. The kernel reads and writes a registered file with this
 /// program's capability; others could ask for it.
 const FILE_SYSTEMS: [i64; 4] = [0x0102_1994, 0xef53, 0x5846_5342, 0x9123_683e];
-
-/// `struct fuse_backing_map`.
-#[repr(C)]
-struct BackingMap {
-    fd: i32,
-    flags: u32,
-    padding: u64,
-}
 
 fn fstat(fd: BorrowedFd<'_>) -> Result<libc::stat, i32> {
     // SAFETY: an all-zero stat is valid, and writable for the call.
@@ -93,18 +82,7 @@ fn register(device: Option<&OwnedFd>, file: Option<OwnedFd>, uid: u32) -> Result
         return Err(libc::EACCES);
     }
     check_kind(file.as_fd())?;
-    let map = BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };
-    // SAFETY: the ioctl reads one `BackingMap`, which lives over the call; the descriptor is that of /dev/fuse.
-    match unsafe { libc::ioctl(device.as_raw_fd(), BACKING_OPEN, &raw const map) } {
-        id if id >= 0 => Ok(id),
-        _ => Err(last_errno()),
-    }
-}
-
-fn unregister(device: Option<&OwnedFd>, id: i32) {
-    let (Some(device), Ok(id)) = (device, u32::try_from(id)) else { return };
-    // SAFETY: the ioctl reads one u32, which lives over the call.
-    unsafe { libc::ioctl(device.as_raw_fd(), BACKING_CLOSE, &raw const id) };
+    backing::register(device.as_fd(), file.as_fd()).map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))
 }
 
 /// How long a read of the socket waits; none is for ever.
@@ -143,7 +121,9 @@ pub(crate) fn serve(socket: BorrowedFd<'_>, uid: u32) -> io::Result<()> {
             Message::Unregister(id) => {
                 // One of a helper before this one, perhaps: the connection is the user's own.
                 registered.remove(&id);
-                unregister(device.as_ref(), id);
+                if let Some(device) = device.as_ref().filter(|_| id >= 0) {
+                    backing::unregister(device.as_fd(), id);
+                }
                 continue;
             }
             Message::Answer(_) => Err(libc::EINVAL),

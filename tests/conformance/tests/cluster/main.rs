@@ -14,6 +14,17 @@ use nodes::{plain, said, until, Cluster};
 /// A function of the shell that runs a command and prints `EIO`, `ok` or what else came of it.
 const ERRNO: &str = r#"errno() { out=$("$@" 2>&1) && echo ok || case "$out" in *'Input/output error'*) echo EIO;; *) echo "$out";; esac; }; "#;
 
+/// Waits until the first two nodes' targets hold no backing file.
+fn nothing_is_left_on_targets(c: &Cluster) {
+    until("removal of all backing files", || {
+        let count = |node| {
+            let target = c.pool(node).join("target/data");
+            plain("find", &[target.to_str().unwrap(), "-type", "f"]).stdout.len()
+        };
+        (count(1) + count(2) == 0).then_some(())
+    });
+}
+
 #[test]
 fn programs_see_what_those_on_other_nodes_make_rename_and_remove() {
     let c = Cluster::up("names", 3);
@@ -176,13 +187,7 @@ fn data_of_other_nodes_is_read_and_written_through_mounts() {
     drop(there);
     std::fs::remove_dir_all(at(&two, "d")).unwrap();
     std::fs::remove_dir_all(at(&one, "r")).unwrap();
-    until("removal of all backing files", || {
-        let count = |node| {
-            let target = c.pool(node).join("target/data");
-            plain("find", &[target.to_str().unwrap(), "-type", "f"]).stdout.len()
-        };
-        (count(1) + count(2) == 0).then_some(())
-    });
+    nothing_is_left_on_targets(&c);
     c.check();
 }
 
@@ -236,13 +241,7 @@ fn files_of_several_backing_files_stay_so_and_preloaded_programs_open_them_by_th
     );
     assert_eq!(own, "True False True\n");
     c.tell(2, "rm -r /forebay/d");
-    until("removal of all backing files", || {
-        let count = |node| {
-            let target = c.pool(node).join("target/data");
-            plain("find", &[target.to_str().unwrap(), "-type", "f"]).stdout.len()
-        };
-        (count(1) + count(2) == 0).then_some(())
-    });
+    nothing_is_left_on_targets(&c);
     c.check();
 }
 
