@@ -121,7 +121,7 @@ impl Pool {
 
     // --- directories on two nodes
 
-    /// Makes a directory in a parent of another node: here, then its entry there.
+    /// Makes a directory in a parent of another node: it is this node's, its entry that one's.
     pub(crate) fn make_directory_elsewhere(
         &self,
         caller: Caller,
@@ -136,48 +136,11 @@ impl Pool {
         let inherits = above.mode & SET_GID != 0;
         let caller = Caller { gid: if inherits { above.gid } else { caller.gid }, ..caller };
         let mode = mode | if inherits { SET_GID } else { 0 };
-        let request = Request::AllocateDirectory { node: self.node()?, parent, mode };
-        let entry = self.ask_as(caller, &request, |reply| match reply {
+        let request = Request::MakeDirectoryAt { node: self.node()?, parent, name, mode };
+        self.ask_as(caller, &request, |reply| match reply {
             Reply::Entry(entry) => Ok(entry),
             _ => Err(Code::Malformed),
-        })?;
-        let ino = entry.attr.ino;
-        match self.ask_done(&Request::EnterDirectory { parent, name, ino }) {
-            Ok(()) => Ok(entry),
-            Err(code) => {
-                // Where no answer came, the entry may be there: then the directory must be too.
-                if code != Code::Io && code != Code::PoolGone {
-                    let _ = self.ask_done(&Request::FreeDirectory { ino });
-                }
-                Err(code)
-            }
-        }
-    }
-
-    /// Removes a directory whose entry is on another node than itself.
-    pub(crate) fn remove_directory_elsewhere(&self, parent: Ino, name: &[u8], ino: Ino) -> Result<(), Code> {
-        match self.ask_done(&Request::CondemnDirectory { ino }) {
-            // It is gone already, and its entry was left behind.
-            Ok(()) | Err(Code::NotFound) => {}
-            Err(code) => return Err(code),
-        }
-        match self.ask_done(&Request::LeaveDirectory { parent, name, ino }) {
-            Ok(()) => {
-                // Should it not be reached, some bytes of its shard are lost, and nothing else.
-                let _ = self.ask_done(&Request::FreeDirectory { ino });
-                Ok(())
-            }
-            Err(code) => {
-                // Somebody was faster, or it has another name by now: in use again only if there is one.
-                let mut reply = [0; 512];
-                if code == Code::NotFound && self.call(&Request::NameOf { parent, ino }, &mut reply).is_ok() {
-                    if let Ok(Reply::Bytes(_)) = Reply::decode(&reply) {
-                        let _ = self.ask_done(&Request::PardonDirectory { ino });
-                    }
-                }
-                Err(code)
-            }
-        }
+        })
     }
 
     fn ask_done(&self, request: &Request<'_>) -> Result<(), Code> {

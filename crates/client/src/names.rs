@@ -10,6 +10,8 @@ use crate::pool::{caller, Door, Fail, Pool, SHORT_REPLY_BYTES, SHORT_REQUEST_BYT
 use crate::walk::{Last, Name, Parent, EXECUTE, WRITE};
 
 const STICKY: u32 = 0o1000;
+/// How often a directory's rename begins anew while what it moves is replaced under it.
+const RENAMES_MAX: u32 = 16;
 
 impl Pool {
     /// The directory and name of what is to be made; an existing `.` or `..` is [`Code::Exists`].
@@ -262,17 +264,21 @@ impl Pool {
         Ok(())
     }
 
-    fn remove(&self, request: &Request<'_>) -> Result<(), Code> {
+    /// Asks for something that may take an inode's last name; the inode that another request is to be made for, if one is.
+    fn remove(&self, request: &Request<'_>) -> Result<Option<Ino>, Code> {
         self.ask_then(request, |reply| match reply {
-            Reply::Removed { ino, last: true, kind, layout } => self.remove_backing(ino, kind, &layout, true),
-            Reply::Removed { .. } | Reply::Done => Ok(()),
+            Reply::Removed { ino, last: true, kind, layout } => {
+                self.remove_backing(ino, kind, &layout, true).map(|()| None)
+            }
+            Reply::Removed { .. } | Reply::Done => Ok(None),
+            Reply::Elsewhere { ino, .. } => Ok(Some(ino)),
             _ => Err(Code::Malformed),
         })
     }
 
     /// Unlinks `name` in `parent`, without a permission check.
     pub fn unlink_in(&self, parent: Ino, name: &[u8]) -> Result<(), Code> {
-        self.remove(&Request::Unlink { parent, name })
+        self.remove(&Request::Unlink { parent, name }).map(|_| ())
     }
 
     /// The same; `meanwhile` is called while the daemon serves it, and `gone` with the inode when the name is gone and before the
@@ -310,15 +316,10 @@ impl Pool {
 
     /// Removes the empty directory `name` in `parent`, without a permission check.
     pub fn remove_directory_in(&self, parent: Ino, name: &[u8]) -> Result<(), Code> {
-        let elsewhere = self.ask_then(&Request::RemoveDirectory { parent, name }, |reply| match reply {
-            Reply::Removed { .. } | Reply::Done => Ok(None),
-            Reply::Elsewhere { ino, .. } => Ok(Some(ino)),
+        self.ask_then(&Request::RemoveDirectory { parent, name }, |reply| match reply {
+            Reply::Removed { .. } | Reply::Done => Ok(()),
             _ => Err(Code::Malformed),
-        })?;
-        match elsewhere {
-            Some(ino) => self.remove_directory_elsewhere(parent, name, ino),
-            None => Ok(()),
-        }
+        })
     }
 
     /// Renames, without a permission check.
@@ -330,7 +331,18 @@ impl Pool {
         new_name: &[u8],
         flags: u32,
     ) -> Result<(), Code> {
-        self.remove(&Request::Rename { parent, name, new_parent, new_name, flags })
+        for _ in 0..RENAMES_MAX {
+            let rename = Request::Rename { parent, name, new_parent, new_name, flags };
+            let Some(ino) = self.remove(&rename)? else { return Ok(()) };
+            // A directory, whose way it takes several nodes to know.
+            let request = Request::MoveDirectory { parent, name, new_parent, new_name, flags, ino };
+            match self.remove(&request) {
+                // The name has come to lead to something else meanwhile.
+                Err(Code::Stale) => {}
+                done => return done.map(|_| ()),
+            }
+        }
+        Err(Code::Busy)
     }
 
     /// Makes a directory, without a permission check.

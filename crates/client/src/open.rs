@@ -299,7 +299,7 @@ impl Pool {
                     }
                     None => self.open_backing_new(&entry, flags),
                 };
-                return Ok((entry, Some(fd)));
+                return Ok((Ok(entry), Some(fd)));
             }
             // The number stays in reserve, unless something may be left under it or the daemon knows nothing of it.
             let undone = ahead.is_none_or(|ahead| ahead.undo(attached.target()));
@@ -307,17 +307,24 @@ impl Pool {
                 claim.keep(0);
             }
             match reply? {
-                Reply::Created { entry, .. } => Ok((entry, None)),
+                Reply::Created { entry, .. } => Ok((Ok(entry), None)),
+                Reply::Elsewhere { ino, .. } => Ok((Err(ino), None)),
                 _ => Err(Code::Malformed),
             }
         });
-        reply.map_err(|failure| {
+        let (made, fd) = reply.map_err(|failure| {
             // Whether the file was made is not known, so what was made for it stays: the daemon removes it if not.
             if let Some(fd) = ahead.and_then(|ahead| ahead.fd) {
                 close(fd);
             }
             self.failed(attached, failure)
-        })?
+        })??;
+        Ok((made.or_else(|ino| self.entry_elsewhere(ino))?, fd))
+    }
+
+    /// A file of another node that a name leads to; [`Code::Stale`] when it is gone since the name was read.
+    fn entry_elsewhere(&self, ino: Ino) -> Result<Entry, Code> {
+        self.get_attr(ino).map_err(|code| if code == Code::NotFound { Code::Stale } else { code })
     }
 
     /// Opens the backing file of a file that was just made, with the caller's access whatever its mode.
@@ -568,9 +575,11 @@ impl Pool {
         let layout = self.layout_in(parent, layout)?;
         let file = NewFile { parent, name, mode, exclusive, layout, ahead: false };
         let request = file.request_without_reserve();
-        self.ask_as(caller(), &request, |reply| match reply {
-            Reply::Created { entry, created, .. } => Ok((entry, created)),
+        let made = self.ask_as(caller(), &request, |reply| match reply {
+            Reply::Created { entry, created, .. } => Ok(Ok((entry, created))),
+            Reply::Elsewhere { ino, .. } => Ok(Err(ino)),
             _ => Err(Code::Malformed),
-        })
+        })?;
+        made.or_else(|ino| Ok((self.entry_elsewhere(ino)?, false)))
     }
 }

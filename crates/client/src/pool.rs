@@ -285,7 +285,7 @@ impl Pool {
                 | Request::MakeNode { .. }
                 | Request::MakeDirectory { .. }
                 | Request::Symlink { .. }
-                | Request::AllocateDirectory { .. }
+                | Request::MakeDirectoryAt { .. }
         );
         self.ask_as(if makes { caller() } else { Caller { uid: 0, gid: 0 } }, request, then)
     }
@@ -377,7 +377,7 @@ impl Pool {
             _ => Err(Code::Malformed),
         })? {
             Ok(entry) => entry,
-            // A directory that another node has.
+            // Another node has it.
             Err(ino) => self.get_attr(ino)?,
         };
         let attr = &entry.attr;

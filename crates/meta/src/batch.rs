@@ -122,12 +122,15 @@ impl<'a> Batch<'a> {
             Request::PathOf { ino } => self.path_of(c, ino),
             Request::Reserve => self.reserve(c),
             Request::SetLayout { ino, layout } => self.set_layout(c, ino, layout),
-            Request::AllocateDirectory { parent, mode, .. } => self.allocate_directory(c, parent, mode),
-            Request::EnterDirectory { parent, name, ino } => self.enter_directory(c, parent, name, ino),
-            Request::CondemnDirectory { ino } => self.condemn_directory(c, ino, true),
-            Request::PardonDirectory { ino } => self.condemn_directory(c, ino, false),
-            Request::LeaveDirectory { parent, name, ino } => self.leave_directory(c, parent, name, ino),
-            Request::FreeDirectory { ino } => self.free_directory(c, ino),
+            Request::Prepare { tx, index, part } => self.prepare(c, tx, index, part),
+            Request::Finish { tx, commit } => self.finish(c, tx, commit),
+            Request::AskOutcome { tx } => self.ask_outcome(c, tx),
+            Request::Decide { tx, nodes, reply } => self.decide(c, tx, nodes, reply),
+            Request::DropLink { ino, link } => self.drop_foreign_link(c, ino, link),
+            Request::Touch { ino } => self.touch(c, ino),
+            Request::LeadsTo { node, parent, cookie } => self.leads_to(c, node, (parent, cookie)),
+            // What takes several shards is planned, and does not come here.
+            Request::MakeDirectoryAt { .. } | Request::MoveDirectory { .. } => Err(Code::CrossDevice),
             Request::NameOf { parent, ino } => self.name_of(c, parent, ino),
             Request::Ping | Request::Space | Request::Backing(..) | Request::EndSession { .. } => {
                 Err(Code::NotSupported)

@@ -6,8 +6,12 @@
 use std::collections::{HashMap, HashSet};
 
 use forebay_types::limits::XATTR_TOTAL_MAX;
-use forebay_types::{cookie_hash, Code, Cookie, Entry, Error, Ino, Kind, NodeId, Result, DISCRIMINATOR_BITS};
+use forebay_types::{
+    cookie_hash, Code, Cookie, Entry, Error, Ino, Kind, NodeId, Result, TxId, DISCRIMINATOR_BITS,
+};
 
+use crate::beyond::decode_dated;
+use crate::holds::PreparedRecord;
 use crate::keys::{self, Key};
 use crate::record::{
     decode_format, decode_orphan, EntryRecord, Inode, Ledger, Pending, MARK_COLLISIONS, MARK_VALUES,
@@ -31,6 +35,14 @@ pub struct CheckReport {
     pub entries: u64,
     /// Orphans that are listed.
     pub orphans: u64,
+    /// Links of entries on other nodes.
+    pub links: u64,
+    /// Parts of transactions over several nodes that are prepared.
+    pub prepared: u64,
+    /// What other nodes have not acknowledged yet: decisions and debts.
+    pub deliveries: u64,
+    /// When the oldest of the last two was written, in seconds since 1970; 0: there is none.
+    pub oldest_seconds: u64,
     /// How many problems there are.
     pub problem_count: u64,
     /// The first of them in words.
@@ -85,6 +97,8 @@ struct Check {
     contents: HashMap<u64, Content>,
     values: HashMap<u64, Values>,
     orphans: HashSet<u64>,
+    /// Links of entries on other nodes, by inode.
+    links: HashMap<u64, u32>,
     parents: HashMap<u64, Ino>,
     /// The last value's inode and name, and the piece that must follow.
     value: (u64, Vec<u8>, u32),
@@ -160,10 +174,33 @@ impl Check {
                 }
             }
             Some(Key::Value(..)) => {}
+            Some(Key::Link(ino, _)) => {
+                self.report.links += 1;
+                *self.links.entry(ino.0).or_default() += 1;
+            }
+            Some(Key::Prepared(tx, index)) => match PreparedRecord::decode(bytes) {
+                Ok(record) => {
+                    self.report.prepared += 1;
+                    self.dated(record.seconds);
+                }
+                Err(_) => self.report.problem(|| format!("part {index} of transaction {tx} is damaged")),
+            },
+            Some(Key::Decision(..) | Key::Owed(..)) => match decode_dated(bytes) {
+                Ok((_, seconds)) => {
+                    self.report.deliveries += 1;
+                    self.dated(seconds);
+                }
+                Err(_) => self.report.problem(|| format!("the record under {key:02x?} is damaged")),
+            },
             Some(Key::Entry(parent, cookie)) => self.entry(shard, parent, cookie, bytes),
             Some(Key::Inode(ino)) => self.inode(shard, ino, bytes, each_file),
             None => self.report.problem(|| format!("a record under the unknown key {key:02x?}")),
         }
+    }
+
+    fn dated(&mut self, seconds: u64) {
+        let oldest = &mut self.report.oldest_seconds;
+        *oldest = if *oldest == 0 { seconds } else { seconds.min(*oldest) };
     }
 
     fn counter_seen(&mut self, shard: &Shard, ino: Ino) {
@@ -216,6 +253,16 @@ impl Check {
         content.entries += 1;
         content.directories += (record.kind == Kind::Directory) as u32;
         content.discriminated |= cookie & ((1 << DISCRIMINATOR_BITS) - 1) != 0;
+        let beyond = ino.birth_node() != shard.node() && record.kind != Kind::Directory;
+        if (record.link != TxId::NONE) != beyond {
+            self.report.problem(|| {
+                let has = if beyond { "no link" } else { "a link" };
+                format!("{} leads to inode {ino}, and has {has}", at())
+            });
+        }
+        if beyond {
+            return; // whether that inode is there, and counts the link, is for its node's check
+        }
         let led = self.led.entry(ino.0).or_insert(Led { links: 0, kind: record.kind, parent, cookie });
         led.links += 1;
         if led.kind != record.kind {
@@ -255,11 +302,19 @@ impl Check {
                 if content.is_some() {
                     self.report.problem(|| format!("inode {ino}: has entries, and is no directory"));
                 }
+                let beyond = self.links.remove(&ino.0).unwrap_or(0);
+                let here = led.map_or(0, |led| led.links);
                 match led {
-                    None => self.report.problem(|| format!("inode {ino}: no entry leads to it")),
-                    Some(led) if led.links != attr.nlink => self.report.problem(|| {
-                        format!("inode {ino}: has {} links, but {} entries", attr.nlink, led.links)
+                    None if beyond == 0 => {
+                        self.report.problem(|| format!("inode {ino}: no entry leads to it"));
+                    }
+                    _ if here + beyond != attr.nlink => self.report.problem(|| {
+                        let nlink = attr.nlink;
+                        format!(
+                            "inode {ino}: has {nlink} links, but {here} entries here and {beyond} elsewhere"
+                        )
                     }),
+                    None => {}
                     Some(led) if led.kind != kind => self
                         .report
                         .problem(|| format!("inode {ino}: its entry says that it is a {:?}", led.kind)),
@@ -338,6 +393,11 @@ impl Check {
             }
             report.problem(|| {
                 format!("directory {}: an entry leads to inode {ino:016x}, which is not there", led.parent)
+            });
+        }
+        for ino in self.links.keys() {
+            report.problem(|| {
+                format!("there are links to inode {ino:016x}, which is not there, or a directory")
             });
         }
         for ino in self.contents.keys() {

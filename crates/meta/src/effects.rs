@@ -5,6 +5,8 @@
 
 use forebay_types::{Entry, Ino, Kind, Layout};
 
+use crate::beyond::Delivery;
+
 /// What requests showed or changed.
 #[derive(Debug, Default)]
 pub struct Effects {
@@ -12,6 +14,7 @@ pub struct Effects {
     names: Vec<NameRecord>,
     inodes: Vec<(Ino, Option<Entry>)>,
     orphaned: Vec<(Ino, Layout)>,
+    deliveries: Vec<Delivery>,
 }
 
 #[derive(Debug)]
@@ -40,6 +43,7 @@ pub(crate) struct Mark {
     names: usize,
     inodes: usize,
     orphaned: usize,
+    deliveries: usize,
 }
 
 impl Effects {
@@ -54,6 +58,7 @@ impl Effects {
         self.names.clear();
         self.inodes.clear();
         self.orphaned.clear();
+        self.deliveries.clear();
     }
 
     /// True when nothing was reported.
@@ -81,12 +86,22 @@ impl Effects {
         &self.orphaned
     }
 
+    /// What other nodes are to be told, until they acknowledge it ([`crate::Batch::settle`]).
+    pub fn deliveries(&self) -> &[Delivery] {
+        &self.deliveries
+    }
+
+    pub(crate) fn delivery(&mut self, delivery: Delivery) {
+        self.deliveries.push(delivery);
+    }
+
     pub(crate) fn mark(&self) -> Mark {
         Mark {
             arena: self.arena.len(),
             names: self.names.len(),
             inodes: self.inodes.len(),
             orphaned: self.orphaned.len(),
+            deliveries: self.deliveries.len(),
         }
     }
 
@@ -95,6 +110,7 @@ impl Effects {
         self.names.truncate(mark.names);
         self.inodes.truncate(mark.inodes);
         self.orphaned.truncate(mark.orphaned);
+        self.deliveries.truncate(mark.deliveries);
     }
 
     pub(crate) fn name(&mut self, parent: Ino, name: &[u8], entry: Option<(Ino, Kind)>) {

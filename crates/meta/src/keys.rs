@@ -7,7 +7,7 @@
 //! would leave every page behind them half empty. Small records fill their pages well either way.
 
 use forebay_types::limits::XATTR_NAME_MAX;
-use forebay_types::{Cookie, Ino, DISCRIMINATOR_BITS};
+use forebay_types::{Cookie, Ino, NodeId, TxId, DISCRIMINATOR_BITS};
 
 /// Format version and node number.
 pub(crate) const FORMAT: &[u8] = &[1];
@@ -16,6 +16,12 @@ pub(crate) const LEDGER: &[u8] = &[2];
 const SESSION: u8 = 3;
 const REPLY: u8 = 4;
 const ORPHAN: u8 = 5;
+/// What concerns other nodes: rare, and of several kinds.
+const BEYOND: u8 = 6;
+const LINK: u8 = 1;
+const PREPARED: u8 = 2;
+const DECISION: u8 = 3;
+const OWED: u8 = 4;
 const ENTRY: u8 = 7;
 const INODE: u8 = 8;
 const VALUE: u8 = 9;
@@ -24,6 +30,8 @@ const VALUE: u8 = 9;
 pub(crate) type NumberKey = [u8; 9];
 /// Bytes of an entry's key: tag, parent, cookie.
 pub(crate) type EntryKey = [u8; 17];
+/// Bytes of a key of what concerns other nodes: tag, kind, two numbers.
+pub(crate) type BeyondKey = [u8; 18];
 /// Bytes of a kept reply's key: tag, session, slot.
 pub(crate) type ReplyKey = [u8; 10];
 /// Bytes of the longest key of a piece of a value: tag, inode, name, NUL, piece.
@@ -38,6 +46,14 @@ pub(crate) enum Key<'a> {
     Reply(u64, u8),
     Orphan(Ino),
     Value(Ino, &'a [u8], u16),
+    /// A link of an entry on another node.
+    Link(Ino, TxId),
+    /// A part that is prepared.
+    Prepared(TxId, u8),
+    /// A node that has not heard of a decision.
+    Decision(TxId, NodeId),
+    /// What another node is to be told of an inode of its.
+    Owed(Ino, TxId),
     Entry(Ino, Cookie),
     Inode(Ino),
 }
@@ -63,6 +79,55 @@ pub(crate) fn reply(session: u64, slot: u8) -> ReplyKey {
 /// An inode without links whose backing files are still there.
 pub(crate) fn orphan(ino: Ino) -> NumberKey {
     numbered(ORPHAN, ino.0)
+}
+
+/// A key of what concerns other nodes: two numbers behind its kind.
+fn beyond(kind: u8, a: u64, b: u64) -> BeyondKey {
+    let mut key = [BEYOND; 18];
+    key[1] = kind;
+    key[2..10].copy_from_slice(&a.to_be_bytes());
+    key[10..].copy_from_slice(&b.to_be_bytes());
+    key
+}
+
+/// A link of an entry on another node to an inode.
+pub(crate) fn link(ino: Ino, link: TxId) -> BeyondKey {
+    beyond(LINK, ino.0, link.0)
+}
+
+/// A part of a transaction that is prepared.
+pub(crate) fn prepared(tx: TxId, index: u8) -> BeyondKey {
+    beyond(PREPARED, tx.0, u64::from(index))
+}
+
+/// A node that has not acknowledged that a transaction was committed.
+pub(crate) fn decision(tx: TxId, node: NodeId) -> BeyondKey {
+    beyond(DECISION, tx.0, u64::from(node.0))
+}
+
+/// What another node is to be told of an inode of its.
+pub(crate) fn owed(ino: Ino, link: TxId) -> BeyondKey {
+    beyond(OWED, ino.0, link.0)
+}
+
+/// First and last keys of a transaction's parts.
+pub(crate) fn parts_of(tx: TxId) -> (BeyondKey, BeyondKey) {
+    (prepared(tx, 0), prepared(tx, u8::MAX))
+}
+
+/// First and last keys of a transaction's decision.
+pub(crate) fn decisions_of(tx: TxId) -> (BeyondKey, BeyondKey) {
+    (beyond(DECISION, tx.0, 0), beyond(DECISION, tx.0, u64::MAX))
+}
+
+/// First and last keys of all prepared parts.
+pub(crate) fn all_prepared() -> (BeyondKey, BeyondKey) {
+    (beyond(PREPARED, 0, 0), beyond(PREPARED, u64::MAX, u64::MAX))
+}
+
+/// First and last keys of all that other nodes have not acknowledged: decisions, and what is owed.
+pub(crate) fn all_unsettled() -> (BeyondKey, BeyondKey) {
+    (beyond(DECISION, 0, 0), beyond(OWED, u64::MAX, u64::MAX))
 }
 
 /// An inode.
@@ -157,6 +222,16 @@ pub(crate) fn decode(key: &[u8]) -> Option<Key<'_>> {
             }
             Key::Value(Ino(be(&rest[..8])?), name, u16::from_be_bytes([tail[1], tail[2]]))
         }
+        BEYOND if rest.len() == 17 => {
+            let (a, b) = (be(&rest[1..9])?, be(&rest[9..])?);
+            match rest[0] {
+                LINK => Key::Link(Ino(a), TxId(b)),
+                PREPARED => Key::Prepared(TxId(a), u8::try_from(b).ok()?),
+                DECISION => Key::Decision(TxId(a), NodeId(u16::try_from(b).ok()?)),
+                OWED => Key::Owed(Ino(a), TxId(b)),
+                _ => return None,
+            }
+        }
         ENTRY if rest.len() == 16 => Key::Entry(Ino(be(&rest[..8])?), be(&rest[8..])?),
         INODE => Key::Inode(Ino(be(rest)?)),
         _ => return None,
@@ -178,6 +253,11 @@ mod tests {
         assert_eq!(decode(&orphan(ino)), Some(Key::Orphan(ino)));
         assert_eq!(decode(&inode(ino)), Some(Key::Inode(ino)));
         assert_eq!(decode(&entry(ino, 12345)), Some(Key::Entry(ino, 12345)));
+        let tx = TxId::new(NodeId(9), 5);
+        assert_eq!(decode(&link(ino, tx)), Some(Key::Link(ino, tx)));
+        assert_eq!(decode(&prepared(tx, 7)), Some(Key::Prepared(tx, 7)));
+        assert_eq!(decode(&decision(tx, NodeId(3))), Some(Key::Decision(tx, NodeId(3))));
+        assert_eq!(decode(&owed(ino, tx)), Some(Key::Owed(ino, tx)));
         for name in [b"".as_slice(), b"user.a", &[7; 255]] {
             let mut key = ValueKey::new(ino, name);
             key.set_piece(300);

@@ -19,22 +19,29 @@
 
 mod attributes;
 mod batch;
+mod beyond;
 mod check;
+mod coordinator;
 mod directories;
 mod effects;
-mod elsewhere;
+mod holds;
 mod keys;
 mod namespace;
+mod participant;
 mod record;
 mod rename;
 mod replies;
 mod shard;
 mod space;
 mod transaction;
+mod transactions;
 mod values;
 
 pub use batch::Batch;
+pub use beyond::{Delivery, Leading};
 pub use check::CheckReport;
+pub use coordinator::Plan;
 pub use effects::{Effects, NameEffect};
 pub use replies::KEPT_REPLY_BYTES_MAX;
 pub use shard::{Shard, ShardOptions, ShardStatistics};
+pub use transactions::{Act, Client, Transactions};

@@ -6,15 +6,14 @@
 
 use forebay_types::limits::{COLLISIONS_MAX, LINKS_MAX, NAME_MAX};
 use forebay_types::{
-    Attr, Code, Cookie, DirEntries, DirEntry, DirWriter, Ino, Kind, Layout, NodeId, Reply, Request,
+    Attr, Code, Cookie, DirEntries, DirEntry, DirWriter, Ino, Kind, Layout, NodeId, Reply, Request, TxId,
     DISCRIMINATOR_BITS, FLAG_DIRTY, FLAG_RESIDENT, REPLY_HEADER_BYTES,
 };
 
 use crate::batch::{Answer, Batch, Context};
+use crate::beyond::Debt;
 use crate::keys;
-use crate::record::{
-    EntryRecord, Inode, ENTRY_HEADER_BYTES, INODE_BYTES_MAX, MARK_COLLISIONS, MARK_CONDEMNED, MARK_VALUES,
-};
+use crate::record::{EntryRecord, Inode, ENTRY_HEADER_BYTES, INODE_BYTES_MAX, MARK_COLLISIONS, MARK_VALUES};
 use crate::space::{Class, Work};
 
 const S_ISGID: u32 = 0o2000;
@@ -32,12 +31,15 @@ pub(crate) struct Found {
     pub(crate) home: NodeId,
     /// A directory's width as a power of two.
     pub(crate) width_log2: u8,
+    /// What the inode's node counts the entry as, if it leads to a file of another node.
+    pub(crate) link: TxId,
 }
 
 impl Found {
     /// The record of an entry under `name` that leads to the same inode.
     pub(crate) fn record<'n>(&self, name: &'n [u8]) -> EntryRecord<'n> {
-        EntryRecord { ino: self.ino, kind: self.kind, home: self.home, width_log2: self.width_log2, name }
+        let Found { ino, kind, home, width_log2, link, .. } = *self;
+        EntryRecord { ino, kind, home, width_log2, link, name }
     }
 }
 
@@ -58,7 +60,8 @@ enum Born {
 }
 
 fn found(cookie: Cookie, record: &EntryRecord<'_>) -> Found {
-    Found { cookie, ino: record.ino, kind: record.kind, home: record.home, width_log2: record.width_log2 }
+    let EntryRecord { ino, kind, home, width_log2, link, .. } = *record;
+    Found { cookie, ino, kind, home, width_log2, link }
 }
 
 impl Batch<'_> {
@@ -96,9 +99,6 @@ impl Batch<'_> {
     pub(crate) fn enter(&mut self, slot: usize, record: &EntryRecord<'_>) -> Answer<Entered> {
         let directory = self.state.directories.get(slot);
         let (parent, marks) = (directory.attr.ino, directory.marks);
-        if marks & MARK_CONDEMNED != 0 {
-            return Err(Code::NotFound);
-        }
         let hash = (self.shard.hash)(record.name);
         let mut buffer = [0; ENTRY_HEADER_BYTES + NAME_MAX];
         let n = record.encode(&mut buffer)?;
@@ -206,7 +206,7 @@ impl Batch<'_> {
             return self.find_entry(slot, name)?.map(Born::Taken).ok_or(Code::TooManyLinks);
         }
         let kind = inode.attr.kind();
-        let record = EntryRecord { ino, kind, home: inode.attr.home, width_log2: 0, name };
+        let record = EntryRecord { ino, kind, home: inode.attr.home, width_log2: 0, link: TxId::NONE, name };
         let cookie = match self.enter(slot, &record)? {
             Entered::New(cookie) => cookie,
             Entered::Taken(found) => return Ok(Born::Taken(found)),
@@ -258,8 +258,12 @@ impl Batch<'_> {
                 c.reply(Reply::Created { entry: inode.entry(), created: true, next })
             }
             Born::Taken(_) if exclusive => Err(Code::Exists),
-            // Only directories have their entries on another node than themselves.
-            Born::Taken(found) if !self.is_ours(found.ino) => Err(Code::IsDirectory),
+            Born::Taken(found) if found.kind == Kind::Directory && !self.is_ours(found.ino) => {
+                Err(Code::IsDirectory)
+            }
+            Born::Taken(found) if !self.is_ours(found.ino) => {
+                c.reply(Reply::Elsewhere { ino: found.ino, kind: found.kind })
+            }
             Born::Taken(found) => {
                 let entry = self.entered_inode(found.ino)?.entry();
                 c.effects.name(parent, name, Some((found.ino, found.kind)));
@@ -333,7 +337,7 @@ impl Batch<'_> {
 
     pub(crate) fn link(&mut self, c: &mut Context<'_>, ino: Ino, parent: Ino, name: &[u8]) -> Answer<usize> {
         if !self.is_ours(ino) {
-            return Err(Code::CrossDevice);
+            return Err(Code::CrossDevice); // in a pool of several nodes it is planned
         }
         let mut inode = self.inode(ino)?;
         let slot = self.directory(parent)?;
@@ -345,7 +349,7 @@ impl Batch<'_> {
             return Err(self.find_entry(slot, name)?.map_or(code, |_| Code::Exists));
         }
         let kind = inode.attr.kind();
-        let record = EntryRecord { ino, kind, home: inode.attr.home, width_log2: 0, name };
+        let record = EntryRecord { ino, kind, home: inode.attr.home, width_log2: 0, link: TxId::NONE, name };
         if let Entered::Taken(_) = self.enter(slot, &record)? {
             return Err(Code::Exists);
         }
@@ -378,6 +382,23 @@ impl Batch<'_> {
         Ok(true)
     }
 
+    /// An entry of something that is no directory is gone: takes the link from its inode, or has the inode's node take it.
+    /// Whether it was the last, as far as this node knows, and the layout.
+    pub(crate) fn lose_entry(
+        &mut self,
+        c: &mut Context<'_>,
+        found: &Found,
+        inode: Option<Inode>,
+    ) -> Answer<(bool, Layout)> {
+        match inode {
+            Some(mut inode) => Ok((self.drop_link(c, &mut inode)?, inode.layout)),
+            None => {
+                self.owe(c, found.ino, found.link, Debt::Link)?;
+                Ok((false, Layout::single(found.ino.birth_node(), 0)))
+            }
+        }
+    }
+
     /// Removes an inode's record and values.
     pub(crate) fn remove_inode(&mut self, c: &mut Context<'_>, inode: &Inode) -> Answer<()> {
         let ino = inode.attr.ino;
@@ -404,14 +425,18 @@ impl Batch<'_> {
         if found.kind == Kind::Directory {
             return Err(Code::IsDirectory);
         }
-        let mut inode = self.entered_inode(found.ino)?;
-        self.admit(Class::Removal, Self::removal_work(&inode))?;
+        let inode = match self.is_ours(found.ino) {
+            true => Some(self.entered_inode(found.ino)?),
+            false => None,
+        };
+        let work = inode.as_ref().map_or(Work::writes(5), Self::removal_work);
+        self.admit(Class::Removal, work)?;
         self.tx.delete(&keys::entry(parent, found.cookie))?;
         self.state.ledger.entries = self.state.ledger.entries.saturating_sub(1);
         c.effects.name(parent, name, None);
-        let last = self.drop_link(c, &mut inode)?;
+        let (last, layout) = self.lose_entry(c, &found, inode)?;
         self.touch_directory(c, slot, -1, 0);
-        c.reply(Reply::Removed { ino: found.ino, last, kind: found.kind, layout: inode.layout })
+        c.reply(Reply::Removed { ino: found.ino, last, kind: found.kind, layout })
     }
 
     pub(crate) fn remove_directory(
@@ -426,7 +451,7 @@ impl Batch<'_> {
             return Err(Code::NotDirectory);
         }
         if !self.is_ours(found.ino) {
-            return c.reply(Reply::Elsewhere { ino: found.ino, kind: found.kind });
+            return Err(Code::CrossDevice); // in a pool of several nodes it is planned
         }
         let inode = self.entered_inode(found.ino)?;
         if inode.attr.size != 0 {

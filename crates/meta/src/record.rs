@@ -5,15 +5,17 @@
 
 use forebay_types::limits::{COMPONENTS_MAX, NAME_MAX, TARGETS_MAX};
 use forebay_types::{
-    Attr, Code, Component, Cookie, Entry, Ino, Kind, Layout, NodeId, Reader, Timestamp, Writer,
+    Attr, Code, Component, Cookie, Entry, Ino, Kind, Layout, NodeId, Reader, Timestamp, TxId, Writer,
 };
 
 /// Version byte of inode, entry and ledger records.
 pub(crate) const RECORD_VERSION: u8 = 1;
+/// Version byte of the record of an entry that leads to a file of another node: it has a link.
+const LINKED_VERSION: u8 = 2;
 /// Bytes of the largest inode record: fixed part, a directory's place, and the layout.
 pub(crate) const INODE_BYTES_MAX: usize = 82 + 16 + COMPONENTS_MAX * (15 + 4 * TARGETS_MAX);
 /// Bytes of an entry record in front of the name.
-pub(crate) const ENTRY_HEADER_BYTES: usize = 13;
+pub(crate) const ENTRY_HEADER_BYTES: usize = 21;
 /// Directories whose attributes may be pending in the ledger.
 pub(crate) const PENDING_MAX: usize = 16;
 const PENDING_BYTES: usize = 44;
@@ -25,8 +27,6 @@ pub(crate) const LEDGER_BYTES_MAX: usize = LEDGER_HEADER_BYTES + PENDING_MAX * P
 pub(crate) const MARK_VALUES: u8 = 1;
 /// Mark of a directory: two of its names have or had the same hash, so a look-up must walk the discriminators.
 pub(crate) const MARK_COLLISIONS: u8 = 2;
-/// Mark of a directory: it is being removed, and no entry is made in it (docs/decisions/0012).
-pub(crate) const MARK_CONDEMNED: u8 = 4;
 
 const _: () = assert!(LEDGER_BYTES_MAX < 2000);
 
@@ -44,7 +44,7 @@ pub(crate) struct Inode {
     pub(crate) layout: Layout,
     /// Of a directory: the cookie of its own entry in its parent.
     pub(crate) cookie: Cookie,
-    /// [`MARK_VALUES`], [`MARK_COLLISIONS`], [`MARK_CONDEMNED`].
+    /// [`MARK_VALUES`], [`MARK_COLLISIONS`].
     pub(crate) marks: u8,
 }
 
@@ -188,6 +188,8 @@ pub(crate) struct EntryRecord<'a> {
     pub(crate) home: NodeId,
     /// A directory's width as a power of two.
     pub(crate) width_log2: u8,
+    /// What the inode's node counts the entry as, if it leads to a file of another node.
+    pub(crate) link: TxId,
     /// Name.
     pub(crate) name: &'a [u8],
 }
@@ -196,11 +198,14 @@ impl<'a> EntryRecord<'a> {
     /// Writes the record; its bytes.
     pub(crate) fn encode(&self, buffer: &mut [u8; ENTRY_HEADER_BYTES + NAME_MAX]) -> Result<usize, Code> {
         let mut w = Writer::new(buffer);
-        w.u8(RECORD_VERSION)?;
+        w.u8(if self.link == TxId::NONE { RECORD_VERSION } else { LINKED_VERSION })?;
         w.u64(self.ino.0)?;
         w.u8(self.kind as u8)?;
         w.u16(self.home.0)?;
         w.u8(self.width_log2)?;
+        if self.link != TxId::NONE {
+            w.u64(self.link.0)?;
+        }
         w.put(self.name)?;
         Ok(w.len())
     }
@@ -209,16 +214,18 @@ impl<'a> EntryRecord<'a> {
     pub(crate) fn decode(bytes: &'a [u8]) -> Result<EntryRecord<'a>, Code> {
         let mut r = Reader::new(bytes);
         let mut read = || -> Result<EntryRecord<'a>, Code> {
-            if r.u8()? != RECORD_VERSION {
+            let version = r.u8()?;
+            if !matches!(version, RECORD_VERSION | LINKED_VERSION) {
                 return Err(Code::Corrupt);
             }
             let (ino, kind, home, width_log2) =
                 (Ino(r.u64()?), Kind::from_u8(r.u8()?)?, NodeId(r.u16()?), r.u8()?);
+            let link = if version == LINKED_VERSION { TxId(r.u64()?) } else { TxId::NONE };
             let name = r.rest();
             if name.is_empty() || name.len() > NAME_MAX {
                 return Err(Code::Corrupt);
             }
-            Ok(EntryRecord { ino, kind, home, width_log2, name })
+            Ok(EntryRecord { ino, kind, home, width_log2, link, name })
         };
         read().map_err(corrupt)
     }
@@ -343,7 +350,7 @@ pub(crate) fn decode_orphan(bytes: &[u8]) -> Result<Layout, Code> {
 }
 
 /// Version of the whole format, in the format record.
-pub(crate) const FORMAT_VERSION: u32 = 3;
+pub(crate) const FORMAT_VERSION: u32 = 4;
 
 /// Writes the format record: version, node number.
 pub(crate) fn encode_format(version: u32, node: NodeId) -> [u8; 6] {
@@ -414,12 +421,14 @@ mod tests {
 
     #[test]
     fn entry_round_trips() {
-        let record =
-            EntryRecord { ino: Ino(5), kind: Kind::Fifo, home: NodeId(1), width_log2: 0, name: &[200; 255] };
-        let mut buffer = [0; ENTRY_HEADER_BYTES + NAME_MAX];
-        let n = record.encode(&mut buffer).unwrap();
-        assert_eq!(EntryRecord::decode(&buffer[..n]).unwrap(), record);
-        assert_eq!(EntryRecord::decode(&buffer[..ENTRY_HEADER_BYTES]), Err(Code::Corrupt));
+        for (link, header) in [(TxId::NONE, 13), (TxId(9), ENTRY_HEADER_BYTES)] {
+            let (kind, home) = (Kind::Fifo, NodeId(1));
+            let record = EntryRecord { ino: Ino(5), kind, home, width_log2: 0, link, name: &[200; 255] };
+            let mut buffer = [0; ENTRY_HEADER_BYTES + NAME_MAX];
+            let n = record.encode(&mut buffer).unwrap();
+            assert_eq!(EntryRecord::decode(&buffer[..n]).unwrap(), record);
+            assert_eq!(EntryRecord::decode(&buffer[..header]), Err(Code::Corrupt));
+        }
     }
 
     #[test]

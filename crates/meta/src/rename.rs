@@ -7,13 +7,16 @@
 //! 3. two names of one inode: nothing to do;
 //! 4. a directory replaces only an empty directory, anything else only what is no directory.
 //!
-//! Between shards, and where it takes another node to tell what lies above a directory, it is [`Code::CrossDevice`], on
-//! which programs copy. A directory of another node can get another name in its parent, whose node that does not concern.
+//! What takes several nodes is not done here (`coordinator.rs`): a file's rename to another node is planned before it comes
+//! here; a directory's, where it takes another node to tell what lies above it, is answered [`Reply::Elsewhere`]. An entry
+//! that leads to another node's inode can get another name here, and a file's another directory. An exchange of two
+//! nodes' entries or inodes is [`Code::CrossDevice`], on which programs copy.
 
 use forebay_types::limits::{LINKS_MAX, NAME_MAX};
 use forebay_types::{Code, Ino, Kind, Layout, Reply, RENAME_EXCHANGE, RENAME_NOREPLACE};
 
 use crate::batch::{Answer, Batch, Context};
+use crate::beyond::Debt;
 use crate::keys;
 use crate::namespace::{Entered, Found};
 use crate::record::{EntryRecord, Inode, ENTRY_HEADER_BYTES};
@@ -37,7 +40,11 @@ impl Batch<'_> {
     ) -> Answer<usize> {
         let from = Side { slot: self.directory(from.0)?, parent: from.0, name: from.1 };
         if !self.is_ours(to.0) {
-            return Err(Code::CrossDevice);
+            let source = self.find_entry(from.slot, from.name)?.ok_or(Code::NotFound)?;
+            if source.kind != Kind::Directory || flags == RENAME_EXCHANGE {
+                return Err(Code::CrossDevice); // in a pool of several nodes a file's is planned
+            }
+            return c.reply(Reply::Elsewhere { ino: source.ino, kind: source.kind });
         }
         let to = Side { slot: self.directory(to.0)?, parent: to.0, name: to.1 };
         let source = self.find_entry(from.slot, from.name)?.ok_or(Code::NotFound)?;
@@ -48,30 +55,47 @@ impl Batch<'_> {
             (0 | RENAME_NOREPLACE | RENAME_EXCHANGE, _) => {}
             _ => return Err(Code::Invalid),
         }
-        // A directory is not above the one that it lies in.
         let moves = from.slot != to.slot;
-        let ours = |found: &Found| self.is_ours(found.ino);
-        if flags != RENAME_EXCHANGE && source.kind != Kind::Directory && target.is_some_and(|t| !ours(&t)) {
-            return Err(Code::IsDirectory);
-        }
-        if target.is_some_and(|target| !ours(&target) && target.ino != source.ino) || moves && !ours(&source)
+        let ours = |ino| self.is_ours(ino);
+        if flags == RENAME_EXCHANGE
+            && (!ours(source.ino) || target.is_some_and(|t| !ours(t.ino)))
+            && target.is_none_or(|target| target.ino != source.ino)
         {
             return Err(Code::CrossDevice);
         }
-        if moves && source.kind == Kind::Directory && self.is_above(source.ino, to.parent)? {
-            return Err(Code::Invalid);
+        if source.kind == Kind::Directory && flags != RENAME_EXCHANGE {
+            let replaces_elsewhere =
+                target.is_some_and(|t| t.kind == Kind::Directory && !ours(t.ino) && t.ino != source.ino);
+            if replaces_elsewhere || moves && !ours(source.ino) {
+                return c.reply(Reply::Elsewhere { ino: source.ino, kind: source.kind });
+            }
+        }
+        if moves && source.kind == Kind::Directory {
+            match self.is_above(source.ino, to.parent) {
+                Ok(false) => {}
+                Ok(true) => return Err(Code::Invalid),
+                // It takes other nodes to tell.
+                Err(Code::CrossDevice) if flags != RENAME_EXCHANGE => {
+                    return c.reply(Reply::Elsewhere { ino: source.ino, kind: source.kind });
+                }
+                Err(code) => return Err(code),
+            }
         }
         if let Some(target) = target {
-            if moves && target.kind == Kind::Directory && self.is_above(target.ino, from.parent)? {
-                return Err(if flags == RENAME_EXCHANGE { Code::Invalid } else { Code::NotEmpty });
+            if moves && target.kind == Kind::Directory && self.is_ours(target.ino) {
+                match self.is_above(target.ino, from.parent) {
+                    Ok(false) => {}
+                    Ok(true) if flags == RENAME_EXCHANGE => return Err(Code::Invalid),
+                    Ok(true) => return Err(Code::NotEmpty),
+                    // What is replaced must be empty anyway, and then it is above nothing.
+                    Err(Code::CrossDevice) if flags != RENAME_EXCHANGE => {}
+                    Err(code) => return Err(code),
+                }
             }
             if target.ino == source.ino {
                 return nothing_replaced(c, source.kind);
             }
             if flags == RENAME_EXCHANGE {
-                if !self.is_ours(source.ino) {
-                    return Err(Code::CrossDevice);
-                }
                 return self.exchange(c, from, source, to, target);
             }
         }
@@ -99,8 +123,8 @@ impl Batch<'_> {
         if moves_directory && !same_parent && victim.is_none() {
             self.check_links(to.slot)?;
         }
-        let run = victim.as_ref().map_or(0, |(_, victim)| Self::removal_work(victim).run);
-        // Two entries, two inodes, an orphan, the kept reply.
+        let run = victim.as_ref().and_then(|(_, v)| v.as_ref()).map_or(0, |v| Self::removal_work(v).run);
+        // Two entries, two inodes or what is owed to their nodes, an orphan, the kept reply.
         self.admit(Class::Change, Work { writes: 6, run })?;
         let cookie = match target {
             Some(target) => {
@@ -115,21 +139,22 @@ impl Batch<'_> {
         self.tx.delete(&keys::entry(from.parent, source.cookie))?;
         c.effects.name(from.parent, from.name, None);
         c.effects.name(to.parent, to.name, Some((source.ino, source.kind)));
-        if let Some(inode) = inode {
-            self.move_inode(c, inode, to.parent, cookie)?;
+        match inode {
+            Some(inode) => self.move_inode(c, inode, to.parent, cookie)?,
+            None => self.owe(c, source.ino, source.link, Debt::Touch)?,
         }
-        let mut last = false;
         let victim = match victim {
-            Some((target, mut victim)) => {
+            Some((target, victim)) => {
                 self.state.ledger.entries = self.state.ledger.entries.saturating_sub(1);
-                last = if target.kind == Kind::Directory {
-                    self.remove_inode(c, &victim)?;
-                    self.state.directories.remove(target.ino);
-                    true
-                } else {
-                    self.drop_link(c, &mut victim)?
+                let (last, layout) = match victim {
+                    Some(victim) if target.kind == Kind::Directory => {
+                        self.remove_inode(c, &victim)?;
+                        self.state.directories.remove(target.ino);
+                        (true, victim.layout)
+                    }
+                    victim => self.lose_entry(c, &target, victim)?,
                 };
-                Some((target, victim))
+                Some((target, last, layout))
             }
             None => None,
         };
@@ -143,8 +168,8 @@ impl Batch<'_> {
             self.touch_directory(c, to.slot, 1 - replaced, moved - directory_replaced);
         }
         match victim {
-            Some((target, inode)) => {
-                c.reply(Reply::Removed { ino: target.ino, last, kind: target.kind, layout: inode.layout })
+            Some((target, last, layout)) => {
+                c.reply(Reply::Removed { ino: target.ino, last, kind: target.kind, layout })
             }
             None => nothing_replaced(c, source.kind),
         }
@@ -182,18 +207,21 @@ impl Batch<'_> {
         nothing_replaced(c, source.kind)
     }
 
-    /// The inode that a rename replaces, if it may be replaced.
-    fn replaceable(&self, moves_directory: bool, target: Found) -> Answer<Inode> {
+    /// The inode that a rename replaces, if it may be replaced; none for a file of another node.
+    fn replaceable(&self, moves_directory: bool, target: Found) -> Answer<Option<Inode>> {
         match (moves_directory, target.kind == Kind::Directory) {
             (true, false) => return Err(Code::NotDirectory),
             (false, true) => return Err(Code::IsDirectory),
             _ => {}
         }
+        if !self.is_ours(target.ino) {
+            return Ok(None);
+        }
         let victim = self.entered_inode(target.ino)?;
         if moves_directory && victim.attr.size != 0 {
             return Err(Code::NotEmpty);
         }
-        Ok(victim)
+        Ok(Some(victim))
     }
 
     fn check_links(&self, slot: usize) -> Answer<()> {
@@ -203,7 +231,7 @@ impl Batch<'_> {
         Ok(())
     }
 
-    fn put_entry(&mut self, parent: Ino, cookie: u64, record: &EntryRecord<'_>) -> Answer<()> {
+    pub(crate) fn put_entry(&mut self, parent: Ino, cookie: u64, record: &EntryRecord<'_>) -> Answer<()> {
         let mut buffer = [0; ENTRY_HEADER_BYTES + NAME_MAX];
         let n = record.encode(&mut buffer)?;
         self.tx.put(&keys::entry(parent, cookie), &buffer[..n])
@@ -224,6 +252,11 @@ impl Batch<'_> {
 
 /// The reply of a rename that replaced nothing.
 fn nothing_replaced(c: &mut Context<'_>, kind: Kind) -> Answer<usize> {
+    c.reply(removed_nothing(kind))
+}
+
+/// The same, not encoded.
+pub(crate) fn removed_nothing(kind: Kind) -> Reply<'static> {
     let layout = Layout::single(forebay_types::NodeId::FIRST, 0);
-    c.reply(Reply::Removed { ino: Ino(0), last: false, kind, layout })
+    Reply::Removed { ino: Ino(0), last: false, kind, layout }
 }

@@ -21,6 +21,7 @@ use rustix::fs::{flock, FlockOperation};
 
 use crate::batch::Batch;
 use crate::directories::Directories;
+use crate::holds::Holds;
 use crate::keys;
 use crate::record::{
     decode_format, encode_format, Inode, Ledger, FORMAT_VERSION, INODE_BYTES_MAX, LEDGER_BYTES_MAX,
@@ -79,6 +80,8 @@ pub(crate) struct State {
     /// Orphans of the batch: written at commit, unless their backing files are gone by then, as they mostly are when the
     /// batch is long.
     pub(crate) new_orphans: BTreeMap<u64, Layout>,
+    /// What transactions over several nodes hold.
+    pub(crate) holds: Holds,
     pub(crate) space: Space,
     /// A batch was dropped: ledger and directories must be read again.
     pub(crate) stale: bool,
@@ -310,7 +313,7 @@ impl Shard {
         })?;
         let tx = Transaction::new(txn, self.tree);
         if state.stale {
-            state.reload(&tx).map_err(|code| {
+            state.reload(&tx, self.node).map_err(|code| {
                 Error::new(code, format!("cannot open the shard {}", self.dir.display()))
                     .why("its ledger, or a directory that it names, is damaged")
                     .cure("run `forebay fsck` to see the damage; save what the backing files hold")
@@ -365,11 +368,18 @@ impl State {
     /// Nothing read yet.
     fn new(ledger: Ledger, space: Space) -> State {
         let directories = Directories::default();
-        State { ledger, directories, new_orphans: BTreeMap::new(), space, stale: true }
+        State {
+            ledger,
+            directories,
+            new_orphans: BTreeMap::new(),
+            holds: Holds::default(),
+            space,
+            stale: true,
+        }
     }
 
     /// Reads the ledger, and the directories of which something is pending.
-    fn reload(&mut self, tx: &Transaction<'_>) -> std::result::Result<(), Code> {
+    fn reload(&mut self, tx: &Transaction<'_>, node: NodeId) -> std::result::Result<(), Code> {
         let (ledger, pending) = Ledger::decode(tx.get(keys::LEDGER)?.ok_or(Code::Corrupt)?)?;
         let mut directories = Directories::default();
         for p in &pending {
@@ -383,6 +393,7 @@ impl State {
         self.ledger = ledger;
         self.directories = directories;
         self.new_orphans.clear();
+        self.holds = Holds::read(tx, node)?;
         self.stale = false;
         Ok(())
     }

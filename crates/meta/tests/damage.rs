@@ -185,7 +185,9 @@ fn forget_pending(txn: &mut heed::RwTxn<'_>, tree: Database<Bytes, Bytes>) {
 }
 
 const DAMAGES: [Damage; 18] = [
-    ("has 7 links, but 2 entries", |t, tree, [_, f, ..]| patch(t, tree, &inode_key(f), 16, &[7, 0, 0, 0])),
+    ("has 7 links, but 2 entries here and 0 elsewhere", |t, tree, [_, f, ..]| {
+        patch(t, tree, &inode_key(f), 16, &[7, 0, 0, 0])
+    }),
     ("its record is damaged", |t, tree, [_, f, ..]| patch(t, tree, &inode_key(f), 0, &[99])),
     ("its record is damaged", |t, tree, [d, ..]| tree.put(t, &inode_key(d), b"rubbish").unwrap()),
     ("which is not there", |t, tree, [_, f, ..]| assert!(tree.delete(t, &inode_key(f)).unwrap())),
@@ -194,7 +196,7 @@ const DAMAGES: [Damage; 18] = [
         let key = entry_key(t, tree, s);
         assert!(tree.delete(t, &key).unwrap());
     }),
-    ("has 2 links, but 1 entries", |t, tree, [_, f, ..]| {
+    ("has 2 links, but 1 entries here and 0 elsewhere", |t, tree, [_, f, ..]| {
         let key = entry_key(t, tree, f);
         assert!(tree.delete(t, &key).unwrap());
     }),

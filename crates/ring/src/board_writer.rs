@@ -104,6 +104,19 @@ impl BoardWriter {
         }
     }
 
+    /// Makes a name unknown: whoever looks for it asks.
+    pub fn forget_name(&mut self, parent: Ino, name: &[u8]) {
+        if name.len() > BOARD_NAME_MAX || name.is_empty() {
+            return;
+        }
+        let bucket = self.tables.name_bucket(parent, name);
+        let mut ways =
+            Tables::group(bucket).flat_map(|bucket| (0..WAYS).map(move |way| bucket + way * NAME_BYTES));
+        let found = ways.find(|&at| self.holds(at, parent, name));
+        self.erase_name(found);
+        self.clear_complete(parent);
+    }
+
     /// Puts a name on the board; false when it could not be.
     fn place_name(&mut self, parent: Ino, name: &[u8], target: Option<(Ino, Kind)>) -> bool {
         let bucket = self.tables.name_bucket(parent, name);

@@ -12,7 +12,7 @@ use forebay_client::{PathBuffer, Place, Pool};
 use forebay_fabric::libfabric::{self, LibfabricEndpoint, Settings};
 use forebay_fabric::{secret_file, CallId, Calls, CallsSettings, Happening, Identity};
 use forebay_types::limits::{MESSAGE_BYTES_MAX, RING_SLOTS};
-use forebay_types::{BackingId, BackingOp, Caller, Code, Ino, Layout, NodeId, Request};
+use forebay_types::{BackingId, BackingOp, Caller, Code, Ino, Kind, Layout, NodeId, Part, Request, TxId};
 use forebay_wire::{Message, Secret, Stamp};
 
 /// Node 1 of a pool of two, stopped and removed on drop; node 2 is the test.
@@ -143,6 +143,7 @@ fn request<'a>(random: &mut Random, round: u64, name: &'a [u8], data: &'a [u8]) 
     let (parent, ino) = (random.ino(), random.ino());
     let target = [1 << 16, 1 << 16, 2 << 16, 1 << 16 | 7][random.next() as usize % 4];
     let id = BackingId { target, ino, number: (random.next() % 2) as u8, stripe: (random.next() % 3) as u16 };
+    let removal = TxId::new(NodeId(2), 1 << 20 | round / 4);
     match random.next() % 17 {
         0 | 1 => Request::Create {
             parent,
@@ -158,13 +159,35 @@ fn request<'a>(random: &mut Random, round: u64, name: &'a [u8], data: &'a [u8]) 
         3 => Request::MakeDirectory { parent, name, mode: 0o755 },
         4 => Request::RemoveDirectory { parent, name },
         5 => Request::Rename { parent, name, new_parent: ino, new_name: b"b", flags: (round % 3) as u32 },
-        6 => Request::AllocateDirectory { node: NodeId(1 + (round % 2) as u16), parent, mode: 0o700 },
-        // A peer that enters one directory under two names is not caught: each is entered once.
-        7 => Request::EnterDirectory { parent, name, ino: Ino::new(NodeId(2), 1000 + round) },
-        8 => Request::LeaveDirectory { parent, name, ino },
-        9 => Request::CondemnDirectory { ino },
-        10 => Request::PardonDirectory { ino },
-        11 => Request::FreeDirectory { ino },
+        6 => Request::MakeDirectoryAt { node: NodeId(1 + (round % 2) as u16), parent, name, mode: 0o700 },
+        // A peer that enters one directory under two names is not caught: each is entered once. Nor is one that commits half
+        // of what it began: that of what is removed it drops.
+        7 => Request::Prepare {
+            tx: TxId::new(NodeId(2), round),
+            index: (round % 3) as u8,
+            part: Part::Enter {
+                parent,
+                name,
+                ino: Ino::new(NodeId(2), 1000 + round),
+                kind: Kind::Directory,
+                link: TxId::NONE,
+                flags: 0,
+            },
+        },
+        8 => Request::Finish {
+            tx: TxId::new(NodeId(2), random.next() % (round + 1)),
+            commit: round.is_multiple_of(2),
+        },
+        9 => Request::Prepare { tx: removal, index: 0, part: Part::Condemn { ino } },
+        10 => Request::Prepare { tx: removal, index: 1, part: Part::Climb { from: parent, avoid: ino } },
+        11 => match round % 6 {
+            0 => Request::DropLink { ino, link: removal },
+            1 => Request::Touch { ino },
+            2 => Request::AskOutcome { tx: removal },
+            3 => Request::LeadsTo { node: NodeId(2), parent, cookie: round },
+            4 => Request::Finish { tx: removal, commit: false },
+            _ => Request::MoveDirectory { parent, name, new_parent: ino, new_name: b"b", flags: 0, ino },
+        },
         12 => Request::EndSession { session: random.next() },
         13 => Request::Backing(
             id,

@@ -10,11 +10,12 @@ use crate::limits::{NAME_MAX, PATH_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX};
 use crate::request::{
     Caller, Request, SetAttr, TimeSet, RENAME_EXCHANGE, RENAME_NOREPLACE, XATTR_CREATE, XATTR_REPLACE,
 };
+use crate::transaction::{Part, TxId};
 
 /// Bytes in front of every request: op, flags, reserved, uid, gid.
 const HEADER_BYTES: usize = 12;
 
-fn name<'a>(r: &mut Reader<'a>) -> Result<&'a [u8], Code> {
+pub(crate) fn name<'a>(r: &mut Reader<'a>) -> Result<&'a [u8], Code> {
     let name = r.short_bytes()?;
     match name {
         b"" => Err(Code::NotFound),
@@ -107,15 +108,18 @@ impl<'a> Request<'a> {
             Request::Space => 22,
             Request::Reserve => 23,
             Request::SetLayout { .. } => 24,
-            Request::AllocateDirectory { .. } => 25,
-            Request::EnterDirectory { .. } => 26,
-            Request::CondemnDirectory { .. } => 27,
-            Request::PardonDirectory { .. } => 28,
-            Request::LeaveDirectory { .. } => 29,
-            Request::FreeDirectory { .. } => 30,
+            Request::Decide { .. } => 25,
+            Request::DropLink { .. } => 26,
+            Request::Touch { .. } => 27,
             Request::NameOf { .. } => 31,
             Request::Backing(..) => 32,
             Request::EndSession { .. } => 33,
+            Request::MakeDirectoryAt { .. } => 34,
+            Request::MoveDirectory { .. } => 35,
+            Request::Prepare { .. } => 36,
+            Request::Finish { .. } => 37,
+            Request::AskOutcome { .. } => 38,
+            Request::LeadsTo { .. } => 39,
         }
     }
 
@@ -141,18 +145,44 @@ impl<'a> Request<'a> {
             | Request::MarkDirty { ino }
             | Request::MakeBacking { ino }
             | Request::PathOf { ino }
-            | Request::CondemnDirectory { ino }
-            | Request::PardonDirectory { ino }
-            | Request::FreeDirectory { ino } => w.u64(ino.0)?,
-            Request::AllocateDirectory { node, parent, mode } => {
+            | Request::Touch { ino } => w.u64(ino.0)?,
+            Request::MakeDirectoryAt { node, parent, name, mode } => {
                 w.u16(node.0)?;
                 w.u64(parent.0)?;
                 w.u32(mode)?;
+                w.short_bytes(name)?;
             }
-            Request::EnterDirectory { parent, name, ino } | Request::LeaveDirectory { parent, name, ino } => {
+            Request::MoveDirectory { parent, name, new_parent, new_name, flags, ino } => {
                 w.u64(parent.0)?;
+                w.u64(new_parent.0)?;
+                w.u32(flags)?;
                 w.u64(ino.0)?;
                 w.short_bytes(name)?;
+                w.short_bytes(new_name)?;
+            }
+            Request::Prepare { tx, index, ref part } => {
+                w.u64(tx.0)?;
+                w.u8(index)?;
+                part.encode(&mut w)?;
+            }
+            Request::Finish { tx, commit } => {
+                w.u64(tx.0)?;
+                w.u8(u8::from(commit))?;
+            }
+            Request::AskOutcome { tx } => w.u64(tx.0)?,
+            Request::Decide { tx, nodes, reply } => {
+                w.u64(tx.0)?;
+                w.short_bytes(nodes)?;
+                w.short_bytes(reply)?;
+            }
+            Request::DropLink { ino, link } => {
+                w.u64(ino.0)?;
+                w.u64(link.0)?;
+            }
+            Request::LeadsTo { node, parent, cookie } => {
+                w.u16(node.0)?;
+                w.u64(parent.0)?;
+                w.u64(cookie)?;
             }
             Request::NameOf { parent, ino } => {
                 w.u64(parent.0)?;
@@ -336,34 +366,50 @@ impl<'a> Request<'a> {
             22 => Request::Space,
             23 => Request::Reserve,
             24 => Request::SetLayout { ino: Ino(r.u64()?), layout: Layout::decode(&mut r)? },
-            25 => {
-                let (node, parent, mode) = (NodeId(r.u16()?), Ino(r.u64()?), permission_bits(r.u32()?)?);
-                Request::AllocateDirectory { node, parent, mode }
-            }
-            26 | 29 => {
-                let (parent, ino, name) = (Ino(r.u64()?), Ino(r.u64()?), name(&mut r)?);
-                if op == 26 {
-                    Request::EnterDirectory { parent, name, ino }
-                } else {
-                    Request::LeaveDirectory { parent, name, ino }
-                }
-            }
-            27 => Request::CondemnDirectory { ino: Ino(r.u64()?) },
-            28 => Request::PardonDirectory { ino: Ino(r.u64()?) },
-            30 => Request::FreeDirectory { ino: Ino(r.u64()?) },
+            25 => Request::Decide { tx: TxId(r.u64()?), nodes: r.short_bytes()?, reply: r.short_bytes()? },
+            26 => Request::DropLink { ino: Ino(r.u64()?), link: TxId(r.u64()?) },
+            27 => Request::Touch { ino: Ino(r.u64()?) },
             31 => Request::NameOf { parent: Ino(r.u64()?), ino: Ino(r.u64()?) },
             32 => {
                 let (id, op) = BackingOp::decode(&mut r)?;
                 Request::Backing(id, op)
             }
             33 => Request::EndSession { session: r.u64()? },
+            34 => {
+                let (node, parent, mode) = (NodeId(r.u16()?), Ino(r.u64()?), permission_bits(r.u32()?)?);
+                Request::MakeDirectoryAt { node, parent, name: name(&mut r)?, mode }
+            }
+            35 => {
+                let (parent, new_parent, flags) = (Ino(r.u64()?), Ino(r.u64()?), r.u32()?);
+                if !matches!(flags, 0 | RENAME_NOREPLACE) {
+                    return Err(Code::Invalid);
+                }
+                let (ino, name, new_name) = (Ino(r.u64()?), name(&mut r)?, name(&mut r)?);
+                Request::MoveDirectory { parent, name, new_parent, new_name, flags, ino }
+            }
+            36 => {
+                let (tx, index) = (TxId(r.u64()?), r.u8()?);
+                Request::Prepare { tx, index, part: Part::decode(&mut r)? }
+            }
+            37 => {
+                let (tx, commit) = (TxId(r.u64()?), r.u8()?);
+                if commit > 1 {
+                    return Err(Code::Malformed);
+                }
+                Request::Finish { tx, commit: commit == 1 }
+            }
+            38 => Request::AskOutcome { tx: TxId(r.u64()?) },
+            39 => {
+                let (node, parent, cookie) = (NodeId(r.u16()?), Ino(r.u64()?), r.u64()?);
+                Request::LeadsTo { node, parent, cookie }
+            }
             _ => return Err(Code::Malformed),
         };
         Ok((caller, request))
     }
 }
 
-fn permission_bits(mode: u32) -> Result<u32, Code> {
+pub(crate) fn permission_bits(mode: u32) -> Result<u32, Code> {
     if mode & !0o7777 == 0 {
         Ok(mode)
     } else {
@@ -429,12 +475,15 @@ mod tests {
             Request::Space,
             Request::Reserve,
             Request::SetLayout { ino: i, layout: Layout::overstriped(NodeId(2), 1, 5, 4096).unwrap() },
-            Request::AllocateDirectory { node: NodeId(7), parent: p, mode: 0o750 },
-            Request::EnterDirectory { parent: p, name, ino: i },
-            Request::CondemnDirectory { ino: i },
-            Request::PardonDirectory { ino: i },
-            Request::LeaveDirectory { parent: p, name, ino: i },
-            Request::FreeDirectory { ino: i },
+            Request::MakeDirectoryAt { node: NodeId(7), parent: p, name, mode: 0o750 },
+            Request::MoveDirectory { parent: p, name, new_parent: i, new_name: b"b", flags: 1, ino: i },
+            Request::Prepare { tx: TxId(5), index: 3, part: Part::Count { ino: i, link: TxId(6) } },
+            Request::Finish { tx: TxId(5), commit: true },
+            Request::AskOutcome { tx: TxId(5) },
+            Request::Decide { tx: TxId(5), nodes: &[1, 0, 2, 0], reply: &[0, 0, 1, 0] },
+            Request::DropLink { ino: i, link: TxId(6) },
+            Request::Touch { ino: i },
+            Request::LeadsTo { node: NodeId(2), parent: p, cookie: 77 },
             Request::NameOf { parent: p, ino: i },
             Request::EndSession { session: 5 },
             Request::Backing(
@@ -473,7 +522,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn decode_of_any_bytes_never_panics(op in 0u8..40, bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        fn decode_of_any_bytes_never_panics(op in 0u8..60, bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
             let mut all = vec![op];
             all.extend(bytes);
             let _ = Request::decode(&all);

@@ -52,6 +52,22 @@ pub const NODES_MAX: usize = 1024;
 /// A request to another node that is not answered in so long fails with EIO: longer than a node is taken for unreachable
 /// (5 s), shorter than [`CALL_TIMEOUT_MS`].
 pub const NODE_TIMEOUT_MS: u64 = 30_000;
+/// A request that meets a change over several nodes which is under way is tried again for so long, then it fails with EBUSY:
+/// such a change takes some messages, unless a node is down.
+pub const TRANSACTION_PATIENCE_MS: u64 = 8_000;
+/// Who has prepared a part asks its coordinator after so long without a word, and again: several times what a busy node takes.
+pub const DOUBT_AFTER_MS: u64 = 1_000;
+/// What a node could not be told is told again after so long, or as soon as it is reached again.
+pub const DELIVERY_AGAIN_MS: u64 = 2_000;
+/// Deliveries that a daemon has under way: some slots of its 64 stay free for what its clients wait for.
+pub const DELIVERIES_AHEAD: usize = 48;
+/// A request that meets names which a change over several nodes holds waits so long, then it fails with EIO: whoever could end
+/// that change is down. Less than [`NODE_TIMEOUT_MS`].
+pub const HELD_TIMEOUT_MS: u64 = 10_000;
+/// A directory is listed as it is after so long, whatever is held in it: half a listing is no use to anybody.
+pub const HELD_LIST_TIMEOUT_MS: u64 = 1_000;
+/// What one node asks of another for a change over several is given up after so long.
+pub const STEP_TIMEOUT_MS: u64 = 10_000;
 /// Requests that one ring may put into one batch, so that a process with 64 threads does not starve the others.
 pub const BATCH_PER_RING: usize = 8;
 /// Requests of one batch (one LMDB transaction): bounds the time to the first acknowledgement.
@@ -121,6 +137,8 @@ const _: () = assert!(XATTR_TOTAL_MAX >= XATTR_VALUE_MAX + XATTR_NAME_MAX + XATT
 const _: () = assert!(MESSAGE_BYTES_MAX >= 2 * NAME_MAX + PATH_MAX + 1024);
 const _: () = assert!(MESSAGE_BYTES_MAX >= BACKING_BYTES_MAX + 64);
 const _: () = assert!(NODE_TIMEOUT_MS < CALL_TIMEOUT_MS && BACKING_AHEAD < RING_SLOTS);
+const _: () = assert!(HELD_TIMEOUT_MS < NODE_TIMEOUT_MS && DELIVERIES_AHEAD < RING_SLOTS);
+const _: () = assert!(TRANSACTION_PATIENCE_MS + STEP_TIMEOUT_MS < NODE_TIMEOUT_MS);
 const _: () = assert!(READDIR_REPLY_BYTES <= MESSAGE_BYTES_MAX);
 const _: () = assert!(STRIPE_BYTES_MIN.is_power_of_two() && STRIPE_BYTES_MAX.is_power_of_two());
 const _: () = assert!(SHARD_PAGES_FOR_REMOVALS < SHARD_PAGES_AHEAD);

@@ -8,6 +8,7 @@ use crate::hash::Cookie;
 use crate::id::Ino;
 use crate::layout::Layout;
 use crate::limits::NAME_MAX;
+use crate::transaction::Outcome;
 
 /// Bytes in front of every reply: code (0 for success), tag, flags.
 pub const REPLY_HEADER_BYTES: usize = 4;
@@ -97,6 +98,8 @@ pub enum Reply<'a> {
     Backing(BackingAttr),
     /// A number: of a write, where its first byte went.
     Count(u64),
+    /// What became of a transaction.
+    Outcome(Outcome),
 }
 
 impl Entry {
@@ -180,6 +183,10 @@ impl<'a> Reply<'a> {
                 w.u16(15)?;
                 w.u64(*n)?;
             }
+            Reply::Outcome(outcome) => {
+                w.u16(16)?;
+                w.u8(*outcome as u8)?;
+            }
             Reply::Space(s) => {
                 w.u16(9)?;
                 for v in [s.total_bytes, s.free_bytes, s.inodes, s.free_inodes] {
@@ -225,6 +232,7 @@ impl<'a> Reply<'a> {
             13 => Reply::PartOfPath { top: Ino(r.u64()?), parent: Ino(r.u64()?), path: r.rest() },
             14 => Reply::Backing(BackingAttr::decode(&mut r)?),
             15 => Reply::Count(r.u64()?),
+            16 => Reply::Outcome(Outcome::from_u8(r.u8()?)?),
             _ => return Err(Code::Malformed),
         })
     }
@@ -380,6 +388,7 @@ mod tests {
             Ok(Reply::PartOfPath { top: Ino(5), parent: Ino(6), path: b"/a/b" }),
             Ok(Reply::Backing(BackingAttr { bytes: 7, mtime: attr(1).mtime, ..BackingAttr::default() })),
             Ok(Reply::Count(1 << 50)),
+            Ok(Reply::Outcome(Outcome::Committed)),
             Err(Code::NotEmpty),
         ];
         let mut buffer = [0; 2000];

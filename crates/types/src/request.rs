@@ -5,6 +5,7 @@ use crate::backing::{BackingId, BackingOp};
 use crate::hash::Cookie;
 use crate::id::{Ino, NodeId};
 use crate::layout::Layout;
+use crate::transaction::{Part, TxId};
 
 /// `renameat2`: fail with EEXIST rather than replace.
 pub const RENAME_NOREPLACE: u32 = 1;
@@ -136,7 +137,7 @@ pub enum Request<'a> {
         /// Name in it.
         name: &'a [u8],
     },
-    /// Removes an entry that is not a directory. → `Removed`
+    /// Removes an entry that is not a directory. → `Removed`; not the last link of another node's inode, whose node counts
     Unlink {
         /// Directory.
         parent: Ino,
@@ -150,7 +151,8 @@ pub enum Request<'a> {
         /// Name in it.
         name: &'a [u8],
     },
-    /// Renames. → `Removed`: what the destination was, if it was replaced (else the zero inode).
+    /// Renames. → `Removed`: what the destination was, if it was replaced (else the zero inode); `Elsewhere`: it is a
+    /// directory, and to be asked for by `MoveDirectory`.
     Rename {
         /// Source directory.
         parent: Ino,
@@ -237,49 +239,85 @@ pub enum Request<'a> {
         /// Its layout from now on.
         layout: Layout,
     },
-    /// Makes a directory that no entry leads to yet, on a node that need not be its parent's: the first step of making a
-    /// directory elsewhere. → `Entry`
-    AllocateDirectory {
-        /// Its home.
+    /// Makes a directory whose entry another node has. → `Entry`
+    MakeDirectoryAt {
+        /// Its home, which is not its parent's.
         node: NodeId,
-        /// The directory that it will be entered in.
+        /// Parent.
         parent: Ino,
+        /// Name in it.
+        name: &'a [u8],
         /// Permission bits, umask applied.
         mode: u32,
     },
-    /// Enters a directory that another node has: the second step. → `Done`
-    EnterDirectory {
-        /// Parent.
+    /// Moves a directory where it takes several nodes to tell what lies above it, or one that replaces another node's: what
+    /// `Rename` answered `Elsewhere` for. The root's home does it. → `Removed`, [`Code::Stale`] when the source leads to
+    /// something else by now
+    MoveDirectory {
+        /// Source directory.
         parent: Ino,
-        /// Name in it.
+        /// Source name.
         name: &'a [u8],
-        /// The directory.
+        /// Destination directory.
+        new_parent: Ino,
+        /// Destination name.
+        new_name: &'a [u8],
+        /// 0 or [`RENAME_NOREPLACE`].
+        flags: u32,
+        /// What the source led to.
         ino: Ino,
     },
-    /// Takes an empty directory out of use: no entry is made in it from now on. The first step of removing one whose entry
-    /// another node has. → `Done`
-    CondemnDirectory {
-        /// The directory.
+    /// Prepares a node's part in a transaction. From daemon to daemon. → what the part says
+    Prepare {
+        /// The transaction.
+        tx: TxId,
+        /// Which of its parts.
+        index: u8,
+        /// The part.
+        part: Part<'a>,
+    },
+    /// Makes or drops the parts that a node has prepared; none is fine. From daemon to daemon. → `Done`
+    Finish {
+        /// The transaction.
+        tx: TxId,
+        /// Whether it was committed.
+        commit: bool,
+    },
+    /// What became of a transaction? From daemon to daemon. → `Outcome`
+    AskOutcome {
+        /// The transaction.
+        tx: TxId,
+    },
+    /// Commits a transaction: the coordinator's note of it, and the reply to whose request it was. Of the coordinator's daemon
+    /// alone. → that reply
+    Decide {
+        /// The transaction.
+        tx: TxId,
+        /// The nodes that have prepared parts, see [`crate::decode_nodes`].
+        nodes: &'a [u8],
+        /// The encoded reply.
+        reply: &'a [u8],
+    },
+    /// Does away with a link whose entry on another node is gone; one that is not there is fine. From daemon to daemon. → `Done`
+    DropLink {
+        /// Inode.
+        ino: Ino,
+        /// The link.
+        link: TxId,
+    },
+    /// An inode's entry, on another node, got another name. From daemon to daemon. → `Done`
+    Touch {
+        /// Inode.
         ino: Ino,
     },
-    /// Puts a condemned directory to use again, as its entry stays. → `Done`
-    PardonDirectory {
-        /// The directory.
-        ino: Ino,
-    },
-    /// Removes the entry that leads to a directory of another node. → `Done`, or `NotFound` when it leads elsewhere
-    LeaveDirectory {
-        /// Parent.
+    /// Entries that lead to inodes of a node, in the order of their places; see `forebay-meta`. From daemon to daemon. → `Bytes`
+    LeadsTo {
+        /// The node.
+        node: NodeId,
+        /// The place behind which to begin: directory.
         parent: Ino,
-        /// Name in it.
-        name: &'a [u8],
-        /// The directory.
-        ino: Ino,
-    },
-    /// Removes an empty directory that no entry leads to any more, or yet; one that is gone is fine. → `Done`
-    FreeDirectory {
-        /// The directory.
-        ino: Ino,
+        /// And cookie.
+        cookie: Cookie,
     },
     /// The name of the entry that leads to an inode, found by reading the directory. → `Bytes`
     NameOf {
@@ -314,6 +352,8 @@ impl Request<'_> {
                 | Request::PathOf { .. }
                 | Request::Space
                 | Request::NameOf { .. }
+                | Request::AskOutcome { .. }
+                | Request::LeadsTo { .. }
                 | Request::Backing(..)
                 | Request::EndSession { .. }
         )
@@ -328,8 +368,23 @@ impl Request<'_> {
                 | Request::RemoveXattr { .. }
                 | Request::MarkDirty { .. }
                 | Request::SetLayout { .. }
-                | Request::LeaveDirectory { .. }
-                | Request::FreeDirectory { .. }
+                | Request::Finish { .. }
+                | Request::DropLink { .. }
+        )
+    }
+
+    /// True for what daemons alone say to each other.
+    pub fn is_of_daemons(&self) -> bool {
+        matches!(
+            self,
+            Request::Prepare { .. }
+                | Request::Finish { .. }
+                | Request::AskOutcome { .. }
+                | Request::Decide { .. }
+                | Request::DropLink { .. }
+                | Request::Touch { .. }
+                | Request::LeadsTo { .. }
+                | Request::EndSession { .. }
         )
     }
 }

@@ -1,14 +1,24 @@
 //! Which node serves a request. An inode is served by the node that it was born on, a directory's entries by the same: so
 //! the number that a request names is all that it takes to route it, and no table of directories is needed.
 
-use crate::id::NodeId;
+use crate::id::{Ino, NodeId};
 use crate::request::Request;
 
 impl Request<'_> {
     /// The node that serves it; none: whoever is asked.
     pub fn node(&self) -> Option<NodeId> {
         match *self {
-            Request::Ping | Request::Space | Request::Reserve | Request::EndSession { .. } => None,
+            Request::Ping
+            | Request::Space
+            | Request::Reserve
+            | Request::EndSession { .. }
+            | Request::Prepare { .. }
+            | Request::Finish { .. }
+            | Request::AskOutcome { .. }
+            | Request::Decide { .. }
+            | Request::DropLink { .. }
+            | Request::Touch { .. }
+            | Request::LeadsTo { .. } => None,
             Request::Lookup { parent, .. }
             | Request::Create { parent, .. }
             | Request::MakeNode { parent, .. }
@@ -18,8 +28,6 @@ impl Request<'_> {
             | Request::Unlink { parent, .. }
             | Request::RemoveDirectory { parent, .. }
             | Request::Rename { parent, .. }
-            | Request::EnterDirectory { parent, .. }
-            | Request::LeaveDirectory { parent, .. }
             | Request::NameOf { parent, .. } => Some(parent.birth_node()),
             Request::GetAttr { ino }
             | Request::SetAttr { ino, .. }
@@ -32,11 +40,9 @@ impl Request<'_> {
             | Request::MarkDirty { ino }
             | Request::MakeBacking { ino }
             | Request::PathOf { ino }
-            | Request::SetLayout { ino, .. }
-            | Request::CondemnDirectory { ino }
-            | Request::PardonDirectory { ino }
-            | Request::FreeDirectory { ino } => Some(ino.birth_node()),
-            Request::AllocateDirectory { node, .. } => Some(node),
+            | Request::SetLayout { ino, .. } => Some(ino.birth_node()),
+            Request::MakeDirectoryAt { node, .. } => Some(node),
+            Request::MoveDirectory { .. } => Some(Ino::ROOT.birth_node()),
             Request::Backing(id, _) => Some(id.node()),
         }
     }

@@ -3,7 +3,8 @@
 use forebay_types::limits::{FILE_BYTES_MAX, PATH_MAX};
 use forebay_types::{
     Attr, BackingAttr, BackingId, BackingOp, Caller, Code, DirEntries, DirEntry, DirWriter, Entry, Ino,
-    Kind as FileKind, Layout, NodeId, PoolSpace, Reply, Request, SetAttr, TimeSet, Timestamp,
+    Kind as FileKind, Layout, NodeId, Outcome, Part, PoolSpace, Reply, Request, SetAttr, TimeSet, Timestamp,
+    TxId,
 };
 use forebay_wire::limits::*;
 use forebay_wire::{
@@ -91,14 +92,14 @@ struct Seed {
 }
 
 fn seed() -> impl Strategy<Value = Seed> {
-    let data = proptest::collection::vec(any::<u8>(), 1..2000);
+    let data = proptest::collection::vec(any::<u8>(), 2..2000);
     (any::<u64>(), any::<u64>(), any::<u32>(), any::<bool>(), name(), name(), data, stripe()).prop_map(
         |(a, b, c, flag, name, other, data, stripe)| Seed { a, b, c, flag, name, other, data, stripe },
     )
 }
 
 fn requests(s: &Seed) -> Vec<Request<'_>> {
-    let (ino, parent, name) = (Ino(s.a), Ino(s.b), &s.name[..]);
+    let (ino, parent, name, tx) = (Ino(s.a), Ino(s.b), &s.name[..], TxId(s.b));
     let time = TimeSet::At(Timestamp { sec: s.a as i64, nsec: s.c % 1_000_000_000 });
     let set = SetAttr {
         mode: Some(s.c & 0o7777),
@@ -145,12 +146,25 @@ fn requests(s: &Seed) -> Vec<Request<'_>> {
         Request::MakeBacking { ino },
         Request::PathOf { ino },
         Request::Reserve,
-        Request::AllocateDirectory { node: NodeId(s.c as u16), parent, mode: s.c & 0o7777 },
-        Request::EnterDirectory { parent, name, ino },
-        Request::CondemnDirectory { ino },
-        Request::PardonDirectory { ino },
-        Request::LeaveDirectory { parent, name, ino },
-        Request::FreeDirectory { ino },
+        Request::MakeDirectoryAt { node: NodeId(s.c as u16), parent, name, mode: s.c & 0o7777 },
+        Request::MoveDirectory { parent, name, new_parent: ino, new_name: &s.other, flags: s.c % 2, ino },
+        Request::Prepare { tx, index: s.c as u8, part: Part::Leave { parent, name, ino, link: tx } },
+        Request::Prepare {
+            tx,
+            index: 0,
+            part: Part::Enter { parent, name, ino, kind: FileKind::File, link: tx, flags: s.c % 2 },
+        },
+        Request::Prepare { tx, index: 1, part: Part::Count { ino, link: tx } },
+        Request::Prepare { tx, index: 2, part: Part::Bear { parent, mode: s.c & 0o7777 } },
+        Request::Prepare { tx, index: 3, part: Part::Move { ino, parent } },
+        Request::Prepare { tx, index: 4, part: Part::Condemn { ino } },
+        Request::Prepare { tx, index: 5, part: Part::Climb { from: ino, avoid: parent } },
+        Request::Finish { tx, commit: s.flag },
+        Request::AskOutcome { tx },
+        Request::Decide { tx, nodes: &s.data[..2], reply: &s.data },
+        Request::DropLink { ino, link: tx },
+        Request::Touch { ino },
+        Request::LeadsTo { node: NodeId(s.c as u16), parent, cookie: s.b },
         Request::NameOf { parent, ino },
         Request::EndSession { session: s.a },
         Request::Backing(backing, BackingOp::Stat),
@@ -187,6 +201,7 @@ fn replies(s: &Seed) -> Vec<Result<Reply<'_>, Code>> {
         Ok(Reply::PartOfPath { top: Ino(s.a), parent: Ino(s.b), path: &s.name }),
         Ok(Reply::Backing(BackingAttr { bytes: s.a, allocated_bytes: s.b, ..BackingAttr::default() })),
         Ok(Reply::Count(s.a)),
+        Ok(Reply::Outcome(Outcome::Undecided)),
     ];
     all.extend(Code::ALL.map(Err));
     all

@@ -354,13 +354,16 @@ impl Reference {
             Request::Ping
             | Request::Space
             | Request::ReadDirectory { .. }
-            // Steps between shards: tests/elsewhere.rs.
-            | Request::AllocateDirectory { .. }
-            | Request::EnterDirectory { .. }
-            | Request::CondemnDirectory { .. }
-            | Request::PardonDirectory { .. }
-            | Request::LeaveDirectory { .. }
-            | Request::FreeDirectory { .. }
+            // Changes over several shards: tests/transactions.rs.
+            | Request::MakeDirectoryAt { .. }
+            | Request::MoveDirectory { .. }
+            | Request::Prepare { .. }
+            | Request::Finish { .. }
+            | Request::AskOutcome { .. }
+            | Request::Decide { .. }
+            | Request::DropLink { .. }
+            | Request::Touch { .. }
+            | Request::LeadsTo { .. }
             | Request::NameOf { .. }
             | Request::Backing(..)
             | Request::EndSession { .. } => Err(Code::NotSupported),

@@ -1,16 +1,18 @@
 //! One batch: requests that are waiting together are applied, published and answered together.
 
 use forebay_data::Media;
+use forebay_meta::Client;
 use forebay_types::limits::{BATCH_MAX, MESSAGE_BYTES_MAX};
 use forebay_types::{Attr, BackingOp, Code, Ino, Kind, Layout, PoolSpace, Reply, Request, Result, Timestamp};
 
 use super::forward::all_here;
-use super::notifier::notes_of;
+use super::notifier::{notes_of, Whose};
 use super::recorder::InFlight;
 use super::remote::Door;
 use super::shard_thread::ShardThread;
 use super::special;
 use super::statistics::Statistics;
+use super::steps::Aside;
 use super::sweeper::Sweep;
 
 /// Replies collected before their transaction is committed: bytes of ordinary ones. A batch ends early when the next
@@ -26,7 +28,7 @@ struct Taken {
     request: (usize, usize),
     reply: (usize, usize),
     refused: Option<Code>,
-    /// Another node was asked, and its answer is this request's.
+    /// Its answer comes later: another node was asked, or it waits.
     forwarded: bool,
 }
 
@@ -65,6 +67,33 @@ impl Answers {
     /// A request that was copied out.
     pub(super) fn request(&self, (start, end): (usize, usize)) -> &[u8] {
         &self.requests[start..end]
+    }
+
+    /// A reply that was collected.
+    pub(super) fn reply(&self, (start, end): (usize, usize)) -> &[u8] {
+        &self.replies[start..end]
+    }
+
+    /// True when one more request has room.
+    pub(super) fn has_room(&self) -> bool {
+        self.taken.len() < BATCH_MAX
+    }
+
+    /// Takes a request that was taken out of its slot before.
+    pub(super) fn put(&mut self, session: usize, slot: usize, seq: u64, message: &[u8]) {
+        let at = self.request_bytes;
+        let request = (at, at + message.len());
+        self.requests[request.0..request.1].copy_from_slice(message);
+        self.request_bytes += message.len();
+        self.taken.push(Taken {
+            session,
+            slot,
+            seq,
+            request,
+            reply: (0, 0),
+            refused: None,
+            forwarded: false,
+        });
     }
 
     /// Copies the request out of `slot` of the `session`-th session.
@@ -115,12 +144,27 @@ impl ShardThread<'_> {
             if self.must_commit() {
                 self.commit()?;
             }
+            let mut outcome = None;
+            if self.steps.is_some() && taken.refused.is_none() {
+                match self.step_aside(taken.session, (taken.slot, taken.seq), taken.request)? {
+                    Aside::Later => {
+                        self.answers.taken[i].forwarded = true;
+                        i += 1;
+                        continue;
+                    }
+                    Aside::Refused(code) => taken.refused = Some(code),
+                    Aside::Outcome(what) => outcome = Some(what),
+                    Aside::No => {}
+                }
+            }
             self.batch()?;
             let Some(batch) = &mut self.batch else { unreachable!("begun above") };
             let flight =
                 InFlight { session: self.sessions[taken.session].id, slot: taken.slot, seq: taken.seq };
             let out = &mut self.answers.replies[at..at + MESSAGE_BYTES_MAX];
             let orphaned = self.effects.orphaned().len();
+            let owed = self.effects.deliveries().len();
+            let shown = (self.effects.names().len(), self.effects.inodes().len());
             let decoded = match taken.refused {
                 Some(code) => Err(code),
                 None if !self.recorder.takes_off(i - from, flight) => {
@@ -142,6 +186,9 @@ impl ShardThread<'_> {
             let mut changed = false;
             let len = match decoded {
                 Err(code) => Reply::encode(&Err(code), out).unwrap_or(0),
+                Ok((_, Request::AskOutcome { .. })) if outcome.is_some() => {
+                    Reply::encode(&outcome.map(Reply::Outcome).ok_or(Code::Io), out).unwrap_or(0)
+                }
                 Ok((_, Request::Ping)) => Reply::encode(&Ok(Reply::Done), out).unwrap_or(0),
                 Ok((_, Request::Space)) => {
                     let space = space(&self.target, self.committed.inodes).map(Reply::Space);
@@ -184,7 +231,15 @@ impl ShardThread<'_> {
                 self.uncommitted += 1;
                 self.note_change(taken.session, taken.slot, taken.seq, (at, at + len), orphaned);
                 if self.mount.as_ref().is_some_and(|mount| mount.session != flight.session) {
-                    self.note_for_mount(i, taken.request, (at, at + len));
+                    self.note_for_mount(i, taken.request, (at, at + len), shown);
+                }
+                let client = Client { session: flight.session, slot: taken.slot, seq: taken.seq };
+                if self.owes(client, (at, at + len), owed) {
+                    // Answered when the other node knows; then the kernel is told too.
+                    if let Some((_, notes)) = self.notes.pop_if(|(of, _)| *of == i) {
+                        self.note_for_late_answer(client, notes);
+                    }
+                    self.answers.taken[i].forwarded = true;
                 }
             }
             let taken = &mut self.answers.taken[i];
@@ -209,8 +264,12 @@ impl ShardThread<'_> {
         let (_, request) = Request::decode(self.answers.request(taken.request))?;
         // Nodes that are to hear when the client is gone: they keep something for it.
         let keeps = request.changes() || matches!(request, Request::Backing(_, BackingOp::Open { .. }));
-        if matches!(request, Request::EndSession { .. }) {
-            return Err(Code::NotPermitted); // daemons say that to each other
+        if request.is_of_daemons() {
+            // Those that are no daemon's are refused where they are served.
+            return match self.sessions[taken.session].is_here() {
+                true => Err(Code::NotPermitted),
+                false => Ok(false),
+            };
         }
         match self.elsewhere(&request) {
             None => Ok(false),
@@ -247,8 +306,21 @@ impl ShardThread<'_> {
 
     /// Remembers what the kernel is to be told before the `i`-th request taken, a change, is acknowledged.
     #[cold]
-    fn note_for_mount(&mut self, i: usize, request: (usize, usize), reply: (usize, usize)) {
+    fn note_for_mount(
+        &mut self,
+        i: usize,
+        request: (usize, usize),
+        reply: (usize, usize),
+        shown: (usize, usize),
+    ) {
         let Ok((_, request)) = Request::decode(&self.answers.requests[request.0..request.1]) else { return };
+        if request.is_of_daemons() {
+            let notes = self.notes_of_step(&request, shown);
+            if !notes.is_empty() {
+                self.notes.push((i, notes));
+            }
+            return;
+        }
         let moved: Vec<Ino> = match request {
             Request::Rename { parent, name, new_parent, new_name, .. } => {
                 [(parent, name), (new_parent, new_name)]
@@ -332,6 +404,12 @@ impl ShardThread<'_> {
         for name in self.effects.names() {
             self.board.name(name.parent, name.name, name.entry);
         }
+        if let Some(batch) = self.batch.as_ref().filter(|batch| batch.has_holds()) {
+            // Whoever looks for one of these is to ask, and to wait.
+            for (parent, name) in batch.held_names() {
+                self.board.forget_name(parent, name);
+            }
+        }
         self.board.finish();
     }
 
@@ -347,7 +425,10 @@ impl ShardThread<'_> {
             errors += u64::from(reply.first_chunk::<2>() != Some(&[0, 0]));
             let session = &self.sessions[taken.session];
             match (&mut self.mount, notes.next_if(|(of, _)| *of == i)) {
-                (Some(mount), Some((_, notes))) => mount.hold(session.id, taken.slot, reply, notes),
+                (Some(mount), Some((_, notes))) => {
+                    let (session, slot, seq) = (session.id, taken.slot, taken.seq);
+                    mount.hold(Whose::Client { session, slot, seq, reply: reply.to_vec() }, notes);
+                }
                 _ => session.answer(taken.slot, reply),
             }
             if self.recorder.has_suspects() {

@@ -7,8 +7,8 @@ use forebay_wire::Stamp;
 
 use super::network::{Network, Order};
 use super::remote::{Door, RemoteSlots};
-use super::session::{created, node_of_session, Session};
-use super::shard_thread::ShardThread;
+use super::session::{created, is_of_daemon, node_of_session, Session};
+use super::shard_thread::{Message, ShardThread};
 
 /// Processes of other nodes whose replies are kept: those of a pool with many nodes that all use one directory.
 const REMOTE_SESSIONS_MAX: usize = 65_536;
@@ -98,6 +98,9 @@ impl ShardThread<'_> {
             Some(i) => i,
             None if self.remote_sessions >= REMOTE_SESSIONS_MAX => return refuse(Code::NoResources),
             None => {
+                if is_of_daemon(stamp.session) {
+                    self.end_daemons_before(ticket.node, stamp.session);
+                }
                 self.remote_sessions += 1;
                 self.sessions.push(Session::new(
                     stamp.session,
@@ -120,6 +123,15 @@ impl ShardThread<'_> {
             return refuse(Code::Stale);
         }
         slots.put(slot, ticket, message);
+    }
+
+    /// Another node's worker has begun: what was kept for the one before it is of no use any more.
+    fn end_daemons_before(&self, node: NodeId, session: u64) {
+        let is_before = |id: u64| is_of_daemon(id) && node_of_session(id) == node && id != session;
+        let before: Vec<u64> = self.sessions.iter().map(|s| s.id).filter(|id| is_before(*id)).collect();
+        for id in before {
+            let _ = self.to_self.send(Message::EndedElsewhere(node, id));
+        }
     }
 
     /// A process of another node is gone, as that node says.

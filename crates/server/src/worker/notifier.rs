@@ -20,6 +20,7 @@ use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use forebay_meta::Client;
 use forebay_ring::Doorbell;
 use forebay_types::{Error, Ino, Reply, Request, Result};
 
@@ -80,10 +81,6 @@ pub(super) fn notes_of(request: &Request<'_>, reply: &[u8], moved: &[Ino]) -> Ve
             notes.extend([name_of(parent, name), name_of(new_parent, new_name)]);
             notes
         }
-        Request::EnterDirectory { parent, name, .. } | Request::LeaveDirectory { parent, name, .. } => {
-            vec![Note::Inode(parent), name_of(parent, name)]
-        }
-        Request::FreeDirectory { ino } => vec![Note::Inode(ino)],
         Request::SetAttr { ino, .. } | Request::SetXattr { ino, .. } | Request::RemoveXattr { ino, .. } => {
             vec![Note::Inode(ino)]
         }
@@ -146,13 +143,20 @@ struct Job {
     notes: Vec<Note>,
 }
 
+/// Whose acknowledgement is held back.
+#[derive(Debug)]
+pub(super) enum Whose {
+    /// That of a session's request.
+    Client { session: u64, slot: usize, seq: u64, reply: Vec<u8> },
+    /// That of this node's part in a change over several.
+    Step { flight: u64, reply: Vec<u8> },
+}
+
 /// An acknowledgement that is held back, and by which notes.
 #[derive(Debug)]
 struct Held {
     number: u64,
-    session: u64,
-    slot: usize,
-    reply: Vec<u8>,
+    whose: Whose,
     since: Instant,
     by_inodes: bool,
     by_names: bool,
@@ -249,14 +253,12 @@ impl MountedKernel {
     }
 
     /// Holds an acknowledgement back until the kernel was told.
-    pub(super) fn hold(&mut self, session: u64, slot: usize, reply: &[u8], notes: Vec<Note>) {
+    pub(super) fn hold(&mut self, whose: Whose, notes: Vec<Note>) {
         self.last += 1;
         let (inodes, names): (Vec<_>, Vec<_>) = notes.into_iter().partition(|n| matches!(n, Note::Inode(_)));
         let mut held = Held {
             number: self.last,
-            session,
-            slot,
-            reply: reply.to_vec(),
+            whose,
             since: Instant::now(),
             by_inodes: !inodes.is_empty(),
             by_names: !names.is_empty(),
@@ -327,16 +329,16 @@ impl ShardThread<'_> {
 
     fn acknowledge(&mut self, which: impl Fn(&Held) -> bool) {
         let Some(mount) = &mut self.mount else { return };
-        let sessions = &self.sessions;
-        mount.held.retain(|held| {
-            if !which(held) {
-                return true;
+        let (through, held) = mount.held.drain(..).partition::<VecDeque<_>, _>(which);
+        mount.held = held;
+        for held in through {
+            match held.whose {
+                Whose::Client { session, slot, seq, reply } => {
+                    self.answer_client(Client { session, slot, seq }, &reply);
+                }
+                Whose::Step { flight, reply } => self.step_told(flight, &reply),
             }
-            if let Some(session) = sessions.iter().find(|s| s.id == held.session) {
-                session.answer(held.slot, &held.reply);
-            }
-            false
-        });
+        }
     }
 
     /// Acknowledges what was held too long.

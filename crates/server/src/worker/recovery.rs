@@ -21,7 +21,7 @@ use forebay_types::{Caller, Code, Ino, Reply, Request, Result};
 
 use super::batch::layout_of_number;
 use super::journal::{Journal, MARK_SESSION};
-use super::notifier::notes_of;
+use super::notifier::{notes_of, Whose};
 use super::recorder::InFlight;
 use super::remote::{Door, RemoteSlots};
 use super::session::{decode_kept, encode_kept, node_of_session, relaid, reserve_behind, Session};
@@ -197,7 +197,9 @@ impl ShardThread<'_> {
                     };
                     match (&mut self.mount, request) {
                         (Some(mount), Ok((_, request))) if mount.session != session.id => {
-                            mount.hold(session.id, slot, reply, notes_of(&request, reply, &moved));
+                            let whose =
+                                Whose::Client { session: session.id, slot, seq, reply: reply.to_vec() };
+                            mount.hold(whose, notes_of(&request, reply, &moved));
                         }
                         _ => session.answer(slot, reply),
                     }
@@ -229,7 +231,7 @@ impl ShardThread<'_> {
             let _ = self.sweeper.send(Sweep::Orphans(left));
         }
         self.count_clients();
-        Ok(())
+        self.resume_steps()
     }
 
     /// Takes back the last replies of processes of other nodes, who may not have got them.

@@ -45,6 +45,11 @@ impl RemoteSlots {
         }
     }
 
+    /// True while this request of a slot is the one to be answered.
+    pub(super) fn asks(&self, slot: usize, seq: u64) -> bool {
+        self.waiting.borrow().get(&slot).is_some_and(|w| w.seq == seq)
+    }
+
     fn bits(&self) -> u64 {
         self.waiting.borrow().iter().filter(|(_, w)| !w.taken).fold(0, |bits, (slot, _)| bits | 1 << slot)
     }

@@ -124,12 +124,30 @@ pub(super) fn node_of_session(session: u64) -> NodeId {
     NodeId((session >> SESSION_BITS) as u16)
 }
 
+/// Of a session's number: it is a daemon's, which asks other nodes for changes over several.
+const DAEMON: u64 = 1 << (SESSION_BITS - 1);
+
+/// A random number.
+pub(super) fn random_number() -> forebay_types::Result<u64> {
+    let bytes = crate::identity::random_bytes()?;
+    let mut number = [0; 8];
+    number.copy_from_slice(&bytes[..8]);
+    Ok(u64::from_le_bytes(number))
+}
+
 /// A number that no other session of any pool on this node has had, behind the node's. Never 0 there: that is the daemon's.
 pub(super) fn new_session_id(node: NodeId) -> forebay_types::Result<u64> {
-    let bytes = crate::identity::random_bytes()?;
-    let mut id = [0; 8];
-    id.copy_from_slice(&bytes[..8]);
-    Ok(session_on(node, (u64::from_le_bytes(id) & ((1 << SESSION_BITS) - 1)).max(1)))
+    Ok(session_on(node, (random_number()? & (DAEMON - 1)).max(1)))
+}
+
+/// A worker's own session at other nodes. They end the one of the worker before it when they hear of it.
+pub(super) fn new_daemon_session(node: NodeId) -> forebay_types::Result<u64> {
+    Ok(session_on(node, random_number()? & (DAEMON - 1) | DAEMON))
+}
+
+/// True for a session of a worker at other nodes.
+pub(super) fn is_of_daemon(session: u64) -> bool {
+    session & DAEMON != 0
 }
 
 /// A board's epoch: rises from worker to worker.

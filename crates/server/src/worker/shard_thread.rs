@@ -22,6 +22,7 @@ use super::pace::Pace;
 use super::recorder::FlightRecorder;
 use super::session::Session;
 use super::statistics::Statistics;
+use super::steps::Steps;
 use super::sweeper::Sweep;
 
 /// What other threads tell the shard thread; each send but that of `Attached` is followed by a ring of the doorbell.
@@ -68,6 +69,10 @@ pub(super) enum Message {
     },
     /// A process of this other node is gone.
     EndedElsewhere(NodeId, u64),
+    /// Another node has answered what this one asked in this slot for a change over several, or will not.
+    Stepped(usize, std::result::Result<Vec<u8>, Code>),
+    /// A node is reached again.
+    Reached(NodeId),
     /// Stop serving.
     Stop,
 }
@@ -108,6 +113,8 @@ pub(super) struct ShardThread<'a> {
     pub(super) remote_sessions: usize,
     /// The way to the other nodes, if there are any.
     pub(super) network: Option<Network>,
+    /// Changes over several of them.
+    pub(super) steps: Option<Steps>,
     /// The session that the next batch starts with.
     turn: usize,
     pub(super) effects: Effects,
@@ -142,6 +149,10 @@ impl<'a> ShardThread<'a> {
         epoch: u64,
         network: Option<Network>,
     ) -> Result<ShardThread<'a>> {
+        let steps = match &network {
+            Some(network) => Some(Steps::new(network.node)?),
+            None => None,
+        };
         Ok(ShardThread {
             shard,
             batch: None,
@@ -161,6 +172,7 @@ impl<'a> ShardThread<'a> {
             sessions: Vec::new(),
             remote_sessions: 0,
             network,
+            steps,
             turn: 0,
             effects: Effects::new(),
             answers: Answers::new(),
@@ -235,6 +247,9 @@ impl<'a> ShardThread<'a> {
                 return Ok(());
             }
             self.acknowledge_late();
+            if self.steps.is_some() {
+                self.drive_steps()?;
+            }
             self.take_requests();
             if !self.answers.is_empty() {
                 idle_rounds = 0;
@@ -262,6 +277,8 @@ impl<'a> ShardThread<'a> {
             };
             let held = self.mount.as_ref().and_then(MountedKernel::patience);
             let timeout = held.map_or(timeout, |left| timeout.min(left.as_millis() as u64 + 1));
+            let steps = self.steps.as_ref().map(|steps| steps.patience().as_millis().min(1000) as u64);
+            let timeout = steps.map_or(timeout, |left| timeout.min(left + 1));
             Statistics::add(&self.statistics.sleeps, 1);
             let (messages, sessions) = (&self.messages, &self.sessions);
             let mut heard = None;
@@ -280,10 +297,16 @@ impl<'a> ShardThread<'a> {
     fn take_requests(&mut self) {
         self.answers.clear();
         let most = if self.recorder.has_suspects() { 1 } else { BATCH_MAX };
+        while self.answers.len() < most && self.answers.has_room() {
+            let Some((client, message)) = self.steps.as_mut().and_then(Steps::next_anew) else { break };
+            if let Some(i) = self.sessions.iter().position(|s| s.id == client.session) {
+                self.answers.put(i, client.slot, client.seq, &message);
+            }
+        }
         let n = self.sessions.len();
         for k in 0..n {
             let i = (self.turn + k) % n;
-            let room = most - self.answers.len();
+            let room = most.saturating_sub(self.answers.len());
             if room == 0 {
                 self.turn = i;
                 return;
@@ -385,6 +408,8 @@ impl<'a> ShardThread<'a> {
             Message::Answered { stamp, reply } => self.answered(stamp, &reply),
             Message::RemoveBacking { ticket, id, message } => self.remove_backing(ticket, &id, message),
             Message::EndedElsewhere(node, session) => self.ended_elsewhere(node, session)?,
+            Message::Stepped(slot, reply) => self.stepped(slot, reply),
+            Message::Reached(node) => self.reached(node),
             Message::Stop => {
                 self.forget_mount();
                 self.stop = true;

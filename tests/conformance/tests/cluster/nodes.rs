@@ -156,6 +156,13 @@ impl Cluster {
         None
     }
 
+    /// Kills what [`Cluster::spawn`] started, with all that it started.
+    pub(crate) fn kill_program(&self, child: &mut std::process::Child) {
+        // SAFETY: plain system call; `timeout` leads a process group of its own, and was not waited for yet.
+        unsafe { libc::kill(-(child.id() as i32), libc::SIGKILL) };
+        let _ = child.wait();
+    }
+
     /// What `status` says of a node.
     pub(crate) fn status(&self, node: usize) -> Value {
         let pool = self.pool(node);

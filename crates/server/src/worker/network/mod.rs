@@ -39,6 +39,15 @@ pub(super) enum Order {
         /// The encoded request.
         message: Vec<u8>,
     },
+    /// Ask a node for a change over several.
+    Step {
+        /// Whom.
+        node: NodeId,
+        /// The worker's session at other nodes, slot and sequence.
+        stamp: Stamp,
+        /// The encoded request.
+        message: Vec<u8>,
+    },
     /// Answer a node.
     Answer {
         /// What it asked.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use forebay_fabric::{Body, CallId, Calls, Failed, Happening, Ticket};
 use forebay_ring::Doorbell;
-use forebay_types::limits::NODE_TIMEOUT_MS;
+use forebay_types::limits::{NODE_TIMEOUT_MS, STEP_TIMEOUT_MS};
 use forebay_types::{BackingId, BackingOp, Caller, Code, Ino, NodeId, PoolSpace, Reply, Request};
 use forebay_wire::{Message as Wire, Stamp};
 use serde_json::{json, Value};
@@ -31,6 +31,7 @@ const NOBODY: Caller = Caller { uid: 0, gid: 0 };
 #[derive(Debug)]
 enum Flight {
     Forward(Stamp),
+    Step(Stamp),
     Removal(Ino),
     EndSession,
     Survey(NodeId),
@@ -153,6 +154,7 @@ impl NetworkThread {
             Order::Forward { node, stamp, message } => {
                 return self.forward(node, stamp, message);
             }
+            Order::Step { node, stamp, message } => return self.step(node, stamp, message),
             Order::Answer { ticket, reply } => self.answer(&ticket, &reply),
             Order::Serve { ticket, message } => self.serve(ticket, message),
             Order::Remove(ino, layout) => self.remove(ino, &layout),
@@ -210,6 +212,31 @@ impl NetworkThread {
         }
     }
 
+    /// Asks for the shard thread itself.
+    fn step(&mut self, node: NodeId, stamp: Stamp, message: Vec<u8>) -> bool {
+        let deadline = self.calls.now() + Duration::from_millis(STEP_TIMEOUT_MS);
+        let asked = match Request::decode(&message) {
+            Ok((caller, request)) => self.calls.call(node, stamp, &Wire::Ask(caller, request), deadline),
+            Err(code) => Err(code),
+        };
+        match asked {
+            Ok(id) => {
+                self.flights.insert(id, Flight::Step(stamp));
+            }
+            Err(Code::Busy) => {
+                self.backlog.push_back(Order::Step { node, stamp, message });
+                return false;
+            }
+            Err(code) => {
+                let known = self.members.iter().any(|(number, ..)| *number == node);
+                let code = if known { code } else { Code::NoDevice };
+                tracing::warn!("cannot ask node {node} for its part: {code}");
+                self.tell(Message::Stepped(usize::from(stamp.slot), Err(code)));
+            }
+        }
+        true
+    }
+
     /// A client's request has its answer.
     fn answered(&mut self, stamp: Stamp, reply: Result<Vec<u8>, Code>) {
         let reply = reply.unwrap_or_else(|code| {
@@ -246,6 +273,7 @@ impl NetworkThread {
             Happening::Up { node, clock_ahead_us, .. } => {
                 tracing::info!("node {node} is reached; its clock is {} ms ahead", clock_ahead_us / 1000);
                 self.removals.hurry(node);
+                self.tell(Message::Reached(node));
             }
             // The calls have told of it.
             Happening::Down { .. } => {}
@@ -337,6 +365,14 @@ impl NetworkThread {
                     code => code,
                 });
                 self.answered(stamp, reply);
+            }
+            Flight::Step(stamp) => {
+                let reply = reply.map_err(|code| match code {
+                    // Whether it came to be served is not known.
+                    Code::TimedOut | Code::Malformed | Code::NotPermitted | Code::NoDevice => Code::Io,
+                    code => code,
+                });
+                self.tell(Message::Stepped(usize::from(stamp.slot), reply));
             }
             Flight::Removal(ino) => {
                 let done = reply.is_ok_and(|reply| Reply::decode(&reply).is_ok());

@@ -1,0 +1,271 @@
+//! What the shard keeps of other nodes: links that their entries make to files here, decisions that they have not heard of,
+//! and what it owes them.
+//!
+//! A file with an entry on another node has a record of that link, so that counting up and down can be repeated: the file's
+//! links are its entries here and these records. Decisions and debts are delivered until they are acknowledged, by whoever
+//! drives ([`crate::Transactions`]); their records go then.
+
+use forebay_types::{Code, Cookie, Ino, NodeId, Outcome, Reader, Reply, Result, TxId, Writer};
+
+use crate::batch::{Answer, Batch, Context};
+use crate::keys::{self, Key};
+use crate::record::{EntryRecord, Inode};
+use crate::space::{Class, Work};
+
+/// What another node is to be told.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Delivery {
+    /// That a transaction was committed.
+    Commit(TxId, NodeId),
+    /// That an entry here, which led to an inode of its, is gone.
+    DropLink(Ino, TxId),
+    /// That an entry here, which leads to an inode of its, has another name.
+    Touch(Ino, TxId),
+}
+
+impl Delivery {
+    /// Who is to be told.
+    pub fn node(&self) -> NodeId {
+        match self {
+            Delivery::Commit(_, node) => *node,
+            Delivery::DropLink(ino, _) | Delivery::Touch(ino, _) => ino.birth_node(),
+        }
+    }
+}
+
+/// What is owed to another node's inode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub(crate) enum Debt {
+    /// Its ctime.
+    Touch = 1,
+    /// A link less.
+    Link = 2,
+}
+
+/// Bytes of a record of a debt or decision: kind, seconds since 1970.
+const DEBT_BYTES: usize = 9;
+/// Bytes of what [`Batch::leads_to`] tells of an entry in front of its name.
+const LEADING_BYTES: usize = 8 + 8 + 8 + 8 + 1 + 2;
+
+fn dated(kind: u8, seconds: i64) -> [u8; DEBT_BYTES] {
+    let mut bytes = [kind; DEBT_BYTES];
+    bytes[1..].copy_from_slice(&(seconds as u64).to_le_bytes());
+    bytes
+}
+
+/// Kind and seconds of a record of a debt or decision.
+pub(crate) fn decode_dated(bytes: &[u8]) -> Answer<(u8, u64)> {
+    let mut r = Reader::new(bytes);
+    let mut read = || -> Answer<(u8, u64)> { Ok((r.u8()?, r.u64()?)) };
+    read().map_err(|_| Code::Corrupt)
+}
+
+/// An entry that leads to another node's inode, as [`Request::LeadsTo`](forebay_types::Request::LeadsTo) tells of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Leading<'a> {
+    /// Directory.
+    pub parent: Ino,
+    /// Its place there.
+    pub cookie: Cookie,
+    /// The inode.
+    pub ino: Ino,
+    /// The link; none for a directory.
+    pub link: TxId,
+    /// Name.
+    pub name: &'a [u8],
+}
+
+impl<'a> Leading<'a> {
+    /// Reads all of a reply's bytes.
+    pub fn decode_all(bytes: &'a [u8]) -> impl Iterator<Item = std::result::Result<Leading<'a>, Code>> + 'a {
+        let mut r = Reader::new(bytes);
+        std::iter::from_fn(move || {
+            if r.rest().is_empty() {
+                return None;
+            }
+            let mut read = || -> std::result::Result<Leading<'a>, Code> {
+                let (parent, cookie, ino, link) = (Ino(r.u64()?), r.u64()?, Ino(r.u64()?), TxId(r.u64()?));
+                Ok(Leading { parent, cookie, ino, link, name: r.short_bytes()? })
+            };
+            let leading = read();
+            if leading.is_err() {
+                r = Reader::new(&[]);
+            }
+            Some(leading)
+        })
+    }
+}
+
+impl Batch<'_> {
+    /// True for an inode that this shard has or had.
+    #[inline]
+    pub(crate) fn is_ours(&self, ino: Ino) -> bool {
+        ino.birth_node() == self.shard.node()
+    }
+
+    /// Notes what another node is to be told of an inode of its.
+    pub(crate) fn owe(&mut self, c: &mut Context<'_>, ino: Ino, link: TxId, debt: Debt) -> Answer<()> {
+        self.tx.put(&keys::owed(ino, link), &dated(debt as u8, c.now.sec))?;
+        c.effects.delivery(match debt {
+            Debt::Touch => Delivery::Touch(ino, link),
+            Debt::Link => Delivery::DropLink(ino, link),
+        });
+        Ok(())
+    }
+
+    /// Makes a link's record: false when it is there.
+    pub(crate) fn add_link(&mut self, ino: Ino, link: TxId) -> Answer<bool> {
+        self.tx.insert(&keys::link(ino, link), &[])
+    }
+
+    /// Does away with a link's record: false when there is none.
+    pub(crate) fn take_link(&mut self, ino: Ino, link: TxId) -> Answer<bool> {
+        self.tx.delete(&keys::link(ino, link))
+    }
+
+    /// Does away with a link, and with the inode if that was its last.
+    pub(crate) fn end_link(&mut self, c: &mut Context<'_>, ino: Ino, link: TxId) -> Answer<()> {
+        if let (true, Some(mut inode)) = (self.take_link(ino, link)?, self.find_inode(ino)?) {
+            self.drop_link(c, &mut inode)?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn drop_foreign_link(&mut self, c: &mut Context<'_>, ino: Ino, link: TxId) -> Answer<usize> {
+        let work = match self.find_inode(ino)? {
+            Some(inode) if !inode.attr.is_directory() => Self::removal_work(&inode),
+            Some(_) => return Err(Code::Invalid),
+            None => Work::writes(2),
+        };
+        self.admit(Class::Removal, work)?;
+        self.end_link(c, ino, link)?;
+        // So that there is something to commit, and to keep the reply with.
+        self.write_ledger()?;
+        c.reply(Reply::Done)
+    }
+
+    pub(crate) fn touch(&mut self, c: &mut Context<'_>, ino: Ino) -> Answer<usize> {
+        if let Some(mut inode) = self.find_inode(ino)? {
+            self.admit(Class::Removal, Work::writes(2))?;
+            inode.attr.ctime = inode.attr.ctime.max(c.now);
+            self.store_inode(&inode)?;
+            c.effects.inode(inode.entry());
+        }
+        c.reply(Reply::Done)
+    }
+
+    /// The coordinator's decision: these nodes are to hear of it, and the reply is the request's.
+    pub(crate) fn decide(
+        &mut self,
+        c: &mut Context<'_>,
+        tx: TxId,
+        nodes: &[u8],
+        reply: &[u8],
+    ) -> Answer<usize> {
+        self.admit(Class::Removal, Work { writes: 2, run: nodes.len() as u64 / 2 })?;
+        for node in forebay_types::decode_nodes(nodes) {
+            self.tx.put(&keys::decision(tx, node), &dated(0, c.now.sec))?;
+            c.effects.delivery(Delivery::Commit(tx, node));
+        }
+        c.out.get_mut(..reply.len()).ok_or(Code::TooBig)?.copy_from_slice(reply);
+        Ok(reply.len())
+    }
+
+    pub(crate) fn ask_outcome(&mut self, c: &mut Context<'_>, tx: TxId) -> Answer<usize> {
+        let (first, last) = keys::decisions_of(tx);
+        let decided = self.tx.first_in(&first, &last)?.is_some();
+        c.reply(Reply::Outcome(if decided { Outcome::Committed } else { Outcome::Aborted }))
+    }
+
+    /// A node has acknowledged what it was told.
+    pub fn settle(&mut self, delivery: &Delivery) -> Result<()> {
+        let mut settle = || -> Answer<()> {
+            self.admit(Class::Removal, Work::writes(1))?;
+            match *delivery {
+                Delivery::Commit(tx, node) => self.tx.delete(&keys::decision(tx, node)).map(|_| ())?,
+                Delivery::DropLink(ino, link) => self.tx.delete(&keys::owed(ino, link)).map(|_| ())?,
+                // It may have come to be worse meanwhile.
+                Delivery::Touch(ino, link) => {
+                    let bytes = self.tx.get(&keys::owed(ino, link))?.map(decode_dated).transpose()?;
+                    if bytes.is_some_and(|(kind, _)| kind == Debt::Touch as u8) {
+                        self.tx.delete(&keys::owed(ino, link))?;
+                    }
+                }
+            }
+            self.count_writes()
+        };
+        settle().map_err(|code| self.failed("settle a delivery on", code))
+    }
+
+    /// All that other nodes have not acknowledged.
+    pub fn deliveries(&self) -> Result<Vec<Delivery>> {
+        let list = || -> Answer<Vec<Delivery>> {
+            let (first, last) = keys::all_unsettled();
+            let mut all = Vec::new();
+            for item in self.tx.range(&first, &last)? {
+                let (key, bytes) = item?;
+                all.push(match keys::decode(key) {
+                    Some(Key::Decision(tx, node)) => Delivery::Commit(tx, node),
+                    Some(Key::Owed(ino, link)) if decode_dated(bytes)?.0 == Debt::Touch as u8 => {
+                        Delivery::Touch(ino, link)
+                    }
+                    Some(Key::Owed(ino, link)) => Delivery::DropLink(ino, link),
+                    _ => return Err(Code::Corrupt),
+                });
+            }
+            Ok(all)
+        };
+        list().map_err(|code| self.failed("list the deliveries of", code))
+    }
+
+    /// Entries behind a place that lead to inodes of `node`: as many as fit, none at the end.
+    pub(crate) fn leads_to(
+        &mut self,
+        c: &mut Context<'_>,
+        node: NodeId,
+        (parent, cookie): (Ino, Cookie),
+    ) -> Answer<usize> {
+        let mut buffer = [0; forebay_types::limits::READDIR_REPLY_BYTES / 2];
+        let mut w = Writer::new(&mut buffer);
+        let first = keys::entry(parent, cookie.saturating_add(1));
+        for item in self.tx.range(&first, &keys::entry(Ino(u64::MAX), u64::MAX))? {
+            let (key, bytes) = item?;
+            let Some(Key::Entry(parent, cookie)) = keys::decode(key) else { return Err(Code::Corrupt) };
+            let record = EntryRecord::decode(bytes)?;
+            if record.ino.birth_node() != node {
+                continue;
+            }
+            if w.room() < LEADING_BYTES + record.name.len() {
+                break;
+            }
+            w.u64(parent.0)?;
+            w.u64(cookie)?;
+            w.u64(record.ino.0)?;
+            w.u64(record.link.0)?;
+            w.short_bytes(record.name)?;
+        }
+        let n = w.len();
+        c.reply(Reply::Bytes(&buffer[..n]))
+    }
+
+    pub(crate) fn name_of(&mut self, c: &mut Context<'_>, parent: Ino, ino: Ino) -> Answer<usize> {
+        self.directory(parent)?;
+        for item in self.tx.range(&keys::entry(parent, 0), &keys::entry(parent, u64::MAX))? {
+            let (key, bytes) = item?;
+            let Some(Key::Entry(..)) = keys::decode(key) else { return Err(Code::Corrupt) };
+            let record = EntryRecord::decode(bytes)?;
+            if record.ino == ino {
+                return c.reply(Reply::Bytes(record.name));
+            }
+        }
+        Err(Code::NotFound)
+    }
+
+    /// Stores an inode and tells of it.
+    pub(crate) fn store_and_show(&mut self, c: &mut Context<'_>, inode: &Inode) -> Answer<()> {
+        self.store_inode(inode)?;
+        c.effects.inode(inode.entry());
+        Ok(())
+    }
+}

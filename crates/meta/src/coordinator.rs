@@ -1,0 +1,282 @@
+//! What a change over several nodes takes, part by part: which node prepares what, in which order, and what its reply is.
+//! No I/O and no clock: [`crate::Transactions`] drives it.
+//!
+//! ```text
+//! link             home of the inode: count      · here: enter
+//! rmdir            here: leave                   · home of the directory: condemn
+//! mkdir            here: bear                    · home of the parent: enter
+//! rename, a file   here: leave                   · home of the destination: enter
+//! … a directory    home of the source: leave     · homes above the destination, up to the root: climb
+//! (root's home)    · home of the destination: enter · home of the directory: move · of what it replaces: condemn
+//! ```
+//! The parts follow one another; the first that is refused aborts all. Refusals come in the order in which Linux checks.
+
+use forebay_types::{
+    Caller, Code, Ino, Kind, Layout, NodeId, Part, Reply, Request, TxId, RENAME_EXCHANGE, RENAME_NOREPLACE,
+};
+
+use crate::batch::{Answer, Batch};
+use crate::rename::removed_nothing;
+
+/// A change over several nodes, as it was found when it was asked for.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Plan(Deed);
+
+/// The same.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Deed {
+    /// A name here for a file of another node.
+    Link { ino: Ino, parent: Ino, name: Vec<u8> },
+    /// A directory of another node whose entry is here.
+    RemoveDirectory { parent: Ino, name: Vec<u8>, ino: Ino },
+    /// A directory of here in a parent of another node.
+    MakeDirectory { parent: Ino, name: Vec<u8>, mode: u32 },
+    /// A file from a directory here to one of another node.
+    RenameFile { from: (Ino, Vec<u8>), to: (Ino, Vec<u8>), flags: u32, ino: Ino, kind: Kind, link: TxId },
+    /// A directory, from and to wherever; for the root's home.
+    MoveDirectory { from: (Ino, Vec<u8>), to: (Ino, Vec<u8>), flags: u32, ino: Ino },
+}
+
+impl Batch<'_> {
+    /// How a request is to be done that this shard cannot do alone; none for all others.
+    ///
+    /// # Errors
+    /// What the request is refused for at once.
+    pub fn plan(&mut self, request: &Request<'_>) -> std::result::Result<Option<Plan>, Code> {
+        match *request {
+            Request::Link { ino, parent, name } if !self.is_ours(ino) => {
+                let slot = self.directory(parent)?;
+                if self.find_entry(slot, name)?.is_some() {
+                    return Err(Code::Exists);
+                }
+                Ok(Some(Plan(Deed::Link { ino, parent, name: name.to_vec() })))
+            }
+            Request::RemoveDirectory { parent, name } => {
+                let slot = self.directory(parent)?;
+                let found = self.find_entry(slot, name)?;
+                let elsewhere = found.filter(|f| f.kind == Kind::Directory && !self.is_ours(f.ino));
+                Ok(elsewhere.map(|f| Plan(Deed::RemoveDirectory { parent, name: name.to_vec(), ino: f.ino })))
+            }
+            Request::MakeDirectoryAt { parent, name, mode, .. } => {
+                Ok(Some(Plan(Deed::MakeDirectory { parent, name: name.to_vec(), mode })))
+            }
+            Request::Rename { parent, name, new_parent, new_name, flags }
+                if !self.is_ours(new_parent) && flags & RENAME_EXCHANGE == 0 =>
+            {
+                let slot = self.directory(parent)?;
+                let found = self.find_entry(slot, name)?.ok_or(Code::NotFound)?;
+                if found.kind == Kind::Directory {
+                    return Ok(None); // answered with what the root's home is to be asked for
+                }
+                Ok(Some(Plan(Deed::RenameFile {
+                    from: (parent, name.to_vec()),
+                    to: (new_parent, new_name.to_vec()),
+                    flags,
+                    ino: found.ino,
+                    kind: found.kind,
+                    link: found.link,
+                })))
+            }
+            Request::MoveDirectory { parent, name, new_parent, new_name, flags, ino } => {
+                let (from, to) = ((parent, name.to_vec()), (new_parent, new_name.to_vec()));
+                Ok(Some(Plan(Deed::MoveDirectory { from, to, flags, ino })))
+            }
+            _ => Ok(None),
+        }
+    }
+}
+
+/// What comes next.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Next {
+    /// A node is to prepare a part.
+    Prepare(NodeId, Vec<u8>),
+    /// All is prepared: this is the reply.
+    Decide(Vec<u8>),
+    /// There is nothing to do: what was prepared is dropped, and this is the reply.
+    Nothing(Vec<u8>),
+}
+
+/// A transaction until it is decided.
+#[derive(Debug)]
+pub(crate) struct Coordinator {
+    pub(crate) tx: TxId,
+    me: NodeId,
+    caller: Caller,
+    plan: Deed,
+    /// How many parts were asked for. A path that goes from node to node more often cannot be climbed.
+    asked: u8,
+    /// What the next part is, by the plan.
+    stage: u8,
+    /// Nodes that may have prepared parts.
+    pub(crate) nodes: Vec<NodeId>,
+    reply: Vec<u8>,
+    /// Where a climb goes on.
+    at: Ino,
+    /// The kind of what is linked.
+    kind: Kind,
+    /// The directory that is replaced.
+    victim: Option<Ino>,
+}
+
+fn encoded(reply: Reply<'_>) -> Vec<u8> {
+    let mut bytes = [0; 512];
+    let n = Reply::encode(&Ok(reply), &mut bytes).unwrap_or(0);
+    bytes[..n].to_vec()
+}
+
+impl Coordinator {
+    pub(crate) fn new(tx: TxId, me: NodeId, caller: Caller, plan: Plan) -> Coordinator {
+        let Plan(plan) = plan;
+        let at = match &plan {
+            Deed::MoveDirectory { to, .. } => to.0,
+            _ => Ino::ROOT,
+        };
+        Coordinator {
+            tx,
+            me,
+            caller,
+            plan,
+            asked: 0,
+            stage: 0,
+            nodes: Vec::new(),
+            reply: encoded(removed_nothing(Kind::Directory)),
+            at,
+            kind: Kind::File,
+            victim: None,
+        }
+    }
+
+    /// True for what may be under way once at a time in the whole pool.
+    pub(crate) fn is_exclusive(plan: &Plan) -> bool {
+        matches!(plan, Plan(Deed::MoveDirectory { .. }))
+    }
+
+    /// What comes first.
+    pub(crate) fn begin(&mut self) -> Answer<Next> {
+        self.next()
+    }
+
+    /// The part that was asked for last is prepared, with this reply.
+    pub(crate) fn prepared(&mut self, reply: &[u8]) -> Answer<Next> {
+        let decoded = Reply::decode(reply)?;
+        match (&self.plan, self.stage, decoded) {
+            (Deed::Link { .. }, 0, Reply::Entry(entry)) => {
+                self.kind = entry.attr.kind();
+                self.reply = reply.to_vec();
+            }
+            (Deed::MakeDirectory { .. }, 0, Reply::Entry(entry)) => {
+                self.at = entry.attr.ino;
+                self.reply = reply.to_vec();
+            }
+            (Deed::RemoveDirectory { ino, .. }, 0, Reply::Done) => {
+                let layout = Layout::single(ino.birth_node(), 0);
+                let (ino, kind) = (*ino, Kind::Directory);
+                self.reply = encoded(Reply::Removed { ino, last: true, kind, layout });
+            }
+            (Deed::RenameFile { ino, kind, .. }, 1, Reply::Removed { ino: victim, .. }) => {
+                if victim == *ino {
+                    return Ok(Next::Nothing(encoded(removed_nothing(*kind))));
+                }
+                self.reply = reply.to_vec();
+            }
+            (Deed::MoveDirectory { .. }, 1, Reply::Number(above)) => {
+                if above != Ino::ROOT {
+                    self.at = above;
+                    return self.next(); // the stage stays
+                }
+            }
+            (Deed::MoveDirectory { ino, .. }, 2, Reply::Removed { ino: victim, .. }) => {
+                if victim == *ino {
+                    return Ok(Next::Nothing(self.reply.clone()));
+                }
+                self.victim = (victim != Ino(0)).then_some(victim);
+                self.reply = reply.to_vec();
+            }
+            (Deed::Link { .. }, 1, Reply::Removed { .. })
+            | (Deed::MakeDirectory { .. }, 1, Reply::Removed { .. })
+            | (Deed::RemoveDirectory { .. }, 1, Reply::Done)
+            | (Deed::RenameFile { .. }, 0, Reply::Done)
+            | (Deed::MoveDirectory { .. }, 0 | 3 | 4, Reply::Done) => {}
+            _ => return Err(Code::Malformed),
+        }
+        self.stage += 1;
+        self.next()
+    }
+
+    fn next(&mut self) -> Answer<Next> {
+        let (tx, stage, file) = (self.tx, self.stage, TxId::NONE);
+        let part = match &self.plan {
+            Deed::Link { ino, parent, name } => match stage {
+                0 => Some(Part::Count { ino: *ino, link: tx }),
+                1 => {
+                    let (kind, flags) = (self.kind, RENAME_NOREPLACE);
+                    Some(Part::Enter { parent: *parent, name, ino: *ino, kind, link: tx, flags })
+                }
+                _ => None,
+            },
+            Deed::RemoveDirectory { parent, name, ino } => match stage {
+                0 => Some(Part::Leave { parent: *parent, name, ino: *ino, link: TxId::NONE }),
+                1 => Some(Part::Condemn { ino: *ino }),
+                _ => None,
+            },
+            Deed::MakeDirectory { parent, name, mode } => match stage {
+                0 => Some(Part::Bear { parent: *parent, mode: *mode }),
+                1 => {
+                    let (kind, flags) = (Kind::Directory, RENAME_NOREPLACE);
+                    Some(Part::Enter { parent: *parent, name, ino: self.at, kind, link: file, flags })
+                }
+                _ => None,
+            },
+            Deed::RenameFile { from, to, flags, ino, kind, link } => {
+                let link = if ino.birth_node() == self.me { tx } else { *link };
+                match stage {
+                    0 => Some(Part::Leave { parent: from.0, name: &from.1, ino: *ino, link }),
+                    1 => Some(Part::Enter {
+                        parent: to.0,
+                        name: &to.1,
+                        ino: *ino,
+                        kind: *kind,
+                        link,
+                        flags: *flags,
+                    }),
+                    _ => None,
+                }
+            }
+            Deed::MoveDirectory { from, to, flags, ino } => {
+                if self.stage == 1 && from.0 == to.0 {
+                    self.stage = 2; // nothing comes to lie below anything else
+                }
+                if self.stage == 3 && ino.birth_node() == to.0.birth_node() {
+                    self.stage = 4; // its entry knows
+                }
+                match self.stage {
+                    0 => Some(Part::Leave { parent: from.0, name: &from.1, ino: *ino, link: file }),
+                    1 => Some(Part::Climb { from: self.at, avoid: *ino }),
+                    2 => Some(Part::Enter {
+                        parent: to.0,
+                        name: &to.1,
+                        ino: *ino,
+                        kind: Kind::Directory,
+                        link: file,
+                        flags: *flags,
+                    }),
+                    3 => Some(Part::Move { ino: *ino, parent: to.0 }),
+                    4 => self.victim.map(|ino| Part::Condemn { ino }),
+                    _ => None,
+                }
+            }
+        };
+        let Some(part) = part else { return Ok(Next::Decide(std::mem::take(&mut self.reply))) };
+        let node = part.node().unwrap_or(self.me);
+        let index = self.asked;
+        self.asked = self.asked.checked_add(1).ok_or(Code::NoResources)?;
+        let mut message = vec![0; 1024];
+        let n = Request::Prepare { tx, index, part }.encode(self.caller, &mut message)?;
+        message.truncate(n);
+        if !self.nodes.contains(&node) {
+            self.nodes.push(node);
+        }
+        Ok(Next::Prepare(node, message))
+    }
+}

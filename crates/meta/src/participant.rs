@@ -1,0 +1,469 @@
+//! A node's part in a transaction over several (docs/decisions/0016): preparing it, and finishing it.
+//!
+//! A part that is prepared can be made: whatever could refuse it was checked, and what could change that is held
+//! ([`crate::holds`]). It has a record, so that a restart forgets none. Finishing makes all parts of the transaction here,
+//! or drops them, in one step, and can be repeated.
+//!
+//! | part | prepared | committed | aborted |
+//! |---|---|---|---|
+//! | leave | name held | entry gone; a file of here has a link in its place | |
+//! | enter | name held, directory cannot go | entry there, what it replaced has a link less | |
+//! | count | link counted | | link gone |
+//! | bear | directory made | | directory gone |
+//! | move | directory cannot move, go, or be passed by a climb | other parent | |
+//! | condemn | directory cannot get entries | directory gone | |
+//! | climb | directories above cannot move or go | | |
+
+use forebay_types::limits::{LINKS_MAX, NAME_MAX};
+use forebay_types::{Attr, Code, Ino, Kind, Layout, Part, Reply, Request, TxId, Writer, RENAME_NOREPLACE};
+
+use crate::batch::{Answer, Batch, Context};
+use crate::holds::{Hold, PreparedRecord};
+use crate::keys;
+use crate::namespace::{Entered, Found};
+use crate::record::{EntryRecord, Inode, INODE_BYTES_MAX};
+use crate::rename::removed_nothing;
+use crate::space::{Class, Work};
+
+/// Bytes of the largest prepared part's record.
+const PREPARED_BYTES_MAX: usize = 16 + 64 + NAME_MAX;
+/// Directories above one another that are followed: more than there can be.
+const DEPTH_MAX: u64 = 1 << 24;
+
+impl Batch<'_> {
+    /// True when a request must wait for a transaction to be finished.
+    pub fn must_wait(&mut self, request: &Request<'_>) -> bool {
+        if !self.state.holds.any() {
+            return false;
+        }
+        let holds = &self.state.holds;
+        match *request {
+            Request::Lookup { parent, name } | Request::Unlink { parent, name } => {
+                holds.has_name(parent, name)
+            }
+            Request::Create { parent, name, .. }
+            | Request::MakeNode { parent, name, .. }
+            | Request::MakeDirectory { parent, name, .. }
+            | Request::Symlink { parent, name, .. }
+            | Request::Link { parent, name, .. } => {
+                holds.has_name(parent, name) || holds.is_condemned(parent)
+            }
+            Request::RemoveDirectory { parent, name } => {
+                holds.has_name(parent, name) || self.leads_to_held(parent, name, Hold::Condemned)
+            }
+            Request::Rename { parent, name, new_parent, new_name, flags } => {
+                let moves = parent != new_parent;
+                let exchange = flags & forebay_types::RENAME_EXCHANGE != 0;
+                holds.has_name(parent, name)
+                    || holds.has_name(new_parent, new_name)
+                    || holds.is_condemned(new_parent)
+                    || moves && self.leads_to_held(parent, name, Hold::Moving)
+                    || self.leads_to_held(
+                        new_parent,
+                        new_name,
+                        if exchange { Hold::Moving } else { Hold::Condemned },
+                    )
+            }
+            Request::ReadDirectory { ino, .. } => holds.has_name_in(ino),
+            _ => false,
+        }
+    }
+
+    /// True when a name leads to a directory that another transaction holds in a way that does not bear `hold`.
+    fn leads_to_held(&mut self, parent: Ino, name: &[u8], hold: Hold) -> bool {
+        let Ok(slot) = self.directory(parent) else { return false };
+        let found = self.find_entry(slot, name).ok().flatten();
+        found.is_some_and(|found| self.state.holds.forbids(TxId::NONE, found.ino, hold))
+    }
+
+    /// Transactions with parts that are prepared here.
+    pub fn prepared(&self) -> Vec<TxId> {
+        self.state.holds.transactions().collect()
+    }
+
+    /// Names that prepared parts hold: nobody is to be shown what they lead to.
+    pub fn held_names(&self) -> impl Iterator<Item = (Ino, &[u8])> {
+        self.state.holds.names()
+    }
+
+    /// True when anything is held.
+    #[inline]
+    pub fn has_holds(&self) -> bool {
+        self.state.holds.any()
+    }
+
+    pub(crate) fn prepare(
+        &mut self,
+        c: &mut Context<'_>,
+        tx: TxId,
+        index: u8,
+        part: Part<'_>,
+    ) -> Answer<usize> {
+        if tx == TxId::NONE {
+            return Err(Code::Invalid);
+        }
+        let key = keys::prepared(tx, index);
+        if self.tx.get(&key)?.is_some() {
+            return Err(Code::Busy);
+        }
+        let class = match part {
+            Part::Enter { .. } | Part::Count { .. } | Part::Bear { .. } => Class::Growth,
+            Part::Condemn { .. } => Class::Removal,
+            _ => Class::Change,
+        };
+        // The part, an inode and a link, kept reply, ledger.
+        self.admit(class, Work::writes(5))?;
+        let mut born = Ino(0);
+        let n = match part {
+            Part::Leave { parent, name, ino, link } => self.prepare_leave(c, (parent, name), ino, link),
+            Part::Enter { .. } => self.prepare_enter(c, tx, &part),
+            Part::Count { ino, link } => self.prepare_count(c, ino, link),
+            Part::Bear { parent, mode } => {
+                let inode = self.bear_detached(c, parent, mode)?;
+                born = inode.attr.ino;
+                c.reply(Reply::Entry(inode.entry()))
+            }
+            Part::Move { ino, .. } => {
+                self.directory(ino)?;
+                self.check_hold(tx, ino, Hold::Moving)?;
+                c.reply(Reply::Done)
+            }
+            Part::Condemn { ino } => self.prepare_condemn(c, tx, ino),
+            Part::Climb { from, avoid } => self.prepare_climb(c, tx, from, avoid),
+        }?;
+        let mut buffer = [0; PREPARED_BYTES_MAX];
+        let mut w = Writer::new(&mut buffer);
+        w.u64(c.now.sec as u64)?;
+        w.u64(born.0)?;
+        part.encode(&mut w)?;
+        let len = w.len();
+        self.tx.put(&key, &buffer[..len])?;
+        let here = self.shard.node();
+        self.state.holds.note(tx, &part, here);
+        Ok(n)
+    }
+
+    fn check_hold(&self, tx: TxId, ino: Ino, hold: Hold) -> Answer<()> {
+        match self.state.holds.forbids(tx, ino, hold) {
+            true => Err(Code::Busy),
+            false => Ok(()),
+        }
+    }
+
+    fn check_name(&self, parent: Ino, name: &[u8]) -> Answer<()> {
+        match self.state.holds.has_name(parent, name) {
+            true => Err(Code::Busy),
+            false => Ok(()),
+        }
+    }
+
+    fn prepare_leave(
+        &mut self,
+        c: &mut Context<'_>,
+        (parent, name): (Ino, &[u8]),
+        ino: Ino,
+        link: TxId,
+    ) -> Answer<usize> {
+        let slot = self.directory(parent)?;
+        self.check_name(parent, name)?;
+        let found = self.find_entry(slot, name)?.ok_or(Code::NotFound)?;
+        if found.ino != ino {
+            return Err(Code::Stale);
+        }
+        // A file of here without an entry here needs a link in its place.
+        if found.kind != Kind::Directory && self.is_ours(ino) && link == TxId::NONE {
+            return Err(Code::Invalid);
+        }
+        c.reply(Reply::Done)
+    }
+
+    fn prepare_enter(&mut self, c: &mut Context<'_>, tx: TxId, part: &Part<'_>) -> Answer<usize> {
+        let Part::Enter { parent, name, ino, kind, flags, .. } = *part else { return Err(Code::Invalid) };
+        let slot = self.directory(parent)?;
+        self.check_name(parent, name)?;
+        self.check_hold(tx, parent, Hold::Entered)?;
+        let directory = kind == Kind::Directory;
+        if directory && self.is_ours(ino) {
+            self.directory(ino)?;
+            self.check_hold(tx, ino, Hold::Moving)?;
+        }
+        let Some(found) = self.find_entry(slot, name)? else {
+            if directory && self.state.directories.get(slot).attr.nlink >= LINKS_MAX {
+                return Err(Code::TooManyLinks);
+            }
+            return c.reply(removed_nothing(kind));
+        };
+        match (directory, found.kind == Kind::Directory) {
+            _ if flags & RENAME_NOREPLACE != 0 => return Err(Code::Exists),
+            (true, false) => return Err(Code::NotDirectory),
+            (false, true) => return Err(Code::IsDirectory),
+            _ => {}
+        }
+        let (ino, kind) = (found.ino, found.kind);
+        c.reply(Reply::Removed { ino, last: false, kind, layout: Layout::single(ino.birth_node(), 0) })
+    }
+
+    fn prepare_count(&mut self, c: &mut Context<'_>, ino: Ino, link: TxId) -> Answer<usize> {
+        let mut inode = self.inode(ino)?;
+        if inode.attr.is_directory() {
+            return Err(Code::NotPermitted);
+        }
+        if inode.attr.nlink >= LINKS_MAX {
+            return Err(Code::TooManyLinks);
+        }
+        if link == TxId::NONE || !self.add_link(ino, link)? {
+            return Err(Code::Invalid);
+        }
+        inode.attr.nlink += 1;
+        inode.attr.ctime = c.now;
+        self.store_and_show(c, &inode)?;
+        c.reply(Reply::Entry(inode.entry()))
+    }
+
+    /// Makes a directory that no entry leads to yet.
+    fn bear_detached(&mut self, c: &mut Context<'_>, parent: Ino, mode: u32) -> Answer<Inode> {
+        // What has its entry here is made with it, in one step.
+        if self.is_ours(parent) {
+            return Err(Code::Invalid);
+        }
+        let next = self.state.ledger.next_counter;
+        if next >= Ino::MAX_COUNTER {
+            return Err(Code::NoSpace);
+        }
+        let home = self.shard.node();
+        let attr = Attr {
+            ino: Ino::new(home, next),
+            size: 0,
+            rdev: 0,
+            parent,
+            mode: Kind::Directory.mode_bits() | mode,
+            uid: c.caller.uid,
+            gid: c.caller.gid,
+            nlink: 2,
+            flags: 0,
+            home,
+            width_log2: 0,
+            atime: c.now,
+            mtime: c.now,
+            ctime: c.now,
+            btime: c.now,
+        };
+        let inode = Inode { attr, layout: Layout::single(home, 0), cookie: 0, marks: 0 };
+        let mut buffer = [0; INODE_BYTES_MAX];
+        let n = inode.encode(&mut buffer)?;
+        self.tx.put(&keys::inode(attr.ino), &buffer[..n])?;
+        self.state.ledger.next_counter += 1;
+        self.state.ledger.inodes += 1;
+        self.state.directories.insert(inode);
+        c.effects.inode(inode.entry());
+        Ok(inode)
+    }
+
+    fn prepare_condemn(&mut self, c: &mut Context<'_>, tx: TxId, ino: Ino) -> Answer<usize> {
+        match self.directory(ino) {
+            Ok(slot) => {
+                if ino == Ino::ROOT {
+                    return Err(Code::Busy);
+                }
+                self.check_hold(tx, ino, Hold::Condemned)?;
+                if self.state.directories.get(slot).attr.size != 0 {
+                    return Err(Code::NotEmpty);
+                }
+            }
+            // An entry to nothing, as only damage leaves it: it can be removed.
+            Err(Code::NotFound) => {}
+            Err(code) => return Err(code),
+        }
+        c.reply(Reply::Done)
+    }
+
+    fn prepare_climb(&mut self, c: &mut Context<'_>, tx: TxId, from: Ino, avoid: Ino) -> Answer<usize> {
+        let (mut at, mut above) = (from, Vec::new());
+        let top = loop {
+            if at == avoid {
+                return Err(Code::Invalid);
+            }
+            let slot = self.directory(at)?;
+            self.check_hold(tx, at, Hold::Pinned)?;
+            above.push(at);
+            let parent = self.state.directories.get(slot).attr.parent;
+            if at == Ino::ROOT || !self.is_ours(parent) {
+                break parent;
+            }
+            if above.len() as u64 > DEPTH_MAX {
+                return Err(Code::Corrupt);
+            }
+            at = parent;
+        };
+        let n = c.reply(Reply::Number(top))?;
+        for ino in above {
+            self.state.holds.hold_directory(tx, ino, Hold::Pinned);
+        }
+        Ok(n)
+    }
+
+    pub(crate) fn finish(&mut self, c: &mut Context<'_>, tx: TxId, commit: bool) -> Answer<usize> {
+        let (first, last) = keys::parts_of(tx);
+        let mut parts = Vec::new();
+        for item in self.tx.range(&first, &last)? {
+            let (key, bytes) = item?;
+            parts.push((key.to_vec(), bytes.to_vec()));
+        }
+        // Kept reply and ledger; of each part its record, and what it makes.
+        let mut work = Work::writes(2);
+        for (_, bytes) in &parts {
+            let more = self.work_of(&PreparedRecord::decode(bytes)?.part, commit)?;
+            work = Work { writes: work.writes + 1 + more.writes, run: work.run + more.run };
+        }
+        self.admit(Class::Removal, work)?;
+        // A directory that moves away leaves before another takes its place.
+        for (_, bytes) in &parts {
+            let PreparedRecord { born, part, .. } = PreparedRecord::decode(bytes)?;
+            match commit {
+                true => self.commit_part(c, &part)?,
+                false => self.abort_part(c, &part, born)?,
+            }
+        }
+        for (key, _) in &parts {
+            self.tx.delete(key)?;
+        }
+        self.state.holds.release(tx);
+        // So that there is something to commit, and to keep the reply with.
+        self.write_ledger()?;
+        c.reply(Reply::Done)
+    }
+
+    /// What finishing a part may write.
+    fn work_of(&mut self, part: &Part<'_>, commit: bool) -> Answer<Work> {
+        let goes = match *part {
+            Part::Enter { parent, name, .. } if commit => {
+                let slot = self.directory(parent)?;
+                self.find_entry(slot, name)?.map(|found| found.ino)
+            }
+            Part::Count { ino, .. } if !commit => Some(ino),
+            _ => None,
+        };
+        let inode = match goes.filter(|ino| self.is_ours(*ino)) {
+            Some(ino) => self.find_inode(ino)?,
+            None => None,
+        };
+        let mut work = inode.map_or(Work::writes(0), |inode| Self::removal_work(&inode));
+        work.writes += match part {
+            Part::Leave { .. } | Part::Enter { .. } => 4,
+            _ => 2,
+        };
+        Ok(work)
+    }
+
+    fn commit_part(&mut self, c: &mut Context<'_>, part: &Part<'_>) -> Answer<()> {
+        match *part {
+            Part::Leave { parent, name, ino, link } => self.commit_leave(c, parent, name, ino, link),
+            Part::Enter { .. } => self.commit_enter(c, part),
+            Part::Move { ino, parent } => self.commit_move(c, ino, parent, 0),
+            Part::Condemn { ino } => {
+                if let Some(inode) = self.find_inode(ino)?.filter(|inode| inode.attr.is_directory()) {
+                    self.directory(ino)?;
+                    self.remove_inode(c, &inode)?;
+                    self.state.directories.remove(ino);
+                }
+                Ok(())
+            }
+            Part::Count { .. } | Part::Bear { .. } | Part::Climb { .. } => Ok(()),
+        }
+    }
+
+    fn commit_leave(
+        &mut self,
+        c: &mut Context<'_>,
+        parent: Ino,
+        name: &[u8],
+        ino: Ino,
+        link: TxId,
+    ) -> Answer<()> {
+        let slot = self.directory(parent)?;
+        let found = self.find_entry(slot, name)?.filter(|found| found.ino == ino).ok_or(Code::Corrupt)?;
+        self.tx.delete(&keys::entry(parent, found.cookie))?;
+        self.state.ledger.entries = self.state.ledger.entries.saturating_sub(1);
+        c.effects.name(parent, name, None);
+        let directory = found.kind == Kind::Directory;
+        if !directory && self.is_ours(ino) && link != TxId::NONE {
+            self.add_link(ino, link)?;
+            let mut inode = self.entered_inode(ino)?;
+            inode.attr.ctime = c.now;
+            self.store_and_show(c, &inode)?;
+        }
+        self.touch_directory(c, slot, -1, -i64::from(directory));
+        Ok(())
+    }
+
+    fn commit_enter(&mut self, c: &mut Context<'_>, part: &Part<'_>) -> Answer<()> {
+        let Part::Enter { parent, name, ino, kind, link, .. } = *part else { return Err(Code::Invalid) };
+        let (ours, directory) = (self.is_ours(ino), kind == Kind::Directory);
+        let slot = self.directory(parent)?;
+        let link = if ours || directory { TxId::NONE } else { link };
+        let record = EntryRecord { ino, kind, home: ino.birth_node(), width_log2: 0, link, name };
+        let replaced = self.find_entry(slot, name)?;
+        let cookie = match replaced {
+            Some(Found { cookie, .. }) => {
+                self.put_entry(parent, cookie, &record)?;
+                cookie
+            }
+            None => match self.enter(slot, &record)? {
+                Entered::New(cookie) => {
+                    self.state.ledger.entries += 1;
+                    cookie
+                }
+                Entered::Taken(_) => return Err(Code::Corrupt),
+            },
+        };
+        c.effects.name(parent, name, Some((ino, kind)));
+        if let Some(replaced) = replaced.filter(|r| r.kind != Kind::Directory) {
+            let inode = match self.is_ours(replaced.ino) {
+                true => Some(self.entered_inode(replaced.ino)?),
+                false => None,
+            };
+            self.lose_entry(c, &replaced, inode)?;
+        }
+        let came = i64::from(replaced.is_none());
+        self.touch_directory(c, slot, came, came * i64::from(directory));
+        match (ours, directory) {
+            (true, true) => self.commit_move(c, ino, parent, cookie),
+            (true, false) => {
+                // Its entry here counts from now on, in the place of the link that it had elsewhere.
+                let Part::Enter { link, .. } = *part else { return Err(Code::Invalid) };
+                self.take_link(ino, link)?;
+                let mut inode = self.entered_inode(ino)?;
+                inode.attr.ctime = c.now;
+                self.store_and_show(c, &inode)
+            }
+            (false, _) => Ok(()),
+        }
+    }
+
+    fn commit_move(&mut self, c: &mut Context<'_>, ino: Ino, parent: Ino, cookie: u64) -> Answer<()> {
+        let slot = self.directory(ino)?;
+        let (inode, first) = self.state.directories.change_whole(slot);
+        inode.attr.parent = parent;
+        inode.attr.ctime = c.now;
+        inode.cookie = cookie;
+        let entry = inode.entry();
+        self.owe_write(first);
+        c.effects.inode(entry);
+        Ok(())
+    }
+
+    fn abort_part(&mut self, c: &mut Context<'_>, part: &Part<'_>, born: Ino) -> Answer<()> {
+        match *part {
+            Part::Count { ino, link } => self.end_link(c, ino, link),
+            Part::Bear { .. } => {
+                if let Some(inode) = self.find_inode(born)? {
+                    self.directory(born)?;
+                    self.remove_inode(c, &inode)?;
+                    self.state.directories.remove(born);
+                }
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+}

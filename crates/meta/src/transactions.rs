@@ -1,0 +1,472 @@
+//! Drives changes over several nodes: those that this node coordinates, what it has to deliver to others, and what it has
+//! prepared for others that say nothing. No I/O: the user does what [`Act`] says and tells what came of it.
+//!
+//! ```text
+//! begin ─► prepare, part by part ─► decide (a record here, with the reply) ─► deliver to all that prepared ─► answer
+//!              │ refused                                                          │ not reached: again, until it is
+//!              └─► drop on all; answer, or begin anew when it met another         └─► answer all the same: it is decided
+//! ```
+//! What is undecided is in memory alone, and a transaction that nobody knows was aborted; what is decided is in the shard
+//! until all have acknowledged it. So whoever dies, at any instant, the others finish by themselves. Deliveries are made
+//! again until they are acknowledged, and can be repeated. Tests: `tests/transactions.rs`, which drops messages and restarts
+//! nodes at every step.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::time::Duration;
+
+use forebay_types::limits::{DELIVERIES_AHEAD, DELIVERY_AGAIN_MS, DOUBT_AFTER_MS, TRANSACTION_PATIENCE_MS};
+use forebay_types::{Caller, Code, NodeId, Outcome, Reply, Request, TxId};
+
+use crate::beyond::Delivery;
+use crate::coordinator::{Coordinator, Next, Plan};
+
+/// The daemon asks for itself on behalf of nobody.
+const NOBODY: Caller = Caller { uid: 0, gid: 0 };
+
+/// Whose request a transaction is: session, slot, sequence.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Client {
+    /// The process's session.
+    pub session: u64,
+    /// Its slot.
+    pub slot: usize,
+    /// The slot's sequence.
+    pub seq: u64,
+}
+
+/// What is to be done next, in this order.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Act {
+    /// Apply a request to this node's shard, a [`Request::Decide`] as `client`'s change; then [`Transactions::answered`].
+    Local {
+        /// What is answered.
+        flight: u64,
+        /// The encoded request.
+        message: Vec<u8>,
+        /// On behalf of whom, if of anybody.
+        client: Option<Client>,
+    },
+    /// Ask another node; then [`Transactions::answered`], with [`Code::NoDevice`] when there is no such node any more.
+    Ask {
+        /// What is answered.
+        flight: u64,
+        /// Whom.
+        node: NodeId,
+        /// The encoded request.
+        message: Vec<u8>,
+    },
+    /// Answer a request.
+    Answer {
+        /// Whose.
+        client: Client,
+        /// The encoded reply.
+        reply: Vec<u8>,
+    },
+    /// Serve a request anew, as what it met is gone by now.
+    Again {
+        /// Whose.
+        client: Client,
+        /// The encoded request.
+        message: Vec<u8>,
+        /// When it was asked first.
+        since: Duration,
+    },
+    /// A delivery was acknowledged: [`crate::Batch::settle`].
+    Settle(Delivery),
+}
+
+/// What an answer is to.
+#[derive(Debug)]
+enum Flight {
+    Prepare(TxId),
+    Decide(TxId),
+    Abort,
+    Deliver(Delivery),
+    Doubt(TxId),
+    Resolve(TxId),
+}
+
+/// A request that asked for a change over several nodes.
+#[derive(Debug)]
+struct Asked {
+    client: Client,
+    message: Vec<u8>,
+    since: Duration,
+}
+
+/// A transaction that is not decided.
+#[derive(Debug)]
+struct Deal {
+    coordinator: Coordinator,
+    asked: Asked,
+    reply: Vec<u8>,
+}
+
+/// A request that is answered when deliveries were made.
+#[derive(Debug)]
+struct Waiting {
+    client: Client,
+    reply: Vec<u8>,
+    left: Vec<Delivery>,
+}
+
+/// Something that is tried again at a time, unless it is under way.
+#[derive(Clone, Copy, Debug)]
+struct Due {
+    at: Duration,
+    under_way: bool,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Transactions {
+    me: NodeId,
+    next_number: u64,
+    next_flight: u64,
+    acts: VecDeque<Act>,
+    flights: HashMap<u64, Flight>,
+    deals: HashMap<TxId, Deal>,
+    /// The one that may be under way once, and those that wait for it.
+    exclusive: Option<TxId>,
+    queue: VecDeque<(Asked, Caller, Plan)>,
+    /// Requests that met another transaction.
+    again: Vec<(Duration, Asked)>,
+    waiting: Vec<Waiting>,
+    deliveries: BTreeMap<Delivery, Due>,
+    under_way: usize,
+    doubts: BTreeMap<TxId, Due>,
+}
+
+fn failure(code: Code) -> Vec<u8> {
+    let mut bytes = [0; 8];
+    let n = Reply::encode(&Err(code), &mut bytes).unwrap_or(0);
+    bytes[..n].to_vec()
+}
+
+fn encoded(request: &Request<'_>) -> Vec<u8> {
+    let mut bytes = vec![0; 2048];
+    let n = request.encode(NOBODY, &mut bytes).unwrap_or(0);
+    bytes.truncate(n);
+    bytes
+}
+
+impl Transactions {
+    /// Those of a node; `first` is a random number, so that no number comes twice.
+    pub fn new(me: NodeId, first: u64) -> Transactions {
+        Transactions {
+            me,
+            next_number: first,
+            next_flight: 1,
+            acts: VecDeque::new(),
+            flights: HashMap::new(),
+            deals: HashMap::new(),
+            exclusive: None,
+            queue: VecDeque::new(),
+            again: Vec::new(),
+            waiting: Vec::new(),
+            deliveries: BTreeMap::new(),
+            under_way: 0,
+            doubts: BTreeMap::new(),
+        }
+    }
+
+    /// What is to be done next.
+    pub fn next_act(&mut self) -> Option<Act> {
+        self.acts.pop_front()
+    }
+
+    /// True when there is something to be done.
+    pub fn has_acts(&self) -> bool {
+        !self.acts.is_empty()
+    }
+
+    /// True when nothing is under way, owed or in doubt.
+    pub fn is_idle(&self) -> bool {
+        self.acts.is_empty()
+            && self.deals.is_empty()
+            && self.queue.is_empty()
+            && self.again.is_empty()
+            && self.deliveries.is_empty()
+            && self.doubts.is_empty()
+    }
+
+    /// Begins what was planned for a request; its answer comes as [`Act::Answer`]. `since`: when it was asked first.
+    pub fn begin(
+        &mut self,
+        client: Client,
+        caller: Caller,
+        message: &[u8],
+        plan: Plan,
+        since: Duration,
+        now: Duration,
+    ) {
+        let asked = Asked { client, message: message.to_vec(), since };
+        if Coordinator::is_exclusive(&plan) && self.exclusive.is_some() {
+            return self.queue.push_back((asked, caller, plan));
+        }
+        self.start(asked, caller, plan, now);
+    }
+
+    fn start(&mut self, asked: Asked, caller: Caller, plan: Plan, now: Duration) {
+        self.next_number = self.next_number.wrapping_add(1);
+        let mut tx = TxId::new(self.me, self.next_number);
+        if tx == TxId::new(self.me, 0) {
+            self.next_number += 1;
+            tx = TxId::new(self.me, self.next_number);
+        }
+        if Coordinator::is_exclusive(&plan) {
+            self.exclusive = Some(tx);
+        }
+        let mut coordinator = Coordinator::new(tx, self.me, caller, plan);
+        let next = coordinator.begin();
+        self.deals.insert(tx, Deal { coordinator, asked, reply: Vec::new() });
+        self.go_on(tx, next, now);
+    }
+
+    /// Requests that are answered with `reply` once these deliveries were made, or could not be.
+    pub fn answer_after(&mut self, client: Client, reply: &[u8], deliveries: &[Delivery]) {
+        let waiting = Waiting { client, reply: reply.to_vec(), left: deliveries.to_vec() };
+        self.waiting.push(waiting);
+        self.answer_waiting(None);
+    }
+
+    /// These are to be delivered, from now until they are acknowledged.
+    pub fn deliver(&mut self, deliveries: &[Delivery], now: Duration) {
+        for delivery in deliveries {
+            self.deliveries.entry(*delivery).or_insert(Due { at: now, under_way: false });
+        }
+        self.pump(now);
+    }
+
+    /// These transactions have parts that are prepared here, and no others.
+    pub fn note_prepared(&mut self, prepared: &[TxId], now: Duration) {
+        self.doubts.retain(|tx, _| prepared.contains(tx));
+        for tx in prepared {
+            // Of its own that are undecided it knows; all others were left by the last worker.
+            let patience = Duration::from_millis(DOUBT_AFTER_MS);
+            self.doubts.entry(*tx).or_insert(Due { at: now + patience, under_way: false });
+        }
+    }
+
+    /// The same at the start: what this node coordinates is undecided no more.
+    pub fn resume(&mut self, prepared: &[TxId], deliveries: &[Delivery], now: Duration) {
+        for tx in prepared {
+            self.doubts.insert(*tx, Due { at: now, under_way: false });
+        }
+        self.deliver(deliveries, now);
+        self.tick(now);
+    }
+
+    /// True for a transaction of this node's that is not decided.
+    pub fn is_undecided(&self, tx: TxId) -> bool {
+        self.deals.contains_key(&tx)
+    }
+
+    /// A node is back: what waits for it need not wait any longer.
+    pub fn hurry(&mut self, node: NodeId, now: Duration) {
+        for (delivery, due) in &mut self.deliveries {
+            if delivery.node() == node {
+                due.at = due.at.min(now);
+            }
+        }
+        for (tx, due) in &mut self.doubts {
+            if tx.coordinator() == node {
+                due.at = due.at.min(now);
+            }
+        }
+    }
+
+    /// Does what is due.
+    pub fn tick(&mut self, now: Duration) {
+        let (due, later): (Vec<_>, Vec<_>) = self.again.drain(..).partition(|(at, _)| *at <= now);
+        self.again = later;
+        for (_, Asked { client, message, since }) in due {
+            self.acts.push_back(Act::Again { client, message, since });
+        }
+        self.pump(now);
+        let due: Vec<TxId> =
+            self.doubts.iter().filter(|(_, d)| !d.under_way && d.at <= now).map(|(tx, _)| *tx).collect();
+        for tx in due {
+            if let Some(doubt) = self.doubts.get_mut(&tx) {
+                doubt.at = now + Duration::from_millis(DOUBT_AFTER_MS);
+                // What is undecided here, or on its way, needs no asking.
+                let known = self.deals.contains_key(&tx)
+                    || self.deliveries.contains_key(&Delivery::Commit(tx, self.me));
+                if !known {
+                    doubt.under_way = true;
+                    self.ask(tx.coordinator(), encoded(&Request::AskOutcome { tx }), Flight::Doubt(tx));
+                }
+            }
+        }
+    }
+
+    /// How long there is nothing to do.
+    pub fn patience(&self, now: Duration) -> Duration {
+        let deliveries =
+            self.deliveries.values().filter(|d| !d.under_way && self.under_way < DELIVERIES_AHEAD);
+        let due = self.doubts.values().filter(|d| !d.under_way).chain(deliveries).map(|d| d.at);
+        let next = due.chain(self.again.iter().map(|(at, _)| *at)).min();
+        next.map_or(Duration::MAX, |at| at.saturating_sub(now))
+    }
+
+    /// An act was answered: with an encoded reply, or there is none and this is why.
+    pub fn answered(&mut self, flight: u64, reply: Result<&[u8], Code>, now: Duration) {
+        let Some(flight) = self.flights.remove(&flight) else { return };
+        let reply = reply.and_then(|bytes| Reply::decode(bytes).map(|decoded| (bytes, decoded)));
+        match flight {
+            Flight::Prepare(tx) => {
+                let Some(deal) = self.deals.get_mut(&tx) else { return };
+                let next = reply.and_then(|(bytes, _)| deal.coordinator.prepared(bytes));
+                self.go_on(tx, next, now);
+            }
+            Flight::Decide(tx) => match reply {
+                Ok(_) => {
+                    let Some(deal) = self.deals.remove(&tx) else { return };
+                    let nodes = deal.coordinator.nodes.iter();
+                    let left: Vec<_> = nodes.map(|node| Delivery::Commit(tx, *node)).collect();
+                    self.answer_after(deal.asked.client, &deal.reply, &left);
+                    self.deliver(&left, now);
+                    self.decided(tx, now);
+                }
+                Err(code) => self.abort(tx, Err(code), now),
+            },
+            Flight::Abort => {}
+            Flight::Deliver(delivery) => {
+                self.under_way = self.under_way.saturating_sub(1);
+                match reply {
+                    Ok(_) | Err(Code::NoDevice) => {
+                        self.deliveries.remove(&delivery);
+                        self.acts.push_back(Act::Settle(delivery));
+                    }
+                    Err(_) => {
+                        let at = now + Duration::from_millis(DELIVERY_AGAIN_MS);
+                        self.deliveries.insert(delivery, Due { at, under_way: false });
+                    }
+                }
+                self.answer_waiting(Some(delivery));
+                self.pump(now);
+            }
+            Flight::Doubt(tx) => {
+                if let Some(doubt) = self.doubts.get_mut(&tx) {
+                    doubt.under_way = false;
+                }
+                let commit = match reply {
+                    Ok((_, Reply::Outcome(Outcome::Committed))) => true,
+                    // A coordinator that is no node of the pool any more tells nobody otherwise.
+                    Ok((_, Reply::Outcome(Outcome::Aborted))) | Err(Code::NoDevice) => false,
+                    _ => return,
+                };
+                self.ask(self.me, encoded(&Request::Finish { tx, commit }), Flight::Resolve(tx));
+            }
+            Flight::Resolve(tx) => {
+                if reply.is_ok() {
+                    self.doubts.remove(&tx);
+                }
+            }
+        }
+    }
+
+    fn ask(&mut self, node: NodeId, message: Vec<u8>, what: Flight) {
+        let client = match &what {
+            Flight::Prepare(tx) => self.deals.get(tx).map(|deal| deal.asked.client),
+            Flight::Deliver(of) => {
+                self.waiting.iter().find(|waiting| waiting.left.contains(of)).map(|waiting| waiting.client)
+            }
+            _ => None,
+        };
+        let flight = self.next_flight;
+        self.next_flight += 1;
+        self.flights.insert(flight, what);
+        self.acts.push_back(match node == self.me {
+            true => Act::Local { flight, message, client },
+            false => Act::Ask { flight, node, message },
+        });
+    }
+
+    fn go_on(&mut self, tx: TxId, next: Result<Next, Code>, now: Duration) {
+        match next {
+            Ok(Next::Prepare(node, message)) => self.ask(node, message, Flight::Prepare(tx)),
+            Ok(Next::Decide(reply)) => {
+                let Some(deal) = self.deals.get_mut(&tx) else { return };
+                let nodes: Vec<u8> =
+                    deal.coordinator.nodes.iter().flat_map(|node| node.0.to_le_bytes()).collect();
+                let message = encoded(&Request::Decide { tx, nodes: &nodes, reply: &reply });
+                deal.reply = reply;
+                let (flight, client) = (self.next_flight, Some(deal.asked.client));
+                self.next_flight += 1;
+                self.flights.insert(flight, Flight::Decide(tx));
+                self.acts.push_back(Act::Local { flight, message, client });
+            }
+            Ok(Next::Nothing(reply)) => self.abort(tx, Ok(reply), now),
+            Err(code) => self.abort(tx, Err(code), now),
+        }
+    }
+
+    /// Drops what was prepared; answers, or has the request served anew when it met another transaction.
+    fn abort(&mut self, tx: TxId, reply: Result<Vec<u8>, Code>, now: Duration) {
+        let Some(Deal { coordinator, asked, .. }) = self.deals.remove(&tx) else { return };
+        for node in coordinator.nodes {
+            self.ask(node, encoded(&Request::Finish { tx, commit: false }), Flight::Abort);
+        }
+        let waited = now.saturating_sub(asked.since);
+        match reply {
+            Err(Code::Busy) if waited < Duration::from_millis(TRANSACTION_PATIENCE_MS) => {
+                // Longer and longer, and not in step with what it met.
+                let pause = (waited / 4).clamp(Duration::from_millis(1), Duration::from_millis(100));
+                let pause = pause + pause * (tx.0.wrapping_mul(0x9e37_79b9) >> 16 & 7) as u32 / 8;
+                self.again.push((now + pause, asked));
+            }
+            reply => {
+                let reply = reply.unwrap_or_else(failure);
+                self.acts.push_back(Act::Answer { client: asked.client, reply });
+            }
+        }
+        self.decided(tx, now);
+    }
+
+    /// A transaction is no longer undecided: the next of those that are alone may begin.
+    fn decided(&mut self, tx: TxId, now: Duration) {
+        if self.exclusive != Some(tx) {
+            return;
+        }
+        self.exclusive = None;
+        let patience = Duration::from_millis(TRANSACTION_PATIENCE_MS);
+        while let Some((asked, caller, plan)) = self.queue.pop_front() {
+            if now.saturating_sub(asked.since) < patience {
+                return self.start(asked, caller, plan, now);
+            }
+            self.acts.push_back(Act::Answer { client: asked.client, reply: failure(Code::Busy) });
+        }
+    }
+
+    /// Makes the deliveries that are due, as many at a time as may be.
+    fn pump(&mut self, now: Duration) {
+        while self.under_way < DELIVERIES_AHEAD {
+            let due = self.deliveries.iter_mut().find(|(_, due)| !due.under_way && due.at <= now);
+            let Some((delivery, due)) = due else { return };
+            due.under_way = true;
+            let delivery = *delivery;
+            self.under_way += 1;
+            let request = match delivery {
+                Delivery::Commit(tx, _) => Request::Finish { tx, commit: true },
+                Delivery::DropLink(ino, link) => Request::DropLink { ino, link },
+                Delivery::Touch(ino, _) => Request::Touch { ino },
+            };
+            self.ask(delivery.node(), encoded(&request), Flight::Deliver(delivery));
+        }
+    }
+
+    /// Answers those that wait for nothing any more, as this delivery has ended, if one has.
+    fn answer_waiting(&mut self, ended: Option<Delivery>) {
+        let (acts, mut left) = (&mut self.acts, Vec::new());
+        for mut waiting in self.waiting.drain(..) {
+            waiting.left.retain(|delivery| Some(*delivery) != ended);
+            if waiting.left.is_empty() {
+                acts.push_back(Act::Answer { client: waiting.client, reply: waiting.reply });
+            } else {
+                left.push(waiting);
+            }
+        }
+        self.waiting = left;
+    }
+}

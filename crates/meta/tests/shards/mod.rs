@@ -1,0 +1,460 @@
+//! Three nodes in one process: a shard each and what drives changes over several, and a network that may lose messages.
+//! Time is a counter; nothing waits. A node that is restarted forgets all but its shard.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use forebay_meta::{Act, Client, Effects, Leading, Shard, ShardOptions, Transactions};
+use forebay_types::limits::MESSAGE_BYTES_MAX;
+use forebay_types::{Caller, Code, Ino, Kind, NodeId, Outcome, Reply, Request, Timestamp};
+
+const CALLER: Caller = Caller { uid: 7, gid: 8 };
+const NODES: u16 = 3;
+
+/// What a reply says, in a form that outlives its buffer.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Said {
+    Done,
+    /// Number, links, size.
+    Inode(Ino, u32, u64),
+    Elsewhere(Ino),
+    Removed(Ino),
+    Bytes(Vec<u8>),
+    Part(Ino, Ino, Vec<u8>),
+    Names(Vec<(Vec<u8>, Ino)>),
+    Other,
+}
+
+impl Said {
+    fn of(reply: Reply<'_>) -> Said {
+        match reply {
+            Reply::Done => Said::Done,
+            Reply::Entry(e) | Reply::Created { entry: e, .. } => {
+                Said::Inode(e.attr.ino, e.attr.nlink, e.attr.size)
+            }
+            Reply::Elsewhere { ino, .. } => Said::Elsewhere(ino),
+            Reply::Removed { ino, .. } => Said::Removed(ino),
+            Reply::Bytes(bytes) => Said::Bytes(bytes.to_vec()),
+            Reply::PartOfPath { top, parent, path } => Said::Part(top, parent, path.to_vec()),
+            Reply::Entries(entries) => {
+                let entries = entries.iter().map(Result::unwrap);
+                Said::Names(entries.map(|e| (e.name.to_vec(), e.ino)).collect())
+            }
+            _ => Said::Other,
+        }
+    }
+}
+
+/// What is wrong with the network.
+#[derive(Default)]
+pub(crate) struct Network {
+    /// Messages from now until the fault, and what it is.
+    fault: Option<(u32, u8)>,
+    /// Messages to a node are lost but for the first so many.
+    pub(crate) lose_to: Option<(NodeId, u32)>,
+}
+
+impl Network {
+    /// After so many messages a request or an answer is lost, or a node restarted.
+    pub(crate) fn fault(&mut self, after: u32, what: u8) {
+        self.fault = Some((after, what));
+    }
+
+    fn next(&mut self) -> Option<u8> {
+        let (left, what) = self.fault.as_mut()?;
+        if *left > 0 {
+            *left -= 1;
+            return None;
+        }
+        let what = *what;
+        self.fault = None;
+        Some(what)
+    }
+}
+
+struct Node {
+    shard: Option<Shard>,
+    transactions: Transactions,
+    dir: PathBuf,
+}
+
+/// The nodes, in a directory that goes with them.
+pub(crate) struct Shards {
+    place: PathBuf,
+    nodes: BTreeMap<u16, Node>,
+    pub(crate) network: Network,
+    now: Duration,
+    starts: u64,
+    seq: u64,
+    answers: BTreeMap<u64, Vec<u8>>,
+    again: VecDeque<(u16, Client, Vec<u8>, Duration)>,
+}
+
+impl Shards {
+    pub(crate) fn new(name: &str) -> Shards {
+        use std::sync::atomic::{AtomicU64, Ordering};
+        static PLACES: AtomicU64 = AtomicU64::new(0);
+        let number = PLACES.fetch_add(1, Ordering::Relaxed);
+        let place =
+            std::env::temp_dir().join(format!("forebay-shards-{name}-{}-{number}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&place);
+        let nodes = (1..=NODES).map(|number| {
+            let dir = place.join(number.to_string());
+            std::fs::create_dir_all(&dir).unwrap();
+            let options = ShardOptions {
+                node: NodeId(number),
+                map_bytes: 64 << 20,
+                root_mode: 0o755,
+                root_uid: 0,
+                root_gid: 0,
+            };
+            let shard = Some(Shard::create(&dir, &options, Timestamp::default()).unwrap());
+            (number, Node { shard, transactions: Transactions::new(NodeId(number), 0), dir })
+        });
+        let nodes = nodes.collect();
+        Shards {
+            place,
+            nodes,
+            network: Network::default(),
+            now: Duration::from_secs(1),
+            starts: 0,
+            seq: 0,
+            answers: BTreeMap::new(),
+            again: VecDeque::new(),
+        }
+    }
+
+    fn apply(&mut self, node: u16, message: &[u8]) -> Vec<u8> {
+        let now = Timestamp { sec: self.now.as_secs() as i64, nsec: 0 };
+        let at = self.nodes.get_mut(&node).unwrap();
+        let (caller, request) = Request::decode(message).unwrap();
+        if let Request::AskOutcome { tx } = request {
+            if at.transactions.is_undecided(tx) {
+                let mut out = [0; 8];
+                let n = Reply::encode(&Ok(Reply::Outcome(Outcome::Undecided)), &mut out).unwrap();
+                return out[..n].to_vec();
+            }
+        }
+        let mut batch = at.shard.as_ref().unwrap().begin().unwrap();
+        let (mut out, mut effects) = (vec![0; MESSAGE_BYTES_MAX], Effects::new());
+        let n = batch.apply(caller, &request, now, &mut effects, &mut out);
+        out.truncate(n);
+        let prepared = batch.prepared();
+        batch.commit().unwrap();
+        at.transactions.deliver(effects.deliveries(), self.now);
+        at.transactions.note_prepared(&prepared, self.now);
+        out
+    }
+
+    /// Restarts a node: what it had in memory is gone.
+    fn restart(&mut self, number: u16) {
+        self.starts += 1;
+        let node = self.nodes.get_mut(&number).unwrap();
+        node.shard = None;
+        let shard = Shard::open(&node.dir).unwrap();
+        node.transactions = Transactions::new(NodeId(number), self.starts << 20);
+        let batch = shard.begin().unwrap();
+        let (prepared, deliveries) = (batch.prepared(), batch.deliveries().unwrap());
+        drop(batch);
+        node.shard = Some(shard);
+        node.transactions.resume(&prepared, &deliveries, self.now);
+        self.again.retain(|(of, ..)| *of != number);
+    }
+
+    /// Does one thing, if there is one to do.
+    fn act(&mut self) -> bool {
+        for number in 1..=NODES {
+            let Some(act) = self.nodes.get_mut(&number).unwrap().transactions.next_act() else { continue };
+            match act {
+                Act::Local { flight, message, .. } => {
+                    if self.network.next().is_some() {
+                        self.restart(number);
+                        return true;
+                    }
+                    let reply = self.apply(number, &message);
+                    if self.network.next().is_some() {
+                        self.restart(number);
+                        return true;
+                    }
+                    let now = self.now;
+                    self.nodes.get_mut(&number).unwrap().transactions.answered(flight, Ok(&reply), now);
+                }
+                Act::Ask { flight, node, message } => self.carry(number, flight, node, &message),
+                Act::Answer { client, reply } => {
+                    self.answers.insert(client.seq, reply);
+                }
+                Act::Again { client, message, since } => {
+                    self.again.push_back((number, client, message, since));
+                }
+                Act::Settle(delivery) => {
+                    let shard = self.nodes[&number].shard.as_ref().unwrap();
+                    let mut batch = shard.begin().unwrap();
+                    batch.settle(&delivery).unwrap();
+                    batch.commit().unwrap();
+                }
+            }
+            return true;
+        }
+        false
+    }
+
+    fn carry(&mut self, from: u16, flight: u64, to: NodeId, message: &[u8]) {
+        if let Some((node, left)) = &mut self.network.lose_to {
+            if *node == to {
+                if *left == 0 {
+                    let now = self.now;
+                    let node = self.nodes.get_mut(&from).unwrap();
+                    return node.transactions.answered(flight, Err(Code::Io), now);
+                }
+                *left -= 1;
+            }
+        }
+        let lost = |s: &mut Shards| {
+            let now = s.now;
+            s.nodes.get_mut(&from).unwrap().transactions.answered(flight, Err(Code::Io), now);
+        };
+        match self.network.next() {
+            Some(what) if what % 4 == 0 => return lost(self),
+            Some(what) if what % 4 == 1 => return self.restart(from),
+            Some(_) => self.restart(to.0),
+            None => {}
+        }
+        let reply = self.apply(to.0, message);
+        match self.network.next() {
+            Some(what) if what % 2 == 0 => lost(self),
+            Some(_) => self.restart(from),
+            None => {
+                let now = self.now;
+                self.nodes.get_mut(&from).unwrap().transactions.answered(flight, Ok(&reply), now);
+            }
+        }
+    }
+
+    /// Serves a request at its node; its answer may come at once.
+    fn serve(&mut self, node: u16, client: Client, message: &[u8], since: Duration) {
+        let (caller, request) = Request::decode(message).unwrap();
+        let at = self.nodes.get_mut(&node).unwrap();
+        let mut batch = at.shard.as_ref().unwrap().begin().unwrap();
+        if batch.must_wait(&request) {
+            drop(batch);
+            return self.again.push_back((node, client, message.to_vec(), since));
+        }
+        let plan = batch.plan(&request);
+        drop(batch);
+        match plan {
+            Err(code) => {
+                let mut out = [0; 8];
+                let n = Reply::encode(&Err(code), &mut out).unwrap();
+                self.answers.insert(client.seq, out[..n].to_vec());
+            }
+            Ok(Some(plan)) => at.transactions.begin(client, caller, message, plan, since, self.now),
+            Ok(None) => {
+                let reply = self.apply(node, message);
+                self.answers.insert(client.seq, reply);
+            }
+        }
+    }
+
+    /// Asks, and does all there is to do until it is answered; [`Code::Io`] when it is not within some time.
+    pub(crate) fn ask(&mut self, request: &Request<'_>) -> Result<Said, Code> {
+        let node = request.node().expect("a request of one node").0;
+        let mut message = vec![0; MESSAGE_BYTES_MAX];
+        let n = request.encode(CALLER, &mut message).unwrap();
+        self.seq += 1;
+        let client = Client { session: 1, slot: 0, seq: self.seq };
+        self.serve(node, client, &message[..n], self.now);
+        let end = self.now + Duration::from_secs(40);
+        let reply = loop {
+            while self.act() {}
+            if let Some(reply) = self.answers.remove(&client.seq) {
+                break reply;
+            }
+            if self.now >= end {
+                return Err(Code::Io);
+            }
+            self.pass_time();
+        };
+        // What else its answer set going.
+        while self.act() {}
+        let said = Reply::decode(&reply).map(Said::of)?;
+        let (Said::Elsewhere(ino), Request::Rename { parent, name, new_parent, new_name, flags }) =
+            (&said, *request)
+        else {
+            return Ok(said);
+        };
+        let request = Request::MoveDirectory { parent, name, new_parent, new_name, flags, ino: *ino };
+        self.ask(&request)
+    }
+
+    fn pass_time(&mut self) {
+        self.now += Duration::from_millis(50);
+        for node in self.nodes.values_mut() {
+            node.transactions.tick(self.now);
+        }
+        for (node, client, message, since) in std::mem::take(&mut self.again) {
+            self.serve(node, client, &message, since);
+        }
+    }
+
+    /// True when a request would wait.
+    pub(crate) fn waits(&mut self, request: &Request<'_>) -> bool {
+        let node = request.node().unwrap().0;
+        let shard = self.nodes[&node].shard.as_ref().unwrap();
+        let mut batch = shard.begin().unwrap();
+        batch.must_wait(request)
+    }
+
+    /// No fault is to come any more.
+    pub(crate) fn heal(&mut self) {
+        self.network = Network::default();
+    }
+
+    /// Lets time pass until nothing is left to do.
+    pub(crate) fn settle(&mut self) {
+        for _ in 0..2000 {
+            while self.act() {}
+            if self.again.is_empty() && self.nodes.values().all(|node| node.transactions.is_idle()) {
+                return;
+            }
+            self.pass_time();
+        }
+        panic!("something is never over");
+    }
+
+    pub(crate) fn inode(&mut self, request: &Request<'_>) -> Ino {
+        match self.ask(request) {
+            Ok(Said::Inode(ino, ..)) => ino,
+            other => panic!("{request:?}: {other:?}"),
+        }
+    }
+
+    /// What a name leads to.
+    pub(crate) fn found(&mut self, parent: Ino, name: &[u8]) -> Option<Ino> {
+        self.settle();
+        match self.ask(&Request::Lookup { parent, name }) {
+            Ok(Said::Inode(ino, ..) | Said::Elsewhere(ino)) => Some(ino),
+            _ => None,
+        }
+    }
+
+    /// A directory of a node.
+    pub(crate) fn mkdir(&mut self, node: u16, parent: Ino, name: &[u8]) -> Result<Ino, Code> {
+        let said = match parent.birth_node() == NodeId(node) {
+            true => self.ask(&Request::MakeDirectory { parent, name, mode: 0o750 }),
+            false => self.ask(&Request::MakeDirectoryAt { node: NodeId(node), parent, name, mode: 0o750 }),
+        };
+        said.map(|said| match said {
+            Said::Inode(ino, ..) => ino,
+            other => panic!("{other:?}"),
+        })
+    }
+
+    pub(crate) fn make_directory(&mut self, node: u16, parent: Ino, name: &[u8]) -> Ino {
+        self.mkdir(node, parent, name).unwrap()
+    }
+
+    pub(crate) fn create(&mut self, parent: Ino, name: &[u8]) -> Result<Ino, Code> {
+        let request = Request::Create {
+            parent,
+            name,
+            mode: 0o644,
+            exclusive: true,
+            dirty: true,
+            layout: None,
+            number: None,
+            reserve: false,
+        };
+        self.ask(&request).map(|said| match said {
+            Said::Inode(ino, ..) => ino,
+            other => panic!("{other:?}"),
+        })
+    }
+
+    pub(crate) fn orphans(&self, node: u16) -> Vec<Ino> {
+        let batch = self.nodes[&node].shard.as_ref().unwrap().begin().unwrap();
+        batch.orphans().unwrap().into_iter().map(|(ino, _)| ino).collect()
+    }
+
+    /// Every name of every shard and what it leads to, by parent and name.
+    pub(crate) fn names(&mut self) -> Vec<((u64, Vec<u8>), Ino)> {
+        let mut names = Vec::new();
+        for node in 1..=NODES {
+            for to in 1..=NODES {
+                self.each_leading(node, to, |l| names.push(((l.parent.0, l.name.to_vec()), l.ino)));
+            }
+        }
+        names.sort();
+        names
+    }
+
+    fn each_leading(&mut self, node: u16, to: u16, mut each: impl FnMut(&Leading<'_>)) {
+        let (mut parent, mut cookie) = (Ino(0), 0);
+        loop {
+            let mut message = [0; 64];
+            let request = Request::LeadsTo { node: NodeId(to), parent, cookie };
+            let n = request.encode(CALLER, &mut message).unwrap();
+            let reply = self.apply(node, &message[..n]);
+            let Ok(Reply::Bytes(bytes)) = Reply::decode(&reply) else { panic!("{reply:?}") };
+            if bytes.is_empty() {
+                return;
+            }
+            for leading in Leading::decode_all(bytes) {
+                let leading = leading.unwrap();
+                each(&leading);
+                (parent, cookie) = (leading.parent, leading.cookie);
+            }
+        }
+    }
+
+    /// Every shard is clean, and they agree: every entry leads to an inode, every inode is led to, links are right, and the
+    /// root is above all.
+    pub(crate) fn check(&mut self) {
+        self.settle();
+        let mut inodes: BTreeMap<u64, (Kind, u32, Ino)> = BTreeMap::new();
+        let mut links: BTreeMap<u64, u32> = BTreeMap::new();
+        let mut led = Vec::new();
+        for number in 1..=NODES {
+            let report = self.nodes[&number].shard.as_ref().unwrap().check(&mut |_| {}).unwrap();
+            assert!(report.is_clean(), "node {number}: {:?}", report.problems);
+            assert_eq!((report.prepared, report.deliveries), (0, 0), "node {number}");
+            for to in 1..=NODES {
+                self.each_leading(number, to, |l| led.push((l.parent, l.ino)));
+            }
+        }
+        for ino in led.iter().map(|(_, ino)| *ino).chain([Ino::ROOT]) {
+            let mut message = [0; 64];
+            let n = Request::GetAttr { ino }.encode(CALLER, &mut message).unwrap();
+            let reply = self.apply(ino.birth_node().0, &message[..n]);
+            let Ok(Reply::Entry(entry)) = Reply::decode(&reply) else { panic!("{ino} is not there") };
+            inodes.insert(ino.0, (entry.attr.kind(), entry.attr.nlink, entry.attr.parent));
+            *links.entry(ino.0).or_default() += u32::from(ino != Ino::ROOT);
+        }
+        for (parent, ino) in led {
+            let (kind, nlink, above) = inodes[&ino.0];
+            if kind == Kind::Directory {
+                assert_eq!((links[&ino.0], above), (1, parent), "directory {ino}");
+                let mut at = ino;
+                for depth in 0.. {
+                    assert!(depth < 10_000, "directory {ino} lies in itself");
+                    if at == Ino::ROOT {
+                        break;
+                    }
+                    at = inodes[&at.0].2;
+                }
+            } else {
+                assert_eq!(links[&ino.0], nlink, "file {ino}");
+            }
+        }
+        // No inode that nothing leads to.
+        let there: u64 =
+            (1..=NODES).map(|n| self.nodes[&n].shard.as_ref().unwrap().statistics().unwrap().inodes).sum();
+        assert_eq!(there, inodes.len() as u64, "inodes that nothing leads to");
+    }
+}
+
+impl Drop for Shards {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.place);
+    }
+}

@@ -1,0 +1,412 @@
+//! Changes over several shards, with three shards in one process and a network between them that loses messages, and nodes
+//! that are restarted at every step. Behind each history: what was acknowledged is there, and nothing else; names, links
+//! and parents of all shards agree; nothing is in doubt, owed or held for ever.
+
+mod shards;
+
+use std::collections::BTreeMap;
+
+use forebay_types::{Code, Ino, Kind, NodeId, Request, RENAME_NOREPLACE};
+use proptest::prelude::*;
+use shards::{Said, Shards};
+
+const ROOT: Ino = Ino::ROOT;
+
+fn rename<'a>(parent: Ino, name: &'a [u8], new_parent: Ino, new_name: &'a [u8], flags: u32) -> Request<'a> {
+    Request::Rename { parent, name, new_parent, new_name, flags }
+}
+
+#[test]
+fn directory_of_another_shard_is_made_listed_and_removed() {
+    let mut p = Shards::new("made");
+    let d = p.make_directory(2, ROOT, b"d");
+    assert_eq!(d.birth_node(), NodeId(2));
+    assert_eq!(p.ask(&Request::Lookup { parent: ROOT, name: b"d" }), Ok(Said::Elsewhere(d)));
+    assert_eq!(p.ask(&Request::GetAttr { ino: ROOT }), Ok(Said::Inode(ROOT, 3, 1)));
+    assert_eq!(p.mkdir(3, ROOT, b"d"), Err(Code::Exists));
+    let file = p.create(d, b"f").unwrap();
+    assert_eq!(file.birth_node(), NodeId(2), "files are where their directory is");
+    let deep = p.inode(&Request::MakeDirectory { parent: d, name: b"e", mode: 0 });
+    assert_eq!(p.ask(&Request::PathOf { ino: deep }), Ok(Said::Part(d, ROOT, b"/e".to_vec())));
+    assert_eq!(p.ask(&Request::NameOf { parent: ROOT, ino: d }), Ok(Said::Bytes(b"d".to_vec())));
+    let remove = Request::RemoveDirectory { parent: ROOT, name: b"d" };
+    assert_eq!(p.ask(&remove), Err(Code::NotEmpty));
+    p.ask(&Request::Unlink { parent: d, name: b"f" }).unwrap();
+    p.ask(&Request::RemoveDirectory { parent: d, name: b"e" }).unwrap();
+    assert_eq!(p.ask(&remove), Ok(Said::Removed(d)));
+    assert_eq!(p.ask(&Request::GetAttr { ino: d }), Err(Code::NotFound));
+    assert_eq!(p.ask(&Request::GetAttr { ino: ROOT }), Ok(Said::Inode(ROOT, 2, 0)));
+    p.check();
+}
+
+#[test]
+fn links_to_files_of_other_shards_are_counted() {
+    let mut p = Shards::new("links");
+    let (two, three) = (p.make_directory(2, ROOT, b"two"), p.make_directory(3, ROOT, b"three"));
+    let file = p.create(two, b"f").unwrap();
+    let link = |ino, parent, name| Request::Link { ino, parent, name };
+    assert_eq!(p.ask(&link(file, ROOT, b"a")), Ok(Said::Inode(file, 2, 0)));
+    assert_eq!(p.ask(&link(file, three, b"b")), Ok(Said::Inode(file, 3, 0)));
+    assert_eq!(p.ask(&link(file, three, b"b")), Err(Code::Exists));
+    assert_eq!(p.ask(&link(two, three, b"c")), Err(Code::NotPermitted), "of a directory");
+    assert_eq!(p.ask(&link(Ino::new(NodeId(2), 99), three, b"c")), Err(Code::NotFound));
+    assert_eq!(p.ask(&Request::Lookup { parent: three, name: b"b" }), Ok(Said::Elsewhere(file)));
+    // A name of another's file among those of one's own: renamed, replaced, and no directory's.
+    p.ask(&rename(three, b"b", three, b"c", 0)).unwrap();
+    let sub = p.inode(&Request::MakeDirectory { parent: three, name: b"sub", mode: 0 });
+    p.ask(&rename(three, b"c", sub, b"c", 0)).unwrap();
+    let own = p.create(three, b"own").unwrap();
+    assert_eq!(p.ask(&rename(three, b"own", sub, b"c", 0)), Ok(Said::Removed(file)));
+    assert_eq!(p.ask(&Request::GetAttr { ino: file }), Ok(Said::Inode(file, 2, 0)));
+    assert_eq!(p.ask(&Request::Lookup { parent: sub, name: b"c" }), Ok(Said::Inode(own, 1, 0)));
+    // Its first name goes, then its last.
+    assert_eq!(p.ask(&Request::Unlink { parent: two, name: b"f" }), Ok(Said::Removed(file)));
+    assert_eq!(p.ask(&Request::GetAttr { ino: file }), Ok(Said::Inode(file, 1, 0)));
+    p.check();
+    assert_eq!(p.ask(&Request::Unlink { parent: ROOT, name: b"a" }), Ok(Said::Removed(file)));
+    assert_eq!(p.ask(&Request::GetAttr { ino: file }), Err(Code::NotFound));
+    assert_eq!(p.orphans(2), [file]);
+    p.check();
+}
+
+#[test]
+fn files_are_renamed_from_shard_to_shard_and_back() {
+    let mut p = Shards::new("files");
+    let dirs =
+        [p.make_directory(1, ROOT, b"1"), p.make_directory(2, ROOT, b"2"), p.make_directory(3, ROOT, b"3")];
+    let file = p.create(dirs[0], b"f").unwrap();
+    for (from, to) in [(0, 1), (1, 2), (2, 1), (1, 0), (0, 2), (2, 0)] {
+        assert_eq!(p.ask(&rename(dirs[from], b"f", dirs[to], b"f", 0)), Ok(Said::Removed(Ino(0))));
+        assert_eq!(p.ask(&Request::GetAttr { ino: file }), Ok(Said::Inode(file, 1, 0)));
+        assert_eq!(p.ask(&Request::Lookup { parent: dirs[from], name: b"f" }), Err(Code::NotFound));
+        p.check();
+    }
+    let other = p.create(dirs[1], b"g").unwrap();
+    assert_eq!(p.ask(&rename(dirs[0], b"f", dirs[1], b"g", RENAME_NOREPLACE)), Err(Code::Exists));
+    assert_eq!(p.ask(&rename(dirs[0], b"none", dirs[1], b"g", 0)), Err(Code::NotFound));
+    assert_eq!(p.ask(&rename(dirs[0], b"f", ROOT, b"2", 0)), Err(Code::IsDirectory));
+    assert_eq!(p.ask(&rename(dirs[0], b"f", dirs[1], b"g", 0)), Ok(Said::Removed(other)));
+    assert_eq!(p.orphans(2), [other]);
+    // Two names of one inode on two nodes: nothing to do.
+    p.ask(&Request::Link { ino: file, parent: dirs[0], name: b"f" }).unwrap();
+    assert_eq!(p.ask(&rename(dirs[0], b"f", dirs[1], b"g", 0)), Ok(Said::Removed(Ino(0))));
+    assert_eq!(p.ask(&Request::GetAttr { ino: file }), Ok(Said::Inode(file, 2, 0)));
+    p.check();
+}
+
+#[test]
+fn directories_move_between_shards_but_not_below_themselves() {
+    let mut p = Shards::new("directories");
+    let a = p.make_directory(2, ROOT, b"a");
+    let b = p.make_directory(3, ROOT, b"b");
+    let c = p.make_directory(1, a, b"c");
+    let d = p.make_directory(3, c, b"d");
+    let file = p.create(d, b"f").unwrap();
+    assert_eq!(p.ask(&rename(ROOT, b"a", d, b"x", 0)), Err(Code::Invalid), "below itself, over three nodes");
+    assert_eq!(p.ask(&rename(ROOT, b"a", a, b"x", 0)), Err(Code::Invalid));
+    assert_eq!(p.ask(&rename(a, b"c", b, b"c", 0)), Ok(Said::Removed(Ino(0))));
+    assert_eq!(p.ask(&Request::Lookup { parent: b, name: b"c" }), Ok(Said::Elsewhere(c)));
+    assert_eq!(p.ask(&Request::GetAttr { ino: a }), Ok(Said::Inode(a, 2, 0)));
+    assert_eq!(p.ask(&Request::GetAttr { ino: b }), Ok(Said::Inode(b, 3, 1)));
+    assert_eq!(p.ask(&Request::NameOf { parent: b, ino: c }), Ok(Said::Bytes(b"c".to_vec())));
+    p.check();
+    // Over an empty directory of another node, not over one that is not empty, and not over a file.
+    let empty = p.make_directory(3, a, b"empty");
+    assert_eq!(p.ask(&rename(b, b"c", a, b"empty", 0)), Ok(Said::Removed(empty)));
+    assert_eq!(p.ask(&Request::GetAttr { ino: empty }), Err(Code::NotFound));
+    p.make_directory(1, b, b"sub");
+    assert_eq!(p.ask(&rename(a, b"empty", ROOT, b"b", 0)), Err(Code::NotEmpty));
+    p.create(ROOT, b"file").unwrap();
+    assert_eq!(p.ask(&rename(a, b"empty", ROOT, b"file", 0)), Err(Code::NotDirectory));
+    assert_eq!(p.ask(&rename(a, b"empty", ROOT, b"b", RENAME_NOREPLACE)), Err(Code::Exists));
+    assert_eq!(p.ask(&Request::Lookup { parent: d, name: b"f" }), Ok(Said::Inode(file, 1, 0)));
+    // Another name in the same parent, over another node's empty one.
+    p.make_directory(3, a, b"other");
+    assert_eq!(p.ask(&rename(a, b"empty", a, b"other", 0)).map(|_| ()), Ok(()));
+    p.check();
+}
+
+#[test]
+fn requests_wait_for_what_a_prepared_part_holds() {
+    let mut p = Shards::new("waits");
+    let two = p.make_directory(2, ROOT, b"two");
+    let file = p.create(ROOT, b"f").unwrap();
+    // The decision is made, and the other node does not hear of it.
+    p.network.lose_to = Some((NodeId(2), 1));
+    assert_eq!(p.ask(&rename(ROOT, b"f", two, b"g", 0)), Ok(Said::Removed(Ino(0))), "decided all the same");
+    assert_eq!(p.ask(&Request::Lookup { parent: ROOT, name: b"f" }), Err(Code::NotFound));
+    for request in [
+        Request::Lookup { parent: two, name: b"g" },
+        Request::Unlink { parent: two, name: b"g" },
+        Request::Link { ino: two, parent: two, name: b"g" },
+        rename(two, b"g", two, b"h", 0),
+        Request::RemoveDirectory { parent: two, name: b"g" },
+        Request::ReadDirectory { ino: two, cookie: 0, attributes: false },
+    ] {
+        assert!(p.waits(&request), "{request:?}");
+    }
+    assert!(!p.waits(&Request::Lookup { parent: two, name: b"h" }));
+    // It gets an entry: it cannot go, neither before nor after.
+    p.network.lose_to = None;
+    assert_eq!(p.ask(&Request::RemoveDirectory { parent: ROOT, name: b"two" }), Err(Code::NotEmpty));
+    p.settle();
+    assert_eq!(p.ask(&Request::Lookup { parent: two, name: b"g" }), Ok(Said::Elsewhere(file)));
+    p.check();
+}
+
+/// A tree as it should be: what each name leads to, and how many names each file has.
+#[derive(Clone, Default, Debug)]
+struct Tree {
+    /// Directory, name → inode, kind.
+    names: BTreeMap<(u64, u8), (Ino, Kind)>,
+}
+
+impl Tree {
+    fn directories(&self) -> Vec<Ino> {
+        let below = self.names.values().filter(|(_, kind)| *kind == Kind::Directory);
+        std::iter::once(ROOT).chain(below.map(|(ino, _)| *ino)).collect()
+    }
+
+    fn is_above(&self, above: Ino, mut ino: Ino) -> bool {
+        loop {
+            if ino == above {
+                return true;
+            }
+            match self.names.iter().find(|(_, (of, _))| *of == ino) {
+                Some(((parent, _), _)) => ino = Ino(*parent),
+                None => return false,
+            }
+        }
+    }
+
+    fn is_empty(&self, ino: Ino) -> bool {
+        !self.names.keys().any(|(parent, _)| *parent == ino.0)
+    }
+
+    fn links(&self, ino: Ino) -> u32 {
+        self.names.values().filter(|(of, _)| *of == ino).count() as u32
+    }
+
+    /// What a rename comes to.
+    fn rename(&mut self, from: (u64, u8), to: (u64, u8), flags: u32) -> Result<(), Code> {
+        let (ino, kind) = *self.names.get(&from).ok_or(Code::NotFound)?;
+        let target = self.names.get(&to).copied();
+        if target.is_some() && flags & RENAME_NOREPLACE != 0 {
+            return Err(Code::Exists);
+        }
+        if kind == Kind::Directory && self.is_above(ino, Ino(to.0)) {
+            return Err(Code::Invalid);
+        }
+        if let Some((victim, of)) = target {
+            if victim == ino {
+                return Ok(());
+            }
+            match (kind == Kind::Directory, of == Kind::Directory) {
+                (true, false) => return Err(Code::NotDirectory),
+                (false, true) => {
+                    // Linux says so of what the source lies in.
+                    return Err(Code::IsDirectory);
+                }
+                (true, true) if !self.is_empty(victim) => return Err(Code::NotEmpty),
+                _ => {}
+            }
+        }
+        self.names.remove(&from);
+        self.names.insert(to, (ino, kind));
+        Ok(())
+    }
+}
+
+/// One step, in numbers that are resolved against what exists when it is made.
+#[derive(Clone, Copy, Debug)]
+struct Step {
+    op: u8,
+    a: u8,
+    b: u8,
+    name: u8,
+    other: u8,
+    node: u8,
+    /// After so many messages something happens: one is lost, or a node is restarted.
+    fault_after: u8,
+    fault: u8,
+}
+
+fn steps() -> impl Strategy<Value = Vec<Step>> {
+    let step = (any::<u8>(), any::<u8>(), any::<u8>(), 0u8..4, 0u8..4, 1u8..4, 0u8..12, any::<u8>())
+        .prop_map(|(op, a, b, name, other, node, fault_after, fault)| Step {
+            op,
+            a,
+            b,
+            name,
+            other,
+            node,
+            fault_after,
+            fault,
+        });
+    proptest::collection::vec(step, 1..60)
+}
+
+/// What a request that got no answer may have come to.
+fn matches_one(p: &mut Shards, before: &Tree, after: &Tree, tree: &mut Tree) {
+    let is = |p: &mut Shards, tree: &Tree| p.names() == shape(tree);
+    if is(p, after) {
+        *tree = after.clone();
+    } else {
+        assert!(
+            is(p, before),
+            "half done: {:?}\nbefore {:?}\nafter {:?}",
+            p.names(),
+            shape(before),
+            shape(after)
+        );
+        *tree = before.clone();
+    }
+}
+
+/// The names of a tree, in the order of their keys.
+fn shape(tree: &Tree) -> Vec<((u64, Vec<u8>), Ino)> {
+    tree.names.iter().map(|((parent, name), (ino, _))| ((*parent, vec![b'a' + name]), *ino)).collect()
+}
+
+fn history(steps: &[Step], faults: bool) {
+    let mut p = Shards::new("history");
+    let mut tree = Tree::default();
+    for step in steps {
+        let directories = tree.directories();
+        let (a, b) = (
+            directories[usize::from(step.a) % directories.len()],
+            directories[usize::from(step.b) % directories.len()],
+        );
+        let (name, other) = ([b'a' + step.name], [b'a' + step.other]);
+        let (from, to) = ((a.0, step.name), (b.0, step.other));
+        if faults && step.fault < 160 {
+            p.network.fault(step.fault_after.into(), step.fault);
+        }
+        let before = tree.clone();
+        let mut after = tree.clone();
+        let (done, expected) = match step.op % 16 {
+            0..=2 => {
+                let expected = match tree.names.get(&from) {
+                    Some(_) => Err(Code::Exists),
+                    None => Ok(()),
+                };
+                let done = p.create(a, &name);
+                if let Ok(ino) = done {
+                    after.names.insert(from, (ino, Kind::File));
+                }
+                (done.map(|_| ()), expected)
+            }
+            3..=5 => {
+                let expected = match tree.names.get(&from) {
+                    Some(_) => Err(Code::Exists),
+                    None => Ok(()),
+                };
+                let done = p.mkdir(step.node.into(), a, &name);
+                match done {
+                    Ok(ino) => {
+                        after.names.insert(from, (ino, Kind::Directory));
+                    }
+                    // It may be there: what it is, its name says.
+                    Err(Code::Io | Code::Busy) if expected.is_ok() => {
+                        p.heal();
+                        if let Some(ino) = p.found(a, &name) {
+                            after.names.insert(from, (ino, Kind::Directory));
+                        }
+                    }
+                    Err(_) => {}
+                }
+                (done.map(|_| ()), expected)
+            }
+            6 | 7 => {
+                let files: Vec<Ino> =
+                    tree.names.values().filter(|(_, k)| *k == Kind::File).map(|(ino, _)| *ino).collect();
+                let Some(ino) = files.get(usize::from(step.b) % files.len().max(1)).copied() else {
+                    continue;
+                };
+                let expected = match tree.names.get(&from) {
+                    Some(_) => Err(Code::Exists),
+                    None => Ok(()),
+                };
+                if expected.is_ok() {
+                    after.names.insert(from, (ino, Kind::File));
+                }
+                (p.ask(&Request::Link { ino, parent: a, name: &name }).map(|_| ()), expected)
+            }
+            8 | 9 => {
+                let expected = match tree.names.get(&from) {
+                    None => Err(Code::NotFound),
+                    Some((_, Kind::Directory)) => Err(Code::IsDirectory),
+                    Some(_) => Ok(()),
+                };
+                if expected.is_ok() {
+                    after.names.remove(&from);
+                }
+                (p.ask(&Request::Unlink { parent: a, name: &name }).map(|_| ()), expected)
+            }
+            10 => {
+                let expected = match tree.names.get(&from) {
+                    None => Err(Code::NotFound),
+                    Some((ino, Kind::Directory)) if !tree.is_empty(*ino) => Err(Code::NotEmpty),
+                    Some((_, Kind::Directory)) => Ok(()),
+                    Some(_) => Err(Code::NotDirectory),
+                };
+                if expected.is_ok() {
+                    after.names.remove(&from);
+                }
+                (p.ask(&Request::RemoveDirectory { parent: a, name: &name }).map(|_| ()), expected)
+            }
+            _ => {
+                let flags = if step.op >= 240 { RENAME_NOREPLACE } else { 0 };
+                let expected = after.rename(from, to, flags);
+                (p.ask(&rename(a, &name, b, &other, flags)).map(|_| ()), expected)
+            }
+        };
+        p.heal();
+        match done {
+            // What it met in between may have been in the way, or nobody knows.
+            Err(Code::Io | Code::Busy) if faults => {
+                p.settle();
+                matches_one(&mut p, &before, &after, &mut tree);
+            }
+            done => {
+                let same_refusal = match (done, expected) {
+                    // Of two reasons either will do.
+                    (
+                        Err(Code::NotEmpty | Code::Invalid | Code::IsDirectory | Code::NotDirectory),
+                        Err(_),
+                    ) => true,
+                    (done, expected) => done == expected,
+                };
+                assert!(same_refusal, "{step:?}: {done:?}, expected {expected:?}\n{tree:?}");
+                tree = if done.is_ok() { after } else { before };
+            }
+        }
+    }
+    p.settle();
+    assert_eq!(p.names(), shape(&tree));
+    for (ino, kind) in tree.names.values() {
+        if *kind == Kind::File {
+            assert_eq!(p.ask(&Request::GetAttr { ino: *ino }), Ok(Said::Inode(*ino, tree.links(*ino), 0)));
+        }
+    }
+    p.check();
+}
+
+/// Histories of each sort; `FOREBAY_CASES` says otherwise.
+fn cases() -> u32 {
+    std::env::var("FOREBAY_CASES").ok().and_then(|n| n.parse().ok()).unwrap_or(60)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: cases(), max_shrink_iters: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn histories_over_three_shards_agree_with_a_tree(steps in steps()) {
+        history(&steps, false);
+    }
+
+    #[test]
+    fn histories_with_lost_messages_and_restarts_leave_nothing_half_done(steps in steps()) {
+        history(&steps, true);
+    }
+}

@@ -1,0 +1,446 @@
+//! The shard thread's part in changes over several nodes: what [`Transactions`] says is done here, and requests that meet
+//! what such a change holds wait here until it is over.
+//!
+//! ```text
+//! a request ─ plan ─► transactions ─► this shard, as a change like any · other nodes, by the network thread
+//!     └ meets held names ─► parked ─► served anew when something was finished; after a bound: EIO
+//! ```
+//! Daemons ask each other in sessions like clients', one a worker, so that what they ask is batched, journaled, told to
+//! the mount and answered like all else. Crates/meta's `transactions.rs` has the protocol; a pool of one node has none of this.
+
+use std::collections::{HashMap, VecDeque};
+use std::time::{Duration, Instant};
+
+use forebay_meta::{Act, Client, Delivery, Transactions};
+use forebay_types::limits::{HELD_LIST_TIMEOUT_MS, HELD_TIMEOUT_MS, MESSAGE_BYTES_MAX, RING_SLOTS};
+use forebay_types::{Code, NodeId, Outcome, Part, Reply, Request, Result};
+use forebay_wire::Stamp;
+
+use super::network::Order;
+use super::notifier::{Note, Whose};
+use super::remote::Door;
+use super::session::{is_of_daemon, new_daemon_session, node_of_session, session_on};
+use super::shard_thread::ShardThread;
+use super::sweeper::Sweep;
+
+/// What the request's reply becomes when it does not go the common way.
+pub(super) enum Aside {
+    /// It waits, or several nodes are at it: its answer comes later.
+    Later,
+    /// This is its reply.
+    Refused(Code),
+    /// This is its reply.
+    Outcome(Outcome),
+    /// It goes the common way.
+    No,
+}
+
+/// A request that met what a change over several nodes holds.
+#[derive(Debug)]
+struct Parked {
+    client: Client,
+    message: Vec<u8>,
+    since: Duration,
+}
+
+/// The state of all that.
+#[derive(Debug)]
+pub(super) struct Steps {
+    pub(super) transactions: Transactions,
+    parked: Vec<Parked>,
+    /// Requests to be served anew.
+    anew: VecDeque<Parked>,
+    /// Something was prepared or finished since the parked were looked at.
+    moved: bool,
+    /// When requests that are being served were asked first, if that was before.
+    since: HashMap<(u64, usize), (u64, Duration)>,
+    /// What the kernel is to be told when such a request is answered.
+    notes: HashMap<(u64, usize), Vec<Note>>,
+    /// This worker's session at other nodes, its free slots there, and what waits for one.
+    session: u64,
+    free: u64,
+    flying: HashMap<usize, u64>,
+    waiting: VecDeque<(u64, NodeId, Vec<u8>)>,
+    sequence: u64,
+    begun: Instant,
+}
+
+impl Steps {
+    pub(super) fn new(node: NodeId) -> Result<Steps> {
+        Ok(Steps {
+            transactions: Transactions::new(node, super::session::random_number()?),
+            parked: Vec::new(),
+            anew: VecDeque::new(),
+            moved: false,
+            since: HashMap::new(),
+            notes: HashMap::new(),
+            session: new_daemon_session(node)?,
+            free: u64::MAX,
+            flying: HashMap::new(),
+            waiting: VecDeque::new(),
+            sequence: 0,
+            begun: Instant::now(),
+        })
+    }
+
+    pub(super) fn now(&self) -> Duration {
+        self.begun.elapsed()
+    }
+
+    /// How long there is nothing to do.
+    pub(super) fn patience(&self) -> Duration {
+        if !self.anew.is_empty() || self.transactions.has_acts() {
+            return Duration::ZERO;
+        }
+        let now = self.now();
+        let parked = self.parked.iter().map(|parked| end_of_waiting(parked).saturating_sub(now));
+        parked.min().unwrap_or(Duration::MAX).min(self.transactions.patience(now))
+    }
+
+    /// Takes a request that is to be served anew.
+    pub(super) fn next_anew(&mut self) -> Option<(Client, Vec<u8>)> {
+        let Parked { client, message, since } = self.anew.pop_front()?;
+        self.since.insert((client.session, client.slot), (client.seq, since));
+        Some((client, message))
+    }
+
+    /// When a request was asked first.
+    fn first_asked(&mut self, client: Client) -> Duration {
+        let now = self.now();
+        match self.since.remove(&(client.session, client.slot)) {
+            Some((seq, since)) if seq == client.seq => since,
+            _ => now,
+        }
+    }
+}
+
+/// When a parked request waits no longer.
+fn end_of_waiting(parked: &Parked) -> Duration {
+    let lists = matches!(Request::decode(&parked.message), Ok((_, Request::ReadDirectory { .. })));
+    parked.since + Duration::from_millis(if lists { HELD_LIST_TIMEOUT_MS } else { HELD_TIMEOUT_MS })
+}
+
+fn failure(code: Code) -> Vec<u8> {
+    let mut bytes = [0; 8];
+    let n = Reply::encode(&Err(code), &mut bytes).unwrap_or(0);
+    bytes[..n].to_vec()
+}
+
+/// True when a daemon of `node` may say this.
+fn is_said_by(request: &Request<'_>, node: NodeId) -> bool {
+    match request {
+        Request::Prepare { tx, .. } | Request::Finish { tx, .. } => tx.coordinator() == node,
+        Request::Decide { .. } => false,
+        _ => true,
+    }
+}
+
+impl ShardThread<'_> {
+    /// Looks whether a request goes the common way.
+    pub(super) fn step_aside(
+        &mut self,
+        session: usize,
+        (slot, seq): (usize, u64),
+        request: (usize, usize),
+    ) -> Result<Aside> {
+        self.batch()?;
+        let message = self.answers.request(request);
+        let Ok((caller, request)) = Request::decode(message) else { return Ok(Aside::No) };
+        let (Some(batch), Some(steps)) = (&mut self.batch, &mut self.steps) else { return Ok(Aside::No) };
+        let id = self.sessions[session].id;
+        let client = Client { session: id, slot, seq };
+        if request.is_of_daemons() {
+            let daemon = matches!(self.sessions[session].door, Door::Remote(_)) && is_of_daemon(id);
+            if !daemon || !is_said_by(&request, node_of_session(id)) {
+                return Ok(Aside::Refused(Code::NotPermitted));
+            }
+            steps.moved |= matches!(request, Request::Prepare { .. } | Request::Finish { .. });
+            return Ok(match request {
+                Request::AskOutcome { tx } if steps.transactions.is_undecided(tx) => {
+                    Aside::Outcome(Outcome::Undecided)
+                }
+                _ => Aside::No,
+            });
+        }
+        let waits = batch.must_wait(&request);
+        let plan = if waits { Ok(None) } else { batch.plan(&request) };
+        if !waits && plan == Ok(None) {
+            if !steps.since.is_empty() {
+                steps.since.remove(&(id, slot));
+            }
+            return Ok(Aside::No);
+        }
+        let since = steps.first_asked(client);
+        if waits {
+            let parked = Parked { client, message: message.to_vec(), since };
+            if steps.now() < end_of_waiting(&parked) {
+                steps.parked.push(parked);
+                return Ok(Aside::Later);
+            }
+            if matches!(request, Request::ReadDirectory { .. }) {
+                return Ok(Aside::No); // as it is
+            }
+            tracing::warn!(
+                "refused {request:?}: a change over several nodes holds it, and its nodes do not answer"
+            );
+            return Ok(Aside::Refused(Code::Io));
+        }
+        match plan {
+            Ok(None) => Ok(Aside::No),
+            Ok(Some(plan)) => {
+                let now = steps.now();
+                steps.transactions.begin(client, caller, message, plan, since, now);
+                Ok(Aside::Later)
+            }
+            Err(code) => Ok(Aside::Refused(code)),
+        }
+    }
+
+    /// A request was applied and owes other nodes something: true when it is answered only when they know.
+    pub(super) fn owes(&mut self, client: Client, reply: (usize, usize), before: usize) -> bool {
+        let deliveries = &self.effects.deliveries()[before..];
+        let Some(steps) = self.steps.as_mut().filter(|_| !deliveries.is_empty()) else { return false };
+        let drops: Vec<Delivery> =
+            deliveries.iter().copied().filter(|d| matches!(d, Delivery::DropLink(..))).collect();
+        let waits = !drops.is_empty() && !is_of_daemon(client.session);
+        if waits {
+            let reply = self.answers.reply(reply);
+            steps.transactions.answer_after(client, reply, &drops);
+        }
+        let now = steps.now();
+        steps.transactions.deliver(deliveries, now);
+        waits
+    }
+
+    /// What the kernel is to be told before such a request is acknowledged.
+    pub(super) fn note_for_late_answer(&mut self, client: Client, notes: Vec<Note>) {
+        if let Some(steps) = &mut self.steps {
+            steps.notes.insert((client.session, client.slot), notes);
+        }
+    }
+
+    /// At the start: what the last worker left is finished.
+    pub(super) fn resume_steps(&mut self) -> Result<()> {
+        if self.steps.is_none() {
+            return Ok(());
+        }
+        let batch = self.batch()?;
+        let (prepared, deliveries) = (batch.prepared(), batch.deliveries()?);
+        if let Some(steps) = &mut self.steps {
+            if !prepared.is_empty() || !deliveries.is_empty() {
+                tracing::info!(
+                    "{} changes over several nodes are in doubt, {} deliveries are to be made",
+                    prepared.len(),
+                    deliveries.len()
+                );
+            }
+            let now = steps.now();
+            steps.transactions.resume(&prepared, &deliveries, now);
+        }
+        Ok(())
+    }
+
+    /// Another node has answered, or will not.
+    pub(super) fn stepped(&mut self, slot: usize, reply: std::result::Result<Vec<u8>, Code>) {
+        let Some(steps) = &mut self.steps else { return };
+        let Some(flight) = steps.flying.remove(&slot) else { return };
+        steps.free |= 1 << slot;
+        let now = steps.now();
+        steps.transactions.answered(flight, reply.as_deref().map_err(|code| *code), now);
+    }
+
+    /// A node is reached again.
+    pub(super) fn reached(&mut self, node: NodeId) {
+        if let Some(steps) = &mut self.steps {
+            let now = steps.now();
+            steps.transactions.hurry(node, now);
+        }
+    }
+
+    /// Does what there is to do.
+    pub(super) fn drive_steps(&mut self) -> Result<()> {
+        loop {
+            let Some(steps) = &mut self.steps else { return Ok(()) };
+            let now = steps.now();
+            if std::mem::take(&mut steps.moved) {
+                let prepared = self.batch()?.prepared();
+                let Some(steps) = &mut self.steps else { return Ok(()) };
+                steps.transactions.note_prepared(&prepared, now);
+                steps.anew.extend(steps.parked.drain(..));
+            }
+            let Some(steps) = &mut self.steps else { return Ok(()) };
+            let late: Vec<_> = steps.parked.extract_if(.., |parked| end_of_waiting(parked) <= now).collect();
+            steps.anew.extend(late);
+            if steps.transactions.patience(now).is_zero() {
+                steps.transactions.tick(now);
+            }
+            while steps.free != 0 {
+                let Some((flight, node, message)) = steps.waiting.pop_front() else { break };
+                let slot = steps.free.trailing_zeros() as usize;
+                debug_assert!(slot < RING_SLOTS);
+                steps.free &= !(1 << slot);
+                steps.flying.insert(slot, flight);
+                steps.sequence += 1;
+                let stamp = Stamp { session: steps.session, slot: slot as u16, sequence: steps.sequence };
+                if let Some(network) = &self.network {
+                    network.orders.give(Order::Step { node, stamp, message });
+                }
+            }
+            let Some(act) = steps.transactions.next_act() else { return Ok(()) };
+            match act {
+                Act::Ask { flight, node, message } => steps.waiting.push_back((flight, node, message)),
+                Act::Again { client, message, since } => {
+                    steps.anew.push_back(Parked { client, message, since });
+                }
+                Act::Settle(delivery) => {
+                    // One that cannot be noted is made again by the next worker.
+                    self.remove_in_batch(|batch| batch.settle(&delivery))?;
+                    self.uncommitted += 1;
+                }
+                Act::Answer { client, reply } => self.answer_late(client, &reply),
+                Act::Local { flight, message, client } => self.step_here(flight, &message, client)?,
+            }
+        }
+    }
+
+    /// Answers a request whose slot was left open.
+    fn answer_late(&mut self, client: Client, reply: &[u8]) {
+        let Some(steps) = &mut self.steps else { return };
+        let notes = steps.notes.remove(&(client.session, client.slot)).unwrap_or_default();
+        match &mut self.mount {
+            Some(mount) if !notes.is_empty() && mount.session != client.session => {
+                let Client { session, slot, seq } = client;
+                mount.hold(Whose::Client { session, slot, seq, reply: reply.to_vec() }, notes);
+            }
+            _ => self.answer_client(client, reply),
+        }
+    }
+
+    /// Answers a request, if it is still the slot's.
+    pub(super) fn answer_client(&self, client: Client, reply: &[u8]) {
+        let Some(session) = self.sessions.iter().find(|s| s.id == client.session) else { return };
+        let asked = match &session.door {
+            Door::Ring(_) => true,
+            Door::Remote(slots) => slots.asks(client.slot, client.seq),
+        };
+        if asked {
+            session.answer(client.slot, reply);
+        }
+    }
+
+    /// The kernel was told of what a step here has changed.
+    pub(super) fn step_told(&mut self, flight: u64, reply: &[u8]) {
+        if let Some(steps) = &mut self.steps {
+            let now = steps.now();
+            steps.transactions.answered(flight, Ok(reply), now);
+        }
+    }
+
+    /// Applies a step to this shard, as a change like any.
+    fn step_here(&mut self, flight: u64, message: &[u8], client: Option<Client>) -> Result<()> {
+        if self.must_commit() {
+            self.commit()?;
+        }
+        let now = super::now();
+        let mut out = vec![0; MESSAGE_BYTES_MAX];
+        let mut len = self.apply_step(message, now, &mut out)?;
+        if out.first_chunk::<2>() == Some(&(Code::NoSpace as u16).to_le_bytes()) && self.uncommitted > 0 {
+            self.commit()?;
+            len = self.apply_step(message, now, &mut out)?;
+        }
+        let reply = &out[..len];
+        let Ok((_, request)) = Request::decode(message) else {
+            self.step_told(flight, &failure(Code::Malformed));
+            return Ok(());
+        };
+        let mut notes = Vec::new();
+        if reply.first_chunk::<2>() == Some(&[0, 0]) {
+            if request.changes() {
+                self.uncommitted += 1;
+                self.journal_step(&request, message, now, reply, client);
+            }
+            let is_mounts = |mount: &super::notifier::MountedKernel| {
+                client.is_some_and(|client| client.session == mount.session)
+            };
+            if self.mount.as_ref().is_some_and(|mount| !is_mounts(mount)) {
+                notes = self.notes_of_step(&request, (0, 0));
+            }
+            let orphaned = self.effects.orphaned().to_vec();
+            for orphan in orphaned {
+                if self.births.contains(&orphan.0) {
+                    self.stillborn.push(orphan);
+                } else {
+                    let _ = self.sweeper.send(Sweep::Orphans(vec![orphan]));
+                }
+            }
+        }
+        let deliveries = self.effects.deliveries().to_vec();
+        self.publish();
+        if let Some(steps) = &mut self.steps {
+            steps.moved |= matches!(request, Request::Prepare { .. } | Request::Finish { .. });
+            let now = steps.now();
+            steps.transactions.deliver(&deliveries, now);
+        }
+        match &mut self.mount {
+            Some(mount) if !notes.is_empty() => {
+                mount.hold(Whose::Step { flight, reply: reply.to_vec() }, notes);
+            }
+            _ => self.step_told(flight, reply),
+        }
+        Ok(())
+    }
+
+    fn apply_step(&mut self, message: &[u8], now: forebay_types::Timestamp, out: &mut [u8]) -> Result<usize> {
+        self.batch()?;
+        self.effects.clear();
+        Ok(match (&mut self.batch, Request::decode(message)) {
+            (Some(batch), Ok((caller, request))) => {
+                batch.apply(caller, &request, now, &mut self.effects, out)
+            }
+            (_, Err(code)) => Reply::encode(&Err(code), out).unwrap_or(0),
+            (None, _) => unreachable!("begun above"),
+        })
+    }
+
+    /// Writes a step to the journal: a decision as its client's change, whose reply is kept.
+    fn journal_step(
+        &mut self,
+        request: &Request<'_>,
+        message: &[u8],
+        now: forebay_types::Timestamp,
+        reply: &[u8],
+        client: Option<Client>,
+    ) {
+        let Some(network) = &self.network else { return };
+        let decides = matches!(request, Request::Decide { .. });
+        if let Some(client) = client.filter(|_| decides) {
+            if let Some(session) = self.sessions.iter_mut().find(|s| s.id == client.session) {
+                self.journal.append(client.session, client.slot, client.seq, now, message);
+                let state = &mut session.slots[client.slot];
+                state.last_change = (client.seq, reply.to_vec());
+                if !state.unkept {
+                    state.unkept = true;
+                    self.unkept.push((client.session, client.slot));
+                }
+                return;
+            }
+        }
+        // Nobody's: what is kept of it is forgotten at the next start.
+        self.journal.append(session_on(network.node, 0), 0, 0, now, message);
+    }
+
+    /// What the kernel may believe wrongly after a step: by its part, and by the effects behind so many names and inodes.
+    pub(super) fn notes_of_step(&self, request: &Request<'_>, before: (usize, usize)) -> Vec<Note> {
+        let mut notes: Vec<Note> =
+            self.effects.inodes().iter().skip(before.1).map(|(ino, _)| Note::Inode(*ino)).collect();
+        notes.extend(self.effects.names().skip(before.0).map(|n| Note::Name(n.parent, n.name.to_vec())));
+        if let Request::Prepare {
+            part: Part::Leave { parent, name, .. } | Part::Enter { parent, name, .. },
+            ..
+        } = *request
+        {
+            notes.push(Note::Name(parent, name.to_vec()));
+        }
+        notes
+    }
+}

@@ -1,0 +1,265 @@
+//! Changes that take several nodes: two-phase commit (docs/decisions/0016).
+//!
+//! Each node that has a part in a change prepares it: checks that it can be made, and holds the names and directories that
+//! it touches. When all have prepared, the coordinator decides, once, and tells them to finish. A part that is prepared
+//! and hears nothing asks the coordinator; a transaction that the coordinator does not know was aborted.
+
+use std::fmt;
+
+use crate::attr::Kind;
+use crate::bytes::{Reader, Writer};
+use crate::encoding::{name, permission_bits};
+use crate::error::Code;
+use crate::id::{Ino, NodeId};
+use crate::request::RENAME_NOREPLACE;
+
+/// A transaction's number: its coordinator's node in the upper 16 bits, a number of that node's in the lower 48.
+///
+/// It also names the link that an entry of one node makes to a file of another: a link has the number of the transaction
+/// that made it, and keeps it when its entry moves.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct TxId(pub u64);
+
+impl TxId {
+    /// Bits of the number below the node's.
+    pub const NUMBER_BITS: u32 = 48;
+    /// No transaction: of an entry whose inode is on its own node, or a directory.
+    pub const NONE: TxId = TxId(0);
+
+    /// The `number`-th transaction that `node` coordinates.
+    pub fn new(node: NodeId, number: u64) -> TxId {
+        TxId(u64::from(node.0) << TxId::NUMBER_BITS | number & ((1 << TxId::NUMBER_BITS) - 1))
+    }
+
+    /// The node that decides it.
+    pub fn coordinator(self) -> NodeId {
+        NodeId((self.0 >> TxId::NUMBER_BITS) as u16)
+    }
+}
+
+impl fmt::Display for TxId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x}", self.0)
+    }
+}
+
+impl fmt::Debug for TxId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "TxId({self})")
+    }
+}
+
+/// What became of a transaction, as its coordinator says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Outcome {
+    /// It was aborted, or is not known: nothing of it is made.
+    Aborted = 1,
+    /// All of it is made.
+    Committed = 2,
+    /// Not all have prepared yet.
+    Undecided = 3,
+}
+
+impl Outcome {
+    /// The outcome of its number in an encoding.
+    pub fn from_u8(v: u8) -> Result<Outcome, Code> {
+        Ok(match v {
+            1 => Outcome::Aborted,
+            2 => Outcome::Committed,
+            3 => Outcome::Undecided,
+            _ => return Err(Code::Malformed),
+        })
+    }
+}
+
+/// One node's part in a transaction, or one of them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Part<'a> {
+    /// Removes an entry. [`Code::Stale`] when it leads elsewhere. → `Done`
+    Leave {
+        /// Directory.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8],
+        /// What it must lead to.
+        ino: Ino,
+        /// The link that is counted in its place, if it leads to a file of this node that gets an entry on another.
+        link: TxId,
+    },
+    /// Makes an entry, or makes one lead elsewhere. → `Removed`: what it replaces, if it does
+    Enter {
+        /// Directory.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8],
+        /// What it is to lead to.
+        ino: Ino,
+        /// Its kind.
+        kind: Kind,
+        /// The link that is the entry's, of what is no directory. On the inode's own node the entry itself is counted from then
+        /// on.
+        link: TxId,
+        /// 0, or [`RENAME_NOREPLACE`]. A directory takes the place of an empty directory alone, which another part removes.
+        flags: u32,
+    },
+    /// Counts a link of an entry on another node: at once, and back when the transaction is aborted. → `Entry`
+    Count {
+        /// Inode.
+        ino: Ino,
+        /// The link.
+        link: TxId,
+    },
+    /// Makes a directory whose entry another node will have. → `Entry`
+    Bear {
+        /// The directory that it will be entered in.
+        parent: Ino,
+        /// Permission bits, umask applied.
+        mode: u32,
+    },
+    /// Gives a directory another parent, which another node has. → `Done`
+    Move {
+        /// The directory.
+        ino: Ino,
+        /// Its parent from then on.
+        parent: Ino,
+    },
+    /// Removes an empty directory whose entry another part takes away. → `Done`
+    Condemn {
+        /// The directory.
+        ino: Ino,
+    },
+    /// Holds all directories from one up to the last that is on this node, so that none of them moves. [`Code::Invalid`] when
+    /// one is among them that must not be. → `Number`: the parent of the last, which another node has, or the root
+    Climb {
+        /// The first.
+        from: Ino,
+        /// That which must not be above it.
+        avoid: Ino,
+    },
+}
+
+impl<'a> Part<'a> {
+    /// Appends the part.
+    pub fn encode(&self, w: &mut Writer<'_>) -> Result<(), Code> {
+        match *self {
+            Part::Leave { parent, name, ino, link } => {
+                w.u8(1)?;
+                w.u64(parent.0)?;
+                w.u64(ino.0)?;
+                w.u64(link.0)?;
+                w.short_bytes(name)
+            }
+            Part::Enter { parent, name, ino, kind, link, flags } => {
+                w.u8(2)?;
+                w.u64(parent.0)?;
+                w.u64(ino.0)?;
+                w.u8(kind as u8)?;
+                w.u64(link.0)?;
+                w.u32(flags)?;
+                w.short_bytes(name)
+            }
+            Part::Count { ino, link } => {
+                w.u8(3)?;
+                w.u64(ino.0)?;
+                w.u64(link.0)
+            }
+            Part::Bear { parent, mode } => {
+                w.u8(4)?;
+                w.u64(parent.0)?;
+                w.u32(mode)
+            }
+            Part::Move { ino, parent } => {
+                w.u8(5)?;
+                w.u64(ino.0)?;
+                w.u64(parent.0)
+            }
+            Part::Condemn { ino } => {
+                w.u8(6)?;
+                w.u64(ino.0)
+            }
+            Part::Climb { from, avoid } => {
+                w.u8(7)?;
+                w.u64(from.0)?;
+                w.u64(avoid.0)
+            }
+        }
+    }
+
+    /// Reads a part, and checks names and flags.
+    pub fn decode(r: &mut Reader<'a>) -> Result<Part<'a>, Code> {
+        Ok(match r.u8()? {
+            1 => {
+                let (parent, ino, link) = (Ino(r.u64()?), Ino(r.u64()?), TxId(r.u64()?));
+                Part::Leave { parent, name: name(r)?, ino, link }
+            }
+            2 => {
+                let (parent, ino, kind) = (Ino(r.u64()?), Ino(r.u64()?), Kind::from_u8(r.u8()?)?);
+                let (link, flags) = (TxId(r.u64()?), r.u32()?);
+                if !matches!(flags, 0 | RENAME_NOREPLACE) {
+                    return Err(Code::Invalid);
+                }
+                Part::Enter { parent, name: name(r)?, ino, kind, link, flags }
+            }
+            3 => Part::Count { ino: Ino(r.u64()?), link: TxId(r.u64()?) },
+            4 => Part::Bear { parent: Ino(r.u64()?), mode: permission_bits(r.u32()?)? },
+            5 => Part::Move { ino: Ino(r.u64()?), parent: Ino(r.u64()?) },
+            6 => Part::Condemn { ino: Ino(r.u64()?) },
+            7 => Part::Climb { from: Ino(r.u64()?), avoid: Ino(r.u64()?) },
+            _ => return Err(Code::Malformed),
+        })
+    }
+
+    /// The node that prepares it; of a directory to be made the coordinator.
+    pub fn node(&self) -> Option<NodeId> {
+        match *self {
+            Part::Leave { parent, .. } | Part::Enter { parent, .. } => Some(parent.birth_node()),
+            Part::Count { ino, .. } | Part::Move { ino, .. } | Part::Condemn { ino } => {
+                Some(ino.birth_node())
+            }
+            Part::Climb { from, .. } => Some(from.birth_node()),
+            Part::Bear { .. } => None,
+        }
+    }
+}
+
+/// Nodes, as a decision has them: two bytes each.
+pub fn decode_nodes(bytes: &[u8]) -> impl Iterator<Item = NodeId> + '_ {
+    bytes.chunks_exact(2).map(|pair| NodeId(u16::from_le_bytes([pair[0], pair[1]])))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_part_round_trips_and_is_refused_when_cut() {
+        let (ino, parent, link) =
+            (Ino::new(NodeId(3), 7), Ino::new(NodeId(2), 9), TxId::new(NodeId(5), 1 << 40));
+        let name = b"a name".as_slice();
+        let all = [
+            (Part::Leave { parent, name, ino, link }, Some(NodeId(2))),
+            (
+                Part::Enter { parent, name, ino, kind: Kind::Fifo, link, flags: RENAME_NOREPLACE },
+                Some(NodeId(2)),
+            ),
+            (Part::Count { ino, link }, Some(NodeId(3))),
+            (Part::Bear { parent, mode: 0o1755 }, None),
+            (Part::Move { ino, parent }, Some(NodeId(3))),
+            (Part::Condemn { ino }, Some(NodeId(3))),
+            (Part::Climb { from: ino, avoid: parent }, Some(NodeId(3))),
+        ];
+        for (part, node) in all {
+            let mut bytes = [0; 300];
+            let mut w = Writer::new(&mut bytes);
+            part.encode(&mut w).unwrap();
+            let n = w.len();
+            assert_eq!(Part::decode(&mut Reader::new(&bytes[..n])), Ok(part));
+            assert_eq!(part.node(), node);
+            for short in 0..n {
+                assert!(Part::decode(&mut Reader::new(&bytes[..short])).is_err(), "{part:?}");
+            }
+        }
+        assert_eq!(link.coordinator(), NodeId(5));
+    }
+}

@@ -1,0 +1,319 @@
+//! Names over several nodes: links to other nodes' files, renames between nodes, and what is left when workers and programs
+//! are killed in the middle of them.
+
+use crate::nodes::{plain, said, until, Cluster};
+
+/// Python that makes system calls as they are, as `mv` and others copy where the kernel would refuse.
+const CALLS: &str = r#"
+import os, errno, sys
+def attempt(call, *a):
+    try:
+        call(*a)
+        return "ok"
+    except OSError as e:
+        return errno.errorcode[e.errno]
+def look(*paths):
+    for p in paths:
+        try:
+            s = os.lstat(p)
+            print(os.path.basename(p), s.st_ino >> 48, s.st_nlink)
+        except OSError as e:
+            print(os.path.basename(p), errno.errorcode[e.errno])
+"#;
+
+impl Cluster {
+    /// What a Python program on a node prints.
+    fn python(&self, node: usize, script: &str) -> String {
+        let path = self.file().with_file_name(format!("script-{}.py", rand()));
+        std::fs::write(&path, format!("{CALLS}{script}")).unwrap();
+        self.tell(node, &format!("cd /forebay && python3 {}", path.display()))
+    }
+}
+
+/// A number that is not used twice.
+fn rand() -> u64 {
+    use std::sync::atomic::{AtomicU64, Ordering};
+    static NUMBER: AtomicU64 = AtomicU64::new(0);
+    NUMBER.fetch_add(1, Ordering::Relaxed)
+}
+
+#[test]
+fn files_of_other_nodes_have_hard_links_that_count() {
+    let c = Cluster::up("links", 3);
+    for i in 1..=3 {
+        c.tell(i, &format!("mkdir /forebay/d{i}; echo from {i} > /forebay/d{i}/f; mkfifo /forebay/d{i}/p; ln -s f /forebay/d{i}/l"));
+    }
+    assert_eq!(
+        c.python(1, "os.link('d2/f', 'd1/a'); os.link('d2/f', 'd3/b'); look('d2/f', 'd1/a', 'd3/b')"),
+        "f 2 3\na 2 3\nb 2 3\n"
+    );
+    // Seen by every node, written through any name, listed with its attributes.
+    for i in 1..=3 {
+        assert_eq!(
+            c.tell(i, "stat -c %h /forebay/d1/a; ls -l /forebay/d3 | awk '{print $2, $9}'"),
+            "3\n \n3 b\n1 f\n1 l\n1 p\n"
+        );
+    }
+    c.tell(1, "chmod 600 /forebay/d1/a");
+    assert_eq!(c.tell(3, "stat -c '%a %s' /forebay/d3/b"), "600 7\n");
+    // What cannot be: a name that is there, a directory; symlinks and FIFOs have links too.
+    let refused = "print(attempt(os.link, 'd2/f', 'd1/a'), attempt(os.link, 'd2', 'd1/x'), attempt(os.link, 'd2/none', 'd1/x'))";
+    assert_eq!(c.python(3, refused), "EEXIST EPERM ENOENT\n");
+    c.python(3, "os.link('d2/l', 'd1/l2', follow_symlinks=False); os.link('d2/p', 'd1/p2')");
+    assert_eq!(c.tell(1, "readlink /forebay/d1/l2; stat -c '%F %h' /forebay/d1/p2"), "f\nfifo 2\n");
+    // O_CREAT meets one, O_EXCL refuses it; renamed within its directory and over; unlinked name by name.
+    assert_eq!(c.tell(1, "touch /forebay/d1/a; set -C; (: > /forebay/d1/l2) 2>/dev/null || echo there; mv /forebay/d1/a /forebay/d1/c; stat -c %h /forebay/d1/c"), "there\n3\n");
+    c.tell(1, "mv /forebay/d1/f /forebay/d1/c");
+    assert_eq!(c.python(2, "look('d2/f', 'd1/c')"), "f 2 2\nc 1 1\n");
+    c.tell(3, "rm /forebay/d2/f");
+    assert_eq!(c.python(1, "look('d2/f', 'd3/b')"), "f ENOENT\nb 2 1\n");
+    c.tell(2, "rm /forebay/d3/b");
+    c.tell(1, "rm -r /forebay/d1 /forebay/d2 /forebay/d3");
+    c.check();
+    until("removal of all backing files", || {
+        let left = (1..=3).map(|node| {
+            let target = c.pool(node).join("target/data");
+            plain("find", &[target.to_str().unwrap(), "-type", "f"]).stdout.len()
+        });
+        (left.sum::<usize>() == 0).then_some(())
+    });
+}
+
+#[test]
+fn files_and_directories_are_renamed_between_nodes() {
+    let c = Cluster::up("renames", 3);
+    for i in 1..=3 {
+        c.tell(i, &format!("mkdir /forebay/d{i}; for f in a b c; do echo $f{i} > /forebay/d{i}/$f; done"));
+    }
+    // A file keeps its inode, and its data, which is read where it is.
+    let inode = c.tell(2, "stat -c %i /forebay/d2/a");
+    c.python(1, "os.rename('d2/a', 'd3/a2'); look('d2/a', 'd3/a2')");
+    assert_eq!(c.tell(2, "stat -c %i /forebay/d3/a2; cat /forebay/d3/a2"), format!("{inode}a2\n"));
+    // Replacing, of every node; what is not to be replaced.
+    assert_eq!(
+        c.python(1, "os.rename('d3/a2', 'd1/a'); os.rename('d1/b', 'd2/b'); look('d1/a', 'd2/b', 'd1/b')"),
+        "a 2 1\nb 1 1\nb ENOENT\n"
+    );
+    let refused = "print(attempt(os.rename, 'd1/c', 'd2'), attempt(os.rename, 'd1/none', 'd2/c'), attempt(os.rename, 'd1', 'd2/c'))";
+    assert_eq!(c.python(2, refused), "EISDIR ENOENT ENOTDIR\n");
+    // Trees: from a node's directory to another's, into a third's, not below themselves, over an empty one only.
+    c.tell(3, "mkdir -p /forebay/d3/t/u/v; echo deep > /forebay/d3/t/u/v/f; mkdir /forebay/d3/e");
+    c.tell(1, "mkdir -p /forebay/d3/t/one; echo 1 > /forebay/d3/t/one/f");
+    assert_eq!(
+        c.python(2, "print(attempt(os.rename, 'd3/t', 'd3/t/u/v/x'), attempt(os.rename, 'd3', 'd3/t/one/x'), attempt(os.rename, 'd3/t', 'd2'))"),
+        "EINVAL EINVAL ENOTEMPTY\n"
+    );
+    c.python(1, "os.rename('d3/t', 'd2/t'); os.rename('d2/t/one', 'd1/one'); os.rename('d1/one', 'd3/e')");
+    for i in 1..=3 {
+        assert_eq!(
+            c.tell(i, "cat /forebay/d2/t/u/v/f /forebay/d3/e/f; cd /forebay/d2/t/u && pwd -P && cd ../../.. && pwd -P; stat -c '%n %h' /forebay/d1 /forebay/d2 /forebay/d3"),
+            "deep\n1\n/forebay/d2/t/u\n/forebay\n/forebay/d1 2\n/forebay/d2 3\n/forebay/d3 3\n"
+        );
+    }
+    // mv renames now, and copies nothing.
+    let inode = c.tell(1, "stat -c %i /forebay/d2/t/u");
+    assert_eq!(c.tell(3, "mv /forebay/d2/t/u /forebay/d1/w; stat -c %i /forebay/d1/w"), inode);
+    assert_eq!(c.tell(1, "cd /forebay/d1/w && python3 -c 'import os; os.rename(\"v/f\", \"../../d3/f2\")'; cat /forebay/d3/f2"), "deep\n");
+    c.tell(2, "rm -r /forebay/d1 /forebay/d2 /forebay/d3");
+    c.check();
+}
+
+#[test]
+fn observers_on_every_node_find_a_renamed_file_under_one_name_and_not_under_both() {
+    let c = Cluster::up("observers", 3);
+    for i in 1..=3 {
+        c.tell(i, &format!("mkdir /forebay/d{i}"));
+    }
+    c.tell(1, "for i in $(seq 200); do : > /forebay/d1/f$i; done");
+    // Each file goes from d1 to d2, once. Who does not find it in the one finds it in the other then; who finds it in the other
+    // finds it no more in the one.
+    let observer = "
+def there(p): return os.path.lexists(p)
+looks = 0
+for i in range(1, 201):
+    old, new = 'd1/f%d' % i, 'd2/f%d' % i
+    while True:
+        looks += 1
+        if not there(old):
+            if not there(new): sys.exit('%s is under no name' % new)
+            break
+        if there(new) and there(old): sys.exit('%s is under both names' % new)
+print(looks)
+";
+    let mover = "
+import time
+for i in range(1, 201):
+    time.sleep(0.005)
+    os.rename('d1/f%d' % i, 'd2/f%d' % i)
+";
+    let dir = c.file().with_file_name("observe");
+    std::fs::create_dir(&dir).unwrap();
+    let write = |name: &str, text: &str| {
+        let path = dir.join(name);
+        std::fs::write(&path, format!("{CALLS}{text}")).unwrap();
+        format!("cd /forebay && python3 {}", path.display())
+    };
+    let (observer, mover) = (write("observer.py", observer), write("mover.py", mover));
+    let others = [1, 2, 3].map(|node| c.spawn(node, &observer));
+    c.tell(3, &mover);
+    for mut other in others {
+        assert!(other.wait().unwrap().success(), "an observer saw what cannot be");
+    }
+    c.tell(2, "test $(ls /forebay/d2 | wc -l) = 200 && rm -r /forebay/d1 /forebay/d2 /forebay/d3");
+    c.check();
+}
+
+#[test]
+fn killed_workers_and_programs_leave_no_change_half_done() {
+    let c = Cluster::up("halves", 3);
+    for i in 1..=3 {
+        c.tell(i, &format!("mkdir /forebay/d{i} /forebay/d{i}/keep"));
+    }
+    // Every node moves things of its own round and round: each is there once at the end, under one name.
+    let storm = |node: usize| {
+        let next = node % 3 + 1;
+        format!(
+            "import random
+random.seed({node})
+os.chdir('/forebay')
+def again(call, *a):
+    # A request in progress at two crashes is EIO, one that met others for long EBUSY: it was made or it was not.
+    for _ in range(50):
+        try:
+            return call(*a)
+        except OSError as e:
+            if e.errno not in (errno.EIO, errno.EBUSY): return
+for i in range(60):
+    f = 'd{node}/f{node}.%d' % i
+    open(f, 'w').write(f)
+    again(os.rename, f, 'd{next}/f{node}.%d' % i)
+    again(os.link, 'd{next}/f{node}.%d' % i, 'd{node}/l{node}.%d' % i)
+    d = 'd{next}/s{node}.%d' % i
+    again(os.mkdir, d)
+    again(os.rename, d, 'd{node}/keep/s{node}.%d' % i)
+    if i % 3 == 0: again(os.rmdir, 'd{node}/keep/s{node}.%d' % i)
+    if i % 4 == 0: again(os.unlink, 'd{next}/f{node}.%d' % i)
+"
+        )
+    };
+    let dir = c.file().with_file_name("storm");
+    std::fs::create_dir(&dir).unwrap();
+    let mut children: Vec<_> = (1..=3)
+        .map(|node| {
+            let path = dir.join(format!("{node}.py"));
+            std::fs::write(&path, format!("{CALLS}{}", storm(node))).unwrap();
+            c.spawn(node, &format!("python3 {}", path.display()))
+        })
+        .collect();
+    // And programs that are killed in the middle of such changes.
+    let doomed = "i=0; while :; do i=$((i+1)); python3 -c \"import os; os.chdir('/forebay'); os.mkdir('d2/x$i'); os.rename('d2/x$i', 'd3/x$i'); os.rmdir('d3/x$i')\"; done";
+    for round in 0..10 {
+        let mut victim = c.spawn(1, doomed);
+        std::thread::sleep(std::time::Duration::from_millis(700));
+        if round % 2 == 0 {
+            c.kill_worker(1 + round / 2 % 3);
+        }
+        c.kill_program(&mut victim);
+    }
+    for child in &mut children {
+        assert!(child.wait().unwrap().success());
+    }
+    for i in 1..=3 {
+        until("quiet", || c.status(i)["pids"]["worker"].as_u64());
+    }
+    // What the killed programs left is in use: it can be removed.
+    c.tell(1, "rm -rf /forebay/d2/x* /forebay/d3/x*");
+    let next = |node: usize| node % 3 + 1;
+    for node in 1..=3 {
+        let looked = c.python(
+            2,
+            &format!(
+                "for i in range(60):
+    f, l, s = 'd{}/f{node}.%d' % i, 'd{node}/l{node}.%d' % i, 'd{node}/keep/s{node}.%d' % i
+    names = [os.path.lexists(p) for p in (f, l, s, 'd{node}/f{node}.%d' % i, 'd{}/s{node}.%d' % i)]
+    links = os.lstat(l).st_nlink if names[1] else 0
+    if names != [i % 4 != 0, True, i % 3 != 0, False, False] or links != 1 + (i % 4 != 0): print(i, names, links)
+",
+                next(node),
+                next(node)
+            ),
+        );
+        assert_eq!(looked, "", "of node {node}");
+    }
+    c.tell(3, "rm -r /forebay/d1 /forebay/d2 /forebay/d3");
+    c.check();
+}
+
+#[test]
+fn names_in_doubt_are_eio_until_their_node_is_back_and_then_whole() {
+    let c = Cluster::up("doubt", 3);
+    for i in 1..=3 {
+        c.tell(i, &format!("mkdir /forebay/d{i}; echo {i} > /forebay/d{i}/f"));
+    }
+    // Node 2 is stopped: renames to it fail in time, and what they held is free again.
+    let go_on = c.stop_worker(2);
+    assert_eq!(
+        c.python(3, "print(attempt(os.rename, 'd3/f', 'd2/g'), attempt(os.link, 'd2/f', 'd3/x'))"),
+        "EIO EIO\n"
+    );
+    assert_eq!(c.tell(1, "cat /forebay/d3/f; ls /forebay/d3"), "3\nf\n");
+    go_on();
+    until("a rename after it goes on", || {
+        c.shell(3, "mv -T /forebay/d3/f /forebay/d2/g && test ! -e /forebay/d3/f")
+            .status
+            .success()
+            .then_some(())
+    });
+    assert_eq!(c.tell(1, "cat /forebay/d2/g; ls /forebay/d2"), "3\nf\ng\n");
+    // A name for a file of a node that is down: its directory's node has it, and it can go.
+    c.python(1, "os.link('d2/f', 'd1/l')");
+    c.kill(2);
+    assert_eq!(
+        c.python(1, "print(attempt(os.lstat, 'd1/l'), attempt(os.unlink, 'd1/l'), os.listdir('d1'))"),
+        "EIO ok ['f']\n"
+    );
+    let output = c.start(2);
+    assert!(output.status.success(), "{}", said(&output));
+    until("its count", || {
+        let count = c.shell(3, "stat -c %h /forebay/d2/f");
+        (count.status.success() && said(&count) == "1\n").then_some(())
+    });
+    c.tell(1, "rm -r /forebay/d1 /forebay/d2 /forebay/d3");
+    c.check();
+}
+
+#[test]
+fn trees_of_real_programs_lie_over_several_nodes() {
+    let c = Cluster::up("trees", 3);
+    for i in 1..=3 {
+        c.tell(i, &format!("mkdir -p /forebay/w/n{i}"));
+    }
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/src");
+    c.tell(
+        1,
+        &format!("tar -C {source} -cf - . | tar -C /forebay/w/n2 -xf - && diff -r {source} /forebay/w/n2"),
+    );
+    c.tell(3, &format!("cp -al /forebay/w/n2/. /forebay/w/n3/ && diff -r {source} /forebay/w/n3 && mv /forebay/w/n3 /forebay/w/n1/moved && diff -r {source} /forebay/w/n1/moved"));
+    let (Some(one), Some(two)) = (c.mount(1), c.mount(2)) else { return };
+    let git = "export HOME=/nonexistent GIT_CONFIG_NOSYSTEM=1; git() { command git -c user.name=n -c user.email=n@n -c init.defaultBranch=main -c safe.directory='*' \"$@\"; }; ";
+    let on = |node: usize, at: &std::path::Path, script: &str| {
+        let mut command = c.bed.command(node, std::path::Path::new("/bin/bash"));
+        let output =
+            command.args(["-c", &format!("{git}set -e; cd {}; {script}", at.display())]).output().unwrap();
+        assert!(output.status.success(), "on node {node}: {script}\n{}", said(&output));
+        said(&output)
+    };
+    on(1, &one, "git init -q w/n1/repo; cd w/n1/repo; for i in $(seq 40); do echo $i > f$i; done; git add .; git commit -qm one");
+    on(2, &two, "git clone -q w/n1/repo w/n2/clone; cd w/n2/clone; mkdir sub; git mv f1 sub/f1; git commit -qam two; git push -q origin HEAD:refs/heads/two");
+    assert_eq!(
+        on(
+            1,
+            &one,
+            "cd w/n1/repo; git merge -q two; git fsck --strict; cat sub/f1; git status --short | wc -l"
+        ),
+        "1\n0\n"
+    );
+    on(1, &one, "mv w/n2/clone w/n1/clone; cd w/n1/clone; git status --short; git log --oneline | wc -l");
+    c.tell(3, "rm -r /forebay/w");
+    c.check();
+}
