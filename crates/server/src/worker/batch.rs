@@ -5,6 +5,7 @@ use forebay_meta::Client;
 use forebay_types::limits::{BATCH_MAX, MESSAGE_BYTES_MAX};
 use forebay_types::{Attr, BackingOp, Code, Ino, Kind, Layout, PoolSpace, Reply, Request, Result, Timestamp};
 
+use super::coordination::Aside;
 use super::forward::all_here;
 use super::notifier::{notes_of, Whose};
 use super::recorder::InFlight;
@@ -12,7 +13,7 @@ use super::remote::Door;
 use super::shard_thread::ShardThread;
 use super::special;
 use super::statistics::Statistics;
-use super::steps::Aside;
+use super::stepped::Moment;
 use super::sweeper::Sweep;
 
 /// Replies collected before their transaction is committed: bytes of ordinary ones. A batch ends early when the next
@@ -125,7 +126,7 @@ impl ShardThread<'_> {
     /// Serves requests from the `from`-th on; the index behind the last one served.
     fn serve_some(&mut self, from: usize) -> Result<usize> {
         self.effects.clear();
-        let now = super::now();
+        let now = (self.clock)();
         let (mut at, mut i) = (0, from);
         while i < self.answers.len() && at + MESSAGE_BYTES_MAX <= REPLY_BYTES {
             let mut taken = self.answers.taken[i];
@@ -222,6 +223,7 @@ impl ShardThread<'_> {
                         if changed {
                             let message = &self.answers.requests[taken.request.0..taken.request.1];
                             self.journal.append(flight.session, taken.slot, taken.seq, now, message);
+                            self.passes(Moment::Journaled);
                         }
                         len
                     }
@@ -248,7 +250,9 @@ impl ShardThread<'_> {
             i += 1;
         }
         self.publish();
+        self.passes(Moment::Published);
         self.answer(from, i);
+        self.passes(Moment::Answered);
         if !self.given_up.is_empty() {
             let given_up = std::mem::take(&mut self.given_up);
             self.sweep_numbers(given_up)?;
@@ -462,7 +466,8 @@ fn make_backing(
         return special::create(target, attr);
     }
     target.create_all(attr.ino, &entry.layout)?;
-    if entry.layout.is_single() {
+    // One that is on another node is made there, by who asks next.
+    if entry.layout.is_single() && entry.layout.components()[0].target(0) == target.target() {
         special::repair_mode(target, attr.ino)?;
     }
     Ok(())

@@ -27,6 +27,7 @@ mod attendant;
 mod batch;
 mod check;
 mod company;
+mod coordination;
 mod forward;
 mod journal;
 mod layouts;
@@ -41,7 +42,7 @@ mod session;
 mod shard_thread;
 mod special;
 mod statistics;
-mod steps;
+pub mod stepped;
 mod sweeper;
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

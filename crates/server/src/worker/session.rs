@@ -142,7 +142,12 @@ pub(super) fn new_session_id(node: NodeId) -> forebay_types::Result<u64> {
 
 /// A worker's own session at other nodes. They end the one of the worker before it when they hear of it.
 pub(super) fn new_daemon_session(node: NodeId) -> forebay_types::Result<u64> {
-    Ok(session_on(node, random_number()? & (DAEMON - 1) | DAEMON))
+    Ok(daemon_session(node, random_number()?))
+}
+
+/// The session of a node's worker with this number.
+pub(super) fn daemon_session(node: NodeId, number: u64) -> u64 {
+    session_on(node, number & (DAEMON - 1) | DAEMON)
 }
 
 /// True for a session of a worker at other nodes.

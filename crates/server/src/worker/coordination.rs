@@ -13,13 +13,15 @@ use std::time::{Duration, Instant};
 
 use forebay_meta::{Act, Client, Delivery, Transactions};
 use forebay_types::limits::{HELD_LIST_TIMEOUT_MS, HELD_TIMEOUT_MS, MESSAGE_BYTES_MAX, RING_SLOTS};
-use forebay_types::{Code, NodeId, Outcome, Part, Reply, Request, Result};
+use forebay_types::{Code, NodeId, Outcome, Part, Reply, Request, Result, Timestamp};
 use forebay_wire::Stamp;
 
 use super::network::Order;
 use super::notifier::{Note, Whose};
 use super::remote::Door;
-use super::session::{is_of_daemon, new_daemon_session, node_of_session, session_on};
+use super::session::{
+    daemon_session, is_of_daemon, new_daemon_session, node_of_session, random_number, session_on,
+};
 use super::shard_thread::ShardThread;
 use super::sweeper::Sweep;
 
@@ -62,29 +64,52 @@ pub(super) struct Steps {
     flying: HashMap<usize, u64>,
     waiting: VecDeque<(u64, NodeId, Vec<u8>)>,
     sequence: u64,
-    begun: Instant,
+    time: Time,
+}
+
+/// What the time is since some moment.
+#[derive(Clone, Copy, Debug)]
+enum Time {
+    Since(Instant),
+    By(fn() -> Timestamp),
 }
 
 impl Steps {
     pub(super) fn new(node: NodeId) -> Result<Steps> {
-        Ok(Steps {
-            transactions: Transactions::new(node, super::session::random_number()?),
+        let (first, session) = (random_number()?, new_daemon_session(node)?);
+        Ok(Steps::with(node, first, session, Time::Since(Instant::now())))
+    }
+
+    /// Those of a simulated node: with a clock of its caller's, and numbers that follow from its epoch.
+    pub(super) fn by_clock(node: NodeId, epoch: u64, clock: fn() -> Timestamp) -> Steps {
+        Steps::with(node, epoch << 20, daemon_session(node, epoch), Time::By(clock))
+    }
+
+    fn with(node: NodeId, first: u64, session: u64, time: Time) -> Steps {
+        Steps {
+            transactions: Transactions::new(node, first),
             parked: Vec::new(),
             anew: VecDeque::new(),
             moved: false,
             since: HashMap::new(),
             notes: HashMap::new(),
-            session: new_daemon_session(node)?,
+            session,
             free: u64::MAX,
             flying: HashMap::new(),
             waiting: VecDeque::new(),
             sequence: 0,
-            begun: Instant::now(),
-        })
+            time,
+        }
     }
 
     pub(super) fn now(&self) -> Duration {
-        self.begun.elapsed()
+        match self.time {
+            Time::Since(begun) => begun.elapsed(),
+            Time::By(clock) => {
+                let now = clock();
+                Duration::new(now.sec.max(0) as u64, now.nsec)
+            }
+        }
     }
 
     /// How long there is nothing to do.
@@ -341,7 +366,7 @@ impl ShardThread<'_> {
         if self.must_commit() {
             self.commit()?;
         }
-        let now = super::now();
+        let now = (self.clock)();
         let mut out = vec![0; MESSAGE_BYTES_MAX];
         let mut len = self.apply_step(message, now, &mut out)?;
         if out.first_chunk::<2>() == Some(&(Code::NoSpace as u16).to_le_bytes()) && self.uncommitted > 0 {
@@ -390,7 +415,7 @@ impl ShardThread<'_> {
         Ok(())
     }
 
-    fn apply_step(&mut self, message: &[u8], now: forebay_types::Timestamp, out: &mut [u8]) -> Result<usize> {
+    fn apply_step(&mut self, message: &[u8], now: Timestamp, out: &mut [u8]) -> Result<usize> {
         self.batch()?;
         self.effects.clear();
         Ok(match (&mut self.batch, Request::decode(message)) {
@@ -407,7 +432,7 @@ impl ShardThread<'_> {
         &mut self,
         request: &Request<'_>,
         message: &[u8],
-        now: forebay_types::Timestamp,
+        now: Timestamp,
         reply: &[u8],
         client: Option<Client>,
     ) {
