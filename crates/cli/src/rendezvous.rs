@@ -253,18 +253,16 @@ impl Meeting {
     fn follow(&self, rank: usize, word: &str) -> Result<Bundle> {
         let mut taken: Option<Pool> = None;
         let met = self.wait(|| {
-            match self.read::<Pool>("pool") {
-                Some(pool) if pool.words.get(rank).is_some_and(|w| w == word) => {
-                    if taken.as_ref().is_none_or(|t| t.edition != pool.edition) {
-                        self.write(&format!("seen-{rank}"), &pool.edition)?;
-                        taken = Some(pool);
-                    }
-                }
-                // Another job of this name has begun: this one's rank 0 was done.
-                Some(_) if taken.is_some() => return Ok(Some(())),
-                Some(_) => {}
-                None if taken.is_some() && !self.dir.join("pool").exists() => return Ok(Some(())),
-                None => {}
+            let Some(pool) = self.read::<Pool>("pool") else {
+                return Ok((taken.is_some() && !self.dir.join("pool").exists()).then_some(()));
+            };
+            if pool.words.get(rank).is_none_or(|w| w != word) {
+                // Another job of this name has begun, if this one's rank 0 was done; else it was an earlier one's.
+                return Ok(taken.is_some().then_some(()));
+            }
+            if taken.as_ref().is_none_or(|t| t.edition != pool.edition) {
+                self.write(&format!("seen-{rank}"), &pool.edition)?;
+                taken = Some(pool);
             }
             Ok(None)
         });

@@ -41,7 +41,7 @@ Environment: FOREBAY_LOG=error|warn|info|debug|trace sets how much is logged.
 ";
 
 enum Role {
-    Supervisor { options: PoolOptions, report_fd: Option<RawFd>, foreground: bool },
+    Supervisor { options: Box<PoolOptions>, report_fd: Option<RawFd>, foreground: bool },
     Worker { socket: RawFd },
     Print(String),
 }
@@ -60,7 +60,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
             ExitCode::SUCCESS
         }
         Ok(Role::Worker { socket }) => work(socket),
-        Ok(Role::Supervisor { options, report_fd, foreground }) => supervise(options, report_fd, foreground),
+        Ok(Role::Supervisor { options, report_fd, foreground }) => supervise(*options, report_fd, foreground),
     }
 }
 
@@ -105,7 +105,7 @@ fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Role> {
         let file = bundle.pool_file(&options.path)?;
         be_node(&mut options, &file, node.as_deref())?;
         options.bundle = Some(bundle);
-        return Ok(Role::Supervisor { options, report_fd, foreground });
+        return Ok(Role::Supervisor { options: Box::new(options), report_fd, foreground });
     }
     match pool_file {
         Some(file) => be_node(&mut options, &PoolFile::read(&file)?, node.as_deref())?,
@@ -115,7 +115,7 @@ fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Role> {
     if options.path.as_os_str().is_empty() {
         return Err(bad("no pool is named".to_owned()).cure("forebayd --pool DIR"));
     }
-    Ok(Role::Supervisor { options, report_fd, foreground })
+    Ok(Role::Supervisor { options: Box::new(options), report_fd, foreground })
 }
 
 fn standard_input() -> Result<Vec<u8>> {

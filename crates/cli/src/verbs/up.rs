@@ -80,8 +80,12 @@ pub(super) fn up(named: Option<PathBuf>, arguments: &arguments::Up) -> Result<Ex
         }
         path => pool::directory(path)?,
     };
-    let mount = mount.as_deref().map(super::mount::place).transpose()?;
     let described = matches!(node, Some((Described::Bundle(_), _)));
+    if let Some(at) = mount.as_ref().filter(|_| described) {
+        // Nobody makes a directory by hand on each of many hosts. One that cannot be made is refused below.
+        let _ = std::fs::create_dir(at);
+    }
+    let mount = mount.as_deref().map(super::mount::place).transpose()?;
     let options = UpOptions {
         path: path.clone(),
         // What came with a pool's description is in it.
@@ -156,8 +160,8 @@ fn start(options: &UpOptions) -> Result<(Started, bool)> {
         };
         let number = file.node(Some(name))?.number;
         let until = Instant::now() + STARTING_GRACE;
-        loop {
-            let Ok(status) = control::status(&options.path) else { break }; // its start has failed: another try says why
+        // When its start has failed it is gone, and another try says why.
+        while let Ok(status) = control::status(&options.path) {
             if status.more.get("pool_id") != Some(&json!(id)) || status.node != number {
                 return Err(busy);
             }
