@@ -23,6 +23,8 @@ use crate::failure;
 
 /// First and longest pause between two looks.
 const LOOK_AGAIN: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(200));
+/// How long notes of which no pool can be made must stay the same to be this job's.
+const NOTES_GRACE: Duration = Duration::from_secs(3);
 
 /// Who this process is among those that start the pool.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -208,6 +210,7 @@ impl Meeting {
 
     fn lead(&self, size: usize, make: impl Fn(&[NamedHost]) -> Result<Bundle>) -> Result<Bundle> {
         let mut made: Option<(Vec<Note>, Pool)> = None;
+        let mut refused: Option<(Vec<Note>, Instant)> = None;
         let met = self.wait(|| {
             let notes: Option<Vec<Note>> = (0..size).map(|r| self.read(&format!("rank-{r}"))).collect();
             let Some(notes) = notes else { return Ok(None) };
@@ -219,7 +222,21 @@ impl Meeting {
                     }
                 }
                 let words = notes.iter().map(|n| n.word.clone()).collect();
-                let pool = Pool { bundle: make(&hosts)?, words, edition: new_word()? };
+                let bundle = match make(&hosts) {
+                    Ok(bundle) => bundle,
+                    // With an earlier job's notes among them they may make no sense; these are about to be replaced.
+                    Err(e) => match &refused {
+                        Some((before, since)) if *before == notes && since.elapsed() >= NOTES_GRACE => {
+                            return Err(e)
+                        }
+                        Some((before, _)) if *before == notes => return Ok(None),
+                        _ => {
+                            refused = Some((notes, Instant::now()));
+                            return Ok(None);
+                        }
+                    },
+                };
+                let pool = Pool { bundle, words, edition: new_word()? };
                 self.write("pool", &pool)?;
                 made = Some((notes, pool));
             }
@@ -379,6 +396,16 @@ mod tests {
         assert_eq!(names, ["n0", "n1", "n2"]);
         assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
         std::fs::remove_dir(&dir).unwrap();
+    }
+
+    #[test]
+    fn meet_of_hosts_that_make_no_pool_says_why() {
+        let dir = shared("none");
+        let rank = Rank { job: "j".into(), rank: 0, size: 1 };
+        let me = NamedHost { name: "a/b".into(), host: "h".into() };
+        let error = meet(&dir, &rank, &me, Duration::from_secs(60), make).unwrap_err().to_string();
+        assert!(error.contains("no slash"), "{error}");
+        std::fs::remove_dir_all(&dir).unwrap();
     }
 
     #[test]
