@@ -19,6 +19,8 @@ use crate::pool::{caller, Pool};
 
 const SET_GID: u32 = 0o2000;
 
+/// Looks for a directory's path while it is moved.
+const PATHS_MAX: u32 = 16;
 /// Bytes of a data request beside the data, and some more.
 const FIELDS_BYTES: usize = 64;
 
@@ -151,7 +153,18 @@ impl Pool {
     }
 
     /// The path of a directory, node by node.
-    pub(crate) fn path_of_directory(&self, mut dir: Ino, path: &mut PathBuffer) -> Result<(), Code> {
+    pub(crate) fn path_of_directory(&self, dir: Ino, path: &mut PathBuffer) -> Result<(), Code> {
+        for _ in 0..PATHS_MAX {
+            match self.path_of_directory_once(dir, path) {
+                // One of those above was moved between the looks at its parent and at its name.
+                Err(Code::NotFound) if self.spans_nodes() && self.get_attr(dir).is_ok() => {}
+                done => return done,
+            }
+        }
+        Err(Code::NotFound)
+    }
+
+    fn path_of_directory_once(&self, mut dir: Ino, path: &mut PathBuffer) -> Result<(), Code> {
         let mut reply = [0; PATH_MAX + 32];
         // Behind `dir`, from its end to its beginning.
         let (mut behind, mut start) = ([0; PATH_MAX], PATH_MAX);

@@ -128,6 +128,7 @@ impl<'a> Batch<'a> {
             Request::Decide { tx, nodes, reply } => self.decide(c, tx, nodes, reply),
             Request::DropLink { ino, link } => self.drop_foreign_link(c, ino, link),
             Request::Touch { ino } => self.touch(c, ino),
+            Request::IsLed { ino, parent, link } => self.is_led(c, ino, parent, link),
             Request::LeadsTo { node, parent, cookie } => self.leads_to(c, node, (parent, cookie)),
             // What takes several shards is planned, and does not come here.
             Request::MakeDirectoryAt { .. } | Request::MoveDirectory { .. } => Err(Code::CrossDevice),

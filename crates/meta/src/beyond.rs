@@ -97,7 +97,76 @@ impl<'a> Leading<'a> {
     }
 }
 
+/// What a shard and others have of each other, for a check over several nodes.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Beyond {
+    /// Links of other nodes' entries that are counted here: inode, link.
+    pub links: Vec<(Ino, TxId)>,
+    /// Directories of here whose entry is on another node, and their parents.
+    pub directories: Vec<(Ino, Ino)>,
+    /// Entries of here that lead to inodes of other nodes.
+    pub entries: Vec<BeyondEntry>,
+}
+
+/// An entry that leads to another node's inode.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct BeyondEntry {
+    /// Directory.
+    pub parent: Ino,
+    /// Name.
+    pub name: Vec<u8>,
+    /// The inode.
+    pub ino: Ino,
+    /// The link; none for a directory.
+    pub link: TxId,
+}
+
 impl Batch<'_> {
+    /// What this shard and others have of each other. Walks all entries and inodes.
+    pub fn beyond(&self) -> Result<Beyond> {
+        let walk = || -> Answer<Beyond> {
+            let mut beyond = Beyond::default();
+            for item in self.tx.range(&[0], &[0xff; 16])? {
+                let (key, bytes) = item?;
+                match keys::decode(key) {
+                    Some(Key::Link(ino, link)) => beyond.links.push((ino, link)),
+                    Some(Key::Entry(parent, _)) => {
+                        let record = EntryRecord::decode(bytes)?;
+                        let EntryRecord { ino, link, name, .. } = record;
+                        if !self.is_ours(ino) {
+                            beyond.entries.push(BeyondEntry { parent, name: name.to_vec(), ino, link });
+                        }
+                    }
+                    Some(Key::Inode(ino)) => {
+                        let inode = match self.state.directories.peek(ino) {
+                            Some(inode) => *inode,
+                            None => Inode::decode(ino, bytes)?,
+                        };
+                        let elsewhere = inode.attr.is_directory() && !self.is_ours(inode.attr.parent);
+                        if elsewhere {
+                            beyond.directories.push((ino, inode.attr.parent));
+                        }
+                    }
+                    _ => {}
+                }
+            }
+            Ok(beyond)
+        };
+        walk().map_err(|code| self.failed("walk", code))
+    }
+
+    pub(crate) fn is_led(&mut self, c: &mut Context<'_>, ino: Ino, parent: Ino, link: TxId) -> Answer<usize> {
+        let inode = self.inode(ino)?;
+        let led = match link {
+            TxId::NONE => inode.attr.is_directory() && inode.attr.parent == parent,
+            link => self.tx.get(&keys::link(ino, link))?.is_some(),
+        };
+        match led {
+            true => c.reply(Reply::Done),
+            false => Err(Code::NotFound),
+        }
+    }
+
     /// True for an inode that this shard has or had.
     #[inline]
     pub(crate) fn is_ours(&self, ino: Ino) -> bool {

@@ -38,7 +38,7 @@ mod transactions;
 mod values;
 
 pub use batch::Batch;
-pub use beyond::{Delivery, Leading};
+pub use beyond::{Beyond, BeyondEntry, Delivery, Leading};
 pub use check::CheckReport;
 pub use coordinator::Plan;
 pub use effects::{Effects, NameEffect};

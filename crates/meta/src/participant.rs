@@ -64,7 +64,9 @@ impl Batch<'_> {
                         if exchange { Hold::Moving } else { Hold::Condemned },
                     )
             }
-            Request::ReadDirectory { ino, .. } => holds.has_name_in(ino),
+            Request::ReadDirectory { ino, .. } | Request::NameOf { parent: ino, .. } => {
+                holds.has_name_in(ino)
+            }
             _ => false,
         }
     }

@@ -111,6 +111,7 @@ impl<'a> Request<'a> {
             Request::Decide { .. } => 25,
             Request::DropLink { .. } => 26,
             Request::Touch { .. } => 27,
+            Request::IsLed { .. } => 28,
             Request::NameOf { .. } => 31,
             Request::Backing(..) => 32,
             Request::EndSession { .. } => 33,
@@ -177,6 +178,11 @@ impl<'a> Request<'a> {
             }
             Request::DropLink { ino, link } => {
                 w.u64(ino.0)?;
+                w.u64(link.0)?;
+            }
+            Request::IsLed { ino, parent, link } => {
+                w.u64(ino.0)?;
+                w.u64(parent.0)?;
                 w.u64(link.0)?;
             }
             Request::LeadsTo { node, parent, cookie } => {
@@ -369,6 +375,7 @@ impl<'a> Request<'a> {
             25 => Request::Decide { tx: TxId(r.u64()?), nodes: r.short_bytes()?, reply: r.short_bytes()? },
             26 => Request::DropLink { ino: Ino(r.u64()?), link: TxId(r.u64()?) },
             27 => Request::Touch { ino: Ino(r.u64()?) },
+            28 => Request::IsLed { ino: Ino(r.u64()?), parent: Ino(r.u64()?), link: TxId(r.u64()?) },
             31 => Request::NameOf { parent: Ino(r.u64()?), ino: Ino(r.u64()?) },
             32 => {
                 let (id, op) = BackingOp::decode(&mut r)?;
@@ -483,6 +490,7 @@ mod tests {
             Request::Decide { tx: TxId(5), nodes: &[1, 0, 2, 0], reply: &[0, 0, 1, 0] },
             Request::DropLink { ino: i, link: TxId(6) },
             Request::Touch { ino: i },
+            Request::IsLed { ino: i, parent: p, link: TxId(6) },
             Request::LeadsTo { node: NodeId(2), parent: p, cookie: 77 },
             Request::NameOf { parent: p, ino: i },
             Request::EndSession { session: 5 },

@@ -310,6 +310,16 @@ pub enum Request<'a> {
         /// Inode.
         ino: Ino,
     },
+    /// Is an inode there, and led to by this entry of another node: a directory in this parent, another with this link? From
+    /// daemon to daemon. → `Done`, or [`Code::NotFound`]
+    IsLed {
+        /// Inode.
+        ino: Ino,
+        /// Directory that has the entry.
+        parent: Ino,
+        /// The entry's link; none of a directory's.
+        link: TxId,
+    },
     /// Entries that lead to inodes of a node, in the order of their places; see `forebay-meta`. From daemon to daemon. → `Bytes`
     LeadsTo {
         /// The node.
@@ -354,6 +364,7 @@ impl Request<'_> {
                 | Request::NameOf { .. }
                 | Request::AskOutcome { .. }
                 | Request::LeadsTo { .. }
+                | Request::IsLed { .. }
                 | Request::Backing(..)
                 | Request::EndSession { .. }
         )
@@ -384,6 +395,7 @@ impl Request<'_> {
                 | Request::DropLink { .. }
                 | Request::Touch { .. }
                 | Request::LeadsTo { .. }
+                | Request::IsLed { .. }
                 | Request::EndSession { .. }
         )
     }

@@ -18,7 +18,8 @@ impl Request<'_> {
             | Request::Decide { .. }
             | Request::DropLink { .. }
             | Request::Touch { .. }
-            | Request::LeadsTo { .. } => None,
+            | Request::LeadsTo { .. }
+            | Request::IsLed { .. } => None,
             Request::Lookup { parent, .. }
             | Request::Create { parent, .. }
             | Request::MakeNode { parent, .. }

@@ -164,6 +164,7 @@ fn requests(s: &Seed) -> Vec<Request<'_>> {
         Request::Decide { tx, nodes: &s.data[..2], reply: &s.data },
         Request::DropLink { ino, link: tx },
         Request::Touch { ino },
+        Request::IsLed { ino, parent, link: tx },
         Request::LeadsTo { node: NodeId(s.c as u16), parent, cookie: s.b },
         Request::NameOf { parent, ino },
         Request::EndSession { session: s.a },

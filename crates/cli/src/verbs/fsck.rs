@@ -36,8 +36,15 @@ fn text(pool: &str, report: &Value, clean: bool) -> String {
         table::count(number("entries"), "entry"),
         table::count(number("backing_files"), "backing file"),
     );
+    let silent = report["nodes_silent"].as_array().map_or(&[][..], Vec::as_slice);
+    let silent: String = silent
+        .iter()
+        .map(|node| {
+            format!("node {node} does not answer: what this node and it have of each other was not checked\n")
+        })
+        .collect();
     if clean {
-        return format!("pool {pool} is clean: {counts}\n");
+        return format!("pool {pool} is clean: {counts}\n{silent}");
     }
     let listed = report["problems"].as_array().map_or(&[][..], Vec::as_slice);
     let found = number("problems_found").max(listed.len() as u64);
@@ -48,7 +55,7 @@ fn text(pool: &str, report: &Value, clean: bool) -> String {
     if found > listed.len() as u64 {
         text.push_str(&format!("  and {} more\n", found - listed.len() as u64));
     }
-    text
+    text + &silent
 }
 
 #[cfg(test)]

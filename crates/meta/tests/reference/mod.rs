@@ -364,6 +364,7 @@ impl Reference {
             | Request::DropLink { .. }
             | Request::Touch { .. }
             | Request::LeadsTo { .. }
+            | Request::IsLed { .. }
             | Request::NameOf { .. }
             | Request::Backing(..)
             | Request::EndSession { .. } => Err(Code::NotSupported),

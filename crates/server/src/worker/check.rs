@@ -1,7 +1,7 @@
 //! Check of shard and target together: the shard in itself, then its files against the backing files.
 //!
-//! Of a pool with several nodes it is this node's part alone: entries that lead to directories of other nodes, and data of
-//! other nodes' files, are counted and not followed. It runs with the shard at rest. A file without a backing file is sound (it is empty); a backing file without an inode
+//! Of a pool with several nodes it is this node's part alone: `cross_check.rs` goes on from here while the pool is up. Data of other
+//! nodes' files is counted and not followed. It runs with the shard at rest. A file without a backing file is sound (it is empty); a backing file without an inode
 //! is lost space, unless the inode is an orphan whose client is unlinking it, or its number is in reserve for a client that
 //! is about to create it.
 
@@ -12,6 +12,8 @@ use forebay_meta::Shard;
 use forebay_types::{Error, Ino, Result};
 use serde_json::{json, Value};
 
+/// A change over several nodes that waits for so long waits for a node that is down, or something is wrong.
+const OLD_S: u64 = 60;
 /// Findings listed one by one; more are counted.
 const LISTED_MAX: usize = 100;
 
@@ -50,7 +52,17 @@ pub(crate) fn check(shard: &Shard, target: &Target) -> Result<Value> {
             Ok(())
         })
         .map_err(|code| Error::new(code, "cannot list the target's backing files"))?;
-    let found = report.problem_count + leaked;
+    let now = super::now().sec.max(0) as u64;
+    let old = report.oldest_seconds != 0 && now.saturating_sub(report.oldest_seconds) > OLD_S;
+    if old {
+        problems.push(format!(
+            "changes over several nodes wait for {} s ({} parts in doubt, {} deliveries): is one of their nodes down?",
+            now - report.oldest_seconds,
+            report.prepared,
+            report.deliveries
+        ));
+    }
+    let found = report.problem_count + leaked + u64::from(old);
     problems.truncate(LISTED_MAX);
     Ok(json!({
         "clean": found == 0,
@@ -63,5 +75,8 @@ pub(crate) fn check(shard: &Shard, target: &Target) -> Result<Value> {
         "backing_files": backing_files,
         "leaked_backing_files": leaked,
         "foreign_backing_files": foreign,
+        "links_elsewhere": report.links,
+        "parts_in_doubt": report.prepared,
+        "deliveries": report.deliveries,
     }))
 }

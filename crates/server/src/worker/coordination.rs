@@ -8,14 +8,17 @@
 //! Daemons ask each other in sessions like clients', one a worker, so that what they ask is batched, journaled, told to
 //! the mount and answered like all else. Crates/meta's `transactions.rs` has the protocol; a pool of one node has none of this.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use forebay_meta::{Act, Client, Delivery, Transactions};
 use forebay_types::limits::{HELD_LIST_TIMEOUT_MS, HELD_TIMEOUT_MS, MESSAGE_BYTES_MAX, RING_SLOTS};
 use forebay_types::{Code, NodeId, Outcome, Part, Reply, Request, Result, Timestamp};
 use forebay_wire::Stamp;
+use serde_json::Value;
 
+use super::cross_check::CrossCheck;
 use super::network::Order;
 use super::notifier::{Note, Whose};
 use super::remote::Door;
@@ -65,7 +68,15 @@ pub(super) struct Steps {
     waiting: VecDeque<(u64, NodeId, Vec<u8>)>,
     sequence: u64,
     time: Time,
+    /// Checks that are under way, by number.
+    checks: BTreeMap<u64, CrossCheck>,
+    checks_begun: u64,
 }
+
+/// Flights with this bit are questions of a check: its number, and the question's behind.
+const OF_CHECK: u64 = 1 << 63;
+/// Bits of a question's number.
+const QUESTION_BITS: u32 = 32;
 
 /// What the time is since some moment.
 #[derive(Clone, Copy, Debug)]
@@ -99,6 +110,8 @@ impl Steps {
             waiting: VecDeque::new(),
             sequence: 0,
             time,
+            checks: BTreeMap::new(),
+            checks_begun: 0,
         }
     }
 
@@ -119,7 +132,9 @@ impl Steps {
         }
         let now = self.now();
         let parked = self.parked.iter().map(|parked| end_of_waiting(parked).saturating_sub(now));
-        parked.min().unwrap_or(Duration::MAX).min(self.transactions.patience(now))
+        let checks = self.checks.values().filter_map(|check| check.next_at);
+        let next = parked.chain(checks.map(|at| at.saturating_sub(now))).min();
+        next.unwrap_or(Duration::MAX).min(self.transactions.patience(now))
     }
 
     /// Takes a request that is to be served anew.
@@ -271,7 +286,65 @@ impl ShardThread<'_> {
         let Some(flight) = steps.flying.remove(&slot) else { return };
         steps.free |= 1 << slot;
         let now = steps.now();
+        if flight & OF_CHECK != 0 {
+            let number = (flight & !OF_CHECK) >> QUESTION_BITS;
+            let question = flight & ((1 << QUESTION_BITS) - 1);
+            if let Some(check) = steps.checks.get_mut(&number) {
+                let reply = reply.as_deref().map_err(|code| *code);
+                if check.answered(question, reply) && check.conclude(now) {
+                    steps.checks.remove(&number);
+                }
+            }
+            return;
+        }
         steps.transactions.answered(flight, reply.as_deref().map_err(|code| *code), now);
+    }
+
+    /// This node's part of a check is done: the others are asked, if there are any.
+    pub(super) fn check_with_others(&mut self, report: Result<Value>, reply: Sender<Result<Value>>) {
+        match (&self.network, &mut self.steps, report) {
+            (Some(network), Some(steps), Ok(report)) if !network.others.is_empty() => {
+                let check = CrossCheck::new(network.node, network.others.clone(), report, reply);
+                steps.checks_begun += 1;
+                steps.checks.insert(steps.checks_begun, check);
+            }
+            (_, _, report) => {
+                let _ = reply.send(report);
+            }
+        }
+    }
+
+    /// Begins the looks of checks that are due, and asks what they ask.
+    fn drive_checks(&mut self) -> Result<()> {
+        let Some(steps) = &mut self.steps else { return Ok(()) };
+        let now = steps.now();
+        let due: Vec<u64> = steps
+            .checks
+            .iter()
+            .filter(|(_, c)| c.next_at.is_some_and(|at| at <= now))
+            .map(|(n, _)| *n)
+            .collect();
+        for number in due {
+            let beyond = self.batch()?.beyond();
+            let Some(steps) = &mut self.steps else { return Ok(()) };
+            match (beyond, steps.checks.get_mut(&number)) {
+                (Ok(beyond), Some(check)) => check.begin(beyond),
+                // What is damaged is in the report already.
+                (Err(_), Some(check)) => {
+                    check.give_up();
+                    steps.checks.remove(&number);
+                }
+                (_, None) => {}
+            }
+        }
+        let Some(steps) = &mut self.steps else { return Ok(()) };
+        for (number, check) in &mut steps.checks {
+            while let Some((question, node, message)) = check.next_question() {
+                let flight = OF_CHECK | number << QUESTION_BITS | question;
+                steps.waiting.push_back((flight, node, message));
+            }
+        }
+        Ok(())
     }
 
     /// A node is reached again.
@@ -284,6 +357,9 @@ impl ShardThread<'_> {
 
     /// Does what there is to do.
     pub(super) fn drive_steps(&mut self) -> Result<()> {
+        if self.steps.as_ref().is_some_and(|steps| !steps.checks.is_empty()) {
+            self.drive_checks()?;
+        }
         loop {
             let Some(steps) = &mut self.steps else { return Ok(()) };
             let now = steps.now();

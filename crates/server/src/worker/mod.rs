@@ -28,6 +28,7 @@ mod batch;
 mod check;
 mod company;
 mod coordination;
+mod cross_check;
 mod forward;
 mod journal;
 mod layouts;

@@ -434,12 +434,8 @@ impl<'a> ShardThread<'a> {
                 let _ = reply.send(self.status());
             }
             Message::Check(reply) => {
-                // What is swept and not yet forgotten would look like damage.
-                if !self.done_orphans.is_empty() {
-                    self.forget_orphans()?;
-                }
-                self.commit()?;
-                let _ = reply.send(super::check::check(self.shard, &self.target));
+                let report = self.check_here()?;
+                self.check_with_others(report, reply);
             }
             Message::Mounted(id, device, done) => {
                 let known = self.sessions.iter().any(|s| s.id == id);
@@ -464,6 +460,19 @@ impl<'a> ShardThread<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Checks this node's part: what is there, or why that cannot be told.
+    ///
+    /// # Errors
+    /// What ends the worker.
+    pub(super) fn check_here(&mut self) -> Result<Result<Value>> {
+        // What is swept and not yet forgotten would look like damage.
+        if !self.done_orphans.is_empty() {
+            self.forget_orphans()?;
+        }
+        self.commit()?;
+        Ok(super::check::check(self.shard, &self.target))
     }
 
     pub(super) fn count_clients(&self) {

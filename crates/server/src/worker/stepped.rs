@@ -198,7 +198,13 @@ impl Node {
             to_sweeper,
             Arc::new(Statistics::default()),
             setup.epoch,
-            Some(Network { node: setup.node, nodes, orders: to_network, thread: None }),
+            Some(Network {
+                node: setup.node,
+                nodes,
+                others: setup.others.iter().map(|(node, _)| *node).collect(),
+                orders: to_network,
+                thread: None,
+            }),
         )?;
         shard_thread.clock = setup.clock;
         shard_thread.steps = Some(Steps::by_clock(setup.node, setup.epoch, setup.clock));
@@ -327,18 +333,13 @@ impl Node {
         self.board.as_fd()
     }
 
-    /// Checks shard and target, as `forebay fsck` does; what is to be done before is done.
+    /// Checks shard and target, as `forebay fsck` does, without the other nodes; what is to be done before is done.
     ///
     /// # Errors
     /// What ends a worker.
     pub fn check(&mut self) -> Result<Value> {
-        let (sender, report) = mpsc::channel();
-        let _ = self.to_shard.send(Message::Check(sender));
         self.serve()?;
-        match report.try_recv() {
-            Ok(report) => report,
-            Err(_) => unreachable!("messages are heard first in a round"),
-        }
+        self.shard_thread().check_here()?
     }
 
     /// Sessions of which the shard keeps something.

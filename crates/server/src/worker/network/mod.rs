@@ -103,6 +103,8 @@ pub(super) struct Network {
     pub(super) node: NodeId,
     /// How many nodes the pool has.
     pub(super) nodes: usize,
+    /// The others.
+    pub(super) others: Vec<NodeId>,
     /// To the thread.
     pub(super) orders: Orders,
     /// Ends with the worker.

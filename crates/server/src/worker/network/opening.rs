@@ -127,7 +127,9 @@ pub(in crate::worker) fn start(
         .spawn(move || thread.run())
         .map_err(|e| Error::io("cannot start a thread", &e))?;
     let nodes = membership.nodes.len();
-    Ok(Network { node: NodeId(me.number), nodes, orders: to_me, thread: Some(thread) })
+    let numbers = membership.nodes.iter().map(|member| member.number);
+    let others = numbers.filter(|number| *number != me.number).map(NodeId).collect();
+    Ok(Network { node: NodeId(me.number), nodes, others, orders: to_me, thread: Some(thread) })
 }
 
 #[cfg(test)]

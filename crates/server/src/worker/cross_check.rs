@@ -1,0 +1,309 @@
+//! `forebay fsck` over several nodes: what the entries of one lead to on another, held against what that counts.
+//!
+//! Two questions are asked. Of each other node: which of your entries lead here? So every link that is counted here, and every
+//! directory whose parent is there, must be found exactly once, and nothing else. Of the home of each inode that an entry of
+//! here leads to: is it there, and counts it? The pool goes on meanwhile, so that what looks wrong may be a change that was under way:
+//! only what is found wrong each of three times is told. A node that does not answer is named.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use forebay_meta::{Beyond, Leading};
+use forebay_types::{Caller, Code, Ino, NodeId, Reply, Request, Result, TxId};
+use serde_json::Value;
+
+/// Looks at what looks wrong, and the pause between them: longer than a change over several nodes takes.
+const LOOKS: u32 = 3;
+const PAUSE: Duration = Duration::from_millis(300);
+/// Questions that are under way.
+const AHEAD: usize = 16;
+/// Problems that are told in words.
+const TOLD_MAX: usize = 100;
+const NOBODY: Caller = Caller { uid: 0, gid: 0 };
+
+/// A question.
+#[derive(Clone, Debug)]
+enum Question {
+    /// Which entries of a node lead here, from this place on?
+    LeadsHere(NodeId, Ino, u64),
+    /// Is this entry, of here, right?
+    IsLed { parent: Ino, name: Vec<u8>, ino: Ino, link: TxId },
+}
+
+/// A check that is under way.
+#[derive(Debug)]
+pub(super) struct CrossCheck {
+    here: NodeId,
+    others: Vec<NodeId>,
+    reply: Sender<Result<Value>>,
+    report: Value,
+    look: u32,
+    /// When the next look begins; none while one is under way.
+    pub(super) next_at: Option<Duration>,
+    questions: VecDeque<Question>,
+    asked: BTreeMap<u64, Question>,
+    next: u64,
+    /// Links that are counted here, and directories whose parent is elsewhere, with how often they were found.
+    links: BTreeMap<(u64, TxId), u32>,
+    directories: BTreeMap<u64, (Ino, u32)>,
+    found: BTreeSet<String>,
+    /// What was wrong at every look so far.
+    problems: Option<BTreeSet<String>>,
+    silent: BTreeSet<u16>,
+}
+
+fn shown(name: &[u8]) -> String {
+    String::from_utf8_lossy(name).escape_debug().to_string()
+}
+
+impl CrossCheck {
+    /// A check whose part of here alone gave `report`.
+    pub(super) fn new(
+        here: NodeId,
+        others: Vec<NodeId>,
+        report: Value,
+        reply: Sender<Result<Value>>,
+    ) -> CrossCheck {
+        CrossCheck {
+            here,
+            others,
+            reply,
+            report,
+            look: 0,
+            next_at: Some(Duration::ZERO),
+            questions: VecDeque::new(),
+            asked: BTreeMap::new(),
+            next: 0,
+            links: BTreeMap::new(),
+            directories: BTreeMap::new(),
+            found: BTreeSet::new(),
+            problems: None,
+            silent: BTreeSet::new(),
+        }
+    }
+
+    /// Begins a look with what the shard has of other nodes now.
+    pub(super) fn begin(&mut self, beyond: Beyond) {
+        self.look += 1;
+        self.next_at = None;
+        self.found.clear();
+        self.silent.clear();
+        self.links = beyond.links.iter().map(|(ino, link)| ((ino.0, *link), 0)).collect();
+        self.directories = beyond.directories.iter().map(|(ino, parent)| (ino.0, (*parent, 0))).collect();
+        self.questions = self.others.iter().map(|node| Question::LeadsHere(*node, Ino(0), 0)).collect();
+        self.questions.extend(beyond.entries.into_iter().map(|e| Question::IsLed {
+            parent: e.parent,
+            name: e.name,
+            ino: e.ino,
+            link: e.link,
+        }));
+    }
+
+    /// The next question: its number, whom to ask, and the encoded request.
+    pub(super) fn next_question(&mut self) -> Option<(u64, NodeId, Vec<u8>)> {
+        if self.asked.len() >= AHEAD {
+            return None;
+        }
+        let question = self.questions.pop_front()?;
+        let (node, request) = match &question {
+            Question::LeadsHere(node, parent, cookie) => {
+                (*node, Request::LeadsTo { node: self.here, parent: *parent, cookie: *cookie })
+            }
+            Question::IsLed { parent, ino, link, .. } => {
+                (ino.birth_node(), Request::IsLed { ino: *ino, parent: *parent, link: *link })
+            }
+        };
+        let mut message = vec![0; 128];
+        let n = request.encode(NOBODY, &mut message).unwrap_or(0);
+        message.truncate(n);
+        self.next += 1;
+        self.asked.insert(self.next, question);
+        Some((self.next, node, message))
+    }
+
+    /// An answer; true when all questions were answered.
+    pub(super) fn answered(&mut self, number: u64, reply: std::result::Result<&[u8], Code>) -> bool {
+        let Some(question) = self.asked.remove(&number) else { return false };
+        match (question, reply.and_then(Reply::decode)) {
+            (Question::LeadsHere(node, ..), Ok(Reply::Bytes(bytes))) => {
+                let mut last = None;
+                for leading in Leading::decode_all(bytes).map_while(std::result::Result::ok) {
+                    last = Some((leading.parent, leading.cookie));
+                    self.leads_here(node, &leading);
+                }
+                if let Some((parent, cookie)) = last {
+                    self.questions.push_front(Question::LeadsHere(node, parent, cookie));
+                }
+            }
+            (Question::IsLed { .. }, Ok(_)) => {}
+            (Question::IsLed { parent, name, ino, .. }, Err(Code::NotFound)) => {
+                self.found.insert(format!(
+                    "directory {parent}: entry \"{}\" leads to inode {ino} of node {}, which is not there or does not \
+                     count it",
+                    shown(&name),
+                    ino.birth_node()
+                ));
+            }
+            (Question::LeadsHere(node, ..), _) => {
+                self.silent.insert(node.0);
+            }
+            (Question::IsLed { ino, .. }, _) => {
+                self.silent.insert(ino.birth_node().0);
+            }
+        }
+        self.asked.is_empty() && self.questions.is_empty()
+    }
+
+    fn leads_here(&mut self, node: NodeId, leading: &Leading<'_>) {
+        let Leading { parent, ino, link, name, .. } = *leading;
+        let right = match link {
+            TxId::NONE => match self.directories.get_mut(&ino.0) {
+                Some((of, count)) if *of == parent => {
+                    *count += 1;
+                    *count == 1
+                }
+                _ => false,
+            },
+            link => match self.links.get_mut(&(ino.0, link)) {
+                Some(count) => {
+                    *count += 1;
+                    *count == 1
+                }
+                None => false,
+            },
+        };
+        if !right {
+            self.found.insert(format!(
+                "directory {parent} of node {node}: entry \"{}\" leads to inode {ino} of this node, which is not there, \
+                 does not count it, or has another entry",
+                shown(name)
+            ));
+        }
+    }
+
+    /// All questions of a look were answered: told, or looked at again.
+    pub(super) fn conclude(&mut self, now: Duration) -> bool {
+        // Whoever does not answer may have what is missed.
+        if self.silent.is_empty() {
+            for ((ino, link), _) in self.links.iter().filter(|(_, count)| **count == 0) {
+                self.found.insert(format!(
+                    "inode {:016x}: counts link {link}, which no entry of any node has",
+                    ino
+                ));
+            }
+            for (ino, (parent, _)) in self.directories.iter().filter(|(_, (_, count))| *count == 0) {
+                let node = parent.birth_node();
+                self.found.insert(format!(
+                    "directory {ino:016x}: no entry of directory {parent} of node {node} leads to it"
+                ));
+            }
+        }
+        let found = std::mem::take(&mut self.found);
+        let problems = match self.problems.take() {
+            None => found,
+            Some(before) => before.intersection(&found).cloned().collect(),
+        };
+        if !problems.is_empty() && self.look < LOOKS {
+            self.problems = Some(problems);
+            self.next_at = Some(now + PAUSE);
+            return false;
+        }
+        self.tell(&problems);
+        true
+    }
+
+    /// Tells what is known so far.
+    pub(super) fn give_up(&mut self) {
+        self.tell(&BTreeSet::new());
+    }
+
+    fn tell(&mut self, problems: &BTreeSet<String>) {
+        let mut report = std::mem::take(&mut self.report);
+        let count = report["problems_found"].as_u64().unwrap_or(0) + problems.len() as u64;
+        if let Some(told) = report["problems"].as_array_mut() {
+            let room = TOLD_MAX.saturating_sub(told.len());
+            told.extend(problems.iter().take(room).map(|problem| Value::from(problem.as_str())));
+        }
+        report["problems_found"] = count.into();
+        report["clean"] = (count == 0).into();
+        report["nodes_silent"] = self.silent.iter().copied().collect::<Vec<u16>>().into();
+        let _ = self.reply.send(Ok(report));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_meta::BeyondEntry;
+    use std::sync::mpsc;
+
+    const HERE: NodeId = NodeId(1);
+    const THERE: NodeId = NodeId(2);
+
+    fn leading(parent: Ino, ino: Ino, link: TxId) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for number in [parent.0, 128, ino.0, link.0] {
+            bytes.extend(number.to_le_bytes());
+        }
+        bytes.extend([1, 0, b'n']);
+        bytes
+    }
+
+    /// Answers all questions of a look: `leads` to the first of `LeadsHere`, and whether what is led is there.
+    fn look(check: &mut CrossCheck, beyond: Beyond, leads: &[u8], is_led: bool) -> bool {
+        check.begin(beyond);
+        let mut first = true;
+        loop {
+            let Some((number, node, message)) = check.next_question() else { panic!("no question is left") };
+            assert_eq!(node, THERE);
+            let mut out = vec![0; 1000];
+            let reply = match Request::decode(&message).unwrap().1 {
+                Request::LeadsTo { .. } => {
+                    Ok(Reply::Bytes(if std::mem::take(&mut first) { leads } else { &[] }))
+                }
+                _ if is_led => Ok(Reply::Done),
+                _ => Err(Code::NotFound),
+            };
+            let n = Reply::encode(&reply, &mut out).unwrap();
+            if check.answered(number, Ok(&out[..n])) {
+                return check.conclude(Duration::ZERO);
+            }
+        }
+    }
+
+    #[test]
+    fn check_tells_only_what_is_wrong_at_every_look() {
+        let (file, dir) = (Ino::new(HERE, 5), Ino::new(HERE, 6));
+        let (parent, link) = (Ino::new(THERE, 9), TxId::new(THERE, 3));
+        let entry = BeyondEntry { parent: dir, name: b"e".to_vec(), ino: parent, link: TxId::NONE };
+        let beyond = || Beyond {
+            links: vec![(file, link)],
+            directories: vec![(dir, parent)],
+            entries: vec![entry.clone()],
+        };
+        let both = [leading(parent, file, link), leading(parent, dir, TxId::NONE)].concat();
+        let run = |looks: &[(&[u8], bool)]| {
+            let (send, receive) = mpsc::channel();
+            let report = serde_json::json!({ "problems": [], "problems_found": 0, "clean": true });
+            let mut check = CrossCheck::new(HERE, vec![THERE], report, send);
+            let mut looks = looks.iter();
+            while let Some((leads, is_led)) = looks.next() {
+                if look(&mut check, beyond(), leads, *is_led) {
+                    break;
+                }
+            }
+            assert!(looks.next().is_none(), "it was over before");
+            receive.try_recv().unwrap().unwrap()
+        };
+        assert_eq!(run(&[(&both, true)])["clean"], true);
+        // Wrong at one look, and right at the next.
+        assert_eq!(run(&[(&[], true), (&both, true)])["clean"], true);
+        let wrong = run(&[(&[], false); 3]);
+        assert_eq!(wrong["problems_found"], 3, "{wrong}");
+        // An entry that is not counted, and a second one to a directory.
+        let more = [both.clone(), leading(parent, dir, TxId::NONE), leading(parent, file, TxId(1))].concat();
+        let wrong = run(&[(&more, true); 3]);
+        assert_eq!(wrong["problems_found"], 2, "{wrong}");
+    }
+}
