@@ -144,7 +144,7 @@ fn request<'a>(random: &mut Random, round: u64, name: &'a [u8], data: &'a [u8]) 
     let target = [1 << 16, 1 << 16, 2 << 16, 1 << 16 | 7][random.next() as usize % 4];
     let id = BackingId { target, ino, number: (random.next() % 2) as u8, stripe: (random.next() % 3) as u16 };
     let removal = TxId::new(NodeId(2), 1 << 20 | round / 4);
-    match random.next() % 17 {
+    match random.next() % 18 {
         0 | 1 => Request::Create {
             parent,
             name,
@@ -194,6 +194,7 @@ fn request<'a>(random: &mut Random, round: u64, name: &'a [u8], data: &'a [u8]) 
             BackingOp::Write { offset: round, append: round.is_multiple_of(2), bytes: data },
         ),
         14 => Request::Backing(id, BackingOp::Open { handle: round }),
+        16 => Request::AreThere { sessions: &[7; 16] },
         15 => Request::Backing(id, [BackingOp::Make, BackingOp::Remove, BackingOp::Stat][round as usize % 3]),
         _ => Request::NameOf { parent, ino },
     }

@@ -6,7 +6,7 @@ use crate::bytes::{Reader, Writer};
 use crate::error::Code;
 use crate::id::{Ino, NodeId};
 use crate::layout::Layout;
-use crate::limits::{NAME_MAX, PATH_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX};
+use crate::limits::{NAME_MAX, PATH_MAX, SESSIONS_ASKED_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX};
 use crate::request::{
     Caller, Request, SetAttr, TimeSet, RENAME_EXCHANGE, RENAME_NOREPLACE, XATTR_CREATE, XATTR_REPLACE,
 };
@@ -121,6 +121,7 @@ impl<'a> Request<'a> {
             Request::Finish { .. } => 37,
             Request::AskOutcome { .. } => 38,
             Request::LeadsTo { .. } => 39,
+            Request::AreThere { .. } => 55,
         }
     }
 
@@ -196,6 +197,7 @@ impl<'a> Request<'a> {
             }
             Request::Backing(ref id, ref op) => op.encode(id, &mut w)?,
             Request::EndSession { session } => w.u64(session)?,
+            Request::AreThere { sessions } => w.long_bytes(sessions)?,
             Request::SetAttr { ino, set } => {
                 w.u64(ino.0)?;
                 put_option_u64(&mut w, set.mode.map(u64::from))?;
@@ -410,6 +412,13 @@ impl<'a> Request<'a> {
                 let (node, parent, cookie) = (NodeId(r.u16()?), Ino(r.u64()?), r.u64()?);
                 Request::LeadsTo { node, parent, cookie }
             }
+            55 => {
+                let sessions = r.long_bytes()?;
+                if sessions.len() % 8 != 0 || sessions.len() > 8 * SESSIONS_ASKED_MAX {
+                    return Err(Code::Malformed);
+                }
+                Request::AreThere { sessions }
+            }
             _ => return Err(Code::Malformed),
         };
         Ok((caller, request))
@@ -494,6 +503,7 @@ mod tests {
             Request::LeadsTo { node: NodeId(2), parent: p, cookie: 77 },
             Request::NameOf { parent: p, ino: i },
             Request::EndSession { session: 5 },
+            Request::AreThere { sessions: &[7; 24] },
             Request::Backing(
                 BackingId { target: 9, ino: i, number: 0, stripe: 3 },
                 BackingOp::Write { offset: 77, append: false, bytes: &[5; 3000] },

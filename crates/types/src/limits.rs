@@ -71,6 +71,11 @@ pub const HELD_TIMEOUT_MS: u64 = 10_000;
 pub const HELD_LIST_TIMEOUT_MS: u64 = 1_000;
 /// What one node asks of another for a change over several is given up after so long.
 pub const STEP_TIMEOUT_MS: u64 = 10_000;
+/// Processes that a node asks another about at once: 4 KiB of a message.
+pub const SESSIONS_ASKED_MAX: usize = 512;
+/// A node asks the others so often whether processes of theirs are there that it keeps something for: what nobody told it, as
+/// a node or a link was down, is kept no longer than this beyond the node's return.
+pub const SESSIONS_PERIOD_MS: u64 = 60_000;
 /// Requests that one ring may put into one batch, so that a process with 64 threads does not starve the others.
 pub const BATCH_PER_RING: usize = 8;
 /// Requests of one batch (one LMDB transaction): bounds the time to the first acknowledgement.

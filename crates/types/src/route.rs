@@ -19,7 +19,8 @@ impl Request<'_> {
             | Request::DropLink { .. }
             | Request::Touch { .. }
             | Request::LeadsTo { .. }
-            | Request::IsLed { .. } => None,
+            | Request::IsLed { .. }
+            | Request::AreThere { .. } => None,
             Request::Lookup { parent, .. }
             | Request::Create { parent, .. }
             | Request::MakeNode { parent, .. }

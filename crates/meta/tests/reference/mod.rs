@@ -367,7 +367,8 @@ impl Reference {
             | Request::IsLed { .. }
             | Request::NameOf { .. }
             | Request::Backing(..)
-            | Request::EndSession { .. } => Err(Code::NotSupported),
+            | Request::EndSession { .. }
+            | Request::AreThere { .. } => Err(Code::NotSupported),
         }
     }
 

@@ -125,6 +125,11 @@ impl Steps {
         }
     }
 
+    /// This worker's session at other nodes.
+    pub(super) fn session(&self) -> u64 {
+        self.session
+    }
+
     /// How long there is nothing to do.
     pub(super) fn patience(&self) -> Duration {
         if !self.anew.is_empty() || self.transactions.has_acts() {
