@@ -298,12 +298,12 @@ mod tests {
         };
         assert_eq!(run(&[(&both, true)])["clean"], true);
         // Wrong at one look, and right at the next.
-        assert_eq!(run(&[(&[], true), (&both, true)])["clean"], true);
-        let wrong = run(&[(&[], false); 3]);
+        assert_eq!(run(&[(&[][..], true), (&both, true)])["clean"], true);
+        let wrong = run(&[(&[][..], false); 3]);
         assert_eq!(wrong["problems_found"], 3, "{wrong}");
         // An entry that is not counted, and a second one to a directory.
         let more = [both.clone(), leading(parent, dir, TxId::NONE), leading(parent, file, TxId(1))].concat();
-        let wrong = run(&[(&more, true); 3]);
+        let wrong = run(&[(more.as_slice(), true); 3]);
         assert_eq!(wrong["problems_found"], 2, "{wrong}");
     }
 }

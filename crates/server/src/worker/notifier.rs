@@ -385,6 +385,10 @@ mod tests {
     use super::*;
     use forebay_types::{Kind, Layout, NodeId};
 
+    fn of(session: u64, slot: usize) -> Whose {
+        Whose::Client { session, slot, seq: 1, reply: Vec::new() }
+    }
+
     fn encoded(reply: Reply<'_>) -> Vec<u8> {
         let mut buffer = [0; 512];
         let n = Reply::encode(&Ok(reply), &mut buffer).unwrap();
@@ -448,8 +452,8 @@ mod tests {
     #[test]
     fn attributes_do_not_stand_behind_names() {
         let (mut mount, inodes, names) = mounted();
-        mount.hold(2, 0, b"", vec![Note::Inode(Ino(7)), Note::Name(Ino(7), b"a".to_vec())]);
-        mount.hold(2, 1, b"", vec![Note::Inode(Ino(8))]);
+        mount.hold(of(2, 0), vec![Note::Inode(Ino(7)), Note::Name(Ino(7), b"a".to_vec())]);
+        mount.hold(of(2, 1), vec![Note::Inode(Ino(8))]);
         assert_eq!(inodes.try_iter().map(|job| job.number).collect::<Vec<_>>(), [1, 2]);
         assert_eq!(names.try_iter().map(|job| job.number).collect::<Vec<_>>(), [1]);
         mount.note_told(Told::Inodes(2));
@@ -463,18 +467,18 @@ mod tests {
     fn while_a_name_is_late_no_other_is_queued() {
         let (mut mount, _inodes, names) = mounted();
         let name = || vec![Note::Name(Ino(7), b"a".to_vec())];
-        mount.hold(2, 0, b"", name());
-        mount.hold(2, 1, b"", name());
+        mount.hold(of(2, 0), name());
+        mount.hold(of(2, 1), name());
         mount.give_up_names();
         assert_eq!(is_due(&mount), [true, true]);
         assert_eq!(names.try_iter().count(), 2);
         for slot in 2..100 {
-            mount.hold(2, slot, b"", name());
+            mount.hold(of(2, slot), name());
         }
         assert_eq!(names.try_iter().count(), 0);
         assert!(is_due(&mount).iter().all(|due| *due));
         mount.note_told(Told::Names(2));
-        mount.hold(2, 1, b"", name());
+        mount.hold(of(2, 1), name());
         assert_eq!(names.try_iter().count(), 1, "the way is free again");
         assert_eq!(is_due(&mount).last(), Some(&false));
     }
