@@ -78,7 +78,7 @@ impl Holds {
                 let mut at = from;
                 for _ in 0..DEPTH_MAX {
                     holds.hold_directory(id, at, Hold::Pinned);
-                    let bytes = tx.get(&keys::inode(at))?.ok_or(Code::Corrupt)?;
+                    let Some(bytes) = tx.get(&keys::inode(at))? else { break };
                     let parent = Inode::decode(at, bytes)?.attr.parent;
                     if at == Ino::ROOT || parent.birth_node() != here {
                         break;

@@ -180,7 +180,7 @@ impl Batch<'_> {
     }
 
     fn prepare_enter(&mut self, c: &mut Context<'_>, tx: TxId, part: &Part<'_>) -> Answer<usize> {
-        let Part::Enter { parent, name, ino, kind, flags, .. } = *part else { return Err(Code::Invalid) };
+        let Part::Enter { parent, name, ino, kind, link, flags } = *part else { return Err(Code::Invalid) };
         let slot = self.directory(parent)?;
         self.check_name(parent, name)?;
         self.check_hold(tx, parent, Hold::Entered)?;
@@ -188,6 +188,13 @@ impl Batch<'_> {
         if directory && self.is_ours(ino) {
             self.directory(ino)?;
             self.check_hold(tx, ino, Hold::Moving)?;
+        }
+        // A file that comes home is counted by the link that its entry has elsewhere.
+        if !directory && self.is_ours(ino) {
+            let counted = self.tx.get(&keys::link(ino, link))?.is_some();
+            if self.inode(ino)?.attr.kind() != kind || !counted {
+                return Err(Code::Invalid);
+            }
         }
         let Some(found) = self.find_entry(slot, name)? else {
             if directory && self.state.directories.get(slot).attr.nlink >= LINKS_MAX {
@@ -383,7 +390,9 @@ impl Batch<'_> {
         link: TxId,
     ) -> Answer<()> {
         let slot = self.directory(parent)?;
-        let found = self.find_entry(slot, name)?.filter(|found| found.ino == ino).ok_or(Code::Corrupt)?;
+        let Some(found) = self.find_entry(slot, name)?.filter(|found| found.ino == ino) else {
+            return Ok(()); // as only a peer that breaks the protocol could have it
+        };
         self.tx.delete(&keys::entry(parent, found.cookie))?;
         self.state.ledger.entries = self.state.ledger.entries.saturating_sub(1);
         c.effects.name(parent, name, None);
@@ -420,11 +429,10 @@ impl Batch<'_> {
         };
         c.effects.name(parent, name, Some((ino, kind)));
         if let Some(replaced) = replaced.filter(|r| r.kind != Kind::Directory) {
-            let inode = match self.is_ours(replaced.ino) {
-                true => Some(self.entered_inode(replaced.ino)?),
-                false => None,
-            };
-            self.lose_entry(c, &replaced, inode)?;
+            let inode = self.find_inode(replaced.ino)?;
+            if inode.is_some() || !self.is_ours(replaced.ino) {
+                self.lose_entry(c, &replaced, inode)?;
+            }
         }
         let came = i64::from(replaced.is_none());
         self.touch_directory(c, slot, came, came * i64::from(directory));
@@ -434,7 +442,7 @@ impl Batch<'_> {
                 // Its entry here counts from now on, in the place of the link that it had elsewhere.
                 let Part::Enter { link, .. } = *part else { return Err(Code::Invalid) };
                 self.take_link(ino, link)?;
-                let mut inode = self.entered_inode(ino)?;
+                let Some(mut inode) = self.find_inode(ino)? else { return Ok(()) };
                 inode.attr.ctime = c.now;
                 self.store_and_show(c, &inode)
             }
