@@ -27,7 +27,7 @@ pub use attach::{
     HEADER_BYTES, KIND_ALIVE, KIND_ATTACH, KIND_BOARD, KIND_CONTROL, KIND_ERROR, KIND_MOUNT, MAGIC,
     MOUNT_ALONE, MOUNT_SHARED,
 };
-pub use board::{Board, Lookup, NameRef};
+pub use board::{lease_clock, Board, Lookup, NameRef};
 pub use board_writer::BoardWriter;
 pub use call::{CallFailure, Claim, Ring};
 pub use doorbell::Doorbell;

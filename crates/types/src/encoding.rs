@@ -116,6 +116,9 @@ impl<'a> Request<'a> {
             Request::NameOf { .. } => 31,
             Request::Backing(..) => 32,
             Request::EndSession { .. } => 33,
+            Request::RenewLease => 55,
+            Request::RecallName { .. } => 56,
+            Request::RecallDirectory { .. } => 57,
         }
     }
 
@@ -128,8 +131,9 @@ impl<'a> Request<'a> {
         w.u32(caller.uid)?;
         w.u32(caller.gid)?;
         match *self {
-            Request::Ping | Request::Space | Request::Reserve => {}
+            Request::Ping | Request::Space | Request::Reserve | Request::RenewLease => {}
             Request::Lookup { parent, name }
+            | Request::RecallName { parent, name }
             | Request::Unlink { parent, name }
             | Request::RemoveDirectory { parent, name } => {
                 w.u64(parent.0)?;
@@ -143,7 +147,8 @@ impl<'a> Request<'a> {
             | Request::PathOf { ino }
             | Request::CondemnDirectory { ino }
             | Request::PardonDirectory { ino }
-            | Request::FreeDirectory { ino } => w.u64(ino.0)?,
+            | Request::FreeDirectory { ino }
+            | Request::RecallDirectory { ino } => w.u64(ino.0)?,
             Request::AllocateDirectory { node, parent, mode } => {
                 w.u16(node.0)?;
                 w.u64(parent.0)?;
@@ -357,6 +362,9 @@ impl<'a> Request<'a> {
                 Request::Backing(id, op)
             }
             33 => Request::EndSession { session: r.u64()? },
+            55 => Request::RenewLease,
+            56 => Request::RecallName { parent: Ino(r.u64()?), name: name(&mut r)? },
+            57 => Request::RecallDirectory { ino: Ino(r.u64()?) },
             _ => return Err(Code::Malformed),
         };
         Ok((caller, request))
@@ -437,6 +445,9 @@ mod tests {
             Request::FreeDirectory { ino: i },
             Request::NameOf { parent: p, ino: i },
             Request::EndSession { session: 5 },
+            Request::RenewLease,
+            Request::RecallName { parent: p, name },
+            Request::RecallDirectory { ino: i },
             Request::Backing(
                 BackingId { target: 9, ino: i, number: 0, stripe: 3 },
                 BackingOp::Write { offset: 77, append: false, bytes: &[5; 3000] },
@@ -473,7 +484,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn decode_of_any_bytes_never_panics(op in 0u8..40, bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        fn decode_of_any_bytes_never_panics(op in 0u8..64, bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
             let mut all = vec![op];
             all.extend(bytes);
             let _ = Request::decode(&all);

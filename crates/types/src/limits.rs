@@ -52,6 +52,11 @@ pub const NODES_MAX: usize = 1024;
 /// A request to another node that is not answered in so long fails with EIO: longer than a node is taken for unreachable
 /// (5 s), shorter than [`CALL_TIMEOUT_MS`].
 pub const NODE_TIMEOUT_MS: u64 = 30_000;
+/// How long a node may believe what another told it of directories. A node that dies holds up a rename, removal or chmod of
+/// a directory by this much at most; it takes a request a third of this for each pair of nodes.
+pub const LEASE_MS: u64 = 3_000;
+/// Names and directories that a node keeps of one other node by lease; at one more it forgets all of them and begins anew.
+pub const LEASED_MAX: usize = 65_536;
 /// Requests that one ring may put into one batch, so that a process with 64 threads does not starve the others.
 pub const BATCH_PER_RING: usize = 8;
 /// Requests of one batch (one LMDB transaction): bounds the time to the first acknowledgement.

@@ -363,7 +363,10 @@ impl Reference {
             | Request::FreeDirectory { .. }
             | Request::NameOf { .. }
             | Request::Backing(..)
-            | Request::EndSession { .. } => Err(Code::NotSupported),
+            | Request::EndSession { .. }
+            | Request::RenewLease
+            | Request::RecallName { .. }
+            | Request::RecallDirectory { .. } => Err(Code::NotSupported),
         }
     }
 

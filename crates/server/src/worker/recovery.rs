@@ -195,10 +195,17 @@ impl ShardThread<'_> {
                         Ok((_, request)) => moved_by(&request, self.batch()?),
                         Err(_) => Vec::new(),
                     };
-                    match (&mut self.mount, request) {
+                    let notes = match (&self.mount, &request) {
                         (Some(mount), Ok((_, request))) if mount.session != session.id => {
-                            mount.hold(session.id, slot, reply, notes_of(&request, reply, &moved));
+                            notes_of(request, reply, &moved)
                         }
+                        _ => Vec::new(),
+                    };
+                    let of = (session.id, slot, seq);
+                    let held = request.is_ok_and(|(_, r)| self.hold_cautiously(of, &r, reply, &notes));
+                    match &mut self.mount {
+                        _ if held => {}
+                        Some(mount) if !notes.is_empty() => mount.hold(session.id, slot, reply, notes),
                         _ => session.answer(slot, reply),
                     }
                     self.recorder.clear(InFlight { session: session.id, slot, seq });

@@ -14,6 +14,7 @@
 
 mod crew;
 mod kept;
+mod leases;
 mod opening;
 mod removals;
 mod thread;
@@ -57,6 +58,17 @@ pub(super) enum Order {
     Remove(Ino, Layout),
     /// A client is gone, which asked these nodes for changes.
     EndSession(u64, Vec<NodeId>),
+    /// Renew the lease from a node when a third of it has passed.
+    RenewLease(NodeId),
+    /// Take back what a node was told of a directory.
+    Recall {
+        /// Whom.
+        node: NodeId,
+        /// Its number.
+        number: u64,
+        /// The encoded request.
+        message: Vec<u8>,
+    },
     /// How are the others?
     Survey(Sender<Value>),
     /// Say goodbye and end.
