@@ -34,6 +34,7 @@ use forebay_types::{
 };
 
 use crate::shared::{Mapping, PAGE_BYTES};
+use crate::waiter::lease_clock;
 
 pub(crate) const WAYS: usize = 4;
 /// Offset of this node's number.
@@ -167,14 +168,6 @@ fn mix(mut v: u64) -> u64 {
 #[inline]
 fn scale(hash: u64, buckets: u64) -> usize {
     ((hash as u128 * buckets as u128) >> 64) as usize
-}
-
-/// The clock that leases run by, in nanoseconds: it goes on while a machine is suspended.
-pub fn lease_clock() -> u64 {
-    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the clock exists on every Linux that the project runs on, and `t` is writable.
-    unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, &mut t) };
-    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 
 /// Offset of a node's lease.

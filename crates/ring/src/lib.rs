@@ -21,15 +21,17 @@ mod doorbell;
 mod futex;
 mod serve;
 mod shared;
+mod waiter;
 
 pub use attach::{
     read_exact, receive_fds, send_fds, write_all, AttachReply, Header, ATTACH_FDS, ATTACH_MOUNT, ATTACH_TOOL,
     HEADER_BYTES, KIND_ALIVE, KIND_ATTACH, KIND_BOARD, KIND_CONTROL, KIND_ERROR, KIND_MOUNT, MAGIC,
     MOUNT_ALONE, MOUNT_SHARED,
 };
-pub use board::{lease_clock, Board, Lookup, NameRef};
+pub use board::{Board, Lookup, NameRef};
 pub use board_writer::BoardWriter;
 pub use call::{CallFailure, Claim, Ring};
 pub use doorbell::Doorbell;
 pub use serve::{ServedRing, SlotRequest, SlotState};
 pub use shared::{memfd_sealed, Mapping, Seal};
+pub use waiter::{lease_clock, simulate, Waiter};

@@ -19,7 +19,7 @@
 //!
 //! All of it is the shard thread's. Tests: below, and `tests/conformance/tests/cluster`.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use forebay_fabric::Ticket;
 use forebay_ring::{lease_clock, BoardWriter};
@@ -39,7 +39,7 @@ type Name = (Ino, Vec<u8>);
 /// What a directory permits: mode, owner, group.
 type Permissions = (u32, u32, u32);
 /// Nodes that were told something, and in which term.
-type Holders = HashMap<NodeId, u64>;
+type Holders = BTreeMap<NodeId, u64>;
 
 /// A lease that this node gave.
 #[derive(Debug)]
@@ -76,8 +76,8 @@ struct Taken {
     term: Option<u64>,
     /// Rises with each recall and each new term.
     turn: u64,
-    names: HashSet<Name>,
-    directories: HashSet<Ino>,
+    names: BTreeSet<Name>,
+    directories: BTreeSet<Ino>,
 }
 
 /// A look at another node's directory that is under way.
@@ -309,10 +309,10 @@ impl Leases {
 
     /// Takes from the board what a node told.
     fn forget(taken: &mut Taken, board: &mut BoardWriter) {
-        for (parent, name) in taken.names.drain() {
+        for (parent, name) in std::mem::take(&mut taken.names) {
             board.forget_name(parent, &name);
         }
-        for ino in taken.directories.drain() {
+        for ino in std::mem::take(&mut taken.directories) {
             board.forget_directory_of(ino);
         }
         board.finish();

@@ -3,7 +3,7 @@
 //! answers from what it kept.
 
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_data::{Access, Media, Target};
@@ -21,7 +21,7 @@ const THREADS: usize = 4;
 
 /// A request for a backing file.
 #[derive(Debug)]
-pub(super) struct Job {
+pub(in crate::worker) struct Job {
     pub(super) ticket: Ticket,
     pub(super) message: Vec<u8>,
 }
@@ -31,30 +31,46 @@ pub(super) fn start(target: Arc<Target>, kept: Arc<KeptOpen>, orders: Orders) ->
     let (sender, jobs) = mpsc::channel::<Job>();
     let jobs = Arc::new(Mutex::new(jobs));
     for _ in 0..THREADS {
-        let (orders, jobs) = (orders.clone(), Arc::clone(&jobs));
-        let files = Files { target: Arc::clone(&target), kept: Arc::clone(&kept) };
+        let jobs = Arc::clone(&jobs);
+        let mut hand = Hand::new(Arc::clone(&target), Arc::clone(&kept), orders.clone());
         std::thread::Builder::new()
             .name("data".into())
             .stack_size(512 * 1024)
-            .spawn(move || work(&files, &orders, &jobs))
+            .spawn(move || loop {
+                let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                let Ok(job) = job else { return };
+                hand.serve(job);
+            })
             .map_err(|e| Error::io("cannot start a thread", &e))?;
     }
     Ok(sender)
 }
 
-fn work(files: &Files, orders: &Orders, jobs: &Mutex<Receiver<Job>>) {
-    let mut room = vec![0; MESSAGE_BYTES_MAX];
-    let mut out = vec![0; MESSAGE_BYTES_MAX];
-    loop {
-        let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok(Job { ticket, message }) = job else { return };
+/// One of the crew.
+pub(in crate::worker) struct Hand {
+    files: Files,
+    orders: Orders,
+    room: Vec<u8>,
+    out: Vec<u8>,
+}
+
+impl Hand {
+    pub(in crate::worker) fn new(target: Arc<Target>, kept: Arc<KeptOpen>, orders: Orders) -> Hand {
+        let buffer = || vec![0; MESSAGE_BYTES_MAX];
+        Hand { files: Files { target, kept }, orders, room: buffer(), out: buffer() }
+    }
+
+    /// Serves a request and has it answered.
+    pub(in crate::worker) fn serve(&mut self, Job { ticket, message }: Job) {
         let result = match Request::decode(&message) {
-            Ok((_, Request::Backing(id, op))) => files.serve(ticket.stamp.session, &id, &op, &mut room),
+            Ok((_, Request::Backing(id, op))) => {
+                self.files.serve(ticket.stamp.session, &id, &op, &mut self.room)
+            }
             Ok(_) => Err(Code::Malformed),
             Err(code) => Err(code),
         };
-        let n = Reply::encode(&result, &mut out).unwrap_or(0);
-        orders.give(Order::Answer { ticket, reply: out[..n].to_vec() });
+        let n = Reply::encode(&result, &mut self.out).unwrap_or(0);
+        self.orders.give(Order::Answer { ticket, reply: self.out[..n].to_vec() });
     }
 }
 

@@ -18,7 +18,7 @@ struct Kept {
 
 /// All that are open.
 #[derive(Debug, Default)]
-pub(super) struct KeptOpen {
+pub(in crate::worker) struct KeptOpen {
     all: Mutex<HashMap<(u64, BackingId), Kept>>,
 }
 

@@ -109,7 +109,7 @@ pub(in crate::worker) fn start(
     }
     let waker = calls.endpoint().waker().clone();
     let (sender, orders) = mpsc::channel();
-    let to_me = Orders { sender, waker };
+    let to_me = Orders::new(sender, waker);
     let kept = Arc::new(KeptOpen::default());
     let jobs = crew::start(target, Arc::clone(&kept), to_me.clone())?;
     let members = membership.nodes.iter().map(|m| (NodeId(m.number), m.name.clone(), m.host.clone()));

@@ -57,8 +57,19 @@ struct Survey {
     found: Vec<Value>,
 }
 
+/// What a round of the thread came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::worker) enum Round {
+    /// There may be more to do.
+    Busy,
+    /// Nothing is to be done for so long, unless something comes.
+    Idle(Duration),
+    /// It was told to stop, and has said goodbye.
+    Stopped,
+}
+
 /// The thread's state.
-pub(super) struct NetworkThread {
+pub(in crate::worker) struct NetworkThread {
     calls: Calls,
     me: NodeId,
     /// Number, name and host of every node.
@@ -85,7 +96,7 @@ pub(super) struct NetworkThread {
 }
 
 impl NetworkThread {
-    pub(super) fn new(
+    pub(in crate::worker) fn new(
         calls: Calls,
         me: NodeId,
         members: Vec<(NodeId, String, String)>,
@@ -119,37 +130,48 @@ impl NetworkThread {
     /// Works until it is told to stop.
     pub(super) fn run(mut self) {
         loop {
-            let mut busy = false;
-            for _ in 0..self.backlog.len() {
-                let Some(order) = self.backlog.pop_front() else { break };
-                busy |= self.obey(order);
-            }
-            while let Ok(order) = self.orders.try_recv() {
-                if matches!(order, Order::Stop) {
-                    return self.calls.leave("its daemon stops");
-                }
-                busy |= self.obey(order);
-            }
-            busy |= self.calls.progress() > 0;
-            while let Some(happening) = self.calls.next_happening() {
-                busy = true;
-                self.hear(happening);
-            }
-            let now = self.calls.now();
-            for (ino, layout) in self.removals.due(now) {
-                self.remove(ino, &layout);
-            }
-            for node in self.renewals.take_due(now) {
-                self.renew_lease(node);
-            }
-            if std::mem::take(&mut self.rings) {
-                self.doorbell.ring();
-            }
-            if !busy {
-                let patience = self.removals.patience(now).min(self.renewals.patience(now));
-                self.calls.wait(patience.min(Duration::from_secs(1)));
+            match self.round() {
+                Round::Busy => {}
+                Round::Idle(patience) => self.calls.wait(patience),
+                Round::Stopped => return,
             }
         }
+    }
+
+    /// What there is to do now, once; it never waits.
+    pub(in crate::worker) fn round(&mut self) -> Round {
+        let mut busy = false;
+        for _ in 0..self.backlog.len() {
+            let Some(order) = self.backlog.pop_front() else { break };
+            busy |= self.obey(order);
+        }
+        while let Ok(order) = self.orders.try_recv() {
+            if matches!(order, Order::Stop) {
+                self.calls.leave("its daemon stops");
+                return Round::Stopped;
+            }
+            busy |= self.obey(order);
+        }
+        busy |= self.calls.progress() > 0;
+        while let Some(happening) = self.calls.next_happening() {
+            busy = true;
+            self.hear(happening);
+        }
+        let now = self.calls.now();
+        for (ino, layout) in self.removals.due(now) {
+            self.remove(ino, &layout);
+        }
+        for node in self.renewals.take_due(now) {
+            self.renew_lease(node);
+        }
+        if std::mem::take(&mut self.rings) {
+            self.doorbell.ring();
+        }
+        if busy {
+            return Round::Busy;
+        }
+        let patience = self.removals.patience(now).min(self.renewals.patience(now));
+        Round::Idle(patience.min(Duration::from_secs(1)))
     }
 
     fn tell(&mut self, message: Message) {
