@@ -121,8 +121,9 @@ fn permissions(entry: &Entry) -> Permissions {
 }
 
 impl Leases {
-    /// Of a worker that starts now; `epoch` rises from worker to worker. In a pool that is `new` nobody was told anything.
-    pub(super) fn new(epoch: u64, new: bool) -> Leases {
+    /// Of a worker that starts now. In a pool that is `new` nobody was told anything.
+    pub(super) fn new(new: bool) -> Leases {
+        let now = lease_clock();
         Leases {
             given: HashMap::new(),
             names: HashMap::new(),
@@ -130,8 +131,9 @@ impl Leases {
             recalls: HashMap::new(),
             held: Vec::new(),
             last_recall: 0,
-            next_term: epoch,
-            cautious_until: if new { 0 } else { lease_clock() + LEASE_NS },
+            // Terms take longer than a nanosecond, so that no worker has one of an earlier one's.
+            next_term: now,
+            cautious_until: if new { 0 } else { now + LEASE_NS },
             taken: HashMap::new(),
             looks: HashMap::new(),
         }
@@ -566,7 +568,7 @@ mod tests {
 
     #[test]
     fn a_change_waits_for_the_recall_of_what_was_told_while_the_lease_ran() {
-        let (mut l, d) = (Leases::new(7, true), Ino::new(HOME, 9));
+        let (mut l, d) = (Leases::new(true), Ino::new(HOME, 9));
         let told = encoded(Reply::Entry(directory(d, 0o755)));
         l.told(HOLDER, &lookup(b"d"), &told, 100);
         assert!(
@@ -597,7 +599,7 @@ mod tests {
 
     #[test]
     fn a_worker_that_follows_another_acknowledges_no_change_of_directories_for_one_lease() {
-        let mut l = Leases::new(7, false);
+        let mut l = Leases::new(false);
         let now = lease_clock();
         assert!(!l.is_idle(now));
         let wait = Wait { not_before: l.cautious_until, ..Wait::default() };
@@ -612,7 +614,7 @@ mod tests {
         let (fd, mut board) = BoardWriter::create(1 << 20).unwrap();
         board.set_node(HOLDER);
         let reader = Board::open(Mapping::new(fd.as_fd(), board.bytes(), false).unwrap()).unwrap();
-        let (mut l, d) = (Leases::new(1, true), Ino::new(HOME, 9));
+        let (mut l, d) = (Leases::new(true), Ino::new(HOME, 9));
         let told = encoded(Reply::Entry(directory(d, 0o711)));
         let mut sequence = 0;
         let mut look =

@@ -175,7 +175,7 @@ impl<'a> ShardThread<'a> {
         network: Option<Network>,
         new: bool,
     ) -> Result<ShardThread<'a>> {
-        let leases = network.as_ref().filter(|n| n.nodes > 1).map(|_| Leases::new(epoch, new));
+        let leases = network.as_ref().filter(|n| n.nodes > 1).map(|_| Leases::new(new));
         Ok(ShardThread {
             shard,
             batch: None,
