@@ -133,6 +133,7 @@ impl<'a> Batch<'a> {
             | Request::Space
             | Request::Backing(..)
             | Request::EndSession { .. }
+            | Request::AreThere { .. }
             | Request::RenewLease
             | Request::RecallName { .. }
             | Request::RecallDirectory { .. } => Err(Code::NotSupported),

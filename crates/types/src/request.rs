@@ -311,6 +311,12 @@ pub enum Request<'a> {
         /// Directory of the node that asks.
         ino: Ino,
     },
+    /// Which of these processes of the asked node are there? From daemon to daemon, which keeps something for them.
+    /// → `Bytes`: one for each, 0 for one that is gone
+    AreThere {
+        /// Sessions, eight bytes each, at most [`crate::limits::SESSIONS_ASKED_MAX`].
+        sessions: &'a [u8],
+    },
 }
 
 impl Request<'_> {
@@ -332,6 +338,7 @@ impl Request<'_> {
                 | Request::NameOf { .. }
                 | Request::Backing(..)
                 | Request::EndSession { .. }
+                | Request::AreThere { .. }
                 | Request::RenewLease
                 | Request::RecallName { .. }
                 | Request::RecallDirectory { .. }
@@ -343,6 +350,7 @@ impl Request<'_> {
         matches!(
             self,
             Request::EndSession { .. }
+                | Request::AreThere { .. }
                 | Request::RenewLease
                 | Request::RecallName { .. }
                 | Request::RecallDirectory { .. }

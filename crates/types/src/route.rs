@@ -12,6 +12,7 @@ impl Request<'_> {
             | Request::Space
             | Request::Reserve
             | Request::EndSession { .. }
+            | Request::AreThere { .. }
             | Request::RenewLease
             | Request::RecallName { .. }
             | Request::RecallDirectory { .. } => None,

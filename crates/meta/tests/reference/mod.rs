@@ -364,6 +364,7 @@ impl Reference {
             | Request::NameOf { .. }
             | Request::Backing(..)
             | Request::EndSession { .. }
+            | Request::AreThere { .. }
             | Request::RenewLease
             | Request::RecallName { .. }
             | Request::RecallDirectory { .. } => Err(Code::NotSupported),

@@ -68,6 +68,15 @@ pub(super) enum Message {
         /// The encoded request.
         message: Vec<u8>,
     },
+    /// Find out which processes of other nodes, or of this one, are gone without a word.
+    ReviewSessions(Option<NodeId>),
+    /// Another node asks which of these processes are there.
+    AreThere {
+        /// To answer by.
+        ticket: Ticket,
+        /// Their sessions.
+        sessions: Vec<u64>,
+    },
     /// A process of this other node is gone.
     EndedElsewhere(NodeId, u64),
     /// Another node's daemon asks for a lease, or takes back what it told.
@@ -458,6 +467,8 @@ impl<'a> ShardThread<'a> {
             Message::LeaseAsked { ticket, message } => self.lease_asked(ticket, &message),
             Message::LeaseRenewed(node, lease) => self.lease_renewed(node, lease),
             Message::Recalled(number, answered) => self.recalled(number, answered),
+            Message::ReviewSessions(node) => self.review_sessions(node),
+            Message::AreThere { ticket, sessions } => self.are_there(ticket, &sessions),
             Message::EndedElsewhere(node, session) => self.ended_elsewhere(node, session)?,
             Message::Stop => {
                 self.forget_mount();

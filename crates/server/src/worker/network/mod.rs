@@ -72,6 +72,8 @@ pub(super) enum Order {
         /// The encoded request.
         message: Vec<u8>,
     },
+    /// Ask the node, or all, which of these processes of theirs are there, and of those that the crew keeps files open for.
+    Review(Option<NodeId>, Vec<u64>),
     /// How are the others?
     Survey(Sender<Value>),
     /// Say goodbye and end.
