@@ -368,8 +368,8 @@ impl File {
             };
             done += n;
             if n < part.len() {
-                // The backing file ends here; the file may go on in another: then this is a hole. What was there when the
-                // size was taken is not: it is looked for once more.
+                // The backing file ends here, and the only one ends the file; else it may go on in another: then this is a
+                // hole, if it still is when the size is known. What is written meanwhile must not read as zeros.
                 if self.entry.layout.is_single() {
                     return Ok(done);
                 }
