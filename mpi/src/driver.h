@@ -71,8 +71,8 @@ extern struct native_objects native_objects;
 
 /* libforebay.so's functions. */
 #define FOREBAY_FUNCTIONS(X)                                                                                           \
-    X(attach) X(attach_error) X(unlink) X(file_open) X(file_close) X(file_fd) X(file_layout) X(file_pread)             \
-    X(file_pwrite) X(file_size) X(file_truncate) X(file_allocate) X(file_sync)
+    X(attach) X(attach_error) X(unlink) X(file_open) X(file_close) X(file_fd) X(file_layout) X(file_preadv)            \
+    X(file_pwritev) X(file_read_runs) X(file_write_runs) X(file_size) X(file_truncate) X(file_allocate) X(file_sync)
 struct forebay {
 #define X(name) __typeof__(&forebay_##name) name;
     FOREBAY_FUNCTIONS(X)
@@ -118,8 +118,7 @@ int64_t walk_next(struct walk *walk, int64_t most, int64_t *bytes);
 /* ---- handle.c, file.c ---- */
 
 #define HINTS(X)                                                                                                       \
-    X(cb_nodes) X(cb_buffer_size) X(romio_cb_read) X(romio_cb_write) X(romio_ds_read) X(striping_factor)               \
-    X(striping_unit)
+    X(cb_nodes) X(cb_buffer_size) X(romio_cb_read) X(romio_cb_write) X(striping_factor) X(striping_unit)
 enum hint {
 #define X(name) HINT_##name,
     HINTS(X)
@@ -160,7 +159,6 @@ struct file {
     forebay_file *data;
     int fd; /* of a file with one backing file, or -1 */
     char *path;
-    char *_Atomic spare; /* a buffer of SIEVE_BYTES that no access uses now: new memory costs a page fault each 4 KiB */
     struct view view;
     int64_t position;   /* the individual file pointer, in etypes */
     bool apart;         /* the views of all ranks are: what lies before an offset is the first part of each one's data */

@@ -163,7 +163,6 @@ static void file_free(struct file *file) {
         mpi.Comm_free(&file->comm);
     view_free(&file->view);
     pthread_mutex_destroy(&file->lock);
-    free(file->spare);
     free(file->path);
     free(file);
 }

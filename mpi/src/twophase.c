@@ -17,6 +17,7 @@ enum {
     WINDOW_BYTES = 4 << 20, /* unless cb_buffer_size says otherwise */
     WINDOW_BYTES_MIN = 4096,
     WINDOW_BYTES_MAX = 64 << 20,
+    RUNS_MAX = 512,         /* in one call */
     SHORT_RUN_BYTES = 512,  /* measured: 64 bytes seven times as fast through aggregators, 4096 half as fast */
     ALIGNMENT_BYTES = 4096, /* of domains, so that two aggregators do not share a page */
 };
@@ -232,14 +233,21 @@ static int serve(struct access *a, bool writes, int64_t first, int64_t last) {
     place(a, true, first);
     qsort(a->pieces[1], count, sizeof(struct piece), by_offset);
     for (int64_t i = 0; i < count && n >= 0;) {
-        low = a->pieces[1][i].offset;
-        high = low;
-        for (; i < count && a->pieces[1][i].offset <= high; i++) {
-            int64_t end = a->pieces[1][i].offset + a->pieces[1][i].bytes;
-            high = end > high ? end : high;
+        struct forebay_run runs[RUNS_MAX];
+        struct iovec parts[RUNS_MAX];
+        int used = 0;
+        for (; i < count && used < RUNS_MAX; used++) {
+            low = a->pieces[1][i].offset;
+            high = low;
+            for (; i < count && a->pieces[1][i].offset <= high; i++) {
+                int64_t end = a->pieces[1][i].offset + a->pieces[1][i].bytes;
+                high = end > high ? end : high;
+            }
+            runs[used] = (struct forebay_run){low, high - low};
+            parts[used] = (struct iovec){a->buffer + (low - first), high - low};
         }
-        struct iovec run = {a->buffer + (low - first), high - low};
-        n = transfer_run(a->file, true, &run, 1, low);
+        n = used == 1 ? transfer_run(a->file, true, parts, 1, low)
+                      : forebay.file_write_runs(a->file->data, parts, used, runs, used);
     }
     return n < 0 ? class_of(n) : MPI_SUCCESS;
 }

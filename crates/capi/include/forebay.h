@@ -24,6 +24,7 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 #include <time.h>
 
 #ifdef __cplusplus
@@ -126,6 +127,24 @@ int forebay_file_layout(const forebay_file *file, uint32_t *stripe_count, uint32
 int64_t forebay_file_pread(const forebay_file *file, void *buffer, size_t bytes, int64_t offset);
 int64_t forebay_file_pwrite(const forebay_file *file, const void *buffer, size_t bytes, int64_t offset);
 int64_t forebay_file_size(const forebay_file *file);
+
+/* As forebay_file_pread and forebay_file_pwrite, from and to several pieces of memory. */
+int64_t forebay_file_preadv(const forebay_file *file, const struct iovec *parts, int part_count, int64_t offset);
+int64_t forebay_file_pwritev(const forebay_file *file, const struct iovec *parts, int part_count, int64_t offset);
+
+/*
+ * From and to many ranges of the file, in as few system calls as there are backing files: `runs` and `parts`, each in its
+ * order, are the same bytes, and -EINVAL if they are not equally many. A read returns the bytes before the first that lies
+ * behind the file's end; a write all, or what went wrong, when any of it may have been written. What lies between the ranges is
+ * never written.
+ */
+struct forebay_run {
+    int64_t offset, bytes;
+};
+int64_t forebay_file_read_runs(const forebay_file *file, const struct iovec *parts, int part_count,
+                               const struct forebay_run *runs, int run_count);
+int64_t forebay_file_write_runs(const forebay_file *file, const struct iovec *parts, int part_count,
+                                const struct forebay_run *runs, int run_count);
 
 /* As ftruncate(2), posix_fallocate(3) from the start, and fsync(2). */
 int forebay_file_truncate(const forebay_file *file, int64_t size);

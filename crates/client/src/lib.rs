@@ -11,6 +11,7 @@
 //! closes all its descriptors (the target is fetched again). When the pool is gone, calls fail with
 //! [`Code::PoolGone`](forebay_types::Code) after a bounded wait. Tests: `tests/`, and the conformance suite.
 
+mod ahead;
 mod attached;
 mod attributes;
 mod connection;
@@ -26,6 +27,7 @@ mod names;
 mod open;
 mod path;
 mod pool;
+mod runs;
 mod stat;
 mod unnamed;
 mod walk;
@@ -38,3 +40,4 @@ pub use mounted::{inode_of_name, INODE_NAME, MOUNTED_MARK};
 pub use open::directories_opened;
 pub use path::{PathBuffer, Place};
 pub use pool::{Door, Fail, Pool};
+pub use runs::Run;
