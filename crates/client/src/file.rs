@@ -10,6 +10,7 @@ use crate::elsewhere::OpenElsewhere;
 use crate::errno;
 use crate::path::{PathBuffer, Place};
 use crate::pool::{Door, Fail, Pool};
+use crate::scatter::Scatter;
 use crate::walk::{permits, Target, EXECUTE, READ, WRITE};
 
 /// How often an open starts again when the file gets another layout, or another file its name, meanwhile.
@@ -59,15 +60,17 @@ pub struct File {
     /// Index in `stripes` of each component's first stripe.
     first: Vec<usize>,
     ahead: Ahead,
+    scatter: Scatter,
 }
 
 impl Pool {
-    /// What a new [`File`] has taken ahead. Only memory gives it anything.
-    fn nothing_ahead(&self) -> Ahead {
-        match self.attached() {
-            Ok(attached) if attached.reply.stable_inodes => Ahead::default(),
-            _ => Ahead::never(),
-        }
+    fn opened(&self, entry: &Entry, stripes: Vec<Stripe>, first: Vec<usize>) -> File {
+        // What is good for files in memory.
+        let (ahead, scatter) = match self.attached() {
+            Ok(attached) if attached.reply.stable_inodes => (Ahead::default(), Scatter::default()),
+            _ => (Ahead::never(), Scatter::never()),
+        };
+        File { pool: self.for_ever(), entry: *entry, stripes, first, ahead, scatter }
     }
 
     /// Opens a file of any layout; with `write` it is dirty when this returns. [`Code::Stale`] when it has got another layout
@@ -104,7 +107,7 @@ impl Pool {
                 Err(code) => return Err(code),
             }
         }
-        Ok(File { pool: self.for_ever(), entry: *entry, stripes, first, ahead: self.nothing_ahead() })
+        Ok(self.opened(entry, stripes, first))
     }
 
     /// Opens a file of any layout by its path; `flags` are O_ACCMODE, O_CREAT, O_EXCL and O_TRUNC, `mode` has the umask
@@ -158,8 +161,7 @@ impl Pool {
         if !entry.attr.is_file() {
             return Err(if entry.attr.is_directory() { Code::IsDirectory } else { Code::Invalid }.into());
         }
-        let (stripes, first) = (vec![Stripe::Here(fd)], vec![0]);
-        Ok(File { pool: self.for_ever(), entry, stripes, first, ahead: self.nothing_ahead() })
+        Ok(self.opened(&entry, vec![Stripe::Here(fd)], vec![0]))
     }
 
     /// Opens a file that has several, or one of another node.
@@ -306,6 +308,14 @@ impl File {
 
     pub(crate) fn layout(&self) -> &Layout {
         &self.entry.layout
+    }
+
+    pub(crate) fn stripe_count(&self) -> usize {
+        self.stripes.len()
+    }
+
+    pub(crate) fn scattered(&self) -> &Scatter {
+        &self.scatter
     }
 
     /// Takes space ahead of a write of `bytes` bytes in `steps` steps to a range of a backing file that is here.

@@ -28,6 +28,7 @@ mod open;
 mod path;
 mod pool;
 mod runs;
+mod scatter;
 mod stat;
 mod unnamed;
 mod walk;

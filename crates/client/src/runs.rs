@@ -15,6 +15,7 @@ use forebay_types::Code;
 
 use crate::errno;
 use crate::file::{File, Stripe};
+use crate::scatter::Spot;
 
 /// Pieces of memory that the kernel takes in one call (UIO_MAXIOV).
 const PARTS_MAX: usize = 1024;
@@ -285,8 +286,9 @@ impl File {
         let (first, last) = (&group[0], &group[group.len() - 1]);
         let range = first.at..(last.at + last.bytes as u64).max(first.at);
         self.take_ahead(first.stripe, fd, range, bytes, group.len());
+        let done = self.scatter(first.stripe, fd, group)?;
         let mut parts = Vec::with_capacity(group.len().min(PARTS_MAX));
-        let mut rest = group;
+        let mut rest = &group[done..];
         while let Some(first) = rest.first() {
             parts.clear();
             let mut at = first.at;
@@ -301,6 +303,19 @@ impl File {
             move_parts(fd, &mut parts, first.at, true)?;
         }
         Ok(())
+    }
+
+    /// Writes many small pieces together; how many, from the first on.
+    fn scatter(&self, stripe: usize, fd: RawFd, group: &[Piece]) -> Result<usize, Code> {
+        let spots: Vec<_> =
+            group.iter().map(|piece| Spot { at: piece.at, memory: piece.memory, bytes: piece.bytes }).collect();
+        let mut result = Ok(0);
+        let last = &group[group.len() - 1];
+        let done = self.scattered().write((stripe, self.stripe_count()), fd, &spots, || {
+            result = move_parts(fd, &mut [part_of(last.memory, last.bytes)], last.at, true);
+            result.is_ok()
+        });
+        result.map(|_| done)
     }
 
     fn write_whole(&self, from: &[u8], offset: u64) -> Result<(), Code> {

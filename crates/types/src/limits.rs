@@ -112,6 +112,12 @@ pub const AHEAD_WRITE_BYTES_MAX: usize = 256 << 10;
 /// A gap between two ranges of a file that are read in one call is read too if it is no longer: as long as a call for
 /// itself takes.
 pub const GAP_BYTES_MAX: usize = 8 << 10;
+/// Pieces for one backing file from which on two system calls and a pipe for all cost less than one for each.
+pub const SCATTER_PIECES_MIN: usize = 24;
+/// Pieces that are longer on average are written each by itself: a call costs little beside the copy.
+pub const SCATTER_BYTES_MAX: usize = 16 << 10;
+/// What is mapped of a backing file at one time: some milliseconds of writing, and a small part of an address space.
+pub const SCATTER_WINDOW_BYTES: u64 = 64 << 20;
 /// Pieces of ranges that are sorted by their backing files at one time: 200 KiB of lists.
 pub const RUN_PIECES_MAX: usize = 4096;
 
