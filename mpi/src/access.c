@@ -85,8 +85,8 @@ static bool batch_add(struct batch *batch, int64_t offset, int64_t bytes, struct
     return batch->run_count < RUNS_MAX && batch->part_count < PARTS_MAX;
 }
 
-/* The next ranges of at most `bytes` bytes, with their memory; an error class. */
-static int batch_fill(struct batch *batch, struct walk *runs, struct walk *memory, int64_t bytes) {
+/* The next ranges, at most so many and of so many bytes, with their memory; an error class. */
+static int batch_fill(struct batch *batch, struct walk *runs, struct walk *memory, int64_t bytes, int most) {
     batch->run_count = batch->part_count = 0;
     batch->bytes = 0;
     bool room = true;
@@ -98,7 +98,7 @@ static int batch_fill(struct batch *batch, struct walk *runs, struct walk *memor
         int64_t at = walk_next(runs, piece, &run);
         if (at < 0 || at > INT64_MAX - run)
             return MPI_ERR_ARG;
-        room = batch_add(batch, at, run, memory);
+        room = batch_add(batch, at, run, memory) && batch->run_count < most;
     }
     return MPI_SUCCESS;
 }
@@ -107,10 +107,11 @@ static int move(struct file *file, const struct view *view, bool writes, int64_t
                 const struct flat *memory, int64_t *done) {
     struct walk runs, pieces;
     struct batch batch;
+    int most = !writes && strcmp(file->hints[HINT_romio_ds_read], "disable") == 0 ? 1 : RUNS_MAX;
     walk_start(&runs, view->file, view->disp, position);
     walk_start(&pieces, memory, (int64_t)(intptr_t)buffer, 0);
     while (*done < bytes) {
-        int code = batch_fill(&batch, &runs, &pieces, bytes - *done);
+        int code = batch_fill(&batch, &runs, &pieces, bytes - *done, most);
         if (code != MPI_SUCCESS)
             return code;
         int64_t n;
@@ -276,6 +277,8 @@ int access_file(struct file *file, bool writes, enum pointer pointer, int flags,
     const struct flat *memory = NULL;
     *bytes = 0;
     bool together = (flags & COLLECTIVE) && wants_two_phase(file, writes);
+    if (pointer == ORDERED)
+        shared_by_all(file);
     int code = check(file, writes, pointer, offset, buffer, count, type, &memory);
     int64_t asked = code == MPI_SUCCESS ? count * memory->size : 0;
     int64_t etypes = code == MPI_SUCCESS ? asked / file->view.etype_size : 0;

@@ -118,7 +118,8 @@ int64_t walk_next(struct walk *walk, int64_t most, int64_t *bytes);
 /* ---- handle.c, file.c ---- */
 
 #define HINTS(X)                                                                                                       \
-    X(cb_nodes) X(cb_buffer_size) X(romio_cb_read) X(romio_cb_write) X(striping_factor) X(striping_unit)
+    X(cb_nodes) X(cb_buffer_size) X(romio_cb_read) X(romio_cb_write) X(romio_ds_read) X(striping_factor)               \
+    X(striping_unit)
 enum hint {
 #define X(name) HINT_##name,
     HINTS(X)
@@ -127,11 +128,17 @@ enum hint {
 };
 enum { HINT_BYTES = 64 };
 
-/* What the ranks that opened a file together share; in a memfd that rank 0 made. */
+/* What the ranks that opened a file together share; in a memfd of rank 0's. */
 struct shared {
-    uint64_t nonce;
+    uint64_t nonce;           /* of the memfd, in its first slot */
+    _Atomic int users;        /* ranks that have the file open; 0 in a slot that is free */
     _Atomic int64_t position; /* the shared file pointer, in etypes */
     pthread_mutex_t atomic;   /* robust: of an access in atomic mode */
+};
+
+/* Where that is; `slot` is negative when it is nowhere. */
+struct shared_place {
+    int64_t pid, memfd, nonce, slot;
 };
 
 struct view {
@@ -164,8 +171,8 @@ struct file {
     bool apart;         /* the views of all ranks are: what lies before an offset is the first part of each one's data */
     int64_t widest_run; /* the longest mean length of a view's runs that any rank has */
     bool atomic;
-    struct shared *shared;
-    int memfd;
+    struct shared *shared; /* NULL where this rank has none */
+    bool shared_known;     /* and so have all ranks, or none */
     char hints[HINT_COUNT][HINT_BYTES];
     struct handler handler;
     enum split split;
@@ -196,6 +203,21 @@ MPI_Info hints_give(const struct file *file);
 
 int file_set_view(struct file *file, MPI_Offset disp, MPI_Datatype etype, MPI_Datatype filetype, const char *datarep,
                   MPI_Info info);
+
+/* ---- shared.c ---- */
+
+/* On rank 0: a place that as many ranks as the file has are to leave. */
+void shared_make(struct file *file, struct shared_place *place);
+void shared_join(struct file *file, const struct shared_place *place);
+void shared_leave(struct file *file);
+/* On rank 0, when the others know that they are not to join. */
+void shared_drop(struct file *file);
+/* Whether all ranks have it; the first call asks them. Collective. */
+bool shared_by_all(struct file *file);
+/* The same when a collective call has found out whether any rank lacks it. */
+void shared_settle(struct file *file, bool is_missed);
+/* The same number for processes that can find each other's memfds. */
+int64_t shared_node(void);
 
 /* ---- error.c ---- */
 
