@@ -10,7 +10,7 @@
  * forebay_fstat.
  *
  * All functions may be called from any thread at any time; all but forebay_attach, forebay_opendir, forebay_closedir and
- * those of forebay_file and forebay_request also from a signal handler. One directory (forebay_dir) belongs to one thread at a time.
+ * those of forebay_file, forebay_request and forebay_memory also from a signal handler. One directory (forebay_dir) belongs to one thread at a time.
  *
  * A symbolic link or ".." that leads out of the pool is -EXDEV: such a path is the kernel's.
  *
@@ -146,6 +146,14 @@ int64_t forebay_file_read_runs(const forebay_file *file, const struct iovec *par
 int64_t forebay_file_write_runs(const forebay_file *file, const struct iovec *parts, int part_count,
                                 const struct forebay_run *runs, int run_count);
 
+/*
+ * As lseek(2) with SEEK_DATA and SEEK_HOLE, from any offset and moving none: -ENXIO where lseek says so. What lies on other
+ * nodes counts as data. forebay_file_punch makes a range a hole, which reads as zeros and takes no space.
+ */
+int64_t forebay_file_seek_data(const forebay_file *file, int64_t offset);
+int64_t forebay_file_seek_hole(const forebay_file *file, int64_t offset);
+int forebay_file_punch(const forebay_file *file, int64_t offset, int64_t bytes);
+
 /* As ftruncate(2), posix_fallocate(3) from the start, and fsync(2). */
 int forebay_file_truncate(const forebay_file *file, int64_t size);
 int forebay_file_allocate(const forebay_file *file, int64_t size);
@@ -173,6 +181,15 @@ int64_t forebay_request_wait(forebay_request *request);
 
 /* 1 and the result when it is done, 0 while it is not. */
 int forebay_request_test(forebay_request *request, int64_t *result);
+
+/*
+ * Memory that transfers will use again and again. Its pages are made present, so that no transfer waits for them: of
+ * data on this node that is all, and any other memory is as good. -EFAULT for what is not mapped. It stays the caller's
+ * to free, after forebay_memory_unregister.
+ */
+typedef struct forebay_memory forebay_memory;
+int forebay_memory_register(forebay_pool *pool, void *first, size_t bytes, forebay_memory **memory);
+int forebay_memory_unregister(forebay_memory *memory);
 
 /*
  * How a file lies, or how files that are made with several backing files in a directory are to; the latter can be set, the

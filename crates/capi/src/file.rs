@@ -336,6 +336,37 @@ pub unsafe extern "C" fn forebay_file_allocate(file: *const forebay_file, size: 
 /// # Safety
 /// As forebay.h says.
 #[no_mangle]
+pub unsafe extern "C" fn forebay_file_seek_data(file: *const forebay_file, offset: i64) -> i64 {
+    // SAFETY: see above.
+    unsafe { on_file(file, |file| file.seek_data(unsigned(offset)?).map(|n| n as i64).map_err(negative)) }
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
+pub unsafe extern "C" fn forebay_file_seek_hole(file: *const forebay_file, offset: i64) -> i64 {
+    // SAFETY: see above.
+    unsafe { on_file(file, |file| file.seek_hole(unsigned(offset)?).map(|n| n as i64).map_err(negative)) }
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
+pub unsafe extern "C" fn forebay_file_punch(file: *const forebay_file, offset: i64, count: i64) -> c_int {
+    let answer = |file: &File| file.punch(unsigned(offset)?, unsigned(count)?).map(|()| 0).map_err(negative);
+    // SAFETY: see above.
+    unsafe { on_file(file, answer) as c_int }
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
 pub unsafe extern "C" fn forebay_file_sync(file: *const forebay_file) -> c_int {
     // SAFETY: see above.
     unsafe { on_file(file, |file| file.sync().map(|()| 0).map_err(negative)) as c_int }

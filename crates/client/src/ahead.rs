@@ -67,7 +67,8 @@ impl Ahead {
         }
         let taken = self.taken.load(Ordering::Relaxed);
         let follows = start >= from && start <= to + AHEAD_BYTES_MAX;
-        let next = if follows { next_window(start, end, to, (SHARE * written).saturating_sub(taken)) } else { None };
+        let next =
+            if follows { next_window(start, end, to, (SHARE * written).saturating_sub(taken)) } else { None };
         let Some((first, last)) = next else {
             if !follows {
                 // Where a step that follows will start from.
@@ -114,7 +115,10 @@ mod tests {
             for room in [0, 1000, 1 << 16, 300_000, 1 << 21, 1 << 40] {
                 let Some((first, last)) = next_window(start, start + 47_001, 0, room) else { continue };
                 assert!(first <= start && last >= start + 47_001 && last - first <= room, "{start} {room}");
-                assert!(last - first <= 2 * AHEAD_BYTES_MAX.min(start.max(AHEAD_BYTES_MIN)), "{start} {room}");
+                assert!(
+                    last - first <= 2 * AHEAD_BYTES_MAX.min(start.max(AHEAD_BYTES_MIN)),
+                    "{start} {room}"
+                );
             }
         }
         assert_eq!(next_window(0, 4096, 0, AHEAD_BYTES_MIN - 1), None);

@@ -310,6 +310,10 @@ impl File {
         &self.entry.layout
     }
 
+    pub(crate) fn pool(&self) -> &'static Pool {
+        self.pool
+    }
+
     pub(crate) fn stripe_count(&self) -> usize {
         self.stripes.len()
     }

@@ -20,6 +20,7 @@ mod directory;
 mod elsewhere;
 mod errno;
 mod file;
+mod holes;
 mod inode;
 mod migrate;
 mod mounted;

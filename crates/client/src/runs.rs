@@ -307,8 +307,10 @@ impl File {
 
     /// Writes many small pieces together; how many, from the first on.
     fn scatter(&self, stripe: usize, fd: RawFd, group: &[Piece]) -> Result<usize, Code> {
-        let spots: Vec<_> =
-            group.iter().map(|piece| Spot { at: piece.at, memory: piece.memory, bytes: piece.bytes }).collect();
+        let spots: Vec<_> = group
+            .iter()
+            .map(|piece| Spot { at: piece.at, memory: piece.memory, bytes: piece.bytes })
+            .collect();
         let mut result = Ok(0);
         let last = &group[group.len() - 1];
         let done = self.scattered().write((stripe, self.stripe_count()), fd, &spots, || {

@@ -76,7 +76,11 @@ impl Pipe {
             }
             libc::fcntl(ends[0], libc::F_SETPIPE_SZ, PIPE_BYTES);
             let bytes = libc::fcntl(ends[0], libc::F_GETPIPE_SZ);
-            Some(Pipe { out: ends[0], into: ends[1], pages: usize::try_from(bytes).unwrap_or(0) / PAGE_BYTES })
+            Some(Pipe {
+                out: ends[0],
+                into: ends[1],
+                pages: usize::try_from(bytes).unwrap_or(0) / PAGE_BYTES,
+            })
         }
     }
 
