@@ -6,7 +6,7 @@ use crate::bytes::{Reader, Writer};
 use crate::error::Code;
 use crate::id::{Ino, NodeId};
 use crate::layout::Layout;
-use crate::limits::{NAME_MAX, PATH_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX};
+use crate::limits::{NAME_MAX, PATH_MAX, SESSIONS_ASKED_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX};
 use crate::request::{
     Caller, Request, SetAttr, TimeSet, RENAME_EXCHANGE, RENAME_NOREPLACE, XATTR_CREATE, XATTR_REPLACE,
 };
@@ -116,6 +116,7 @@ impl<'a> Request<'a> {
             Request::NameOf { .. } => 31,
             Request::Backing(..) => 32,
             Request::EndSession { .. } => 33,
+            Request::AreThere { .. } => 55,
         }
     }
 
@@ -160,6 +161,7 @@ impl<'a> Request<'a> {
             }
             Request::Backing(ref id, ref op) => op.encode(id, &mut w)?,
             Request::EndSession { session } => w.u64(session)?,
+            Request::AreThere { sessions } => w.long_bytes(sessions)?,
             Request::SetAttr { ino, set } => {
                 w.u64(ino.0)?;
                 put_option_u64(&mut w, set.mode.map(u64::from))?;
@@ -357,6 +359,13 @@ impl<'a> Request<'a> {
                 Request::Backing(id, op)
             }
             33 => Request::EndSession { session: r.u64()? },
+            55 => {
+                let sessions = r.long_bytes()?;
+                if sessions.len() % 8 != 0 || sessions.len() > 8 * SESSIONS_ASKED_MAX {
+                    return Err(Code::Malformed);
+                }
+                Request::AreThere { sessions }
+            }
             _ => return Err(Code::Malformed),
         };
         Ok((caller, request))
@@ -437,6 +446,7 @@ mod tests {
             Request::FreeDirectory { ino: i },
             Request::NameOf { parent: p, ino: i },
             Request::EndSession { session: 5 },
+            Request::AreThere { sessions: &[7; 24] },
             Request::Backing(
                 BackingId { target: 9, ino: i, number: 0, stripe: 3 },
                 BackingOp::Write { offset: 77, append: false, bytes: &[5; 3000] },

@@ -55,6 +55,11 @@ pub const REMOTE_SHELLS_MAX: usize = 64;
 /// A request to another node that is not answered in so long fails with EIO: longer than a node is taken for unreachable
 /// (5 s), shorter than [`CALL_TIMEOUT_MS`].
 pub const NODE_TIMEOUT_MS: u64 = 30_000;
+/// Processes that a node asks another about at once: 4 KiB of a message.
+pub const SESSIONS_ASKED_MAX: usize = 512;
+/// A node asks the others so often whether processes of theirs are there that it keeps something for: what nobody told it, as
+/// a node or a link was down, is kept no longer than this beyond the node's return.
+pub const SESSIONS_PERIOD_MS: u64 = 60_000;
 /// Requests that one ring may put into one batch, so that a process with 64 threads does not starve the others.
 pub const BATCH_PER_RING: usize = 8;
 /// Requests of one batch (one LMDB transaction): bounds the time to the first acknowledgement.

@@ -295,6 +295,12 @@ pub enum Request<'a> {
         /// The process's session.
         session: u64,
     },
+    /// Which of these processes of the asked node are there? From daemon to daemon, which keeps something for them.
+    /// → `Bytes`: one for each, 0 for one that is gone
+    AreThere {
+        /// Sessions, eight bytes each, at most [`crate::limits::SESSIONS_ASKED_MAX`].
+        sessions: &'a [u8],
+    },
 }
 
 impl Request<'_> {
@@ -316,6 +322,7 @@ impl Request<'_> {
                 | Request::NameOf { .. }
                 | Request::Backing(..)
                 | Request::EndSession { .. }
+                | Request::AreThere { .. }
         )
     }
 

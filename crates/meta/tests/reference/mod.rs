@@ -363,7 +363,8 @@ impl Reference {
             | Request::FreeDirectory { .. }
             | Request::NameOf { .. }
             | Request::Backing(..)
-            | Request::EndSession { .. } => Err(Code::NotSupported),
+            | Request::EndSession { .. }
+            | Request::AreThere { .. } => Err(Code::NotSupported),
         }
     }
 

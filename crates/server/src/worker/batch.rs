@@ -213,7 +213,7 @@ impl ShardThread<'_> {
         let (_, request) = Request::decode(self.answers.request(taken.request))?;
         // Nodes that are to hear when the client is gone: they keep something for it.
         let keeps = request.changes() || matches!(request, Request::Backing(_, BackingOp::Open { .. }));
-        if matches!(request, Request::EndSession { .. }) {
+        if matches!(request, Request::EndSession { .. } | Request::AreThere { .. }) {
             return Err(Code::NotPermitted); // daemons say that to each other
         }
         match self.elsewhere(&request) {

@@ -68,6 +68,11 @@ impl KeptOpen {
         drop(gone);
     }
 
+    /// The sessions that have something open.
+    pub(super) fn sessions(&self) -> Vec<u64> {
+        self.all().keys().map(|(session, _)| *session).collect()
+    }
+
     /// A session is over.
     pub(super) fn end(&self, session: u64) {
         let mut all = self.all();

@@ -60,6 +60,8 @@ pub(super) enum Order {
     Remove(Ino, Layout),
     /// A client is gone, which asked these nodes for changes.
     EndSession(u64, Vec<NodeId>),
+    /// Ask the node, or all, which of these processes of theirs are there, and of those that the crew keeps files open for.
+    Review(Option<NodeId>, Vec<u64>),
     /// How are the others?
     Survey(Sender<Value>),
     /// Say goodbye and end.

@@ -1,13 +1,13 @@
 //! The network thread: takes orders, drives the calls, and hands what other nodes ask to who serves it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_fabric::{Body, CallId, Calls, Failed, Happening, Ticket};
 use forebay_ring::Doorbell;
-use forebay_types::limits::NODE_TIMEOUT_MS;
+use forebay_types::limits::{NODE_TIMEOUT_MS, SESSIONS_ASKED_MAX, SESSIONS_PERIOD_MS};
 use forebay_types::{BackingId, BackingOp, Caller, Code, Ino, NodeId, PoolSpace, Reply, Request};
 use forebay_wire::{Message as Wire, Stamp};
 use serde_json::{json, Value};
@@ -33,6 +33,8 @@ enum Flight {
     Forward(Stamp),
     Removal(Ino),
     EndSession,
+    /// Whether these processes are there.
+    Review(Vec<u64>),
     Survey(NodeId),
 }
 
@@ -83,6 +85,8 @@ pub(in crate::worker) struct NetworkThread {
     appended: HashMap<(u64, u16), Append>,
     removed: VecDeque<Ino>,
     survey: Survey,
+    /// When the other nodes are asked next which of their processes are there.
+    review_at: Duration,
     /// The session of what the daemon asks for itself.
     session: u64,
     sequence: u64,
@@ -114,6 +118,7 @@ impl NetworkThread {
             appended: HashMap::new(),
             removed: VecDeque::new(),
             survey: Survey::default(),
+            review_at: Duration::ZERO,
             session: session_on(me, 0),
             sequence: 0,
             rings: false,
@@ -154,6 +159,10 @@ impl NetworkThread {
         for (ino, layout) in self.removals.due(now) {
             self.remove(ino, &layout);
         }
+        if now >= self.review_at {
+            self.review_at = now + Duration::from_millis(SESSIONS_PERIOD_MS);
+            self.tell(Message::ReviewSessions(None));
+        }
         if std::mem::take(&mut self.rings) {
             self.doorbell.ring();
         }
@@ -179,13 +188,22 @@ impl NetworkThread {
             Order::Serve { ticket, message } => self.serve(ticket, message),
             Order::Remove(ino, layout) => self.remove(ino, &layout),
             Order::EndSession(session, nodes) => {
+                // What it asked last must not come behind the word that it is gone.
+                let is_its = |stamp: &Stamp| stamp.session == session;
+                if self.flights.values().any(|f| matches!(f, Flight::Forward(stamp) if is_its(stamp)))
+                    || self.backlog.iter().any(|o| matches!(o, Order::Forward { stamp, .. } if is_its(stamp)))
+                {
+                    self.backlog.push_back(Order::EndSession(session, nodes));
+                    return false;
+                }
                 self.end_appends(session);
                 for node in nodes {
-                    // One that is down keeps some replies of a process that is gone until it forgets the node.
+                    // One that is down asks when it is back.
                     let request = Request::EndSession { session };
                     let _ = self.ask(node, &request, NODE_TIMEOUT, Flight::EndSession);
                 }
             }
+            Order::Review(node, sessions) => self.review(node, sessions),
             Order::Survey(reply) => self.look_around(reply),
             Order::Stop => {}
         }
@@ -271,7 +289,10 @@ impl NetworkThread {
             }
             // The calls have told of it.
             Happening::Down { .. } => {}
-            Happening::Joined { node, .. } => tracing::info!("node {node} has joined"),
+            Happening::Joined { node, .. } => {
+                tracing::info!("node {node} has joined");
+                self.tell(Message::ReviewSessions(Some(node)));
+            }
             Happening::Left { node, why, .. } => tracing::info!("node {node} has left: {why}"),
             Happening::Asked { ticket, body } => self.asked(ticket, &body),
             Happening::Answered { call, node, outcome } => self.call_ended(call, node, outcome),
@@ -288,10 +309,13 @@ impl NetworkThread {
         match request {
             Request::Backing(id, op) => self.asked_backing(ticket, &id, &op, message),
             Request::EndSession { session } if node_of_session(session) == ticket.node => {
-                self.end_appends(session);
-                self.kept.end(session);
-                self.tell(Message::EndedElsewhere(ticket.node, session));
+                self.session_ended(session);
                 self.answer(&ticket, &DONE);
+            }
+            Request::AreThere { sessions } => {
+                let words = sessions.chunks_exact(8).filter_map(|w| w.try_into().ok());
+                let sessions = words.map(u64::from_le_bytes).collect();
+                self.tell(Message::AreThere { ticket, sessions });
             }
             _ => self.tell(Message::Asked { ticket, message }),
         }
@@ -338,6 +362,34 @@ impl NetworkThread {
         }
     }
 
+    /// A process of another node is gone.
+    fn session_ended(&mut self, session: u64) {
+        self.end_appends(session);
+        self.kept.end(session);
+        self.tell(Message::EndedElsewhere(node_of_session(session), session));
+    }
+
+    /// Asks which of these processes of other nodes are there, and of those that have something open here.
+    fn review(&mut self, node: Option<NodeId>, sessions: Vec<u64>) {
+        let kept = self.kept.sessions().into_iter().chain(self.appended.keys().map(|(of, _)| *of));
+        let mut by_node: BTreeMap<NodeId, BTreeSet<u64>> = BTreeMap::new();
+        for session in sessions.into_iter().chain(kept) {
+            let of = node_of_session(session);
+            if of != self.me && node.is_none_or(|node| node == of) {
+                by_node.entry(of).or_default().insert(session);
+            }
+        }
+        for (node, sessions) in by_node {
+            let sessions: Vec<u64> = sessions.into_iter().collect();
+            for some in sessions.chunks(SESSIONS_ASKED_MAX) {
+                let words: Vec<u8> = some.iter().flat_map(|session| session.to_le_bytes()).collect();
+                let request = Request::AreThere { sessions: &words };
+                // A node that is down is asked again in time.
+                let _ = self.ask(node, &request, NODE_TIMEOUT, Flight::Review(some.to_vec()));
+            }
+        }
+    }
+
     fn end_appends(&mut self, session: u64) {
         self.appended.retain(|(of, _), _| *of != session);
     }
@@ -367,6 +419,14 @@ impl NetworkThread {
                 }
             }
             Flight::EndSession => {}
+            Flight::Review(sessions) => {
+                let Ok(reply) = reply else { return };
+                let Ok(Reply::Bytes(there)) = Reply::decode(&reply) else { return };
+                if there.len() == sessions.len() {
+                    let gone = sessions.into_iter().zip(there).filter(|(_, there)| **there == 0);
+                    gone.for_each(|(session, _)| self.session_ended(session));
+                }
+            }
             Flight::Survey(node) => self.surveyed(node, reply),
         }
     }
