@@ -10,7 +10,7 @@
  * forebay_fstat.
  *
  * All functions may be called from any thread at any time; all but forebay_attach, forebay_opendir, forebay_closedir and
- * those of forebay_file, forebay_request and forebay_memory also from a signal handler. One directory (forebay_dir) belongs to one thread at a time.
+ * those of forebay_file, forebay_request, forebay_memory and forebay_stage also from a signal handler. One directory (forebay_dir) belongs to one thread at a time.
  *
  * A symbolic link or ".." that leads out of the pool is -EXDEV: such a path is the kernel's.
  *
@@ -199,6 +199,31 @@ int forebay_memory_unregister(forebay_memory *memory);
 int forebay_layout_get(forebay_pool *pool, const char *path, uint32_t *stripe_count, uint32_t *stripe_bytes);
 int forebay_layout_set(forebay_pool *pool, const char *path, uint32_t stripe_count, uint32_t stripe_bytes);
 int forebay_layout_migrate(forebay_pool *pool, const char *path);
+
+/*
+ * Copies a file or a directory with all below it into the pool, or out of it, by the `forebay` command in a process of its
+ * own: `forebay stage-in SOURCE:PATH` and `stage-out PATH:DESTINATION`, whose rules for names hold; the paths outside are
+ * absolute. The start returns at once: -ENOENT when the command is not beside the library. forebay_stage_test returns 1
+ * when all was copied and 0 while it goes on; forebay_stage_wait waits and returns 1. Both return a negative errno when
+ * not all was copied, with words in the status on the first file that failed and on what to do, and both end `stage`
+ * unless 0 was returned. A status of NULL is not filled. forebay_stage_stop has it stop soon, after which it ends with -EINTR; it
+ * goes on when it is started again. One thread at a time uses a stage, of the process that started it.
+ */
+#define FOREBAY_STAGE_VERIFY 1         /* read each copy again and compare */
+#define FOREBAY_STAGE_ALL_OR_NOTHING 2 /* if anything fails, remove all that was copied */
+typedef struct forebay_stage forebay_stage;
+struct forebay_stage_status {
+    uint64_t files, bytes;  /* that were copied */
+    uint64_t skipped_files; /* that were there already, complete */
+    uint64_t failed_files;
+    char words[512];
+};
+int forebay_stage_in_start(forebay_pool *pool, const char *source, const char *path, int flags, forebay_stage **stage);
+int forebay_stage_out_start(forebay_pool *pool, const char *path, const char *destination, int flags,
+                            forebay_stage **stage);
+int forebay_stage_test(forebay_stage *stage, struct forebay_stage_status *status);
+int forebay_stage_wait(forebay_stage *stage, struct forebay_stage_status *status);
+int forebay_stage_stop(const forebay_stage *stage);
 
 /* As statvfs(3), of the whole pool. */
 int forebay_statvfs(forebay_pool *pool, struct statvfs *out);

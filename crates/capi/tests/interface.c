@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <forebay.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
@@ -177,6 +178,51 @@ static void holes(forebay_pool *pool, uint32_t stripe_count)
     CHECK(forebay_file_close(file) == 0 && forebay_unlink(pool, "holes") == 0);
 }
 
+static void put(const char *path, const char *text)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    if (fd < 0 || write(fd, text, strlen(text)) != (ssize_t)strlen(text) || close(fd) != 0)
+        failures++;
+}
+
+/* Into the pool and out of it, and what cannot be staged. The program hears of no child. */
+static void staging(forebay_pool *pool)
+{
+    char dir[] = "/tmp/forebay-interface-XXXXXX", from[64], to[64], text[16] = "";
+    struct forebay_stage_status status;
+    forebay_stage *stage = NULL;
+    struct stat st;
+
+    CHECK(mkdtemp(dir) != NULL);
+    snprintf(from, sizeof from, "%s/a \"b\":c", dir);
+    snprintf(to, sizeof to, "%s/back", dir);
+    put(from, "staged");
+    CHECK(forebay_stage_in_start(pool, from, "/staged", FOREBAY_STAGE_VERIFY, &stage) == 0);
+    CHECK(forebay_stage_wait(stage, &status) == 1 && status.files == 1 && status.bytes == 6 && status.failed_files == 0);
+    CHECK(forebay_stat(pool, "staged", &st) == 0 && st.st_size == 6);
+    CHECK(forebay_stage_out_start(pool, "/staged", to, 0, &stage) == 0);
+    int ended = 0;
+    while ((ended = forebay_stage_test(stage, &status)) == 0)
+        usleep(1000);
+    CHECK(ended == 1 && status.files == 1);
+    int fd = open(to, O_RDONLY);
+    CHECK(fd >= 0 && read(fd, text, sizeof text) == 6 && memcmp(text, "staged", 6) == 0 && close(fd) == 0);
+    if (waitpid(-1, NULL, WNOHANG) != -1)
+        failures++;
+    snprintf(from, sizeof from, "%s/none", dir);
+    CHECK(forebay_stage_in_start(pool, from, "/none", 0, &stage) == 0);
+    CHECK(forebay_stage_wait(stage, &status) == -ENOENT && strstr(status.words, "none") && strstr(status.words, "store"));
+    CHECK(forebay_stage_in_start(pool, from, "/none", 0, &stage) == 0 && forebay_stage_stop(stage) == 0);
+    CHECK(forebay_stage_wait(stage, NULL) < 0);
+    CHECK(forebay_stage_in_start(pool, from, "/none", 77, &stage) == -EINVAL);
+    CHECK(forebay_stage_in_start(pool, "", "/none", 0, &stage) == -EINVAL);
+    CHECK(forebay_stage_in_start(pool, NULL, "/none", 0, &stage) == -EFAULT && forebay_stage_stop(NULL) == -EFAULT);
+    CHECK(forebay_stage_wait(NULL, &status) == -EFAULT && forebay_stage_test(NULL, &status) == -EFAULT);
+    CHECK(forebay_unlink(pool, "staged") == 0);
+    snprintf(from, sizeof from, "%s/a \"b\":c", dir);
+    CHECK(unlink(from) == 0 && unlink(to) == 0 && rmdir(dir) == 0);
+}
+
 static void memory(forebay_pool *pool)
 {
     static char room[100000];
@@ -321,6 +367,7 @@ int main(void)
         holes(pool, stripes);
     }
     memory(pool);
+    staging(pool);
     later(pool);
     layouts(pool);
 

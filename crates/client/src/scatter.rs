@@ -16,10 +16,13 @@ use std::sync::{Mutex, OnceLock};
 
 use forebay_types::limits::{SCATTER_BYTES_MAX, SCATTER_PIECES_MIN, SCATTER_WINDOW_BYTES};
 
-/// Bytes that are asked for in one pipe: what every user may have.
+/// Bytes that are asked for in one pipe: what the kernel lets every user have.
 const PIPE_BYTES: usize = 1 << 20;
 
 const PAGE_BYTES: usize = 4096;
+
+/// Pieces of memory that the kernel takes in one call (UIO_MAXIOV).
+const PARTS_MAX: usize = 1024;
 
 /// Memory, and where in the backing file it is to go.
 #[derive(Clone, Copy)]
@@ -127,8 +130,8 @@ impl Scatter {
             && window(first.at) == window(last.at + last.bytes as u64 - 1)
     }
 
-    /// Writes `spots` to backing file `index` of `count`; how many of them, from the first on. The last has been written
-    /// already by who calls this, if [`Scatter::suits`] says so.
+    /// Writes `spots` to backing file `index` of `count`, the last of them by `write_last`, before the others; how many of
+    /// them, from the first on. 0 where they do not suit, and `write_last` was not called then or failed.
     pub(crate) fn write(
         &self,
         (index, count): (usize, usize),
@@ -179,7 +182,7 @@ fn pass_all(pipe: &Pipe, window: &Window, spots: &[Spot]) -> usize {
         from.clear();
         to.clear();
         let mut pages = 0;
-        for spot in &spots[done..] {
+        for spot in spots[done..].iter().take(PARTS_MAX) {
             // Memory takes a page of the pipe for each page that it touches.
             match from.last_mut() {
                 Some(last) if last.iov_base.cast::<u8>().wrapping_add(last.iov_len) == spot.memory => {
