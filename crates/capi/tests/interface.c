@@ -151,6 +151,8 @@ static void runs(forebay_pool *pool, uint32_t stripe_count)
     CHECK(forebay_file_close(file) == 0 && forebay_unlink(pool, "runs") == 0);
 }
 
+enum { FAR = 64 << 20 };
+
 /* Holes, made by nobody and by a punch. */
 static void holes(forebay_pool *pool, uint32_t stripe_count)
 {
@@ -161,19 +163,19 @@ static void holes(forebay_pool *pool, uint32_t stripe_count)
     memset(data, 'd', sizeof data);
     CHECK(forebay_file_open(pool, "holes", O_RDWR | O_CREAT, 0600, stripe_count, 65536, &file) == 0);
     CHECK(forebay_file_seek_data(file, 0) == -ENXIO && forebay_file_seek_hole(file, 0) == -ENXIO);
-    CHECK(forebay_file_pwrite(file, data, sizeof data, 1 << 20) == (int64_t)sizeof data);
-    CHECK(forebay_file_truncate(file, 4 << 20) == 0);
-    int64_t first = forebay_file_seek_data(file, 5), behind = forebay_file_seek_hole(file, 1 << 20);
+    CHECK(forebay_file_pwrite(file, data, sizeof data, FAR) == (int64_t)sizeof data);
+    CHECK(forebay_file_truncate(file, 2 * FAR) == 0);
+    int64_t first = forebay_file_seek_data(file, 5), behind = forebay_file_seek_hole(file, FAR);
     /* The medium's pages may be larger than what was written. */
-    CHECK(first > 5 && first <= 1 << 20 && behind >= (1 << 20) + (int64_t)sizeof data && behind < 4 << 20);
+    CHECK(first > FAR / 2 && first <= FAR && behind >= FAR + (int64_t)sizeof data && behind < FAR + FAR / 2);
     CHECK(forebay_file_seek_hole(file, 5) == 5 && forebay_file_seek_data(file, behind) == -ENXIO);
-    CHECK(forebay_file_seek_hole(file, 4 << 20) == -ENXIO && forebay_file_seek_data(file, -1) == -EINVAL);
-    CHECK(forebay_file_punch(file, (1 << 20) + 65536, 65536) == 0 && forebay_file_size(file) == 4 << 20);
-    CHECK(forebay_file_pread(file, &byte, 1, (1 << 20) + 65536 + 9) == 1 && byte == 0);
-    CHECK(forebay_file_pread(file, &byte, 1, (1 << 20) + 65535) == 1 && byte == 'd');
-    CHECK(forebay_file_pread(file, &byte, 1, (1 << 20) + 2 * 65536) == 1 && byte == 'd');
-    CHECK(forebay_file_seek_hole(file, 1 << 20) == (1 << 20) + 65536);
-    CHECK(forebay_file_seek_data(file, (1 << 20) + 65536) == (1 << 20) + 2 * 65536);
+    CHECK(forebay_file_seek_hole(file, 2 * FAR) == -ENXIO && forebay_file_seek_data(file, -1) == -EINVAL);
+    CHECK(forebay_file_punch(file, FAR + 65536, 65536) == 0 && forebay_file_size(file) == 2 * FAR);
+    CHECK(forebay_file_pread(file, &byte, 1, FAR + 65536 + 9) == 1 && byte == 0);
+    CHECK(forebay_file_pread(file, &byte, 1, FAR + 65535) == 1 && byte == 'd');
+    CHECK(forebay_file_pread(file, &byte, 1, FAR + 2 * 65536) == 1 && byte == 'd');
+    CHECK(forebay_file_seek_hole(file, FAR) == FAR + 65536);
+    CHECK(forebay_file_seek_data(file, FAR + 65536) == FAR + 2 * 65536);
     CHECK(forebay_file_punch(file, 0, 0) == -EINVAL && forebay_file_punch(file, -1, 9) == -EINVAL);
     CHECK(forebay_file_close(file) == 0 && forebay_unlink(pool, "holes") == 0);
 }
