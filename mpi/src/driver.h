@@ -163,6 +163,7 @@ struct file {
     MPI_Comm comm;
     int rank, size, amode;
     int64_t processors; /* of rank 0's node */
+    bool one_node;      /* all ranks are on it */
     forebay_file *data;
     int fd; /* of a file with one backing file, or -1 */
     char *path;

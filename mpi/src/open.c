@@ -238,7 +238,8 @@ int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_Fil
     }
     file->processors = all.first.processors;
     memcpy(file->hints, all.first.hints, sizeof file->hints);
-    bool together = all.node == ~all.not_node && all.first.place.slot >= 0;
+    file->one_node = all.node == ~all.not_node;
+    bool together = file->one_node && all.first.place.slot >= 0;
     if (!together)
         shared_drop(file);
     else if (file->rank != 0)

@@ -18,25 +18,26 @@ enum {
     WINDOW_BYTES_MIN = 4096,
     WINDOW_BYTES_MAX = 64 << 20,
     RUNS_MAX = 512,         /* in one call */
-    SHORT_RUN_BYTES = 512,  /* measured: 64 bytes seven times as fast through aggregators, 4096 half as fast */
+    SHORT_RUN_BYTES = 512,  /* below it a request to another node carries more of itself than of data */
     ALIGNMENT_BYTES = 4096, /* of domains, so that two aggregators do not share a page */
 };
 
 /*
- * The one place that decides, on all ranks alike: they have the same hints and the same `widest_run`. On a medium of
- * this node each rank is as fast alone, but for writes of runs so short that a system call for each costs more than
- * handing them over.
+ * The one place that decides, on all ranks alike: they have the same hints, the same `widest_run`, and all are on one node
+ * or not. On a medium of this node each rank is faster alone, as libforebay.so writes short runs many at a time (measured:
+ * docs/mpi.md); where data is on other nodes, each short run would be a request.
  */
 bool wants_two_phase(const struct file *file, bool writes) {
     const char *hint = file->hints[writes ? HINT_romio_cb_write : HINT_romio_cb_read];
-    bool pays = writes && file->widest_run < SHORT_RUN_BYTES && strcmp(hint, "disable") != 0;
+    bool pays = writes && !file->one_node && file->widest_run < SHORT_RUN_BYTES && strcmp(hint, "disable") != 0;
     /* An aggregator's window is a range of the file: the data that goes there must be one range of each rank's. */
     bool can = file->size > 1 && file->apart && !file->atomic && !file->view.external32;
     bool together = can && (pays || strcmp(hint, "enable") == 0);
     if (debug() && file->rank == 0)
-        fprintf(stderr, "forebay: %s: collective %s is %s (hint: %s; runs of the view: %s)\n", file->path,
-                writes ? "write" : "read", together ? "two-phase" : "independent", hint[0] != 0 ? hint : "automatic",
-                file->widest_run < SHORT_RUN_BYTES ? "short" : "long");
+        fprintf(stderr, "forebay: %s: collective %s is %s (hint: %s; runs of the view: %s; ranks on %s)\n",
+                file->path, writes ? "write" : "read", together ? "two-phase" : "independent",
+                hint[0] != 0 ? hint : "automatic", file->widest_run < SHORT_RUN_BYTES ? "short" : "long",
+                file->one_node ? "one node" : "several nodes");
     return together;
 }
 

@@ -83,7 +83,7 @@ fn random_views_give_the_bytes_that_mpi_pack_says() {
             command.env("VIEWS_HINTS", hints).env("FOREBAY_MPI_DEBUG", "1");
             let ran = Ran::of(command.output().unwrap());
             assert!(ran.code == Some(0) && ran.out.contains("passed"), "{}, {hints}: {ran:?}", mpi.name);
-            assert_eq!(ran.err.contains("two-phase"), !hints.contains("disable"), "{ran:?}");
+            assert_eq!(ran.err.contains("two-phase"), hints.contains("enable"), "{ran:?}");
         }
         place.assert_nothing_left();
     }
