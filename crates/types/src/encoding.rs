@@ -122,6 +122,9 @@ impl<'a> Request<'a> {
             Request::AskOutcome { .. } => 38,
             Request::LeadsTo { .. } => 39,
             Request::AreThere { .. } => 55,
+            Request::RenewLease => 56,
+            Request::RecallName { .. } => 57,
+            Request::RecallDirectory { .. } => 58,
         }
     }
 
@@ -134,8 +137,9 @@ impl<'a> Request<'a> {
         w.u32(caller.uid)?;
         w.u32(caller.gid)?;
         match *self {
-            Request::Ping | Request::Space | Request::Reserve => {}
+            Request::Ping | Request::Space | Request::Reserve | Request::RenewLease => {}
             Request::Lookup { parent, name }
+            | Request::RecallName { parent, name }
             | Request::Unlink { parent, name }
             | Request::RemoveDirectory { parent, name } => {
                 w.u64(parent.0)?;
@@ -147,7 +151,8 @@ impl<'a> Request<'a> {
             | Request::MarkDirty { ino }
             | Request::MakeBacking { ino }
             | Request::PathOf { ino }
-            | Request::Touch { ino } => w.u64(ino.0)?,
+            | Request::Touch { ino }
+            | Request::RecallDirectory { ino } => w.u64(ino.0)?,
             Request::MakeDirectoryAt { node, parent, name, mode } => {
                 w.u16(node.0)?;
                 w.u64(parent.0)?;
@@ -419,6 +424,9 @@ impl<'a> Request<'a> {
                 }
                 Request::AreThere { sessions }
             }
+            56 => Request::RenewLease,
+            57 => Request::RecallName { parent: Ino(r.u64()?), name: name(&mut r)? },
+            58 => Request::RecallDirectory { ino: Ino(r.u64()?) },
             _ => return Err(Code::Malformed),
         };
         Ok((caller, request))
@@ -503,6 +511,9 @@ mod tests {
             Request::LeadsTo { node: NodeId(2), parent: p, cookie: 77 },
             Request::NameOf { parent: p, ino: i },
             Request::EndSession { session: 5 },
+            Request::RenewLease,
+            Request::RecallName { parent: p, name },
+            Request::RecallDirectory { ino: i },
             Request::AreThere { sessions: &[7; 24] },
             Request::Backing(
                 BackingId { target: 9, ino: i, number: 0, stripe: 3 },

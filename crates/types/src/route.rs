@@ -20,7 +20,10 @@ impl Request<'_> {
             | Request::Touch { .. }
             | Request::LeadsTo { .. }
             | Request::IsLed { .. }
-            | Request::AreThere { .. } => None,
+            | Request::AreThere { .. }
+            | Request::RenewLease
+            | Request::RecallName { .. }
+            | Request::RecallDirectory { .. } => None,
             Request::Lookup { parent, .. }
             | Request::Create { parent, .. }
             | Request::MakeNode { parent, .. }

@@ -244,6 +244,13 @@ impl ShardThread<'_> {
                     self.answers.taken[i].forwarded = true;
                 }
             }
+            if self.leases.is_some() {
+                self.mind_leases(i, changed, (at, at + len), shown);
+                if self.answers.taken[i].forwarded {
+                    // What a foreign link's end waits for is no directory, which is all that leases tell of.
+                    self.waits.pop_if(|(of, _)| *of == i);
+                }
+            }
             let taken = &mut self.answers.taken[i];
             taken.reply = (at, at + len);
             at += len;
@@ -268,6 +275,9 @@ impl ShardThread<'_> {
         let (_, request) = Request::decode(self.answers.request(taken.request))?;
         // Nodes that are to hear when the client is gone: they keep something for it.
         let keeps = request.changes() || matches!(request, Request::Backing(_, BackingOp::Open { .. }));
+        if request.is_between_daemons() {
+            return Err(Code::NotPermitted);
+        }
         if request.is_of_daemons() {
             // Those that are no daemon's are refused where they are served.
             return match self.sessions[taken.session].is_here() {
@@ -278,6 +288,24 @@ impl ShardThread<'_> {
         match self.elsewhere(&request) {
             None => Ok(false),
             Some(node) => self.forward(taken.session, taken.slot, taken.seq, node, taken.request, keeps),
+        }
+    }
+
+    /// In a pool of several nodes: recalls what the `i`-th request taken changed, or notes whom it told what.
+    fn mind_leases(&mut self, i: usize, changed: bool, reply: (usize, usize), effects: (usize, usize)) {
+        let taken = self.answers.taken[i];
+        let session = &self.sessions[taken.session];
+        if !changed && session.is_here() {
+            return;
+        }
+        let (id, message) = (session.id, self.answers.request(taken.request).to_vec());
+        let Ok((_, request)) = Request::decode(&message) else { return };
+        if changed {
+            let wait = self.recall(&request, effects);
+            self.waits.extend(wait.map(|wait| (i, wait)));
+        } else {
+            let reply = self.answers.replies[reply.0..reply.1].to_vec();
+            self.note_told(id, &request, &reply);
         }
     }
 
@@ -420,6 +448,7 @@ impl ShardThread<'_> {
     fn answer(&mut self, from: usize, to: usize) {
         let mut errors = 0;
         let mut notes = std::mem::take(&mut self.notes).into_iter().peekable();
+        let mut waits = std::mem::take(&mut self.waits).into_iter().peekable();
         for (i, taken) in self.answers.taken.iter().enumerate().take(to).skip(from) {
             if taken.forwarded {
                 continue;
@@ -428,11 +457,19 @@ impl ShardThread<'_> {
             let reply = &self.answers.replies[start..end];
             errors += u64::from(reply.first_chunk::<2>() != Some(&[0, 0]));
             let session = &self.sessions[taken.session];
-            match (&mut self.mount, notes.next_if(|(of, _)| *of == i)) {
-                (Some(mount), Some((_, notes))) => {
-                    let (session, slot, seq) = (session.id, taken.slot, taken.seq);
-                    mount.hold(Whose::Client { session, slot, seq, reply: reply.to_vec() }, notes);
-                }
+            let told = notes.next_if(|(of, _)| *of == i);
+            let whose = |reply: &[u8]| Whose::Client {
+                session: session.id,
+                slot: taken.slot,
+                seq: taken.seq,
+                reply: reply.to_vec(),
+            };
+            if let (Some(leases), Some((_, wait))) = (&mut self.leases, waits.next_if(|(of, _)| *of == i)) {
+                leases.hold(whose(reply), told.map_or_else(Vec::new, |(_, notes)| notes), wait);
+                continue;
+            }
+            match (&mut self.mount, told) {
+                (Some(mount), Some((_, notes))) => mount.hold(whose(reply), notes),
                 _ => session.answer(taken.slot, reply),
             }
             if self.recorder.has_suspects() {

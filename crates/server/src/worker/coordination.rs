@@ -424,13 +424,8 @@ impl ShardThread<'_> {
 
     /// Answers a request, if it is still the slot's.
     pub(super) fn answer_client(&self, client: Client, reply: &[u8]) {
-        let Some(session) = self.sessions.iter().find(|s| s.id == client.session) else { return };
-        let asked = match &session.door {
-            Door::Ring(_) => true,
-            Door::Remote(slots) => slots.asks(client.slot, client.seq),
-        };
-        if asked {
-            session.answer(client.slot, reply);
+        if let Some(session) = self.sessions.iter().find(|s| s.id == client.session) {
+            session.answer_if_waiting(client.slot, client.seq, reply);
         }
     }
 
@@ -481,11 +476,17 @@ impl ShardThread<'_> {
             }
         }
         let deliveries = self.effects.deliveries().to_vec();
+        let changed = reply.first_chunk::<2>() == Some(&[0, 0]);
+        let wait = if changed { self.recall(&request, (0, 0)) } else { None };
         self.publish();
         if let Some(steps) = &mut self.steps {
             steps.moved |= matches!(request, Request::Prepare { .. } | Request::Finish { .. });
             let now = steps.now();
             steps.transactions.deliver(&deliveries, now);
+        }
+        if let (Some(leases), Some(wait)) = (&mut self.leases, wait) {
+            leases.hold(Whose::Step { flight, reply: reply.to_vec() }, notes, wait);
+            return Ok(());
         }
         match &mut self.mount {
             Some(mount) if !notes.is_empty() => {

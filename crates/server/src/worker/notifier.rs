@@ -332,12 +332,17 @@ impl ShardThread<'_> {
         let (through, held) = mount.held.drain(..).partition::<VecDeque<_>, _>(which);
         mount.held = held;
         for held in through {
-            match held.whose {
-                Whose::Client { session, slot, seq, reply } => {
-                    self.answer_client(Client { session, slot, seq }, &reply);
-                }
-                Whose::Step { flight, reply } => self.step_told(flight, &reply),
+            self.acknowledge_whose(held.whose);
+        }
+    }
+
+    /// Acknowledges what need not be held back any more.
+    pub(super) fn acknowledge_whose(&mut self, whose: Whose) {
+        match whose {
+            Whose::Client { session, slot, seq, reply } => {
+                self.answer_client(Client { session, slot, seq }, &reply);
             }
+            Whose::Step { flight, reply } => self.step_told(flight, &reply),
         }
     }
 

@@ -129,7 +129,8 @@ impl Node {
     pub fn start(setup: Setup<'_>) -> Result<Node> {
         let target_dir = setup.target.try_clone_to_owned().map_err(failed("cannot keep the target"))?;
         let dir = super::shard_dir(&target_dir);
-        let shard = if dir.join("data.mdb").exists() {
+        let new = !dir.join("data.mdb").exists();
+        let shard = if !new {
             Shard::open(&dir)?
         } else {
             let options = ShardOptions {
@@ -141,8 +142,9 @@ impl Node {
             };
             Shard::create(&dir, &options, (setup.clock)())?
         };
-        let (board_fd, board) =
+        let (board_fd, mut board) =
             BoardWriter::create(BOARD_BYTES_MIN).map_err(failed("cannot make the board"))?;
+        board.set_node(setup.node);
         let board_bytes = board.bytes() as u64;
         let doorbell = Arc::new(Doorbell::open(setup.doorbell).map_err(failed("cannot map the doorbell"))?);
         let number = u32::from(setup.node.0) << 16;
@@ -205,6 +207,7 @@ impl Node {
                 orders: to_network,
                 thread: None,
             }),
+            new,
         )?;
         shard_thread.clock = setup.clock;
         shard_thread.steps = Some(Steps::by_clock(setup.node, setup.epoch, setup.clock));
