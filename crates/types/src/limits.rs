@@ -55,6 +55,11 @@ pub const REMOTE_SHELLS_MAX: usize = 64;
 /// A request to another node that is not answered in so long fails with EIO: longer than a node is taken for unreachable
 /// (5 s), shorter than [`CALL_TIMEOUT_MS`].
 pub const NODE_TIMEOUT_MS: u64 = 30_000;
+/// How long a node may believe what another told it of directories. A node that dies holds up a rename, removal or chmod of
+/// a directory by this much at most; it takes a request a third of this for each pair of nodes.
+pub const LEASE_MS: u64 = 3_000;
+/// Names and directories that a node keeps of one other node by lease; at one more it forgets all of them and begins anew.
+pub const LEASED_MAX: usize = 65_536;
 /// Processes that a node asks another about at once: 4 KiB of a message.
 pub const SESSIONS_ASKED_MAX: usize = 512;
 /// A node asks the others so often whether processes of theirs are there that it keeps something for: what nobody told it, as
