@@ -129,7 +129,8 @@ impl Pool {
         name: &[u8],
         mode: u32,
     ) -> Result<Entry, Code> {
-        let above = self.get_attr(parent)?.attr;
+        let above_entry = self.get_attr(parent)?;
+        let above = above_entry.attr;
         if !above.is_directory() {
             return Err(Code::NotDirectory);
         }
@@ -142,7 +143,10 @@ impl Pool {
             _ => Err(Code::Malformed),
         })?;
         let ino = entry.attr.ino;
-        match self.ask_done(&Request::EnterDirectory { parent, name, ino }) {
+        let entered = self
+            .inherit_layout(&above_entry, ino)
+            .and_then(|()| self.ask_done(&Request::EnterDirectory { parent, name, ino }));
+        match entered {
             Ok(()) => Ok(entry),
             Err(code) => {
                 // Where no answer came, the entry may be there: then the directory must be too.
@@ -152,6 +156,17 @@ impl Pool {
                 Err(code)
             }
         }
+    }
+
+    /// A directory that is not entered yet gets its parent's layout, if that has one: on one node the shard sees to it.
+    fn inherit_layout(&self, above: &Entry, ino: Ino) -> Result<(), Code> {
+        if !above.layout.is_set(above.attr.home) {
+            return Ok(());
+        }
+        self.ask_then(&Request::SetLayout { ino, layout: above.layout }, |reply| match reply {
+            Reply::Relaid { .. } => Ok(()),
+            _ => Err(Code::Malformed),
+        })
     }
 
     /// Removes a directory whose entry is on another node than itself.

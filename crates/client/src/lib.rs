@@ -25,6 +25,7 @@ mod mounted;
 mod names;
 mod open;
 mod path;
+mod placing;
 mod pool;
 mod stat;
 mod unnamed;

@@ -129,9 +129,12 @@ impl<'a> Batch<'a> {
             Request::LeaveDirectory { parent, name, ino } => self.leave_directory(c, parent, name, ino),
             Request::FreeDirectory { ino } => self.free_directory(c, ino),
             Request::NameOf { parent, ino } => self.name_of(c, parent, ino),
-            Request::Ping | Request::Space | Request::Backing(..) | Request::EndSession { .. } => {
-                Err(Code::NotSupported)
-            }
+            Request::Ping
+            | Request::Space
+            | Request::Place { .. }
+            | Request::Targets
+            | Request::Backing(..)
+            | Request::EndSession { .. } => Err(Code::NotSupported),
         }
     }
 

@@ -20,6 +20,7 @@ mod mount;
 mod reply;
 mod request;
 mod route;
+mod target;
 
 pub use attr::{Attr, Kind, Timestamp, ATTR_BYTES, FLAG_DIRTY, FLAG_RESIDENT, PERMISSIONS_OFFSET};
 pub use backing::{BackingAttr, BackingId, BackingOp};
@@ -33,3 +34,4 @@ pub use reply::{DirEntries, DirEntry, DirWriter, Entry, PoolSpace, Reply, REPLY_
 pub use request::{
     Caller, Request, SetAttr, TimeSet, RENAME_EXCHANGE, RENAME_NOREPLACE, XATTR_CREATE, XATTR_REPLACE,
 };
+pub use target::{node_of, target_of, TargetSpace, TargetSpaces, Targets};

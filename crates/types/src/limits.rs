@@ -59,6 +59,9 @@ pub const BATCH_MAX: usize = 64;
 /// Rings of one daemon: processes of one node that use the pool at the same time. Each maps its slots on both sides.
 pub const RINGS_MAX: usize = 4096;
 
+/// A target of which so many percent are used gets no new files while another has room: what is open on it can still grow.
+pub const HIGH_WATER_PERCENT: u64 = 90;
+
 /// Longest name that the board holds; longer ones are asked for. With the fields in front it fills two cache lines.
 pub const BOARD_NAME_MAX: usize = 88;
 /// Smallest and largest board: a few thousand entries, and some two million.

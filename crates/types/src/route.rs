@@ -8,7 +8,12 @@ impl Request<'_> {
     /// The node that serves it; none: whoever is asked.
     pub fn node(&self) -> Option<NodeId> {
         match *self {
-            Request::Ping | Request::Space | Request::Reserve | Request::EndSession { .. } => None,
+            Request::Ping
+            | Request::Space
+            | Request::Reserve
+            | Request::EndSession { .. }
+            | Request::Place { .. }
+            | Request::Targets => None,
             Request::Lookup { parent, .. }
             | Request::Create { parent, .. }
             | Request::MakeNode { parent, .. }

@@ -2,9 +2,13 @@
 
 use forebay_data::Media;
 use forebay_types::limits::{BATCH_MAX, MESSAGE_BYTES_MAX};
-use forebay_types::{Attr, BackingOp, Code, Ino, Kind, Layout, PoolSpace, Reply, Request, Result, Timestamp};
+use forebay_types::{
+    Attr, BackingOp, Code, Ino, Kind, Layout, PoolSpace, Reply, Request, Result, TargetSpace, TargetSpaces,
+    Targets, Timestamp,
+};
 
 use super::forward::all_here;
+use super::network::Order;
 use super::notifier::notes_of;
 use super::recorder::InFlight;
 use super::remote::Door;
@@ -17,12 +21,15 @@ use super::sweeper::Sweep;
 /// might not fit.
 const REPLY_BYTES: usize = 16 * MESSAGE_BYTES_MAX;
 
+/// Room for what one node says of its targets.
+const TARGETS_REPLY_BYTES: usize = 4096;
+
 /// A request that was taken from its slot.
 #[derive(Clone, Copy, Debug)]
-struct Taken {
-    session: usize,
-    slot: usize,
-    seq: u64,
+pub(super) struct Taken {
+    pub(super) session: usize,
+    pub(super) slot: usize,
+    pub(super) seq: u64,
     request: (usize, usize),
     reply: (usize, usize),
     refused: Option<Code>,
@@ -147,6 +154,22 @@ impl ShardThread<'_> {
                     let space = space(&self.target, self.committed.inodes).map(Reply::Space);
                     Reply::encode(&space, out).unwrap_or(0)
                 }
+                Ok((_, Request::Targets)) => {
+                    let mut room = [0; TARGETS_REPLY_BYTES];
+                    let spaces = own_targets(&self.target);
+                    let told = space(&self.target, self.committed.inodes).and_then(|space| {
+                        let (inodes, free_inodes) = (space.inodes, space.free_inodes);
+                        let spaces = TargetSpaces::encode(&spaces, &mut room)?;
+                        Ok(Reply::Targets { inodes, free_inodes, spaces })
+                    });
+                    Reply::encode(&told, out).unwrap_or(0)
+                }
+                // In a pool of several nodes the network thread knows.
+                Ok((_, Request::Place { .. })) => {
+                    let own: Vec<u32> = own_targets(&self.target).iter().map(|s| s.target).collect();
+                    let placed = Targets::new(&own).map(Reply::Placed).ok_or(Code::NotSupported);
+                    Reply::encode(&placed, out).unwrap_or(0)
+                }
                 Ok((_, Request::Create { number: Some(number), .. }))
                     if self.sessions[taken.session].slots[taken.slot].reserved != Some(number) =>
                 {
@@ -211,6 +234,17 @@ impl ShardThread<'_> {
         let keeps = request.changes() || matches!(request, Request::Backing(_, BackingOp::Open { .. }));
         if matches!(request, Request::EndSession { .. }) {
             return Err(Code::NotPermitted); // daemons say that to each other
+        }
+        match request {
+            Request::Space => {
+                let own = space(&self.target, self.committed.inodes)?;
+                return Ok(self.ask_network(taken, |stamp| Order::Space { stamp, own }));
+            }
+            Request::Place { stripe_count } => {
+                let own = own_targets(&self.target);
+                return Ok(self.ask_network(taken, |stamp| Order::Place { stamp, stripe_count, own }));
+            }
+            _ => {}
         }
         match self.elsewhere(&request) {
             None => Ok(false),
@@ -385,6 +419,17 @@ fn make_backing(
         special::repair_mode(target, attr.ino)?;
     }
     Ok(())
+}
+
+/// Space of this node's targets.
+fn own_targets(target: &forebay_data::Target) -> Vec<TargetSpace> {
+    // One whose space is not known has none for anybody.
+    let space = target.space().unwrap_or_default();
+    vec![TargetSpace {
+        target: target.target(),
+        total_bytes: space.total_bytes,
+        free_bytes: space.free_bytes,
+    }]
 }
 
 fn space(target: &forebay_data::Target, inodes: u64) -> std::result::Result<PoolSpace, Code> {

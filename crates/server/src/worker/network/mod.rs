@@ -15,13 +15,14 @@
 mod crew;
 mod kept;
 mod opening;
+mod placement;
 mod removals;
 mod thread;
 
 use std::sync::mpsc::Sender;
 
 use forebay_fabric::{Ticket, Waker};
-use forebay_types::{Ino, Layout, NodeId};
+use forebay_types::{Ino, Layout, NodeId, PoolSpace, TargetSpace};
 use forebay_wire::Stamp;
 use serde_json::Value;
 
@@ -59,6 +60,22 @@ pub(super) enum Order {
     EndSession(u64, Vec<NodeId>),
     /// How are the others?
     Survey(Sender<Value>),
+    /// A client asks for the space of all nodes; this one's is given.
+    Space {
+        /// The client's session, slot and sequence.
+        stamp: Stamp,
+        /// This node's.
+        own: PoolSpace,
+    },
+    /// A client asks for targets of a new file.
+    Place {
+        /// The client's session, slot and sequence.
+        stamp: Stamp,
+        /// Backing files.
+        stripe_count: u16,
+        /// This node's targets.
+        own: Vec<TargetSpace>,
+    },
     /// Say goodbye and end.
     Stop,
 }

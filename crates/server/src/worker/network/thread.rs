@@ -14,6 +14,7 @@ use serde_json::{json, Value};
 
 use super::crew::Job;
 use super::kept::KeptOpen;
+use super::placement::{Giver, Said, Surroundings};
 use super::removals::Removals;
 use super::Order;
 use crate::worker::session::{node_of_session, session_on};
@@ -24,6 +25,8 @@ const NODE_TIMEOUT: Duration = Duration::from_millis(NODE_TIMEOUT_MS);
 const SURVEY_TIMEOUT: Duration = Duration::from_millis(1500);
 /// Backing files that were removed last: nobody makes them again.
 const REMOVED_KEPT: usize = 4096;
+/// Room for a reply that is found here: numbers.
+const SHORT_REPLY_BYTES: usize = 64;
 /// The daemon asks for itself on behalf of nobody.
 const NOBODY: Caller = Caller { uid: 0, gid: 0 };
 
@@ -34,6 +37,7 @@ enum Flight {
     Removal(Ino),
     EndSession,
     Survey(NodeId),
+    Targets(NodeId),
 }
 
 /// An append, so that a retry is answered and not repeated.
@@ -72,6 +76,7 @@ pub(super) struct NetworkThread {
     appended: HashMap<(u64, u16), Append>,
     removed: VecDeque<Ino>,
     survey: Survey,
+    surroundings: Surroundings,
     /// The session of what the daemon asks for itself.
     session: u64,
     sequence: u64,
@@ -88,6 +93,7 @@ impl NetworkThread {
         doorbell: Arc<Doorbell>,
         (jobs, kept): (Sender<Job>, Arc<KeptOpen>),
     ) -> NetworkThread {
+        let givers = members.iter().map(|(node, ..)| Giver { node: *node, targets: 1 }).collect();
         NetworkThread {
             calls,
             me,
@@ -103,6 +109,7 @@ impl NetworkThread {
             appended: HashMap::new(),
             removed: VecDeque::new(),
             survey: Survey::default(),
+            surroundings: Surroundings::new(me, givers),
             session: session_on(me, 0),
             sequence: 0,
             rings: false,
@@ -165,6 +172,17 @@ impl NetworkThread {
                 }
             }
             Order::Survey(reply) => self.look_around(reply),
+            Order::Space { stamp, own } => {
+                self.refresh_surroundings();
+                if let Some(space) = self.surroundings.space(self.calls.now(), stamp, own) {
+                    self.answered_with(stamp, Ok(Reply::Space(space)));
+                }
+            }
+            Order::Place { stamp, stripe_count, own } => {
+                self.refresh_surroundings();
+                let targets = self.surroundings.place(&own, stripe_count);
+                self.answered_with(stamp, Ok(Reply::Placed(targets)));
+            }
             Order::Stop => {}
         }
         true
@@ -208,6 +226,13 @@ impl NetworkThread {
                 true
             }
         }
+    }
+
+    /// A client's request has an answer that was found here.
+    fn answered_with(&mut self, stamp: Stamp, reply: Result<Reply<'_>, Code>) {
+        let mut bytes = [0; SHORT_REPLY_BYTES];
+        let reply = Reply::encode(&reply, &mut bytes).map(|n| bytes[..n].to_vec());
+        self.answered(stamp, reply);
     }
 
     /// A client's request has its answer.
@@ -346,6 +371,7 @@ impl NetworkThread {
             }
             Flight::EndSession => {}
             Flight::Survey(node) => self.surveyed(node, reply),
+            Flight::Targets(node) => self.heard_targets(node, reply),
         }
     }
 
@@ -365,6 +391,30 @@ impl NetworkThread {
             if self.ask(id.node(), &request, NODE_TIMEOUT, Flight::Removal(ino)).is_err() {
                 self.removals.ended(ino, false, self.calls.now());
             }
+        }
+    }
+
+    // --- space of all nodes
+
+    /// Asks the other nodes for theirs, unless that was just done.
+    fn refresh_surroundings(&mut self) {
+        for node in self.surroundings.to_ask(self.calls.now()) {
+            let asked = self.ask(node, &Request::Targets, SURVEY_TIMEOUT, Flight::Targets(node));
+            if let Err(code) = asked {
+                self.heard_targets(node, Err(code));
+            }
+        }
+    }
+
+    fn heard_targets(&mut self, node: NodeId, reply: Result<Vec<u8>, Code>) {
+        let said = reply.and_then(|reply| match Reply::decode(&reply)? {
+            Reply::Targets { inodes, free_inodes, spaces } => {
+                Ok(Said { inodes, free_inodes, spaces: spaces.iter().collect() })
+            }
+            _ => Err(Code::Malformed),
+        });
+        for (stamp, space) in self.surroundings.hear(node, said) {
+            self.answered_with(stamp, Ok(Reply::Space(space)));
         }
     }
 
@@ -418,7 +468,10 @@ impl NetworkThread {
         let mut survey = std::mem::take(&mut self.survey);
         survey.found.sort_by_key(|node| node["node"].as_u64());
         let s = self.calls.statistics();
+        let name =
+            self.members.iter().find(|(number, ..)| *number == self.me).map(|(_, name, _)| name.as_str());
         let told = json!({
+            "node_name": name.unwrap_or_default(),
             "nodes": survey.found,
             "network": {
                 "frames_in": s.frames_in, "forged": s.forged, "replayed": s.replayed, "unusable": s.unusable,
