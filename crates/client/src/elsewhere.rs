@@ -31,6 +31,12 @@ fn gone_is_stale(code: Code) -> Code {
     }
 }
 
+/// A number that this process has not used for anything that it has open or under way at another node.
+pub(crate) fn new_handle() -> u64 {
+    static HANDLES: AtomicU64 = AtomicU64::new(1);
+    HANDLES.fetch_add(1, Ordering::Relaxed)
+}
+
 /// A backing file of another node that this process has open: it stays when it is unlinked.
 #[derive(Debug)]
 pub(crate) struct OpenElsewhere {
@@ -273,8 +279,7 @@ impl Pool {
 
     /// Opens a backing file of another node; it is made if it is not there.
     pub(crate) fn open_elsewhere(&self, id: BackingId) -> Result<OpenElsewhere, Code> {
-        static HANDLES: AtomicU64 = AtomicU64::new(1);
-        let handle = HANDLES.fetch_add(1, Ordering::Relaxed);
+        let handle = new_handle();
         let open = || self.ask_backing(id, BackingOp::Open { handle });
         let opened = match open() {
             Err(Code::Stale) => self.make_backing(id).and_then(|()| open()),

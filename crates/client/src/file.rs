@@ -42,7 +42,7 @@ impl Striping {
 
 /// An open backing file.
 #[derive(Debug)]
-enum Stripe {
+pub(crate) enum Stripe {
     /// Of this node: the kernel's descriptor.
     Here(OwnedFd),
     /// Of another node, which is asked.
@@ -52,7 +52,7 @@ enum Stripe {
 /// An open file. Offsets are in bytes; a short count happens only at the file's end.
 #[derive(Debug)]
 pub struct File {
-    pool: &'static Pool,
+    pub(crate) pool: &'static Pool,
     entry: Entry,
     /// The backing files, in the order of the layout's stripes.
     stripes: Vec<Stripe>,
@@ -311,7 +311,7 @@ impl File {
         }
     }
 
-    fn stripe(&self, component: usize, stripe: u16) -> &Stripe {
+    pub(crate) fn stripe(&self, component: usize, stripe: u16) -> &Stripe {
         &self.stripes[self.first[component] + stripe as usize]
     }
 
@@ -345,6 +345,15 @@ impl File {
             }
         }
         Ok(())
+    }
+
+    pub(crate) fn stripes(&self) -> &[Stripe] {
+        &self.stripes
+    }
+
+    /// How it lies.
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.entry.layout
     }
 
     /// True when it was opened for writing.
@@ -504,17 +513,5 @@ impl File {
             }
         }
         Ok(())
-    }
-
-    /// Writes at the end of a file with one backing file. What is no longer than
-    /// [`forebay_types::limits::BACKING_BYTES_MAX`] goes in as a whole, whoever else appends.
-    ///
-    /// # Errors
-    /// [`Code::NotSupported`] for a file of several backing files.
-    pub fn append(&self, buffer: &[u8]) -> Result<usize, Code> {
-        match self.stripes.as_slice() {
-            [Stripe::There(there)] => self.pool.append_backing(there.id, buffer).map(|_| buffer.len()),
-            _ => Err(Code::NotSupported),
-        }
     }
 }

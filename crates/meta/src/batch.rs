@@ -133,6 +133,7 @@ impl<'a> Batch<'a> {
             | Request::Space
             | Request::Place { .. }
             | Request::Targets
+            | Request::Alive { .. }
             | Request::Backing(..)
             | Request::EndSession { .. } => Err(Code::NotSupported),
         }

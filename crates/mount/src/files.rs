@@ -85,7 +85,7 @@ impl FileSystem {
     fn open_node(&self, ino: Ino, entry: Option<&Entry>, flags: i32) -> Result<Answer, Errno> {
         if let Some(entry) = entry.filter(|e| e.attr.is_file() && !self.pool.is_one_here(&e.layout)) {
             let file = self.pool.open_file(entry, writes(flags)).map_err(gone_is_stale)?;
-            let appends = flags & libc::O_APPEND != 0 && entry.layout.is_single();
+            let appends = flags & libc::O_APPEND != 0;
             return Ok(Answer::requests(self.handles.add(Handle::Parts(Box::new(file), appends))));
         }
         let opened = self.nodes.open(ino.0);

@@ -118,6 +118,7 @@ impl<'a> Request<'a> {
             Request::EndSession { .. } => 33,
             Request::Place { .. } => 40,
             Request::Targets => 41,
+            Request::Alive { .. } => 42,
         }
     }
 
@@ -162,7 +163,7 @@ impl<'a> Request<'a> {
                 w.u64(ino.0)?;
             }
             Request::Backing(ref id, ref op) => op.encode(id, &mut w)?,
-            Request::EndSession { session } => w.u64(session)?,
+            Request::EndSession { session } | Request::Alive { session } => w.u64(session)?,
             Request::SetAttr { ino, set } => {
                 w.u64(ino.0)?;
                 put_option_u64(&mut w, set.mode.map(u64::from))?;
@@ -365,6 +366,7 @@ impl<'a> Request<'a> {
                 _ => return Err(Code::Invalid),
             },
             41 => Request::Targets,
+            42 => Request::Alive { session: r.u64()? },
             _ => return Err(Code::Malformed),
         };
         Ok((caller, request))
@@ -447,6 +449,7 @@ mod tests {
             Request::EndSession { session: 5 },
             Request::Place { stripe_count: STRIPES_MAX },
             Request::Targets,
+            Request::Alive { session: 5 },
             Request::Backing(
                 BackingId { target: 9, ino: i, number: 0, stripe: 3 },
                 BackingOp::Write { offset: 77, append: false, bytes: &[5; 3000] },

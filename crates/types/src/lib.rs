@@ -23,7 +23,7 @@ mod route;
 mod target;
 
 pub use attr::{Attr, Kind, Timestamp, ATTR_BYTES, FLAG_DIRTY, FLAG_RESIDENT, PERMISSIONS_OFFSET};
-pub use backing::{BackingAttr, BackingId, BackingOp};
+pub use backing::{BackingAttr, BackingId, BackingOp, LockKind, LockWish};
 pub use bytes::{Reader, Writer};
 pub use error::{Code, Error, Result};
 pub use hash::{cookie_hash, name_hash, Cookie, DISCRIMINATOR_BITS, HASH_BITS};

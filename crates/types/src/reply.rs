@@ -1,7 +1,7 @@
 //! Replies: what the owner answers.
 
 use crate::attr::{Attr, Kind};
-use crate::backing::BackingAttr;
+use crate::backing::{BackingAttr, LockWish};
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
 use crate::hash::Cookie;
@@ -109,6 +109,8 @@ pub enum Reply<'a> {
         /// Its targets.
         spaces: TargetSpaces<'a>,
     },
+    /// A lock that is in the way.
+    Lock(LockWish),
 }
 
 impl Entry {
@@ -192,6 +194,10 @@ impl<'a> Reply<'a> {
                 w.u16(15)?;
                 w.u64(*n)?;
             }
+            Reply::Lock(wish) => {
+                w.u16(22)?;
+                wish.encode(&mut w)?;
+            }
             Reply::Placed(targets) => {
                 w.u16(20)?;
                 targets.encode(&mut w)?;
@@ -247,6 +253,7 @@ impl<'a> Reply<'a> {
             13 => Reply::PartOfPath { top: Ino(r.u64()?), parent: Ino(r.u64()?), path: r.rest() },
             14 => Reply::Backing(BackingAttr::decode(&mut r)?),
             15 => Reply::Count(r.u64()?),
+            22 => Reply::Lock(LockWish::decode(&mut r)?),
             20 => Reply::Placed(Targets::decode(&mut r)?),
             21 => Reply::Targets {
                 inodes: r.u64()?,
@@ -358,6 +365,7 @@ impl<'a> DirWriter<'a> {
 mod tests {
     use super::*;
     use crate::attr::Timestamp;
+    use crate::backing::LockKind;
     use crate::id::NodeId;
     use crate::target::TargetSpace;
     use proptest::prelude::*;
@@ -402,6 +410,7 @@ mod tests {
         let all = [
             Ok(Reply::Placed(Targets::new(&[7, 8, 9]).unwrap())),
             Ok(Reply::Targets { inodes: 5, free_inodes: 6, spaces: spaces_of_two }),
+            Ok(Reply::Lock(LockWish { owner: 3, flock: false, kind: LockKind::Read, start: 4, end: 5 })),
             Ok(Reply::Done),
             Ok(Reply::Entry(entry)),
             Ok(Reply::Created { entry, created: true, next: Some(Ino(77)) }),

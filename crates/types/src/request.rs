@@ -305,6 +305,11 @@ pub enum Request<'a> {
     },
     /// Space of the targets of the node that is asked, and of its shard. → `Targets`
     Targets,
+    /// Is this process of the asked node's alive? From daemon to daemon. → `Done`, or `NotFound`
+    Alive {
+        /// The process's session.
+        session: u64,
+    },
 }
 
 impl Request<'_> {
@@ -328,6 +333,7 @@ impl Request<'_> {
                 | Request::EndSession { .. }
                 | Request::Place { .. }
                 | Request::Targets
+                | Request::Alive { .. }
         )
     }
 

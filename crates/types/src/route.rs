@@ -13,7 +13,8 @@ impl Request<'_> {
             | Request::Reserve
             | Request::EndSession { .. }
             | Request::Place { .. }
-            | Request::Targets => None,
+            | Request::Targets
+            | Request::Alive { .. } => None,
             Request::Lookup { parent, .. }
             | Request::Create { parent, .. }
             | Request::MakeNode { parent, .. }

@@ -361,6 +361,7 @@ impl Reference {
             | Request::Space
             | Request::Place { .. }
             | Request::Targets
+            | Request::Alive { .. }
             | Request::ReadDirectory { .. }
             // Steps between shards: tests/elsewhere.rs.
             | Request::AllocateDirectory { .. }

@@ -231,7 +231,10 @@ impl ShardThread<'_> {
     fn send_on(&mut self, taken: &Taken) -> std::result::Result<bool, Code> {
         let (_, request) = Request::decode(self.answers.request(taken.request))?;
         // Nodes that are to hear when the client is gone: they keep something for it.
-        let keeps = request.changes() || matches!(request, Request::Backing(_, BackingOp::Open { .. }));
+        let keeps_some = |op: &BackingOp<'_>| {
+            matches!(op, BackingOp::Open { .. } | BackingOp::Lock(_) | BackingOp::BeginAppend { .. })
+        };
+        let keeps = request.changes() || matches!(&request, Request::Backing(_, op) if keeps_some(op));
         if matches!(request, Request::EndSession { .. }) {
             return Err(Code::NotPermitted); // daemons say that to each other
         }
@@ -243,6 +246,24 @@ impl ShardThread<'_> {
             Request::Place { stripe_count } => {
                 let own = own_targets(&self.target);
                 return Ok(self.ask_network(taken, |stamp| Order::Place { stamp, stripe_count, own }));
+            }
+            Request::Backing(id, op) if self.network.as_ref().is_some_and(|n| n.node == id.node()) => {
+                let for_all = matches!(
+                    op,
+                    BackingOp::Lock(_)
+                        | BackingOp::TestLock(_)
+                        | BackingOp::BeginAppend { .. }
+                        | BackingOp::EndAppend { .. }
+                );
+                let message = self.answers.request(taken.request).to_vec();
+                let asker = &mut self.sessions[taken.session];
+                if !for_all || !asker.is_here() {
+                    return Err(Code::NotSupported);
+                }
+                if keeps && !asker.asked_nodes.contains(&id.node()) {
+                    asker.asked_nodes.push(id.node());
+                }
+                return Ok(self.ask_network(taken, |stamp| Order::ServeHere { stamp, message }));
             }
             _ => {}
         }

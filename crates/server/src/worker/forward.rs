@@ -133,6 +133,15 @@ impl ShardThread<'_> {
         slots.put(slot, ticket, message);
     }
 
+    /// Another node, where a process holds locks, asks whether it is alive.
+    pub(super) fn asked_alive(&mut self, ticket: Ticket, session: u64) {
+        let Some(network) = &self.network else { return };
+        let alive = self.sessions.iter().any(|s| s.id == session && s.is_here());
+        let mut reply = [0; 4];
+        let _ = Reply::encode(&if alive { Ok(Reply::Done) } else { Err(Code::NotFound) }, &mut reply);
+        network.orders.give(Order::Answer { ticket, reply: reply.to_vec() });
+    }
+
     /// A process of another node is gone, as that node says.
     pub(super) fn ended_elsewhere(&mut self, node: NodeId, session: u64) -> Result<()> {
         if node_of_session(session) == node {

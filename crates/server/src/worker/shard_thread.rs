@@ -66,6 +66,13 @@ pub(super) enum Message {
         /// The encoded request.
         message: Vec<u8>,
     },
+    /// Another node asks whether a process of this one is alive.
+    AskedAlive {
+        /// To answer by.
+        ticket: Ticket,
+        /// The process's session.
+        session: u64,
+    },
     /// A process of this other node is gone.
     EndedElsewhere(NodeId, u64),
     /// Stop serving.
@@ -384,6 +391,7 @@ impl<'a> ShardThread<'a> {
             Message::Asked { ticket, message } => self.asked(ticket, message),
             Message::Answered { stamp, reply } => self.answered(stamp, &reply),
             Message::RemoveBacking { ticket, id, message } => self.remove_backing(ticket, &id, message),
+            Message::AskedAlive { ticket, session } => self.asked_alive(ticket, session),
             Message::EndedElsewhere(node, session) => self.ended_elsewhere(node, session)?,
             Message::Stop => {
                 self.forget_mount();

@@ -10,10 +10,12 @@ use forebay_data::{Access, Media, Target};
 use forebay_fabric::Ticket;
 use forebay_types::limits::MESSAGE_BYTES_MAX;
 use forebay_types::{BackingAttr, BackingId, BackingOp, Code, Error, Reply, Request, Result, Timestamp};
+use forebay_wire::Stamp;
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::kept::KeptOpen;
+use super::locks::RemoteLocks;
 use super::{Order, Orders};
 
 /// Threads: enough to keep a medium busy while others wait for it.
@@ -22,17 +24,47 @@ const THREADS: usize = 4;
 /// A request for a backing file.
 #[derive(Debug)]
 pub(super) struct Job {
-    pub(super) ticket: Ticket,
+    pub(super) asker: Asker,
     pub(super) message: Vec<u8>,
 }
 
+/// Who asked for it.
+#[derive(Debug)]
+pub(super) enum Asker {
+    /// A process of another node.
+    There(Ticket),
+    /// One of this node.
+    Here(Stamp),
+}
+
+impl Asker {
+    fn session(&self) -> u64 {
+        match self {
+            Asker::There(ticket) => ticket.stamp.session,
+            Asker::Here(stamp) => stamp.session,
+        }
+    }
+
+    fn answer(self, reply: Vec<u8>) -> Order {
+        match self {
+            Asker::There(ticket) => Order::Answer { ticket, reply },
+            Asker::Here(stamp) => Order::AnswerHere { stamp, reply },
+        }
+    }
+}
+
 /// Starts the crew; it ends when the sender is dropped.
-pub(super) fn start(target: Arc<Target>, kept: Arc<KeptOpen>, orders: Orders) -> Result<Sender<Job>> {
+pub(super) fn start(
+    target: Arc<Target>,
+    kept: Arc<KeptOpen>,
+    locks: Arc<RemoteLocks>,
+    orders: Orders,
+) -> Result<Sender<Job>> {
     let (sender, jobs) = mpsc::channel::<Job>();
     let jobs = Arc::new(Mutex::new(jobs));
     for _ in 0..THREADS {
         let (orders, jobs) = (orders.clone(), Arc::clone(&jobs));
-        let files = Files { target: Arc::clone(&target), kept: Arc::clone(&kept) };
+        let files = Files { target: Arc::clone(&target), kept: Arc::clone(&kept), locks: Arc::clone(&locks) };
         std::thread::Builder::new()
             .name("data".into())
             .stack_size(512 * 1024)
@@ -47,14 +79,14 @@ fn work(files: &Files, orders: &Orders, jobs: &Mutex<Receiver<Job>>) {
     let mut out = vec![0; MESSAGE_BYTES_MAX];
     loop {
         let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok(Job { ticket, message }) = job else { return };
+        let Ok(Job { asker, message }) = job else { return };
         let result = match Request::decode(&message) {
-            Ok((_, Request::Backing(id, op))) => files.serve(ticket.stamp.session, &id, &op, &mut room),
+            Ok((_, Request::Backing(id, op))) => files.serve(asker.session(), &id, &op, &mut room),
             Ok(_) => Err(Code::Malformed),
             Err(code) => Err(code),
         };
         let n = Reply::encode(&result, &mut out).unwrap_or(0);
-        orders.give(Order::Answer { ticket, reply: out[..n].to_vec() });
+        orders.give(asker.answer(out[..n].to_vec()));
     }
 }
 
@@ -66,6 +98,7 @@ fn code(e: Errno) -> Code {
 struct Files {
     target: Arc<Target>,
     kept: Arc<KeptOpen>,
+    locks: Arc<RemoteLocks>,
 }
 
 impl Files {
@@ -79,6 +112,13 @@ impl Files {
 
     fn open_by_name(&self, id: &BackingId) -> std::result::Result<OwnedFd, Code> {
         self.target.open(id.ino, usize::from(id.number), id.stripe, Access::ReadWrite)
+    }
+
+    /// A descriptor of an open file of its own, also of one that has lost its name.
+    fn open_anew(&self, session: u64, id: &BackingId) -> std::result::Result<OwnedFd, Code> {
+        let Some(kept) = self.kept.get(session, id) else { return self.open_by_name(id) };
+        let path = format!("/proc/self/fd/{}", kept.as_raw_fd());
+        rustix::fs::open(path.as_str(), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(code)
     }
 
     fn serve<'r>(
@@ -102,6 +142,22 @@ impl Files {
             }
             BackingOp::Close { handle } => {
                 self.kept.close(session, id, handle);
+                Ok(Reply::Done)
+            }
+            BackingOp::Lock(wish) => {
+                let open = || self.open_anew(session, id);
+                self.locks.lock(session, id, &wish, open).map(|()| Reply::Done)
+            }
+            BackingOp::TestLock(wish) => {
+                let open = || self.open_anew(session, id);
+                let found = self.locks.test(session, id, &wish, open)?;
+                Ok(found.map_or(Reply::Done, Reply::Lock))
+            }
+            BackingOp::BeginAppend { handle } => {
+                self.locks.begin_append(session, id, handle).map(|()| Reply::Done)
+            }
+            BackingOp::EndAppend { handle } => {
+                self.locks.end_append(session, id, handle);
                 Ok(Reply::Done)
             }
             BackingOp::Stat => match self.kept.get(session, id) {
@@ -227,7 +283,7 @@ mod tests {
         let directory = std::fs::File::open(&place).unwrap();
         Target::format(&directory).unwrap();
         let target = Arc::new(Target::open(&directory, 2 << 16).unwrap());
-        let files = Files { target, kept: Arc::default() };
+        let files = Files { target, kept: Arc::default(), locks: Arc::default() };
         let id = BackingId { target: 2 << 16, ino: Ino(9 << 48 | 5), number: 0, stripe: 0 };
         let mut room = vec![0; 1 << 16];
         let mut ask = |id: &BackingId, op| {

@@ -13,7 +13,9 @@
 //! A pool without a pool file has none of this.
 
 mod crew;
+mod holders;
 mod kept;
+mod locks;
 mod opening;
 mod placement;
 mod removals;
@@ -53,6 +55,20 @@ pub(super) enum Order {
         ticket: Ticket,
         /// The encoded request.
         message: Vec<u8>,
+    },
+    /// Have the crew serve a client of this node: locks and appends, which are for all nodes to see.
+    ServeHere {
+        /// The client's session, slot and sequence.
+        stamp: Stamp,
+        /// The encoded request.
+        message: Vec<u8>,
+    },
+    /// What the crew served for a client of this node is answered.
+    AnswerHere {
+        /// The client's session, slot and sequence.
+        stamp: Stamp,
+        /// The encoded reply.
+        reply: Vec<u8>,
     },
     /// Have the backing files of an inode that is gone removed where they are, in time.
     Remove(Ino, Layout),

@@ -11,6 +11,7 @@ use forebay_ring::Doorbell;
 use forebay_types::{Code, Error, NodeId, Result};
 
 use super::kept::KeptOpen;
+use super::locks::RemoteLocks;
 use super::thread::NetworkThread;
 use super::{crew, Network, Orders};
 use crate::pool_file::Membership;
@@ -111,7 +112,8 @@ pub(in crate::worker) fn start(
     let (sender, orders) = mpsc::channel();
     let to_me = Orders { sender, waker };
     let kept = Arc::new(KeptOpen::default());
-    let jobs = crew::start(target, Arc::clone(&kept), to_me.clone())?;
+    let locks = Arc::new(RemoteLocks::default());
+    let jobs = crew::start(target, Arc::clone(&kept), Arc::clone(&locks), to_me.clone())?;
     let members = membership.nodes.iter().map(|m| (NodeId(m.number), m.name.clone(), m.host.clone()));
     let thread = NetworkThread::new(
         calls,
@@ -120,7 +122,7 @@ pub(in crate::worker) fn start(
         orders,
         to_shard,
         doorbell,
-        (jobs, kept),
+        (jobs, kept, locks),
     );
     let thread = std::thread::Builder::new()
         .name("network".into())

@@ -12,8 +12,10 @@ use forebay_types::{BackingId, BackingOp, Caller, Code, Ino, NodeId, PoolSpace, 
 use forebay_wire::{Message as Wire, Stamp};
 use serde_json::{json, Value};
 
-use super::crew::Job;
+use super::crew::{Asker, Job};
+use super::holders::Holders;
 use super::kept::KeptOpen;
+use super::locks::RemoteLocks;
 use super::placement::{Giver, Said, Surroundings};
 use super::removals::Removals;
 use super::Order;
@@ -38,6 +40,7 @@ enum Flight {
     EndSession,
     Survey(NodeId),
     Targets(NodeId),
+    Alive(u64),
 }
 
 /// An append, so that a retry is answered and not repeated.
@@ -70,6 +73,8 @@ pub(super) struct NetworkThread {
     jobs: Sender<Job>,
     /// What the crew keeps open for processes of other nodes.
     kept: Arc<KeptOpen>,
+    locks: Arc<RemoteLocks>,
+    holders: Holders,
     flights: HashMap<CallId, Flight>,
     removals: Removals,
     /// The last append of each session's slot.
@@ -91,7 +96,7 @@ impl NetworkThread {
         orders: Receiver<Order>,
         to_shard: Sender<Message>,
         doorbell: Arc<Doorbell>,
-        (jobs, kept): (Sender<Job>, Arc<KeptOpen>),
+        (jobs, kept, locks): (Sender<Job>, Arc<KeptOpen>, Arc<RemoteLocks>),
     ) -> NetworkThread {
         let givers = members.iter().map(|(node, ..)| Giver { node: *node, targets: 1 }).collect();
         NetworkThread {
@@ -104,6 +109,8 @@ impl NetworkThread {
             doorbell,
             jobs,
             kept,
+            locks,
+            holders: Holders::default(),
             flights: HashMap::new(),
             removals: Removals::default(),
             appended: HashMap::new(),
@@ -139,6 +146,7 @@ impl NetworkThread {
             for (ino, layout) in self.removals.due(now) {
                 self.remove(ino, &layout);
             }
+            self.look_after_holders();
             if std::mem::take(&mut self.rings) {
                 self.doorbell.ring();
             }
@@ -162,10 +170,20 @@ impl NetworkThread {
             }
             Order::Answer { ticket, reply } => self.answer(&ticket, &reply),
             Order::Serve { ticket, message } => self.serve(ticket, message),
+            Order::ServeHere { stamp, message } => {
+                if self.jobs.send(Job { asker: Asker::Here(stamp), message }).is_err() {
+                    self.answered(stamp, Err(Code::Io));
+                }
+            }
+            Order::AnswerHere { stamp, reply } => self.answered(stamp, Ok(reply)),
             Order::Remove(ino, layout) => self.remove(ino, &layout),
             Order::EndSession(session, nodes) => {
                 self.end_appends(session);
                 for node in nodes {
+                    if node == self.me {
+                        self.locks.end(session);
+                        continue;
+                    }
                     // One that is down keeps some replies of a process that is gone until it forgets the node.
                     let request = Request::EndSession { session };
                     let _ = self.ask(node, &request, NODE_TIMEOUT, Flight::EndSession);
@@ -293,9 +311,11 @@ impl NetworkThread {
             Request::EndSession { session } if node_of_session(session) == ticket.node => {
                 self.end_appends(session);
                 self.kept.end(session);
+                self.locks.end(session);
                 self.tell(Message::EndedElsewhere(ticket.node, session));
                 self.answer(&ticket, &DONE);
             }
+            Request::Alive { session } => self.tell(Message::AskedAlive { ticket, session }),
             _ => self.tell(Message::Asked { ticket, message }),
         }
     }
@@ -336,7 +356,7 @@ impl NetworkThread {
     }
 
     fn serve(&mut self, ticket: Ticket, message: Vec<u8>) {
-        if self.jobs.send(Job { ticket, message }).is_err() {
+        if self.jobs.send(Job { asker: Asker::There(ticket), message }).is_err() {
             self.refuse(&ticket, Code::Io, "the threads that serve data have ended");
         }
     }
@@ -371,6 +391,7 @@ impl NetworkThread {
             }
             Flight::EndSession => {}
             Flight::Survey(node) => self.surveyed(node, reply),
+            Flight::Alive(session) => self.heard_of_holder(session, reply),
             Flight::Targets(node) => self.heard_targets(node, reply),
         }
     }
@@ -391,6 +412,39 @@ impl NetworkThread {
             if self.ask(id.node(), &request, NODE_TIMEOUT, Flight::Removal(ino)).is_err() {
                 self.removals.ended(ino, false, self.calls.now());
             }
+        }
+    }
+
+    // --- who holds locks
+
+    /// Asks the nodes of processes that hold locks here whether these are alive, now and then.
+    fn look_after_holders(&mut self) {
+        let now = self.calls.now();
+        if !self.holders.is_due(now) {
+            return;
+        }
+        let holders = self.locks.holders();
+        self.holders.keep(&holders, now);
+        for (node, session) in holders {
+            if node == self.me {
+                continue; // its end is heard of at once
+            }
+            let asked = self.ask(node, &Request::Alive { session }, SURVEY_TIMEOUT, Flight::Alive(session));
+            if let Err(code) = asked {
+                self.heard_of_holder(session, Err(code));
+            }
+        }
+    }
+
+    fn heard_of_holder(&mut self, session: u64, reply: Result<Vec<u8>, Code>) {
+        let now = self.calls.now();
+        let is_alive = reply.map(|reply| Reply::decode(&reply) == Ok(Reply::Done));
+        if self.holders.hear(session, is_alive, now) {
+            tracing::warn!(
+                "a process of node {} held locks here; it or its node is gone, and they go too",
+                node_of_session(session)
+            );
+            self.locks.end(session);
         }
     }
 
