@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use forebay_types::limits::{CALL_TIMEOUT_MS, LIVENESS_PERIOD_MS, MESSAGE_BYTES_MAX, RING_SLOTS};
 
 use crate::doorbell::Doorbell;
-use crate::futex;
 use crate::serve::{
     slot_offset, DONE, EPOCH_OFFSET, LEN_OFFSET, MESSAGE_OFFSET, PENDING_OFFSET, REPLY_OFFSET, REQUESTED,
     RING_BYTES, SEQ_OFFSET, SLEEPING,
 };
 use crate::shared::Mapping;
+use crate::waiter::{is_simulated, now_ns, sleep};
 
 /// Spins at least so often before sleeping: shorter than one futex call.
 const SPINS_MIN: u32 = 32;
@@ -141,7 +141,7 @@ impl Ring {
     /// Whether spinning pays is learnt from the sleeps too: one that ended soon would have been spared by a longer spin,
     /// and cost the daemon a system call.
     fn wait(&self, state: &AtomicU32, alive: &dyn Fn() -> bool) -> bool {
-        let spins = self.spins.load(Ordering::Relaxed);
+        let spins = if is_simulated() { 0 } else { self.spins.load(Ordering::Relaxed) };
         for spin in 1..=spins {
             if state.load(Ordering::Acquire) == DONE {
                 return true;
@@ -161,7 +161,7 @@ impl Ring {
                 Err(_) => return true,
             }
             let started = now_ns();
-            futex::wait(state, SLEEPING, LIVENESS_PERIOD_MS);
+            sleep(state, SLEEPING, LIVENESS_PERIOD_MS);
             let now = now_ns();
             if state.load(Ordering::Acquire) == DONE {
                 let soon = now.saturating_sub(slept_from) < SLEEP_SHORT_NS;
@@ -243,12 +243,4 @@ impl Drop for Claim<'_> {
         }
         self.ring.claimed.fetch_and(!(1 << self.slot), Ordering::Release);
     }
-}
-
-/// Nanoseconds on the monotonic clock.
-fn now_ns() -> u64 {
-    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `t` is valid for the call, which cannot fail for this clock.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) };
-    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }

@@ -21,6 +21,7 @@ mod doorbell;
 mod futex;
 mod serve;
 mod shared;
+mod waiter;
 
 pub use attach::{
     read_exact, receive_fds, send_fds, write_all, AttachReply, Header, ATTACH_FDS, ATTACH_MOUNT, ATTACH_TOOL,
@@ -33,3 +34,4 @@ pub use call::{CallFailure, Claim, Ring};
 pub use doorbell::Doorbell;
 pub use serve::{ServedRing, SlotRequest, SlotState};
 pub use shared::{memfd_sealed, Mapping, Seal};
+pub use waiter::{simulate, Waiter};

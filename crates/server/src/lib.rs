@@ -35,3 +35,4 @@ pub use members::JoinRequest;
 pub use programs::TOKEN_VARIABLE;
 pub use protocol::Stopped;
 pub use setup::{WorkerSetup, FLIGHT_RECORDER_BYTES};
+pub use worker::stepped;

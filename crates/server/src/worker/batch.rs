@@ -15,6 +15,7 @@ use super::remote::Door;
 use super::shard_thread::ShardThread;
 use super::special;
 use super::statistics::Statistics;
+use super::stepped::Moment;
 use super::sweeper::Sweep;
 
 /// Replies collected before their transaction is committed: bytes of ordinary ones. A batch ends early when the next
@@ -103,7 +104,7 @@ impl ShardThread<'_> {
     /// Serves requests from the `from`-th on; the index behind the last one served.
     fn serve_some(&mut self, from: usize) -> Result<usize> {
         self.effects.clear();
-        let now = super::now();
+        let now = (self.clock)();
         let (mut at, mut i) = (0, from);
         while i < self.answers.len() && at + MESSAGE_BYTES_MAX <= REPLY_BYTES {
             let mut taken = self.answers.taken[i];
@@ -198,6 +199,7 @@ impl ShardThread<'_> {
                         if changed {
                             let message = &self.answers.requests[taken.request.0..taken.request.1];
                             self.journal.append(flight.session, taken.slot, taken.seq, now, message);
+                            self.passes(Moment::Journaled);
                         }
                         len
                     }
@@ -216,7 +218,9 @@ impl ShardThread<'_> {
             i += 1;
         }
         self.publish();
+        self.passes(Moment::Published);
         self.answer(from, i);
+        self.passes(Moment::Answered);
         if !self.given_up.is_empty() {
             let given_up = std::mem::take(&mut self.given_up);
             self.sweep_numbers(given_up)?;

@@ -41,6 +41,7 @@ mod session;
 mod shard_thread;
 mod special;
 mod statistics;
+pub mod stepped;
 mod sweeper;
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

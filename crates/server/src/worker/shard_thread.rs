@@ -10,7 +10,7 @@ use forebay_fabric::Ticket;
 use forebay_meta::{Batch, Effects, Shard, ShardStatistics};
 use forebay_ring::{BoardWriter, Doorbell};
 use forebay_types::limits::{BATCH_MAX, BATCH_PER_RING, DOORBELL_POLL_MS};
-use forebay_types::{BackingId, Code, Ino, Layout, NodeId, Result};
+use forebay_types::{BackingId, Code, Ino, Layout, NodeId, Result, Timestamp};
 use forebay_wire::Stamp;
 use serde_json::Value;
 
@@ -22,6 +22,7 @@ use super::pace::Pace;
 use super::recorder::FlightRecorder;
 use super::session::Session;
 use super::statistics::Statistics;
+use super::stepped::{Moment, Watcher};
 use super::sweeper::Sweep;
 
 /// What other threads tell the shard thread; each send but that of `Attached` is followed by a ring of the doorbell.
@@ -88,6 +89,17 @@ const IDLE_COMMIT_MS: u64 = 2;
 /// Changes of one transaction: more make it no cheaper, and a crash repeats them.
 const CHANGES_MAX: usize = 1024;
 
+/// What a round of the shard thread came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Round {
+    /// Requests were served: there may be more.
+    Served,
+    /// Nobody asks.
+    Idle,
+    /// It was told to stop.
+    Stopped,
+}
+
 /// The shard thread's state.
 pub(super) struct ShardThread<'a> {
     pub(super) shard: &'a Shard,
@@ -131,6 +143,10 @@ pub(super) struct ShardThread<'a> {
     pub(super) given_up: Vec<Ino>,
     /// Changes in the open transaction.
     pub(super) uncommitted: usize,
+    /// What the time is.
+    pub(super) clock: fn() -> Timestamp,
+    /// Told where the thread is, so that a simulation can kill it there.
+    pub(super) watcher: Option<Watcher>,
     stop: bool,
 }
 
@@ -177,8 +193,18 @@ impl<'a> ShardThread<'a> {
             done_orphans: Vec::new(),
             given_up: Vec::new(),
             uncommitted: 0,
+            clock: super::now,
+            watcher: None,
             stop: false,
         })
+    }
+
+    /// Tells the watcher, if there is one, where this is.
+    #[inline]
+    pub(super) fn passes(&mut self, moment: Moment) {
+        if let Some(watcher) = &mut self.watcher {
+            watcher(moment);
+        }
     }
 
     /// The open transaction, begun if there is none.
@@ -218,7 +244,9 @@ impl<'a> ShardThread<'a> {
         if !self.journal.is_empty() {
             batch.keep_reply(MARK_SESSION, 0, self.journal.last(), &[])?;
         }
+        self.passes(Moment::Committing);
         batch.commit()?;
+        self.passes(Moment::Committed);
         self.journal.clear();
         self.uncommitted = 0;
         self.committed = self.shard.statistics()?;
@@ -226,42 +254,62 @@ impl<'a> ShardThread<'a> {
         Ok(())
     }
 
+    /// What there is to do now, once: messages, then a batch of requests.
+    pub(super) fn round(&mut self) -> Result<Round> {
+        while let Ok(message) = self.messages.try_recv() {
+            self.hear(message)?;
+        }
+        if self.stop {
+            self.commit()?;
+            if let Some(network) = &mut self.network {
+                network.stop();
+            }
+            return Ok(Round::Stopped);
+        }
+        self.acknowledge_late();
+        self.take_requests();
+        if self.answers.is_empty() {
+            return Ok(Round::Idle);
+        }
+        self.serve_batch()?;
+        Ok(Round::Served)
+    }
+
+    /// What is done while nobody asks; true when there may be more. `long` says that nobody has asked for a moment: then the
+    /// transaction is committed.
+    pub(super) fn rest(&mut self, long: bool) -> Result<bool> {
+        if !self.done_orphans.is_empty() && self.forget_orphans()? {
+            return Ok(true);
+        }
+        if long && self.batch.is_some() {
+            self.commit()?;
+        }
+        Ok(false)
+    }
+
     /// Serves until told to stop.
     pub(super) fn serve(&mut self) -> Result<()> {
         let mut pace = Pace::new();
         let mut idle_rounds = 0u32;
         loop {
-            while let Ok(message) = self.messages.try_recv() {
-                self.hear(message)?;
-            }
-            if self.stop {
-                self.commit()?;
-                if let Some(network) = &mut self.network {
-                    network.stop();
+            match self.round()? {
+                Round::Stopped => return Ok(()),
+                Round::Served => {
+                    idle_rounds = 0;
+                    continue;
                 }
-                return Ok(());
-            }
-            self.acknowledge_late();
-            self.take_requests();
-            if !self.answers.is_empty() {
-                idle_rounds = 0;
-                self.serve_batch()?;
-                continue;
+                Round::Idle => {}
             }
             let sessions = &self.sessions;
             if pace.look(|| sessions.iter().any(|s| s.door.has_pending())) {
                 Statistics::add(&self.statistics.spun, 1);
                 continue;
             }
-            if !self.done_orphans.is_empty() && self.forget_orphans()? {
+            if self.rest(idle_rounds > 0)? {
                 continue;
             }
-            // Nobody asks: after a moment the transaction is committed, and the poll by timer, there for scribbled
-            // doorbells, slows down.
+            // After a moment the poll by timer, there for scribbled doorbells, slows down.
             idle_rounds = idle_rounds.saturating_add(1);
-            if self.batch.is_some() && idle_rounds > 1 {
-                self.commit()?;
-            }
             let timeout = match idle_rounds {
                 1 => IDLE_COMMIT_MS,
                 2..20 => DOORBELL_POLL_MS,

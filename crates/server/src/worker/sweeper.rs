@@ -36,44 +36,62 @@ pub(super) fn start(
     network: Option<(NodeId, Orders)>,
 ) -> Result<Sender<Sweep>> {
     let (sender, sweeps) = mpsc::channel::<Sweep>();
+    let sweeper = Sweeper { target, to_shard, doorbell, network };
     std::thread::Builder::new()
         .name("sweeper".into())
         .spawn(move || {
             while let Ok(sweep) = sweeps.recv() {
-                let some = match sweep {
-                    Sweep::Orphans(some) => some,
-                    Sweep::Replaced(some) => {
-                        for (ino, layout) in some {
-                            if let Err(code) = target.remove_all(ino, &layout) {
-                                tracing::warn!(
-                                    "cannot unlink the former backing files of inode {ino}: {code}"
-                                );
-                            }
-                        }
-                        continue;
-                    }
-                };
-                let mut swept = Vec::with_capacity(some.len());
-                for (ino, layout) in some {
-                    let removed =
-                        target.remove_all(ino, &layout).and_then(|()| special::remove(&target, ino));
-                    match removed {
-                        Ok(()) => match &network {
-                            Some((here, orders)) if reaches_beyond(&layout, *here) => {
-                                orders.give(Order::Remove(ino, layout));
-                            }
-                            _ => swept.push(ino),
-                        },
-                        // The record stays: the next worker tries again.
-                        Err(code) => tracing::warn!("cannot unlink the backing files of inode {ino}: {code}"),
-                    }
-                }
-                if to_shard.send(Message::Swept(swept)).is_err() {
+                if !sweeper.sweep(sweep) {
                     return;
                 }
-                doorbell.ring();
             }
         })
         .map_err(|e| Error::io("cannot start a thread", &e))?;
     Ok(sender)
+}
+
+/// What the sweeper's thread has.
+#[derive(Debug)]
+pub(super) struct Sweeper {
+    pub(super) target: Arc<Target>,
+    pub(super) to_shard: Sender<Message>,
+    pub(super) doorbell: Arc<Doorbell>,
+    pub(super) network: Option<(NodeId, Orders)>,
+}
+
+impl Sweeper {
+    /// Sweeps; false when there is no shard thread any more.
+    pub(super) fn sweep(&self, sweep: Sweep) -> bool {
+        let some = match sweep {
+            Sweep::Orphans(some) => some,
+            Sweep::Replaced(some) => {
+                for (ino, layout) in some {
+                    if let Err(code) = self.target.remove_all(ino, &layout) {
+                        tracing::warn!("cannot unlink the former backing files of inode {ino}: {code}");
+                    }
+                }
+                return true;
+            }
+        };
+        let mut swept = Vec::with_capacity(some.len());
+        for (ino, layout) in some {
+            let removed =
+                self.target.remove_all(ino, &layout).and_then(|()| special::remove(&self.target, ino));
+            match removed {
+                Ok(()) => match &self.network {
+                    Some((here, orders)) if reaches_beyond(&layout, *here) => {
+                        orders.give(Order::Remove(ino, layout));
+                    }
+                    _ => swept.push(ino),
+                },
+                // The record stays: the next worker tries again.
+                Err(code) => tracing::warn!("cannot unlink the backing files of inode {ino}: {code}"),
+            }
+        }
+        if self.to_shard.send(Message::Swept(swept)).is_err() {
+            return false;
+        }
+        self.doorbell.ring();
+        true
+    }
 }

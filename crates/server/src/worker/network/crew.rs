@@ -3,7 +3,7 @@
 //! answers from what it kept.
 
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_data::{Access, Media, Target};
@@ -15,7 +15,6 @@ use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::kept::KeptOpen;
-use super::locks::RemoteLocks;
 use super::{Order, Orders};
 
 /// Threads: enough to keep a medium busy while others wait for it.
@@ -23,7 +22,7 @@ const THREADS: usize = 4;
 
 /// A request for a backing file.
 #[derive(Debug)]
-pub(super) struct Job {
+pub(in crate::worker) struct Job {
     pub(super) asker: Asker,
     pub(super) message: Vec<u8>,
 }
@@ -54,39 +53,48 @@ impl Asker {
 }
 
 /// Starts the crew; it ends when the sender is dropped.
-pub(super) fn start(
-    target: Arc<Target>,
-    kept: Arc<KeptOpen>,
-    locks: Arc<RemoteLocks>,
-    orders: Orders,
-) -> Result<Sender<Job>> {
+pub(super) fn start(target: Arc<Target>, kept: Arc<KeptOpen>, orders: Orders) -> Result<Sender<Job>> {
     let (sender, jobs) = mpsc::channel::<Job>();
     let jobs = Arc::new(Mutex::new(jobs));
     for _ in 0..THREADS {
-        let (orders, jobs) = (orders.clone(), Arc::clone(&jobs));
-        let files = Files { target: Arc::clone(&target), kept: Arc::clone(&kept), locks: Arc::clone(&locks) };
+        let jobs = Arc::clone(&jobs);
+        let mut hand = Hand::new(Arc::clone(&target), Arc::clone(&kept), orders.clone());
         std::thread::Builder::new()
             .name("data".into())
             .stack_size(512 * 1024)
-            .spawn(move || work(&files, &orders, &jobs))
+            .spawn(move || loop {
+                let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
+                let Ok(job) = job else { return };
+                hand.serve(job);
+            })
             .map_err(|e| Error::io("cannot start a thread", &e))?;
     }
     Ok(sender)
 }
 
-fn work(files: &Files, orders: &Orders, jobs: &Mutex<Receiver<Job>>) {
-    let mut room = vec![0; MESSAGE_BYTES_MAX];
-    let mut out = vec![0; MESSAGE_BYTES_MAX];
-    loop {
-        let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
-        let Ok(Job { asker, message }) = job else { return };
+/// One of the crew.
+pub(in crate::worker) struct Hand {
+    files: Files,
+    orders: Orders,
+    room: Vec<u8>,
+    out: Vec<u8>,
+}
+
+impl Hand {
+    pub(in crate::worker) fn new(target: Arc<Target>, kept: Arc<KeptOpen>, orders: Orders) -> Hand {
+        let buffer = || vec![0; MESSAGE_BYTES_MAX];
+        Hand { files: Files { target, kept }, orders, room: buffer(), out: buffer() }
+    }
+
+    /// Serves a request and has it answered.
+    pub(in crate::worker) fn serve(&mut self, Job { asker, message }: Job) {
         let result = match Request::decode(&message) {
-            Ok((_, Request::Backing(id, op))) => files.serve(asker.session(), &id, &op, &mut room),
+            Ok((_, Request::Backing(id, op))) => self.files.serve(asker.session(), &id, &op, &mut self.room),
             Ok(_) => Err(Code::Malformed),
             Err(code) => Err(code),
         };
-        let n = Reply::encode(&result, &mut out).unwrap_or(0);
-        orders.give(asker.answer(out[..n].to_vec()));
+        let n = Reply::encode(&result, &mut self.out).unwrap_or(0);
+        self.orders.give(asker.answer(self.out[..n].to_vec()));
     }
 }
 
@@ -98,7 +106,6 @@ fn code(e: Errno) -> Code {
 struct Files {
     target: Arc<Target>,
     kept: Arc<KeptOpen>,
-    locks: Arc<RemoteLocks>,
 }
 
 impl Files {
@@ -146,18 +153,18 @@ impl Files {
             }
             BackingOp::Lock(wish) => {
                 let open = || self.open_anew(session, id);
-                self.locks.lock(session, id, &wish, open).map(|()| Reply::Done)
+                self.kept.locks.lock(session, id, &wish, open).map(|()| Reply::Done)
             }
             BackingOp::TestLock(wish) => {
                 let open = || self.open_anew(session, id);
-                let found = self.locks.test(session, id, &wish, open)?;
+                let found = self.kept.locks.test(session, id, &wish, open)?;
                 Ok(found.map_or(Reply::Done, Reply::Lock))
             }
             BackingOp::BeginAppend { handle } => {
-                self.locks.begin_append(session, id, handle).map(|()| Reply::Done)
+                self.kept.locks.begin_append(session, id, handle).map(|()| Reply::Done)
             }
             BackingOp::EndAppend { handle } => {
-                self.locks.end_append(session, id, handle);
+                self.kept.locks.end_append(session, id, handle);
                 Ok(Reply::Done)
             }
             BackingOp::Stat => match self.kept.get(session, id) {
@@ -283,7 +290,7 @@ mod tests {
         let directory = std::fs::File::open(&place).unwrap();
         Target::format(&directory).unwrap();
         let target = Arc::new(Target::open(&directory, 2 << 16).unwrap());
-        let files = Files { target, kept: Arc::default(), locks: Arc::default() };
+        let files = Files { target, kept: Arc::default() };
         let id = BackingId { target: 2 << 16, ino: Ino(9 << 48 | 5), number: 0, stripe: 0 };
         let mut room = vec![0; 1 << 16];
         let mut ask = |id: &BackingId, op| {

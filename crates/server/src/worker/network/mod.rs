@@ -28,7 +28,10 @@ use forebay_types::{Ino, Layout, NodeId, PoolSpace, TargetSpace};
 use forebay_wire::Stamp;
 use serde_json::Value;
 
+pub(super) use crew::{Hand, Job};
+pub(super) use kept::KeptOpen;
 pub(super) use opening::start;
+pub(super) use thread::{NetworkThread, Round};
 
 /// What others ask of the network thread.
 #[derive(Debug)]
@@ -104,6 +107,11 @@ pub(super) struct Orders {
 }
 
 impl Orders {
+    /// To the thread that takes orders from the sender's other end and is woken by the waker.
+    pub(super) fn new(sender: Sender<Order>, waker: Waker) -> Orders {
+        Orders { sender, waker }
+    }
+
     /// Gives an order.
     pub(super) fn give(&self, order: Order) {
         // The thread outlives all who give orders, unless it panicked; then the worker ends.

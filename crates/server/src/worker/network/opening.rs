@@ -11,7 +11,6 @@ use forebay_ring::Doorbell;
 use forebay_types::{Code, Error, NodeId, Result};
 
 use super::kept::KeptOpen;
-use super::locks::RemoteLocks;
 use super::thread::NetworkThread;
 use super::{crew, Network, Orders};
 use crate::pool_file::Membership;
@@ -110,10 +109,9 @@ pub(in crate::worker) fn start(
     }
     let waker = calls.endpoint().waker().clone();
     let (sender, orders) = mpsc::channel();
-    let to_me = Orders { sender, waker };
+    let to_me = Orders::new(sender, waker);
     let kept = Arc::new(KeptOpen::default());
-    let locks = Arc::new(RemoteLocks::default());
-    let jobs = crew::start(target, Arc::clone(&kept), Arc::clone(&locks), to_me.clone())?;
+    let jobs = crew::start(target, Arc::clone(&kept), to_me.clone())?;
     let members = membership.nodes.iter().map(|m| (NodeId(m.number), m.name.clone(), m.host.clone()));
     let thread = NetworkThread::new(
         calls,
@@ -122,7 +120,7 @@ pub(in crate::worker) fn start(
         orders,
         to_shard,
         doorbell,
-        (jobs, kept, locks),
+        (jobs, kept),
     );
     let thread = std::thread::Builder::new()
         .name("network".into())

@@ -15,7 +15,6 @@ use serde_json::{json, Value};
 use super::crew::{Asker, Job};
 use super::holders::Holders;
 use super::kept::KeptOpen;
-use super::locks::RemoteLocks;
 use super::placement::{Giver, Said, Surroundings};
 use super::removals::Removals;
 use super::Order;
@@ -59,8 +58,19 @@ struct Survey {
     found: Vec<Value>,
 }
 
+/// What a round of the thread came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::worker) enum Round {
+    /// There may be more to do.
+    Busy,
+    /// Nothing is to be done for so long, unless something comes.
+    Idle(Duration),
+    /// It was told to stop, and has said goodbye.
+    Stopped,
+}
+
 /// The thread's state.
-pub(super) struct NetworkThread {
+pub(in crate::worker) struct NetworkThread {
     calls: Calls,
     me: NodeId,
     /// Number, name and host of every node.
@@ -73,7 +83,6 @@ pub(super) struct NetworkThread {
     jobs: Sender<Job>,
     /// What the crew keeps open for processes of other nodes.
     kept: Arc<KeptOpen>,
-    locks: Arc<RemoteLocks>,
     holders: Holders,
     flights: HashMap<CallId, Flight>,
     removals: Removals,
@@ -89,14 +98,14 @@ pub(super) struct NetworkThread {
 }
 
 impl NetworkThread {
-    pub(super) fn new(
+    pub(in crate::worker) fn new(
         calls: Calls,
         me: NodeId,
         members: Vec<(NodeId, String, String)>,
         orders: Receiver<Order>,
         to_shard: Sender<Message>,
         doorbell: Arc<Doorbell>,
-        (jobs, kept, locks): (Sender<Job>, Arc<KeptOpen>, Arc<RemoteLocks>),
+        (jobs, kept): (Sender<Job>, Arc<KeptOpen>),
     ) -> NetworkThread {
         let givers = members.iter().map(|(node, ..)| Giver { node: *node, targets: 1 }).collect();
         NetworkThread {
@@ -109,7 +118,6 @@ impl NetworkThread {
             doorbell,
             jobs,
             kept,
-            locks,
             holders: Holders::default(),
             flights: HashMap::new(),
             removals: Removals::default(),
@@ -126,34 +134,45 @@ impl NetworkThread {
     /// Works until it is told to stop.
     pub(super) fn run(mut self) {
         loop {
-            let mut busy = false;
-            for _ in 0..self.backlog.len() {
-                let Some(order) = self.backlog.pop_front() else { break };
-                busy |= self.obey(order);
-            }
-            while let Ok(order) = self.orders.try_recv() {
-                if matches!(order, Order::Stop) {
-                    return self.calls.leave("its daemon stops");
-                }
-                busy |= self.obey(order);
-            }
-            busy |= self.calls.progress() > 0;
-            while let Some(happening) = self.calls.next_happening() {
-                busy = true;
-                self.hear(happening);
-            }
-            let now = self.calls.now();
-            for (ino, layout) in self.removals.due(now) {
-                self.remove(ino, &layout);
-            }
-            self.look_after_holders();
-            if std::mem::take(&mut self.rings) {
-                self.doorbell.ring();
-            }
-            if !busy {
-                self.calls.wait(self.removals.patience(now).min(Duration::from_secs(1)));
+            match self.round() {
+                Round::Busy => {}
+                Round::Idle(patience) => self.calls.wait(patience),
+                Round::Stopped => return,
             }
         }
+    }
+
+    /// What there is to do now, once; it never waits.
+    pub(in crate::worker) fn round(&mut self) -> Round {
+        let mut busy = false;
+        for _ in 0..self.backlog.len() {
+            let Some(order) = self.backlog.pop_front() else { break };
+            busy |= self.obey(order);
+        }
+        while let Ok(order) = self.orders.try_recv() {
+            if matches!(order, Order::Stop) {
+                self.calls.leave("its daemon stops");
+                return Round::Stopped;
+            }
+            busy |= self.obey(order);
+        }
+        busy |= self.calls.progress() > 0;
+        while let Some(happening) = self.calls.next_happening() {
+            busy = true;
+            self.hear(happening);
+        }
+        let now = self.calls.now();
+        for (ino, layout) in self.removals.due(now) {
+            self.remove(ino, &layout);
+        }
+        self.look_after_holders();
+        if std::mem::take(&mut self.rings) {
+            self.doorbell.ring();
+        }
+        if busy {
+            return Round::Busy;
+        }
+        Round::Idle(self.removals.patience(now).min(Duration::from_secs(1)))
     }
 
     fn tell(&mut self, message: Message) {
@@ -181,7 +200,7 @@ impl NetworkThread {
                 self.end_appends(session);
                 for node in nodes {
                     if node == self.me {
-                        self.locks.end(session);
+                        self.kept.locks.end(session);
                         continue;
                     }
                     // One that is down keeps some replies of a process that is gone until it forgets the node.
@@ -311,7 +330,6 @@ impl NetworkThread {
             Request::EndSession { session } if node_of_session(session) == ticket.node => {
                 self.end_appends(session);
                 self.kept.end(session);
-                self.locks.end(session);
                 self.tell(Message::EndedElsewhere(ticket.node, session));
                 self.answer(&ticket, &DONE);
             }
@@ -423,7 +441,7 @@ impl NetworkThread {
         if !self.holders.is_due(now) {
             return;
         }
-        let holders = self.locks.holders();
+        let holders = self.kept.locks.holders();
         self.holders.keep(&holders, now);
         for (node, session) in holders {
             if node == self.me {
@@ -444,7 +462,7 @@ impl NetworkThread {
                 "a process of node {} held locks here; it or its node is gone, and they go too",
                 node_of_session(session)
             );
-            self.locks.end(session);
+            self.kept.locks.end(session);
         }
     }
 

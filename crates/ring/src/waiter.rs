@@ -1,0 +1,50 @@
+//! How a caller waits for its reply, and by which clock: the kernel's, unless a simulation has taken its place.
+//!
+//! A simulation that runs many clients in one process lets one of them run at a time; where a client would sleep, another
+//! goes on. Who does not simulate pays one load of a word that nobody writes, once a call.
+
+use std::sync::atomic::AtomicU32;
+use std::sync::OnceLock;
+
+use crate::futex;
+
+/// What a simulation does in the kernel's place, on the calling thread.
+pub trait Waiter: Send + Sync {
+    /// Nanoseconds on a clock that never goes back.
+    fn now_ns(&self) -> u64;
+
+    /// Sleeps while `word` is `value`, for `timeout_ms` of that clock at most; it may return early.
+    fn sleep(&self, word: &AtomicU32, value: u32, timeout_ms: u64);
+}
+
+static SIMULATED: OnceLock<Box<dyn Waiter>> = OnceLock::new();
+
+/// Has all calls of this process wait by `waiter` from now on. Only the first one counts.
+pub fn simulate(waiter: Box<dyn Waiter>) {
+    let _ = SIMULATED.set(waiter);
+}
+
+/// True when a simulation has the clock: spinning would be time in which nothing happens.
+#[inline]
+pub(crate) fn is_simulated() -> bool {
+    SIMULATED.get().is_some()
+}
+
+/// Nanoseconds on the monotonic clock.
+pub(crate) fn now_ns() -> u64 {
+    if let Some(waiter) = SIMULATED.get() {
+        return waiter.now_ns();
+    }
+    let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: `t` is valid for the call, which cannot fail for this clock.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) };
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+/// Sleeps while `word` is `value`, for `timeout_ms` at most.
+pub(crate) fn sleep(word: &AtomicU32, value: u32, timeout_ms: u64) {
+    match SIMULATED.get() {
+        Some(waiter) => waiter.sleep(word, value, timeout_ms),
+        None => futex::wait(word, value, timeout_ms),
+    }
+}

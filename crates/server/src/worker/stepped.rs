@@ -1,0 +1,363 @@
+//! A worker without threads, for simulations and fuzzing: who has it calls what its threads would do, a round at a time.
+//!
+//! It is the worker's own code throughout: shard thread, network thread, crew and sweeper with their state, their channels
+//! and their journal, over an endpoint that the caller gives. What is not here is what makes a process of it: supervisor,
+//! attendant, notifiers, threads. The caller keeps what a supervisor keeps (target, flight recorder, doorbell, rings), so
+//! that dropping a [`Node`] is what SIGKILL is to a worker: the open transaction and all memory are gone, and journal, shard
+//! as of its last commit, target and rings are there for the next. A [`Watcher`] that unwinds kills in the middle of a
+//! round. Nothing here reads a clock of the machine's or draws a number of its own.
+//!
+//! Tests: `tests/conformance/tests/simulation`.
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::Arc;
+
+use forebay_data::Target;
+use forebay_fabric::{Calls, CallsSettings, Endpoint, Identity};
+use forebay_meta::{Shard, ShardOptions};
+use forebay_ring::{AttachReply, BoardWriter, Doorbell, ServedRing};
+use forebay_types::limits::BOARD_BYTES_MIN;
+use forebay_types::{Error, Ino, NodeId, Result, Timestamp};
+use forebay_wire::Secret;
+use serde_json::Value;
+
+use super::journal::Journal;
+use super::network::{Hand, Job, KeptOpen, Network, NetworkThread, Orders, Round as NetworkRound};
+use super::recorder::FlightRecorder;
+use super::remote::Door;
+use super::session::Session;
+use super::shard_thread::{Message, Round, ShardThread};
+use super::statistics::Statistics;
+use super::sweeper::{Sweep, Sweeper};
+
+/// Where a shard thread is within a round: what is killed at one of these leaves something else behind.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Moment {
+    /// A change is in the journal, and neither shown nor answered.
+    Journaled,
+    /// A batch is on the board and not answered.
+    Published,
+    /// A batch is answered.
+    Answered,
+    /// A transaction is about to be committed.
+    Committing,
+    /// It is committed, and the journal still holds what was.
+    Committed,
+}
+
+/// Told of each [`Moment`]; it may unwind.
+pub type Watcher = Box<dyn FnMut(Moment)>;
+
+/// A defect that a simulation must find, to show that it would find others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Planted {
+    /// A worker that takes over forgets the last replies of other nodes' processes.
+    ForgottenReplies,
+}
+
+/// What a node starts with.
+pub struct Setup<'a> {
+    /// Its number.
+    pub node: NodeId,
+    /// The other nodes, and where they are.
+    pub others: Vec<(NodeId, Vec<u8>)>,
+    /// Its end of the network.
+    pub endpoint: Box<dyn Endpoint>,
+    /// Times and seed of its calls.
+    pub calls: CallsSettings,
+    /// The pool's secret.
+    pub secret: Secret,
+    /// The target's directory, formatted; a shard is made where there is none.
+    pub target: BorrowedFd<'a>,
+    /// Bytes that the shard may grow to.
+    pub shard_bytes: u64,
+    /// Memory of [`crate::FLIGHT_RECORDER_BYTES`] that outlives the node.
+    pub flight_recorder: BorrowedFd<'a>,
+    /// The doorbell that outlives the node.
+    pub doorbell: BorrowedFd<'a>,
+    /// Sessions of the last worker whose processes live, with their rings.
+    pub rings: Vec<(u64, OwnedFd)>,
+    /// The board's epoch: greater than the last worker's.
+    pub epoch: u64,
+    /// What the time is.
+    pub clock: fn() -> Timestamp,
+    /// A defect.
+    pub planted: Option<Planted>,
+}
+
+/// Jobs that are looked at by the crew at the same time: one for each of its threads.
+const CREW: usize = 4;
+
+/// A node, between two rounds. See the module.
+pub struct Node {
+    /// Dropped before the shard that it borrows; never none before that.
+    shard_thread: Option<ShardThread<'static>>,
+    /// From [`Box::into_raw`].
+    shard: *mut Shard,
+    to_shard: Sender<Message>,
+    network: NetworkThread,
+    hand: Hand,
+    jobs: Receiver<Job>,
+    at_hand: VecDeque<Job>,
+    sweeper: Sweeper,
+    sweeps: Receiver<Sweep>,
+    board: OwnedFd,
+    board_bytes: u64,
+    node: NodeId,
+    nodes: u64,
+    epoch: u64,
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Node").field("node", &self.node).field("epoch", &self.epoch).finish_non_exhaustive()
+    }
+}
+
+fn failed(what: &'static str) -> impl Fn(std::io::Error) -> Error {
+    move |e| Error::io(what, &e)
+}
+
+impl Node {
+    /// Opens shard and journal, takes over what the last worker left, and is ready for its first round.
+    ///
+    /// # Errors
+    /// As a worker's start.
+    pub fn start(setup: Setup<'_>) -> Result<Node> {
+        let target_dir = setup.target.try_clone_to_owned().map_err(failed("cannot keep the target"))?;
+        let dir = super::shard_dir(&target_dir);
+        let shard = if dir.join("data.mdb").exists() {
+            Shard::open(&dir)?
+        } else {
+            let options = ShardOptions {
+                node: setup.node,
+                map_bytes: setup.shard_bytes,
+                root_mode: 0o777,
+                root_uid: rustix::process::getuid().as_raw(),
+                root_gid: rustix::process::getgid().as_raw(),
+            };
+            Shard::create(&dir, &options, (setup.clock)())?
+        };
+        let (board_fd, board) =
+            BoardWriter::create(BOARD_BYTES_MIN).map_err(failed("cannot make the board"))?;
+        let board_bytes = board.bytes() as u64;
+        let doorbell = Arc::new(Doorbell::open(setup.doorbell).map_err(failed("cannot map the doorbell"))?);
+        let number = u32::from(setup.node.0) << 16;
+        let target = Arc::new(Target::open(target_dir.as_fd(), number)?);
+        let recorder = FlightRecorder::open(setup.flight_recorder)?;
+        let journal = Journal::open(target_dir.as_fd())?;
+        let (to_shard, messages) = mpsc::channel();
+
+        let identity = Identity { pool: setup.secret.pool(), node: setup.node, capacity_bytes: 0 };
+        let mut calls = Calls::new(setup.endpoint, identity, setup.secret, setup.calls);
+        let mut members = vec![(setup.node, format!("node{}", setup.node), String::new())];
+        for (node, address) in &setup.others {
+            calls
+                .add_node(*node, address)
+                .map_err(|code| Error::new(code, format!("cannot use the address of node {node}")))?;
+            members.push((*node, format!("node{node}"), String::new()));
+        }
+        let nodes = members.len();
+        let (sender, orders) = mpsc::channel();
+        let to_network = Orders::new(sender, calls.endpoint().waker().clone());
+        let (to_crew, jobs) = mpsc::channel();
+        let kept = Arc::new(KeptOpen::default());
+        let hand = Hand::new(Arc::clone(&target), Arc::clone(&kept), to_network.clone());
+        let network = NetworkThread::new(
+            calls,
+            setup.node,
+            members,
+            orders,
+            to_shard.clone(),
+            Arc::clone(&doorbell),
+            (to_crew, kept),
+        );
+        let (to_sweeper, sweeps) = mpsc::channel();
+        let sweeper = Sweeper {
+            target: Arc::clone(&target),
+            to_shard: to_shard.clone(),
+            doorbell: Arc::clone(&doorbell),
+            network: Some((setup.node, to_network.clone())),
+        };
+
+        let shard = Box::into_raw(Box::new(shard));
+        // What fails from here on leaves the shard open until the process ends.
+        // SAFETY: the shard is freed in `drop` alone, after the only thing that borrows it.
+        let borrowed: &'static Shard = unsafe { &*shard };
+        let mut shard_thread = ShardThread::new(
+            borrowed,
+            target,
+            board,
+            doorbell,
+            recorder,
+            journal,
+            (to_shard.clone(), messages),
+            to_sweeper,
+            Arc::new(Statistics::default()),
+            setup.epoch,
+            Some(Network { node: setup.node, nodes, orders: to_network, thread: None }),
+        )?;
+        shard_thread.clock = setup.clock;
+        let mut sessions = Vec::new();
+        for (id, ring) in setup.rings {
+            let ring = ServedRing::reopen(ring.as_fd()).map_err(failed("cannot map a ring"))?;
+            sessions.push(Session::new(id, Door::Ring(ring)));
+        }
+        shard_thread.recover(sessions)?;
+        if setup.planted == Some(Planted::ForgottenReplies) {
+            for session in shard_thread.sessions.iter_mut().filter(|s| !s.is_here()) {
+                session.slots.iter_mut().for_each(|slot| slot.last_change = Default::default());
+            }
+        }
+        Ok(Node {
+            shard_thread: Some(shard_thread),
+            shard,
+            to_shard,
+            network,
+            hand,
+            jobs,
+            at_hand: VecDeque::new(),
+            sweeper,
+            sweeps,
+            board: board_fd,
+            board_bytes,
+            node: setup.node,
+            nodes: nodes as u64,
+            epoch: setup.epoch,
+        })
+    }
+
+    fn shard_thread(&mut self) -> &mut ShardThread<'static> {
+        match &mut self.shard_thread {
+            Some(shard_thread) => shard_thread,
+            None => unreachable!("taken in drop alone"),
+        }
+    }
+
+    /// Has the shard thread tell where it is.
+    pub fn watch(&mut self, watcher: Watcher) {
+        self.shard_thread().watcher = Some(watcher);
+    }
+
+    /// What the shard thread does once; true when requests were served.
+    ///
+    /// # Errors
+    /// What ends a worker.
+    pub fn serve(&mut self) -> Result<bool> {
+        Ok(self.shard_thread().round()? == Round::Served)
+    }
+
+    /// What the shard thread does while nobody asks: among others it commits.
+    ///
+    /// # Errors
+    /// What ends a worker.
+    pub fn rest(&mut self) -> Result<bool> {
+        self.shard_thread().rest(true)
+    }
+
+    /// What the network thread does once; true when there may be more to do.
+    pub fn communicate(&mut self) -> bool {
+        self.network.round() == NetworkRound::Busy
+    }
+
+    /// Serves one of the requests for backing files that the crew has at hand, as `choose` picks among so many; false when
+    /// there is none.
+    pub fn serve_data(&mut self, choose: impl FnOnce(usize) -> usize) -> bool {
+        while self.at_hand.len() < CREW {
+            let Ok(job) = self.jobs.try_recv() else { break };
+            self.at_hand.push_back(job);
+        }
+        if self.at_hand.is_empty() {
+            return false;
+        }
+        match self.at_hand.remove(choose(self.at_hand.len())) {
+            Some(job) => self.hand.serve(job),
+            None => return false,
+        }
+        true
+    }
+
+    /// Sweeps what is next; false when there is nothing.
+    pub fn sweep(&mut self) -> bool {
+        match self.sweeps.try_recv() {
+            Ok(sweep) => self.sweeper.sweep(sweep),
+            Err(_) => false,
+        }
+    }
+
+    /// Attaches a process of this node; its ring, which the caller keeps as a supervisor does.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn attach(&mut self, session: u64) -> Result<OwnedFd> {
+        let (fd, ring) = ServedRing::create().map_err(failed("cannot make a ring"))?;
+        ring.set_epoch(self.epoch);
+        let session = Session::new(session, Door::Ring(ring));
+        // The receiver is in this node.
+        let _ = self.to_shard.send(Message::Attached(Box::new(session)));
+        Ok(fd)
+    }
+
+    /// A process is gone.
+    pub fn end(&mut self, session: u64) {
+        let _ = self.to_shard.send(Message::Ended(session));
+    }
+
+    /// What a process of this node is told when it attaches, or asks for the board again; with `device` the target's.
+    pub fn attach_reply(&self, session: u64, device: u64) -> AttachReply {
+        AttachReply {
+            session,
+            epoch: self.epoch,
+            board_bytes: self.board_bytes,
+            device,
+            target_device: device,
+            root: Ino::ROOT,
+            stable_inodes: false,
+            node: self.node,
+            nodes: self.nodes,
+        }
+    }
+
+    /// The board.
+    pub fn board(&self) -> BorrowedFd<'_> {
+        self.board.as_fd()
+    }
+
+    /// Checks shard and target, as `forebay fsck` does; what is to be done before is done.
+    ///
+    /// # Errors
+    /// What ends a worker.
+    pub fn check(&mut self) -> Result<Value> {
+        let (sender, report) = mpsc::channel();
+        let _ = self.to_shard.send(Message::Check(sender));
+        self.serve()?;
+        match report.try_recv() {
+            Ok(report) => report,
+            Err(_) => unreachable!("messages are heard first in a round"),
+        }
+    }
+
+    /// Sessions of which the shard keeps something.
+    ///
+    /// # Errors
+    /// What ends a worker.
+    pub fn kept_sessions(&mut self) -> Result<Vec<u64>> {
+        self.shard_thread().commit()?;
+        self.shard_thread().batch()?.sessions()
+    }
+}
+
+/// The number of a process of a node, in which the node's is.
+pub fn session_of(node: NodeId, number: u64) -> u64 {
+    super::session::session_on(node, number)
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.shard_thread = None;
+        // SAFETY: from `Box::into_raw`, freed here alone, and what borrowed it is gone.
+        drop(unsafe { Box::from_raw(self.shard) });
+    }
+}
