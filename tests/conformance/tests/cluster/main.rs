@@ -6,6 +6,7 @@
 
 mod bed;
 mod nodes;
+mod stripes;
 
 use std::path::Path;
 
