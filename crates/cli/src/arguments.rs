@@ -1,10 +1,14 @@
 //! The command line, whole: verbs, options, and the help that shows how they are used.
 
+mod pools;
+
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use forebay_server::Medium;
+
+pub(crate) use pools::{Down, Status, Up};
 
 const AFTER_HELP: &str = "\
 Run a program over a pool of its own, with its input staged in and its results out:
@@ -104,48 +108,6 @@ fn size(text: &str) -> Result<u64, String> {
     forebay_server::parse_size(text).map_err(|e| e.to_string())
 }
 
-/// `forebay up`.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  forebay up                                    memory of this node, half of what is free
-  forebay up --capacity 64GiB                   so much of it
-  forebay up --media ssd --path /local/scratch/pool
-  forebay up --path /dev/shm/$USER-pool         memory, for a user who may not mount
-  forebay up --mount /mnt/pool                  mounted there, for any program
-  forebay up --pool case.toml --node n2         one node of the pool that a file describes
-  forebay up --pool case.toml --all             all of them, by ssh
-  srun --ntasks-per-node=1 forebay up --pool case.toml
-
-With --media dram the pool mounts a tmpfs of its own where it may. Else it uses the directory given, which should then be
-on a tmpfs; `forebay status` says what that costs. After a crash or `down --keep`, `up` finds the data again.")]
-pub(crate) struct Up {
-    /// Where to make the pool: the same as --pool
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    pub(crate) path: Option<PathBuf>,
-    /// dram: data in memory; ssd: data in the directory, on whatever disk it lies
-    #[arg(long, value_name = "MEDIUM", value_parser = medium)]
-    pub(crate) media: Option<Medium>,
-    /// Mount it on this empty directory
-    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
-    pub(crate) mount: Option<PathBuf>,
-    /// Start every node of the pool file: this host's here, the others by ssh (or by what FOREBAY_RSH names)
-    #[arg(long, conflicts_with_all = ["node", "path", "media", "capacity", "mount", "json"])]
-    pub(crate) all: bool,
-    /// Which node of the pool file this is [default: FOREBAY_NODE, or the one that has this host's name]
-    #[arg(long, value_name = "NAME")]
-    pub(crate) node: Option<String>,
-    /// Users other than the one who mounts may use the mount too
-    #[arg(long, requires = "mount")]
-    pub(crate) allow_other: bool,
-    /// How much the pool may hold, e.g. 4GiB [default: half of the free memory, or 80 % of the free disk]
-    #[arg(long, value_name = "SIZE", value_parser = size)]
-    pub(crate) capacity: Option<u64>,
-    /// Print what was started as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
 /// `forebay mount`.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -187,44 +149,6 @@ pub(crate) struct Umount {
     /// Where the pool is mounted
     #[arg(value_name = "DIR", value_hint = ValueHint::DirPath)]
     pub(crate) dir: Option<PathBuf>,
-}
-
-/// `forebay down`.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  forebay down              stop; what is only in memory is gone, and is counted
-  forebay down --keep       stop; the next `up` finds the data (not after a reboot, if it is in memory)
-  forebay stage-out /:/lustre/saved && forebay down
-  forebay down --pool case.toml --all            all nodes that the file names
-
-A pool on a disk (--media ssd) keeps its data in any case: remove its directory to be rid of it. `down` also clears away
-what a killed pool left.")]
-pub(crate) struct Down {
-    /// Stop every node of the pool file: this host's here, the others by ssh (or by what FOREBAY_RSH names)
-    #[arg(long, conflicts_with = "json")]
-    pub(crate) all: bool,
-    /// Leave the data of a pool in memory for the next `up`
-    #[arg(long)]
-    pub(crate) keep: bool,
-    /// Stop the pool under the programs that use it
-    #[arg(long)]
-    pub(crate) force: bool,
-    /// Print what became of it as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// `forebay status`.
-#[derive(Debug, Args)]
-#[command(after_help = "\
-Examples:
-  forebay status
-  forebay status --json | jq .free_bytes")]
-pub(crate) struct Status {
-    /// Print everything as JSON
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 /// `forebay ls`.

@@ -1,21 +1,70 @@
-//! One verb on every node of a pool file: here directly, on other hosts by ssh, all at the same time.
+//! One verb on many hosts: here directly, on others by ssh, a bounded number at a time, with progress, and an explanation of
+//! whatever went wrong on each.
 
-use std::path::PathBuf;
-use std::process::{Command, ExitCode, Stdio};
+use std::io::Write;
+use std::process::{Command, ExitCode, Output, Stdio};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Mutex;
 
 use forebay_server::pool_file::{NodeEntry, PoolFile};
+use forebay_types::limits::REMOTE_SHELLS_MAX;
 use forebay_types::{Code, Error, Result};
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::Value;
 
 use crate::failure;
+use crate::staging::Style;
 
 /// Names the command, with its options, that runs another on a host: `COMMAND HOST WORDS`.
 const REMOTE_VARIABLE: &str = "FOREBAY_RSH";
 /// Asks for no password: nobody may be there to give one.
 const REMOTE_DEFAULT: &str = "ssh -o BatchMode=yes -o ConnectTimeout=10";
+/// How ssh ends when it could not reach the host.
+const SSH_FAILED: i32 = 255;
+
+/// What is to be done on a host.
+#[derive(Debug)]
+pub(crate) struct Errand {
+    /// What people call it.
+    pub(crate) name: String,
+    /// Where it is done.
+    pub(crate) host: String,
+    /// This command's arguments there.
+    pub(crate) words: Vec<String>,
+    /// What it reads.
+    pub(crate) input: Vec<u8>,
+}
+
+impl Errand {
+    /// With nothing to read.
+    pub(crate) fn new(node: &NodeEntry, words: Vec<String>) -> Errand {
+        Errand { name: node.name.clone(), host: node.host.clone(), words, input: Vec::new() }
+    }
+}
+
+/// What came of an errand.
+#[derive(Debug)]
+pub(crate) struct Outcome {
+    /// The errand's.
+    pub(crate) name: String,
+    /// What it printed on standard output and standard error.
+    pub(crate) output: String,
+    /// And there.
+    pub(crate) errors: String,
+    /// Why it failed, if it did.
+    pub(crate) failure: Option<String>,
+}
+
+impl Outcome {
+    /// What it printed as JSON.
+    pub(crate) fn json(&self) -> Option<Value> {
+        serde_json::from_str(&self.output).ok()
+    }
+}
 
 /// A word as a shell takes it literally.
 fn quoted(word: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,".contains(c);
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,%".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
         return word.to_owned();
     }
@@ -23,19 +72,19 @@ fn quoted(word: &str) -> String {
 }
 
 /// True for the host that this runs on.
-fn is_here(node: &NodeEntry) -> bool {
+fn is_here(host: &str) -> bool {
     let uname = rustix::system::uname();
-    let host = uname.nodename().to_string_lossy();
-    let short = host.split('.').next().unwrap_or_default();
-    std::env::var_os(REMOTE_VARIABLE).is_none() && [host.as_ref(), short].contains(&node.host.as_str())
+    let name = uname.nodename().to_string_lossy();
+    let short = name.split('.').next().unwrap_or_default();
+    std::env::var_os(REMOTE_VARIABLE).is_none() && [name.as_ref(), short].contains(&host)
 }
 
-fn command(node: &NodeEntry, words: &[String]) -> Result<Command> {
-    let what = || format!("cannot reach node {}", node.name);
+fn command(errand: &Errand) -> Result<Command> {
+    let what = || format!("cannot reach {}", errand.name);
     let me = std::env::current_exe().map_err(|e| Error::io(what(), &e))?;
-    if is_here(node) {
+    if is_here(&errand.host) {
         let mut command = Command::new(me);
-        command.args(words);
+        command.args(&errand.words);
         return Ok(command);
     }
     let remote = std::env::var(REMOTE_VARIABLE).unwrap_or_else(|_| REMOTE_DEFAULT.to_owned());
@@ -44,10 +93,104 @@ fn command(node: &NodeEntry, words: &[String]) -> Result<Command> {
         failure::invalid(what(), format!("{REMOTE_VARIABLE} is empty"), format!("unset {REMOTE_VARIABLE}"))
     })?;
     let me = me.to_string_lossy().into_owned();
-    let line: Vec<String> = std::iter::once(&me).chain(words).map(|word| quoted(word)).collect();
+    let line: Vec<String> = std::iter::once(&me).chain(&errand.words).map(|word| quoted(word)).collect();
     let mut command = Command::new(program);
-    command.args(parts).arg(&node.host).arg(line.join(" "));
+    command.args(parts).arg(&errand.host).arg(line.join(" "));
     Ok(command)
+}
+
+fn done(errand: &Errand) -> Outcome {
+    let mut outcome =
+        Outcome { name: errand.name.clone(), output: String::new(), errors: String::new(), failure: None };
+    let mut command = match command(errand) {
+        Ok(command) => command,
+        Err(e) => {
+            outcome.failure = Some(e.to_string());
+            return outcome;
+        }
+    };
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let program = command.get_program().to_string_lossy().into_owned();
+    let output = command.spawn().and_then(|mut child| {
+        if let Some(mut pipe) = child.stdin.take() {
+            // One that reads nothing ends, and its status says why.
+            let _ = pipe.write_all(&errand.input);
+        }
+        child.wait_with_output()
+    });
+    match output {
+        Ok(output) => {
+            outcome.output = String::from_utf8_lossy(&output.stdout).into_owned();
+            outcome.errors = String::from_utf8_lossy(&output.stderr).into_owned();
+            outcome.failure = explain(errand, &output, &outcome);
+        }
+        Err(e) => outcome.failure = Some(format!("cannot start {program}: {e}")),
+    }
+    outcome
+}
+
+/// Why an errand failed, in words: the command's own, or what its end means.
+fn explain(errand: &Errand, output: &Output, outcome: &Outcome) -> Option<String> {
+    if output.status.success() {
+        return None;
+    }
+    if let Some(error) = outcome.json().as_ref().and_then(|v| v.get("error")) {
+        let text = |key: &str| error[key].as_str().unwrap_or_default().to_owned();
+        let why = Error::new(Code::Io, text("what")).why(text("why")).cure(text("cure"));
+        return Some(why.to_string());
+    }
+    let last =
+        |text: &str| text.lines().map(str::trim).rfind(|l| !l.is_empty()).unwrap_or_default().to_owned();
+    let said = last(&outcome.errors);
+    let program = std::env::current_exe().unwrap_or_default();
+    Some(match output.status.code() {
+        Some(SSH_FAILED) if said.is_empty() => format!("host {} cannot be reached", errand.host),
+        Some(SSH_FAILED) => format!("host {} cannot be reached: {said}", errand.host),
+        Some(126 | 127) => format!(
+            "host {} has no {} that it can run ({said}): install Forebay there, at the same path",
+            errand.host,
+            program.display()
+        ),
+        Some(2) if outcome.errors.contains("unexpected argument") => format!(
+            "host {} has another version of Forebay at {}: install the same one on all hosts",
+            errand.host,
+            program.display()
+        ),
+        _ if said.is_empty() => format!("it ended without a word ({})", output.status),
+        _ => outcome.errors.trim().trim_start_matches("forebay: ").to_owned(),
+    })
+}
+
+/// Does all errands, at most [`REMOTE_SHELLS_MAX`] at a time; the outcomes come in their order. `doing` is what a person reads
+/// meanwhile.
+pub(crate) fn run(doing: &str, errands: &[Errand]) -> Vec<Outcome> {
+    let bar = match Style::of_stderr(true) {
+        Style::Bar => ProgressBar::new(errands.len() as u64),
+        _ => ProgressBar::hidden(),
+    };
+    if let Ok(style) = ProgressStyle::with_template("{prefix} [{wide_bar}] {pos}/{len} nodes, {elapsed}") {
+        bar.set_style(style);
+    }
+    bar.set_prefix(doing.to_owned());
+    let next = AtomicUsize::new(0);
+    let outcomes: Mutex<Vec<(usize, Outcome)>> = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..errands.len().min(REMOTE_SHELLS_MAX) {
+            scope.spawn(|| loop {
+                let i = next.fetch_add(1, Ordering::Relaxed);
+                let Some(errand) = errands.get(i) else { return };
+                let outcome = done(errand);
+                bar.inc(1);
+                if let Ok(mut outcomes) = outcomes.lock() {
+                    outcomes.push((i, outcome));
+                }
+            });
+        }
+    });
+    bar.finish_and_clear();
+    let mut outcomes = outcomes.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+    outcomes.sort_by_key(|(i, _)| *i);
+    outcomes.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
 /// Runs this command with other words on every node, prints what each says behind its name, and fails when one did; `verb`
@@ -55,38 +198,32 @@ fn command(node: &NodeEntry, words: &[String]) -> Result<Command> {
 pub(crate) fn on_every_node(
     file: &PoolFile,
     verb: &str,
+    doing: &str,
     words: impl Fn(&NodeEntry) -> Vec<String>,
 ) -> Result<ExitCode> {
-    let mut running = Vec::new();
-    let mut failed: Vec<String> = Vec::new();
-    for node in &file.nodes {
-        let mut command = command(node, &words(node))?;
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        match command.spawn() {
-            Ok(child) => running.push((node, child)),
-            Err(e) => {
-                let program = PathBuf::from(command.get_program());
-                failure::put(format!("{}: cannot start {}: {e}\n", node.name, program.display()));
-                failed.push(node.name.clone());
-            }
-        }
-    }
-    for (node, child) in running {
-        let output = child
-            .wait_with_output()
-            .map_err(|e| Error::io(format!("cannot learn how node {} did", node.name), &e))?;
-        let said = [output.stdout, output.stderr].concat();
-        let said = String::from_utf8_lossy(&said);
-        let lines: String = said.lines().map(|line| format!("{}: {line}\n", node.name)).collect();
+    let errands: Vec<Errand> = file.nodes.iter().map(|node| Errand::new(node, words(node))).collect();
+    report(verb, &run(doing, &errands))
+}
+
+/// Prints what each said, and fails when one did.
+pub(crate) fn report(verb: &str, outcomes: &[Outcome]) -> Result<ExitCode> {
+    for outcome in outcomes {
+        let said = match &outcome.failure {
+            Some(why) => why,
+            None => &outcome.output,
+        };
+        let lines: String = said.lines().map(|line| format!("{}: {line}\n", outcome.name)).collect();
         failure::put(lines);
-        if !output.status.success() {
-            failed.push(node.name.clone());
+        if outcome.failure.is_none() {
+            outcome.errors.lines().for_each(|line| note!("{}: {line}", outcome.name));
         }
     }
+    let failed: Vec<&str> =
+        outcomes.iter().filter(|o| o.failure.is_some()).map(|o| o.name.as_str()).collect();
     if failed.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
-    Err(Error::new(Code::Io, format!("cannot {verb} all of {} nodes", file.nodes.len()))
+    Err(Error::new(Code::Io, format!("cannot {verb} all of {} nodes", outcomes.len()))
         .why(format!("failed on {}", failed.join(", ")))
         .cure("see above; those that did it stay as they are"))
 }
@@ -101,6 +238,40 @@ mod tests {
             let line = format!("printf %s {}", quoted(word));
             let output = Command::new("sh").args(["-c", &line]).output().unwrap();
             assert_eq!(String::from_utf8(output.stdout).unwrap(), word);
+        }
+    }
+
+    #[test]
+    fn explain_names_the_host_and_what_can_be_done() {
+        let errand = Errand { name: "n1".into(), host: "h1".into(), words: Vec::new(), input: Vec::new() };
+        let explained = |script: &str| {
+            let output = Command::new("sh").args(["-c", script]).output().unwrap();
+            let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            let outcome = Outcome {
+                name: "n1".into(),
+                output: text(&output.stdout),
+                errors: text(&output.stderr),
+                failure: None,
+            };
+            explain(&errand, &output, &outcome)
+        };
+        assert_eq!(explained("exit 0"), None);
+        for (script, words) in [
+            (
+                "echo 'ssh: connect to host h1 port 22: No route' >&2; exit 255",
+                &["h1", "reached", "No route"][..],
+            ),
+            ("no-such-program-of-forebay", &["h1", "install Forebay there"]),
+            ("echo \"error: unexpected argument '--handed' found\" >&2; exit 2", &["h1", "another version"]),
+            ("echo 'forebay: cannot x: y' >&2; exit 1", &["cannot x: y"]),
+            (
+                r#"echo '{"error": {"what": "cannot a", "why": "b", "cure": "do c"}}'; exit 1"#,
+                &["cannot a", "b", "do c"],
+            ),
+            ("exit 3", &["without a word"]),
+        ] {
+            let why = explained(script).unwrap();
+            assert!(words.iter().all(|word| why.contains(word)), "{script}: {why}");
         }
     }
 }

@@ -17,7 +17,9 @@ macro_rules! note {
 mod arguments;
 mod everywhere;
 mod failure;
+mod hosts;
 mod pool;
+mod rendezvous;
 mod run;
 mod staging;
 mod table;

@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use forebay_client::{Door, Fail, Place, Pool, Role};
+use forebay_server::directory::NODES_FILE;
 use forebay_server::pool_file::PoolFile;
 use forebay_types::{Code, Error, Ino, Result};
 
@@ -33,10 +34,15 @@ pub(crate) fn directory(named: Option<PathBuf>) -> Result<PathBuf> {
     }
 }
 
-/// The pool file that is meant, for what only makes sense with one.
+/// The pool file that is meant, for what only makes sense with one: the one named, or that of the pool that is.
 pub(crate) fn file(named: Option<&Path>, verb: &str) -> Result<PoolFile> {
-    match named {
-        Some(file) if file.is_file() => PoolFile::read(file),
+    let dir = match named {
+        Some(file) if file.is_file() => return PoolFile::read(file),
+        Some(dir) => dir.to_owned(),
+        None => forebay_server::directory::default_pool()?,
+    };
+    match dir.join(NODES_FILE) {
+        file if file.is_file() => PoolFile::read(&file),
         _ => Err(crate::failure::invalid(
             format!("cannot {verb}"),
             "no pool file says which there are",

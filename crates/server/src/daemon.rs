@@ -1,6 +1,7 @@
 //! `forebayd` as a program: its command line, what it sheds of its starter, and its two roles.
 
 use std::ffi::OsString;
+use std::io::Read;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
@@ -9,6 +10,7 @@ use std::process::ExitCode;
 use forebay_types::{Code, Error, Result};
 use rustix::fs::{Mode, OFlags};
 
+use crate::bundle::Bundle;
 use crate::directory::{PoolDirectory, LOG_FILE};
 use crate::launch::Report;
 use crate::pool_file::PoolFile;
@@ -30,6 +32,7 @@ Usage: forebayd --pool DIR [--media dram|ssd] [--capacity SIZE] [--foreground]
   --foreground     log to stderr, for a service manager; without it to DIR/log
   --pool-file FILE one node of the pool that the file describes, with its target there
   --node NAME      which one; default: the one that is this host
+  --bundle         pool file and secret come on standard input, from `forebay up`
   --embedded       end with the last `forebay run` that uses the pool
   --version        print the version
 
@@ -38,7 +41,7 @@ Environment: FOREBAY_LOG=error|warn|info|debug|trace sets how much is logged.
 ";
 
 enum Role {
-    Supervisor { options: PoolOptions, report_fd: Option<RawFd>, foreground: bool },
+    Supervisor { options: Box<PoolOptions>, report_fd: Option<RawFd>, foreground: bool },
     Worker { socket: RawFd },
     Print(String),
 }
@@ -57,7 +60,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
             ExitCode::SUCCESS
         }
         Ok(Role::Worker { socket }) => work(socket),
-        Ok(Role::Supervisor { options, report_fd, foreground }) => supervise(options, report_fd, foreground),
+        Ok(Role::Supervisor { options, report_fd, foreground }) => supervise(*options, report_fd, foreground),
     }
 }
 
@@ -65,7 +68,7 @@ fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Role> {
     let bad = |what: String| Error::new(Code::Invalid, what).cure("`forebayd --help` shows what there is");
     let mut options = PoolOptions::default();
     let (mut report_fd, mut foreground) = (None, false);
-    let (mut pool_file, mut node) = (None, None);
+    let (mut pool_file, mut node, mut bundle) = (None, None, false);
     let mut arguments = arguments.peekable();
     while let Some(argument) = arguments.next() {
         let name = argument.to_string_lossy().into_owned();
@@ -84,6 +87,7 @@ fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Role> {
             }
             "--pool-file" => pool_file = Some(PathBuf::from(value()?)),
             "--node" => node = Some(value()?.to_string_lossy().into_owned()),
+            "--bundle" => bundle = true,
             "--embedded" => options.embedded = true,
             "--elsewhere-allowed" => options.elsewhere_allowed = true,
             "--foreground" => foreground = true,
@@ -96,6 +100,13 @@ fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Role> {
             _ => return Err(bad(format!("unknown argument {name:?}"))),
         }
     }
+    if bundle {
+        let bundle = Bundle::decode(&standard_input()?)?;
+        let file = bundle.pool_file(&options.path)?;
+        be_node(&mut options, &file, node.as_deref())?;
+        options.bundle = Some(bundle);
+        return Ok(Role::Supervisor { options: Box::new(options), report_fd, foreground });
+    }
     match pool_file {
         Some(file) => be_node(&mut options, &PoolFile::read(&file)?, node.as_deref())?,
         None if node.is_some() => return Err(bad("--node names a node of no pool file".to_owned())),
@@ -104,7 +115,18 @@ fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Role> {
     if options.path.as_os_str().is_empty() {
         return Err(bad("no pool is named".to_owned()).cure("forebayd --pool DIR"));
     }
-    Ok(Role::Supervisor { options, report_fd, foreground })
+    Ok(Role::Supervisor { options: Box::new(options), report_fd, foreground })
+}
+
+fn standard_input() -> Result<Vec<u8>> {
+    /// More than the description of the largest pool.
+    const BYTES_MAX: u64 = 4 << 20;
+    let mut bytes = Vec::new();
+    std::io::stdin()
+        .take(BYTES_MAX)
+        .read_to_end(&mut bytes)
+        .map_err(|e| Error::io("cannot read what pool to be of", &e))?;
+    Ok(bytes)
 }
 
 /// The options of one node of a pool file; what the command line says besides wins.

@@ -23,11 +23,20 @@ pub const LOG_FILE: &str = "log";
 /// The target: data, anchors, shard.
 pub const TARGET_FILE: &str = "target";
 
+/// The pool file of a node that was given it by a pipe ([`crate::bundle`]).
+pub const NODES_FILE: &str = "nodes.toml";
+/// The secret that came with it: the pool file's default name for it.
+pub const SECRET_FILE: &str = "nodes.key";
+pub(crate) const NODES_FILE_NEW: &str = "nodes.toml.new";
+pub(crate) const SECRET_FILE_NEW: &str = "nodes.key.new";
+/// What of these a pool leaves behind only with its data.
+pub(crate) const NODES_FILES: [&str; 4] = [NODES_FILE, SECRET_FILE, NODES_FILE_NEW, SECRET_FILE_NEW];
+
 /// Bytes of a pool directory's path: a socket's address holds 107, the longest socket's name among them.
 const PATH_BYTES_MAX: usize = 107 - "/supervisor".len();
 
 /// Every name that a pool's directory may hold. Anything else in it is somebody's file.
-const NAMES: [&str; 9] = [
+const NAMES: [&str; 13] = [
     LOCK_FILE,
     SOCKET_FILE,
     SUPERVISOR_FILE,
@@ -37,6 +46,10 @@ const NAMES: [&str; 9] = [
     "pool.json.new",
     forebay_types::MOUNT_LINK,
     crate::mount_process::MOUNT_LINK_NEW,
+    NODES_FILE,
+    SECRET_FILE,
+    NODES_FILE_NEW,
+    SECRET_FILE_NEW,
 ];
 
 /// A pool's directory, open.

@@ -15,6 +15,7 @@ use forebay_data::Medium;
 use forebay_types::{Code, Error, Result};
 use serde::{Deserialize, Serialize};
 
+use crate::bundle::Bundle;
 use crate::control;
 use crate::directory::{PoolDirectory, LOG_FILE};
 use crate::identity::PoolIdentity;
@@ -49,8 +50,17 @@ pub struct UpOptions {
     pub embedded: bool,
     /// The directory was nobody's choice: when memory cannot be had in it, the target may lie in `/dev/shm`.
     pub elsewhere_allowed: bool,
-    /// A pool file, and the name of the node in it to start: path, medium and capacity are what it says.
-    pub node: Option<(PathBuf, String)>,
+    /// What tells of the pool's nodes, and the name of the one to start: path, medium and capacity are what it says.
+    pub node: Option<(Described, String)>,
+}
+
+/// What tells of a pool's nodes.
+#[derive(Clone, Debug)]
+pub enum Described {
+    /// A pool file.
+    File(PathBuf),
+    /// Its text and the pool's secret.
+    Bundle(Bundle),
 }
 
 /// A pool that was started.
@@ -128,8 +138,16 @@ pub fn up(options: &UpOptions) -> Result<Started> {
     if let Some(bytes) = options.capacity_bytes {
         command.args(["--capacity", &bytes.to_string()]);
     }
-    if let Some((file, node)) = &options.node {
-        command.arg("--pool-file").arg(file).args(["--node", node]);
+    let mut input = None;
+    if let Some((described, node)) = &options.node {
+        match described {
+            Described::File(file) => command.arg("--pool-file").arg(file),
+            Described::Bundle(bundle) => {
+                input = Some(bundle.encode());
+                command.arg("--bundle")
+            }
+        };
+        command.args(["--node", node]);
     }
     if options.embedded {
         command.arg("--embedded");
@@ -140,7 +158,8 @@ pub fn up(options: &UpOptions) -> Result<Started> {
     for name in FOREIGN_VARIABLES {
         command.env_remove(name);
     }
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).current_dir("/");
+    command.stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() });
+    command.stdout(Stdio::null()).stderr(Stdio::null()).current_dir("/");
     // SAFETY: between fork and exec only system calls are made, all async-signal-safe.
     unsafe {
         command.pre_exec(move || {
@@ -162,6 +181,10 @@ pub fn up(options: &UpOptions) -> Result<Started> {
         Error::io(what(), &e).cure(format!("is {} a program of this machine?", program.display()))
     })?;
     drop(report);
+    if let (Some(input), Some(mut pipe)) = (input, between.stdin.take()) {
+        // A daemon that does not take it says why in its report.
+        let _ = pipe.write_all(&input);
+    }
     let _ = between.wait();
     receive_report(reader, options)
 }

@@ -8,11 +8,13 @@
 //! Processes meet in four ways only: the lock (who owns the pool), two unix sockets in the pool's directory (the
 //! worker's for clients, the supervisor's for the command), and the pair between supervisor and worker ([`store`]).
 
+pub mod bundle;
 mod connection;
 pub mod control;
 pub mod daemon;
 pub mod directory;
 mod frame;
+pub mod hosts_file;
 pub mod identity;
 pub mod launch;
 mod members;

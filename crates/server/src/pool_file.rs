@@ -147,10 +147,14 @@ impl PoolFile {
             .map_err(|e| Error::io(format!("cannot find {}", path.display()), &e))?;
         let text = std::fs::read_to_string(&path)
             .map_err(|e| Error::io(format!("cannot read the pool file {}", path.display()), &e))?;
-        PoolFile::parse(&path, &text)
+        PoolFile::from_text(&path, &text)
     }
 
-    fn parse(path: &Path, text: &str) -> Result<PoolFile> {
+    /// Checks a pool file's text as if it lay at `path`.
+    ///
+    /// # Errors
+    /// As [`PoolFile::read`].
+    pub fn from_text(path: &Path, text: &str) -> Result<PoolFile> {
         let wrong = |why: String| {
             Error::new(Code::Invalid, format!("cannot use the pool file {}", path.display())).why(why)
         };
@@ -299,7 +303,7 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Result<PoolFile> {
-        PoolFile::parse(Path::new("/etc/p.toml"), text)
+        PoolFile::from_text(Path::new("/etc/p.toml"), text)
     }
 
     const TWO: &str = r#"

@@ -15,11 +15,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
+use forebay_fabric::secret_file;
 use forebay_types::{Code, Error, Result};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::process::Signal;
 use serde_json::json;
 
+use crate::bundle::hexadecimal;
 use crate::connection::Connection;
 use crate::directory::{LOG_FILE, SOCKET_FILE, SUPERVISOR_FILE};
 use crate::frame;
@@ -60,6 +62,8 @@ struct Stopping {
 
 /// What the loop holds.
 pub(crate) struct Supervisor {
+    /// The id of a pool with a secret, in hexadecimal digits.
+    pool_id: Option<String>,
     pool: OpenPool,
     signals: Signals,
     clients: UnixListener,
@@ -141,7 +145,9 @@ impl Supervisor {
             .and_then(|fd| rustix::fs::ftruncate(&fd, FLIGHT_RECORDER_BYTES).map(|()| fd))
             .map_err(|e| Error::io("cannot make the flight recorder", &e.into()))?;
         let now = Instant::now();
+        let secret = pool.membership.as_ref().map(|m| secret_file::read(&m.key)).transpose()?;
         Ok(Supervisor {
+            pool_id: secret.map(|s| hexadecimal(&s.pool())),
             pool,
             signals,
             clients,
@@ -561,6 +567,7 @@ impl Supervisor {
             "uuid": identity.uuid,
             "state": state,
             "node": identity.node,
+            "pool_id": self.pool_id,
             "node_count": self.pool.membership.as_ref().map_or(1, |m| m.nodes.len()),
             "media": identity.media.to_string(),
             "backing": identity.backing,

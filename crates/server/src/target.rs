@@ -16,7 +16,10 @@ use forebay_types::{Code, Error, Result};
 use rustix::fs::{Mode, OFlags};
 use serde_json::{json, Value};
 
-use crate::directory::{PoolDirectory, LOCK_FILE, LOG_FILE, SOCKET_FILE, SUPERVISOR_FILE, TARGET_FILE};
+use crate::bundle::Bundle;
+use crate::directory::{
+    PoolDirectory, LOCK_FILE, LOG_FILE, NODES_FILES, SOCKET_FILE, SUPERVISOR_FILE, TARGET_FILE,
+};
 use crate::identity::{Backing, PoolIdentity, IDENTITY_FILE};
 use crate::mount_process::clear_dead_mounts;
 use crate::pool_file::Membership;
@@ -39,6 +42,8 @@ pub(crate) struct PoolOptions {
     pub(crate) elsewhere_allowed: bool,
     /// Of a pool with a pool file: its nodes, and which of them this is.
     pub(crate) membership: Option<Membership>,
+    /// What it was told of the pool by a pipe, to be kept in its directory.
+    pub(crate) bundle: Option<Bundle>,
 }
 
 /// A directory whose lock this process holds.
@@ -168,6 +173,9 @@ fn finish(
     }
     Target::format(&target_dir)?;
     let (costs, capabilities) = costs_of(&locked.dir, &identity, &target_dir)?;
+    if let Some(bundle) = &options.bundle {
+        bundle.write(&locked.dir)?;
+    }
     identity.write(&locked.dir)?;
     Ok(Opened { identity, target_dir, costs, capabilities, reopened })
 }
@@ -472,6 +480,9 @@ fn take_away(dir: &PoolDirectory, identity: &PoolIdentity, keep: bool, discard: 
             dir.remove_file(IDENTITY_FILE)?;
             dir.remove_file(LOG_FILE)?;
             dir.remove_file(LOCK_FILE)?;
+            for name in NODES_FILES {
+                dir.remove_file(name)?;
+            }
         }
     }
     Ok(Stopped { data_kept, killed: false })
@@ -515,7 +526,8 @@ fn remove_tree(path: &Path) -> Result<()> {
 
 /// Removes a directory that was made for a pool, with what pools put there.
 fn remove_directory(dir: &PoolDirectory) {
-    for name in [SOCKET_FILE, SUPERVISOR_FILE, IDENTITY_FILE, "pool.json.new", LOG_FILE, LOCK_FILE] {
+    let own = [SOCKET_FILE, SUPERVISOR_FILE, IDENTITY_FILE, "pool.json.new", LOG_FILE, LOCK_FILE];
+    for name in own.into_iter().chain(NODES_FILES) {
         let _ = dir.remove_file(name);
     }
     let _ = rustix::fs::rmdir(dir.path());

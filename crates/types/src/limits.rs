@@ -60,6 +60,9 @@ pub const LOCKS_OF_UNREACHED_MS: u64 = 60_000;
 pub const LOCK_HOLDERS_PERIOD_MS: u64 = 10_000;
 /// Nodes of a pool: a bound for a mistaken pool file; node numbers go further.
 pub const NODES_MAX: usize = 1024;
+/// Remote shells that `forebay up` and `down` have under way: 512 nodes take eight rounds of a second, and one host's process table
+/// and its name service bear so many.
+pub const REMOTE_SHELLS_MAX: usize = 64;
 /// A request to another node that is not answered in so long fails with EIO: longer than a node is taken for unreachable
 /// (5 s), shorter than [`CALL_TIMEOUT_MS`].
 pub const NODE_TIMEOUT_MS: u64 = 30_000;

@@ -4,16 +4,21 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use forebay_server::control::{self, Status};
+use forebay_server::hosts_file::path_on;
 use forebay_server::launch::{self, DownOptions};
 use forebay_types::Result;
 use serde_json::json;
 
 use crate::arguments::Down;
-use crate::{everywhere, failure, pool, table};
+use crate::everywhere::{self, Errand};
+use crate::{failure, hosts, pool, table};
 
 pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode> {
     if arguments.all {
         return down_all(named.as_deref(), arguments);
+    }
+    if let Some(list) = &arguments.hosts {
+        return down_hosts(list, named, arguments);
     }
     let dir = pool::directory(named)?;
     // Asked before, for it cannot be asked after. A pool that is dead already has nothing to say.
@@ -48,13 +53,29 @@ pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode>
 /// Stops every node of a pool file.
 fn down_all(file: Option<&Path>, arguments: &Down) -> Result<ExitCode> {
     let file = pool::file(file, "stop all nodes")?;
-    everywhere::on_every_node(&file, "stop", |node| {
-        let path = node.target.path.to_string_lossy().into_owned();
-        let mut words = ["down", "--pool", &path].map(str::to_owned).to_vec();
-        words.extend(arguments.keep.then(|| "--keep".to_owned()));
-        words.extend(arguments.force.then(|| "--force".to_owned()));
-        words
-    })
+    everywhere::on_every_node(&file, "stop", "stopping", |node| words(&node.target.path, arguments))
+}
+
+/// Stops what `up --hosts` started.
+fn down_hosts(list: &str, named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode> {
+    let dir = pool::directory(named)?;
+    let errands: Vec<Errand> = hosts::expand(list)?
+        .into_iter()
+        .map(|host| Errand {
+            words: words(&path_on(&dir, &host), arguments),
+            name: host.clone(),
+            host,
+            input: Vec::new(),
+        })
+        .collect();
+    everywhere::report("stop", &everywhere::run("stopping", &errands))
+}
+
+fn words(path: &Path, arguments: &Down) -> Vec<String> {
+    let mut words = ["down", "--pool", &path.to_string_lossy()].map(str::to_owned).to_vec();
+    words.extend(arguments.keep.then(|| "--keep".to_owned()));
+    words.extend(arguments.force.then(|| "--force".to_owned()));
+    words
 }
 
 /// What became of the data, in words.

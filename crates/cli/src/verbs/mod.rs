@@ -21,7 +21,7 @@ use crate::arguments::{Arguments, Verb};
 pub(crate) fn dispatch(arguments: Arguments) -> Result<ExitCode> {
     let Arguments { pool, verb } = arguments;
     match verb {
-        Verb::Up(a) => up::up(pool, a),
+        Verb::Up(a) => up::up(pool, &a),
         Verb::Down(a) => down::down(pool, &a),
         Verb::Status(a) => status::status(pool, &a),
         Verb::Ls(a) => ls::ls(pool, &a),

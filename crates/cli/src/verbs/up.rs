@@ -1,34 +1,74 @@
 //! `forebay up`.
 
+mod nodes;
+
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
-use forebay_server::control;
-use forebay_server::launch::{self, DownOptions, Started, UpOptions};
+use forebay_server::bundle::Bundle;
+use forebay_server::control::{self, MountFacts, MountOptions, Status};
+use forebay_server::directory::PoolDirectory;
+use forebay_server::hosts_file::path_on;
+use forebay_server::launch::{self, Described, DownOptions, Started, UpOptions};
 use forebay_server::pool_file::PoolFile;
-use forebay_server::Backing;
-use forebay_types::Result;
+use forebay_server::{Backing, PoolIdentity};
+use forebay_types::{Code, Error, Result};
 use serde_json::json;
 
-use crate::arguments::Up;
-use crate::{everywhere, failure, pool, table};
+use crate::{arguments, failure, pool, table};
 
-pub(super) fn up(named: Option<PathBuf>, arguments: Up) -> Result<ExitCode> {
+/// How long a rank waits for another of its node that is just starting it.
+const STARTING_GRACE: Duration = Duration::from_secs(30);
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// A node that is up: what is printed of it.
+struct Up<'a> {
+    started: Started,
+    /// It was before, as the same node of the same pool.
+    already: bool,
+    mounted: Option<(&'a Path, MountFacts)>,
+}
+
+pub(super) fn up(named: Option<PathBuf>, arguments: &arguments::Up) -> Result<ExitCode> {
     let path = which(named.as_ref(), arguments.path.as_ref())?;
-    let chosen = path.is_some();
-    if arguments.all {
-        return up_all(path.as_deref());
+    if let Some(list) = &arguments.hosts {
+        return nodes::by_hosts(list, path, arguments);
     }
+    if arguments.all {
+        return nodes::of_file(path.as_deref(), arguments);
+    }
+    let alone = [(arguments.port.is_some(), "--port"), (arguments.provider.is_some(), "--provider")];
+    if let (Some((_, option)), None) = (alone.iter().find(|(given, _)| *given), &arguments.job) {
+        return Err(failure::invalid(
+            "cannot start the pool",
+            format!("{option} is for pools of several nodes"),
+            "name them: --hosts LIST",
+        ));
+    }
+    let mut chosen = path.is_some();
     let mut node = None;
     let mut mount = arguments.mount.clone();
     let path = match path {
+        _ if arguments.handed || arguments.job.is_some() => {
+            let (bundle, name) = match &arguments.job {
+                Some(job) => nodes::by_job(job, path, arguments)?,
+                None => (handed()?, arguments.node.clone().unwrap_or_default()),
+            };
+            let entry = bundle.pool_file(Path::new("/"))?.node(Some(&name))?.clone();
+            chosen = entry.target.path != pool::directory(None)?;
+            node = Some((Described::Bundle(bundle), entry.name));
+            mount = mount.map(|mount| path_on(&mount, &name));
+            entry.target.path
+        }
         Some(file) if file.is_file() => {
             let file = PoolFile::read(&file)?;
             let name = arguments.node.clone().or_else(|| std::env::var(pool::NODE_VARIABLE).ok());
             let entry = file.node(name.as_deref())?;
             file.ensure_key()?;
             mount = mount.or_else(|| file.mount.clone());
-            node = Some((file.path.clone(), entry.name.clone()));
+            node = Some((Described::File(file.path.clone()), entry.name.clone()));
             entry.target.path.clone()
         }
         _ if arguments.node.is_some() => {
@@ -40,31 +80,43 @@ pub(super) fn up(named: Option<PathBuf>, arguments: Up) -> Result<ExitCode> {
         }
         path => pool::directory(path)?,
     };
+    let described = matches!(node, Some((Described::Bundle(_), _)));
+    if let Some(at) = mount.as_ref().filter(|_| described) {
+        // Nobody makes a directory by hand on each of many hosts. One that cannot be made is refused below.
+        let _ = std::fs::create_dir(at);
+    }
     let mount = mount.as_deref().map(super::mount::place).transpose()?;
-    let started = launch::up(&UpOptions {
+    let options = UpOptions {
         path: path.clone(),
-        media: arguments.media,
-        capacity_bytes: arguments.capacity,
+        // What came with a pool's description is in it.
+        media: arguments.media.filter(|_| !described),
+        capacity_bytes: arguments.capacity.filter(|_| !described),
         embedded: false,
         elsewhere_allowed: !chosen,
         node,
-    })?;
+    };
+    let (started, already) = start(&options)?;
+    let options = MountOptions { allow_other: arguments.allow_other, no_passthrough: false };
     let mounted = match &mount {
         None => None,
-        Some(at) => match control::mount(
-            &path,
-            at,
-            control::MountOptions { allow_other: arguments.allow_other, no_passthrough: false },
-        ) {
-            Ok(facts) => Some((at, facts)),
+        Some(at) => match ensure_mounted(&path, at, options, already) {
+            Ok(facts) => Some((at.as_path(), facts)),
             Err(e) => {
-                // Who asked for both has neither, and what was in it before is kept.
-                let _ = launch::down(&path, DownOptions { keep: started.reopened, force: true });
+                if !already {
+                    // Who asked for both has neither, and what was in it before is kept.
+                    let _ = launch::down(&path, DownOptions { keep: started.reopened, force: true });
+                }
                 return Err(e);
             }
         },
     };
-    if arguments.json {
+    print(&Up { started, already, mounted }, chosen, arguments.json);
+    Ok(ExitCode::SUCCESS)
+}
+
+fn print(up: &Up<'_>, chosen: bool, as_json: bool) {
+    let Up { started, already, mounted } = up;
+    if as_json {
         failure::print_json(&json!({
             "pool": started.pool,
             "pid": started.pid,
@@ -74,27 +126,88 @@ pub(super) fn up(named: Option<PathBuf>, arguments: Up) -> Result<ExitCode> {
             "backing": started.identity.backing,
             "capacity_bytes": started.identity.capacity_bytes,
             "reopened": started.reopened,
+            "already_up": already,
             "costs": started.costs,
-            "mounted": mounted.map(|(at, facts)| json!({ "at": at, "data": facts.data, "why": facts.why })),
+            "mounted": mounted.as_ref().map(|(at, facts)| json!({ "at": at, "data": facts.data, "why": facts.why })),
         }));
-    } else {
-        failure::put(text(&started, chosen));
-        if let Some((at, facts)) = mounted {
-            failure::put(super::mount::text(at, &facts));
-        }
+        return;
     }
-    Ok(ExitCode::SUCCESS)
+    failure::put(text(started, *already, chosen));
+    if let Some((at, facts)) = mounted {
+        failure::put(super::mount::text(at, facts));
+    }
 }
 
-/// Starts every node of a pool file.
-fn up_all(file: Option<&Path>) -> Result<ExitCode> {
-    let file = pool::file(file, "start all nodes")?;
-    // Here first, so that nodes which share a file system do not each make one.
-    file.ensure_key()?;
-    let path = file.path.to_string_lossy().into_owned();
-    everywhere::on_every_node(&file, "start", |node| {
-        ["up", "--pool", &path, "--node", &node.name].map(str::to_owned).to_vec()
+/// What the one who starts all nodes gives this one.
+fn handed() -> Result<Bundle> {
+    let mut bytes = Vec::new();
+    std::io::stdin().read_to_end(&mut bytes).map_err(|e| Error::io("cannot read what pool to be of", &e))?;
+    Bundle::decode(&bytes)
+}
+
+/// Starts a pool. True: it was up before, as the same node of the same pool, and so is another's start; of several ranks on a
+/// node the first starts it.
+fn start(options: &UpOptions) -> Result<(Started, bool)> {
+    loop {
+        let busy = match launch::up(options) {
+            Err(e) if e.code == Code::Busy => e,
+            result => return result.map(|started| (started, false)),
+        };
+        let Some((described, name)) = &options.node else { return Err(busy) };
+        let (id, file) = match described {
+            Described::File(path) => (Bundle::of_files(path)?.pool_id()?, PoolFile::read(path)?),
+            Described::Bundle(bundle) => (bundle.pool_id()?, bundle.pool_file(&options.path)?),
+        };
+        let number = file.node(Some(name))?.number;
+        let until = Instant::now() + STARTING_GRACE;
+        // When its start has failed it is gone, and another try says why.
+        while let Ok(status) = control::status(&options.path) {
+            if status.more.get("pool_id") != Some(&json!(id)) || status.node != number {
+                return Err(busy);
+            }
+            if status.state == "up" {
+                return Ok((started(&options.path, &status)?, true));
+            }
+            if Instant::now() >= until {
+                return Err(busy);
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+    }
+}
+
+/// What a start would have told of a pool that is up.
+fn started(path: &Path, status: &Status) -> Result<Started> {
+    let identity = PoolIdentity::read(&PoolDirectory::open(path)?)?;
+    let gone =
+        || Error::new(Code::PoolGone, format!("cannot use pool {}", path.display())).why("it has ended");
+    Ok(Started {
+        pool: path.to_owned(),
+        pid: status.pids.supervisor,
+        identity: identity.ok_or_else(gone)?,
+        costs: status.costs.clone(),
+        reopened: true,
     })
+}
+
+/// Mounts a pool, or finds it mounted by whoever started it.
+fn ensure_mounted(path: &Path, at: &Path, options: MountOptions, already: bool) -> Result<MountFacts> {
+    let until = Instant::now() + STARTING_GRACE;
+    loop {
+        let failed = match control::mount(path, at, options) {
+            Err(e) if already => e,
+            result => return result,
+        };
+        let status = control::status(path)?;
+        let Some(mount) = status.mounts.iter().find(|m| Path::new(&m.at) == at) else { return Err(failed) };
+        if mount.state == "mounted" {
+            return Ok(MountFacts { data: mount.data.clone().unwrap_or_default(), why: mount.why.clone() });
+        }
+        if Instant::now() >= until {
+            return Err(failed);
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
 }
 
 /// `--path` and `--pool` (or FOREBAY_POOL) name the same thing.
@@ -121,7 +234,7 @@ pub(crate) fn backing_words(media: &str, backing: Backing) -> String {
     }
 }
 
-fn text(started: &Started, chosen: bool) -> String {
+fn text(started: &Started, already: bool, chosen: bool) -> String {
     let identity = &started.identity;
     let node = if identity.node == 1 { String::new() } else { format!(", node {}", identity.node) };
     let mut text = format!(
@@ -129,7 +242,11 @@ fn text(started: &Started, chosen: bool) -> String {
         started.pool.display(),
         backing_words(&identity.media.to_string(), identity.backing),
         table::bytes(identity.capacity_bytes),
-        if started.reopened { ", with its data from before" } else { "" },
+        match (already, started.reopened) {
+            (true, _) => "; it was already",
+            (false, true) => ", with its data from before",
+            (false, false) => "",
+        },
     );
     for cost in &started.costs {
         text.push_str(&format!("  note: {cost}\n"));

@@ -440,7 +440,8 @@ fn make_backing(
         return special::create(target, attr);
     }
     target.create_all(attr.ino, &entry.layout)?;
-    if entry.layout.is_single() {
+    // One that is on another node is made there, by who asks next.
+    if entry.layout.is_single() && entry.layout.components()[0].target(0) == target.target() {
         special::repair_mode(target, attr.ino)?;
     }
     Ok(())

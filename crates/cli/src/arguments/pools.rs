@@ -1,0 +1,129 @@
+//! The options of the verbs that start, stop and show whole pools.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueHint};
+use forebay_server::Medium;
+
+use super::{medium, size};
+
+/// `forebay up`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  forebay up                                    memory of this node, half of what is free
+  forebay up --capacity 64GiB                   so much of it
+  forebay up --media ssd --path /local/scratch/pool
+  forebay up --path /dev/shm/$USER-pool         memory, for a user who may not mount
+  forebay up --mount /mnt/pool                  mounted there, for any program
+  forebay up --hosts n1,n2,n3                   one pool of three nodes, by ssh
+  forebay up --hosts 'n[01-16]' --media ssd --path /local/pool
+  forebay up --hosts \"$SLURM_JOB_NODELIST\"
+  srun --ntasks-per-node=1 forebay up --job     each rank starts its node, and they find each other
+  mpirun --map-by node forebay up --job
+  forebay up --pool case.toml --node n2         one node of the pool that a file describes
+  forebay up --pool case.toml --all             all of them, by ssh
+
+With --media dram the pool mounts a tmpfs of its own where it may. Else it uses the directory given, which should then be
+on a tmpfs; `forebay status` says what that costs. After a crash or `down --keep`, `up` finds the data again.
+
+--hosts, --all: if one node cannot be started, those that were started are stopped again, unless --partial is given. Stop the
+pool with `forebay down --hosts LIST`, or on one of its nodes with `forebay down --all`. --job needs a directory that all
+ranks share, by default the home directory, in which they leave notes until all have come.")]
+pub(crate) struct Up {
+    /// Where to make the pool: the same as --pool
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) path: Option<PathBuf>,
+    /// dram: data in memory; ssd: data in the directory, on whatever disk it lies
+    #[arg(long, value_name = "MEDIUM", value_parser = medium)]
+    pub(crate) media: Option<Medium>,
+    /// Mount it on this empty directory
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    pub(crate) mount: Option<PathBuf>,
+    /// Start every node of the pool file: this host's here, the others by ssh (or by what FOREBAY_RSH names)
+    #[arg(long, conflicts_with_all = ["node", "path", "media", "capacity", "mount", "hosts", "job"])]
+    pub(crate) all: bool,
+    /// Start one pool over these hosts, by ssh: a,b or n[01-16] or @FILE. In --path and --mount, %n is the host's name
+    #[arg(long, value_name = "LIST", conflicts_with_all = ["node", "job"])]
+    pub(crate) hosts: Option<String>,
+    /// Start this node of one pool over the hosts of this MPI or Slurm job step; every rank does. NAME: where the launcher
+    /// gives its job none
+    #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "", conflicts_with = "node")]
+    pub(crate) job: Option<String>,
+    /// Where the ranks of --job meet: a directory that all of them see [default: the home directory]
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, env = "FOREBAY_SHARED", hide_env_values = true)]
+    pub(crate) shared: Option<PathBuf>,
+    /// How long --job waits for the other ranks
+    #[arg(long, value_name = "SECONDS", requires = "job", default_value = "60", hide_default_value = true)]
+    pub(crate) wait: u64,
+    /// Leave up the nodes that could be started when others could not
+    #[arg(long)]
+    pub(crate) partial: bool,
+    /// At which port the nodes listen for one another [default: 7850]
+    #[arg(long, value_name = "PORT", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) port: Option<u16>,
+    /// libfabric's provider between the nodes, e.g. verbs;ofi_rxm [default: tcp;ofi_rxm]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) provider: Option<String>,
+    /// Write the pool file of --hosts here too, and the secret beside it, for `--pool FILE` on this host
+    #[arg(long, value_name = "FILE", requires = "hosts", value_hint = ValueHint::FilePath)]
+    pub(crate) write: Option<PathBuf>,
+    /// Take pool file and secret from standard input: how --hosts starts a node
+    #[arg(long, hide = true, requires = "node")]
+    pub(crate) handed: bool,
+    /// Which node of the pool file this is [default: FOREBAY_NODE, or the one that has this host's name]
+    #[arg(long, value_name = "NAME")]
+    pub(crate) node: Option<String>,
+    /// Users other than the one who mounts may use the mount too
+    #[arg(long, requires = "mount")]
+    pub(crate) allow_other: bool,
+    /// How much the pool may hold, e.g. 4GiB [default: half of the free memory, or 80 % of the free disk]
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) capacity: Option<u64>,
+    /// Print what was started as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `forebay down`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  forebay down              stop; what is only in memory is gone, and is counted
+  forebay down --keep       stop; the next `up` finds the data (not after a reboot, if it is in memory)
+  forebay stage-out /:/lustre/saved && forebay down
+  forebay down --pool case.toml --all            all nodes that the file names
+  forebay down --all                             all nodes of the pool that is up here
+  forebay down --hosts 'n[01-16]'                what `up --hosts` started
+
+A pool on a disk (--media ssd) keeps its data in any case: remove its directory to be rid of it. `down` also clears away
+what a killed pool left.")]
+pub(crate) struct Down {
+    /// Stop every node of the pool file: this host's here, the others by ssh (or by what FOREBAY_RSH names)
+    #[arg(long, conflicts_with_all = ["json", "hosts"])]
+    pub(crate) all: bool,
+    /// Stop the pool on these hosts, by ssh: the list that `up --hosts` got
+    #[arg(long, value_name = "LIST", conflicts_with = "json")]
+    pub(crate) hosts: Option<String>,
+    /// Leave the data of a pool in memory for the next `up`
+    #[arg(long)]
+    pub(crate) keep: bool,
+    /// Stop the pool under the programs that use it
+    #[arg(long)]
+    pub(crate) force: bool,
+    /// Print what became of it as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// `forebay status`.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  forebay status
+  forebay status --json | jq .free_bytes")]
+pub(crate) struct Status {
+    /// Print everything as JSON
+    #[arg(long)]
+    pub(crate) json: bool,
+}

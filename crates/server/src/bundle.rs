@@ -1,0 +1,208 @@
+//! What a host must be given to be a node of a pool when no file system shows it the pool file and the secret: both, as one
+//! JSON text that comes by a pipe. It is never an argument or in the environment, which others on a host may read.
+//!
+//! The daemon that starts keeps both in the pool's directory, as [`NODES_FILE`] and [`SECRET_FILE`], for its workers and for
+//! whoever names the directory and means the whole pool.
+
+use std::fmt;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+
+use forebay_fabric::secret_file;
+use forebay_types::{Code, Error, Result};
+use forebay_wire::SECRET_BYTES;
+use rustix::fs::OFlags;
+use serde::{Deserialize, Serialize};
+
+use crate::directory::{PoolDirectory, NODES_FILE, NODES_FILE_NEW, SECRET_FILE, SECRET_FILE_NEW};
+use crate::pool_file::PoolFile;
+
+/// The version that makes and takes bundles: of another one the nodes would not understand one another.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// A pool file's text and the pool's secret.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bundle {
+    version: String,
+    file: String,
+    /// In hexadecimal digits.
+    secret: String,
+}
+
+impl fmt::Debug for Bundle {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Bundle").field("file", &self.file).finish_non_exhaustive()
+    }
+}
+
+/// Hexadecimal digits of bytes.
+pub(crate) fn hexadecimal(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+fn bytes_of(digits: &str) -> Option<Vec<u8>> {
+    let digits = digits.as_bytes();
+    let digit = |b: u8| char::from(b).to_digit(16).map(|d| d as u8);
+    digits.chunks(2).map(|pair| Some(digit(pair[0])? << 4 | digit(*pair.get(1)?)?)).collect()
+}
+
+impl Bundle {
+    /// A pool file's text with a new secret.
+    ///
+    /// # Errors
+    /// When the system gives no random bytes, and what [`PoolFile::from_text`] refuses.
+    pub fn new(file: String) -> Result<Bundle> {
+        let mut secret = [0; SECRET_BYTES];
+        for half in secret.chunks_mut(16) {
+            half.copy_from_slice(&crate::identity::random_bytes()?[..half.len()]);
+        }
+        let bundle = Bundle { version: VERSION.to_owned(), file, secret: hexadecimal(&secret) };
+        bundle.pool_file(Path::new("/"))?;
+        Ok(bundle)
+    }
+
+    /// A pool file and its secret, as they are on disk.
+    ///
+    /// # Errors
+    /// What [`PoolFile::read`] refuses; a secret that is missing, or that others may read.
+    pub fn of_files(path: &Path) -> Result<Bundle> {
+        let file = PoolFile::read(path)?;
+        let what = || format!("cannot read {}", path.display());
+        let text = std::fs::read_to_string(path).map_err(|e| Error::io(what(), &e))?;
+        secret_file::read(&file.key)?;
+        let secret = std::fs::read(&file.key)
+            .map_err(|e| Error::io(format!("cannot read {}", file.key.display()), &e))?;
+        Ok(Bundle { version: VERSION.to_owned(), file: text, secret: hexadecimal(&secret) })
+    }
+
+    /// As it goes through a pipe.
+    pub fn encode(&self) -> Vec<u8> {
+        serde_json::to_vec(self).unwrap_or_default()
+    }
+
+    /// As it came.
+    ///
+    /// # Errors
+    /// [`Code::Invalid`] for what is no bundle, and [`Code::NotSupported`] for another version's.
+    pub fn decode(bytes: &[u8]) -> Result<Bundle> {
+        /// The version alone first: the rest of another one's may be spelt differently.
+        #[derive(Deserialize)]
+        struct VersionOnly {
+            version: String,
+        }
+        let what = "cannot take part in the pool";
+        let unusable = |e: serde_json::Error| {
+            Error::new(Code::Invalid, what)
+                .why(format!("what came on standard input is no description of a pool ({e})"))
+        };
+        let VersionOnly { version } = serde_json::from_slice(bytes).map_err(unusable)?;
+        if version != VERSION {
+            return Err(Error::new(Code::NotSupported, what)
+                .why(format!("it is started by Forebay {version}, and here is Forebay {VERSION}"))
+                .cure("install the same version on all hosts"));
+        }
+        serde_json::from_slice(bytes).map_err(unusable)
+    }
+
+    /// The pool file in it, as it will be in the pool directory `dir`.
+    ///
+    /// # Errors
+    /// What [`PoolFile::from_text`] refuses.
+    pub fn pool_file(&self, dir: &Path) -> Result<PoolFile> {
+        let mut file = PoolFile::from_text(&dir.join(NODES_FILE), &self.file)?;
+        file.key = dir.join(SECRET_FILE);
+        Ok(file)
+    }
+
+    /// The pool's id, as `status` tells it.
+    ///
+    /// # Errors
+    /// [`Code::Invalid`] when its secret is none.
+    pub fn pool_id(&self) -> Result<String> {
+        Ok(hexadecimal(&self.secret()?.pool()))
+    }
+
+    /// What to write so that there is a pool file at `path`: each file's path, mode and bytes, the secret's first.
+    ///
+    /// # Errors
+    /// As [`PoolFile::from_text`].
+    pub fn files(&self, path: &Path) -> Result<[(PathBuf, u32, Vec<u8>); 2]> {
+        let file = PoolFile::from_text(path, &self.file)?;
+        let secret = bytes_of(&self.secret).unwrap_or_default();
+        Ok([(file.key, 0o600, secret), (path.to_owned(), 0o644, self.file.clone().into_bytes())])
+    }
+
+    fn secret(&self) -> Result<forebay_wire::Secret> {
+        let wrong = |code| Error::new(code, "cannot take part in the pool").why("its secret is none");
+        let bytes = bytes_of(&self.secret).ok_or_else(|| wrong(Code::Invalid))?;
+        forebay_wire::Secret::new(&bytes).map_err(wrong)
+    }
+
+    /// Puts both into a pool directory whose lock this process holds: a reader sees the old ones or these.
+    pub(crate) fn write(&self, dir: &PoolDirectory) -> Result<()> {
+        self.secret()?;
+        let secret = bytes_of(&self.secret).unwrap_or_default();
+        let both = [
+            (SECRET_FILE_NEW, SECRET_FILE, secret.as_slice()),
+            (NODES_FILE_NEW, NODES_FILE, self.file.as_bytes()),
+        ];
+        for (new, name, bytes) in both {
+            let what = || format!("cannot write {}", dir.file(name).display());
+            // One that a killed start left may have been made otherwise.
+            dir.remove_file(new)?;
+            let fd = dir.open_file(new, OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL)?;
+            std::fs::File::from(fd).write_all(bytes).map_err(|e| Error::io(what(), &e))?;
+            rustix::fs::renameat(dir.fd(), new, dir.fd(), name).map_err(|e| Error::io(what(), &e.into()))?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FILE: &str = "[[node]]\nname = \"a\"\ntarget = [{ path = \"/p\" }]\n";
+
+    #[test]
+    fn bundle_comes_as_it_went_and_shows_no_secret() {
+        let bundle = Bundle::new(FILE.to_owned()).unwrap();
+        assert_eq!(Bundle::decode(&bundle.encode()).unwrap(), bundle);
+        assert!(!format!("{bundle:?}").contains(&bundle.secret));
+        assert_ne!(bundle.pool_id().unwrap(), Bundle::new(FILE.to_owned()).unwrap().pool_id().unwrap());
+        assert!(Bundle::new("colour = 1".to_owned()).is_err());
+    }
+
+    #[test]
+    fn decode_of_another_version_or_of_nonsense_says_so() {
+        let other = Bundle::decode(br#"{"version": "7.0.0", "papers": []}"#).unwrap_err();
+        assert_eq!(other.code, Code::NotSupported);
+        assert!(other.to_string().contains("7.0.0") && other.to_string().contains(VERSION), "{other}");
+        for text in ["", "{}", "{\"version\": 1}", "no"] {
+            assert_eq!(Bundle::decode(text.as_bytes()).unwrap_err().code, Code::Invalid, "{text}");
+        }
+        let mut bad = Bundle::new(FILE.to_owned()).unwrap();
+        for secret in ["", "zz", "0", "00", &"0".repeat(64)] {
+            bad.secret = secret.to_owned();
+            assert!(bad.pool_id().is_err(), "{secret}");
+        }
+    }
+
+    #[test]
+    fn write_leaves_a_pool_file_and_a_secret_for_its_user_alone() {
+        use std::os::unix::fs::PermissionsExt;
+        let path = std::env::temp_dir().join(format!("forebay-bundle-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        let (dir, _) = PoolDirectory::make(&path).unwrap();
+        let bundle = Bundle::new(FILE.to_owned()).unwrap();
+        bundle.write(&dir).unwrap();
+        bundle.write(&dir).unwrap();
+        let file = PoolFile::read(&path.join(NODES_FILE)).unwrap();
+        assert_eq!(file, bundle.pool_file(&path).unwrap());
+        let secret = secret_file::read(&file.key).unwrap();
+        assert_eq!(hexadecimal(&secret.pool()), bundle.pool_id().unwrap());
+        assert_eq!(std::fs::metadata(&file.key).unwrap().permissions().mode() & 0o7777, 0o600);
+        assert_eq!(Bundle::of_files(&file.path).unwrap(), bundle);
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+}

@@ -1,0 +1,291 @@
+//! A client: the library on a thread of its own, which asks what its numbers say until it is told to look at everything, and
+//! then to end.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use forebay_client::{Pool, Role};
+use forebay_fabric::Numbers;
+use forebay_types::{Caller, Code, Ino, Kind, SetAttr};
+
+use crate::baton::Baton;
+use crate::history::{Name, Op, Outcome, Recorder};
+
+const XATTR: &[u8] = b"user.word";
+/// Names of a directory: few, so that clients meet.
+const NAMES: u64 = 5;
+
+/// What a client is to do when it has the baton between two operations.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Plan {
+    /// An operation as its numbers say.
+    Anything,
+    /// List and stat all that can be reached from the root.
+    LookAtAll,
+    /// End its thread.
+    End,
+}
+
+/// What clients have heard of: one may use what another made.
+#[derive(Debug, Default)]
+pub(crate) struct Known {
+    pub(crate) directories: Vec<Ino>,
+    pub(crate) files: Vec<Ino>,
+    pub(crate) next_value: u32,
+}
+
+/// Shared by scheduler and clients; only one of them runs at a time.
+#[derive(Clone, Debug)]
+pub(crate) struct Common {
+    pub(crate) recorder: Recorder,
+    known: Arc<Mutex<Known>>,
+}
+
+impl Common {
+    pub(crate) fn new(recorder: Recorder) -> Common {
+        let known = Known { directories: vec![Ino::ROOT], ..Known::default() };
+        Common { recorder, known: Arc::new(Mutex::new(known)) }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A client as the scheduler sees it.
+#[derive(Debug)]
+pub(crate) struct Client {
+    pub(crate) baton: Baton,
+    pub(crate) node: u16,
+    pub(crate) session: u64,
+    pub(crate) plan: Arc<Mutex<Plan>>,
+    pub(crate) killed: bool,
+}
+
+impl Client {
+    /// Starts a client of a node whose door is in `dir`.
+    pub(crate) fn start(
+        index: usize,
+        node: u16,
+        session: u64,
+        dir: PathBuf,
+        seed: u64,
+        common: Common,
+    ) -> Client {
+        let (baton, plan) = (Baton::new(), Arc::new(Mutex::new(Plan::Anything)));
+        let (seat, orders) = (baton.clone(), Arc::clone(&plan));
+        let follow = move |seat: &Baton| {
+            let pool = Pool::attach_as(&dir, Role::Tool).unwrap_or_else(|e| panic!("{e}"));
+            let mut program = Program { pool, index, node, numbers: Numbers::new(seed), common };
+            loop {
+                seat.between_operations();
+                let plan = *orders.lock().unwrap_or_else(PoisonError::into_inner);
+                match plan {
+                    Plan::Anything => program.anything(),
+                    Plan::LookAtAll => {
+                        program.look_at_all();
+                        *orders.lock().unwrap_or_else(PoisonError::into_inner) = Plan::End;
+                    }
+                    Plan::End => return,
+                }
+            }
+        };
+        let body = move || {
+            seat.sit_down();
+            let followed = catch_unwind(AssertUnwindSafe(|| follow(&seat)));
+            seat.end(followed.is_err());
+        };
+        std::thread::Builder::new().name(format!("client {index}")).spawn(body).unwrap();
+        // It attaches now, while its node is there.
+        baton.pass();
+        Client { baton, node, session, plan, killed: false }
+    }
+
+    pub(crate) fn set_plan(&self, plan: Plan) {
+        *self.plan.lock().unwrap_or_else(PoisonError::into_inner) = plan;
+    }
+
+    pub(crate) fn plan(&self) -> Plan {
+        *self.plan.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Program {
+    pool: &'static Pool,
+    index: usize,
+    node: u16,
+    numbers: Numbers,
+    common: Common,
+}
+
+impl Program {
+    fn name(&mut self) -> Name {
+        Name(b'a' + self.numbers.below(NAMES) as u8)
+    }
+
+    /// A directory: mostly one that was heard of lately, as older ones are gone.
+    fn directory(&mut self) -> Ino {
+        let known = self.common.known();
+        let n = known.directories.len() as u64;
+        let i = if self.numbers.chance(300) { 0 } else { n - 1 - self.numbers.below(n.min(4)) };
+        known.directories[i as usize]
+    }
+
+    fn file(&mut self) -> Option<Ino> {
+        let known = self.common.known();
+        let n = known.files.len() as u64;
+        (n > 0).then(|| known.files[(n - 1 - self.numbers.below(n.min(5))) as usize])
+    }
+
+    fn choose(&mut self) -> Op {
+        let (dir, name) = (self.directory(), self.name());
+        let file = self.file();
+        let value = || {
+            let mut known = self.common.known();
+            known.next_value += 1;
+            known.next_value
+        };
+        match (self.numbers.below(100), file) {
+            (0..=19, _) => Op::Create { dir, name },
+            (20..=33, _) => Op::Mkdir { dir, name },
+            (34..=36, _) => Op::Symlink { dir, name },
+            (37..=46, _) => Op::Unlink { dir, name },
+            (47..=56, _) => Op::Rmdir { dir, name },
+            (57..=66, _) => {
+                let (to_dir, to_name) = (self.directory(), self.name());
+                Op::Rename { dir, name, to_dir, to_name, replaces: self.numbers.chance(700) }
+            }
+            (67..=70, Some(ino)) => Op::Link { ino, dir, name },
+            (71..=79, _) => Op::Lookup { dir, name },
+            (80..=83, _) => Op::List { dir },
+            (84..=86, Some(ino)) => Op::Stat { ino },
+            (87..=89, Some(ino)) => Op::Chmod { ino, mode: 0o600 + self.numbers.below(64) as u32 },
+            (90..=91, Some(ino)) => Op::SetXattr { ino, value: value() },
+            (92..=93, Some(ino)) => Op::GetXattr { ino },
+            (94..=95, Some(ino)) => Op::Write { ino, value: value() },
+            (96..=97, Some(ino)) => Op::Read { ino },
+            _ => Op::Lookup { dir, name },
+        }
+    }
+
+    fn anything(&mut self) {
+        let op = self.choose();
+        self.record(op);
+    }
+
+    fn record(&mut self, op: Op) -> Outcome {
+        let index = self.common.recorder.asked(self.index, self.node, &op);
+        let outcome = self.execute(&op).unwrap_or_else(Outcome::Failed);
+        self.common.recorder.answered(index, outcome.clone());
+        let mut known = self.common.known();
+        match (&op, &outcome) {
+            (Op::Mkdir { .. }, Outcome::Inode(ino)) => known.directories.push(*ino),
+            (Op::Create { .. }, Outcome::Inode(ino)) => known.files.push(*ino),
+            _ => {}
+        }
+        outcome
+    }
+
+    fn execute(&self, op: &Op) -> Result<Outcome, Code> {
+        // SAFETY: these calls cannot fail.
+        let caller = unsafe { Caller { uid: libc::geteuid(), gid: libc::getegid() } };
+        let pool = self.pool;
+        Ok(match op {
+            Op::Create { dir, name } => {
+                let (entry, _, _) = pool.create(caller, *dir, name.bytes(), 0o644, true, None, 0)?;
+                Outcome::Inode(entry.attr.ino)
+            }
+            Op::Mkdir { dir, name } => {
+                Outcome::Inode(pool.make_directory_in(caller, *dir, name.bytes(), 0o755)?.attr.ino)
+            }
+            Op::Symlink { dir, name } => {
+                Outcome::Inode(pool.symlink_in(caller, *dir, name.bytes(), b"target")?.attr.ino)
+            }
+            Op::Link { ino, dir, name } => {
+                pool.link_in(*ino, *dir, name.bytes())?;
+                Outcome::Done
+            }
+            Op::Unlink { dir, name } => {
+                pool.unlink_in(*dir, name.bytes())?;
+                Outcome::Done
+            }
+            Op::Rmdir { dir, name } => {
+                pool.remove_directory_in(*dir, name.bytes())?;
+                Outcome::Done
+            }
+            Op::Rename { dir, name, to_dir, to_name, replaces } => {
+                let flags = if *replaces { 0 } else { libc::RENAME_NOREPLACE };
+                pool.rename_in(*dir, name.bytes(), *to_dir, to_name.bytes(), flags)?;
+                Outcome::Done
+            }
+            Op::Lookup { dir, name } => Outcome::Inode(pool.lookup(*dir, name.bytes())?.attr.ino),
+            Op::List { dir } => {
+                let (mut names, mut cursor) = (BTreeMap::new(), pool.read_directory(*dir));
+                while let Some(entry) = cursor.next(pool)? {
+                    assert!(entry.name.len() == 1, "a name nobody gave: {:?}", entry.name);
+                    let twice = names.insert(Name(entry.name[0]), entry.ino);
+                    assert!(twice.is_none(), "a name is listed twice");
+                }
+                Outcome::Names(names)
+            }
+            Op::Stat { ino } => {
+                let attr = pool.get_attr(*ino)?.attr;
+                Outcome::Attr { kind: attr.kind(), links: attr.nlink, mode: attr.mode & 0o7777 }
+            }
+            Op::Chmod { ino, mode } => {
+                let set = SetAttr { mode: Some(*mode), ..SetAttr::default() };
+                pool.set_attr(*ino, set)?;
+                Outcome::Done
+            }
+            Op::SetXattr { ino, value } => {
+                pool.set_xattr_inode(*ino, XATTR, &value.to_le_bytes(), 0)?;
+                Outcome::Done
+            }
+            Op::GetXattr { ino } => {
+                let mut bytes = [0; 4];
+                match pool.get_xattr_inode(*ino, XATTR, &mut bytes) {
+                    Ok(_) => Outcome::Value(Some(u32::from_le_bytes(bytes))),
+                    Err(Code::NoAttribute) => Outcome::Value(None),
+                    Err(code) => return Err(code),
+                }
+            }
+            Op::Write { ino, value } => {
+                let file = pool.open_file(&pool.get_attr(*ino)?, true)?;
+                file.write_at(&value.to_le_bytes(), 0)?;
+                Outcome::Done
+            }
+            Op::Read { ino } => {
+                let file = pool.open_file(&pool.get_attr(*ino)?, false)?;
+                let mut bytes = [0; 4];
+                match file.read_at(&mut bytes, 0)? {
+                    0 => Outcome::Value(None),
+                    4 => Outcome::Value(Some(u32::from_le_bytes(bytes))),
+                    n => panic!("{n} bytes of a word that is written as a whole"),
+                }
+            }
+        })
+    }
+
+    /// Lists and stats all that can be reached.
+    fn look_at_all(&mut self) {
+        let (mut left, mut seen) = (vec![Ino::ROOT], BTreeSet::new());
+        while let Some(dir) = left.pop() {
+            let Outcome::Names(names) = self.record(Op::List { dir }) else { continue };
+            for ino in names.into_values() {
+                if !seen.insert(ino) {
+                    continue;
+                }
+                match self.record(Op::Stat { ino }) {
+                    Outcome::Attr { kind: Kind::Directory, .. } => left.push(ino),
+                    Outcome::Attr { kind: Kind::File, .. } => {
+                        self.record(Op::Read { ino });
+                        self.record(Op::GetXattr { ino });
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+}

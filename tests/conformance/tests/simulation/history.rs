@@ -1,0 +1,209 @@
+//! What clients asked and were told, in the order in which it happened.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use forebay_types::{Code, Ino, Kind};
+
+/// An entry's name: one letter.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct Name(pub(crate) u8);
+
+impl Name {
+    pub(crate) fn bytes(&self) -> &[u8] {
+        std::slice::from_ref(&self.0)
+    }
+}
+
+impl fmt::Debug for Name {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.0 as char)
+    }
+}
+
+/// An inode for people: birth node and count.
+pub(crate) fn short(ino: Ino) -> String {
+    format!("{}.{}", ino.birth_node(), ino.0 & ((1 << 48) - 1))
+}
+
+/// One operation of a client, on inodes and names: what a kernel asks of a file system.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) enum Op {
+    Create { dir: Ino, name: Name },
+    Mkdir { dir: Ino, name: Name },
+    Symlink { dir: Ino, name: Name },
+    Link { ino: Ino, dir: Ino, name: Name },
+    Unlink { dir: Ino, name: Name },
+    Rmdir { dir: Ino, name: Name },
+    Rename { dir: Ino, name: Name, to_dir: Ino, to_name: Name, replaces: bool },
+    Lookup { dir: Ino, name: Name },
+    List { dir: Ino },
+    Stat { ino: Ino },
+    Chmod { ino: Ino, mode: u32 },
+    SetXattr { ino: Ino, value: u32 },
+    GetXattr { ino: Ino },
+    Write { ino: Ino, value: u32 },
+    Read { ino: Ino },
+}
+
+impl Op {
+    /// True when it changes nothing: without an answer it tells nothing either.
+    pub(crate) fn only_reads(&self) -> bool {
+        matches!(
+            self,
+            Op::Lookup { .. } | Op::List { .. } | Op::Stat { .. } | Op::GetXattr { .. } | Op::Read { .. }
+        )
+    }
+}
+
+impl fmt::Debug for Op {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Op::Create { dir, name } => write!(f, "create {}/{name:?}", short(*dir)),
+            Op::Mkdir { dir, name } => write!(f, "mkdir {}/{name:?}", short(*dir)),
+            Op::Symlink { dir, name } => write!(f, "symlink {}/{name:?}", short(*dir)),
+            Op::Link { ino, dir, name } => write!(f, "link {} as {}/{name:?}", short(*ino), short(*dir)),
+            Op::Unlink { dir, name } => write!(f, "unlink {}/{name:?}", short(*dir)),
+            Op::Rmdir { dir, name } => write!(f, "rmdir {}/{name:?}", short(*dir)),
+            Op::Rename { dir, name, to_dir, to_name, replaces } => {
+                let how = if *replaces { "" } else { " if it is free" };
+                write!(f, "rename {}/{name:?} to {}/{to_name:?}{how}", short(*dir), short(*to_dir))
+            }
+            Op::Lookup { dir, name } => write!(f, "lookup {}/{name:?}", short(*dir)),
+            Op::List { dir } => write!(f, "list {}", short(*dir)),
+            Op::Stat { ino } => write!(f, "stat {}", short(*ino)),
+            Op::Chmod { ino, mode } => write!(f, "chmod {} {mode:o}", short(*ino)),
+            Op::SetXattr { ino, value } => write!(f, "setxattr {} {value}", short(*ino)),
+            Op::GetXattr { ino } => write!(f, "getxattr {}", short(*ino)),
+            Op::Write { ino, value } => write!(f, "write {} {value}", short(*ino)),
+            Op::Read { ino } => write!(f, "read {}", short(*ino)),
+        }
+    }
+}
+
+/// What an operation was answered.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Done,
+    /// This inode was made, or found.
+    Inode(Ino),
+    Names(BTreeMap<Name, Ino>),
+    Attr {
+        kind: Kind,
+        links: u32,
+        mode: u32,
+    },
+    Value(Option<u32>),
+    Failed(Code),
+}
+
+impl Outcome {
+    /// True when it is not known whether the operation happened: what programs see as EIO.
+    pub(crate) fn is_doubtful(&self) -> bool {
+        matches!(self, Outcome::Failed(Code::Io | Code::PoolGone | Code::TimedOut))
+    }
+}
+
+impl fmt::Debug for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Outcome::Done => write!(f, "done"),
+            Outcome::Inode(ino) => write!(f, "{}", short(*ino)),
+            Outcome::Names(names) => {
+                f.debug_map().entries(names.iter().map(|(name, ino)| (name, short(*ino)))).finish()
+            }
+            Outcome::Attr { kind, links, mode } => write!(f, "{kind:?} {mode:o}, links: {links}"),
+            Outcome::Value(value) => write!(f, "{value:?}"),
+            Outcome::Failed(code) => write!(f, "{}", code.name()),
+        }
+    }
+}
+
+/// An operation of the history.
+#[derive(Clone, Debug)]
+pub(crate) struct Entry {
+    pub(crate) client: usize,
+    /// The client's node.
+    pub(crate) node: u16,
+    pub(crate) op: Op,
+    /// None: the client was killed, and never told.
+    pub(crate) outcome: Option<Outcome>,
+}
+
+/// Where an operation begins or ends.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Event {
+    Asked(usize),
+    Answered(usize),
+}
+
+/// All of it.
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    pub(crate) entries: Vec<Entry>,
+    pub(crate) events: Vec<Event>,
+    /// What is told to people, with the time.
+    pub(crate) told: Vec<(Duration, String)>,
+    prints: bool,
+    hash: u64,
+}
+
+/// A history that scheduler and clients write. Clones are the same.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Recorder {
+    history: Arc<Mutex<History>>,
+}
+
+impl Recorder {
+    pub(crate) fn new(prints: bool) -> Recorder {
+        let history = History { prints, hash: 0xcbf2_9ce4_8422_2325, ..History::default() };
+        Recorder { history: Arc::new(Mutex::new(history)) }
+    }
+
+    pub(crate) fn history(&self) -> MutexGuard<'_, History> {
+        self.history.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a line to the trace.
+    pub(crate) fn tell(&self, text: String) {
+        self.history().tell(text);
+    }
+
+    pub(crate) fn asked(&self, client: usize, node: u16, op: &Op) -> usize {
+        let mut history = self.history();
+        let index = history.entries.len();
+        history.tell(format!("client {client}  #{index} {op:?} ..."));
+        history.entries.push(Entry { client, node, op: op.clone(), outcome: None });
+        history.events.push(Event::Asked(index));
+        index
+    }
+
+    pub(crate) fn answered(&self, index: usize, outcome: Outcome) {
+        let mut history = self.history();
+        let Entry { client, op, .. } = history.entries[index].clone();
+        history.tell(format!("client {client}  #{index} {op:?} -> {outcome:?}"));
+        history.entries[index].outcome = Some(outcome);
+        history.events.push(Event::Answered(index));
+    }
+}
+
+impl History {
+    fn tell(&mut self, text: String) {
+        let now = Duration::from_nanos(crate::baton::NOW_NS.load(std::sync::atomic::Ordering::Relaxed));
+        // FNV-1a, as the network's trace.
+        for byte in now.as_nanos().to_le_bytes().iter().chain(text.as_bytes()) {
+            self.hash = (self.hash ^ u64::from(*byte)).wrapping_mul(0x0000_0100_0000_01b3);
+        }
+        if self.prints {
+            println!("{:>12.6} s  {text}", now.as_secs_f64());
+        }
+        self.told.push((now, text));
+    }
+
+    /// A number that two equal histories share.
+    pub(crate) fn hash(&self) -> u64 {
+        self.hash
+    }
+}

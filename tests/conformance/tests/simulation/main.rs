@@ -1,0 +1,194 @@
+//! Whole nodes in one process, under one seed: the server's and the client's own code over a simulated network, a scheduler
+//! that chooses who goes on, faults of all kinds, and a model that must be able to explain what clients were told.
+//! docs/decisions/0019 says how and why.
+//!
+//! Each history is a process of its own, as clients' threads and rings last as long as theirs. `FOREBAY_SEEDS=2000` runs more
+//! of them, `FOREBAY_SEED=17` one, with its trace.
+
+mod baton;
+mod checker;
+mod client;
+mod door;
+mod history;
+mod model;
+mod world;
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Mutex;
+
+use checker::Verdict;
+use forebay_server::stepped::Planted;
+use history::{Outcome, Recorder};
+use world::{Plot, World};
+
+const PLANTED: &str = "FOREBAY_PLANTED";
+
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+fn plot(seed: u64) -> Plot {
+    Plot {
+        seed,
+        nodes: 2 + (seed % 3) as u16,
+        clients_per_node: 1 + (seed % 2) as usize,
+        turns: number("FOREBAY_TURNS").unwrap_or(6000),
+        planted: std::env::var(PLANTED).is_ok().then_some(Planted::ForgottenReplies),
+    }
+}
+
+/// What is wrong with a history, in words.
+fn judge(world: &mut World, recorder: &Recorder) -> Result<(), String> {
+    let history = recorder.history();
+    let twice = checker::numbers_given_twice(&history);
+    if !twice.is_empty() {
+        return Err(format!("numbers were given twice: {twice:?}"));
+    }
+    match checker::judge(&history) {
+        Verdict::Sound => {}
+        Verdict::Impossible(_, why) => return Err(why),
+        Verdict::Tangled(index) => return Err(format!("too much is in doubt at #{index} to judge")),
+    }
+    drop(history);
+    for (i, report) in world.check_nodes().iter().enumerate() {
+        if report["clean"] != true {
+            return Err(format!("node {} is damaged: {report}", i + 1));
+        }
+    }
+    Ok(())
+}
+
+/// Where a process has the targets of a history: in memory, where there is a tmpfs.
+fn place(process: u32, seed: u64) -> PathBuf {
+    let shared = Path::new("/dev/shm");
+    let parent = if shared.is_dir() { shared.to_owned() } else { std::env::temp_dir() };
+    parent.join(format!("forebay-simulation-{process}-{seed}"))
+}
+
+/// One history in this process: its last line says what it was.
+fn tell(seed: u64) {
+    baton::take_over();
+    let recorder = Recorder::new(std::env::var("FOREBAY_QUIET").is_err());
+    let mut world = World::new(plot(seed), place(std::process::id(), seed), recorder.clone());
+    world.run();
+    world.heal();
+    let judged = judge(&mut world, &recorder);
+    let history = recorder.history();
+    let failed = |e: &&history::Entry| e.outcome.as_ref().is_none_or(Outcome::is_doubtful);
+    println!(
+        "history {:016x}: {} operations, {} in doubt, {} messages, {:.1} s",
+        history.hash() ^ world.network.events(),
+        history.entries.len(),
+        history.entries.iter().filter(failed).count(),
+        world.network.events(),
+        world.network.now().as_secs_f64(),
+    );
+    if let Err(why) = judged {
+        panic!("{why}");
+    }
+}
+
+/// Runs one history in a process of its own.
+fn run(seed: u64, planted: bool) -> Output {
+    let mut command = Command::new(std::env::current_exe().expect("this program has a path"));
+    command
+        .args(["--exact", "whole_pools_keep_their_promises_in_every_history", "--nocapture"])
+        .env("FOREBAY_SEED", seed.to_string())
+        .env("FOREBAY_QUIET", "1");
+    if planted {
+        command.env(PLANTED, "1");
+    }
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect("this program runs");
+    let process = child.id();
+    let output = child.wait_with_output().expect("it ends");
+    // One that was killed has left its targets.
+    let _ = std::fs::remove_dir_all(place(process, seed));
+    output
+}
+
+/// The line that says what a history was.
+fn summary(output: &Output) -> String {
+    let text = String::from_utf8_lossy(&output.stdout);
+    text.lines().find(|line| line.starts_with("history ")).unwrap_or_default().to_owned()
+}
+
+/// Runs histories, as many at a time as there are processors, until `enough` says so of one.
+fn run_all(seeds: u64, planted: bool, enough: impl Fn(u64, &Output) -> bool + Sync) {
+    let next = AtomicU64::new(1);
+    let workers = std::thread::available_parallelism().map_or(1, usize::from);
+    std::thread::scope(|scope| {
+        for _ in 0..workers {
+            scope.spawn(|| loop {
+                let seed = next.fetch_add(1, Ordering::Relaxed);
+                if seed > seeds {
+                    return;
+                }
+                if enough(seed, &run(seed, planted)) {
+                    next.store(seeds + 1, Ordering::Relaxed);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn whole_pools_keep_their_promises_in_every_history() {
+    if let Some(seed) = number("FOREBAY_SEED") {
+        return tell(seed);
+    }
+    let seeds = number("FOREBAY_SEEDS").unwrap_or(200);
+    let (failures, summaries) = (Mutex::new(Vec::new()), Mutex::new(Vec::new()));
+    run_all(seeds, false, |seed, output| {
+        if output.status.success() {
+            summaries.lock().unwrap().push(summary(output));
+        } else {
+            let text = [&output.stdout[..], &output.stderr[..]].concat();
+            failures.lock().unwrap().push((seed, String::from_utf8_lossy(&text).into_owned()));
+        }
+        false
+    });
+    let failures = failures.into_inner().unwrap();
+    for (seed, text) in &failures {
+        println!("--- seed {seed}: FOREBAY_SEED={seed} cargo test -p forebay-conformance --test simulation\n{text}");
+    }
+    let failed: BTreeSet<u64> = failures.iter().map(|(seed, _)| *seed).collect();
+    assert!(failed.is_empty(), "{} of {seeds} histories failed: {failed:?}", failed.len());
+    let sum = |word: &str| -> u64 {
+        let before = |line: &String| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            words.windows(2).find(|w| w[1].starts_with(word)).and_then(|w| w[0].parse::<u64>().ok())
+        };
+        summaries.lock().unwrap().iter().filter_map(before).sum()
+    };
+    let (operations, messages) = (sum("operations"), sum("messages"));
+    println!("{seeds} histories, {operations} operations, {messages} messages");
+    assert!(operations > seeds * 20 && messages > seeds * 100, "histories too quiet to mean anything");
+}
+
+#[test]
+fn one_seed_gives_one_history() {
+    for seed in [3, 44] {
+        let (first, second) = (summary(&run(seed, false)), summary(&run(seed, false)));
+        assert!(!first.is_empty() && first == second, "seed {seed}: {first}, then {second}");
+        assert_ne!(first, summary(&run(seed + 300, false)), "another seed is another history");
+    }
+}
+
+/// The model's canary: nodes that forget the last replies of other nodes' processes when they start again.
+#[test]
+fn nodes_that_forget_replies_are_caught() {
+    let caught = Mutex::new(None);
+    run_all(200, true, |seed, output| {
+        let is_caught = !output.status.success();
+        if is_caught {
+            *caught.lock().unwrap() = Some(seed);
+        }
+        is_caught
+    });
+    let caught = caught.into_inner().unwrap();
+    println!("caught by seed {caught:?}");
+    assert!(caught.is_some(), "200 histories did not show it");
+}
