@@ -65,7 +65,7 @@ impl<'a> Batch<'a> {
     /// A `Create` with a number: the caller knows that this number was put in reserve; [`Code::Stale`] when it was not
     /// counted yet, or an inode has it.
     ///
-    /// `Ping`, `Space`, `Backing`, `EndSession`: not answered here ([`Code::NotSupported`]). `MakeBacking` is answered with the entry; making
+    /// `Ping`, `Space`, `Backing`, `EndSession`, `AreThere`: not answered here ([`Code::NotSupported`]). `MakeBacking` is answered with the entry; making
     /// the files is the caller's. A request and the state before it decide everything: the same requests at the same
     /// times give the same shard, inode numbers included.
     pub fn apply(
@@ -133,9 +133,9 @@ impl<'a> Batch<'a> {
             | Request::Space
             | Request::Place { .. }
             | Request::Targets
-            | Request::Alive { .. }
             | Request::Backing(..)
-            | Request::EndSession { .. } => Err(Code::NotSupported),
+            | Request::EndSession { .. }
+            | Request::AreThere { .. } => Err(Code::NotSupported),
         }
     }
 

@@ -143,7 +143,7 @@ fn request<'a>(random: &mut Random, round: u64, name: &'a [u8], data: &'a [u8]) 
     let (parent, ino) = (random.ino(), random.ino());
     let target = [1 << 16, 1 << 16, 2 << 16, 1 << 16 | 7][random.next() as usize % 4];
     let id = BackingId { target, ino, number: (random.next() % 2) as u8, stripe: (random.next() % 3) as u16 };
-    match random.next() % 17 {
+    match random.next() % 18 {
         0 | 1 => Request::Create {
             parent,
             name,
@@ -171,6 +171,7 @@ fn request<'a>(random: &mut Random, round: u64, name: &'a [u8], data: &'a [u8]) 
             BackingOp::Write { offset: round, append: round.is_multiple_of(2), bytes: data },
         ),
         14 => Request::Backing(id, BackingOp::Open { handle: round }),
+        16 => Request::AreThere { sessions: &[7; 16] },
         15 => Request::Backing(id, [BackingOp::Make, BackingOp::Remove, BackingOp::Stat][round as usize % 3]),
         _ => Request::NameOf { parent, ino },
     }

@@ -6,7 +6,7 @@ use crate::bytes::{Reader, Writer};
 use crate::error::Code;
 use crate::id::{Ino, NodeId};
 use crate::layout::Layout;
-use crate::limits::{NAME_MAX, PATH_MAX, STRIPES_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX};
+use crate::limits::{NAME_MAX, PATH_MAX, SESSIONS_ASKED_MAX, STRIPES_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX};
 use crate::request::{
     Caller, Request, SetAttr, TimeSet, RENAME_EXCHANGE, RENAME_NOREPLACE, XATTR_CREATE, XATTR_REPLACE,
 };
@@ -118,7 +118,7 @@ impl<'a> Request<'a> {
             Request::EndSession { .. } => 33,
             Request::Place { .. } => 40,
             Request::Targets => 41,
-            Request::Alive { .. } => 42,
+            Request::AreThere { .. } => 55,
         }
     }
 
@@ -163,7 +163,8 @@ impl<'a> Request<'a> {
                 w.u64(ino.0)?;
             }
             Request::Backing(ref id, ref op) => op.encode(id, &mut w)?,
-            Request::EndSession { session } | Request::Alive { session } => w.u64(session)?,
+            Request::EndSession { session } => w.u64(session)?,
+            Request::AreThere { sessions } => w.long_bytes(sessions)?,
             Request::SetAttr { ino, set } => {
                 w.u64(ino.0)?;
                 put_option_u64(&mut w, set.mode.map(u64::from))?;
@@ -366,7 +367,13 @@ impl<'a> Request<'a> {
                 _ => return Err(Code::Invalid),
             },
             41 => Request::Targets,
-            42 => Request::Alive { session: r.u64()? },
+            55 => {
+                let sessions = r.long_bytes()?;
+                if sessions.len() % 8 != 0 || sessions.len() > 8 * SESSIONS_ASKED_MAX {
+                    return Err(Code::Malformed);
+                }
+                Request::AreThere { sessions }
+            }
             _ => return Err(Code::Malformed),
         };
         Ok((caller, request))
@@ -449,7 +456,7 @@ mod tests {
             Request::EndSession { session: 5 },
             Request::Place { stripe_count: STRIPES_MAX },
             Request::Targets,
-            Request::Alive { session: 5 },
+            Request::AreThere { sessions: &[7; 24] },
             Request::Backing(
                 BackingId { target: 9, ino: i, number: 0, stripe: 3 },
                 BackingOp::Write { offset: 77, append: false, bytes: &[5; 3000] },

@@ -54,10 +54,9 @@ pub const REMOTE_LOCK_OWNERS_MAX: usize = 4096;
 pub const APPEND_HOLD_MS: u64 = 60_000;
 /// A process that has not found the end after so long gives up, and one that waits for another to write.
 pub const APPEND_MS: u64 = 20_000;
-/// A process's locks on other nodes' files go when its node could not be reached for so long: it is taken for dead.
+/// A process's locks on other nodes' files go when its node could not be asked for it ([`SESSIONS_PERIOD_MS`]) for so long: it
+/// is taken for dead.
 pub const LOCKS_OF_UNREACHED_MS: u64 = 60_000;
-/// Nodes are asked this often whether processes that hold locks here are alive.
-pub const LOCK_HOLDERS_PERIOD_MS: u64 = 10_000;
 /// Nodes of a pool: a bound for a mistaken pool file; node numbers go further.
 pub const NODES_MAX: usize = 1024;
 /// Remote shells that `forebay up` and `down` have under way: 512 nodes take eight rounds of a second, and one host's process table
@@ -66,6 +65,11 @@ pub const REMOTE_SHELLS_MAX: usize = 64;
 /// A request to another node that is not answered in so long fails with EIO: longer than a node is taken for unreachable
 /// (5 s), shorter than [`CALL_TIMEOUT_MS`].
 pub const NODE_TIMEOUT_MS: u64 = 30_000;
+/// Processes that a node asks another about at once: 4 KiB of a message.
+pub const SESSIONS_ASKED_MAX: usize = 512;
+/// A node asks the others so often whether processes of theirs are there that it keeps something for: what nobody told it, as
+/// a node or a link was down, is kept no longer than this beyond the node's return.
+pub const SESSIONS_PERIOD_MS: u64 = 60_000;
 /// Requests that one ring may put into one batch, so that a process with 64 threads does not starve the others.
 pub const BATCH_PER_RING: usize = 8;
 /// Requests of one batch (one LMDB transaction): bounds the time to the first acknowledgement.

@@ -305,10 +305,11 @@ pub enum Request<'a> {
     },
     /// Space of the targets of the node that is asked, and of its shard. → `Targets`
     Targets,
-    /// Is this process of the asked node's alive? From daemon to daemon. → `Done`, or `NotFound`
-    Alive {
-        /// The process's session.
-        session: u64,
+    /// Which of these processes of the asked node are there? From daemon to daemon, which keeps something for them.
+    /// → `Bytes`: one for each, 0 for one that is gone
+    AreThere {
+        /// Sessions, eight bytes each, at most [`crate::limits::SESSIONS_ASKED_MAX`].
+        sessions: &'a [u8],
     },
 }
 
@@ -333,7 +334,7 @@ impl Request<'_> {
                 | Request::EndSession { .. }
                 | Request::Place { .. }
                 | Request::Targets
-                | Request::Alive { .. }
+                | Request::AreThere { .. }
         )
     }
 

@@ -14,7 +14,7 @@ impl Request<'_> {
             | Request::EndSession { .. }
             | Request::Place { .. }
             | Request::Targets
-            | Request::Alive { .. } => None,
+            | Request::AreThere { .. } => None,
             Request::Lookup { parent, .. }
             | Request::Create { parent, .. }
             | Request::MakeNode { parent, .. }

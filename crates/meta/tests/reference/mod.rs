@@ -361,7 +361,6 @@ impl Reference {
             | Request::Space
             | Request::Place { .. }
             | Request::Targets
-            | Request::Alive { .. }
             | Request::ReadDirectory { .. }
             // Steps between shards: tests/elsewhere.rs.
             | Request::AllocateDirectory { .. }
@@ -372,7 +371,8 @@ impl Reference {
             | Request::FreeDirectory { .. }
             | Request::NameOf { .. }
             | Request::Backing(..)
-            | Request::EndSession { .. } => Err(Code::NotSupported),
+            | Request::EndSession { .. }
+            | Request::AreThere { .. } => Err(Code::NotSupported),
         }
     }
 

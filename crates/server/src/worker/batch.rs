@@ -239,7 +239,7 @@ impl ShardThread<'_> {
             matches!(op, BackingOp::Open { .. } | BackingOp::Lock(_) | BackingOp::BeginAppend { .. })
         };
         let keeps = request.changes() || matches!(&request, Request::Backing(_, op) if keeps_some(op));
-        if matches!(request, Request::EndSession { .. }) {
+        if matches!(request, Request::EndSession { .. } | Request::AreThere { .. }) {
             return Err(Code::NotPermitted); // daemons say that to each other
         }
         match request {

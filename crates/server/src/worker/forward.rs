@@ -1,8 +1,10 @@
 //! The shard thread's dealings with other nodes: what it sends on for its clients, and what theirs ask of it.
 
+use std::collections::HashSet;
+
 use forebay_fabric::Ticket;
 use forebay_types::limits::RING_SLOTS;
-use forebay_types::{BackingId, Code, Layout, NodeId, Reply, Request, Result};
+use forebay_types::{BackingId, Code, Layout, NodeId, Reply, Request, Result, REPLY_HEADER_BYTES};
 use forebay_wire::Stamp;
 
 use super::batch::Taken;
@@ -133,21 +135,32 @@ impl ShardThread<'_> {
         slots.put(slot, ticket, message);
     }
 
-    /// Another node, where a process holds locks, asks whether it is alive.
-    pub(super) fn asked_alive(&mut self, ticket: Ticket, session: u64) {
-        let Some(network) = &self.network else { return };
-        let alive = self.sessions.iter().any(|s| s.id == session && s.is_here());
-        let mut reply = [0; 4];
-        let _ = Reply::encode(&if alive { Ok(Reply::Done) } else { Err(Code::NotFound) }, &mut reply);
-        network.orders.give(Order::Answer { ticket, reply: reply.to_vec() });
-    }
-
     /// A process of another node is gone, as that node says.
     pub(super) fn ended_elsewhere(&mut self, node: NodeId, session: u64) -> Result<()> {
         if node_of_session(session) == node {
             self.end_session(session)?;
         }
         Ok(())
+    }
+
+    /// Has other nodes asked, or this one of them, whether their processes are there that replies are kept for: that one is
+    /// gone is told once, and may get lost with a node.
+    pub(super) fn review_sessions(&self, node: Option<NodeId>) {
+        let Some(network) = &self.network else { return };
+        let theirs = self.sessions.iter().filter(|s| !s.is_here()).map(|s| s.id);
+        let theirs = theirs.filter(|id| node.is_none_or(|node| node_of_session(*id) == node));
+        network.orders.give(Order::Review(node, theirs.collect()));
+    }
+
+    /// Another node asks which of these processes are there.
+    pub(super) fn are_there(&self, ticket: Ticket, sessions: &[u64]) {
+        let Some(network) = &self.network else { return };
+        let known: HashSet<u64> = self.sessions.iter().filter(|s| s.is_here()).map(|s| s.id).collect();
+        let there: Vec<u8> = sessions.iter().map(|id| u8::from(known.contains(id))).collect();
+        let mut reply = vec![0; there.len() + REPLY_HEADER_BYTES];
+        let n = Reply::encode(&Ok(Reply::Bytes(&there)), &mut reply).unwrap_or(0);
+        reply.truncate(n);
+        network.orders.give(Order::Answer { ticket, reply });
     }
 
     /// Another node's inode is gone, and a backing file of it here is to go too.

@@ -67,12 +67,14 @@ pub(super) enum Message {
         /// The encoded request.
         message: Vec<u8>,
     },
-    /// Another node asks whether a process of this one is alive.
-    AskedAlive {
+    /// Find out which processes of other nodes, or of this one, are gone without a word.
+    ReviewSessions(Option<NodeId>),
+    /// Another node asks which of these processes are there.
+    AreThere {
         /// To answer by.
         ticket: Ticket,
-        /// The process's session.
-        session: u64,
+        /// Their sessions.
+        sessions: Vec<u64>,
     },
     /// A process of this other node is gone.
     EndedElsewhere(NodeId, u64),
@@ -439,7 +441,8 @@ impl<'a> ShardThread<'a> {
             Message::Asked { ticket, message } => self.asked(ticket, message),
             Message::Answered { stamp, reply } => self.answered(stamp, &reply),
             Message::RemoveBacking { ticket, id, message } => self.remove_backing(ticket, &id, message),
-            Message::AskedAlive { ticket, session } => self.asked_alive(ticket, session),
+            Message::ReviewSessions(node) => self.review_sessions(node),
+            Message::AreThere { ticket, sessions } => self.are_there(ticket, &sessions),
             Message::EndedElsewhere(node, session) => self.ended_elsewhere(node, session)?,
             Message::Stop => {
                 self.forget_mount();

@@ -305,6 +305,11 @@ impl Node {
         let _ = self.to_shard.send(Message::Ended(session));
     }
 
+    /// Asks other nodes now which of their processes are there, as is done from time to time.
+    pub fn review_sessions(&mut self) {
+        let _ = self.to_shard.send(Message::ReviewSessions(None));
+    }
+
     /// What a process of this node is told when it attaches, or asks for the board again; with `device` the target's.
     pub fn attach_reply(&self, session: u64, device: u64) -> AttachReply {
         AttachReply {

@@ -58,6 +58,11 @@ fn judge(world: &mut World, recorder: &Recorder) -> Result<(), String> {
             return Err(format!("node {} is damaged: {report}", i + 1));
         }
     }
+    let (kept, live) = world.sessions();
+    let dead: BTreeSet<_> = kept.difference(&live).collect();
+    if !dead.is_empty() {
+        return Err(format!("replies of processes that are gone are kept: {dead:x?}"));
+    }
     Ok(())
 }
 

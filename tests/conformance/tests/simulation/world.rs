@@ -409,6 +409,9 @@ impl World {
         // What daemons do by themselves, and links that pause between two attempts, get the time that they take at most.
         let settled = self.network.now() + Duration::from_secs(15);
         self.until("settling", |world| world.network.now() >= settled);
+        for host in &mut self.hosts {
+            host.node.as_mut().expect("started above").review_sessions();
+        }
         for index in (0..self.clients.len()).step_by(self.plot.clients_per_node) {
             self.clients[index].set_plan(Plan::LookAtAll);
             self.until("looking at everything", |world| world.clients[index].baton.has_ended());
@@ -427,5 +430,16 @@ impl World {
             node.check().unwrap_or_else(|e| panic!("{e}"))
         };
         self.hosts.iter_mut().map(check).collect()
+    }
+
+    /// Sessions of which nodes keep something, and those of processes that live.
+    pub(crate) fn sessions(&mut self) -> (BTreeSet<u64>, BTreeSet<u64>) {
+        let mut kept = BTreeSet::new();
+        for host in &mut self.hosts {
+            let node = host.node.as_mut().expect("started by `heal`");
+            kept.extend(node.kept_sessions().unwrap_or_else(|e| panic!("{e}")));
+        }
+        let live = self.clients.iter().filter(|c| !c.killed).map(|c| c.session);
+        (kept, live.collect())
     }
 }

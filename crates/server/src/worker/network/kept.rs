@@ -72,6 +72,13 @@ impl KeptOpen {
         drop(gone);
     }
 
+    /// The sessions that have something open or locked.
+    pub(super) fn sessions(&self) -> Vec<u64> {
+        let mut sessions = self.locks.sessions();
+        sessions.extend(self.all().keys().map(|(session, _)| *session));
+        sessions
+    }
+
     /// A session is over, and its locks go.
     pub(super) fn end(&self, session: u64) {
         self.locks.end(session);

@@ -13,7 +13,6 @@
 //! A pool without a pool file has none of this.
 
 mod crew;
-mod holders;
 mod kept;
 mod locks;
 mod opening;
@@ -77,6 +76,8 @@ pub(super) enum Order {
     Remove(Ino, Layout),
     /// A client is gone, which asked these nodes for changes.
     EndSession(u64, Vec<NodeId>),
+    /// Ask the node, or all, which of these processes of theirs are there, and of those that the crew keeps files open for.
+    Review(Option<NodeId>, Vec<u64>),
     /// How are the others?
     Survey(Sender<Value>),
     /// A client asks for the space of all nodes; this one's is given.

@@ -1,19 +1,18 @@
 //! The network thread: takes orders, drives the calls, and hands what other nodes ask to who serves it.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_fabric::{Body, CallId, Calls, Failed, Happening, Ticket};
 use forebay_ring::Doorbell;
-use forebay_types::limits::NODE_TIMEOUT_MS;
+use forebay_types::limits::{LOCKS_OF_UNREACHED_MS, NODE_TIMEOUT_MS, SESSIONS_ASKED_MAX, SESSIONS_PERIOD_MS};
 use forebay_types::{BackingId, BackingOp, Caller, Code, Ino, NodeId, PoolSpace, Reply, Request};
 use forebay_wire::{Message as Wire, Stamp};
 use serde_json::{json, Value};
 
 use super::crew::{Asker, Job};
-use super::holders::Holders;
 use super::kept::KeptOpen;
 use super::placement::{Giver, Said, Surroundings};
 use super::removals::Removals;
@@ -37,9 +36,10 @@ enum Flight {
     Forward(Stamp),
     Removal(Ino),
     EndSession,
+    /// Whether these processes are there.
+    Review(Vec<u64>),
     Survey(NodeId),
     Targets(NodeId),
-    Alive(u64),
 }
 
 /// An append, so that a retry is answered and not repeated.
@@ -83,7 +83,6 @@ pub(in crate::worker) struct NetworkThread {
     jobs: Sender<Job>,
     /// What the crew keeps open for processes of other nodes.
     kept: Arc<KeptOpen>,
-    holders: Holders,
     flights: HashMap<CallId, Flight>,
     removals: Removals,
     /// The last append of each session's slot.
@@ -91,6 +90,10 @@ pub(in crate::worker) struct NetworkThread {
     removed: VecDeque<Ino>,
     survey: Survey,
     surroundings: Surroundings,
+    /// When the other nodes are asked next which of their processes are there.
+    review_at: Duration,
+    /// Since when a process's node could not be asked.
+    unreached: HashMap<u64, Duration>,
     /// The session of what the daemon asks for itself.
     session: u64,
     sequence: u64,
@@ -118,13 +121,14 @@ impl NetworkThread {
             doorbell,
             jobs,
             kept,
-            holders: Holders::default(),
             flights: HashMap::new(),
             removals: Removals::default(),
             appended: HashMap::new(),
             removed: VecDeque::new(),
             survey: Survey::default(),
             surroundings: Surroundings::new(me, givers),
+            review_at: Duration::ZERO,
+            unreached: HashMap::new(),
             session: session_on(me, 0),
             sequence: 0,
             rings: false,
@@ -165,7 +169,10 @@ impl NetworkThread {
         for (ino, layout) in self.removals.due(now) {
             self.remove(ino, &layout);
         }
-        self.look_after_holders();
+        if now >= self.review_at {
+            self.review_at = now + Duration::from_millis(SESSIONS_PERIOD_MS);
+            self.tell(Message::ReviewSessions(None));
+        }
         if std::mem::take(&mut self.rings) {
             self.doorbell.ring();
         }
@@ -197,17 +204,26 @@ impl NetworkThread {
             Order::AnswerHere { stamp, reply } => self.answered(stamp, Ok(reply)),
             Order::Remove(ino, layout) => self.remove(ino, &layout),
             Order::EndSession(session, nodes) => {
+                // What it asked last must not come behind the word that it is gone.
+                let is_its = |stamp: &Stamp| stamp.session == session;
+                if self.flights.values().any(|f| matches!(f, Flight::Forward(stamp) if is_its(stamp)))
+                    || self.backlog.iter().any(|o| matches!(o, Order::Forward { stamp, .. } if is_its(stamp)))
+                {
+                    self.backlog.push_back(Order::EndSession(session, nodes));
+                    return false;
+                }
                 self.end_appends(session);
                 for node in nodes {
                     if node == self.me {
                         self.kept.locks.end(session);
                         continue;
                     }
-                    // One that is down keeps some replies of a process that is gone until it forgets the node.
+                    // One that is down asks when it is back.
                     let request = Request::EndSession { session };
                     let _ = self.ask(node, &request, NODE_TIMEOUT, Flight::EndSession);
                 }
             }
+            Order::Review(node, sessions) => self.review(node, sessions),
             Order::Survey(reply) => self.look_around(reply),
             Order::Space { stamp, own } => {
                 self.refresh_surroundings();
@@ -311,7 +327,10 @@ impl NetworkThread {
             }
             // The calls have told of it.
             Happening::Down { .. } => {}
-            Happening::Joined { node, .. } => tracing::info!("node {node} has joined"),
+            Happening::Joined { node, .. } => {
+                tracing::info!("node {node} has joined");
+                self.tell(Message::ReviewSessions(Some(node)));
+            }
             Happening::Left { node, why, .. } => tracing::info!("node {node} has left: {why}"),
             Happening::Asked { ticket, body } => self.asked(ticket, &body),
             Happening::Answered { call, node, outcome } => self.call_ended(call, node, outcome),
@@ -328,12 +347,14 @@ impl NetworkThread {
         match request {
             Request::Backing(id, op) => self.asked_backing(ticket, &id, &op, message),
             Request::EndSession { session } if node_of_session(session) == ticket.node => {
-                self.end_appends(session);
-                self.kept.end(session);
-                self.tell(Message::EndedElsewhere(ticket.node, session));
+                self.session_ended(session);
                 self.answer(&ticket, &DONE);
             }
-            Request::Alive { session } => self.tell(Message::AskedAlive { ticket, session }),
+            Request::AreThere { sessions } => {
+                let words = sessions.chunks_exact(8).filter_map(|w| w.try_into().ok());
+                let sessions = words.map(u64::from_le_bytes).collect();
+                self.tell(Message::AreThere { ticket, sessions });
+            }
             _ => self.tell(Message::Asked { ticket, message }),
         }
     }
@@ -379,6 +400,46 @@ impl NetworkThread {
         }
     }
 
+    /// A process of another node is gone.
+    fn session_ended(&mut self, session: u64) {
+        self.unreached.remove(&session);
+        self.end_appends(session);
+        self.kept.end(session);
+        self.tell(Message::EndedElsewhere(node_of_session(session), session));
+    }
+
+    /// The node of these processes does not answer. After a time it is taken for dead, and what they have locked is free.
+    fn not_reviewed(&mut self, sessions: &[u64]) {
+        let now = self.calls.now();
+        for session in sessions {
+            let since = *self.unreached.entry(*session).or_insert(now);
+            if now.saturating_sub(since) >= Duration::from_millis(LOCKS_OF_UNREACHED_MS) {
+                self.kept.locks.end(*session);
+            }
+        }
+    }
+
+    /// Asks which of these processes of other nodes are there, and of those that have something open here.
+    fn review(&mut self, node: Option<NodeId>, sessions: Vec<u64>) {
+        let kept = self.kept.sessions().into_iter().chain(self.appended.keys().map(|(of, _)| *of));
+        let mut by_node: BTreeMap<NodeId, BTreeSet<u64>> = BTreeMap::new();
+        for session in sessions.into_iter().chain(kept) {
+            let of = node_of_session(session);
+            if of != self.me && node.is_none_or(|node| node == of) {
+                by_node.entry(of).or_default().insert(session);
+            }
+        }
+        for (node, sessions) in by_node {
+            let sessions: Vec<u64> = sessions.into_iter().collect();
+            for some in sessions.chunks(SESSIONS_ASKED_MAX) {
+                let words: Vec<u8> = some.iter().flat_map(|session| session.to_le_bytes()).collect();
+                let request = Request::AreThere { sessions: &words };
+                // A node that is down is asked again in time.
+                let _ = self.ask(node, &request, NODE_TIMEOUT, Flight::Review(some.to_vec()));
+            }
+        }
+    }
+
     fn end_appends(&mut self, session: u64) {
         self.appended.retain(|(of, _), _| *of != session);
     }
@@ -408,8 +469,16 @@ impl NetworkThread {
                 }
             }
             Flight::EndSession => {}
+            Flight::Review(sessions) => {
+                let Ok(reply) = reply else { return self.not_reviewed(&sessions) };
+                self.unreached.retain(|session, _| !sessions.contains(session));
+                let Ok(Reply::Bytes(there)) = Reply::decode(&reply) else { return };
+                if there.len() == sessions.len() {
+                    let gone = sessions.into_iter().zip(there).filter(|(_, there)| **there == 0);
+                    gone.for_each(|(session, _)| self.session_ended(session));
+                }
+            }
             Flight::Survey(node) => self.surveyed(node, reply),
-            Flight::Alive(session) => self.heard_of_holder(session, reply),
             Flight::Targets(node) => self.heard_targets(node, reply),
         }
     }
@@ -430,39 +499,6 @@ impl NetworkThread {
             if self.ask(id.node(), &request, NODE_TIMEOUT, Flight::Removal(ino)).is_err() {
                 self.removals.ended(ino, false, self.calls.now());
             }
-        }
-    }
-
-    // --- who holds locks
-
-    /// Asks the nodes of processes that hold locks here whether these are alive, now and then.
-    fn look_after_holders(&mut self) {
-        let now = self.calls.now();
-        if !self.holders.is_due(now) {
-            return;
-        }
-        let holders = self.kept.locks.holders();
-        self.holders.keep(&holders, now);
-        for (node, session) in holders {
-            if node == self.me {
-                continue; // its end is heard of at once
-            }
-            let asked = self.ask(node, &Request::Alive { session }, SURVEY_TIMEOUT, Flight::Alive(session));
-            if let Err(code) = asked {
-                self.heard_of_holder(session, Err(code));
-            }
-        }
-    }
-
-    fn heard_of_holder(&mut self, session: u64, reply: Result<Vec<u8>, Code>) {
-        let now = self.calls.now();
-        let is_alive = reply.map(|reply| Reply::decode(&reply) == Ok(Reply::Done));
-        if self.holders.hear(session, is_alive, now) {
-            tracing::warn!(
-                "a process of node {} held locks here; it or its node is gone, and they go too",
-                node_of_session(session)
-            );
-            self.kept.locks.end(session);
         }
     }
 
