@@ -72,8 +72,9 @@ impl Orders {
 }
 
 pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
-    let (what, rest) =
-        arguments.split_first().ok_or("drive meta, data, calls, names, mapped, transfers, times or age?")?;
+    let (what, rest) = arguments
+        .split_first()
+        .ok_or("drive meta, data, calls, names, mapped, transfers, tree, times or age?")?;
     if let ("times", [count, command @ ..]) = (what.as_str(), rest) {
         println!("{}", crate::cost::drive_times(count, command)?);
         return Ok(());
@@ -88,6 +89,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
         "calls" => crate::cost::drive(&orders)?,
         "names" => named(crate::mount::drive_names(&orders)?),
         "transfers" => named(crate::mount::drive_transfers(&orders)?),
+        "tree" => crate::nodes::drive(&orders)?,
         "mapped" => named(crate::mount::drive_mapped(&orders)?),
         other => return Err(format!("there is no drive {other}")),
     };

@@ -24,7 +24,8 @@ pub(crate) struct Gate {
     phase: usize,
 }
 
-fn now_ns() -> u64 {
+/// The machine's clock, which all processes share.
+pub(crate) fn now_ns() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: the structure is ours.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };

@@ -13,6 +13,7 @@ mod machine;
 mod meta;
 mod mount;
 mod mpi;
+mod nodes;
 mod report;
 mod run;
 mod stage;
@@ -22,11 +23,12 @@ mod tools;
 use std::process::ExitCode;
 
 const HELP: &str = "\
-usage: forebay-bench run --binaries DIR --results DIR [--quick] [--disk DIR] [meta|data|stage|cost|mount|mpi|tools]...
-       forebay-bench drive meta|data|calls|names|mapped|times|age ...
+usage: forebay-bench run --binaries DIR --results DIR [--quick] [--disk DIR] [meta|data|stage|cost|mount|mpi|nodes|tools]...
+       forebay-bench drive meta|data|calls|names|mapped|times|tree|age ...
 Run compares Forebay (DIR/forebay) with tmpfs (/dev/shm) and with the disk that holds --disk (else the temporary
 directory), section by section: meta (operations per second), data (bytes per second), stage (staging against cp, tar,
-rsync and dd), cost (what the library costs programs that do not use the pool), mount (beside its medium and bindfs), mpi (MPI-IO beside the same MPI's own), tools (ior and mdtest, when they are on
+rsync and dd), cost (what the library costs programs that do not use the pool), mount (beside its medium and bindfs), mpi (MPI-IO beside the same MPI's own), nodes (pools of several
+nodes on this machine: start, names, evenness), tools (ior and mdtest, when they are on
 PATH).
 ";
 

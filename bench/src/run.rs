@@ -3,7 +3,7 @@
 use crate::drive::Orders;
 use crate::report::{Table, Target};
 use crate::systems::{Pool, System};
-use crate::{cost, data, machine, meta, mount, mpi, stage, tools};
+use crate::{cost, data, machine, meta, mount, mpi, nodes, stage, tools};
 use std::path::PathBuf;
 
 /// Repetitions of every measurement.
@@ -75,10 +75,10 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
             "--results" => results = Some(value()?),
             "--disk" => disk = value()?,
             "--quick" => quick = true,
-            "meta" | "data" | "stage" | "cost" | "mount" | "mpi" | "tools" => sections.push(argument.as_str()),
+            "meta" | "data" | "stage" | "cost" | "mount" | "mpi" | "nodes" | "tools" => sections.push(argument.as_str()),
             other => {
                 return Err(format!(
-                    "there is no section or option {other}; the sections are meta, data, stage, cost, mount, mpi, tools"
+                    "there is no section or option {other}; the sections are meta, data, stage, cost, mount, mpi, nodes, tools"
                 ))
             }
         }
@@ -86,7 +86,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
     let binaries = binaries.ok_or("--binaries DIR is needed")?;
     let results = results.ok_or("--results DIR is needed")?;
     if sections.is_empty() {
-        sections = vec!["meta", "data", "stage", "cost", "mount", "mpi"];
+        sections = vec!["meta", "data", "stage", "cost", "mount", "mpi", "nodes"];
     }
     if !sections.contains(&"tools") && tools::there() {
         sections.push("tools");
@@ -102,7 +102,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
 
     let pool = Pool::up(&binaries, sizes.capacity_bytes)?;
     let systems = System::all(&pool, &disk)?;
-    if sections.iter().any(|s| !matches!(*s, "cost")) {
+    if sections.iter().any(|s| !matches!(*s, "cost" | "nodes")) {
         age(&systems, &sizes)?;
     }
     let mut tables = Vec::new();
@@ -127,6 +127,9 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
             "mpi" => mpi::measure(&pool, &systems[1].root, &sizes)?
                 .into_iter()
                 .for_each(|table| show(table, &mut tables)),
+            "nodes" => {
+                nodes::measure(&binaries, &sizes)?.into_iter().for_each(|table| show(table, &mut tables))
+            }
             _ => tools::measure(&systems)?,
         }
     }

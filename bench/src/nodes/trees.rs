@@ -1,0 +1,135 @@
+//! (d) Creates, stats and unlinks by a client on each of 1 to 4 nodes, as mdtest has them: all in one directory, which is on node 1,
+//! and each in one of its own, which is on its own node. Who stats looks at the next client's files. Names are relative to the
+//! directory, so that no path is walked: each call is one request, to the directory's node.
+
+use std::ffi::CString;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+
+use super::Hosts;
+use crate::drive::{check, close, create, Orders};
+use crate::gate::now_ns;
+use crate::meta::stat;
+use crate::report::Table;
+use crate::run::{orders, Sizes};
+use crate::systems::said;
+
+const PHASES: [&str; 3] = ["create", "stat", "unlink"];
+const NODES: [usize; 3] = [1, 2, 4];
+/// Files of each client.
+const FILES: usize = 1000;
+const CAPACITY_BYTES: u64 = 256 << 20;
+/// Names the directory in which clients on different nodes wait for each other, and which of them this is.
+const GATE_VARIABLE: &str = "FOREBAY_BENCH_GATE";
+const CLIENT_VARIABLE: &str = "FOREBAY_BENCH_CLIENT";
+
+pub(super) fn measure(binaries: &Path, sizes: &Sizes) -> Result<Table, String> {
+    let hosts = Hosts::new(binaries)?;
+    hosts.up(*NODES.last().unwrap_or(&1), CAPACITY_BYTES)?;
+    let mut table = Table {
+        title: format!("(d) names by a client on each of several nodes, {FILES} files each"),
+        unit: "operations/s",
+        more_is_better: true,
+        columns: vec!["own directories".into(), "one directory".into()],
+        rows: Vec::new(),
+    };
+    for _ in 0..sizes.repetitions {
+        for clients in NODES {
+            for (column, shared) in [false, true].into_iter().enumerate() {
+                for (phase, rate) in PHASES.iter().zip(together(&hosts, clients, shared)?) {
+                    table.add(&format!("{phase}: {clients}"), column, rate, Vec::new);
+                }
+            }
+        }
+    }
+    table.rows.sort_by_key(|row| PHASES.iter().position(|p| row.label.starts_with(p)));
+    Ok(table)
+}
+
+/// Operations per second of each phase, all clients together.
+fn together(hosts: &Hosts, clients: usize, shared: bool) -> Result<Vec<f64>, String> {
+    let gate = hosts.directory.join("gate");
+    std::fs::create_dir(&gate).map_err(|e| format!("{}: {e}", gate.display()))?;
+    let root = "/forebay/trees";
+    said(hosts.run(1, Path::new("mkdir")).args(["-m", "777", root]))?;
+    let this = std::env::current_exe().map_err(|e| format!("this program's path: {e}"))?;
+    let orders = Orders { root: root.into(), processes: clients, shared, files: FILES, ..orders() };
+    let mut running: Vec<Child> = Vec::new();
+    for client in 0..clients {
+        let mut command = hosts.run(client + 1, &this);
+        command.args(orders.arguments("tree")).env(GATE_VARIABLE, &gate);
+        command.env(CLIENT_VARIABLE, client.to_string()).stdout(Stdio::piped());
+        running.push(command.spawn().map_err(|e| format!("{command:?} cannot be run: {e}"))?);
+    }
+    let mut spans: Vec<(f64, f64)> = vec![(f64::MAX, 0.0); PHASES.len()];
+    for child in running {
+        let output = child.wait_with_output().map_err(|e| format!("a client: {e}"))?;
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let times: serde_json::Value =
+            serde_json::from_str(text.trim()).map_err(|e| format!("a client said {text:?}: {e}"))?;
+        for (i, span) in spans.iter_mut().enumerate() {
+            let time =
+                |key: &str| times[format!("{key}{i}")].as_f64().ok_or(format!("a client said {text:?}"));
+            *span = (span.0.min(time("start")?), span.1.max(time("end")?));
+        }
+    }
+    said(hosts.run(1, Path::new("rm")).args(["-r", root]))?;
+    std::fs::remove_dir_all(&gate).map_err(|e| format!("{}: {e}", gate.display()))?;
+    Ok(spans.into_iter().map(|(start, end)| (FILES * clients) as f64 * 1e9 / (end - start)).collect())
+}
+
+/// One client: when its phases started and ended, in nanoseconds of the machine's clock.
+pub(crate) fn drive(orders: &Orders) -> Result<Vec<(String, f64)>, String> {
+    let set = |name: &str| std::env::var(name).map_err(|_| format!("{name} is not set"));
+    let gate = PathBuf::from(set(GATE_VARIABLE)?);
+    let client: usize =
+        set(CLIENT_VARIABLE)?.parse().map_err(|_| format!("{CLIENT_VARIABLE}: not a number"))?;
+    let home = |client: usize| match orders.shared {
+        true => orders.root.clone(),
+        false => format!("{}/c{client}", orders.root),
+    };
+    if !orders.shared {
+        std::fs::create_dir(home(client)).map_err(|e| format!("{}: {e}", home(client)))?;
+    }
+    let names = |client: usize| -> Vec<CString> {
+        (0..orders.files).map(|i| CString::new(format!("f.{client}.{i}")).unwrap_or_default()).collect()
+    };
+    let next = (client + 1) % orders.processes;
+    let (own, theirs) = (names(client), names(next));
+    let mut times = Vec::new();
+    for phase in 0..PHASES.len() {
+        // All have come before anybody goes to a directory that another makes.
+        wait_for_all(&gate, 2 * phase, client, orders.processes)?;
+        let place = home(if phase == 1 { next } else { client });
+        std::env::set_current_dir(&place).map_err(|e| format!("{place}: {e}"))?;
+        wait_for_all(&gate, 2 * phase + 1, client, orders.processes)?;
+        times.push((format!("start{phase}"), now_ns() as f64));
+        match phase {
+            0 => own.iter().try_for_each(|path| create(path).map(close))?,
+            1 => theirs.iter().try_for_each(stat)?,
+            _ => own.iter().try_for_each(|path| {
+                // SAFETY: the string ends in NUL.
+                check(unsafe { libc::unlink(path.as_ptr()) }, "unlink", path)
+            })?,
+        }
+        times.push((format!("end{phase}"), now_ns() as f64));
+    }
+    Ok(times)
+}
+
+/// Waits until all clients have come to a meeting: each makes a file, outside the pool.
+fn wait_for_all(gate: &Path, meeting: usize, client: usize, clients: usize) -> Result<(), String> {
+    let mark = |client: usize| gate.join(format!("{meeting}.{client}"));
+    std::fs::write(mark(client), "").map_err(|e| format!("{}: {e}", mark(client).display()))?;
+    for other in 0..clients {
+        let mut looks = 0;
+        while !mark(other).exists() {
+            looks += 1;
+            if looks > 300_000 {
+                return Err(format!("client {other} does not come"));
+            }
+            std::thread::sleep(std::time::Duration::from_micros(200));
+        }
+    }
+    Ok(())
+}
