@@ -75,7 +75,6 @@ pub(crate) fn close(fd: RawFd) {
 }
 
 /// What became of a request to make a file.
-#[expect(clippy::large_enum_variant, reason = "an open may run in a signal handler: no allocation")]
 enum Made {
     /// It was made, and its backing file, whose descriptor this is.
     New(Entry, Result<RawFd, Code>),

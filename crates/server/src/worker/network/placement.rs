@@ -82,7 +82,7 @@ impl Surroundings {
 
     /// The nodes that are to be asked now, each once, as what is known of them is no longer fresh; none while a round of
     /// questions is under way. Each is to be followed by [`Surroundings::hear`].
-    pub(super) fn to_ask(&mut self, now: Duration) -> Vec<NodeId> {
+    pub(super) fn next_round(&mut self, now: Duration) -> Vec<NodeId> {
         let is_fresh = self.asked.is_some_and(|asked| now.saturating_sub(asked) <= FRESH);
         if self.left > 0 || is_fresh {
             return Vec::new();
@@ -246,20 +246,20 @@ mod tests {
     fn space_waits_only_for_what_was_never_heard_or_is_old() {
         let mut s = of(&[(1, 1), (2, 1), (3, 1)]);
         let own = PoolSpace { total_bytes: 10, free_bytes: 5, inodes: 1, free_inodes: 2 };
-        assert_eq!(s.to_ask(S).len(), 2);
-        assert!(s.to_ask(S * 9).is_empty(), "a round is under way");
+        assert_eq!(s.next_round(S).len(), 2);
+        assert!(s.next_round(S * 9).is_empty(), "a round is under way");
         assert_eq!(s.space(S, stamp(1), own), None);
         assert!(s.hear(NodeId(1), said(&[space(t(1, 0), 60)])).is_empty());
         let told = s.hear(NodeId(3), Err(Code::Io));
         let sum = PoolSpace { total_bytes: 1010, free_bytes: 605, inodes: 6, free_inodes: 52 };
         assert_eq!(told, [(stamp(1), sum)], "who cannot be reached gives nothing");
-        assert!(s.to_ask(S * 2).is_empty(), "it is fresh");
+        assert!(s.next_round(S * 2).is_empty(), "it is fresh");
         assert_eq!(s.space(S * 2, stamp(2), own), Some(sum));
-        assert_eq!(s.to_ask(S * 10).len(), 2);
+        assert_eq!(s.next_round(S * 10).len(), 2);
         assert_eq!(s.space(S * 10, stamp(3), own), Some(sum), "told while the nodes are asked again");
         s.hear(NodeId(1), said(&[]));
         s.hear(NodeId(3), said(&[]));
-        assert_eq!(s.to_ask(S * 100).len(), 2);
+        assert_eq!(s.next_round(S * 100).len(), 2);
         assert_eq!(s.space(S * 100, stamp(4), own), None, "what was heard is old");
     }
 

@@ -506,7 +506,7 @@ impl NetworkThread {
 
     /// Asks the other nodes for theirs, unless that was just done.
     fn refresh_surroundings(&mut self) {
-        for node in self.surroundings.to_ask(self.calls.now()) {
+        for node in self.surroundings.next_round(self.calls.now()) {
             let asked = self.ask(node, &Request::Targets, SURVEY_TIMEOUT, Flight::Targets(node));
             if let Err(code) = asked {
                 self.heard_targets(node, Err(code));
