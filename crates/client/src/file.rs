@@ -1,14 +1,17 @@
 //! Files of any layout: reads and writes go to the backing files that hold them.
 
+use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use forebay_types::{BackingOp, Code, Entry, Layout, Request, TimeSet, FLAG_DIRTY};
 
+use crate::ahead::Ahead;
 use crate::attributes::timespec;
 use crate::elsewhere::OpenElsewhere;
 use crate::errno;
 use crate::path::{PathBuffer, Place};
 use crate::pool::{Door, Fail, Pool};
+use crate::scatter::Scatter;
 use crate::stat::{stat_of, Stripes};
 use crate::walk::{permits, Target, EXECUTE, READ, WRITE};
 
@@ -59,9 +62,20 @@ pub struct File {
     /// Index in `stripes` of each component's first stripe.
     first: Vec<usize>,
     writable: bool,
+    ahead: Ahead,
+    scatter: Scatter,
 }
 
 impl Pool {
+    fn opened(&self, entry: &Entry, stripes: Vec<Stripe>, first: Vec<usize>, writable: bool) -> File {
+        // What is good for files in memory.
+        let (ahead, scatter) = match self.attached() {
+            Ok(attached) if attached.reply.stable_inodes => (Ahead::default(), Scatter::default()),
+            _ => (Ahead::never(), Scatter::never()),
+        };
+        File { pool: self.for_ever(), entry: *entry, stripes, first, writable, ahead, scatter }
+    }
+
     /// Opens a file of any layout; with `write` it is dirty when this returns. [`Code::Stale`] when it has got another layout
     /// meanwhile.
     pub fn open_file(&self, entry: &Entry, write: bool) -> Result<File, Code> {
@@ -96,7 +110,7 @@ impl Pool {
                 Err(code) => return Err(code),
             }
         }
-        Ok(File { pool: self.for_ever(), entry: *entry, stripes, first, writable: write })
+        Ok(self.opened(entry, stripes, first, write))
     }
 
     /// Opens a file of any layout by its path; `flags` are O_ACCMODE, O_CREAT, O_EXCL and O_TRUNC, `mode` has the umask
@@ -165,7 +179,7 @@ impl Pool {
             return Err(if entry.attr.is_directory() { Code::IsDirectory } else { Code::Invalid }.into());
         }
         let writable = flags & libc::O_ACCMODE != libc::O_RDONLY;
-        Ok(File { pool: self.for_ever(), entry, stripes: vec![Stripe::Here(fd)], first: vec![0], writable })
+        Ok(self.opened(&entry, vec![Stripe::Here(fd)], vec![0], writable))
     }
 
     /// Opens a file that has several, or one of another node.
@@ -312,7 +326,37 @@ impl File {
     }
 
     pub(crate) fn stripe(&self, component: usize, stripe: u16) -> &Stripe {
-        &self.stripes[self.first[component] + stripe as usize]
+        &self.stripes[self.index_of(component, stripe)]
+    }
+
+    /// The backing file's place among all of the file's.
+    pub(crate) fn index_of(&self, component: usize, stripe: u16) -> usize {
+        self.first[component] + stripe as usize
+    }
+
+    pub(crate) fn stripe_at(&self, index: usize) -> &Stripe {
+        &self.stripes[index]
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.entry.layout
+    }
+
+    pub(crate) fn pool(&self) -> &'static Pool {
+        self.pool
+    }
+
+    pub(crate) fn stripe_count(&self) -> usize {
+        self.stripes.len()
+    }
+
+    pub(crate) fn scattered(&self) -> &Scatter {
+        &self.scatter
+    }
+
+    /// Takes space ahead of a write of `bytes` bytes in `steps` steps to a range of a backing file that is here.
+    pub(crate) fn take_ahead(&self, index: usize, fd: RawFd, range: Range<u64>, bytes: usize, steps: usize) {
+        self.ahead.take((index, self.stripes.len()), fd, range, bytes, steps);
     }
 
     /// What the backing files say together: size, blocks and times; the rest is the shard's, or nobody's any more.
@@ -349,11 +393,6 @@ impl File {
 
     pub(crate) fn stripes(&self) -> &[Stripe] {
         &self.stripes
-    }
-
-    /// How it lies.
-    pub(crate) fn layout(&self) -> &Layout {
-        &self.entry.layout
     }
 
     /// True when it was opened for writing.
@@ -480,6 +519,9 @@ impl File {
                     self.pool.write_backing(there.id, part, extent.offset).map(|()| part.len())
                 }
                 Stripe::Here(fd) => {
+                    let range = extent.offset..extent.offset + extent.len;
+                    let index = self.index_of(extent.component, extent.stripe);
+                    self.take_ahead(index, fd.as_raw_fd(), range, part.len(), 1);
                     let (from, len) = (part.as_ptr().cast(), part.len());
                     // SAFETY: the buffer is as long as said.
                     let n = unsafe { libc::pwrite(fd.as_raw_fd(), from, len, extent.offset as i64) };

@@ -119,6 +119,9 @@ impl<'a> Request<'a> {
             Request::Place { .. } => 40,
             Request::Targets => 41,
             Request::AreThere { .. } => 55,
+            Request::RenewLease => 56,
+            Request::RecallName { .. } => 57,
+            Request::RecallDirectory { .. } => 58,
         }
     }
 
@@ -131,9 +134,10 @@ impl<'a> Request<'a> {
         w.u32(caller.uid)?;
         w.u32(caller.gid)?;
         match *self {
-            Request::Ping | Request::Space | Request::Reserve | Request::Targets => {}
+            Request::Ping | Request::Space | Request::Reserve | Request::Targets | Request::RenewLease => {}
             Request::Place { stripe_count } => w.u16(stripe_count)?,
             Request::Lookup { parent, name }
+            | Request::RecallName { parent, name }
             | Request::Unlink { parent, name }
             | Request::RemoveDirectory { parent, name } => {
                 w.u64(parent.0)?;
@@ -147,7 +151,8 @@ impl<'a> Request<'a> {
             | Request::PathOf { ino }
             | Request::CondemnDirectory { ino }
             | Request::PardonDirectory { ino }
-            | Request::FreeDirectory { ino } => w.u64(ino.0)?,
+            | Request::FreeDirectory { ino }
+            | Request::RecallDirectory { ino } => w.u64(ino.0)?,
             Request::AllocateDirectory { node, parent, mode } => {
                 w.u16(node.0)?;
                 w.u64(parent.0)?;
@@ -374,6 +379,9 @@ impl<'a> Request<'a> {
                 }
                 Request::AreThere { sessions }
             }
+            56 => Request::RenewLease,
+            57 => Request::RecallName { parent: Ino(r.u64()?), name: name(&mut r)? },
+            58 => Request::RecallDirectory { ino: Ino(r.u64()?) },
             _ => return Err(Code::Malformed),
         };
         Ok((caller, request))
@@ -456,6 +464,9 @@ mod tests {
             Request::EndSession { session: 5 },
             Request::Place { stripe_count: STRIPES_MAX },
             Request::Targets,
+            Request::RenewLease,
+            Request::RecallName { parent: p, name },
+            Request::RecallDirectory { ino: i },
             Request::AreThere { sessions: &[7; 24] },
             Request::Backing(
                 BackingId { target: 9, ino: i, number: 0, stripe: 3 },
@@ -493,7 +504,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn decode_of_any_bytes_never_panics(op in 0u8..40, bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        fn decode_of_any_bytes_never_panics(op in 0u8..64, bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
             let mut all = vec![op];
             all.extend(bytes);
             let _ = Request::decode(&all);

@@ -14,7 +14,10 @@ impl Request<'_> {
             | Request::EndSession { .. }
             | Request::Place { .. }
             | Request::Targets
-            | Request::AreThere { .. } => None,
+            | Request::AreThere { .. }
+            | Request::RenewLease
+            | Request::RecallName { .. }
+            | Request::RecallDirectory { .. } => None,
             Request::Lookup { parent, .. }
             | Request::Create { parent, .. }
             | Request::MakeNode { parent, .. }
