@@ -33,6 +33,12 @@ fn gone_is_stale(code: Code) -> Code {
     }
 }
 
+/// A number that this process has not used for anything that it has open or under way at another node.
+pub(crate) fn new_handle() -> u64 {
+    static HANDLES: AtomicU64 = AtomicU64::new(1);
+    HANDLES.fetch_add(1, Ordering::Relaxed)
+}
+
 /// A backing file of another node that this process has open: it stays when it is unlinked.
 #[derive(Debug)]
 pub(crate) struct OpenElsewhere {
@@ -131,7 +137,8 @@ impl Pool {
         name: &[u8],
         mode: u32,
     ) -> Result<Entry, Code> {
-        let above = self.get_attr(parent)?.attr;
+        let above_entry = self.get_attr(parent)?;
+        let above = above_entry.attr;
         if !above.is_directory() {
             return Err(Code::NotDirectory);
         }
@@ -139,8 +146,21 @@ impl Pool {
         let caller = Caller { gid: if inherits { above.gid } else { caller.gid }, ..caller };
         let mode = mode | if inherits { SET_GID } else { 0 };
         let request = Request::MakeDirectoryAt { node: self.node()?, parent, name, mode };
-        self.ask_as(caller, &request, |reply| match reply {
+        let entry = self.ask_as(caller, &request, |reply| match reply {
             Reply::Entry(entry) => Ok(entry),
+            _ => Err(Code::Malformed),
+        })?;
+        self.inherit_layout(&above_entry, entry.attr.ino)?;
+        Ok(entry)
+    }
+
+    /// A new directory gets its parent's layout, if that has one: on one node the shard sees to it.
+    fn inherit_layout(&self, above: &Entry, ino: Ino) -> Result<(), Code> {
+        if !above.layout.is_set(above.attr.home) {
+            return Ok(());
+        }
+        self.ask_then(&Request::SetLayout { ino, layout: above.layout }, |reply| match reply {
+            Reply::Relaid { .. } => Ok(()),
             _ => Err(Code::Malformed),
         })
     }
@@ -234,8 +254,7 @@ impl Pool {
 
     /// Opens a backing file of another node; it is made if it is not there.
     pub(crate) fn open_elsewhere(&self, id: BackingId) -> Result<OpenElsewhere, Code> {
-        static HANDLES: AtomicU64 = AtomicU64::new(1);
-        let handle = HANDLES.fetch_add(1, Ordering::Relaxed);
+        let handle = new_handle();
         let open = || self.ask_backing(id, BackingOp::Open { handle });
         let opened = match open() {
             Err(Code::Stale) => self.make_backing(id).and_then(|()| open()),

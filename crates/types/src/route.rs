@@ -20,6 +20,8 @@ impl Request<'_> {
             | Request::Touch { .. }
             | Request::LeadsTo { .. }
             | Request::IsLed { .. }
+            | Request::Place { .. }
+            | Request::Targets
             | Request::AreThere { .. }
             | Request::RenewLease
             | Request::RecallName { .. }

@@ -8,6 +8,7 @@ mod bed;
 mod leases;
 mod names;
 mod nodes;
+mod stripes;
 
 use std::path::Path;
 
