@@ -8,8 +8,8 @@ use crate::hash::Cookie;
 use crate::id::Ino;
 use crate::layout::Layout;
 use crate::limits::NAME_MAX;
-use crate::transaction::Outcome;
 use crate::target::{TargetSpaces, Targets};
+use crate::transaction::Outcome;
 
 /// Bytes in front of every reply: code (0 for success), tag, flags.
 pub const REPLY_HEADER_BYTES: usize = 4;

@@ -499,6 +499,17 @@ mod tests {
     const HOME: NodeId = NodeId(1);
     const HOLDER: NodeId = NodeId(2);
 
+    fn of(session: u64, slot: usize, seq: u64, reply: &[u8]) -> Whose {
+        Whose::Client { session, slot, seq, reply: reply.to_vec() }
+    }
+
+    fn slot_of(whose: &Whose) -> usize {
+        match whose {
+            Whose::Client { slot, .. } => *slot,
+            Whose::Step { .. } => panic!("no step was held"),
+        }
+    }
+
     fn directory(ino: Ino, mode: u32) -> Entry {
         let t = Timestamp::default();
         let attr = Attr {
@@ -568,11 +579,11 @@ mod tests {
         assert!(change(&mut l, Some(b"d"), None, 200).recalls.is_empty(), "told once, recalled once");
         assert_eq!(l.renew(HOLDER, 300), Err(Code::Busy), "no change waits for longer than a lease");
         let numbers: Vec<u64> = wait.recalls.iter().chain(&also.recalls).copied().collect();
-        l.hold((1, 2, 3), b"first", Vec::new(), wait);
-        l.hold((1, 3, 3), b"second", Vec::new(), also);
+        l.hold(of(1, 2, 3, b"first"), Vec::new(), wait);
+        l.hold(of(1, 3, 3, b"second"), Vec::new(), also);
         assert!(l.due(400).is_empty());
         l.recalled(numbers[1], true);
-        assert_eq!(l.due(400).iter().map(|h| h.slot).collect::<Vec<_>>(), [3]);
+        assert_eq!(l.due(400).iter().map(|h| slot_of(&h.whose)).collect::<Vec<_>>(), [3]);
         l.recalled(numbers[0], false);
         assert!(l.due(500).is_empty(), "it was not answered");
         assert_eq!(l.due(101 + LEASE_NS).len(), 1, "but nobody believes it any more");
@@ -585,7 +596,7 @@ mod tests {
         let now = lease_clock();
         assert!(!l.is_idle(now));
         let wait = Wait { not_before: l.cautious_until, ..Wait::default() };
-        l.hold((1, 2, 3), b"reply", Vec::new(), wait);
+        l.hold(of(1, 2, 3, b"reply"), Vec::new(), wait);
         assert!(l.due(now).is_empty());
         assert!(l.patience_ms().is_some_and(|ms| ms > 0 && ms <= LEASE_MS + 1));
         assert_eq!(l.due(now + LEASE_NS + 1_000_000_000).len(), 1);
