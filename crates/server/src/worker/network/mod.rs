@@ -14,6 +14,7 @@
 
 mod crew;
 mod kept;
+mod met;
 mod opening;
 mod removals;
 mod thread;
