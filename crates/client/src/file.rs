@@ -368,10 +368,14 @@ impl File {
             };
             done += n;
             if n < part.len() {
-                // The backing file ends here; the file may go on in another: then this is a hole.
-                let size = match size {
-                    Some(size) => size,
-                    None => *size.insert(self.size()?),
+                // The backing file ends here, and the only one ends the file; else it may go on in another: then this is a
+                // hole, if it still is when the size is known. What is written meanwhile must not read as zeros.
+                if self.entry.layout.is_single() {
+                    return Ok(done);
+                }
+                let Some(size) = size else {
+                    size = Some(self.size()?);
+                    continue;
                 };
                 let left = size.saturating_sub(offset + done as u64).min((part.len() - n) as u64) as usize;
                 if left == 0 {

@@ -13,6 +13,7 @@ mod connection;
 pub mod control;
 pub mod daemon;
 pub mod directory;
+pub mod exercise;
 mod frame;
 pub mod hosts_file;
 pub mod identity;

@@ -7,7 +7,7 @@
 //! as of its last commit, target and rings are there for the next. A [`Watcher`] that unwinds kills in the middle of a
 //! round. Nothing here reads a clock of the machine's or draws a number of its own.
 //!
-//! Tests: `tests/conformance/tests/simulation`.
+//! Tests: `tests/conformance/tests/simulation`; `tests/garbage.rs`.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
