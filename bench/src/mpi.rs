@@ -179,6 +179,14 @@ fn systems<'a>(pool: &'a Pool, tmpfs: &Path, huge: Option<&HugeTmpfs>) -> Result
     Ok(systems)
 }
 
+/// Writes a file and removes it: memory that nobody has used of late is the host's again, and slow to come back.
+fn fill_and_free(system: &System<'_>, bytes: u64) -> Result<(), String> {
+    let script = "dd if=/dev/zero of=\"$0\" bs=1M count=\"$1\" 2>/dev/null && rm \"$0\"";
+    let mut command = system.command("sh");
+    command.args(["-c", script]).arg(system.root.join("filled")).arg((bytes / MIB).to_string());
+    said(&mut command).map(|_| ())
+}
+
 /// What Forebay is held to: rates of writes to a shared file, all other rates, and times.
 fn targets(label: &str, columns: &[String]) -> Vec<Target> {
     let at_least = if label.starts_with("write") { 1.5 } else { 1.0 };
@@ -215,6 +223,7 @@ fn one(
         &own,
     );
     let run = |system: &System<'_>, file: &Path, bytes: u64| -> Result<Vec<(String, f64)>, String> {
+        fill_and_free(system, bytes * ranks as u64 * 5 / 4)?;
         let mut command = system.command(mpi.launcher[0]);
         command.args(&mpi.launcher[1..]).arg(ranks.to_string()).arg(program).arg(file).arg(bytes.to_string());
         let text = said(&mut command)?;

@@ -1,10 +1,10 @@
 /*
  * Reads and writes: from a buffer and a datatype to bytes of a view, and from those to calls on the file.
  *
- * Memory and file are each a walk over blocks; each run of file bytes is one preadv or pwritev, of as many pieces of
- * memory as lie in it. Reads of many small runs go through a buffer that takes in the gaps; writes never do, so that
- * nothing that another rank wrote meanwhile is put back, and nothing needs a lock. In atomic mode one access at a time
- * holds the lock in the page that the ranks share.
+ * Memory and file are each a walk over blocks. One range of the file is one preadv or pwritev of as many pieces of memory as
+ * lie in it; many are handed to libforebay.so as a list, which moves those of a backing file together. Gaps are never
+ * written, so that nothing that another rank wrote meanwhile is put back, and nothing needs a lock. In atomic mode one
+ * access at a time holds the lock in the page that the ranks share.
  */
 #include "driver.h"
 
@@ -15,35 +15,17 @@
 #include <unistd.h>
 
 enum {
-    PARTS_MAX = 512,              /* pieces of memory in one call */
-    SIEVE_BYTES = 256 << 10,      /* of a buffer that takes in gaps: it stays in the cache (1 MiB: 0.6 times as fast) */
-    SIEVE_GAP_BYTES = 8192,       /* gaps of fewer bytes on average are read too: as long as a call for each run takes */
-    CALL_BYTES_MAX = 0x40000000,  /* in one system call */
+    PARTS_MAX = 1024,            /* pieces of memory in one call, as the kernel has it */
+    RUNS_MAX = 1024,             /* ranges of the file in one call: the lists stay in the cache */
+    CALL_BYTES_MAX = 0x40000000, /* in one system call */
 };
 
 /* All bytes of `parts` at `offset`; fewer at the end of the file, or a negative errno. Changes `parts`. */
 int64_t transfer_run(struct file *file, bool writes, struct iovec *parts, int count, int64_t offset) {
     int64_t done = 0;
-    if (file->fd < 0) {
-        for (int i = 0; i < count; i++) {
-            char *at = parts[i].iov_base;
-            size_t left = parts[i].iov_len;
-            while (left > 0) {
-                int64_t n = writes ? forebay.file_pwrite(file->data, at, left, offset + done)
-                                   : forebay.file_pread(file->data, at, left, offset + done);
-                if (n < 0)
-                    return n;
-                if (n == 0 && writes)
-                    return -EIO; /* a medium that takes nothing and does not say why */
-                done += n;
-                at += n;
-                left -= n;
-                if (left > 0 && !writes)
-                    return done;
-            }
-        }
-        return done;
-    }
+    if (file->fd < 0)
+        return writes ? forebay.file_pwritev(file->data, parts, count, offset)
+                      : forebay.file_preadv(file->data, parts, count, offset);
     while (count > 0) {
         int64_t n;
         if (count == 1 || parts->iov_len > CALL_BYTES_MAX) {
@@ -74,108 +56,76 @@ int64_t transfer_run(struct file *file, bool writes, struct iovec *parts, int co
     return done;
 }
 
-/* Copies `bytes` bytes between a walk over memory and a buffer. */
-static void copy_out(struct walk *memory, const char *from, int64_t bytes) {
+/* Ranges of the file and the memory that belongs to them, as many as one call takes. */
+struct batch {
+    int run_count, part_count;
+    int64_t bytes;
+    struct forebay_run runs[RUNS_MAX];
+    struct iovec parts[PARTS_MAX];
+};
+
+/* Adds the next of both; neighbours are joined. False when there is no room for more. */
+static bool batch_add(struct batch *batch, int64_t offset, int64_t bytes, struct walk *memory) {
+    struct forebay_run *last = batch->run_count > 0 ? &batch->runs[batch->run_count - 1] : NULL;
+    if (last != NULL && last->offset + last->bytes == offset)
+        last->bytes += bytes;
+    else
+        batch->runs[batch->run_count++] = (struct forebay_run){offset, bytes};
     while (bytes > 0) {
         int64_t here;
-        char *to = (char *)(intptr_t)walk_next(memory, bytes, &here);
-        memcpy(to, from, here);
-        from += here;
+        char *address = (char *)(intptr_t)walk_next(memory, bytes, &here);
+        struct iovec *part = batch->part_count > 0 ? &batch->parts[batch->part_count - 1] : NULL;
+        if (part != NULL && (char *)part->iov_base + part->iov_len == address)
+            part->iov_len += here;
+        else
+            batch->parts[batch->part_count++] = (struct iovec){address, here};
+        batch->bytes += here;
         bytes -= here;
     }
+    return batch->run_count < RUNS_MAX && batch->part_count < PARTS_MAX;
 }
 
-/* Reads runs with the gaps between them: as many as fit the buffer. Returns bytes of data, 0 at the end of the file. */
-static int64_t sieve(struct file *file, struct walk *runs, struct walk *memory, int64_t most, char *buffer) {
-    struct walk ahead = *runs;
-    int64_t first = -1, last = 0, left = most;
-    while (left > 0) {
-        struct walk before = ahead;
-        int64_t bytes, at = walk_next(&ahead, left, &bytes);
-        if (first < 0)
-            first = at;
-        if (at + bytes - first > SIEVE_BYTES) {
-            if (last == 0)
-                last = first + SIEVE_BYTES; /* one run that is longer than the buffer: a part of it */
-            ahead = before;
-            break;
-        }
-        last = at + bytes;
-        left -= bytes;
+/* The next ranges, at most so many and of so many bytes, with their memory; an error class. */
+static int batch_fill(struct batch *batch, struct walk *runs, struct walk *memory, int64_t bytes, int most) {
+    batch->run_count = batch->part_count = 0;
+    batch->bytes = 0;
+    bool room = true;
+    while (room && batch->bytes < bytes) {
+        /* As much of a range as has its memory in one piece. */
+        struct walk ahead = *memory;
+        int64_t piece, run;
+        walk_next(&ahead, bytes - batch->bytes, &piece);
+        int64_t at = walk_next(runs, piece, &run);
+        if (at < 0 || at > INT64_MAX - run)
+            return MPI_ERR_ARG;
+        room = batch_add(batch, at, run, memory) && batch->run_count < most;
     }
-    struct iovec whole = {buffer, last - first};
-    int64_t got = transfer_run(file, false, &whole, 1, first);
-    if (got < 0)
-        return got;
-    int64_t done = 0;
-    while (done < most) {
-        struct walk before = *runs;
-        int64_t bytes, at = walk_next(runs, most - done, &bytes);
-        int64_t here = first + got - at;
-        if (here >= bytes) {
-            copy_out(memory, buffer + (at - first), bytes);
-            done += bytes;
-            continue;
-        }
-        *runs = before;
-        if (here > 0) {
-            walk_next(runs, here, &bytes);
-            copy_out(memory, buffer + (at - first), here);
-            done += here;
-        }
-        break;
-    }
-    return done;
-}
-
-static bool sieves(const struct file *file, const struct flat *view, int64_t bytes) {
-    if (strcmp(file->hints[HINT_romio_ds_read], "disable") == 0 || view->dense || view->count == 0 || !view->apart)
-        return false;
-    return bytes > 2 * view->size / view->count && (view->extent - view->size) / view->count < SIEVE_GAP_BYTES;
+    return MPI_SUCCESS;
 }
 
 static int move(struct file *file, const struct view *view, bool writes, int64_t position, void *buffer, int64_t bytes,
                 const struct flat *memory, int64_t *done) {
     struct walk runs, pieces;
+    struct batch batch;
+    int most = !writes && strcmp(file->hints[HINT_romio_ds_read], "disable") == 0 ? 1 : RUNS_MAX;
     walk_start(&runs, view->file, view->disp, position);
     walk_start(&pieces, memory, (int64_t)(intptr_t)buffer, 0);
-    if (!writes && sieves(file, view->file, bytes)) {
-        char *room = atomic_exchange(&file->spare, NULL);
-        if (room == NULL)
-            room = malloc(SIEVE_BYTES);
-        if (room == NULL)
-            return MPI_ERR_NO_MEM;
-        int64_t n = 1;
-        while (*done < bytes && n > 0) {
-            n = sieve(file, &runs, &pieces, bytes - *done, room);
-            if (n > 0)
-                *done += n;
-        }
-        free(atomic_exchange(&file->spare, room));
-        return n < 0 ? class_of(n) : MPI_SUCCESS;
-    }
     while (*done < bytes) {
-        int64_t run, at = walk_next(&runs, bytes - *done, &run);
-        if (at < 0 || at > INT64_MAX - run)
-            return MPI_ERR_ARG;
-        while (run > 0) {
-            struct iovec parts[PARTS_MAX];
-            int count = 0;
-            int64_t here = 0;
-            while (count < PARTS_MAX && here < run) {
-                int64_t piece, address = walk_next(&pieces, run - here, &piece);
-                parts[count++] = (struct iovec){(void *)(intptr_t)address, piece};
-                here += piece;
-            }
-            int64_t n = transfer_run(file, writes, parts, count, at);
-            if (n < 0)
-                return class_of(n);
-            *done += n;
-            if (n < here)
-                return MPI_SUCCESS; /* the end of the file */
-            at += here;
-            run -= here;
-        }
+        int code = batch_fill(&batch, &runs, &pieces, bytes - *done, most);
+        if (code != MPI_SUCCESS)
+            return code;
+        int64_t n;
+        if (batch.run_count == 1)
+            n = transfer_run(file, writes, batch.parts, batch.part_count, batch.runs[0].offset);
+        else if (writes)
+            n = forebay.file_write_runs(file->data, batch.parts, batch.part_count, batch.runs, batch.run_count);
+        else
+            n = forebay.file_read_runs(file->data, batch.parts, batch.part_count, batch.runs, batch.run_count);
+        if (n < 0)
+            return class_of(n);
+        *done += n;
+        if (n < batch.bytes)
+            return MPI_SUCCESS; /* the end of the file */
     }
     return MPI_SUCCESS;
 }
@@ -253,6 +203,17 @@ static int transfer_external(struct file *file, const struct view *view, bool wr
     return code;
 }
 
+/* Copies `bytes` bytes of a buffer to where a walk over memory leads. */
+static void copy_out(struct walk *memory, const char *from, int64_t bytes) {
+    while (bytes > 0) {
+        int64_t here;
+        char *to = (char *)(intptr_t)walk_next(memory, bytes, &here);
+        memcpy(to, from, here);
+        from += here;
+        bytes -= here;
+    }
+}
+
 /* Through aggregators, where a rank whose arguments are wrong (`code`) takes part too: memory is made one piece first. */
 static int transfer_together(struct file *file, const struct view *view, bool writes, int64_t position, void *buffer,
                              int64_t count, const struct flat *memory, int code, int64_t *done) {
@@ -316,6 +277,8 @@ int access_file(struct file *file, bool writes, enum pointer pointer, int flags,
     const struct flat *memory = NULL;
     *bytes = 0;
     bool together = (flags & COLLECTIVE) && wants_two_phase(file, writes);
+    if (pointer == ORDERED)
+        shared_by_all(file);
     int code = check(file, writes, pointer, offset, buffer, count, type, &memory);
     int64_t asked = code == MPI_SUCCESS ? count * memory->size : 0;
     int64_t etypes = code == MPI_SUCCESS ? asked / file->view.etype_size : 0;

@@ -71,8 +71,8 @@ extern struct native_objects native_objects;
 
 /* libforebay.so's functions. */
 #define FOREBAY_FUNCTIONS(X)                                                                                           \
-    X(attach) X(attach_error) X(unlink) X(file_open) X(file_close) X(file_fd) X(file_layout) X(file_pread)             \
-    X(file_pwrite) X(file_size) X(file_truncate) X(file_allocate) X(file_sync)
+    X(attach) X(attach_error) X(unlink) X(file_open) X(file_close) X(file_fd) X(file_layout) X(file_preadv)            \
+    X(file_pwritev) X(file_read_runs) X(file_write_runs) X(file_size) X(file_truncate) X(file_allocate) X(file_sync)
 struct forebay {
 #define X(name) __typeof__(&forebay_##name) name;
     FOREBAY_FUNCTIONS(X)
@@ -128,11 +128,17 @@ enum hint {
 };
 enum { HINT_BYTES = 64 };
 
-/* What the ranks that opened a file together share; in a memfd that rank 0 made. */
+/* What the ranks that opened a file together share; in a memfd of rank 0's. */
 struct shared {
-    uint64_t nonce;
+    uint64_t nonce;           /* of the memfd, in its first slot */
+    _Atomic int users;        /* ranks that have the file open; 0 in a slot that is free */
     _Atomic int64_t position; /* the shared file pointer, in etypes */
     pthread_mutex_t atomic;   /* robust: of an access in atomic mode */
+};
+
+/* Where that is; `slot` is negative when it is nowhere. */
+struct shared_place {
+    int64_t pid, memfd, nonce, slot;
 };
 
 struct view {
@@ -157,17 +163,17 @@ struct file {
     MPI_Comm comm;
     int rank, size, amode;
     int64_t processors; /* of rank 0's node */
+    bool one_node;      /* all ranks are on it */
     forebay_file *data;
     int fd; /* of a file with one backing file, or -1 */
     char *path;
-    char *_Atomic spare; /* a buffer of SIEVE_BYTES that no access uses now: new memory costs a page fault each 4 KiB */
     struct view view;
     int64_t position;   /* the individual file pointer, in etypes */
     bool apart;         /* the views of all ranks are: what lies before an offset is the first part of each one's data */
     int64_t widest_run; /* the longest mean length of a view's runs that any rank has */
     bool atomic;
-    struct shared *shared;
-    int memfd;
+    struct shared *shared; /* NULL where this rank has none */
+    bool shared_known;     /* and so have all ranks, or none */
     char hints[HINT_COUNT][HINT_BYTES];
     struct handler handler;
     enum split split;
@@ -198,6 +204,21 @@ MPI_Info hints_give(const struct file *file);
 
 int file_set_view(struct file *file, MPI_Offset disp, MPI_Datatype etype, MPI_Datatype filetype, const char *datarep,
                   MPI_Info info);
+
+/* ---- shared.c ---- */
+
+/* On rank 0: a place that as many ranks as the file has are to leave. */
+void shared_make(struct file *file, struct shared_place *place);
+void shared_join(struct file *file, const struct shared_place *place);
+void shared_leave(struct file *file);
+/* On rank 0, when the others know that they are not to join. */
+void shared_drop(struct file *file);
+/* Whether all ranks have it; the first call asks them. Collective. */
+bool shared_by_all(struct file *file);
+/* The same when a collective call has found out whether any rank lacks it. */
+void shared_settle(struct file *file, bool is_missed);
+/* The same number for processes that can find each other's memfds. */
+int64_t shared_node(void);
 
 /* ---- error.c ---- */
 

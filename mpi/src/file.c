@@ -163,10 +163,12 @@ int file_set_view(struct file *file, MPI_Offset disp, MPI_Datatype etype, MPI_Da
     int64_t widest = made.file->dense || made.file->count == 0 ? INT64_MAX : made.file->size / made.file->count;
     int64_t entangled = !made.file->apart;
     if (file->size > 1) {
-        int64_t mine[2] = {widest, entangled}, all[2];
-        mpi.Allreduce(mine, all, 2, MPI_INT64_T, MPI_MAX, file->comm);
+        int64_t mine[3] = {widest, entangled, file->shared == NULL}, all[3];
+        mpi.Allreduce(mine, all, 3, MPI_INT64_T, MPI_MAX, file->comm);
         widest = all[0];
         entangled = all[1];
+        if (!file->shared_known)
+            shared_settle(file, all[2] != 0);
     }
     pthread_mutex_lock(&file->lock);
     struct view before = file->view;

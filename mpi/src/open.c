@@ -1,11 +1,11 @@
 /*
  * Open, close, delete.
  *
- * Rank 0 opens first, and makes the file where that was asked for; then all others open what is there, so that O_EXCL
- * holds for the ranks together. What rank 0 found out comes with its answer: whether the path leaves the pool, in which
- * case all go to the MPI library, the hints, and a memfd with what the ranks share. They map it through /proc, while
- * rank 0 keeps it open; it goes with its last user, whoever dies. Ranks of other nodes find no such file: for them there
- * is no shared file pointer.
+ * Where a file is only to be opened, all ranks do so at once and tell each other by one reduction, in which rank 0's
+ * words are the greatest as the others say nothing. Where it is to be made, rank 0 does that first, so that O_EXCL
+ * holds for the ranks together, and then the others open what is there. What rank 0 found out comes with its words: whether
+ * the path leaves the pool, in which case all go to the MPI library, the hints, and where the ranks' shared memory is
+ * (shared.c).
  */
 #include "open.h"
 
@@ -14,9 +14,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
-#include <time.h>
 #include <unistd.h>
 
 enum {
@@ -27,14 +25,21 @@ enum {
 };
 
 /* What rank 0 tells the others. */
-struct told {
-    int64_t code;   /* the opinion of all ranks about their arguments */
+struct words {
     int64_t answer; /* 0 or a negative errno */
-    int64_t pid, memfd;
-    uint64_t nonce;
+    struct shared_place place;
     int64_t processors; /* for how many aggregators there are: the same on all ranks */
     char hints[HINT_COUNT][HINT_BYTES];
 };
+
+/* What all ranks tell each other: the greatest of each number counts. */
+struct told {
+    int64_t code, amode, not_amode, node, not_node; /* of equal numbers the greatest, and of their complements, fit */
+    int64_t answer;                                 /* an error class */
+    struct words first;
+};
+enum { TOLD_WORDS = sizeof(struct told) / sizeof(int64_t), FIRST_WORDS = sizeof(struct words) / sizeof(int64_t) };
+_Static_assert(HINT_BYTES % sizeof(int64_t) == 0, "hints are numbers when they are told");
 
 static int check_amode(int amode) {
     int access = amode & (MPI_MODE_RDONLY | MPI_MODE_WRONLY | MPI_MODE_RDWR);
@@ -69,6 +74,14 @@ static mode_t umask_of_process(void) {
     return mask;
 }
 
+/* Asked for once: it is a file to be read. */
+static int64_t processors(void) {
+    static _Atomic int64_t known;
+    if (known == 0)
+        known = sysconf(_SC_NPROCESSORS_ONLN) > 0 ? sysconf(_SC_NPROCESSORS_ONLN) : 1;
+    return known;
+}
+
 static int64_t open_data(struct file *file, int flags) {
     forebay_pool *pool = forebay_attached();
     if (pool == NULL)
@@ -76,8 +89,10 @@ static int64_t open_data(struct file *file, int flags) {
     long count = atol(file->hints[HINT_striping_factor]), bytes = atol(file->hints[HINT_striping_unit]);
     uint32_t wanted = (uint32_t)count;
     if (count < 1 || count > STRIPES_MAX) {
-        /* Ranks that write one backing file queue on its lock. The directory's layout goes first. */
-        int several = file->size * STRIPES_A_RANK < STRIPES_UNASKED ? file->size * STRIPES_A_RANK : STRIPES_UNASKED;
+        /* Ranks that write one backing file queue on its lock, as many at a time as there are processors. The directory's
+         * layout goes first. */
+        int64_t writers = file->size < processors() ? file->size : processors();
+        int64_t several = writers * STRIPES_A_RANK < STRIPES_UNASKED ? writers * STRIPES_A_RANK : STRIPES_UNASKED;
         wanted = (uint32_t)(file->size > 1 ? several : 1) | FOREBAY_STRIPES_DEFAULT;
     }
     /* Stripes are powers of two from 4 KiB to 1 GiB: the next one up. */
@@ -91,70 +106,6 @@ static int64_t open_data(struct file *file, int flags) {
     return answer;
 }
 
-static void shared_init(struct shared *shared, uint64_t nonce) {
-    pthread_mutexattr_t attributes;
-    pthread_mutexattr_init(&attributes);
-    pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
-    pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
-    pthread_mutex_init(&shared->atomic, &attributes);
-    pthread_mutexattr_destroy(&attributes);
-    shared->nonce = nonce;
-}
-
-static struct shared *shared_map(int fd) {
-    void *page = mmap(NULL, sizeof(struct shared), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    return page == MAP_FAILED ? NULL : page;
-}
-
-static void shared_make(struct file *file, struct told *told) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    told->pid = getpid();
-    told->nonce = (uint64_t)now.tv_sec * 1000000007u + now.tv_nsec * 4099u + (uintptr_t)file;
-    told->memfd = -1;
-    if (file->size == 1) {
-        /* Nobody else is to find it. */
-        void *page = mmap(NULL, sizeof(struct shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-        file->shared = page == MAP_FAILED ? NULL : page;
-        if (file->shared != NULL)
-            shared_init(file->shared, told->nonce);
-        return;
-    }
-    file->memfd = memfd_create("forebay-mpi", MFD_CLOEXEC);
-    if (file->memfd < 0 || ftruncate(file->memfd, sizeof(struct shared)) != 0)
-        return;
-    file->shared = shared_map(file->memfd);
-    if (file->shared == NULL)
-        return;
-    shared_init(file->shared, told->nonce);
-    told->memfd = file->memfd;
-}
-
-static void shared_join(struct file *file, const struct told *told) {
-    char path[64];
-    snprintf(path, sizeof path, "/proc/%lld/fd/%lld", (long long)told->pid, (long long)told->memfd);
-    int fd = told->memfd >= 0 ? open(path, O_RDWR | O_CLOEXEC) : -1;
-    if (fd < 0)
-        return;
-    struct stat st;
-    if (fstat(fd, &st) == 0 && st.st_size == sizeof(struct shared))
-        file->shared = shared_map(fd);
-    close(fd);
-    if (file->shared != NULL && file->shared->nonce != told->nonce) {
-        munmap(file->shared, sizeof(struct shared));
-        file->shared = NULL;
-    }
-}
-
-static void shared_leave(struct file *file) {
-    if (file->shared != NULL)
-        munmap(file->shared, sizeof(struct shared));
-    if (file->memfd >= 0)
-        close(file->memfd);
-    file->shared = NULL;
-    file->memfd = -1;
-}
-
 static void file_free(struct file *file) {
     shared_leave(file);
     if (file->data != NULL)
@@ -163,7 +114,6 @@ static void file_free(struct file *file) {
         mpi.Comm_free(&file->comm);
     view_free(&file->view);
     pthread_mutex_destroy(&file->lock);
-    free(file->spare);
     free(file->path);
     free(file);
 }
@@ -177,7 +127,7 @@ static struct file *file_make(MPI_Comm comm, const char *path, int amode, int *c
     *code = MPI_ERR_NO_MEM;
     if (file == NULL)
         return NULL;
-    file->fd = file->memfd = -1;
+    file->fd = -1;
     file->amode = amode;
     file->widest_run = INT64_MAX;
     file->apart = true;
@@ -213,24 +163,45 @@ static void layout_note(struct file *file) {
     snprintf(file->hints[HINT_striping_unit], HINT_BYTES, "%u", bytes);
 }
 
-/* Asked for once: it is a file to be read. */
-static int64_t processors(void) {
-    static _Atomic int64_t known;
-    if (known == 0)
-        known = sysconf(_SC_NPROCESSORS_ONLN) > 0 ? sysconf(_SC_NPROCESSORS_ONLN) : 1;
-    return known;
+/* What this rank has to tell before anything was opened. */
+static struct told tell(const struct file *file, int code, int amode) {
+    struct told mine = {.code = code, .amode = amode, .not_amode = ~(int64_t)amode, .answer = MPI_SUCCESS};
+    mine.node = shared_node();
+    mine.not_node = ~mine.node;
+    int64_t *words = (int64_t *)&mine.first;
+    for (int i = 0; i < FIRST_WORDS && file->rank != 0; i++)
+        words[i] = INT64_MIN;
+    return mine;
 }
 
-/* On rank 0 what all ranks think of their arguments, as `agree`; elsewhere anything. */
-static int tell_first(MPI_Comm comm, int size, int code, int64_t value) {
-    int64_t mine[3] = {code, value, ~value}, all[3] = {code, value, ~value};
-    if (size > 1 && mpi.Reduce(mine, all, 3, MPI_INT64_T, MPI_MAX, 0, comm) != MPI_SUCCESS)
-        return MPI_ERR_INTERN;
-    return all[0] != MPI_SUCCESS ? (int)all[0] : all[1] == ~all[2] ? MPI_SUCCESS : MPI_ERR_NOT_SAME;
+/* Opens or makes the file on this rank; rank 0 says how it lies. */
+static int64_t open_here(struct file *file, bool makes, struct words *words) {
+    int64_t answer = open_data(file, flags_of(file->amode, makes));
+    if (file->rank != 0)
+        return answer;
+    words->answer = answer;
+    words->place.slot = -1;
+    words->processors = processors();
+    if (answer == 0) {
+        shared_make(file, &words->place);
+        layout_note(file);
+    }
+    memcpy(words->hints, file->hints, sizeof words->hints);
+    return answer;
+}
+
+/* The second half of an open that makes a file: rank 0 makes it, then the others open it. */
+static int open_made(struct file *file, struct words *words) {
+    int64_t answer = file->rank == 0 ? open_here(file, true, words) : 0;
+    if (file->size > 1)
+        mpi.Bcast(words, sizeof *words, MPI_BYTE, 0, file->comm);
+    if (file->rank != 0 && words->answer == 0)
+        answer = open_here(file, false, NULL);
+    return agree(file, class_of(answer != 0 ? answer : words->answer), 0);
 }
 
 int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_File *out, bool *elsewhere) {
-    int code = MPI_SUCCESS, inter = 0, size = 0;
+    int code = MPI_SUCCESS, inter = 0;
     MPI_Comm own = MPI_COMM_NULL;
     *elsewhere = false;
     if (comm == MPI_COMM_NULL)
@@ -238,54 +209,43 @@ int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_Fil
     if (mpi.Comm_test_inter(comm, &inter) != MPI_SUCCESS || inter || mpi.Comm_dup(comm, &own) != MPI_SUCCESS)
         return MPI_ERR_COMM;
     mpi.Comm_set_errhandler(own, MPI_ERRORS_RETURN);
-    mpi.Comm_size(own, &size);
     struct file *file = file_make(own, path, amode, &code);
     if (file == NULL) {
-        struct told nothing = {.code = tell_first(own, size, code, amode)};
-        if (size > 1)
-            mpi.Bcast(&nothing, sizeof nothing, MPI_BYTE, 0, own);
+        struct file nobody = {.rank = -1};
+        struct told mine = tell(&nobody, code, amode), all;
+        mpi.Allreduce(&mine, &all, TOLD_WORDS, MPI_INT64_T, MPI_MAX, own);
         mpi.Comm_free(&own);
         return code;
     }
     if (code == MPI_SUCCESS)
         code = check_amode(amode);
     hints_read(file, info, true);
-    struct told told = {.code = tell_first(own, size, code, amode)};
-    if (file->rank == 0 && told.code == MPI_SUCCESS) {
-        told.answer = open_data(file, flags_of(amode, true));
-        told.processors = processors();
-        if (told.answer == 0) {
-            shared_make(file, &told);
-            layout_note(file);
-        }
-        memcpy(told.hints, file->hints, sizeof told.hints);
-    }
-    if (file->size > 1)
-        mpi.Bcast(&told, sizeof told, MPI_BYTE, 0, file->comm);
-    if (told.code != MPI_SUCCESS)
-        return open_failed(file, (int)told.code);
-    file->processors = told.processors;
-    int64_t answer = told.answer;
-    if (file->rank != 0 && answer == 0) {
-        memcpy(file->hints, told.hints, sizeof told.hints);
-        answer = open_data(file, flags_of(amode, false));
-        shared_join(file, &told);
-    }
+    struct told mine = tell(file, code, amode), all;
+    bool makes = amode & MPI_MODE_CREATE;
+    if (code == MPI_SUCCESS && !makes)
+        mine.answer = class_of(open_here(file, false, &mine.first));
+    all = mine;
+    if (file->size > 1 && mpi.Allreduce(&mine, &all, TOLD_WORDS, MPI_INT64_T, MPI_MAX, file->comm) != MPI_SUCCESS)
+        all.code = MPI_ERR_INTERN;
+    code = all.code != MPI_SUCCESS ? (int)all.code : all.amode == ~all.not_amode ? MPI_SUCCESS : MPI_ERR_NOT_SAME;
+    if (code == MPI_SUCCESS)
+        code = makes ? open_made(file, &all.first) : (int)all.answer;
     /* A symbolic link out of the pool: the file is the MPI library's. */
-    *elsewhere = told.answer == -EXDEV;
-    if (*elsewhere)
-        return open_failed(file, MPI_ERR_BAD_FILE);
-    int64_t mine[2] = {class_of(answer), file->shared == NULL}, all[2] = {mine[0], mine[1]};
-    if (file->size > 1)
-        mpi.Allreduce(mine, all, 2, MPI_INT64_T, MPI_MAX, file->comm);
-    if (all[0] != MPI_SUCCESS)
-        return open_failed(file, (int)all[0]);
-    /* A page that not all ranks could join is nobody's, or calls that wait for all would wait for ever. */
-    if (all[1]) {
-        shared_leave(file);
-        if (debug() && file->rank == 0)
-            fprintf(stderr, "forebay: %s: its ranks share no memory: no shared file pointer, no atomic mode\n", file->path);
+    *elsewhere = code != MPI_SUCCESS && all.code == MPI_SUCCESS && all.first.answer == -EXDEV;
+    if (code != MPI_SUCCESS) {
+        shared_drop(file);
+        return open_failed(file, code);
     }
+    file->processors = all.first.processors;
+    memcpy(file->hints, all.first.hints, sizeof file->hints);
+    file->one_node = all.node == ~all.not_node;
+    bool together = file->one_node && all.first.place.slot >= 0;
+    if (!together)
+        shared_drop(file);
+    else if (file->rank != 0)
+        shared_join(file, &all.first.place);
+    if (!together || file->size == 1)
+        shared_settle(file, !together);
     if (amode & MPI_MODE_APPEND) {
         int64_t bytes = forebay.file_size(file->data);
         file->position = bytes > 0 ? bytes : 0;

@@ -17,25 +17,27 @@ enum {
     WINDOW_BYTES = 4 << 20, /* unless cb_buffer_size says otherwise */
     WINDOW_BYTES_MIN = 4096,
     WINDOW_BYTES_MAX = 64 << 20,
-    SHORT_RUN_BYTES = 512,  /* measured: 64 bytes seven times as fast through aggregators, 4096 half as fast */
+    RUNS_MAX = 512,         /* in one call */
+    SHORT_RUN_BYTES = 512,  /* below it a request to another node carries more of itself than of data */
     ALIGNMENT_BYTES = 4096, /* of domains, so that two aggregators do not share a page */
 };
 
 /*
- * The one place that decides, on all ranks alike: they have the same hints and the same `widest_run`. On a medium of
- * this node each rank is as fast alone, but for writes of runs so short that a system call for each costs more than
- * handing them over.
+ * The one place that decides, on all ranks alike: they have the same hints, the same `widest_run`, and all are on one node
+ * or not. On a medium of this node each rank is faster alone, as libforebay.so writes short runs many at a time (measured:
+ * docs/mpi.md); where data is on other nodes, each short run would be a request.
  */
 bool wants_two_phase(const struct file *file, bool writes) {
     const char *hint = file->hints[writes ? HINT_romio_cb_write : HINT_romio_cb_read];
-    bool pays = writes && file->widest_run < SHORT_RUN_BYTES && strcmp(hint, "disable") != 0;
+    bool pays = writes && !file->one_node && file->widest_run < SHORT_RUN_BYTES && strcmp(hint, "disable") != 0;
     /* An aggregator's window is a range of the file: the data that goes there must be one range of each rank's. */
     bool can = file->size > 1 && file->apart && !file->atomic && !file->view.external32;
     bool together = can && (pays || strcmp(hint, "enable") == 0);
     if (debug() && file->rank == 0)
-        fprintf(stderr, "forebay: %s: collective %s is %s (hint: %s; runs of the view: %s)\n", file->path,
-                writes ? "write" : "read", together ? "two-phase" : "independent", hint[0] != 0 ? hint : "automatic",
-                file->widest_run < SHORT_RUN_BYTES ? "short" : "long");
+        fprintf(stderr, "forebay: %s: collective %s is %s (hint: %s; runs of the view: %s; ranks on %s)\n",
+                file->path, writes ? "write" : "read", together ? "two-phase" : "independent",
+                hint[0] != 0 ? hint : "automatic", file->widest_run < SHORT_RUN_BYTES ? "short" : "long",
+                file->one_node ? "one node" : "several nodes");
     return together;
 }
 
@@ -232,14 +234,21 @@ static int serve(struct access *a, bool writes, int64_t first, int64_t last) {
     place(a, true, first);
     qsort(a->pieces[1], count, sizeof(struct piece), by_offset);
     for (int64_t i = 0; i < count && n >= 0;) {
-        low = a->pieces[1][i].offset;
-        high = low;
-        for (; i < count && a->pieces[1][i].offset <= high; i++) {
-            int64_t end = a->pieces[1][i].offset + a->pieces[1][i].bytes;
-            high = end > high ? end : high;
+        struct forebay_run runs[RUNS_MAX];
+        struct iovec parts[RUNS_MAX];
+        int used = 0;
+        for (; i < count && used < RUNS_MAX; used++) {
+            low = a->pieces[1][i].offset;
+            high = low;
+            for (; i < count && a->pieces[1][i].offset <= high; i++) {
+                int64_t end = a->pieces[1][i].offset + a->pieces[1][i].bytes;
+                high = end > high ? end : high;
+            }
+            runs[used] = (struct forebay_run){low, high - low};
+            parts[used] = (struct iovec){a->buffer + (low - first), high - low};
         }
-        struct iovec run = {a->buffer + (low - first), high - low};
-        n = transfer_run(a->file, true, &run, 1, low);
+        n = used == 1 ? transfer_run(a->file, true, parts, 1, low)
+                      : forebay.file_write_runs(a->file->data, parts, used, runs, used);
     }
     return n < 0 ? class_of(n) : MPI_SUCCESS;
 }

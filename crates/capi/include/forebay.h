@@ -10,7 +10,7 @@
  * forebay_fstat.
  *
  * All functions may be called from any thread at any time; all but forebay_attach, forebay_opendir, forebay_closedir and
- * those of forebay_file and forebay_request also from a signal handler. One directory (forebay_dir) belongs to one thread at a time.
+ * those of forebay_file, forebay_request, forebay_memory and forebay_stage also from a signal handler. One directory (forebay_dir) belongs to one thread at a time.
  *
  * A symbolic link or ".." that leads out of the pool is -EXDEV: such a path is the kernel's.
  *
@@ -24,6 +24,7 @@
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/types.h>
+#include <sys/uio.h>
 #include <time.h>
 
 #ifdef __cplusplus
@@ -127,6 +128,32 @@ int64_t forebay_file_pread(const forebay_file *file, void *buffer, size_t bytes,
 int64_t forebay_file_pwrite(const forebay_file *file, const void *buffer, size_t bytes, int64_t offset);
 int64_t forebay_file_size(const forebay_file *file);
 
+/* As forebay_file_pread and forebay_file_pwrite, from and to several pieces of memory. */
+int64_t forebay_file_preadv(const forebay_file *file, const struct iovec *parts, int part_count, int64_t offset);
+int64_t forebay_file_pwritev(const forebay_file *file, const struct iovec *parts, int part_count, int64_t offset);
+
+/*
+ * From and to many ranges of the file, in as few system calls as there are backing files: `runs` and `parts`, each in its
+ * order, are the same bytes, and -EINVAL if they are not equally many. A read returns the bytes before the first that lies
+ * behind the file's end; a write all, or what went wrong, when any of it may have been written. What lies between the ranges is
+ * never written.
+ */
+struct forebay_run {
+    int64_t offset, bytes;
+};
+int64_t forebay_file_read_runs(const forebay_file *file, const struct iovec *parts, int part_count,
+                               const struct forebay_run *runs, int run_count);
+int64_t forebay_file_write_runs(const forebay_file *file, const struct iovec *parts, int part_count,
+                                const struct forebay_run *runs, int run_count);
+
+/*
+ * As lseek(2) with SEEK_DATA and SEEK_HOLE, from any offset and moving none: -ENXIO where lseek says so. What lies on other
+ * nodes counts as data. forebay_file_punch makes a range a hole, which reads as zeros and takes no space.
+ */
+int64_t forebay_file_seek_data(const forebay_file *file, int64_t offset);
+int64_t forebay_file_seek_hole(const forebay_file *file, int64_t offset);
+int forebay_file_punch(const forebay_file *file, int64_t offset, int64_t bytes);
+
 /* As ftruncate(2), posix_fallocate(3) from the start, and fsync(2). */
 int forebay_file_truncate(const forebay_file *file, int64_t size);
 int forebay_file_allocate(const forebay_file *file, int64_t size);
@@ -156,6 +183,15 @@ int64_t forebay_request_wait(forebay_request *request);
 int forebay_request_test(forebay_request *request, int64_t *result);
 
 /*
+ * Memory that transfers will use again and again. Its pages are made present, so that no transfer waits for them: of
+ * data on this node that is all, and any other memory is as good. -EFAULT for what is not mapped. It stays the caller's
+ * to free, after forebay_memory_unregister.
+ */
+typedef struct forebay_memory forebay_memory;
+int forebay_memory_register(forebay_pool *pool, void *first, size_t bytes, forebay_memory **memory);
+int forebay_memory_unregister(forebay_memory *memory);
+
+/*
  * How a file lies, or how files that are made with several backing files in a directory are to; the latter can be set, the
  * former made one backing file (-EBUSY while anybody has it open, -ENOSPC without room for a copy). forebay_open and
  * programs under `forebay run` do that by themselves.
@@ -163,6 +199,31 @@ int forebay_request_test(forebay_request *request, int64_t *result);
 int forebay_layout_get(forebay_pool *pool, const char *path, uint32_t *stripe_count, uint32_t *stripe_bytes);
 int forebay_layout_set(forebay_pool *pool, const char *path, uint32_t stripe_count, uint32_t stripe_bytes);
 int forebay_layout_migrate(forebay_pool *pool, const char *path);
+
+/*
+ * Copies a file or a directory with all below it into the pool, or out of it, by the `forebay` command in a process of its
+ * own: `forebay stage-in SOURCE:PATH` and `stage-out PATH:DESTINATION`, whose rules for names hold; the paths outside are
+ * absolute. The start returns at once: -ENOENT when the command is not beside the library. forebay_stage_test returns 1
+ * when all was copied and 0 while it goes on; forebay_stage_wait waits and returns 1. Both return a negative errno when
+ * not all was copied, with words in the status on the first file that failed and on what to do, and both end `stage`
+ * unless 0 was returned. A status of NULL is not filled. forebay_stage_stop has it stop soon, after which it ends with -EINTR; it
+ * goes on when it is started again. One thread at a time uses a stage, of the process that started it.
+ */
+#define FOREBAY_STAGE_VERIFY 1         /* read each copy again and compare */
+#define FOREBAY_STAGE_ALL_OR_NOTHING 2 /* if anything fails, remove all that was copied */
+typedef struct forebay_stage forebay_stage;
+struct forebay_stage_status {
+    uint64_t files, bytes;  /* that were copied */
+    uint64_t skipped_files; /* that were there already, complete */
+    uint64_t failed_files;
+    char words[512];
+};
+int forebay_stage_in_start(forebay_pool *pool, const char *source, const char *path, int flags, forebay_stage **stage);
+int forebay_stage_out_start(forebay_pool *pool, const char *path, const char *destination, int flags,
+                            forebay_stage **stage);
+int forebay_stage_test(forebay_stage *stage, struct forebay_stage_status *status);
+int forebay_stage_wait(forebay_stage *stage, struct forebay_stage_status *status);
+int forebay_stage_stop(const forebay_stage *stage);
 
 /* As statvfs(3), of the whole pool. */
 int forebay_statvfs(forebay_pool *pool, struct statvfs *out);

@@ -5,7 +5,7 @@
 use std::os::raw::{c_char, c_int, c_void};
 use std::sync::Arc;
 
-use forebay_client::{Fail, File, Striping};
+use forebay_client::{Fail, File, Run, Striping};
 use forebay_types::Code;
 
 use crate::abi::PoolHandle;
@@ -169,6 +169,138 @@ pub unsafe extern "C" fn forebay_file_pwrite(
     }
 }
 
+/// A C array.
+///
+/// # Safety
+/// `first` is null or points to `count` elements that live as long as the call.
+unsafe fn array<'a, T>(first: *const T, count: c_int) -> Result<&'a [T], i64> {
+    let count = usize::try_from(count).map_err(|_| negative(Code::Invalid))?;
+    if count == 0 {
+        return Ok(&[]);
+    }
+    if first.is_null() {
+        return Err(FAULT);
+    }
+    // SAFETY: not null; the caller's promise.
+    Ok(unsafe { std::slice::from_raw_parts(first, count) })
+}
+
+/// Ranges and memory as C gave them.
+///
+/// # Safety
+/// As [`array`]'s.
+unsafe fn lists<'a>(
+    parts: *const libc::iovec,
+    part_count: c_int,
+    runs: *const Run,
+    run_count: c_int,
+) -> Result<(&'a [libc::iovec], &'a [Run]), i64> {
+    // SAFETY: the caller's promise.
+    let (parts, runs) = unsafe { (array(parts, part_count)?, array(runs, run_count)?) };
+    if parts.iter().any(|part| part.iov_base.is_null() && part.iov_len > 0) {
+        return Err(FAULT);
+    }
+    if runs.iter().any(|run| run.offset > i64::MAX as u64 || run.bytes > i64::MAX as u64) {
+        return Err(negative(Code::Invalid));
+    }
+    Ok((parts, runs))
+}
+
+/// The one range of a call that has no list of them.
+///
+/// # Safety
+/// As [`array`]'s.
+unsafe fn one_run(parts: *const libc::iovec, part_count: c_int, offset: i64) -> Result<Run, i64> {
+    // SAFETY: the caller's promise.
+    let parts = unsafe { array(parts, part_count)? };
+    let bytes = parts.iter().try_fold(0u64, |sum, part| sum.checked_add(part.iov_len as u64));
+    Ok(Run { offset: unsigned(offset)?, bytes: bytes.ok_or(negative(Code::Invalid))? })
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
+pub unsafe extern "C" fn forebay_file_preadv(
+    file: *const forebay_file,
+    parts: *const libc::iovec,
+    part_count: c_int,
+    offset: i64,
+) -> i64 {
+    // SAFETY: see above.
+    unsafe {
+        on_file(file, |file| {
+            let run = one_run(parts, part_count, offset)?;
+            let (parts, runs) = lists(parts, part_count, &run, 1)?;
+            file.read_runs(parts, runs).map(|n| n as i64).map_err(negative)
+        })
+    }
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
+pub unsafe extern "C" fn forebay_file_pwritev(
+    file: *const forebay_file,
+    parts: *const libc::iovec,
+    part_count: c_int,
+    offset: i64,
+) -> i64 {
+    // SAFETY: see above.
+    unsafe {
+        on_file(file, |file| {
+            let run = one_run(parts, part_count, offset)?;
+            let (parts, runs) = lists(parts, part_count, &run, 1)?;
+            file.write_runs(parts, runs).map(|n| n as i64).map_err(negative)
+        })
+    }
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
+pub unsafe extern "C" fn forebay_file_read_runs(
+    file: *const forebay_file,
+    parts: *const libc::iovec,
+    part_count: c_int,
+    runs: *const Run,
+    run_count: c_int,
+) -> i64 {
+    // SAFETY: see above.
+    unsafe {
+        on_file(file, |file| {
+            let (parts, runs) = lists(parts, part_count, runs, run_count)?;
+            file.read_runs(parts, runs).map(|n| n as i64).map_err(negative)
+        })
+    }
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
+pub unsafe extern "C" fn forebay_file_write_runs(
+    file: *const forebay_file,
+    parts: *const libc::iovec,
+    part_count: c_int,
+    runs: *const Run,
+    run_count: c_int,
+) -> i64 {
+    // SAFETY: see above.
+    unsafe {
+        on_file(file, |file| {
+            let (parts, runs) = lists(parts, part_count, runs, run_count)?;
+            file.write_runs(parts, runs).map(|n| n as i64).map_err(negative)
+        })
+    }
+}
+
 /// See forebay.h.
 ///
 /// # Safety
@@ -197,6 +329,37 @@ pub unsafe extern "C" fn forebay_file_truncate(file: *const forebay_file, size: 
 pub unsafe extern "C" fn forebay_file_allocate(file: *const forebay_file, size: i64) -> c_int {
     // SAFETY: see above.
     unsafe { on_file(file, |file| file.allocate(unsigned(size)?).map(|()| 0).map_err(negative)) as c_int }
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
+pub unsafe extern "C" fn forebay_file_seek_data(file: *const forebay_file, offset: i64) -> i64 {
+    // SAFETY: see above.
+    unsafe { on_file(file, |file| file.seek_data(unsigned(offset)?).map(|n| n as i64).map_err(negative)) }
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
+pub unsafe extern "C" fn forebay_file_seek_hole(file: *const forebay_file, offset: i64) -> i64 {
+    // SAFETY: see above.
+    unsafe { on_file(file, |file| file.seek_hole(unsigned(offset)?).map(|n| n as i64).map_err(negative)) }
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
+pub unsafe extern "C" fn forebay_file_punch(file: *const forebay_file, offset: i64, count: i64) -> c_int {
+    let answer = |file: &File| file.punch(unsigned(offset)?, unsigned(count)?).map(|()| 0).map_err(negative);
+    // SAFETY: see above.
+    unsafe { on_file(file, answer) as c_int }
 }
 
 /// See forebay.h.

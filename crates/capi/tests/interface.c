@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <forebay.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/wait.h>
 #include <sys/xattr.h>
@@ -85,6 +86,157 @@ static void later(forebay_pool *pool)
     while (heard == PIECES)
         usleep(100);
     CHECK(memcmp(in, "child", 5) == 0);
+}
+
+enum { RUNS = 600, RUN = 4096, EVERY = 3 };
+
+/* Many ranges of a file in one call, and what lies between them: of several backing files and of one. */
+static void runs(forebay_pool *pool, uint32_t stripe_count)
+{
+    static char out[RUNS * RUN], in[RUNS * RUN], whole[RUNS * RUN * EVERY];
+    static struct forebay_run list[RUNS];
+    forebay_file *file = NULL;
+    struct iovec parts[3] = {{out, 100}, {out + 100, 5 * RUN}, {out + 100 + 5 * RUN, sizeof out - 100 - 5 * RUN}};
+    struct iovec back = {in, sizeof in};
+
+    for (size_t i = 0; i < sizeof out; i++)
+        out[i] = (char)(i * 7 + i / RUN + 1);
+    CHECK(forebay_file_open(pool, "runs", O_RDWR | O_CREAT, 0600, stripe_count, 65536, &file) == 0);
+    memset(whole, 'g', sizeof whole);
+    CHECK(forebay_file_pwrite(file, whole, sizeof whole, 0) == (int64_t)sizeof whole);
+    for (int i = 0; i < RUNS; i++)
+        list[i] = (struct forebay_run){(int64_t)i * RUN * EVERY + 17, RUN};
+    /* Twice: into a file that is there, and, once it was emptied, into holes. */
+    for (int pass = 0; pass < 2; pass++) {
+        char gap = pass == 0 ? 'g' : 0;
+        CHECK(forebay_file_write_runs(file, parts, 3, list, RUNS) == (int64_t)sizeof out);
+        CHECK(forebay_file_size(file) == (pass == 0 ? (int64_t)sizeof whole : list[RUNS - 1].offset + RUN));
+        int64_t got = forebay_file_pread(file, whole, sizeof whole, 0);
+        CHECK(got == forebay_file_size(file));
+        int wrong = 0;
+        for (int64_t i = 0; i < got; i++) {
+            int64_t run = (i - 17) / (RUN * EVERY), within = (i - 17) % (RUN * EVERY);
+            wrong += whole[i] != (i >= 17 && within < RUN ? out[run * RUN + within] : gap);
+        }
+        CHECK(wrong == 0);
+        memset(in, 0, sizeof in);
+        CHECK(forebay_file_read_runs(file, &back, 1, list, RUNS) == (int64_t)sizeof in && memcmp(in, out, sizeof in) == 0);
+        if (pass == 0)
+            CHECK(forebay_file_truncate(file, 0) == 0);
+    }
+    /* The file's end: within a range, and before all. */
+    CHECK(forebay_file_truncate(file, list[9].offset + 5) == 0);
+    memset(in, 'k', sizeof in);
+    CHECK(forebay_file_read_runs(file, &back, 1, list, RUNS) == 9 * RUN + 5);
+    CHECK(memcmp(in, out, 9 * RUN + 5) == 0 && in[9 * RUN + 5] == 'k');
+    CHECK(forebay_file_read_runs(file, &back, 1, list + 100, RUNS - 100) == -EINVAL);
+    back.iov_len = RUN;
+    CHECK(forebay_file_read_runs(file, &back, 1, list + 100, 1) == 0);
+    /* Ranges that fall, and one after the other without a gap. */
+    struct forebay_run falling[3] = {{200000, 1000}, {100000, RUN - 2000}, {101000 + RUN - 3000, 1000}};
+    CHECK(forebay_file_write_runs(file, parts + 1, 0, falling, 0) == 0);
+    parts[0].iov_len = RUN;
+    CHECK(forebay_file_write_runs(file, parts, 1, falling, 3) == RUN && forebay_file_read_runs(file, &back, 1, falling, 3) == RUN);
+    CHECK(memcmp(in, out, RUN) == 0);
+    CHECK(forebay_file_preadv(file, &back, 1, 200000) == 1000 && memcmp(in, out, 1000) == 0);
+    CHECK(forebay_file_pwritev(file, parts, 2, 70000) == (int64_t)(RUN + parts[1].iov_len));
+    CHECK(forebay_file_pread(file, in, RUN, 70000) == RUN && memcmp(in, out, RUN) == 0);
+    /* What makes no sense. */
+    falling[0].bytes = -1;
+    CHECK(forebay_file_write_runs(file, parts, 1, falling, 3) == -EINVAL);
+    CHECK(forebay_file_write_runs(file, parts, -1, list, 1) == -EINVAL && forebay_file_write_runs(file, NULL, 1, list, 1) == -EFAULT);
+    CHECK(forebay_file_preadv(file, &back, 1, -1) == -EINVAL && forebay_file_preadv(NULL, &back, 1, 0) == -EFAULT);
+    back.iov_base = NULL;
+    CHECK(forebay_file_preadv(file, &back, 1, 0) == -EFAULT);
+    CHECK(forebay_file_close(file) == 0 && forebay_unlink(pool, "runs") == 0);
+}
+
+enum { FAR = 64 << 20 };
+
+/* Holes, made by nobody and by a punch. */
+static void holes(forebay_pool *pool, uint32_t stripe_count)
+{
+    forebay_file *file = NULL;
+    static char data[3 << 16];
+    char byte = 'x';
+
+    memset(data, 'd', sizeof data);
+    CHECK(forebay_file_open(pool, "holes", O_RDWR | O_CREAT, 0600, stripe_count, 65536, &file) == 0);
+    CHECK(forebay_file_seek_data(file, 0) == -ENXIO && forebay_file_seek_hole(file, 0) == -ENXIO);
+    CHECK(forebay_file_pwrite(file, data, sizeof data, FAR) == (int64_t)sizeof data);
+    CHECK(forebay_file_truncate(file, 2 * FAR) == 0);
+    int64_t first = forebay_file_seek_data(file, 5), behind = forebay_file_seek_hole(file, FAR);
+    /* The medium's pages may be larger than what was written. */
+    CHECK(first > FAR / 2 && first <= FAR && behind >= FAR + (int64_t)sizeof data && behind < FAR + FAR / 2);
+    CHECK(forebay_file_seek_hole(file, 5) == 5 && forebay_file_seek_data(file, behind) == -ENXIO);
+    CHECK(forebay_file_seek_hole(file, 2 * FAR) == -ENXIO && forebay_file_seek_data(file, -1) == -EINVAL);
+    CHECK(forebay_file_punch(file, FAR + 65536, 65536) == 0 && forebay_file_size(file) == 2 * FAR);
+    CHECK(forebay_file_pread(file, &byte, 1, FAR + 65536 + 9) == 1 && byte == 0);
+    CHECK(forebay_file_pread(file, &byte, 1, FAR + 65535) == 1 && byte == 'd');
+    CHECK(forebay_file_pread(file, &byte, 1, FAR + 2 * 65536) == 1 && byte == 'd');
+    CHECK(forebay_file_seek_hole(file, FAR) == FAR + 65536);
+    CHECK(forebay_file_seek_data(file, FAR + 65536) == FAR + 2 * 65536);
+    CHECK(forebay_file_punch(file, 0, 0) == -EINVAL && forebay_file_punch(file, -1, 9) == -EINVAL);
+    CHECK(forebay_file_close(file) == 0 && forebay_unlink(pool, "holes") == 0);
+}
+
+static void put(const char *path, const char *text)
+{
+    int fd = open(path, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    if (fd < 0 || write(fd, text, strlen(text)) != (ssize_t)strlen(text) || close(fd) != 0)
+        failures++;
+}
+
+/* Into the pool and out of it, and what cannot be staged. The program hears of no child. */
+static void staging(forebay_pool *pool)
+{
+    char dir[] = "/tmp/forebay-interface-XXXXXX", from[64], to[64], text[16] = "";
+    struct forebay_stage_status status;
+    forebay_stage *stage = NULL;
+    struct stat st;
+
+    CHECK(mkdtemp(dir) != NULL);
+    snprintf(from, sizeof from, "%s/a \"b\":c", dir);
+    snprintf(to, sizeof to, "%s/back", dir);
+    put(from, "staged");
+    CHECK(forebay_stage_in_start(pool, from, "/staged", FOREBAY_STAGE_VERIFY, &stage) == 0);
+    CHECK(forebay_stage_wait(stage, &status) == 1 && status.files == 1 && status.bytes == 6 && status.failed_files == 0);
+    CHECK(forebay_stat(pool, "staged", &st) == 0 && st.st_size == 6);
+    CHECK(forebay_stage_out_start(pool, "/staged", to, 0, &stage) == 0);
+    int ended = 0;
+    while ((ended = forebay_stage_test(stage, &status)) == 0)
+        usleep(1000);
+    CHECK(ended == 1 && status.files == 1);
+    int fd = open(to, O_RDONLY);
+    CHECK(fd >= 0 && read(fd, text, sizeof text) == 6 && memcmp(text, "staged", 6) == 0 && close(fd) == 0);
+    if (waitpid(-1, NULL, WNOHANG) != -1)
+        failures++;
+    snprintf(from, sizeof from, "%s/none", dir);
+    CHECK(forebay_stage_in_start(pool, from, "/none", 0, &stage) == 0);
+    CHECK(forebay_stage_wait(stage, &status) == -ENOENT && strstr(status.words, "none") && strstr(status.words, "store"));
+    CHECK(forebay_stage_in_start(pool, from, "/none", 0, &stage) == 0 && forebay_stage_stop(stage) == 0);
+    CHECK(forebay_stage_wait(stage, NULL) < 0);
+    CHECK(forebay_stage_in_start(pool, from, "/none", 77, &stage) == -EINVAL);
+    CHECK(forebay_stage_in_start(pool, "", "/none", 0, &stage) == -EINVAL);
+    CHECK(forebay_stage_in_start(pool, NULL, "/none", 0, &stage) == -EFAULT && forebay_stage_stop(NULL) == -EFAULT);
+    CHECK(forebay_stage_wait(NULL, &status) == -EFAULT && forebay_stage_test(NULL, &status) == -EFAULT);
+    CHECK(forebay_unlink(pool, "staged") == 0);
+    snprintf(from, sizeof from, "%s/a \"b\":c", dir);
+    CHECK(unlink(from) == 0 && unlink(to) == 0 && rmdir(dir) == 0);
+}
+
+static void memory(forebay_pool *pool)
+{
+    static char room[100000];
+    forebay_memory *held = NULL;
+
+    CHECK(forebay_memory_register(pool, room + 3, sizeof room - 3, &held) == 0 && held != NULL);
+    CHECK(forebay_memory_unregister(held) == 0 && forebay_memory_unregister(NULL) == -EFAULT);
+    CHECK(forebay_memory_register(pool, (void *)"only read", 9, &held) == 0 && forebay_memory_unregister(held) == 0);
+    held = NULL;
+    CHECK(forebay_memory_register(pool, (void *)4096, 9, &held) == -EFAULT && held == NULL);
+    CHECK(forebay_memory_register(pool, room, 0, &held) == -EINVAL && forebay_memory_register(NULL, room, 1, &held) == -EFAULT);
+    CHECK(forebay_memory_register(pool, NULL, 1, &held) == -EFAULT && forebay_memory_register(pool, room, 1, NULL) == -EFAULT);
 }
 
 /* How a file lies, and that an open for a descriptor makes it one backing file. */
@@ -212,6 +364,12 @@ int main(void)
     CHECK(forebay_seekdir(dir, first) == 0 && forebay_readdir(dir, &entry) == 1 && forebay_readdir(dir, &entry) == 1);
     CHECK(forebay_readdir(dir, &entry) == 0 && forebay_closedir(dir) == 0 && forebay_closedir(NULL) == -EFAULT);
 
+    for (uint32_t stripes = 1; stripes <= 3; stripes += 2) {
+        runs(pool, stripes);
+        holes(pool, stripes);
+    }
+    memory(pool);
+    staging(pool);
     later(pool);
     layouts(pool);
 

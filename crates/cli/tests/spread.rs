@@ -238,3 +238,35 @@ fn kill_during_a_migration_leaves_the_file_whole() {
     }
     place.ok(["fsck", "--pool", name]);
 }
+
+/// The single backing file that a file of several may get.
+fn copy_of(dir: &Path, file: &File) -> std::path::PathBuf {
+    let ino = file.ino().0;
+    dir.join(format!("target/data/{:02x}/{ino:016x}", ino as u8))
+}
+
+/// A command killed between its copy's name and the daemon's turn, as it leaves the target.
+#[test]
+fn fsck_finds_the_copy_that_a_killed_migration_left_and_migrate_removes_it() {
+    let place = Place::new();
+    let dir = place.up("p");
+    let (pool, name) = (attach(&dir), dir.to_str().unwrap());
+    let file = spread(pool, "f");
+    let data = pattern(100_000, 3);
+    file.write_at(&data, 0).unwrap();
+    place.ok(["fsck", "--pool", name]);
+    std::fs::write(copy_of(&dir, &file), &data[..5000]).unwrap();
+    drop(file);
+    let ran = place.run(["fsck", "--pool", name]);
+    assert!(ran.code == Some(4) && ran.out.contains("a copy left which ended early"), "{ran:?}");
+    place.ok(["layout", "migrate", "--pool", name, "/f"]);
+    assert!(place.ok(["fsck", "--pool", name]).out.contains("is clean"));
+    assert!(read_all(&open(pool, "f", libc::O_RDONLY).unwrap()) == data);
+    // And so does the removal of the file.
+    let file = spread(pool, "g");
+    std::fs::write(copy_of(&dir, &file), b"left").unwrap();
+    drop(file);
+    assert_eq!(place.run(["fsck", "--pool", name]).code, Some(4));
+    pool.unlink(at("g"), &mut PathBuffer::new()).unwrap();
+    assert!(place.ok(["fsck", "--pool", name]).out.contains("is clean"));
+}

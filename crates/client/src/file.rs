@@ -1,13 +1,16 @@
 //! Files of any layout: reads and writes go to the backing files that hold them.
 
+use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 use forebay_types::{BackingOp, Code, Entry, Layout, Request, FLAG_DIRTY};
 
+use crate::ahead::Ahead;
 use crate::elsewhere::OpenElsewhere;
 use crate::errno;
 use crate::path::{PathBuffer, Place};
 use crate::pool::{Door, Fail, Pool};
+use crate::scatter::Scatter;
 use crate::walk::{permits, Target, EXECUTE, READ, WRITE};
 
 /// How often an open starts again when the file gets another layout, or another file its name, meanwhile.
@@ -40,7 +43,7 @@ impl Striping {
 
 /// An open backing file.
 #[derive(Debug)]
-enum Stripe {
+pub(crate) enum Stripe {
     /// Of this node: the kernel's descriptor.
     Here(OwnedFd),
     /// Of another node, which is asked.
@@ -56,9 +59,20 @@ pub struct File {
     stripes: Vec<Stripe>,
     /// Index in `stripes` of each component's first stripe.
     first: Vec<usize>,
+    ahead: Ahead,
+    scatter: Scatter,
 }
 
 impl Pool {
+    fn opened(&self, entry: &Entry, stripes: Vec<Stripe>, first: Vec<usize>) -> File {
+        // What is good for files in memory.
+        let (ahead, scatter) = match self.attached() {
+            Ok(attached) if attached.reply.stable_inodes => (Ahead::default(), Scatter::default()),
+            _ => (Ahead::never(), Scatter::never()),
+        };
+        File { pool: self.for_ever(), entry: *entry, stripes, first, ahead, scatter }
+    }
+
     /// Opens a file of any layout; with `write` it is dirty when this returns. [`Code::Stale`] when it has got another layout
     /// meanwhile.
     pub fn open_file(&self, entry: &Entry, write: bool) -> Result<File, Code> {
@@ -93,7 +107,7 @@ impl Pool {
                 Err(code) => return Err(code),
             }
         }
-        Ok(File { pool: self.for_ever(), entry: *entry, stripes, first })
+        Ok(self.opened(entry, stripes, first))
     }
 
     /// Opens a file of any layout by its path; `flags` are O_ACCMODE, O_CREAT, O_EXCL and O_TRUNC, `mode` has the umask
@@ -147,7 +161,7 @@ impl Pool {
         if !entry.attr.is_file() {
             return Err(if entry.attr.is_directory() { Code::IsDirectory } else { Code::Invalid }.into());
         }
-        Ok(File { pool: self.for_ever(), entry, stripes: vec![Stripe::Here(fd)], first: vec![0] })
+        Ok(self.opened(&entry, vec![Stripe::Here(fd)], vec![0]))
     }
 
     /// Opens a file that has several, or one of another node.
@@ -280,7 +294,37 @@ impl File {
     }
 
     fn stripe(&self, component: usize, stripe: u16) -> &Stripe {
-        &self.stripes[self.first[component] + stripe as usize]
+        &self.stripes[self.index_of(component, stripe)]
+    }
+
+    /// The backing file's place among all of the file's.
+    pub(crate) fn index_of(&self, component: usize, stripe: u16) -> usize {
+        self.first[component] + stripe as usize
+    }
+
+    pub(crate) fn stripe_at(&self, index: usize) -> &Stripe {
+        &self.stripes[index]
+    }
+
+    pub(crate) fn layout(&self) -> &Layout {
+        &self.entry.layout
+    }
+
+    pub(crate) fn pool(&self) -> &'static Pool {
+        self.pool
+    }
+
+    pub(crate) fn stripe_count(&self) -> usize {
+        self.stripes.len()
+    }
+
+    pub(crate) fn scattered(&self) -> &Scatter {
+        &self.scatter
+    }
+
+    /// Takes space ahead of a write of `bytes` bytes in `steps` steps to a range of a backing file that is here.
+    pub(crate) fn take_ahead(&self, index: usize, fd: RawFd, range: Range<u64>, bytes: usize, steps: usize) {
+        self.ahead.take((index, self.stripes.len()), fd, range, bytes, steps);
     }
 
     /// Bytes of the file.
@@ -402,6 +446,9 @@ impl File {
                     self.pool.write_backing(there.id, part, extent.offset).map(|()| part.len())
                 }
                 Stripe::Here(fd) => {
+                    let range = extent.offset..extent.offset + extent.len;
+                    let index = self.index_of(extent.component, extent.stripe);
+                    self.take_ahead(index, fd.as_raw_fd(), range, part.len(), 1);
                     let (from, len) = (part.as_ptr().cast(), part.len());
                     // SAFETY: the buffer is as long as said.
                     let n = unsafe { libc::pwrite(fd.as_raw_fd(), from, len, extent.offset as i64) };

@@ -11,6 +11,7 @@
 //! closes all its descriptors (the target is fetched again). When the pool is gone, calls fail with
 //! [`Code::PoolGone`](forebay_types::Code) after a bounded wait. Tests: `tests/`, and the conformance suite.
 
+mod ahead;
 mod attached;
 mod attributes;
 mod connection;
@@ -19,6 +20,7 @@ mod directory;
 mod elsewhere;
 mod errno;
 mod file;
+mod holes;
 mod inode;
 mod migrate;
 mod mounted;
@@ -26,6 +28,8 @@ mod names;
 mod open;
 mod path;
 mod pool;
+mod runs;
+mod scatter;
 mod stat;
 mod unnamed;
 mod walk;
@@ -38,3 +42,4 @@ pub use mounted::{inode_of_name, INODE_NAME, MOUNTED_MARK};
 pub use open::directories_opened;
 pub use path::{PathBuffer, Place};
 pub use pool::{Door, Fail, Pool};
+pub use runs::Run;

@@ -239,6 +239,11 @@ impl Pool {
         self.role
     }
 
+    /// The pool's directory, as it was named to attach.
+    pub fn directory(&self) -> &[u8] {
+        self.address.directory()
+    }
+
     pub(crate) fn address(&self) -> &Address {
         &self.address
     }

@@ -65,7 +65,7 @@ impl<'a> Batch<'a> {
     /// A `Create` with a number: the caller knows that this number was put in reserve; [`Code::Stale`] when it was not
     /// counted yet, or an inode has it.
     ///
-    /// `Ping`, `Space`, `Backing`, `EndSession`, `AreThere`: not answered here ([`Code::NotSupported`]). `MakeBacking` is answered with the entry; making
+    /// `Ping`, `Space`, `Backing`, and what daemons ask each other: not answered here ([`Code::NotSupported`]). `MakeBacking` is answered with the entry; making
     /// the files is the caller's. A request and the state before it decide everything: the same requests at the same
     /// times give the same shard, inode numbers included.
     pub fn apply(
@@ -133,7 +133,10 @@ impl<'a> Batch<'a> {
             | Request::Space
             | Request::Backing(..)
             | Request::EndSession { .. }
-            | Request::AreThere { .. } => Err(Code::NotSupported),
+            | Request::AreThere { .. }
+            | Request::RenewLease
+            | Request::RecallName { .. }
+            | Request::RecallDirectory { .. } => Err(Code::NotSupported),
         }
     }
 

@@ -1,12 +1,13 @@
 //! The board as its readers see it: names to inodes, and inodes to attributes, without a request or a system call.
 //!
 //! ```text
-//! page 0   word 0  buckets of the name table   word 8  buckets of the attribute table
+//! page 0   word 0  buckets of the name table   word 8  buckets of the attribute table   word 16  this node; 0: there are no others
+//! leases   a word a node: until when, in ns of CLOCK_BOOTTIME, what that node has told may be believed
 //! names    buckets of 4 entries of 128 bytes, in groups of 4:
 //!          0 u32 sequence  4 u8 name bytes  5 u8 kind  6 u16 guests  8 u64 parent  16 u64 inode  24 u32 mode  28 u32 uid
 //!          32 u32 gid  40 name
 //! inodes   buckets of 4 entries of 256 bytes, in the order of births, going round:
-//!          0 u32 sequence  4 u32 bit 0: in use, bit 1: complete  8 u64 inode  16 attributes and layout
+//!          0 u32 sequence  4 u32 bit 0: in use, bit 1: complete, bit 2: leased  8 u64 inode  16 attributes and layout
 //! ```
 //!
 //! A name that finds its bucket full is a guest in another one of the group; how many there are stands in the first entry
@@ -18,18 +19,31 @@
 //! names need no request either. A reader looks for the name first and at the mark second: who evicts clears the mark
 //! first.
 //!
+//! Of other nodes there is only what path walks need: names of directories, and the permissions of directories (*leased*
+//! inodes: the rest of their attributes is not to be believed). Both count while the leases run of the nodes that told them:
+//! the name's directory's, and its inode's.
+//!
 //! Name entries of directories carry what a path walk checks (mode, owner, group), so that a walk reads one entry a
 //! component and does not meet the attributes of a directory that others are creating in.
 
 use std::sync::atomic::{fence, Ordering};
 
 use forebay_types::limits::BOARD_NAME_MAX;
-use forebay_types::{Code, Entry, Ino, Kind, Reader, ATTR_BYTES, COMPONENT_BYTES, PERMISSIONS_OFFSET};
+use forebay_types::{
+    Code, Entry, Ino, Kind, NodeId, Reader, ATTR_BYTES, COMPONENT_BYTES, PERMISSIONS_OFFSET,
+};
 
 use crate::shared::{Mapping, PAGE_BYTES};
+use crate::waiter::lease_clock;
 
 pub(crate) const WAYS: usize = 4;
-pub(crate) const HEADER_BYTES: usize = 4096;
+/// Offset of this node's number.
+pub(crate) const NODE_OFFSET: usize = 16;
+/// Offset of the leases: one word for each number that a node may have. Pages of numbers that no node has are never made.
+pub(crate) const LEASES_OFFSET: usize = 4096;
+pub(crate) const HEADER_BYTES: usize = LEASES_OFFSET + 8 * NODE_NUMBERS;
+/// Node numbers are below this (`forebay-pool(5)`: 32766 is the last).
+const NODE_NUMBERS: usize = 1 << 15;
 pub(crate) const NAME_BYTES: usize = 128;
 /// Buckets of names whose entries stand in for each other.
 pub(crate) const GROUP: usize = 4;
@@ -42,6 +56,7 @@ pub(crate) const ENTRY_OFFSET: usize = 16;
 pub(crate) const ENTRY_BYTES_MAX: usize = INODE_BYTES - ENTRY_OFFSET;
 pub(crate) const USED: u32 = 1;
 pub(crate) const COMPLETE: u32 = 2;
+pub(crate) const LEASED: u32 = 4;
 pub(crate) const KIND_EMPTY: u8 = 0;
 pub(crate) const KIND_ABSENT: u8 = 255;
 /// Where the number of guests is in the word that starts with a name's length.
@@ -98,9 +113,9 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// Tables that fill at most `bytes`: a third for names.
+    /// Tables that fill at most `bytes`, leases not counted: a third for names.
     pub(crate) fn fitting(bytes: u64) -> Tables {
-        let bytes = bytes.saturating_sub(HEADER_BYTES as u64);
+        let bytes = bytes.saturating_sub(LEASES_OFFSET as u64);
         let name_buckets = GROUP as u64 * (bytes / 3 / (GROUP * BUCKET_BYTES) as u64).max(1);
         let inode_buckets = (bytes * 2 / 3 / (WAYS * INODE_BYTES) as u64).max(1);
         Tables { name_buckets, inode_buckets }
@@ -153,6 +168,11 @@ fn mix(mut v: u64) -> u64 {
 #[inline]
 fn scale(hash: u64, buckets: u64) -> usize {
     ((hash as u128 * buckets as u128) >> 64) as usize
+}
+
+/// Offset of a node's lease.
+pub(crate) fn lease_offset(node: NodeId) -> usize {
+    LEASES_OFFSET + 8 * (node.0 as usize % NODE_NUMBERS)
 }
 
 /// A process's read-only view of the board.
@@ -243,12 +263,25 @@ impl Board {
                 }
                 return Scan::Found(match Kind::from_u8(kind) {
                     _ if kind == KIND_ABSENT => Lookup::Absent,
+                    Ok(Kind::Directory) if !self.may_be_believed([parent, ino]) => Lookup::Unknown,
                     Ok(kind) => Lookup::Hit(NameRef { ino, kind, permissions: (mode, uid, gid) }),
                     Err(_) => Lookup::Unknown,
                 });
             }
         }
         Scan::Missing { guests }
+    }
+
+    /// True unless one of these inodes is another node's whose lease has run out.
+    #[inline]
+    fn may_be_believed<const N: usize>(&self, inodes: [Ino; N]) -> bool {
+        let here = self.mapping.word64(NODE_OFFSET).load(Ordering::Relaxed);
+        here == 0
+            || inodes.iter().all(|ino| {
+                let node = ino.birth_node();
+                u64::from(node.0) == here
+                    || self.mapping.word64(lease_offset(node)).load(Ordering::Relaxed) > lease_clock()
+            })
     }
 
     /// A name that leads to an inode: its directory and, in `name`, its bytes, of which there are as many as is said. Looks
@@ -350,12 +383,12 @@ impl Board {
     /// What `read` makes of an inode's entry at a byte offset, if the board has it. What was overwritten meanwhile is
     /// read again.
     #[inline]
-    fn entry<T>(&self, ino: Ino, read: impl Fn(usize) -> T) -> Option<T> {
+    fn entry<T>(&self, ino: Ino, read: impl Fn(usize, u32) -> T) -> Option<T> {
         self.tables.inode_ways(ino).find_map(|at| {
             self.settled(at, || {
-                let used = self.mapping.word32(at + 4).load(Ordering::Relaxed) & USED != 0;
-                (used && self.mapping.word64(at + 8).load(Ordering::Relaxed) == ino.0)
-                    .then(|| read(at + ENTRY_OFFSET))
+                let state = self.mapping.word32(at + 4).load(Ordering::Relaxed);
+                (state & USED != 0 && self.mapping.word64(at + 8).load(Ordering::Relaxed) == ino.0)
+                    .then(|| read(at + ENTRY_OFFSET, state))
             })?
         })
     }
@@ -364,7 +397,10 @@ impl Board {
     #[inline]
     pub fn inode(&self, ino: Ino) -> Option<Entry> {
         // Decoded on the spot, as copies of entries would cost most of this.
-        self.entry(ino, |at| {
+        self.entry(ino, |at, state| {
+            if state & LEASED != 0 {
+                return None;
+            }
             let mut bytes = [0; ENTRY_BYTES_MAX];
             self.mapping.load(at, &mut bytes[..COMMON_BYTES]);
             // The layout's count of components.
@@ -378,10 +414,11 @@ impl Board {
     /// Mode, owner and group of an inode, if the board has them. The caller checks the epoch before and after.
     #[inline]
     pub fn permissions(&self, ino: Ino) -> Option<(u32, u32, u32)> {
-        self.entry(ino, |at| {
+        self.entry(ino, |at, state| {
             let word = |at| u32::from_le(self.mapping.word32(at).load(Ordering::Relaxed));
             let at = at + PERMISSIONS_OFFSET;
-            (word(at), word(at + 4), word(at + 8))
-        })
+            let believed = state & LEASED == 0 || self.may_be_believed([ino]);
+            believed.then(|| (word(at), word(at + 4), word(at + 8)))
+        })?
     }
 }

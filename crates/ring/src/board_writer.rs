@@ -9,11 +9,11 @@ use std::os::fd::OwnedFd;
 use std::sync::atomic::{fence, Ordering};
 
 use forebay_types::limits::BOARD_NAME_MAX;
-use forebay_types::{Entry, Ino, Kind, Reader, Writer};
+use forebay_types::{Entry, Ino, Kind, NodeId, Reader, Writer};
 
 use crate::board::{
-    Tables, BUCKET_BYTES, COMPLETE, ENTRY_BYTES_MAX, ENTRY_OFFSET, GROUP, GUESTS_SHIFT, KIND_ABSENT,
-    KIND_EMPTY, NAME_BYTES, NAME_OFFSET, USED, WAYS,
+    lease_offset, Tables, BUCKET_BYTES, COMPLETE, ENTRY_BYTES_MAX, ENTRY_OFFSET, GROUP, GUESTS_SHIFT,
+    KIND_ABSENT, KIND_EMPTY, LEASED, NAME_BYTES, NAME_OFFSET, NODE_OFFSET, USED, WAYS,
 };
 use crate::shared::{memfd_sealed, Mapping, Seal};
 
@@ -59,16 +59,69 @@ impl BoardWriter {
         self.evicted
     }
 
+    /// Says which node this is, of a pool that has others. Before anybody reads.
+    pub fn set_node(&mut self, node: NodeId) {
+        self.mapping.word64(NODE_OFFSET).store(u64::from(node.0), Ordering::Relaxed);
+    }
+
+    /// What was leased from a node may be believed until then, by [`crate::lease_clock`].
+    pub fn lease(&mut self, node: NodeId, until: u64) {
+        self.mapping.word64(lease_offset(node)).store(until, Ordering::Release);
+    }
+
+    /// Publishes the permissions of another node's directory.
+    pub fn leased_directory(&mut self, entry: &Entry) {
+        self.place_inode(entry, true);
+    }
+
+    /// Publishes a directory's name that another node told, or that leads to another node's directory: nothing comes of it
+    /// while the directory's permissions are not on the board. True when it is there now.
+    pub fn leased_name(&mut self, parent: Ino, name: &[u8], ino: Ino) -> bool {
+        let fits = !name.is_empty() && name.len() <= BOARD_NAME_MAX;
+        fits && self.place_name(parent, name, Some((ino, Kind::Directory)))
+    }
+
+    /// A name is not known any more.
+    pub fn forget_name(&mut self, parent: Ino, name: &[u8]) {
+        if name.is_empty() || name.len() > BOARD_NAME_MAX {
+            return;
+        }
+        let mut ways = Tables::group(self.tables.name_bucket(parent, name))
+            .flat_map(|bucket| (0..WAYS).map(move |way| bucket + way * NAME_BYTES));
+        let found = ways.find(|&at| self.holds(at, parent, name));
+        self.erase_name(found);
+    }
+
+    /// What another node's directory permits is not known any more.
+    pub fn forget_directory_of(&mut self, ino: Ino) {
+        self.inode(ino, None);
+        let Some(&at) = self.directories.get(&ino) else { return };
+        let still = self.kind_at(at) == Kind::Directory as u8
+            && self.mapping.word64(at + 16).load(Ordering::Relaxed) == ino.0;
+        if still {
+            // Its name's directory may be this node's, and complete: it is no longer.
+            self.clear_complete(Ino(self.mapping.word64(at + 8).load(Ordering::Relaxed)));
+            self.erase_name(Some(at));
+        }
+        self.directories.remove(&ino);
+    }
+
     /// Publishes an inode, or that it is gone. Publish a transaction's inodes before its names.
     pub fn inode(&mut self, ino: Ino, entry: Option<&Entry>) {
-        let found = self.find_inode(ino);
-        let Some(entry) = entry else {
-            if let Some(at) = found {
-                self.touch(at);
-                self.mapping.word32(at + 4).store(0, Ordering::Relaxed);
+        match entry {
+            Some(entry) => self.place_inode(entry, false),
+            None => {
+                if let Some(at) = self.find_inode(ino) {
+                    self.touch(at);
+                    self.mapping.word32(at + 4).store(0, Ordering::Relaxed);
+                }
             }
-            return;
-        };
+        }
+    }
+
+    fn place_inode(&mut self, entry: &Entry, leased: bool) {
+        let ino = entry.attr.ino;
+        let found = self.find_inode(ino);
         if entry.attr.is_directory() {
             self.directory_permissions(entry);
         }
@@ -82,8 +135,8 @@ impl BoardWriter {
         }
         let len = w.len();
         self.touch(at);
-        let mut state = USED;
-        if entry.attr.is_directory() {
+        let mut state = if leased { USED | LEASED } else { USED };
+        if entry.attr.is_directory() && !leased {
             let was = if found.is_some() { self.mapping.word32(at + 4).load(Ordering::Relaxed) } else { 0 };
             if entry.attr.size == 0 || was & COMPLETE != 0 {
                 state |= COMPLETE;

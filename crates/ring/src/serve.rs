@@ -111,11 +111,12 @@ impl ServedRing {
         taken
     }
 
-    /// Marks every slot that waits as pending: after a crash, the bits that the crashed daemon took are lost.
-    pub fn repend(&self) {
+    /// Marks every slot that waits as pending, but for those whose answer is being held back: after a crash, the bits that the
+    /// crashed daemon took are lost.
+    pub fn repend(&self, held: u64) {
         let mut bits = 0;
         for slot in 0..RING_SLOTS {
-            if self.state(slot) == SlotState::Waiting {
+            if held >> slot & 1 == 0 && self.state(slot) == SlotState::Waiting {
                 bits |= 1 << slot;
             }
         }

@@ -32,12 +32,21 @@ pub(crate) fn is_simulated() -> bool {
 
 /// Nanoseconds on the monotonic clock.
 pub(crate) fn now_ns() -> u64 {
+    nanoseconds(libc::CLOCK_MONOTONIC)
+}
+
+/// Nanoseconds on the clock that leases between nodes run by: it goes on while a machine is suspended.
+pub fn lease_clock() -> u64 {
+    nanoseconds(libc::CLOCK_BOOTTIME)
+}
+
+fn nanoseconds(clock: libc::clockid_t) -> u64 {
     if let Some(waiter) = SIMULATED.get() {
         return waiter.now_ns();
     }
     let mut t = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: `t` is valid for the call, which cannot fail for this clock.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut t) };
+    // SAFETY: `t` is valid for the call, which cannot fail for clocks that every Linux has.
+    unsafe { libc::clock_gettime(clock, &mut t) };
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
 }
 

@@ -125,7 +125,7 @@ fn request_left_by_a_dead_daemon_is_found_by_the_next() {
         }
         let next = ServedRing::reopen(node.ring_fd.as_fd()).unwrap();
         assert!(!next.has_pending(), "the bit is lost with the daemon");
-        next.repend();
+        next.repend(0);
         assert!(next.has_pending());
         scope.spawn(|| node.serve(&stop, &served));
         assert_eq!(caller.join().unwrap(), b"bcd");

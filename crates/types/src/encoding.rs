@@ -117,6 +117,9 @@ impl<'a> Request<'a> {
             Request::Backing(..) => 32,
             Request::EndSession { .. } => 33,
             Request::AreThere { .. } => 55,
+            Request::RenewLease => 56,
+            Request::RecallName { .. } => 57,
+            Request::RecallDirectory { .. } => 58,
         }
     }
 
@@ -129,8 +132,9 @@ impl<'a> Request<'a> {
         w.u32(caller.uid)?;
         w.u32(caller.gid)?;
         match *self {
-            Request::Ping | Request::Space | Request::Reserve => {}
+            Request::Ping | Request::Space | Request::Reserve | Request::RenewLease => {}
             Request::Lookup { parent, name }
+            | Request::RecallName { parent, name }
             | Request::Unlink { parent, name }
             | Request::RemoveDirectory { parent, name } => {
                 w.u64(parent.0)?;
@@ -144,7 +148,8 @@ impl<'a> Request<'a> {
             | Request::PathOf { ino }
             | Request::CondemnDirectory { ino }
             | Request::PardonDirectory { ino }
-            | Request::FreeDirectory { ino } => w.u64(ino.0)?,
+            | Request::FreeDirectory { ino }
+            | Request::RecallDirectory { ino } => w.u64(ino.0)?,
             Request::AllocateDirectory { node, parent, mode } => {
                 w.u16(node.0)?;
                 w.u64(parent.0)?;
@@ -366,6 +371,9 @@ impl<'a> Request<'a> {
                 }
                 Request::AreThere { sessions }
             }
+            56 => Request::RenewLease,
+            57 => Request::RecallName { parent: Ino(r.u64()?), name: name(&mut r)? },
+            58 => Request::RecallDirectory { ino: Ino(r.u64()?) },
             _ => return Err(Code::Malformed),
         };
         Ok((caller, request))
@@ -446,6 +454,9 @@ mod tests {
             Request::FreeDirectory { ino: i },
             Request::NameOf { parent: p, ino: i },
             Request::EndSession { session: 5 },
+            Request::RenewLease,
+            Request::RecallName { parent: p, name },
+            Request::RecallDirectory { ino: i },
             Request::AreThere { sessions: &[7; 24] },
             Request::Backing(
                 BackingId { target: 9, ino: i, number: 0, stripe: 3 },
@@ -483,7 +494,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn decode_of_any_bytes_never_panics(op in 0u8..40, bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+        fn decode_of_any_bytes_never_panics(op in 0u8..64, bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
             let mut all = vec![op];
             all.extend(bytes);
             let _ = Request::decode(&all);

@@ -55,6 +55,11 @@ pub const REMOTE_SHELLS_MAX: usize = 64;
 /// A request to another node that is not answered in so long fails with EIO: longer than a node is taken for unreachable
 /// (5 s), shorter than [`CALL_TIMEOUT_MS`].
 pub const NODE_TIMEOUT_MS: u64 = 30_000;
+/// How long a node may believe what another told it of directories. A node that dies holds up a rename, removal or chmod of
+/// a directory by this much at most; it takes a request a third of this for each pair of nodes.
+pub const LEASE_MS: u64 = 3_000;
+/// Names and directories that a node keeps of one other node by lease; at one more it forgets all of them and begins anew.
+pub const LEASED_MAX: usize = 65_536;
 /// Processes that a node asks another about at once: 4 KiB of a message.
 pub const SESSIONS_ASKED_MAX: usize = 512;
 /// A node asks the others so often whether processes of theirs are there that it keeps something for: what nobody told it, as
@@ -109,6 +114,25 @@ pub const CAPACITY_SSD_PERCENT: u64 = 80;
 pub const MEMORY_RESERVE_PERCENT: u64 = 6;
 /// The least of it: the daemon's resident set with its board and rings.
 pub const MEMORY_RESERVE_BYTES_MIN: u64 = 64 << 20;
+
+/// A backing file in memory that grows by small writes gets its space in windows of at most this: a huge page of x86-64.
+pub const AHEAD_BYTES_MAX: u64 = 2 << 20;
+/// No window is smaller: what a small file may waste.
+pub const AHEAD_BYTES_MIN: u64 = 64 << 10;
+/// Writes of this and more get large pages by themselves, and would pay for the zeros that fill a window first.
+pub const AHEAD_WRITE_BYTES_MAX: usize = 256 << 10;
+
+/// A gap between two ranges of a file that are read in one call is read too if it is no longer: as long as a call for
+/// itself takes.
+pub const GAP_BYTES_MAX: usize = 8 << 10;
+/// Pieces for one backing file from which on two system calls and a pipe for all cost less than one for each.
+pub const SCATTER_PIECES_MIN: usize = 24;
+/// Pieces that are longer on average are written each by itself: a call costs little beside the copy.
+pub const SCATTER_BYTES_MAX: usize = 16 << 10;
+/// What is mapped of a backing file at one time: some milliseconds of writing, and a small part of an address space.
+pub const SCATTER_WINDOW_BYTES: u64 = 64 << 20;
+/// Pieces of ranges that are sorted by their backing files at one time: 200 KiB of lists.
+pub const RUN_PIECES_MAX: usize = 4096;
 
 /// Locks that wait through a mount at one time; more fail with ENOLCK. Each is a thread of a program, so that a node of
 /// any size has room, and all are tried again every 20 ms at a microsecond each.

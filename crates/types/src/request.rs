@@ -295,6 +295,22 @@ pub enum Request<'a> {
         /// The process's session.
         session: u64,
     },
+    /// The asking node may believe what it was and will be told of directories, names and permissions, for
+    /// [`crate::limits::LEASE_MS`] from when it asked. From daemon to daemon. → `Count`: the lease's term. In another term than
+    /// before nothing counts that was told before.
+    RenewLease,
+    /// What this name was said to lead to counts no longer. From daemon to daemon. → `Done`
+    RecallName {
+        /// Directory of the node that asks.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8],
+    },
+    /// What this directory was said to permit counts no longer. From daemon to daemon. → `Done`
+    RecallDirectory {
+        /// Directory of the node that asks.
+        ino: Ino,
+    },
     /// Which of these processes of the asked node are there? From daemon to daemon, which keeps something for them.
     /// → `Bytes`: one for each, 0 for one that is gone
     AreThere {
@@ -323,6 +339,21 @@ impl Request<'_> {
                 | Request::Backing(..)
                 | Request::EndSession { .. }
                 | Request::AreThere { .. }
+                | Request::RenewLease
+                | Request::RecallName { .. }
+                | Request::RecallDirectory { .. }
+        )
+    }
+
+    /// True for what daemons ask each other, and programs may not.
+    pub fn is_between_daemons(&self) -> bool {
+        matches!(
+            self,
+            Request::EndSession { .. }
+                | Request::AreThere { .. }
+                | Request::RenewLease
+                | Request::RecallName { .. }
+                | Request::RecallDirectory { .. }
         )
     }
 

@@ -12,7 +12,10 @@ impl Request<'_> {
             | Request::Space
             | Request::Reserve
             | Request::EndSession { .. }
-            | Request::AreThere { .. } => None,
+            | Request::AreThere { .. }
+            | Request::RenewLease
+            | Request::RecallName { .. }
+            | Request::RecallDirectory { .. } => None,
             Request::Lookup { parent, .. }
             | Request::Create { parent, .. }
             | Request::MakeNode { parent, .. }

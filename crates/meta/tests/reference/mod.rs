@@ -364,7 +364,10 @@ impl Reference {
             | Request::NameOf { .. }
             | Request::Backing(..)
             | Request::EndSession { .. }
-            | Request::AreThere { .. } => Err(Code::NotSupported),
+            | Request::AreThere { .. }
+            | Request::RenewLease
+            | Request::RecallName { .. }
+            | Request::RecallDirectory { .. } => Err(Code::NotSupported),
         }
     }
 

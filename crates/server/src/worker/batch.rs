@@ -122,6 +122,7 @@ impl ShardThread<'_> {
                 InFlight { session: self.sessions[taken.session].id, slot: taken.slot, seq: taken.seq };
             let out = &mut self.answers.replies[at..at + MESSAGE_BYTES_MAX];
             let orphaned = self.effects.orphaned().len();
+            let effects = (self.effects.names().len(), self.effects.inodes().len());
             let decoded = match taken.refused {
                 Some(code) => Err(code),
                 None if !self.recorder.takes_off(i - from, flight) => {
@@ -189,6 +190,9 @@ impl ShardThread<'_> {
                     self.note_for_mount(i, taken.request, (at, at + len));
                 }
             }
+            if self.leases.is_some() {
+                self.mind_leases(i, changed, (at, at + len), effects);
+            }
             let taken = &mut self.answers.taken[i];
             taken.reply = (at, at + len);
             at += len;
@@ -213,12 +217,30 @@ impl ShardThread<'_> {
         let (_, request) = Request::decode(self.answers.request(taken.request))?;
         // Nodes that are to hear when the client is gone: they keep something for it.
         let keeps = request.changes() || matches!(request, Request::Backing(_, BackingOp::Open { .. }));
-        if matches!(request, Request::EndSession { .. } | Request::AreThere { .. }) {
-            return Err(Code::NotPermitted); // daemons say that to each other
+        if request.is_between_daemons() {
+            return Err(Code::NotPermitted);
         }
         match self.elsewhere(&request) {
             None => Ok(false),
             Some(node) => self.forward(taken.session, taken.slot, taken.seq, node, taken.request, keeps),
+        }
+    }
+
+    /// In a pool of several nodes: recalls what the `i`-th request taken changed, or notes whom it told what.
+    fn mind_leases(&mut self, i: usize, changed: bool, reply: (usize, usize), effects: (usize, usize)) {
+        let taken = self.answers.taken[i];
+        let session = &self.sessions[taken.session];
+        if !changed && session.is_here() {
+            return;
+        }
+        let (id, message) = (session.id, self.answers.request(taken.request).to_vec());
+        let Ok((_, request)) = Request::decode(&message) else { return };
+        if changed {
+            let wait = self.recall(&request, effects);
+            self.waits.extend(wait.map(|wait| (i, wait)));
+        } else {
+            let reply = self.answers.replies[reply.0..reply.1].to_vec();
+            self.note_told(id, &request, &reply);
         }
     }
 
@@ -342,6 +364,7 @@ impl ShardThread<'_> {
     fn answer(&mut self, from: usize, to: usize) {
         let mut errors = 0;
         let mut notes = std::mem::take(&mut self.notes).into_iter().peekable();
+        let mut waits = std::mem::take(&mut self.waits).into_iter().peekable();
         for (i, taken) in self.answers.taken.iter().enumerate().take(to).skip(from) {
             if taken.forwarded {
                 continue;
@@ -350,7 +373,13 @@ impl ShardThread<'_> {
             let reply = &self.answers.replies[start..end];
             errors += u64::from(reply.first_chunk::<2>() != Some(&[0, 0]));
             let session = &self.sessions[taken.session];
-            match (&mut self.mount, notes.next_if(|(of, _)| *of == i)) {
+            let told = notes.next_if(|(of, _)| *of == i);
+            if let (Some(leases), Some((_, wait))) = (&mut self.leases, waits.next_if(|(of, _)| *of == i)) {
+                let of = (session.id, taken.slot, taken.seq);
+                leases.hold(of, reply, told.map_or_else(Vec::new, |(_, notes)| notes), wait);
+                continue;
+            }
+            match (&mut self.mount, told) {
                 (Some(mount), Some((_, notes))) => mount.hold(session.id, taken.slot, reply, notes),
                 _ => session.answer(taken.slot, reply),
             }

@@ -53,6 +53,9 @@ impl ShardThread<'_> {
         request: (usize, usize),
         keeps: bool,
     ) -> std::result::Result<bool, Code> {
+        let message = self.answers.request(request).to_vec();
+        let stamp = Stamp { session: self.sessions[session].id, slot: slot as u16, sequence: seq };
+        self.note_look(stamp, node, &message);
         let session = &mut self.sessions[session];
         let (Some(network), Door::Ring(_)) = (&self.network, &session.door) else {
             return Err(Code::Stale);
@@ -61,14 +64,13 @@ impl ShardThread<'_> {
             session.asked_nodes.push(node);
         }
         session.slots[slot].forwarded = Some(seq);
-        let stamp = Stamp { session: session.id, slot: slot as u16, sequence: seq };
-        let message = self.answers.request(request).to_vec();
         network.orders.give(Order::Forward { node, stamp, message });
         Ok(true)
     }
 
     /// A request that was sent on has its answer.
     pub(super) fn answered(&mut self, stamp: Stamp, reply: &[u8]) {
+        self.note_looked(stamp, reply);
         let Some(i) = self.sessions.iter().position(|s| s.id == stamp.session) else { return };
         let slot = usize::from(stamp.slot);
         if slot >= RING_SLOTS || self.sessions[i].slots[slot].forwarded != Some(stamp.sequence) {
@@ -114,9 +116,21 @@ impl ShardThread<'_> {
         };
         let (last, kept) = &session.slots[slot].last_change;
         if !kept.is_empty() && *last == stamp.sequence {
-            // A retry: it was done, and its answer was lost.
-            let reply = kept.clone();
-            return network.orders.give(Order::Answer { ticket, reply });
+            // A retry: it was done, and its answer was lost, or is held back still.
+            if slots.is_waiting(slot, stamp.sequence) {
+                return slots.put(slot, ticket, message);
+            }
+            let (reply, id) = (kept.clone(), session.id);
+            let request = Request::decode(&message).map(|(_, request)| request);
+            let of = (id, slot, stamp.sequence);
+            if request.is_ok_and(|request| self.hold_cautiously(of, &request, &reply, &[])) {
+                if let Door::Remote(slots) = &self.sessions[i].door {
+                    slots.put_served(slot, ticket);
+                }
+            } else if let Some(network) = &self.network {
+                network.orders.give(Order::Answer { ticket, reply });
+            }
+            return;
         }
         if !kept.is_empty() && *last > stamp.sequence {
             return refuse(Code::Stale);

@@ -36,12 +36,16 @@ pub(super) fn check_change(
         return Err(Code::Stale);
     }
     let first = BackingName::new(ino, entry.layout.file_number(0), 0);
-    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    let opened = rustix::fs::openat(target.directory(), first.as_c_str(), flags, Mode::empty());
-    let is_held = matches!(opened, Err(Errno::WOULDBLOCK));
-    if is_held && !matches!(target.stat(ino, 0, 0), Err(Code::NotFound)) {
+    if is_held(target, &first) && !matches!(target.stat(ino, 0, 0), Err(Code::NotFound)) {
         Ok(())
     } else {
         Err(Code::Stale)
     }
+}
+
+/// Whether a client holds a backing file under a write lease.
+pub(super) fn is_held(target: &Target, name: &BackingName) -> bool {
+    let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let opened = rustix::fs::openat(target.directory(), name.as_c_str(), flags, Mode::empty());
+    matches!(opened, Err(Errno::WOULDBLOCK))
 }

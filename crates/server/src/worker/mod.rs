@@ -30,6 +30,7 @@ mod company;
 mod forward;
 mod journal;
 mod layouts;
+mod leases;
 mod mounter;
 mod network;
 mod notifier;
@@ -141,11 +142,15 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
     let stop = attendant::block_signals()?;
     let device = device_of(&setup.target_dir)?;
     let stable_inodes = has_stable_inodes(&setup.target_dir);
+    let new = !shard_dir(&setup.target_dir).join("data.mdb").exists();
     let shard = open_shard(&setup)?;
     let what = |e: std::io::Error| Error::io("cannot make shared memory for clients", &e);
     let board_bytes =
         (setup.identity.capacity_bytes / BOARD_FRACTION).clamp(BOARD_BYTES_MIN, BOARD_BYTES_MAX);
-    let (board_fd, board) = BoardWriter::create(board_bytes).map_err(what)?;
+    let (board_fd, mut board) = BoardWriter::create(board_bytes).map_err(what)?;
+    if setup.membership.is_some() {
+        board.set_node(NodeId(setup.identity.node));
+    }
     let (doorbell_fd, doorbell) = take_doorbell(&mut setup)?;
     let doorbell = Arc::new(doorbell);
     let statistics = Arc::new(Statistics::default());
@@ -193,6 +198,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
         statistics,
         epoch,
         network,
+        new,
     )?;
     let Restored { attending: mut attendant, sessions, mount } = attendant.restore()?;
     if let Some((session, device)) = mount {

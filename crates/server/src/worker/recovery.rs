@@ -171,6 +171,7 @@ impl ShardThread<'_> {
         let noted: HashSet<u64> = self.batch()?.sessions()?.into_iter().collect();
         for mut session in sessions {
             session.noted = noted.contains(&session.id);
+            let mut held_slots = 0u64;
             for slot in 0..RING_SLOTS {
                 let change =
                     self.batch()?.kept_reply(session.id, slot as u8)?.map(|(seq, kept)| (seq, kept.to_vec()));
@@ -195,10 +196,19 @@ impl ShardThread<'_> {
                         Ok((_, request)) => moved_by(&request, self.batch()?),
                         Err(_) => Vec::new(),
                     };
-                    match (&mut self.mount, request) {
+                    let notes = match (&self.mount, &request) {
                         (Some(mount), Ok((_, request))) if mount.session != session.id => {
-                            mount.hold(session.id, slot, reply, notes_of(&request, reply, &moved));
+                            notes_of(request, reply, &moved)
                         }
+                        _ => Vec::new(),
+                    };
+                    let of = (session.id, slot, seq);
+                    let held = request.is_ok_and(|(_, r)| self.hold_cautiously(of, &r, reply, &notes));
+                    // It was done: what is held back must not be taken for a request that nobody has served.
+                    held_slots |= u64::from(held || !notes.is_empty()) << slot;
+                    match &mut self.mount {
+                        _ if held => {}
+                        Some(mount) if !notes.is_empty() => mount.hold(session.id, slot, reply, notes),
                         _ => session.answer(slot, reply),
                     }
                     self.recorder.clear(InFlight { session: session.id, slot, seq });
@@ -206,7 +216,7 @@ impl ShardThread<'_> {
                 }
             }
             if let Some(ring) = session.door.ring() {
-                ring.repend();
+                ring.repend(held_slots);
             }
             self.sessions.push(session);
         }

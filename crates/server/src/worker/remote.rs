@@ -45,6 +45,17 @@ impl RemoteSlots {
         }
     }
 
+    /// True when this very request came and is not answered.
+    pub(super) fn is_waiting(&self, slot: usize, seq: u64) -> bool {
+        self.waiting.borrow().get(&slot).is_some_and(|w| w.seq == seq)
+    }
+
+    /// A request came whose answer is known, and will be given later.
+    pub(super) fn put_served(&self, slot: usize, ticket: Ticket) {
+        let waiting = Waiting { seq: ticket.stamp.sequence, ticket, message: Vec::new(), taken: true };
+        self.waiting.borrow_mut().insert(slot, waiting);
+    }
+
     fn bits(&self) -> u64 {
         self.waiting.borrow().iter().filter(|(_, w)| !w.taken).fold(0, |bits, (slot, _)| bits | 1 << slot)
     }

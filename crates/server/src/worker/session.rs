@@ -47,6 +47,14 @@ impl Session {
         self.door.ring().is_some()
     }
 
+    /// Answers a request late: of another node's process only if it has not given it up.
+    pub(super) fn answer_if_waiting(&self, slot: usize, seq: u64, reply: &[u8]) {
+        match &self.door {
+            Door::Remote(slots) if !slots.is_waiting(slot, seq) => {}
+            door => door.answer(slot, reply),
+        }
+    }
+
     /// Answers a request.
     #[inline]
     pub(super) fn answer(&self, slot: usize, reply: &[u8]) {

@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use super::batch::Answers;
 use super::journal::{Journal, MARK_SESSION};
+use super::leases::{Leases, Wait};
 use super::network::{Network, Order};
 use super::notifier::{MountedKernel, Note, Told};
 use super::pace::Pace;
@@ -78,6 +79,17 @@ pub(super) enum Message {
     },
     /// A process of this other node is gone.
     EndedElsewhere(NodeId, u64),
+    /// Another node's daemon asks for a lease, or takes back what it told.
+    LeaseAsked {
+        /// To answer by.
+        ticket: Ticket,
+        /// The encoded request.
+        message: Vec<u8>,
+    },
+    /// A lease from this node was renewed, or could not be: its term and its end.
+    LeaseRenewed(NodeId, Option<(u64, u64)>),
+    /// The recall of this number was answered, or could not be brought.
+    Recalled(u64, bool),
     /// Stop serving.
     Stop,
 }
@@ -129,6 +141,10 @@ pub(super) struct ShardThread<'a> {
     pub(super) remote_sessions: usize,
     /// The way to the other nodes, if there are any.
     pub(super) network: Option<Network>,
+    /// What nodes may believe of each other's directories, if there are others.
+    pub(super) leases: Option<Leases>,
+    /// What acknowledgements of the batch have to wait for, by the request's index.
+    pub(super) waits: Vec<(usize, Wait)>,
     /// The session that the next batch starts with.
     turn: usize,
     pub(super) effects: Effects,
@@ -166,7 +182,9 @@ impl<'a> ShardThread<'a> {
         statistics: Arc<Statistics>,
         epoch: u64,
         network: Option<Network>,
+        new: bool,
     ) -> Result<ShardThread<'a>> {
+        let leases = network.as_ref().filter(|n| n.nodes > 1).map(|_| Leases::new(new));
         Ok(ShardThread {
             shard,
             batch: None,
@@ -186,6 +204,8 @@ impl<'a> ShardThread<'a> {
             sessions: Vec::new(),
             remote_sessions: 0,
             network,
+            leases,
+            waits: Vec::new(),
             turn: 0,
             effects: Effects::new(),
             answers: Answers::new(),
@@ -269,6 +289,7 @@ impl<'a> ShardThread<'a> {
             return Ok(Round::Stopped);
         }
         self.acknowledge_late();
+        self.acknowledge_recalled();
         self.take_requests();
         if self.answers.is_empty() {
             return Ok(Round::Idle);
@@ -319,6 +340,8 @@ impl<'a> ShardThread<'a> {
             };
             let held = self.mount.as_ref().and_then(MountedKernel::patience);
             let timeout = held.map_or(timeout, |left| timeout.min(left.as_millis() as u64 + 1));
+            let leased = self.leases.as_ref().and_then(Leases::patience_ms);
+            let timeout = leased.map_or(timeout, |left| timeout.min(left));
             Statistics::add(&self.statistics.sleeps, 1);
             let (messages, sessions) = (&self.messages, &self.sessions);
             let mut heard = None;
@@ -441,6 +464,9 @@ impl<'a> ShardThread<'a> {
             Message::Asked { ticket, message } => self.asked(ticket, message),
             Message::Answered { stamp, reply } => self.answered(stamp, &reply),
             Message::RemoveBacking { ticket, id, message } => self.remove_backing(ticket, &id, message),
+            Message::LeaseAsked { ticket, message } => self.lease_asked(ticket, &message),
+            Message::LeaseRenewed(node, lease) => self.lease_renewed(node, lease),
+            Message::Recalled(number, answered) => self.recalled(number, answered),
             Message::ReviewSessions(node) => self.review_sessions(node),
             Message::AreThere { ticket, sessions } => self.are_there(ticket, &sessions),
             Message::EndedElsewhere(node, session) => self.ended_elsewhere(node, session)?,

@@ -128,7 +128,8 @@ impl Node {
     pub fn start(setup: Setup<'_>) -> Result<Node> {
         let target_dir = setup.target.try_clone_to_owned().map_err(failed("cannot keep the target"))?;
         let dir = super::shard_dir(&target_dir);
-        let shard = if dir.join("data.mdb").exists() {
+        let new = !dir.join("data.mdb").exists();
+        let shard = if !new {
             Shard::open(&dir)?
         } else {
             let options = ShardOptions {
@@ -140,8 +141,9 @@ impl Node {
             };
             Shard::create(&dir, &options, (setup.clock)())?
         };
-        let (board_fd, board) =
+        let (board_fd, mut board) =
             BoardWriter::create(BOARD_BYTES_MIN).map_err(failed("cannot make the board"))?;
+        board.set_node(setup.node);
         let board_bytes = board.bytes() as u64;
         let doorbell = Arc::new(Doorbell::open(setup.doorbell).map_err(failed("cannot map the doorbell"))?);
         let number = u32::from(setup.node.0) << 16;
@@ -198,6 +200,7 @@ impl Node {
             Arc::new(Statistics::default()),
             setup.epoch,
             Some(Network { node: setup.node, nodes, orders: to_network, thread: None }),
+            new,
         )?;
         shard_thread.clock = setup.clock;
         let mut sessions = Vec::new();

@@ -136,10 +136,16 @@ impl Cluster {
 
     /// Starts a shell on a node that goes on by itself.
     pub(crate) fn spawn(&self, node: usize, script: &str) -> std::process::Child {
+        self.command(node, script).spawn().unwrap()
+    }
+
+    /// A shell on a node that sees the pool at /forebay.
+    pub(crate) fn command(&self, node: usize, script: &str) -> Command {
         let mut command = self.bed.command(node, Path::new("/usr/bin/timeout"));
         command.arg(PATIENCE_S).arg(program("forebay"));
         command.args(["run", "--quiet", "--pool"]).arg(self.pool(node)).args(["--", "bash", "-c", script]);
-        command.env_remove("FOREBAY_POOL").spawn().unwrap()
+        command.env_remove("FOREBAY_POOL");
+        command
     }
 
     /// Mounts the pool on a node; none where this user may not, with the reason printed.

@@ -31,6 +31,9 @@ const SHARD_BYTES: u64 = 64 << 20;
 /// Longest time that everything takes to settle once nothing goes wrong any more: longer than the longest deadline.
 const SETTLE: Duration = Duration::from_secs(90);
 
+/// In the number of a daemon's own session, beside which start of it is.
+const DAEMONS: u64 = 1 << 47;
+
 /// What a history is made of.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Plot {
@@ -440,6 +443,8 @@ impl World {
             kept.extend(node.kept_sessions().unwrap_or_else(|e| panic!("{e}")));
         }
         let live = self.clients.iter().filter(|c| !c.killed).map(|c| c.session);
-        (kept, live.collect())
+        // Daemons ask each other too, in one session a worker.
+        let daemons = self.hosts.iter().map(|h| session_of(NodeId(h.number), DAEMONS | h.starts));
+        (kept, live.chain(daemons).collect())
     }
 }

@@ -14,6 +14,7 @@
 
 mod crew;
 mod kept;
+mod leases;
 mod met;
 mod opening;
 mod removals;
@@ -61,6 +62,17 @@ pub(super) enum Order {
     Remove(Ino, Layout),
     /// A client is gone, which asked these nodes for changes.
     EndSession(u64, Vec<NodeId>),
+    /// Renew the lease from a node when a third of it has passed.
+    RenewLease(NodeId),
+    /// Take back what a node was told of a directory.
+    Recall {
+        /// Whom.
+        node: NodeId,
+        /// Its number.
+        number: u64,
+        /// The encoded request.
+        message: Vec<u8>,
+    },
     /// Ask the node, or all, which of these processes of theirs are there, and of those that the crew keeps files open for.
     Review(Option<NodeId>, Vec<u64>),
     /// How are the others?

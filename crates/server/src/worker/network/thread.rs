@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_fabric::{Body, CallId, Calls, Failed, Happening, Ticket};
-use forebay_ring::Doorbell;
+use forebay_ring::{lease_clock, Doorbell};
 use forebay_types::limits::{NODE_TIMEOUT_MS, SESSIONS_ASKED_MAX, SESSIONS_PERIOD_MS};
 use forebay_types::{BackingId, BackingOp, Caller, Code, Ino, NodeId, PoolSpace, Reply, Request};
 use forebay_wire::{Message as Wire, Stamp};
@@ -14,6 +14,7 @@ use serde_json::{json, Value};
 
 use super::crew::Job;
 use super::kept::KeptOpen;
+use super::leases::{Renewals, LEASE};
 use super::met::MetNodes;
 use super::removals::Removals;
 use super::Order;
@@ -41,6 +42,10 @@ enum Flight {
     /// Where to say whether this node's data are refused.
     Introduction(Option<Sender<Introduced>>),
     Survey(NodeId),
+    /// A lease from this node, asked for at this time.
+    Lease(NodeId, u64),
+    /// A recall, by its number.
+    Recall(u64),
 }
 
 /// What another node says to this node's new data: why it refuses them.
@@ -89,6 +94,7 @@ pub(in crate::worker) struct NetworkThread {
     kept: Arc<KeptOpen>,
     flights: HashMap<CallId, Flight>,
     removals: Removals,
+    renewals: Renewals,
     /// The last append of each session's slot.
     appended: HashMap<(u64, u16), Append>,
     removed: VecDeque<Ino>,
@@ -126,6 +132,7 @@ impl NetworkThread {
             kept,
             flights: HashMap::new(),
             removals: Removals::default(),
+            renewals: Renewals::default(),
             appended: HashMap::new(),
             removed: VecDeque::new(),
             survey: Survey::default(),
@@ -184,6 +191,9 @@ impl NetworkThread {
         for (ino, layout) in self.removals.due(now) {
             self.remove(ino, &layout);
         }
+        for node in self.renewals.take_due(now) {
+            self.renew_lease(node);
+        }
         if now >= self.review_at {
             self.review_at = now + Duration::from_millis(SESSIONS_PERIOD_MS);
             self.tell(Message::ReviewSessions(None));
@@ -194,7 +204,8 @@ impl NetworkThread {
         if busy {
             return Round::Busy;
         }
-        Round::Idle(self.removals.patience(now).min(Duration::from_secs(1)))
+        let patience = self.removals.patience(now).min(self.renewals.patience(now));
+        Round::Idle(patience.min(Duration::from_secs(1)))
     }
 
     /// Asks the first other node, by its number, for anything, to hear whether it knows other data of this node; a node with a
@@ -262,6 +273,8 @@ impl NetworkThread {
                     let _ = self.ask(node, &request, NODE_TIMEOUT, Flight::EndSession);
                 }
             }
+            Order::RenewLease(node) => self.renewals.want(node, self.calls.now()),
+            Order::Recall { node, number, message } => return self.recall(node, number, message),
             Order::Review(node, sessions) => self.review(node, sessions),
             Order::Survey(reply) => self.look_around(reply),
             Order::Stop => {}
@@ -283,6 +296,28 @@ impl NetworkThread {
         let id = self.calls.call(node, stamp, &Wire::Ask(NOBODY, *request), deadline)?;
         self.flights.insert(id, flight);
         Ok(())
+    }
+
+    fn renew_lease(&mut self, node: NodeId) {
+        // The lease counts from here: from before it is asked for.
+        if self.ask(node, &Request::RenewLease, LEASE, Flight::Lease(node, lease_clock())).is_err() {
+            self.tell(Message::LeaseRenewed(node, None));
+        }
+    }
+
+    fn recall(&mut self, node: NodeId, number: u64, message: Vec<u8>) -> bool {
+        let Ok((_, request)) = Request::decode(&message) else { return true };
+        match self.ask(node, &request, LEASE, Flight::Recall(number)) {
+            Ok(()) => true,
+            Err(Code::Busy) => {
+                self.backlog.push_back(Order::Recall { node, number, message });
+                false
+            }
+            Err(_) => {
+                self.tell(Message::Recalled(number, false));
+                true
+            }
+        }
     }
 
     fn forward(&mut self, node: NodeId, stamp: Stamp, message: Vec<u8>) -> bool {
@@ -385,6 +420,7 @@ impl NetworkThread {
                 let sessions = words.map(u64::from_le_bytes).collect();
                 self.tell(Message::AreThere { ticket, sessions });
             }
+            request if request.is_between_daemons() => self.tell(Message::LeaseAsked { ticket, message }),
             _ => self.tell(Message::Asked { ticket, message }),
         }
     }
@@ -500,6 +536,11 @@ impl NetworkThread {
                     let _ = answer.send(said);
                 }
             }
+            Flight::Lease(node, asked) => self.lease_ended(node, asked, reply),
+            Flight::Recall(number) => {
+                let answered = reply.is_ok_and(|reply| Reply::decode(&reply).is_ok());
+                self.tell(Message::Recalled(number, answered));
+            }
             Flight::Review(sessions) => {
                 let Ok(reply) = reply else { return };
                 let Ok(Reply::Bytes(there)) = Reply::decode(&reply) else { return };
@@ -509,6 +550,18 @@ impl NetworkThread {
                 }
             }
             Flight::Survey(node) => self.surveyed(node, reply),
+        }
+    }
+
+    fn lease_ended(&mut self, node: NodeId, asked: u64, reply: Result<Vec<u8>, Code>) {
+        match reply.as_deref().map(Reply::decode) {
+            Ok(Ok(Reply::Count(term))) => {
+                let until = asked + LEASE.as_nanos() as u64;
+                self.tell(Message::LeaseRenewed(node, Some((term, until))));
+            }
+            // A recall from here is under way there: as soon as it is answered.
+            Ok(Err(Code::Busy)) => self.renewals.want(node, self.calls.now()),
+            _ => self.tell(Message::LeaseRenewed(node, None)),
         }
     }
 

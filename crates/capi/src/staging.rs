@@ -1,0 +1,398 @@
+//! Staging by call: `forebay_stage` of include/forebay.h.
+//!
+//! The `forebay` command does it, in a process of its own: a store that hangs hangs nothing of the host's, and a killed
+//! host leaves what a killed command does. It is looked for beside this library, and in `bin` beside the library's
+//! directory. It is started by clone(2) without a signal at its end, so that the host hears of no child that it does not
+//! know, neither by SIGCHLD nor by wait(2). What it says goes to memory that is read when it has ended; so nothing need be
+//! read while it runs.
+//!
+//! A `forebay_stage` belongs to one thread at a time, and to the process that started it.
+
+use std::ffi::{CStr, CString, OsString};
+use std::io::Read;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::raw::{c_char, c_int};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use forebay_client::Pool;
+use forebay_types::Code;
+
+use crate::abi::PoolHandle;
+use crate::guard::{guard, negative, on_pool, text, Answer, FAULT};
+use crate::text::store;
+
+/// `FOREBAY_STAGE_VERIFY` of forebay.h.
+const VERIFY: c_int = 1;
+/// `FOREBAY_STAGE_ALL_OR_NOTHING` of forebay.h.
+const ALL_OR_NOTHING: c_int = 2;
+
+/// The command's name for what is copied, by descriptor: no path of the file system's.
+const MANIFEST: &CStr = c"/proc/self/fd/3";
+
+/// A staging that was started: `forebay_stage`.
+#[allow(non_camel_case_types)]
+pub struct forebay_stage {
+    process: libc::pid_t,
+    report: OwnedFd,
+    words: OwnedFd,
+}
+
+/// `struct forebay_stage_status`.
+#[allow(non_camel_case_types)]
+#[repr(C)]
+pub struct forebay_stage_status {
+    files: u64,
+    bytes: u64,
+    skipped_files: u64,
+    failed_files: u64,
+    words: [u8; 512],
+}
+
+/// A new file without a name.
+fn unnamed() -> Result<OwnedFd, i64> {
+    // SAFETY: the name is NUL-terminated; the descriptor is new and ours. By number: it is nobody's to interpose.
+    unsafe {
+        let fd = libc::syscall(libc::SYS_memfd_create, c"forebay-stage".as_ptr(), libc::MFD_CLOEXEC);
+        if fd < 0 {
+            return Err(-i64::from(*libc::__errno_location()));
+        }
+        Ok(OwnedFd::from_raw_fd(fd as RawFd))
+    }
+}
+
+/// The command that belongs to this library.
+fn command() -> Result<CString, i64> {
+    // SAFETY: the structure is filled on success; its strings are the loader's and stay.
+    let library = unsafe {
+        let mut found: libc::Dl_info = std::mem::zeroed();
+        if libc::dladdr(forebay_stage_wait as *const libc::c_void, &mut found) == 0
+            || found.dli_fname.is_null()
+        {
+            return Err(negative(Code::NotFound));
+        }
+        PathBuf::from(OsString::from_vec(CStr::from_ptr(found.dli_fname).to_bytes().to_vec()))
+    };
+    let directory = library.parent().unwrap_or(Path::new("."));
+    for candidate in [directory.join("forebay"), directory.join("../bin/forebay")] {
+        let path = CString::new(candidate.as_os_str().as_bytes()).map_err(|_| negative(Code::NotFound))?;
+        // SAFETY: the path is NUL-terminated.
+        if unsafe { libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, path.as_ptr(), libc::X_OK) } == 0 {
+            return Ok(path);
+        }
+    }
+    Err(negative(Code::NotFound))
+}
+
+/// A field of a manifest (`crates/stage/src/manifest.rs`), quoted.
+fn quoted(path: &[u8], out: &mut Vec<u8>) {
+    out.push(b'"');
+    for &byte in path {
+        match byte {
+            b'"' | b'\\' => out.extend([b'\\', byte]),
+            0..=31 | 127 => out.extend(format!("\\x{byte:02x}").bytes()),
+            _ => out.push(byte),
+        }
+    }
+    out.push(b'"');
+}
+
+/// Writes all of `bytes` to a new file, and goes back to its start.
+fn fill(file: &OwnedFd, bytes: &[u8]) -> Result<(), i64> {
+    use std::os::unix::fs::FileExt;
+    let file = std::fs::File::from(file.try_clone().map_err(|_| -i64::from(libc::EMFILE))?);
+    file.write_all_at(bytes, 0).map_err(|_| negative(Code::NoSpace))
+}
+
+fn pointers(words: &[CString]) -> Vec<*const c_char> {
+    words.iter().map(|word| word.as_ptr()).chain([std::ptr::null()]).collect()
+}
+
+/// Starts the command with `manifest` as descriptor 3; its process.
+fn launch(
+    command: &CStr,
+    arguments: &[CString],
+    manifest: &OwnedFd,
+    stage: (&OwnedFd, &OwnedFd),
+) -> Result<libc::pid_t, i64> {
+    let environment: Vec<CString> = std::env::vars_os()
+        .filter(|(name, _)| name != "LD_PRELOAD")
+        .filter_map(|(name, value)| CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()).ok())
+        .collect();
+    let (arguments, environment) = (pointers(arguments), pointers(&environment));
+    let places = [(stage.0.as_raw_fd(), 1), (stage.1.as_raw_fd(), 2), (manifest.as_raw_fd(), 3)];
+    // Above what they become, so that none is overwritten before it is in its place.
+    let above: Vec<OwnedFd> = places
+        .iter()
+        .map(|(fd, _)| {
+            // SAFETY: plain system call; the descriptor is new and ours.
+            unsafe {
+                let copy = libc::fcntl(*fd, libc::F_DUPFD_CLOEXEC, 10);
+                if copy < 0 {
+                    return Err(-i64::from(*libc::__errno_location()));
+                }
+                Ok(OwnedFd::from_raw_fd(copy))
+            }
+        })
+        .collect::<Result<_, i64>>()?;
+    // SAFETY: as fork(2), but that no signal tells of the child's end. The child makes system calls alone, with what was
+    // prepared before, and ends or becomes another program.
+    unsafe {
+        let process = libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0);
+        if process != 0 {
+            return match process {
+                1.. => Ok(process as libc::pid_t),
+                _ => Err(-i64::from(*libc::__errno_location())),
+            };
+        }
+        for (fd, (_, place)) in above.iter().zip(places) {
+            libc::syscall(libc::SYS_dup3, fd.as_raw_fd(), place, 0);
+        }
+        // What the host has open is not for others to keep open.
+        libc::syscall(libc::SYS_close_range, 4, u32::MAX, 0);
+        libc::syscall(libc::SYS_execve, command.as_ptr(), arguments.as_ptr(), environment.as_ptr());
+        libc::syscall(libc::SYS_exit_group, 127);
+        libc::abort()
+    }
+}
+
+/// The body of both starts.
+fn start(pool: &Pool, verb: &CStr, from: &[u8], to: &[u8], flags: c_int) -> Result<forebay_stage, i64> {
+    if flags & !(VERIFY | ALL_OR_NOTHING) != 0 || from.is_empty() || to.is_empty() {
+        return Err(negative(Code::Invalid));
+    }
+    let command = command()?;
+    let mut line = Vec::new();
+    quoted(from, &mut line);
+    line.push(b' ');
+    quoted(to, &mut line);
+    line.push(b'\n');
+    let (manifest, report, words) = (unnamed()?, unnamed()?, unnamed()?);
+    fill(&manifest, &line)?;
+    let directory = CString::new(pool.directory()).map_err(|_| negative(Code::Invalid))?;
+    let mut arguments: Vec<CString> =
+        [c"forebay", c"--pool"].into_iter().map(CStr::to_owned).chain([directory]).collect();
+    let tail = [verb, c"--json", c"--no-progress", c"--manifest", MANIFEST];
+    arguments.extend(tail.into_iter().map(CStr::to_owned));
+    arguments.extend((flags & VERIFY != 0).then(|| c"--verify".to_owned()));
+    arguments.extend((flags & ALL_OR_NOTHING != 0).then(|| c"--all-or-nothing".to_owned()));
+    let process = launch(&command, &arguments, &manifest, (&report, &words))?;
+    Ok(forebay_stage { process, report, words })
+}
+
+/// All of a file from its start.
+fn contents(file: &OwnedFd) -> String {
+    use std::io::{Seek, SeekFrom};
+    let mut text = Vec::new();
+    if let Ok(copy) = file.try_clone() {
+        let mut file = std::fs::File::from(copy);
+        let _ = file.seek(SeekFrom::Start(0)).and_then(|_| file.read_to_end(&mut text));
+    }
+    String::from_utf8_lossy(&text).into_owned()
+}
+
+/// The number or text behind the first `"key":` of a report, which `forebay` prints with one field a line.
+fn field<'a>(report: &'a str, key: &str) -> Option<&'a str> {
+    let (_, behind) = report.split_once(&format!("\"{key}\":"))?;
+    let line = behind.lines().next()?;
+    Some(line.trim().trim_end_matches(',').trim_matches('"'))
+}
+
+impl forebay_stage {
+    /// The status of a process that has ended; none while it runs, unless `waits`.
+    fn ended(&self, waits: bool) -> Result<Option<c_int>, i64> {
+        let mut status = 0;
+        let options = libc::__WALL | if waits { 0 } else { libc::WNOHANG };
+        loop {
+            // SAFETY: the status is writable; by number, as libc's is a point at which a thread may be cancelled.
+            let found = unsafe {
+                libc::syscall(
+                    libc::SYS_wait4,
+                    self.process,
+                    &raw mut status,
+                    options,
+                    std::ptr::null::<libc::rusage>(),
+                )
+            };
+            // SAFETY: errno of this thread.
+            match (found, unsafe { *libc::__errno_location() }) {
+                (0, _) => return Ok(None),
+                (1.., _) => return Ok(Some(status)),
+                (_, libc::EINTR) => {}
+                (_, errno) => return Err(-i64::from(errno)),
+            }
+        }
+    }
+
+    /// What came of it: the answer, and the status to be filled.
+    fn outcome(&self, ended: c_int) -> (Answer, forebay_stage_status) {
+        let (report, said) = (contents(&self.report), contents(&self.words));
+        let number = |key| field(&report, key).and_then(|value| value.parse().ok()).unwrap_or(0);
+        let mut status = forebay_stage_status {
+            files: number("files"),
+            bytes: number("bytes"),
+            skipped_files: number("skipped_files"),
+            failed_files: number("errors_total"),
+            words: [0; 512],
+        };
+        if libc::WIFEXITED(ended) && libc::WEXITSTATUS(ended) == 0 {
+            return (Ok(1), status);
+        }
+        if libc::WIFSIGNALED(ended) {
+            store("staging was stopped: start it again to go on", &mut status.words);
+            return (Err(negative(Code::Interrupted)), status);
+        }
+        let named = field(&report, "code").or_else(|| field(&said, "code"));
+        let code = Code::ALL.into_iter().find(|code| Some(code.name()) == named).unwrap_or(Code::Io);
+        let first = ["path", "what", "why", "cure"].map(|key| field(&report, key));
+        let listed: Vec<&str> = first.into_iter().flatten().filter(|word| !word.is_empty()).collect();
+        let words = if listed.is_empty() { said.trim().to_owned() } else { listed.join(": ") };
+        store(&words, &mut status.words);
+        (Err(negative(code)), status)
+    }
+}
+
+/// The body of both ends.
+///
+/// # Safety
+/// `stage` is null or came from a start and was not found ended; `out` is null or writable.
+unsafe fn end(stage: *mut forebay_stage, out: *mut forebay_stage_status, waits: bool) -> c_int {
+    let answer = guard(|| {
+        // SAFETY: the caller's promise.
+        let held = unsafe { stage.as_ref() }.ok_or(FAULT)?;
+        let ended = match held.ended(waits) {
+            Ok(None) => return Ok(0),
+            ended => ended,
+        };
+        // SAFETY: as above; it is not used again.
+        let held = unsafe { Box::from_raw(stage) };
+        let (answer, status) = held.outcome(ended?.unwrap_or(0));
+        // SAFETY: as above.
+        if let Some(out) = unsafe { out.as_mut() } {
+            *out = status;
+        }
+        answer
+    });
+    answer as c_int
+}
+
+/// The body of both starts from C.
+///
+/// # Safety
+/// As forebay.h says of the arguments.
+unsafe fn begin(
+    pool: *const PoolHandle,
+    verb: &CStr,
+    paths: (*const c_char, *const c_char),
+    flags: c_int,
+    out: *mut *mut forebay_stage,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let answer = unsafe {
+        on_pool(pool, |pool| {
+            let out = out.as_mut().ok_or(FAULT)?;
+            let stage = start(pool, verb, text(paths.0)?, text(paths.1)?, flags)?;
+            *out = Box::into_raw(Box::new(stage));
+            Ok(0)
+        })
+    };
+    answer as c_int
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
+pub unsafe extern "C" fn forebay_stage_in_start(
+    pool: *const PoolHandle,
+    source: *const c_char,
+    path: *const c_char,
+    flags: c_int,
+    out: *mut *mut forebay_stage,
+) -> c_int {
+    // SAFETY: forebay.h tells C callers what the arguments must be.
+    unsafe { begin(pool, c"stage-in", (source, path), flags, out) }
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
+pub unsafe extern "C" fn forebay_stage_out_start(
+    pool: *const PoolHandle,
+    path: *const c_char,
+    destination: *const c_char,
+    flags: c_int,
+    out: *mut *mut forebay_stage,
+) -> c_int {
+    // SAFETY: as above.
+    unsafe { begin(pool, c"stage-out", (path, destination), flags, out) }
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
+pub unsafe extern "C" fn forebay_stage_test(
+    stage: *mut forebay_stage,
+    status: *mut forebay_stage_status,
+) -> c_int {
+    // SAFETY: as above.
+    unsafe { end(stage, status, false) }
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
+pub unsafe extern "C" fn forebay_stage_wait(
+    stage: *mut forebay_stage,
+    status: *mut forebay_stage_status,
+) -> c_int {
+    // SAFETY: as above.
+    unsafe { end(stage, status, true) }
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
+pub unsafe extern "C" fn forebay_stage_stop(stage: *const forebay_stage) -> c_int {
+    let answer = guard(|| {
+        // SAFETY: as above.
+        let held = unsafe { stage.as_ref() }.ok_or(FAULT)?;
+        // SAFETY: plain system call; the process is not waited for yet, so its number is no other's.
+        if unsafe { libc::kill(held.process, libc::SIGTERM) } != 0 {
+            // SAFETY: errno of this thread.
+            return Err(-i64::from(unsafe { *libc::__errno_location() }));
+        }
+        Ok(0)
+    });
+    answer as c_int
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quoted_path_is_what_a_manifest_reads() {
+        let mut out = Vec::new();
+        quoted(b"/a \"b\"\\c\n:#", &mut out);
+        assert_eq!(out, b"\"/a \\\"b\\\"\\\\c\\x0a:#\"");
+    }
+
+    #[test]
+    fn field_of_a_report_is_its_value() {
+        let report =
+            "{\n  \"files\": 12,\n  \"errors\": [\n    {\n      \"code\": \"no-space\"\n    }\n  ]\n}\n";
+        assert_eq!(field(report, "files"), Some("12"));
+        assert_eq!(field(report, "code"), Some("no-space"));
+        assert_eq!(field(report, "bytes"), None);
+    }
+}

@@ -1,0 +1,159 @@
+//! Space that is taken ahead of writes which go through a file in small steps, so that memory comes in huge pages.
+//!
+//! A tmpfs gives a write pages no larger than the write. Ranks that take turns with records of some kilobytes would so
+//! fill a file with small pages, each found and locked by itself in every later access: writes half as fast, reads of 4 KiB
+//! runs a third (docs/decisions/0021). So a backing file that grows by such writes gets its space in windows, each a power of two.
+//!
+//! What is taken is bounded, as nobody gives it back before the file goes: by four times what this process wrote to the
+//! file in small steps, by the bytes before it in its backing file, and by [`AHEAD_BYTES_MAX`] a window. A write far from
+//! the last one takes nothing: who writes here and there leaves holes. When the medium is full it is left alone, and the
+//! write itself says so. Atomics without order between them: a lost update costs a call, or a window that is not taken.
+
+use std::ops::Range;
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::OnceLock;
+
+use forebay_types::limits::{AHEAD_BYTES_MAX, AHEAD_BYTES_MIN, AHEAD_WRITE_BYTES_MAX};
+
+/// How many times what a process wrote may be taken ahead: several ranks fill a window together.
+const SHARE: u64 = 4;
+
+/// The last windows of a backing file: nothing is missing from `from` to `to`.
+#[derive(Debug, Default)]
+struct Window {
+    from: AtomicU64,
+    to: AtomicU64,
+}
+
+/// What an open file has taken ahead.
+#[derive(Debug, Default)]
+pub(crate) struct Ahead {
+    windows: OnceLock<Box<[Window]>>,
+    /// Bytes written in small steps.
+    written: AtomicU64,
+    /// Bytes taken; [`Ahead::NEVER`] when no more are to be.
+    taken: AtomicU64,
+}
+
+impl Ahead {
+    const NEVER: u64 = u64::MAX;
+
+    /// Of a file on a medium that gives nothing for it.
+    pub(crate) fn never() -> Ahead {
+        Ahead { taken: AtomicU64::new(Ahead::NEVER), ..Ahead::default() }
+    }
+
+    /// Before `bytes` bytes are written in `steps` steps to `range` of backing file `index` of `count`, whose descriptor is
+    /// `fd`.
+    pub(crate) fn take(
+        &self,
+        (index, count): (usize, usize),
+        fd: RawFd,
+        range: Range<u64>,
+        bytes: usize,
+        steps: usize,
+    ) {
+        let (start, end) = (range.start, range.end);
+        if bytes / steps >= AHEAD_WRITE_BYTES_MAX || self.taken.load(Ordering::Relaxed) == Ahead::NEVER {
+            return;
+        }
+        let windows = self.windows.get_or_init(|| (0..count).map(|_| Window::default()).collect());
+        let written = self.written.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
+        let window = &windows[index];
+        let (from, to) = (window.from.load(Ordering::Relaxed), window.to.load(Ordering::Relaxed));
+        if start >= from && end <= to {
+            return;
+        }
+        let taken = self.taken.load(Ordering::Relaxed);
+        let follows = start >= from && start <= to + AHEAD_BYTES_MAX;
+        let next =
+            if follows { next_window(start, end, to, (SHARE * written).saturating_sub(taken)) } else { None };
+        let Some((first, last)) = next else {
+            if !follows {
+                // Where a step that follows will start from.
+                window.from.store(start, Ordering::Relaxed);
+                window.to.store(start, Ordering::Relaxed);
+            }
+            return;
+        };
+        // Kept from being seen in the file's size.
+        // SAFETY: plain system call on a descriptor of the caller's.
+        let result =
+            unsafe { libc::fallocate(fd, libc::FALLOC_FL_KEEP_SIZE, first as i64, (last - first) as i64) };
+        if result != 0 {
+            self.taken.store(Ahead::NEVER, Ordering::Relaxed);
+            return;
+        }
+        self.taken.store(taken + (last - first), Ordering::Relaxed);
+        if first > to {
+            window.from.store(first, Ordering::Relaxed);
+        }
+        window.to.store(last, Ordering::Relaxed);
+    }
+}
+
+/// The window to take before a write from `start` to `end` when all before `to` is there, if `room` bytes pay for it.
+fn next_window(start: u64, end: u64, to: u64, room: u64) -> Option<(u64, u64)> {
+    let most = room.min(start.max(AHEAD_BYTES_MIN)).min(AHEAD_BYTES_MAX);
+    if most < AHEAD_BYTES_MIN {
+        return None;
+    }
+    let bytes = 1 << most.ilog2();
+    let first = (start.max(to) / bytes * bytes).max(to);
+    let last = end.next_multiple_of(bytes);
+    (last > first && last - first <= room).then_some((first, last))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn next_window_is_never_longer_than_what_pays_for_it() {
+        for start in (0..64 << 20).step_by(47_001) {
+            for room in [0, 1000, 1 << 16, 300_000, 1 << 21, 1 << 40] {
+                let Some((first, last)) = next_window(start, start + 47_001, 0, room) else { continue };
+                assert!(first <= start && last >= start + 47_001 && last - first <= room, "{start} {room}");
+                assert!(
+                    last - first <= 2 * AHEAD_BYTES_MAX.min(start.max(AHEAD_BYTES_MIN)),
+                    "{start} {room}"
+                );
+            }
+        }
+        assert_eq!(next_window(0, 4096, 0, AHEAD_BYTES_MIN - 1), None);
+        assert_eq!(next_window(0, 4096, 0, AHEAD_BYTES_MIN), Some((0, AHEAD_BYTES_MIN)));
+        // What is there is not asked for again.
+        assert_eq!(next_window(100_000, 140_000, 131_072, 1 << 30), Some((131_072, 196_608)));
+    }
+
+    #[test]
+    fn take_of_a_file_that_grows_is_whole_windows_and_of_a_far_write_nothing() {
+        use std::os::fd::AsRawFd;
+        use std::os::unix::fs::MetadataExt;
+        let file = tempfile_in_memory();
+        let (ahead, step) = (Ahead::default(), 4096);
+        for i in 0..1024 {
+            ahead.take((0, 1), file.as_raw_fd(), i * step..(i + 1) * step, step as usize, 1);
+        }
+        let there = file.metadata().unwrap().blocks() * 512;
+        assert!(there >= 1024 * step - AHEAD_BYTES_MIN, "{there}");
+        assert!(there <= SHARE * 1024 * step, "{there}");
+        assert_eq!(file.metadata().unwrap().len(), 0, "what is taken ahead shows in the size");
+        let before = file.metadata().unwrap().blocks();
+        for i in 1..100 {
+            ahead.take((0, 1), file.as_raw_fd(), i << 30..(i << 30) + step, step as usize, 1);
+        }
+        assert_eq!(file.metadata().unwrap().blocks(), before);
+    }
+
+    fn tempfile_in_memory() -> std::fs::File {
+        use std::os::fd::FromRawFd;
+        // SAFETY: a new descriptor that nobody else has.
+        unsafe {
+            let fd = libc::memfd_create(c"ahead".as_ptr(), libc::MFD_CLOEXEC);
+            assert!(fd >= 0);
+            std::fs::File::from_raw_fd(fd)
+        }
+    }
+}

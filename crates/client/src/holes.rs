@@ -1,0 +1,104 @@
+//! Holes of a file of any layout: where its data is, and how a range becomes a hole.
+//!
+//! Backing files of other nodes are not asked about holes: all of what they have counts as data, which lseek(2) allows.
+
+use std::os::fd::{AsRawFd, RawFd};
+
+use forebay_types::{BackingOp, Code};
+
+use crate::errno;
+use crate::file::{File, Stripe};
+
+/// What lseek(2) with `whence` gives; none behind the last data, or the end.
+fn seek(fd: RawFd, at: u64, whence: i32) -> Result<Option<u64>, Code> {
+    // SAFETY: plain system call; the descriptor is ours and its own offset is used by nobody.
+    let found = unsafe { libc::lseek(fd, at as i64, whence) };
+    if found >= 0 {
+        return Ok(Some(found as u64));
+    }
+    // SAFETY: errno of this thread.
+    if unsafe { *libc::__errno_location() } == libc::ENXIO {
+        return Ok(None);
+    }
+    Err(errno::last())
+}
+
+impl File {
+    /// The first byte at or behind `offset` that is not in a hole.
+    ///
+    /// # Errors
+    /// [`Code::NoDevice`] (ENXIO) when there is none.
+    pub fn seek_data(&self, offset: u64) -> Result<u64, Code> {
+        let size = self.size()?;
+        let mut found = None;
+        for (component, stripe) in self.layout().stripes() {
+            // The bytes of this backing file that lie before the offset.
+            let at = self.layout().backing_bytes(component, stripe, offset);
+            let data = match self.stripe_at(self.index_of(component, stripe)) {
+                Stripe::Here(fd) => seek(fd.as_raw_fd(), at, libc::SEEK_DATA)?,
+                Stripe::There(_) => Some(at),
+            };
+            let place = data.map(|data| self.layout().size_from(component, stripe, data + 1) - 1);
+            found = found.into_iter().chain(place).min();
+        }
+        found.filter(|found| *found < size).ok_or(Code::NoDevice)
+    }
+
+    /// The first byte at or behind `offset` that is in a hole; the file's end counts as one.
+    ///
+    /// # Errors
+    /// [`Code::NoDevice`] (ENXIO) when `offset` is not within the file.
+    pub fn seek_hole(&self, offset: u64) -> Result<u64, Code> {
+        let size = self.size()?;
+        if offset >= size {
+            return Err(Code::NoDevice);
+        }
+        let mut at = offset;
+        while at < size {
+            let extent = self.layout().locate(at, size - at);
+            let Stripe::Here(fd) = self.stripe_at(self.index_of(extent.component, extent.stripe)) else {
+                at += extent.len;
+                continue;
+            };
+            // A backing file that ends here is a hole where the file goes on.
+            let hole = seek(fd.as_raw_fd(), extent.offset, libc::SEEK_HOLE)?.unwrap_or(extent.offset);
+            if hole < extent.offset + extent.len {
+                return Ok(at + (hole - extent.offset));
+            }
+            at += extent.len;
+        }
+        Ok(size)
+    }
+
+    /// Makes a range a hole, which reads as zeros and takes no space. The size stays.
+    pub fn punch(&self, offset: u64, bytes: u64) -> Result<(), Code> {
+        let end = offset.checked_add(bytes).ok_or(Code::Invalid)?.min(forebay_types::limits::FILE_BYTES_MAX);
+        if bytes == 0 {
+            return Err(Code::Invalid);
+        }
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        for (component, stripe) in self.layout().stripes() {
+            let first = self.layout().backing_bytes(component, stripe, offset);
+            let length = self.layout().backing_bytes(component, stripe, end).saturating_sub(first);
+            if length == 0 {
+                continue;
+            }
+            match self.stripe_at(self.index_of(component, stripe)) {
+                Stripe::Here(fd) => loop {
+                    // SAFETY: plain system call on our descriptor.
+                    let result =
+                        unsafe { libc::fallocate(fd.as_raw_fd(), mode, first as i64, length as i64) };
+                    match errno::check(result) {
+                        Err(Code::Interrupted) => {}
+                        result => break result.map(|_| ())?,
+                    }
+                },
+                Stripe::There(there) => {
+                    let op = BackingOp::Allocate { mode: mode as u32, offset: first, bytes: length };
+                    self.pool().ask_backing(there.id, op)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,330 @@
+//! Many ranges of a file in one call: as few system calls as the backing files allow.
+//!
+//! Ranges and memory are cut into pieces that lie in one backing file each, and those of one backing file are moved
+//! together. Reads of ranges with short gaps between them take the gaps along into a page that nobody reads. Writes never
+//! touch a gap: what others write there meanwhile stays. Who writes the ranges of a view that several ranks take turns in
+//! begins with another backing file than its neighbours, so that they do not wait for one inode's lock
+//! ([`File::write_runs`]).
+//!
+//! Not for signal handlers: these calls allocate. Tests: `crates/capi/tests/interface.c`, `mpi/tests/views.c`.
+
+use std::os::fd::{AsRawFd, RawFd};
+
+use forebay_types::limits::{GAP_BYTES_MAX, RUN_PIECES_MAX};
+use forebay_types::Code;
+
+use crate::errno;
+use crate::file::{File, Stripe};
+use crate::scatter::Spot;
+
+/// Pieces of memory that the kernel takes in one call (UIO_MAXIOV).
+const PARTS_MAX: usize = 1024;
+
+/// A range of a file; `struct forebay_run` of forebay.h.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Run {
+    /// Its first byte.
+    pub offset: u64,
+    /// Its length.
+    pub bytes: u64,
+}
+
+/// A part of a range that lies in one backing file and in one piece of memory.
+#[derive(Clone, Copy)]
+struct Piece {
+    stripe: usize,
+    /// In the backing file.
+    at: u64,
+    memory: *mut u8,
+    bytes: usize,
+    /// In the file.
+    offset: u64,
+    /// Bytes of all pieces before it.
+    before: u64,
+}
+
+/// Ranges and memory, as pieces.
+struct Pieces<'a> {
+    file: &'a File,
+    parts: &'a [libc::iovec],
+    runs: &'a [Run],
+    part: usize,
+    within_part: usize,
+    run: usize,
+    within_run: u64,
+    before: u64,
+}
+
+impl Iterator for Pieces<'_> {
+    type Item = Piece;
+
+    fn next(&mut self) -> Option<Piece> {
+        while self.runs.get(self.run)?.bytes == self.within_run {
+            (self.run, self.within_run) = (self.run + 1, 0);
+        }
+        while self.parts.get(self.part)?.iov_len == self.within_part {
+            (self.part, self.within_part) = (self.part + 1, 0);
+        }
+        let (run, part) = (self.runs[self.run], self.parts[self.part]);
+        let left = (run.bytes - self.within_run).min((part.iov_len - self.within_part) as u64);
+        let offset = run.offset + self.within_run;
+        let extent = self.file.layout().locate(offset, left);
+        // SAFETY: within the part, which the caller of read_runs and write_runs promises to be one piece of memory.
+        let memory = unsafe { part.iov_base.cast::<u8>().add(self.within_part) };
+        let piece = Piece {
+            stripe: self.file.index_of(extent.component, extent.stripe),
+            at: extent.offset,
+            memory,
+            bytes: extent.len as usize,
+            offset,
+            before: self.before,
+        };
+        self.within_run += extent.len;
+        self.within_part += extent.len as usize;
+        self.before += extent.len;
+        Some(piece)
+    }
+}
+
+/// Bytes of all ranges; none when that is not what the memory has, or one of them ends nowhere.
+fn total(parts: &[libc::iovec], runs: &[Run]) -> Result<u64, Code> {
+    let mut bytes = 0u64;
+    for run in runs {
+        let end = run.offset.checked_add(run.bytes).ok_or(Code::Invalid)?;
+        if end > forebay_types::limits::FILE_BYTES_MAX {
+            return Err(Code::FileTooLarge);
+        }
+        bytes = bytes.checked_add(run.bytes).ok_or(Code::Invalid)?;
+    }
+    let memory = parts.iter().try_fold(0u64, |sum, part| sum.checked_add(part.iov_len as u64));
+    if memory == Some(bytes) {
+        Ok(bytes)
+    } else {
+        Err(Code::Invalid)
+    }
+}
+
+/// Moves all of `parts` from or to `at`; fewer bytes at a file's end. Changes `parts`.
+fn move_parts(fd: RawFd, mut parts: &mut [libc::iovec], mut at: u64, writes: bool) -> Result<u64, Code> {
+    let mut done = 0;
+    while !parts.is_empty() {
+        let count = parts.len().min(PARTS_MAX) as i32;
+        // SAFETY: each part is memory of the caller's, of the length that it says, writable if this reads.
+        let n = unsafe {
+            if writes {
+                libc::pwritev(fd, parts.as_ptr(), count, at as i64)
+            } else {
+                libc::preadv(fd, parts.as_ptr(), count, at as i64)
+            }
+        };
+        let mut n = match usize::try_from(n) {
+            // A medium that takes nothing and does not say why.
+            Ok(0) if writes => return Err(Code::Io),
+            Ok(0) => break,
+            Ok(n) => n,
+            Err(_) => match errno::last() {
+                Code::Interrupted => continue,
+                code => return Err(code),
+            },
+        };
+        done += n as u64;
+        at += n as u64;
+        while let Some(first) = parts.first_mut() {
+            if n < first.iov_len {
+                // SAFETY: within the part.
+                first.iov_base = unsafe { first.iov_base.cast::<u8>().add(n) }.cast();
+                first.iov_len -= n;
+                break;
+            }
+            n -= first.iov_len;
+            parts = &mut parts[1..];
+        }
+    }
+    Ok(done)
+}
+
+fn part_of(memory: *mut u8, bytes: usize) -> libc::iovec {
+    libc::iovec { iov_base: memory.cast(), iov_len: bytes }
+}
+
+/// What a read found out about the file's end.
+struct End {
+    size: Option<u64>,
+    /// Bytes of data, in order, before the first that lies behind the end.
+    whole: u64,
+}
+
+impl End {
+    /// Pieces of which the backing file has only `got` bytes: zeros where the file goes on in another.
+    fn fill(&mut self, file: &File, piece: &Piece, got: usize) -> Result<(), Code> {
+        if got >= piece.bytes {
+            return Ok(());
+        }
+        let size = match self.size {
+            Some(size) => size,
+            None => *self.size.insert(file.size()?),
+        };
+        let there = (size.saturating_sub(piece.offset) as usize).clamp(got, piece.bytes);
+        // SAFETY: within the piece.
+        unsafe { piece.memory.add(got).write_bytes(0, there - got) };
+        if there < piece.bytes {
+            self.whole = self.whole.min(piece.before + there as u64);
+        }
+        Ok(())
+    }
+}
+
+impl File {
+    fn pieces<'a>(&'a self, parts: &'a [libc::iovec], runs: &'a [Run]) -> Pieces<'a> {
+        Pieces { file: self, parts, runs, part: 0, within_part: 0, run: 0, within_run: 0, before: 0 }
+    }
+
+    /// Reads ranges into memory, both in order: the bytes before the first that lies behind the file's end.
+    ///
+    /// # Errors
+    /// [`Code::Invalid`] when ranges and memory are not equally long.
+    ///
+    /// # Safety
+    /// Each of `parts` is writable memory that nothing else uses during the call.
+    pub unsafe fn read_runs(&self, parts: &[libc::iovec], runs: &[Run]) -> Result<u64, Code> {
+        let mut end = End { size: None, whole: total(parts, runs)? };
+        let mut pieces = self.pieces(parts, runs);
+        let mut some = Vec::new();
+        loop {
+            some.clear();
+            some.extend(pieces.by_ref().take(RUN_PIECES_MAX));
+            if some.is_empty() {
+                return Ok(end.whole);
+            }
+            some.sort_by_key(|piece| piece.stripe);
+            for group in some.chunk_by(|a, b| a.stripe == b.stripe) {
+                match self.stripe_at(group[0].stripe) {
+                    Stripe::Here(fd) => self.read_group(fd.as_raw_fd(), group, &mut end)?,
+                    Stripe::There(_) => {
+                        for piece in group {
+                            // SAFETY: the caller's promise.
+                            let to = unsafe { std::slice::from_raw_parts_mut(piece.memory, piece.bytes) };
+                            let got = self.read_at(to, piece.offset)?;
+                            if got < piece.bytes {
+                                end.whole = end.whole.min(piece.before + got as u64);
+                            }
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Reads pieces of one backing file, those near each other together.
+    fn read_group(&self, fd: RawFd, group: &[Piece], end: &mut End) -> Result<(), Code> {
+        let mut gap = [const { std::mem::MaybeUninit::<u8>::uninit() }; GAP_BYTES_MAX];
+        let mut parts = Vec::with_capacity((2 * group.len()).min(PARTS_MAX));
+        let mut rest = group;
+        while let Some(first) = rest.first() {
+            parts.clear();
+            let (mut at, mut count) = (first.at, 0);
+            for piece in rest {
+                let between = piece.at.wrapping_sub(at);
+                if between > GAP_BYTES_MAX as u64 || parts.len() + 2 > PARTS_MAX {
+                    break;
+                }
+                if between > 0 {
+                    parts.push(part_of(gap.as_mut_ptr().cast(), between as usize));
+                }
+                parts.push(part_of(piece.memory, piece.bytes));
+                at = piece.at + piece.bytes as u64;
+                count += 1;
+            }
+            let got = first.at + move_parts(fd, &mut parts, first.at, false)?;
+            for piece in &rest[..count] {
+                end.fill(self, piece, got.saturating_sub(piece.at).min(piece.bytes as u64) as usize)?;
+            }
+            rest = &rest[count..];
+        }
+        Ok(())
+    }
+
+    /// Writes memory to ranges, both in order: all of it. When it fails, any of it may have been written.
+    ///
+    /// # Errors
+    /// [`Code::Invalid`] when ranges and memory are not equally long.
+    ///
+    /// # Safety
+    /// Each of `parts` is memory that nothing changes during the call.
+    pub unsafe fn write_runs(&self, parts: &[libc::iovec], runs: &[Run]) -> Result<u64, Code> {
+        let all = total(parts, runs)?;
+        let mut pieces = self.pieces(parts, runs);
+        let mut some = Vec::new();
+        loop {
+            some.clear();
+            some.extend(pieces.by_ref().take(RUN_PIECES_MAX));
+            let Some(first) = some.first() else { return Ok(all) };
+            // Neighbours in a view that ranks take turns in are as far apart as one's first range is long.
+            let turn = (first.offset / first.bytes as u64) as usize;
+            some.sort_by_key(|piece| piece.stripe);
+            let groups: Vec<_> = some.chunk_by(|a, b| a.stripe == b.stripe).collect();
+            for i in 0..groups.len() {
+                let group = groups[(i + turn) % groups.len()];
+                match self.stripe_at(group[0].stripe) {
+                    Stripe::Here(fd) => self.write_group(fd.as_raw_fd(), group)?,
+                    Stripe::There(_) => {
+                        for piece in group {
+                            // SAFETY: the caller's promise.
+                            let from = unsafe { std::slice::from_raw_parts(piece.memory, piece.bytes) };
+                            self.write_whole(from, piece.offset)?;
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// Writes pieces of one backing file, those that touch together.
+    fn write_group(&self, fd: RawFd, group: &[Piece]) -> Result<(), Code> {
+        let bytes = group.iter().map(|piece| piece.bytes).sum::<usize>();
+        let (first, last) = (&group[0], &group[group.len() - 1]);
+        let range = first.at..(last.at + last.bytes as u64).max(first.at);
+        self.take_ahead(first.stripe, fd, range, bytes, group.len());
+        let done = self.scatter(first.stripe, fd, group)?;
+        let mut parts = Vec::with_capacity(group.len().min(PARTS_MAX));
+        let mut rest = &group[done..];
+        while let Some(first) = rest.first() {
+            parts.clear();
+            let mut at = first.at;
+            for piece in rest {
+                if piece.at != at || parts.len() == PARTS_MAX {
+                    break;
+                }
+                parts.push(part_of(piece.memory, piece.bytes));
+                at += piece.bytes as u64;
+            }
+            rest = &rest[parts.len()..];
+            move_parts(fd, &mut parts, first.at, true)?;
+        }
+        Ok(())
+    }
+
+    /// Writes many small pieces together; how many, from the first on.
+    fn scatter(&self, stripe: usize, fd: RawFd, group: &[Piece]) -> Result<usize, Code> {
+        let spots: Vec<_> = group
+            .iter()
+            .map(|piece| Spot { at: piece.at, memory: piece.memory, bytes: piece.bytes })
+            .collect();
+        let mut result = Ok(0);
+        let last = &group[group.len() - 1];
+        let done = self.scattered().write((stripe, self.stripe_count()), fd, &spots, || {
+            result = move_parts(fd, &mut [part_of(last.memory, last.bytes)], last.at, true);
+            result.is_ok()
+        });
+        result.map(|_| done)
+    }
+
+    fn write_whole(&self, from: &[u8], offset: u64) -> Result<(), Code> {
+        let mut done = 0;
+        while done < from.len() {
+            done += self.write_at(&from[done..], offset + done as u64)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,658 @@
+//! Leases: what nodes may believe of each other's directories, so that path walks need no requests.
+//!
+//! A node that is told of a directory by its home, what a name leads to or what the directory permits, shows it on its board
+//! and believes it while its lease from that home runs. The lease is one for each pair of nodes, and renewed by the network
+//! thread. It runs out for the holder [`LEASE_MS`] after it *asked* for the renewal, for the home after it *answered*, so that
+//! the home waits for longer than the holder believes.
+//!
+//! ```text
+//! home     told of a name or directory      notes the holder, if its lease runs
+//!          one of them changes              shows it, recalls it from its holders; acknowledges when all have answered, or the
+//!                                           lease has run out of who has not
+//!          lease ran out                    a new term; what was noted in the old one is void
+//!          just started                     acknowledges no such change for LEASE_MS: who was told what is not known
+//! holder   another term                     forgets all that it was told by that home
+//!          an answer overtaken by a recall  is given to who asked, and not shown: turns count recalls and terms
+//! ```
+//! While a recall is not answered the lease is not renewed, so that no change waits for longer than a lease. Only
+//! acknowledgements wait: other requests go on, and who asks the home is told the new state at once.
+//!
+//! All of it is the shard thread's. Tests: below, and `tests/conformance/tests/cluster`.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use forebay_fabric::Ticket;
+use forebay_ring::{lease_clock, BoardWriter};
+use forebay_types::limits::{BOARD_NAME_MAX, LEASED_MAX, LEASE_MS};
+use forebay_types::{Caller, Code, Entry, Ino, Kind, NodeId, Reply, Request};
+use forebay_wire::Stamp;
+
+use super::network::Order;
+use super::notifier::Note;
+use super::session::node_of_session;
+use super::shard_thread::ShardThread;
+
+const LEASE_NS: u64 = LEASE_MS * 1_000_000;
+
+/// A directory's name.
+type Name = (Ino, Vec<u8>);
+/// What a directory permits: mode, owner, group.
+type Permissions = (u32, u32, u32);
+/// Nodes that were told something, and in which term.
+type Holders = BTreeMap<NodeId, u64>;
+
+/// A lease that this node gave.
+#[derive(Debug)]
+struct Given {
+    term: u64,
+    until: u64,
+    /// Recalls that were not answered.
+    recalls: usize,
+}
+
+/// What is to be recalled.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Recall {
+    Name(Name),
+    Directory(Ino),
+}
+
+/// An acknowledgement that waits for recalls.
+#[derive(Debug)]
+struct Held {
+    session: u64,
+    slot: usize,
+    seq: u64,
+    reply: Vec<u8>,
+    notes: Vec<Note>,
+    wait: Wait,
+}
+
+/// What this node has from another.
+#[derive(Debug, Default)]
+struct Taken {
+    /// The lease is being renewed.
+    renewed: bool,
+    term: Option<u64>,
+    /// Rises with each recall and each new term.
+    turn: u64,
+    names: BTreeSet<Name>,
+    directories: BTreeSet<Ino>,
+}
+
+/// A look at another node's directory that is under way.
+#[derive(Debug)]
+struct Look {
+    node: NodeId,
+    turn: u64,
+    /// None: at a directory itself.
+    name: Option<Name>,
+}
+
+/// What the acknowledgement of a change has to wait for.
+#[derive(Debug, Default)]
+pub(super) struct Wait {
+    /// Recalls that were not answered,
+    recalls: HashSet<u64>,
+    /// though not for longer than this;
+    until: u64,
+    /// and in any case this.
+    not_before: u64,
+}
+
+/// The leases of a node, given and taken.
+#[derive(Debug)]
+pub(super) struct Leases {
+    given: HashMap<NodeId, Given>,
+    names: HashMap<Name, Holders>,
+    directories: HashMap<Ino, (Permissions, Holders)>,
+    /// Under their numbers: whom it went to, in which term.
+    recalls: HashMap<u64, (NodeId, u64)>,
+    held: Vec<Held>,
+    last_recall: u64,
+    next_term: u64,
+    cautious_until: u64,
+    taken: HashMap<NodeId, Taken>,
+    looks: HashMap<Stamp, Look>,
+}
+
+fn permissions(entry: &Entry) -> Permissions {
+    (entry.attr.mode, entry.attr.uid, entry.attr.gid)
+}
+
+impl Leases {
+    /// Of a worker that starts now. In a pool that is `new` nobody was told anything.
+    pub(super) fn new(new: bool) -> Leases {
+        let now = lease_clock();
+        Leases {
+            given: HashMap::new(),
+            names: HashMap::new(),
+            directories: HashMap::new(),
+            recalls: HashMap::new(),
+            held: Vec::new(),
+            last_recall: 0,
+            // Terms take longer than a nanosecond, so that no worker has one of an earlier one's.
+            next_term: now,
+            cautious_until: if new { 0 } else { now + LEASE_NS },
+            taken: HashMap::new(),
+            looks: HashMap::new(),
+        }
+    }
+
+    // --- as the home
+
+    /// The term of a node's lease, if it runs.
+    fn term_of(&self, node: NodeId, now: u64) -> Option<u64> {
+        self.given.get(&node).filter(|given| given.until >= now).map(|given| given.term)
+    }
+
+    /// A node asks for its lease to be renewed; its term.
+    fn renew(&mut self, node: NodeId, now: u64) -> Result<u64, Code> {
+        match self.given.get_mut(&node).filter(|given| given.until >= now) {
+            Some(given) if given.recalls > 0 => Err(Code::Busy),
+            Some(given) => {
+                given.until = now + LEASE_NS;
+                Ok(given.term)
+            }
+            None => {
+                self.next_term += 1;
+                let given = Given { term: self.next_term, until: now + LEASE_NS, recalls: 0 };
+                self.given.insert(node, given);
+                Ok(self.next_term)
+            }
+        }
+    }
+
+    /// A process of another node was told this.
+    fn told(&mut self, node: NodeId, request: &Request<'_>, reply: &[u8], now: u64) {
+        let (Some(term), Ok(reply)) = (self.term_of(node, now), Reply::decode(reply)) else { return };
+        let directory = match reply {
+            Reply::Entry(entry) if entry.attr.is_directory() => Some(entry),
+            Reply::Elsewhere { kind: Kind::Directory, .. } => None,
+            _ => return,
+        };
+        if let Request::Lookup { parent, name } = *request {
+            if name.len() > BOARD_NAME_MAX {
+                return;
+            }
+            self.names.entry((parent, name.to_vec())).or_default().insert(node, term);
+        }
+        if let Some(entry) = directory {
+            let told = self.directories.entry(entry.attr.ino).or_default();
+            told.0 = permissions(&entry);
+            told.1.insert(node, term);
+        }
+    }
+
+    /// True when a change has nobody to be recalled from, whatever it changes.
+    fn is_idle(&self, now: u64) -> bool {
+        self.names.is_empty() && self.directories.is_empty() && self.cautious_until <= now
+    }
+
+    /// What is to be recalled because of a change that was made, and from whom. Who was told is forgotten with it.
+    fn changed<'e>(
+        &mut self,
+        names: impl Iterator<Item = (Ino, &'e [u8])>,
+        inodes: impl Iterator<Item = (Ino, Option<Permissions>)>,
+    ) -> Vec<(Recall, Holders)> {
+        let mut recalls = Vec::new();
+        for (parent, name) in names {
+            let name = (parent, name.to_vec());
+            if let Some(holders) = self.names.remove(&name) {
+                recalls.push((Recall::Name(name), holders));
+            }
+        }
+        for (ino, now) in inodes {
+            let differs = |(told, _): &(Permissions, Holders)| now != Some(*told);
+            if self.directories.get(&ino).is_some_and(differs) {
+                if let Some((_, holders)) = self.directories.remove(&ino) {
+                    recalls.push((Recall::Directory(ino), holders));
+                }
+            }
+        }
+        recalls
+    }
+
+    /// Counts a recall from a node, if its lease runs in that term; the recall's number.
+    fn begin_recall(&mut self, node: NodeId, term: u64, now: u64, wait: &mut Wait) -> Option<u64> {
+        let given = self.given.get_mut(&node).filter(|given| given.term == term && given.until >= now)?;
+        given.recalls += 1;
+        self.last_recall += 1;
+        self.recalls.insert(self.last_recall, (node, term));
+        wait.recalls.insert(self.last_recall);
+        wait.until = wait.until.max(given.until);
+        Some(self.last_recall)
+    }
+
+    /// A recall was answered, or could not be brought: then what waits for it waits until the lease has run out.
+    fn recalled(&mut self, number: u64, answered: bool) {
+        let Some((node, term)) = self.recalls.remove(&number) else { return };
+        if !answered {
+            return;
+        }
+        if let Some(given) = self.given.get_mut(&node).filter(|given| given.term == term) {
+            given.recalls = given.recalls.saturating_sub(1);
+        }
+        for held in &mut self.held {
+            held.wait.recalls.remove(&number);
+        }
+    }
+
+    /// Holds the acknowledgement of a request of this session, slot and sequence back.
+    pub(super) fn hold(
+        &mut self,
+        (session, slot, seq): (u64, usize, u64),
+        reply: &[u8],
+        notes: Vec<Note>,
+        wait: Wait,
+    ) {
+        self.held.push(Held { session, slot, seq, reply: reply.to_vec(), notes, wait });
+    }
+
+    /// Acknowledgements that need not wait any more.
+    fn due(&mut self, now: u64) -> Vec<Held> {
+        let is_due =
+            |Held { wait, .. }: &Held| now > wait.not_before && (wait.recalls.is_empty() || now > wait.until);
+        let (due, held) = std::mem::take(&mut self.held).into_iter().partition(is_due);
+        self.held = held;
+        due
+    }
+
+    /// Milliseconds until an acknowledgement is due by time.
+    pub(super) fn patience_ms(&self) -> Option<u64> {
+        let first = self.held.iter().map(|Held { wait, .. }| wait.until.max(wait.not_before)).min()?;
+        Some(first.saturating_sub(lease_clock()) / 1_000_000 + 1)
+    }
+
+    // --- as the holder
+
+    /// A client's look at something that another node has is on its way.
+    pub(super) fn looks(&mut self, stamp: Stamp, node: NodeId, request: &Request<'_>) {
+        let name = match *request {
+            Request::Lookup { parent, name } if name.len() <= BOARD_NAME_MAX => Some((parent, name.to_vec())),
+            Request::GetAttr { .. } => None,
+            _ => return,
+        };
+        let turn = self.taken.get(&node).map_or(0, |taken| taken.turn);
+        self.looks.insert(stamp, Look { node, turn, name });
+    }
+
+    /// It is answered: shows what it told of a directory, if that may be believed. The node from which a lease is wanted.
+    fn looked(&mut self, stamp: Stamp, reply: &[u8], board: &mut BoardWriter) -> Option<NodeId> {
+        let Look { node, turn, name } = self.looks.remove(&stamp)?;
+        let (directory, leads_to) = match Reply::decode(reply) {
+            Ok(Reply::Entry(entry)) if entry.attr.is_directory() => (Some(entry), entry.attr.ino),
+            Ok(Reply::Elsewhere { ino, kind: Kind::Directory }) if name.is_some() => (None, ino),
+            _ => return None,
+        };
+        let taken = self.taken.entry(node).or_default();
+        if !taken.renewed {
+            taken.renewed = true;
+            return Some(node);
+        }
+        if taken.turn != turn || taken.term.is_none() {
+            return None;
+        }
+        if taken.names.len() + taken.directories.len() >= LEASED_MAX {
+            Leases::forget(taken, board);
+        }
+        if let Some(entry) = directory.filter(|entry| entry.attr.ino.birth_node() == node) {
+            board.leased_directory(&entry);
+            taken.directories.insert(entry.attr.ino);
+        }
+        if let Some((parent, name)) = name.filter(|(parent, _)| parent.birth_node() == node) {
+            if board.leased_name(parent, &name, leads_to) {
+                taken.names.insert((parent, name));
+            }
+        }
+        board.finish();
+        None
+    }
+
+    /// Takes from the board what a node told.
+    fn forget(taken: &mut Taken, board: &mut BoardWriter) {
+        for (parent, name) in std::mem::take(&mut taken.names) {
+            board.forget_name(parent, &name);
+        }
+        for ino in std::mem::take(&mut taken.directories) {
+            board.forget_directory_of(ino);
+        }
+        board.finish();
+    }
+
+    /// A lease was renewed, or there is none: `lease` is its term and its end.
+    pub(super) fn renewed(&mut self, node: NodeId, lease: Option<(u64, u64)>, board: &mut BoardWriter) {
+        let taken = self.taken.entry(node).or_default();
+        let Some((term, until)) = lease else {
+            // What was told counts no longer than the lease runs, and again if it is renewed in the same term.
+            taken.renewed = false;
+            return;
+        };
+        if taken.term != Some(term) {
+            Leases::forget(taken, board);
+            taken.term = Some(term);
+            taken.turn += 1;
+        }
+        board.lease(node, until);
+    }
+
+    /// A node takes back what it told.
+    fn take_back(
+        &mut self,
+        node: NodeId,
+        request: &Request<'_>,
+        board: &mut BoardWriter,
+    ) -> Result<(), Code> {
+        let taken = self.taken.entry(node).or_default();
+        taken.turn += 1;
+        match *request {
+            Request::RecallName { parent, name } if parent.birth_node() == node => {
+                board.forget_name(parent, name);
+                taken.names.remove(&(parent, name.to_vec()));
+            }
+            Request::RecallDirectory { ino } if ino.birth_node() == node => {
+                board.forget_directory_of(ino);
+                taken.directories.remove(&ino);
+            }
+            _ => return Err(Code::Malformed),
+        }
+        board.finish();
+        Ok(())
+    }
+}
+
+impl ShardThread<'_> {
+    /// A daemon asks about leases.
+    pub(super) fn lease_asked(&mut self, ticket: Ticket, message: &[u8]) {
+        let (Some(network), Some(leases)) = (&self.network, &mut self.leases) else { return };
+        let node = ticket.node;
+        let result = match Request::decode(message) {
+            Ok((_, Request::RenewLease)) => leases.renew(node, lease_clock()).map(Reply::Count),
+            Ok((_, request)) => leases.take_back(node, &request, &mut self.board).map(|()| Reply::Done),
+            Err(code) => Err(code),
+        };
+        let mut reply = [0; 32];
+        let n = Reply::encode(&result, &mut reply).unwrap_or(0);
+        network.orders.give(Order::Answer { ticket, reply: reply[..n].to_vec() });
+    }
+
+    /// A process of another node was answered.
+    pub(super) fn note_told(&mut self, session: u64, request: &Request<'_>, reply: &[u8]) {
+        if let Some(leases) = &mut self.leases {
+            leases.told(node_of_session(session), request, reply, lease_clock());
+        }
+    }
+
+    /// A client's request goes to another node.
+    pub(super) fn note_look(&mut self, stamp: Stamp, node: NodeId, message: &[u8]) {
+        if let (Some(leases), Ok((_, request))) = (&mut self.leases, Request::decode(message)) {
+            leases.looks(stamp, node, &request);
+        }
+    }
+
+    /// What came back.
+    pub(super) fn note_looked(&mut self, stamp: Stamp, reply: &[u8]) {
+        let (Some(network), Some(leases)) = (&self.network, &mut self.leases) else { return };
+        if let Some(node) = leases.looked(stamp, reply, &mut self.board) {
+            network.orders.give(Order::RenewLease(node));
+        }
+    }
+
+    /// A lease was renewed, or could not be: term and end. It is renewed on while there are clients.
+    pub(super) fn lease_renewed(&mut self, node: NodeId, lease: Option<(u64, u64)>) {
+        let (Some(network), Some(leases)) = (&self.network, &mut self.leases) else { return };
+        leases.renewed(node, lease, &mut self.board);
+        if lease.is_some() && self.sessions.len() > self.remote_sessions {
+            network.orders.give(Order::RenewLease(node));
+        } else if let Some(taken) = leases.taken.get_mut(&node) {
+            taken.renewed = false;
+        }
+    }
+
+    /// Recalls what a change made void, whose effects begin at these places; what its acknowledgement has to wait for.
+    pub(super) fn recall(&mut self, request: &Request<'_>, (names, inodes): (usize, usize)) -> Option<Wait> {
+        let (network, leases) = (self.network.as_ref()?, self.leases.as_mut()?);
+        let now = lease_clock();
+        if leases.is_idle(now) {
+            return None;
+        }
+        let mut wait = Wait::default();
+        let cautious_until = leases.cautious_until;
+        let changed = leases.changed(
+            self.effects.names().skip(names).map(|name| (name.parent, name.name)),
+            self.effects.inodes()[inodes..]
+                .iter()
+                .map(|(ino, entry)| (*ino, entry.as_ref().map(permissions))),
+        );
+        for (what, holders) in changed {
+            let mut message = [0; 512];
+            let request = match &what {
+                Recall::Name((parent, name)) => Request::RecallName { parent: *parent, name },
+                Recall::Directory(ino) => Request::RecallDirectory { ino: *ino },
+            };
+            let n = request.encode(Caller { uid: 0, gid: 0 }, &mut message).unwrap_or(0);
+            for (node, term) in holders {
+                if let Some(number) = leases.begin_recall(node, term, now, &mut wait) {
+                    network.orders.give(Order::Recall { node, number, message: message[..n].to_vec() });
+                }
+            }
+        }
+        let is_of_directory = match request {
+            Request::SetAttr { .. } => {
+                let mut changed = self.effects.inodes()[inodes..].iter();
+                changed.any(|(_, entry)| entry.is_some_and(|entry| entry.attr.is_directory()))
+            }
+            _ => {
+                let mut changed = self.effects.names().skip(names);
+                changed.any(|name| name.entry.is_some_and(|(_, kind)| kind == Kind::Directory))
+            }
+        };
+        if cautious_until > now && may_have_been_told(request, is_of_directory) {
+            wait.not_before = cautious_until;
+        }
+        (!wait.recalls.is_empty() || wait.not_before > 0).then_some(wait)
+    }
+
+    /// After a crash: holds back the acknowledgement of a change that others may not know of. False when it need not be.
+    pub(super) fn hold_cautiously(
+        &mut self,
+        of: (u64, usize, u64),
+        request: &Request<'_>,
+        reply: &[u8],
+        notes: &[Note],
+    ) -> bool {
+        let Some(leases) = &mut self.leases else { return false };
+        let not_before = leases.cautious_until;
+        // What a rename has moved is not known any more.
+        let told = may_have_been_told(request, true);
+        if !told || not_before <= lease_clock() {
+            return false;
+        }
+        leases.hold(of, reply, notes.to_vec(), Wait { not_before, ..Wait::default() });
+        true
+    }
+
+    /// A recall was answered, or could not be brought.
+    pub(super) fn recalled(&mut self, number: u64, answered: bool) {
+        if let Some(leases) = &mut self.leases {
+            leases.recalled(number, answered);
+        }
+    }
+
+    /// Acknowledges what has waited for leases for long enough.
+    pub(super) fn acknowledge_recalled(&mut self) {
+        let Some(leases) = self.leases.as_mut().filter(|leases| !leases.held.is_empty()) else { return };
+        for held in leases.due(lease_clock()) {
+            let Some(session) = self.sessions.iter().find(|s| s.id == held.session) else { continue };
+            match &mut self.mount {
+                Some(mount) if !held.notes.is_empty() => {
+                    mount.hold(held.session, held.slot, &held.reply, held.notes);
+                }
+                _ => session.answer_if_waiting(held.slot, held.seq, &held.reply),
+            }
+        }
+    }
+}
+
+/// True for a change of what another node may have been told of a directory; of a rename or new attributes only when they
+/// were a directory's.
+fn may_have_been_told(request: &Request<'_>, is_of_directory: bool) -> bool {
+    match *request {
+        Request::RemoveDirectory { .. } | Request::LeaveDirectory { .. } => true,
+        Request::SetAttr { set, .. } => {
+            is_of_directory && (set.mode.is_some() || set.uid.is_some() || set.gid.is_some())
+        }
+        Request::Rename { .. } => is_of_directory,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_ring::{Board, Lookup, Mapping};
+    use forebay_types::{Attr, Layout, Timestamp};
+    use std::os::fd::AsFd;
+
+    const HOME: NodeId = NodeId(1);
+    const HOLDER: NodeId = NodeId(2);
+
+    fn directory(ino: Ino, mode: u32) -> Entry {
+        let t = Timestamp::default();
+        let attr = Attr {
+            ino,
+            size: 0,
+            rdev: 0,
+            parent: Ino::ROOT,
+            mode: Kind::Directory.mode_bits() | mode,
+            uid: 0,
+            gid: 0,
+            nlink: 2,
+            flags: 0,
+            home: HOME,
+            width_log2: 0,
+            atime: t,
+            mtime: t,
+            ctime: t,
+            btime: t,
+        };
+        Entry { attr, layout: Layout::single(HOME, 0) }
+    }
+
+    fn encoded(reply: Reply<'_>) -> Vec<u8> {
+        let mut bytes = [0; 512];
+        let n = Reply::encode(&Ok(reply), &mut bytes).unwrap();
+        bytes[..n].to_vec()
+    }
+
+    fn lookup(name: &[u8]) -> Request<'_> {
+        Request::Lookup { parent: Ino::ROOT, name }
+    }
+
+    /// What a change of these recalls, as the shard thread does it.
+    fn change(
+        l: &mut Leases,
+        name: Option<&[u8]>,
+        inode: Option<(Ino, Option<Permissions>)>,
+        now: u64,
+    ) -> Wait {
+        let mut wait = Wait::default();
+        let changed = l.changed(name.map(|name| (Ino::ROOT, name)).into_iter(), inode.into_iter());
+        for (_, holders) in changed {
+            for (node, term) in holders {
+                l.begin_recall(node, term, now, &mut wait);
+            }
+        }
+        wait
+    }
+
+    #[test]
+    fn a_change_waits_for_the_recall_of_what_was_told_while_the_lease_ran() {
+        let (mut l, d) = (Leases::new(true), Ino::new(HOME, 9));
+        let told = encoded(Reply::Entry(directory(d, 0o755)));
+        l.told(HOLDER, &lookup(b"d"), &told, 100);
+        assert!(
+            change(&mut l, Some(b"d"), None, 100).recalls.is_empty(),
+            "without a lease nothing is believed"
+        );
+        let term = l.renew(HOLDER, 100).unwrap();
+        l.told(HOLDER, &lookup(b"d"), &told, 200);
+        let same = permissions(&directory(d, 0o755));
+        assert!(change(&mut l, None, Some((d, Some(same))), 200).recalls.is_empty(), "its times changed");
+        let wait = change(&mut l, None, Some((d, Some((0, 0, 0)))), 200);
+        assert_eq!(wait.recalls.len(), 1, "its mode changed");
+        let also = change(&mut l, Some(b"d"), None, 200);
+        assert_eq!((also.recalls.len(), also.until), (1, 100 + LEASE_NS));
+        assert!(change(&mut l, Some(b"d"), None, 200).recalls.is_empty(), "told once, recalled once");
+        assert_eq!(l.renew(HOLDER, 300), Err(Code::Busy), "no change waits for longer than a lease");
+        let numbers: Vec<u64> = wait.recalls.iter().chain(&also.recalls).copied().collect();
+        l.hold((1, 2, 3), b"first", Vec::new(), wait);
+        l.hold((1, 3, 3), b"second", Vec::new(), also);
+        assert!(l.due(400).is_empty());
+        l.recalled(numbers[1], true);
+        assert_eq!(l.due(400).iter().map(|h| h.slot).collect::<Vec<_>>(), [3]);
+        l.recalled(numbers[0], false);
+        assert!(l.due(500).is_empty(), "it was not answered");
+        assert_eq!(l.due(101 + LEASE_NS).len(), 1, "but nobody believes it any more");
+        assert_ne!(l.renew(HOLDER, 101 + LEASE_NS), Ok(term), "what was told in the old term is void");
+    }
+
+    #[test]
+    fn a_worker_that_follows_another_acknowledges_no_change_of_directories_for_one_lease() {
+        let mut l = Leases::new(false);
+        let now = lease_clock();
+        assert!(!l.is_idle(now));
+        let wait = Wait { not_before: l.cautious_until, ..Wait::default() };
+        l.hold((1, 2, 3), b"reply", Vec::new(), wait);
+        assert!(l.due(now).is_empty());
+        assert!(l.patience_ms().is_some_and(|ms| ms > 0 && ms <= LEASE_MS + 1));
+        assert_eq!(l.due(now + LEASE_NS + 1_000_000_000).len(), 1);
+    }
+
+    #[test]
+    fn what_is_told_is_shown_until_it_is_recalled_overtaken_or_of_another_term() {
+        let (fd, mut board) = BoardWriter::create(1 << 20).unwrap();
+        board.set_node(HOLDER);
+        let reader = Board::open(Mapping::new(fd.as_fd(), board.bytes(), false).unwrap()).unwrap();
+        let (mut l, d) = (Leases::new(true), Ino::new(HOME, 9));
+        let told = encoded(Reply::Entry(directory(d, 0o711)));
+        let mut sequence = 0;
+        let mut look =
+            |l: &mut Leases, board: &mut BoardWriter, meanwhile: &dyn Fn(&mut Leases, &mut BoardWriter)| {
+                sequence += 1;
+                let stamp = Stamp { session: 5, slot: 0, sequence };
+                l.looks(stamp, HOME, &lookup(b"d"));
+                meanwhile(l, board);
+                l.looked(stamp, &told, board)
+            };
+        let nothing = |_: &mut Leases, _: &mut BoardWriter| {};
+        let shown = || matches!(reader.lookup(Ino::ROOT, b"d"), Lookup::Hit(found) if found.ino == d);
+        let end = lease_clock() + 3600 * 1_000_000_000;
+        assert_eq!(look(&mut l, &mut board, &nothing), Some(HOME), "a lease is wanted");
+        assert!(!shown(), "there is none yet");
+        l.renewed(HOME, Some((4, end)), &mut board);
+        assert_eq!(look(&mut l, &mut board, &nothing), None);
+        assert!(shown() && reader.permissions(d) == Some((0o040_711, 0, 0)));
+        assert!(reader.inode(d).is_none(), "the rest of its attributes is its home's to tell");
+        board.lease(HOME, lease_clock() - 1);
+        assert!(!shown() && reader.permissions(d).is_none(), "the lease has run out");
+        l.renewed(HOME, Some((4, end)), &mut board);
+        assert!(shown(), "and was renewed");
+        let recall = |l: &mut Leases, board: &mut BoardWriter| {
+            l.take_back(HOME, &Request::RecallName { parent: Ino::ROOT, name: b"d" }, board).unwrap();
+        };
+        recall(&mut l, &mut board);
+        assert!(!shown(), "recalled");
+        look(&mut l, &mut board, &recall);
+        assert!(!shown(), "a recall overtook the answer");
+        look(&mut l, &mut board, &nothing);
+        assert!(shown());
+        l.take_back(HOME, &Request::RecallDirectory { ino: d }, &mut board).unwrap();
+        assert!(!shown() && reader.permissions(d).is_none());
+        look(&mut l, &mut board, &nothing);
+        l.renewed(HOME, Some((5, end)), &mut board);
+        assert!(!shown() && reader.permissions(d).is_none(), "another term");
+        let foreign = Request::RecallDirectory { ino: Ino::new(NodeId(3), 1) };
+        assert_eq!(l.take_back(HOME, &foreign, &mut board), Err(Code::Malformed), "another's to recall");
+    }
+}

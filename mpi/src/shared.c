@@ -1,0 +1,202 @@
+/*
+ * What the ranks that opened a file together share: the shared file pointer, and the lock of atomic mode.
+ *
+ * A process keeps one memfd for all files that it opens as rank 0, cut into slots; other ranks map it through /proc, once
+ * for all files. So an open costs no system call for it, unless it is the first with that rank 0. A slot counts the
+ * ranks that have its file open, and is free again when all have closed it; a rank that dies keeps it from being used
+ * again. Ranks of another node, or of another PID namespace, find no such memfd: for them there is none.
+ *
+ * A rank that should find it and does not, as /proc is hidden from it, is known to it alone at first: the first call
+ * that all ranks make and that needs it asks them all (shared_by_all).
+ *
+ * Locks: `lock` guards the lists of memfds; it is taken last.
+ */
+#include "driver.h"
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { ARENA_BYTES = 64 << 10, SLOT_BYTES = 128, SLOTS = ARENA_BYTES / SLOT_BYTES };
+_Static_assert(sizeof(struct shared) <= SLOT_BYTES, "a slot is one of SLOTS");
+
+/* A memfd that this process made, or another's that it has mapped. Never given back. */
+struct arena {
+    struct arena *next;
+    int64_t pid, memfd;
+    uint64_t nonce; /* also in the first slot, which is no file's */
+    char *base;
+    int free; /* where the look for a free slot begins */
+    ino_t inode;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static struct arena *own, *others;
+
+static struct shared *slot_of(const struct arena *arena, int64_t slot) {
+    return (struct shared *)(arena->base + slot * SLOT_BYTES);
+}
+
+static char *map(int fd) {
+    void *base = mmap(NULL, ARENA_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    return base == MAP_FAILED ? NULL : base;
+}
+
+static struct arena *arena_make(void) {
+    struct arena *arena = calloc(1, sizeof *arena);
+    int fd = arena != NULL ? memfd_create("forebay-mpi", MFD_CLOEXEC) : -1;
+    struct stat st;
+    if (fd < 0 || ftruncate(fd, ARENA_BYTES) != 0 || fstat(fd, &st) != 0 || (arena->base = map(fd)) == NULL) {
+        if (fd >= 0)
+            close(fd);
+        free(arena);
+        return NULL;
+    }
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    arena->pid = getpid();
+    arena->memfd = fd;
+    arena->inode = st.st_ino;
+    arena->nonce = (uint64_t)now.tv_sec * 1000000007u + (uint64_t)now.tv_nsec * 4099u + (uintptr_t)arena->base;
+    arena->free = 1;
+    slot_of(arena, 0)->nonce = arena->nonce;
+    arena->next = own;
+    own = arena;
+    return arena;
+}
+
+/* A program may close any descriptor, and others would look for the memfd there. */
+static bool is_open(const struct arena *arena) {
+    struct stat st;
+    return fstat((int)arena->memfd, &st) == 0 && st.st_ino == arena->inode;
+}
+
+static int64_t slot_take(struct arena *arena, int ranks) {
+    for (int tries = 1; tries < SLOTS; tries++) {
+        int at = arena->free;
+        arena->free = at + 1 < SLOTS ? at + 1 : 1;
+        struct shared *shared = slot_of(arena, at);
+        int nobody = 0;
+        if (atomic_compare_exchange_strong(&shared->users, &nobody, ranks))
+            return at;
+    }
+    return -1;
+}
+
+void shared_make(struct file *file, struct shared_place *place) {
+    *place = (struct shared_place){.slot = -1};
+    pthread_mutex_lock(&lock);
+    struct arena *arena = own != NULL && is_open(own) ? own : arena_make();
+    int64_t slot = arena != NULL ? slot_take(arena, file->size) : -1;
+    if (arena != NULL && slot < 0 && (arena = arena_make()) != NULL)
+        slot = slot_take(arena, file->size);
+    pthread_mutex_unlock(&lock);
+    if (slot < 0)
+        return;
+    file->shared = slot_of(arena, slot);
+    atomic_store(&file->shared->position, 0);
+    pthread_mutexattr_t attributes;
+    pthread_mutexattr_init(&attributes);
+    pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+    pthread_mutex_init(&file->shared->atomic, &attributes);
+    pthread_mutexattr_destroy(&attributes);
+    *place = (struct shared_place){arena->pid, arena->memfd, (int64_t)arena->nonce, slot};
+}
+
+/* Another process's memfd, mapped. */
+static struct arena *arena_join(const struct shared_place *place) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%lld/fd/%lld", (long long)place->pid, (long long)place->memfd);
+    struct stat st;
+    struct arena *arena = NULL;
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0)
+        return NULL;
+    if (fstat(fd, &st) == 0 && st.st_size == ARENA_BYTES && (arena = calloc(1, sizeof *arena)) != NULL)
+        arena->base = map(fd);
+    close(fd);
+    if (arena == NULL || arena->base == NULL || slot_of(arena, 0)->nonce != (uint64_t)place->nonce) {
+        if (arena != NULL && arena->base != NULL)
+            munmap(arena->base, ARENA_BYTES);
+        free(arena);
+        return NULL;
+    }
+    arena->pid = place->pid;
+    arena->memfd = place->memfd;
+    arena->nonce = (uint64_t)place->nonce;
+    arena->next = others;
+    others = arena;
+    return arena;
+}
+
+void shared_join(struct file *file, const struct shared_place *place) {
+    if (place->slot < 1 || place->slot >= SLOTS)
+        return;
+    pthread_mutex_lock(&lock);
+    struct arena *arena = others;
+    while (arena != NULL && (arena->nonce != (uint64_t)place->nonce || arena->pid != place->pid))
+        arena = arena->next;
+    if (arena == NULL)
+        arena = arena_join(place);
+    pthread_mutex_unlock(&lock);
+    if (arena != NULL)
+        file->shared = slot_of(arena, place->slot);
+}
+
+void shared_leave(struct file *file) {
+    if (file->shared != NULL)
+        atomic_fetch_sub(&file->shared->users, 1);
+    file->shared = NULL;
+}
+
+void shared_drop(struct file *file) {
+    if (file->shared != NULL)
+        atomic_store(&file->shared->users, 0);
+    file->shared = NULL;
+}
+
+bool shared_by_all(struct file *file) {
+    if (!file->shared_known) {
+        int64_t mine = file->shared == NULL, any = mine;
+        if (file->size > 1)
+            mpi.Allreduce(&mine, &any, 1, MPI_INT64_T, MPI_MAX, file->comm);
+        shared_settle(file, any != 0);
+    }
+    return file->shared != NULL;
+}
+
+void shared_settle(struct file *file, bool is_missed) {
+    file->shared_known = true;
+    if (!is_missed)
+        return;
+    shared_leave(file);
+    if (debug() && file->rank == 0)
+        fprintf(stderr, "forebay: %s: its ranks share no memory: no shared file pointer, no atomic mode\n", file->path);
+}
+
+int64_t shared_node(void) {
+    static _Atomic int64_t known;
+    if (known == 0) {
+        /* This start of the kernel, and this PID namespace: within both, /proc/PID is the same process. */
+        uint64_t hash = 1469598103934665603u;
+        char words[256] = "";
+        FILE *boot = fopen("/proc/sys/kernel/random/boot_id", "re");
+        if (boot == NULL || fgets(words, sizeof words, boot) == NULL)
+            gethostname(words, sizeof words - 1);
+        if (boot != NULL)
+            fclose(boot);
+        struct stat st = {0};
+        if (stat("/proc/self/ns/pid", &st) == 0)
+            snprintf(words + strlen(words), sizeof words - strlen(words), "%lld", (long long)st.st_ino);
+        for (const char *at = words; *at != 0; at++)
+            hash = (hash ^ (unsigned char)*at) * 1099511628211u;
+        known = (int64_t)(hash >> 2 | 1);
+    }
+    return known;
+}
