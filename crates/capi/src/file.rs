@@ -411,7 +411,7 @@ pub unsafe extern "C" fn forebay_layout_set(
         on_path(pool, path, |pool, at, escape| {
             let directory = pool.resolve(at, true, escape)?;
             let count = u16::try_from(stripe_count).map_err(|_| Fail::Code(Code::Invalid))?;
-            pool.set_default_striping(&directory, count, stripe_bytes)?;
+            pool.set_layout_of_new(&directory, (count, stripe_bytes), &[])?;
             Ok(0)
         })
     }

@@ -370,7 +370,7 @@ pub(crate) struct LayoutCommand {
 pub(crate) enum LayoutVerb {
     /// Show how files lie
     Get(LayoutGet),
-    /// Say how files that are made through MPI-IO or forebay.h in a directory are to lie, or make an empty file that lies so
+    /// Say how files that are made in a directory are to lie, or make an empty file that lies so
     Set(LayoutSet),
     /// Give files one backing file each, which takes room for a copy; refused while a program has the file open
     Migrate(LayoutMigrate),
@@ -390,11 +390,15 @@ pub(crate) struct LayoutGet {
 /// `forebay layout set`.
 #[derive(Debug, Args)]
 pub(crate) struct LayoutSet {
-    /// Backing files of a file, 1 to 256
-    #[arg(long, value_name = "N")]
-    pub(crate) stripe_count: u16,
+    /// Backing files of a file, 1 to 256; by default as many as there are targets
+    #[arg(short = 'c', long, value_name = "N", required_unless_present = "targets")]
+    pub(crate) stripe_count: Option<u16>,
+    /// Where they are, in turn: nodes by name or number, NODE:I for a node's I-th target from 0; by default nodes that have
+    /// room, this one first
+    #[arg(short = 't', long, value_name = "NODE[:I],...", value_delimiter = ',')]
+    pub(crate) targets: Vec<String>,
     /// Bytes of a stripe, a power of two
-    #[arg(long, value_name = "SIZE", value_parser = size, default_value = "1MiB")]
+    #[arg(short = 'S', long, value_name = "SIZE", value_parser = size, default_value = "1MiB")]
     pub(crate) stripe_size: u64,
     /// Directories in the pool, or names of files to be made
     #[arg(value_name = "PATH", required = true)]

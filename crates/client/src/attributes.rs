@@ -12,7 +12,7 @@ const SET_UID: u32 = 0o4000;
 const SET_GID: u32 = 0o2000;
 const GROUP_EXECUTE: u32 = 0o010;
 
-fn timespec(t: TimeSet) -> libc::timespec {
+pub(crate) fn timespec(t: TimeSet) -> libc::timespec {
     match t {
         TimeSet::Omit => libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_OMIT },
         TimeSet::Now => libc::timespec { tv_sec: 0, tv_nsec: libc::UTIME_NOW },

@@ -31,6 +31,12 @@ fn gone_is_stale(code: Code) -> Code {
     }
 }
 
+/// A number that this process has not used for anything that it has open or under way at another node.
+pub(crate) fn new_handle() -> u64 {
+    static HANDLES: AtomicU64 = AtomicU64::new(1);
+    HANDLES.fetch_add(1, Ordering::Relaxed)
+}
+
 /// A backing file of another node that this process has open: it stays when it is unlinked.
 #[derive(Debug)]
 pub(crate) struct OpenElsewhere {
@@ -129,7 +135,8 @@ impl Pool {
         name: &[u8],
         mode: u32,
     ) -> Result<Entry, Code> {
-        let above = self.get_attr(parent)?.attr;
+        let above_entry = self.get_attr(parent)?;
+        let above = above_entry.attr;
         if !above.is_directory() {
             return Err(Code::NotDirectory);
         }
@@ -142,7 +149,10 @@ impl Pool {
             _ => Err(Code::Malformed),
         })?;
         let ino = entry.attr.ino;
-        match self.ask_done(&Request::EnterDirectory { parent, name, ino }) {
+        let entered = self
+            .inherit_layout(&above_entry, ino)
+            .and_then(|()| self.ask_done(&Request::EnterDirectory { parent, name, ino }));
+        match entered {
             Ok(()) => Ok(entry),
             Err(code) => {
                 // Where no answer came, the entry may be there: then the directory must be too.
@@ -152,6 +162,17 @@ impl Pool {
                 Err(code)
             }
         }
+    }
+
+    /// A directory that is not entered yet gets its parent's layout, if that has one: on one node the shard sees to it.
+    fn inherit_layout(&self, above: &Entry, ino: Ino) -> Result<(), Code> {
+        if !above.layout.is_set(above.attr.home) {
+            return Ok(());
+        }
+        self.ask_then(&Request::SetLayout { ino, layout: above.layout }, |reply| match reply {
+            Reply::Relaid { .. } => Ok(()),
+            _ => Err(Code::Malformed),
+        })
     }
 
     /// Removes a directory whose entry is on another node than itself.
@@ -258,8 +279,7 @@ impl Pool {
 
     /// Opens a backing file of another node; it is made if it is not there.
     pub(crate) fn open_elsewhere(&self, id: BackingId) -> Result<OpenElsewhere, Code> {
-        static HANDLES: AtomicU64 = AtomicU64::new(1);
-        let handle = HANDLES.fetch_add(1, Ordering::Relaxed);
+        let handle = new_handle();
         let open = || self.ask_backing(id, BackingOp::Open { handle });
         let opened = match open() {
             Err(Code::Stale) => self.make_backing(id).and_then(|()| open()),

@@ -3,14 +3,16 @@
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-use forebay_types::{BackingOp, Code, Entry, Layout, Request, FLAG_DIRTY};
+use forebay_types::{BackingOp, Code, Entry, Layout, Request, TimeSet, FLAG_DIRTY};
 
 use crate::ahead::Ahead;
+use crate::attributes::timespec;
 use crate::elsewhere::OpenElsewhere;
 use crate::errno;
 use crate::path::{PathBuffer, Place};
 use crate::pool::{Door, Fail, Pool};
 use crate::scatter::Scatter;
+use crate::stat::{stat_of, Stripes};
 use crate::walk::{permits, Target, EXECUTE, READ, WRITE};
 
 /// How often an open starts again when the file gets another layout, or another file its name, meanwhile.
@@ -22,11 +24,11 @@ const PARTS_MAX: usize = 64;
 /// How a file that an open makes is to be spread.
 #[derive(Clone, Copy, Debug)]
 pub struct Striping {
-    /// Backing files on the directory's home target; 1 is an ordinary file.
+    /// Backing files, on targets that the daemon chooses; 1 is an ordinary file.
     pub stripe_count: u16,
     /// Bytes of a stripe, a power of two.
     pub stripe_bytes: u32,
-    /// The directory's layout goes first where it has several backing files.
+    /// The directory's layout goes first where it has one.
     pub yields: bool,
 }
 
@@ -53,24 +55,25 @@ pub(crate) enum Stripe {
 /// An open file. Offsets are in bytes; a short count happens only at the file's end.
 #[derive(Debug)]
 pub struct File {
-    pool: &'static Pool,
+    pub(crate) pool: &'static Pool,
     entry: Entry,
     /// The backing files, in the order of the layout's stripes.
     stripes: Vec<Stripe>,
     /// Index in `stripes` of each component's first stripe.
     first: Vec<usize>,
+    writable: bool,
     ahead: Ahead,
     scatter: Scatter,
 }
 
 impl Pool {
-    fn opened(&self, entry: &Entry, stripes: Vec<Stripe>, first: Vec<usize>) -> File {
+    fn opened(&self, entry: &Entry, stripes: Vec<Stripe>, first: Vec<usize>, writable: bool) -> File {
         // What is good for files in memory.
         let (ahead, scatter) = match self.attached() {
             Ok(attached) if attached.reply.stable_inodes => (Ahead::default(), Scatter::default()),
             _ => (Ahead::never(), Scatter::never()),
         };
-        File { pool: self.for_ever(), entry: *entry, stripes, first, ahead, scatter }
+        File { pool: self.for_ever(), entry: *entry, stripes, first, writable, ahead, scatter }
     }
 
     /// Opens a file of any layout; with `write` it is dirty when this returns. [`Code::Stale`] when it has got another layout
@@ -107,7 +110,7 @@ impl Pool {
                 Err(code) => return Err(code),
             }
         }
-        Ok(self.opened(entry, stripes, first))
+        Ok(self.opened(entry, stripes, first, write))
     }
 
     /// Opens a file of any layout by its path; `flags` are O_ACCMODE, O_CREAT, O_EXCL and O_TRUNC, `mode` has the umask
@@ -120,8 +123,22 @@ impl Pool {
         striping: Striping,
         escape: &mut PathBuffer,
     ) -> Door<File> {
-        if flags & libc::O_CREAT != 0 && (striping.stripe_count > 1 || striping.yields) {
-            if let Some(file) = self.make_striped(place, flags, mode, striping, escape)? {
+        self.open_striped_on(place, flags, mode, striping, &[], escape)
+    }
+
+    /// The same; what this makes is on the targets that are given, if any are.
+    pub fn open_striped_on(
+        &self,
+        place: Place<'_>,
+        flags: i32,
+        mode: u32,
+        striping: Striping,
+        targets: &[u32],
+        escape: &mut PathBuffer,
+    ) -> Door<File> {
+        let asked = striping.stripe_count > 1 || striping.yields || !targets.is_empty();
+        if flags & libc::O_CREAT != 0 && asked {
+            if let Some(file) = self.make_striped(place, flags, mode, striping, targets, escape)? {
                 return Ok(file);
             }
         }
@@ -161,7 +178,8 @@ impl Pool {
         if !entry.attr.is_file() {
             return Err(if entry.attr.is_directory() { Code::IsDirectory } else { Code::Invalid }.into());
         }
-        Ok(self.opened(&entry, vec![Stripe::Here(fd)], vec![0]))
+        let writable = flags & libc::O_ACCMODE != libc::O_RDONLY;
+        Ok(self.opened(&entry, vec![Stripe::Here(fd)], vec![0], writable))
     }
 
     /// Opens a file that has several, or one of another node.
@@ -191,6 +209,7 @@ impl Pool {
         flags: i32,
         mode: u32,
         striping: Striping,
+        targets: &[u32],
         escape: &mut PathBuffer,
     ) -> Door<Option<File>> {
         let exclusive = flags & libc::O_EXCL != 0;
@@ -200,16 +219,16 @@ impl Pool {
             Target::Found(_) => return Ok(None),
         };
         dir.check(self, WRITE | EXECUTE)?;
-        let default = if striping.yields { Some(self.get_attr(dir.ino)?.layout) } else { None };
-        let striping = default.map_or(striping, |layout| match Striping::of(&layout) {
-            several if several.stripe_count > 1 => several,
-            _ => striping,
-        });
-        if striping.stripe_count == 1 {
+        let above = if striping.yields { Some(self.get_attr(dir.ino)?) } else { None };
+        let layout = match above.filter(|above| above.layout.is_set(above.attr.home)) {
+            Some(above) => self.layout_as_set(&above)?,
+            None if !targets.is_empty() => self.layout_on(striping, targets)?,
+            None if striping.stripe_count == 1 => return Ok(None),
+            None => self.layout_of(striping)?,
+        };
+        if layout == self.layout_here()? {
             return Ok(None);
         }
-        let layout = Layout::overstriped(self.node()?, 0, striping.stripe_count, striping.stripe_bytes)
-            .map_err(|_| Code::Invalid)?;
         let made = self.create_entry(dir.ino, name.as_bytes(), mode & 0o7777, exclusive, Some(layout));
         let (entry, created) = match made {
             Err(Code::Exists) if !exclusive => return Ok(None),
@@ -242,25 +261,38 @@ impl File {
 
     /// Reserves space for the first `bytes` bytes and extends the file to them; it is never cut.
     pub fn allocate(&self, bytes: u64) -> Result<(), Code> {
-        if bytes > forebay_types::limits::FILE_BYTES_MAX {
-            return Err(Code::FileTooLarge);
+        self.allocate_range(0, 0, bytes)
+    }
+
+    /// `fallocate` of a range, with the modes that move no data: stripes are dense, so that a range of the file is one range of
+    /// each backing file.
+    ///
+    /// # Errors
+    /// [`Code::NotSupported`] for modes that move data.
+    pub fn allocate_range(&self, mode: i32, offset: u64, bytes: u64) -> Result<(), Code> {
+        let moves_none = libc::FALLOC_FL_KEEP_SIZE | libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_ZERO_RANGE;
+        if mode & !moves_none != 0 {
+            return Err(Code::NotSupported);
         }
+        let end = offset.checked_add(bytes).filter(|end| *end <= forebay_types::limits::FILE_BYTES_MAX);
+        let end = end.ok_or(Code::FileTooLarge)?;
         for (component, stripe) in self.entry.layout.stripes() {
-            let length = self.entry.layout.backing_bytes(component, stripe, bytes);
+            let of = |bytes| self.entry.layout.backing_bytes(component, stripe, bytes);
+            let (from, length) = (of(offset), of(end) - of(offset));
             if length == 0 {
                 continue;
             }
             let fd = match self.stripe(component, stripe) {
                 Stripe::Here(fd) => fd,
                 Stripe::There(there) => {
-                    let op = BackingOp::Allocate { mode: 0, offset: 0, bytes: length };
+                    let op = BackingOp::Allocate { mode: mode as u32, offset: from, bytes: length };
                     self.pool.ask_backing(there.id, op)?;
                     continue;
                 }
             };
             loop {
                 // SAFETY: plain system call on our descriptor.
-                let result = unsafe { libc::fallocate(fd.as_raw_fd(), 0, 0, length as i64) };
+                let result = unsafe { libc::fallocate(fd.as_raw_fd(), mode, from as i64, length as i64) };
                 match errno::check(result) {
                     Ok(_) => break,
                     Err(Code::Interrupted) => {}
@@ -293,7 +325,7 @@ impl File {
         }
     }
 
-    fn stripe(&self, component: usize, stripe: u16) -> &Stripe {
+    pub(crate) fn stripe(&self, component: usize, stripe: u16) -> &Stripe {
         &self.stripes[self.index_of(component, stripe)]
     }
 
@@ -325,6 +357,47 @@ impl File {
     /// Takes space ahead of a write of `bytes` bytes in `steps` steps to a range of a backing file that is here.
     pub(crate) fn take_ahead(&self, index: usize, fd: RawFd, range: Range<u64>, bytes: usize, steps: usize) {
         self.ahead.take((index, self.stripes.len()), fd, range, bytes, steps);
+    }
+
+    /// What the backing files say together: size, blocks and times; the rest is the shard's, or nobody's any more.
+    pub fn stat(&self) -> Result<libc::stat, Code> {
+        let mut st = crate::stat::empty_stat();
+        let mut sum = Stripes::of(&st);
+        for (component, stripe) in self.entry.layout.stripes() {
+            let backing = match self.stripe(component, stripe) {
+                Stripe::Here(fd) => errno::stat(fd.as_raw_fd())?,
+                Stripe::There(there) => stat_of(&self.pool.stat_backing(there.id)?),
+            };
+            sum.add(&self.entry.layout, (component, stripe), &backing);
+        }
+        sum.put(&mut st);
+        Ok(st)
+    }
+
+    /// Sets the times of all backing files.
+    pub fn set_times(&self, atime: TimeSet, mtime: TimeSet) -> Result<(), Code> {
+        let times = [timespec(atime), timespec(mtime)];
+        for stripe in &self.stripes {
+            match stripe {
+                Stripe::Here(fd) => {
+                    // SAFETY: the array has two elements.
+                    errno::check(unsafe { libc::futimens(fd.as_raw_fd(), times.as_ptr()) })?;
+                }
+                Stripe::There(there) => {
+                    self.pool.ask_backing(there.id, BackingOp::SetTimes { atime, mtime })?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    pub(crate) fn stripes(&self) -> &[Stripe] {
+        &self.stripes
+    }
+
+    /// True when it was opened for writing.
+    pub fn is_writable(&self) -> bool {
+        self.writable
     }
 
     /// Bytes of the file.
@@ -486,17 +559,5 @@ impl File {
             }
         }
         Ok(())
-    }
-
-    /// Writes at the end of a file with one backing file. What is no longer than
-    /// [`forebay_types::limits::BACKING_BYTES_MAX`] goes in as a whole, whoever else appends.
-    ///
-    /// # Errors
-    /// [`Code::NotSupported`] for a file of several backing files.
-    pub fn append(&self, buffer: &[u8]) -> Result<usize, Code> {
-        match self.stripes.as_slice() {
-            [Stripe::There(there)] => self.pool.append_backing(there.id, buffer).map(|_| buffer.len()),
-            _ => Err(Code::NotSupported),
-        }
     }
 }

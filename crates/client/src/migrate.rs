@@ -292,22 +292,6 @@ impl Pool {
         // The leases were lost: somebody has it open.
         .map_err(|code| if code == Code::Stale { Code::Busy } else { code })
     }
-
-    /// Sets the layout that files of several backing files get in a directory unless they are told otherwise.
-    ///
-    /// # Errors
-    /// [`Code::NotDirectory`]; [`Code::Invalid`] for stripes that no layout has.
-    pub fn set_default_striping(&self, directory: &Entry, count: u16, bytes: u32) -> Result<(), Code> {
-        let attr = &directory.attr;
-        if !attr.is_directory() {
-            return Err(Code::NotDirectory);
-        }
-        let layout = Layout::overstriped(attr.home, 0, count, bytes).map_err(|_| Code::Invalid)?;
-        self.ask_then(&Request::SetLayout { ino: attr.ino, layout }, |reply| match reply {
-            Reply::Relaid { .. } => Ok(()),
-            _ => Err(Code::Malformed),
-        })
-    }
 }
 
 /// Copies what one backing file holds to where it belongs.

@@ -62,7 +62,7 @@ fn look(fd: RawFd, path: &CStr) -> Result<(u64, u64), Code> {
 
 impl Pool {
     /// The mount's device and, in `path`, where it is mounted.
-    fn find_mount(&self, path: &mut PathBuffer) -> Option<u64> {
+    pub(crate) fn find_mount(&self, path: &mut PathBuffer) -> Option<u64> {
         let mut link = PathBuffer::new();
         link.set(self.address().directory()).ok()?;
         link.push(b"/").ok()?;

@@ -5,7 +5,7 @@
 //! the backing file means that it was never made, was released or is gone, and the daemon knows which.
 
 use std::ffi::CStr;
-use std::os::fd::RawFd;
+use std::os::fd::{OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_data::{AnchorName, BackingName};
@@ -74,7 +74,18 @@ pub(crate) fn close(fd: RawFd) {
     unsafe { libc::syscall(libc::SYS_close, fd) };
 }
 
+/// What became of a request to make a file.
+enum Made {
+    /// It was made, and its backing file, whose descriptor this is.
+    New(Entry, Result<RawFd, Code>),
+    /// The name is taken.
+    Old(Entry),
+    /// Nothing was, as the directory, which this is, says how its files lie.
+    AsSet(Entry),
+}
+
 /// A file to be made.
+#[derive(Clone, Copy)]
 pub(crate) struct NewFile<'a> {
     pub(crate) parent: Ino,
     pub(crate) name: &'a [u8],
@@ -176,11 +187,13 @@ impl Pool {
             let unseen = create && attempt == 0;
             let result = match self.walk_to(place, follow, unseen, escape)? {
                 Target::Missing(dir, name) if create => {
-                    match self.open_new(&dir, &name, flags, mode, exclusive, unseen) {
+                    let by_mount = if waits { None } else { Some(&mut *escape) };
+                    match self.open_new(&dir, &name, flags, (mode, exclusive, unseen), by_mount) {
                         Err(Code::AccessDenied | Code::Invalid | Code::Exists | Code::NoSpace) if unseen => {
                             continue
                         }
-                        result => result,
+                        Ok(None) => return Err(Fail::Escape),
+                        result => result.map(Option::unwrap_or_default),
                     }
                 }
                 Target::Missing(..) => return Err(Code::NotFound.into()),
@@ -223,15 +236,15 @@ impl Pool {
         Err(Code::NotFound.into())
     }
 
+    /// Makes a file: its descriptor, or none when `by_mount` is set to where the kernel reaches it.
     fn open_new(
         &self,
         dir: &Dir,
         name: &Name,
         flags: i32,
-        mode: u32,
-        exclusive: bool,
-        ahead: bool,
-    ) -> Result<RawFd, Code> {
+        (mode, exclusive, ahead): (u32, bool, bool),
+        by_mount: Option<&mut PathBuffer>,
+    ) -> Result<Option<RawFd>, Code> {
         dir.check(self, WRITE | EXECUTE)?;
         if flags & libc::O_DIRECTORY != 0 {
             return Err(Code::Invalid);
@@ -241,30 +254,63 @@ impl Pool {
             name: name.as_bytes(),
             mode: mode & 0o7777,
             exclusive,
-            layout: self.layout_in(dir.ino, None)?,
+            layout: self.layout_unless_set()?,
             ahead: ahead && self.is_served_here(dir.ino),
         };
-        let (entry, fd) = self.create_file(caller(), &file, flags)?;
-        match fd {
-            Some(Ok(fd)) => Ok(fd),
-            Some(Err(code)) => {
+        let made = match self.create_file(caller(), &file, flags)? {
+            Made::AsSet(above) => match self.open_new_as_set(&file, &above, flags, by_mount)? {
+                Some(made) => made,
+                None => return Ok(None),
+            },
+            made => made,
+        };
+        match made {
+            Made::New(_, Ok(fd)) => Ok(Some(fd)),
+            Made::New(_, Err(code)) => {
                 // Out of descriptors or of space: an open that fails leaves no name behind.
                 let _ = self.unlink_in(dir.ino, name.as_bytes());
                 Err(code)
             }
-            None if exclusive => Err(Code::Exists),
-            None if entry.attr.is_symlink() || self.needs_mount(&entry) => Err(Code::Stale),
-            None => self.open_entry(&entry, flags),
+            Made::Old(_) if exclusive => Err(Code::Exists),
+            Made::Old(entry) if entry.attr.is_symlink() || self.needs_mount(&entry) => Err(Code::Stale),
+            Made::Old(entry) => self.open_entry(&entry, flags).map(Some),
+            Made::AsSet(_) => Err(Code::Malformed),
         }
     }
 
-    /// Asks for a file. When it was made, its backing file is too, and the descriptor or why there is none comes along.
-    fn create_file(
+    /// Makes a file in a directory that says how its files lie; none when it is made and `by_mount` says where the kernel reaches
+    /// it. Where no descriptor could be had of such a file, without a mount or as its maker may not open it again, it has one
+    /// backing file here.
+    #[cold]
+    fn open_new_as_set(
         &self,
-        caller: Caller,
         file: &NewFile<'_>,
+        above: &Entry,
         flags: i32,
-    ) -> Result<(Entry, Option<Result<RawFd, Code>>), Code> {
+        by_mount: Option<&mut PathBuffer>,
+    ) -> Result<Option<Made>, Code> {
+        let mut layout = self.layout_as_set(above)?;
+        let me = caller();
+        if !self.is_one_here(&layout) {
+            let can_reopen = permits((file.mode, me.uid, me.gid), wanted(flags), false);
+            if let Some(path) = by_mount.filter(|_| can_reopen) {
+                if self.find_mount(path).is_some() {
+                    let (mode, exclusive) = (file.mode, file.exclusive);
+                    let (entry, created) =
+                        self.create_entry(file.parent, file.name, mode, exclusive, Some(layout))?;
+                    return match created {
+                        true => self.lead_to_mount(&entry, path).map(|()| None),
+                        false => Ok(Some(Made::Old(entry))),
+                    };
+                }
+            }
+            layout = self.layout_here()?;
+        }
+        self.create_file(me, &NewFile { layout: Some(layout), ahead: false, ..*file }, flags).map(Some)
+    }
+
+    /// Asks for a file. When it was made, its backing file is too, and the descriptor or why there is none comes along.
+    fn create_file(&self, caller: Caller, file: &NewFile<'_>, flags: i32) -> Result<Made, Code> {
         let attached = self.attached()?;
         let (ring, alive) = (&attached.ring, || self.is_alive(attached));
         let claim = ring.claim(&alive).map_err(|failure| self.failed(attached, failure))?;
@@ -299,7 +345,7 @@ impl Pool {
                     }
                     None => self.open_backing_new(&entry, flags),
                 };
-                return Ok((entry, Some(fd)));
+                return Ok(Made::New(entry, fd));
             }
             // The number stays in reserve, unless something may be left under it or the daemon knows nothing of it.
             let undone = ahead.is_none_or(|ahead| ahead.undo(attached.target()));
@@ -307,7 +353,8 @@ impl Pool {
                 claim.keep(0);
             }
             match reply? {
-                Reply::Created { entry, .. } => Ok((entry, None)),
+                Reply::Created { entry, .. } => Ok(Made::Old(entry)),
+                Reply::Entry(above) => Ok(Made::AsSet(above)),
                 _ => Err(Code::Malformed),
             }
         });
@@ -515,13 +562,11 @@ impl Pool {
         fd
     }
 
-    /// Makes a file, or opens the one that is there, with a descriptor to its backing file (read-write, and `flags`
-    /// of O_APPEND, O_DIRECT...). The flag tells whether it was made.
+    /// Makes a file with one backing file here, or opens the one that is there, with a descriptor to its backing file (read-write,
+    /// and `flags` of O_APPEND, O_DIRECT...). The flag tells whether it was made.
     ///
     /// # Errors
-    /// [`Code::Exists`] with `exclusive`; [`Code::NotSupported`] for a striped layout: use [`Pool::create_entry`] and
-    /// [`Pool::open_file`].
-    #[allow(clippy::too_many_arguments)]
+    /// [`Code::Exists`] with `exclusive`; [`Code::Stale`] when the name has come to be a file of which there is no descriptor.
     pub fn create(
         &self,
         caller: Caller,
@@ -529,31 +574,69 @@ impl Pool {
         name: &[u8],
         mode: u32,
         exclusive: bool,
-        layout: Option<Layout>,
         flags: i32,
-    ) -> Result<(Entry, bool, std::os::fd::OwnedFd), Code> {
-        use std::os::fd::FromRawFd;
-        let layout = self.layout_in(parent, layout)?;
+    ) -> Result<(Entry, bool, OwnedFd), Code> {
+        let layout = if self.spans_nodes() { Some(self.layout_here()?) } else { None };
         let file = NewFile { parent, name, mode, exclusive, layout, ahead: self.is_served_here(parent) };
         let flags = flags | libc::O_RDWR | libc::O_CLOEXEC;
-        let (entry, fd) = match self.create_file(caller, &file, flags) {
+        let made = self.create_numbered(caller, &file, flags)?;
+        match self.opened_new(&file, made, flags)? {
+            (entry, created, Some(fd)) => Ok((entry, created, fd)),
+            _ => Err(Code::Stale),
+        }
+    }
+
+    /// The same as the directory says. Without a descriptor when the file is not one backing file of this node: for
+    /// [`Pool::open_file`].
+    pub fn create_as_set(
+        &self,
+        caller: Caller,
+        parent: Ino,
+        name: &[u8],
+        mode: u32,
+        exclusive: bool,
+        flags: i32,
+    ) -> Result<(Entry, bool, Option<OwnedFd>), Code> {
+        let layout = self.layout_unless_set()?;
+        let mut file = NewFile { parent, name, mode, exclusive, layout, ahead: self.is_served_here(parent) };
+        let flags = flags | libc::O_RDWR | libc::O_CLOEXEC;
+        let mut made = self.create_numbered(caller, &file, flags)?;
+        if let Made::AsSet(above) = made {
+            file = NewFile { layout: Some(self.layout_as_set(&above)?), ahead: false, ..file };
+            made = self.create_file(caller, &file, flags)?;
+        }
+        self.opened_new(&file, made, flags)
+    }
+
+    fn create_numbered(&self, caller: Caller, file: &NewFile<'_>, flags: i32) -> Result<Made, Code> {
+        match self.create_file(caller, file, flags) {
             // The daemon knew nothing of the number in reserve.
-            Err(Code::Stale) => self.create_file(caller, &NewFile { ahead: false, ..file }, flags)?,
-            result => result?,
-        };
-        let created = fd.is_some();
-        let fd = match fd {
-            Some(Ok(fd)) => fd,
-            Some(Err(code)) => {
-                let _ = self.unlink_in(parent, name);
+            Err(Code::Stale) => self.create_file(caller, &NewFile { ahead: false, ..*file }, flags),
+            result => result,
+        }
+    }
+
+    fn opened_new(
+        &self,
+        file: &NewFile<'_>,
+        made: Made,
+        flags: i32,
+    ) -> Result<(Entry, bool, Option<OwnedFd>), Code> {
+        use std::os::fd::FromRawFd;
+        let (entry, created, fd) = match made {
+            Made::New(entry, Ok(fd)) => (entry, true, fd),
+            // Its backing files are made when they are opened.
+            Made::New(entry, Err(Code::NotSupported)) => return Ok((entry, true, None)),
+            Made::New(_, Err(code)) => {
+                let _ = self.unlink_in(file.parent, file.name);
                 return Err(code);
             }
-            // Another node was faster.
-            None if self.needs_mount(&entry) => return Err(Code::Stale),
-            None => self.open_entry(&entry, flags)?,
+            Made::Old(entry) if self.needs_mount(&entry) => return Ok((entry, false, None)),
+            Made::Old(entry) => (entry, false, self.open_entry(&entry, flags)?),
+            Made::AsSet(_) => return Err(Code::Malformed),
         };
         // SAFETY: the descriptor is new and ours.
-        Ok((entry, created, unsafe { std::os::fd::OwnedFd::from_raw_fd(fd) }))
+        Ok((entry, created, Some(unsafe { OwnedFd::from_raw_fd(fd) })))
     }
 
     /// Makes a file of any layout without opening it; its backing files are made by the daemon when they are opened.

@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::os::fd::RawFd;
 
 use forebay_data::BackingName;
-use forebay_types::{Attr, BackingAttr, Code, Entry, Ino, Kind, Timestamp};
+use forebay_types::{Attr, BackingAttr, Code, Entry, Ino, Kind, Layout, Timestamp};
 
 use crate::descriptor::opened_as;
 use crate::errno;
@@ -40,8 +40,42 @@ fn stat_first(target: RawFd, ino: Ino) -> Result<libc::stat, Code> {
     stat_at(target, BackingName::new(ino, 0, 0).as_c_str())
 }
 
+/// Attributes of several backing files as one file's: the size is the greatest that any implies, the times are of the one
+/// that changed last.
+pub(crate) struct Stripes {
+    size: u64,
+    blocks: i64,
+    newest: Option<libc::stat>,
+    /// What a change time is at least: the shard's.
+    ctime: (i64, i64),
+}
+
+impl Stripes {
+    pub(crate) fn of(st: &libc::stat) -> Stripes {
+        Stripes { size: 0, blocks: 0, newest: None, ctime: (st.st_ctime, st.st_ctime_nsec) }
+    }
+
+    pub(crate) fn add(&mut self, layout: &Layout, (component, stripe): (usize, u16), backing: &libc::stat) {
+        self.size = self.size.max(layout.size_from(component, stripe, backing.st_size as u64));
+        self.blocks += backing.st_blocks;
+        let ctime = |st: &libc::stat| (st.st_ctime, st.st_ctime_nsec);
+        if self.newest.as_ref().is_none_or(|newest| ctime(backing) > ctime(newest)) {
+            self.newest = Some(*backing);
+        }
+    }
+
+    pub(crate) fn put(self, st: &mut libc::stat) {
+        (st.st_ctime, st.st_ctime_nsec) = self.ctime;
+        if let Some(newest) = &self.newest {
+            Pool::merge(st, newest);
+        }
+        st.st_size = self.size as i64;
+        st.st_blocks = self.blocks;
+    }
+}
+
 /// What the kernel of another node says of a backing file.
-fn stat_of(attr: &BackingAttr) -> libc::stat {
+pub(crate) fn stat_of(attr: &BackingAttr) -> libc::stat {
     let mut st = empty_stat();
     st.st_size = attr.bytes as i64;
     st.st_blocks = (attr.allocated_bytes / 512) as _;
@@ -144,8 +178,7 @@ impl Pool {
         // A stripe that was never written has no backing file; a descriptor that the program closed looks alike.
         attached.target_was_lost(self.address());
         let target = attached.target();
-        let (shard_ctime, mut newest) = ((st.st_ctime, st.st_ctime_nsec), None);
-        let (mut size, mut blocks, mut missing) = (0, 0, false);
+        let (mut sum, mut missing) = (Stripes::of(st), false);
         for (component, stripe) in entry.layout.stripes() {
             let told = match self.backing_elsewhere(entry, component, stripe) {
                 Some(id) => self.stat_backing(id).map(|attr| stat_of(&attr)),
@@ -155,23 +188,12 @@ impl Pool {
                 }
             };
             match told {
-                Ok(backing) => {
-                    size = size.max(entry.layout.size_from(component, stripe, backing.st_size as u64));
-                    blocks += backing.st_blocks;
-                    let ctime = (backing.st_ctime, backing.st_ctime_nsec);
-                    if newest.is_none_or(|n| ctime > n) {
-                        newest = Some(ctime);
-                        st.st_ctime = shard_ctime.0;
-                        st.st_ctime_nsec = shard_ctime.1;
-                        Pool::merge(st, &backing);
-                    }
-                }
+                Ok(backing) => sum.add(&entry.layout, (component, stripe), &backing),
                 Err(Code::NotFound) => missing = true,
                 Err(code) => return Err(code),
             }
         }
-        st.st_size = size as i64;
-        st.st_blocks = blocks;
+        sum.put(st);
         // Never made, or made one with the others meanwhile.
         Ok(!missing || self.get_attr(entry.attr.ino).is_ok_and(|now| now.layout == entry.layout))
     }

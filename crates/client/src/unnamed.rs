@@ -183,9 +183,6 @@ impl Pool {
         if !self.is_served_here(parent) {
             return Err(Code::CrossDevice);
         }
-        if !self.get_attr(parent)?.layout.is_single() {
-            return Err(Code::NotSupported);
-        }
         let before = errno::stat(file.as_raw_fd())?.st_mode & 0o7777;
         set_mode(file.as_raw_fd(), BACKING_MODE)?;
         let named = self.name_as_backing(caller, file.as_raw_fd(), parent, name, mode);

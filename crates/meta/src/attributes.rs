@@ -50,8 +50,8 @@ impl Batch<'_> {
     pub(crate) fn set_layout(&mut self, c: &mut Context<'_>, ino: Ino, layout: Layout) -> Answer<usize> {
         let mut inode = self.inode(ino)?;
         match inode.attr.kind() {
-            Kind::Directory => {}
-            Kind::File if layout.is_single() != inode.layout.is_single() => {}
+            Kind::Directory if layout.wish().is_none() => {}
+            Kind::File if layout.is_single() != inode.layout.is_single() && layout.is_placed() => {}
             _ => return Err(Code::Invalid),
         }
         self.admit(Class::Removal, Work::writes(3))?;

@@ -131,6 +131,8 @@ impl<'a> Batch<'a> {
             Request::NameOf { parent, ino } => self.name_of(c, parent, ino),
             Request::Ping
             | Request::Space
+            | Request::Place { .. }
+            | Request::Targets
             | Request::Backing(..)
             | Request::EndSession { .. }
             | Request::AreThere { .. }

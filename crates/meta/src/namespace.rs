@@ -6,7 +6,7 @@
 
 use forebay_types::limits::{COLLISIONS_MAX, LINKS_MAX, NAME_MAX};
 use forebay_types::{
-    Attr, Code, Cookie, DirEntries, DirEntry, DirWriter, Ino, Kind, Layout, NodeId, Reply, Request,
+    node_of, Attr, Code, Cookie, DirEntries, DirEntry, DirWriter, Ino, Kind, Layout, NodeId, Reply, Request,
     DISCRIMINATOR_BITS, FLAG_DIRTY, FLAG_RESIDENT, REPLY_HEADER_BYTES,
 };
 
@@ -250,7 +250,22 @@ impl Batch<'_> {
         let slot = self.directory(parent)?;
         let mut attr = self.attr_of_birth(c, slot, Kind::File.mode_bits() | mode);
         attr.flags = FLAG_RESIDENT | if dirty { FLAG_DIRTY } else { 0 };
-        let layout = layout.unwrap_or(Layout::single(attr.home, 0));
+        let layout = match layout {
+            None => Layout::single(attr.home, 0),
+            Some(layout) => match layout.wish() {
+                None if layout.is_placed() => layout,
+                None => return Err(Code::Invalid),
+                Some(target) => {
+                    let above = &self.state.directories.get(slot);
+                    if above.layout.is_set(above.attr.home) && self.find_entry(slot, name)?.is_none() {
+                        let above = above.entry();
+                        c.effects.inode(above);
+                        return c.reply(Reply::Entry(above));
+                    }
+                    Layout::single(node_of(target), target as u16)
+                }
+            },
+        };
         match self.bear_as(c, slot, name, Inode { attr, layout, cookie: 0, marks: 0 }, 0, number)? {
             Born::New(inode) => {
                 let next = reserve.then(|| Ino::new(self.shard.node(), self.state.ledger.next_counter));

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 
 use forebay_meta::{Batch, Effects, Shard};
 use forebay_types::{
-    limits, Code, Entry, Ino, Kind, Layout, NodeId, Reply, Request, SetAttr, TimeSet, Timestamp,
+    limits, target_of, Code, Entry, Ino, Kind, Layout, NodeId, Reply, Request, SetAttr, TimeSet, Timestamp,
     RENAME_EXCHANGE, RENAME_NOREPLACE, XATTR_CREATE, XATTR_REPLACE,
 };
 use place::{Place, CALLER, OPTIONS};
@@ -133,6 +133,10 @@ impl Pair {
         let long = vec![step.other; [0, 1, 100, 1700, 1701, 3400, 4095, 30_000, 65_536][flag as usize % 9]];
         let target = vec![b'x'; long.len().clamp(1, limits::PATH_MAX)];
         let layout = Layout::overstriped(NodeId::FIRST, 1, 1 + (flag % 9) as u16, 1 << 16).unwrap();
+        // Files are made by a directory's layout where it has one; a directory's may leave its targets open.
+        let made = if flag & 16 != 0 { Layout::unless_set(target_of(NodeId(2), 1)) } else { layout };
+        let set_layout =
+            if flag & 16 != 0 { Layout::on_any(1 + (flag % 9) as u16, 1 << 16).unwrap() } else { layout };
         let time = |n: u8| match n % 3 {
             0 => TimeSet::Omit,
             1 => TimeSet::Now,
@@ -153,7 +157,7 @@ impl Pair {
                 mode,
                 exclusive: flag & 1 != 0,
                 dirty: flag & 2 != 0,
-                layout: (flag & 4 != 0).then_some(layout),
+                layout: (flag & 4 != 0).then_some(made),
                 number: self.fs.reserved.get(step.b as usize % 4).copied(),
                 reserve: flag & 8 != 0,
             },
@@ -187,7 +191,7 @@ impl Pair {
             31 => Request::PathOf { ino: parent },
             32 => Request::Lookup { parent, name },
             33 => Request::Reserve,
-            34 => Request::SetLayout { ino, layout },
+            34 => Request::SetLayout { ino, layout: set_layout },
             _ => Request::ReadLink { ino },
         };
         self.apply(batch, &request);

@@ -4,6 +4,7 @@ use forebay_types::{Code, Entry, Ino, SetAttr, TimeSet, Timestamp};
 
 use crate::errno::{check, Errno};
 use crate::filesystem::{FileSystem, Outcome};
+use crate::handles::Handle;
 use crate::nodes::Seen;
 use crate::opened::{open_backing, reopen};
 use crate::protocol::{self, fattr, Body, Request};
@@ -159,11 +160,20 @@ impl FileSystem {
     fn set_nameless(&self, ino: Ino, wish: &Wish) -> Result<(), Errno> {
         let mut seen = self.nodes.seen(ino.0).ok_or(Errno(libc::ESTALE))?;
         let opened = self.nodes.opened(ino.0);
-        if wish.has(fattr::SIZE) {
+        let parts = self.handles.parts_of(ino.0);
+        let parts = match parts.as_deref() {
+            Some(Handle::Parts(file, _)) => Some(file),
+            _ => None,
+        };
+        if let (Some(file), true) = (parts, wish.has(fattr::SIZE)) {
+            file.truncate(wish.size)?;
+        } else if wish.has(fattr::SIZE) {
             let file = opened.as_ref().and_then(|o| o.any()).ok_or(Errno(libc::ESTALE))?;
             truncate(&reopen(&file, libc::O_RDWR)?, wish.size)?;
         }
-        if wish.sets_times() {
+        if let (Some(file), true) = (parts, wish.sets_times()) {
+            file.set_times(wish.atime, wish.mtime)?;
+        } else if wish.sets_times() {
             let file = opened.and_then(|o| o.any()).ok_or(Errno(libc::ESTALE))?;
             let times = [timespec(wish.atime), timespec(wish.mtime)];
             // SAFETY: the array has two elements, as the call wants.

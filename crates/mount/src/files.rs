@@ -85,7 +85,7 @@ impl FileSystem {
     fn open_node(&self, ino: Ino, entry: Option<&Entry>, flags: i32) -> Result<Answer, Errno> {
         if let Some(entry) = entry.filter(|e| e.attr.is_file() && !self.pool.is_one_here(&e.layout)) {
             let file = self.pool.open_file(entry, writes(flags)).map_err(gone_is_stale)?;
-            let appends = flags & libc::O_APPEND != 0 && entry.layout.is_single();
+            let appends = flags & libc::O_APPEND != 0;
             return Ok(Answer::requests(self.handles.add(Handle::Parts(Box::new(file), appends))));
         }
         let opened = self.nodes.open(ino.0);
@@ -163,12 +163,20 @@ impl FileSystem {
         let exclusive = flags & libc::O_EXCL != 0;
         self.settle_nameless();
         let (entry, made, file) =
-            self.pool.create(caller, parent, name, mode & 0o7777, exclusive, None, 0)?;
+            self.pool.create_as_set(caller, parent, name, mode & 0o7777, exclusive, 0)?;
         let ino = entry.attr.ino;
         if !made {
             // Another door was faster, and whether this user may open it was not checked. The kernel asks again.
             return Err(Errno(libc::ESTALE));
         }
+        let Some(file) = file else {
+            let answer = self.open_node(ino, Some(&entry), flags).inspect_err(|_| {
+                let _ = self.pool.unlink_in(parent, name);
+            })?;
+            self.put_entry(out, parent, &self.pool.stat_entry(&entry)?);
+            protocol::put_open_out(out, answer.handle, answer.flags, answer.backing);
+            return Ok(Outcome::Reply);
+        };
         let st = self.pool.stat_opened(&entry, &fstat(&file)?);
         let opened = self.nodes.open(ino.0);
         let answer = opened.adopt(file, self.registrar(), true).and_then(|id| match id {
@@ -342,9 +350,8 @@ impl FileSystem {
         let (handle, offset, len, mode) = (f.u64()?, f.u64()?, f.u64()?, f.u32()?);
         self.settle_nameless();
         let file = self.descriptor(rq.node, handle, true)?;
-        if let (Some(parts), 0) = (file.parts(), mode) {
-            // From the start: what is there already takes nothing more.
-            parts.allocate(offset.checked_add(len).ok_or(Errno(libc::EFBIG))?)?;
+        if let Some(parts) = file.parts() {
+            parts.allocate_range(mode as i32, offset, len)?;
             return Ok(Outcome::Reply);
         }
         let file = file.single().ok_or(Errno(libc::EOPNOTSUPP))?;

@@ -18,7 +18,7 @@ use crate::closing::Nameless;
 use crate::device::Device;
 use crate::errno::{check, Errno};
 use crate::grace::Grace;
-use crate::handles::Handles;
+use crate::handles::{Handle, Handles};
 use crate::locks::Locks;
 use crate::nodes::{Nodes, Seen};
 use crate::protocol::{self, op, Belief, Body, Request, ROOT_NODE};
@@ -158,6 +158,8 @@ impl FileSystem {
         let mut st: libc::stat = unsafe { std::mem::zeroed() };
         if let Some(file) = self.nodes.opened(ino.0).and_then(|opened| opened.any()) {
             st = fstat(&file)?;
+        } else if let Some(Handle::Parts(file, _)) = self.handles.parts_of(ino.0).as_deref() {
+            st = file.stat()?;
         }
         st.st_ino = ino.0;
         st.st_nlink = 0;

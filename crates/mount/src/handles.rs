@@ -59,6 +59,17 @@ impl Handles {
         table.handles.get(usize::try_from(number.checked_sub(1)?).ok()?)?.clone()
     }
 
+    /// A file of several backing files, or of another node, that is open; one that can write if there is one.
+    pub(crate) fn parts_of(&self, ino: u64) -> Option<Arc<Handle>> {
+        let table = self.table.read().unwrap_or_else(PoisonError::into_inner);
+        let writes = |handle: &&Arc<Handle>| match &***handle {
+            Handle::Parts(file, _) if file.ino().0 == ino => Some(file.is_writable()),
+            _ => None,
+        };
+        let all = table.handles.iter().flatten();
+        all.filter(|handle| writes(handle).is_some()).max_by_key(|handle| writes(handle)).cloned()
+    }
+
     pub(crate) fn remove(&self, number: u64) {
         let Some(index) = number.checked_sub(1).and_then(|n| usize::try_from(n).ok()) else { return };
         let gone = {

@@ -9,17 +9,26 @@
 //! Locks that have to wait are tried again and again by one thread, there while any waits, so that no thread that serves
 //! requests does. An INTERRUPT ends a wait; one that another thread reads before the wait has begun is remembered.
 //!
+//! Of a file whose first backing file is on another node, that node's daemon takes them on it, each owner's on a descriptor of
+//! its own, where that node's programs take theirs. It is asked while nothing here is locked.
+//!
 //! Lock order: what waits, then the table of owners. Tests: below, and `tests/locks.rs`.
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use forebay_types::limits::{INTERRUPTS_KEPT, LOCK_OWNERS_MAX, LOCK_OWNERS_PART, LOCK_WAITS_MAX};
+use forebay_client::{LockPlace, LocksElsewhere};
+use forebay_types::limits::{
+    FILE_BYTES_MAX, INTERRUPTS_KEPT, LOCK_OWNERS_MAX, LOCK_OWNERS_PART, LOCK_WAITS_MAX,
+};
+
+use forebay_types::{Code, LockKind, LockWish};
 
 use crate::errno::{check, Errno};
 use crate::filesystem::{FileSystem, Outcome};
+use crate::handles::Handle;
 use crate::opened::reopen;
 use crate::protocol::{Body, Request, LK_FLOCK};
 
@@ -41,8 +50,16 @@ struct Held {
     owner: Owner,
     /// The number of the open that the first was taken by.
     handle: u64,
-    /// The descriptor that they are on.
-    file: OwnedFd,
+    on: On,
+}
+
+/// What an owner's locks are on.
+#[derive(Debug)]
+enum On {
+    /// This descriptor.
+    File(OwnedFd),
+    /// What another node's daemon has of them.
+    Elsewhere(LocksElsewhere),
 }
 
 /// Who holds locks, by inode.
@@ -53,8 +70,8 @@ struct Table {
 }
 
 impl Table {
-    fn get(&self, owner: Owner) -> Option<&OwnedFd> {
-        self.by_inode.get(&owner.ino)?.iter().find(|held| held.owner == owner).map(|held| &held.file)
+    fn get(&self, owner: Owner) -> Option<&On> {
+        self.by_inode.get(&owner.ino)?.iter().find(|held| held.owner == owner).map(|held| &held.on)
     }
 
     fn insert(&mut self, held: Held) {
@@ -96,6 +113,8 @@ struct Waits {
     interrupted: VecDeque<u64>,
     /// The thread that tries them is there.
     is_tended: bool,
+    /// The one that is being tried at another node, and whether it was interrupted meanwhile.
+    trying: Option<(u64, bool)>,
 }
 
 /// All locks, and the requests that wait for one.
@@ -118,6 +137,21 @@ pub(crate) struct Wish {
 }
 
 impl Wish {
+    /// As another node's daemon is asked for it.
+    fn elsewhere(&self) -> LockWish {
+        LockWish {
+            owner: self.owner.owner,
+            flock: self.owner.flock,
+            kind: match self.kind {
+                libc::F_RDLCK => LockKind::Read,
+                libc::F_WRLCK => LockKind::Write,
+                _ => LockKind::Unlock,
+            },
+            start: self.start.min(FILE_BYTES_MAX),
+            end: self.end.min(FILE_BYTES_MAX),
+        }
+    }
+
     fn whole(&self) -> bool {
         self.start == 0 && self.end >= i64::MAX as u64
     }
@@ -182,10 +216,18 @@ impl Locks {
 
     fn drop_of(&self, ino: u64, which: impl Fn(&Held) -> bool) {
         let gone = self.held().remove(ino, which);
-        if !gone.is_empty() {
-            drop(gone);
-            self.try_again();
+        if gone.is_empty() {
+            return;
         }
+        for held in gone {
+            if let On::Elsewhere(locks) = &held.on {
+                let Owner { owner, flock, .. } = held.owner;
+                let all = LockWish { owner, flock, kind: LockKind::Unlock, start: 0, end: FILE_BYTES_MAX };
+                // Who does not answer drops them when this process or its node is gone, or cannot be reached for long.
+                let _ = locks.set(all);
+            }
+        }
+        self.try_again();
     }
 
     fn drop_all(&self, owner: Owner) {
@@ -224,6 +266,12 @@ impl Locks {
     /// word may be ahead of the one with the request.
     pub(crate) fn interrupt(&self, unique: u64) {
         let mut waits = self.waits();
+        if let Some((trying, interrupted)) = &mut waits.trying {
+            if *trying == unique {
+                *interrupted = true;
+                return;
+            }
+        }
         if let Some(i) = waits.list.iter().position(|wait| wait.unique == unique) {
             let wait = waits.list.remove(i);
             drop(waits);
@@ -251,35 +299,61 @@ impl FileSystem {
 
     /// A descriptor for an owner's locks. Record locks for writing need one that can write, and an owner's locks must stay
     /// on one descriptor: it can write from the first lock on, whatever that was for.
-    fn lock_descriptor(&self, owner: Owner) -> Result<OwnedFd, Errno> {
-        let opened = self.nodes.opened(owner.ino).ok_or(Errno(libc::EOPNOTSUPP))?;
-        let file = opened.writable().or_else(|| opened.any()).ok_or(Errno(libc::EBADF))?;
+    fn lock_descriptor(&self, owner: Owner) -> Result<On, Errno> {
+        let parts = self.handles.parts_of(owner.ino);
+        let opened;
+        let file = match parts.as_deref() {
+            Some(Handle::Parts(file, _)) => match file.lock_place() {
+                LockPlace::There(locks) => return Ok(On::Elsewhere(locks)),
+                LockPlace::Here(file) => file,
+            },
+            _ => {
+                let node = self.nodes.opened(owner.ino).ok_or(Errno(libc::EOPNOTSUPP))?;
+                opened = node.writable().or_else(|| node.any()).ok_or(Errno(libc::EBADF))?;
+                opened.as_fd()
+            }
+        };
         if owner.flock {
-            return reopen(&file, libc::O_RDONLY);
+            return reopen(&file, libc::O_RDONLY).map(On::File);
         }
         match reopen(&file, libc::O_RDWR) {
             // A program that runs from its backing file: nobody writes it.
             Err(Errno(libc::ETXTBSY | libc::EACCES | libc::EROFS)) => reopen(&file, libc::O_RDONLY),
             file => file,
         }
+        .map(On::File)
     }
 
     pub(crate) fn getlk(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
         let wish = self.wish(rq)?;
         let mut record = wish.record();
-        {
+        let elsewhere = {
             let held = self.locks.held();
             let new;
             // The owner's own locks are not in the way on its own descriptor.
-            let file = match held.get(wish.owner) {
-                Some(file) => file,
+            let on = match held.get(wish.owner) {
+                Some(on) => on,
                 None => {
                     new = self.lock_descriptor(wish.owner)?;
                     &new
                 }
             };
-            // SAFETY: `record` lives over the call.
-            check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut record) })?;
+            match on {
+                On::File(file) => {
+                    // SAFETY: `record` lives over the call.
+                    check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut record) })?;
+                    None
+                }
+                On::Elsewhere(locks) => Some(*locks),
+            }
+        };
+        if let Some(locks) = elsewhere {
+            record.l_type = libc::F_UNLCK as i16;
+            if let Some(found) = locks.test(wish.elsewhere())? {
+                let kind = if found.kind == LockKind::Read { libc::F_RDLCK } else { libc::F_WRLCK };
+                let (start, end) = (found.start, found.end);
+                record = Wish { kind, start, end, ..wish }.record();
+            }
         }
         let end = if record.l_len == 0 { i64::MAX } else { record.l_start + record.l_len - 1 };
         out.u64(record.l_start as u64);
@@ -293,16 +367,42 @@ impl FileSystem {
     /// Takes a lock, without waiting.
     fn take(&self, wish: &Wish) -> Result<(), Errno> {
         let mut held = self.locks.held();
-        if let Some(file) = held.get(wish.owner) {
-            return wish.apply(file);
+        let locks = match held.get(wish.owner) {
+            Some(On::File(file)) => return wish.apply(file),
+            Some(On::Elsewhere(locks)) => *locks,
+            None => {
+                if held.owners >= self.locks.owners_max {
+                    return Err(Errno(libc::ENOLCK));
+                }
+                let on = self.lock_descriptor(wish.owner)?;
+                let (taken, locks) = match &on {
+                    On::File(file) => (wish.apply(file), None),
+                    On::Elsewhere(locks) => (Ok(()), Some(*locks)),
+                };
+                // Also when it has to wait: it will be tried again.
+                held.insert(Held { owner: wish.owner, handle: wish.handle, on });
+                match locks {
+                    None => return taken,
+                    Some(locks) => locks,
+                }
+            }
+        };
+        drop(held);
+        let taken = locks.set(wish.elsewhere()).map_err(|code| match code {
+            Code::Busy => Errno(libc::EAGAIN),
+            Code::NoResources => Errno(libc::ENOLCK),
+            code => code.into(),
+        });
+        // Its owner may have gone meanwhile, and said so before this was granted.
+        if taken.is_ok() && self.locks.held().get(wish.owner).is_none() {
+            let _ = locks.set(LockWish {
+                kind: LockKind::Unlock,
+                start: 0,
+                end: FILE_BYTES_MAX,
+                ..wish.elsewhere()
+            });
+            return Err(Errno(libc::EINTR));
         }
-        if held.owners >= self.locks.owners_max {
-            return Err(Errno(libc::ENOLCK));
-        }
-        let file = self.lock_descriptor(wish.owner)?;
-        let taken = wish.apply(&file);
-        // Also when it has to wait: it will be tried again.
-        held.insert(Held { owner: wish.owner, handle: wish.handle, file });
         taken
     }
 
@@ -314,11 +414,15 @@ impl FileSystem {
         } else if wish.whole() {
             self.locks.drop_all(wish.owner);
         } else {
-            let dropped = self.locks.held().get(wish.owner).map(|file| wish.apply(file));
-            if let Some(dropped) = dropped {
-                dropped?;
-                self.locks.try_again();
+            let dropped = match self.locks.held().get(wish.owner) {
+                Some(On::File(file)) => wish.apply(file).map(|()| None),
+                Some(On::Elsewhere(locks)) => Ok(Some(*locks)),
+                None => return Ok(Outcome::Reply),
+            };
+            if let Some(locks) = dropped? {
+                locks.set(wish.elsewhere())?;
             }
+            self.locks.try_again();
         }
         Ok(Outcome::Reply)
     }
@@ -355,6 +459,11 @@ impl FileSystem {
         Ok(Outcome::Silence)
     }
 
+    /// True when another node is asked for a lock.
+    fn is_elsewhere(&self, wish: &Wish) -> bool {
+        matches!(self.locks.held().get(wish.owner), Some(On::Elsewhere(_)))
+    }
+
     /// Tries the locks that wait, the longest waiting first, until none is left.
     fn tend_locks(&self) {
         let mut waits = self.locks.waits();
@@ -362,15 +471,34 @@ impl FileSystem {
             let (now, mut done) = (Instant::now(), Vec::new());
             let mut i = 0;
             while let Some(wait) = waits.list.get_mut(i) {
-                let taken = if wait.next <= now { self.take(&wait.wish) } else { Err(Errno(libc::EAGAIN)) };
-                if let Err(Errno(libc::EAGAIN)) = taken {
-                    if wait.next <= now {
-                        wait.next = now + wait.pause;
-                        wait.pause = (wait.pause * 2).min(PAUSE_MAX);
-                    }
+                if wait.next > now {
                     i += 1;
+                    continue;
+                }
+                let (unique, wish) = (wait.unique, wait.wish);
+                // Also when the try fails: who is tried is not tried again in this round.
+                wait.next = now + wait.pause;
+                wait.pause = (wait.pause * 2).min(PAUSE_MAX);
+                let mut taken;
+                if self.is_elsewhere(&wish) {
+                    waits.trying = Some((unique, false));
+                    drop(waits);
+                    taken = self.take(&wish);
+                    waits = self.locks.waits();
+                    let interrupted = waits.trying.take().is_some_and(|(_, interrupted)| interrupted);
+                    if interrupted && taken == Err(Errno(libc::EAGAIN)) {
+                        taken = Err(Errno(libc::EINTR));
+                    }
                 } else {
-                    done.push((waits.list.remove(i), taken.err().map_or(0, |e| e.0)));
+                    taken = self.take(&wish);
+                }
+                // Others may have come and gone while nothing was locked.
+                let Some(at) = waits.list.iter().position(|wait| wait.unique == unique) else { continue };
+                if taken == Err(Errno(libc::EAGAIN)) {
+                    i = at + 1;
+                } else {
+                    done.push((waits.list.remove(at), taken.err().map_or(0, |e| e.0)));
+                    i = at;
                 }
             }
             if !done.is_empty() {
@@ -398,7 +526,8 @@ mod tests {
         let locks = Locks::new();
         let hold = |ino, owner, handle| {
             let file = std::fs::File::open("/dev/null").unwrap().into();
-            locks.held().insert(Held { owner: Owner { ino, owner, flock: false }, handle, file });
+            let on = On::File(file);
+            locks.held().insert(Held { owner: Owner { ino, owner, flock: false }, handle, on });
         };
         hold(1, 10, 5);
         hold(1, 11, 6);

@@ -128,7 +128,7 @@ impl FileSystem {
         let (name, caller, parent) = (f.name()?, FileSystem::caller(rq), self.ino(rq.node));
         let entry = if mode & libc::S_IFMT == libc::S_IFREG {
             let flags = libc::O_CLOEXEC;
-            self.pool.create(caller, parent, name, mode & 0o7777, true, None, flags)?.0
+            self.pool.create_as_set(caller, parent, name, mode & 0o7777, true, flags)?.0
         } else {
             self.pool.make_node_in(caller, parent, name, mode, protocol::large_device(rdev))?
         };

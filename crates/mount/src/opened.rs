@@ -41,7 +41,7 @@ impl Inner {
 }
 
 /// Opens an open file again, with other flags.
-pub(crate) fn reopen(file: &OwnedFd, flags: i32) -> Result<OwnedFd, Errno> {
+pub(crate) fn reopen(file: &impl AsRawFd, flags: i32) -> Result<OwnedFd, Errno> {
     let path = format!("/proc/self/fd/{}\0", file.as_raw_fd());
     // SAFETY: the path is NUL-terminated; the descriptor is new and ours.
     unsafe {

@@ -223,7 +223,7 @@ impl Tree for PoolTree {
             Caller { uid: wanted.uid.unwrap_or(self.caller.uid), gid: wanted.gid.unwrap_or(self.caller.gid) };
         let begin = just_before_now();
         let mode = wanted.mode & 0o7777;
-        match self.pool.create(caller, *at, name, mode, true, None, libc::O_NOATIME) {
+        match self.pool.create(caller, *at, name, mode, true, libc::O_NOATIME) {
             Ok((entry, _, fd)) => Ok(PoolFile { pool: self.pool, entry, data: Data::Kernel(KernelFile(fd)) }),
             // The directory's layout is striped: the entry was made, its backing files are when they are opened.
             Err(Code::NotSupported) => {

@@ -82,6 +82,78 @@ pub enum BackingOp<'a> {
         /// As it was opened.
         handle: u64,
     },
+    /// Takes or drops a lock for the asking process, without waiting: it excludes those of the node's own programs, and goes with
+    /// the process. → `Done`, [`Code::Busy`] when another is in the way
+    Lock(LockWish),
+    /// Which lock is in the way of this one? → `Done` for none, `Lock`
+    TestLock(LockWish),
+    /// The asking process is about to write at the end of a file of which this is one backing file of several: nobody else
+    /// is until [`BackingOp::EndAppend`], the process's end, or [`crate::limits::APPEND_HOLD_MS`] have passed. → `Done`,
+    /// [`Code::Busy`] when somebody is
+    BeginAppend {
+        /// The process's number for this append.
+        handle: u64,
+    },
+    /// It has. One that is not known is fine. → `Done`
+    EndAppend {
+        /// As it was begun.
+        handle: u64,
+    },
+}
+
+/// What a lock is to do.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LockKind {
+    /// Keep writers out.
+    Read,
+    /// Keep everybody out.
+    Write,
+    /// Let go.
+    Unlock,
+}
+
+/// A lock of a range of a file, or of all of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LockWish {
+    /// Whose it is within the process that asks.
+    pub owner: u64,
+    /// Of flock(2), which has no range, and not of fcntl(2).
+    pub flock: bool,
+    /// What it is to do.
+    pub kind: LockKind,
+    /// First byte.
+    pub start: u64,
+    /// Last byte; `i64::MAX` for the end, wherever that is.
+    pub end: u64,
+}
+
+impl LockWish {
+    pub(crate) fn encode(&self, w: &mut Writer<'_>) -> Result<(), Code> {
+        w.u64(self.owner)?;
+        w.u8(u8::from(self.flock))?;
+        w.u8(match self.kind {
+            LockKind::Read => 0,
+            LockKind::Write => 1,
+            LockKind::Unlock => 2,
+        })?;
+        w.u64(self.start)?;
+        w.u64(self.end)
+    }
+
+    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<LockWish, Code> {
+        let (owner, flock) = (r.u64()?, r.u8()? != 0);
+        let kind = match r.u8()? {
+            0 => LockKind::Read,
+            1 => LockKind::Write,
+            2 => LockKind::Unlock,
+            _ => return Err(Code::Malformed),
+        };
+        let (start, end) = (r.u64()?, r.u64()?);
+        if start > end || end > FILE_BYTES_MAX {
+            return Err(Code::Invalid);
+        }
+        Ok(LockWish { owner, flock, kind, start, end })
+    }
 }
 
 /// Attributes of a backing file.
@@ -156,6 +228,22 @@ impl<'a> BackingOp<'a> {
                 w.u8(12)?;
                 w.u64(handle)
             }
+            BackingOp::Lock(wish) => {
+                w.u8(13)?;
+                wish.encode(w)
+            }
+            BackingOp::TestLock(wish) => {
+                w.u8(14)?;
+                wish.encode(w)
+            }
+            BackingOp::BeginAppend { handle } => {
+                w.u8(15)?;
+                w.u64(handle)
+            }
+            BackingOp::EndAppend { handle } => {
+                w.u8(16)?;
+                w.u64(handle)
+            }
         }
     }
 
@@ -203,6 +291,10 @@ impl<'a> BackingOp<'a> {
             10 => BackingOp::Sync,
             11 => BackingOp::Open { handle: r.u64()? },
             12 => BackingOp::Close { handle: r.u64()? },
+            13 => BackingOp::Lock(LockWish::decode(r)?),
+            14 => BackingOp::TestLock(LockWish::decode(r)?),
+            15 => BackingOp::BeginAppend { handle: r.u64()? },
+            16 => BackingOp::EndAppend { handle: r.u64()? },
             _ => return Err(Code::Malformed),
         };
         Ok((id, op))
@@ -268,6 +360,16 @@ mod tests {
             BackingOp::Sync,
             BackingOp::Open { handle: 7 },
             BackingOp::Close { handle: 8 },
+            BackingOp::Lock(LockWish {
+                owner: 1,
+                flock: true,
+                kind: LockKind::Write,
+                start: 0,
+                end: FILE_BYTES_MAX,
+            }),
+            BackingOp::TestLock(LockWish { owner: 2, flock: false, kind: LockKind::Read, start: 5, end: 6 }),
+            BackingOp::BeginAppend { handle: 9 },
+            BackingOp::EndAppend { handle: 9 },
         ] {
             round_trip(op).unwrap();
         }
@@ -290,5 +392,8 @@ mod tests {
             assert_eq!(round_trip(op), Err(Code::FileTooLarge), "{op:?}");
         }
         assert_eq!(round_trip(BackingOp::Read { offset: 0, bytes: u32::MAX }), Err(Code::TooBig));
+        let wish = LockWish { owner: 1, flock: false, kind: LockKind::Unlock, start: 7, end: 6 };
+        assert_eq!(round_trip(BackingOp::Lock(wish)), Err(Code::Invalid));
+        assert_eq!(round_trip(BackingOp::Lock(LockWish { end: u64::MAX, ..wish })), Err(Code::Invalid));
     }
 }

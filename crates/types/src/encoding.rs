@@ -6,7 +6,7 @@ use crate::bytes::{Reader, Writer};
 use crate::error::Code;
 use crate::id::{Ino, NodeId};
 use crate::layout::Layout;
-use crate::limits::{NAME_MAX, PATH_MAX, SESSIONS_ASKED_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX};
+use crate::limits::{NAME_MAX, PATH_MAX, SESSIONS_ASKED_MAX, STRIPES_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX};
 use crate::request::{
     Caller, Request, SetAttr, TimeSet, RENAME_EXCHANGE, RENAME_NOREPLACE, XATTR_CREATE, XATTR_REPLACE,
 };
@@ -116,6 +116,8 @@ impl<'a> Request<'a> {
             Request::NameOf { .. } => 31,
             Request::Backing(..) => 32,
             Request::EndSession { .. } => 33,
+            Request::Place { .. } => 40,
+            Request::Targets => 41,
             Request::AreThere { .. } => 55,
             Request::RenewLease => 56,
             Request::RecallName { .. } => 57,
@@ -132,7 +134,8 @@ impl<'a> Request<'a> {
         w.u32(caller.uid)?;
         w.u32(caller.gid)?;
         match *self {
-            Request::Ping | Request::Space | Request::Reserve | Request::RenewLease => {}
+            Request::Ping | Request::Space | Request::Reserve | Request::Targets | Request::RenewLease => {}
+            Request::Place { stripe_count } => w.u16(stripe_count)?,
             Request::Lookup { parent, name }
             | Request::RecallName { parent, name }
             | Request::Unlink { parent, name }
@@ -364,6 +367,11 @@ impl<'a> Request<'a> {
                 Request::Backing(id, op)
             }
             33 => Request::EndSession { session: r.u64()? },
+            40 => match r.u16()? {
+                stripe_count @ 1..=STRIPES_MAX => Request::Place { stripe_count },
+                _ => return Err(Code::Invalid),
+            },
+            41 => Request::Targets,
             55 => {
                 let sessions = r.long_bytes()?;
                 if sessions.len() % 8 != 0 || sessions.len() > 8 * SESSIONS_ASKED_MAX {
@@ -454,6 +462,8 @@ mod tests {
             Request::FreeDirectory { ino: i },
             Request::NameOf { parent: p, ino: i },
             Request::EndSession { session: 5 },
+            Request::Place { stripe_count: STRIPES_MAX },
+            Request::Targets,
             Request::RenewLease,
             Request::RecallName { parent: p, name },
             Request::RecallDirectory { ino: i },

@@ -5,11 +5,16 @@
 //! `i + stripe_count`, ... one behind the other, with no gaps. With one component and stripe_count 1 the backing
 //! file is byte for byte the file. Stripe `i` is on target `targets[i % target_count]`; more stripes than targets is
 //! *overstriping*, which lets several writers of one file avoid one inode's lock.
+//!
+//! A directory's layout says how files that are made in it are to lie. It may leave the targets open ([`Layout::on_any`]); a
+//! file's never does. A request to make a file may leave the word to the directory ([`Layout::unless_set`]). Target 0, of a node
+//! that no pool has, says both.
 
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
 use crate::id::NodeId;
 use crate::limits::{COMPONENTS_MAX, STRIPES_MAX, STRIPE_BYTES_MAX, STRIPE_BYTES_MIN, TARGETS_MAX};
+use crate::target::{node_of, target_of, Targets};
 
 /// Encoded bytes of a [`Component`].
 pub const COMPONENT_BYTES: usize = 16 + 4 * TARGETS_MAX;
@@ -86,7 +91,7 @@ impl Layout {
     /// One backing file on target `index` of `node`: the default.
     pub fn single(node: NodeId, index: u16) -> Layout {
         let mut targets = [0; TARGETS_MAX];
-        targets[0] = (node.0 as u32) << 16 | index as u32;
+        targets[0] = target_of(node, index);
         let whole =
             Component { end: u64::MAX, stripe_bytes: 1 << 20, stripe_count: 1, target_count: 1, targets };
         Layout { count: 1, components: [whole; COMPONENTS_MAX] }
@@ -132,6 +137,55 @@ impl Layout {
         c.stripe_count = stripe_count;
         c.stripe_bytes = stripe_bytes;
         Layout::new(&[c])
+    }
+
+    /// `stripe_count` stripes of `stripe_bytes` in turn over these targets, 1 to [`TARGETS_MAX`]. One stripe on one target is not
+    /// [`Layout::single`], though the file lies as if it were: it says that somebody asked for that target.
+    pub fn on(targets: &[u32], stripe_count: u16, stripe_bytes: u32) -> Result<Layout, Code> {
+        let named = Targets::new(targets).ok_or(Code::Invalid)?;
+        let twice = [targets[0]; 2];
+        let used = if stripe_count == 1 { &twice[..] } else { named.as_slice() };
+        let mut all = [0; TARGETS_MAX];
+        all[..used.len()].copy_from_slice(used);
+        let target_count = used.len() as u8;
+        Layout::new(&[Component { end: u64::MAX, stripe_bytes, stripe_count, target_count, targets: all }])
+    }
+
+    /// The same on targets that are chosen for each file when it is made: of directories alone.
+    pub fn on_any(stripe_count: u16, stripe_bytes: u32) -> Result<Layout, Code> {
+        Layout::on(&[0], stripe_count, stripe_bytes)
+    }
+
+    /// One backing file on `target`, unless the directory says otherwise: of requests that make a file alone.
+    pub fn unless_set(target: u32) -> Layout {
+        let mut c = Layout::single(node_of(target), target as u16).components[0];
+        c.target_count = 2;
+        Layout { count: 1, components: [c; COMPONENTS_MAX] }
+    }
+
+    /// The target of a layout that [`Layout::unless_set`] gave.
+    pub fn wish(&self) -> Option<u32> {
+        let c = &self.components[0];
+        (self.is_single() && c.target_count == 2 && c.targets[0] != 0 && c.targets[1] == 0)
+            .then_some(c.targets[0])
+    }
+
+    /// True for a layout that says where each stripe is: a file may have it.
+    pub fn is_placed(&self) -> bool {
+        self.components()
+            .iter()
+            .all(|c| c.targets[..usize::from(c.target_count)].iter().all(|t| t >> 16 != 0))
+    }
+
+    /// True of a directory on `home` whose layout somebody has set.
+    pub fn is_set(&self, home: NodeId) -> bool {
+        *self != Layout::single(home, 0)
+    }
+
+    /// True when stripes are on more than one target.
+    pub fn is_spread(&self) -> bool {
+        let first = self.components[0].targets[0];
+        self.components().iter().any(|c| (0..c.stripe_count).any(|stripe| c.target(stripe) != first))
     }
 
     /// The components, in the order of their offsets.
@@ -282,6 +336,34 @@ mod tests {
                 Layout::new(&[first, Component { stripe_count: n, ..base }]).unwrap()
             }
         }
+    }
+
+    #[test]
+    fn what_a_directory_or_a_wish_says_is_no_file_s_layout() {
+        let (here, there) = (target_of(NodeId(2), 0), target_of(NodeId(3), 1));
+        let wish = Layout::unless_set(there);
+        assert_eq!(wish.wish(), Some(there));
+        assert!(!wish.is_placed() && wish.is_single());
+        let open = Layout::on_any(4, 4096).unwrap();
+        assert!(!open.is_placed() && open.wish().is_none() && open.is_set(NodeId(2)));
+        assert!(!Layout::on_any(1, 4096).unwrap().is_placed());
+        let asked = Layout::on(&[here], 1, 1 << 20).unwrap();
+        assert!(asked.is_single() && asked.is_placed() && asked.is_set(NodeId(2)) && asked.wish().is_none());
+        assert!(!Layout::single(NodeId(2), 0).is_set(NodeId(2)) && Layout::single(NodeId(2), 0).is_placed());
+        let spread = Layout::on(&[here, there], 3, 4096).unwrap();
+        let on: Vec<u32> = (0..3).map(|i| spread.components()[0].target(i)).collect();
+        assert_eq!(on, [here, there, here]);
+        assert!(spread.is_spread() && spread.is_placed() && !asked.is_spread());
+        assert!(!Layout::on(&[here, there], 1, 4096).unwrap().is_spread(), "its one stripe is on the first");
+        for layout in [wish, open, asked, spread] {
+            let mut buffer = [0; 200];
+            let mut w = Writer::new(&mut buffer);
+            layout.encode(&mut w).unwrap();
+            let n = w.len();
+            assert_eq!(Layout::decode(&mut Reader::new(&buffer[..n])).unwrap(), layout);
+        }
+        assert_eq!(Layout::on(&[], 1, 4096), Err(Code::Invalid));
+        assert_eq!(Layout::on(&[here; TARGETS_MAX + 1], 1, 4096), Err(Code::Invalid));
     }
 
     proptest! {

@@ -20,9 +20,10 @@ mod mount;
 mod reply;
 mod request;
 mod route;
+mod target;
 
 pub use attr::{Attr, Kind, Timestamp, ATTR_BYTES, FLAG_DIRTY, FLAG_RESIDENT, PERMISSIONS_OFFSET};
-pub use backing::{BackingAttr, BackingId, BackingOp};
+pub use backing::{BackingAttr, BackingId, BackingOp, LockKind, LockWish};
 pub use bytes::{Reader, Writer};
 pub use error::{Code, Error, Result};
 pub use hash::{cookie_hash, name_hash, Cookie, DISCRIMINATOR_BITS, HASH_BITS};
@@ -33,3 +34,4 @@ pub use reply::{DirEntries, DirEntry, DirWriter, Entry, PoolSpace, Reply, REPLY_
 pub use request::{
     Caller, Request, SetAttr, TimeSet, RENAME_EXCHANGE, RENAME_NOREPLACE, XATTR_CREATE, XATTR_REPLACE,
 };
+pub use target::{node_of, target_of, TargetSpace, TargetSpaces, Targets};

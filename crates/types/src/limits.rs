@@ -47,6 +47,16 @@ pub const BACKING_AHEAD: usize = 8;
 /// Backing files that a daemon keeps open for processes of other nodes, a descriptor each; more are opened anew for each request,
 /// and do not outlive their names.
 pub const BACKING_OPEN_MAX: usize = 4096;
+/// Locks of processes of other nodes on a daemon's backing files, by owner: a descriptor each. More fail with ENOLCK.
+pub const REMOTE_LOCK_OWNERS_MAX: usize = 4096;
+/// So long a process keeps others from writing at the end of a file of several backing files, if it does not say that it has
+/// written: longer than it may take, which is [`APPEND_MS`] to find the end, and a request's time to write.
+pub const APPEND_HOLD_MS: u64 = 60_000;
+/// A process that has not found the end after so long gives up, and one that waits for another to write.
+pub const APPEND_MS: u64 = 20_000;
+/// A process's locks on other nodes' files go when its node could not be asked for it ([`SESSIONS_PERIOD_MS`]) for so long: it
+/// is taken for dead.
+pub const LOCKS_OF_UNREACHED_MS: u64 = 60_000;
 /// Nodes of a pool: a bound for a mistaken pool file; node numbers go further.
 pub const NODES_MAX: usize = 1024;
 /// Remote shells that `forebay up` and `down` have under way: 512 nodes take eight rounds of a second, and one host's process table
@@ -71,6 +81,9 @@ pub const BATCH_PER_RING: usize = 8;
 pub const BATCH_MAX: usize = 64;
 /// Rings of one daemon: processes of one node that use the pool at the same time. Each maps its slots on both sides.
 pub const RINGS_MAX: usize = 4096;
+
+/// A target of which so many percent are used gets no new files while another has room: what is open on it can still grow.
+pub const HIGH_WATER_PERCENT: u64 = 90;
 
 /// Longest name that the board holds; longer ones are asked for. With the fields in front it fills two cache lines.
 pub const BOARD_NAME_MAX: usize = 88;
@@ -153,6 +166,7 @@ const _: () = assert!(XATTR_TOTAL_MAX >= XATTR_VALUE_MAX + XATTR_NAME_MAX + XATT
 const _: () = assert!(MESSAGE_BYTES_MAX >= 2 * NAME_MAX + PATH_MAX + 1024);
 const _: () = assert!(MESSAGE_BYTES_MAX >= BACKING_BYTES_MAX + 64);
 const _: () = assert!(NODE_TIMEOUT_MS < CALL_TIMEOUT_MS && BACKING_AHEAD < RING_SLOTS);
+const _: () = assert!(APPEND_MS + NODE_TIMEOUT_MS < APPEND_HOLD_MS);
 const _: () = assert!(READDIR_REPLY_BYTES <= MESSAGE_BYTES_MAX);
 const _: () = assert!(STRIPE_BYTES_MIN.is_power_of_two() && STRIPE_BYTES_MAX.is_power_of_two());
 const _: () = assert!(SHARD_PAGES_FOR_REMOVALS < SHARD_PAGES_AHEAD);

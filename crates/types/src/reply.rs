@@ -1,13 +1,14 @@
 //! Replies: what the owner answers.
 
 use crate::attr::{Attr, Kind};
-use crate::backing::BackingAttr;
+use crate::backing::{BackingAttr, LockWish};
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
 use crate::hash::Cookie;
 use crate::id::Ino;
 use crate::layout::Layout;
 use crate::limits::NAME_MAX;
+use crate::target::{TargetSpaces, Targets};
 
 /// Bytes in front of every reply: code (0 for success), tag, flags.
 pub const REPLY_HEADER_BYTES: usize = 4;
@@ -97,6 +98,19 @@ pub enum Reply<'a> {
     Backing(BackingAttr),
     /// A number: of a write, where its first byte went.
     Count(u64),
+    /// Where to make a file.
+    Placed(Targets),
+    /// Space of a node.
+    Targets {
+        /// Inodes of its shard.
+        inodes: u64,
+        /// And those that it has room for.
+        free_inodes: u64,
+        /// Its targets.
+        spaces: TargetSpaces<'a>,
+    },
+    /// A lock that is in the way.
+    Lock(LockWish),
 }
 
 impl Entry {
@@ -180,6 +194,20 @@ impl<'a> Reply<'a> {
                 w.u16(15)?;
                 w.u64(*n)?;
             }
+            Reply::Lock(wish) => {
+                w.u16(22)?;
+                wish.encode(&mut w)?;
+            }
+            Reply::Placed(targets) => {
+                w.u16(20)?;
+                targets.encode(&mut w)?;
+            }
+            Reply::Targets { inodes, free_inodes, spaces } => {
+                w.u16(21)?;
+                w.u64(*inodes)?;
+                w.u64(*free_inodes)?;
+                w.put(spaces.as_bytes())?;
+            }
             Reply::Space(s) => {
                 w.u16(9)?;
                 for v in [s.total_bytes, s.free_bytes, s.inodes, s.free_inodes] {
@@ -225,6 +253,13 @@ impl<'a> Reply<'a> {
             13 => Reply::PartOfPath { top: Ino(r.u64()?), parent: Ino(r.u64()?), path: r.rest() },
             14 => Reply::Backing(BackingAttr::decode(&mut r)?),
             15 => Reply::Count(r.u64()?),
+            22 => Reply::Lock(LockWish::decode(&mut r)?),
+            20 => Reply::Placed(Targets::decode(&mut r)?),
+            21 => Reply::Targets {
+                inodes: r.u64()?,
+                free_inodes: r.u64()?,
+                spaces: TargetSpaces::of(r.rest())?,
+            },
             _ => return Err(Code::Malformed),
         })
     }
@@ -330,7 +365,9 @@ impl<'a> DirWriter<'a> {
 mod tests {
     use super::*;
     use crate::attr::Timestamp;
+    use crate::backing::LockKind;
     use crate::id::NodeId;
+    use crate::target::TargetSpace;
     use proptest::prelude::*;
 
     fn attr(ino: u64) -> Attr {
@@ -365,7 +402,15 @@ mod tests {
         let n = d.len();
         let entries = DirEntries { bytes: &raw[..n], end: true };
         assert_eq!(entries.iter().map(Result::unwrap).collect::<Vec<_>>(), [one, two]);
+        let spaces =
+            [1, 2].map(|n| TargetSpace { target: n, total_bytes: 1 << 40, free_bytes: u64::from(n) });
+        let mut room = [0; 100];
+        let spaces_of_two = TargetSpaces::encode(&spaces, &mut room).unwrap();
+        assert_eq!(spaces_of_two.iter().collect::<Vec<_>>(), spaces);
         let all = [
+            Ok(Reply::Placed(Targets::new(&[7, 8, 9]).unwrap())),
+            Ok(Reply::Targets { inodes: 5, free_inodes: 6, spaces: spaces_of_two }),
+            Ok(Reply::Lock(LockWish { owner: 3, flock: false, kind: LockKind::Read, start: 4, end: 5 })),
             Ok(Reply::Done),
             Ok(Reply::Entry(entry)),
             Ok(Reply::Created { entry, created: true, next: Some(Ino(77)) }),

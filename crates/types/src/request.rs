@@ -91,7 +91,9 @@ pub enum Request<'a> {
         exclusive: bool,
         /// Born dirty: true for a file that is to be written, false for one whose copy is the backing store's.
         dirty: bool,
-        /// Layout, or that of one backing file.
+        /// Layout, or that of one backing file on the directory's node. Of one that leaves the word to the directory
+        /// ([`Layout::unless_set`]), and a directory with a layout of its own, nothing is made; the reply is the directory's `Entry`,
+        /// for the client to ask again with what follows from that.
         layout: Option<Layout>,
         /// The inode number that is in reserve for this slot, else the next one. [`Code::Stale`] when it is not this.
         number: Option<Ino>,
@@ -295,6 +297,14 @@ pub enum Request<'a> {
         /// The process's session.
         session: u64,
     },
+    /// Targets for a new file of so many stripes, chosen by who is asked: its own first, none that is full or cannot be reached
+    /// if there are others. → `Placed`
+    Place {
+        /// Backing files, at least one.
+        stripe_count: u16,
+    },
+    /// Space of the targets of the node that is asked, and of its shard. → `Targets`
+    Targets,
     /// The asking node may believe what it was and will be told of directories, names and permissions, for
     /// [`crate::limits::LEASE_MS`] from when it asked. From daemon to daemon. → `Count`: the lease's term. In another term than
     /// before nothing counts that was told before.
@@ -338,6 +348,8 @@ impl Request<'_> {
                 | Request::NameOf { .. }
                 | Request::Backing(..)
                 | Request::EndSession { .. }
+                | Request::Place { .. }
+                | Request::Targets
                 | Request::AreThere { .. }
                 | Request::RenewLease
                 | Request::RecallName { .. }

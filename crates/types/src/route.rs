@@ -12,6 +12,8 @@ impl Request<'_> {
             | Request::Space
             | Request::Reserve
             | Request::EndSession { .. }
+            | Request::Place { .. }
+            | Request::Targets
             | Request::AreThere { .. }
             | Request::RenewLease
             | Request::RecallName { .. }

@@ -1,12 +1,14 @@
 //! `forebay layout`: how files lie in a pool, and changing it.
 
+use std::cell::OnceCell;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use forebay_client::{PathBuffer, Pool, Striping};
-use forebay_types::limits::{STRIPES_MAX, STRIPE_BYTES_MAX, STRIPE_BYTES_MIN};
-use forebay_types::{Code, Entry, Error, Kind, Layout, Result};
+use forebay_server::control;
+use forebay_types::limits::{STRIPES_MAX, STRIPE_BYTES_MAX, STRIPE_BYTES_MIN, TARGETS_MAX};
+use forebay_types::{node_of, target_of, Code, Component, Entry, Error, Kind, Layout, NodeId, Result};
 use serde_json::{json, Value};
 
 use super::ls::put_name;
@@ -14,12 +16,75 @@ use crate::arguments::{LayoutGet, LayoutMigrate, LayoutSet, LayoutVerb};
 use crate::{failure, pool, table};
 
 pub(super) fn layout(named: Option<PathBuf>, verb: &LayoutVerb) -> Result<ExitCode> {
-    let pool = pool::attach(&pool::directory(named)?)?;
+    let directory = pool::directory(named)?;
+    let pool = pool::attach(&directory)?;
+    let nodes = Nodes { pool: directory, known: OnceCell::new() };
     match verb {
-        LayoutVerb::Get(arguments) => Ok(get(pool, arguments)),
-        LayoutVerb::Set(arguments) => set(pool, arguments),
+        LayoutVerb::Get(arguments) => Ok(get(pool, &nodes, arguments)),
+        LayoutVerb::Set(arguments) => set(pool, &nodes, arguments),
         LayoutVerb::Migrate(arguments) => Ok(migrate(pool, arguments)),
     }
+}
+
+/// The pool's nodes by name and number, asked for once, when they are needed.
+struct Nodes {
+    pool: PathBuf,
+    known: OnceCell<Vec<(u16, String)>>,
+}
+
+impl Nodes {
+    fn all(&self) -> &[(u16, String)] {
+        self.known.get_or_init(|| {
+            let Ok(status) = control::status(&self.pool) else { return Vec::new() };
+            let mine = status.more.get("node_name").and_then(Value::as_str).unwrap_or_default();
+            let others = status.more.get("nodes").and_then(Value::as_array).into_iter().flatten();
+            let others = others.filter_map(|node| {
+                Some((node["node"].as_u64()? as u16, node["name"].as_str().unwrap_or_default().to_owned()))
+            });
+            std::iter::once((status.node, mine.to_owned())).chain(others).collect()
+        })
+    }
+
+    /// The target that a word of the command line names.
+    fn target(&self, word: &str) -> Result<u32> {
+        let bad = |why: String| Error::new(Code::Invalid, format!("cannot use target {word:?}")).why(why);
+        let (node, index) = match word.rsplit_once(':') {
+            Some((node, index)) => {
+                (node, index.parse().map_err(|_| bad(format!("{index:?} is no number of a target")))?)
+            }
+            None => (word, 0),
+        };
+        let number = node.parse::<u16>().ok();
+        let found = self.all().iter().find(|(n, name)| name == node || Some(*n) == number);
+        let (number, _) = found.ok_or_else(|| {
+            let all: Vec<String> = self.all().iter().map(|(n, name)| format!("{name} ({n})")).collect();
+            bad(format!("the pool has no node {node:?}")).cure(format!("it has {}", all.join(", ")))
+        })?;
+        Ok(target_of(NodeId(*number), index))
+    }
+
+    /// A target as people read it.
+    fn name(&self, target: u32) -> String {
+        let (node, index) = (node_of(target), target as u16);
+        let found = self.all().iter().find(|(n, name)| *n == node.0 && !name.is_empty());
+        let node = found.map_or_else(|| node.to_string(), |(_, name)| name.clone());
+        if index == 0 {
+            node
+        } else {
+            format!("{node}:{index}")
+        }
+    }
+}
+
+/// The targets that a component's stripes are on, in their order; none where they are chosen for each file.
+fn targets(c: &Component) -> Vec<u32> {
+    let used = c.stripe_count.min(u16::from(c.target_count));
+    let mut targets: Vec<u32> = (0..used).map(|stripe| c.target(stripe)).collect();
+    targets.dedup();
+    if targets == [0] {
+        targets.clear();
+    }
+    targets
 }
 
 /// Does something to each path; all are tried.
@@ -44,19 +109,22 @@ fn look(pool: &Pool, path: &[u8], verb: &str) -> Result<Entry> {
     }
 }
 
-fn get(pool: &Pool, arguments: &LayoutGet) -> ExitCode {
+fn get(pool: &Pool, nodes: &Nodes, arguments: &LayoutGet) -> ExitCode {
     let mut all = Vec::new();
     let status = each(&arguments.paths, |path| {
         let entry = look(pool, path, "look at")?;
         if arguments.json {
             all.push(as_json(path, &entry));
         } else {
-            let said = match (entry.attr.is_directory(), entry.layout.is_single()) {
-                (true, true) => "nothing set for files made in it".to_owned(),
-                (true, false) => {
-                    format!("files that MPI-IO and forebay.h make in it: {}", words(&entry.layout))
+            let said = match (entry.attr.is_directory(), entry.layout.is_set(entry.attr.home)) {
+                (true, false) => "nothing set for files made in it".to_owned(),
+                (true, true) if pool.spans_nodes() => {
+                    format!("files made in it: {}", words(&entry.layout, nodes))
                 }
-                (false, _) => words(&entry.layout),
+                (true, true) => {
+                    format!("files that MPI-IO and forebay.h make in it: {}", words(&entry.layout, nodes))
+                }
+                (false, _) => words(&entry.layout, nodes),
             };
             failure::put(format!("{}: {said}\n", table::printable(path)));
         }
@@ -69,12 +137,20 @@ fn get(pool: &Pool, arguments: &LayoutGet) -> ExitCode {
 }
 
 /// A layout as one line has it.
-fn words(layout: &Layout) -> String {
+fn words(layout: &Layout, nodes: &Nodes) -> String {
     let parts = layout.components().iter().map(|c| {
         let range = if c.end == u64::MAX { String::new() } else { format!(" up to {}", table::bytes(c.end)) };
+        let names: Vec<String> = targets(c).into_iter().map(|target| nodes.name(target)).collect();
+        let on = match names.len() {
+            0 => String::new(),
+            _ => format!(", on {}", names.join(", ")),
+        };
         match c.stripe_count {
-            1 => format!("one backing file{range}"),
-            n => format!("{n} backing files, stripes of {}{range}", table::bytes(u64::from(c.stripe_bytes))),
+            1 => format!("one backing file{range}{on}"),
+            n => {
+                let bytes = table::bytes(u64::from(c.stripe_bytes));
+                format!("{n} backing files, stripes of {bytes}{range}{on}")
+            }
         }
     });
     parts.collect::<Vec<_>>().join("; ")
@@ -86,6 +162,10 @@ fn as_json(path: &[u8], entry: &Entry) -> Value {
             "end": if c.end == u64::MAX { Value::Null } else { json!(c.end) },
             "stripe_count": c.stripe_count,
             "stripe_bytes": c.stripe_bytes,
+            "targets": targets(c)
+                .into_iter()
+                .map(|target| json!({ "node": node_of(target).0, "target": target as u16 }))
+                .collect::<Vec<_>>(),
         })
     });
     let kind = if entry.attr.is_directory() { "directory" } else { "file" };
@@ -97,7 +177,7 @@ fn as_json(path: &[u8], entry: &Entry) -> Value {
 /// The stripes that the command line asks for.
 fn wanted(arguments: &LayoutSet) -> Result<Striping> {
     let bad = |why: String| Err(Error::new(Code::Invalid, "cannot set this layout").why(why));
-    let count = arguments.stripe_count;
+    let count = arguments.stripe_count.unwrap_or(arguments.targets.len().min(usize::from(u16::MAX)) as u16);
     if !(1..=STRIPES_MAX).contains(&count) {
         return bad(format!("a file has 1 to {STRIPES_MAX} backing files, not {count}"));
     }
@@ -112,13 +192,19 @@ fn wanted(arguments: &LayoutSet) -> Result<Striping> {
     Ok(Striping { stripe_count: count, stripe_bytes: bytes, yields: false })
 }
 
-fn set(pool: &Pool, arguments: &LayoutSet) -> Result<ExitCode> {
+fn set(pool: &Pool, nodes: &Nodes, arguments: &LayoutSet) -> Result<ExitCode> {
     let striping = wanted(arguments)?;
+    let targets: Vec<u32> = arguments.targets.iter().map(|word| nodes.target(word)).collect::<Result<_>>()?;
+    if targets.len() > TARGETS_MAX {
+        return Err(Error::new(Code::Invalid, "cannot set this layout")
+            .why(format!("a file is on {TARGETS_MAX} targets at most, and these are {}", targets.len())));
+    }
     Ok(each(&arguments.paths, |path| {
         let found = pool.resolve(pool::place(path), true, &mut PathBuffer::new());
         match found {
             Ok(entry) if entry.attr.is_directory() => {
-                let done = pool.set_default_striping(&entry, striping.stripe_count, striping.stripe_bytes);
+                let stripes = (striping.stripe_count, striping.stripe_bytes);
+                let done = pool.set_layout_of_new(&entry, stripes, &targets);
                 pool::worded(done.map_err(forebay_client::Fail::Code), "set the layout of", path)
             }
             Ok(_) => Err(Error::new(
@@ -129,13 +215,9 @@ fn set(pool: &Pool, arguments: &LayoutSet) -> Result<ExitCode> {
             .cure("`forebay layout migrate` gives it one backing file")),
             Err(_) => {
                 let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL;
-                let made = pool.open_striped(
-                    pool::place(path),
-                    flags,
-                    0o666 & !umask(),
-                    striping,
-                    &mut PathBuffer::new(),
-                );
+                let (place, mode) = (pool::place(path), 0o666 & !umask());
+                let made =
+                    pool.open_striped_on(place, flags, mode, striping, &targets, &mut PathBuffer::new());
                 pool::worded(made, "make", path).map(drop)
             }
         }

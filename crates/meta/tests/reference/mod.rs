@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 use forebay_types::limits::{XATTR_OVERHEAD, XATTR_TOTAL_MAX};
 use forebay_types::{
-    Attr, Caller, Code, Entry, Ino, Kind, Layout, NodeId, Request, SetAttr, TimeSet, Timestamp, FLAG_DIRTY,
-    FLAG_RESIDENT, RENAME_EXCHANGE, RENAME_NOREPLACE, XATTR_CREATE, XATTR_REPLACE,
+    node_of, Attr, Caller, Code, Entry, Ino, Kind, Layout, NodeId, Request, SetAttr, TimeSet, Timestamp,
+    FLAG_DIRTY, FLAG_RESIDENT, RENAME_EXCHANGE, RENAME_NOREPLACE, XATTR_CREATE, XATTR_REPLACE,
 };
 
 /// What a request is answered with.
@@ -215,6 +215,12 @@ impl Reference {
                 if let (Some(node), false) = (self.child(parent, name)?, exclusive) {
                     return Ok(Expected::Created(node.entry(), false, None));
                 }
+                let above = self.directory(parent)?;
+                let wish = layout.and_then(|layout| layout.wish());
+                if wish.is_some() && above.layout.is_set(NODE) && !above.entries.contains_key(name) {
+                    return Ok(Expected::Entry(above.entry()));
+                }
+                let layout = wish.map_or(layout, |target| Some(Layout::single(node_of(target), target as u16)));
                 let entry = self.bear(caller, now, parent, name, 0o100_000 | mode, |node| {
                     node.attr.flags = FLAG_RESIDENT | if dirty { FLAG_DIRTY } else { 0 };
                     node.layout = layout.unwrap_or(node.layout);
@@ -336,7 +342,7 @@ impl Reference {
                 let node = self.get_mut(ino)?;
                 match node.attr.kind() {
                     Kind::Directory => {}
-                    Kind::File if node.layout.is_single() != layout.is_single() => {}
+                    Kind::File if node.layout.is_single() != layout.is_single() && layout.is_placed() => {}
                     _ => return Err(Code::Invalid),
                 }
                 Ok(Expected::Relaid(ino, std::mem::replace(&mut node.layout, layout)))
@@ -353,6 +359,8 @@ impl Reference {
             }
             Request::Ping
             | Request::Space
+            | Request::Place { .. }
+            | Request::Targets
             | Request::ReadDirectory { .. }
             // Steps between shards: tests/elsewhere.rs.
             | Request::AllocateDirectory { .. }

@@ -2,9 +2,13 @@
 
 use forebay_data::Media;
 use forebay_types::limits::{BATCH_MAX, MESSAGE_BYTES_MAX};
-use forebay_types::{Attr, BackingOp, Code, Ino, Kind, Layout, PoolSpace, Reply, Request, Result, Timestamp};
+use forebay_types::{
+    Attr, BackingOp, Code, Ino, Kind, Layout, PoolSpace, Reply, Request, Result, TargetSpace, TargetSpaces,
+    Targets, Timestamp,
+};
 
 use super::forward::all_here;
+use super::network::Order;
 use super::notifier::notes_of;
 use super::recorder::InFlight;
 use super::remote::Door;
@@ -18,12 +22,15 @@ use super::sweeper::Sweep;
 /// might not fit.
 const REPLY_BYTES: usize = 16 * MESSAGE_BYTES_MAX;
 
+/// Room for what one node says of its targets.
+const TARGETS_REPLY_BYTES: usize = 4096;
+
 /// A request that was taken from its slot.
 #[derive(Clone, Copy, Debug)]
-struct Taken {
-    session: usize,
-    slot: usize,
-    seq: u64,
+pub(super) struct Taken {
+    pub(super) session: usize,
+    pub(super) slot: usize,
+    pub(super) seq: u64,
     request: (usize, usize),
     reply: (usize, usize),
     refused: Option<Code>,
@@ -149,6 +156,22 @@ impl ShardThread<'_> {
                     let space = space(&self.target, self.committed.inodes).map(Reply::Space);
                     Reply::encode(&space, out).unwrap_or(0)
                 }
+                Ok((_, Request::Targets)) => {
+                    let mut room = [0; TARGETS_REPLY_BYTES];
+                    let spaces = own_targets(&self.target);
+                    let told = space(&self.target, self.committed.inodes).and_then(|space| {
+                        let (inodes, free_inodes) = (space.inodes, space.free_inodes);
+                        let spaces = TargetSpaces::encode(&spaces, &mut room)?;
+                        Ok(Reply::Targets { inodes, free_inodes, spaces })
+                    });
+                    Reply::encode(&told, out).unwrap_or(0)
+                }
+                // In a pool of several nodes the network thread knows.
+                Ok((_, Request::Place { .. })) => {
+                    let own: Vec<u32> = own_targets(&self.target).iter().map(|s| s.target).collect();
+                    let placed = Targets::new(&own).map(Reply::Placed).ok_or(Code::NotSupported);
+                    Reply::encode(&placed, out).unwrap_or(0)
+                }
                 Ok((_, Request::Create { number: Some(number), .. }))
                     if self.sessions[taken.session].slots[taken.slot].reserved != Some(number) =>
                 {
@@ -216,9 +239,41 @@ impl ShardThread<'_> {
     fn send_on(&mut self, taken: &Taken) -> std::result::Result<bool, Code> {
         let (_, request) = Request::decode(self.answers.request(taken.request))?;
         // Nodes that are to hear when the client is gone: they keep something for it.
-        let keeps = request.changes() || matches!(request, Request::Backing(_, BackingOp::Open { .. }));
+        let keeps_some = |op: &BackingOp<'_>| {
+            matches!(op, BackingOp::Open { .. } | BackingOp::Lock(_) | BackingOp::BeginAppend { .. })
+        };
+        let keeps = request.changes() || matches!(&request, Request::Backing(_, op) if keeps_some(op));
         if request.is_between_daemons() {
             return Err(Code::NotPermitted);
+        }
+        match request {
+            Request::Space => {
+                let own = space(&self.target, self.committed.inodes)?;
+                return Ok(self.ask_network(taken, |stamp| Order::Space { stamp, own }));
+            }
+            Request::Place { stripe_count } => {
+                let own = own_targets(&self.target);
+                return Ok(self.ask_network(taken, |stamp| Order::Place { stamp, stripe_count, own }));
+            }
+            Request::Backing(id, op) if self.network.as_ref().is_some_and(|n| n.node == id.node()) => {
+                let for_all = matches!(
+                    op,
+                    BackingOp::Lock(_)
+                        | BackingOp::TestLock(_)
+                        | BackingOp::BeginAppend { .. }
+                        | BackingOp::EndAppend { .. }
+                );
+                let message = self.answers.request(taken.request).to_vec();
+                let asker = &mut self.sessions[taken.session];
+                if !for_all || !asker.is_here() {
+                    return Err(Code::NotSupported);
+                }
+                if keeps && !asker.asked_nodes.contains(&id.node()) {
+                    asker.asked_nodes.push(id.node());
+                }
+                return Ok(self.ask_network(taken, |stamp| Order::ServeHere { stamp, message }));
+            }
+            _ => {}
         }
         match self.elsewhere(&request) {
             None => Ok(false),
@@ -419,6 +474,17 @@ fn make_backing(
         special::repair_mode(target, attr.ino)?;
     }
     Ok(())
+}
+
+/// Space of this node's targets.
+fn own_targets(target: &forebay_data::Target) -> Vec<TargetSpace> {
+    // One whose space is not known has none for anybody.
+    let space = target.space().unwrap_or_default();
+    vec![TargetSpace {
+        target: target.target(),
+        total_bytes: space.total_bytes,
+        free_bytes: space.free_bytes,
+    }]
 }
 
 fn space(target: &forebay_data::Target, inodes: u64) -> std::result::Result<PoolSpace, Code> {

@@ -7,6 +7,7 @@ use forebay_types::limits::RING_SLOTS;
 use forebay_types::{BackingId, Code, Layout, NodeId, Reply, Request, Result, REPLY_HEADER_BYTES};
 use forebay_wire::Stamp;
 
+use super::batch::Taken;
 use super::network::{Network, Order};
 use super::remote::{Door, RemoteSlots};
 use super::session::{created, node_of_session, Session};
@@ -66,6 +67,16 @@ impl ShardThread<'_> {
         session.slots[slot].forwarded = Some(seq);
         network.orders.give(Order::Forward { node, stamp, message });
         Ok(true)
+    }
+
+    /// Has the network thread answer a client of this node; false for another's, whom this node answers for itself.
+    pub(super) fn ask_network(&mut self, taken: &Taken, order: impl FnOnce(Stamp) -> Order) -> bool {
+        let session = &mut self.sessions[taken.session];
+        let (Some(network), Door::Ring(_)) = (&self.network, &session.door) else { return false };
+        session.slots[taken.slot].forwarded = Some(taken.seq);
+        let stamp = Stamp { session: session.id, slot: taken.slot as u16, sequence: taken.seq };
+        network.orders.give(order(stamp));
+        true
     }
 
     /// A request that was sent on has its answer.

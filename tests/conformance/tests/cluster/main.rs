@@ -7,6 +7,7 @@
 mod bed;
 mod leases;
 mod nodes;
+mod stripes;
 
 use std::path::Path;
 

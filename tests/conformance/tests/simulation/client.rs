@@ -194,7 +194,7 @@ impl Program {
         let pool = self.pool;
         Ok(match op {
             Op::Create { dir, name } => {
-                let (entry, _, _) = pool.create(caller, *dir, name.bytes(), 0o644, true, None, 0)?;
+                let (entry, _, _) = pool.create(caller, *dir, name.bytes(), 0o644, true, 0)?;
                 Outcome::Inode(entry.attr.ino)
             }
             Op::Mkdir { dir, name } => {

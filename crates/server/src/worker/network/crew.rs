@@ -10,6 +10,7 @@ use forebay_data::{Access, Media, Target};
 use forebay_fabric::Ticket;
 use forebay_types::limits::MESSAGE_BYTES_MAX;
 use forebay_types::{BackingAttr, BackingId, BackingOp, Code, Error, Reply, Request, Result, Timestamp};
+use forebay_wire::Stamp;
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
@@ -22,8 +23,33 @@ const THREADS: usize = 4;
 /// A request for a backing file.
 #[derive(Debug)]
 pub(in crate::worker) struct Job {
-    pub(super) ticket: Ticket,
+    pub(super) asker: Asker,
     pub(super) message: Vec<u8>,
+}
+
+/// Who asked for it.
+#[derive(Debug)]
+pub(super) enum Asker {
+    /// A process of another node.
+    There(Ticket),
+    /// One of this node.
+    Here(Stamp),
+}
+
+impl Asker {
+    fn session(&self) -> u64 {
+        match self {
+            Asker::There(ticket) => ticket.stamp.session,
+            Asker::Here(stamp) => stamp.session,
+        }
+    }
+
+    fn answer(self, reply: Vec<u8>) -> Order {
+        match self {
+            Asker::There(ticket) => Order::Answer { ticket, reply },
+            Asker::Here(stamp) => Order::AnswerHere { stamp, reply },
+        }
+    }
 }
 
 /// Starts the crew; it ends when the sender is dropped.
@@ -61,16 +87,14 @@ impl Hand {
     }
 
     /// Serves a request and has it answered.
-    pub(in crate::worker) fn serve(&mut self, Job { ticket, message }: Job) {
+    pub(in crate::worker) fn serve(&mut self, Job { asker, message }: Job) {
         let result = match Request::decode(&message) {
-            Ok((_, Request::Backing(id, op))) => {
-                self.files.serve(ticket.stamp.session, &id, &op, &mut self.room)
-            }
+            Ok((_, Request::Backing(id, op))) => self.files.serve(asker.session(), &id, &op, &mut self.room),
             Ok(_) => Err(Code::Malformed),
             Err(code) => Err(code),
         };
         let n = Reply::encode(&result, &mut self.out).unwrap_or(0);
-        self.orders.give(Order::Answer { ticket, reply: self.out[..n].to_vec() });
+        self.orders.give(asker.answer(self.out[..n].to_vec()));
     }
 }
 
@@ -97,6 +121,13 @@ impl Files {
         self.target.open(id.ino, usize::from(id.number), id.stripe, Access::ReadWrite)
     }
 
+    /// A descriptor of an open file of its own, also of one that has lost its name.
+    fn open_anew(&self, session: u64, id: &BackingId) -> std::result::Result<OwnedFd, Code> {
+        let Some(kept) = self.kept.get(session, id) else { return self.open_by_name(id) };
+        let path = format!("/proc/self/fd/{}", kept.as_raw_fd());
+        rustix::fs::open(path.as_str(), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(code)
+    }
+
     fn serve<'r>(
         &self,
         session: u64,
@@ -118,6 +149,22 @@ impl Files {
             }
             BackingOp::Close { handle } => {
                 self.kept.close(session, id, handle);
+                Ok(Reply::Done)
+            }
+            BackingOp::Lock(wish) => {
+                let open = || self.open_anew(session, id);
+                self.kept.locks.lock(session, id, &wish, open).map(|()| Reply::Done)
+            }
+            BackingOp::TestLock(wish) => {
+                let open = || self.open_anew(session, id);
+                let found = self.kept.locks.test(session, id, &wish, open)?;
+                Ok(found.map_or(Reply::Done, Reply::Lock))
+            }
+            BackingOp::BeginAppend { handle } => {
+                self.kept.locks.begin_append(session, id, handle).map(|()| Reply::Done)
+            }
+            BackingOp::EndAppend { handle } => {
+                self.kept.locks.end_append(session, id, handle);
                 Ok(Reply::Done)
             }
             BackingOp::Stat => match self.kept.get(session, id) {

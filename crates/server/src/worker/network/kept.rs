@@ -10,6 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use forebay_types::limits::BACKING_OPEN_MAX;
 use forebay_types::{BackingId, Code};
 
+use super::locks::RemoteLocks;
+
 #[derive(Debug)]
 struct Kept {
     file: Arc<OwnedFd>,
@@ -19,6 +21,8 @@ struct Kept {
 /// All that are open.
 #[derive(Debug, Default)]
 pub(in crate::worker) struct KeptOpen {
+    /// Their locks.
+    pub(super) locks: RemoteLocks,
     all: Mutex<HashMap<(u64, BackingId), Kept>>,
 }
 
@@ -68,13 +72,16 @@ impl KeptOpen {
         drop(gone);
     }
 
-    /// The sessions that have something open.
+    /// The sessions that have something open or locked.
     pub(super) fn sessions(&self) -> Vec<u64> {
-        self.all().keys().map(|(session, _)| *session).collect()
+        let mut sessions = self.locks.sessions();
+        sessions.extend(self.all().keys().map(|(session, _)| *session));
+        sessions
     }
 
-    /// A session is over.
+    /// A session is over, and its locks go.
     pub(super) fn end(&self, session: u64) {
+        self.locks.end(session);
         let mut all = self.all();
         let theirs: Vec<_> = all.keys().filter(|(of, _)| *of == session).copied().collect();
         let gone: Vec<_> = theirs.iter().filter_map(|key| all.remove(key)).collect();

@@ -15,15 +15,17 @@
 mod crew;
 mod kept;
 mod leases;
+mod locks;
 mod met;
 mod opening;
+mod placement;
 mod removals;
 mod thread;
 
 use std::sync::mpsc::Sender;
 
 use forebay_fabric::{Ticket, Waker};
-use forebay_types::{Ino, Layout, NodeId};
+use forebay_types::{Ino, Layout, NodeId, PoolSpace, TargetSpace};
 use forebay_wire::Stamp;
 use serde_json::Value;
 
@@ -58,6 +60,20 @@ pub(super) enum Order {
         /// The encoded request.
         message: Vec<u8>,
     },
+    /// Have the crew serve a client of this node: locks and appends, which are for all nodes to see.
+    ServeHere {
+        /// The client's session, slot and sequence.
+        stamp: Stamp,
+        /// The encoded request.
+        message: Vec<u8>,
+    },
+    /// What the crew served for a client of this node is answered.
+    AnswerHere {
+        /// The client's session, slot and sequence.
+        stamp: Stamp,
+        /// The encoded reply.
+        reply: Vec<u8>,
+    },
     /// Have the backing files of an inode that is gone removed where they are, in time.
     Remove(Ino, Layout),
     /// A client is gone, which asked these nodes for changes.
@@ -77,6 +93,22 @@ pub(super) enum Order {
     Review(Option<NodeId>, Vec<u64>),
     /// How are the others?
     Survey(Sender<Value>),
+    /// A client asks for the space of all nodes; this one's is given.
+    Space {
+        /// The client's session, slot and sequence.
+        stamp: Stamp,
+        /// This node's.
+        own: PoolSpace,
+    },
+    /// A client asks for targets of a new file.
+    Place {
+        /// The client's session, slot and sequence.
+        stamp: Stamp,
+        /// Backing files.
+        stripe_count: u16,
+        /// This node's targets.
+        own: Vec<TargetSpace>,
+    },
     /// Say goodbye and end.
     Stop,
 }

@@ -7,15 +7,16 @@ use std::time::Duration;
 
 use forebay_fabric::{Body, CallId, Calls, Failed, Happening, Ticket};
 use forebay_ring::{lease_clock, Doorbell};
-use forebay_types::limits::{NODE_TIMEOUT_MS, SESSIONS_ASKED_MAX, SESSIONS_PERIOD_MS};
+use forebay_types::limits::{LOCKS_OF_UNREACHED_MS, NODE_TIMEOUT_MS, SESSIONS_ASKED_MAX, SESSIONS_PERIOD_MS};
 use forebay_types::{BackingId, BackingOp, Caller, Code, Ino, NodeId, PoolSpace, Reply, Request};
 use forebay_wire::{Message as Wire, Stamp};
 use serde_json::{json, Value};
 
-use super::crew::Job;
+use super::crew::{Asker, Job};
 use super::kept::KeptOpen;
 use super::leases::{Renewals, LEASE};
 use super::met::MetNodes;
+use super::placement::{Giver, Said, Surroundings};
 use super::removals::Removals;
 use super::Order;
 use crate::worker::session::{node_of_session, session_on};
@@ -28,6 +29,8 @@ const SURVEY_TIMEOUT: Duration = Duration::from_millis(1500);
 const CLOCKS_APART_US: i64 = 2_000_000;
 /// Backing files that were removed last: nobody makes them again.
 const REMOVED_KEPT: usize = 4096;
+/// Room for a reply that is found here: numbers.
+const SHORT_REPLY_BYTES: usize = 64;
 /// The daemon asks for itself on behalf of nobody.
 const NOBODY: Caller = Caller { uid: 0, gid: 0 };
 
@@ -42,6 +45,7 @@ enum Flight {
     /// Where to say whether this node's data are refused.
     Introduction(Option<Sender<Introduced>>),
     Survey(NodeId),
+    Targets(NodeId),
     /// A lease from this node, asked for at this time.
     Lease(NodeId, u64),
     /// A recall, by its number.
@@ -102,8 +106,11 @@ pub(in crate::worker) struct NetworkThread {
     met: MetNodes,
     /// New data are introduced at the start: where the answer goes, and whether all are told.
     introduction: Option<(Sender<Introduced>, bool)>,
+    surroundings: Surroundings,
     /// When the other nodes are asked next which of their processes are there.
     review_at: Duration,
+    /// Since when a process's node could not be asked.
+    unreached: HashMap<u64, Duration>,
     /// The session of what the daemon asks for itself.
     session: u64,
     sequence: u64,
@@ -120,6 +127,7 @@ impl NetworkThread {
         doorbell: Arc<Doorbell>,
         (jobs, kept): (Sender<Job>, Arc<KeptOpen>),
     ) -> NetworkThread {
+        let givers = members.iter().map(|(node, ..)| Giver { node: *node, targets: 1 }).collect();
         NetworkThread {
             calls,
             me,
@@ -138,7 +146,9 @@ impl NetworkThread {
             survey: Survey::default(),
             met: MetNodes::default(),
             introduction: None,
+            surroundings: Surroundings::new(me, givers),
             review_at: Duration::ZERO,
+            unreached: HashMap::new(),
             session: session_on(me, 0),
             sequence: 0,
             rings: false,
@@ -239,6 +249,7 @@ impl NetworkThread {
         if let Some(member) = self.members.iter_mut().find(|m| m.0 == old) {
             tracing::warn!("node {old} ({}) is now node {node}: what had number {old} is gone", member.1);
             member.0 = node;
+            self.surroundings.renumber(old, node);
         }
     }
 
@@ -256,6 +267,12 @@ impl NetworkThread {
             }
             Order::Answer { ticket, reply } => self.answer(&ticket, &reply),
             Order::Serve { ticket, message } => self.serve(ticket, message),
+            Order::ServeHere { stamp, message } => {
+                if self.jobs.send(Job { asker: Asker::Here(stamp), message }).is_err() {
+                    self.answered(stamp, Err(Code::Io));
+                }
+            }
+            Order::AnswerHere { stamp, reply } => self.answered(stamp, Ok(reply)),
             Order::Remove(ino, layout) => self.remove(ino, &layout),
             Order::EndSession(session, nodes) => {
                 // What it asked last must not come behind the word that it is gone.
@@ -268,6 +285,10 @@ impl NetworkThread {
                 }
                 self.end_appends(session);
                 for node in nodes {
+                    if node == self.me {
+                        self.kept.locks.end(session);
+                        continue;
+                    }
                     // One that is down asks when it is back.
                     let request = Request::EndSession { session };
                     let _ = self.ask(node, &request, NODE_TIMEOUT, Flight::EndSession);
@@ -277,6 +298,17 @@ impl NetworkThread {
             Order::Recall { node, number, message } => return self.recall(node, number, message),
             Order::Review(node, sessions) => self.review(node, sessions),
             Order::Survey(reply) => self.look_around(reply),
+            Order::Space { stamp, own } => {
+                self.refresh_surroundings();
+                if let Some(space) = self.surroundings.space(self.calls.now(), stamp, own) {
+                    self.answered_with(stamp, Ok(Reply::Space(space)));
+                }
+            }
+            Order::Place { stamp, stripe_count, own } => {
+                self.refresh_surroundings();
+                let targets = self.surroundings.place(&own, stripe_count);
+                self.answered_with(stamp, Ok(Reply::Placed(targets)));
+            }
             Order::Stop => {}
         }
         true
@@ -342,6 +374,13 @@ impl NetworkThread {
                 true
             }
         }
+    }
+
+    /// A client's request has an answer that was found here.
+    fn answered_with(&mut self, stamp: Stamp, reply: Result<Reply<'_>, Code>) {
+        let mut bytes = [0; SHORT_REPLY_BYTES];
+        let reply = Reply::encode(&reply, &mut bytes).map(|n| bytes[..n].to_vec());
+        self.answered(stamp, reply);
     }
 
     /// A client's request has its answer.
@@ -461,16 +500,28 @@ impl NetworkThread {
     }
 
     fn serve(&mut self, ticket: Ticket, message: Vec<u8>) {
-        if self.jobs.send(Job { ticket, message }).is_err() {
+        if self.jobs.send(Job { asker: Asker::There(ticket), message }).is_err() {
             self.refuse(&ticket, Code::Io, "the threads that serve data have ended");
         }
     }
 
     /// A process of another node is gone.
     fn session_ended(&mut self, session: u64) {
+        self.unreached.remove(&session);
         self.end_appends(session);
         self.kept.end(session);
         self.tell(Message::EndedElsewhere(node_of_session(session), session));
+    }
+
+    /// The node of these processes does not answer. After a time it is taken for dead, and what they have locked is free.
+    fn not_reviewed(&mut self, sessions: &[u64]) {
+        let now = self.calls.now();
+        for session in sessions {
+            let since = *self.unreached.entry(*session).or_insert(now);
+            if now.saturating_sub(since) >= Duration::from_millis(LOCKS_OF_UNREACHED_MS) {
+                self.kept.locks.end(*session);
+            }
+        }
     }
 
     /// Asks which of these processes of other nodes are there, and of those that have something open here.
@@ -542,7 +593,8 @@ impl NetworkThread {
                 self.tell(Message::Recalled(number, answered));
             }
             Flight::Review(sessions) => {
-                let Ok(reply) = reply else { return };
+                let Ok(reply) = reply else { return self.not_reviewed(&sessions) };
+                self.unreached.retain(|session, _| !sessions.contains(session));
                 let Ok(Reply::Bytes(there)) = Reply::decode(&reply) else { return };
                 if there.len() == sessions.len() {
                     let gone = sessions.into_iter().zip(there).filter(|(_, there)| **there == 0);
@@ -550,6 +602,7 @@ impl NetworkThread {
                 }
             }
             Flight::Survey(node) => self.surveyed(node, reply),
+            Flight::Targets(node) => self.heard_targets(node, reply),
         }
     }
 
@@ -581,6 +634,30 @@ impl NetworkThread {
             if self.ask(id.node(), &request, NODE_TIMEOUT, Flight::Removal(ino)).is_err() {
                 self.removals.ended(ino, false, self.calls.now());
             }
+        }
+    }
+
+    // --- space of all nodes
+
+    /// Asks the other nodes for theirs, unless that was just done.
+    fn refresh_surroundings(&mut self) {
+        for node in self.surroundings.next_round(self.calls.now()) {
+            let asked = self.ask(node, &Request::Targets, SURVEY_TIMEOUT, Flight::Targets(node));
+            if let Err(code) = asked {
+                self.heard_targets(node, Err(code));
+            }
+        }
+    }
+
+    fn heard_targets(&mut self, node: NodeId, reply: Result<Vec<u8>, Code>) {
+        let said = reply.and_then(|reply| match Reply::decode(&reply)? {
+            Reply::Targets { inodes, free_inodes, spaces } => {
+                Ok(Said { inodes, free_inodes, spaces: spaces.iter().collect() })
+            }
+            _ => Err(Code::Malformed),
+        });
+        for (stamp, space) in self.surroundings.hear(node, said) {
+            self.answered_with(stamp, Ok(Reply::Space(space)));
         }
     }
 
@@ -634,7 +711,10 @@ impl NetworkThread {
         let mut survey = std::mem::take(&mut self.survey);
         survey.found.sort_by_key(|node| node["node"].as_u64());
         let s = self.calls.statistics();
+        let name =
+            self.members.iter().find(|(number, ..)| *number == self.me).map(|(_, name, _)| name.as_str());
         let told = json!({
+            "node_name": name.unwrap_or_default(),
             "nodes": survey.found,
             "network": {
                 "frames_in": s.frames_in, "forged": s.forged, "replayed": s.replayed, "unusable": s.unusable,

@@ -1,0 +1,94 @@
+//! Where the data of new files goes: to the node of who makes them, unless the directory's layout or the maker says otherwise.
+//! Targets that nobody named the daemon chooses, who knows which have room (`Request::Place`).
+//!
+//! A maker whose directory is on another node does not know that directory's layout, and does not ask for it: it says where it
+//! would put the file, and the directory's node makes nothing but answers with the directory where that has a layout
+//! ([`Layout::unless_set`]). So a directory without one costs nobody a request.
+
+use forebay_types::{node_of, target_of, Code, Entry, Layout, Reply, Request, Targets};
+
+use crate::file::Striping;
+use crate::pool::Pool;
+
+impl Pool {
+    /// What a request to make a file says of its layout when the maker has no wish; none in a pool with one target, where
+    /// only who asks for several backing files gets them.
+    pub(crate) fn layout_unless_set(&self) -> Result<Option<Layout>, Code> {
+        Ok(match self.spans_nodes() {
+            true => Some(Layout::unless_set(self.own_target()?)),
+            false => None,
+        })
+    }
+
+    /// One backing file of this node, whatever the directory says.
+    pub(crate) fn layout_here(&self) -> Result<Layout, Code> {
+        let own = self.own_target()?;
+        Ok(Layout::single(node_of(own), own as u16))
+    }
+
+    /// The target on which this node's programs make their files.
+    fn own_target(&self) -> Result<u32, Code> {
+        Ok(target_of(self.node()?, 0))
+    }
+
+    /// The layout of a file that is made in a directory with a layout of its own.
+    pub(crate) fn layout_as_set(&self, directory: &Entry) -> Result<Layout, Code> {
+        let layout = &directory.layout;
+        if layout.is_placed() {
+            let first = &layout.components()[0];
+            return Ok(match layout.is_single() {
+                true => Layout::single(node_of(first.target(0)), first.target(0) as u16),
+                false => *layout,
+            });
+        }
+        self.layout_of(Striping::of(layout))
+    }
+
+    /// A layout of so many stripes, on targets that the daemon chooses.
+    pub(crate) fn layout_of(&self, striping: Striping) -> Result<Layout, Code> {
+        self.layout_on(striping, self.place(striping.stripe_count)?.as_slice())
+    }
+
+    /// The same on targets that are given.
+    pub(crate) fn layout_on(&self, striping: Striping, targets: &[u32]) -> Result<Layout, Code> {
+        let first = *targets.first().ok_or(Code::Invalid)?;
+        if striping.stripe_count == 1 {
+            return Ok(Layout::single(node_of(first), first as u16));
+        }
+        Layout::on(targets, striping.stripe_count, striping.stripe_bytes).map_err(|_| Code::Invalid)
+    }
+
+    fn place(&self, stripe_count: u16) -> Result<Targets, Code> {
+        self.ask_then(&Request::Place { stripe_count }, |reply| match reply {
+            Reply::Placed(targets) => Ok(targets),
+            _ => Err(Code::Malformed),
+        })
+    }
+
+    /// Sets how files that are made in a directory are to lie; without targets they are chosen for each. One stripe and no
+    /// targets: as where nothing is set.
+    ///
+    /// # Errors
+    /// [`Code::NotDirectory`]; [`Code::Invalid`] for stripes that no layout has.
+    pub fn set_layout_of_new(
+        &self,
+        directory: &Entry,
+        (stripe_count, stripe_bytes): (u16, u32),
+        targets: &[u32],
+    ) -> Result<(), Code> {
+        let attr = &directory.attr;
+        if !attr.is_directory() {
+            return Err(Code::NotDirectory);
+        }
+        let layout = match (targets, stripe_count) {
+            ([], 1) => Ok(Layout::single(attr.home, 0)),
+            ([], _) => Layout::on_any(stripe_count, stripe_bytes),
+            _ => Layout::on(targets, stripe_count, stripe_bytes),
+        };
+        let layout = layout.map_err(|_| Code::Invalid)?;
+        self.ask_then(&Request::SetLayout { ino: attr.ino, layout }, |reply| match reply {
+            Reply::Relaid { .. } => Ok(()),
+            _ => Err(Code::Malformed),
+        })
+    }
+}

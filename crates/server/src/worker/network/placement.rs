@@ -1,0 +1,307 @@
+//! What is known of all nodes' space, and where new files are made by it.
+//!
+//! Nodes are asked when somebody wants to know, not by a clock: what was heard within [`FRESH`] is told as it is, what is
+//! older too while the nodes are asked again, up to [`OLD`]; only then does a question wait for the nodes. A file's place
+//! waits for nobody: of a node that was never heard of it is believed that it has room.
+//!
+//! A state machine: the clock is given, and nothing is sent from here.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use forebay_types::limits::{HIGH_WATER_PERCENT, TARGETS_MAX};
+use forebay_types::{node_of, target_of, Code, NodeId, PoolSpace, TargetSpace, Targets};
+use forebay_wire::Stamp;
+
+/// What was heard so long ago is told as it is.
+const FRESH: Duration = Duration::from_secs(2);
+/// What was heard longer ago is not told any more.
+const OLD: Duration = Duration::from_secs(30);
+
+/// What a node said of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Said {
+    pub(super) inodes: u64,
+    pub(super) free_inodes: u64,
+    pub(super) spaces: Vec<TargetSpace>,
+}
+
+/// A target that a file may be made on.
+#[derive(Clone, Copy, Debug)]
+struct Candidate {
+    target: u32,
+    /// It can be reached, as far as is known.
+    reached: bool,
+    /// It is below its high-water mark, as far as is known.
+    roomy: bool,
+}
+
+/// A node, and how many targets the pool file gives it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Giver {
+    pub(super) node: NodeId,
+    pub(super) targets: u16,
+}
+
+/// A process that waits to be told of the pool's space.
+#[derive(Debug)]
+struct Waiting {
+    stamp: Stamp,
+    own: PoolSpace,
+}
+
+/// All that is known.
+#[derive(Debug)]
+pub(super) struct Surroundings {
+    me: NodeId,
+    givers: Vec<Giver>,
+    /// None of a node that did not answer.
+    said: HashMap<NodeId, Option<Said>>,
+    /// When the last round of questions began, and when the last one that is over did.
+    asked: Option<Duration>,
+    heard: Option<Duration>,
+    /// Questions that are not answered.
+    left: usize,
+    waiting: Vec<Waiting>,
+    /// Rises from file to file, so that those of one node do not all lie on the same others.
+    turn: usize,
+}
+
+/// True when less is used than the high-water mark says.
+fn is_roomy(space: &TargetSpace) -> bool {
+    let used = space.total_bytes.saturating_sub(space.free_bytes);
+    u128::from(used) * 100 < u128::from(space.total_bytes) * u128::from(HIGH_WATER_PERCENT)
+}
+
+impl Surroundings {
+    /// Of the pool's nodes, this one among them.
+    pub(super) fn new(me: NodeId, givers: Vec<Giver>) -> Surroundings {
+        let (said, waiting) = (HashMap::new(), Vec::new());
+        Surroundings { me, givers, said, asked: None, heard: None, left: 0, waiting, turn: 0 }
+    }
+
+    /// A node whose data are gone has another number; what was asked of the old one still ends.
+    pub(super) fn renumber(&mut self, old: NodeId, new: NodeId) {
+        self.said.remove(&old);
+        self.givers.iter_mut().filter(|g| g.node == old).for_each(|g| g.node = new);
+    }
+
+    /// The nodes that are to be asked now, each once, as what is known of them is no longer fresh; none while a round of
+    /// questions is under way. Each is to be followed by [`Surroundings::hear`].
+    pub(super) fn next_round(&mut self, now: Duration) -> Vec<NodeId> {
+        let is_fresh = self.asked.is_some_and(|asked| now.saturating_sub(asked) <= FRESH);
+        if self.left > 0 || is_fresh {
+            return Vec::new();
+        }
+        self.asked = Some(now);
+        let others: Vec<NodeId> = self.givers.iter().map(|g| g.node).filter(|n| *n != self.me).collect();
+        self.left = others.len();
+        others
+    }
+
+    /// A node answered, or did not. Those that waited for this answer, and what they are told.
+    pub(super) fn hear(&mut self, node: NodeId, said: Result<Said, Code>) -> Vec<(Stamp, PoolSpace)> {
+        self.said.insert(node, said.ok());
+        self.left = self.left.saturating_sub(1);
+        if self.left > 0 {
+            return Vec::new();
+        }
+        self.heard = self.asked;
+        let waiting = std::mem::take(&mut self.waiting);
+        waiting.into_iter().map(|w| (w.stamp, self.total(&w.own))).collect()
+    }
+
+    /// A process wants to know the pool's space, this node's being `own`: what it is, or none when it waits.
+    pub(super) fn space(&mut self, now: Duration, stamp: Stamp, own: PoolSpace) -> Option<PoolSpace> {
+        if self.left > 0 && self.heard.is_none_or(|heard| now.saturating_sub(heard) > OLD) {
+            self.waiting.push(Waiting { stamp, own });
+            return None;
+        }
+        Some(self.total(&own))
+    }
+
+    /// Space of all nodes that can be reached, and inodes of this one's shard and theirs.
+    fn total(&self, own: &PoolSpace) -> PoolSpace {
+        let others = self.said.values().flatten();
+        others.fold(*own, |mut sum, said| {
+            for space in &said.spaces {
+                sum.total_bytes = sum.total_bytes.saturating_add(space.total_bytes);
+                sum.free_bytes = sum.free_bytes.saturating_add(space.free_bytes);
+            }
+            sum.inodes = sum.inodes.saturating_add(said.inodes);
+            sum.free_inodes = sum.free_inodes.saturating_add(said.free_inodes);
+            sum
+        })
+    }
+
+    /// Targets for a file of so many stripes, `own` being this node's.
+    pub(super) fn place(&mut self, own: &[TargetSpace], stripe_count: u16) -> Targets {
+        self.turn = self.turn.wrapping_add(1);
+        let chosen = choose(&self.candidates(own), self.me, self.turn, usize::from(stripe_count));
+        // A pool has a target somewhere: the first node's, which has the root.
+        Targets::new(&chosen)
+            .or(Targets::new(&[target_of(NodeId::FIRST, 0)]))
+            .unwrap_or_else(|| unreachable!())
+    }
+
+    fn candidates(&self, own: &[TargetSpace]) -> Vec<Candidate> {
+        let mut all = Vec::new();
+        for Giver { node, targets } in &self.givers {
+            let said = self.said.get(node);
+            let reached = *node == self.me || !matches!(said, Some(None));
+            let spaces = match said {
+                _ if *node == self.me => own,
+                Some(Some(said)) => &said.spaces,
+                _ => &[],
+            };
+            all.extend((0..*targets).map(|index| {
+                let target = target_of(*node, index);
+                let roomy = spaces.iter().find(|s| s.target == target).is_none_or(is_roomy);
+                Candidate { target, reached, roomy }
+            }));
+        }
+        all
+    }
+}
+
+/// So many different targets, or as many as there are: those of this node first, then the others' from the `turn`-th node on;
+/// no second one of a node before every node has given one. Full ones and such as cannot be reached only where there is no other.
+fn choose(all: &[Candidate], me: NodeId, turn: usize, count: usize) -> Vec<u32> {
+    let tiers: [fn(&Candidate) -> bool; 3] = [|c| c.reached && c.roomy, |c| c.reached, |_| true];
+    let usable: Vec<u32> = tiers
+        .iter()
+        .map(|tier| all.iter().filter(|c| tier(c)).map(|c| c.target).collect::<Vec<_>>())
+        .find(|some| !some.is_empty())
+        .unwrap_or_default();
+    let mut nodes: Vec<NodeId> = usable.iter().map(|t| node_of(*t)).filter(|n| *n != me).collect();
+    nodes.dedup();
+    if !nodes.is_empty() {
+        let by = turn % nodes.len();
+        nodes.rotate_left(by);
+    }
+    nodes.insert(0, me);
+    let of = |node| usable.iter().copied().filter(move |t| node_of(*t) == node);
+    let rounds = nodes.iter().map(|node| of(*node).count()).max().unwrap_or(0);
+    let mut chosen: Vec<u32> =
+        (0..rounds).flat_map(|round| nodes.iter().filter_map(move |node| of(*node).nth(round))).collect();
+    chosen.truncate(count.clamp(1, TARGETS_MAX));
+    chosen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    const S: Duration = Duration::from_secs(1);
+
+    fn t(node: u16, index: u16) -> u32 {
+        target_of(NodeId(node), index)
+    }
+
+    fn space(target: u32, free_percent: u64) -> TargetSpace {
+        TargetSpace { target, total_bytes: 1000, free_bytes: 10 * free_percent }
+    }
+
+    fn of(nodes: &[(u16, u16)]) -> Surroundings {
+        let givers = nodes.iter().map(|(node, targets)| Giver { node: NodeId(*node), targets: *targets });
+        Surroundings::new(NodeId(2), givers.collect())
+    }
+
+    fn said(spaces: &[TargetSpace]) -> Result<Said, Code> {
+        Ok(Said { inodes: 5, free_inodes: 50, spaces: spaces.to_vec() })
+    }
+
+    fn stamp(sequence: u64) -> Stamp {
+        Stamp { session: 1, slot: 0, sequence }
+    }
+
+    #[test]
+    fn place_begins_here_and_goes_round_the_others() {
+        let mut s = of(&[(1, 1), (2, 1), (3, 1), (4, 1)]);
+        let own = [space(t(2, 0), 50)];
+        assert_eq!(s.place(&own, 1).as_slice(), [t(2, 0)]);
+        let pairs: Vec<u32> = (0..3).map(|_| s.place(&own, 2).as_slice()[1]).collect();
+        let mut sorted = pairs.clone();
+        sorted.sort();
+        assert_eq!(sorted, [t(1, 0), t(3, 0), t(4, 0)], "each of the others once: {pairs:?}");
+        assert_eq!(s.place(&own, 100).as_slice().len(), 4);
+    }
+
+    #[test]
+    fn place_avoids_the_full_and_the_unreachable_while_there_are_others() {
+        let mut s = of(&[(1, 1), (2, 2), (3, 1)]);
+        let full = [space(t(2, 0), 3), space(t(2, 1), 50)];
+        assert_eq!(s.place(&full, 1).as_slice(), [t(2, 1)], "the node's next target");
+        s.hear(NodeId(1), Err(Code::Io));
+        s.hear(NodeId(3), said(&[space(t(3, 0), 60)]));
+        let full = [space(t(2, 0), 3), space(t(2, 1), 0)];
+        assert_eq!(s.place(&full, 2).as_slice(), [t(3, 0)], "then other nodes");
+        s.hear(NodeId(3), said(&[space(t(3, 0), 1)]));
+        assert_eq!(s.place(&full, 1).as_slice(), [t(2, 0)], "all are full");
+    }
+
+    #[test]
+    fn node_without_targets_places_on_the_others() {
+        let mut s = of(&[(1, 1), (2, 0), (3, 1)]);
+        let first: Vec<u32> = (0..2).map(|_| s.place(&[], 1).as_slice()[0]).collect();
+        assert!(first.contains(&t(1, 0)) && first.contains(&t(3, 0)), "{first:?}");
+    }
+
+    #[test]
+    fn space_waits_only_for_what_was_never_heard_or_is_old() {
+        let mut s = of(&[(1, 1), (2, 1), (3, 1)]);
+        let own = PoolSpace { total_bytes: 10, free_bytes: 5, inodes: 1, free_inodes: 2 };
+        assert_eq!(s.next_round(S).len(), 2);
+        assert!(s.next_round(S * 9).is_empty(), "a round is under way");
+        assert_eq!(s.space(S, stamp(1), own), None);
+        assert!(s.hear(NodeId(1), said(&[space(t(1, 0), 60)])).is_empty());
+        let told = s.hear(NodeId(3), Err(Code::Io));
+        let sum = PoolSpace { total_bytes: 1010, free_bytes: 605, inodes: 6, free_inodes: 52 };
+        assert_eq!(told, [(stamp(1), sum)], "who cannot be reached gives nothing");
+        assert!(s.next_round(S * 2).is_empty(), "it is fresh");
+        assert_eq!(s.space(S * 2, stamp(2), own), Some(sum));
+        assert_eq!(s.next_round(S * 10).len(), 2);
+        assert_eq!(s.space(S * 10, stamp(3), own), Some(sum), "told while the nodes are asked again");
+        s.hear(NodeId(1), said(&[]));
+        s.hear(NodeId(3), said(&[]));
+        assert_eq!(s.next_round(S * 100).len(), 2);
+        assert_eq!(s.space(S * 100, stamp(4), own), None, "what was heard is old");
+    }
+
+    proptest! {
+        #[test]
+        fn choose_gives_different_targets_and_none_that_is_worse_than_another(
+            nodes in proptest::collection::vec(proptest::collection::vec((any::<bool>(), any::<bool>()), 0..4), 1..12),
+            me in 0u16..14, turn in any::<usize>(), count in 1usize..20,
+        ) {
+            let all: Vec<Candidate> = nodes.iter().enumerate().flat_map(|(node, targets)| {
+                targets.iter().enumerate().map(move |(index, (reached, roomy))| Candidate {
+                    target: t(node as u16 + 1, index as u16), reached: *reached, roomy: *roomy,
+                })
+            }).collect();
+            let chosen = choose(&all, NodeId(me), turn, count);
+            let mut distinct = chosen.clone();
+            distinct.sort();
+            distinct.dedup();
+            prop_assert_eq!(distinct.len(), chosen.len());
+            let rank = |c: &Candidate| if c.reached && c.roomy { 0 } else if c.reached { 1 } else { 2 };
+            let best = all.iter().map(rank).min();
+            let of_best = all.iter().filter(|c| Some(rank(c)) <= best.max(Some(1)).min(best)).count();
+            let expected = count.min(TARGETS_MAX);
+            prop_assert!(chosen.len() <= expected && chosen.is_empty() == all.is_empty());
+            // As many as there are of the best kind, or of all that can be reached when none has room.
+            if best == Some(0) {
+                prop_assert_eq!(chosen.len(), of_best.min(expected));
+                for target in &chosen {
+                    let c = all.iter().find(|c| c.target == *target).unwrap();
+                    prop_assert!(c.reached && c.roomy);
+                }
+            }
+            // This node's own comes first, if it is among them.
+            if let Some(at) = chosen.iter().position(|t| node_of(*t) == NodeId(me)) {
+                prop_assert_eq!(at, 0);
+            }
+        }
+    }
+}
