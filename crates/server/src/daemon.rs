@@ -33,6 +33,7 @@ Usage: forebayd --pool DIR [--media dram|ssd] [--capacity SIZE] [--foreground]
   --pool-file FILE one node of the pool that the file describes, with its target there
   --node NAME      which one; default: the one that is this host
   --bundle         pool file and secret come on standard input, from `forebay up`
+  --renumber       its data are gone: take a number that the pool never had
   --embedded       end with the last `forebay run` that uses the pool
   --version        print the version
 
@@ -88,6 +89,7 @@ fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Role> {
             "--pool-file" => pool_file = Some(PathBuf::from(value()?)),
             "--node" => node = Some(value()?.to_string_lossy().into_owned()),
             "--bundle" => bundle = true,
+            "--renumber" => options.renumber = true,
             "--embedded" => options.embedded = true,
             "--elsewhere-allowed" => options.elsewhere_allowed = true,
             "--foreground" => foreground = true,

@@ -29,14 +29,18 @@ pub const NODES_FILE: &str = "nodes.toml";
 pub const SECRET_FILE: &str = "nodes.key";
 pub(crate) const NODES_FILE_NEW: &str = "nodes.toml.new";
 pub(crate) const SECRET_FILE_NEW: &str = "nodes.key.new";
+/// Which data each node of the pool was met with.
+pub(crate) const MET_FILE: &str = "met.json";
+pub(crate) const MET_FILE_NEW: &str = "met.json.new";
 /// What of these a pool leaves behind only with its data.
-pub(crate) const NODES_FILES: [&str; 4] = [NODES_FILE, SECRET_FILE, NODES_FILE_NEW, SECRET_FILE_NEW];
+pub(crate) const NODES_FILES: [&str; 6] =
+    [NODES_FILE, SECRET_FILE, NODES_FILE_NEW, SECRET_FILE_NEW, MET_FILE, MET_FILE_NEW];
 
 /// Bytes of a pool directory's path: a socket's address holds 107, the longest socket's name among them.
 const PATH_BYTES_MAX: usize = 107 - "/supervisor".len();
 
 /// Every name that a pool's directory may hold. Anything else in it is somebody's file.
-const NAMES: [&str; 13] = [
+const NAMES: [&str; 15] = [
     LOCK_FILE,
     SOCKET_FILE,
     SUPERVISOR_FILE,
@@ -50,6 +54,8 @@ const NAMES: [&str; 13] = [
     SECRET_FILE,
     NODES_FILE_NEW,
     SECRET_FILE_NEW,
+    MET_FILE,
+    MET_FILE_NEW,
 ];
 
 /// A pool's directory, open.

@@ -68,6 +68,9 @@ pub struct PoolIdentity {
     pub capacity_bytes: u64,
     /// What the target is.
     pub backing: Backing,
+    /// The number that the pool file has for this node, if that was of data which are gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub instead_of: Option<u16>,
     /// True for a pool that ends with its last member.
     #[serde(default)]
     pub embedded: bool,
@@ -86,6 +89,7 @@ impl PoolIdentity {
             media,
             capacity_bytes,
             backing,
+            instead_of: None,
             embedded: false,
             made_directory: false,
         })

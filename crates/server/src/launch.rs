@@ -52,6 +52,8 @@ pub struct UpOptions {
     pub elsewhere_allowed: bool,
     /// What tells of the pool's nodes, and the name of the one to start: path, medium and capacity are what it says.
     pub node: Option<(Described, String)>,
+    /// Its data are gone: it takes a number that the pool has never had.
+    pub renumber: bool,
 }
 
 /// What tells of a pool's nodes.
@@ -148,6 +150,9 @@ pub fn up(options: &UpOptions) -> Result<Started> {
             }
         };
         command.args(["--node", node]);
+    }
+    if options.renumber {
+        command.arg("--renumber");
     }
     if options.embedded {
         command.arg("--embedded");

@@ -122,6 +122,28 @@ pub struct Membership {
     pub provider: Option<String>,
     /// All nodes, this one too.
     pub nodes: Vec<Member>,
+    /// The pool's directory.
+    pub dir: PathBuf,
+    /// Which data this node has there: a number drawn with them, never 0.
+    pub data: u32,
+    /// They are new.
+    pub fresh: bool,
+    /// The number that the pool file has for this node, if that was of data which are gone.
+    pub instead_of: Option<u16>,
+}
+
+impl Membership {
+    /// Fills in who this node's data says that it is.
+    pub(crate) fn take(&mut self, identity: &crate::identity::PoolIdentity, dir: &Path, fresh: bool) {
+        for node in self.nodes.iter_mut().filter(|n| n.number == self.node) {
+            node.number = identity.node;
+        }
+        self.node = identity.node;
+        self.dir = dir.to_owned();
+        self.data = u32::from_str_radix(identity.uuid.get(..8).unwrap_or_default(), 16).unwrap_or(1).max(1);
+        self.fresh = fresh;
+        self.instead_of = identity.instead_of;
+    }
 }
 
 /// A node, as the others see it.
@@ -247,6 +269,10 @@ impl PoolFile {
             key: self.key.clone(),
             provider: self.provider.clone(),
             nodes: members.collect(),
+            dir: PathBuf::new(),
+            data: 0,
+            fresh: false,
+            instead_of: None,
         }
     }
 }

@@ -28,6 +28,8 @@ use crate::protocol::Stopped;
 /// How long a start waits for a pool that is just ending.
 const ENDING_GRACE: Duration = Duration::from_secs(15);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
+/// Numbers of nodes that lost their data: beyond those that pool files give by place.
+const NEW_NUMBERS: std::ops::RangeInclusive<u16> = 2048..=32_766;
 /// Where memory is found when the pool's directory has none and nobody chose it.
 const SHARED_MEMORY: &str = "/dev/shm";
 const TMPFS_MAGIC: u64 = 0x0102_1994;
@@ -42,6 +44,8 @@ pub(crate) struct PoolOptions {
     pub(crate) elsewhere_allowed: bool,
     /// Of a pool with a pool file: its nodes, and which of them this is.
     pub(crate) membership: Option<Membership>,
+    /// Its data are gone: it takes a number that the pool has never had.
+    pub(crate) renumber: bool,
     /// What it was told of the pool by a pipe, to be kept in its directory.
     pub(crate) bundle: Option<Bundle>,
 }
@@ -88,7 +92,10 @@ pub(crate) fn open_pool(locked: LockedPool, options: &PoolOptions) -> Result<Ope
     match try_open(&locked, options) {
         Ok(Opened { identity, target_dir, costs, capabilities, reopened }) => {
             let LockedPool { dir, lock, .. } = locked;
-            let membership = options.membership.clone();
+            let mut membership = options.membership.clone();
+            if let Some(membership) = &mut membership {
+                membership.take(&identity, dir.path(), !reopened);
+            }
             Ok(OpenPool { dir, lock, identity, target_dir, costs, capabilities, reopened, membership })
         }
         Err(e) => {
@@ -123,6 +130,14 @@ fn try_open(locked: &LockedPool, options: &PoolOptions) -> Result<Opened> {
     check_number(dir, before.as_ref(), options)?;
     if let Some(identity) = before {
         if let Some(target_dir) = reopen(dir, &identity, options)? {
+            if options.renumber {
+                return Err(Error::new(
+                    Code::Invalid,
+                    format!("cannot renumber pool {}", dir.path().display()),
+                )
+                .why(format!("its data are there, and are node {}'s", identity.node))
+                .cure("leave out --renumber"));
+            }
             return finish(locked, identity, target_dir, options, true);
         }
     }
@@ -131,6 +146,10 @@ fn try_open(locked: &LockedPool, options: &PoolOptions) -> Result<Opened> {
     let mut identity = PoolIdentity::new(medium, backing, capacity_bytes)?;
     if let Some(membership) = &options.membership {
         identity.node = membership.node;
+        if options.renumber {
+            identity.node = new_number(membership)?;
+            identity.instead_of = Some(membership.node);
+        }
     }
     identity.made_directory = locked.made;
     let result = finish(locked, identity.clone(), target_dir, options, false);
@@ -149,7 +168,7 @@ fn check_number(dir: &PoolDirectory, before: Option<&PoolIdentity>, options: &Po
             .why(format!("it is node {} of a pool of several nodes", identity.node))
             .cure("start it by its pool file: forebay up --pool FILE"));
     }
-    if asked == identity.node {
+    if asked == identity.node || identity.instead_of == Some(asked) {
         return Ok(());
     }
     Err(Error::new(Code::Invalid, format!("cannot start pool {}", dir.path().display()))
@@ -158,6 +177,23 @@ fn check_number(dir: &PoolDirectory, before: Option<&PoolIdentity>, options: &Po
             "give the node its number in the pool file (number = {}), or another target",
             identity.node
         )))
+}
+
+/// A number for a node whose data are gone: one that the pool file does not have. That two such nodes draw the same is refused
+/// when they meet the others.
+fn new_number(membership: &Membership) -> Result<u16> {
+    if membership.node == forebay_types::NodeId::FIRST.0 {
+        return Err(Error::new(Code::Invalid, "cannot renumber node 1")
+            .why("the pool's root was in its data, and without it there is no pool")
+            .cure("stop all nodes (`forebay down --all`) and start the pool anew"));
+    }
+    loop {
+        let [low, high, ..] = crate::identity::random_bytes()?;
+        let number = u16::from_le_bytes([low, high]);
+        if NEW_NUMBERS.contains(&number) && membership.nodes.iter().all(|n| n.number != number) {
+            return Ok(number);
+        }
+    }
 }
 
 fn finish(

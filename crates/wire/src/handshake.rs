@@ -23,7 +23,8 @@ const TO_INITIATOR: u8 = 2;
 /// Why a node with the right secret was refused.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Refusal {
-    /// [`Code::NotSupported`]: no common protocol. [`Code::Invalid`]: another pool. [`Code::Exists`]: it met itself.
+    /// [`Code::NotSupported`]: no common protocol. [`Code::Invalid`]: another pool. [`Code::Exists`]: it met itself. Others: what
+    /// [`respond_unless`] was given.
     pub code: Code,
     /// In words, at most 512 bytes.
     pub detail: String,
@@ -157,6 +158,20 @@ fn refusal(me: &Hello, peer: &Hello) -> Option<Refusal> {
 /// # Errors
 /// [`Code::AccessDenied`] for who has not the secret and [`Code::Malformed`] for what is no Hello: send nothing.
 pub fn respond(secret: &Secret, me: &Hello, frame: &[u8], out: &mut Vec<u8>) -> Result<Response, Code> {
+    respond_unless(secret, me, frame, out, |_| None)
+}
+
+/// As [`respond`], where a peer with the right secret may be refused for a reason of the caller's.
+///
+/// # Errors
+/// As [`respond`].
+pub fn respond_unless(
+    secret: &Secret,
+    me: &Hello,
+    frame: &[u8],
+    out: &mut Vec<u8>,
+    refused: impl Fn(&Hello) -> Option<Refusal>,
+) -> Result<Response, Code> {
     let header = Header::peek(frame)?;
     if header.kind != Kind::Hello {
         return Err(Code::Malformed);
@@ -168,7 +183,9 @@ pub fn respond(secret: &Secret, me: &Hello, frame: &[u8], out: &mut Vec<u8>) -> 
     let peer = Hello::decode(&mut r)?;
     done(&r)?;
     let mut body = blake3::hash(frame).as_bytes().to_vec();
-    if let Some(refusal) = refusal(me, &peer) {
+    if let Some(mut refusal) = refusal(me, &peer).or_else(|| refused(&peer)) {
+        let end = refusal.detail.floor_char_boundary(DETAIL_BYTES_MAX);
+        refusal.detail.truncate(end);
         body.extend_from_slice(&(refusal.code as u16).to_le_bytes());
         body.extend_from_slice(&(refusal.detail.len() as u16).to_le_bytes());
         body.extend_from_slice(refusal.detail.as_bytes());

@@ -13,7 +13,8 @@ pub struct Hello {
     pub pool: [u8; 16],
     /// Its node number.
     pub node: NodeId,
-    /// Random at each start of the daemon: tells a restart from a network that was cut.
+    /// New at each start of the daemon, which tells a restart from a network that was cut. The lower half is random; the upper half
+    /// is that of the node's data, and the same at each start with them, or 0.
     pub incarnation: u64,
     /// Its number for the link, never 0: in every frame that is sent to it.
     pub link: u64,

@@ -27,7 +27,7 @@ mod session;
 
 pub use exercise::exercise;
 pub use frame::{Header, Kind, Stamp, HEADER_BYTES, MAC_BYTES};
-pub use handshake::{respond, Answer, Initiator, Refusal, Response};
+pub use handshake::{respond, respond_unless, Answer, Initiator, Refusal, Response};
 pub use hello::Hello;
 pub use limits::{PROTOCOL_MAX, PROTOCOL_MIN};
 pub use message::{Memory, Message, Place, Stripe};

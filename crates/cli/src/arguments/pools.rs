@@ -74,6 +74,9 @@ pub(crate) struct Up {
     /// Which node of the pool file this is [default: FOREBAY_NODE, or the one that has this host's name]
     #[arg(long, value_name = "NAME")]
     pub(crate) node: Option<String>,
+    /// This node's data are gone: join the pool under a number that it has never had. What was there stays an I/O error
+    #[arg(long, conflicts_with_all = ["all", "hosts", "job"])]
+    pub(crate) renumber: bool,
     /// Users other than the one who mounts may use the mount too
     #[arg(long, requires = "mount")]
     pub(crate) allow_other: bool,

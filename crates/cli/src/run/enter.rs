@@ -95,6 +95,7 @@ fn enter_own(arguments: &Run, job: &Job, request: JoinRequest) -> Result<Entered
             embedded: true,
             elsewhere_allowed: true,
             node: None,
+            renumber: false,
         }) {
             Ok(started) => started,
             Err(e) if e.code == Code::Busy => continue, // it is ending, or was started beside us

@@ -85,6 +85,13 @@ pub(super) fn up(named: Option<PathBuf>, arguments: &arguments::Up) -> Result<Ex
         // Nobody makes a directory by hand on each of many hosts. One that cannot be made is refused below.
         let _ = std::fs::create_dir(at);
     }
+    if arguments.renumber && node.is_none() {
+        return Err(failure::invalid(
+            "cannot renumber a pool of one node",
+            "its number says nothing to anybody",
+            "leave out --renumber",
+        ));
+    }
     let mount = mount.as_deref().map(super::mount::place).transpose()?;
     let options = UpOptions {
         path: path.clone(),
@@ -94,6 +101,7 @@ pub(super) fn up(named: Option<PathBuf>, arguments: &arguments::Up) -> Result<Ex
         embedded: false,
         elsewhere_allowed: !chosen,
         node,
+        renumber: arguments.renumber,
     };
     let (started, already) = start(&options)?;
     let options = MountOptions { allow_other: arguments.allow_other, no_passthrough: false };

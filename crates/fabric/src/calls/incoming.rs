@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use forebay_types::Code;
-use forebay_wire::{respond, Hello, Kind, Message, Response, Session, Stamp};
+use forebay_wire::{respond_unless, Hello, Kind, Message, Refusal, Response, Session, Stamp};
 
 use super::happening::{Body, Happening, Ticket};
 use super::{Leaving, Role, State, To};
@@ -25,7 +25,9 @@ impl State {
     pub(super) fn hear_hello(&mut self, frame: &[u8]) -> Result<(), Code> {
         let link = self.new_link();
         let (me, mut out) = (self.hello(link), Vec::new());
-        let (hello, session) = match respond(&self.secret, &me, frame, &mut out)? {
+        let lost =
+            |peer: &Hello| self.lacks_its_data(peer).map(|detail| Refusal { code: Code::Stale, detail });
+        let (hello, session) = match respond_unless(&self.secret, &me, frame, &mut out, lost)? {
             Response::Welcome(hello, session) => (hello, session),
             Response::Refuse(hello, refusal) => {
                 tracing::warn!("node {} was refused: {}", hello.node, refusal.detail);

@@ -83,6 +83,8 @@ struct State {
     settings: CallsSettings,
     entropy: Entropy,
     incarnation: u64,
+    /// Which data a node has been met with.
+    expected: BTreeMap<NodeId, u32>,
     address: Vec<u8>,
     now: Duration,
     links: BTreeMap<u64, Role>,
@@ -127,10 +129,13 @@ impl Calls {
             None => Entropy::System,
             Some(seed) => Entropy::Seeded(Numbers::new(seed)),
         };
+        let data = settings.data.unwrap_or(0);
+        let incarnation = u64::from(data) << 32 | entropy.u64() & u64::from(u32::MAX);
         let state = State {
             secret,
             identity,
-            incarnation: entropy.u64(),
+            incarnation,
+            expected: BTreeMap::new(),
             address: endpoint.address().to_vec(),
             now: endpoint.now(),
             settings,
@@ -161,6 +166,16 @@ impl Calls {
         self.peers.insert(address.to_vec(), peer);
         self.state.add_neighbour(node, address.to_vec(), peer);
         Ok(())
+    }
+
+    /// Says which data a node has: with others nobody is heard as that node any more.
+    pub fn expect_data(&mut self, node: NodeId, data: u32) {
+        self.state.expected.insert(node, data);
+    }
+
+    /// The data of who has this incarnation: [`CallsSettings::data`], or 0 for none.
+    pub fn data_of(incarnation: u64) -> u32 {
+        (incarnation >> 32) as u32
     }
 
     /// Forgets a node: its calls fail, its link is closed. For node numbers that are retired.
@@ -337,6 +352,17 @@ impl State {
         }
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
         now.map_or(0, |now| now.as_micros() as u64)
+    }
+
+    /// Why a peer is not who its number says, if so: its data are others than that node was met with.
+    fn lacks_its_data(&self, peer: &Hello) -> Option<String> {
+        let expected = self.expected.get(&peer.node)?;
+        (Calls::data_of(peer.incarnation) != *expected).then(|| {
+            format!(
+                "node {} has come back without the data that it had, and its number is that data's",
+                peer.node
+            )
+        })
     }
 
     /// A number for a link that nobody can guess: to whom it was not told, frames to it are not even looked at.

@@ -202,7 +202,8 @@ impl State {
         let (peer, session) = match answer {
             Answer::Refused(refusal) => {
                 let why = format!("node {node} refused: {}", refusal.detail);
-                self.unreachable(node, Code::NotPermitted, why);
+                let code = if refusal.code == Code::Stale { Code::Stale } else { Code::NotPermitted };
+                self.unreachable(node, code, why);
                 if let Some(neighbour) = self.neighbours.get_mut(&node) {
                     neighbour.refused_until = self.now + self.settings.retry.1;
                 }
@@ -213,6 +214,19 @@ impl State {
         if peer.node != node {
             let why = format!("node {node} is not at its address: node {} is", peer.node);
             self.unreachable(node, Code::Io, why);
+            self.happened.push_back(Happening::Joined {
+                node: peer.node,
+                incarnation: peer.incarnation,
+                capacity_bytes: peer.capacity_bytes,
+                address: peer.address,
+            });
+            return Ok(());
+        }
+        if let Some(why) = self.lacks_its_data(&peer) {
+            self.unreachable(node, Code::Io, why);
+            if let Some(neighbour) = self.neighbours.get_mut(&node) {
+                neighbour.refused_until = self.now + self.settings.retry.1;
+            }
             return Ok(());
         }
         self.statistics.links_made += 1;

@@ -40,6 +40,9 @@ pub struct CallsSettings {
     pub calls_per_node: usize,
     /// Links of others, proven or not.
     pub incoming_max: usize,
+    /// Which data this node has: the upper half of its incarnation, so that peers tell a node that came back from one that came
+    /// back without its data, under whose number they hear nobody ([`crate::Calls::expect_data`]). Never 0; none: it has none that matter.
+    pub data: Option<u32>,
     /// Simulations: nonces, link numbers and incarnations come from it, and the clock is the endpoint's.
     pub seed: Option<u64>,
 }
@@ -56,6 +59,7 @@ impl Default for CallsSettings {
             calls_max: 65_536,
             calls_per_node: 1024,
             incoming_max: 16_384,
+            data: None,
             seed: None,
         }
     }

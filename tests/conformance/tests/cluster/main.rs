@@ -373,6 +373,77 @@ fn what_is_wrong_with_a_pool_file_a_key_or_a_port_is_said() {
 }
 
 #[test]
+fn node_that_lost_its_data_is_refused_and_joins_under_a_new_number() {
+    let c = Cluster::up("lost", 3);
+    c.tell(2, "mkdir /forebay/two; echo lost > /forebay/two/f; mkdir /forebay/two/sub");
+    let old: u64 = c.tell(1, "stat -c %i /forebay/two").trim().parse().unwrap();
+    c.tell(3, "ls /forebay/two; mkdir /forebay/three; echo 3 > /forebay/three/f");
+    // Its host loses power, and its memory.
+    c.kill(2);
+    let (file, pool) = (c.file(), c.pool(2));
+    assert!(c.forebay(2, &["down", "--pool", pool.to_str().unwrap()]).status.success());
+    let refused = c.start(2);
+    let text = said(&refused);
+    assert!(
+        !refused.status.success() && text.contains("without the data") && text.contains("--renumber"),
+        "{text}"
+    );
+    let words = ["up", "--pool", file.to_str().unwrap(), "--node", "n2", "--renumber", "--json"];
+    let joined = c.forebay(2, &words);
+    let told: serde_json::Value =
+        serde_json::from_slice(&joined.stdout).unwrap_or_else(|e| panic!("{e}: {}", said(&joined)));
+    let number = told["node"].as_u64().unwrap();
+    assert!(number > 1024 && number <= 32_766, "{told}");
+    // The old number is an I/O error for ever, the pool goes on, and what it makes has the new number.
+    assert_eq!(
+        c.tell(2, "stat -c %s /forebay/three/f; mkdir /forebay/again; echo new > /forebay/again/f"),
+        "2\n"
+    );
+    let sees = |node: usize| {
+        let looked = c.tell(
+            node,
+            &format!("{ERRNO} errno stat /forebay/two/f; ls /forebay/again; stat -c %i /forebay/again"),
+        );
+        let lines: Vec<&str> = looked.lines().collect();
+        assert_eq!(lines[..2], ["EIO", "f"], "{looked}");
+        let new: u64 = lines[2].parse().unwrap();
+        assert_eq!((old >> 48, new >> 48), (2, number));
+    };
+    (1..=3).for_each(sees);
+    let nodes = c.status(1)["nodes"].clone();
+    assert!(
+        nodes
+            .as_array()
+            .unwrap()
+            .iter()
+            .any(|n| n["name"] == "n2" && n["node"] == number && n["state"] == "up"),
+        "{nodes}"
+    );
+    // All remember it, and so does itself.
+    c.kill_worker(1);
+    c.kill_worker(2);
+    (1..=3).for_each(|node| {
+        until("a look after a restart", || {
+            c.shell(node, "stat /forebay/again/f").status.success().then_some(())
+        });
+        sees(node);
+    });
+    assert!(c.forebay(2, &["down", "--keep", "--pool", pool.to_str().unwrap()]).status.success());
+    let back = c.start(2);
+    assert!(
+        said(&back).contains(&format!("node {number}")) && said(&back).contains("from before"),
+        "{}",
+        said(&back)
+    );
+    until("a look after it is back", || c.shell(3, "stat /forebay/again/f").status.success().then_some(()));
+    // Node 1 has the root, which nothing replaces.
+    assert!(c.forebay(1, &["down", "--force", "--pool", c.pool(1).to_str().unwrap()]).status.success());
+    let words = ["up", "--pool", file.to_str().unwrap(), "--node", "n1", "--renumber"];
+    let root = said(&c.forebay(1, &words));
+    assert!(root.contains("root") && root.contains("anew"), "{root}");
+}
+
+#[test]
 fn all_nodes_are_started_and_stopped_by_one_command() {
     let c = Cluster::prepare("all", 3);
     let file = c.file();

@@ -16,6 +16,7 @@ mod crew;
 mod kept;
 mod leases;
 mod locks;
+mod met;
 mod opening;
 mod placement;
 mod removals;

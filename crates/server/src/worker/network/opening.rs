@@ -3,6 +3,7 @@
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::sync::mpsc::{self, Sender};
 use std::sync::Arc;
+use std::time::Duration;
 
 use forebay_data::Target;
 use forebay_fabric::libfabric::{LibfabricEndpoint, Settings};
@@ -11,6 +12,7 @@ use forebay_ring::Doorbell;
 use forebay_types::{Code, Error, NodeId, Result};
 
 use super::kept::KeptOpen;
+use super::met::MetNodes;
 use super::thread::NetworkThread;
 use super::{crew, Network, Orders};
 use crate::pool_file::Membership;
@@ -18,6 +20,8 @@ use crate::worker::shard_thread::Message;
 
 /// The provider of a pool that names none: every host has it.
 const DEFAULT_PROVIDER: &str = "tcp;ofi_rxm";
+/// How long a node with new data waits for what the root's node says to that.
+const INTRODUCTION: Duration = Duration::from_millis(250);
 
 /// The address of a host and port, as libfabric's providers over IP have it (`sockaddr_in`, `sockaddr_in6`).
 fn encode(address: SocketAddr) -> Vec<u8> {
@@ -95,33 +99,36 @@ pub(in crate::worker) fn start(
         endpoint.provider()
     );
     let identity = Identity { pool: secret.pool(), node: NodeId(me.number), capacity_bytes };
-    let mut calls = Calls::new(Box::new(endpoint), identity, secret, CallsSettings::default());
+    let settings = CallsSettings { data: Some(membership.data), ..CallsSettings::default() };
+    let mut calls = Calls::new(Box::new(endpoint), identity, secret, settings);
+    let mut met = MetNodes::read(&membership.dir)?;
+    let mut members = vec![(NodeId(me.number), me.name.clone(), me.host.clone())];
     for member in membership.nodes.iter().filter(|m| m.number != me.number) {
+        let node = NodeId(met.number_now(member.number));
+        members.push((node, member.name.clone(), member.host.clone()));
         // A host that cannot be found now keeps the others from nothing.
         let added = resolve(&member.host, member.port, Some(here)).and_then(|at| {
+            met.set_address(member.number, &encode(at));
             calls
-                .add_node(NodeId(member.number), &encode(at))
+                .add_node(node, &encode(at))
                 .map_err(|code| Error::new(code, format!("cannot use address {at} of node {}", member.name)))
         });
         if let Err(e) = added {
             tracing::error!("{e}");
         }
     }
+    for (node, data) in met.all() {
+        calls.expect_data(node, data);
+    }
     let waker = calls.endpoint().waker().clone();
     let (sender, orders) = mpsc::channel();
     let to_me = Orders::new(sender, waker);
     let kept = Arc::new(KeptOpen::default());
     let jobs = crew::start(target, Arc::clone(&kept), to_me.clone())?;
-    let members = membership.nodes.iter().map(|m| (NodeId(m.number), m.name.clone(), m.host.clone()));
-    let thread = NetworkThread::new(
-        calls,
-        NodeId(me.number),
-        members.collect(),
-        orders,
-        to_shard,
-        doorbell,
-        (jobs, kept),
-    );
+    let thread =
+        NetworkThread::new(calls, NodeId(me.number), members, orders, to_shard, doorbell, (jobs, kept));
+    let (answer, answered) = mpsc::channel();
+    let thread = thread.with_met(met, membership.fresh.then_some((answer, membership.instead_of.is_some())));
     let thread = std::thread::Builder::new()
         .name("network".into())
         .spawn(move || thread.run())
@@ -129,7 +136,17 @@ pub(in crate::worker) fn start(
     let nodes = membership.nodes.len();
     let numbers = membership.nodes.iter().map(|member| member.number);
     let others = numbers.filter(|number| *number != me.number).map(NodeId).collect();
-    Ok(Network { node: NodeId(me.number), nodes, others, orders: to_me, thread: Some(thread) })
+    let mut network = Network { node: NodeId(me.number), nodes, others, orders: to_me, thread: Some(thread) };
+    if membership.fresh {
+        // Who does not answer in time refuses later, and the log says it.
+        if let Ok(Err(why)) = answered.recv_timeout(INTRODUCTION) {
+            network.stop();
+            return Err(Error::new(Code::Stale, format!("cannot start as node {}", me.number))
+                .why(why)
+                .cure("if its data cannot be had again, start it with --renumber (node 1: start the whole pool anew)"));
+        }
+    }
+    Ok(network)
 }
 
 #[cfg(test)]

@@ -80,6 +80,12 @@ impl Surroundings {
         Surroundings { me, givers, said, asked: None, heard: None, left: 0, waiting, turn: 0 }
     }
 
+    /// A node whose data are gone has another number; what was asked of the old one still ends.
+    pub(super) fn renumber(&mut self, old: NodeId, new: NodeId) {
+        self.said.remove(&old);
+        self.givers.iter_mut().filter(|g| g.node == old).for_each(|g| g.node = new);
+    }
+
     /// The nodes that are to be asked now, each once, as what is known of them is no longer fresh; none while a round of
     /// questions is under way. Each is to be followed by [`Surroundings::hear`].
     pub(super) fn next_round(&mut self, now: Duration) -> Vec<NodeId> {

@@ -17,6 +17,7 @@ use serde_json::{json, Value};
 use super::crew::{Asker, Job};
 use super::kept::KeptOpen;
 use super::leases::{Renewals, LEASE};
+use super::met::MetNodes;
 use super::placement::{Giver, Said, Surroundings};
 use super::removals::Removals;
 use super::Order;
@@ -26,6 +27,8 @@ use crate::worker::shard_thread::Message;
 const NODE_TIMEOUT: Duration = Duration::from_millis(NODE_TIMEOUT_MS);
 /// How long `status` waits for the other nodes: longer than a link takes that is made on this occasion.
 const SURVEY_TIMEOUT: Duration = Duration::from_millis(1500);
+/// Clocks that differ by more are told of: what a node's handshake takes to arrive is less.
+const CLOCKS_APART_US: i64 = 2_000_000;
 /// Backing files that were removed last: nobody makes them again.
 const REMOVED_KEPT: usize = 4096;
 /// Room for a reply that is found here: numbers.
@@ -42,6 +45,8 @@ enum Flight {
     EndSession,
     /// Whether these processes are there.
     Review(Vec<u64>),
+    /// Where to say whether this node's data are refused.
+    Introduction(Option<Sender<Introduced>>),
     Survey(NodeId),
     Targets(NodeId),
     /// A lease from this node, asked for at this time.
@@ -49,6 +54,9 @@ enum Flight {
     /// A recall, by its number.
     Recall(u64),
 }
+
+/// What another node says to this node's new data: why it refuses them.
+pub(super) type Introduced = Result<(), String>;
 
 /// An append, so that a retry is answered and not repeated.
 #[derive(Debug)]
@@ -98,6 +106,9 @@ pub(in crate::worker) struct NetworkThread {
     appended: HashMap<(u64, u16), Append>,
     removed: VecDeque<Ino>,
     survey: Survey,
+    met: MetNodes,
+    /// New data are introduced at the start: where the answer goes, and whether all are told.
+    introduction: Option<(Sender<Introduced>, bool)>,
     surroundings: Surroundings,
     /// When the other nodes are asked next which of their processes are there.
     review_at: Duration,
@@ -136,6 +147,8 @@ impl NetworkThread {
             appended: HashMap::new(),
             removed: VecDeque::new(),
             survey: Survey::default(),
+            met: MetNodes::default(),
+            introduction: None,
             surroundings: Surroundings::new(me, givers),
             review_at: Duration::ZERO,
             unreached: HashMap::new(),
@@ -145,8 +158,20 @@ impl NetworkThread {
         }
     }
 
+    /// Remembers which data nodes are met with; a node with new data introduces itself.
+    pub(super) fn with_met(
+        mut self,
+        met: MetNodes,
+        introduction: Option<(Sender<Introduced>, bool)>,
+    ) -> NetworkThread {
+        self.met = met;
+        self.introduction = introduction;
+        self
+    }
+
     /// Works until it is told to stop.
     pub(super) fn run(mut self) {
+        self.introduce();
         loop {
             match self.round() {
                 Round::Busy => {}
@@ -194,6 +219,41 @@ impl NetworkThread {
         }
         let patience = self.removals.patience(now).min(self.renewals.patience(now));
         Round::Idle(patience.min(Duration::from_secs(1)))
+    }
+
+    /// Asks the first other node, by its number, for anything, to hear whether it knows other data of this node; a node with a
+    /// new number asks all, so that they know it.
+    fn introduce(&mut self) {
+        let Some((answer, to_all)) = self.introduction.take() else { return };
+        let mut nodes: Vec<NodeId> =
+            self.members.iter().map(|m| m.0).filter(|node| *node != self.me).collect();
+        nodes.sort();
+        nodes.truncate(if to_all { nodes.len() } else { 1 });
+        let mut answer = Some(answer);
+        for node in nodes {
+            let flight = Flight::Introduction(answer.take());
+            if self.ask(node, &Request::Space, NODE_TIMEOUT, flight).is_err() {
+                tracing::warn!("cannot introduce this node to node {node}");
+            }
+        }
+    }
+
+    /// A node has been met.
+    fn meet(&mut self, node: NodeId, incarnation: u64, address: Option<&[u8]>) {
+        let data = Calls::data_of(incarnation);
+        let Some(news) = self.met.meet(node, data, address) else { return };
+        self.calls.expect_data(node, data);
+        // One in the place of another, whose data are gone.
+        let (Some(old), Some(address)) = (news.instead_of, address) else { return };
+        if self.calls.add_node(node, address).is_err() {
+            return tracing::error!("cannot use the address of node {node}");
+        }
+        let old = NodeId(old);
+        if let Some(member) = self.members.iter_mut().find(|m| m.0 == old) {
+            tracing::warn!("node {old} ({}) is now node {node}: what had number {old} is gone", member.1);
+            member.0 = node;
+            self.surroundings.renumber(old, node);
+        }
     }
 
     fn tell(&mut self, message: Message) {
@@ -385,14 +445,23 @@ impl NetworkThread {
     /// Something happened.
     fn hear(&mut self, happening: Happening) {
         match happening {
-            Happening::Up { node, clock_ahead_us, .. } => {
+            Happening::Up { node, incarnation, clock_ahead_us, .. } => {
+                self.meet(node, incarnation, None);
                 tracing::info!("node {node} is reached; its clock is {} ms ahead", clock_ahead_us / 1000);
+                if clock_ahead_us.abs() > CLOCKS_APART_US {
+                    tracing::warn!(
+                        "the clock of node {node} is {} s ahead of this node's: times of files differ as much; nothing else \
+                         depends on it",
+                        clock_ahead_us / 1_000_000
+                    );
+                }
                 self.removals.hurry(node);
                 self.tell(Message::Reached(node));
             }
             // The calls have told of it.
             Happening::Down { .. } => {}
-            Happening::Joined { node, .. } => {
+            Happening::Joined { node, incarnation, ref address, .. } => {
+                self.meet(node, incarnation, Some(address));
                 tracing::info!("node {node} has joined");
                 self.tell(Message::ReviewSessions(Some(node)));
             }
@@ -515,6 +584,7 @@ impl NetworkThread {
         if let Err(failed) = &outcome {
             tracing::debug!("a request to node {node} failed: {}", failed.why);
         }
+        let refused = outcome.as_ref().err().map(|failed| failed.why.clone());
         let reply = outcome.map_err(|failed| failed.code).and_then(|body| match body.message() {
             Wire::Answer(_) => Ok(body.bytes().to_vec()),
             _ => Err(Code::Malformed),
@@ -523,7 +593,9 @@ impl NetworkThread {
             Flight::Forward(stamp) => {
                 // What the other side says of the network is an I/O error to a program.
                 let reply = reply.map_err(|code| match code {
-                    Code::Busy | Code::TimedOut | Code::Malformed | Code::NotPermitted => Code::Io,
+                    Code::Busy | Code::TimedOut | Code::Malformed | Code::NotPermitted | Code::Stale => {
+                        Code::Io
+                    }
                     code => code,
                 });
                 self.answered(stamp, reply);
@@ -543,6 +615,16 @@ impl NetworkThread {
                 }
             }
             Flight::EndSession => {}
+            Flight::Introduction(answer) => {
+                let said = match (refused, reply) {
+                    (Some(why), Err(Code::Stale)) => Err(why),
+                    _ => Ok(()),
+                };
+                if let Some(answer) = answer {
+                    // Nobody may wait any more.
+                    let _ = answer.send(said);
+                }
+            }
             Flight::Lease(node, asked) => self.lease_ended(node, asked, reply),
             Flight::Recall(number) => {
                 let answered = reply.is_ok_and(|reply| Reply::decode(&reply).is_ok());
