@@ -5,16 +5,16 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use crate::history::{Event, History, Op, Outcome};
-use crate::model::{Progress, State};
+use crate::model::State;
 
 /// Most trees that may be looked at for one answer: then the history is too tangled to be judged.
 const LOOKS_MAX: usize = 400_000;
 
-/// What may be, at one point in time: a tree, and how far operations are that were not answered yet.
+/// What may be, at one point in time: a tree, and which operations have happened that were not answered yet.
 #[derive(Clone, PartialEq, Eq, Hash)]
 struct Possible {
     state: State,
-    progress: BTreeMap<usize, Progress>,
+    happened: BTreeSet<usize>,
 }
 
 /// Why a history is not accepted.
@@ -76,7 +76,7 @@ fn relevant(history: &History, open: &BTreeSet<usize>, index: usize) -> Vec<usiz
 /// Judges a history.
 pub(crate) fn judge(history: &History) -> Verdict {
     let in_doubt = |i: usize| history.entries[i].outcome.as_ref().is_none_or(Outcome::is_doubtful);
-    let mut possible = vec![Possible { state: State::new(), progress: BTreeMap::new() }];
+    let mut possible = vec![Possible { state: State::new(), happened: BTreeSet::new() }];
     let mut open: BTreeSet<usize> = BTreeSet::new();
     for event in &history.events {
         let index = match *event {
@@ -94,8 +94,7 @@ pub(crate) fn judge(history: &History) -> Verdict {
         let mut left: Vec<Possible> = possible.clone();
         let mut next: HashSet<Possible> = HashSet::new();
         while let Some(mut p) = left.pop() {
-            if p.progress.get(&index) == Some(&Progress::Finished) {
-                p.progress.remove(&index);
+            if p.happened.remove(&index) {
                 next.insert(p);
                 continue;
             }
@@ -105,16 +104,13 @@ pub(crate) fn judge(history: &History) -> Verdict {
             if seen.len() > LOOKS_MAX {
                 return Verdict::Tangled(index);
             }
-            for &i in &concerned {
-                let progress = p.progress.get(&i).copied().unwrap_or(Progress::Asked);
-                if progress == Progress::Finished {
-                    continue;
-                }
+            for &i in concerned.iter().filter(|i| !p.happened.contains(i)) {
                 let entry = &history.entries[i];
                 let told = if in_doubt(i) { None } else { entry.outcome.as_ref() };
-                for way in p.state.ways(&entry.op, progress, told, i, entry.node) {
-                    let mut q = Possible { state: way.state, progress: p.progress.clone() };
-                    q.progress.insert(i, way.progress);
+                let settled = history.settled.is_some_and(|at| index >= at);
+                for state in p.state.after(&entry.op, told, (i, entry.node), settled) {
+                    let mut q = Possible { state, happened: p.happened.clone() };
+                    q.happened.insert(i);
                     left.push(q);
                 }
             }

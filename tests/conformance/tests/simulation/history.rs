@@ -144,6 +144,8 @@ pub(crate) enum Event {
 pub(crate) struct History {
     pub(crate) entries: Vec<Entry>,
     pub(crate) events: Vec<Event>,
+    /// The first operation behind which all is told that nodes tell each other later.
+    pub(crate) settled: Option<usize>,
     /// What is told to people, with the time.
     pub(crate) told: Vec<(Duration, String)>,
     prints: bool,

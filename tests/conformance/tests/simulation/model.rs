@@ -1,5 +1,5 @@
-//! What a file tree is, and what each operation does to it: in one step, or, where docs/semantics.md and
-//! docs/decisions/0012 say that several nodes take part one after the other, in several.
+//! What a file tree is, and what each operation does to it, in one step, whatever nodes take part (docs/decisions/0016). What
+//! comes later is one thing: a file's home learns of the end of a name on another node when that node gets to telling it.
 
 use std::collections::BTreeMap;
 
@@ -28,8 +28,6 @@ impl Id {
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct Directory {
     pub(crate) entries: BTreeMap<Name, Id>,
-    /// Found empty by a removal that is under way, or that nobody finished: takes no entry.
-    pub(crate) condemned: bool,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -39,6 +37,8 @@ pub(crate) struct File {
     pub(crate) mode: u32,
     pub(crate) xattr: Option<u32>,
     pub(crate) word: Option<u32>,
+    /// It has, or had, names on other nodes: what it is told of their end comes later.
+    pub(crate) abroad: bool,
 }
 
 /// A file tree.
@@ -46,24 +46,6 @@ pub(crate) struct File {
 pub(crate) struct State {
     pub(crate) directories: BTreeMap<Id, Directory>,
     pub(crate) files: BTreeMap<Id, File>,
-}
-
-/// How far an operation is that takes several steps.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub(crate) enum Progress {
-    /// Not begun.
-    Asked,
-    /// A removal on two nodes that has condemned this directory.
-    Condemned(Id),
-    /// A removal that found its entry gone, and has yet to undo the first step.
-    Leaving(Id),
-    Finished,
-}
-
-/// One way in which an operation can go on: what becomes of the tree, and how far it is then.
-pub(crate) struct Way {
-    pub(crate) state: State,
-    pub(crate) progress: Progress,
 }
 
 impl State {
@@ -114,9 +96,6 @@ impl State {
         if directory.entries.contains_key(&name) {
             return Err(Code::Exists);
         }
-        if directory.condemned {
-            return Err(Code::NotFound);
-        }
         Ok(directory)
     }
 
@@ -128,8 +107,8 @@ impl State {
 
     fn drop_link(&mut self, id: Id) {
         if let Some(file) = self.files.get_mut(&id) {
-            file.links -= 1;
-            if file.links == 0 {
+            file.links = file.links.saturating_sub(1);
+            if file.links == 0 && !file.abroad {
                 self.files.remove(&id);
             }
         }
@@ -148,7 +127,8 @@ impl State {
             self.directories.insert(id, Directory::default());
         } else {
             let mode = if kind == Kind::Symlink { 0o777 } else { 0o644 };
-            self.files.insert(id, File { kind, links: 1, mode, xattr: None, word: None });
+            let file = File { kind, links: 1, mode, xattr: None, word: None, abroad: false };
+            self.files.insert(id, file);
         }
         Ok(())
     }
@@ -159,9 +139,6 @@ impl State {
         let (moved, target) = (self.get(from.0, from.1), self.directories.get(&Id::Known(to.0 .0)));
         let (Ok(moved), Some(target)) = (moved, target) else { return Err(vec![Code::NotFound]) };
         let replaced = target.entries.get(&to.1).copied();
-        if target.condemned && replaced.is_none() {
-            reasons.push(Code::NotFound);
-        }
         let is_directory = self.directories.contains_key(&moved);
         if is_directory && self.is_below(Id::Known(to.0 .0), moved) {
             reasons.push(Code::Invalid);
@@ -196,19 +173,34 @@ impl State {
         if let Some(directory) = self.directories.get_mut(&Id::Known(to.0 .0)) {
             directory.entries.insert(to.1, moved);
         }
+        self.goes_abroad(moved, to.0);
         Ok(())
     }
 
-    /// The ways in which an operation can go on from here. `told` is what it was answered, if it was: only what fits is
-    /// returned. `index` and `node` are the operation's number and its client's node.
-    pub(crate) fn ways(
+    /// Notes that a file has a name in a directory of another node than its own.
+    fn goes_abroad(&mut self, id: Id, dir: Ino) {
+        if let Some(file) = self.files.get_mut(&id) {
+            file.abroad |= id.node() != dir.birth_node().0;
+        }
+    }
+
+    /// A file, and whether its home may know already that it has no name left, or not yet.
+    fn file(&mut self, ino: Ino) -> (Option<&mut File>, bool) {
+        let file = self.files.get_mut(&Id::Known(ino.0));
+        let doubtful = file.as_ref().is_some_and(|file| file.links == 0);
+        (file, doubtful)
+    }
+
+    /// The trees that an operation can make of this one. `told` is what it was answered, if it was: only what fits is
+    /// returned. `index` and `node` are the operation's number and its client's node; in the end, when all is told that is
+    /// to be told, `settled`.
+    pub(crate) fn after(
         &self,
         op: &Op,
-        progress: Progress,
         told: Option<&Outcome>,
-        index: usize,
-        node: u16,
-    ) -> Vec<Way> {
+        (index, node): (usize, u16),
+        settled: bool,
+    ) -> Vec<State> {
         let mut ways = Vec::new();
         let mut end = |state: State, outcome: Outcome| {
             // Without an answer, one that failed is one that did not happen.
@@ -217,11 +209,18 @@ impl State {
                 None => !matches!(outcome, Outcome::Failed(_)),
             };
             if fits {
-                ways.push(Way { state, progress: Progress::Finished });
+                ways.push(state);
             }
         };
         let answer = |result: Result<Outcome, Code>| result.unwrap_or_else(Outcome::Failed);
         let mut state = self.clone();
+        // What met another change over several nodes again and again was given up; what a version does not do, too.
+        if let (Some(Outcome::Failed(code @ (Code::Busy | Code::CrossDevice))), false) =
+            (told, op.only_reads())
+        {
+            end(state, Outcome::Failed(*code));
+            return ways;
+        }
         match op {
             Op::Create { dir, name } | Op::Symlink { dir, name } | Op::Mkdir { dir, name } => {
                 let kind = match op {
@@ -241,27 +240,27 @@ impl State {
                 end(state, outcome);
             }
             Op::Link { ino, dir, name } => {
-                if told == Some(&Outcome::Failed(Code::CrossDevice)) {
-                    end(self.clone(), Outcome::Failed(Code::CrossDevice));
-                }
                 let id = Id::Known(ino.0);
-                let result = match state.files.get(&id) {
-                    None => Err(Code::NotFound),
-                    Some(_) => state.open(*dir, *name).map(|d| {
-                        d.entries.insert(*name, id);
-                    }),
-                };
-                if let (Ok(()), Some(file)) = (result, state.files.get_mut(&id)) {
-                    file.links += 1;
+                let (file, doubtful) = state.file(*ino);
+                let mut reasons = Vec::new();
+                if file.is_none() || doubtful {
+                    reasons.push(Code::NotFound);
                 }
-                // Which of several reasons is given is not said.
-                if result.is_err() && matches!(told, Some(Outcome::Failed(Code::NotFound | Code::Exists))) {
-                    let both = self.files.contains_key(&id) || told == Some(&Outcome::Failed(Code::NotFound));
-                    if both || self.get(*dir, *name).is_ok() {
-                        end(state.clone(), told.cloned().unwrap_or(Outcome::Done));
+                let there = file.is_some();
+                reasons.extend(state.open(*dir, *name).err());
+                for reason in &reasons {
+                    end(self.clone(), Outcome::Failed(*reason));
+                }
+                if there && state.open(*dir, *name).is_ok() {
+                    if let Ok(directory) = state.open(*dir, *name) {
+                        directory.entries.insert(*name, id);
                     }
+                    if let (Some(file), _) = state.file(*ino) {
+                        file.links += 1;
+                    }
+                    state.goes_abroad(id, *dir);
+                    end(state, Outcome::Done);
                 }
-                end(state, answer(result.map(|()| Outcome::Done)));
             }
             Op::Unlink { dir, name } => {
                 let result = state.get(*dir, *name).and_then(|id| {
@@ -274,11 +273,19 @@ impl State {
                 });
                 end(state, answer(result));
             }
-            Op::Rmdir { dir, name } => return self.remove_directory(*dir, *name, progress, told),
+            Op::Rmdir { dir, name } => {
+                let result = state.get(*dir, *name).and_then(|id| {
+                    let directory = state.directories.get(&id).ok_or(Code::NotDirectory)?;
+                    if !directory.entries.is_empty() {
+                        return Err(Code::NotEmpty);
+                    }
+                    state.remove_entry(*dir, *name);
+                    state.directories.remove(&id);
+                    Ok(Outcome::Done)
+                });
+                end(state, answer(result));
+            }
             Op::Rename { dir, name, to_dir, to_name, replaces } => {
-                if told == Some(&Outcome::Failed(Code::CrossDevice)) {
-                    end(self.clone(), Outcome::Failed(Code::CrossDevice));
-                }
                 match state.rename((*dir, *name), (*to_dir, *to_name), *replaces) {
                     Ok(()) => end(state, Outcome::Done),
                     Err(reasons) => {
@@ -300,16 +307,9 @@ impl State {
                 };
                 end(state, outcome);
             }
-            Op::List { dir } => {
-                let Some(directory) = state.directories.get(&Id::Known(dir.0)).cloned() else {
-                    // One that was removed and not freed yet is still listed, as empty.
-                    if told == Some(&Outcome::Names(BTreeMap::new())) {
-                        end(state.clone(), Outcome::Names(BTreeMap::new()));
-                    }
-                    end(state, Outcome::Failed(Code::NotFound));
-                    return ways;
-                };
-                if let Some(Outcome::Names(names)) = told {
+            Op::List { dir } => match (state.directories.get(&Id::Known(dir.0)).cloned(), told) {
+                (None, _) => end(state, Outcome::Failed(Code::NotFound)),
+                (Some(directory), Some(Outcome::Names(names))) => {
                     let same = names.len() == directory.entries.len()
                         && directory
                             .entries
@@ -319,134 +319,81 @@ impl State {
                         end(state, Outcome::Names(names.clone()));
                     }
                 }
-            }
+                (Some(_), _) => {}
+            },
             Op::Stat { ino } => {
                 let id = Id::Known(ino.0);
-                if let Some(file) = state.files.get(&id) {
-                    let outcome = Outcome::Attr { kind: file.kind, links: file.links, mode: file.mode };
-                    end(state, outcome);
-                } else if state.directories.contains_key(&id) {
-                    // Of directories only that they are there.
-                    if let Some(told @ Outcome::Attr { kind: Kind::Directory, .. }) = told {
-                        end(state, told.clone());
-                    }
-                } else {
-                    end(state, Outcome::Failed(Code::NotFound));
-                }
-            }
-            Op::Chmod { ino, mode } => {
-                let file = state.files.get_mut(&Id::Known(ino.0));
-                let result = file.map(|file| file.mode = *mode).ok_or(Code::NotFound);
-                end(state, answer(result.map(|()| Outcome::Done)));
-            }
-            Op::SetXattr { ino, value } => {
-                let file = state.files.get_mut(&Id::Known(ino.0));
-                let result = file.map(|file| file.xattr = Some(*value)).ok_or(Code::NotFound);
-                end(state, answer(result.map(|()| Outcome::Done)));
-            }
-            Op::GetXattr { ino } => {
-                let result = state.files.get(&Id::Known(ino.0)).ok_or(Code::NotFound);
-                let outcome = answer(result.map(|file| Outcome::Value(file.xattr)));
-                end(state, outcome);
-            }
-            Op::Write { ino, value } => {
-                match state.files.get_mut(&Id::Known(ino.0)) {
-                    Some(file) => {
-                        file.word = Some(*value);
-                        end(state, Outcome::Done);
-                    }
-                    // It was unlinked before it was opened, between the opening's steps, or behind it.
-                    None => {
-                        for outcome in
-                            [Outcome::Failed(Code::NotFound), Outcome::Failed(Code::Stale), Outcome::Done]
-                        {
-                            end(state.clone(), outcome);
+                match (state.files.get(&id).cloned(), told) {
+                    (Some(file), Some(told @ Outcome::Attr { kind, links, mode })) => {
+                        // Its home may not have been told yet of names that are gone.
+                        let lags = file.abroad && !settled && *links > file.links;
+                        let counted = file.links > 0 && *links == file.links;
+                        if file.kind == *kind && file.mode == *mode && (counted || lags) {
+                            end(state, told.clone());
                         }
                     }
+                    (Some(file), _) if file.links == 0 => end(state, Outcome::Failed(Code::NotFound)),
+                    (Some(_), _) => {}
+                    // Of directories only that they are there.
+                    (None, Some(told @ Outcome::Attr { kind: Kind::Directory, .. }))
+                        if state.directories.contains_key(&id) =>
+                    {
+                        end(state.clone(), told.clone());
+                    }
+                    (None, _) if state.directories.contains_key(&id) => {}
+                    (None, _) => end(state, Outcome::Failed(Code::NotFound)),
                 }
             }
-            Op::Read { ino } => match state.files.get(&Id::Known(ino.0)) {
-                Some(file) => {
-                    let outcome = Outcome::Value(file.word);
+            Op::Chmod { ino, .. } | Op::SetXattr { ino, .. } | Op::GetXattr { ino } => {
+                let (file, doubtful) = state.file(*ino);
+                if file.is_none() || doubtful {
+                    end(self.clone(), Outcome::Failed(Code::NotFound));
+                }
+                if let (Some(file), _) = state.file(*ino) {
+                    let outcome = match op {
+                        Op::Chmod { mode, .. } => {
+                            file.mode = *mode;
+                            Outcome::Done
+                        }
+                        Op::SetXattr { value, .. } => {
+                            file.xattr = Some(*value);
+                            Outcome::Done
+                        }
+                        _ => Outcome::Value(file.xattr),
+                    };
                     end(state, outcome);
                 }
-                None => {
+            }
+            Op::Write { ino, value } => {
+                let (file, doubtful) = state.file(*ino);
+                if file.is_none() || doubtful {
+                    // It was unlinked before it was opened, between the opening's steps, or behind it.
+                    for outcome in
+                        [Outcome::Failed(Code::NotFound), Outcome::Failed(Code::Stale), Outcome::Done]
+                    {
+                        end(self.clone(), outcome);
+                    }
+                }
+                if let (Some(file), _) = state.file(*ino) {
+                    file.word = Some(*value);
+                    end(state, Outcome::Done);
+                }
+            }
+            Op::Read { ino } => {
+                let (file, doubtful) = state.file(*ino);
+                let word = file.map(|file| file.word);
+                if word.is_none() || doubtful {
                     for code in [Code::NotFound, Code::Stale] {
-                        end(state.clone(), Outcome::Failed(code));
-                    }
-                    if let Some(told @ Outcome::Value(_)) = told {
-                        end(state, told.clone());
+                        end(self.clone(), Outcome::Failed(code));
                     }
                 }
-            },
-        }
-        ways
-    }
-
-    /// The steps of a directory's removal: one where its entry is on its own node; else it is condemned, its entry removed,
-    /// and itself freed, or pardoned when the entry was gone.
-    fn remove_directory(&self, dir: Ino, name: Name, progress: Progress, told: Option<&Outcome>) -> Vec<Way> {
-        let mut ways = Vec::new();
-        let mut push = |state: State, progress: Progress, outcome: Outcome| {
-            let fits = progress != Progress::Finished || told.is_none_or(|told| *told == outcome);
-            if fits {
-                ways.push(Way { state, progress });
-            }
-        };
-        let mut state = self.clone();
-        match progress {
-            Progress::Asked => {
-                let id = match self.get(dir, name) {
-                    Ok(id) if self.directories.contains_key(&id) => id,
-                    Ok(_) => {
-                        push(state, Progress::Finished, Outcome::Failed(Code::NotDirectory));
-                        return ways;
-                    }
-                    Err(code) => {
-                        push(state, Progress::Finished, Outcome::Failed(code));
-                        return ways;
-                    }
-                };
-                let empty = self.directories[&id].entries.is_empty();
-                if id.node() == dir.birth_node().0 {
-                    if empty {
-                        state.remove_entry(dir, name);
-                        state.directories.remove(&id);
-                        push(state, Progress::Finished, Outcome::Done);
-                    } else {
-                        push(state, Progress::Finished, Outcome::Failed(Code::NotEmpty));
-                    }
-                    return ways;
-                }
-                // What was looked up may be condemned later: the look-up itself changes nothing.
-                push(state, Progress::Leaving(id), Outcome::Done);
-            }
-            Progress::Leaving(id) => {
-                match state.directories.get_mut(&id) {
-                    Some(directory) if !directory.entries.is_empty() => {
-                        push(state, Progress::Finished, Outcome::Failed(Code::NotEmpty));
-                        return ways;
-                    }
-                    Some(directory) => directory.condemned = true,
-                    None => {}
-                }
-                push(state, Progress::Condemned(id), Outcome::Done);
-            }
-            Progress::Condemned(id) => {
-                if self.get(dir, name) == Ok(id) {
-                    state.remove_entry(dir, name);
-                    state.directories.remove(&id);
-                    push(state, Progress::Finished, Outcome::Done);
-                } else {
-                    // Pardoned if it has another name, and if that was known.
-                    push(state.clone(), Progress::Finished, Outcome::Failed(Code::NotFound));
-                    if let Some(directory) = state.directories.get_mut(&id) {
-                        directory.condemned = false;
-                        push(state, Progress::Finished, Outcome::Failed(Code::NotFound));
-                    }
+                match (word, told) {
+                    (Some(word), _) => end(state, Outcome::Value(word)),
+                    // It was opened before.
+                    (None, Some(told @ Outcome::Value(_))) => end(state, told.clone()),
+                    (None, _) => {}
                 }
             }
-            Progress::Finished => {}
         }
         ways
     }

@@ -415,6 +415,9 @@ impl World {
         for host in &mut self.hosts {
             host.node.as_mut().expect("started above").review_sessions();
         }
+        let mut history = self.recorder.history();
+        history.settled = Some(history.entries.len());
+        drop(history);
         for index in (0..self.clients.len()).step_by(self.plot.clients_per_node) {
             self.clients[index].set_plan(Plan::LookAtAll);
             self.until("looking at everything", |world| world.clients[index].baton.has_ended());
