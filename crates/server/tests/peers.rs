@@ -143,7 +143,7 @@ fn request<'a>(random: &mut Random, round: u64, name: &'a [u8], data: &'a [u8]) 
     let (parent, ino) = (random.ino(), random.ino());
     let target = [1 << 16, 1 << 16, 2 << 16, 1 << 16 | 7][random.next() as usize % 4];
     let id = BackingId { target, ino, number: (random.next() % 2) as u8, stripe: (random.next() % 3) as u16 };
-    let removal = TxId::new(NodeId(2), 1 << 20 | round / 4);
+    let removal = TxId::new(NodeId(2), (1 << 20) | (round / 4));
     match random.next() % 18 {
         0 | 1 => Request::Create {
             parent,
