@@ -14,6 +14,7 @@ use super::network::Order;
 use super::notifier::{notes_of, Whose};
 use super::recorder::InFlight;
 use super::remote::Door;
+use super::session::is_of_daemon;
 use super::shard_thread::ShardThread;
 use super::special;
 use super::statistics::Statistics;
@@ -463,7 +464,11 @@ impl ShardThread<'_> {
             state.birth = Some(ino);
             self.births.push(ino);
         }
-        let (reserved, given_up) = super::session::reserve_behind(state.reserved, reply);
+        // What daemons are told in numbers are directories on the way of one that moves: nothing is in reserve for them.
+        let (reserved, given_up) = match is_of_daemon(session.id) {
+            true => (None, None),
+            false => super::session::reserve_behind(state.reserved, reply),
+        };
         state.reserved = reserved;
         self.given_up.extend(given_up);
     }

@@ -288,7 +288,7 @@ mod tests {
             let report = serde_json::json!({ "problems": [], "problems_found": 0, "clean": true });
             let mut check = CrossCheck::new(HERE, vec![THERE], report, send);
             let mut looks = looks.iter();
-            while let Some((leads, is_led)) = looks.next() {
+            for (leads, is_led) in looks.by_ref() {
                 if look(&mut check, beyond(), leads, *is_led) {
                     break;
                 }

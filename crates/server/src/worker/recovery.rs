@@ -24,7 +24,9 @@ use super::journal::{Journal, MARK_SESSION};
 use super::notifier::{notes_of, Whose};
 use super::recorder::InFlight;
 use super::remote::{Door, RemoteSlots};
-use super::session::{decode_kept, encode_kept, node_of_session, relaid, reserve_behind, Session};
+use super::session::{
+    decode_kept, encode_kept, is_of_daemon, node_of_session, relaid, reserve_behind, Session,
+};
 use super::shard_thread::ShardThread;
 use super::statistics::Statistics;
 use super::sweeper::Sweep;
@@ -87,7 +89,10 @@ pub(super) fn replay(shard: &Shard, journal: &mut Journal) -> Result<()> {
                 batch.kept_reply(record.session, record.slot as u8)?.and_then(|(_, kept)| decode_kept(kept).0)
             }
         };
-        let (reserved, given_up) = reserve_behind(before, &out[..len]);
+        let (reserved, given_up) = match is_of_daemon(record.session) {
+            true => (None, None),
+            false => reserve_behind(before, &out[..len]),
+        };
         if let Some(ino) = given_up.filter(|ino| !has_inode(&mut batch, *ino)) {
             batch.list_orphan(ino, &layout_of_number(ino))?;
         }
