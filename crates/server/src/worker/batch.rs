@@ -530,7 +530,7 @@ impl ShardThread<'_> {
             }
             match (&mut self.mount, told) {
                 (Some(mount), Some((_, notes))) => mount.hold(whose(reply), notes),
-                _ => session.answer(taken.slot, reply),
+                _ => session.answer_if_waiting(taken.slot, taken.seq, reply),
             }
             if self.recorder.has_suspects() {
                 let session = self.sessions[taken.session].id;

@@ -480,7 +480,9 @@ impl ShardThread<'_> {
 /// were a directory's.
 fn may_have_been_told(request: &Request<'_>, is_of_directory: bool) -> bool {
     match *request {
-        Request::RemoveDirectory { .. } | Request::Finish { commit: true, .. } => true,
+        Request::RemoveDirectory { .. }
+        | Request::MoveDirectory { .. }
+        | Request::Finish { commit: true, .. } => true,
         Request::SetAttr { set, .. } => {
             is_of_directory && (set.mode.is_some() || set.uid.is_some() || set.gid.is_some())
         }

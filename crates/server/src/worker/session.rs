@@ -47,11 +47,18 @@ impl Session {
         self.door.ring().is_some()
     }
 
-    /// Answers a request late: of another node's process only if it has not given it up.
-    pub(super) fn answer_if_waiting(&self, slot: usize, seq: u64, reply: &[u8]) {
+    /// False for a request of another node's process that it has given up.
+    pub(super) fn is_waiting(&self, slot: usize, seq: u64) -> bool {
         match &self.door {
-            Door::Remote(slots) if !slots.is_waiting(slot, seq) => {}
-            door => door.answer(slot, reply),
+            Door::Remote(slots) => slots.is_waiting(slot, seq),
+            Door::Ring(_) => true,
+        }
+    }
+
+    /// Answers a request late: only if its process has not given it up.
+    pub(super) fn answer_if_waiting(&self, slot: usize, seq: u64, reply: &[u8]) {
+        if self.is_waiting(slot, seq) {
+            self.door.answer(slot, reply);
         }
     }
 

@@ -379,7 +379,9 @@ impl<'a> ShardThread<'a> {
         let most = if self.recorder.has_suspects() { 1 } else { BATCH_MAX };
         while self.answers.len() < most && self.answers.has_room() {
             let Some((client, message)) = self.steps.as_mut().and_then(Steps::next_anew) else { break };
-            if let Some(i) = self.sessions.iter().position(|s| s.id == client.session) {
+            // One that its client has given up meanwhile is not done any more.
+            let asks = |s: &Session| s.id == client.session && s.is_waiting(client.slot, client.seq);
+            if let Some(i) = self.sessions.iter().position(asks) {
                 self.answers.put(i, client.slot, client.seq, &message);
             }
         }

@@ -102,8 +102,9 @@ impl MetNodes {
         let what = || format!("cannot write {}", path.display());
         let text = serde_json::to_vec(&self.nodes).map_err(|e| Error::new(Code::Io, what()).why(e))?;
         let mut file = std::fs::File::create(&new).map_err(|e| Error::io(what(), &e))?;
-        file.write_all(&text).map_err(|e| Error::io(what(), &e))?;
-        std::fs::rename(&new, &path).map_err(|e| Error::io(what(), &e))
+        file.write_all(&text).and_then(|()| file.sync_all()).map_err(|e| Error::io(what(), &e))?;
+        let renamed = std::fs::rename(&new, &path).and_then(|()| std::fs::File::open(dir)?.sync_all());
+        renamed.map_err(|e| Error::io(what(), &e))
     }
 }
 
