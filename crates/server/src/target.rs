@@ -141,15 +141,14 @@ fn try_open(locked: &LockedPool, options: &PoolOptions) -> Result<Opened> {
             return finish(locked, identity, target_dir, options, true);
         }
     }
+    // Before anything is made: what is refused leaves no target behind.
+    let renumbered = options.membership.as_ref().filter(|_| options.renumber).map(new_number).transpose()?;
     clear_stray_target(dir)?;
     let (backing, target_dir, capacity_bytes) = make_target(dir, medium, options)?;
     let mut identity = PoolIdentity::new(medium, backing, capacity_bytes)?;
     if let Some(membership) = &options.membership {
-        identity.node = membership.node;
-        if options.renumber {
-            identity.node = new_number(membership)?;
-            identity.instead_of = Some(membership.node);
-        }
+        identity.node = renumbered.unwrap_or(membership.node);
+        identity.instead_of = renumbered.map(|_| membership.node);
     }
     identity.made_directory = locked.made;
     let result = finish(locked, identity.clone(), target_dir, options, false);
