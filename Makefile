@@ -10,7 +10,7 @@
 
 PREFIX  ?= /usr/local
 DESTDIR ?=
-BENCH   ?= meta data stage cost mount mpi
+BENCH   ?= meta data stage cost mount mpi nodes
 QUICK   ?=
 CARGO   ?= cargo
 
@@ -43,7 +43,7 @@ test: lint
 	@tools/install-deps test
 	$(CARGO) build --workspace
 	$(MAKE) -C mpi OUT=$(DEBUG)
-	$(CARGO) test --workspace
+	$(CARGO) test --workspace --no-fail-fast
 
 bench: build
 	@tools/install-deps bench

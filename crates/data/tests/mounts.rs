@@ -26,7 +26,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::fs::{inotify, FallocateFlags, Mode, OFlags};
 use rustix::mm::{MapFlags, ProtFlags};
 use scratch::Scratch;
-use testing::in_mount_namespace;
+use testing::{in_mount_namespace, when_free};
 
 const BYTES: u64 = 64 << 20;
 const INO: Ino = Ino(0x1_0000_0000_00ab);
@@ -35,6 +35,17 @@ const AGAIN: &str = "FOREBAY_DATA_TEST_AS_PLAIN_USER";
 const HOLD: &str = "FOREBAY_DATA_TEST_HOLD";
 /// Longer than any machine takes for what should happen at once.
 const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Takes any mount away.
+fn unmount_any(path: &Path) {
+    use rustix::{io::Errno, mount::UnmountFlags};
+    when_free(|| rustix::mount::unmount(path, UnmountFlags::empty()).map_err(|e| e == Errno::BUSY));
+}
+
+/// Takes a mount of Forebay's away.
+fn unmount_ours(path: &Path) {
+    when_free(|| unmount(path, Unmount::Now).map_err(|e| e.code == Code::Busy));
+}
 
 fn is_root() -> bool {
     rustix::process::geteuid().is_root()
@@ -348,7 +359,7 @@ fn attached_tmpfs_belongs_to_the_owner_given() {
         let stat = rustix::fs::fstat(root.as_fd()).unwrap();
         assert_eq!((stat.st_uid, stat.st_gid, stat.st_mode & 0o7777), (1234, 5678, 0o700));
         drop(root);
-        unmount(scratch.path(), Unmount::Now).unwrap();
+        unmount_ours(scratch.path());
     });
 }
 
@@ -363,13 +374,13 @@ fn unmount_of_a_strangers_tmpfs_is_refused() {
         assert!(!is_mounted_here(scratch.path()).unwrap());
         assert_eq!(unmount(scratch.path(), Unmount::WhenUnused).unwrap_err().code, Code::Invalid);
         // Ours, hidden by a stranger's on top, is not what one sees there.
-        rustix::mount::unmount(scratch.path(), rustix::mount::UnmountFlags::empty()).unwrap();
+        unmount_any(scratch.path());
         drop(attached_tmpfs(scratch.path(), BYTES, None).unwrap());
         rustix::mount::mount("stranger", scratch.path(), "tmpfs", flags, None).unwrap();
         assert!(!is_mounted_here(scratch.path()).unwrap());
-        rustix::mount::unmount(scratch.path(), rustix::mount::UnmountFlags::empty()).unwrap();
+        unmount_any(scratch.path());
         assert!(is_mounted_here(scratch.path()).unwrap());
-        unmount(scratch.path(), Unmount::Now).unwrap();
+        unmount_ours(scratch.path());
     });
 }
 
@@ -392,7 +403,7 @@ fn capabilities_of_overlayfs_forbid_drain() {
             return println!("skipped: no overlayfs here: {e}");
         }
         let found = Capabilities::of(File::open(&merged).unwrap()).unwrap();
-        rustix::mount::unmount(&merged, rustix::mount::UnmountFlags::empty()).unwrap();
+        unmount_any(&merged);
         assert_eq!(found.fs_type, "overlay");
         assert!(!found.can_drain(), "{found:?}");
         assert!(found.lease_fault.as_deref().unwrap().contains("mapping"), "{found:?}");
@@ -409,7 +420,7 @@ fn capabilities_of_a_tmpfs_without_huge_pages_and_with_noexec_name_the_costs() {
             return println!("skipped: {e}");
         }
         let found = Capabilities::of(File::open(scratch.path()).unwrap()).unwrap();
-        rustix::mount::unmount(scratch.path(), rustix::mount::UnmountFlags::empty()).unwrap();
+        unmount_any(scratch.path());
         assert_eq!((found.huge_pages, found.inode64, found.exec), (HugePages::Off, Some(false), false));
         assert_eq!(found.costs().len(), 3, "{:?}", found.costs());
     });
@@ -424,7 +435,7 @@ fn capabilities_of_huge_always_name_the_cost() {
             return println!("skipped: {e}");
         }
         let found = Capabilities::of(File::open(scratch.path()).unwrap()).unwrap();
-        rustix::mount::unmount(scratch.path(), rustix::mount::UnmountFlags::empty()).unwrap();
+        unmount_any(scratch.path());
         assert!(matches!(found.huge_pages, HugePages::Always | HugePages::Off), "{found:?}");
         assert!(!found.costs().is_empty());
     });
