@@ -47,6 +47,46 @@ fn up_twice_says_who_and_how_to_stop() {
 }
 
 #[test]
+fn up_in_the_foreground_stays_until_the_pool_is_down_and_says_when_it_was_killed() {
+    let place = Place::new();
+    let foreground = || {
+        let mut command = place.command(["up", "--capacity", "64MiB", "--foreground"]);
+        let child = command.stdout(std::process::Stdio::null()).stderr(std::process::Stdio::piped()).spawn();
+        let status = place.json(["status", "--wait", "60", "--json"]);
+        assert_eq!(status["state"], "up");
+        let pids: Vec<i32> =
+            ["worker", "supervisor"].map(|k| status["pids"][k].as_i64().unwrap() as i32).to_vec();
+        (child.unwrap(), pids)
+    };
+    // Stopped by another command.
+    let (mut up, _) = foreground();
+    assert!(up.try_wait().unwrap().is_none(), "it has not stayed");
+    place.ok(["down"]);
+    assert_eq!(up.wait().unwrap().code(), Some(0));
+    place.assert_nothing_left();
+    // Told to stop: then it stops the pool.
+    let (mut up, _) = foreground();
+    kill(up.id() as i32, libc::SIGTERM);
+    assert_eq!(up.wait().unwrap().code(), Some(0));
+    place.assert_nothing_left();
+    // The pool is killed under it.
+    let (up, pids) = foreground();
+    pids.iter().rev().for_each(|pid| kill(*pid, libc::SIGKILL));
+    let ended = Ran::of(up.wait_with_output().unwrap());
+    ended.assert_refused(1, &["its daemon was killed", "/log"]);
+    place.ok(["down"]);
+    place.assert_nothing_left();
+}
+
+#[test]
+fn status_waits_no_longer_than_it_was_told() {
+    let place = Place::new();
+    place.run(["status", "--wait", "0"]).assert_refused(1, &["there is no such directory"]);
+    place.run(["status", "--wait", "1"]).assert_refused(1, &["there is no such directory"]);
+    place.run(["status", "--wait", "soon"]).assert_refused(2, &["soon"]);
+}
+
+#[test]
 fn verbs_on_a_pool_that_is_not_there_say_how_to_start_it() {
     let place = Place::new();
     let dir = place.join("nothing");

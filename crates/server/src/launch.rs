@@ -17,7 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::bundle::Bundle;
 use crate::control;
-use crate::directory::{PoolDirectory, LOG_FILE};
+use crate::directory::{PoolDirectory, LOG_FILE, SOCKET_FILE};
 use crate::identity::PoolIdentity;
 use crate::protocol::{Ask, Stopped};
 use crate::store::Failure;
@@ -255,6 +255,11 @@ pub fn down(path: &Path, options: DownOptions) -> Result<Stopped> {
         Ok(_) => Err(Error::new(Code::Malformed, "the supervisor answered something else")),
         Err(_) => kill(&dir, &identity, options.keep),
     }
+}
+
+/// Whether a pool that is not up was killed, and not stopped: what a supervisor clears away at its end is still there.
+pub fn was_killed(path: &Path) -> bool {
+    PoolDirectory::open(path).is_ok_and(|dir| !dir.is_locked() && dir.file(SOCKET_FILE).exists())
 }
 
 /// Clears away the embedded pools below `base` whose supervisors were killed.

@@ -19,7 +19,9 @@ Examples:
   forebay up --hosts n1,n2,n3                   one pool of three nodes, by ssh
   forebay up --hosts 'n[01-16]' --media ssd --path /local/pool
   forebay up --hosts \"$SLURM_JOB_NODELIST\"
-  srun --ntasks-per-node=1 forebay up --job     each rank starts its node, and they find each other
+  srun --overlap --ntasks-per-node=1 forebay up --job &
+                                                each rank starts its node, and they find each other
+  forebay status --wait 60                      in the same script: until all nodes are up
   mpirun --map-by node forebay up --job
   forebay up --pool case.toml --node n2         one node of the pool that a file describes
   forebay up --pool case.toml --all             all of them, by ssh
@@ -80,6 +82,12 @@ pub(crate) struct Up {
     /// Users other than the one who mounts may use the mount too
     #[arg(long, requires = "mount")]
     pub(crate) allow_other: bool,
+    /// Stay until the pool is down; SIGTERM, SIGHUP and ^C stop it. What Slurm starts as a step stays unasked
+    #[arg(long, conflicts_with_all = ["all", "hosts", "background"])]
+    pub(crate) foreground: bool,
+    /// Return when the pool is up, also in a Slurm step, at whose end Slurm kills it
+    #[arg(long, conflicts_with_all = ["all", "hosts"])]
+    pub(crate) background: bool,
     /// How much the pool may hold, e.g. 4GiB [default: half of the free memory, or 80 % of the free disk]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) capacity: Option<u64>,
@@ -124,8 +132,12 @@ pub(crate) struct Down {
 #[command(after_help = "\
 Examples:
   forebay status
+  forebay status --wait 60                      until this node and all others of the pool are up
   forebay status --json | jq .free_bytes")]
 pub(crate) struct Status {
+    /// Wait until the pool is up, all its nodes, at most so long
+    #[arg(long, value_name = "SECONDS")]
+    pub(crate) wait: Option<u64>,
     /// Print everything as JSON
     #[arg(long)]
     pub(crate) json: bool,

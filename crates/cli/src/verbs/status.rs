@@ -1,22 +1,68 @@
 //! `forebay status`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::time::{Duration, Instant};
 
 use forebay_server::control::{self, Status};
-use forebay_types::Result;
+use forebay_types::{Code, Error, Result};
 
 use crate::table::{self, Facts};
 use crate::{arguments, failure, pool};
 
+/// How often a pool is looked at that is to be up.
+const LOOK_AGAIN: Duration = Duration::from_millis(50);
+
 pub(super) fn status(named: Option<PathBuf>, arguments: &arguments::Status) -> Result<ExitCode> {
-    let status = control::status(&pool::directory(named)?)?;
+    let dir = pool::directory(named)?;
+    let status = match arguments.wait {
+        Some(seconds) => when_up(&dir, Duration::from_secs(seconds))?,
+        None => control::status(&dir)?,
+    };
     if arguments.json {
         failure::print_json(&serde_json::to_value(&status).unwrap_or_default());
     } else {
         failure::put(text(&status));
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The status of a pool when it and all its nodes are up.
+fn when_up(dir: &Path, patience: Duration) -> Result<Status> {
+    let until = Instant::now() + patience;
+    loop {
+        let status = control::status(dir);
+        let lacking = match &status {
+            Ok(status) => not_up(status),
+            Err(_) => Vec::new(),
+        };
+        match status {
+            Ok(status) if status.state == "up" && lacking.is_empty() => return Ok(status),
+            // A directory that is not there yet, or a pool that has not begun.
+            Err(e) if !matches!(e.code, Code::NotFound | Code::PoolGone | Code::TimedOut) => return Err(e),
+            Err(e) if Instant::now() >= until => return Err(e),
+            Ok(status) if Instant::now() >= until => {
+                let why = match lacking.as_slice() {
+                    [] => format!("it is {}", status.state),
+                    names => format!("not up: {}", names.join(", ")),
+                };
+                let what = format!("pool {} is not up after {} s", dir.display(), patience.as_secs());
+                return Err(Error::new(Code::TimedOut, what)
+                    .why(why)
+                    .cure(format!("see {}/log, and those of the nodes that are not up", dir.display())));
+            }
+            _ => std::thread::sleep(LOOK_AGAIN),
+        }
+    }
+}
+
+/// The names of the other nodes that are not up.
+fn not_up(status: &Status) -> Vec<String> {
+    let nodes = status.more.get("nodes").and_then(|n| n.as_array()).into_iter().flatten();
+    nodes
+        .filter(|node| node["state"].as_str() != Some("up"))
+        .map(|node| node["name"].as_str().unwrap_or_default().to_owned())
+        .collect()
 }
 
 fn text(s: &Status) -> String {

@@ -1,6 +1,7 @@
 //! `forebay up`.
 
 mod nodes;
+mod stay;
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -118,8 +119,19 @@ pub(super) fn up(named: Option<PathBuf>, arguments: &arguments::Up) -> Result<Ex
             }
         },
     };
+    let daemon = started.pid;
     print(&Up { started, already, mounted }, chosen, arguments.json);
-    Ok(ExitCode::SUCCESS)
+    // Of several ranks on a node the one that started it stays.
+    let asked_to_stay = arguments.foreground;
+    let has_to = !already && !arguments.background && stay::step_would_end_it();
+    if !asked_to_stay && !has_to {
+        return Ok(ExitCode::SUCCESS);
+    }
+    let signals = stay::signals()?;
+    if !asked_to_stay {
+        stay::tell();
+    }
+    stay::until_down(&path, daemon, &signals)
 }
 
 fn print(up: &Up<'_>, chosen: bool, as_json: bool) {
