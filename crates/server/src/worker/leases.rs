@@ -9,6 +9,7 @@
 //! home     told of a name or directory      notes the holder, if its lease runs
 //!          one of them changes              shows it, recalls it from its holders; acknowledges when all have answered, or the
 //!                                           lease has run out of who has not
+//!          a change over several nodes      the same, when the name is held; who finishes it twice waits as long as the first
 //!          lease ran out                    a new term; what was noted in the old one is void
 //!          just started                     acknowledges no such change for LEASE_MS: who was told what is not known
 //! holder   another term                     forgets all that it was told by that home
@@ -24,7 +25,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use forebay_fabric::Ticket;
 use forebay_ring::{lease_clock, BoardWriter};
 use forebay_types::limits::{BOARD_NAME_MAX, LEASED_MAX, LEASE_MS};
-use forebay_types::{Caller, Code, Entry, Ino, Kind, NodeId, Reply, Request};
+use forebay_types::{Caller, Code, Entry, Ino, Kind, NodeId, Part, Reply, Request, TxId, RENAME_NOREPLACE};
 use forebay_wire::Stamp;
 
 use super::network::Order;
@@ -87,14 +88,22 @@ struct Look {
 }
 
 /// What the acknowledgement of a change has to wait for.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Wait {
+    /// The change over several nodes that it is a part of, if it is.
+    part_of: Option<TxId>,
     /// Recalls that were not answered,
     recalls: HashSet<u64>,
     /// though not for longer than this;
     until: u64,
     /// and in any case this.
     not_before: u64,
+}
+
+impl Wait {
+    fn is_over(&self) -> bool {
+        self.recalls.is_empty() && self.not_before == 0
+    }
 }
 
 /// The leases of a node, given and taken.
@@ -233,6 +242,24 @@ impl Leases {
         for held in &mut self.held {
             held.wait.recalls.remove(&number);
         }
+    }
+
+    /// What a part of this change is still waiting for: who finishes it again is told no sooner.
+    fn waits_of(&self, tx: TxId) -> Wait {
+        let mut wait = Wait { part_of: Some(tx), ..Wait::default() };
+        for Held { wait: held, .. } in self.held.iter().filter(|held| held.wait.part_of == Some(tx)) {
+            wait.recalls.extend(&held.recalls);
+            wait.until = wait.until.max(held.until);
+            wait.not_before = wait.not_before.max(held.not_before);
+        }
+        wait
+    }
+
+    /// After a crash: what the acknowledgement of a change that others may not know of waits for, if for anything.
+    pub(super) fn caution(&self, request: &Request<'_>) -> Option<Wait> {
+        // What a rename has moved is not known any more.
+        let waits = may_have_been_told(request, true) && self.cautious_until > lease_clock();
+        waits.then(|| Wait { not_before: self.cautious_until, ..Wait::default() })
     }
 
     /// Holds the acknowledgement of a request of this session, slot and sequence back.
@@ -404,13 +431,16 @@ impl ShardThread<'_> {
     pub(super) fn recall(&mut self, request: &Request<'_>, (names, inodes): (usize, usize)) -> Option<Wait> {
         let (network, leases) = (self.network.as_ref()?, self.leases.as_mut()?);
         let now = lease_clock();
-        if leases.is_idle(now) {
+        let mut wait = match *request {
+            Request::Finish { tx, .. } | Request::Prepare { tx, .. } => leases.waits_of(tx),
+            _ => Wait::default(),
+        };
+        if wait.is_over() && leases.is_idle(now) {
             return None;
         }
-        let mut wait = Wait::default();
         let cautious_until = leases.cautious_until;
         let changed = leases.changed(
-            self.effects.names().skip(names).map(|name| (name.parent, name.name)),
+            self.effects.names().skip(names).map(|name| (name.parent, name.name)).chain(held_by(request)),
             self.effects.inodes()[inodes..]
                 .iter()
                 .map(|(ino, entry)| (*ino, entry.as_ref().map(permissions))),
@@ -441,19 +471,14 @@ impl ShardThread<'_> {
         if cautious_until > now && may_have_been_told(request, is_of_directory) {
             wait.not_before = cautious_until;
         }
-        (!wait.recalls.is_empty() || wait.not_before > 0).then_some(wait)
+        (!wait.is_over()).then_some(wait)
     }
 
     /// After a crash: holds back the acknowledgement of a change that others may not know of. False when it need not be.
     pub(super) fn hold_cautiously(&mut self, whose: Whose, request: &Request<'_>, notes: &[Note]) -> bool {
         let Some(leases) = &mut self.leases else { return false };
-        let not_before = leases.cautious_until;
-        // What a rename has moved is not known any more.
-        let told = may_have_been_told(request, true);
-        if !told || not_before <= lease_clock() {
-            return false;
-        }
-        leases.hold(whose, notes.to_vec(), Wait { not_before, ..Wait::default() });
+        let Some(wait) = leases.caution(request) else { return false };
+        leases.hold(whose, notes.to_vec(), wait);
         true
     }
 
@@ -487,7 +512,25 @@ fn may_have_been_told(request: &Request<'_>, is_of_directory: bool) -> bool {
             is_of_directory && (set.mode.is_some() || set.uid.is_some() || set.gid.is_some())
         }
         Request::Rename { .. } => is_of_directory,
+        Request::Prepare { part, .. } => match part {
+            // The link says of a file.
+            Part::Leave { link, .. } => link == TxId::NONE,
+            Part::Enter { kind, flags, .. } => kind == Kind::Directory && flags & RENAME_NOREPLACE == 0,
+            _ => false,
+        },
         _ => false,
+    }
+}
+
+/// The name that a part holds from when it is prepared. Nobody is to walk by it from then on: once the change is decided, a node
+/// that has not heard of it must not be one that others believe.
+fn held_by<'a>(request: &Request<'a>) -> Option<(Ino, &'a [u8])> {
+    match *request {
+        Request::Prepare {
+            part: Part::Leave { parent, name, .. } | Part::Enter { parent, name, .. },
+            ..
+        } => Some((parent, name)),
+        _ => None,
     }
 }
 
