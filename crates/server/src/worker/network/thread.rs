@@ -33,6 +33,8 @@ const CLOCKS_APART_US: i64 = 2_000_000;
 const REMOVED_KEPT: usize = 4096;
 /// Room for a reply that is found here: numbers.
 const SHORT_REPLY_BYTES: usize = 64;
+/// A node that did not answer whether it knows other data of this one is asked again after so long.
+const INTRODUCE_AGAIN: Duration = Duration::from_secs(1);
 /// The daemon asks for itself on behalf of nobody.
 const NOBODY: Caller = Caller { uid: 0, gid: 0 };
 
@@ -46,7 +48,7 @@ enum Flight {
     /// Whether these processes are there.
     Review(Vec<u64>),
     /// Where to say whether this node's data are refused.
-    Introduction(Option<Sender<Introduced>>),
+    Introduction(NodeId, Option<Sender<Introduced>>),
     Survey(NodeId),
     Targets(NodeId),
     /// A lease from this node, asked for at this time.
@@ -109,6 +111,10 @@ pub(in crate::worker) struct NetworkThread {
     met: MetNodes,
     /// New data are introduced at the start: where the answer goes, and whether all are told.
     introduction: Option<(Sender<Introduced>, bool)>,
+    /// True where the data are new: another node may refuse them at any time.
+    is_new: bool,
+    /// Nodes that have not answered to that, and when they are asked again.
+    introduce_at: BTreeMap<NodeId, Duration>,
     surroundings: Surroundings,
     /// When the other nodes are asked next which of their processes are there.
     review_at: Duration,
@@ -149,6 +155,8 @@ impl NetworkThread {
             survey: Survey::default(),
             met: MetNodes::default(),
             introduction: None,
+            is_new: false,
+            introduce_at: BTreeMap::new(),
             surroundings: Surroundings::new(me, givers),
             review_at: Duration::ZERO,
             unreached: HashMap::new(),
@@ -165,6 +173,7 @@ impl NetworkThread {
         introduction: Option<(Sender<Introduced>, bool)>,
     ) -> NetworkThread {
         self.met = met;
+        self.is_new = introduction.is_some();
         self.introduction = introduction;
         self
     }
@@ -207,6 +216,11 @@ impl NetworkThread {
         for node in self.renewals.take_due(now) {
             self.renew_lease(node);
         }
+        while let Some((node, _)) = self.introduce_at.iter().find(|(_, at)| **at <= now) {
+            let node = *node;
+            self.introduce_at.remove(&node);
+            self.introduce_to(node, None);
+        }
         if now >= self.review_at {
             self.review_at = now + Duration::from_millis(SESSIONS_PERIOD_MS);
             self.tell(Message::ReviewSessions(None));
@@ -231,10 +245,31 @@ impl NetworkThread {
         nodes.truncate(if to_all { nodes.len() } else { 1 });
         let mut answer = Some(answer);
         for node in nodes {
-            let flight = Flight::Introduction(answer.take());
-            if self.ask(node, &Request::Space, NODE_TIMEOUT, flight).is_err() {
-                tracing::warn!("cannot introduce this node to node {node}");
+            self.introduce_to(node, answer.take());
+        }
+    }
+
+    fn introduce_to(&mut self, node: NodeId, answer: Option<Sender<Introduced>>) {
+        let flight = Flight::Introduction(node, answer);
+        if self.ask(node, &Request::Space, NODE_TIMEOUT, flight).is_err() {
+            self.introduce_at.insert(node, self.calls.now() + INTRODUCE_AGAIN);
+        }
+    }
+
+    /// A node was asked whether it knows other data of this one.
+    fn introduced(&mut self, node: NodeId, answer: Option<Sender<Introduced>>, said: Result<(), Failed>) {
+        let said = match said {
+            Ok(()) => Ok(()),
+            Err(failed) if failed.code == Code::Stale => Err(failed.why),
+            // It is not there, or not yet: it may refuse when it is.
+            Err(_) => {
+                self.introduce_at.insert(node, self.calls.now() + INTRODUCE_AGAIN);
+                Ok(())
             }
+        };
+        if let Some(answer) = answer {
+            // Nobody may wait any more.
+            let _ = answer.send(said);
         }
     }
 
@@ -584,7 +619,11 @@ impl NetworkThread {
         if let Err(failed) = &outcome {
             tracing::debug!("a request to node {node} failed: {}", failed.why);
         }
-        let refused = outcome.as_ref().err().map(|failed| failed.why.clone());
+        let failed = outcome.as_ref().err().cloned();
+        if let Some(failed) = failed.as_ref().filter(|failed| self.is_new && failed.code == Code::Stale) {
+            // What this node gives out under its number is another's for the others.
+            self.tell(Message::Unwelcome(failed.why.clone()));
+        }
         let reply = outcome.map_err(|failed| failed.code).and_then(|body| match body.message() {
             Wire::Answer(_) => Ok(body.bytes().to_vec()),
             _ => Err(Code::Malformed),
@@ -615,15 +654,8 @@ impl NetworkThread {
                 }
             }
             Flight::EndSession => {}
-            Flight::Introduction(answer) => {
-                let said = match (refused, reply) {
-                    (Some(why), Err(Code::Stale)) => Err(why),
-                    _ => Ok(()),
-                };
-                if let Some(answer) = answer {
-                    // Nobody may wait any more.
-                    let _ = answer.send(said);
-                }
+            Flight::Introduction(node, answer) => {
+                self.introduced(node, answer, failed.map_or(Ok(()), Err));
             }
             Flight::Lease(node, asked) => self.lease_ended(node, asked, reply),
             Flight::Recall(number) => {
