@@ -74,10 +74,18 @@ impl Orders {
 pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
     let (what, rest) = arguments
         .split_first()
-        .ok_or("drive meta, data, calls, names, mapped, transfers, tree, times or age?")?;
+        .ok_or("drive meta, data, calls, names, mapped, transfers, tree, far, raw, times or age?")?;
     if let ("times", [count, command @ ..]) = (what.as_str(), rest) {
         println!("{}", crate::cost::drive_times(count, command)?);
         return Ok(());
+    }
+    match (what.as_str(), rest) {
+        ("raw", [kind, verb, host]) if verb == "serve" => return crate::nodes::drive_raw_serve(kind, host),
+        ("raw", [kind, verb, words @ ..]) if verb == "ask" => {
+            println!("{}", crate::nodes::drive_raw_ask(kind, words)?);
+            return Ok(());
+        }
+        _ => {}
     }
     let orders = Orders::parse(rest)?;
     let named =
@@ -90,6 +98,8 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
         "names" => named(crate::mount::drive_names(&orders)?),
         "transfers" => named(crate::mount::drive_transfers(&orders)?),
         "tree" => crate::nodes::drive(&orders)?,
+        "far-make" => named(crate::nodes::drive_far_make(&orders)?),
+        "far" => named(crate::nodes::drive_far(&orders)?),
         "mapped" => named(crate::mount::drive_mapped(&orders)?),
         other => return Err(format!("there is no drive {other}")),
     };

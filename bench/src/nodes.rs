@@ -1,8 +1,13 @@
-//! Pools of several nodes, all on this machine: how fast they start, what clients on different nodes get done together, and how
-//! evenly names would lie on many. Nodes are addresses of the loopback network, started by `forebay up --hosts` with a script in
-//! ssh's place; clients of all nodes share this machine's processors, so rates do not grow with nodes here.
+//! Pools of several nodes, all on this machine: what data and names of another node cost beside what the network gives, how fast
+//! pools start, what clients on different nodes get done together, and how evenly names would lie on many. Nodes are addresses
+//! of the loopback network, or two network namespaces (`apart`), started by `forebay up --hosts` with a script in ssh's place;
+//! clients of all nodes share this machine's processors, so rates do not grow with nodes here.
 
+mod apart;
 mod evenness;
+mod far;
+mod library;
+mod raw;
 mod starting;
 mod trees;
 
@@ -14,6 +19,10 @@ use crate::report::Table;
 use crate::run::Sizes;
 use crate::systems::said;
 
+use apart::Apart;
+
+pub(crate) use far::{drive as drive_far, make as drive_far_make};
+pub(crate) use raw::{ask as drive_raw_ask, serve as drive_raw_serve};
 pub(crate) use trees::drive;
 
 /// Nodes at most.
@@ -21,7 +30,18 @@ const NODES_MAX: usize = 8;
 
 /// All tables.
 pub(crate) fn measure(binaries: &Path, sizes: &Sizes) -> Result<Vec<Table>, String> {
-    Ok(vec![starting::measure(binaries, sizes)?, trees::measure(binaries, sizes)?, evenness::placement()])
+    let mut tables = measure_far(binaries, sizes)?;
+    tables.extend([
+        starting::measure(binaries, sizes)?,
+        trees::measure(binaries, sizes)?,
+        evenness::placement(),
+    ]);
+    Ok(tables)
+}
+
+/// Those of what one node asks of another.
+pub(crate) fn measure_far(binaries: &Path, sizes: &Sizes) -> Result<Vec<Table>, String> {
+    Ok(vec![far::measure(binaries, sizes)?, trees::measure_far(binaries, sizes)?])
 }
 
 /// Addresses of nodes, a directory for their pools, and what takes ssh's place. Whatever is up goes when it is dropped.
@@ -29,6 +49,8 @@ struct Hosts {
     binaries: PathBuf,
     directory: PathBuf,
     net: String,
+    /// Where nodes have networks of their own.
+    apart: Option<Apart>,
 }
 
 impl Hosts {
@@ -41,10 +63,47 @@ impl Hosts {
             binaries: binaries.to_owned(),
             directory: directory.clone(),
             net: format!("127.{}.{}.", 1 + own / 250 % 250, own % 250),
+            apart: None,
         };
-        std::fs::write(hosts.shell(), "#!/bin/sh\nshift\nexec sh -c \"$*\"\n").map_err(wrong)?;
-        std::fs::set_permissions(hosts.shell(), std::fs::Permissions::from_mode(0o700)).map_err(wrong)?;
+        hosts.write_shell("shift\nexec sh -c \"$*\"")?;
         Ok(hosts)
+    }
+
+    /// Two nodes in network namespaces that a pair of Ethernet devices joins; addresses of the loopback network, which the
+    /// second result says, where this user may make none.
+    fn apart(binaries: &Path) -> Result<(Hosts, &'static str), String> {
+        let mut hosts = Hosts::new(binaries)?;
+        match Apart::new(&hosts.directory) {
+            Ok(apart) => {
+                hosts.net = apart::NET.to_owned();
+                hosts.write_shell(&apart.shell())?;
+                hosts.apart = Some(apart);
+                Ok((hosts, "two network namespaces"))
+            }
+            Err(why) => {
+                eprintln!("forebay-bench: no network namespaces, so nodes are on 127.0.0.0/8: {why}");
+                Ok((hosts, "the loopback network"))
+            }
+        }
+    }
+
+    fn write_shell(&self, lines: &str) -> Result<(), String> {
+        let shell = self.shell();
+        let wrong = |e: std::io::Error| format!("{}: {e}", shell.display());
+        std::fs::write(&shell, format!("#!/bin/sh\n{lines}\n")).map_err(wrong)?;
+        std::fs::set_permissions(&shell, std::fs::Permissions::from_mode(0o700)).map_err(wrong)
+    }
+
+    /// A program in a node's network.
+    fn on(&self, node: usize, program: &Path) -> Command {
+        match &self.apart {
+            Some(apart) => apart.command(node, program),
+            None => Command::new(program),
+        }
+    }
+
+    fn address(&self, node: usize) -> String {
+        format!("{}{node}", self.net)
     }
 
     fn shell(&self) -> PathBuf {

@@ -75,10 +75,12 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
             "--results" => results = Some(value()?),
             "--disk" => disk = value()?,
             "--quick" => quick = true,
-            "meta" | "data" | "stage" | "cost" | "mount" | "mpi" | "nodes" | "tools" => sections.push(argument.as_str()),
+            "meta" | "data" | "stage" | "cost" | "mount" | "mpi" | "nodes" | "far" | "tools" => {
+                sections.push(argument.as_str());
+            }
             other => {
                 return Err(format!(
-                    "there is no section or option {other}; the sections are meta, data, stage, cost, mount, mpi, nodes, tools"
+                    "there is no section or option {other}; the sections are meta, data, stage, cost, mount, mpi, nodes, far, tools"
                 ))
             }
         }
@@ -102,7 +104,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
 
     let pool = Pool::up(&binaries, sizes.capacity_bytes)?;
     let systems = System::all(&pool, &disk)?;
-    if sections.iter().any(|s| !matches!(*s, "cost" | "nodes")) {
+    if sections.iter().any(|s| !matches!(*s, "cost" | "nodes" | "far")) {
         age(&systems, &sizes)?;
     }
     let mut tables = Vec::new();
@@ -129,6 +131,9 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
                 .for_each(|table| show(table, &mut tables)),
             "nodes" => {
                 nodes::measure(&binaries, &sizes)?.into_iter().for_each(|table| show(table, &mut tables))
+            }
+            "far" => {
+                nodes::measure_far(&binaries, &sizes)?.into_iter().for_each(|table| show(table, &mut tables));
             }
             _ => tools::measure(&systems)?,
         }

@@ -1,3 +1,5 @@
+//! (b) Creates, stats and unlinks by clients on one node in a directory of another's, beside the rate of bare requests.
+//!
 //! (d) Creates, stats and unlinks by a client on each of 1 to 4 nodes, as mdtest has them: all in one directory, which is on node 1,
 //! and each in one of its own, which is on its own node. Who stats looks at the next client's files. Names are relative to the
 //! directory, so that no path is walked: each call is one request, to the directory's node.
@@ -6,16 +8,21 @@ use std::ffi::CString;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
-use super::Hosts;
+use super::{raw, Hosts};
 use crate::drive::{check, close, create, Orders};
 use crate::gate::now_ns;
 use crate::meta::stat;
-use crate::report::Table;
+use crate::report::{Table, Target};
 use crate::run::{orders, Sizes};
 use crate::systems::said;
 
 const PHASES: [&str; 3] = ["create", "stat", "unlink"];
 const NODES: [usize; 3] = [1, 2, 4];
+/// Clients of one node, in (b).
+const CLIENTS: [usize; 2] = [1, 4];
+const CALLS: &str = "calls";
+/// What requests are held to, of the call layer's own rate.
+const AT_LEAST: f64 = 0.6;
 /// Files of each client.
 const FILES: usize = 1000;
 const CAPACITY_BYTES: u64 = 256 << 20;
@@ -36,7 +43,9 @@ pub(super) fn measure(binaries: &Path, sizes: &Sizes) -> Result<Table, String> {
     for _ in 0..sizes.repetitions {
         for clients in NODES {
             for (column, shared) in [false, true].into_iter().enumerate() {
-                for (phase, rate) in PHASES.iter().zip(together(&hosts, clients, shared)?) {
+                for (phase, rate) in
+                    PHASES.iter().zip(together(&hosts, clients, shared, (1, |client| client + 1))?)
+                {
                     table.add(&format!("{phase}: {clients}"), column, rate, Vec::new);
                 }
             }
@@ -46,17 +55,50 @@ pub(super) fn measure(binaries: &Path, sizes: &Sizes) -> Result<Table, String> {
     Ok(table)
 }
 
-/// Operations per second of each phase, all clients together.
-fn together(hosts: &Hosts, clients: usize, shared: bool) -> Result<Vec<f64>, String> {
+pub(super) fn measure_far(binaries: &Path, sizes: &Sizes) -> Result<Table, String> {
+    let (hosts, place) = Hosts::apart(binaries)?;
+    hosts.up(2, CAPACITY_BYTES)?;
+    let mut table = Table {
+        title: format!("(b) names in a directory of another node, over {place}, {FILES} files a client"),
+        unit: "operations/s",
+        more_is_better: true,
+        columns: vec!["Forebay".into(), CALLS.into()],
+        rows: Vec::new(),
+    };
+    for _ in 0..sizes.repetitions {
+        for clients in CLIENTS {
+            let said = raw::measure(&hosts, raw::Kind::Calls, clients)?;
+            let told: serde_json::Value = serde_json::from_str(said.trim()).map_err(|e| e.to_string())?;
+            let calls = told["calls"].as_f64().ok_or(format!("a client said {said:?}"))?;
+            for (phase, rate) in PHASES.iter().zip(together(&hosts, clients, true, (2, |_| 1))?) {
+                let label = format!("{phase}: {clients}");
+                let target = || vec![Target::Ratio { against: CALLS.into(), at_least: AT_LEAST }];
+                table.add(&label, 0, rate, target);
+                table.add(&label, 1, calls, Vec::new);
+            }
+        }
+    }
+    table.rows.sort_by_key(|row| PHASES.iter().position(|p| row.label.starts_with(p)));
+    hosts.down(2)?;
+    Ok(table)
+}
+
+/// Operations per second of each phase, all clients together; the root's maker, and each client's node.
+fn together(
+    hosts: &Hosts,
+    clients: usize,
+    shared: bool,
+    (maker, node_of): (usize, fn(usize) -> usize),
+) -> Result<Vec<f64>, String> {
     let gate = hosts.directory.join("gate");
     std::fs::create_dir(&gate).map_err(|e| format!("{}: {e}", gate.display()))?;
     let root = "/forebay/trees";
-    said(hosts.run(1, Path::new("mkdir")).args(["-m", "777", root]))?;
+    said(hosts.run(maker, Path::new("mkdir")).args(["-m", "777", root]))?;
     let this = std::env::current_exe().map_err(|e| format!("this program's path: {e}"))?;
     let orders = Orders { root: root.into(), processes: clients, shared, files: FILES, ..orders() };
     let mut running: Vec<Child> = Vec::new();
     for client in 0..clients {
-        let mut command = hosts.run(client + 1, &this);
+        let mut command = hosts.run(node_of(client), &this);
         command.args(orders.arguments("tree")).env(GATE_VARIABLE, &gate);
         command.env(CLIENT_VARIABLE, client.to_string()).stdout(Stdio::piped());
         running.push(command.spawn().map_err(|e| format!("{command:?} cannot be run: {e}"))?);
@@ -73,7 +115,7 @@ fn together(hosts: &Hosts, clients: usize, shared: bool) -> Result<Vec<f64>, Str
             *span = (span.0.min(time("start")?), span.1.max(time("end")?));
         }
     }
-    said(hosts.run(1, Path::new("rm")).args(["-r", root]))?;
+    said(hosts.run(maker, Path::new("rm")).args(["-r", root]))?;
     std::fs::remove_dir_all(&gate).map_err(|e| format!("{}: {e}", gate.display()))?;
     Ok(spans.into_iter().map(|(start, end)| (FILES * clients) as f64 * 1e9 / (end - start)).collect())
 }

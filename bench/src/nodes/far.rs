@@ -1,0 +1,141 @@
+//! (a) Reads and writes of another node's file by `forebay.h`, one at a time, beside what the network's provider gives between the same two
+//! nodes in the same run: transfers of the same length, one at a time, between two processes that wait by events as daemons do.
+
+use std::ffi::CString;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use super::library::Library;
+use super::{raw, Hosts};
+use crate::drive::Orders;
+use crate::report::{Table, Target};
+use crate::run::{orders, Sizes};
+use crate::systems::said;
+
+const CAPACITY_BYTES: u64 = 512 << 20;
+/// Of the file: several times the largest block.
+const FILE_BYTES: usize = 64 << 20;
+const BLOCKS: [usize; 3] = [64 << 10, 1 << 20, 16 << 20];
+const DIRECTIONS: [&str; 2] = ["read", "write"];
+const PROVIDER: &str = "provider";
+/// What transfers of whole files between nodes are held to.
+const AT_LEAST: f64 = 0.8;
+/// A byte in so many says where it is.
+const MARKED: usize = 64 << 10;
+/// Of one direction and length.
+const SECONDS: f64 = 0.5;
+/// Names libforebay.so, and the pool's directory.
+const LIBRARY_VARIABLE: &str = "FOREBAY_BENCH_LIBRARY";
+const POOL_VARIABLE: &str = "FOREBAY_BENCH_POOL";
+
+pub(super) fn measure(binaries: &Path, sizes: &Sizes) -> Result<Table, String> {
+    let (hosts, place) = Hosts::apart(binaries)?;
+    hosts.up(2, CAPACITY_BYTES)?;
+    let this = std::env::current_exe().map_err(|e| format!("this program's path: {e}"))?;
+    let drive = |node: usize, what: &str, block: usize| {
+        let orders = Orders { root: "/far".into(), bytes: FILE_BYTES, block, ..orders() };
+        let mut command = hosts.on(node, &this);
+        command.args(orders.arguments(what)).env(POOL_VARIABLE, hosts.pool(node));
+        said(command.env(LIBRARY_VARIABLE, binaries.join("libforebay.so")))
+    };
+    drive(2, "far-make", BLOCKS[1])?;
+    let mut table = Table {
+        title: format!("(a) a file of another node, over {place}"),
+        unit: "GB/s",
+        more_is_better: true,
+        columns: vec!["Forebay".into(), PROVIDER.into()],
+        rows: Vec::new(),
+    };
+    for _ in 0..sizes.repetitions {
+        for block in BLOCKS {
+            let ours = rates(&drive(1, "far", block)?)?;
+            let theirs = rates(&raw::measure(&hosts, raw::Kind::Memory, block)?)?;
+            for (i, direction) in DIRECTIONS.iter().enumerate() {
+                let label = format!("{direction}, {:>5} KiB", block >> 10);
+                let target = || vec![Target::Ratio { against: PROVIDER.into(), at_least: AT_LEAST }];
+                table.add(&label, 0, ours[i], target);
+                table.add(&label, 1, theirs[i], Vec::new);
+            }
+        }
+    }
+    table.rows.sort_by_key(|row| DIRECTIONS.iter().position(|d| row.label.starts_with(d)));
+    hosts.down(2)?;
+    Ok(table)
+}
+
+fn rates(said: &str) -> Result<Vec<f64>, String> {
+    let told: serde_json::Value =
+        serde_json::from_str(said.trim()).map_err(|e| format!("a client said {said:?}: {e}"))?;
+    DIRECTIONS.iter().map(|d| told[d].as_f64().ok_or(format!("a client said {said:?}"))).collect()
+}
+
+fn library() -> Result<Library, String> {
+    let path = |name: &str| std::env::var_os(name).map(PathBuf::from).ok_or(format!("{name} is not set"));
+    Library::attach(&path(LIBRARY_VARIABLE)?, &path(POOL_VARIABLE)?)
+}
+
+fn file_of(orders: &Orders) -> CString {
+    CString::new(format!("{}/file", orders.root)).unwrap_or_default()
+}
+
+/// Writes into a block what the file holds at its offset: the number of each 64 KiB, the rest is the same everywhere.
+fn mark(block: &mut [u8], offset: usize) {
+    for (i, part) in block.chunks_mut(MARKED).enumerate() {
+        part[0] = (offset / MARKED + i) as u8;
+    }
+}
+
+fn is_marked(block: &[u8], offset: usize) -> bool {
+    block.chunks(MARKED).enumerate().all(|(i, part)| part[0] == (offset / MARKED + i) as u8)
+}
+
+/// The node that has the file makes it.
+pub(crate) fn make(orders: &Orders) -> Result<Vec<(&'static str, f64)>, String> {
+    let library = library()?;
+    library.mkdir(&CString::new(orders.root.as_str()).unwrap_or_default())?;
+    let file = library.open(&file_of(orders), libc::O_CREAT | libc::O_EXCL | libc::O_RDWR)?;
+    let mut block = vec![0; orders.block];
+    for at in (0..orders.bytes).step_by(orders.block) {
+        mark(&mut block, at);
+        file.write(&block, at)?;
+    }
+    Ok(Vec::new())
+}
+
+/// A client of the other node: GB/s each way, block after block.
+pub(crate) fn drive(orders: &Orders) -> Result<Vec<(&'static str, f64)>, String> {
+    let library = library()?;
+    let file = library.open(&file_of(orders), libc::O_RDWR)?;
+    let mut block = vec![0; orders.block];
+    let mut rates = Vec::new();
+    let timed = |work: &mut dyn FnMut(usize) -> Result<(), String>| -> Result<f64, String> {
+        let offsets = || (0..orders.bytes).step_by(orders.block);
+        work(0)?;
+        let (started, mut bytes) = (Instant::now(), 0);
+        while started.elapsed().as_secs_f64() < SECONDS {
+            for at in offsets() {
+                work(at)?;
+                bytes += orders.block;
+                if started.elapsed().as_secs_f64() > 4.0 * SECONDS {
+                    break;
+                }
+            }
+        }
+        Ok(bytes as f64 / started.elapsed().as_secs_f64() / 1e9)
+    };
+    let read = timed(&mut |at| {
+        file.read(&mut block, at)?;
+        // What is fast and wrong is worth nothing.
+        match is_marked(&block, at) {
+            true => Ok(()),
+            false => Err(format!("other bytes than were written, at {at}")),
+        }
+    })?;
+    rates.push((DIRECTIONS[0], read));
+    let write = timed(&mut |at| {
+        mark(&mut block, at);
+        file.write(&block, at)
+    })?;
+    rates.push((DIRECTIONS[1], write));
+    Ok(rates)
+}

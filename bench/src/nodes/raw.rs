@@ -1,0 +1,226 @@
+//! What the network gives without a pool, between two processes on two nodes: transfers of the provider, one at a time, and
+//! authenticated requests of the call layer, of so many askers with one each under way. Both wait by events, as daemons do.
+
+use std::io::{BufRead, BufReader, Read};
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_fabric::libfabric::{LibfabricEndpoint, Settings, Waiting};
+use forebay_fabric::{
+    Access, Calls, CallsSettings, Direction, Endpoint, Event, Happening, Identity, Region, Transfer,
+};
+use forebay_types::{Caller, Code, NodeId, Request};
+use forebay_wire::{Memory, Message, Secret, Stamp};
+
+use super::Hosts;
+use crate::systems::said;
+
+/// Longest transfer.
+const LARGEST: usize = 16 << 20;
+const SECONDS: f64 = 0.5;
+const WAIT: Duration = Duration::from_millis(50);
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What is measured.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Kind {
+    /// Transfers; the number is their bytes.
+    Memory,
+    /// Calls; the number is the askers'.
+    Calls,
+}
+
+impl Kind {
+    fn word(self) -> &'static str {
+        match self {
+            Kind::Memory => "memory",
+            Kind::Calls => "calls",
+        }
+    }
+
+    fn of(word: &str) -> Result<Kind, String> {
+        let kinds = [Kind::Memory, Kind::Calls];
+        kinds.into_iter().find(|k| k.word() == word).ok_or(format!("raw memory or calls, not {word}"))
+    }
+}
+
+/// Starts a server on node 2 and an asker on node 1; the JSON that the asker printed.
+pub(super) fn measure(hosts: &Hosts, kind: Kind, number: usize) -> Result<String, String> {
+    let this = std::env::current_exe().map_err(|e| format!("this program's path: {e}"))?;
+    let command = |node: usize, words: &[&str]| {
+        let mut command = hosts.on(node, &this as &Path);
+        command.args(["drive", "raw", kind.word()]).args(words);
+        command
+    };
+    let mut serve = command(2, &["serve", &hosts.address(2)]);
+    serve.stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut server = serve.spawn().map_err(|e| format!("{serve:?} cannot be run: {e}"))?;
+    let mut line = String::new();
+    let told = match server.stdout.take() {
+        Some(out) => BufReader::new(out).read_line(&mut line).map_err(|e| e.to_string()),
+        None => Ok(0),
+    };
+    let asked = told.and_then(|_| {
+        let mut ask = command(1, &["ask", &hosts.address(1), &number.to_string()]);
+        said(ask.args(line.split_whitespace()))
+    });
+    // It ends with its input.
+    drop(server.stdin.take());
+    let _ = server.wait();
+    asked
+}
+
+fn endpoint(host: &str) -> Result<LibfabricEndpoint, String> {
+    let settings = Settings { host: Some(host.to_owned()), waiting: Waiting::Events, ..Settings::default() };
+    LibfabricEndpoint::open(settings).map_err(|e| e.to_string())
+}
+
+fn calls(host: &str, node: u16) -> Result<Calls, String> {
+    let identity = Identity { pool: [0; 16], node: NodeId(node), capacity_bytes: 0 };
+    let secret = Secret::new(&(0..32).collect::<Vec<u8>>()).map_err(|e| e.to_string())?;
+    Ok(Calls::new(Box::new(endpoint(host)?), identity, secret, CallsSettings::default()))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|b| format!("{b:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Result<Vec<u8>, String> {
+    let byte = |i| text.get(i..i + 2).and_then(|digits| u8::from_str_radix(digits, 16).ok());
+    (0..text.len()).step_by(2).map(byte).collect::<Option<_>>().ok_or(format!("{text} is no address"))
+}
+
+fn code(what: &'static str) -> impl Fn(Code) -> String {
+    move |code| format!("{what}: {code}")
+}
+
+/// `drive raw KIND serve HOST`: says where it is, and serves until its input ends.
+pub(crate) fn serve(kind: &str, host: &str) -> Result<(), String> {
+    std::thread::spawn(|| {
+        while matches!(std::io::stdin().read(&mut [0]), Ok(n) if n > 0) {}
+        std::process::exit(0);
+    });
+    match Kind::of(kind)? {
+        Kind::Memory => {
+            let mut end = endpoint(host)?;
+            let region = Arc::new(Region::new(LARGEST).map_err(code("memory"))?);
+            region.write_at(0, &vec![1; LARGEST]).map_err(code("memory"))?;
+            let memory = end.register(region, Access::BOTH).map_err(code("registering"))?.remote;
+            println!("{} {} {}", hex(end.address()), memory.address, memory.key);
+            loop {
+                if end.progress(&mut |_| {}) == 0 {
+                    end.wait(WAIT);
+                }
+            }
+        }
+        Kind::Calls => {
+            let mut server = calls(host, 2)?;
+            println!("{} 0 0", hex(server.endpoint().address()));
+            loop {
+                server.progress();
+                while let Some(happening) = server.next_happening() {
+                    if let Happening::Asked { ticket, .. } = happening {
+                        let nothing = Message::Data { done: 0, inline: &[] };
+                        server.answer(&ticket, &nothing).map_err(code("an answer"))?;
+                    }
+                }
+                server.wait(WAIT);
+            }
+        }
+    }
+}
+
+/// `drive raw KIND ask HOST NUMBER ADDRESS MEMORY KEY`: the rates, as JSON.
+pub(crate) fn ask(kind: &str, words: &[String]) -> Result<String, String> {
+    let [host, count, address, memory, key] = words else {
+        return Err("drive raw KIND ask HOST NUMBER ADDRESS MEMORY KEY".into());
+    };
+    let number = |word: &String| word.parse::<u64>().map_err(|_| format!("{word}: not a number"));
+    let (count, address) = (number(count)? as usize, unhex(address)?);
+    match Kind::of(kind)? {
+        Kind::Memory => {
+            let remote = Memory { address: number(memory)?, key: number(key)? };
+            let rates = transfers(&mut endpoint(host)?, &address, remote, count)?;
+            Ok(serde_json::json!({ "read": rates[0], "write": rates[1] }).to_string())
+        }
+        Kind::Calls => {
+            let rate = requests(&mut calls(host, 1)?, &address, count)?;
+            Ok(serde_json::json!({ "calls": rate }).to_string())
+        }
+    }
+}
+
+/// GB/s of reads and of writes of so many bytes, one at a time.
+fn transfers(
+    end: &mut LibfabricEndpoint,
+    address: &[u8],
+    remote: Memory,
+    bytes: usize,
+) -> Result<[f64; 2], String> {
+    let peer = end.connect(address).map_err(code("an address"))?;
+    let region = Arc::new(Region::new(bytes).map_err(code("memory"))?);
+    region.write_at(0, &vec![2; bytes]).map_err(code("memory"))?;
+    let local = end.register(region, Access::LOCAL).map_err(code("registering"))?.local;
+    let mut rates = [0.0; 2];
+    for (rate, direction) in rates.iter_mut().zip([Direction::Read, Direction::Write]) {
+        let transfer = Transfer { direction, local, local_offset: 0, remote, bytes };
+        let mut round = || -> Result<(), String> {
+            let deadline = end.now() + PATIENCE;
+            end.transfer(peer, &transfer, 0, deadline).map_err(code("a transfer"))?;
+            let mut ended = None;
+            while ended.is_none() {
+                let told = end.progress(&mut |event| match event {
+                    Event::Done { .. } => ended = Some(Ok(())),
+                    Event::Failed { why, .. } => ended = Some(Err(why.to_owned())),
+                    Event::Received { .. } => {}
+                });
+                if told == 0 {
+                    end.wait(WAIT);
+                }
+            }
+            ended.unwrap_or(Ok(()))
+        };
+        (0..3).try_for_each(|_| round())?;
+        let (started, mut rounds) = (Instant::now(), 0);
+        while started.elapsed().as_secs_f64() < SECONDS {
+            round()?;
+            rounds += 1;
+        }
+        *rate = (rounds * bytes) as f64 / started.elapsed().as_secs_f64() / 1e9;
+    }
+    Ok(rates)
+}
+
+/// Requests a second of so many askers, each of which asks again when it was answered.
+fn requests(asker: &mut Calls, address: &[u8], askers: usize) -> Result<f64, String> {
+    asker.add_node(NodeId(2), address).map_err(code("an address"))?;
+    let mut sequence = 0;
+    let mut ask = |asker: &mut Calls| {
+        sequence += 1;
+        let stamp = Stamp { session: 1, slot: 0, sequence };
+        let message = Message::Ask(Caller { uid: 0, gid: 0 }, Request::Ping);
+        asker.call(NodeId(2), stamp, &message, asker.now() + PATIENCE).map_err(code("a request"))
+    };
+    for _ in 0..askers {
+        ask(asker)?;
+    }
+    // What the link takes to be made is not counted.
+    let (mut started, mut answered) = (None::<Instant>, 0u64);
+    while started.is_none_or(|started| started.elapsed().as_secs_f64() < SECONDS) {
+        if asker.progress() == 0 {
+            asker.wait(WAIT);
+        }
+        while let Some(happening) = asker.next_happening() {
+            if let Happening::Answered { outcome, .. } = happening {
+                outcome.map_err(|failed| failed.why)?;
+                started.get_or_insert_with(Instant::now);
+                answered += 1;
+                ask(asker)?;
+            }
+        }
+    }
+    let seconds = started.map_or(SECONDS, |started| started.elapsed().as_secs_f64());
+    Ok(answered as f64 / seconds)
+}

@@ -1,0 +1,220 @@
+//! What this node asks of others: for its clients, for the shard thread, for itself; and what comes of it.
+
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use forebay_fabric::{Body, CallId, Failed};
+use forebay_ring::lease_clock;
+use forebay_types::limits::{NODE_TIMEOUT_MS, STEP_TIMEOUT_MS};
+use forebay_types::{BackingId, BackingOp, Caller, Code, Ino, NodeId, Reply, Request};
+use forebay_wire::{Message as Wire, Stamp};
+
+use super::{Introduced, NetworkThread};
+use crate::worker::network::leases::LEASE;
+use crate::worker::network::Order;
+use crate::worker::shard_thread::Message;
+
+pub(super) const NODE_TIMEOUT: Duration = Duration::from_millis(NODE_TIMEOUT_MS);
+/// The daemon asks for itself on behalf of nobody.
+const NOBODY: Caller = Caller { uid: 0, gid: 0 };
+
+/// What a call that is under way is for.
+#[derive(Debug)]
+pub(super) enum Flight {
+    Forward(Stamp),
+    Step(Stamp),
+    Removal(Ino),
+    EndSession,
+    /// Whether these processes are there.
+    Review(Vec<u64>),
+    /// Where to say whether this node's data are refused.
+    Introduction(NodeId, Option<Sender<Introduced>>),
+    Survey(NodeId),
+    Targets(NodeId),
+    /// A lease from this node, asked for at this time.
+    Lease(NodeId, u64),
+    /// A recall, by its number.
+    Recall(u64),
+}
+
+impl NetworkThread {
+    /// Asks a node for the daemon itself: what is repeated without harm.
+    pub(super) fn ask(
+        &mut self,
+        node: NodeId,
+        request: &Request<'_>,
+        within: Duration,
+        flight: Flight,
+    ) -> Result<(), Code> {
+        self.sequence += 1;
+        let stamp = Stamp { session: self.session, slot: 0, sequence: self.sequence };
+        let deadline = self.calls.now() + within;
+        let id = self.calls.call(node, stamp, &Wire::Ask(NOBODY, *request), deadline)?;
+        self.flights.insert(id, flight);
+        Ok(())
+    }
+
+    pub(super) fn renew_lease(&mut self, node: NodeId) {
+        // The lease counts from here: from before it is asked for.
+        if self.ask(node, &Request::RenewLease, LEASE, Flight::Lease(node, lease_clock())).is_err() {
+            self.tell(Message::LeaseRenewed(node, None));
+        }
+    }
+
+    pub(super) fn recall(&mut self, node: NodeId, number: u64, message: Vec<u8>) -> bool {
+        let Ok((_, request)) = Request::decode(&message) else { return true };
+        match self.ask(node, &request, LEASE, Flight::Recall(number)) {
+            Ok(()) => true,
+            Err(Code::Busy) => {
+                self.backlog.push_back(Order::Recall { node, number, message });
+                false
+            }
+            Err(_) => {
+                self.tell(Message::Recalled(number, false));
+                true
+            }
+        }
+    }
+
+    pub(super) fn forward(&mut self, node: NodeId, stamp: Stamp, message: Vec<u8>) -> bool {
+        let deadline = self.calls.now() + NODE_TIMEOUT;
+        let asked = match Request::decode(&message) {
+            Ok((caller, request)) => self.calls.call(node, stamp, &Wire::Ask(caller, request), deadline),
+            Err(code) => Err(code),
+        };
+        match asked {
+            Ok(id) => {
+                self.flights.insert(id, Flight::Forward(stamp));
+                true
+            }
+            Err(Code::Busy) => {
+                self.backlog.push_back(Order::Forward { node, stamp, message });
+                false
+            }
+            Err(code) => {
+                tracing::warn!("cannot ask node {node}: {code}");
+                let code = if code == Code::Invalid { Code::Io } else { code };
+                self.answered(stamp, Err(code));
+                true
+            }
+        }
+    }
+
+    /// Asks for the shard thread itself.
+    pub(super) fn step(&mut self, node: NodeId, stamp: Stamp, message: Vec<u8>) -> bool {
+        let deadline = self.calls.now() + Duration::from_millis(STEP_TIMEOUT_MS);
+        let asked = match Request::decode(&message) {
+            Ok((caller, request)) => self.calls.call(node, stamp, &Wire::Ask(caller, request), deadline),
+            Err(code) => Err(code),
+        };
+        match asked {
+            Ok(id) => {
+                self.flights.insert(id, Flight::Step(stamp));
+            }
+            Err(Code::Busy) => {
+                self.backlog.push_back(Order::Step { node, stamp, message });
+                return false;
+            }
+            Err(code) => {
+                let known = self.members.iter().any(|(number, ..)| *number == node);
+                let code = if known { code } else { Code::NoDevice };
+                tracing::warn!("cannot ask node {node} for its part: {code}");
+                self.tell(Message::Stepped(usize::from(stamp.slot), Err(code)));
+            }
+        }
+        true
+    }
+
+    pub(super) fn call_ended(&mut self, call: CallId, node: NodeId, outcome: Result<Body, Failed>) {
+        let Some(flight) = self.flights.remove(&call) else { return };
+        if let Err(failed) = &outcome {
+            tracing::debug!("a request to node {node} failed: {}", failed.why);
+        }
+        let failed = outcome.as_ref().err().cloned();
+        if let Some(failed) = failed.as_ref().filter(|failed| self.is_new && failed.code == Code::Stale) {
+            // What this node gives out under its number is another's for the others.
+            self.tell(Message::Unwelcome(failed.why.clone()));
+        }
+        let reply = outcome.map_err(|failed| failed.code).and_then(|body| match body.message() {
+            Wire::Answer(_) => Ok(body.bytes().to_vec()),
+            _ => Err(Code::Malformed),
+        });
+        match flight {
+            Flight::Forward(stamp) => {
+                // What the other side says of the network is an I/O error to a program.
+                let reply = reply.map_err(|code| match code {
+                    Code::Busy | Code::TimedOut | Code::Malformed | Code::NotPermitted | Code::Stale => {
+                        Code::Io
+                    }
+                    code => code,
+                });
+                self.answered(stamp, reply);
+            }
+            Flight::Step(stamp) => {
+                let reply = reply.map_err(|code| match code {
+                    // Whether it came to be served is not known.
+                    Code::TimedOut | Code::Malformed | Code::NotPermitted | Code::NoDevice => Code::Io,
+                    code => code,
+                });
+                self.tell(Message::Stepped(usize::from(stamp.slot), reply));
+            }
+            Flight::Removal(ino) => {
+                let done = reply.is_ok_and(|reply| Reply::decode(&reply).is_ok());
+                if let Some(ino) = self.removals.ended(ino, done, self.calls.now()) {
+                    self.tell(Message::Swept(vec![ino]));
+                }
+            }
+            Flight::EndSession => {}
+            Flight::Introduction(node, answer) => {
+                self.introduced(node, answer, failed.map_or(Ok(()), Err));
+            }
+            Flight::Lease(node, asked) => self.lease_ended(node, asked, reply),
+            Flight::Recall(number) => {
+                let answered = reply.is_ok_and(|reply| Reply::decode(&reply).is_ok());
+                self.tell(Message::Recalled(number, answered));
+            }
+            Flight::Review(sessions) => {
+                let Ok(reply) = reply else { return self.not_reviewed(&sessions) };
+                self.unreached.retain(|session, _| !sessions.contains(session));
+                let Ok(Reply::Bytes(there)) = Reply::decode(&reply) else { return };
+                if there.len() == sessions.len() {
+                    let gone = sessions.into_iter().zip(there).filter(|(_, there)| **there == 0);
+                    gone.for_each(|(session, _)| self.session_ended(session));
+                }
+            }
+            Flight::Survey(node) => self.surveyed(node, reply),
+            Flight::Targets(node) => self.heard_targets(node, reply),
+        }
+    }
+
+    pub(super) fn lease_ended(&mut self, node: NodeId, asked: u64, reply: Result<Vec<u8>, Code>) {
+        match reply.as_deref().map(Reply::decode) {
+            Ok(Ok(Reply::Count(term))) => {
+                let until = asked + LEASE.as_nanos() as u64;
+                self.tell(Message::LeaseRenewed(node, Some((term, until))));
+            }
+            // A recall from here is under way there: as soon as it is answered.
+            Ok(Err(Code::Busy)) => self.renewals.want(node, self.calls.now()),
+            _ => self.tell(Message::LeaseRenewed(node, None)),
+        }
+    }
+
+    /// Has the stripes of an inode removed that lie on other nodes.
+    pub(super) fn remove(&mut self, ino: Ino, layout: &forebay_types::Layout) {
+        let elsewhere: Vec<BackingId> = layout
+            .stripes()
+            .map(|(component, stripe)| BackingId::of(ino, layout, component, stripe))
+            .filter(|id| id.node() != self.me)
+            .collect();
+        self.removals.begin(ino, layout, elsewhere.len());
+        if elsewhere.is_empty() {
+            self.tell(Message::Swept(vec![ino]));
+        }
+        for id in elsewhere {
+            let request = Request::Backing(id, BackingOp::Remove);
+            if self.ask(id.node(), &request, NODE_TIMEOUT, Flight::Removal(ino)).is_err() {
+                self.removals.ended(ino, false, self.calls.now());
+            }
+        }
+    }
+}

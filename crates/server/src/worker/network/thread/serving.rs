@@ -1,0 +1,180 @@
+//! What other nodes ask of this one: handed to who serves it, or answered here.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use forebay_fabric::{Body, Ticket};
+use forebay_types::limits::{LOCKS_OF_UNREACHED_MS, SESSIONS_ASKED_MAX};
+use forebay_types::{BackingId, BackingOp, Code, NodeId, Reply, Request};
+use forebay_wire::Message as Wire;
+
+use super::asking::{Flight, NODE_TIMEOUT};
+use super::NetworkThread;
+use crate::worker::network::crew::{Asker, Job};
+use crate::worker::session::node_of_session;
+use crate::worker::shard_thread::Message;
+
+/// Backing files that were removed last: nobody makes them again.
+const REMOVED_KEPT: usize = 4096;
+
+/// An append, so that a retry is answered and not repeated.
+#[derive(Debug)]
+pub(super) struct Append {
+    sequence: u64,
+    /// Once it is done.
+    reply: Option<Vec<u8>>,
+}
+
+impl NetworkThread {
+    /// Answers a node.
+    pub(super) fn answer(&mut self, ticket: &Ticket, reply: &[u8]) {
+        let stamp = ticket.stamp;
+        if let Some(append) = self.appended.get_mut(&(stamp.session, stamp.slot)) {
+            if append.sequence == stamp.sequence {
+                append.reply = Some(reply.to_vec());
+            }
+        }
+        let result = Reply::decode(reply);
+        if let Err(code) = self.calls.answer(ticket, &Wire::Answer(result)) {
+            tracing::error!("cannot answer node {}: {code}", ticket.node);
+            self.refuse(ticket, code, "the reply cannot be sent");
+        }
+    }
+
+    pub(super) fn refuse(&mut self, ticket: &Ticket, code: Code, why: &str) {
+        // An asker that is gone is not told.
+        let _ = self.calls.answer(ticket, &Wire::Failure { code, detail: why.as_bytes() });
+    }
+
+    /// A node asks.
+    pub(super) fn asked(&mut self, ticket: Ticket, body: &Body) {
+        let Wire::Ask(_, request) = body.message() else {
+            return self.refuse(&ticket, Code::NotSupported, "this version does not serve that");
+        };
+        let message = body.bytes().to_vec();
+        match request {
+            Request::Backing(id, op) => self.asked_backing(ticket, &id, &op, message),
+            Request::EndSession { session } if node_of_session(session) == ticket.node => {
+                self.session_ended(session);
+                self.answer(&ticket, &DONE);
+            }
+            Request::AreThere { sessions } => {
+                let words = sessions.chunks_exact(8).filter_map(|w| w.try_into().ok());
+                let sessions = words.map(u64::from_le_bytes).collect();
+                self.tell(Message::AreThere { ticket, sessions });
+            }
+            request if request.is_between_daemons() => self.tell(Message::LeaseAsked { ticket, message }),
+            _ => self.tell(Message::Asked { ticket, message }),
+        }
+    }
+
+    pub(super) fn asked_backing(
+        &mut self,
+        ticket: Ticket,
+        id: &BackingId,
+        op: &BackingOp<'_>,
+        message: Vec<u8>,
+    ) {
+        let key = (ticket.stamp.session, ticket.stamp.slot);
+        match op {
+            BackingOp::Make if self.removed.contains(&id.ino) => {
+                return self.answer(&ticket, &NOT_FOUND);
+            }
+            BackingOp::Remove => {
+                self.removed.push_back(id.ino);
+                if self.removed.len() > REMOVED_KEPT {
+                    self.removed.pop_front();
+                }
+                // A client may be about to make it: the shard thread knows.
+                return self.tell(Message::RemoveBacking { ticket, id: *id, message });
+            }
+            BackingOp::Write { append: true, .. } => {
+                let sequence = ticket.stamp.sequence;
+                match self.appended.get(&key).filter(|append| append.sequence == sequence) {
+                    Some(Append { reply: Some(reply), .. }) => {
+                        let reply = reply.clone();
+                        return self.answer(&ticket, &reply);
+                    }
+                    // It is being written by another's ticket, whose asker has started anew: whether it will be is not known.
+                    Some(Append { reply: None, .. }) => {
+                        return self.refuse(&ticket, Code::Busy, "it is being written")
+                    }
+                    None => {
+                        self.appended.insert(key, Append { sequence, reply: None });
+                    }
+                }
+            }
+            _ => {}
+        }
+        self.serve(ticket, message);
+    }
+
+    pub(super) fn serve(&mut self, ticket: Ticket, message: Vec<u8>) {
+        if self.jobs.send(Job { asker: Asker::There(ticket), message }).is_err() {
+            self.refuse(&ticket, Code::Io, "the threads that serve data have ended");
+        }
+    }
+
+    /// A process of another node is gone.
+    pub(super) fn session_ended(&mut self, session: u64) {
+        self.unreached.remove(&session);
+        self.end_appends(session);
+        self.kept.end(session);
+        self.tell(Message::EndedElsewhere(node_of_session(session), session));
+    }
+
+    /// The node of these processes does not answer. After a time it is taken for dead, and what they have locked is free.
+    pub(super) fn not_reviewed(&mut self, sessions: &[u64]) {
+        let now = self.calls.now();
+        for session in sessions {
+            let since = *self.unreached.entry(*session).or_insert(now);
+            if now.saturating_sub(since) >= Duration::from_millis(LOCKS_OF_UNREACHED_MS) {
+                self.kept.locks.end(*session);
+            }
+        }
+    }
+
+    /// Asks which of these processes of other nodes are there, and of those that have something open here.
+    pub(super) fn review(&mut self, node: Option<NodeId>, sessions: Vec<u64>) {
+        let kept = self.kept.sessions().into_iter().chain(self.appended.keys().map(|(of, _)| *of));
+        let mut by_node: BTreeMap<NodeId, BTreeSet<u64>> = BTreeMap::new();
+        for session in sessions.into_iter().chain(kept) {
+            let of = node_of_session(session);
+            if of != self.me && node.is_none_or(|node| node == of) {
+                by_node.entry(of).or_default().insert(session);
+            }
+        }
+        for (node, sessions) in by_node {
+            let sessions: Vec<u64> = sessions.into_iter().collect();
+            for some in sessions.chunks(SESSIONS_ASKED_MAX) {
+                let words: Vec<u8> = some.iter().flat_map(|session| session.to_le_bytes()).collect();
+                let request = Request::AreThere { sessions: &words };
+                // A node that is down is asked again in time.
+                let _ = self.ask(node, &request, NODE_TIMEOUT, Flight::Review(some.to_vec()));
+            }
+        }
+    }
+
+    pub(super) fn end_appends(&mut self, session: u64) {
+        self.appended.retain(|(of, _), _| *of != session);
+    }
+}
+
+/// `Reply::Done`, encoded.
+const DONE: [u8; 4] = [0, 0, 1, 0];
+/// `Err(Code::NotFound)`, encoded.
+const NOT_FOUND: [u8; 4] = [Code::NotFound as u8, 0, 0, 0];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn constant_replies_are_what_the_encoder_writes() {
+        let mut bytes = [0; 8];
+        let n = Reply::encode(&Ok(Reply::Done), &mut bytes).unwrap();
+        assert_eq!(bytes[..n], DONE);
+        let n = Reply::encode(&Err(Code::NotFound), &mut bytes).unwrap();
+        assert_eq!(bytes[..n], NOT_FOUND);
+    }
+}
