@@ -152,6 +152,11 @@ impl Coordinator {
         matches!(plan, Plan(Deed::MoveDirectory { .. }))
     }
 
+    /// True when what is moved was found by the client, and not by this node.
+    pub(crate) fn is_clients(&self) -> bool {
+        matches!(self.plan, Deed::MoveDirectory { .. })
+    }
+
     /// What comes first.
     pub(crate) fn begin(&mut self) -> Answer<Next> {
         self.next()

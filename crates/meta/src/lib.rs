@@ -22,6 +22,7 @@ mod batch;
 mod beyond;
 mod check;
 mod coordinator;
+mod deliveries;
 mod directories;
 mod effects;
 mod holds;

@@ -169,7 +169,9 @@ impl Batch<'_> {
         let slot = self.directory(parent)?;
         self.check_name(parent, name)?;
         let found = self.find_entry(slot, name)?.ok_or(Code::NotFound)?;
-        if found.ino != ino {
+        // Something else has come to have the name since it was planned, or another link to the same file.
+        let foreign_file = found.kind != Kind::Directory && !self.is_ours(ino);
+        if found.ino != ino || foreign_file && found.link != link {
             return Err(Code::Stale);
         }
         // A file of here without an entry here needs a link in its place.

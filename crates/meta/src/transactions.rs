@@ -11,14 +11,15 @@
 //! again until they are acknowledged, and can be repeated. Tests: `tests/transactions.rs`, which drops messages and restarts
 //! nodes at every step.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
-use forebay_types::limits::{DELIVERIES_AHEAD, DELIVERY_AGAIN_MS, DOUBT_AFTER_MS, TRANSACTION_PATIENCE_MS};
+use forebay_types::limits::{DOUBT_AFTER_MS, TRANSACTION_PATIENCE_MS};
 use forebay_types::{Caller, Code, NodeId, Outcome, Reply, Request, TxId};
 
 use crate::beyond::Delivery;
 use crate::coordinator::{Coordinator, Next, Plan};
+use crate::deliveries::{Deliveries, Ended};
 
 /// The daemon asks for itself on behalf of nobody.
 const NOBODY: Caller = Caller { uid: 0, gid: 0 };
@@ -132,8 +133,9 @@ pub struct Transactions {
     /// Requests that met another transaction.
     again: Vec<(Duration, Asked)>,
     waiting: Vec<Waiting>,
-    deliveries: BTreeMap<Delivery, Due>,
-    under_way: usize,
+    deliveries: Deliveries,
+    /// Those of the last worker that were not tried yet since.
+    inherited: BTreeSet<Delivery>,
     doubts: BTreeMap<TxId, Due>,
 }
 
@@ -164,8 +166,8 @@ impl Transactions {
             queue: VecDeque::new(),
             again: Vec::new(),
             waiting: Vec::new(),
-            deliveries: BTreeMap::new(),
-            under_way: 0,
+            deliveries: Deliveries::default(),
+            inherited: BTreeSet::new(),
             doubts: BTreeMap::new(),
         }
     }
@@ -227,13 +229,25 @@ impl Transactions {
     pub fn answer_after(&mut self, client: Client, reply: &[u8], deliveries: &[Delivery]) {
         let waiting = Waiting { client, reply: reply.to_vec(), left: deliveries.to_vec() };
         self.waiting.push(waiting);
-        self.answer_waiting(None);
+        self.answer_waiting(|_| false);
+    }
+
+    /// A change of the last worker's is asked for again, and its reply is known: it may be one that other nodes are still to
+    /// hear of. True: it is answered when all that the last worker left undelivered was tried.
+    pub fn answer_after_inherited(&mut self, client: Client, reply: &[u8]) -> bool {
+        if self.inherited.is_empty() {
+            return false;
+        }
+        // Which of them are this change's is not known.
+        let left = self.inherited.iter().copied().collect();
+        self.waiting.push(Waiting { client, reply: reply.to_vec(), left });
+        true
     }
 
     /// These are to be delivered, from now until they are acknowledged.
     pub fn deliver(&mut self, deliveries: &[Delivery], now: Duration) {
         for delivery in deliveries {
-            self.deliveries.entry(*delivery).or_insert(Due { at: now, under_way: false });
+            self.deliveries.add(*delivery, now);
         }
         self.pump(now);
     }
@@ -253,6 +267,7 @@ impl Transactions {
         for tx in prepared {
             self.doubts.insert(*tx, Due { at: now, under_way: false });
         }
+        self.inherited.extend(deliveries);
         self.deliver(deliveries, now);
         self.tick(now);
     }
@@ -264,11 +279,7 @@ impl Transactions {
 
     /// A node is back: what waits for it need not wait any longer.
     pub fn hurry(&mut self, node: NodeId, now: Duration) {
-        for (delivery, due) in &mut self.deliveries {
-            if delivery.node() == node {
-                due.at = due.at.min(now);
-            }
-        }
+        self.deliveries.hurry(node, now);
         for (tx, due) in &mut self.doubts {
             if tx.coordinator() == node {
                 due.at = due.at.min(now);
@@ -290,8 +301,8 @@ impl Transactions {
             if let Some(doubt) = self.doubts.get_mut(&tx) {
                 doubt.at = now + Duration::from_millis(DOUBT_AFTER_MS);
                 // What is undecided here, or on its way, needs no asking.
-                let known = self.deals.contains_key(&tx)
-                    || self.deliveries.contains_key(&Delivery::Commit(tx, self.me));
+                let known =
+                    self.deals.contains_key(&tx) || self.deliveries.contains(&Delivery::Commit(tx, self.me));
                 if !known {
                     doubt.under_way = true;
                     self.ask(tx.coordinator(), encoded(&Request::AskOutcome { tx }), Flight::Doubt(tx));
@@ -302,9 +313,8 @@ impl Transactions {
 
     /// How long there is nothing to do.
     pub fn patience(&self, now: Duration) -> Duration {
-        let deliveries =
-            self.deliveries.values().filter(|d| !d.under_way && self.under_way < DELIVERIES_AHEAD);
-        let due = self.doubts.values().filter(|d| !d.under_way).chain(deliveries).map(|d| d.at);
+        let due = self.doubts.values().filter(|d| !d.under_way).map(|d| d.at);
+        let due = due.chain(self.deliveries.next_at());
         let next = due.chain(self.again.iter().map(|(at, _)| *at)).min();
         next.map_or(Duration::MAX, |at| at.saturating_sub(now))
     }
@@ -312,6 +322,7 @@ impl Transactions {
     /// An act was answered: with an encoded reply, or there is none and this is why.
     pub fn answered(&mut self, flight: u64, reply: Result<&[u8], Code>, now: Duration) {
         let Some(flight) = self.flights.remove(&flight) else { return };
+        let reached = reply.is_ok();
         let reply = reply.and_then(|bytes| Reply::decode(bytes).map(|decoded| (bytes, decoded)));
         match flight {
             Flight::Prepare(tx) => {
@@ -332,18 +343,20 @@ impl Transactions {
             },
             Flight::Abort => {}
             Flight::Deliver(delivery) => {
-                self.under_way = self.under_way.saturating_sub(1);
-                match reply {
-                    Ok(_) | Err(Code::NoDevice) => {
-                        self.deliveries.remove(&delivery);
-                        self.acts.push_back(Act::Settle(delivery));
-                    }
-                    Err(_) => {
-                        let at = now + Duration::from_millis(DELIVERY_AGAIN_MS);
-                        self.deliveries.insert(delivery, Due { at, under_way: false });
-                    }
+                let how = match reply {
+                    Ok(_) | Err(Code::NoDevice) => Ended::Made,
+                    Err(_) if reached => Ended::Refused,
+                    Err(_) => Ended::NotReached,
+                };
+                self.deliveries.ended(delivery, how, now);
+                if how == Ended::Made {
+                    self.acts.push_back(Act::Settle(delivery));
                 }
-                self.answer_waiting(Some(delivery));
+                let silent = (how == Ended::NotReached).then_some(delivery.node());
+                let has_ended = |of: &Delivery| *of == delivery || Some(of.node()) == silent;
+                self.inherited.retain(|of| !has_ended(of));
+                // Who waits for a node that is not reached waits for no more than one try.
+                self.answer_waiting(has_ended);
                 self.pump(now);
             }
             Flight::Doubt(tx) => {
@@ -405,6 +418,11 @@ impl Transactions {
     /// Drops what was prepared; answers, or has the request served anew when it met another transaction.
     fn abort(&mut self, tx: TxId, reply: Result<Vec<u8>, Code>, now: Duration) {
         let Some(Deal { coordinator, asked, .. }) = self.deals.remove(&tx) else { return };
+        // What this node found when it planned is so no longer: it is planned anew. A plan of a client's is its own to make anew.
+        let reply = match reply {
+            Err(Code::Stale) if !coordinator.is_clients() => Err(Code::Busy),
+            reply => reply,
+        };
         for node in coordinator.nodes {
             self.ask(node, encoded(&Request::Finish { tx, commit: false }), Flight::Abort);
         }
@@ -441,12 +459,7 @@ impl Transactions {
 
     /// Makes the deliveries that are due, as many at a time as may be.
     fn pump(&mut self, now: Duration) {
-        while self.under_way < DELIVERIES_AHEAD {
-            let due = self.deliveries.iter_mut().find(|(_, due)| !due.under_way && due.at <= now);
-            let Some((delivery, due)) = due else { return };
-            due.under_way = true;
-            let delivery = *delivery;
-            self.under_way += 1;
+        while let Some(delivery) = self.deliveries.next(now) {
             let request = match delivery {
                 Delivery::Commit(tx, _) => Request::Finish { tx, commit: true },
                 Delivery::DropLink(ino, link) => Request::DropLink { ino, link },
@@ -456,11 +469,11 @@ impl Transactions {
         }
     }
 
-    /// Answers those that wait for nothing any more, as this delivery has ended, if one has.
-    fn answer_waiting(&mut self, ended: Option<Delivery>) {
+    /// Answers those that wait for nothing any more, as these deliveries have ended.
+    fn answer_waiting(&mut self, have_ended: impl Fn(&Delivery) -> bool) {
         let (acts, mut left) = (&mut self.acts, Vec::new());
         for mut waiting in self.waiting.drain(..) {
-            waiting.left.retain(|delivery| Some(*delivery) != ended);
+            waiting.left.retain(|delivery| !have_ended(delivery));
             if waiting.left.is_empty() {
                 acts.push_back(Act::Answer { client: waiting.client, reply: waiting.reply });
             } else {

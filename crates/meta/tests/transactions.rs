@@ -5,9 +5,12 @@
 mod shards;
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use forebay_types::{Code, Ino, Kind, NodeId, Request, RENAME_NOREPLACE};
+use forebay_meta::{Act, Client, Delivery, Transactions};
+use forebay_types::{Code, Ino, Kind, NodeId, Request, TxId, RENAME_NOREPLACE};
 use proptest::prelude::*;
+use proptest::test_runner::{RngAlgorithm, TestError, TestRng, TestRunner};
 use shards::{Said, Shards};
 
 const ROOT: Ino = Ino::ROOT;
@@ -154,6 +157,96 @@ fn requests_wait_for_what_a_prepared_part_holds() {
     p.check();
 }
 
+#[test]
+fn name_that_leads_elsewhere_since_the_plan_is_planned_anew() {
+    let mut p = Shards::new("replanned");
+    let two = p.make_directory(2, ROOT, b"two");
+    p.create(ROOT, b"f").unwrap();
+    let other = p.create(ROOT, b"h").unwrap();
+    let done = p.ask_while(&rename(ROOT, b"f", two, b"g", 0), |p| {
+        p.apply_here(&rename(ROOT, b"h", ROOT, b"f", 0));
+    });
+    assert_eq!(done, Ok(Said::Removed(Ino(0))));
+    assert_eq!(p.ask(&Request::Lookup { parent: two, name: b"g" }), Ok(Said::Elsewhere(other)));
+    // Another link to the same file of another node: each has a record there, and the right one is to move.
+    let theirs = p.create(two, b"t").unwrap();
+    for name in [b"a", b"b"] {
+        p.ask(&Request::Link { ino: theirs, parent: ROOT, name }).unwrap();
+    }
+    let three = p.make_directory(3, ROOT, b"three");
+    let done = p.ask_while(&rename(ROOT, b"a", three, b"a", 0), |p| {
+        p.apply_here(&Request::Unlink { parent: ROOT, name: b"a" });
+        p.apply_here(&rename(ROOT, b"b", ROOT, b"a", 0));
+    });
+    assert_eq!(done, Ok(Said::Removed(Ino(0))));
+    p.settle();
+    assert_eq!(p.ask(&Request::GetAttr { ino: theirs }), Ok(Said::Inode(theirs, 2, 0)));
+    // A directory that became a file's name meanwhile is no directory.
+    p.make_directory(2, ROOT, b"d");
+    p.create(ROOT, b"k").unwrap();
+    let done = p.ask_while(&Request::RemoveDirectory { parent: ROOT, name: b"d" }, |p| {
+        p.apply_here(&rename(ROOT, b"d", ROOT, b"e", 0));
+        p.apply_here(&rename(ROOT, b"k", ROOT, b"d", 0));
+    });
+    assert!(matches!(done, Err(Code::NotDirectory | Code::NotFound)), "{done:?}");
+    p.check();
+}
+
+/// What is to be asked of nodes next.
+fn asked(t: &mut Transactions) -> Vec<(NodeId, u64)> {
+    let act = std::iter::from_fn(|| t.next_act());
+    act.filter_map(|act| match act {
+        Act::Ask { node, flight, .. } => Some((node, flight)),
+        _ => None,
+    })
+    .collect()
+}
+
+#[test]
+fn node_that_does_not_answer_keeps_no_delivery_to_others_waiting() {
+    let now = Duration::from_secs(1);
+    let mut t = Transactions::new(NodeId(1), 0);
+    // More than all that may be under way, with smaller numbers than what the other node is owed.
+    let silent: Vec<Delivery> =
+        (1..200).map(|n| Delivery::DropLink(Ino::new(NodeId(2), n), TxId::NONE)).collect();
+    t.deliver(&silent, now);
+    let under_way = asked(&mut t);
+    let waited_for = Delivery::DropLink(Ino::new(NodeId(3), 1), TxId::NONE);
+    let client = Client { session: 1, slot: 2, seq: 3 };
+    t.answer_after(client, b"reply", &[waited_for]);
+    t.deliver(&[waited_for], now);
+    let [(NodeId(3), flight)] = asked(&mut t)[..] else { panic!("node 3 is not told") };
+    t.answered(flight, Ok(&[0, 0, 1, 0]), now);
+    let answered = std::iter::from_fn(|| t.next_act())
+        .any(|act| matches!(act, Act::Answer { client: of, .. } if of == client));
+    assert!(answered);
+    // Who waits for the silent one waits for one try, not for one of each before it.
+    let last = *silent.last().unwrap();
+    t.answer_after(client, b"reply", &[last]);
+    t.answered(under_way[0].1, Err(Code::Io), now);
+    let answered = std::iter::from_fn(|| t.next_act()).any(|act| matches!(act, Act::Answer { .. }));
+    assert!(answered);
+}
+
+#[test]
+fn retry_of_what_the_last_worker_did_waits_for_what_it_left_undelivered() {
+    let now = Duration::from_secs(1);
+    let mut t = Transactions::new(NodeId(1), 0);
+    let client = Client { session: 1, slot: 2, seq: 3 };
+    assert!(!t.answer_after_inherited(client, b"reply"), "nothing was left");
+    let left = [2, 3].map(|node| Delivery::Commit(TxId::new(NodeId(1), 9), NodeId(node)));
+    t.resume(&[], &left, now);
+    assert!(t.answer_after_inherited(client, b"reply"));
+    let flights = asked(&mut t);
+    assert_eq!(flights.len(), 2);
+    t.answered(flights[0].1, Ok(&[0, 0, 1, 0]), now);
+    assert!(std::iter::from_fn(|| t.next_act()).all(|act| !matches!(act, Act::Answer { .. })));
+    t.answered(flights[1].1, Err(Code::Io), now);
+    let answers = std::iter::from_fn(|| t.next_act()).filter(|act| matches!(act, Act::Answer { .. })).count();
+    assert_eq!(answers, 1, "who cannot be reached was tried");
+    assert!(!t.answer_after_inherited(client, b"reply"), "and is not waited for twice");
+}
+
 /// A tree as it should be: what each name leads to, and how many names each file has.
 #[derive(Clone, Default, Debug)]
 struct Tree {
@@ -268,8 +361,9 @@ fn shape(tree: &Tree) -> Vec<((u64, Vec<u8>), Ino)> {
     tree.names.iter().map(|((parent, name), (ino, _))| ((*parent, vec![b'a' + name]), *ino)).collect()
 }
 
-fn history(steps: &[Step], faults: bool) {
+fn history(steps: &[Step], faults: bool, forgetful: bool) {
     let mut p = Shards::new("history");
+    p.forgetful = forgetful;
     let mut tree = Tree::default();
     for step in steps {
         let directories = tree.directories();
@@ -402,11 +496,24 @@ proptest! {
 
     #[test]
     fn histories_over_three_shards_agree_with_a_tree(steps in steps()) {
-        history(&steps, false);
+        history(&steps, false, false);
     }
 
     #[test]
     fn histories_with_lost_messages_and_restarts_leave_nothing_half_done(steps in steps()) {
-        history(&steps, true);
+        history(&steps, true, false);
     }
+}
+
+/// The canary: nodes that forget when they start again what they owe each other are caught.
+#[test]
+fn nodes_that_forget_what_they_owe_are_caught() {
+    let config =
+        ProptestConfig { cases: 500, max_shrink_iters: 0, failure_persistence: None, ..Default::default() };
+    let random = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
+    let found = TestRunner::new_with_rng(config, random).run(&steps(), |steps| {
+        history(&steps, true, true);
+        Ok(())
+    });
+    assert!(matches!(found, Err(TestError::Fail(..))), "500 histories did not show it");
 }

@@ -155,6 +155,12 @@ impl FdStore {
         FdStore { socket }
     }
 
+    /// Another door to the same store.
+    pub(crate) fn try_clone(&self) -> Result<FdStore> {
+        let socket = self.socket.try_clone();
+        socket.map(FdStore::new).map_err(|e| Error::io("cannot duplicate the supervisor's socket", &e))
+    }
+
     fn send(&self, kind: u8, text: &[u8], fds: &[BorrowedFd<'_>]) -> Result<()> {
         send(self.socket.as_fd(), kind, text, fds, SendFlags::empty())
             .map_err(|e| Error::io("cannot reach the supervisor's descriptor store", &e.into()))
@@ -182,7 +188,7 @@ impl FdStore {
         self.send(KIND_READY, b"", &[])
     }
 
-    /// Says why the worker ends. Before the pool has served at all this ends the pool too.
+    /// Says why the worker ends. Before the pool has served at all this ends the pool too, and [`Code::Stale`] does at any time.
     pub(crate) fn failed(&self, error: &Error) {
         if let Ok(text) = serde_json::to_string(&Failure::from(error)) {
             let _ = self.send(KIND_FAILED, text.as_bytes(), &[]);

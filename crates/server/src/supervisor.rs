@@ -286,6 +286,7 @@ impl Supervisor {
 
     fn hear_worker(&mut self) {
         let Some(worker) = &mut self.worker else { return };
+        let mut refused = false;
         for message in worker.messages() {
             match message {
                 Message::Put(tag, fds) => self.kept.put(tag, fds),
@@ -304,10 +305,15 @@ impl Supervisor {
                 Message::Failed(failure) => {
                     let e = Error::from(failure);
                     tracing::error!("worker: {e}");
+                    refused |= e.code == Code::Stale;
                     self.last_failure = Some(e);
                 }
                 other => tracing::error!("the worker said {other:?}, which is not its to say"),
             }
+        }
+        if refused && self.served {
+            // Its data are not what the other nodes know under its number: what was made here since nobody has seen.
+            self.begin_stop(self.pool.reopened, None);
         }
     }
 

@@ -74,6 +74,10 @@ pub const DOUBT_AFTER_MS: u64 = 1_000;
 pub const DELIVERY_AGAIN_MS: u64 = 2_000;
 /// Deliveries that a daemon has under way: some slots of its 64 stay free for what its clients wait for.
 pub const DELIVERIES_AHEAD: usize = 48;
+/// And so many of them to one node: one that falls silent takes no more with it until that is known.
+pub const DELIVERIES_AHEAD_NODE: usize = 16;
+/// And so many to nodes that did not answer last time, one each: most slots are for those that answer.
+pub const DELIVERIES_AHEAD_SILENT: usize = 8;
 /// A request that meets names which a change over several nodes holds waits so long, then it fails with EIO: whoever could end
 /// that change is down. Less than [`NODE_TIMEOUT_MS`].
 pub const HELD_TIMEOUT_MS: u64 = 10_000;

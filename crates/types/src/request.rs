@@ -420,6 +420,19 @@ impl Request<'_> {
         )
     }
 
+    /// True for a client's change that may have other nodes to be told of it when it is made.
+    pub fn may_take_several_nodes(&self) -> bool {
+        matches!(
+            self,
+            Request::Unlink { .. }
+                | Request::RemoveDirectory { .. }
+                | Request::Rename { .. }
+                | Request::MoveDirectory { .. }
+                | Request::MakeDirectoryAt { .. }
+                | Request::Link { .. }
+        )
+    }
+
     /// True when the request only gives space back, and is let through when the shard is nearly full.
     pub fn removes(&self) -> bool {
         matches!(

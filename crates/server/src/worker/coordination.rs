@@ -19,6 +19,7 @@ use forebay_wire::Stamp;
 use serde_json::Value;
 
 use super::cross_check::CrossCheck;
+use super::leases::Wait;
 use super::network::Order;
 use super::notifier::{Note, Whose};
 use super::remote::Door;
@@ -48,6 +49,15 @@ struct Parked {
     since: Duration,
 }
 
+/// What is to be done before a late answer.
+#[derive(Debug, Default)]
+struct Late {
+    /// The kernel is told this.
+    notes: Vec<Note>,
+    /// Then leases have run out of which nothing is known.
+    wait: Option<Wait>,
+}
+
 /// The state of all that.
 #[derive(Debug)]
 pub(super) struct Steps {
@@ -59,8 +69,8 @@ pub(super) struct Steps {
     moved: bool,
     /// When requests that are being served were asked first, if that was before.
     since: HashMap<(u64, usize), (u64, Duration)>,
-    /// What the kernel is to be told when such a request is answered.
-    notes: HashMap<(u64, usize), Vec<Note>>,
+    /// What is to be done before such a request is answered late.
+    late: HashMap<(u64, usize), Late>,
     /// This worker's session at other nodes, its free slots there, and what waits for one.
     session: u64,
     free: u64,
@@ -103,7 +113,7 @@ impl Steps {
             anew: VecDeque::new(),
             moved: false,
             since: HashMap::new(),
-            notes: HashMap::new(),
+            late: HashMap::new(),
             session,
             free: u64::MAX,
             flying: HashMap::new(),
@@ -260,8 +270,28 @@ impl ShardThread<'_> {
     /// What the kernel is to be told before such a request is acknowledged.
     pub(super) fn note_for_late_answer(&mut self, client: Client, notes: Vec<Note>) {
         if let Some(steps) = &mut self.steps {
-            steps.notes.insert((client.session, client.slot), notes);
+            steps.late.insert((client.session, client.slot), Late { notes, wait: None });
         }
+    }
+
+    /// After a crash: a change is asked for again whose reply is known. What other nodes were to hear of when the last worker
+    /// died may be this change; they hear of it before its client does. False when there is nothing of that sort.
+    pub(super) fn answer_when_delivered(
+        &mut self,
+        client: Client,
+        request: &Request<'_>,
+        reply: &[u8],
+        notes: &[Note],
+    ) -> bool {
+        let Some(steps) = self.steps.as_mut().filter(|_| request.may_take_several_nodes()) else {
+            return false;
+        };
+        if !steps.transactions.answer_after_inherited(client, reply) {
+            return false;
+        }
+        let wait = self.leases.as_ref().and_then(|leases| leases.caution(request));
+        steps.late.insert((client.session, client.slot), Late { notes: notes.to_vec(), wait });
+        true
     }
 
     /// At the start: what the last worker left is finished.
@@ -412,12 +442,14 @@ impl ShardThread<'_> {
     /// Answers a request whose slot was left open.
     fn answer_late(&mut self, client: Client, reply: &[u8]) {
         let Some(steps) = &mut self.steps else { return };
-        let notes = steps.notes.remove(&(client.session, client.slot)).unwrap_or_default();
-        match &mut self.mount {
-            Some(mount) if !notes.is_empty() && mount.session != client.session => {
-                let Client { session, slot, seq } = client;
-                mount.hold(Whose::Client { session, slot, seq, reply: reply.to_vec() }, notes);
-            }
+        let Late { notes, wait } = steps.late.remove(&(client.session, client.slot)).unwrap_or_default();
+        let Client { session, slot, seq } = client;
+        let whose = || Whose::Client { session, slot, seq, reply: reply.to_vec() };
+        let is_mounts = self.mount.as_ref().is_none_or(|mount| mount.session == session);
+        let notes = if is_mounts { Vec::new() } else { notes };
+        match (&mut self.leases, &mut self.mount, wait) {
+            (Some(leases), _, Some(wait)) => leases.hold(whose(), notes, wait),
+            (_, Some(mount), None) if !notes.is_empty() => mount.hold(whose(), notes),
             _ => self.answer_client(client, reply),
         }
     }

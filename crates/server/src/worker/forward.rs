@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 
 use forebay_fabric::Ticket;
+use forebay_meta::Client;
 use forebay_types::limits::RING_SLOTS;
 use forebay_types::{BackingId, Code, Layout, NodeId, Reply, Request, Result, REPLY_HEADER_BYTES};
 use forebay_wire::Stamp;
@@ -136,11 +137,14 @@ impl ShardThread<'_> {
             if slots.is_waiting(slot, stamp.sequence) {
                 return slots.put(slot, ticket, message);
             }
-            let (reply, id) = (kept.clone(), session.id);
-            let request = Request::decode(&message).map(|(_, request)| request);
-            let seq = stamp.sequence;
+            let (reply, id, seq) = (kept.clone(), session.id, stamp.sequence);
             let whose = Whose::Client { session: id, slot, seq, reply: reply.clone() };
-            if request.is_ok_and(|request| self.hold_cautiously(whose, &request, &[])) {
+            let client = Client { session: id, slot, seq };
+            let held = Request::decode(&message).is_ok_and(|(_, request)| {
+                self.answer_when_delivered(client, &request, &reply, &[])
+                    || self.hold_cautiously(whose, &request, &[])
+            });
+            if held {
                 if let Door::Remote(slots) = &self.sessions[i].door {
                     slots.put_served(slot, ticket);
                 }

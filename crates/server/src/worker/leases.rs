@@ -9,6 +9,7 @@
 //! home     told of a name or directory      notes the holder, if its lease runs
 //!          one of them changes              shows it, recalls it from its holders; acknowledges when all have answered, or the
 //!                                           lease has run out of who has not
+//!          a change over several nodes      the same, when the name is held; who finishes it twice waits as long as the first
 //!          lease ran out                    a new term; what was noted in the old one is void
 //!          just started                     acknowledges no such change for LEASE_MS: who was told what is not known
 //! holder   another term                     forgets all that it was told by that home
@@ -17,14 +18,14 @@
 //! While a recall is not answered the lease is not renewed, so that no change waits for longer than a lease. Only
 //! acknowledgements wait: other requests go on, and who asks the home is told the new state at once.
 //!
-//! All of it is the shard thread's. Tests: below, and `tests/conformance/tests/cluster`.
+//! All of it is the shard thread's. Tests: `leases/tests.rs`, the crate's `tests/steps.rs`, and `tests/conformance/tests/cluster`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use forebay_fabric::Ticket;
 use forebay_ring::{lease_clock, BoardWriter};
 use forebay_types::limits::{BOARD_NAME_MAX, LEASED_MAX, LEASE_MS};
-use forebay_types::{Caller, Code, Entry, Ino, Kind, NodeId, Reply, Request};
+use forebay_types::{Caller, Code, Entry, Ino, Kind, NodeId, Part, Reply, Request, TxId, RENAME_NOREPLACE};
 use forebay_wire::Stamp;
 
 use super::network::Order;
@@ -87,14 +88,22 @@ struct Look {
 }
 
 /// What the acknowledgement of a change has to wait for.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Wait {
+    /// The change over several nodes that it is a part of, if it is.
+    part_of: Option<TxId>,
     /// Recalls that were not answered,
     recalls: HashSet<u64>,
     /// though not for longer than this;
     until: u64,
     /// and in any case this.
     not_before: u64,
+}
+
+impl Wait {
+    fn is_over(&self) -> bool {
+        self.recalls.is_empty() && self.not_before == 0
+    }
 }
 
 /// The leases of a node, given and taken.
@@ -233,6 +242,24 @@ impl Leases {
         for held in &mut self.held {
             held.wait.recalls.remove(&number);
         }
+    }
+
+    /// What a part of this change is still waiting for: who finishes it again is told no sooner.
+    fn waits_of(&self, tx: TxId) -> Wait {
+        let mut wait = Wait { part_of: Some(tx), ..Wait::default() };
+        for Held { wait: held, .. } in self.held.iter().filter(|held| held.wait.part_of == Some(tx)) {
+            wait.recalls.extend(&held.recalls);
+            wait.until = wait.until.max(held.until);
+            wait.not_before = wait.not_before.max(held.not_before);
+        }
+        wait
+    }
+
+    /// After a crash: what the acknowledgement of a change that others may not know of waits for, if for anything.
+    pub(super) fn caution(&self, request: &Request<'_>) -> Option<Wait> {
+        // What a rename has moved is not known any more.
+        let waits = may_have_been_told(request, true) && self.cautious_until > lease_clock();
+        waits.then(|| Wait { not_before: self.cautious_until, ..Wait::default() })
     }
 
     /// Holds the acknowledgement of a request of this session, slot and sequence back.
@@ -404,13 +431,16 @@ impl ShardThread<'_> {
     pub(super) fn recall(&mut self, request: &Request<'_>, (names, inodes): (usize, usize)) -> Option<Wait> {
         let (network, leases) = (self.network.as_ref()?, self.leases.as_mut()?);
         let now = lease_clock();
-        if leases.is_idle(now) {
+        let mut wait = match *request {
+            Request::Finish { tx, .. } | Request::Prepare { tx, .. } => leases.waits_of(tx),
+            _ => Wait::default(),
+        };
+        if wait.is_over() && leases.is_idle(now) {
             return None;
         }
-        let mut wait = Wait::default();
         let cautious_until = leases.cautious_until;
         let changed = leases.changed(
-            self.effects.names().skip(names).map(|name| (name.parent, name.name)),
+            self.effects.names().skip(names).map(|name| (name.parent, name.name)).chain(held_by(request)),
             self.effects.inodes()[inodes..]
                 .iter()
                 .map(|(ino, entry)| (*ino, entry.as_ref().map(permissions))),
@@ -441,19 +471,14 @@ impl ShardThread<'_> {
         if cautious_until > now && may_have_been_told(request, is_of_directory) {
             wait.not_before = cautious_until;
         }
-        (!wait.recalls.is_empty() || wait.not_before > 0).then_some(wait)
+        (!wait.is_over()).then_some(wait)
     }
 
     /// After a crash: holds back the acknowledgement of a change that others may not know of. False when it need not be.
     pub(super) fn hold_cautiously(&mut self, whose: Whose, request: &Request<'_>, notes: &[Note]) -> bool {
         let Some(leases) = &mut self.leases else { return false };
-        let not_before = leases.cautious_until;
-        // What a rename has moved is not known any more.
-        let told = may_have_been_told(request, true);
-        if !told || not_before <= lease_clock() {
-            return false;
-        }
-        leases.hold(whose, notes.to_vec(), Wait { not_before, ..Wait::default() });
+        let Some(wait) = leases.caution(request) else { return false };
+        leases.hold(whose, notes.to_vec(), wait);
         true
     }
 
@@ -487,167 +512,27 @@ fn may_have_been_told(request: &Request<'_>, is_of_directory: bool) -> bool {
             is_of_directory && (set.mode.is_some() || set.uid.is_some() || set.gid.is_some())
         }
         Request::Rename { .. } => is_of_directory,
+        Request::Prepare { part, .. } => match part {
+            // The link says of a file.
+            Part::Leave { link, .. } => link == TxId::NONE,
+            Part::Enter { kind, flags, .. } => kind == Kind::Directory && flags & RENAME_NOREPLACE == 0,
+            _ => false,
+        },
         _ => false,
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use forebay_ring::{Board, Lookup, Mapping};
-    use forebay_types::{Attr, Layout, Timestamp};
-    use std::os::fd::AsFd;
-
-    const HOME: NodeId = NodeId(1);
-    const HOLDER: NodeId = NodeId(2);
-
-    fn of(session: u64, slot: usize, seq: u64, reply: &[u8]) -> Whose {
-        Whose::Client { session, slot, seq, reply: reply.to_vec() }
-    }
-
-    fn slot_of(whose: &Whose) -> usize {
-        match whose {
-            Whose::Client { slot, .. } => *slot,
-            Whose::Step { .. } => panic!("no step was held"),
-        }
-    }
-
-    fn directory(ino: Ino, mode: u32) -> Entry {
-        let t = Timestamp::default();
-        let attr = Attr {
-            ino,
-            size: 0,
-            rdev: 0,
-            parent: Ino::ROOT,
-            mode: Kind::Directory.mode_bits() | mode,
-            uid: 0,
-            gid: 0,
-            nlink: 2,
-            flags: 0,
-            home: HOME,
-            width_log2: 0,
-            atime: t,
-            mtime: t,
-            ctime: t,
-            btime: t,
-        };
-        Entry { attr, layout: Layout::single(HOME, 0) }
-    }
-
-    fn encoded(reply: Reply<'_>) -> Vec<u8> {
-        let mut bytes = [0; 512];
-        let n = Reply::encode(&Ok(reply), &mut bytes).unwrap();
-        bytes[..n].to_vec()
-    }
-
-    fn lookup(name: &[u8]) -> Request<'_> {
-        Request::Lookup { parent: Ino::ROOT, name }
-    }
-
-    /// What a change of these recalls, as the shard thread does it.
-    fn change(
-        l: &mut Leases,
-        name: Option<&[u8]>,
-        inode: Option<(Ino, Option<Permissions>)>,
-        now: u64,
-    ) -> Wait {
-        let mut wait = Wait::default();
-        let changed = l.changed(name.map(|name| (Ino::ROOT, name)).into_iter(), inode.into_iter());
-        for (_, holders) in changed {
-            for (node, term) in holders {
-                l.begin_recall(node, term, now, &mut wait);
-            }
-        }
-        wait
-    }
-
-    #[test]
-    fn a_change_waits_for_the_recall_of_what_was_told_while_the_lease_ran() {
-        let (mut l, d) = (Leases::new(true), Ino::new(HOME, 9));
-        let told = encoded(Reply::Entry(directory(d, 0o755)));
-        l.told(HOLDER, &lookup(b"d"), &told, 100);
-        assert!(
-            change(&mut l, Some(b"d"), None, 100).recalls.is_empty(),
-            "without a lease nothing is believed"
-        );
-        let term = l.renew(HOLDER, 100).unwrap();
-        l.told(HOLDER, &lookup(b"d"), &told, 200);
-        let same = permissions(&directory(d, 0o755));
-        assert!(change(&mut l, None, Some((d, Some(same))), 200).recalls.is_empty(), "its times changed");
-        let wait = change(&mut l, None, Some((d, Some((0, 0, 0)))), 200);
-        assert_eq!(wait.recalls.len(), 1, "its mode changed");
-        let also = change(&mut l, Some(b"d"), None, 200);
-        assert_eq!((also.recalls.len(), also.until), (1, 100 + LEASE_NS));
-        assert!(change(&mut l, Some(b"d"), None, 200).recalls.is_empty(), "told once, recalled once");
-        assert_eq!(l.renew(HOLDER, 300), Err(Code::Busy), "no change waits for longer than a lease");
-        let numbers: Vec<u64> = wait.recalls.iter().chain(&also.recalls).copied().collect();
-        l.hold(of(1, 2, 3, b"first"), Vec::new(), wait);
-        l.hold(of(1, 3, 3, b"second"), Vec::new(), also);
-        assert!(l.due(400).is_empty());
-        l.recalled(numbers[1], true);
-        assert_eq!(l.due(400).iter().map(|h| slot_of(&h.whose)).collect::<Vec<_>>(), [3]);
-        l.recalled(numbers[0], false);
-        assert!(l.due(500).is_empty(), "it was not answered");
-        assert_eq!(l.due(101 + LEASE_NS).len(), 1, "but nobody believes it any more");
-        assert_ne!(l.renew(HOLDER, 101 + LEASE_NS), Ok(term), "what was told in the old term is void");
-    }
-
-    #[test]
-    fn a_worker_that_follows_another_acknowledges_no_change_of_directories_for_one_lease() {
-        let mut l = Leases::new(false);
-        let now = lease_clock();
-        assert!(!l.is_idle(now));
-        let wait = Wait { not_before: l.cautious_until, ..Wait::default() };
-        l.hold(of(1, 2, 3, b"reply"), Vec::new(), wait);
-        assert!(l.due(now).is_empty());
-        assert!(l.patience_ms().is_some_and(|ms| ms > 0 && ms <= LEASE_MS + 1));
-        assert_eq!(l.due(now + LEASE_NS + 1_000_000_000).len(), 1);
-    }
-
-    #[test]
-    fn what_is_told_is_shown_until_it_is_recalled_overtaken_or_of_another_term() {
-        let (fd, mut board) = BoardWriter::create(1 << 20).unwrap();
-        board.set_node(HOLDER);
-        let reader = Board::open(Mapping::new(fd.as_fd(), board.bytes(), false).unwrap()).unwrap();
-        let (mut l, d) = (Leases::new(true), Ino::new(HOME, 9));
-        let told = encoded(Reply::Entry(directory(d, 0o711)));
-        let mut sequence = 0;
-        let mut look =
-            |l: &mut Leases, board: &mut BoardWriter, meanwhile: &dyn Fn(&mut Leases, &mut BoardWriter)| {
-                sequence += 1;
-                let stamp = Stamp { session: 5, slot: 0, sequence };
-                l.looks(stamp, HOME, &lookup(b"d"));
-                meanwhile(l, board);
-                l.looked(stamp, &told, board)
-            };
-        let nothing = |_: &mut Leases, _: &mut BoardWriter| {};
-        let shown = || matches!(reader.lookup(Ino::ROOT, b"d"), Lookup::Hit(found) if found.ino == d);
-        let end = lease_clock() + 3600 * 1_000_000_000;
-        assert_eq!(look(&mut l, &mut board, &nothing), Some(HOME), "a lease is wanted");
-        assert!(!shown(), "there is none yet");
-        l.renewed(HOME, Some((4, end)), &mut board);
-        assert_eq!(look(&mut l, &mut board, &nothing), None);
-        assert!(shown() && reader.permissions(d) == Some((0o040_711, 0, 0)));
-        assert!(reader.inode(d).is_none(), "the rest of its attributes is its home's to tell");
-        board.lease(HOME, lease_clock() - 1);
-        assert!(!shown() && reader.permissions(d).is_none(), "the lease has run out");
-        l.renewed(HOME, Some((4, end)), &mut board);
-        assert!(shown(), "and was renewed");
-        let recall = |l: &mut Leases, board: &mut BoardWriter| {
-            l.take_back(HOME, &Request::RecallName { parent: Ino::ROOT, name: b"d" }, board).unwrap();
-        };
-        recall(&mut l, &mut board);
-        assert!(!shown(), "recalled");
-        look(&mut l, &mut board, &recall);
-        assert!(!shown(), "a recall overtook the answer");
-        look(&mut l, &mut board, &nothing);
-        assert!(shown());
-        l.take_back(HOME, &Request::RecallDirectory { ino: d }, &mut board).unwrap();
-        assert!(!shown() && reader.permissions(d).is_none());
-        look(&mut l, &mut board, &nothing);
-        l.renewed(HOME, Some((5, end)), &mut board);
-        assert!(!shown() && reader.permissions(d).is_none(), "another term");
-        let foreign = Request::RecallDirectory { ino: Ino::new(NodeId(3), 1) };
-        assert_eq!(l.take_back(HOME, &foreign, &mut board), Err(Code::Malformed), "another's to recall");
+/// The name that a part holds from when it is prepared. Nobody is to walk by it from then on: once the change is decided, a node
+/// that has not heard of it must not be one that others believe.
+fn held_by<'a>(request: &Request<'a>) -> Option<(Ino, &'a [u8])> {
+    match *request {
+        Request::Prepare {
+            part: Part::Leave { parent, name, .. } | Part::Enter { parent, name, .. },
+            ..
+        } => Some((parent, name)),
+        _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests;

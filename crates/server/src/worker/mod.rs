@@ -175,6 +175,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
     let beyond = network.as_ref().map(|n| (n.node, n.orders.clone()));
     let sweeper = sweeper::start(Arc::clone(&target), to_shard.clone(), Arc::clone(&doorbell), beyond)?;
     let journal = Journal::open(setup.target_dir.as_fd())?;
+    let supervisor = setup.store.try_clone()?;
     let attendant = Attendant {
         setup,
         stop,
@@ -218,6 +219,9 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
             // The next worker takes over at once; what was acknowledged is in the journal. The attendant would wait for
             // clients for ever.
             tracing::error!("the shard thread cannot go on: {e}");
+            if e.code == Code::Stale {
+                supervisor.failed(e); // no next worker could
+            }
             std::process::exit(1);
         }
         match attending.join() {

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | a change in the journal, not in the shard | applies it again; the reply is the one that was, or would have been, given |
 //! | a change in both (killed between commit and clear) | skips it: the shard keeps the journal's mark |
-//! | a request that waits, its reply known | answers it again |
+//! | a request that waits, its reply known | answers it again, when other nodes know what they were to hear of it |
 //! | a request that waits, its reply unknown | serves it as if for the first time: nothing of it was done |
 //! | a client that lives, its last reply made or removed a file | it still owes the backing file's making or unlinking |
 //! | a number in reserve for a client that is gone | the sweeper unlinks the backing file that may be there under it |
@@ -15,7 +15,7 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use forebay_meta::{Batch, Effects, Shard};
+use forebay_meta::{Batch, Client, Effects, Shard};
 use forebay_types::limits::{MESSAGE_BYTES_MAX, RING_SLOTS};
 use forebay_types::{Caller, Code, Ino, Reply, Request, Result};
 
@@ -165,6 +165,7 @@ impl ShardThread<'_> {
                 Err(code) => tracing::warn!("cannot remove the anchors that killed clients left: {code}"),
             }
         }
+        self.resume_steps()?;
         let mut scratch = vec![0; MESSAGE_BYTES_MAX];
         let mut owed: HashSet<Ino> = HashSet::new();
         // All clients turn to the new board before any is answered: what one learns from its answer, the others see.
@@ -208,7 +209,11 @@ impl ShardThread<'_> {
                         _ => Vec::new(),
                     };
                     let whose = || Whose::Client { session: session.id, slot, seq, reply: reply.to_vec() };
-                    let held = request.is_ok_and(|(_, r)| self.hold_cautiously(whose(), &r, &notes));
+                    let client = Client { session: session.id, slot, seq };
+                    let held = request.is_ok_and(|(_, r)| {
+                        self.answer_when_delivered(client, &r, reply, &notes)
+                            || self.hold_cautiously(whose(), &r, &notes)
+                    });
                     // It was done: what is held back must not be taken for a request that nobody has served.
                     held_slots |= u64::from(held || !notes.is_empty()) << slot;
                     match &mut self.mount {
@@ -244,20 +249,24 @@ impl ShardThread<'_> {
             let _ = self.sweeper.send(Sweep::Orphans(left));
         }
         self.count_clients();
-        self.resume_steps()
+        Ok(())
     }
 
     /// Takes back the last replies of processes of other nodes, who may not have got them.
     fn restore_remote(&mut self, noted: &HashSet<u64>) -> Result<()> {
         let Some(network) = &self.network else { return Ok(()) };
         let (here, orders) = (network.node, network.orders.clone());
-        for id in noted.iter().copied().filter(|id| node_of_session(*id) != here) {
+        let mut theirs: Vec<u64> = noted.iter().copied().filter(|id| node_of_session(*id) != here).collect();
+        theirs.sort_unstable();
+        for id in theirs {
             let mut session = Session::new(id, Door::Remote(RemoteSlots::new(orders.clone())));
             session.noted = true;
             for slot in 0..RING_SLOTS {
-                if let Some((seq, kept)) = self.batch()?.kept_reply(id, slot as u8)? {
-                    session.slots[slot].last_change = (seq, decode_kept(kept).1.to_vec());
-                }
+                let batch = self.batch()?;
+                let Some((seq, kept)) = batch.kept_reply(id, slot as u8)? else { continue };
+                let (reserved, reply) = decode_kept(kept);
+                session.slots[slot].last_change = (seq, reply.to_vec());
+                session.slots[slot].reserved = reserved.filter(|ino| !has_inode(batch, *ino));
             }
             self.remote_sessions += 1;
             self.sessions.push(session);

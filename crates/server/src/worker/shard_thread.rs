@@ -84,6 +84,8 @@ pub(super) enum Message {
     Stepped(usize, std::result::Result<Vec<u8>, Code>),
     /// A node is reached again.
     Reached(NodeId),
+    /// Another node knows other data of this node than it has, and this is what it says.
+    Unwelcome(String),
     /// Another node's daemon asks for a lease, or takes back what it told.
     LeaseAsked {
         /// To answer by.
@@ -502,6 +504,10 @@ impl<'a> ShardThread<'a> {
             Message::EndedElsewhere(node, session) => self.ended_elsewhere(node, session)?,
             Message::Stepped(slot, reply) => self.stepped(slot, reply),
             Message::Reached(node) => self.reached(node),
+            Message::Unwelcome(why) => {
+                let node = self.network.as_ref().map_or(NodeId::FIRST, |network| network.node);
+                return Err(super::network::unwelcome(node, why));
+            }
             Message::Stop => {
                 self.forget_mount();
                 self.stop = true;

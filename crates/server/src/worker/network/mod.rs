@@ -31,7 +31,7 @@ use serde_json::Value;
 
 pub(super) use crew::{Hand, Job};
 pub(super) use kept::KeptOpen;
-pub(super) use opening::start;
+pub(super) use opening::{start, unwelcome};
 pub(super) use thread::{NetworkThread, Round};
 
 /// What others ask of the network thread.

@@ -20,7 +20,8 @@ use crate::worker::shard_thread::Message;
 
 /// The provider of a pool that names none: every host has it.
 const DEFAULT_PROVIDER: &str = "tcp;ofi_rxm";
-/// How long a node with new data waits for what the root's node says to that.
+/// How long a node with new data waits for what the root's node says to that. It may not be up yet, in a pool that starts; a
+/// refusal that comes later ends the pool here ([`Message::Unwelcome`]).
 const INTRODUCTION: Duration = Duration::from_millis(250);
 
 /// The address of a host and port, as libfabric's providers over IP have it (`sockaddr_in`, `sockaddr_in6`).
@@ -53,6 +54,13 @@ fn resolve(host: &str, port: u16, like: Option<SocketAddr>) -> Result<SocketAddr
     let all: Vec<SocketAddr> = found.collect();
     let alike = all.iter().find(|a| like.is_none_or(|l| l.is_ipv4() == a.is_ipv4()));
     alike.or(all.first()).copied().ok_or_else(|| Error::new(Code::NotFound, what()).why("it has no address"))
+}
+
+/// Why a node with new data cannot be what it was.
+pub(in crate::worker) fn unwelcome(node: NodeId, why: String) -> Error {
+    Error::new(Code::Stale, format!("cannot start as node {node}"))
+        .why(why)
+        .cure("if its data cannot be had again, start it with --renumber (node 1: start the whole pool anew)")
 }
 
 /// Opens this node's endpoint and starts the threads.
@@ -138,12 +146,9 @@ pub(in crate::worker) fn start(
     let others = numbers.filter(|number| *number != me.number).map(NodeId).collect();
     let mut network = Network { node: NodeId(me.number), nodes, others, orders: to_me, thread: Some(thread) };
     if membership.fresh {
-        // Who does not answer in time refuses later, and the log says it.
         if let Ok(Err(why)) = answered.recv_timeout(INTRODUCTION) {
             network.stop();
-            return Err(Error::new(Code::Stale, format!("cannot start as node {}", me.number))
-                .why(why)
-                .cure("if its data cannot be had again, start it with --renumber (node 1: start the whole pool anew)"));
+            return Err(unwelcome(NodeId(me.number), why));
         }
     }
     Ok(network)

@@ -1,10 +1,11 @@
 //! The network thread: takes orders, drives the calls, and hands what other nodes ask to who serves it.
 
 mod asking;
+mod introducing;
 mod looking;
 mod serving;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::Arc;
 use std::time::Duration;
@@ -72,6 +73,10 @@ pub(in crate::worker) struct NetworkThread {
     met: MetNodes,
     /// New data are introduced at the start: where the answer goes, and whether all are told.
     introduction: Option<(Sender<Introduced>, bool)>,
+    /// True where the data are new: another node may refuse them at any time.
+    is_new: bool,
+    /// Nodes that have not answered to that, and when they are asked again.
+    introduce_at: BTreeMap<NodeId, Duration>,
     surroundings: Surroundings,
     /// When the other nodes are asked next which of their processes are there.
     review_at: Duration,
@@ -112,6 +117,8 @@ impl NetworkThread {
             survey: Survey::default(),
             met: MetNodes::default(),
             introduction: None,
+            is_new: false,
+            introduce_at: BTreeMap::new(),
             surroundings: Surroundings::new(me, givers),
             review_at: Duration::ZERO,
             unreached: HashMap::new(),
@@ -128,6 +135,7 @@ impl NetworkThread {
         introduction: Option<(Sender<Introduced>, bool)>,
     ) -> NetworkThread {
         self.met = met;
+        self.is_new = introduction.is_some();
         self.introduction = introduction;
         self
     }
@@ -191,6 +199,7 @@ impl NetworkThread {
         for node in self.renewals.take_due(now) {
             self.renew_lease(node);
         }
+        self.introduce_again();
         if now >= self.review_at {
             self.review_at = now + Duration::from_millis(SESSIONS_PERIOD_MS);
             self.tell(Message::ReviewSessions(None));
@@ -203,23 +212,6 @@ impl NetworkThread {
         }
         let patience = self.removals.patience(now).min(self.renewals.patience(now));
         Round::Idle(patience.min(Duration::from_secs(1)))
-    }
-
-    /// Asks the first other node, by its number, for anything, to hear whether it knows other data of this node; a node with a
-    /// new number asks all, so that they know it.
-    fn introduce(&mut self) {
-        let Some((answer, to_all)) = self.introduction.take() else { return };
-        let mut nodes: Vec<NodeId> =
-            self.members.iter().map(|m| m.0).filter(|node| *node != self.me).collect();
-        nodes.sort();
-        nodes.truncate(if to_all { nodes.len() } else { 1 });
-        let mut answer = Some(answer);
-        for node in nodes {
-            let flight = Flight::Introduction(answer.take());
-            if self.ask(node, &Request::Space, NODE_TIMEOUT, flight).is_err() {
-                tracing::warn!("cannot introduce this node to node {node}");
-            }
-        }
     }
 
     /// A node has been met.

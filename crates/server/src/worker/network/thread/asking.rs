@@ -28,7 +28,7 @@ pub(super) enum Flight {
     /// Whether these processes are there.
     Review(Vec<u64>),
     /// Where to say whether this node's data are refused.
-    Introduction(Option<Sender<Introduced>>),
+    Introduction(NodeId, Option<Sender<Introduced>>),
     Survey(NodeId),
     Targets(NodeId),
     /// A lease from this node, asked for at this time.
@@ -130,7 +130,11 @@ impl NetworkThread {
         if let Err(failed) = &outcome {
             tracing::debug!("a request to node {node} failed: {}", failed.why);
         }
-        let refused = outcome.as_ref().err().map(|failed| failed.why.clone());
+        let failed = outcome.as_ref().err().cloned();
+        if let Some(failed) = failed.as_ref().filter(|failed| self.is_new && failed.code == Code::Stale) {
+            // What this node gives out under its number is another's for the others.
+            self.tell(Message::Unwelcome(failed.why.clone()));
+        }
         let reply = outcome.map_err(|failed| failed.code).and_then(|body| match body.message() {
             Wire::Answer(_) => Ok(body.bytes().to_vec()),
             _ => Err(Code::Malformed),
@@ -161,15 +165,8 @@ impl NetworkThread {
                 }
             }
             Flight::EndSession => {}
-            Flight::Introduction(answer) => {
-                let said = match (refused, reply) {
-                    (Some(why), Err(Code::Stale)) => Err(why),
-                    _ => Ok(()),
-                };
-                if let Some(answer) = answer {
-                    // Nobody may wait any more.
-                    let _ = answer.send(said);
-                }
+            Flight::Introduction(node, answer) => {
+                self.introduced(node, answer, failed.map_or(Ok(()), Err));
             }
             Flight::Lease(node, asked) => self.lease_ended(node, asked, reply),
             Flight::Recall(number) => {

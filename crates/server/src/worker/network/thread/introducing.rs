@@ -1,0 +1,68 @@
+//! A node with new data introduces itself: another that knows other data under its number refuses it, then or later.
+
+use std::sync::mpsc::Sender;
+use std::time::Duration;
+
+use forebay_fabric::Failed;
+use forebay_types::{Code, NodeId, Request};
+
+use super::asking::{Flight, NODE_TIMEOUT};
+use super::{Introduced, NetworkThread};
+
+/// A node that did not answer whether it knows other data of this one is asked again after so long.
+const INTRODUCE_AGAIN: Duration = Duration::from_secs(1);
+
+impl NetworkThread {
+    /// Asks the first other node, by its number, for anything, to hear whether it knows other data of this node; a node with a
+    /// new number asks all, so that they know it.
+    pub(super) fn introduce(&mut self) {
+        let Some((answer, to_all)) = self.introduction.take() else { return };
+        let mut nodes: Vec<NodeId> =
+            self.members.iter().map(|m| m.0).filter(|node| *node != self.me).collect();
+        nodes.sort();
+        nodes.truncate(if to_all { nodes.len() } else { 1 });
+        let mut answer = Some(answer);
+        for node in nodes {
+            self.introduce_to(node, answer.take());
+        }
+    }
+
+    fn introduce_to(&mut self, node: NodeId, answer: Option<Sender<Introduced>>) {
+        let flight = Flight::Introduction(node, answer);
+        if self.ask(node, &Request::Space, NODE_TIMEOUT, flight).is_err() {
+            self.introduce_at.insert(node, self.calls.now() + INTRODUCE_AGAIN);
+        }
+    }
+
+    /// A node was asked whether it knows other data of this one.
+    pub(super) fn introduced(
+        &mut self,
+        node: NodeId,
+        answer: Option<Sender<Introduced>>,
+        said: Result<(), Failed>,
+    ) {
+        let said = match said {
+            Ok(()) => Ok(()),
+            Err(failed) if failed.code == Code::Stale => Err(failed.why),
+            // It is not there, or not yet: it may refuse when it is.
+            Err(_) => {
+                self.introduce_at.insert(node, self.calls.now() + INTRODUCE_AGAIN);
+                Ok(())
+            }
+        };
+        if let Some(answer) = answer {
+            // Nobody may wait any more.
+            let _ = answer.send(said);
+        }
+    }
+
+    /// Asks those again that have not answered.
+    pub(super) fn introduce_again(&mut self) {
+        let now = self.calls.now();
+        while let Some((node, _)) = self.introduce_at.iter().find(|(_, at)| **at <= now) {
+            let node = *node;
+            self.introduce_at.remove(&node);
+            self.introduce_to(node, None);
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! A node in the middle of changes over several nodes: the daemon's own code without threads, over a simulated network, and
+//! the other nodes played by the test, which answers when it wants to, or never.
+
+use std::collections::{BTreeMap, HashMap};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use forebay_data::Target;
+use forebay_fabric::simulated::{Faults, Network};
+use forebay_fabric::{CallId, Calls, CallsSettings, Happening, Identity, Ticket};
+use forebay_ring::{memfd_sealed, Doorbell, Seal};
+use forebay_server::stepped::{session_of, Node, Setup};
+use forebay_server::FLIGHT_RECORDER_BYTES;
+use forebay_types::limits::LEASE_MS;
+use forebay_types::{Caller, Code, Ino, Kind, Layout, NodeId, Part, Reply, Request, Timestamp, TxId};
+use forebay_wire::{Message, Secret, Stamp};
+
+const NODE: NodeId = NodeId(1);
+const CALLER: Caller = Caller { uid: 7, gid: 8 };
+/// In the number of a daemon's own session.
+const DAEMON: u64 = 1 << 47;
+
+/// The one clock of this process, in nanoseconds: it goes on from test to test.
+static NOW_NS: AtomicU64 = AtomicU64::new(0);
+/// Tests take turns, as they share the clock.
+static TURN: Mutex<()> = Mutex::new(());
+
+struct Clock;
+
+impl forebay_ring::Waiter for Clock {
+    fn now_ns(&self) -> u64 {
+        NOW_NS.load(Ordering::Relaxed)
+    }
+
+    fn sleep(&self, _: &AtomicU32, _: u32, _: u64) {
+        panic!("nobody here sleeps");
+    }
+}
+
+fn timestamp() -> Timestamp {
+    let ns = NOW_NS.load(Ordering::Relaxed);
+    Timestamp { sec: 1_000_000 + (ns / 1_000_000_000) as i64, nsec: (ns % 1_000_000_000) as u32 }
+}
+
+fn secret() -> Secret {
+    Secret::new(&(0..32).collect::<Vec<u8>>()).unwrap()
+}
+
+fn address(node: NodeId) -> Vec<u8> {
+    format!("simulated:{node}").into_bytes()
+}
+
+/// Another node, played by the test.
+struct Peer {
+    calls: Calls,
+    /// What it was asked and has not answered.
+    asked: Vec<(Ticket, Vec<u8>)>,
+    answers: HashMap<CallId, Result<Vec<u8>, Code>>,
+}
+
+/// What outlives the node's worker.
+struct Held {
+    target: OwnedFd,
+    recorder: OwnedFd,
+    doorbell: OwnedFd,
+}
+
+struct Scene {
+    network: Network,
+    node: Option<Node>,
+    peers: BTreeMap<u16, Peer>,
+    held: Held,
+    starts: u64,
+    begun_ns: u64,
+    dir: PathBuf,
+    _turn: MutexGuard<'static, ()>,
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        self.node = None;
+        // Leases of this test have run out in the next one.
+        NOW_NS.fetch_add(1_000_000_000_000, Ordering::Relaxed);
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+impl Scene {
+    fn new(name: &str) -> Scene {
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        forebay_ring::simulate(Box::new(Clock));
+        let shared = Path::new("/dev/shm");
+        let parent = if shared.is_dir() { shared.to_owned() } else { std::env::temp_dir() };
+        let dir = parent.join(format!("forebay-steps-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::create_dir_all(dir.join("shard")).unwrap();
+        let target: OwnedFd = std::fs::File::open(&dir).unwrap().into();
+        Target::format(&target).unwrap();
+        let (recorder, _) = memfd_sealed(c"recorder", FLIGHT_RECORDER_BYTES as usize, Seal::Size).unwrap();
+        let (doorbell, _) = Doorbell::create().unwrap();
+        let network = Network::new(1, Faults::NONE);
+        let peers = [2, 3].map(|number| {
+            let node = NodeId(number);
+            let endpoint = network.endpoint(number.into());
+            let identity = Identity { pool: secret().pool(), node, capacity_bytes: 0 };
+            let settings = CallsSettings { seed: Some(number.into()), ..CallsSettings::default() };
+            let mut calls = Calls::new(Box::new(endpoint), identity, secret(), settings);
+            calls.add_node(NODE, &address(NODE)).unwrap();
+            (number, Peer { calls, asked: Vec::new(), answers: HashMap::new() })
+        });
+        let mut scene = Scene {
+            network,
+            node: None,
+            peers: peers.into(),
+            held: Held { target, recorder, doorbell },
+            starts: 0,
+            begun_ns: NOW_NS.load(Ordering::Relaxed),
+            dir,
+            _turn: turn,
+        };
+        scene.start();
+        scene
+    }
+
+    fn start(&mut self) {
+        self.starts += 1;
+        let node = Node::start(Setup {
+            node: NODE,
+            others: self.peers.keys().map(|n| (NodeId(*n), address(NodeId(*n)))).collect(),
+            endpoint: Box::new(self.network.endpoint(NODE.0.into())),
+            calls: CallsSettings { seed: Some(100 + self.starts), ..CallsSettings::default() },
+            secret: secret(),
+            target: self.held.target.as_fd(),
+            shard_bytes: 16 << 20,
+            flight_recorder: self.held.recorder.as_fd(),
+            doorbell: self.held.doorbell.as_fd(),
+            rings: Vec::new(),
+            epoch: self.starts,
+            clock: timestamp,
+            planted: None,
+        });
+        self.node = Some(node.unwrap());
+    }
+
+    /// What SIGKILL is to the node's worker, and its next start.
+    fn crash(&mut self) {
+        self.node = None;
+        self.network.kill(NODE.0.into());
+        self.start();
+    }
+
+    fn turn(&mut self) {
+        self.network.turn();
+        NOW_NS.store(self.begun_ns + self.network.now().as_nanos() as u64, Ordering::Relaxed);
+        let node = self.node.as_mut().expect("started");
+        node.communicate();
+        node.serve().unwrap();
+        while node.sweep() {}
+        for peer in self.peers.values_mut() {
+            peer.calls.progress();
+            while let Some(happening) = peer.calls.next_happening() {
+                match happening {
+                    Happening::Asked { ticket, body } => peer.asked.push((ticket, body.bytes().to_vec())),
+                    Happening::Answered { call, outcome, .. } => {
+                        let outcome = outcome.map(|body| body.bytes().to_vec()).map_err(|f| f.code);
+                        peer.answers.insert(call, outcome);
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    fn pass(&mut self, time: Duration) {
+        let end = self.network.now() + time;
+        while self.network.now() < end {
+            self.turn();
+        }
+    }
+
+    /// A process of a peer, or with [`DAEMON`] its daemon, asks.
+    fn ask(&mut self, peer: u16, session: u64, sequence: u64, request: &Request<'_>) -> CallId {
+        let stamp = Stamp { session: session_of(NodeId(peer), session), slot: 0, sequence };
+        let deadline = self.network.now() + Duration::from_secs(60);
+        let peer = self.peers.get_mut(&peer).unwrap();
+        peer.calls.call(NODE, stamp, &Message::Ask(CALLER, *request), deadline).unwrap()
+    }
+
+    fn has_answer(&self, peer: u16, call: CallId) -> bool {
+        self.peers[&peer].answers.contains_key(&call)
+    }
+
+    /// The answer to a call, waited for.
+    fn answer(&mut self, peer: u16, call: CallId) -> Result<Vec<u8>, Code> {
+        let end = self.network.now() + Duration::from_secs(40);
+        loop {
+            if let Some(answer) = self.peers.get_mut(&peer).unwrap().answers.remove(&call) {
+                return answer.and_then(|bytes| Reply::decode(&bytes).map(|_| bytes.clone()));
+            }
+            assert!(self.network.now() < end, "no answer");
+            self.turn();
+        }
+    }
+
+    fn ask_and_wait(&mut self, peer: u16, session: u64, sequence: u64, request: &Request<'_>) -> Vec<u8> {
+        let call = self.ask(peer, session, sequence, request);
+        self.answer(peer, call).unwrap_or_else(|code| panic!("{request:?}: {code}"))
+    }
+
+    /// Waits until a peer is asked something of this sort; what it is to answer by.
+    fn asked(&mut self, peer: u16, is_it: impl Fn(&Request<'_>) -> bool) -> Ticket {
+        let end = self.network.now() + Duration::from_secs(20);
+        loop {
+            let asked = &mut self.peers.get_mut(&peer).unwrap().asked;
+            let found = asked.iter().position(|(_, m)| is_it(&Request::decode(m).unwrap().1));
+            if let Some(i) = found {
+                return asked.remove(i).0;
+            }
+            assert!(self.network.now() < end, "it is not asked");
+            self.turn();
+        }
+    }
+
+    fn reply(&mut self, peer: u16, ticket: Ticket, reply: Reply<'_>) {
+        self.peers.get_mut(&peer).unwrap().calls.answer(&ticket, &Message::Answer(Ok(reply))).unwrap();
+    }
+
+    /// A directory of the node's, made for a peer's process; its number.
+    fn make_directory(&mut self, parent: Ino, name: &[u8]) -> Ino {
+        let reply = self.ask_and_wait(
+            3,
+            9,
+            self.network.events(),
+            &Request::MakeDirectory { parent, name, mode: 0o755 },
+        );
+        match Reply::decode(&reply) {
+            Ok(Reply::Entry(entry)) => entry.attr.ino,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// Node 3 has a lease from the node.
+    fn lease_to_3(&mut self) {
+        let reply = self.ask_and_wait(3, 0, self.network.events(), &Request::RenewLease);
+        assert!(matches!(Reply::decode(&reply), Ok(Reply::Count(_))));
+    }
+}
+
+fn removed_nothing() -> Reply<'static> {
+    Reply::Removed { ino: Ino(0), last: false, kind: Kind::Directory, layout: Layout::single(NODE, 0) }
+}
+
+fn leave(tx: TxId, name: &[u8], ino: Ino) -> Request<'_> {
+    Request::Prepare { tx, index: 0, part: Part::Leave { parent: Ino::ROOT, name, ino, link: TxId::NONE } }
+}
+
+const SOON: Duration = Duration::from_millis(800);
+
+#[test]
+fn retry_of_a_decided_change_is_answered_when_the_other_node_knows_of_it() {
+    let mut s = Scene::new("retry");
+    let theirs = Ino::new(NodeId(2), 77);
+    let make = Request::MakeDirectoryAt { node: NODE, parent: theirs, name: b"d", mode: 0o755 };
+    let call = s.ask(2, 5, 1, &make);
+    let ticket = s.asked(2, |r| matches!(r, Request::Prepare { part: Part::Enter { .. }, .. }));
+    s.reply(2, ticket, removed_nothing());
+    let finish = |r: &Request<'_>| matches!(r, Request::Finish { commit: true, .. });
+    s.asked(2, finish);
+    assert!(!s.has_answer(2, call), "it is decided, and node 2 has not acknowledged it");
+    s.crash();
+    // The call is made again by itself: its stamp is the old one.
+    let ticket = s.asked(2, finish);
+    s.pass(Duration::from_secs(4));
+    assert!(!s.has_answer(2, call), "node 2 still has not");
+    s.reply(2, ticket, Reply::Done);
+    let reply = s.answer(2, call).unwrap();
+    assert!(matches!(Reply::decode(&reply), Ok(Reply::Entry(_))));
+}
+
+#[test]
+fn part_that_is_prepared_has_recalled_the_name_that_it_holds() {
+    let mut s = Scene::new("prepared");
+    let d = s.make_directory(Ino::ROOT, b"d");
+    s.lease_to_3();
+    s.ask_and_wait(3, 4, 1, &Request::Lookup { parent: Ino::ROOT, name: b"d" });
+    let tx = TxId::new(NodeId(2), 1);
+    let call = s.ask(2, DAEMON | 1, 1, &leave(tx, b"d", d));
+    let ticket =
+        s.asked(3, |r| matches!(r, Request::RecallName { parent: Ino::ROOT, name } if *name == b"d"));
+    s.pass(SOON);
+    assert!(!s.has_answer(2, call), "node 3 may still walk by the name");
+    s.reply(3, ticket, Reply::Done);
+    s.answer(2, call).unwrap();
+    // Without an answer it is prepared when the lease has run out.
+    let e = s.make_directory(Ino::ROOT, b"e");
+    s.lease_to_3();
+    s.ask_and_wait(3, 4, 2, &Request::Lookup { parent: Ino::ROOT, name: b"e" });
+    let begun = s.network.now();
+    let call = s.ask(2, DAEMON | 1, 2, &leave(TxId::new(NodeId(2), 2), b"e", e));
+    s.answer(2, call).unwrap();
+    let took = (s.network.now() - begun).as_millis() as u64;
+    assert!((LEASE_MS - 500..LEASE_MS + 1000).contains(&took), "{took} ms");
+}
+
+#[test]
+fn change_that_is_finished_twice_is_acknowledged_when_its_recalls_are_over() {
+    let mut s = Scene::new("twice");
+    let d = s.make_directory(Ino::ROOT, b"d");
+    let tx = TxId::new(NodeId(2), 1);
+    s.ask_and_wait(2, DAEMON | 1, 1, &leave(tx, b"d", d));
+    s.ask_and_wait(2, DAEMON | 1, 2, &Request::Prepare { tx, index: 1, part: Part::Condemn { ino: d } });
+    s.lease_to_3();
+    s.ask_and_wait(3, 4, 1, &Request::GetAttr { ino: d });
+    let finish = Request::Finish { tx, commit: true };
+    let first = s.ask(2, DAEMON | 1, 3, &finish);
+    let ticket = s.asked(3, |r| matches!(r, Request::RecallDirectory { ino } if *ino == d));
+    // Its coordinator has started anew, and does not know that it has told already.
+    let second = s.ask(2, DAEMON | 2, 1, &finish);
+    s.pass(SOON);
+    assert!(!s.has_answer(2, first) && !s.has_answer(2, second), "node 3 may still believe in it");
+    s.reply(3, ticket, Reply::Done);
+    s.answer(2, second).unwrap();
+}
+
+#[test]
+fn number_in_reserve_for_another_nodes_process_outlives_a_crash() {
+    let mut s = Scene::new("reserve");
+    let create = |name, number, reserve| Request::Create {
+        parent: Ino::ROOT,
+        name,
+        mode: 0o644,
+        exclusive: true,
+        dirty: true,
+        layout: None,
+        number,
+        reserve,
+    };
+    let reply = s.ask_and_wait(2, 5, 1, &create(b"a", None, true));
+    let Ok(Reply::Created { next: Some(next), .. }) = Reply::decode(&reply) else { panic!("{reply:?}") };
+    s.crash();
+    let reply = s.ask_and_wait(2, 5, 2, &create(b"b", Some(next), false));
+    let Ok(Reply::Created { entry, .. }) = Reply::decode(&reply) else { panic!("{reply:?}") };
+    assert_eq!(entry.attr.ino, next);
+    let other = s.ask(2, 6, 1, &create(b"c", Some(next), false));
+    assert_eq!(s.answer(2, other), Err(Code::Stale), "a number that is in reserve for nobody");
+}
