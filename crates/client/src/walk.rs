@@ -334,7 +334,19 @@ impl Pool {
         to_create: bool,
         escape: &mut PathBuffer,
     ) -> Door<Target> {
-        again_while_stale(|| self.walk_to_once(place, follow, to_create, escape))
+        self.walk_asking(place, follow, to_create, escape, &mut None)
+    }
+
+    /// The same; `asked` becomes the entry of the last name that was asked for, which need not be asked for again.
+    fn walk_asking(
+        &self,
+        place: Place<'_>,
+        follow: bool,
+        to_create: bool,
+        escape: &mut PathBuffer,
+        asked: &mut Option<Entry>,
+    ) -> Door<Target> {
+        again_while_stale(|| self.walk_to_once(place, follow, to_create, escape, asked))
     }
 
     fn walk_to_once(
@@ -343,6 +355,7 @@ impl Pool {
         follow: bool,
         to_create: bool,
         escape: &mut PathBuffer,
+        asked: &mut Option<Entry>,
     ) -> Door<Target> {
         let mut walk = self.walk(place, escape);
         loop {
@@ -373,7 +386,7 @@ impl Pool {
                 self.descend(&mut walk, &name)?;
                 continue;
             }
-            let found = match self.lookup_last(walk.dir.ino, name.as_bytes(), to_create) {
+            let found = match self.lookup_last(walk.dir.ino, name.as_bytes(), to_create, asked) {
                 Ok(found) => found,
                 Err(Code::NotFound) if !slash => return Ok(Target::Missing(walk.dir, name)),
                 Err(code) => return Err(code.into()),
@@ -409,7 +422,22 @@ impl Pool {
         escape: &mut PathBuffer,
         mut act: impl FnMut(&Entry) -> Result<T, Code>,
     ) -> Door<T> {
-        self.with_inode(place, follow, escape, |found| self.get_attr(found.ino).and_then(|entry| act(&entry)))
+        for _ in 0..WALKS_MAX {
+            let mut asked = None;
+            let found = match self.walk_asking(place, follow, false, escape, &mut asked)? {
+                Target::Found(found) => found,
+                Target::Missing(..) => return Err(Code::NotFound.into()),
+            };
+            let entry = match asked.filter(|entry| entry.attr.ino == found.ino) {
+                Some(entry) => Ok(entry),
+                None => self.get_attr(found.ino),
+            };
+            match entry.and_then(|entry| act(&entry)) {
+                Err(Code::NotFound | Code::Stale) => {}
+                result => return Ok(result?),
+            }
+        }
+        Err(Code::NotFound.into())
     }
 
     /// The same before the inode's attributes are known.
