@@ -16,6 +16,9 @@ pub(crate) const EXECUTE: u32 = 1;
 
 /// Walks that one call makes while what it finds is replaced under it.
 const WALKS_MAX: u32 = 16;
+/// How often a name is looked up anew when what it led to is gone by the time that it is asked for. Each time somebody
+/// replaced it between two requests, which other nodes can do for long while this one waits for a processor.
+const REPLACED_MAX: u32 = 4096;
 
 /// A component's name, copied.
 #[derive(Clone, Copy)]
@@ -445,7 +448,7 @@ impl Pool {
         escape: &mut PathBuffer,
         mut act: impl FnMut(NameRef) -> Result<T, Code>,
     ) -> Door<T> {
-        for _ in 0..WALKS_MAX {
+        for _ in 0..REPLACED_MAX {
             let found = self.walk_found(place, follow, escape)?;
             match act(found) {
                 Err(Code::NotFound | Code::Stale) => {}
