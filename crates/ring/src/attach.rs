@@ -9,9 +9,9 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use forebay_types::{Code, Ino, NodeId, Reader, Writer};
 
-/// First word of every message: "FBY3". Its number changes with requests, replies and the board, so that a library and a
+/// First word of every message: "FBY4". Its number changes with requests, replies and the board, so that a library and a
 /// daemon that disagree about them part at once.
-pub const MAGIC: u32 = 0x3359_4246;
+pub const MAGIC: u32 = 0x3459_4246;
 /// Bytes of a message's header.
 pub const HEADER_BYTES: usize = 12;
 /// Attach this process: answered with [`AttachReply`] and all descriptors. An empty body is a program that may hand its
@@ -29,6 +29,9 @@ pub const KIND_ALIVE: u16 = 5;
 /// connection stays: the daemon writes one of the two whenever that changes, and waits for the byte to come back after
 /// [`MOUNT_SHARED`]. Without it in time the daemon closes the connection, and the process is to say so again.
 pub const KIND_MOUNT: u16 = 6;
+/// A buffer by which data pass to and from other nodes: the body is the session. Answered with KIND_BUFFER, a u64 that is the
+/// buffer's number and a u64 that is its bytes, and its descriptor. One that the session had is no more.
+pub const KIND_BUFFER: u16 = 7;
 /// Attach a process that ends with its descriptors: it hands none to another.
 pub const ATTACH_TOOL: u8 = 1;
 /// Attach the process that serves the mount.
