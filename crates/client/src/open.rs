@@ -144,12 +144,35 @@ impl Ahead {
     }
 }
 
+/// How a file that was found, or made, is opened.
+enum Way {
+    /// It is: by this descriptor.
+    Opened(RawFd),
+    /// By the kernel, which reaches it in the pool's mount by the path that was written.
+    ByMount,
+    /// By the kernel, at the path that was written, where it may wait for another end.
+    AtFifo,
+}
+
 impl Pool {
     /// `openat`: of a regular file its backing descriptor, of a directory the mount's or an anchor, of a FIFO or device the kernel's.
     /// `mode` has the umask applied. All of O_CREAT, O_EXCL, O_TRUNC, O_APPEND, O_CLOEXEC, O_NOFOLLOW, O_DIRECTORY,
-    /// O_TMPFILE and O_PATH mean what they do on a local file system.
+    /// O_TMPFILE and O_PATH mean what they do on a local file system. A file of another node is opened in the pool's mount.
     pub fn open(&self, place: Place<'_>, flags: i32, mode: u32, escape: &mut PathBuffer) -> Door<RawFd> {
-        self.open_with(place, flags, mode, escape, true)
+        for _ in 0..ATTEMPTS {
+            match self.open_with(place, flags, mode, escape, true)? {
+                Way::Opened(fd) => return Ok(fd),
+                Way::ByMount | Way::AtFifo => {
+                    let flags = flags & !(libc::O_CREAT | libc::O_EXCL);
+                    match open_at(libc::AT_FDCWD, escape.as_c_str(), flags) {
+                        // Removed since its name was looked at, which may be another file's by now.
+                        Err(Code::NotFound) => {}
+                        result => return Ok(result?),
+                    }
+                }
+            }
+        }
+        Err(Code::NotFound.into())
     }
 
     /// [`Pool::open`] for a caller that repeats opens on the kernel's paths: a file of another node is [`Fail::Escape`] with
@@ -162,7 +185,10 @@ impl Pool {
         mode: u32,
         escape: &mut PathBuffer,
     ) -> Door<RawFd> {
-        self.open_with(place, flags, mode, escape, false)
+        match self.open_with(place, flags, mode, escape, false)? {
+            Way::Opened(fd) => Ok(fd),
+            Way::ByMount | Way::AtFifo => Err(Fail::Escape),
+        }
     }
 
     fn open_with(
@@ -172,9 +198,9 @@ impl Pool {
         mode: u32,
         escape: &mut PathBuffer,
         waits: bool,
-    ) -> Door<RawFd> {
+    ) -> Door<Way> {
         if flags & libc::O_TMPFILE == libc::O_TMPFILE {
-            return self.open_temporary(place, flags, mode, escape);
+            return self.open_temporary(place, flags, mode, escape).map(Way::Opened);
         }
         let create = flags & libc::O_CREAT != 0;
         let exclusive = create && flags & libc::O_EXCL != 0;
@@ -187,13 +213,11 @@ impl Pool {
             let unseen = create && attempt == 0;
             let result = match self.walk_to(place, follow, unseen, escape)? {
                 Target::Missing(dir, name) if create => {
-                    let by_mount = if waits { None } else { Some(&mut *escape) };
-                    match self.open_new(&dir, &name, flags, (mode, exclusive, unseen), by_mount) {
+                    match self.open_new(&dir, &name, flags, (mode, exclusive, unseen), escape) {
                         Err(Code::AccessDenied | Code::Invalid | Code::Exists | Code::NoSpace) if unseen => {
                             continue
                         }
-                        Ok(None) => return Err(Fail::Escape),
-                        result => result.map(Option::unwrap_or_default),
+                        result => result.map(|fd| fd.map_or(Way::ByMount, Way::Opened)),
                     }
                 }
                 Target::Missing(..) => return Err(Code::NotFound.into()),
@@ -209,19 +233,13 @@ impl Pool {
                 }
                 Target::Found(found) => match self.get_attr(found.ino) {
                     Ok(entry) if !waits && waits_for_other_end(&entry, flags) => {
-                        match self.lead_to_fifo(&entry, flags, escape) {
-                            Ok(()) => return Err(Fail::Escape),
-                            Err(code) => Err(code),
-                        }
+                        self.lead_to_fifo(&entry, flags, escape).map(|()| Way::AtFifo)
                     }
                     // The kernel has no descriptor for what is on another node, but by the mount.
-                    Ok(entry) if !waits && self.needs_mount(&entry) => {
-                        match self.lead_to_mount(&entry, escape) {
-                            Ok(()) => return Err(Fail::Escape),
-                            Err(code) => Err(code),
-                        }
+                    Ok(entry) if self.needs_mount(&entry) => {
+                        self.lead_to_mount(&entry, escape).map(|()| Way::ByMount)
                     }
-                    Ok(entry) => self.open_entry(&entry, flags),
+                    Ok(entry) => self.open_entry(&entry, flags).map(Way::Opened),
                     Err(Code::NotFound) => Err(Code::Stale),
                     Err(code) => Err(code),
                 },
@@ -236,14 +254,14 @@ impl Pool {
         Err(Code::NotFound.into())
     }
 
-    /// Makes a file: its descriptor, or none when `by_mount` is set to where the kernel reaches it.
+    /// Makes a file: its descriptor, or none when `by_mount` is where the kernel reaches it.
     fn open_new(
         &self,
         dir: &Dir,
         name: &Name,
         flags: i32,
         (mode, exclusive, ahead): (u32, bool, bool),
-        by_mount: Option<&mut PathBuffer>,
+        by_mount: &mut PathBuffer,
     ) -> Result<Option<RawFd>, Code> {
         dir.check(self, WRITE | EXECUTE)?;
         if flags & libc::O_DIRECTORY != 0 {
@@ -287,22 +305,20 @@ impl Pool {
         file: &NewFile<'_>,
         above: &Entry,
         flags: i32,
-        by_mount: Option<&mut PathBuffer>,
+        by_mount: &mut PathBuffer,
     ) -> Result<Option<Made>, Code> {
         let mut layout = self.layout_as_set(above)?;
         let me = caller();
         if !self.is_one_here(&layout) {
             let can_reopen = permits((file.mode, me.uid, me.gid), wanted(flags), false);
-            if let Some(path) = by_mount.filter(|_| can_reopen) {
-                if self.find_mount(path).is_some() {
-                    let (mode, exclusive) = (file.mode, file.exclusive);
-                    let (entry, created) =
-                        self.create_entry(file.parent, file.name, mode, exclusive, Some(layout))?;
-                    return match created {
-                        true => self.lead_to_mount(&entry, path).map(|()| None),
-                        false => Ok(Some(Made::Old(entry))),
-                    };
-                }
+            if can_reopen && self.find_mount(by_mount).is_some() {
+                let (mode, exclusive) = (file.mode, file.exclusive);
+                let (entry, created) =
+                    self.create_entry(file.parent, file.name, mode, exclusive, Some(layout))?;
+                return match created {
+                    true => self.lead_to_mount(&entry, by_mount).map(|()| None),
+                    false => Ok(Some(Made::Old(entry))),
+                };
             }
             layout = self.layout_here()?;
         }

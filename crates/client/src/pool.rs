@@ -360,34 +360,43 @@ impl Pool {
 
     /// [`Pool::lookup_name`], but with `to_create` a name that the board does not know counts as missing.
     #[inline]
-    pub(crate) fn lookup_last(&self, parent: Ino, name: &[u8], to_create: bool) -> Result<NameRef, Code> {
+    pub(crate) fn lookup_last(
+        &self,
+        parent: Ino,
+        name: &[u8],
+        to_create: bool,
+        asked: &mut Option<Entry>,
+    ) -> Result<NameRef, Code> {
         match self.look_on_board(parent, name)? {
             Lookup::Hit(entry) => Ok(entry),
             Lookup::Absent => Err(Code::NotFound),
             Lookup::Unknown if to_create => Err(Code::NotFound),
-            Lookup::Unknown => self.ask_name(parent, name),
+            Lookup::Unknown => {
+                let entry = self.ask_name(parent, name)?;
+                let attr = &asked.insert(entry).attr;
+                let permissions =
+                    if attr.is_directory() { (attr.mode, attr.uid, attr.gid) } else { (0, 0, 0) };
+                Ok(NameRef { ino: attr.ino, kind: attr.kind(), permissions })
+            }
         }
     }
 
     /// The entry `name` of `parent`: from the board, or asked for.
     #[inline]
     pub(crate) fn lookup_name(&self, parent: Ino, name: &[u8]) -> Result<NameRef, Code> {
-        self.lookup_last(parent, name, false)
+        self.lookup_last(parent, name, false, &mut None)
     }
 
-    fn ask_name(&self, parent: Ino, name: &[u8]) -> Result<NameRef, Code> {
-        let entry = match self.ask_then(&Request::Lookup { parent, name }, |reply| match reply {
+    fn ask_name(&self, parent: Ino, name: &[u8]) -> Result<Entry, Code> {
+        match self.ask_then(&Request::Lookup { parent, name }, |reply| match reply {
             Reply::Entry(entry) => Ok(Ok(entry)),
             Reply::Elsewhere { ino, .. } => Ok(Err(ino)),
             _ => Err(Code::Malformed),
         })? {
-            Ok(entry) => entry,
+            Ok(entry) => Ok(entry),
             // Another node has it.
-            Err(ino) => self.get_attr(ino)?,
-        };
-        let attr = &entry.attr;
-        let permissions = if attr.is_directory() { (attr.mode, attr.uid, attr.gid) } else { (0, 0, 0) };
-        Ok(NameRef { ino: attr.ino, kind: attr.kind(), permissions })
+            Err(ino) => self.get_attr(ino),
+        }
     }
 
     /// An inode's attributes and layout: from the board, or asked for.

@@ -215,11 +215,11 @@ impl Pool {
 
     /// `stat` (with `follow`) or `lstat`.
     pub fn stat(&self, place: Place<'_>, follow: bool, escape: &mut PathBuffer) -> Door<libc::stat> {
+        if self.spans_nodes() {
+            return self.with_entry(place, follow, escape, |entry| self.stat_entry(entry));
+        }
         self.with_inode(place, follow, escape, |found| {
             if found.kind != Kind::File {
-                return self.stat_entry(&self.get_attr(found.ino)?);
-            }
-            if self.spans_nodes() {
                 return self.stat_entry(&self.get_attr(found.ino)?);
             }
             // The board's memory is far away as often as the kernel's: one is fetched while the other is asked.

@@ -16,6 +16,9 @@ pub(crate) const EXECUTE: u32 = 1;
 
 /// Walks that one call makes while what it finds is replaced under it.
 const WALKS_MAX: u32 = 16;
+/// How often a name is looked up anew when what it led to is gone by the time that it is asked for. Each time somebody
+/// replaced it between two requests, which other nodes can do for long while this one waits for a processor.
+const REPLACED_MAX: u32 = 4096;
 
 /// A component's name, copied.
 #[derive(Clone, Copy)]
@@ -331,7 +334,19 @@ impl Pool {
         to_create: bool,
         escape: &mut PathBuffer,
     ) -> Door<Target> {
-        again_while_stale(|| self.walk_to_once(place, follow, to_create, escape))
+        self.walk_asking(place, follow, to_create, escape, &mut None)
+    }
+
+    /// The same; `asked` becomes the entry of the last name that was asked for, which need not be asked for again.
+    fn walk_asking(
+        &self,
+        place: Place<'_>,
+        follow: bool,
+        to_create: bool,
+        escape: &mut PathBuffer,
+        asked: &mut Option<Entry>,
+    ) -> Door<Target> {
+        again_while_stale(|| self.walk_to_once(place, follow, to_create, escape, asked))
     }
 
     fn walk_to_once(
@@ -340,6 +355,7 @@ impl Pool {
         follow: bool,
         to_create: bool,
         escape: &mut PathBuffer,
+        asked: &mut Option<Entry>,
     ) -> Door<Target> {
         let mut walk = self.walk(place, escape);
         loop {
@@ -370,7 +386,7 @@ impl Pool {
                 self.descend(&mut walk, &name)?;
                 continue;
             }
-            let found = match self.lookup_last(walk.dir.ino, name.as_bytes(), to_create) {
+            let found = match self.lookup_last(walk.dir.ino, name.as_bytes(), to_create, asked) {
                 Ok(found) => found,
                 Err(Code::NotFound) if !slash => return Ok(Target::Missing(walk.dir, name)),
                 Err(code) => return Err(code.into()),
@@ -406,7 +422,22 @@ impl Pool {
         escape: &mut PathBuffer,
         mut act: impl FnMut(&Entry) -> Result<T, Code>,
     ) -> Door<T> {
-        self.with_inode(place, follow, escape, |found| self.get_attr(found.ino).and_then(|entry| act(&entry)))
+        for _ in 0..WALKS_MAX {
+            let mut asked = None;
+            let found = match self.walk_asking(place, follow, false, escape, &mut asked)? {
+                Target::Found(found) => found,
+                Target::Missing(..) => return Err(Code::NotFound.into()),
+            };
+            let entry = match asked.filter(|entry| entry.attr.ino == found.ino) {
+                Some(entry) => Ok(entry),
+                None => self.get_attr(found.ino),
+            };
+            match entry.and_then(|entry| act(&entry)) {
+                Err(Code::NotFound | Code::Stale) => {}
+                result => return Ok(result?),
+            }
+        }
+        Err(Code::NotFound.into())
     }
 
     /// The same before the inode's attributes are known.
@@ -417,7 +448,7 @@ impl Pool {
         escape: &mut PathBuffer,
         mut act: impl FnMut(NameRef) -> Result<T, Code>,
     ) -> Door<T> {
-        for _ in 0..WALKS_MAX {
+        for _ in 0..REPLACED_MAX {
             let found = self.walk_found(place, follow, escape)?;
             match act(found) {
                 Err(Code::NotFound | Code::Stale) => {}

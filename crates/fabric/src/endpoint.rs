@@ -1,6 +1,7 @@
 //! What a node has of the network: the trait that libfabric and the simulation both are.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -90,10 +91,24 @@ pub enum Event<'a> {
     },
 }
 
-/// Breaks another thread's [`Endpoint::wait`].
+/// Nobody waits, and nobody has woken since the last wait.
+const AWAKE: u32 = 0;
+/// The waiter sleeps, or is about to.
+const ASLEEP: u32 = 1;
+/// Somebody has woken.
+const WOKEN: u32 = 2;
+
+/// Breaks another thread's [`Endpoint::wait`]: the one under way, or else the next, so that what was done before waking is seen
+/// before the thread sleeps. While it is awake that takes no system call.
 #[derive(Clone, Debug)]
 pub struct Waker {
-    event: Arc<OwnedFd>,
+    inner: Arc<WakerInner>,
+}
+
+#[derive(Debug)]
+struct WakerInner {
+    event: OwnedFd,
+    state: AtomicU32,
 }
 
 impl Waker {
@@ -101,17 +116,33 @@ impl Waker {
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let event = rustix::event::eventfd(0, flags)
             .map_err(|e| forebay_types::Error::io("cannot make an eventfd", &e.into()))?;
-        Ok(Waker { event: Arc::new(event) })
+        Ok(Waker { inner: Arc::new(WakerInner { event, state: AtomicU32::new(AWAKE) }) })
     }
 
     /// Wakes; once is enough until the waiter has returned.
     pub fn wake(&self) {
-        // The only failure is a counter that is full, and then it is readable anyway.
-        let _ = rustix::io::write(&*self.event, &1u64.to_ne_bytes());
+        if self.inner.state.swap(WOKEN, Ordering::SeqCst) == ASLEEP {
+            // The only failure is a counter that is full, and then it is readable anyway.
+            let _ = rustix::io::write(&self.inner.event, &1u64.to_ne_bytes());
+        }
     }
 
-    fn clear(&self) {
-        let _ = rustix::io::read(&*self.event, &mut [0; 8]);
+    /// Says that the waiter is about to sleep; false when somebody has woken it since it last did.
+    fn falls_asleep(&self) -> bool {
+        let state = &self.inner.state;
+        let asleep = state.compare_exchange(AWAKE, ASLEEP, Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        if !asleep {
+            state.store(AWAKE, Ordering::SeqCst);
+        }
+        asleep
+    }
+
+    /// Says that it is awake. Who woke it may be writing yet: then the next sleep is a short one.
+    fn is_awake(&self, readable: bool) {
+        self.inner.state.store(AWAKE, Ordering::SeqCst);
+        if readable {
+            let _ = rustix::io::read(&self.inner.event, &mut [0; 8]);
+        }
     }
 }
 
@@ -194,12 +225,15 @@ pub trait Endpoint: Send {
     /// Sleeps until something may have come, the timer is due, the waker is used, or `timeout` has passed. Where there is no
     /// descriptor it sleeps 50 µs at most.
     fn wait(&mut self, timeout: Duration) {
-        if !self.may_sleep() {
+        let waker = self.waker().clone();
+        if !waker.falls_asleep() {
             return;
+        }
+        if !self.may_sleep() {
+            return waker.is_awake(false);
         }
         let now = self.now();
         let mut timeout = self.next_timer().map_or(timeout, |at| timeout.min(at.saturating_sub(now)));
-        let waker = self.waker().clone();
         let descriptor = self.descriptor();
         if descriptor.is_none() {
             timeout = timeout.min(Duration::from_micros(50));
@@ -208,7 +242,7 @@ pub trait Endpoint: Send {
             tv_sec: timeout.as_secs().min(3600) as i64,
             tv_nsec: timeout.subsec_nanos().into(),
         };
-        let mut woken = PollFd::from_borrowed_fd(waker.event.as_fd(), PollFlags::IN);
+        let mut woken = PollFd::from_borrowed_fd(waker.inner.event.as_fd(), PollFlags::IN);
         let polled = match descriptor {
             Some(fd) => {
                 let mut both = [woken, PollFd::from_borrowed_fd(fd, PollFlags::IN)];
@@ -218,8 +252,25 @@ pub trait Endpoint: Send {
             }
             None => rustix::event::poll(std::slice::from_mut(&mut woken), Some(&timeout)),
         };
-        if polled.is_ok() && woken.revents().contains(PollFlags::IN) {
-            waker.clear();
-        }
+        waker.is_awake(polled.is_ok() && woken.revents().contains(PollFlags::IN));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wake_before_the_sleep_is_not_lost_and_one_while_awake_writes_nothing() {
+        let waker = Waker::new().unwrap();
+        let written = |waker: &Waker| rustix::io::read(&waker.inner.event, &mut [0; 8]).is_ok();
+        waker.wake();
+        waker.wake();
+        assert!(!written(&waker) && !waker.falls_asleep(), "woken since");
+        assert!(waker.falls_asleep());
+        waker.clone().wake();
+        assert!(written(&waker));
+        waker.is_awake(false);
+        assert!(waker.falls_asleep(), "that wake was for the sleep that it ended");
     }
 }

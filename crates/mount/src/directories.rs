@@ -64,6 +64,7 @@ impl FileSystem {
                 match self.pool.stat_inode(entry.ino) {
                     Ok(st) => {
                         self.nodes.mention(entry.ino.0, Seen::of(&st));
+                        self.note_place(ino, entry.name, &st);
                         let attr = self.found_belief(&st);
                         protocol::put_entry_out(out, self.node(entry.ino), &st, self.entry_belief(ino), attr);
                     }

@@ -173,7 +173,7 @@ impl FileSystem {
             let answer = self.open_node(ino, Some(&entry), flags).inspect_err(|_| {
                 let _ = self.pool.unlink_in(parent, name);
             })?;
-            self.put_entry(out, parent, &self.pool.stat_entry(&entry)?);
+            self.put_entry(out, parent, name, &self.pool.stat_entry(&entry)?);
             protocol::put_open_out(out, answer.handle, answer.flags, answer.backing);
             return Ok(Outcome::Reply);
         };
@@ -191,7 +191,7 @@ impl FileSystem {
         if !writes(flags) {
             opened.end_write();
         }
-        self.put_entry(out, parent, &st);
+        self.put_entry(out, parent, name, &st);
         protocol::put_open_out(out, answer.handle, answer.flags, answer.backing);
         Ok(Outcome::Reply)
     }

@@ -20,6 +20,7 @@ use crate::errno::{check, Errno};
 use crate::grace::Grace;
 use crate::handles::{Handle, Handles};
 use crate::locks::Locks;
+use crate::moved::Moved;
 use crate::nodes::{Nodes, Seen};
 use crate::protocol::{self, op, Belief, Body, Request, ROOT_NODE};
 use crate::registrar::Registrar;
@@ -63,6 +64,7 @@ pub struct FileSystem {
     pub(crate) beliefs: Beliefs,
     pub(crate) grace: Grace,
     pub(crate) nameless: Nameless,
+    pub(crate) moved: Moved,
     next_temporary: AtomicU64,
     /// Inodes that files without a name got with their first name, and how many they are.
     named: Mutex<HashMap<u64, u64>>,
@@ -84,6 +86,7 @@ impl FileSystem {
             beliefs: Beliefs::default(),
             grace: Grace::default(),
             nameless: Nameless::default(),
+            moved: Moved::default(),
             next_temporary: AtomicU64::new(TEMPORARY),
             named: Mutex::default(),
             twins: AtomicUsize::new(0),
@@ -170,9 +173,10 @@ impl FileSystem {
     }
 
     /// Tells the kernel of an inode, in an entry of `parent`.
-    pub(crate) fn put_entry(&self, out: &mut Body, parent: Ino, st: &libc::stat) {
+    pub(crate) fn put_entry(&self, out: &mut Body, parent: Ino, name: &[u8], st: &libc::stat) {
         let ino = Ino(st.st_ino);
         self.nodes.mention(ino.0, Seen::of(st));
+        self.note_place(parent, name, st);
         let (entry, attr) = (self.entry_belief(parent), self.found_belief(st));
         protocol::put_entry_out(out, self.node(ino), st, entry, attr);
     }

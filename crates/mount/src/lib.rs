@@ -25,6 +25,7 @@ mod filesystem;
 mod grace;
 mod handles;
 mod locks;
+mod moved;
 mod names;
 mod nodes;
 mod opened;

@@ -9,7 +9,7 @@ use crate::nodes::Seen;
 use crate::protocol::{self, Body, Request};
 
 /// Looks at a name that is being replaced again and again, before it is given up.
-const LOOKS_MAX: u32 = 16;
+const LOOKS_MAX: u32 = 4096;
 
 /// The kernel looks the path up again when an inode that a name led to is gone.
 pub(crate) fn gone_is_stale(code: Code) -> Errno {
@@ -35,7 +35,7 @@ impl FileSystem {
             });
             match found {
                 Ok(st) => {
-                    self.put_entry(out, parent, &st);
+                    self.put_entry(out, parent, name, &st);
                     return Ok(Outcome::Reply);
                 }
                 // The inode went between the looks at its name and at itself: the name may be another's by now.
@@ -100,9 +100,9 @@ impl FileSystem {
     }
 
     /// Tells the kernel of an inode that was just made or linked.
-    fn made(&self, parent: Ino, entry: &Entry, out: &mut Body) -> Result<Outcome, Errno> {
+    fn made(&self, parent: Ino, name: &[u8], entry: &Entry, out: &mut Body) -> Result<Outcome, Errno> {
         let st = self.pool.stat_entry(entry)?;
-        self.put_entry(out, parent, &st);
+        self.put_entry(out, parent, name, &st);
         Ok(Outcome::Reply)
     }
 
@@ -111,7 +111,7 @@ impl FileSystem {
         let (mode, _umask, name) = (f.u32()?, f.u32()?, f.name()?);
         let (caller, parent) = (FileSystem::caller(rq), self.ino(rq.node));
         let entry = self.pool.make_directory_in(caller, parent, name, mode & 0o7777)?;
-        self.made(parent, &entry, out)
+        self.made(parent, name, &entry, out)
     }
 
     pub(crate) fn symlink(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
@@ -119,7 +119,7 @@ impl FileSystem {
         let (name, target) = (f.name()?, f.name()?);
         let parent = self.ino(rq.node);
         let entry = self.pool.symlink_in(FileSystem::caller(rq), parent, name, target)?;
-        self.made(parent, &entry, out)
+        self.made(parent, name, &entry, out)
     }
 
     pub(crate) fn mknod(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
@@ -132,7 +132,7 @@ impl FileSystem {
         } else {
             self.pool.make_node_in(caller, parent, name, mode, protocol::large_device(rdev))?
         };
-        self.made(parent, &entry, out)
+        self.made(parent, name, &entry, out)
     }
 
     pub(crate) fn link(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
@@ -143,7 +143,7 @@ impl FileSystem {
             return self.link_temporary(source, parent, name, out);
         }
         let entry = self.pool.link_in(ino, parent, name)?;
-        self.made(parent, &entry, out)
+        self.made(parent, name, &entry, out)
     }
 
     /// A file without a name gets its first: it becomes an inode of the pool.
@@ -160,7 +160,7 @@ impl FileSystem {
             seen.mode & 0o7777,
         )?;
         self.note_twin(node, entry.attr.ino);
-        self.made(parent, &entry, out)
+        self.made(parent, name, &entry, out)
     }
 
     /// `answer` answers the request. It is called before the data is removed where nobody can tell: the file is not open

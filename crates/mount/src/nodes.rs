@@ -48,6 +48,13 @@ impl Seen {
     }
 }
 
+/// Where a directory is: the node of its parent, and its name there.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Place {
+    pub(crate) parent: u64,
+    pub(crate) name: Box<[u8]>,
+}
+
 #[derive(Debug, Default)]
 struct Node {
     /// Mentions that the kernel has not given back.
@@ -58,6 +65,8 @@ struct Node {
     opened: Option<Arc<Opened>>,
     /// It was opened for writing: a mapping may have outlived the last close.
     written: bool,
+    /// Of a directory in a pool of several nodes: where the kernel was told that it is.
+    place: Option<Box<Place>>,
 }
 
 type Part = HashMap<u64, Node, BuildHasherDefault<NumberHasher>>;
@@ -163,6 +172,24 @@ impl Nodes {
         self.part(ino).get(&ino).is_some_and(|node| node.written)
     }
 
+    /// Notes where a directory is that the kernel knows; where it was before, if that was elsewhere.
+    pub(crate) fn place(&self, ino: u64, place: Place) -> Option<Place> {
+        let mut part = self.part(ino);
+        let node = part.get_mut(&ino)?;
+        if node.place.as_deref() == Some(&place) {
+            return None;
+        }
+        node.place.replace(Box::new(place)).map(|before| *before)
+    }
+
+    /// True when some directory is at this place, as far as the kernel was told.
+    pub(crate) fn is_place(&self, place: &Place) -> bool {
+        self.parts.iter().any(|part| {
+            let part = part.lock().unwrap_or_else(PoisonError::into_inner);
+            part.values().any(|node| node.place.as_deref() == Some(place))
+        })
+    }
+
     /// The numbers of all inodes of which `which` is true.
     pub(crate) fn numbers(&self, which: impl Fn(Seen) -> bool) -> Vec<u64> {
         let mut all = Vec::new();
@@ -188,6 +215,20 @@ mod tests {
         assert_eq!(nodes.seen(7), Some(seen));
         nodes.forget(7, 1);
         assert_eq!(nodes.seen(7), None);
+    }
+
+    #[test]
+    fn place_of_a_directory_that_moved_is_told_once() {
+        let nodes = Nodes::new();
+        let place = |parent, name: &[u8]| Place { parent, name: name.into() };
+        assert_eq!(nodes.place(7, place(1, b"a")), None, "the kernel does not know it");
+        nodes.mention(7, Seen::default());
+        assert_eq!(nodes.place(7, place(1, b"a")), None);
+        assert_eq!(nodes.place(7, place(1, b"a")), None);
+        assert_eq!(nodes.place(7, place(2, b"a")), Some(place(1, b"a")));
+        assert!(nodes.is_place(&place(2, b"a")) && !nodes.is_place(&place(1, b"a")));
+        nodes.forget(7, 1);
+        assert!(!nodes.is_place(&place(2, b"a")));
     }
 
     #[test]

@@ -371,6 +371,20 @@ pub(crate) fn put_absent(out: &mut Body, entry: Belief) {
     out.zeros(ENTRY_OUT_BYTES - 36);
 }
 
+/// `FUSE_NOTIFY_INVAL_ENTRY`: the kernel drops what it has of a name.
+pub(crate) fn invalidate_entry(parent: u64, name: &[u8]) -> Vec<u8> {
+    const INVAL_ENTRY: i32 = 3;
+    let len = OUT_HEADER_BYTES + 16 + name.len() + 1;
+    let mut message = Vec::with_capacity(len);
+    message.extend_from_slice(&out_header(len, 0, INVAL_ENTRY));
+    message.extend_from_slice(&parent.to_ne_bytes());
+    message.extend_from_slice(&(name.len() as u32).to_ne_bytes());
+    message.extend_from_slice(&[0; 4]);
+    message.extend_from_slice(name);
+    message.push(0);
+    message
+}
+
 /// Bytes of `struct fuse_entry_out`.
 pub(crate) const ENTRY_OUT_BYTES: usize = 128;
 

@@ -4,6 +4,7 @@
 //! `.` and `..` in a listing, negative sizes.
 
 use crate::door::{done, Ability, At, Door, Errno, Item, Outcome, SetTime, Space, Stat, Stream};
+use crate::libc_door::{LibcDoor, Spelling};
 use forebay_client::{Directory, Fail, PathBuffer, Place, Pool};
 use forebay_types::{Code, Ino, TimeSet, Timestamp};
 use std::cell::Cell;
@@ -20,6 +21,8 @@ pub struct ClientDoor {
     entered_path: Vec<u8>,
     umask: Cell<u32>,
     abilities: Vec<Ability>,
+    /// For descriptors that the pool does not know, which are the kernel's alone.
+    kernel: LibcDoor,
 }
 
 /// A path that leaves the pool: no case that this door can do has one, so none expects this.
@@ -47,6 +50,7 @@ impl ClientDoor {
         pool.set_prefix(PREFIX);
         let mut abilities = vec![
             Ability::OneDoor,
+            Ability::OneNode,
             Ability::Children,
             Ability::Xattrs,
             Ability::LargeXattrs,
@@ -56,7 +60,14 @@ impl ClientDoor {
         abilities.push(if unsafe { libc::geteuid() } == 0 { Ability::Root } else { Ability::NotRoot });
         abilities.extend_from_slice(claimed);
         let entered = pool.root().map_err(|code| format!("the pool's root: {code:?}"))?;
-        Ok(ClientDoor { pool, entered, entered_path: PREFIX.to_vec(), umask: Cell::new(0o022), abilities })
+        Ok(ClientDoor {
+            pool,
+            entered,
+            entered_path: PREFIX.to_vec(),
+            umask: Cell::new(0o022),
+            abilities,
+            kernel: LibcDoor::new(Path::new("/"), Spelling::Absolute, &[]),
+        })
     }
 
     fn place<'a>(&self, path: &'a [u8]) -> Outcome<Place<'a>> {
@@ -81,7 +92,11 @@ impl ClientDoor {
     }
 
     fn inode(&self, fd: RawFd) -> Outcome<Ino> {
-        self.pool.inode_of(fd, &kernel_stat(fd)?).ok_or(Errno(libc::EBADF))
+        self.known(fd)?.ok_or(Errno(libc::EBADF))
+    }
+
+    fn known(&self, fd: RawFd) -> Outcome<Option<Ino>> {
+        Ok(self.pool.inode_of(fd, &kernel_stat(fd)?))
     }
 }
 
@@ -124,6 +139,11 @@ impl Door for ClientDoor {
         let root = self.pool.root()?;
         let place = Place { dir: root, path: directory.as_bytes() };
         self.pool.make_directory(place, 0o755, &mut escape())?;
+        self.enter_existing(directory)
+    }
+
+    fn enter_existing(&mut self, directory: &str) -> Outcome<()> {
+        let place = Place { dir: self.pool.root()?, path: directory.as_bytes() };
         self.entered = self.pool.resolve(place, true, &mut escape())?.attr.ino;
         self.entered_path = [PREFIX, b"/", directory.as_bytes()].concat();
         Ok(())
@@ -256,31 +276,52 @@ impl Door for ClientDoor {
     }
 
     fn chmod_handle(&self, fd: RawFd, mode: u32) -> Outcome<()> {
-        Ok(self.pool.chmod_inode(self.inode(fd)?, mode)?)
+        match self.known(fd)? {
+            Some(ino) => Ok(self.pool.chmod_inode(ino, mode)?),
+            None => self.kernel.chmod_handle(fd, mode),
+        }
     }
 
     fn chown_handle(&self, fd: RawFd, uid: Option<u32>, gid: Option<u32>) -> Outcome<()> {
-        Ok(self.pool.chown_inode(self.inode(fd)?, uid, gid)?)
+        match self.known(fd)? {
+            Some(ino) => Ok(self.pool.chown_inode(ino, uid, gid)?),
+            None => self.kernel.chown_handle(fd, uid, gid),
+        }
     }
 
     fn set_times_handle(&self, fd: RawFd, atime: SetTime, mtime: SetTime) -> Outcome<()> {
-        Ok(self.pool.set_times_inode(self.inode(fd)?, time_set(atime), time_set(mtime))?)
+        match self.known(fd)? {
+            Some(ino) => Ok(self.pool.set_times_inode(ino, time_set(atime), time_set(mtime))?),
+            None => self.kernel.set_times_handle(fd, atime, mtime),
+        }
     }
 
     fn get_xattr_handle(&self, fd: RawFd, name: &[u8], value: &mut [u8]) -> Outcome<usize> {
-        Ok(self.pool.get_xattr_inode(self.inode(fd)?, name, value)?)
+        match self.known(fd)? {
+            Some(ino) => Ok(self.pool.get_xattr_inode(ino, name, value)?),
+            None => self.kernel.get_xattr_handle(fd, name, value),
+        }
     }
 
     fn set_xattr_handle(&self, fd: RawFd, name: &[u8], value: &[u8], flags: i32) -> Outcome<()> {
-        Ok(self.pool.set_xattr_inode(self.inode(fd)?, name, value, flags as u32)?)
+        match self.known(fd)? {
+            Some(ino) => Ok(self.pool.set_xattr_inode(ino, name, value, flags as u32)?),
+            None => self.kernel.set_xattr_handle(fd, name, value, flags),
+        }
     }
 
     fn list_xattr_handle(&self, fd: RawFd, names: &mut [u8]) -> Outcome<usize> {
-        Ok(self.pool.list_xattr_inode(self.inode(fd)?, names)?)
+        match self.known(fd)? {
+            Some(ino) => Ok(self.pool.list_xattr_inode(ino, names)?),
+            None => self.kernel.list_xattr_handle(fd, names),
+        }
     }
 
     fn remove_xattr_handle(&self, fd: RawFd, name: &[u8]) -> Outcome<()> {
-        Ok(self.pool.remove_xattr_inode(self.inode(fd)?, name)?)
+        match self.known(fd)? {
+            Some(ino) => Ok(self.pool.remove_xattr_inode(ino, name)?),
+            None => self.kernel.remove_xattr_handle(fd, name),
+        }
     }
 }
 

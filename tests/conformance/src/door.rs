@@ -86,6 +86,8 @@ pub enum Ability {
     Outside,
     /// Every path and every descriptor is of one door.
     OneDoor,
+    /// Every call is made on one node: what docs/network.md excepts for several nodes is not in the way.
+    OneNode,
     /// The program runs as root.
     Root,
     /// The program does not run as root.
@@ -236,6 +238,8 @@ pub trait Door {
     fn can(&self, ability: Ability) -> bool;
     /// Makes a directory of that name under the door's root, and makes it the one that paths begin from.
     fn enter(&mut self, directory: &str) -> Outcome<()>;
+    /// The same of a directory that another door to the same files has made.
+    fn enter_existing(&mut self, directory: &str) -> Outcome<()>;
     /// The absolute path, as programs see it, of what `path` names.
     fn absolute(&self, path: &[u8]) -> Vec<u8>;
 

@@ -13,5 +13,6 @@ pub mod document;
 pub mod door;
 pub mod harness;
 pub mod libc_door;
+pub mod nodes_door;
 pub mod pair_door;
 pub mod wrong_door;

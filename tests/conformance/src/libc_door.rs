@@ -35,27 +35,17 @@ pub struct LibcDoor {
 impl LibcDoor {
     /// A door to the directory `root`, with what the caller claims of it beyond what can be probed.
     pub fn new(root: &Path, spelling: Spelling, claimed: &[Ability]) -> LibcDoor {
-        let mut abilities =
-            vec![Ability::DirectoryDescriptors, Ability::Children, Ability::Outside, Ability::OneDoor];
+        let mut abilities = vec![
+            Ability::DirectoryDescriptors,
+            Ability::Children,
+            Ability::Outside,
+            Ability::OneDoor,
+            Ability::OneNode,
+        ];
         // SAFETY: no memory is passed.
         abilities.push(if unsafe { libc::geteuid() } == 0 { Ability::Root } else { Ability::NotRoot });
         abilities.extend_from_slice(claimed);
         LibcDoor { root: root.into(), spelling, entered: root.into(), entered_fd: None, abilities }
-    }
-
-    /// Makes a directory that is there the one that paths begin from.
-    pub fn enter_existing(&mut self, directory: &str) -> Outcome<()> {
-        let path = self.root.join(directory);
-        let c = text(path.as_os_str().as_bytes());
-        if self.spelling == Spelling::Relative {
-            // SAFETY: the string ends in NUL.
-            done(unsafe { libc::chdir(c.as_ptr()) })?;
-        }
-        // SAFETY: the string ends in NUL.
-        let fd = unsafe { libc::open(c.as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC) };
-        self.entered_fd = Some(owned(fd)?);
-        self.entered = path;
-        Ok(())
     }
 
     /// The directory descriptor and path that a call takes.
@@ -100,6 +90,20 @@ impl Door for LibcDoor {
         // SAFETY: the string ends in NUL.
         done(unsafe { libc::mkdir(c.as_ptr(), 0o755) })?;
         self.enter_existing(directory)
+    }
+
+    fn enter_existing(&mut self, directory: &str) -> Outcome<()> {
+        let path = self.root.join(directory);
+        let c = text(path.as_os_str().as_bytes());
+        if self.spelling == Spelling::Relative {
+            // SAFETY: the string ends in NUL.
+            done(unsafe { libc::chdir(c.as_ptr()) })?;
+        }
+        // SAFETY: the string ends in NUL.
+        let fd = unsafe { libc::open(c.as_ptr(), libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC) };
+        self.entered_fd = Some(owned(fd)?);
+        self.entered = path;
+        Ok(())
     }
 
     fn absolute(&self, path: &[u8]) -> Vec<u8> {

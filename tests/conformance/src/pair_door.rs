@@ -54,6 +54,11 @@ impl Door for PairDoor {
         self.looks.enter_existing(directory)
     }
 
+    fn enter_existing(&mut self, directory: &str) -> Outcome<()> {
+        self.changes.enter_existing(directory)?;
+        self.looks.enter_existing(directory)
+    }
+
     fn open_at(&self, at: At<'_>, flags: i32, mode: u32) -> Outcome<OwnedFd> {
         let changes = libc::O_CREAT | libc::O_TRUNC | libc::O_DIRECTORY;
         if at.dir.is_none() && flags & libc::O_ACCMODE == libc::O_RDONLY && flags & changes == 0 {

@@ -85,6 +85,10 @@ impl Door for WrongDoor {
         self.inner.enter(directory)
     }
 
+    fn enter_existing(&mut self, directory: &str) -> Outcome<()> {
+        self.inner.enter_existing(directory)
+    }
+
     fn open_at(&self, at: At<'_>, flags: i32, mode: u32) -> Outcome<OwnedFd> {
         let flags = if self.lie == Lie::NotExclusive { flags & !libc::O_EXCL } else { flags };
         self.inner.open_at(at, flags, mode)

@@ -1,4 +1,4 @@
-//! How long the shard thread looks for requests before it sleeps: as long as that pays, giving way to others meanwhile.
+//! How long the shard thread, and the network thread, look for requests before they sleep: as long as that pays, giving way to others meanwhile.
 //!
 //! What pays is learnt from the gaps between requests, those that were slept through included: when a client rings
 //! soon after the thread went to sleep, looking a little longer would have spared both a system call and a wake-up,

@@ -340,9 +340,17 @@ impl<'a> ShardThread<'a> {
                 }
                 Round::Idle => {}
             }
-            let sessions = &self.sessions;
-            if pace.look(|| sessions.iter().any(|s| s.door.has_pending())) {
+            let (messages, sessions) = (&self.messages, &self.sessions);
+            let mut heard = None;
+            let found = pace.look(|| {
+                heard = messages.try_recv().ok();
+                heard.is_some() || sessions.iter().any(|s| s.door.has_pending())
+            });
+            if found {
                 Statistics::add(&self.statistics.spun, 1);
+                if let Some(message) = heard {
+                    self.hear(message)?;
+                }
                 continue;
             }
             if self.rest(idle_rounds > 0)? {
@@ -368,7 +376,8 @@ impl<'a> ShardThread<'a> {
                 heard = messages.try_recv().ok();
                 heard.is_none() && !sessions.iter().any(|s| s.door.has_pending())
             });
-            pace.slept(self.sessions.iter().any(|s| s.door.has_pending()));
+            heard = heard.or_else(|| self.messages.try_recv().ok());
+            pace.slept(heard.is_some() || self.sessions.iter().any(|s| s.door.has_pending()));
             if let Some(message) = heard {
                 self.hear(message)?;
             }

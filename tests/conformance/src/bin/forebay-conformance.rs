@@ -5,6 +5,7 @@ use forebay_conformance::cases;
 use forebay_conformance::client_door::ClientDoor;
 use forebay_conformance::door::{Ability, Door};
 use forebay_conformance::libc_door::{LibcDoor, Spelling};
+use forebay_conformance::nodes_door::NodesDoor;
 use forebay_conformance::pair_door::PairDoor;
 use forebay_conformance::wrong_door::{Lie, WrongDoor};
 use std::collections::BTreeMap;
@@ -23,6 +24,8 @@ empty pool of DIR through the client library.
   --only TEXT                       only cases whose name contains TEXT
   --user UID                        as that user, who must own DIR
   --private-tmpfs OPTIONS           on a tmpfs mounted on DIR for this process alone
+  --and DIR                         another node's door to the same pool, of --root's or --pool's kind; each call is made
+                                    by the next door; may be given more than once
   --looks-at DIR                    look at the same files through DIR, and change them through --root
   --lie NAME                        through a door that lies; the suite must find it out
   --list                            the names of the cases, and what they need
@@ -38,6 +41,7 @@ struct Options {
     private_tmpfs: Option<String>,
     lie: Option<Lie>,
     looks_at: Option<PathBuf>,
+    and: Vec<PathBuf>,
 }
 
 fn main() -> ExitCode {
@@ -64,6 +68,16 @@ fn main() -> ExitCode {
 }
 
 fn door(options: &Options) -> Result<Box<dyn Door>, String> {
+    if !options.and.is_empty() {
+        let first = options.pool.as_ref().unwrap_or(&options.root);
+        let doors = std::iter::once(first).chain(&options.and).map(|dir| -> Result<Box<dyn Door>, String> {
+            Ok(match options.pool {
+                Some(_) => Box::new(ClientDoor::attach(dir, &options.claimed)?),
+                None => Box::new(LibcDoor::new(dir, Spelling::Absolute, &options.claimed)),
+            })
+        });
+        return Ok(Box::new(NodesDoor::new(doors.collect::<Result<_, _>>()?)));
+    }
     if let Some(pool) = &options.pool {
         return Ok(Box::new(ClientDoor::attach(pool, &options.claimed)?));
     }
@@ -118,6 +132,7 @@ fn parse() -> Result<Option<Options>, String> {
         private_tmpfs: None,
         lie: None,
         looks_at: None,
+        and: Vec::new(),
     };
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
@@ -138,6 +153,7 @@ fn parse() -> Result<Option<Options>, String> {
         match argument.as_str() {
             "--root" => options.root = PathBuf::from(&value),
             "--pool" => options.pool = Some(PathBuf::from(&value)),
+            "--and" => options.and.push(PathBuf::from(&value)),
             "--looks-at" => options.looks_at = Some(PathBuf::from(&value)),
             "--spelling" => options.spelling = choose(&value, &SPELLINGS)?,
             "--claim" => options.claimed.push(choose(&value, &ABILITIES)?),

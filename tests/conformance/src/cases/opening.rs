@@ -26,7 +26,7 @@ pub(super) const CASES: &[Case] = &[
         "Descriptors are the kernel's: the lowest free number, O_CLOEXEC as asked, shared offsets after dup and fork."),
     case!(open_unnamed_file_vanishes_with_its_descriptor;
         "A descriptor opened with O_TMPFILE is a regular file without a name, gone with its last descriptor."),
-    case!(link_of_an_unnamed_file_names_it;
+    case!(link_of_an_unnamed_file_names_it [OneNode];
         "linkat gives a file opened with O_TMPFILE a name, unless it was opened with O_EXCL."),
     case!(open_path_only_answers_fstat;
         "A descriptor opened with O_PATH answers fstat and refuses reads and writes with EBADF."),

@@ -5,6 +5,7 @@
 //! No time is asserted but one: that nothing hangs.
 
 mod bed;
+mod doors;
 mod leases;
 mod names;
 mod nodes;

@@ -23,6 +23,7 @@ use super::met::MetNodes;
 use super::placement::{Giver, Surroundings};
 use super::removals::Removals;
 use super::Order;
+use crate::worker::pace::Pace;
 use crate::worker::session::session_on;
 use crate::worker::shard_thread::Message;
 use asking::{Flight, NODE_TIMEOUT};
@@ -139,26 +140,47 @@ impl NetworkThread {
         self
     }
 
-    /// Works until it is told to stop.
+    /// Works until it is told to stop. Before it sleeps it looks for orders and for what comes, as long as that paid of late: a
+    /// request that is sent on passes here twice, and to be woken takes longer than all the rest.
     pub(super) fn run(mut self) {
         self.introduce();
+        let mut pace = Pace::new();
         loop {
             match self.round() {
                 Round::Busy => {}
-                Round::Idle(patience) => self.calls.wait(patience),
+                Round::Idle(patience) => {
+                    let (orders, calls) = (&self.orders, &mut self.calls);
+                    let mut order = None;
+                    let found = pace.look(|| {
+                        order = orders.try_recv().ok();
+                        order.is_some() || calls.progress() > 0
+                    });
+                    self.backlog.extend(order);
+                    if !found {
+                        self.calls.wait(patience);
+                        pace.slept(self.calls.progress() > 0 || self.has_order());
+                    }
+                }
                 Round::Stopped => return,
             }
         }
     }
 
+    /// Looks whether there is an order, and keeps it.
+    fn has_order(&mut self) -> bool {
+        let order = self.orders.try_recv().ok();
+        let found = order.is_some();
+        self.backlog.extend(order);
+        found
+    }
+
     /// What there is to do now, once; it never waits.
     pub(in crate::worker) fn round(&mut self) -> Round {
         let mut busy = false;
-        for _ in 0..self.backlog.len() {
-            let Some(order) = self.backlog.pop_front() else { break };
-            busy |= self.obey(order);
-        }
-        while let Ok(order) = self.orders.try_recv() {
+        let waiting = self.backlog.len();
+        for n in 0.. {
+            let order = if n < waiting { self.backlog.pop_front() } else { self.orders.try_recv().ok() };
+            let Some(order) = order else { break };
             if matches!(order, Order::Stop) {
                 self.calls.leave("its daemon stops");
                 return Round::Stopped;

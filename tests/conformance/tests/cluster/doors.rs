@@ -1,0 +1,66 @@
+//! The suite on a pool of four nodes: each call is made on the next node, so that what one makes another writes, reads,
+//! renames and removes. What docs/network.md
+//! excepts are the cases that need `OneNode`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use forebay_conformance::harness::{self, is_root};
+
+use crate::nodes::Cluster;
+
+const NODES: usize = 4;
+
+fn not_me() -> &'static str {
+    if is_root() {
+        "NotRoot"
+    } else {
+        "Root"
+    }
+}
+
+/// A cluster that is mounted on each node.
+fn mounted(name: &str) -> Option<(Cluster, Vec<PathBuf>)> {
+    let c = Cluster::up(name, NODES);
+    let mounts = (1..=NODES).map(|node| c.mount(node)).collect::<Option<Vec<_>>>()?;
+    Some((c, mounts))
+}
+
+fn suite(c: &Cluster, command: &mut Command, first: &str, dir: &Path, others: &[PathBuf], lacking: &[&str]) {
+    command.arg(first).arg(dir);
+    for other in others {
+        command.arg("--and").arg(other);
+    }
+    command.args(["--claim", "xattrs", "--claim", "large-xattrs"]);
+    let excepted = [not_me(), "OneDoor", "OneNode", "OwnSpace", "SmallSpace"];
+    harness::summary(command).passed_but_for(&[&excepted, lacking].concat());
+    c.check();
+}
+
+#[test]
+fn mounts_of_four_nodes_keep_every_promise() {
+    let Some((c, mounts)) = mounted("doors-mount") else { return };
+    suite(&c, &mut Command::new(harness::program()), "--root", &mounts[0], &mounts[1..], &[]);
+}
+
+#[test]
+fn preloaded_programs_and_mounts_of_other_nodes_keep_every_promise() {
+    let Some((c, mounts)) = mounted("doors-preload") else { return };
+    let mut command = Command::new(harness::binaries().join("forebay"));
+    command.args(["run", "--quiet", "--pool"]).arg(c.pool(1)).arg("--").arg(harness::program());
+    suite(&c, &mut command, "--root", Path::new("/forebay"), &mounts[1..], &[]);
+}
+
+#[test]
+fn clients_of_four_nodes_keep_every_promise() {
+    let Some((c, _mounts)) = mounted("doors-client") else { return };
+    let pools: Vec<PathBuf> = (1..=NODES).map(|node| c.pool(node)).collect();
+    suite(
+        &c,
+        &mut Command::new(harness::program()),
+        "--pool",
+        &pools[0],
+        &pools[1..],
+        &["Outside", "DirectoryDescriptors"],
+    );
+}
