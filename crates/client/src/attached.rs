@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use forebay_ring::{AttachReply, Board, Mapping, Ring};
 use forebay_types::Code;
 
+use crate::buffer::Buffers;
 use crate::connection::{Address, Role};
 use crate::errno;
 
@@ -24,6 +25,8 @@ pub(crate) struct Attached {
     /// Device and inode of the target's directory, to notice a descriptor that the program closed.
     target_identity: (u64, u64),
     pub(crate) reply: AttachReply,
+    /// By which data pass to and from other nodes.
+    pub(crate) buffers: Buffers,
     /// Set when the pool was found gone: the next call attaches anew.
     pub(crate) gone: AtomicBool,
 }
@@ -59,6 +62,7 @@ impl Attached {
             target: AtomicI32::new(raised(fds.target)),
             target_identity,
             reply,
+            buffers: Buffers::default(),
             gone: AtomicBool::new(false),
         };
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

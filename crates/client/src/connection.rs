@@ -3,8 +3,8 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use forebay_ring::{
-    read_exact, receive_fds, send_fds, AttachReply, Header, ATTACH_FDS, ATTACH_MOUNT, ATTACH_TOOL,
-    HEADER_BYTES, KIND_ALIVE, KIND_ATTACH, KIND_BOARD, KIND_ERROR, KIND_MOUNT, MOUNT_ALONE,
+    read_exact, receive_fds, send_fds, AttachReply, Header, Mapping, ATTACH_FDS, ATTACH_MOUNT, ATTACH_TOOL,
+    HEADER_BYTES, KIND_ALIVE, KIND_ATTACH, KIND_BOARD, KIND_BUFFER, KIND_ERROR, KIND_MOUNT, MOUNT_ALONE,
 };
 use forebay_types::Code;
 
@@ -178,6 +178,29 @@ impl Address {
         }
         read_exact(socket.as_fd(), &mut body)?;
         Ok(AttachReply::decode(&body))
+    }
+
+    /// Gets a session a buffer of so many bytes, for data of other nodes; its number.
+    pub(crate) fn buffer(&self, session: u64, bytes: usize) -> Result<(Mapping, u64), Code> {
+        let socket = self.connect(ANSWER_TIMEOUT_S, 0)?;
+        send_fds(socket.as_fd(), &Header { kind: KIND_BUFFER, len: 8 }.encode(), &[])?;
+        forebay_ring::write_all(socket.as_fd(), &session.to_le_bytes())?;
+        let (mut header, mut fds) = ([0; HEADER_BYTES], [const { None }; ATTACH_FDS]);
+        let got = receive_fds(socket.as_fd(), &mut header, &mut fds)?;
+        read_exact(socket.as_fd(), &mut header[got..])?;
+        let header = Header::decode(&header)?;
+        if header.kind != KIND_BUFFER || header.len != 16 {
+            return Err(Code::NotSupported);
+        }
+        let (mut number, mut length) = ([0; 8], [0; 8]);
+        read_exact(socket.as_fd(), &mut number)?;
+        read_exact(socket.as_fd(), &mut length)?;
+        let [Some(memory), None, None, None] = fds else { return Err(Code::Malformed) };
+        if u64::from_le_bytes(length) != bytes as u64 {
+            return Err(Code::Malformed);
+        }
+        let mapping = Mapping::new(memory.as_fd(), bytes, true).map_err(|_| Code::NoResources)?;
+        Ok((mapping, u64::from_le_bytes(number)))
     }
 
     /// Says that a session serves the pool's mount, whose device comes along.

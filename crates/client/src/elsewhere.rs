@@ -1,19 +1,15 @@
 //! What lies on other nodes: directories whose entry and inode are on two, and backing files that cannot be opened here.
 //!
 //! Requests for other nodes go through this node's daemon like any (docs/decisions/0011); what is here is only what takes
-//! several of them. Data is asked for in pieces, several under way in slots of their own: the first slot is waited for, the
-//! others are taken if they are free, so that threads that do this at the same time never wait for each other's.
+//! several of them. Their data are in `far`.
 
-use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use forebay_ring::{Claim, Ring};
-use forebay_types::limits::{BACKING_AHEAD, BACKING_BYTES_MAX, MESSAGE_BYTES_MAX, PATH_MAX};
+use forebay_types::limits::PATH_MAX;
 use forebay_types::{
     BackingAttr, BackingId, BackingOp, Caller, Code, Entry, Ino, Layout, NodeId, Reply, Request,
 };
 
-use crate::attached::Attached;
 use crate::path::PathBuffer;
 use crate::pool::{caller, Pool};
 
@@ -21,11 +17,9 @@ const SET_GID: u32 = 0o2000;
 
 /// Looks for a directory's path while it is moved.
 const PATHS_MAX: u32 = 16;
-/// Bytes of a data request beside the data, and some more.
-const FIELDS_BYTES: usize = 64;
 
 /// A backing file that was there when the file was opened went with the file's last name.
-fn gone_is_stale(code: Code) -> Code {
+pub(crate) fn gone_is_stale(code: Code) -> Code {
     if code == Code::NotFound {
         Code::Stale
     } else {
@@ -52,13 +46,6 @@ impl Drop for OpenElsewhere {
         // Its node closes it at the latest when this process is gone.
         let _ = self.pool.ask_backing(self.id, BackingOp::Close { handle: self.handle });
     }
-}
-
-/// A piece of a transfer that is under way.
-struct Piece<'r> {
-    claim: Claim<'r>,
-    at: usize,
-    len: usize,
 }
 
 impl Pool {
@@ -265,114 +252,5 @@ impl Pool {
             Ok(()) | Err(Code::NoResources) => Ok(OpenElsewhere { pool: self.for_ever(), id, handle }),
             Err(code) => Err(code),
         }
-    }
-
-    /// Reads from a backing file of another node; fewer bytes than asked for only at its end.
-    pub(crate) fn read_backing(&self, id: BackingId, buffer: &mut [u8], offset: u64) -> Result<usize, Code> {
-        let mut scratch = vec![0; MESSAGE_BYTES_MAX];
-        let mut done = 0;
-        let result = self.in_pieces(
-            buffer.len(),
-            |at, len, message| {
-                let op = BackingOp::Read { offset: offset + at as u64, bytes: len as u32 };
-                Request::Backing(id, op).encode(caller(), message)
-            },
-            &mut scratch,
-            |reply, at, len| match Reply::decode(reply)? {
-                // Behind a short piece nothing counts: it was the end.
-                Reply::Bytes(bytes) if bytes.len() <= len => {
-                    if at == done {
-                        buffer[at..at + bytes.len()].copy_from_slice(bytes);
-                        done += bytes.len();
-                    }
-                    Ok(bytes.len() == len)
-                }
-                _ => Err(Code::Malformed),
-            },
-        );
-        result.map(|()| done).map_err(gone_is_stale)
-    }
-
-    /// Writes to a backing file of another node, all of it.
-    pub(crate) fn write_backing(&self, id: BackingId, bytes: &[u8], offset: u64) -> Result<(), Code> {
-        let mut scratch = [0; 512];
-        self.in_pieces(
-            bytes.len(),
-            |at, len, message| {
-                let piece = &bytes[at..at + len];
-                let op = BackingOp::Write { offset: offset + at as u64, append: false, bytes: piece };
-                Request::Backing(id, op).encode(caller(), message)
-            },
-            &mut scratch,
-            |reply, _, _| match Reply::decode(reply)? {
-                Reply::Count(_) => Ok(true),
-                _ => Err(Code::Malformed),
-            },
-        )
-        .map_err(gone_is_stale)
-    }
-
-    /// Writes at the end of a backing file of another node, in pieces that each go in as a whole; where the first one went.
-    pub(crate) fn append_backing(&self, id: BackingId, bytes: &[u8]) -> Result<u64, Code> {
-        let mut message = vec![0; BACKING_BYTES_MAX + FIELDS_BYTES];
-        let mut first = None;
-        for piece in bytes.chunks(BACKING_BYTES_MAX) {
-            let op = BackingOp::Write { offset: 0, append: true, bytes: piece };
-            let n = Request::Backing(id, op).encode(caller(), &mut message)?;
-            let at = self
-                .exchange(&message[..n], &mut [0; 64], |reply| match Reply::decode(reply)? {
-                    Reply::Count(at) => Ok(at),
-                    _ => Err(Code::Malformed),
-                })?
-                .map_err(gone_is_stale)?;
-            first.get_or_insert(at);
-        }
-        Ok(first.unwrap_or(0))
-    }
-
-    /// Asks for `total` bytes in pieces. `encode` makes the request of a piece; `take` gets its reply, in order, and says
-    /// whether those behind it matter.
-    fn in_pieces(
-        &self,
-        total: usize,
-        encode: impl Fn(usize, usize, &mut [u8]) -> Result<usize, Code>,
-        scratch: &mut [u8],
-        mut take: impl FnMut(&[u8], usize, usize) -> Result<bool, Code>,
-    ) -> Result<(), Code> {
-        let attached: &'static Attached = self.attached()?;
-        let (ring, alive): (&'static Ring, _) = (&attached.ring, || self.is_alive(attached));
-        let mut message = vec![0; total.min(BACKING_BYTES_MAX) + FIELDS_BYTES];
-        let mut under_way: VecDeque<Piece<'_>> = VecDeque::with_capacity(BACKING_AHEAD);
-        let (mut next, mut result) = (0, Ok(true));
-        loop {
-            while next < total && under_way.len() < BACKING_AHEAD && result == Ok(true) {
-                let claim = if under_way.is_empty() {
-                    ring.claim(&alive).map_err(|failure| self.failed(attached, failure))?
-                } else {
-                    match ring.try_claim() {
-                        Some(claim) => claim,
-                        None => break,
-                    }
-                };
-                let len = (total - next).min(BACKING_BYTES_MAX);
-                match encode(next, len, &mut message) {
-                    Ok(n) => claim.post(&message[..n]),
-                    Err(code) => {
-                        result = Err(code);
-                        break;
-                    }
-                }
-                under_way.push_back(Piece { claim, at: next, len });
-                next += len;
-            }
-            // Every piece that was posted is waited for: its slot is the daemon's until then.
-            let Some(Piece { claim, at, len }) = under_way.pop_front() else { break };
-            let answered = claim.finish(scratch, &alive, |reply, _| take(reply, at, len));
-            let answered = answered.map_err(|failure| self.failed(attached, failure)).and_then(|taken| taken);
-            if result == Ok(true) {
-                result = answered;
-            }
-        }
-        result.map(|_| ())
     }
 }

@@ -9,6 +9,7 @@ use crate::ahead::Ahead;
 use crate::attributes::timespec;
 use crate::elsewhere::OpenElsewhere;
 use crate::errno;
+use crate::far::{parts, Memory, Moved};
 use crate::path::{PathBuffer, Place};
 use crate::pool::{Door, Fail, Pool};
 use crate::scatter::Scatter;
@@ -462,14 +463,36 @@ impl File {
         if self.move_whole(buffer.as_mut_ptr(), buffer.len(), offset, false) {
             return Ok(buffer.len());
         }
-        let mut done = 0;
         let mut size = None;
+        let mut done = match self.stripes.iter().any(|stripe| matches!(stripe, Stripe::There(_))) {
+            true => {
+                // SAFETY: the buffer is writable and as long as said.
+                let moved =
+                    unsafe { self.move_in_parts(Memory::Into(buffer.as_mut_ptr()), buffer.len(), offset)? };
+                match moved.failed {
+                    Some(code) => return Err(code),
+                    // The only backing file ends there, and with it the file.
+                    None if self.entry.layout.is_single() => return Ok(moved.end),
+                    None => moved.end,
+                }
+            }
+            false => 0,
+        };
         while done < buffer.len() {
             let at = offset + done as u64;
             let extent = self.entry.layout.locate(at, (buffer.len() - done) as u64);
             let part = &mut buffer[done..done + extent.len as usize];
             let n = match self.stripe(extent.component, extent.stripe) {
-                Stripe::There(there) => self.pool.read_backing(there.id, part, extent.offset)?,
+                Stripe::There(there) => {
+                    let to = Memory::Into(part.as_mut_ptr());
+                    let mut parts = parts(there.id, extent.offset, 0, part.len());
+                    // SAFETY: the buffer is writable and as long as said.
+                    let moved = unsafe { self.pool.move_far(&mut parts, part.len(), to)? };
+                    match moved.failed {
+                        Some(code) => return Err(code),
+                        None => moved.end,
+                    }
+                }
                 Stripe::Here(fd) => {
                     let (to, len) = (part.as_mut_ptr().cast(), part.len());
                     // SAFETY: the buffer is as long as said.
@@ -505,19 +528,104 @@ impl File {
         Ok(done)
     }
 
+    /// Moves a range of a file of which other nodes have some: what they have is asked of all of them at once, what is here is moved
+    /// meanwhile.
+    ///
+    /// # Safety
+    /// The memory is as long as said, and can be read or written as it says.
+    unsafe fn move_in_parts(&self, memory: Memory, len: usize, offset: u64) -> Result<Moved, Code> {
+        let layout = &self.entry.layout;
+        let mut here = Moved { end: len, failed: None };
+        let (mut next, mut queued) = (0, None);
+        let mut far = std::iter::from_fn(|| loop {
+            if let Some(part) = queued.as_mut().and_then(Iterator::next) {
+                return Some(part);
+            }
+            if next >= len {
+                return None;
+            }
+            let extent = layout.locate(offset + next as u64, (len - next) as u64);
+            let (at, bytes) = (next, extent.len as usize);
+            next += bytes;
+            match self.stripe(extent.component, extent.stripe) {
+                Stripe::There(there) => queued = Some(parts(there.id, extent.offset, at, bytes)),
+                Stripe::Here(fd) => {
+                    let index = self.index_of(extent.component, extent.stripe);
+                    // SAFETY: the caller's promise; the extent is within the memory.
+                    match unsafe { self.move_here(index, fd, memory, at, bytes, extent.offset) } {
+                        Ok(n) if n == bytes => {}
+                        Ok(n) => here.ends(at + n, None),
+                        Err(code) => here.ends(at, Some(code)),
+                    }
+                }
+            }
+        });
+        // SAFETY: the caller's promise; all parts are within the memory.
+        let mut moved = unsafe { self.pool.move_far(&mut far, len, memory)? };
+        moved.ends(here.end, here.failed);
+        Ok(moved)
+    }
+
+    /// Moves a range of a backing file that is here; how much.
+    ///
+    /// # Safety
+    /// The memory has so many bytes there, and they can be read or written as it says.
+    unsafe fn move_here(
+        &self,
+        index: usize,
+        fd: &OwnedFd,
+        memory: Memory,
+        at: usize,
+        bytes: usize,
+        offset: u64,
+    ) -> Result<usize, Code> {
+        let fd = fd.as_raw_fd();
+        if matches!(memory, Memory::From(_)) {
+            self.take_ahead(index, fd, offset..offset + bytes as u64, bytes, 1);
+        }
+        let mut done = 0;
+        while done < bytes {
+            let (left, place) = (bytes - done, (offset + done as u64) as i64);
+            // SAFETY: the caller's promise.
+            let n = unsafe {
+                match memory {
+                    Memory::Into(to) => libc::pread(fd, to.add(at + done).cast(), left, place),
+                    Memory::From(from) => libc::pwrite(fd, from.add(at + done).cast(), left, place),
+                }
+            };
+            match usize::try_from(n).map_err(|_| errno::last()) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(Code::Interrupted) => {}
+                Err(_) if done > 0 => break,
+                Err(code) => return Err(code),
+            }
+        }
+        Ok(done)
+    }
+
     /// Writes at an offset, all of it.
     pub fn write_at(&self, buffer: &[u8], offset: u64) -> Result<usize, Code> {
         if self.move_whole(buffer.as_ptr().cast_mut(), buffer.len(), offset, true) {
             return Ok(buffer.len());
+        }
+        if self.stripes.iter().any(|stripe| matches!(stripe, Stripe::There(_))) {
+            // SAFETY: the buffer is readable and as long as said.
+            let moved = unsafe { self.move_in_parts(Memory::From(buffer.as_ptr()), buffer.len(), offset)? };
+            return match moved.failed {
+                Some(code) if moved.end == 0 => Err(code),
+                // A medium that takes nothing and does not say why.
+                None if moved.end == 0 && !buffer.is_empty() => Err(Code::Io),
+                _ => Ok(moved.end),
+            };
         }
         let mut done = 0;
         while done < buffer.len() {
             let extent = self.entry.layout.locate(offset + done as u64, (buffer.len() - done) as u64);
             let part = &buffer[done..done + extent.len as usize];
             let written = match self.stripe(extent.component, extent.stripe) {
-                Stripe::There(there) => {
-                    self.pool.write_backing(there.id, part, extent.offset).map(|()| part.len())
-                }
+                // Those went in parts, above.
+                Stripe::There(_) => Err(Code::Invalid),
                 Stripe::Here(fd) => {
                     let range = extent.offset..extent.offset + extent.len;
                     let index = self.index_of(extent.component, extent.stripe);

@@ -14,11 +14,13 @@
 mod ahead;
 mod attached;
 mod attributes;
+mod buffer;
 mod connection;
 mod descriptor;
 mod directory;
 mod elsewhere;
 mod errno;
+mod far;
 mod file;
 mod holes;
 mod inode;

@@ -66,7 +66,7 @@ impl File {
     }
 
     /// Writes at the end. Of a file with one backing file, which is on another node, what is no longer than
-    /// [`forebay_types::limits::BACKING_BYTES_MAX`] goes in as a whole, whoever else appends; of several backing files anything
+    /// [`forebay_types::limits::MOVE_BYTES_MAX`] goes in as a whole, whoever else appends; of several backing files anything
     /// does, while others append likewise.
     ///
     /// # Errors
@@ -74,7 +74,7 @@ impl File {
     /// descriptor appends.
     pub fn append(&self, buffer: &[u8]) -> Result<usize, Code> {
         match self.stripes() {
-            [Stripe::There(there)] => self.pool.append_backing(there.id, buffer).map(|_| buffer.len()),
+            [Stripe::There(there)] => self.pool.append_backing(there.id, buffer),
             [_] => Err(Code::NotSupported),
             _ if !self.pool.spans_nodes() => {
                 let _turn = APPENDING.lock().unwrap_or_else(std::sync::PoisonError::into_inner);

@@ -94,6 +94,14 @@ impl Region {
         }
     }
 
+    /// Where `bytes` bytes at `offset` are, for who sees to it that nobody else touches them meanwhile.
+    ///
+    /// # Errors
+    /// [`Code::Fault`] beyond the end.
+    pub fn at(&self, offset: usize, bytes: usize) -> Result<NonNull<u8>, Code> {
+        self.range(offset, bytes).and_then(|at| NonNull::new(at).ok_or(Code::Fault))
+    }
+
     /// Copies out what is at `offset`.
     ///
     /// # Errors

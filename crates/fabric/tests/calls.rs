@@ -9,8 +9,8 @@ use forebay_fabric::{
     Access, CallId, Calls, CallsSettings, CallsThread, Direction, Endpoint, Event, Failed, Happening,
     Identity, Local, Region, Ticket, Transfer,
 };
-use forebay_types::{Caller, Code, Ino, NodeId, Reply, Request};
-use forebay_wire::{Memory, Message, Place, Secret, Stamp, Stripe};
+use forebay_types::{BackingId, Caller, Code, Ino, NodeId, Reply, Request};
+use forebay_wire::{Memory, Message, Place, Secret, Stamp};
 
 const CALLER: Caller = Caller { uid: 1, gid: 2 };
 
@@ -211,9 +211,9 @@ fn what_cannot_be_asked_or_answered_is_refused(bed: Bed) {
     assert_eq!(call(NodeId(9), stamp, Message::LeaseRenew), Err(Code::Invalid), "an unknown node");
     assert_eq!(call(NodeId(2), stamp, Message::LeaseReturned), Err(Code::Invalid), "an answer");
     assert_eq!(call(NodeId(2), Stamp { slot: 5000, ..stamp }, Message::LeaseRenew), Err(Code::Invalid));
-    let stripe = Stripe { ino: Ino(1), component: 9, stripe: 0 };
-    let read = Message::ReadStripe { stripe, offset: 0, bytes: 1, to: Place::Inline(&[]) };
-    assert_eq!(call(NodeId(2), stamp, read), Err(Code::Invalid), "no such component");
+    let stripe = BackingId { target: 1 << 16, ino: Ino(1), number: 9, stripe: 0 };
+    let read = Message::ReadStripe { id: stripe, offset: 0, bytes: 1, to: Place::Inline(&[]) };
+    assert_eq!(call(NodeId(2), stamp, read), Err(Code::Invalid), "no such backing file");
     let own = room.nodes[0].endpoint().address().to_vec();
     assert_eq!(room.nodes[0].add_node(NodeId(1), &own), Err(Code::Invalid), "itself");
     // A name that the server must not see is answered by its layer, not handed out.
@@ -258,13 +258,13 @@ fn data_go_by_rma_between_asker_and_server(bed: Bed) {
     mine.write_at(0, &pattern).unwrap();
     let asker = room.nodes[0].endpoint().register(mine.clone(), Access::BOTH).unwrap();
     let server = room.nodes[1].endpoint().register(bounce.clone(), Access::LOCAL).unwrap();
-    let stripe = Stripe { ino: Ino(77), component: 0, stripe: 3 };
+    let stripe = BackingId { target: 1 << 16, ino: Ino(77), number: 0, stripe: 3 };
     let place = Place::Remote(asker.remote);
     for (sequence, writes) in [(1, true), (2, false)] {
         let message = if writes {
-            Message::WriteStripe { stripe, offset: 0, bytes: BYTES as u64, from: place }
+            Message::WriteStripe { id: stripe, append: false, offset: 0, bytes: BYTES as u64, from: place }
         } else {
-            Message::ReadStripe { stripe, offset: 0, bytes: BYTES as u64, to: place }
+            Message::ReadStripe { id: stripe, offset: 0, bytes: BYTES as u64, to: place }
         };
         let id = room.ask(0, 2, sequence, &message);
         let (ticket, happening) = room.asked(1);

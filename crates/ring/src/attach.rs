@@ -31,6 +31,9 @@ pub const KIND_ALIVE: u16 = 5;
 /// connection stays: the daemon writes one of the two whenever that changes, and waits for the byte to come back after
 /// [`MOUNT_SHARED`]. Without it in time the daemon closes the connection, and the process is to say so again.
 pub const KIND_MOUNT: u16 = 6;
+/// A buffer by which data pass to and from other nodes: the body is the session. Answered with KIND_BUFFER, a u64 that is the
+/// buffer's number and a u64 that is its bytes, and its descriptor. One that the session had is no more.
+pub const KIND_BUFFER: u16 = 7;
 /// Attach a process that ends with its descriptors: it hands none to another.
 pub const ATTACH_TOOL: u8 = 1;
 /// Attach the process that serves the mount.

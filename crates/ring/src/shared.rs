@@ -144,6 +144,31 @@ impl Mapping {
         }
     }
 
+    /// Where it begins: for the network, which reads and writes it by itself.
+    pub fn start(&self) -> std::ptr::NonNull<u8> {
+        std::ptr::NonNull::new(self.base).unwrap_or(std::ptr::NonNull::dangling())
+    }
+
+    /// Copies `bytes` bytes in at `offset`. What others write there at the same time may be mixed with it.
+    ///
+    /// # Safety
+    /// `from` can be read for as many bytes, and is not in this mapping.
+    pub unsafe fn copy_in(&self, offset: usize, from: *const u8, bytes: usize) {
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes));
+        // SAFETY: within the mapping, to which no reference exists; the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(from, self.base.add(offset), bytes) };
+    }
+
+    /// Copies `bytes` bytes out from `offset`. They may be mixed of what others write at the same time.
+    ///
+    /// # Safety
+    /// `to` can be written for as many bytes, and is not in this mapping.
+    pub unsafe fn copy_out(&self, offset: usize, to: *mut u8, bytes: usize) {
+        assert!(offset.checked_add(bytes).is_some_and(|end| end <= self.bytes));
+        // SAFETY: within the mapping, to which no reference exists; the caller's promise.
+        unsafe { std::ptr::copy_nonoverlapping(self.base.add(offset), to, bytes) };
+    }
+
     /// Begins to bring the cache line at byte `offset` near, for a read that will follow.
     #[inline]
     pub fn prefetch(&self, offset: usize) {

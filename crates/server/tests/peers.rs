@@ -4,18 +4,26 @@
 use std::collections::HashMap;
 use std::io::Write;
 use std::net::TcpStream;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_client::{PathBuffer, Place, Pool};
 use forebay_fabric::libfabric::{self, LibfabricEndpoint, Settings};
-use forebay_fabric::{secret_file, CallId, Calls, CallsSettings, Happening, Identity};
-use forebay_types::limits::{MESSAGE_BYTES_MAX, RING_SLOTS};
-use forebay_types::{
-    BackingId, BackingOp, Caller, Code, Ino, Kind, Layout, NodeId, Outcome, Part, Reply, Request, TxId,
+use forebay_fabric::{secret_file, Access, CallId, Calls, CallsSettings, Happening, Identity, Region};
+use forebay_ring::{
+    read_exact, receive_fds, send_fds, write_all, AttachReply, Header, Ring, ATTACH_FDS, HEADER_BYTES,
+    KIND_ATTACH, KIND_BUFFER, KIND_ERROR,
 };
-use forebay_wire::{Message, Secret, Stamp};
+use forebay_types::limits::{BUFFER_BYTES, MESSAGE_BYTES_MAX, MOVE_BYTES_MAX, RING_SLOTS};
+use forebay_types::{
+    BackingId, BackingOp, Caller, Code, Ino, Kind, Layout, Move, MoveKind, NodeId, Outcome, Part, Reply,
+    Request, TxId,
+};
+use forebay_wire::{Memory, Message, Place as Where, Secret, Stamp};
 
 /// Node 1 of a pool of two, stopped and removed on drop; node 2 is the test.
 struct Daemon {
@@ -302,4 +310,188 @@ fn peers_without_the_secret_are_not_answered() {
     daemon.assert_unharmed(worker);
     let forged = daemon.status().unwrap().more["network"]["forged"].as_u64();
     assert!(forged.is_some_and(|n| n > 0), "{forged:?}");
+}
+
+/// Asks node 1, and waits: the answer, or the code and words of the failure.
+fn answer(
+    calls: &mut Calls,
+    sequence: u64,
+    message: &Message<'_>,
+) -> Result<Result<u64, Code>, (Code, String)> {
+    let stamp = Stamp { session: 2 << 48 | 5, slot: 3, sequence };
+    let deadline = calls.now() + Duration::from_secs(20);
+    let id = calls.call(NodeId(1), stamp, message, deadline).unwrap();
+    loop {
+        calls.progress();
+        match calls.next_happening() {
+            Some(Happening::Answered { call, outcome, .. }) if call == id => {
+                let body = outcome.map_err(|failed| (failed.code, failed.why))?;
+                let Message::Answer(reply) = body.message() else { panic!("{body:?}") };
+                return Ok(reply.map(|reply| match reply {
+                    Reply::Count(n) => n,
+                    other => panic!("{other:?}"),
+                }));
+            }
+            Some(_) => {}
+            None => calls.wait(Duration::from_millis(20)),
+        }
+    }
+}
+
+#[test]
+fn peer_moves_data_of_a_file_by_its_own_memory_and_by_no_other() {
+    if skipped() {
+        return;
+    }
+    let daemon = Daemon::start("mover", 2);
+    let worker = daemon.status().unwrap().pids.worker;
+    let pool = Pool::attach(&daemon.pool()).unwrap();
+    let place = Place { dir: pool.root().unwrap(), path: b"file" };
+    let mut escape = PathBuffer::new();
+    let fd = pool.open(place, libc::O_CREAT | libc::O_RDWR, 0o600, &mut escape).unwrap();
+    // SAFETY: the descriptor is new and ours.
+    let file = unsafe { <std::fs::File as std::os::fd::FromRawFd>::from_raw_fd(fd) };
+    let data: Vec<u8> = (0..300_000u32).map(|i| (i % 251) as u8).collect();
+    std::os::unix::fs::FileExt::write_all_at(&file, &data, 0).unwrap();
+    let ino = pool.resolve(place, true, &mut escape).ok().unwrap().attr.ino;
+    let id = BackingId { target: 1 << 16, ino, number: 0, stripe: 0 };
+
+    let mut calls = daemon.peer(&daemon.secret());
+    let region = Arc::new(Region::new(BUFFER_BYTES).unwrap());
+    let mine = calls.endpoint().register(Arc::clone(&region), Access::BOTH).unwrap().remote;
+    let at = |offset: usize| Where::Remote(Memory { address: mine.address + offset as u64, key: mine.key });
+    let whole = MOVE_BYTES_MAX as u64;
+    let read = |id, offset, bytes, to| Message::ReadStripe { id, offset, bytes, to };
+    let write = |offset, append, bytes, from| Message::WriteStripe { id, offset, append, bytes, from };
+
+    assert_eq!(answer(&mut calls, 1, &read(id, 0, whole, at(4096))), Ok(Ok(whole)));
+    let mut back = vec![0; MOVE_BYTES_MAX];
+    region.read_at(4096, &mut back).unwrap();
+    assert!(back == data[..MOVE_BYTES_MAX]);
+    assert_eq!(answer(&mut calls, 2, &read(id, whole, whole, at(0))), Ok(Ok(300_000 - whole)), "its end");
+    assert_eq!(answer(&mut calls, 3, &read(id, 1 << 30, 9, at(0))), Ok(Ok(0)), "beyond it");
+
+    region.write_at(0, &[7; 1000]).unwrap();
+    assert_eq!(answer(&mut calls, 10, &write(5, false, 1000, at(0))), Ok(Ok(1000)));
+    let stored = || std::fs::read(format!("/proc/self/fd/{fd}")).unwrap();
+    assert!(stored()[5..1005] == [7; 1000] && stored().len() == 300_000);
+    // A retry is answered and not done again, and what comes late is not done over it.
+    region.write_at(0, &[8; 1000]).unwrap();
+    assert_eq!(answer(&mut calls, 10, &write(5, false, 1000, at(0))), Ok(Ok(1000)));
+    let late = answer(&mut calls, 9, &write(5, false, 1000, at(0))).unwrap_err();
+    assert_eq!(late.0, Code::Stale, "{late:?}");
+    let inline = BackingOp::Write { offset: 5, append: false, bytes: b"late" };
+    let late = answer(&mut calls, 9, &Message::Ask(Caller { uid: 0, gid: 0 }, Request::Backing(id, inline)));
+    assert_eq!(late.unwrap_err().0, Code::Stale);
+    assert!(stored()[5..1005] == [7; 1000]);
+    assert_eq!(answer(&mut calls, 11, &write(0, true, 1000, at(0))), Ok(Ok(1000)));
+    assert_eq!(answer(&mut calls, 11, &write(0, true, 1000, at(0))), Ok(Ok(1000)));
+    assert!(stored()[300_000..] == [8; 1000], "appended once");
+
+    // Files that are not there, targets of others, more than a piece.
+    let absent = BackingId { ino: Ino(1 << 48 | 99), ..id };
+    assert_eq!(answer(&mut calls, 20, &read(absent, 0, 9, at(0))), Ok(Err(Code::NotFound)));
+    let other = BackingId { target: 3 << 16, ..id };
+    assert_eq!(answer(&mut calls, 21, &read(other, 0, 9, at(0))), Ok(Err(Code::Stale)));
+    let long = answer(&mut calls, 22, &read(id, 0, whole + 1, at(0))).unwrap_err();
+    assert_eq!(long.0, Code::TooBig, "{long:?}");
+    // Memory that is not its own: the transport refuses it, and the next request is served as ever.
+    let wrong = [
+        Where::Remote(Memory { address: mine.address, key: mine.key ^ 0x55 }),
+        at(BUFFER_BYTES),
+        at(BUFFER_BYTES - 5),
+        Where::Remote(Memory { address: u64::MAX - 100_000, key: mine.key }),
+    ];
+    for (i, memory) in wrong.into_iter().enumerate() {
+        let sequence = 30 + 10 * i as u64;
+        assert_eq!(answer(&mut calls, sequence, &read(id, 0, 70_000, memory)), Ok(Err(Code::Interrupted)));
+        assert_eq!(
+            answer(&mut calls, sequence + 1, &write(0, false, 70_000, memory)),
+            Ok(Err(Code::Interrupted))
+        );
+        assert_eq!(answer(&mut calls, sequence + 2, &read(id, 0, 5, at(0))), Ok(Ok(5)));
+    }
+    assert!(stored()[5..1005] == [7; 1000]);
+    calls.leave("done");
+    daemon.assert_unharmed(worker);
+}
+
+/// A process of the daemon's node: its ring and its session.
+fn attach_raw(daemon: &Daemon) -> (Ring, u64) {
+    let socket = UnixStream::connect(daemon.pool().join("socket")).unwrap();
+    send_fds(socket.as_fd(), &Header { kind: KIND_ATTACH, len: 0 }.encode(), &[]).unwrap();
+    let (mut header, mut fds) = ([0; HEADER_BYTES], [const { None }; ATTACH_FDS]);
+    let got = receive_fds(socket.as_fd(), &mut header, &mut fds).unwrap();
+    read_exact(socket.as_fd(), &mut header[got..]).unwrap();
+    let mut body = [0; AttachReply::BYTES];
+    read_exact(socket.as_fd(), &mut body).unwrap();
+    let [Some(ring), Some(doorbell), ..] = fds else { panic!("descriptors are missing") };
+    let ring = Ring::open(ring.as_fd(), doorbell.as_fd()).unwrap();
+    (ring, AttachReply::decode(&body).unwrap().session)
+}
+
+/// A buffer for a session: its number, or the kind of the answer that is none.
+fn buffer(daemon: &Daemon, session: u64) -> Result<u64, u16> {
+    let socket = UnixStream::connect(daemon.pool().join("socket")).unwrap();
+    send_fds(socket.as_fd(), &Header { kind: KIND_BUFFER, len: 8 }.encode(), &[]).unwrap();
+    write_all(socket.as_fd(), &session.to_le_bytes()).unwrap();
+    let (mut header, mut fds) = ([0; HEADER_BYTES], [const { None }; ATTACH_FDS]);
+    let got = receive_fds(socket.as_fd(), &mut header, &mut fds).unwrap();
+    read_exact(socket.as_fd(), &mut header[got..]).unwrap();
+    let header = Header::decode(&header).unwrap();
+    if header.kind != KIND_BUFFER {
+        return Err(header.kind);
+    }
+    let mut number = [0; 8];
+    read_exact(socket.as_fd(), &mut number).unwrap();
+    assert!(fds[0].is_some());
+    Ok(u64::from_le_bytes(number))
+}
+
+#[test]
+fn client_that_names_a_buffer_that_is_not_its_own_is_refused() {
+    if skipped() {
+        return;
+    }
+    let daemon = Daemon::start("buffers", 3);
+    let worker = daemon.status().unwrap().pids.worker;
+    let ((ring, session), (other_ring, other)) = (attach_raw(&daemon), attach_raw(&daemon));
+    assert_eq!(buffer(&daemon, 12_345), Err(KIND_ERROR), "a session that is not there");
+    let (first, theirs) = (buffer(&daemon, session).unwrap(), buffer(&daemon, other).unwrap());
+    let mine = buffer(&daemon, session).unwrap();
+    let id = BackingId { target: 2 << 16, ino: Ino(2 << 48 | 5), number: 0, stripe: 0 };
+    let ask = |ring: &Ring, op| {
+        let (mut message, mut reply) = ([0; 256], [0; 256]);
+        let n = Request::Backing(id, op).encode(Caller { uid: 0, gid: 0 }, &mut message).unwrap();
+        ring.call(&message[..n], &mut reply, &|| true, |reply| Reply::decode(reply).map(|_| ())).unwrap()
+    };
+    let good = Move { kind: MoveKind::Write, offset: 0, bytes: 4096, buffer: mine, at: 0 };
+    for (wrong, why) in [
+        (Move { buffer: first, ..good }, "one that it had"),
+        (Move { buffer: theirs, ..good }, "another's"),
+        (Move { buffer: mine ^ 1, ..good }, "nobody's"),
+    ] {
+        assert_eq!(ask(&ring, BackingOp::Move(wrong)), Err(Code::Fault), "{why}");
+    }
+    // Its own: node 2 is not there.
+    assert_eq!(ask(&ring, BackingOp::Move(good)), Err(Code::Io));
+    // A request whose fate is not known leaves its buffer.
+    assert_eq!(ask(&ring, BackingOp::Move(good)), Err(Code::Fault));
+    assert_eq!(ask(&other_ring, BackingOp::Move(Move { buffer: theirs, ..good })), Err(Code::Io));
+    // Lengths and places out of bounds do not even decode.
+    for (bytes, at, code) in [
+        (0, 0, Code::Invalid),
+        (MOVE_BYTES_MAX as u32 + 1, 0, Code::TooBig),
+        (u32::MAX, u32::MAX, Code::TooBig),
+        (4096, BUFFER_BYTES as u32 - 4095, Code::Fault),
+    ] {
+        assert_eq!(ask(&ring, BackingOp::Move(Move { bytes, at, ..good })), Err(code), "{bytes} at {at}");
+    }
+    let here = BackingId { target: 1 << 16, ..id };
+    let (mut message, mut reply) = ([0; 256], [0; 256]);
+    let op = BackingOp::Move(good);
+    let n = Request::Backing(here, op).encode(Caller { uid: 0, gid: 0 }, &mut message).unwrap();
+    let told = ring.call(&message[..n], &mut reply, &|| true, |reply| Reply::decode(reply).map(|_| ()));
+    assert_eq!(told.unwrap(), Err(Code::NotSupported), "a file of this node");
+    daemon.assert_unharmed(worker);
 }

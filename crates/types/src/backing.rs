@@ -6,7 +6,9 @@ use crate::encoding::{put_time, time};
 use crate::error::Code;
 use crate::id::{Ino, NodeId};
 use crate::layout::Layout;
-use crate::limits::{BACKING_BYTES_MAX, COMPONENTS_MAX, FILE_BYTES_MAX, STRIPES_MAX};
+use crate::limits::{
+    BACKING_BYTES_MAX, BUFFER_BYTES, COMPONENTS_MAX, FILE_BYTES_MAX, MOVE_BYTES_MAX, STRIPES_MAX,
+};
 use crate::request::TimeSet;
 
 /// A backing file, by the target that holds it.
@@ -99,6 +101,73 @@ pub enum BackingOp<'a> {
         /// As it was begun.
         handle: u64,
     },
+    /// Moves data between it and the asking process's buffer. [`Code::Fault`] when the process has no such buffer, or none any more.
+    /// Asked of the process's own daemon alone. → `Count`: the bytes moved; fewer than asked for are read at its end, and written never
+    Move(Move),
+}
+
+/// Which way data are moved.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MoveKind {
+    /// From the backing file into the buffer.
+    Read,
+    /// From the buffer into the backing file.
+    Write,
+    /// The same, at its end: no other write comes between.
+    Append,
+}
+
+/// Data to be moved through a process's buffer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Move {
+    /// Which way.
+    pub kind: MoveKind,
+    /// Where in the backing file; of an append not looked at.
+    pub offset: u64,
+    /// How much: 1 to [`MOVE_BYTES_MAX`].
+    pub bytes: u32,
+    /// The buffer, as the daemon numbered it.
+    pub buffer: u64,
+    /// Where in the buffer.
+    pub at: u32,
+}
+
+impl Move {
+    fn encode(&self, w: &mut Writer<'_>) -> Result<(), Code> {
+        w.u8(match self.kind {
+            MoveKind::Read => 0,
+            MoveKind::Write => 1,
+            MoveKind::Append => 2,
+        })?;
+        w.u64(self.offset)?;
+        w.u32(self.bytes)?;
+        w.u64(self.buffer)?;
+        w.u32(self.at)
+    }
+
+    fn decode(r: &mut Reader<'_>) -> Result<Move, Code> {
+        let kind = match r.u8()? {
+            0 => MoveKind::Read,
+            1 => MoveKind::Write,
+            2 => MoveKind::Append,
+            _ => return Err(Code::Malformed),
+        };
+        let (offset, bytes, buffer, at) = (r.u64()?, r.u32()?, r.u64()?, r.u32()?);
+        match offset.checked_add(u64::from(bytes)) {
+            Some(end) if end <= FILE_BYTES_MAX => {}
+            _ => return Err(Code::FileTooLarge),
+        }
+        if bytes == 0 {
+            return Err(Code::Invalid);
+        }
+        if bytes as usize > MOVE_BYTES_MAX {
+            return Err(Code::TooBig);
+        }
+        if u64::from(at) + u64::from(bytes) > BUFFER_BYTES as u64 {
+            return Err(Code::Fault);
+        }
+        Ok(Move { kind, offset, bytes, buffer, at })
+    }
 }
 
 /// What a lock is to do.
@@ -244,6 +313,10 @@ impl<'a> BackingOp<'a> {
                 w.u8(16)?;
                 w.u64(handle)
             }
+            BackingOp::Move(wish) => {
+                w.u8(17)?;
+                wish.encode(w)
+            }
         }
     }
 
@@ -295,6 +368,7 @@ impl<'a> BackingOp<'a> {
             14 => BackingOp::TestLock(LockWish::decode(r)?),
             15 => BackingOp::BeginAppend { handle: r.u64()? },
             16 => BackingOp::EndAppend { handle: r.u64()? },
+            17 => BackingOp::Move(Move::decode(r)?),
             _ => return Err(Code::Malformed),
         };
         Ok((id, op))
@@ -370,6 +444,14 @@ mod tests {
             BackingOp::TestLock(LockWish { owner: 2, flock: false, kind: LockKind::Read, start: 5, end: 6 }),
             BackingOp::BeginAppend { handle: 9 },
             BackingOp::EndAppend { handle: 9 },
+            BackingOp::Move(Move { kind: MoveKind::Read, offset: 1 << 40, bytes: 1, buffer: 77, at: 0 }),
+            BackingOp::Move(Move {
+                kind: MoveKind::Append,
+                offset: 0,
+                bytes: MOVE_BYTES_MAX as u32,
+                buffer: u64::MAX,
+                at: (BUFFER_BYTES - MOVE_BYTES_MAX) as u32,
+            }),
         ] {
             round_trip(op).unwrap();
         }
@@ -392,6 +474,17 @@ mod tests {
             assert_eq!(round_trip(op), Err(Code::FileTooLarge), "{op:?}");
         }
         assert_eq!(round_trip(BackingOp::Read { offset: 0, bytes: u32::MAX }), Err(Code::TooBig));
+        let moving = Move { kind: MoveKind::Write, offset: 0, bytes: 2, buffer: 1, at: 0 };
+        for (wrong, code) in [
+            (Move { offset: end - 1, ..moving }, Code::FileTooLarge),
+            (Move { offset: u64::MAX, ..moving }, Code::FileTooLarge),
+            (Move { bytes: 0, ..moving }, Code::Invalid),
+            (Move { bytes: MOVE_BYTES_MAX as u32 + 1, ..moving }, Code::TooBig),
+            (Move { at: BUFFER_BYTES as u32 - 1, ..moving }, Code::Fault),
+            (Move { at: u32::MAX, ..moving }, Code::Fault),
+        ] {
+            assert_eq!(round_trip(BackingOp::Move(wrong)), Err(code), "{wrong:?}");
+        }
         let wish = LockWish { owner: 1, flock: false, kind: LockKind::Unlock, start: 7, end: 6 };
         assert_eq!(round_trip(BackingOp::Lock(wish)), Err(Code::Invalid));
         assert_eq!(round_trip(BackingOp::Lock(LockWish { end: u64::MAX, ..wish })), Err(Code::Invalid));

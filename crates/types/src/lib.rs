@@ -24,7 +24,7 @@ mod target;
 mod transaction;
 
 pub use attr::{Attr, Kind, Timestamp, ATTR_BYTES, FLAG_DIRTY, FLAG_RESIDENT, PERMISSIONS_OFFSET};
-pub use backing::{BackingAttr, BackingId, BackingOp, LockKind, LockWish};
+pub use backing::{BackingAttr, BackingId, BackingOp, LockKind, LockWish, Move, MoveKind};
 pub use bytes::{Reader, Writer};
 pub use error::{Code, Error, Result};
 pub use hash::{cookie_hash, name_hash, Cookie, DISCRIMINATOR_BITS, HASH_BITS};

@@ -30,6 +30,6 @@ pub use frame::{Header, Kind, Stamp, HEADER_BYTES, MAC_BYTES};
 pub use handshake::{respond, respond_unless, Answer, Initiator, Refusal, Response};
 pub use hello::Hello;
 pub use limits::{PROTOCOL_MAX, PROTOCOL_MIN};
-pub use message::{Memory, Message, Place, Stripe};
+pub use message::{Memory, Message, Place};
 pub use secret::{Secret, SECRET_BYTES};
 pub use session::Session;

@@ -1,21 +1,10 @@
 //! The messages, and their bodies.
 
-use forebay_types::limits::{FILE_BYTES_MAX, NAME_MAX, STRIPES_MAX};
-use forebay_types::{Caller, Code, Ino, Reader, Reply, Request, Writer};
+use forebay_types::limits::{COMPONENTS_MAX, FILE_BYTES_MAX, NAME_MAX, STRIPES_MAX};
+use forebay_types::{BackingId, Caller, Code, Ino, Reader, Reply, Request, Writer};
 
 use crate::frame::Kind;
 use crate::limits::{BODY_BYTES_MAX, DATA_BYTES_MAX, DETAIL_BYTES_MAX, INLINE_BYTES_MAX, LEASE_MS_MAX};
-
-/// A backing file: one stripe of one component of a file's layout.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Stripe {
-    /// The file.
-    pub ino: Ino,
-    /// Component of its layout, 0 or 1.
-    pub component: u8,
-    /// Stripe of the component, below 256.
-    pub stripe: u16,
-}
 
 /// Registered memory of the sender of a message, which its receiver may read or write by RMA.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -44,10 +33,10 @@ pub enum Message<'a> {
     Ask(Caller, Request<'a>),
     /// What the owner answers.
     Answer(Result<Reply<'a>, Code>),
-    /// Reads `bytes` at `offset` of a backing file; beyond its end are zeros. → `Data`
+    /// Reads `bytes` at `offset` of a backing file; fewer at its end. → `Answer`, with a count
     ReadStripe {
         /// Which.
-        stripe: Stripe,
+        id: BackingId,
         /// Offset within the backing file.
         offset: u64,
         /// At most 64 KiB inline, 64 MiB by RMA; not 0.
@@ -55,12 +44,14 @@ pub enum Message<'a> {
         /// Inline (empty here), or where to put them.
         to: Place<'a>,
     },
-    /// Writes `bytes` at `offset` of a backing file. → `Data` without bytes
+    /// Writes `bytes` at `offset` of a backing file. → `Answer`, with a count
     WriteStripe {
         /// Which.
-        stripe: Stripe,
+        id: BackingId,
         /// Offset within the backing file.
         offset: u64,
+        /// At its end instead, wherever that is: no other write comes between.
+        append: bool,
         /// At most 64 KiB inline, 64 MiB by RMA; not 0.
         bytes: u64,
         /// The bytes, or where to get them.
@@ -151,8 +142,9 @@ fn put_detail(w: &mut Writer<'_>, detail: &[u8]) -> Result<(), Code> {
 
 /// A data request: the fields that read and write share.
 struct Transfer<'a> {
-    stripe: Stripe,
+    id: BackingId,
     offset: u64,
+    append: bool,
     bytes: u64,
     place: Place<'a>,
 }
@@ -163,9 +155,11 @@ impl<'a> Transfer<'a> {
         if end > FILE_BYTES_MAX {
             return Err(Code::FileTooLarge);
         }
-        if self.stripe.component as usize >= forebay_types::limits::COMPONENTS_MAX
-            || self.stripe.stripe >= STRIPES_MAX
+        // A file with one backing file has number 0, one with several counts its components from 1.
+        if usize::from(self.id.number) > COMPONENTS_MAX
+            || self.id.stripe >= STRIPES_MAX
             || self.bytes == 0
+            || (reads && self.append)
         {
             return Err(Code::Invalid);
         }
@@ -181,10 +175,11 @@ impl<'a> Transfer<'a> {
 
     fn encode(&self, w: &mut Writer<'_>, reads: bool) -> Result<(), Code> {
         self.check(reads)?;
-        w.u64(self.stripe.ino.0)?;
-        w.u8(self.stripe.component)?;
-        w.u8(matches!(self.place, Place::Remote(_)) as u8)?;
-        w.u16(self.stripe.stripe)?;
+        w.u32(self.id.target)?;
+        w.u64(self.id.ino.0)?;
+        w.u8(self.id.number)?;
+        w.u8(u8::from(matches!(self.place, Place::Remote(_))) | u8::from(self.append) << 1)?;
+        w.u16(self.id.stripe)?;
         w.u64(self.offset)?;
         w.u64(self.bytes)?;
         match self.place {
@@ -197,15 +192,16 @@ impl<'a> Transfer<'a> {
     }
 
     fn decode(r: &mut Reader<'a>, reads: bool) -> Result<Transfer<'a>, Code> {
-        let (ino, component, remote) = (Ino(r.u64()?), r.u8()?, r.u8()?);
-        let stripe = Stripe { ino, component, stripe: r.u16()? };
+        let (target, ino, number, how) = (r.u32()?, Ino(r.u64()?), r.u8()?, r.u8()?);
+        let id = BackingId { target, ino, number, stripe: r.u16()? };
         let (offset, bytes) = (r.u64()?, r.u64()?);
-        let place = match remote {
+        let (append, place) = (how & 2 != 0, how & !2);
+        let place = match place {
             0 => Place::Inline(r.take(r.rest().len())?),
             1 => Place::Remote(Memory { address: r.u64()?, key: r.u64()? }),
             _ => return Err(Code::Malformed),
         };
-        let transfer = Transfer { stripe, offset, bytes, place };
+        let transfer = Transfer { id, offset, append, bytes, place };
         transfer.check(reads)?;
         Ok(transfer)
     }
@@ -279,11 +275,11 @@ impl<'a> Message<'a> {
             Message::Finish | Message::LeaseRenew | Message::LeaseReturned => {}
             Message::Ask(caller, ref request) => return request.encode(caller, buffer),
             Message::Answer(ref result) => return Reply::encode(result, buffer),
-            Message::ReadStripe { stripe, offset, bytes, to } => {
-                Transfer { stripe, offset, bytes, place: to }.encode(&mut w, true)?;
+            Message::ReadStripe { id, offset, bytes, to } => {
+                Transfer { id, offset, append: false, bytes, place: to }.encode(&mut w, true)?;
             }
-            Message::WriteStripe { stripe, offset, bytes, from } => {
-                Transfer { stripe, offset, bytes, place: from }.encode(&mut w, false)?;
+            Message::WriteStripe { id, offset, append, bytes, from } => {
+                Transfer { id, offset, append, bytes, place: from }.encode(&mut w, false)?;
             }
             Message::Data { done, inline } => {
                 if done > DATA_BYTES_MAX || inline.len() > INLINE_BYTES_MAX {
@@ -349,11 +345,17 @@ impl<'a> Message<'a> {
             Kind::Finish => Message::Finish,
             Kind::ReadStripe => {
                 let t = Transfer::decode(&mut r, true)?;
-                Message::ReadStripe { stripe: t.stripe, offset: t.offset, bytes: t.bytes, to: t.place }
+                Message::ReadStripe { id: t.id, offset: t.offset, bytes: t.bytes, to: t.place }
             }
             Kind::WriteStripe => {
                 let t = Transfer::decode(&mut r, false)?;
-                Message::WriteStripe { stripe: t.stripe, offset: t.offset, bytes: t.bytes, from: t.place }
+                Message::WriteStripe {
+                    id: t.id,
+                    offset: t.offset,
+                    append: t.append,
+                    bytes: t.bytes,
+                    from: t.place,
+                }
             }
             Kind::Data => {
                 let done = r.u64()?;

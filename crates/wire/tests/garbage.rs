@@ -3,8 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use forebay_types::{Caller, Code, Ino, NodeId, Request};
-use forebay_wire::{exercise, Hello, Initiator, Kind, Memory, Message, Place, Secret, Stripe};
+use forebay_types::{BackingId, Caller, Code, Ino, NodeId, Request};
+use forebay_wire::{exercise, Hello, Initiator, Kind, Memory, Message, Place, Secret};
 
 /// A stream of numbers (splitmix64, Steele et al. 2014): a seed replays it.
 struct Numbers(u64);
@@ -24,7 +24,7 @@ impl Numbers {
 
 /// What `exercise` takes: a choice of the decoder, then a body; and frames whose MAC it replaces.
 fn corpus() -> Vec<Vec<u8>> {
-    let stripe = Stripe { ino: Ino(7), component: 1, stripe: 3 };
+    let stripe = BackingId { target: 1 << 16, ino: Ino(7), number: 1, stripe: 3 };
     let bodies = [
         Message::Ask(Caller { uid: 1, gid: 2 }, Request::Lookup { parent: Ino::ROOT, name: b"name" }),
         Message::Ask(
@@ -32,8 +32,13 @@ fn corpus() -> Vec<Vec<u8>> {
             Request::SetXattr { ino: Ino(1), name: b"user.a", value: b"value", flags: 1 },
         ),
         Message::Answer(Err(Code::NoSpace)),
-        Message::ReadStripe { stripe, offset: 5, bytes: 6, to: Place::Remote(Memory { address: 7, key: 8 }) },
-        Message::WriteStripe { stripe, offset: 5, bytes: 4, from: Place::Inline(b"data") },
+        Message::ReadStripe {
+            id: stripe,
+            offset: 5,
+            bytes: 6,
+            to: Place::Remote(Memory { address: 7, key: 8 }),
+        },
+        Message::WriteStripe { id: stripe, append: false, offset: 5, bytes: 4, from: Place::Inline(b"data") },
         Message::Data { done: 4, inline: b"data" },
         Message::LeaseTake { parent: Ino(3), name: b"d" },
         Message::LeaseGrant { period_ms: 1000, ino: Ino(4) },

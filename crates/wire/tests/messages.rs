@@ -8,8 +8,7 @@ use forebay_types::{
 };
 use forebay_wire::limits::*;
 use forebay_wire::{
-    respond, Answer, Header, Hello, Initiator, Kind, Memory, Message, Place, Response, Secret, Session,
-    Stamp, Stripe,
+    respond, Answer, Header, Hello, Initiator, Kind, Memory, Message, Place, Response, Secret, Session, Stamp,
 };
 use proptest::prelude::*;
 
@@ -49,10 +48,11 @@ fn name() -> impl Strategy<Value = Vec<u8>> {
         .prop_map(|name| if name == b"." || name == b".." { b"dots".to_vec() } else { name })
 }
 
-fn stripe() -> impl Strategy<Value = Stripe> {
-    (any::<u64>(), 0u8..2, 0u16..256).prop_map(|(ino, component, stripe)| Stripe {
+fn stripe() -> impl Strategy<Value = BackingId> {
+    (any::<u32>(), any::<u64>(), 0u8..3, 0u16..256).prop_map(|(target, ino, number, stripe)| BackingId {
+        target,
         ino: Ino(ino),
-        component,
+        number,
         stripe,
     })
 }
@@ -88,7 +88,7 @@ struct Seed {
     name: Vec<u8>,
     other: Vec<u8>,
     data: Vec<u8>,
-    stripe: Stripe,
+    stripe: BackingId,
 }
 
 fn seed() -> impl Strategy<Value = Seed> {
@@ -220,10 +220,16 @@ fn messages(s: &Seed) -> Vec<Message<'_>> {
     all.extend(replies(s).into_iter().map(Message::Answer));
     all.extend([
         Message::Finish,
-        Message::ReadStripe { stripe, offset, bytes: inline, to: Place::Inline(&[]) },
-        Message::ReadStripe { stripe, offset, bytes, to: memory },
-        Message::WriteStripe { stripe, offset, bytes: s.data.len() as u64, from: Place::Inline(&s.data) },
-        Message::WriteStripe { stripe, offset, bytes, from: memory },
+        Message::ReadStripe { id: stripe, offset, bytes: inline, to: Place::Inline(&[]) },
+        Message::ReadStripe { id: stripe, offset, bytes, to: memory },
+        Message::WriteStripe {
+            id: stripe,
+            append: s.flag,
+            offset,
+            bytes: s.data.len() as u64,
+            from: Place::Inline(&s.data),
+        },
+        Message::WriteStripe { id: stripe, append: s.flag, offset, bytes, from: memory },
         Message::Data { done: s.data.len() as u64, inline: &s.data },
         Message::Data { done: bytes, inline: &[] },
         Message::LeaseTake { parent: Ino(s.a), name: &s.name },
@@ -277,9 +283,9 @@ fn refused(message: Message<'_>) -> Code {
 
 #[test]
 fn data_request_beyond_any_bound_is_refused_both_ways() {
-    let stripe = Stripe { ino: Ino(1), component: 0, stripe: 0 };
+    let stripe = BackingId { target: 1 << 16, ino: Ino(1), number: 0, stripe: 0 };
     let memory = Place::Remote(Memory { address: 4096, key: 1 });
-    let read = |stripe, offset, bytes, to| Message::ReadStripe { stripe, offset, bytes, to };
+    let read = |stripe, offset, bytes, to| Message::ReadStripe { id: stripe, offset, bytes, to };
     let good = read(stripe, 9, 8, memory);
     let mut body = vec![0; 100];
     let n = good.encode(&mut body).unwrap();
@@ -288,21 +294,22 @@ fn data_request_beyond_any_bound_is_refused_both_ways() {
         bad[at..at + with.len()].copy_from_slice(with);
         Message::decode(Kind::ReadStripe, &bad).expect_err("a bound is exceeded")
     };
-    // Layout: ino 8, component, place, stripe 2, offset 8, bytes 8, address 8, key 8.
-    assert_eq!(change(8, &[2]), Code::Invalid);
-    assert_eq!(refused(read(Stripe { component: 2, ..stripe }, 0, 1, memory)), Code::Invalid);
-    assert_eq!(change(9, &[2]), Code::Malformed);
-    assert_eq!(change(10, &256u16.to_le_bytes()), Code::Invalid);
-    assert_eq!(refused(read(Stripe { stripe: 256, ..stripe }, 0, 1, memory)), Code::Invalid);
-    assert_eq!(change(12, &(FILE_BYTES_MAX - 7).to_le_bytes()), Code::FileTooLarge);
-    assert_eq!(change(12, &u64::MAX.to_le_bytes()), Code::Invalid);
+    // Layout: target 4, ino 8, number, place, stripe 2, offset 8, bytes 8, address 8, key 8.
+    assert_eq!(change(12, &[3]), Code::Invalid);
+    assert_eq!(refused(read(BackingId { number: 3, ..stripe }, 0, 1, memory)), Code::Invalid);
+    assert_eq!(change(13, &[4]), Code::Malformed);
+    assert_eq!(change(14, &256u16.to_le_bytes()), Code::Invalid);
+    assert_eq!(refused(read(BackingId { stripe: 256, ..stripe }, 0, 1, memory)), Code::Invalid);
+    assert_eq!(change(16, &(FILE_BYTES_MAX - 7).to_le_bytes()), Code::FileTooLarge);
+    assert_eq!(change(16, &u64::MAX.to_le_bytes()), Code::Invalid);
     assert_eq!(refused(read(stripe, u64::MAX, 1, memory)), Code::Invalid);
-    assert_eq!(change(20, &0u64.to_le_bytes()), Code::Invalid);
-    assert_eq!(change(20, &(DATA_BYTES_MAX + 1).to_le_bytes()), Code::TooBig);
-    assert_eq!(change(28, &(u64::MAX - 7).to_le_bytes()), Code::Invalid);
+    assert_eq!(change(24, &0u64.to_le_bytes()), Code::Invalid);
+    assert_eq!(change(24, &(DATA_BYTES_MAX + 1).to_le_bytes()), Code::TooBig);
+    assert_eq!(change(32, &(u64::MAX - 7).to_le_bytes()), Code::Invalid);
     assert_eq!(refused(read(stripe, 0, INLINE_BYTES_MAX as u64 + 1, Place::Inline(&[]))), Code::TooBig);
     assert_eq!(refused(read(stripe, 0, 1, Place::Inline(b"x"))), Code::Malformed);
-    let write = Message::WriteStripe { stripe, offset: 0, bytes: 3, from: Place::Inline(b"xx") };
+    let write =
+        Message::WriteStripe { id: stripe, append: false, offset: 0, bytes: 3, from: Place::Inline(b"xx") };
     assert_eq!(refused(write), Code::Malformed);
     let mut long = body[..n].to_vec();
     long.push(0);

@@ -11,11 +11,13 @@ use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use forebay_fabric::Region;
 use forebay_ring::{
-    read_exact, receive_fds, send_fds, write_all, AttachReply, Doorbell, Header, ServedRing, ATTACH_FDS,
-    HEADER_BYTES, KIND_ALIVE, KIND_ATTACH, KIND_BOARD, KIND_CONTROL, KIND_ERROR, KIND_MOUNT,
+    memfd_sealed, read_exact, receive_fds, send_fds, write_all, AttachReply, Doorbell, Header, Seal,
+    ServedRing, ATTACH_FDS, HEADER_BYTES, KIND_ALIVE, KIND_ATTACH, KIND_BOARD, KIND_BUFFER, KIND_CONTROL,
+    KIND_ERROR, KIND_MOUNT,
 };
-use forebay_types::limits::RINGS_MAX;
+use forebay_types::limits::{BUFFER_BYTES, RINGS_MAX};
 use forebay_types::{Code, Error, Ino, NodeId, Result};
 use rustix::event::epoll;
 use rustix::io::Errno;
@@ -410,6 +412,16 @@ impl Talk<'_> {
                     }
                     write_all(self.socket.as_fd(), &Header { kind: KIND_ALIVE, len: 0 }.encode())?;
                 }
+                KIND_BUFFER => {
+                    let session = body.first_chunk().map_or(0, |b| u64::from_le_bytes(*b));
+                    if !self.is_known(session)? {
+                        return self.refuse(Code::UnknownSession, "attach again");
+                    }
+                    if let Err(e) = self.give_buffer(session) {
+                        tracing::debug!("{e}");
+                        return self.refuse(e.code, &e.to_string());
+                    }
+                }
                 KIND_MOUNT => {
                     let session = body.first_chunk().map_or(0, |b| u64::from_le_bytes(*b));
                     if let Err(e) = self.mount(session) {
@@ -440,6 +452,27 @@ impl Talk<'_> {
     fn is_known(&self, session: u64) -> std::result::Result<bool, Code> {
         let (send, receive) = mpsc::channel();
         self.ask_shard(Message::Known(session, send), &receive)
+    }
+
+    /// Makes a session a buffer for data of other nodes, and has the network know it before the client does.
+    fn give_buffer(&self, session: u64) -> Result<()> {
+        let what = "cannot give a process a buffer";
+        let Some(network) = &self.desk.network else {
+            return Err(Error::new(Code::NotSupported, what).why("the pool has no other nodes"));
+        };
+        let memory = memfd_sealed(c"forebay-buffer", BUFFER_BYTES, Seal::Size);
+        let (fd, mapping) = memory.map_err(|e| Error::io(what, &e))?;
+        let mut number = [0; 8];
+        rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty()).map_err(failed(what))?;
+        let (start, bytes) = (mapping.start(), mapping.len());
+        // SAFETY: the mapping is as long, its memory is sealed against shrinking, and it lives as long as the region; nobody makes
+        // a reference into it.
+        let memory = unsafe { Region::foreign(start, bytes, Box::new(mapping)) };
+        network.give(Order::Buffer { session, number: u64::from_le_bytes(number), memory });
+        let mut message = Header { kind: KIND_BUFFER, len: 16 }.encode().to_vec();
+        message.extend(number);
+        message.extend((bytes as u64).to_le_bytes());
+        send_fds(self.socket.as_fd(), &message, &[fd.as_raw_fd()]).map_err(|code| Error::new(code, what))
     }
 
     /// A session serves a mount: its device follows, and is told of changes.

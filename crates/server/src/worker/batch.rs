@@ -299,7 +299,16 @@ impl ShardThread<'_> {
         let (_, request) = Request::decode(self.answers.request(taken.request))?;
         // Nodes that are to hear when the client is gone: they keep something for it.
         let keeps_some = |op: &BackingOp<'_>| {
-            matches!(op, BackingOp::Open { .. } | BackingOp::Lock(_) | BackingOp::BeginAppend { .. })
+            matches!(
+                op,
+                BackingOp::Open { .. }
+                    | BackingOp::Lock(_)
+                    | BackingOp::BeginAppend { .. }
+                    | BackingOp::Write { .. }
+                    | BackingOp::Truncate { .. }
+                    | BackingOp::Allocate { .. }
+                    | BackingOp::Move(_)
+            )
         };
         let keeps = request.changes() || matches!(&request, Request::Backing(_, op) if keeps_some(op));
         if request.is_between_daemons() {

@@ -543,7 +543,7 @@ impl<'a> ShardThread<'a> {
         let mut session = self.sessions.swap_remove(i);
         self.remote_sessions -= usize::from(!session.is_here());
         self.count_clients();
-        if let (Some(network), false) = (&self.network, session.asked_nodes.is_empty()) {
+        if let (Some(network), true) = (&self.network, session.is_here()) {
             let nodes = std::mem::take(&mut session.asked_nodes);
             network.orders.give(Order::EndSession(id, nodes));
         }

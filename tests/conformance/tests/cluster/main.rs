@@ -6,6 +6,8 @@
 
 mod bed;
 mod doors;
+mod faults;
+mod large;
 mod leases;
 mod names;
 mod nodes;

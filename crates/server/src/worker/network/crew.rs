@@ -9,27 +9,51 @@ use std::sync::{Arc, Mutex, PoisonError};
 use forebay_data::{Access, Media, Target};
 use forebay_fabric::Ticket;
 use forebay_types::limits::MESSAGE_BYTES_MAX;
-use forebay_types::{BackingAttr, BackingId, BackingOp, Code, Error, Reply, Request, Result, Timestamp};
-use forebay_wire::Stamp;
+use forebay_types::{
+    BackingAttr, BackingId, BackingOp, Code, Error, MoveKind, Reply, Request, Result, Timestamp,
+};
+use forebay_wire::{Memory, Stamp};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
+use super::bounce::Room;
 use super::kept::KeptOpen;
 use super::{Order, Orders};
 
 /// Threads: enough to keep a medium busy while others wait for it.
 const THREADS: usize = 4;
 
-/// A request for a backing file.
+/// What the crew is to do.
 #[derive(Debug)]
-pub(in crate::worker) struct Job {
-    pub(super) asker: Asker,
-    pub(super) message: Vec<u8>,
+pub(in crate::worker) enum Job {
+    /// Serve a request for a backing file.
+    Serve {
+        /// Who asks.
+        asker: Asker,
+        /// The encoded request.
+        message: Vec<u8>,
+    },
+    /// Fill a piece of memory from a backing file, or write it to one.
+    Move(Box<Moving>),
+}
+
+/// Data on their way between a backing file and another node.
+#[derive(Debug)]
+pub(in crate::worker) struct Moving {
+    pub(super) ticket: Ticket,
+    pub(super) id: BackingId,
+    pub(super) kind: MoveKind,
+    pub(super) offset: u64,
+    pub(super) bytes: usize,
+    /// Where they are, or are to be, on the other node.
+    pub(super) memory: Memory,
+    /// And on this one.
+    pub(super) room: Room,
 }
 
 /// Who asked for it.
 #[derive(Debug)]
-pub(super) enum Asker {
+pub(in crate::worker) enum Asker {
     /// A process of another node.
     There(Ticket),
     /// One of this node.
@@ -87,7 +111,14 @@ impl Hand {
     }
 
     /// Serves a request and has it answered.
-    pub(in crate::worker) fn serve(&mut self, Job { asker, message }: Job) {
+    pub(in crate::worker) fn serve(&mut self, job: Job) {
+        let (asker, message) = match job {
+            Job::Serve { asker, message } => (asker, message),
+            Job::Move(mut moving) => {
+                let result = self.files.move_piece(&mut moving);
+                return self.orders.give(Order::Moved(moving, result));
+            }
+        };
         let result = match Request::decode(&message) {
             Ok((_, Request::Backing(id, op))) => self.files.serve(asker.session(), &id, &op, &mut self.room),
             Ok(_) => Err(Code::Malformed),
@@ -126,6 +157,20 @@ impl Files {
         let Some(kept) = self.kept.get(session, id) else { return self.open_by_name(id) };
         let path = format!("/proc/self/fd/{}", kept.as_raw_fd());
         rustix::fs::open(path.as_str(), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(code)
+    }
+
+    /// Fills a piece of memory, or writes it; how many bytes.
+    fn move_piece(&self, moving: &mut Moving) -> std::result::Result<usize, Code> {
+        if moving.id.target != self.target.target() {
+            return Err(Code::Stale);
+        }
+        let file = self.open(moving.ticket.stamp.session, &moving.id)?;
+        let bytes = moving.room.bytes(moving.bytes);
+        match moving.kind {
+            MoveKind::Read => read(&file, bytes, moving.offset),
+            MoveKind::Write => write(&file, bytes, moving.offset).map(|()| bytes.len()),
+            MoveKind::Append => append(&file, bytes).map(|_| bytes.len()),
+        }
     }
 
     fn serve<'r>(
@@ -167,6 +212,8 @@ impl Files {
                 self.kept.locks.end_append(session, id, handle);
                 Ok(Reply::Done)
             }
+            // A client asks its own daemon for that, which asks otherwise.
+            BackingOp::Move(_) => Err(Code::Malformed),
             BackingOp::Stat => match self.kept.get(session, id) {
                 Some(file) => attr_of(&rustix::fs::fstat(&*file).map_err(code)?),
                 None => self.target.stat(ino, number, stripe).map(|s| {
@@ -180,7 +227,8 @@ impl Files {
                 }),
             },
             BackingOp::Read { offset, bytes } => {
-                read(&*self.open(session, id)?, &mut room[..bytes as usize], offset)
+                let n = read(&*self.open(session, id)?, &mut room[..bytes as usize], offset)?;
+                Ok(Reply::Bytes(&room[..n]))
             }
             BackingOp::Write { offset, append: false, bytes } => {
                 write(&*self.open(session, id)?, bytes, offset).map(|()| Reply::Count(offset))
@@ -229,7 +277,7 @@ fn attr_of<'r>(st: &rustix::fs::Stat) -> std::result::Result<Reply<'r>, Code> {
     }))
 }
 
-fn read<'r>(file: &OwnedFd, room: &'r mut [u8], offset: u64) -> std::result::Result<Reply<'r>, Code> {
+fn read(file: &OwnedFd, room: &mut [u8], offset: u64) -> std::result::Result<usize, Code> {
     let mut done = 0;
     while done < room.len() {
         match rustix::io::pread(file, &mut room[done..], offset + done as u64) {
@@ -239,7 +287,7 @@ fn read<'r>(file: &OwnedFd, room: &'r mut [u8], offset: u64) -> std::result::Res
             Err(e) => return Err(code(e)),
         }
     }
-    Ok(Reply::Bytes(&room[..done]))
+    Ok(done)
 }
 
 fn write(file: &OwnedFd, bytes: &[u8], offset: u64) -> std::result::Result<(), Code> {

@@ -12,6 +12,7 @@
 //! process dies is asked again by who asked: clients' slots stay open, and their stamps with them (docs/decisions/0011).
 //! A pool without a pool file has none of this.
 
+mod bounce;
 mod crew;
 mod kept;
 mod leases;
@@ -24,8 +25,8 @@ mod thread;
 
 use std::sync::mpsc::Sender;
 
-use forebay_fabric::{Ticket, Waker};
-use forebay_types::{Ino, Layout, NodeId, PoolSpace, TargetSpace};
+use forebay_fabric::{Region, Ticket, Waker};
+use forebay_types::{Code, Ino, Layout, NodeId, PoolSpace, TargetSpace};
 use forebay_wire::Stamp;
 use serde_json::Value;
 
@@ -84,9 +85,20 @@ pub(super) enum Order {
         /// The encoded reply.
         reply: Vec<u8>,
     },
+    /// The crew has filled a piece of memory from a backing file, or written it to one.
+    Moved(Box<crew::Moving>, Result<usize, Code>),
+    /// A client has got a buffer by which data pass to and from other nodes, in place of what it had.
+    Buffer {
+        /// The client's session.
+        session: u64,
+        /// What it calls the buffer.
+        number: u64,
+        /// The buffer.
+        memory: Region,
+    },
     /// Have the backing files of an inode that is gone removed where they are, in time.
     Remove(Ino, Layout),
-    /// A client is gone, which asked these nodes for changes.
+    /// A client is gone, which asked these nodes for what they keep for it.
     EndSession(u64, Vec<NodeId>),
     /// Renew the lease from a node when a third of it has passed.
     RenewLease(NodeId),

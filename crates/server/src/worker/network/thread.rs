@@ -3,6 +3,7 @@
 mod asking;
 mod introducing;
 mod looking;
+mod moving;
 mod serving;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -28,7 +29,8 @@ use crate::worker::session::session_on;
 use crate::worker::shard_thread::Message;
 use asking::{Flight, NODE_TIMEOUT};
 use looking::Survey;
-use serving::Append;
+use moving::Moves;
+use serving::Served;
 
 /// Clocks that differ by more are told of: what a node's handshake takes to arrive is less.
 const CLOCKS_APART_US: i64 = 2_000_000;
@@ -66,8 +68,10 @@ pub(in crate::worker) struct NetworkThread {
     flights: HashMap<CallId, Flight>,
     removals: Removals,
     renewals: Renewals,
-    /// The last append of each session's slot.
-    appended: HashMap<(u64, u16), Append>,
+    /// The last change to a backing file that each session's slot asked for.
+    served: HashMap<(u64, u16), Served>,
+    /// Data that the network moves by itself.
+    moves: Moves,
     removed: VecDeque<Ino>,
     survey: Survey,
     met: MetNodes,
@@ -112,7 +116,8 @@ impl NetworkThread {
             flights: HashMap::new(),
             removals: Removals::default(),
             renewals: Renewals::default(),
-            appended: HashMap::new(),
+            served: HashMap::new(),
+            moves: Moves::default(),
             removed: VecDeque::new(),
             survey: Survey::default(),
             met: MetNodes::default(),
@@ -200,6 +205,7 @@ impl NetworkThread {
             self.renew_lease(node);
         }
         self.introduce_again();
+        self.wake_rested(now);
         if now >= self.review_at {
             self.review_at = now + Duration::from_millis(SESSIONS_PERIOD_MS);
             self.tell(Message::ReviewSessions(None));
@@ -248,7 +254,7 @@ impl NetworkThread {
             Order::Answer { ticket, reply } => self.answer(&ticket, &reply),
             Order::Serve { ticket, message } => self.serve(ticket, message),
             Order::ServeHere { stamp, message } => {
-                if self.jobs.send(Job { asker: Asker::Here(stamp), message }).is_err() {
+                if self.jobs.send(Job::Serve { asker: Asker::Here(stamp), message }).is_err() {
                     self.answered(stamp, Err(Code::Io));
                 }
             }
@@ -257,13 +263,18 @@ impl NetworkThread {
             Order::EndSession(session, nodes) => {
                 // What it asked last must not come behind the word that it is gone.
                 let is_its = |stamp: &Stamp| stamp.session == session;
-                if self.flights.values().any(|f| matches!(f, Flight::Forward(stamp) if is_its(stamp)))
+                let is_forwarded = |flight: &Flight| match flight {
+                    Flight::Forward(stamp) | Flight::Move(stamp, _) => is_its(stamp),
+                    _ => false,
+                };
+                if self.flights.values().any(is_forwarded)
                     || self.backlog.iter().any(|o| matches!(o, Order::Forward { stamp, .. } if is_its(stamp)))
                 {
                     self.backlog.push_back(Order::EndSession(session, nodes));
                     return false;
                 }
-                self.end_appends(session);
+                self.leave_buffers(session);
+                self.end_served(session);
                 for node in nodes {
                     if node == self.me {
                         self.kept.locks.end(session);
@@ -274,6 +285,8 @@ impl NetworkThread {
                     let _ = self.ask(node, &request, NODE_TIMEOUT, Flight::EndSession);
                 }
             }
+            Order::Moved(moving, result) => self.crew_moved(*moving, result),
+            Order::Buffer { session, number, memory } => self.add_buffer(session, number, memory),
             Order::RenewLease(node) => self.renewals.want(node, self.calls.now()),
             Order::Recall { node, number, message } => return self.recall(node, number, message),
             Order::Review(node, sessions) => self.review(node, sessions),
@@ -337,7 +350,7 @@ impl NetworkThread {
             Happening::Left { node, why, .. } => tracing::info!("node {node} has left: {why}"),
             Happening::Asked { ticket, body } => self.asked(ticket, &body),
             Happening::Answered { call, node, outcome } => self.call_ended(call, node, outcome),
-            Happening::Moved { .. } => {}
+            Happening::Moved { token, outcome } => self.transferred(token, outcome),
         }
     }
 }

@@ -22,6 +22,8 @@ const NOBODY: Caller = Caller { uid: 0, gid: 0 };
 #[derive(Debug)]
 pub(super) enum Flight {
     Forward(Stamp),
+    /// Data moved by way of this buffer.
+    Move(Stamp, u64),
     Step(Stamp),
     Removal(Ino),
     EndSession,
@@ -79,6 +81,9 @@ impl NetworkThread {
     pub(super) fn forward(&mut self, node: NodeId, stamp: Stamp, message: Vec<u8>) -> bool {
         let deadline = self.calls.now() + NODE_TIMEOUT;
         let asked = match Request::decode(&message) {
+            Ok((_, Request::Backing(id, BackingOp::Move(wish)))) => {
+                return self.forward_move((node, stamp), id, wish, message);
+            }
             Ok((caller, request)) => self.calls.call(node, stamp, &Wire::Ask(caller, request), deadline),
             Err(code) => Err(code),
         };
@@ -150,6 +155,7 @@ impl NetworkThread {
                 });
                 self.answered(stamp, reply);
             }
+            Flight::Move(stamp, buffer) => self.move_ended(stamp, buffer, reply),
             Flight::Step(stamp) => {
                 let reply = reply.map_err(|code| match code {
                     // Whether it came to be served is not known.

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use forebay_fabric::{Body, Ticket};
 use forebay_types::limits::{LOCKS_OF_UNREACHED_MS, SESSIONS_ASKED_MAX};
-use forebay_types::{BackingId, BackingOp, Code, NodeId, Reply, Request};
-use forebay_wire::Message as Wire;
+use forebay_types::{BackingId, BackingOp, Code, MoveKind, NodeId, Reply, Request};
+use forebay_wire::{Message as Wire, Place};
 
 use super::asking::{Flight, NODE_TIMEOUT};
+use super::moving::Asked;
 use super::NetworkThread;
 use crate::worker::network::crew::{Asker, Job};
 use crate::worker::session::node_of_session;
@@ -17,39 +18,60 @@ use crate::worker::shard_thread::Message;
 /// Backing files that were removed last: nobody makes them again.
 const REMOVED_KEPT: usize = 4096;
 
-/// An append, so that a retry is answered and not repeated.
+/// A change to a backing file, so that a retry is answered and not repeated, and one that comes late is not done over a newer one.
 #[derive(Debug)]
-pub(super) struct Append {
+pub(super) struct Served {
     sequence: u64,
-    /// Once it is done.
-    reply: Option<Vec<u8>>,
+    state: State,
+}
+
+#[derive(Debug)]
+enum State {
+    /// It is under way; the answer goes to who asked last, whose daemon may have started anew.
+    Running(Ticket),
+    /// The answer.
+    Done(Vec<u8>),
 }
 
 impl NetworkThread {
     /// Answers a node.
     pub(super) fn answer(&mut self, ticket: &Ticket, reply: &[u8]) {
-        let stamp = ticket.stamp;
-        if let Some(append) = self.appended.get_mut(&(stamp.session, stamp.slot)) {
-            if append.sequence == stamp.sequence {
-                append.reply = Some(reply.to_vec());
+        let (stamp, mut ticket) = (ticket.stamp, *ticket);
+        if let Some(served) = self.served.get_mut(&(stamp.session, stamp.slot)) {
+            if let (State::Running(latest), true) = (&served.state, served.sequence == stamp.sequence) {
+                ticket = *latest;
+                served.state = State::Done(reply.to_vec());
             }
         }
         let result = Reply::decode(reply);
-        if let Err(code) = self.calls.answer(ticket, &Wire::Answer(result)) {
+        if let Err(code) = self.calls.answer(&ticket, &Wire::Answer(result)) {
             tracing::error!("cannot answer node {}: {code}", ticket.node);
-            self.refuse(ticket, code, "the reply cannot be sent");
+            self.refuse(&ticket, code, "the reply cannot be sent");
         }
     }
 
     pub(super) fn refuse(&mut self, ticket: &Ticket, code: Code, why: &str) {
+        let (stamp, key) = (ticket.stamp, (ticket.stamp.session, ticket.stamp.slot));
+        let fails = |s: &Served| s.sequence == stamp.sequence && matches!(s.state, State::Running(_));
+        if self.served.get(&key).is_some_and(fails) {
+            self.served.remove(&key);
+        }
         // An asker that is gone is not told.
         let _ = self.calls.answer(ticket, &Wire::Failure { code, detail: why.as_bytes() });
     }
 
     /// A node asks.
     pub(super) fn asked(&mut self, ticket: Ticket, body: &Body) {
-        let Wire::Ask(_, request) = body.message() else {
-            return self.refuse(&ticket, Code::NotSupported, "this version does not serve that");
+        let request = match body.message() {
+            Wire::Ask(_, request) => request,
+            Wire::ReadStripe { id, offset, bytes, to: Place::Remote(memory) } => {
+                return self.asked_move(Asked { ticket, id, kind: MoveKind::Read, offset, bytes, memory });
+            }
+            Wire::WriteStripe { id, offset, append, bytes, from: Place::Remote(memory) } => {
+                let kind = if append { MoveKind::Append } else { MoveKind::Write };
+                return self.asked_move(Asked { ticket, id, kind, offset, bytes, memory });
+            }
+            _ => return self.refuse(&ticket, Code::NotSupported, "this version does not serve that"),
         };
         let message = body.bytes().to_vec();
         match request {
@@ -75,7 +97,6 @@ impl NetworkThread {
         op: &BackingOp<'_>,
         message: Vec<u8>,
     ) {
-        let key = (ticket.stamp.session, ticket.stamp.slot);
         match op {
             BackingOp::Make if self.removed.contains(&id.ino) => {
                 return self.answer(&ticket, &NOT_FOUND);
@@ -88,29 +109,42 @@ impl NetworkThread {
                 // A client may be about to make it: the shard thread knows.
                 return self.tell(Message::RemoveBacking { ticket, id: *id, message });
             }
-            BackingOp::Write { append: true, .. } => {
-                let sequence = ticket.stamp.sequence;
-                match self.appended.get(&key).filter(|append| append.sequence == sequence) {
-                    Some(Append { reply: Some(reply), .. }) => {
-                        let reply = reply.clone();
-                        return self.answer(&ticket, &reply);
-                    }
-                    // It is being written by another's ticket, whose asker has started anew: whether it will be is not known.
-                    Some(Append { reply: None, .. }) => {
-                        return self.refuse(&ticket, Code::Busy, "it is being written")
-                    }
-                    None => {
-                        self.appended.insert(key, Append { sequence, reply: None });
-                    }
-                }
+            BackingOp::Write { .. } | BackingOp::Truncate { .. } | BackingOp::Allocate { .. }
+                if self.was_served(&ticket) =>
+            {
+                return;
             }
             _ => {}
         }
         self.serve(ticket, message);
     }
 
+    /// True when a change was served before, or is under way, or was overtaken: its asker is answered from what was kept, or when
+    /// it is done. Else it is kept from here on that it is under way.
+    pub(super) fn was_served(&mut self, ticket: &Ticket) -> bool {
+        let stamp = ticket.stamp;
+        match self.served.get_mut(&(stamp.session, stamp.slot)) {
+            Some(Served { sequence, .. }) if *sequence > stamp.sequence => {
+                self.refuse(ticket, Code::Stale, "a later request of its slot was served");
+            }
+            Some(Served { sequence, state }) if *sequence == stamp.sequence => match state {
+                State::Running(latest) => *latest = *ticket,
+                State::Done(reply) => {
+                    let reply = reply.clone();
+                    self.answer(ticket, &reply);
+                }
+            },
+            _ => {
+                let served = Served { sequence: stamp.sequence, state: State::Running(*ticket) };
+                self.served.insert((stamp.session, stamp.slot), served);
+                return false;
+            }
+        }
+        true
+    }
+
     pub(super) fn serve(&mut self, ticket: Ticket, message: Vec<u8>) {
-        if self.jobs.send(Job { asker: Asker::There(ticket), message }).is_err() {
+        if self.jobs.send(Job::Serve { asker: Asker::There(ticket), message }).is_err() {
             self.refuse(&ticket, Code::Io, "the threads that serve data have ended");
         }
     }
@@ -118,7 +152,7 @@ impl NetworkThread {
     /// A process of another node is gone.
     pub(super) fn session_ended(&mut self, session: u64) {
         self.unreached.remove(&session);
-        self.end_appends(session);
+        self.end_served(session);
         self.kept.end(session);
         self.tell(Message::EndedElsewhere(node_of_session(session), session));
     }
@@ -136,7 +170,7 @@ impl NetworkThread {
 
     /// Asks which of these processes of other nodes are there, and of those that have something open here.
     pub(super) fn review(&mut self, node: Option<NodeId>, sessions: Vec<u64>) {
-        let kept = self.kept.sessions().into_iter().chain(self.appended.keys().map(|(of, _)| *of));
+        let kept = self.kept.sessions().into_iter().chain(self.served.keys().map(|(of, _)| *of));
         let mut by_node: BTreeMap<NodeId, BTreeSet<u64>> = BTreeMap::new();
         for session in sessions.into_iter().chain(kept) {
             let of = node_of_session(session);
@@ -155,8 +189,8 @@ impl NetworkThread {
         }
     }
 
-    pub(super) fn end_appends(&mut self, session: u64) {
-        self.appended.retain(|(of, _), _| *of != session);
+    pub(super) fn end_served(&mut self, session: u64) {
+        self.served.retain(|(of, _), _| *of != session);
     }
 }
 

@@ -1,0 +1,311 @@
+//! Data of backing files of other nodes. A call is cut into parts, each a request in a slot of its own; several are under way at the
+//! same time, to all nodes that have some of it. Up to [`BACKING_BYTES_MAX`] bytes go within the request; what is longer goes
+//! through a piece of the process's buffer (`buffer`), which the network reads and writes by itself.
+//!
+//! The first slot is waited for, the others are taken if they are free, and likewise pieces, so that threads that do this at the
+//! same time never wait for each other's.
+
+use std::collections::VecDeque;
+
+use forebay_ring::{Claim, Ring};
+use forebay_types::limits::{
+    BACKING_AHEAD, BACKING_BYTES_MAX, BUFFER_BYTES, MESSAGE_BYTES_MAX, MOVE_BYTES_MAX,
+};
+use forebay_types::{BackingId, BackingOp, Code, Move, MoveKind, Reply, Request};
+
+use crate::attached::Attached;
+use crate::buffer::{Buffer, Piece};
+use crate::elsewhere::gone_is_stale;
+use crate::pool::{caller, Pool};
+
+/// Bytes of a data request beside the data, and some more.
+const FIELDS_BYTES: usize = 96;
+
+/// A range of a backing file of another node, and of the caller's memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Part {
+    pub(crate) id: BackingId,
+    pub(crate) offset: u64,
+    /// Where in the caller's memory.
+    pub(crate) at: usize,
+    /// At most [`MOVE_BYTES_MAX`].
+    pub(crate) len: usize,
+}
+
+/// The caller's memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Memory {
+    /// To be read into.
+    Into(*mut u8),
+    /// To be written from.
+    From(*const u8),
+}
+
+/// What became of a transfer.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Moved {
+    /// All of the caller's memory below this that is in a part was moved.
+    pub(crate) end: usize,
+    /// Why what begins there was not; none: its backing file ends there, or all was moved.
+    pub(crate) failed: Option<Code>,
+}
+
+impl Moved {
+    /// At most so much was moved, and this is why.
+    pub(crate) fn ends(&mut self, at: usize, failed: Option<Code>) {
+        if at < self.end {
+            *self = Moved { end: at, failed };
+        }
+    }
+}
+
+/// Cuts a range of a backing file and of memory into parts that one request can move.
+pub(crate) fn parts(id: BackingId, offset: u64, at: usize, len: usize) -> impl Iterator<Item = Part> {
+    (0..len).step_by(MOVE_BYTES_MAX).map(move |from| Part {
+        id,
+        offset: offset + from as u64,
+        at: at + from,
+        len: (len - from).min(MOVE_BYTES_MAX),
+    })
+}
+
+/// A request that is under way.
+struct UnderWay<'r> {
+    claim: Claim<'r>,
+    part: Part,
+    /// Through which the data pass; none: they are in the request or its reply.
+    piece: Option<Piece>,
+}
+
+impl Pool {
+    /// Moves parts, in any order; they end at `total` in the caller's memory.
+    ///
+    /// # Safety
+    /// The memory of all parts can be read, or written, as `memory` says.
+    pub(crate) unsafe fn move_far(
+        &self,
+        parts: &mut dyn Iterator<Item = Part>,
+        total: usize,
+        memory: Memory,
+    ) -> Result<Moved, Code> {
+        let attached: &'static Attached = self.attached()?;
+        let (ring, alive): (&'static Ring, _) = (&attached.ring, || self.is_alive(attached));
+        let mut room = Vec::new();
+        // What is to be asked before the next part: rests of parts, and parts whose buffer was not known.
+        let mut again: Vec<Part> = Vec::new();
+        let mut under_way: VecDeque<UnderWay<'_>> = VecDeque::with_capacity(BACKING_AHEAD);
+        let mut moved = Moved { end: total, failed: None };
+        loop {
+            while under_way.len() < BACKING_AHEAD && moved.end == total {
+                let Some(mut part) = again.pop().or_else(|| parts.next()) else { break };
+                let claim = if under_way.is_empty() {
+                    match ring.claim(&alive) {
+                        Ok(claim) => claim,
+                        Err(failure) => {
+                            moved.ends(part.at, Some(self.failed(attached, failure)));
+                            break;
+                        }
+                    }
+                } else {
+                    let Some(claim) = ring.try_claim() else {
+                        again.push(part);
+                        break;
+                    };
+                    claim
+                };
+                let mut piece = None;
+                if part.len > BACKING_BYTES_MAX {
+                    piece = attached.buffers.piece(|| self.new_buffer(attached));
+                    if piece.is_none() && under_way.iter().any(|u| u.piece.is_some()) {
+                        // One of this call's will be free.
+                        again.push(part);
+                        break;
+                    }
+                    if piece.is_none() {
+                        let (offset, at) =
+                            (part.offset + BACKING_BYTES_MAX as u64, part.at + BACKING_BYTES_MAX);
+                        again.push(Part { offset, at, len: part.len - BACKING_BYTES_MAX, ..part });
+                        part.len = BACKING_BYTES_MAX;
+                    }
+                }
+                room.resize(MESSAGE_BYTES_MAX.min(BACKING_BYTES_MAX + FIELDS_BYTES), 0);
+                // SAFETY: the caller's promise.
+                match unsafe { encode(&part, piece.as_ref(), memory, &mut room) } {
+                    Ok(n) => claim.post(&room[..n]),
+                    Err(code) => {
+                        moved.ends(part.at, Some(code));
+                        break;
+                    }
+                }
+                under_way.push_back(UnderWay { claim, part, piece });
+            }
+            // Every request that was posted is waited for: its slot, and its piece, are the daemon's until then.
+            let Some(UnderWay { claim, part, piece }) = under_way.pop_front() else { break };
+            room.resize(BACKING_BYTES_MAX + FIELDS_BYTES, 0);
+            let answered = claim.finish(&mut room, &alive, |reply, _| {
+                // SAFETY: the caller's promise.
+                unsafe { take(&part, piece.as_ref(), memory, reply) }
+            });
+            let answered = answered.map_err(|failure| self.failed(attached, failure)).and_then(|done| done);
+            match (answered, piece) {
+                (Err(Code::Fault), Some(piece)) => {
+                    attached.buffers.refused(&piece);
+                    again.push(part);
+                }
+                (Err(Code::Io | Code::PoolGone), Some(piece)) => {
+                    attached.buffers.lose(piece);
+                    moved.ends(part.at, Some(Code::Io));
+                }
+                (Err(code), _) => moved.ends(part.at, Some(gone_is_stale(code))),
+                (Ok(done), piece) => {
+                    if piece.is_some() {
+                        attached.buffers.known();
+                    }
+                    if done < part.len {
+                        moved.ends(part.at + done, None);
+                    }
+                }
+            }
+        }
+        Ok(moved)
+    }
+
+    fn new_buffer(&self, attached: &Attached) -> Result<Buffer, Code> {
+        let (mapping, number) = self.address().buffer(attached.reply.session, BUFFER_BYTES)?;
+        Ok(Buffer::new(mapping, number))
+    }
+
+    /// Writes at the end of a backing file of another node: [`MOVE_BYTES_MAX`] bytes go in as a whole, more in parts that do;
+    /// how many bytes went in.
+    pub(crate) fn append_backing(&self, id: BackingId, bytes: &[u8]) -> Result<usize, Code> {
+        let mut done = 0;
+        while done < bytes.len() {
+            match self.append_some(id, &bytes[done..]) {
+                Ok(n) => done += n,
+                Err(code) if done == 0 => return Err(gone_is_stale(code)),
+                Err(_) => break,
+            }
+        }
+        Ok(done)
+    }
+
+    fn append_some(&self, id: BackingId, bytes: &[u8]) -> Result<usize, Code> {
+        let attached: &'static Attached = self.attached()?;
+        let mut message = vec![0; bytes.len().min(BACKING_BYTES_MAX) + FIELDS_BYTES];
+        while bytes.len() > BACKING_BYTES_MAX {
+            let Some(piece) = attached.buffers.piece(|| self.new_buffer(attached)) else { break };
+            let len = bytes.len().min(MOVE_BYTES_MAX);
+            // SAFETY: within the slice.
+            unsafe { piece.fill(bytes.as_ptr(), len) };
+            let op = moving(MoveKind::Append, 0, len, &piece);
+            let n = Request::Backing(id, op).encode(caller(), &mut message)?;
+            let answered = self.exchange(&message[..n], &mut [0; 64], |reply| match Reply::decode(reply)? {
+                Reply::Count(n) if n <= len as u64 => Ok(n as usize),
+                _ => Err(Code::Malformed),
+            });
+            match answered.and_then(|answer| answer) {
+                Err(Code::Fault) => attached.buffers.refused(&piece),
+                Err(code @ (Code::Io | Code::PoolGone)) => {
+                    attached.buffers.lose(piece);
+                    return Err(code);
+                }
+                answer => {
+                    attached.buffers.known();
+                    return answer;
+                }
+            }
+        }
+        let bytes = &bytes[..bytes.len().min(BACKING_BYTES_MAX)];
+        let op = BackingOp::Write { offset: 0, append: true, bytes };
+        let n = Request::Backing(id, op).encode(caller(), &mut message)?;
+        self.exchange(&message[..n], &mut [0; 64], |reply| match Reply::decode(reply)? {
+            Reply::Count(_) => Ok(bytes.len()),
+            _ => Err(Code::Malformed),
+        })?
+    }
+}
+
+fn moving(kind: MoveKind, offset: u64, len: usize, piece: &Piece) -> BackingOp<'static> {
+    let (buffer, at) = (piece.buffer(), piece.at() as u32);
+    BackingOp::Move(Move { kind, offset, bytes: len as u32, buffer, at })
+}
+
+/// Encodes a part's request; what is written is copied.
+///
+/// # Safety
+/// The part's memory can be read, if it is written from.
+unsafe fn encode(
+    part: &Part,
+    piece: Option<&Piece>,
+    memory: Memory,
+    message: &mut [u8],
+) -> Result<usize, Code> {
+    let (offset, len) = (part.offset, part.len);
+    let op = match (memory, piece) {
+        (Memory::Into(_), None) => BackingOp::Read { offset, bytes: len as u32 },
+        (Memory::Into(_), Some(piece)) => moving(MoveKind::Read, offset, len, piece),
+        (Memory::From(from), None) => {
+            // SAFETY: the caller's promise; the slice is gone when this returns.
+            let bytes = unsafe { std::slice::from_raw_parts(from.add(part.at), len) };
+            BackingOp::Write { offset, append: false, bytes }
+        }
+        (Memory::From(from), Some(piece)) => {
+            // SAFETY: the caller's promise.
+            unsafe { piece.fill(from.add(part.at), len) };
+            moving(MoveKind::Write, offset, len, piece)
+        }
+    };
+    Request::Backing(part.id, op).encode(caller(), message)
+}
+
+/// Takes a part's reply: how many bytes were moved.
+///
+/// # Safety
+/// The part's memory can be written, if it is read into.
+unsafe fn take(part: &Part, piece: Option<&Piece>, memory: Memory, reply: &[u8]) -> Result<usize, Code> {
+    match (Reply::decode(reply)?, memory, piece) {
+        (Reply::Bytes(bytes), Memory::Into(to), None) if bytes.len() <= part.len => {
+            // SAFETY: the caller's promise.
+            unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to.add(part.at), bytes.len()) };
+            Ok(bytes.len())
+        }
+        (Reply::Count(n), Memory::Into(to), Some(piece)) if n <= part.len as u64 => {
+            // SAFETY: the caller's promise.
+            unsafe { piece.empty(to.add(part.at), n as usize) };
+            Ok(n as usize)
+        }
+        (Reply::Count(_), Memory::From(_), None) => Ok(part.len),
+        (Reply::Count(n), Memory::From(_), Some(_)) if n <= part.len as u64 => Ok(n as usize),
+        _ => Err(Code::Malformed),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_types::Ino;
+
+    #[test]
+    fn parts_cover_a_range_once_and_in_order() {
+        let id = BackingId { target: 1 << 16, ino: Ino(5), number: 0, stripe: 0 };
+        for len in [0, 1, MOVE_BYTES_MAX - 1, MOVE_BYTES_MAX, 3 * MOVE_BYTES_MAX + 7] {
+            let mut next = 0;
+            for part in parts(id, 100, 40, len) {
+                assert_eq!((part.offset, part.at), (100 + next as u64, 40 + next));
+                assert!(part.len > 0 && part.len <= MOVE_BYTES_MAX);
+                next += part.len;
+            }
+            assert_eq!(next, len);
+        }
+    }
+
+    #[test]
+    fn a_transfer_ends_at_the_first_that_was_short_or_failed() {
+        let mut moved = Moved { end: 100, failed: None };
+        moved.ends(60, Some(Code::NoSpace));
+        moved.ends(80, None);
+        assert_eq!(moved, Moved { end: 60, failed: Some(Code::NoSpace) });
+        moved.ends(50, None);
+        assert_eq!(moved, Moved { end: 50, failed: None });
+    }
+}

@@ -1,0 +1,113 @@
+//! Registered memory through which data of this node's backing files pass to and from other nodes: a piece a request, used by
+//! the network or by one of the crew, never by both at once. Backing files are never mapped: a client could cut one under it.
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use forebay_fabric::{Access, Endpoint, Local, Region};
+use forebay_types::limits::{BOUNCE_BYTES, MOVE_BYTES_MAX};
+use forebay_types::Code;
+
+const PIECES: usize = BOUNCE_BYTES / MOVE_BYTES_MAX;
+/// So many pieces that the provider may have kept, and the rest is left for new memory.
+const LOST_MAX: usize = PIECES / 2;
+
+/// The memory, and which pieces of it are free. Those that were used last are used next, as they are near.
+#[derive(Debug)]
+pub(super) struct Bounce {
+    memory: Arc<Region>,
+    local: Local,
+    free: Vec<usize>,
+    lost: usize,
+}
+
+/// A piece, in use by one request.
+#[derive(Debug)]
+pub(in crate::worker) struct Room {
+    memory: Arc<Region>,
+    /// As the endpoint knows the memory.
+    pub(super) local: Local,
+    piece: usize,
+}
+
+impl Room {
+    /// Where in the memory it begins.
+    pub(super) fn at(&self) -> usize {
+        self.piece * MOVE_BYTES_MAX
+    }
+
+    /// Its first bytes.
+    pub(super) fn bytes(&mut self, len: usize) -> &mut [u8] {
+        assert!(len <= MOVE_BYTES_MAX);
+        let start: NonNull<u8> = self.memory.at(self.at(), len).unwrap_or(NonNull::dangling());
+        // SAFETY: within the memory, which is mapped as long as this lives; peers may not reach it, a piece is one request's, and
+        // no transfer with it is under way while its request is with the crew: one that failed, and may be, loses it.
+        unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) }
+    }
+}
+
+impl Bounce {
+    /// Registers memory.
+    ///
+    /// # Errors
+    /// What the endpoint says.
+    pub(super) fn new(endpoint: &mut dyn Endpoint) -> Result<Bounce, Code> {
+        let memory = Arc::new(Region::new(BOUNCE_BYTES)?);
+        let registered = endpoint.register(Arc::clone(&memory), Access::LOCAL)?;
+        Ok(Bounce { memory, local: registered.local, free: (0..PIECES).rev().collect(), lost: 0 })
+    }
+
+    /// A free piece.
+    pub(super) fn take(&mut self) -> Option<Room> {
+        let piece = self.free.pop()?;
+        Some(Room { memory: Arc::clone(&self.memory), local: self.local, piece })
+    }
+
+    /// Nobody uses a piece any more.
+    pub(super) fn give_back(&mut self, room: Room) {
+        if Arc::ptr_eq(&self.memory, &room.memory) {
+            self.free.push(room.piece);
+        }
+    }
+
+    /// A transfer with a piece has failed, and the provider may have it still. True when too many are lost, and all is to be left
+    /// for new memory; what is in use of the old is kept by who uses it.
+    pub(super) fn lose(&mut self, room: &Room) -> bool {
+        if Arc::ptr_eq(&self.memory, &room.memory) {
+            self.lost += 1;
+        }
+        self.lost >= LOST_MAX
+    }
+
+    /// As the endpoint knows the memory.
+    pub(super) fn local(&self) -> Local {
+        self.local
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_fabric::simulated::{Faults, Network};
+
+    #[test]
+    fn pieces_are_taken_once_and_lost_ones_never_again() {
+        let network = Network::new(1, Faults::NONE);
+        let mut endpoint = network.endpoint(1);
+        let mut bounce = Bounce::new(&mut endpoint).unwrap();
+        let mut all: Vec<Room> = (0..PIECES).map(|_| bounce.take().unwrap()).collect();
+        assert!(bounce.take().is_none());
+        for (i, room) in all.iter_mut().enumerate() {
+            room.bytes(MOVE_BYTES_MAX).fill(i as u8);
+        }
+        assert!(all.iter_mut().enumerate().all(|(i, room)| room.bytes(3) == [i as u8; 3]));
+        let given = all[5].at();
+        bounce.give_back(all.remove(5));
+        assert_eq!(bounce.take().map(|room| room.at()), Some(given));
+        assert!(!bounce.lose(&all[0]) && bounce.take().is_none());
+        assert!((1..LOST_MAX).any(|i| bounce.lose(&all[i])), "then new memory is taken");
+        let mut new = Bounce::new(&mut endpoint).unwrap();
+        new.give_back(all.remove(0));
+        assert_eq!(new.free.len(), PIECES, "the old memory's pieces are none of the new one's");
+    }
+}

@@ -1,0 +1,302 @@
+//! Data that the network moves by itself, between a client's buffer on its node and the bounce buffer of the node that has the
+//! backing file (docs/decisions/0018). The client's node tells where, the file's node starts the transfer.
+//!
+//! ```text
+//!  client's node:  Move ─► where the buffer is ─► ReadStripe, WriteStripe ─────────────────────────► answer ─► client
+//!  file's node:    read:  piece ─► crew fills it ─► transfer to the buffer ─► answer
+//!                  write: piece ─► transfer from the buffer ─► crew writes it ─► answer
+//! ```
+//! Who names a buffer, and which of it, was checked at its node before anything is sent; a peer can reach the buffers that it was told of, and only
+//! by their keys. A request whose answer is not known leaves its buffer to rest: it is unregistered, refused from then on, and
+//! kept in memory until no transfer can be under way any more.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_fabric::{Access, Direction, Failed, Region, Registered, Ticket, Transfer};
+use forebay_types::limits::{BUFFERS_MAX, CALL_TIMEOUT_MS, MOVE_BYTES_MAX, NODE_TIMEOUT_MS};
+use forebay_types::{BackingId, Code, Move, MoveKind, NodeId, Reply};
+use forebay_wire::{Memory, Message as Wire, Place, Stamp};
+
+use super::asking::{Flight, NODE_TIMEOUT};
+use super::NetworkThread;
+use crate::worker::network::bounce::Bounce;
+use crate::worker::network::crew::{Job, Moving};
+use crate::worker::network::Order;
+
+/// How long memory is kept that a peer may write yet: longer than any request is served.
+const REST: Duration = Duration::from_millis(CALL_TIMEOUT_MS + 2 * NODE_TIMEOUT_MS);
+
+/// A process's buffer.
+#[derive(Debug)]
+struct Buffer {
+    session: u64,
+    memory: Arc<Region>,
+    registered: Registered,
+    /// Requests under way that name it.
+    flights: usize,
+    /// It is not to be used any more.
+    left: bool,
+    /// Whether a request was served was not told.
+    in_doubt: bool,
+}
+
+/// Both sides' state.
+#[derive(Debug, Default)]
+pub(super) struct Moves {
+    /// Buffers of this node's processes, by their numbers.
+    buffers: HashMap<u64, Buffer>,
+    /// Memory that a peer may write yet, and until when.
+    resting: Vec<(Duration, Arc<Region>)>,
+    /// This node's own, once another node has asked for data.
+    bounce: Option<Bounce>,
+    /// What waits for a piece of it.
+    waiting: VecDeque<Asked>,
+    /// Transfers under way.
+    under_way: HashMap<u64, Moving>,
+    token: u64,
+}
+
+/// A request for data.
+#[derive(Debug)]
+pub(super) struct Asked {
+    pub(super) ticket: Ticket,
+    pub(super) id: BackingId,
+    pub(super) kind: MoveKind,
+    pub(super) offset: u64,
+    pub(super) bytes: u64,
+    pub(super) memory: Memory,
+}
+
+impl NetworkThread {
+    // --- for this node's clients
+
+    /// A process has got a buffer, in place of the one that it had.
+    pub(super) fn add_buffer(&mut self, session: u64, number: u64, memory: Region) {
+        self.leave_buffers(session);
+        if self.moves.buffers.len() >= BUFFERS_MAX {
+            return tracing::debug!("{BUFFERS_MAX} processes have buffers: another's data go by requests");
+        }
+        let memory = Arc::new(memory);
+        match self.calls.endpoint().register(Arc::clone(&memory), Access::BOTH) {
+            Ok(registered) => {
+                let buffer = Buffer { session, memory, registered, flights: 0, left: false, in_doubt: false };
+                self.moves.buffers.insert(number, buffer);
+            }
+            Err(code) => tracing::warn!("cannot register a client's buffer: {code}"),
+        }
+    }
+
+    /// A process needs its buffers no more.
+    pub(super) fn leave_buffers(&mut self, session: u64) {
+        let theirs: Vec<u64> =
+            self.moves.buffers.iter().filter(|(_, b)| b.session == session).map(|(n, _)| *n).collect();
+        for number in theirs {
+            self.leave_buffer(number, false);
+        }
+    }
+
+    /// No more requests with it; it goes when those under way have ended.
+    fn leave_buffer(&mut self, number: u64, in_doubt: bool) {
+        let Some(buffer) = self.moves.buffers.get_mut(&number) else { return };
+        buffer.left = true;
+        buffer.in_doubt |= in_doubt;
+        if buffer.flights > 0 {
+            return;
+        }
+        let Some(buffer) = self.moves.buffers.remove(&number) else { return };
+        self.calls.endpoint().unregister(buffer.registered.local);
+        if buffer.in_doubt {
+            self.moves.resting.push((self.calls.now() + REST, buffer.memory));
+        }
+    }
+
+    /// Lets go of memory that has rested.
+    pub(super) fn wake_rested(&mut self, now: Duration) {
+        self.moves.resting.retain(|(until, _)| *until > now);
+    }
+
+    /// Asks the file's node for a move of a client's. False: later.
+    pub(super) fn forward_move(
+        &mut self,
+        (node, stamp): (NodeId, Stamp),
+        id: BackingId,
+        wish: Move,
+        message: Vec<u8>,
+    ) -> bool {
+        let buffer = self.moves.buffers.get_mut(&wish.buffer);
+        let buffer = buffer.filter(|b| b.session == stamp.session && !b.left);
+        let end = u64::from(wish.at) + u64::from(wish.bytes);
+        let Some(buffer) = buffer.filter(|b| end <= b.memory.len() as u64) else {
+            self.answered(stamp, Err(Code::Fault));
+            return true;
+        };
+        let remote = buffer.registered.remote;
+        let memory = Place::Remote(Memory { address: remote.address + u64::from(wish.at), key: remote.key });
+        let (offset, bytes) = (wish.offset, u64::from(wish.bytes));
+        let message_to = match wish.kind {
+            MoveKind::Read => Wire::ReadStripe { id, offset, bytes, to: memory },
+            MoveKind::Write => Wire::WriteStripe { id, offset, append: false, bytes, from: memory },
+            MoveKind::Append => Wire::WriteStripe { id, offset, append: true, bytes, from: memory },
+        };
+        let deadline = self.calls.now() + NODE_TIMEOUT;
+        match self.calls.call(node, stamp, &message_to, deadline) {
+            Ok(call) => {
+                buffer.flights += 1;
+                self.flights.insert(call, Flight::Move(stamp, wish.buffer));
+            }
+            Err(Code::Busy) => {
+                self.backlog.push_back(Order::Forward { node, stamp, message });
+                return false;
+            }
+            Err(code) => {
+                tracing::warn!("cannot ask node {node}: {code}");
+                self.answered(stamp, Err(Code::Io));
+            }
+        }
+        true
+    }
+
+    /// A move has its answer, or none. [`Code::Interrupted`]: the file's node has not done it, as the network failed, but may write
+    /// the piece yet; by [`Code::Fault`] the client does it again, with another buffer. By EIO it knows the same of its piece.
+    pub(super) fn move_ended(&mut self, stamp: Stamp, number: u64, reply: Result<Vec<u8>, Code>) {
+        let undone = reply.as_deref().is_ok_and(|reply| Reply::decode(reply) == Err(Code::Interrupted));
+        let in_doubt = reply.is_err() || undone;
+        let reply = if undone { Err(Code::Fault) } else { reply.map_err(|_| Code::Io) };
+        let mut left = in_doubt;
+        if let Some(buffer) = self.moves.buffers.get_mut(&number) {
+            buffer.flights -= 1;
+            left |= buffer.left;
+        }
+        if left {
+            self.leave_buffer(number, in_doubt);
+        }
+        self.answered(stamp, reply);
+    }
+
+    // --- for other nodes
+
+    /// Another node asks for data to be moved.
+    pub(super) fn asked_move(&mut self, asked: Asked) {
+        if asked.bytes > MOVE_BYTES_MAX as u64 {
+            return self.refuse(&asked.ticket, Code::TooBig, "more than a piece of memory holds");
+        }
+        if self.was_served(&asked.ticket) {
+            return;
+        }
+        self.moves.waiting.push_back(asked);
+        self.begin_moves();
+    }
+
+    /// Begins what waits, as long as there are pieces.
+    fn begin_moves(&mut self) {
+        while let Some(asked) = self.moves.waiting.pop_front() {
+            if self.moves.bounce.is_none() {
+                match Bounce::new(self.calls.endpoint()) {
+                    Ok(bounce) => self.moves.bounce = Some(bounce),
+                    Err(code) => {
+                        tracing::error!("cannot get memory to move data: {code}");
+                        self.refuse(&asked.ticket, code, "there is no memory to move data");
+                        continue;
+                    }
+                }
+            }
+            let Some(room) = self.moves.bounce.as_mut().and_then(Bounce::take) else {
+                return self.moves.waiting.push_front(asked);
+            };
+            let Asked { ticket, id, kind, offset, bytes, memory } = asked;
+            let moving = Moving { ticket, id, kind, offset, bytes: bytes as usize, memory, room };
+            match kind {
+                MoveKind::Read => self.have_served(moving),
+                MoveKind::Write | MoveKind::Append => self.start_transfer(moving),
+            }
+        }
+    }
+
+    fn have_served(&mut self, moving: Moving) {
+        if let Err(failed) = self.jobs.send(Job::Move(Box::new(moving))) {
+            if let Job::Move(moving) = failed.0 {
+                self.refuse(&moving.ticket, Code::Io, "the threads that serve data have ended");
+            }
+        }
+    }
+
+    fn start_transfer(&mut self, moving: Moving) {
+        let reads = moving.kind == MoveKind::Read;
+        self.moves.token += 1;
+        let token = self.moves.token;
+        let transfer = Transfer {
+            direction: if reads { Direction::Write } else { Direction::Read },
+            local: moving.room.local,
+            local_offset: moving.room.at(),
+            remote: moving.memory,
+            bytes: moving.bytes,
+        };
+        let deadline = self.calls.now() + NODE_TIMEOUT;
+        match self.calls.transfer(moving.ticket.node, &transfer, token, deadline) {
+            Ok(()) => {
+                self.moves.under_way.insert(token, moving);
+            }
+            Err(code) => {
+                self.refuse(&moving.ticket, code, "the transfer cannot be started");
+                self.free(moving);
+            }
+        }
+    }
+
+    fn free(&mut self, moving: Moving) {
+        match &mut self.moves.bounce {
+            Some(bounce) => bounce.give_back(moving.room),
+            None => drop(moving),
+        }
+        self.begin_moves();
+    }
+
+    /// The crew has filled a piece from a backing file, or written it to one.
+    pub(super) fn crew_moved(&mut self, mut moving: Moving, result: Result<usize, Code>) {
+        match result {
+            // There is nothing to be brought to the other node.
+            Ok(n) if moving.kind != MoveKind::Read || n == 0 => self.end_move(moving, Ok(n as u64)),
+            Ok(n) => {
+                moving.bytes = n;
+                self.start_transfer(moving);
+            }
+            Err(code) => self.end_move(moving, Err(code)),
+        }
+    }
+
+    /// A transfer has ended.
+    pub(super) fn transferred(&mut self, token: u64, outcome: Result<(), Failed>) {
+        let Some(moving) = self.moves.under_way.remove(&token) else { return };
+        match (outcome, moving.kind) {
+            (Ok(()), MoveKind::Read) => {
+                let bytes = moving.bytes as u64;
+                self.end_move(moving, Ok(bytes));
+            }
+            (Ok(()), _) => self.have_served(moving),
+            (Err(failed), _) => {
+                tracing::debug!("a transfer with node {} failed: {}", moving.ticket.node, failed.why);
+                // Kept as an answer is: the message may be lost with the connection, and the retry is not to break the next one.
+                self.tell_moved(&moving.ticket, Err(Code::Interrupted));
+                if self.moves.bounce.as_mut().is_some_and(|bounce| bounce.lose(&moving.room)) {
+                    if let Some(bounce) = self.moves.bounce.take() {
+                        self.calls.endpoint().unregister(bounce.local());
+                    }
+                }
+                self.begin_moves();
+            }
+        }
+    }
+
+    fn end_move(&mut self, moving: Moving, result: Result<u64, Code>) {
+        self.tell_moved(&moving.ticket, result);
+        self.free(moving);
+    }
+
+    fn tell_moved(&mut self, ticket: &Ticket, result: Result<u64, Code>) {
+        let mut bytes = [0; 32];
+        let n = Reply::encode(&result.map(Reply::Count), &mut bytes).unwrap_or(0);
+        self.answer(ticket, &bytes[..n]);
+    }
+}

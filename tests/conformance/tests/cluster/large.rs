@@ -1,0 +1,90 @@
+//! Data that are too large for a request, which the network moves by itself.
+
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::nodes::{until, Cluster};
+
+const MIB: usize = 1 << 20;
+
+fn bytes(count: usize, seed: usize) -> Vec<u8> {
+    (0..count).map(|i| (i.wrapping_mul(31).wrapping_add(i >> 9).wrapping_add(seed * 77)) as u8).collect()
+}
+
+#[test]
+fn large_reads_and_writes_pass_between_nodes_as_they_are() {
+    let c = Cluster::up("large", 2);
+    let (Some(near), Some(far)) = (c.mount(2), c.mount(1)) else { return };
+    fs::create_dir(near.join("d")).unwrap();
+    let mut data = bytes(7 * MIB + 12_345, 1);
+    fs::write(near.join("d/f"), &data).unwrap();
+    assert!(fs::read(far.join("d/f")).unwrap() == data, "what another node wrote");
+    let file = OpenOptions::new().read(true).write(true).open(far.join("d/f")).unwrap();
+    // Of many lengths, beginning anywhere, beyond the end too.
+    for (i, (at, len)) in
+        [(0, 2 * MIB), (1, 65_537), (777_777, 3 * MIB + 1), (7 * MIB, MIB), (9 * MIB + 5, 300_000)]
+            .into_iter()
+            .enumerate()
+    {
+        let part = bytes(len, 10 + i);
+        file.write_all_at(&part, at as u64).unwrap();
+        if data.len() < at + len {
+            data.resize(at + len, 0);
+        }
+        data[at..at + len].copy_from_slice(&part);
+        assert!(fs::read(near.join("d/f")).unwrap() == data, "write {i}, as the file's node sees it");
+        let mut back = vec![0; len];
+        file.read_exact_at(&mut back, at as u64).unwrap();
+        assert!(back == part, "write {i}, read back");
+    }
+    let mut beyond = vec![1; 2 * MIB];
+    assert_eq!(file.read_at(&mut beyond, data.len() as u64 - 5).unwrap(), 5);
+    assert_eq!(file.read_at(&mut beyond, data.len() as u64 + 5).unwrap(), 0);
+    c.check();
+}
+
+/// What is under way when a worker dies is done by the next one, of the node that has the data and of the node that asks.
+#[test]
+fn large_reads_and_writes_go_on_when_workers_are_killed() {
+    let c = Cluster::up("larger", 2);
+    let (Some(near), Some(far)) = (c.mount(2), c.mount(1)) else { return };
+    fs::create_dir(near.join("d")).unwrap();
+    let data = bytes(8 * MIB, 3);
+    fs::write(near.join("d/read"), &data).unwrap();
+    File::create(near.join("d/written")).unwrap();
+    let (stop, far, data) = (AtomicBool::new(false), &far, &data);
+    std::thread::scope(|scope| {
+        let stop = &stop;
+        let reader = scope.spawn(move || {
+            let mut rounds = 0;
+            while !stop.load(Ordering::Relaxed) {
+                let read = fs::read(far.join("d/read")).unwrap();
+                assert!(read == *data, "round {rounds}");
+                rounds += 1;
+            }
+            rounds
+        });
+        let writer = scope.spawn(move || {
+            let file = OpenOptions::new().write(true).open(far.join("d/written")).unwrap();
+            let mut rounds = 0;
+            while !stop.load(Ordering::Relaxed) {
+                file.write_all_at(&bytes(5 * MIB, rounds), 3).unwrap();
+                rounds += 1;
+            }
+            rounds
+        });
+        for node in [2, 1, 2, 1] {
+            std::thread::sleep(std::time::Duration::from_millis(400));
+            c.kill_worker(node);
+            until("the next worker", || c.status(node)["pids"]["worker"].as_u64());
+        }
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        stop.store(true, Ordering::Relaxed);
+        let (read, written) = (reader.join().unwrap(), writer.join().unwrap());
+        assert!(read > 0 && written > 0, "{read} reads and {written} writes");
+        let last = fs::read(near.join("d/written")).unwrap();
+        assert!(last[3..] == bytes(5 * MIB, written - 1) && last.len() == 3 + 5 * MIB);
+    });
+    c.check();
+}
