@@ -123,6 +123,43 @@ impl Bed {
         }
     }
 
+    /// Limits what a node sends and is sent, in megabits a second. False where that cannot be done.
+    pub(crate) fn limit(&self, node: usize, megabits: u32) -> bool {
+        let Kind::Namespaces { bridge, nodes } = &self.kind else { return false };
+        let rate = format!("{megabits}mbit");
+        let ends = [(bridge, format!("port{node}")), (&nodes[node - 1], "eth0".to_owned())];
+        ends.iter().all(|(end, device)| {
+            let words = [
+                "qdisc", "add", "dev", device, "root", "tbf", "rate", &rate, "burst", "64kb", "latency",
+                "400ms",
+            ];
+            let output = inside(end).arg("tc").args(words).output();
+            let limited = output.as_ref().is_ok_and(|output| output.status.success());
+            if !limited {
+                println!("tc cannot limit a link here: {output:?}");
+            }
+            limited
+        })
+    }
+
+    /// A command on a node whose monotonic clock counts from so many seconds earlier; none where that cannot be done.
+    pub(crate) fn command_with_clock(
+        &self,
+        node: usize,
+        ahead_s: u64,
+        program: &std::path::Path,
+    ) -> Option<Command> {
+        let arguments =
+            ["--time".to_owned(), format!("--monotonic={ahead_s}"), format!("--boottime={ahead_s}")];
+        let can = Command::new("unshare").args(&arguments).arg("true").output();
+        if !can.is_ok_and(|output| output.status.success()) {
+            return None;
+        }
+        let mut command = self.command(node, std::path::Path::new("unshare"));
+        command.args(&arguments).arg(program);
+        Some(command)
+    }
+
     /// Cuts a node's link, or joins it again. False where that cannot be done.
     pub(crate) fn set_link(&self, node: usize, up: bool) -> bool {
         let Kind::Namespaces { bridge, .. } = &self.kind else { return false };

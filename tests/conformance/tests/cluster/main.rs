@@ -6,6 +6,7 @@
 
 mod bed;
 mod doors;
+mod faults;
 mod large;
 mod leases;
 mod names;

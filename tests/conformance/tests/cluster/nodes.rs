@@ -82,6 +82,13 @@ impl Cluster {
         self.forebay(node, &["up", "--pool", file.to_str().unwrap(), "--node", &name])
     }
 
+    /// Starts a node whose monotonic clock is so many seconds ahead of the others'; none where clocks cannot differ.
+    pub(crate) fn start_ahead(&self, node: usize, ahead_s: u64) -> Option<Output> {
+        let mut command = self.bed.command_with_clock(node, ahead_s, &program("forebay"))?;
+        command.args(["up", "--pool"]).arg(self.file()).args(["--node", &format!("n{node}")]);
+        Some(command.env_remove("FOREBAY_POOL").output().unwrap())
+    }
+
     /// The command, on a node.
     pub(crate) fn forebay(&self, node: usize, words: &[&str]) -> Output {
         let mut command = self.bed.command(node, Path::new("/usr/bin/timeout"));

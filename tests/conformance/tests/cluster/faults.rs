@@ -1,0 +1,163 @@
+//! What goes wrong with hosts and links while programs write: a node that is killed whole, one that is full, a slow link,
+//! clocks that differ.
+
+use std::fs;
+use std::os::unix::fs::FileExt;
+
+use crate::nodes::{said, until, Cluster};
+
+/// Bytes that tell who wrote them and where.
+fn bytes(count: usize, seed: u32) -> Vec<u8> {
+    (0..count as u32 / 4).flat_map(|i| (i.wrapping_mul(2_654_435_761) ^ seed).to_le_bytes()).collect()
+}
+
+/// Mounts the pool on so many nodes, by which preloaded programs open each other's files; false where that cannot be done.
+fn mounted(c: &Cluster, nodes: usize) -> bool {
+    (1..=nodes).all(|node| c.mount(node).is_some())
+}
+
+#[test]
+fn node_that_is_killed_in_a_write_storm_harms_only_what_it_has_and_keeps_what_it_acknowledged() {
+    let c = Cluster::up("writes", 3);
+    for i in 1..=3 {
+        c.tell(i, &format!("mkdir /forebay/d{i}"));
+    }
+    if !mounted(&c, 3) {
+        return;
+    }
+    let list = |node: usize| c.file().with_file_name(format!("acknowledged{node}"));
+    // Node 1 writes to its own directory and must not notice anything; node 3 to that of the node that is killed, and goes
+    // on when it is back. What a write was acknowledged of is noted before the next begins.
+    let own = "set -e; for i in $(seq 600); do head -c 5000 /dev/zero | tr '\\0' x > /forebay/d1/f$i; mv /forebay/d1/f$i /forebay/d1/g$i; done";
+    let others = format!(
+        "i=0; while [ ! -e {stop} ]; do i=$((i+1)); if echo $i > /forebay/d2/f$i && mv /forebay/d2/f$i /forebay/d2/g$i; then echo $i >> {list}; \
+         else sleep 0.1; fi; done 2>/dev/null",
+        stop = c.file().with_file_name("stop").display(),
+        list = list(3).display()
+    );
+    let (mut unharmed, mut other) = (c.spawn(1, own), c.spawn(3, &others));
+    let acknowledged = || fs::read_to_string(list(3)).unwrap_or_default().lines().count();
+    until("the first writes", || (acknowledged() > 20).then_some(()));
+    c.kill(2);
+    assert!(unharmed.wait().unwrap().success(), "who has nothing on the node that was killed was harmed");
+    let before = acknowledged();
+    assert!(c.start(2).status.success());
+    until("writes to the node that is back", || (acknowledged() > before + 20).then_some(()));
+    fs::write(c.file().with_file_name("stop"), "").unwrap();
+    assert!(other.wait().unwrap().success());
+    assert_eq!(c.tell(3, "cat /forebay/d1/g* | wc -c; ls /forebay/d1 | wc -l"), "3000000\n600\n");
+    let lost = c.tell(
+        1,
+        &format!(
+            "while read -r i; do [ \"$(cat /forebay/d2/g$i)\" = $i ] || echo $i; done < {}",
+            list(3).display()
+        ),
+    );
+    assert_eq!(lost, "", "acknowledged, and lost");
+    until("quiet", || c.status(2)["pids"]["worker"].as_u64());
+    c.tell(1, "rm -r /forebay/d1 /forebay/d2 /forebay/d3");
+    c.check();
+}
+
+#[test]
+fn slow_link_slows_and_breaks_nothing() {
+    let c = Cluster::up("slow", 2);
+    c.tell(2, "mkdir /forebay/d; : > /forebay/d/f");
+    let Some(at) = c.mount(1) else { return };
+    // 2 MiB in some 2 s each way, with heartbeats between the pieces.
+    if !c.bed.limit(2, 8) {
+        return println!("skipped: links cannot be limited here");
+    }
+    let data = bytes(2 << 20, 7);
+    let file = fs::OpenOptions::new().read(true).write(true).open(at.join("d/f")).unwrap();
+    let names = c.spawn(1, "set -e; for i in $(seq 50); do : > /forebay/d/n$i; done");
+    file.write_all_at(&data, 0).unwrap();
+    let mut seen = vec![0; data.len()];
+    file.read_exact_at(&mut seen, 0).unwrap();
+    assert!(seen == data, "what went over the slow link is what was written");
+    assert!(names.wait_with_output().unwrap().status.success(), "requests beside the data");
+    let sum = |node| c.tell(node, "cksum < /forebay/d/f; ls /forebay/d | wc -l");
+    assert_eq!(sum(1), sum(2));
+    let log = fs::read_to_string(c.pool(1).join("log")).unwrap();
+    assert!(
+        !log.contains("cannot be reached") && !log.contains("unreachable"),
+        "it was taken for dead: {log}"
+    );
+    drop(file);
+    c.tell(1, "rm -r /forebay/d");
+    c.check();
+}
+
+#[test]
+fn node_that_is_full_refuses_what_falls_on_it_and_loses_nothing() {
+    let c = Cluster::up("full", 2);
+    c.tell(1, "mkdir /forebay/d");
+    let striped = c.forebay(
+        1,
+        &["layout", "set", "-c", "2", "-S", "64KiB", "--pool", c.pool(1).to_str().unwrap(), "/d"],
+    );
+    assert!(striped.status.success(), "{}", said(&striped));
+    let (Some(at), Some(_)) = (c.mount(1), c.mount(2)) else { return };
+    let path = at.join("d/f");
+    let data = bytes(8 << 20, 9);
+    fs::write(&path, &data).unwrap();
+    // Node 2 is filled by its own program, to the last page.
+    c.tell(2, "mkdir /forebay/own; dd if=/dev/zero of=/forebay/own/fill bs=1M 2>/dev/null; dd if=/dev/zero of=/forebay/own/rest bs=4k 2>/dev/null; :");
+    let file = fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let mut end = data.len() as u64;
+    let refused = loop {
+        match file.write_all_at(&data[..1 << 20], end) {
+            Ok(()) if end < 256 << 20 => end += 1 << 20,
+            Ok(()) => panic!("256 MiB went into 192 MiB"),
+            Err(e) => break e,
+        }
+    };
+    assert_eq!(refused.raw_os_error(), Some(libc::ENOSPC));
+    let mut seen = vec![0; data.len()];
+    file.read_exact_at(&mut seen, 0).unwrap();
+    assert!(seen == data, "what was there before is there");
+    // What is on the node that has space goes on, and all can be removed.
+    c.tell(1, "echo fine > /forebay/small && cat /forebay/small && rm /forebay/small");
+    drop(file);
+    c.tell(1, "rm -r /forebay/d /forebay/own");
+    until("space again", || fs::write(at.join("again"), &data).ok());
+    c.tell(2, "cmp <(head -c 8388608 /forebay/again) /forebay/again && rm /forebay/again");
+    c.check();
+}
+
+#[test]
+fn clocks_that_differ_hurt_nobody() {
+    let c = Cluster::prepare("clocks", 3);
+    assert!(c.start(1).status.success());
+    // A lease's end and a deadline that went over the network as a time of one node's clock would be days off.
+    for (node, ahead) in [(2, 1_000_000), (3, 5)] {
+        let Some(output) = c.start_ahead(node, ahead) else {
+            return println!("skipped: clocks cannot differ here");
+        };
+        assert!(output.status.success(), "{}", said(&output));
+    }
+    if !mounted(&c, 3) {
+        return;
+    }
+    for i in 1..=3 {
+        c.tell(i, &format!("mkdir -p /forebay/d{i}/sub; echo {i} > /forebay/d{i}/sub/f"));
+    }
+    for i in 1..=3 {
+        assert_eq!(c.tell(i, "cat /forebay/d1/sub/f /forebay/d2/sub/f /forebay/d3/sub/f"), "1\n2\n3\n");
+    }
+    // Leases: who renames is not held up, and nobody believes the old name.
+    for i in 1..=3 {
+        let (from, to) = (format!("/forebay/d{i}/sub"), format!("/forebay/d{}/moved{i}", i % 3 + 1));
+        c.tell(i % 3 + 1, &format!("mv {from} {to}"));
+        for j in 1..=3 {
+            assert_eq!(
+                c.tell(j, &format!("cat {to}/f; test ! -e {from} && echo gone")),
+                format!("{i}\ngone\n")
+            );
+        }
+    }
+    c.kill_worker(2);
+    until("its worker", || c.shell(1, "mkdir /forebay/d2/after").status.success().then_some(()));
+    c.tell(3, "rm -r /forebay/d1 /forebay/d2 /forebay/d3");
+    c.check();
+}
