@@ -239,18 +239,35 @@ impl Pool {
         }
     }
 
-    /// Opens a backing file of another node; it is made if it is not there.
-    pub(crate) fn open_elsewhere(&self, id: BackingId) -> Result<OpenElsewhere, Code> {
-        let handle = new_handle();
-        let open = || self.ask_backing(id, BackingOp::Open { handle });
-        let opened = match open() {
-            Err(Code::Stale) => self.make_backing(id).and_then(|()| open()),
-            opened => opened,
-        };
-        match opened {
-            // Its node keeps as many open as it can: this one is opened anew for each request.
-            Ok(()) | Err(Code::NoResources) => Ok(OpenElsewhere { pool: self.for_ever(), id, handle }),
-            Err(code) => Err(code),
+    /// Opens backing files of other nodes, all at the same time; those are made that are not there.
+    pub(crate) fn open_elsewhere(
+        &self,
+        ids: &mut dyn Iterator<Item = BackingId>,
+    ) -> Result<Vec<OpenElsewhere>, Code> {
+        let (mut opened, mut absent, mut failed) = (Vec::new(), Vec::new(), Ok(()));
+        let mut asks = ids.map(|id| {
+            let handle = new_handle();
+            ((id, handle), id, BackingOp::Open { handle })
+        });
+        self.ask_many(&mut asks, |(id, handle), reply| {
+            let of = OpenElsewhere { pool: self.for_ever(), id, handle };
+            match reply {
+                // Its node keeps as many open as it can: this one is opened anew for each request.
+                Ok(Reply::Done) | Err(Code::NoResources) => {}
+                Err(Code::NotFound | Code::Stale) => absent.push((id, handle)),
+                Ok(_) => failed = Err(Code::Malformed),
+                Err(code) => failed = Err(code),
+            }
+            opened.push(of);
+        })?;
+        failed?;
+        for (id, handle) in absent {
+            self.make_backing(id)?;
+            match self.ask_backing(id, BackingOp::Open { handle }) {
+                Ok(()) | Err(Code::NoResources) => {}
+                Err(code) => return Err(code),
+            }
         }
+        Ok(opened)
     }
 }

@@ -1,15 +1,16 @@
-//! Files of any layout: reads and writes go to the backing files that hold them.
+//! Files of any layout: opening them, and what is done to all of their backing files. Reads and writes are in `data`.
+
+mod data;
 
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
-use forebay_types::{BackingOp, Code, Entry, Layout, Request, TimeSet, FLAG_DIRTY};
+use forebay_types::{BackingId, BackingOp, Code, Entry, Layout, Request, TimeSet, FLAG_DIRTY};
 
 use crate::ahead::Ahead;
 use crate::attributes::timespec;
 use crate::elsewhere::OpenElsewhere;
 use crate::errno;
-use crate::far::{parts, Memory, Moved};
 use crate::path::{PathBuffer, Place};
 use crate::pool::{Door, Fail, Pool};
 use crate::scatter::Scatter;
@@ -18,9 +19,6 @@ use crate::walk::{permits, Target, EXECUTE, READ, WRITE};
 
 /// How often an open starts again when the file gets another layout, or another file its name, meanwhile.
 const ATTEMPTS: u32 = 64;
-
-/// Pieces of memory in one call on a backing file.
-const PARTS_MAX: usize = 64;
 
 /// How a file that an open makes is to be spread.
 #[derive(Clone, Copy, Debug)]
@@ -84,20 +82,29 @@ impl Pool {
             return Err(if entry.attr.is_directory() { Code::IsDirectory } else { Code::Invalid });
         }
         let flags = libc::O_CLOEXEC | if write { libc::O_RDWR } else { libc::O_RDONLY };
-        let mut stripes = Vec::new();
+        let (mut stripes, mut elsewhere) = (Vec::new(), Vec::new());
         let mut first = Vec::new();
         for (component, stripe) in entry.layout.stripes() {
             if stripe == 0 {
                 first.push(stripes.len());
             }
             if let Some(id) = self.backing_elsewhere(entry, component, stripe) {
-                stripes.push(Stripe::There(self.open_elsewhere(id)?));
+                elsewhere.push(id);
+                stripes.push(None);
                 continue;
             }
             let fd = self.open_stripe(entry, component, stripe, flags)?;
             // SAFETY: the descriptor is new and ours.
-            stripes.push(Stripe::Here(unsafe { OwnedFd::from_raw_fd(fd) }));
+            stripes.push(Some(Stripe::Here(unsafe { OwnedFd::from_raw_fd(fd) })));
         }
+        let mut there = match elsewhere.is_empty() {
+            true => Vec::new(),
+            false => self.open_elsewhere(&mut elsewhere.into_iter())?,
+        }
+        .into_iter()
+        .map(Stripe::There);
+        let stripes: Vec<Stripe> =
+            stripes.into_iter().filter_map(|here| here.or_else(|| there.next())).collect();
         if write && entry.attr.flags & FLAG_DIRTY == 0 {
             self.ask_entry(&Request::MarkDirty { ino: entry.attr.ino })?;
         }
@@ -277,6 +284,7 @@ impl File {
         }
         let end = offset.checked_add(bytes).filter(|end| *end <= forebay_types::limits::FILE_BYTES_MAX);
         let end = end.ok_or(Code::FileTooLarge)?;
+        let mut far = Vec::new();
         for (component, stripe) in self.entry.layout.stripes() {
             let of = |bytes| self.entry.layout.backing_bytes(component, stripe, bytes);
             let (from, length) = (of(offset), of(end) - of(offset));
@@ -287,7 +295,7 @@ impl File {
                 Stripe::Here(fd) => fd,
                 Stripe::There(there) => {
                     let op = BackingOp::Allocate { mode: mode as u32, offset: from, bytes: length };
-                    self.pool.ask_backing(there.id, op)?;
+                    far.push((there.id, op));
                     continue;
                 }
             };
@@ -301,21 +309,34 @@ impl File {
                 }
             }
         }
-        Ok(())
+        self.ask_far(&mut far.into_iter())
+    }
+
+    /// Asks other nodes, all at the same time; nobody is asked where there is nothing to ask.
+    fn ask_far<'a>(&self, asks: &mut dyn Iterator<Item = (BackingId, BackingOp<'a>)>) -> Result<(), Code> {
+        match asks.next() {
+            Some(first) => self.pool.ask_all(&mut std::iter::once(first).chain(asks)),
+            None => Ok(()),
+        }
+    }
+
+    /// The backing files of other nodes.
+    fn far(&self) -> impl Iterator<Item = BackingId> + '_ {
+        self.stripes.iter().filter_map(|stripe| match stripe {
+            Stripe::There(there) => Some(there.id),
+            Stripe::Here(_) => None,
+        })
     }
 
     /// fsync(2) of all backing files.
     pub fn sync(&self) -> Result<(), Code> {
         for stripe in &self.stripes {
-            match stripe {
-                Stripe::Here(fd) => {
-                    // SAFETY: plain system call on our descriptor.
-                    errno::check(unsafe { libc::fsync(fd.as_raw_fd()) })?;
-                }
-                Stripe::There(there) => self.pool.ask_backing(there.id, BackingOp::Sync)?,
+            if let Stripe::Here(fd) = stripe {
+                // SAFETY: plain system call on our descriptor.
+                errno::check(unsafe { libc::fsync(fd.as_raw_fd()) })?;
             }
         }
-        Ok(())
+        self.ask_far(&mut self.far().map(|id| (id, BackingOp::Sync)))
     }
 
     /// The one descriptor of a file with one backing file, which is on this node.
@@ -364,13 +385,7 @@ impl File {
     pub fn stat(&self) -> Result<libc::stat, Code> {
         let mut st = crate::stat::empty_stat();
         let mut sum = Stripes::of(&st);
-        for (component, stripe) in self.entry.layout.stripes() {
-            let backing = match self.stripe(component, stripe) {
-                Stripe::Here(fd) => errno::stat(fd.as_raw_fd())?,
-                Stripe::There(there) => stat_of(&self.pool.stat_backing(there.id)?),
-            };
-            sum.add(&self.entry.layout, (component, stripe), &backing);
-        }
+        self.stat_each(|at, backing| sum.add(&self.entry.layout, at, backing))?;
         sum.put(&mut st);
         Ok(st)
     }
@@ -379,17 +394,12 @@ impl File {
     pub fn set_times(&self, atime: TimeSet, mtime: TimeSet) -> Result<(), Code> {
         let times = [timespec(atime), timespec(mtime)];
         for stripe in &self.stripes {
-            match stripe {
-                Stripe::Here(fd) => {
-                    // SAFETY: the array has two elements.
-                    errno::check(unsafe { libc::futimens(fd.as_raw_fd(), times.as_ptr()) })?;
-                }
-                Stripe::There(there) => {
-                    self.pool.ask_backing(there.id, BackingOp::SetTimes { atime, mtime })?;
-                }
+            if let Stripe::Here(fd) = stripe {
+                // SAFETY: the array has two elements.
+                errno::check(unsafe { libc::futimens(fd.as_raw_fd(), times.as_ptr()) })?;
             }
         }
-        Ok(())
+        self.ask_far(&mut self.far().map(|id| (id, BackingOp::SetTimes { atime, mtime })))
     }
 
     pub(crate) fn stripes(&self) -> &[Stripe] {
@@ -404,249 +414,31 @@ impl File {
     /// Bytes of the file.
     pub fn size(&self) -> Result<u64, Code> {
         let mut size = 0;
-        for (component, stripe) in self.entry.layout.stripes() {
-            let bytes = match self.stripe(component, stripe) {
-                Stripe::Here(fd) => errno::stat(fd.as_raw_fd())?.st_size as u64,
-                Stripe::There(there) => self.pool.stat_backing(there.id)?.bytes,
-            };
+        self.stat_each(|(component, stripe), backing| {
+            let bytes = backing.st_size as u64;
             size = size.max(self.entry.layout.size_from(component, stripe, bytes));
-        }
+        })?;
         Ok(size)
     }
 
-    /// Moves a range with as few calls as there are backing files in it, since a backing file's stripes follow each other
-    /// in it. False when anything was short or failed, and the range is to be gone through in order: what was moved
-    /// is moved again then.
-    fn move_whole(&self, first: *mut u8, bytes: usize, offset: u64, writes: bool) -> bool {
-        let [c] = self.entry.layout.components() else { return false };
-        let (stripe_bytes, count, end) =
-            (u64::from(c.stripe_bytes), u64::from(c.stripe_count), offset + bytes as u64);
-        let stripes = offset / stripe_bytes..end.div_ceil(stripe_bytes);
-        if count == 1 || stripes.end - stripes.start <= count {
-            return false;
-        }
-        (stripes.start..stripes.start + count).all(|lead| {
-            let Stripe::Here(fd) = self.stripe(0, (lead % count) as u16) else { return false };
-            let fd = fd.as_raw_fd();
-            let mut numbers = (lead..stripes.end).step_by(count as usize).peekable();
-            while let Some(&next) = numbers.peek() {
-                let mut parts = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PARTS_MAX];
-                let (mut used, mut wanted) = (0, 0);
-                let at = self.entry.layout.locate((next * stripe_bytes).max(offset), 1).offset;
-                for (part, number) in parts.iter_mut().zip(&mut numbers) {
-                    let from = (number * stripe_bytes).max(offset);
-                    let to = ((number + 1) * stripe_bytes).min(end);
-                    // SAFETY: within the range, which the caller promises to be valid.
-                    part.iov_base = unsafe { first.add((from - offset) as usize) }.cast();
-                    part.iov_len = (to - from) as usize;
-                    wanted += part.iov_len;
-                    used += 1;
-                }
-                // SAFETY: the parts are within the caller's range, which is writable if this reads.
-                let moved = unsafe {
-                    if writes {
-                        libc::pwritev(fd, parts.as_ptr(), used, at as i64)
-                    } else {
-                        libc::preadv(fd, parts.as_ptr(), used, at as i64)
-                    }
-                };
-                if moved != wanted as isize {
-                    return false;
-                }
-            }
-            true
-        })
-    }
-
-    /// Reads at an offset; fewer bytes than asked for only at the end. Holes read as zeros.
-    pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize, Code> {
-        if self.move_whole(buffer.as_mut_ptr(), buffer.len(), offset, false) {
-            return Ok(buffer.len());
-        }
-        let mut size = None;
-        let mut done = match self.stripes.iter().any(|stripe| matches!(stripe, Stripe::There(_))) {
-            true => {
-                // SAFETY: the buffer is writable and as long as said.
-                let moved =
-                    unsafe { self.move_in_parts(Memory::Into(buffer.as_mut_ptr()), buffer.len(), offset)? };
-                match moved.failed {
-                    Some(code) => return Err(code),
-                    // The only backing file ends there, and with it the file.
-                    None if self.entry.layout.is_single() => return Ok(moved.end),
-                    None => moved.end,
-                }
-            }
-            false => 0,
-        };
-        while done < buffer.len() {
-            let at = offset + done as u64;
-            let extent = self.entry.layout.locate(at, (buffer.len() - done) as u64);
-            let part = &mut buffer[done..done + extent.len as usize];
-            let n = match self.stripe(extent.component, extent.stripe) {
-                Stripe::There(there) => {
-                    let to = Memory::Into(part.as_mut_ptr());
-                    let mut parts = parts(there.id, extent.offset, 0, part.len());
-                    // SAFETY: the buffer is writable and as long as said.
-                    let moved = unsafe { self.pool.move_far(&mut parts, part.len(), to)? };
-                    match moved.failed {
-                        Some(code) => return Err(code),
-                        None => moved.end,
-                    }
-                }
-                Stripe::Here(fd) => {
-                    let (to, len) = (part.as_mut_ptr().cast(), part.len());
-                    // SAFETY: the buffer is as long as said.
-                    let n = unsafe { libc::pread(fd.as_raw_fd(), to, len, extent.offset as i64) };
-                    if n < 0 {
-                        match errno::last() {
-                            Code::Interrupted => continue,
-                            code => return Err(code),
-                        }
-                    }
-                    n as usize
-                }
-            };
-            done += n;
-            if n < part.len() {
-                // The backing file ends here, and the only one ends the file; else it may go on in another: then this is a
-                // hole, if it still is when the size is known. What is written meanwhile must not read as zeros.
-                if self.entry.layout.is_single() {
-                    return Ok(done);
-                }
-                let Some(size) = size else {
-                    size = Some(self.size()?);
-                    continue;
-                };
-                let left = size.saturating_sub(offset + done as u64).min((part.len() - n) as u64) as usize;
-                if left == 0 {
-                    return Ok(done);
-                }
-                part[n..n + left].fill(0);
-                done += left;
+    /// Looks at each backing file, those of other nodes at the same time.
+    fn stat_each(&self, mut look: impl FnMut((usize, u16), &libc::stat)) -> Result<(), Code> {
+        let mut far = Vec::new();
+        for (component, stripe) in self.entry.layout.stripes() {
+            match self.stripe(component, stripe) {
+                Stripe::Here(fd) => look((component, stripe), &errno::stat(fd.as_raw_fd())?),
+                Stripe::There(there) => far.push(((component, stripe), there.id)),
             }
         }
-        Ok(done)
-    }
-
-    /// Moves a range of a file of which other nodes have some: what they have is asked of all of them at once, what is here is moved
-    /// meanwhile.
-    ///
-    /// # Safety
-    /// The memory is as long as said, and can be read or written as it says.
-    unsafe fn move_in_parts(&self, memory: Memory, len: usize, offset: u64) -> Result<Moved, Code> {
-        let layout = &self.entry.layout;
-        let mut here = Moved { end: len, failed: None };
-        let (mut next, mut queued) = (0, None);
-        let mut far = std::iter::from_fn(|| loop {
-            if let Some(part) = queued.as_mut().and_then(Iterator::next) {
-                return Some(part);
-            }
-            if next >= len {
-                return None;
-            }
-            let extent = layout.locate(offset + next as u64, (len - next) as u64);
-            let (at, bytes) = (next, extent.len as usize);
-            next += bytes;
-            match self.stripe(extent.component, extent.stripe) {
-                Stripe::There(there) => queued = Some(parts(there.id, extent.offset, at, bytes)),
-                Stripe::Here(fd) => {
-                    let index = self.index_of(extent.component, extent.stripe);
-                    // SAFETY: the caller's promise; the extent is within the memory.
-                    match unsafe { self.move_here(index, fd, memory, at, bytes, extent.offset) } {
-                        Ok(n) if n == bytes => {}
-                        Ok(n) => here.ends(at + n, None),
-                        Err(code) => here.ends(at, Some(code)),
-                    }
-                }
-            }
-        });
-        // SAFETY: the caller's promise; all parts are within the memory.
-        let mut moved = unsafe { self.pool.move_far(&mut far, len, memory)? };
-        moved.ends(here.end, here.failed);
-        Ok(moved)
-    }
-
-    /// Moves a range of a backing file that is here; how much.
-    ///
-    /// # Safety
-    /// The memory has so many bytes there, and they can be read or written as it says.
-    unsafe fn move_here(
-        &self,
-        index: usize,
-        fd: &OwnedFd,
-        memory: Memory,
-        at: usize,
-        bytes: usize,
-        offset: u64,
-    ) -> Result<usize, Code> {
-        let fd = fd.as_raw_fd();
-        if matches!(memory, Memory::From(_)) {
-            self.take_ahead(index, fd, offset..offset + bytes as u64, bytes, 1);
+        if far.is_empty() {
+            return Ok(());
         }
-        let mut done = 0;
-        while done < bytes {
-            let (left, place) = (bytes - done, (offset + done as u64) as i64);
-            // SAFETY: the caller's promise.
-            let n = unsafe {
-                match memory {
-                    Memory::Into(to) => libc::pread(fd, to.add(at + done).cast(), left, place),
-                    Memory::From(from) => libc::pwrite(fd, from.add(at + done).cast(), left, place),
-                }
-            };
-            match usize::try_from(n).map_err(|_| errno::last()) {
-                Ok(0) => break,
-                Ok(n) => done += n,
-                Err(Code::Interrupted) => {}
-                Err(_) if done > 0 => break,
-                Err(code) => return Err(code),
-            }
-        }
-        Ok(done)
-    }
-
-    /// Writes at an offset, all of it.
-    pub fn write_at(&self, buffer: &[u8], offset: u64) -> Result<usize, Code> {
-        if self.move_whole(buffer.as_ptr().cast_mut(), buffer.len(), offset, true) {
-            return Ok(buffer.len());
-        }
-        if self.stripes.iter().any(|stripe| matches!(stripe, Stripe::There(_))) {
-            // SAFETY: the buffer is readable and as long as said.
-            let moved = unsafe { self.move_in_parts(Memory::From(buffer.as_ptr()), buffer.len(), offset)? };
-            return match moved.failed {
-                Some(code) if moved.end == 0 => Err(code),
-                // A medium that takes nothing and does not say why.
-                None if moved.end == 0 && !buffer.is_empty() => Err(Code::Io),
-                _ => Ok(moved.end),
-            };
-        }
-        let mut done = 0;
-        while done < buffer.len() {
-            let extent = self.entry.layout.locate(offset + done as u64, (buffer.len() - done) as u64);
-            let part = &buffer[done..done + extent.len as usize];
-            let written = match self.stripe(extent.component, extent.stripe) {
-                // Those went in parts, above.
-                Stripe::There(_) => Err(Code::Invalid),
-                Stripe::Here(fd) => {
-                    let range = extent.offset..extent.offset + extent.len;
-                    let index = self.index_of(extent.component, extent.stripe);
-                    self.take_ahead(index, fd.as_raw_fd(), range, part.len(), 1);
-                    let (from, len) = (part.as_ptr().cast(), part.len());
-                    // SAFETY: the buffer is as long as said.
-                    let n = unsafe { libc::pwrite(fd.as_raw_fd(), from, len, extent.offset as i64) };
-                    usize::try_from(n).map_err(|_| errno::last())
-                }
-            };
-            match written {
-                // A medium that takes nothing and does not say why.
-                Ok(0) if done == 0 => return Err(Code::Io),
-                Ok(0) => return Ok(done),
-                Ok(n) => done += n,
-                Err(Code::Interrupted) => {}
-                Err(_) if done > 0 => return Ok(done),
-                Err(code) => return Err(code),
-            }
-        }
-        Ok(done)
+        let mut all = Ok(());
+        self.pool.stat_all(&mut far.into_iter(), |at, told| match told {
+            Ok(attr) => look(at, &stat_of(&attr)),
+            Err(code) => all = all.and(Err(code)),
+        })?;
+        all
     }
 
     /// Sets the size.
@@ -656,6 +448,7 @@ impl File {
         }
         let layout = &self.entry.layout;
         // Stripe by stripe; the one that holds the last byte reaches the size, so that it shows.
+        let mut far = Vec::new();
         for (component, stripe) in layout.stripes() {
             let bytes = layout.backing_bytes(component, stripe, size);
             match self.stripe(component, stripe) {
@@ -663,9 +456,9 @@ impl File {
                     // SAFETY: plain system call on our descriptor.
                     errno::check(unsafe { libc::ftruncate(fd.as_raw_fd(), bytes as i64) })?;
                 }
-                Stripe::There(there) => self.pool.ask_backing(there.id, BackingOp::Truncate { bytes })?,
+                Stripe::There(there) => far.push((there.id, BackingOp::Truncate { bytes })),
             }
         }
-        Ok(())
+        self.ask_far(&mut far.into_iter())
     }
 }

@@ -178,21 +178,27 @@ impl Pool {
         // A stripe that was never written has no backing file; a descriptor that the program closed looks alike.
         attached.target_was_lost(self.address());
         let target = attached.target();
-        let (mut sum, mut missing) = (Stripes::of(st), false);
+        let (mut sum, mut missing, mut failed) = (Stripes::of(st), false, Ok(()));
+        let mut look = |at: (usize, u16), told| match told {
+            Ok(backing) => sum.add(&entry.layout, at, &backing),
+            Err(Code::NotFound) => missing = true,
+            Err(code) => failed = failed.and(Err(code)),
+        };
+        let mut far = entry.layout.stripes().filter_map(|(component, stripe)| {
+            Some(((component, stripe), self.backing_elsewhere(entry, component, stripe)?))
+        });
+        if let Some(first) = far.next() {
+            let mut far = std::iter::once(first).chain(far);
+            self.stat_all(&mut far, |at, told| look(at, told.map(|attr| stat_of(&attr))))?;
+        }
         for (component, stripe) in entry.layout.stripes() {
-            let told = match self.backing_elsewhere(entry, component, stripe) {
-                Some(id) => self.stat_backing(id).map(|attr| stat_of(&attr)),
-                None => {
-                    let number = entry.layout.file_number(component);
-                    stat_at(target, BackingName::new(entry.attr.ino, number, stripe).as_c_str())
-                }
-            };
-            match told {
-                Ok(backing) => sum.add(&entry.layout, (component, stripe), &backing),
-                Err(Code::NotFound) => missing = true,
-                Err(code) => return Err(code),
+            if self.backing_elsewhere(entry, component, stripe).is_none() {
+                let number = entry.layout.file_number(component);
+                let name = BackingName::new(entry.attr.ino, number, stripe);
+                look((component, stripe), stat_at(target, name.as_c_str()));
             }
         }
+        failed?;
         sum.put(st);
         // Never made, or made one with the others meanwhile.
         Ok(!missing || self.get_attr(entry.attr.ino).is_ok_and(|now| now.layout == entry.layout))

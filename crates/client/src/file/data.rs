@@ -1,0 +1,250 @@
+//! Reads and writes, which go to the backing files that hold the range: those of this node by the kernel, those of others by the
+//! network, all at the same time.
+
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use forebay_types::Code;
+
+use super::{File, Stripe};
+use crate::errno;
+use crate::far::{parts, Memory, Moved};
+
+/// Pieces of memory in one call on a backing file.
+const PARTS_MAX: usize = 64;
+
+impl File {
+    /// Moves a range with as few calls as there are backing files in it, since a backing file's stripes follow each other
+    /// in it. False when anything was short or failed, and the range is to be gone through in order: what was moved
+    /// is moved again then.
+    fn move_whole(&self, first: *mut u8, bytes: usize, offset: u64, writes: bool) -> bool {
+        let [c] = self.entry.layout.components() else { return false };
+        let (stripe_bytes, count, end) =
+            (u64::from(c.stripe_bytes), u64::from(c.stripe_count), offset + bytes as u64);
+        let stripes = offset / stripe_bytes..end.div_ceil(stripe_bytes);
+        if count == 1 || stripes.end - stripes.start <= count {
+            return false;
+        }
+        (stripes.start..stripes.start + count).all(|lead| {
+            let Stripe::Here(fd) = self.stripe(0, (lead % count) as u16) else { return false };
+            let fd = fd.as_raw_fd();
+            let mut numbers = (lead..stripes.end).step_by(count as usize).peekable();
+            while let Some(&next) = numbers.peek() {
+                let mut parts = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; PARTS_MAX];
+                let (mut used, mut wanted) = (0, 0);
+                let at = self.entry.layout.locate((next * stripe_bytes).max(offset), 1).offset;
+                for (part, number) in parts.iter_mut().zip(&mut numbers) {
+                    let from = (number * stripe_bytes).max(offset);
+                    let to = ((number + 1) * stripe_bytes).min(end);
+                    // SAFETY: within the range, which the caller promises to be valid.
+                    part.iov_base = unsafe { first.add((from - offset) as usize) }.cast();
+                    part.iov_len = (to - from) as usize;
+                    wanted += part.iov_len;
+                    used += 1;
+                }
+                // SAFETY: the parts are within the caller's range, which is writable if this reads.
+                let moved = unsafe {
+                    if writes {
+                        libc::pwritev(fd, parts.as_ptr(), used, at as i64)
+                    } else {
+                        libc::preadv(fd, parts.as_ptr(), used, at as i64)
+                    }
+                };
+                if moved != wanted as isize {
+                    return false;
+                }
+            }
+            true
+        })
+    }
+
+    /// Reads at an offset; fewer bytes than asked for only at the end. Holes read as zeros.
+    pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize, Code> {
+        if self.move_whole(buffer.as_mut_ptr(), buffer.len(), offset, false) {
+            return Ok(buffer.len());
+        }
+        let mut size = None;
+        let mut done = match self.stripes.iter().any(|stripe| matches!(stripe, Stripe::There(_))) {
+            true => {
+                // SAFETY: the buffer is writable and as long as said.
+                let moved =
+                    unsafe { self.move_in_parts(Memory::Into(buffer.as_mut_ptr()), buffer.len(), offset)? };
+                match moved.failed {
+                    Some(code) => return Err(code),
+                    // The only backing file ends there, and with it the file.
+                    None if self.entry.layout.is_single() => return Ok(moved.end),
+                    None => moved.end,
+                }
+            }
+            false => 0,
+        };
+        while done < buffer.len() {
+            let at = offset + done as u64;
+            let extent = self.entry.layout.locate(at, (buffer.len() - done) as u64);
+            let part = &mut buffer[done..done + extent.len as usize];
+            let n = match self.stripe(extent.component, extent.stripe) {
+                Stripe::There(there) => {
+                    let to = Memory::Into(part.as_mut_ptr());
+                    let mut parts = parts(there.id, extent.offset, 0, part.len());
+                    // SAFETY: the buffer is writable and as long as said.
+                    let moved = unsafe { self.pool.move_far(&mut parts, part.len(), to)? };
+                    match moved.failed {
+                        Some(code) => return Err(code),
+                        None => moved.end,
+                    }
+                }
+                Stripe::Here(fd) => {
+                    let (to, len) = (part.as_mut_ptr().cast(), part.len());
+                    // SAFETY: the buffer is as long as said.
+                    let n = unsafe { libc::pread(fd.as_raw_fd(), to, len, extent.offset as i64) };
+                    if n < 0 {
+                        match errno::last() {
+                            Code::Interrupted => continue,
+                            code => return Err(code),
+                        }
+                    }
+                    n as usize
+                }
+            };
+            done += n;
+            if n < part.len() {
+                // The backing file ends here, and the only one ends the file; else it may go on in another: then this is a
+                // hole, if it still is when the size is known. What is written meanwhile must not read as zeros.
+                if self.entry.layout.is_single() {
+                    return Ok(done);
+                }
+                let Some(size) = size else {
+                    size = Some(self.size()?);
+                    continue;
+                };
+                let left = size.saturating_sub(offset + done as u64).min((part.len() - n) as u64) as usize;
+                if left == 0 {
+                    return Ok(done);
+                }
+                part[n..n + left].fill(0);
+                done += left;
+            }
+        }
+        Ok(done)
+    }
+
+    /// Moves a range of a file of which other nodes have some: what they have is asked of all of them at once, what is here is moved
+    /// meanwhile.
+    ///
+    /// # Safety
+    /// The memory is as long as said, and can be read or written as it says.
+    unsafe fn move_in_parts(&self, memory: Memory, len: usize, offset: u64) -> Result<Moved, Code> {
+        let layout = &self.entry.layout;
+        let mut here = Moved { end: len, failed: None };
+        let (mut next, mut queued) = (0, None);
+        let mut far = std::iter::from_fn(|| loop {
+            if let Some(part) = queued.as_mut().and_then(Iterator::next) {
+                return Some(part);
+            }
+            if next >= len {
+                return None;
+            }
+            let extent = layout.locate(offset + next as u64, (len - next) as u64);
+            let (at, bytes) = (next, extent.len as usize);
+            next += bytes;
+            match self.stripe(extent.component, extent.stripe) {
+                Stripe::There(there) => queued = Some(parts(there.id, extent.offset, at, bytes)),
+                Stripe::Here(fd) => {
+                    let index = self.index_of(extent.component, extent.stripe);
+                    // SAFETY: the caller's promise; the extent is within the memory.
+                    match unsafe { self.move_here(index, fd, memory, at, bytes, extent.offset) } {
+                        Ok(n) if n == bytes => {}
+                        Ok(n) => here.ends(at + n, None),
+                        Err(code) => here.ends(at, Some(code)),
+                    }
+                }
+            }
+        });
+        // SAFETY: the caller's promise; all parts are within the memory.
+        let mut moved = unsafe { self.pool.move_far(&mut far, len, memory)? };
+        moved.ends(here.end, here.failed);
+        Ok(moved)
+    }
+
+    /// Moves a range of a backing file that is here; how much.
+    ///
+    /// # Safety
+    /// The memory has so many bytes there, and they can be read or written as it says.
+    unsafe fn move_here(
+        &self,
+        index: usize,
+        fd: &OwnedFd,
+        memory: Memory,
+        at: usize,
+        bytes: usize,
+        offset: u64,
+    ) -> Result<usize, Code> {
+        let fd = fd.as_raw_fd();
+        if matches!(memory, Memory::From(_)) {
+            self.take_ahead(index, fd, offset..offset + bytes as u64, bytes, 1);
+        }
+        let mut done = 0;
+        while done < bytes {
+            let (left, place) = (bytes - done, (offset + done as u64) as i64);
+            // SAFETY: the caller's promise.
+            let n = unsafe {
+                match memory {
+                    Memory::Into(to) => libc::pread(fd, to.add(at + done).cast(), left, place),
+                    Memory::From(from) => libc::pwrite(fd, from.add(at + done).cast(), left, place),
+                }
+            };
+            match usize::try_from(n).map_err(|_| errno::last()) {
+                Ok(0) => break,
+                Ok(n) => done += n,
+                Err(Code::Interrupted) => {}
+                Err(_) if done > 0 => break,
+                Err(code) => return Err(code),
+            }
+        }
+        Ok(done)
+    }
+
+    /// Writes at an offset, all of it.
+    pub fn write_at(&self, buffer: &[u8], offset: u64) -> Result<usize, Code> {
+        if self.move_whole(buffer.as_ptr().cast_mut(), buffer.len(), offset, true) {
+            return Ok(buffer.len());
+        }
+        if self.stripes.iter().any(|stripe| matches!(stripe, Stripe::There(_))) {
+            // SAFETY: the buffer is readable and as long as said.
+            let moved = unsafe { self.move_in_parts(Memory::From(buffer.as_ptr()), buffer.len(), offset)? };
+            return match moved.failed {
+                Some(code) if moved.end == 0 => Err(code),
+                // A medium that takes nothing and does not say why.
+                None if moved.end == 0 && !buffer.is_empty() => Err(Code::Io),
+                _ => Ok(moved.end),
+            };
+        }
+        let mut done = 0;
+        while done < buffer.len() {
+            let extent = self.entry.layout.locate(offset + done as u64, (buffer.len() - done) as u64);
+            let part = &buffer[done..done + extent.len as usize];
+            let written = match self.stripe(extent.component, extent.stripe) {
+                // Those went in parts, above.
+                Stripe::There(_) => Err(Code::Invalid),
+                Stripe::Here(fd) => {
+                    let range = extent.offset..extent.offset + extent.len;
+                    let index = self.index_of(extent.component, extent.stripe);
+                    self.take_ahead(index, fd.as_raw_fd(), range, part.len(), 1);
+                    let (from, len) = (part.as_ptr().cast(), part.len());
+                    // SAFETY: the buffer is as long as said.
+                    let n = unsafe { libc::pwrite(fd.as_raw_fd(), from, len, extent.offset as i64) };
+                    usize::try_from(n).map_err(|_| errno::last())
+                }
+            };
+            match written {
+                // A medium that takes nothing and does not say why.
+                Ok(0) if done == 0 => return Err(Code::Io),
+                Ok(0) => return Ok(done),
+                Ok(n) => done += n,
+                Err(Code::Interrupted) => {}
+                Err(_) if done > 0 => return Ok(done),
+                Err(code) => return Err(code),
+            }
+        }
+        Ok(done)
+    }
+}

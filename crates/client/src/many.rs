@@ -1,0 +1,105 @@
+//! One thing asked of many backing files of other nodes: the requests are under way at the same time, as the nodes that have them
+//! do not wait for each other.
+
+use forebay_ring::{Claim, Ring};
+use forebay_types::limits::BACKING_AHEAD;
+use forebay_types::{BackingAttr, BackingId, BackingOp, Caller, Code, Reply, Request};
+
+use crate::attached::Attached;
+use crate::elsewhere::gone_is_stale;
+use crate::pool::Pool;
+
+/// Room for a request without data, and for its reply.
+const MESSAGE_BYTES: usize = 256;
+/// Whether the caller may was looked at when the file was opened, or is not asked.
+const NOBODY: Caller = Caller { uid: 0, gid: 0 };
+
+impl Pool {
+    /// Asks for all of `asks`; `take` gets the replies in their order, with what the backing file was asked for as.
+    pub(crate) fn ask_many<'a, K>(
+        &self,
+        asks: &mut dyn Iterator<Item = (K, BackingId, BackingOp<'a>)>,
+        mut take: impl FnMut(K, Result<Reply<'_>, Code>),
+    ) -> Result<(), Code> {
+        let attached: &'static Attached = self.attached()?;
+        let (ring, alive): (&'static Ring, _) = (&attached.ring, || self.is_alive(attached));
+        // In a circle, from `first` on; a stat may run in a signal handler, so nothing is allocated.
+        let mut under_way: [Option<(K, Claim<'_>)>; BACKING_AHEAD] = [const { None }; BACKING_AHEAD];
+        let (mut first, mut count, mut next) = (0, 0, None);
+        loop {
+            while count < BACKING_AHEAD {
+                let Some((key, id, op)) = next.take().or_else(|| asks.next()) else { break };
+                let claimed = match count == 0 {
+                    true => ring.claim(&alive).map(Some).map_err(|failure| self.failed(attached, failure)),
+                    // Who waits for a slot has none: the others may be waiting too.
+                    false => Ok(ring.try_claim()),
+                };
+                let claim = match claimed {
+                    Ok(Some(claim)) => claim,
+                    Ok(None) => {
+                        next = Some((key, id, op));
+                        break;
+                    }
+                    Err(code) => {
+                        take(key, Err(code));
+                        continue;
+                    }
+                };
+                let mut message = [0; MESSAGE_BYTES];
+                match Request::Backing(id, op).encode(NOBODY, &mut message) {
+                    Ok(n) => {
+                        claim.post(&message[..n]);
+                        under_way[(first + count) % BACKING_AHEAD] = Some((key, claim));
+                        count += 1;
+                    }
+                    Err(code) => take(key, Err(code)),
+                }
+            }
+            let Some((key, claim)) = under_way[first].take() else { return Ok(()) };
+            (first, count) = ((first + 1) % BACKING_AHEAD, count - 1);
+            let mut key = Some(key);
+            let finished = claim.finish(&mut [0; MESSAGE_BYTES], &alive, |reply, _| {
+                if let Some(key) = key.take() {
+                    take(key, Reply::decode(reply));
+                }
+            });
+            if let (Err(failure), Some(key)) = (finished, key) {
+                take(key, Err(self.failed(attached, failure)));
+            }
+        }
+    }
+
+    /// Does something with many backing files of other nodes whose answers have no data; the first that failed.
+    pub(crate) fn ask_all<'a>(
+        &self,
+        asks: &mut dyn Iterator<Item = (BackingId, BackingOp<'a>)>,
+    ) -> Result<(), Code> {
+        let mut all = Ok(());
+        self.ask_many(&mut asks.map(|(id, op)| ((), id, op)), |(), reply| {
+            let done = match reply {
+                Ok(Reply::Done) => Ok(()),
+                Ok(_) => Err(Code::Malformed),
+                Err(code) => Err(gone_is_stale(code)),
+            };
+            all = all.and(done);
+        })?;
+        all
+    }
+
+    /// Attributes of many.
+    pub(crate) fn stat_all<K>(
+        &self,
+        asks: &mut dyn Iterator<Item = (K, BackingId)>,
+        mut take: impl FnMut(K, Result<BackingAttr, Code>),
+    ) -> Result<(), Code> {
+        self.ask_many(&mut asks.map(|(key, id)| (key, id, BackingOp::Stat)), |key, reply| {
+            take(
+                key,
+                reply.and_then(|reply| match reply {
+                    Reply::Backing(attr) => Ok(attr),
+                    _ => Err(Code::Malformed),
+                }),
+            );
+        })
+    }
+}
