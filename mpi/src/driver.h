@@ -213,6 +213,8 @@ void shared_join(struct file *file, const struct shared_place *place);
 void shared_leave(struct file *file);
 /* On rank 0, when the others know that they are not to join. */
 void shared_drop(struct file *file);
+/* Whether this process is kept from others' memory: told in an open, so that there is none of its file. */
+bool shared_is_hidden(void);
 /* Whether all ranks have it; the first call asks them. Collective. */
 bool shared_by_all(struct file *file);
 /* The same when a collective call has found out whether any rank lacks it. */

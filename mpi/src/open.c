@@ -36,6 +36,7 @@ struct words {
 struct told {
     int64_t code, amode, not_amode, node, not_node; /* of equal numbers the greatest, and of their complements, fit */
     int64_t answer;                                 /* an error class */
+    int64_t hidden;                                 /* one that finds no memory of others */
     struct words first;
 };
 enum { TOLD_WORDS = sizeof(struct told) / sizeof(int64_t), FIRST_WORDS = sizeof(struct words) / sizeof(int64_t) };
@@ -168,6 +169,7 @@ static struct told tell(const struct file *file, int code, int amode) {
     struct told mine = {.code = code, .amode = amode, .not_amode = ~(int64_t)amode, .answer = MPI_SUCCESS};
     mine.node = shared_node();
     mine.not_node = ~mine.node;
+    mine.hidden = shared_is_hidden();
     int64_t *words = (int64_t *)&mine.first;
     for (int i = 0; i < FIRST_WORDS && file->rank != 0; i++)
         words[i] = INT64_MIN;
@@ -239,7 +241,7 @@ int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_Fil
     file->processors = all.first.processors;
     memcpy(file->hints, all.first.hints, sizeof file->hints);
     file->one_node = all.node == ~all.not_node;
-    bool together = file->one_node && all.first.place.slot >= 0;
+    bool together = file->one_node && !all.hidden && all.first.place.slot >= 0;
     if (!together)
         shared_drop(file);
     else if (file->rank != 0)

@@ -7,12 +7,14 @@
  * again. Ranks of another node, or of another PID namespace, find no such memfd: for them there is none.
  *
  * A rank that should find it and does not, as /proc is hidden from it, is known to it alone at first: the first call
- * that all ranks make and that needs it asks them all (shared_by_all).
+ * that all ranks make and that needs it asks them all (shared_by_all). That file's slot may stay taken; from the next open
+ * on the rank says beforehand that it finds none (shared_is_hidden), and none is taken.
  *
  * Locks: `lock` guards the lists of memfds; it is taken last.
  */
 #include "driver.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,6 +39,7 @@ struct arena {
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct arena *own, *others;
+static _Atomic bool hidden; /* another process's memfd was kept from this one */
 
 static struct shared *slot_of(const struct arena *arena, int64_t slot) {
     return (struct shared *)(arena->base + slot * SLOT_BYTES);
@@ -116,8 +119,11 @@ static struct arena *arena_join(const struct shared_place *place) {
     struct stat st;
     struct arena *arena = NULL;
     int fd = open(path, O_RDWR | O_CLOEXEC);
-    if (fd < 0)
+    if (fd < 0) {
+        if (errno == EACCES || errno == EPERM || errno == ENOENT)
+            atomic_store(&hidden, true);
         return NULL;
+    }
     if (fstat(fd, &st) == 0 && st.st_size == ARENA_BYTES && (arena = calloc(1, sizeof *arena)) != NULL)
         arena->base = map(fd);
     close(fd);
@@ -161,6 +167,10 @@ void shared_drop(struct file *file) {
     file->shared = NULL;
 }
 
+bool shared_is_hidden(void) {
+    return atomic_load(&hidden);
+}
+
 bool shared_by_all(struct file *file) {
     if (!file->shared_known) {
         int64_t mine = file->shared == NULL, any = mine;
@@ -175,7 +185,10 @@ void shared_settle(struct file *file, bool is_missed) {
     file->shared_known = true;
     if (!is_missed)
         return;
-    shared_leave(file);
+    /* Who missed it cannot leave it: rank 0 does for all, and nobody touches it any more. */
+    if (file->rank == 0)
+        shared_drop(file);
+    file->shared = NULL;
     if (debug() && file->rank == 0)
         fprintf(stderr, "forebay: %s: its ranks share no memory: no shared file pointer, no atomic mode\n", file->path);
 }

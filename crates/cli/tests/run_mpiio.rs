@@ -212,6 +212,17 @@ fn rank_that_is_killed_takes_nothing_along_that_was_written() {
 }
 
 #[test]
+fn ranks_that_may_not_look_at_each_other_use_nothing_up() {
+    let _alone = alone();
+    for mpi in MPIS.iter().filter(|mpi| driver(mpi)) {
+        let place = Place::new();
+        let program = compile(&place, mpi, "hidden");
+        passes(&place, mpi, 2, &[program.to_str().unwrap(), "/forebay/file"]);
+        place.assert_nothing_left();
+    }
+}
+
+#[test]
 fn mpi_that_runs_is_the_one_that_is_served_when_a_process_has_two() {
     let _alone = alone();
     for (mpi, other) in MPIS.iter().zip(["libmpich.so.12", "libmpi.so.40"]) {

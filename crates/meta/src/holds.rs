@@ -86,7 +86,7 @@ impl Holds {
                     at = parent;
                 }
             }
-            holds.note(id, &record.part, here);
+            holds.note(id, &record.part, record.born, here);
         }
         Ok(holds)
     }
@@ -107,8 +107,9 @@ impl Holds {
         self.names.keys().map(|(parent, name)| (Ino(*parent), name.as_slice()))
     }
 
-    /// Holds what a part holds; of a climb, whose directories are its caller's, nothing but that it is there.
-    pub(crate) fn note(&mut self, tx: TxId, part: &Part<'_>, here: NodeId) {
+    /// Holds what a part holds that made `born`, if it made anything; of a climb, whose directories are its caller's, nothing but
+    /// that it is there.
+    pub(crate) fn note(&mut self, tx: TxId, part: &Part<'_>, born: Ino, here: NodeId) {
         *self.prepared.entry(tx).or_default() += 1;
         match *part {
             Part::Leave { parent, name, .. } => self.hold_name(tx, parent, name),
@@ -121,7 +122,9 @@ impl Holds {
             }
             Part::Move { ino, .. } => self.hold_directory(tx, ino, Hold::Moving),
             Part::Condemn { ino } => self.hold_directory(tx, ino, Hold::Condemned),
-            Part::Count { .. } | Part::Bear { .. } | Part::Climb { .. } => {}
+            // Nobody knows its number yet; who guesses it is not to put anything into what may go.
+            Part::Bear { .. } => self.hold_directory(tx, born, Hold::Condemned),
+            Part::Count { .. } | Part::Climb { .. } => {}
         }
     }
 
@@ -154,10 +157,12 @@ impl Holds {
         self.names.range((parent.0, Vec::new())..).next().is_some_and(|((of, _), _)| *of == parent.0)
     }
 
-    /// True when a directory cannot be held so, as another than `tx` holds it otherwise.
+    /// True when a directory cannot be held so, as another than `tx` holds it otherwise; or `tx` itself, when it is to go: no
+    /// change both removes a directory and does something else with it.
     pub(crate) fn forbids(&self, tx: TxId, ino: Ino, hold: Hold) -> bool {
         let holders = self.directories.get(&ino.0).map_or(&[][..], Vec::as_slice);
-        holders.iter().any(|(holder, other)| *holder != tx && !hold.bears(*other))
+        let counts = |of: TxId, other: Hold| of != tx || hold == Hold::Condemned || other == Hold::Condemned;
+        holders.iter().any(|(holder, other)| counts(*holder, *other) && !hold.bears(*other))
     }
 
     /// True when a directory takes no entries, as it may be about to go.

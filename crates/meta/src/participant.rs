@@ -9,7 +9,7 @@
 //! | leave | name held | entry gone; a file of here has a link in its place | |
 //! | enter | name held, directory cannot go | entry there, what it replaced has a link less | |
 //! | count | link counted | | link gone |
-//! | bear | directory made | | directory gone |
+//! | bear | directory made, gets no entry | | directory gone |
 //! | move | directory cannot move, go, or be passed by a climb | other parent | |
 //! | condemn | directory cannot get entries | directory gone | |
 //! | climb | directories above cannot move or go | | |
@@ -141,7 +141,7 @@ impl Batch<'_> {
         let len = w.len();
         self.tx.put(&key, &buffer[..len])?;
         let here = self.shard.node();
-        self.state.holds.note(tx, &part, here);
+        self.state.holds.note(tx, &part, born, here);
         Ok(n)
     }
 
@@ -174,8 +174,9 @@ impl Batch<'_> {
         if found.ino != ino || foreign_file && found.link != link {
             return Err(Code::Stale);
         }
-        // A file of here without an entry here needs a link in its place.
-        if found.kind != Kind::Directory && self.is_ours(ino) && link == TxId::NONE {
+        // A file of here without an entry here needs a link in its place; a directory has none.
+        let needs_link = found.kind != Kind::Directory && self.is_ours(ino);
+        if needs_link && link == TxId::NONE || found.kind == Kind::Directory && link != TxId::NONE {
             return Err(Code::Invalid);
         }
         c.reply(Reply::Done)
@@ -327,12 +328,21 @@ impl Batch<'_> {
             work = Work { writes: work.writes + 1 + more.writes, run: work.run + more.run };
         }
         self.admit(Class::Removal, work)?;
-        // A directory that moves away leaves before another takes its place.
+        let mut records = Vec::with_capacity(parts.len());
         for (_, bytes) in &parts {
-            let PreparedRecord { born, part, .. } = PreparedRecord::decode(bytes)?;
+            records.push(PreparedRecord::decode(bytes)?);
+        }
+        // A directory that moves away leaves before another takes its place, and goes when nothing leads to it.
+        records.sort_by_key(|record| match record.part {
+            Part::Leave { .. } => 0,
+            Part::Condemn { .. } => 2,
+            _ => 1,
+        });
+        for PreparedRecord { born, part, .. } in &records {
             match commit {
-                true => self.commit_part(c, &part)?,
-                false => self.abort_part(c, &part, born)?,
+                true if !self.is_whole(part, &records)? => {}
+                true => self.commit_part(c, part)?,
+                false => self.abort_part(c, part, *born)?,
             }
         }
         for (key, _) in &parts {
@@ -342,6 +352,51 @@ impl Batch<'_> {
         // So that there is something to commit, and to keep the reply with.
         self.write_ledger()?;
         c.reply(Reply::Done)
+    }
+
+    /// True for a part of a change whose other parts here are what they must be. Of a coordinator that keeps to the protocol all are;
+    /// what another one claims must not leave this shard with an inode that nothing leads to, or with two names of a directory.
+    fn is_whole(&mut self, part: &Part<'_>, all: &[PreparedRecord<'_>]) -> Answer<bool> {
+        let goes = |of: Ino| all.iter().any(|r| matches!(r.part, Part::Condemn { ino } if ino == of));
+        let moves = |of: Ino| {
+            all.iter().any(|r| match r.part {
+                Part::Enter { ino, .. } | Part::Move { ino, .. } => ino == of,
+                _ => false,
+            })
+        };
+        Ok(match *part {
+            Part::Leave { ino, .. } if !self.is_ours(ino) => true,
+            Part::Leave { ino, link: TxId::NONE, .. } => moves(ino) || goes(ino),
+            Part::Leave { ino, link, .. } => self.tx.get(&keys::link(ino, link))?.is_none(),
+            Part::Enter { parent, name, ino, kind, link, .. } => {
+                let slot = self.directory(parent)?;
+                let replaced = self.find_entry(slot, name)?;
+                let leaves_none = replaced.is_none_or(|found| {
+                    found.kind != Kind::Directory || !self.is_ours(found.ino) || goes(found.ino)
+                });
+                let is_free = match (self.is_ours(ino), kind) {
+                    (true, Kind::Directory) => !self.is_entered_here(ino)?,
+                    (true, _) => self.tx.get(&keys::link(ino, link))?.is_some(),
+                    (false, _) => true,
+                };
+                leaves_none && is_free
+            }
+            Part::Move { ino, .. } => !self.is_entered_here(ino)?,
+            Part::Condemn { ino } => {
+                let entries = self.find_inode(ino)?.map_or(0, |inode| inode.attr.size);
+                entries == 0 && !self.is_entered_here(ino)?
+            }
+            Part::Count { .. } | Part::Bear { .. } | Part::Climb { .. } => true,
+        })
+    }
+
+    /// True for a directory that an entry of this shard leads to.
+    fn is_entered_here(&self, ino: Ino) -> Answer<bool> {
+        let Some(inode) = self.find_inode(ino)?.filter(|inode| self.is_ours(inode.attr.parent)) else {
+            return Ok(false);
+        };
+        let entry = self.tx.get(&keys::entry(inode.attr.parent, inode.cookie))?;
+        Ok(entry.map(EntryRecord::decode).transpose()?.is_some_and(|record| record.ino == ino))
     }
 
     /// What finishing a part may write.

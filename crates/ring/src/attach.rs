@@ -12,6 +12,8 @@ use forebay_types::{Code, Ino, NodeId, Reader, Writer};
 /// First word of every message: "FBY4". Its number changes with requests, replies and the board, so that a library and a
 /// daemon that disagree about them part at once.
 pub const MAGIC: u32 = 0x3459_4246;
+/// What [`MAGIC`]'s number stands for of the messages here: who changes the one changes the other.
+const _: () = assert!(MAGIC >> 24 == b'4' as u32 && AttachReply::BYTES == 72 && ATTACH_FDS == 4);
 /// Bytes of a message's header.
 pub const HEADER_BYTES: usize = 12;
 /// Attach this process: answered with [`AttachReply`] and all descriptors. An empty body is a program that may hand its

@@ -169,6 +169,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
             Arc::clone(&target),
             to_shard.clone(),
             Arc::clone(&doorbell),
+            network::RemoteLocks::restored(setup.store.try_clone()?, &mut setup.restored),
         )?),
     };
     let to_network = network.as_ref().map(|n| n.orders.clone());

@@ -213,6 +213,9 @@ fn locks_exclude_programs_of_other_nodes_by_every_door_and_go_with_who_holds_the
         let mut said_so = [0; 4];
         std::io::Read::read_exact(holder.stdout.as_mut().unwrap(), &mut said_so).unwrap();
         assert_eq!(&said_so, b"got\n");
+        // The daemon of the node that has the file's first backing file is killed, and neither this nor flock's go.
+        assert!(locks(&files[1]));
+        c.kill_worker(if name == "whole" { 1 } else { 2 });
         let try_on = |node: usize, from: u32| {
             c.tell(node, &format!("python3 {} /forebay/{name} {from}", path.display()))
         };
@@ -220,6 +223,14 @@ fn locks_exclude_programs_of_other_nodes_by_every_door_and_go_with_who_holds_the
             assert_eq!(try_on(node, 5), "busy\n", "{name} on node {node}");
             assert_eq!(try_on(node, 10), "got\n", "{name} on node {node}: another range");
         }
+        for other in [0, 2] {
+            assert!(!locks(&files[other]), "{name}: node 2 has it, over a crash");
+        }
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::flock(files[1].as_raw_fd(), libc::LOCK_UN) }, 0);
+        assert!(locks(&files[0]), "{name}: it is free again");
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::flock(files[0].as_raw_fd(), libc::LOCK_UN) }, 0);
         // A lock goes with the process that holds it.
         holder.kill().unwrap();
         holder.wait().unwrap();

@@ -27,6 +27,11 @@ pub(in crate::worker) struct KeptOpen {
 }
 
 impl KeptOpen {
+    /// With the locks that the last worker left.
+    pub(super) fn with_locks(locks: RemoteLocks) -> KeptOpen {
+        KeptOpen { locks, all: Mutex::default() }
+    }
+
     fn all(&self) -> MutexGuard<'_, HashMap<(u64, BackingId), Kept>> {
         self.all.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -4,17 +4,20 @@
 //! open-file-description locks. So it excludes those of this node's programs, which take theirs on the same backing file, preloaded
 //! or through the mount. Nothing waits here: who has to wait asks again.
 //!
-//! Held in memory and by descriptors of this process alone: a worker that is killed takes them with it.
+//! The supervisor has a duplicate of each descriptor, so that locks outlive the worker; the next one has them from there. Appends
+//! are in memory alone.
 //!
 //! Lock order: the tables are taken one at a time, and no other lock with them.
 
-use std::collections::HashMap;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::collections::hash_map::{Entry, HashMap};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use forebay_types::limits::{APPEND_HOLD_MS, FILE_BYTES_MAX, REMOTE_LOCK_OWNERS_MAX};
-use forebay_types::{BackingId, Code, LockKind, LockWish};
+use forebay_types::{BackingId, Code, Ino, LockKind, LockWish};
+
+use crate::store::FdStore;
 
 /// Longest time of one append.
 const HOLD: Duration = Duration::from_millis(APPEND_HOLD_MS);
@@ -28,6 +31,32 @@ struct Owner {
     flock: bool,
 }
 
+/// What the tags of these descriptors begin with in the supervisor's store.
+const TAG: &str = "lock ";
+
+impl Owner {
+    fn tag(&self) -> String {
+        let Owner { session, id, owner, flock } = self;
+        let BackingId { target, ino, number, stripe } = id;
+        let flock = u8::from(*flock);
+        format!("{TAG}{session:x} {target:x} {:x} {number:x} {stripe:x} {owner:x} {flock}", ino.0)
+    }
+
+    fn of_tag(tag: &str) -> Option<Owner> {
+        let mut words = tag.strip_prefix(TAG)?.split(' ').map(|word| u64::from_str_radix(word, 16).ok());
+        let mut next = || words.next().flatten();
+        let session = next()?;
+        let (target, ino) = (next()?.try_into().ok()?, Ino(next()?));
+        let (number, stripe) = (next()?.try_into().ok()?, next()?.try_into().ok()?);
+        Some(Owner {
+            session,
+            id: BackingId { target, ino, number, stripe },
+            owner: next()?,
+            flock: next()? != 0,
+        })
+    }
+}
+
 /// Who is appending.
 #[derive(Debug)]
 struct Appending {
@@ -38,9 +67,11 @@ struct Appending {
 
 /// All that processes of other nodes hold here.
 #[derive(Debug, Default)]
-pub(super) struct RemoteLocks {
+pub(in crate::worker) struct RemoteLocks {
     held: Mutex<HashMap<Owner, Arc<OwnedFd>>>,
     appending: Mutex<HashMap<BackingId, Appending>>,
+    /// None: nothing outlives this (simulations, tests).
+    store: Option<FdStore>,
 }
 
 fn check(result: i32) -> Result<(), Code> {
@@ -83,7 +114,38 @@ fn apply(file: &OwnedFd, wish: &LockWish) -> Result<(), Code> {
     check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const record) })
 }
 
+/// Drops all that is held on a descriptor: closing it does not, while another process has a duplicate.
+fn unlock(file: &OwnedFd, flock: bool) -> Result<(), Code> {
+    apply(file, &LockWish { owner: 0, flock, kind: LockKind::Unlock, start: 0, end: FILE_BYTES_MAX })
+}
+
 impl RemoteLocks {
+    /// Those that the last worker left in the store, taken out of `left`; new ones are put there.
+    pub(in crate::worker) fn restored(store: FdStore, left: &mut Vec<(String, Vec<OwnedFd>)>) -> RemoteLocks {
+        let mut held = HashMap::new();
+        for (tag, mut fds) in left.extract_if(.., |(tag, _)| tag.starts_with(TAG)) {
+            match (Owner::of_tag(&tag), fds.pop()) {
+                (Some(owner), Some(file)) => held.insert(owner, Arc::new(file)),
+                _ => {
+                    tracing::warn!("the descriptor store holds {tag:?}, which says of nobody's lock");
+                    None
+                }
+            };
+        }
+        RemoteLocks { held: Mutex::new(held), appending: Mutex::default(), store: Some(store) }
+    }
+
+    /// Takes an owner's descriptor away, while the table is locked: nobody puts another there meanwhile.
+    fn give_up(&self, held: &mut HashMap<Owner, Arc<OwnedFd>>, owner: &Owner) {
+        if held.remove(owner).is_none() {
+            return;
+        }
+        let removed = self.store.as_ref().map_or(Ok(()), |store| store.remove(&owner.tag()));
+        if let Err(e) = removed {
+            tracing::warn!("{e}");
+        }
+    }
+
     fn held(&self) -> MutexGuard<'_, HashMap<Owner, Arc<OwnedFd>>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -108,8 +170,8 @@ impl RemoteLocks {
         let file = match (file, wish.kind) {
             (None, LockKind::Unlock) => return Ok(()),
             (Some(file), LockKind::Unlock) if wish.flock || wish.start == 0 && wish.end >= FILE_BYTES_MAX => {
-                self.held().remove(&owner);
-                // Explicitly, as another thread may be about to use the descriptor.
+                self.give_up(&mut self.held(), &owner);
+                // Explicitly, as another thread may be about to use the descriptor, and the supervisor has it too.
                 return apply(&file, wish);
             }
             (Some(file), _) => file,
@@ -119,7 +181,18 @@ impl RemoteLocks {
                 if held.len() >= REMOTE_LOCK_OWNERS_MAX {
                     return Err(Code::NoResources);
                 }
-                Arc::clone(held.entry(owner).or_insert(file))
+                match held.entry(owner) {
+                    Entry::Occupied(first) => Arc::clone(first.get()),
+                    Entry::Vacant(vacant) => {
+                        if let Some(store) = &self.store {
+                            store.put(&owner.tag(), &[file.as_fd()]).map_err(|e| {
+                                tracing::error!("{e}");
+                                Code::NoResources
+                            })?;
+                        }
+                        Arc::clone(vacant.insert(file))
+                    }
+                }
             }
         };
         apply(&file, wish)
@@ -183,7 +256,15 @@ impl RemoteLocks {
 
     /// A process is over.
     pub(super) fn end(&self, session: u64) {
-        self.held().retain(|owner, _| owner.session != session);
+        let mut held = self.held();
+        let ended: Vec<Owner> = held.keys().filter(|owner| owner.session == session).copied().collect();
+        for owner in ended {
+            if let Some(Err(code)) = held.get(&owner).map(|file| unlock(file, owner.flock)) {
+                tracing::warn!("cannot drop the locks of a process that is gone: {code}");
+            }
+            self.give_up(&mut held, &owner);
+        }
+        drop(held);
         self.appending().retain(|_, a| a.session != session);
     }
 
@@ -198,7 +279,6 @@ impl RemoteLocks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use forebay_types::Ino;
 
     const ALL: LockWish =
         LockWish { owner: 1, flock: false, kind: LockKind::Write, start: 0, end: FILE_BYTES_MAX };
@@ -246,6 +326,54 @@ mod tests {
         lock(7, LockWish { kind: LockKind::Unlock, ..ALL }).unwrap();
         assert_eq!(locks.test(8, &id, &ALL, open.clone()).unwrap(), None);
         let path = std::env::temp_dir().join(format!("forebay-locks-exclude-{}", std::process::id()));
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn tag_tells_whose_a_descriptor_is() {
+        let id = BackingId { target: 0xabcd_0001, ino: Ino(u64::MAX), number: 255, stripe: u16::MAX };
+        for flock in [false, true] {
+            let owner = Owner { session: u64::MAX - 1, id, owner: 0, flock };
+            assert_eq!(Owner::of_tag(&owner.tag()), Some(owner));
+        }
+        assert!(Owner::of_tag("lock 1 2 3").is_none() && Owner::of_tag("session 1").is_none());
+        assert!(Owner::of_tag("lock 1 2 3 fff 5 6 1").is_none(), "there is no such backing file");
+    }
+
+    #[test]
+    fn locks_outlive_the_worker_with_the_supervisors_descriptors() {
+        let open = file("outlive");
+        let (ours, theirs) = crate::store::pair().unwrap();
+        let id = BackingId { target: 1 << 16, ino: Ino(5), number: 0, stripe: 0 };
+        let locks = RemoteLocks::restored(FdStore::new(ours), &mut Vec::new());
+        let wishes = [ALL, LockWish { flock: true, ..ALL }];
+        for wish in &wishes {
+            locks.lock(7, &id, wish, open.clone()).unwrap();
+        }
+        let mut left = Vec::new();
+        for _ in &wishes {
+            let message = crate::store::receive(theirs.as_fd(), rustix::net::RecvFlags::empty()).unwrap();
+            let Some(crate::store::Message::Put(tag, fds)) = message else { panic!("{message:?}") };
+            left.push((tag, fds));
+        }
+        drop(locks);
+        let local = open().unwrap();
+        for wish in &wishes {
+            assert_eq!(apply(&local, wish), Err(Code::Busy), "the worker is gone, its supervisor is not");
+        }
+        let (ours, _theirs) = crate::store::pair().unwrap();
+        let next = RemoteLocks::restored(FdStore::new(ours), &mut left);
+        assert_eq!((next.sessions(), left.len()), (vec![7, 7], 0));
+        let other = next.lock(8, &id, &ALL, open.clone());
+        assert_eq!(other, Err(Code::Busy));
+        next.lock(7, &id, &ALL, open.clone()).unwrap();
+        let supervisors: Vec<Arc<OwnedFd>> = next.held().values().cloned().collect();
+        next.end(7);
+        for wish in &wishes {
+            apply(&local, wish).unwrap();
+        }
+        drop(supervisors);
+        let path = std::env::temp_dir().join(format!("forebay-locks-outlive-{}", std::process::id()));
         std::fs::remove_file(path).unwrap();
     }
 

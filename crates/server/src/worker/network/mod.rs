@@ -32,6 +32,7 @@ use serde_json::Value;
 
 pub(super) use crew::{Hand, Job};
 pub(super) use kept::KeptOpen;
+pub(super) use locks::RemoteLocks;
 pub(super) use opening::{start, unwelcome};
 pub(super) use thread::{NetworkThread, Round};
 

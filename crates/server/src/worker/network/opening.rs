@@ -12,6 +12,7 @@ use forebay_ring::Doorbell;
 use forebay_types::{Code, Error, NodeId, Result};
 
 use super::kept::KeptOpen;
+use super::locks::RemoteLocks;
 use super::met::MetNodes;
 use super::thread::NetworkThread;
 use super::{crew, Network, Orders};
@@ -73,6 +74,7 @@ pub(in crate::worker) fn start(
     target: Arc<Target>,
     to_shard: Sender<Message>,
     doorbell: Arc<Doorbell>,
+    locks: RemoteLocks,
 ) -> Result<Network> {
     let me = membership.nodes.iter().find(|m| m.number == membership.node).ok_or_else(|| {
         Error::new(Code::Invalid, format!("node {} is not in its own pool file", membership.node))
@@ -131,7 +133,7 @@ pub(in crate::worker) fn start(
     let waker = calls.endpoint().waker().clone();
     let (sender, orders) = mpsc::channel();
     let to_me = Orders::new(sender, waker);
-    let kept = Arc::new(KeptOpen::default());
+    let kept = Arc::new(KeptOpen::with_locks(locks));
     let jobs = crew::start(target, Arc::clone(&kept), to_me.clone())?;
     let thread =
         NetworkThread::new(calls, NodeId(me.number), members, orders, to_shard, doorbell, (jobs, kept));
