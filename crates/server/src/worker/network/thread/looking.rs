@@ -3,7 +3,7 @@
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use forebay_types::{Code, NodeId, PoolSpace, Reply, Request};
+use forebay_types::{Code, NodeId, Reply, Request, TargetSpace};
 use serde_json::{json, Value};
 
 use super::asking::Flight;
@@ -21,6 +21,16 @@ pub(super) struct Survey {
     found: Vec<Value>,
 }
 
+/// What a node says of its targets.
+fn said(reply: Vec<u8>) -> Result<Said, Code> {
+    match Reply::decode(&reply)? {
+        Reply::Targets { inodes, free_inodes, spaces } => {
+            Ok(Said { inodes, free_inodes, spaces: spaces.iter().collect() })
+        }
+        _ => Err(Code::Malformed),
+    }
+}
+
 impl NetworkThread {
     /// Asks the other nodes for theirs, unless that was just done.
     pub(super) fn refresh_surroundings(&mut self) {
@@ -33,13 +43,7 @@ impl NetworkThread {
     }
 
     pub(super) fn heard_targets(&mut self, node: NodeId, reply: Result<Vec<u8>, Code>) {
-        let said = reply.and_then(|reply| match Reply::decode(&reply)? {
-            Reply::Targets { inodes, free_inodes, spaces } => {
-                Ok(Said { inodes, free_inodes, spaces: spaces.iter().collect() })
-            }
-            _ => Err(Code::Malformed),
-        });
-        for (stamp, space) in self.surroundings.hear(node, said) {
+        for (stamp, space) in self.surroundings.hear(node, reply.and_then(said)) {
             self.answered_with(stamp, Ok(Reply::Space(space)));
         }
     }
@@ -56,7 +60,8 @@ impl NetworkThread {
             let node = self.members[i].0;
             if node == self.me {
                 self.survey.left -= 1;
-            } else if let Err(code) = self.ask(node, &Request::Space, SURVEY_TIMEOUT, Flight::Survey(node)) {
+            } else if let Err(code) = self.ask(node, &Request::Targets, SURVEY_TIMEOUT, Flight::Survey(node))
+            {
                 self.surveyed(node, Err(code));
             }
         }
@@ -70,19 +75,24 @@ impl NetworkThread {
             .iter()
             .find(|(number, ..)| *number == node)
             .map_or(("", ""), |(_, name, host)| (name.as_str(), host.as_str()));
-        let space = reply.and_then(|reply| match Reply::decode(&reply)? {
-            Reply::Space(space) => Ok(space),
-            _ => Err(Code::Malformed),
-        });
-        let mut told = json!({ "node": node.0, "name": name, "host": host, "state": "up" });
-        match space {
-            Ok(PoolSpace { total_bytes, free_bytes, inodes, .. }) => {
-                told["total_bytes"] = total_bytes.into();
-                told["free_bytes"] = free_bytes.into();
-                told["inodes"] = inodes.into();
+        let mut told = match reply.and_then(said) {
+            Ok(Said { inodes, spaces, .. }) => {
+                let sum = |of: fn(&TargetSpace) -> u64| spaces.iter().map(of).fold(0, u64::saturating_add);
+                let target =
+                    |s: &TargetSpace| json!({ "total_bytes": s.total_bytes, "free_bytes": s.free_bytes });
+                json!({
+                    "state": "up",
+                    "total_bytes": sum(|s| s.total_bytes),
+                    "free_bytes": sum(|s| s.free_bytes),
+                    "inodes": inodes,
+                    "targets": spaces.iter().map(target).collect::<Vec<_>>(),
+                })
             }
-            Err(_) => told["state"] = "unreachable".into(),
-        }
+            Err(_) => json!({ "state": "unreachable" }),
+        };
+        told["node"] = node.0.into();
+        told["name"] = name.into();
+        told["host"] = host.into();
         self.survey.found.push(told);
         self.end_survey();
     }
