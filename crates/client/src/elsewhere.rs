@@ -91,11 +91,11 @@ impl Pool {
         entry.attr.is_file() && self.spans_nodes() && !self.is_one_here(&entry.layout)
     }
 
-    /// The layout of a file that this process makes in a directory of another node, or on one of several targets: its data
-    /// stays here.
-    pub(crate) fn layout_in(&self, parent: Ino, asked: Option<Layout>) -> Result<Option<Layout>, Code> {
+    /// The layout of a file that this process makes: where the pool has several nodes, or this one several targets, its data stays
+    /// here, though the directory has come to be wide, and the name another node's, since it was looked at.
+    pub(crate) fn layout_in(&self, asked: Option<Layout>) -> Result<Option<Layout>, Code> {
         match asked {
-            None if !self.hears_of_all_changes_in(parent) => Ok(Some(self.layout_here()?)),
+            None if self.spans_nodes() => Ok(Some(self.layout_here()?)),
             None if self.attached()?.target_count() > 1 => Ok(Some(self.layout_here()?)),
             asked => Ok(asked),
         }

@@ -608,7 +608,7 @@ impl Pool {
         exclusive: bool,
         flags: i32,
     ) -> Result<(Entry, bool, OwnedFd), Code> {
-        let layout = self.layout_in(parent, None)?;
+        let layout = self.layout_in(None)?;
         let file = NewFile { parent, name, mode, exclusive, layout, ahead: self.has_entries_here(parent) };
         let flags = flags | libc::O_RDWR | libc::O_CLOEXEC;
         let made = self.create_numbered(caller, &file, flags)?;
@@ -681,7 +681,7 @@ impl Pool {
         exclusive: bool,
         layout: Option<Layout>,
     ) -> Result<(Entry, bool), Code> {
-        let layout = self.layout_in(parent, layout)?;
+        let layout = self.layout_in(layout)?;
         let file = NewFile { parent, name, mode, exclusive, layout, ahead: false };
         let request = file.request_without_reserve();
         let made = self.ask_as(caller(), &request, |reply| match reply {
