@@ -235,6 +235,8 @@ echo all ended
     assert_eq!(text.matches("so this one stays until `forebay down`").count(), NODES, "{text}");
     assert_eq!(leftovers(&slurm), "", "nothing is left of the pool");
 
+    mpi_programs_in_a_job(&slurm);
+
     // A step that is told not to stay takes the pool with it: what Slurm does, for which the step stays.
     let (text, well) = slurm.batch(
         r#"srun --ntasks-per-node=1 forebay up --job --background --capacity 96MiB
@@ -255,6 +257,39 @@ wait
     );
     assert!(text.contains("it is up"), "{text}");
     slurm.wait("an end of the pool of a job that was cancelled", || leftovers(&slurm).is_empty());
+}
+
+/// Ranks on all three nodes, started by each MPI's own launcher, which Slurm has start its helpers: they write and read one striped
+/// file and one each, and find the doors of their own node's pool.
+fn mpi_programs_in_a_job(slurm: &Slurm) {
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cluster/ranks.c");
+    for (compiler, launcher) in [
+        ("mpicc.openmpi", "mpirun.openmpi --allow-run-as-root --mca btl tcp,self --map-by node -n 6"),
+        // UCX takes namespaces of one kernel for one host, whose memory could be shared.
+        ("mpicc.mpich", "env UCX_TLS=tcp,self mpiexec.hydra -n 6 -ppn 2"),
+    ] {
+        let program = slurm.dir.join(format!("ranks.{compiler}"));
+        let compiled = Command::new(compiler).args(["-O1", "-o"]).arg(&program).arg(source).output();
+        if !compiled.as_ref().is_ok_and(|output| output.status.success()) {
+            println!("skipped: ranks in a job, as nothing can be compiled with {compiler}: {compiled:?}");
+            continue;
+        }
+        let (text, well) = slurm.batch(&format!(
+            r#"set -e
+srun --overlap --ntasks-per-node=1 forebay up --job --capacity 96MiB --mount $HERE/mnt &
+forebay status --wait 60 >/dev/null
+mkdir $HERE/mnt/d
+forebay run --quiet -- timeout 60 {launcher} {} /forebay/d
+srun --overlap --ntasks-per-node=1 sh -c 'cat $HERE/mnt/d/* | md5sum' | sort -u | wc -l
+srun --overlap --ntasks-per-node=1 forebay fsck >/dev/null
+srun --overlap --ntasks-per-node=1 forebay down
+wait
+"#,
+            program.display()
+        ));
+        assert!(well && text.contains("all 6 ranks"), "{compiler}: {text}");
+        assert!(text.contains("\n1\n"), "all nodes see the same: {text}");
+    }
 }
 
 /// What is there of pools on all nodes.
