@@ -91,10 +91,12 @@ impl Pool {
         entry.attr.is_file() && self.spans_nodes() && !self.is_one_here(&entry.layout)
     }
 
-    /// The layout of a file that this process makes in a directory of another node: its data stays here.
+    /// The layout of a file that this process makes in a directory of another node, or on one of several targets: its data
+    /// stays here.
     pub(crate) fn layout_in(&self, parent: Ino, asked: Option<Layout>) -> Result<Option<Layout>, Code> {
         match asked {
-            None if !self.is_served_here(parent) => Ok(Some(Layout::single(self.node()?, 0))),
+            None if !self.is_served_here(parent) => Ok(Some(self.layout_here()?)),
+            None if self.attached()?.target_count() > 1 => Ok(Some(self.layout_here()?)),
             asked => Ok(asked),
         }
     }

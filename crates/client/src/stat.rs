@@ -132,7 +132,6 @@ impl Pool {
             return Ok(st);
         }
         st.st_size = 0;
-        let target = self.attached()?.target();
         if let Some(id) = self.backing_elsewhere(entry, 0, 0).filter(|_| entry.layout.is_single()) {
             match self.stat_backing(id) {
                 Ok(attr) => Pool::merge(&mut st, &stat_of(&attr)),
@@ -148,6 +147,7 @@ impl Pool {
         }
         if entry.layout.is_single() {
             // One that was not there when it was asked for may have got its name before the layout was read.
+            let target = self.attached()?.target_of(&entry.layout, 0, 0);
             match asked.filter(Result::is_ok).unwrap_or_else(|| stat_first(target, entry.attr.ino)) {
                 Ok(backing) => Pool::merge(&mut st, &backing),
                 Err(Code::NotFound | Code::BadDescriptor | Code::NotDirectory) => {
@@ -177,7 +177,6 @@ impl Pool {
         let attached = self.attached()?;
         // A stripe that was never written has no backing file; a descriptor that the program closed looks alike.
         attached.target_was_lost(self.address());
-        let target = attached.target();
         let (mut sum, mut missing, mut failed) = (Stripes::of(st), false, Ok(()));
         let mut look = |at: (usize, u16), told| match told {
             Ok(backing) => sum.add(&entry.layout, at, &backing),
@@ -195,6 +194,7 @@ impl Pool {
             if self.backing_elsewhere(entry, component, stripe).is_none() {
                 let number = entry.layout.file_number(component);
                 let name = BackingName::new(entry.attr.ino, number, stripe);
+                let target = attached.target_of(&entry.layout, component, stripe);
                 look((component, stripe), stat_at(target, name.as_c_str()));
             }
         }
@@ -221,7 +221,7 @@ impl Pool {
 
     /// `stat` (with `follow`) or `lstat`.
     pub fn stat(&self, place: Place<'_>, follow: bool, escape: &mut PathBuffer) -> Door<libc::stat> {
-        if self.spans_nodes() {
+        if self.spans_nodes() || self.attached()?.target_count() > 1 {
             return self.with_entry(place, follow, escape, |entry| self.stat_entry(entry));
         }
         self.with_inode(place, follow, escape, |found| {

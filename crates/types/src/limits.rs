@@ -26,6 +26,8 @@ pub const COLLISIONS_MAX: u8 = 127;
 pub const COMPONENTS_MAX: usize = 2;
 /// Targets named by one layout component; the default stripe_count is at most this.
 pub const TARGETS_MAX: usize = 8;
+/// Targets of one node: a program gets a descriptor of each in one message when it attaches.
+pub const NODE_TARGETS_MAX: usize = 8;
 /// Stripes (backing files) of one component: 8 targets, each overstriped 32 times.
 pub const STRIPES_MAX: u16 = 256;
 /// Smallest and largest stripe_size: a page, and 1 GiB. Both powers of two.

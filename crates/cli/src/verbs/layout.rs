@@ -26,22 +26,39 @@ pub(super) fn layout(named: Option<PathBuf>, verb: &LayoutVerb) -> Result<ExitCo
     }
 }
 
-/// The pool's nodes by name and number, asked for once, when they are needed.
+/// A node of the pool.
+struct Known {
+    number: u16,
+    name: String,
+    /// How many targets it has; none of one that cannot be reached.
+    targets: Option<usize>,
+}
+
+/// The pool's nodes, asked for once, when they are needed.
 struct Nodes {
     pool: PathBuf,
-    known: OnceCell<Vec<(u16, String)>>,
+    known: OnceCell<Vec<Known>>,
 }
 
 impl Nodes {
-    fn all(&self) -> &[(u16, String)] {
+    fn all(&self) -> &[Known] {
         self.known.get_or_init(|| {
             let Ok(status) = control::status(&self.pool) else { return Vec::new() };
-            let mine = status.more.get("node_name").and_then(Value::as_str).unwrap_or_default();
+            let list = |value: &Value| value.as_array().map(Vec::len);
+            let mine = Known {
+                number: status.node,
+                name: status.more.get("node_name").and_then(Value::as_str).unwrap_or_default().to_owned(),
+                targets: status.more.get("targets").and_then(list),
+            };
             let others = status.more.get("nodes").and_then(Value::as_array).into_iter().flatten();
             let others = others.filter_map(|node| {
-                Some((node["node"].as_u64()? as u16, node["name"].as_str().unwrap_or_default().to_owned()))
+                Some(Known {
+                    number: node["node"].as_u64()? as u16,
+                    name: node["name"].as_str().unwrap_or_default().to_owned(),
+                    targets: list(&node["targets"]),
+                })
             });
-            std::iter::once((status.node, mine.to_owned())).chain(others).collect()
+            std::iter::once(mine).chain(others).collect()
         })
     }
 
@@ -55,19 +72,25 @@ impl Nodes {
             None => (word, 0),
         };
         let number = node.parse::<u16>().ok();
-        let found = self.all().iter().find(|(n, name)| name == node || Some(*n) == number);
-        let (number, _) = found.ok_or_else(|| {
-            let all: Vec<String> = self.all().iter().map(|(n, name)| format!("{name} ({n})")).collect();
+        let found = self.all().iter().find(|k| k.name == node || Some(k.number) == number);
+        let found = found.ok_or_else(|| {
+            let all: Vec<String> = self.all().iter().map(|k| format!("{} ({})", k.name, k.number)).collect();
             bad(format!("the pool has no node {node:?}")).cure(format!("it has {}", all.join(", ")))
         })?;
-        Ok(target_of(NodeId(*number), index))
+        match found.targets {
+            Some(count) if usize::from(index) >= count => Err(bad(format!(
+                "node {node} has {count} target{}, and the first is number 0",
+                if count == 1 { "" } else { "s" }
+            ))),
+            _ => Ok(target_of(NodeId(found.number), index)),
+        }
     }
 
     /// A target as people read it.
     fn name(&self, target: u32) -> String {
         let (node, index) = (node_of(target), target as u16);
-        let found = self.all().iter().find(|(n, name)| *n == node.0 && !name.is_empty());
-        let node = found.map_or_else(|| node.to_string(), |(_, name)| name.clone());
+        let found = self.all().iter().find(|k| k.number == node.0 && !k.name.is_empty());
+        let node = found.map_or_else(|| node.to_string(), |k| k.name.clone());
         if index == 0 {
             node
         } else {

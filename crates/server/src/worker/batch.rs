@@ -1,6 +1,6 @@
 //! One batch: requests that are waiting together are applied, published and answered together.
 
-use forebay_data::Media;
+use forebay_data::{Media, NodeTargets, Target};
 use forebay_meta::Client;
 use forebay_types::limits::{BATCH_MAX, MESSAGE_BYTES_MAX};
 use forebay_types::{
@@ -187,8 +187,8 @@ impl ShardThread<'_> {
             };
             let alone = self.network.as_ref().is_none_or(|network| network.nodes <= 1);
             let decoded = decoded.and_then(|(caller, request)| {
-                if let Request::SetLayout { ino, .. } = request {
-                    super::layouts::check_change(&self.target, batch, ino, alone)?;
+                if let Request::SetLayout { ino, layout } = request {
+                    super::layouts::check_change(&self.targets, batch, ino, &layout, alone)?;
                 }
                 Ok((caller, request))
             });
@@ -200,13 +200,13 @@ impl ShardThread<'_> {
                 }
                 Ok((_, Request::Ping)) => Reply::encode(&Ok(Reply::Done), out).unwrap_or(0),
                 Ok((_, Request::Space)) => {
-                    let space = space(&self.target, self.committed.inodes).map(Reply::Space);
+                    let space = space(&self.targets, self.committed.inodes).map(Reply::Space);
                     Reply::encode(&space, out).unwrap_or(0)
                 }
                 Ok((_, Request::Targets)) => {
                     let mut room = [0; TARGETS_REPLY_BYTES];
-                    let spaces = own_targets(&self.target);
-                    let told = space(&self.target, self.committed.inodes).and_then(|space| {
+                    let spaces = own_targets(&self.targets);
+                    let told = space(&self.targets, self.committed.inodes).and_then(|space| {
                         let (inodes, free_inodes) = (space.inodes, space.free_inodes);
                         let spaces = TargetSpaces::encode(&spaces, &mut room)?;
                         Ok(Reply::Targets { inodes, free_inodes, spaces })
@@ -215,7 +215,7 @@ impl ShardThread<'_> {
                 }
                 // In a pool of several nodes the network thread knows.
                 Ok((_, Request::Place { .. })) => {
-                    let own: Vec<u32> = own_targets(&self.target).iter().map(|s| s.target).collect();
+                    let own: Vec<u32> = own_targets(&self.targets).iter().map(|s| s.target).collect();
                     let placed = Targets::new(&own).map(Reply::Placed).ok_or(Code::NotSupported);
                     Reply::encode(&placed, out).unwrap_or(0)
                 }
@@ -238,7 +238,7 @@ impl ShardThread<'_> {
                         _ => None,
                     };
                     if let Some(entry) = made {
-                        match make_backing(&self.target, &entry) {
+                        match make_backing(&self.targets, &entry) {
                             Ok(()) => len,
                             Err(code) => Reply::encode(&Err(code), out).unwrap_or(0),
                         }
@@ -323,11 +323,11 @@ impl ShardThread<'_> {
         }
         match request {
             Request::Space => {
-                let own = space(&self.target, self.committed.inodes)?;
+                let own = space(&self.targets, self.committed.inodes)?;
                 return Ok(self.ask_network(taken, |stamp| Order::Space { stamp, own }));
             }
             Request::Place { stripe_count } => {
-                let own = own_targets(&self.target);
+                let own = own_targets(&self.targets);
                 return Ok(self.ask_network(taken, |stamp| Order::Place { stamp, stripe_count, own }));
             }
             Request::Backing(id, op) if self.network.as_ref().is_some_and(|n| n.node == id.node()) => {
@@ -563,41 +563,38 @@ fn is_no_space(reply: &[u8]) -> bool {
 }
 
 /// Makes the backing files that are missing, and opens them to their owner.
-fn make_backing(
-    target: &forebay_data::Target,
-    entry: &forebay_types::Entry,
-) -> std::result::Result<(), Code> {
+fn make_backing(targets: &NodeTargets, entry: &forebay_types::Entry) -> std::result::Result<(), Code> {
     let attr: &Attr = &entry.attr;
     if attr.kind() != Kind::File {
-        return special::create(target, attr);
+        return special::create(targets.first(), attr);
     }
-    target.create_all(attr.ino, &entry.layout)?;
+    targets.create_all(attr.ino, &entry.layout)?;
     // One that is on another node is made there, by who asks next.
-    if entry.layout.is_single() && entry.layout.components()[0].target(0) == target.target() {
-        special::repair_mode(target, attr.ino)?;
+    match targets.get(entry.layout.components()[0].target(0)) {
+        Ok(target) if entry.layout.is_single() => special::repair_mode(target, attr.ino),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Space of this node's targets.
-fn own_targets(target: &forebay_data::Target) -> Vec<TargetSpace> {
-    // One whose space is not known has none for anybody.
-    let space = target.space().unwrap_or_default();
-    vec![TargetSpace {
-        target: target.target(),
-        total_bytes: space.total_bytes,
-        free_bytes: space.free_bytes,
-    }]
+fn own_targets(targets: &NodeTargets) -> Vec<TargetSpace> {
+    let space_of = |target: &Target| {
+        // One whose space is not known has none for anybody.
+        let space = target.space().unwrap_or_default();
+        let (total_bytes, free_bytes) = (space.total_bytes, space.free_bytes);
+        TargetSpace { target: target.target(), total_bytes, free_bytes }
+    };
+    targets.iter().map(space_of).collect()
 }
 
-fn space(target: &forebay_data::Target, inodes: u64) -> std::result::Result<PoolSpace, Code> {
-    let medium = target.space()?;
+fn space(targets: &NodeTargets, inodes: u64) -> std::result::Result<PoolSpace, Code> {
+    let medium = targets.space()?;
     // An inode takes about this much of the shard, with its name.
     const INODE_BYTES: u64 = 512;
     Ok(PoolSpace {
         total_bytes: medium.total_bytes,
         free_bytes: medium.free_bytes,
         inodes,
-        free_inodes: medium.free_bytes / INODE_BYTES,
+        free_inodes: targets.first().space()?.free_bytes / INODE_BYTES,
     })
 }

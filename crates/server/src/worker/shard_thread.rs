@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::Arc;
 
-use forebay_data::Target;
+use forebay_data::{Media, NodeTargets};
 use forebay_fabric::Ticket;
 use forebay_meta::{Batch, Effects, Shard, ShardStatistics};
 use forebay_ring::{BoardWriter, Doorbell};
@@ -131,7 +131,7 @@ pub(super) struct ShardThread<'a> {
     pub(super) unkept: Vec<(u64, usize)>,
     /// The shard as of the last commit.
     pub(super) committed: ShardStatistics,
-    pub(super) target: Arc<Target>,
+    pub(super) targets: Arc<NodeTargets>,
     pub(super) board: BoardWriter,
     pub(super) doorbell: Arc<Doorbell>,
     pub(super) recorder: FlightRecorder,
@@ -181,7 +181,7 @@ impl<'a> ShardThread<'a> {
     #[allow(clippy::too_many_arguments)]
     pub(super) fn new(
         shard: &'a Shard,
-        target: Arc<Target>,
+        targets: Arc<NodeTargets>,
         board: BoardWriter,
         doorbell: Arc<Doorbell>,
         recorder: FlightRecorder,
@@ -204,7 +204,7 @@ impl<'a> ShardThread<'a> {
             journal,
             unkept: Vec::new(),
             committed: shard.statistics()?,
-            target,
+            targets,
             board,
             doorbell,
             recorder,
@@ -529,7 +529,7 @@ impl<'a> ShardThread<'a> {
             self.forget_orphans()?;
         }
         self.commit()?;
-        Ok(super::check::check(self.shard, &self.target))
+        Ok(super::check::check(self.shard, &self.targets))
     }
 
     pub(super) fn count_clients(&self) {
@@ -584,12 +584,15 @@ impl<'a> ShardThread<'a> {
     }
 
     fn status(&self) -> Value {
-        use forebay_data::Media;
-        let space = self.target.space().unwrap_or_default();
+        let space = self.targets.space().unwrap_or_default();
         let s = &self.committed;
         serde_json::json!({
             "used_bytes": space.total_bytes.saturating_sub(space.free_bytes),
             "free_bytes": space.free_bytes,
+            "target_spaces": self.targets.iter().map(|target| {
+                let space = target.space().unwrap_or_default();
+                serde_json::json!({ "total_bytes": space.total_bytes, "free_bytes": space.free_bytes })
+            }).collect::<Vec<_>>(),
             "clients": self.sessions.len() - self.remote_sessions,
             "ring": self.statistics.to_json(),
             "board": { "bytes": self.board.bytes(), "evicted": self.board.evicted() },

@@ -12,6 +12,7 @@ mod leases;
 mod names;
 mod nodes;
 mod stripes;
+mod targets;
 
 use std::path::Path;
 

@@ -134,6 +134,12 @@ impl NetworkThread {
         }
     }
 
+    /// How many targets each node has; without this it is one.
+    pub(super) fn with_targets(mut self, givers: Vec<Giver>) -> NetworkThread {
+        self.surroundings = Surroundings::new(self.me, givers);
+        self
+    }
+
     /// Remembers which data nodes are met with; a node with new data introduces itself.
     pub(super) fn with_met(
         mut self,

@@ -13,6 +13,16 @@ use crate::worker::network::placement::Said;
 /// How long `status` waits for the other nodes: longer than a link takes that is made on this occasion.
 const SURVEY_TIMEOUT: Duration = Duration::from_millis(1500);
 
+/// What a node says of its targets.
+fn said(reply: Vec<u8>) -> Result<Said, Code> {
+    match Reply::decode(&reply)? {
+        Reply::Targets { inodes, free_inodes, spaces } => {
+            Ok(Said { inodes, free_inodes, spaces: spaces.iter().collect() })
+        }
+        _ => Err(Code::Malformed),
+    }
+}
+
 impl NetworkThread {
     /// Asks the other nodes for theirs, unless that was just done.
     pub(super) fn refresh_surroundings(&mut self) {
@@ -30,13 +40,7 @@ impl NetworkThread {
     }
 
     pub(super) fn heard_targets(&mut self, node: NodeId, reply: Result<Vec<u8>, Code>) {
-        let said = reply.and_then(|reply| match Reply::decode(&reply)? {
-            Reply::Targets { inodes, free_inodes, spaces } => {
-                Ok(Said { inodes, free_inodes, spaces: spaces.iter().collect() })
-            }
-            _ => Err(Code::Malformed),
-        });
-        for (stamp, space) in self.surroundings.hear(node, said) {
+        for (stamp, space) in self.surroundings.hear(node, reply.and_then(said)) {
             self.answered_with(stamp, Ok(Reply::Space(space)));
         }
         self.end_survey();
@@ -58,16 +62,25 @@ impl NetworkThread {
         }
         let mut found: Vec<Value> = Vec::new();
         for (node, name, host) in self.members.iter().filter(|(node, ..)| *node != self.me) {
-            let mut told = json!({ "node": node.0, "name": name, "host": host, "state": "up" });
-            match self.surroundings.said_by(*node) {
-                Some(said) => {
-                    let sum = |of: fn(&TargetSpace) -> u64| said.spaces.iter().map(of).sum::<u64>();
-                    told["total_bytes"] = sum(|space| space.total_bytes).into();
-                    told["free_bytes"] = sum(|space| space.free_bytes).into();
-                    told["inodes"] = said.inodes.into();
+            let mut told = match self.surroundings.said_by(*node) {
+                Some(Said { inodes, spaces, .. }) => {
+                    let sum =
+                        |of: fn(&TargetSpace) -> u64| spaces.iter().map(of).fold(0, u64::saturating_add);
+                    let target =
+                        |s: &TargetSpace| json!({ "total_bytes": s.total_bytes, "free_bytes": s.free_bytes });
+                    json!({
+                        "state": "up",
+                        "total_bytes": sum(|s| s.total_bytes),
+                        "free_bytes": sum(|s| s.free_bytes),
+                        "inodes": inodes,
+                        "targets": spaces.iter().map(target).collect::<Vec<_>>(),
+                    })
                 }
-                None => told["state"] = "unreachable".into(),
-            }
+                None => json!({ "state": "unreachable" }),
+            };
+            told["node"] = node.0.into();
+            told["name"] = name.as_str().into();
+            told["host"] = host.as_str().into();
             found.push(told);
         }
         found.sort_by_key(|node| node["node"].as_u64());
