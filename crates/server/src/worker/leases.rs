@@ -309,6 +309,8 @@ impl Leases {
     /// A client's look at something that another node has is on its way.
     pub(super) fn looks(&mut self, stamp: Stamp, node: NodeId, request: &Request<'_>) {
         let name = match *request {
+            // Programs look for it under the wide directory, whose leases tell nothing of what its parts have.
+            Request::Lookup { parent, .. } if parent.is_part() => None,
             Request::Lookup { parent, name } if name.len() <= BOARD_NAME_MAX => Some((parent, name.to_vec())),
             Request::GetAttr { .. } => None,
             _ => return,
