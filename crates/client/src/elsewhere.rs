@@ -95,7 +95,7 @@ impl Pool {
     /// stays here.
     pub(crate) fn layout_in(&self, parent: Ino, asked: Option<Layout>) -> Result<Option<Layout>, Code> {
         match asked {
-            None if !self.is_served_here(parent) => Ok(Some(self.layout_here()?)),
+            None if !self.hears_of_all_changes_in(parent) => Ok(Some(self.layout_here()?)),
             None if self.attached()?.target_count() > 1 => Ok(Some(self.layout_here()?)),
             asked => Ok(asked),
         }
@@ -197,6 +197,11 @@ impl Pool {
                 }
                 _ => return Err(Code::Malformed),
             };
+            if top.is_part() {
+                // No name leads from a wide directory to its part.
+                dir = parent;
+                continue;
+            }
             let n = self.call(&Request::NameOf { parent, ino: top }, &mut reply)?;
             match Reply::decode(&reply[..n])? {
                 Reply::Bytes(name) => put(name)?,

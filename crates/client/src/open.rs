@@ -279,7 +279,7 @@ impl Pool {
             mode: mode & 0o7777,
             exclusive,
             layout: self.layout_unless_set()?,
-            ahead: ahead && self.is_served_here(dir.ino),
+            ahead: ahead && self.has_entries_here(dir.ino),
         };
         let made = match self.create_file(caller(), &file, flags)? {
             Made::AsSet(above) => match self.open_new_as_set(&file, &above, flags, by_mount)? {
@@ -340,7 +340,7 @@ impl Pool {
         debug_assert!(number.is_none() || self.is_served_here(file.parent));
         let mut message = [0; SHORT_REQUEST_BYTES];
         // Numbers in reserve are this node's.
-        let request = if self.is_served_here(file.parent) {
+        let request = if self.has_entries_here(file.parent) {
             file.request(number)
         } else {
             file.request_without_reserve()
@@ -609,7 +609,7 @@ impl Pool {
         flags: i32,
     ) -> Result<(Entry, bool, OwnedFd), Code> {
         let layout = self.layout_in(parent, None)?;
-        let file = NewFile { parent, name, mode, exclusive, layout, ahead: self.is_served_here(parent) };
+        let file = NewFile { parent, name, mode, exclusive, layout, ahead: self.has_entries_here(parent) };
         let flags = flags | libc::O_RDWR | libc::O_CLOEXEC;
         let made = self.create_numbered(caller, &file, flags)?;
         match self.opened_new(&file, made, flags)? {
@@ -630,7 +630,8 @@ impl Pool {
         flags: i32,
     ) -> Result<(Entry, bool, Option<OwnedFd>), Code> {
         let layout = self.layout_unless_set()?;
-        let mut file = NewFile { parent, name, mode, exclusive, layout, ahead: self.is_served_here(parent) };
+        let mut file =
+            NewFile { parent, name, mode, exclusive, layout, ahead: self.has_entries_here(parent) };
         let flags = flags | libc::O_RDWR | libc::O_CLOEXEC;
         let mut made = self.create_numbered(caller, &file, flags)?;
         if let Made::AsSet(above) = made {

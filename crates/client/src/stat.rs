@@ -127,6 +127,9 @@ impl Pool {
     /// [`Pool::stat_entry`] with what the target says of the first backing file, if it was asked already.
     #[inline]
     fn stat_with(&self, entry: &Entry, asked: Option<Result<libc::stat, Code>>) -> Result<libc::stat, Code> {
+        if entry.attr.is_directory() && entry.attr.width_log2 != 0 {
+            return Ok(self.shard_stat(&self.with_parts(&entry.attr)?));
+        }
         let mut st = self.shard_stat(&entry.attr);
         if !entry.attr.is_file() {
             return Ok(st);
@@ -295,7 +298,8 @@ impl Pool {
                 return Some(st);
             }
         };
-        if entry.attr.is_file() && !entry.layout.is_single() {
+        let is_wide = entry.attr.is_directory() && entry.attr.width_log2 != 0;
+        if is_wide || entry.attr.is_file() && !entry.layout.is_single() {
             return self.stat_entry(&entry).ok();
         }
         let mut st = self.shard_stat(&entry.attr);

@@ -182,8 +182,8 @@ impl Pool {
         name: &[u8],
         mode: u32,
     ) -> Result<Entry, Code> {
-        // Its number is one of this node's, and inodes live where their numbers say.
-        if !self.is_served_here(parent) {
+        // Its number is one of this node's, and inodes live where their numbers say: of a wide directory where the name's part is.
+        if !self.has_entries_here(parent) {
             return Err(Code::CrossDevice);
         }
         let kernel = errno::stat(file.as_raw_fd())?;

@@ -196,6 +196,12 @@ pub const INTERRUPTS_KEPT: usize = 256;
 /// less than it asked for and goes on.
 pub const COPY_BYTES_MAX: usize = 16 << 20;
 
+/// Nodes that a directory's entries lie on at most: beyond, a listing of a small directory asks more nodes than it has entries, and
+/// its removal takes more messages than filling it.
+pub const WIDTH_MAX: usize = 16;
+/// Wide directories whose parts a daemon remembers: 160 bytes each. When there are more it begins to learn them anew.
+pub const WIDE_KNOWN_MAX: usize = 16 * 1024;
+
 const _: () = assert!(MESSAGE_BYTES_MAX >= XATTR_VALUE_MAX + XATTR_NAME_MAX + 1024);
 const _: () = assert!(XATTR_TOTAL_MAX >= XATTR_VALUE_MAX + XATTR_NAME_MAX + XATTR_OVERHEAD);
 const _: () = assert!(MESSAGE_BYTES_MAX >= 2 * NAME_MAX + PATH_MAX + 1024);

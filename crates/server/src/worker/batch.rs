@@ -20,6 +20,7 @@ use super::special;
 use super::statistics::Statistics;
 use super::stepped::Moment;
 use super::sweeper::Sweep;
+use super::wide::Onward;
 
 /// Replies collected before their transaction is committed: bytes of ordinary ones. A batch ends early when the next
 /// might not fit.
@@ -105,6 +106,24 @@ impl Answers {
         });
     }
 
+    /// Session, slot and sequence of the `i`-th request taken, and where it is.
+    pub(super) fn place_of(&self, i: usize) -> (usize, usize, u64, (usize, usize)) {
+        let Taken { session, slot, seq, request, .. } = self.taken[i];
+        (session, slot, seq, request)
+    }
+
+    /// Puts another request in the place of the `i`-th taken.
+    pub(super) fn replace(&mut self, i: usize, message: &[u8]) {
+        let (start, end) = self.taken[i].request;
+        let at = if message.len() <= end - start { start } else { self.request_bytes };
+        let request = (at, at + message.len());
+        // There is room for as many of the longest, of which few are.
+        self.requests.resize(self.requests.len().max(request.1 + MESSAGE_BYTES_MAX), 0);
+        self.requests[request.0..request.1].copy_from_slice(message);
+        self.request_bytes = self.request_bytes.max(request.1);
+        self.taken[i].request = request;
+    }
+
     /// Copies the request out of `slot` of the `session`-th session.
     pub(super) fn take(&mut self, session: usize, slot: usize, door: &Door) {
         let at = self.request_bytes;
@@ -137,7 +156,9 @@ impl ShardThread<'_> {
         let now = (self.clock)();
         let (mut at, mut i) = (0, from);
         while i < self.answers.len() && at + MESSAGE_BYTES_MAX <= REPLY_BYTES {
+            let led = self.lead_to_parts(i);
             let mut taken = self.answers.taken[i];
+            taken.refused = taken.refused.or(led.err());
             self.move_on(taken.session, taken.slot);
             if self.network.is_some() && taken.refused.is_none() {
                 match self.send_on(&taken) {
@@ -194,7 +215,7 @@ impl ShardThread<'_> {
             });
             let mut changed = false;
             let len = match decoded {
-                Err(code) => Reply::encode(&Err(code), out).unwrap_or(0),
+                Err(code) => batch.refuse(code, out),
                 Ok((_, Request::AskOutcome { .. })) if outcome.is_some() => {
                     Reply::encode(&outcome.map(Reply::Outcome).ok_or(Code::Io), out).unwrap_or(0)
                 }
@@ -253,6 +274,23 @@ impl ShardThread<'_> {
                     }
                 }
             };
+            let mut len = len;
+            if self.network.is_some() && !changed {
+                let reply = self.answers.reply((at, at + len)).to_vec();
+                match self.onward((taken.session, taken.slot, taken.seq), Some(taken.request), &reply) {
+                    Some(Onward::Ask(message)) => {
+                        self.serve_anew(taken.session, taken.slot, taken.seq, message);
+                        self.answers.taken[i].forwarded = true;
+                        i += 1;
+                        continue;
+                    }
+                    Some(Onward::Reply(reply)) => {
+                        self.answers.replies[at..at + reply.len()].copy_from_slice(&reply);
+                        len = reply.len();
+                    }
+                    None => {}
+                }
+            }
             if changed {
                 self.uncommitted += 1;
                 self.note_change(taken.session, taken.slot, taken.seq, (at, at + len), orphaned);
@@ -499,16 +537,19 @@ impl ShardThread<'_> {
 
     /// Shows on the board what the transaction changed or found.
     pub(super) fn publish(&mut self) {
-        for (ino, entry) in self.effects.inodes() {
+        // Parts of wide directories are nothing that programs know.
+        for (ino, entry) in self.effects.inodes().iter().filter(|(ino, _)| !ino.is_part()) {
             self.board.inode(*ino, entry.as_ref());
         }
+        let batch = self.batch.as_ref();
+        let shown = |parent: Ino| batch.map_or(parent, |batch| batch.shown_parent(parent));
         for name in self.effects.names() {
-            self.board.name(name.parent, name.name, name.entry);
+            self.board.name(shown(name.parent), name.name, name.entry);
         }
-        if let Some(batch) = self.batch.as_ref().filter(|batch| batch.has_holds()) {
+        if let Some(batch) = batch.filter(|batch| batch.has_holds()) {
             // Whoever looks for one of these is to ask, and to wait.
             for (parent, name) in batch.held_names() {
-                self.board.forget_name(parent, name);
+                self.board.forget_name(shown(parent), name);
             }
         }
         self.board.finish();

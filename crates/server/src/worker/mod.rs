@@ -46,6 +46,7 @@ mod special;
 mod statistics;
 pub mod stepped;
 mod sweeper;
+mod wide;
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;

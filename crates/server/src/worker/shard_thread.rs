@@ -26,6 +26,7 @@ use super::session::Session;
 use super::statistics::Statistics;
 use super::stepped::{Moment, Watcher};
 use super::sweeper::Sweep;
+use super::wide::Wide;
 
 /// What other threads tell the shard thread; each send but that of `Attached` is followed by a ring of the doorbell.
 #[derive(Debug)]
@@ -152,6 +153,8 @@ pub(super) struct ShardThread<'a> {
     pub(super) steps: Option<Steps>,
     /// What nodes may believe of each other's directories, if there are others.
     pub(super) leases: Option<Leases>,
+    /// The wide directories that it knows.
+    pub(super) wide: Wide,
     /// What acknowledgements of the batch have to wait for, by the request's index.
     pub(super) waits: Vec<(usize, Wait)>,
     /// The session that the next batch starts with.
@@ -219,6 +222,7 @@ impl<'a> ShardThread<'a> {
             network,
             steps,
             leases,
+            wide: Wide::default(),
             waits: Vec::new(),
             turn: 0,
             effects: Effects::new(),
@@ -323,6 +327,9 @@ impl<'a> ShardThread<'a> {
         }
         if long && self.batch.is_some() {
             self.commit()?;
+        }
+        if long && self.leases.is_some() {
+            self.free_ended_leases();
         }
         Ok(false)
     }

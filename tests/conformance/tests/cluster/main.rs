@@ -13,6 +13,7 @@ mod names;
 mod nodes;
 mod stripes;
 mod targets;
+mod wide;
 
 use std::path::Path;
 
