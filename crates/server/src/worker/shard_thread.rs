@@ -328,6 +328,9 @@ impl<'a> ShardThread<'a> {
         if long && self.batch.is_some() {
             self.commit()?;
         }
+        if long && self.leases.is_some() {
+            self.free_ended_leases();
+        }
         Ok(false)
     }
 
