@@ -95,7 +95,7 @@ impl Pool {
                     name: name_bytes,
                     mode,
                     exclusive: true,
-                    layout: self.layout_in(dir, None)?,
+                    layout: self.layout_in(None)?,
                     ahead: false,
                 };
                 Ok(self.ask_then(&file.request_without_reserve(), |reply| match reply {
