@@ -1,20 +1,18 @@
 //! (e) How evenly 10^6 names lie on 2 to 1024 nodes, by computation with the hash that entries have: the fullest node's names over
 //! the mean.
 //!
-//! - *cut*: one directory that is cut by the top bits of the hash into partitions, four or more a node and a power of two of them,
-//!   which nodes have in turn (DESIGN of wide directories; they are not built yet).
+//! - *cut*: one wide directory: the code that cuts them is asked, for more nodes too than one may have.
 //! - *makers*: directories of 1000 names, each on its maker's node, made by ranks that are spread evenly over the nodes, in turn.
 //! - *any maker*: the same, made by nodes at random.
 //! - *chance*: each name on a node at random: what no hash does better without counting.
 
-use forebay_types::{name_hash, HASH_BITS};
+use forebay_types::{name_hash, part_of_hash};
 
 use crate::report::Table;
 
 const NAMES: usize = 1_000_000;
 const NAMES_OF_A_DIRECTORY: usize = 1000;
 const NODES: [usize; 12] = [2, 3, 4, 8, 16, 32, 64, 100, 128, 256, 512, 1024];
-const PARTITIONS_OF_A_NODE: usize = 4;
 
 pub(super) fn placement() -> Table {
     let mut table = Table {
@@ -26,10 +24,9 @@ pub(super) fn placement() -> Table {
     };
     let hashes: Vec<u64> = (0..NAMES).map(|i| name_hash(format!("file.mdtest.{i}").as_bytes())).collect();
     for nodes in NODES {
-        let bits = (nodes * PARTITIONS_OF_A_NODE).next_power_of_two().ilog2();
         let label = format!("nodes: {nodes}");
         let directories = NAMES / NAMES_OF_A_DIRECTORY;
-        let cut = |i: usize| (hashes[i] >> (HASH_BITS - bits)) as usize % nodes;
+        let cut = |i: usize| part_of_hash(hashes[i], nodes);
         let maker = |i: usize| i / NAMES_OF_A_DIRECTORY * nodes / directories % nodes;
         let any = |i: usize| scattered((i / NAMES_OF_A_DIRECTORY) as u64, nodes);
         let chance = |i: usize| scattered((i + NAMES) as u64, nodes);

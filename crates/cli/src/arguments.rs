@@ -390,8 +390,12 @@ pub(crate) struct LayoutGet {
 /// `forebay layout set`.
 #[derive(Debug, Args)]
 pub(crate) struct LayoutSet {
+    /// Nodes that an empty directory's entries are cut over from now on, 2 to 16; 0: all of the pool's, 16 at most. For directories
+    /// in which many nodes make files at the same time
+    #[arg(short = 'W', long, value_name = "N")]
+    pub(crate) width: Option<u16>,
     /// Backing files of a file, 1 to 256; by default as many as there are targets
-    #[arg(short = 'c', long, value_name = "N", required_unless_present = "targets")]
+    #[arg(short = 'c', long, value_name = "N", required_unless_present_any = ["targets", "width"])]
     pub(crate) stripe_count: Option<u16>,
     /// Where they are, in turn: nodes by name or number, NODE:I for a node's I-th target from 0; by default nodes that have
     /// room, this one first

@@ -26,7 +26,7 @@ pub(crate) fn directory(named: Option<PathBuf>) -> Result<PathBuf> {
         Some(file) if file.is_file() => {
             let file = PoolFile::read(&file)?;
             let node = std::env::var(NODE_VARIABLE).ok();
-            Ok(file.node(node.as_deref())?.target.path.clone())
+            Ok(file.node(node.as_deref())?.dir().to_owned())
         }
         Some(dir) => std::path::absolute(&dir)
             .map_err(|e| Error::io(format!("cannot find the pool {}", dir.display()), &e)),

@@ -167,7 +167,7 @@ fn pool_of_a_newer_format_is_refused_by_every_verb_and_left_alone() {
     for verb in ["up", "down", "status", "ls", "fsck"] {
         place
             .run([verb, "--pool", dir_text])
-            .assert_refused(1, &["its format is 99", "knows 1", "hint: use the Forebay"]);
+            .assert_refused(1, &["its format is 99", "knows 2", "hint: use the Forebay"]);
     }
     place.run(["--pool", dir_text, "run", "true"]).assert_refused(125, &["its format is 99"]);
     assert_eq!(std::fs::read_to_string(dir.join("pool.json")).unwrap(), text);
@@ -286,10 +286,10 @@ fn shard_of_a_newer_format_is_refused_and_left_alone() {
     let place = Place::new();
     let dir = pool_on_disk_that_is_down(&place);
     let text = dir.to_str().unwrap();
-    // The format record as LMDB keeps it: 6 bytes of value, no flags, 1 byte of key; then the key, and version 4 of node 1.
+    // The format record as LMDB keeps it: 6 bytes of value, no flags, 1 byte of key; then the key, and version 5 of node 1.
     let shard = dir.join("target/shard/data.mdb");
     let mut bytes = std::fs::read(&shard).unwrap();
-    let record = [6, 0, 0, 0, 0, 0, 1, 0, 1, 4, 0, 0, 0, 1, 0];
+    let record = [6, 0, 0, 0, 0, 0, 1, 0, 1, 5, 0, 0, 0, 1, 0];
     let places: Vec<usize> =
         (0..bytes.len() - record.len()).filter(|&i| bytes[i..].starts_with(&record)).collect();
     assert!(!places.is_empty());

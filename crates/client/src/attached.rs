@@ -1,11 +1,12 @@
-//! What one process holds of a pool: ring, board and target. Made by system calls alone, in memory of its own mmap, as a
+//! What one process holds of a pool: ring, board and this node's targets. Made by system calls alone, in memory of its own mmap, as a
 //! forked child may attach inside a signal handler; never freed, as other threads may be using it.
 
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 
 use forebay_ring::{AttachReply, Board, Mapping, Ring};
-use forebay_types::Code;
+use forebay_types::limits::{HIGH_WATER_PERCENT, NODE_TARGETS_MAX};
+use forebay_types::{Code, Layout};
 
 use crate::buffer::Buffers;
 use crate::connection::{Address, Role};
@@ -14,16 +15,26 @@ use crate::errno;
 /// Descriptors of ours sit this high where the limit allows, out of the way of programs that count theirs.
 const HIGH_DESCRIPTOR: i32 = 900;
 
+/// A target of this node.
+struct TargetHere {
+    /// Its directory.
+    fd: AtomicI32,
+    /// Device and inode of that, to notice a descriptor that the program closed.
+    identity: (u64, u64),
+}
+
+/// A descriptor that no process has.
+const NONE: RawFd = -1;
+
 /// One process's attachment.
 pub(crate) struct Attached {
     pub(crate) ring: Ring,
     pub(crate) board: Board,
     /// Epoch of `board`; it may be read while the ring says the same.
     epoch: AtomicU64,
-    /// The target's directory.
-    target: AtomicI32,
-    /// Device and inode of the target's directory, to notice a descriptor that the program closed.
-    target_identity: (u64, u64),
+    /// This node's targets, in the order of their numbers, of which there is one at least.
+    targets: [TargetHere; NODE_TARGETS_MAX],
+    target_count: usize,
     pub(crate) reply: AttachReply,
     /// By which data pass to and from other nodes.
     pub(crate) buffers: Buffers,
@@ -54,13 +65,19 @@ impl Attached {
         let mapping = Mapping::new(fds.board.as_fd(), reply.board_bytes as usize, false)
             .map_err(|_| Code::NoResources)?;
         let board = Board::open(mapping)?;
-        let target_identity = identity(fds.target.as_raw_fd())?;
+        let mut targets =
+            [const { TargetHere { fd: AtomicI32::new(NONE), identity: (0, 0) } }; NODE_TARGETS_MAX];
+        let mut target_count = 0;
+        for (here, fd) in targets.iter_mut().zip(fds.targets.into_iter().flatten()) {
+            *here = TargetHere { identity: identity(fd.as_raw_fd())?, fd: AtomicI32::new(raised(fd)) };
+            target_count += 1;
+        }
         let attached = Attached {
             ring,
             board,
             epoch: AtomicU64::new(reply.epoch),
-            target: AtomicI32::new(raised(fds.target)),
-            target_identity,
+            targets,
+            target_count,
             reply,
             buffers: Buffers::default(),
             gone: AtomicBool::new(false),
@@ -100,33 +117,112 @@ impl Attached {
 
     #[cold]
     fn refresh(&self, address: &Address) -> Result<(), Code> {
-        let (reply, board, target) = address.refresh(self.reply.session)?;
+        let (reply, board, targets) = address.refresh(self.reply.session)?;
         if reply.board_bytes as usize != self.board.mapping().len() {
             return Err(Code::Malformed);
         }
         self.board.mapping().replace(board.as_fd()).map_err(|_| Code::NoResources)?;
         self.epoch.store(reply.epoch, Ordering::Release);
-        drop(target);
+        drop(targets);
         Ok(())
     }
 
-    /// The target's directory.
+    /// The directory of the first target, which has anchors, FIFOs and devices too.
     #[inline]
     pub(crate) fn target(&self) -> RawFd {
-        self.target.load(Ordering::Relaxed)
+        self.targets[0].fd.load(Ordering::Relaxed)
     }
 
-    /// True when the target's descriptor is still ours; called after an open relative to it met ENOENT, EBADF or
-    /// ENOTDIR. When the program closed it, it is fetched again, and the open is to be repeated.
+    /// How many targets this node has.
+    #[inline]
+    pub(crate) fn target_count(&self) -> usize {
+        self.target_count
+    }
+
+    /// The directory of a target of this node by its index; a descriptor that is none where there is no such target.
+    #[inline]
+    pub(crate) fn target_at(&self, index: u16) -> RawFd {
+        self.targets.get(usize::from(index)).map_or(NONE, |here| here.fd.load(Ordering::Relaxed))
+    }
+
+    /// The directory that has a backing file of this node.
+    #[inline]
+    pub(crate) fn target_of(&self, layout: &Layout, component: usize, stripe: u16) -> RawFd {
+        self.target_at(layout.components()[component].target(stripe) as u16)
+    }
+
+    /// All of them, with their indexes.
+    pub(crate) fn targets(&self) -> impl Iterator<Item = (u16, RawFd)> + '_ {
+        (0..self.target_count as u16).map(|index| (index, self.target_at(index)))
+    }
+
+    /// The first target on a device, by its index.
+    #[inline]
+    pub(crate) fn target_on(&self, device: u64) -> Option<u16> {
+        self.targets[..self.target_count].iter().position(|here| here.identity.0 == device).map(|i| i as u16)
+    }
+
+    /// True when a target's kernel inode numbers are never used again.
+    #[inline]
+    pub(crate) fn is_stable(&self, index: u16) -> bool {
+        self.reply.stable_inodes >> index & 1 != 0
+    }
+
+    /// True when all of a file that is on this node is in memory.
+    pub(crate) fn is_in_memory(&self, layout: &Layout) -> bool {
+        let mut targets =
+            layout.stripes().map(|(component, stripe)| layout.components()[component].target(stripe));
+        let here = u32::from(self.reply.node.0);
+        targets.all(|target| target >> 16 != here && self.reply.nodes > 1 || self.is_stable(target as u16))
+    }
+
+    /// The target for a new file that may lie on any of this node: the first below its high-water mark, or the one with most
+    /// room where all are above.
+    #[inline]
+    pub(crate) fn roomy_target(&self) -> u16 {
+        match self.target_count {
+            1 => 0,
+            _ => self.choose_target(),
+        }
+    }
+
+    fn choose_target(&self) -> u16 {
+        let mut roomiest = (0, 0);
+        for (index, fd) in self.targets() {
+            // SAFETY: an all-zero statfs is valid, and writable for the call; a bad descriptor is an error.
+            let space = unsafe {
+                let mut space: libc::statfs = std::mem::zeroed();
+                (libc::fstatfs(fd, &mut space) == 0).then_some(space)
+            };
+            let Some(space) = space else { continue };
+            let used = space.f_blocks.saturating_sub(space.f_bavail);
+            if used.saturating_mul(100) < space.f_blocks.saturating_mul(HIGH_WATER_PERCENT) {
+                return index;
+            }
+            let free_bytes = space.f_bavail.saturating_mul(space.f_bsize as u64);
+            if free_bytes > roomiest.0 {
+                roomiest = (free_bytes, index);
+            }
+        }
+        roomiest.1
+    }
+
+    /// True when a target's descriptor is no longer ours; called after an open relative to one met ENOENT, EBADF or
+    /// ENOTDIR. When the program closed it, all are fetched again, and the open is to be repeated.
     #[cold]
     pub(crate) fn target_was_lost(&self, address: &Address) -> bool {
-        let fd = self.target();
-        if identity(fd) == Ok(self.target_identity) {
+        let ours = &self.targets[..self.target_count];
+        let is_lost = |here: &TargetHere| identity(here.fd.load(Ordering::Relaxed)) != Ok(here.identity);
+        if !ours.iter().any(is_lost) {
             return false;
         }
-        let Ok((_, _, target)) = address.refresh(self.reply.session) else { return false };
-        // The number may be the program's by now: it is not closed.
-        self.target.store(raised(target), Ordering::Release);
+        let Ok((_, _, targets)) = address.refresh(self.reply.session) else { return false };
+        for (here, fd) in ours.iter().zip(targets.into_iter().flatten()) {
+            // The number may be the program's by now: it is not closed.
+            if is_lost(here) {
+                here.fd.store(raised(fd), Ordering::Release);
+            }
+        }
         true
     }
 }

@@ -137,7 +137,7 @@ impl Pool {
             }
             let name = BackingName::new(attr.ino, entry.layout.file_number(component), stripe);
             let set = || {
-                let target = self.attached()?.target();
+                let target = self.attached()?.target_of(&entry.layout, component, stripe);
                 // SAFETY: the name is NUL-terminated, the array has two elements.
                 errno::check(unsafe {
                     libc::utimensat(

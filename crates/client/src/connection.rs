@@ -6,6 +6,7 @@ use forebay_ring::{
     read_exact, receive_fds, send_fds, AttachReply, Header, Mapping, ATTACH_FDS, ATTACH_MOUNT, ATTACH_TOOL,
     HEADER_BYTES, KIND_ALIVE, KIND_ATTACH, KIND_BOARD, KIND_BUFFER, KIND_ERROR, KIND_MOUNT, MOUNT_ALONE,
 };
+use forebay_types::limits::NODE_TARGETS_MAX;
 use forebay_types::Code;
 
 use crate::errno;
@@ -38,7 +39,16 @@ pub(crate) struct AttachFds {
     pub(crate) ring: OwnedFd,
     pub(crate) doorbell: OwnedFd,
     pub(crate) board: OwnedFd,
-    pub(crate) target: OwnedFd,
+    pub(crate) targets: [Option<OwnedFd>; NODE_TARGETS_MAX],
+}
+
+/// Whether there are as many targets as the daemon says.
+fn check_targets(reply: &AttachReply, targets: &[Option<OwnedFd>; NODE_TARGETS_MAX]) -> Result<(), Code> {
+    let count = targets.iter().take_while(|t| t.is_some()).count();
+    if count == 0 || count as u64 != reply.targets {
+        return Err(Code::Malformed);
+    }
+    Ok(())
 }
 
 /// The pool's socket address.
@@ -118,18 +128,23 @@ impl Address {
             Role::Mount => &[ATTACH_MOUNT],
         };
         let reply = self.ask(KIND_ATTACH, body, &mut fds)?;
-        let [Some(ring), Some(doorbell), Some(board), Some(target)] = fds else {
+        let [Some(ring), Some(doorbell), Some(board), targets @ ..] = fds else {
             return Err(Code::Malformed);
         };
-        Ok((reply, AttachFds { ring, doorbell, board, target }))
+        check_targets(&reply, &targets)?;
+        Ok((reply, AttachFds { ring, doorbell, board, targets }))
     }
 
-    /// Fetches board and target of a session again.
-    pub(crate) fn refresh(&self, session: u64) -> Result<(AttachReply, OwnedFd, OwnedFd), Code> {
+    /// Fetches board and targets of a session again.
+    pub(crate) fn refresh(
+        &self,
+        session: u64,
+    ) -> Result<(AttachReply, OwnedFd, [Option<OwnedFd>; NODE_TARGETS_MAX]), Code> {
         let mut fds = [const { None }; ATTACH_FDS];
         let reply = self.ask(KIND_BOARD, &session.to_le_bytes(), &mut fds)?;
-        let [Some(board), Some(target), None, None] = fds else { return Err(Code::Malformed) };
-        Ok((reply, board, target))
+        let [Some(board), targets @ .., None, None] = fds else { return Err(Code::Malformed) };
+        check_targets(&reply, &targets)?;
+        Ok((reply, board, targets))
     }
 
     /// Asks; again when a worker died in the middle, as long as its supervisor listens.
@@ -195,7 +210,7 @@ impl Address {
         let (mut number, mut length) = ([0; 8], [0; 8]);
         read_exact(socket.as_fd(), &mut number)?;
         read_exact(socket.as_fd(), &mut length)?;
-        let [Some(memory), None, None, None] = fds else { return Err(Code::Malformed) };
+        let [Some(memory), None, ..] = fds else { return Err(Code::Malformed) };
         if u64::from_le_bytes(length) != bytes as u64 {
             return Err(Code::Malformed);
         }

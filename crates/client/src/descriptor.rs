@@ -8,7 +8,7 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_data::{AnchorName, BackingName};
-use forebay_types::{Attr, Code, Ino, Kind};
+use forebay_types::{Attr, Code, Entry, Ino, Kind};
 
 use crate::errno;
 use crate::path::PathBuffer;
@@ -130,13 +130,13 @@ impl Pool {
         if !is_whole && entry.attr.kind() != Kind::Socket {
             return Err(Code::NotSupported);
         }
-        self.path_of_backing(ino, path)
+        self.path_of_backing(&entry, path)
     }
 
-    /// The same without asking what the inode is.
-    pub(crate) fn path_of_backing(&self, ino: Ino, path: &mut PathBuffer) -> Result<(), Code> {
+    /// The same of an inode that has one.
+    pub(crate) fn path_of_backing(&self, entry: &Entry, path: &mut PathBuffer) -> Result<(), Code> {
         let mut digits = [0; 10];
-        let (mut at, mut rest) = (digits.len(), self.attached()?.target() as u32);
+        let (mut at, mut rest) = (digits.len(), self.attached()?.target_of(&entry.layout, 0, 0) as u32);
         while rest > 0 || at == digits.len() {
             at -= 1;
             digits[at] = b'0' + (rest % 10) as u8;
@@ -145,17 +145,15 @@ impl Pool {
         path.set(b"/proc/self/fd/")?;
         path.push(&digits[at..])?;
         path.push(b"/")?;
-        path.push(BackingName::new(ino, 0, 0).as_bytes())
+        path.push(BackingName::new(entry.attr.ino, 0, 0).as_bytes())
     }
 
     /// The inode behind a descriptor: a backing file, an anchor, or a directory of the mount of this pool, `kernel` being what `fstat` gave for it.
     /// None for any other descriptor.
     pub fn inode_of(&self, fd: RawFd, kernel: &libc::stat) -> Option<Ino> {
         let attached = self.attached().ok()?;
-        if kernel.st_dev != attached.reply.target_device {
-            return self.directory_on_mount(kernel);
-        }
-        let stable = attached.reply.stable_inodes;
+        let Some(target) = attached.target_on(kernel.st_dev) else { return self.directory_on_mount(kernel) };
+        let stable = attached.is_stable(target);
         if stable {
             if let Some(ino) = recall(key_of(kernel)) {
                 return Some(ino);
@@ -172,7 +170,7 @@ impl Pool {
     /// The directory of this pool that is the working directory, `kernel` being what `stat` of `.` gave.
     pub fn inode_of_working_directory(&self, kernel: &libc::stat) -> Option<Ino> {
         let attached = self.attached().ok()?;
-        if kernel.st_dev != attached.reply.target_device {
+        if attached.target_on(kernel.st_dev).is_none() {
             return self.directory_on_mount(kernel);
         }
         self.inode_named(kernel, c"/proc/self/cwd")

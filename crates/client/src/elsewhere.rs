@@ -91,10 +91,12 @@ impl Pool {
         entry.attr.is_file() && self.spans_nodes() && !self.is_one_here(&entry.layout)
     }
 
-    /// The layout of a file that this process makes in a directory of another node: its data stays here.
-    pub(crate) fn layout_in(&self, parent: Ino, asked: Option<Layout>) -> Result<Option<Layout>, Code> {
+    /// The layout of a file that this process makes: where the pool has several nodes, or this one several targets, its data stays
+    /// here, though the directory has come to be wide, and the name another node's, since it was looked at.
+    pub(crate) fn layout_in(&self, asked: Option<Layout>) -> Result<Option<Layout>, Code> {
         match asked {
-            None if !self.is_served_here(parent) => Ok(Some(Layout::single(self.node()?, 0))),
+            None if self.spans_nodes() => Ok(Some(self.layout_here()?)),
+            None if self.attached()?.target_count() > 1 => Ok(Some(self.layout_here()?)),
             asked => Ok(asked),
         }
     }
@@ -195,6 +197,11 @@ impl Pool {
                 }
                 _ => return Err(Code::Malformed),
             };
+            if top.is_part() {
+                // No name leads from a wide directory to its part.
+                dir = parent;
+                continue;
+            }
             let n = self.call(&Request::NameOf { parent, ino: top }, &mut reply)?;
             match Reply::decode(&reply[..n])? {
                 Reply::Bytes(name) => put(name)?,

@@ -1,5 +1,5 @@
 //! Data of backing files of other nodes. A call is cut into parts, each a request in a slot of its own; several are under way at the
-//! same time, to all nodes that have some of it. Up to [`BACKING_BYTES_MAX`] bytes go within the request; what is longer goes
+//! same time, to all nodes that have some of it. Up to [`MOVE_ABOVE_BYTES`] bytes go within the request; what is longer goes
 //! through a piece of the process's buffer (`buffer`), which the network reads and writes by itself.
 //!
 //! The first slot is waited for, the others are taken if they are free, and likewise pieces, so that threads that do this at the
@@ -9,7 +9,8 @@ use std::collections::VecDeque;
 
 use forebay_ring::{Claim, Ring};
 use forebay_types::limits::{
-    BACKING_AHEAD, BACKING_BYTES_MAX, BUFFER_BYTES, MESSAGE_BYTES_MAX, MOVE_BYTES_MAX,
+    BACKING_AHEAD, BACKING_BYTES_MAX, BUFFER_BYTES, MESSAGE_BYTES_MAX, MOVE_ABOVE_BYTES, MOVE_BYTES_HALF,
+    MOVE_BYTES_MAX,
 };
 use forebay_types::{BackingId, BackingOp, Code, Move, MoveKind, Reply, Request};
 
@@ -20,6 +21,8 @@ use crate::pool::{caller, Pool};
 
 /// Bytes of a data request beside the data, and some more.
 const FIELDS_BYTES: usize = 96;
+/// Parts begin at pages where their range does.
+const PAGE_BYTES: usize = 4096;
 
 /// A range of a backing file of another node, and of the caller's memory.
 #[derive(Clone, Copy, Debug)]
@@ -61,11 +64,12 @@ impl Moved {
 
 /// Cuts a range of a backing file and of memory into parts that one request can move.
 pub(crate) fn parts(id: BackingId, offset: u64, at: usize, len: usize) -> impl Iterator<Item = Part> {
-    (0..len).step_by(MOVE_BYTES_MAX).map(move |from| Part {
+    let size = (len / 2).next_multiple_of(PAGE_BYTES).clamp(MOVE_BYTES_HALF, MOVE_BYTES_MAX);
+    (0..len).step_by(size).map(move |from| Part {
         id,
         offset: offset + from as u64,
         at: at + from,
-        len: (len - from).min(MOVE_BYTES_MAX),
+        len: (len - from).min(size),
     })
 }
 
@@ -114,14 +118,14 @@ impl Pool {
                     claim
                 };
                 let mut piece = None;
-                if part.len > BACKING_BYTES_MAX {
+                if part.len > MOVE_ABOVE_BYTES {
                     piece = attached.buffers.piece(|| self.new_buffer(attached));
                     if piece.is_none() && under_way.iter().any(|u| u.piece.is_some()) {
                         // One of this call's will be free.
                         again.push(part);
                         break;
                     }
-                    if piece.is_none() {
+                    if piece.is_none() && part.len > BACKING_BYTES_MAX {
                         let (offset, at) =
                             (part.offset + BACKING_BYTES_MAX as u64, part.at + BACKING_BYTES_MAX);
                         again.push(Part { offset, at, len: part.len - BACKING_BYTES_MAX, ..part });
@@ -288,7 +292,7 @@ mod tests {
     #[test]
     fn parts_cover_a_range_once_and_in_order() {
         let id = BackingId { target: 1 << 16, ino: Ino(5), number: 0, stripe: 0 };
-        for len in [0, 1, MOVE_BYTES_MAX - 1, MOVE_BYTES_MAX, 3 * MOVE_BYTES_MAX + 7] {
+        for len in [0, 1, MOVE_BYTES_HALF, MOVE_BYTES_MAX - 1, MOVE_BYTES_MAX, 3 * MOVE_BYTES_MAX + 7] {
             let mut next = 0;
             for part in parts(id, 100, 40, len) {
                 assert_eq!((part.offset, part.at), (100 + next as u64, 40 + next));

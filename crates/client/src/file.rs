@@ -69,7 +69,7 @@ impl Pool {
     fn opened(&self, entry: &Entry, stripes: Vec<Stripe>, first: Vec<usize>, writable: bool) -> File {
         // What is good for files in memory.
         let (ahead, scatter) = match self.attached() {
-            Ok(attached) if attached.reply.stable_inodes => (Ahead::default(), Scatter::default()),
+            Ok(attached) if attached.is_in_memory(&entry.layout) => (Ahead::default(), Scatter::default()),
             _ => (Ahead::never(), Scatter::never()),
         };
         File { pool: self.for_ever(), entry: *entry, stripes, first, writable, ahead, scatter }
@@ -234,7 +234,7 @@ impl Pool {
             None if striping.stripe_count == 1 => return Ok(None),
             None => self.layout_of(striping)?,
         };
-        if layout == self.layout_here()? {
+        if targets.is_empty() && self.is_one_here(&layout) {
             return Ok(None);
         }
         let made = self.create_entry(dir.ino, name.as_bytes(), mode & 0o7777, exclusive, Some(layout));

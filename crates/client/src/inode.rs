@@ -33,9 +33,9 @@ impl Pool {
         self.with_entry(place, follow, escape, |entry| Ok(*entry))
     }
 
-    /// True when the target is a tmpfs, whose files' times do not move with stores through mappings.
+    /// True when a target is a tmpfs, whose files' times do not move with stores through mappings.
     pub fn is_in_memory(&self) -> bool {
-        self.attached().is_ok_and(|a| a.reply.stable_inodes)
+        self.attached().is_ok_and(|a| a.reply.stable_inodes != 0)
     }
 
     /// True for a file that is small beside what is free on the medium, so that nobody waits for its space: at most
@@ -44,11 +44,18 @@ impl Pool {
         const BLOCKS_MAX: i64 = (1 << 20) / 512;
         const PART: u64 = 16;
         let Ok(attached) = self.attached() else { return false };
+        let target = match attached.target_count() {
+            1 => attached.target(),
+            // Nobody is asked for what is only to save time.
+            _ => match self.on_board(|board| board.inode(ino)) {
+                Ok(Some(entry)) => attached.target_of(&entry.layout, 0, 0),
+                _ => return false,
+            },
+        };
         let name = BackingName::new(ino, 0, 0);
         // SAFETY: all-zero structures are valid, and writable for the calls; the name is NUL-terminated.
         unsafe {
             let (mut space, mut st): (libc::statfs, libc::stat) = std::mem::zeroed();
-            let target = attached.target();
             libc::fstatfs(target, &mut space) == 0
                 && space.f_bavail > space.f_blocks / PART
                 && libc::fstatat(target, name.as_c_str().as_ptr(), &mut st, libc::AT_SYMLINK_NOFOLLOW) == 0

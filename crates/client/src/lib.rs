@@ -38,6 +38,7 @@ mod scatter;
 mod stat;
 mod unnamed;
 mod walk;
+mod wide;
 mod xattr;
 
 pub use connection::Role;

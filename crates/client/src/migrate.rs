@@ -139,19 +139,22 @@ impl Pool {
         if entry.layout.is_single() {
             return Ok(());
         }
-        // SAFETY: the name is NUL-terminated.
-        unsafe { libc::unlinkat(self.attached()?.target(), name.as_c_str().as_ptr(), 0) };
+        for (_, target) in self.attached()?.targets() {
+            // SAFETY: the name is NUL-terminated.
+            unsafe { libc::unlinkat(target, name.as_c_str().as_ptr(), 0) };
+        }
+        let to = self.attached()?.roomy_target();
         let held = self.hold_in_the_end(&entry)?;
-        let made = self.copy_into_one(&entry, &held, empty)?;
+        let made = self.copy_into_one(&entry, to, &held, empty)?;
         if !held.is_undisturbed() {
             return Err(Code::Busy);
         }
-        self.name_single(&made, &name)?;
-        let done = self.relay(&entry);
+        self.name_single(&made, to, &name)?;
+        let done = self.relay(&entry, to);
         if done == Err(Code::NotFound) {
             // Unlinked meanwhile, and its number is never another's.
             // SAFETY: as above.
-            unsafe { libc::unlinkat(self.attached()?.target(), name.as_c_str().as_ptr(), 0) };
+            unsafe { libc::unlinkat(self.attached()?.target_at(to), name.as_c_str().as_ptr(), 0) };
         }
         drop(held);
         drop(lock);
@@ -191,7 +194,8 @@ impl Pool {
     pub(crate) fn may_be_single(&self, ino: Ino) -> bool {
         let Ok(attached) = self.attached() else { return true };
         let name = BackingName::new(ino, 0, 0);
-        !matches!(stat_at(attached.target(), name.as_c_str()), Err(Code::NotFound))
+        let missing = |target| matches!(stat_at(target, name.as_c_str()), Err(Code::NotFound));
+        !attached.targets().all(|(_, target)| missing(target))
     }
 
     /// Returns when nobody holds a lease on the first backing file.
@@ -243,13 +247,13 @@ impl Pool {
         Ok(held)
     }
 
-    /// A file without a name that holds the data.
-    fn copy_into_one(&self, entry: &Entry, held: &Held, empty: bool) -> Result<OwnedFd, Code> {
+    /// A file without a name on a target of this node that holds the data.
+    fn copy_into_one(&self, entry: &Entry, target: u16, held: &Held, empty: bool) -> Result<OwnedFd, Code> {
         let st = self.stat_entry(entry)?;
         let attached = self.attached()?;
         let flags = libc::O_RDWR | libc::O_TMPFILE | libc::O_CLOEXEC;
         // SAFETY: the descriptor is new and ours.
-        let made = unsafe { OwnedFd::from_raw_fd(open_at(attached.target(), c"data", flags)?) };
+        let made = unsafe { OwnedFd::from_raw_fd(open_at(attached.target_at(target), c"data", flags)?) };
         let to = made.as_raw_fd();
         // SAFETY: plain system call on a descriptor of ours. A umask may have taken bits away.
         errno::check(unsafe { libc::fchmod(to, BACKING_MODE) })?;
@@ -270,8 +274,8 @@ impl Pool {
     }
 
     /// Gives the copy its name.
-    fn name_single(&self, made: &OwnedFd, name: &BackingName) -> Result<(), Code> {
-        let target = self.attached()?.target();
+    fn name_single(&self, made: &OwnedFd, target: u16, name: &BackingName) -> Result<(), Code> {
+        let target = self.attached()?.target_at(target);
         let mut buffer = [0; 32];
         let link = proc_fd(made.as_raw_fd(), &mut buffer).ok_or(Code::BadDescriptor)?;
         let name = name.as_c_str().as_ptr();
@@ -282,8 +286,8 @@ impl Pool {
     }
 
     /// Has the daemon change the layout, and removes the old backing files.
-    fn relay(&self, entry: &Entry) -> Result<(), Code> {
-        let layout = Layout::single(entry.attr.home, 0);
+    fn relay(&self, entry: &Entry, target: u16) -> Result<(), Code> {
+        let layout = Layout::single(entry.attr.home, target);
         let request = Request::SetLayout { ino: entry.attr.ino, layout };
         self.ask_then(&request, |reply| match reply {
             Reply::Relaid { ino, layout } => self.remove_backing(ino, entry.attr.kind(), &layout, false),

@@ -95,7 +95,7 @@ impl Pool {
                     name: name_bytes,
                     mode,
                     exclusive: true,
-                    layout: self.layout_in(dir, None)?,
+                    layout: self.layout_in(None)?,
                     ahead: false,
                 };
                 Ok(self.ask_then(&file.request_without_reserve(), |reply| match reply {
@@ -242,8 +242,9 @@ impl Pool {
             }
             let name = BackingName::new(ino, layout.file_number(component), stripe);
             let unlink = || {
+                let target = attached.target_of(layout, component, stripe);
                 // SAFETY: the name is NUL-terminated.
-                errno::check(unsafe { libc::unlinkat(attached.target(), name.as_c_str().as_ptr(), 0) })
+                errno::check(unsafe { libc::unlinkat(target, name.as_c_str().as_ptr(), 0) })
             };
             // A file without data has no backing file, which is no error; a descriptor that the program closed is.
             if let Err(Code::NotFound | Code::BadDescriptor | Code::NotDirectory) = unlink() {
@@ -258,8 +259,10 @@ impl Pool {
         if kind == Kind::File && !layout.is_single() && leftover {
             // What a process left that died while it gave the file one backing file.
             let name = BackingName::new(ino, 0, 0);
-            // SAFETY: as above.
-            unsafe { libc::unlinkat(attached.target(), name.as_c_str().as_ptr(), 0) };
+            for (_, target) in attached.targets() {
+                // SAFETY: as above.
+                unsafe { libc::unlinkat(target, name.as_c_str().as_ptr(), 0) };
+            }
         }
         Ok(())
     }

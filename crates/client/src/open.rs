@@ -103,6 +103,12 @@ impl<'a> NewFile<'a> {
         Request::Create { parent, name, mode, exclusive, dirty: true, layout, number, reserve: true }
     }
 
+    /// The target of this node on which its one backing file is made ahead.
+    fn target_index(&self) -> u16 {
+        let layout = self.layout.as_ref();
+        layout.map_or(0, |layout| layout.wish().unwrap_or(layout.components()[0].target(0)) as u16)
+    }
+
     /// The request of who makes no backing file.
     pub(crate) fn request_without_reserve(&self) -> Request<'a> {
         let NewFile { parent, name, mode, exclusive, layout, .. } = *self;
@@ -273,7 +279,7 @@ impl Pool {
             mode: mode & 0o7777,
             exclusive,
             layout: self.layout_unless_set()?,
-            ahead: ahead && self.is_served_here(dir.ino),
+            ahead: ahead && self.has_entries_here(dir.ino),
         };
         let made = match self.create_file(caller(), &file, flags)? {
             Made::AsSet(above) => match self.open_new_as_set(&file, &above, flags, by_mount)? {
@@ -307,7 +313,7 @@ impl Pool {
         flags: i32,
         by_mount: &mut PathBuffer,
     ) -> Result<Option<Made>, Code> {
-        let mut layout = self.layout_as_set(above)?;
+        let mut layout = self.layout_to_open(above)?;
         let me = caller();
         if !self.is_one_here(&layout) {
             let can_reopen = permits((file.mode, me.uid, me.gid), wanted(flags), false);
@@ -334,7 +340,7 @@ impl Pool {
         debug_assert!(number.is_none() || self.is_served_here(file.parent));
         let mut message = [0; SHORT_REQUEST_BYTES];
         // Numbers in reserve are this node's.
-        let request = if self.is_served_here(file.parent) {
+        let request = if self.has_entries_here(file.parent) {
             file.request(number)
         } else {
             file.request_without_reserve()
@@ -342,7 +348,8 @@ impl Pool {
         let n = request.encode(caller, &mut message)?;
         claim.post(&message[..n]);
         // While the daemon is at it.
-        let ahead = number.map(|ino| Ahead::make(attached.target(), ino, flags));
+        let target = attached.target_at(file.target_index());
+        let ahead = number.map(|ino| Ahead::make(target, ino, flags));
         let mut buffer = [0; SHORT_REPLY_BYTES];
         let reply = claim.finish(&mut buffer, &alive, |reply, claim| {
             let reply = Reply::decode(reply);
@@ -364,7 +371,7 @@ impl Pool {
                 return Ok(Ok(Made::New(entry, fd)));
             }
             // The number stays in reserve, unless something may be left under it or the daemon knows nothing of it.
-            let undone = ahead.is_none_or(|ahead| ahead.undo(attached.target()));
+            let undone = ahead.is_none_or(|ahead| ahead.undo(target));
             if !undone || reply == Err(Code::Stale) {
                 claim.keep(0);
             }
@@ -397,18 +404,19 @@ impl Pool {
         }
         let name = BackingName::new(entry.attr.ino, 0, 0);
         let attached = self.attached()?;
+        let target = || attached.target_of(&entry.layout, 0, 0);
         let flags = flags & KERNEL_FLAGS | libc::O_CREAT;
-        let opened = match open_at(attached.target(), name.as_c_str(), flags) {
+        let opened = match open_at(target(), name.as_c_str(), flags) {
             Err(Code::NotFound | Code::BadDescriptor | Code::NotDirectory)
                 if attached.target_was_lost(self.address()) =>
             {
-                open_at(attached.target(), name.as_c_str(), flags)
+                open_at(target(), name.as_c_str(), flags)
             }
             // A tmpfs of the pool's own user namespace lets only the pool's user and group make files; others may use
             // what the daemon makes.
             Err(Code::Overflow) => {
                 self.ask_entry(&Request::MakeBacking { ino: entry.attr.ino })?;
-                open_at(attached.target(), name.as_c_str(), flags & !libc::O_CREAT)
+                open_at(target(), name.as_c_str(), flags & !libc::O_CREAT)
             }
             result => result,
         };
@@ -462,7 +470,7 @@ impl Pool {
         if !permits((entry.attr.mode, entry.attr.uid, entry.attr.gid), wanted(flags), false) {
             return Err(Code::AccessDenied);
         }
-        self.path_of_backing(entry.attr.ino, path)
+        self.path_of_backing(entry, path)
     }
 
     fn truncate_opened(&self, entry: &Entry, fd: RawFd, flags: i32) -> Result<(), Code> {
@@ -509,7 +517,8 @@ impl Pool {
     ) -> Result<RawFd, Code> {
         let name = BackingName::new(entry.attr.ino, entry.layout.file_number(component), stripe);
         let attached = self.attached()?;
-        let open = || open_at(attached.target(), name.as_c_str(), flags);
+        let target = || attached.target_of(&entry.layout, component, stripe);
+        let open = || open_at(target(), name.as_c_str(), flags);
         match open() {
             Ok(fd) => return Ok(fd),
             Err(Code::NotFound | Code::BadDescriptor | Code::NotDirectory) => {
@@ -526,7 +535,7 @@ impl Pool {
         // Its home makes what is missing of its own; the backing file of an inode of another node is this client's to make.
         let made = match self.ask_entry(&Request::MakeBacking { ino: entry.attr.ino }) {
             Ok(_) if !self.is_served_here(entry.attr.ino) => {
-                open_at(attached.target(), name.as_c_str(), flags | libc::O_CREAT).map(close)
+                open_at(target(), name.as_c_str(), flags | libc::O_CREAT).map(close)
             }
             asked => asked.map(|_| ()),
         };
@@ -599,8 +608,8 @@ impl Pool {
         exclusive: bool,
         flags: i32,
     ) -> Result<(Entry, bool, OwnedFd), Code> {
-        let layout = if self.spans_nodes() { Some(self.layout_here()?) } else { None };
-        let file = NewFile { parent, name, mode, exclusive, layout, ahead: self.is_served_here(parent) };
+        let layout = self.layout_in(None)?;
+        let file = NewFile { parent, name, mode, exclusive, layout, ahead: self.has_entries_here(parent) };
         let flags = flags | libc::O_RDWR | libc::O_CLOEXEC;
         let made = self.create_numbered(caller, &file, flags)?;
         match self.opened_new(&file, made, flags)? {
@@ -621,11 +630,12 @@ impl Pool {
         flags: i32,
     ) -> Result<(Entry, bool, Option<OwnedFd>), Code> {
         let layout = self.layout_unless_set()?;
-        let mut file = NewFile { parent, name, mode, exclusive, layout, ahead: self.is_served_here(parent) };
+        let mut file =
+            NewFile { parent, name, mode, exclusive, layout, ahead: self.has_entries_here(parent) };
         let flags = flags | libc::O_RDWR | libc::O_CLOEXEC;
         let mut made = self.create_numbered(caller, &file, flags)?;
         if let Made::AsSet(above) = made {
-            file = NewFile { layout: Some(self.layout_as_set(&above)?), ahead: false, ..file };
+            file = NewFile { layout: Some(self.layout_to_open(&above)?), ahead: false, ..file };
             made = self.create_file(caller, &file, flags)?;
         }
         self.opened_new(&file, made, flags)
@@ -671,7 +681,7 @@ impl Pool {
         exclusive: bool,
         layout: Option<Layout>,
     ) -> Result<(Entry, bool), Code> {
-        let layout = self.layout_in(parent, layout)?;
+        let layout = self.layout_in(layout)?;
         let file = NewFile { parent, name, mode, exclusive, layout, ahead: false };
         let request = file.request_without_reserve();
         let made = self.ask_as(caller(), &request, |reply| match reply {

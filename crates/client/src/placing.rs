@@ -14,7 +14,8 @@ impl Pool {
     /// What a request to make a file says of its layout when the maker has no wish; none in a pool with one target, where
     /// only who asks for several backing files gets them.
     pub(crate) fn layout_unless_set(&self) -> Result<Option<Layout>, Code> {
-        Ok(match self.spans_nodes() {
+        let attached = self.attached()?;
+        Ok(match attached.reply.nodes > 1 || attached.target_count() > 1 {
             true => Some(Layout::unless_set(self.own_target()?)),
             false => None,
         })
@@ -26,9 +27,19 @@ impl Pool {
         Ok(Layout::single(node_of(own), own as u16))
     }
 
-    /// The target on which this node's programs make their files.
-    fn own_target(&self) -> Result<u32, Code> {
-        Ok(target_of(self.node()?, 0))
+    /// The target on which this node's programs make their files: the first of this node's that has room.
+    pub(crate) fn own_target(&self) -> Result<u32, Code> {
+        let attached = self.attached()?;
+        Ok(target_of(attached.reply.node, attached.roomy_target()))
+    }
+
+    /// The layout of a file that is made in a directory with a layout of its own, for who wants a descriptor of it. On one
+    /// node several backing files are for those who ask for them: a descriptor is of one.
+    pub(crate) fn layout_to_open(&self, directory: &Entry) -> Result<Layout, Code> {
+        if !self.spans_nodes() && Striping::of(&directory.layout).stripe_count > 1 {
+            return self.layout_here();
+        }
+        self.layout_as_set(directory)
     }
 
     /// The layout of a file that is made in a directory with a layout of its own.

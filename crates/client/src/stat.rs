@@ -127,12 +127,14 @@ impl Pool {
     /// [`Pool::stat_entry`] with what the target says of the first backing file, if it was asked already.
     #[inline]
     fn stat_with(&self, entry: &Entry, asked: Option<Result<libc::stat, Code>>) -> Result<libc::stat, Code> {
+        if entry.attr.is_directory() && entry.attr.width_log2 != 0 {
+            return Ok(self.shard_stat(&self.with_parts(&entry.attr)?));
+        }
         let mut st = self.shard_stat(&entry.attr);
         if !entry.attr.is_file() {
             return Ok(st);
         }
         st.st_size = 0;
-        let target = self.attached()?.target();
         if let Some(id) = self.backing_elsewhere(entry, 0, 0).filter(|_| entry.layout.is_single()) {
             match self.stat_backing(id) {
                 Ok(attr) => Pool::merge(&mut st, &stat_of(&attr)),
@@ -148,6 +150,7 @@ impl Pool {
         }
         if entry.layout.is_single() {
             // One that was not there when it was asked for may have got its name before the layout was read.
+            let target = self.attached()?.target_of(&entry.layout, 0, 0);
             match asked.filter(Result::is_ok).unwrap_or_else(|| stat_first(target, entry.attr.ino)) {
                 Ok(backing) => Pool::merge(&mut st, &backing),
                 Err(Code::NotFound | Code::BadDescriptor | Code::NotDirectory) => {
@@ -177,7 +180,6 @@ impl Pool {
         let attached = self.attached()?;
         // A stripe that was never written has no backing file; a descriptor that the program closed looks alike.
         attached.target_was_lost(self.address());
-        let target = attached.target();
         let (mut sum, mut missing, mut failed) = (Stripes::of(st), false, Ok(()));
         let mut look = |at: (usize, u16), told| match told {
             Ok(backing) => sum.add(&entry.layout, at, &backing),
@@ -195,6 +197,7 @@ impl Pool {
             if self.backing_elsewhere(entry, component, stripe).is_none() {
                 let number = entry.layout.file_number(component);
                 let name = BackingName::new(entry.attr.ino, number, stripe);
+                let target = attached.target_of(&entry.layout, component, stripe);
                 look((component, stripe), stat_at(target, name.as_c_str()));
             }
         }
@@ -221,7 +224,7 @@ impl Pool {
 
     /// `stat` (with `follow`) or `lstat`.
     pub fn stat(&self, place: Place<'_>, follow: bool, escape: &mut PathBuffer) -> Door<libc::stat> {
-        if self.spans_nodes() {
+        if self.spans_nodes() || self.attached()?.target_count() > 1 {
             return self.with_entry(place, follow, escape, |entry| self.stat_entry(entry));
         }
         self.with_inode(place, follow, escape, |found| {
@@ -295,7 +298,8 @@ impl Pool {
                 return Some(st);
             }
         };
-        if entry.attr.is_file() && !entry.layout.is_single() {
+        let is_wide = entry.attr.is_directory() && entry.attr.width_log2 != 0;
+        if is_wide || entry.attr.is_file() && !entry.layout.is_single() {
             return self.stat_entry(&entry).ok();
         }
         let mut st = self.shard_stat(&entry.attr);

@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay_data::BackingName;
-use forebay_types::{Caller, Code, Entry, Ino, Kind, Reply, Request};
+use forebay_types::{Caller, Code, Entry, Ino, Kind, Layout, Reply, Request};
 
 use crate::descriptor::{proc_fd, remember, remember_opened};
 use crate::errno;
@@ -101,11 +101,12 @@ impl Pool {
         }
         let keep = flags & (KERNEL_FLAGS | libc::O_EXCL) | libc::O_TMPFILE;
         let attached = self.attached()?;
-        let fd = match open_at(attached.target(), c"data", keep) {
+        let index = attached.roomy_target();
+        let fd = match open_at(attached.target_at(index), c"data", keep) {
             Err(Code::NotFound | Code::BadDescriptor | Code::NotDirectory)
                 if attached.target_was_lost(self.address()) =>
             {
-                open_at(attached.target(), c"data", keep)?
+                open_at(attached.target_at(index), c"data", keep)?
             }
             result => result?,
         };
@@ -121,7 +122,8 @@ impl Pool {
     pub fn make_temporary(&self, flags: i32) -> Result<OwnedFd, Code> {
         let flags =
             flags & KERNEL_FLAGS & !libc::O_ACCMODE | libc::O_TMPFILE | libc::O_RDWR | libc::O_CLOEXEC;
-        let fd = open_at(self.attached()?.target(), c"data", flags)?;
+        let attached = self.attached()?;
+        let fd = open_at(attached.target_at(attached.roomy_target()), c"data", flags)?;
         // SAFETY: the descriptor is new and ours.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
@@ -135,9 +137,10 @@ impl Pool {
     pub fn link_unnamed(&self, fd: RawFd, to: Place<'_>, escape: &mut PathBuffer) -> Door<()> {
         let attached = self.attached()?;
         let kernel = errno::stat(fd)?;
-        if kernel.st_mode & libc::S_IFMT != libc::S_IFREG || kernel.st_dev != attached.reply.target_device {
+        let target = attached.target_on(kernel.st_dev);
+        let Some(target) = target.filter(|_| kernel.st_mode & libc::S_IFMT == libc::S_IFREG) else {
             return Err(Code::CrossDevice.into());
-        }
+        };
         let _turn = Turn::take(kernel.st_ino);
         let kernel = errno::stat(fd)?;
         if let Some(ino) = self.inode_of(fd, &kernel) {
@@ -158,7 +161,7 @@ impl Pool {
         // SAFETY: the caller's descriptor is open, and stays so over the call.
         let file = unsafe { BorrowedFd::borrow_raw(fd) };
         let entry = self.name_temporary(caller, file, dir.ino, name.as_bytes(), kernel.st_mode & 0o7777)?;
-        if attached.reply.stable_inodes {
+        if attached.is_stable(target) {
             remember(&kernel, entry.attr.ino);
         }
         remember_opened(&entry.attr, fd);
@@ -179,13 +182,14 @@ impl Pool {
         name: &[u8],
         mode: u32,
     ) -> Result<Entry, Code> {
-        // Its number is one of this node's, and inodes live where their numbers say.
-        if !self.is_served_here(parent) {
+        // Its number is one of this node's, and inodes live where their numbers say: of a wide directory where the name's part is.
+        if !self.has_entries_here(parent) {
             return Err(Code::CrossDevice);
         }
-        let before = errno::stat(file.as_raw_fd())?.st_mode & 0o7777;
+        let kernel = errno::stat(file.as_raw_fd())?;
+        let before = kernel.st_mode & 0o7777;
         set_mode(file.as_raw_fd(), BACKING_MODE)?;
-        let named = self.name_as_backing(caller, file.as_raw_fd(), parent, name, mode);
+        let named = self.name_as_backing(caller, (file.as_raw_fd(), kernel.st_dev), parent, name, mode);
         if named.is_err() {
             let _ = set_mode(file.as_raw_fd(), before);
         }
@@ -195,7 +199,7 @@ impl Pool {
     fn name_as_backing(
         &self,
         caller: Caller,
-        fd: RawFd,
+        (fd, device): (RawFd, u64),
         parent: Ino,
         name: &[u8],
         mode: u32,
@@ -203,6 +207,10 @@ impl Pool {
         let attached = self.attached()?;
         let (ring, alive) = (&attached.ring, || self.is_alive(attached));
         let (mut message, mut buffer) = ([0; SHORT_REQUEST_BYTES], [0; SHORT_REPLY_BYTES]);
+        // Any target of its file system will do.
+        let index = attached.target_on(device).ok_or(Code::CrossDevice)?;
+        let (target, layout) = (attached.target_at(index), Layout::single(attached.reply.node, index));
+        let layout = Some(layout).filter(|_| attached.target_count() > 1);
         let mut linked = None;
         for _ in 0..ATTEMPTS {
             let claim = ring.claim(&alive).map_err(|failure| self.failed(attached, failure))?;
@@ -221,7 +229,7 @@ impl Pool {
                 reserved.map_err(|failure| self.failed(attached, failure))??;
                 continue;
             }
-            match link_backing(fd, attached.target(), linked, number) {
+            match link_backing(fd, target, linked, number) {
                 // Something may be left under it: the daemon looks after a number that is given up.
                 Err(Code::Exists) => {
                     claim.keep(0);
@@ -230,7 +238,7 @@ impl Pool {
                 done => done?,
             }
             linked = Some(number);
-            let new = NewFile { parent, name, mode, exclusive: true, layout: None, ahead: true };
+            let new = NewFile { parent, name, mode, exclusive: true, layout, ahead: true };
             let n = new.request(Some(number)).encode(caller, &mut message)?;
             claim.post(&message[..n]);
             let named = claim.finish(&mut buffer, &alive, |reply, claim| {
@@ -246,7 +254,7 @@ impl Pool {
                         Err(Code::Stale)
                     }
                     other => {
-                        if !unlink_backing(attached.target(), number) {
+                        if !unlink_backing(target, number) {
                             claim.keep(0);
                         }
                         Err(other.err().unwrap_or(Code::Malformed))
@@ -260,7 +268,7 @@ impl Pool {
             }
         }
         if let Some(number) = linked {
-            unlink_backing(attached.target(), number);
+            unlink_backing(target, number);
         }
         Err(Code::Busy)
     }

@@ -207,7 +207,7 @@ impl Walk<'_, '_> {
             let at = self.at;
             return self.escape(&prefix[..slash], at);
         }
-        let parent = self.pool.get_attr(self.dir.ino)?.attr.parent;
+        let parent = self.pool.parent_of(&self.pool.get_attr(self.dir.ino)?.attr)?;
         self.dir = Dir { ino: parent, permissions: None };
         Ok(())
     }

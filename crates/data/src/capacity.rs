@@ -135,6 +135,14 @@ impl Bounds {
         self
     }
 
+    /// Counts `bytes` of memory that are promised to others as taken.
+    pub fn promised(mut self, bytes: u64) -> Bounds {
+        for bound in &mut self.bounds {
+            bound.free_bytes = bound.free_bytes.saturating_sub(bytes);
+        }
+        self
+    }
+
     /// The bound that carries least.
     pub fn tightest(&self) -> Result<&Bound> {
         let least = self.bounds.iter().min_by_key(|bound| bound.usable_bytes());

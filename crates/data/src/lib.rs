@@ -18,6 +18,7 @@ mod mount;
 mod mountinfo;
 mod name;
 mod namespace;
+mod node_targets;
 mod probe;
 #[cfg(test)]
 mod scratch;
@@ -36,6 +37,7 @@ pub use logout::logout_clears;
 pub use media::{Access, BackingStat, FileStat, Media, Space};
 pub use mount::{attached_tmpfs, detached_tmpfs, is_in_table, is_mounted_here, unmount, Unmount};
 pub use name::{AnchorName, BackingName, ANCHORS_DIRECTORY, DATA_DIRECTORY, SHARD_DIRECTORY};
+pub use node_targets::NodeTargets;
 pub use probe::{Capabilities, HugePages};
 pub use size::{format_size, parse_size};
 pub use target::{timestamps, Target};

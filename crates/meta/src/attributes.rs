@@ -1,7 +1,7 @@
 //! Attributes of one inode: reading, setting, the dirty mark; and the path of a directory.
 
 use forebay_types::limits::PATH_MAX;
-use forebay_types::{Code, Ino, Kind, Layout, Reply, SetAttr, TimeSet, FLAG_DIRTY};
+use forebay_types::{Code, Ino, Kind, Layout, Reply, SetAttr, FLAG_DIRTY};
 
 use crate::batch::{Answer, Batch, Context};
 use crate::keys;
@@ -63,31 +63,7 @@ impl Batch<'_> {
 
     pub(crate) fn set_attr(&mut self, c: &mut Context<'_>, ino: Ino, set: &SetAttr) -> Answer<usize> {
         let mut inode = self.inode(ino)?;
-        let attr = &mut inode.attr;
-        if let Some(mode) = set.mode {
-            if attr.is_symlink() {
-                return Err(Code::NotSupported);
-            }
-            attr.mode = attr.mode & 0o170_000 | mode & 0o7777;
-        }
-        if let Some(size) = set.size {
-            match attr.kind() {
-                Kind::File if size <= forebay_types::limits::FILE_BYTES_MAX => attr.size = size,
-                Kind::File => return Err(Code::FileTooLarge),
-                Kind::Directory => return Err(Code::IsDirectory),
-                _ => return Err(Code::Invalid),
-            }
-        }
-        attr.uid = set.uid.unwrap_or(attr.uid);
-        attr.gid = set.gid.unwrap_or(attr.gid);
-        for (time, set) in [(&mut attr.atime, set.atime), (&mut attr.mtime, set.mtime)] {
-            match set {
-                TimeSet::Omit => {}
-                TimeSet::Now => *time = c.now,
-                TimeSet::At(at) => *time = at,
-            }
-        }
-        attr.ctime = c.now;
+        set.apply(&mut inode.attr, c.now)?;
         // Inode, kept reply, ledger.
         self.admit(Class::Change, Work::writes(3))?;
         self.store_inode(&inode)?;
@@ -129,6 +105,12 @@ impl Batch<'_> {
         let mut start = PATH_MAX;
         while inode.attr.ino != Ino::ROOT {
             let parent = inode.attr.parent;
+            if inode.attr.ino.is_part() && self.is_ours(parent) {
+                // No name leads from a wide directory to its part.
+                let slot = self.directory(parent).map_err(|_| Code::Corrupt)?;
+                inode = *self.state.directories.get(slot);
+                continue;
+            }
             if !self.is_ours(parent) {
                 return c.reply(Reply::PartOfPath { top: inode.attr.ino, parent, path: &path[start..] });
             }

@@ -6,7 +6,7 @@
 
 use std::cell::RefMut;
 
-use forebay_types::{Caller, Code, Error, Ino, Layout, Reply, Request, Result, Timestamp};
+use forebay_types::{Caller, Code, Error, Ino, Layout, Parts, Reply, Request, Result, Timestamp};
 
 use crate::effects::Effects;
 use crate::keys;
@@ -43,6 +43,8 @@ pub struct Batch<'a> {
     pub(crate) shard: &'a Shard,
     pub(crate) tx: Transaction<'a>,
     pub(crate) state: RefMut<'a, State>,
+    /// The wide directory that the last request met.
+    pub(crate) met_wide: Option<Parts>,
     usage: Option<Usage>,
     reserve_open: bool,
 }
@@ -55,7 +57,7 @@ impl std::fmt::Debug for Batch<'_> {
 
 impl<'a> Batch<'a> {
     pub(crate) fn new(shard: &'a Shard, tx: Transaction<'a>, state: RefMut<'a, State>) -> Batch<'a> {
-        Batch { shard, tx, state, usage: None, reserve_open: false }
+        Batch { shard, tx, state, met_wide: None, usage: None, reserve_open: false }
     }
 
     /// Applies one request on behalf of `caller` at the time `now`: encodes its reply, success or error, into `out`,
@@ -89,7 +91,8 @@ impl<'a> Batch<'a> {
                 {
                     context.effects.truncate(mark);
                 }
-                Reply::encode(&Err(code), context.out).unwrap_or(0)
+                let out = context.out;
+                self.refuse(code, out)
             }
         }
     }
@@ -132,6 +135,8 @@ impl<'a> Batch<'a> {
             Request::LeadsTo { node, parent, cookie } => self.leads_to(c, node, (parent, cookie)),
             // What takes several shards is planned, and does not come here.
             Request::MakeDirectoryAt { .. } | Request::MoveDirectory { .. } => Err(Code::CrossDevice),
+            Request::SetWidth { .. } => Err(Code::NoDevice),
+            Request::PartsOf { ino } => self.tell_parts(c, ino),
             Request::NameOf { parent, ino } => self.name_of(c, parent, ino),
             Request::Ping
             | Request::Space

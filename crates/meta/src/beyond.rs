@@ -106,6 +106,10 @@ pub struct Beyond {
     pub directories: Vec<(Ino, Ino)>,
     /// Entries of here that lead to inodes of other nodes.
     pub entries: Vec<BeyondEntry>,
+    /// Parts of here whose wide directory is on another node, and that directory.
+    pub parts: Vec<(Ino, Ino)>,
+    /// Parts on other nodes of wide directories of here.
+    pub parts_elsewhere: Vec<(Ino, Ino)>,
 }
 
 /// An entry that leads to another node's inode.
@@ -143,8 +147,15 @@ impl Batch<'_> {
                             None => Inode::decode(ino, bytes)?,
                         };
                         let elsewhere = inode.attr.is_directory() && !self.is_ours(inode.attr.parent);
-                        if elsewhere {
+                        if elsewhere && ino.is_part() {
+                            beyond.parts.push((ino, inode.attr.parent));
+                        } else if elsewhere {
                             beyond.directories.push((ino, inode.attr.parent));
+                        }
+                        if inode.attr.is_directory() && inode.attr.width_log2 != 0 {
+                            let parts = self.parts_of(ino)?;
+                            let others = parts.as_slice().iter().filter(|part| !self.is_ours(**part));
+                            beyond.parts_elsewhere.extend(others.map(|part| (*part, ino)));
                         }
                     }
                     _ => {}
@@ -319,7 +330,7 @@ impl Batch<'_> {
     }
 
     pub(crate) fn name_of(&mut self, c: &mut Context<'_>, parent: Ino, ino: Ino) -> Answer<usize> {
-        self.directory(parent)?;
+        self.entries_of(parent)?;
         for item in self.tx.range(&keys::entry(parent, 0), &keys::entry(parent, u64::MAX))? {
             let (key, bytes) = item?;
             let Some(Key::Entry(..)) = keys::decode(key) else { return Err(Code::Corrupt) };

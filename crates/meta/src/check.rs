@@ -3,11 +3,12 @@
 //! Nothing is repaired here; every problem becomes a line of text that names the inode or entry. The check reads with
 //! the same care as the operations, so that it can be run on a damaged shard.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use forebay_types::limits::XATTR_TOTAL_MAX;
+use forebay_types::limits::{WIDTH_MAX, XATTR_TOTAL_MAX};
 use forebay_types::{
-    cookie_hash, Code, Cookie, Entry, Error, Ino, Kind, NodeId, Result, TxId, DISCRIMINATOR_BITS,
+    cookie_hash, part_of_hash, Code, Cookie, Entry, Error, Ino, Kind, NodeId, Parts, Reader, Result, TxId,
+    DISCRIMINATOR_BITS,
 };
 
 use crate::beyond::decode_dated;
@@ -18,6 +19,7 @@ use crate::record::{
 };
 use crate::shard::Shard;
 use crate::transaction::{code_of, walk};
+use crate::wide::decode_place;
 
 /// Problems that are told in words; more are only counted.
 const PROBLEMS_TOLD_MAX: usize = 1000;
@@ -79,6 +81,8 @@ struct Content {
     entries: u64,
     directories: u32,
     discriminated: bool,
+    /// The hashes of the first and the last name.
+    hashes: Option<(u64, u64)>,
 }
 
 /// What values say of an inode.
@@ -86,6 +90,8 @@ struct Content {
 struct Values {
     target_bytes: Option<u64>,
     xattr_bytes: usize,
+    /// What a directory's value of the empty name says.
+    parts: Option<Parts>,
 }
 
 #[derive(Default)]
@@ -100,6 +106,9 @@ struct Check {
     /// Links of entries on other nodes, by inode.
     links: HashMap<u64, u32>,
     parents: HashMap<u64, Ino>,
+    /// Parts of wide directories that are or should be here, by number: whether a directory of here lists them, and their
+    /// directories as they say.
+    parts: BTreeMap<u64, (Option<Ino>, Option<Ino>)>,
     /// The last value's inode and name, and the piece that must follow.
     value: (u64, Vec<u8>, u32),
     /// Directory and hash that the walk is at, and the names there, to find one that is there twice.
@@ -205,7 +214,7 @@ impl Check {
 
     fn counter_seen(&mut self, shard: &Shard, ino: Ino) {
         if ino.birth_node() == shard.node() {
-            self.counter = self.counter.max(ino.counter());
+            self.counter = self.counter.max(ino.counter() & Ino::MAX_COUNTER);
         }
     }
 
@@ -224,6 +233,7 @@ impl Check {
         let values = self.values.entry(ino.0).or_default();
         if name.is_empty() {
             values.target_bytes = Some(values.target_bytes.unwrap_or(0) + bytes.len() as u64);
+            values.parts = Parts::decode(&mut Reader::new(bytes)).ok();
         } else {
             values.xattr_bytes += bytes.len() + if continues { 0 } else { name.len() };
         }
@@ -252,6 +262,8 @@ impl Check {
         let content = self.contents.entry(parent.0).or_default();
         content.entries += 1;
         content.directories += (record.kind == Kind::Directory) as u32;
+        let hash = cookie_hash(cookie);
+        content.hashes = Some((content.hashes.map_or(hash, |(first, _)| first), hash));
         content.discriminated |= cookie & ((1 << DISCRIMINATOR_BITS) - 1) != 0;
         let beyond = ino.birth_node() != shard.node() && record.kind != Kind::Directory;
         if (record.link != TxId::NONE) != beyond {
@@ -296,6 +308,7 @@ impl Check {
             Kind::Directory => {
                 self.report.directories += 1;
                 self.parents.insert(ino.0, attr.parent);
+                self.wide(shard, &inode, values.parts, content.unwrap_or_default());
                 self.directory(shard, &inode, led, content.unwrap_or_default());
             }
             kind => {
@@ -325,7 +338,8 @@ impl Check {
         if attr.is_symlink() && values.target_bytes != Some(attr.size) {
             self.report.problem(|| format!("symlink {ino}: its target is not {} bytes long", attr.size));
         }
-        if !attr.is_symlink() && values.target_bytes.is_some() {
+        let is_wide = attr.is_directory() && attr.width_log2 != 0;
+        if !attr.is_symlink() && !is_wide && values.target_bytes.is_some() {
             self.report.problem(|| format!("inode {ino}: has a target, and is no symlink"));
         }
         if values.xattr_bytes > XATTR_TOTAL_MAX {
@@ -338,6 +352,39 @@ impl Check {
         self.report.files += u64::from(attr.is_file());
         if attr.kind().has_backing() {
             each_file(&inode.entry());
+        }
+    }
+
+    /// What wide directories and their parts say of each other.
+    fn wide(&mut self, shard: &Shard, inode: &Inode, listed: Option<Parts>, content: Content) {
+        let (attr, ino) = (&inode.attr, inode.attr.ino);
+        if attr.width_log2 != 0 {
+            let parts = listed.filter(|parts| parts.of == ino);
+            if parts.is_none() {
+                self.report
+                    .problem(|| format!("directory {ino}: is wide, and does not say what its parts are"));
+            }
+            for part in parts.iter().flat_map(|parts| parts.as_slice()) {
+                if part.birth_node() == shard.node() {
+                    self.parts.entry(part.0).or_default().0 = Some(ino);
+                }
+            }
+            if content.entries > 0 {
+                self.report.problem(|| format!("directory {ino}: is wide, and has entries of its own"));
+            }
+        }
+        if !ino.is_part() {
+            return;
+        }
+        self.parts.entry(ino.0).or_default().1 = Some(attr.parent);
+        let (index, width) = decode_place(inode.cookie);
+        let falls_here = |hash| part_of_hash(hash, width) == index;
+        if !(2..=WIDTH_MAX).contains(&width) {
+            self.report.problem(|| format!("part {ino} of directory {}: its place is damaged", attr.parent));
+        } else if !content.hashes.is_none_or(|(first, last)| falls_here(first) && falls_here(last)) {
+            self.report.problem(|| {
+                format!("part {ino} of directory {}: has names that belong to other parts", attr.parent)
+            });
         }
     }
 
@@ -361,6 +408,8 @@ impl Check {
                     self.report.problem(|| "the root directory has a parent".into());
                 }
             }
+            // A part has no entry; its directory lists it.
+            None if ino.is_part() => {}
             // Its entry is on another node, for whose check it is.
             None if attr.parent.birth_node() != shard.node() => {}
             None => self.report.problem(|| format!("directory {ino}: no entry leads to it")),
@@ -402,6 +451,20 @@ impl Check {
         }
         for ino in self.contents.keys() {
             report.problem(|| format!("there are entries in directory {ino:016x}, which is not there"));
+        }
+        for (part, (listed, says)) in &self.parts {
+            let (part, here) = (Ino(*part), |of: &Ino| of.birth_node() == node);
+            match (listed, says) {
+                (Some(of), Some(parent)) if of == parent => {}
+                (Some(of), _) => {
+                    report.problem(|| format!("directory {of}: its part {part} is not there"));
+                }
+                // Whether another node's directory lists it is for a check over several.
+                (None, Some(parent)) if here(parent) => {
+                    report.problem(|| format!("part {part}: directory {parent} does not list it"));
+                }
+                (None, _) => {}
+            }
         }
         for ino in self.values.keys() {
             report.problem(|| format!("there are values of inode {ino:016x}, which is not there"));

@@ -2,6 +2,10 @@
 //! No I/O and no clock: [`crate::Transactions`] drives it.
 //!
 //! ```text
+//! (what is condemned and turns out to be wide: all its parts too)
+//! to widen         here: widen · each node: bear part · here: widen, with the parts
+//! chmod … of a     here: change · each part: change
+//! wide directory
 //! link             home of the inode: count      · here: enter
 //! rmdir            here: leave                   · home of the directory: condemn
 //! mkdir            here: bear                    · home of the parent: enter
@@ -12,11 +16,13 @@
 //! The parts follow one another; the first that is refused aborts all. Refusals come in the order in which Linux checks.
 
 use forebay_types::{
-    Caller, Code, Ino, Kind, Layout, NodeId, Part, Reply, Request, TxId, RENAME_EXCHANGE, RENAME_NOREPLACE,
+    Caller, Change, Code, Ino, Kind, Layout, NodeId, Part, Parts, Reply, Request, SetAttr, TxId,
+    RENAME_EXCHANGE, RENAME_NOREPLACE,
 };
 
 use crate::batch::{Answer, Batch};
 use crate::rename::removed_nothing;
+use crate::wide::{check_narrow, choose_nodes};
 
 /// A change over several nodes, as it was found when it was asked for.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -35,27 +41,38 @@ enum Deed {
     RenameFile { from: (Ino, Vec<u8>), to: (Ino, Vec<u8>), flags: u32, ino: Ino, kind: Kind, link: TxId },
     /// A directory, from and to wherever; for the root's home.
     MoveDirectory { from: (Ino, Vec<u8>), to: (Ino, Vec<u8>), flags: u32, ino: Ino },
+    /// A directory of here becomes wide.
+    Widen { ino: Ino, nodes: Vec<NodeId> },
+    /// A change of a wide directory of here, and of its parts.
+    Change { parts: Box<Parts>, change: Box<Change> },
 }
 
 impl Batch<'_> {
-    /// How a request is to be done that this shard cannot do alone; none for all others.
+    /// How a request is to be done that this shard cannot do alone; none for all others. `nodes` are those of the pool.
     ///
     /// # Errors
     /// What the request is refused for at once.
-    pub fn plan(&mut self, request: &Request<'_>) -> std::result::Result<Option<Plan>, Code> {
+    pub fn plan(
+        &mut self,
+        request: &Request<'_>,
+        nodes: &[NodeId],
+    ) -> std::result::Result<Option<Plan>, Code> {
         match *request {
             Request::Link { ino, parent, name } if !self.is_ours(ino) => {
-                let slot = self.directory(parent)?;
+                let slot = self.entries_of(parent)?;
                 if self.find_entry(slot, name)?.is_some() {
                     return Err(Code::Exists);
                 }
                 Ok(Some(Plan(Deed::Link { ino, parent, name: name.to_vec() })))
             }
             Request::RemoveDirectory { parent, name } => {
-                let slot = self.directory(parent)?;
+                let slot = self.entries_of(parent)?;
                 let found = self.find_entry(slot, name)?;
-                let elsewhere = found.filter(|f| f.kind == Kind::Directory && !self.is_ours(f.ino));
-                Ok(elsewhere.map(|f| Plan(Deed::RemoveDirectory { parent, name: name.to_vec(), ino: f.ino })))
+                let Some(found) = found.filter(|f| f.kind == Kind::Directory) else { return Ok(None) };
+                let several = !self.is_ours(found.ino) || self.parts_if_wide(found.ino)?.is_some();
+                Ok(several
+                    .then_some(found)
+                    .map(|f| Plan(Deed::RemoveDirectory { parent, name: name.to_vec(), ino: f.ino })))
             }
             Request::MakeDirectoryAt { parent, name, mode, .. } => {
                 Ok(Some(Plan(Deed::MakeDirectory { parent, name: name.to_vec(), mode })))
@@ -63,7 +80,7 @@ impl Batch<'_> {
             Request::Rename { parent, name, new_parent, new_name, flags }
                 if !self.is_ours(new_parent) && flags & RENAME_EXCHANGE == 0 =>
             {
-                let slot = self.directory(parent)?;
+                let slot = self.entries_of(parent)?;
                 let found = self.find_entry(slot, name)?.ok_or(Code::NotFound)?;
                 if found.kind == Kind::Directory {
                     return Ok(None); // answered with what the root's home is to be asked for
@@ -81,8 +98,24 @@ impl Batch<'_> {
                 let (from, to) = ((parent, name.to_vec()), (new_parent, new_name.to_vec()));
                 Ok(Some(Plan(Deed::MoveDirectory { from, to, flags, ino })))
             }
+            Request::SetWidth { ino, width, .. } => {
+                let slot = self.directory(ino)?;
+                check_narrow(self.state.directories.get(slot))?;
+                let nodes = choose_nodes(ino.birth_node(), nodes, width)?;
+                Ok(Some(Plan(Deed::Widen { ino, nodes })))
+            }
+            Request::SetAttr { ino, set } => self.plan_change(ino, Change { set, layout: None }),
+            Request::SetLayout { ino, layout } => {
+                self.plan_change(ino, Change { set: SetAttr::default(), layout: Some(layout) })
+            }
             _ => Ok(None),
         }
+    }
+
+    /// Of a wide directory of here what its parts have too is changed with it.
+    fn plan_change(&mut self, ino: Ino, change: Change) -> std::result::Result<Option<Plan>, Code> {
+        let parts = self.parts_if_wide(ino)?;
+        Ok(parts.map(|parts| Plan(Deed::Change { parts: Box::new(parts), change: Box::new(change) })))
     }
 }
 
@@ -117,6 +150,13 @@ pub(crate) struct Coordinator {
     kind: Kind,
     /// The directory that is replaced.
     victim: Option<Ino>,
+    /// Parts of a directory that goes, which go too, and how many were asked; or those that were made.
+    parts: Vec<Ino>,
+    parts_asked: usize,
+    /// How many parts of a directory that changes were asked.
+    asked_of_parts: usize,
+    /// What the parts of a directory that becomes wide take after it.
+    like: Option<Change>,
 }
 
 fn encoded(reply: Reply<'_>) -> Vec<u8> {
@@ -144,6 +184,10 @@ impl Coordinator {
             at,
             kind: Kind::File,
             victim: None,
+            parts: Vec::new(),
+            parts_asked: 0,
+            asked_of_parts: 0,
+            like: None,
         }
     }
 
@@ -165,6 +209,13 @@ impl Coordinator {
     /// The part that was asked for last is prepared, with this reply.
     pub(crate) fn prepared(&mut self, reply: &[u8]) -> Answer<Next> {
         let decoded = Reply::decode(reply)?;
+        if self.parts_asked > 0 {
+            // A part of a directory that goes: nothing else comes behind.
+            return match decoded {
+                Reply::Done => self.next(),
+                _ => Err(Code::Malformed),
+            };
+        }
         match (&self.plan, self.stage, decoded) {
             (Deed::Link { .. }, 0, Reply::Entry(entry)) => {
                 self.kind = entry.attr.kind();
@@ -198,6 +249,33 @@ impl Coordinator {
                 self.victim = (victim != Ino(0)).then_some(victim);
                 self.reply = reply.to_vec();
             }
+            (Deed::RemoveDirectory { .. }, 1, Reply::Parts(parts))
+            | (Deed::MoveDirectory { .. }, 4, Reply::Parts(parts)) => {
+                self.parts = parts.as_slice().to_vec();
+            }
+            (Deed::Widen { .. }, 0, Reply::Entry(entry)) => {
+                let attr = &entry.attr;
+                let (mode, uid, gid) = (Some(attr.mode & 0o7777), Some(attr.uid), Some(attr.gid));
+                let set = SetAttr { mode, uid, gid, ..SetAttr::default() };
+                self.like = Some(Change { set, layout: Some(entry.layout) });
+            }
+            (Deed::Widen { nodes, .. }, 1, Reply::Entry(part)) => {
+                self.parts.push(part.attr.ino);
+                if self.parts.len() < nodes.len() {
+                    return self.next(); // the stage stays
+                }
+            }
+            (Deed::Widen { ino, .. }, 2, Reply::Entry(_)) => {
+                self.reply = encoded(Reply::Parts(Parts::new(*ino, &self.parts)?));
+                self.parts.clear();
+            }
+            (Deed::Change { .. }, 0, Reply::Entry(_) | Reply::Relaid { .. }) => self.reply = reply.to_vec(),
+            (Deed::Change { parts, .. }, 1, Reply::Done) => {
+                self.asked_of_parts += 1;
+                if self.asked_of_parts < parts.as_slice().len() {
+                    return self.next(); // the stage stays
+                }
+            }
             (Deed::Link { .. }, 1, Reply::Removed { .. })
             | (Deed::MakeDirectory { .. }, 1, Reply::Removed { .. })
             | (Deed::RemoveDirectory { .. }, 1, Reply::Done)
@@ -207,6 +285,20 @@ impl Coordinator {
         }
         self.stage += 1;
         self.next()
+    }
+
+    /// The node of the part that was asked for last is no node of the pool any more: none, if the change cannot do without it. A
+    /// wide directory whose part is lost can be removed and changed like others.
+    pub(crate) fn lost(&mut self) -> Option<Answer<Next>> {
+        let changes_part = matches!(self.plan, Deed::Change { .. }) && self.stage == 1;
+        if self.parts_asked == 0 && !changes_part {
+            return None;
+        }
+        // Parts are on a node each, and what was asked before this one is there.
+        self.nodes.pop();
+        let mut done = [0; 4];
+        let n = Reply::encode(&Ok(Reply::Done), &mut done).unwrap_or(0);
+        Some(self.prepared(&done[..n]))
     }
 
     fn next(&mut self) -> Answer<Next> {
@@ -271,7 +363,30 @@ impl Coordinator {
                     _ => None,
                 }
             }
+            Deed::Widen { ino, nodes } => match (stage, self.like) {
+                (0, _) => Some(Part::Widen { ino: *ino, parts: None }),
+                (1, Some(like)) => {
+                    let (index, width) = (self.parts.len() as u8, nodes.len() as u8);
+                    let node = *nodes.get(self.parts.len()).ok_or(Code::Malformed)?;
+                    Some(Part::BearPart { node, of: *ino, index, width, like })
+                }
+                (2, _) => Some(Part::Widen { ino: *ino, parts: Some(Parts::new(*ino, &self.parts)?) }),
+                _ => None,
+            },
+            Deed::Change { parts, change } => match stage {
+                0 => Some(Part::Change { ino: parts.of, change: **change }),
+                1 => {
+                    let ino = *parts.as_slice().get(self.asked_of_parts).ok_or(Code::Malformed)?;
+                    Some(Part::Change { ino, change: **change })
+                }
+                _ => None,
+            },
         };
+        let part = part.or_else(|| {
+            let part = self.parts.get(self.parts_asked)?;
+            self.parts_asked += 1;
+            Some(Part::Condemn { ino: *part })
+        });
         let Some(part) = part else { return Ok(Next::Decide(std::mem::take(&mut self.reply))) };
         let node = part.node().unwrap_or(self.me);
         let index = self.asked;

@@ -26,15 +26,19 @@ pub(crate) enum Hold {
     Moving,
     /// It goes, and gets no entry.
     Condemned,
+    /// It becomes wide, and gets no entry of its own.
+    Widening,
+    /// It is wide, and what its parts are to have too changes.
+    Changing,
 }
 
 impl Hold {
     fn bears(self, other: Hold) -> bool {
-        use Hold::{Condemned, Entered, Moving, Pinned};
+        use Hold::{Changing, Condemned, Entered, Moving, Pinned, Widening};
         match (self, other) {
-            (Condemned, _) | (_, Condemned) => false,
-            (Moving, Pinned | Moving) | (Pinned, Moving) => false,
-            (Entered, _) | (_, Entered) | (Pinned, Pinned) => true,
+            (Condemned | Widening, _) | (_, Condemned | Widening) => false,
+            (Moving, Pinned | Moving) | (Pinned, Moving) | (Changing, Changing) => false,
+            (Entered | Changing, _) | (_, Entered | Changing) | (Pinned, Pinned) => true,
         }
     }
 }
@@ -122,8 +126,10 @@ impl Holds {
             }
             Part::Move { ino, .. } => self.hold_directory(tx, ino, Hold::Moving),
             Part::Condemn { ino } => self.hold_directory(tx, ino, Hold::Condemned),
+            Part::Widen { ino, .. } => self.hold_directory(tx, ino, Hold::Widening),
+            Part::Change { ino, .. } => self.hold_directory(tx, ino, Hold::Changing),
             // Nobody knows its number yet; who guesses it is not to put anything into what may go.
-            Part::Bear { .. } => self.hold_directory(tx, born, Hold::Condemned),
+            Part::Bear { .. } | Part::BearPart { .. } => self.hold_directory(tx, born, Hold::Condemned),
             Part::Count { .. } | Part::Climb { .. } => {}
         }
     }
@@ -165,9 +171,9 @@ impl Holds {
         holders.iter().any(|(holder, other)| counts(*holder, *other) && !hold.bears(*other))
     }
 
-    /// True when a directory takes no entries, as it may be about to go.
+    /// True when a directory takes no entries, as it may be about to go, or to become wide.
     pub(crate) fn is_condemned(&self, ino: Ino) -> bool {
         let holders = self.directories.get(&ino.0).map_or(&[][..], Vec::as_slice);
-        holders.iter().any(|(_, hold)| *hold == Hold::Condemned)
+        holders.iter().any(|(_, hold)| matches!(hold, Hold::Condemned | Hold::Widening))
     }
 }

@@ -37,6 +37,7 @@ mod space;
 mod transaction;
 mod transactions;
 mod values;
+mod wide;
 
 pub use batch::Batch;
 pub use beyond::{Beyond, BeyondEntry, Delivery, Leading};

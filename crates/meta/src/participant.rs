@@ -12,6 +12,9 @@
 //! | bear | directory made, gets no entry | | directory gone |
 //! | move | directory cannot move, go, or be passed by a climb | other parent | |
 //! | condemn | directory cannot get entries | directory gone | |
+//! | widen | directory cannot get entries or go | its entries are in its parts | |
+//! | bear part | part made | | part gone |
+//! | change | of a wide directory nobody changes the same | as wanted | |
 //! | climb | directories above cannot move or go | | |
 
 use forebay_types::limits::{LINKS_MAX, NAME_MAX};
@@ -24,9 +27,10 @@ use crate::namespace::{Entered, Found};
 use crate::record::{EntryRecord, Inode, INODE_BYTES_MAX};
 use crate::rename::removed_nothing;
 use crate::space::{Class, Work};
+use crate::wide::check_narrow;
 
 /// Bytes of the largest prepared part's record.
-const PREPARED_BYTES_MAX: usize = 16 + 64 + NAME_MAX;
+const PREPARED_BYTES_MAX: usize = 16 + 128 + NAME_MAX;
 /// Directories above one another that are followed: more than there can be.
 const DEPTH_MAX: u64 = 1 << 24;
 
@@ -48,6 +52,7 @@ impl Batch<'_> {
             | Request::Link { parent, name, .. } => {
                 holds.has_name(parent, name) || holds.is_condemned(parent)
             }
+            Request::SetAttr { ino, .. } | Request::SetLayout { ino, .. } => holds.is_condemned(ino),
             Request::RemoveDirectory { parent, name } => {
                 holds.has_name(parent, name) || self.leads_to_held(parent, name, Hold::Condemned)
             }
@@ -109,7 +114,11 @@ impl Batch<'_> {
             return Err(Code::Busy);
         }
         let class = match part {
-            Part::Enter { .. } | Part::Count { .. } | Part::Bear { .. } => Class::Growth,
+            Part::Enter { .. }
+            | Part::Count { .. }
+            | Part::Bear { .. }
+            | Part::BearPart { .. }
+            | Part::Widen { .. } => Class::Growth,
             Part::Condemn { .. } => Class::Removal,
             _ => Class::Change,
         };
@@ -130,6 +139,13 @@ impl Batch<'_> {
                 self.check_hold(tx, ino, Hold::Moving)?;
                 c.reply(Reply::Done)
             }
+            Part::Widen { ino, .. } => self.prepare_widen(c, tx, ino),
+            Part::BearPart { .. } => {
+                let inode = self.bear_part(c, &part)?;
+                born = inode.attr.ino;
+                c.reply(Reply::Entry(inode.entry()))
+            }
+            Part::Change { ino, ref change } => self.prepare_change(c, tx, ino, change),
             Part::Condemn { ino } => self.prepare_condemn(c, tx, ino),
             Part::Climb { from, avoid } => self.prepare_climb(c, tx, from, avoid),
         }?;
@@ -166,7 +182,7 @@ impl Batch<'_> {
         ino: Ino,
         link: TxId,
     ) -> Answer<usize> {
-        let slot = self.directory(parent)?;
+        let slot = self.entries_of(parent)?;
         self.check_name(parent, name)?;
         let found = self.find_entry(slot, name)?.ok_or(Code::NotFound)?;
         // Something else has come to have the name since it was planned, or another link to the same file.
@@ -184,7 +200,7 @@ impl Batch<'_> {
 
     fn prepare_enter(&mut self, c: &mut Context<'_>, tx: TxId, part: &Part<'_>) -> Answer<usize> {
         let Part::Enter { parent, name, ino, kind, link, flags } = *part else { return Err(Code::Invalid) };
-        let slot = self.directory(parent)?;
+        let slot = self.entries_of(parent)?;
         self.check_name(parent, name)?;
         self.check_hold(tx, parent, Hold::Entered)?;
         let directory = kind == Kind::Directory;
@@ -280,6 +296,10 @@ impl Batch<'_> {
                 self.check_hold(tx, ino, Hold::Condemned)?;
                 if self.state.directories.get(slot).attr.size != 0 {
                     return Err(Code::NotEmpty);
+                }
+                // A wide one is empty when its parts are, which are asked next.
+                if let Some(parts) = self.parts_if_wide(ino)? {
+                    return c.reply(Reply::Parts(parts));
                 }
             }
             // An entry to nothing, as only damage leaves it: it can be removed.
@@ -383,10 +403,27 @@ impl Batch<'_> {
             }
             Part::Move { ino, .. } => !self.is_entered_here(ino)?,
             Part::Condemn { ino } => {
-                let entries = self.find_inode(ino)?.map_or(0, |inode| inode.attr.size);
-                entries == 0 && !self.is_entered_here(ino)?
+                let Some(inode) = self.find_inode(ino)? else { return Ok(true) };
+                // A wide directory goes with its parts.
+                let parts = self.parts_if_wide(ino)?;
+                let of_here =
+                    parts.iter().flat_map(|parts| parts.as_slice()).filter(|part| self.is_ours(**part));
+                let above = inode.attr.parent;
+                inode.attr.size == 0
+                    && !self.is_entered_here(ino)?
+                    && of_here.copied().all(goes)
+                    && (!ino.is_part() || !self.is_ours(above) || goes(above))
             }
-            Part::Count { .. } | Part::Bear { .. } | Part::Climb { .. } => true,
+            Part::Widen { parts: Some(_), ino } => {
+                let directory = self.find_inode(ino)?;
+                directory.is_some_and(|inode| inode.attr.is_directory() && check_narrow(&inode).is_ok())
+            }
+            Part::Widen { parts: None, .. }
+            | Part::Change { .. }
+            | Part::Count { .. }
+            | Part::Bear { .. }
+            | Part::BearPart { .. }
+            | Part::Climb { .. } => true,
         })
     }
 
@@ -407,6 +444,7 @@ impl Batch<'_> {
                 self.find_entry(slot, name)?.map(|found| found.ino)
             }
             Part::Count { ino, .. } if !commit => Some(ino),
+            Part::Condemn { ino } if commit => Some(ino),
             _ => None,
         };
         let inode = match goes.filter(|ino| self.is_ours(*ino)) {
@@ -434,7 +472,13 @@ impl Batch<'_> {
                 }
                 Ok(())
             }
-            Part::Count { .. } | Part::Bear { .. } | Part::Climb { .. } => Ok(()),
+            Part::Widen { parts: Some(ref parts), .. } => self.commit_widen(c, parts),
+            Part::Change { ino, ref change } => self.commit_change(c, ino, change),
+            Part::Widen { parts: None, .. }
+            | Part::Count { .. }
+            | Part::Bear { .. }
+            | Part::BearPart { .. }
+            | Part::Climb { .. } => Ok(()),
         }
     }
 
@@ -522,7 +566,7 @@ impl Batch<'_> {
     fn abort_part(&mut self, c: &mut Context<'_>, part: &Part<'_>, born: Ino) -> Answer<()> {
         match *part {
             Part::Count { ino, link } => self.end_link(c, ino, link),
-            Part::Bear { .. } => {
+            Part::Bear { .. } | Part::BearPart { .. } => {
                 if let Some(inode) = self.find_inode(born)? {
                     self.directory(born)?;
                     self.remove_inode(c, &inode)?;

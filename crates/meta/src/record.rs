@@ -350,7 +350,7 @@ pub(crate) fn decode_orphan(bytes: &[u8]) -> Result<Layout, Code> {
 }
 
 /// Version of the whole format, in the format record.
-pub(crate) const FORMAT_VERSION: u32 = 4;
+pub(crate) const FORMAT_VERSION: u32 = 5;
 
 /// Writes the format record: version, node number.
 pub(crate) fn encode_format(version: u32, node: NodeId) -> [u8; 6] {

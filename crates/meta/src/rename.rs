@@ -38,7 +38,7 @@ impl Batch<'_> {
         to: (Ino, &[u8]),
         flags: u32,
     ) -> Answer<usize> {
-        let from = Side { slot: self.directory(from.0)?, parent: from.0, name: from.1 };
+        let from = Side { slot: self.entries_of(from.0)?, parent: from.0, name: from.1 };
         if !self.is_ours(to.0) {
             let source = self.find_entry(from.slot, from.name)?.ok_or(Code::NotFound)?;
             if source.kind != Kind::Directory || flags == RENAME_EXCHANGE {
@@ -46,7 +46,7 @@ impl Batch<'_> {
             }
             return c.reply(Reply::Elsewhere { ino: source.ino, kind: source.kind });
         }
-        let to = Side { slot: self.directory(to.0)?, parent: to.0, name: to.1 };
+        let to = Side { slot: self.entries_of(to.0)?, parent: to.0, name: to.1 };
         let source = self.find_entry(from.slot, from.name)?.ok_or(Code::NotFound)?;
         let target = self.find_entry(to.slot, to.name)?;
         match (flags, target) {
@@ -56,7 +56,8 @@ impl Batch<'_> {
             _ => return Err(Code::Invalid),
         }
         let moves = from.slot != to.slot;
-        let ours = |ino| self.is_ours(ino);
+        let here = self.shard.node();
+        let ours = |ino: Ino| ino.birth_node() == here;
         if flags == RENAME_EXCHANGE
             && (!ours(source.ino) || target.is_some_and(|t| !ours(t.ino)))
             && target.is_none_or(|target| target.ino != source.ino)
@@ -66,6 +67,13 @@ impl Batch<'_> {
         if source.kind == Kind::Directory && flags != RENAME_EXCHANGE {
             let replaces_elsewhere =
                 target.is_some_and(|t| t.kind == Kind::Directory && !ours(t.ino) && t.ino != source.ino);
+            let replaces_wide = match target {
+                Some(t) if t.kind == Kind::Directory && t.ino != source.ino => {
+                    self.parts_if_wide(t.ino)?.is_some()
+                }
+                _ => false,
+            };
+            let replaces_elsewhere = replaces_elsewhere || replaces_wide;
             if replaces_elsewhere || moves && !ours(source.ino) {
                 return c.reply(Reply::Elsewhere { ino: source.ino, kind: source.kind });
             }

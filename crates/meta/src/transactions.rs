@@ -8,14 +8,14 @@
 //! ```
 //! What is undecided is in memory alone, and a transaction that nobody knows was aborted; what is decided is in the shard
 //! until all have acknowledged it. So whoever dies, at any instant, the others finish by themselves. Deliveries are made
-//! again until they are acknowledged, and can be repeated. Tests: `tests/transactions.rs`, which drops messages and restarts
+//! again until they are acknowledged, and can be repeated. Tests: `tests/transactions`, which drops messages and restarts
 //! nodes at every step.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
 use forebay_types::limits::{DOUBT_AFTER_MS, TRANSACTION_PATIENCE_MS};
-use forebay_types::{Caller, Code, NodeId, Outcome, Reply, Request, TxId};
+use forebay_types::{Caller, Code, NodeId, Outcome, Parts, Reply, Request, TxId};
 
 use crate::beyond::Delivery;
 use crate::coordinator::{Coordinator, Next, Plan};
@@ -323,11 +323,22 @@ impl Transactions {
     pub fn answered(&mut self, flight: u64, reply: Result<&[u8], Code>, now: Duration) {
         let Some(flight) = self.flights.remove(&flight) else { return };
         let reached = reply.is_ok();
+        let refusal = reply.ok().filter(|bytes| Parts::of_refusal(bytes).is_some()).map(<[u8]>::to_vec);
         let reply = reply.and_then(|bytes| Reply::decode(bytes).map(|decoded| (bytes, decoded)));
         match flight {
             Flight::Prepare(tx) => {
                 let Some(deal) = self.deals.get_mut(&tx) else { return };
-                let next = reply.and_then(|(bytes, _)| deal.coordinator.prepared(bytes));
+                let lost = if reply.is_err_and(|code| code == Code::NoDevice) {
+                    deal.coordinator.lost()
+                } else {
+                    None
+                };
+                let next = match (lost, refusal) {
+                    (Some(next), _) => next,
+                    // Who asked is to ask again, as that says.
+                    (None, Some(refusal)) => Ok(Next::Nothing(refusal)),
+                    (None, None) => reply.and_then(|(bytes, _)| deal.coordinator.prepared(bytes)),
+                };
                 self.go_on(tx, next, now);
             }
             Flight::Decide(tx) => match reply {

@@ -30,7 +30,7 @@ impl FileSystem {
             Err(Code::NotFound) => return Ok(Outcome::Reply),
             Err(code) => return Err(code.into()),
         };
-        let parent = if own.parent == Ino(0) { ino } else { own.parent };
+        let parent = if own.parent == Ino(0) { ino } else { self.pool.parent_of(&own).unwrap_or(own.parent) };
         for (before, position, name, number) in
             [(0, BEHIND_SELF, b".".as_slice(), ino), (BEHIND_SELF, BEHIND_PARENT, b"..", parent)]
         {

@@ -183,7 +183,7 @@ impl FileSystem {
 
     /// How long the kernel may believe what a name in `parent` leads to: nobody tells of changes on other nodes.
     pub(crate) fn entry_belief(&self, parent: Ino) -> Belief {
-        if self.pool.is_served_here(parent) {
+        if self.pool.hears_of_all_changes_in(parent) {
             self.beliefs.entry()
         } else {
             Belief::NONE
@@ -195,6 +195,9 @@ impl FileSystem {
         // What other nodes serve, and what their programs write, nobody tells of.
         let is_file = st.st_mode & libc::S_IFMT == libc::S_IFREG;
         let is_told = self.pool.is_served_here(Ino(st.st_ino)) && !(is_file && self.pool.spans_nodes());
+        // Of a directory's entries nobody tells who does not serve them all.
+        let is_dir = st.st_mode & libc::S_IFMT == libc::S_IFDIR;
+        let is_told = is_told && (!is_dir || self.pool.hears_of_all_changes_in(Ino(st.st_ino)));
         if !is_told || node >= TEMPORARY || self.has_twin(st.st_ino) {
             return Belief::NONE;
         }

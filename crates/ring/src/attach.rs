@@ -7,13 +7,14 @@
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
+use forebay_types::limits::NODE_TARGETS_MAX;
 use forebay_types::{Code, Ino, NodeId, Reader, Writer};
 
-/// First word of every message: "FBY4". Its number changes with requests, replies and the board, so that a library and a
+/// First word of every message: "FBY5". Its number changes with requests, replies and the board, so that a library and a
 /// daemon that disagree about them part at once.
-pub const MAGIC: u32 = 0x3459_4246;
+pub const MAGIC: u32 = 0x3559_4246;
 /// What [`MAGIC`]'s number stands for of the messages here: who changes the one changes the other.
-const _: () = assert!(MAGIC >> 24 == b'4' as u32 && AttachReply::BYTES == 72 && ATTACH_FDS == 4);
+const _: () = assert!(MAGIC >> 24 == b'5' as u32 && AttachReply::BYTES == 72 && ATTACH_FDS == 11);
 /// Bytes of a message's header.
 pub const HEADER_BYTES: usize = 12;
 /// Attach this process: answered with [`AttachReply`] and all descriptors. An empty body is a program that may hand its
@@ -21,7 +22,7 @@ pub const HEADER_BYTES: usize = 12;
 pub const KIND_ATTACH: u16 = 1;
 /// A JSON request: status, check.
 pub const KIND_CONTROL: u16 = 2;
-/// Board and target again: the body is the session; answered with [`AttachReply`] and two descriptors.
+/// Board and targets again: the body is the session; answered with [`AttachReply`] and their descriptors.
 pub const KIND_BOARD: u16 = 3;
 /// Is a session known? The body is its number; answered with an empty KIND_ALIVE or an error.
 pub const KIND_ALIVE: u16 = 5;
@@ -44,8 +45,8 @@ pub const MOUNT_ALONE: u8 = 0;
 pub const MOUNT_SHARED: u8 = 1;
 /// An answer that is an error: a u16 code, then text.
 pub const KIND_ERROR: u16 = 4;
-/// Descriptors of an attach reply: ring, doorbell, board, target directory.
-pub const ATTACH_FDS: usize = 4;
+/// Descriptors of an attach reply at most: ring, doorbell, board, the directory of each of this node's targets.
+pub const ATTACH_FDS: usize = 3 + NODE_TARGETS_MAX;
 
 /// A message's header.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -89,12 +90,12 @@ pub struct AttachReply {
     pub board_bytes: u64,
     /// Device number (`st_dev`) that every file of the pool shows.
     pub device: u64,
-    /// Device number of the target's file system.
-    pub target_device: u64,
+    /// Targets of this node, whose directories come along.
+    pub targets: u64,
     /// The root directory.
     pub root: Ino,
-    /// True when the target's kernel inode numbers are never used again (tmpfs with inode64).
-    pub stable_inodes: bool,
+    /// A bit for each target, from the lowest on: set when its kernel inode numbers are never used again (tmpfs with inode64).
+    pub stable_inodes: u64,
     /// This node.
     pub node: NodeId,
     /// Nodes of the pool.
@@ -114,9 +115,9 @@ impl AttachReply {
             self.epoch,
             self.board_bytes,
             self.device,
-            self.target_device,
+            self.targets,
             self.root.0,
-            self.stable_inodes as u64,
+            self.stable_inodes,
             self.node.0.into(),
             self.nodes,
         ] {
@@ -133,9 +134,9 @@ impl AttachReply {
             epoch: r.u64()?,
             board_bytes: r.u64()?,
             device: r.u64()?,
-            target_device: r.u64()?,
+            targets: r.u64()?,
             root: Ino(r.u64()?),
-            stable_inodes: r.u64()? != 0,
+            stable_inodes: r.u64()?,
             node: NodeId(r.u64()? as u16),
             nodes: r.u64()?,
         })
@@ -149,12 +150,17 @@ fn last_code() -> Code {
 
 /// Bytes of control data for up to [`ATTACH_FDS`] descriptors, aligned for `cmsghdr`.
 #[repr(C, align(8))]
-struct ControlBuffer([u8; 64]);
+struct ControlBuffer([u8; CONTROL_BYTES]);
+
+const CONTROL_BYTES: usize = 64;
+
+// SAFETY: computes a size only.
+const _: () = assert!(unsafe { libc::CMSG_SPACE(4 * ATTACH_FDS as u32) } as usize <= CONTROL_BYTES);
 
 /// Sends `bytes` (all of them) with `fds` attached to the first.
 pub fn send_fds(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[RawFd]) -> Result<(), Code> {
     assert!(fds.len() <= ATTACH_FDS && !bytes.is_empty());
-    let mut control = ControlBuffer([0; 64]);
+    let mut control = ControlBuffer([0; CONTROL_BYTES]);
     let mut iov = libc::iovec { iov_base: bytes.as_ptr() as *mut libc::c_void, iov_len: bytes.len() };
     // SAFETY: an all-zero msghdr is valid; its pointers are set to live locals below.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -165,7 +171,7 @@ pub fn send_fds(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[RawFd]) -> Result<(
         let payload = std::mem::size_of_val(fds) as u32;
         // SAFETY: computes a size only.
         message.msg_controllen = unsafe { libc::CMSG_SPACE(payload) } as _;
-        // SAFETY: the control buffer is large enough for one header and 4 descriptors, and aligned.
+        // SAFETY: the control buffer is large enough for one header and all descriptors, and aligned.
         unsafe {
             let c = libc::CMSG_FIRSTHDR(&message);
             (*c).cmsg_level = libc::SOL_SOCKET;
@@ -194,7 +200,7 @@ pub fn receive_fds(
     buffer: &mut [u8],
     fds: &mut [Option<OwnedFd>; ATTACH_FDS],
 ) -> Result<usize, Code> {
-    let mut control = ControlBuffer([0; 64]);
+    let mut control = ControlBuffer([0; CONTROL_BYTES]);
     let mut iov = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     // SAFETY: an all-zero msghdr is valid; its pointers are set to live locals below.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };

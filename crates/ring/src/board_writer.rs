@@ -13,9 +13,9 @@ use forebay_types::{Entry, Ino, Kind, NodeId, Reader, Writer};
 
 use crate::board::{
     lease_offset, Tables, BUCKET_BYTES, COMPLETE, ENTRY_BYTES_MAX, ENTRY_OFFSET, GROUP, GUESTS_SHIFT,
-    KIND_ABSENT, KIND_EMPTY, LEASED, NAME_BYTES, NAME_OFFSET, NODE_OFFSET, USED, WAYS,
+    HEADER_BYTES, KIND_ABSENT, KIND_EMPTY, LEASED, NAME_BYTES, NAME_OFFSET, NODE_OFFSET, USED, WAYS,
 };
-use crate::shared::{memfd_sealed, Mapping, Seal};
+use crate::shared::{memfd_sealed, Mapping, Seal, PAGE_BYTES};
 
 /// Writes the board. There is one, in the shard thread.
 #[derive(Debug)]
@@ -94,6 +94,24 @@ impl BoardWriter {
         self.clear_complete(parent);
     }
 
+    /// The names of a directory that becomes wide are not known any more, nor which it does not have.
+    fn forget_names_of(&mut self, parent: Ino) {
+        let end = HEADER_BYTES + self.tables.name_buckets as usize * BUCKET_BYTES;
+        let mut resident = [0; 512];
+        for start in (HEADER_BYTES..end).step_by(PAGE_BYTES * resident.len()) {
+            self.mapping.resident(start, &mut resident);
+            for (i, _) in resident.iter().enumerate().filter(|(_, state)| **state & 1 == 1) {
+                let page = start + i * PAGE_BYTES;
+                for at in (page..end.min(page + PAGE_BYTES)).step_by(NAME_BYTES) {
+                    let is_its = self.mapping.word64(at + 8).load(Ordering::Relaxed) == parent.0;
+                    if is_its && self.kind_at(at) != KIND_EMPTY {
+                        self.erase_name(Some(at));
+                    }
+                }
+            }
+        }
+    }
+
     /// What another node's directory permits is not known any more.
     pub fn forget_directory_of(&mut self, ino: Ino) {
         self.inode(ino, None);
@@ -140,8 +158,12 @@ impl BoardWriter {
         let mut state = if leased { USED | LEASED } else { USED };
         if entry.attr.is_directory() && !leased {
             let was = if found.is_some() { self.mapping.word32(at + 4).load(Ordering::Relaxed) } else { 0 };
-            if entry.attr.size == 0 || was & COMPLETE != 0 {
+            let is_wide = entry.attr.width_log2 != 0;
+            if !is_wide && (entry.attr.size == 0 || was & COMPLETE != 0) {
                 state |= COMPLETE;
+            }
+            if is_wide && self.entry_of(ino).is_none_or(|before| before.attr.width_log2 == 0) {
+                self.forget_names_of(ino);
             }
         }
         self.mapping.word32(at + 4).store(state, Ordering::Relaxed);

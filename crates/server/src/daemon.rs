@@ -134,16 +134,19 @@ fn standard_input() -> Result<Vec<u8>> {
 /// The options of one node of a pool file; what the command line says besides wins.
 fn be_node(options: &mut PoolOptions, file: &PoolFile, node: Option<&str>) -> Result<()> {
     let node = file.node(node)?;
-    if !options.path.as_os_str().is_empty() && options.path != node.target.path {
+    if !options.path.as_os_str().is_empty() && options.path != node.dir() {
         return Err(Error::new(Code::Invalid, "cannot tell where the pool is to be").why(format!(
             "the pool file says {}, --pool {}",
-            node.target.path.display(),
+            node.dir().display(),
             options.path.display()
         )));
     }
-    options.path = node.target.path.clone();
-    options.media = options.media.or(node.target.media);
-    options.capacity_bytes = options.capacity_bytes.or(node.target.capacity_bytes);
+    options.path = node.dir().to_owned();
+    let first = node.first();
+    options.media = options.media.or(first.media);
+    options.capacity_bytes = options.capacity_bytes.or(first.capacity_bytes);
+    options.more = node.targets[1..].to_vec();
+    options.node_name = node.name.clone();
     options.membership = Some(file.membership(node));
     Ok(())
 }
@@ -200,9 +203,9 @@ fn work(socket: RawFd) -> ExitCode {
         }
     };
     let run = || -> Result<()> {
-        let (setup, lock) = receive_setup(socket)?;
+        let (setup, locks) = receive_setup(socket)?;
         let result = crate::worker::run(setup);
-        drop(lock); // held until here, so that no other pool opens the target before
+        drop(locks); // held until here, so that no other pool opens the targets before
         result
     };
     match run() {

@@ -32,6 +32,9 @@ pub(crate) const SECRET_FILE_NEW: &str = "nodes.key.new";
 /// Which data each node of the pool was met with.
 pub(crate) const MET_FILE: &str = "met.json";
 pub(crate) const MET_FILE_NEW: &str = "met.json.new";
+/// In the directory of a target behind a node's first: whose it is.
+pub(crate) const OWNER_FILE: &str = "target.json";
+pub(crate) const OWNER_FILE_NEW: &str = "target.json.new";
 /// What of these a pool leaves behind only with its data.
 pub(crate) const NODES_FILES: [&str; 6] =
     [NODES_FILE, SECRET_FILE, NODES_FILE_NEW, SECRET_FILE_NEW, MET_FILE, MET_FILE_NEW];
@@ -40,7 +43,7 @@ pub(crate) const NODES_FILES: [&str; 6] =
 const PATH_BYTES_MAX: usize = 107 - "/supervisor".len();
 
 /// Every name that a pool's directory may hold. Anything else in it is somebody's file.
-const NAMES: [&str; 15] = [
+const NAMES: [&str; 17] = [
     LOCK_FILE,
     SOCKET_FILE,
     SUPERVISOR_FILE,
@@ -56,6 +59,8 @@ const NAMES: [&str; 15] = [
     SECRET_FILE_NEW,
     MET_FILE,
     MET_FILE_NEW,
+    OWNER_FILE,
+    OWNER_FILE_NEW,
 ];
 
 /// A pool's directory, open.

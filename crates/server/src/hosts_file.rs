@@ -83,12 +83,12 @@ mod tests {
         assert_eq!(file.provider.as_deref(), Some("verbs;ofi_rxm"));
         let b = file.node(Some("b")).unwrap();
         assert_eq!((b.number, b.host.as_str(), b.port), (2, "b-ib", 7));
-        assert_eq!(b.target.path, Path::new("/scratch/it's \"b\""));
-        assert_eq!((b.target.media, b.target.capacity_bytes), (Some(Medium::Ssd), Some(5 << 30)));
+        assert_eq!(b.dir(), Path::new("/scratch/it's \"b\""));
+        assert_eq!((b.first().media, b.first().capacity_bytes), (Some(Medium::Ssd), Some(5 << 30)));
         let plain =
             Alike { path: "/p".into(), media: None, capacity_bytes: None, port: None, provider: None };
         let file = PoolFile::from_text(Path::new("/f"), &text(&[host("a")], &plain)).unwrap();
         assert_eq!(file.nodes[0].port, crate::pool_file::DEFAULT_PORT);
-        assert_eq!(file.nodes[0].target.capacity_bytes, None);
+        assert_eq!(file.nodes[0].first().capacity_bytes, None);
     }
 }

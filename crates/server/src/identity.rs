@@ -12,7 +12,9 @@ use serde::{Deserialize, Serialize};
 use crate::directory::PoolDirectory;
 
 /// The format of a pool that this version writes, and the newest that it reads.
-pub const POOL_FORMAT: u32 = 1;
+pub const POOL_FORMAT: u32 = 2;
+/// The format of a pool with one target, which older versions read too.
+const FORMAT_OF_ONE_TARGET: u32 = 1;
 /// The identity's file in a pool directory.
 pub const IDENTITY_FILE: &str = "pool.json";
 
@@ -52,10 +54,26 @@ mod medium_text {
     }
 }
 
+/// A target behind a node's first.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct TargetRecord {
+    /// The directory that the pool file names.
+    pub path: std::path::PathBuf,
+    /// The medium.
+    #[serde(with = "medium_text")]
+    pub media: Medium,
+    /// Bytes that data may take.
+    pub capacity_bytes: u64,
+    /// What the target is.
+    pub backing: Backing,
+    /// True when the directory was made with the target, and goes with it.
+    pub made_directory: bool,
+}
+
 /// A pool's identity, as `pool.json` holds it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PoolIdentity {
-    /// [`POOL_FORMAT`] of the version that made the pool.
+    /// What a version must know to use the pool: 2 for several targets.
     pub format: u32,
     /// A random name that no other pool has.
     pub uuid: String,
@@ -68,6 +86,9 @@ pub struct PoolIdentity {
     pub capacity_bytes: u64,
     /// What the target is.
     pub backing: Backing,
+    /// The targets behind the first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub more: Vec<TargetRecord>,
     /// The number that the pool file has for this node, if that was of data which are gone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub instead_of: Option<u16>,
@@ -83,16 +104,33 @@ impl PoolIdentity {
     /// A new identity with a random name.
     pub fn new(media: Medium, backing: Backing, capacity_bytes: u64) -> Result<PoolIdentity> {
         Ok(PoolIdentity {
-            format: POOL_FORMAT,
+            format: FORMAT_OF_ONE_TARGET,
             uuid: random_uuid()?,
             node: NodeId::FIRST.0,
             media,
             capacity_bytes,
             backing,
+            more: Vec::new(),
             instead_of: None,
             embedded: false,
             made_directory: false,
         })
+    }
+
+    /// Bytes that data and shard may take on all targets.
+    pub fn capacity_of_all(&self) -> u64 {
+        self.more.iter().fold(self.capacity_bytes, |sum, target| sum.saturating_add(target.capacity_bytes))
+    }
+
+    /// How many targets the node has.
+    pub fn target_count(&self) -> usize {
+        1 + self.more.len()
+    }
+
+    /// Sets the targets behind the first.
+    pub(crate) fn set_more(&mut self, more: Vec<TargetRecord>) {
+        self.format = if more.is_empty() { FORMAT_OF_ONE_TARGET } else { POOL_FORMAT };
+        self.more = more;
     }
 
     /// The identity of the pool in `dir`; none when there is no pool in it. Fails with [`Code::NewerFormat`] and
@@ -191,10 +229,10 @@ mod tests {
     #[test]
     fn read_of_a_newer_format_is_refused_whatever_else_it_holds() {
         let (path, dir) = directory("newer");
-        std::fs::write(path.join(IDENTITY_FILE), r#"{"format": 2, "media": ["cxl"]}"#).unwrap();
+        std::fs::write(path.join(IDENTITY_FILE), r#"{"format": 3, "media": ["cxl"]}"#).unwrap();
         let e = PoolIdentity::read(&dir).unwrap_err();
         assert_eq!(e.code, Code::NewerFormat);
-        assert!(e.to_string().contains("its format is 2"), "{e}");
+        assert!(e.to_string().contains("its format is 3"), "{e}");
         std::fs::write(path.join(IDENTITY_FILE), "{\"format\": 1").unwrap();
         assert_eq!(PoolIdentity::read(&dir).unwrap_err().code, Code::Corrupt);
         std::fs::remove_dir_all(&path).unwrap();

@@ -19,6 +19,7 @@ pub mod hosts_file;
 pub mod identity;
 pub mod launch;
 mod members;
+mod more_targets;
 mod mount_process;
 pub mod pool_file;
 mod programs;

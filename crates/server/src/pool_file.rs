@@ -12,7 +12,7 @@
 //! name = "n1"                      # the host's name, or what `--node` says
 //! host = "10.0.0.1"                # where the others reach it
 //! port = 7850                      # optional
-//! target = [{ media = "dram", path = "/tmp/case", capacity = "8GiB" }]
+//! target = [{ media = "dram", path = "/tmp/case", capacity = "8GiB" }]      # or several, new ones at the end
 //! ```
 //! A node's number is its place in the file, from 1, or what `number` says; it is the number of its data for ever, so a
 //! node that leaves keeps its place. What is not known here is refused, so that no setting is misspelt and silently without effect.
@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use forebay_data::Medium;
-use forebay_types::limits::NODES_MAX;
+use forebay_types::limits::{NODES_MAX, NODE_TARGETS_MAX};
 use forebay_types::{Code, Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -88,8 +88,20 @@ pub struct NodeEntry {
     pub host: String,
     /// And port.
     pub port: u16,
-    /// What it gives.
-    pub target: TargetEntry,
+    /// What it gives, in the order of the targets' numbers.
+    pub targets: Vec<TargetEntry>,
+}
+
+impl NodeEntry {
+    /// Its first target.
+    pub fn first(&self) -> &TargetEntry {
+        &self.targets[0]
+    }
+
+    /// The pool's directory on it.
+    pub fn dir(&self) -> &Path {
+        &self.first().path
+    }
 }
 
 /// A pool file that makes sense.
@@ -157,6 +169,8 @@ pub struct Member {
     pub host: String,
     /// And port.
     pub port: u16,
+    /// How many targets it gives.
+    pub targets: u16,
 }
 
 impl PoolFile {
@@ -262,6 +276,7 @@ impl PoolFile {
             number: n.number,
             host: n.host.clone(),
             port: n.port,
+            targets: n.targets.len() as u16,
         });
         Membership {
             pool: self.name.clone(),
@@ -286,34 +301,60 @@ fn checked(node: NodeText, place: u16) -> std::result::Result<NodeEntry, String>
     if !(1..=32_766).contains(&number) {
         return Err(format!("{at}: its number {number} is not between 1 and 32766"));
     }
-    let [target] = <[TargetText; 1]>::try_from(node.target).map_err(|targets| match targets.len() {
-        0 => format!("{at}: it gives no target; a node without one does not work yet: give it a small one"),
-        n => format!("{at}: it gives {n} targets; more than one does not work yet"),
-    })?;
+    match node.target.len() {
+        0 => {
+            return Err(format!(
+                "{at}: it gives no target; a node without one does not work yet: give it a small one"
+            ))
+        }
+        n if n > NODE_TARGETS_MAX => {
+            return Err(format!("{at}: it gives {n} targets, and {NODE_TARGETS_MAX} is the most"));
+        }
+        _ => {}
+    }
+    let targets = node.target.into_iter().map(|target| checked_target(target, &at));
+    let targets = targets.collect::<std::result::Result<Vec<_>, _>>()?;
+    for (i, inner) in targets.iter().enumerate() {
+        let within = |(j, outer): (usize, &TargetEntry)| {
+            i != j && inner.path != outer.path && inner.path.starts_with(&outer.path)
+        };
+        if targets.iter().enumerate().any(within) {
+            return Err(format!("{at}: target {} is within another target", inner.path.display()));
+        }
+    }
+    let host = node.host.unwrap_or_else(|| node.name.clone());
+    let port = node.port.unwrap_or(DEFAULT_PORT);
+    Ok(NodeEntry { name: node.name, number, host, port, targets })
+}
+
+fn checked_target(target: TargetText, at: &str) -> std::result::Result<TargetEntry, String> {
     if !target.path.is_absolute() {
         return Err(format!("{at}: target {} is not an absolute path", target.path.display()));
     }
     let media = target.media.map(|m| m.parse::<Medium>()).transpose().map_err(|e| format!("{at}: {e}"))?;
     let capacity = target.capacity.map(|c| forebay_data::parse_size(&c)).transpose();
     let capacity_bytes = capacity.map_err(|e| format!("{at}: {e}"))?;
-    let host = node.host.unwrap_or_else(|| node.name.clone());
-    let port = node.port.unwrap_or(DEFAULT_PORT);
-    let target = TargetEntry { media, path: target.path, capacity_bytes };
-    Ok(NodeEntry { name: node.name, number, host, port, target })
+    Ok(TargetEntry { media, path: target.path, capacity_bytes })
 }
 
 /// Nothing may be two nodes'.
 fn find_twins(nodes: &[NodeEntry]) -> std::result::Result<(), String> {
     let mut seen: BTreeMap<String, &str> = BTreeMap::new();
     for node in nodes {
-        let path = std::path::absolute(&node.target.path).unwrap_or_else(|_| node.target.path.clone());
-        for (what, which) in [
+        let targets = node.targets.iter().map(|target| {
+            let path: PathBuf = target.path.components().collect();
+            ("target", format!("{} on {}", path.display(), node.host))
+        });
+        let own = [
             ("name", node.name.clone()),
             ("number", node.number.to_string()),
             ("address", format!("{}:{}", node.host, node.port)),
-            ("target", format!("{} on {}", path.display(), node.host)),
-        ] {
+        ];
+        for (what, which) in own.into_iter().chain(targets) {
             if let Some(other) = seen.insert(format!("{what} {which}"), &node.name) {
+                if *other == node.name && what == "target" {
+                    return Err(format!("{what} {which} is listed twice by node {other:?}"));
+                }
                 return Err(format!(
                     "{what} {which} is listed twice, by node {other:?} and node {:?}",
                     node.name
@@ -352,7 +393,7 @@ mod tests {
         let [a, b] = &file.nodes[..] else { panic!("{file:?}") };
         assert_eq!((a.number, a.host.as_str(), a.port), (1, "10.0.0.1", DEFAULT_PORT));
         assert_eq!((b.number, b.host.as_str(), b.port), (2, "b", 9));
-        assert_eq!(a.target.capacity_bytes, Some(1 << 30));
+        assert_eq!(a.first().capacity_bytes, Some(1 << 30));
         assert_eq!(file.node(Some("b")).unwrap().number, 2);
         let error = file.node(Some("c")).unwrap_err();
         assert!(error.to_string().contains("it names a, b"), "{error}");
@@ -373,7 +414,12 @@ mod tests {
             (node("target = [{ path = \"x\" }]"), "absolute"),
             ("x".to_owned(), "not a directory"),
             (node(""), "no target"),
-            (node("target = [{ path = \"/x\" }, { path = \"/y\" }]"), "2 targets"),
+            (
+                node("target = [{ path = \"/x\" }, { path = \"/x/.\" }]"),
+                "target /x on a is listed twice by node \"a\"",
+            ),
+            (node("target = [{ path = \"/x\" }, { path = \"/x/y\" }]"), "/x/y is within another"),
+            (node(&format!("target = [{}]", "{ path = \"/x\" },".repeat(9))), "gives 9 targets, and 8"),
             (
                 two("[[node]]\nname = \"a\"\nhost = \"h\"\ntarget = [{ path = \"/y\" }]"),
                 "name a is listed twice",

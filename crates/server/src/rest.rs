@@ -9,7 +9,7 @@ use crate::directory::PoolDirectory;
 use crate::identity::PoolIdentity;
 use crate::target::open_target_at_rest;
 
-/// Checks shard and target of the pool in `path`, which is down: as the daemon would, under the pool's lock, so that it
+/// Checks shard and targets of the pool in `path`, which is down: as the daemon would, under the pool's lock, so that it
 /// cannot be started meanwhile. [`Code::NotFound`] when no data is there.
 pub fn check(path: &Path) -> Result<Value> {
     let dir = PoolDirectory::open(path)?;
@@ -19,6 +19,7 @@ pub fn check(path: &Path) -> Result<Value> {
             .cure("name the pool with --pool DIR"));
     };
     let _lock = dir.lock()?;
-    let target_dir = open_target_at_rest(&dir, &identity)?;
-    crate::worker::check_at_rest(&target_dir, identity.node)
+    let mut target_dirs = vec![open_target_at_rest(&dir, &identity)?];
+    target_dirs.extend(crate::more_targets::open_at_rest(&identity)?);
+    crate::worker::check_at_rest(&target_dirs, identity.node)
 }

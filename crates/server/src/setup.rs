@@ -15,8 +15,8 @@ use crate::store::{receive, FdStore, Message};
 /// All that a worker needs to serve.
 #[derive(Debug)]
 pub struct WorkerSetup {
-    /// The target: `target` in the pool directory, or the root of a detached mount.
-    pub target_dir: OwnedFd,
+    /// The targets, one at least: `target` in the pool's directory or the root of a detached mount, then the node's others.
+    pub target_dirs: Vec<OwnedFd>,
     /// The listening socket on which clients attach.
     pub listener: OwnedFd,
     /// Where descriptors are kept over this worker's death. [`FdStore::ready`] must be called once the worker serves.
@@ -38,7 +38,8 @@ pub struct WorkerSetup {
 /// Bytes of the flight recorder.
 pub const FLIGHT_RECORDER_BYTES: u64 = 64 * 1024;
 
-/// The part of the setup that is text; the descriptors beside it are target, listener, flight recorder, lock.
+/// The part of the setup that is text; the descriptors beside it are listener, flight recorder, then the targets, then
+/// a lock for each of them.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct SetupText {
     pub(crate) identity: PoolIdentity,
@@ -49,21 +50,22 @@ pub(crate) struct SetupText {
 
 /// Descriptors beside the setup, in this order.
 pub(crate) struct SetupFds<'a> {
-    pub(crate) target_dir: BorrowedFd<'a>,
     pub(crate) listener: BorrowedFd<'a>,
     pub(crate) flight_recorder: BorrowedFd<'a>,
-    pub(crate) lock: BorrowedFd<'a>,
+    pub(crate) target_dirs: Vec<BorrowedFd<'a>>,
+    pub(crate) locks: Vec<BorrowedFd<'a>>,
 }
 
 impl<'a> SetupFds<'a> {
-    pub(crate) fn in_order(&self) -> [BorrowedFd<'a>; 4] {
-        [self.target_dir, self.listener, self.flight_recorder, self.lock]
+    pub(crate) fn in_order(&self) -> Vec<BorrowedFd<'a>> {
+        let first = [self.listener, self.flight_recorder];
+        first.iter().chain(&self.target_dirs).chain(&self.locks).copied().collect()
     }
 }
 
-/// Waits for the supervisor's setup on `socket`; the second value is the pool's lock, which the worker holds open so
-/// that no other pool starts on the same target before this process is gone.
-pub(crate) fn receive_setup(socket: OwnedFd) -> Result<(WorkerSetup, OwnedFd)> {
+/// Waits for the supervisor's setup on `socket`; the second value is the locks of the pool and its targets, which the worker holds
+/// open so that no other pool starts on the same targets before this process is gone.
+pub(crate) fn receive_setup(socket: OwnedFd) -> Result<(WorkerSetup, Vec<OwnedFd>)> {
     let what = "cannot learn from the supervisor what to serve";
     let strange = || Error::new(Code::Malformed, what).cure("workers are started by their supervisor alone");
     let next = |socket: BorrowedFd<'_>| {
@@ -71,8 +73,14 @@ pub(crate) fn receive_setup(socket: OwnedFd) -> Result<(WorkerSetup, OwnedFd)> {
     };
     let Message::Setup(text, fds) = next(socket.as_fd())? else { return Err(strange()) };
     let text: SetupText = serde_json::from_str(&text).map_err(|e| strange().why(e))?;
-    let [target_dir, listener, flight_recorder, lock] =
-        <[OwnedFd; 4]>::try_from(fds).map_err(|_| strange())?;
+    let targets = text.identity.target_count();
+    if fds.len() != 2 + 2 * targets {
+        return Err(strange());
+    }
+    let mut fds = fds.into_iter();
+    let (Some(listener), Some(flight_recorder)) = (fds.next(), fds.next()) else { return Err(strange()) };
+    let target_dirs = fds.by_ref().take(targets).collect();
+    let locks = fds.collect();
     let mut restored = Vec::new();
     loop {
         match next(socket.as_fd())? {
@@ -84,7 +92,7 @@ pub(crate) fn receive_setup(socket: OwnedFd) -> Result<(WorkerSetup, OwnedFd)> {
     let SetupText { identity, pool_dir, costs, membership } = text;
     let store = FdStore::new(socket);
     let setup = WorkerSetup {
-        target_dir,
+        target_dirs,
         listener,
         store,
         restored,
@@ -94,5 +102,5 @@ pub(crate) fn receive_setup(socket: OwnedFd) -> Result<(WorkerSetup, OwnedFd)> {
         costs,
         membership,
     };
-    Ok((setup, lock))
+    Ok((setup, locks))
 }

@@ -18,8 +18,8 @@ use rustix::net::{
 };
 use serde::{Deserialize, Serialize};
 
-/// Descriptors under one tag.
-pub const TAG_FDS_MAX: usize = 8;
+/// Descriptors of one message: those of the setup, with a target and its lock for each that a node may have.
+pub const TAG_FDS_MAX: usize = 2 + 2 * forebay_types::limits::NODE_TARGETS_MAX;
 /// Bytes of one message: the setup with its lists of costs.
 const MESSAGE_BYTES_MAX: usize = 64 * 1024;
 /// Bytes of a tag.

@@ -1,6 +1,6 @@
 //! The supervisor: the process that holds a pool together and does as little else as possible.
 //!
-//! It holds what must live longer than a worker: the lock, the target's descriptor (a detached mount lives by it
+//! It holds what must live longer than a worker: the locks, the targets' descriptors (a detached mount lives by it
 //! alone), the clients' listening socket, the descriptor store, the flight recorder. It starts the worker, again at
 //! once when that dies, and counts the members of an embedded pool, which ends with the last. It has one thread and
 //! one poll loop and never waits for anybody: all its sockets are non-blocking, and a connection that does not take its
@@ -223,10 +223,10 @@ impl Supervisor {
             membership: self.pool.membership.clone(),
         };
         let fds = SetupFds {
-            target_dir: self.pool.target_dir.as_fd(),
             listener: self.clients.as_fd(),
             flight_recorder: self.recorder.as_fd(),
-            lock: self.pool.lock.as_fd(),
+            target_dirs: self.pool.target_dirs(),
+            locks: self.pool.locks(),
         };
         match WorkerProcess::start(&text, &fds, &self.kept) {
             Ok(mut worker) => {
@@ -578,7 +578,8 @@ impl Supervisor {
             "media": identity.media.to_string(),
             "backing": identity.backing,
             "embedded": identity.embedded,
-            "capacity_bytes": identity.capacity_bytes,
+            "capacity_bytes": identity.capacity_of_all(),
+            "targets": self.pool.targets_status(),
             "pids": {
                 "supervisor": std::process::id(),
                 "worker": self.worker.as_ref().map(|w| w.pid()),

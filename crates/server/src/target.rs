@@ -4,7 +4,7 @@
 //! sockets dead and its target as it was: opening it again finds the data; `sweep` clears it away. Whatever is made
 //! for a pool that then cannot start is removed again.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -18,11 +18,13 @@ use serde_json::{json, Value};
 
 use crate::bundle::Bundle;
 use crate::directory::{
-    PoolDirectory, LOCK_FILE, LOG_FILE, NODES_FILES, SOCKET_FILE, SUPERVISOR_FILE, TARGET_FILE,
+    PoolDirectory, LOCK_FILE, LOG_FILE, NODES_FILES, OWNER_FILE, OWNER_FILE_NEW, SOCKET_FILE,
+    SUPERVISOR_FILE, TARGET_FILE,
 };
 use crate::identity::{Backing, PoolIdentity, IDENTITY_FILE};
+use crate::more_targets::{self, MoreTarget};
 use crate::mount_process::clear_dead_mounts;
-use crate::pool_file::Membership;
+use crate::pool_file::{Membership, TargetEntry};
 use crate::protocol::Stopped;
 
 /// How long a start waits for a pool that is just ending.
@@ -48,6 +50,12 @@ pub(crate) struct PoolOptions {
     pub(crate) renumber: bool,
     /// What it was told of the pool by a pipe, to be kept in its directory.
     pub(crate) bundle: Option<Bundle>,
+    /// What the node gives beside that in `path`.
+    pub(crate) more: Vec<TargetEntry>,
+    /// By which people call the node.
+    pub(crate) node_name: String,
+    /// Memory of the node that is promised to other targets.
+    pub(crate) promised_bytes: u64,
 }
 
 /// A directory whose lock this process holds.
@@ -62,14 +70,37 @@ pub(crate) struct LockedPool {
 #[derive(Debug)]
 pub(crate) struct OpenPool {
     pub(crate) dir: PoolDirectory,
-    pub(crate) lock: OwnedFd,
+    lock: OwnedFd,
     pub(crate) identity: PoolIdentity,
-    pub(crate) target_dir: OwnedFd,
+    target_dir: OwnedFd,
+    more: Vec<MoreTarget>,
     pub(crate) costs: Vec<String>,
     /// What the target's file system can do, for `status`.
     pub(crate) capabilities: Value,
     pub(crate) reopened: bool,
     pub(crate) membership: Option<Membership>,
+}
+
+impl OpenPool {
+    /// The directories of the node's targets, in the order of their numbers.
+    pub(crate) fn target_dirs(&self) -> Vec<BorrowedFd<'_>> {
+        let more = self.more.iter().map(|target| target.target_dir.as_fd());
+        std::iter::once(self.target_dir.as_fd()).chain(more).collect()
+    }
+
+    /// What keeps other pools from them.
+    pub(crate) fn locks(&self) -> Vec<BorrowedFd<'_>> {
+        let more = self.more.iter().map(|target| target.lock.as_fd());
+        std::iter::once(self.lock.as_fd()).chain(more).collect()
+    }
+
+    /// What `status` tells of the node's targets.
+    pub(crate) fn targets_status(&self) -> Vec<Value> {
+        let i = &self.identity;
+        let first = (i.media, i.backing, i.capacity_bytes);
+        let first = more_targets::describe(self.dir.path(), first, &self.capabilities);
+        std::iter::once(first).chain(self.more.iter().map(MoreTarget::status)).collect()
+    }
 }
 
 /// Makes the directory and takes its lock. [`Code::Busy`] when the pool is up; one that is ending is waited for.
@@ -90,13 +121,13 @@ pub(crate) fn lock_pool(path: &Path) -> Result<LockedPool> {
 /// Opens the pool that is in the directory, or makes one. When that fails, what was made is gone again.
 pub(crate) fn open_pool(locked: LockedPool, options: &PoolOptions) -> Result<OpenPool> {
     match try_open(&locked, options) {
-        Ok(Opened { identity, target_dir, costs, capabilities, reopened }) => {
+        Ok(Opened { identity, target_dir, more, costs, capabilities, reopened }) => {
             let LockedPool { dir, lock, .. } = locked;
             let mut membership = options.membership.clone();
             if let Some(membership) = &mut membership {
                 membership.take(&identity, dir.path(), !reopened);
             }
-            Ok(OpenPool { dir, lock, identity, target_dir, costs, capabilities, reopened, membership })
+            Ok(OpenPool { dir, lock, identity, target_dir, more, costs, capabilities, reopened, membership })
         }
         Err(e) => {
             if locked.made {
@@ -110,6 +141,7 @@ pub(crate) fn open_pool(locked: LockedPool, options: &PoolOptions) -> Result<Ope
 struct Opened {
     identity: PoolIdentity,
     target_dir: OwnedFd,
+    more: Vec<MoreTarget>,
     costs: Vec<String>,
     capabilities: Value,
     reopened: bool,
@@ -119,6 +151,9 @@ fn try_open(locked: &LockedPool, options: &PoolOptions) -> Result<Opened> {
     let dir = &locked.dir;
     clear_dead_mounts(dir.path());
     let before = PoolIdentity::read(dir)?;
+    if before.is_none() {
+        more_targets::refuse_as_pool(dir)?;
+    }
     if let (Some(identity), Some(asked)) = (&before, options.media) {
         if identity.media != asked {
             return Err(Error::new(Code::Invalid, format!("cannot start pool {}", dir.path().display()))
@@ -207,16 +242,23 @@ fn finish(
         identity.capacity_bytes = bytes;
     }
     Target::format(&target_dir)?;
-    let (costs, capabilities) = costs_of(&locked.dir, &identity, &target_dir)?;
-    if let Some(bundle) = &options.bundle {
-        bundle.write(&locked.dir)?;
+    let (mut costs, capabilities) = costs_of(&locked.dir, &identity, &target_dir)?;
+    let more = more_targets::open(&locked.dir, &mut identity, &target_dir, options, reopened)?;
+    let kept = options.bundle.as_ref().map_or(Ok(()), |bundle| bundle.write(&locked.dir));
+    if let Err(e) = kept.and_then(|()| identity.write(&locked.dir)) {
+        more_targets::undo(&more);
+        return Err(e);
     }
-    identity.write(&locked.dir)?;
-    Ok(Opened { identity, target_dir, costs, capabilities, reopened })
+    costs.extend(more.iter().flat_map(|target| target.costs.iter().cloned()));
+    Ok(Opened { identity, target_dir, more, costs, capabilities, reopened })
 }
 
 /// The target of a pool that was here before; none when its data went with its memory.
-fn reopen(dir: &PoolDirectory, identity: &PoolIdentity, options: &PoolOptions) -> Result<Option<OwnedFd>> {
+pub(crate) fn reopen(
+    dir: &PoolDirectory,
+    identity: &PoolIdentity,
+    options: &PoolOptions,
+) -> Result<Option<OwnedFd>> {
     let path = dir.file(TARGET_FILE);
     let target_dir = match identity.backing {
         Backing::Detached => return Ok(None),
@@ -264,7 +306,7 @@ fn open_target(dir: &PoolDirectory) -> Result<OwnedFd> {
 }
 
 /// Takes away what is in the target's place although no pool says that it is there.
-fn clear_stray_target(dir: &PoolDirectory) -> Result<()> {
+pub(crate) fn clear_stray_target(dir: &PoolDirectory) -> Result<()> {
     let path = dir.file(TARGET_FILE);
     if is_mounted_here(&path)? {
         tracing::warn!("{} was left mounted by a pool that is no more", path.display());
@@ -290,7 +332,7 @@ fn clear_stray_target(dir: &PoolDirectory) -> Result<()> {
         .cure("put pool.json back, or remove the target if its data is no longer needed"))
 }
 
-fn make_target(
+pub(crate) fn make_target(
     dir: &PoolDirectory,
     medium: Medium,
     options: &PoolOptions,
@@ -333,7 +375,7 @@ fn make_target(
 }
 
 fn capacity_of_memory(options: &PoolOptions) -> Result<u64> {
-    capacity(options, &Bounds::of(&Host::this(), Medium::Dram, None)?)
+    capacity(options, &Bounds::of(&Host::this(), Medium::Dram, None)?.promised(options.promised_bytes))
 }
 
 fn capacity(options: &PoolOptions, bounds: &Bounds) -> Result<u64> {
@@ -381,7 +423,8 @@ fn make_directory_target(
     }
     let made = open_target(dir).and_then(|target| {
         let at = Some((target.as_fd(), dir.path()));
-        let bytes = capacity(options, &Bounds::of(&Host::this(), medium, at)?)?;
+        let bounds = Bounds::of(&Host::this(), medium, at)?.promised(options.promised_bytes);
+        let bytes = capacity(options, &bounds)?;
         Ok((Backing::Directory, target, bytes))
     });
     if made.is_err() {
@@ -404,7 +447,7 @@ fn shared_memory() -> Option<PathBuf> {
     Some(PathBuf::from(format!("{SHARED_MEMORY}/forebay-{me}-{name}")))
 }
 
-fn is_tmpfs(directory: std::os::fd::BorrowedFd<'_>) -> bool {
+pub(crate) fn is_tmpfs(directory: std::os::fd::BorrowedFd<'_>) -> bool {
     rustix::fs::fstatfs(directory).is_ok_and(|s| s.f_type as u64 & 0xffff_ffff == TMPFS_MAGIC)
 }
 
@@ -436,7 +479,7 @@ fn placement_costs(
     costs
 }
 
-fn costs_of(
+pub(crate) fn costs_of(
     dir: &PoolDirectory,
     identity: &PoolIdentity,
     target_dir: &OwnedFd,
@@ -480,10 +523,11 @@ fn allocated_bytes(path: &Path) -> u64 {
 /// Closes a pool whose worker has ended. Its data stays where it can and `keep` or the medium says so, unless it is to
 /// be discarded whatever it is.
 pub(crate) fn close_pool(pool: OpenPool, keep: bool, discard: bool) -> Result<Stopped> {
-    let OpenPool { dir, lock, identity, target_dir, .. } = pool;
+    let OpenPool { dir, lock, identity, target_dir, more, .. } = pool;
     drop(target_dir);
+    let locks: Vec<OwnedFd> = more.into_iter().map(|target| target.lock).collect();
     let result = take_away(&dir, &identity, keep, discard);
-    drop(lock);
+    drop((lock, locks));
     result
 }
 
@@ -507,7 +551,9 @@ fn take_away(dir: &PoolDirectory, identity: &PoolIdentity, keep: bool, discard: 
             Backing::Directory => true,
             Backing::Detached => false,
         };
+    // What is on the node's other targets is of no use without the shard.
     if !data_kept {
+        more_targets::take_away(identity);
         remove_target(dir, identity.backing)?;
         if identity.made_directory {
             remove_directory(dir);
@@ -523,7 +569,7 @@ fn take_away(dir: &PoolDirectory, identity: &PoolIdentity, keep: bool, discard: 
     Ok(Stopped { data_kept, killed: false })
 }
 
-fn remove_target(dir: &PoolDirectory, backing: Backing) -> Result<()> {
+pub(crate) fn remove_target(dir: &PoolDirectory, backing: Backing) -> Result<()> {
     let path = dir.file(TARGET_FILE);
     let what = || format!("cannot remove {}", path.display());
     match backing {
@@ -560,9 +606,9 @@ fn remove_tree(path: &Path) -> Result<()> {
 }
 
 /// Removes a directory that was made for a pool, with what pools put there.
-fn remove_directory(dir: &PoolDirectory) {
+pub(crate) fn remove_directory(dir: &PoolDirectory) {
     let own = [SOCKET_FILE, SUPERVISOR_FILE, IDENTITY_FILE, "pool.json.new", LOG_FILE, LOCK_FILE];
-    for name in own.into_iter().chain(NODES_FILES) {
+    for name in own.into_iter().chain(NODES_FILES).chain([OWNER_FILE, OWNER_FILE_NEW]) {
         let _ = dir.remove_file(name);
     }
     let _ = rustix::fs::rmdir(dir.path());

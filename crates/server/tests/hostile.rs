@@ -138,7 +138,9 @@ fn attach_raw(dir: &Path) -> (OwnedFd, OwnedFd, Ring) {
     read_exact(socket.as_fd(), &mut header[got..]).unwrap();
     let mut body = [0; AttachReply::BYTES];
     read_exact(socket.as_fd(), &mut body).unwrap();
-    let [Some(ring), Some(doorbell), Some(_), Some(_)] = fds else { panic!("descriptors are missing") };
+    let [Some(ring), Some(doorbell), Some(_), Some(_), None, ..] = fds else {
+        panic!("descriptors are missing")
+    };
     let calls = Ring::open(ring.as_fd(), doorbell.as_fd()).unwrap();
     (ring, doorbell, calls)
 }

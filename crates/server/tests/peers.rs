@@ -189,9 +189,14 @@ fn request<'a>(random: &mut Random, round: u64, name: &'a [u8], data: &'a [u8]) 
             },
         },
         8 | 18 => Request::Finish { tx: recent, commit: !random.next().is_multiple_of(3) },
+        9 if round.is_multiple_of(2) => {
+            Request::Prepare { tx: removal, index: 2, part: Part::Widen { ino, parts: None } }
+        }
         9 => Request::Prepare { tx: removal, index: 0, part: Part::Condemn { ino } },
         10 => Request::Prepare { tx: removal, index: 1, part: Part::Climb { from: parent, avoid: ino } },
-        11 => match round % 6 {
+        11 => match round % 8 {
+            6 => Request::SetWidth { ino, width: round as u16 % 4, parent, name },
+            7 => Request::PartsOf { ino },
             0 => Request::DropLink { ino, link: removal },
             1 => Request::Touch { ino },
             2 => Request::AskOutcome { tx: removal },
@@ -351,7 +356,8 @@ fn peer_moves_data_of_a_file_by_its_own_memory_and_by_no_other() {
     let fd = pool.open(place, libc::O_CREAT | libc::O_RDWR, 0o600, &mut escape).unwrap();
     // SAFETY: the descriptor is new and ours.
     let file = unsafe { <std::fs::File as std::os::fd::FromRawFd>::from_raw_fd(fd) };
-    let data: Vec<u8> = (0..300_000u32).map(|i| (i % 251) as u8).collect();
+    let data: Vec<u8> = (0..MOVE_BYTES_MAX as u32 + 37_856).map(|i| (i % 251) as u8).collect();
+    let len = data.len();
     std::os::unix::fs::FileExt::write_all_at(&file, &data, 0).unwrap();
     let ino = pool.resolve(place, true, &mut escape).ok().unwrap().attr.ino;
     let id = BackingId { target: 1 << 16, ino, number: 0, stripe: 0 };
@@ -368,13 +374,13 @@ fn peer_moves_data_of_a_file_by_its_own_memory_and_by_no_other() {
     let mut back = vec![0; MOVE_BYTES_MAX];
     region.read_at(4096, &mut back).unwrap();
     assert!(back == data[..MOVE_BYTES_MAX]);
-    assert_eq!(answer(&mut calls, 2, &read(id, whole, whole, at(0))), Ok(Ok(300_000 - whole)), "its end");
+    assert_eq!(answer(&mut calls, 2, &read(id, whole, whole, at(0))), Ok(Ok(len as u64 - whole)), "its end");
     assert_eq!(answer(&mut calls, 3, &read(id, 1 << 30, 9, at(0))), Ok(Ok(0)), "beyond it");
 
     region.write_at(0, &[7; 1000]).unwrap();
     assert_eq!(answer(&mut calls, 10, &write(5, false, 1000, at(0))), Ok(Ok(1000)));
     let stored = || std::fs::read(format!("/proc/self/fd/{fd}")).unwrap();
-    assert!(stored()[5..1005] == [7; 1000] && stored().len() == 300_000);
+    assert!(stored()[5..1005] == [7; 1000] && stored().len() == len);
     // A retry is answered and not done again, and what comes late is not done over it.
     region.write_at(0, &[8; 1000]).unwrap();
     assert_eq!(answer(&mut calls, 10, &write(5, false, 1000, at(0))), Ok(Ok(1000)));
@@ -386,7 +392,7 @@ fn peer_moves_data_of_a_file_by_its_own_memory_and_by_no_other() {
     assert!(stored()[5..1005] == [7; 1000]);
     assert_eq!(answer(&mut calls, 11, &write(0, true, 1000, at(0))), Ok(Ok(1000)));
     assert_eq!(answer(&mut calls, 11, &write(0, true, 1000, at(0))), Ok(Ok(1000)));
-    assert!(stored()[300_000..] == [8; 1000], "appended once");
+    assert!(stored()[len..] == [8; 1000], "appended once");
 
     // Files that are not there, targets of others, more than a piece.
     let absent = BackingId { ino: Ino(1 << 48 | 99), ..id };

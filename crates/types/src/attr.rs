@@ -3,6 +3,8 @@
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
 use crate::id::{Ino, NodeId};
+use crate::limits::FILE_BYTES_MAX;
+use crate::request::{SetAttr, TimeSet};
 
 /// Encoded bytes of an [`Attr`].
 pub const ATTR_BYTES: usize = 104;
@@ -123,7 +125,7 @@ pub struct Attr {
     pub flags: u32,
     /// A directory's home: the node that owns its entries. Of others the node that owns the inode.
     pub home: NodeId,
-    /// A directory's width as a power of two: 0 is one node.
+    /// A directory's width as a power of two, rounded up: 0 is one node.
     pub width_log2: u8,
     /// Last access.
     pub atime: Timestamp,
@@ -133,6 +135,39 @@ pub struct Attr {
     pub ctime: Timestamp,
     /// Birth.
     pub btime: Timestamp,
+}
+
+impl SetAttr {
+    /// Makes the changes in attributes, at a time.
+    ///
+    /// # Errors
+    /// What cannot be changed of such an inode; nothing is changed then.
+    pub fn apply(&self, attr: &mut Attr, now: Timestamp) -> Result<(), Code> {
+        if self.mode.is_some() && attr.is_symlink() {
+            return Err(Code::NotSupported);
+        }
+        match (self.size, attr.kind()) {
+            (None, _) => {}
+            (Some(size), Kind::File) if size <= FILE_BYTES_MAX => attr.size = size,
+            (_, Kind::File) => return Err(Code::FileTooLarge),
+            (_, Kind::Directory) => return Err(Code::IsDirectory),
+            _ => return Err(Code::Invalid),
+        }
+        if let Some(mode) = self.mode {
+            attr.mode = attr.mode & 0o170_000 | mode & 0o7777;
+        }
+        attr.uid = self.uid.unwrap_or(attr.uid);
+        attr.gid = self.gid.unwrap_or(attr.gid);
+        for (time, set) in [(&mut attr.atime, self.atime), (&mut attr.mtime, self.mtime)] {
+            match set {
+                TimeSet::Omit => {}
+                TimeSet::Now => *time = now,
+                TimeSet::At(at) => *time = at,
+            }
+        }
+        attr.ctime = now;
+        Ok(())
+    }
 }
 
 impl Attr {

@@ -59,6 +59,32 @@ pub(crate) fn time(r: &mut Reader<'_>) -> Result<TimeSet, Code> {
     }
 }
 
+/// Appends attributes to set.
+pub(crate) fn put_set(w: &mut Writer<'_>, set: &SetAttr) -> Result<(), Code> {
+    put_option_u64(w, set.mode.map(u64::from))?;
+    put_option_u64(w, set.uid.map(u64::from))?;
+    put_option_u64(w, set.gid.map(u64::from))?;
+    put_option_u64(w, set.size)?;
+    put_time(w, set.atime)?;
+    put_time(w, set.mtime)
+}
+
+/// Reads attributes to set.
+pub(crate) fn set_attr(r: &mut Reader<'_>) -> Result<SetAttr, Code> {
+    let set = SetAttr {
+        mode: option_u32(r)?,
+        uid: option_u32(r)?,
+        gid: option_u32(r)?,
+        size: option_u64(r)?,
+        atime: time(r)?,
+        mtime: time(r)?,
+    };
+    match set.mode {
+        Some(mode) if mode & !0o7777 != 0 => Err(Code::Invalid),
+        _ => Ok(set),
+    }
+}
+
 fn put_option_u64(w: &mut Writer<'_>, v: Option<u64>) -> Result<(), Code> {
     w.u8(v.is_some() as u8)?;
     w.u64(v.unwrap_or(0))
@@ -127,6 +153,8 @@ impl<'a> Request<'a> {
             Request::RenewLease => 56,
             Request::RecallName { .. } => 57,
             Request::RecallDirectory { .. } => 58,
+            Request::SetWidth { .. } => 80,
+            Request::PartsOf { .. } => 81,
         }
     }
 
@@ -155,6 +183,7 @@ impl<'a> Request<'a> {
             | Request::MakeBacking { ino }
             | Request::PathOf { ino }
             | Request::Touch { ino }
+            | Request::PartsOf { ino }
             | Request::RecallDirectory { ino } => w.u64(ino.0)?,
             Request::MakeDirectoryAt { node, parent, name, mode } => {
                 w.u16(node.0)?;
@@ -208,12 +237,13 @@ impl<'a> Request<'a> {
             Request::AreThere { sessions } => w.long_bytes(sessions)?,
             Request::SetAttr { ino, set } => {
                 w.u64(ino.0)?;
-                put_option_u64(&mut w, set.mode.map(u64::from))?;
-                put_option_u64(&mut w, set.uid.map(u64::from))?;
-                put_option_u64(&mut w, set.gid.map(u64::from))?;
-                put_option_u64(&mut w, set.size)?;
-                put_time(&mut w, set.atime)?;
-                put_time(&mut w, set.mtime)?;
+                put_set(&mut w, &set)?;
+            }
+            Request::SetWidth { ino, width, parent, name } => {
+                w.u64(ino.0)?;
+                w.u16(width)?;
+                w.u64(parent.0)?;
+                w.short_bytes(name)?;
             }
             Request::Create { parent, name, mode, exclusive, dirty, layout, number, reserve } => {
                 let bits = [exclusive, dirty, layout.is_some(), number.is_some(), reserve];
@@ -296,18 +326,7 @@ impl<'a> Request<'a> {
             3 => Request::GetAttr { ino: Ino(r.u64()?) },
             4 => {
                 let ino = Ino(r.u64()?);
-                let set = SetAttr {
-                    mode: option_u32(&mut r)?,
-                    uid: option_u32(&mut r)?,
-                    gid: option_u32(&mut r)?,
-                    size: option_u64(&mut r)?,
-                    atime: time(&mut r)?,
-                    mtime: time(&mut r)?,
-                };
-                if set.mode.is_some_and(|m| m & !0o7777 != 0) {
-                    return Err(Code::Invalid);
-                }
-                Request::SetAttr { ino, set }
+                Request::SetAttr { ino, set: set_attr(&mut r)? }
             }
             5 => {
                 let (parent, mode, bits) = (Ino(r.u64()?), r.u32()?, r.u8()?);
@@ -435,6 +454,12 @@ impl<'a> Request<'a> {
             56 => Request::RenewLease,
             57 => Request::RecallName { parent: Ino(r.u64()?), name: name(&mut r)? },
             58 => Request::RecallDirectory { ino: Ino(r.u64()?) },
+            80 => {
+                let (ino, width, parent) = (Ino(r.u64()?), r.u16()?, Ino(r.u64()?));
+                let name = if ino == Ino::ROOT { r.short_bytes()? } else { name(&mut r)? };
+                Request::SetWidth { ino, width, parent, name }
+            }
+            81 => Request::PartsOf { ino: Ino(r.u64()?) },
             _ => return Err(Code::Malformed),
         };
         Ok((caller, request))
@@ -524,6 +549,8 @@ mod tests {
             Request::RenewLease,
             Request::RecallName { parent: p, name },
             Request::RecallDirectory { ino: i },
+            Request::SetWidth { ino: i, width: 16, parent: p, name },
+            Request::PartsOf { ino: i },
             Request::AreThere { sessions: &[7; 24] },
             Request::Backing(
                 BackingId { target: 9, ino: i, number: 0, stripe: 3 },

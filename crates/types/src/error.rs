@@ -77,11 +77,14 @@ pub enum Code {
     ReadOnly = 34,
     /// No such device or address: a socket that is opened, a FIFO that nobody reads.
     NoDevice = 35,
+    /// The directory's entries lie in parts, and one of those is to be asked for ([`crate::Parts::of_refusal`]). Between daemons;
+    /// programs do not see it.
+    Wide = 36,
 }
 
 impl Code {
     /// Every code, for tests that walk all mappings.
-    pub const ALL: [Code; 35] = [
+    pub const ALL: [Code; 36] = [
         Code::NotFound,
         Code::Exists,
         Code::NotDirectory,
@@ -117,6 +120,7 @@ impl Code {
         Code::FileTooLarge,
         Code::ReadOnly,
         Code::NoDevice,
+        Code::Wide,
     ];
 
     /// The code of a number that came by ring or wire; unknown numbers are [`Code::Malformed`].
@@ -162,6 +166,7 @@ impl Code {
             Code::FileTooLarge => 27,
             Code::ReadOnly => 30,
             Code::NoDevice => 6,
+            Code::Wide => 5,
         }
     }
 
@@ -239,6 +244,7 @@ impl Code {
             Code::FileTooLarge => "file-too-large",
             Code::ReadOnly => "read-only",
             Code::NoDevice => "no-device",
+            Code::Wide => "wide",
         }
     }
 }

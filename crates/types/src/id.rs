@@ -29,13 +29,25 @@ impl Ino {
     pub const ROOT: Ino = Ino(NodeId::FIRST.0 as u64 * (1 << Ino::COUNTER_BITS) + 1);
     /// Bits of the counter.
     pub const COUNTER_BITS: u32 = 48;
+    /// The bit of a counter that is a wide directory's part's.
+    const PART_BIT: u64 = 1 << (Ino::COUNTER_BITS - 1);
     /// The largest counter.
-    pub const MAX_COUNTER: u64 = (1 << Ino::COUNTER_BITS) - 1;
+    pub const MAX_COUNTER: u64 = Ino::PART_BIT - 1;
 
     /// The number that `node` gives to its `counter`-th inode.
     pub fn new(node: NodeId, counter: u64) -> Ino {
         debug_assert!(counter <= Ino::MAX_COUNTER);
         Ino((node.0 as u64) << Ino::COUNTER_BITS | (counter & Ino::MAX_COUNTER))
+    }
+
+    /// The same of a part of a wide directory. Its number says what it is, as programs are never shown it.
+    pub fn part(node: NodeId, counter: u64) -> Ino {
+        Ino(Ino::new(node, counter).0 | Ino::PART_BIT)
+    }
+
+    /// True for a part of a wide directory.
+    pub fn is_part(self) -> bool {
+        self.0 & Ino::PART_BIT != 0
     }
 
     /// The node on which the inode was born.

@@ -22,6 +22,7 @@ mod request;
 mod route;
 mod target;
 mod transaction;
+mod wide;
 
 pub use attr::{Attr, Kind, Timestamp, ATTR_BYTES, FLAG_DIRTY, FLAG_RESIDENT, PERMISSIONS_OFFSET};
 pub use backing::{BackingAttr, BackingId, BackingOp, LockKind, LockWish, Move, MoveKind};
@@ -36,4 +37,5 @@ pub use request::{
     Caller, Request, SetAttr, TimeSet, RENAME_EXCHANGE, RENAME_NOREPLACE, XATTR_CREATE, XATTR_REPLACE,
 };
 pub use target::{node_of, target_of, TargetSpace, TargetSpaces, Targets};
-pub use transaction::{decode_nodes, Outcome, Part, TxId};
+pub use transaction::{decode_nodes, Change, Outcome, Part, TxId};
+pub use wide::{part_of_hash, Parts};

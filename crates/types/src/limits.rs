@@ -26,6 +26,8 @@ pub const COLLISIONS_MAX: u8 = 127;
 pub const COMPONENTS_MAX: usize = 2;
 /// Targets named by one layout component; the default stripe_count is at most this.
 pub const TARGETS_MAX: usize = 8;
+/// Targets of one node: a program gets a descriptor of each in one message when it attaches.
+pub const NODE_TARGETS_MAX: usize = 8;
 /// Stripes (backing files) of one component: 8 targets, each overstriped 32 times.
 pub const STRIPES_MAX: u16 = 256;
 /// Smallest and largest stripe_size: a page, and 1 GiB. Both powers of two.
@@ -41,15 +43,19 @@ pub const RING_SLOTS: usize = 64;
 pub const MESSAGE_BYTES_MAX: usize = 68 * 1024;
 /// Bytes of a backing file that one request reads or writes: with its fields it fits a message.
 pub const BACKING_BYTES_MAX: usize = 64 * 1024;
-/// Bytes of data that the network moves by itself for one request: large enough that asking costs little beside moving, small enough
-/// that copying one piece and moving another go on at the same time within a MiB, and stay in a processor's cache.
-pub const MOVE_BYTES_MAX: usize = 256 * 1024;
+/// Bytes of data that the network moves by itself for one request: large enough that asking costs little beside moving; on two
+/// processors, pieces of 256 KiB reach two thirds of what these do.
+pub const MOVE_BYTES_MAX: usize = 1024 * 1024;
+/// A call that is no longer than two such pieces is cut in halves, but not below this, so that one is copied while the other is moved.
+pub const MOVE_BYTES_HALF: usize = 512 * 1024;
+/// Data that are longer are moved so, others go within a request: longer messages take the transport as many steps.
+pub const MOVE_ABOVE_BYTES: usize = 32 * 1024;
 /// Bytes of a process's buffer for them: the pieces that one call has under way ([`BACKING_AHEAD`]), for several threads.
-pub const BUFFER_BYTES: usize = 8 << 20;
+pub const BUFFER_BYTES: usize = 16 << 20;
 /// Processes of a node that have such buffers, which take memory as far as they are used; those of others go by requests.
-pub const BUFFERS_MAX: usize = 256;
+pub const BUFFERS_MAX: usize = 128;
 /// Bytes of the memory through which a node's backing files pass to and from other nodes' buffers.
-pub const BOUNCE_BYTES: usize = 16 << 20;
+pub const BOUNCE_BYTES: usize = 32 << 20;
 /// Data requests that one call of a door has under way, in slots of its own: enough to keep a link busy, few enough to leave
 /// slots to other threads.
 pub const BACKING_AHEAD: usize = 8;
@@ -189,6 +195,12 @@ pub const INTERRUPTS_KEPT: usize = 256;
 /// Bytes that one request to a mount copies (copy_file_range): some milliseconds of one of its threads. The caller gets
 /// less than it asked for and goes on.
 pub const COPY_BYTES_MAX: usize = 16 << 20;
+
+/// Nodes that a directory's entries lie on at most: beyond, a listing of a small directory asks more nodes than it has entries, and
+/// its removal takes more messages than filling it.
+pub const WIDTH_MAX: usize = 16;
+/// Wide directories whose parts a daemon remembers: 160 bytes each. When there are more it begins to learn them anew.
+pub const WIDE_KNOWN_MAX: usize = 16 * 1024;
 
 const _: () = assert!(MESSAGE_BYTES_MAX >= XATTR_VALUE_MAX + XATTR_NAME_MAX + 1024);
 const _: () = assert!(XATTR_TOTAL_MAX >= XATTR_VALUE_MAX + XATTR_NAME_MAX + XATTR_OVERHEAD);

@@ -10,6 +10,7 @@ use crate::layout::Layout;
 use crate::limits::NAME_MAX;
 use crate::target::{TargetSpaces, Targets};
 use crate::transaction::Outcome;
+use crate::wide::{Parts, REFUSAL_TAG};
 
 /// Bytes in front of every reply: code (0 for success), tag, flags.
 pub const REPLY_HEADER_BYTES: usize = 4;
@@ -114,6 +115,10 @@ pub enum Reply<'a> {
     },
     /// A lock that is in the way.
     Lock(LockWish),
+    /// The parts of a wide directory.
+    Parts(Parts),
+    /// The refusal of what named a wide directory and not the part of it: encoded as [`Code::Wide`] with the parts.
+    Wide(Parts),
 }
 
 impl Entry {
@@ -140,6 +145,7 @@ impl<'a> Reply<'a> {
                 w.u16(0)?;
                 return Ok(w.len());
             }
+            Ok(Reply::Wide(parts)) => return parts.encode_refusal(buffer),
             Ok(reply) => reply,
         };
         w.u16(0)?;
@@ -205,6 +211,12 @@ impl<'a> Reply<'a> {
                 w.u16(22)?;
                 wish.encode(&mut w)?;
             }
+            // Above: it is no success.
+            Reply::Wide(_) => return Err(Code::Invalid),
+            Reply::Parts(parts) => {
+                w.u16(37)?;
+                parts.encode(&mut w)?;
+            }
             Reply::Placed(targets) => {
                 w.u16(20)?;
                 targets.encode(&mut w)?;
@@ -230,6 +242,9 @@ impl<'a> Reply<'a> {
         let mut r = Reader::new(bytes);
         let code = r.u16()?;
         let tag = r.u16()?;
+        if code == Code::Wide as u16 && tag == REFUSAL_TAG {
+            return Ok(Reply::Wide(Parts::decode(&mut r)?));
+        }
         if code != 0 {
             return Err(Code::from_u16(code));
         }
@@ -262,6 +277,7 @@ impl<'a> Reply<'a> {
             15 => Reply::Count(r.u64()?),
             16 => Reply::Outcome(Outcome::from_u8(r.u8()?)?),
             22 => Reply::Lock(LockWish::decode(&mut r)?),
+            37 => Reply::Parts(Parts::decode(&mut r)?),
             20 => Reply::Placed(Targets::decode(&mut r)?),
             21 => Reply::Targets {
                 inodes: r.u64()?,
@@ -419,6 +435,10 @@ mod tests {
             Ok(Reply::Placed(Targets::new(&[7, 8, 9]).unwrap())),
             Ok(Reply::Targets { inodes: 5, free_inodes: 6, spaces: spaces_of_two }),
             Ok(Reply::Lock(LockWish { owner: 3, flock: false, kind: LockKind::Read, start: 4, end: 5 })),
+            Ok(Reply::Parts(
+                Parts::new(Ino(5), &[Ino::part(NodeId(1), 2), Ino::part(NodeId(2), 2)]).unwrap(),
+            )),
+            Ok(Reply::Wide(Parts::new(Ino(5), &[Ino::part(NodeId(1), 2), Ino::part(NodeId(2), 2)]).unwrap())),
             Ok(Reply::Done),
             Ok(Reply::Entry(entry)),
             Ok(Reply::Created { entry, created: true, next: Some(Ino(77)) }),

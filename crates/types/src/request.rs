@@ -369,6 +369,23 @@ pub enum Request<'a> {
         /// Directory of the node that asks.
         ino: Ino,
     },
+    /// Cuts the entries of an empty directory over several nodes, from then on. → `Parts`; [`Code::NotEmpty`], [`Code::Exists`] for
+    /// one that is wide already, [`Code::NoDevice`] when the pool has not so many nodes
+    SetWidth {
+        /// The directory.
+        ino: Ino,
+        /// Over so many nodes, its home among them; 0: all, at most [`crate::limits::WIDTH_MAX`].
+        width: u16,
+        /// Its parent, as programs know it,
+        parent: Ino,
+        /// and its name there, for kernels that believe something of it; empty for the root.
+        name: &'a [u8],
+    },
+    /// The parts of a wide directory. → `Parts`; [`Code::NoAttribute`] of one that is not wide
+    PartsOf {
+        /// The directory.
+        ino: Ino,
+    },
     /// Which of these processes of the asked node are there? From daemon to daemon, which keeps something for them.
     /// → `Bytes`: one for each, 0 for one that is gone
     AreThere {
@@ -405,6 +422,7 @@ impl Request<'_> {
                 | Request::RenewLease
                 | Request::RecallName { .. }
                 | Request::RecallDirectory { .. }
+                | Request::PartsOf { .. }
         )
     }
 

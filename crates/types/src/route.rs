@@ -1,10 +1,87 @@
 //! Which node serves a request. An inode is served by the node that it was born on, a directory's entries by the same: so
 //! the number that a request names is all that it takes to route it, and no table of directories is needed.
 
+use crate::error::Code;
 use crate::id::{Ino, NodeId};
 use crate::request::Request;
+use crate::wide::Parts;
 
-impl Request<'_> {
+impl<'a> Request<'a> {
+    /// The same request of the parts that have the names, where a directory is known to be wide: none when it names no such
+    /// directory. `here` is the node on which it was asked: a directory is born there, wherever its name is.
+    ///
+    /// # Errors
+    /// [`Code::Stale`] for a create by a number of `here` of what is born elsewhere.
+    pub fn in_parts(
+        self,
+        here: NodeId,
+        parts_of: impl Fn(Ino) -> Option<Parts>,
+    ) -> Result<Option<Request<'a>>, Code> {
+        let part = |parent: Ino, name: &[u8]| parts_of(parent).map(|parts| parts.of_name(name));
+        Ok(match self {
+            Request::Lookup { parent, name } => {
+                part(parent, name).map(|parent| Request::Lookup { parent, name })
+            }
+            Request::Create { parent, name, mode, exclusive, dirty, layout, number, reserve } => {
+                let Some(parent) = part(parent, name) else { return Ok(None) };
+                let elsewhere = parent.birth_node() != here;
+                if elsewhere && number.is_some() {
+                    return Err(Code::Stale);
+                }
+                let reserve = reserve && !elsewhere;
+                Some(Request::Create { parent, name, mode, exclusive, dirty, layout, number, reserve })
+            }
+            Request::MakeNode { parent, name, mode, rdev } => {
+                part(parent, name).map(|parent| Request::MakeNode { parent, name, mode, rdev })
+            }
+            Request::MakeDirectory { parent, name, mode }
+            | Request::MakeDirectoryAt { parent, name, mode, .. } => {
+                part(parent, name).map(|parent| match parent.birth_node() == here {
+                    true => Request::MakeDirectory { parent, name, mode },
+                    false => Request::MakeDirectoryAt { node: here, parent, name, mode },
+                })
+            }
+            Request::Symlink { parent, name, target } => {
+                part(parent, name).map(|parent| Request::Symlink { parent, name, target })
+            }
+            Request::Link { ino, parent, name } => {
+                part(parent, name).map(|parent| Request::Link { ino, parent, name })
+            }
+            Request::Unlink { parent, name } => {
+                part(parent, name).map(|parent| Request::Unlink { parent, name })
+            }
+            Request::RemoveDirectory { parent, name } => {
+                part(parent, name).map(|parent| Request::RemoveDirectory { parent, name })
+            }
+            Request::Rename { parent, name, new_parent, new_name, flags } => {
+                let (from, to) = (part(parent, name), part(new_parent, new_name));
+                (from.is_some() || to.is_some()).then(|| Request::Rename {
+                    parent: from.unwrap_or(parent),
+                    name,
+                    new_parent: to.unwrap_or(new_parent),
+                    new_name,
+                    flags,
+                })
+            }
+            Request::MoveDirectory { parent, name, new_parent, new_name, flags, ino } => {
+                let (from, to) = (part(parent, name), part(new_parent, new_name));
+                (from.is_some() || to.is_some()).then(|| Request::MoveDirectory {
+                    parent: from.unwrap_or(parent),
+                    name,
+                    new_parent: to.unwrap_or(new_parent),
+                    new_name,
+                    flags,
+                    ino,
+                })
+            }
+            Request::ReadDirectory { ino, cookie, attributes } => parts_of(ino).map(|parts| {
+                let ino = parts.as_slice()[parts.index_of_cookie(cookie)];
+                Request::ReadDirectory { ino, cookie, attributes }
+            }),
+            _ => None,
+        })
+    }
+
     /// The node that serves it; none: whoever is asked.
     pub fn node(&self) -> Option<NodeId> {
         match *self {
@@ -47,6 +124,8 @@ impl Request<'_> {
             | Request::MarkDirty { ino }
             | Request::MakeBacking { ino }
             | Request::PathOf { ino }
+            | Request::SetWidth { ino, .. }
+            | Request::PartsOf { ino }
             | Request::SetLayout { ino, .. } => Some(ino.birth_node()),
             Request::MakeDirectoryAt { node, .. } => Some(node),
             Request::MoveDirectory { .. } => Some(Ino::ROOT.birth_node()),

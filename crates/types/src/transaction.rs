@@ -8,10 +8,13 @@ use std::fmt;
 
 use crate::attr::Kind;
 use crate::bytes::{Reader, Writer};
-use crate::encoding::{name, permission_bits};
+use crate::encoding::{name, permission_bits, put_set, set_attr};
 use crate::error::Code;
 use crate::id::{Ino, NodeId};
-use crate::request::RENAME_NOREPLACE;
+use crate::layout::Layout;
+use crate::limits::WIDTH_MAX;
+use crate::request::{SetAttr, RENAME_NOREPLACE};
+use crate::wide::Parts;
 
 /// A transaction's number: its coordinator's node in the upper 16 bits, a number of that node's in the lower 48.
 ///
@@ -129,6 +132,35 @@ pub enum Part<'a> {
         /// The directory.
         ino: Ino,
     },
+    /// Holds an empty directory, whose entries are to be cut into parts, and is asked for first, without parts; or has it have
+    /// these parts from then on. → `Entry`
+    Widen {
+        /// The directory.
+        ino: Ino,
+        /// Its parts.
+        parts: Option<Parts>,
+    },
+    /// Makes a part of a directory that becomes wide. → `Entry`
+    BearPart {
+        /// The node that makes it.
+        node: NodeId,
+        /// The directory.
+        of: Ino,
+        /// Which of its parts it is,
+        index: u8,
+        /// of how many.
+        width: u8,
+        /// What is entered in it takes after the directory.
+        like: Change,
+    },
+    /// Changes attributes or the layout of a wide directory, or of a part of it. Of a directory two never overlap. → what the
+    /// request is answered, of a directory
+    Change {
+        /// The directory, or part.
+        ino: Ino,
+        /// The change.
+        change: Change,
+    },
     /// Holds all directories from one up to the last that is on this node, so that none of them moves. [`Code::Invalid`] when
     /// one is among them that must not be. → `Number`: the parent of the last, which another node has, or the root
     Climb {
@@ -137,6 +169,33 @@ pub enum Part<'a> {
         /// That which must not be above it.
         avoid: Ino,
     },
+}
+
+/// A change of a directory's attributes or layout that its parts take part in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Change {
+    /// Attributes.
+    pub set: SetAttr,
+    /// What it says of files that are made in it.
+    pub layout: Option<Layout>,
+}
+
+impl Change {
+    fn encode(&self, w: &mut Writer<'_>) -> Result<(), Code> {
+        put_set(w, &self.set)?;
+        w.u8(u8::from(self.layout.is_some()))?;
+        self.layout.map_or(Ok(()), |layout| layout.encode(w))
+    }
+
+    fn decode(r: &mut Reader<'_>) -> Result<Change, Code> {
+        let set = set_attr(r)?;
+        let layout = match r.u8()? {
+            0 => None,
+            1 => Some(Layout::decode(r)?),
+            _ => return Err(Code::Malformed),
+        };
+        Ok(Change { set, layout })
+    }
 }
 
 impl<'a> Part<'a> {
@@ -178,6 +237,25 @@ impl<'a> Part<'a> {
                 w.u8(6)?;
                 w.u64(ino.0)
             }
+            Part::Widen { ino, parts } => {
+                w.u8(8)?;
+                w.u64(ino.0)?;
+                w.u8(u8::from(parts.is_some()))?;
+                parts.map_or(Ok(()), |parts| parts.encode(w))
+            }
+            Part::BearPart { node, of, index, width, ref like } => {
+                w.u8(9)?;
+                w.u16(node.0)?;
+                w.u64(of.0)?;
+                w.u8(index)?;
+                w.u8(width)?;
+                like.encode(w)
+            }
+            Part::Change { ino, ref change } => {
+                w.u8(10)?;
+                w.u64(ino.0)?;
+                change.encode(w)
+            }
             Part::Climb { from, avoid } => {
                 w.u8(7)?;
                 w.u64(from.0)?;
@@ -206,6 +284,26 @@ impl<'a> Part<'a> {
             5 => Part::Move { ino: Ino(r.u64()?), parent: Ino(r.u64()?) },
             6 => Part::Condemn { ino: Ino(r.u64()?) },
             7 => Part::Climb { from: Ino(r.u64()?), avoid: Ino(r.u64()?) },
+            8 => {
+                let ino = Ino(r.u64()?);
+                let parts = match r.u8()? {
+                    0 => None,
+                    1 => Some(Parts::decode(r)?),
+                    _ => return Err(Code::Malformed),
+                };
+                if parts.is_some_and(|parts| parts.of != ino) {
+                    return Err(Code::Invalid);
+                }
+                Part::Widen { ino, parts }
+            }
+            9 => {
+                let (node, of, index, width) = (NodeId(r.u16()?), Ino(r.u64()?), r.u8()?, r.u8()?);
+                if index >= width || usize::from(width) > WIDTH_MAX {
+                    return Err(Code::Invalid);
+                }
+                Part::BearPart { node, of, index, width, like: Change::decode(r)? }
+            }
+            10 => Part::Change { ino: Ino(r.u64()?), change: Change::decode(r)? },
             _ => return Err(Code::Malformed),
         })
     }
@@ -214,9 +312,12 @@ impl<'a> Part<'a> {
     pub fn node(&self) -> Option<NodeId> {
         match *self {
             Part::Leave { parent, .. } | Part::Enter { parent, .. } => Some(parent.birth_node()),
-            Part::Count { ino, .. } | Part::Move { ino, .. } | Part::Condemn { ino } => {
-                Some(ino.birth_node())
-            }
+            Part::Count { ino, .. }
+            | Part::Move { ino, .. }
+            | Part::Condemn { ino }
+            | Part::Widen { ino, .. }
+            | Part::Change { ino, .. } => Some(ino.birth_node()),
+            Part::BearPart { node, .. } => Some(node),
             Part::Climb { from, .. } => Some(from.birth_node()),
             Part::Bear { .. } => None,
         }
@@ -237,7 +338,14 @@ mod tests {
         let (ino, parent, link) =
             (Ino::new(NodeId(3), 7), Ino::new(NodeId(2), 9), TxId::new(NodeId(5), 1 << 40));
         let name = b"a name".as_slice();
+        let set = SetAttr { gid: Some(5), ..SetAttr::default() };
+        let change = Change { set, layout: Some(Layout::single(NodeId(2), 0)) };
+        let parts = Parts::new(ino, &[Ino::part(NodeId(2), 1), Ino::part(NodeId(3), 1)]).unwrap();
         let all = [
+            (Part::Widen { ino, parts: None }, Some(NodeId(3))),
+            (Part::Widen { ino, parts: Some(parts) }, Some(NodeId(3))),
+            (Part::BearPart { node: NodeId(4), of: ino, index: 2, width: 3, like: change }, Some(NodeId(4))),
+            (Part::Change { ino, change: Change { layout: None, ..change } }, Some(NodeId(3))),
             (Part::Leave { parent, name, ino, link }, Some(NodeId(2))),
             (
                 Part::Enter { parent, name, ino, kind: Kind::Fifo, link, flags: RENAME_NOREPLACE },

@@ -327,7 +327,8 @@ impl<'a> Message<'a> {
             }
             Kind::Answer => {
                 let (code, zero) = (r.u16()?, r.u16()?);
-                if code != 0 {
+                // One refusal says more than its code.
+                if code != 0 && !(code == Code::Wide as u16 && zero != 0) {
                     let sound = zero == 0 && r.rest().is_empty();
                     return if sound {
                         Ok(Message::Answer(Err(Code::from_u16(code))))

@@ -3,8 +3,8 @@
 use forebay_types::limits::{FILE_BYTES_MAX, PATH_MAX};
 use forebay_types::{
     Attr, BackingAttr, BackingId, BackingOp, Caller, Code, DirEntries, DirEntry, DirWriter, Entry, Ino,
-    Kind as FileKind, Layout, NodeId, Outcome, Part, PoolSpace, Reply, Request, SetAttr, TimeSet, Timestamp,
-    TxId,
+    Kind as FileKind, Layout, NodeId, Outcome, Part, Parts, PoolSpace, Reply, Request, SetAttr, TimeSet,
+    Timestamp, TxId,
 };
 use forebay_wire::limits::*;
 use forebay_wire::{
@@ -159,6 +159,7 @@ fn requests(s: &Seed) -> Vec<Request<'_>> {
         Request::Prepare { tx, index: 3, part: Part::Move { ino, parent } },
         Request::Prepare { tx, index: 4, part: Part::Condemn { ino } },
         Request::Prepare { tx, index: 5, part: Part::Climb { from: ino, avoid: parent } },
+        Request::Prepare { tx, index: 6, part: Part::Widen { ino, parts: None } },
         Request::Finish { tx, commit: s.flag },
         Request::AskOutcome { tx },
         Request::Decide { tx, nodes: &s.data[..2], reply: &s.data },
@@ -167,6 +168,8 @@ fn requests(s: &Seed) -> Vec<Request<'_>> {
         Request::IsLed { ino, parent, link: tx },
         Request::LeadsTo { node: NodeId(s.c as u16), parent, cookie: s.b },
         Request::NameOf { parent, ino },
+        Request::SetWidth { ino, width: s.c as u16, parent, name },
+        Request::PartsOf { ino },
         Request::EndSession { session: s.a },
         Request::AreThere { sessions: &[1; 16] },
         Request::Backing(backing, BackingOp::Stat),
@@ -203,6 +206,9 @@ fn replies(s: &Seed) -> Vec<Result<Reply<'_>, Code>> {
         Ok(Reply::PartOfPath { top: Ino(s.a), parent: Ino(s.b), path: &s.name }),
         Ok(Reply::Backing(BackingAttr { bytes: s.a, allocated_bytes: s.b, ..BackingAttr::default() })),
         Ok(Reply::Count(s.a)),
+        Ok(Reply::Wide(
+            Parts::new(Ino(1), &[Ino::part(NodeId(1), s.b >> 20), Ino::part(NodeId(2), s.c.into())]).unwrap(),
+        )),
         Ok(Reply::Outcome(Outcome::Undecided)),
     ];
     all.extend(Code::ALL.map(Err));

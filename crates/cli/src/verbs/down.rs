@@ -53,7 +53,7 @@ pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode>
 /// Stops every node of a pool file.
 fn down_all(file: Option<&Path>, arguments: &Down) -> Result<ExitCode> {
     let file = pool::file(file, "stop all nodes")?;
-    everywhere::on_every_node(&file, "stop", "stopping", |node| words(&node.target.path, arguments))
+    everywhere::on_every_node(&file, "stop", "stopping", |node| words(node.dir(), arguments))
 }
 
 /// Stops what `up --hosts` started.

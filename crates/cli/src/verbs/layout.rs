@@ -7,8 +7,8 @@ use std::process::ExitCode;
 
 use forebay_client::{PathBuffer, Pool, Striping};
 use forebay_server::control;
-use forebay_types::limits::{STRIPES_MAX, STRIPE_BYTES_MAX, STRIPE_BYTES_MIN, TARGETS_MAX};
-use forebay_types::{node_of, target_of, Code, Component, Entry, Error, Kind, Layout, NodeId, Result};
+use forebay_types::limits::{STRIPES_MAX, STRIPE_BYTES_MAX, STRIPE_BYTES_MIN, TARGETS_MAX, WIDTH_MAX};
+use forebay_types::{node_of, target_of, Code, Component, Entry, Error, Ino, Kind, Layout, NodeId, Result};
 use serde_json::{json, Value};
 
 use super::ls::put_name;
@@ -26,22 +26,39 @@ pub(super) fn layout(named: Option<PathBuf>, verb: &LayoutVerb) -> Result<ExitCo
     }
 }
 
-/// The pool's nodes by name and number, asked for once, when they are needed.
+/// A node of the pool.
+struct Known {
+    number: u16,
+    name: String,
+    /// How many targets it has; none of one that cannot be reached.
+    targets: Option<usize>,
+}
+
+/// The pool's nodes, asked for once, when they are needed.
 struct Nodes {
     pool: PathBuf,
-    known: OnceCell<Vec<(u16, String)>>,
+    known: OnceCell<Vec<Known>>,
 }
 
 impl Nodes {
-    fn all(&self) -> &[(u16, String)] {
+    fn all(&self) -> &[Known] {
         self.known.get_or_init(|| {
             let Ok(status) = control::status(&self.pool) else { return Vec::new() };
-            let mine = status.more.get("node_name").and_then(Value::as_str).unwrap_or_default();
+            let list = |value: &Value| value.as_array().map(Vec::len);
+            let mine = Known {
+                number: status.node,
+                name: status.more.get("node_name").and_then(Value::as_str).unwrap_or_default().to_owned(),
+                targets: status.more.get("targets").and_then(list),
+            };
             let others = status.more.get("nodes").and_then(Value::as_array).into_iter().flatten();
             let others = others.filter_map(|node| {
-                Some((node["node"].as_u64()? as u16, node["name"].as_str().unwrap_or_default().to_owned()))
+                Some(Known {
+                    number: node["node"].as_u64()? as u16,
+                    name: node["name"].as_str().unwrap_or_default().to_owned(),
+                    targets: list(&node["targets"]),
+                })
             });
-            std::iter::once((status.node, mine.to_owned())).chain(others).collect()
+            std::iter::once(mine).chain(others).collect()
         })
     }
 
@@ -55,19 +72,25 @@ impl Nodes {
             None => (word, 0),
         };
         let number = node.parse::<u16>().ok();
-        let found = self.all().iter().find(|(n, name)| name == node || Some(*n) == number);
-        let (number, _) = found.ok_or_else(|| {
-            let all: Vec<String> = self.all().iter().map(|(n, name)| format!("{name} ({n})")).collect();
+        let found = self.all().iter().find(|k| k.name == node || Some(k.number) == number);
+        let found = found.ok_or_else(|| {
+            let all: Vec<String> = self.all().iter().map(|k| format!("{} ({})", k.name, k.number)).collect();
             bad(format!("the pool has no node {node:?}")).cure(format!("it has {}", all.join(", ")))
         })?;
-        Ok(target_of(NodeId(*number), index))
+        match found.targets {
+            Some(count) if usize::from(index) >= count => Err(bad(format!(
+                "node {node} has {count} target{}, and the first is number 0",
+                if count == 1 { "" } else { "s" }
+            ))),
+            _ => Ok(target_of(NodeId(found.number), index)),
+        }
     }
 
     /// A target as people read it.
     fn name(&self, target: u32) -> String {
         let (node, index) = (node_of(target), target as u16);
-        let found = self.all().iter().find(|(n, name)| *n == node.0 && !name.is_empty());
-        let node = found.map_or_else(|| node.to_string(), |(_, name)| name.clone());
+        let found = self.all().iter().find(|k| k.number == node.0 && !k.name.is_empty());
+        let node = found.map_or_else(|| node.to_string(), |k| k.name.clone());
         if index == 0 {
             node
         } else {
@@ -113,8 +136,19 @@ fn get(pool: &Pool, nodes: &Nodes, arguments: &LayoutGet) -> ExitCode {
     let mut all = Vec::new();
     let status = each(&arguments.paths, |path| {
         let entry = look(pool, path, "look at")?;
+        let wide = entry.attr.is_directory() && entry.attr.width_log2 != 0;
+        let parts = if wide { pool.parts_of(entry.attr.ino) } else { Ok(None) };
+        let parts = pool::worded(parts.map_err(forebay_client::Fail::Code), "look at", path)?;
+        let on: Vec<NodeId> =
+            parts.iter().flat_map(|parts| parts.as_slice()).map(|part| part.birth_node()).collect();
         if arguments.json {
-            all.push(as_json(path, &entry));
+            let mut object = as_json(path, &entry);
+            if entry.attr.is_directory() {
+                let home = [entry.attr.home];
+                let on = if on.is_empty() { &home[..] } else { &on };
+                object["entries_on"] = on.iter().map(|node| node.0).collect::<Vec<u16>>().into();
+            }
+            all.push(object);
         } else {
             let said = match (entry.attr.is_directory(), entry.layout.is_set(entry.attr.home)) {
                 (true, false) => "nothing set for files made in it".to_owned(),
@@ -126,7 +160,12 @@ fn get(pool: &Pool, nodes: &Nodes, arguments: &LayoutGet) -> ExitCode {
                 }
                 (false, _) => words(&entry.layout, nodes),
             };
-            failure::put(format!("{}: {said}\n", table::printable(path)));
+            let names: Vec<String> = on.iter().map(|node| nodes.name(target_of(*node, 0))).collect();
+            let entries = match names.len() {
+                0 => String::new(),
+                n => format!("; entries on {n} nodes: {}", names.join(", ")),
+            };
+            failure::put(format!("{}: {said}{entries}\n", table::printable(path)));
         }
         Ok(())
     });
@@ -193,6 +232,13 @@ fn wanted(arguments: &LayoutSet) -> Result<Striping> {
 }
 
 fn set(pool: &Pool, nodes: &Nodes, arguments: &LayoutSet) -> Result<ExitCode> {
+    let stripes = arguments.stripe_count.is_some() || !arguments.targets.is_empty();
+    if let Some(width) = arguments.width {
+        let status = each(&arguments.paths, |path| widen(pool, nodes, path, width));
+        if !stripes || status != ExitCode::SUCCESS {
+            return Ok(status);
+        }
+    }
     let striping = wanted(arguments)?;
     let targets: Vec<u32> = arguments.targets.iter().map(|word| nodes.target(word)).collect::<Result<_>>()?;
     if targets.len() > TARGETS_MAX {
@@ -222,6 +268,39 @@ fn set(pool: &Pool, nodes: &Nodes, arguments: &LayoutSet) -> Result<ExitCode> {
             }
         }
     }))
+}
+
+/// Cuts a directory's entries over several nodes.
+fn widen(pool: &Pool, nodes: &Nodes, path: &[u8], width: u16) -> Result<()> {
+    let entry = look(pool, path, "widen")?;
+    let what = || format!("cannot set the width of {} in the pool", table::printable(path));
+    if !entry.attr.is_directory() {
+        return Err(Error::new(Code::NotDirectory, what()).why("only directories have one"));
+    }
+    if width == 1 && entry.attr.width_log2 == 0 {
+        return Ok(()); // as it is
+    }
+    pool.set_width(entry.attr.ino, width).map(drop).map_err(|code| {
+        let error = Error::new(code, what());
+        match code {
+            Code::NotEmpty => error
+                .why("it has entries, which lie on its node")
+                .cure("set it before the first file is made, or make another directory and move them there"),
+            Code::Exists | Code::Invalid if entry.attr.width_log2 != 0 => error
+                .why("it is wide already, and stays as it is")
+                .cure("make another directory, set its width, and move the entries there"),
+            Code::Invalid => error.why(format!("a directory is over 2 to {WIDTH_MAX} nodes, not {width}")),
+            Code::NoDevice if nodes.all().len() < 2 => error.why("the pool has one node"),
+            Code::NoDevice => error.why(format!("the pool has {} nodes", nodes.all().len())),
+            Code::Busy if entry.attr.ino == Ino::ROOT => error
+                .why("the pool is mounted on the node that has its root")
+                .cure("unmount it there, set the width, and mount it again"),
+            Code::Io => error
+                .why("a node does not answer")
+                .cure("`forebay status` tells which; a directory can be over the others"),
+            code => error.why(pool::words(code)),
+        }
+    })
 }
 
 /// The process's umask, which this asks for by setting it: the command has one thread here.

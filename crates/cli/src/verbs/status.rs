@@ -65,6 +65,28 @@ fn not_up(status: &Status) -> Vec<String> {
         .collect()
 }
 
+/// A line for each target of this node, where it has several.
+fn targets(s: &Status) -> Vec<String> {
+    let list = |key| s.more.get(key).and_then(|list| list.as_array()).map_or(&[][..], Vec::as_slice);
+    let (targets, spaces) = (list("targets"), list("target_spaces"));
+    if targets.len() < 2 {
+        return Vec::new();
+    }
+    let line = |(i, target): (usize, &serde_json::Value)| {
+        let word = |key: &str| target[key].as_str().unwrap_or_default();
+        let bytes = |key: &str| spaces.get(i).and_then(|space| space[key].as_u64());
+        let space = match (bytes("total_bytes"), bytes("free_bytes")) {
+            (Some(total), Some(free)) => {
+                let used = total.saturating_sub(free);
+                format!("{} used, {} free of {}", table::bytes(used), table::bytes(free), table::bytes(total))
+            }
+            _ => target["capacity_bytes"].as_u64().map(table::bytes).unwrap_or_default(),
+        };
+        format!("{i}: {} in {}, {space}", word("media"), word("path"))
+    };
+    targets.iter().enumerate().map(line).collect()
+}
+
 fn text(s: &Status) -> String {
     let mut facts = Facts::default();
     let kind = if s.embedded { ", of `forebay run`" } else { "" };
@@ -85,6 +107,9 @@ fn text(s: &Status) -> String {
         _ => table::bytes(s.capacity_bytes),
     };
     facts.add("space", space);
+    for line in targets(s) {
+        facts.add("target", line);
+    }
     if let Some(inodes) = s.inodes {
         facts.add("entries", inodes.saturating_sub(1).to_string());
     }
@@ -95,7 +120,12 @@ fn text(s: &Status) -> String {
             (Some(free), Some(total)) => format!(", {free} free of {total}"),
             _ => String::new(),
         };
-        facts.add("other node", format!("{} ({}) is {}{space}", text("name"), node["node"], text("state")));
+        let targets = match node["targets"].as_array().map_or(1, Vec::len) {
+            1 => String::new(),
+            n => format!(" on {n} targets"),
+        };
+        let (name, number, state) = (text("name"), &node["node"], text("state"));
+        facts.add("other node", format!("{name} ({number}) is {state}{space}{targets}"));
     }
     let mut users = Vec::new();
     if let Some(clients) = s.clients {
@@ -154,5 +184,17 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("none just now"));
+    }
+
+    #[test]
+    fn text_of_a_node_with_several_targets_has_a_line_for_each() {
+        let mut s = Status::default();
+        assert!(targets(&s).is_empty());
+        let of = |path: &str, media: &str| serde_json::json!({ "path": path, "media": media, "capacity_bytes": 1 << 30 });
+        s.more.insert("targets".into(), serde_json::json!([of("/a", "dram"), of("/b", "ssd")]));
+        assert!(text(&s).contains("1: ssd in /b, 1 GiB"), "{}", text(&s));
+        let space = |free: u64| serde_json::json!({ "total_bytes": 4u64 << 30, "free_bytes": free << 30 });
+        s.more.insert("target_spaces".into(), serde_json::json!([space(1), space(4)]));
+        assert!(text(&s).contains("0: dram in /a, 3 GiB used, 1 GiB free of 4 GiB"), "{}", text(&s));
     }
 }

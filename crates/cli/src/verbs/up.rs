@@ -58,10 +58,10 @@ pub(super) fn up(named: Option<PathBuf>, arguments: &arguments::Up) -> Result<Ex
                 None => (handed()?, arguments.node.clone().unwrap_or_default()),
             };
             let entry = bundle.pool_file(Path::new("/"))?.node(Some(&name))?.clone();
-            chosen = entry.target.path != pool::directory(None)?;
-            node = Some((Described::Bundle(bundle), entry.name));
+            chosen = entry.dir() != pool::directory(None)?;
+            node = Some((Described::Bundle(bundle), entry.name.clone()));
             mount = mount.map(|mount| path_on(&mount, &name));
-            entry.target.path
+            entry.dir().to_owned()
         }
         Some(file) if file.is_file() => {
             let file = PoolFile::read(&file)?;
@@ -70,7 +70,7 @@ pub(super) fn up(named: Option<PathBuf>, arguments: &arguments::Up) -> Result<Ex
             file.ensure_key()?;
             mount = mount.or_else(|| file.mount.clone());
             node = Some((Described::File(file.path.clone()), entry.name.clone()));
-            entry.target.path.clone()
+            entry.dir().to_owned()
         }
         _ if arguments.node.is_some() => {
             return Err(failure::invalid(

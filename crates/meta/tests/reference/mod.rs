@@ -362,9 +362,11 @@ impl Reference {
             | Request::Place { .. }
             | Request::Targets
             | Request::ReadDirectory { .. }
-            // Changes over several shards: tests/transactions.rs.
+            // Changes over several shards: tests/transactions.
             | Request::MakeDirectoryAt { .. }
             | Request::MoveDirectory { .. }
+            | Request::SetWidth { .. }
+            | Request::PartsOf { .. }
             | Request::Prepare { .. }
             | Request::Finish { .. }
             | Request::AskOutcome { .. }

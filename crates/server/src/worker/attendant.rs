@@ -5,7 +5,7 @@
 //! that a client that connects and says nothing holds up nobody. A process counts as dead when its pidfd says so, never
 //! because a socket closed.
 
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -75,7 +75,7 @@ pub(super) struct Attendant {
     pub(super) doorbell_fd: OwnedFd,
     pub(super) doorbell: Arc<Doorbell>,
     pub(super) device: u64,
-    pub(super) stable_inodes: bool,
+    pub(super) stable_inodes: u64,
     pub(super) epoch: u64,
     pub(super) to_shard: Sender<Message>,
     pub(super) network: Option<Orders>,
@@ -89,7 +89,7 @@ struct Desk {
     doorbell_fd: OwnedFd,
     doorbell: Arc<Doorbell>,
     device: u64,
-    stable_inodes: bool,
+    stable_inodes: u64,
     epoch: u64,
     owner: u32,
     epoll: OwnedFd,
@@ -319,6 +319,12 @@ struct Talk<'a> {
 }
 
 impl Desk {
+    /// These, and the directories of this node's targets.
+    fn with_targets(&self, some: &[&OwnedFd]) -> Vec<RawFd> {
+        let all = some.iter().copied().chain(&self.setup.target_dirs);
+        all.map(AsRawFd::as_raw_fd).collect()
+    }
+
     fn take_ring(&self) -> Result<(OwnedFd, ServedRing)> {
         match self.spare.lock().unwrap_or_else(PoisonError::into_inner).take() {
             Some(spare) => Ok(spare),
@@ -402,7 +408,7 @@ impl Talk<'_> {
                     if !self.is_known(session)? {
                         return self.refuse(Code::UnknownSession, "attach again");
                     }
-                    let fds = [self.desk.board_fd.as_raw_fd(), self.desk.setup.target_dir.as_raw_fd()];
+                    let fds = self.desk.with_targets(&[&self.desk.board_fd]);
                     self.send_attach_reply(KIND_BOARD, session, &fds)?;
                 }
                 KIND_ALIVE => {
@@ -481,7 +487,7 @@ impl Talk<'_> {
         let code = |code| Error::new(code, what);
         let mut fds = [const { None }; ATTACH_FDS];
         receive_fds(self.socket.as_fd(), &mut [0], &mut fds).map_err(code)?;
-        let [Some(device), None, None, None] = fds else { return Err(code(Code::Malformed)) };
+        let [Some(device), None, ..] = fds else { return Err(code(Code::Malformed)) };
         self.desk.mounter.takes_over(session, self.peer_process()?, device, |device| {
             self.desk.setup.store.put(&mount_tag(session), &[device.as_fd()])?;
             let (send, receive) = mpsc::channel();
@@ -529,12 +535,7 @@ impl Talk<'_> {
             self.forget(id);
             return Err(failed("cannot watch a client")(e));
         }
-        let fds = [
-            ring_fd.as_raw_fd(),
-            self.desk.doorbell_fd.as_raw_fd(),
-            self.desk.board_fd.as_raw_fd(),
-            self.desk.setup.target_dir.as_raw_fd(),
-        ];
+        let fds = self.desk.with_targets(&[&ring_fd, &self.desk.doorbell_fd, &self.desk.board_fd]);
         let sent = self.send_attach_reply(KIND_ATTACH, id, &fds);
         self.desk.attached.fetch_add(1, Ordering::Relaxed);
         // An end that is seen before this arrives is seen again, until it has. It fails when the attendant has ended, and
@@ -585,7 +586,7 @@ impl Talk<'_> {
             epoch: self.desk.epoch,
             board_bytes: self.desk.board_bytes,
             device: self.desk.device,
-            target_device: self.desk.device,
+            targets: self.desk.setup.target_dirs.len() as u64,
             root: Ino::ROOT,
             stable_inodes: self.desk.stable_inodes,
             node: NodeId(self.desk.setup.identity.node),

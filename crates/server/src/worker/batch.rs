@@ -1,6 +1,6 @@
 //! One batch: requests that are waiting together are applied, published and answered together.
 
-use forebay_data::Media;
+use forebay_data::{Media, NodeTargets, Target};
 use forebay_meta::Client;
 use forebay_types::limits::{BATCH_MAX, MESSAGE_BYTES_MAX};
 use forebay_types::{
@@ -20,6 +20,7 @@ use super::special;
 use super::statistics::Statistics;
 use super::stepped::Moment;
 use super::sweeper::Sweep;
+use super::wide::Onward;
 
 /// Replies collected before their transaction is committed: bytes of ordinary ones. A batch ends early when the next
 /// might not fit.
@@ -105,6 +106,24 @@ impl Answers {
         });
     }
 
+    /// Session, slot and sequence of the `i`-th request taken, and where it is.
+    pub(super) fn place_of(&self, i: usize) -> (usize, usize, u64, (usize, usize)) {
+        let Taken { session, slot, seq, request, .. } = self.taken[i];
+        (session, slot, seq, request)
+    }
+
+    /// Puts another request in the place of the `i`-th taken.
+    pub(super) fn replace(&mut self, i: usize, message: &[u8]) {
+        let (start, end) = self.taken[i].request;
+        let at = if message.len() <= end - start { start } else { self.request_bytes };
+        let request = (at, at + message.len());
+        // There is room for as many of the longest, of which few are.
+        self.requests.resize(self.requests.len().max(request.1 + MESSAGE_BYTES_MAX), 0);
+        self.requests[request.0..request.1].copy_from_slice(message);
+        self.request_bytes = self.request_bytes.max(request.1);
+        self.taken[i].request = request;
+    }
+
     /// Copies the request out of `slot` of the `session`-th session.
     pub(super) fn take(&mut self, session: usize, slot: usize, door: &Door) {
         let at = self.request_bytes;
@@ -137,7 +156,9 @@ impl ShardThread<'_> {
         let now = (self.clock)();
         let (mut at, mut i) = (0, from);
         while i < self.answers.len() && at + MESSAGE_BYTES_MAX <= REPLY_BYTES {
+            let led = self.lead_to_parts(i);
             let mut taken = self.answers.taken[i];
+            taken.refused = taken.refused.or(led.err());
             self.move_on(taken.session, taken.slot);
             if self.network.is_some() && taken.refused.is_none() {
                 match self.send_on(&taken) {
@@ -187,26 +208,26 @@ impl ShardThread<'_> {
             };
             let alone = self.network.as_ref().is_none_or(|network| network.nodes <= 1);
             let decoded = decoded.and_then(|(caller, request)| {
-                if let Request::SetLayout { ino, .. } = request {
-                    super::layouts::check_change(&self.target, batch, ino, alone)?;
+                if let Request::SetLayout { ino, layout } = request {
+                    super::layouts::check_change(&self.targets, batch, ino, &layout, alone)?;
                 }
                 Ok((caller, request))
             });
             let mut changed = false;
             let len = match decoded {
-                Err(code) => Reply::encode(&Err(code), out).unwrap_or(0),
+                Err(code) => batch.refuse(code, out),
                 Ok((_, Request::AskOutcome { .. })) if outcome.is_some() => {
                     Reply::encode(&outcome.map(Reply::Outcome).ok_or(Code::Io), out).unwrap_or(0)
                 }
                 Ok((_, Request::Ping)) => Reply::encode(&Ok(Reply::Done), out).unwrap_or(0),
                 Ok((_, Request::Space)) => {
-                    let space = space(&self.target, self.committed.inodes).map(Reply::Space);
+                    let space = space(&self.targets, self.committed.inodes).map(Reply::Space);
                     Reply::encode(&space, out).unwrap_or(0)
                 }
                 Ok((_, Request::Targets)) => {
                     let mut room = [0; TARGETS_REPLY_BYTES];
-                    let spaces = own_targets(&self.target);
-                    let told = space(&self.target, self.committed.inodes).and_then(|space| {
+                    let spaces = own_targets(&self.targets);
+                    let told = space(&self.targets, self.committed.inodes).and_then(|space| {
                         let (inodes, free_inodes) = (space.inodes, space.free_inodes);
                         let spaces = TargetSpaces::encode(&spaces, &mut room)?;
                         Ok(Reply::Targets { inodes, free_inodes, spaces })
@@ -215,7 +236,7 @@ impl ShardThread<'_> {
                 }
                 // In a pool of several nodes the network thread knows.
                 Ok((_, Request::Place { .. })) => {
-                    let own: Vec<u32> = own_targets(&self.target).iter().map(|s| s.target).collect();
+                    let own: Vec<u32> = own_targets(&self.targets).iter().map(|s| s.target).collect();
                     let placed = Targets::new(&own).map(Reply::Placed).ok_or(Code::NotSupported);
                     Reply::encode(&placed, out).unwrap_or(0)
                 }
@@ -238,7 +259,7 @@ impl ShardThread<'_> {
                         _ => None,
                     };
                     if let Some(entry) = made {
-                        match make_backing(&self.target, &entry) {
+                        match make_backing(&self.targets, &entry) {
                             Ok(()) => len,
                             Err(code) => Reply::encode(&Err(code), out).unwrap_or(0),
                         }
@@ -253,6 +274,23 @@ impl ShardThread<'_> {
                     }
                 }
             };
+            let mut len = len;
+            if self.network.is_some() && !changed {
+                let reply = self.answers.reply((at, at + len)).to_vec();
+                match self.onward((taken.session, taken.slot, taken.seq), Some(taken.request), &reply) {
+                    Some(Onward::Ask(message)) => {
+                        self.serve_anew(taken.session, taken.slot, taken.seq, message);
+                        self.answers.taken[i].forwarded = true;
+                        i += 1;
+                        continue;
+                    }
+                    Some(Onward::Reply(reply)) => {
+                        self.answers.replies[at..at + reply.len()].copy_from_slice(&reply);
+                        len = reply.len();
+                    }
+                    None => {}
+                }
+            }
             if changed {
                 self.uncommitted += 1;
                 self.note_change(taken.session, taken.slot, taken.seq, (at, at + len), orphaned);
@@ -323,11 +361,11 @@ impl ShardThread<'_> {
         }
         match request {
             Request::Space => {
-                let own = space(&self.target, self.committed.inodes)?;
+                let own = space(&self.targets, self.committed.inodes)?;
                 return Ok(self.ask_network(taken, |stamp| Order::Space { stamp, own }));
             }
             Request::Place { stripe_count } => {
-                let own = own_targets(&self.target);
+                let own = own_targets(&self.targets);
                 return Ok(self.ask_network(taken, |stamp| Order::Place { stamp, stripe_count, own }));
             }
             Request::Backing(id, op) if self.network.as_ref().is_some_and(|n| n.node == id.node()) => {
@@ -499,16 +537,19 @@ impl ShardThread<'_> {
 
     /// Shows on the board what the transaction changed or found.
     pub(super) fn publish(&mut self) {
-        for (ino, entry) in self.effects.inodes() {
+        // Parts of wide directories are nothing that programs know.
+        for (ino, entry) in self.effects.inodes().iter().filter(|(ino, _)| !ino.is_part()) {
             self.board.inode(*ino, entry.as_ref());
         }
+        let batch = self.batch.as_ref();
+        let shown = |parent: Ino| batch.map_or(parent, |batch| batch.shown_parent(parent));
         for name in self.effects.names() {
-            self.board.name(name.parent, name.name, name.entry);
+            self.board.name(shown(name.parent), name.name, name.entry);
         }
-        if let Some(batch) = self.batch.as_ref().filter(|batch| batch.has_holds()) {
+        if let Some(batch) = batch.filter(|batch| batch.has_holds()) {
             // Whoever looks for one of these is to ask, and to wait.
             for (parent, name) in batch.held_names() {
-                self.board.forget_name(parent, name);
+                self.board.forget_name(shown(parent), name);
             }
         }
         self.board.finish();
@@ -563,41 +604,38 @@ fn is_no_space(reply: &[u8]) -> bool {
 }
 
 /// Makes the backing files that are missing, and opens them to their owner.
-fn make_backing(
-    target: &forebay_data::Target,
-    entry: &forebay_types::Entry,
-) -> std::result::Result<(), Code> {
+fn make_backing(targets: &NodeTargets, entry: &forebay_types::Entry) -> std::result::Result<(), Code> {
     let attr: &Attr = &entry.attr;
     if attr.kind() != Kind::File {
-        return special::create(target, attr);
+        return special::create(targets.first(), attr);
     }
-    target.create_all(attr.ino, &entry.layout)?;
+    targets.create_all(attr.ino, &entry.layout)?;
     // One that is on another node is made there, by who asks next.
-    if entry.layout.is_single() && entry.layout.components()[0].target(0) == target.target() {
-        special::repair_mode(target, attr.ino)?;
+    match targets.get(entry.layout.components()[0].target(0)) {
+        Ok(target) if entry.layout.is_single() => special::repair_mode(target, attr.ino),
+        _ => Ok(()),
     }
-    Ok(())
 }
 
 /// Space of this node's targets.
-fn own_targets(target: &forebay_data::Target) -> Vec<TargetSpace> {
-    // One whose space is not known has none for anybody.
-    let space = target.space().unwrap_or_default();
-    vec![TargetSpace {
-        target: target.target(),
-        total_bytes: space.total_bytes,
-        free_bytes: space.free_bytes,
-    }]
+fn own_targets(targets: &NodeTargets) -> Vec<TargetSpace> {
+    let space_of = |target: &Target| {
+        // One whose space is not known has none for anybody.
+        let space = target.space().unwrap_or_default();
+        let (total_bytes, free_bytes) = (space.total_bytes, space.free_bytes);
+        TargetSpace { target: target.target(), total_bytes, free_bytes }
+    };
+    targets.iter().map(space_of).collect()
 }
 
-fn space(target: &forebay_data::Target, inodes: u64) -> std::result::Result<PoolSpace, Code> {
-    let medium = target.space()?;
+fn space(targets: &NodeTargets, inodes: u64) -> std::result::Result<PoolSpace, Code> {
+    let medium = targets.space()?;
     // An inode takes about this much of the shard, with its name.
     const INODE_BYTES: u64 = 512;
     Ok(PoolSpace {
         total_bytes: medium.total_bytes,
         free_bytes: medium.free_bytes,
         inodes,
-        free_inodes: medium.free_bytes / INODE_BYTES,
+        free_inodes: targets.first().space()?.free_bytes / INODE_BYTES,
     })
 }

@@ -1,4 +1,4 @@
-//! Check of shard and target together: the shard in itself, then its files against the backing files.
+//! Check of shard and targets together: the shard in itself, then its files against the backing files.
 //!
 //! Of a pool with several nodes it is this node's part alone: `cross_check.rs` goes on from here while the pool is up. Data of other
 //! nodes' files is counted and not followed. It runs with the shard at rest. A file without a backing file is sound (it is empty); a backing file without an inode
@@ -8,9 +8,9 @@
 
 use std::collections::{HashMap, HashSet};
 
-use forebay_data::{BackingName, Media, Target};
+use forebay_data::{BackingName, Media, NodeTargets, Target};
 use forebay_meta::Shard;
-use forebay_types::{Error, Ino, Result};
+use forebay_types::{node_of, Entry, Error, Ino, NodeId, Result};
 use serde_json::{json, Value};
 
 use super::layouts;
@@ -20,17 +20,30 @@ const OLD_S: u64 = 60;
 /// Findings listed one by one; more are counted.
 const LISTED_MAX: usize = 100;
 
+/// A bit for each target of this node on which an inode has something.
+fn targets_of(entry: &Entry, here: NodeId) -> u16 {
+    if !entry.attr.is_file() {
+        return 1; // FIFOs and devices are on the first
+    }
+    let its =
+        entry.layout.stripes().map(|(component, stripe)| entry.layout.components()[component].target(stripe));
+    its.filter(|target| node_of(*target) == here)
+        .fold(0, |bits, target| bits | 1u16.checked_shl(target & 0xffff).unwrap_or(0))
+}
+
 /// Checks; the report as JSON with `clean`, counts, and `problems` as texts.
-pub(crate) fn check(shard: &Shard, target: &Target) -> Result<Value> {
-    let mut files: HashSet<Ino> = HashSet::new();
-    let mut spread: HashMap<Ino, BackingName> = HashMap::new();
+pub(crate) fn check(shard: &Shard, targets: &NodeTargets) -> Result<Value> {
+    let here = shard.node();
+    let mut files: HashMap<Ino, u16> = HashMap::new();
+    let mut spread: HashMap<Ino, (u32, BackingName)> = HashMap::new();
     let mut regular = 0u64;
     let report = shard.check(&mut |entry| {
         let attr = &entry.attr;
         regular += u64::from(attr.is_file());
-        files.insert(attr.ino);
+        files.insert(attr.ino, targets_of(entry, here));
         if attr.is_file() && !entry.layout.is_single() {
-            spread.insert(attr.ino, BackingName::new(attr.ino, entry.layout.file_number(0), 0));
+            let first = BackingName::new(attr.ino, entry.layout.file_number(0), 0);
+            spread.insert(attr.ino, (entry.layout.components()[0].target(0), first));
         }
     })?;
     // A damaged shard may refuse a batch; what is damaged is in the report then.
@@ -40,36 +53,48 @@ pub(crate) fn check(shard: &Shard, target: &Target) -> Result<Value> {
     let reserved: HashSet<Ino> = numbers.into_iter().collect();
     let mut problems = report.problems.clone();
     let (mut backing_files, mut leaked, mut foreign) = (0u64, 0u64, 0u64);
-    let here = shard.node();
-    target
-        .for_each(&mut |ino, component, stripe| {
-            backing_files += 1;
-            // Data of another node's inode: whether that is there is for its node to say.
-            if ino.birth_node() != here {
-                foreign += 1;
-                return Ok(());
+    let mut look = |target: &Target, ino: Ino, component: usize, stripe: u16| {
+        backing_files += 1;
+        // Data of another node's inode: whether that is there is for its node to say.
+        if ino.birth_node() != here {
+            foreign += 1;
+            return;
+        }
+        let mut found = |what: String| {
+            leaked += 1;
+            if problems.len() < LISTED_MAX {
+                problems.push(what);
             }
-            if !files.contains(&ino) && !orphans.contains(&ino) && !reserved.contains(&ino) {
-                leaked += 1;
-                if problems.len() < LISTED_MAX {
-                    problems.push(format!(
-                        "backing file of inode {ino} (component {component}, stripe {stripe}) has no inode"
-                    ));
-                }
+        };
+        let index = target.target() as u16;
+        let lost =
+            |why: &str| format!("backing file of inode {ino} (component {component}, stripe {stripe}) {why}");
+        let copied = spread.get(&ino).filter(|_| component == 0);
+        match files.get(&ino) {
+            None if !orphans.contains(&ino) && !reserved.contains(&ino) => found(lost("has no inode")),
+            Some(its) if copied.is_none() && its & 1 << index == 0 => {
+                found(lost(&format!("lies on target {index}, and the file does not")));
             }
-            let copied = spread.get(&ino).filter(|_| component == 0);
-            if copied.is_some_and(|first| !layouts::is_held(target, first)) {
-                leaked += 1;
-                if problems.len() < LISTED_MAX {
-                    problems.push(format!(
-                        "inode {ino} has a backing file that a copy left which ended early: `forebay layout migrate` of the \
-                         file removes it, and so does the file's removal"
-                    ));
-                }
-            }
-            Ok(())
-        })
-        .map_err(|code| Error::new(code, "cannot list the target's backing files"))?;
+            _ => {}
+        }
+        let is_held = |first: &(u32, BackingName)| {
+            targets.get(first.0).is_ok_and(|target| layouts::is_held(target, &first.1))
+        };
+        if copied.is_some_and(|first| !is_held(first)) {
+            found(format!(
+                "inode {ino} has a backing file that a copy left which ended early: `forebay layout migrate` of the \
+                 file removes it, and so does the file's removal"
+            ));
+        }
+    };
+    for target in targets.iter() {
+        target
+            .for_each(&mut |ino, component, stripe| {
+                look(target, ino, component, stripe);
+                Ok(())
+            })
+            .map_err(|code| Error::new(code, "cannot list the target's backing files"))?;
+    }
     let now = super::now().sec.max(0) as u64;
     let old = report.oldest_seconds != 0 && now.saturating_sub(report.oldest_seconds) > OLD_S;
     if old {

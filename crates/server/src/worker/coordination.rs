@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use forebay_meta::{Act, Client, Delivery, Transactions};
 use forebay_types::limits::{HELD_LIST_TIMEOUT_MS, HELD_TIMEOUT_MS, MESSAGE_BYTES_MAX, RING_SLOTS};
-use forebay_types::{Code, NodeId, Outcome, Part, Reply, Request, Result, Timestamp};
+use forebay_types::{Code, NodeId, Outcome, Part, Parts, Reply, Request, Result, Timestamp};
 use forebay_wire::Stamp;
 use serde_json::Value;
 
@@ -28,6 +28,7 @@ use super::session::{
 };
 use super::shard_thread::ShardThread;
 use super::sweeper::Sweep;
+use super::wide::Onward;
 
 /// What the request's reply becomes when it does not go the common way.
 pub(super) enum Aside {
@@ -159,6 +160,12 @@ impl Steps {
         Some((client, message))
     }
 
+    /// Has a request served with another message.
+    pub(super) fn serve_anew(&mut self, client: Client, message: Vec<u8>) {
+        let since = self.first_asked(client);
+        self.anew.push_back(Parked { client, message, since });
+    }
+
     /// When a request was asked first.
     fn first_asked(&mut self, client: Client) -> Duration {
         let now = self.now();
@@ -217,8 +224,15 @@ impl ShardThread<'_> {
                 _ => Aside::No,
             });
         }
+        let nodes = match (&self.network, &request) {
+            (Some(network), Request::SetWidth { .. }) => {
+                let all = network.others.iter().copied().chain([network.node]);
+                all.collect()
+            }
+            _ => Vec::new(),
+        };
         let waits = batch.must_wait(&request);
-        let plan = if waits { Ok(None) } else { batch.plan(&request) };
+        let plan = if waits { Ok(None) } else { batch.plan(&request, &nodes) };
         if !waits && plan == Ok(None) {
             if !steps.since.is_empty() {
                 steps.since.remove(&(id, slot));
@@ -243,8 +257,20 @@ impl ShardThread<'_> {
         match plan {
             Ok(None) => Ok(Aside::No),
             Ok(Some(plan)) => {
-                let now = steps.now();
-                steps.transactions.begin(client, caller, message, plan, since, now);
+                if let Request::SetWidth { parent, name, .. } = request {
+                    // The kernel may believe that names are absent, which others may make now without telling it: it forgets them
+                    // with the directory's own name. Of the root it cannot be told to.
+                    if name.is_empty() && self.mount.is_some() {
+                        return Ok(Aside::Refused(Code::Busy));
+                    }
+                    let notes = vec![Note::Name(parent, name.to_vec())];
+                    steps.late.insert((id, slot), Late { notes, wait: None });
+                }
+                let (now, message) = (steps.now(), message.to_vec());
+                steps.transactions.begin(client, caller, &message, plan, since, now);
+                if self.sessions[session].is_here() {
+                    self.remember_sent(session, slot, &message);
+                }
                 Ok(Aside::Later)
             }
             Err(code) => Ok(Aside::Refused(code)),
@@ -441,6 +467,14 @@ impl ShardThread<'_> {
 
     /// Answers a request whose slot was left open.
     fn answer_late(&mut self, client: Client, reply: &[u8]) {
+        if Parts::of_refusal(reply).is_some() {
+            if let Some(i) = self.sessions.iter().position(|s| s.id == client.session) {
+                let place = (i, client.slot, client.seq);
+                if let Some(Onward::Ask(message)) = self.onward(place, None, reply) {
+                    return self.serve_anew(i, client.slot, client.seq, message);
+                }
+            }
+        }
         let Some(steps) = &mut self.steps else { return };
         let Late { notes, wait } = steps.late.remove(&(client.session, client.slot)).unwrap_or_default();
         let Client { session, slot, seq } = client;

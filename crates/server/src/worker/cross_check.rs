@@ -1,8 +1,9 @@
 //! `forebay fsck` over several nodes: what the entries of one lead to on another, held against what that counts.
 //!
-//! Two questions are asked. Of each other node: which of your entries lead here? So every link that is counted here, and every
+//! Questions are asked. Of each other node: which of your entries lead here? So every link that is counted here, and every
 //! directory whose parent is there, must be found exactly once, and nothing else. Of the home of each inode that an entry of
-//! here leads to: is it there, and counts it? The pool goes on meanwhile, so that what looks wrong may be a change that was under way:
+//! here leads to: is it there, and counts it? Of wide directories
+//! and their parts on several nodes: do both know of each other? The pool goes on meanwhile, so that what looks wrong may be a change that was under way:
 //! only what is found wrong each of three times is told. A node that does not answer is named.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -29,6 +30,10 @@ enum Question {
     LeadsHere(NodeId, Ino, u64),
     /// Is this entry, of here, right?
     IsLed { parent: Ino, name: Vec<u8>, ino: Ino, link: TxId },
+    /// Is this the part of a directory of here?
+    HasPart { part: Ino, of: Ino },
+    /// Is this part, of here, listed by its directory?
+    Lists { part: Ino, of: Ino },
 }
 
 /// A check that is under way.
@@ -98,6 +103,9 @@ impl CrossCheck {
             ino: e.ino,
             link: e.link,
         }));
+        let parts = beyond.parts_elsewhere.into_iter().map(|(part, of)| Question::HasPart { part, of });
+        self.questions.extend(parts);
+        self.questions.extend(beyond.parts.into_iter().map(|(part, of)| Question::Lists { part, of }));
     }
 
     /// The next question: its number, whom to ask, and the encoded request.
@@ -113,6 +121,10 @@ impl CrossCheck {
             Question::IsLed { parent, ino, link, .. } => {
                 (ino.birth_node(), Request::IsLed { ino: *ino, parent: *parent, link: *link })
             }
+            Question::HasPart { part, of } => {
+                (part.birth_node(), Request::IsLed { ino: *part, parent: *of, link: TxId::NONE })
+            }
+            Question::Lists { of, .. } => (of.birth_node(), Request::PartsOf { ino: *of }),
         };
         let mut message = vec![0; 128];
         let n = request.encode(NOBODY, &mut message).unwrap_or(0);
@@ -136,7 +148,16 @@ impl CrossCheck {
                     self.questions.push_front(Question::LeadsHere(node, parent, cookie));
                 }
             }
-            (Question::IsLed { .. }, Ok(_)) => {}
+            (Question::IsLed { .. } | Question::HasPart { .. }, Ok(_)) => {}
+            (Question::HasPart { part, of }, Err(Code::NotFound)) => {
+                let node = part.birth_node();
+                self.found.insert(format!("directory {of}: its part {part} on node {node} is not there"));
+            }
+            (Question::Lists { part, .. }, Ok(Reply::Parts(parts))) if parts.as_slice().contains(&part) => {}
+            (Question::Lists { part, of }, Ok(_) | Err(Code::NotFound | Code::NoAttribute)) => {
+                let node = of.birth_node();
+                self.found.insert(format!("part {part}: directory {of} of node {node} does not list it"));
+            }
             (Question::IsLed { parent, name, ino, .. }, Err(Code::NotFound)) => {
                 self.found.insert(format!(
                     "directory {parent}: entry \"{}\" leads to inode {ino} of node {}, which is not there or does not \
@@ -148,7 +169,12 @@ impl CrossCheck {
             (Question::LeadsHere(node, ..), _) => {
                 self.silent.insert(node.0);
             }
-            (Question::IsLed { ino, .. }, _) => {
+            (
+                Question::IsLed { ino, .. }
+                | Question::HasPart { part: ino, .. }
+                | Question::Lists { of: ino, .. },
+                _,
+            ) => {
                 self.silent.insert(ino.birth_node().0);
             }
         }
@@ -281,6 +307,7 @@ mod tests {
             links: vec![(file, link)],
             directories: vec![(dir, parent)],
             entries: vec![entry.clone()],
+            ..Beyond::default()
         };
         let both = [leading(parent, file, link), leading(parent, dir, TxId::NONE)].concat();
         let run = |looks: &[(&[u8], bool)]| {

@@ -15,6 +15,7 @@ use super::notifier::Whose;
 use super::remote::{Door, RemoteSlots};
 use super::session::{created, is_of_daemon, node_of_session, Session};
 use super::shard_thread::{Message, ShardThread};
+use super::wide::Onward;
 
 /// Processes of other nodes whose replies are kept: those of a pool with many nodes that all use one directory.
 const REMOTE_SESSIONS_MAX: usize = 65_536;
@@ -60,6 +61,7 @@ impl ShardThread<'_> {
         let message = self.answers.request(request).to_vec();
         let stamp = Stamp { session: self.sessions[session].id, slot: slot as u16, sequence: seq };
         self.note_look(stamp, node, &message);
+        let index = session;
         let session = &mut self.sessions[session];
         let (Some(network), Door::Ring(_)) = (&self.network, &session.door) else {
             return Err(Code::Stale);
@@ -68,7 +70,8 @@ impl ShardThread<'_> {
             session.asked_nodes.push(node);
         }
         session.slots[slot].forwarded = Some(seq);
-        network.orders.give(Order::Forward { node, stamp, message });
+        network.orders.give(Order::Forward { node, stamp, message: message.clone() });
+        self.remember_sent(index, slot, &message);
         Ok(true)
     }
 
@@ -91,6 +94,15 @@ impl ShardThread<'_> {
             return;
         }
         self.sessions[i].slots[slot].forwarded = None;
+        let whole;
+        let reply = match self.onward((i, slot, stamp.sequence), None, reply) {
+            Some(Onward::Ask(message)) => return self.serve_anew(i, slot, stamp.sequence, message),
+            Some(Onward::Reply(reply)) => {
+                whole = reply;
+                &whole
+            }
+            None => reply,
+        };
         if let Some((ino, _)) = created(reply) {
             // The client makes the backing file before it asks again: it is not to be removed before.
             self.sessions[i].slots[slot].birth = Some(ino);

@@ -4,22 +4,23 @@
 //! first backing file shows when it is opened without waiting; it is the lease of somebody whose copy is done if the copy
 //! has its name, as that name is removed before any lease is taken (`client/migrate.rs`).
 
-use forebay_data::{BackingName, Media, Target};
+use forebay_data::{BackingName, Media, NodeTargets, Target};
 use forebay_meta::{Batch, Effects};
-use forebay_types::{Caller, Code, Ino, Kind, Reply, Request};
+use forebay_types::{Caller, Code, Ino, Kind, Layout, Reply, Request};
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 
-/// Whether the layout of `ino` may change now; a reason that the shard has is for it to give. `alone` says that the pool has no
+/// Whether the layout of `ino` may change now to `wanted`; a reason that the shard has is for it to give. `alone` says that the pool has no
 /// other nodes.
 ///
 /// # Errors
 /// [`Code::Stale`] when who asks holds no lease, or not any more; [`Code::NotSupported`] for a file in a pool of several
 /// nodes: leases keep only this node's programs from the backing files.
 pub(super) fn check_change(
-    target: &Target,
+    targets: &NodeTargets,
     batch: &mut Batch<'_>,
     ino: Ino,
+    wanted: &Layout,
     alone: bool,
 ) -> std::result::Result<(), Code> {
     let (request, caller) = (Request::GetAttr { ino }, Caller { uid: 0, gid: 0 });
@@ -32,11 +33,12 @@ pub(super) fn check_change(
     if !alone {
         return Err(Code::NotSupported);
     }
-    if entry.layout.is_single() {
+    if entry.layout.is_single() || !wanted.is_single() {
         return Err(Code::Stale);
     }
+    let on = |layout: &Layout| targets.get(layout.components()[0].target(0));
     let first = BackingName::new(ino, entry.layout.file_number(0), 0);
-    if is_held(target, &first) && !matches!(target.stat(ino, 0, 0), Err(Code::NotFound)) {
+    if is_held(on(&entry.layout)?, &first) && !matches!(on(wanted)?.stat(ino, 0, 0), Err(Code::NotFound)) {
         Ok(())
     } else {
         Err(Code::Stale)

@@ -118,6 +118,8 @@ pub(super) struct Leases {
     last_recall: u64,
     next_term: u64,
     cautious_until: u64,
+    /// When leases are looked at next that have ended.
+    free_at: u64,
     taken: HashMap<NodeId, Taken>,
     looks: HashMap<Stamp, Look>,
 }
@@ -140,6 +142,7 @@ impl Leases {
             // Terms take longer than a nanosecond, so that no worker has one of an earlier one's.
             next_term: now,
             cautious_until: if new { 0 } else { now + LEASE_NS },
+            free_at: now + LEASE_NS,
             taken: HashMap::new(),
             looks: HashMap::new(),
         }
@@ -167,6 +170,25 @@ impl Leases {
                 Ok(self.next_term)
             }
         }
+    }
+
+    /// Forgets what was told under leases that have ended: nobody believes it.
+    fn free_ended(&mut self, now: u64) {
+        let before = self.given.len();
+        self.given.retain(|_, given| given.until >= now);
+        if self.given.len() == before {
+            return;
+        }
+        let given = &self.given;
+        let runs = |node: &NodeId, term: &mut u64| given.get(node).is_some_and(|given| given.term == *term);
+        self.names.retain(|_, holders| {
+            holders.retain(runs);
+            !holders.is_empty()
+        });
+        self.directories.retain(|_, (_, holders)| {
+            holders.retain(runs);
+            !holders.is_empty()
+        });
     }
 
     /// A process of another node was told this.
@@ -287,6 +309,8 @@ impl Leases {
     /// A client's look at something that another node has is on its way.
     pub(super) fn looks(&mut self, stamp: Stamp, node: NodeId, request: &Request<'_>) {
         let name = match *request {
+            // Programs look for it under the wide directory, whose leases tell nothing of what its parts have.
+            Request::Lookup { parent, .. } if parent.is_part() => None,
             Request::Lookup { parent, name } if name.len() <= BOARD_NAME_MAX => Some((parent, name.to_vec())),
             Request::GetAttr { .. } => None,
             _ => return,
@@ -486,6 +510,15 @@ impl ShardThread<'_> {
     pub(super) fn recalled(&mut self, number: u64, answered: bool) {
         if let Some(leases) = &mut self.leases {
             leases.recalled(number, answered);
+        }
+    }
+
+    /// While nobody asks: once a lease's time, what ended leases have left is forgotten.
+    pub(super) fn free_ended_leases(&mut self) {
+        let now = lease_clock();
+        if let Some(leases) = self.leases.as_mut().filter(|leases| leases.free_at <= now) {
+            leases.free_at = now + LEASE_NS;
+            leases.free_ended(now);
         }
     }
 

@@ -46,17 +46,18 @@ mod special;
 mod statistics;
 pub mod stepped;
 mod sweeper;
+mod wide;
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::mpsc;
 use std::sync::Arc;
 
-use forebay_data::Target;
+use forebay_data::{NodeTargets, Target};
 use forebay_meta::{Shard, ShardOptions};
 use forebay_ring::{BoardWriter, Doorbell};
 use forebay_types::limits::{BOARD_BYTES_MAX, BOARD_BYTES_MIN, BOARD_FRACTION};
-use forebay_types::{Code, Error, NodeId, Result, Timestamp};
+use forebay_types::{target_of, Code, Error, NodeId, Result, Timestamp};
 
 use crate::setup::WorkerSetup;
 use attendant::{Attendant, Restored};
@@ -78,6 +79,14 @@ fn has_stable_inodes(target: &OwnedFd) -> bool {
     rustix::fs::fstatfs(target).is_ok_and(|s| s.f_type == TMPFS_MAGIC)
 }
 
+/// This node's targets, the first of which has the shard.
+fn open_targets(directories: &[OwnedFd], node: u16) -> Result<NodeTargets> {
+    let open = |(index, directory): (usize, &OwnedFd)| {
+        Target::open(directory.as_fd(), target_of(NodeId(node), index as u16))
+    };
+    directories.iter().enumerate().map(open).collect::<Result<Vec<_>>>().map(NodeTargets::new)
+}
+
 /// The daemon's clock.
 pub(crate) fn now() -> Timestamp {
     // The coarse clock is the one that the kernel stamps files with, so that times of shard and medium compare.
@@ -90,9 +99,10 @@ fn shard_dir(target: &OwnedFd) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}/shard", target.as_raw_fd()))
 }
 
-/// Checks the shard and the backing files of a target that no daemon serves; what its last daemon acknowledged and did
+/// Checks the shard and the backing files of a node's targets, of which there is one at least, that no daemon serves; what its last daemon acknowledged and did
 /// not commit is applied first.
-pub fn check_at_rest(target_dir: &OwnedFd, node: u16) -> Result<serde_json::Value> {
+pub fn check_at_rest(target_dirs: &[OwnedFd], node: u16) -> Result<serde_json::Value> {
+    let target_dir = &target_dirs[0];
     let dir = shard_dir(target_dir);
     let shard = match Shard::open(&dir) {
         Ok(shard) => {
@@ -103,11 +113,11 @@ pub fn check_at_rest(target_dir: &OwnedFd, node: u16) -> Result<serde_json::Valu
         Err(e) if e.code == Code::Corrupt => Shard::open_for_check(&dir)?,
         Err(e) => return Err(e),
     };
-    check::check(&shard, &Target::open(target_dir.as_fd(), u32::from(node) << 16)?)
+    check::check(&shard, &open_targets(target_dirs, node)?)
 }
 
 fn open_shard(setup: &WorkerSetup) -> Result<Shard> {
-    let dir = shard_dir(&setup.target_dir);
+    let dir = shard_dir(&setup.target_dirs[0]);
     if dir.join("data.mdb").exists() {
         return Shard::open(&dir);
     }
@@ -142,9 +152,10 @@ fn take_doorbell(setup: &mut WorkerSetup) -> Result<(OwnedFd, Doorbell)> {
 /// Whatever makes serving impossible: a shard of a newer format or a damaged one, a full medium, no memory.
 pub fn run(mut setup: WorkerSetup) -> Result<()> {
     let stop = attendant::block_signals()?;
-    let device = device_of(&setup.target_dir)?;
-    let stable_inodes = has_stable_inodes(&setup.target_dir);
-    let new = !shard_dir(&setup.target_dir).join("data.mdb").exists();
+    let device = device_of(&setup.target_dirs[0])?;
+    let stable = |(bit, target)| u64::from(has_stable_inodes(target)) << bit;
+    let stable_inodes = setup.target_dirs.iter().enumerate().map(stable).sum();
+    let new = !shard_dir(&setup.target_dirs[0]).join("data.mdb").exists();
     let shard = open_shard(&setup)?;
     let what = |e: std::io::Error| Error::io("cannot make shared memory for clients", &e);
     let board_bytes =
@@ -156,7 +167,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
     let (doorbell_fd, doorbell) = take_doorbell(&mut setup)?;
     let doorbell = Arc::new(doorbell);
     let statistics = Arc::new(Statistics::default());
-    let target = Arc::new(Target::open(setup.target_dir.as_fd(), u32::from(setup.identity.node) << 16)?);
+    let targets = Arc::new(open_targets(&setup.target_dirs, setup.identity.node)?);
     let recorder = FlightRecorder::open(setup.flight_recorder.as_fd())?;
     let (to_shard, from_others) = mpsc::channel::<Message>();
     let epoch = session::new_epoch();
@@ -165,8 +176,8 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
         None => None,
         Some(membership) => Some(network::start(
             membership,
-            setup.identity.capacity_bytes,
-            Arc::clone(&target),
+            setup.identity.capacity_of_all(),
+            Arc::clone(&targets),
             to_shard.clone(),
             Arc::clone(&doorbell),
             network::RemoteLocks::restored(setup.store.try_clone()?, &mut setup.restored),
@@ -174,8 +185,8 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
     };
     let to_network = network.as_ref().map(|n| n.orders.clone());
     let beyond = network.as_ref().map(|n| (n.node, n.orders.clone()));
-    let sweeper = sweeper::start(Arc::clone(&target), to_shard.clone(), Arc::clone(&doorbell), beyond)?;
-    let journal = Journal::open(setup.target_dir.as_fd())?;
+    let sweeper = sweeper::start(Arc::clone(&targets), to_shard.clone(), Arc::clone(&doorbell), beyond)?;
+    let journal = Journal::open(setup.target_dirs[0].as_fd())?;
     let supervisor = setup.store.try_clone()?;
     let attendant = Attendant {
         setup,
@@ -192,7 +203,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
     };
     let mut shard_thread = ShardThread::new(
         &shard,
-        target,
+        targets,
         board,
         doorbell,
         recorder,

@@ -159,7 +159,7 @@ impl ShardThread<'_> {
     pub(super) fn recover(&mut self, sessions: Vec<Session>) -> Result<()> {
         replay(self.shard, &mut self.journal)?;
         if sessions.is_empty() {
-            match self.target.remove_anchors() {
+            match self.targets.first().remove_anchors() {
                 Ok(0) => {}
                 Ok(n) => tracing::info!("removed {n} anchors that killed clients left"),
                 Err(code) => tracing::warn!("cannot remove the anchors that killed clients left: {code}"),

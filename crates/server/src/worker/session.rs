@@ -4,6 +4,7 @@ use forebay_types::limits::RING_SLOTS;
 use forebay_types::{Ino, Kind, Layout, NodeId, Reply};
 
 use super::remote::Door;
+use super::wide::Listing;
 
 /// A process that is attached.
 #[derive(Debug)]
@@ -34,6 +35,10 @@ pub(super) struct Slot {
     pub(super) unkept: bool,
     /// Sequence of the request that another node was asked and has not answered.
     pub(super) forwarded: Option<u64>,
+    /// A request of a process of here that other nodes have a part in, until it is answered: it may be asked anew.
+    pub(super) sent: Vec<u8>,
+    /// The listing of a wide directory that is under way.
+    pub(super) listing: Option<Box<Listing>>,
 }
 
 impl Session {

@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::Arc;
 
-use forebay_data::Target;
+use forebay_data::{Media, NodeTargets};
 use forebay_fabric::Ticket;
 use forebay_meta::{Batch, Effects, Shard, ShardStatistics};
 use forebay_ring::{BoardWriter, Doorbell};
@@ -26,6 +26,7 @@ use super::session::Session;
 use super::statistics::Statistics;
 use super::stepped::{Moment, Watcher};
 use super::sweeper::Sweep;
+use super::wide::Wide;
 
 /// What other threads tell the shard thread; each send but that of `Attached` is followed by a ring of the doorbell.
 #[derive(Debug)]
@@ -131,7 +132,7 @@ pub(super) struct ShardThread<'a> {
     pub(super) unkept: Vec<(u64, usize)>,
     /// The shard as of the last commit.
     pub(super) committed: ShardStatistics,
-    pub(super) target: Arc<Target>,
+    pub(super) targets: Arc<NodeTargets>,
     pub(super) board: BoardWriter,
     pub(super) doorbell: Arc<Doorbell>,
     pub(super) recorder: FlightRecorder,
@@ -152,6 +153,8 @@ pub(super) struct ShardThread<'a> {
     pub(super) steps: Option<Steps>,
     /// What nodes may believe of each other's directories, if there are others.
     pub(super) leases: Option<Leases>,
+    /// The wide directories that it knows.
+    pub(super) wide: Wide,
     /// What acknowledgements of the batch have to wait for, by the request's index.
     pub(super) waits: Vec<(usize, Wait)>,
     /// The session that the next batch starts with.
@@ -181,7 +184,7 @@ impl<'a> ShardThread<'a> {
     #[allow(clippy::too_many_arguments)]
     pub(super) fn new(
         shard: &'a Shard,
-        target: Arc<Target>,
+        targets: Arc<NodeTargets>,
         board: BoardWriter,
         doorbell: Arc<Doorbell>,
         recorder: FlightRecorder,
@@ -204,7 +207,7 @@ impl<'a> ShardThread<'a> {
             journal,
             unkept: Vec::new(),
             committed: shard.statistics()?,
-            target,
+            targets,
             board,
             doorbell,
             recorder,
@@ -219,6 +222,7 @@ impl<'a> ShardThread<'a> {
             network,
             steps,
             leases,
+            wide: Wide::default(),
             waits: Vec::new(),
             turn: 0,
             effects: Effects::new(),
@@ -323,6 +327,9 @@ impl<'a> ShardThread<'a> {
         }
         if long && self.batch.is_some() {
             self.commit()?;
+        }
+        if long && self.leases.is_some() {
+            self.free_ended_leases();
         }
         Ok(false)
     }
@@ -526,7 +533,7 @@ impl<'a> ShardThread<'a> {
             self.forget_orphans()?;
         }
         self.commit()?;
-        Ok(super::check::check(self.shard, &self.target))
+        Ok(super::check::check(self.shard, &self.targets))
     }
 
     pub(super) fn count_clients(&self) {
@@ -581,12 +588,15 @@ impl<'a> ShardThread<'a> {
     }
 
     fn status(&self) -> Value {
-        use forebay_data::Media;
-        let space = self.target.space().unwrap_or_default();
+        let space = self.targets.space().unwrap_or_default();
         let s = &self.committed;
         serde_json::json!({
             "used_bytes": space.total_bytes.saturating_sub(space.free_bytes),
             "free_bytes": space.free_bytes,
+            "target_spaces": self.targets.iter().map(|target| {
+                let space = target.space().unwrap_or_default();
+                serde_json::json!({ "total_bytes": space.total_bytes, "free_bytes": space.free_bytes })
+            }).collect::<Vec<_>>(),
             "clients": self.sessions.len() - self.remote_sessions,
             "ring": self.statistics.to_json(),
             "board": { "bytes": self.board.bytes(), "evicted": self.board.evicted() },

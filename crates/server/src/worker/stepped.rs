@@ -14,7 +14,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::Arc;
 
-use forebay_data::Target;
+use forebay_data::{NodeTargets, Target};
 use forebay_fabric::{Calls, CallsSettings, Endpoint, Identity};
 use forebay_meta::{Shard, ShardOptions};
 use forebay_ring::{AttachReply, BoardWriter, Doorbell, ServedRing};
@@ -148,7 +148,7 @@ impl Node {
         let board_bytes = board.bytes() as u64;
         let doorbell = Arc::new(Doorbell::open(setup.doorbell).map_err(failed("cannot map the doorbell"))?);
         let number = u32::from(setup.node.0) << 16;
-        let target = Arc::new(Target::open(target_dir.as_fd(), number)?);
+        let targets = Arc::new(NodeTargets::new(vec![Target::open(target_dir.as_fd(), number)?]));
         let recorder = FlightRecorder::open(setup.flight_recorder)?;
         let journal = Journal::open(target_dir.as_fd())?;
         let (to_shard, messages) = mpsc::channel();
@@ -167,7 +167,7 @@ impl Node {
         let to_network = Orders::new(sender, calls.endpoint().waker().clone());
         let (to_crew, jobs) = mpsc::channel();
         let kept = Arc::new(KeptOpen::default());
-        let hand = Hand::new(Arc::clone(&target), Arc::clone(&kept), to_network.clone());
+        let hand = Hand::new(Arc::clone(&targets), Arc::clone(&kept), to_network.clone());
         let network = NetworkThread::new(
             calls,
             setup.node,
@@ -179,7 +179,7 @@ impl Node {
         );
         let (to_sweeper, sweeps) = mpsc::channel();
         let sweeper = Sweeper {
-            target: Arc::clone(&target),
+            targets: Arc::clone(&targets),
             to_shard: to_shard.clone(),
             doorbell: Arc::clone(&doorbell),
             network: Some((setup.node, to_network.clone())),
@@ -191,7 +191,7 @@ impl Node {
         let borrowed: &'static Shard = unsafe { &*shard };
         let mut shard_thread = ShardThread::new(
             borrowed,
-            target,
+            targets,
             board,
             doorbell,
             recorder,
@@ -321,16 +321,16 @@ impl Node {
         let _ = self.to_shard.send(Message::ReviewSessions(None));
     }
 
-    /// What a process of this node is told when it attaches, or asks for the board again; with `device` the target's.
+    /// What a process of this node is told when it attaches, or asks for the board again; files show `device`.
     pub fn attach_reply(&self, session: u64, device: u64) -> AttachReply {
         AttachReply {
             session,
             epoch: self.epoch,
             board_bytes: self.board_bytes,
             device,
-            target_device: device,
+            targets: 1,
             root: Ino::ROOT,
-            stable_inodes: false,
+            stable_inodes: 0,
             node: self.node,
             nodes: self.nodes,
         }

@@ -4,7 +4,7 @@
 use std::sync::mpsc::{self, Sender};
 use std::sync::Arc;
 
-use forebay_data::{Media, Target};
+use forebay_data::NodeTargets;
 use forebay_ring::Doorbell;
 use forebay_types::{Error, Ino, Layout, NodeId, Result};
 
@@ -30,13 +30,13 @@ fn reaches_beyond(layout: &Layout, here: NodeId) -> bool {
 
 /// Starts the sweeper; it ends when the sender is dropped.
 pub(super) fn start(
-    target: Arc<Target>,
+    targets: Arc<NodeTargets>,
     to_shard: Sender<Message>,
     doorbell: Arc<Doorbell>,
     network: Option<(NodeId, Orders)>,
 ) -> Result<Sender<Sweep>> {
     let (sender, sweeps) = mpsc::channel::<Sweep>();
-    let sweeper = Sweeper { target, to_shard, doorbell, network };
+    let sweeper = Sweeper { targets, to_shard, doorbell, network };
     std::thread::Builder::new()
         .name("sweeper".into())
         .spawn(move || {
@@ -53,7 +53,7 @@ pub(super) fn start(
 /// What the sweeper's thread has.
 #[derive(Debug)]
 pub(super) struct Sweeper {
-    pub(super) target: Arc<Target>,
+    pub(super) targets: Arc<NodeTargets>,
     pub(super) to_shard: Sender<Message>,
     pub(super) doorbell: Arc<Doorbell>,
     pub(super) network: Option<(NodeId, Orders)>,
@@ -66,7 +66,7 @@ impl Sweeper {
             Sweep::Orphans(some) => some,
             Sweep::Replaced(some) => {
                 for (ino, layout) in some {
-                    if let Err(code) = self.target.remove_all(ino, &layout) {
+                    if let Err(code) = self.targets.remove_all(ino, &layout) {
                         tracing::warn!("cannot unlink the former backing files of inode {ino}: {code}");
                     }
                 }
@@ -75,8 +75,11 @@ impl Sweeper {
         };
         let mut swept = Vec::with_capacity(some.len());
         for (ino, layout) in some {
-            let removed =
-                self.target.remove_all(ino, &layout).and_then(|()| special::remove(&self.target, ino));
+            // On which of them a client made one under a number in reserve, nobody knows.
+            let removed = self
+                .targets
+                .remove_all(ino, &layout)
+                .and_then(|()| self.targets.iter().try_for_each(|target| special::remove(target, ino)));
             match removed {
                 Ok(()) => match &self.network {
                     Some((here, orders)) if reaches_beyond(&layout, *here) => {

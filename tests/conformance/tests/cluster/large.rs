@@ -44,6 +44,32 @@ fn large_reads_and_writes_pass_between_nodes_as_they_are() {
     c.check();
 }
 
+/// An append that is too large for a request goes in as a whole, as a small one does.
+#[test]
+fn large_appends_to_another_node_s_file_are_whole() {
+    const RECORD: usize = 500_000;
+    const ROUNDS: usize = 12;
+    let c = Cluster::up("appended", 2);
+    let (Some(near), Some(far)) = (c.mount(2), c.mount(1)) else { return };
+    File::create(near.join("log")).unwrap();
+    std::thread::scope(|scope| {
+        for who in 1..=2u8 {
+            let path = far.join("log");
+            scope.spawn(move || {
+                let file = OpenOptions::new().append(true).open(path).unwrap();
+                for _ in 0..ROUNDS {
+                    let n = std::io::Write::write(&mut &file, &vec![who; RECORD]).unwrap();
+                    assert_eq!(n, RECORD);
+                }
+            });
+        }
+    });
+    let log = fs::read(near.join("log")).unwrap();
+    assert_eq!(log.len(), 2 * ROUNDS * RECORD);
+    assert!(log.chunks(RECORD).all(|record| record.iter().all(|byte| *byte == record[0])), "one in another");
+    c.check();
+}
+
 /// What is under way when a worker dies is done by the next one, of the node that has the data and of the node that asks.
 #[test]
 fn large_reads_and_writes_go_on_when_workers_are_killed() {

@@ -12,6 +12,8 @@ mod leases;
 mod names;
 mod nodes;
 mod stripes;
+mod targets;
+mod wide;
 
 use std::path::Path;
 

@@ -39,17 +39,25 @@ fn signal(pid: u64, signal: i32) {
 impl Cluster {
     /// Writes the pool file of so many nodes; none of them runs yet.
     pub(crate) fn prepare(name: &str, count: usize) -> Cluster {
+        Cluster::prepare_with(name, count, |c, node| {
+            format!("target = [{{ path = \"{}\", capacity = \"96MiB\" }}]", c.pool(node).display())
+        })
+    }
+
+    /// The same, with lines of each node's entry.
+    pub(crate) fn prepare_with(
+        name: &str,
+        count: usize,
+        rest: impl Fn(&Cluster, usize) -> String,
+    ) -> Cluster {
         let dir = std::env::temp_dir().join(format!("fbc-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&dir);
         std::fs::create_dir(&dir).unwrap();
         let cluster = Cluster { bed: Bed::new(count), dir, count };
         let nodes: String = (1..=count)
             .map(|i| {
-                format!(
-                    "[[node]]\nname = \"n{i}\"\nhost = \"{}\"\ntarget = [{{ path = \"{}\", capacity = \"96MiB\" }}]\n",
-                    cluster.bed.address(i),
-                    cluster.pool(i).display()
-                )
+                let (address, rest) = (cluster.bed.address(i), rest(&cluster, i));
+                format!("[[node]]\nname = \"n{i}\"\nhost = \"{address}\"\n{rest}\n")
             })
             .collect();
         std::fs::write(cluster.file(), nodes).unwrap();
@@ -59,11 +67,16 @@ impl Cluster {
     /// A cluster that is up.
     pub(crate) fn up(name: &str, count: usize) -> Cluster {
         let cluster = Cluster::prepare(name, count);
-        for node in 1..=count {
-            let output = cluster.start(node);
+        cluster.start_all();
+        cluster
+    }
+
+    /// Starts every node.
+    pub(crate) fn start_all(&self) {
+        for node in 1..=self.count {
+            let output = self.start(node);
             assert!(output.status.success(), "{}", said(&output));
         }
-        cluster
     }
 
     /// The pool file.

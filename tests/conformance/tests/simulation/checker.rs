@@ -47,7 +47,7 @@ fn conflict(a: &Op, b: &Op) -> bool {
         Op::Link { dir, name, .. } | Op::Unlink { dir, name } | Op::Lookup { dir, name } => {
             Some((*dir, Some(*name)))
         }
-        Op::List { dir } => Some((*dir, None)),
+        Op::List { dir } | Op::ListPart { dir, .. } | Op::Widen { dir } => Some((*dir, None)),
         _ => None,
     };
     let same_inode = inode(a).is_some() && inode(a) == inode(b);

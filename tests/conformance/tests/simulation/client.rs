@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_client::{Pool, Role};
 use forebay_fabric::Numbers;
-use forebay_types::{Caller, Code, Ino, Kind, SetAttr};
+use forebay_types::{Caller, Code, Ino, Kind, Parts, SetAttr};
 
 use crate::baton::Baton;
 use crate::history::{Name, Op, Outcome, Recorder};
@@ -78,7 +78,7 @@ impl Client {
         let (seat, orders) = (baton.clone(), Arc::clone(&plan));
         let follow = move |seat: &Baton| {
             let pool = Pool::attach_as(&dir, Role::Tool).unwrap_or_else(|e| panic!("{e}"));
-            let mut program = Program { pool, index, node, numbers: Numbers::new(seed), common };
+            let mut program = Program { pool, index, node, numbers: Numbers::new(seed), common, fresh: true };
             loop {
                 seat.between_operations();
                 let plan = *orders.lock().unwrap_or_else(PoisonError::into_inner);
@@ -118,6 +118,8 @@ struct Program {
     node: u16,
     numbers: Numbers,
     common: Common,
+    /// It has asked for nothing yet.
+    fresh: bool,
 }
 
 impl Program {
@@ -150,7 +152,8 @@ impl Program {
         match (self.numbers.below(100), file) {
             (0..=19, _) => Op::Create { dir, name },
             (20..=33, _) => Op::Mkdir { dir, name },
-            (34..=36, _) => Op::Symlink { dir, name },
+            (34, _) => Op::Symlink { dir, name },
+            (35..=36, _) => Op::Widen { dir },
             (37..=46, _) => Op::Unlink { dir, name },
             (47..=56, _) => Op::Rmdir { dir, name },
             (57..=66, _) => {
@@ -158,7 +161,8 @@ impl Program {
                 Op::Rename { dir, name, to_dir, to_name, replaces: self.numbers.chance(700) }
             }
             (67..=70, Some(ino)) => Op::Link { ino, dir, name },
-            (71..=79, _) => Op::Lookup { dir, name },
+            (71..=72, _) => Op::Widen { dir },
+            (73..=79, _) => Op::Lookup { dir, name },
             (80..=83, _) => Op::List { dir },
             (84..=86, Some(ino)) => Op::Stat { ino },
             (87..=89, Some(ino)) => Op::Chmod { ino, mode: 0o600 + self.numbers.below(64) as u32 },
@@ -171,11 +175,19 @@ impl Program {
     }
 
     fn anything(&mut self) {
-        let op = self.choose();
+        // The root is empty at the beginning alone.
+        let is_first = self.index == 0 && std::mem::take(&mut self.fresh);
+        let op =
+            if is_first && self.numbers.chance(400) { Op::Widen { dir: Ino::ROOT } } else { self.choose() };
         self.record(op);
     }
 
     fn record(&mut self, op: Op) -> Outcome {
+        if let Op::List { dir } = op {
+            if let Ok(Some(parts)) = self.pool.parts_of(dir) {
+                return self.list_parts(dir, &parts);
+            }
+        }
         let index = self.common.recorder.asked(self.index, self.node, &op);
         let outcome = self.execute(&op).unwrap_or_else(Outcome::Failed);
         self.common.recorder.answered(index, outcome.clone());
@@ -184,6 +196,33 @@ impl Program {
             (Op::Mkdir { .. }, Outcome::Inode(ino)) => known.directories.push(*ino),
             (Op::Create { .. }, Outcome::Inode(ino)) => known.files.push(*ino),
             _ => {}
+        }
+        outcome
+    }
+
+    /// Lists a wide directory: each part's names are from one moment, all of them need not be.
+    fn list_parts(&mut self, dir: Ino, parts: &Parts) -> Outcome {
+        let has = |part: &Ino, name: Name| parts.of_name(name.bytes()) == *part;
+        let all = || (0..NAMES).map(|i| Name(b'a' + i as u8));
+        let recorded: Vec<(Ino, usize)> = parts
+            .as_slice()
+            .iter()
+            .map(|part| {
+                let letters = all().filter(|name| has(part, *name)).map(Name::bit).sum();
+                let op = Op::ListPart { dir, letters };
+                (*part, self.common.recorder.asked(self.index, self.node, &op))
+            })
+            .collect();
+        let outcome = self.execute(&Op::List { dir }).unwrap_or_else(Outcome::Failed);
+        for (part, index) in recorded {
+            let its = match &outcome {
+                Outcome::Names(names) => {
+                    let its = names.iter().filter(|(name, _)| has(&part, **name));
+                    Outcome::Names(its.map(|(name, ino)| (*name, *ino)).collect())
+                }
+                other => other.clone(),
+            };
+            self.common.recorder.answered(index, its);
         }
         outcome
     }
@@ -229,6 +268,12 @@ impl Program {
                     assert!(twice.is_none(), "a name is listed twice");
                 }
                 Outcome::Names(names)
+            }
+            // Recorded by `list_parts`, which lists all.
+            Op::ListPart { .. } => return Err(Code::NotSupported),
+            Op::Widen { dir } => {
+                pool.set_width(*dir, 0)?;
+                Outcome::Done
             }
             Op::Stat { ino } => {
                 let attr = pool.get_attr(*ino)?.attr;

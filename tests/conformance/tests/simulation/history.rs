@@ -15,6 +15,11 @@ impl Name {
     pub(crate) fn bytes(&self) -> &[u8] {
         std::slice::from_ref(&self.0)
     }
+
+    /// Its bit among letters.
+    pub(crate) fn bit(self) -> u32 {
+        1 << (self.0 - b'a')
+    }
 }
 
 impl fmt::Debug for Name {
@@ -31,21 +36,74 @@ pub(crate) fn short(ino: Ino) -> String {
 /// One operation of a client, on inodes and names: what a kernel asks of a file system.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Op {
-    Create { dir: Ino, name: Name },
-    Mkdir { dir: Ino, name: Name },
-    Symlink { dir: Ino, name: Name },
-    Link { ino: Ino, dir: Ino, name: Name },
-    Unlink { dir: Ino, name: Name },
-    Rmdir { dir: Ino, name: Name },
-    Rename { dir: Ino, name: Name, to_dir: Ino, to_name: Name, replaces: bool },
-    Lookup { dir: Ino, name: Name },
-    List { dir: Ino },
-    Stat { ino: Ino },
-    Chmod { ino: Ino, mode: u32 },
-    SetXattr { ino: Ino, value: u32 },
-    GetXattr { ino: Ino },
-    Write { ino: Ino, value: u32 },
-    Read { ino: Ino },
+    Create {
+        dir: Ino,
+        name: Name,
+    },
+    Mkdir {
+        dir: Ino,
+        name: Name,
+    },
+    Symlink {
+        dir: Ino,
+        name: Name,
+    },
+    Link {
+        ino: Ino,
+        dir: Ino,
+        name: Name,
+    },
+    Unlink {
+        dir: Ino,
+        name: Name,
+    },
+    Rmdir {
+        dir: Ino,
+        name: Name,
+    },
+    Rename {
+        dir: Ino,
+        name: Name,
+        to_dir: Ino,
+        to_name: Name,
+        replaces: bool,
+    },
+    Lookup {
+        dir: Ino,
+        name: Name,
+    },
+    List {
+        dir: Ino,
+    },
+    /// The names of a wide directory that one of its parts has: bits of the letters. A listing is one of these for each part.
+    ListPart {
+        dir: Ino,
+        letters: u32,
+    },
+    Widen {
+        dir: Ino,
+    },
+    Stat {
+        ino: Ino,
+    },
+    Chmod {
+        ino: Ino,
+        mode: u32,
+    },
+    SetXattr {
+        ino: Ino,
+        value: u32,
+    },
+    GetXattr {
+        ino: Ino,
+    },
+    Write {
+        ino: Ino,
+        value: u32,
+    },
+    Read {
+        ino: Ino,
+    },
 }
 
 impl Op {
@@ -53,7 +111,12 @@ impl Op {
     pub(crate) fn only_reads(&self) -> bool {
         matches!(
             self,
-            Op::Lookup { .. } | Op::List { .. } | Op::Stat { .. } | Op::GetXattr { .. } | Op::Read { .. }
+            Op::Lookup { .. }
+                | Op::List { .. }
+                | Op::ListPart { .. }
+                | Op::Stat { .. }
+                | Op::GetXattr { .. }
+                | Op::Read { .. }
         )
     }
 }
@@ -73,6 +136,8 @@ impl fmt::Debug for Op {
             }
             Op::Lookup { dir, name } => write!(f, "lookup {}/{name:?}", short(*dir)),
             Op::List { dir } => write!(f, "list {}", short(*dir)),
+            Op::ListPart { dir, letters } => write!(f, "list letters {letters:05b} of {}", short(*dir)),
+            Op::Widen { dir } => write!(f, "widen {}", short(*dir)),
             Op::Stat { ino } => write!(f, "stat {}", short(*ino)),
             Op::Chmod { ino, mode } => write!(f, "chmod {} {mode:o}", short(*ino)),
             Op::SetXattr { ino, value } => write!(f, "setxattr {} {value}", short(*ino)),

@@ -13,7 +13,7 @@ pub(crate) enum Id {
     /// Clients know its number.
     Known(u64),
     /// Made by an operation that was not answered: the number shows when somebody meets it.
-    MadeBy(usize, /* node that it is born on */ u16),
+    MadeBy(usize, /* node that it is born on; 0: any */ u16),
 }
 
 impl Id {
@@ -28,6 +28,8 @@ impl Id {
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub(crate) struct Directory {
     pub(crate) entries: BTreeMap<Name, Id>,
+    /// Its entries, and what is born in it, are on several nodes.
+    pub(crate) wide: bool,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -77,10 +79,11 @@ impl State {
                 let met = Id::Known(ino.0);
                 // A number is one inode's.
                 let new = !self.directories.contains_key(&met) && !self.files.contains_key(&met);
-                if new && node == ino.birth_node().0 {
+                let fits = new && (node == 0 || node == ino.birth_node().0);
+                if fits {
                     self.learn(id, ino);
                 }
-                new && node == ino.birth_node().0
+                fits
             }
         }
     }
@@ -177,10 +180,15 @@ impl State {
         Ok(())
     }
 
+    fn is_wide(&self, dir: Ino) -> bool {
+        self.directories.get(&Id::Known(dir.0)).is_some_and(|directory| directory.wide)
+    }
+
     /// Notes that a file has a name in a directory of another node than its own.
     fn goes_abroad(&mut self, id: Id, dir: Ino) {
+        let is_wide = self.is_wide(dir);
         if let Some(file) = self.files.get_mut(&id) {
-            file.abroad |= id.node() != dir.birth_node().0;
+            file.abroad |= is_wide || id.node() != dir.birth_node().0;
         }
     }
 
@@ -231,7 +239,11 @@ impl State {
                 let (id, made) = match told {
                     Some(Outcome::Inode(ino)) => (Id::Known(ino.0), *ino),
                     _ => {
-                        let born = if kind == Kind::Directory { node } else { dir.birth_node().0 };
+                        let born = match kind {
+                            Kind::Directory => node,
+                            _ if state.is_wide(*dir) => 0,
+                            _ => dir.birth_node().0,
+                        };
                         (Id::MadeBy(index, born), Ino(0))
                     }
                 };
@@ -309,6 +321,10 @@ impl State {
             }
             Op::List { dir } => match (state.directories.get(&Id::Known(dir.0)).cloned(), told) {
                 (None, _) => end(state, Outcome::Failed(Code::NotFound)),
+                // It became wide while it was listed, of which the listing knew nothing.
+                (Some(Directory { wide: true, .. }), Some(told @ Outcome::Names(_))) => {
+                    end(state, told.clone());
+                }
                 (Some(directory), Some(Outcome::Names(names))) => {
                     let same = names.len() == directory.entries.len()
                         && directory
@@ -321,6 +337,37 @@ impl State {
                 }
                 (Some(_), _) => {}
             },
+            Op::ListPart { dir, letters } => {
+                match (state.directories.get(&Id::Known(dir.0)).cloned(), told) {
+                    (None, _) => end(state, Outcome::Failed(Code::NotFound)),
+                    (Some(directory), Some(Outcome::Names(names))) => {
+                        let its: Vec<_> =
+                            directory.entries.iter().filter(|(name, _)| name.bit() & letters != 0).collect();
+                        let same = names.len() == its.len()
+                            && its
+                                .iter()
+                                .all(|(name, id)| names.get(name).is_some_and(|ino| state.is(**id, *ino)));
+                        if same {
+                            end(state, Outcome::Names(names.clone()));
+                        }
+                    }
+                    (Some(_), _) => {}
+                }
+            }
+            Op::Widen { dir } => {
+                let directory = state.directories.get_mut(&Id::Known(dir.0)).ok_or(Code::NotFound);
+                let result = directory.and_then(|directory| {
+                    if directory.wide {
+                        return Err(Code::Exists);
+                    }
+                    if !directory.entries.is_empty() {
+                        return Err(Code::NotEmpty);
+                    }
+                    directory.wide = true;
+                    Ok(Outcome::Done)
+                });
+                end(state, answer(result));
+            }
             Op::Stat { ino } => {
                 let id = Id::Known(ino.0);
                 match (state.files.get(&id).cloned(), told) {

@@ -185,7 +185,7 @@ fn stop(file: &PoolFile, outcomes: &[Outcome]) -> Vec<String> {
 }
 
 fn down_words(node: &NodeEntry) -> Vec<String> {
-    ["down", "--pool", &node.target.path.to_string_lossy()].map(str::to_owned).to_vec()
+    ["down", "--pool", &node.dir().to_string_lossy()].map(str::to_owned).to_vec()
 }
 
 /// What came of one node.

@@ -147,3 +147,25 @@ fn what_is_told_is_shown_until_it_is_recalled_overtaken_or_of_another_term() {
     let foreign = Request::RecallDirectory { ino: Ino::new(NodeId(3), 1) };
     assert_eq!(l.take_back(HOME, &foreign, &mut board), Err(Code::Malformed), "another's to recall");
 }
+
+#[test]
+fn what_was_told_under_a_lease_that_ended_is_freed() {
+    let (mut l, d) = (Leases::new(true), Ino::new(HOME, 9));
+    let told = encoded(Reply::Entry(directory(d, 0o755)));
+    let other = NodeId(3);
+    l.renew(HOLDER, 100).unwrap();
+    l.renew(other, 200).unwrap();
+    for node in [HOLDER, other] {
+        l.told(node, &lookup(b"d"), &told, 300);
+    }
+    l.told(HOLDER, &lookup(b"e"), &told, 300);
+    l.free_ended(100 + LEASE_NS);
+    assert_eq!((l.names.len(), l.directories.len()), (2, 1), "they run still");
+    l.free_ended(101 + LEASE_NS);
+    assert_eq!((l.names.len(), l.directories.len()), (1, 1), "one has ended");
+    assert_eq!(change(&mut l, Some(b"d"), None, 102 + LEASE_NS).recalls.len(), 1, "and is not asked");
+    l.free_ended(201 + LEASE_NS);
+    assert!(
+        l.names.is_empty() && l.directories.is_empty() && l.given.is_empty() && l.is_idle(301 + LEASE_NS)
+    );
+}

@@ -6,7 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use forebay_data::{Access, Media, Target};
+use forebay_data::{Access, Media, NodeTargets, Target};
 use forebay_fabric::Ticket;
 use forebay_types::limits::MESSAGE_BYTES_MAX;
 use forebay_types::{
@@ -77,12 +77,12 @@ impl Asker {
 }
 
 /// Starts the crew; it ends when the sender is dropped.
-pub(super) fn start(target: Arc<Target>, kept: Arc<KeptOpen>, orders: Orders) -> Result<Sender<Job>> {
+pub(super) fn start(targets: Arc<NodeTargets>, kept: Arc<KeptOpen>, orders: Orders) -> Result<Sender<Job>> {
     let (sender, jobs) = mpsc::channel::<Job>();
     let jobs = Arc::new(Mutex::new(jobs));
     for _ in 0..THREADS {
         let jobs = Arc::clone(&jobs);
-        let mut hand = Hand::new(Arc::clone(&target), Arc::clone(&kept), orders.clone());
+        let mut hand = Hand::new(Arc::clone(&targets), Arc::clone(&kept), orders.clone());
         std::thread::Builder::new()
             .name("data".into())
             .stack_size(512 * 1024)
@@ -105,9 +105,9 @@ pub(in crate::worker) struct Hand {
 }
 
 impl Hand {
-    pub(in crate::worker) fn new(target: Arc<Target>, kept: Arc<KeptOpen>, orders: Orders) -> Hand {
+    pub(in crate::worker) fn new(targets: Arc<NodeTargets>, kept: Arc<KeptOpen>, orders: Orders) -> Hand {
         let buffer = || vec![0; MESSAGE_BYTES_MAX];
-        Hand { files: Files { target, kept }, orders, room: buffer(), out: buffer() }
+        Hand { files: Files { targets, kept }, orders, room: buffer(), out: buffer() }
     }
 
     /// Serves a request and has it answered.
@@ -135,7 +135,7 @@ fn code(e: Errno) -> Code {
 
 /// The backing files of this node, by name and by what is kept open.
 struct Files {
-    target: Arc<Target>,
+    targets: Arc<NodeTargets>,
     kept: Arc<KeptOpen>,
 }
 
@@ -148,8 +148,13 @@ impl Files {
         }
     }
 
+    /// The target that has it; another node's, and one of data that are gone, is [`Code::Stale`].
+    fn target(&self, id: &BackingId) -> std::result::Result<&Target, Code> {
+        self.targets.get(id.target).map_err(|_| Code::Stale)
+    }
+
     fn open_by_name(&self, id: &BackingId) -> std::result::Result<OwnedFd, Code> {
-        self.target.open(id.ino, usize::from(id.number), id.stripe, Access::ReadWrite)
+        self.target(id)?.open(id.ino, usize::from(id.number), id.stripe, Access::ReadWrite)
     }
 
     /// A descriptor of an open file of its own, also of one that has lost its name.
@@ -161,9 +166,7 @@ impl Files {
 
     /// Fills a piece of memory, or writes it; how many bytes.
     fn move_piece(&self, moving: &mut Moving) -> std::result::Result<usize, Code> {
-        if moving.id.target != self.target.target() {
-            return Err(Code::Stale);
-        }
+        self.target(&moving.id)?;
         let file = self.open(moving.ticket.stamp.session, &moving.id)?;
         let bytes = moving.room.bytes(moving.bytes);
         match moving.kind {
@@ -180,15 +183,13 @@ impl Files {
         op: &BackingOp<'_>,
         room: &'r mut [u8],
     ) -> std::result::Result<Reply<'r>, Code> {
-        if id.target != self.target.target() {
-            return Err(Code::Stale);
-        }
+        let target = self.target(id)?;
         let (ino, number, stripe) = (id.ino, usize::from(id.number), id.stripe);
         match *op {
             // Of this node's inodes the shard knows whether they are there.
             BackingOp::Make if ino.birth_node() == id.node() => Err(Code::Invalid),
-            BackingOp::Make => self.target.create(ino, number, stripe).map(|()| Reply::Done),
-            BackingOp::Remove => self.target.remove(ino, number, stripe).map(|()| Reply::Done),
+            BackingOp::Make => target.create(ino, number, stripe).map(|()| Reply::Done),
+            BackingOp::Remove => target.remove(ino, number, stripe).map(|()| Reply::Done),
             BackingOp::Open { handle } => {
                 self.kept.open(session, id, handle, || self.open_by_name(id)).map(|()| Reply::Done)
             }
@@ -216,7 +217,7 @@ impl Files {
             BackingOp::Move(_) => Err(Code::Malformed),
             BackingOp::Stat => match self.kept.get(session, id) {
                 Some(file) => attr_of(&rustix::fs::fstat(&*file).map_err(code)?),
-                None => self.target.stat(ino, number, stripe).map(|s| {
+                None => target.stat(ino, number, stripe).map(|s| {
                     Reply::Backing(BackingAttr {
                         bytes: s.bytes,
                         allocated_bytes: s.allocated_bytes,
@@ -256,7 +257,7 @@ impl Files {
                     rustix::fs::futimens(&*file, &forebay_data::timestamps(atime, mtime)).map_err(code)?;
                     Ok(Reply::Done)
                 }
-                None => self.target.set_times(ino, number, stripe, atime, mtime).map(|()| Reply::Done),
+                None => target.set_times(ino, number, stripe, atime, mtime).map(|()| Reply::Done),
             },
             BackingOp::Sync => {
                 rustix::fs::fsync(&*self.open(session, id)?).map_err(code)?;
@@ -337,8 +338,9 @@ mod tests {
         std::fs::create_dir(&place).unwrap();
         let directory = std::fs::File::open(&place).unwrap();
         Target::format(&directory).unwrap();
-        let target = Arc::new(Target::open(&directory, 2 << 16).unwrap());
-        let files = Files { target, kept: Arc::default() };
+        let target = Target::open(&directory, 2 << 16).unwrap();
+        let targets = Arc::new(NodeTargets::new(vec![target]));
+        let files = Files { targets, kept: Arc::default() };
         let id = BackingId { target: 2 << 16, ino: Ino(9 << 48 | 5), number: 0, stripe: 0 };
         let mut room = vec![0; 1 << 16];
         let mut ask = |id: &BackingId, op| {

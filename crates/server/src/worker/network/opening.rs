@@ -5,7 +5,7 @@ use std::sync::mpsc::{self, Sender};
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_data::Target;
+use forebay_data::NodeTargets;
 use forebay_fabric::libfabric::{LibfabricEndpoint, Settings};
 use forebay_fabric::{secret_file, Calls, CallsSettings, Endpoint, Identity};
 use forebay_ring::Doorbell;
@@ -14,6 +14,7 @@ use forebay_types::{Code, Error, NodeId, Result};
 use super::kept::KeptOpen;
 use super::locks::RemoteLocks;
 use super::met::MetNodes;
+use super::placement::Giver;
 use super::thread::NetworkThread;
 use super::{crew, Network, Orders};
 use crate::pool_file::Membership;
@@ -71,7 +72,7 @@ pub(in crate::worker) fn unwelcome(node: NodeId, why: String) -> Error {
 pub(in crate::worker) fn start(
     membership: &Membership,
     capacity_bytes: u64,
-    target: Arc<Target>,
+    targets: Arc<NodeTargets>,
     to_shard: Sender<Message>,
     doorbell: Arc<Doorbell>,
     locks: RemoteLocks,
@@ -113,9 +114,11 @@ pub(in crate::worker) fn start(
     let mut calls = Calls::new(Box::new(endpoint), identity, secret, settings);
     let mut met = MetNodes::read(&membership.dir)?;
     let mut members = vec![(NodeId(me.number), me.name.clone(), me.host.clone())];
+    let mut givers = vec![Giver { node: NodeId(me.number), targets: me.targets }];
     for member in membership.nodes.iter().filter(|m| m.number != me.number) {
         let node = NodeId(met.number_now(member.number));
         members.push((node, member.name.clone(), member.host.clone()));
+        givers.push(Giver { node, targets: member.targets });
         // A host that cannot be found now keeps the others from nothing.
         let added = resolve(&member.host, member.port, Some(here)).and_then(|at| {
             met.set_address(member.number, &encode(at));
@@ -134,10 +137,11 @@ pub(in crate::worker) fn start(
     let (sender, orders) = mpsc::channel();
     let to_me = Orders::new(sender, waker);
     let kept = Arc::new(KeptOpen::with_locks(locks));
-    let jobs = crew::start(target, Arc::clone(&kept), to_me.clone())?;
+    let jobs = crew::start(targets, Arc::clone(&kept), to_me.clone())?;
     let thread =
         NetworkThread::new(calls, NodeId(me.number), members, orders, to_shard, doorbell, (jobs, kept));
     let (answer, answered) = mpsc::channel();
+    let thread = thread.with_targets(givers);
     let thread = thread.with_met(met, membership.fresh.then_some((answer, membership.instead_of.is_some())));
     let thread = std::thread::Builder::new()
         .name("network".into())

@@ -90,13 +90,31 @@ impl Surroundings {
     /// questions is under way. Each is to be followed by [`Surroundings::hear`].
     pub(super) fn next_round(&mut self, now: Duration) -> Vec<NodeId> {
         let is_fresh = self.asked.is_some_and(|asked| now.saturating_sub(asked) <= FRESH);
-        if self.left > 0 || is_fresh {
+        if is_fresh {
+            return Vec::new();
+        }
+        self.round_now(now)
+    }
+
+    /// The same, however fresh what is known is.
+    pub(super) fn round_now(&mut self, now: Duration) -> Vec<NodeId> {
+        if self.left > 0 {
             return Vec::new();
         }
         self.asked = Some(now);
         let others: Vec<NodeId> = self.givers.iter().map(|g| g.node).filter(|n| *n != self.me).collect();
         self.left = others.len();
         others
+    }
+
+    /// True while a round of questions is under way.
+    pub(super) fn is_asking(&self) -> bool {
+        self.left > 0
+    }
+
+    /// What a node said last; none of one that did not answer.
+    pub(super) fn said_by(&self, node: NodeId) -> Option<&Said> {
+        self.said.get(&node)?.as_ref()
     }
 
     /// A node answered, or did not. Those that waited for this answer, and what they are told.
@@ -260,9 +278,14 @@ mod tests {
         let sum = PoolSpace { total_bytes: 1010, free_bytes: 605, inodes: 6, free_inodes: 52 };
         assert_eq!(told, [(stamp(1), sum)], "who cannot be reached gives nothing");
         assert!(s.next_round(S * 2).is_empty(), "it is fresh");
+        assert!(s.said_by(NodeId(1)).is_some() && s.said_by(NodeId(3)).is_none() && !s.is_asking());
         assert_eq!(s.space(S * 2, stamp(2), own), Some(sum));
         assert_eq!(s.next_round(S * 10).len(), 2);
         assert_eq!(s.space(S * 10, stamp(3), own), Some(sum), "told while the nodes are asked again");
+        s.hear(NodeId(1), said(&[]));
+        s.hear(NodeId(3), said(&[]));
+        assert_eq!(s.round_now(S * 11).len(), 2, "asked all the same");
+        assert!(s.is_asking() && s.round_now(S * 11).is_empty());
         s.hear(NodeId(1), said(&[]));
         s.hear(NodeId(3), said(&[]));
         assert_eq!(s.next_round(S * 100).len(), 2);

@@ -16,6 +16,7 @@ use forebay_ring::Doorbell;
 use forebay_types::limits::SESSIONS_PERIOD_MS;
 use forebay_types::{Code, Ino, NodeId, Reply, Request};
 use forebay_wire::Stamp;
+use serde_json::Value;
 
 use super::crew::{Asker, Job};
 use super::kept::KeptOpen;
@@ -28,7 +29,6 @@ use crate::worker::pace::Pace;
 use crate::worker::session::session_on;
 use crate::worker::shard_thread::Message;
 use asking::{Flight, NODE_TIMEOUT};
-use looking::Survey;
 use moving::Moves;
 use serving::Served;
 
@@ -73,7 +73,8 @@ pub(in crate::worker) struct NetworkThread {
     /// Data that the network moves by itself.
     moves: Moves,
     removed: VecDeque<Ino>,
-    survey: Survey,
+    /// Who wants to know how all nodes are.
+    surveyors: Vec<Sender<Value>>,
     met: MetNodes,
     /// New data are introduced at the start: where the answer goes, and whether all are told.
     introduction: Option<(Sender<Introduced>, bool)>,
@@ -119,7 +120,7 @@ impl NetworkThread {
             served: HashMap::new(),
             moves: Moves::default(),
             removed: VecDeque::new(),
-            survey: Survey::default(),
+            surveyors: Vec::new(),
             met: MetNodes::default(),
             introduction: None,
             is_new: false,
@@ -131,6 +132,12 @@ impl NetworkThread {
             sequence: 0,
             rings: false,
         }
+    }
+
+    /// How many targets each node has; without this it is one.
+    pub(super) fn with_targets(mut self, givers: Vec<Giver>) -> NetworkThread {
+        self.surroundings = Surroundings::new(self.me, givers);
+        self
     }
 
     /// Remembers which data nodes are met with; a node with new data introduces itself.

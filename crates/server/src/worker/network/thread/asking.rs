@@ -31,7 +31,6 @@ pub(super) enum Flight {
     Review(Vec<u64>),
     /// Where to say whether this node's data are refused.
     Introduction(NodeId, Option<Sender<Introduced>>),
-    Survey(NodeId),
     Targets(NodeId),
     /// A lease from this node, asked for at this time.
     Lease(NodeId, u64),
@@ -188,7 +187,6 @@ impl NetworkThread {
                     gone.for_each(|(session, _)| self.session_ended(session));
                 }
             }
-            Flight::Survey(node) => self.surveyed(node, reply),
             Flight::Targets(node) => self.heard_targets(node, reply),
         }
     }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use forebay_meta::{Act, Client, Effects, Leading, Shard, ShardOptions, Transactions};
 use forebay_types::limits::MESSAGE_BYTES_MAX;
-use forebay_types::{Caller, Code, Ino, Kind, NodeId, Outcome, Reply, Request, Timestamp};
+use forebay_types::{Caller, Code, Entry, Ino, Kind, NodeId, Outcome, Parts, Reply, Request, Timestamp};
 
 const CALLER: Caller = Caller { uid: 7, gid: 8 };
 const NODES: u16 = 3;
@@ -53,6 +53,8 @@ pub(crate) struct Network {
     fault: Option<(u32, u8)>,
     /// Messages to a node are lost but for the first so many.
     pub(crate) lose_to: Option<(NodeId, u32)>,
+    /// This is no node of the pool any more.
+    pub(crate) gone: Option<NodeId>,
 }
 
 impl Network {
@@ -88,6 +90,8 @@ pub(crate) struct Shards {
     starts: u64,
     seq: u64,
     answers: BTreeMap<u64, Vec<u8>>,
+    /// Wide directories whose parts were learnt.
+    wide: BTreeMap<u64, Parts>,
     again: VecDeque<(u16, Client, Vec<u8>, Duration)>,
     /// A defect: nodes that start again do not deliver what they owed.
     pub(crate) forgetful: bool,
@@ -123,6 +127,7 @@ impl Shards {
             starts: 0,
             seq: 0,
             answers: BTreeMap::new(),
+            wide: BTreeMap::new(),
             again: VecDeque::new(),
             forgetful: false,
         }
@@ -216,6 +221,11 @@ impl Shards {
                 *left -= 1;
             }
         }
+        if self.network.gone == Some(to) {
+            let now = self.now;
+            let node = self.nodes.get_mut(&from).unwrap();
+            return node.transactions.answered(flight, Err(Code::NoDevice), now);
+        }
         let lost = |s: &mut Shards| {
             let now = s.now;
             s.nodes.get_mut(&from).unwrap().transactions.answered(flight, Err(Code::Io), now);
@@ -246,12 +256,13 @@ impl Shards {
             drop(batch);
             return self.again.push_back((node, client, message.to_vec(), since));
         }
-        let plan = batch.plan(&request);
+        let all: Vec<NodeId> = (1..=NODES).map(NodeId).collect();
+        let plan = batch.plan(&request, &all);
+        let mut out = [0; 200];
+        let n = plan.as_ref().err().map_or(0, |code| batch.refuse(*code, &mut out));
         drop(batch);
         match plan {
-            Err(code) => {
-                let mut out = [0; 8];
-                let n = Reply::encode(&Err(code), &mut out).unwrap();
+            Err(_) => {
                 self.answers.insert(client.seq, out[..n].to_vec());
             }
             Ok(Some(plan)) => at.transactions.begin(client, caller, message, plan, since, self.now),
@@ -273,9 +284,26 @@ impl Shards {
         request: &Request<'_>,
         meanwhile: impl FnOnce(&mut Shards),
     ) -> Result<Said, Code> {
-        let node = request.node().expect("a request of one node").0;
+        let here = match request {
+            Request::MakeDirectoryAt { node, .. } => *node,
+            request => request.node().expect("a request of one node"),
+        };
+        self.ask_of(here, request, Box::new(meanwhile))
+    }
+
+    /// The same of a process of a node.
+    fn ask_of(
+        &mut self,
+        here: NodeId,
+        request: &Request<'_>,
+        meanwhile: Box<dyn FnOnce(&mut Shards) + '_>,
+    ) -> Result<Said, Code> {
+        let known = |ino: Ino| self.wide.get(&ino.0).copied();
+        let of_parts = request.in_parts(here, known)?;
+        let translated = of_parts.unwrap_or(*request);
+        let node = translated.node().expect("a request of one node").0;
         let mut message = vec![0; MESSAGE_BYTES_MAX];
-        let n = request.encode(CALLER, &mut message).unwrap();
+        let n = translated.encode(CALLER, &mut message).unwrap();
         self.seq += 1;
         let client = Client { session: 1, slot: 0, seq: self.seq };
         self.serve(node, client, &message[..n], self.now);
@@ -293,14 +321,36 @@ impl Shards {
         };
         // What else its answer set going.
         while self.act() {}
+        if let Some(parts) = Parts::of_refusal(&reply) {
+            assert!(self.wide.insert(parts.of.0, parts).is_none(), "{request:?} was told so before");
+            return self.ask_of(here, request, Box::new(|_| {}));
+        }
         let said = Reply::decode(&reply).map(Said::of)?;
         let (Said::Elsewhere(ino), Request::Rename { parent, name, new_parent, new_name, flags }) =
-            (&said, *request)
+            (&said, translated)
         else {
             return Ok(said);
         };
         let request = Request::MoveDirectory { parent, name, new_parent, new_name, flags, ino: *ino };
-        self.ask(&request)
+        self.ask_of(here, &request, Box::new(|_| {}))
+    }
+
+    /// What a directory has, one part after the other if it is wide.
+    pub(crate) fn list(&mut self, ino: Ino) -> Result<Vec<(Vec<u8>, Ino)>, Code> {
+        let list = |s: &mut Shards, ino| {
+            let request = Request::ReadDirectory { ino, cookie: 0, attributes: false };
+            match s.ask(&request)? {
+                Said::Names(names) => Ok(names),
+                other => panic!("{other:?}"),
+            }
+        };
+        let first = list(self, ino)?;
+        let Some(parts) = self.wide.get(&ino.0).copied() else { return Ok(first) };
+        let mut all = first;
+        for part in &parts.as_slice()[1..] {
+            all.extend(list(self, *part)?);
+        }
+        Ok(all)
     }
 
     /// Applies a request that one node can do alone, whatever else is under way.
@@ -408,6 +458,11 @@ impl Shards {
                 self.each_leading(node, to, |l| names.push(((l.parent.0, l.name.to_vec()), l.ino)));
             }
         }
+        for ((parent, _), _) in &mut names {
+            if Ino(*parent).is_part() {
+                *parent = self.look_at(Ino(*parent)).attr.parent.0;
+            }
+        }
         names.sort();
         names
     }
@@ -447,12 +502,21 @@ impl Shards {
             }
         }
         for ino in led.iter().map(|(_, ino)| *ino).chain([Ino::ROOT]) {
-            let mut message = [0; 64];
-            let n = Request::GetAttr { ino }.encode(CALLER, &mut message).unwrap();
-            let reply = self.apply(ino.birth_node().0, &message[..n]);
-            let Ok(Reply::Entry(entry)) = Reply::decode(&reply) else { panic!("{ino} is not there") };
+            let entry = self.look_at(ino);
             inodes.insert(ino.0, (entry.attr.kind(), entry.attr.nlink, entry.attr.parent));
             *links.entry(ino.0).or_default() += u32::from(ino != Ino::ROOT);
+            if !(entry.attr.is_directory() && entry.attr.width_log2 != 0) {
+                continue;
+            }
+            let mut message = [0; 64];
+            let n = Request::PartsOf { ino }.encode(CALLER, &mut message).unwrap();
+            let reply = self.apply(ino.birth_node().0, &message[..n]);
+            let Ok(Reply::Parts(parts)) = Reply::decode(&reply) else { panic!("{ino} has no parts") };
+            for part in parts.as_slice() {
+                let of = self.look_at(*part);
+                assert_eq!((of.attr.mode, of.attr.gid), (entry.attr.mode, entry.attr.gid), "part {part}");
+                inodes.insert(part.0, (Kind::Directory, of.attr.nlink, of.attr.parent));
+            }
         }
         for (parent, ino) in led {
             let (kind, nlink, above) = inodes[&ino.0];
@@ -474,6 +538,17 @@ impl Shards {
         let there: u64 =
             (1..=NODES).map(|n| self.nodes[&n].shard.as_ref().unwrap().statistics().unwrap().inodes).sum();
         assert_eq!(there, inodes.len() as u64, "inodes that nothing leads to");
+    }
+}
+
+impl Shards {
+    /// An inode, which is there.
+    pub(crate) fn look_at(&mut self, ino: Ino) -> Entry {
+        let mut message = [0; 64];
+        let n = Request::GetAttr { ino }.encode(CALLER, &mut message).unwrap();
+        let reply = self.apply(ino.birth_node().0, &message[..n]);
+        let Ok(Reply::Entry(entry)) = Reply::decode(&reply) else { panic!("{ino} is not there") };
+        entry
     }
 }
 

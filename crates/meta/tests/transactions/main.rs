@@ -3,8 +3,9 @@
 //! and parents of all shards agree; nothing is in doubt, owed or held for ever.
 
 mod shards;
+mod wide;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use forebay_meta::{Act, Client, Delivery, Transactions};
@@ -252,6 +253,8 @@ fn retry_of_what_the_last_worker_did_waits_for_what_it_left_undelivered() {
 struct Tree {
     /// Directory, name → inode, kind.
     names: BTreeMap<(u64, u8), (Ino, Kind)>,
+    /// Directories that are wide.
+    wide: BTreeSet<u64>,
 }
 
 impl Tree {
@@ -448,6 +451,29 @@ fn history(steps: &[Step], faults: bool, forgetful: bool) {
                     after.names.remove(&from);
                 }
                 (p.ask(&Request::RemoveDirectory { parent: a, name: &name }).map(|_| ()), expected)
+            }
+            11 => {
+                let expected = match () {
+                    () if tree.wide.contains(&a.0) => Err(Code::Exists),
+                    () if !tree.is_empty(a) => Err(Code::NotEmpty),
+                    () => Ok(()),
+                };
+                let width = u16::from(step.name);
+                let expected = if width == 1 { expected.and(Err(Code::Invalid)) } else { expected };
+                let done = p.ask(&Request::SetWidth { ino: a, width, parent: ROOT, name: b"x" }).map(|_| ());
+                if let (Err(Code::Io | Code::Busy), true) = (done, faults) {
+                    p.heal();
+                    p.settle();
+                    if p.look_at(a).attr.width_log2 != 0 {
+                        after.wide.insert(a.0);
+                    }
+                    tree.clone_from(&after);
+                    continue;
+                }
+                if expected.is_ok() {
+                    after.wide.insert(a.0);
+                }
+                (done, expected)
             }
             _ => {
                 let flags = if step.op >= 240 { RENAME_NOREPLACE } else { 0 };

@@ -1,0 +1,108 @@
+//! Wide directories, of which programs notice little: the daemon leads each request to the part that has the name. What is done here
+//! is what concerns the directory as a whole.
+
+use forebay_types::limits::NAME_MAX;
+use forebay_types::{Attr, Code, Ino, Parts, Reply, Request, REPLY_HEADER_BYTES};
+
+use crate::pool::Pool;
+
+/// Looks for a directory's name while it is being moved.
+const PLACES_MAX: u32 = 16;
+
+impl Pool {
+    /// True when this node serves a directory and, as far as its board tells, all its entries.
+    #[inline]
+    pub(crate) fn has_entries_here(&self, dir: Ino) -> bool {
+        let is_wide =
+            || matches!(self.on_board(|board| board.inode(dir)), Ok(Some(e)) if e.attr.width_log2 != 0);
+        self.is_served_here(dir) && !(self.spans_nodes() && is_wide())
+    }
+
+    /// True when nothing of a directory changes without this node's daemon: it serves all its entries.
+    pub fn hears_of_all_changes_in(&self, dir: Ino) -> bool {
+        let is_narrow = || self.get_attr(dir).is_ok_and(|entry| entry.attr.width_log2 == 0);
+        self.is_served_here(dir) && (!self.spans_nodes() || is_narrow())
+    }
+
+    /// A directory's parent as programs know it.
+    ///
+    /// # Errors
+    /// [`Code::NotFound`] when a wide directory was removed meanwhile.
+    pub fn parent_of(&self, directory: &Attr) -> Result<Ino, Code> {
+        match directory.parent {
+            part if part.is_part() => Ok(self.get_attr(part)?.attr.parent),
+            parent => Ok(parent),
+        }
+    }
+
+    /// The parts of a directory; none of one that is not wide.
+    pub fn parts_of(&self, dir: Ino) -> Result<Option<Parts>, Code> {
+        let told = self.ask_then(&Request::PartsOf { ino: dir }, |reply| match reply {
+            Reply::Parts(parts) => Ok(parts),
+            _ => Err(Code::Malformed),
+        });
+        match told {
+            Ok(parts) => Ok(Some(parts)),
+            Err(Code::NoAttribute) => Ok(None),
+            Err(code) => Err(code),
+        }
+    }
+
+    /// Attributes of a wide directory with what its parts add: entries, directories, and times of changes of these.
+    ///
+    /// # Errors
+    /// [`Code::Io`] when a node is down that has a part: what changed there is not known.
+    pub(crate) fn with_parts(&self, directory: &Attr) -> Result<Attr, Code> {
+        let mut whole = *directory;
+        let Some(parts) = self.parts_of(directory.ino)? else { return Ok(whole) };
+        for part in parts.as_slice() {
+            let part = self.ask_entry(&Request::GetAttr { ino: *part })?.attr;
+            whole.size += part.size;
+            whole.nlink = whole.nlink.saturating_add(part.nlink.saturating_sub(2));
+            whole.mtime = whole.mtime.max(part.mtime);
+            whole.ctime = whole.ctime.max(part.ctime);
+        }
+        Ok(whole)
+    }
+
+    /// A directory's parent, as programs know it, and its name there; none of the root.
+    fn place_of<'r>(&self, dir: Ino, reply: &'r mut [u8]) -> Result<(Ino, &'r [u8]), Code> {
+        let mut n = Err(Code::NotFound);
+        let mut parent = Ino::ROOT;
+        for _ in 0..PLACES_MAX {
+            let attr = self.get_attr(dir)?.attr;
+            if !attr.is_directory() {
+                return Err(Code::NotDirectory);
+            }
+            if dir == Ino::ROOT {
+                return Ok((dir, b""));
+            }
+            parent = self.parent_of(&attr)?;
+            let asked = self.call(&Request::NameOf { parent: attr.parent, ino: dir }, reply)?;
+            n = Reply::decode(&reply[..asked]).map(|_| asked);
+            // It was moved between the two.
+            if n != Err(Code::NotFound) {
+                break;
+            }
+        }
+        match Reply::decode(&reply[..n?])? {
+            Reply::Bytes(name) => Ok((parent, name)),
+            _ => Err(Code::Malformed),
+        }
+    }
+
+    /// Cuts the entries of an empty directory over `width` nodes, 0 being all up to the most that there can be; the parts.
+    ///
+    /// # Errors
+    /// [`Code::NotEmpty`]; [`Code::Exists`] for one that is wide already; [`Code::NoDevice`] when the pool has not so many nodes;
+    /// [`Code::Busy`] for the root of a pool that is mounted on its node.
+    pub fn set_width(&self, dir: Ino, width: u16) -> Result<Parts, Code> {
+        let mut reply = [0; REPLY_HEADER_BYTES + NAME_MAX];
+        let (parent, name) = self.place_of(dir, &mut reply)?;
+        let request = Request::SetWidth { ino: dir, width, parent, name };
+        self.ask_then(&request, |reply| match reply {
+            Reply::Parts(parts) => Ok(parts),
+            _ => Err(Code::Malformed),
+        })
+    }
+}

@@ -1,0 +1,104 @@
+//! The targets of one node, in the order in which its layouts number them.
+
+use forebay_types::{Code, Ino, Layout};
+
+use crate::media::{Media, Space};
+use crate::target::Target;
+
+/// A node's targets. The first has shard, anchors and the nodes of FIFOs and devices too.
+#[derive(Debug)]
+pub struct NodeTargets {
+    all: Vec<Target>,
+}
+
+impl NodeTargets {
+    /// Of targets in the order of their numbers, of which there is at least one.
+    ///
+    /// # Panics
+    /// Without any.
+    pub fn new(all: Vec<Target>) -> NodeTargets {
+        assert!(!all.is_empty(), "a node has a target");
+        NodeTargets { all }
+    }
+
+    /// The first.
+    pub fn first(&self) -> &Target {
+        &self.all[0]
+    }
+
+    /// All.
+    pub fn iter(&self) -> impl Iterator<Item = &Target> {
+        self.all.iter()
+    }
+
+    /// The one that layouts call by this number.
+    ///
+    /// # Errors
+    /// [`Code::NoDevice`] when the node has no such target.
+    pub fn get(&self, number: u32) -> Result<&Target, Code> {
+        self.all.iter().find(|t| t.target() == number).ok_or(Code::NoDevice)
+    }
+
+    /// Makes the file's backing files that lie on this node.
+    ///
+    /// # Errors
+    /// [`Code::NoDevice`] when one is to lie on a target that this node does not have.
+    pub fn create_all(&self, ino: Ino, layout: &Layout) -> Result<(), Code> {
+        let here = self.first().target() >> 16;
+        for (component, stripe) in layout.stripes() {
+            let target = layout.components()[component].target(stripe);
+            if target >> 16 == here {
+                self.get(target)?.create(ino, layout.file_number(component), stripe)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Unlinks the file's backing files that lie on this node. All are tried; the first error is returned.
+    pub fn remove_all(&self, ino: Ino, layout: &Layout) -> Result<(), Code> {
+        self.all.iter().map(|t| t.remove_all(ino, layout)).fold(Ok(()), Result::and)
+    }
+
+    /// Space of all.
+    pub fn space(&self) -> Result<Space, Code> {
+        let mut sum = Space::default();
+        for target in &self.all {
+            let space = target.space()?;
+            sum.total_bytes = sum.total_bytes.saturating_add(space.total_bytes);
+            sum.free_bytes = sum.free_bytes.saturating_add(space.free_bytes);
+        }
+        Ok(sum)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scratch::Scratch;
+    use forebay_types::{target_of, NodeId};
+
+    #[test]
+    fn files_lie_where_their_layout_says_and_a_target_that_is_not_there_is_told() {
+        let (scratch, node) = (Scratch::new(), NodeId(2));
+        let open = |index: u16| {
+            let path = scratch.path().join(index.to_string());
+            std::fs::create_dir(&path).unwrap();
+            let directory = std::fs::File::open(path).unwrap();
+            Target::format(&directory).unwrap();
+            Target::open(&directory, target_of(node, index)).unwrap()
+        };
+        let targets = NodeTargets::new(vec![open(0), open(1)]);
+        let (ino, elsewhere) = (Ino::new(node, 9), target_of(NodeId(3), 7));
+        let layout = Layout::on(&[target_of(node, 1), elsewhere, target_of(node, 0)], 3, 4096).unwrap();
+        targets.create_all(ino, &layout).unwrap();
+        let there =
+            |index: u16, stripe| targets.get(target_of(node, index)).unwrap().stat(ino, 1, stripe).is_ok();
+        assert!(there(1, 0) && there(0, 2));
+        assert!(!there(0, 0) && !there(1, 1) && !there(0, 1) && !there(1, 2), "each on its own alone");
+        targets.remove_all(ino, &layout).unwrap();
+        assert!(!there(1, 0) && !there(0, 2));
+        let missing = Layout::single(node, 2);
+        assert_eq!(targets.create_all(ino, &missing), Err(Code::NoDevice));
+        assert!(targets.space().unwrap().total_bytes > targets.first().space().unwrap().total_bytes);
+    }
+}

@@ -1,0 +1,259 @@
+//! Wide directories (docs/decisions/0024): the directory's inode, whose value of the empty name lists its parts; and parts, which are
+//! directories but for what is said here.
+//!
+//! | | the directory | a part |
+//! |---|---|---|
+//! | entries | none: who asks for one is refused with [`Code::Wide`] and the parts | those whose hashes fall to it |
+//! | entry that leads to it | in its parent | none: its parent is the directory |
+//! | cookie of its own entry | as any | which part it is, and of how many |
+//! | mode, owner, group, layout | what programs see | the same, for what is born in it |
+//!
+//! The parts are made, changed and removed with the directory, by changes over several nodes (`coordinator.rs`), and never move. So
+//! who has learnt of a directory's parts knows them for good, as no inode number comes twice.
+
+use forebay_types::{
+    Attr, Change, Code, Cookie, Ino, Kind, Layout, NodeId, Part, Parts, Reader, Reply, Timestamp, TxId,
+    Writer,
+};
+
+use crate::batch::{Answer, Batch, Context};
+use crate::holds::Hold;
+use crate::keys::{self, ValueKey};
+use crate::record::{Inode, INODE_BYTES_MAX, MARK_VALUES};
+
+/// Bytes of an encoded list of parts, and more.
+const PARTS_BYTES_MAX: usize = 9 + 8 * forebay_types::limits::WIDTH_MAX;
+
+/// The place of a part, as its record has it where other directories have their entry's cookie.
+pub(crate) fn place_of_part(index: u8, width: u8) -> Cookie {
+    Cookie::from(index) << 8 | Cookie::from(width)
+}
+
+/// Which part it is, and of how many.
+pub(crate) fn decode_place(cookie: Cookie) -> (usize, usize) {
+    ((cookie >> 8) as usize, (cookie & 0xff) as usize)
+}
+
+impl Batch<'_> {
+    /// The slot of a directory that has entries of its own. Of a wide one [`Code::Wide`], and its parts are remembered for
+    /// [`Batch::refuse`].
+    #[inline]
+    pub(crate) fn entries_of(&mut self, ino: Ino) -> Answer<usize> {
+        let slot = self.directory(ino)?;
+        match self.state.directories.get(slot).attr.width_log2 {
+            0 => Ok(slot),
+            _ => self.refuse_wide(ino),
+        }
+    }
+
+    #[cold]
+    fn refuse_wide(&mut self, ino: Ino) -> Answer<usize> {
+        self.met_wide = Some(self.parts_of(ino)?);
+        Err(Code::Wide)
+    }
+
+    /// Encodes the refusal of a request: the code, and with [`Code::Wide`] what who asked needs to know.
+    pub fn refuse(&mut self, code: Code, out: &mut [u8]) -> usize {
+        let parts = self.met_wide.take().filter(|_| code == Code::Wide);
+        let refusal = match parts {
+            Some(parts) => parts.encode_refusal(out),
+            None => Reply::encode(&Err(code), out),
+        };
+        refusal.unwrap_or(0)
+    }
+
+    /// The parts of a directory that is wide.
+    pub(crate) fn parts_of(&self, ino: Ino) -> Answer<Parts> {
+        let key = ValueKey::new(ino, b"");
+        let bytes = self.tx.get(key.bytes())?.ok_or(Code::Corrupt)?;
+        Parts::decode(&mut Reader::new(bytes)).map_err(|_| Code::Corrupt)
+    }
+
+    /// The parts of a directory if it is one of here, and wide.
+    pub(crate) fn parts_if_wide(&mut self, ino: Ino) -> Answer<Option<Parts>> {
+        match self.find_inode(ino)? {
+            Some(inode) if inode.attr.is_directory() && inode.attr.width_log2 != 0 => {
+                self.parts_of(ino).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// The directory under which programs know the names of a directory: of a part the wide one, of others itself.
+    pub fn shown_parent(&self, parent: Ino) -> Ino {
+        if !parent.is_part() {
+            return parent;
+        }
+        self.find_inode(parent).ok().flatten().map_or(parent, |part| part.attr.parent)
+    }
+
+    pub(crate) fn tell_parts(&mut self, c: &mut Context<'_>, ino: Ino) -> Answer<usize> {
+        self.directory(ino)?;
+        let parts = self.parts_if_wide(ino)?.ok_or(Code::NoAttribute)?;
+        c.reply(Reply::Parts(parts))
+    }
+
+    pub(crate) fn prepare_widen(&mut self, c: &mut Context<'_>, tx: TxId, ino: Ino) -> Answer<usize> {
+        let slot = self.directory(ino)?;
+        let inode = *self.state.directories.get(slot);
+        check_narrow(&inode)?;
+        match self.state.holds.forbids(tx, ino, Hold::Widening) {
+            true => Err(Code::Busy),
+            false => c.reply(Reply::Entry(inode.entry())),
+        }
+    }
+
+    /// From now on the directory's entries are in its parts.
+    pub(crate) fn commit_widen(&mut self, c: &mut Context<'_>, parts: &Parts) -> Answer<()> {
+        let slot = self.directory(parts.of)?;
+        let mut bytes = [0; PARTS_BYTES_MAX];
+        let mut w = Writer::new(&mut bytes);
+        parts.encode(&mut w)?;
+        let n = w.len();
+        self.put_value(parts.of, b"", &bytes[..n])?;
+        let (inode, first) = self.state.directories.change_whole(slot);
+        inode.attr.width_log2 = parts.as_slice().len().next_power_of_two().ilog2() as u8;
+        inode.attr.ctime = c.now;
+        inode.marks |= MARK_VALUES;
+        let entry = inode.entry();
+        self.owe_write(first);
+        c.effects.inode(entry);
+        Ok(())
+    }
+
+    /// Makes a part of a directory that is about to be wide.
+    pub(crate) fn bear_part(&mut self, c: &mut Context<'_>, part: &Part<'_>) -> Answer<Inode> {
+        let Part::BearPart { node, of, index, width, like } = *part else { return Err(Code::Invalid) };
+        let (next, home) = (self.state.ledger.next_counter, self.shard.node());
+        if node != home || of.is_part() {
+            return Err(Code::Invalid);
+        }
+        if next >= Ino::MAX_COUNTER {
+            return Err(Code::NoSpace);
+        }
+        let attr = Attr {
+            ino: Ino::part(home, next),
+            size: 0,
+            rdev: 0,
+            parent: of,
+            mode: Kind::Directory.mode_bits(),
+            uid: 0,
+            gid: 0,
+            nlink: 2,
+            flags: 0,
+            home,
+            width_log2: 0,
+            atime: c.now,
+            mtime: c.now,
+            ctime: c.now,
+            btime: c.now,
+        };
+        let layout = layout_of_part(like.layout.unwrap_or(Layout::single(of.birth_node(), 0)), of, home);
+        let mut inode = Inode { attr, layout, cookie: place_of_part(index, width), marks: 0 };
+        like.set.apply(&mut inode.attr, c.now)?;
+        let mut buffer = [0; INODE_BYTES_MAX];
+        let n = inode.encode(&mut buffer)?;
+        self.tx.put(&keys::inode(inode.attr.ino), &buffer[..n])?;
+        self.state.ledger.next_counter += 1;
+        self.state.ledger.inodes += 1;
+        self.state.directories.insert(inode);
+        Ok(inode)
+    }
+
+    pub(crate) fn prepare_change(
+        &mut self,
+        c: &mut Context<'_>,
+        tx: TxId,
+        ino: Ino,
+        change: &Change,
+    ) -> Answer<usize> {
+        let slot = self.directory(ino)?;
+        if self.state.holds.forbids(tx, ino, Hold::Changing) {
+            return Err(Code::Busy);
+        }
+        let before = self.state.directories.get(slot).entry();
+        let after = changed(before, ino, change, c.now)?;
+        match change.layout {
+            _ if ino.is_part() => c.reply(Reply::Done),
+            Some(_) => c.reply(Reply::Relaid { ino, layout: before.layout }),
+            None => c.reply(Reply::Entry(after)),
+        }
+    }
+
+    pub(crate) fn commit_change(&mut self, c: &mut Context<'_>, ino: Ino, change: &Change) -> Answer<()> {
+        let slot = match self.directory(ino) {
+            Ok(slot) => slot,
+            Err(Code::NotFound) => return Ok(()), // as only a peer that breaks the protocol could have it
+            Err(code) => return Err(code),
+        };
+        let after = changed(self.state.directories.get(slot).entry(), ino, change, c.now)?;
+        let (inode, first) = self.state.directories.change_whole(slot);
+        inode.attr = after.attr;
+        inode.layout = after.layout;
+        self.owe_write(first);
+        c.effects.inode(after);
+        Ok(())
+    }
+}
+
+/// Only an empty directory becomes wide, once, and no part does.
+pub(crate) fn check_narrow(directory: &Inode) -> Answer<()> {
+    let attr = &directory.attr;
+    match () {
+        () if attr.ino.is_part() => Err(Code::Invalid),
+        () if attr.width_log2 != 0 => Err(Code::Exists),
+        () if attr.size != 0 => Err(Code::NotEmpty),
+        () => Ok(()),
+    }
+}
+
+/// The layout of a part whose directory has this one: where nothing is set, files are on the part's node.
+fn layout_of_part(layout: Layout, of: Ino, home: NodeId) -> Layout {
+    match layout.is_set(of.birth_node()) {
+        true => layout,
+        false => Layout::single(home, 0),
+    }
+}
+
+/// What a directory is after a change.
+fn changed(
+    mut entry: forebay_types::Entry,
+    ino: Ino,
+    change: &Change,
+    now: Timestamp,
+) -> Answer<forebay_types::Entry> {
+    debug_assert_eq!(entry.attr.ino, ino);
+    if let Some(layout) = change.layout {
+        if layout.wish().is_some() {
+            return Err(Code::Invalid);
+        }
+        entry.layout = match ino.is_part() {
+            true => layout_of_part(layout, entry.attr.parent, entry.attr.home),
+            false => layout,
+        };
+    } else {
+        change.set.apply(&mut entry.attr, now)?;
+    }
+    Ok(entry)
+}
+
+/// The nodes that a directory's entries are cut over: its home, and others of the pool, each directory beginning with its own so that
+/// narrow ones do not all meet on the pool's first nodes.
+pub(crate) fn choose_nodes(home: NodeId, pool: &[NodeId], width: u16) -> Answer<Vec<NodeId>> {
+    let mut all: Vec<NodeId> = pool.iter().copied().chain([home]).collect();
+    all.sort_unstable();
+    all.dedup();
+    let most = forebay_types::limits::WIDTH_MAX;
+    let width = if width == 0 { all.len().min(most) } else { usize::from(width) };
+    match width {
+        1 if all.len() > 1 => return Err(Code::Invalid),
+        0 | 1 => return Err(Code::NoDevice),
+        _ if width > most => return Err(Code::Invalid),
+        _ if width > all.len() => return Err(Code::NoDevice),
+        _ => {}
+    }
+    let first = all.iter().position(|node| *node == home).unwrap_or(0);
+    all.rotate_left(first);
+    all.truncate(width);
+    Ok(all)
+}

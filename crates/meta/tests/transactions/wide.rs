@@ -1,0 +1,184 @@
+//! Wide directories over three shards in one process: made, filled, changed, renamed and removed, while nothing goes wrong.
+//! The histories beside this have them too, and there much does.
+
+use std::collections::BTreeSet;
+
+use forebay_types::{Code, Ino, Layout, NodeId, Request, SetAttr, TimeSet, Timestamp, RENAME_NOREPLACE};
+
+use crate::shards::{Said, Shards};
+
+const ROOT: Ino = Ino::ROOT;
+
+fn name(i: u32) -> Vec<u8> {
+    format!("file.{i}").into_bytes()
+}
+
+fn widen(p: &mut Shards, ino: Ino, width: u16) -> Result<Said, Code> {
+    p.ask(&Request::SetWidth { ino, width, parent: ROOT, name: b"x" })
+}
+
+fn rename<'a>(parent: Ino, name: &'a [u8], new_parent: Ino, new_name: &'a [u8]) -> Request<'a> {
+    Request::Rename { parent, name, new_parent, new_name, flags: 0 }
+}
+
+#[test]
+fn names_of_a_wide_directory_lie_on_all_its_nodes_in_one_order() {
+    let mut p = Shards::new("names");
+    let d = p.make_directory(2, ROOT, b"d");
+    assert_eq!(widen(&mut p, d, 0), Ok(Said::Other));
+    let made: BTreeSet<Vec<u8>> = (0..300).map(name).collect();
+    for name in &made {
+        p.create(d, name).unwrap();
+    }
+    assert_eq!(p.create(d, &name(7)), Err(Code::Exists));
+    for node in 1..=3 {
+        let births = made.iter().filter(|n| p.found(d, n).unwrap().birth_node() == NodeId(node)).count();
+        assert!((60..=140).contains(&births), "node {node} has {births} of 300");
+    }
+    let listed = p.list(d).unwrap();
+    let hashes: Vec<u64> = listed.iter().map(|(name, _)| forebay_types::name_hash(name)).collect();
+    assert!(hashes.is_sorted(), "the parts one after the other are in the order of the cookies");
+    assert_eq!(listed.into_iter().map(|(name, _)| name).collect::<BTreeSet<_>>(), made);
+    p.check();
+    let remove = Request::RemoveDirectory { parent: ROOT, name: b"d" };
+    assert_eq!(p.ask(&remove), Err(Code::NotEmpty));
+    for name in &made {
+        p.ask(&Request::Unlink { parent: d, name }).unwrap();
+    }
+    assert_eq!(p.ask(&remove), Ok(Said::Removed(d)));
+    p.check();
+}
+
+#[test]
+fn set_width_is_refused_where_it_cannot_be() {
+    let mut p = Shards::new("refused");
+    let d = p.make_directory(1, ROOT, b"d");
+    let file = p.create(ROOT, b"f").unwrap();
+    assert_eq!(widen(&mut p, ROOT, 2), Err(Code::NotEmpty));
+    assert_eq!(widen(&mut p, file, 2), Err(Code::NotDirectory));
+    assert_eq!(widen(&mut p, d, 1), Err(Code::Invalid));
+    assert_eq!(widen(&mut p, d, 4), Err(Code::NoDevice), "there are three nodes");
+    assert_eq!(widen(&mut p, Ino::new(NodeId(1), 99), 2), Err(Code::NotFound));
+    p.create(d, b"f").unwrap();
+    assert_eq!(widen(&mut p, d, 2), Err(Code::NotEmpty));
+    p.ask(&Request::Unlink { parent: d, name: b"f" }).unwrap();
+    assert_eq!(p.ask(&Request::PartsOf { ino: d }), Err(Code::NoAttribute));
+    assert_eq!(widen(&mut p, d, 2), Ok(Said::Other));
+    assert_eq!(widen(&mut p, d, 3), Err(Code::Exists));
+    assert_eq!(p.ask(&Request::PartsOf { ino: d }), Ok(Said::Other));
+    let part = p.ask(&Request::ReadDirectory { ino: d, cookie: 0, attributes: false });
+    assert_eq!(part, Ok(Said::Names(Vec::new())));
+    // A node that does not answer: nothing of it is made.
+    let e = p.make_directory(1, ROOT, b"e");
+    p.network.lose_to = Some((NodeId(3), 0));
+    assert_eq!(widen(&mut p, e, 3), Err(Code::Io));
+    p.heal();
+    p.check();
+    assert_eq!(p.look_at(e).attr.width_log2, 0);
+}
+
+#[test]
+fn renames_and_links_reach_into_and_out_of_a_wide_directory() {
+    let mut p = Shards::new("renames");
+    let (wide, narrow) = (p.make_directory(2, ROOT, b"wide"), p.make_directory(3, ROOT, b"narrow"));
+    widen(&mut p, wide, 3).unwrap();
+    let file = p.create(narrow, b"f").unwrap();
+    // Nobody knows yet that the destination is wide.
+    p.ask(&rename(narrow, b"f", wide, b"0")).unwrap();
+    for i in 0..20 {
+        let (old, new) = (i.to_string().into_bytes(), (i + 1).to_string().into_bytes());
+        p.ask(&rename(wide, &old, wide, &new)).unwrap();
+        assert_eq!(p.found(wide, &new), Some(file));
+        assert_eq!(p.found(wide, &old), None);
+    }
+    p.ask(&Request::Link { ino: file, parent: wide, name: b"link" }).unwrap();
+    p.ask(&Request::Link { ino: file, parent: narrow, name: b"link" }).unwrap();
+    assert_eq!(p.ask(&Request::GetAttr { ino: file }), Ok(Said::Inode(file, 3, 0)));
+    p.ask(&rename(wide, b"20", narrow, b"g")).unwrap();
+    p.check();
+    // Directories in it: on their maker's node, whichever has the name.
+    for node in 1..=3u16 {
+        for i in 0..8u16 {
+            let name = format!("dir.{node}.{i}").into_bytes();
+            let dir = p.make_directory(node, wide, &name);
+            assert_eq!(dir.birth_node(), NodeId(node));
+            p.create(dir, b"below").unwrap();
+            let new = format!("moved.{node}.{i}").into_bytes();
+            p.ask(&rename(wide, &name, wide, &new)).unwrap();
+            assert_eq!(p.ask(&rename(ROOT, b"wide", dir, b"x")), Err(Code::Invalid), "below itself");
+            assert_eq!(p.ask(&rename(wide, &new, dir, b"x")), Err(Code::Invalid), "below itself");
+            if i % 2 == 0 {
+                p.ask(&rename(wide, &new, narrow, &new)).unwrap();
+            }
+        }
+    }
+    p.check();
+    // The wide directory moves as any, and its parts stay.
+    p.ask(&rename(ROOT, b"wide", narrow, b"wide")).unwrap();
+    assert!(p.found(wide, b"moved.1.1").is_some());
+    p.check();
+}
+
+#[test]
+fn rename_over_a_wide_directory_replaces_it_if_it_is_empty() {
+    let mut p = Shards::new("over");
+    let (a, b) = (p.make_directory(1, ROOT, b"a"), p.make_directory(1, ROOT, b"b"));
+    widen(&mut p, b, 3).unwrap();
+    p.create(b, b"in the way").unwrap();
+    assert_eq!(p.ask(&rename(ROOT, b"a", ROOT, b"b")), Err(Code::NotEmpty));
+    p.ask(&Request::Unlink { parent: b, name: b"in the way" }).unwrap();
+    let keep = Request::Rename {
+        parent: ROOT,
+        name: b"a",
+        new_parent: ROOT,
+        new_name: b"b",
+        flags: RENAME_NOREPLACE,
+    };
+    assert_eq!(p.ask(&keep), Err(Code::Exists));
+    assert_eq!(p.ask(&rename(ROOT, b"a", ROOT, b"b")), Ok(Said::Removed(b)));
+    assert_eq!(p.found(ROOT, b"b"), Some(a));
+    p.check();
+}
+
+#[test]
+fn wide_directory_whose_part_is_lost_for_good_can_be_changed_and_removed() {
+    let mut p = Shards::new("lost");
+    let d = p.make_directory(2, ROOT, b"d");
+    widen(&mut p, d, 3).unwrap();
+    p.network.gone = Some(NodeId(3));
+    let set = SetAttr { mode: Some(0o700), ..SetAttr::default() };
+    assert_eq!(p.ask(&Request::SetAttr { ino: d, set }), Ok(Said::Inode(d, 2, 0)));
+    assert_eq!(p.look_at(d).attr.mode & 0o777, 0o700);
+    assert_eq!(p.ask(&Request::RemoveDirectory { parent: ROOT, name: b"d" }), Ok(Said::Removed(d)));
+    assert_eq!(p.found(ROOT, b"d"), None);
+    p.settle();
+    assert_eq!(p.ask(&Request::GetAttr { ino: d }), Err(Code::NotFound));
+}
+
+#[test]
+fn changes_of_a_wide_directory_reach_its_parts() {
+    let mut p = Shards::new("changes");
+    let d = p.make_directory(2, ROOT, b"d");
+    let group = |gid| SetAttr { mode: Some(0o2775), gid: Some(gid), ..SetAttr::default() };
+    p.ask(&Request::SetAttr { ino: d, set: group(5) }).unwrap();
+    widen(&mut p, d, 3).unwrap();
+    let groups = |p: &mut Shards, from: u32| -> BTreeSet<u32> {
+        let made: Vec<Ino> = (from..from + 20).map(|i| p.create(d, &name(i)).unwrap()).collect();
+        made.into_iter().map(|ino| p.look_at(ino).attr.gid).collect()
+    };
+    assert_eq!(groups(&mut p, 0), BTreeSet::from([5]), "inherited from before");
+    assert_eq!(p.ask(&Request::SetAttr { ino: d, set: group(6) }), Ok(Said::Inode(d, 2, 0)));
+    assert_eq!(groups(&mut p, 100), BTreeSet::from([6]), "and from after");
+    let early = TimeSet::At(Timestamp { sec: -9, nsec: 0 });
+    p.ask(&Request::SetAttr { ino: d, set: SetAttr { mtime: early, ..SetAttr::default() } }).unwrap();
+    let layout = Layout::on_any(2, 1 << 20).unwrap();
+    p.ask(&Request::SetLayout { ino: d, layout }).unwrap();
+    assert_eq!(p.look_at(d).layout, layout);
+    p.check();
+    // All of it or nothing.
+    p.network.lose_to = Some((NodeId(1), 0));
+    assert_eq!(p.ask(&Request::SetAttr { ino: d, set: group(7) }), Err(Code::Io));
+    p.heal();
+    assert_eq!(p.look_at(d).attr.gid, 6);
+    p.check();
+}

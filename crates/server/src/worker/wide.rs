@@ -1,0 +1,248 @@
+//! Wide directories as a daemon leads its programs to them (docs/decisions/0024): programs ask of the directory, and their node's
+//! daemon of the part that has the name.
+//!
+//! ```text
+//! a request ─ parts known ─► the same of the part: this node's, or sent on            what has the name answers
+//!     └ not known ─► the directory's home ─ refusal with the parts ─► learnt, served anew
+//! a listing: one part after the other, in the order of the cookies, until the reply is full
+//! ```
+//! What was learnt holds for good, as parts are never moved and no inode number comes twice: it needs no lease, and is forgotten only
+//! for want of room. Requests of other nodes' processes come with the part already; one that does not is refused like that.
+
+use std::collections::HashMap;
+
+use forebay_meta::Client;
+use forebay_types::limits::{READDIR_REPLY_BYTES, WIDE_KNOWN_MAX};
+use forebay_types::{Caller, Code, Cookie, DirEntries, Ino, Parts, Reply, Request, REPLY_HEADER_BYTES};
+
+use super::shard_thread::ShardThread;
+
+/// The wide directories that this daemon knows.
+#[derive(Debug, Default)]
+pub(super) struct Wide {
+    known: HashMap<Ino, Parts>,
+}
+
+impl Wide {
+    fn learn(&mut self, parts: Parts) {
+        if self.known.len() >= WIDE_KNOWN_MAX {
+            self.known.clear();
+        }
+        self.known.insert(parts.of, parts);
+    }
+}
+
+/// A listing of a wide directory that is under way in a slot.
+#[derive(Debug)]
+pub(super) struct Listing {
+    seq: u64,
+    caller: Caller,
+    parts: Parts,
+    /// The part that was asked.
+    index: usize,
+    cookie: Cookie,
+    attributes: bool,
+    /// Entries of the parts before it.
+    collected: Vec<u8>,
+}
+
+/// What comes of a reply that is not yet the client's.
+#[derive(Debug)]
+pub(super) enum Onward {
+    /// This is to be asked next, for the same request.
+    Ask(Vec<u8>),
+    /// This is the client's reply.
+    Reply(Vec<u8>),
+}
+
+fn encoded(entries: &[u8], end: bool) -> Vec<u8> {
+    let mut reply = vec![0; REPLY_HEADER_BYTES + entries.len()];
+    let entries = DirEntries { bytes: entries, end };
+    let n = Reply::encode(&Ok(Reply::Entries(entries)), &mut reply).unwrap_or(0);
+    reply.truncate(n);
+    reply
+}
+
+impl Listing {
+    fn question(&self) -> Vec<u8> {
+        let ino = self.parts.as_slice()[self.index];
+        let request = Request::ReadDirectory { ino, cookie: self.cookie, attributes: self.attributes };
+        let mut message = vec![0; 64];
+        let n = request.encode(self.caller, &mut message).unwrap_or(0);
+        message.truncate(n);
+        message
+    }
+
+    /// A part has answered.
+    fn hear(&mut self, reply: &[u8]) -> Onward {
+        let entries = match Reply::decode(reply) {
+            Ok(Reply::Entries(entries)) => entries,
+            // What the parts before it have is told first, and the failure when they ask on.
+            _ if !self.collected.is_empty() => return Onward::Reply(encoded(&self.collected, false)),
+            _ => return Onward::Reply(reply.to_vec()),
+        };
+        if REPLY_HEADER_BYTES + self.collected.len() + entries.bytes.len() > READDIR_REPLY_BYTES {
+            return Onward::Reply(encoded(&self.collected, false));
+        }
+        self.collected.extend_from_slice(entries.bytes);
+        let last = self.index + 1 == self.parts.as_slice().len();
+        if last || !entries.end {
+            return Onward::Reply(encoded(&self.collected, entries.end));
+        }
+        self.index += 1;
+        Onward::Ask(self.question())
+    }
+}
+
+impl ShardThread<'_> {
+    /// Makes the `i`-th request taken one of the part, if it is one of a wide directory that is known.
+    pub(super) fn lead_to_parts(&mut self, i: usize) -> Result<(), Code> {
+        let Some(network) = self.network.as_ref().filter(|_| !self.wide.known.is_empty()) else {
+            return Ok(());
+        };
+        let (session, slot, seq, range) = self.answers.place_of(i);
+        if !self.sessions[session].is_here() {
+            return Ok(());
+        }
+        let (caller, request) = Request::decode(self.answers.request(range))?;
+        let known = &self.wide.known;
+        let Some(led) = request.in_parts(network.node, |ino| known.get(&ino).copied())? else {
+            return Ok(());
+        };
+        if let (
+            Request::ReadDirectory { ino, cookie, attributes },
+            Request::ReadDirectory { ino: part, .. },
+        ) = (request, led)
+        {
+            if let Some(parts) = known.get(&ino).copied() {
+                let index = parts.as_slice().iter().position(|p| *p == part).unwrap_or(0);
+                let collected = Vec::new();
+                let listing = Listing { seq, caller, parts, index, cookie, attributes, collected };
+                self.sessions[session].slots[slot].listing = Some(Box::new(listing));
+            }
+        }
+        // One kind of request takes two bytes more.
+        let mut message = vec![0; range.1 - range.0 + 8];
+        let n = led.encode(caller, &mut message)?;
+        self.answers.replace(i, &message[..n]);
+        Ok(())
+    }
+
+    /// Remembers a request that may turn out to name a wide directory, until it is answered.
+    pub(super) fn remember_sent(&mut self, session: usize, slot: usize, message: &[u8]) {
+        let sent = &mut self.sessions[session].slots[slot].sent;
+        sent.clear();
+        if !matches!(Request::decode(message), Ok((_, Request::Backing(..))) | Err(_)) {
+            sent.extend_from_slice(message);
+        }
+    }
+
+    /// What comes of a reply to a request of a process of here, which was `message`; none: the reply is the client's.
+    pub(super) fn onward(
+        &mut self,
+        (session, slot, seq): (usize, usize, u64),
+        message: Option<(usize, usize)>,
+        reply: &[u8],
+    ) -> Option<Onward> {
+        if !self.sessions[session].is_here() {
+            return None;
+        }
+        let state = &mut self.sessions[session].slots[slot];
+        if let Some(parts) = Parts::of_refusal(reply) {
+            let asked = match message {
+                Some(range) => self.answers.request(range).to_vec(),
+                None => std::mem::take(&mut state.sent),
+            };
+            // Without it the refusal is the reply, which programs know as EIO.
+            if asked.is_empty() {
+                return None;
+            }
+            self.wide.learn(parts);
+            return Some(Onward::Ask(asked));
+        }
+        let listing = state.listing.as_mut()?;
+        if listing.seq != seq {
+            state.listing = None;
+            return None;
+        }
+        let onward = listing.hear(reply);
+        if matches!(onward, Onward::Reply(_)) {
+            state.listing = None;
+        }
+        Some(onward)
+    }
+
+    /// Has a request served with another message.
+    pub(super) fn serve_anew(&mut self, session: usize, slot: usize, seq: u64, message: Vec<u8>) {
+        let client = Client { session: self.sessions[session].id, slot, seq };
+        if let Some(steps) = &mut self.steps {
+            steps.serve_anew(client, message);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_types::{DirEntry, DirWriter, Kind, NodeId};
+
+    fn listing() -> Listing {
+        let inos = [1, 2, 3].map(|node| Ino::part(NodeId(node), 5));
+        let parts = Parts::new(Ino::new(NodeId(1), 4), &inos).unwrap();
+        let caller = Caller { uid: 0, gid: 0 };
+        Listing { seq: 1, caller, parts, index: 0, cookie: 0, attributes: false, collected: Vec::new() }
+    }
+
+    fn entries(cookies: &[u64], bytes: usize, end: bool) -> Vec<u8> {
+        let mut room = vec![0; READDIR_REPLY_BYTES];
+        let mut writer = DirWriter::new(&mut room);
+        for cookie in cookies {
+            let name = vec![b'n'; bytes];
+            let entry = DirEntry { cookie: *cookie, ino: Ino(9), kind: Kind::File, name: &name, attr: None };
+            assert!(writer.push(&entry));
+        }
+        let n = writer.len();
+        encoded(&room[..n], end)
+    }
+
+    fn cookies(onward: Onward) -> (Vec<u64>, bool) {
+        let Onward::Reply(reply) = onward else { panic!("{onward:?}") };
+        let Ok(Reply::Entries(entries)) = Reply::decode(&reply) else { panic!("{reply:?}") };
+        (entries.iter().map(|entry| entry.unwrap().cookie).collect(), entries.end)
+    }
+
+    #[test]
+    fn listing_goes_from_part_to_part_until_the_last() {
+        let mut l = listing();
+        for node in [2, 3] {
+            let Onward::Ask(message) = l.hear(&entries(&[u64::from(node)], 3, true)) else { panic!() };
+            let asked = Request::decode(&message).unwrap().1;
+            let ino = Ino::part(NodeId(node), 5);
+            assert_eq!(asked, Request::ReadDirectory { ino, cookie: 0, attributes: false });
+        }
+        assert_eq!(cookies(l.hear(&entries(&[9], 3, true))), (vec![2, 3, 9], true));
+    }
+
+    #[test]
+    fn listing_stops_where_a_reply_is_full_or_a_part_is_not() {
+        let mut l = listing();
+        assert_eq!(cookies(l.hear(&entries(&[1, 2], 3, false))), (vec![1, 2], false));
+        let mut l = listing();
+        let many: Vec<u64> = (1..=READDIR_REPLY_BYTES as u64 / 2 / 120).collect();
+        assert!(matches!(l.hear(&entries(&many, 100, true)), Onward::Ask(_)));
+        // The second part's do not fit behind the first's: they come with the next request.
+        let more: Vec<u64> = (1000..=1000 + many.len() as u64).collect();
+        assert_eq!(cookies(l.hear(&entries(&more, 120, true))), (many, false));
+    }
+
+    #[test]
+    fn listing_tells_a_failure_behind_what_it_has() {
+        let mut failure = [0; 4];
+        Reply::encode(&Err(Code::Io), &mut failure).unwrap();
+        let mut l = listing();
+        assert!(matches!(l.hear(&entries(&[7], 3, true)), Onward::Ask(_)));
+        assert_eq!(cookies(l.hear(&failure)), (vec![7], false));
+        let Onward::Reply(reply) = listing().hear(&failure) else { panic!() };
+        assert_eq!(reply, failure);
+    }
+}

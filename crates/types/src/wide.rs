@@ -1,0 +1,155 @@
+//! Wide directories: one whose entries lie on several nodes (docs/decisions/0024).
+//!
+//! On each of the nodes there is a *part*, an inode like a directory's to which no entry leads: the entries are in the parts. The
+//! names' hashes are cut into partitions, four or more a node and a power of two of them, and each part has
+//! neighbouring ones: the parts one after the other are the directory in the order of its cookies.
+
+use crate::bytes::{Reader, Writer};
+use crate::error::Code;
+use crate::hash::{cookie_hash, name_hash, Cookie, HASH_BITS};
+use crate::id::Ino;
+use crate::limits::WIDTH_MAX;
+use crate::reply::Reply;
+
+/// Partitions that each node of a wide directory has at least: none has more than five quarters of the mean then.
+const PARTITIONS_OF_A_NODE: usize = 4;
+
+/// The tag of a refusal that has the parts, behind its code.
+pub(crate) const REFUSAL_TAG: u16 = 38;
+
+/// Which of `width` parts has the names of a hash, `width` being any number of nodes.
+pub fn part_of_hash(hash: u64, width: usize) -> usize {
+    let width = width.max(1);
+    let bits = (width * PARTITIONS_OF_A_NODE).next_power_of_two().ilog2();
+    let partition = (hash >> (HASH_BITS - bits)) as usize;
+    (partition * width) >> bits
+}
+
+/// The parts of a wide directory, in the order of the hashes that they have.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Parts {
+    /// The directory.
+    pub of: Ino,
+    count: u8,
+    inos: [Ino; WIDTH_MAX],
+}
+
+impl Parts {
+    /// Two to [`WIDTH_MAX`] parts, no two on one node; [`Code::Invalid`] for anything else.
+    pub fn new(of: Ino, parts: &[Ino]) -> Result<Parts, Code> {
+        if !(2..=WIDTH_MAX).contains(&parts.len()) || of.is_part() {
+            return Err(Code::Invalid);
+        }
+        let mut inos = [Ino(0); WIDTH_MAX];
+        for (i, part) in parts.iter().enumerate() {
+            let again = parts[..i].iter().any(|before| before.birth_node() == part.birth_node());
+            if again || !part.is_part() {
+                return Err(Code::Invalid);
+            }
+            inos[i] = *part;
+        }
+        Ok(Parts { of, count: parts.len() as u8, inos })
+    }
+
+    /// The parts.
+    pub fn as_slice(&self) -> &[Ino] {
+        &self.inos[..usize::from(self.count)]
+    }
+
+    /// The part that has a name.
+    pub fn of_name(&self, name: &[u8]) -> Ino {
+        self.inos[part_of_hash(name_hash(name), usize::from(self.count))]
+    }
+
+    /// Which part has the entries behind a cookie first.
+    pub fn index_of_cookie(&self, cookie: Cookie) -> usize {
+        part_of_hash(cookie_hash(cookie), usize::from(self.count))
+    }
+
+    /// Appends directory and parts.
+    pub fn encode(&self, w: &mut Writer<'_>) -> Result<(), Code> {
+        w.u64(self.of.0)?;
+        w.u8(self.count)?;
+        self.as_slice().iter().try_for_each(|ino| w.u64(ino.0))
+    }
+
+    /// Reads them; [`Code::Malformed`] for what [`Parts::new`] refuses.
+    pub fn decode(r: &mut Reader<'_>) -> Result<Parts, Code> {
+        let (of, count) = (Ino(r.u64()?), usize::from(r.u8()?));
+        let mut inos = [Ino(0); WIDTH_MAX];
+        let inos = inos.get_mut(..count).ok_or(Code::Malformed)?;
+        for ino in inos.iter_mut() {
+            *ino = Ino(r.u64()?);
+        }
+        Parts::new(of, inos).map_err(|_| Code::Malformed)
+    }
+
+    /// Encodes the refusal of a request that named the directory and not the part: [`Code::Wide`] and the parts, for who asks to
+    /// learn them.
+    pub fn encode_refusal(&self, buffer: &mut [u8]) -> Result<usize, Code> {
+        let mut w = Writer::new(buffer);
+        w.u16(Code::Wide as u16)?;
+        w.u16(REFUSAL_TAG)?;
+        self.encode(&mut w)?;
+        Ok(w.len())
+    }
+
+    /// The parts that an encoded reply tells, if it is such a refusal.
+    pub fn of_refusal(reply: &[u8]) -> Option<Parts> {
+        match Reply::decode(reply) {
+            Ok(Reply::Wide(parts)) => Some(parts),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::id::NodeId;
+
+    fn parts(width: usize) -> Parts {
+        let inos: Vec<Ino> = (0..width).map(|n| Ino::part(NodeId(n as u16 + 1), 7)).collect();
+        Parts::new(Ino::new(NodeId(9), 3), &inos).unwrap()
+    }
+
+    #[test]
+    fn part_of_hash_cuts_the_hashes_into_neighbouring_ranges_of_like_size() {
+        for width in 1..=WIDTH_MAX {
+            let steps = 1 << 12;
+            let owners: Vec<usize> = (0..steps).map(|i| part_of_hash(i << (HASH_BITS - 12), width)).collect();
+            assert!(owners.is_sorted() && owners[0] == 0 && owners[owners.len() - 1] == width - 1);
+            for part in 0..width {
+                let share = owners.iter().filter(|o| **o == part).count() * width;
+                assert!((share * 4).abs_diff(owners.len() * 4) <= owners.len(), "{width}: {share}");
+            }
+        }
+    }
+
+    #[test]
+    fn parts_round_trip_as_they_are_and_in_a_refusal() {
+        for width in 2..=WIDTH_MAX {
+            let parts = parts(width);
+            let mut bytes = [0; 200];
+            let n = parts.encode_refusal(&mut bytes).unwrap();
+            assert_eq!(Parts::of_refusal(&bytes[..n]), Some(parts));
+            assert_eq!(bytes[..2], (Code::Wide as u16).to_le_bytes(), "no success");
+            for short in 0..n {
+                assert_eq!(Parts::of_refusal(&bytes[..short]), None);
+            }
+            let names = (0..100u32).map(|i| i.to_le_bytes());
+            assert!(names.map(|name| parts.of_name(&name)).all(|part| parts.as_slice().contains(&part)));
+            assert_eq!((parts.index_of_cookie(0), parts.index_of_cookie(i64::MAX as u64)), (0, width - 1));
+        }
+    }
+
+    #[test]
+    fn parts_that_cannot_be_are_refused() {
+        let (d, a, b) = (Ino::new(NodeId(1), 5), Ino::part(NodeId(1), 6), Ino::part(NodeId(2), 6));
+        assert!(Parts::new(d, &[a, b]).is_ok());
+        for bad in [&[][..], &[a], &[a, a], &[a, Ino::new(NodeId(2), 6)], &[a, Ino::part(NodeId(1), 8)]] {
+            assert_eq!(Parts::new(d, bad), Err(Code::Invalid));
+        }
+        assert_eq!(Parts::new(a, &[a, b]), Err(Code::Invalid));
+    }
+}

@@ -1,0 +1,220 @@
+//! Directories whose entries lie on several nodes, as programs, mounts and the commands see them.
+
+use crate::nodes::{said, until, Cluster};
+use crate::ERRNO;
+
+impl Cluster {
+    /// `forebay layout` on a node.
+    fn layout(&self, node: usize, words: &[&str]) -> std::process::Output {
+        let pool = self.pool(node);
+        let front = ["--pool", pool.to_str().unwrap(), "layout"];
+        self.forebay(node, &[&front, words].concat())
+    }
+
+    fn widen(&self, node: usize, width: &str, path: &str) {
+        let output = self.layout(node, &["set", "--width", width, path]);
+        assert!(output.status.success(), "{}", said(&output));
+    }
+}
+
+/// Python that makes `n` files in a directory.
+fn make(dir: &str, prefix: &str, n: usize) -> String {
+    format!(
+        "python3 -c \"import os\nfor i in range({n}):\n    os.close(os.open('{dir}/{prefix}%d' % i, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o640))\""
+    )
+}
+
+/// Python that prints how many names a directory has on each node, by the numbers of their inodes.
+fn count(dir: &str) -> String {
+    format!(
+        "python3 -c \"import os, collections\nc = collections.Counter(e.inode() >> 48 for e in os.scandir('{dir}'))\nprint(*(c[n] for n in (1, 2, 3)))\""
+    )
+}
+
+#[test]
+fn programs_of_all_nodes_use_a_wide_directory_as_any_other() {
+    let c = Cluster::up("wide", 3);
+    c.tell(2, "mkdir -m 2770 /forebay/w; mkdir /forebay/n");
+    c.widen(1, "0", "/w");
+    let shown = said(&c.layout(3, &["get", "/w"]));
+    assert!(shown.contains("entries on 3 nodes: n2, n3, n1"), "{shown}");
+    for i in 1..=3 {
+        c.tell(i, &make("/forebay/w", &format!("f{i}."), 100));
+    }
+    let spread: Vec<usize> =
+        c.tell(1, &count("/forebay/w")).split_whitespace().map(|n| n.parse().unwrap()).collect();
+    assert!(
+        spread.iter().sum::<usize>() == 300 && spread.iter().all(|n| (60..=140).contains(n)),
+        "{spread:?}"
+    );
+    // One tree for all: attributes, data, names that are there and that are not, `..`, the way up.
+    for i in 1..=3 {
+        assert_eq!(
+            c.tell(i, "ls /forebay/w | sort | uniq | wc -l; stat -c '%a %h %s' /forebay/w"),
+            format!("{}\n2770 {} {}\n", 299 + i, 1 + i, 299 + i)
+        );
+        c.tell(i, &format!("for k in 1 2 3 4 5; do echo {i}-$k > /forebay/w/f{i}.$k; done"));
+        assert_eq!(
+            c.tell(i, &format!("cat /forebay/w/f{i}.[1-5] | tr '\\n' ' '")),
+            format!("{i}-1 {i}-2 {i}-3 {i}-4 {i}-5 ")
+        );
+        assert_eq!(c.tell(i, &format!("mkdir -p /forebay/w/d{i}/e; cd /forebay/w/d{i}/e && pwd -P && cd ../.. && pwd -P && cd .. && pwd -P")),
+            format!("/forebay/w/d{i}/e\n/forebay/w\n/forebay\n"));
+        assert_eq!(
+            c.tell(i, &format!("stat -c %i /forebay/w/d{i} | python3 -c 'print(int(input()) >> 48)'")),
+            format!("{i}\n")
+        );
+        assert_eq!(c.tell(i, "stat -c %i /forebay/w/d1/.. /forebay/w | uniq | wc -l; ls -ia /forebay/w/d1 | awk '$2 == \"..\" {print $1}' | wc -l"), "1\n1\n");
+    }
+    assert_eq!(c.tell(1, "stat -c %h /forebay/w"), "5\n");
+    // What nodes looked for in vain before, they find when another has made it.
+    for k in 0..12 {
+        assert_eq!(c.tell(1, &format!("test -e /forebay/w/late{k} || echo absent")), "absent\n");
+        c.tell(2, &format!("touch /forebay/w/late{k}"));
+        assert_eq!(c.tell(1, &format!("stat -c %F /forebay/w/late{k}")), "regular empty file\n");
+        c.tell(3, &format!("rm /forebay/w/late{k}"));
+        assert_eq!(c.tell(1, &format!("test -e /forebay/w/late{k} || echo absent")), "absent\n");
+    }
+    // Renames within, out, in and over; links; all kinds of inodes.
+    for k in 0..6 {
+        c.tell(3, &format!("mv /forebay/w/f1.{k} /forebay/w/g{k}; mv /forebay/w/f2.{k} /forebay/n/; ln /forebay/w/f3.{k} /forebay/w/h{k}; ln -s g{k} /forebay/w/l{k}; mkfifo /forebay/w/p{k}"));
+        c.tell(1, &format!("mv /forebay/n/f2.{k} /forebay/w/f3.{k}; test $(stat -c %h /forebay/w/h{k}) = 1"));
+    }
+    assert_eq!(c.tell(1, "ls /forebay/w | wc -l; cat /forebay/w/l1; mv /forebay/w/d1 /forebay/w/d2/; ls /forebay/w/d2; rmdir /forebay/w/d3 2>/dev/null || rmdir /forebay/w/d3/e /forebay/w/d3; ls -d /forebay/w/d*"),
+        "315\n1-1\nd1\ne\n/forebay/w/d2\n");
+    // What changes of the directory its parts take over; what its files inherit.
+    c.tell(3, "chgrp 7 /forebay/w; chmod 2755 /forebay/w");
+    c.tell(1, &make("/forebay/w", "later", 20));
+    assert_eq!(c.tell(2, "stat -c %g /forebay/w/later* | sort | uniq -c | awk '{print $1, $2}'; stat -c '%a %g' /forebay/w"), "20 7\n2755 7\n");
+    c.tell(2, "touch -d 2001-02-03T04:05:06Z /forebay/w");
+    assert_eq!(c.tell(1, "stat -c %Y /forebay/w"), "981173106\n");
+    c.check();
+    assert_eq!(
+        c.tell(
+            1,
+            &format!("{ERRNO} rmdir /forebay/w 2>&1 | grep -c 'not empty'; rm -r /forebay/w; ls /forebay")
+        ),
+        "1\nn\n"
+    );
+    c.check();
+    until("removal of all backing files", || {
+        let left = (1..=3).map(|node| {
+            let target = c.pool(node).join("target/data");
+            crate::nodes::plain("find", &[target.to_str().unwrap(), "-type", "f"]).stdout.len()
+        });
+        (left.sum::<usize>() == 0).then_some(())
+    });
+}
+
+#[test]
+fn width_is_refused_with_words_where_it_cannot_be() {
+    let c = Cluster::up("widths", 2);
+    c.tell(1, "mkdir /forebay/full /forebay/e; touch /forebay/full/f /forebay/file");
+    for (words, why) in [
+        (["set", "-W", "2", "/full"], "it has entries, which lie on its node"),
+        (["set", "-W", "2", "/file"], "only directories have one"),
+        (["set", "-W", "3", "/e"], "the pool has 2 nodes"),
+        (["set", "-W", "99", "/e"], "2 to 16 nodes, not 99"),
+    ] {
+        let output = c.layout(2, &words);
+        assert!(!output.status.success() && said(&output).contains(why), "{words:?}: {}", said(&output));
+    }
+    c.widen(2, "2", "/e");
+    let again = c.layout(1, &["set", "-W", "2", "/e"]);
+    assert!(!again.status.success() && said(&again).contains("it is wide already"), "{}", said(&again));
+    let json = said(&c.layout(1, &["get", "--json", "/e"]));
+    assert!(json.contains("\"entries_on\""), "{json}");
+    // The root, as long as it is empty.
+    c.tell(1, "rm -r /forebay/full /forebay/file; rmdir /forebay/e");
+    c.widen(1, "0", "/");
+    c.tell(2, &make("/forebay", "f", 60));
+    assert_eq!(c.tell(1, "ls /forebay | wc -l; stat -c %i /forebay/f* | awk '{print ($1 > 500000000000000)}' | sort | uniq | wc -l"), "60\n2\n");
+    assert_eq!(c.tell(1, "mkdir -p /forebay/a/b; cd /forebay/a/b && pwd -P; mv /forebay/a /forebay/c; ls /forebay/c; cd /forebay/c/b/../.. && pwd -P"), "/forebay/a/b\nb\n/forebay\n");
+    c.check();
+}
+
+#[test]
+fn node_that_is_down_takes_only_its_own_names_of_a_wide_directory_with_it() {
+    let c = Cluster::up("widedown", 3);
+    c.tell(1, "mkdir /forebay/w");
+    c.widen(1, "0", "/w");
+    c.tell(1, &make("/forebay/w", "f", 60));
+    c.kill(3);
+    let stats = c.tell(2, &format!("{ERRNO} for i in $(seq 0 59); do errno stat -c '' /forebay/w/f$i; done | sort | uniq -c | awk '{{print $2, ($1 > 10 && $1 < 50)}}'"));
+    assert_eq!(stats, "EIO 1\nok 1\n");
+    let made = c.tell(1, &format!("{ERRNO} for i in $(seq 0 29); do errno touch /forebay/w/new$i; done | sort | uniq -c | awk '{{print $2, ($1 > 2)}}'"));
+    assert_eq!(made, "EIO 1\nok 1\n");
+    // What cannot be known is not told: of the listing what comes before, and then the failure.
+    assert_eq!(
+        c.tell(1, &format!("{ERRNO} errno ls /forebay/w; errno stat /forebay/w; errno chmod 700 /forebay/w")),
+        "EIO\nEIO\nEIO\n"
+    );
+    assert!(c.start(3).status.success());
+    until("the node to be reached again", || {
+        c.shell(1, "ls /forebay/w/ > /dev/null && stat /forebay/w > /dev/null").status.success().then_some(())
+    });
+    assert_eq!(c.tell(2, "ls /forebay/w/f* | wc -l; rm -r /forebay/w; ls /forebay"), "60\n");
+    c.check();
+}
+
+#[test]
+fn workers_are_killed_while_all_nodes_fill_and_empty_a_wide_directory() {
+    let c = Cluster::up("widekill", 3);
+    c.tell(3, "mkdir /forebay/w");
+    c.widen(3, "0", "/w");
+    let writers: Vec<_> = (1..=3)
+        .map(|i| {
+            let dir = format!("/forebay/w/f{i}.");
+            c.spawn(i, &format!("set -e; for k in $(seq 150); do echo $k > {dir}$k; mv {dir}$k {dir}x$k; test $((k % 3)) = 0 || rm {dir}x$k; done"))
+        })
+        .collect();
+    for node in [3, 1, 2, 3] {
+        std::thread::sleep(std::time::Duration::from_millis(250));
+        c.kill_worker(node);
+    }
+    for mut writer in writers {
+        assert!(writer.wait().unwrap().success());
+    }
+    for i in 1..=3 {
+        assert_eq!(c.tell(i, "ls /forebay/w | wc -l; stat -c %s /forebay/w"), "150\n150\n");
+    }
+    c.check();
+}
+
+#[test]
+fn mounts_see_a_wide_directory_as_programs_do() {
+    let c = Cluster::up("widemount", 2);
+    c.tell(1, "mkdir /forebay/w");
+    let Some(mounts) = [1, 2].map(|node| c.mount(node)).into_iter().collect::<Option<Vec<_>>>() else {
+        return;
+    };
+    let at = |node: usize, path: &str| mounts[node - 1].join(path);
+    // The kernel believes that these names are absent.
+    for k in 0..20 {
+        assert!(!at(1, &format!("w/f{k}")).exists());
+    }
+    c.widen(2, "2", "/w");
+    for k in 0..20 {
+        std::fs::write(at(2, &format!("w/f{k}")), format!("{k}")).unwrap();
+        assert_eq!(std::fs::read(at(1, &format!("w/f{k}"))).unwrap(), format!("{k}").as_bytes());
+    }
+    let names = |node| {
+        let mut names: Vec<_> =
+            std::fs::read_dir(at(node, "w")).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    assert_eq!(names(1).len(), 20);
+    assert_eq!(names(1), names(2));
+    for k in 0..20 {
+        std::fs::remove_file(at(1, &format!("w/f{k}"))).unwrap();
+        assert!(!at(2, &format!("w/f{k}")).exists());
+    }
+    std::fs::create_dir(at(2, "w/d")).unwrap();
+    assert_eq!(std::fs::canonicalize(at(1, "w/d/../d")).unwrap(), at(1, "w/d"));
+    assert_eq!(std::fs::metadata(at(1, "w")).unwrap().len(), 1);
+    std::fs::remove_dir(at(1, "w/d")).unwrap();
+    std::fs::remove_dir(at(2, "w")).unwrap();
+    assert!(!at(1, "w").exists());
+    c.check();
+}
