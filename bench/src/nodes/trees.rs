@@ -1,8 +1,8 @@
 //! (b) Creates, stats and unlinks by clients on one node in a directory of another's, beside the rate of bare requests.
 //!
 //! (d) Creates, stats and unlinks by a client on each of 1 to 4 nodes, as mdtest has them: all in one directory, which is on node 1,
-//! and each in one of its own, which is on its own node. Who stats looks at the next client's files. Names are relative to the
-//! directory, so that no path is walked: each call is one request, to the directory's node.
+//! all in one that is wide, over all four nodes of the pool, and each in one of its own, which is on its own node. Who stats looks at the next client's files. Names are relative to the
+//! directory, so that no path is walked: each call is one request, to the node that has the name.
 
 use std::ffi::CString;
 use std::path::{Path, PathBuf};
@@ -20,6 +20,19 @@ const PHASES: [&str; 3] = ["create", "stat", "unlink"];
 const NODES: [usize; 3] = [1, 2, 4];
 /// Clients of one node, in (b).
 const CLIENTS: [usize; 2] = [1, 4];
+/// Where clients work.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Each in a directory of its own.
+    Own,
+    /// All in one.
+    One,
+    /// All in one whose names lie on all nodes.
+    Wide,
+}
+
+const PLACES: [(Place, &str); 3] =
+    [(Place::Own, "own directories"), (Place::One, "one directory"), (Place::Wide, "one wide directory")];
 const CALLS: &str = "calls";
 /// What requests are held to, of the call layer's own rate.
 const AT_LEAST: f64 = 0.6;
@@ -34,18 +47,19 @@ pub(super) fn measure(binaries: &Path, sizes: &Sizes) -> Result<Table, String> {
     let hosts = Hosts::new(binaries)?;
     hosts.up(*NODES.last().unwrap_or(&1), CAPACITY_BYTES)?;
     let mut table = Table {
-        title: format!("(d) names by a client on each of several nodes, {FILES} files each"),
+        title: format!(
+            "(d) names by a client on each of several nodes of a pool of four, {FILES} files each"
+        ),
         unit: "operations/s",
         more_is_better: true,
-        columns: vec!["own directories".into(), "one directory".into()],
+        columns: PLACES.map(|(_, words)| words.into()).to_vec(),
         rows: Vec::new(),
     };
     for _ in 0..sizes.repetitions {
         for clients in NODES {
-            for (column, shared) in [false, true].into_iter().enumerate() {
-                for (phase, rate) in
-                    PHASES.iter().zip(together(&hosts, clients, shared, (1, |client| client + 1))?)
-                {
+            for (column, (place, _)) in PLACES.into_iter().enumerate() {
+                let rates = together(&hosts, clients, place, (1, |client| client + 1))?;
+                for (phase, rate) in PHASES.iter().zip(rates) {
                     table.add(&format!("{phase}: {clients}"), column, rate, Vec::new);
                 }
             }
@@ -70,7 +84,7 @@ pub(super) fn measure_far(binaries: &Path, sizes: &Sizes) -> Result<Table, Strin
             let said = raw::measure(&hosts, raw::Kind::Calls, clients)?;
             let told: serde_json::Value = serde_json::from_str(said.trim()).map_err(|e| e.to_string())?;
             let calls = told["calls"].as_f64().ok_or(format!("a client said {said:?}"))?;
-            for (phase, rate) in PHASES.iter().zip(together(&hosts, clients, true, (2, |_| 1))?) {
+            for (phase, rate) in PHASES.iter().zip(together(&hosts, clients, Place::One, (2, |_| 1))?) {
                 let label = format!("{phase}: {clients}");
                 let target = || vec![Target::Ratio { against: CALLS.into(), at_least: AT_LEAST }];
                 table.add(&label, 0, rate, target);
@@ -87,13 +101,19 @@ pub(super) fn measure_far(binaries: &Path, sizes: &Sizes) -> Result<Table, Strin
 fn together(
     hosts: &Hosts,
     clients: usize,
-    shared: bool,
+    place: Place,
     (maker, node_of): (usize, fn(usize) -> usize),
 ) -> Result<Vec<f64>, String> {
     let gate = hosts.directory.join("gate");
     std::fs::create_dir(&gate).map_err(|e| format!("{}: {e}", gate.display()))?;
     let root = "/forebay/trees";
     said(hosts.run(maker, Path::new("mkdir")).args(["-m", "777", root]))?;
+    if place == Place::Wide {
+        let mut wide = hosts.forebay();
+        wide.args(["layout", "set", "--width", "0", "--pool"]).arg(hosts.pool(maker)).arg("/trees");
+        said(&mut wide)?;
+    }
+    let shared = place != Place::Own;
     let this = std::env::current_exe().map_err(|e| format!("this program's path: {e}"))?;
     let orders = Orders { root: root.into(), processes: clients, shared, files: FILES, ..orders() };
     let mut running: Vec<Child> = Vec::new();

@@ -2,7 +2,7 @@
 //! forked child may attach inside a signal handler; never freed, as other threads may be using it.
 
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
 use forebay_ring::{AttachReply, Board, Mapping, Ring};
 use forebay_types::limits::{HIGH_WATER_PERCENT, NODE_TARGETS_MAX};
@@ -14,6 +14,9 @@ use crate::errno;
 
 /// Descriptors of ours sit this high where the limit allows, out of the way of programs that count theirs.
 const HIGH_DESCRIPTOR: i32 = 900;
+
+/// Files that are made between two looks at the room for them, while there is some.
+const FILES_A_LOOK: u32 = 16;
 
 /// A target of this node.
 struct TargetHere {
@@ -35,6 +38,9 @@ pub(crate) struct Attached {
     /// This node's targets, in the order of their numbers, of which there is one at least.
     targets: [TargetHere; NODE_TARGETS_MAX],
     target_count: usize,
+    /// Looks at the room of this node's targets, and what the last one saw.
+    room_looks: AtomicU32,
+    was_full: AtomicBool,
     pub(crate) reply: AttachReply,
     /// By which data pass to and from other nodes.
     pub(crate) buffers: Buffers,
@@ -78,6 +84,8 @@ impl Attached {
             epoch: AtomicU64::new(reply.epoch),
             targets,
             target_count,
+            room_looks: AtomicU32::new(0),
+            was_full: AtomicBool::new(false),
             reply,
             buffers: Buffers::default(),
             gone: AtomicBool::new(false),
@@ -182,11 +190,24 @@ impl Attached {
     pub(crate) fn roomy_target(&self) -> u16 {
         match self.target_count {
             1 => 0,
-            _ => self.choose_target(),
+            _ => self.choose_target().0,
         }
     }
 
-    fn choose_target(&self) -> u16 {
+    /// True when all targets of this node are above their high-water marks, as was seen some files ago at most.
+    #[inline]
+    pub(crate) fn is_full(&self) -> bool {
+        let look = self.room_looks.fetch_add(1, Ordering::Relaxed);
+        if !look.is_multiple_of(FILES_A_LOOK) && !self.was_full.load(Ordering::Relaxed) {
+            return false;
+        }
+        let full = self.choose_target().1;
+        self.was_full.store(full, Ordering::Relaxed);
+        full
+    }
+
+    /// The target for a new file, and whether it is above its high-water mark, as all are then.
+    fn choose_target(&self) -> (u16, bool) {
         let mut roomiest = (0, 0);
         for (index, fd) in self.targets() {
             // SAFETY: an all-zero statfs is valid, and writable for the call; a bad descriptor is an error.
@@ -197,14 +218,14 @@ impl Attached {
             let Some(space) = space else { continue };
             let used = space.f_blocks.saturating_sub(space.f_bavail);
             if used.saturating_mul(100) < space.f_blocks.saturating_mul(HIGH_WATER_PERCENT) {
-                return index;
+                return (index, false);
             }
             let free_bytes = space.f_bavail.saturating_mul(space.f_bsize as u64);
             if free_bytes > roomiest.0 {
                 roomiest = (free_bytes, index);
             }
         }
-        roomiest.1
+        (roomiest.1, true)
     }
 
     /// True when a target's descriptor is no longer ours; called after an open relative to one met ENOENT, EBADF or

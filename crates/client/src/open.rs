@@ -273,13 +273,18 @@ impl Pool {
         if flags & libc::O_DIRECTORY != 0 {
             return Err(Code::Invalid);
         }
+        let mut layout = self.layout_unless_set()?;
+        if self.wishes_elsewhere(layout.as_ref()) && !self.can_open_by_mount(mode, flags, by_mount) {
+            layout = self.layout_here_unless_set()?;
+        }
+        let elsewhere = self.wishes_elsewhere(layout.as_ref());
         let file = NewFile {
             parent: dir.ino,
             name: name.as_bytes(),
             mode: mode & 0o7777,
             exclusive,
-            layout: self.layout_unless_set()?,
-            ahead: ahead && self.has_entries_here(dir.ino),
+            layout,
+            ahead: ahead && self.has_entries_here(dir.ino) && !elsewhere,
         };
         let made = match self.create_file(caller(), &file, flags)? {
             Made::AsSet(above) => match self.open_new_as_set(&file, &above, flags, by_mount)? {
@@ -290,7 +295,14 @@ impl Pool {
         };
         match made {
             Made::New(_, Ok(fd)) => Ok(Some(fd)),
-            Made::New(_, Err(code)) => {
+            Made::New(entry, Err(code)) => {
+                let code = match code {
+                    Code::NotSupported if elsewhere => match self.lead_to_mount(&entry, by_mount) {
+                        Ok(()) => return Ok(None),
+                        Err(code) => code,
+                    },
+                    code => code,
+                };
                 // Out of descriptors or of space: an open that fails leaves no name behind.
                 let _ = self.unlink_in(dir.ino, name.as_bytes());
                 Err(code)
@@ -300,6 +312,13 @@ impl Pool {
             Made::Old(entry) => self.open_entry(&entry, flags).map(Some),
             Made::AsSet(_) => Err(Code::Malformed),
         }
+    }
+
+    /// True when who makes a file can open it again by the mount, where `path` leads then.
+    #[cold]
+    fn can_open_by_mount(&self, mode: u32, flags: i32, path: &mut PathBuffer) -> bool {
+        let me = caller();
+        permits((mode & 0o7777, me.uid, me.gid), wanted(flags), false) && self.find_mount(path).is_some()
     }
 
     /// Makes a file in a directory that says how its files lie; none when it is made and `by_mount` says where the kernel reaches
@@ -316,8 +335,7 @@ impl Pool {
         let mut layout = self.layout_to_open(above)?;
         let me = caller();
         if !self.is_one_here(&layout) {
-            let can_reopen = permits((file.mode, me.uid, me.gid), wanted(flags), false);
-            if can_reopen && self.find_mount(by_mount).is_some() {
+            if self.can_open_by_mount(file.mode, flags, by_mount) {
                 let (mode, exclusive) = (file.mode, file.exclusive);
                 let (entry, created) =
                     self.create_entry(file.parent, file.name, mode, exclusive, Some(layout))?;
@@ -630,8 +648,8 @@ impl Pool {
         flags: i32,
     ) -> Result<(Entry, bool, Option<OwnedFd>), Code> {
         let layout = self.layout_unless_set()?;
-        let mut file =
-            NewFile { parent, name, mode, exclusive, layout, ahead: self.has_entries_here(parent) };
+        let ahead = self.has_entries_here(parent) && !self.wishes_elsewhere(layout.as_ref());
+        let mut file = NewFile { parent, name, mode, exclusive, layout, ahead };
         let flags = flags | libc::O_RDWR | libc::O_CLOEXEC;
         let mut made = self.create_numbered(caller, &file, flags)?;
         if let Made::AsSet(above) = made {

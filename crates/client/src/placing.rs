@@ -16,8 +16,34 @@ impl Pool {
     pub(crate) fn layout_unless_set(&self) -> Result<Option<Layout>, Code> {
         let attached = self.attached()?;
         Ok(match attached.reply.nodes > 1 || attached.target_count() > 1 {
-            true => Some(Layout::unless_set(self.own_target()?)),
+            true => Some(Layout::unless_set(self.target_for_new()?)),
             false => None,
+        })
+    }
+
+    /// The same for who can only have a descriptor of a file of this node.
+    pub(crate) fn layout_here_unless_set(&self) -> Result<Option<Layout>, Code> {
+        Ok(Some(Layout::unless_set(self.own_target()?)))
+    }
+
+    /// The target for a new file that nobody named one for: this node's, as long as one has room, else one that the daemon knows
+    /// to have some.
+    fn target_for_new(&self) -> Result<u32, Code> {
+        let attached = self.attached()?;
+        if attached.reply.nodes > 1 && attached.is_full() {
+            // Where nothing is known of the others this node's own is tried.
+            if let Some(target) = self.place(1).ok().and_then(|targets| targets.as_slice().first().copied()) {
+                return Ok(target);
+            }
+        }
+        self.own_target()
+    }
+
+    /// True when a request that makes a file wishes it on another node.
+    pub(crate) fn wishes_elsewhere(&self, layout: Option<&Layout>) -> bool {
+        let wish = layout.and_then(Layout::wish);
+        wish.is_some_and(|target| {
+            self.attached().is_ok_and(|attached| node_of(target) != attached.reply.node)
         })
     }
 

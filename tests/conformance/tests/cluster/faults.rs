@@ -161,3 +161,44 @@ fn clocks_that_differ_hurt_nobody() {
     c.tell(3, "rm -r /forebay/d1 /forebay/d2 /forebay/d3");
     c.check();
 }
+
+#[test]
+fn new_files_go_to_another_node_when_their_maker_s_is_above_its_high_water_mark() {
+    let c = Cluster::up("mark", 2);
+    let (Some(one), Some(two)) = (c.mount(1), c.mount(2)) else { return };
+    // 91 of 96 MiB.
+    c.tell(1, "mkdir /forebay/d; head -c 95420416 /dev/zero > /forebay/d/fill; echo small > /forebay/d/here");
+    // What the others have is asked for when it is wanted, so that the first files may still be made here.
+    let data = bytes(2 << 20, 5);
+    let mut there = 0;
+    for i in 0..60 {
+        let path = one.join(format!("d/f{i}"));
+        fs::write(&path, if there < 10 { &data[..4096] } else { &data }).unwrap();
+        let said = said(
+            &c.forebay(1, &["layout", "get", "--pool", c.pool(1).to_str().unwrap(), &format!("/d/f{i}")]),
+        );
+        there += usize::from(said.contains("n2"));
+        if there == 30 {
+            break;
+        }
+    }
+    assert!(there == 30, "{there} of 60 files were made on the node that has room");
+    // By the preload door too; and who cannot open it again keeps it here.
+    let made = "for i in $(seq 40); do head -c 1000 /dev/zero > /forebay/d/p$i; done; umask 777; : > /forebay/d/locked; ls /forebay/d | grep -c p";
+    assert_eq!(c.tell(1, made), "40\n");
+    let layout =
+        |name: &str| said(&c.forebay(1, &["layout", "get", "--pool", c.pool(1).to_str().unwrap(), name]));
+    assert!((1..=40).any(|i| layout(&format!("/d/p{i}")).contains("n2")), "{}", layout("/d/p40"));
+    for (i, at) in [(59, &two), (59, &one)] {
+        let last = (0..=i).rev().find(|i| at.join(format!("d/f{i}")).exists()).unwrap();
+        assert!(fs::read(at.join(format!("d/f{last}"))).unwrap() == data);
+    }
+    // With room again, new files are made here.
+    c.tell(1, "rm /forebay/d/fill");
+    until("a file of this node", || {
+        c.tell(1, "rm -f /forebay/d/again; echo x > /forebay/d/again");
+        layout("/d/again").contains("n1").then_some(())
+    });
+    c.tell(2, "rm -r /forebay/d");
+    c.check();
+}
