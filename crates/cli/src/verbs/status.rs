@@ -5,10 +5,15 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use forebay_server::control::{self, Status};
+use forebay_types::limits::HIGH_WATER_PERCENT;
 use forebay_types::{Code, Error, Result};
 
 use crate::table::{self, Facts};
 use crate::{arguments, failure, pool};
+
+/// Exit status when other nodes of the pool are not up.
+const NODES_LACKING: u8 = 5;
+const NODE_COLUMNS: [&str; 9] = ["NAME", "NODE", "HOST", "STATE", "FOR", "TARGET", "USED", "FREE", "OF"];
 
 /// How often a pool is looked at that is to be up.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -24,7 +29,10 @@ pub(super) fn status(named: Option<PathBuf>, arguments: &arguments::Status) -> R
     } else {
         failure::put(text(&status));
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(match not_up(&status).is_empty() {
+        true => ExitCode::SUCCESS,
+        false => ExitCode::from(NODES_LACKING),
+    })
 }
 
 /// The status of a pool when it and all its nodes are up.
@@ -54,6 +62,67 @@ fn when_up(dir: &Path, patience: Duration) -> Result<Status> {
             _ => std::thread::sleep(LOOK_AGAIN),
         }
     }
+}
+
+/// A table of all nodes and their targets, in a pool of several nodes.
+fn nodes(s: &Status) -> Vec<String> {
+    let list = |of: &serde_json::Value, key: &str| of[key].as_array().cloned().unwrap_or_default();
+    let text = |of: &serde_json::Value, key: &str| of[key].as_str().unwrap_or("-").to_owned();
+    let mut all = s.more.get("nodes").and_then(|n| n.as_array()).cloned().unwrap_or_default();
+    if all.is_empty() {
+        return Vec::new();
+    }
+    let of_pool = |key: &str| s.more.get(key).cloned().unwrap_or_default();
+    all.push(serde_json::json!({
+        "name": of_pool("node_name"), "node": s.node, "host": "this host", "state": s.state,
+        "since_s": s.uptime_s, "targets": of_pool("target_spaces"),
+    }));
+    all.sort_by_key(|node| node["node"].as_u64());
+    let mut table = vec![NODE_COLUMNS.map(str::to_owned)];
+    let (mut sum_total, mut sum_free) = (0, 0);
+    for node in &all {
+        let since = node["since_s"].as_f64().map_or("-".to_owned(), table::duration);
+        let mut lead =
+            [text(node, "name"), node["node"].to_string(), text(node, "host"), text(node, "state"), since];
+        let mut targets = list(node, "targets");
+        if targets.is_empty() {
+            targets.push(serde_json::Value::Null);
+        }
+        for (i, target) in targets.iter().enumerate() {
+            let [name, number, host, state, since] = std::mem::take(&mut lead);
+            let space = target["total_bytes"].as_u64().zip(target["free_bytes"].as_u64());
+            let [used, free, total] = match space {
+                Some((total, free)) => {
+                    (sum_total, sum_free) = (sum_total + total, sum_free + free);
+                    let used = total.saturating_sub(free);
+                    let full = if used.saturating_mul(100) >= total.saturating_mul(HIGH_WATER_PERCENT) {
+                        " (full)"
+                    } else {
+                        ""
+                    };
+                    [table::bytes(used) + full, table::bytes(free), table::bytes(total)]
+                }
+                None => ["-", "-", "-"].map(str::to_owned),
+            };
+            table.push([name, number, host, state, since, i.to_string(), used, free, total]);
+        }
+    }
+    let sum = [sum_total - sum_free, sum_free, sum_total].map(table::bytes);
+    let [used, free, total] = sum;
+    let none = String::new;
+    table.push(["all".to_owned(), none(), none(), none(), none(), none(), used, free, total]);
+    aligned(&table)
+}
+
+/// Rows with their columns one below the other.
+fn aligned<const N: usize>(rows: &[[String; N]]) -> Vec<String> {
+    let width = |column: usize| rows.iter().map(|row| row[column].chars().count()).max().unwrap_or(0);
+    let line = |row: &[String; N]| {
+        let cells: Vec<String> =
+            row.iter().enumerate().map(|(i, cell)| format!("{cell:0$}", width(i))).collect();
+        cells.join("  ").trim_end().to_owned()
+    };
+    rows.iter().map(line).collect()
 }
 
 /// The names of the other nodes that are not up.
@@ -102,7 +171,8 @@ fn text(s: &Status) -> String {
             "{} used, {} free of {}",
             table::bytes(used),
             table::bytes(free),
-            table::bytes(s.capacity_bytes)
+            // A target that is a directory has its file system's room, whatever capacity was asked for.
+            table::bytes(s.capacity_bytes.max(used + free))
         ),
         _ => table::bytes(s.capacity_bytes),
     };
@@ -113,19 +183,9 @@ fn text(s: &Status) -> String {
     if let Some(inodes) = s.inodes {
         facts.add("entries", inodes.saturating_sub(1).to_string());
     }
-    for node in s.more.get("nodes").and_then(|n| n.as_array()).into_iter().flatten() {
-        let text = |key: &str| node[key].as_str().unwrap_or_default();
-        let bytes = |key: &str| node[key].as_u64().map(table::bytes);
-        let space = match (bytes("free_bytes"), bytes("total_bytes")) {
-            (Some(free), Some(total)) => format!(", {free} free of {total}"),
-            _ => String::new(),
-        };
-        let targets = match node["targets"].as_array().map_or(1, Vec::len) {
-            1 => String::new(),
-            n => format!(" on {n} targets"),
-        };
-        let (name, number, state) = (text("name"), &node["node"], text("state"));
-        facts.add("other node", format!("{name} ({number}) is {state}{space}{targets}"));
+    let mut name = "nodes";
+    for line in nodes(s) {
+        facts.add(std::mem::take(&mut name), line);
     }
     let mut users = Vec::new();
     if let Some(clients) = s.clients {

@@ -102,7 +102,7 @@ fn node_that_is_full_refuses_what_falls_on_it_and_loses_nothing() {
     let data = bytes(8 << 20, 9);
     fs::write(&path, &data).unwrap();
     // Node 2 is filled by its own program, to the last page.
-    c.tell(2, "mkdir /forebay/own; dd if=/dev/zero of=/forebay/own/fill bs=1M 2>/dev/null; dd if=/dev/zero of=/forebay/own/rest bs=4k 2>/dev/null; :");
+    c.tell(2, "mkdir /forebay/own; dd if=/dev/zero of=/forebay/own/fill bs=1M 2>/dev/null; dd if=/dev/zero bs=4k 2>/dev/null >> /forebay/own/fill; :");
     let file = fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
     let mut end = data.len() as u64;
     let refused = loop {

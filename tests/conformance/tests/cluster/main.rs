@@ -270,6 +270,10 @@ fn node_that_is_killed_gives_eio_for_its_own_alone_and_comes_back_with_its_data(
     assert_eq!(looks, "EIO\nEIO\nEIO\nok\nok\nok\nok\n");
     let state = |node: &serde_json::Value| node["nodes"][0]["state"].as_str().map(str::to_owned);
     assert_eq!(state(&c.status(1)).as_deref(), Some("unreachable"));
+    let told = c.forebay(1, &["status", "--pool", c.pool(1).to_str().unwrap()]);
+    assert_eq!(told.status.code(), Some(5), "{}", said(&told));
+    let line = |node: &str, word: &str| said(&told).lines().any(|l| l.contains(node) && l.contains(word));
+    assert!(line("n2 ", "unreachable") && line("n3 ", " up ") && line("n1 ", " up "), "{}", said(&told));
     let output = c.start(2);
     assert!(output.status.success() && said(&output).contains("data from before"), "{}", said(&output));
     until("a look at the node that is back", || {

@@ -57,6 +57,8 @@ pub(in crate::worker) struct NetworkThread {
     me: NodeId,
     /// Number, name and host of every node.
     members: Vec<(NodeId, String, String)>,
+    /// Nodes that were up when they were seen last, or were not, and since when.
+    states: HashMap<NodeId, (bool, Duration)>,
     orders: Receiver<Order>,
     /// What the calls have no room for.
     backlog: VecDeque<Order>,
@@ -108,6 +110,7 @@ impl NetworkThread {
             calls,
             me,
             members,
+            states: HashMap::new(),
             orders,
             backlog: VecDeque::new(),
             to_shard,
@@ -335,6 +338,7 @@ impl NetworkThread {
     fn hear(&mut self, happening: Happening) {
         match happening {
             Happening::Up { node, incarnation, clock_ahead_us, .. } => {
+                self.saw(node, true);
                 self.meet(node, incarnation, None);
                 tracing::info!("node {node} is reached; its clock is {} ms ahead", clock_ahead_us / 1000);
                 if clock_ahead_us.abs() > CLOCKS_APART_US {
@@ -348,13 +352,16 @@ impl NetworkThread {
                 self.tell(Message::Reached(node));
             }
             // The calls have told of it.
-            Happening::Down { .. } => {}
+            Happening::Down { node, .. } => self.saw(node, false),
             Happening::Joined { node, incarnation, ref address, .. } => {
                 self.meet(node, incarnation, Some(address));
                 tracing::info!("node {node} has joined");
                 self.tell(Message::ReviewSessions(Some(node)));
             }
-            Happening::Left { node, why, .. } => tracing::info!("node {node} has left: {why}"),
+            Happening::Left { node, why, .. } => {
+                self.saw(node, false);
+                tracing::info!("node {node} has left: {why}");
+            }
             Happening::Asked { ticket, body } => self.asked(ticket, &body),
             Happening::Answered { call, node, outcome } => self.call_ended(call, node, outcome),
             Happening::Moved { token, outcome } => self.transferred(token, outcome),

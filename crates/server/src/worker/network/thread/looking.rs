@@ -39,7 +39,17 @@ impl NetworkThread {
         }
     }
 
+    /// A node is up, or is not, as far as this one can tell.
+    pub(super) fn saw(&mut self, node: NodeId, up: bool) {
+        let now = self.calls.now();
+        let state = self.states.entry(node).or_insert((up, now));
+        if state.0 != up {
+            *state = (up, now);
+        }
+    }
+
     pub(super) fn heard_targets(&mut self, node: NodeId, reply: Result<Vec<u8>, Code>) {
+        self.saw(node, reply.is_ok());
         for (stamp, space) in self.surroundings.hear(node, reply.and_then(said)) {
             self.answered_with(stamp, Ok(Reply::Space(space)));
         }
@@ -78,6 +88,9 @@ impl NetworkThread {
                 }
                 None => json!({ "state": "unreachable" }),
             };
+            if let Some((_, since)) = self.states.get(node) {
+                told["since_s"] = self.calls.now().saturating_sub(*since).as_secs_f64().into();
+            }
             told["node"] = node.0.into();
             told["name"] = name.as_str().into();
             told["host"] = host.as_str().into();
