@@ -4,6 +4,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
+use forebay_types::Ino;
+
 use crate::history::{Event, History, Op, Outcome};
 use crate::model::State;
 
@@ -78,9 +80,21 @@ pub(crate) fn judge(history: &History) -> Verdict {
     let in_doubt = |i: usize| history.entries[i].outcome.as_ref().is_none_or(Outcome::is_doubtful);
     let mut possible = vec![Possible { state: State::new(), happened: BTreeSet::new() }];
     let mut open: BTreeSet<usize> = BTreeSet::new();
+    // Inodes that were to get names on other nodes, as far as was asked by now.
+    let mut linked: HashSet<Ino> = HashSet::new();
+    let widened: HashSet<Ino> = history
+        .entries
+        .iter()
+        .filter_map(|entry| if let Op::Widen { dir } = entry.op { Some(dir) } else { None })
+        .collect();
     for event in &history.events {
         let index = match *event {
             Event::Asked(index) => {
+                if let Op::Link { ino, dir, .. } = history.entries[index].op {
+                    if ino.birth_node() != dir.birth_node() || widened.contains(&dir) {
+                        linked.insert(ino);
+                    }
+                }
                 if !(in_doubt(index) && history.entries[index].op.only_reads()) {
                     open.insert(index);
                 }
@@ -108,7 +122,8 @@ pub(crate) fn judge(history: &History) -> Verdict {
                 let entry = &history.entries[i];
                 let told = if in_doubt(i) { None } else { entry.outcome.as_ref() };
                 let settled = history.settled.is_some_and(|at| index >= at);
-                for state in p.state.after(&entry.op, told, (i, entry.node), settled) {
+                let linked = matches!(entry.op, Op::Stat { ino } if linked.contains(&ino));
+                for state in p.state.after(&entry.op, told, (i, entry.node), settled, linked) {
                     let mut q = Possible { state, happened: p.happened.clone() };
                     q.happened.insert(i);
                     left.push(q);

@@ -1,5 +1,6 @@
 //! What a file tree is, and what each operation does to it, in one step, whatever nodes take part (docs/decisions/0016). What
-//! comes later is one thing: a file's home learns of the end of a name on another node when that node gets to telling it.
+//! comes later, or earlier, is one thing: what a file's home counts of names on other nodes. It learns of the end of one when that
+//! node gets to telling it, and counts a new one before that node shows it, or finds that it cannot be.
 
 use std::collections::BTreeMap;
 
@@ -201,13 +202,14 @@ impl State {
 
     /// The trees that an operation can make of this one. `told` is what it was answered, if it was: only what fits is
     /// returned. `index` and `node` are the operation's number and its client's node; in the end, when all is told that is
-    /// to be told, `settled`.
+    /// to be told, `settled`. `linked`: the inode that is asked for was to get a name on another node, whatever came of it.
     pub(crate) fn after(
         &self,
         op: &Op,
         told: Option<&Outcome>,
         (index, node): (usize, u16),
         settled: bool,
+        linked: bool,
     ) -> Vec<State> {
         let mut ways = Vec::new();
         let mut end = |state: State, outcome: Outcome| {
@@ -372,8 +374,8 @@ impl State {
                 let id = Id::Known(ino.0);
                 match (state.files.get(&id).cloned(), told) {
                     (Some(file), Some(told @ Outcome::Attr { kind, links, mode })) => {
-                        // Its home may not have been told yet of names that are gone.
-                        let lags = file.abroad && !settled && *links > file.links;
+                        // Its home may not have been told yet of names that are gone, or counts one that is being made.
+                        let lags = (file.abroad || linked) && !settled && *links > file.links;
                         let counted = file.links > 0 && *links == file.links;
                         if file.kind == *kind && file.mode == *mode && (counted || lags) {
                             end(state, told.clone());
