@@ -25,6 +25,8 @@ use crate::target;
 
 /// Longer than a supervisor gives its worker to close.
 const DOWN_TIMEOUT: Duration = Duration::from_secs(30);
+/// In which a worker ends whose supervisor was killed.
+const WORKER_END: Duration = Duration::from_secs(5);
 /// How often something is looked at again that no event announces.
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Environment of whoever starts a pool that its daemon must not see.
@@ -257,9 +259,21 @@ pub fn down(path: &Path, options: DownOptions) -> Result<Stopped> {
     }
 }
 
-/// Whether a pool that is not up was killed, and not stopped: what a supervisor clears away at its end is still there.
+/// Whether a pool whose supervisor has ended was killed, and not stopped: what a supervisor clears away at its end is still
+/// there. Its worker has the lock too, and ends a moment later.
 pub fn was_killed(path: &Path) -> bool {
-    PoolDirectory::open(path).is_ok_and(|dir| !dir.is_locked() && dir.file(SOCKET_FILE).exists())
+    let end = Instant::now() + WORKER_END;
+    loop {
+        match PoolDirectory::open(path) {
+            Ok(dir) if dir.file(SOCKET_FILE).exists() => match dir.is_locked() {
+                false => return true,
+                // A new pool in its place.
+                true if Instant::now() >= end => return false,
+                true => std::thread::sleep(LOOK_AGAIN),
+            },
+            _ => return false,
+        }
+    }
 }
 
 /// Clears away the embedded pools below `base` whose supervisors were killed.
