@@ -73,6 +73,13 @@ pub(crate) fn parts(id: BackingId, offset: u64, at: usize, len: usize) -> impl I
     })
 }
 
+/// Takes the first part in memory of those that begin below `end`, and forgets those that do not.
+fn lowest(again: &mut Vec<Part>, end: usize) -> Option<Part> {
+    again.retain(|part| part.at < end);
+    let first = (0..again.len()).min_by_key(|i| again[*i].at)?;
+    Some(again.swap_remove(first))
+}
+
 /// A request that is under way.
 struct UnderWay<'r> {
     claim: Claim<'r>,
@@ -100,8 +107,11 @@ impl Pool {
         let mut under_way: VecDeque<UnderWay<'_>> = VecDeque::with_capacity(BACKING_AHEAD);
         let mut moved = Moved { end: total, failed: None };
         loop {
-            while under_way.len() < BACKING_AHEAD && moved.end == total {
-                let Some(mut part) = again.pop().or_else(|| parts.next()) else { break };
+            while under_way.len() < BACKING_AHEAD {
+                // What lies below the end that is known by now is moved, whatever became of what lies above.
+                let retried = lowest(&mut again, moved.end);
+                let new = || if moved.end == total { parts.next() } else { None };
+                let Some(mut part) = retried.or_else(new) else { break };
                 let claim = if under_way.is_empty() {
                     match ring.claim(&alive) {
                         Ok(claim) => claim,
@@ -201,6 +211,7 @@ impl Pool {
             let len = bytes.len().min(MOVE_BYTES_MAX);
             // SAFETY: within the slice.
             unsafe { piece.fill(bytes.as_ptr(), len) };
+            let epoch = attached.ring.epoch();
             let op = moving(MoveKind::Append, 0, len, &piece);
             let n = Request::Backing(id, op).encode(caller(), &mut message)?;
             let answered = self.exchange(&message[..n], &mut [0; 64], |reply| match Reply::decode(reply)? {
@@ -208,6 +219,11 @@ impl Pool {
                 _ => Err(Code::Malformed),
             });
             match answered.and_then(|answer| answer) {
+                // Another worker than the one that was asked: whether the file's node has appended, nobody can tell.
+                Err(Code::Fault) if attached.ring.epoch() != epoch => {
+                    attached.buffers.lose(piece);
+                    return Err(Code::Io);
+                }
                 Err(Code::Fault) => attached.buffers.refused(&piece),
                 Err(code @ (Code::Io | Code::PoolGone)) => {
                     attached.buffers.lose(piece);
@@ -301,6 +317,19 @@ mod tests {
             }
             assert_eq!(next, len);
         }
+    }
+
+    #[test]
+    fn parts_that_are_asked_again_go_in_order_as_far_as_the_end() {
+        let id = BackingId { target: 1 << 16, ino: Ino(5), number: 0, stripe: 0 };
+        let part = |at| Part { id, offset: at as u64, at, len: 10 };
+        let mut again = vec![part(30), part(10), part(50), part(20)];
+        let mut order = Vec::new();
+        while let Some(part) = lowest(&mut again, 35) {
+            order.push(part.at);
+        }
+        assert_eq!(order, [10, 20, 30]);
+        assert!(again.is_empty(), "what lies above the end is not asked for");
     }
 
     #[test]

@@ -427,6 +427,12 @@ impl Talk<'_> {
                         tracing::debug!("{e}");
                         return self.refuse(e.code, &e.to_string());
                     }
+                    // Its session may have ended before the network heard of its buffer.
+                    if !self.is_known(session)? {
+                        if let Some(network) = &self.desk.network {
+                            network.give(Order::EndSession(session, Vec::new()));
+                        }
+                    }
                 }
                 KIND_MOUNT => {
                     let session = body.first_chunk().map_or(0, |b| u64::from_le_bytes(*b));

@@ -49,6 +49,8 @@ pub(in crate::worker) struct Moving {
     pub(super) memory: Memory,
     /// And on this one.
     pub(super) room: Room,
+    /// When who asked gives it up.
+    pub(super) until: std::time::Duration,
 }
 
 /// Who asked for it.

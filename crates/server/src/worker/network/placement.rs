@@ -2,7 +2,8 @@
 //!
 //! Nodes are asked when somebody wants to know, not by a clock: what was heard within [`FRESH`] is told as it is, what is
 //! older too while the nodes are asked again, up to [`OLD`]; only then does a question wait for the nodes. A file's place
-//! waits for nobody: of a node that was never heard of it is believed that it has room.
+//! waits for nobody: of a node that was never heard of it is believed that it has room, but for a file of one stripe, which is better
+//! off on its maker's node.
 //!
 //! A state machine: the clock is given, and nothing is sent from here.
 
@@ -155,14 +156,16 @@ impl Surroundings {
     /// Targets for a file of so many stripes, `own` being this node's.
     pub(super) fn place(&mut self, own: &[TargetSpace], stripe_count: u16) -> Targets {
         self.turn = self.turn.wrapping_add(1);
-        let chosen = choose(&self.candidates(own), self.me, self.turn, usize::from(stripe_count));
+        // A file of one stripe goes to another node for its room alone, so that has to be known.
+        let candidates = self.candidates(own, stripe_count == 1);
+        let chosen = choose(&candidates, self.me, self.turn, usize::from(stripe_count));
         // A pool has a target somewhere: the first node's, which has the root.
         Targets::new(&chosen)
             .or(Targets::new(&[target_of(NodeId::FIRST, 0)]))
             .unwrap_or_else(|| unreachable!())
     }
 
-    fn candidates(&self, own: &[TargetSpace]) -> Vec<Candidate> {
+    fn candidates(&self, own: &[TargetSpace], certain: bool) -> Vec<Candidate> {
         let mut all = Vec::new();
         for Giver { node, targets } in &self.givers {
             let said = self.said.get(node);
@@ -174,7 +177,7 @@ impl Surroundings {
             };
             all.extend((0..*targets).map(|index| {
                 let target = target_of(*node, index);
-                let roomy = spaces.iter().find(|s| s.target == target).is_none_or(is_roomy);
+                let roomy = spaces.iter().find(|s| s.target == target).map_or(!certain, is_roomy);
                 Candidate { target, reached, roomy }
             }));
         }

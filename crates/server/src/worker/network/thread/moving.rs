@@ -67,6 +67,8 @@ pub(super) struct Asked {
     pub(super) offset: u64,
     pub(super) bytes: u64,
     pub(super) memory: Memory,
+    /// By when it is to have begun: who asks waits no longer, and may have given the memory to something else.
+    pub(super) until: Duration,
 }
 
 impl NetworkThread {
@@ -192,6 +194,10 @@ impl NetworkThread {
     /// Begins what waits, as long as there are pieces.
     fn begin_moves(&mut self) {
         while let Some(asked) = self.moves.waiting.pop_front() {
+            if self.calls.now() >= asked.until {
+                self.tell_moved(&asked.ticket, Err(Code::Interrupted));
+                continue;
+            }
             if self.moves.bounce.is_none() {
                 match Bounce::new(self.calls.endpoint()) {
                     Ok(bounce) => self.moves.bounce = Some(bounce),
@@ -205,8 +211,8 @@ impl NetworkThread {
             let Some(room) = self.moves.bounce.as_mut().and_then(Bounce::take) else {
                 return self.moves.waiting.push_front(asked);
             };
-            let Asked { ticket, id, kind, offset, bytes, memory } = asked;
-            let moving = Moving { ticket, id, kind, offset, bytes: bytes as usize, memory, room };
+            let Asked { ticket, id, kind, offset, bytes, memory, until } = asked;
+            let moving = Moving { ticket, id, kind, offset, bytes: bytes as usize, memory, room, until };
             match kind {
                 MoveKind::Read => self.have_served(moving),
                 MoveKind::Write | MoveKind::Append => self.start_transfer(moving),
@@ -233,11 +239,15 @@ impl NetworkThread {
             remote: moving.memory,
             bytes: moving.bytes,
         };
-        let deadline = self.calls.now() + NODE_TIMEOUT;
-        match self.calls.transfer(moving.ticket.node, &transfer, token, deadline) {
+        if self.calls.now() >= moving.until {
+            return self.end_move(moving, Err(Code::Interrupted));
+        }
+        match self.calls.transfer(moving.ticket.node, &transfer, token, moving.until) {
             Ok(()) => {
                 self.moves.under_way.insert(token, moving);
             }
+            // The memory of this node was given up meanwhile, or the provider has too much to do: nothing was moved.
+            Err(Code::Fault | Code::Busy) => self.end_move(moving, Err(Code::Interrupted)),
             Err(code) => {
                 self.refuse(&moving.ticket, code, "the transfer cannot be started");
                 self.free(moving);
@@ -274,6 +284,8 @@ impl NetworkThread {
                 let bytes = moving.bytes as u64;
                 self.end_move(moving, Ok(bytes));
             }
+            // Too late to be written: who asked was told that it failed, and may have written something newer.
+            (Ok(()), _) if self.calls.now() >= moving.until => self.end_move(moving, Err(Code::Interrupted)),
             (Ok(()), _) => self.have_served(moving),
             (Err(failed), _) => {
                 tracing::debug!("a transfer with node {} failed: {}", moving.ticket.node, failed.why);

@@ -65,11 +65,13 @@ impl NetworkThread {
         let request = match body.message() {
             Wire::Ask(_, request) => request,
             Wire::ReadStripe { id, offset, bytes, to: Place::Remote(memory) } => {
-                return self.asked_move(Asked { ticket, id, kind: MoveKind::Read, offset, bytes, memory });
+                let (kind, until) = (MoveKind::Read, self.calls.now() + NODE_TIMEOUT);
+                return self.asked_move(Asked { ticket, id, kind, offset, bytes, memory, until });
             }
             Wire::WriteStripe { id, offset, append, bytes, from: Place::Remote(memory) } => {
                 let kind = if append { MoveKind::Append } else { MoveKind::Write };
-                return self.asked_move(Asked { ticket, id, kind, offset, bytes, memory });
+                let until = self.calls.now() + NODE_TIMEOUT;
+                return self.asked_move(Asked { ticket, id, kind, offset, bytes, memory, until });
             }
             _ => return self.refuse(&ticket, Code::NotSupported, "this version does not serve that"),
         };
