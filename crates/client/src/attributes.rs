@@ -21,7 +21,7 @@ pub(crate) fn timespec(t: TimeSet) -> libc::timespec {
 }
 
 /// Only the owner and root may.
-fn check_owner(attr: &Attr) -> Result<(), Code> {
+pub(crate) fn check_owner(attr: &Attr) -> Result<(), Code> {
     let me = caller().uid;
     if me == 0 || me == attr.uid {
         Ok(())

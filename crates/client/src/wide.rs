@@ -4,6 +4,7 @@
 use forebay_types::limits::NAME_MAX;
 use forebay_types::{Attr, Code, Ino, Parts, Reply, Request, REPLY_HEADER_BYTES};
 
+use crate::attributes::check_owner;
 use crate::pool::Pool;
 
 /// Looks for a directory's name while it is being moved.
@@ -51,13 +52,15 @@ impl Pool {
     /// Attributes of a wide directory with what its parts add: entries, directories, and times of changes of these.
     ///
     /// # Errors
-    /// [`Code::Io`] when a node is down that has a part: what changed there is not known.
+    /// [`Code::Io`] when a node is down that has a part: what changed there is not known. [`Code::Stale`] when it was removed
+    /// since it was looked at.
     pub(crate) fn with_parts(&self, directory: &Attr) -> Result<Attr, Code> {
         let mut whole = *directory;
-        let Some(parts) = self.parts_of(directory.ino)? else { return Ok(whole) };
+        let gone = |code| if code == Code::NotFound { Code::Stale } else { code };
+        let Some(parts) = self.parts_of(directory.ino).map_err(gone)? else { return Ok(whole) };
         for part in parts.as_slice() {
-            let part = self.ask_entry(&Request::GetAttr { ino: *part })?.attr;
-            whole.size += part.size;
+            let part = self.ask_entry(&Request::GetAttr { ino: *part }).map_err(gone)?.attr;
+            whole.size = whole.size.saturating_add(part.size);
             whole.nlink = whole.nlink.saturating_add(part.nlink.saturating_sub(2));
             whole.mtime = whole.mtime.max(part.mtime);
             whole.ctime = whole.ctime.max(part.ctime);
@@ -94,11 +97,12 @@ impl Pool {
     /// Cuts the entries of an empty directory over `width` nodes, 0 being all up to the most that there can be; the parts.
     ///
     /// # Errors
-    /// [`Code::NotEmpty`]; [`Code::Exists`] for one that is wide already; [`Code::NoDevice`] when the pool has not so many nodes;
+    /// [`Code::NotPermitted`] for another's than the caller's own, as it cannot be undone; [`Code::NotEmpty`]; [`Code::Exists`] for one that is wide already; [`Code::NoDevice`] when the pool has not so many nodes;
     /// [`Code::Busy`] for the root of a pool that is mounted on its node.
     pub fn set_width(&self, dir: Ino, width: u16) -> Result<Parts, Code> {
         let mut reply = [0; REPLY_HEADER_BYTES + NAME_MAX];
         let (parent, name) = self.place_of(dir, &mut reply)?;
+        check_owner(&self.get_attr(dir)?.attr)?;
         let request = Request::SetWidth { ino: dir, width, parent, name };
         self.ask_then(&request, |reply| match reply {
             Reply::Parts(parts) => Ok(parts),

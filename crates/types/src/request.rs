@@ -448,6 +448,10 @@ impl Request<'_> {
                 | Request::MoveDirectory { .. }
                 | Request::MakeDirectoryAt { .. }
                 | Request::Link { .. }
+                // Of a wide directory.
+                | Request::SetAttr { .. }
+                | Request::SetLayout { .. }
+                | Request::SetWidth { .. }
         )
     }
 
