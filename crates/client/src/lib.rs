@@ -25,6 +25,7 @@ mod file;
 mod holes;
 mod inode;
 mod locks;
+mod making;
 mod many;
 mod migrate;
 mod mounted;

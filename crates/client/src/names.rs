@@ -4,7 +4,7 @@ use forebay_data::BackingName;
 use forebay_types::{Code, Entry, Ino, Kind, Layout, Reply, Request};
 
 use crate::errno;
-use crate::open::NewFile;
+use crate::making::NewFile;
 use crate::path::{PathBuffer, Place};
 use crate::pool::{caller, Door, Fail, Pool, SHORT_REPLY_BYTES, SHORT_REQUEST_BYTES};
 use crate::walk::{Last, Name, Parent, EXECUTE, WRITE};

@@ -21,11 +21,6 @@ impl Pool {
         })
     }
 
-    /// The same for who can only have a descriptor of a file of this node.
-    pub(crate) fn layout_here_unless_set(&self) -> Result<Option<Layout>, Code> {
-        Ok(Some(Layout::unless_set(self.own_target()?)))
-    }
-
     /// The target for a new file that nobody named one for: this node's, as long as one has room, else one that the daemon knows
     /// to have some.
     fn target_for_new(&self) -> Result<u32, Code> {

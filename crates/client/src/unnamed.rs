@@ -12,7 +12,8 @@ use forebay_types::{Caller, Code, Entry, Ino, Kind, Layout, Reply, Request};
 
 use crate::descriptor::{proc_fd, remember, remember_opened};
 use crate::errno;
-use crate::open::{close, open_at, NewFile, BACKING_MODE, KERNEL_FLAGS};
+use crate::making::NewFile;
+use crate::open::{close, open_at, BACKING_MODE, KERNEL_FLAGS};
 use crate::path::{PathBuffer, Place};
 use crate::pool::{Door, Fail, Pool, SHORT_REPLY_BYTES, SHORT_REQUEST_BYTES};
 use crate::walk::{permits, Target, EXECUTE, WRITE};

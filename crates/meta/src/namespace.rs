@@ -227,7 +227,6 @@ impl Batch<'_> {
         Ok(Born::New(inode))
     }
 
-    /// A `Create`; [`Code::Invalid`] for any other request.
     /// Takes the next inode number out of the count.
     pub(crate) fn reserve(&mut self, c: &mut Context<'_>) -> Answer<usize> {
         // The kept reply, ledger.
@@ -242,6 +241,7 @@ impl Batch<'_> {
         c.reply(Reply::Number(Ino::new(self.shard.node(), next)))
     }
 
+    /// A `Create`; [`Code::Invalid`] for any other request.
     pub(crate) fn create(&mut self, c: &mut Context<'_>, request: &Request<'_>) -> Answer<usize> {
         let Request::Create { parent, name, mode, exclusive, dirty, layout, number, reserve } = *request
         else {

@@ -254,13 +254,29 @@ impl Batch<'_> {
         if self.is_ours(parent) {
             return Err(Code::Invalid);
         }
+        let home = self.shard.node();
+        let attr = self.attr_of_detached(c, Ino::new, parent, mode)?;
+        let inode = Inode { attr, layout: Layout::single(home, 0), cookie: 0, marks: 0 };
+        self.add_detached(inode)?;
+        c.effects.inode(inode.entry());
+        Ok(inode)
+    }
+
+    /// Attributes of a directory of the caller's that gets the next number and no entry; `number` makes an inode number of a count.
+    pub(crate) fn attr_of_detached(
+        &self,
+        c: &Context<'_>,
+        number: fn(NodeId, u64) -> Ino,
+        parent: Ino,
+        mode: u32,
+    ) -> Answer<Attr> {
         let next = self.state.ledger.next_counter;
         if next >= Ino::MAX_COUNTER {
             return Err(Code::NoSpace);
         }
         let home = self.shard.node();
-        let attr = Attr {
-            ino: Ino::new(home, next),
+        Ok(Attr {
+            ino: number(home, next),
             size: 0,
             rdev: 0,
             parent,
@@ -275,16 +291,18 @@ impl Batch<'_> {
             mtime: c.now,
             ctime: c.now,
             btime: c.now,
-        };
-        let inode = Inode { attr, layout: Layout::single(home, 0), cookie: 0, marks: 0 };
+        })
+    }
+
+    /// Stores a directory that has the next number.
+    pub(crate) fn add_detached(&mut self, inode: Inode) -> Answer<()> {
         let mut buffer = [0; INODE_BYTES_MAX];
         let n = inode.encode(&mut buffer)?;
-        self.tx.put(&keys::inode(attr.ino), &buffer[..n])?;
+        self.tx.put(&keys::inode(inode.attr.ino), &buffer[..n])?;
         self.state.ledger.next_counter += 1;
         self.state.ledger.inodes += 1;
         self.state.directories.insert(inode);
-        c.effects.inode(inode.entry());
-        Ok(inode)
+        Ok(())
     }
 
     fn prepare_condemn(&mut self, c: &mut Context<'_>, tx: TxId, ino: Ino) -> Answer<usize> {

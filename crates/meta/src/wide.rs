@@ -124,39 +124,16 @@ impl Batch<'_> {
     /// Makes a part of a directory that is about to be wide.
     pub(crate) fn bear_part(&mut self, c: &mut Context<'_>, part: &Part<'_>) -> Answer<Inode> {
         let Part::BearPart { node, of, index, width, like } = *part else { return Err(Code::Invalid) };
-        let (next, home) = (self.state.ledger.next_counter, self.shard.node());
+        let home = self.shard.node();
         if node != home || of.is_part() {
             return Err(Code::Invalid);
         }
-        if next >= Ino::MAX_COUNTER {
-            return Err(Code::NoSpace);
-        }
-        let attr = Attr {
-            ino: Ino::part(home, next),
-            size: 0,
-            rdev: 0,
-            parent: of,
-            mode: Kind::Directory.mode_bits(),
-            uid: 0,
-            gid: 0,
-            nlink: 2,
-            flags: 0,
-            home,
-            width_log2: 0,
-            atime: c.now,
-            mtime: c.now,
-            ctime: c.now,
-            btime: c.now,
-        };
+        // Its owner is the directory's, not who asks.
+        let attr = Attr { uid: 0, gid: 0, ..self.attr_of_detached(c, Ino::part, of, 0)? };
         let layout = layout_of_part(like.layout.unwrap_or(Layout::single(of.birth_node(), 0)), of, home);
         let mut inode = Inode { attr, layout, cookie: place_of_part(index, width), marks: 0 };
         like.set.apply(&mut inode.attr, c.now)?;
-        let mut buffer = [0; INODE_BYTES_MAX];
-        let n = inode.encode(&mut buffer)?;
-        self.tx.put(&keys::inode(inode.attr.ino), &buffer[..n])?;
-        self.state.ledger.next_counter += 1;
-        self.state.ledger.inodes += 1;
-        self.state.directories.insert(inode);
+        self.add_detached(inode)?;
         Ok(inode)
     }
 

@@ -14,6 +14,8 @@ use crate::filesystem::FileSystem;
 
 /// A release comes so soon after its flush, or not at all.
 const RELEASE_DUE: Duration = Duration::from_millis(10);
+/// The same where one asks for nothing but the free space, which must be right on a busy machine too.
+const RELEASE_DUE_FOR_SPACE: Duration = Duration::from_millis(500);
 
 /// Inodes that have no name any more and were open when they lost it.
 #[derive(Debug, Default)]
@@ -34,9 +36,13 @@ impl FileSystem {
 
     /// Waits until an inode is closed here, if it is about to be.
     pub(crate) fn settle(&self, ino: u64) {
+        self.settle_within(ino, RELEASE_DUE);
+    }
+
+    fn settle_within(&self, ino: u64, due: Duration) {
         while let Some(opened) = self.nodes.opened(ino) {
             match opened.flushed() {
-                Some(at) if at.elapsed() < RELEASE_DUE => {
+                Some(at) if at.elapsed() < due => {
                     drop(opened);
                     std::thread::sleep(Duration::from_micros(20));
                 }
@@ -45,16 +51,25 @@ impl FileSystem {
         }
     }
 
-    /// Waits for the space of what has no name and is about to be closed.
+    /// Waits for the space of what has no name and is about to be closed, before some of it is taken.
     pub(crate) fn settle_nameless(&self) {
+        self.settle_all_nameless(RELEASE_DUE);
+    }
+
+    /// Waits for the space of what has no name and is about to be closed, before it is told.
+    pub(crate) fn settle_space(&self) {
+        self.settle_all_nameless(RELEASE_DUE_FOR_SPACE);
+    }
+
+    fn settle_all_nameless(&self, due: Duration) {
         if self.nameless.count.load(Ordering::Acquire) == 0 {
             return;
         }
         let inos = self.nameless.inos.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let end = Instant::now() + 2 * RELEASE_DUE;
+        let end = Instant::now() + 2 * due;
         for ino in inos {
             if Instant::now() < end {
-                self.settle(ino);
+                self.settle_within(ino, due);
             }
         }
         let mut inos = self.nameless.inos.lock().unwrap_or_else(PoisonError::into_inner);

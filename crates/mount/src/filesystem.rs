@@ -290,7 +290,7 @@ impl FileSystem {
     }
 
     fn statfs(&self, out: &mut Body) -> Result<Outcome, Errno> {
-        self.settle_nameless();
+        self.settle_space();
         let st = self.pool.statfs()?;
         for v in [st.f_blocks, st.f_bfree, st.f_bavail, st.f_files, st.f_ffree] {
             out.u64(v);

@@ -127,6 +127,28 @@ impl Tables {
             + self.inode_buckets as usize * WAYS * INODE_BYTES
     }
 
+    /// What is first found by looking at the slots for names, by their byte offsets, but those of pages that nobody has
+    /// written to: to read a page of a memfd that is not there would make it.
+    pub(crate) fn find_name<T>(
+        &self,
+        mapping: &Mapping,
+        mut look: impl FnMut(usize) -> Option<T>,
+    ) -> Option<T> {
+        let end = HEADER_BYTES + self.name_buckets as usize * BUCKET_BYTES;
+        let mut resident = [0; 512];
+        for start in (HEADER_BYTES..end).step_by(PAGE_BYTES * resident.len()) {
+            mapping.resident(start, &mut resident);
+            for (i, _) in resident.iter().enumerate().filter(|(_, state)| **state & 1 == 1) {
+                let page = start + i * PAGE_BYTES;
+                let found = (page..end.min(page + PAGE_BYTES)).step_by(NAME_BYTES).find_map(&mut look);
+                if found.is_some() {
+                    return found;
+                }
+            }
+        }
+        None
+    }
+
     /// The buckets of a bucket's group, itself first.
     #[inline]
     pub(crate) fn group(bucket: usize) -> impl Iterator<Item = usize> + Clone {
@@ -287,22 +309,10 @@ impl Board {
     /// A name that leads to an inode: its directory and, in `name`, its bytes, of which there are as many as is said. Looks
     /// through the whole table, but for pages that nobody has written to; the caller checks the epoch before and after.
     pub fn name_of(&self, ino: Ino, name: &mut [u8; BOARD_NAME_MAX]) -> Option<(Ino, usize)> {
-        let end = HEADER_BYTES + self.tables.name_buckets as usize * BUCKET_BYTES;
-        let mut resident = [0; 512];
-        for start in (HEADER_BYTES..end).step_by(PAGE_BYTES * resident.len()) {
-            // To read a page of a memfd that is not there would make it.
-            self.mapping.resident(start, &mut resident);
-            for (i, _) in resident.iter().enumerate().filter(|(_, state)| **state & 1 == 1) {
-                let page = start + i * PAGE_BYTES;
-                for at in (page..end.min(page + PAGE_BYTES)).step_by(NAME_BYTES) {
-                    let hit = self.mapping.word64(at + 16).load(Ordering::Relaxed) == ino.0;
-                    if let Some(found) = hit.then(|| self.name_at(at, ino, name)).flatten() {
-                        return Some(found);
-                    }
-                }
-            }
-        }
-        None
+        self.tables.find_name(&self.mapping, |at| {
+            let hit = self.mapping.word64(at + 16).load(Ordering::Relaxed) == ino.0;
+            hit.then(|| self.name_at(at, ino, name)).flatten()
+        })
     }
 
     /// The name of the entry at a byte offset, if it is one of this inode's.

@@ -96,20 +96,15 @@ impl BoardWriter {
 
     /// The names of a directory that becomes wide are not known any more, nor which it does not have.
     fn forget_names_of(&mut self, parent: Ino) {
-        let end = HEADER_BYTES + self.tables.name_buckets as usize * BUCKET_BYTES;
-        let mut resident = [0; 512];
-        for start in (HEADER_BYTES..end).step_by(PAGE_BYTES * resident.len()) {
-            self.mapping.resident(start, &mut resident);
-            for (i, _) in resident.iter().enumerate().filter(|(_, state)| **state & 1 == 1) {
-                let page = start + i * PAGE_BYTES;
-                for at in (page..end.min(page + PAGE_BYTES)).step_by(NAME_BYTES) {
-                    let is_its = self.mapping.word64(at + 8).load(Ordering::Relaxed) == parent.0;
-                    if is_its && self.kind_at(at) != KIND_EMPTY {
-                        self.erase_name(Some(at));
-                    }
-                }
+        let mut its = Vec::new();
+        self.tables.find_name(&self.mapping, |at| {
+            let is_its = self.mapping.word64(at + 8).load(Ordering::Relaxed) == parent.0;
+            if is_its && self.kind_at(at) != KIND_EMPTY {
+                its.push(at);
             }
-        }
+            None::<()>
+        });
+        its.into_iter().for_each(|at| self.erase_name(Some(at)));
     }
 
     /// What another node's directory permits is not known any more.

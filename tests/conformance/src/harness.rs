@@ -62,6 +62,15 @@ pub fn is_root() -> bool {
     unsafe { libc::geteuid() == 0 }
 }
 
+/// What the tests' user cannot be: what a door cannot do because of it.
+pub fn not_me() -> &'static str {
+    if is_root() {
+        "NotRoot"
+    } else {
+        "Root"
+    }
+}
+
 /// What a run of the suite came to.
 #[derive(Debug)]
 pub struct Summary {

@@ -5,6 +5,7 @@
 //! through another. Device numbers are left out of comparisons, as each node's door shows its own.
 
 use crate::door::{Ability, At, Door, Errno, Outcome, SetTime, Space, Stat, Stream};
+use crate::pair_door::without_device;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -75,10 +76,6 @@ impl NodesDoor {
     fn by_handle<T>(&self, fd: RawFd, call: impl FnOnce(&dyn Door) -> T) -> T {
         call(&*self.doors[self.of_handle(fd)])
     }
-}
-
-fn without_device(stat: Outcome<Stat>) -> Outcome<Stat> {
-    stat.map(|stat| Stat { dev: 0, ..stat })
 }
 
 impl Door for NodesDoor {

@@ -27,7 +27,7 @@ impl PairDoor {
     }
 }
 
-fn without_device(stat: Outcome<Stat>) -> Outcome<Stat> {
+pub(crate) fn without_device(stat: Outcome<Stat>) -> Outcome<Stat> {
     stat.map(|stat| Stat { dev: 0, ..stat })
 }
 

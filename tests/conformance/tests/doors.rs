@@ -1,21 +1,12 @@
 //! The suite through every door, each in a pool of its own that is small enough to be filled.
 
-use forebay_conformance::harness::{is_root, Scratch, TestPool};
+use forebay_conformance::harness::{is_root, not_me, Scratch, TestPool};
 
 const CAPACITY_MIB: u64 = 128;
 
 /// What a pool has, claimed: every door must pass the cases that need it.
 fn claims() -> Vec<&'static str> {
     ["xattrs", "large-xattrs", "own-space", "small-space"].into_iter().flat_map(|c| ["--claim", c]).collect()
-}
-
-/// The identity that the tests do not have.
-fn not_me() -> &'static str {
-    if is_root() {
-        "NotRoot"
-    } else {
-        "Root"
-    }
 }
 
 /// What must hold of any pool when a suite is through with it.

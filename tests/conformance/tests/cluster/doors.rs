@@ -5,19 +5,11 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use forebay_conformance::harness::{self, is_root};
+use forebay_conformance::harness::{self, not_me};
 
 use crate::nodes::Cluster;
 
 const NODES: usize = 4;
-
-fn not_me() -> &'static str {
-    if is_root() {
-        "NotRoot"
-    } else {
-        "Root"
-    }
-}
 
 /// A cluster that is mounted on each node.
 fn mounted(name: &str) -> Option<(Cluster, Vec<PathBuf>)> {

@@ -4,12 +4,7 @@
 use std::fs;
 use std::os::unix::fs::FileExt;
 
-use crate::nodes::{said, until, Cluster};
-
-/// Bytes that tell who wrote them and where.
-fn bytes(count: usize, seed: u32) -> Vec<u8> {
-    (0..count as u32 / 4).flat_map(|i| (i.wrapping_mul(2_654_435_761) ^ seed).to_le_bytes()).collect()
-}
+use crate::nodes::{bytes, said, until, Cluster};
 
 /// Mounts the pool on so many nodes, by which preloaded programs open each other's files; false where that cannot be done.
 fn mounted(c: &Cluster, nodes: usize) -> bool {

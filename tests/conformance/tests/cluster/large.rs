@@ -4,13 +4,9 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::nodes::{until, Cluster};
+use crate::nodes::{bytes, until, Cluster};
 
 const MIB: usize = 1 << 20;
-
-fn bytes(count: usize, seed: usize) -> Vec<u8> {
-    (0..count).map(|i| (i.wrapping_mul(31).wrapping_add(i >> 9).wrapping_add(seed * 77)) as u8).collect()
-}
 
 #[test]
 fn large_reads_and_writes_pass_between_nodes_as_they_are() {
@@ -27,7 +23,7 @@ fn large_reads_and_writes_pass_between_nodes_as_they_are() {
             .into_iter()
             .enumerate()
     {
-        let part = bytes(len, 10 + i);
+        let part = bytes(len, 10 + i as u32);
         file.write_all_at(&part, at as u64).unwrap();
         if data.len() < at + len {
             data.resize(at + len, 0);

@@ -26,6 +26,14 @@ fn program(name: &str) -> PathBuf {
     path
 }
 
+/// Bytes of which no four are as others at another place or of another seed nearby.
+pub(crate) fn bytes(count: usize, seed: u32) -> Vec<u8> {
+    (0..count as u32 / 4 + 1)
+        .flat_map(|i| i.wrapping_mul(2_654_435_761).wrapping_add(seed).to_le_bytes())
+        .take(count)
+        .collect()
+}
+
 /// What a program said.
 pub(crate) fn said(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))

@@ -7,7 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::PathBuf;
 use std::process::Output;
 
-use crate::nodes::{plain, said, until, Cluster};
+use crate::nodes::{bytes, plain, said, until, Cluster};
 use crate::ERRNO;
 
 fn layout(c: &Cluster, node: usize, words: &[&str]) -> Output {
@@ -34,13 +34,6 @@ fn nothing_is_left(c: &Cluster, nodes: usize) {
         };
         ((1..=nodes).map(files).sum::<usize>() == 0).then_some(())
     });
-}
-
-fn bytes(count: usize, seed: u32) -> Vec<u8> {
-    (0..count as u32 / 4 + 1)
-        .flat_map(|i| i.wrapping_mul(2_654_435_761).wrapping_add(seed).to_le_bytes())
-        .take(count)
-        .collect()
 }
 
 #[test]
