@@ -18,7 +18,9 @@
 //! | climb | directories above cannot move or go | | |
 
 use forebay_types::limits::{LINKS_MAX, NAME_MAX};
-use forebay_types::{Attr, Code, Ino, Kind, Layout, Part, Reply, Request, TxId, Writer, RENAME_NOREPLACE};
+use forebay_types::{
+    Attr, Code, Ino, Kind, Layout, NodeId, Part, Reply, Request, TxId, Writer, RENAME_NOREPLACE,
+};
 
 use crate::batch::{Answer, Batch, Context};
 use crate::holds::{Hold, PreparedRecord};

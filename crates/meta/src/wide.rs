@@ -12,14 +12,13 @@
 //! who has learnt of a directory's parts knows them for good, as no inode number comes twice.
 
 use forebay_types::{
-    Attr, Change, Code, Cookie, Ino, Kind, Layout, NodeId, Part, Parts, Reader, Reply, Timestamp, TxId,
-    Writer,
+    Attr, Change, Code, Cookie, Ino, Layout, NodeId, Part, Parts, Reader, Reply, Timestamp, TxId, Writer,
 };
 
 use crate::batch::{Answer, Batch, Context};
 use crate::holds::Hold;
-use crate::keys::{self, ValueKey};
-use crate::record::{Inode, INODE_BYTES_MAX, MARK_VALUES};
+use crate::keys::ValueKey;
+use crate::record::{Inode, MARK_VALUES};
 
 /// Bytes of an encoded list of parts, and more.
 const PARTS_BYTES_MAX: usize = 9 + 8 * forebay_types::limits::WIDTH_MAX;
