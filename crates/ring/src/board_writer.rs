@@ -13,9 +13,9 @@ use forebay_types::{Entry, Ino, Kind, NodeId, Reader, Writer};
 
 use crate::board::{
     lease_offset, Tables, BUCKET_BYTES, COMPLETE, ENTRY_BYTES_MAX, ENTRY_OFFSET, GROUP, GUESTS_SHIFT,
-    HEADER_BYTES, KIND_ABSENT, KIND_EMPTY, LEASED, NAME_BYTES, NAME_OFFSET, NODE_OFFSET, USED, WAYS,
+    KIND_ABSENT, KIND_EMPTY, LEASED, NAME_BYTES, NAME_OFFSET, NODE_OFFSET, USED, WAYS,
 };
-use crate::shared::{memfd_sealed, Mapping, Seal, PAGE_BYTES};
+use crate::shared::{memfd_sealed, Mapping, Seal};
 
 /// Writes the board. There is one, in the shard thread.
 #[derive(Debug)]
