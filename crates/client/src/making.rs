@@ -7,10 +7,13 @@ use forebay_data::BackingName;
 use forebay_types::{Caller, Code, Entry, Ino, Layout, Reply, Request};
 
 use crate::descriptor::remember_opened;
+use crate::errno;
 use crate::open::{close, open_at, wanted, KERNEL_FLAGS};
 use crate::path::PathBuffer;
 use crate::pool::{caller, Pool, SHORT_REPLY_BYTES, SHORT_REQUEST_BYTES};
 use crate::walk::{permits, Dir, Name, EXECUTE, WRITE};
+
+const OWNER_READS_AND_WRITES: u32 = 0o600;
 
 /// What became of a request to make a file.
 enum Made {
@@ -107,10 +110,15 @@ impl Pool {
             layout = Some(Layout::unless_set(self.own_target()?));
         }
         let elsewhere = self.wishes_elsewhere(layout.as_ref());
+        // Where no file can be made on this node, one that its maker may not open again is opened before it gets its mode.
+        let me = caller();
+        let opens_first = elsewhere
+            && !self.takes_files()
+            && !permits((mode & 0o7777, me.uid, me.gid), wanted(flags), false);
         let file = NewFile {
             parent: dir.ino,
             name: name.as_bytes(),
-            mode: mode & 0o7777,
+            mode: mode & 0o7777 | if opens_first { OWNER_READS_AND_WRITES } else { 0 },
             exclusive,
             layout,
             ahead: ahead && self.has_entries_here(dir.ino) && !elsewhere,
@@ -118,6 +126,7 @@ impl Pool {
         let made = match self.create_file(caller(), &file, flags)? {
             Made::AsSet(above) => match self.open_new_as_set(&file, &above, flags, by_mount)? {
                 Some(made) => made,
+                None if opens_first => return self.open_led(&file, mode, flags, by_mount).map(Some),
                 None => return Ok(None),
             },
             made => made,
@@ -127,6 +136,9 @@ impl Pool {
             Made::New(entry, Err(code)) => {
                 let code = match code {
                     Code::NotSupported if elsewhere => match self.lead_to_mount(&entry, by_mount) {
+                        Ok(()) if opens_first => {
+                            return self.open_led(&file, mode, flags, by_mount).map(Some)
+                        }
                         Ok(()) => return Ok(None),
                         Err(code) => code,
                     },
@@ -141,6 +153,25 @@ impl Pool {
             Made::Old(entry) => self.open_entry(&entry, flags).map(Some),
             Made::AsSet(_) => Err(Code::Malformed),
         }
+    }
+
+    /// Opens a new file by the mount, where `path` leads, and gives it its mode then; one that cannot be opened leaves no name.
+    #[cold]
+    fn open_led(&self, file: &NewFile<'_>, mode: u32, flags: i32, path: &PathBuffer) -> Result<RawFd, Code> {
+        let flags = flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC);
+        let opened = open_at(libc::AT_FDCWD, path.as_c_str(), flags).and_then(|fd| {
+            // SAFETY: plain system call on our descriptor.
+            match errno::check(unsafe { libc::fchmod(fd, mode & 0o7777) }) {
+                Ok(_) => Ok(fd),
+                Err(code) => {
+                    close(fd);
+                    Err(code)
+                }
+            }
+        });
+        opened.inspect_err(|_| {
+            let _ = self.unlink_in(file.parent, file.name);
+        })
     }
 
     /// True when who makes a file can open it again by the mount, where `path` leads then.
@@ -274,10 +305,11 @@ impl Pool {
     }
 
     /// Makes a file with one backing file here, or opens the one that is there, with a descriptor to its backing file (read-write,
-    /// and `flags` of O_APPEND, O_DIRECT...). The flag tells whether it was made.
+    /// and `flags` of O_APPEND, O_DIRECT...). The flag tells whether it was made. Without a descriptor when it lies on another
+    /// node, as all files do that are made on one without a target: for [`Pool::open_file`].
     ///
     /// # Errors
-    /// [`Code::Exists`] with `exclusive`; [`Code::Stale`] when the name has come to be a file of which there is no descriptor.
+    /// [`Code::Exists`] with `exclusive`.
     pub fn create(
         &self,
         caller: Caller,
@@ -286,15 +318,13 @@ impl Pool {
         mode: u32,
         exclusive: bool,
         flags: i32,
-    ) -> Result<(Entry, bool, OwnedFd), Code> {
+    ) -> Result<(Entry, bool, Option<OwnedFd>), Code> {
         let layout = self.layout_in(None)?;
-        let file = NewFile { parent, name, mode, exclusive, layout, ahead: self.has_entries_here(parent) };
+        let ahead = self.has_entries_here(parent) && self.takes_files();
+        let file = NewFile { parent, name, mode, exclusive, layout, ahead };
         let flags = flags | libc::O_RDWR | libc::O_CLOEXEC;
         let made = self.create_numbered(caller, &file, flags)?;
-        match self.opened_new(&file, made, flags)? {
-            (entry, created, Some(fd)) => Ok((entry, created, fd)),
-            _ => Err(Code::Stale),
-        }
+        self.opened_new(&file, made, flags)
     }
 
     /// The same as the directory says. Without a descriptor when the file is not one backing file of this node: for
