@@ -346,6 +346,7 @@ impl ShardThread<'_> {
                     | BackingOp::Truncate { .. }
                     | BackingOp::Allocate { .. }
                     | BackingOp::Move(_)
+                    | BackingOp::AppendPiece { .. }
             )
         };
         let keeps = request.changes() || matches!(&request, Request::Backing(_, op) if keeps_some(op));
