@@ -167,7 +167,7 @@ fn pool_of_a_newer_format_is_refused_by_every_verb_and_left_alone() {
     for verb in ["up", "down", "status", "ls", "fsck"] {
         place
             .run([verb, "--pool", dir_text])
-            .assert_refused(1, &["its format is 99", "knows 2", "hint: use the Forebay"]);
+            .assert_refused(1, &["its format is 99", "knows 3", "hint: use the Forebay"]);
     }
     place.run(["--pool", dir_text, "run", "true"]).assert_refused(125, &["its format is 99"]);
     assert_eq!(std::fs::read_to_string(dir.join("pool.json")).unwrap(), text);

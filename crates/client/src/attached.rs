@@ -35,7 +35,7 @@ pub(crate) struct Attached {
     pub(crate) board: Board,
     /// Epoch of `board`; it may be read while the ring says the same.
     epoch: AtomicU64,
-    /// This node's targets, in the order of their numbers, of which there is one at least.
+    /// This node's targets, in the order of their numbers; of a node without any, what has its anchors.
     targets: [TargetHere; NODE_TARGETS_MAX],
     target_count: usize,
     /// Looks at the room of this node's targets, and what the last one saw.
@@ -141,7 +141,13 @@ impl Attached {
         self.targets[0].fd.load(Ordering::Relaxed)
     }
 
-    /// How many targets this node has.
+    /// True when files may lie on this node: it has a target.
+    #[inline]
+    pub(crate) fn takes_files(&self) -> bool {
+        self.reply.targets > 0
+    }
+
+    /// How many directories with targets, or in their place, this node has.
     #[inline]
     pub(crate) fn target_count(&self) -> usize {
         self.target_count

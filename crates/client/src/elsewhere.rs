@@ -55,6 +55,11 @@ impl Pool {
         Ok(self.attached()?.reply.node)
     }
 
+    /// True when this node has a target: files may lie on it, and directories have their homes on it.
+    pub fn takes_files(&self) -> bool {
+        self.attached().is_ok_and(|a| a.takes_files())
+    }
+
     /// True when the pool has other nodes, whose programs this one knows nothing of.
     pub fn spans_nodes(&self) -> bool {
         self.attached().is_ok_and(|a| a.reply.nodes > 1)

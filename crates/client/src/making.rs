@@ -7,6 +7,7 @@ use forebay_data::BackingName;
 use forebay_types::{BackingId, BackingOp, Caller, Code, Entry, Ino, Layout, Reply, Request};
 
 use crate::descriptor::remember_opened;
+use crate::errno;
 use crate::open::{close, open_at, wanted, KERNEL_FLAGS};
 use crate::path::PathBuffer;
 use crate::pool::{caller, Pool, SHORT_REPLY_BYTES, SHORT_REQUEST_BYTES};
@@ -14,6 +15,7 @@ use crate::walk::{permits, Dir, Name, EXECUTE, WRITE};
 
 /// So many places are tried for a file whose data others are to have: the daemon learns of one that does not answer by the first.
 pub(crate) const PLACES: u32 = 3;
+const OWNER_READS_AND_WRITES: u32 = 0o600;
 
 /// What became of a request to make a file.
 enum Made {
@@ -109,19 +111,25 @@ impl Pool {
         if self.wishes_elsewhere(layout.as_ref()) && !self.can_open_by_mount(mode, flags, by_mount) {
             layout = Some(Layout::unless_set(self.own_target()?));
         }
-        loop {
+        let me = caller();
+        for attempt in 1.. {
             let elsewhere = self.wishes_elsewhere(layout.as_ref());
+            // Where no file can be made on this node, one that its maker may not open again is opened before it gets its mode.
+            let opens_first = elsewhere
+                && !self.takes_files()
+                && !permits((mode & 0o7777, me.uid, me.gid), wanted(flags), false);
             let file = NewFile {
                 parent: dir.ino,
                 name: name.as_bytes(),
-                mode: mode & 0o7777,
+                mode: mode & 0o7777 | if opens_first { OWNER_READS_AND_WRITES } else { 0 },
                 exclusive,
                 layout,
                 ahead: ahead && self.has_entries_here(dir.ino) && !elsewhere,
             };
-            let made = match self.create_file(caller(), &file, flags)? {
+            let made = match self.create_file(me, &file, flags)? {
                 Made::AsSet(above) => match self.open_new_as_set(&file, &above, flags, by_mount)? {
                     Some(made) => made,
+                    None if opens_first => return self.open_led(&file, mode, flags, by_mount).map(Some),
                     None => return Ok(None),
                 },
                 made => made,
@@ -130,6 +138,9 @@ impl Pool {
                 Made::New(_, Ok(fd)) => return Ok(Some(fd)),
                 Made::New(entry, Err(Code::NotSupported)) if elsewhere => {
                     match self.make_far(&entry).and_then(|()| self.lead_to_mount(&entry, by_mount)) {
+                        Ok(()) if opens_first => {
+                            return self.open_led(&file, mode, flags, by_mount).map(Some)
+                        }
                         Ok(()) => return Ok(None),
                         Err(code) => code,
                     }
@@ -144,12 +155,13 @@ impl Pool {
             };
             // Out of descriptors or of space: an open that fails leaves no name behind.
             let _ = self.unlink_in(dir.ino, name.as_bytes());
-            if !elsewhere {
+            if !elsewhere || attempt == PLACES {
                 return Err(code);
             }
-            // The node that was to have its data does not answer: they lie here.
+            // The node that was to have its data does not answer: they lie here, or on another where this one has no target.
             layout = Some(Layout::unless_set(self.own_target()?));
         }
+        Err(Code::Io)
     }
 
     /// Makes those backing files of a new file that are on other nodes, so that one that is down is noticed while the file can still
@@ -173,6 +185,25 @@ impl Pool {
             Err(Code::NotFound | Code::Stale) => Ok(()),
             made => made,
         }
+    }
+
+    /// Opens a new file by the mount, where `path` leads, and gives it its mode then; one that cannot be opened leaves no name.
+    #[cold]
+    fn open_led(&self, file: &NewFile<'_>, mode: u32, flags: i32, path: &PathBuffer) -> Result<RawFd, Code> {
+        let flags = flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC);
+        let opened = open_at(libc::AT_FDCWD, path.as_c_str(), flags).and_then(|fd| {
+            // SAFETY: plain system call on our descriptor.
+            match errno::check(unsafe { libc::fchmod(fd, mode & 0o7777) }) {
+                Ok(_) => Ok(fd),
+                Err(code) => {
+                    close(fd);
+                    Err(code)
+                }
+            }
+        });
+        opened.inspect_err(|_| {
+            let _ = self.unlink_in(file.parent, file.name);
+        })
     }
 
     /// True when who makes a file can open it again by the mount, where `path` leads then.
@@ -319,10 +350,11 @@ impl Pool {
     }
 
     /// Makes a file with one backing file here, or opens the one that is there, with a descriptor to its backing file (read-write,
-    /// and `flags` of O_APPEND, O_DIRECT...). The flag tells whether it was made.
+    /// and `flags` of O_APPEND, O_DIRECT...). The flag tells whether it was made. Without a descriptor when it lies on another
+    /// node, as all files do that are made on one without a target: for [`Pool::open_file`].
     ///
     /// # Errors
-    /// [`Code::Exists`] with `exclusive`; [`Code::Stale`] when the name has come to be a file of which there is no descriptor.
+    /// [`Code::Exists`] with `exclusive`.
     pub fn create(
         &self,
         caller: Caller,
@@ -331,15 +363,13 @@ impl Pool {
         mode: u32,
         exclusive: bool,
         flags: i32,
-    ) -> Result<(Entry, bool, OwnedFd), Code> {
+    ) -> Result<(Entry, bool, Option<OwnedFd>), Code> {
         let layout = self.layout_in(None)?;
-        let file = NewFile { parent, name, mode, exclusive, layout, ahead: self.has_entries_here(parent) };
+        let ahead = self.has_entries_here(parent) && self.takes_files();
+        let file = NewFile { parent, name, mode, exclusive, layout, ahead };
         let flags = flags | libc::O_RDWR | libc::O_CLOEXEC;
         let made = self.create_numbered(caller, &file, flags)?;
-        match self.opened_new(&file, made, flags)? {
-            (entry, created, Some(fd)) => Ok((entry, created, fd)),
-            _ => Err(Code::Stale),
-        }
+        self.opened_new(&file, made, flags)
     }
 
     /// The same as the directory says. Without a descriptor when the file is not one backing file of this node: for

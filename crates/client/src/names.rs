@@ -68,7 +68,7 @@ impl Pool {
     /// `mkdirat`; `mode` has the umask applied.
     pub fn make_directory(&self, place: Place<'_>, mode: u32, escape: &mut PathBuffer) -> Door<()> {
         let (parent, name) = self.place_for_new(place, escape)?;
-        if !self.is_served_here(parent.dir.ino) {
+        if !self.is_served_here(parent.dir.ino) && self.takes_files() {
             self.check_new(&parent, &name)?;
             let (dir, mode) = (parent.dir.ino, mode & 0o1777);
             self.make_directory_elsewhere(caller(), dir, name.as_bytes(), mode)?;
@@ -356,7 +356,7 @@ impl Pool {
         name: &[u8],
         mode: u32,
     ) -> Result<Entry, Code> {
-        if !self.is_served_here(parent) {
+        if !self.is_served_here(parent) && self.takes_files() {
             return self.make_directory_elsewhere(caller, parent, name, mode);
         }
         self.make_entry_in(caller, &Request::MakeDirectory { parent, name, mode })

@@ -1,5 +1,6 @@
 //! Where the data of new files goes: to the node of who makes them, unless the directory's layout or the maker says otherwise.
-//! Targets that nobody named the daemon chooses, who knows which have room (`Request::Place`).
+//! Targets that nobody named the daemon chooses, who knows which have room (`Request::Place`): for each file anew, also where this
+//! node has no target.
 //!
 //! A maker whose directory is on another node does not know that directory's layout, and does not ask for it: it says where it
 //! would put the file, and the directory's node makes nothing but answers with the directory where that has a layout
@@ -25,13 +26,18 @@ impl Pool {
     /// to have some.
     fn target_for_new(&self) -> Result<u32, Code> {
         let attached = self.attached()?;
-        if attached.reply.nodes > 1 && attached.is_full() {
+        if attached.reply.nodes > 1 && attached.takes_files() && attached.is_full() {
             // Where nothing is known of the others this node's own is tried.
-            if let Some(target) = self.place(1).ok().and_then(|targets| targets.as_slice().first().copied()) {
+            if let Ok(target) = self.chosen_target() {
                 return Ok(target);
             }
         }
         self.own_target()
+    }
+
+    /// One target, as the daemon chooses it.
+    fn chosen_target(&self) -> Result<u32, Code> {
+        self.place(1)?.as_slice().first().copied().ok_or(Code::NoDevice)
     }
 
     /// True when a request that makes a file wishes it on another node.
@@ -42,15 +48,19 @@ impl Pool {
         })
     }
 
-    /// One backing file of this node, whatever the directory says.
+    /// One backing file of this node, whatever the directory says; of another where this one has no target.
     pub(crate) fn layout_here(&self) -> Result<Layout, Code> {
         let own = self.own_target()?;
         Ok(Layout::single(node_of(own), own as u16))
     }
 
-    /// The target on which this node's programs make their files: the first of this node's that has room.
+    /// The target on which this node's programs make their files: the first of this node's that has room. One of another node
+    /// where this one has none.
     pub(crate) fn own_target(&self) -> Result<u32, Code> {
         let attached = self.attached()?;
+        if !attached.takes_files() {
+            return self.chosen_target();
+        }
         Ok(target_of(attached.reply.node, attached.roomy_target()))
     }
 

@@ -102,6 +102,9 @@ impl Pool {
         }
         let keep = flags & (KERNEL_FLAGS | libc::O_EXCL) | libc::O_TMPFILE;
         let attached = self.attached()?;
+        if !attached.takes_files() {
+            return Err(Code::NotSupported.into());
+        }
         let index = attached.roomy_target();
         let fd = match open_at(attached.target_at(index), c"data", keep) {
             Err(Code::NotFound | Code::BadDescriptor | Code::NotDirectory)
@@ -120,10 +123,16 @@ impl Pool {
     }
 
     /// A regular file of the target without a name, open for reading and writing; [`Pool::name_temporary`] can give it one.
+    ///
+    /// # Errors
+    /// [`Code::NotSupported`] on a node without a target.
     pub fn make_temporary(&self, flags: i32) -> Result<OwnedFd, Code> {
         let flags =
             flags & KERNEL_FLAGS & !libc::O_ACCMODE | libc::O_TMPFILE | libc::O_RDWR | libc::O_CLOEXEC;
         let attached = self.attached()?;
+        if !attached.takes_files() {
+            return Err(Code::NotSupported);
+        }
         let fd = open_at(attached.target_at(attached.roomy_target()), c"data", flags)?;
         // SAFETY: the descriptor is new and ours.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })

@@ -9,6 +9,8 @@ use crate::target::Target;
 #[derive(Debug)]
 pub struct NodeTargets {
     all: Vec<Target>,
+    /// No file lies on this node: the first has the shard, and is a target to nobody else.
+    shard_only: bool,
 }
 
 impl NodeTargets {
@@ -18,7 +20,21 @@ impl NodeTargets {
     /// Without any.
     pub fn new(all: Vec<Target>) -> NodeTargets {
         assert!(!all.is_empty(), "a node has a target");
-        NodeTargets { all }
+        NodeTargets { all, shard_only: false }
+    }
+
+    /// Of a node on which no file lies: `first` has what the first target of others has beside files' data.
+    pub fn of_shard_alone(first: Target) -> NodeTargets {
+        NodeTargets { all: vec![first], shard_only: true }
+    }
+
+    /// Those on which files may lie.
+    pub fn for_files(&self) -> &[Target] {
+        if self.shard_only {
+            &[]
+        } else {
+            &self.all
+        }
     }
 
     /// The first.
@@ -26,7 +42,7 @@ impl NodeTargets {
         &self.all[0]
     }
 
-    /// All.
+    /// All, that of a shard alone too.
     pub fn iter(&self) -> impl Iterator<Item = &Target> {
         self.all.iter()
     }
@@ -36,7 +52,7 @@ impl NodeTargets {
     /// # Errors
     /// [`Code::NoDevice`] when the node has no such target.
     pub fn get(&self, number: u32) -> Result<&Target, Code> {
-        self.all.iter().find(|t| t.target() == number).ok_or(Code::NoDevice)
+        self.for_files().iter().find(|t| t.target() == number).ok_or(Code::NoDevice)
     }
 
     /// Makes the file's backing files that lie on this node.
@@ -59,10 +75,10 @@ impl NodeTargets {
         self.all.iter().map(|t| t.remove_all(ino, layout)).fold(Ok(()), Result::and)
     }
 
-    /// Space of all.
+    /// Space for files of all.
     pub fn space(&self) -> Result<Space, Code> {
         let mut sum = Space::default();
-        for target in &self.all {
+        for target in self.for_files() {
             let space = target.space()?;
             sum.total_bytes = sum.total_bytes.saturating_add(space.total_bytes);
             sum.free_bytes = sum.free_bytes.saturating_add(space.free_bytes);
@@ -100,5 +116,18 @@ mod tests {
         let missing = Layout::single(node, 2);
         assert_eq!(targets.create_all(ino, &missing), Err(Code::NoDevice));
         assert!(targets.space().unwrap().total_bytes > targets.first().space().unwrap().total_bytes);
+    }
+
+    #[test]
+    fn node_of_a_shard_alone_has_no_place_for_files() {
+        let (scratch, node) = (Scratch::new(), NodeId(2));
+        let directory = std::fs::File::open(scratch.path()).unwrap();
+        Target::format(&directory).unwrap();
+        let targets = NodeTargets::of_shard_alone(Target::open(&directory, target_of(node, 0)).unwrap());
+        assert_eq!(targets.space().unwrap(), Space::default());
+        assert!(targets.first().space().unwrap().total_bytes > 0 && targets.for_files().is_empty());
+        let (ino, here) = (Ino::new(node, 9), Layout::single(node, 0));
+        assert_eq!(targets.create_all(ino, &here), Err(Code::NoDevice));
+        assert_eq!(targets.iter().count(), 1, "what is swept and checked");
     }
 }

@@ -343,6 +343,9 @@ fn agree(fs: &FileSystem, no_passthrough: bool) -> Result<Agreement> {
 
 /// Registers a file to see whether that is allowed, and who may do it.
 fn try_passthrough(fs: &FileSystem) -> DataPath {
+    if !fs.pool.takes_files() {
+        return DataPath::Requests("this node has no target, so all files lie on others".into());
+    }
     let file = match fs.pool.make_temporary(0) {
         Ok(file) => file,
         Err(code) => {

@@ -10,11 +10,11 @@ use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use forebay_types::limits::NODE_TARGETS_MAX;
 use forebay_types::{Code, Ino, NodeId, Reader, Writer};
 
-/// First word of every message: "FBY5". Its number changes with requests, replies and the board, so that a library and a
+/// First word of every message: "FBY6". Its number changes with requests, replies and the board, so that a library and a
 /// daemon that disagree about them part at once.
-pub const MAGIC: u32 = 0x3559_4246;
+pub const MAGIC: u32 = 0x3659_4246;
 /// What [`MAGIC`]'s number stands for of the messages here: who changes the one changes the other.
-const _: () = assert!(MAGIC >> 24 == b'5' as u32 && AttachReply::BYTES == 72 && ATTACH_FDS == 11);
+const _: () = assert!(MAGIC >> 24 == b'6' as u32 && AttachReply::BYTES == 72 && ATTACH_FDS == 11);
 /// Bytes of a message's header.
 pub const HEADER_BYTES: usize = 12;
 /// Attach this process: answered with [`AttachReply`] and all descriptors. An empty body is a program that may hand its
@@ -45,7 +45,8 @@ pub const MOUNT_ALONE: u8 = 0;
 pub const MOUNT_SHARED: u8 = 1;
 /// An answer that is an error: a u16 code, then text.
 pub const KIND_ERROR: u16 = 4;
-/// Descriptors of an attach reply at most: ring, doorbell, board, the directory of each of this node's targets.
+/// Descriptors of an attach reply at most: ring, doorbell, board, the directory of each of this node's targets,
+/// or the one that a node without any has in their place.
 pub const ATTACH_FDS: usize = 3 + NODE_TARGETS_MAX;
 
 /// A message's header.
@@ -90,7 +91,7 @@ pub struct AttachReply {
     pub board_bytes: u64,
     /// Device number (`st_dev`) that every file of the pool shows.
     pub device: u64,
-    /// Targets of this node, whose directories come along.
+    /// Targets of this node, whose directories come along; with none, the one that has anchors and its shard does.
     pub targets: u64,
     /// The root directory.
     pub root: Ino,

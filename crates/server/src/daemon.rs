@@ -141,11 +141,20 @@ fn be_node(options: &mut PoolOptions, file: &PoolFile, node: Option<&str>) -> Re
             options.path.display()
         )));
     }
+    if node.is_shard_only() && options.capacity_bytes.is_some() {
+        return Err(Error::new(Code::Invalid, format!("cannot give node {} a capacity", node.name))
+            .why("the pool file gives it no target")
+            .cure("leave out --capacity, or give the node a target in the pool file"));
+    }
     options.path = node.dir().to_owned();
+    if options.path.parent() == Some(&crate::directory::user_directory_path()) {
+        crate::directory::user_directory()?;
+    }
     let first = node.first();
     options.media = options.media.or(first.media);
     options.capacity_bytes = options.capacity_bytes.or(first.capacity_bytes);
-    options.more = node.targets[1..].to_vec();
+    options.more = node.targets.get(1..).unwrap_or_default().to_vec();
+    options.shard_only = node.is_shard_only();
     options.node_name = node.name.clone();
     options.membership = Some(file.membership(node));
     Ok(())

@@ -275,18 +275,24 @@ impl PoolDirectory {
 /// Names the directory in the place of `/tmp`, for nodes whose `/tmp` is not their own.
 pub const BASE_VARIABLE: &str = "FOREBAY_TMPDIR";
 
+/// Where [`user_directory`] is, or will be.
+pub(crate) fn user_directory_path() -> PathBuf {
+    let me = rustix::process::geteuid().as_raw();
+    let base = std::env::var_os(BASE_VARIABLE).filter(|v| !v.is_empty()).map_or("/tmp".into(), PathBuf::from);
+    base.join(format!("forebay-{me}"))
+}
+
 /// The directory under which pools live that nobody gave a path: one a user, closed to others. It is in `/tmp`, or where
 /// [`BASE_VARIABLE`] says; not XDG_RUNTIME_DIR, which a logout clears under a pool that should outlive it, and which
 /// batch systems hand on to nodes that lack it.
 pub fn user_directory() -> Result<PathBuf> {
     let me = rustix::process::geteuid().as_raw();
-    let base = std::env::var_os(BASE_VARIABLE).filter(|v| !v.is_empty()).map_or("/tmp".into(), PathBuf::from);
-    if !base.is_absolute() {
-        return Err(Error::new(Code::Invalid, format!("cannot keep pools in {}", base.display()))
+    let path = user_directory_path();
+    if !path.is_absolute() {
+        return Err(Error::new(Code::Invalid, format!("cannot keep pools in {}", path.display()))
             .why(format!("{BASE_VARIABLE} is not an absolute path"))
             .cure(format!("unset {BASE_VARIABLE}, or make it one such as /local/tmp")));
     }
-    let path = base.join(format!("forebay-{me}"));
     let what = || format!("cannot use {}", path.display());
     match rustix::fs::mkdir(&path, Mode::from_raw_mode(0o700)) {
         Ok(()) | Err(rustix::io::Errno::EXIST) => {}

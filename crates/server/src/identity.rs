@@ -12,7 +12,9 @@ use serde::{Deserialize, Serialize};
 use crate::directory::PoolDirectory;
 
 /// The format of a pool that this version writes, and the newest that it reads.
-pub const POOL_FORMAT: u32 = 2;
+pub const POOL_FORMAT: u32 = 3;
+/// The format of a pool whose nodes all have targets, this one several.
+const FORMAT_OF_SEVERAL_TARGETS: u32 = 2;
 /// The format of a pool with one target, which older versions read too.
 const FORMAT_OF_ONE_TARGET: u32 = 1;
 /// The identity's file in a pool directory.
@@ -73,7 +75,7 @@ pub struct TargetRecord {
 /// A pool's identity, as `pool.json` holds it.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct PoolIdentity {
-    /// What a version must know to use the pool: 2 for several targets.
+    /// What a version must know to use the pool: 2 for several targets, 3 for none.
     pub format: u32,
     /// A random name that no other pool has.
     pub uuid: String,
@@ -86,6 +88,9 @@ pub struct PoolIdentity {
     pub capacity_bytes: u64,
     /// What the target is.
     pub backing: Backing,
+    /// True for a node on which no file lies: what would be its first target has its shard alone.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub shard_only: bool,
     /// The targets behind the first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub more: Vec<TargetRecord>,
@@ -110,6 +115,7 @@ impl PoolIdentity {
             media,
             capacity_bytes,
             backing,
+            shard_only: false,
             more: Vec::new(),
             instead_of: None,
             embedded: false,
@@ -117,19 +123,34 @@ impl PoolIdentity {
         })
     }
 
-    /// Bytes that data and shard may take on all targets.
-    pub fn capacity_of_all(&self) -> u64 {
-        self.more.iter().fold(self.capacity_bytes, |sum, target| sum.saturating_add(target.capacity_bytes))
+    /// Bytes that data and shard may take on the node's first target; none on a node without one.
+    pub fn capacity_of_first(&self) -> u64 {
+        if self.shard_only {
+            0
+        } else {
+            self.capacity_bytes
+        }
     }
 
-    /// How many targets the node has.
+    /// Bytes that data and shard may take on all targets; none on a node without one.
+    pub fn capacity_of_all(&self) -> u64 {
+        self.more
+            .iter()
+            .fold(self.capacity_of_first(), |sum, target| sum.saturating_add(target.capacity_bytes))
+    }
+
+    /// How many directories with a target or, in its place, a shard the node has.
     pub fn target_count(&self) -> usize {
         1 + self.more.len()
     }
 
     /// Sets the targets behind the first.
     pub(crate) fn set_more(&mut self, more: Vec<TargetRecord>) {
-        self.format = if more.is_empty() { FORMAT_OF_ONE_TARGET } else { POOL_FORMAT };
+        self.format = match more.len() {
+            _ if self.shard_only => POOL_FORMAT,
+            0 => FORMAT_OF_ONE_TARGET,
+            _ => FORMAT_OF_SEVERAL_TARGETS,
+        };
         self.more = more;
     }
 
@@ -229,10 +250,10 @@ mod tests {
     #[test]
     fn read_of_a_newer_format_is_refused_whatever_else_it_holds() {
         let (path, dir) = directory("newer");
-        std::fs::write(path.join(IDENTITY_FILE), r#"{"format": 3, "media": ["cxl"]}"#).unwrap();
+        std::fs::write(path.join(IDENTITY_FILE), r#"{"format": 4, "media": ["cxl"]}"#).unwrap();
         let e = PoolIdentity::read(&dir).unwrap_err();
         assert_eq!(e.code, Code::NewerFormat);
-        assert!(e.to_string().contains("its format is 3"), "{e}");
+        assert!(e.to_string().contains("its format is 4"), "{e}");
         std::fs::write(path.join(IDENTITY_FILE), "{\"format\": 1").unwrap();
         assert_eq!(PoolIdentity::read(&dir).unwrap_err().code, Code::Corrupt);
         std::fs::remove_dir_all(&path).unwrap();

@@ -12,7 +12,11 @@
 //! name = "n1"                      # the host's name, or what `--node` says
 //! host = "10.0.0.1"                # where the others reach it
 //! port = 7850                      # optional
-//! target = [{ media = "dram", path = "/tmp/case", capacity = "8GiB" }]      # or several, new ones at the end
+//! target = [{ media = "dram", path = "/tmp/case", capacity = "8GiB" }]      # or several, new ones at the end; or none
+//!
+//! [[node]]
+//! name = "login1"                  # has no target: its programs' files lie on other nodes
+//! state = "/tmp/case"              # optional: the pool's directory there
 //! ```
 //! A node's number is its place in the file, from 1, or what `number` says; it is the number of its data for ever, so a
 //! node that leaves keeps its place. What is not known here is refused, so that no setting is misspelt and silently without effect.
@@ -22,7 +26,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_data::Medium;
 use forebay_types::limits::{NODES_MAX, NODE_TARGETS_MAX};
-use forebay_types::{Code, Error, Result};
+use forebay_types::{Code, Error, NodeId, Result};
 use serde::{Deserialize, Serialize};
 
 /// The port of a node whose entry names none.
@@ -54,6 +58,7 @@ struct NodeText {
     number: Option<u16>,
     host: Option<String>,
     port: Option<u16>,
+    state: Option<PathBuf>,
     #[serde(default)]
     target: Vec<TargetText>,
 }
@@ -88,14 +93,21 @@ pub struct NodeEntry {
     pub host: String,
     /// And port.
     pub port: u16,
-    /// What it gives, in the order of the targets' numbers.
+    /// What it gives, in the order of the targets' numbers; none of a node whose programs' files lie on others.
     pub targets: Vec<TargetEntry>,
+    /// Where the shard of a node without a target is.
+    pub state: Option<TargetEntry>,
 }
 
 impl NodeEntry {
-    /// Its first target.
+    /// What has its shard: its first target, or what it has in the place of one.
     pub fn first(&self) -> &TargetEntry {
-        &self.targets[0]
+        self.state.as_ref().unwrap_or_else(|| &self.targets[0])
+    }
+
+    /// True when no file lies on it.
+    pub fn is_shard_only(&self) -> bool {
+        self.targets.is_empty()
     }
 
     /// The pool's directory on it.
@@ -206,15 +218,26 @@ impl PoolFile {
             return Err(wrong("it names no node".into())
                 .cure("add one: [[node]] with name, host and target = [{ path = … }]"));
         }
+        if file.node.iter().all(|node| node.target.is_empty()) {
+            return Err(wrong("no node of it has a target, and files lie on targets".into())
+                .cure("give one to a node at least: target = [{ path = … }]"));
+        }
         if file.node.len() > NODES_MAX {
             return Err(wrong(format!("it names {} nodes, and {NODES_MAX} is the most", file.node.len())));
         }
         let mut nodes = Vec::with_capacity(file.node.len());
         for (i, node) in file.node.into_iter().enumerate() {
-            nodes.push(checked(node, i as u16 + 1).map_err(wrong)?);
+            nodes.push(checked(node, i as u16 + 1, path).map_err(wrong)?);
         }
         find_twins(&nodes).map_err(wrong)?;
         nodes.sort_by_key(|n| n.number);
+        if let Some(first) = nodes.iter().find(|n| n.number == NodeId::FIRST.0 && n.is_shard_only()) {
+            return Err(wrong(format!(
+                "node {:?} is number 1, which has the pool's root, and has no target",
+                first.name
+            ))
+            .cure("list a node with a target first, or give one number = 1 and this one another"));
+        }
         if let Some(relative) = file.mount.iter().find(|m| !m.is_absolute()) {
             return Err(wrong(format!("mount {} is not an absolute path", relative.display())));
         }
@@ -292,7 +315,7 @@ impl PoolFile {
     }
 }
 
-fn checked(node: NodeText, place: u16) -> std::result::Result<NodeEntry, String> {
+fn checked(node: NodeText, place: u16, file: &Path) -> std::result::Result<NodeEntry, String> {
     let at = format!("node {:?}", node.name);
     if node.name.is_empty() || node.name.contains(['/', '\0']) {
         return Err(format!("{at}: a name has at least one character, and no slash"));
@@ -301,17 +324,26 @@ fn checked(node: NodeText, place: u16) -> std::result::Result<NodeEntry, String>
     if !(1..=32_766).contains(&number) {
         return Err(format!("{at}: its number {number} is not between 1 and 32766"));
     }
-    match node.target.len() {
-        0 => {
-            return Err(format!(
-                "{at}: it gives no target; a node without one does not work yet: give it a small one"
-            ))
-        }
-        n if n > NODE_TARGETS_MAX => {
-            return Err(format!("{at}: it gives {n} targets, and {NODE_TARGETS_MAX} is the most"));
-        }
-        _ => {}
+    if node.target.len() > NODE_TARGETS_MAX {
+        let n = node.target.len();
+        return Err(format!("{at}: it gives {n} targets, and {NODE_TARGETS_MAX} is the most"));
     }
+    let state = match (node.state, node.target.is_empty()) {
+        (Some(path), false) => {
+            return Err(format!(
+            "{at}: state = {path:?} is for nodes without a target; this one's state is on its first target"
+        ))
+        }
+        (Some(path), true) if !path.is_absolute() => {
+            return Err(format!("{at}: state {} is not an absolute path", path.display()));
+        }
+        (path, true) => Some(TargetEntry {
+            media: None,
+            path: path.unwrap_or_else(|| default_state(file, &node.name)),
+            capacity_bytes: None,
+        }),
+        (None, false) => None,
+    };
     let targets = node.target.into_iter().map(|target| checked_target(target, &at));
     let targets = targets.collect::<std::result::Result<Vec<_>, _>>()?;
     for (i, inner) in targets.iter().enumerate() {
@@ -324,7 +356,13 @@ fn checked(node: NodeText, place: u16) -> std::result::Result<NodeEntry, String>
     }
     let host = node.host.unwrap_or_else(|| node.name.clone());
     let port = node.port.unwrap_or(DEFAULT_PORT);
-    Ok(NodeEntry { name: node.name, number, host, port, targets })
+    Ok(NodeEntry { name: node.name, number, host, port, targets, state })
+}
+
+/// Where a node without a target has its shard when nobody says where.
+fn default_state(file: &Path, node: &str) -> PathBuf {
+    let pool = file.file_stem().unwrap_or_default().to_string_lossy();
+    crate::directory::user_directory_path().join(format!("{pool}-{node}"))
 }
 
 fn checked_target(target: TargetText, at: &str) -> std::result::Result<TargetEntry, String> {
@@ -341,7 +379,7 @@ fn checked_target(target: TargetText, at: &str) -> std::result::Result<TargetEnt
 fn find_twins(nodes: &[NodeEntry]) -> std::result::Result<(), String> {
     let mut seen: BTreeMap<String, &str> = BTreeMap::new();
     for node in nodes {
-        let targets = node.targets.iter().map(|target| {
+        let targets = node.targets.iter().chain(&node.state).map(|target| {
             let path: PathBuf = target.path.components().collect();
             ("target", format!("{} on {}", path.display(), node.host))
         });
@@ -402,6 +440,21 @@ mod tests {
     }
 
     #[test]
+    fn parse_of_nodes_without_a_target_gives_them_a_place_for_their_shard() {
+        let rest = "[[node]]\nname = \"c\"\n[[node]]\nname = \"d\"\nstate = \"/var/p\"\n";
+        let file = parse(&format!("{TWO}{rest}")).unwrap();
+        let [a, b, c, d] = &file.nodes[..] else { panic!("{file:?}") };
+        assert_eq!([a, b, c, d].map(NodeEntry::is_shard_only), [false, false, true, true]);
+        assert_eq!(d.dir(), Path::new("/var/p"));
+        assert!(c.dir().ends_with("p-c") && c.dir().is_absolute(), "{:?}", c.dir());
+        let given: Vec<u16> = file.membership(c).nodes.iter().map(|n| n.targets).collect();
+        assert_eq!(given, [1, 1, 0, 0]);
+        // The first node may be one, if it is not number 1.
+        let first = "[[node]]\nname = \"c\"\nnumber = 3\n[[node]]\nname = \"d\"\nnumber = 1\ntarget = [{ path = \"/x\" }]";
+        assert_eq!(parse(first).unwrap().nodes[0].name, "d");
+    }
+
+    #[test]
     fn parse_of_what_makes_no_sense_names_it() {
         let node = |rest: &str| format!("[[node]]\nname = \"a\"\n{rest}\n");
         let two = |rest: &str| format!("{}{}", node("target = [{ path = \"/x\" }]"), rest);
@@ -413,7 +466,21 @@ mod tests {
             (node("target = [{ path = \"/x\", speed = 3 }]"), "speed"),
             (node("target = [{ path = \"x\" }]"), "absolute"),
             ("x".to_owned(), "not a directory"),
-            (node(""), "no target"),
+            (node(""), "no node of it has a target"),
+            (node("state = \"/s\""), "no node of it has a target"),
+            (two("[[node]]\nname = \"b\"\nstate = \"s\""), "state s is not an absolute path"),
+            (
+                two("[[node]]\nname = \"b\"\nstate = \"/s\"\ntarget = [{ path = \"/y\" }]"),
+                "state is on its first target",
+            ),
+            (
+                two("[[node]]\nname = \"b\"\nhost = \"a\"\nport = 7\nstate = \"/x\""),
+                "target /x on a is listed twice",
+            ),
+            (
+                "[[node]]\nname = \"c\"\n[[node]]\nname = \"d\"\ntarget = [{ path = \"/x\" }]".to_owned(),
+                "node \"c\" is number 1, which has the pool's root",
+            ),
             (
                 node("target = [{ path = \"/x\" }, { path = \"/x/.\" }]"),
                 "target /x on a is listed twice by node \"a\"",

@@ -21,5 +21,5 @@ pub fn check(path: &Path) -> Result<Value> {
     let _lock = dir.lock()?;
     let mut target_dirs = vec![open_target_at_rest(&dir, &identity)?];
     target_dirs.extend(crate::more_targets::open_at_rest(&identity)?);
-    crate::worker::check_at_rest(&target_dirs, identity.node)
+    crate::worker::check_at_rest(&target_dirs, &identity)
 }

@@ -12,6 +12,7 @@ use forebay_data::{
     attached_tmpfs, check_capacity, default_capacity, detached_tmpfs, is_mounted_here, logout_clears,
     unmount, Bounds, Capabilities, Host, HugePages, Medium, Target, Unmount,
 };
+use forebay_types::limits::CAPACITY_BYTES_MIN;
 use forebay_types::{Code, Error, Result};
 use rustix::fs::{Mode, OFlags};
 use serde_json::{json, Value};
@@ -50,6 +51,8 @@ pub(crate) struct PoolOptions {
     pub(crate) renumber: bool,
     /// What it was told of the pool by a pipe, to be kept in its directory.
     pub(crate) bundle: Option<Bundle>,
+    /// No file is to lie on the node: what is in `path` has its shard alone.
+    pub(crate) shard_only: bool,
     /// What the node gives beside that in `path`.
     pub(crate) more: Vec<TargetEntry>,
     /// By which people call the node.
@@ -97,6 +100,9 @@ impl OpenPool {
     /// What `status` tells of the node's targets.
     pub(crate) fn targets_status(&self) -> Vec<Value> {
         let i = &self.identity;
+        if i.shard_only {
+            return Vec::new();
+        }
         let first = (i.media, i.backing, i.capacity_bytes);
         let first = more_targets::describe(self.dir.path(), first, &self.capabilities);
         std::iter::once(first).chain(self.more.iter().map(MoreTarget::status)).collect()
@@ -173,6 +179,7 @@ fn try_open(locked: &LockedPool, options: &PoolOptions) -> Result<Opened> {
                 .why(format!("its data are there, and are node {}'s", identity.node))
                 .cure("leave out --renumber"));
             }
+            check_kind(dir, &identity, options)?;
             return finish(locked, identity, target_dir, options, true);
         }
     }
@@ -181,6 +188,7 @@ fn try_open(locked: &LockedPool, options: &PoolOptions) -> Result<Opened> {
     clear_stray_target(dir)?;
     let (backing, target_dir, capacity_bytes) = make_target(dir, medium, options)?;
     let mut identity = PoolIdentity::new(medium, backing, capacity_bytes)?;
+    identity.shard_only = options.shard_only;
     if let Some(membership) = &options.membership {
         identity.node = renumbered.unwrap_or(membership.node);
         identity.instead_of = renumbered.map(|_| membership.node);
@@ -191,6 +199,24 @@ fn try_open(locked: &LockedPool, options: &PoolOptions) -> Result<Opened> {
         let _ = remove_target(dir, identity.backing);
     }
     result
+}
+
+/// What was a target stays one, as files may lie on it; what was made for a shard alone is too small for one.
+fn check_kind(dir: &PoolDirectory, identity: &PoolIdentity, options: &PoolOptions) -> Result<()> {
+    if identity.shard_only == options.shard_only {
+        return Ok(());
+    }
+    let (why, cure) = match identity.shard_only {
+        true => (
+            "the node had no target, and the pool file gives it one in the place of its state",
+            "stop the node without --keep, remove this directory, and start the node with --renumber",
+        ),
+        false => (
+            "files of the pool lie on this node's target, and the pool file gives it none",
+            "list the target again; or remove the directory with its data, and start the node with --renumber",
+        ),
+    };
+    Err(Error::new(Code::Invalid, format!("cannot start pool {}", dir.path().display())).why(why).cure(cure))
 }
 
 /// A node's number is its data's for ever.
@@ -379,7 +405,8 @@ fn capacity_of_memory(options: &PoolOptions) -> Result<u64> {
 }
 
 fn capacity(options: &PoolOptions, bounds: &Bounds) -> Result<u64> {
-    match options.capacity_bytes {
+    let asked = options.capacity_bytes.or(options.shard_only.then_some(CAPACITY_BYTES_MIN));
+    match asked {
         None => default_capacity(bounds),
         Some(bytes) => check_capacity(bytes, bounds).map(|()| bytes),
     }

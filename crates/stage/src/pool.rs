@@ -224,10 +224,11 @@ impl Tree for PoolTree {
         let begin = just_before_now();
         let mode = wanted.mode & 0o7777;
         match self.pool.create(caller, *at, name, mode, true, libc::O_NOATIME) {
-            Ok((entry, _, fd)) => Ok(PoolFile { pool: self.pool, entry, data: Data::Kernel(KernelFile(fd)) }),
-            // The directory's layout is striped: the entry was made, its backing files are when they are opened.
-            Err(Code::NotSupported) => {
-                let entry = self.pool.lookup(*at, name)?;
+            Ok((entry, _, Some(fd))) => {
+                Ok(PoolFile { pool: self.pool, entry, data: Data::Kernel(KernelFile(fd)) })
+            }
+            // It lies on another node: the entry was made, its backing file is when it is opened.
+            Ok((entry, _, None)) => {
                 let data =
                     self.open_data(&entry, true).inspect_err(|_| self.remove_half_made(*at, name, begin))?;
                 Ok(PoolFile { pool: self.pool, entry, data })

@@ -78,6 +78,8 @@ impl Nodes {
             bad(format!("the pool has no node {node:?}")).cure(format!("it has {}", all.join(", ")))
         })?;
         match found.targets {
+            Some(0) => Err(bad(format!("node {node} has no target: no file lies on it"))
+                .cure("`forebay status` tells which nodes have some")),
             Some(count) if usize::from(index) >= count => Err(bad(format!(
                 "node {node} has {count} target{}, and the first is number 0",
                 if count == 1 { "" } else { "s" }
@@ -291,7 +293,10 @@ fn widen(pool: &Pool, nodes: &Nodes, path: &[u8], width: u16) -> Result<()> {
                 .cure("make another directory, set its width, and move the entries there"),
             Code::Invalid => error.why(format!("a directory is over 2 to {WIDTH_MAX} nodes, not {width}")),
             Code::NoDevice if nodes.all().len() < 2 => error.why("the pool has one node"),
-            Code::NoDevice => error.why(format!("the pool has {} nodes", nodes.all().len())),
+            Code::NoDevice => {
+                let homes = nodes.all().iter().filter(|node| node.targets != Some(0)).count();
+                error.why(format!("the pool has {homes} nodes with targets, which directories can be over"))
+            }
             Code::Busy if entry.attr.ino == Ino::ROOT => error
                 .why("the pool is mounted on the node that has its root")
                 .cure("unmount it there, set the width, and mount it again"),

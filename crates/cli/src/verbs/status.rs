@@ -85,11 +85,14 @@ fn nodes(s: &Status) -> Vec<String> {
         let mut lead =
             [text(node, "name"), node["node"].to_string(), text(node, "host"), text(node, "state"), since];
         let mut targets = list(node, "targets");
+        // Of one that did not answer it is not known which it has.
+        let has_none = node["targets"].is_array() && targets.is_empty();
         if targets.is_empty() {
             targets.push(serde_json::Value::Null);
         }
         for (i, target) in targets.iter().enumerate() {
             let [name, number, host, state, since] = std::mem::take(&mut lead);
+            let index = if has_none { "none".to_owned() } else { i.to_string() };
             let space = target["total_bytes"].as_u64().zip(target["free_bytes"].as_u64());
             let [used, free, total] = match space {
                 Some((total, free)) => {
@@ -104,7 +107,7 @@ fn nodes(s: &Status) -> Vec<String> {
                 }
                 None => ["-", "-", "-"].map(str::to_owned),
             };
-            table.push([name, number, host, state, since, i.to_string(), used, free, total]);
+            table.push([name, number, host, state, since, index, used, free, total]);
         }
     }
     let sum = [sum_total - sum_free, sum_free, sum_total].map(table::bytes);
@@ -132,6 +135,11 @@ fn not_up(status: &Status) -> Vec<String> {
         .filter(|node| node["state"].as_str() != Some("up"))
         .map(|node| node["name"].as_str().unwrap_or_default().to_owned())
         .collect()
+}
+
+/// True when this node has no target.
+fn is_shard_only(s: &Status) -> bool {
+    s.more.get("targets").and_then(|list| list.as_array()).is_some_and(Vec::is_empty)
 }
 
 /// A line for each target of this node, where it has several.
@@ -165,8 +173,10 @@ fn text(s: &Status) -> String {
         "detached" => "a private tmpfs",
         _ => "in its directory",
     };
-    facts.add("medium", format!("{}, {backing}", s.media));
+    let what = if is_shard_only(s) { " for its state alone" } else { "" };
+    facts.add("medium", format!("{}, {backing}{what}", s.media));
     let space = match (s.used_bytes, s.free_bytes) {
+        _ if is_shard_only(s) => "no target: files of its programs lie on other nodes".to_owned(),
         (Some(used), Some(free)) => format!(
             "{} used, {} free of {}",
             table::bytes(used),
@@ -244,6 +254,27 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("none just now"));
+    }
+
+    #[test]
+    fn text_of_a_node_without_a_target_says_so_of_it_and_of_others_alone_that_answer() {
+        let mut s = Status { node: 2, state: "up".into(), ..Status::default() };
+        s.more.insert("targets".into(), serde_json::json!([]));
+        s.more.insert("target_spaces".into(), serde_json::json!([]));
+        s.more.insert("node_name".into(), "me".into());
+        let space = serde_json::json!({ "total_bytes": 4u64 << 30, "free_bytes": 1u64 << 30 });
+        s.more.insert(
+            "nodes".into(),
+            serde_json::json!([
+                { "name": "a", "node": 1, "host": "a", "state": "up", "targets": [space] },
+                { "name": "c", "node": 3, "host": "c", "state": "unreachable" },
+            ]),
+        );
+        let text = text(&s);
+        assert!(text.contains("no target: files of its programs lie on other nodes"), "{text}");
+        let row = |name: &str| text.lines().find(|l| l.contains(&format!(" {name} "))).unwrap_or_default();
+        assert!(row("me").contains("none") && !row("c").contains("none"), "{text}");
+        assert!(row("all").contains("4 GiB"), "{text}");
     }
 
     #[test]

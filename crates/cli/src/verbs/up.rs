@@ -144,7 +144,8 @@ fn print(up: &Up<'_>, chosen: bool, as_json: bool) {
             "node": started.identity.node,
             "media": started.identity.media.to_string(),
             "backing": started.identity.backing,
-            "capacity_bytes": started.identity.capacity_bytes,
+            "capacity_bytes": started.identity.capacity_of_first(),
+            "has_target": !started.identity.shard_only,
             "reopened": started.reopened,
             "already_up": already,
             "costs": started.costs,
@@ -258,10 +259,16 @@ fn text(started: &Started, already: bool, chosen: bool) -> String {
     let identity = &started.identity;
     let node = if identity.node == 1 { String::new() } else { format!(", node {}", identity.node) };
     let mut text = format!(
-        "pool {} is up{node}: {}, {}{}\n",
+        "pool {} is up{node}: {}{}\n",
         started.pool.display(),
-        backing_words(&identity.media.to_string(), identity.backing),
-        table::bytes(identity.capacity_bytes),
+        match identity.shard_only {
+            true => "no target, so that files of its programs lie on other nodes".to_owned(),
+            false => format!(
+                "{}, {}",
+                backing_words(&identity.media.to_string(), identity.backing),
+                table::bytes(identity.capacity_bytes)
+            ),
+        },
         match (already, started.reopened) {
             (true, _) => "; it was already",
             (false, true) => ", with its data from before",

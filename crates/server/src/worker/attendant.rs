@@ -592,7 +592,10 @@ impl Talk<'_> {
             epoch: self.desk.epoch,
             board_bytes: self.desk.board_bytes,
             device: self.desk.device,
-            targets: self.desk.setup.target_dirs.len() as u64,
+            targets: match self.desk.setup.identity.shard_only {
+                true => 0,
+                false => self.desk.setup.target_dirs.len() as u64,
+            },
             root: Ino::ROOT,
             stable_inodes: self.desk.stable_inodes,
             node: NodeId(self.desk.setup.identity.node),

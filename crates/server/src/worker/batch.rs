@@ -618,7 +618,7 @@ fn make_backing(targets: &NodeTargets, entry: &forebay_types::Entry) -> std::res
     }
 }
 
-/// Space of this node's targets.
+/// Space of this node's targets; of none where no file lies on it.
 fn own_targets(targets: &NodeTargets) -> Vec<TargetSpace> {
     let space_of = |target: &Target| {
         // One whose space is not known has none for anybody.
@@ -626,17 +626,18 @@ fn own_targets(targets: &NodeTargets) -> Vec<TargetSpace> {
         let (total_bytes, free_bytes) = (space.total_bytes, space.free_bytes);
         TargetSpace { target: target.target(), total_bytes, free_bytes }
     };
-    targets.iter().map(space_of).collect()
+    targets.for_files().iter().map(space_of).collect()
 }
 
 fn space(targets: &NodeTargets, inodes: u64) -> std::result::Result<PoolSpace, Code> {
     let medium = targets.space()?;
     // An inode takes about this much of the shard, with its name.
     const INODE_BYTES: u64 = 512;
-    Ok(PoolSpace {
-        total_bytes: medium.total_bytes,
-        free_bytes: medium.free_bytes,
-        inodes,
-        free_inodes: targets.first().space()?.free_bytes / INODE_BYTES,
-    })
+    // Without a target it is no directory's home either.
+    let free_inodes = match targets.for_files() {
+        [] => 0,
+        _ => targets.first().space()?.free_bytes / INODE_BYTES,
+    };
+    let (total_bytes, free_bytes) = (medium.total_bytes, medium.free_bytes);
+    Ok(PoolSpace { total_bytes, free_bytes, inodes, free_inodes })
 }

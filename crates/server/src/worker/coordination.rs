@@ -225,10 +225,7 @@ impl ShardThread<'_> {
             });
         }
         let nodes = match (&self.network, &request) {
-            (Some(network), Request::SetWidth { .. }) => {
-                let all = network.others.iter().copied().chain([network.node]);
-                all.collect()
-            }
+            (Some(network), Request::SetWidth { .. }) => network.homes.clone(),
             _ => Vec::new(),
         };
         let waits = batch.must_wait(&request);

@@ -59,6 +59,7 @@ use forebay_ring::{BoardWriter, Doorbell};
 use forebay_types::limits::{BOARD_BYTES_MAX, BOARD_BYTES_MIN, BOARD_FRACTION};
 use forebay_types::{target_of, Code, Error, NodeId, Result, Timestamp};
 
+use crate::identity::PoolIdentity;
 use crate::setup::WorkerSetup;
 use attendant::{Attendant, Restored};
 use journal::Journal;
@@ -79,11 +80,14 @@ fn has_stable_inodes(target: &OwnedFd) -> bool {
     rustix::fs::fstatfs(target).is_ok_and(|s| s.f_type == TMPFS_MAGIC)
 }
 
-/// This node's targets, the first of which has the shard.
-fn open_targets(directories: &[OwnedFd], node: u16) -> Result<NodeTargets> {
+/// This node's targets, the first of which has the shard; or what has the shard alone.
+fn open_targets(directories: &[OwnedFd], identity: &PoolIdentity) -> Result<NodeTargets> {
     let open = |(index, directory): (usize, &OwnedFd)| {
-        Target::open(directory.as_fd(), target_of(NodeId(node), index as u16))
+        Target::open(directory.as_fd(), target_of(NodeId(identity.node), index as u16))
     };
+    if identity.shard_only {
+        return open((0, &directories[0])).map(NodeTargets::of_shard_alone);
+    }
     directories.iter().enumerate().map(open).collect::<Result<Vec<_>>>().map(NodeTargets::new)
 }
 
@@ -101,7 +105,7 @@ fn shard_dir(target: &OwnedFd) -> PathBuf {
 
 /// Checks the shard and the backing files of a node's targets, of which there is one at least, that no daemon serves; what its last daemon acknowledged and did
 /// not commit is applied first.
-pub fn check_at_rest(target_dirs: &[OwnedFd], node: u16) -> Result<serde_json::Value> {
+pub fn check_at_rest(target_dirs: &[OwnedFd], identity: &PoolIdentity) -> Result<serde_json::Value> {
     let target_dir = &target_dirs[0];
     let dir = shard_dir(target_dir);
     let shard = match Shard::open(&dir) {
@@ -113,7 +117,7 @@ pub fn check_at_rest(target_dirs: &[OwnedFd], node: u16) -> Result<serde_json::V
         Err(e) if e.code == Code::Corrupt => Shard::open_for_check(&dir)?,
         Err(e) => return Err(e),
     };
-    check::check(&shard, &open_targets(target_dirs, node)?)
+    check::check(&shard, &open_targets(target_dirs, identity)?)
 }
 
 fn open_shard(setup: &WorkerSetup) -> Result<Shard> {
@@ -167,7 +171,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
     let (doorbell_fd, doorbell) = take_doorbell(&mut setup)?;
     let doorbell = Arc::new(doorbell);
     let statistics = Arc::new(Statistics::default());
-    let targets = Arc::new(open_targets(&setup.target_dirs, setup.identity.node)?);
+    let targets = Arc::new(open_targets(&setup.target_dirs, &setup.identity)?);
     let recorder = FlightRecorder::open(setup.flight_recorder.as_fd())?;
     let (to_shard, from_others) = mpsc::channel::<Message>();
     let epoch = session::new_epoch();

@@ -593,7 +593,7 @@ impl<'a> ShardThread<'a> {
         serde_json::json!({
             "used_bytes": space.total_bytes.saturating_sub(space.free_bytes),
             "free_bytes": space.free_bytes,
-            "target_spaces": self.targets.iter().map(|target| {
+            "target_spaces": self.targets.for_files().iter().map(|target| {
                 let space = target.space().unwrap_or_default();
                 serde_json::json!({ "total_bytes": space.total_bytes, "free_bytes": space.free_bytes })
             }).collect::<Vec<_>>(),

@@ -204,6 +204,7 @@ impl Node {
                 node: setup.node,
                 nodes,
                 others: setup.others.iter().map(|(node, _)| *node).collect(),
+                homes: setup.others.iter().map(|(node, _)| *node).chain([setup.node]).collect(),
                 orders: to_network,
                 thread: None,
             }),

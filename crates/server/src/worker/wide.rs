@@ -109,6 +109,13 @@ impl ShardThread<'_> {
         let Some(led) = request.in_parts(network.node, |ino| known.get(&ino).copied())? else {
             return Ok(());
         };
+        // No directory is born on a node without a target: it is on that of the part, like its name.
+        let led = match led {
+            Request::MakeDirectoryAt { parent, name, mode, .. } if self.targets.for_files().is_empty() => {
+                Request::MakeDirectory { parent, name, mode }
+            }
+            led => led,
+        };
         if let (
             Request::ReadDirectory { ino, cookie, attributes },
             Request::ReadDirectory { ino: part, .. },

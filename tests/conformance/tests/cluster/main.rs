@@ -14,6 +14,7 @@ mod nodes;
 mod stripes;
 mod targets;
 mod wide;
+mod without;
 
 use std::path::Path;
 

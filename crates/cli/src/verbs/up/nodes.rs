@@ -200,15 +200,12 @@ fn line(outcome: &Outcome) -> String {
         (_, Value::Bool(true)) => ", with its data from before",
         _ => "",
     };
-    let capacity = table::bytes(told["capacity_bytes"].as_u64().unwrap_or(0));
+    let gives = match told["has_target"].as_bool() {
+        Some(false) => "no target".to_owned(),
+        _ => format!("{}, {}", text("media"), table::bytes(told["capacity_bytes"].as_u64().unwrap_or(0))),
+    };
     let mount = told["mounted"]["at"].as_str().map(|at| format!(", mounted on {at}")).unwrap_or_default();
-    format!(
-        "{}: pool {} is up, node {}: {}, {capacity}{mount}{state}\n",
-        outcome.name,
-        text("pool"),
-        told["node"],
-        text("media")
-    )
+    format!("{}: pool {} is up, node {}: {gives}{mount}{state}\n", outcome.name, text("pool"), told["node"])
 }
 
 fn print(outcomes: &[Outcome], arguments: &Up, failed: usize) {

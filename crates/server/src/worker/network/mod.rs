@@ -166,6 +166,8 @@ pub(super) struct Network {
     pub(super) nodes: usize,
     /// The others.
     pub(super) others: Vec<NodeId>,
+    /// Those that have targets, this one too if it has: on the others nothing has its home.
+    pub(super) homes: Vec<NodeId>,
     /// To the thread.
     pub(super) orders: Orders,
     /// Ends with the worker.

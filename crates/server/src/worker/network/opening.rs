@@ -150,7 +150,10 @@ pub(in crate::worker) fn start(
     let nodes = membership.nodes.len();
     let numbers = membership.nodes.iter().map(|member| member.number);
     let others = numbers.filter(|number| *number != me.number).map(NodeId).collect();
-    let mut network = Network { node: NodeId(me.number), nodes, others, orders: to_me, thread: Some(thread) };
+    let homes = membership.nodes.iter().filter(|member| member.targets > 0);
+    let homes = homes.map(|member| NodeId(member.number)).collect();
+    let node = NodeId(me.number);
+    let mut network = Network { node, nodes, others, homes, orders: to_me, thread: Some(thread) };
     if membership.fresh {
         if let Ok(Err(why)) = answered.recv_timeout(INTRODUCTION) {
             network.stop();
