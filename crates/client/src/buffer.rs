@@ -8,14 +8,18 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use forebay_ring::Mapping;
+use forebay_ring::{lease_clock, Mapping};
 use forebay_types::limits::{BUFFER_BYTES, MOVE_BYTES_MAX};
-use forebay_types::Code;
+use forebay_types::{Code, NodeId};
 
 const PIECES: usize = BUFFER_BYTES / MOVE_BYTES_MAX;
 const ALL: u64 = u64::MAX >> (64 - PIECES);
-/// Buffers in turn that the daemon did not know: it has no room for more, and data go by slots from then on.
+/// Buffers in turn that were refused for one node's data, as the daemon has no room for more or the network fails between the two: its
+/// data go by slots from then on, until one is tried again after [`PAUSE_NS`].
 const REFUSALS_MAX: u32 = 3;
+const PAUSE_NS: u64 = 5_000_000_000;
+/// So long no other is asked for when the daemon gave none: it may be starting, or out of descriptors.
+const PAUSE_UNMADE_NS: u64 = 1_000_000_000;
 
 const _: () = assert!(PIECES > 0 && PIECES <= 64);
 
@@ -97,10 +101,21 @@ impl Drop for Piece {
     }
 }
 
+/// What one node's data were refused.
+#[derive(Debug)]
+struct Refusals {
+    node: NodeId,
+    count: u32,
+    last_ns: u64,
+}
+
 #[derive(Debug, Default)]
 struct Held {
     buffer: Option<Arc<Buffer>>,
-    refusals: u32,
+    /// A few: of nodes that refused and have not moved anything since.
+    refusals: Vec<Refusals>,
+    /// When the daemon gave none.
+    unmade_ns: Option<u64>,
 }
 
 /// The buffer that a process has, if it has one.
@@ -112,32 +127,53 @@ impl Buffers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A piece; the buffer is got by `make` if there is none. None: all pieces are in use, or there will be no buffer.
-    pub(crate) fn piece(&self, make: impl FnOnce() -> Result<Buffer, Code>) -> Option<Piece> {
+    /// A piece for data of a node; the buffer is got by `make` if there is none. None: all pieces are in use, or there is no buffer for
+    /// now.
+    pub(crate) fn piece(&self, node: NodeId, make: impl FnOnce() -> Result<Buffer, Code>) -> Option<Piece> {
+        self.piece_at(lease_clock(), node, make)
+    }
+
+    fn piece_at(&self, now: u64, node: NodeId, make: impl FnOnce() -> Result<Buffer, Code>) -> Option<Piece> {
         let mut held = self.held();
+        if let Some(refused) = held.refusals.iter_mut().find(|refused| refused.node == node) {
+            if refused.count >= REFUSALS_MAX {
+                if now < refused.last_ns + PAUSE_NS {
+                    return None;
+                }
+                refused.count = REFUSALS_MAX - 1;
+            }
+        }
         if held.buffer.is_none() {
-            if held.refusals >= REFUSALS_MAX {
+            if held.unmade_ns.is_some_and(|unmade| now < unmade + PAUSE_UNMADE_NS) {
                 return None;
             }
             match make() {
-                Ok(buffer) => held.buffer = Some(Arc::new(buffer)),
-                Err(_) => held.refusals += 1,
+                Ok(buffer) => (held.buffer, held.unmade_ns) = (Some(Arc::new(buffer)), None),
+                Err(_) => held.unmade_ns = Some(now),
             }
         }
         held.buffer.as_ref()?.take()
     }
 
-    /// The daemon does not know a piece's buffer: it is another worker, or has no room.
-    pub(crate) fn refused(&self, piece: &Piece) {
+    /// The daemon does not know a piece's buffer, as it is another worker or has no room; or the transfer with this node failed.
+    pub(crate) fn refused(&self, node: NodeId, piece: &Piece) {
+        self.refused_at(lease_clock(), node, piece);
+    }
+
+    fn refused_at(&self, now: u64, node: NodeId, piece: &Piece) {
         let mut held = self.held();
-        if held.leave(piece) {
-            held.refusals += 1;
+        if !held.leave(piece) {
+            return;
+        }
+        match held.refusals.iter_mut().find(|refused| refused.node == node) {
+            Some(refused) => (refused.count, refused.last_ns) = (refused.count + 1, now),
+            None => held.refusals.push(Refusals { node, count: 1, last_ns: now }),
         }
     }
 
-    /// The daemon knew it.
-    pub(crate) fn known(&self) {
-        self.held().refusals = 0;
+    /// Data of this node were moved.
+    pub(crate) fn known(&self, node: NodeId) {
+        self.held().refusals.retain(|refused| refused.node != node);
     }
 
     /// Whether a piece's request was served is not known: it may be written at any time.
@@ -171,8 +207,8 @@ mod tests {
     #[test]
     fn pieces_are_each_taken_once_and_hold_what_was_copied_in() {
         let buffers = Buffers::default();
-        let all: Vec<Piece> = (0..PIECES).map(|_| buffers.piece(|| made(7)).unwrap()).collect();
-        assert!(buffers.piece(|| made(8)).is_none(), "one buffer a process");
+        let all: Vec<Piece> = (0..PIECES).map(|_| buffers.piece(NodeId(1), || made(7)).unwrap()).collect();
+        assert!(buffers.piece(NodeId(1), || made(8)).is_none(), "one buffer a process");
         for (i, piece) in all.iter().enumerate() {
             assert_eq!(piece.buffer(), 7);
             let bytes = [i as u8; 9];
@@ -187,31 +223,58 @@ mod tests {
         }
         let third = all[3].at();
         drop(all.into_iter().nth(3));
-        assert_eq!(buffers.piece(|| made(8)).unwrap().at() % MOVE_BYTES_MAX, third % MOVE_BYTES_MAX);
+        assert_eq!(
+            buffers.piece(NodeId(1), || made(8)).unwrap().at() % MOVE_BYTES_MAX,
+            third % MOVE_BYTES_MAX
+        );
     }
 
     #[test]
     fn a_lost_piece_is_not_used_again_and_its_buffer_left_for_another() {
         let buffers = Buffers::default();
-        let (lost, other) = (buffers.piece(|| made(1)).unwrap(), buffers.piece(|| made(1)).unwrap());
+        let (lost, other) =
+            (buffers.piece(NodeId(1), || made(1)).unwrap(), buffers.piece(NodeId(1), || made(1)).unwrap());
         let old = Arc::clone(&lost.buffer);
         buffers.lose(lost);
         drop(other);
         assert_eq!(old.used.load(Ordering::Relaxed), 1, "the lost one stays taken");
-        assert_eq!(buffers.piece(|| made(2)).unwrap().buffer(), 2);
+        assert_eq!(buffers.piece(NodeId(1), || made(2)).unwrap().buffer(), 2);
     }
 
     #[test]
-    fn a_daemon_that_knows_no_buffer_is_soon_not_asked_for_more() {
-        let buffers = Buffers::default();
-        for number in 0..u64::from(REFUSALS_MAX) {
-            let piece = buffers.piece(|| made(number)).unwrap();
+    fn node_that_refuses_is_soon_spared_and_tried_again_after_a_pause() {
+        let (buffers, one, two) = (Buffers::default(), NodeId(1), NodeId(2));
+        let refuse = |now, number| {
+            let piece = buffers.piece_at(now, one, || made(number)).unwrap();
             assert_eq!(piece.buffer(), number);
-            buffers.refused(&piece);
-            buffers.refused(&piece);
+            buffers.refused_at(now, one, &piece);
+            buffers.refused_at(now, one, &piece);
+        };
+        for number in 0..u64::from(REFUSALS_MAX) {
+            refuse(number, number);
+            // What another node moves meanwhile says nothing of this one.
+            buffers.known(two);
         }
-        assert!(buffers.piece(|| made(9)).is_none());
-        buffers.known();
-        assert!(buffers.piece(|| made(9)).is_some());
+        assert!(buffers.piece_at(9, one, || made(9)).is_none());
+        assert!(buffers.piece_at(9, two, || made(9)).is_some(), "another node's data go by it");
+        // After the pause one is tried, and no more than one.
+        let later = 2 * PAUSE_NS;
+        refuse(later, 9);
+        assert!(buffers.piece_at(later + 1, one, || made(10)).is_none());
+        let piece = buffers.piece_at(later + PAUSE_NS, one, || made(10)).unwrap();
+        buffers.known(one);
+        buffers.refused_at(later + PAUSE_NS, one, &piece);
+        assert!(buffers.piece_at(later + PAUSE_NS, one, || made(11)).is_some());
+    }
+
+    #[test]
+    fn daemon_that_gave_no_buffer_is_asked_again_after_a_pause() {
+        let (buffers, node) = (Buffers::default(), NodeId(1));
+        for round in 0..10 {
+            let now = round * PAUSE_UNMADE_NS;
+            assert!(buffers.piece_at(now, node, || Err(Code::Busy)).is_none());
+            assert!(buffers.piece_at(now + 1, node, || made(1)).is_none(), "not that soon");
+        }
+        assert!(buffers.piece_at(10 * PAUSE_UNMADE_NS, node, || made(1)).is_some());
     }
 }

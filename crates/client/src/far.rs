@@ -6,17 +6,19 @@
 //! same time never wait for each other's.
 
 use std::collections::VecDeque;
+use std::time::{Duration, Instant};
 
 use forebay_ring::{Claim, Ring};
 use forebay_types::limits::{
-    BACKING_AHEAD, BACKING_BYTES_MAX, BUFFER_BYTES, MESSAGE_BYTES_MAX, MOVE_ABOVE_BYTES, MOVE_BYTES_HALF,
-    MOVE_BYTES_MAX,
+    APPEND_MS, BACKING_AHEAD, BACKING_BYTES_MAX, BUFFER_BYTES, MESSAGE_BYTES_MAX, MOVE_ABOVE_BYTES,
+    MOVE_BYTES_HALF, MOVE_BYTES_MAX,
 };
 use forebay_types::{BackingId, BackingOp, Code, Move, MoveKind, Reply, Request};
 
 use crate::attached::Attached;
 use crate::buffer::{Buffer, Piece};
-use crate::elsewhere::gone_is_stale;
+use crate::elsewhere::{gone_is_stale, new_handle};
+use crate::locks::{PAUSE, PAUSE_MAX};
 use crate::pool::{caller, Pool};
 
 /// Bytes of a data request beside the data, and some more.
@@ -129,7 +131,7 @@ impl Pool {
                 };
                 let mut piece = None;
                 if part.len > MOVE_ABOVE_BYTES {
-                    piece = attached.buffers.piece(|| self.new_buffer(attached));
+                    piece = attached.buffers.piece(part.id.node(), || self.new_buffer(attached));
                     if piece.is_none() && under_way.iter().any(|u| u.piece.is_some()) {
                         // One of this call's will be free.
                         again.push(part);
@@ -163,7 +165,7 @@ impl Pool {
             let answered = answered.map_err(|failure| self.failed(attached, failure)).and_then(|done| done);
             match (answered, piece) {
                 (Err(Code::Fault), Some(piece)) => {
-                    attached.buffers.refused(&piece);
+                    attached.buffers.refused(part.id.node(), &piece);
                     again.push(part);
                 }
                 (Err(Code::Io | Code::PoolGone), Some(piece)) => {
@@ -173,7 +175,7 @@ impl Pool {
                 (Err(code), _) => moved.ends(part.at, Some(gone_is_stale(code))),
                 (Ok(done), piece) => {
                     if piece.is_some() {
-                        attached.buffers.known();
+                        attached.buffers.known(part.id.node());
                     }
                     if done < part.len {
                         moved.ends(part.at + done, None);
@@ -207,7 +209,8 @@ impl Pool {
         let attached: &'static Attached = self.attached()?;
         let mut message = vec![0; bytes.len().min(BACKING_BYTES_MAX) + FIELDS_BYTES];
         while bytes.len() > BACKING_BYTES_MAX {
-            let Some(piece) = attached.buffers.piece(|| self.new_buffer(attached)) else { break };
+            let piece = attached.buffers.piece(id.node(), || self.new_buffer(attached));
+            let Some(piece) = piece else { return self.append_in_pieces(id, bytes, &mut message) };
             let len = bytes.len().min(MOVE_BYTES_MAX);
             // SAFETY: within the slice.
             unsafe { piece.fill(bytes.as_ptr(), len) };
@@ -224,24 +227,57 @@ impl Pool {
                     attached.buffers.lose(piece);
                     return Err(Code::Io);
                 }
-                Err(Code::Fault) => attached.buffers.refused(&piece),
+                Err(Code::Fault) => attached.buffers.refused(id.node(), &piece),
                 Err(code @ (Code::Io | Code::PoolGone)) => {
                     attached.buffers.lose(piece);
                     return Err(code);
                 }
                 answer => {
-                    attached.buffers.known();
+                    attached.buffers.known(id.node());
                     return answer;
                 }
             }
         }
-        let bytes = &bytes[..bytes.len().min(BACKING_BYTES_MAX)];
         let op = BackingOp::Write { offset: 0, append: true, bytes };
         let n = Request::Backing(id, op).encode(caller(), &mut message)?;
         self.exchange(&message[..n], &mut [0; 64], |reply| match Reply::decode(reply)? {
             Reply::Count(_) => Ok(bytes.len()),
             _ => Err(Code::Malformed),
         })?
+    }
+
+    /// Appends what is too large for a request, and as a whole all the same, where there is no piece of a buffer: the file's node gathers
+    /// it and writes it when it has all.
+    fn append_in_pieces(&self, id: BackingId, bytes: &[u8], message: &mut [u8]) -> Result<usize, Code> {
+        let bytes = &bytes[..bytes.len().min(MOVE_BYTES_MAX)];
+        let (since, mut pause) = (Instant::now(), PAUSE);
+        let patience = Duration::from_millis(APPEND_MS);
+        'anew: loop {
+            let handle = new_handle();
+            for (i, piece) in bytes.chunks(BACKING_BYTES_MAX).enumerate() {
+                let (at, total) = ((i * BACKING_BYTES_MAX) as u32, bytes.len() as u32);
+                let is_last = at as usize + piece.len() == bytes.len();
+                let op = BackingOp::AppendPiece { handle, at, total, bytes: piece };
+                let n = Request::Backing(id, op).encode(caller(), message)?;
+                let answered =
+                    self.exchange(&message[..n], &mut [0; 64], |reply| match Reply::decode(reply)? {
+                        Reply::Count(_) => Ok(()),
+                        _ => Err(Code::Malformed),
+                    })?;
+                match answered {
+                    // It gathers for many, or has started anew and knows nothing of the pieces before.
+                    Err(Code::Busy | Code::Interrupted) if since.elapsed() < patience => {
+                        std::thread::sleep(pause);
+                        pause = (pause * 2).min(PAUSE_MAX);
+                        continue 'anew;
+                    }
+                    Err(Code::Busy | Code::Interrupted) => return Err(Code::TimedOut),
+                    Err(code) => return Err(code),
+                    Ok(()) if is_last => return Ok(bytes.len()),
+                    Ok(()) => {}
+                }
+            }
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use crate::ahead::Ahead;
 use crate::attributes::timespec;
 use crate::elsewhere::OpenElsewhere;
 use crate::errno;
+use crate::making::PLACES;
 use crate::path::{PathBuffer, Place};
 use crate::pool::{Door, Fail, Pool};
 use crate::scatter::Scatter;
@@ -228,31 +229,39 @@ impl Pool {
         };
         dir.check(self, WRITE | EXECUTE)?;
         let above = if striping.yields { Some(self.get_attr(dir.ino)?) } else { None };
-        let layout = match above.filter(|above| above.layout.is_set(above.attr.home)) {
-            Some(above) => self.layout_as_set(&above)?,
-            None if !targets.is_empty() => self.layout_on(striping, targets)?,
-            None if striping.stripe_count == 1 => return Ok(None),
-            None => self.layout_of(striping)?,
-        };
-        if targets.is_empty() && self.is_one_here(&layout) {
-            return Ok(None);
-        }
-        let made = self.create_entry(dir.ino, name.as_bytes(), mode & 0o7777, exclusive, Some(layout));
-        let (entry, created) = match made {
-            Err(Code::Exists) if !exclusive => return Ok(None),
-            made => made?,
-        };
-        if !created {
-            return Ok(None);
-        }
-        match self.open_file(&entry, true) {
-            Ok(file) => Ok(Some(file)),
-            Err(code) => {
-                // An open that fails leaves no name behind.
-                let _ = self.unlink_in(dir.ino, name.as_bytes());
-                Err(code.into())
+        let above = above.filter(|above| above.layout.is_set(above.attr.home));
+        let is_placed = above.as_ref().map_or(!targets.is_empty(), |above| above.layout.is_placed());
+        for attempt in 1.. {
+            let layout = match &above {
+                Some(above) => self.layout_as_set(above)?,
+                None if !targets.is_empty() => self.layout_on(striping, targets)?,
+                None if striping.stripe_count == 1 => return Ok(None),
+                None => self.layout_of(striping)?,
+            };
+            if targets.is_empty() && self.is_one_here(&layout) {
+                return Ok(None);
+            }
+            let made = self.create_entry(dir.ino, name.as_bytes(), mode & 0o7777, exclusive, Some(layout));
+            let (entry, created) = match made {
+                Err(Code::Exists) if !exclusive => return Ok(None),
+                made => made?,
+            };
+            if !created {
+                return Ok(None);
+            }
+            match self.open_file(&entry, true) {
+                Ok(file) => return Ok(Some(file)),
+                Err(code) => {
+                    // An open that fails leaves no name behind.
+                    let _ = self.unlink_in(dir.ino, name.as_bytes());
+                    // One of the nodes that were chosen does not answer: others are, where nobody named them.
+                    if is_placed || code != Code::Io || attempt == PLACES {
+                        return Err(code.into());
+                    }
+                }
             }
         }
+        Err(Code::Io.into())
     }
 }
 

@@ -14,8 +14,8 @@ use crate::file::{File, Stripe};
 use crate::pool::{caller, Pool};
 
 /// First and longest pause of who waits for another to have written.
-const PAUSE: Duration = Duration::from_micros(100);
-const PAUSE_MAX: Duration = Duration::from_millis(5);
+pub(crate) const PAUSE: Duration = Duration::from_micros(100);
+pub(crate) const PAUSE_MAX: Duration = Duration::from_millis(5);
 
 /// In a pool of one node only one process writes at the end of files of several backing files: that of the mount.
 static APPENDING: Mutex<()> = Mutex::new(());

@@ -4,7 +4,7 @@
 use std::os::fd::{OwnedFd, RawFd};
 
 use forebay_data::BackingName;
-use forebay_types::{Caller, Code, Entry, Ino, Layout, Reply, Request};
+use forebay_types::{BackingId, BackingOp, Caller, Code, Entry, Ino, Layout, Reply, Request};
 
 use crate::descriptor::remember_opened;
 use crate::errno;
@@ -13,6 +13,8 @@ use crate::path::PathBuffer;
 use crate::pool::{caller, Pool, SHORT_REPLY_BYTES, SHORT_REQUEST_BYTES};
 use crate::walk::{permits, Dir, Name, EXECUTE, WRITE};
 
+/// So many places are tried for a file whose data others are to have: the daemon learns of one that does not answer by the first.
+pub(crate) const PLACES: u32 = 3;
 const OWNER_READS_AND_WRITES: u32 = 0o600;
 
 /// What became of a request to make a file.
@@ -109,49 +111,79 @@ impl Pool {
         if self.wishes_elsewhere(layout.as_ref()) && !self.can_open_by_mount(mode, flags, by_mount) {
             layout = Some(Layout::unless_set(self.own_target()?));
         }
-        let elsewhere = self.wishes_elsewhere(layout.as_ref());
-        // Where no file can be made on this node, one that its maker may not open again is opened before it gets its mode.
         let me = caller();
-        let opens_first = elsewhere
-            && !self.takes_files()
-            && !permits((mode & 0o7777, me.uid, me.gid), wanted(flags), false);
-        let file = NewFile {
-            parent: dir.ino,
-            name: name.as_bytes(),
-            mode: mode & 0o7777 | if opens_first { OWNER_READS_AND_WRITES } else { 0 },
-            exclusive,
-            layout,
-            ahead: ahead && self.has_entries_here(dir.ino) && !elsewhere,
-        };
-        let made = match self.create_file(caller(), &file, flags)? {
-            Made::AsSet(above) => match self.open_new_as_set(&file, &above, flags, by_mount)? {
-                Some(made) => made,
-                None if opens_first => return self.open_led(&file, mode, flags, by_mount).map(Some),
-                None => return Ok(None),
-            },
-            made => made,
-        };
-        match made {
-            Made::New(_, Ok(fd)) => Ok(Some(fd)),
-            Made::New(entry, Err(code)) => {
-                let code = match code {
-                    Code::NotSupported if elsewhere => match self.lead_to_mount(&entry, by_mount) {
+        for attempt in 1.. {
+            let elsewhere = self.wishes_elsewhere(layout.as_ref());
+            // Where no file can be made on this node, one that its maker may not open again is opened before it gets its mode.
+            let opens_first = elsewhere
+                && !self.takes_files()
+                && !permits((mode & 0o7777, me.uid, me.gid), wanted(flags), false);
+            let file = NewFile {
+                parent: dir.ino,
+                name: name.as_bytes(),
+                mode: mode & 0o7777 | if opens_first { OWNER_READS_AND_WRITES } else { 0 },
+                exclusive,
+                layout,
+                ahead: ahead && self.has_entries_here(dir.ino) && !elsewhere,
+            };
+            let made = match self.create_file(me, &file, flags)? {
+                Made::AsSet(above) => match self.open_new_as_set(&file, &above, flags, by_mount)? {
+                    Some(made) => made,
+                    None if opens_first => return self.open_led(&file, mode, flags, by_mount).map(Some),
+                    None => return Ok(None),
+                },
+                made => made,
+            };
+            let code = match made {
+                Made::New(_, Ok(fd)) => return Ok(Some(fd)),
+                Made::New(entry, Err(Code::NotSupported)) if elsewhere => {
+                    match self.make_far(&entry).and_then(|()| self.lead_to_mount(&entry, by_mount)) {
                         Ok(()) if opens_first => {
                             return self.open_led(&file, mode, flags, by_mount).map(Some)
                         }
                         Ok(()) => return Ok(None),
                         Err(code) => code,
-                    },
-                    code => code,
-                };
-                // Out of descriptors or of space: an open that fails leaves no name behind.
-                let _ = self.unlink_in(dir.ino, name.as_bytes());
-                Err(code)
+                    }
+                }
+                Made::New(_, Err(code)) => code,
+                Made::Old(_) if exclusive => return Err(Code::Exists),
+                Made::Old(entry) if entry.attr.is_symlink() || self.needs_mount(&entry) => {
+                    return Err(Code::Stale);
+                }
+                Made::Old(entry) => return self.open_entry(&entry, flags).map(Some),
+                Made::AsSet(_) => return Err(Code::Malformed),
+            };
+            // Out of descriptors or of space: an open that fails leaves no name behind.
+            let _ = self.unlink_in(dir.ino, name.as_bytes());
+            if !elsewhere || attempt == PLACES {
+                return Err(code);
             }
-            Made::Old(_) if exclusive => Err(Code::Exists),
-            Made::Old(entry) if entry.attr.is_symlink() || self.needs_mount(&entry) => Err(Code::Stale),
-            Made::Old(entry) => self.open_entry(&entry, flags).map(Some),
-            Made::AsSet(_) => Err(Code::Malformed),
+            // The node that was to have its data does not answer: they lie here, or on another where this one has no target.
+            layout = Some(Layout::unless_set(self.own_target()?));
+        }
+        Err(Code::Io)
+    }
+
+    /// Makes those backing files of a new file that are on other nodes, so that one that is down is noticed while the file can still
+    /// lie elsewhere. A file that was removed meanwhile is fine: whoever opens it finds out.
+    #[cold]
+    fn make_far(&self, entry: &Entry) -> Result<(), Code> {
+        let far = || {
+            entry
+                .layout
+                .stripes()
+                .filter_map(|(component, stripe)| self.backing_elsewhere(entry, component, stripe))
+        };
+        let is_home = |id: &BackingId| id.node() == id.ino.birth_node();
+        let made = match far().any(|id| is_home(&id)) {
+            // What is there of its own the inode's home makes.
+            true => self.ask_entry(&Request::MakeBacking { ino: entry.attr.ino }).map(|_| ()),
+            false => Ok(()),
+        };
+        let mut others = far().filter(|id| !is_home(id)).map(|id| (id, BackingOp::Make));
+        match made.and_then(|()| self.ask_all(&mut others)) {
+            Err(Code::NotFound | Code::Stale) => Ok(()),
+            made => made,
         }
     }
 
@@ -192,20 +224,33 @@ impl Pool {
         flags: i32,
         by_mount: &mut PathBuffer,
     ) -> Result<Option<Made>, Code> {
-        let mut layout = self.layout_to_open(above)?;
         let me = caller();
-        if !self.is_one_here(&layout) {
-            if self.can_open_by_mount(file.mode, flags, by_mount) {
-                let (mode, exclusive) = (file.mode, file.exclusive);
-                let (entry, created) =
-                    self.create_entry(file.parent, file.name, mode, exclusive, Some(layout))?;
-                return match created {
-                    true => self.lead_to_mount(&entry, by_mount).map(|()| None),
-                    false => Ok(Some(Made::Old(entry))),
-                };
+        for attempt in 0..PLACES {
+            let layout = self.layout_to_open(above)?;
+            if self.is_one_here(&layout) {
+                let file = NewFile { layout: Some(layout), ahead: false, ..*file };
+                return self.create_file(me, &file, flags).map(Some);
             }
-            layout = self.layout_here()?;
+            if !self.can_open_by_mount(file.mode, flags, by_mount) {
+                break;
+            }
+            let (entry, created) =
+                self.create_entry(file.parent, file.name, file.mode, file.exclusive, Some(layout))?;
+            if !created {
+                return Ok(Some(Made::Old(entry)));
+            }
+            match self.make_far(&entry).and_then(|()| self.lead_to_mount(&entry, by_mount)) {
+                Ok(()) => return Ok(None),
+                Err(code) => {
+                    let _ = self.unlink_in(file.parent, file.name);
+                    // Where the directory names its targets there is no other place.
+                    if above.layout.is_placed() || attempt + 1 == PLACES {
+                        return Err(code);
+                    }
+                }
+            }
         }
+        let layout = self.layout_here()?;
         self.create_file(me, &NewFile { layout: Some(layout), ahead: false, ..*file }, flags).map(Some)
     }
 
@@ -338,16 +383,36 @@ impl Pool {
         exclusive: bool,
         flags: i32,
     ) -> Result<(Entry, bool, Option<OwnedFd>), Code> {
-        let layout = self.layout_unless_set()?;
-        let ahead = self.has_entries_here(parent) && !self.wishes_elsewhere(layout.as_ref());
-        let mut file = NewFile { parent, name, mode, exclusive, layout, ahead };
+        let mut layout = self.layout_unless_set()?;
         let flags = flags | libc::O_RDWR | libc::O_CLOEXEC;
-        let mut made = self.create_numbered(caller, &file, flags)?;
-        if let Made::AsSet(above) = made {
-            file = NewFile { layout: Some(self.layout_to_open(&above)?), ahead: false, ..file };
-            made = self.create_file(caller, &file, flags)?;
+        for attempt in 1.. {
+            let elsewhere = self.wishes_elsewhere(layout.as_ref());
+            let ahead = self.has_entries_here(parent) && !elsewhere;
+            let mut file = NewFile { parent, name, mode, exclusive, layout, ahead };
+            let mut made = self.create_numbered(caller, &file, flags)?;
+            let mut is_placed = false;
+            if let Made::AsSet(above) = made {
+                is_placed = above.layout.is_placed();
+                file = NewFile { layout: Some(self.layout_to_open(&above)?), ahead: false, ..file };
+                made = self.create_file(caller, &file, flags)?;
+            }
+            let (entry, created, fd) = self.opened_new(&file, made, flags)?;
+            if !created || fd.is_some() {
+                return Ok((entry, created, fd));
+            }
+            match self.make_far(&entry) {
+                Ok(()) => return Ok((entry, true, None)),
+                Err(code) => {
+                    let _ = self.unlink_in(parent, name);
+                    if is_placed || attempt == PLACES {
+                        return Err(code);
+                    }
+                }
+            }
+            // A node that was to have its data does not answer: unless the directory says how they lie, they lie here.
+            layout = Some(Layout::unless_set(self.own_target()?));
         }
-        self.opened_new(&file, made, flags)
+        Err(Code::Io)
     }
 
     fn create_numbered(&self, caller: Caller, file: &NewFile<'_>, flags: i32) -> Result<Made, Code> {

@@ -1,14 +1,10 @@
 //! Wide directories, of which programs notice little: the daemon leads each request to the part that has the name. What is done here
 //! is what concerns the directory as a whole.
 
-use forebay_types::limits::NAME_MAX;
-use forebay_types::{Attr, Code, Ino, Parts, Reply, Request, REPLY_HEADER_BYTES};
+use forebay_types::{Attr, Code, Ino, Parts, Reply, Request};
 
 use crate::attributes::check_owner;
 use crate::pool::Pool;
-
-/// Looks for a directory's name while it is being moved.
-const PLACES_MAX: u32 = 16;
 
 impl Pool {
     /// True when this node serves a directory and, as far as its board tells, all its entries.
@@ -68,43 +64,18 @@ impl Pool {
         Ok(whole)
     }
 
-    /// A directory's parent, as programs know it, and its name there; none of the root.
-    fn place_of<'r>(&self, dir: Ino, reply: &'r mut [u8]) -> Result<(Ino, &'r [u8]), Code> {
-        let mut n = Err(Code::NotFound);
-        let mut parent = Ino::ROOT;
-        for _ in 0..PLACES_MAX {
-            let attr = self.get_attr(dir)?.attr;
-            if !attr.is_directory() {
-                return Err(Code::NotDirectory);
-            }
-            if dir == Ino::ROOT {
-                return Ok((dir, b""));
-            }
-            parent = self.parent_of(&attr)?;
-            let asked = self.call(&Request::NameOf { parent: attr.parent, ino: dir }, reply)?;
-            n = Reply::decode(&reply[..asked]).map(|_| asked);
-            // It was moved between the two.
-            if n != Err(Code::NotFound) {
-                break;
-            }
-        }
-        match Reply::decode(&reply[..n?])? {
-            Reply::Bytes(name) => Ok((parent, name)),
-            _ => Err(Code::Malformed),
-        }
-    }
-
     /// Cuts the entries of an empty directory over `width` nodes, 0 being all up to the most that there can be; the parts.
     ///
     /// # Errors
-    /// [`Code::NotPermitted`] for another's than the caller's own, as it cannot be undone; [`Code::NotEmpty`]; [`Code::Exists`] for one that is wide already; [`Code::NoDevice`] when the pool has not so many nodes;
-    /// [`Code::Busy`] for the root of a pool that is mounted on its node.
+    /// [`Code::NotPermitted`] for another's than the caller's own, as it cannot be undone; [`Code::NotDirectory`]; [`Code::NotEmpty`];
+    /// [`Code::Exists`] for one that is wide already; [`Code::NoDevice`] when the pool has not so many nodes.
     pub fn set_width(&self, dir: Ino, width: u16) -> Result<Parts, Code> {
-        let mut reply = [0; REPLY_HEADER_BYTES + NAME_MAX];
-        let (parent, name) = self.place_of(dir, &mut reply)?;
-        check_owner(&self.get_attr(dir)?.attr)?;
-        let request = Request::SetWidth { ino: dir, width, parent, name };
-        self.ask_then(&request, |reply| match reply {
+        let attr = self.get_attr(dir)?.attr;
+        if !attr.is_directory() {
+            return Err(Code::NotDirectory);
+        }
+        check_owner(&attr)?;
+        self.ask_then(&Request::SetWidth { ino: dir, width }, |reply| match reply {
             Reply::Parts(parts) => Ok(parts),
             _ => Err(Code::Malformed),
         })

@@ -50,7 +50,7 @@ impl Batch<'_> {
     pub(crate) fn set_layout(&mut self, c: &mut Context<'_>, ino: Ino, layout: Layout) -> Answer<usize> {
         let mut inode = self.inode(ino)?;
         match inode.attr.kind() {
-            Kind::Directory if layout.wish().is_none() => {}
+            Kind::Directory if layout.wish().is_none() && !ino.is_part() => {}
             Kind::File if layout.is_single() != inode.layout.is_single() && layout.is_placed() => {}
             _ => return Err(Code::Invalid),
         }
@@ -63,6 +63,9 @@ impl Batch<'_> {
 
     pub(crate) fn set_attr(&mut self, c: &mut Context<'_>, ino: Ino, set: &SetAttr) -> Answer<usize> {
         let mut inode = self.inode(ino)?;
+        if ino.is_part() {
+            return Err(Code::Invalid); // it changes with its directory
+        }
         set.apply(&mut inode.attr, c.now)?;
         // Inode, kept reply, ledger.
         self.admit(Class::Change, Work::writes(3))?;

@@ -59,14 +59,14 @@ impl Batch<'_> {
     ) -> std::result::Result<Option<Plan>, Code> {
         match *request {
             Request::Link { ino, parent, name } if !self.is_ours(ino) => {
-                let slot = self.entries_of(parent)?;
+                let slot = self.entries_for(parent, name)?;
                 if self.find_entry(slot, name)?.is_some() {
                     return Err(Code::Exists);
                 }
                 Ok(Some(Plan(Deed::Link { ino, parent, name: name.to_vec() })))
             }
             Request::RemoveDirectory { parent, name } => {
-                let slot = self.entries_of(parent)?;
+                let slot = self.entries_for(parent, name)?;
                 let found = self.find_entry(slot, name)?;
                 let Some(found) = found.filter(|f| f.kind == Kind::Directory) else { return Ok(None) };
                 let several = !self.is_ours(found.ino) || self.parts_if_wide(found.ino)?.is_some();
@@ -80,7 +80,7 @@ impl Batch<'_> {
             Request::Rename { parent, name, new_parent, new_name, flags }
                 if !self.is_ours(new_parent) && flags & RENAME_EXCHANGE == 0 =>
             {
-                let slot = self.entries_of(parent)?;
+                let slot = self.entries_for(parent, name)?;
                 let found = self.find_entry(slot, name)?.ok_or(Code::NotFound)?;
                 if found.kind == Kind::Directory {
                     return Ok(None); // answered with what the root's home is to be asked for
@@ -119,6 +119,15 @@ impl Batch<'_> {
     }
 }
 
+/// What is done one after the other.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(crate) enum Turn {
+    /// Moves of directories over nodes, in the whole pool.
+    Moves,
+    /// Changes of this wide directory.
+    ChangesOf(Ino),
+}
+
 /// What comes next.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) enum Next {
@@ -143,6 +152,8 @@ pub(crate) struct Coordinator {
     stage: u8,
     /// Nodes that may have prepared parts.
     pub(crate) nodes: Vec<NodeId>,
+    /// The node of the part that was asked for last.
+    last: NodeId,
     reply: Vec<u8>,
     /// Where a climb goes on.
     at: Ino,
@@ -180,6 +191,7 @@ impl Coordinator {
             asked: 0,
             stage: 0,
             nodes: Vec::new(),
+            last: me,
             reply: encoded(removed_nothing(Kind::Directory)),
             at,
             kind: Kind::File,
@@ -191,9 +203,13 @@ impl Coordinator {
         }
     }
 
-    /// True for what may be under way once at a time in the whole pool.
-    pub(crate) fn is_exclusive(plan: &Plan) -> bool {
-        matches!(plan, Plan(Deed::MoveDirectory { .. }))
+    /// What may be under way once at a time here, if it is of such a sort: others of it would meet it and begin anew.
+    pub(crate) fn turn(plan: &Plan) -> Option<Turn> {
+        match &plan.0 {
+            Deed::MoveDirectory { .. } => Some(Turn::Moves),
+            Deed::Change { parts, .. } => Some(Turn::ChangesOf(parts.of)),
+            _ => None,
+        }
     }
 
     /// True when what is moved was found by the client, and not by this node.
@@ -287,15 +303,15 @@ impl Coordinator {
         self.next()
     }
 
-    /// The node of the part that was asked for last is no node of the pool any more: none, if the change cannot do without it. A
-    /// wide directory whose part is lost can be removed and changed like others.
+    /// The node of the part that was asked for last is gone for good, as another has its place: none, if the change cannot do without
+    /// it. A wide directory whose part is lost can be removed and changed like others.
     pub(crate) fn lost(&mut self) -> Option<Answer<Next>> {
         let changes_part = matches!(self.plan, Deed::Change { .. }) && self.stage == 1;
         if self.parts_asked == 0 && !changes_part {
             return None;
         }
-        // Parts are on a node each, and what was asked before this one is there.
-        self.nodes.pop();
+        let last = self.last;
+        self.nodes.retain(|node| *node != last);
         let mut done = [0; 4];
         let n = Reply::encode(&Ok(Reply::Done), &mut done).unwrap_or(0);
         Some(self.prepared(&done[..n]))
@@ -389,6 +405,7 @@ impl Coordinator {
         });
         let Some(part) = part else { return Ok(Next::Decide(std::mem::take(&mut self.reply))) };
         let node = part.node().unwrap_or(self.me);
+        self.last = node;
         let index = self.asked;
         self.asked = self.asked.checked_add(1).ok_or(Code::NoResources)?;
         let mut message = vec![0; 1024];

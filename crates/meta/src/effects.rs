@@ -15,6 +15,7 @@ pub struct Effects {
     inodes: Vec<(Ino, Option<Entry>)>,
     orphaned: Vec<(Ino, Layout)>,
     deliveries: Vec<Delivery>,
+    widened: Vec<Ino>,
 }
 
 #[derive(Debug)]
@@ -44,6 +45,7 @@ pub(crate) struct Mark {
     inodes: usize,
     orphaned: usize,
     deliveries: usize,
+    widened: usize,
 }
 
 impl Effects {
@@ -59,6 +61,7 @@ impl Effects {
         self.inodes.clear();
         self.orphaned.clear();
         self.deliveries.clear();
+        self.widened.clear();
     }
 
     /// True when nothing was reported.
@@ -91,6 +94,15 @@ impl Effects {
         &self.deliveries
     }
 
+    /// Directories that have become wide: what was known of their names, and of which they do not have, is so no longer.
+    pub fn all_widened(&self) -> &[Ino] {
+        &self.widened
+    }
+
+    pub(crate) fn widened(&mut self, ino: Ino) {
+        self.widened.push(ino);
+    }
+
     pub(crate) fn delivery(&mut self, delivery: Delivery) {
         self.deliveries.push(delivery);
     }
@@ -102,6 +114,7 @@ impl Effects {
             inodes: self.inodes.len(),
             orphaned: self.orphaned.len(),
             deliveries: self.deliveries.len(),
+            widened: self.widened.len(),
         }
     }
 
@@ -111,6 +124,7 @@ impl Effects {
         self.inodes.truncate(mark.inodes);
         self.orphaned.truncate(mark.orphaned);
         self.deliveries.truncate(mark.deliveries);
+        self.widened.truncate(mark.widened);
     }
 
     pub(crate) fn name(&mut self, parent: Ino, name: &[u8], entry: Option<(Ino, Kind)>) {

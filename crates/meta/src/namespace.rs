@@ -124,7 +124,7 @@ impl Batch<'_> {
     }
 
     pub(crate) fn lookup(&mut self, c: &mut Context<'_>, parent: Ino, name: &[u8]) -> Answer<usize> {
-        let slot = self.entries_of(parent)?;
+        let slot = self.entries_for(parent, name)?;
         let Some(found) = self.find_entry(slot, name)? else {
             c.effects.name(parent, name, None);
             return Err(Code::NotFound);
@@ -247,7 +247,7 @@ impl Batch<'_> {
         else {
             return Err(Code::Invalid);
         };
-        let slot = self.entries_of(parent)?;
+        let slot = self.entries_for(parent, name)?;
         let mut attr = self.attr_of_birth(c, slot, Kind::File.mode_bits() | mode);
         attr.flags = FLAG_RESIDENT | if dirty { FLAG_DIRTY } else { 0 };
         let layout = match layout {
@@ -296,7 +296,7 @@ impl Batch<'_> {
         mode: u32,
         rdev: u64,
     ) -> Answer<usize> {
-        let slot = self.entries_of(parent)?;
+        let slot = self.entries_for(parent, name)?;
         let mut attr = self.attr_of_birth(c, slot, mode);
         match attr.kind() {
             Kind::CharDevice | Kind::BlockDevice => attr.rdev = rdev,
@@ -317,7 +317,7 @@ impl Batch<'_> {
         name: &[u8],
         mode: u32,
     ) -> Answer<usize> {
-        let slot = self.entries_of(parent)?;
+        let slot = self.entries_for(parent, name)?;
         let attr = self.attr_of_birth(c, slot, Kind::Directory.mode_bits() | mode);
         let layout = self.state.directories.get(slot).layout;
         match self.bear(c, slot, name, Inode { attr, layout, cookie: 0, marks: 0 }, 0)? {
@@ -336,7 +336,7 @@ impl Batch<'_> {
         name: &[u8],
         target: &[u8],
     ) -> Answer<usize> {
-        let slot = self.entries_of(parent)?;
+        let slot = self.entries_for(parent, name)?;
         let mut attr = self.attr_of_birth(c, slot, Kind::Symlink.mode_bits() | 0o777);
         attr.size = target.len() as u64;
         let layout = Layout::single(attr.home, 0);
@@ -355,7 +355,7 @@ impl Batch<'_> {
             return Err(Code::CrossDevice); // in a pool of several nodes it is planned
         }
         let mut inode = self.inode(ino)?;
-        let slot = self.entries_of(parent)?;
+        let slot = self.entries_for(parent, name)?;
         if inode.attr.is_directory() || inode.attr.nlink >= LINKS_MAX {
             let refusal = if inode.attr.is_directory() { Code::NotPermitted } else { Code::TooManyLinks };
             return Err(self.find_entry(slot, name)?.map_or(refusal, |_| Code::Exists));
@@ -435,7 +435,7 @@ impl Batch<'_> {
     }
 
     pub(crate) fn unlink(&mut self, c: &mut Context<'_>, parent: Ino, name: &[u8]) -> Answer<usize> {
-        let slot = self.entries_of(parent)?;
+        let slot = self.entries_for(parent, name)?;
         let found = self.find_entry(slot, name)?.ok_or(Code::NotFound)?;
         if found.kind == Kind::Directory {
             return Err(Code::IsDirectory);
@@ -460,7 +460,7 @@ impl Batch<'_> {
         parent: Ino,
         name: &[u8],
     ) -> Answer<usize> {
-        let slot = self.entries_of(parent)?;
+        let slot = self.entries_for(parent, name)?;
         let found = self.find_entry(slot, name)?.ok_or(Code::NotFound)?;
         if found.kind != Kind::Directory {
             return Err(Code::NotDirectory);

@@ -54,7 +54,10 @@ impl Batch<'_> {
             | Request::Link { parent, name, .. } => {
                 holds.has_name(parent, name) || holds.is_condemned(parent)
             }
-            Request::SetAttr { ino, .. } | Request::SetLayout { ino, .. } => holds.is_condemned(ino),
+            // Of a wide directory one change waits for the other.
+            Request::SetAttr { ino, .. } | Request::SetLayout { ino, .. } => {
+                holds.forbids(TxId::NONE, ino, Hold::Changing)
+            }
             Request::RemoveDirectory { parent, name } => {
                 holds.has_name(parent, name) || self.leads_to_held(parent, name, Hold::Condemned)
             }
@@ -184,7 +187,7 @@ impl Batch<'_> {
         ino: Ino,
         link: TxId,
     ) -> Answer<usize> {
-        let slot = self.entries_of(parent)?;
+        let slot = self.entries_for(parent, name)?;
         self.check_name(parent, name)?;
         let found = self.find_entry(slot, name)?.ok_or(Code::NotFound)?;
         // Something else has come to have the name since it was planned, or another link to the same file.
@@ -202,7 +205,7 @@ impl Batch<'_> {
 
     fn prepare_enter(&mut self, c: &mut Context<'_>, tx: TxId, part: &Part<'_>) -> Answer<usize> {
         let Part::Enter { parent, name, ino, kind, link, flags } = *part else { return Err(Code::Invalid) };
-        let slot = self.entries_of(parent)?;
+        let slot = self.entries_for(parent, name)?;
         self.check_name(parent, name)?;
         self.check_hold(tx, parent, Hold::Entered)?;
         let directory = kind == Kind::Directory;

@@ -38,7 +38,7 @@ impl Batch<'_> {
         to: (Ino, &[u8]),
         flags: u32,
     ) -> Answer<usize> {
-        let from = Side { slot: self.entries_of(from.0)?, parent: from.0, name: from.1 };
+        let from = Side { slot: self.entries_for(from.0, from.1)?, parent: from.0, name: from.1 };
         if !self.is_ours(to.0) {
             let source = self.find_entry(from.slot, from.name)?.ok_or(Code::NotFound)?;
             if source.kind != Kind::Directory || flags == RENAME_EXCHANGE {
@@ -46,7 +46,7 @@ impl Batch<'_> {
             }
             return c.reply(Reply::Elsewhere { ino: source.ino, kind: source.kind });
         }
-        let to = Side { slot: self.entries_of(to.0)?, parent: to.0, name: to.1 };
+        let to = Side { slot: self.entries_for(to.0, to.1)?, parent: to.0, name: to.1 };
         let source = self.find_entry(from.slot, from.name)?.ok_or(Code::NotFound)?;
         let target = self.find_entry(to.slot, to.name)?;
         match (flags, target) {

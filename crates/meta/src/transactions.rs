@@ -18,7 +18,7 @@ use forebay_types::limits::{DOUBT_AFTER_MS, TRANSACTION_PATIENCE_MS};
 use forebay_types::{Caller, Code, NodeId, Outcome, Parts, Reply, Request, TxId};
 
 use crate::beyond::Delivery;
-use crate::coordinator::{Coordinator, Next, Plan};
+use crate::coordinator::{Coordinator, Next, Plan, Turn};
 use crate::deliveries::{Deliveries, Ended};
 
 /// The daemon asks for itself on behalf of nobody.
@@ -47,7 +47,7 @@ pub enum Act {
         /// On behalf of whom, if of anybody.
         client: Option<Client>,
     },
-    /// Ask another node; then [`Transactions::answered`], with [`Code::NoDevice`] when there is no such node any more.
+    /// Ask another node; then [`Transactions::answered`], with [`Code::NoDevice`] when another node has its place for good.
     Ask {
         /// What is answered.
         flight: u64,
@@ -127,9 +127,9 @@ pub struct Transactions {
     acts: VecDeque<Act>,
     flights: HashMap<u64, Flight>,
     deals: HashMap<TxId, Deal>,
-    /// The one that may be under way once, and those that wait for it.
-    exclusive: Option<TxId>,
-    queue: VecDeque<(Asked, Caller, Plan)>,
+    /// Those that are under way alone, and those that wait for their turn behind them.
+    turns: HashMap<Turn, TxId>,
+    queue: VecDeque<(Turn, Asked, Caller, Plan)>,
     /// Requests that met another transaction.
     again: Vec<(Duration, Asked)>,
     waiting: Vec<Waiting>,
@@ -162,7 +162,7 @@ impl Transactions {
             acts: VecDeque::new(),
             flights: HashMap::new(),
             deals: HashMap::new(),
-            exclusive: None,
+            turns: HashMap::new(),
             queue: VecDeque::new(),
             again: Vec::new(),
             waiting: Vec::new(),
@@ -203,8 +203,8 @@ impl Transactions {
         now: Duration,
     ) {
         let asked = Asked { client, message: message.to_vec(), since };
-        if Coordinator::is_exclusive(&plan) && self.exclusive.is_some() {
-            return self.queue.push_back((asked, caller, plan));
+        if let Some(turn) = Coordinator::turn(&plan).filter(|turn| self.turns.contains_key(turn)) {
+            return self.queue.push_back((turn, asked, caller, plan));
         }
         self.start(asked, caller, plan, now);
     }
@@ -216,8 +216,8 @@ impl Transactions {
             self.next_number += 1;
             tx = TxId::new(self.me, self.next_number);
         }
-        if Coordinator::is_exclusive(&plan) {
-            self.exclusive = Some(tx);
+        if let Some(turn) = Coordinator::turn(&plan) {
+            self.turns.insert(turn, tx);
         }
         let mut coordinator = Coordinator::new(tx, self.me, caller, plan);
         let next = coordinator.begin();
@@ -323,16 +323,14 @@ impl Transactions {
     pub fn answered(&mut self, flight: u64, reply: Result<&[u8], Code>, now: Duration) {
         let Some(flight) = self.flights.remove(&flight) else { return };
         let reached = reply.is_ok();
+        // This node's word, and never another's: of a number that is no node's any more nothing comes, now or later.
+        let gone = reply == Err(Code::NoDevice);
         let refusal = reply.ok().filter(|bytes| Parts::of_refusal(bytes).is_some()).map(<[u8]>::to_vec);
         let reply = reply.and_then(|bytes| Reply::decode(bytes).map(|decoded| (bytes, decoded)));
         match flight {
             Flight::Prepare(tx) => {
                 let Some(deal) = self.deals.get_mut(&tx) else { return };
-                let lost = if reply.is_err_and(|code| code == Code::NoDevice) {
-                    deal.coordinator.lost()
-                } else {
-                    None
-                };
+                let lost = if gone { deal.coordinator.lost() } else { None };
                 let next = match (lost, refusal) {
                     (Some(next), _) => next,
                     // Who asked is to ask again, as that says.
@@ -355,7 +353,8 @@ impl Transactions {
             Flight::Abort => {}
             Flight::Deliver(delivery) => {
                 let how = match reply {
-                    Ok(_) | Err(Code::NoDevice) => Ended::Made,
+                    Ok(_) => Ended::Made,
+                    Err(_) if gone => Ended::Made,
                     Err(_) if reached => Ended::Refused,
                     Err(_) => Ended::NotReached,
                 };
@@ -377,7 +376,8 @@ impl Transactions {
                 let commit = match reply {
                     Ok((_, Reply::Outcome(Outcome::Committed))) => true,
                     // A coordinator that is no node of the pool any more tells nobody otherwise.
-                    Ok((_, Reply::Outcome(Outcome::Aborted))) | Err(Code::NoDevice) => false,
+                    Ok((_, Reply::Outcome(Outcome::Aborted))) => false,
+                    Err(_) if gone => false,
                     _ => return,
                 };
                 self.ask(self.me, encoded(&Request::Finish { tx, commit }), Flight::Resolve(tx));
@@ -455,12 +455,11 @@ impl Transactions {
 
     /// A transaction is no longer undecided: the next of those that are alone may begin.
     fn decided(&mut self, tx: TxId, now: Duration) {
-        if self.exclusive != Some(tx) {
-            return;
-        }
-        self.exclusive = None;
+        let Some(turn) = self.turns.iter().find(|(_, of)| **of == tx).map(|(turn, _)| *turn) else { return };
+        self.turns.remove(&turn);
         let patience = Duration::from_millis(TRANSACTION_PATIENCE_MS);
-        while let Some((asked, caller, plan)) = self.queue.pop_front() {
+        while let Some(next) = self.queue.iter().position(|(of, ..)| *of == turn) {
+            let Some((_, asked, caller, plan)) = self.queue.remove(next) else { return };
             if now.saturating_sub(asked.since) < patience {
                 return self.start(asked, caller, plan, now);
             }

@@ -8,11 +8,14 @@
 //! | cookie of its own entry | as any | which part it is, and of how many |
 //! | mode, owner, group, layout | what programs see | the same, for what is born in it |
 //!
+//! Only changes of the directory change a part: what asks for attributes or a layout of a part is refused.
+//!
 //! The parts are made, changed and removed with the directory, by changes over several nodes (`coordinator.rs`), and never move. So
 //! who has learnt of a directory's parts knows them for good, as no inode number comes twice.
 
 use forebay_types::{
-    Attr, Change, Code, Cookie, Ino, Layout, NodeId, Part, Parts, Reader, Reply, Timestamp, TxId, Writer,
+    name_hash, part_of_hash, Attr, Change, Code, Cookie, Ino, Layout, NodeId, Part, Parts, Reader, Reply,
+    Timestamp, TxId, Writer,
 };
 
 use crate::batch::{Answer, Batch, Context};
@@ -43,6 +46,28 @@ impl Batch<'_> {
             0 => Ok(slot),
             _ => self.refuse_wide(ino),
         }
+    }
+
+    /// The same of a directory that has a name or may get it: a part has those of its hashes alone. Who asks it for others is refused
+    /// with [`Code::Wide`], and with the parts where the directory is here too.
+    #[inline]
+    pub(crate) fn entries_for(&mut self, ino: Ino, name: &[u8]) -> Answer<usize> {
+        let slot = self.entries_of(ino)?;
+        if ino.is_part() {
+            self.check_part(slot, name)?;
+        }
+        Ok(slot)
+    }
+
+    fn check_part(&mut self, slot: usize, name: &[u8]) -> Answer<()> {
+        let part = self.state.directories.get(slot);
+        let (index, width) = decode_place(part.cookie);
+        if part_of_hash(name_hash(name), width) == index {
+            return Ok(());
+        }
+        let of = part.attr.parent;
+        self.met_wide = self.parts_if_wide(of)?;
+        Err(Code::Wide)
     }
 
     #[cold]
@@ -117,6 +142,7 @@ impl Batch<'_> {
         let entry = inode.entry();
         self.owe_write(first);
         c.effects.inode(entry);
+        c.effects.widened(parts.of);
         Ok(())
     }
 

@@ -94,8 +94,9 @@ impl BoardWriter {
         self.clear_complete(parent);
     }
 
-    /// The names of a directory that becomes wide are not known any more, nor which it does not have.
-    fn forget_names_of(&mut self, parent: Ino) {
+    /// A directory has become wide: its names are not known any more, nor which it does not have. Looks through all names, once in a
+    /// directory's life.
+    pub fn forget_names_of(&mut self, parent: Ino) {
         let mut its = Vec::new();
         self.tables.find_name(&self.mapping, |at| {
             let is_its = self.mapping.word64(at + 8).load(Ordering::Relaxed) == parent.0;
@@ -153,12 +154,8 @@ impl BoardWriter {
         let mut state = if leased { USED | LEASED } else { USED };
         if entry.attr.is_directory() && !leased {
             let was = if found.is_some() { self.mapping.word32(at + 4).load(Ordering::Relaxed) } else { 0 };
-            let is_wide = entry.attr.width_log2 != 0;
-            if !is_wide && (entry.attr.size == 0 || was & COMPLETE != 0) {
+            if entry.attr.width_log2 == 0 && (entry.attr.size == 0 || was & COMPLETE != 0) {
                 state |= COMPLETE;
-            }
-            if is_wide && self.entry_of(ino).is_none_or(|before| before.attr.width_log2 == 0) {
-                self.forget_names_of(ino);
             }
         }
         self.mapping.word32(at + 4).store(state, Ordering::Relaxed);

@@ -316,3 +316,30 @@ fn name_read_while_others_come_and_go_around_it_is_what_was_published() {
     assert!(read > 1000);
     assert_eq!(wrong, 0, "of {read} reads");
 }
+
+#[test]
+fn names_of_a_directory_that_becomes_wide_are_forgotten_when_it_says_so_and_not_whenever_it_is_shown() {
+    let (mut writer, board) = board(8 << 20);
+    let (dir, other, file) = (Ino(5), Ino(6), Ino(7));
+    let show = |writer: &mut BoardWriter, ino: Ino, width_log2: u8| {
+        let mut entry = entry(ino, 0o040_755, 0);
+        (entry.attr.size, entry.attr.width_log2) = (0, width_log2);
+        writer.inode(ino, Some(&entry));
+        writer.finish();
+    };
+    for parent in [dir, other] {
+        show(&mut writer, parent, 0);
+        writer.name(parent, b"gone", None);
+        writer.finish();
+        assert_eq!(board.lookup(parent, b"gone"), Lookup::Absent);
+    }
+    writer.forget_names_of(dir);
+    show(&mut writer, dir, 2);
+    assert_eq!(board.lookup(dir, b"gone"), Lookup::Unknown);
+    assert_eq!(board.lookup(other, b"gone"), Lookup::Absent);
+    // What its part here has stays, however often the directory comes to be shown anew.
+    writer.name(dir, b"file", Some((file, Kind::File)));
+    writer.inode(dir, None);
+    show(&mut writer, dir, 2);
+    assert!(matches!(board.lookup(dir, b"file"), Lookup::Hit(found) if found.ino == file));
+}

@@ -94,6 +94,7 @@ fn start() -> forebay_types::Result<Scene> {
         epoch: 1,
         clock: || Timestamp { sec: 1, nsec: 0 },
         planted: None,
+        kernel: None,
     })?;
     let mut peer = network.endpoint(PEER.into());
     let at = peer

@@ -195,7 +195,7 @@ fn request<'a>(random: &mut Random, round: u64, name: &'a [u8], data: &'a [u8]) 
         9 => Request::Prepare { tx: removal, index: 0, part: Part::Condemn { ino } },
         10 => Request::Prepare { tx: removal, index: 1, part: Part::Climb { from: parent, avoid: ino } },
         11 => match round % 8 {
-            6 => Request::SetWidth { ino, width: round as u16 % 4, parent, name },
+            6 => Request::SetWidth { ino, width: round as u16 % 4 },
             7 => Request::PartsOf { ino },
             0 => Request::DropLink { ino, link: removal },
             1 => Request::Touch { ino },

@@ -15,7 +15,9 @@ use forebay_ring::{memfd_sealed, Doorbell, Seal};
 use forebay_server::stepped::{session_of, Node, Setup};
 use forebay_server::FLIGHT_RECORDER_BYTES;
 use forebay_types::limits::LEASE_MS;
-use forebay_types::{Caller, Code, Ino, Kind, Layout, NodeId, Part, Reply, Request, Timestamp, TxId};
+use forebay_types::{
+    Caller, Change, Code, Ino, Kind, Layout, NodeId, Part, Parts, Reply, Request, SetAttr, Timestamp, TxId,
+};
 use forebay_wire::{Message, Secret, Stamp};
 
 const NODE: NodeId = NodeId(1);
@@ -73,6 +75,8 @@ struct Scene {
     node: Option<Node>,
     peers: BTreeMap<u16, Peer>,
     held: Held,
+    /// A mount of the node's, which is told by this.
+    kernel: Option<OwnedFd>,
     starts: u64,
     begun_ns: u64,
     dir: PathBuf,
@@ -116,6 +120,7 @@ impl Scene {
             node: None,
             peers: peers.into(),
             held: Held { target, recorder, doorbell },
+            kernel: None,
             starts: 0,
             begun_ns: NOW_NS.load(Ordering::Relaxed),
             dir,
@@ -141,6 +146,7 @@ impl Scene {
             epoch: self.starts,
             clock: timestamp,
             planted: None,
+            kernel: self.kernel.as_ref().map(|kernel| kernel.try_clone().unwrap()),
         });
         self.node = Some(node.unwrap());
     }
@@ -346,4 +352,51 @@ fn number_in_reserve_for_another_nodes_process_outlives_a_crash() {
     assert_eq!(entry.attr.ino, next);
     let other = s.ask(2, 6, 1, &create(b"c", Some(next), false));
     assert_eq!(s.answer(2, other), Err(Code::Stale), "a number that is in reserve for nobody");
+}
+
+/// What FUSE calls "all that you have looked up is old" (fuse.h: FUSE_NOTIFY_INC_EPOCH).
+const INC_EPOCH: i32 = 8;
+
+/// How often the kernel was told so.
+fn epochs_moved(told: &mut std::fs::File) -> usize {
+    use std::io::Read;
+    let mut messages = [0; 4096];
+    let n = match told.read(&mut messages) {
+        Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => 0,
+        read => read.unwrap(),
+    };
+    let (mut at, mut moved) = (0, 0);
+    while at < n {
+        let word = |i: usize| u32::from_ne_bytes(messages[at + 4 * i..][..4].try_into().unwrap());
+        moved += usize::from(word(1) as i32 == INC_EPOCH);
+        at += word(0) as usize;
+    }
+    moved
+}
+
+#[test]
+fn kernel_forgets_what_it_believes_absent_when_a_directory_becomes_wide_and_after_a_crash() {
+    let mut s = Scene::new("widened");
+    let d = s.make_directory(Ino::ROOT, b"d");
+    let (told, kernel) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
+    let mut told = std::fs::File::from(told);
+    s.kernel = Some(kernel);
+    s.crash();
+    assert_eq!(epochs_moved(&mut told), 1, "what the last worker told is not known");
+    let tx = TxId::new(NodeId(2), 1);
+    let parts = Parts::new(d, &[Ino::part(NODE, 77), Ino::part(NodeId(2), 9)]).unwrap();
+    let widen = Part::Widen { ino: d, parts: Some(parts) };
+    s.ask_and_wait(2, DAEMON | 1, 1, &Request::Prepare { tx, index: 0, part: widen });
+    assert_eq!(epochs_moved(&mut told), 0, "nothing is decided yet");
+    s.ask(2, DAEMON | 1, 2, &Request::Finish { tx, commit: true });
+    s.pass(SOON);
+    assert_eq!(epochs_moved(&mut told), 1);
+    // Other changes of it are told one by one.
+    let set = SetAttr { mode: Some(0o700), ..SetAttr::default() };
+    let change = Part::Change { ino: d, change: Change { set, layout: None } };
+    let tx = TxId::new(NodeId(2), 2);
+    s.ask_and_wait(2, DAEMON | 1, 3, &Request::Prepare { tx, index: 0, part: change });
+    s.ask(2, DAEMON | 1, 4, &Request::Finish { tx, commit: true });
+    s.pass(SOON);
+    assert_eq!(epochs_moved(&mut told), 0);
 }

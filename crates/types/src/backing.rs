@@ -101,6 +101,19 @@ pub enum BackingOp<'a> {
         /// As it was begun.
         handle: u64,
     },
+    /// A piece of an append that is too large for one request; the last one has it written at the end, as a whole: no other write
+    /// comes between. [`Code::Interrupted`] when the pieces before it are not known (any more), [`Code::Busy`] when too
+    /// many appends are gathered: then from the first piece on. → `Count`: where the first byte went; 0 of pieces before the last
+    AppendPiece {
+        /// The process's number for this append.
+        handle: u64,
+        /// Where in the append this begins: where the piece before it ended.
+        at: u32,
+        /// Bytes of the append: 1 to [`MOVE_BYTES_MAX`].
+        total: u32,
+        /// What, 1 to [`BACKING_BYTES_MAX`] bytes.
+        bytes: &'a [u8],
+    },
     /// Moves data between it and the asking process's buffer. [`Code::Fault`] when the process has no such buffer, or none any more.
     /// Asked of the process's own daemon alone. → `Count`: the bytes moved; fewer than asked for are read at its end, and written never
     Move(Move),
@@ -317,6 +330,13 @@ impl<'a> BackingOp<'a> {
                 w.u8(17)?;
                 wish.encode(w)
             }
+            BackingOp::AppendPiece { handle, at, total, bytes } => {
+                w.u8(18)?;
+                w.u64(handle)?;
+                w.u32(at)?;
+                w.u32(total)?;
+                w.long_bytes(bytes)
+            }
         }
     }
 
@@ -369,6 +389,16 @@ impl<'a> BackingOp<'a> {
             15 => BackingOp::BeginAppend { handle: r.u64()? },
             16 => BackingOp::EndAppend { handle: r.u64()? },
             17 => BackingOp::Move(Move::decode(r)?),
+            18 => {
+                let (handle, at, total, bytes) = (r.u64()?, r.u32()?, r.u32()?, r.long_bytes()?);
+                if bytes.len() > BACKING_BYTES_MAX || total as usize > MOVE_BYTES_MAX {
+                    return Err(Code::TooBig);
+                }
+                if bytes.is_empty() || u64::from(at) + bytes.len() as u64 > u64::from(total) {
+                    return Err(Code::Invalid);
+                }
+                BackingOp::AppendPiece { handle, at, total, bytes }
+            }
             _ => return Err(Code::Malformed),
         };
         Ok((id, op))
@@ -452,6 +482,13 @@ mod tests {
                 buffer: u64::MAX,
                 at: (BUFFER_BYTES - MOVE_BYTES_MAX) as u32,
             }),
+            BackingOp::AppendPiece { handle: 9, at: 5, total: 7, bytes: b"67" },
+            BackingOp::AppendPiece {
+                handle: 9,
+                at: (MOVE_BYTES_MAX - BACKING_BYTES_MAX) as u32,
+                total: MOVE_BYTES_MAX as u32,
+                bytes: &[1; BACKING_BYTES_MAX],
+            },
         ] {
             round_trip(op).unwrap();
         }
@@ -484,6 +521,17 @@ mod tests {
             (Move { at: u32::MAX, ..moving }, Code::Fault),
         ] {
             assert_eq!(round_trip(BackingOp::Move(wrong)), Err(code), "{wrong:?}");
+        }
+        let long = vec![1; BACKING_BYTES_MAX + 1];
+        for (at, total, bytes, code) in [
+            (0, MOVE_BYTES_MAX as u32 + 1, &long[..5], Code::TooBig),
+            (0, MOVE_BYTES_MAX as u32, &long[..], Code::TooBig),
+            (0, 5, &long[..0], Code::Invalid),
+            (1, 5, &long[..5], Code::Invalid),
+            (u32::MAX, 5, &long[..1], Code::Invalid),
+        ] {
+            let piece = BackingOp::AppendPiece { handle: 1, at, total, bytes };
+            assert_eq!(round_trip(piece), Err(code), "{at} of {total}");
         }
         let wish = LockWish { owner: 1, flock: false, kind: LockKind::Unlock, start: 7, end: 6 };
         assert_eq!(round_trip(BackingOp::Lock(wish)), Err(Code::Invalid));

@@ -239,11 +239,9 @@ impl<'a> Request<'a> {
                 w.u64(ino.0)?;
                 put_set(&mut w, &set)?;
             }
-            Request::SetWidth { ino, width, parent, name } => {
+            Request::SetWidth { ino, width } => {
                 w.u64(ino.0)?;
                 w.u16(width)?;
-                w.u64(parent.0)?;
-                w.short_bytes(name)?;
             }
             Request::Create { parent, name, mode, exclusive, dirty, layout, number, reserve } => {
                 let bits = [exclusive, dirty, layout.is_some(), number.is_some(), reserve];
@@ -454,11 +452,7 @@ impl<'a> Request<'a> {
             56 => Request::RenewLease,
             57 => Request::RecallName { parent: Ino(r.u64()?), name: name(&mut r)? },
             58 => Request::RecallDirectory { ino: Ino(r.u64()?) },
-            80 => {
-                let (ino, width, parent) = (Ino(r.u64()?), r.u16()?, Ino(r.u64()?));
-                let name = if ino == Ino::ROOT { r.short_bytes()? } else { name(&mut r)? };
-                Request::SetWidth { ino, width, parent, name }
-            }
+            80 => Request::SetWidth { ino: Ino(r.u64()?), width: r.u16()? },
             81 => Request::PartsOf { ino: Ino(r.u64()?) },
             _ => return Err(Code::Malformed),
         };
@@ -549,7 +543,7 @@ mod tests {
             Request::RenewLease,
             Request::RecallName { parent: p, name },
             Request::RecallDirectory { ino: i },
-            Request::SetWidth { ino: i, width: 16, parent: p, name },
+            Request::SetWidth { ino: i, width: 16 },
             Request::PartsOf { ino: i },
             Request::AreThere { sessions: &[7; 24] },
             Request::Backing(

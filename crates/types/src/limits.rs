@@ -59,6 +59,10 @@ pub const BOUNCE_BYTES: usize = 32 << 20;
 /// Data requests that one call of a door has under way, in slots of its own: enough to keep a link busy, few enough to leave
 /// slots to other threads.
 pub const BACKING_AHEAD: usize = 8;
+/// Appends in pieces that a daemon gathers at the same time for processes of other nodes, each of [`MOVE_BYTES_MAX`] at most; more wait.
+pub const GATHERED_MAX: usize = 32;
+/// What was not gone on with for so long is forgotten when there is no room for another: longer than any request waits.
+pub const GATHERED_MS: u64 = 60_000;
 /// Backing files that a daemon keeps open for processes of other nodes, a descriptor each; more are opened anew for each request,
 /// and do not outlive their names.
 pub const BACKING_OPEN_MAX: usize = 4096;

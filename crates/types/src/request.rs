@@ -376,10 +376,6 @@ pub enum Request<'a> {
         ino: Ino,
         /// Over so many nodes, its home among them; 0: all, at most [`crate::limits::WIDTH_MAX`].
         width: u16,
-        /// Its parent, as programs know it,
-        parent: Ino,
-        /// and its name there, for kernels that believe something of it; empty for the root.
-        name: &'a [u8],
     },
     /// The parts of a wide directory. → `Parts`; [`Code::NoAttribute`] of one that is not wide
     PartsOf {

@@ -5,9 +5,9 @@ use forebay_types::limits::{MESSAGE_BYTES_MAX, XATTR_VALUE_MAX};
 use crate::frame::{HEADER_BYTES, MAC_BYTES};
 
 /// Oldest protocol that this build speaks.
-pub const PROTOCOL_MIN: u16 = 2;
+pub const PROTOCOL_MIN: u16 = 3;
 /// Newest protocol that this build speaks.
-pub const PROTOCOL_MAX: u16 = 2;
+pub const PROTOCOL_MAX: u16 = 3;
 /// Bytes of an endpoint's address: libfabric's longest in use (psm3, efa, cxi) are under 64, names of the shm provider 256.
 pub const ADDRESS_BYTES_MAX: usize = 256;
 /// Bytes of data within a message; more goes by RMA. As large as the largest extended attribute, so that one size of

@@ -168,7 +168,7 @@ fn requests(s: &Seed) -> Vec<Request<'_>> {
         Request::IsLed { ino, parent, link: tx },
         Request::LeadsTo { node: NodeId(s.c as u16), parent, cookie: s.b },
         Request::NameOf { parent, ino },
-        Request::SetWidth { ino, width: s.c as u16, parent, name },
+        Request::SetWidth { ino, width: s.c as u16 },
         Request::PartsOf { ino },
         Request::EndSession { session: s.a },
         Request::AreThere { sessions: &[1; 16] },

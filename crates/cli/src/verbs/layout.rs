@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use forebay_client::{PathBuffer, Pool, Striping};
 use forebay_server::control;
 use forebay_types::limits::{STRIPES_MAX, STRIPE_BYTES_MAX, STRIPE_BYTES_MIN, TARGETS_MAX, WIDTH_MAX};
-use forebay_types::{node_of, target_of, Code, Component, Entry, Error, Ino, Kind, Layout, NodeId, Result};
+use forebay_types::{node_of, target_of, Code, Component, Entry, Error, Kind, Layout, NodeId, Result};
 use serde_json::{json, Value};
 
 use super::ls::put_name;
@@ -297,9 +297,6 @@ fn widen(pool: &Pool, nodes: &Nodes, path: &[u8], width: u16) -> Result<()> {
                 let homes = nodes.all().iter().filter(|node| node.targets != Some(0)).count();
                 error.why(format!("the pool has {homes} nodes with targets, which directories can be over"))
             }
-            Code::Busy if entry.attr.ino == Ino::ROOT => error
-                .why("the pool is mounted on the node that has its root")
-                .cure("unmount it there, set the width, and mount it again"),
             Code::Io => error
                 .why("a node does not answer")
                 .cure("`forebay status` tells which; a directory can be over the others"),

@@ -460,7 +460,7 @@ fn history(steps: &[Step], faults: bool, forgetful: bool) {
                 };
                 let width = u16::from(step.name);
                 let expected = if width == 1 { expected.and(Err(Code::Invalid)) } else { expected };
-                let done = p.ask(&Request::SetWidth { ino: a, width, parent: ROOT, name: b"x" }).map(|_| ());
+                let done = p.ask(&Request::SetWidth { ino: a, width }).map(|_| ());
                 if let (Err(Code::Io | Code::Busy), true) = (done, faults) {
                     p.heal();
                     p.settle();

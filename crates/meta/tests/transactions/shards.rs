@@ -53,8 +53,10 @@ pub(crate) struct Network {
     fault: Option<(u32, u8)>,
     /// Messages to a node are lost but for the first so many.
     pub(crate) lose_to: Option<(NodeId, u32)>,
-    /// This is no node of the pool any more.
+    /// Another node has this one's place.
     pub(crate) gone: Option<NodeId>,
+    /// A node says of itself, after so many messages, that there is no such node.
+    pub(crate) denies: Option<(NodeId, u32)>,
 }
 
 impl Network {
@@ -93,6 +95,8 @@ pub(crate) struct Shards {
     /// Wide directories whose parts were learnt.
     wide: BTreeMap<u64, Parts>,
     again: VecDeque<(u16, Client, Vec<u8>, Duration)>,
+    /// Requests that were begun anew, as they met a transaction.
+    pub(crate) begun_anew: usize,
     /// A defect: nodes that start again do not deliver what they owed.
     pub(crate) forgetful: bool,
 }
@@ -129,6 +133,7 @@ impl Shards {
             answers: BTreeMap::new(),
             wide: BTreeMap::new(),
             again: VecDeque::new(),
+            begun_anew: 0,
             forgetful: false,
         }
     }
@@ -196,6 +201,7 @@ impl Shards {
                     self.answers.insert(client.seq, reply);
                 }
                 Act::Again { client, message, since } => {
+                    self.begun_anew += 1;
                     self.again.push_back((number, client, message, since));
                 }
                 Act::Settle(delivery) => {
@@ -225,6 +231,15 @@ impl Shards {
             let now = self.now;
             let node = self.nodes.get_mut(&from).unwrap();
             return node.transactions.answered(flight, Err(Code::NoDevice), now);
+        }
+        if let Some((_, left)) = self.network.denies.as_mut().filter(|(node, _)| *node == to) {
+            if *left == 0 {
+                let (now, mut reply) = (self.now, [0; 8]);
+                let n = Reply::encode(&Err(Code::NoDevice), &mut reply).unwrap();
+                let node = self.nodes.get_mut(&from).unwrap();
+                return node.transactions.answered(flight, Ok(&reply[..n]), now);
+            }
+            *left -= 1;
         }
         let lost = |s: &mut Shards| {
             let now = s.now;
@@ -291,6 +306,32 @@ impl Shards {
         self.ask_of(here, request, Box::new(meanwhile))
     }
 
+    /// Asks several things of a node at the same time; what came of each.
+    pub(crate) fn ask_together(&mut self, requests: &[Request<'_>]) -> Vec<Result<Said, Code>> {
+        let first = self.seq + 1;
+        for request in requests {
+            let mut message = vec![0; MESSAGE_BYTES_MAX];
+            let n = request.encode(CALLER, &mut message).unwrap();
+            self.seq += 1;
+            let client = Client { session: 1, slot: 0, seq: self.seq };
+            self.serve(request.node().unwrap().0, client, &message[..n], self.now);
+        }
+        self.settle();
+        let replies = (first..=self.seq).map(|seq| self.answers.remove(&seq).expect("all is settled"));
+        replies.map(|reply| Reply::decode(&reply).map(Said::of)).collect()
+    }
+
+    /// Asks a node for something that it is to refuse, whatever else is known of that.
+    pub(crate) fn refusal(&mut self, request: &Request<'_>) -> (Code, Option<Parts>) {
+        let mut message = vec![0; MESSAGE_BYTES_MAX];
+        let n = request.encode(CALLER, &mut message).unwrap();
+        let reply = self.apply(request.node().unwrap().0, &message[..n]);
+        match Reply::decode(&reply) {
+            Ok(Reply::Wide(parts)) => (Code::Wide, Some(parts)),
+            other => (other.err().unwrap_or_else(|| panic!("{request:?}: {other:?}")), None),
+        }
+    }
+
     /// The same of a process of a node.
     fn ask_of(
         &mut self,
@@ -351,6 +392,16 @@ impl Shards {
             all.extend(list(self, *part)?);
         }
         Ok(all)
+    }
+
+    /// Applies what one daemon asks another.
+    pub(crate) fn apply_at(&mut self, node: NodeId, request: &Request<'_>) -> Result<(), Code> {
+        let mut message = vec![0; MESSAGE_BYTES_MAX];
+        let n = request.encode(CALLER, &mut message).unwrap();
+        match Reply::decode(&self.apply(node.0, &message[..n])) {
+            Ok(Reply::Wide(_)) => Err(Code::Wide),
+            reply => reply.map(drop),
+        }
     }
 
     /// Applies a request that one node can do alone, whatever else is under way.

@@ -3,7 +3,10 @@
 
 use std::collections::BTreeSet;
 
-use forebay_types::{Code, Ino, Layout, NodeId, Request, SetAttr, TimeSet, Timestamp, RENAME_NOREPLACE};
+use forebay_types::{
+    Change, Code, Ino, Kind, Layout, NodeId, Part, Request, SetAttr, TimeSet, Timestamp, TxId,
+    RENAME_NOREPLACE,
+};
 
 use crate::shards::{Said, Shards};
 
@@ -14,7 +17,7 @@ fn name(i: u32) -> Vec<u8> {
 }
 
 fn widen(p: &mut Shards, ino: Ino, width: u16) -> Result<Said, Code> {
-    p.ask(&Request::SetWidth { ino, width, parent: ROOT, name: b"x" })
+    p.ask(&Request::SetWidth { ino, width })
 }
 
 fn rename<'a>(parent: Ino, name: &'a [u8], new_parent: Ino, new_name: &'a [u8]) -> Request<'a> {
@@ -180,5 +183,104 @@ fn changes_of_a_wide_directory_reach_its_parts() {
     assert_eq!(p.ask(&Request::SetAttr { ino: d, set: group(7) }), Err(Code::Io));
     p.heal();
     assert_eq!(p.look_at(d).attr.gid, 6);
+    p.check();
+}
+
+/// Who is told by another node that it does not know one is told nothing of whether that is there.
+#[test]
+fn part_is_given_up_for_lost_by_no_word_of_another_node() {
+    let mut p = Shards::new("denied");
+    let d = p.make_directory(2, ROOT, b"d");
+    widen(&mut p, d, 3).unwrap();
+    // Of the directory itself it is asked first, of its part second.
+    p.network.denies = Some((NodeId(2), 1));
+    assert_eq!(p.ask(&Request::RemoveDirectory { parent: ROOT, name: b"d" }), Err(Code::NoDevice));
+    p.network.denies = Some((NodeId(3), 0));
+    let set = SetAttr { mode: Some(0o700), ..SetAttr::default() };
+    assert_eq!(p.ask(&Request::SetAttr { ino: d, set }), Err(Code::NoDevice));
+    p.heal();
+    assert_eq!(p.found(ROOT, b"d"), Some(d));
+    p.check();
+    // What is decided is delivered until it is acknowledged.
+    p.network.denies = Some((NodeId(3), 1));
+    assert_eq!(p.ask(&Request::RemoveDirectory { parent: ROOT, name: b"d" }), Ok(Said::Removed(d)));
+    p.heal();
+    p.check();
+}
+
+#[test]
+fn part_takes_and_tells_only_names_of_its_own() {
+    let mut p = Shards::new("astray");
+    let d = p.make_directory(2, ROOT, b"d");
+    widen(&mut p, d, 3).unwrap();
+    let file = p.create(ROOT, b"f").unwrap();
+    p.create(d, b"f").unwrap();
+    let parts = p.refusal(&Request::Lookup { parent: d, name: b"f" }).1.unwrap();
+    for part in parts.as_slice().iter().copied().filter(|part| *part != parts.of_name(b"f")) {
+        // The directory's home has the table, and tells it.
+        let expected = (Code::Wide, (part.birth_node() == NodeId(2)).then_some(parts));
+        let create = Request::Create {
+            parent: part,
+            name: b"f",
+            mode: 0,
+            exclusive: false,
+            dirty: true,
+            layout: None,
+            number: None,
+            reserve: false,
+        };
+        for request in [
+            create,
+            Request::Lookup { parent: part, name: b"f" },
+            Request::MakeDirectory { parent: part, name: b"f", mode: 0 },
+            Request::MakeNode { parent: part, name: b"f", mode: 0o010_600, rdev: 0 },
+            Request::Symlink { parent: part, name: b"f", target: b"t" },
+            Request::Unlink { parent: part, name: b"f" },
+            Request::RemoveDirectory { parent: part, name: b"f" },
+            rename(part, b"f", part, b"f"),
+        ] {
+            assert_eq!(p.refusal(&request), expected, "{request:?}");
+        }
+        let enter = Part::Enter {
+            parent: part,
+            name: b"f",
+            ino: file,
+            kind: Kind::File,
+            link: TxId::new(NodeId(1), 5),
+            flags: 0,
+        };
+        let prepare = Request::Prepare { tx: TxId::new(NodeId(1), 5), index: 0, part: enter };
+        assert_eq!(p.apply_at(part.birth_node(), &prepare), Err(Code::Wide));
+    }
+    // Nor is a part changed without its directory.
+    let part = parts.as_slice()[1];
+    let set = SetAttr { mode: Some(0o777), ..SetAttr::default() };
+    assert_eq!(p.refusal(&Request::SetAttr { ino: part, set }), (Code::Invalid, None));
+    let layout = Layout::on_any(2, 1 << 20).unwrap();
+    assert_eq!(p.refusal(&Request::SetLayout { ino: part, layout }), (Code::Invalid, None));
+    p.check();
+}
+
+#[test]
+fn changes_of_a_wide_directory_at_the_same_time_take_turns() {
+    let mut p = Shards::new("turns");
+    let d = p.make_directory(2, ROOT, b"d");
+    widen(&mut p, d, 3).unwrap();
+    let set = |mode| SetAttr { mode: Some(mode), ..SetAttr::default() };
+    let many: Vec<_> = (0..24).map(|mode| Request::SetAttr { ino: d, set: set(mode) }).collect();
+    let done = p.ask_together(&many);
+    assert!(done.iter().all(|done| *done == Ok(Said::Inode(d, 2, 0))), "{done:?}");
+    assert_eq!(p.begun_anew, 0, "none meets another");
+    p.check();
+    // One that another node holds is waited for, not begun and dropped again and again.
+    let part = Part::Change { ino: d, change: Change { set: set(0o750), layout: None } };
+    let tx = TxId::new(NodeId(1), 99);
+    p.apply_at(NodeId(2), &Request::Prepare { tx, index: 0, part }).unwrap();
+    assert!(
+        p.waits(&many[0]) && p.waits(&Request::SetLayout { ino: d, layout: Layout::single(NodeId(1), 0) })
+    );
+    assert!(!p.waits(&Request::SetAttr { ino: ROOT, set: set(0o755) }));
+    p.apply_at(NodeId(2), &Request::Finish { tx, commit: false }).unwrap();
+    assert!(!p.waits(&many[0]));
     p.check();
 }

@@ -346,6 +346,7 @@ impl ShardThread<'_> {
                     | BackingOp::Truncate { .. }
                     | BackingOp::Allocate { .. }
                     | BackingOp::Move(_)
+                    | BackingOp::AppendPiece { .. }
             )
         };
         let keeps = request.changes() || matches!(&request, Request::Backing(_, op) if keeps_some(op));
@@ -543,6 +544,9 @@ impl ShardThread<'_> {
         }
         let batch = self.batch.as_ref();
         let shown = |parent: Ino| batch.map_or(parent, |batch| batch.shown_parent(parent));
+        for ino in self.effects.all_widened() {
+            self.board.forget_names_of(*ino);
+        }
         for name in self.effects.names() {
             self.board.name(shown(name.parent), name.name, name.entry);
         }
@@ -553,6 +557,11 @@ impl ShardThread<'_> {
             }
         }
         self.board.finish();
+        if let (Some(mount), false) = (&self.mount, self.effects.all_widened().is_empty()) {
+            // The kernel may believe that names are absent, which other nodes make from now on without telling it. Which it asked for
+            // nobody knows; it looks all up anew.
+            mount.move_epoch();
+        }
     }
 
     fn answer(&mut self, from: usize, to: usize) {

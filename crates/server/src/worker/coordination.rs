@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use forebay_meta::{Act, Client, Delivery, Transactions};
 use forebay_types::limits::{HELD_LIST_TIMEOUT_MS, HELD_TIMEOUT_MS, MESSAGE_BYTES_MAX, RING_SLOTS};
-use forebay_types::{Code, NodeId, Outcome, Part, Parts, Reply, Request, Result, Timestamp};
+use forebay_types::{Code, NodeId, Outcome, Part, Reply, Request, Result, Timestamp};
 use forebay_wire::Stamp;
 use serde_json::Value;
 
@@ -254,15 +254,6 @@ impl ShardThread<'_> {
         match plan {
             Ok(None) => Ok(Aside::No),
             Ok(Some(plan)) => {
-                if let Request::SetWidth { parent, name, .. } = request {
-                    // The kernel may believe that names are absent, which others may make now without telling it: it forgets them
-                    // with the directory's own name. Of the root it cannot be told to.
-                    if name.is_empty() && self.mount.is_some() {
-                        return Ok(Aside::Refused(Code::Busy));
-                    }
-                    let notes = vec![Note::Name(parent, name.to_vec())];
-                    steps.late.insert((id, slot), Late { notes, wait: None });
-                }
                 let (now, message) = (steps.now(), message.to_vec());
                 steps.transactions.begin(client, caller, &message, plan, since, now);
                 if self.sessions[session].is_here() {
@@ -464,14 +455,15 @@ impl ShardThread<'_> {
 
     /// Answers a request whose slot was left open.
     fn answer_late(&mut self, client: Client, reply: &[u8]) {
-        if Parts::of_refusal(reply).is_some() {
-            if let Some(i) = self.sessions.iter().position(|s| s.id == client.session) {
-                let place = (i, client.slot, client.seq);
-                if let Some(Onward::Ask(message)) = self.onward(place, None, reply) {
-                    return self.serve_anew(i, client.slot, client.seq, message);
-                }
+        let mut whole = None;
+        if let Some(i) = self.sessions.iter().position(|s| s.id == client.session) {
+            match self.onward((i, client.slot, client.seq), None, reply) {
+                Some(Onward::Ask(message)) => return self.serve_anew(i, client.slot, client.seq, message),
+                Some(Onward::Reply(reply)) => whole = Some(reply),
+                None => {}
             }
         }
+        let reply = whole.as_deref().unwrap_or(reply);
         let Some(steps) = &mut self.steps else { return };
         let Late { notes, wait } = steps.late.remove(&(client.session, client.slot)).unwrap_or_default();
         let Client { session, slot, seq } = client;

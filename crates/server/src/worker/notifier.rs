@@ -286,7 +286,8 @@ impl MountedKernel {
         self.held.iter().map(left).min()
     }
 
-    fn move_epoch(&self) {
+    /// Has the kernel look up anew whatever it has looked up. Waits for nothing.
+    pub(super) fn move_epoch(&self) {
         if let Err(e) = rustix::io::write(&*self.device, &message(NOTIFY_INC_EPOCH, &[])) {
             tracing::debug!("cannot move the mount's epoch: {e}");
         }

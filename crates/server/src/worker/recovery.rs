@@ -174,6 +174,10 @@ impl ShardThread<'_> {
                 ring.set_epoch(self.epoch);
             }
         }
+        if let Some(mount) = &self.mount {
+            // What the last worker has told of what it changed is not known.
+            mount.move_epoch();
+        }
         let noted: HashSet<u64> = self.batch()?.sessions()?.into_iter().collect();
         for mut session in sessions {
             session.noted = noted.contains(&session.id);

@@ -37,6 +37,8 @@ pub(super) struct Slot {
     pub(super) forwarded: Option<u64>,
     /// A request of a process of here that other nodes have a part in, until it is answered: it may be asked anew.
     pub(super) sent: Vec<u8>,
+    /// A request that was asked anew of wide directories' parts, and how often.
+    pub(super) asked_anew: (u64, u8),
     /// The listing of a wide directory that is under way.
     pub(super) listing: Option<Box<Listing>>,
 }

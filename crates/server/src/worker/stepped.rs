@@ -86,6 +86,8 @@ pub struct Setup<'a> {
     pub clock: fn() -> Timestamp,
     /// A defect.
     pub planted: Option<Planted>,
+    /// A kernel that has the pool mounted, by what it is told through.
+    pub kernel: Option<OwnedFd>,
 }
 
 /// Jobs that are looked at by the crew at the same time: one for each of its threads.
@@ -212,6 +214,9 @@ impl Node {
         )?;
         shard_thread.clock = setup.clock;
         shard_thread.steps = Some(Steps::by_clock(setup.node, setup.epoch, setup.clock));
+        if let Some(kernel) = setup.kernel {
+            shard_thread.resume_mount(0, kernel)?;
+        }
         let mut sessions = Vec::new();
         for (id, ring) in setup.rings {
             let ring = ServedRing::reopen(ring.as_fd()).map_err(failed("cannot map a ring"))?;

@@ -7,15 +7,21 @@
 //! a listing: one part after the other, in the order of the cookies, until the reply is full
 //! ```
 //! What was learnt holds for good, as parts are never moved and no inode number comes twice: it needs no lease, and is forgotten only
-//! for want of room. Requests of other nodes' processes come with the part already; one that does not is refused like that.
+//! for want of room. It is learnt of directories alone that the request names. Requests of other nodes' processes come with the part
+//! already; one that does not is refused like that.
 
 use std::collections::HashMap;
 
 use forebay_meta::Client;
 use forebay_types::limits::{READDIR_REPLY_BYTES, WIDE_KNOWN_MAX};
-use forebay_types::{Caller, Code, Cookie, DirEntries, Ino, Parts, Reply, Request, REPLY_HEADER_BYTES};
+use forebay_types::{
+    Caller, Code, Cookie, DirEntries, Ino, NodeId, Parts, Reply, Request, REPLY_HEADER_BYTES,
+};
 
 use super::shard_thread::ShardThread;
+
+/// A request names two directories at most, and knowledge of the first may be forgotten meanwhile.
+const ASKED_ANEW_MAX: u8 = 3;
 
 /// The wide directories that this daemon knows.
 #[derive(Debug, Default)]
@@ -29,6 +35,35 @@ impl Wide {
             self.known.clear();
         }
         self.known.insert(parts.of, parts);
+    }
+
+    /// Takes what the refusal of a request said, which was asked of `here`; what is wrong with it.
+    fn learn_by(&mut self, here: NodeId, asked: &[u8], parts: Parts) -> Result<(), &'static str> {
+        let (_, request) = Request::decode(asked).map_err(|_| "and nobody knows of what request")?;
+        // An error: it names it, and cannot be made of a part.
+        if request.in_parts(here, |ino| (ino == parts.of).then_some(parts)) == Ok(None) {
+            return Err("which the request does not name");
+        }
+        match self.known.get(&parts.of) {
+            Some(known) if *known != parts => {
+                self.known.remove(&parts.of);
+                Err("and had others before")
+            }
+            _ => {
+                self.learn(parts);
+                Ok(())
+            }
+        }
+    }
+
+    /// A part says that it does not have a name that it was asked for: what is known of its directory is asked anew.
+    fn forget_parts_in(&mut self, here: NodeId, asked: &[u8]) {
+        let Ok((_, request)) = Request::decode(asked) else { return };
+        self.known.retain(|_, known| {
+            let names =
+                |part: &Ino| request.in_parts(here, |ino| (ino == *part).then_some(*known)) != Ok(None);
+            !known.as_slice().iter().any(names)
+        });
     }
 }
 
@@ -94,6 +129,13 @@ impl Listing {
     }
 }
 
+/// Counts the times that a slot's request was asked anew; false when they are too many.
+fn may_ask_anew(slot: &mut (u64, u8), seq: u64) -> bool {
+    let times = if slot.0 == seq { slot.1.saturating_add(1) } else { 1 };
+    *slot = (seq, times);
+    times <= ASKED_ANEW_MAX
+}
+
 impl ShardThread<'_> {
     /// Makes the `i`-th request taken one of the part, if it is one of a wide directory that is known.
     pub(super) fn lead_to_parts(&mut self, i: usize) -> Result<(), Code> {
@@ -155,17 +197,28 @@ impl ShardThread<'_> {
             return None;
         }
         let state = &mut self.sessions[session].slots[slot];
-        if let Some(parts) = Parts::of_refusal(reply) {
+        let refusal = Parts::of_refusal(reply);
+        if refusal.is_some() || matches!(Reply::decode(reply), Err(Code::Wide)) {
+            let here = self.network.as_ref()?.node;
             let asked = match message {
                 Some(range) => self.answers.request(range).to_vec(),
                 None => std::mem::take(&mut state.sent),
             };
-            // Without it the refusal is the reply, which programs know as EIO.
-            if asked.is_empty() {
-                return None;
-            }
-            self.wide.learn(parts);
-            return Some(Onward::Ask(asked));
+            let may = may_ask_anew(&mut state.asked_anew, seq);
+            let learnt = match refusal {
+                Some(_) if !may => Err("and the request was asked anew too often"),
+                Some(parts) => self.wide.learn_by(here, &asked, parts),
+                None => Err("and asked one for a name that it has not"),
+            };
+            let Err(why) = learnt else { return Some(Onward::Ask(asked)) };
+            self.wide.forget_parts_in(here, &asked);
+            let of = refusal.map_or(Ino(0), |parts| parts.of);
+            tracing::warn!("a node told of parts of a wide directory ({of}), {why}: the request is refused");
+            let mut failure = vec![0; REPLY_HEADER_BYTES];
+            let n = Reply::encode(&Err(Code::Io), &mut failure).unwrap_or(0);
+            failure.truncate(n);
+            state.listing = None;
+            return Some(Onward::Reply(failure));
         }
         let listing = state.listing.as_mut()?;
         if listing.seq != seq {
@@ -251,5 +304,64 @@ mod tests {
         assert_eq!(cookies(l.hear(&failure)), (vec![7], false));
         let Onward::Reply(reply) = listing().hear(&failure) else { panic!() };
         assert_eq!(reply, failure);
+    }
+
+    const HERE: NodeId = NodeId(1);
+
+    fn asked(request: Request<'_>) -> Vec<u8> {
+        let mut message = vec![0; 256];
+        let n = request.encode(Caller { uid: 0, gid: 0 }, &mut message).unwrap();
+        message.truncate(n);
+        message
+    }
+
+    fn parts(of: Ino, counter: u64) -> Parts {
+        Parts::new(of, &[2, 3].map(|node| Ino::part(NodeId(node), counter))).unwrap()
+    }
+
+    #[test]
+    fn parts_are_learnt_of_directories_that_the_request_names() {
+        let (a, b, c) = (Ino::new(NodeId(2), 4), Ino::new(NodeId(3), 4), Ino::new(NodeId(2), 5));
+        let mut wide = Wide::default();
+        let rename =
+            asked(Request::Rename { parent: a, name: b"x", new_parent: b, new_name: b"y", flags: 0 });
+        assert!(wide.learn_by(HERE, &rename, parts(c, 1)).is_err());
+        assert!(wide.learn_by(HERE, b"", parts(a, 1)).is_err(), "of no request");
+        assert!(wide.known.is_empty());
+        assert_eq!(wide.learn_by(HERE, &rename, parts(b, 1)), Ok(()));
+        let create = Request::Create {
+            parent: a,
+            name: b"x",
+            mode: 0,
+            exclusive: false,
+            dirty: true,
+            layout: None,
+            number: Some(Ino::new(HERE, 9)),
+            reserve: false,
+        };
+        assert_eq!(wide.learn_by(HERE, &asked(create), parts(a, 2)), Ok(()), "by a number of this node's");
+        // A directory becomes wide once: of two lists neither is believed.
+        let look = asked(Request::Lookup { parent: a, name: b"x" });
+        assert_eq!(wide.learn_by(HERE, &look, parts(a, 2)), Ok(()), "told twice");
+        assert!(wide.learn_by(HERE, &look, parts(a, 3)).is_err());
+        assert!(!wide.known.contains_key(&a) && wide.known.contains_key(&b));
+    }
+
+    #[test]
+    fn parts_of_which_one_denies_a_name_are_forgotten() {
+        let (a, b) = (Ino::new(NodeId(2), 4), Ino::new(NodeId(3), 4));
+        let mut wide = Wide::default();
+        wide.learn(parts(a, 1));
+        wide.learn(parts(b, 2));
+        wide.forget_parts_in(HERE, &asked(Request::Lookup { parent: Ino::part(NodeId(3), 1), name: b"x" }));
+        assert_eq!(wide.known.keys().collect::<Vec<_>>(), [&b]);
+    }
+
+    #[test]
+    fn request_is_asked_anew_a_bounded_number_of_times() {
+        let mut slot = (0, 0);
+        let may: Vec<bool> = (0..5).map(|_| may_ask_anew(&mut slot, 7)).collect();
+        assert_eq!(may, [true, true, true, false, false]);
+        assert!(may_ask_anew(&mut slot, 8), "the next request");
     }
 }

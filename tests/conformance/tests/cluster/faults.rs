@@ -197,3 +197,62 @@ fn new_files_go_to_another_node_when_their_maker_s_is_above_its_high_water_mark(
     c.tell(2, "rm -r /forebay/d");
     c.check();
 }
+
+/// New files of a full node that were to lie on one that has just died lie elsewhere, whoever makes them, and no name is left without
+/// a file behind it.
+#[test]
+fn new_files_are_made_though_the_node_that_was_chosen_has_just_died() {
+    let c = Cluster::up("chosen", 2);
+    let (Some(one), Some(_)) = (c.mount(1), c.mount(2)) else { return };
+    // To the last page, but for 4 MB.
+    c.tell(1, "mkdir /forebay/d /forebay/s; head -c 100M /dev/zero > /forebay/d/fill; truncate -s -4MB /forebay/d/fill");
+    let layout = |words: &[&str]| {
+        said(&c.forebay(1, &[&["--pool", c.pool(1).to_str().unwrap(), "layout"], words].concat()))
+    };
+    layout(&["set", "-c", "2", "-S", "64KiB", "/s"]);
+    let on_two = |name: &str| layout(&["get", name]).contains("n2");
+    // The daemon knows that node 2 has room, and the mount's process and a shell that goes on that their own is full.
+    until("files on the node that has room", || {
+        (0..8).for_each(|i| fs::write(one.join(format!("d/m{i}")), "mounted").unwrap());
+        on_two("/d/m7").then_some(())
+    });
+    let (go, ready) = (c.file().with_file_name("go"), c.file().with_file_name("ready"));
+    let script = format!(
+        "for i in $(seq 40); do echo {w} > /forebay/d/p$i; done; : > {ready}; while [ ! -e {go} ]; do sleep 0.02; done; \
+         for i in $(seq 41 50); do echo {w} > /forebay/d/p$i || exit 1; done; echo {w} > /forebay/s/p",
+        w = "preloaded",
+        go = go.display(),
+        ready = ready.display()
+    );
+    let preloaded = c.spawn(1, &script);
+    until("the shell's files", || ready.exists().then_some(()));
+    assert!((1..=40).any(|i| on_two(&format!("/d/p{i}"))), "none of the shell's files is on node 2");
+    c.kill(2);
+    fs::write(&go, "").unwrap();
+    for i in 10..16 {
+        fs::write(one.join(format!("d/m{i}")), "mounted").unwrap();
+    }
+    fs::write(one.join("s/m"), "mounted").unwrap();
+    let ended = preloaded.wait_with_output().unwrap();
+    assert!(ended.status.success(), "{ended:?}");
+    // What was made since is here, and whole.
+    for i in 10..16 {
+        assert_eq!(fs::read_to_string(one.join(format!("d/m{i}"))).unwrap(), "mounted");
+    }
+    let seen =
+        c.tell(1, "cat /forebay/d/p4[1-9] /forebay/d/p50 /forebay/s/p | grep -c preloaded; cat /forebay/s/m");
+    assert_eq!(seen, "11\nmounted");
+    // Where a directory names its targets a file is refused, and leaves no name.
+    c.tell(1, "mkdir /forebay/t");
+    layout(&["set", "-t", "n2", "/t"]);
+    let refused = fs::write(one.join("t/m"), "x").unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(libc::EIO));
+    let told = said(&c.shell(1, "echo x > /forebay/t/p; ls -A /forebay/t"));
+    assert!(
+        told.contains("Input/output error") && !told.lines().any(|line| line == "m" || line == "p"),
+        "{told}"
+    );
+    assert!(c.start(2).status.success());
+    c.tell(1, "rm -r /forebay/d /forebay/s /forebay/t");
+    c.check();
+}

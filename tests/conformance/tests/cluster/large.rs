@@ -4,6 +4,9 @@ use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use forebay_client::Pool;
+use forebay_types::Ino;
+
 use crate::nodes::{bytes, until, Cluster};
 
 const MIB: usize = 1 << 20;
@@ -63,6 +66,53 @@ fn large_appends_to_another_node_s_file_are_whole() {
     let log = fs::read(near.join("log")).unwrap();
     assert_eq!(log.len(), 2 * ROUNDS * RECORD);
     assert!(log.chunks(RECORD).all(|record| record.iter().all(|byte| *byte == record[0])), "one in another");
+    c.check();
+}
+
+/// Also while other threads of the process have all of its buffer in use.
+#[test]
+fn large_appends_are_whole_while_much_else_is_moved() {
+    const RECORD: usize = 300_000;
+    const ROUNDS: usize = 30;
+    let c = Cluster::up("crowded", 2);
+    c.tell(
+        2,
+        "mkdir /forebay/d; : > /forebay/d/log; head -c 8388608 /dev/zero | tr '\\0' r > /forebay/d/read",
+    );
+    let pool = Pool::attach(&c.pool(1)).unwrap();
+    let dir = pool.lookup(Ino::ROOT, b"d").unwrap().attr.ino;
+    let open = |name: &[u8], write| pool.open_file(&pool.lookup(dir, name).unwrap(), write).unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for _ in 0..20 {
+            scope.spawn(|| {
+                let (file, mut room) = (open(b"read", false), vec![0; 8 * MIB]);
+                while !stop.load(Ordering::Relaxed) {
+                    assert_eq!(file.read_at(&mut room, 0), Ok(8 * MIB));
+                    assert!(room.iter().all(|byte| *byte == b'r'));
+                    room.fill(0);
+                }
+            });
+        }
+        let writers: Vec<_> = (1..=3u8)
+            .map(|who| {
+                scope.spawn(move || {
+                    let file = open(b"log", true);
+                    (0..ROUNDS).all(|_| file.append(&vec![who; RECORD]) == Ok(RECORD))
+                })
+            })
+            .collect();
+        let wrote: Vec<_> = writers.into_iter().map(|writer| writer.join().is_ok_and(|all| all)).collect();
+        stop.store(true, Ordering::Relaxed);
+        assert_eq!(wrote, [true; 3]);
+    });
+    let log = open(b"log", false);
+    let mut room = vec![0; 3 * ROUNDS * RECORD + 1];
+    assert_eq!(log.read_at(&mut room, 0), Ok(3 * ROUNDS * RECORD));
+    room.pop();
+    assert!(room.chunks(RECORD).all(|record| record.iter().all(|byte| *byte == record[0])), "one in another");
+    drop(log);
+    c.tell(1, "rm -r /forebay/d");
     c.check();
 }
 

@@ -279,3 +279,47 @@ fn striped_file_gives_eio_for_what_a_node_that_is_down_has_and_nothing_else() {
     nothing_is_left(&c, 3);
     c.check();
 }
+
+/// Whose turn it is outlives the worker that keeps it: two never find the same end.
+#[test]
+fn appends_to_a_striped_file_are_whole_while_its_first_node_s_worker_is_killed() {
+    const RECORD: usize = 150_000;
+    let c = Cluster::up("turns", 2);
+    c.tell(2, "mkdir /forebay/d");
+    fine(&layout(&c, 2, &["set", "-c", "2", "-S", "64KiB", "-t", "n2,n1", "/d"]));
+    let (Some(one), Some(two)) = (c.mount(1), c.mount(2)) else { return };
+    File::create(two.join("d/log")).unwrap();
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let counts: Vec<usize> = std::thread::scope(|scope| {
+        let append = |who: u8, at: PathBuf| {
+            let stop = &stop;
+            scope.spawn(move || {
+                let file = OpenOptions::new().append(true).open(at).unwrap();
+                let mut count = 0;
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                    let n = (&file).write(&vec![who; RECORD]).unwrap();
+                    assert_eq!(n, RECORD, "node {who}");
+                    count += 1;
+                }
+                count
+            })
+        };
+        let writers =
+            [append(1, one.join("d/log")), append(2, two.join("d/log")), append(3, one.join("d/log"))];
+        for _ in 0..4 {
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            c.kill_worker(2);
+            until("the next worker", || c.status(2)["pids"]["worker"].as_u64());
+        }
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        writers.into_iter().map(|writer| writer.join().unwrap()).collect()
+    });
+    let log = fs::read(two.join("d/log")).unwrap();
+    let of = |who: u8| log.chunks(RECORD).filter(|r| r.iter().all(|byte| *byte == who)).count();
+    assert_eq!([of(1), of(2), of(3)], counts[..], "records of {} bytes in {}", RECORD, log.len());
+    assert_eq!(log.len(), counts.iter().sum::<usize>() * RECORD);
+    drop(log);
+    c.tell(1, "rm -r /forebay/d");
+    c.check();
+}

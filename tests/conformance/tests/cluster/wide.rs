@@ -218,3 +218,58 @@ fn mounts_see_a_wide_directory_as_programs_do() {
     assert!(!at(1, "w").exists());
     c.check();
 }
+
+#[test]
+fn kernel_of_the_home_forgets_what_it_believed_absent_though_the_worker_is_killed_meanwhile() {
+    let c = Cluster::up("widecrash", 2);
+    let Some(mounts) = [1, 2].map(|node| c.mount(node)).into_iter().collect::<Option<Vec<_>>>() else {
+        return;
+    };
+    let at = |node: usize, path: &str| mounts[node - 1].join(path);
+    // The root too, whose name the kernel cannot be told to forget; so does a directory in it that is absent.
+    assert!(!at(1, "w0").exists());
+    c.widen(1, "2", "/");
+    for k in 0..12 {
+        let dir = format!("w{k}");
+        std::fs::create_dir(at(1, &dir)).unwrap();
+        for name in 0..8 {
+            assert!(!at(1, &format!("{dir}/f{name}")).exists());
+        }
+        let (path, pool) = (format!("/{dir}"), c.pool(2));
+        std::thread::scope(|scope| {
+            let widening = scope.spawn(|| {
+                let words = ["--pool", pool.to_str().unwrap(), "layout", "set", "--width", "2", &path];
+                c.forebay(2, &words)
+            });
+            std::thread::sleep(std::time::Duration::from_micros(700 * k));
+            c.kill_worker(1);
+            let output = widening.join().unwrap();
+            assert!(output.status.success(), "{}", said(&output));
+        });
+        for name in 0..8 {
+            let path = format!("{dir}/f{name}");
+            std::fs::write(at(2, &path), &path).unwrap();
+            assert_eq!(std::fs::read(at(1, &path)).unwrap(), path.as_bytes());
+        }
+    }
+    c.check();
+}
+
+#[test]
+fn all_ranks_change_one_wide_directory_at_once() {
+    let c = Cluster::up("widechmod", 4);
+    c.tell(2, "mkdir /forebay/w");
+    c.widen(2, "0", "/w");
+    let change = "python3 -c \"import os, threading\nbad = []\ndef go(t):\n    for i in range(12):\n        try:\n            os.chmod('/forebay/w', 0o700 + (t * 12 + i) % 64)\n            os.chown('/forebay/w', -1, t)\n            os.utime('/forebay/w')\n        except OSError as e:\n            bad.append(e)\nall = [threading.Thread(target=go, args=(t,)) for t in range(8)]\n[t.start() for t in all]\n[t.join() for t in all]\nprint(bad)\nraise SystemExit(len(bad))\"";
+    let ranks: Vec<_> = (1..=4).map(|node| c.spawn(node, change)).collect();
+    for mut rank in ranks {
+        assert!(rank.wait().unwrap().success());
+    }
+    // All of one change or all of another, on every part.
+    c.tell(3, &make("/forebay/w", "f", 40));
+    assert_eq!(
+        c.tell(1, "chmod 2700 /forebay/w; stat -c %a /forebay/w; ls /forebay/w | wc -l"),
+        "2700\n40\n"
+    );
+    c.check();
+}

@@ -212,6 +212,7 @@ impl World {
             epoch: host.starts,
             clock: baton::timestamp,
             planted: self.plot.planted,
+            kernel: None,
         };
         let mut node = Node::start(setup).unwrap_or_else(|e| panic!("node {number} does not start: {e}"));
         host.doom.set(None);

@@ -239,6 +239,12 @@ impl Files {
             BackingOp::Write { append: true, bytes, .. } => {
                 append(&*self.open(session, id)?, bytes).map(Reply::Count)
             }
+            BackingOp::AppendPiece { handle, at, total, bytes } => {
+                match self.kept.gathering.add((session, handle), (at, total), bytes)? {
+                    None => Ok(Reply::Count(0)),
+                    Some(whole) => append(&*self.open(session, id)?, &whole).map(Reply::Count),
+                }
+            }
             BackingOp::Truncate { bytes } => {
                 rustix::fs::ftruncate(&*self.open(session, id)?, bytes).map_err(code)?;
                 Ok(Reply::Done)
@@ -361,6 +367,14 @@ mod tests {
         ask(&id, BackingOp::Write { offset: 3, append: false, bytes: b"abc" }).unwrap();
         let appended = ask(&id, BackingOp::Write { offset: 0, append: true, bytes: b"def" }).unwrap();
         assert_eq!(appended.0, 6);
+        // In pieces: nobody sees one before all are there.
+        let piece = |at, bytes| BackingOp::AppendPiece { handle: 3, at, total: 4, bytes };
+        ask(&id, piece(0, b"gh")).unwrap();
+        assert_eq!(ask(&id, BackingOp::Stat).unwrap().0, 9);
+        assert_eq!(ask(&id, piece(2, b"ij")).unwrap().0, 9, "where it went");
+        assert_eq!(ask(&id, BackingOp::Read { offset: 8, bytes: 9 }).unwrap().1, b"fghij");
+        assert_eq!(ask(&id, piece(2, b"ij")), Err(Code::Interrupted), "it is written");
+        ask(&id, BackingOp::Truncate { bytes: 9 }).unwrap();
         assert_eq!(ask(&id, BackingOp::Read { offset: 0, bytes: 100 }).unwrap().1, b"\0\0\0abcdef");
         ask(&id, BackingOp::Truncate { bytes: 4 }).unwrap();
         assert_eq!(ask(&id, BackingOp::Stat).unwrap().0, 4);

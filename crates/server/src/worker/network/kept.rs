@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use forebay_types::limits::BACKING_OPEN_MAX;
 use forebay_types::{BackingId, Code};
 
+use super::gathering::Gathering;
 use super::locks::RemoteLocks;
 
 #[derive(Debug)]
@@ -23,13 +24,15 @@ struct Kept {
 pub(in crate::worker) struct KeptOpen {
     /// Their locks.
     pub(super) locks: RemoteLocks,
+    /// Appends of theirs of which not all pieces are here.
+    pub(super) gathering: Gathering,
     all: Mutex<HashMap<(u64, BackingId), Kept>>,
 }
 
 impl KeptOpen {
     /// With the locks that the last worker left.
     pub(super) fn with_locks(locks: RemoteLocks) -> KeptOpen {
-        KeptOpen { locks, all: Mutex::default() }
+        KeptOpen { locks, gathering: Gathering::default(), all: Mutex::default() }
     }
 
     fn all(&self) -> MutexGuard<'_, HashMap<(u64, BackingId), Kept>> {
@@ -87,6 +90,7 @@ impl KeptOpen {
     /// A session is over, and its locks go.
     pub(super) fn end(&self, session: u64) {
         self.locks.end(session);
+        self.gathering.end(session);
         let mut all = self.all();
         let theirs: Vec<_> = all.keys().filter(|(of, _)| *of == session).copied().collect();
         let gone: Vec<_> = theirs.iter().filter_map(|key| all.remove(key)).collect();

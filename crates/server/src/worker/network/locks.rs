@@ -4,8 +4,8 @@
 //! open-file-description locks. So it excludes those of this node's programs, which take theirs on the same backing file, preloaded
 //! or through the mount. Nothing waits here: who has to wait asks again.
 //!
-//! The supervisor has a duplicate of each descriptor, so that locks outlive the worker; the next one has them from there. Appends
-//! are in memory alone.
+//! The supervisor has a duplicate of each descriptor, so that locks outlive the worker; the next one has them from there. Of whose
+//! turn it is to append it is told by a descriptor of nothing, whose tag says all.
 //!
 //! Lock order: the tables are taken one at a time, and no other lock with them.
 
@@ -63,6 +63,21 @@ struct Appending {
     session: u64,
     handle: u64,
     since: Instant,
+}
+
+/// What the tags of turns to append begin with.
+const TURN_TAG: &str = "append ";
+
+/// The tag of a file's turn; the next turn's is another.
+fn turn_tag(id: &BackingId, session: u64, handle: u64) -> String {
+    let BackingId { target, ino, number, stripe } = id;
+    format!("{TURN_TAG}{session:x} {target:x} {:x} {number:x} {stripe:x} {handle:x}", ino.0)
+}
+
+fn turn_of_tag(tag: &str) -> Option<(BackingId, u64, u64)> {
+    // The same words as an owner's, but for the last.
+    let owner = Owner::of_tag(&format!("{TAG}{} 0", tag.strip_prefix(TURN_TAG)?))?;
+    Some((owner.id, owner.session, owner.owner))
 }
 
 /// All that processes of other nodes hold here.
@@ -132,7 +147,39 @@ impl RemoteLocks {
                 }
             };
         }
-        RemoteLocks { held: Mutex::new(held), appending: Mutex::default(), store: Some(store) }
+        let now = Instant::now();
+        let mut appending = HashMap::new();
+        for (tag, _) in left.extract_if(.., |(tag, _)| tag.starts_with(TURN_TAG)) {
+            match turn_of_tag(&tag) {
+                // As long again: how long it has been so nobody knows.
+                Some((id, session, handle)) => {
+                    appending.insert(id, Appending { session, handle, since: now })
+                }
+                None => {
+                    tracing::warn!("the descriptor store holds {tag:?}, which says of nobody's turn");
+                    None
+                }
+            };
+        }
+        RemoteLocks { held: Mutex::new(held), appending: Mutex::new(appending), store: Some(store) }
+    }
+
+    /// Has the supervisor remember a turn, so that it outlives this worker.
+    fn remember_turn(&self, id: &BackingId, session: u64, handle: u64) -> Result<(), Code> {
+        let Some(store) = &self.store else { return Ok(()) };
+        let nothing = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC)
+            .map_err(|e| Code::from_errno(e.raw_os_error()))?;
+        store.put(&turn_tag(id, session, handle), &[nothing.as_fd()]).map_err(|e| {
+            tracing::error!("{e}");
+            Code::NoResources
+        })
+    }
+
+    fn forget_turn(&self, id: &BackingId, turn: &Appending) {
+        let tag = turn_tag(id, turn.session, turn.handle);
+        if let Some(Err(e)) = self.store.as_ref().map(|store| store.remove(&tag)) {
+            tracing::warn!("{e}");
+        }
     }
 
     /// Takes an owner's descriptor away, while the table is locked: nobody puts another there meanwhile.
@@ -229,7 +276,7 @@ impl RemoteLocks {
     /// A process is about to write at the end.
     ///
     /// # Errors
-    /// [`Code::Busy`] while another is.
+    /// [`Code::Busy`] while another is; [`Code::NoResources`] when the supervisor cannot be told.
     pub(super) fn begin_append(&self, session: u64, id: &BackingId, handle: u64) -> Result<(), Code> {
         let mut appending = self.appending();
         let now = Instant::now();
@@ -240,7 +287,11 @@ impl RemoteLocks {
             // A retry does not begin anew: its process counts from the first.
             Some(a) if (a.session, a.handle) == (session, handle) => {}
             _ => {
-                appending.insert(*id, Appending { session, handle, since: now });
+                self.remember_turn(id, session, handle)?;
+                let late = appending.insert(*id, Appending { session, handle, since: now });
+                if let Some(late) = late {
+                    self.forget_turn(id, &late);
+                }
             }
         }
         Ok(())
@@ -250,7 +301,9 @@ impl RemoteLocks {
     pub(super) fn end_append(&self, session: u64, id: &BackingId, handle: u64) {
         let mut appending = self.appending();
         if appending.get(id).is_some_and(|a| (a.session, a.handle) == (session, handle)) {
-            appending.remove(id);
+            if let Some(turn) = appending.remove(id) {
+                self.forget_turn(id, &turn);
+            }
         }
     }
 
@@ -265,7 +318,9 @@ impl RemoteLocks {
             self.give_up(&mut held, &owner);
         }
         drop(held);
-        self.appending().retain(|_, a| a.session != session);
+        for (id, turn) in self.appending().extract_if(|_, turn| turn.session == session) {
+            self.forget_turn(&id, &turn);
+        }
     }
 
     /// Processes that hold something.
@@ -375,6 +430,39 @@ mod tests {
         drop(supervisors);
         let path = std::env::temp_dir().join(format!("forebay-locks-outlive-{}", std::process::id()));
         std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn turns_to_append_outlive_the_worker_until_they_end() {
+        let (ours, theirs) = crate::store::pair().unwrap();
+        let id = |n| BackingId { target: 1 << 16, ino: Ino(n), number: 255, stripe: 3 };
+        let locks = RemoteLocks::restored(FdStore::new(ours), &mut Vec::new());
+        locks.begin_append(7, &id(1), u64::MAX).unwrap();
+        locks.begin_append(7, &id(2), 2).unwrap();
+        locks.begin_append(8, &id(3), 3).unwrap();
+        locks.end_append(7, &id(2), 2);
+        locks.end(8);
+        drop(locks);
+        // As the supervisor keeps it.
+        let mut left: Vec<(String, Vec<OwnedFd>)> = Vec::new();
+        while let Ok(Some(message)) = crate::store::receive(theirs.as_fd(), rustix::net::RecvFlags::empty()) {
+            match message {
+                crate::store::Message::Put(tag, fds) => left.push((tag, fds)),
+                crate::store::Message::Remove(tag) => left.retain(|(kept, _)| *kept != tag),
+                message => panic!("{message:?}"),
+            }
+        }
+        assert_eq!(left.len(), 1, "{left:?}");
+        left.push(("append of nobody".to_owned(), Vec::new()));
+        let (ours, _theirs) = crate::store::pair().unwrap();
+        let next = RemoteLocks::restored(FdStore::new(ours), &mut left);
+        assert!(left.is_empty());
+        assert_eq!(next.begin_append(9, &id(1), 1), Err(Code::Busy), "its turn is not over");
+        next.begin_append(9, &id(2), 1).unwrap();
+        next.begin_append(9, &id(3), 1).unwrap();
+        next.begin_append(7, &id(1), u64::MAX).unwrap();
+        next.end_append(7, &id(1), u64::MAX);
+        next.begin_append(9, &id(1), 1).unwrap();
     }
 
     #[test]

@@ -20,6 +20,9 @@ struct Met {
     /// The number in the pool file whose place it has now.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     instead_of: Option<u16>,
+    /// Another node has its place by now.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    gone: bool,
 }
 
 /// See the module.
@@ -68,6 +71,12 @@ impl MetNodes {
         self.nodes.iter().find(|(_, met)| met.instead_of == Some(number)).map_or(number, |(now, _)| *now)
     }
 
+    /// True when another node is known to have taken a node's place, so that there never will be one of its number again. What a pool
+    /// file leaves out may be there all the same, as another file has it.
+    pub(super) fn is_gone(&self, node: NodeId) -> bool {
+        self.number_now(node.0) != node.0 || self.nodes.get(&node.0).is_some_and(|met| met.gone)
+    }
+
     /// Every number that was met, and its data.
     pub(super) fn all(&self) -> impl Iterator<Item = (NodeId, u32)> + '_ {
         self.nodes.iter().map(|(number, met)| (NodeId(*number), met.data))
@@ -88,8 +97,9 @@ impl MetNodes {
         for met in self.nodes.values_mut().filter(|met| instead_of.is_some() && met.instead_of == instead_of)
         {
             met.instead_of = None;
+            met.gone = true;
         }
-        self.nodes.insert(node.0, Met { data, instead_of });
+        self.nodes.insert(node.0, Met { data, instead_of, gone: false });
         if let Err(e) = self.write() {
             tracing::error!("{e}");
         }
@@ -130,10 +140,19 @@ mod tests {
         assert_eq!(met.meet(NodeId(5000), 8, Some(b"elsewhere")), None, "nobody's place");
         assert_eq!(met.meet(NodeId(5000), 8, Some(b"two")), Some(News { instead_of: Some(2) }));
         assert_eq!((met.number_now(2), met.number_now(1)), (5000, 1));
+        assert_eq!([1, 2, 3, 5000].map(|node| met.is_gone(NodeId(node))), [false, true, false, false]);
         // It loses them again.
         assert_eq!(met.meet(NodeId(6000), 9, Some(b"two")), Some(News { instead_of: Some(2) }));
         let again = read();
         assert_eq!(again.number_now(2), 6000);
+        assert_eq!(
+            [1, 2, 3, 5000, 6000].map(|node| again.is_gone(NodeId(node))),
+            [false, true, false, true, false]
+        );
+        // A pool file without a node that was met says nothing of what became of it.
+        let mut other = MetNodes { dir: None, ..MetNodes::default() };
+        other.nodes.insert(3, Met { data: 4, instead_of: None, gone: false });
+        assert!(!other.is_gone(NodeId(3)));
         let all: Vec<(u16, u32)> = again.all().map(|(node, data)| (node.0, data)).collect();
         assert_eq!(all, [(2, 7), (5000, 8), (6000, 9)]);
         std::fs::write(dir.join(MET_FILE), "{").unwrap();

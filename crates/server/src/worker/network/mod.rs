@@ -14,6 +14,7 @@
 
 mod bounce;
 mod crew;
+mod gathering;
 mod kept;
 mod leases;
 mod locks;

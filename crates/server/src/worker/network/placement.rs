@@ -87,6 +87,18 @@ impl Surroundings {
         self.givers.iter_mut().filter(|g| g.node == old).for_each(|g| g.node = new);
     }
 
+    /// A node does not answer any more: nothing is placed on it while there are others.
+    pub(super) fn lost(&mut self, node: NodeId) {
+        self.said.insert(node, None);
+    }
+
+    /// One that did not answer is reached again; what it has will be heard.
+    pub(super) fn found(&mut self, node: NodeId) {
+        if self.said.get(&node).is_some_and(Option::is_none) {
+            self.said.remove(&node);
+        }
+    }
+
     /// The nodes that are to be asked now, each once, as what is known of them is no longer fresh; none while a round of
     /// questions is under way. Each is to be followed by [`Surroundings::hear`].
     pub(super) fn next_round(&mut self, now: Duration) -> Vec<NodeId> {
@@ -260,6 +272,22 @@ mod tests {
         assert_eq!(s.place(&full, 2).as_slice(), [t(3, 0)], "then other nodes");
         s.hear(NodeId(3), said(&[space(t(3, 0), 1)]));
         assert_eq!(s.place(&full, 1).as_slice(), [t(2, 0)], "all are full");
+    }
+
+    #[test]
+    fn place_avoids_a_node_from_when_it_is_lost_until_it_is_found() {
+        let mut s = of(&[(1, 1), (2, 1), (3, 1)]);
+        s.hear(NodeId(1), said(&[space(t(1, 0), 60)]));
+        s.hear(NodeId(3), said(&[space(t(3, 0), 60)]));
+        let full = [space(t(2, 0), 3)];
+        s.lost(NodeId(1));
+        assert!((0..4).all(|_| s.place(&full, 1).as_slice() == [t(3, 0)]));
+        let own = [space(t(2, 0), 50)];
+        assert!((0..4).all(|_| s.place(&own, 3).as_slice() == [t(2, 0), t(3, 0)]));
+        s.found(NodeId(3));
+        s.found(NodeId(1));
+        assert_eq!(s.place(&own, 3).as_slice().len(), 3);
+        assert!((0..4).all(|_| s.place(&full, 1).as_slice() == [t(3, 0)]), "what it has is not heard yet");
     }
 
     #[test]

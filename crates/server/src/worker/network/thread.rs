@@ -339,6 +339,7 @@ impl NetworkThread {
         match happening {
             Happening::Up { node, incarnation, clock_ahead_us, .. } => {
                 self.saw(node, true);
+                self.surroundings.found(node);
                 self.meet(node, incarnation, None);
                 tracing::info!("node {node} is reached; its clock is {} ms ahead", clock_ahead_us / 1000);
                 if clock_ahead_us.abs() > CLOCKS_APART_US {
@@ -352,7 +353,10 @@ impl NetworkThread {
                 self.tell(Message::Reached(node));
             }
             // The calls have told of it.
-            Happening::Down { node, .. } => self.saw(node, false),
+            Happening::Down { node, .. } => {
+                self.saw(node, false);
+                self.surroundings.lost(node);
+            }
             Happening::Joined { node, incarnation, ref address, .. } => {
                 self.meet(node, incarnation, Some(address));
                 tracing::info!("node {node} has joined");

@@ -120,9 +120,19 @@ impl NetworkThread {
                 return false;
             }
             Err(code) => {
+                let code = match code {
+                    _ if self.met.is_gone(node) => Code::NoDevice,
+                    // One that the pool file has not: that says nothing of whether there is one.
+                    Code::NoDevice | Code::Invalid => Code::Io,
+                    code => code,
+                };
                 let known = self.members.iter().any(|(number, ..)| *number == node);
-                let code = if known { code } else { Code::NoDevice };
-                tracing::warn!("cannot ask node {node} for its part: {code}");
+                let why = if known || code == Code::NoDevice {
+                    ""
+                } else {
+                    ": this node's pool file has no such node"
+                };
+                tracing::warn!("cannot ask node {node} for its part: {code}{why}");
                 self.tell(Message::Stepped(usize::from(stamp.slot), Err(code)));
             }
         }

@@ -111,7 +111,10 @@ impl NetworkThread {
                 // A client may be about to make it: the shard thread knows.
                 return self.tell(Message::RemoveBacking { ticket, id: *id, message });
             }
-            BackingOp::Write { .. } | BackingOp::Truncate { .. } | BackingOp::Allocate { .. }
+            BackingOp::Write { .. }
+            | BackingOp::Truncate { .. }
+            | BackingOp::Allocate { .. }
+            | BackingOp::AppendPiece { .. }
                 if self.was_served(&ticket) =>
             {
                 return;

@@ -1,0 +1,132 @@
+//! Appends of processes of other nodes that are too large for one request and come in pieces, as their processes have no buffer or
+//! all of it is in use: kept here until the last piece, so that they go into the file as a whole.
+//!
+//! In memory alone: a process whose pieces were lost with a worker begins anew. Lock order: none is taken with the table's.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay_types::limits::{GATHERED_MAX, GATHERED_MS};
+use forebay_types::Code;
+
+/// A process and its number for the append.
+type Key = (u64, u64);
+
+#[derive(Debug)]
+struct Gathered {
+    bytes: Vec<u8>,
+    total: usize,
+    /// When a piece came last.
+    touched: Instant,
+}
+
+/// All that is gathered.
+#[derive(Debug, Default)]
+pub(super) struct Gathering(Mutex<HashMap<Key, Gathered>>);
+
+impl Gathering {
+    fn all(&self) -> MutexGuard<'_, HashMap<Key, Gathered>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds a piece that begins at `at` of `total` bytes; all of it with the last one, which is forgotten here.
+    ///
+    /// # Errors
+    /// [`Code::Interrupted`] when the pieces before it are not here, [`Code::Busy`] when there is no room for another append.
+    pub(super) fn add(
+        &self,
+        of: Key,
+        (at, total): (u32, u32),
+        piece: &[u8],
+    ) -> Result<Option<Vec<u8>>, Code> {
+        self.add_at(Instant::now(), of, (at as usize, total as usize), piece)
+    }
+
+    fn add_at(
+        &self,
+        now: Instant,
+        of: Key,
+        (at, total): (usize, usize),
+        piece: &[u8],
+    ) -> Result<Option<Vec<u8>>, Code> {
+        let mut all = self.all();
+        if at == 0 && !all.contains_key(&of) {
+            if all.len() >= GATHERED_MAX {
+                let kept = Duration::from_millis(GATHERED_MS);
+                all.retain(|_, gathered| now.saturating_duration_since(gathered.touched) < kept);
+            }
+            if all.len() >= GATHERED_MAX {
+                return Err(Code::Busy);
+            }
+            all.insert(of, Gathered { bytes: Vec::with_capacity(total), total, touched: now });
+        }
+        let gathered = all.get_mut(&of).ok_or(Code::Interrupted)?;
+        // A piece that comes again is here already.
+        let known = gathered.bytes.len();
+        if gathered.total != total || at > known || (at < known && at + piece.len() > known) {
+            all.remove(&of);
+            return Err(Code::Interrupted);
+        }
+        gathered.touched = now;
+        if at == known {
+            gathered.bytes.extend_from_slice(piece);
+        }
+        if gathered.bytes.len() < total {
+            return Ok(None);
+        }
+        Ok(all.remove(&of).map(|gathered| gathered.bytes))
+    }
+
+    /// A process is over.
+    pub(super) fn end(&self, session: u64) {
+        self.all().retain(|(of, _), _| *of != session);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pieces_of_several_appends_come_together_each_once() {
+        let gathering = Gathering::default();
+        let add = |handle, at, piece: &[u8]| gathering.add((7, handle), (at, 6), piece);
+        assert_eq!(add(1, 0, b"abc"), Ok(None));
+        assert_eq!(add(2, 0, b"12"), Ok(None));
+        assert_eq!(add(1, 0, b"abc"), Ok(None), "a retry");
+        assert_eq!(add(2, 2, b"34"), Ok(None));
+        assert_eq!(add(1, 3, b"def"), Ok(Some(b"abcdef".to_vec())));
+        assert_eq!(add(2, 4, b"56"), Ok(Some(b"123456".to_vec())));
+        assert_eq!(add(1, 3, b"def"), Err(Code::Interrupted), "nothing of it is here");
+    }
+
+    #[test]
+    fn pieces_that_do_not_follow_are_told_to_begin_anew() {
+        let gathering = Gathering::default();
+        assert_eq!(gathering.add((7, 1), (3, 6), b"def"), Err(Code::Interrupted));
+        gathering.add((7, 1), (0, 6), b"ab").unwrap();
+        assert_eq!(gathering.add((7, 1), (3, 6), b"d"), Err(Code::Interrupted), "a gap");
+        gathering.add((7, 1), (0, 6), b"ab").unwrap();
+        assert_eq!(gathering.add((7, 1), (2, 7), b"c"), Err(Code::Interrupted), "another length");
+        gathering.add((7, 1), (0, 6), b"ab").unwrap();
+        gathering.end(7);
+        assert_eq!(gathering.add((7, 1), (2, 6), b"c"), Err(Code::Interrupted), "its process is over");
+    }
+
+    #[test]
+    fn no_more_than_the_bound_are_kept_and_old_ones_make_room() {
+        let (gathering, now) = (Gathering::default(), Instant::now());
+        let later = now + Duration::from_millis(GATHERED_MS);
+        for handle in 0..GATHERED_MAX as u64 {
+            gathering.add_at(now, (7, handle), (0, 2), b"a").unwrap();
+        }
+        assert_eq!(gathering.add_at(now, (8, 1), (0, 2), b"a"), Err(Code::Busy));
+        gathering.add_at(later, (7, 0), (1, 2), b"b").unwrap();
+        gathering.add_at(later, (7, 1), (0, 2), b"a").unwrap();
+        gathering.add_at(later, (8, 1), (0, 2), b"a").unwrap();
+        gathering.add_at(later, (8, 2), (0, 2), b"a").unwrap();
+        assert_eq!(gathering.all().len(), 3, "those that were not gone on with are forgotten");
+        assert!(gathering.all().contains_key(&(7, 1)));
+    }
+}
