@@ -94,7 +94,9 @@ impl Table {
                 };
                 let (met, words, bound) = match target {
                     Target::Ratio { at_least, .. } => {
-                        (ratio >= *at_least, format!("{ratio:.3} of {against}"), format!(">= {at_least:.2}"))
+                        // As it is printed: clocks tell no more.
+                        let met = (ratio * 1e3).round() / 1e3 >= *at_least;
+                        (met, format!("{ratio:.3} of {against}"), format!(">= {at_least:.2}"))
                     }
                     Target::Difference { at_most, .. } => (
                         more <= *at_most,

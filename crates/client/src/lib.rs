@@ -36,6 +36,7 @@ mod placing;
 mod pool;
 mod runs;
 mod scatter;
+mod sieve;
 mod stat;
 mod unnamed;
 mod walk;

@@ -10,12 +10,16 @@
 
 use std::os::fd::{AsRawFd, RawFd};
 
-use forebay_types::limits::{GAP_BYTES_MAX, RUN_PIECES_MAX};
+use forebay_types::limits::{
+    GAP_BYTES_MAX, GAP_BYTES_MAX_ELSEWHERE, RUN_PIECES_MAX, SIEVE_BUFFER_BYTES, SIEVE_BYTES_MAX,
+    SIEVE_PIECES_MIN,
+};
 use forebay_types::Code;
 
 use crate::errno;
 use crate::file::{File, Stripe};
 use crate::scatter::Spot;
+use crate::sieve::Sieve;
 
 /// Pieces of memory that the kernel takes in one call (UIO_MAXIOV).
 const PARTS_MAX: usize = 1024;
@@ -144,6 +148,43 @@ fn move_parts(fd: RawFd, mut parts: &mut [libc::iovec], mut at: u64, writes: boo
     Ok(done)
 }
 
+/// The pieces from the first on that one read of the backing file brings, with gaps that are no longer than `gap` between
+/// them, and its bytes: of one stripe, and no more than the buffer takes unless it is one piece.
+fn stretch(pieces: &[Piece], gap: usize) -> (&[Piece], usize) {
+    let first = &pieces[0];
+    let (mut bytes, mut count) = (first.bytes, 1);
+    for piece in &pieces[1..] {
+        let Some(start) = piece.at.checked_sub(first.at).map(|start| start as usize) else { break };
+        let between = start.wrapping_sub(bytes);
+        let is_of_stripe = piece.offset.wrapping_sub(first.offset) == start as u64;
+        if between > gap || start + piece.bytes > SIEVE_BUFFER_BYTES || !is_of_stripe {
+            break;
+        }
+        (bytes, count) = (start + piece.bytes, count + 1);
+    }
+    (&pieces[..count], bytes)
+}
+
+fn near_is_small(near: &[Piece]) -> bool {
+    near.iter().map(|piece| piece.bytes).sum::<usize>() <= near.len() * SIEVE_BYTES_MAX
+}
+
+/// Copies a piece out of what was read, in which it begins at `start`: how much of it is there.
+fn hand_out(read: &[u8], piece: &Piece, start: u64) -> usize {
+    let there = read.get(start as usize..).map_or(0, |rest| rest.len().min(piece.bytes));
+    if there > 0 {
+        // SAFETY: the piece is memory that the caller of `read_runs` promises to be writable and nobody else's.
+        unsafe { std::ptr::copy_nonoverlapping(read[start as usize..].as_ptr(), piece.memory, there) };
+    }
+    there
+}
+
+/// Reads until the buffer is full or the file ends.
+fn read_whole(fd: RawFd, buffer: &mut [u8], at: u64) -> Result<usize, Code> {
+    let mut part = [part_of(buffer.as_mut_ptr(), buffer.len())];
+    move_parts(fd, &mut part, at, false).map(|n| n as usize)
+}
+
 fn part_of(memory: *mut u8, bytes: usize) -> libc::iovec {
     libc::iovec { iov_base: memory.cast(), iov_len: bytes }
 }
@@ -173,10 +214,15 @@ impl End {
             let rest = unsafe { std::slice::from_raw_parts_mut(piece.memory.add(got), piece.bytes - got) };
             there += file.read_at(rest, at)?;
         }
+        self.reached(piece, there);
+        Ok(())
+    }
+
+    /// Of a piece so many bytes lie before the file's end.
+    fn reached(&mut self, piece: &Piece, there: usize) {
         if there < piece.bytes {
             self.whole = self.whole.min(piece.before + there as u64);
         }
-        Ok(())
     }
 }
 
@@ -206,16 +252,7 @@ impl File {
             for group in some.chunk_by(|a, b| a.stripe == b.stripe) {
                 match self.stripe_at(group[0].stripe) {
                     Stripe::Here(fd) => self.read_group(fd.as_raw_fd(), group, &mut end)?,
-                    Stripe::There(_) => {
-                        for piece in group {
-                            // SAFETY: the caller's promise.
-                            let to = unsafe { std::slice::from_raw_parts_mut(piece.memory, piece.bytes) };
-                            let got = self.read_at(to, piece.offset)?;
-                            if got < piece.bytes {
-                                end.whole = end.whole.min(piece.before + got as u64);
-                            }
-                        }
-                    }
+                    Stripe::There(_) => self.read_group_elsewhere(group, &mut end)?,
                 }
             }
         }
@@ -227,6 +264,19 @@ impl File {
         let mut parts = Vec::with_capacity((2 * group.len()).min(PARTS_MAX));
         let mut rest = group;
         while let Some(first) = rest.first() {
+            let (near, bytes) = stretch(rest, GAP_BYTES_MAX);
+            if near.len() >= SIEVE_PIECES_MIN && near_is_small(near) {
+                if let Some(mut sieve) = Sieve::take() {
+                    let buffer = sieve.room(first.at, bytes);
+                    let got = read_whole(fd, buffer, first.at)?;
+                    for piece in near {
+                        let there = hand_out(&buffer[..got], piece, piece.at - first.at);
+                        end.fill(self, piece, there)?;
+                    }
+                    rest = &rest[near.len()..];
+                    continue;
+                }
+            }
             parts.clear();
             let (mut at, mut count) = (first.at, 0);
             for piece in rest {
@@ -245,6 +295,31 @@ impl File {
             for piece in &rest[..count] {
                 end.fill(self, piece, got.saturating_sub(piece.at).min(piece.bytes as u64) as usize)?;
             }
+            rest = &rest[count..];
+        }
+        Ok(())
+    }
+
+    /// Reads pieces of one backing file of another node, those near each other by one request.
+    fn read_group_elsewhere(&self, group: &[Piece], end: &mut End) -> Result<(), Code> {
+        let mut rest = group;
+        while let Some(first) = rest.first() {
+            let (near, bytes) = stretch(rest, GAP_BYTES_MAX_ELSEWHERE);
+            let sieve = (near.len() > 1).then(Sieve::take).flatten();
+            let count = if let Some(mut sieve) = sieve {
+                let buffer = sieve.room(first.offset, bytes);
+                let got = self.read_at(buffer, first.offset)?;
+                for piece in near {
+                    let there = hand_out(&buffer[..got], piece, piece.offset - first.offset);
+                    end.reached(piece, there);
+                }
+                near.len()
+            } else {
+                // SAFETY: memory that the caller of `read_runs` promises to be writable and nobody else's.
+                let to = unsafe { std::slice::from_raw_parts_mut(first.memory, first.bytes) };
+                end.reached(first, self.read_at(to, first.offset)?);
+                1
+            };
             rest = &rest[count..];
         }
         Ok(())

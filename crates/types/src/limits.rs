@@ -177,6 +177,14 @@ pub const AHEAD_WRITE_BYTES_MAX: usize = 256 << 10;
 /// A gap between two ranges of a file that are read in one call is read too if it is no longer: as long as a call for
 /// itself takes.
 pub const GAP_BYTES_MAX: usize = 8 << 10;
+/// The same on another node, where a call is a request.
+pub const GAP_BYTES_MAX_ELSEWHERE: usize = 64 << 10;
+/// What is read at once of small ranges that are near each other, into a buffer of the process: it stays in the cache.
+pub const SIEVE_BUFFER_BYTES: usize = 1 << 20;
+/// So many ranges are read by the buffer.
+pub const SIEVE_PIECES_MIN: usize = 4;
+/// And ranges that are no longer, on average: a longer one is copied once by the kernel in less time than twice.
+pub const SIEVE_BYTES_MAX: usize = 16 << 10;
 /// Pieces for one backing file from which on two system calls and a pipe for all cost less than one for each.
 pub const SCATTER_PIECES_MIN: usize = 24;
 /// Pieces that are longer on average are written each by itself: a call costs little beside the copy.

@@ -9,6 +9,7 @@ mod doors;
 mod faults;
 mod large;
 mod leases;
+mod libraries;
 mod names;
 mod nodes;
 mod stripes;
