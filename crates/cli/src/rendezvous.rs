@@ -102,6 +102,9 @@ struct Note {
     word: String,
     name: String,
     host: String,
+    /// Bytes that its host gives, if it says so.
+    #[serde(default)]
+    capacity_bytes: Option<u64>,
 }
 
 /// What rank 0 says to all.
@@ -135,7 +138,8 @@ pub(crate) fn meet(
     let meeting = Meeting { dir, until: Instant::now() + patience, waited: patience };
     meeting.open()?;
     let word = new_word()?;
-    let note = Note { word: word.clone(), name: me.name.clone(), host: me.host.clone() };
+    let NamedHost { name, host, capacity_bytes } = me.clone();
+    let note = Note { word: word.clone(), name, host, capacity_bytes };
     meeting.write(&format!("rank-{}", rank.rank), &note)?;
     match rank.rank {
         0 => meeting.lead(rank.size, make),
@@ -218,7 +222,8 @@ impl Meeting {
                 let mut hosts: Vec<NamedHost> = Vec::new();
                 for note in &notes {
                     if hosts.iter().all(|h| h.name != note.name) {
-                        hosts.push(NamedHost { name: note.name.clone(), host: note.host.clone() });
+                        let Note { name, host, capacity_bytes, .. } = note.clone();
+                        hosts.push(NamedHost { name, host, capacity_bytes });
                     }
                 }
                 let words = notes.iter().map(|n| n.word.clone()).collect();
@@ -352,14 +357,15 @@ mod tests {
     }
 
     fn make(hosts: &[NamedHost]) -> Result<Bundle> {
-        let alike =
-            Alike { path: "/p%n".into(), media: None, capacity_bytes: None, port: None, provider: None };
+        let alike = Alike { path: "/p%n".into(), media: None, port: None, provider: None };
         Bundle::new(hosts_file::text(hosts, &alike))
     }
 
     fn host(rank: usize) -> NamedHost {
         // Two ranks a host.
-        NamedHost { name: format!("n{}", rank / 2), host: format!("h{}", rank / 2) }
+        let (name, host) = (format!("n{}", rank / 2), format!("h{}", rank / 2));
+        // The first gives nothing.
+        NamedHost { name, host, capacity_bytes: (rank / 2 == 0).then_some(0) }
     }
 
     #[test]
@@ -372,7 +378,8 @@ mod tests {
             Pool { bundle: make(&[host(40)]).unwrap(), words: vec!["x".into(); 6], edition: "e".into() };
         std::fs::write(old.join("pool"), serde_json::to_vec(&stale).unwrap()).unwrap();
         for r in 1..6 {
-            let note = Note { word: "x".into(), name: format!("old{r}"), host: "h".into() };
+            let (name, host) = (format!("old{r}"), "h".into());
+            let note = Note { word: "x".into(), name, host, capacity_bytes: None };
             std::fs::write(old.join(format!("rank-{r}")), serde_json::to_vec(&note).unwrap()).unwrap();
             std::fs::write(old.join(format!("seen-{r}")), "\"e\"").unwrap();
         }
@@ -393,7 +400,8 @@ mod tests {
         assert!(bundles.iter().all(|b| *b == bundles[0]), "one secret, one list");
         let file = bundles[0].pool_file(Path::new("/")).unwrap();
         let names: Vec<&str> = file.nodes.iter().map(|n| n.name.as_str()).collect();
-        assert_eq!(names, ["n0", "n1", "n2"]);
+        assert_eq!(names, ["n1", "n2", "n0"], "that of no target last");
+        assert!(file.nodes[2].is_shard_only());
         assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0);
         std::fs::remove_dir(&dir).unwrap();
     }
@@ -402,7 +410,7 @@ mod tests {
     fn meet_of_hosts_that_make_no_pool_says_why() {
         let dir = shared("none");
         let rank = Rank { job: "j".into(), rank: 0, size: 1 };
-        let me = NamedHost { name: "a/b".into(), host: "h".into() };
+        let me = NamedHost { name: "a/b".into(), host: "h".into(), capacity_bytes: None };
         let error = meet(&dir, &rank, &me, Duration::from_secs(60), make).unwrap_err().to_string();
         assert!(error.contains("no slash"), "{error}");
         std::fs::remove_dir_all(&dir).unwrap();

@@ -100,6 +100,43 @@ fn up_of_hosts_gives_one_pool_and_no_secret_to_be_seen() {
 }
 
 #[test]
+fn up_of_hosts_some_without_a_target_gives_one_pool_on_the_others() {
+    let hosts = Hosts::new();
+    let up = hosts.up("2", &["--no-target", &hosts.list("1,3")]);
+    assert!(up.code == Some(0) && up.out.contains("3 nodes are up: 64 MiB"), "{up:?}");
+    assert_eq!(up.out.matches("no target").count(), 2, "{up:?}");
+    assert_eq!(
+        hosts.tell(2, "echo x > /forebay/f; stat -c %i /forebay | cut -c1-3"),
+        "281\n",
+        "node 1 has the root"
+    );
+    assert_eq!(hosts.tell(1, "mkdir /forebay/d; mv /forebay/f /forebay/d; ls /forebay/d"), "f\n");
+    // Without a mount there no descriptor can be had of a file, and none is left behind.
+    let pool = hosts.pool(3);
+    let words = ["run", "--pool", pool.to_str().unwrap(), "--", "sh", "-c", "echo y > /forebay/d/y"];
+    hosts.run(&words).assert_refused(2, &["forebay mount --pool", "not supported"]);
+    assert_eq!(hosts.tell(2, "cat /forebay/d/*"), "x\n");
+    let status = hosts.run(&["status", "--pool", pool.to_str().unwrap()]);
+    assert!(status.out.contains("no target: files of its programs lie on other nodes"), "{status:?}");
+    assert_eq!(status.out.lines().filter(|line| line.contains(" none ")).count(), 2, "{status:?}");
+    // What is staged needs no descriptor.
+    let file = hosts.place.write("in", "staged");
+    let staged =
+        hosts.run(&["stage-in", "--pool", pool.to_str().unwrap(), &format!("{}:/d/in", file.display())]);
+    assert_eq!(staged.code, Some(0), "{staged:?}");
+    let out = hosts.place.join("out");
+    let staged =
+        hosts.run(&["stage-out", "--pool", pool.to_str().unwrap(), &format!("/d/in:{}", out.display())]);
+    assert_eq!(staged.code, Some(0), "{staged:?}");
+    assert_eq!(std::fs::read(&out).unwrap(), b"staged");
+    assert_eq!(hosts.tell(2, "cat /forebay/d/in"), "staged");
+    let down = hosts.run(&["down", "--all", "--pool", pool.to_str().unwrap()]);
+    assert!(down.code == Some(0) && down.out.lines().count() == 3, "{down:?}");
+    std::fs::remove_file(out).unwrap();
+    hosts.place.assert_nothing_left();
+}
+
+#[test]
 fn up_of_hosts_that_cannot_all_start_leaves_none_up_unless_a_part_will_do() {
     let hosts = Hosts::new();
     // One is down, one has no Forebay, and the port of one is taken.
@@ -223,25 +260,37 @@ fn up_by_ranks_of_hydra_wants_a_name_for_the_job() {
 #[test]
 fn up_by_ranks_of_slurm_finds_its_nodes_and_names_ranks_that_do_not_come() {
     let hosts = Hosts::new();
-    let rank = |rank: u32, count: u32, more: &[&str]| {
+    let rank = |rank: u32, count: u32, capacity: &str, more: &[&str]| {
         let path = hosts.place.join("n%n");
-        let words = ["up", "--job", "--path", path.to_str().unwrap(), "--capacity", "64MiB"];
+        let words = ["up", "--job", "--path", path.to_str().unwrap(), "--capacity", capacity];
         let mut command = hosts.place.command([&words, more].concat());
         command.env("SLURM_JOB_ID", "71").env("SLURM_STEP_ID", "0").env("FOREBAY_SHARED", &hosts.place.path);
         command.env("SLURM_PROCID", rank.to_string()).env("SLURM_NTASKS", count.to_string());
         command.env("FOREBAY_NODE", format!("{}{}", hosts.net, rank + 1));
         command
     };
-    let alone = Ran::of(rank(0, 3, &["--wait", "1"]).output().unwrap());
+    let alone = Ran::of(rank(0, 3, "64MiB", &["--wait", "1"]).output().unwrap());
     alone.assert_refused(1, &["of 3 ranks 1, 2 have not come", "--shared"]);
     // What that one left behind is in nobody's way.
-    let mut running: Vec<_> = (0..3).map(|i| common::start(rank(i, 3, &[]))).collect();
+    let mut running: Vec<_> = (0..3).map(|i| common::start(rank(i, 3, "64MiB", &[]))).collect();
     for child in &mut running {
         assert!(child.wait().success());
     }
     hosts.tell(3, "echo x > /forebay/f");
     assert_eq!(hosts.tell(1, "ls /forebay"), "f\n");
     let pool = hosts.pool(3);
+    assert_eq!(hosts.run(&["down", "--all", "--pool", pool.to_str().unwrap()]).code, Some(0));
+    hosts.place.assert_nothing_left();
+    // The first rank's host gives nothing: another one has the root.
+    let mut running: Vec<_> =
+        (0..2).map(|i| common::start(rank(i, 2, if i == 0 { "0" } else { "64MiB" }, &[]))).collect();
+    for child in &mut running {
+        assert!(child.wait().success());
+    }
+    assert_eq!(hosts.tell(1, "mkdir /forebay/d; df -B1M --output=size /forebay | tail -1").trim(), "64");
+    let status = hosts.run(&["status", "--json", "--pool", hosts.pool(2).to_str().unwrap()]);
+    assert!(status.out.contains("\"node\": 1,") && hosts.tell(2, "ls /forebay") == "d\n", "{status:?}");
+    let pool = hosts.pool(1);
     assert_eq!(hosts.run(&["down", "--all", "--pool", pool.to_str().unwrap()]).code, Some(0));
     hosts.place.assert_nothing_left();
 }

@@ -8,7 +8,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use forebay_ring::{lease_clock, Mapping};
+use forebay_ring::{call_clock, Mapping};
 use forebay_types::limits::{BUFFER_BYTES, MOVE_BYTES_MAX};
 use forebay_types::{Code, NodeId};
 
@@ -30,6 +30,13 @@ pub(crate) struct Buffer {
     number: u64,
     /// Pieces in use, or lost.
     used: AtomicU64,
+}
+
+impl Drop for Buffer {
+    /// The last piece in use is back. The daemon may keep it mapped for some time, where one may be written late.
+    fn drop(&mut self) {
+        self.mapping.discard();
+    }
 }
 
 impl Buffer {
@@ -130,7 +137,7 @@ impl Buffers {
     /// A piece for data of a node; the buffer is got by `make` if there is none. None: all pieces are in use, or there is no buffer for
     /// now.
     pub(crate) fn piece(&self, node: NodeId, make: impl FnOnce() -> Result<Buffer, Code>) -> Option<Piece> {
-        self.piece_at(lease_clock(), node, make)
+        self.piece_at(call_clock(), node, make)
     }
 
     fn piece_at(&self, now: u64, node: NodeId, make: impl FnOnce() -> Result<Buffer, Code>) -> Option<Piece> {
@@ -157,7 +164,7 @@ impl Buffers {
 
     /// The daemon does not know a piece's buffer, as it is another worker or has no room; or the transfer with this node failed.
     pub(crate) fn refused(&self, node: NodeId, piece: &Piece) {
-        self.refused_at(lease_clock(), node, piece);
+        self.refused_at(call_clock(), node, piece);
     }
 
     fn refused_at(&self, now: u64, node: NodeId, piece: &Piece) {
@@ -197,6 +204,8 @@ impl Held {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::AsFd;
+
     use forebay_ring::{memfd_sealed, Seal};
 
     fn made(number: u64) -> Result<Buffer, Code> {
@@ -232,12 +241,27 @@ mod tests {
     #[test]
     fn a_lost_piece_is_not_used_again_and_its_buffer_left_for_another() {
         let buffers = Buffers::default();
+        let memory = std::cell::RefCell::new(None);
+        let make = || {
+            let (fd, mapping) = memfd_sealed(c"buffer", BUFFER_BYTES, Seal::Size).unwrap();
+            *memory.borrow_mut() = Some(Mapping::new(fd.as_fd(), BUFFER_BYTES, true).unwrap());
+            Ok(Buffer::new(mapping, 1))
+        };
         let (lost, other) =
-            (buffers.piece(NodeId(1), || made(1)).unwrap(), buffers.piece(NodeId(1), || made(1)).unwrap());
+            (buffers.piece(NodeId(1), make).unwrap(), buffers.piece(NodeId(1), || made(9)).unwrap());
         let old = Arc::clone(&lost.buffer);
+        // SAFETY: one byte.
+        unsafe { other.fill([7].as_ptr(), 1) };
         buffers.lose(lost);
         drop(other);
         assert_eq!(old.used.load(Ordering::Relaxed), 1, "the lost one stays taken");
+        // The daemon's mapping of it: its memory is given back with the last piece that is in use.
+        let (daemons, mut pages) = (memory.borrow_mut().take().unwrap(), [0; 512]);
+        daemons.resident(0, &mut pages);
+        assert!(pages.iter().any(|page| page & 1 != 0));
+        drop(old);
+        daemons.resident(0, &mut pages);
+        assert!(pages.iter().all(|page| page & 1 == 0), "its memory is kept");
         assert_eq!(buffers.piece(NodeId(1), || made(2)).unwrap().buffer(), 2);
     }
 

@@ -19,6 +19,7 @@ use crate::attached::Attached;
 use crate::buffer::{Buffer, Piece};
 use crate::elsewhere::{gone_is_stale, new_handle};
 use crate::locks::{PAUSE, PAUSE_MAX};
+use crate::patience::Patience;
 use crate::pool::{caller, Pool};
 
 /// Bytes of a data request beside the data, and some more.
@@ -108,8 +109,9 @@ impl Pool {
         let mut again: Vec<Part> = Vec::new();
         let mut under_way: VecDeque<UnderWay<'_>> = VecDeque::with_capacity(BACKING_AHEAD);
         let mut moved = Moved { end: total, failed: None };
+        let mut patience = Patience::new();
         loop {
-            while under_way.len() < BACKING_AHEAD {
+            while under_way.len() < BACKING_AHEAD && !patience.is_over() {
                 // What lies below the end that is known by now is moved, whatever became of what lies above.
                 let retried = lowest(&mut again, moved.end);
                 let new = || if moved.end == total { parts.next() } else { None };
@@ -157,11 +159,16 @@ impl Pool {
             }
             // Every request that was posted is waited for: its slot, and its piece, are the daemon's until then.
             let Some(UnderWay { claim, part, piece }) = under_way.pop_front() else { break };
+            let until_ns = patience.until_ns();
             room.resize(BACKING_BYTES_MAX + FIELDS_BYTES, 0);
-            let answered = claim.finish(&mut room, &alive, |reply, _| {
+            let answered = claim.finish_by(until_ns, &mut room, &alive, |reply, _| {
                 // SAFETY: the caller's promise.
                 unsafe { take(&part, piece.as_ref(), memory, reply) }
             });
+            match answered {
+                Ok(_) => patience.answered(),
+                Err(_) => patience.end(),
+            }
             let answered = answered.map_err(|failure| self.failed(attached, failure)).and_then(|done| done);
             match (answered, piece) {
                 (Err(Code::Fault), Some(piece)) => {
@@ -183,6 +190,8 @@ impl Pool {
                 }
             }
         }
+        // What nobody asked for again.
+        again.iter().for_each(|part| moved.ends(part.at, Some(Code::Io)));
         Ok(moved)
     }
 

@@ -32,6 +32,7 @@ mod mounted;
 mod names;
 mod open;
 mod path;
+mod patience;
 mod placing;
 mod pool;
 mod runs;

@@ -155,7 +155,7 @@ impl Pool {
             };
             // Out of descriptors or of space: an open that fails leaves no name behind.
             let _ = self.unlink_in(dir.ino, name.as_bytes());
-            if !elsewhere || attempt == PLACES {
+            if !elsewhere || attempt == PLACES || code == Code::NotSupported {
                 return Err(code);
             }
             // The node that was to have its data does not answer: they lie here, or on another where this one has no target.

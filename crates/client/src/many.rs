@@ -7,6 +7,7 @@ use forebay_types::{BackingAttr, BackingId, BackingOp, Caller, Code, Reply, Requ
 
 use crate::attached::Attached;
 use crate::elsewhere::gone_is_stale;
+use crate::patience::Patience;
 use crate::pool::Pool;
 
 /// Room for a request without data, and for its reply.
@@ -25,10 +26,14 @@ impl Pool {
         let (ring, alive): (&'static Ring, _) = (&attached.ring, || self.is_alive(attached));
         // In a circle, from `first` on; a stat may run in a signal handler, so nothing is allocated.
         let mut under_way: [Option<(K, Claim<'_>)>; BACKING_AHEAD] = [const { None }; BACKING_AHEAD];
-        let (mut first, mut count, mut next) = (0, 0, None);
+        let (mut first, mut count, mut next, mut patience) = (0, 0, None, Patience::new());
         loop {
             while count < BACKING_AHEAD {
                 let Some((key, id, op)) = next.take().or_else(|| asks.next()) else { break };
+                if patience.is_over() {
+                    take(key, Err(Code::PoolGone));
+                    continue;
+                }
                 let claimed = match count == 0 {
                     true => ring.claim(&alive).map(Some).map_err(|failure| self.failed(attached, failure)),
                     // Who waits for a slot has none: the others may be waiting too.
@@ -58,11 +63,16 @@ impl Pool {
             let Some((key, claim)) = under_way[first].take() else { return Ok(()) };
             (first, count) = ((first + 1) % BACKING_AHEAD, count - 1);
             let mut key = Some(key);
-            let finished = claim.finish(&mut [0; MESSAGE_BYTES], &alive, |reply, _| {
+            let until_ns = patience.until_ns();
+            let finished = claim.finish_by(until_ns, &mut [0; MESSAGE_BYTES], &alive, |reply, _| {
                 if let Some(key) = key.take() {
                     take(key, Reply::decode(reply));
                 }
             });
+            match finished {
+                Ok(()) => patience.answered(),
+                Err(_) => patience.end(),
+            }
             if let (Err(failure), Some(key)) = (finished, key) {
                 take(key, Err(self.failed(attached, failure)));
             }

@@ -102,6 +102,14 @@ impl Region {
         self.range(offset, bytes).and_then(|at| NonNull::new(at).ok_or(Code::Fault))
     }
 
+    /// Gives back what memory is behind it, where it is shared: it reads as zeros then. What is written later takes memory anew.
+    pub fn discard(&self) {
+        // SAFETY: the range is mapped, and nobody has a reference into it. Private memory the kernel leaves as it is.
+        let _ = unsafe {
+            rustix::mm::madvise(self.start.as_ptr().cast(), self.bytes, rustix::mm::Advice::LinuxRemove)
+        };
+    }
+
     /// Copies out what is at `offset`.
     ///
     /// # Errors

@@ -275,7 +275,10 @@ fn data_go_by_rma_between_asker_and_server(bed: Bed) {
         };
         let deadline = room.nodes[1].now() + Duration::from_secs(5);
         let transfer = Transfer { direction, local: server.local, local_offset: 0, remote, bytes: BYTES };
-        room.nodes[1].transfer(NodeId(1), &transfer, 40 + sequence, deadline).unwrap();
+        let other_start = Ticket { incarnation: ticket.incarnation ^ 1, ..ticket };
+        let refused = room.nodes[1].transfer_for(&other_start, &transfer, 30 + sequence, deadline);
+        assert_eq!(refused, Err(Code::Stale), "the memory of another start of the node");
+        room.nodes[1].transfer_for(&ticket, &transfer, 40 + sequence, deadline).unwrap();
         assert_eq!(room.moved(1, 40 + sequence), Ok(()));
         room.nodes[1].answer(&ticket, &Message::Data { done: BYTES as u64, inline: &[] }).unwrap();
         let happening = room.outcome(0, id).unwrap();

@@ -140,7 +140,7 @@ impl Ring {
     ///
     /// Whether spinning pays is learnt from the sleeps too: one that ended soon would have been spared by a longer spin,
     /// and cost the daemon a system call.
-    fn wait(&self, state: &AtomicU32, alive: &dyn Fn() -> bool) -> bool {
+    fn wait(&self, state: &AtomicU32, alive: &dyn Fn() -> bool, until_ns: u64) -> bool {
         let spins = if is_simulated() { 0 } else { self.spins.load(Ordering::Relaxed) };
         for spin in 1..=spins {
             if state.load(Ordering::Acquire) == DONE {
@@ -161,7 +161,10 @@ impl Ring {
                 Err(_) => return true,
             }
             let started = now_ns();
-            sleep(state, SLEEPING, LIVENESS_PERIOD_MS);
+            if started >= until_ns {
+                return state.load(Ordering::Acquire) == DONE;
+            }
+            sleep(state, SLEEPING, LIVENESS_PERIOD_MS.min((until_ns - started).div_ceil(1_000_000)));
             let now = now_ns();
             if state.load(Ordering::Acquire) == DONE {
                 let soon = now.saturating_sub(slept_from) < SLEEP_SHORT_NS;
@@ -215,6 +218,11 @@ impl Claim<'_> {
         ring.doorbell.ring();
     }
 
+    /// True when the reply to what was posted is there.
+    pub fn is_answered(&self) -> bool {
+        self.ring.mapping.word32(slot_offset(self.slot)).load(Ordering::Acquire) == DONE
+    }
+
     /// Waits for the reply to what was posted; `then` sees it before the slot is free.
     pub fn finish<T>(
         self,
@@ -222,9 +230,20 @@ impl Claim<'_> {
         alive: &dyn Fn() -> bool,
         then: impl FnOnce(&[u8], &Self) -> T,
     ) -> Result<T, CallFailure> {
+        self.finish_by(u64::MAX, reply, alive, then)
+    }
+
+    /// The same, for who waits no longer than until this time by [`crate::call_clock`]: one that is past takes what is there.
+    pub fn finish_by<T>(
+        self,
+        until_ns: u64,
+        reply: &mut [u8],
+        alive: &dyn Fn() -> bool,
+        then: impl FnOnce(&[u8], &Self) -> T,
+    ) -> Result<T, CallFailure> {
         assert!(reply.len() <= MESSAGE_BYTES_MAX);
         let (mapping, at) = (&self.ring.mapping, slot_offset(self.slot));
-        if !self.ring.wait(mapping.word32(at), alive) {
+        if !self.ring.wait(mapping.word32(at), alive, until_ns) {
             // The slot stays claimed: the daemon, should it come back, may still write into it.
             return Err(CallFailure::Gone);
         }

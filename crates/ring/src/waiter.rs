@@ -35,6 +35,11 @@ pub(crate) fn now_ns() -> u64 {
     nanoseconds(libc::CLOCK_MONOTONIC)
 }
 
+/// Nanoseconds on the clock by which calls wait: it stands still while a machine is suspended.
+pub fn call_clock() -> u64 {
+    now_ns()
+}
+
 /// Nanoseconds on the clock that leases between nodes run by: it goes on while a machine is suspended.
 pub fn lease_clock() -> u64 {
     nanoseconds(libc::CLOCK_BOOTTIME)

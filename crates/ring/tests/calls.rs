@@ -5,8 +5,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use forebay_ring::{CallFailure, Doorbell, Mapping, Ring, ServedRing};
-use forebay_types::limits::{BATCH_PER_RING, MESSAGE_BYTES_MAX};
+use forebay_ring::{call_clock, CallFailure, Doorbell, Mapping, Ring, ServedRing};
+use forebay_types::limits::{BATCH_PER_RING, LIVENESS_PERIOD_MS, MESSAGE_BYTES_MAX};
 
 struct Node {
     ring_fd: OwnedFd,
@@ -110,6 +110,38 @@ fn call_when_nobody_serves_fails_once_the_pool_is_known_to_be_gone() {
     let result = ring.call(b"x", &mut [0; 8], &alive, |_| ());
     assert_eq!(result, Err(CallFailure::Gone));
     assert_eq!(asked.into_inner(), 2, "the first answer said to wait on");
+}
+
+#[test]
+fn calls_that_wait_until_a_time_share_it() {
+    let node = node();
+    let ring = node.client();
+    let claims: Vec<_> = (0..8).map(|_| ring.claim(&|| true).unwrap()).collect();
+    claims.iter().for_each(|claim| claim.post(b"x"));
+    let start = std::time::Instant::now();
+    let until = call_clock() + 50_000_000;
+    for claim in claims {
+        assert_eq!(claim.finish_by(until, &mut [0; 8], &|| true, |_, _| ()), Err(CallFailure::Gone));
+    }
+    let waited = start.elapsed().as_millis();
+    assert!((50..u128::from(LIVENESS_PERIOD_MS)).contains(&waited), "{waited} ms for all of them");
+    // Past that time an answer that is there is taken all the same.
+    let claim = ring.claim(&|| true).unwrap();
+    claim.post(b"abc");
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let served = AtomicU64::new(0);
+        let (stop, node) = (&stop, &node);
+        let thread = scope.spawn(move || {
+            node.serve(stop, &served);
+            served.into_inner()
+        });
+        while ring.call(b"y", &mut [0; 8], &|| true, |_| ()).is_err() {}
+        let mut reply = [0; 3];
+        assert_eq!(claim.finish_by(0, &mut reply, &|| true, |reply, _| reply.to_vec()), Ok(b"bcd".to_vec()));
+        stop.store(true, Ordering::Relaxed);
+        thread.join().unwrap();
+    });
 }
 
 #[test]

@@ -11,12 +11,13 @@ use std::time::Duration;
 use forebay_data::Target;
 use forebay_fabric::simulated::{Faults, Network};
 use forebay_fabric::{CallId, Calls, CallsSettings, Happening, Identity, Ticket};
-use forebay_ring::{memfd_sealed, Doorbell, Seal};
+use forebay_ring::{memfd_sealed, Claim, Doorbell, Mapping, Ring, Seal};
 use forebay_server::stepped::{session_of, Node, Setup};
 use forebay_server::FLIGHT_RECORDER_BYTES;
-use forebay_types::limits::LEASE_MS;
+use forebay_types::limits::{BUFFERS_RESTING_MAX, BUFFER_BYTES, BUFFER_REST_MS, LEASE_MS};
 use forebay_types::{
-    Caller, Change, Code, Ino, Kind, Layout, NodeId, Part, Parts, Reply, Request, SetAttr, Timestamp, TxId,
+    BackingId, BackingOp, Caller, Change, Code, Ino, Kind, Layout, Move, MoveKind, NodeId, Part, Parts,
+    Reply, Request, SetAttr, Timestamp, TxId,
 };
 use forebay_wire::{Message, Secret, Stamp};
 
@@ -60,7 +61,21 @@ struct Peer {
     calls: Calls,
     /// What it was asked and has not answered.
     asked: Vec<(Ticket, Vec<u8>)>,
+    /// The same of data to be moved.
+    moves: Vec<Ticket>,
     answers: HashMap<CallId, Result<Vec<u8>, Code>>,
+}
+
+impl Peer {
+    fn start(network: &Network, number: u16, seed: u64) -> Peer {
+        let node = NodeId(number);
+        let endpoint = network.endpoint(number.into());
+        let identity = Identity { pool: secret().pool(), node, capacity_bytes: 0 };
+        let settings = CallsSettings { seed: Some(seed), ..CallsSettings::default() };
+        let mut calls = Calls::new(Box::new(endpoint), identity, secret(), settings);
+        calls.add_node(NODE, &address(NODE)).unwrap();
+        Peer { calls, asked: Vec::new(), moves: Vec::new(), answers: HashMap::new() }
+    }
 }
 
 /// What outlives the node's worker.
@@ -106,15 +121,7 @@ impl Scene {
         let (recorder, _) = memfd_sealed(c"recorder", FLIGHT_RECORDER_BYTES as usize, Seal::Size).unwrap();
         let (doorbell, _) = Doorbell::create().unwrap();
         let network = Network::new(1, Faults::NONE);
-        let peers = [2, 3].map(|number| {
-            let node = NodeId(number);
-            let endpoint = network.endpoint(number.into());
-            let identity = Identity { pool: secret().pool(), node, capacity_bytes: 0 };
-            let settings = CallsSettings { seed: Some(number.into()), ..CallsSettings::default() };
-            let mut calls = Calls::new(Box::new(endpoint), identity, secret(), settings);
-            calls.add_node(NODE, &address(NODE)).unwrap();
-            (number, Peer { calls, asked: Vec::new(), answers: HashMap::new() })
-        });
+        let peers = [2, 3].map(|number| (number, Peer::start(&network, number, number.into())));
         let mut scene = Scene {
             network,
             node: None,
@@ -169,7 +176,10 @@ impl Scene {
             peer.calls.progress();
             while let Some(happening) = peer.calls.next_happening() {
                 match happening {
-                    Happening::Asked { ticket, body } => peer.asked.push((ticket, body.bytes().to_vec())),
+                    Happening::Asked { ticket, body } => match body.message() {
+                        Message::ReadStripe { .. } => peer.moves.push(ticket),
+                        _ => peer.asked.push((ticket, body.bytes().to_vec())),
+                    },
                     Happening::Answered { call, outcome, .. } => {
                         let outcome = outcome.map(|body| body.bytes().to_vec()).map_err(|f| f.code);
                         peer.answers.insert(call, outcome);
@@ -228,6 +238,44 @@ impl Scene {
             assert!(self.network.now() < end, "it is not asked");
             self.turn();
         }
+    }
+
+    /// Waits until a peer is asked for data.
+    fn asked_move(&mut self, peer: u16) -> Ticket {
+        let end = self.network.now() + Duration::from_secs(20);
+        loop {
+            if let Some(ticket) = self.peers.get_mut(&peer).unwrap().moves.pop() {
+                return ticket;
+            }
+            assert!(self.network.now() < end, "it is not asked");
+            self.turn();
+        }
+    }
+
+    /// A process of the node's: its ring, and its session.
+    fn process(&mut self, number: u64) -> (Ring, u64) {
+        let session = session_of(NODE, number);
+        let ring = self.node.as_mut().unwrap().attach(session).unwrap();
+        (Ring::open(ring.as_fd(), self.held.doorbell.as_fd()).unwrap(), session)
+    }
+
+    fn give_buffer(&self, session: u64, number: u64) -> Mapping {
+        let memory = self.node.as_ref().unwrap().buffers().give(session, number).unwrap();
+        Mapping::new(memory.as_fd(), BUFFER_BYTES, true).unwrap()
+    }
+
+    /// Waits for the answer to what a process asked.
+    fn take(&mut self, claim: Claim<'_>) -> Result<u64, Code> {
+        let end = self.network.now() + Duration::from_secs(40);
+        while !claim.is_answered() {
+            assert!(self.network.now() < end, "no answer");
+            self.turn();
+        }
+        let reply = claim.finish(&mut [0; 64], &|| true, |reply, _| match Reply::decode(reply)? {
+            Reply::Count(n) => Ok(n),
+            _ => Err(Code::Malformed),
+        });
+        reply.unwrap()
     }
 
     fn reply(&mut self, peer: u16, ticket: Ticket, reply: Reply<'_>) {
@@ -352,6 +400,100 @@ fn number_in_reserve_for_another_nodes_process_outlives_a_crash() {
     assert_eq!(entry.attr.ino, next);
     let other = s.ask(2, 6, 1, &create(b"c", Some(next), false));
     assert_eq!(s.answer(2, other), Err(Code::Stale), "a number that is in reserve for nobody");
+}
+
+/// Posts a read of another node's data by way of a buffer.
+fn post_read(ring: &Ring, node: u16, buffer: u64) -> Claim<'_> {
+    let id =
+        BackingId { target: u32::from(node) << 16, ino: Ino::new(NodeId(node), 5), number: 0, stripe: 0 };
+    let op = BackingOp::Move(Move { kind: MoveKind::Read, offset: 0, bytes: 50_000, buffer, at: 0 });
+    let mut message = [0; 256];
+    let n = Request::Backing(id, op).encode(CALLER, &mut message).unwrap();
+    let claim = ring.try_claim().unwrap();
+    claim.post(&message[..n]);
+    claim
+}
+
+#[test]
+fn buffer_of_what_a_dead_worker_was_asked_is_used_no_more() {
+    let mut s = Scene::new("late");
+    let (ring, session) = s.process(5);
+    s.give_buffer(session, 1);
+    let (first, other) = (post_read(&ring, 2, 1), post_read(&ring, 3, 1));
+    s.asked_move(2);
+    let of_other = s.asked_move(3);
+    // What it has begun may come late, behind what the next one does in its place.
+    s.network.kill(2);
+    let next = Peer::start(&s.network, 2, 77);
+    s.peers.insert(2, next);
+    let ticket = s.asked_move(2);
+    s.reply(2, ticket, Reply::Count(50_000));
+    assert_eq!(s.take(first), Ok(50_000), "it is done all the same");
+    s.reply(3, of_other, Reply::Count(7));
+    assert_eq!(s.take(other), Ok(7));
+    let again = post_read(&ring, 2, 1);
+    assert_eq!(s.take(again), Err(Code::Fault), "its pieces may be written yet");
+    s.give_buffer(session, 2);
+    let (again, ticket) = (post_read(&ring, 2, 2), s.asked_move(2));
+    s.reply(2, ticket, Reply::Count(1));
+    assert_eq!(s.take(again), Ok(1));
+    // Who only lost its link is the same as before.
+    s.network.cut(1, 2, true);
+    s.pass(Duration::from_secs(2));
+    let claim = post_read(&ring, 2, 2);
+    s.pass(Duration::from_secs(1));
+    s.network.cut(1, 2, false);
+    let ticket = s.asked_move(2);
+    s.reply(2, ticket, Reply::Count(2));
+    assert_eq!(s.take(claim), Ok(2));
+    let claim = post_read(&ring, 2, 2);
+    let ticket = s.asked_move(2);
+    s.reply(2, ticket, Reply::Count(3));
+    assert_eq!(s.take(claim), Ok(3));
+}
+
+#[test]
+fn buffers_at_rest_are_bounded_and_give_their_memory_back() {
+    let mut s = Scene::new("rest");
+    let (ring, session) = s.process(5);
+    // Of a node that is down nothing was asked, and no buffer is in doubt.
+    s.network.kill(3);
+    for number in 1..BUFFERS_RESTING_MAX as u64 + 2 {
+        s.give_buffer(session, number);
+        let claim = post_read(&ring, 3, number);
+        assert_eq!(s.take(claim), Err(Code::Io));
+    }
+    let mut last = None;
+    for number in 1000..1000 + BUFFERS_RESTING_MAX as u64 {
+        let memory = s.give_buffer(session, number);
+        memory.store(8192, b"what was in it");
+        let claim = post_read(&ring, 2, number);
+        let ticket = s.asked_move(2);
+        let failed = Message::Answer(Err(Code::Interrupted));
+        s.peers.get_mut(&2).unwrap().calls.answer(&ticket, &failed).unwrap();
+        assert_eq!(s.take(claim), Err(Code::Fault), "the network failed, and may write it yet");
+        last = Some(memory);
+    }
+    s.give_buffer(session, 2000);
+    let claim = post_read(&ring, 2, 2000);
+    assert_eq!(s.take(claim), Err(Code::Fault), "there is no other for now");
+    let resident = |memory: &Mapping| {
+        let mut pages = [0; 4];
+        memory.resident(0, &mut pages);
+        pages.iter().any(|page| page & 1 != 0)
+    };
+    let last = last.unwrap();
+    assert!(resident(&last), "its process may be looking at it");
+    s.node.as_mut().unwrap().end(session);
+    s.pass(SOON);
+    assert!(!resident(&last), "nobody looks at it any more");
+    // All of it is let go of in time.
+    s.pass(Duration::from_millis(BUFFER_REST_MS));
+    let (ring, session) = s.process(6);
+    s.give_buffer(session, 1);
+    let (claim, ticket) = (post_read(&ring, 2, 1), s.asked_move(2));
+    s.reply(2, ticket, Reply::Count(1));
+    assert_eq!(s.take(claim), Ok(1));
 }
 
 /// What FUSE calls "all that you have looked up is old" (fuse.h: FUSE_NOTIFY_INC_EPOCH).

@@ -54,6 +54,12 @@ pub const MOVE_ABOVE_BYTES: usize = 32 * 1024;
 pub const BUFFER_BYTES: usize = 16 << 20;
 /// Processes of a node that have such buffers, which take memory as far as they are used; those of others go by requests.
 pub const BUFFERS_MAX: usize = 128;
+/// So long a buffer's memory is kept after a request on it ended whose fate nobody told: a transfer may be under way yet, which the
+/// file's node begins within [`NODE_TIMEOUT_MS`] of being asked and ends within it, as clients' requests end in [`CALL_TIMEOUT_MS`].
+pub const BUFFER_REST_MS: u64 = CALL_TIMEOUT_MS + 2 * NODE_TIMEOUT_MS;
+/// When so many are kept no process gets another buffer: a network that loses much costs address space, not without bound. The
+/// memory behind them goes with their process, or when it has taken what it had in them.
+pub const BUFFERS_RESTING_MAX: usize = 64;
 /// Bytes of the memory through which a node's backing files pass to and from other nodes' buffers.
 pub const BOUNCE_BYTES: usize = 32 << 20;
 /// Data requests that one call of a door has under way, in slots of its own: enough to keep a link busy, few enough to leave

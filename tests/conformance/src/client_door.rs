@@ -51,6 +51,7 @@ impl ClientDoor {
         let mut abilities = vec![
             Ability::OneDoor,
             Ability::OneNode,
+            Ability::OwnData,
             Ability::Children,
             Ability::Xattrs,
             Ability::LargeXattrs,

@@ -88,6 +88,8 @@ pub enum Ability {
     OneDoor,
     /// Every call is made on one node: what docs/network.md excepts for several nodes is not in the way.
     OneNode,
+    /// What a program makes lies on its node, so that its descriptor is of a file of the node's own file system.
+    OwnData,
     /// The program runs as root.
     Root,
     /// The program does not run as root.

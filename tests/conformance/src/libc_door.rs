@@ -41,6 +41,7 @@ impl LibcDoor {
             Ability::Outside,
             Ability::OneDoor,
             Ability::OneNode,
+            Ability::OwnData,
         ];
         // SAFETY: no memory is passed.
         abilities.push(if unsafe { libc::geteuid() } == 0 { Ability::Root } else { Ability::NotRoot });

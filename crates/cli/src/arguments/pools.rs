@@ -19,6 +19,8 @@ Examples:
   forebay up --hosts n1,n2,n3                   one pool of three nodes, by ssh
   forebay up --hosts 'n[01-16]' --media ssd --path /local/pool
   forebay up --hosts \"$SLURM_JOB_NODELIST\"
+  forebay up --hosts mem1,mem2 --no-target 'n[01-16]'
+                                                two memory servers, and 16 nodes that keep their memory
   srun --overlap --ntasks-per-node=1 forebay up --job &
                                                 each rank starts its node, and they find each other
   forebay status --wait 60                      in the same script: until all nodes are up
@@ -48,6 +50,9 @@ pub(crate) struct Up {
     /// Start one pool over these hosts, by ssh: a,b or n[01-16] or @FILE. In --path and --mount, %n is the host's name
     #[arg(long, value_name = "LIST", conflicts_with_all = ["node", "job"])]
     pub(crate) hosts: Option<String>,
+    /// Hosts that are nodes of the pool of --hosts too, and give it no target: their programs use what the others give
+    #[arg(long, value_name = "LIST", requires = "hosts")]
+    pub(crate) no_target: Option<String>,
     /// Start this node of one pool over the hosts of this MPI or Slurm job step; every rank does. NAME: where the launcher
     /// gives its job none
     #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "", conflicts_with = "node")]
@@ -88,7 +93,8 @@ pub(crate) struct Up {
     /// Return when the pool is up, also in a Slurm step, at whose end Slurm kills it
     #[arg(long, conflicts_with_all = ["all", "hosts"])]
     pub(crate) background: bool,
-    /// How much the pool may hold, e.g. 4GiB [default: half of the free memory, or 80 % of the free disk]
+    /// How much the pool may hold, e.g. 4GiB, of several nodes each [default: half of the free memory, or 80 % of the free disk].
+    /// With --job each rank says it for its host, and 0 is for one that gives nothing
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) capacity: Option<u64>,
     /// Print what was started as JSON

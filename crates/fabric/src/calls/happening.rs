@@ -111,6 +111,8 @@ pub enum Happening {
         node: NodeId,
         /// The answer. [`Message::Failure`] comes as a failure.
         outcome: Result<Body, Failed>,
+        /// It was sent at least once; if not, nobody has done anything about it.
+        sent: bool,
     },
     /// A transfer has ended.
     Moved {

@@ -74,6 +74,8 @@ struct Call {
     deadline: Duration,
     /// When it was last sent, and on which link; None: it waits for the link.
     sent: Option<(Duration, u64)>,
+    /// It was sent at some time.
+    left: bool,
 }
 
 /// Everything but the endpoint, so that what the endpoint tells can be heard while it is used.
@@ -215,7 +217,22 @@ impl Calls {
         Ok(())
     }
 
-    /// Starts a transfer with the memory of a node that asked, or is asked. Its end comes as [`Happening::Moved`].
+    /// Starts a transfer with the memory of who asked. Its end comes as [`Happening::Moved`].
+    ///
+    /// # Errors
+    /// As [`Calls::transfer`]; [`Code::Stale`] when that start of the node is gone: what it named is none of the next one's.
+    pub fn transfer_for(
+        &mut self,
+        asker: &Ticket,
+        transfer: &Transfer,
+        token: u64,
+        deadline: Duration,
+    ) -> Result<(), Code> {
+        let address = self.state.address_of_asker(asker).ok_or(Code::Stale)?;
+        self.transfer_to(&address, transfer, token, deadline)
+    }
+
+    /// Starts a transfer with the memory of a node, whichever start of it there is. Its end comes as [`Happening::Moved`].
     ///
     /// # Errors
     /// As [`Endpoint::transfer`]; [`Code::Invalid`] for a node without a link, or a token of 2^63 or more.
@@ -227,10 +244,20 @@ impl Calls {
         deadline: Duration,
     ) -> Result<(), Code> {
         let address = self.state.address_of(node).ok_or(Code::Invalid)?;
+        self.transfer_to(&address, transfer, token, deadline)
+    }
+
+    fn transfer_to(
+        &mut self,
+        address: &[u8],
+        transfer: &Transfer,
+        token: u64,
+        deadline: Duration,
+    ) -> Result<(), Code> {
         if token >= TRANSFER {
             return Err(Code::Invalid);
         }
-        let peer = self.peer(&address)?;
+        let peer = self.peer(address)?;
         self.endpoint.transfer(peer, transfer, token | TRANSFER, deadline)
     }
 
@@ -396,6 +423,12 @@ impl State {
             Err(Code::Stale) => self.statistics.replayed += 1,
             Err(_) => self.statistics.unusable += 1,
         }
+    }
+
+    /// Where who asked is, while it has a link.
+    fn address_of_asker(&self, asker: &Ticket) -> Option<Vec<u8>> {
+        let link = self.askers.get(&(asker.node, asker.incarnation))?;
+        self.incoming.get(link).map(|i| i.hello.address.clone())
     }
 
     /// Where a node is that is known either way.

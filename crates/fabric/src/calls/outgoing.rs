@@ -121,7 +121,8 @@ impl State {
         self.next_call += 1;
         let id = self.next_call;
         neighbour.calls.insert(id);
-        self.calls.insert(id, Call { node, kind: message.kind(), stamp, body, deadline, sent: None });
+        self.calls
+            .insert(id, Call { node, kind: message.kind(), stamp, body, deadline, sent: None, left: false });
         if neighbour.up.is_some() {
             self.send_call(id);
         } else {
@@ -139,6 +140,7 @@ impl State {
         match up.session.seal_body(call.kind, id, call.stamp, &call.body, &mut frame) {
             Ok(()) => {
                 call.sent = Some((self.now, up.link));
+                call.left = true;
                 up.spoke = self.now;
                 let leaving = Leaving { to: To::Peer(neighbour.peer), frame, node: call.node.0 };
                 self.leaving.push_back(leaving);
@@ -302,7 +304,8 @@ impl State {
         if let Some(neighbour) = self.neighbours.get_mut(&call.node) {
             neighbour.calls.remove(&id);
         }
-        self.happened.push_back(Happening::Answered { call: CallId(id), node: call.node, outcome });
+        let happening = Happening::Answered { call: CallId(id), node: call.node, outcome, sent: call.left };
+        self.happened.push_back(happening);
     }
 
     fn fail_calls(&mut self, node: NodeId, code: Code, why: &str) {

@@ -11,11 +11,9 @@ use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use forebay_fabric::Region;
 use forebay_ring::{
-    memfd_sealed, read_exact, receive_fds, send_fds, write_all, AttachReply, Doorbell, Header, Seal,
-    ServedRing, ATTACH_FDS, HEADER_BYTES, KIND_ALIVE, KIND_ATTACH, KIND_BOARD, KIND_BUFFER, KIND_CONTROL,
-    KIND_ERROR, KIND_MOUNT,
+    read_exact, receive_fds, send_fds, write_all, AttachReply, Doorbell, Header, ServedRing, ATTACH_FDS,
+    HEADER_BYTES, KIND_ALIVE, KIND_ATTACH, KIND_BOARD, KIND_BUFFER, KIND_CONTROL, KIND_ERROR, KIND_MOUNT,
 };
 use forebay_types::limits::{BUFFER_BYTES, RINGS_MAX};
 use forebay_types::{Code, Error, Ino, NodeId, Result};
@@ -25,7 +23,7 @@ use serde_json::Value;
 
 use super::company::{Company, Newcomer, PROGRAMS_TAG};
 use super::mounter::{self, Mounter};
-use super::network::{Order, Orders};
+use super::network::{give_buffer, Order, Orders};
 use super::remote::Door;
 use super::session::{mount_tag, new_session_id, session_of_mount_tag, session_of_tag, store_tag, Session};
 use super::shard_thread::Message;
@@ -472,18 +470,12 @@ impl Talk<'_> {
         let Some(network) = &self.desk.network else {
             return Err(Error::new(Code::NotSupported, what).why("the pool has no other nodes"));
         };
-        let memory = memfd_sealed(c"forebay-buffer", BUFFER_BYTES, Seal::Size);
-        let (fd, mapping) = memory.map_err(|e| Error::io(what, &e))?;
         let mut number = [0; 8];
         rustix::rand::getrandom(&mut number, rustix::rand::GetRandomFlags::empty()).map_err(failed(what))?;
-        let (start, bytes) = (mapping.start(), mapping.len());
-        // SAFETY: the mapping is as long, its memory is sealed against shrinking, and it lives as long as the region; nobody makes
-        // a reference into it.
-        let memory = unsafe { Region::foreign(start, bytes, Box::new(mapping)) };
-        network.give(Order::Buffer { session, number: u64::from_le_bytes(number), memory });
+        let fd = give_buffer(network, session, u64::from_le_bytes(number))?;
         let mut message = Header { kind: KIND_BUFFER, len: 16 }.encode().to_vec();
         message.extend(number);
-        message.extend((bytes as u64).to_le_bytes());
+        message.extend((BUFFER_BYTES as u64).to_le_bytes());
         send_fds(self.socket.as_fd(), &message, &[fd.as_raw_fd()]).map_err(|code| Error::new(code, what))
     }
 

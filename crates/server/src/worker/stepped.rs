@@ -25,7 +25,9 @@ use serde_json::Value;
 
 use super::coordination::Steps;
 use super::journal::Journal;
-use super::network::{Hand, Job, KeptOpen, Network, NetworkThread, Orders, Round as NetworkRound};
+use super::network::{
+    give_buffer, Hand, Job, KeptOpen, Network, NetworkThread, Orders, Round as NetworkRound,
+};
 use super::recorder::FlightRecorder;
 use super::remote::Door;
 use super::session::Session;
@@ -100,6 +102,7 @@ pub struct Node {
     /// From [`Box::into_raw`].
     shard: *mut Shard,
     to_shard: Sender<Message>,
+    to_network: Orders,
     network: NetworkThread,
     hand: Hand,
     jobs: Receiver<Job>,
@@ -207,7 +210,7 @@ impl Node {
                 nodes,
                 others: setup.others.iter().map(|(node, _)| *node).collect(),
                 homes: setup.others.iter().map(|(node, _)| *node).chain([setup.node]).collect(),
-                orders: to_network,
+                orders: to_network.clone(),
                 thread: None,
             }),
             new,
@@ -232,6 +235,7 @@ impl Node {
             shard_thread: Some(shard_thread),
             shard,
             to_shard,
+            to_network,
             network,
             hand,
             jobs,
@@ -317,6 +321,11 @@ impl Node {
         Ok(fd)
     }
 
+    /// Who gives this node's processes buffers, as an attendant does beside the other threads.
+    pub fn buffers(&self) -> Buffers {
+        Buffers { to_network: self.to_network.clone() }
+    }
+
     /// A process is gone.
     pub fn end(&mut self, session: u64) {
         let _ = self.to_shard.send(Message::Ended(session));
@@ -363,6 +372,22 @@ impl Node {
     pub fn kept_sessions(&mut self) -> Result<Vec<u64>> {
         self.shard_thread().commit()?;
         self.shard_thread().batch()?.sessions()
+    }
+}
+
+/// Gives processes of a node buffers by which their data pass to and from other nodes.
+#[derive(Clone, Debug)]
+pub struct Buffers {
+    to_network: Orders,
+}
+
+impl Buffers {
+    /// A buffer for a session, under a number that it has not had; of a node that is no more it is known to nobody.
+    ///
+    /// # Errors
+    /// No memory.
+    pub fn give(&self, session: u64, number: u64) -> Result<OwnedFd> {
+        give_buffer(&self.to_network, session, number)
     }
 }
 

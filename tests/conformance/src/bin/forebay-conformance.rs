@@ -21,6 +21,7 @@ empty pool of DIR through the client library.
 
   --spelling absolute|relative|at   how paths are given to calls (absolute)
   --claim ABILITY                   DIR's file system has this: xattrs, large-xattrs, own-space, small-space
+  --lacks ABILITY                   leave out what needs this: own-data
   --only TEXT                       only cases whose name contains TEXT
   --user UID                        as that user, who must own DIR
   --private-tmpfs OPTIONS           on a tmpfs mounted on DIR for this process alone
@@ -36,6 +37,7 @@ struct Options {
     pool: Option<PathBuf>,
     spelling: Spelling,
     claimed: Vec<Ability>,
+    lacks: Vec<Ability>,
     only: String,
     user: Option<u32>,
     private_tmpfs: Option<String>,
@@ -60,7 +62,7 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    if run_all(&mut *door, &options.only) == 0 {
+    if run_all(&mut *door, &options) == 0 {
         ExitCode::SUCCESS
     } else {
         ExitCode::FAILURE
@@ -95,11 +97,12 @@ fn door(options: &Options) -> Result<Box<dyn Door>, String> {
 }
 
 /// Runs the cases, prints a line for each; how many failed.
-fn run_all(door: &mut dyn Door, only: &str) -> usize {
+fn run_all(door: &mut dyn Door, options: &Options) -> usize {
     println!("door: {}", door.name());
     let (mut passed, mut failed, mut skipped) = (0, 0, 0);
-    for case in cases::all().filter(|case| case.name.contains(only)) {
-        match case::run(case, door) {
+    for case in cases::all().filter(|case| case.name.contains(&options.only)) {
+        let left_out = case.needs.iter().find(|need| options.lacks.contains(need));
+        match left_out.map_or_else(|| case::run(case, door), |need| Outcome::Skipped(*need)) {
             Outcome::Passed => {
                 println!("ok      {}", case.name);
                 passed += 1;
@@ -127,6 +130,7 @@ fn parse() -> Result<Option<Options>, String> {
         pool: None,
         spelling: Spelling::Absolute,
         claimed: Vec::new(),
+        lacks: Vec::new(),
         only: String::new(),
         user: None,
         private_tmpfs: None,
@@ -157,6 +161,7 @@ fn parse() -> Result<Option<Options>, String> {
             "--looks-at" => options.looks_at = Some(PathBuf::from(&value)),
             "--spelling" => options.spelling = choose(&value, &SPELLINGS)?,
             "--claim" => options.claimed.push(choose(&value, &ABILITIES)?),
+            "--lacks" => options.lacks.push(choose(&value, &[("own-data", Ability::OwnData)])?),
             "--only" => options.only = value,
             "--user" => options.user = Some(value.parse().map_err(|_| format!("{value} is no user id"))?),
             "--private-tmpfs" => options.private_tmpfs = Some(value),

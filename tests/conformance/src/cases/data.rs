@@ -23,7 +23,7 @@ pub(super) const CASES: &[Case] = &[
         "A truncated file that grows again reads zeros where its old bytes were."),
     case!(truncate_of_what_cannot_be_cut_fails;
         "truncate of a directory fails with EISDIR, and of a descriptor that cannot write with EINVAL."),
-    case!(seek_finds_places_data_and_holes;
+    case!(seek_finds_places_data_and_holes [OwnData];
         "lseek works from start, offset and end, finds data and holes, and refuses a negative result with EINVAL."),
     case!(allocate_reserves_extends_and_punches;
         "fallocate reserves space, extends a file unless told to keep its size, and punches holes."),

@@ -6,7 +6,7 @@ use libc::O_RDONLY;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 pub(super) const CASES: &[Case] = &[
-    case!(mapping_shared_and_calls_see_each_other;
+    case!(mapping_shared_and_calls_see_each_other [OwnData];
         "A shared mapping and reads and writes of the same file see each other at once."),
     case!(mapping_private_keeps_its_stores; "A private mapping's stores stay private."),
     case!(mapping_outlives_descriptor_and_name;

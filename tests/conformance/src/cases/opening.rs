@@ -24,7 +24,7 @@ pub(super) const CASES: &[Case] = &[
         "A descriptor that is open for reading only refuses writes with EBADF, and the other way round."),
     case!(open_descriptors_are_the_kernels;
         "Descriptors are the kernel's: the lowest free number, O_CLOEXEC as asked, shared offsets after dup and fork."),
-    case!(open_unnamed_file_vanishes_with_its_descriptor;
+    case!(open_unnamed_file_vanishes_with_its_descriptor [OwnData];
         "A descriptor opened with O_TMPFILE is a regular file without a name, gone with its last descriptor."),
     case!(link_of_an_unnamed_file_names_it [OneNode];
         "linkat gives a file opened with O_TMPFILE a name, unless it was opened with O_EXCL."),

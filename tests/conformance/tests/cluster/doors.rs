@@ -1,6 +1,6 @@
 //! The suite on a pool of four nodes: each call is made on the next node, so that what one makes another writes, reads,
 //! renames and removes. What docs/network.md
-//! excepts are the cases that need `OneNode`.
+//! excepts are the cases that need `OneNode`, and on nodes without a target those that need `OwnData`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,6 +8,7 @@ use std::process::Command;
 use forebay_conformance::harness::{self, not_me};
 
 use crate::nodes::Cluster;
+use crate::without;
 
 const NODES: usize = 4;
 
@@ -41,6 +42,19 @@ fn preloaded_programs_and_mounts_of_other_nodes_keep_every_promise() {
     let mut command = Command::new(harness::binaries().join("forebay"));
     command.args(["run", "--quiet", "--pool"]).arg(c.pool(1)).arg("--").arg(harness::program());
     suite(&c, &mut command, "--root", Path::new("/forebay"), &mounts[1..], &[]);
+}
+
+/// Two nodes with a target, two without: programs under preload on one of these, and the mounts of the others.
+#[test]
+fn nodes_without_a_target_keep_every_promise() {
+    let c = without::prepare("doors-without");
+    c.start_all();
+    let Some(mounts) = (1..=NODES).map(|node| c.mount(node)).collect::<Option<Vec<_>>>() else { return };
+    let mut command = Command::new(harness::binaries().join("forebay"));
+    command.args(["run", "--quiet", "--pool"]).arg(c.pool(3)).arg("--").arg(harness::program());
+    command.args(["--lacks", "own-data"]);
+    let others = [mounts[3].clone(), mounts[0].clone()];
+    suite(&c, &mut command, "--root", Path::new("/forebay"), &others, &["OwnData"]);
 }
 
 #[test]

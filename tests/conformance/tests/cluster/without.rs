@@ -7,7 +7,7 @@ use std::process::Output;
 use crate::nodes::{bytes, said, until, Cluster};
 
 /// Four nodes, of which the last two have no target.
-fn prepare(name: &str) -> Cluster {
+pub(crate) fn prepare(name: &str) -> Cluster {
     Cluster::prepare_with(name, 4, |c, node| match node {
         1 | 2 => format!("target = [{{ path = \"{}\", capacity = \"96MiB\" }}]", c.pool(node).display()),
         _ => format!("state = \"{}\"", c.pool(node).display()),
@@ -86,6 +86,23 @@ fn programs_of_nodes_without_a_target_make_read_and_remove_files() {
             && fs::read(mounts[0].join("d3/big")).unwrap() == big
     );
     assert_ne!(lies_on(&c, "/d3/big"), "n3");
+    // A shared mapping is this node's programs': its stores go out at msync or when it ends, and one made anew shows what is there.
+    let script = "import mmap, os
+fd = os.open('/forebay/d3/mapped', os.O_CREAT | os.O_RDWR)
+os.write(fd, b'.' * 9000)
+m = mmap.mmap(fd, 9000)
+m[8000] = 33
+assert os.pread(fd, 1, 8000) == b'!'
+m[1] = 43
+m.flush()
+";
+    let file = c.file().with_file_name("mapped.py");
+    fs::write(&file, script).unwrap();
+    c.tell(3, &format!("python3 {}", file.display()));
+    assert_eq!(c.tell(1, "tr -d . < /forebay/d3/mapped"), "+!");
+    c.tell(1, "printf '#' | dd of=/forebay/d3/mapped bs=1 seek=5 conv=notrunc status=none");
+    let anew = "python3 -c \"import mmap; f = open('/forebay/d3/mapped', 'r+'); print(chr(mmap.mmap(f.fileno(), 9000)[5]))\"";
+    assert_eq!(c.tell(3, anew), "#\n");
     // Unlinked while it is open; locks; a lock that another node's program holds.
     let script = "import fcntl, os, sys
 fd = os.open('/forebay/d3/gone', os.O_CREAT | os.O_RDWR, 0o400)

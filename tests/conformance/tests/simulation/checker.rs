@@ -38,7 +38,7 @@ fn conflict(a: &Op, b: &Op) -> bool {
     let inode = |op: &Op| match op {
         Op::Link { ino, .. } | Op::Stat { ino } | Op::Chmod { ino, .. } => Some(*ino),
         Op::SetXattr { ino, .. } | Op::GetXattr { ino } => Some(*ino),
-        Op::Write { ino, .. } | Op::Read { ino } => Some(*ino),
+        Op::Write { ino, .. } | Op::Read { ino, .. } => Some(*ino),
         _ => None,
     };
     let unlinks = |op: &Op| matches!(op, Op::Unlink { .. });

@@ -14,6 +14,10 @@ use crate::baton::Baton;
 use crate::history::{Name, Op, Outcome, Recorder};
 
 const XATTR: &[u8] = b"user.word";
+/// Where a file's block is, and how long: more than goes within a request, and less than is moved in several parts, so that it is written at
+/// one moment.
+const BLOCK_AT: u64 = 4096;
+const BLOCK_BYTES: usize = 60 << 10;
 /// Names of a directory: few, so that clients meet.
 const NAMES: u64 = 5;
 
@@ -168,8 +172,8 @@ impl Program {
             (87..=89, Some(ino)) => Op::Chmod { ino, mode: 0o600 + self.numbers.below(64) as u32 },
             (90..=91, Some(ino)) => Op::SetXattr { ino, value: value() },
             (92..=93, Some(ino)) => Op::GetXattr { ino },
-            (94..=95, Some(ino)) => Op::Write { ino, value: value() },
-            (96..=97, Some(ino)) => Op::Read { ino },
+            (94..=95, Some(ino)) => Op::Write { ino, value: value(), large: self.numbers.chance(500) },
+            (96..=97, Some(ino)) => Op::Read { ino, large: self.numbers.chance(500) },
             _ => Op::Lookup { dir, name },
         }
     }
@@ -296,18 +300,31 @@ impl Program {
                     Err(code) => return Err(code),
                 }
             }
-            Op::Write { ino, value } => {
+            Op::Write { ino, value, large } => {
                 let file = pool.open_file(&pool.get_attr(*ino)?, true)?;
-                file.write_at(&value.to_le_bytes(), 0)?;
-                Outcome::Done
+                let (count, at) = if *large { (BLOCK_BYTES / 4, BLOCK_AT) } else { (1, 0) };
+                let bytes = value.to_le_bytes().repeat(count);
+                match file.write_at(&bytes, at)? {
+                    n if n == bytes.len() => Outcome::Done,
+                    n => panic!("{n} of {} bytes were written", bytes.len()),
+                }
             }
-            Op::Read { ino } => {
+            Op::Read { ino, large } => {
                 let file = pool.open_file(&pool.get_attr(*ino)?, false)?;
-                let mut bytes = [0; 4];
-                match file.read_at(&mut bytes, 0)? {
+                let (count, at) = if *large { (BLOCK_BYTES / 4, BLOCK_AT) } else { (1, 0) };
+                let mut bytes = vec![0; 4 * count];
+                match file.read_at(&mut bytes, at)? {
                     0 => Outcome::Value(None),
-                    4 => Outcome::Value(Some(u32::from_le_bytes(bytes))),
-                    n => panic!("{n} bytes of a word that is written as a whole"),
+                    n => {
+                        let (first, rest) = bytes.split_at(4);
+                        assert!(
+                            n == bytes.len() && rest.chunks(4).all(|word| word == first),
+                            "{n} bytes, not all alike, of what is written as a whole: {first:?}"
+                        );
+                        let word = u32::from_le_bytes([first[0], first[1], first[2], first[3]]);
+                        // A hole, if the block is there and the word is not.
+                        Outcome::Value(Some(word).filter(|word| *word != 0))
+                    }
                 }
             }
         })
@@ -325,7 +342,8 @@ impl Program {
                 match self.record(Op::Stat { ino }) {
                     Outcome::Attr { kind: Kind::Directory, .. } => left.push(ino),
                     Outcome::Attr { kind: Kind::File, .. } => {
-                        self.record(Op::Read { ino });
+                        self.record(Op::Read { ino, large: false });
+                        self.record(Op::Read { ino, large: true });
                         self.record(Op::GetXattr { ino });
                     }
                     _ => {}

@@ -5,15 +5,18 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_ring::{
     read_exact, send_fds, write_all, AttachReply, Header, HEADER_BYTES, KIND_ALIVE, KIND_ATTACH, KIND_BOARD,
-    KIND_ERROR,
+    KIND_BUFFER, KIND_ERROR,
 };
+use forebay_server::stepped::Buffers;
+use forebay_types::limits::BUFFER_BYTES;
 use forebay_types::Code;
 
-/// What a client is handed: ring, doorbell, board and target.
+/// What a client is handed: ring, doorbell, board and target, and buffers when it asks for them.
 #[derive(Debug)]
 pub(crate) struct Handout {
     pub(crate) reply: AttachReply,
@@ -21,12 +24,15 @@ pub(crate) struct Handout {
     pub(crate) doorbell: Arc<OwnedFd>,
     pub(crate) board: Arc<OwnedFd>,
     pub(crate) target: Arc<OwnedFd>,
+    pub(crate) buffers: Buffers,
 }
 
 /// By session. Nothing is laid out for the clients of a worker that is dead: they are told so, and ask by their rings.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Desk {
     handouts: Arc<Mutex<BTreeMap<u64, Handout>>>,
+    /// Buffers that were given.
+    given: Arc<AtomicU64>,
 }
 
 impl Desk {
@@ -71,6 +77,12 @@ impl Desk {
         let fds: Vec<i32> = match header.kind {
             KIND_ATTACH => vec![&handout.ring, &handout.doorbell, &handout.board, &handout.target],
             KIND_BOARD => vec![&handout.board, &handout.target],
+            KIND_BUFFER => {
+                let number = self.given.fetch_add(1, Ordering::Relaxed) + 1;
+                let memory = handout.buffers.give(session, number).map_err(|e| e.code)?;
+                let body = [number.to_le_bytes(), (BUFFER_BYTES as u64).to_le_bytes()].concat();
+                return send_fds(socket.as_fd(), &reply(KIND_BUFFER, &body), &[memory.as_raw_fd()]);
+            }
             KIND_ALIVE => return write_all(socket.as_fd(), &reply(KIND_ALIVE, &[])),
             _ => return Err(Code::Malformed),
         }

@@ -97,12 +97,16 @@ pub(crate) enum Op {
     GetXattr {
         ino: Ino,
     },
+    /// Of a word at the file's beginning, which goes within a request; `large`: of a block behind it, all of this word, which the
+    /// network moves by itself.
     Write {
         ino: Ino,
         value: u32,
+        large: bool,
     },
     Read {
         ino: Ino,
+        large: bool,
     },
 }
 
@@ -142,8 +146,12 @@ impl fmt::Debug for Op {
             Op::Chmod { ino, mode } => write!(f, "chmod {} {mode:o}", short(*ino)),
             Op::SetXattr { ino, value } => write!(f, "setxattr {} {value}", short(*ino)),
             Op::GetXattr { ino } => write!(f, "getxattr {}", short(*ino)),
-            Op::Write { ino, value } => write!(f, "write {} {value}", short(*ino)),
-            Op::Read { ino } => write!(f, "read {}", short(*ino)),
+            Op::Write { ino, value, large } => {
+                write!(f, "write {} {value}{}", short(*ino), if *large { " all over" } else { "" })
+            }
+            Op::Read { ino, large } => {
+                write!(f, "read {}{}", short(*ino), if *large { "'s block" } else { "" })
+            }
         }
     }
 }

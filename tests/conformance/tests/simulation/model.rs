@@ -40,6 +40,8 @@ pub(crate) struct File {
     pub(crate) mode: u32,
     pub(crate) xattr: Option<u32>,
     pub(crate) word: Option<u32>,
+    /// What its block is full of.
+    pub(crate) block: Option<u32>,
     /// It has, or had, names on other nodes: what it is told of their end comes later.
     pub(crate) abroad: bool,
 }
@@ -131,7 +133,7 @@ impl State {
             self.directories.insert(id, Directory::default());
         } else {
             let mode = if kind == Kind::Symlink { 0o777 } else { 0o644 };
-            let file = File { kind, links: 1, mode, xattr: None, word: None, abroad: false };
+            let file = File { kind, links: 1, mode, xattr: None, word: None, block: None, abroad: false };
             self.files.insert(id, file);
         }
         Ok(())
@@ -413,7 +415,7 @@ impl State {
                     end(state, outcome);
                 }
             }
-            Op::Write { ino, value } => {
+            Op::Write { ino, value, large } => {
                 let (file, doubtful) = state.file(*ino);
                 if file.is_none() || doubtful {
                     // It was unlinked before it was opened, between the opening's steps, or behind it.
@@ -424,13 +426,13 @@ impl State {
                     }
                 }
                 if let (Some(file), _) = state.file(*ino) {
-                    file.word = Some(*value);
+                    *(if *large { &mut file.block } else { &mut file.word }) = Some(*value);
                     end(state, Outcome::Done);
                 }
             }
-            Op::Read { ino } => {
+            Op::Read { ino, large } => {
                 let (file, doubtful) = state.file(*ino);
-                let word = file.map(|file| file.word);
+                let word = file.map(|file| if *large { file.block } else { file.word });
                 if word.is_none() || doubtful {
                     for code in [Code::NotFound, Code::Stale] {
                         end(self.clone(), Outcome::Failed(code));

@@ -182,6 +182,7 @@ impl World {
                 doorbell: Arc::clone(&host.doorbell),
                 board: Arc::new(node.board().try_clone_to_owned().unwrap()),
                 target: Arc::clone(&host.target),
+                buffers: node.buffers(),
             };
             handouts.insert(*session, handout);
         }

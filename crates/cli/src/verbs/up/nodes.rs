@@ -41,8 +41,14 @@ pub(super) fn of_file(file: Option<&Path>, arguments: &Up) -> Result<ExitCode> {
 
 /// Starts a pool over a list of hosts, each of which is given the pool file and the secret by its shell's standard input.
 pub(super) fn by_hosts(list: &str, path: Option<PathBuf>, arguments: &Up) -> Result<ExitCode> {
-    let hosts: Vec<NamedHost> =
-        hosts::expand(list)?.into_iter().map(|host| NamedHost { name: host.clone(), host }).collect();
+    let named = |list: &str, capacity_bytes| -> Result<Vec<NamedHost>> {
+        let hosts = hosts::expand(list)?.into_iter();
+        Ok(hosts.map(|host| NamedHost { name: host.clone(), host, capacity_bytes }).collect())
+    };
+    let mut hosts = named(list, arguments.capacity)?;
+    if let Some(without) = &arguments.no_target {
+        hosts.extend(named(without, Some(0))?);
+    }
     let bundle = Bundle::new(hosts_file::text(&hosts, &alike(path, arguments)?))?;
     let file = bundle.pool_file(Path::new("/"))?;
     if let Some(path) = &arguments.write {
@@ -90,7 +96,7 @@ pub(super) fn by_job(job: &str, path: Option<PathBuf>, arguments: &Up) -> Result
         _ => rustix::system::uname().nodename().to_string_lossy().into_owned(),
     };
     let host = std::env::var(HOST_VARIABLE).ok().filter(|h| !h.is_empty()).unwrap_or_else(|| name.clone());
-    let me = NamedHost { name: name.clone(), host };
+    let me = NamedHost { name: name.clone(), host, capacity_bytes: arguments.capacity };
     let bundle = rendezvous::meet(&shared, &rank, &me, Duration::from_secs(arguments.wait), |hosts| {
         Bundle::new(hosts_file::text(hosts, &alike))
     })?;
@@ -108,13 +114,7 @@ fn alike(path: Option<PathBuf>, arguments: &Up) -> Result<Alike> {
         }
         path => pool::directory(path)?,
     };
-    Ok(Alike {
-        path,
-        media: arguments.media,
-        capacity_bytes: arguments.capacity,
-        port: arguments.port,
-        provider: arguments.provider.clone(),
-    })
+    Ok(Alike { path, media: arguments.media, port: arguments.port, provider: arguments.provider.clone() })
 }
 
 /// Writes the pool file and the secret where this host finds them.

@@ -13,6 +13,7 @@
 //! A pool without a pool file has none of this.
 
 mod bounce;
+mod buffers;
 mod crew;
 mod gathering;
 mod kept;
@@ -31,6 +32,7 @@ use forebay_types::{Code, Ino, Layout, NodeId, PoolSpace, TargetSpace};
 use forebay_wire::Stamp;
 use serde_json::Value;
 
+pub(super) use buffers::give_buffer;
 pub(super) use crew::{Hand, Job};
 pub(super) use kept::KeptOpen;
 pub(super) use locks::RemoteLocks;

@@ -59,6 +59,8 @@ pub(in crate::worker) struct NetworkThread {
     members: Vec<(NodeId, String, String)>,
     /// Nodes that were up when they were seen last, or were not, and since when.
     states: HashMap<NodeId, (bool, Duration)>,
+    /// Which start of each node was reached last.
+    starts: HashMap<NodeId, u64>,
     orders: Receiver<Order>,
     /// What the calls have no room for.
     backlog: VecDeque<Order>,
@@ -111,6 +113,7 @@ impl NetworkThread {
             me,
             members,
             states: HashMap::new(),
+            starts: HashMap::new(),
             orders,
             backlog: VecDeque::new(),
             to_shard,
@@ -274,7 +277,7 @@ impl NetworkThread {
                 // What it asked last must not come behind the word that it is gone.
                 let is_its = |stamp: &Stamp| stamp.session == session;
                 let is_forwarded = |flight: &Flight| match flight {
-                    Flight::Forward(stamp) | Flight::Move(stamp, _) => is_its(stamp),
+                    Flight::Forward(stamp) | Flight::Move(_, stamp, _) => is_its(stamp),
                     _ => false,
                 };
                 if self.flights.values().any(is_forwarded)
@@ -283,7 +286,7 @@ impl NetworkThread {
                     self.backlog.push_back(Order::EndSession(session, nodes));
                     return false;
                 }
-                self.leave_buffers(session);
+                self.leave_buffers(session, true);
                 self.end_served(session);
                 for node in nodes {
                     if node == self.me {
@@ -340,6 +343,9 @@ impl NetworkThread {
             Happening::Up { node, incarnation, clock_ahead_us, .. } => {
                 self.saw(node, true);
                 self.surroundings.found(node);
+                if self.starts.insert(node, incarnation).is_some_and(|before| before != incarnation) {
+                    self.doubt_moves(node);
+                }
                 self.meet(node, incarnation, None);
                 tracing::info!("node {node} is reached; its clock is {} ms ahead", clock_ahead_us / 1000);
                 if clock_ahead_us.abs() > CLOCKS_APART_US {
@@ -367,7 +373,7 @@ impl NetworkThread {
                 tracing::info!("node {node} has left: {why}");
             }
             Happening::Asked { ticket, body } => self.asked(ticket, &body),
-            Happening::Answered { call, node, outcome } => self.call_ended(call, node, outcome),
+            Happening::Answered { call, node, outcome, sent } => self.call_ended(call, node, outcome, sent),
             Happening::Moved { token, outcome } => self.transferred(token, outcome),
         }
     }

@@ -22,8 +22,8 @@ const NOBODY: Caller = Caller { uid: 0, gid: 0 };
 #[derive(Debug)]
 pub(super) enum Flight {
     Forward(Stamp),
-    /// Data moved by way of this buffer.
-    Move(Stamp, u64),
+    /// Data moved to or from this node by way of this buffer.
+    Move(NodeId, Stamp, u64),
     Step(Stamp),
     Removal(Ino),
     EndSession,
@@ -139,7 +139,13 @@ impl NetworkThread {
         true
     }
 
-    pub(super) fn call_ended(&mut self, call: CallId, node: NodeId, outcome: Result<Body, Failed>) {
+    pub(super) fn call_ended(
+        &mut self,
+        call: CallId,
+        node: NodeId,
+        outcome: Result<Body, Failed>,
+        sent: bool,
+    ) {
         let Some(flight) = self.flights.remove(&call) else { return };
         if let Err(failed) = &outcome {
             tracing::debug!("a request to node {node} failed: {}", failed.why);
@@ -164,7 +170,7 @@ impl NetworkThread {
                 });
                 self.answered(stamp, reply);
             }
-            Flight::Move(stamp, buffer) => self.move_ended(stamp, buffer, reply),
+            Flight::Move(_, stamp, buffer) => self.move_ended(stamp, buffer, reply, sent),
             Flight::Step(stamp) => {
                 let reply = reply.map_err(|code| match code {
                     // Whether it came to be served is not known.

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_fabric::{Access, Direction, Failed, Region, Registered, Ticket, Transfer};
-use forebay_types::limits::{BUFFERS_MAX, CALL_TIMEOUT_MS, MOVE_BYTES_MAX, NODE_TIMEOUT_MS};
+use forebay_types::limits::{BUFFERS_MAX, BUFFERS_RESTING_MAX, BUFFER_REST_MS, MOVE_BYTES_MAX};
 use forebay_types::{BackingId, Code, Move, MoveKind, NodeId, Reply};
 use forebay_wire::{Memory, Message as Wire, Place, Stamp};
 
@@ -26,7 +26,7 @@ use crate::worker::network::crew::{Job, Moving};
 use crate::worker::network::Order;
 
 /// How long memory is kept that a peer may write yet: longer than any request is served.
-const REST: Duration = Duration::from_millis(CALL_TIMEOUT_MS + 2 * NODE_TIMEOUT_MS);
+const REST: Duration = Duration::from_millis(BUFFER_REST_MS);
 
 /// A process's buffer.
 #[derive(Debug)]
@@ -40,6 +40,8 @@ struct Buffer {
     left: bool,
     /// Whether a request was served was not told.
     in_doubt: bool,
+    /// Its process is over.
+    orphaned: bool,
 }
 
 /// Both sides' state.
@@ -47,8 +49,8 @@ struct Buffer {
 pub(super) struct Moves {
     /// Buffers of this node's processes, by their numbers.
     buffers: HashMap<u64, Buffer>,
-    /// Memory that a peer may write yet, and until when.
-    resting: Vec<(Duration, Arc<Region>)>,
+    /// Memory that a peer may write yet: until when, and whose process's it was.
+    resting: Vec<(Duration, u64, Arc<Region>)>,
     /// This node's own, once another node has asked for data.
     bounce: Option<Bounce>,
     /// What waits for a piece of it.
@@ -76,26 +78,51 @@ impl NetworkThread {
 
     /// A process has got a buffer, in place of the one that it had.
     pub(super) fn add_buffer(&mut self, session: u64, number: u64, memory: Region) {
-        self.leave_buffers(session);
-        if self.moves.buffers.len() >= BUFFERS_MAX {
-            return tracing::debug!("{BUFFERS_MAX} processes have buffers: another's data go by requests");
+        self.leave_buffers(session, false);
+        if self.moves.buffers.len() >= BUFFERS_MAX || self.moves.resting.len() >= BUFFERS_RESTING_MAX {
+            return tracing::debug!(
+                "{} processes have buffers and {} are at rest: another's data go by requests",
+                self.moves.buffers.len(),
+                self.moves.resting.len()
+            );
         }
         let memory = Arc::new(memory);
         match self.calls.endpoint().register(Arc::clone(&memory), Access::BOTH) {
             Ok(registered) => {
-                let buffer = Buffer { session, memory, registered, flights: 0, left: false, in_doubt: false };
+                let (left, in_doubt, orphaned) = (false, false, false);
+                let buffer = Buffer { session, memory, registered, flights: 0, left, in_doubt, orphaned };
                 self.moves.buffers.insert(number, buffer);
             }
             Err(code) => tracing::warn!("cannot register a client's buffer: {code}"),
         }
     }
 
-    /// A process needs its buffers no more.
-    pub(super) fn leave_buffers(&mut self, session: u64) {
-        let theirs: Vec<u64> =
-            self.moves.buffers.iter().filter(|(_, b)| b.session == session).map(|(n, _)| *n).collect();
+    /// A process needs its buffers no more; `over`: nor does it look at what it had in them.
+    pub(super) fn leave_buffers(&mut self, session: u64, over: bool) {
+        let theirs = self.moves.buffers.iter_mut().filter(|(_, buffer)| buffer.session == session);
+        let theirs: Vec<u64> = theirs
+            .map(|(number, buffer)| {
+                buffer.orphaned |= over;
+                *number
+            })
+            .collect();
         for number in theirs {
             self.leave_buffer(number, false);
+        }
+        if over {
+            let theirs = self.moves.resting.iter().filter(|(_, of, _)| *of == session);
+            theirs.for_each(|(.., memory)| memory.discard());
+        }
+    }
+
+    /// A node's worker is another than the one that was asked. What that had begun may still come, behind what the new one does: the
+    /// buffers of what was asked of it are left when that has ended.
+    pub(super) fn doubt_moves(&mut self, node: NodeId) {
+        for flight in self.flights.values() {
+            let Flight::Move(of, _, number) = flight else { continue };
+            if let Some(buffer) = self.moves.buffers.get_mut(number).filter(|_| *of == node) {
+                (buffer.left, buffer.in_doubt) = (true, true);
+            }
         }
     }
 
@@ -110,13 +137,17 @@ impl NetworkThread {
         let Some(buffer) = self.moves.buffers.remove(&number) else { return };
         self.calls.endpoint().unregister(buffer.registered.local);
         if buffer.in_doubt {
-            self.moves.resting.push((self.calls.now() + REST, buffer.memory));
+            if buffer.orphaned {
+                // A live process gives its memory back by itself, when it has taken what it had in it.
+                buffer.memory.discard();
+            }
+            self.moves.resting.push((self.calls.now() + REST, buffer.session, buffer.memory));
         }
     }
 
     /// Lets go of memory that has rested.
     pub(super) fn wake_rested(&mut self, now: Duration) {
-        self.moves.resting.retain(|(until, _)| *until > now);
+        self.moves.resting.retain(|(until, ..)| *until > now);
     }
 
     /// Asks the file's node for a move of a client's. False: later.
@@ -146,7 +177,7 @@ impl NetworkThread {
         match self.calls.call(node, stamp, &message_to, deadline) {
             Ok(call) => {
                 buffer.flights += 1;
-                self.flights.insert(call, Flight::Move(stamp, wish.buffer));
+                self.flights.insert(call, Flight::Move(node, stamp, wish.buffer));
             }
             Err(Code::Busy) => {
                 self.backlog.push_back(Order::Forward { node, stamp, message });
@@ -161,10 +192,11 @@ impl NetworkThread {
     }
 
     /// A move has its answer, or none. [`Code::Interrupted`]: the file's node has not done it, as the network failed, but may write
-    /// the piece yet; by [`Code::Fault`] the client does it again, with another buffer. By EIO it knows the same of its piece.
-    pub(super) fn move_ended(&mut self, stamp: Stamp, number: u64, reply: Result<Vec<u8>, Code>) {
+    /// the piece yet; by [`Code::Fault`] the client does it again, with another buffer. By EIO it knows the same of its piece, unless
+    /// the request was never `sent`.
+    pub(super) fn move_ended(&mut self, stamp: Stamp, number: u64, reply: Result<Vec<u8>, Code>, sent: bool) {
         let undone = reply.as_deref().is_ok_and(|reply| Reply::decode(reply) == Err(Code::Interrupted));
-        let in_doubt = reply.is_err() || undone;
+        let in_doubt = reply.is_err() && sent || undone;
         let reply = if undone { Err(Code::Fault) } else { reply.map_err(|_| Code::Io) };
         let mut left = in_doubt;
         if let Some(buffer) = self.moves.buffers.get_mut(&number) {
@@ -242,12 +274,13 @@ impl NetworkThread {
         if self.calls.now() >= moving.until {
             return self.end_move(moving, Err(Code::Interrupted));
         }
-        match self.calls.transfer(moving.ticket.node, &transfer, token, moving.until) {
+        match self.calls.transfer_for(&moving.ticket, &transfer, token, moving.until) {
             Ok(()) => {
                 self.moves.under_way.insert(token, moving);
             }
-            // The memory of this node was given up meanwhile, or the provider has too much to do: nothing was moved.
-            Err(Code::Fault | Code::Busy) => self.end_move(moving, Err(Code::Interrupted)),
+            // The memory of this node was given up meanwhile, the provider has too much to do, or who asked is gone, and the place that
+            // it named with it: nothing was moved.
+            Err(Code::Fault | Code::Busy | Code::Stale) => self.end_move(moving, Err(Code::Interrupted)),
             Err(code) => {
                 self.refuse(&moving.ticket, code, "the transfer cannot be started");
                 self.free(moving);
