@@ -77,8 +77,13 @@ fn runs(program: &str) -> bool {
     Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success())
 }
 
-/// The tables of each MPI that is here.
-pub(crate) fn measure(pool: &Pool, tmpfs: &Path, sizes: &crate::run::Sizes) -> Result<Vec<Table>, String> {
+/// The tables of each MPI that is here, shown when each is done: more ranks than processors may take minutes.
+pub(crate) fn measure(
+    pool: &Pool,
+    tmpfs: &Path,
+    sizes: &crate::run::Sizes,
+    show: &mut dyn FnMut(Table),
+) -> Result<(), String> {
     let built = Built(std::env::temp_dir().join(format!("forebay-bench-mpi-{}", std::process::id())));
     std::fs::create_dir(&built.0).map_err(|e| format!("{}: {e}", built.0.display()))?;
     let huge = match HugeTmpfs::new(sizes.bytes as u64 * 2) {
@@ -88,7 +93,6 @@ pub(crate) fn measure(pool: &Pool, tmpfs: &Path, sizes: &crate::run::Sizes) -> R
             None
         }
     };
-    let mut tables = Vec::new();
     for mpi in &MPIS {
         if !runs(mpi.compiler) || !runs(mpi.launcher[0]) {
             println!("\n(f) {} is left out: no {} or {}", mpi.name, mpi.compiler, mpi.launcher[0]);
@@ -98,11 +102,11 @@ pub(crate) fn measure(pool: &Pool, tmpfs: &Path, sizes: &crate::run::Sizes) -> R
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("mpi.c");
         said(Command::new(mpi.compiler).args(["-O2", "-o"]).arg(&program).arg(source))?;
         for ranks in [2, 4] {
-            tables.extend(one(mpi, ranks, &program, pool, tmpfs, huge.as_ref(), sizes)?);
+            one(mpi, ranks, &program, pool, tmpfs, huge.as_ref(), sizes)?.into_iter().for_each(&mut *show);
         }
     }
-    tables.extend(ior(pool, tmpfs, huge.as_ref(), sizes)?);
-    Ok(tables)
+    ior(pool, tmpfs, huge.as_ref(), sizes)?.into_iter().for_each(show);
+    Ok(())
 }
 
 /// `ior` through MPI-IO and what else it was built with, when it is on PATH, by the launcher of the MPI that it was

@@ -126,9 +126,9 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
             "mount" => mount::measure(&pool, &systems[1].root, &sizes)?
                 .into_iter()
                 .for_each(|table| show(table, &mut tables)),
-            "mpi" => mpi::measure(&pool, &systems[1].root, &sizes)?
-                .into_iter()
-                .for_each(|table| show(table, &mut tables)),
+            "mpi" => {
+                mpi::measure(&pool, &systems[1].root, &sizes, &mut |table| show(table, &mut tables))?;
+            }
             "nodes" => {
                 nodes::measure(&binaries, &sizes)?.into_iter().for_each(|table| show(table, &mut tables))
             }

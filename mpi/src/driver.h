@@ -27,8 +27,8 @@
 /* ---- native.c: what the driver needs of the MPI library ---- */
 
 #define NATIVE_FUNCTIONS(X)                                                                                            \
-    X(Abort) X(Allreduce) X(Alltoall) X(Alltoallv) X(Barrier) X(Bcast) X(Comm_dup) X(Comm_free) X(Comm_group)          \
-    X(Comm_rank) X(Comm_set_errhandler) X(Comm_size) X(Comm_test_inter) X(Errhandler_free) X(Error_class)              \
+    X(Abort) X(Allreduce) X(Alltoall) X(Alltoallv) X(Barrier) X(Bcast) X(Comm_create_keyval) X(Comm_dup) X(Comm_free)   \
+    X(Comm_get_attr) X(Comm_group) X(Comm_set_attr) X(Comm_rank) X(Comm_set_errhandler) X(Comm_size) X(Comm_test_inter) X(Errhandler_free) X(Error_class)              \
     X(Error_string) X(Exscan) X(File_call_errhandler) X(File_get_errhandler) X(File_set_errhandler)                    \
     X(Grequest_complete) X(Grequest_start) X(Info_create) X(Info_free) X(Info_get) X(Info_set) X(Pack)                 \
     X(Pack_external) X(Pack_external_size) X(Reduce) X(Status_set_cancelled) X(Status_set_elements_x)                  \
@@ -55,7 +55,7 @@ extern struct native mpi;
 #ifdef OPEN_MPI
 #define NATIVE_OBJECTS(X)                                                                                              \
     X(ompi_mpi_byte) X(ompi_mpi_int) X(ompi_mpi_int64_t) X(ompi_mpi_datatype_null) X(ompi_mpi_op_max)                  \
-    X(ompi_mpi_op_sum) X(ompi_mpi_comm_null) X(ompi_mpi_comm_world) X(ompi_mpi_info_null) X(ompi_mpi_file_null)        \
+    X(ompi_mpi_op_sum) X(ompi_mpi_comm_null) X(ompi_mpi_comm_self) X(ompi_mpi_comm_world) X(ompi_mpi_info_null) X(ompi_mpi_file_null)        \
     X(ompi_mpi_errors_return) X(ompi_mpi_errors_are_fatal) X(ompi_mpi_short_int) X(ompi_mpi_double_int)                \
     X(ompi_mpi_long_int) X(ompi_mpi_longdbl_int) X(ompi_request_null)
 struct native_objects {
@@ -160,7 +160,8 @@ enum split { SPLIT_NONE, SPLIT_AT, SPLIT_INDIVIDUAL, SPLIT_ORDERED };
 struct file {
     MPI_File handle;
     pthread_mutex_t lock;
-    MPI_Comm comm;
+    MPI_Comm comm;             /* its own, for now */
+    struct resident *resident; /* whose communicator that is, or NULL */
     int rank, size, amode;
     int64_t processors; /* of rank 0's node */
     bool one_node;      /* all ranks are on it */
@@ -204,6 +205,19 @@ MPI_Info hints_give(const struct file *file);
 
 int file_set_view(struct file *file, MPI_Offset disp, MPI_Datatype etype, MPI_Datatype filetype, const char *datarep,
                   MPI_Info info);
+
+/* ---- comm.c ---- */
+
+/* What ranks tell each other of the communicator that a file is to use: of each number the greatest counts. */
+struct comm_offer {
+    int64_t resident, not_resident; /* the one that is there and free, or 0, and its complement */
+    int64_t next;                   /* a number for another */
+};
+
+void comm_offer(MPI_Comm comm, struct comm_offer *mine);
+/* Gives the file a communicator with the ranks of `comm`; an error class. Collective. */
+int comm_take(struct file *file, MPI_Comm comm, const struct comm_offer *all);
+void comm_give_back(struct file *file);
 
 /* ---- shared.c ---- */
 

@@ -37,6 +37,7 @@ struct told {
     int64_t code, amode, not_amode, node, not_node; /* of equal numbers the greatest, and of their complements, fit */
     int64_t answer;                                 /* an error class */
     int64_t hidden;                                 /* one that finds no memory of others */
+    struct comm_offer comm;
     struct words first;
 };
 enum { TOLD_WORDS = sizeof(struct told) / sizeof(int64_t), FIRST_WORDS = sizeof(struct words) / sizeof(int64_t) };
@@ -111,8 +112,7 @@ static void file_free(struct file *file) {
     shared_leave(file);
     if (file->data != NULL)
         forebay.file_close(file->data);
-    if (file->comm != MPI_COMM_NULL)
-        mpi.Comm_free(&file->comm);
+    comm_give_back(file);
     view_free(&file->view);
     pthread_mutex_destroy(&file->lock);
     free(file->path);
@@ -121,7 +121,7 @@ static void file_free(struct file *file) {
 
 /*
  * The file as far as one rank makes it by itself, with its handle. What goes wrong is in `code` and not yet told to the
- * others: `comm`, the file's own communicator, is there before anything that can fail on one rank alone.
+ * others.
  */
 static struct file *file_make(MPI_Comm comm, const char *path, int amode, int *code) {
     struct file *file = calloc(1, sizeof *file);
@@ -132,7 +132,7 @@ static struct file *file_make(MPI_Comm comm, const char *path, int amode, int *c
     file->amode = amode;
     file->widest_run = INT64_MAX;
     file->apart = true;
-    file->comm = comm;
+    file->comm = MPI_COMM_NULL;
     pthread_mutex_init(&file->lock, NULL);
     mpi.Comm_rank(comm, &file->rank);
     mpi.Comm_size(comm, &file->size);
@@ -165,11 +165,12 @@ static void layout_note(struct file *file) {
 }
 
 /* What this rank has to tell before anything was opened. */
-static struct told tell(const struct file *file, int code, int amode) {
+static struct told tell(const struct file *file, MPI_Comm comm, int code, int amode) {
     struct told mine = {.code = code, .amode = amode, .not_amode = ~(int64_t)amode, .answer = MPI_SUCCESS};
     mine.node = shared_node();
     mine.not_node = ~mine.node;
     mine.hidden = shared_is_hidden();
+    comm_offer(comm, &mine.comm);
     int64_t *words = (int64_t *)&mine.first;
     for (int i = 0; i < FIRST_WORDS && file->rank != 0; i++)
         words[i] = INT64_MIN;
@@ -204,32 +205,31 @@ static int open_made(struct file *file, struct words *words) {
 
 int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_File *out, bool *elsewhere) {
     int code = MPI_SUCCESS, inter = 0;
-    MPI_Comm own = MPI_COMM_NULL;
     *elsewhere = false;
     if (comm == MPI_COMM_NULL)
         return MPI_ERR_COMM;
-    if (mpi.Comm_test_inter(comm, &inter) != MPI_SUCCESS || inter || mpi.Comm_dup(comm, &own) != MPI_SUCCESS)
+    if (mpi.Comm_test_inter(comm, &inter) != MPI_SUCCESS || inter)
         return MPI_ERR_COMM;
-    mpi.Comm_set_errhandler(own, MPI_ERRORS_RETURN);
-    struct file *file = file_make(own, path, amode, &code);
+    struct file *file = file_make(comm, path, amode, &code);
     if (file == NULL) {
         struct file nobody = {.rank = -1};
-        struct told mine = tell(&nobody, code, amode), all;
-        mpi.Allreduce(&mine, &all, TOLD_WORDS, MPI_INT64_T, MPI_MAX, own);
-        mpi.Comm_free(&own);
+        struct told mine = tell(&nobody, comm, code, amode), all;
+        mpi.Allreduce(&mine, &all, TOLD_WORDS, MPI_INT64_T, MPI_MAX, comm);
         return code;
     }
     if (code == MPI_SUCCESS)
         code = check_amode(amode);
     hints_read(file, info, true);
-    struct told mine = tell(file, code, amode), all;
+    struct told mine = tell(file, comm, code, amode), all;
     bool makes = amode & MPI_MODE_CREATE;
     if (code == MPI_SUCCESS && !makes)
         mine.answer = class_of(open_here(file, false, &mine.first));
     all = mine;
-    if (file->size > 1 && mpi.Allreduce(&mine, &all, TOLD_WORDS, MPI_INT64_T, MPI_MAX, file->comm) != MPI_SUCCESS)
+    if (file->size > 1 && mpi.Allreduce(&mine, &all, TOLD_WORDS, MPI_INT64_T, MPI_MAX, comm) != MPI_SUCCESS)
         all.code = MPI_ERR_INTERN;
     code = all.code != MPI_SUCCESS ? (int)all.code : all.amode == ~all.not_amode ? MPI_SUCCESS : MPI_ERR_NOT_SAME;
+    if (code == MPI_SUCCESS && (makes || all.answer == MPI_SUCCESS))
+        code = comm_take(file, comm, &all.comm);
     if (code == MPI_SUCCESS)
         code = makes ? open_made(file, &all.first) : (int)all.answer;
     /* A symbolic link out of the pool: the file is the MPI library's. */

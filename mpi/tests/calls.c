@@ -517,6 +517,53 @@ static void columns(void) {
     barrier();
 }
 
+/* Files that are open at once by one communicator, closed in any order, and one that outlives its communicator: each talks
+ * among its own ranks alone. */
+static void communicators(void) {
+    MPI_Comm half, copy;
+    MPI_Group group, of_file;
+    MPI_File files[3], alone;
+    MPI_Offset end;
+    int same, tag_ub, *value = &tag_ub, found;
+    MPI_Comm_split(MPI_COMM_WORLD, rank % 2, rank, &half);
+    for (int turn = 0; turn < 4; turn++) {
+        int amode = MPI_MODE_RDWR | (turn == 0 ? MPI_MODE_CREATE : 0);
+        for (int i = 0; i < 3; i++)
+            OK(MPI_File_open(half, name, amode, MPI_INFO_NULL, &files[i]));
+        OK(MPI_File_open(MPI_COMM_SELF, name, MPI_MODE_RDONLY, MPI_INFO_NULL, &alone));
+        MPI_Comm_group(half, &group);
+        for (int i = 0; i < 3; i++) {
+            /* Of each half as many calls as it has ranks, and each file by the other's turn. */
+            OK(MPI_File_seek(files[(i + turn) % 3], 0, MPI_SEEK_END));
+            OK(MPI_File_set_size(files[(i + turn) % 3], 1000));
+            OK(MPI_File_get_size(files[i], &end));
+            CHECK(end == 1000);
+            OK(MPI_File_get_group(files[i], &of_file));
+            MPI_Group_compare(group, of_file, &same);
+            CHECK(same == MPI_IDENT);
+            MPI_Group_free(&of_file);
+        }
+        MPI_Group_free(&group);
+        OK(MPI_File_close(&files[turn % 3]));
+        OK(MPI_File_close(&alone));
+        OK(MPI_File_close(&files[(turn + 2) % 3]));
+        OK(MPI_File_close(&files[(turn + 1) % 3]));
+    }
+    /* A copy of a communicator has none of its files' communicators, and a program's attributes are its own. */
+    MPI_Comm_dup(half, &copy);
+    OK(MPI_File_open(copy, name, MPI_MODE_RDWR, MPI_INFO_NULL, &files[0]));
+    OK(MPI_File_open(half, name, MPI_MODE_RDWR, MPI_INFO_NULL, &files[1]));
+    MPI_Comm_free(&half);
+    OK(MPI_File_set_size(files[1], 2000));
+    MPI_Comm_free(&copy);
+    OK(MPI_File_sync(files[0]));
+    OK(MPI_File_close(&files[1]));
+    OK(MPI_File_close(&files[0]));
+    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, &value, &found);
+    CHECK(found && *value > 0);
+    barrier();
+}
+
 /* A pool of 64 MiB or so: no signal, and what was written before is whole. */
 static void full(void) {
     MPI_File file = open_new(MPI_COMM_WORLD, MPI_MODE_RDWR | MPI_MODE_CREATE);
@@ -564,6 +611,7 @@ int main(int argc, char **argv) {
     handlers();
     striped();
     columns();
+    communicators();
     barrier();
     if (rank == 0)
         OK(MPI_File_delete(name, MPI_INFO_NULL));

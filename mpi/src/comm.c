@@ -1,0 +1,154 @@
+/*
+ * The files' own communicators. To make one takes as long as all the rest of an open, so a program's communicator keeps one,
+ * its resident, which the files that are opened by it use in turn: an open takes it if all ranks find it free, as they tell
+ * each other anyway, and makes another if not. Which of several files is closed first then matters to nobody.
+ *
+ * A resident goes with the program's communicator, or, where that lives longer, with MPI_COMM_SELF, which is the first to go
+ * in MPI_Finalize. One that a file still uses then goes with the file.
+ */
+#include "driver.h"
+
+#include <stdlib.h>
+
+struct resident {
+    MPI_Comm comm;
+    int64_t id;  /* the same on all ranks, and of no other resident of this program's communicator */
+    bool in_use; /* by a file that is open */
+    bool orphan; /* the program's communicator is gone */
+    struct resident *next;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static int keyval = MPI_KEYVAL_INVALID, end_keyval = MPI_KEYVAL_INVALID;
+static struct resident *all;
+static bool ended;
+static int64_t last_id;
+
+static int copy_none(MPI_Comm comm, int key, void *extra, void *value, void *out, int *flag) {
+    (void)comm, (void)key, (void)extra, (void)value, (void)out;
+    *flag = 0;
+    return MPI_SUCCESS;
+}
+
+/* With the lock held. */
+static void unlist(const struct resident *resident) {
+    struct resident **at = &all;
+    while (*at != NULL && *at != resident)
+        at = &(*at)->next;
+    if (*at != NULL)
+        *at = resident->next;
+}
+
+/* The program frees its communicator. */
+static int forget(MPI_Comm comm, int key, void *value, void *extra) {
+    (void)comm, (void)key, (void)extra;
+    struct resident *resident = value;
+    pthread_mutex_lock(&lock);
+    bool in_use = resident->in_use;
+    resident->orphan = true;
+    if (!in_use)
+        unlist(resident);
+    pthread_mutex_unlock(&lock);
+    if (in_use)
+        return MPI_SUCCESS;
+    if (resident->comm != MPI_COMM_NULL)
+        mpi.Comm_free(&resident->comm);
+    free(resident);
+    return MPI_SUCCESS;
+}
+
+/* MPI_Finalize has begun: the communicators of the program that are left go when no other can be freed any more. */
+static int end(MPI_Comm comm, int key, void *value, void *extra) {
+    (void)comm, (void)key, (void)value, (void)extra;
+    pthread_mutex_lock(&lock);
+    ended = true;
+    for (struct resident *at = all; at != NULL; at = at->next)
+        if (!at->in_use && at->comm != MPI_COMM_NULL)
+            mpi.Comm_free(&at->comm);
+    pthread_mutex_unlock(&lock);
+    return MPI_SUCCESS;
+}
+
+static void make_keyvals(void) {
+    if (mpi.Comm_create_keyval(copy_none, forget, &keyval, NULL) != MPI_SUCCESS)
+        keyval = MPI_KEYVAL_INVALID;
+    else if (mpi.Comm_create_keyval(copy_none, end, &end_keyval, NULL) != MPI_SUCCESS ||
+             mpi.Comm_set_attr(MPI_COMM_SELF, end_keyval, NULL) != MPI_SUCCESS)
+        keyval = MPI_KEYVAL_INVALID; /* every file has its own then */
+}
+
+static struct resident *resident_of(MPI_Comm comm) {
+    struct resident *resident = NULL;
+    int found = 0;
+    pthread_once(&once, make_keyvals);
+    if (keyval == MPI_KEYVAL_INVALID || mpi.Comm_get_attr(comm, keyval, &resident, &found) != MPI_SUCCESS || !found)
+        return NULL;
+    return resident;
+}
+
+void comm_offer(MPI_Comm comm, struct comm_offer *mine) {
+    struct resident *resident = resident_of(comm);
+    pthread_mutex_lock(&lock);
+    mine->resident = resident != NULL && !resident->in_use && !ended ? resident->id : 0;
+    mine->not_resident = ~mine->resident;
+    mine->next = last_id + 1;
+    pthread_mutex_unlock(&lock);
+}
+
+int comm_take(struct file *file, MPI_Comm comm, const struct comm_offer *all_offer) {
+    struct resident *resident = resident_of(comm);
+    if (all_offer->resident > 0 && all_offer->resident == ~all_offer->not_resident && resident != NULL) {
+        pthread_mutex_lock(&lock);
+        resident->in_use = true;
+        pthread_mutex_unlock(&lock);
+        file->resident = resident;
+        file->comm = resident->comm;
+        return MPI_SUCCESS;
+    }
+    if (mpi.Comm_dup(comm, &file->comm) != MPI_SUCCESS) {
+        file->comm = MPI_COMM_NULL;
+        return MPI_ERR_COMM;
+    }
+    mpi.Comm_set_errhandler(file->comm, MPI_ERRORS_RETURN);
+    pthread_mutex_lock(&lock);
+    if (last_id < all_offer->next)
+        last_id = all_offer->next;
+    bool late = ended;
+    pthread_mutex_unlock(&lock);
+    if (resident != NULL || late || keyval == MPI_KEYVAL_INVALID || (resident = calloc(1, sizeof *resident)) == NULL)
+        return MPI_SUCCESS;
+    *resident = (struct resident){.comm = file->comm, .id = all_offer->next, .in_use = true};
+    if (mpi.Comm_set_attr(comm, keyval, resident) != MPI_SUCCESS) {
+        free(resident);
+        return MPI_SUCCESS;
+    }
+    pthread_mutex_lock(&lock);
+    resident->next = all;
+    all = resident;
+    pthread_mutex_unlock(&lock);
+    file->resident = resident;
+    return MPI_SUCCESS;
+}
+
+void comm_give_back(struct file *file) {
+    struct resident *resident = file->resident;
+    if (file->comm == MPI_COMM_NULL)
+        return;
+    if (resident == NULL) {
+        mpi.Comm_free(&file->comm);
+        return;
+    }
+    pthread_mutex_lock(&lock);
+    resident->in_use = false;
+    bool orphan = resident->orphan;
+    if (orphan)
+        unlist(resident);
+    pthread_mutex_unlock(&lock);
+    file->comm = MPI_COMM_NULL;
+    file->resident = NULL;
+    if (orphan) {
+        mpi.Comm_free(&resident->comm);
+        free(resident);
+    }
+}
