@@ -17,6 +17,7 @@ use forebay_types::limits::{
 use forebay_types::Code;
 
 use crate::errno;
+use crate::far::{self, Memory};
 use crate::file::{File, Stripe};
 use crate::scatter::Spot;
 use crate::sieve::Sieve;
@@ -241,7 +242,7 @@ impl File {
     pub unsafe fn read_runs(&self, parts: &[libc::iovec], runs: &[Run]) -> Result<u64, Code> {
         let mut end = End { size: None, whole: total(parts, runs)? };
         let mut pieces = self.pieces(parts, runs);
-        let mut some = Vec::new();
+        let (mut some, mut alone) = (Vec::new(), Vec::new());
         loop {
             some.clear();
             some.extend(pieces.by_ref().take(RUN_PIECES_MAX));
@@ -252,9 +253,10 @@ impl File {
             for group in some.chunk_by(|a, b| a.stripe == b.stripe) {
                 match self.stripe_at(group[0].stripe) {
                     Stripe::Here(fd) => self.read_group(fd.as_raw_fd(), group, &mut end)?,
-                    Stripe::There(_) => self.read_group_elsewhere(group, &mut end)?,
+                    Stripe::There(_) => self.read_group_elsewhere(group, &mut end, &mut alone)?,
                 }
             }
+            self.read_alone(&mut alone, parts, &mut end)?;
         }
     }
 
@@ -300,8 +302,14 @@ impl File {
         Ok(())
     }
 
-    /// Reads pieces of one backing file of another node, those near each other by one request.
-    fn read_group_elsewhere(&self, group: &[Piece], end: &mut End) -> Result<(), Code> {
+    /// Reads pieces of one backing file of another node, those near each other by one request; what is near no other is left for
+    /// later.
+    fn read_group_elsewhere(
+        &self,
+        group: &[Piece],
+        end: &mut End,
+        alone: &mut Vec<Piece>,
+    ) -> Result<(), Code> {
         let mut rest = group;
         while let Some(first) = rest.first() {
             let (near, bytes) = stretch(rest, GAP_BYTES_MAX_ELSEWHERE);
@@ -315,14 +323,50 @@ impl File {
                 }
                 near.len()
             } else {
-                // SAFETY: memory that the caller of `read_runs` promises to be writable and nobody else's.
-                let to = unsafe { std::slice::from_raw_parts_mut(first.memory, first.bytes) };
-                end.reached(first, self.read_at(to, first.offset)?);
+                alone.push(*first);
                 1
             };
             rest = &rest[count..];
         }
         Ok(())
+    }
+
+    /// Reads pieces that other nodes have, and empties their list.
+    fn read_alone(&self, alone: &mut Vec<Piece>, parts: &[libc::iovec], end: &mut End) -> Result<(), Code> {
+        let whole = self.move_together(alone, parts, Memory::Into)?;
+        for piece in alone.drain(..).filter(|_| !whole) {
+            // One by one it is known where the file ends.
+            // SAFETY: memory that the caller of `read_runs` promises to be writable and nobody else's.
+            let to = unsafe { std::slice::from_raw_parts_mut(piece.memory, piece.bytes) };
+            end.reached(&piece, self.read_at(to, piece.offset)?);
+        }
+        Ok(())
+    }
+
+    /// Moves pieces that other nodes have, many requests at the same time; whether all was moved. The pieces' memory is one part, or
+    /// nothing is done.
+    fn move_together(
+        &self,
+        pieces: &mut [Piece],
+        parts: &[libc::iovec],
+        memory: impl FnOnce(*mut u8) -> Memory,
+    ) -> Result<bool, Code> {
+        let ([part], true) = (parts, pieces.len() > 1) else { return Ok(pieces.is_empty()) };
+        pieces.sort_by_key(|piece| piece.before);
+        let mut far = pieces.iter().flat_map(|piece| {
+            let id = match self.stripe_at(piece.stripe) {
+                Stripe::There(there) => Some(there.id),
+                Stripe::Here(_) => None,
+            };
+            id.into_iter().flat_map(|id| far::parts(id, piece.at, piece.before as usize, piece.bytes))
+        });
+        // SAFETY: one part of memory, which the caller of `read_runs` or `write_runs` promises to be good for that, and pieces
+        // begin in it where their bytes do.
+        let moved = unsafe { self.pool.move_far(&mut far, part.iov_len, memory(part.iov_base.cast()))? };
+        match moved.failed {
+            Some(code) => Err(code),
+            None => Ok(moved.end == part.iov_len),
+        }
     }
 
     /// Writes memory to ranges, both in order: all of it. When it fails, any of it may have been written.
@@ -335,7 +379,7 @@ impl File {
     pub unsafe fn write_runs(&self, parts: &[libc::iovec], runs: &[Run]) -> Result<u64, Code> {
         let all = total(parts, runs)?;
         let mut pieces = self.pieces(parts, runs);
-        let mut some = Vec::new();
+        let (mut some, mut elsewhere) = (Vec::new(), Vec::new());
         loop {
             some.clear();
             some.extend(pieces.by_ref().take(RUN_PIECES_MAX));
@@ -348,14 +392,14 @@ impl File {
                 let group = groups[(i + turn) % groups.len()];
                 match self.stripe_at(group[0].stripe) {
                     Stripe::Here(fd) => self.write_group(fd.as_raw_fd(), group)?,
-                    Stripe::There(_) => {
-                        for piece in group {
-                            // SAFETY: the caller's promise.
-                            let from = unsafe { std::slice::from_raw_parts(piece.memory, piece.bytes) };
-                            self.write_whole(from, piece.offset)?;
-                        }
-                    }
+                    Stripe::There(_) => elsewhere.extend_from_slice(group),
                 }
+            }
+            let whole = self.move_together(&mut elsewhere, parts, |first| Memory::From(first))?;
+            for piece in elsewhere.drain(..).filter(|_| !whole) {
+                // SAFETY: the caller's promise.
+                let from = unsafe { std::slice::from_raw_parts(piece.memory, piece.bytes) };
+                self.write_whole(from, piece.offset)?;
             }
         }
     }
