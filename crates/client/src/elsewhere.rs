@@ -13,8 +13,6 @@ use forebay_types::{
 use crate::path::PathBuffer;
 use crate::pool::{caller, Pool};
 
-const SET_GID: u32 = 0o2000;
-
 /// Looks for a directory's path while it is moved.
 const PATHS_MAX: u32 = 16;
 
@@ -123,7 +121,7 @@ impl Pool {
 
     // --- directories on two nodes
 
-    /// Makes a directory in a parent of another node: it is this node's, its entry that one's.
+    /// Makes a directory in a parent of another node, after which it takes: it is this node's, its entry that one's.
     pub(crate) fn make_directory_elsewhere(
         &self,
         caller: Caller,
@@ -131,30 +129,9 @@ impl Pool {
         name: &[u8],
         mode: u32,
     ) -> Result<Entry, Code> {
-        let above_entry = self.get_attr(parent)?;
-        let above = above_entry.attr;
-        if !above.is_directory() {
-            return Err(Code::NotDirectory);
-        }
-        let inherits = above.mode & SET_GID != 0;
-        let caller = Caller { gid: if inherits { above.gid } else { caller.gid }, ..caller };
-        let mode = mode | if inherits { SET_GID } else { 0 };
         let request = Request::MakeDirectoryAt { node: self.node()?, parent, name, mode };
-        let entry = self.ask_as(caller, &request, |reply| match reply {
+        self.ask_as(caller, &request, |reply| match reply {
             Reply::Entry(entry) => Ok(entry),
-            _ => Err(Code::Malformed),
-        })?;
-        self.inherit_layout(&above_entry, entry.attr.ino)?;
-        Ok(entry)
-    }
-
-    /// A new directory gets its parent's layout, if that has one: on one node the shard sees to it.
-    fn inherit_layout(&self, above: &Entry, ino: Ino) -> Result<(), Code> {
-        if !above.layout.is_set(above.attr.home) {
-            return Ok(());
-        }
-        self.ask_then(&Request::SetLayout { ino, layout: above.layout }, |reply| match reply {
-            Reply::Relaid { .. } => Ok(()),
             _ => Err(Code::Malformed),
         })
     }

@@ -1,4 +1,4 @@
-//! One thing asked of many backing files of other nodes: the requests are under way at the same time, as the nodes that have them
+//! One thing asked of many nodes, mostly of backing files that they have: the requests are under way at the same time, as the nodes
 //! do not wait for each other.
 
 use forebay_ring::{Claim, Ring};
@@ -20,6 +20,15 @@ impl Pool {
     pub(crate) fn ask_many<'a, K>(
         &self,
         asks: &mut dyn Iterator<Item = (K, BackingId, BackingOp<'a>)>,
+        take: impl FnMut(K, Result<Reply<'_>, Code>),
+    ) -> Result<(), Code> {
+        self.ask_each(&mut asks.map(|(key, id, op)| (key, Request::Backing(id, op))), take)
+    }
+
+    /// Makes all of `asks`, short requests with short replies; `take` gets these in their order.
+    pub(crate) fn ask_each<'a, K>(
+        &self,
+        asks: &mut dyn Iterator<Item = (K, Request<'a>)>,
         mut take: impl FnMut(K, Result<Reply<'_>, Code>),
     ) -> Result<(), Code> {
         let attached: &'static Attached = self.attached()?;
@@ -29,7 +38,7 @@ impl Pool {
         let (mut first, mut count, mut next, mut patience) = (0, 0, None, Patience::new());
         loop {
             while count < BACKING_AHEAD {
-                let Some((key, id, op)) = next.take().or_else(|| asks.next()) else { break };
+                let Some((key, request)) = next.take().or_else(|| asks.next()) else { break };
                 if patience.is_over() {
                     take(key, Err(Code::PoolGone));
                     continue;
@@ -42,7 +51,7 @@ impl Pool {
                 let claim = match claimed {
                     Ok(Some(claim)) => claim,
                     Ok(None) => {
-                        next = Some((key, id, op));
+                        next = Some((key, request));
                         break;
                     }
                     Err(code) => {
@@ -51,7 +60,7 @@ impl Pool {
                     }
                 };
                 let mut message = [0; MESSAGE_BYTES];
-                match Request::Backing(id, op).encode(NOBODY, &mut message) {
+                match request.encode(NOBODY, &mut message) {
                     Ok(n) => {
                         claim.post(&message[..n]);
                         under_way[(first + count) % BACKING_AHEAD] = Some((key, claim));

@@ -45,7 +45,8 @@ impl Pool {
         }
     }
 
-    /// Attributes of a wide directory with what its parts add: entries, directories, and times of changes of these.
+    /// Attributes of a wide directory with what its parts add, which are asked at the same time: entries, directories, and times of
+    /// changes of these.
     ///
     /// # Errors
     /// [`Code::Io`] when a node is down that has a part: what changed there is not known. [`Code::Stale`] when it was removed
@@ -54,14 +55,20 @@ impl Pool {
         let mut whole = *directory;
         let gone = |code| if code == Code::NotFound { Code::Stale } else { code };
         let Some(parts) = self.parts_of(directory.ino).map_err(gone)? else { return Ok(whole) };
-        for part in parts.as_slice() {
-            let part = self.ask_entry(&Request::GetAttr { ino: *part }).map_err(gone)?.attr;
+        let mut asks = parts.as_slice().iter().map(|part| ((), Request::GetAttr { ino: *part }));
+        let mut all = Ok(());
+        self.ask_each(&mut asks, |(), reply| {
+            let part = match reply {
+                Ok(Reply::Entry(entry)) => entry.attr,
+                Ok(_) => return all = all.and(Err(Code::Malformed)),
+                Err(code) => return all = all.and(Err(gone(code))),
+            };
             whole.size = whole.size.saturating_add(part.size);
             whole.nlink = whole.nlink.saturating_add(part.nlink.saturating_sub(2));
             whole.mtime = whole.mtime.max(part.mtime);
             whole.ctime = whole.ctime.max(part.ctime);
-        }
-        Ok(whole)
+        })?;
+        all.map(|()| whole)
     }
 
     /// Cuts the entries of an empty directory over `width` nodes, 0 being all up to the most that there can be; the parts.

@@ -8,7 +8,7 @@
 //! wide directory
 //! link             home of the inode: count      · here: enter
 //! rmdir            here: leave                   · home of the directory: condemn
-//! mkdir            here: bear                    · home of the parent: enter
+//! mkdir            here: bear                    · home of the parent: enter · here: change, to take after the parent
 //! rename, a file   here: leave                   · home of the destination: enter
 //! … a directory    home of the source: leave     · homes above the destination, up to the root: climb
 //! (root's home)    · home of the destination: enter · home of the directory: move · of what it replaces: condemn
@@ -16,11 +16,12 @@
 //! The parts follow one another; the first that is refused aborts all. Refusals come in the order in which Linux checks.
 
 use forebay_types::{
-    Caller, Change, Code, Ino, Kind, Layout, NodeId, Part, Parts, Reply, Request, SetAttr, TxId,
+    Caller, Change, Code, Entry, Ino, Kind, Layout, NodeId, Part, Parts, Reply, Request, SetAttr, TxId,
     RENAME_EXCHANGE, RENAME_NOREPLACE,
 };
 
 use crate::batch::{Answer, Batch};
+use crate::namespace::S_ISGID;
 use crate::rename::removed_nothing;
 use crate::wide::{check_narrow, choose_nodes};
 
@@ -166,7 +167,7 @@ pub(crate) struct Coordinator {
     parts_asked: usize,
     /// How many parts of a directory that changes were asked.
     asked_of_parts: usize,
-    /// What the parts of a directory that becomes wide take after it.
+    /// What the parts of a directory that becomes wide take after it, or a new directory after its parent.
     like: Option<Change>,
 }
 
@@ -241,6 +242,10 @@ impl Coordinator {
                 self.at = entry.attr.ino;
                 self.reply = reply.to_vec();
             }
+            (Deed::MakeDirectory { .. }, 1, Reply::Entry(above)) => self.take_after(&above)?,
+            (Deed::MakeDirectory { .. }, 2, _) => {}
+            // Nothing was in the way.
+            (Deed::MoveDirectory { flags: RENAME_NOREPLACE, .. }, 2, Reply::Entry(_)) => {}
             (Deed::RemoveDirectory { ino, .. }, 0, Reply::Done) => {
                 let layout = Layout::single(ino.birth_node(), 0);
                 let (ino, kind) = (*ino, Kind::Directory);
@@ -293,7 +298,6 @@ impl Coordinator {
                 }
             }
             (Deed::Link { .. }, 1, Reply::Removed { .. })
-            | (Deed::MakeDirectory { .. }, 1, Reply::Removed { .. })
             | (Deed::RemoveDirectory { .. }, 1, Reply::Done)
             | (Deed::RenameFile { .. }, 0, Reply::Done)
             | (Deed::MoveDirectory { .. }, 0 | 3 | 4, Reply::Done) => {}
@@ -315,6 +319,24 @@ impl Coordinator {
         let mut done = [0; 4];
         let n = Reply::encode(&Ok(Reply::Done), &mut done).unwrap_or(0);
         Some(self.prepared(&done[..n]))
+    }
+
+    /// A directory that is being made is told its parent's attributes: it inherits group, set-group-id bit and layout.
+    fn take_after(&mut self, above: &Entry) -> Answer<()> {
+        let Ok(Reply::Entry(mut born)) = Reply::decode(&self.reply) else { return Err(Code::Malformed) };
+        let inherits = above.attr.mode & S_ISGID != 0;
+        let mode = inherits.then_some(born.attr.mode & 0o7777 | S_ISGID);
+        let set = SetAttr { mode, gid: inherits.then_some(above.attr.gid), ..SetAttr::default() };
+        let layout = above.layout.is_set(above.attr.home).then_some(above.layout);
+        if !inherits && layout.is_none() {
+            return Ok(());
+        }
+        let now = born.attr.ctime;
+        set.apply(&mut born.attr, now)?;
+        born.layout = layout.unwrap_or(born.layout);
+        self.reply = encoded(Reply::Entry(born));
+        self.like = Some(Change { set, layout });
+        Ok(())
     }
 
     fn next(&mut self) -> Answer<Next> {
@@ -339,6 +361,7 @@ impl Coordinator {
                     let (kind, flags) = (Kind::Directory, RENAME_NOREPLACE);
                     Some(Part::Enter { parent: *parent, name, ino: self.at, kind, link: file, flags })
                 }
+                2 => self.like.map(|change| Part::Change { ino: self.at, change }),
                 _ => None,
             },
             Deed::RenameFile { from, to, flags, ino, kind, link } => {

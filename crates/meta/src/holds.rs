@@ -26,6 +26,8 @@ pub(crate) enum Hold {
     Moving,
     /// It goes, and gets no entry.
     Condemned,
+    /// It is being made, and gets no entry: who makes it may change it.
+    Born,
     /// It becomes wide, and gets no entry of its own.
     Widening,
     /// It is wide, and what its parts are to have too changes.
@@ -34,9 +36,9 @@ pub(crate) enum Hold {
 
 impl Hold {
     fn bears(self, other: Hold) -> bool {
-        use Hold::{Changing, Condemned, Entered, Moving, Pinned, Widening};
+        use Hold::{Born, Changing, Condemned, Entered, Moving, Pinned, Widening};
         match (self, other) {
-            (Condemned | Widening, _) | (_, Condemned | Widening) => false,
+            (Condemned | Widening | Born, _) | (_, Condemned | Widening | Born) => false,
             (Moving, Pinned | Moving) | (Pinned, Moving) | (Changing, Changing) => false,
             (Entered | Changing, _) | (_, Entered | Changing) | (Pinned, Pinned) => true,
         }
@@ -129,7 +131,7 @@ impl Holds {
             Part::Widen { ino, .. } => self.hold_directory(tx, ino, Hold::Widening),
             Part::Change { ino, .. } => self.hold_directory(tx, ino, Hold::Changing),
             // Nobody knows its number yet; who guesses it is not to put anything into what may go.
-            Part::Bear { .. } | Part::BearPart { .. } => self.hold_directory(tx, born, Hold::Condemned),
+            Part::Bear { .. } | Part::BearPart { .. } => self.hold_directory(tx, born, Hold::Born),
             Part::Count { .. } | Part::Climb { .. } => {}
         }
     }
@@ -174,6 +176,6 @@ impl Holds {
     /// True when a directory takes no entries, as it may be about to go, or to become wide.
     pub(crate) fn is_condemned(&self, ino: Ino) -> bool {
         let holders = self.directories.get(&ino.0).map_or(&[][..], Vec::as_slice);
-        holders.iter().any(|(_, hold)| matches!(hold, Hold::Condemned | Hold::Widening))
+        holders.iter().any(|(_, hold)| matches!(hold, Hold::Condemned | Hold::Widening | Hold::Born))
     }
 }

@@ -16,7 +16,7 @@ use crate::keys;
 use crate::record::{EntryRecord, Inode, ENTRY_HEADER_BYTES, INODE_BYTES_MAX, MARK_COLLISIONS, MARK_VALUES};
 use crate::space::{Class, Work};
 
-const S_ISGID: u32 = 0o2000;
+pub(crate) const S_ISGID: u32 = 0o2000;
 
 /// An entry that was found.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

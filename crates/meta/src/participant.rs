@@ -224,6 +224,11 @@ impl Batch<'_> {
             if directory && self.state.directories.get(slot).attr.nlink >= LINKS_MAX {
                 return Err(Code::TooManyLinks);
             }
+            if directory && flags == RENAME_NOREPLACE {
+                // A new one takes after its parent.
+                let above = self.state.directories.get(slot).entry();
+                return c.reply(Reply::Entry(above));
+            }
             return c.reply(removed_nothing(kind));
         };
         match (directory, found.kind == Kind::Directory) {

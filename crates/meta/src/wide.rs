@@ -15,7 +15,7 @@
 
 use forebay_types::{
     name_hash, part_of_hash, Attr, Change, Code, Cookie, Ino, Layout, NodeId, Part, Parts, Reader, Reply,
-    Timestamp, TxId, Writer,
+    SetAttr, Timestamp, TxId, Writer,
 };
 
 use crate::batch::{Answer, Batch, Context};
@@ -233,7 +233,8 @@ fn changed(
             true => layout_of_part(layout, entry.attr.parent, entry.attr.home),
             false => layout,
         };
-    } else {
+    }
+    if change.layout.is_none() || change.set != SetAttr::default() {
         change.set.apply(&mut entry.attr, now)?;
     }
     Ok(entry)

@@ -16,8 +16,8 @@ use forebay_server::stepped::{session_of, Node, Setup};
 use forebay_server::FLIGHT_RECORDER_BYTES;
 use forebay_types::limits::{BUFFERS_RESTING_MAX, BUFFER_BYTES, BUFFER_REST_MS, LEASE_MS};
 use forebay_types::{
-    BackingId, BackingOp, Caller, Change, Code, Ino, Kind, Layout, Move, MoveKind, NodeId, Part, Parts,
-    Reply, Request, SetAttr, Timestamp, TxId,
+    Attr, BackingId, BackingOp, Caller, Change, Code, Entry, Ino, Layout, Move, MoveKind, NodeId, Part,
+    Parts, Reply, Request, SetAttr, Timestamp, TxId,
 };
 use forebay_wire::{Message, Secret, Stamp};
 
@@ -303,8 +303,27 @@ impl Scene {
     }
 }
 
-fn removed_nothing() -> Reply<'static> {
-    Reply::Removed { ino: Ino(0), last: false, kind: Kind::Directory, layout: Layout::single(NODE, 0) }
+/// A directory of node 2's with a group that is inherited.
+fn parent_of_2(ino: Ino) -> Entry {
+    let (time, home) = (Timestamp::default(), NodeId(2));
+    let attr = Attr {
+        ino,
+        size: 0,
+        rdev: 0,
+        parent: Ino::ROOT,
+        mode: 0o042_775,
+        uid: 1,
+        gid: 77,
+        nlink: 2,
+        flags: 0,
+        home,
+        width_log2: 0,
+        atime: time,
+        mtime: time,
+        ctime: time,
+        btime: time,
+    };
+    Entry { attr, layout: Layout::single(home, 0) }
 }
 
 fn leave(tx: TxId, name: &[u8], ino: Ino) -> Request<'_> {
@@ -320,7 +339,7 @@ fn retry_of_a_decided_change_is_answered_when_the_other_node_knows_of_it() {
     let make = Request::MakeDirectoryAt { node: NODE, parent: theirs, name: b"d", mode: 0o755 };
     let call = s.ask(2, 5, 1, &make);
     let ticket = s.asked(2, |r| matches!(r, Request::Prepare { part: Part::Enter { .. }, .. }));
-    s.reply(2, ticket, removed_nothing());
+    s.reply(2, ticket, Reply::Entry(parent_of_2(theirs)));
     let finish = |r: &Request<'_>| matches!(r, Request::Finish { commit: true, .. });
     s.asked(2, finish);
     assert!(!s.has_answer(2, call), "it is decided, and node 2 has not acknowledged it");
@@ -331,7 +350,11 @@ fn retry_of_a_decided_change_is_answered_when_the_other_node_knows_of_it() {
     assert!(!s.has_answer(2, call), "node 2 still has not");
     s.reply(2, ticket, Reply::Done);
     let reply = s.answer(2, call).unwrap();
-    assert!(matches!(Reply::decode(&reply), Ok(Reply::Entry(_))));
+    let Ok(Reply::Entry(entry)) = Reply::decode(&reply) else { panic!("{reply:?}") };
+    assert_eq!((entry.attr.mode, entry.attr.gid), (0o042_755, 77), "after its parent");
+    let reply = s.ask_and_wait(2, 5, 2, &Request::GetAttr { ino: entry.attr.ino });
+    let Ok(Reply::Entry(kept)) = Reply::decode(&reply) else { panic!("{reply:?}") };
+    assert_eq!((kept.attr.mode, kept.attr.gid), (0o042_755, 77), "and so the shard has it");
 }
 
 #[test]

@@ -69,6 +69,9 @@ pub const BACKING_AHEAD: usize = 8;
 pub const GATHERED_MAX: usize = 32;
 /// What was not gone on with for so long is forgotten when there is no room for another: longer than any request waits.
 pub const GATHERED_MS: u64 = 60_000;
+/// Appends of processes of other nodes of which a daemon's next worker knows whether they were done: more than are under way when one is
+/// killed, 64 bytes each.
+pub const APPENDS_KEPT: usize = 4096;
 /// Backing files that a daemon keeps open for processes of other nodes, a descriptor each; more are opened anew for each request,
 /// and do not outlive their names.
 pub const BACKING_OPEN_MAX: usize = 4096;

@@ -241,7 +241,7 @@ pub enum Request<'a> {
         /// Its layout from now on.
         layout: Layout,
     },
-    /// Makes a directory whose entry another node has. → `Entry`
+    /// Makes a directory whose entry another node has, after which it takes as others do. → `Entry`
     MakeDirectoryAt {
         /// Its home, which is not its parent's.
         node: NodeId,

@@ -90,7 +90,8 @@ pub enum Part<'a> {
         /// The link that is counted in its place, if it leads to a file of this node that gets an entry on another.
         link: TxId,
     },
-    /// Makes an entry, or makes one lead elsewhere. → `Removed`: what it replaces, if it does
+    /// Makes an entry, or makes one lead elsewhere. → `Removed`: what it replaces, if it does; of a directory that replaces nothing
+    /// ([`RENAME_NOREPLACE`]) `Entry`: its parent's
     Enter {
         /// Directory.
         parent: Ino,

@@ -284,3 +284,47 @@ fn changes_of_a_wide_directory_at_the_same_time_take_turns() {
     assert!(!p.waits(&many[0]));
     p.check();
 }
+
+#[test]
+fn directory_of_another_node_takes_after_its_parent_in_the_step_that_makes_it() {
+    let mut p = Shards::new("after");
+    let d = p.make_directory(2, ROOT, b"d");
+    let plain = p.make_directory(3, d, b"plain");
+    assert_eq!((p.look_at(plain).attr.mode, p.look_at(plain).attr.gid), (0o040_750, 8));
+    assert_eq!(p.look_at(plain).layout, Layout::single(NodeId(3), 0));
+    let (mode, gid) = (Some(0o2770), Some(5));
+    p.ask(&Request::SetAttr { ino: d, set: SetAttr { mode, gid, ..SetAttr::default() } }).unwrap();
+    let layout = Layout::on_any(2, 1 << 20).unwrap();
+    p.ask(&Request::SetLayout { ino: d, layout }).unwrap();
+    p.ask(&Request::RemoveDirectory { parent: d, name: b"plain" }).unwrap();
+    let check = |p: &mut Shards, ino: Ino| {
+        let entry = p.look_at(ino);
+        assert_eq!((entry.attr.mode, entry.attr.gid, entry.layout), (0o042_750, 5, layout), "{ino}");
+    };
+    let above = p.make_directory(3, d, b"narrow");
+    check(&mut p, above);
+    p.ask(&Request::RemoveDirectory { parent: d, name: b"narrow" }).unwrap();
+    widen(&mut p, d, 3).unwrap();
+    for (i, node) in [1, 2, 3, 1, 2, 3].into_iter().enumerate() {
+        let below = p.make_directory(node, d, &name(i as u32));
+        assert_eq!(below.birth_node(), NodeId(node));
+        check(&mut p, below);
+    }
+    p.check();
+    // Whoever is restarted or not reached, it is made so or not at all; nobody puts anything into what is not made.
+    for after in 0..8 {
+        for what in 0..4 {
+            p.network.fault(after, what);
+            let made = p.mkdir(3, d, b"try");
+            p.heal();
+            p.settle();
+            if let Some(ino) = p.found(d, b"try") {
+                check(&mut p, ino);
+                p.ask(&Request::RemoveDirectory { parent: d, name: b"try" }).unwrap();
+            } else {
+                assert!(made.is_err());
+            }
+            p.check();
+        }
+    }
+}

@@ -284,6 +284,11 @@ impl ShardThread<'_> {
                         i += 1;
                         continue;
                     }
+                    Some(Onward::Wait) => {
+                        self.answers.taken[i].forwarded = true;
+                        i += 1;
+                        continue;
+                    }
                     Some(Onward::Reply(reply)) => {
                         self.answers.replies[at..at + reply.len()].copy_from_slice(&reply);
                         len = reply.len();

@@ -86,6 +86,8 @@ pub(super) struct Steps {
 
 /// Flights with this bit are questions of a check: its number, and the question's behind.
 const OF_CHECK: u64 = 1 << 63;
+/// Those with this one are parts of wide directories that listings ask ahead, by number.
+const OF_LISTING: u64 = 1 << 62;
 /// Bits of a question's number.
 const QUESTION_BITS: u32 = 32;
 
@@ -160,6 +162,16 @@ impl Steps {
         Some((client, message))
     }
 
+    /// True when so many other nodes can be asked something at once, and as much is left for changes.
+    pub(super) fn has_room_for(&self, asks: usize) -> bool {
+        self.waiting.is_empty() && self.free.count_ones() as usize >= 2 * asks
+    }
+
+    /// Asks a node for a part of a wide directory that a listing comes to soon; its answer comes to `told_ahead`.
+    pub(super) fn ask_ahead(&mut self, number: u64, node: NodeId, message: Vec<u8>) {
+        self.waiting.push_back((OF_LISTING | number, node, message));
+    }
+
     /// Has a request served with another message.
     pub(super) fn serve_anew(&mut self, client: Client, message: Vec<u8>) {
         let since = self.first_asked(client);
@@ -182,7 +194,7 @@ fn end_of_waiting(parked: &Parked) -> Duration {
     parked.since + Duration::from_millis(if lists { HELD_LIST_TIMEOUT_MS } else { HELD_TIMEOUT_MS })
 }
 
-fn failure(code: Code) -> Vec<u8> {
+pub(super) fn failure(code: Code) -> Vec<u8> {
     let mut bytes = [0; 8];
     let n = Reply::encode(&Err(code), &mut bytes).unwrap_or(0);
     bytes[..n].to_vec()
@@ -346,6 +358,9 @@ impl ShardThread<'_> {
             }
             return;
         }
+        if flight & OF_LISTING != 0 {
+            return self.told_ahead(flight & !OF_LISTING, reply);
+        }
         steps.transactions.answered(flight, reply.as_deref().map_err(|code| *code), now);
     }
 
@@ -460,6 +475,7 @@ impl ShardThread<'_> {
             match self.onward((i, client.slot, client.seq), None, reply) {
                 Some(Onward::Ask(message)) => return self.serve_anew(i, client.slot, client.seq, message),
                 Some(Onward::Reply(reply)) => whole = Some(reply),
+                Some(Onward::Wait) => return,
                 None => {}
             }
         }

@@ -101,6 +101,7 @@ impl ShardThread<'_> {
                 whole = reply;
                 &whole
             }
+            Some(Onward::Wait) => return,
             None => reply,
         };
         if let Some((ino, _)) = created(reply) {

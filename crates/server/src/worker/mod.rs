@@ -191,7 +191,10 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
             Arc::clone(&targets),
             to_shard.clone(),
             &turns,
-            network::RemoteLocks::restored(setup.store.try_clone()?, &mut setup.restored),
+            (
+                network::RemoteLocks::restored(setup.store.try_clone()?, &mut setup.restored),
+                network::Appended::restored(&setup.store, &mut setup.restored)?,
+            ),
         )?),
     };
     let to_network = network.as_ref().map(|n| n.orders.clone());

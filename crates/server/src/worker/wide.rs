@@ -4,7 +4,8 @@
 //! ```text
 //! a request ─ parts known ─► the same of the part: this node's, or sent on            what has the name answers
 //!     └ not known ─► the directory's home ─ refusal with the parts ─► learnt, served anew
-//! a listing: one part after the other, in the order of the cookies, until the reply is full
+//! a listing: one part after the other, in the order of the cookies, until the reply is full. How many will go into it the first
+//! part's reply tells, as all have about as many names: those behind are asked at the same time.
 //! ```
 //! What was learnt holds for good, as parts are never moved and no inode number comes twice: it needs no lease, and is forgotten only
 //! for want of room. It is learnt of directories alone that the request names. Requests of other nodes' processes come with the part
@@ -13,11 +14,12 @@
 use std::collections::HashMap;
 
 use forebay_meta::Client;
-use forebay_types::limits::{READDIR_REPLY_BYTES, WIDE_KNOWN_MAX};
+use forebay_types::limits::{READDIR_REPLY_BYTES, WIDE_KNOWN_MAX, WIDTH_MAX};
 use forebay_types::{
     Caller, Code, Cookie, DirEntries, Ino, NodeId, Parts, Reply, Request, REPLY_HEADER_BYTES,
 };
 
+use super::coordination::failure;
 use super::shard_thread::ShardThread;
 
 /// A request names two directories at most, and knowledge of the first may be forgotten meanwhile.
@@ -27,6 +29,9 @@ const ASKED_ANEW_MAX: u8 = 3;
 #[derive(Debug, Default)]
 pub(super) struct Wide {
     known: HashMap<Ino, Parts>,
+    /// Parts that listings have asked ahead, by the number under which they were asked: whose request, and which part.
+    ahead: HashMap<u64, (Client, usize)>,
+    asked_ahead: u64,
 }
 
 impl Wide {
@@ -77,8 +82,21 @@ pub(super) struct Listing {
     index: usize,
     cookie: Cookie,
     attributes: bool,
+    /// Bytes of the last part's entries.
+    told_bytes: usize,
     /// Entries of the parts before it.
     collected: Vec<u8>,
+    /// What became of each part that was asked ahead.
+    ahead: [Ahead; WIDTH_MAX],
+}
+
+/// What became of a part of a listing that is not its turn yet.
+#[derive(Clone, Default, Debug)]
+enum Ahead {
+    #[default]
+    NotAsked,
+    Asked,
+    Told(Vec<u8>),
 }
 
 /// What comes of a reply that is not yet the client's.
@@ -88,6 +106,8 @@ pub(super) enum Onward {
     Ask(Vec<u8>),
     /// This is the client's reply.
     Reply(Vec<u8>),
+    /// Something was asked already whose answer is waited for.
+    Wait,
 }
 
 fn encoded(entries: &[u8], end: bool) -> Vec<u8> {
@@ -99,8 +119,14 @@ fn encoded(entries: &[u8], end: bool) -> Vec<u8> {
 }
 
 impl Listing {
-    fn question(&self) -> Vec<u8> {
-        let ino = self.parts.as_slice()[self.index];
+    /// Of so many parts the entries have room behind those of the one that was told last, which took `bytes`.
+    fn room_for(&self, bytes: usize) -> usize {
+        let left = READDIR_REPLY_BYTES.saturating_sub(REPLY_HEADER_BYTES + self.collected.len());
+        left.checked_div(bytes).unwrap_or(WIDTH_MAX)
+    }
+
+    fn question(&self, index: usize) -> Vec<u8> {
+        let ino = self.parts.as_slice()[index];
         let request = Request::ReadDirectory { ino, cookie: self.cookie, attributes: self.attributes };
         let mut message = vec![0; 64];
         let n = request.encode(self.caller, &mut message).unwrap_or(0);
@@ -108,8 +134,24 @@ impl Listing {
         message
     }
 
-    /// A part has answered.
+    /// The part whose turn it is has answered.
     fn hear(&mut self, reply: &[u8]) -> Onward {
+        let mut onward = self.hear_one(reply);
+        while matches!(onward, Onward::Wait) {
+            match std::mem::take(&mut self.ahead[self.index]) {
+                Ahead::NotAsked => return Onward::Ask(self.question(self.index)),
+                Ahead::Told(reply) => onward = self.hear_one(&reply),
+                Ahead::Asked => {
+                    self.ahead[self.index] = Ahead::Asked;
+                    return Onward::Wait;
+                }
+            }
+        }
+        onward
+    }
+
+    /// Takes one part's entries: the whole reply, or it is the next one's turn.
+    fn hear_one(&mut self, reply: &[u8]) -> Onward {
         let entries = match Reply::decode(reply) {
             Ok(Reply::Entries(entries)) => entries,
             // What the parts before it have is told first, and the failure when they ask on.
@@ -125,7 +167,36 @@ impl Listing {
             return Onward::Reply(encoded(&self.collected, entries.end));
         }
         self.index += 1;
-        Onward::Ask(self.question())
+        self.told_bytes = entries.bytes.len();
+        Onward::Wait
+    }
+
+    /// A part that was asked ahead has answered; none: it is not its turn yet.
+    fn hear_ahead(&mut self, index: usize, reply: Vec<u8>) -> Option<Onward> {
+        let slot = self.ahead.get_mut(index)?;
+        if index == self.index {
+            *slot = Ahead::NotAsked;
+            return Some(self.hear(&reply));
+        }
+        *slot = Ahead::Told(reply);
+        None
+    }
+
+    /// Parts of other nodes than `here` behind the one whose turn it is that are to be asked now, as there is room for them.
+    fn ask_ahead(&mut self, here: NodeId) -> Vec<usize> {
+        if self.index == 0 {
+            return Vec::new(); // how large they are is not known
+        }
+        let end = self.parts.as_slice().len().min(self.index + 1 + self.room_for(self.told_bytes));
+        let mut asked = Vec::new();
+        for index in self.index + 1..end {
+            let elsewhere = self.parts.as_slice()[index].birth_node() != here;
+            if elsewhere && matches!(self.ahead[index], Ahead::NotAsked) {
+                self.ahead[index] = Ahead::Asked;
+                asked.push(index);
+            }
+        }
+        asked
     }
 }
 
@@ -165,8 +236,17 @@ impl ShardThread<'_> {
         {
             if let Some(parts) = known.get(&ino).copied() {
                 let index = parts.as_slice().iter().position(|p| *p == part).unwrap_or(0);
-                let collected = Vec::new();
-                let listing = Listing { seq, caller, parts, index, cookie, attributes, collected };
+                let listing = Listing {
+                    seq,
+                    caller,
+                    parts,
+                    index,
+                    cookie,
+                    attributes,
+                    told_bytes: 0,
+                    collected: Vec::new(),
+                    ahead: Default::default(),
+                };
                 self.sessions[session].slots[slot].listing = Some(Box::new(listing));
             }
         }
@@ -226,10 +306,47 @@ impl ShardThread<'_> {
             return None;
         }
         let onward = listing.hear(reply);
-        if matches!(onward, Onward::Reply(_)) {
-            state.listing = None;
-        }
+        self.list_on(session, slot, &onward);
         Some(onward)
+    }
+
+    /// A listing goes on, or is over: parts are asked ahead, if there is room for that among what this daemon asks others.
+    fn list_on(&mut self, session: usize, slot: usize, onward: &Onward) {
+        let id = self.sessions[session].id;
+        let state = &mut self.sessions[session].slots[slot].listing;
+        let (Some(listing), Some(network), Some(steps)) = (state.as_mut(), &self.network, &mut self.steps)
+        else {
+            return;
+        };
+        if matches!(onward, Onward::Reply(_)) {
+            *state = None;
+            return;
+        }
+        if !steps.has_room_for(WIDTH_MAX) {
+            return;
+        }
+        let client = Client { session: id, slot, seq: listing.seq };
+        for index in listing.ask_ahead(network.node) {
+            self.wide.asked_ahead += 1;
+            let number = self.wide.asked_ahead;
+            self.wide.ahead.insert(number, (client, index));
+            steps.ask_ahead(number, listing.parts.as_slice()[index].birth_node(), listing.question(index));
+        }
+    }
+
+    /// A part that a listing asked ahead has answered, or will not.
+    pub(super) fn told_ahead(&mut self, number: u64, reply: Result<Vec<u8>, Code>) {
+        let Some((client, index)) = self.wide.ahead.remove(&number) else { return };
+        let Some(session) = self.sessions.iter().position(|s| s.id == client.session) else { return };
+        let listing = &mut self.sessions[session].slots[client.slot].listing;
+        let Some(listing) = listing.as_mut().filter(|listing| listing.seq == client.seq) else { return };
+        let Some(onward) = listing.hear_ahead(index, reply.unwrap_or_else(failure)) else { return };
+        self.list_on(session, client.slot, &onward);
+        match onward {
+            Onward::Ask(message) => self.serve_anew(session, client.slot, client.seq, message),
+            Onward::Reply(reply) => self.answer_client(client, &reply),
+            Onward::Wait => {}
+        }
     }
 
     /// Has a request served with another message.
@@ -250,7 +367,18 @@ mod tests {
         let inos = [1, 2, 3].map(|node| Ino::part(NodeId(node), 5));
         let parts = Parts::new(Ino::new(NodeId(1), 4), &inos).unwrap();
         let caller = Caller { uid: 0, gid: 0 };
-        Listing { seq: 1, caller, parts, index: 0, cookie: 0, attributes: false, collected: Vec::new() }
+        let (collected, ahead) = (Vec::new(), Default::default());
+        Listing {
+            seq: 1,
+            caller,
+            parts,
+            index: 0,
+            cookie: 0,
+            attributes: false,
+            told_bytes: 0,
+            collected,
+            ahead,
+        }
     }
 
     fn entries(cookies: &[u64], bytes: usize, end: bool) -> Vec<u8> {
@@ -281,6 +409,35 @@ mod tests {
             assert_eq!(asked, Request::ReadDirectory { ino, cookie: 0, attributes: false });
         }
         assert_eq!(cookies(l.hear(&entries(&[9], 3, true))), (vec![2, 3, 9], true));
+    }
+
+    #[test]
+    fn listing_asks_ahead_what_has_room_and_tells_it_in_order() {
+        let mut l = listing();
+        let inos = [1, 2, 3, 4, 5].map(|node| Ino::part(NodeId(node), 5));
+        l.parts = Parts::new(Ino::new(NodeId(1), 4), &inos).unwrap();
+        assert!(l.ask_ahead(NodeId(4)).is_empty(), "before the first has told");
+        assert!(matches!(l.hear(&entries(&[1], 3, true)), Onward::Ask(_)));
+        assert_eq!(l.ask_ahead(NodeId(4)), [2, 4], "this node's own is asked in its turn");
+        assert!(l.ask_ahead(NodeId(4)).is_empty(), "once");
+        assert!(l.hear_ahead(4, entries(&[5], 3, true)).is_none());
+        assert!(matches!(l.hear(&entries(&[2], 3, true)), Onward::Wait));
+        let Some(Onward::Ask(message)) = l.hear_ahead(2, entries(&[3], 3, true)) else { panic!() };
+        let asked = Request::decode(&message).unwrap().1;
+        assert_eq!(asked, Request::ReadDirectory { ino: inos[3], cookie: 0, attributes: false });
+        assert_eq!(cookies(l.hear(&entries(&[4], 3, true))), (vec![1, 2, 3, 4, 5], true));
+        // Of large parts no more than the reply has room for.
+        let mut l = listing();
+        let many: Vec<u64> = (1..=READDIR_REPLY_BYTES as u64 / 2 / 120).collect();
+        assert!(matches!(l.hear(&entries(&many, 100, true)), Onward::Ask(_)));
+        let room = READDIR_REPLY_BYTES - l.collected.len();
+        assert_eq!(l.ask_ahead(NodeId(1)), if room / l.told_bytes > 0 { vec![2] } else { vec![] });
+        // One that fails does so in its turn.
+        let mut l = listing();
+        assert!(matches!(l.hear(&entries(&[1], 3, true)), Onward::Ask(_)));
+        assert_eq!(l.ask_ahead(NodeId(1)), [2]);
+        assert!(l.hear_ahead(2, failure(Code::Io)).is_none());
+        assert_eq!(cookies(l.hear(&entries(&[2], 3, true))), (vec![1, 2], false));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_client::Pool;
-use forebay_types::Ino;
+use forebay_types::{Code, Ino};
 
 use crate::nodes::{bytes, until, Cluster};
 
@@ -158,5 +158,70 @@ fn large_reads_and_writes_go_on_when_workers_are_killed() {
         let last = fs::read(near.join("d/written")).unwrap();
         assert!(last[3..] == bytes(5 * MIB, written - 1) && last.len() == 3 + 5 * MIB);
     });
+    c.check();
+}
+
+/// An append is done once, though the worker that does it is killed; where nobody can tell it is EIO.
+#[test]
+fn appends_are_done_once_though_the_worker_that_has_the_file_is_killed() {
+    const SIZES: [usize; 2] = [3_000, 68_000];
+    // What the target has room for.
+    const RECORDS: u32 = 1000;
+    let c = Cluster::up("once", 2);
+    c.tell(2, "mkdir /forebay/d; : > /forebay/d/log0; : > /forebay/d/log1");
+    let pool = Pool::attach(&c.pool(1)).unwrap();
+    let dir = pool.lookup(Ino::ROOT, b"d").unwrap().attr.ino;
+    let stop = AtomicBool::new(false);
+    // What each append was told: the numbers of those that are there, and of those in doubt.
+    let told: Vec<(Vec<u32>, Vec<u32>)> = std::thread::scope(|scope| {
+        let append = |which: usize| {
+            let stop = &stop;
+            scope.spawn(move || {
+                let entry = pool.lookup(dir, format!("log{which}").as_bytes()).unwrap();
+                let file = pool.open_file(&entry, true).unwrap();
+                let (mut there, mut doubtful) = (Vec::new(), Vec::new());
+                for number in 1..=RECORDS {
+                    let record = u32::to_le_bytes(number).repeat(SIZES[which] / 4);
+                    match file.append(&record) {
+                        Ok(n) if n == record.len() => there.push(number),
+                        Err(Code::Io) => doubtful.push(number),
+                        other => panic!("append {number}: {other:?}"),
+                    }
+                    if stop.load(Ordering::Relaxed) {
+                        break;
+                    }
+                }
+                (there, doubtful)
+            })
+        };
+        let writers = [append(0), append(1)];
+        for _ in 0..5 {
+            std::thread::sleep(std::time::Duration::from_millis(250));
+            c.kill_worker(2);
+            until("the next worker", || c.status(2)["pids"]["worker"].as_u64());
+        }
+        std::thread::sleep(std::time::Duration::from_millis(250));
+        stop.store(true, Ordering::Relaxed);
+        writers.into_iter().map(|writer| writer.join().unwrap()).collect()
+    });
+    for (which, (there, doubtful)) in told.iter().enumerate() {
+        let file =
+            pool.open_file(&pool.lookup(dir, format!("log{which}").as_bytes()).unwrap(), false).unwrap();
+        let size = SIZES[which];
+        let mut log = vec![0; (there.len() + doubtful.len() + 10) * size];
+        let n = file.read_at(&mut log, 0).unwrap();
+        assert_eq!(n % size, 0, "a record is torn");
+        let found: Vec<u32> = log[..n]
+            .chunks(size)
+            .map(|record| {
+                let (first, rest) = record.split_at(4);
+                assert!(rest.chunks(4).all(|word| word == first), "one in another");
+                u32::from_le_bytes(first.try_into().unwrap())
+            })
+            .filter(|number| !doubtful.contains(number))
+            .collect();
+        assert!(found == *there, "log {which}: appended {there:?}, found {found:?}, in doubt {doubtful:?}");
+    }
+    c.tell(1, "rm -r /forebay/d");
     c.check();
 }

@@ -273,3 +273,33 @@ fn all_ranks_change_one_wide_directory_at_once() {
     );
     c.check();
 }
+
+#[test]
+fn listings_of_wide_directories_of_all_sizes_are_whole_and_in_one_order_on_all_nodes() {
+    let c = Cluster::up("widelist", 4);
+    let sizes = [0, 1, 5, 60, 900, 2500];
+    for (i, size) in sizes.into_iter().enumerate() {
+        let node = 1 + i % 4;
+        c.tell(node, &format!("mkdir /forebay/w{size}"));
+        c.widen(node, "0", &format!("/w{size}"));
+        c.tell(node, &make(&format!("/forebay/w{size}"), "a-name-of-some-length-", size));
+    }
+    for size in sizes {
+        // Unsorted: the order of the cookies, which is the same for all. With attributes, and of many ranks at the same time.
+        let list = format!("for k in 1 2 3; do (ls -f /forebay/w{size} | grep -v '^[.]' | md5sum > /tmp/widelist-$$-$k) & done; wait; cat /tmp/widelist-$$-* | uniq -c | awk '{{print $1, $2}}'; rm /tmp/widelist-$$-*; ls -f /forebay/w{size} | sort -u | wc -l; ls -l /forebay/w{size} | wc -l; stat -c %s /forebay/w{size}");
+        let told: std::collections::BTreeSet<String> = (1..=4).map(|node| c.tell(node, &list)).collect();
+        assert_eq!(told.len(), 1, "{told:?}");
+        let told: Vec<String> = told.iter().flat_map(|text| text.lines().map(str::to_owned)).collect();
+        assert!(told[0].starts_with("3 "), "{told:?}");
+        let numbers: Vec<usize> = told[1..].iter().map(|n| n.parse().unwrap()).collect();
+        assert_eq!(numbers, [size + 2, size + 1, size]);
+    }
+    // While a node that is asked ahead does not answer: what comes before its names, then the failure.
+    let resume = c.stop_worker(3);
+    let said = c.tell(1, &format!("{ERRNO} errno ls /forebay/w60"));
+    assert!(said.contains("EIO"), "{said}");
+    resume();
+    until("the node to be reached again", || {
+        (c.shell(1, "ls /forebay/w60 | wc -l").stdout == b"60\n").then_some(())
+    });
+}

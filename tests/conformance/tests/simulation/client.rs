@@ -174,6 +174,8 @@ impl Program {
             (92..=93, Some(ino)) => Op::GetXattr { ino },
             (94..=95, Some(ino)) => Op::Write { ino, value: value(), large: self.numbers.chance(500) },
             (96..=97, Some(ino)) => Op::Read { ino, large: self.numbers.chance(500) },
+            (98, Some(ino)) => Op::Write { ino, value: value(), large: true },
+            (99, Some(ino)) => Op::Read { ino, large: true },
             _ => Op::Lookup { dir, name },
         }
     }

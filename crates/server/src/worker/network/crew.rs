@@ -1,6 +1,6 @@
 //! The crew: threads that read and write backing files for other nodes. None of them knows of the shard: whether a file is
 //! there is for the target to say. A request that comes twice does no harm, but for an append, which the network thread
-//! answers from what it kept.
+//! answers from what it kept, or this from what an earlier worker has noted (`appended`).
 
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::mpsc::{self, Sender};
@@ -16,6 +16,7 @@ use forebay_wire::{Memory, Stamp};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
+use super::appended::Before;
 use super::bounce::Room;
 use super::kept::KeptOpen;
 use super::{Order, Orders};
@@ -63,10 +64,10 @@ pub(in crate::worker) enum Asker {
 }
 
 impl Asker {
-    fn session(&self) -> u64 {
+    fn stamp(&self) -> Stamp {
         match self {
-            Asker::There(ticket) => ticket.stamp.session,
-            Asker::Here(stamp) => stamp.session,
+            Asker::There(ticket) => ticket.stamp,
+            Asker::Here(stamp) => *stamp,
         }
     }
 
@@ -122,7 +123,7 @@ impl Hand {
             }
         };
         let result = match Request::decode(&message) {
-            Ok((_, Request::Backing(id, op))) => self.files.serve(asker.session(), &id, &op, &mut self.room),
+            Ok((_, Request::Backing(id, op))) => self.files.serve(asker.stamp(), &id, &op, &mut self.room),
             Ok(_) => Err(Code::Malformed),
             Err(code) => Err(code),
         };
@@ -174,19 +175,38 @@ impl Files {
         match moving.kind {
             MoveKind::Read => read(&file, bytes, moving.offset),
             MoveKind::Write => write(&file, bytes, moving.offset).map(|()| bytes.len()),
-            MoveKind::Append => append(&file, bytes).map(|_| bytes.len()),
+            MoveKind::Append => {
+                self.append_once(&moving.ticket.stamp, &moving.id, &file, bytes).map(|_| bytes.len())
+            }
         }
+    }
+
+    fn size(&self, session: u64, id: &BackingId) -> std::result::Result<u64, Code> {
+        let stat = rustix::fs::fstat(&*self.open(session, id)?).map_err(code)?;
+        Ok(stat.st_size as u64)
+    }
+
+    fn append_once(
+        &self,
+        stamp: &Stamp,
+        id: &BackingId,
+        file: &OwnedFd,
+        bytes: &[u8],
+    ) -> std::result::Result<u64, Code> {
+        let size = || rustix::fs::fstat(file).map(|stat| stat.st_size as u64).map_err(code);
+        self.kept.appended.once(stamp, id, size, || append(file, bytes))
     }
 
     fn serve<'r>(
         &self,
-        session: u64,
+        stamp: Stamp,
         id: &BackingId,
         op: &BackingOp<'_>,
         room: &'r mut [u8],
     ) -> std::result::Result<Reply<'r>, Code> {
         let target = self.target(id)?;
         let (ino, number, stripe) = (id.ino, usize::from(id.number), id.stripe);
+        let session = stamp.session;
         match *op {
             // Of this node's inodes the shard knows whether they are there.
             BackingOp::Make if ino.birth_node() == id.node() => Err(Code::Invalid),
@@ -237,12 +257,21 @@ impl Files {
                 write(&*self.open(session, id)?, bytes, offset).map(|()| Reply::Count(offset))
             }
             BackingOp::Write { append: true, bytes, .. } => {
-                append(&*self.open(session, id)?, bytes).map(Reply::Count)
+                self.append_once(&stamp, id, &*self.open(session, id)?, bytes).map(Reply::Count)
             }
             BackingOp::AppendPiece { handle, at, total, bytes } => {
-                match self.kept.gathering.add((session, handle), (at, total), bytes)? {
-                    None => Ok(Reply::Count(0)),
-                    Some(whole) => append(&*self.open(session, id)?, &whole).map(Reply::Count),
+                match self.kept.gathering.add((session, handle), (at, total), bytes) {
+                    Ok(None) => Ok(Reply::Count(0)),
+                    Ok(Some(whole)) => {
+                        self.append_once(&stamp, id, &*self.open(session, id)?, &whole).map(Reply::Count)
+                    }
+                    // The pieces went with the worker that had them all, and perhaps has written them.
+                    Err(Code::Interrupted) => match self.kept.appended.before(&stamp, id) {
+                        Some(Before::Done(at)) => Ok(Reply::Count(at)),
+                        Some(Before::Begun(size)) if self.size(session, id)? != size => Err(Code::Io),
+                        _ => Err(Code::Interrupted),
+                    },
+                    Err(code) => Err(code),
                 }
             }
             BackingOp::Truncate { bytes } => {
@@ -351,8 +380,9 @@ mod tests {
         let files = Files { targets, kept: Arc::default() };
         let id = BackingId { target: 2 << 16, ino: Ino(9 << 48 | 5), number: 0, stripe: 0 };
         let mut room = vec![0; 1 << 16];
+        let stamp = Stamp { session: 77, slot: 0, sequence: 1 };
         let mut ask = |id: &BackingId, op| {
-            let reply = files.serve(77, id, &op, &mut room);
+            let reply = files.serve(stamp, id, &op, &mut room);
             reply.map(|reply| match reply {
                 Reply::Bytes(bytes) => (bytes.len() as u64, bytes.to_vec()),
                 Reply::Count(n) => (n, Vec::new()),

@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use forebay_types::limits::BACKING_OPEN_MAX;
 use forebay_types::{BackingId, Code};
 
+use super::appended::Appended;
 use super::gathering::Gathering;
 use super::locks::RemoteLocks;
 
@@ -24,15 +25,17 @@ struct Kept {
 pub(in crate::worker) struct KeptOpen {
     /// Their locks.
     pub(super) locks: RemoteLocks,
+    /// Their appends that were done.
+    pub(super) appended: Appended,
     /// Appends of theirs of which not all pieces are here.
     pub(super) gathering: Gathering,
     all: Mutex<HashMap<(u64, BackingId), Kept>>,
 }
 
 impl KeptOpen {
-    /// With the locks that the last worker left.
-    pub(super) fn with_locks(locks: RemoteLocks) -> KeptOpen {
-        KeptOpen { locks, gathering: Gathering::default(), all: Mutex::default() }
+    /// With what the last worker left.
+    pub(super) fn restored(locks: RemoteLocks, appended: Appended) -> KeptOpen {
+        KeptOpen { locks, appended, gathering: Gathering::default(), all: Mutex::default() }
     }
 
     fn all(&self) -> MutexGuard<'_, HashMap<(u64, BackingId), Kept>> {

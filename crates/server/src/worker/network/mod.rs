@@ -12,6 +12,7 @@
 //! process dies is asked again by who asked: clients' slots stay open, and their stamps with them (docs/decisions/0011).
 //! A pool without a pool file has none of this.
 
+mod appended;
 mod bounce;
 mod buffers;
 mod crew;
@@ -34,6 +35,7 @@ use forebay_types::{Code, Ino, Layout, NodeId, PoolSpace, TargetSpace};
 use forebay_wire::Stamp;
 use serde_json::Value;
 
+pub(super) use appended::Appended;
 pub(super) use buffers::give_buffer;
 pub(super) use crew::{Hand, Job};
 pub(super) use kept::KeptOpen;

@@ -10,6 +10,7 @@ use forebay_fabric::libfabric::{LibfabricEndpoint, Settings};
 use forebay_fabric::{secret_file, Calls, CallsSettings, Endpoint, Identity};
 use forebay_types::{Code, Error, NodeId, Result};
 
+use super::appended::Appended;
 use super::kept::KeptOpen;
 use super::locks::RemoteLocks;
 use super::met::MetNodes;
@@ -75,7 +76,7 @@ pub(in crate::worker) fn start(
     targets: Arc<NodeTargets>,
     to_shard: Sender<Message>,
     turns: &Arc<Turns>,
-    locks: RemoteLocks,
+    (locks, appended): (RemoteLocks, Appended),
 ) -> Result<Network> {
     let me = membership.nodes.iter().find(|m| m.number == membership.node).ok_or_else(|| {
         Error::new(Code::Invalid, format!("node {} is not in its own pool file", membership.node))
@@ -136,7 +137,7 @@ pub(in crate::worker) fn start(
     let waker = calls.endpoint().waker().clone();
     let (sender, orders) = mpsc::channel();
     let to_me = Orders::new(sender, waker);
-    let kept = Arc::new(KeptOpen::with_locks(locks));
+    let kept = Arc::new(KeptOpen::restored(locks, appended));
     let jobs = crew::start(targets, Arc::clone(&kept), to_me.clone())?;
     let thread = NetworkThread::new(calls, NodeId(me.number), members, orders, to_shard, (jobs, kept));
     let (answer, answered) = mpsc::channel();
