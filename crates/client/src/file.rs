@@ -145,7 +145,9 @@ impl Pool {
         targets: &[u32],
         escape: &mut PathBuffer,
     ) -> Door<File> {
-        let asked = striping.stripe_count > 1 || striping.yields || !targets.is_empty();
+        // Without a target here, none is to be had of a new file but as what has its parts elsewhere.
+        let asked =
+            striping.stripe_count > 1 || striping.yields || !targets.is_empty() || !self.takes_files();
         if flags & libc::O_CREAT != 0 && asked {
             if let Some(file) = self.make_striped(place, flags, mode, striping, targets, escape)? {
                 return Ok(file);
@@ -228,14 +230,15 @@ impl Pool {
             Target::Found(_) => return Ok(None),
         };
         dir.check(self, WRITE | EXECUTE)?;
-        let above = if striping.yields { Some(self.get_attr(dir.ino)?) } else { None };
+        let single_elsewhere = striping.stripe_count == 1 && targets.is_empty() && !self.takes_files();
+        let above = if striping.yields || single_elsewhere { Some(self.get_attr(dir.ino)?) } else { None };
         let above = above.filter(|above| above.layout.is_set(above.attr.home));
         let is_placed = above.as_ref().map_or(!targets.is_empty(), |above| above.layout.is_placed());
         for attempt in 1.. {
             let layout = match &above {
                 Some(above) => self.layout_as_set(above)?,
                 None if !targets.is_empty() => self.layout_on(striping, targets)?,
-                None if striping.stripe_count == 1 => return Ok(None),
+                None if striping.stripe_count == 1 && !single_elsewhere => return Ok(None),
                 None => self.layout_of(striping)?,
             };
             if targets.is_empty() && self.is_one_here(&layout) {

@@ -83,6 +83,7 @@ fn start() -> forebay_types::Result<Scene> {
     let node = Node::start(Setup {
         node: NodeId(NODE as u16),
         others: vec![(NodeId(PEER), format!("simulated:{PEER}").into_bytes())],
+        without_target: Vec::new(),
         endpoint: Box::new(network.endpoint(NODE)),
         calls: CallsSettings { seed: Some(1), ..CallsSettings::default() },
         secret: secret(),

@@ -142,6 +142,7 @@ impl Scene {
         let node = Node::start(Setup {
             node: NODE,
             others: self.peers.keys().map(|n| (NodeId(*n), address(NodeId(*n)))).collect(),
+            without_target: Vec::new(),
             endpoint: Box::new(self.network.endpoint(NODE.0.into())),
             calls: CallsSettings { seed: Some(100 + self.starts), ..CallsSettings::default() },
             secret: secret(),

@@ -26,7 +26,7 @@ use serde_json::Value;
 use super::coordination::Steps;
 use super::journal::Journal;
 use super::network::{
-    give_buffer, Hand, Job, KeptOpen, Network, NetworkThread, Orders, Round as NetworkRound,
+    give_buffer, Giver, Hand, Job, KeptOpen, Network, NetworkThread, Orders, Round as NetworkRound,
 };
 use super::recorder::FlightRecorder;
 use super::remote::Door;
@@ -66,6 +66,8 @@ pub struct Setup<'a> {
     pub node: NodeId,
     /// The other nodes, and where they are.
     pub others: Vec<(NodeId, Vec<u8>)>,
+    /// Those of all nodes, this one too, that have no target: what is in `target` is then its shard alone.
+    pub without_target: Vec<NodeId>,
     /// Its end of the network.
     pub endpoint: Box<dyn Endpoint>,
     /// Times and seed of its calls.
@@ -111,6 +113,7 @@ pub struct Node {
     sweeps: Receiver<Sweep>,
     board: OwnedFd,
     board_bytes: u64,
+    takes_files: bool,
     node: NodeId,
     nodes: u64,
     epoch: u64,
@@ -153,7 +156,12 @@ impl Node {
         let board_bytes = board.bytes() as u64;
         let doorbell = Arc::new(Doorbell::open(setup.doorbell).map_err(failed("cannot map the doorbell"))?);
         let number = u32::from(setup.node.0) << 16;
-        let targets = Arc::new(NodeTargets::new(vec![Target::open(target_dir.as_fd(), number)?]));
+        let has_target = |node: &NodeId| !setup.without_target.contains(node);
+        let first = Target::open(target_dir.as_fd(), number)?;
+        let targets = Arc::new(match has_target(&setup.node) {
+            true => NodeTargets::new(vec![first]),
+            false => NodeTargets::of_shard_alone(first),
+        });
         let recorder = FlightRecorder::open(setup.flight_recorder)?;
         let journal = Journal::open(target_dir.as_fd())?;
         let (to_shard, messages) = mpsc::channel();
@@ -168,13 +176,18 @@ impl Node {
             members.push((*node, format!("node{node}"), String::new()));
         }
         let nodes = members.len();
+        let all: Vec<NodeId> = members.iter().map(|(node, ..)| *node).collect();
+        let givers = all.iter().map(|node| Giver { node: *node, targets: has_target(node).into() }).collect();
+        let takes_files = has_target(&setup.node);
+        let homes = all.into_iter().filter(has_target).collect();
         let (sender, orders) = mpsc::channel();
         let to_network = Orders::new(sender, calls.endpoint().waker().clone());
         let (to_crew, jobs) = mpsc::channel();
         let kept = Arc::new(KeptOpen::default());
         let hand = Hand::new(Arc::clone(&targets), Arc::clone(&kept), to_network.clone());
         let network =
-            NetworkThread::new(calls, setup.node, members, orders, to_shard.clone(), (to_crew, kept));
+            NetworkThread::new(calls, setup.node, members, orders, to_shard.clone(), (to_crew, kept))
+                .with_targets(givers);
         let (to_sweeper, sweeps) = mpsc::channel();
         let sweeper = Sweeper {
             targets: Arc::clone(&targets),
@@ -202,7 +215,7 @@ impl Node {
                 node: setup.node,
                 nodes,
                 others: setup.others.iter().map(|(node, _)| *node).collect(),
-                homes: setup.others.iter().map(|(node, _)| *node).chain([setup.node]).collect(),
+                homes,
                 orders: to_network.clone(),
                 thread: None,
             }),
@@ -237,6 +250,7 @@ impl Node {
             sweeps,
             board: board_fd,
             board_bytes,
+            takes_files,
             node: setup.node,
             nodes: nodes as u64,
             epoch: setup.epoch,
@@ -336,7 +350,7 @@ impl Node {
             epoch: self.epoch,
             board_bytes: self.board_bytes,
             device,
-            targets: 1,
+            targets: self.takes_files.into(),
             root: Ino::ROOT,
             stable_inodes: 0,
             node: self.node,

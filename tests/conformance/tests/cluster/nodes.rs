@@ -137,8 +137,13 @@ impl Cluster {
 
     /// Runs a line as so many ranks of Open MPI, in turn over the nodes' pools. The ranks are on this host's network.
     pub(crate) fn by_ranks(&self, count: usize, line: &str) -> Output {
+        self.by_ranks_from(0, count, line)
+    }
+
+    /// The same, the first so many nodes behind the first.
+    pub(crate) fn by_ranks_from(&self, first: usize, count: usize, line: &str) -> Output {
         let script = format!(
-            "exec {} run --quiet --pool {}/n$((OMPI_COMM_WORLD_RANK % {} + 1)) -- {line}",
+            "exec {} run --quiet --pool {}/n$(((OMPI_COMM_WORLD_RANK + {first}) % {} + 1)) -- {line}",
             program("forebay").display(),
             self.dir.display(),
             self.count

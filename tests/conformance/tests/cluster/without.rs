@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Output;
 
-use crate::nodes::{bytes, said, until, Cluster};
+use crate::nodes::{bytes, plain, said, until, Cluster};
 
 /// Four nodes, of which the last two have no target.
 pub(crate) fn prepare(name: &str) -> Cluster {
@@ -32,7 +32,7 @@ fn lies_on(c: &Cluster, path: &str) -> String {
 
 /// Backing files and what else has to do with files, of a node.
 fn files_on(c: &Cluster, node: usize) -> usize {
-    let found = crate::plain("find", &[c.pool(node).join("target/data").to_str().unwrap(), "-type", "f"]);
+    let found = plain("find", &[c.pool(node).join("target/data").to_str().unwrap(), "-type", "f"]);
     String::from_utf8_lossy(&found.stdout).lines().count()
 }
 
@@ -143,6 +143,33 @@ sys.stdin.readline()
     c.check();
     c.tell(4, "rm -r /forebay/*");
     until("removal of all backing files", || (files_on(&c, 1) + files_on(&c, 2) == 0).then_some(()));
+    c.check();
+}
+
+#[test]
+fn ranks_on_nodes_without_a_target_share_files_with_those_on_others() {
+    let c = up("without-mpi");
+    let program = c.file().with_file_name("ranks");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cluster/ranks.c");
+    let compiled = plain("mpicc.openmpi", &["-O1", "-o", program.to_str().unwrap(), source]);
+    if !compiled.status.success() {
+        return println!("skipped: no Open MPI to compile with: {}", said(&compiled));
+    }
+    // The first rank, which makes the shared file, is on a node with a target, or on one without.
+    for (first, dir) in [(0, "/forebay/a"), (2, "/forebay/b")] {
+        c.tell(4, &format!("mkdir {dir}"));
+        let ranks = c.by_ranks_from(first, 4, &format!("{} {dir}", program.display()));
+        assert!(said(&ranks).contains("all 4 ranks"), "{}", said(&ranks));
+        let on = lies_on(&c, &format!("{}/shared", dir.trim_start_matches("/forebay")));
+        let mut on: Vec<&str> = on.split(", ").collect();
+        on.sort_unstable();
+        assert_eq!(on, ["n1", "n2"]);
+        assert_eq!(
+            c.tell(3, &format!("ls {dir}; stat -c %s {dir}/shared")),
+            "own0\nown1\nown2\nown3\nshared\n12582980\n"
+        );
+    }
+    c.tell(3, "rm -r /forebay/a /forebay/b");
     c.check();
 }
 

@@ -194,7 +194,9 @@ impl Program {
                 return self.list_parts(dir, &parts);
             }
         }
-        let index = self.common.recorder.asked(self.index, self.node, &op);
+        // Where a node without a target makes directories depends on what they are in.
+        let home = if self.pool.takes_files() { self.node } else { 0 };
+        let index = self.common.recorder.asked(self.index, home, &op);
         let outcome = self.execute(&op).unwrap_or_else(Outcome::Failed);
         self.common.recorder.answered(index, outcome.clone());
         let mut known = self.common.known();

@@ -198,7 +198,7 @@ impl fmt::Debug for Outcome {
 #[derive(Clone, Debug)]
 pub(crate) struct Entry {
     pub(crate) client: usize,
-    /// The client's node.
+    /// The client's node, if that has a target.
     pub(crate) node: u16,
     pub(crate) op: Op,
     /// None: the client was killed, and never told.

@@ -31,9 +31,11 @@ fn number(name: &str) -> Option<u64> {
 }
 
 fn plot(seed: u64) -> Plot {
+    let nodes = 2 + (seed % 3) as u16;
     Plot {
         seed,
-        nodes: 2 + (seed % 3) as u16,
+        nodes,
+        without_target: (nodes > 2 && seed % 4 > 1).then_some(nodes),
         clients_per_node: 1 + (seed % 2) as usize,
         turns: number("FOREBAY_TURNS").unwrap_or(6000),
         planted: std::env::var(PLANTED).is_ok().then_some(Planted::ForgottenReplies),

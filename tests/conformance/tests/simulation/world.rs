@@ -40,6 +40,8 @@ pub(crate) struct Plot {
     pub(crate) seed: u64,
     pub(crate) nodes: u16,
     pub(crate) clients_per_node: usize,
+    /// A node that has no target.
+    pub(crate) without_target: Option<u16>,
     /// Turns in which things go wrong.
     pub(crate) turns: u64,
     pub(crate) planted: Option<Planted>,
@@ -196,6 +198,7 @@ impl World {
         let setup = Setup {
             node: NodeId(number),
             others: others.collect(),
+            without_target: self.plot.without_target.map(NodeId).into_iter().collect(),
             endpoint: Box::new(self.network.endpoint(u32::from(number))),
             calls: CallsSettings {
                 seed: Some(self.plot.seed * 1000 + u64::from(number) * 37 + host.starts * 7919),

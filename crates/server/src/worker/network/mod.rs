@@ -41,6 +41,7 @@ pub(super) use crew::{Hand, Job};
 pub(super) use kept::KeptOpen;
 pub(super) use locks::RemoteLocks;
 pub(super) use opening::{start, unwelcome};
+pub(super) use placement::Giver;
 pub(super) use thread::{NetworkThread, Round};
 
 /// What others ask of the network thread.

@@ -39,9 +39,9 @@ struct Candidate {
 
 /// A node, and how many targets the pool file gives it.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Giver {
-    pub(super) node: NodeId,
-    pub(super) targets: u16,
+pub(in crate::worker) struct Giver {
+    pub(in crate::worker) node: NodeId,
+    pub(in crate::worker) targets: u16,
 }
 
 /// A process that waits to be told of the pool's space.

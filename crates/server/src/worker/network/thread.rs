@@ -148,7 +148,7 @@ impl NetworkThread {
     }
 
     /// How many targets each node has; without this it is one.
-    pub(super) fn with_targets(mut self, givers: Vec<Giver>) -> NetworkThread {
+    pub(in crate::worker) fn with_targets(mut self, givers: Vec<Giver>) -> NetworkThread {
         self.surroundings = Surroundings::new(self.me, givers);
         self
     }
