@@ -4,11 +4,14 @@
  * each other anyway, and makes another if not. Which of several files is closed first then matters to nobody.
  *
  * A resident goes with the program's communicator, or, where that lives longer, with MPI_COMM_SELF, which is the first to go
- * in MPI_Finalize. One that a file still uses then goes with the file.
+ * in MPI_Finalize. One that a file still uses then goes with the file. There are few of them: MPI libraries have some two
+ * thousand numbers for communicators. None has a copy of what the program attached to its own.
  */
 #include "driver.h"
 
 #include <stdlib.h>
+
+enum { RESIDENTS_MAX = 16 };
 
 struct resident {
     MPI_Comm comm;
@@ -23,6 +26,7 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static int keyval = MPI_KEYVAL_INVALID, end_keyval = MPI_KEYVAL_INVALID;
 static struct resident *all;
 static bool ended;
+static int count;
 static int64_t last_id;
 
 static int copy_none(MPI_Comm comm, int key, void *extra, void *value, void *out, int *flag) {
@@ -36,8 +40,10 @@ static void unlist(const struct resident *resident) {
     struct resident **at = &all;
     while (*at != NULL && *at != resident)
         at = &(*at)->next;
-    if (*at != NULL)
+    if (*at != NULL) {
         *at = resident->next;
+        count--;
+    }
 }
 
 /* The program frees its communicator. */
@@ -61,12 +67,18 @@ static int forget(MPI_Comm comm, int key, void *value, void *extra) {
 /* MPI_Finalize has begun: the communicators of the program that are left go when no other can be freed any more. */
 static int end(MPI_Comm comm, int key, void *value, void *extra) {
     (void)comm, (void)key, (void)value, (void)extra;
+    MPI_Comm free_ones[RESIDENTS_MAX];
+    int found = 0;
     pthread_mutex_lock(&lock);
     ended = true;
-    for (struct resident *at = all; at != NULL; at = at->next)
-        if (!at->in_use && at->comm != MPI_COMM_NULL)
-            mpi.Comm_free(&at->comm);
+    for (struct resident *at = all; at != NULL && found < RESIDENTS_MAX; at = at->next)
+        if (!at->in_use && at->comm != MPI_COMM_NULL) {
+            free_ones[found++] = at->comm;
+            at->comm = MPI_COMM_NULL;
+        }
     pthread_mutex_unlock(&lock);
+    for (int i = 0; i < found; i++)
+        mpi.Comm_free(&free_ones[i]);
     return MPI_SUCCESS;
 }
 
@@ -93,6 +105,7 @@ void comm_offer(MPI_Comm comm, struct comm_offer *mine) {
     mine->resident = resident != NULL && !resident->in_use && !ended ? resident->id : 0;
     mine->not_resident = ~mine->resident;
     mine->next = last_id + 1;
+    mine->full = count >= RESIDENTS_MAX;
     pthread_mutex_unlock(&lock);
 }
 
@@ -106,7 +119,13 @@ int comm_take(struct file *file, MPI_Comm comm, const struct comm_offer *all_off
         file->comm = resident->comm;
         return MPI_SUCCESS;
     }
-    if (mpi.Comm_dup(comm, &file->comm) != MPI_SUCCESS) {
+    MPI_Group group;
+    int code = mpi.Comm_group(comm, &group);
+    if (code == MPI_SUCCESS) {
+        code = mpi.Comm_create(comm, group, &file->comm);
+        mpi.Group_free(&group);
+    }
+    if (code != MPI_SUCCESS) {
         file->comm = MPI_COMM_NULL;
         return MPI_ERR_COMM;
     }
@@ -116,7 +135,7 @@ int comm_take(struct file *file, MPI_Comm comm, const struct comm_offer *all_off
         last_id = all_offer->next;
     bool late = ended;
     pthread_mutex_unlock(&lock);
-    if (resident != NULL || late || keyval == MPI_KEYVAL_INVALID || (resident = calloc(1, sizeof *resident)) == NULL)
+    if (resident != NULL || late || all_offer->full || keyval == MPI_KEYVAL_INVALID || (resident = calloc(1, sizeof *resident)) == NULL)
         return MPI_SUCCESS;
     *resident = (struct resident){.comm = file->comm, .id = all_offer->next, .in_use = true};
     if (mpi.Comm_set_attr(comm, keyval, resident) != MPI_SUCCESS) {
@@ -126,6 +145,7 @@ int comm_take(struct file *file, MPI_Comm comm, const struct comm_offer *all_off
     pthread_mutex_lock(&lock);
     resident->next = all;
     all = resident;
+    count++;
     pthread_mutex_unlock(&lock);
     file->resident = resident;
     return MPI_SUCCESS;
@@ -142,13 +162,16 @@ void comm_give_back(struct file *file) {
     pthread_mutex_lock(&lock);
     resident->in_use = false;
     bool orphan = resident->orphan;
+    bool goes = orphan || ended;
+    if (goes)
+        resident->comm = MPI_COMM_NULL;
     if (orphan)
         unlist(resident);
     pthread_mutex_unlock(&lock);
+    if (goes)
+        mpi.Comm_free(&file->comm);
     file->comm = MPI_COMM_NULL;
     file->resident = NULL;
-    if (orphan) {
-        mpi.Comm_free(&resident->comm);
+    if (orphan)
         free(resident);
-    }
 }

@@ -27,10 +27,10 @@
 /* ---- native.c: what the driver needs of the MPI library ---- */
 
 #define NATIVE_FUNCTIONS(X)                                                                                            \
-    X(Abort) X(Allreduce) X(Alltoall) X(Alltoallv) X(Barrier) X(Bcast) X(Comm_create_keyval) X(Comm_dup) X(Comm_free)   \
+    X(Abort) X(Allreduce) X(Alltoall) X(Alltoallv) X(Barrier) X(Bcast) X(Comm_create) X(Comm_create_keyval) X(Comm_free) \
     X(Comm_get_attr) X(Comm_group) X(Comm_set_attr) X(Comm_rank) X(Comm_set_errhandler) X(Comm_size) X(Comm_test_inter) X(Errhandler_free) X(Error_class)              \
     X(Error_string) X(Exscan) X(File_call_errhandler) X(File_get_errhandler) X(File_set_errhandler)                    \
-    X(Grequest_complete) X(Grequest_start) X(Info_create) X(Info_free) X(Info_get) X(Info_set) X(Pack)                 \
+    X(Grequest_complete) X(Grequest_start) X(Group_free) X(Info_create) X(Info_free) X(Info_get) X(Info_set) X(Pack)                 \
     X(Pack_external) X(Pack_external_size) X(Reduce) X(Status_set_cancelled) X(Status_set_elements_x)                  \
     X(Type_create_keyval) X(Type_dup) X(Type_free) X(Type_get_attr) X(Type_get_extent_x) X(Type_set_attr)              \
     X(Type_size_x) X(Unpack_external)
@@ -71,7 +71,7 @@ extern struct native_objects native_objects;
 
 /* libforebay.so's functions. */
 #define FOREBAY_FUNCTIONS(X)                                                                                           \
-    X(attach) X(attach_error) X(unlink) X(file_open) X(file_close) X(file_fd) X(file_layout) X(file_preadv)            \
+    X(attach) X(attach_error) X(stat) X(unlink) X(file_open) X(file_close) X(file_fd) X(file_layout) X(file_preadv)            \
     X(file_pwritev) X(file_read_runs) X(file_write_runs) X(file_size) X(file_truncate) X(file_allocate) X(file_sync)
 struct forebay {
 #define X(name) __typeof__(&forebay_##name) name;
@@ -94,6 +94,7 @@ struct block {
     int64_t offset, bytes;
 };
 struct flat {
+    _Atomic int types;        /* datatypes that have it: one and its copies */
     int64_t size, lb, extent; /* as MPI_Type_size, MPI_Type_get_extent */
     int64_t count;
     struct block *blocks; /* in the order of the type map, neighbours joined */
@@ -212,6 +213,7 @@ int file_set_view(struct file *file, MPI_Offset disp, MPI_Datatype etype, MPI_Da
 struct comm_offer {
     int64_t resident, not_resident; /* the one that is there and free, or 0, and its complement */
     int64_t next;                   /* a number for another */
+    int64_t full;                   /* there are to be no more of them */
 };
 
 void comm_offer(MPI_Comm comm, struct comm_offer *mine);

@@ -38,6 +38,7 @@ struct told {
     int64_t answer;                                 /* an error class */
     int64_t hidden;                                 /* one that finds no memory of others */
     struct comm_offer comm;
+    int64_t name, not_name; /* a hash of the file's */
     struct words first;
 };
 enum { TOLD_WORDS = sizeof(struct told) / sizeof(int64_t), FIRST_WORDS = sizeof(struct words) / sizeof(int64_t) };
@@ -171,6 +172,11 @@ static struct told tell(const struct file *file, MPI_Comm comm, int code, int am
     mine.not_node = ~mine.node;
     mine.hidden = shared_is_hidden();
     comm_offer(comm, &mine.comm);
+    uint64_t hash = 1469598103934665603u;
+    for (const char *at = file->path; at != NULL && *at != 0; at++)
+        hash = (hash ^ (unsigned char)*at) * 1099511628211u;
+    mine.name = (int64_t)(hash >> 1);
+    mine.not_name = ~mine.name;
     int64_t *words = (int64_t *)&mine.first;
     for (int i = 0; i < FIRST_WORDS && file->rank != 0; i++)
         words[i] = INT64_MIN;
@@ -203,6 +209,13 @@ static int open_made(struct file *file, struct words *words) {
     return agree(file, class_of(answer != 0 ? answer : words->answer), 0);
 }
 
+/* Ranks that have other names for the file: whether it is one, by links. */
+static int agree_on_file(struct file *file) {
+    struct stat st;
+    int64_t answer = forebay.stat(forebay_attached(), file->path, &st);
+    return agree(file, class_of(answer), answer == 0 ? (int64_t)st.st_ino : 0);
+}
+
 int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_File *out, bool *elsewhere) {
     int code = MPI_SUCCESS, inter = 0;
     *elsewhere = false;
@@ -232,6 +245,8 @@ int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_Fil
         code = comm_take(file, comm, &all.comm);
     if (code == MPI_SUCCESS)
         code = makes ? open_made(file, &all.first) : (int)all.answer;
+    if (code == MPI_SUCCESS && all.name != ~all.not_name)
+        code = agree_on_file(file);
     /* A symbolic link out of the pool: the file is the MPI library's. */
     *elsewhere = code != MPI_SUCCESS && all.code == MPI_SUCCESS && all.first.answer == -EXDEV;
     if (code != MPI_SUCCESS) {

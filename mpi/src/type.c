@@ -53,7 +53,7 @@ static void repeat(struct list *list, const struct flat *flat, int64_t base, int
 }
 
 static void discard(struct flat *flat) {
-    if (flat == NULL)
+    if (flat == NULL || atomic_fetch_sub(&flat->types, 1) > 1)
         return;
     free(flat->blocks);
     free(flat->before);
@@ -393,6 +393,7 @@ static int make(MPI_Datatype type, struct flat **out) {
     struct flat *flat = calloc(1, sizeof *flat);
     if (flat == NULL)
         return MPI_ERR_NO_MEM;
+    atomic_store(&flat->types, 1);
     flat->lb = lb;
     flat->extent = extent;
     struct list list = {NULL, 0, 0, false};
@@ -426,14 +427,17 @@ static int forget(MPI_Datatype type, int key, void *value, void *extra) {
     return MPI_SUCCESS;
 }
 
-/* As MPI_TYPE_NULL_COPY_FN, which is a function of the MPI library. */
-static int copy_none(MPI_Datatype type, int key, void *extra, void *value, void *out, int *flag) {
-    (void)type, (void)key, (void)extra, (void)value, (void)out;
-    *flag = 0;
+/* A copy of a datatype, as a view keeps one, is as long a list. */
+static int share(MPI_Datatype type, int key, void *extra, void *value, void *out, int *flag) {
+    (void)type, (void)key, (void)extra;
+    struct flat *flat = value;
+    atomic_fetch_add(&flat->types, 1);
+    *(void **)out = flat;
+    *flag = 1;
     return MPI_SUCCESS;
 }
 
-static void make_keyval(void) { mpi.Type_create_keyval(copy_none, forget, &keyval, NULL); }
+static void make_keyval(void) { mpi.Type_create_keyval(share, forget, &keyval, NULL); }
 
 /* Named types live as long as the process; the last few that a thread used. */
 enum { NAMED_MAX = 4 };

@@ -29,6 +29,20 @@ static void opening(void) {
                                               MPI_INFO_NULL, &file));
     FAILS(MPI_ERR_NO_SUCH_FILE, MPI_File_delete(name, MPI_INFO_NULL));
     char below[4200];
+    if (size > 1) {
+        /* Ranks that name different files. */
+        snprintf(below, sizeof below, "%s%d", name, rank > 0);
+        OK(MPI_File_open(MPI_COMM_SELF, below, MPI_MODE_RDWR | MPI_MODE_CREATE, MPI_INFO_NULL, &file));
+        OK(MPI_File_close(&file));
+        barrier();
+        FAILS(MPI_ERR_NOT_SAME, MPI_File_open(MPI_COMM_WORLD, below, MPI_MODE_RDWR, MPI_INFO_NULL, &file));
+        FAILS(MPI_ERR_NOT_SAME,
+              MPI_File_open(MPI_COMM_WORLD, below, MPI_MODE_RDWR | MPI_MODE_CREATE, MPI_INFO_NULL, &file));
+        CHECK(file == MPI_FILE_NULL);
+        barrier();
+        if (rank < 2)
+            OK(MPI_File_delete(below, MPI_INFO_NULL));
+    }
     snprintf(below, sizeof below, "%s.none/x", name);
     FAILS(MPI_ERR_NO_SUCH_FILE,
           MPI_File_open(MPI_COMM_WORLD, below, MPI_MODE_RDWR | MPI_MODE_CREATE, MPI_INFO_NULL, &file));

@@ -1,6 +1,6 @@
 /*
- * Parallel NetCDF-4: variables {t:x:y:z} of int, double and byte, chunked (t unlimited) and contiguous, written and read
- * collectively and independently, split over x and y, one t an iteration. netcdf FILE; the file is the same wherever it
+ * Parallel NetCDF-4: variables {t:x:y:z} of int, double and byte, chunked (t unlimited where it is written collectively: what
+ * grows, grows by all ranks together) and contiguous, written and read collectively and independently, split over x and y, one t an iteration. netcdf FILE; the file is the same wherever it
  * is written. Each rank reads what another wrote.
  */
 #include "check.h"
@@ -70,13 +70,12 @@ int main(int argc, char **argv) {
         int type = i % 3, chunked = i / 3 % 2, collective = i / 6;
         char name[64];
         size_t chunk[4] = {1, 3, 4, Z};
-        int own[4] = {chunked ? dims[0] : dims[4], dims[1], dims[2], dims[3]};
+        int own[4] = {chunked && collective ? dims[0] : dims[4], dims[1], dims[2], dims[3]};
         snprintf(name, sizeof name, "%s_%s_%s", chunked ? "chunked" : "contiguous",
                  collective ? "collective" : "independent", type_names[type]);
         NC(nc_def_var(file, name, types[type], 4, own, &variable[i]));
         NC(nc_def_var_chunking(file, variable[i], chunked ? NC_CHUNKED : NC_CONTIGUOUS, chunked ? chunk : NULL));
-        /* What grows, grows by all ranks together. */
-        mode[i] = collective || chunked ? NC_COLLECTIVE : NC_INDEPENDENT;
+        mode[i] = collective ? NC_COLLECTIVE : NC_INDEPENDENT;
     }
     NC(nc_enddef(file));
     double data[X * Y * Z], back[X * Y * Z];

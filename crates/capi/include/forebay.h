@@ -136,7 +136,8 @@ int64_t forebay_file_pwritev(const forebay_file *file, const struct iovec *parts
  * From and to many ranges of the file, in as few system calls as there are backing files: `runs` and `parts`, each in its
  * order, are the same bytes, and -EINVAL if they are not equally many. A read returns the bytes before the first that lies
  * behind the file's end; a write all, or what went wrong, when any of it may have been written. What lies between the ranges is
- * never written.
+ * never written. Small ranges that are near each other may be read by a buffer of the library's: `parts` of a read must be
+ * memory that can be written, or the process ends as by a store of its own.
  */
 struct forebay_run {
     int64_t offset, bytes;
