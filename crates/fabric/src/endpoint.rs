@@ -1,6 +1,6 @@
 //! What a node has of the network: the trait that libfabric and the simulation both are.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
@@ -146,6 +146,41 @@ impl Waker {
     }
 }
 
+/// A sleep that is begun: it ends when something may have come, by the waker, or when its time has passed.
+#[derive(Debug)]
+#[must_use = "who begins to sleep and does not is woken in vain"]
+pub struct Sleep {
+    waker: Waker,
+    descriptor: Option<Arc<OwnedFd>>,
+    timeout: Duration,
+}
+
+impl Sleep {
+    /// How long it is at most.
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Sleeps.
+    pub fn sleep(self) {
+        let timeout = rustix::event::Timespec {
+            tv_sec: self.timeout.as_secs().min(3600) as i64,
+            tv_nsec: self.timeout.subsec_nanos().into(),
+        };
+        let mut woken = PollFd::from_borrowed_fd(self.waker.inner.event.as_fd(), PollFlags::IN);
+        let polled = match &self.descriptor {
+            Some(fd) => {
+                let mut both = [woken, PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN)];
+                let polled = rustix::event::poll(&mut both, Some(&timeout));
+                [woken, _] = both;
+                polled
+            }
+            None => rustix::event::poll(std::slice::from_mut(&mut woken), Some(&timeout)),
+        };
+        self.waker.is_awake(polled.is_ok() && woken.revents().contains(PollFlags::IN));
+    }
+}
+
 /// One endpoint of a node: sends, receives, transfers. It does something only within its methods; whoever has it calls
 /// [`Endpoint::progress`] as long as anything is expected. Times are its own clock's ([`Endpoint::now`]).
 pub trait Endpoint: Send {
@@ -211,7 +246,7 @@ pub trait Endpoint: Send {
 
     /// Something to poll for input, beside other descriptors, when [`Endpoint::may_sleep`] said yes. None: only spinning
     /// or short sleeps.
-    fn descriptor(&self) -> Option<BorrowedFd<'_>>;
+    fn descriptor(&self) -> Option<&Arc<OwnedFd>>;
 
     /// Asks, right before polling, whether the descriptor will tell of everything that comes. No: progress first.
     fn may_sleep(&mut self) -> bool;
@@ -225,34 +260,29 @@ pub trait Endpoint: Send {
     /// Sleeps until something may have come, the timer is due, the waker is used, or `timeout` has passed. Where there is no
     /// descriptor it sleeps 50 µs at most.
     fn wait(&mut self, timeout: Duration) {
+        if let Some(sleep) = self.falls_asleep(timeout) {
+            sleep.sleep();
+        }
+    }
+
+    /// The first half of [`Endpoint::wait`]; the second is done without the endpoint, which another thread may use meanwhile,
+    /// as long as [`Endpoint::may_sleep`] says yes whenever that one leaves it. None: there is something to do.
+    fn falls_asleep(&mut self, timeout: Duration) -> Option<Sleep> {
         let waker = self.waker().clone();
         if !waker.falls_asleep() {
-            return;
+            return None;
         }
         if !self.may_sleep() {
-            return waker.is_awake(false);
+            waker.is_awake(false);
+            return None;
         }
         let now = self.now();
         let mut timeout = self.next_timer().map_or(timeout, |at| timeout.min(at.saturating_sub(now)));
-        let descriptor = self.descriptor();
+        let descriptor = self.descriptor().cloned();
         if descriptor.is_none() {
             timeout = timeout.min(Duration::from_micros(50));
         }
-        let timeout = rustix::event::Timespec {
-            tv_sec: timeout.as_secs().min(3600) as i64,
-            tv_nsec: timeout.subsec_nanos().into(),
-        };
-        let mut woken = PollFd::from_borrowed_fd(waker.inner.event.as_fd(), PollFlags::IN);
-        let polled = match descriptor {
-            Some(fd) => {
-                let mut both = [woken, PollFd::from_borrowed_fd(fd, PollFlags::IN)];
-                let polled = rustix::event::poll(&mut both, Some(&timeout));
-                [woken, _] = both;
-                polled
-            }
-            None => rustix::event::poll(std::slice::from_mut(&mut woken), Some(&timeout)),
-        };
-        waker.is_awake(polled.is_ok() && woken.revents().contains(PollFlags::IN));
+        Some(Sleep { waker, descriptor, timeout })
     }
 }
 

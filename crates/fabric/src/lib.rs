@@ -23,6 +23,6 @@ pub mod simulated;
 pub use calls::{
     Body, CallId, Calls, CallsSettings, CallsThread, Failed, Happening, Identity, Statistics, Ticket,
 };
-pub use endpoint::{Direction, Endpoint, Event, Limits, Local, Peer, Registered, Transfer, Waker};
+pub use endpoint::{Direction, Endpoint, Event, Limits, Local, Peer, Registered, Sleep, Transfer, Waker};
 pub use memory::{Access, Region};
 pub use numbers::Numbers;

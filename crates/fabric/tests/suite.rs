@@ -551,3 +551,50 @@ fn provider_that_is_none_is_refused_with_a_hint() {
             .unwrap();
     println!("auto chose {}", auto.provider());
 }
+
+#[test]
+fn who_uses_an_endpoint_while_another_thread_sleeps_for_it_leaves_nothing_that_does_not_wake_it() {
+    let Some(Bed::Libfabric(settings)) = Bed::libfabric("tcp;ofi_rxm", Waiting::Events, false) else {
+        return;
+    };
+    let mut receiver = LibfabricEndpoint::open(settings.clone()).unwrap();
+    let mut sender = LibfabricEndpoint::open(settings).unwrap();
+    let to = sender.connect(receiver.address()).unwrap();
+    let long = Duration::from_secs(5);
+    let mut received = 0;
+    for number in 0..20 {
+        let sleep = loop {
+            receiver.progress(&mut |event| received += u32::from(matches!(event, Event::Received { .. })));
+            if let Some(sleep) = receiver.falls_asleep(long) {
+                break sleep;
+            }
+        };
+        // One that came while nobody slept is here already.
+        assert_eq!(received, number);
+        let sleeper = std::thread::spawn(move || {
+            let started = std::time::Instant::now();
+            sleep.sleep();
+            started.elapsed()
+        });
+        std::thread::sleep(Duration::from_millis(5));
+        loop {
+            receiver.progress(&mut |event| received += u32::from(matches!(event, Event::Received { .. })));
+            if receiver.may_sleep() {
+                break;
+            }
+        }
+        let deadline = sender.now() + long;
+        sender.send(to, 1, b"wake up", 1, deadline).unwrap();
+        while !sleeper.is_finished() {
+            sender.progress(&mut |event| assert!(!matches!(event, Event::Failed { .. }), "{event:?}"));
+            std::thread::yield_now();
+        }
+        assert!(sleeper.join().unwrap() < long / 2, "message {number} woke nobody");
+        // The connection is made within several wake-ups of the first.
+        let until = std::time::Instant::now() + long;
+        while received == number && std::time::Instant::now() < until {
+            sender.progress(&mut |_| {});
+            receiver.progress(&mut |event| received += u32::from(matches!(event, Event::Received { .. })));
+        }
+    }
+}

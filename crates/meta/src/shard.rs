@@ -5,7 +5,7 @@
 //! on the file `lock` beside it holds to: so there are no reader slots and no mutex that a killed process could leave
 //! behind, and no system call in a transaction.
 //!
-//! One thread has the shard. Tests: here, and crates/meta/tests.
+//! One thread at a time has the shard. Tests: here, and crates/meta/tests.
 
 use std::cell::{RefCell, RefMut};
 use std::collections::BTreeMap;

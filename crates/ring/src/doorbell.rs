@@ -47,12 +47,28 @@ impl Doorbell {
     /// The daemon's sleep: until a ring, or `timeout_ms`. `idle` is asked once more after clients can see that the
     /// daemon sleeps; when it says false there is work and the daemon does not sleep.
     pub fn sleep(&self, timeout_ms: u64, idle: impl FnOnce() -> bool) {
+        if self.falls_asleep(idle) {
+            self.sleep_on(timeout_ms);
+        }
+    }
+
+    /// The first half of [`Doorbell::sleep`]: false when there is work. When true, [`Doorbell::sleep_on`] follows; who rings
+    /// between the two is not missed, so that what `idle` looks at may be left to others before.
+    pub fn falls_asleep(&self, idle: impl FnOnce() -> bool) -> bool {
         let word = self.mapping.word32(0);
         word.store(SLEEPING, Ordering::SeqCst);
         std::sync::atomic::fence(Ordering::SeqCst);
-        if idle() {
-            futex::wait(word, SLEEPING, timeout_ms);
+        let asleep = idle();
+        if !asleep {
+            word.store(AWAKE, Ordering::SeqCst);
         }
+        asleep
+    }
+
+    /// The second half.
+    pub fn sleep_on(&self, timeout_ms: u64) {
+        let word = self.mapping.word32(0);
+        futex::wait(word, SLEEPING, timeout_ms);
         word.store(AWAKE, Ordering::SeqCst);
     }
 }

@@ -26,7 +26,7 @@ use std::time::Duration;
 use forebay_types::{Code, NodeId};
 use forebay_wire::{Header, Hello, Kind, Message, Secret, Stamp, PROTOCOL_MAX, PROTOCOL_MIN};
 
-use crate::endpoint::{Endpoint, Event, Peer, Transfer};
+use crate::endpoint::{Endpoint, Event, Peer, Sleep, Transfer};
 use crate::numbers::{Entropy, Numbers};
 pub use happening::{Body, CallId, Failed, Happening, Ticket};
 use incoming::Incoming;
@@ -300,10 +300,30 @@ impl Calls {
 
     /// Sleeps until something may have happened, at most `timeout`: [`Endpoint::wait`], by this layer's timers too.
     pub fn wait(&mut self, timeout: Duration) {
-        if self.state.happened.is_empty() && self.leaving.is_empty() {
-            let timer = self.state.timers_at.saturating_sub(self.endpoint.now());
-            self.endpoint.wait(timeout.min(timer));
+        if let Some(sleep) = self.falls_asleep(timeout) {
+            sleep.sleep();
         }
+    }
+
+    /// The first half of [`Calls::wait`], as [`Endpoint::falls_asleep`]: the second is done without the calls. None: there is
+    /// something to do.
+    pub fn falls_asleep(&mut self, timeout: Duration) -> Option<Sleep> {
+        if !self.state.happened.is_empty() || !self.leaving.is_empty() {
+            return None;
+        }
+        let timer = self.state.timers_at.saturating_sub(self.endpoint.now());
+        self.endpoint.falls_asleep(timeout.min(timer))
+    }
+
+    /// True when nothing has happened that was not taken, and all that comes will end a sleep that has begun.
+    pub fn may_sleep(&mut self) -> bool {
+        self.state.happened.is_empty() && self.leaving.is_empty() && self.endpoint.may_sleep()
+    }
+
+    /// When something is to be done even if nothing comes.
+    pub fn next_timer(&self) -> Duration {
+        let timer = self.state.timers_at;
+        self.endpoint.next_timer().map_or(timer, |at| at.min(timer))
     }
 
     /// Says goodbye to all, so that nobody waits for this node. What is under way is not answered.

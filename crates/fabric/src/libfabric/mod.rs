@@ -13,7 +13,7 @@ mod progress;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_void;
-use std::os::fd::BorrowedFd;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -480,8 +480,8 @@ impl Endpoint for LibfabricEndpoint {
         events
     }
 
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        self.objects.descriptor()
+    fn descriptor(&self) -> Option<&Arc<OwnedFd>> {
+        self.objects.descriptor.as_ref()
     }
 
     fn may_sleep(&mut self) -> bool {

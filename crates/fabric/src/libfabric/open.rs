@@ -1,8 +1,9 @@
 //! Choosing a provider, and opening what an endpoint consists of.
 
 use std::ffi::{c_void, CStr, CString};
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd, RawFd};
 use std::ptr::{null, null_mut};
+use std::sync::Arc;
 
 use forebay_fabric_sys::*;
 use forebay_types::{Code, Error, Result};
@@ -25,7 +26,8 @@ pub(super) struct Objects {
     pub(super) av: *mut fid_av,
     pub(super) cq: *mut fid_cq,
     pub(super) ep: *mut fid_ep,
-    pub(super) descriptor: Option<RawFd>,
+    /// A duplicate of the completion queue's, for who waits while another thread has the endpoint.
+    pub(super) descriptor: Option<Arc<OwnedFd>>,
     pub(super) provider: String,
     /// Writes are complete only when their bytes are in the peer's memory.
     pub(super) delivery_complete: bool,
@@ -187,7 +189,11 @@ impl Objects {
                 let mut fd: RawFd = -1;
                 let argument: *mut c_void = (&raw mut fd).cast();
                 if fi_control(&raw mut (*self.cq).fid, FI_GETWAIT as i32, argument) == 0 && fd >= 0 {
-                    self.descriptor = Some(fd);
+                    // The queue's own, which lives as long as the queue.
+                    let duplicate = BorrowedFd::borrow_raw(fd).try_clone_to_owned();
+                    let duplicate =
+                        duplicate.map_err(|e| Error::io("cannot keep the queue's descriptor", &e))?;
+                    self.descriptor = Some(Arc::new(duplicate));
                 }
             }
             check("the endpoint", fi_endpoint(self.domain, info, &mut self.ep, null_mut()))?;
@@ -205,11 +211,6 @@ impl Objects {
             }
             check("the endpoint", enabled)
         }
-    }
-
-    pub(super) fn descriptor(&self) -> Option<BorrowedFd<'_>> {
-        // SAFETY: the completion queue's, open as long as self.
-        self.descriptor.map(|fd| unsafe { BorrowedFd::borrow_raw(fd) })
     }
 
     /// The endpoint's address.

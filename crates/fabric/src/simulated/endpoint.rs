@@ -1,7 +1,7 @@
 //! A host's end of the simulated network.
 
 use std::collections::BTreeMap;
-use std::os::fd::BorrowedFd;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -184,7 +184,7 @@ impl Endpoint for SimulatedEndpoint {
         count
     }
 
-    fn descriptor(&self) -> Option<BorrowedFd<'_>> {
+    fn descriptor(&self) -> Option<&Arc<OwnedFd>> {
         None
     }
 

@@ -3,7 +3,7 @@
 //! Threads, and who talks to whom:
 //!
 //! ```text
-//!  clients' rings ──► shard thread ──► board, replies          (the only one that touches the shard)
+//!  clients' rings ──► shard thread ──► board, replies          (who does its rounds has the shard)
 //!                        ▲    │ orphans of dead clients
 //!        new sessions,   │    ▼
 //!        status, check   │  sweeper      unlinks backing files, then reports back
@@ -16,7 +16,7 @@
 //! ```
 //!
 //! Threads speak through channels; the shard thread never waits for another, and is woken by the doorbell. There are
-//! no locks between them. Order of a request: record in the flight recorder, apply in the open transaction, write to the
+//! no locks between them, but that shard thread and network thread do each other's rounds where the other one sleeps (`turns.rs`). Order of a request: record in the flight recorder, apply in the open transaction, write to the
 //! journal, publish on the board, answer. The transaction is committed when it is long or nobody asks. A worker killed
 //! anywhere in this leaves what the next one needs: changes in the journal are applied again to the last commit, their
 //! replies are answered again, all else is done as if for the first time.
@@ -33,6 +33,7 @@ mod forward;
 mod journal;
 mod layouts;
 mod leases;
+mod message;
 mod mounter;
 mod network;
 mod notifier;
@@ -46,6 +47,7 @@ mod special;
 mod statistics;
 pub mod stepped;
 mod sweeper;
+mod turns;
 mod wide;
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -66,6 +68,7 @@ use journal::Journal;
 use recorder::FlightRecorder;
 use shard_thread::{Message, ShardThread};
 use statistics::Statistics;
+use turns::Turns;
 
 /// Bits of (st_dev, st_ino) that every file of the pool shows: the target's own device number. Inode numbers of the
 /// pool are above 2^48, so they never meet those of the file system that the target is on.
@@ -160,7 +163,10 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
     let stable = |(bit, target)| u64::from(has_stable_inodes(target)) << bit;
     let stable_inodes = setup.target_dirs.iter().enumerate().map(stable).sum();
     let new = !shard_dir(&setup.target_dirs[0]).join("data.mdb").exists();
-    let shard = open_shard(&setup)?;
+    let shard_box = Box::into_raw(Box::new(open_shard(&setup)?));
+    // What fails from here on ends the process, and leaves the shard open until then.
+    // SAFETY: it is freed below alone, when nothing borrows it any more.
+    let shard: &'static Shard = unsafe { &*shard_box };
     let what = |e: std::io::Error| Error::io("cannot make shared memory for clients", &e);
     let board_bytes =
         (setup.identity.capacity_bytes / BOARD_FRACTION).clamp(BOARD_BYTES_MIN, BOARD_BYTES_MAX);
@@ -176,6 +182,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
     let (to_shard, from_others) = mpsc::channel::<Message>();
     let epoch = session::new_epoch();
 
+    let turns = Turns::new(Arc::clone(&doorbell), stable_inodes & 1 == 1);
     let network = match &setup.membership {
         None => None,
         Some(membership) => Some(network::start(
@@ -183,7 +190,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
             setup.identity.capacity_of_all(),
             Arc::clone(&targets),
             to_shard.clone(),
-            Arc::clone(&doorbell),
+            &turns,
             (
                 network::RemoteLocks::restored(setup.store.try_clone()?, &mut setup.restored),
                 network::Appended::restored(&setup.store, &mut setup.restored)?,
@@ -209,7 +216,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
         network: to_network,
     };
     let mut shard_thread = ShardThread::new(
-        &shard,
+        shard,
         targets,
         board,
         doorbell,
@@ -227,13 +234,14 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
         shard_thread.resume_mount(session, device)?;
     }
     shard_thread.recover(sessions)?;
+    turns.seat(shard_thread)?;
     attendant.ready()?;
-    std::thread::scope(|scope| {
+    let served = std::thread::scope(|scope| {
         let attending = std::thread::Builder::new()
             .name("attendant".into())
             .spawn_scoped(scope, move || attendant.attend())
             .map_err(|e| Error::io("cannot start a thread", &e))?;
-        let served = shard_thread.serve();
+        let served = turns.serve();
         if let Err(e) = &served {
             // The next worker takes over at once; what was acknowledged is in the journal. The attendant would wait for
             // clients for ever.
@@ -247,5 +255,9 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
             Ok(attended) => served.and(attended),
             Err(panic) => std::panic::resume_unwind(panic),
         }
-    })
+    });
+    turns.unseat();
+    // SAFETY: from `Box::into_raw`; what borrowed it had the seat.
+    drop(unsafe { Box::from_raw(shard_box) });
+    served
 }

@@ -1,106 +1,30 @@
 //! The shard thread: takes requests from the rings in batches, applies them in the open transaction, and answers.
 
-use std::os::fd::OwnedFd;
+use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, Sender};
 use std::sync::Arc;
 
 use forebay_data::{Media, NodeTargets};
-use forebay_fabric::Ticket;
 use forebay_meta::{Batch, Effects, Shard, ShardStatistics};
 use forebay_ring::{BoardWriter, Doorbell};
 use forebay_types::limits::{BATCH_MAX, BATCH_PER_RING, DOORBELL_POLL_MS};
-use forebay_types::{BackingId, Code, Ino, Layout, NodeId, Result, Timestamp};
-use forebay_wire::Stamp;
+use forebay_types::{Code, Ino, Layout, NodeId, Result, Timestamp};
 use serde_json::Value;
 
 use super::batch::Answers;
 use super::coordination::Steps;
 use super::journal::{Journal, MARK_SESSION};
 use super::leases::{Leases, Wait};
+pub(super) use super::message::Message;
 use super::network::{Network, Order};
-use super::notifier::{MountedKernel, Note, Told};
-use super::pace::Pace;
+use super::notifier::{MountedKernel, Note};
 use super::recorder::FlightRecorder;
 use super::session::Session;
 use super::statistics::Statistics;
 use super::stepped::{Moment, Watcher};
 use super::sweeper::Sweep;
 use super::wide::Wide;
-
-/// What other threads tell the shard thread; each send but that of `Attached` is followed by a ring of the doorbell.
-#[derive(Debug)]
-pub(super) enum Message {
-    /// A process attached, and may ask already.
-    Attached(Box<Session>),
-    /// A process is gone.
-    Ended(u64),
-    /// These backing files were unlinked.
-    Swept(Vec<Ino>),
-    /// Facts for `status`.
-    Status(Sender<Value>),
-    /// Check shard and target.
-    Check(Sender<Result<Value>>),
-    /// A session serves the pool's mount: the kernel behind the device is told of changes from now on.
-    Mounted(u64, OwnedFd, Sender<bool>),
-    /// The kernel was told what it had to be.
-    Told(Told),
-    /// Is this session known?
-    Known(u64, Sender<bool>),
-    /// A process of another node asks.
-    Asked {
-        /// To answer by.
-        ticket: Ticket,
-        /// The encoded request.
-        message: Vec<u8>,
-    },
-    /// What was asked of another node is answered.
-    Answered {
-        /// The client's session, slot and sequence.
-        stamp: Stamp,
-        /// The encoded reply.
-        reply: Vec<u8>,
-    },
-    /// Another node's inode is gone: a backing file of it here is to go.
-    RemoveBacking {
-        /// To answer by.
-        ticket: Ticket,
-        /// The backing file.
-        id: BackingId,
-        /// The encoded request.
-        message: Vec<u8>,
-    },
-    /// Find out which processes of other nodes, or of this one, are gone without a word.
-    ReviewSessions(Option<NodeId>),
-    /// Another node asks which of these processes are there.
-    AreThere {
-        /// To answer by.
-        ticket: Ticket,
-        /// Their sessions.
-        sessions: Vec<u64>,
-    },
-    /// A process of this other node is gone.
-    EndedElsewhere(NodeId, u64),
-    /// Another node has answered what this one asked in this slot for a change over several, or will not.
-    Stepped(usize, std::result::Result<Vec<u8>, Code>),
-    /// A node is reached again.
-    Reached(NodeId),
-    /// Another node knows other data of this node than it has, and this is what it says.
-    Unwelcome(String),
-    /// Another node's daemon asks for a lease, or takes back what it told.
-    LeaseAsked {
-        /// To answer by.
-        ticket: Ticket,
-        /// The encoded request.
-        message: Vec<u8>,
-    },
-    /// A lease from this node was renewed, or could not be: its term and its end.
-    LeaseRenewed(NodeId, Option<(u64, u64)>),
-    /// The recall of this number was answered, or could not be brought.
-    Recalled(u64, bool),
-    /// Stop serving.
-    Stop,
-}
 
 /// Orphan records are deleted this many at a time.
 const FORGET_AT: usize = 256;
@@ -137,6 +61,8 @@ pub(super) struct ShardThread<'a> {
     pub(super) doorbell: Arc<Doorbell>,
     pub(super) recorder: FlightRecorder,
     messages: Receiver<Message>,
+    /// Messages that were taken out, and not heard yet.
+    left: VecDeque<Message>,
     /// For messages to this thread.
     pub(super) to_self: Sender<Message>,
     /// The kernel that has the pool mounted.
@@ -193,9 +119,12 @@ impl<'a> ShardThread<'a> {
         sweeper: Sender<Sweep>,
         statistics: Arc<Statistics>,
         epoch: u64,
-        network: Option<Network>,
+        mut network: Option<Network>,
         new: bool,
     ) -> Result<ShardThread<'a>> {
+        if let Some(network) = &mut network {
+            network.orders = network.orders.without_waking();
+        }
         let steps = match &network {
             Some(network) => Some(Steps::new(network.node)?),
             None => None,
@@ -212,6 +141,7 @@ impl<'a> ShardThread<'a> {
             doorbell,
             recorder,
             messages,
+            left: VecDeque::new(),
             to_self,
             mount: None,
             sweeper,
@@ -296,14 +226,40 @@ impl<'a> ShardThread<'a> {
 
     /// What there is to do now, once: messages, then a batch of requests.
     pub(super) fn round(&mut self) -> Result<Round> {
-        while let Ok(message) = self.messages.try_recv() {
+        while let Some(message) = self.left.pop_front().or_else(|| self.messages.try_recv().ok()) {
             self.hear(message)?;
         }
+        self.serve_what_waits()
+    }
+
+    /// The same in the network thread's hands: messages from the network, and requests. What else there is may take long, and
+    /// is left.
+    pub(super) fn round_for_network(&mut self) -> Result<Round> {
+        while self.left.is_empty() {
+            match self.messages.try_recv() {
+                Ok(message) if message.is_of_network() => self.hear(message)?,
+                Ok(message) => self.left.push_back(message),
+                Err(_) => break,
+            }
+        }
+        self.serve_what_waits()
+    }
+
+    /// True when there is a message or a request.
+    #[inline]
+    pub(super) fn has_work(&mut self) -> bool {
+        self.left.extend(self.messages.try_recv().ok());
+        self.has_left() || self.sessions.iter().any(|s| s.door.has_pending())
+    }
+
+    /// True when a message waits for the shard thread itself.
+    pub(super) fn has_left(&self) -> bool {
+        !self.left.is_empty()
+    }
+
+    fn serve_what_waits(&mut self) -> Result<Round> {
         if self.stop {
             self.commit()?;
-            if let Some(network) = &mut self.network {
-                network.stop();
-            }
             return Ok(Round::Stopped);
         }
         self.acknowledge_late();
@@ -334,61 +290,20 @@ impl<'a> ShardThread<'a> {
         Ok(false)
     }
 
-    /// Serves until told to stop.
-    pub(super) fn serve(&mut self) -> Result<()> {
-        let mut pace = Pace::new();
-        let mut idle_rounds = 0u32;
-        loop {
-            match self.round()? {
-                Round::Stopped => return Ok(()),
-                Round::Served => {
-                    idle_rounds = 0;
-                    continue;
-                }
-                Round::Idle => {}
-            }
-            let (messages, sessions) = (&self.messages, &self.sessions);
-            let mut heard = None;
-            let found = pace.look(|| {
-                heard = messages.try_recv().ok();
-                heard.is_some() || sessions.iter().any(|s| s.door.has_pending())
-            });
-            if found {
-                Statistics::add(&self.statistics.spun, 1);
-                if let Some(message) = heard {
-                    self.hear(message)?;
-                }
-                continue;
-            }
-            if self.rest(idle_rounds > 0)? {
-                continue;
-            }
-            // After a moment the poll by timer, there for scribbled doorbells, slows down.
-            idle_rounds = idle_rounds.saturating_add(1);
-            let timeout = match idle_rounds {
-                1 => IDLE_COMMIT_MS,
-                2..20 => DOORBELL_POLL_MS,
-                _ => 10 * DOORBELL_POLL_MS,
-            };
-            let held = self.mount.as_ref().and_then(MountedKernel::patience);
-            let timeout = held.map_or(timeout, |left| timeout.min(left.as_millis() as u64 + 1));
-            let steps = self.steps.as_ref().map(|steps| steps.patience().as_millis().min(1000) as u64);
-            let timeout = steps.map_or(timeout, |left| timeout.min(left + 1));
-            let leased = self.leases.as_ref().and_then(Leases::patience_ms);
-            let timeout = leased.map_or(timeout, |left| timeout.min(left));
-            Statistics::add(&self.statistics.sleeps, 1);
-            let (messages, sessions) = (&self.messages, &self.sessions);
-            let mut heard = None;
-            self.doorbell.sleep(timeout, || {
-                heard = messages.try_recv().ok();
-                heard.is_none() && !sessions.iter().any(|s| s.door.has_pending())
-            });
-            heard = heard.or_else(|| self.messages.try_recv().ok());
-            pace.slept(heard.is_some() || self.sessions.iter().any(|s| s.door.has_pending()));
-            if let Some(message) = heard {
-                self.hear(message)?;
-            }
-        }
+    /// Milliseconds until something is to be done though nobody asks, when nobody has for so many rounds.
+    pub(super) fn patience_ms(&self, idle_rounds: u32) -> u64 {
+        // After a moment the poll by timer, there for scribbled doorbells, slows down.
+        let timeout = match idle_rounds {
+            0 | 1 => IDLE_COMMIT_MS,
+            2..20 => DOORBELL_POLL_MS,
+            _ => 10 * DOORBELL_POLL_MS,
+        };
+        let held = self.mount.as_ref().and_then(MountedKernel::patience);
+        let timeout = held.map_or(timeout, |left| timeout.min(left.as_millis() as u64 + 1));
+        let steps = self.steps.as_ref().map(|steps| steps.patience().as_millis().min(1000) as u64);
+        let timeout = steps.map_or(timeout, |left| timeout.min(left + 1));
+        let leased = self.leases.as_ref().and_then(Leases::patience_ms);
+        leased.map_or(timeout, |left| timeout.min(left))
     }
 
     /// Collects a batch: from every ring in turn, a bounded number each, starting with another ring each time.

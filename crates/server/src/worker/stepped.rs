@@ -185,16 +185,9 @@ impl Node {
         let (to_crew, jobs) = mpsc::channel();
         let kept = Arc::new(KeptOpen::default());
         let hand = Hand::new(Arc::clone(&targets), Arc::clone(&kept), to_network.clone());
-        let network = NetworkThread::new(
-            calls,
-            setup.node,
-            members,
-            orders,
-            to_shard.clone(),
-            Arc::clone(&doorbell),
-            (to_crew, kept),
-        )
-        .with_targets(givers);
+        let network =
+            NetworkThread::new(calls, setup.node, members, orders, to_shard.clone(), (to_crew, kept))
+                .with_targets(givers);
         let (to_sweeper, sweeps) = mpsc::channel();
         let sweeper = Sweeper {
             targets: Arc::clone(&targets),

@@ -2,7 +2,7 @@
 //! backing files to nodes that cannot open them.
 //!
 //! ```text
-//!  shard thread ──orders──► network thread ══ other nodes        (the only one that touches the endpoint)
+//!  shard thread ──orders──► network thread ══ other nodes        (who does its rounds has the endpoint: turns.rs)
 //!       ▲                     ▲    │
 //!       └──── messages ───────┼────┤ requests of the namespace, answers
 //!                    answers  │    ▼
@@ -26,7 +26,9 @@ mod placement;
 mod removals;
 mod thread;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Sender;
+use std::sync::Arc;
 
 use forebay_fabric::{Region, Ticket, Waker};
 use forebay_types::{Code, Ino, Layout, NodeId, PoolSpace, TargetSpace};
@@ -146,19 +148,47 @@ pub(super) enum Order {
 pub(super) struct Orders {
     sender: Sender<Order>,
     waker: Waker,
+    /// Set by those who give and do not wake.
+    given: Option<Arc<AtomicBool>>,
 }
 
 impl Orders {
     /// To the thread that takes orders from the sender's other end and is woken by the waker.
     pub(super) fn new(sender: Sender<Order>, waker: Waker) -> Orders {
-        Orders { sender, waker }
+        Orders { sender, waker, given: None }
+    }
+
+    /// For who sees to it that they are obeyed when it has given several ([`Orders::take_given`]).
+    pub(super) fn without_waking(&self) -> Orders {
+        let given = Some(Arc::new(AtomicBool::new(false)));
+        Orders { sender: self.sender.clone(), waker: self.waker.clone(), given }
+    }
+
+    /// True when some were given that nobody was woken for.
+    pub(super) fn take_given(&self) -> bool {
+        // Only who gives and who has its state asks, one after the other.
+        self.given.as_ref().is_some_and(|given| {
+            let is_given = given.load(Ordering::Relaxed);
+            if is_given {
+                given.store(false, Ordering::Relaxed);
+            }
+            is_given
+        })
+    }
+
+    /// Wakes the thread.
+    pub(super) fn wake(&self) {
+        self.waker.wake();
     }
 
     /// Gives an order.
     pub(super) fn give(&self, order: Order) {
         // The thread outlives all who give orders, unless it panicked; then the worker ends.
         let _ = self.sender.send(order);
-        self.waker.wake();
+        match &self.given {
+            Some(given) => given.store(true, Ordering::Relaxed),
+            None => self.waker.wake(),
+        }
     }
 }
 
@@ -183,10 +213,32 @@ impl Network {
     /// Ends the thread when what it was told before is done.
     pub(super) fn stop(&mut self) {
         self.orders.give(Order::Stop);
+        self.orders.wake();
         if let Some(thread) = self.thread.take() {
             if thread.join().is_err() {
                 tracing::error!("the network thread had panicked");
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use forebay_fabric::simulated::{Faults, Network as Simulated};
+    use forebay_fabric::Endpoint;
+
+    #[test]
+    fn orders_without_waking_are_told_of_once() {
+        let endpoint = Simulated::new(1, Faults::NONE).endpoint(1);
+        let (sender, receiver) = std::sync::mpsc::channel();
+        let orders = Orders::new(sender, endpoint.waker().clone());
+        let quiet = orders.without_waking();
+        assert!(!quiet.take_given());
+        quiet.clone().give(Order::Stop);
+        assert!(quiet.take_given() && !quiet.take_given(), "whoever gave it");
+        orders.give(Order::Stop);
+        assert!(!quiet.take_given() && !orders.take_given(), "for that one somebody was woken");
+        assert_eq!(receiver.try_iter().count(), 2);
     }
 }

@@ -8,7 +8,6 @@ use std::time::Duration;
 use forebay_data::NodeTargets;
 use forebay_fabric::libfabric::{LibfabricEndpoint, Settings};
 use forebay_fabric::{secret_file, Calls, CallsSettings, Endpoint, Identity};
-use forebay_ring::Doorbell;
 use forebay_types::{Code, Error, NodeId, Result};
 
 use super::appended::Appended;
@@ -20,6 +19,7 @@ use super::thread::NetworkThread;
 use super::{crew, Network, Orders};
 use crate::pool_file::Membership;
 use crate::worker::shard_thread::Message;
+use crate::worker::turns::Turns;
 
 /// The provider of a pool that names none: every host has it.
 const DEFAULT_PROVIDER: &str = "tcp;ofi_rxm";
@@ -75,7 +75,7 @@ pub(in crate::worker) fn start(
     capacity_bytes: u64,
     targets: Arc<NodeTargets>,
     to_shard: Sender<Message>,
-    doorbell: Arc<Doorbell>,
+    turns: &Arc<Turns>,
     (locks, appended): (RemoteLocks, Appended),
 ) -> Result<Network> {
     let me = membership.nodes.iter().find(|m| m.number == membership.node).ok_or_else(|| {
@@ -139,15 +139,11 @@ pub(in crate::worker) fn start(
     let to_me = Orders::new(sender, waker);
     let kept = Arc::new(KeptOpen::restored(locks, appended));
     let jobs = crew::start(targets, Arc::clone(&kept), to_me.clone())?;
-    let thread =
-        NetworkThread::new(calls, NodeId(me.number), members, orders, to_shard, doorbell, (jobs, kept));
+    let thread = NetworkThread::new(calls, NodeId(me.number), members, orders, to_shard, (jobs, kept));
     let (answer, answered) = mpsc::channel();
     let thread = thread.with_targets(givers);
     let thread = thread.with_met(met, membership.fresh.then_some((answer, membership.instead_of.is_some())));
-    let thread = std::thread::Builder::new()
-        .name("network".into())
-        .spawn(move || thread.run())
-        .map_err(|e| Error::io("cannot start a thread", &e))?;
+    let thread = turns.start_network(thread)?;
     let nodes = membership.nodes.len();
     let numbers = membership.nodes.iter().map(|member| member.number);
     let others = numbers.filter(|number| *number != me.number).map(NodeId).collect();

@@ -1,4 +1,5 @@
-//! The network thread: takes orders, drives the calls, and hands what other nodes ask to who serves it.
+//! The network thread: takes orders, drives the calls, and hands what other nodes ask to who serves it. Who does its rounds,
+//! and how it sleeps, is in `turns.rs`.
 
 mod asking;
 mod introducing;
@@ -11,8 +12,7 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_fabric::{CallId, Calls, Happening};
-use forebay_ring::Doorbell;
+use forebay_fabric::{CallId, Calls, Happening, Sleep};
 use forebay_types::limits::SESSIONS_PERIOD_MS;
 use forebay_types::{Code, Ino, NodeId, Reply, Request};
 use forebay_wire::Stamp;
@@ -25,7 +25,6 @@ use super::met::MetNodes;
 use super::placement::{Giver, Surroundings};
 use super::removals::Removals;
 use super::Order;
-use crate::worker::pace::Pace;
 use crate::worker::session::session_on;
 use crate::worker::shard_thread::Message;
 use asking::{Flight, NODE_TIMEOUT};
@@ -34,6 +33,10 @@ use serving::Served;
 
 /// Clocks that differ by more are told of: what a node's handshake takes to arrive is less.
 const CLOCKS_APART_US: i64 = 2_000_000;
+/// Rounds that another thread does in this one's place.
+const HELPS: usize = 4;
+/// A timer that is this much before the sleeper wakes anyway is worth no wake-up of its own.
+const LATE: Duration = Duration::from_millis(2);
 /// Room for a reply that is found here: numbers.
 const SHORT_REPLY_BYTES: usize = 64;
 
@@ -65,7 +68,6 @@ pub(in crate::worker) struct NetworkThread {
     /// What the calls have no room for.
     backlog: VecDeque<Order>,
     to_shard: Sender<Message>,
-    doorbell: Arc<Doorbell>,
     jobs: Sender<Job>,
     /// What the crew keeps open for processes of other nodes.
     kept: Arc<KeptOpen>,
@@ -94,7 +96,12 @@ pub(in crate::worker) struct NetworkThread {
     /// The session of what the daemon asks for itself.
     session: u64,
     sequence: u64,
-    rings: bool,
+    /// The shard thread was told something.
+    told: bool,
+    /// When the thread wakes if nothing comes.
+    sleeps_until: Option<Duration>,
+    /// Another thread met the order to stop.
+    stopped: bool,
 }
 
 impl NetworkThread {
@@ -104,7 +111,6 @@ impl NetworkThread {
         members: Vec<(NodeId, String, String)>,
         orders: Receiver<Order>,
         to_shard: Sender<Message>,
-        doorbell: Arc<Doorbell>,
         (jobs, kept): (Sender<Job>, Arc<KeptOpen>),
     ) -> NetworkThread {
         let givers = members.iter().map(|(node, ..)| Giver { node: *node, targets: 1 }).collect();
@@ -117,7 +123,6 @@ impl NetworkThread {
             orders,
             backlog: VecDeque::new(),
             to_shard,
-            doorbell,
             jobs,
             kept,
             flights: HashMap::new(),
@@ -136,7 +141,9 @@ impl NetworkThread {
             unreached: HashMap::new(),
             session: session_on(me, 0),
             sequence: 0,
-            rings: false,
+            told: false,
+            sleeps_until: None,
+            stopped: false,
         }
     }
 
@@ -158,42 +165,51 @@ impl NetworkThread {
         self
     }
 
-    /// Works until it is told to stop. Before it sleeps it looks for orders and for what comes, as long as that paid of late: a
-    /// request that is sent on passes here twice, and to be woken takes longer than all the rest.
-    pub(super) fn run(mut self) {
-        self.introduce();
-        let mut pace = Pace::new();
-        loop {
-            match self.round() {
-                Round::Busy => {}
-                Round::Idle(patience) => {
-                    let (orders, calls) = (&self.orders, &mut self.calls);
-                    let mut order = None;
-                    let found = pace.look(|| {
-                        order = orders.try_recv().ok();
-                        order.is_some() || calls.progress() > 0
-                    });
-                    self.backlog.extend(order);
-                    if !found {
-                        self.calls.wait(patience);
-                        pace.slept(self.calls.progress() > 0 || self.has_order());
-                    }
-                }
-                Round::Stopped => return,
-            }
-        }
-    }
-
-    /// Looks whether there is an order, and keeps it.
-    fn has_order(&mut self) -> bool {
+    /// True when there is an order or something has come.
+    pub(in crate::worker) fn has_work(&mut self) -> bool {
         let order = self.orders.try_recv().ok();
         let found = order.is_some();
         self.backlog.extend(order);
-        found
+        found || self.calls.progress() > 0
+    }
+
+    /// True when the shard thread was told something since this was asked last.
+    pub(in crate::worker) fn take_told(&mut self) -> bool {
+        std::mem::take(&mut self.told)
+    }
+
+    /// Begins to sleep: None when there is something to do.
+    pub(in crate::worker) fn falls_asleep(&mut self, patience: Duration) -> Option<Sleep> {
+        let sleep = self.calls.falls_asleep(patience);
+        self.sleeps_until = sleep.as_ref().map(|sleep| self.calls.now() + sleep.timeout());
+        sleep
+    }
+
+    /// What another thread does that has orders to give, while this one sleeps: it sends them itself, and hears what has come.
+    /// False when the sleeper is to be woken for the rest.
+    pub(in crate::worker) fn help(&mut self) -> bool {
+        // Data are copied within these rounds, for which nobody else is to wait.
+        if self.moves.are_under_way() {
+            return false;
+        }
+        for _ in 0..HELPS {
+            if self.round() == Round::Stopped {
+                self.stopped = true;
+                return false;
+            }
+            if self.calls.may_sleep() {
+                let timer = self.calls.next_timer();
+                return self.sleeps_until.is_none_or(|until| until <= timer + LATE);
+            }
+        }
+        false
     }
 
     /// What there is to do now, once; it never waits.
     pub(in crate::worker) fn round(&mut self) -> Round {
+        if self.stopped {
+            return Round::Stopped;
+        }
         let mut busy = false;
         let waiting = self.backlog.len();
         for n in 0.. {
@@ -223,9 +239,6 @@ impl NetworkThread {
             self.review_at = now + Duration::from_millis(SESSIONS_PERIOD_MS);
             self.tell(Message::ReviewSessions(None));
         }
-        if std::mem::take(&mut self.rings) {
-            self.doorbell.ring();
-        }
         if busy {
             return Round::Busy;
         }
@@ -254,7 +267,7 @@ impl NetworkThread {
     fn tell(&mut self, message: Message) {
         // The shard thread outlives this one.
         let _ = self.to_shard.send(message);
-        self.rings = true;
+        self.told = true;
     }
 
     /// Does what an order says, or keeps it for later: false then.

@@ -73,6 +73,13 @@ pub(super) struct Asked {
     pub(super) until: Duration,
 }
 
+impl Moves {
+    /// True while data are moved, or are about to be.
+    pub(super) fn are_under_way(&self) -> bool {
+        !self.under_way.is_empty() || !self.waiting.is_empty() || self.buffers.values().any(|b| b.flights > 0)
+    }
+}
+
 impl NetworkThread {
     // --- for this node's clients
 
