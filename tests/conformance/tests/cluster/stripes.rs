@@ -284,6 +284,7 @@ fn striped_file_gives_eio_for_what_a_node_that_is_down_has_and_nothing_else() {
 #[test]
 fn appends_to_a_striped_file_are_whole_while_its_first_node_s_worker_is_killed() {
     const RECORD: usize = 150_000;
+    const RECORDS_MAX: usize = 200;
     let c = Cluster::up("turns", 2);
     c.tell(2, "mkdir /forebay/d");
     fine(&layout(&c, 2, &["set", "-c", "2", "-S", "64KiB", "-t", "n2,n1", "/d"]));
@@ -296,10 +297,12 @@ fn appends_to_a_striped_file_are_whole_while_its_first_node_s_worker_is_killed()
             scope.spawn(move || {
                 let file = OpenOptions::new().append(true).open(at).unwrap();
                 let mut count = 0;
-                while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                // Fewer than fill the pool, however fast the machine.
+                while !stop.load(std::sync::atomic::Ordering::Relaxed) && count < RECORDS_MAX {
                     let n = (&file).write(&vec![who; RECORD]).unwrap();
                     assert_eq!(n, RECORD, "node {who}");
                     count += 1;
+                    std::thread::sleep(std::time::Duration::from_millis(5));
                 }
                 count
             })
