@@ -563,6 +563,7 @@ static void communicators(void) {
         OK(MPI_File_close(&files[(turn + 2) % 3]));
         OK(MPI_File_close(&files[(turn + 1) % 3]));
     }
+    barrier(); /* the other half counts on the size too */
     /* A copy of a communicator has none of its files' communicators, and a program's attributes are its own. */
     MPI_Comm_dup(half, &copy);
     OK(MPI_File_open(copy, name, MPI_MODE_RDWR, MPI_INFO_NULL, &files[0]));

@@ -378,6 +378,11 @@ impl ShardThread<'_> {
         }
     }
 
+    /// True while a check looks for what leads to other nodes, through the whole shard.
+    pub(super) fn is_checking(&self) -> bool {
+        self.steps.as_ref().is_some_and(|steps| !steps.checks.is_empty())
+    }
+
     /// Begins the looks of checks that are due, and asks what they ask.
     fn drive_checks(&mut self) -> Result<()> {
         let Some(steps) = &mut self.steps else { return Ok(()) };
@@ -421,7 +426,7 @@ impl ShardThread<'_> {
 
     /// Does what there is to do.
     pub(super) fn drive_steps(&mut self) -> Result<()> {
-        if self.steps.as_ref().is_some_and(|steps| !steps.checks.is_empty()) {
+        if self.is_checking() {
             self.drive_checks()?;
         }
         loop {

@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc::Sender;
 
 use forebay_fabric::Ticket;
-use forebay_types::{BackingId, Code, Ino, NodeId, Result};
+use forebay_types::{BackingId, Code, Ino, NodeId, Request, Result};
 use forebay_wire::Stamp;
 use serde_json::Value;
 
@@ -88,18 +88,20 @@ pub(super) enum Message {
 impl Message {
     /// Comes from the network thread, and is heard without anything that takes long.
     pub(super) fn is_of_network(&self) -> bool {
-        matches!(
-            self,
-            Message::Asked { .. }
-                | Message::Answered { .. }
-                | Message::RemoveBacking { .. }
-                | Message::ReviewSessions(_)
-                | Message::AreThere { .. }
-                | Message::Stepped(..)
-                | Message::Reached(_)
-                | Message::LeaseAsked { .. }
-                | Message::LeaseRenewed(..)
-                | Message::Recalled(..)
-        )
+        // Looks through the whole shard.
+        let is_long = |message: &[u8]| matches!(Request::decode(message), Ok((_, Request::LeadsTo { .. })));
+        matches!(self, Message::Asked { message, .. } if !is_long(message))
+            || matches!(
+                self,
+                Message::Answered { .. }
+                    | Message::RemoveBacking { .. }
+                    | Message::ReviewSessions(_)
+                    | Message::AreThere { .. }
+                    | Message::Stepped(..)
+                    | Message::Reached(_)
+                    | Message::LeaseAsked { .. }
+                    | Message::LeaseRenewed(..)
+                    | Message::Recalled(..)
+            )
     }
 }

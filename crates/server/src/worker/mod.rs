@@ -182,7 +182,9 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
     let (to_shard, from_others) = mpsc::channel::<Message>();
     let epoch = session::new_epoch();
 
-    let turns = Turns::new(Arc::clone(&doorbell), stable_inodes & 1 == 1);
+    // Backing files are made by the shard's rounds too, on any target.
+    let in_memory = (0..setup.target_dirs.len()).all(|target| stable_inodes >> target & 1 == 1);
+    let turns = Turns::new(Arc::clone(&doorbell), in_memory);
     let network = match &setup.membership {
         None => None,
         Some(membership) => Some(network::start(

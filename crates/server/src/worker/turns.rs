@@ -4,8 +4,8 @@
 //! A thread that wakes does what there is to do for the other one too, unless that one is at it: the shard thread sends the
 //! orders that it gave; the network thread serves what came for the shard. So a request that is sent on wakes one thread on
 //! its way out, one at the other node, and one on its way back. Whoever holds a lock only ever tries the other, and who does
-//! not get it says so to who has it (doorbell, waker), as if there were no helping: nobody waits for more than the round that
-//! is under way. Nobody sleeps with a lock.
+//! not get it says so to who has it (doorbell, waker), as if there were no helping: nobody waits for more than the few rounds that
+//! are under way. Nobody sleeps with a lock.
 //!
 //! Bounds: the network thread serves a few rounds, and none where the shard is on a disk, for whose sake it would be silent;
 //! messages that may take long it leaves. The shard thread sends nothing while data are moved.
@@ -35,6 +35,9 @@ struct Seat {
     thread: ShardThread<'static>,
     /// What ended a round that the network thread did.
     failed: Option<Error>,
+    /// A round has failed: what was acknowledged is in the journal, the open transaction is gone, and only the next worker may
+    /// go on from there.
+    over: bool,
     /// The network thread served something since this was looked at.
     served: bool,
     /// When the shard thread wakes if nobody rings; none while it is awake.
@@ -87,7 +90,7 @@ impl Turns {
 
     fn communicate(&self) {
         let (mut pace, mut slept) = (Pace::new(), false);
-        // With a shard thread that panicked the worker ends.
+        let _end = EndOfWorker;
         while let Ok(mut guard) = self.network.lock() {
             let Some(network) = guard.as_mut() else { return };
             if slept {
@@ -144,7 +147,7 @@ impl Turns {
     /// # Errors
     /// Another thread has panicked.
     pub(super) fn seat(&self, thread: ShardThread<'static>) -> Result<()> {
-        let seat = Seat { thread, failed: None, served: false, sleeps_until: None };
+        let seat = Seat { thread, failed: None, over: false, served: false, sleeps_until: None };
         *self.shard()? = Some(seat);
         Ok(())
     }
@@ -166,10 +169,13 @@ impl Turns {
     /// What ends the worker.
     pub(super) fn serve(&self) -> Result<()> {
         let mut rest = Rest { pace: Pace::new(), idle_rounds: 0, slept: false };
+        let _end = EndOfWorker;
         loop {
             let mut guard = self.shard()?;
             let Some(seat) = guard.as_mut() else { return Ok(()) };
-            let Some(timeout) = self.work(seat, &mut rest)? else {
+            let worked = self.work(seat, &mut rest);
+            seat.over |= worked.is_err();
+            let Some(timeout) = worked? else {
                 if let Some(network) = &mut seat.thread.network {
                     network.stop();
                 }
@@ -240,6 +246,10 @@ impl Turns {
 impl Seat {
     /// In the network thread's hands. False when the shard thread is to be woken.
     fn serve_for_network(&mut self) -> bool {
+        // To look for what leads beyond the shard takes seconds where it is large, for which no node may be silent.
+        if self.over || self.thread.is_checking() {
+            return false;
+        }
         let mut round = Ok(Round::Served);
         for _ in 0..ROUNDS {
             round = self.thread.round_for_network();
@@ -256,12 +266,24 @@ impl Seat {
             Ok(Round::Idle) => {}
             Ok(Round::Served | Round::Stopped) => return false,
             Err(e) => {
-                self.failed = Some(e);
+                (self.failed, self.over) = (Some(e), true);
                 return false;
             }
         }
         let due = Instant::now() + Duration::from_millis(self.thread.patience_ms(1));
         !self.thread.has_left() && self.sleeps_until.is_none_or(|until| until <= due + LATE)
+    }
+}
+
+/// Ends the worker when its thread panics: half a worker would keep clients and other nodes waiting, and the supervisor starts a
+/// whole one.
+struct EndOfWorker;
+
+impl Drop for EndOfWorker {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
     }
 }
 

@@ -198,7 +198,9 @@ impl NetworkThread {
                 return false;
             }
             if self.calls.may_sleep() {
-                let timer = self.calls.next_timer();
+                let now = self.calls.now();
+                let patience = self.removals.patience(now).min(self.renewals.patience(now));
+                let timer = self.calls.next_timer().min(now.saturating_add(patience));
                 return self.sleeps_until.is_none_or(|until| until <= timer + LATE);
             }
         }
