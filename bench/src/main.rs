@@ -32,10 +32,21 @@ nodes on this machine: data and names of another node, start, names, evenness; f
 PATH).
 ";
 
+/// An interrupted run takes down what it has up: the programs that it waits for end by the signal, and it by their end.
+fn outlive_interrupts() {
+    extern "C" fn ignore(_: libc::c_int) {}
+    let handler: extern "C" fn(libc::c_int) = ignore;
+    // SAFETY: the handler does nothing; programs that are started do not inherit it.
+    unsafe { libc::signal(libc::SIGINT, handler as libc::sighandler_t) };
+}
+
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let outcome = match arguments.first().map(String::as_str) {
-        Some("run") => run::main(&arguments[1..]),
+        Some("run") => {
+            outlive_interrupts();
+            run::main(&arguments[1..])
+        }
         Some("drive") => drive::main(&arguments[1..]),
         Some("--help") => {
             print!("{HELP}");
