@@ -87,10 +87,7 @@ fn slow_link_slows_and_breaks_nothing() {
 fn node_that_is_full_refuses_what_falls_on_it_and_loses_nothing() {
     let c = Cluster::up("full", 2);
     c.tell(1, "mkdir /forebay/d");
-    let striped = c.forebay(
-        1,
-        &["layout", "set", "-c", "2", "-S", "64KiB", "--pool", c.pool(1).to_str().unwrap(), "/d"],
-    );
+    let striped = c.layout(1, &["set", "-c", "2", "-S", "64KiB", "/d"]);
     assert!(striped.status.success(), "{}", said(&striped));
     let (Some(at), Some(_)) = (c.mount(1), c.mount(2)) else { return };
     let path = at.join("d/f");
@@ -169,9 +166,7 @@ fn new_files_go_to_another_node_when_their_maker_s_is_above_its_high_water_mark(
     for i in 0..60 {
         let path = one.join(format!("d/f{i}"));
         fs::write(&path, if there < 10 { &data[..4096] } else { &data }).unwrap();
-        let said = said(
-            &c.forebay(1, &["layout", "get", "--pool", c.pool(1).to_str().unwrap(), &format!("/d/f{i}")]),
-        );
+        let said = said(&c.layout(1, &["get", &format!("/d/f{i}")]));
         there += usize::from(said.contains("n2"));
         if there == 30 {
             break;
@@ -181,8 +176,7 @@ fn new_files_go_to_another_node_when_their_maker_s_is_above_its_high_water_mark(
     // By the preload door too; and who cannot open it again keeps it here.
     let made = "for i in $(seq 40); do head -c 1000 /dev/zero > /forebay/d/p$i; done; umask 777; : > /forebay/d/locked; ls /forebay/d | grep -c p";
     assert_eq!(c.tell(1, made), "40\n");
-    let layout =
-        |name: &str| said(&c.forebay(1, &["layout", "get", "--pool", c.pool(1).to_str().unwrap(), name]));
+    let layout = |name: &str| said(&c.layout(1, &["get", name]));
     assert!((1..=40).any(|i| layout(&format!("/d/p{i}")).contains("n2")), "{}", layout("/d/p40"));
     for (i, at) in [(59, &two), (59, &one)] {
         let last = (0..=i).rev().find(|i| at.join(format!("d/f{i}")).exists()).unwrap();
@@ -206,9 +200,7 @@ fn new_files_are_made_though_the_node_that_was_chosen_has_just_died() {
     let (Some(one), Some(_)) = (c.mount(1), c.mount(2)) else { return };
     // To the last page, but for 4 MB.
     c.tell(1, "mkdir /forebay/d /forebay/s; head -c 100M /dev/zero > /forebay/d/fill; truncate -s -4MB /forebay/d/fill");
-    let layout = |words: &[&str]| {
-        said(&c.forebay(1, &[&["--pool", c.pool(1).to_str().unwrap(), "layout"], words].concat()))
-    };
+    let layout = |words: &[&str]| said(&c.layout(1, words));
     layout(&["set", "-c", "2", "-S", "64KiB", "/s"]);
     let on_two = |name: &str| layout(&["get", name]).contains("n2");
     // The daemon knows that node 2 has room, and the mount's process and a shell that goes on that their own is full.

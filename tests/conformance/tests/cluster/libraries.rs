@@ -67,9 +67,7 @@ fn files_of_libraries_that_are_striped_over_four_nodes_are_those_of_tmpfs() {
     let c = Cluster::up("libraries", NODES);
     let Some(mounts) = (1..=NODES).map(|node| c.mount(node)).collect::<Option<Vec<_>>>() else { return };
     c.tell(1, "mkdir /forebay/striped /forebay/plain");
-    let pool = c.pool(2);
-    let set = ["layout", "set", "--pool", pool.to_str().unwrap(), "-c", "4", "-S", "4KiB", "/striped"];
-    let set = c.forebay(2, &set);
+    let set = c.layout(2, &["set", "-c", "4", "-S", "4KiB", "/striped"]);
     assert!(set.status.success(), "{}", said(&set));
     let netcdf = "-I/usr/lib/x86_64-linux-gnu/netcdf/mpi/include";
     if let Some(program) = built(&c, "h5pcc.openmpi", "hdf5", &["-shlib"]) {

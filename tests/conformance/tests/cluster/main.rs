@@ -205,10 +205,7 @@ fn data_of_other_nodes_is_read_and_written_through_mounts() {
 fn files_of_several_backing_files_stay_so_and_preloaded_programs_open_them_by_the_mount() {
     let c = Cluster::up("spread", 2);
     let (Some(one), Some(two)) = (c.mount(1), c.mount(2)) else { return };
-    let layout = |node: usize, words: &[&str]| {
-        let pool = c.pool(node);
-        c.forebay(node, &[&["--pool", pool.to_str().unwrap(), "layout"], words].concat())
-    };
+    let layout = |node: usize, words: &[&str]| c.layout(node, words);
     c.tell(1, "mkdir /forebay/d");
     // A file whose name, inode and data are on node 1, and one whose data is on node 2.
     for (node, name) in [(1, "/d/one"), (2, "/d/two")] {

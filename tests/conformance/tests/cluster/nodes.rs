@@ -154,6 +154,17 @@ impl Cluster {
         command.env_remove("FOREBAY_POOL").output().unwrap()
     }
 
+    /// `forebay layout`, asked on a node.
+    pub(crate) fn layout(&self, node: usize, words: &[&str]) -> Output {
+        let pool = self.pool(node);
+        self.forebay(node, &[&["--pool", pool.to_str().unwrap(), "layout"], words].concat())
+    }
+
+    /// The names of the nodes on which a file's data are.
+    pub(crate) fn lies_on(&self, path: &str) -> String {
+        said(&self.layout(1, &["get", path])).rsplit_once("on ").unwrap().1.trim().to_owned()
+    }
+
     /// A shell on a node that sees the pool at /forebay.
     pub(crate) fn shell(&self, node: usize, script: &str) -> Output {
         let pool = self.pool(node);

@@ -10,11 +10,6 @@ use std::process::Output;
 use crate::nodes::{bytes, plain, said, until, Cluster};
 use crate::ERRNO;
 
-fn layout(c: &Cluster, node: usize, words: &[&str]) -> Output {
-    let pool = c.pool(node);
-    c.forebay(node, &[&["--pool", pool.to_str().unwrap(), "layout"], words].concat())
-}
-
 fn fine(output: &Output) {
     assert!(output.status.success(), "{}", said(output));
 }
@@ -40,8 +35,8 @@ fn nothing_is_left(c: &Cluster, nodes: usize) {
 fn directory_s_layout_holds_for_every_door_and_all_nodes_see_one_file() {
     let c = Cluster::up("stripes", 4);
     c.tell(1, "mkdir /forebay/d");
-    fine(&layout(&c, 2, &["set", "-c", "4", "-S", "64KiB", "/d"]));
-    let told = said(&layout(&c, 3, &["get", "/d"]));
+    fine(&c.layout(2, &["set", "-c", "4", "-S", "64KiB", "/d"]));
+    let told = said(&c.layout(3, &["get", "/d"]));
     assert!(told.contains("files made in it: 4 backing files, stripes of 64 KiB"), "{told}");
     let mounts: Option<Vec<PathBuf>> = (1..=4).map(|node| c.mount(node)).collect();
     // Without a mount a program gets no descriptor of such a file, and makes one with one backing file.
@@ -66,7 +61,7 @@ fn directory_s_layout_holds_for_every_door_and_all_nodes_see_one_file() {
             &format!("cmp /forebay/d/{name} {} && stat -c '%s %h' /forebay/d/{name}", source.display()),
         );
         assert_eq!(sum, "1000003 1\n");
-        let told = said(&layout(&c, 1, &["get", &format!("/d/{name}")]));
+        let told = said(&c.layout(1, &["get", &format!("/d/{name}")]));
         assert!(["n1", "n2", "n3", "n4"].iter().all(|node| told.contains(node)), "{told}");
     }
     for node in 1..=4 {
@@ -75,16 +70,16 @@ fn directory_s_layout_holds_for_every_door_and_all_nodes_see_one_file() {
     }
     assert_eq!(fs::read(m[0].join("d/new")).unwrap(), b"new\n");
     // Inherited, also by a directory that is on another node than its parent.
-    assert!(said(&layout(&c, 1, &["get", "/d/sub"])).contains("4 backing files"));
+    assert!(said(&c.layout(1, &["get", "/d/sub"])).contains("4 backing files"));
     // A directory whose files are to be on one node, and a file of its own layout.
     c.tell(2, "mkdir /forebay/e");
-    fine(&layout(&c, 2, &["set", "--targets", "n3", "/e"]));
+    fine(&c.layout(2, &["set", "--targets", "n3", "/e"]));
     fs::write(m[0].join("e/f"), &data).unwrap();
-    assert!(said(&layout(&c, 1, &["get", "/e/f"])).contains("one backing file, on n3"));
+    assert!(said(&c.layout(1, &["get", "/e/f"])).contains("one backing file, on n3"));
     assert_eq!(c.tell(4, "cksum < /forebay/e/f"), c.tell(3, "cksum < /forebay/e/f"));
-    fine(&layout(&c, 4, &["set", "-c", "4", "-t", "n2,4", "/e/g"]));
-    assert!(said(&layout(&c, 1, &["get", "/e/g"])).contains("4 backing files, stripes of 1 MiB, on n2, n4"));
-    let wrong = layout(&c, 4, &["set", "-c", "2", "-t", "n2,n9", "/e/h"]);
+    fine(&c.layout(4, &["set", "-c", "4", "-t", "n2,4", "/e/g"]));
+    assert!(said(&c.layout(1, &["get", "/e/g"])).contains("4 backing files, stripes of 1 MiB, on n2, n4"));
+    let wrong = c.layout(4, &["set", "-c", "2", "-t", "n2,n9", "/e/h"]);
     assert!(!wrong.status.success() && said(&wrong).contains("no node \"n9\""), "{}", said(&wrong));
     // What is there goes on as one file under every change.
     let (here, there) = (m[0].join("d/f"), m[3].join("d/f"));
@@ -131,7 +126,7 @@ fn directory_s_layout_holds_for_every_door_and_all_nodes_see_one_file() {
 fn appends_to_a_striped_file_are_whole_whoever_appends() {
     let c = Cluster::up("appends", 2);
     c.tell(1, "mkdir /forebay/d");
-    fine(&layout(&c, 1, &["set", "-c", "2", "-S", "4KiB", "/d"]));
+    fine(&c.layout(1, &["set", "-c", "2", "-S", "4KiB", "/d"]));
     let (Some(one), Some(two)) = (c.mount(1), c.mount(2)) else { return };
     let lines = |mount: &PathBuf, who: char| {
         let path = mount.join("d/log");
@@ -152,7 +147,7 @@ fn appends_to_a_striped_file_are_whole_whoever_appends() {
             (0..150).map(|i| format!("{who} {i:04} {}", "x".repeat(i * 7 % 900))).collect();
         assert_eq!(mine, expected);
     }
-    assert!(said(&layout(&c, 1, &["get", "/d/log"])).contains("2 backing files"));
+    assert!(said(&c.layout(1, &["get", "/d/log"])).contains("2 backing files"));
     c.tell(2, "rm -r /forebay/d");
     c.check();
 }
@@ -167,7 +162,7 @@ fn locks(file: &File) -> bool {
 fn locks_exclude_programs_of_other_nodes_by_every_door_and_go_with_who_holds_them() {
     let c = Cluster::up("locks", 3);
     c.tell(1, "mkdir /forebay/striped; echo x > /forebay/whole");
-    fine(&layout(&c, 1, &["set", "-c", "3", "-S", "4KiB", "/striped"]));
+    fine(&c.layout(1, &["set", "-c", "3", "-S", "4KiB", "/striped"]));
     let mounts: Option<Vec<PathBuf>> = (1..=3).map(|node| c.mount(node)).collect();
     let Some(m) = mounts else { return };
     c.tell(2, "echo x > /forebay/striped/f");
@@ -247,7 +242,7 @@ fn locks_exclude_programs_of_other_nodes_by_every_door_and_go_with_who_holds_the
 fn striped_file_gives_eio_for_what_a_node_that_is_down_has_and_nothing_else() {
     let c = Cluster::up("partial", 3);
     c.tell(1, "mkdir /forebay/d");
-    fine(&layout(&c, 1, &["set", "-c", "2", "-S", "4KiB", "-t", "n1,n3", "/d"]));
+    fine(&c.layout(1, &["set", "-c", "2", "-S", "4KiB", "-t", "n1,n3", "/d"]));
     let Some(one) = c.mount(1) else { return };
     let path = one.join("d/f");
     let data = bytes(16_384, 3);
@@ -264,13 +259,13 @@ fn striped_file_gives_eio_for_what_a_node_that_is_down_has_and_nothing_else() {
     // New files avoid it, once that is known, and others of their layout are what they were.
     let looks = c.tell(1, &format!("{ERRNO} mkdir /forebay/e; errno touch /forebay/e/f; errno ls /forebay/d; errno stat /forebay/d/f"));
     assert_eq!(looks, "ok\nok\nEIO\n");
-    fine(&layout(&c, 1, &["set", "-c", "3", "/e"]));
+    fine(&c.layout(1, &["set", "-c", "3", "/e"]));
     until("a file on the nodes that are up", || {
         let _ = fs::remove_file(one.join("e/g"));
         fs::write(one.join("e/g"), &data).ok()
     });
     assert!(fs::read(one.join("e/g")).unwrap() == data);
-    assert!(!said(&layout(&c, 1, &["get", "/e/g"])).contains("n3"));
+    assert!(!said(&c.layout(1, &["get", "/e/g"])).contains("n3"));
     assert!(c.start(3).status.success());
     until("the stripes of the node that is back", || file.read_exact_at(&mut page, 4096).ok());
     assert!(page[..] == data[4096..8192]);
@@ -287,7 +282,7 @@ fn appends_to_a_striped_file_are_whole_while_its_first_node_s_worker_is_killed()
     const RECORDS_MAX: usize = 200;
     let c = Cluster::up("turns", 2);
     c.tell(2, "mkdir /forebay/d");
-    fine(&layout(&c, 2, &["set", "-c", "2", "-S", "64KiB", "-t", "n2,n1", "/d"]));
+    fine(&c.layout(2, &["set", "-c", "2", "-S", "64KiB", "-t", "n2,n1", "/d"]));
     let (Some(one), Some(two)) = (c.mount(1), c.mount(2)) else { return };
     File::create(two.join("d/log")).unwrap();
     let stop = std::sync::atomic::AtomicBool::new(false);

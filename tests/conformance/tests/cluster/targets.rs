@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::Output;
 
 use crate::nodes::{plain, said, until, Cluster};
 
@@ -34,15 +33,6 @@ fn up(name: &str, count: usize) -> Cluster {
     c
 }
 
-fn layout(c: &Cluster, node: usize, words: &[&str]) -> Output {
-    let pool = c.pool(node);
-    c.forebay(node, &[&["--pool", pool.to_str().unwrap(), "layout"], words].concat())
-}
-
-fn lies_on(c: &Cluster, path: &str) -> String {
-    said(&layout(c, 1, &["get", path])).rsplit_once("on ").unwrap().1.trim().to_owned()
-}
-
 /// Backing files on a node's two targets.
 fn files(c: &Cluster, node: usize) -> [usize; 2] {
     [c.pool(node), second(c, node)].map(|dir| {
@@ -63,13 +53,13 @@ fn first_target_fills_and_what_is_made_then_is_on_the_second() {
     assert_eq!(size, 2 * (64 + 128), "all targets of all nodes");
     c.tell(1, "echo small > /forebay/a; mkdir /forebay/d");
     fill(&c, 1, "/forebay/full");
-    assert_eq!((lies_on(&c, "/a").as_str(), lies_on(&c, "/full").as_str()), ("n1", "n1"));
+    assert_eq!((c.lies_on("/a").as_str(), c.lies_on("/full").as_str()), ("n1", "n1"));
     // Now the first is above its high-water mark, and what it has is as good as before.
     c.tell(
         1,
         "head -c 60M /dev/zero | tr '\\0' x > /forebay/b; echo more >> /forebay/a; echo in > /forebay/d/f",
     );
-    assert_eq!((lies_on(&c, "/b").as_str(), lies_on(&c, "/d/f").as_str()), ("n1:1", "n1:1"));
+    assert_eq!((c.lies_on("/b").as_str(), c.lies_on("/d/f").as_str()), ("n1:1", "n1:1"));
     assert_eq!(files(&c, 1), [2, 2]);
     assert_eq!(
         c.tell(1, "cat /forebay/a /forebay/d/f; stat -c '%s %b' /forebay/b; grep -c xxx /forebay/b"),
@@ -97,18 +87,18 @@ assert os.pread(fd, 9, 0) == b'kept' and os.fstat(fd).st_nlink == 0
 ";
     fs::write(c.file().with_file_name("late.py"), script).unwrap();
     c.tell(1, &format!("python3 {}", c.file().with_file_name("late.py").display()));
-    assert_eq!(lies_on(&c, "/d/late"), "n1:1");
+    assert_eq!(c.lies_on("/d/late"), "n1:1");
     assert_eq!(c.tell(1, "cat /forebay/d/late; stat -c %a /forebay/d/late"), "named late600\n");
     // The other node and the mount see and make them as any.
     if let (Some(m1), Some(m2)) = (c.mount(1), c.mount(2)) {
         assert_eq!(fs::read(m2.join("d/late")).unwrap(), b"named late");
         assert_eq!(c.tell(2, "cat /forebay/e /forebay/d/f"), "xxxxxin\n");
         fs::write(m1.join("d/mounted"), b"by the mount").unwrap();
-        assert_eq!(lies_on(&c, "/d/mounted"), "n1:1");
+        assert_eq!(c.lies_on("/d/mounted"), "n1:1");
         assert_eq!(c.tell(2, "cat /forebay/d/mounted; echo and more >> /forebay/d/mounted"), "by the mount");
         assert_eq!(fs::read(m1.join("d/mounted")).unwrap(), b"by the mountand more\n");
         fs::write(m2.join("d/there"), b"x").unwrap();
-        assert_eq!(lies_on(&c, "/d/there"), "n2", "each node fills its own");
+        assert_eq!(c.lies_on("/d/there"), "n2", "each node fills its own");
         fs::remove_file(m2.join("d/mounted")).unwrap();
     }
     c.check();
@@ -126,7 +116,7 @@ assert os.pread(fd, 9, 0) == b'kept' and os.fstat(fd).st_nlink == 0
     c.tell(1, "rm -r /forebay/a /forebay/full /forebay/d /forebay/e");
     nothing_is_left(&c, 2);
     assert_eq!(c.tell(1, "echo x > /forebay/again; cat /forebay/again"), "x\n");
-    assert_eq!(lies_on(&c, "/again"), "n1", "there is room again");
+    assert_eq!(c.lies_on("/again"), "n1", "there is room again");
     c.check();
 }
 
@@ -134,25 +124,25 @@ assert os.pread(fd, 9, 0) == b'kept' and os.fstat(fd).st_nlink == 0
 fn stripes_go_over_all_targets_and_a_killed_worker_costs_none() {
     let c = up("all-targets", 2);
     c.tell(1, "mkdir /forebay/s /forebay/t");
-    assert!(layout(&c, 1, &["set", "-c", "4", "-S", "64KiB", "/s"]).status.success());
-    assert!(layout(&c, 1, &["set", "-t", "n2:1", "/t"]).status.success());
+    assert!(c.layout(1, &["set", "-c", "4", "-S", "64KiB", "/s"]).status.success());
+    assert!(c.layout(1, &["set", "-t", "n2:1", "/t"]).status.success());
     for (targets, word) in [("n2:2", "node n2 has 2 targets"), ("n1:x", "no number of a target")] {
-        let wrong = layout(&c, 1, &["set", "-t", targets, "/t"]);
+        let wrong = c.layout(1, &["set", "-t", targets, "/t"]);
         assert!(!wrong.status.success() && said(&wrong).contains(word), "{}", said(&wrong));
     }
     let (Some(m1), Some(m2)) = (c.mount(1), c.mount(2)) else { return };
     let data: Vec<u8> = (0..1_000_003u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
     fs::write(m1.join("s/f"), &data).unwrap();
-    let on = lies_on(&c, "/s/f");
+    let on = c.lies_on("/s/f");
     let mut all: Vec<&str> = on.split(", ").collect();
     all.sort_unstable();
     assert_eq!(all, ["n1", "n1:1", "n2", "n2:1"]);
     assert_eq!((files(&c, 1), files(&c, 2)), ([1, 1], [1, 1]));
     assert!(fs::read(m2.join("s/f")).unwrap() == data);
     fs::write(m1.join("t/f"), b"there").unwrap();
-    assert_eq!((lies_on(&c, "/t/f").as_str(), files(&c, 2)), ("n2:1", [1, 2]));
+    assert_eq!((c.lies_on("/t/f").as_str(), files(&c, 2)), ("n2:1", [1, 2]));
     assert_eq!(c.tell(2, "echo own > /forebay/t/own; cat /forebay/t/f /forebay/t/own"), "thereown\n");
-    assert_eq!(lies_on(&c, "/t/own"), "n2:1", "named in the directory's layout, by a program of that node");
+    assert_eq!(c.lies_on("/t/own"), "n2:1", "named in the directory's layout, by a program of that node");
     // Both are in use when the worker is killed: files are made and removed on both, and read by the other node.
     fill(&c, 1, "/forebay/full");
     let mut maker = c.spawn(
@@ -244,7 +234,7 @@ fn node_starts_again_with_the_targets_that_it_had_and_with_no_others() {
     let output = c.start(2);
     assert!(output.status.success(), "{}", said(&output));
     assert_eq!(c.tell(2, "cat /forebay/d/a /forebay/d/b"), "one\ntwo\n");
-    assert!(layout(&c, 2, &["set", "-t", "n2:2", "/d"]).status.success());
+    assert!(c.layout(2, &["set", "-t", "n2:2", "/d"]).status.success());
     assert_eq!(c.tell(2, "echo three > /forebay/d/c; cat /forebay/d/c"), "three\n");
     c.check();
     down(&[]);

@@ -4,13 +4,6 @@ use crate::nodes::{said, until, Cluster};
 use crate::ERRNO;
 
 impl Cluster {
-    /// `forebay layout` on a node.
-    fn layout(&self, node: usize, words: &[&str]) -> std::process::Output {
-        let pool = self.pool(node);
-        let front = ["--pool", pool.to_str().unwrap(), "layout"];
-        self.forebay(node, &[&front, words].concat())
-    }
-
     fn widen(&self, node: usize, width: &str, path: &str) {
         let output = self.layout(node, &["set", "--width", width, path]);
         assert!(output.status.success(), "{}", said(&output));
@@ -235,12 +228,9 @@ fn kernel_of_the_home_forgets_what_it_believed_absent_though_the_worker_is_kille
         for name in 0..8 {
             assert!(!at(1, &format!("{dir}/f{name}")).exists());
         }
-        let (path, pool) = (format!("/{dir}"), c.pool(2));
+        let path = format!("/{dir}");
         std::thread::scope(|scope| {
-            let widening = scope.spawn(|| {
-                let words = ["--pool", pool.to_str().unwrap(), "layout", "set", "--width", "2", &path];
-                c.forebay(2, &words)
-            });
+            let widening = scope.spawn(|| c.layout(2, &["set", "--width", "2", &path]));
             std::thread::sleep(std::time::Duration::from_micros(700 * k));
             c.kill_worker(1);
             let output = widening.join().unwrap();

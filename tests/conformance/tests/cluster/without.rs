@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::PathBuf;
-use std::process::Output;
 
 use crate::nodes::{bytes, plain, said, until, Cluster};
 
@@ -18,16 +17,6 @@ fn up(name: &str) -> Cluster {
     let c = prepare(name);
     c.start_all();
     c
-}
-
-fn layout(c: &Cluster, node: usize, words: &[&str]) -> Output {
-    let pool = c.pool(node);
-    c.forebay(node, &[&["--pool", pool.to_str().unwrap(), "layout"], words].concat())
-}
-
-/// The names of the nodes on which a file's data are.
-fn lies_on(c: &Cluster, path: &str) -> String {
-    said(&layout(c, 1, &["get", path])).rsplit_once("on ").unwrap().1.trim().to_owned()
 }
 
 /// Backing files and what else has to do with files, of a node.
@@ -55,7 +44,7 @@ fn programs_of_nodes_without_a_target_make_read_and_remove_files() {
     assert_eq!([home(&c, "/forebay/d3/in"), home(&c, "/forebay/d2/d4")], [1, 2]);
     c.tell(3, "for i in $(seq 20); do echo from 3: $i > /forebay/d3/f$i; done");
     c.tell(4, "for i in $(seq 20); do echo from 4: $i > /forebay/d2/d4/f$i; done");
-    let spread: Vec<String> = (1..=20).map(|i| lies_on(&c, &format!("/d3/f{i}"))).collect();
+    let spread: Vec<String> = (1..=20).map(|i| c.lies_on(&format!("/d3/f{i}"))).collect();
     for node in ["n1", "n2"] {
         let count = spread.iter().filter(|on| *on == node).count();
         assert!(count >= 5, "{node} has {count} of 20 files: {spread:?}");
@@ -85,7 +74,7 @@ fn programs_of_nodes_without_a_target_make_read_and_remove_files() {
         fs::read(mounts[3].join("d3/big")).unwrap() == big
             && fs::read(mounts[0].join("d3/big")).unwrap() == big
     );
-    assert_ne!(lies_on(&c, "/d3/big"), "n3");
+    assert_ne!(c.lies_on("/d3/big"), "n3");
     // A shared mapping is this node's programs': its stores go out at msync or when it ends, and one made anew shows what is there.
     let script = "import mmap, os
 fd = os.open('/forebay/d3/mapped', os.O_CREAT | os.O_RDWR)
@@ -160,7 +149,7 @@ fn ranks_on_nodes_without_a_target_share_files_with_those_on_others() {
         c.tell(4, &format!("mkdir {dir}"));
         let ranks = c.by_ranks_from(first, 4, &format!("{} {dir}", program.display()));
         assert!(said(&ranks).contains("all 4 ranks"), "{}", said(&ranks));
-        let on = lies_on(&c, &format!("{}/shared", dir.trim_start_matches("/forebay")));
+        let on = c.lies_on(&format!("{}/shared", dir.trim_start_matches("/forebay")));
         let mut on: Vec<&str> = on.split(", ").collect();
         on.sort_unstable();
         assert_eq!(on, ["n1", "n2"]);
@@ -183,22 +172,22 @@ fn layouts_and_wide_directories_leave_nodes_without_a_target_out() {
         (["set", "-t", "n3", "/s"], "node n3 has no target"),
         (["set", "-W", "3", "/w"], "the pool has 2 nodes with targets"),
     ] {
-        let refused = layout(&c, 4, &words);
+        let refused = c.layout(4, &words);
         assert!(!refused.status.success() && said(&refused).contains(why), "{}", said(&refused));
     }
-    let set = layout(&c, 3, &["set", "-c", "4", "-S", "64KiB", "/s"]);
+    let set = c.layout(3, &["set", "-c", "4", "-S", "64KiB", "/s"]);
     assert!(set.status.success(), "{}", said(&set));
     let data = bytes(1_000_003, 3);
     fs::write(mounts[2].join("s/f"), &data).unwrap();
-    let on = lies_on(&c, "/s/f");
+    let on = c.lies_on("/s/f");
     let mut on: Vec<&str> = on.split(", ").collect();
     on.sort_unstable();
     assert_eq!(on, ["n1", "n2"]);
     assert!((0..4).all(|i| fs::read(mounts[i].join("s/f")).unwrap() == data));
     // A wide directory is over those with targets, and what is made in it from elsewhere is at the names' parts.
-    let set = layout(&c, 4, &["set", "-W", "0", "/w"]);
+    let set = c.layout(4, &["set", "-W", "0", "/w"]);
     assert!(set.status.success(), "{}", said(&set));
-    let json = layout(&c, 3, &["get", "--json", "/w"]);
+    let json = c.layout(3, &["get", "--json", "/w"]);
     let json: serde_json::Value = serde_json::from_slice(&json.stdout).unwrap();
     assert_eq!(json[0]["entries_on"], serde_json::json!([1, 2]));
     c.tell(4, "cd /forebay/w; for i in $(seq 30); do mkdir d$i; echo $i > d$i/f; echo $i > f$i; done");
