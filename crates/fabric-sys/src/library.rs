@@ -58,8 +58,10 @@ impl Library {
     }
 
     fn load() -> Result<Library, String> {
+        let handlers = Handlers::current();
         // SAFETY: a constant name; constructors of libfabric may run on any thread.
         let handle = unsafe { libc::dlopen(c"libfabric.so.1".as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
+        drop(handlers);
         if handle.is_null() {
             return Err(last_error());
         }
@@ -157,6 +159,43 @@ impl Library {
         let error = c_int::try_from(error.unsigned_abs()).unwrap_or(0);
         // SAFETY: any number is answered with a constant C string.
         unsafe { CStr::from_ptr((self.strerror)(error)) }.to_string_lossy().into_owned()
+    }
+}
+
+/// What is done at fatal signals, given back when dropped: libraries of some providers (PSM) take these signals when they are loaded, and
+/// end the process by `exit` then, seconds later, where it must end at once.
+struct Handlers(Vec<(c_int, libc::sigaction)>);
+
+impl Handlers {
+    const SIGNALS: [c_int; 8] = [
+        libc::SIGSEGV,
+        libc::SIGBUS,
+        libc::SIGILL,
+        libc::SIGFPE,
+        libc::SIGABRT,
+        libc::SIGINT,
+        libc::SIGQUIT,
+        libc::SIGTERM,
+    ];
+
+    fn current() -> Handlers {
+        let current = |signal: c_int| {
+            // SAFETY: an action of zeros is one, and is filled in by the call.
+            let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+            // SAFETY: null changes nothing.
+            let told = unsafe { libc::sigaction(signal, std::ptr::null(), &mut action) };
+            (told == 0).then_some((signal, action))
+        };
+        Handlers(Self::SIGNALS.into_iter().filter_map(current).collect())
+    }
+}
+
+impl Drop for Handlers {
+    fn drop(&mut self) {
+        for (signal, action) in &self.0 {
+            // SAFETY: what was there before.
+            unsafe { libc::sigaction(*signal, action, std::ptr::null_mut()) };
+        }
     }
 }
 

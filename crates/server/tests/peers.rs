@@ -6,14 +6,11 @@ use std::io::Write;
 use std::net::TcpStream;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use forebay_client::{PathBuffer, Place, Pool};
-use forebay_fabric::libfabric::{self, LibfabricEndpoint, Settings};
-use forebay_fabric::{secret_file, Access, CallId, Calls, CallsSettings, Happening, Identity, Region};
+use forebay_fabric::{Access, CallId, Calls, Happening, Region};
 use forebay_ring::{
     read_exact, receive_fds, send_fds, write_all, AttachReply, Header, Ring, ATTACH_FDS, HEADER_BYTES,
     KIND_ATTACH, KIND_BUFFER, KIND_ERROR,
@@ -24,116 +21,12 @@ use forebay_types::{
     Request, TxId,
 };
 use forebay_wire::{Memory, Message, Place as Where, Secret, Stamp};
+use support::{skipped, Daemon};
 
-/// Node 1 of a pool of two, stopped and removed on drop; node 2 is the test.
-struct Daemon {
-    dir: PathBuf,
-    supervisor: Child,
-    hosts: [String; 2],
-    port: u16,
-}
-
-impl Daemon {
-    fn start(name: &str, net: u8) -> Daemon {
-        let dir = std::env::temp_dir().join(format!("forebay-peers-{name}-{}", std::process::id()));
-        let _ = std::fs::remove_dir_all(&dir);
-        std::fs::create_dir(&dir).unwrap();
-        let own = std::process::id();
-        let hosts =
-            [1, 2].map(|node| format!("127.{}.{}.{}", 1 + own / 250 % 250, own % 250, net * 2 + node));
-        let port = 7851;
-        let nodes: String = hosts
-            .iter()
-            .enumerate()
-            .map(|(i, host)| {
-                format!(
-                    "[[node]]\nname = \"n{i}\"\nhost = \"{host}\"\nport = {port}\n\
-                     target = [{{ media = \"ssd\", path = \"{}/n{i}\", capacity = \"256MiB\" }}]\n",
-                    dir.display()
-                )
-            })
-            .collect();
-        let file = dir.join("pool.toml");
-        std::fs::write(&file, nodes).unwrap();
-        secret_file::make(&dir.join("pool.key")).unwrap();
-        let supervisor = Command::new(env!("CARGO_BIN_EXE_forebayd"))
-            .args(["--foreground", "--node", "n0", "--pool-file"])
-            .arg(&file)
-            .stdout(Stdio::null())
-            .stderr(std::fs::File::create(dir.join("messages")).unwrap())
-            .spawn()
-            .unwrap();
-        let daemon = Daemon { dir, supervisor, hosts, port };
-        let until = Instant::now() + Duration::from_secs(30);
-        while daemon.status().is_none_or(|s| s.pids.worker.is_none()) {
-            assert!(Instant::now() < until, "the daemon does not come up");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        daemon
-    }
-
-    fn pool(&self) -> PathBuf {
-        self.dir.join("n0")
-    }
-
-    fn status(&self) -> Option<forebay_server::control::Status> {
-        forebay_server::control::status(&self.pool()).ok()
-    }
-
-    /// Node 2 with this secret.
-    fn peer(&self, secret: &Secret) -> Calls {
-        let endpoint = LibfabricEndpoint::open(Settings {
-            provider: Some("tcp;ofi_rxm".to_owned()),
-            host: Some(self.hosts[1].clone()),
-            port: Some(self.port),
-            ..Settings::default()
-        });
-        let identity = Identity { pool: secret.pool(), node: NodeId(2), capacity_bytes: 0 };
-        let settings = CallsSettings { unreachable: Duration::from_secs(3), ..CallsSettings::default() };
-        let mut calls = Calls::new(Box::new(endpoint.unwrap()), identity, secret.clone(), settings);
-        let ip: std::net::Ipv4Addr = self.hosts[0].parse().unwrap();
-        let mut address = (libc::AF_INET as u16).to_ne_bytes().to_vec();
-        address.extend(self.port.to_be_bytes());
-        address.extend(ip.octets());
-        address.extend([0; 8]);
-        calls.add_node(NodeId(1), &address).unwrap();
-        calls
-    }
-
-    fn secret(&self) -> Secret {
-        secret_file::read(&self.dir.join("pool.key")).unwrap()
-    }
-
-    /// The worker that there was still serves its own clients, and its shard is clean.
-    fn assert_unharmed(&self, worker: Option<u32>) {
-        let pool = Pool::attach(&self.pool()).unwrap();
-        let place = Place { dir: pool.root().unwrap(), path: b"a client of its own" };
-        pool.make_directory(place, 0o755, &mut PathBuffer::new()).unwrap();
-        assert_eq!(self.status().unwrap().pids.worker, worker, "the worker must not have died");
-        let report = forebay_server::control::check(&self.pool()).unwrap();
-        assert_eq!(report["clean"], true, "{report}");
-    }
-}
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        // SAFETY: our own child, not waited for yet.
-        unsafe { libc::kill(self.supervisor.id() as i32, libc::SIGTERM) };
-        let _ = self.supervisor.wait();
-        if std::thread::panicking() {
-            eprintln!("{}", std::fs::read_to_string(self.dir.join("messages")).unwrap_or_default());
-        }
-        let _ = std::fs::remove_dir_all(&self.dir);
-    }
-}
+mod support;
 
 /// What a liar asks for.
 const ROUNDS: u64 = 2500;
-
-/// True, with the reason printed, where libfabric is not to be had.
-fn skipped() -> bool {
-    libfabric::unusable().inspect(|why| println!("skipped: {why}")).is_some()
-}
 
 struct Random(u64);
 

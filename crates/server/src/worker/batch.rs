@@ -268,7 +268,7 @@ impl ShardThread<'_> {
                         if changed {
                             let message = &self.answers.requests[taken.request.0..taken.request.1];
                             self.journal.append(flight.session, taken.slot, taken.seq, now, message);
-                            self.passes(Moment::Journaled);
+                            self.passes(Moment::Journaled)?;
                         }
                         len
                     }
@@ -324,9 +324,9 @@ impl ShardThread<'_> {
             i += 1;
         }
         self.publish();
-        self.passes(Moment::Published);
+        self.passes(Moment::Published)?;
         self.answer(from, i);
-        self.passes(Moment::Answered);
+        self.passes(Moment::Answered)?;
         if !self.given_up.is_empty() {
             let given_up = std::mem::take(&mut self.given_up);
             self.sweep_numbers(given_up)?;

@@ -29,6 +29,8 @@ mod check;
 mod company;
 mod coordination;
 mod cross_check;
+#[cfg(debug_assertions)]
+mod faults;
 mod forward;
 mod journal;
 mod layouts;
@@ -236,6 +238,10 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
         shard_thread.resume_mount(session, device)?;
     }
     shard_thread.recover(sessions)?;
+    #[cfg(debug_assertions)]
+    {
+        shard_thread.watcher = faults::asked_for();
+    }
     turns.seat(shard_thread)?;
     attendant.ready()?;
     let served = std::thread::scope(|scope| {

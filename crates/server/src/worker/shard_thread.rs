@@ -170,10 +170,14 @@ impl<'a> ShardThread<'a> {
     }
 
     /// Tells the watcher, if there is one, where this is.
+    ///
+    /// # Errors
+    /// The watcher's, which end the worker.
     #[inline]
-    pub(super) fn passes(&mut self, moment: Moment) {
-        if let Some(watcher) = &mut self.watcher {
-            watcher(moment);
+    pub(super) fn passes(&mut self, moment: Moment) -> Result<()> {
+        match &mut self.watcher {
+            Some(watcher) => watcher(moment),
+            None => Ok(()),
         }
     }
 
@@ -214,9 +218,9 @@ impl<'a> ShardThread<'a> {
         if !self.journal.is_empty() {
             batch.keep_reply(MARK_SESSION, 0, self.journal.last(), &[])?;
         }
-        self.passes(Moment::Committing);
+        self.passes(Moment::Committing)?;
         batch.commit()?;
-        self.passes(Moment::Committed);
+        self.passes(Moment::Committed)?;
         self.journal.clear();
         self.uncommitted = 0;
         self.committed = self.shard.statistics()?;

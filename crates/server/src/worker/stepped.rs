@@ -50,8 +50,8 @@ pub enum Moment {
     Committed,
 }
 
-/// Told of each [`Moment`]; it may unwind.
-pub type Watcher = Box<dyn FnMut(Moment)>;
+/// Told of each [`Moment`]; it may unwind, and an error ends the worker there.
+pub type Watcher = Box<dyn FnMut(Moment) -> Result<()>>;
 
 /// A defect that a simulation must find, to show that it would find others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -262,6 +262,25 @@ impl Node {
             Some(shard_thread) => shard_thread,
             None => unreachable!("taken in drop alone"),
         }
+    }
+
+    /// What the shard thread has, for a test that has it seated; it must be gone before this is.
+    #[cfg(test)]
+    pub(super) fn take_shard_thread(&mut self) -> Option<ShardThread<'static>> {
+        self.shard_thread.take()
+    }
+
+    /// A round of the network thread, and whether it told the shard thread something.
+    #[cfg(test)]
+    pub(super) fn has_told(&mut self) -> bool {
+        self.network.round();
+        self.network.take_told()
+    }
+
+    /// Says something to the shard thread.
+    #[cfg(test)]
+    pub(super) fn tell(&self, message: Message) {
+        let _ = self.to_shard.send(message);
     }
 
     /// Has the shard thread tell where it is.

@@ -10,7 +10,11 @@
 //! Bounds: the network thread serves a few rounds, and none where the shard is on a disk, for whose sake it would be silent;
 //! messages that may take long it leaves. The shard thread sends nothing while data are moved.
 //!
-//! Tests: the cluster tests of the conformance crate. The simulation drives both sides' rounds in one thread.
+//! Tests: `turns/tests.rs`; `tests/turns.rs`, a real daemon whose threads fail and panic (`faults.rs`); the cluster tests of the
+//! conformance crate. The simulation drives both sides' rounds in one thread.
+
+#[cfg(test)]
+mod tests;
 
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread::JoinHandle;
@@ -46,7 +50,8 @@ struct Seat {
 
 // SAFETY: what binds it to a thread is the open transaction and the borrow of the shard's state. LMDB is told to keep no locks and
 // nothing in thread-local storage, so a transaction may go on in another thread; the shard is used by nobody but who has the
-// seat, one after the other, by the lock around it; and a watcher, which may be bound to its thread, is set in simulations alone.
+// seat, one after the other, by the lock around it; and a watcher that is bound to its thread is set in simulations alone, which
+// seat nobody.
 unsafe impl Send for Seat {}
 
 /// See the module.

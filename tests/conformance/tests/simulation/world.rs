@@ -221,10 +221,13 @@ impl World {
         let mut node = Node::start(setup).unwrap_or_else(|e| panic!("node {number} does not start: {e}"));
         host.doom.set(None);
         let doom = Rc::clone(&host.doom);
-        node.watch(Box::new(move |moment| match doom.get() {
-            Some((at, 0)) if at == moment => resume_unwind(Box::new(Killed)),
-            Some((at, n)) if at == moment => doom.set(Some((at, n - 1))),
-            _ => {}
+        node.watch(Box::new(move |moment| {
+            match doom.get() {
+                Some((at, 0)) if at == moment => resume_unwind(Box::new(Killed)),
+                Some((at, n)) if at == moment => doom.set(Some((at, n - 1))),
+                _ => {}
+            }
+            Ok(())
         }));
         host.node = Some(node);
         host.stopped = false;

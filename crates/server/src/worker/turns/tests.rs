@@ -1,0 +1,303 @@
+//! Rounds that fail in either thread's hands, and a stop, under requests of another node: the threads' loops are called by the
+//! test, so that each comes when it is to.
+
+use std::cell::RefCell;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use forebay_data::Target;
+use forebay_fabric::simulated::{Faults, Network as Simulated};
+use forebay_fabric::{CallId, Calls, CallsSettings, Happening, Identity};
+use forebay_ring::{memfd_sealed, Seal};
+use forebay_types::{Caller, Ino, Layout, NodeId, Reply, Request, Timestamp};
+use forebay_wire::{Message as WireMessage, Secret, Stamp};
+
+use super::super::stepped::{session_of, Moment, Node, Setup};
+use super::*;
+use crate::worker::shard_thread::Message;
+use crate::FLIGHT_RECORDER_BYTES;
+
+const NODE: NodeId = NodeId(1);
+const PEER: NodeId = NodeId(2);
+
+fn secret() -> Secret {
+    Secret::new(&(0..32).collect::<Vec<u8>>()).unwrap()
+}
+
+fn calls(node: NodeId, network: &Simulated, seed: u64) -> Calls {
+    let identity = Identity { pool: secret().pool(), node, capacity_bytes: 0 };
+    let settings = CallsSettings { seed: Some(seed), ..CallsSettings::default() };
+    Calls::new(Box::new(network.endpoint(node.0.into())), identity, secret(), settings)
+}
+
+/// Node 1, with its shard thread seated, and node 2, which asks it.
+struct Scene {
+    network: Simulated,
+    turns: Arc<Turns>,
+    node: Option<Node>,
+    peer: Calls,
+    answered: Vec<CallId>,
+    /// What node 2 was told that nobody knows of.
+    in_doubt: Vec<CallId>,
+    /// All that was asked.
+    asked: Vec<CallId>,
+    /// What the shard thread passed since it was seated.
+    passed: Rc<RefCell<Vec<Moment>>>,
+    target: OwnedFd,
+    recorder: OwnedFd,
+    doorbell: OwnedFd,
+    epoch: u64,
+    dir: PathBuf,
+}
+
+impl Drop for Scene {
+    fn drop(&mut self) {
+        self.turns.unseat();
+        self.node = None;
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+impl Scene {
+    fn new() -> Scene {
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let dir = std::env::temp_dir().join(format!("forebay-turns-{}-{number}", std::process::id()));
+        std::fs::create_dir_all(dir.join("shard")).unwrap();
+        let target: OwnedFd = std::fs::File::open(&dir).unwrap().into();
+        Target::format(&target).unwrap();
+        let (recorder, _) = memfd_sealed(c"recorder", FLIGHT_RECORDER_BYTES as usize, Seal::Size).unwrap();
+        let (doorbell, mapped) = Doorbell::create().unwrap();
+        let network = Simulated::new(1, Faults::NONE);
+        let mut peer = calls(PEER, &network, 2);
+        peer.add_node(NODE, format!("simulated:{NODE}").as_bytes()).unwrap();
+        let mut scene = Scene {
+            turns: Turns::new(Arc::new(mapped), true),
+            network,
+            node: None,
+            peer,
+            answered: Vec::new(),
+            in_doubt: Vec::new(),
+            asked: Vec::new(),
+            passed: Rc::default(),
+            target,
+            recorder,
+            doorbell,
+            epoch: 0,
+            dir,
+        };
+        scene.start(None);
+        scene
+    }
+
+    /// Starts a worker on what the last one left; a round of it fails when it has come to the moment.
+    fn start(&mut self, fails_at: Option<Moment>) {
+        self.turns.unseat();
+        self.node = None;
+        self.network.kill(NODE.0.into());
+        self.epoch += 1;
+        let mut node = Node::start(Setup {
+            node: NODE,
+            others: vec![(PEER, format!("simulated:{PEER}").into_bytes())],
+            without_target: Vec::new(),
+            endpoint: Box::new(self.network.endpoint(NODE.0.into())),
+            calls: CallsSettings { seed: Some(10 + self.epoch), ..CallsSettings::default() },
+            secret: secret(),
+            target: self.target.as_fd(),
+            shard_bytes: 16 << 20,
+            flight_recorder: self.recorder.as_fd(),
+            doorbell: self.doorbell.as_fd(),
+            rings: Vec::new(),
+            epoch: self.epoch,
+            clock: || Timestamp { sec: 1, nsec: 0 },
+            planted: None,
+            kernel: None,
+        })
+        .unwrap();
+        let passed = Rc::new(RefCell::new(Vec::new()));
+        self.passed = Rc::clone(&passed);
+        node.watch(Box::new(move |moment| {
+            passed.borrow_mut().push(moment);
+            match fails_at == Some(moment) {
+                true => Err(Error::new(Code::Io, "the test's")),
+                false => Ok(()),
+            }
+        }));
+        self.turns.seat(node.take_shard_thread().unwrap()).unwrap();
+        self.node = Some(node);
+    }
+
+    /// Node 2 asks for a file.
+    fn create(&mut self, name: &[u8]) -> CallId {
+        let layout = Some(Layout::single(PEER, 0));
+        let request = Request::Create {
+            parent: Ino::ROOT,
+            name,
+            mode: 0o644,
+            exclusive: true,
+            dirty: true,
+            layout,
+            number: None,
+            reserve: false,
+        };
+        let stamp = Stamp { session: session_of(PEER, 5), slot: self.asked.len() as u16, sequence: 1 };
+        let deadline = self.network.now() + Duration::from_secs(3600);
+        let message = WireMessage::Ask(Caller { uid: 0, gid: 0 }, request);
+        self.asked.push(self.peer.call(NODE, stamp, &message, deadline).unwrap());
+        self.asked[self.asked.len() - 1]
+    }
+
+    /// What happens until node 2 hears no more; the network thread, when it told the shard thread something, does `serve`.
+    fn pass(&mut self, serve: impl Fn(&Turns)) {
+        for _ in 0..20_000 {
+            self.network.turn();
+            if self.node.as_mut().unwrap().has_told() {
+                serve(&self.turns);
+            }
+            self.peer.progress();
+            while let Some(happening) = self.peer.next_happening() {
+                match happening {
+                    Happening::Answered { call, outcome, .. } => {
+                        let body = match outcome {
+                            Ok(body) => body,
+                            Err(failed) => {
+                                assert_eq!(failed.code, Code::Io, "{failed:?}");
+                                self.in_doubt.push(call);
+                                continue;
+                            }
+                        };
+                        assert!(
+                            matches!(body.message(), WireMessage::Answer(Ok(Reply::Created { .. }))),
+                            "{body:?}"
+                        );
+                        self.answered.push(call);
+                    }
+                    Happening::Asked { ticket, .. } => {
+                        let nothing = WireMessage::Failure { code: Code::NotSupported, detail: b"" };
+                        self.peer.answer(&ticket, &nothing).unwrap();
+                    }
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        self.turns.shard.lock().unwrap().as_ref().unwrap().over
+    }
+
+    /// The worker is done for: what is asked is not served by any thread, and nobody has the seat.
+    fn assert_ends(&mut self) {
+        assert!(self.is_over());
+        let (passed, answered) = (self.passed.borrow().len(), self.answered.len());
+        let name = format!("late {}", self.asked.len());
+        let late = self.create(name.as_bytes());
+        self.pass(Turns::serve_for_shard_thread);
+        assert_eq!(self.passed.borrow().len(), passed, "nothing is served after a round that failed");
+        assert_eq!(self.answered.len(), answered);
+        assert!(!self.answered.contains(&late));
+        assert!(self.turns.shard.try_lock().is_ok(), "nobody has the seat");
+    }
+
+    /// The next worker answers all that was asked and is not given up, and has nothing else.
+    fn assert_goes_on(&mut self) {
+        self.start(None);
+        self.pass(Turns::serve_for_shard_thread);
+        for call in &self.asked {
+            let told = self.answered.iter().chain(&self.in_doubt).filter(|c| *c == call);
+            assert_eq!(told.count(), 1, "{call:?}");
+        }
+        let mut guard = self.turns.shard().unwrap();
+        let report = guard.as_mut().unwrap().thread.check_here().unwrap().unwrap();
+        assert!(report["clean"] == true && report["inodes"] == 1 + self.answered.len() as u64, "{report}");
+    }
+}
+
+#[test]
+fn request_of_another_node_is_served_in_either_threads_hands() {
+    let mut scene = Scene::new();
+    let asked = [scene.create(b"a"), scene.create(b"b")];
+    scene.pass(Turns::serve_for_shard_thread);
+    assert!(scene.answered == asked && !scene.is_over());
+    assert!(scene.passed.borrow().contains(&Moment::Answered));
+    // The shard thread's own hands, until it would sleep.
+    let third = scene.create(b"c");
+    scene.pass(|turns| {
+        let mut guard = turns.shard().unwrap();
+        let mut rest = Rest { pace: Pace::new(), idle_rounds: 0, slept: true };
+        assert!(turns.work(guard.as_mut().unwrap(), &mut rest).unwrap().is_some());
+    });
+    assert_eq!(scene.answered.last(), Some(&third));
+}
+
+#[test]
+fn round_that_fails_in_the_network_threads_hands_ends_the_worker() {
+    for moment in [Moment::Journaled, Moment::Published] {
+        let mut scene = Scene::new();
+        let first = scene.create(b"first");
+        scene.pass(Turns::serve_for_shard_thread);
+        scene.start(Some(moment));
+        scene.create(b"second");
+        scene.pass(Turns::serve_for_shard_thread);
+        assert_eq!(scene.answered, [first], "{moment:?}: it is not acknowledged");
+        assert_eq!(scene.passed.borrow().last(), Some(&moment));
+        scene.assert_ends();
+        // The shard thread, which was rung for, ends the worker with what ended the round.
+        let why = scene.turns.serve().unwrap_err();
+        assert_eq!(why.what, "the test's");
+        scene.assert_ends();
+        scene.assert_goes_on();
+    }
+}
+
+#[test]
+fn commit_that_fails_in_the_network_threads_hands_loses_nothing() {
+    let mut scene = Scene::new();
+    let first = scene.create(b"first");
+    scene.pass(Turns::serve_for_shard_thread);
+    scene.start(Some(Moment::Committing));
+    let second = scene.create(b"second");
+    scene.pass(Turns::serve_for_shard_thread);
+    assert_eq!(scene.answered, [first, second], "it is in the journal");
+    // The transaction is as long as one may be, so that the next request has it committed.
+    scene.turns.shard().unwrap().as_mut().unwrap().thread.uncommitted = usize::MAX / 2;
+    scene.create(b"third");
+    scene.pass(Turns::serve_for_shard_thread);
+    assert_eq!(scene.answered, [first, second]);
+    assert_eq!(scene.passed.borrow().last(), Some(&Moment::Committing));
+    scene.assert_ends();
+    assert!(scene.turns.serve().is_err());
+    scene.assert_goes_on();
+}
+
+#[test]
+fn round_that_fails_in_the_shard_threads_hands_leaves_nothing_to_the_network_thread() {
+    let mut scene = Scene::new();
+    scene.start(Some(Moment::Journaled));
+    scene.create(b"first");
+    scene.pass(|_| {});
+    assert!(scene.turns.serve().is_err());
+    scene.assert_ends();
+    scene.assert_goes_on();
+}
+
+#[test]
+fn stop_is_left_for_the_shard_thread_and_nothing_is_served_behind_it() {
+    let mut scene = Scene::new();
+    let first = scene.create(b"first");
+    scene.pass(Turns::serve_for_shard_thread);
+    scene.node.as_ref().unwrap().tell(Message::Stop);
+    let second = scene.create(b"second");
+    scene.pass(Turns::serve_for_shard_thread);
+    assert_eq!(scene.answered, [first], "the network thread hears no order to stop");
+    scene.turns.serve().unwrap();
+    assert!(!scene.is_over());
+    scene.pass(Turns::serve_for_shard_thread);
+    assert_eq!((scene.answered.as_slice(), scene.in_doubt.as_slice()), (&[first][..], &[second][..]));
+    assert!(scene.turns.shard.try_lock().is_ok(), "nobody has the seat");
+    scene.turns.unseat();
+    scene.pass(Turns::serve_for_shard_thread);
+    scene.assert_goes_on();
+}
