@@ -214,25 +214,23 @@ static void copy_out(struct walk *memory, const char *from, int64_t bytes) {
     }
 }
 
-/* Through aggregators, where a rank whose arguments are wrong (`code`) takes part too: memory is made one piece first. */
+/* Through aggregators: memory is made one piece first. */
 static int transfer_together(struct file *file, const struct view *view, bool writes, int64_t position, void *buffer,
-                             int64_t count, const struct flat *memory, int code, int64_t *done) {
-    int64_t bytes = code == MPI_SUCCESS ? count * memory->size : 0;
+                             int64_t count, const struct flat *memory, const struct together *all, int64_t *done) {
+    int64_t bytes = all->code == MPI_SUCCESS ? count * memory->size : 0;
     bool copied = bytes > 0 && !memory->dense && !(memory->count == 1 && count == 1);
     char *packed = bytes > 0 ? (char *)buffer + memory->blocks[0].offset : NULL;
     struct walk pieces;
     if (bytes > 0)
         walk_start(&pieces, memory, (int64_t)(intptr_t)buffer, 0);
-    if (copied && (packed = malloc(bytes)) == NULL) {
-        code = MPI_ERR_NO_MEM;
-        bytes = 0;
-    }
+    if (copied)
+        packed = malloc(bytes);
     if (copied && packed != NULL && writes)
         for (int64_t at = 0, here; at < bytes; at += here) {
             const char *from = (const char *)(intptr_t)walk_next(&pieces, bytes - at, &here);
             memcpy(packed + at, from, here);
         }
-    code = two_phase(file, view, writes, position, packed, bytes, code, done);
+    int code = two_phase(file, view, writes, position, packed, bytes, all, done);
     if (copied && packed != NULL && !writes && *done > 0)
         copy_out(&pieces, packed, *done);
     if (copied)
@@ -276,7 +274,8 @@ int access_file(struct file *file, bool writes, enum pointer pointer, int flags,
                 int64_t count, MPI_Datatype type, int64_t *bytes) {
     const struct flat *memory = NULL;
     *bytes = 0;
-    bool together = (flags & COLLECTIVE) && wants_two_phase(file, writes);
+    bool together = (flags & COLLECTIVE) && may_two_phase(file, writes);
+    struct together all;
     if (pointer == ORDERED)
         shared_by_all(file);
     int code = check(file, writes, pointer, offset, buffer, count, type, &memory);
@@ -309,9 +308,12 @@ int access_file(struct file *file, bool writes, enum pointer pointer, int flags,
     pthread_mutex_unlock(&file->lock);
     if (pointer == SHARED)
         offset = atomic_fetch_add(&file->shared->position, etypes);
-    int64_t position = offset * view.etype_size;
+    int64_t position = code == MPI_SUCCESS ? offset * view.etype_size : 0;
+    together = together && wants_two_phase(file, &view, writes, position, asked, code, &all);
     if (together)
-        code = transfer_together(file, &view, writes, position, buffer, count, memory, code, bytes);
+        code = transfer_together(file, &view, writes, position, buffer, count, memory, &all, bytes);
+    else if (code != MPI_SUCCESS)
+        return code;
     else if (view.external32)
         code = transfer_external(file, &view, writes, position, buffer, count, type, memory, bytes);
     else

@@ -71,7 +71,7 @@ extern struct native_objects native_objects;
 
 /* libforebay.so's functions. */
 #define FOREBAY_FUNCTIONS(X)                                                                                           \
-    X(attach) X(attach_error) X(stat) X(unlink) X(file_open) X(file_close) X(file_fd) X(file_layout) X(file_preadv)            \
+    X(attach) X(attach_error) X(stat) X(unlink) X(file_open) X(file_close) X(file_fd) X(file_layout) X(file_elsewhere) X(file_preadv)            \
     X(file_pwritev) X(file_read_runs) X(file_write_runs) X(file_size) X(file_truncate) X(file_allocate) X(file_sync)
 struct forebay {
 #define X(name) __typeof__(&forebay_##name) name;
@@ -166,6 +166,7 @@ struct file {
     int rank, size, amode;
     int64_t processors; /* of rank 0's node */
     bool one_node;      /* all ranks are on it */
+    bool far;           /* data of it is on another node than some rank is */
     forebay_file *data;
     int fd; /* of a file with one backing file, or -1 */
     char *path;
@@ -263,10 +264,19 @@ int64_t transfer_run(struct file *file, bool writes, struct iovec *parts, int co
 
 /* ---- twophase.c ---- */
 
-/* Whether a collective call is to go through aggregators; all ranks answer alike. */
-bool wants_two_phase(const struct file *file, bool writes);
-/* As `transfer`, of memory in one piece, by all ranks together; `code` is what is wrong with this rank's arguments. */
+/* What all ranks bring to a collective call, the same on all. */
+struct together {
+    int code;            /* what is wrong with the arguments of one of them */
+    int64_t first, last; /* the range of the file that they touch */
+    int64_t most;        /* bytes of the rank that has most */
+};
+/* Whether a collective call may go through aggregators; all ranks answer alike. What rules it out costs no message. */
+bool may_two_phase(const struct file *file, bool writes);
+/* Whether it is to: finds out what all ranks bring. `code` is what is wrong with this rank's arguments. Collective. */
+bool wants_two_phase(const struct file *file, const struct view *view, bool writes, int64_t position, int64_t bytes,
+                     int code, struct together *all);
+/* As `transfer`, of memory in one piece, by all ranks together; `packed` is NULL where there was no room for it. */
 int two_phase(struct file *file, const struct view *view, bool writes, int64_t position, char *packed, int64_t bytes,
-              int code, int64_t *done);
+              const struct together *all, int64_t *done);
 
 #endif

@@ -37,6 +37,7 @@ struct told {
     int64_t code, amode, not_amode, node, not_node; /* of equal numbers the greatest, and of their complements, fit */
     int64_t answer;                                 /* an error class */
     int64_t hidden;                                 /* one that finds no memory of others */
+    int64_t far;                                    /* one that has data of the file on another node */
     struct comm_offer comm;
     int64_t name, not_name; /* a hash of the file's */
     struct words first;
@@ -199,14 +200,22 @@ static int64_t open_here(struct file *file, bool makes, struct words *words) {
     return answer;
 }
 
+static int64_t is_far(const struct file *file) {
+    return file->data != NULL && forebay.file_elsewhere(file->data) > 0;
+}
+
 /* The second half of an open that makes a file: rank 0 makes it, then the others open it. */
-static int open_made(struct file *file, struct words *words) {
+static int open_made(struct file *file, struct words *words, int64_t *far) {
     int64_t answer = file->rank == 0 ? open_here(file, true, words) : 0;
     if (file->size > 1)
         mpi.Bcast(words, sizeof *words, MPI_BYTE, 0, file->comm);
     if (file->rank != 0 && words->answer == 0)
         answer = open_here(file, false, NULL);
-    return agree(file, class_of(answer != 0 ? answer : words->answer), 0);
+    int64_t mine[2] = {class_of(answer != 0 ? answer : words->answer), is_far(file)}, all[2] = {mine[0], mine[1]};
+    if (file->size > 1 && mpi.Allreduce(mine, all, 2, MPI_INT64_T, MPI_MAX, file->comm) != MPI_SUCCESS)
+        return MPI_ERR_INTERN;
+    *far = all[1];
+    return (int)all[0];
 }
 
 /* Ranks that have other names for the file: whether it is one, by links. */
@@ -237,6 +246,7 @@ int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_Fil
     bool makes = amode & MPI_MODE_CREATE;
     if (code == MPI_SUCCESS && !makes)
         mine.answer = class_of(open_here(file, false, &mine.first));
+    mine.far = is_far(file);
     all = mine;
     if (file->size > 1 && mpi.Allreduce(&mine, &all, TOLD_WORDS, MPI_INT64_T, MPI_MAX, comm) != MPI_SUCCESS)
         all.code = MPI_ERR_INTERN;
@@ -244,7 +254,7 @@ int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_Fil
     if (code == MPI_SUCCESS && (makes || all.answer == MPI_SUCCESS))
         code = comm_take(file, comm, &all.comm);
     if (code == MPI_SUCCESS)
-        code = makes ? open_made(file, &all.first) : (int)all.answer;
+        code = makes ? open_made(file, &all.first, &all.far) : (int)all.answer;
     if (code == MPI_SUCCESS && all.name != ~all.not_name)
         code = agree_on_file(file);
     /* A symbolic link out of the pool: the file is the MPI library's. */
@@ -255,6 +265,7 @@ int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_Fil
     }
     file->processors = all.first.processors;
     memcpy(file->hints, all.first.hints, sizeof file->hints);
+    file->far = all.far;
     file->one_node = all.node == ~all.not_node;
     bool together = file->one_node && !all.hidden && all.first.place.slot >= 0;
     if (!together)

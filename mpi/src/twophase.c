@@ -17,27 +17,73 @@ enum {
     WINDOW_BYTES = 4 << 20, /* unless cb_buffer_size says otherwise */
     WINDOW_BYTES_MIN = 4096,
     WINDOW_BYTES_MAX = 64 << 20,
-    RUNS_MAX = 512,         /* in one call */
-    SHORT_RUN_BYTES = 512,  /* below it a request to another node carries more of itself than of data */
-    ALIGNMENT_BYTES = 4096, /* of domains, so that two aggregators do not share a page */
+    RUNS_MAX = 512,           /* in one call */
+    SHORT_RUN_BYTES = 32768,  /* what a request to another node carries by itself; longer ones are fetched from memory */
+    RUNS_FEW = 8,             /* not worth the ranks' talking */
+    READ_BYTES_MIN = 1 << 20, /* of a rank: less is read with the gaps faster than ranks agree */
+    ALIGNMENT_BYTES = 4096,   /* of domains, so that two aggregators do not share a page */
 };
 
 /*
- * The one place that decides, on all ranks alike: they have the same hints, the same `widest_run`, and all are on one node
- * or not. On a medium of this node each rank is faster alone, as libforebay.so writes short runs many at a time (measured:
- * docs/mpi.md); where data is on other nodes, each short run would be a request.
+ * The one place that decides between the two ways, of what all ranks know alike. On a medium of this node each rank is faster
+ * alone, as libforebay.so moves short runs many at a time. Where data is on other nodes each short run that is written is a
+ * request; short runs are read with the gaps between them, which many bytes make dearer than an exchange (measured:
+ * docs/decisions/0021).
  */
-bool wants_two_phase(const struct file *file, bool writes) {
-    const char *hint = file->hints[writes ? HINT_romio_cb_write : HINT_romio_cb_read];
-    bool pays = writes && !file->one_node && file->widest_run < SHORT_RUN_BYTES && strcmp(hint, "disable") != 0;
+static bool pays(const struct file *file, bool writes, int64_t most) {
+    int64_t runs = most / (file->widest_run > 0 ? file->widest_run : 1);
+    return file->far && file->widest_run <= SHORT_RUN_BYTES && runs >= RUNS_FEW && (writes || most >= READ_BYTES_MIN);
+}
+
+static const char *hint_of(const struct file *file, bool writes) {
+    return file->hints[writes ? HINT_romio_cb_write : HINT_romio_cb_read];
+}
+
+static void tell(const struct file *file, bool writes, bool together, const char *why) {
+    if (!debug() || file->rank != 0)
+        return;
+    char runs[64] = "in one run";
+    if (file->widest_run < INT64_MAX)
+        snprintf(runs, sizeof runs, "in runs of %lld bytes", (long long)file->widest_run);
+    fprintf(stderr, "forebay: %s: collective %s is %s (hint: %s; %s; data on %s; %s)\n", file->path,
+            writes ? "write" : "read", together ? "two-phase" : "independent",
+            hint_of(file, writes)[0] != 0 ? hint_of(file, writes) : "automatic", runs,
+            file->far ? "other nodes" : "this node", why);
+}
+
+bool may_two_phase(const struct file *file, bool writes) {
+    const char *hint = hint_of(file, writes);
+    const char *why = "as asked";
     /* An aggregator's window is a range of the file: the data that goes there must be one range of each rank's. */
-    bool can = file->size > 1 && file->apart && !file->atomic && !file->view.external32;
-    bool together = can && (pays || strcmp(hint, "enable") == 0);
-    if (debug() && file->rank == 0)
-        fprintf(stderr, "forebay: %s: collective %s is %s (hint: %s; runs of the view: %s; ranks on %s)\n",
-                file->path, writes ? "write" : "read", together ? "two-phase" : "independent",
-                hint[0] != 0 ? hint : "automatic", file->widest_run < SHORT_RUN_BYTES ? "short" : "long",
-                file->one_node ? "one node" : "several nodes");
+    if (file->size == 1)
+        why = "one rank";
+    else if (!file->apart || file->atomic || file->view.external32)
+        why = "the view, its representation or atomic mode rules two-phase out";
+    else if (strcmp(hint, "enable") == 0 || (strcmp(hint, "disable") != 0 && pays(file, writes, INT64_MAX)))
+        return true;
+    else if (strcmp(hint, "disable") != 0)
+        why = file->far ? "long runs" : "ranks are fast alone";
+    tell(file, writes, false, why);
+    return false;
+}
+
+bool wants_two_phase(const struct file *file, const struct view *view, bool writes, int64_t position, int64_t bytes,
+                     int code, struct together *all) {
+    int64_t mine[4] = {code, -INT64_MAX, -1, 0}, most[4] = {0};
+    if (code == MPI_SUCCESS && bytes > 0) {
+        mine[1] = -view_offset(view, position);
+        mine[2] = view_offset(view, position + bytes - 1) + 1;
+        mine[3] = bytes;
+    }
+    if (mpi.Allreduce(mine, most, 4, MPI_INT64_T, MPI_MAX, file->comm) != MPI_SUCCESS)
+        most[0] = MPI_ERR_INTERN;
+    *all = (struct together){.code = (int)most[0], .first = -most[1], .last = most[2], .most = most[3]};
+    bool asked = strcmp(hint_of(file, writes), "enable") == 0;
+    bool together = asked || pays(file, writes, all->most);
+    char why[64] = "as asked";
+    if (!asked)
+        snprintf(why, sizeof why, "at most %lld bytes of a rank", (long long)all->most);
+    tell(file, writes, together, why);
     return together;
 }
 
@@ -296,31 +342,32 @@ static int one_round(struct access *a, bool writes, int64_t round, int *result) 
     return MPI_SUCCESS;
 }
 
+/* Ends a read at the end of the file, of whose size rank 0's word counts; an error class. */
+static int cut_to_size(struct access *a) {
+    int64_t size = a->file->rank == 0 ? forebay.file_size(a->file->data) : 0;
+    mpi.Bcast(&size, 1, MPI_INT64_T, 0, a->file->comm);
+    if (size < 0)
+        return class_of(size);
+    int64_t left = view_bytes_before(a->view, size) - a->position;
+    a->bytes = left < 0 ? 0 : left < a->bytes ? left : a->bytes;
+    a->last = a->last < size ? a->last : size;
+    return MPI_SUCCESS;
+}
+
 int two_phase(struct file *file, const struct view *view, bool writes, int64_t position, char *packed, int64_t bytes,
-              int code, int64_t *done) {
-    struct access a = {.file = file, .view = view, .position = position, .packed = packed};
+              const struct together *all, int64_t *done) {
+    struct access a = {.file = file, .view = view, .position = position, .packed = packed, .bytes = bytes};
     *done = 0;
-    if (code == MPI_SUCCESS && !writes && bytes > 0) {
-        int64_t size = forebay.file_size(file->data);
-        int64_t left = size < 0 ? 0 : view_bytes_before(view, size) - position;
-        bytes = left < 0 ? 0 : left < bytes ? left : bytes;
-        code = size < 0 ? class_of(size) : code;
-    }
-    a.bytes = code == MPI_SUCCESS ? bytes : 0;
-    int64_t mine[3] = {code, -INT64_MAX, -1}, all[3];
-    if (a.bytes > 0) {
-        mine[1] = -view_offset(view, position);
-        mine[2] = view_offset(view, position + a.bytes - 1) + 1;
-    }
-    mpi.Allreduce(mine, all, 3, MPI_INT64_T, MPI_MAX, file->comm);
-    if (all[0] != MPI_SUCCESS)
-        return (int)all[0];
-    a.first = -all[1];
-    a.last = all[2];
-    if (a.last <= a.first)
-        return MPI_SUCCESS;
+    if (all->code != MPI_SUCCESS)
+        return all->code;
+    a.first = all->first;
+    a.last = all->last;
+    int code = writes ? MPI_SUCCESS : cut_to_size(&a);
+    if (code != MPI_SUCCESS || a.last <= a.first)
+        return code;
     plan(&a);
-    code = agree(file, make(&a) ? MPI_SUCCESS : MPI_ERR_NO_MEM, 0);
+    bool has_memory = make(&a) && (packed != NULL || bytes == 0);
+    code = agree(file, has_memory ? MPI_SUCCESS : MPI_ERR_NO_MEM, 0);
     int result = MPI_SUCCESS;
     for (int64_t round = 0; code == MPI_SUCCESS && round * a.window < a.domain; round++)
         code = one_round(&a, writes, round, &result);

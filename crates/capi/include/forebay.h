@@ -120,6 +120,9 @@ int forebay_file_fd(const forebay_file *file);
 /* The file's backing files and bytes of a stripe. */
 int forebay_file_layout(const forebay_file *file, uint32_t *stripe_count, uint32_t *stripe_bytes);
 
+/* How many of the file's backing files are on other nodes, whose data come and go as requests; a negative errno. */
+int forebay_file_elsewhere(const forebay_file *file);
+
 /*
  * As pread(2) and pwrite(2), but a read is short only at the end of the file, and a write only when what follows failed.
  * The size is the greatest that any backing file gives.

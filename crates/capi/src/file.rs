@@ -134,6 +134,16 @@ pub unsafe extern "C" fn forebay_file_layout(
 /// # Safety
 /// As forebay.h says.
 #[no_mangle]
+pub unsafe extern "C" fn forebay_file_elsewhere(file: *const forebay_file) -> c_int {
+    // SAFETY: see above.
+    unsafe { on_file(file, |file: &File| Ok(file.count_elsewhere() as i64)) as c_int }
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
 pub unsafe extern "C" fn forebay_file_pread(
     file: *const forebay_file,
     buffer: *mut c_void,

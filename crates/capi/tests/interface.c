@@ -327,6 +327,7 @@ int main(void)
         large[i] = (char)(i * 7 + i / 4096);
     CHECK(forebay_file_open(pool, "d/s", O_RDWR | O_CREAT | O_EXCL, 0640, 4, 4096, &file) == 0);
     CHECK(forebay_file_layout(file, &stripes, &stripe_bytes) == 0 && stripes == 4 && stripe_bytes == 4096);
+    CHECK(forebay_file_elsewhere(file) == 0 && forebay_file_elsewhere(NULL) == -EFAULT);
     CHECK(forebay_file_fd(file) == -EOPNOTSUPP && forebay_file_pwrite(file, large, sizeof large, 123) == sizeof large);
     CHECK(forebay_file_size(file) == 123 + sizeof large && forebay_file_pread(file, back, sizeof back, 123) == sizeof back);
     CHECK(memcmp(large, back, sizeof back) == 0 && forebay_file_pread(file, back, 9, 60000) == 0);

@@ -164,26 +164,14 @@ fn mpi4py_reads_what_it_wrote() {
         return;
     }
     let place = Place::new();
-    let script = "\
-from mpi4py import MPI
-c = MPI.COMM_WORLD
-f = MPI.File.Open(c, '/forebay/p', MPI.MODE_RDWR | MPI.MODE_CREATE)
-f.Set_view(c.rank * 4, MPI.BYTE, MPI.BYTE.Create_vector(1, 4, 4).Create_resized(0, 4 * c.size).Commit())
-f.Write_all(bytes([65 + c.rank]) * 8)
-f.Sync(); c.Barrier(); f.Sync()
-f.Set_view(0)
-b = bytearray(8 * c.size)
-f.Read_at_all(0, b)
-assert bytes(b) == (b'AAAA' + b'BBBB') * 2, b
-f.Close()
-try:
-    MPI.File.Open(c, '/forebay/none', MPI.MODE_RDONLY)
-    assert False
-except MPI.Exception as e:
-    assert e.Get_error_class() == MPI.ERR_NO_SUCH_FILE
-if c.rank == 0: print('passed')
-";
-    let ran = launch(&place, &MPIS[0], 2, &["/usr/bin/python3", "-c", script], true);
+    let script = source("tests/mpi4py_views.py");
+    let ran = launch(
+        &place,
+        &MPIS[0],
+        2,
+        &["/usr/bin/python3", "-m", "mpi4py", script.to_str().unwrap(), "/forebay/p"],
+        true,
+    );
     assert!(ran.code == Some(0) && ran.out.contains("passed"), "{ran:?}");
     assert!(ran.err.contains("forebay: /p: open by 2 ranks"), "{ran:?}");
     place.assert_nothing_left();

@@ -340,6 +340,11 @@ impl File {
         })
     }
 
+    /// How many backing files are on other nodes.
+    pub fn count_elsewhere(&self) -> usize {
+        self.far().count()
+    }
+
     /// fsync(2) of all backing files.
     pub fn sync(&self) -> Result<(), Code> {
         for stripe in &self.stripes {

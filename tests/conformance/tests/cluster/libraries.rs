@@ -1,12 +1,13 @@
-//! Parallel HDF5, NetCDF-4 and PnetCDF with a rank on each of four nodes: the files that they write, striped over all, are those
-//! that they write on tmpfs.
+//! Parallel HDF5, NetCDF-4 and PnetCDF, and h5py, with a rank on each of four nodes: the files that they write, striped over all,
+//! are those that they write on tmpfs. Every call of MPI-IO, random views and mpi4py likewise.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
+use crate::launch::{built, Mpi, MPIS, OPEN_MPI};
 use crate::nodes::{plain, said, Cluster};
 
-const NODES: usize = 4;
+/// A rank on each.
+const NODES: [usize; 4] = [1, 2, 3, 4];
 
 /// What the libraries write on tmpfs; removed with the test.
 struct Reference(PathBuf);
@@ -17,40 +18,33 @@ impl Drop for Reference {
     }
 }
 
-/// Builds a program of mpi/tests beside the cluster; none, and a line, where its library is not installed.
-fn built(c: &Cluster, compiler: &str, name: &str, words: &[&str]) -> Option<PathBuf> {
-    let source = format!("{}/../../mpi/tests/{name}.c", env!("CARGO_MANIFEST_DIR"));
-    let program = c.file().with_file_name(name);
-    let mut command = Command::new(compiler);
-    command.args(["-O1", "-o"]).arg(&program).arg(source).args(words);
-    // Its object file goes where it is called.
-    let output = command.current_dir(program.parent()?).output();
-    match output {
-        Ok(output) if output.status.success() => Some(program),
-        Ok(output) => {
-            println!("skipped: {compiler} does not build {name}.c: {}", said(&output));
-            None
-        }
-        Err(e) => {
-            println!("skipped: {compiler}: {e}");
-            None
-        }
-    }
+/// A cluster with a directory over all nodes, and one whose files are each on one.
+fn cluster(name: &str) -> Cluster {
+    let c = Cluster::up(name, NODES.len());
+    c.tell(1, "mkdir /forebay/striped /forebay/plain");
+    let set = c.layout(2, &["set", "-c", "4", "-S", "4KiB", "/striped"]);
+    assert!(set.status.success(), "{}", said(&set));
+    c
 }
 
-/// Runs a program on a file of each layout and on one of tmpfs; each node then reads what was made.
-fn same_on_all_nodes(c: &Cluster, mounts: &[PathBuf], program: &Path, endings: &[&str]) {
-    let name = program.file_name().unwrap().to_str().unwrap();
-    let reference = Reference(PathBuf::from(format!("/dev/shm/fbt-libraries-{name}-{}", std::process::id())));
+fn script(name: &str) -> String {
+    format!("/usr/bin/python3 -m mpi4py {}/../../mpi/tests/{name}.py", env!("CARGO_MANIFEST_DIR"))
+}
+
+fn passes(c: &Cluster, mpi: &Mpi, line: &str) {
+    let ran = c.by_ranks(mpi, &NODES, line);
+    assert!(ran.status.success() && said(&ran).contains("passed"), "{}, {line}: {}", mpi.name, said(&ran));
+}
+
+/// Runs a line on a file of each layout and on one of tmpfs; each node then reads what was made.
+fn same_on_all_nodes(c: &Cluster, mounts: &[PathBuf], mpi: &Mpi, name: &str, line: &str, endings: &[&str]) {
+    let own = std::process::id();
+    let reference = Reference(PathBuf::from(format!("/dev/shm/fbt-libraries-{name}-{}-{own}", mpi.name)));
     std::fs::create_dir(&reference.0).unwrap();
-    let passed = |file: &Path| {
-        let ran = c.by_ranks(NODES, &format!("{} {}", program.display(), file.display()));
-        assert!(ran.status.success() && said(&ran).contains("passed"), "{name}: {}", said(&ran));
-    };
-    passed(&reference.0.join("file"));
+    passes(c, mpi, &format!("{line} {}", reference.0.join("file").display()));
     for layout in ["striped", "plain"] {
-        let file = PathBuf::from(format!("{layout}/{name}"));
-        passed(&Path::new("/forebay").join(&file));
+        let file = format!("{layout}/{name}-{}", mpi.name);
+        passes(c, mpi, &format!("{line} /forebay/{file}"));
         for (ending, mount) in endings.iter().flat_map(|e| mounts.iter().map(move |m| (e, m))) {
             let (ours, theirs) = (mount.join(&file), reference.0.join("file"));
             let compared = plain(
@@ -64,20 +58,47 @@ fn same_on_all_nodes(c: &Cluster, mounts: &[PathBuf], program: &Path, endings: &
 
 #[test]
 fn files_of_libraries_that_are_striped_over_four_nodes_are_those_of_tmpfs() {
-    let c = Cluster::up("libraries", NODES);
-    let Some(mounts) = (1..=NODES).map(|node| c.mount(node)).collect::<Option<Vec<_>>>() else { return };
-    c.tell(1, "mkdir /forebay/striped /forebay/plain");
-    let set = c.layout(2, &["set", "-c", "4", "-S", "4KiB", "/striped"]);
-    assert!(set.status.success(), "{}", said(&set));
+    let c = cluster("libraries");
+    let Some(mounts) = NODES.iter().map(|node| c.mount(*node)).collect::<Option<Vec<_>>>() else { return };
+    let same = |mpi: &Mpi, program: Option<PathBuf>, endings: &[&str]| {
+        let Some(program) = program else { return };
+        let name = program.file_name().unwrap().to_str().unwrap();
+        same_on_all_nodes(&c, &mounts, mpi, name, program.to_str().unwrap(), endings);
+    };
     let netcdf = "-I/usr/lib/x86_64-linux-gnu/netcdf/mpi/include";
-    if let Some(program) = built(&c, "h5pcc.openmpi", "hdf5", &["-shlib"]) {
-        same_on_all_nodes(&c, &mounts, &program, &[""]);
+    for mpi in MPIS.iter().filter(|mpi| mpi.is_here()) {
+        same(mpi, built(&c, &format!("h5pcc.{}", mpi.name), "hdf5", &["-shlib"]), &[""]);
     }
-    if let Some(program) = built(&c, "mpicc.openmpi", "netcdf", &[netcdf, "-lnetcdf_mpi"]) {
-        same_on_all_nodes(&c, &mounts, &program, &[""]);
+    // Debian has these for one MPI.
+    same(&OPEN_MPI, built(&c, OPEN_MPI.compiler, "netcdf", &[netcdf, "-lnetcdf_mpi"]), &[""]);
+    same(&OPEN_MPI, built(&c, OPEN_MPI.compiler, "pnetcdf", &["-lpnetcdf"]), &[".1", ".2", ".5"]);
+    match Path::new("/usr/lib/python3/dist-packages/h5py/_debian_h5py_mpi").exists() {
+        true => same_on_all_nodes(&c, &mounts, &OPEN_MPI, "h5py", &script("h5py_parallel"), &[""]),
+        false => println!("skipped: no parallel h5py (python3-h5py-mpi)"),
     }
-    if let Some(program) = built(&c, "mpicc.openmpi", "pnetcdf", &["-lpnetcdf"]) {
-        same_on_all_nodes(&c, &mounts, &program, &[".1", ".2", ".5"]);
+    c.check();
+}
+
+#[test]
+fn every_call_and_random_views_are_the_same_with_ranks_on_four_nodes() {
+    let c = cluster("calls");
+    for mpi in MPIS.iter().filter(|mpi| mpi.is_here()) {
+        let program = |name| {
+            let built = built(&c, mpi.compiler, name, &["-Wall", "-Wextra", "-Werror"]).expect("it builds");
+            built.display().to_string()
+        };
+        let (calls, views) = (program("calls"), program("views"));
+        for layout in ["striped", "plain"] {
+            passes(&c, mpi, &format!("{calls} /forebay/{layout}/calls"));
+            passes(&c, mpi, &format!("{views} /forebay/{layout}/view - 200 6"));
+            let hints = "romio_cb_write=enable romio_cb_read=enable cb_buffer_size=8192";
+            passes(&c, mpi, &format!("env VIEWS_HINTS='{hints}' {views} /forebay/{layout}/view - 300 4"));
+        }
+    }
+    let mpi4py = plain("/usr/bin/python3", &["-c", "import mpi4py"]);
+    match OPEN_MPI.is_here() && mpi4py.status.success() {
+        true => passes(&c, &OPEN_MPI, &format!("{} /forebay/striped/python", script("mpi4py_views"))),
+        false => println!("skipped: no mpi4py"),
     }
     c.check();
 }

@@ -5,9 +5,11 @@
 //! No time is asserted but one: that nothing hangs.
 
 mod bed;
+mod collective;
 mod doors;
 mod faults;
 mod large;
+mod launch;
 mod leases;
 mod libraries;
 mod names;
@@ -498,7 +500,7 @@ fn mpi_ranks_on_two_nodes_share_a_file_and_read_each_others() {
     }
     c.tell(1, "mkdir /forebay/d");
     // Of one host for the MPI, of two for the pool: ranks take turns.
-    let ranks = c.by_ranks(4, &format!("{} /forebay/d", program.display()));
+    let ranks = c.by_ranks(&launch::OPEN_MPI, &[1, 2, 1, 2], &format!("{} /forebay/d", program.display()));
     assert!(said(&ranks).contains("all 4 ranks"), "{}", said(&ranks));
     assert_eq!(
         c.tell(2, "ls /forebay/d; stat -c %s /forebay/d/shared"),

@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::bed::Bed;
 
 /// No program of a test takes so long, unless it hangs.
-const PATIENCE_S: &str = "100";
+pub(crate) const PATIENCE_S: &str = "100";
 
 /// A cluster, numbered from 1, whose node N has its pool directory in `nN`.
 pub(crate) struct Cluster {
@@ -19,7 +19,7 @@ pub(crate) struct Cluster {
 }
 
 /// A program that `cargo build` made.
-fn program(name: &str) -> PathBuf {
+pub(crate) fn program(name: &str) -> PathBuf {
     let me = std::env::current_exe().unwrap();
     let path = me.parent().and_then(Path::parent).unwrap().join(name);
     assert!(path.is_file(), "{} is not there: cargo build --workspace", path.display());
@@ -133,25 +133,6 @@ impl Cluster {
         let mut command = Command::new("/usr/bin/timeout");
         command.arg(PATIENCE_S).arg(program("forebay")).args(words);
         command.env_remove("FOREBAY_POOL").env("FOREBAY_RSH", script).output().unwrap()
-    }
-
-    /// Runs a line as so many ranks of Open MPI, in turn over the nodes' pools. The ranks are on this host's network.
-    pub(crate) fn by_ranks(&self, count: usize, line: &str) -> Output {
-        self.by_ranks_from(0, count, line)
-    }
-
-    /// The same, the first so many nodes behind the first.
-    pub(crate) fn by_ranks_from(&self, first: usize, count: usize, line: &str) -> Output {
-        let script = format!(
-            "exec {} run --quiet --pool {}/n$(((OMPI_COMM_WORLD_RANK + {first}) % {} + 1)) -- {line}",
-            program("forebay").display(),
-            self.dir.display(),
-            self.count
-        );
-        let words = ["--allow-run-as-root", "--oversubscribe", "-n", &count.to_string(), "sh", "-c", &script];
-        let mut command = Command::new("/usr/bin/timeout");
-        command.arg(PATIENCE_S).arg("mpirun.openmpi").args(words);
-        command.env_remove("FOREBAY_POOL").output().unwrap()
     }
 
     /// `forebay layout`, asked on a node.

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
+use crate::launch::OPEN_MPI;
 use crate::nodes::{bytes, plain, said, until, Cluster};
 
 /// Four nodes, of which the last two have no target.
@@ -145,9 +146,9 @@ fn ranks_on_nodes_without_a_target_share_files_with_those_on_others() {
         return println!("skipped: no Open MPI to compile with: {}", said(&compiled));
     }
     // The first rank, which makes the shared file, is on a node with a target, or on one without.
-    for (first, dir) in [(0, "/forebay/a"), (2, "/forebay/b")] {
+    for (at, dir) in [([1, 2, 3, 4], "/forebay/a"), ([3, 4, 1, 2], "/forebay/b")] {
         c.tell(4, &format!("mkdir {dir}"));
-        let ranks = c.by_ranks_from(first, 4, &format!("{} {dir}", program.display()));
+        let ranks = c.by_ranks(&OPEN_MPI, &at, &format!("{} {dir}", program.display()));
         assert!(said(&ranks).contains("all 4 ranks"), "{}", said(&ranks));
         let on = c.lies_on(&format!("{}/shared", dir.trim_start_matches("/forebay")));
         let mut on: Vec<&str> = on.split(", ").collect();

@@ -1,0 +1,87 @@
+//! Which way collective MPI-IO goes when nobody says: by what the debug line tells, and that the data is the same either way.
+
+use crate::launch::{built, Mpi, MPIS};
+use crate::nodes::{said, Cluster};
+
+/// Records of so many bytes, so many of a rank, and what is to come of a write and of a read.
+struct Case {
+    record: u32,
+    count: u32,
+    hints: &'static str,
+    write: &'static str,
+    read: &'static str,
+}
+
+const TOGETHER: &str = "two-phase (hint: automatic; ";
+const ALONE: &str = "independent (hint: automatic; ";
+
+/// Of data on other nodes.
+const FAR: [Case; 6] = [
+    Case { record: 64, count: 16384, hints: "", write: TOGETHER, read: TOGETHER },
+    // Little of a rank: read with the gaps faster than ranks agree.
+    Case { record: 64, count: 100, hints: "", write: TOGETHER, read: ALONE },
+    Case { record: 32768, count: 32, hints: "", write: TOGETHER, read: TOGETHER },
+    Case { record: 65536, count: 16, hints: "", write: ALONE, read: ALONE },
+    Case { record: 64, count: 4, hints: "", write: ALONE, read: ALONE },
+    Case {
+        record: 64,
+        count: 1000,
+        hints: "romio_cb_write=disable romio_cb_read=disable",
+        write: "independent (hint: disable; ",
+        read: "independent (hint: disable; ",
+    },
+];
+
+/// Of data on the ranks' own node.
+const HERE: [Case; 2] = [
+    Case { record: 64, count: 16384, hints: "", write: ALONE, read: ALONE },
+    Case {
+        record: 64,
+        count: 1000,
+        hints: "romio_cb_write=enable romio_cb_read=enable",
+        write: "two-phase (hint: enable; ",
+        read: "two-phase (hint: enable; ",
+    },
+];
+
+fn holds(c: &Cluster, mpi: &Mpi, program: &str, at: &[usize], file: &str, lies: &str, cases: &[Case]) {
+    for case in cases {
+        let line = format!(
+            "env FOREBAY_MPI_DEBUG=1 RECORDS_HINTS='{}' {program} {file} {} {}",
+            case.hints, case.record, case.count
+        );
+        let ran = c.by_ranks(mpi, at, &line);
+        let text = said(&ran);
+        assert!(ran.status.success() && text.contains("passed"), "{}, {line}: {text}", mpi.name);
+        for (kind, way) in [("write", case.write), ("read", case.read)] {
+            let told = format!("collective {kind} is {way}in runs of {} bytes; data on {lies};", case.record);
+            assert!(text.contains(&told), "{}, {line}: {told}: {text}", mpi.name);
+        }
+    }
+}
+
+#[test]
+fn collective_calls_go_through_aggregators_where_data_is_on_other_nodes_and_runs_are_short() {
+    let c = Cluster::up("collective", 4);
+    for (node, name) in [(1, "one"), (2, "two")] {
+        c.tell(node, &format!("mkdir /forebay/{name}; touch /forebay/{name}/file"));
+        assert_eq!(c.lies_on(&format!("/{name}/file")), format!("n{node}"));
+    }
+    c.tell(1, "mkdir /forebay/striped");
+    let set = c.layout(1, &["set", "-c", "4", "-S", "64KiB", "/striped"]);
+    assert!(set.status.success(), "{}", said(&set));
+    for mpi in MPIS.iter().filter(|mpi| mpi.is_here()) {
+        let words = ["-Wall", "-Wextra", "-Werror"];
+        let program = built(&c, mpi.compiler, "records", &words).expect("it builds");
+        let program = program.to_str().unwrap();
+        // All ranks on one node, the file on another or on theirs.
+        holds(&c, mpi, program, &[1, 1], "/forebay/two/file", "other nodes", &FAR);
+        holds(&c, mpi, program, &[1, 1], "/forebay/one/file", "this node", &HERE);
+        // One of the ranks is where the file is.
+        holds(&c, mpi, program, &[1, 2], "/forebay/one/file", "other nodes", &FAR[..1]);
+        // A file over all nodes, made by the open.
+        holds(&c, mpi, program, &[1, 2, 3, 4], "/forebay/striped/file", "other nodes", &FAR[..2]);
+        c.tell(1, "rm /forebay/striped/file");
+    }
+    c.check();
+}
