@@ -183,6 +183,8 @@ pub struct Member {
     pub port: u16,
     /// How many targets it gives.
     pub targets: u16,
+    /// And on which media they are.
+    pub media: Vec<String>,
 }
 
 impl PoolFile {
@@ -300,6 +302,11 @@ impl PoolFile {
             host: n.host.clone(),
             port: n.port,
             targets: n.targets.len() as u16,
+            media: n
+                .targets
+                .iter()
+                .map(|target| target.media.map_or_else(|| "-".to_owned(), |m| m.to_string()))
+                .collect(),
         });
         Membership {
             pool: self.name.clone(),

@@ -13,7 +13,8 @@ use crate::{arguments, failure, pool};
 
 /// Exit status when other nodes of the pool are not up.
 const NODES_LACKING: u8 = 5;
-const NODE_COLUMNS: [&str; 9] = ["NAME", "NODE", "HOST", "STATE", "FOR", "TARGET", "USED", "FREE", "OF"];
+const NODE_COLUMNS: [&str; 10] =
+    ["NAME", "NODE", "HOST", "STATE", "FOR", "TARGET", "MEDIUM", "USED", "FREE", "OF"];
 
 /// How often a pool is looked at that is to be up.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
@@ -75,7 +76,7 @@ fn nodes(s: &Status) -> Vec<String> {
     let of_pool = |key: &str| s.more.get(key).cloned().unwrap_or_default();
     all.push(serde_json::json!({
         "name": of_pool("node_name"), "node": s.node, "host": "this host", "state": s.state,
-        "since_s": s.uptime_s, "targets": of_pool("target_spaces"),
+        "since_s": s.uptime_s, "targets": of_pool("target_spaces"), "media": own_media(s),
     }));
     all.sort_by_key(|node| node["node"].as_u64());
     let mut table = vec![NODE_COLUMNS.map(str::to_owned)];
@@ -107,14 +108,29 @@ fn nodes(s: &Status) -> Vec<String> {
                 }
                 None => ["-", "-", "-"].map(str::to_owned),
             };
-            table.push([name, number, host, state, since, index, used, free, total]);
+            let medium = node["media"][i].as_str().unwrap_or("-").to_owned();
+            table.push([name, number, host, state, since, index, medium, used, free, total]);
         }
     }
     let sum = [sum_total - sum_free, sum_free, sum_total].map(table::bytes);
     let [used, free, total] = sum;
     let none = String::new;
-    table.push(["all".to_owned(), none(), none(), none(), none(), none(), used, free, total]);
-    aligned(&table)
+    table.push(["all".to_owned(), none(), none(), none(), none(), none(), none(), used, free, total]);
+    let mut lines = aligned(&table);
+    let whys = all.iter().filter_map(|node| Some((text(node, "name"), node["why"].as_str()?)));
+    lines.extend(whys.map(|(name, why)| format!("{name}: {why}")));
+    lines
+}
+
+/// The media of this node's targets.
+fn own_media(s: &Status) -> Vec<String> {
+    let targets = s.more.get("targets").and_then(|list| list.as_array());
+    match targets.map(Vec::as_slice) {
+        None => vec![s.media.clone()],
+        Some(targets) => {
+            targets.iter().map(|target| target["media"].as_str().unwrap_or("-").to_owned()).collect()
+        }
+    }
 }
 
 /// Rows with their columns one below the other.
@@ -133,7 +149,10 @@ fn not_up(status: &Status) -> Vec<String> {
     let nodes = status.more.get("nodes").and_then(|n| n.as_array()).into_iter().flatten();
     nodes
         .filter(|node| node["state"].as_str() != Some("up"))
-        .map(|node| node["name"].as_str().unwrap_or_default().to_owned())
+        .map(|node| {
+            let name = node["name"].as_str().unwrap_or_default();
+            node["why"].as_str().map_or_else(|| name.to_owned(), |why| format!("{name} ({why})"))
+        })
         .collect()
 }
 
@@ -266,8 +285,8 @@ mod tests {
         s.more.insert(
             "nodes".into(),
             serde_json::json!([
-                { "name": "a", "node": 1, "host": "a", "state": "up", "targets": [space] },
-                { "name": "c", "node": 3, "host": "c", "state": "unreachable" },
+                { "name": "a", "node": 1, "host": "a", "state": "up", "targets": [space], "media": ["ssd"] },
+                { "name": "c", "node": 3, "host": "c", "state": "unreachable", "why": "node 3 refused" },
             ]),
         );
         let text = text(&s);
@@ -275,6 +294,8 @@ mod tests {
         let row = |name: &str| text.lines().find(|l| l.contains(&format!(" {name} "))).unwrap_or_default();
         assert!(row("me").contains("none") && !row("c").contains("none"), "{text}");
         assert!(row("all").contains("4 GiB"), "{text}");
+        assert!(row("a").contains("ssd") && text.contains("c: node 3 refused"), "{text}");
+        assert_eq!(not_up(&s), ["c (node 3 refused)"]);
     }
 
     #[test]

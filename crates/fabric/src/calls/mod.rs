@@ -24,7 +24,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use forebay_types::{Code, NodeId};
-use forebay_wire::{Header, Hello, Kind, Message, Secret, Stamp, PROTOCOL_MAX, PROTOCOL_MIN};
+use forebay_wire::{Header, Hello, Kind, Message, Secret, Stamp};
 
 use crate::endpoint::{Endpoint, Event, Peer, Sleep, Transfer};
 use crate::numbers::{Entropy, Numbers};
@@ -380,7 +380,7 @@ impl State {
         let mut nonce = [0; 32];
         self.entropy.fill(&mut nonce);
         Hello {
-            protocols: (PROTOCOL_MIN, PROTOCOL_MAX),
+            protocols: self.settings.protocols,
             pool: self.identity.pool,
             node: self.identity.node,
             incarnation: self.incarnation,
@@ -398,7 +398,8 @@ impl State {
             return self.now.as_micros() as u64;
         }
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        now.map_or(0, |now| now.as_micros() as u64)
+        let now_us = now.map_or(0, |now| now.as_micros() as u64);
+        now_us.saturating_add_signed(self.settings.clock_ahead_us)
     }
 
     /// Why a peer is not who its number says, if so: its data are others than that node was met with.

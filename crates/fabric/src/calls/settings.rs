@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use forebay_types::NodeId;
+use forebay_wire::{PROTOCOL_MAX, PROTOCOL_MIN};
 
 /// What a node tells its peers of itself.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -43,6 +44,10 @@ pub struct CallsSettings {
     /// Which data this node has: the upper half of its incarnation, so that peers tell a node that came back from one that came
     /// back without its data, under whose number they hear nobody ([`crate::Calls::expect_data`]). Never 0; none: it has none that matter.
     pub data: Option<u32>,
+    /// Oldest and newest protocol that it says to speak: of another version, in tests of what is said to such.
+    pub protocols: (u16, u16),
+    /// How far the clock that it tells is ahead of this host's, in microseconds: of a host whose clock is wrong, in tests.
+    pub clock_ahead_us: i64,
     /// Simulations: nonces, link numbers and incarnations come from it, and the clock is the endpoint's.
     pub seed: Option<u64>,
 }
@@ -60,6 +65,8 @@ impl Default for CallsSettings {
             calls_per_node: 1024,
             incoming_max: 16_384,
             data: None,
+            protocols: (PROTOCOL_MIN, PROTOCOL_MAX),
+            clock_ahead_us: 0,
             seed: None,
         }
     }

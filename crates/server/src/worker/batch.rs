@@ -208,6 +208,15 @@ impl ShardThread<'_> {
             };
             let alone = self.network.as_ref().is_none_or(|network| network.nodes <= 1);
             let decoded = decoded.and_then(|(caller, request)| {
+                let wanted = match &request {
+                    Request::SetLayout { layout, .. } | Request::Create { layout: Some(layout), .. } => {
+                        Some(layout)
+                    }
+                    _ => None,
+                };
+                if let (Some(layout), Some(network)) = (wanted, &self.network) {
+                    network.check_targets(layout)?;
+                }
                 if let Request::SetLayout { ino, layout } = request {
                     super::layouts::check_change(&self.targets, batch, ino, &layout, alone)?;
                 }

@@ -237,7 +237,7 @@ impl ShardThread<'_> {
             });
         }
         let nodes = match (&self.network, &request) {
-            (Some(network), Request::SetWidth { .. }) => network.homes.clone(),
+            (Some(network), Request::SetWidth { .. }) => network.homes(),
             _ => Vec::new(),
         };
         let waits = batch.must_wait(&request);

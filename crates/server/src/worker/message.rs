@@ -68,6 +68,8 @@ pub(super) enum Message {
     Stepped(usize, std::result::Result<Vec<u8>, Code>),
     /// A node is reached again.
     Reached(NodeId),
+    /// The node of this number has lost its data, and has the other one now.
+    Renumbered(NodeId, NodeId),
     /// Another node knows other data of this node than it has, and this is what it says.
     Unwelcome(String),
     /// Another node's daemon asks for a lease, or takes back what it told.
@@ -99,6 +101,7 @@ impl Message {
                     | Message::AreThere { .. }
                     | Message::Stepped(..)
                     | Message::Reached(_)
+                    | Message::Renumbered(..)
                     | Message::LeaseAsked { .. }
                     | Message::LeaseRenewed(..)
                     | Message::Recalled(..)

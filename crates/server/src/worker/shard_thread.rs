@@ -430,6 +430,11 @@ impl<'a> ShardThread<'a> {
             Message::EndedElsewhere(node, session) => self.ended_elsewhere(node, session)?,
             Message::Stepped(slot, reply) => self.stepped(slot, reply),
             Message::Reached(node) => self.reached(node),
+            Message::Renumbered(old, new) => {
+                if let Some(network) = &mut self.network {
+                    network.renumber(old, new);
+                }
+            }
             Message::Unwelcome(why) => {
                 let node = self.network.as_ref().map_or(NodeId::FIRST, |network| network.node);
                 return Err(super::network::unwelcome(node, why));

@@ -26,7 +26,7 @@ use serde_json::Value;
 use super::coordination::Steps;
 use super::journal::Journal;
 use super::network::{
-    give_buffer, Giver, Hand, Job, KeptOpen, Network, NetworkThread, Orders, Round as NetworkRound,
+    give_buffer, Giver, Hand, Job, KeptOpen, Member, Network, NetworkThread, Orders, Round as NetworkRound,
 };
 use super::recorder::FlightRecorder;
 use super::remote::Door;
@@ -168,18 +168,20 @@ impl Node {
 
         let identity = Identity { pool: setup.secret.pool(), node: setup.node, capacity_bytes: 0 };
         let mut calls = Calls::new(setup.endpoint, identity, setup.secret, setup.calls);
-        let mut members = vec![(setup.node, format!("node{}", setup.node), String::new())];
+        let member =
+            |node| Member { node, name: format!("node{node}"), host: String::new(), media: Vec::new() };
+        let mut members = vec![member(setup.node)];
         for (node, address) in &setup.others {
             calls
                 .add_node(*node, address)
                 .map_err(|code| Error::new(code, format!("cannot use the address of node {node}")))?;
-            members.push((*node, format!("node{node}"), String::new()));
+            members.push(member(*node));
         }
         let nodes = members.len();
-        let all: Vec<NodeId> = members.iter().map(|(node, ..)| *node).collect();
-        let givers = all.iter().map(|node| Giver { node: *node, targets: has_target(node).into() }).collect();
+        let all: Vec<NodeId> = members.iter().map(|member| member.node).collect();
+        let givers: Vec<Giver> =
+            all.iter().map(|node| Giver { node: *node, targets: has_target(node).into() }).collect();
         let takes_files = has_target(&setup.node);
-        let homes = all.into_iter().filter(has_target).collect();
         let (sender, orders) = mpsc::channel();
         let to_network = Orders::new(sender, calls.endpoint().waker().clone());
         let (to_crew, jobs) = mpsc::channel();
@@ -187,7 +189,7 @@ impl Node {
         let hand = Hand::new(Arc::clone(&targets), Arc::clone(&kept), to_network.clone());
         let network =
             NetworkThread::new(calls, setup.node, members, orders, to_shard.clone(), (to_crew, kept))
-                .with_targets(givers);
+                .with_targets(givers.clone());
         let (to_sweeper, sweeps) = mpsc::channel();
         let sweeper = Sweeper {
             targets: Arc::clone(&targets),
@@ -215,7 +217,7 @@ impl Node {
                 node: setup.node,
                 nodes,
                 others: setup.others.iter().map(|(node, _)| *node).collect(),
-                homes,
+                givers,
                 orders: to_network.clone(),
                 thread: None,
             }),

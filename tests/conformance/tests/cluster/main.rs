@@ -426,6 +426,16 @@ fn node_that_lost_its_data_is_refused_and_joins_under_a_new_number() {
         assert_eq!((old >> 48, new >> 48), (2, number));
     };
     (1..=3).for_each(sees);
+    // Directories become wide over who has its place now.
+    let becomes_wide = |name: &str| {
+        c.tell(1, &format!("mkdir /forebay/{name}"));
+        let path = format!("/forebay/{name}");
+        let widened = c.layout(1, &["set", "--width", "3", &path]);
+        assert!(widened.status.success(), "{}", said(&widened));
+        c.tell(3, &format!("cd {path} && touch $(seq 40)"));
+        assert_eq!(c.tell(2, &format!("ls {path} | wc -l")).trim(), "40");
+    };
+    becomes_wide("wide");
     let nodes = c.status(1)["nodes"].clone();
     assert!(
         nodes
@@ -444,6 +454,7 @@ fn node_that_lost_its_data_is_refused_and_joins_under_a_new_number() {
         });
         sees(node);
     });
+    becomes_wide("wide-again");
     assert!(c.forebay(2, &["down", "--keep", "--pool", pool.to_str().unwrap()]).status.success());
     let back = c.start(2);
     assert!(

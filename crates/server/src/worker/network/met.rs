@@ -38,7 +38,7 @@ pub(super) struct MetNodes {
 /// A node that was not met before.
 #[derive(PartialEq, Eq, Debug)]
 pub(super) struct News {
-    /// The number in the pool file whose place it takes, when its own is not there.
+    /// The number of who had its place until now, when its own is not in the pool file.
     pub(super) instead_of: Option<u16>,
 }
 
@@ -93,6 +93,7 @@ impl MetNodes {
         if !listed && instead_of.is_none() {
             return None; // nobody whom the pool file knows a place for
         }
+        let before = instead_of.map(|listed| self.number_now(listed));
         // Whoever had the place before has it no more.
         for met in self.nodes.values_mut().filter(|met| instead_of.is_some() && met.instead_of == instead_of)
         {
@@ -103,7 +104,7 @@ impl MetNodes {
         if let Err(e) = self.write() {
             tracing::error!("{e}");
         }
-        Some(News { instead_of })
+        Some(News { instead_of: before })
     }
 
     fn write(&self) -> Result<()> {
@@ -142,7 +143,7 @@ mod tests {
         assert_eq!((met.number_now(2), met.number_now(1)), (5000, 1));
         assert_eq!([1, 2, 3, 5000].map(|node| met.is_gone(NodeId(node))), [false, true, false, false]);
         // It loses them again.
-        assert_eq!(met.meet(NodeId(6000), 9, Some(b"two")), Some(News { instead_of: Some(2) }));
+        assert_eq!(met.meet(NodeId(6000), 9, Some(b"two")), Some(News { instead_of: Some(5000) }));
         let again = read();
         assert_eq!(again.number_now(2), 6000);
         assert_eq!(

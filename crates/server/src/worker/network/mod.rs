@@ -31,7 +31,7 @@ use std::sync::mpsc::Sender;
 use std::sync::Arc;
 
 use forebay_fabric::{Region, Ticket, Waker};
-use forebay_types::{Code, Ino, Layout, NodeId, PoolSpace, TargetSpace};
+use forebay_types::{node_of, Code, Ino, Layout, NodeId, PoolSpace, TargetSpace};
 use forebay_wire::Stamp;
 use serde_json::Value;
 
@@ -42,7 +42,7 @@ pub(super) use kept::KeptOpen;
 pub(super) use locks::RemoteLocks;
 pub(super) use opening::{start, unwelcome};
 pub(super) use placement::Giver;
-pub(super) use thread::{NetworkThread, Round};
+pub(super) use thread::{Member, NetworkThread, Round};
 
 /// What others ask of the network thread.
 #[derive(Debug)]
@@ -201,8 +201,8 @@ pub(super) struct Network {
     pub(super) nodes: usize,
     /// The others.
     pub(super) others: Vec<NodeId>,
-    /// Those that have targets, this one too if it has: on the others nothing has its home.
-    pub(super) homes: Vec<NodeId>,
+    /// All, this one too, and how many targets each has: where there is none nothing has its home.
+    pub(super) givers: Vec<Giver>,
     /// To the thread.
     pub(super) orders: Orders,
     /// Ends with the worker.
@@ -210,6 +210,39 @@ pub(super) struct Network {
 }
 
 impl Network {
+    /// The nodes that have targets, this one too if it has.
+    pub(super) fn homes(&self) -> Vec<NodeId> {
+        self.givers.iter().filter(|giver| giver.targets > 0).map(|giver| giver.node).collect()
+    }
+
+    /// A node has lost its data, and is another from now on.
+    pub(super) fn renumber(&mut self, old: NodeId, new: NodeId) {
+        self.others.iter_mut().filter(|node| **node == old).for_each(|node| *node = new);
+        self.givers.iter_mut().filter(|giver| giver.node == old).for_each(|giver| giver.node = new);
+    }
+
+    /// Whether a file may come to lie so.
+    ///
+    /// # Errors
+    /// [`Code::Io`] for a node that the pool has not, or no more: nobody could ever open the file. [`Code::Invalid`] for a target that
+    /// a node has not, as one without any.
+    pub(super) fn check_targets(&self, layout: &Layout) -> Result<(), Code> {
+        let check = |target: u32| {
+            let giver = self.givers.iter().find(|giver| giver.node == node_of(target)).ok_or(Code::Io)?;
+            if target as u16 >= giver.targets {
+                return Err(Code::Invalid);
+            }
+            Ok(())
+        };
+        match layout.wish() {
+            Some(target) => check(target),
+            None if !layout.is_placed() => Ok(()),
+            None => layout.components().iter().try_for_each(|component| {
+                (0..component.target_count.into()).try_for_each(|stripe| check(component.target(stripe)))
+            }),
+        }
+    }
+
     /// Ends the thread when what it was told before is done.
     pub(super) fn stop(&mut self) {
         self.orders.give(Order::Stop);

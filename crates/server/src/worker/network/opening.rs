@@ -15,7 +15,7 @@ use super::kept::KeptOpen;
 use super::locks::RemoteLocks;
 use super::met::MetNodes;
 use super::placement::Giver;
-use super::thread::NetworkThread;
+use super::thread::{Member, NetworkThread};
 use super::{crew, Network, Orders};
 use crate::pool_file::Membership;
 use crate::worker::shard_thread::Message;
@@ -114,11 +114,17 @@ pub(in crate::worker) fn start(
     let settings = CallsSettings { data: Some(membership.data), ..CallsSettings::default() };
     let mut calls = Calls::new(Box::new(endpoint), identity, secret, settings);
     let mut met = MetNodes::read(&membership.dir)?;
-    let mut members = vec![(NodeId(me.number), me.name.clone(), me.host.clone())];
+    let known = |node, member: &crate::pool_file::Member| Member {
+        node,
+        name: member.name.clone(),
+        host: member.host.clone(),
+        media: member.media.clone(),
+    };
+    let mut members = vec![known(NodeId(me.number), me)];
     let mut givers = vec![Giver { node: NodeId(me.number), targets: me.targets }];
     for member in membership.nodes.iter().filter(|m| m.number != me.number) {
         let node = NodeId(met.number_now(member.number));
-        members.push((node, member.name.clone(), member.host.clone()));
+        members.push(known(node, member));
         givers.push(Giver { node, targets: member.targets });
         // A host that cannot be found now keeps the others from nothing.
         let added = resolve(&member.host, member.port, Some(here)).and_then(|at| {
@@ -141,16 +147,13 @@ pub(in crate::worker) fn start(
     let jobs = crew::start(targets, Arc::clone(&kept), to_me.clone())?;
     let thread = NetworkThread::new(calls, NodeId(me.number), members, orders, to_shard, (jobs, kept));
     let (answer, answered) = mpsc::channel();
-    let thread = thread.with_targets(givers);
+    let thread = thread.with_targets(givers.clone());
     let thread = thread.with_met(met, membership.fresh.then_some((answer, membership.instead_of.is_some())));
     let thread = turns.start_network(thread)?;
     let nodes = membership.nodes.len();
-    let numbers = membership.nodes.iter().map(|member| member.number);
-    let others = numbers.filter(|number| *number != me.number).map(NodeId).collect();
-    let homes = membership.nodes.iter().filter(|member| member.targets > 0);
-    let homes = homes.map(|member| NodeId(member.number)).collect();
+    let others = givers.iter().map(|giver| giver.node).filter(|node| node.0 != me.number).collect();
     let node = NodeId(me.number);
-    let mut network = Network { node, nodes, others, homes, orders: to_me, thread: Some(thread) };
+    let mut network = Network { node, nodes, others, givers, orders: to_me, thread: Some(thread) };
     if membership.fresh {
         if let Ok(Err(why)) = answered.recv_timeout(INTRODUCTION) {
             network.stop();

@@ -54,14 +54,26 @@ pub(in crate::worker) enum Round {
     Stopped,
 }
 
+/// A node of the pool, as people know it.
+#[derive(Debug)]
+pub(in crate::worker) struct Member {
+    pub(in crate::worker) node: NodeId,
+    pub(in crate::worker) name: String,
+    pub(in crate::worker) host: String,
+    /// Of each of its targets.
+    pub(in crate::worker) media: Vec<String>,
+}
+
 /// The thread's state.
 pub(in crate::worker) struct NetworkThread {
     calls: Calls,
     me: NodeId,
-    /// Number, name and host of every node.
-    members: Vec<(NodeId, String, String)>,
+    /// Every node.
+    members: Vec<Member>,
     /// Nodes that were up when they were seen last, or were not, and since when.
     states: HashMap<NodeId, (bool, Duration)>,
+    /// Why nodes that are not reached are not.
+    whys: HashMap<NodeId, String>,
     /// Which start of each node was reached last.
     starts: HashMap<NodeId, u64>,
     orders: Receiver<Order>,
@@ -108,17 +120,18 @@ impl NetworkThread {
     pub(in crate::worker) fn new(
         calls: Calls,
         me: NodeId,
-        members: Vec<(NodeId, String, String)>,
+        members: Vec<Member>,
         orders: Receiver<Order>,
         to_shard: Sender<Message>,
         (jobs, kept): (Sender<Job>, Arc<KeptOpen>),
     ) -> NetworkThread {
-        let givers = members.iter().map(|(node, ..)| Giver { node: *node, targets: 1 }).collect();
+        let givers = members.iter().map(|member| Giver { node: member.node, targets: 1 }).collect();
         NetworkThread {
             calls,
             me,
             members,
             states: HashMap::new(),
+            whys: HashMap::new(),
             starts: HashMap::new(),
             orders,
             backlog: VecDeque::new(),
@@ -259,10 +272,11 @@ impl NetworkThread {
             return tracing::error!("cannot use the address of node {node}");
         }
         let old = NodeId(old);
-        if let Some(member) = self.members.iter_mut().find(|m| m.0 == old) {
-            tracing::warn!("node {old} ({}) is now node {node}: what had number {old} is gone", member.1);
-            member.0 = node;
+        if let Some(member) = self.members.iter_mut().find(|m| m.node == old) {
+            tracing::warn!("node {old} ({}) is now node {node}: what had number {old} is gone", member.name);
+            member.node = node;
             self.surroundings.renumber(old, node);
+            self.tell(Message::Renumbered(old, node));
         }
     }
 
@@ -356,6 +370,7 @@ impl NetworkThread {
     fn hear(&mut self, happening: Happening) {
         match happening {
             Happening::Up { node, incarnation, clock_ahead_us, .. } => {
+                self.whys.remove(&node);
                 self.saw(node, true);
                 self.surroundings.found(node);
                 if self.starts.insert(node, incarnation).is_some_and(|before| before != incarnation) {
@@ -374,8 +389,9 @@ impl NetworkThread {
                 self.tell(Message::Reached(node));
             }
             // The calls have told of it.
-            Happening::Down { node, .. } => {
+            Happening::Down { node, failed } => {
                 self.saw(node, false);
+                self.whys.insert(node, failed.why);
                 self.surroundings.lost(node);
             }
             Happening::Joined { node, incarnation, ref address, .. } => {

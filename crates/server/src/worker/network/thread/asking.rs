@@ -126,7 +126,7 @@ impl NetworkThread {
                     Code::NoDevice | Code::Invalid => Code::Io,
                     code => code,
                 };
-                let known = self.members.iter().any(|(number, ..)| *number == node);
+                let known = self.members.iter().any(|member| member.node == node);
                 let why = if known || code == Code::NoDevice {
                     ""
                 } else {

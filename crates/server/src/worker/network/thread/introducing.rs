@@ -18,7 +18,7 @@ impl NetworkThread {
     pub(in crate::worker) fn introduce(&mut self) {
         let Some((answer, to_all)) = self.introduction.take() else { return };
         let mut nodes: Vec<NodeId> =
-            self.members.iter().map(|m| m.0).filter(|node| *node != self.me).collect();
+            self.members.iter().map(|m| m.node).filter(|node| *node != self.me).collect();
         nodes.sort();
         nodes.truncate(if to_all { nodes.len() } else { 1 });
         let mut answer = Some(answer);

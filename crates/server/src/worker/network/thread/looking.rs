@@ -7,7 +7,7 @@ use forebay_types::{Code, NodeId, Reply, Request, TargetSpace};
 use serde_json::{json, Value};
 
 use super::asking::Flight;
-use super::NetworkThread;
+use super::{Member, NetworkThread};
 use crate::worker::network::placement::Said;
 
 /// How long `status` waits for the other nodes: longer than a link takes that is made on this occasion.
@@ -71,7 +71,8 @@ impl NetworkThread {
             return;
         }
         let mut found: Vec<Value> = Vec::new();
-        for (node, name, host) in self.members.iter().filter(|(node, ..)| *node != self.me) {
+        for Member { node, name, host, media } in self.members.iter().filter(|member| member.node != self.me)
+        {
             let mut told = match self.surroundings.said_by(*node) {
                 Some(Said { inodes, spaces, .. }) => {
                     let sum =
@@ -91,6 +92,10 @@ impl NetworkThread {
             if let Some((_, since)) = self.states.get(node) {
                 told["since_s"] = self.calls.now().saturating_sub(*since).as_secs_f64().into();
             }
+            if told["state"] != "up" {
+                told["why"] = self.whys.get(node).map(String::as_str).into();
+            }
+            told["media"] = media.as_slice().into();
             told["node"] = node.0.into();
             told["name"] = name.as_str().into();
             told["host"] = host.as_str().into();
@@ -99,7 +104,7 @@ impl NetworkThread {
         found.sort_by_key(|node| node["node"].as_u64());
         let s = self.calls.statistics();
         let name =
-            self.members.iter().find(|(number, ..)| *number == self.me).map(|(_, name, _)| name.as_str());
+            self.members.iter().find(|member| member.node == self.me).map(|member| member.name.as_str());
         let told = json!({
             "node_name": name.unwrap_or_default(),
             "nodes": found,

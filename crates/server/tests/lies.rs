@@ -1,0 +1,272 @@
+//! What a daemon refuses of a peer that has the pool's secret and says what no daemon of it says: layouts on nodes that are not there, names
+//! that a part of a wide directory has not, and another version; and one whose clock is wrong, which it gets along with.
+
+mod support;
+
+use std::time::Duration;
+
+use forebay_fabric::{CallId, Calls, CallsSettings, Happening};
+use forebay_types::{
+    Attr, Caller, Code, Entry, Ino, Kind, Layout, NodeId, Part, Parts, Reply, Request, Timestamp, TxId,
+};
+use forebay_wire::{Message, Stamp, PROTOCOL_MAX};
+use support::{skipped, Daemon};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Node 2, which answers what it is asked as a node would, and asks what it wants.
+struct Liar {
+    calls: Calls,
+    sequence: u64,
+    /// Parts of directories that it was asked to make.
+    born: u64,
+    /// What was said of why node 1 is not reached.
+    whys: Vec<String>,
+    clocks_us: Vec<i64>,
+}
+
+fn encoded(reply: Result<Reply<'_>, Code>) -> Vec<u8> {
+    let mut bytes = vec![0; 1024];
+    let n = Reply::encode(&reply, &mut bytes).unwrap();
+    bytes.truncate(n);
+    bytes
+}
+
+fn directory(ino: Ino, of: Ino) -> Entry {
+    let time = Timestamp::default();
+    let attr = Attr {
+        ino,
+        size: 0,
+        rdev: 0,
+        parent: of,
+        mode: Kind::Directory.mode_bits() | 0o755,
+        uid: 0,
+        gid: 0,
+        nlink: 2,
+        flags: 0,
+        home: NodeId(2),
+        width_log2: 0,
+        atime: time,
+        mtime: time,
+        ctime: time,
+        btime: time,
+    };
+    Entry { attr, layout: Layout::single(NodeId(2), 0) }
+}
+
+impl Liar {
+    fn new(daemon: &Daemon, settings: CallsSettings) -> Liar {
+        let calls = daemon.peer_with(&daemon.secret(), settings);
+        Liar { calls, sequence: 0, born: 0, whys: Vec::new(), clocks_us: Vec::new() }
+    }
+
+    fn begin(&mut self, request: Request<'_>) -> CallId {
+        self.sequence += 1;
+        let daemons = if request.is_of_daemons() { 1 << 47 } else { 0 };
+        let stamp = Stamp { session: 2 << 48 | daemons | 5, slot: 0, sequence: self.sequence };
+        let deadline = self.calls.now() + PATIENCE;
+        let message = Message::Ask(Caller { uid: 0, gid: 0 }, request);
+        self.calls.call(NodeId(1), stamp, &message, deadline).unwrap()
+    }
+
+    /// The encoded reply, or the failure's code.
+    fn ask(&mut self, request: Request<'_>) -> Result<Vec<u8>, Code> {
+        let asked = self.begin(request);
+        loop {
+            self.calls.progress();
+            match self.calls.next_happening() {
+                Some(Happening::Answered { call, outcome, .. }) if call == asked => {
+                    return match outcome.map_err(|failed| failed.code)?.message() {
+                        Message::Answer(reply) => Ok(encoded(reply)),
+                        other => panic!("{other:?}"),
+                    };
+                }
+                Some(happening) => self.hear(happening),
+                None => self.calls.wait(Duration::from_millis(20)),
+            }
+        }
+    }
+
+    /// The code of its refusal, or none.
+    fn refused(&mut self, request: Request<'_>) -> Option<Code> {
+        let reply = self.ask(request).unwrap_or_else(|code| panic!("{request:?}: {code}"));
+        Reply::decode(&reply).err().or(Parts::of_refusal(&reply).map(|_| Code::Wide))
+    }
+
+    fn hear(&mut self, happening: Happening) {
+        match happening {
+            Happening::Asked { ticket, body } => {
+                let answer = match body.message() {
+                    Message::Ask(_, Request::Prepare { part: Part::BearPart { of, .. }, .. }) => {
+                        self.born += 1;
+                        Ok(Reply::Entry(directory(Ino::part(NodeId(2), 100 + self.born), of)))
+                    }
+                    Message::Ask(_, Request::Finish { .. }) => Ok(Reply::Done),
+                    _ => Err(Code::NotSupported),
+                };
+                self.calls.answer(&ticket, &Message::Answer(answer)).unwrap();
+            }
+            Happening::Down { failed, .. } => self.whys.push(failed.why),
+            Happening::Up { clock_ahead_us, .. } => self.clocks_us.push(clock_ahead_us),
+            _ => {}
+        }
+    }
+}
+
+fn create(parent: Ino, name: &[u8], layout: Option<Layout>) -> Request<'_> {
+    let (number, mode) = (None, 0o644);
+    Request::Create { parent, name, mode, exclusive: true, dirty: true, layout, number, reserve: false }
+}
+
+#[test]
+fn layout_on_a_node_or_target_that_is_not_there_is_refused() {
+    if skipped() {
+        return;
+    }
+    let daemon = Daemon::start("layouts", 6);
+    let worker = daemon.status().unwrap().pids.worker;
+    let mut liar = Liar::new(&daemon, CallsSettings::default());
+    let root = Ino::ROOT;
+    let on = |targets: &[u32]| Layout::on(targets, targets.len() as u16, 1 << 20).unwrap();
+    for (i, (layout, code)) in [
+        (Layout::single(NodeId(77), 0), Code::Io),
+        (Layout::single(NodeId(2), 1), Code::Invalid),
+        (Layout::single(NodeId(1), 1), Code::Invalid),
+        (Layout::unless_set(77 << 16), Code::Io),
+        (Layout::unless_set(2 << 16 | 9), Code::Invalid),
+        (on(&[1 << 16, 2 << 16, 3 << 16]), Code::Io),
+        (on(&[1 << 16, 2 << 16 | 3]), Code::Invalid),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let name = format!("refused {i}");
+        assert_eq!(liar.refused(create(root, name.as_bytes(), Some(layout))), Some(code), "{layout:?}");
+        let look = liar.refused(Request::Lookup { parent: root, name: name.as_bytes() });
+        assert_eq!(look, Some(Code::NotFound), "{layout:?}");
+        if layout.is_placed() {
+            let set = Request::SetLayout { ino: root, layout };
+            assert_eq!(liar.refused(set), Some(code), "{layout:?}");
+        }
+    }
+    // What is there is taken: one of each node's, and one that is chosen for each file.
+    assert_eq!(liar.refused(create(root, b"a", Some(on(&[1 << 16, 2 << 16])))), None);
+    assert_eq!(liar.refused(create(root, b"b", Some(Layout::unless_set(2 << 16)))), None);
+    let any = Request::SetLayout { ino: root, layout: Layout::on_any(4, 1 << 20).unwrap() };
+    assert_eq!(liar.refused(any), None);
+    liar.calls.leave("done");
+    daemon.assert_unharmed(worker);
+}
+
+#[test]
+fn name_that_a_part_of_a_wide_directory_has_not_is_refused_by_the_part() {
+    if skipped() {
+        return;
+    }
+    let daemon = Daemon::start("parts", 7);
+    let worker = daemon.status().unwrap().pids.worker;
+    let mut liar = Liar::new(&daemon, CallsSettings::default());
+    let made = liar.ask(Request::MakeDirectory { parent: Ino::ROOT, name: b"wide", mode: 0o755 }).unwrap();
+    let Ok(Reply::Entry(wide)) = Reply::decode(&made) else { panic!("{made:?}") };
+    let made = liar.ask(Request::SetWidth { ino: wide.attr.ino, width: 2 }).unwrap();
+    let Ok(Reply::Parts(parts)) = Reply::decode(&made) else { panic!("{made:?}") };
+    let here = parts.as_slice()[0];
+    assert_eq!((here.birth_node(), parts.as_slice()[1]), (NodeId(1), Ino::part(NodeId(2), 101)));
+    let names: Vec<Vec<u8>> = (0..40).map(|i| format!("name {i}").into_bytes()).collect();
+    let (its, others): (Vec<_>, Vec<_>) = names.iter().partition(|name| parts.of_name(name) == here);
+    assert!(its.len() > 4 && others.len() > 4);
+    // Its own first, so that there is something to lie of.
+    for name in &its {
+        assert_eq!(liar.refused(create(here, name, None)), None);
+    }
+    for (i, name) in others.iter().enumerate() {
+        let tx = TxId::new(NodeId(2), 1000 + i as u64);
+        let (kind, link) = (Kind::Directory, TxId::NONE);
+        let ino = Ino::new(NodeId(2), 500 + i as u64);
+        let enter = Part::Enter { parent: here, name, ino, kind, link, flags: 0 };
+        for request in [
+            create(here, name, None),
+            Request::Lookup { parent: here, name },
+            Request::MakeDirectory { parent: here, name, mode: 0o755 },
+            Request::MakeNode { parent: here, name, mode: Kind::Fifo.mode_bits() | 0o600, rdev: 0 },
+            Request::Symlink { parent: here, name, target: b"x" },
+            Request::Unlink { parent: here, name },
+            Request::RemoveDirectory { parent: here, name },
+            Request::Rename { parent: here, name: its[0], new_parent: here, new_name: name, flags: 0 },
+            Request::Prepare { tx, index: 0, part: enter },
+        ] {
+            assert_eq!(liar.refused(request), Some(Code::Wide), "{request:?}");
+        }
+    }
+    // And the directory itself has no names.
+    assert_eq!(liar.refused(create(wide.attr.ino, its[0], None)), Some(Code::Wide));
+    assert_eq!(liar.refused(Request::Lookup { parent: here, name: its[0] }), None);
+    liar.calls.leave("done");
+    daemon.assert_unharmed(worker);
+}
+
+#[test]
+fn peer_of_another_version_is_told_both_versions_and_so_is_the_log() {
+    if skipped() {
+        return;
+    }
+    let daemon = Daemon::start("version", 8);
+    let worker = daemon.status().unwrap().pids.worker;
+    let newer = PROTOCOL_MAX + 1;
+    let settings = CallsSettings { protocols: (newer, newer + 1), ..CallsSettings::default() };
+    let mut liar = Liar::new(&daemon, settings);
+    let refused = liar.ask(Request::GetAttr { ino: Ino::ROOT }).unwrap_err();
+    assert_eq!(refused, Code::NotPermitted);
+    while liar.whys.is_empty() {
+        let happening = liar.calls.next_happening().expect("it is told why");
+        liar.hear(happening);
+    }
+    let theirs =
+        format!("{PROTOCOL_MAX}, node 2 speaks {newer} to {}: install one version on both", newer + 1);
+    assert!(liar.whys[0].contains("node 1 speaks protocols"), "{:?}", liar.whys);
+    assert!(liar.whys[0].contains(&theirs), "{:?}", liar.whys);
+    let said = daemon.messages();
+    assert!(said.contains("node 2 was refused") && said.contains(&theirs), "{said}");
+    // What the daemon asks for itself is refused by the other one, and people are told so.
+    let nodes = std::thread::scope(|scope| {
+        let asking = scope.spawn(|| daemon.status().unwrap().more["nodes"].clone());
+        while !asking.is_finished() {
+            liar.calls.progress();
+            while let Some(happening) = liar.calls.next_happening() {
+                liar.hear(happening);
+            }
+            liar.calls.wait(Duration::from_millis(10));
+        }
+        asking.join().unwrap()
+    });
+    let why = nodes[0]["why"].as_str().unwrap_or_default();
+    assert!(nodes[0]["state"] == "unreachable" && why.contains("install one version on both"), "{nodes}");
+    daemon.assert_unharmed(worker);
+}
+
+#[test]
+fn peer_whose_clock_is_an_hour_ahead_is_told_of_and_served() {
+    if skipped() {
+        return;
+    }
+    let daemon = Daemon::start("clock", 9);
+    let worker = daemon.status().unwrap().pids.worker;
+    let settings = CallsSettings { clock_ahead_us: 3_600_000_000, ..CallsSettings::default() };
+    let mut liar = Liar::new(&daemon, settings);
+    for name in [b"a", b"b"] {
+        assert_eq!(liar.refused(create(Ino::ROOT, name, Some(Layout::single(NodeId(2), 0)))), None);
+    }
+    let leased = liar.ask(Request::RenewLease).unwrap();
+    assert!(matches!(Reply::decode(&leased), Ok(Reply::Count(_))), "{leased:?}");
+    assert_eq!(liar.refused(Request::Unlink { parent: Ino::ROOT, name: b"a" }), None);
+    // Node 1's is an hour behind, as this one sees it.
+    assert!(liar.clocks_us.iter().all(|us| (*us + 3_600_000_000).abs() < 60_000_000), "{:?}", liar.clocks_us);
+    assert!(!liar.clocks_us.is_empty());
+    let told = "the clock of node 2 is 3";
+    while !daemon.messages().contains(told) {
+        // It is told of when the daemon's own link is made.
+        liar.refused(Request::GetAttr { ino: Ino::ROOT });
+    }
+    liar.calls.leave("done");
+    daemon.assert_unharmed(worker);
+}
