@@ -61,6 +61,10 @@ install: build
 	install -d $(DESTDIR)$(PREFIX)/share/man/man5 $(DESTDIR)$(PREFIX)/share/man/man8
 	install -m 644 docs/man/*.1 $(DESTDIR)$(PREFIX)/share/man/man1/
 	install -m 644 docs/man/*.3 $(DESTDIR)$(PREFIX)/share/man/man3/
+	for page in docs/man/forebay_*.3; do \
+		for name in $$(sed -n '/^\.SH NAME/{n;s/ .-.*//;s/,//g;p}' $$page); do \
+			[ -e docs/man/$$name.3 ] || echo ".so man3/$${page##*/}" >$(DESTDIR)$(PREFIX)/share/man/man3/$$name.3; \
+		done; done
 	install -m 644 docs/man/*.5 $(DESTDIR)$(PREFIX)/share/man/man5/
 	install -m 644 docs/man/*.8 $(DESTDIR)$(PREFIX)/share/man/man8/
 	install -d $(DESTDIR)$(PREFIX)/share/doc/forebay

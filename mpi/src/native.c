@@ -76,8 +76,14 @@ void forebay_found_at(const char *directory) {
 bool debug(void) { return wants_debug; }
 
 static void attach(void) {
-    /* The one that the preload library has loaded, or will. */
-    void *handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+    /* A process has one: that which the program is linked with or something else has loaded, wherever it lies, else ours. */
+    const char *used = "the libforebay.so that the process has loaded";
+    void *handle = dlopen("libforebay.so", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+    if (handle == NULL) {
+        dlerror();
+        used = library;
+        handle = dlopen(library, RTLD_NOW | RTLD_LOCAL);
+    }
     if (handle == NULL) {
         fprintf(stderr, "forebay: %s\n", dlerror());
         return;
@@ -87,7 +93,7 @@ static void attach(void) {
     FOREBAY_FUNCTIONS(X)
 #undef X
     if (!found) {
-        fprintf(stderr, "forebay: %s is of another build than the MPI driver; install both together\n", library);
+        fprintf(stderr, "forebay: %s is of another build than the MPI driver; install both together\n", used);
         return;
     }
     if (forebay.attach(NULL, &attached) < 0) {

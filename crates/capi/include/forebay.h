@@ -10,7 +10,8 @@
  * forebay_fstat.
  *
  * All functions may be called from any thread at any time; all but forebay_attach, forebay_opendir, forebay_closedir and
- * those of forebay_file, forebay_request, forebay_memory and forebay_stage also from a signal handler. One directory (forebay_dir) belongs to one thread at a time.
+ * those of forebay_file, forebay_request, forebay_memory and forebay_stage also from a signal handler. One directory
+ * (forebay_dir) belongs to one thread at a time.
  *
  * A symbolic link or ".." that leads out of the pool is -EXDEV: such a path is the kernel's.
  *
@@ -54,7 +55,7 @@ int forebay_attach(const char *dir, forebay_pool **pool);
 /* Why this thread's last forebay_attach failed, cut to `room` bytes with the NUL. Returns the length of the whole. */
 int forebay_attach_error(char *words, size_t room);
 
-/* What an errno, negative or positive, means for a pool. Never NULL; not to be freed. */
+/* What an errno, negative or positive, means for a pool, and what helps. Never NULL; not to be freed. */
 const char *forebay_strerror(int error);
 
 /*
@@ -112,6 +113,15 @@ int forebay_removexattr(forebay_pool *pool, const char *path, const char *name, 
 typedef struct forebay_file forebay_file;
 int forebay_file_open(forebay_pool *pool, const char *path, int flags, mode_t mode, uint32_t stripe_count,
                       uint32_t stripe_bytes, forebay_file **file);
+
+/*
+ * The same on targets that are named: the stripes of a file that is made go round them in their order. Up to 8 targets;
+ * without any, the daemon chooses. A target is a node's number in the upper 16 bits and its place among the node's targets,
+ * from 0, in the lower ones; `forebay status` shows both.
+ */
+#define FOREBAY_TARGET(node, index) ((uint32_t)(node) << 16 | (uint32_t)(index))
+int forebay_file_open_on(forebay_pool *pool, const char *path, int flags, mode_t mode, uint32_t stripe_count,
+                         uint32_t stripe_bytes, const uint32_t *targets, int target_count, forebay_file **file);
 int forebay_file_close(forebay_file *file);
 
 /* The descriptor of a file with one backing file, good as long as the file is open, or -EOPNOTSUPP. */
@@ -203,6 +213,23 @@ int forebay_memory_unregister(forebay_memory *memory);
 int forebay_layout_get(forebay_pool *pool, const char *path, uint32_t *stripe_count, uint32_t *stripe_bytes);
 int forebay_layout_set(forebay_pool *pool, const char *path, uint32_t stripe_count, uint32_t stripe_bytes);
 int forebay_layout_migrate(forebay_pool *pool, const char *path);
+
+/*
+ * On which targets (FOREBAY_TARGET): forebay_layout_set_on names those of a directory's new files, forebay_layout_targets
+ * gives a file's, or those that a directory names, into room for `room` of them, and returns how many there are: none
+ * where they are chosen for each file.
+ */
+int forebay_layout_set_on(forebay_pool *pool, const char *path, uint32_t stripe_count, uint32_t stripe_bytes,
+                          const uint32_t *targets, int target_count);
+int forebay_layout_targets(forebay_pool *pool, const char *path, uint32_t *targets, int room);
+
+/*
+ * A directory's width: the number of nodes over which its entries lie. It can be set, once, of an empty directory of the
+ * caller's: 2 to 16, 0 being all nodes up to that. -ENOTEMPTY with entries, -EEXIST when it is wide already, -ENXIO when the
+ * pool has not so many nodes.
+ */
+int forebay_layout_width(forebay_pool *pool, const char *path);
+int forebay_layout_set_width(forebay_pool *pool, const char *path, uint32_t width);
 
 /*
  * Copies a file or a directory with all below it into the pool, or out of it, by the `forebay` command in a process of its

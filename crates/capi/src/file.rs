@@ -3,6 +3,7 @@
 //! A handle owns its descriptors until forebay_file_close. Several threads may read and write one handle at a time.
 
 use std::os::raw::{c_char, c_int, c_void};
+use std::ptr::null;
 use std::sync::Arc;
 
 use forebay_client::{Fail, File, Run, Striping};
@@ -62,9 +63,31 @@ pub unsafe extern "C" fn forebay_file_open(
     out: *mut *mut forebay_file,
 ) -> c_int {
     // SAFETY: see above.
+    unsafe { forebay_file_open_on(pool, path, flags, mode, stripe_count, stripe_bytes, null(), 0, out) }
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
+#[allow(clippy::too_many_arguments)] // C's
+pub unsafe extern "C" fn forebay_file_open_on(
+    pool: *const PoolHandle,
+    path: *const c_char,
+    flags: c_int,
+    mode: u32,
+    stripe_count: u32,
+    stripe_bytes: u32,
+    targets: *const u32,
+    target_count: c_int,
+    out: *mut *mut forebay_file,
+) -> c_int {
+    // SAFETY: see above.
     unsafe {
         on_path(pool, path, |pool, at, escape| {
             let out = out.as_mut().ok_or(Fail::Code(Code::Fault))?;
+            let targets = crate::layout::targets(targets, target_count)?;
             let allowed = libc::O_ACCMODE | libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC | libc::O_CLOEXEC;
             let count =
                 u16::try_from(stripe_count & !STRIPES_DEFAULT).map_err(|_| Fail::Code(Code::Invalid))?;
@@ -73,7 +96,7 @@ pub unsafe extern "C" fn forebay_file_open(
             }
             let yields = stripe_count == 0 || stripe_count & STRIPES_DEFAULT != 0;
             let striping = Striping { stripe_count: count.max(1), stripe_bytes, yields };
-            let file = pool.open_striped(at, flags, mode, striping, escape)?;
+            let file = pool.open_striped_on(at, flags, mode, striping, targets, escape)?;
             *out = Box::into_raw(Box::new(forebay_file { file: Arc::new(file) }));
             Ok(0)
         })
@@ -183,7 +206,7 @@ pub unsafe extern "C" fn forebay_file_pwrite(
 ///
 /// # Safety
 /// `first` is null or points to `count` elements that live as long as the call.
-unsafe fn array<'a, T>(first: *const T, count: c_int) -> Result<&'a [T], i64> {
+pub(crate) unsafe fn array<'a, T>(first: *const T, count: c_int) -> Result<&'a [T], i64> {
     let count = usize::try_from(count).map_err(|_| negative(Code::Invalid))?;
     if count == 0 {
         return Ok(&[]);
@@ -380,65 +403,4 @@ pub unsafe extern "C" fn forebay_file_punch(file: *const forebay_file, offset: i
 pub unsafe extern "C" fn forebay_file_sync(file: *const forebay_file) -> c_int {
     // SAFETY: see above.
     unsafe { on_file(file, |file| file.sync().map(|()| 0).map_err(negative)) as c_int }
-}
-
-/// See forebay.h.
-///
-/// # Safety
-/// As forebay.h says.
-#[no_mangle]
-pub unsafe extern "C" fn forebay_layout_get(
-    pool: *const PoolHandle,
-    path: *const c_char,
-    stripe_count: *mut u32,
-    stripe_bytes: *mut u32,
-) -> c_int {
-    // SAFETY: see above.
-    unsafe {
-        on_path(pool, path, |pool, at, escape| {
-            let (count, bytes) = (stripe_count.as_mut(), stripe_bytes.as_mut());
-            let (Some(count), Some(bytes)) = (count, bytes) else { return Err(Fail::Code(Code::Fault)) };
-            let striping = Striping::of(&pool.resolve(at, true, escape)?.layout);
-            (*count, *bytes) = (striping.stripe_count.into(), striping.stripe_bytes);
-            Ok(0)
-        })
-    }
-}
-
-/// See forebay.h.
-///
-/// # Safety
-/// As forebay.h says.
-#[no_mangle]
-pub unsafe extern "C" fn forebay_layout_set(
-    pool: *const PoolHandle,
-    path: *const c_char,
-    stripe_count: u32,
-    stripe_bytes: u32,
-) -> c_int {
-    // SAFETY: see above.
-    unsafe {
-        on_path(pool, path, |pool, at, escape| {
-            let directory = pool.resolve(at, true, escape)?;
-            let count = u16::try_from(stripe_count).map_err(|_| Fail::Code(Code::Invalid))?;
-            pool.set_layout_of_new(&directory, (count, stripe_bytes), &[])?;
-            Ok(0)
-        })
-    }
-}
-
-/// See forebay.h.
-///
-/// # Safety
-/// As forebay.h says.
-#[no_mangle]
-pub unsafe extern "C" fn forebay_layout_migrate(pool: *const PoolHandle, path: *const c_char) -> c_int {
-    // SAFETY: see above.
-    unsafe {
-        on_path(pool, path, |pool, at, escape| {
-            let entry = pool.resolve(at, true, escape)?;
-            pool.make_single(entry.attr.ino, false)?;
-            Ok(0)
-        })
-    }
 }

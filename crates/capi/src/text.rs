@@ -34,37 +34,52 @@ pub(crate) fn remember(words: &str) {
 pub extern "C" fn forebay_strerror(error: i32) -> *const c_char {
     let words: &'static CStr = match error.unsigned_abs() as i32 {
         0 => c"success",
-        libc::ENOENT => c"no such file or directory",
-        libc::EEXIST => c"the name is taken",
+        libc::ENOENT => {
+            c"no such file or directory in the pool: paths start at its root, without the prefix of \
+              `forebay run`"
+        }
+        libc::EEXIST => c"the name is taken, or it was set before: open without O_EXCL, or remove it first",
         libc::ENOTDIR => c"a component of the path is not a directory",
         libc::EISDIR => c"it is a directory",
-        libc::ENOTEMPTY => c"the directory is not empty",
+        libc::ENOTEMPTY => c"the directory is not empty: remove what is in it first",
         libc::ENAMETOOLONG => c"a name exceeds 255 bytes or the path 4095",
         libc::ENOSPC => c"the pool is full: stage files out or remove some, or start it with more --capacity",
         libc::EIO => {
             c"the pool's daemon is gone or its medium failed: see its log, `forebay status` and dmesg"
         }
-        libc::EPERM => c"only the file's owner may do this",
-        libc::EACCES => c"the mode bits do not allow it",
+        libc::EPERM => c"only the file's owner, or root, may do this",
+        libc::EACCES => {
+            c"the mode bits of the file, or of a directory on the way to it, do not allow it: see chmod"
+        }
         libc::EINVAL => c"an argument makes no sense",
-        libc::ELOOP => c"too many symbolic links",
+        libc::ELOOP => c"too many symbolic links, or they lead in a circle",
         libc::EMLINK => c"the inode has as many links as it can",
         libc::EXDEV => c"the path leaves the pool: use the kernel's own call for it",
         libc::ENODATA => c"no such extended attribute",
-        libc::ERANGE => c"the buffer is too small",
+        libc::ERANGE => c"the buffer is too small: ask for the size with room for 0 bytes",
         libc::E2BIG => c"the value is too large",
-        libc::EOPNOTSUPP => c"a pool does not do this",
-        libc::ESTALE => c"the inode existed and is gone",
-        libc::EBUSY => c"it is in use",
+        libc::EOPNOTSUPP => {
+            c"a pool does not do this, or not of a file like this one: a descriptor of another node's \
+              file needs the pool's mount (`forebay mount`), one of several backing files \
+              `forebay_file_open`"
+        }
+        libc::ESTALE => c"it was removed or replaced meanwhile: open it again",
+        libc::EBUSY => {
+            c"it is in use: another process has it open or locked, so try again when that has closed it"
+        }
         libc::EOVERFLOW => c"the value does not fit its type",
-        libc::EINTR => c"interrupted by a signal",
-        libc::EBADF => c"the descriptor is not open, or not for this",
-        libc::EMFILE => c"out of descriptors or memory",
-        libc::ETXTBSY => c"a running program's file cannot be written",
+        libc::EINTR => c"interrupted by a signal, or stopped: start it again",
+        libc::EBADF => c"the descriptor is not open, or not for this: see the flags that it was opened with",
+        libc::EMFILE => c"out of descriptors or memory: close files, or raise `ulimit -n`",
+        libc::ETXTBSY => c"a program is run from this file: it can be written when that has ended",
         libc::EFAULT => c"a pointer is bad",
-        libc::EFBIG => c"the file is too large for the medium",
+        libc::EFBIG => c"the file is larger than its medium, or `ulimit -f`, allows",
         libc::EROFS => c"read-only file system",
-        libc::ENXIO => c"no such device or address",
+        libc::EAGAIN => c"too much is under way already: wait for some of it",
+        libc::ENXIO => {
+            c"the pool has no such target or not so many nodes (`forebay status` tells), or there is \
+              nothing behind the offset"
+        }
         _ => c"unknown error",
     };
     words.as_ptr()

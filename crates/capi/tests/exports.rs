@@ -54,6 +54,30 @@ fn exports_but_the_door_are_declared_in_the_header() {
     }
 }
 
+/// `make install` finds by this line which pages `man` is to give for which names.
+#[test]
+fn exports_but_the_door_have_a_man_page_with_their_prototype() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/man");
+    let pages = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let pages = pages.filter(|page| page.extension().is_some_and(|extension| extension == "3"));
+    let mut described = Vec::new();
+    for page in pages.filter(|page| !page.ends_with("libforebay.3")) {
+        let text = std::fs::read_to_string(&page).unwrap();
+        let (_, rest) =
+            text.split_once(".SH NAME\n").unwrap_or_else(|| panic!("{} has no name", page.display()));
+        let (names, _) = rest.lines().next().unwrap().split_once(" \\- ").unwrap();
+        for name in names.split(", ") {
+            assert!(text.contains(&format!("{name}(")), "{}: no prototype of {name}", page.display());
+            described.push(name.to_owned());
+        }
+        assert!(described.iter().any(|name| page.ends_with(format!("{name}.3"))), "{}", page.display());
+    }
+    described.sort();
+    let exported: Vec<_> =
+        symbols("--defined-only").into_iter().filter(|name| name != "forebay_door").collect();
+    assert_eq!(described, exported);
+}
+
 /// Standard library functions that are reached only while a panic prints its backtrace.
 const ON_PANIC: [&str; 2] = ["getcwd", "realpath"];
 

@@ -263,6 +263,33 @@ static void layouts(forebay_pool *pool)
     CHECK(fd >= 0 && pread(fd, &byte, 1, 100000) == 1 && byte == 'x');
     close(fd);
     CHECK(forebay_layout_set(pool, "/", 1, 4096) == 0);
+
+    /* Targets: a pool of one node has number 1, and one target unless it was told of more. */
+    uint32_t here[] = {FOREBAY_TARGET(1, 0)}, none[] = {FOREBAY_TARGET(1, 77)}, found[4] = {0};
+    uint32_t many[9] = {0};
+    CHECK(forebay_mkdir(pool, "placed", 0700) == 0 && forebay_layout_targets(pool, "placed", found, 4) == 0);
+    CHECK(forebay_layout_set_on(pool, "placed", 3, 4096, here, 1) == 0);
+    CHECK(forebay_layout_targets(pool, "placed", found, 4) == 1 && found[0] == here[0]);
+    CHECK(forebay_layout_targets(pool, "placed", NULL, 0) == 1);
+    CHECK(forebay_layout_targets(pool, "placed", NULL, 1) == -EFAULT);
+    CHECK(forebay_layout_targets(pool, "placed", found, -1) == -EINVAL);
+    CHECK(forebay_layout_set_on(pool, "placed", 3, 4096, many, 9) == -EINVAL);
+    CHECK(forebay_layout_set_on(pool, "placed", 3, 4096, NULL, 1) == -EFAULT);
+    CHECK(forebay_layout_set_on(pool, "placed", 3, 4096, here, -1) == -EINVAL);
+    CHECK(forebay_file_open_on(pool, "placed/a", O_RDWR | O_CREAT, 0600, 2, 8192, here, 1, &file) == 0);
+    CHECK(forebay_file_layout(file, &count, &bytes) == 0 && count == 2 && bytes == 8192);
+    CHECK(forebay_file_pwrite(file, "x", 1, 8192) == 1 && forebay_file_close(file) == 0);
+    CHECK(forebay_layout_targets(pool, "placed/a", found, 4) == 1 && found[0] == here[0]);
+    CHECK(forebay_file_open_on(pool, "placed/b", O_RDWR | O_CREAT, 0600, 2, 8192, none, 1, &file) == -ENXIO);
+    CHECK(forebay_stat(pool, "placed/b", &st) == -ENOENT);
+    CHECK(forebay_unlink(pool, "placed/a") == 0);
+
+    /* Width: a pool of one node has none to give. */
+    CHECK(forebay_layout_width(pool, "placed") == 1 && forebay_layout_width(pool, "later") == -ENOTDIR);
+    CHECK(forebay_layout_width(pool, "none") == -ENOENT && forebay_layout_set_width(pool, "none", 2) == -ENOENT);
+    CHECK(forebay_layout_set_width(pool, "placed", 1) == 0 && forebay_layout_set_width(pool, "placed", 2) == -ENXIO);
+    CHECK(forebay_layout_set_width(pool, "placed", 1 << 20) == -EINVAL);
+    CHECK(forebay_layout_set_width(pool, "later", 2) == -ENOTDIR && forebay_rmdir(pool, "placed") == 0);
     CHECK(forebay_unlink(pool, "told") == 0 && forebay_unlink(pool, "later") == 0);
 }
 

@@ -51,5 +51,6 @@ pub use locks::{LockPlace, LocksElsewhere};
 pub use mounted::{inode_of_name, INODE_NAME, MOUNTED_MARK};
 pub use open::directories_opened;
 pub use path::{PathBuffer, Place};
+pub use placing::targets_of;
 pub use pool::{Door, Fail, Pool};
 pub use runs::Run;

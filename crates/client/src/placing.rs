@@ -6,10 +6,21 @@
 //! would put the file, and the directory's node makes nothing but answers with the directory where that has a layout
 //! ([`Layout::unless_set`]). So a directory without one costs nobody a request.
 
-use forebay_types::{node_of, target_of, Code, Entry, Layout, Reply, Request, Targets};
+use forebay_types::{node_of, target_of, Code, Component, Entry, Layout, Reply, Request, Targets};
 
 use crate::file::Striping;
 use crate::pool::Pool;
+
+/// The targets that a component's stripes are on, in their order; none where they are chosen for each file.
+pub fn targets_of(c: &Component) -> Vec<u32> {
+    let used = c.stripe_count.min(u16::from(c.target_count));
+    let mut targets: Vec<u32> = (0..used).map(|stripe| c.target(stripe)).collect();
+    targets.dedup();
+    if targets == [0] {
+        targets.clear();
+    }
+    targets
+}
 
 impl Pool {
     /// What a request to make a file says of its layout when the maker has no wish; none in a pool with one target, where

@@ -228,7 +228,8 @@ fn attach_to(door: &'static Door, words: &mut [u8]) -> Option<Pool> {
     Some(Pool { door, handle })
 }
 
-/// Loads libforebay.so from beside this library; on failure `words` say why.
+/// Finds the libforebay.so that the process has, which a program may be linked with, or loads the one beside this library; on
+/// failure `words` say why.
 fn load_door(words: &mut [u8]) -> Option<&'static Door> {
     let door = DOOR.load(Ordering::Relaxed);
     if !door.is_null() {
@@ -236,7 +237,7 @@ fn load_door(words: &mut [u8]) -> Option<&'static Door> {
         return Some(unsafe { &*door });
     }
     let mut library = Buffer::new();
-    if !beside_this_library(&mut library) {
+    if !loaded_already(&mut library) && !beside_this_library(&mut library) {
         say(words, &[b"cannot find where libforebay_preload.so was loaded from, to load libforebay.so"]);
         return None;
     }
@@ -264,6 +265,23 @@ fn load_door(words: &mut [u8]) -> Option<&'static Door> {
     let library = unsafe { crate::path::bytes(library.as_c()) };
     say(words, &[library, b" is of another build than libforebay_preload.so; install both together"]);
     None
+}
+
+/// The path of the libforebay.so that the process has, if it has one. The list of objects is read rather than dlopen asked, which
+/// would search the file system and leave an error for the program's dlerror.
+fn loaded_already(out: &mut Buffer) -> bool {
+    unsafe extern "C" fn look(object: *mut libc::dl_phdr_info, _bytes: usize, out: *mut c_void) -> i32 {
+        // SAFETY: the loader gives a valid object; `out` is what is handed over below.
+        let (name, out) = unsafe { ((*object).dlpi_name, &mut *out.cast::<Buffer>()) };
+        if name.is_null() {
+            return 0;
+        }
+        // SAFETY: the name of a loaded object is a C string.
+        let name = unsafe { crate::path::bytes(name) };
+        i32::from(name.ends_with(b"/libforebay.so") && out.set(&[name]))
+    }
+    // SAFETY: `look` gets what it expects, and lives as long as this call.
+    unsafe { libc::dl_iterate_phdr(Some(look), std::ptr::from_mut(out).cast()) != 0 }
 }
 
 /// The path of libforebay.so in the directory that this library was loaded from.

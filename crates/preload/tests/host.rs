@@ -22,6 +22,42 @@ fn program_that_never_touches_the_pool_does_not_load_the_client() {
     assert!(maps.contains("libforebay.so"), "the client is loaded by the first call on the pool");
 }
 
+/// A program that is linked with a libforebay.so of another place keeps that one, and the door uses it too: two clients in a
+/// process would not know of each other's descriptors.
+#[test]
+fn program_linked_with_the_client_shares_its_copy_with_the_door() {
+    let (pool, scratch) = (Pool::start(), Scratch::new());
+    let copy = scratch.path().join("libforebay.so");
+    std::fs::copy(binary("libforebay.so"), &copy).unwrap();
+    let (source, program) = (scratch.path().join("linked.c"), scratch.path().join("linked"));
+    let lines = [
+        "#include <forebay.h>",
+        "#include <stdio.h>",
+        "#include <unistd.h>",
+        "int main(void) {",
+        "    forebay_pool *pool;",
+        "    if (forebay_attach(NULL, &pool) < 0 || access(\"/forebay\", F_OK) != 0 || access(\"/forebay/no\", F_OK) == 0)",
+        "        return 1;",
+        "    char line[4096];",
+        "    for (FILE *maps = fopen(\"/proc/self/maps\", \"r\"); fgets(line, sizeof line, maps) != NULL;)",
+        "        fputs(line, stdout);",
+        "    return 0;",
+        "}",
+    ];
+    std::fs::write(&source, lines.join("\n")).unwrap();
+    let header = Path::new(env!("CARGO_MANIFEST_DIR")).join("../capi/include");
+    let mut compiler = Command::new("cc");
+    compiler.arg("-I").arg(header).arg(&source).arg("-o").arg(&program).arg(&copy);
+    succeeds(compiler.arg(format!("-Wl,-rpath,{}", scratch.text())));
+    let maps = succeeds(pool.command(&program).env_remove("LD_LIBRARY_PATH"));
+    let at: std::collections::BTreeSet<_> = maps
+        .lines()
+        .filter_map(|line| line.find('/').map(|at| &line[at..]))
+        .filter(|p| p.ends_with("/libforebay.so"))
+        .collect();
+    assert_eq!(at.into_iter().collect::<Vec<_>>(), [copy.to_str().unwrap()]);
+}
+
 #[test]
 fn disabled_door_passes_everything_through() {
     let pool = Pool::start();

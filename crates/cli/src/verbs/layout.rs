@@ -5,10 +5,10 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use forebay_client::{PathBuffer, Pool, Striping};
+use forebay_client::{targets_of, PathBuffer, Pool, Striping};
 use forebay_server::control;
 use forebay_types::limits::{STRIPES_MAX, STRIPE_BYTES_MAX, STRIPE_BYTES_MIN, TARGETS_MAX, WIDTH_MAX};
-use forebay_types::{node_of, target_of, Code, Component, Entry, Error, Kind, Layout, NodeId, Result};
+use forebay_types::{node_of, target_of, Code, Entry, Error, Kind, Layout, NodeId, Result};
 use serde_json::{json, Value};
 
 use super::ls::put_name;
@@ -101,17 +101,6 @@ impl Nodes {
     }
 }
 
-/// The targets that a component's stripes are on, in their order; none where they are chosen for each file.
-fn targets(c: &Component) -> Vec<u32> {
-    let used = c.stripe_count.min(u16::from(c.target_count));
-    let mut targets: Vec<u32> = (0..used).map(|stripe| c.target(stripe)).collect();
-    targets.dedup();
-    if targets == [0] {
-        targets.clear();
-    }
-    targets
-}
-
 /// Does something to each path; all are tried.
 fn each(paths: &[OsString], mut on: impl FnMut(&[u8]) -> Result<()>) -> ExitCode {
     let mut status = ExitCode::SUCCESS;
@@ -181,7 +170,7 @@ fn get(pool: &Pool, nodes: &Nodes, arguments: &LayoutGet) -> ExitCode {
 fn words(layout: &Layout, nodes: &Nodes) -> String {
     let parts = layout.components().iter().map(|c| {
         let range = if c.end == u64::MAX { String::new() } else { format!(" up to {}", table::bytes(c.end)) };
-        let names: Vec<String> = targets(c).into_iter().map(|target| nodes.name(target)).collect();
+        let names: Vec<String> = targets_of(c).into_iter().map(|target| nodes.name(target)).collect();
         let on = match names.len() {
             0 => String::new(),
             _ => format!(", on {}", names.join(", ")),
@@ -203,7 +192,7 @@ fn as_json(path: &[u8], entry: &Entry) -> Value {
             "end": if c.end == u64::MAX { Value::Null } else { json!(c.end) },
             "stripe_count": c.stripe_count,
             "stripe_bytes": c.stripe_bytes,
-            "targets": targets(c)
+            "targets": targets_of(c)
                 .into_iter()
                 .map(|target| json!({ "node": node_of(target).0, "target": target as u16 }))
                 .collect::<Vec<_>>(),
