@@ -150,6 +150,7 @@ impl Scene {
             shard_bytes: 16 << 20,
             flight_recorder: self.held.recorder.as_fd(),
             doorbell: self.held.doorbell.as_fd(),
+            appends: None,
             rings: Vec::new(),
             epoch: self.starts,
             clock: timestamp,

@@ -26,8 +26,12 @@ use serde_json::Value;
 use super::coordination::Steps;
 use super::journal::Journal;
 use super::network::{
-    give_buffer, Giver, Hand, Job, KeptOpen, Member, Network, NetworkThread, Orders, Round as NetworkRound,
+    give_buffer, Appended, Giver, Hand, Job, KeptOpen, Member, Network, NetworkThread, Orders, RemoteLocks,
+    Round as NetworkRound,
 };
+
+/// Bytes of the memory by which a node's next worker knows which appends are done.
+pub const APPENDS_BYTES: usize = super::network::APPENDS_BYTES;
 use super::recorder::FlightRecorder;
 use super::remote::Door;
 use super::session::Session;
@@ -82,6 +86,9 @@ pub struct Setup<'a> {
     pub flight_recorder: BorrowedFd<'a>,
     /// The doorbell that outlives the node.
     pub doorbell: BorrowedFd<'a>,
+    /// Memory of [`APPENDS_BYTES`] that outlives the node: which appends of other nodes' processes are done. Without it nothing of
+    /// them does.
+    pub appends: Option<BorrowedFd<'a>>,
     /// Sessions of the last worker whose processes live, with their rings.
     pub rings: Vec<(u64, OwnedFd)>,
     /// The board's epoch: greater than the last worker's.
@@ -185,7 +192,10 @@ impl Node {
         let (sender, orders) = mpsc::channel();
         let to_network = Orders::new(sender, calls.endpoint().waker().clone());
         let (to_crew, jobs) = mpsc::channel();
-        let kept = Arc::new(KeptOpen::default());
+        let kept = Arc::new(match setup.appends {
+            Some(memory) => KeptOpen::restored(RemoteLocks::default(), Appended::open(memory)?),
+            None => KeptOpen::default(),
+        });
         let hand = Hand::new(Arc::clone(&targets), Arc::clone(&kept), to_network.clone());
         let network =
             NetworkThread::new(calls, setup.node, members, orders, to_shard.clone(), (to_crew, kept))

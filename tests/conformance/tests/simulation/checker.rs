@@ -39,17 +39,21 @@ fn conflict(a: &Op, b: &Op) -> bool {
         Op::Link { ino, .. } | Op::Stat { ino } | Op::Chmod { ino, .. } => Some(*ino),
         Op::SetXattr { ino, .. } | Op::GetXattr { ino } => Some(*ino),
         Op::Write { ino, .. } | Op::Read { ino, .. } => Some(*ino),
+        Op::Append { ino, .. } | Op::ReadAppended { ino } => Some(*ino),
+        Op::Truncate { ino, .. } | Op::Allocate { ino, .. } | Op::Size { ino } => Some(*ino),
         _ => None,
     };
     let unlinks = |op: &Op| matches!(op, Op::Unlink { .. });
     let entry = |op: &Op| match op {
-        Op::Create { dir, name } | Op::Mkdir { dir, name } | Op::Symlink { dir, name } => {
+        Op::Create { dir, name, .. } | Op::Mkdir { dir, name } | Op::Symlink { dir, name } => {
             Some((*dir, Some(*name)))
         }
         Op::Link { dir, name, .. } | Op::Unlink { dir, name } | Op::Lookup { dir, name } => {
             Some((*dir, Some(*name)))
         }
-        Op::List { dir } | Op::ListPart { dir, .. } | Op::Widen { dir } => Some((*dir, None)),
+        Op::List { dir } | Op::ListPart { dir, .. } | Op::Widen { dir } | Op::Count { dir } => {
+            Some((*dir, None))
+        }
         _ => None,
     };
     let same_inode = inode(a).is_some() && inode(a) == inode(b);

@@ -8,12 +8,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_client::{Pool, Role};
 use forebay_fabric::Numbers;
-use forebay_types::{Caller, Code, Ino, Kind, Parts, SetAttr};
+use forebay_types::{Caller, Code, Entry, Ino, Kind, Layout, Parts, SetAttr};
 
 use crate::baton::Baton;
 use crate::history::{Name, Op, Outcome, Recorder};
 
 const XATTR: &[u8] = b"user.word";
+/// How a file lies that is spread.
+const STRIPES: u16 = 4;
+const STRIPE_BYTES: u32 = 4096;
 /// Where a file's block is, and how long: more than goes within a request, and less than is moved in several parts, so that it is written at
 /// one moment.
 const BLOCK_AT: u64 = 4096;
@@ -32,25 +35,77 @@ pub(crate) enum Plan {
     End,
 }
 
+/// A defect that the simulation must find, to show that it would find others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Defect {
+    /// A worker that takes over forgets the last replies of other nodes' processes.
+    ForgetsReplies,
+    /// A worker that takes over does not know which appends are done.
+    ForgetsAppends,
+    /// `fallocate` of a file that is spread does nothing.
+    AllocatesNothing,
+    /// What is told of a wide directory is its own, without its parts.
+    CountsWithoutParts,
+}
+
+impl Defect {
+    pub(crate) const ALL: [(Defect, &'static str); 4] = [
+        (Defect::ForgetsReplies, "replies"),
+        (Defect::ForgetsAppends, "appends"),
+        (Defect::AllocatesNothing, "allocates"),
+        (Defect::CountsWithoutParts, "counts"),
+    ];
+}
+
 /// What clients have heard of: one may use what another made.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
     pub(crate) directories: Vec<Ino>,
-    pub(crate) files: Vec<Ino>,
+    pub(crate) files: Vec<Made>,
     pub(crate) next_value: u32,
+}
+
+/// A file, what is done with it, and who made it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Made {
+    ino: Ino,
+    use_of: Use,
+    maker: usize,
+}
+
+/// What is done with a file's data.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Use {
+    /// It has a word and a block, which are written anew.
+    Written,
+    /// It grows at its end.
+    Appended,
+    /// It is spread, and only its size changes.
+    Spread,
+}
+
+impl Use {
+    fn of(entry: &Entry) -> Use {
+        match entry.layout.is_single() {
+            false => Use::Spread,
+            true if entry.attr.ino.0.is_multiple_of(2) => Use::Appended,
+            true => Use::Written,
+        }
+    }
 }
 
 /// Shared by scheduler and clients; only one of them runs at a time.
 #[derive(Clone, Debug)]
 pub(crate) struct Common {
     pub(crate) recorder: Recorder,
+    planted: Option<Defect>,
     known: Arc<Mutex<Known>>,
 }
 
 impl Common {
-    pub(crate) fn new(recorder: Recorder) -> Common {
+    pub(crate) fn new(recorder: Recorder, planted: Option<Defect>) -> Common {
         let known = Known { directories: vec![Ino::ROOT], ..Known::default() };
-        Common { recorder, known: Arc::new(Mutex::new(known)) }
+        Common { recorder, planted, known: Arc::new(Mutex::new(known)) }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -116,6 +171,29 @@ impl Client {
     }
 }
 
+/// Appends to a file of this node as programs do.
+fn append_here(pool: &Pool, entry: &Entry, bytes: &[u8]) -> Result<usize, Code> {
+    let fd = pool.open_backing(entry, libc::O_WRONLY | libc::O_APPEND | libc::O_CLOEXEC)?;
+    // SAFETY: the descriptor is new and ours.
+    let mut file = unsafe { <std::fs::File as std::os::fd::FromRawFd>::from_raw_fd(fd) };
+    Ok(std::io::Write::write(&mut file, bytes).unwrap_or_else(|e| panic!("cannot append: {e}")))
+}
+
+/// The values that a file has one behind the other, each whole.
+fn appended(bytes: &[u8]) -> Vec<u32> {
+    let (mut values, mut at) = (Vec::new(), 0);
+    while at < bytes.len() {
+        let word: [u8; 4] = bytes[at..].first_chunk().copied().unwrap_or_else(|| panic!("a word is torn"));
+        let value = u32::from_le_bytes(word);
+        let length = if value & 1 == 1 { BLOCK_BYTES } else { 4 };
+        let whole = bytes.get(at..at + length).unwrap_or_else(|| panic!("{value} is torn"));
+        assert!(whole.chunks(4).all(|other| other == word), "{value} is not all there");
+        values.push(value);
+        at += length;
+    }
+    values
+}
+
 struct Program {
     pool: &'static Pool,
     index: usize,
@@ -139,7 +217,7 @@ impl Program {
         known.directories[i as usize]
     }
 
-    fn file(&mut self) -> Option<Ino> {
+    fn file(&mut self) -> Option<Made> {
         let known = self.common.known();
         let n = known.files.len() as u64;
         (n > 0).then(|| known.files[(n - 1 - self.numbers.below(n.min(5))) as usize])
@@ -154,7 +232,8 @@ impl Program {
             known.next_value
         };
         match (self.numbers.below(100), file) {
-            (0..=19, _) => Op::Create { dir, name },
+            (0..=17, _) => Op::Create { dir, name, spread: false },
+            (18..=19, _) => Op::Create { dir, name, spread: true },
             (20..=33, _) => Op::Mkdir { dir, name },
             (34, _) => Op::Symlink { dir, name },
             (35..=36, _) => Op::Widen { dir },
@@ -164,18 +243,32 @@ impl Program {
                 let (to_dir, to_name) = (self.directory(), self.name());
                 Op::Rename { dir, name, to_dir, to_name, replaces: self.numbers.chance(700) }
             }
-            (67..=70, Some(ino)) => Op::Link { ino, dir, name },
+            (67..=70, Some(Made { ino, .. })) => Op::Link { ino, dir, name },
             (71..=72, _) => Op::Widen { dir },
             (73..=79, _) => Op::Lookup { dir, name },
             (80..=83, _) => Op::List { dir },
-            (84..=86, Some(ino)) => Op::Stat { ino },
-            (87..=89, Some(ino)) => Op::Chmod { ino, mode: 0o600 + self.numbers.below(64) as u32 },
-            (90..=91, Some(ino)) => Op::SetXattr { ino, value: value() },
-            (92..=93, Some(ino)) => Op::GetXattr { ino },
-            (94..=95, Some(ino)) => Op::Write { ino, value: value(), large: self.numbers.chance(500) },
-            (96..=97, Some(ino)) => Op::Read { ino, large: self.numbers.chance(500) },
-            (98, Some(ino)) => Op::Write { ino, value: value(), large: true },
-            (99, Some(ino)) => Op::Read { ino, large: true },
+            (84..=86, Some(Made { ino, .. })) => Op::Stat { ino },
+            (87..=89, Some(Made { ino, .. })) => {
+                Op::Chmod { ino, mode: 0o600 + self.numbers.below(64) as u32 }
+            }
+            (90, Some(Made { ino, .. })) => Op::SetXattr { ino, value: value() },
+            (91, Some(Made { ino, .. })) => Op::GetXattr { ino },
+            (92..=99, Some(Made { ino, use_of, maker })) => {
+                let (changes, large) = (self.numbers.chance(600), self.numbers.chance(600));
+                let bytes = self.numbers.below(12) as u32 * 3000;
+                match use_of {
+                    Use::Written if changes => Op::Write { ino, value: value(), large },
+                    Use::Written => Op::Read { ino, large },
+                    Use::Appended if changes => {
+                        Op::Append { ino, value: value() << 1 | u32::from(large), large }
+                    }
+                    Use::Appended => Op::ReadAppended { ino },
+                    Use::Spread if maker != self.index => Op::Stat { ino },
+                    Use::Spread if !changes => Op::Size { ino },
+                    Use::Spread if large => Op::Truncate { ino, bytes },
+                    Use::Spread => Op::Allocate { ino, bytes },
+                }
+            }
             _ => Op::Lookup { dir, name },
         }
     }
@@ -197,12 +290,18 @@ impl Program {
         // Where a node without a target makes directories depends on what they are in.
         let home = if self.pool.takes_files() { self.node } else { 0 };
         let index = self.common.recorder.asked(self.index, home, &op);
-        let outcome = self.execute(&op).unwrap_or_else(Outcome::Failed);
+        let (outcome, made) = match self.execute(&op) {
+            Ok((outcome, made)) => (outcome, made),
+            Err(code) => (Outcome::Failed(code), None),
+        };
         self.common.recorder.answered(index, outcome.clone());
         let mut known = self.common.known();
         match (&op, &outcome) {
             (Op::Mkdir { .. }, Outcome::Inode(ino)) => known.directories.push(*ino),
-            (Op::Create { .. }, Outcome::Inode(ino)) => known.files.push(*ino),
+            (Op::Create { .. }, Outcome::Inode(ino)) => {
+                let made = made.map(|use_of| Made { ino: *ino, use_of, maker: self.index });
+                known.files.extend(made);
+            }
             _ => {}
         }
         outcome
@@ -221,7 +320,8 @@ impl Program {
                 (*part, self.common.recorder.asked(self.index, self.node, &op))
             })
             .collect();
-        let outcome = self.execute(&Op::List { dir }).unwrap_or_else(Outcome::Failed);
+        let listed = self.execute(&Op::List { dir });
+        let outcome = listed.map_or_else(Outcome::Failed, |(outcome, _)| outcome);
         for (part, index) in recorded {
             let its = match &outcome {
                 Outcome::Names(names) => {
@@ -235,13 +335,27 @@ impl Program {
         outcome
     }
 
-    fn execute(&self, op: &Op) -> Result<Outcome, Code> {
+    /// Does it: what came of it, and of a new file its use.
+    fn execute(&self, op: &Op) -> Result<(Outcome, Option<Use>), Code> {
+        let mut made = None;
+        let outcome = self.execute_as(op, &mut made)?;
+        Ok((outcome, made))
+    }
+
+    fn execute_as(&self, op: &Op, made: &mut Option<Use>) -> Result<Outcome, Code> {
         // SAFETY: these calls cannot fail.
         let caller = unsafe { Caller { uid: libc::geteuid(), gid: libc::getegid() } };
         let pool = self.pool;
         Ok(match op {
-            Op::Create { dir, name } => {
+            Op::Create { dir, name, spread: false } => {
                 let (entry, _, _) = pool.create(caller, *dir, name.bytes(), 0o644, true, 0)?;
+                *made = Some(Use::of(&entry));
+                Outcome::Inode(entry.attr.ino)
+            }
+            Op::Create { dir, name, spread: true } => {
+                let layout = Layout::on(&[1 << 16, 2 << 16], STRIPES, STRIPE_BYTES)?;
+                let (entry, _) = pool.create_entry(*dir, name.bytes(), 0o644, true, Some(layout))?;
+                *made = Some(Use::of(&entry));
                 Outcome::Inode(entry.attr.ino)
             }
             Op::Mkdir { dir, name } => {
@@ -313,6 +427,57 @@ impl Program {
                     n => panic!("{n} of {} bytes were written", bytes.len()),
                 }
             }
+            Op::Append { ino, value, large } => {
+                let entry = pool.get_attr(*ino)?;
+                let bytes = value.to_le_bytes().repeat(if *large { BLOCK_BYTES / 4 } else { 1 });
+                let n = match pool.open_file(&entry, true)?.append(&bytes) {
+                    Err(Code::NotSupported) => append_here(pool, &entry, &bytes)?,
+                    appended => appended?,
+                };
+                assert_eq!(n, bytes.len(), "an append is whole");
+                Outcome::Done
+            }
+            Op::ReadAppended { ino } => {
+                let file = pool.open_file(&pool.get_attr(*ino)?, false)?;
+                let (mut all, mut piece) = (Vec::new(), vec![0; BLOCK_BYTES]);
+                loop {
+                    match file.read_at(&mut piece, all.len() as u64)? {
+                        0 => break,
+                        n => all.extend_from_slice(&piece[..n]),
+                    }
+                }
+                Outcome::Appended(appended(&all))
+            }
+            Op::Truncate { ino, bytes } => {
+                pool.open_file(&pool.get_attr(*ino)?, true)?.truncate((*bytes).into())?;
+                Outcome::Done
+            }
+            Op::Allocate { ino, bytes } => {
+                let file = pool.open_file(&pool.get_attr(*ino)?, true)?;
+                // The defect: nobody is asked.
+                if *bytes > 0 && self.common.planted != Some(Defect::AllocatesNothing) {
+                    file.allocate((*bytes).into())?;
+                }
+                Outcome::Done
+            }
+            Op::Size { ino } => {
+                let file = pool.open_file(&pool.get_attr(*ino)?, false)?;
+                Outcome::Value(Some(file.size()? as u32))
+            }
+            Op::Count { dir } => {
+                let (names, links) = match self.common.planted {
+                    // The defect: parts are not asked.
+                    Some(Defect::CountsWithoutParts) => {
+                        let attr = pool.get_attr(*dir)?.attr;
+                        (attr.size, attr.nlink)
+                    }
+                    _ => {
+                        let stat = pool.stat_inode(*dir)?;
+                        (stat.st_size as u64, stat.st_nlink as u32)
+                    }
+                };
+                Outcome::Count { names, directories: links - 2 }
+            }
             Op::Read { ino, large } => {
                 let file = pool.open_file(&pool.get_attr(*ino)?, false)?;
                 let (count, at) = if *large { (BLOCK_BYTES / 4, BLOCK_AT) } else { (1, 0) };
@@ -339,6 +504,7 @@ impl Program {
         let (mut left, mut seen) = (vec![Ino::ROOT], BTreeSet::new());
         while let Some(dir) = left.pop() {
             let Outcome::Names(names) = self.record(Op::List { dir }) else { continue };
+            self.record(Op::Count { dir });
             for ino in names.into_values() {
                 if !seen.insert(ino) {
                     continue;
@@ -346,8 +512,15 @@ impl Program {
                 match self.record(Op::Stat { ino }) {
                     Outcome::Attr { kind: Kind::Directory, .. } => left.push(ino),
                     Outcome::Attr { kind: Kind::File, .. } => {
-                        self.record(Op::Read { ino, large: false });
-                        self.record(Op::Read { ino, large: true });
+                        match self.pool.get_attr(ino).as_ref().map(Use::of) {
+                            Ok(Use::Written) => {
+                                self.record(Op::Read { ino, large: false });
+                                self.record(Op::Read { ino, large: true });
+                            }
+                            Ok(Use::Appended) => drop(self.record(Op::ReadAppended { ino })),
+                            Ok(Use::Spread) => drop(self.record(Op::Size { ino })),
+                            Err(_) => {}
+                        }
                         self.record(Op::GetXattr { ino });
                     }
                     _ => {}

@@ -36,9 +36,11 @@ pub(crate) fn short(ino: Ino) -> String {
 /// One operation of a client, on inodes and names: what a kernel asks of a file system.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) enum Op {
+    /// `spread`: over backing files of two nodes.
     Create {
         dir: Ino,
         name: Name,
+        spread: bool,
     },
     Mkdir {
         dir: Ino,
@@ -108,6 +110,32 @@ pub(crate) enum Op {
         ino: Ino,
         large: bool,
     },
+    /// Of a word at the end; `large`: of so many that no request has room for them.
+    Append {
+        ino: Ino,
+        value: u32,
+        large: bool,
+    },
+    /// All that was appended.
+    ReadAppended {
+        ino: Ino,
+    },
+    /// Of a file that is spread, by who made it, as it is done on one node after the other.
+    Truncate {
+        ino: Ino,
+        bytes: u32,
+    },
+    Allocate {
+        ino: Ino,
+        bytes: u32,
+    },
+    Size {
+        ino: Ino,
+    },
+    /// What a directory tells of its names, those of all its parts, when nothing else happens.
+    Count {
+        dir: Ino,
+    },
 }
 
 impl Op {
@@ -121,6 +149,9 @@ impl Op {
                 | Op::Stat { .. }
                 | Op::GetXattr { .. }
                 | Op::Read { .. }
+                | Op::ReadAppended { .. }
+                | Op::Size { .. }
+                | Op::Count { .. }
         )
     }
 }
@@ -128,7 +159,9 @@ impl Op {
 impl fmt::Debug for Op {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Op::Create { dir, name } => write!(f, "create {}/{name:?}", short(*dir)),
+            Op::Create { dir, name, spread } => {
+                write!(f, "create {}/{name:?}{}", short(*dir), if *spread { " over two nodes" } else { "" })
+            }
             Op::Mkdir { dir, name } => write!(f, "mkdir {}/{name:?}", short(*dir)),
             Op::Symlink { dir, name } => write!(f, "symlink {}/{name:?}", short(*dir)),
             Op::Link { ino, dir, name } => write!(f, "link {} as {}/{name:?}", short(*ino), short(*dir)),
@@ -152,6 +185,14 @@ impl fmt::Debug for Op {
             Op::Read { ino, large } => {
                 write!(f, "read {}{}", short(*ino), if *large { "'s block" } else { "" })
             }
+            Op::Append { ino, value, large } => {
+                write!(f, "append {value} to {}{}", short(*ino), if *large { " many times" } else { "" })
+            }
+            Op::ReadAppended { ino } => write!(f, "read all of {}", short(*ino)),
+            Op::Truncate { ino, bytes } => write!(f, "truncate {} to {bytes}", short(*ino)),
+            Op::Allocate { ino, bytes } => write!(f, "allocate {bytes} of {}", short(*ino)),
+            Op::Size { ino } => write!(f, "size of {}", short(*ino)),
+            Op::Count { dir } => write!(f, "count {}", short(*dir)),
         }
     }
 }
@@ -169,6 +210,11 @@ pub(crate) enum Outcome {
         mode: u32,
     },
     Value(Option<u32>),
+    Appended(Vec<u32>),
+    Count {
+        names: u64,
+        directories: u32,
+    },
     Failed(Code),
 }
 
@@ -189,6 +235,8 @@ impl fmt::Debug for Outcome {
             }
             Outcome::Attr { kind, links, mode } => write!(f, "{kind:?} {mode:o}, links: {links}"),
             Outcome::Value(value) => write!(f, "{value:?}"),
+            Outcome::Appended(values) => write!(f, "{values:?}"),
+            Outcome::Count { names, directories } => write!(f, "{names} names, {directories} directories"),
             Outcome::Failed(code) => write!(f, "{}", code.name()),
         }
     }

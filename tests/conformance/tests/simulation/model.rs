@@ -1,5 +1,5 @@
 //! What a file tree is, and what each operation does to it, in one step, whatever nodes take part (docs/decisions/0016). What
-//! comes later, or earlier, is one thing: what a file's home counts of names on other nodes. It learns of the end of one when that
+//! comes later, or earlier, is one thing: what a file's home knows of names on other nodes. It learns of the end of one when that
 //! node gets to telling it, and counts a new one before that node shows it, or finds that it cannot be.
 
 use std::collections::BTreeMap;
@@ -42,6 +42,10 @@ pub(crate) struct File {
     pub(crate) word: Option<u32>,
     /// What its block is full of.
     pub(crate) block: Option<u32>,
+    /// What was appended.
+    pub(crate) appended: Vec<u32>,
+    /// Bytes of a file that is spread; none: what changed them last came to no known end.
+    pub(crate) bytes: Option<u32>,
     /// It has, or had, names on other nodes: what it is told of their end comes later.
     pub(crate) abroad: bool,
 }
@@ -133,7 +137,17 @@ impl State {
             self.directories.insert(id, Directory::default());
         } else {
             let mode = if kind == Kind::Symlink { 0o777 } else { 0o644 };
-            let file = File { kind, links: 1, mode, xattr: None, word: None, block: None, abroad: false };
+            let file = File {
+                kind,
+                links: 1,
+                mode,
+                xattr: None,
+                word: None,
+                block: None,
+                appended: Vec::new(),
+                bytes: Some(0),
+                abroad: false,
+            };
             self.files.insert(id, file);
         }
         Ok(())
@@ -172,6 +186,13 @@ impl State {
             return Ok(());
         }
         if let Some(replaced) = replaced {
+            // Over several nodes it has happened when the source's has decided, and what is replaced may be changed by its number until
+            // its own has heard of that.
+            let several =
+                self.is_wide(from.0) || self.is_wide(to.0) || from.0.birth_node() != to.0.birth_node();
+            if let Some(file) = self.files.get_mut(&replaced) {
+                file.abroad |= several;
+            }
             self.directories.remove(&replaced);
             self.drop_link(replaced);
         }
@@ -192,6 +213,13 @@ impl State {
         let is_wide = self.is_wide(dir);
         if let Some(file) = self.files.get_mut(&id) {
             file.abroad |= is_wide || id.node() != dir.birth_node().0;
+        }
+    }
+
+    /// What is written to a file that was unlinked before it was opened, between the opening's steps, or behind it.
+    fn without_effect(&self, end: &mut impl FnMut(State, Outcome)) {
+        for outcome in [Outcome::Failed(Code::NotFound), Outcome::Failed(Code::Stale), Outcome::Done] {
+            end(self.clone(), outcome);
         }
     }
 
@@ -234,7 +262,7 @@ impl State {
             return ways;
         }
         match op {
-            Op::Create { dir, name } | Op::Symlink { dir, name } | Op::Mkdir { dir, name } => {
+            Op::Create { dir, name, .. } | Op::Symlink { dir, name } | Op::Mkdir { dir, name } => {
                 let kind = match op {
                     Op::Create { .. } => Kind::File,
                     Op::Symlink { .. } => Kind::Symlink,
@@ -418,18 +446,65 @@ impl State {
             Op::Write { ino, value, large } => {
                 let (file, doubtful) = state.file(*ino);
                 if file.is_none() || doubtful {
-                    // It was unlinked before it was opened, between the opening's steps, or behind it.
-                    for outcome in
-                        [Outcome::Failed(Code::NotFound), Outcome::Failed(Code::Stale), Outcome::Done]
-                    {
-                        end(self.clone(), outcome);
-                    }
+                    self.without_effect(&mut end);
                 }
                 if let (Some(file), _) = state.file(*ino) {
                     *(if *large { &mut file.block } else { &mut file.word }) = Some(*value);
                     end(state, Outcome::Done);
                 }
             }
+            Op::Append { ino, value, .. } => {
+                let (file, doubtful) = state.file(*ino);
+                if file.is_none() || doubtful {
+                    self.without_effect(&mut end);
+                }
+                if let (Some(file), _) = state.file(*ino) {
+                    file.appended.push(*value);
+                    end(state, Outcome::Done);
+                }
+            }
+            Op::Truncate { ino, bytes } | Op::Allocate { ino, bytes } => {
+                let (file, doubtful) = state.file(*ino);
+                if file.is_none() || doubtful {
+                    self.without_effect(&mut end);
+                }
+                if let (Some(file), _) = state.file(*ino) {
+                    file.bytes = match (op, told, file.bytes) {
+                        // Some nodes may have done it, and others not.
+                        (_, None, _) => None,
+                        (Op::Truncate { .. }, ..) => Some(*bytes),
+                        (_, _, before) => before.map(|before| before.max(*bytes)),
+                    };
+                    end(state, Outcome::Done);
+                }
+            }
+            Op::ReadAppended { ino } | Op::Size { ino } => {
+                let (file, doubtful) = state.file(*ino);
+                let file = file.cloned();
+                if file.is_none() || doubtful {
+                    for code in [Code::NotFound, Code::Stale] {
+                        end(self.clone(), Outcome::Failed(code));
+                    }
+                }
+                match (file, told) {
+                    (Some(file), _) if matches!(op, Op::ReadAppended { .. }) => {
+                        end(state, Outcome::Appended(file.appended));
+                    }
+                    (Some(File { bytes: Some(bytes), .. }), _) => end(state, Outcome::Value(Some(bytes))),
+                    // Nobody knows, or it was opened before it was gone.
+                    (_, Some(told @ (Outcome::Value(_) | Outcome::Appended(_)))) => end(state, told.clone()),
+                    _ => {}
+                }
+            }
+            Op::Count { dir } => match state.directories.get(&Id::Known(dir.0)) {
+                None => end(state, Outcome::Failed(Code::NotFound)),
+                Some(directory) => {
+                    let is_directory = |id: &&Id| state.directories.contains_key(*id);
+                    let names = directory.entries.len() as u64;
+                    let directories = directory.entries.values().filter(is_directory).count() as u32;
+                    end(state, Outcome::Count { names, directories });
+                }
+            },
             Op::Read { ino, large } => {
                 let (file, doubtful) = state.file(*ino);
                 let word = file.map(|file| if *large { file.block } else { file.word });

@@ -16,14 +16,14 @@ use forebay_data::Target;
 use forebay_fabric::simulated::{Faults, Network};
 use forebay_fabric::{CallsSettings, Numbers};
 use forebay_ring::{memfd_sealed, Doorbell, Seal};
-use forebay_server::stepped::{session_of, Moment, Node, Planted, Setup};
+use forebay_server::stepped::{session_of, Moment, Node, Planted, Setup, APPENDS_BYTES};
 use forebay_server::FLIGHT_RECORDER_BYTES;
 use forebay_types::NodeId;
 use forebay_wire::Secret;
 use serde_json::Value;
 
 use crate::baton::{self, NOW_NS};
-use crate::client::{Client, Common, Plan};
+use crate::client::{Client, Common, Defect, Plan};
 use crate::door::{Desk, Handout};
 use crate::history::Recorder;
 
@@ -44,7 +44,7 @@ pub(crate) struct Plot {
     pub(crate) without_target: Option<u16>,
     /// Turns in which things go wrong.
     pub(crate) turns: u64,
-    pub(crate) planted: Option<Planted>,
+    pub(crate) planted: Option<Defect>,
 }
 
 /// A host of the network, with what outlives its worker.
@@ -56,6 +56,7 @@ struct Host {
     device: u64,
     recorder: OwnedFd,
     doorbell: Arc<OwnedFd>,
+    appends: OwnedFd,
     rings: BTreeMap<u64, Arc<OwnedFd>>,
     starts: u64,
     /// Where the shard thread is to be killed next, and after how many passes.
@@ -92,6 +93,10 @@ fn address(node: u16) -> Vec<u8> {
     format!("simulated:{node}").into_bytes()
 }
 
+fn memory_of_appends() -> OwnedFd {
+    memfd_sealed(c"appends", APPENDS_BYTES, Seal::Size).expect("a memfd").0
+}
+
 fn open_directory(path: &Path) -> OwnedFd {
     File::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display())).into()
 }
@@ -124,7 +129,7 @@ impl World {
             world.add_host(number);
             world.start(usize::from(number) - 1);
         }
-        let common = Common::new(recorder);
+        let common = Common::new(recorder, plot.planted);
         for number in 1..=plot.nodes {
             for _ in 0..plot.clients_per_node {
                 world.add_client(number, &common);
@@ -150,6 +155,7 @@ impl World {
             device: std::fs::metadata(&path).unwrap().dev(),
             recorder,
             doorbell: Arc::new(doorbell),
+            appends: memory_of_appends(),
             rings: BTreeMap::new(),
             starts: 0,
             doom: Rc::default(),
@@ -193,6 +199,9 @@ impl World {
     fn start(&mut self, index: usize) {
         let host = &mut self.hosts[index];
         host.starts += 1;
+        if self.plot.planted == Some(Defect::ForgetsAppends) {
+            host.appends = memory_of_appends();
+        }
         let number = host.number;
         let others = (1..=self.plot.nodes).filter(|n| *n != number).map(|n| (NodeId(n), address(n)));
         let setup = Setup {
@@ -212,10 +221,11 @@ impl World {
             shard_bytes: SHARD_BYTES,
             flight_recorder: host.recorder.as_fd(),
             doorbell: host.doorbell.as_fd(),
+            appends: Some(host.appends.as_fd()),
             rings: host.rings.iter().map(|(id, ring)| (*id, ring.try_clone().unwrap())).collect(),
             epoch: host.starts,
             clock: baton::timestamp,
-            planted: self.plot.planted,
+            planted: (self.plot.planted == Some(Defect::ForgetsReplies)).then_some(Planted::ForgottenReplies),
             kernel: None,
         };
         let mut node = Node::start(setup).unwrap_or_else(|e| panic!("node {number} does not start: {e}"));

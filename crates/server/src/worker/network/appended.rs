@@ -21,7 +21,8 @@ const TAG: &str = "appends";
 /// Words of an entry: its number, the state, session, slot, sequence, target, inode, number and stripe, and where.
 const WORDS: usize = 8;
 const ENTRY_BYTES: usize = 8 * WORDS;
-const LOG_BYTES: usize = APPENDS_KEPT * ENTRY_BYTES;
+/// Bytes of the log.
+pub(in crate::worker) const APPENDS_BYTES: usize = APPENDS_KEPT * ENTRY_BYTES;
 
 const BEGUN: u64 = 1;
 const DONE: u64 = 2;
@@ -45,7 +46,7 @@ type Key = (u64, u16, u64, BackingId);
 /// The log.
 #[derive(Debug, Default)]
 pub(in crate::worker) struct Appended {
-    /// None: nothing outlives this (simulations, tests).
+    /// None: nothing outlives this (tests).
     log: Option<Mapping>,
     next: AtomicU64,
     /// What the last worker left.
@@ -71,14 +72,18 @@ impl Appended {
         }
         let what = "cannot keep which appends are done";
         let (fd, mapping) =
-            memfd_sealed(c"forebay-appends", LOG_BYTES, Seal::Size).map_err(|e| Error::io(what, &e))?;
+            memfd_sealed(c"forebay-appends", APPENDS_BYTES, Seal::Size).map_err(|e| Error::io(what, &e))?;
         store.put(TAG, &[fd.as_fd()])?;
         Ok(Appended { log: Some(mapping), ..Appended::default() })
     }
 
-    fn open(fd: std::os::fd::BorrowedFd<'_>) -> Result<Appended> {
+    /// The log in memory of [`APPENDS_BYTES`], which is zero where there is none yet.
+    ///
+    /// # Errors
+    /// Memory that cannot be mapped.
+    pub(in crate::worker) fn open(fd: std::os::fd::BorrowedFd<'_>) -> Result<Appended> {
         let what = "cannot see which appends are done";
-        let log = Mapping::new(fd, LOG_BYTES, true).map_err(|e| Error::io(what, &e))?;
+        let log = Mapping::new(fd, APPENDS_BYTES, true).map_err(|e| Error::io(what, &e))?;
         let (mut before, mut newest) = (HashMap::new(), HashMap::new());
         let mut next = 0;
         for index in 0..APPENDS_KEPT {
@@ -179,7 +184,7 @@ mod tests {
 
     #[test]
     fn next_worker_knows_what_was_begun_and_what_is_done() {
-        let (fd, log) = memfd_sealed(c"appends", LOG_BYTES, Seal::Size).unwrap();
+        let (fd, log) = memfd_sealed(c"appends", APPENDS_BYTES, Seal::Size).unwrap();
         let first = Appended { log: Some(log), ..Appended::default() };
         let id = BackingId { target: u32::MAX, ino: Ino(u64::MAX - 5), number: 3, stripe: u16::MAX };
         let other = BackingId { stripe: 1, ..id };
@@ -206,7 +211,7 @@ mod tests {
 
     #[test]
     fn log_goes_round_and_keeps_the_last() {
-        let (fd, log) = memfd_sealed(c"appends", LOG_BYTES, Seal::Size).unwrap();
+        let (fd, log) = memfd_sealed(c"appends", APPENDS_BYTES, Seal::Size).unwrap();
         let first = Appended { log: Some(log), ..Appended::default() };
         let id = BackingId { target: 1 << 16, ino: Ino(5), number: 0, stripe: 0 };
         for sequence in 0..APPENDS_KEPT as u64 + 10 {

@@ -34,7 +34,7 @@ pub(in crate::worker) struct KeptOpen {
 
 impl KeptOpen {
     /// With what the last worker left.
-    pub(super) fn restored(locks: RemoteLocks, appended: Appended) -> KeptOpen {
+    pub(in crate::worker) fn restored(locks: RemoteLocks, appended: Appended) -> KeptOpen {
         KeptOpen { locks, appended, gathering: Gathering::default(), all: Mutex::default() }
     }
 

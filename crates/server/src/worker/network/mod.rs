@@ -35,7 +35,7 @@ use forebay_types::{node_of, Code, Ino, Layout, NodeId, PoolSpace, TargetSpace};
 use forebay_wire::Stamp;
 use serde_json::Value;
 
-pub(super) use appended::Appended;
+pub(super) use appended::{Appended, APPENDS_BYTES};
 pub(super) use buffers::give_buffer;
 pub(super) use crew::{Hand, Job};
 pub(super) use kept::KeptOpen;
