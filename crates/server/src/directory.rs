@@ -316,6 +316,11 @@ pub fn user_directory() -> Result<PathBuf> {
     Ok(path)
 }
 
+/// True for a pool that has met another of its nodes, so that programs on that one can see it.
+pub fn has_met_others(path: &Path) -> bool {
+    path.join(MET_FILE).is_file()
+}
+
 /// The pool that `forebay up` makes and every other verb looks for when nobody names one.
 pub fn default_pool() -> Result<PathBuf> {
     Ok(user_directory()?.join("pool"))

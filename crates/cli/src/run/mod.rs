@@ -8,6 +8,7 @@
 //!
 //! Tests: `tests/run.rs`, `tests/run_kill.rs`, `tests/run_mpi.rs`.
 
+mod agent;
 mod child;
 mod enter;
 mod job;

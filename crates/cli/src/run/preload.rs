@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use forebay_server::TOKEN_VARIABLE;
 use forebay_types::{Code, Error, Result};
 
+use super::agent;
 use super::enter::Entered;
 
 const LIBRARY: &str = "libforebay_preload.so";
@@ -98,14 +99,24 @@ pub(super) fn environment(
 ) -> Vec<(OsString, Option<OsString>)> {
     let users = std::env::var_os(KEPT).or_else(|| std::env::var_os(PRELOAD));
     let level = level() + 1;
-    vec![
+    // Programs on other nodes get what is Forebay's alone: what the user preloads may not be there.
+    let elsewhere = [
+        (PRELOAD, list(library, None)),
+        ("FOREBAY_POOL", entered.dir.clone().into()),
+        ("FOREBAY_PREFIX", prefix.into()),
+        (LEVEL, level.to_string().into()),
+    ];
+    let has_others = !entered.embedded && forebay_server::directory::has_met_others(&entered.dir);
+    let agent = agent::variable(has_others.then_some(elsewhere.as_slice()));
+    let own = [
         (PRELOAD.into(), Some(list(library, users))),
         (KEPT.into(), None),
         ("FOREBAY_POOL".into(), Some(entered.dir.clone().into())),
         ("FOREBAY_PREFIX".into(), Some(prefix.into())),
         (TOKEN_VARIABLE.into(), Some(entered.membership.token().into())),
         (LEVEL.into(), Some(level.to_string().into())),
-    ]
+    ];
+    own.into_iter().chain(agent).collect()
 }
 
 /// How many runs are around this one; 0 for an outermost.

@@ -123,6 +123,11 @@ impl Bed {
         }
     }
 
+    /// Whether nodes have networks of their own.
+    pub(crate) fn is_apart(&self) -> bool {
+        matches!(self.kind, Kind::Namespaces { .. })
+    }
+
     /// Limits what a node sends and is sent, in megabits a second. False where that cannot be done.
     pub(crate) fn limit(&self, node: usize, megabits: u32) -> bool {
         let Kind::Namespaces { bridge, nodes } = &self.kind else { return false };
