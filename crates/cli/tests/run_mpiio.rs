@@ -25,18 +25,68 @@ fn every_call_does_what_the_standard_says_and_misuse_has_its_class() {
     }
 }
 
+/// Arguments that differ between ranks, datatypes, amodes, offsets, closed files: in both ways of collective calls.
+#[test]
+fn misuse_of_collective_calls_has_its_class_on_every_rank() {
+    let _alone = alone();
+    for mpi in MPIS.iter().filter(|mpi| driver(mpi)) {
+        let place = Place::new();
+        let program = compile(&place, mpi, "misuse");
+        for ranks in [1, 2, 4] {
+            passes(&place, mpi, ranks, &[program.to_str().unwrap(), "/forebay/file"]);
+        }
+        place.assert_nothing_left();
+    }
+}
+
 #[test]
 fn full_pool_is_no_space_and_no_signal() {
     let _alone = alone();
     for mpi in MPIS.iter().filter(|mpi| driver(mpi)) {
         let place = Place::new();
-        let program = compile(&place, mpi, "calls");
-        let mut command = place.command(["run", "--own", "--quiet", "--capacity", "64MiB", "--"]);
-        command.args(mpi.launcher).arg("2").arg(&program).args(["/forebay/file", "full"]);
-        let ran = Ran::of(command.output().unwrap());
-        assert!(ran.code == Some(0) && ran.out.contains("passed"), "{}: {ran:?}", mpi.name);
+        for name in ["calls", "misuse"] {
+            let program = compile(&place, mpi, name);
+            let mut command = place.command(["run", "--own", "--quiet", "--capacity", "64MiB", "--"]);
+            command.args(mpi.launcher).arg("2").arg(&program).args(["/forebay/file", "full"]);
+            let ran = Ran::of(command.output().unwrap());
+            assert!(ran.code == Some(0) && ran.out.contains("passed"), "{}, {name}: {ran:?}", mpi.name);
+        }
         place.assert_nothing_left();
     }
+}
+
+/// Of MPICH alone, as the other MPI is of MPI 3.1.
+#[test]
+fn forms_for_large_counts_move_what_they_say_also_more_than_two_gib() {
+    let _alone = alone();
+    let mpi = &MPIS[1];
+    if !driver(mpi) {
+        return;
+    }
+    let place = Place::new();
+    let program = compile(&place, mpi, "counts");
+    let program = program.to_str().unwrap();
+    for ranks in [1, 2, 4] {
+        passes(&place, mpi, ranks, &[program, "/forebay/file"]);
+    }
+    // The file takes 2.1 GiB of memory, and the test little else.
+    let memory = std::fs::read_to_string("/proc/meminfo").unwrap();
+    let available = memory.lines().find_map(|line| line.strip_prefix("MemAvailable:")).unwrap();
+    let available_kib: u64 = available.trim().trim_end_matches(" kB").parse().unwrap();
+    if available_kib < 5 << 20 {
+        println!(
+            "skipped counts of more than two GiB: {available_kib} KiB of memory are available, not 5 GiB"
+        );
+        return;
+    }
+    // By one rank alone, and through aggregators.
+    for ranks in ["1", "2"] {
+        let mut command = place.command(["run", "--own", "--quiet", "--capacity", "3GiB", "--"]);
+        command.args(mpi.launcher).args([ranks, program, "/forebay/file", "huge"]);
+        let ran = Ran::of(command.output().unwrap());
+        assert!(ran.code == Some(0) && ran.out.contains("passed"), "{ranks} ranks: {ran:?}");
+    }
+    place.assert_nothing_left();
 }
 
 #[test]
@@ -53,7 +103,7 @@ fn fortran_programs_and_their_error_handlers_are_served() {
                 println!("skipped: no Fortran for {}", mpi.name);
                 continue;
             }
-            for ranks in [1, 2] {
+            for ranks in [1, 2, 4] {
                 passes(&place, mpi, ranks, &[program.to_str().unwrap(), "/forebay/file"]);
             }
         }
@@ -255,6 +305,7 @@ fn driver_is_clean_under_address_and_undefined_behaviour_sanitizers() {
         assert!(make.status().unwrap().success());
         for (program, words, hints) in [
             ("calls", &["/forebay/file"][..], ""),
+            ("misuse", &["/forebay/file"], ""),
             ("views", &["/forebay/view", "-", "900", "10"], ""),
             (
                 "views",

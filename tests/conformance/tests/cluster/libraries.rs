@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::launch::{built, Mpi, MPIS, OPEN_MPI};
+use crate::launch::{built, Mpi, MPICH, MPIS, OPEN_MPI};
 use crate::nodes::{plain, said, Cluster};
 
 /// A rank on each.
@@ -87,9 +87,12 @@ fn every_call_and_random_views_are_the_same_with_ranks_on_four_nodes() {
             let built = built(&c, mpi.compiler, name, &["-Wall", "-Wextra", "-Werror"]).expect("it builds");
             built.display().to_string()
         };
-        let (calls, views) = (program("calls"), program("views"));
+        let (calls, misuse, views) = (program("calls"), program("misuse"), program("views"));
+        let counts = (mpi.name == MPICH.name).then(|| program("counts"));
         for layout in ["striped", "plain"] {
-            passes(&c, mpi, &format!("{calls} /forebay/{layout}/calls"));
+            for calls in [Some(&calls), Some(&misuse), counts.as_ref()].into_iter().flatten() {
+                passes(&c, mpi, &format!("{calls} /forebay/{layout}/calls"));
+            }
             passes(&c, mpi, &format!("{views} /forebay/{layout}/view - 200 6"));
             let hints = "romio_cb_write=enable romio_cb_read=enable cb_buffer_size=8192";
             passes(&c, mpi, &format!("env VIEWS_HINTS='{hints}' {views} /forebay/{layout}/view - 300 4"));

@@ -1,0 +1,208 @@
+/*
+ * What is wrong has its error class, on every rank that is to hear of it, and nothing of the file has changed: arguments that
+ * must be the same on all ranks and are not, datatypes, amodes, offsets, files that were closed. misuse POOL_FILE [full]
+ */
+#include "check.h"
+
+static char name[4096];
+
+static MPI_File open_with(int amode, const char *key, const char *value) {
+    MPI_File file = MPI_FILE_NULL;
+    MPI_Info info;
+    MPI_Info_create(&info);
+    if (key != NULL)
+        MPI_Info_set(info, key, value);
+    OK(MPI_File_open(MPI_COMM_WORLD, name, amode, info, &file));
+    MPI_Info_free(&info);
+    return file;
+}
+
+/* Every call that takes an argument that is to be the same on all ranks. */
+static void different_arguments(void) {
+    MPI_File file = open_with(MPI_MODE_RDWR | MPI_MODE_CREATE, NULL, NULL);
+    MPI_Offset bytes = -1, at = -1;
+    char datarep[MPI_MAX_DATAREP_STRING] = "";
+    MPI_Datatype etype, filetype;
+    int flag = -1;
+    OK(MPI_File_set_size(file, 4000));
+    OK(MPI_File_set_view(file, 8, MPI_INT, MPI_INT, "native", MPI_INFO_NULL));
+    MPI_Barrier(MPI_COMM_WORLD);
+    FAILS(MPI_ERR_NOT_SAME, MPI_File_set_size(file, 1000 + rank));
+    FAILS(MPI_ERR_NOT_SAME, MPI_File_preallocate(file, 10000 + rank));
+    FAILS(MPI_ERR_NOT_SAME, MPI_File_set_view(file, 0, rank ? MPI_SHORT : MPI_INT, MPI_INT, "native", MPI_INFO_NULL));
+    FAILS(MPI_ERR_NOT_SAME, MPI_File_set_view(file, 0, MPI_INT, MPI_INT, rank ? "native" : "external32", MPI_INFO_NULL));
+    FAILS(MPI_ERR_NOT_SAME, MPI_File_set_atomicity(file, rank != 0));
+    FAILS(MPI_ERR_NOT_SAME, MPI_File_seek_shared(file, rank, MPI_SEEK_SET));
+    FAILS(MPI_ERR_NOT_SAME, MPI_File_seek_shared(file, 0, rank ? MPI_SEEK_SET : MPI_SEEK_CUR));
+    /* One rank alone is wrong, and all hear of it. */
+    FAILS(MPI_ERR_ARG, MPI_File_set_size(file, rank ? 1000 : -1));
+    FAILS(MPI_ERR_ARG, MPI_File_preallocate(file, rank ? 10000 : -1));
+    FAILS(MPI_ERR_ARG, MPI_File_set_view(file, rank ? 0 : -1, MPI_INT, MPI_INT, "native", MPI_INFO_NULL));
+    FAILS(MPI_ERR_TYPE, MPI_File_set_view(file, 0, MPI_INT, rank ? MPI_INT : MPI_DATATYPE_NULL, "native", MPI_INFO_NULL));
+    FAILS(MPI_ERR_UNSUPPORTED_DATAREP,
+          MPI_File_set_view(file, 0, MPI_INT, MPI_INT, rank ? "native" : "martian", MPI_INFO_NULL));
+    FAILS(MPI_ERR_ARG, MPI_File_seek_shared(file, rank ? 0 : -1, MPI_SEEK_SET));
+    FAILS(MPI_ERR_ARG, MPI_File_seek_shared(file, 0, rank ? MPI_SEEK_SET : 4711));
+    OK(MPI_File_get_size(file, &bytes));
+    CHECK(bytes == 4000);
+    OK(MPI_File_get_view(file, &at, &etype, &filetype, datarep));
+    CHECK(at == 8 && etype == MPI_INT && filetype == MPI_INT && strcmp(datarep, "native") == 0);
+    OK(MPI_File_get_atomicity(file, &flag));
+    CHECK(flag == 0);
+    OK(MPI_File_get_position_shared(file, &at));
+    CHECK(at == 0);
+    MPI_Barrier(MPI_COMM_WORLD);
+    OK(MPI_File_close(&file));
+}
+
+/* The amode of one rank differs, or its file's name. */
+static void different_opens(void) {
+    MPI_File file = MPI_FILE_NULL;
+    char other[4200];
+    snprintf(other, sizeof other, "%s.other", name);
+    FAILS(MPI_ERR_NOT_SAME, MPI_File_open(MPI_COMM_WORLD, name, rank ? MPI_MODE_RDONLY : MPI_MODE_RDWR, MPI_INFO_NULL, &file));
+    FAILS(MPI_ERR_NOT_SAME, MPI_File_open(MPI_COMM_WORLD, name, MPI_MODE_RDWR | MPI_MODE_CREATE | (rank ? MPI_MODE_EXCL : 0),
+                                          MPI_INFO_NULL, &file));
+    FAILS(MPI_ERR_AMODE, MPI_File_open(MPI_COMM_WORLD, name, rank ? MPI_MODE_RDWR : 0, MPI_INFO_NULL, &file));
+    /* A name of one rank's that is not there. */
+    int code = MPI_File_open(MPI_COMM_WORLD, rank ? name : other, MPI_MODE_RDWR, MPI_INFO_NULL, &file);
+    CHECK(class_of(code) == MPI_ERR_NO_SUCH_FILE || class_of(code) == MPI_ERR_NOT_SAME);
+    CHECK(file == MPI_FILE_NULL);
+    FAILS(MPI_ERR_COMM, MPI_File_open(MPI_COMM_NULL, name, MPI_MODE_RDWR, MPI_INFO_NULL, &file));
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
+/* Each kind of access with what it may not be given; a collective one by all ranks. */
+static void accesses(const char *cb) {
+    MPI_File file = open_with(MPI_MODE_RDWR, "romio_cb_write", cb);
+    MPI_Datatype loose;
+    MPI_Request request;
+    int words[8] = {0};
+    MPI_Type_contiguous(2, MPI_INT, &loose);
+    OK(MPI_File_set_view(file, 0, MPI_INT, MPI_INT, "native", MPI_INFO_NULL));
+    FAILS(MPI_ERR_TYPE, MPI_File_write_at_all(file, 0, words, 1, loose, MPI_STATUS_IGNORE));
+    FAILS(MPI_ERR_TYPE, MPI_File_write_all(file, words, 1, MPI_DATATYPE_NULL, MPI_STATUS_IGNORE));
+    FAILS(MPI_ERR_TYPE, MPI_File_read_all(file, words, 1, loose, MPI_STATUS_IGNORE));
+    FAILS(MPI_ERR_TYPE, MPI_File_iwrite_at(file, 0, words, 1, loose, &request));
+    FAILS(MPI_ERR_TYPE, MPI_File_iread_all(file, words, 1, loose, &request));
+    FAILS(MPI_ERR_TYPE, MPI_File_write_all_begin(file, words, 1, loose));
+    FAILS(MPI_ERR_TYPE, MPI_File_write_shared(file, words, 1, loose, MPI_STATUS_IGNORE));
+    FAILS(MPI_ERR_ARG, MPI_File_write_at_all(file, -1, words, 1, MPI_INT, MPI_STATUS_IGNORE));
+    FAILS(MPI_ERR_ARG, MPI_File_read_at(file, -1, words, 1, MPI_INT, MPI_STATUS_IGNORE));
+    FAILS(MPI_ERR_ARG, MPI_File_iread_at(file, -1, words, 1, MPI_INT, &request));
+    FAILS(MPI_ERR_ARG, MPI_File_read_at_all_begin(file, -1, words, 1, MPI_INT));
+    FAILS(MPI_ERR_COUNT, MPI_File_read_at_all(file, 0, words, -1, MPI_INT, MPI_STATUS_IGNORE));
+    FAILS(MPI_ERR_COUNT, MPI_File_iwrite(file, words, -1, MPI_INT, &request));
+    FAILS(MPI_ERR_IO, MPI_File_write_all(file, words, 1, MPI_SHORT, MPI_STATUS_IGNORE));
+    FAILS(MPI_ERR_IO, MPI_File_read_all(file, words, 3, MPI_BYTE, MPI_STATUS_IGNORE));
+    FAILS(MPI_ERR_ARG, MPI_File_seek(file, -1, MPI_SEEK_SET));
+    MPI_Offset at = -1;
+    FAILS(MPI_ERR_ARG, MPI_File_get_byte_offset(file, -1, &at));
+    OK(MPI_File_get_position(file, &at));
+    CHECK(at == 0);
+    MPI_Barrier(MPI_COMM_WORLD);
+    OK(MPI_File_get_position_shared(file, &at));
+    CHECK(at == 0);
+    OK(MPI_File_close(&file));
+    MPI_Type_free(&loose);
+}
+
+static void amodes(const char *cb) {
+    char byte = 'x';
+    MPI_Request request;
+    MPI_File file = open_with(MPI_MODE_RDONLY, "romio_cb_write", cb);
+    FAILS(MPI_ERR_READ_ONLY, MPI_File_write_all(file, &byte, 1, MPI_BYTE, MPI_STATUS_IGNORE));
+    FAILS(MPI_ERR_READ_ONLY, MPI_File_iwrite_at(file, 0, &byte, 1, MPI_BYTE, &request));
+    FAILS(MPI_ERR_READ_ONLY, MPI_File_write_ordered(file, &byte, 1, MPI_BYTE, MPI_STATUS_IGNORE));
+    FAILS(MPI_ERR_READ_ONLY, MPI_File_write_all_begin(file, &byte, 1, MPI_BYTE));
+    FAILS(MPI_ERR_READ_ONLY, MPI_File_preallocate(file, 1 << 20));
+    OK(MPI_File_close(&file));
+    file = open_with(MPI_MODE_WRONLY, "romio_cb_read", cb);
+    FAILS(MPI_ERR_ACCESS, MPI_File_read_all(file, &byte, 1, MPI_BYTE, MPI_STATUS_IGNORE));
+    FAILS(MPI_ERR_ACCESS, MPI_File_read_at(file, 0, &byte, 1, MPI_BYTE, MPI_STATUS_IGNORE));
+    FAILS(MPI_ERR_ACCESS, MPI_File_iread_shared(file, &byte, 1, MPI_BYTE, &request));
+    FAILS(MPI_ERR_ACCESS, MPI_File_read_ordered(file, &byte, 1, MPI_BYTE, MPI_STATUS_IGNORE));
+    FAILS(MPI_ERR_ACCESS, MPI_File_read_at_all_begin(file, 0, &byte, 1, MPI_BYTE));
+    OK(MPI_File_close(&file));
+    CHECK(file == MPI_FILE_NULL);
+    /* A hint that nobody else has the file open, which is kept, and asks for nothing. */
+    int amode = 0;
+    file = open_with(MPI_MODE_RDWR | MPI_MODE_UNIQUE_OPEN, NULL, NULL);
+    OK(MPI_File_get_amode(file, &amode));
+    CHECK(amode == (MPI_MODE_RDWR | MPI_MODE_UNIQUE_OPEN));
+    OK(MPI_File_write_at_all(file, rank, &byte, 1, MPI_BYTE, MPI_STATUS_IGNORE));
+    OK(MPI_File_close(&file));
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
+/* Calls on a file that was closed. */
+static void closed(void) {
+    MPI_File file = open_with(MPI_MODE_RDWR, NULL, NULL), stale = file;
+    MPI_Offset at;
+    MPI_Info info;
+    int word = 0, flag;
+    OK(MPI_File_close(&file));
+    FAILS(MPI_ERR_FILE, MPI_File_write_at(stale, 0, &word, 1, MPI_INT, MPI_STATUS_IGNORE));
+    FAILS(MPI_ERR_FILE, MPI_File_read_all(stale, &word, 1, MPI_INT, MPI_STATUS_IGNORE));
+    FAILS(MPI_ERR_FILE, MPI_File_set_view(stale, 0, MPI_INT, MPI_INT, "native", MPI_INFO_NULL));
+    FAILS(MPI_ERR_FILE, MPI_File_get_size(stale, &at));
+    FAILS(MPI_ERR_FILE, MPI_File_seek(stale, 0, MPI_SEEK_SET));
+    FAILS(MPI_ERR_FILE, MPI_File_sync(stale));
+    FAILS(MPI_ERR_FILE, MPI_File_get_info(stale, &info));
+    FAILS(MPI_ERR_FILE, MPI_File_set_atomicity(stale, 1));
+    FAILS(MPI_ERR_FILE, MPI_File_get_atomicity(stale, &flag));
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
+/* A pool of 64 MiB or so that collective calls fill, in both ways: an error on all ranks of the two-phase one. */
+static void full(const char *cb) {
+    enum { RUN = 4096, RUNS = 256 };
+    MPI_File file = open_with(MPI_MODE_RDWR | MPI_MODE_CREATE | MPI_MODE_DELETE_ON_CLOSE, "romio_cb_write", cb);
+    MPI_Datatype run, turn;
+    static char block[RUN * RUNS], back[RUN];
+    memset(block, rank + 1, sizeof block);
+    MPI_Type_contiguous(RUN, MPI_BYTE, &run);
+    MPI_Type_create_resized(run, 0, (MPI_Aint)RUN * size, &turn);
+    MPI_Type_commit(&turn);
+    OK(MPI_File_set_view(file, (MPI_Offset)RUN * rank, MPI_BYTE, turn, "native", MPI_INFO_NULL));
+    int mine = MPI_SUCCESS, any = 0;
+    for (int i = 0; i < 512 && !any; i++) {
+        mine = class_of(MPI_File_write_all(file, block, sizeof block, MPI_BYTE, MPI_STATUS_IGNORE));
+        CHECK(mine == MPI_SUCCESS || mine == MPI_ERR_NO_SPACE);
+        int fails = mine != MPI_SUCCESS;
+        MPI_Allreduce(&fails, &any, 1, MPI_INT, MPI_MAX, MPI_COMM_WORLD);
+    }
+    CHECK(any);
+    CHECK(strcmp(cb, "enable") != 0 || size == 1 || mine == MPI_ERR_NO_SPACE);
+    OK(MPI_File_read_at(file, 0, back, RUN, MPI_BYTE, MPI_STATUS_IGNORE));
+    CHECK(back[0] == rank + 1 && back[RUN - 1] == rank + 1);
+    OK(MPI_File_close(&file));
+    MPI_Type_free(&run);
+    MPI_Type_free(&turn);
+}
+
+int main(int argc, char **argv) {
+    begin(&argc, &argv);
+    if (argc != 2 && argc != 3)
+        return 2;
+    snprintf(name, sizeof name, "%s", argv[1]);
+    if (argc == 3) {
+        full("disable");
+        full("enable");
+        return end();
+    }
+    MPI_File file = open_with(MPI_MODE_RDWR | MPI_MODE_CREATE, NULL, NULL);
+    OK(MPI_File_close(&file));
+    if (size > 1) {
+        different_arguments();
+        different_opens();
+    }
+    for (int together = 0; together < 2; together++) {
+        accesses(together ? "enable" : "disable");
+        amodes(together ? "enable" : "disable");
+    }
+    closed();
+    if (rank == 0)
+        OK(MPI_File_delete(name, MPI_INFO_NULL));
+    return end();
+}
