@@ -145,6 +145,7 @@ impl<'a> Batch<'a> {
             | Request::Backing(..)
             | Request::EndSession { .. }
             | Request::AreThere { .. }
+            | Request::RemoveBackings { .. }
             | Request::RenewLease
             | Request::RecallName { .. }
             | Request::RecallDirectory { .. } => Err(Code::NotSupported),

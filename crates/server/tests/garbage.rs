@@ -27,6 +27,7 @@ fn body(message: &Message<'_>) -> Vec<u8> {
 fn requests() -> Vec<Vec<u8>> {
     let (root, theirs) = (Ino::ROOT, Ino::new(NodeId(2), 1));
     let here = BackingId { target: 1 << 16, ino: theirs, number: 0, stripe: 0 };
+    let removed = BackingId::list(&[here; 2]);
     let all = [
         Request::Lookup { parent: root, name: b"a" },
         Request::GetAttr { ino: root },
@@ -56,7 +57,7 @@ fn requests() -> Vec<Vec<u8>> {
         Request::Backing(here, BackingOp::Write { offset: 0, append: true, bytes: b"more" }),
         Request::Backing(here, BackingOp::Read { offset: 0, bytes: BACKING_BYTES_MAX as u32 }),
         Request::Backing(here, BackingOp::Truncate { bytes: 1 << 40 }),
-        Request::Backing(here, BackingOp::Remove),
+        Request::RemoveBackings { ids: &removed },
     ];
     let caller = Caller { uid: 0, gid: 0 };
     all.iter().map(|request| body(&Message::Ask(caller, *request))).collect()

@@ -116,8 +116,9 @@ fn request<'a>(random: &mut Random, round: u64, name: &'a [u8], data: &'a [u8]) 
             BackingOp::Write { offset: round, append: round.is_multiple_of(2), bytes: data },
         ),
         14 => Request::Backing(id, BackingOp::Open { handle: round }),
+        16 if round.is_multiple_of(2) => Request::RemoveBackings { ids: &[0; 30] },
         16 => Request::AreThere { sessions: &[7; 16] },
-        15 => Request::Backing(id, [BackingOp::Make, BackingOp::Remove, BackingOp::Stat][round as usize % 3]),
+        15 => Request::Backing(id, [BackingOp::Make, BackingOp::Stat][round as usize % 2]),
         _ => Request::NameOf { parent, ino },
     }
 }

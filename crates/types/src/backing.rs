@@ -24,6 +24,9 @@ pub struct BackingId {
     pub stripe: u16,
 }
 
+/// Bytes of one in a list.
+const BACKING_ID_BYTES: usize = 15;
+
 /// What to do with a backing file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BackingOp<'a> {
@@ -32,8 +35,6 @@ pub enum BackingOp<'a> {
     /// Makes it, empty, unless it is there. [`Code::NotFound`] when it was removed before, [`Code::Invalid`] for an inode of the
     /// node itself, whose shard makes it ([`crate::Request::MakeBacking`]). → `Done`
     Make,
-    /// Unlinks it; one that is absent is fine. → `Done`
-    Remove,
     /// Reads: fewer bytes than asked for only at its end. → `Bytes`
     Read {
         /// Where.
@@ -264,18 +265,51 @@ impl BackingId {
     pub fn node(&self) -> NodeId {
         NodeId((self.target >> 16) as u16)
     }
+
+    fn encode(&self, w: &mut Writer<'_>) -> Result<(), Code> {
+        w.u32(self.target)?;
+        w.u64(self.ino.0)?;
+        w.u8(self.number)?;
+        w.u16(self.stripe)
+    }
+
+    fn decode(r: &mut Reader<'_>) -> Result<BackingId, Code> {
+        let id = BackingId { target: r.u32()?, ino: Ino(r.u64()?), number: r.u8()?, stripe: r.u16()? };
+        if usize::from(id.number) > COMPONENTS_MAX || id.stripe >= STRIPES_MAX {
+            return Err(Code::Malformed);
+        }
+        Ok(id)
+    }
+
+    /// The bytes of a list of them, 15 each.
+    pub fn list(ids: &[BackingId]) -> Vec<u8> {
+        let mut bytes = vec![0; ids.len() * BACKING_ID_BYTES];
+        let mut w = Writer::new(&mut bytes);
+        // There is room for all of them.
+        let _ = ids.iter().try_for_each(|id| id.encode(&mut w));
+        bytes
+    }
+
+    /// The backing files of a list, as far as it is one: what is decoded from a message is.
+    pub fn listed(bytes: &[u8]) -> impl Iterator<Item = BackingId> + '_ {
+        let all = bytes.chunks_exact(BACKING_ID_BYTES);
+        all.map_while(|bytes| BackingId::decode(&mut Reader::new(bytes)).ok())
+    }
+
+    /// True for bytes that are a list of at most so many.
+    pub(crate) fn is_list(bytes: &[u8], most: usize) -> bool {
+        bytes.len() % BACKING_ID_BYTES == 0
+            && bytes.len() <= most * BACKING_ID_BYTES
+            && BackingId::listed(bytes).count() == bytes.len() / BACKING_ID_BYTES
+    }
 }
 
 impl<'a> BackingOp<'a> {
     pub(crate) fn encode(&self, id: &BackingId, w: &mut Writer<'_>) -> Result<(), Code> {
-        w.u32(id.target)?;
-        w.u64(id.ino.0)?;
-        w.u8(id.number)?;
-        w.u16(id.stripe)?;
+        id.encode(w)?;
         match *self {
             BackingOp::Stat => w.u8(1),
             BackingOp::Make => w.u8(2),
-            BackingOp::Remove => w.u8(3),
             BackingOp::Read { offset, bytes } => {
                 w.u8(4)?;
                 w.u64(offset)?;
@@ -342,10 +376,7 @@ impl<'a> BackingOp<'a> {
 
     /// Decodes and checks: offsets and lengths are within a file's bounds behind this point.
     pub(crate) fn decode(r: &mut Reader<'a>) -> Result<(BackingId, BackingOp<'a>), Code> {
-        let id = BackingId { target: r.u32()?, ino: Ino(r.u64()?), number: r.u8()?, stripe: r.u16()? };
-        if usize::from(id.number) > COMPONENTS_MAX || id.stripe >= STRIPES_MAX {
-            return Err(Code::Malformed);
-        }
+        let id = BackingId::decode(r)?;
         let within = |offset: u64, bytes: u64| match offset.checked_add(bytes) {
             Some(end) if end <= FILE_BYTES_MAX => Ok(()),
             _ => Err(Code::FileTooLarge),
@@ -353,7 +384,6 @@ impl<'a> BackingOp<'a> {
         let op = match r.u8()? {
             1 => BackingOp::Stat,
             2 => BackingOp::Make,
-            3 => BackingOp::Remove,
             4 => {
                 let (offset, bytes) = (r.u64()?, r.u32()?);
                 within(offset, u64::from(bytes))?;
@@ -454,7 +484,6 @@ mod tests {
         for op in [
             BackingOp::Stat,
             BackingOp::Make,
-            BackingOp::Remove,
             BackingOp::Read { offset: 1 << 40, bytes: BACKING_BYTES_MAX as u32 },
             BackingOp::Write { offset: 5, append: false, bytes: &[1; BACKING_BYTES_MAX] },
             BackingOp::Write { offset: 0, append: true, bytes: b"" },
@@ -496,7 +525,16 @@ mod tests {
         assert_eq!(single, BackingId { target: 3 << 16 | 1, ino: Ino(1), number: 0, stripe: 0 });
         assert_eq!(single.node(), NodeId(3));
         let several = Layout::overstriped(NodeId(3), 1, 2, 4096).unwrap();
-        assert_eq!(BackingId::of(Ino(1), &several, 0, 1), BackingId { number: 1, stripe: 1, ..single });
+        let second = BackingId { number: 1, stripe: 1, ..single };
+        assert_eq!(BackingId::of(Ino(1), &several, 0, 1), second);
+        let mut list = BackingId::list(&[single, second]);
+        assert_eq!(BackingId::listed(&list).collect::<Vec<_>>(), [single, second]);
+        assert!(BackingId::is_list(&list, 2) && BackingId::is_list(&[], 2));
+        assert!(!BackingId::is_list(&list, 1) && !BackingId::is_list(&list[1..], 2));
+        // No layout has so many stripes.
+        list.truncate(2 * BACKING_ID_BYTES - 2);
+        list.extend(STRIPES_MAX.to_le_bytes());
+        assert!(!BackingId::is_list(&list, 2));
     }
 
     #[test]

@@ -1,12 +1,14 @@
 //! Requests as bytes: what travels by ring, wire and journal.
 
 use crate::attr::Timestamp;
-use crate::backing::BackingOp;
+use crate::backing::{BackingId, BackingOp};
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
 use crate::id::{Ino, NodeId};
 use crate::layout::Layout;
-use crate::limits::{NAME_MAX, PATH_MAX, SESSIONS_ASKED_MAX, STRIPES_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX};
+use crate::limits::{
+    NAME_MAX, PATH_MAX, REMOVED_AT_ONCE_MAX, SESSIONS_ASKED_MAX, STRIPES_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX,
+};
 use crate::request::{
     Caller, Request, SetAttr, TimeSet, RENAME_EXCHANGE, RENAME_NOREPLACE, XATTR_CREATE, XATTR_REPLACE,
 };
@@ -150,6 +152,7 @@ impl<'a> Request<'a> {
             Request::Place { .. } => 40,
             Request::Targets => 41,
             Request::AreThere { .. } => 55,
+            Request::RemoveBackings { .. } => 59,
             Request::RenewLease => 56,
             Request::RecallName { .. } => 57,
             Request::RecallDirectory { .. } => 58,
@@ -235,6 +238,7 @@ impl<'a> Request<'a> {
             Request::Backing(ref id, ref op) => op.encode(id, &mut w)?,
             Request::EndSession { session } => w.u64(session)?,
             Request::AreThere { sessions } => w.long_bytes(sessions)?,
+            Request::RemoveBackings { ids } => w.long_bytes(ids)?,
             Request::SetAttr { ino, set } => {
                 w.u64(ino.0)?;
                 put_set(&mut w, &set)?;
@@ -452,6 +456,13 @@ impl<'a> Request<'a> {
             56 => Request::RenewLease,
             57 => Request::RecallName { parent: Ino(r.u64()?), name: name(&mut r)? },
             58 => Request::RecallDirectory { ino: Ino(r.u64()?) },
+            59 => {
+                let ids = r.long_bytes()?;
+                if !BackingId::is_list(ids, REMOVED_AT_ONCE_MAX) {
+                    return Err(Code::Malformed);
+                }
+                Request::RemoveBackings { ids }
+            }
             80 => Request::SetWidth { ino: Ino(r.u64()?), width: r.u16()? },
             81 => Request::PartsOf { ino: Ino(r.u64()?) },
             _ => return Err(Code::Malformed),
@@ -471,7 +482,6 @@ pub(crate) fn permission_bits(mode: u32) -> Result<u32, Code> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backing::BackingId;
     use proptest::prelude::*;
 
     #[test]
@@ -546,6 +556,7 @@ mod tests {
             Request::SetWidth { ino: i, width: 16 },
             Request::PartsOf { ino: i },
             Request::AreThere { sessions: &[7; 24] },
+            Request::RemoveBackings { ids: &[0; 30] },
             Request::Backing(
                 BackingId { target: 9, ino: i, number: 0, stripe: 3 },
                 BackingOp::Write { offset: 77, append: false, bytes: &[5; 3000] },

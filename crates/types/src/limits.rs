@@ -120,6 +120,8 @@ pub const LEASE_MS: u64 = 3_000;
 pub const LEASED_MAX: usize = 65_536;
 /// Processes that a node asks another about at once: 4 KiB of a message.
 pub const SESSIONS_ASKED_MAX: usize = 512;
+/// Backing files that one request has removed: 8 KiB of a message, and no longer than a few milliseconds of a data thread.
+pub const REMOVED_AT_ONCE_MAX: usize = 512;
 /// A node asks the others so often whether processes of theirs are there that it keeps something for: what nobody told it, as
 /// a node or a link was down, is kept no longer than this beyond the node's return.
 pub const SESSIONS_PERIOD_MS: u64 = 60_000;

@@ -388,6 +388,12 @@ pub enum Request<'a> {
         /// Sessions, eight bytes each, at most [`crate::limits::SESSIONS_ASKED_MAX`].
         sessions: &'a [u8],
     },
+    /// Unlinks backing files whose inodes are gone; one that is absent is fine. From daemon to daemon.
+    /// → `Bytes`: one for each, 0 for one that is there still
+    RemoveBackings {
+        /// Which ([`crate::BackingId::list`]), at most [`crate::limits::REMOVED_AT_ONCE_MAX`].
+        ids: &'a [u8],
+    },
 }
 
 impl Request<'_> {
@@ -415,6 +421,7 @@ impl Request<'_> {
                 | Request::Place { .. }
                 | Request::Targets
                 | Request::AreThere { .. }
+                | Request::RemoveBackings { .. }
                 | Request::RenewLease
                 | Request::RecallName { .. }
                 | Request::RecallDirectory { .. }
@@ -428,6 +435,7 @@ impl Request<'_> {
             self,
             Request::EndSession { .. }
                 | Request::AreThere { .. }
+                | Request::RemoveBackings { .. }
                 | Request::RenewLease
                 | Request::RecallName { .. }
                 | Request::RecallDirectory { .. }
@@ -479,6 +487,7 @@ impl Request<'_> {
                 | Request::IsLed { .. }
                 | Request::EndSession { .. }
                 | Request::AreThere { .. }
+                | Request::RemoveBackings { .. }
         )
     }
 }

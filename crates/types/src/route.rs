@@ -100,6 +100,7 @@ impl<'a> Request<'a> {
             | Request::Place { .. }
             | Request::Targets
             | Request::AreThere { .. }
+            | Request::RemoveBackings { .. }
             | Request::RenewLease
             | Request::RecallName { .. }
             | Request::RecallDirectory { .. } => None,

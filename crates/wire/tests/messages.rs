@@ -172,6 +172,7 @@ fn requests(s: &Seed) -> Vec<Request<'_>> {
         Request::PartsOf { ino },
         Request::EndSession { session: s.a },
         Request::AreThere { sessions: &[1; 16] },
+        Request::RemoveBackings { ids: &[0; 30] },
         Request::Backing(backing, BackingOp::Stat),
         Request::Backing(backing, BackingOp::Read { offset: s.b >> 20, bytes: s.c % 65_537 }),
         Request::Backing(backing, BackingOp::Write { offset: s.b >> 20, append: s.flag, bytes: &s.data }),

@@ -379,6 +379,7 @@ impl Reference {
             | Request::Backing(..)
             | Request::EndSession { .. }
             | Request::AreThere { .. }
+            | Request::RemoveBackings { .. }
             | Request::RenewLease
             | Request::RecallName { .. }
             | Request::RecallDirectory { .. } => Err(Code::NotSupported),

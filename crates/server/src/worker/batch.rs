@@ -340,6 +340,7 @@ impl ShardThread<'_> {
             let given_up = std::mem::take(&mut self.given_up);
             self.sweep_numbers(given_up)?;
         }
+        self.sweep_if_due();
         if self.has_orphans_to_forget() {
             self.forget_orphans()?;
         }
@@ -510,6 +511,7 @@ impl ShardThread<'_> {
             state.unkept = true;
             self.unkept.push((session.id, slot));
         }
+        let mut left = Vec::new();
         for &(ino, layout) in &self.effects.orphaned()[orphaned_before..] {
             if self.births.contains(&ino) {
                 self.stillborn.push((ino, layout));
@@ -517,7 +519,7 @@ impl ShardThread<'_> {
                 state.orphans.push((ino, layout));
             } else {
                 // No client's to unlink.
-                let _ = self.sweeper.send(Sweep::Orphans(vec![(ino, layout)]));
+                left.push((ino, layout));
             }
         }
         state.relaid.extend(super::session::relaid(reply));
@@ -533,6 +535,7 @@ impl ShardThread<'_> {
         };
         state.reserved = reserved;
         self.given_up.extend(given_up);
+        left.into_iter().for_each(|orphan| self.sweep_soon(orphan));
     }
 
     /// Removes the backing files that a client may have made under numbers that no inode will have. Until they are removed

@@ -27,7 +27,6 @@ use super::session::{
     daemon_session, is_of_daemon, new_daemon_session, node_of_session, random_number, session_on,
 };
 use super::shard_thread::ShardThread;
-use super::sweeper::Sweep;
 use super::wide::Onward;
 
 /// What the request's reply becomes when it does not go the common way.
@@ -547,7 +546,7 @@ impl ShardThread<'_> {
                 if self.births.contains(&orphan.0) {
                     self.stillborn.push(orphan);
                 } else {
-                    let _ = self.sweeper.send(Sweep::Orphans(vec![orphan]));
+                    self.sweep_soon(orphan);
                 }
             }
         }

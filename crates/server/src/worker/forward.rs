@@ -210,16 +210,15 @@ impl ShardThread<'_> {
         network.orders.give(Order::Answer { ticket, reply });
     }
 
-    /// Another node's inode is gone, and a backing file of it here is to go too.
-    pub(super) fn remove_backing(&mut self, ticket: Ticket, id: &BackingId, message: Vec<u8>) {
+    /// Inodes of another node are gone, and backing files of theirs here are to go too.
+    pub(super) fn remove_backings(&mut self, ticket: Ticket, message: Vec<u8>) {
         let Some(network) = &self.network else { return };
-        // Only of one backing file is the name known before its maker asks for it.
-        if id.number == 0 && self.births.contains(&id.ino) {
-            // Its maker has not said yet that it has made it: when it has, the sweeper removes it.
-            self.stillborn.push((id.ino, Layout::single(network.node, 0)));
-            let mut done = [0; 4];
-            let _ = Reply::encode(&Ok(Reply::Done), &mut done);
-            return network.orders.give(Order::Answer { ticket, reply: done.to_vec() });
+        if let Ok((_, Request::RemoveBackings { ids })) = Request::decode(&message) {
+            // Only of one backing file is the name known before its maker asks for it.
+            for id in BackingId::listed(ids).filter(|id| id.number == 0 && self.births.contains(&id.ino)) {
+                // Its maker has not said yet that it has made it: when it has, the sweeper removes it.
+                self.stillborn.push((id.ino, Layout::single(network.node, 0)));
+            }
         }
         network.orders.give(Order::Serve { ticket, message });
     }

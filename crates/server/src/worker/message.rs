@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::mpsc::Sender;
 
 use forebay_fabric::Ticket;
-use forebay_types::{BackingId, Code, Ino, NodeId, Request, Result};
+use forebay_types::{Code, Ino, NodeId, Request, Result};
 use forebay_wire::Stamp;
 use serde_json::Value;
 
@@ -44,12 +44,10 @@ pub(super) enum Message {
         /// The encoded reply.
         reply: Vec<u8>,
     },
-    /// Another node's inode is gone: a backing file of it here is to go.
-    RemoveBacking {
+    /// Another node's inodes are gone: backing files of them here are to go.
+    RemoveBackings {
         /// To answer by.
         ticket: Ticket,
-        /// The backing file.
-        id: BackingId,
         /// The encoded request.
         message: Vec<u8>,
     },
@@ -96,7 +94,7 @@ impl Message {
             || matches!(
                 self,
                 Message::Answered { .. }
-                    | Message::RemoveBacking { .. }
+                    | Message::RemoveBackings { .. }
                     | Message::ReviewSessions(_)
                     | Message::AreThere { .. }
                     | Message::Stepped(..)

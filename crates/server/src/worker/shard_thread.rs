@@ -30,6 +30,10 @@ use super::wide::Wide;
 const FORGET_AT: usize = 256;
 /// And so many before space is looked at again: they take no more than the largest removal.
 const FORGET_AT_ONCE: usize = 8;
+/// Backing files are given to the sweeper so many at a time, or those that there are after so many batches: to wake it, and another
+/// node, for each would cost more than the rest of an unlink.
+const SWEEP_AT: usize = 256;
+const SWEEP_AFTER_BATCHES: u32 = 32;
 /// An open transaction is committed when nobody asked for so long.
 const IDLE_COMMIT_MS: u64 = 2;
 /// Changes of one transaction: more make it no cheaper, and a crash repeats them.
@@ -93,6 +97,9 @@ pub(super) struct ShardThread<'a> {
     pub(super) births: Vec<Ino>,
     /// Files unlinked while in `births`: to be swept when their client has moved on.
     pub(super) stillborn: Vec<(Ino, Layout)>,
+    /// Orphans whose backing files no client unlinks: to be swept together, and after how many batches at the latest.
+    unswept: Vec<(Ino, Layout)>,
+    unswept_batches: u32,
     /// Orphans whose backing files are gone, and whose records can go.
     pub(super) done_orphans: Vec<Ino>,
     /// Numbers that are no longer in reserve and were not used.
@@ -160,6 +167,8 @@ impl<'a> ShardThread<'a> {
             notes: Vec::new(),
             births: Vec::new(),
             stillborn: Vec::new(),
+            unswept: Vec::new(),
+            unswept_batches: 0,
             done_orphans: Vec::new(),
             given_up: Vec::new(),
             uncommitted: 0,
@@ -285,6 +294,9 @@ impl<'a> ShardThread<'a> {
         if !self.done_orphans.is_empty() && self.forget_orphans()? {
             return Ok(true);
         }
+        if long {
+            self.sweep_together();
+        }
         if long && self.batch.is_some() {
             self.commit()?;
         }
@@ -376,6 +388,28 @@ impl<'a> ShardThread<'a> {
         Ok(true)
     }
 
+    /// Has an orphan's backing files removed in a moment: no client does.
+    pub(super) fn sweep_soon(&mut self, orphan: (Ino, Layout)) {
+        self.unswept.push(orphan);
+    }
+
+    /// Behind a batch: gives the sweeper what it is to have by now.
+    pub(super) fn sweep_if_due(&mut self) {
+        if !self.unswept.is_empty() {
+            self.unswept_batches += 1;
+            if self.unswept.len() >= SWEEP_AT || self.unswept_batches >= SWEEP_AFTER_BATCHES {
+                self.sweep_together();
+            }
+        }
+    }
+
+    fn sweep_together(&mut self) {
+        self.unswept_batches = 0;
+        if !self.unswept.is_empty() {
+            let _ = self.sweeper.send(Sweep::Orphans(std::mem::take(&mut self.unswept)));
+        }
+    }
+
     /// True when enough orphan records wait to be deleted.
     pub(super) fn has_orphans_to_forget(&self) -> bool {
         self.done_orphans.len() >= FORGET_AT
@@ -421,7 +455,7 @@ impl<'a> ShardThread<'a> {
             }
             Message::Asked { ticket, message } => self.asked(ticket, message),
             Message::Answered { stamp, reply } => self.answered(stamp, &reply),
-            Message::RemoveBacking { ticket, id, message } => self.remove_backing(ticket, &id, message),
+            Message::RemoveBackings { ticket, message } => self.remove_backings(ticket, message),
             Message::LeaseAsked { ticket, message } => self.lease_asked(ticket, &message),
             Message::LeaseRenewed(node, lease) => self.lease_renewed(node, lease),
             Message::Recalled(number, answered) => self.recalled(number, answered),

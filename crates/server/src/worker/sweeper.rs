@@ -73,7 +73,7 @@ impl Sweeper {
                 return true;
             }
         };
-        let mut swept = Vec::with_capacity(some.len());
+        let (mut swept, mut elsewhere) = (Vec::with_capacity(some.len()), Vec::new());
         for (ino, layout) in some {
             // On which of them a client made one under a number in reserve, nobody knows.
             let removed = self
@@ -82,14 +82,18 @@ impl Sweeper {
                 .and_then(|()| self.targets.iter().try_for_each(|target| special::remove(target, ino)));
             match removed {
                 Ok(()) => match &self.network {
-                    Some((here, orders)) if reaches_beyond(&layout, *here) => {
-                        orders.give(Order::Remove(ino, layout));
-                    }
+                    Some((here, _)) if reaches_beyond(&layout, *here) => elsewhere.push((ino, layout)),
                     _ => swept.push(ino),
                 },
                 // The record stays: the next worker tries again.
                 Err(code) => tracing::warn!("cannot unlink the backing files of inode {ino}: {code}"),
             }
+        }
+        if let (Some((_, orders)), false) = (&self.network, elsewhere.is_empty()) {
+            orders.give(Order::Remove(elsewhere));
+        }
+        if swept.is_empty() {
+            return true;
         }
         if self.to_shard.send(Message::Swept(swept)).is_err() {
             return false;

@@ -124,6 +124,7 @@ impl Hand {
         };
         let result = match Request::decode(&message) {
             Ok((_, Request::Backing(id, op))) => self.files.serve(asker.stamp(), &id, &op, &mut self.room),
+            Ok((_, Request::RemoveBackings { ids })) => Ok(self.files.remove_all(ids, &mut self.room)),
             Ok(_) => Err(Code::Malformed),
             Err(code) => Err(code),
         };
@@ -181,6 +182,18 @@ impl Files {
         }
     }
 
+    /// Unlinks the backing files of a list; which of them are gone.
+    fn remove_all<'r>(&self, ids: &[u8], room: &'r mut [u8]) -> Reply<'r> {
+        let mut count = 0;
+        for (done, id) in room.iter_mut().zip(BackingId::listed(ids)) {
+            let target = self.target(&id);
+            let removed = target.and_then(|target| target.remove(id.ino, usize::from(id.number), id.stripe));
+            *done = u8::from(removed.is_ok());
+            count += 1;
+        }
+        Reply::Bytes(&room[..count])
+    }
+
     fn size(&self, session: u64, id: &BackingId) -> std::result::Result<u64, Code> {
         let stat = rustix::fs::fstat(&*self.open(session, id)?).map_err(code)?;
         Ok(stat.st_size as u64)
@@ -211,7 +224,6 @@ impl Files {
             // Of this node's inodes the shard knows whether they are there.
             BackingOp::Make if ino.birth_node() == id.node() => Err(Code::Invalid),
             BackingOp::Make => target.create(ino, number, stripe).map(|()| Reply::Done),
-            BackingOp::Remove => target.remove(ino, number, stripe).map(|()| Reply::Done),
             BackingOp::Open { handle } => {
                 self.kept.open(session, id, handle, || self.open_by_name(id)).map(|()| Reply::Done)
             }
@@ -414,8 +426,12 @@ mod tests {
         assert_eq!(ask(&other, BackingOp::Stat), Err(Code::Stale), "another node's target");
         // What is kept open outlives its name.
         ask(&id, BackingOp::Open { handle: 1 }).unwrap();
-        ask(&id, BackingOp::Remove).unwrap();
-        ask(&id, BackingOp::Remove).unwrap();
+        let elsewhere = BackingId { target: 3 << 16, ..id };
+        for _ in 0..2 {
+            let mut room = [9; 8];
+            let removed = files.remove_all(&BackingId::list(&[id, elsewhere, id]), &mut room);
+            assert!(matches!(removed, Reply::Bytes([1, 0, 1])), "absent is fine, another node's is not");
+        }
         ask(&id, BackingOp::Write { offset: 0, append: true, bytes: b"more" }).unwrap();
         assert_eq!(ask(&id, BackingOp::Read { offset: 3, bytes: 9 }).unwrap().1, b"amore");
         assert_eq!(ask(&id, BackingOp::Stat).unwrap().0, 8);

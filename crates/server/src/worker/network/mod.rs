@@ -104,8 +104,8 @@ pub(super) enum Order {
         /// The buffer.
         memory: Region,
     },
-    /// Have the backing files of an inode that is gone removed where they are, in time.
-    Remove(Ino, Layout),
+    /// Have the backing files of inodes that are gone removed where they are, in time.
+    Remove(Vec<(Ino, Layout)>),
     /// A client is gone, which asked these nodes for what they keep for it.
     EndSession(u64, Vec<NodeId>),
     /// Renew the lease from a node when a third of it has passed.

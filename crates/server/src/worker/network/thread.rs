@@ -242,8 +242,9 @@ impl NetworkThread {
             self.hear(happening);
         }
         let now = self.calls.now();
-        for (ino, layout) in self.removals.due(now) {
-            self.remove(ino, &layout);
+        let due = self.removals.due(now);
+        if !due.is_empty() {
+            self.remove(&due);
         }
         for node in self.renewals.take_due(now) {
             self.renew_lease(node);
@@ -301,7 +302,7 @@ impl NetworkThread {
                 }
             }
             Order::AnswerHere { stamp, reply } => self.answered(stamp, Ok(reply)),
-            Order::Remove(ino, layout) => self.remove(ino, &layout),
+            Order::Remove(orphans) => self.remove(&orphans),
             Order::EndSession(session, nodes) => {
                 // What it asked last must not come behind the word that it is gone.
                 let is_its = |stamp: &Stamp| stamp.session == session;

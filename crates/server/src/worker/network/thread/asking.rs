@@ -1,12 +1,13 @@
 //! What this node asks of others: for its clients, for the shard thread, for itself; and what comes of it.
 
+use std::collections::BTreeMap;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use forebay_fabric::{Body, CallId, Failed};
 use forebay_ring::lease_clock;
-use forebay_types::limits::{NODE_TIMEOUT_MS, STEP_TIMEOUT_MS};
-use forebay_types::{BackingId, BackingOp, Caller, Code, Ino, NodeId, Reply, Request};
+use forebay_types::limits::{NODE_TIMEOUT_MS, REMOVED_AT_ONCE_MAX, STEP_TIMEOUT_MS};
+use forebay_types::{BackingId, BackingOp, Caller, Code, Ino, Layout, NodeId, Reply, Request};
 use forebay_wire::{Message as Wire, Stamp};
 
 use super::{Introduced, NetworkThread};
@@ -25,7 +26,8 @@ pub(super) enum Flight {
     /// Data moved to or from this node by way of this buffer.
     Move(NodeId, Stamp, u64),
     Step(Stamp),
-    Removal(Ino),
+    /// Backing files of these.
+    Removals(Vec<Ino>),
     EndSession,
     /// Whether these processes are there.
     Review(Vec<u64>),
@@ -179,11 +181,12 @@ impl NetworkThread {
                 });
                 self.tell(Message::Stepped(usize::from(stamp.slot), reply));
             }
-            Flight::Removal(ino) => {
-                let done = reply.is_ok_and(|reply| Reply::decode(&reply).is_ok());
-                if let Some(ino) = self.removals.ended(ino, done, self.calls.now()) {
-                    self.tell(Message::Swept(vec![ino]));
-                }
+            Flight::Removals(inos) => {
+                let done = match reply.as_deref().map(Reply::decode) {
+                    Ok(Ok(Reply::Bytes(done))) if done.len() == inos.len() => done,
+                    _ => &[],
+                };
+                self.removals_ended(&inos, done);
             }
             Flight::EndSession => {}
             Flight::Introduction(node, answer) => {
@@ -219,22 +222,45 @@ impl NetworkThread {
         }
     }
 
-    /// Has the stripes of an inode removed that lie on other nodes.
-    pub(super) fn remove(&mut self, ino: Ino, layout: &forebay_types::Layout) {
-        let elsewhere: Vec<BackingId> = layout
-            .stripes()
-            .map(|(component, stripe)| BackingId::of(ino, layout, component, stripe))
-            .filter(|id| id.node() != self.me)
-            .collect();
-        self.removals.begin(ino, layout, elsewhere.len());
-        if elsewhere.is_empty() {
-            self.tell(Message::Swept(vec![ino]));
-        }
-        for id in elsewhere {
-            let request = Request::Backing(id, BackingOp::Remove);
-            if self.ask(id.node(), &request, NODE_TIMEOUT, Flight::Removal(ino)).is_err() {
-                self.removals.ended(ino, false, self.calls.now());
+    /// Has the stripes of inodes removed that lie on other nodes.
+    pub(super) fn remove(&mut self, orphans: &[(Ino, Layout)]) {
+        let (mut by_node, mut swept) = (BTreeMap::<NodeId, Vec<BackingId>>::new(), Vec::new());
+        for (ino, layout) in orphans {
+            let stripes = layout.stripes();
+            let all = stripes.map(|(component, stripe)| BackingId::of(*ino, layout, component, stripe));
+            let elsewhere: Vec<BackingId> = all.filter(|id| id.node() != self.me).collect();
+            self.removals.begin(*ino, layout, elsewhere.len());
+            if elsewhere.is_empty() {
+                swept.push(*ino);
             }
+            elsewhere.into_iter().for_each(|id| by_node.entry(id.node()).or_default().push(id));
+        }
+        for (node, ids) in by_node {
+            for some in ids.chunks(REMOVED_AT_ONCE_MAX) {
+                let list = BackingId::list(some);
+                let inos: Vec<Ino> = some.iter().map(|id| id.ino).collect();
+                let flight = Flight::Removals(inos.clone());
+                let request = Request::RemoveBackings { ids: &list };
+                if self.ask(node, &request, NODE_TIMEOUT, flight).is_err() {
+                    self.removals_ended(&inos, &[]);
+                }
+            }
+        }
+        if !swept.is_empty() {
+            self.tell(Message::Swept(swept));
+        }
+    }
+
+    /// A request for one backing file of each of these has ended; `done` says which are gone: without it none is.
+    fn removals_ended(&mut self, inos: &[Ino], done: &[u8]) {
+        let now = self.calls.now();
+        let mut swept = Vec::new();
+        for (i, ino) in inos.iter().enumerate() {
+            let is_done = done.get(i).is_some_and(|done| *done != 0);
+            swept.extend(self.removals.ended(*ino, is_done, now));
+        }
+        if !swept.is_empty() {
+            self.tell(Message::Swept(swept));
         }
     }
 }

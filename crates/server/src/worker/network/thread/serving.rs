@@ -87,6 +87,14 @@ impl NetworkThread {
                 let sessions = words.map(u64::from_le_bytes).collect();
                 self.tell(Message::AreThere { ticket, sessions });
             }
+            Request::RemoveBackings { ids } => {
+                self.removed.extend(BackingId::listed(ids).map(|id| id.ino));
+                while self.removed.len() > REMOVED_KEPT {
+                    self.removed.pop_front();
+                }
+                // A client may be about to make one: the shard thread knows.
+                self.tell(Message::RemoveBackings { ticket, message });
+            }
             request if request.is_between_daemons() => self.tell(Message::LeaseAsked { ticket, message }),
             _ => self.tell(Message::Asked { ticket, message }),
         }
@@ -102,14 +110,6 @@ impl NetworkThread {
         match op {
             BackingOp::Make if self.removed.contains(&id.ino) => {
                 return self.answer(&ticket, &NOT_FOUND);
-            }
-            BackingOp::Remove => {
-                self.removed.push_back(id.ino);
-                if self.removed.len() > REMOVED_KEPT {
-                    self.removed.pop_front();
-                }
-                // A client may be about to make it: the shard thread knows.
-                return self.tell(Message::RemoveBacking { ticket, id: *id, message });
             }
             BackingOp::Write { .. }
             | BackingOp::Truncate { .. }
