@@ -43,6 +43,7 @@ impl WorkerProcess {
         let number = theirs.as_raw_fd();
         let supervisor = rustix::process::getpid();
         let mut command = Command::new("/proc/self/exe");
+        command.envs(forebay_fabric::libfabric::environment());
         command.arg0("forebayd").args([OsString::from("--worker"), number.to_string().into()]);
         // SAFETY: between fork and exec only system calls are made that are async-signal-safe.
         unsafe {

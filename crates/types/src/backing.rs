@@ -298,7 +298,7 @@ impl BackingId {
 
     /// True for bytes that are a list of at most so many.
     pub(crate) fn is_list(bytes: &[u8], most: usize) -> bool {
-        bytes.len() % BACKING_ID_BYTES == 0
+        bytes.len().is_multiple_of(BACKING_ID_BYTES)
             && bytes.len() <= most * BACKING_ID_BYTES
             && BackingId::listed(bytes).count() == bytes.len() / BACKING_ID_BYTES
     }

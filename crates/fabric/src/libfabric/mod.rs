@@ -7,6 +7,7 @@
 //! Buffers and contexts that the provider has are freed when it gives them back, or after the endpoint is closed; if
 //! it will not close, they are leaked. An operation whose deadline passes is reported at once and kept until then.
 
+mod environment;
 mod open;
 mod operation;
 mod progress;
@@ -25,6 +26,7 @@ use forebay_wire::Memory;
 use crate::endpoint::{Endpoint, Event, Limits, Local, Peer, Registered, Transfer, Waker};
 use crate::memory::{Access, Region};
 use crate::numbers::Entropy;
+pub use environment::environment;
 use open::Objects;
 use operation::{Buffer, Moving, Mr, Operation, Piece, Registration, Send as Sending, Work};
 use progress::PAUSE;

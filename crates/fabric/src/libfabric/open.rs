@@ -117,6 +117,7 @@ fn info_of(library: &'static Library, provider: &str, settings: &Settings) -> Re
 impl Objects {
     /// Opens an endpoint of the provider that the settings name, or of the best that works.
     pub(super) fn open(settings: &Settings) -> Result<Objects> {
+        super::environment::set();
         let library = library()?;
         if let Some(name) = &settings.provider {
             return Objects::open_provider(library, name, settings).map_err(|e| {

@@ -77,6 +77,11 @@ impl Turns {
         Arc::new(Turns { shard, network, doorbell, serves: in_memory })
     }
 
+    /// Nothing that either thread does waits for a disk.
+    pub(super) fn are_in_memory(&self) -> bool {
+        self.serves
+    }
+
     // --- the network thread
 
     /// Starts the thread that sleeps for the network; it ends when that is told to stop.

@@ -24,6 +24,9 @@ use super::{Order, Orders};
 /// Threads: enough to keep a medium busy while others wait for it.
 const THREADS: usize = 4;
 
+/// What is read from memory in less time than a thread takes to be woken for it.
+const AT_ONCE_BYTES: usize = 64 * 1024;
+
 /// What the crew is to do.
 #[derive(Debug)]
 pub(in crate::worker) enum Job {
@@ -122,14 +125,38 @@ impl Hand {
                 return self.orders.give(Order::Moved(moving, result));
             }
         };
-        let result = match Request::decode(&message) {
-            Ok((_, Request::Backing(id, op))) => self.files.serve(asker.stamp(), &id, &op, &mut self.room),
+        let reply = self.reply(asker.stamp(), &message).to_vec();
+        self.orders.give(asker.answer(reply));
+    }
+
+    fn reply(&mut self, stamp: Stamp, message: &[u8]) -> &[u8] {
+        let result = match Request::decode(message) {
+            Ok((_, Request::Backing(id, op))) => self.files.serve(stamp, &id, &op, &mut self.room),
             Ok((_, Request::RemoveBackings { ids })) => Ok(self.files.remove_all(ids, &mut self.room)),
             Ok(_) => Err(Code::Malformed),
             Err(code) => Err(code),
         };
         let n = Reply::encode(&result, &mut self.out).unwrap_or(0);
-        self.orders.give(asker.answer(self.out[..n].to_vec()));
+        &self.out[..n]
+    }
+
+    /// For who must not wait: the reply to a short read, which waits for nobody where backing files are in memory. A write may
+    /// wait for another that is long, and what frees space takes as long as there is of it.
+    pub(super) fn reply_at_once(&mut self, stamp: Stamp, message: &[u8]) -> Option<&[u8]> {
+        match Request::decode(message) {
+            Ok((_, Request::Backing(_, BackingOp::Read { bytes, .. })))
+                if bytes as usize <= AT_ONCE_BYTES =>
+            {
+                Some(self.reply(stamp, message))
+            }
+            _ => None,
+        }
+    }
+
+    /// The same of a piece that is to be filled.
+    pub(super) fn fill_at_once(&self, moving: &mut Moving) -> Option<std::result::Result<usize, Code>> {
+        let is_short = moving.kind == MoveKind::Read && moving.bytes <= AT_ONCE_BYTES;
+        is_short.then(|| self.files.move_piece(moving))
     }
 }
 

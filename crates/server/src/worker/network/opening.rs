@@ -144,8 +144,10 @@ pub(in crate::worker) fn start(
     let (sender, orders) = mpsc::channel();
     let to_me = Orders::new(sender, waker);
     let kept = Arc::new(KeptOpen::restored(locks, appended));
+    let hand = crew::Hand::new(Arc::clone(&targets), Arc::clone(&kept), to_me.clone());
     let jobs = crew::start(targets, Arc::clone(&kept), to_me.clone())?;
     let thread = NetworkThread::new(calls, NodeId(me.number), members, orders, to_shard, (jobs, kept));
+    let thread = thread.with_hand(turns.are_in_memory().then_some(hand));
     let (answer, answered) = mpsc::channel();
     let thread = thread.with_targets(givers.clone());
     let thread = thread.with_met(met, membership.fresh.then_some((answer, membership.instead_of.is_some())));

@@ -18,7 +18,7 @@ use forebay_types::{Code, Ino, NodeId, Reply, Request};
 use forebay_wire::Stamp;
 use serde_json::Value;
 
-use super::crew::{Asker, Job};
+use super::crew::{Asker, Hand, Job};
 use super::kept::KeptOpen;
 use super::leases::Renewals;
 use super::met::MetNodes;
@@ -81,6 +81,8 @@ pub(in crate::worker) struct NetworkThread {
     backlog: VecDeque<Order>,
     to_shard: Sender<Message>,
     jobs: Sender<Job>,
+    /// For what the thread reads itself: where backing files are in memory.
+    hand: Option<Hand>,
     /// What the crew keeps open for processes of other nodes.
     kept: Arc<KeptOpen>,
     flights: HashMap<CallId, Flight>,
@@ -137,6 +139,7 @@ impl NetworkThread {
             backlog: VecDeque::new(),
             to_shard,
             jobs,
+            hand: None,
             kept,
             flights: HashMap::new(),
             removals: Removals::default(),
@@ -163,6 +166,12 @@ impl NetworkThread {
     /// How many targets each node has; without this it is one.
     pub(in crate::worker) fn with_targets(mut self, givers: Vec<Giver>) -> NetworkThread {
         self.surroundings = Surroundings::new(self.me, givers);
+        self
+    }
+
+    /// Reads by itself what is short and in memory.
+    pub(super) fn with_hand(mut self, hand: Option<Hand>) -> NetworkThread {
+        self.hand = hand;
         self
     }
 

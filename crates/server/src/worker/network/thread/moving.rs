@@ -55,6 +55,8 @@ pub(super) struct Moves {
     bounce: Option<Bounce>,
     /// What waits for a piece of it.
     waiting: VecDeque<Asked>,
+    /// What waits is being begun.
+    beginning: bool,
     /// Transfers under way.
     under_way: HashMap<u64, Moving>,
     token: u64,
@@ -232,6 +234,14 @@ impl NetworkThread {
 
     /// Begins what waits, as long as there are pieces.
     fn begin_moves(&mut self) {
+        // One that is done at once frees its piece in here.
+        if !std::mem::replace(&mut self.moves.beginning, true) {
+            self.begin_waiting();
+            self.moves.beginning = false;
+        }
+    }
+
+    fn begin_waiting(&mut self) {
         while let Some(asked) = self.moves.waiting.pop_front() {
             if self.calls.now() >= asked.until {
                 self.tell_moved(&asked.ticket, Err(Code::Interrupted));
@@ -251,10 +261,12 @@ impl NetworkThread {
                 return self.moves.waiting.push_front(asked);
             };
             let Asked { ticket, id, kind, offset, bytes, memory, until } = asked;
-            let moving = Moving { ticket, id, kind, offset, bytes: bytes as usize, memory, room, until };
-            match kind {
-                MoveKind::Read => self.have_served(moving),
-                MoveKind::Write | MoveKind::Append => self.start_transfer(moving),
+            let mut moving = Moving { ticket, id, kind, offset, bytes: bytes as usize, memory, room, until };
+            let filled = self.hand.as_ref().and_then(|hand| hand.fill_at_once(&mut moving));
+            match (kind, filled) {
+                (_, Some(result)) => self.crew_moved(moving, result),
+                (MoveKind::Read, None) => self.have_served(moving),
+                (MoveKind::Write | MoveKind::Append, None) => self.start_transfer(moving),
             }
         }
     }

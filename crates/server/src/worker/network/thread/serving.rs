@@ -149,6 +149,14 @@ impl NetworkThread {
     }
 
     pub(super) fn serve(&mut self, ticket: Ticket, message: Vec<u8>) {
+        if let Some(mut hand) = self.hand.take() {
+            let answered =
+                hand.reply_at_once(ticket.stamp, &message).map(|reply| self.answer(&ticket, reply));
+            self.hand = Some(hand);
+            if answered.is_some() {
+                return;
+            }
+        }
         if self.jobs.send(Job::Serve { asker: Asker::There(ticket), message }).is_err() {
             self.refuse(&ticket, Code::Io, "the threads that serve data have ended");
         }
