@@ -16,6 +16,7 @@ type Open = unsafe extern "C" fn(
 ) -> c_int;
 type Close = unsafe extern "C" fn(*mut c_void) -> c_int;
 type Read = unsafe extern "C" fn(*const c_void, *mut c_void, usize, i64) -> i64;
+type Advise = unsafe extern "C" fn(*const c_void, c_int) -> c_int;
 type Write = unsafe extern "C" fn(*const c_void, *const c_void, usize, i64) -> i64;
 
 /// The library, attached to a pool.
@@ -26,6 +27,7 @@ pub(super) struct Library {
     close: Close,
     read: Read,
     write: Write,
+    advise: Advise,
 }
 
 /// An open file of the pool.
@@ -71,6 +73,7 @@ impl Library {
                 close: std::mem::transmute::<*mut c_void, Close>(symbol(c"forebay_file_close")?),
                 read: std::mem::transmute::<*mut c_void, Read>(symbol(c"forebay_file_pread")?),
                 write: std::mem::transmute::<*mut c_void, Write>(symbol(c"forebay_file_pwrite")?),
+                advise: std::mem::transmute::<*mut c_void, Advise>(symbol(c"forebay_file_advise")?),
             };
             (attach, made)
         };
@@ -96,6 +99,13 @@ impl Library {
 }
 
 impl File<'_> {
+    /// Says that it is read in order.
+    pub(super) fn read_in_order(&self) -> Result<(), String> {
+        // SAFETY: the file is open.
+        let advised = unsafe { (self.library.advise)(self.file, libc::POSIX_FADV_SEQUENTIAL) };
+        checked(advised.into(), "forebay_file_advise").map(drop)
+    }
+
     /// All of the buffer, at an offset.
     pub(super) fn read(&self, buffer: &mut [u8], offset: usize) -> Result<(), String> {
         // SAFETY: the file is open, the buffer ours.

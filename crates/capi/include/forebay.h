@@ -168,6 +168,16 @@ int64_t forebay_file_seek_data(const forebay_file *file, int64_t offset);
 int64_t forebay_file_seek_hole(const forebay_file *file, int64_t offset);
 int forebay_file_punch(const forebay_file *file, int64_t offset, int64_t bytes);
 
+/*
+ * What the program will do. FOREBAY_NORMAL, as it is at first: each read sees what was acknowledged before it began.
+ * FOREBAY_SEQUENTIAL: this forebay_file is read in order, and what it reads of other nodes' data may be up to a second old; they
+ * are read ahead then, so that small reads come fast. Writes, truncation and forebay_file_sync by this forebay_file are seen
+ * at once all the same. -EINVAL for anything else.
+ */
+#define FOREBAY_NORMAL 0
+#define FOREBAY_SEQUENTIAL 2
+int forebay_file_advise(const forebay_file *file, int advice);
+
 /* As ftruncate(2), posix_fallocate(3) from the start, and fsync(2). */
 int forebay_file_truncate(const forebay_file *file, int64_t size);
 int forebay_file_allocate(const forebay_file *file, int64_t size);

@@ -369,6 +369,24 @@ pub unsafe extern "C" fn forebay_file_allocate(file: *const forebay_file, size: 
 /// # Safety
 /// As forebay.h says.
 #[no_mangle]
+pub unsafe extern "C" fn forebay_file_advise(file: *const forebay_file, advice: c_int) -> c_int {
+    let answer = |file: &File| {
+        match advice {
+            libc::POSIX_FADV_NORMAL => file.read_in_order(false),
+            libc::POSIX_FADV_SEQUENTIAL => file.read_in_order(true),
+            _ => return Err(negative(Code::Invalid)),
+        }
+        Ok(0)
+    };
+    // SAFETY: see above.
+    unsafe { on_file(file, answer) as c_int }
+}
+
+/// See forebay.h.
+///
+/// # Safety
+/// As forebay.h says.
+#[no_mangle]
 pub unsafe extern "C" fn forebay_file_seek_data(file: *const forebay_file, offset: i64) -> i64 {
     // SAFETY: see above.
     unsafe { on_file(file, |file| file.seek_data(unsigned(offset)?).map(|n| n as i64).map_err(negative)) }

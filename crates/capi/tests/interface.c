@@ -358,6 +358,9 @@ int main(void)
     CHECK(forebay_file_fd(file) == -EOPNOTSUPP && forebay_file_pwrite(file, large, sizeof large, 123) == sizeof large);
     CHECK(forebay_file_size(file) == 123 + sizeof large && forebay_file_pread(file, back, sizeof back, 123) == sizeof back);
     CHECK(memcmp(large, back, sizeof back) == 0 && forebay_file_pread(file, back, 9, 60000) == 0);
+    CHECK(forebay_file_advise(file, FOREBAY_SEQUENTIAL) == 0 && forebay_file_advise(file, 77) == -EINVAL);
+    CHECK(forebay_file_pread(file, back, 9, 123) == 9 && forebay_file_pread(file, back, 9, 132) == 9);
+    CHECK(memcmp(large + 9, back, 9) == 0 && forebay_file_advise(file, FOREBAY_NORMAL) == 0);
     CHECK(forebay_file_truncate(file, 5000) == 0 && forebay_file_size(file) == 5000 && forebay_file_sync(file) == 0);
     CHECK(forebay_file_allocate(file, 70000) == 0 && forebay_file_size(file) == 70000);
     CHECK(forebay_file_pread(file, back, 9, 6000) == 9 && back[0] == 0 && back[8] == 0);

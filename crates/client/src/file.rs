@@ -14,6 +14,7 @@ use crate::errno;
 use crate::making::PLACES;
 use crate::path::{PathBuffer, Place};
 use crate::pool::{Door, Fail, Pool};
+use crate::read_ahead::ReadAhead;
 use crate::scatter::Scatter;
 use crate::stat::{stat_of, Stripes};
 use crate::walk::{permits, Target, EXECUTE, READ, WRITE};
@@ -64,6 +65,7 @@ pub struct File {
     writable: bool,
     ahead: Ahead,
     scatter: Scatter,
+    pub(crate) read_ahead: ReadAhead,
 }
 
 impl Pool {
@@ -73,7 +75,8 @@ impl Pool {
             Ok(attached) if attached.is_in_memory(&entry.layout) => (Ahead::default(), Scatter::default()),
             _ => (Ahead::never(), Scatter::never()),
         };
-        File { pool: self.for_ever(), entry: *entry, stripes, first, writable, ahead, scatter }
+        let (pool, read_ahead) = (self.for_ever(), ReadAhead::default());
+        File { pool, entry: *entry, stripes, first, writable, ahead, scatter, read_ahead }
     }
 
     /// Opens a file of any layout; with `write` it is dirty when this returns. [`Code::Stale`] when it has got another layout
@@ -279,6 +282,19 @@ impl File {
         self.entry.attr.ino
     }
 
+    /// Says whether what lies on other nodes may be read ahead of who reads it in order, and be up to [`READ_AHEAD_MS`] old; writes,
+    /// truncation and [`File::sync`] by this file are seen at once all the same. At first it may not.
+    ///
+    /// [`READ_AHEAD_MS`]: forebay_types::limits::READ_AHEAD_MS
+    pub fn read_in_order(&self, wanted: bool) {
+        self.read_ahead.ask(wanted && self.has_far());
+    }
+
+    /// True when other nodes have some of it.
+    pub(crate) fn has_far(&self) -> bool {
+        self.stripes.iter().any(|stripe| matches!(stripe, Stripe::There(_)))
+    }
+
     /// Reserves space for the first `bytes` bytes and extends the file to them; it is never cut.
     pub fn allocate(&self, bytes: u64) -> Result<(), Code> {
         self.allocate_range(0, 0, bytes)
@@ -321,7 +337,9 @@ impl File {
                 }
             }
         }
-        self.ask_far(&mut far.into_iter())
+        let all = self.ask_far(&mut far.into_iter());
+        self.read_ahead.forget();
+        all
     }
 
     /// Asks other nodes, all at the same time; nobody is asked where there is nothing to ask.
@@ -345,7 +363,7 @@ impl File {
         self.far().count()
     }
 
-    /// fsync(2) of all backing files.
+    /// fsync(2) of all backing files. What is read from now on was not read before.
     pub fn sync(&self) -> Result<(), Code> {
         for stripe in &self.stripes {
             if let Stripe::Here(fd) = stripe {
@@ -353,6 +371,7 @@ impl File {
                 errno::check(unsafe { libc::fsync(fd.as_raw_fd()) })?;
             }
         }
+        self.read_ahead.forget();
         self.ask_far(&mut self.far().map(|id| (id, BackingOp::Sync)))
     }
 
@@ -476,6 +495,8 @@ impl File {
                 Stripe::There(there) => far.push((there.id, BackingOp::Truncate { bytes })),
             }
         }
-        self.ask_far(&mut far.into_iter())
+        let all = self.ask_far(&mut far.into_iter());
+        self.read_ahead.forget();
+        all
     }
 }

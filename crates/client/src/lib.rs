@@ -35,6 +35,7 @@ mod path;
 mod patience;
 mod placing;
 mod pool;
+mod read_ahead;
 mod runs;
 mod scatter;
 mod sieve;

@@ -241,6 +241,11 @@ impl File {
     /// Each of `parts` is writable memory that nothing else uses during the call.
     pub unsafe fn read_runs(&self, parts: &[libc::iovec], runs: &[Run]) -> Result<u64, Code> {
         let mut end = End { size: None, whole: total(parts, runs)? };
+        if let ([part], [run], true) = (parts, runs, self.read_ahead.is_asked()) {
+            // SAFETY: the caller's promise.
+            let into = unsafe { std::slice::from_raw_parts_mut(part.iov_base.cast::<u8>(), part.iov_len) };
+            return self.read_at(into, run.offset).map(|n| n as u64);
+        }
         let mut pieces = self.pieces(parts, runs);
         let (mut some, mut alone) = (Vec::new(), Vec::new());
         loop {
@@ -377,6 +382,15 @@ impl File {
     /// # Safety
     /// Each of `parts` is memory that nothing changes during the call.
     pub unsafe fn write_runs(&self, parts: &[libc::iovec], runs: &[Run]) -> Result<u64, Code> {
+        // SAFETY: the caller's promise.
+        let written = unsafe { self.write_runs_now(parts, runs) };
+        self.read_ahead.forget();
+        written
+    }
+
+    /// # Safety
+    /// As [`File::write_runs`]'s.
+    unsafe fn write_runs_now(&self, parts: &[libc::iovec], runs: &[Run]) -> Result<u64, Code> {
         let all = total(parts, runs)?;
         let mut pieces = self.pieces(parts, runs);
         let (mut some, mut elsewhere) = (Vec::new(), Vec::new());

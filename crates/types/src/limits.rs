@@ -60,6 +60,12 @@ pub const BUFFER_REST_MS: u64 = CALL_TIMEOUT_MS + 2 * NODE_TIMEOUT_MS;
 /// When so many are kept no process gets another buffer: a network that loses much costs address space, not without bound. The
 /// memory behind them goes with their process, or when it has taken what it had in them.
 pub const BUFFERS_RESTING_MAX: usize = 64;
+/// Bytes that are read ahead of who reads another node's file in order and says so: at first, and at most: by more no reader gains.
+pub const READ_AHEAD_BYTES_MIN: usize = 256 * 1024;
+/// See [`READ_AHEAD_BYTES_MIN`].
+pub const READ_AHEAD_BYTES_MAX: usize = 2 * 1024 * 1024;
+/// What was read ahead is used for so long: what that reader sees is no older.
+pub const READ_AHEAD_MS: u64 = 1_000;
 /// Bytes of the memory through which a node's backing files pass to and from other nodes' buffers.
 pub const BOUNCE_BYTES: usize = 32 << 20;
 /// Data requests that one call of a door has under way, in slots of its own: enough to keep a link busy, few enough to leave

@@ -59,11 +59,18 @@ impl File {
 
     /// Reads at an offset; fewer bytes than asked for only at the end. Holes read as zeros.
     pub fn read_at(&self, buffer: &mut [u8], offset: u64) -> Result<usize, Code> {
+        if let Some(n) = self.read_ahead.read(buffer, offset, |ahead, at| self.read_now(ahead, at))? {
+            return Ok(n);
+        }
+        self.read_now(buffer, offset)
+    }
+
+    fn read_now(&self, buffer: &mut [u8], offset: u64) -> Result<usize, Code> {
         if self.move_whole(buffer.as_mut_ptr(), buffer.len(), offset, false) {
             return Ok(buffer.len());
         }
         let mut size = None;
-        let mut done = match self.stripes.iter().any(|stripe| matches!(stripe, Stripe::There(_))) {
+        let mut done = match self.has_far() {
             true => {
                 // SAFETY: the buffer is writable and as long as said.
                 let moved =
@@ -208,9 +215,11 @@ impl File {
         if self.move_whole(buffer.as_ptr().cast_mut(), buffer.len(), offset, true) {
             return Ok(buffer.len());
         }
-        if self.stripes.iter().any(|stripe| matches!(stripe, Stripe::There(_))) {
+        if self.has_far() {
             // SAFETY: the buffer is readable and as long as said.
-            let moved = unsafe { self.move_in_parts(Memory::From(buffer.as_ptr()), buffer.len(), offset)? };
+            let moved = unsafe { self.move_in_parts(Memory::From(buffer.as_ptr()), buffer.len(), offset) };
+            self.read_ahead.forget();
+            let moved = moved?;
             return match moved.failed {
                 Some(code) if moved.end == 0 => Err(code),
                 // A medium that takes nothing and does not say why.

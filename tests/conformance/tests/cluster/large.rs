@@ -3,8 +3,10 @@
 use std::fs::{self, File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use forebay_client::Pool;
+use forebay_types::limits::READ_AHEAD_MS;
 use forebay_types::{Code, Ino};
 
 use crate::nodes::{bytes, until, Cluster};
@@ -40,6 +42,53 @@ fn large_reads_and_writes_pass_between_nodes_as_they_are() {
     let mut beyond = vec![1; 2 * MIB];
     assert_eq!(file.read_at(&mut beyond, data.len() as u64 - 5).unwrap(), 5);
     assert_eq!(file.read_at(&mut beyond, data.len() as u64 + 5).unwrap(), 0);
+    c.check();
+}
+
+/// Who does not ask for it sees each write of another node at once; who does gives that up for a time, and for no more.
+#[test]
+fn reads_in_order_are_ahead_of_their_reader_only_where_it_asks_for_that() {
+    const STEP: usize = 64 << 10;
+    let c = Cluster::up("ahead", 2);
+    c.tell(2, "mkdir /forebay/d; head -c 8388608 /dev/zero >/forebay/d/f");
+    let open = |node| {
+        let pool = Pool::attach(&c.pool(node)).unwrap();
+        let dir = pool.lookup(Ino::ROOT, b"d").unwrap().attr.ino;
+        pool.open_file(&pool.lookup(dir, b"f").unwrap(), true).unwrap()
+    };
+    let (home, far) = (open(2), open(1));
+    let read = |at: usize, expected: u8| {
+        let mut room = vec![99; STEP];
+        assert_eq!(far.read_at(&mut room, at as u64).unwrap(), STEP);
+        room.iter().all(|byte| *byte == expected)
+    };
+    let fill = |value: u8| assert_eq!(home.write_at(&vec![value; 8 * MIB], 0).unwrap(), 8 * MIB);
+    for (value, at) in (1..).zip((0..2 * MIB).step_by(STEP)) {
+        fill(value);
+        assert!(read(at, value), "nobody has asked for anything old, at {at}");
+    }
+    far.read_in_order(true);
+    fill(100);
+    assert!((0..4 * MIB).step_by(STEP).all(|at| read(at, 100)), "what was there before any of it was read");
+    fill(101);
+    far.sync().unwrap();
+    assert!((4 * MIB..6 * MIB).step_by(STEP).all(|at| read(at, 101)), "what was there when it was synced");
+    assert_eq!(far.write_at(&vec![102; STEP], 6 * MIB as u64).unwrap(), STEP);
+    assert!(read(6 * MIB, 102), "its own write");
+    assert!(read(6 * MIB + STEP, 101));
+    fill(103);
+    std::thread::sleep(Duration::from_millis(READ_AHEAD_MS));
+    assert!(read(6 * MIB + 2 * STEP, 103), "older than it may be");
+    // It ends where the file does, and goes on when that has grown.
+    assert!((7 * MIB..8 * MIB).step_by(STEP).all(|at| read(at, 103)));
+    let mut room = vec![0; STEP];
+    assert_eq!(far.read_at(&mut room, 8 * MIB as u64).unwrap(), 0);
+    home.write_at(&[104; 10], 8 * MIB as u64).unwrap();
+    assert_eq!(far.read_at(&mut room, 8 * MIB as u64).unwrap(), 10);
+    far.read_in_order(false);
+    fill(105);
+    assert!(read(0, 105) && read(STEP, 105));
+    drop((home, far));
     c.check();
 }
 
@@ -147,11 +196,11 @@ fn large_reads_and_writes_go_on_when_workers_are_killed() {
             rounds
         });
         for node in [2, 1, 2, 1] {
-            std::thread::sleep(std::time::Duration::from_millis(400));
+            std::thread::sleep(Duration::from_millis(400));
             c.kill_worker(node);
             until("the next worker", || c.status(node)["pids"]["worker"].as_u64());
         }
-        std::thread::sleep(std::time::Duration::from_millis(300));
+        std::thread::sleep(Duration::from_millis(300));
         stop.store(true, Ordering::Relaxed);
         let (read, written) = (reader.join().unwrap(), writer.join().unwrap());
         assert!(read > 0 && written > 0, "{read} reads and {written} writes");
@@ -196,11 +245,11 @@ fn appends_are_done_once_though_the_worker_that_has_the_file_is_killed() {
         };
         let writers = [append(0), append(1)];
         for _ in 0..5 {
-            std::thread::sleep(std::time::Duration::from_millis(250));
+            std::thread::sleep(Duration::from_millis(250));
             c.kill_worker(2);
             until("the next worker", || c.status(2)["pids"]["worker"].as_u64());
         }
-        std::thread::sleep(std::time::Duration::from_millis(250));
+        std::thread::sleep(Duration::from_millis(250));
         stop.store(true, Ordering::Relaxed);
         writers.into_iter().map(|writer| writer.join().unwrap()).collect()
     });
