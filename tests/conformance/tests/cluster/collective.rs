@@ -85,3 +85,29 @@ fn collective_calls_go_through_aggregators_where_data_is_on_other_nodes_and_runs
     }
     c.check();
 }
+
+#[test]
+fn rank_that_is_killed_on_one_of_four_nodes_takes_nothing_along_that_was_written() {
+    let c = Cluster::up("rank-killed", 4);
+    c.tell(1, "mkdir /forebay/striped");
+    let set = c.layout(1, &["set", "-c", "4", "-S", "4KiB", "/striped"]);
+    assert!(set.status.success(), "{}", said(&set));
+    for mpi in MPIS.iter().filter(|mpi| mpi.is_here()) {
+        let program = built(&c, mpi.compiler, "dies", &["-Wall", "-Wextra", "-Werror"]).expect("it builds");
+        let ran = c.by_ranks(mpi, &[1, 2, 3, 4], &format!("{} /forebay/striped/file", program.display()));
+        assert!(!ran.status.success() && !said(&ran).contains("dies.c"), "{}: {}", mpi.name, said(&ran));
+        let (pool, out) = (c.pool(2), c.file().with_file_name(format!("out-{}", mpi.name)));
+        let pair = format!("/striped/file:{}", out.display());
+        let staged = c.forebay(2, &["--pool", pool.to_str().unwrap(), "stage-out", &pair]);
+        assert!(staged.status.success(), "{}", said(&staged));
+        let expected: Vec<u8> = (1..=4u8).flat_map(|i| vec![i; 100_000]).collect();
+        assert!(std::fs::read(&out).unwrap() == expected, "{}", mpi.name);
+        // Others go on with the file, and with its lock.
+        let records = built(&c, mpi.compiler, "records", &[]).expect("it builds");
+        let line = format!("{} /forebay/striped/file 100 1000", records.display());
+        let again = c.by_ranks(mpi, &[4, 3, 2, 1], &line);
+        assert!(again.status.success() && said(&again).contains("passed"), "{}: {}", mpi.name, said(&again));
+        c.tell(3, "rm /forebay/striped/file");
+    }
+    c.check();
+}
