@@ -3,7 +3,7 @@
 #   make build                 release binaries and libraries
 #   make demo                  unmodified programs over real data, through a pool and without, compared
 #   make test                  format, lints, arrows between crates, all tests, whole programs
-#   make bench                 Forebay beside tmpfs and the disk; QUICK=1, BENCH="meta data stage cost mount mpi nodes far"
+#   make bench                 Forebay beside tmpfs and the disk; QUICK=1, BENCH="meta data stage cost mount mpi nodes far ranks"
 #   make install PREFIX=DIR    bin, lib, include and share; DESTDIR=ROOT for packagers
 #   make lint                  format and lints alone
 #   make clean                 removes what the jobs made

@@ -23,12 +23,13 @@ mod tools;
 use std::process::ExitCode;
 
 const HELP: &str = "\
-usage: forebay-bench run --binaries DIR --results DIR [--quick] [--disk DIR] [meta|data|stage|cost|mount|mpi|nodes|far|tools]...
+usage: forebay-bench run --binaries DIR --results DIR [--quick] [--disk DIR] [meta|data|stage|cost|mount|mpi|nodes|far|ranks|tools]...
        forebay-bench drive meta|data|calls|names|mapped|times|tree|far|raw|age ...
 Run compares Forebay (DIR/forebay) with tmpfs (/dev/shm) and with the disk that holds --disk (else the temporary
 directory), section by section: meta (operations per second), data (bytes per second), stage (staging against cp, tar,
 rsync and dd), cost (what the library costs programs that do not use the pool), mount (beside its medium and bindfs), mpi (MPI-IO beside the same MPI's own), nodes (pools of several
-nodes on this machine: data and names of another node, start, names, evenness; far: the first two alone), tools (ior and mdtest, when they are on
+nodes on this machine: data and names of another node, start, names, evenness, collective
+MPI-IO; far: the first two alone; ranks: the last alone), tools (ior and mdtest, when they are on
 PATH).
 ";
 

@@ -15,13 +15,20 @@ const HUGE: &str = "huge tmpfs";
 const WITHOUT: &str = "without";
 
 /// An MPI, as Debian names what belongs to it.
-struct Mpi {
-    name: &'static str,
-    compiler: &'static str,
-    launcher: &'static [&'static str],
+pub(crate) struct Mpi {
+    pub(crate) name: &'static str,
+    pub(crate) compiler: &'static str,
+    pub(crate) launcher: &'static [&'static str],
 }
 
-const MPIS: [Mpi; 2] = [
+impl Mpi {
+    /// Whether it can build and launch.
+    pub(crate) fn is_here(&self) -> bool {
+        runs(self.compiler) && runs(self.launcher[0])
+    }
+}
+
+pub(crate) const MPIS: [Mpi; 2] = [
     Mpi {
         name: "Open MPI",
         compiler: "mpicc.openmpi",
@@ -94,7 +101,7 @@ pub(crate) fn measure(
         }
     };
     for mpi in &MPIS {
-        if !runs(mpi.compiler) || !runs(mpi.launcher[0]) {
+        if !mpi.is_here() {
             println!("\n(f) {} is left out: no {} or {}", mpi.name, mpi.compiler, mpi.launcher[0]);
             continue;
         }

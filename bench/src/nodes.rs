@@ -4,6 +4,7 @@
 //! clients of all nodes share this machine's processors, so rates do not grow with nodes here.
 
 mod apart;
+mod collective;
 mod evenness;
 mod far;
 mod library;
@@ -36,12 +37,18 @@ pub(crate) fn measure(binaries: &Path, sizes: &Sizes) -> Result<Vec<Table>, Stri
         trees::measure(binaries, sizes)?,
         evenness::placement(),
     ]);
+    tables.extend(measure_ranks(binaries, sizes)?);
     Ok(tables)
 }
 
 /// Those of what one node asks of another.
 pub(crate) fn measure_far(binaries: &Path, sizes: &Sizes) -> Result<Vec<Table>, String> {
     Ok(vec![far::measure(binaries, sizes)?, trees::measure_far(binaries, sizes)?])
+}
+
+/// Those of MPI ranks on several nodes.
+pub(crate) fn measure_ranks(binaries: &Path, sizes: &Sizes) -> Result<Vec<Table>, String> {
+    collective::measure(binaries, sizes)
 }
 
 /// Addresses of nodes, a directory for their pools, and what takes ssh's place. Whatever is up goes when it is dropped.

@@ -75,12 +75,12 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
             "--results" => results = Some(value()?),
             "--disk" => disk = value()?,
             "--quick" => quick = true,
-            "meta" | "data" | "stage" | "cost" | "mount" | "mpi" | "nodes" | "far" | "tools" => {
+            "meta" | "data" | "stage" | "cost" | "mount" | "mpi" | "nodes" | "far" | "ranks" | "tools" => {
                 sections.push(argument.as_str());
             }
             other => {
                 return Err(format!(
-                    "there is no section or option {other}; the sections are meta, data, stage, cost, mount, mpi, nodes, far, tools"
+                    "there is no section or option {other}; the sections are meta, data, stage, cost, mount, mpi, nodes, far, ranks, tools"
                 ))
             }
         }
@@ -104,7 +104,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
 
     let pool = Pool::up(&binaries, sizes.capacity_bytes)?;
     let systems = System::all(&pool, &disk)?;
-    if sections.iter().any(|s| !matches!(*s, "cost" | "nodes" | "far")) {
+    if sections.iter().any(|s| !matches!(*s, "cost" | "nodes" | "far" | "ranks")) {
         age(&systems, &sizes)?;
     }
     let mut tables = Vec::new();
@@ -134,6 +134,11 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
             }
             "far" => {
                 nodes::measure_far(&binaries, &sizes)?.into_iter().for_each(|table| show(table, &mut tables));
+            }
+            "ranks" => {
+                nodes::measure_ranks(&binaries, &sizes)?
+                    .into_iter()
+                    .for_each(|table| show(table, &mut tables));
             }
             _ => tools::measure(&systems)?,
         }
