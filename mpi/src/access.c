@@ -3,8 +3,8 @@
  *
  * Memory and file are each a walk over blocks. One range of the file is one preadv or pwritev of as many pieces of memory as
  * lie in it; many are handed to libforebay.so as a list, which moves those of a backing file together. Gaps are never
- * written, so that nothing that another rank wrote meanwhile is put back, and nothing needs a lock. In atomic mode one
- * access at a time holds the lock in the page that the ranks share.
+ * written, so that nothing that another rank wrote meanwhile is put back, and nothing needs a lock. In atomic mode an access
+ * holds a lock of all that it touches, which shared.c has.
  */
 #include "driver.h"
 
@@ -130,35 +130,23 @@ static int move(struct file *file, const struct view *view, bool writes, int64_t
     return MPI_SUCCESS;
 }
 
-static int lock_atomic(struct file *file) {
-    if (!file->atomic || file->shared == NULL)
-        return MPI_SUCCESS;
-    int result = pthread_mutex_lock(&file->shared->atomic);
-    if (result == EOWNERDEAD) {
-        /* What a rank was writing when it died is as its calls left it. */
-        pthread_mutex_consistent(&file->shared->atomic);
-        result = 0;
-    }
-    return result == 0 ? MPI_SUCCESS : MPI_ERR_IO;
-}
-
-static void unlock_atomic(struct file *file) {
-    if (file->atomic && file->shared != NULL)
-        pthread_mutex_unlock(&file->shared->atomic);
-}
-
 int transfer(struct file *file, const struct view *view, bool writes, int64_t position, void *buffer, int64_t count,
              const struct flat *memory, int64_t *done) {
     *done = 0;
     int64_t bytes = count * memory->size;
     if (bytes == 0)
         return MPI_SUCCESS;
-    int code = lock_atomic(file);
+    if (!file->atomic)
+        return move(file, view, writes, position, buffer, bytes, memory, done);
+    int64_t first, last;
+    uint64_t lock = 0;
+    view_span(view, position, bytes, &first, &last);
+    int code = shared_lock(file, writes, first, last, &lock);
     if (code != MPI_SUCCESS)
         return code;
     code = move(file, view, writes, position, buffer, bytes, memory, done);
-    unlock_atomic(file);
-    return code;
+    int unlocked = shared_unlock(file, lock);
+    return code != MPI_SUCCESS ? code : unlocked;
 }
 
 static const struct flat bytes_flat = {.size = 1,
@@ -263,7 +251,7 @@ static int check(struct file *file, bool writes, enum pointer pointer, int64_t o
         return MPI_ERR_BUFFER;
     if (file->view.file->size == 0 && bytes > 0)
         return MPI_ERR_IO;
-    if ((pointer == SHARED || pointer == ORDERED) && file->shared == NULL)
+    if ((pointer == SHARED || pointer == ORDERED) && !shared_there(file))
         return MPI_ERR_UNSUPPORTED_OPERATION;
     if (offset > 0 && offset > (INT64_MAX - bytes) / file->view.etype_size)
         return MPI_ERR_ARG;
@@ -283,17 +271,20 @@ int access_file(struct file *file, bool writes, enum pointer pointer, int flags,
     int64_t etypes = code == MPI_SUCCESS ? asked / file->view.etype_size : 0;
     if (pointer == ORDERED) {
         /* Ranks take their places in order; who fails takes none. */
-        int64_t before = 0, all = 0, start = 0;
-        if (file->shared == NULL)
+        int64_t before = 0, start = 0;
+        if (!shared_there(file))
             return code;
         mpi.Exscan(&etypes, &before, 1, MPI_INT64_T, MPI_SUM, file->comm);
         if (file->rank == 0)
             before = 0;
         if (file->rank == file->size - 1) {
-            all = before + etypes;
-            start = atomic_fetch_add(&file->shared->position, all);
+            int moved = shared_move(file, before + etypes, &start);
+            if (moved != MPI_SUCCESS)
+                start = -moved; /* classes are positive */
         }
         mpi.Bcast(&start, 1, MPI_INT64_T, file->size - 1, file->comm);
+        if (start < 0 && code == MPI_SUCCESS)
+            code = (int)-start;
         offset = start + before;
     }
     if (code != MPI_SUCCESS && !together)
@@ -306,8 +297,11 @@ int access_file(struct file *file, bool writes, enum pointer pointer, int flags,
             file->position += etypes;
     }
     pthread_mutex_unlock(&file->lock);
-    if (pointer == SHARED)
-        offset = atomic_fetch_add(&file->shared->position, etypes);
+    if (pointer == SHARED) {
+        int moved = shared_move(file, etypes, &offset);
+        if (moved != MPI_SUCCESS)
+            return moved;
+    }
     int64_t position = code == MPI_SUCCESS ? offset * view.etype_size : 0;
     together = together && wants_two_phase(file, &view, writes, position, asked, code, &all);
     if (together)

@@ -217,7 +217,7 @@ static int File_get_type_extent(MPI_File handle, MPI_Datatype type, MPI_Aint *ex
 
 static int File_set_atomicity(MPI_File handle, int flag) {
     FILE_OF(file, handle)
-    int code = agree(file, flag && file->shared == NULL ? MPI_ERR_UNSUPPORTED_OPERATION : MPI_SUCCESS, flag != 0);
+    int code = agree(file, flag && !shared_there(file) ? MPI_ERR_UNSUPPORTED_OPERATION : MPI_SUCCESS, flag != 0);
     if (code == MPI_SUCCESS)
         file->atomic = flag != 0;
     return fail(file, code);
@@ -315,26 +315,26 @@ static int File_seek_shared(MPI_File handle, MPI_Offset offset, int whence) {
     FILE_OF(file, handle)
     int64_t position = 0;
     int code = not_sequential(file);
-    if (code == MPI_SUCCESS && file->shared == NULL)
+    if (code == MPI_SUCCESS && !shared_there(file))
         code = MPI_ERR_UNSUPPORTED_OPERATION;
+    if (code == MPI_SUCCESS && whence == MPI_SEEK_CUR)
+        code = shared_move(file, 0, &position);
     if (code == MPI_SUCCESS)
-        code = seek_to(file, offset, whence, atomic_load(&file->shared->position), &position);
+        code = seek_to(file, offset, whence, position, &position);
     /* What SEEK_CUR means is known to all before it changes. */
     int kind = whence == MPI_SEEK_SET ? 0 : whence == MPI_SEEK_CUR ? 1 : 2;
     code = agree(file, code, offset > INT64_MAX / 4 || offset < -INT64_MAX / 4 ? offset : offset * 4 + kind);
-    if (code == MPI_SUCCESS) {
-        if (file->rank == 0)
-            atomic_store(&file->shared->position, position);
-        mpi.Barrier(file->comm);
-    }
-    return fail(file, code);
+    return fail(file, code == MPI_SUCCESS ? shared_seek(file, position) : code);
 }
 
 static int File_get_position_shared(MPI_File handle, MPI_Offset *offset) {
     FILE_OF(file, handle)
-    int code = offset == NULL ? MPI_ERR_ARG : file->shared == NULL ? MPI_ERR_UNSUPPORTED_OPERATION : MPI_SUCCESS;
+    int64_t position = 0;
+    int code = offset == NULL ? MPI_ERR_ARG : shared_there(file) ? MPI_SUCCESS : MPI_ERR_UNSUPPORTED_OPERATION;
     if (code == MPI_SUCCESS)
-        *offset = atomic_load(&file->shared->position);
+        code = shared_move(file, 0, &position);
+    if (code == MPI_SUCCESS)
+        *offset = position;
     return fail(file, code);
 }
 

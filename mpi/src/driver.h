@@ -7,7 +7,7 @@
  * errors return.
  *
  * Locks: a file's `lock` guards its position, view, hints and split call; it is never held during a transfer or a call
- * that waits for other ranks. The lock in the shared page (atomic mode) is taken last.
+ * that waits for other ranks. The lock of atomic mode is taken last, one for each access.
  */
 #ifndef FOREBAY_MPI_DRIVER_H
 #define FOREBAY_MPI_DRIVER_H
@@ -72,6 +72,7 @@ extern struct native_objects native_objects;
 /* libforebay.so's functions. */
 #define FOREBAY_FUNCTIONS(X)                                                                                           \
     X(attach) X(attach_error) X(stat) X(unlink) X(file_open) X(file_close) X(file_fd) X(file_layout) X(file_elsewhere) X(file_preadv)            \
+    X(file_group_end) X(file_group_lock) X(file_group_make) X(file_group_move) X(file_group_seek) X(file_group_unlock) \
     X(file_pwritev) X(file_read_runs) X(file_write_runs) X(file_size) X(file_truncate) X(file_allocate) X(file_sync)
 struct forebay {
 #define X(name) __typeof__(&forebay_##name) name;
@@ -129,7 +130,7 @@ enum hint {
 };
 enum { HINT_BYTES = 64 };
 
-/* What the ranks that opened a file together share; in a memfd of rank 0's. */
+/* What the ranks that opened a file together share if they are on one node; in a memfd of rank 0's. */
 struct shared {
     uint64_t nonce;           /* of the memfd, in its first slot */
     _Atomic int users;        /* ranks that have the file open; 0 in a slot that is free */
@@ -177,6 +178,7 @@ struct file {
     bool atomic;
     struct shared *shared; /* NULL where this rank has none */
     bool shared_known;     /* and so have all ranks, or none */
+    uint64_t group;        /* what ranks without that have in its place, kept by a daemon; 0: nothing */
     char hints[HINT_COUNT][HINT_BYTES];
     struct handler handler;
     enum split split;
@@ -198,6 +200,8 @@ int class_of(int64_t negative_errno);
 void view_free(struct view *view);
 int view_default(struct view *view, MPI_Comm comm);
 int64_t view_offset(const struct view *view, int64_t position_bytes);
+/* Where the first and the last byte are, or nearly, that so many bytes of the view's data touch. */
+void view_span(const struct view *view, int64_t position, int64_t bytes, int64_t *first, int64_t *last);
 /* Bytes of the view's data that lie before byte `end` of the file. */
 int64_t view_bytes_before(const struct view *view, int64_t end);
 /* All ranks' opinion: an error if any has one, else MPI_ERR_NOT_SAME if `value` differs, else MPI_SUCCESS. Collective. */
@@ -232,10 +236,21 @@ void shared_leave(struct file *file);
 void shared_drop(struct file *file);
 /* Whether this process is kept from others' memory: told in an open, so that there is none of its file. */
 bool shared_is_hidden(void);
-/* Whether all ranks have it; the first call asks them. Collective. */
-bool shared_by_all(struct file *file);
+/* Finds out whether all ranks have it, and gives them a group if not; the first call asks them. Collective. */
+void shared_by_all(struct file *file);
 /* The same when a collective call has found out whether any rank lacks it. */
 void shared_settle(struct file *file, bool is_missed);
+/* Whether this rank has a shared file pointer and atomic mode. */
+bool shared_there(const struct file *file);
+/* Ends what a daemon keeps. Collective. */
+void shared_end(struct file *file);
+/* Moves the shared file pointer on by so many etypes; where it was. An error class. */
+int shared_move(struct file *file, int64_t by, int64_t *before);
+/* Puts it somewhere; nobody returns before it is there. An error class, the same on all ranks. Collective. */
+int shared_seek(struct file *file, int64_t position);
+/* Keeps the other ranks from these bytes while they are accessed in atomic mode, and lets them again. An error class. */
+int shared_lock(struct file *file, bool writes, int64_t first, int64_t last, uint64_t *lock);
+int shared_unlock(struct file *file, uint64_t lock);
 /* The same number for processes that can find each other's memfds. */
 int64_t shared_node(void);
 

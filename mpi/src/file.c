@@ -28,6 +28,18 @@ int64_t view_offset(const struct view *view, int64_t position) {
     return walk_next(&walk, 1, &bytes);
 }
 
+void view_span(const struct view *view, int64_t position, int64_t bytes, int64_t *first, int64_t *last) {
+    const struct flat *flat = view->file;
+    *first = view_offset(view, position);
+    *last = view_offset(view, position + bytes - 1);
+    if (flat->apart)
+        return;
+    /* Copies of the type lie between each other's blocks: all of the first and the last one. */
+    const struct block *end = &flat->blocks[flat->count - 1];
+    *first = view->disp + position / flat->size * flat->extent + flat->blocks[0].offset;
+    *last = view->disp + (position + bytes - 1) / flat->size * flat->extent + end->offset + end->bytes - 1;
+}
+
 int64_t view_bytes_before(const struct view *view, int64_t end) {
     const struct flat *flat = view->file;
     if (flat->size == 0 || end <= view->disp)
@@ -116,9 +128,13 @@ static int view_make(struct file *file, struct view *view, MPI_Offset disp, MPI_
     const struct flat *flat = NULL, *of_etype = NULL;
     view->etype = view->filetype = MPI_DATATYPE_NULL;
     if (disp == MPI_DISPLACEMENT_CURRENT) {
-        if (!(file->amode & MPI_MODE_SEQUENTIAL) || file->shared == NULL)
+        int64_t position = 0;
+        if (!(file->amode & MPI_MODE_SEQUENTIAL) || !shared_there(file))
             return MPI_ERR_ARG;
-        disp = view_offset(&file->view, atomic_load(&file->shared->position) * file->view.etype_size);
+        int code = shared_move(file, 0, &position);
+        if (code != MPI_SUCCESS)
+            return code;
+        disp = view_offset(&file->view, position * file->view.etype_size);
     } else if (disp < 0 || (file->amode & MPI_MODE_SEQUENTIAL)) {
         return MPI_ERR_ARG;
     }
@@ -152,6 +168,9 @@ static int view_make(struct file *file, struct view *view, MPI_Offset disp, MPI_
 int file_set_view(struct file *file, MPI_Offset disp, MPI_Datatype etype, MPI_Datatype filetype, const char *datarep,
                   MPI_Info info) {
     struct view made;
+    /* The shared pointer may be where the view is to begin: nobody looks while another still moves it. */
+    if ((file->amode & MPI_MODE_SEQUENTIAL) && file->size > 1)
+        mpi.Barrier(file->comm);
     int code = file->split != SPLIT_NONE ? MPI_ERR_OTHER : view_make(file, &made, disp, etype, filetype, datarep);
     bool has_types = code == MPI_SUCCESS;
     code = agree(file, code, has_types ? made.etype_size * 2 + made.external32 : 0);
@@ -180,11 +199,5 @@ int file_set_view(struct file *file, MPI_Offset disp, MPI_Datatype etype, MPI_Da
     pthread_mutex_unlock(&file->lock);
     view_free(&before);
     mpi.Bcast(file->hints, sizeof file->hints, MPI_BYTE, 0, file->comm);
-    if (file->shared != NULL) {
-        /* Nobody uses the pointer before it is back, and nobody sets it back after another has used it. */
-        if (file->rank == 0)
-            atomic_store(&file->shared->position, 0);
-        mpi.Barrier(file->comm);
-    }
-    return MPI_SUCCESS;
+    return shared_there(file) ? shared_seek(file, 0) : MPI_SUCCESS;
 }

@@ -5,7 +5,7 @@
  * words are the greatest as the others say nothing. Where it is to be made, rank 0 does that first, so that O_EXCL
  * holds for the ranks together, and then the others open what is there. What rank 0 found out comes with its words: whether
  * the path leaves the pool, in which case all go to the MPI library, the hints, and where the ranks' shared memory is
- * (shared.c).
+ * (shared.c). Ranks that share no memory get a group from a daemon behind all that.
  */
 #include "open.h"
 
@@ -277,9 +277,12 @@ int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_Fil
     if (amode & MPI_MODE_APPEND) {
         int64_t bytes = forebay.file_size(file->data);
         file->position = bytes > 0 ? bytes : 0;
-        if (file->rank == 0 && file->shared != NULL)
-            atomic_store(&file->shared->position, file->position);
-        agree(file, MPI_SUCCESS, 0); /* nobody moves the end before all have seen it */
+        /* Nobody moves the end before all have seen it. */
+        code = shared_there(file) ? shared_seek(file, file->position) : agree(file, MPI_SUCCESS, 0);
+        if (code != MPI_SUCCESS) {
+            shared_end(file);
+            return open_failed(file, code);
+        }
     }
     if (debug() && file->rank == 0)
         fprintf(stderr, "forebay: %s: open by %d ranks, striping_factor %s, striping_unit %s%s\n", file->path,
@@ -291,6 +294,7 @@ int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_Fil
 
 int file_close(struct file *file) {
     int code = MPI_SUCCESS;
+    shared_end(file);
     if (file->split != SPLIT_NONE)
         code = MPI_ERR_OTHER; /* it is closed all the same: its end cannot come any more */
     if (file->amode & MPI_MODE_DELETE_ON_CLOSE) {

@@ -4,9 +4,13 @@
  * A process keeps one memfd for all files that it opens as rank 0, cut into slots; other ranks map it through /proc, once
  * for all files. So an open costs no system call for it, unless it is the first with that rank 0. A slot counts the
  * ranks that have its file open, and is free again when all have closed it; a rank that dies keeps it from being used
- * again. Ranks of another node, or of another PID namespace, find no such memfd: for them there is none.
+ * again. Ranks of another node, or of another PID namespace, find no such memfd.
  *
- * A rank that should find it and does not, as /proc is hidden from it, is known to it alone at first: the first call
+ * Where not all ranks find it they have a group instead (forebay.h), which the node of the file's first backing file keeps: each
+ * use of pointer or lock is then a request, and none waits for another rank to be in a call. Rank 0 makes it when a file
+ * is opened, and ends it when all have closed it; where the pool has one node there is none.
+ *
+ * A rank that should find the memfd and does not, as /proc is hidden from it, is known to it alone at first: the first call
  * that all ranks make and that needs it asks them all (shared_by_all). That file's slot may stay taken; from the next open
  * on the rank says beforehand that it finds none (shared_is_hidden), and none is taken.
  *
@@ -171,14 +175,30 @@ bool shared_is_hidden(void) {
     return atomic_load(&hidden);
 }
 
-bool shared_by_all(struct file *file) {
+void shared_by_all(struct file *file) {
     if (!file->shared_known) {
         int64_t mine = file->shared == NULL, any = mine;
         if (file->size > 1)
             mpi.Allreduce(&mine, &any, 1, MPI_INT64_T, MPI_MAX, file->comm);
         shared_settle(file, any != 0);
     }
-    return file->shared != NULL;
+}
+
+/* Rank 0 makes a group, whose number all get. */
+static void group_begin(struct file *file, int64_t position) {
+    int64_t answer = 0;
+    uint64_t group = 0;
+    if (file->rank == 0)
+        answer = forebay.file_group_make(file->data, position, &group);
+    mpi.Bcast(&group, sizeof group, MPI_BYTE, 0, file->comm);
+    file->group = group;
+    if (!debug() || file->rank != 0)
+        return;
+    if (group != 0)
+        fprintf(stderr, "forebay: %s: its ranks share no memory: a daemon has their file pointer and locks\n", file->path);
+    else
+        fprintf(stderr, "forebay: %s: its ranks share no memory: no shared file pointer, no atomic mode (%s)\n",
+                file->path, strerror((int)-answer));
 }
 
 void shared_settle(struct file *file, bool is_missed) {
@@ -186,11 +206,68 @@ void shared_settle(struct file *file, bool is_missed) {
     if (!is_missed)
         return;
     /* Who missed it cannot leave it: rank 0 does for all, and nobody touches it any more. */
+    int64_t position = file->shared != NULL ? atomic_load(&file->shared->position) : 0;
     if (file->rank == 0)
         shared_drop(file);
     file->shared = NULL;
-    if (debug() && file->rank == 0)
-        fprintf(stderr, "forebay: %s: its ranks share no memory: no shared file pointer, no atomic mode\n", file->path);
+    if (file->size > 1)
+        group_begin(file, position);
+}
+
+bool shared_there(const struct file *file) { return file->shared != NULL || file->group != 0; }
+
+void shared_end(struct file *file) {
+    if (file->group == 0)
+        return;
+    /* All have used it for the last time. */
+    mpi.Barrier(file->comm);
+    if (file->rank == 0)
+        forebay.file_group_end(file->data, file->group); /* what is not heard ends with the process */
+    file->group = 0;
+}
+
+int shared_move(struct file *file, int64_t by, int64_t *before) {
+    if (file->shared != NULL) {
+        *before = atomic_fetch_add(&file->shared->position, by);
+        return MPI_SUCCESS;
+    }
+    int64_t answer = forebay.file_group_move(file->data, file->group, by);
+    if (answer < 0)
+        return class_of(answer);
+    *before = answer;
+    return MPI_SUCCESS;
+}
+
+int shared_seek(struct file *file, int64_t position) {
+    /* Nobody uses the pointer before it is there, and nobody sets it back after another has used it. */
+    int64_t answer = 0;
+    if (file->rank == 0 && file->shared != NULL)
+        atomic_store(&file->shared->position, position);
+    else if (file->rank == 0)
+        answer = forebay.file_group_seek(file->data, file->group, position);
+    if (file->shared == NULL)
+        return agree(file, class_of(answer), 0);
+    mpi.Barrier(file->comm);
+    return MPI_SUCCESS;
+}
+
+int shared_lock(struct file *file, bool writes, int64_t first, int64_t last, uint64_t *lock) {
+    if (file->shared == NULL)
+        return class_of(forebay.file_group_lock(file->data, file->group, writes, first, last - first + 1, lock));
+    int result = pthread_mutex_lock(&file->shared->atomic);
+    if (result == EOWNERDEAD) {
+        /* What a rank was writing when it died is as its calls left it. */
+        pthread_mutex_consistent(&file->shared->atomic);
+        result = 0;
+    }
+    return result == 0 ? MPI_SUCCESS : MPI_ERR_IO;
+}
+
+int shared_unlock(struct file *file, uint64_t lock) {
+    if (file->shared == NULL)
+        return class_of(forebay.file_group_unlock(file->data, file->group, lock));
+    pthread_mutex_unlock(&file->shared->atomic);
+    return MPI_SUCCESS;
 }
 
 int64_t shared_node(void) {

@@ -184,6 +184,25 @@ int forebay_file_allocate(const forebay_file *file, int64_t size);
 int forebay_file_sync(const forebay_file *file);
 
 /*
+ * What processes that opened a file together have in common, in a pool of several nodes: a pointer that each of them moves, and
+ * locks that no program's own meet. It is kept by the node that has the file's first backing file. One process makes a group
+ * and tells the others its number, never 0; it ends with forebay_file_group_end, which that process alone may call, or with that
+ * process. -EOPNOTSUPP in a pool of one node, where memory can be shared.
+ *
+ * forebay_file_group_move moves the pointer on by 0 or more and returns where it was; forebay_file_group_seek sets it. Both are
+ * done once, whichever daemon dies meanwhile. forebay_file_group_lock keeps others of the group from `bytes` bytes at `offset`, those
+ * that lock to read only if `writes` is not 0, and waits while others have it; `lock` is for forebay_file_group_unlock. A lock goes
+ * with its process. -ESTALE: there is no such group any more.
+ */
+int forebay_file_group_make(const forebay_file *file, int64_t position, uint64_t *group);
+int64_t forebay_file_group_move(const forebay_file *file, uint64_t group, int64_t by);
+int forebay_file_group_seek(const forebay_file *file, uint64_t group, int64_t position);
+int forebay_file_group_lock(const forebay_file *file, uint64_t group, int writes, int64_t offset, int64_t bytes,
+                            uint64_t *lock);
+int forebay_file_group_unlock(const forebay_file *file, uint64_t group, uint64_t lock);
+int forebay_file_group_end(const forebay_file *file, uint64_t group);
+
+/*
  * A read or write that goes on while the caller does: 0 when it was started, -EAGAIN when too many wait already. The
  * buffer is not touched by anybody else until it is done; the file may be closed at once. `done`, unless NULL, is called
  * with `state` and the result, of forebay_file_pread or forebay_file_pwrite, on a thread of the library's own: it may

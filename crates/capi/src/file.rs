@@ -33,7 +33,7 @@ impl forebay_file {
 ///
 /// # Safety
 /// `handle` is null or from forebay_file_open and not closed.
-unsafe fn on_file(handle: *const forebay_file, body: impl FnOnce(&File) -> Answer) -> i64 {
+pub(crate) unsafe fn on_file(handle: *const forebay_file, body: impl FnOnce(&File) -> Answer) -> i64 {
     guard(|| {
         // SAFETY: the caller's promise.
         let handle = unsafe { handle.as_ref() }.ok_or(FAULT)?;
@@ -42,7 +42,7 @@ unsafe fn on_file(handle: *const forebay_file, body: impl FnOnce(&File) -> Answe
 }
 
 /// An offset or length that C gave as a signed number.
-fn unsigned(value: i64) -> Result<u64, i64> {
+pub(crate) fn unsigned(value: i64) -> Result<u64, i64> {
     u64::try_from(value).map_err(|_| negative(Code::Invalid))
 }
 

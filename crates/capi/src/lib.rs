@@ -1,6 +1,6 @@
 //! libforebay.so: the one copy of the client in a process, and its two interfaces.
 //!
-//! `include/forebay.h` is the public one (`public.rs`, `file.rs`, `layout.rs`, `later.rs`, `memory.rs`, `staging.rs`);
+//! `include/forebay.h` is the public one (`public.rs`, `file.rs`, `group.rs`, `layout.rs`, `later.rs`, `memory.rs`, `staging.rs`);
 //! `abi.rs` and `door.rs` are the private one, for the preload library. Both are thin over `forebay_client::Pool`.
 //! Invariants: every function that C calls goes through `guard.rs`;
 //! nothing but what `exports.txt` lists is exported (rustc writes the linker's version script; a test holds the two against each
@@ -10,6 +10,7 @@
 pub mod abi;
 pub mod door;
 pub mod file;
+pub mod group;
 mod guard;
 mod kernel;
 pub mod later;

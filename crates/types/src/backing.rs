@@ -4,6 +4,7 @@ use crate::attr::Timestamp;
 use crate::bytes::{Reader, Writer};
 use crate::encoding::{put_time, time};
 use crate::error::Code;
+use crate::group::GroupOp;
 use crate::id::{Ino, NodeId};
 use crate::layout::Layout;
 use crate::limits::{
@@ -118,6 +119,14 @@ pub enum BackingOp<'a> {
     /// Moves data between it and the asking process's buffer. [`Code::Fault`] when the process has no such buffer, or none any more.
     /// Asked of the process's own daemon alone. → `Count`: the bytes moved; fewer than asked for are read at its end, and written never
     Move(Move),
+    /// Does something with what a group of processes has in common that opened the file of which this is the first backing file. It need
+    /// not be there any more. → what [`GroupOp`] says
+    Group {
+        /// The group's number, of its first process's drawing.
+        key: u64,
+        /// What to do.
+        op: GroupOp,
+    },
 }
 
 /// Which way data are moved.
@@ -371,6 +380,11 @@ impl<'a> BackingOp<'a> {
                 w.u32(total)?;
                 w.long_bytes(bytes)
             }
+            BackingOp::Group { key, op } => {
+                w.u8(19)?;
+                w.u64(key)?;
+                op.encode(w)
+            }
         }
     }
 
@@ -429,6 +443,7 @@ impl<'a> BackingOp<'a> {
                 }
                 BackingOp::AppendPiece { handle, at, total, bytes }
             }
+            19 => BackingOp::Group { key: r.u64()?, op: GroupOp::decode(r)? },
             _ => return Err(Code::Malformed),
         };
         Ok((id, op))
@@ -478,6 +493,10 @@ mod tests {
         Ok(())
     }
 
+    fn group(op: GroupOp) -> BackingOp<'static> {
+        BackingOp::Group { key: u64::MAX, op }
+    }
+
     #[test]
     fn every_operation_round_trips() {
         let at = TimeSet::At(Timestamp { sec: -1, nsec: 5 });
@@ -518,6 +537,17 @@ mod tests {
                 total: MOVE_BYTES_MAX as u32,
                 bytes: &[1; BACKING_BYTES_MAX],
             },
+            group(GroupOp::Make { position: FILE_BYTES_MAX }),
+            group(GroupOp::Move { by: 3 }),
+            group(GroupOp::Seek { position: 0 }),
+            group(GroupOp::Lock(LockWish {
+                owner: 1,
+                flock: false,
+                kind: LockKind::Unlock,
+                start: 7,
+                end: 7,
+            })),
+            group(GroupOp::End),
         ] {
             round_trip(op).unwrap();
         }
@@ -545,6 +575,9 @@ mod tests {
             BackingOp::Write { offset: u64::MAX, append: false, bytes: b"x" },
             BackingOp::Truncate { bytes: end + 1 },
             BackingOp::Allocate { mode: 0, offset: u64::MAX, bytes: u64::MAX },
+            group(GroupOp::Make { position: end + 1 }),
+            group(GroupOp::Move { by: u64::MAX }),
+            group(GroupOp::Seek { position: end + 1 }),
         ] {
             assert_eq!(round_trip(op), Err(Code::FileTooLarge), "{op:?}");
         }

@@ -12,6 +12,7 @@ mod backing;
 mod bytes;
 mod encoding;
 mod error;
+mod group;
 mod hash;
 mod id;
 mod layout;
@@ -28,6 +29,7 @@ pub use attr::{Attr, Kind, Timestamp, ATTR_BYTES, FLAG_DIRTY, FLAG_RESIDENT, PER
 pub use backing::{BackingAttr, BackingId, BackingOp, LockKind, LockWish, Move, MoveKind};
 pub use bytes::{Reader, Writer};
 pub use error::{Code, Error, Result};
+pub use group::GroupOp;
 pub use hash::{cookie_hash, name_hash, Cookie, DISCRIMINATOR_BITS, HASH_BITS};
 pub use id::{Ino, NodeId};
 pub use layout::{Component, Extent, Layout, COMPONENT_BYTES};

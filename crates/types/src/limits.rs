@@ -88,6 +88,15 @@ pub const REMOTE_LOCK_OWNERS_MAX: usize = 4096;
 pub const APPEND_HOLD_MS: u64 = 60_000;
 /// A process that has not found the end after so long gives up, and one that waits for another to write.
 pub const APPEND_MS: u64 = 20_000;
+/// Groups of processes that opened a file together over several nodes, of those whose first backing file a daemon has, 64 bytes each.
+/// More open as well, without a shared file pointer and atomic mode.
+pub const GROUPS_MAX: usize = 4096;
+/// Locks of groups that are held at a daemon at the same time, 64 bytes each; more wait.
+pub const GROUP_LOCKS_MAX: usize = 4096;
+/// Steps of groups' pointers of which a daemon's next worker knows that they were done, as [`APPENDS_KEPT`].
+pub const GROUP_STEPS_KEPT: usize = 4096;
+/// Who waits for a group's lock and has not asked again for so long loses its place: many times the pause between two asks.
+pub const GROUP_PLACE_MS: u64 = 100;
 /// A process's locks on other nodes' files go when its node could not be asked for it ([`SESSIONS_PERIOD_MS`]) for so long: it
 /// is taken for dead.
 pub const LOCKS_OF_UNREACHED_MS: u64 = 60_000;

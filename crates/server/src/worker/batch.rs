@@ -362,6 +362,7 @@ impl ShardThread<'_> {
                     | BackingOp::Allocate { .. }
                     | BackingOp::Move(_)
                     | BackingOp::AppendPiece { .. }
+                    | BackingOp::Group { .. }
             )
         };
         let keeps = request.changes() || matches!(&request, Request::Backing(_, op) if keeps_some(op));
@@ -391,6 +392,7 @@ impl ShardThread<'_> {
                         | BackingOp::TestLock(_)
                         | BackingOp::BeginAppend { .. }
                         | BackingOp::EndAppend { .. }
+                        | BackingOp::Group { .. }
                 );
                 let message = self.answers.request(taken.request).to_vec();
                 let asker = &mut self.sessions[taken.session];

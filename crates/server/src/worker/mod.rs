@@ -198,6 +198,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
             (
                 network::RemoteLocks::restored(setup.store.try_clone()?, &mut setup.restored),
                 network::Appended::restored(&setup.store, &mut setup.restored)?,
+                network::Groups::restored(&setup.store, &mut setup.restored)?,
             ),
         )?),
     };

@@ -14,6 +14,7 @@ mod leases;
 mod libraries;
 mod names;
 mod nodes;
+mod pointers;
 mod remote;
 mod stripes;
 mod targets;

@@ -276,6 +276,8 @@ impl Files {
             }
             // A client asks its own daemon for that, which asks otherwise.
             BackingOp::Move(_) => Err(Code::Malformed),
+            // The network thread serves it.
+            BackingOp::Group { .. } => Err(Code::Malformed),
             BackingOp::Stat => match self.kept.get(session, id) {
                 Some(file) => attr_of(&rustix::fs::fstat(&*file).map_err(code)?),
                 None => target.stat(ino, number, stripe).map(|s| {

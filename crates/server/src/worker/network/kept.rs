@@ -12,6 +12,7 @@ use forebay_types::{BackingId, Code};
 
 use super::appended::Appended;
 use super::gathering::Gathering;
+use super::groups::Groups;
 use super::locks::RemoteLocks;
 
 #[derive(Debug)]
@@ -29,13 +30,15 @@ pub(in crate::worker) struct KeptOpen {
     pub(super) appended: Appended,
     /// Appends of theirs of which not all pieces are here.
     pub(super) gathering: Gathering,
+    /// What those of them have in common that opened a file together, with this node's.
+    pub(super) groups: Groups,
     all: Mutex<HashMap<(u64, BackingId), Kept>>,
 }
 
 impl KeptOpen {
     /// With what the last worker left.
-    pub(in crate::worker) fn restored(locks: RemoteLocks, appended: Appended) -> KeptOpen {
-        KeptOpen { locks, appended, gathering: Gathering::default(), all: Mutex::default() }
+    pub(in crate::worker) fn restored(locks: RemoteLocks, appended: Appended, groups: Groups) -> KeptOpen {
+        KeptOpen { locks, appended, groups, gathering: Gathering::default(), all: Mutex::default() }
     }
 
     fn all(&self) -> MutexGuard<'_, HashMap<(u64, BackingId), Kept>> {
@@ -86,6 +89,7 @@ impl KeptOpen {
     /// The sessions that have something open or locked.
     pub(super) fn sessions(&self) -> Vec<u64> {
         let mut sessions = self.locks.sessions();
+        sessions.extend(self.groups.sessions());
         sessions.extend(self.all().keys().map(|(session, _)| *session));
         sessions
     }
@@ -93,6 +97,7 @@ impl KeptOpen {
     /// A session is over, and its locks go.
     pub(super) fn end(&self, session: u64) {
         self.locks.end(session);
+        self.groups.end(session);
         self.gathering.end(session);
         let mut all = self.all();
         let theirs: Vec<_> = all.keys().filter(|(of, _)| *of == session).copied().collect();

@@ -17,6 +17,7 @@ mod bounce;
 mod buffers;
 mod crew;
 mod gathering;
+mod groups;
 mod kept;
 mod leases;
 mod locks;
@@ -38,6 +39,7 @@ use serde_json::Value;
 pub(super) use appended::{Appended, APPENDS_BYTES};
 pub(super) use buffers::give_buffer;
 pub(super) use crew::{Hand, Job};
+pub(super) use groups::Groups;
 pub(super) use kept::KeptOpen;
 pub(super) use locks::RemoteLocks;
 pub(super) use opening::{start, unwelcome};
@@ -79,7 +81,7 @@ pub(super) enum Order {
         /// The encoded request.
         message: Vec<u8>,
     },
-    /// Have the crew serve a client of this node: locks and appends, which are for all nodes to see.
+    /// Serve a client of this node, or have the crew do it: locks, appends and groups, which are for all nodes to see.
     ServeHere {
         /// The client's session, slot and sequence.
         stamp: Stamp,

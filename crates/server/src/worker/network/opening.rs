@@ -11,6 +11,7 @@ use forebay_fabric::{secret_file, Calls, CallsSettings, Endpoint, Identity};
 use forebay_types::{Code, Error, NodeId, Result};
 
 use super::appended::Appended;
+use super::groups::Groups;
 use super::kept::KeptOpen;
 use super::locks::RemoteLocks;
 use super::met::MetNodes;
@@ -76,7 +77,7 @@ pub(in crate::worker) fn start(
     targets: Arc<NodeTargets>,
     to_shard: Sender<Message>,
     turns: &Arc<Turns>,
-    (locks, appended): (RemoteLocks, Appended),
+    (locks, appended, groups): (RemoteLocks, Appended, Groups),
 ) -> Result<Network> {
     let me = membership.nodes.iter().find(|m| m.number == membership.node).ok_or_else(|| {
         Error::new(Code::Invalid, format!("node {} is not in its own pool file", membership.node))
@@ -143,7 +144,7 @@ pub(in crate::worker) fn start(
     let waker = calls.endpoint().waker().clone();
     let (sender, orders) = mpsc::channel();
     let to_me = Orders::new(sender, waker);
-    let kept = Arc::new(KeptOpen::restored(locks, appended));
+    let kept = Arc::new(KeptOpen::restored(locks, appended, groups));
     let hand = crew::Hand::new(Arc::clone(&targets), Arc::clone(&kept), to_me.clone());
     let jobs = crew::start(targets, Arc::clone(&kept), to_me.clone())?;
     let thread = NetworkThread::new(calls, NodeId(me.number), members, orders, to_shard, (jobs, kept));

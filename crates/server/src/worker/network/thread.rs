@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use forebay_fabric::{CallId, Calls, Happening, Sleep};
 use forebay_types::limits::SESSIONS_PERIOD_MS;
-use forebay_types::{Code, Ino, NodeId, Reply, Request};
+use forebay_types::{BackingOp, Code, Ino, NodeId, Reply, Request};
 use forebay_wire::Stamp;
 use serde_json::Value;
 
@@ -306,7 +306,11 @@ impl NetworkThread {
             Order::Answer { ticket, reply } => self.answer(&ticket, &reply),
             Order::Serve { ticket, message } => self.serve(ticket, message),
             Order::ServeHere { stamp, message } => {
-                if self.jobs.send(Job::Serve { asker: Asker::Here(stamp), message }).is_err() {
+                if let Ok((_, Request::Backing(id, BackingOp::Group { key, op }))) = Request::decode(&message)
+                {
+                    let served = self.kept.groups.serve(stamp, &id, key, op);
+                    self.answered_with(stamp, served);
+                } else if self.jobs.send(Job::Serve { asker: Asker::Here(stamp), message }).is_err() {
                     self.answered(stamp, Err(Code::Io));
                 }
             }
@@ -327,11 +331,11 @@ impl NetworkThread {
                 }
                 self.leave_buffers(session, true);
                 self.end_served(session);
-                for node in nodes {
-                    if node == self.me {
-                        self.kept.locks.end(session);
-                        continue;
-                    }
+                // Also what an earlier worker knew of.
+                self.kept.locks.end(session);
+                self.kept.groups.end(session);
+                let me = self.me;
+                for node in nodes.into_iter().filter(|node| *node != me) {
                     // One that is down asks when it is back.
                     let request = Request::EndSession { session };
                     let _ = self.ask(node, &request, NODE_TIMEOUT, Flight::EndSession);

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use forebay_fabric::{Body, Ticket};
 use forebay_types::limits::{LOCKS_OF_UNREACHED_MS, SESSIONS_ASKED_MAX};
-use forebay_types::{BackingId, BackingOp, Code, MoveKind, NodeId, Reply, Request};
+use forebay_types::{BackingId, BackingOp, Code, GroupOp, MoveKind, NodeId, Reply, Request};
 use forebay_wire::{Message as Wire, Place};
 
 use super::asking::{Flight, NODE_TIMEOUT};
 use super::moving::Asked;
-use super::NetworkThread;
+use super::{NetworkThread, SHORT_REPLY_BYTES};
 use crate::worker::network::crew::{Asker, Job};
 use crate::worker::session::node_of_session;
 use crate::worker::shard_thread::Message;
@@ -119,9 +119,28 @@ impl NetworkThread {
             {
                 return;
             }
+            BackingOp::Group { key, op } => {
+                if !self.was_served(&ticket) {
+                    self.serve_group(&ticket, id, *key, *op);
+                }
+                return;
+            }
             _ => {}
         }
         self.serve(ticket, message);
+    }
+
+    /// What processes have in common that opened a file together: answered at once.
+    fn serve_group(&mut self, ticket: &Ticket, id: &BackingId, key: u64, op: GroupOp) {
+        let served = match id.node() == self.me {
+            true => self.kept.groups.serve(ticket.stamp, id, key, op),
+            false => Err(Code::Stale),
+        };
+        let mut bytes = [0; SHORT_REPLY_BYTES];
+        match Reply::encode(&served, &mut bytes) {
+            Ok(n) => self.answer(ticket, &bytes[..n]),
+            Err(code) => self.refuse(ticket, code, "the reply cannot be encoded"),
+        }
     }
 
     /// True when a change was served before, or is under way, or was overtaken: its asker is answered from what was kept, or when
@@ -177,6 +196,7 @@ impl NetworkThread {
             let since = *self.unreached.entry(*session).or_insert(now);
             if now.saturating_sub(since) >= Duration::from_millis(LOCKS_OF_UNREACHED_MS) {
                 self.kept.locks.end(*session);
+                self.kept.groups.end(*session);
             }
         }
     }

@@ -1,0 +1,549 @@
+//! What processes that opened a file together over several nodes have in common, for files whose first backing file is here:
+//! MPI's shared file pointer, and the locks of its atomic mode, which no program's own locks meet.
+//!
+//! All is in memory that the supervisor keeps over the worker: a table of groups, one of locks, and a log of the pointers' last
+//! steps. A step is done when its entry in the log says so, by one store; the table follows. So the next worker knows where each
+//! pointer is, and a step that is asked again is answered and not done again. A lock is in its table before it is granted. What waits for
+//! a lock is in this process's memory alone: it asks again.
+//!
+//! The network thread serves this by itself. Nothing waits here. Lock order: none is taken with the table's.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay_ring::{memfd_sealed, Mapping, Seal};
+use forebay_types::limits::{FILE_BYTES_MAX, GROUPS_MAX, GROUP_LOCKS_MAX, GROUP_PLACE_MS, GROUP_STEPS_KEPT};
+use forebay_types::{BackingId, Code, Error, GroupOp, Ino, LockKind, LockWish, Reply, Result};
+use forebay_wire::Stamp;
+
+use crate::store::FdStore;
+
+/// The tag of the memory in the supervisor's store.
+const TAG: &str = "groups";
+/// Words of an entry of each table.
+const WORDS: usize = 8;
+/// Where the tables begin, in entries.
+const STEPS_AT: usize = GROUPS_MAX;
+const LOCKS_AT: usize = STEPS_AT + GROUP_STEPS_KEPT;
+const MEMORY_BYTES: usize = (LOCKS_AT + GROUP_LOCKS_MAX) * WORDS * 8;
+
+/// Words of a group: its state (1: it is there), key, maker, target with number and stripe, inode, where its pointer is, and which
+/// steps are in that: all before this number.
+const POSITION: usize = 5;
+const APPLIED: usize = 6;
+
+/// Whose step.
+type StepKey = (u64, u16, u64);
+
+#[derive(Debug)]
+struct Held {
+    entry: usize,
+    session: u64,
+    wish: LockWish,
+}
+
+#[derive(Debug)]
+struct Waiting {
+    session: u64,
+    wish: LockWish,
+    asked: Instant,
+}
+
+#[derive(Debug)]
+struct Group {
+    entry: usize,
+    session: u64,
+    id: BackingId,
+    position: u64,
+    held: Vec<Held>,
+    waiting: VecDeque<Waiting>,
+}
+
+#[derive(Debug)]
+struct State {
+    groups: HashMap<u64, Group>,
+    /// Steps in the log: where the pointer was.
+    done: HashMap<StepKey, u64>,
+    /// Whose step each entry of the log is.
+    log: Vec<Option<StepKey>>,
+    next_step: u64,
+    free_groups: Vec<usize>,
+    free_locks: Vec<usize>,
+}
+
+/// All groups.
+#[derive(Debug)]
+pub(in crate::worker) struct Groups {
+    /// None: nothing outlives this (simulations, tests).
+    memory: Option<Mapping>,
+    state: Mutex<State>,
+}
+
+impl Default for Groups {
+    fn default() -> Groups {
+        let state = State {
+            groups: HashMap::new(),
+            done: HashMap::new(),
+            log: vec![None; GROUP_STEPS_KEPT],
+            next_step: 0,
+            free_groups: (0..GROUPS_MAX).rev().collect(),
+            free_locks: (LOCKS_AT..LOCKS_AT + GROUP_LOCKS_MAX).rev().collect(),
+        };
+        Groups { memory: None, state: Mutex::new(state) }
+    }
+}
+
+fn packed(id: &BackingId) -> u64 {
+    u64::from(id.target) << 32 | u64::from(id.number) << 16 | u64::from(id.stripe)
+}
+
+fn conflict(one: &LockWish, other: &LockWish) -> bool {
+    let writes = one.kind == LockKind::Write || other.kind == LockKind::Write;
+    writes && one.start <= other.end && other.start <= one.end
+}
+
+fn word(memory: &Mapping, entry: usize, index: usize) -> &AtomicU64 {
+    memory.word64((entry * WORDS + index) * 8)
+}
+
+/// Writes an entry and, when all else of it is there, its state.
+fn put(memory: &Option<Mapping>, entry: usize, words: &[u64]) {
+    let Some(memory) = memory else { return };
+    word(memory, entry, 0).store(0, Ordering::SeqCst);
+    for (i, value) in words.iter().enumerate() {
+        word(memory, entry, 1 + i).store(*value, Ordering::SeqCst);
+    }
+    word(memory, entry, 0).store(1, Ordering::SeqCst);
+}
+
+fn set(memory: &Option<Mapping>, entry: usize, index: usize, value: u64) {
+    if let Some(memory) = memory {
+        word(memory, entry, index).store(value, Ordering::SeqCst);
+    }
+}
+
+impl State {
+    /// Lets go of the locks of which `which` is true, and has those wait no longer.
+    fn release(&mut self, memory: &Option<Mapping>, key: u64, which: impl Fn(u64, &LockWish) -> bool) {
+        let Some(group) = self.groups.get_mut(&key) else { return };
+        for held in group.held.extract_if(.., |held| which(held.session, &held.wish)) {
+            set(memory, held.entry, 0, 0);
+            self.free_locks.push(held.entry);
+        }
+        group.waiting.retain(|waiting| !which(waiting.session, &waiting.wish));
+    }
+
+    fn remove(&mut self, memory: &Option<Mapping>, key: u64) {
+        self.release(memory, key, |_, _| true);
+        if let Some(group) = self.groups.remove(&key) {
+            set(memory, group.entry, 0, 0);
+            self.free_groups.push(group.entry);
+        }
+    }
+
+    fn note_step(&mut self, index: usize, step: StepKey, before: u64) {
+        if let Some(old) = self.log[index].replace(step) {
+            self.done.remove(&old);
+        }
+        self.done.insert(step, before);
+    }
+}
+
+impl Groups {
+    /// Those that the last worker left with the supervisor, taken out of `left`, or new memory that is put there.
+    ///
+    /// # Errors
+    /// No memory; the supervisor is gone.
+    pub(in crate::worker) fn restored(
+        store: &FdStore,
+        left: &mut Vec<(String, Vec<OwnedFd>)>,
+    ) -> Result<Groups> {
+        let kept = left.extract_if(.., |(tag, _)| tag == TAG).find_map(|(_, mut fds)| fds.pop());
+        if let Some(fd) = kept {
+            return Groups::open(fd.as_fd());
+        }
+        let what = "cannot keep what processes have in common that opened a file together";
+        let (fd, mapping) =
+            memfd_sealed(c"forebay-groups", MEMORY_BYTES, Seal::Size).map_err(|e| Error::io(what, &e))?;
+        store.put(TAG, &[fd.as_fd()])?;
+        Ok(Groups { memory: Some(mapping), ..Groups::default() })
+    }
+
+    fn open(fd: BorrowedFd<'_>) -> Result<Groups> {
+        let what = "cannot see what processes have in common that opened a file together";
+        let memory = Mapping::new(fd, MEMORY_BYTES, true).map_err(|e| Error::io(what, &e))?;
+        let groups = Groups::default();
+        let mut state = groups.state();
+        let State { free_groups, free_locks, .. } = &mut *state;
+        let load = |entry, index| word(&memory, entry, index).load(Ordering::Acquire);
+        let is_used = |entry: &usize| load(*entry, 0) == 1;
+        let used_groups: Vec<usize> = free_groups.extract_if(.., |entry| is_used(entry)).collect();
+        let used_locks: Vec<usize> = free_locks.extract_if(.., |entry| is_used(entry)).collect();
+        for entry in used_groups {
+            let (files, ino) = (load(entry, 3), Ino(load(entry, 4)));
+            let (target, number, stripe) = ((files >> 32) as u32, (files >> 16) as u8, files as u16);
+            let group = Group {
+                entry,
+                session: load(entry, 2),
+                id: BackingId { target, ino, number, stripe },
+                position: load(entry, POSITION),
+                held: Vec::new(),
+                waiting: VecDeque::new(),
+            };
+            state.groups.insert(load(entry, 1), group);
+        }
+        let mut steps: Vec<usize> = (STEPS_AT..STEPS_AT + GROUP_STEPS_KEPT).filter(is_used).collect();
+        steps.sort_by_key(|entry| load(*entry, 1));
+        for entry in steps {
+            let (number, before, after) = (load(entry, 1), load(entry, 6), load(entry, 7));
+            let step = (load(entry, 2), (load(entry, 3) & 0xffff) as u16, load(entry, 4));
+            state.note_step(entry - STEPS_AT, step, before);
+            state.next_step = number + 1;
+            if let Some(group) = state.groups.get_mut(&load(entry, 5)) {
+                // Its worker was killed before it could say so in the table.
+                if number >= load(group.entry, APPLIED) {
+                    group.position = after;
+                    word(&memory, group.entry, POSITION).store(after, Ordering::SeqCst);
+                    word(&memory, group.entry, APPLIED).store(number + 1, Ordering::SeqCst);
+                }
+            }
+        }
+        for entry in used_locks {
+            let kind = if load(entry, 6) != 0 { LockKind::Write } else { LockKind::Read };
+            let (owner, start, end) = (load(entry, 3), load(entry, 4), load(entry, 5));
+            let wish = LockWish { owner, flock: false, kind, start, end };
+            match state.groups.get_mut(&load(entry, 1)) {
+                Some(group) => group.held.push(Held { entry, session: load(entry, 2), wish }),
+                // The group was being ended.
+                None => {
+                    word(&memory, entry, 0).store(0, Ordering::SeqCst);
+                    state.free_locks.push(entry);
+                }
+            }
+        }
+        drop(state);
+        Ok(Groups { memory: Some(memory), ..groups })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Does what a process asks for; see [`GroupOp`].
+    pub(super) fn serve(
+        &self,
+        stamp: Stamp,
+        id: &BackingId,
+        key: u64,
+        op: GroupOp,
+    ) -> std::result::Result<Reply<'static>, Code> {
+        let mut state = self.state();
+        let there = state.groups.get_mut(&key);
+        let is_its = there.as_ref().is_some_and(|group| group.id == *id);
+        match op {
+            GroupOp::Make { position } => match there {
+                // A retry; others may have moved the pointer by now.
+                Some(group) if is_its && group.session == stamp.session => Ok(Reply::Done),
+                Some(_) => Err(Code::Exists),
+                None => self.make(&mut state, stamp.session, id, key, position).map(|()| Reply::Done),
+            },
+            GroupOp::End => match there {
+                Some(group) if is_its && group.session != stamp.session => Err(Code::NotPermitted),
+                Some(_) if is_its => {
+                    state.remove(&self.memory, key);
+                    Ok(Reply::Done)
+                }
+                _ => Ok(Reply::Done),
+            },
+            _ if !is_its => Err(Code::Stale),
+            GroupOp::Move { by } => self.step(&mut state, &stamp, key, by).map(Reply::Count),
+            GroupOp::Seek { position } => {
+                if let Some(group) = there {
+                    set(&self.memory, group.entry, POSITION, position);
+                    group.position = position;
+                }
+                Ok(Reply::Done)
+            }
+            GroupOp::Lock(wish) => self.lock(&mut state, stamp.session, key, wish).map(|()| Reply::Done),
+        }
+    }
+
+    fn make(
+        &self,
+        state: &mut State,
+        session: u64,
+        id: &BackingId,
+        key: u64,
+        position: u64,
+    ) -> std::result::Result<(), Code> {
+        let entry = state.free_groups.pop().ok_or(Code::NoResources)?;
+        // Steps of a number that was given before are none of its.
+        put(&self.memory, entry, &[key, session, packed(id), id.ino.0, position, state.next_step]);
+        let (held, waiting) = (Vec::new(), VecDeque::new());
+        state.groups.insert(key, Group { entry, session, id: *id, position, held, waiting });
+        Ok(())
+    }
+
+    /// Moves a pointer on, unless that was done; where it was.
+    fn step(&self, state: &mut State, stamp: &Stamp, key: u64, by: u64) -> std::result::Result<u64, Code> {
+        let step = (stamp.session, stamp.slot, stamp.sequence);
+        if let Some(before) = state.done.get(&step) {
+            return Ok(*before);
+        }
+        let number = state.next_step;
+        let group = state.groups.get_mut(&key).ok_or(Code::Stale)?;
+        let before = group.position;
+        if by == 0 {
+            return Ok(before);
+        }
+        let after = before.checked_add(by).filter(|at| *at <= FILE_BYTES_MAX).ok_or(Code::FileTooLarge)?;
+        group.position = after;
+        let (index, entry) = (number as usize % GROUP_STEPS_KEPT, group.entry);
+        put(
+            &self.memory,
+            STEPS_AT + index,
+            &[number, stamp.session, stamp.slot.into(), stamp.sequence, key, before, after],
+        );
+        set(&self.memory, entry, POSITION, after);
+        set(&self.memory, entry, APPLIED, number + 1);
+        state.next_step = number + 1;
+        state.note_step(index, step, before);
+        Ok(before)
+    }
+
+    fn lock(
+        &self,
+        state: &mut State,
+        session: u64,
+        key: u64,
+        wish: LockWish,
+    ) -> std::result::Result<(), Code> {
+        if wish.kind == LockKind::Unlock {
+            state.release(&self.memory, key, |of, its| of == session && its.owner == wish.owner);
+            return Ok(());
+        }
+        let State { groups, free_locks, .. } = state;
+        let group = groups.get_mut(&key).ok_or(Code::Stale)?;
+        let is_its = |of: u64, its: &LockWish| of == session && its.owner == wish.owner;
+        if group.held.iter().any(|held| is_its(held.session, &held.wish)) {
+            return Ok(());
+        }
+        let now = Instant::now();
+        let place = Duration::from_millis(GROUP_PLACE_MS);
+        group.waiting.retain(|w| is_its(w.session, &w.wish) || now.duration_since(w.asked) < place);
+        let at = group.waiting.iter().position(|w| is_its(w.session, &w.wish));
+        let before = at.unwrap_or(group.waiting.len());
+        let is_free = !group.held.iter().any(|held| conflict(&held.wish, &wish))
+            && !group.waiting.iter().take(before).any(|waiting| conflict(&waiting.wish, &wish));
+        let entry = if is_free { free_locks.pop() } else { None };
+        let Some(entry) = entry else {
+            match at.and_then(|at| group.waiting.get_mut(at)) {
+                Some(waiting) => waiting.asked = now,
+                None => group.waiting.push_back(Waiting { session, wish, asked: now }),
+            }
+            return Err(Code::Busy);
+        };
+        if let Some(at) = at {
+            group.waiting.remove(at);
+        }
+        let writes = u64::from(wish.kind == LockKind::Write);
+        put(&self.memory, entry, &[key, session, wish.owner, wish.start, wish.end, writes]);
+        group.held.push(Held { entry, session, wish });
+        Ok(())
+    }
+
+    /// A process is over: what it made ends, and what it holds or waits for in others.
+    pub(super) fn end(&self, session: u64) {
+        let mut state = self.state();
+        let keys: Vec<u64> = state.groups.keys().copied().collect();
+        for key in keys {
+            if state.groups.get(&key).is_some_and(|group| group.session == session) {
+                state.remove(&self.memory, key);
+            } else {
+                state.release(&self.memory, key, |of, _| of == session);
+            }
+        }
+    }
+
+    /// Processes that made a group or hold a lock of one.
+    pub(super) fn sessions(&self) -> Vec<u64> {
+        let state = self.state();
+        let of_group = |group: &Group| {
+            let holders: Vec<u64> = group.held.iter().map(|held| held.session).collect();
+            std::iter::once(group.session).chain(holders)
+        };
+        state.groups.values().flat_map(of_group).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ID: BackingId = BackingId { target: u32::MAX, ino: Ino(u64::MAX - 5), number: 3, stripe: 255 };
+
+    fn stamp(session: u64, sequence: u64) -> Stamp {
+        Stamp { session, slot: 63, sequence }
+    }
+
+    /// Each with a stamp of its own.
+    struct Asker<'a>(&'a Groups, u64);
+
+    impl Asker<'_> {
+        fn ask(&mut self, session: u64, key: u64, op: GroupOp) -> std::result::Result<u64, Code> {
+            self.1 += 1;
+            self.0.serve(stamp(session, self.1), &ID, key, op).map(|reply| match reply {
+                Reply::Count(n) => n,
+                _ => 0,
+            })
+        }
+    }
+
+    fn wish(owner: u64, kind: LockKind, start: u64, end: u64) -> GroupOp {
+        GroupOp::Lock(LockWish { owner, flock: false, kind, start, end })
+    }
+
+    #[test]
+    fn pointer_moves_once_for_each_request_and_ends_with_its_maker() {
+        let groups = Groups::default();
+        let mut a = Asker(&groups, 0);
+        assert_eq!(a.ask(7, 1, GroupOp::Move { by: 1 }), Err(Code::Stale), "nobody made it");
+        a.ask(7, 1, GroupOp::Make { position: 100 }).unwrap();
+        assert_eq!(a.ask(8, 1, GroupOp::Make { position: 0 }), Err(Code::Exists));
+        assert_eq!(a.ask(8, 1, GroupOp::Move { by: 5 }), Ok(100));
+        a.ask(7, 1, GroupOp::Make { position: 100 }).unwrap();
+        assert_eq!(a.ask(7, 1, GroupOp::Move { by: 1 }), Ok(105), "a retry of the making changes nothing");
+        let step = || groups.serve(stamp(9, 1), &ID, 1, GroupOp::Move { by: 10 });
+        assert_eq!((step(), step()), (Ok(Reply::Count(106)), Ok(Reply::Count(106))));
+        assert_eq!(a.ask(9, 1, GroupOp::Move { by: 0 }), Ok(116));
+        assert_eq!(a.ask(9, 1, GroupOp::Move { by: FILE_BYTES_MAX }), Err(Code::FileTooLarge));
+        a.ask(7, 1, GroupOp::Seek { position: 3 }).unwrap();
+        a.ask(7, 2, GroupOp::Make { position: 50 }).unwrap();
+        assert_eq!(a.ask(8, 1, GroupOp::Move { by: 1 }), Ok(3));
+        assert_eq!(a.ask(8, 2, GroupOp::Move { by: 1 }), Ok(50), "each its own");
+        let other = BackingId { ino: Ino(6), ..ID };
+        assert_eq!(groups.serve(stamp(8, 99), &other, 1, GroupOp::Move { by: 1 }), Err(Code::Stale));
+        assert_eq!(a.ask(8, 1, GroupOp::End), Err(Code::NotPermitted));
+        a.ask(7, 1, GroupOp::End).unwrap();
+        a.ask(7, 1, GroupOp::End).unwrap();
+        assert_eq!(a.ask(8, 1, GroupOp::Move { by: 1 }), Err(Code::Stale));
+        groups.end(7);
+        assert_eq!(a.ask(8, 2, GroupOp::Move { by: 0 }), Err(Code::Stale));
+    }
+
+    #[test]
+    fn locks_exclude_in_turn_and_end_with_their_process() {
+        let groups = Groups::default();
+        let mut a = Asker(&groups, 0);
+        a.ask(7, 1, GroupOp::Make { position: 0 }).unwrap();
+        let all = |owner| wish(owner, LockKind::Write, 0, FILE_BYTES_MAX);
+        let off = |owner| wish(owner, LockKind::Unlock, 0, 0);
+        a.ask(7, 1, wish(1, LockKind::Write, 10, 19)).unwrap();
+        a.ask(7, 1, wish(1, LockKind::Write, 10, 19)).unwrap();
+        a.ask(7, 1, wish(2, LockKind::Write, 20, 29)).unwrap();
+        a.ask(8, 1, wish(1, LockKind::Read, 0, 9)).unwrap();
+        a.ask(9, 1, wish(1, LockKind::Read, 5, 9)).unwrap();
+        assert_eq!(a.ask(8, 1, wish(2, LockKind::Read, 19, 19)), Err(Code::Busy));
+        assert_eq!(a.ask(9, 1, all(2)), Err(Code::Busy));
+        // Who asked first goes first.
+        a.ask(7, 1, off(1)).unwrap();
+        assert_eq!(a.ask(7, 1, wish(3, LockKind::Read, 19, 19)), Err(Code::Busy), "another waits for that");
+        a.ask(8, 1, wish(2, LockKind::Read, 19, 19)).unwrap();
+        assert_eq!(groups.sessions().len(), 5, "its maker's and four locks'");
+        groups.end(8);
+        a.ask(9, 1, off(1)).unwrap();
+        a.ask(7, 1, off(2)).unwrap();
+        a.ask(9, 1, all(2)).unwrap();
+        assert_eq!(a.ask(7, 1, wish(3, LockKind::Read, 19, 19)), Err(Code::Busy));
+        assert_eq!(a.ask(8, 1, all(3)), Err(Code::Busy));
+        groups.end(9);
+        groups.state().groups.get_mut(&1).unwrap().waiting[0].asked =
+            Instant::now().checked_sub(Duration::from_millis(GROUP_PLACE_MS)).unwrap();
+        a.ask(8, 1, all(3)).unwrap();
+        groups.end(7);
+        let state = groups.state();
+        assert_eq!((state.free_groups.len(), state.free_locks.len()), (GROUPS_MAX, GROUP_LOCKS_MAX));
+    }
+
+    #[test]
+    fn more_than_the_bounds_are_refused_or_wait() {
+        let groups = Groups::default();
+        let mut a = Asker(&groups, 0);
+        for key in 0..GROUPS_MAX as u64 {
+            a.ask(7, key, GroupOp::Make { position: 0 }).unwrap();
+        }
+        assert_eq!(a.ask(7, 1 << 40, GroupOp::Make { position: 0 }), Err(Code::NoResources));
+        for owner in 0..GROUP_LOCKS_MAX as u64 {
+            a.ask(7, 0, wish(owner, LockKind::Read, 0, 1)).unwrap();
+        }
+        assert_eq!(a.ask(7, 1, wish(0, LockKind::Read, 0, 1)), Err(Code::Busy));
+        a.ask(7, 0, wish(5, LockKind::Unlock, 0, 0)).unwrap();
+        a.ask(7, 1, wish(0, LockKind::Read, 0, 1)).unwrap();
+    }
+
+    #[test]
+    fn next_worker_knows_pointers_steps_and_locks() {
+        let (fd, memory) = memfd_sealed(c"groups", MEMORY_BYTES, Seal::Size).unwrap();
+        let first = Groups { memory: Some(memory), ..Groups::default() };
+        let mut a = Asker(&first, 0);
+        for key in 1..=3 {
+            a.ask(7, key, GroupOp::Make { position: 10 * key }).unwrap();
+        }
+        for _ in 0..GROUP_STEPS_KEPT + 10 {
+            a.ask(8, 1, GroupOp::Move { by: 2 }).unwrap();
+        }
+        a.ask(7, 2, GroupOp::Seek { position: 5 }).unwrap();
+        a.ask(7, 3, GroupOp::End).unwrap();
+        a.ask(8, 1, wish(9, LockKind::Write, 100, 199)).unwrap();
+        a.ask(8, 1, wish(10, LockKind::Read, 300, 399)).unwrap();
+        a.ask(8, 1, wish(10, LockKind::Unlock, 0, 0)).unwrap();
+        let end = 10 + 2 * (GROUP_STEPS_KEPT as u64 + 10);
+        assert_eq!(first.serve(stamp(9, 1), &ID, 1, GroupOp::Move { by: 1 }), Ok(Reply::Count(end)));
+        // As the next one finds it, and as it would be had this one been killed right after the step's entry.
+        let entry = first.state().groups[&1].entry;
+        let index = STEPS_AT + (first.state().next_step as usize - 1) % GROUP_STEPS_KEPT;
+        for killed in [false, true] {
+            if killed {
+                let memory = first.memory.as_ref().unwrap();
+                let number = word(memory, index, 1).load(Ordering::SeqCst);
+                set(&first.memory, entry, POSITION, end);
+                set(&first.memory, entry, APPLIED, number);
+            }
+            let next = Groups::open(fd.as_fd()).unwrap();
+            let step = next.serve(stamp(9, 1), &ID, 1, GroupOp::Move { by: 1 });
+            assert_eq!(step, Ok(Reply::Count(end)), "it was done");
+            let mut b = Asker(&next, 1 << 32);
+            assert_eq!(b.ask(9, 1, GroupOp::Move { by: 0 }), Ok(end + 1));
+            assert_eq!(b.ask(9, 2, GroupOp::Move { by: 0 }), Ok(5));
+            assert_eq!(b.ask(9, 3, GroupOp::Move { by: 0 }), Err(Code::Stale));
+            assert_eq!(b.ask(9, 1, wish(1, LockKind::Read, 199, 200)), Err(Code::Busy));
+            b.ask(9, 1, wish(2, LockKind::Write, 300, 399)).unwrap();
+            b.ask(9, 1, wish(2, LockKind::Unlock, 0, 0)).unwrap();
+            b.ask(8, 1, wish(9, LockKind::Write, 100, 199)).unwrap();
+            let state = next.state();
+            assert_eq!(state.free_groups.len(), GROUPS_MAX - 2);
+            assert_eq!(state.free_locks.len(), GROUP_LOCKS_MAX - 1);
+            assert!(!state.free_groups.contains(&entry));
+        }
+    }
+
+    #[test]
+    fn step_that_was_not_finished_is_none() {
+        let (fd, memory) = memfd_sealed(c"groups", MEMORY_BYTES, Seal::Size).unwrap();
+        let first = Groups { memory: Some(memory), ..Groups::default() };
+        let mut a = Asker(&first, 0);
+        a.ask(7, 1, GroupOp::Make { position: 0 }).unwrap();
+        assert_eq!(first.serve(stamp(9, 1), &ID, 1, GroupOp::Move { by: 4 }), Ok(Reply::Count(0)));
+        // Killed before the entry's state was stored.
+        set(&first.memory, STEPS_AT, 0, 0);
+        let entry = first.state().groups[&1].entry;
+        set(&first.memory, entry, POSITION, 0);
+        set(&first.memory, entry, APPLIED, 0);
+        let next = Groups::open(fd.as_fd()).unwrap();
+        assert_eq!(next.serve(stamp(9, 1), &ID, 1, GroupOp::Move { by: 4 }), Ok(Reply::Count(0)));
+        assert_eq!(next.serve(stamp(9, 2), &ID, 1, GroupOp::Move { by: 0 }), Ok(Reply::Count(4)));
+    }
+}

@@ -1,0 +1,73 @@
+//! What processes that opened a file together have in common: a pointer that each of them moves, and locks that nobody else
+//! meets. Both are at the file's first backing file, with the daemon that has it, under a number that their first process drew.
+
+use crate::backing::LockWish;
+use crate::bytes::{Reader, Writer};
+use crate::error::Code;
+use crate::limits::FILE_BYTES_MAX;
+
+/// What to do with what a group has. A group that is not there is [`Code::Stale`], but to [`GroupOp::End`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GroupOp {
+    /// Makes the group, which ends with the asking process if not before. → `Done`, [`Code::Exists`] when another process has one
+    /// of this number, [`Code::NoResources`] when there are too many
+    Make {
+        /// Where its pointer begins.
+        position: u64,
+    },
+    /// Moves the pointer on. → `Count`: where it was
+    Move {
+        /// So far; 0 asks where it is.
+        by: u64,
+    },
+    /// Puts the pointer somewhere. → `Done`
+    Seek {
+        /// Where.
+        position: u64,
+    },
+    /// Takes an owner's one lock, without waiting, or lets it go; `flock` is not looked at. Those that conflict are granted in the
+    /// order in which they were asked for first, as long as they are asked for again. → `Done`, [`Code::Busy`]
+    Lock(LockWish),
+    /// Ends the group. Of the process that made it. → `Done`
+    End,
+}
+
+impl GroupOp {
+    pub(crate) fn encode(&self, w: &mut Writer<'_>) -> Result<(), Code> {
+        match *self {
+            GroupOp::Make { position } => {
+                w.u8(0)?;
+                w.u64(position)
+            }
+            GroupOp::Move { by } => {
+                w.u8(1)?;
+                w.u64(by)
+            }
+            GroupOp::Seek { position } => {
+                w.u8(2)?;
+                w.u64(position)
+            }
+            GroupOp::Lock(wish) => {
+                w.u8(3)?;
+                wish.encode(w)
+            }
+            GroupOp::End => w.u8(4),
+        }
+    }
+
+    /// Decodes and checks: positions are within a file's bounds behind this point.
+    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<GroupOp, Code> {
+        let within = |value: u64| match value {
+            0..=FILE_BYTES_MAX => Ok(value),
+            _ => Err(Code::FileTooLarge),
+        };
+        Ok(match r.u8()? {
+            0 => GroupOp::Make { position: within(r.u64()?)? },
+            1 => GroupOp::Move { by: within(r.u64()?)? },
+            2 => GroupOp::Seek { position: within(r.u64()?)? },
+            3 => GroupOp::Lock(LockWish::decode(r)?),
+            4 => GroupOp::End,
+            _ => return Err(Code::Malformed),
+        })
+    }
+}

@@ -1,0 +1,55 @@
+/*
+ * A rank that is killed amid atomic writes, and the others, which go on: survivors FILE RANK. What it had locked is free when its
+ * node knows that it is gone; the shared pointer is there as long as rank 0 is, and fails after it. Nobody hangs. Each survivor says
+ * so by itself, as no call among all ranks ends any more.
+ */
+#include "check.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+enum { BYTES = 1 << 20, WRITES = 30 };
+
+static void *die(void *nothing) {
+    usleep(100000);
+    kill(getpid(), SIGKILL);
+    return nothing;
+}
+
+int main(int argc, char **argv) {
+    begin(&argc, &argv);
+    if (argc != 3)
+        return 2;
+    MPI_File file;
+    static char block[BYTES];
+    int dead = atoi(argv[2]);
+    pthread_t thread;
+    memset(block, rank + 1, sizeof block);
+    OK(MPI_File_open(MPI_COMM_WORLD, argv[1], MPI_MODE_RDWR | MPI_MODE_CREATE, MPI_INFO_NULL, &file));
+    OK(MPI_File_set_atomicity(file, 1));
+    OK(MPI_File_write_shared(file, block, 1, MPI_BYTE, MPI_STATUS_IGNORE));
+    MPI_Barrier(MPI_COMM_WORLD);
+    if (rank == dead)
+        pthread_create(&thread, NULL, die, NULL);
+    for (int i = 0; i < WRITES || rank == dead; i++) {
+        int code = MPI_File_write_at(file, 0, block, sizeof block, MPI_BYTE, MPI_STATUS_IGNORE);
+        /* With rank 0 goes what it made. */
+        CHECK(code == MPI_SUCCESS || (dead == 0 && class_of(code) == MPI_ERR_IO));
+    }
+    int code = MPI_SUCCESS;
+    for (int tries = 0; dead == 0 && code == MPI_SUCCESS && tries < 2000; tries++) {
+        usleep(10000);
+        code = MPI_File_write_shared(file, block, 1, MPI_BYTE, MPI_STATUS_IGNORE);
+    }
+    if (dead == 0)
+        CHECK(class_of(code) == MPI_ERR_IO);
+    else
+        OK(MPI_File_write_shared(file, block, 1, MPI_BYTE, MPI_STATUS_IGNORE));
+    /* Rank 0 is the last to go. */
+    for (MPI_Offset at = 0; rank == 0 && at < 2 * size - 1; usleep(10000))
+        OK(MPI_File_get_position_shared(file, &at));
+    printf("rank %d of %d %s\n", rank, size, failures == 0 ? "went on" : "FAILED");
+    fflush(stdout);
+    _exit(failures != 0);
+}

@@ -1,0 +1,120 @@
+//! MPI's shared file pointers, ordered calls and atomic mode by ranks on several nodes, which share no memory: each rank has a boot
+//! identity of its own, which is by what ranks know that they are on one node.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use crate::nodes::{plain, program, said, Cluster, PATIENCE_S};
+
+const NODES: usize = 4;
+
+struct Mpi {
+    compiler: &'static str,
+    launcher: &'static [&'static str],
+    /// More words, with which the other ranks of one that was killed go on.
+    outliving: &'static [&'static str],
+}
+
+const MPIS: [Mpi; 2] = [
+    Mpi {
+        compiler: "mpicc.openmpi",
+        launcher: &["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe"],
+        outliving: &["--mca", "orte_enable_recovery", "1", "--mca", "orte_abort_on_non_zero_status", "0"],
+    },
+    Mpi { compiler: "mpicc.mpich", launcher: &["mpiexec.hydra"], outliving: &["-disable-auto-cleanup"] },
+];
+
+/// Builds a program of mpi/tests beside the cluster; none, and a line, where that cannot be run.
+fn built(c: &Cluster, mpi: &Mpi, name: &str) -> Option<PathBuf> {
+    let source = format!("{}/../../mpi/tests/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    let at = c.file().with_file_name(format!("{name}-{}", mpi.compiler));
+    let output =
+        Command::new(mpi.compiler).arg("-O1").arg("-o").arg(&at).args([&source, "-lpthread"]).output();
+    if !output.is_ok_and(|output| output.status.success()) {
+        println!("skipped: {} does not build {name}.c", mpi.compiler);
+        return None;
+    }
+    if !plain("unshare", &["--mount", "true"]).status.success() {
+        println!("skipped: this user may not give ranks boot identities of their own");
+        return None;
+    }
+    Some(at)
+}
+
+/// Runs a line as a rank on each node.
+fn by_ranks_apart(c: &Cluster, mpi: &Mpi, words: &[&str], program_line: &str) -> Output {
+    let dir = c.file().parent().map(Path::to_path_buf).unwrap();
+    let script = format!(
+        "n=$((${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}} + 1)); boot=/proc/sys/kernel/random/boot_id\n\
+         cat /proc/sys/kernel/random/uuid > {dir}/boot$n && mount --bind {dir}/boot$n $boot || exit 1\n\
+         exec {forebay} run --quiet --pool {dir}/n$n -- {program_line}",
+        dir = dir.display(),
+        forebay = program("forebay").display()
+    );
+    let mut command = Command::new("/usr/bin/timeout");
+    command.arg(PATIENCE_S).args(mpi.launcher).args(words).args(["-n", &NODES.to_string()]);
+    command.args(["unshare", "--mount", "sh", "-c", &script]);
+    // MPICH 4.0's ranks of one host that take themselves for several hosts' wait for ever at times unless UCX is told.
+    command.env_remove("FOREBAY_POOL").env("FOREBAY_MPI_DEBUG", "1").env("UCX_TLS", "tcp");
+    command.output().unwrap()
+}
+
+fn assert_passed(ran: &Output) {
+    let words = said(ran);
+    assert!(ran.status.success() && words.contains("passed"), "{words}");
+    assert!(words.contains("a daemon has their file pointer"), "its ranks shared memory: {words}");
+}
+
+#[test]
+fn every_call_of_mpi_io_works_by_ranks_on_several_nodes() {
+    let c = Cluster::up("apart", NODES);
+    for mpi in &MPIS {
+        let Some(program) = built(&c, mpi, "calls") else { continue };
+        assert_passed(&by_ranks_apart(&c, mpi, &[], &format!("{} /forebay/file", program.display())));
+    }
+    c.check();
+}
+
+#[test]
+fn shared_pointer_gives_each_record_one_place_though_daemons_are_killed() {
+    let c = Cluster::up("storm", NODES);
+    for mpi in &MPIS {
+        let Some(program) = built(&c, mpi, "storm") else { continue };
+        let line = format!("{} /forebay/{} 1500 300", program.display(), mpi.compiler);
+        let mut kills = 0;
+        std::thread::scope(|scope| {
+            let ran = scope.spawn(|| by_ranks_apart(&c, mpi, &[], &line));
+            // The pointer is kept by the first rank's node: every other time its worker dies.
+            for node in [1, 2, 1, 3, 1, 4].into_iter().cycle() {
+                std::thread::sleep(Duration::from_millis(700));
+                if ran.is_finished() {
+                    break;
+                }
+                c.kill_worker(node);
+                kills += 1;
+            }
+            assert_passed(&ran.join().unwrap());
+        });
+        assert!(kills > 0, "it was over before a daemon was killed");
+    }
+    c.check();
+}
+
+#[test]
+fn rank_that_is_killed_leaves_no_lock_and_takes_only_what_it_made() {
+    let c = Cluster::up("survivors", NODES);
+    for mpi in &MPIS {
+        let Some(program) = built(&c, mpi, "survivors") else { continue };
+        for dead in [NODES - 1, 0] {
+            let line = format!("{} /forebay/file {dead}", program.display());
+            let ran = by_ranks_apart(&c, mpi, mpi.outliving, &line);
+            let words = said(&ran);
+            assert!(
+                words.matches("went on").count() == NODES - 1 && !words.contains("survivors.c:"),
+                "{words}"
+            );
+        }
+    }
+    c.check();
+}
