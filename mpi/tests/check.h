@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static int failures, rank, size;
 
@@ -48,6 +49,12 @@ static inline int end(void) {
     MPI_Allreduce(&failures, &all, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
     if (rank == 0)
         printf(all == 0 ? "passed\n" : "FAILED: %d checks\n", all);
+    /* Where ranks of one host take themselves for several hosts', MPICH 4.0's end waits for ever at times. */
+    if (getenv("CHECK_WITHOUT_END") != NULL) {
+        fflush(stdout);
+        MPI_Barrier(MPI_COMM_WORLD);
+        _exit(all != 0);
+    }
     MPI_Finalize();
     return all != 0;
 }
