@@ -1,8 +1,6 @@
 //! What processes that opened a file together over several nodes have in common: a pointer, and locks that no other program's meet. MPI's
 //! shared file pointer and atomic mode are made of them. Kept at the file's first backing file, by the daemon that has it
-//! (`crates/server/src/worker/network/groups.rs`), under a number which the process that makes the group tells the others.
-
-use std::hash::{BuildHasher, Hasher};
+//! (`crates/server/src/worker/network/groups.rs`), under a number which the process that makes the group draws and tells the others.
 
 use forebay_types::{BackingId, BackingOp, Code, GroupOp, LockKind, LockWish, Reply, Request};
 
@@ -13,6 +11,15 @@ use crate::pool::caller;
 
 /// Numbers that are tried before it is somebody's fault that they are taken.
 const DRAWS: u32 = 4;
+
+/// A number that hardly another process of the pool draws, and not 0. Sessions differ, and so do a process's handles; the constants
+/// and shifts are SplitMix64's (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+fn drawn(session: u64, handle: u64) -> u64 {
+    let mut z = session.wrapping_add(handle.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    (z ^ (z >> 31)).max(1)
+}
 
 impl File {
     fn ask_group<T>(
@@ -40,12 +47,10 @@ impl File {
         if !self.pool.spans_nodes() {
             return Err(Code::NotSupported);
         }
+        let session = self.pool.attached()?.reply.session;
         let mut result = Err(Code::Exists);
         for _ in 0..DRAWS {
-            // Its keys are the kernel's random numbers.
-            let mut random = std::hash::RandomState::new().build_hasher();
-            random.write_u64(new_handle());
-            let key = random.finish().max(1);
+            let key = drawn(session, new_handle());
             result = self.tell_group(key, GroupOp::Make { position }).map(|()| key);
             if result != Err(Code::Exists) {
                 break;
@@ -109,5 +114,18 @@ impl File {
     /// [`Code::NotPermitted`] for another's.
     pub fn group_end(&self, key: u64) -> Result<(), Code> {
         self.tell_group(key, GroupOp::End)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_of_groups_differ_between_processes_and_between_a_process_s_files() {
+        let mut all: Vec<u64> = (0..100).flat_map(|s| (1..100).map(move |h| drawn(s << 32 | 7, h))).collect();
+        all.sort_unstable();
+        all.dedup();
+        assert!(all.len() == 9900 && all[0] > 0);
     }
 }
