@@ -26,8 +26,8 @@ use serde_json::Value;
 use super::coordination::Steps;
 use super::journal::Journal;
 use super::network::{
-    give_buffer, Appended, Giver, Hand, Job, KeptOpen, Member, Network, NetworkThread, Orders, RemoteLocks,
-    Round as NetworkRound,
+    give_buffer, Appended, Giver, Groups, Hand, Job, KeptOpen, Member, Network, NetworkThread, Orders,
+    RemoteLocks, Round as NetworkRound,
 };
 
 /// Bytes of the memory by which a node's next worker knows which appends are done.
@@ -193,7 +193,9 @@ impl Node {
         let to_network = Orders::new(sender, calls.endpoint().waker().clone());
         let (to_crew, jobs) = mpsc::channel();
         let kept = Arc::new(match setup.appends {
-            Some(memory) => KeptOpen::restored(RemoteLocks::default(), Appended::open(memory)?),
+            Some(memory) => {
+                KeptOpen::restored(RemoteLocks::default(), Appended::open(memory)?, Groups::default())
+            }
             None => KeptOpen::default(),
         });
         let hand = Hand::new(Arc::clone(&targets), Arc::clone(&kept), to_network.clone());
