@@ -158,36 +158,27 @@ static const struct flat bytes_flat = {.size = 1,
                                        .rising = true,
                                        .apart = true};
 
-/* As `transfer`, of data that lies in the file as the standard's external32. */
-static int transfer_external(struct file *file, const struct view *view, bool writes, int64_t position, void *buffer,
-                             int64_t count, MPI_Datatype type, const struct flat *memory, int64_t *done) {
-    MPI_Aint bytes = 0, at = 0;
-    *done = 0;
-    if (count == 0 || memory->size == 0)
+/*
+ * As `transfer`, of data that lies in the file otherwise than in memory, an item in `item` bytes; also how many bytes of
+ * memory that was.
+ */
+static int transfer_converted(struct file *file, const struct view *view, bool writes, int64_t position, void *buffer,
+                              int64_t count, MPI_Datatype type, int64_t item, int64_t *done, int64_t *in_memory) {
+    int64_t bytes = count * item;
+    *done = *in_memory = 0;
+    if (bytes == 0)
         return MPI_SUCCESS;
-    if (count > INT_MAX)
-        return MPI_ERR_COUNT;
-    if (mpi.Pack_external_size("external32", (int)count, type, &bytes) != MPI_SUCCESS)
-        return MPI_ERR_CONVERSION;
-    /* Numbers that are longer or shorter there would move all that follows. */
-    if (bytes < count * memory->size)
-        return MPI_ERR_CONVERSION;
-    char *packed = malloc(bytes);
-    if (packed == NULL)
+    char *copy = malloc(bytes);
+    if (copy == NULL)
         return MPI_ERR_NO_MEM;
-    /* Of a read too: what lies behind the end of the file is to stay as it is in memory. */
     int code = MPI_SUCCESS;
-    if (mpi.Pack_external("external32", buffer, (int)count, type, packed, bytes, &at) != MPI_SUCCESS ||
-        at != count * memory->size)
-        code = MPI_ERR_CONVERSION;
+    if (writes)
+        code = datarep_convert(view->rep, true, buffer, count, type, item, copy, bytes, in_memory);
     if (code == MPI_SUCCESS)
-        code = transfer(file, view, writes, position, packed, count * memory->size, &bytes_flat, done);
-    if (code == MPI_SUCCESS && !writes) {
-        at = 0;
-        if (mpi.Unpack_external("external32", packed, bytes, &at, buffer, (int)count, type) != MPI_SUCCESS)
-            code = MPI_ERR_CONVERSION;
-    }
-    free(packed);
+        code = transfer(file, view, writes, position, copy, bytes, &bytes_flat, done);
+    if (code == MPI_SUCCESS && !writes && *done > 0)
+        code = datarep_convert(view->rep, false, buffer, count, type, item, copy, *done, in_memory);
+    free(copy);
     return code;
 }
 
@@ -228,7 +219,7 @@ static int transfer_together(struct file *file, const struct view *view, bool wr
 
 /* What can be told to be wrong before anything is moved. */
 static int check(struct file *file, bool writes, enum pointer pointer, int64_t offset, const void *buffer, int64_t count,
-                 MPI_Datatype type, const struct flat **memory) {
+                 MPI_Datatype type, const struct flat **memory, int64_t *item) {
     if (writes && (file->amode & MPI_MODE_RDONLY))
         return MPI_ERR_READ_ONLY;
     if (!writes && (file->amode & MPI_MODE_WRONLY))
@@ -242,9 +233,24 @@ static int check(struct file *file, bool writes, enum pointer pointer, int64_t o
     int code = flat_of(type, file->comm, memory);
     if (code != MPI_SUCCESS)
         return code;
-    if ((*memory)->size > 0 && count > INT64_MAX / (*memory)->size)
+    *item = (*memory)->size;
+    if (file->view.rep != NULL) {
+        const struct flat *in_file;
+        struct flat *own;
+        code = flat_in_file(type, file->view.rep, file->comm, &in_file, &own);
+        if (code != MPI_SUCCESS)
+            return code;
+        *item = in_file->size;
+        if (own != NULL)
+            flat_free(own);
+        /* A program's functions may be there for one way alone. */
+        if (*item != (*memory)->size && !datarep_converts(file->view.rep, writes))
+            return MPI_ERR_CONVERSION;
+    }
+    int64_t larger = *item > (*memory)->size ? *item : (*memory)->size;
+    if (larger > 0 && count > INT64_MAX / larger)
         return MPI_ERR_COUNT;
-    int64_t bytes = count * (*memory)->size;
+    int64_t bytes = count * *item;
     if (bytes % file->view.etype_size != 0)
         return MPI_ERR_IO;
     if (bytes > 0 && buffer == MPI_BOTTOM && (*memory)->blocks[0].offset == 0)
@@ -266,8 +272,9 @@ int access_file(struct file *file, bool writes, enum pointer pointer, int flags,
     struct together all;
     if (pointer == ORDERED)
         shared_by_all(file);
-    int code = check(file, writes, pointer, offset, buffer, count, type, &memory);
-    int64_t asked = code == MPI_SUCCESS ? count * memory->size : 0;
+    int64_t item = 0, moved = 0;
+    int code = check(file, writes, pointer, offset, buffer, count, type, &memory, &item);
+    int64_t asked = code == MPI_SUCCESS ? count * item : 0;
     int64_t etypes = code == MPI_SUCCESS ? asked / file->view.etype_size : 0;
     if (pointer == ORDERED) {
         /* Ranks take their places in order; who fails takes none. */
@@ -305,16 +312,18 @@ int access_file(struct file *file, bool writes, enum pointer pointer, int flags,
     int64_t position = code == MPI_SUCCESS ? offset * view.etype_size : 0;
     together = together && wants_two_phase(file, &view, writes, position, asked, code, &all);
     if (together)
-        code = transfer_together(file, &view, writes, position, buffer, count, memory, &all, bytes);
+        code = transfer_together(file, &view, writes, position, buffer, count, memory, &all, &moved);
     else if (code != MPI_SUCCESS)
         return code;
-    else if (view.external32)
-        code = transfer_external(file, &view, writes, position, buffer, count, type, memory, bytes);
+    else if (view.rep != NULL && datarep_converts(view.rep, writes))
+        code = transfer_converted(file, &view, writes, position, buffer, count, type, item, &moved, bytes);
     else
-        code = transfer(file, &view, writes, position, buffer, count, memory, bytes);
-    if (pointer == INDIVIDUAL && !writes && *bytes > 0) {
+        code = transfer(file, &view, writes, position, buffer, count, memory, &moved);
+    if (view.rep == NULL || !datarep_converts(view.rep, writes))
+        *bytes = moved;
+    if (pointer == INDIVIDUAL && !writes && moved > 0) {
         pthread_mutex_lock(&file->lock);
-        file->position = offset + (*bytes + view.etype_size - 1) / view.etype_size;
+        file->position = offset + (moved + view.etype_size - 1) / view.etype_size;
         pthread_mutex_unlock(&file->lock);
     }
     return code;

@@ -7,7 +7,9 @@
  */
 #include "driver.h"
 #include "open.h"
+#include "register.h"
 #include "table.h"
+#include "calls.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -88,6 +90,17 @@ TWICE(MPI_File, File_f2c, f2c_by, (MPI_Fint number), number)
 TWICE(int, File_create_errhandler, create_by, (MPI_File_errhandler_function * function, MPI_Errhandler *out), function,
       out)
 
+TWICE(int, Register_datarep, register_by,
+      (const char *name, MPI_Datarep_conversion_function *read, MPI_Datarep_conversion_function *write,
+       MPI_Datarep_extent_function *extent, void *state),
+      name, read, write, extent, state)
+#if MPI_VERSION >= 4
+TWICE(int, Register_datarep_c, register_c_by,
+      (const char *name, MPI_Datarep_conversion_function_c *read, MPI_Datarep_conversion_function_c *write,
+       MPI_Datarep_extent_function *extent, void *state),
+      name, read, write, extent, state)
+#endif
+
 static MPI_Errhandler errhandler_f2c(MPI_Fint number) {
 #ifdef OPEN_MPI
     return mpi.Errhandler_f2c(number);
@@ -107,6 +120,16 @@ FORTRAN_CREATE(mpi_file_create_errhandler__)
 FORTRAN_CREATE(pmpi_file_create_errhandler_)
 FORTRAN_CREATE(pmpi_file_create_errhandler__)
 FORTRAN_CREATE(ompi_file_create_errhandler_f)
+
+#ifndef OPEN_MPI
+#define FORTRAN_DATAREP(name)                                                                                          \
+    static void (*native_##name)(void);                                                                                \
+    static void name(const char *datarep, void (*read)(void), void (*write)(void), void (*extent)(void),               \
+                     MPI_Aint *state, MPI_Fint *code, size_t bytes) {                                                  \
+        register_fortran_by((void *)native_##name, datarep, read, write, extent, state, code, bytes);                  \
+    }
+FOREBAY_FORTRAN_DATAREP(FORTRAN_DATAREP)
+#endif
 
 /* ---- the file itself ---- */
 
@@ -193,7 +216,7 @@ static int File_get_view(MPI_File handle, MPI_Offset *disp, MPI_Datatype *etype,
     if (disp == NULL || etype == NULL || filetype == NULL || datarep == NULL)
         return fail(file, MPI_ERR_ARG);
     *disp = file->view.disp;
-    strcpy(datarep, file->view.external32 ? "external32" : "native");
+    strcpy(datarep, datarep_name(file->view.rep));
     int code = give(file->view.etype, etype);
     return fail(file, code == MPI_SUCCESS ? give(file->view.filetype, filetype) : code);
 }
@@ -201,9 +224,12 @@ static int File_get_view(MPI_File handle, MPI_Offset *disp, MPI_Datatype *etype,
 static int type_extent(MPI_File handle, MPI_Datatype type, MPI_Count *extent) {
     FILE_OF(file, handle)
     const struct flat *flat;
-    int code = extent == NULL ? MPI_ERR_ARG : flat_of(type, file->comm, &flat);
+    struct flat *own = NULL;
+    int code = extent == NULL ? MPI_ERR_ARG : flat_in_file(type, file->view.rep, file->comm, &flat, &own);
     if (code == MPI_SUCCESS)
         *extent = flat->extent;
+    if (own != NULL)
+        flat_free(own);
     return fail(file, code);
 }
 
@@ -493,8 +519,6 @@ static int File_get_type_extent_c(MPI_File handle, MPI_Datatype type, MPI_Count 
 }
 #endif
 
-#include "calls.h"
-
 /* Each function is of the type that mpi.h declares: the compiler is asked, and never runs this. */
 #define CHECK(name) _Static_assert(__builtin_types_compatible_p(__typeof__(name), __typeof__(PMPI_##name)), #name);
 #define CHECK_LARGE(name)                                                                                              \
@@ -511,12 +535,20 @@ static const struct forebay_mpi_call calls[] = {FOREBAY_ON_FILE(CALL)
                                                         {NULL, NULL}};
 #if MPI_VERSION >= 4
 FOREBAY_COUNTED(CHECK_LARGE)
+CHECK_LARGE(Register_datarep)
 #endif
 
 #define ALWAYS(name)                                                                                                   \
     {"MPI_" #name, (void (*)(void))name, &native_##name}, {"PMPI_" #name, (void (*)(void))p_##name, &native_p_##name},
 #define FORTRAN(name) {#name, (void (*)(void))name, &native_##name},
-static const struct forebay_mpi_always always[] = {FOREBAY_ALWAYS(ALWAYS) FOREBAY_FORTRAN(FORTRAN){NULL, NULL, NULL}};
+static const struct forebay_mpi_always always[] = {FOREBAY_ALWAYS(ALWAYS) FOREBAY_FORTRAN(FORTRAN)
+#if MPI_VERSION >= 4
+                                                       ALWAYS(Register_datarep_c)
+#endif
+#ifndef OPEN_MPI
+                                                           FOREBAY_FORTRAN_DATAREP(FORTRAN)
+#endif
+                                                               {NULL, NULL, NULL}};
 
 __attribute__((visibility("default"))) forebay_mpi_driver_function forebay_mpi_driver;
 

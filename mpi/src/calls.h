@@ -6,7 +6,7 @@
  * counts. The order says nothing.
  */
 #define FOREBAY_ALWAYS(X)                                                                                              \
-    X(File_open) X(File_close) X(File_delete) X(File_f2c) X(File_create_errhandler)
+    X(File_open) X(File_close) X(File_delete) X(File_f2c) X(File_create_errhandler) X(Register_datarep)
 
 #define FOREBAY_ON_FILE(X)                                                                                             \
     X(File_set_size) X(File_preallocate) X(File_get_size) X(File_get_group) X(File_get_amode) X(File_set_info)         \
@@ -16,7 +16,7 @@
     X(File_get_position_shared) X(File_read_all_end) X(File_write_all_end) X(File_read_at_all_end)                     \
     X(File_write_at_all_end) X(File_read_ordered_end) X(File_write_ordered_end) FOREBAY_COUNTED(X)
 
-/* Those that have a form for large counts, but for File_get_type_extent. */
+/* Those that have a form for large counts, but for File_get_type_extent and Register_datarep. */
 #define FOREBAY_COUNTED(X)                                                                                             \
     X(File_read_at) X(File_read_at_all) X(File_write_at) X(File_write_at_all) X(File_iread_at) X(File_iwrite_at)       \
     X(File_iread_at_all) X(File_iwrite_at_all) X(File_read) X(File_read_all) X(File_write) X(File_write_all)           \
@@ -24,6 +24,10 @@
     X(File_iread_shared) X(File_iwrite_shared) X(File_read_ordered) X(File_write_ordered) X(File_read_at_all_begin)    \
     X(File_write_at_all_begin) X(File_read_all_begin) X(File_write_all_begin) X(File_read_ordered_begin)               \
     X(File_write_ordered_begin)
+
+/* Fortran's way to register a representation, of MPICH. */
+#define FOREBAY_FORTRAN_DATAREP(X)                                                                                     \
+    X(mpi_register_datarep_) X(mpi_register_datarep__) X(pmpi_register_datarep_) X(pmpi_register_datarep__)
 
 /* Fortran's way to make an error handler, which in Open MPI is no call of a C function. */
 #define FOREBAY_FORTRAN(X)                                                                                             \

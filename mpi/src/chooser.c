@@ -25,7 +25,8 @@ typedef void (*slot)(void);
 #define LARGE(name) "MPI_" #name "_c", "PMPI_" #name "_c",
 #define ONE(name) #name,
 static const char *const names[] = {FOREBAY_ALWAYS(BOTH) FOREBAY_ON_FILE(BOTH) FOREBAY_COUNTED(LARGE)
-                                        LARGE(File_get_type_extent) FOREBAY_FORTRAN(ONE)};
+                                        LARGE(File_get_type_extent) LARGE(Register_datarep)
+                                            FOREBAY_FORTRAN(ONE) FOREBAY_FORTRAN_DATAREP(ONE)};
 enum { COUNT = sizeof names / sizeof names[0] };
 
 /* No first argument is Forebay's until the driver is there. */

@@ -32,7 +32,7 @@
     X(Error_string) X(Exscan) X(File_call_errhandler) X(File_get_errhandler) X(File_set_errhandler)                    \
     X(Grequest_complete) X(Grequest_start) X(Group_free) X(Info_create) X(Info_free) X(Info_get) X(Info_set) X(Pack)                 \
     X(Pack_external) X(Pack_external_size) X(Reduce) X(Status_set_cancelled) X(Status_set_elements_x)                  \
-    X(Type_create_keyval) X(Type_dup) X(Type_free) X(Type_get_attr) X(Type_get_extent_x) X(Type_set_attr)              \
+    X(Type_create_keyval) X(Type_dup) X(Type_free) X(Type_get_attr) X(Type_get_extent_x) X(Type_get_name) X(Type_set_attr)              \
     X(Type_size_x) X(Unpack_external)
 
 struct native {
@@ -48,6 +48,7 @@ struct native {
 #endif
 #ifdef OPEN_MPI
     __typeof__(&PMPI_Errhandler_f2c) Errhandler_f2c;
+    __typeof__(&PMPI_Type_c2f) Type_c2f;
 #endif
 };
 extern struct native mpi;
@@ -102,11 +103,21 @@ struct flat {
     int64_t *before;      /* bytes of all blocks before each */
     bool dense;           /* copies of it follow each other without a gap */
     bool rising;          /* offsets are 0 or more and never go back */
+    bool scaled;          /* of a type in a file: somewhere its extents are not those of memory */
+    uint8_t *kinds;       /* of each block, where numbers are to be told apart; else NULL */
     bool apart;           /* and neither blocks nor copies lie on or between each other: the data is in the file's order */
 };
 /* The flat form of a committed datatype, cached with it; MPI_ERR_TYPE, MPI_ERR_NO_MEM. `comm` is for its errors. */
 int flat_of(MPI_Datatype type, MPI_Comm comm, const struct flat **out);
 bool is_named(MPI_Datatype type);
+/* The form that it has in a file; `own` is NULL when that is its own in memory, else for flat_free. */
+struct datarep;
+int flat_in_file(MPI_Datatype type, const struct datarep *rep, MPI_Comm comm, const struct flat **out, struct flat **own);
+/* Its form in memory with the kinds of its numbers, for flat_free. */
+int flat_leaves(MPI_Datatype type, struct flat **out);
+void flat_free(struct flat *flat);
+
+/* ---- walk.c ---- */
 
 /* A walk over the bytes of `flat`, repeated without end from `base`. */
 struct walk {
@@ -147,8 +158,9 @@ struct view {
     int64_t disp;
     MPI_Datatype etype, filetype;
     const struct flat *file; /* of filetype */
+    struct flat *own; /* that, when it is the view's alone */
     int64_t etype_size;
-    bool external32;
+    const struct datarep *rep; /* NULL: native */
 };
 
 struct handler {
@@ -211,6 +223,31 @@ MPI_Info hints_give(const struct file *file);
 
 int file_set_view(struct file *file, MPI_Offset disp, MPI_Datatype etype, MPI_Datatype filetype, const char *datarep,
                   MPI_Info info);
+
+/* ---- datarep.c ---- */
+
+/* A representation that the program registered: its functions as they were given, any of the first two NULL. */
+struct conversions {
+    enum { CONVERSIONS_C, CONVERSIONS_LARGE, CONVERSIONS_FORTRAN } kind;
+    void (*read)(void), (*write)(void), (*extent)(void);
+    void *state;
+};
+int datarep_register(const char *name, const struct conversions *functions, const MPI_Aint *fortran_state);
+/* NULL for native; MPI_ERR_UNSUPPORTED_DATAREP. */
+int datarep_find(const char *name, const struct datarep **out);
+const char *datarep_name(const struct datarep *rep);
+/* Whether what is read or written is converted, and not taken as it is. */
+bool datarep_converts(const struct datarep *rep, bool writes);
+/* Bytes that a named type takes in the file. */
+int datarep_extent(const struct datarep *rep, MPI_Datatype type, int64_t *extent);
+/* The numbers of a type that is not made of others, for external32. */
+enum leaf { LEAF_NAMED, LEAF_SIZED, LEAF_PAIR };
+typedef void leaf_function(void *list, int64_t offset, int64_t bytes, uint8_t kind);
+int datarep_leaves(MPI_Datatype type, int64_t size, enum leaf which, leaf_function *add, void *list);
+/* Between memory and a copy of so many bytes of the file, an item of which takes `item`; how many bytes of memory. */
+int datarep_convert(const struct datarep *rep, bool to_file, void *memory, int64_t count, MPI_Datatype type, int64_t item,
+                    void *file, int64_t bytes, int64_t *done);
+MPI_Fint datatype_c2f(MPI_Datatype type);
 
 /* ---- comm.c ---- */
 

@@ -65,6 +65,8 @@ choose:
     FOREBAY_ON_FILE(BOTH)
     FOREBAY_COUNTED(LARGE)
     LARGE(File_get_type_extent)
+    LARGE(Register_datarep)
     FOREBAY_FORTRAN(ONE)
+    FOREBAY_FORTRAN_DATAREP(ONE)
 
     .section .note.GNU-stack, "", @progbits

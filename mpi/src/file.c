@@ -5,13 +5,15 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
 
 void view_free(struct view *view) {
     if (view->etype != MPI_DATATYPE_NULL && !is_named(view->etype))
         mpi.Type_free(&view->etype);
     if (view->filetype != MPI_DATATYPE_NULL && !is_named(view->filetype))
         mpi.Type_free(&view->filetype);
+    if (view->own != NULL)
+        flat_free(view->own);
+    view->own = NULL;
 }
 
 int view_default(struct view *view, MPI_Comm comm) {
@@ -123,10 +125,29 @@ static int keep(MPI_Datatype type, MPI_Datatype *out) {
     return mpi.Type_dup(type, out) == MPI_SUCCESS ? MPI_SUCCESS : MPI_ERR_TYPE;
 }
 
+/* Whether a file type is one, of so large an etype, as both are in the file. */
+static int view_check(int64_t etype_size, bool rises, const struct flat *flat) {
+    if (etype_size <= 0 || flat->size % etype_size != 0)
+        return MPI_ERR_ARG;
+    /* Displacements of a file type do not fall and are not negative, and copies of it do not lie on each other's start. */
+    if (!flat->rising || !rises || (flat->size > 0 && flat->extent <= 0))
+        return MPI_ERR_ARG;
+    return MPI_SUCCESS;
+}
+
+static int64_t name_hash(const char *name) {
+    uint32_t hash = 2166136261u;
+    for (; *name != 0; name++)
+        hash = (hash ^ (unsigned char)*name) * 16777619u;
+    return hash >> 1;
+}
+
 static int view_make(struct file *file, struct view *view, MPI_Offset disp, MPI_Datatype etype, MPI_Datatype filetype,
                      const char *datarep) {
     const struct flat *flat = NULL, *of_etype = NULL;
+    struct flat *own_etype = NULL;
     view->etype = view->filetype = MPI_DATATYPE_NULL;
+    view->own = NULL;
     if (disp == MPI_DISPLACEMENT_CURRENT) {
         int64_t position = 0;
         if (!(file->amode & MPI_MODE_SEQUENTIAL) || !shared_there(file))
@@ -138,30 +159,32 @@ static int view_make(struct file *file, struct view *view, MPI_Offset disp, MPI_
     } else if (disp < 0 || (file->amode & MPI_MODE_SEQUENTIAL)) {
         return MPI_ERR_ARG;
     }
-    if (datarep == NULL)
-        return MPI_ERR_ARG;
-    view->external32 = strcasecmp(datarep, "external32") == 0;
-    if (!view->external32 && strcasecmp(datarep, "native") != 0 && strcasecmp(datarep, "internal") != 0)
-        return MPI_ERR_UNSUPPORTED_DATAREP;
-    int code = flat_of(etype, file->comm, &of_etype);
+    int code = datarep_find(datarep, &view->rep);
     if (code == MPI_SUCCESS)
-        code = flat_of(filetype, file->comm, &flat);
+        code = flat_in_file(etype, view->rep, file->comm, &of_etype, &own_etype);
     if (code != MPI_SUCCESS)
         return code;
-    if (of_etype->size <= 0 || flat->size % of_etype->size != 0)
-        return MPI_ERR_ARG;
-    /* Displacements of a file type do not fall and are not negative, and copies of it do not lie on each other's start. */
-    if (!flat->rising || !of_etype->rising || (flat->size > 0 && flat->extent <= 0))
-        return MPI_ERR_ARG;
-    code = keep(etype, &view->etype);
+    int64_t etype_size = of_etype->size;
+    bool rises = of_etype->rising;
+    if (own_etype != NULL)
+        flat_free(own_etype);
+    code = flat_in_file(filetype, view->rep, file->comm, &flat, &view->own);
+    if (code != MPI_SUCCESS)
+        return code;
+    code = view_check(etype_size, rises, flat);
+    if (code == MPI_SUCCESS)
+        code = keep(etype, &view->etype);
     if (code == MPI_SUCCESS)
         code = keep(filetype, &view->filetype);
-    if (code == MPI_SUCCESS)
+    /* Its own form in memory lives with the copy that is kept. */
+    if (code == MPI_SUCCESS && view->own == NULL)
         code = flat_of(view->filetype, file->comm, &view->file);
+    else
+        view->file = view->own;
     if (code != MPI_SUCCESS)
         view_free(view);
     view->disp = disp;
-    view->etype_size = of_etype->size;
+    view->etype_size = etype_size;
     return code;
 }
 
@@ -173,7 +196,7 @@ int file_set_view(struct file *file, MPI_Offset disp, MPI_Datatype etype, MPI_Da
         mpi.Barrier(file->comm);
     int code = file->split != SPLIT_NONE ? MPI_ERR_OTHER : view_make(file, &made, disp, etype, filetype, datarep);
     bool has_types = code == MPI_SUCCESS;
-    code = agree(file, code, has_types ? made.etype_size * 2 + made.external32 : 0);
+    code = agree(file, code, has_types ? made.etype_size * 65599 + name_hash(datarep_name(made.rep)) : 0);
     if (code != MPI_SUCCESS) {
         if (has_types)
             view_free(&made);

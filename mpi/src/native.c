@@ -36,6 +36,7 @@ bool native_find(void *handle) {
 #endif
 #ifdef OPEN_MPI
     NAMED(Errhandler_f2c, "Errhandler_f2c")
+    NAMED(Type_c2f, "Type_c2f")
     /* A program that names such an object has it in itself, where the linker moved it and the library finds it. */
 #define X(name)                                                                                                        \
     native_objects.name = dlsym(RTLD_DEFAULT, #name);                                                                  \

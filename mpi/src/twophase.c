@@ -57,7 +57,7 @@ bool may_two_phase(const struct file *file, bool writes) {
     /* An aggregator's window is a range of the file: the data that goes there must be one range of each rank's. */
     if (file->size == 1)
         why = "one rank";
-    else if (!file->apart || file->atomic || file->view.external32)
+    else if (!file->apart || file->atomic || file->view.rep != NULL)
         why = "the view, its representation or atomic mode rules two-phase out";
     else if (strcmp(hint, "enable") == 0 || (strcmp(hint, "disable") != 0 && pays(file, writes, INT64_MAX)))
         return true;

@@ -14,6 +14,16 @@ struct list {
     struct block *blocks;
     int64_t count, room;
     bool failed;
+    bool kinded, scaled; /* `kinds` is wanted; a block's size is not memory's */
+    uint8_t *kinds, kind;
+    int64_t lb, ub; /* of all that was added */
+    bool bounded;
+};
+
+/* How named types are to be seen: as they are in memory (NULL), as in a file, or in memory with the kinds of their numbers. */
+struct mold {
+    const struct datarep *rep;
+    bool in_file;
 };
 
 static void add(struct list *list, int64_t offset, int64_t bytes) {
@@ -21,7 +31,8 @@ static void add(struct list *list, int64_t offset, int64_t bytes) {
         return;
     if (list->count > 0) {
         struct block *last = &list->blocks[list->count - 1];
-        if (last->offset + last->bytes == offset) {
+        bool alike = !list->kinded || list->kinds[list->count - 1] == list->kind;
+        if (last->offset + last->bytes == offset && alike) {
             last->bytes += bytes;
             return;
         }
@@ -34,22 +45,41 @@ static void add(struct list *list, int64_t offset, int64_t bytes) {
             return;
         }
         list->blocks = blocks;
+        uint8_t *kinds = list->kinded ? realloc(list->kinds, room) : NULL;
+        if (list->kinded && kinds == NULL) {
+            list->failed = true;
+            return;
+        }
+        list->kinds = kinds;
         list->room = room;
     }
+    if (list->kinded)
+        list->kinds[list->count] = list->kind;
     list->blocks[list->count++] = (struct block){offset, bytes};
 }
 
 /* `count` copies of `flat`, the first at `base`, the next ones an extent further each. */
 static void repeat(struct list *list, const struct flat *flat, int64_t base, int64_t count) {
-    if (count <= 0 || flat->count == 0)
+    if (count <= 0)
+        return;
+    int64_t first = base + flat->lb, last = first + (count - 1) * flat->extent;
+    int64_t lb = first < last ? first : last, ub = (first < last ? last : first) + flat->extent;
+    list->lb = !list->bounded || lb < list->lb ? lb : list->lb;
+    list->ub = !list->bounded || ub > list->ub ? ub : list->ub;
+    list->bounded = true;
+    list->scaled = list->scaled || flat->scaled;
+    if (flat->count == 0)
         return;
     if (flat->dense) {
+        list->kind = flat->kinds != NULL ? flat->kinds[0] : 0;
         add(list, base + flat->blocks[0].offset, flat->size * count);
         return;
     }
     for (int64_t i = 0; i < count && !list->failed; i++)
-        for (int64_t j = 0; j < flat->count; j++)
+        for (int64_t j = 0; j < flat->count; j++) {
+            list->kind = flat->kinds != NULL ? flat->kinds[j] : 0;
             add(list, base + i * flat->extent + flat->blocks[j].offset, flat->blocks[j].bytes);
+        }
 }
 
 static void discard(struct flat *flat) {
@@ -57,6 +87,7 @@ static void discard(struct flat *flat) {
         return;
     free(flat->blocks);
     free(flat->before);
+    free(flat->kinds);
     free(flat);
 }
 
@@ -90,7 +121,7 @@ static int64_t next_address(struct contents *c) {
     return *c->address++;
 }
 
-static int make(MPI_Datatype type, struct flat **out);
+static int make(MPI_Datatype type, const struct mold *mold, struct flat **out);
 
 bool is_named(MPI_Datatype type) {
     int combiner;
@@ -241,21 +272,32 @@ static bool add_subarray(struct list *list, const struct flat *old, struct conte
             dims[i].runs = 1;
         }
     }
-    if (good)
+    if (good) {
         add_array(list, old, dims, order, 0, count, 0);
+        list->lb = 0;
+        list->ub = old->extent;
+        for (int i = 0; i < count; i++)
+            list->ub *= dims[i].size;
+    }
     for (int i = 0; i < count; i++)
         free(dims[i].run);
     return good;
 }
 
-static int add_derived(struct list *list, MPI_Datatype type) {
+/* For datarep.c, which knows the kinds. */
+static void add_leaf(void *list, int64_t offset, int64_t bytes, uint8_t kind) {
+    ((struct list *)list)->kind = kind;
+    add(list, offset, bytes);
+}
+
+static int add_derived(struct list *list, MPI_Datatype type, const struct mold *mold) {
     struct contents c;
     int code = contents_get(type, &c);
     if (code != MPI_SUCCESS)
         return code;
     struct flat *old = NULL;
     if (c.combiner != MPI_COMBINER_STRUCT && c.types > 0)
-        code = make(c.inner[0], &old);
+        code = make(c.inner[0], mold, &old);
     int64_t count = 0;
     bool good = code == MPI_SUCCESS;
     if (good)
@@ -265,6 +307,8 @@ static int add_derived(struct list *list, MPI_Datatype type) {
             break;
         case MPI_COMBINER_RESIZED:
             repeat(list, old, 0, 1);
+            list->lb = next_address(&c);
+            list->ub = list->lb + next_address(&c);
             break;
         case MPI_COMBINER_CONTIGUOUS:
             repeat(list, old, 0, next_count(&c));
@@ -309,7 +353,7 @@ static int add_derived(struct list *list, MPI_Datatype type) {
                 lengths[i] = next_count(&c);
             for (int64_t i = 0; i < count && good; i++) {
                 struct flat *member = NULL;
-                code = make(c.inner[i], &member);
+                code = make(c.inner[i], mold, &member);
                 good = code == MPI_SUCCESS;
                 if (good)
                     repeat(list, member, next_address(&c), lengths[i]);
@@ -327,7 +371,13 @@ static int add_derived(struct list *list, MPI_Datatype type) {
         default: {
             /* Fortran's types by precision and range: a number each. */
             MPI_Count size = 0;
-            if (mpi.Type_size_x(type, &size) == MPI_SUCCESS)
+            enum leaf leaf = c.combiner == MPI_COMBINER_F90_COMPLEX ? LEAF_PAIR : LEAF_SIZED;
+            if (mpi.Type_size_x(type, &size) != MPI_SUCCESS)
+                break;
+            list->ub = size;
+            if (mold != NULL && !mold->in_file)
+                code = datarep_leaves(type, size, leaf, add_leaf, list);
+            else
                 add(list, 0, size);
         }
         }
@@ -386,7 +436,19 @@ static int finish(struct flat *flat, struct list *list) {
     return MPI_SUCCESS;
 }
 
-static int make(MPI_Datatype type, struct flat **out) {
+static int add_in_file(struct list *list, MPI_Datatype type, const struct mold *mold, const struct flat *memory) {
+    int64_t extent = 0;
+    int code = datarep_extent(mold->rep, type, &extent);
+    if (code != MPI_SUCCESS)
+        return code;
+    add(list, 0, extent);
+    list->lb = 0;
+    list->ub = extent;
+    list->scaled = extent != memory->size || extent != memory->extent;
+    return MPI_SUCCESS;
+}
+
+static int make(MPI_Datatype type, const struct mold *mold, struct flat **out) {
     MPI_Count lb = 0, extent = 0, size = 0;
     if (mpi.Type_get_extent_x(type, &lb, &extent) != MPI_SUCCESS || mpi.Type_size_x(type, &size) != MPI_SUCCESS)
         return MPI_ERR_TYPE;
@@ -396,12 +458,24 @@ static int make(MPI_Datatype type, struct flat **out) {
     atomic_store(&flat->types, 1);
     flat->lb = lb;
     flat->extent = extent;
-    struct list list = {NULL, 0, 0, false};
+    bool in_file = mold != NULL && mold->in_file;
+    struct list list = {.kinded = mold != NULL && !in_file};
     int code = MPI_SUCCESS;
-    if (is_named(type))
-        add_named(&list, type, size);
+    flat->size = size;
+    if (!is_named(type))
+        code = add_derived(&list, type, mold);
+    else if (in_file)
+        code = add_in_file(&list, type, mold, flat);
+    else if (mold != NULL)
+        code = datarep_leaves(type, size, LEAF_NAMED, add_leaf, &list);
     else
-        code = add_derived(&list, type);
+        add_named(&list, type, size);
+    if (in_file) {
+        flat->lb = list.lb;
+        flat->extent = list.ub - list.lb;
+        flat->scaled = list.scaled;
+    }
+    flat->kinds = list.kinds;
     if (code == MPI_SUCCESS && list.failed)
         code = MPI_ERR_NO_MEM;
     if (code == MPI_SUCCESS)
@@ -452,7 +526,7 @@ static int flatten(MPI_Datatype type, struct flat **out) {
     int found = 0;
     if (mpi.Type_get_attr(type, keyval, out, &found) == MPI_SUCCESS && found)
         return MPI_SUCCESS;
-    int code = make(type, out);
+    int code = make(type, NULL, out);
     if (code != MPI_SUCCESS)
         return code;
     if (mpi.Type_set_attr(type, keyval, *out) == MPI_SUCCESS)
@@ -497,54 +571,27 @@ int flat_of(MPI_Datatype type, MPI_Comm comm, const struct flat **out) {
     return MPI_SUCCESS;
 }
 
-void walk_start(struct walk *walk, const struct flat *flat, int64_t base, int64_t position) {
-    *walk = (struct walk){flat, base, 0, 0, 0};
-    if (flat->size == 0)
-        return;
-    walk->tile = position / flat->size;
-    int64_t within = position % flat->size, low = 0, high = flat->count - 1;
-    while (low < high) {
-        int64_t middle = (low + high + 1) / 2;
-        if (flat->before[middle] <= within)
-            low = middle;
-        else
-            high = middle - 1;
+int flat_in_file(MPI_Datatype type, const struct datarep *rep, MPI_Comm comm, const struct flat **out, struct flat **own) {
+    *own = NULL;
+    int code = flat_of(type, comm, out);
+    if (code != MPI_SUCCESS || rep == NULL)
+        return code;
+    struct mold mold = {rep, true};
+    code = make(type, &mold, own);
+    if (code != MPI_SUCCESS)
+        return code;
+    if ((*own)->scaled) {
+        *out = *own;
+        return MPI_SUCCESS;
     }
-    walk->index = low;
-    walk->within = within - flat->before[low];
+    discard(*own);
+    *own = NULL;
+    return MPI_SUCCESS;
 }
 
-int64_t walk_next(struct walk *walk, int64_t most, int64_t *bytes) {
-    const struct flat *flat = walk->flat;
-    if (flat->dense) {
-        int64_t at = walk->base + flat->blocks[0].offset + walk->tile * flat->extent + walk->within;
-        walk->within += most;
-        walk->tile += walk->within / flat->size;
-        walk->within %= flat->size;
-        *bytes = most;
-        return at;
-    }
-    int64_t start = 0, got = 0;
-    while (got < most) {
-        const struct block *block = &flat->blocks[walk->index];
-        int64_t at = walk->base + walk->tile * flat->extent + block->offset + walk->within;
-        if (got == 0)
-            start = at;
-        else if (at != start + got)
-            break;
-        int64_t here = block->bytes - walk->within;
-        if (here > most - got)
-            here = most - got;
-        got += here;
-        walk->within += here;
-        if (walk->within == block->bytes) {
-            walk->within = 0;
-            if (++walk->index == flat->count) {
-                walk->index = 0;
-                walk->tile++;
-            }
-        }
-    }
-    *bytes = got;
-    return start;
+int flat_leaves(MPI_Datatype type, struct flat **out) {
+    struct mold mold = {NULL, false};
+    return make(type, &mold, out);
 }
+
+void flat_free(struct flat *flat) { discard(flat); }

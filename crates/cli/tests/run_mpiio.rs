@@ -40,6 +40,19 @@ fn misuse_of_collective_calls_has_its_class_on_every_rank() {
 }
 
 #[test]
+fn external32_is_the_standards_and_representations_of_programs_are_used() {
+    let _alone = alone();
+    for mpi in MPIS.iter().filter(|mpi| driver(mpi)) {
+        let place = Place::new();
+        let program = compile(&place, mpi, "datarep");
+        for ranks in [1, 2, 4] {
+            passes(&place, mpi, ranks, &[program.to_str().unwrap(), "/forebay/file"]);
+        }
+        place.assert_nothing_left();
+    }
+}
+
+#[test]
 fn full_pool_is_no_space_and_no_signal() {
     let _alone = alone();
     for mpi in MPIS.iter().filter(|mpi| driver(mpi)) {
@@ -94,7 +107,7 @@ fn fortran_programs_and_their_error_handlers_are_served() {
     let _alone = alone();
     for mpi in MPIS.iter().filter(|mpi| driver(mpi)) {
         let place = Place::new();
-        for name in ["fortran", "f08", "mpif"] {
+        for name in ["fortran", "f08", "mpif", "datarep"] {
             let program = place.join(name);
             let mut compiler = Command::new(mpi.compiler.replace("mpicc", "mpifort"));
             compiler.arg("-J").arg(&place.path).arg("-o").arg(&program);
@@ -306,6 +319,7 @@ fn driver_is_clean_under_address_and_undefined_behaviour_sanitizers() {
         for (program, words, hints) in [
             ("calls", &["/forebay/file"][..], ""),
             ("misuse", &["/forebay/file"], ""),
+            ("datarep", &["/forebay/file"], ""),
             ("views", &["/forebay/view", "-", "900", "10"], ""),
             (
                 "views",

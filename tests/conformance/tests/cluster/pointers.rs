@@ -80,8 +80,10 @@ fn assert_passed(ran: &Output) {
 fn every_call_of_mpi_io_works_by_ranks_on_several_nodes() {
     let c = Cluster::up("apart", NODES);
     for mpi in &MPIS {
-        let Some(program) = built(&c, mpi, "calls") else { continue };
-        assert_passed(&by_ranks_apart(&c, mpi, &[], &format!("{} /forebay/file", program.display())));
+        for name in ["calls", "datarep"] {
+            let Some(program) = built(&c, mpi, name) else { continue };
+            assert_passed(&by_ranks_apart(&c, mpi, &[], &format!("{} /forebay/file", program.display())));
+        }
     }
     c.check();
 }
