@@ -31,9 +31,9 @@
     X(Comm_get_attr) X(Comm_group) X(Comm_set_attr) X(Comm_rank) X(Comm_set_errhandler) X(Comm_size) X(Comm_test_inter) X(Errhandler_free) X(Error_class)              \
     X(Error_string) X(Exscan) X(File_call_errhandler) X(File_get_errhandler) X(File_set_errhandler)                    \
     X(Grequest_complete) X(Grequest_start) X(Group_free) X(Info_create) X(Info_free) X(Info_get) X(Info_set) X(Pack)                 \
-    X(Pack_external) X(Pack_external_size) X(Reduce) X(Status_set_cancelled) X(Status_set_elements_x)                  \
+    X(Reduce) X(Status_set_cancelled) X(Status_set_elements_x)                  \
     X(Type_create_keyval) X(Type_dup) X(Type_free) X(Type_get_attr) X(Type_get_extent_x) X(Type_get_name) X(Type_set_attr)              \
-    X(Type_size_x) X(Unpack_external)
+    X(Type_size_x)
 
 struct native {
 #define X(name) __typeof__(&PMPI_##name) name;
