@@ -394,8 +394,12 @@ pub(crate) struct LayoutSet {
     /// in which many nodes make files at the same time
     #[arg(short = 'W', long, value_name = "N")]
     pub(crate) width: Option<u16>,
+    /// The same of directories that are made in this one from now on, and in those, which inherit it; 1: they are narrow. Each such
+    /// mkdir takes two messages to each node
+    #[arg(short = 'D', long, value_name = "N")]
+    pub(crate) default_width: Option<u16>,
     /// Backing files of a file, 1 to 256; by default as many as there are targets
-    #[arg(short = 'c', long, value_name = "N", required_unless_present_any = ["targets", "width"])]
+    #[arg(short = 'c', long, value_name = "N", required_unless_present_any = ["targets", "width", "default_width"])]
     pub(crate) stripe_count: Option<u16>,
     /// Where they are, in turn: nodes by name or number, NODE:I for a node's I-th target from 0; by default nodes that have
     /// room, this one first

@@ -1,7 +1,7 @@
 //! Wide directories, of which programs notice little: the daemon leads each request to the part that has the name. What is done here
 //! is what concerns the directory as a whole.
 
-use forebay_types::{Attr, Code, Ino, Parts, Reply, Request};
+use forebay_types::{Attr, Code, Ino, Parts, Reply, Request, SetAttr};
 
 use crate::attributes::check_owner;
 use crate::pool::Pool;
@@ -69,6 +69,20 @@ impl Pool {
             whole.ctime = whole.ctime.max(part.ctime);
         })?;
         all.map(|()| whole)
+    }
+
+    /// Has the entries of directories that are made in `dir` from now on, and in these, cut over so many nodes, 2 to 16, or as many as the
+    /// pool has; 0: they are narrow.
+    ///
+    /// # Errors
+    /// [`Code::NotPermitted`] for another's than the caller's own; [`Code::NotDirectory`]; [`Code::Invalid`] for another width.
+    pub fn set_width_of_new(&self, dir: Ino, width: u8) -> Result<(), Code> {
+        let attr = self.get_attr(dir)?.attr;
+        if !attr.is_directory() {
+            return Err(Code::NotDirectory);
+        }
+        check_owner(&attr)?;
+        self.set_attr(dir, SetAttr { width_of_new: Some(width), ..SetAttr::default() }).map(drop)
     }
 
     /// Cuts the entries of an empty directory over `width` nodes, 0 being all up to the most that there can be; the parts.

@@ -9,6 +9,7 @@
 //! link             home of the inode: count      · here: enter
 //! rmdir            here: leave                   · home of the directory: condemn
 //! mkdir            here: bear                    · home of the parent: enter · here: change, to take after the parent
+//! … that is wide   (then) each node: bear part   · here: widen, with the parts
 //! rename, a file   here: leave                   · home of the destination: enter
 //! … a directory    home of the source: leave     · homes above the destination, up to the root: climb
 //! (root's home)    · home of the destination: enter · home of the directory: move · of what it replaces: condemn
@@ -23,7 +24,7 @@ use forebay_types::{
 use crate::batch::{Answer, Batch};
 use crate::namespace::S_ISGID;
 use crate::rename::removed_nothing;
-use crate::wide::{check_narrow, choose_nodes};
+use crate::wide::{check_narrow, choose_nodes, nodes_of_new, width_log2};
 
 /// A change over several nodes, as it was found when it was asked for.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -36,8 +37,8 @@ enum Deed {
     Link { ino: Ino, parent: Ino, name: Vec<u8> },
     /// A directory of another node whose entry is here.
     RemoveDirectory { parent: Ino, name: Vec<u8>, ino: Ino },
-    /// A directory of here in a parent of another node.
-    MakeDirectory { parent: Ino, name: Vec<u8>, mode: u32 },
+    /// A directory of here in a parent of another node, or of here, if that has new ones wide; over some of these nodes then.
+    MakeDirectory { parent: Ino, name: Vec<u8>, mode: u32, pool: Vec<NodeId> },
     /// A file from a directory here to one of another node.
     RenameFile { from: (Ino, Vec<u8>), to: (Ino, Vec<u8>), flags: u32, ino: Ino, kind: Kind, link: TxId },
     /// A directory, from and to wherever; for the root's home.
@@ -76,7 +77,19 @@ impl Batch<'_> {
                     .map(|f| Plan(Deed::RemoveDirectory { parent, name: name.to_vec(), ino: f.ino })))
             }
             Request::MakeDirectoryAt { parent, name, mode, .. } => {
-                Ok(Some(Plan(Deed::MakeDirectory { parent, name: name.to_vec(), mode })))
+                let (name, pool) = (name.to_vec(), nodes.to_vec());
+                Ok(Some(Plan(Deed::MakeDirectory { parent, name, mode, pool })))
+            }
+            Request::MakeDirectory { parent, name, mode } if nodes.len() > 1 => {
+                let slot = self.entries_for(parent, name)?;
+                if self.state.directories.get(slot).attr.width_of_new() == 0 {
+                    return Ok(None);
+                }
+                if self.find_entry(slot, name)?.is_some() {
+                    return Err(Code::Exists);
+                }
+                let (name, pool) = (name.to_vec(), nodes.to_vec());
+                Ok(Some(Plan(Deed::MakeDirectory { parent, name, mode, pool })))
             }
             Request::Rename { parent, name, new_parent, new_name, flags }
                 if !self.is_ours(new_parent) && flags & RENAME_EXCHANGE == 0 =>
@@ -167,8 +180,19 @@ pub(crate) struct Coordinator {
     parts_asked: usize,
     /// How many parts of a directory that changes were asked.
     asked_of_parts: usize,
+    /// The nodes of the parts of a directory that is being made.
+    wide_on: Vec<NodeId>,
     /// What the parts of a directory that becomes wide take after it, or a new directory after its parent.
     like: Option<Change>,
+}
+
+/// What the parts of a directory take after it.
+fn like_for_parts(directory: &Entry) -> Change {
+    let attr = &directory.attr;
+    let (mode, uid, gid) = (Some(attr.mode & 0o7777), Some(attr.uid), Some(attr.gid));
+    let width_of_new = Some(attr.width_of_new()).filter(|width| *width != 0);
+    let set = SetAttr { mode, uid, gid, width_of_new, ..SetAttr::default() };
+    Change { set, layout: Some(directory.layout) }
 }
 
 fn encoded(reply: Reply<'_>) -> Vec<u8> {
@@ -200,6 +224,7 @@ impl Coordinator {
             parts: Vec::new(),
             parts_asked: 0,
             asked_of_parts: 0,
+            wide_on: Vec::new(),
             like: None,
         }
     }
@@ -244,6 +269,20 @@ impl Coordinator {
             }
             (Deed::MakeDirectory { .. }, 1, Reply::Entry(above)) => self.take_after(&above)?,
             (Deed::MakeDirectory { .. }, 2, _) => {}
+            (Deed::MakeDirectory { .. }, 3, Reply::Entry(part)) => {
+                self.parts.push(part.attr.ino);
+                if self.parts.len() < self.wide_on.len() {
+                    return self.next(); // the stage stays
+                }
+            }
+            (Deed::MakeDirectory { .. }, 4, Reply::Entry(_)) => {
+                let Ok(Reply::Entry(mut born)) = Reply::decode(&self.reply) else {
+                    return Err(Code::Malformed);
+                };
+                born.attr.width_log2 = width_log2(self.parts.len());
+                self.reply = encoded(Reply::Entry(born));
+                self.parts.clear();
+            }
             // Nothing was in the way.
             (Deed::MoveDirectory { flags: RENAME_NOREPLACE, .. }, 2, Reply::Entry(_)) => {}
             (Deed::RemoveDirectory { ino, .. }, 0, Reply::Done) => {
@@ -275,10 +314,7 @@ impl Coordinator {
                 self.parts = parts.as_slice().to_vec();
             }
             (Deed::Widen { .. }, 0, Reply::Entry(entry)) => {
-                let attr = &entry.attr;
-                let (mode, uid, gid) = (Some(attr.mode & 0o7777), Some(attr.uid), Some(attr.gid));
-                let set = SetAttr { mode, uid, gid, ..SetAttr::default() };
-                self.like = Some(Change { set, layout: Some(entry.layout) });
+                self.like = Some(like_for_parts(&entry));
             }
             (Deed::Widen { nodes, .. }, 1, Reply::Entry(part)) => {
                 self.parts.push(part.attr.ino);
@@ -321,14 +357,20 @@ impl Coordinator {
         Some(self.prepared(&done[..n]))
     }
 
-    /// A directory that is being made is told its parent's attributes: it inherits group, set-group-id bit and layout.
+    /// A directory that is being made is told its parent's attributes: it inherits group, set-group-id bit, layout and the width of new ones,
+    /// which is its own too.
     fn take_after(&mut self, above: &Entry) -> Answer<()> {
         let Ok(Reply::Entry(mut born)) = Reply::decode(&self.reply) else { return Err(Code::Malformed) };
         let inherits = above.attr.mode & S_ISGID != 0;
         let mode = inherits.then_some(born.attr.mode & 0o7777 | S_ISGID);
-        let set = SetAttr { mode, gid: inherits.then_some(above.attr.gid), ..SetAttr::default() };
+        let width = Some(above.attr.width_of_new()).filter(|width| *width != 0);
+        let gid = inherits.then_some(above.attr.gid);
+        let set = SetAttr { mode, gid, width_of_new: width, ..SetAttr::default() };
+        if let Deed::MakeDirectory { pool, .. } = &self.plan {
+            self.wide_on = nodes_of_new(self.me, pool, width.unwrap_or(0));
+        }
         let layout = above.layout.is_set(above.attr.home).then_some(above.layout);
-        if !inherits && layout.is_none() {
+        if set == SetAttr::default() && layout.is_none() {
             return Ok(());
         }
         let now = born.attr.ctime;
@@ -355,13 +397,22 @@ impl Coordinator {
                 1 => Some(Part::Condemn { ino: *ino }),
                 _ => None,
             },
-            Deed::MakeDirectory { parent, name, mode } => match stage {
+            Deed::MakeDirectory { parent, name, mode, .. } => match stage {
                 0 => Some(Part::Bear { parent: *parent, mode: *mode }),
                 1 => {
                     let (kind, flags) = (Kind::Directory, RENAME_NOREPLACE);
                     Some(Part::Enter { parent: *parent, name, ino: self.at, kind, link: file, flags })
                 }
                 2 => self.like.map(|change| Part::Change { ino: self.at, change }),
+                3 if !self.wide_on.is_empty() => {
+                    let (index, width) = (self.parts.len() as u8, self.wide_on.len() as u8);
+                    let node = *self.wide_on.get(self.parts.len()).ok_or(Code::Malformed)?;
+                    let Ok(Reply::Entry(born)) = Reply::decode(&self.reply) else {
+                        return Err(Code::Malformed);
+                    };
+                    Some(Part::BearPart { node, of: self.at, index, width, like: like_for_parts(&born) })
+                }
+                4 => Some(Part::Widen { ino: self.at, parts: Some(Parts::new(self.at, &self.parts)?) }),
                 _ => None,
             },
             Deed::RenameFile { from, to, flags, ino, kind, link } => {

@@ -173,6 +173,12 @@ impl Holds {
         holders.iter().any(|(holder, other)| counts(*holder, *other) && !hold.bears(*other))
     }
 
+    /// True for a directory that a change under way is making: nobody has looked into it.
+    pub(crate) fn is_born(&self, ino: Ino) -> bool {
+        let holders = self.directories.get(&ino.0).map_or(&[][..], Vec::as_slice);
+        holders.iter().any(|(_, hold)| matches!(hold, Hold::Born))
+    }
+
     /// True when a directory takes no entries, as it may be about to go, or to become wide.
     pub(crate) fn is_condemned(&self, ino: Ino) -> bool {
         let holders = self.directories.get(&ino.0).map_or(&[][..], Vec::as_slice);

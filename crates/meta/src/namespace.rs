@@ -7,7 +7,7 @@
 use forebay_types::limits::{COLLISIONS_MAX, LINKS_MAX, NAME_MAX};
 use forebay_types::{
     node_of, Attr, Code, Cookie, DirEntries, DirEntry, DirWriter, Ino, Kind, Layout, NodeId, Reply, Request,
-    TxId, DISCRIMINATOR_BITS, FLAG_DIRTY, FLAG_RESIDENT, REPLY_HEADER_BYTES,
+    SetAttr, TxId, DISCRIMINATOR_BITS, FLAG_DIRTY, FLAG_RESIDENT, REPLY_HEADER_BYTES,
 };
 
 use crate::batch::{Answer, Batch, Context};
@@ -318,8 +318,14 @@ impl Batch<'_> {
         mode: u32,
     ) -> Answer<usize> {
         let slot = self.entries_for(parent, name)?;
-        let attr = self.attr_of_birth(c, slot, Kind::Directory.mode_bits() | mode);
-        let layout = self.state.directories.get(slot).layout;
+        let mut attr = self.attr_of_birth(c, slot, Kind::Directory.mode_bits() | mode);
+        let above = self.state.directories.get(slot);
+        let layout = above.layout;
+        let width = Some(above.attr.width_of_new()).filter(|width| *width != 0);
+        if width.is_some() {
+            // Wide it becomes where there are other nodes (coordinator.rs).
+            SetAttr { width_of_new: width, ..SetAttr::default() }.apply(&mut attr, c.now)?;
+        }
         match self.bear(c, slot, name, Inode { attr, layout, cookie: 0, marks: 0 }, 0)? {
             Born::New(inode) => {
                 self.state.directories.insert(inode);

@@ -135,6 +135,10 @@ impl Batch<'_> {
             Part::Enter { .. } => self.prepare_enter(c, tx, &part),
             Part::Count { ino, link } => self.prepare_count(c, ino, link),
             Part::Bear { parent, mode } => {
+                // What has its entry here is made with it, in one step, but by this node's own changes over several.
+                if self.is_ours(parent) && tx.coordinator() != self.shard.node() {
+                    return Err(Code::Invalid);
+                }
                 let inode = self.bear_detached(c, parent, mode)?;
                 born = inode.attr.ino;
                 c.reply(Reply::Entry(inode.entry()))
@@ -260,10 +264,6 @@ impl Batch<'_> {
 
     /// Makes a directory that no entry leads to yet.
     fn bear_detached(&mut self, c: &mut Context<'_>, parent: Ino, mode: u32) -> Answer<Inode> {
-        // What has its entry here is made with it, in one step.
-        if self.is_ours(parent) {
-            return Err(Code::Invalid);
-        }
         let home = self.shard.node();
         let attr = self.attr_of_detached(c, Ino::new, parent, mode)?;
         let inode = Inode { attr, layout: Layout::single(home, 0), cookie: 0, marks: 0 };

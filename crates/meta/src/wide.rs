@@ -136,13 +136,15 @@ impl Batch<'_> {
         let n = w.len();
         self.put_value(parts.of, b"", &bytes[..n])?;
         let (inode, first) = self.state.directories.change_whole(slot);
-        inode.attr.width_log2 = parts.as_slice().len().next_power_of_two().ilog2() as u8;
+        inode.attr.width_log2 = width_log2(parts.as_slice().len());
         inode.attr.ctime = c.now;
         inode.marks |= MARK_VALUES;
         let entry = inode.entry();
         self.owe_write(first);
         c.effects.inode(entry);
-        c.effects.widened(parts.of);
+        if !self.state.holds.is_born(parts.of) {
+            c.effects.widened(parts.of);
+        }
         Ok(())
     }
 
@@ -198,6 +200,11 @@ impl Batch<'_> {
     }
 }
 
+/// How attributes have a width.
+pub(crate) fn width_log2(parts: usize) -> u8 {
+    parts.next_power_of_two().ilog2() as u8
+}
+
 /// Only an empty directory becomes wide, once, and no part does.
 pub(crate) fn check_narrow(directory: &Inode) -> Answer<()> {
     let attr = &directory.attr;
@@ -238,6 +245,15 @@ fn changed(
         change.set.apply(&mut entry.attr, now)?;
     }
     Ok(entry)
+}
+
+/// The same for a new directory that is to be so wide, as far as there are nodes; none of one that cannot be wide.
+pub(crate) fn nodes_of_new(home: NodeId, pool: &[NodeId], width: u8) -> Vec<NodeId> {
+    let others = pool.iter().filter(|node| **node != home).count();
+    match u16::from(width).min(others as u16 + 1) {
+        0 | 1 => Vec::new(),
+        width => choose_nodes(home, pool, width).unwrap_or_default(),
+    }
 }
 
 /// The nodes that a directory's entries are cut over: its home, and others of the pool, each directory beginning with its own so that

@@ -149,6 +149,7 @@ impl Pair {
             size: (flag & 24 == 24).then_some(step.a as u64),
             atime: time(flag / 32),
             mtime: time(flag / 64),
+            width_of_new: None,
         };
         let request = match step.op % 36 {
             0..=4 => Request::Create {

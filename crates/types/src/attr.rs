@@ -17,6 +17,10 @@ pub const FLAG_DIRTY: u32 = 1;
 /// The file's data is in its backing files. Clear when it was released and must be restored first.
 pub const FLAG_RESIDENT: u32 = 2;
 
+/// Where the flags of a directory have the width of directories made in it, and its bits there.
+const WIDTH_OF_NEW_SHIFT: u32 = 8;
+const WIDTH_OF_NEW: u32 = 0x1f << WIDTH_OF_NEW_SHIFT;
+
 /// Kind of an inode: the type bits of its mode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Hash)]
 #[repr(u8)]
@@ -121,7 +125,7 @@ pub struct Attr {
     pub gid: u32,
     /// Hard links; of a directory 2 plus its subdirectories.
     pub nlink: u32,
-    /// [`FLAG_DIRTY`], [`FLAG_RESIDENT`].
+    /// [`FLAG_DIRTY`], [`FLAG_RESIDENT`]; of a directory [`Attr::width_of_new`].
     pub flags: u32,
     /// A directory's home: the node that owns its entries. Of others the node that owns the inode.
     pub home: NodeId,
@@ -153,6 +157,12 @@ impl SetAttr {
             (_, Kind::Directory) => return Err(Code::IsDirectory),
             _ => return Err(Code::Invalid),
         }
+        if self.width_of_new.is_some() && !attr.is_directory() {
+            return Err(Code::NotDirectory);
+        }
+        if let Some(width) = self.width_of_new {
+            attr.flags = attr.flags & !WIDTH_OF_NEW | u32::from(width) << WIDTH_OF_NEW_SHIFT;
+        }
         if let Some(mode) = self.mode {
             attr.mode = attr.mode & 0o170_000 | mode & 0o7777;
         }
@@ -174,6 +184,11 @@ impl Attr {
     /// The inode's kind. Encoded attributes were checked, so there is one.
     pub fn kind(&self) -> Kind {
         Kind::from_mode(self.mode).unwrap_or(Kind::File)
+    }
+
+    /// Of a directory: nodes that the entries of directories made in it are cut over, as they inherit it; 0: one.
+    pub fn width_of_new(&self) -> u8 {
+        ((self.flags & WIDTH_OF_NEW) >> WIDTH_OF_NEW_SHIFT) as u8
     }
 
     /// True for a directory.

@@ -7,7 +7,8 @@ use crate::error::Code;
 use crate::id::{Ino, NodeId};
 use crate::layout::Layout;
 use crate::limits::{
-    NAME_MAX, PATH_MAX, REMOVED_AT_ONCE_MAX, SESSIONS_ASKED_MAX, STRIPES_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX,
+    NAME_MAX, PATH_MAX, REMOVED_AT_ONCE_MAX, SESSIONS_ASKED_MAX, STRIPES_MAX, WIDTH_MAX, XATTR_NAME_MAX,
+    XATTR_VALUE_MAX,
 };
 use crate::request::{
     Caller, Request, SetAttr, TimeSet, RENAME_EXCHANGE, RENAME_NOREPLACE, XATTR_CREATE, XATTR_REPLACE,
@@ -61,6 +62,9 @@ pub(crate) fn time(r: &mut Reader<'_>) -> Result<TimeSet, Code> {
     }
 }
 
+/// A width that is not to be set.
+const WIDTH_OMITTED: u8 = 0xff;
+
 /// Appends attributes to set.
 pub(crate) fn put_set(w: &mut Writer<'_>, set: &SetAttr) -> Result<(), Code> {
     put_option_u64(w, set.mode.map(u64::from))?;
@@ -68,7 +72,8 @@ pub(crate) fn put_set(w: &mut Writer<'_>, set: &SetAttr) -> Result<(), Code> {
     put_option_u64(w, set.gid.map(u64::from))?;
     put_option_u64(w, set.size)?;
     put_time(w, set.atime)?;
-    put_time(w, set.mtime)
+    put_time(w, set.mtime)?;
+    w.u8(set.width_of_new.unwrap_or(WIDTH_OMITTED))
 }
 
 /// Reads attributes to set.
@@ -80,9 +85,13 @@ pub(crate) fn set_attr(r: &mut Reader<'_>) -> Result<SetAttr, Code> {
         size: option_u64(r)?,
         atime: time(r)?,
         mtime: time(r)?,
+        width_of_new: Some(r.u8()?).filter(|width| *width != WIDTH_OMITTED),
     };
     match set.mode {
         Some(mode) if mode & !0o7777 != 0 => Err(Code::Invalid),
+        _ if set.width_of_new.is_some_and(|width| width == 1 || usize::from(width) > WIDTH_MAX) => {
+            Err(Code::Invalid)
+        }
         _ => Ok(set),
     }
 }

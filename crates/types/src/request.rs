@@ -52,6 +52,10 @@ pub struct SetAttr {
     pub atime: TimeSet,
     /// Modification time.
     pub mtime: TimeSet,
+    /// Of a directory: nodes that the entries of directories made in it are cut over, 2 to [`WIDTH_MAX`]; 0 for one.
+    ///
+    /// [`WIDTH_MAX`]: crate::limits::WIDTH_MAX
+    pub width_of_new: Option<u8>,
 }
 
 /// A request. Names are of one component: 1 to 255 bytes without `/` and NUL, and not `.` or `..`.

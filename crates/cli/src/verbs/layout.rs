@@ -137,6 +137,7 @@ fn get(pool: &Pool, nodes: &Nodes, arguments: &LayoutGet) -> ExitCode {
             if entry.attr.is_directory() {
                 let home = [entry.attr.home];
                 let on = if on.is_empty() { &home[..] } else { &on };
+                object["default_width"] = entry.attr.width_of_new().max(1).into();
                 object["entries_on"] = on.iter().map(|node| node.0).collect::<Vec<u16>>().into();
             }
             all.push(object);
@@ -156,7 +157,11 @@ fn get(pool: &Pool, nodes: &Nodes, arguments: &LayoutGet) -> ExitCode {
                 0 => String::new(),
                 n => format!("; entries on {n} nodes: {}", names.join(", ")),
             };
-            failure::put(format!("{}: {said}{entries}\n", table::printable(path)));
+            let below = match entry.attr.width_of_new() {
+                0 => String::new(),
+                n => format!("; directories made in it: over {n} nodes, or all"),
+            };
+            failure::put(format!("{}: {said}{entries}{below}\n", table::printable(path)));
         }
         Ok(())
     });
@@ -224,8 +229,11 @@ fn wanted(arguments: &LayoutSet) -> Result<Striping> {
 
 fn set(pool: &Pool, nodes: &Nodes, arguments: &LayoutSet) -> Result<ExitCode> {
     let stripes = arguments.stripe_count.is_some() || !arguments.targets.is_empty();
-    if let Some(width) = arguments.width {
-        let status = each(&arguments.paths, |path| widen(pool, nodes, path, width));
+    if arguments.width.is_some() || arguments.default_width.is_some() {
+        let status = each(&arguments.paths, |path| {
+            arguments.width.map_or(Ok(()), |width| widen(pool, nodes, path, width))?;
+            arguments.default_width.map_or(Ok(()), |width| widen_new(pool, path, width))
+        });
         if !stripes || status != ExitCode::SUCCESS {
             return Ok(status);
         }
@@ -292,6 +300,27 @@ fn widen(pool: &Pool, nodes: &Nodes, path: &[u8], width: u16) -> Result<()> {
             code => error.why(pool::words(code)),
         }
     })
+}
+
+/// Has directories that are made in one be so wide.
+fn widen_new(pool: &Pool, path: &[u8], width: u16) -> Result<()> {
+    let entry = look(pool, path, "set the width of directories in")?;
+    let what = || format!("cannot set the width of directories that are made in {}", table::printable(path));
+    if !entry.attr.is_directory() {
+        return Err(Error::new(Code::NotDirectory, what()).why("it is none itself"));
+    }
+    let width = match width {
+        0 => WIDTH_MAX as u8,
+        1 => 0,
+        width => {
+            u8::try_from(width).ok().filter(|width| usize::from(*width) <= WIDTH_MAX).ok_or_else(|| {
+                Error::new(Code::Invalid, what())
+                    .why(format!("a directory is over 2 to {WIDTH_MAX} nodes, not {width}"))
+            })?
+        }
+    };
+    let done = pool.set_width_of_new(entry.attr.ino, width);
+    done.map_err(|code| Error::new(code, what()).why(pool::words(code)))
 }
 
 /// The process's umask, which this asks for by setting it: the command has one thread here.

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use forebay_meta::{Act, Client, Delivery, Transactions};
-use forebay_types::{Code, Ino, Kind, NodeId, Request, TxId, RENAME_NOREPLACE};
+use forebay_types::{Code, Ino, Kind, NodeId, Request, SetAttr, TxId, RENAME_NOREPLACE};
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestError, TestRng, TestRunner};
 use shards::{Said, Shards};
@@ -368,6 +368,12 @@ fn history(steps: &[Step], faults: bool, forgetful: bool) {
     let mut p = Shards::new("history");
     p.forgetful = forgetful;
     let mut tree = Tree::default();
+    // In some all directories are wide as soon as they are there.
+    let inherits = steps.first().is_some_and(|step| step.b.is_multiple_of(3));
+    if inherits {
+        let set = SetAttr { width_of_new: Some(2 + steps[0].a % 2), ..SetAttr::default() };
+        p.ask(&Request::SetAttr { ino: ROOT, set }).unwrap();
+    }
     for step in steps {
         let directories = tree.directories();
         let (a, b) = (
@@ -402,12 +408,14 @@ fn history(steps: &[Step], faults: bool, forgetful: bool) {
                 match done {
                     Ok(ino) => {
                         after.names.insert(from, (ino, Kind::Directory));
+                        after.wide.extend(inherits.then_some(ino.0));
                     }
                     // It may be there: what it is, its name says.
                     Err(Code::Io | Code::Busy) if expected.is_ok() => {
                         p.heal();
                         if let Some(ino) = p.found(a, &name) {
                             after.names.insert(from, (ino, Kind::Directory));
+                            after.wide.extend(inherits.then_some(ino.0));
                         }
                     }
                     Err(_) => {}
@@ -507,6 +515,8 @@ fn history(steps: &[Step], faults: bool, forgetful: bool) {
     for (ino, kind) in tree.names.values() {
         if *kind == Kind::File {
             assert_eq!(p.ask(&Request::GetAttr { ino: *ino }), Ok(Said::Inode(*ino, tree.links(*ino), 0)));
+        } else {
+            assert_eq!(p.look_at(*ino).attr.width_log2 != 0, tree.wide.contains(&ino.0));
         }
     }
     p.check();

@@ -186,6 +186,73 @@ fn changes_of_a_wide_directory_reach_its_parts() {
     p.check();
 }
 
+fn set_width_of_new(p: &mut Shards, ino: Ino, width: u8) {
+    let set = SetAttr { width_of_new: Some(width), ..SetAttr::default() };
+    assert!(matches!(p.ask(&Request::SetAttr { ino, set }), Ok(Said::Inode(..))));
+    assert_eq!(p.look_at(ino).attr.width_of_new(), width);
+}
+
+#[test]
+fn directories_made_where_new_ones_are_wide_are_wide_and_hand_it_on() {
+    let mut p = Shards::new("inherited");
+    let d = p.make_directory(2, ROOT, b"d");
+    let before = p.make_directory(2, d, b"before");
+    let set = SetAttr { mode: Some(0o2775), gid: Some(5), ..SetAttr::default() };
+    p.ask(&Request::SetAttr { ino: d, set }).unwrap();
+    set_width_of_new(&mut p, d, 3);
+    // By a node that has the parent, by one that has not; below these; and in the parent when it has become wide.
+    let (here, there) = (p.make_directory(2, d, b"here"), p.make_directory(1, d, b"there"));
+    assert_eq!(p.mkdir(2, d, b"there"), Err(Code::Exists));
+    assert_eq!(p.mkdir(1, d, b"here"), Err(Code::Exists));
+    let below = p.make_directory(3, there, b"below");
+    for (ino, home) in [(here, 2), (there, 1), (below, 3)] {
+        let made = p.look_at(ino);
+        assert_eq!((made.attr.width_log2, made.attr.width_of_new(), made.attr.gid), (2, 3, 5));
+        assert_eq!((made.attr.mode & 0o7777, made.attr.home), (0o2750, NodeId(home)));
+        let nodes: BTreeSet<u16> = (0..30).map(|i| p.create(ino, &name(i)).unwrap().birth_node().0).collect();
+        assert_eq!(nodes, BTreeSet::from([1, 2, 3]));
+    }
+    assert_eq!(p.look_at(before).attr.width_log2, 0, "made before");
+    p.check();
+    // Two of three nodes; none again.
+    set_width_of_new(&mut p, before, 2);
+    let two = p.make_directory(1, before, b"two");
+    assert_eq!(p.look_at(two).attr.width_log2, 1);
+    set_width_of_new(&mut p, before, 0);
+    let narrow = p.make_directory(2, before, b"narrow");
+    assert_eq!(p.look_at(narrow).attr.width_log2, 0);
+    p.ask(&Request::RemoveDirectory { parent: before, name: b"two" }).unwrap();
+    let file = p.create(ROOT, b"f").unwrap();
+    let set = SetAttr { width_of_new: Some(2), ..SetAttr::default() };
+    assert_eq!(p.ask(&Request::SetAttr { ino: file, set }), Err(Code::NotDirectory));
+    p.check();
+}
+
+#[test]
+fn directory_that_was_to_be_wide_is_whole_or_not_there() {
+    for (parent, node) in [(2, 2), (2, 1), (3, 1)] {
+        let mut p = Shards::new("whole");
+        let d = p.make_directory(parent, ROOT, b"d");
+        set_width_of_new(&mut p, d, 16);
+        for (lost, after) in [(3, 0), (3, 1), (2, 0), (2, 1), (1, 0)] {
+            p.network.lose_to = Some((NodeId(lost), after));
+            let made = p.mkdir(node, d, b"x");
+            p.heal();
+            p.settle();
+            let found = p.found(d, b"x");
+            match made {
+                Ok(ino) => assert_eq!(found, Some(ino)),
+                Err(code) => assert_eq!(code, Code::Io),
+            }
+            if let Some(ino) = found {
+                assert_eq!(p.look_at(ino).attr.width_log2, 2);
+                p.ask(&Request::RemoveDirectory { parent: d, name: b"x" }).unwrap();
+            }
+            p.check();
+        }
+    }
+}
+
 /// Who is told by another node that it does not know one is told nothing of whether that is there.
 #[test]
 fn part_is_given_up_for_lost_by_no_word_of_another_node() {

@@ -236,7 +236,10 @@ impl ShardThread<'_> {
             });
         }
         let nodes = match (&self.network, &request) {
-            (Some(network), Request::SetWidth { .. }) => network.homes(),
+            (
+                Some(network),
+                Request::SetWidth { .. } | Request::MakeDirectory { .. } | Request::MakeDirectoryAt { .. },
+            ) => network.homes(),
             _ => Vec::new(),
         };
         let waits = batch.must_wait(&request);

@@ -246,6 +246,64 @@ fn kernel_of_the_home_forgets_what_it_believed_absent_though_the_worker_is_kille
 }
 
 #[test]
+fn directories_made_where_new_ones_are_wide_are_wide_whoever_is_killed() {
+    let c = Cluster::up("widenew", 3);
+    c.tell(1, "mkdir /forebay/runs /forebay/other");
+    let set = c.layout(2, &["set", "--default-width", "0", "/runs"]);
+    assert!(set.status.success(), "{}", said(&set));
+    let over = "directories made in it: over 16 nodes, or all";
+    for i in 1..=3 {
+        c.tell(
+            i,
+            &format!("mkdir -p /forebay/runs/r{i}/deep && cd /forebay/runs/r{i}/deep && touch $(seq 60)"),
+        );
+        for dir in [format!("/runs/r{i}"), format!("/runs/r{i}/deep")] {
+            let shown = said(&c.layout(1, &["get", &dir]));
+            assert!(shown.contains("entries on 3 nodes") && shown.contains(over), "{shown}");
+        }
+        let spread = c.tell(i % 3 + 1, &count(&format!("/forebay/runs/r{i}/deep")));
+        let spread: Vec<usize> = spread.split_whitespace().map(|n| n.parse().unwrap()).collect();
+        assert!(spread.iter().sum::<usize>() == 60 && spread.iter().all(|n| *n > 4), "{spread:?}");
+    }
+    c.tell(3, "mkdir /forebay/other/narrow");
+    assert!(!said(&c.layout(1, &["get", "/other/narrow"])).contains("nodes"));
+    // Workers are killed while it goes on: each directory is whole, or is not there.
+    let make = |node: usize| {
+        format!(
+            "python3 -c \"import os\nfor i in range(40):\n    try: os.mkdir('/forebay/runs/k{node}.%d' % i)\n    except FileExistsError: pass\n    except OSError as e: assert e.errno == 5, e\""
+        )
+    };
+    let making: Vec<_> = (1..=3).map(|node| c.spawn(node, &make(node))).collect();
+    for node in [2, 1, 3, 2, 1] {
+        std::thread::sleep(std::time::Duration::from_millis(120));
+        c.kill_worker(node);
+    }
+    for mut child in making {
+        assert!(child.wait().unwrap().success());
+    }
+    let names = c.tell(1, "ls -d /forebay/runs/k*");
+    let paths: Vec<&str> = names.lines().map(|name| name.trim_start_matches("/forebay")).collect();
+    let told = c.layout(2, &[&["get", "--json"], &paths[..]].concat());
+    let told: serde_json::Value = serde_json::from_slice(&told.stdout).unwrap();
+    let all = told.as_array().unwrap();
+    println!("{} of 120 were made", all.len());
+    assert!(all.len() == paths.len() && all.len() > 20, "{names}");
+    for one in all {
+        let nodes = one["entries_on"].as_array().map(Vec::len);
+        assert!(nodes == Some(3) && one["default_width"] == 16, "{one}");
+    }
+    c.tell(3, "rmdir /forebay/runs/k* && mkdir /forebay/runs/r1/last");
+    // And not any more.
+    let set = c.layout(1, &["set", "--default-width", "1", "/runs"]);
+    assert!(set.status.success(), "{}", said(&set));
+    c.tell(2, "mkdir /forebay/runs/narrow");
+    assert!(!said(&c.layout(1, &["get", "/runs/narrow"])).contains("nodes"));
+    let refused = c.layout(1, &["set", "--default-width", "17", "/runs"]);
+    assert!(!refused.status.success() && said(&refused).contains("2 to 16"), "{}", said(&refused));
+    c.check();
+}
+
+#[test]
 fn all_ranks_change_one_wide_directory_at_once() {
     let c = Cluster::up("widechmod", 4);
     c.tell(2, "mkdir /forebay/w");

@@ -51,9 +51,11 @@ fn conflict(a: &Op, b: &Op) -> bool {
         Op::Link { dir, name, .. } | Op::Unlink { dir, name } | Op::Lookup { dir, name } => {
             Some((*dir, Some(*name)))
         }
-        Op::List { dir } | Op::ListPart { dir, .. } | Op::Widen { dir } | Op::Count { dir } => {
-            Some((*dir, None))
-        }
+        Op::List { dir }
+        | Op::ListPart { dir, .. }
+        | Op::Widen { dir }
+        | Op::WidenNew { dir }
+        | Op::Count { dir } => Some((*dir, None)),
         _ => None,
     };
     let same_inode = inode(a).is_some() && inode(a) == inode(b);
@@ -91,11 +93,12 @@ pub(crate) fn judge(history: &History) -> Verdict {
         .iter()
         .filter_map(|entry| if let Op::Widen { dir } = entry.op { Some(dir) } else { None })
         .collect();
+    let all_widened = history.entries.iter().any(|entry| matches!(entry.op, Op::WidenNew { .. }));
     for event in &history.events {
         let index = match *event {
             Event::Asked(index) => {
                 if let Op::Link { ino, dir, .. } = history.entries[index].op {
-                    if ino.birth_node() != dir.birth_node() || widened.contains(&dir) {
+                    if ino.birth_node() != dir.birth_node() || all_widened || widened.contains(&dir) {
                         linked.insert(ino);
                     }
                 }

@@ -244,7 +244,8 @@ impl Program {
                 Op::Rename { dir, name, to_dir, to_name, replaces: self.numbers.chance(700) }
             }
             (67..=70, Some(Made { ino, .. })) => Op::Link { ino, dir, name },
-            (71..=72, _) => Op::Widen { dir },
+            (71, _) => Op::Widen { dir },
+            (72, _) => Op::WidenNew { dir },
             (73..=79, _) => Op::Lookup { dir, name },
             (80..=83, _) => Op::List { dir },
             (84..=86, Some(Made { ino, .. })) => Op::Stat { ino },
@@ -393,6 +394,10 @@ impl Program {
             }
             // Recorded by `list_parts`, which lists all.
             Op::ListPart { .. } => return Err(Code::NotSupported),
+            Op::WidenNew { dir } => {
+                pool.set_width_of_new(*dir, 16)?;
+                Outcome::Done
+            }
             Op::Widen { dir } => {
                 pool.set_width(*dir, 0)?;
                 Outcome::Done
@@ -476,7 +481,8 @@ impl Program {
                         (stat.st_size as u64, stat.st_nlink as u32)
                     }
                 };
-                Outcome::Count { names, directories: links - 2 }
+                let wide = pool.get_attr(*dir)?.attr.width_log2 != 0;
+                Outcome::Count { names, directories: links - 2, wide }
             }
             Op::Read { ino, large } => {
                 let file = pool.open_file(&pool.get_attr(*ino)?, false)?;

@@ -85,6 +85,10 @@ pub(crate) enum Op {
     Widen {
         dir: Ino,
     },
+    /// Directories made in it are wide from now on.
+    WidenNew {
+        dir: Ino,
+    },
     Stat {
         ino: Ino,
     },
@@ -174,6 +178,7 @@ impl fmt::Debug for Op {
             Op::Lookup { dir, name } => write!(f, "lookup {}/{name:?}", short(*dir)),
             Op::List { dir } => write!(f, "list {}", short(*dir)),
             Op::ListPart { dir, letters } => write!(f, "list letters {letters:05b} of {}", short(*dir)),
+            Op::WidenNew { dir } => write!(f, "widen what is made in {}", short(*dir)),
             Op::Widen { dir } => write!(f, "widen {}", short(*dir)),
             Op::Stat { ino } => write!(f, "stat {}", short(*ino)),
             Op::Chmod { ino, mode } => write!(f, "chmod {} {mode:o}", short(*ino)),
@@ -214,6 +219,7 @@ pub(crate) enum Outcome {
     Count {
         names: u64,
         directories: u32,
+        wide: bool,
     },
     Failed(Code),
 }
@@ -236,7 +242,10 @@ impl fmt::Debug for Outcome {
             Outcome::Attr { kind, links, mode } => write!(f, "{kind:?} {mode:o}, links: {links}"),
             Outcome::Value(value) => write!(f, "{value:?}"),
             Outcome::Appended(values) => write!(f, "{values:?}"),
-            Outcome::Count { names, directories } => write!(f, "{names} names, {directories} directories"),
+            Outcome::Count { names, directories, wide } => {
+                let how = if *wide { ", wide" } else { "" };
+                write!(f, "{names} names, {directories} directories{how}")
+            }
             Outcome::Failed(code) => write!(f, "{}", code.name()),
         }
     }

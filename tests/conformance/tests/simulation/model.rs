@@ -31,6 +31,8 @@ pub(crate) struct Directory {
     pub(crate) entries: BTreeMap<Name, Id>,
     /// Its entries, and what is born in it, are on several nodes.
     pub(crate) wide: bool,
+    /// Directories made in it are wide, and hand this on.
+    pub(crate) new_wide: bool,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
@@ -132,9 +134,11 @@ impl State {
     }
 
     fn make(&mut self, dir: Ino, name: Name, id: Id, kind: Kind) -> Result<(), Code> {
-        self.open(dir, name)?.entries.insert(name, id);
+        let above = self.open(dir, name)?;
+        above.entries.insert(name, id);
+        let new_wide = above.new_wide;
         if kind == Kind::Directory {
-            self.directories.insert(id, Directory::default());
+            self.directories.insert(id, Directory { wide: new_wide, new_wide, ..Directory::default() });
         } else {
             let mode = if kind == Kind::Symlink { 0o777 } else { 0o644 };
             let file = File {
@@ -386,6 +390,14 @@ impl State {
                     (Some(_), _) => {}
                 }
             }
+            Op::WidenNew { dir } => {
+                let directory = state.directories.get_mut(&Id::Known(dir.0)).ok_or(Code::NotFound);
+                let result = directory.map(|directory| {
+                    directory.new_wide = true;
+                    Outcome::Done
+                });
+                end(state, answer(result));
+            }
             Op::Widen { dir } => {
                 let directory = state.directories.get_mut(&Id::Known(dir.0)).ok_or(Code::NotFound);
                 let result = directory.and_then(|directory| {
@@ -502,7 +514,8 @@ impl State {
                     let is_directory = |id: &&Id| state.directories.contains_key(*id);
                     let names = directory.entries.len() as u64;
                     let directories = directory.entries.values().filter(is_directory).count() as u32;
-                    end(state, Outcome::Count { names, directories });
+                    let wide = directory.wide;
+                    end(state, Outcome::Count { names, directories, wide });
                 }
             },
             Op::Read { ino, large } => {
