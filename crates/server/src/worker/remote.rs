@@ -1,5 +1,9 @@
 //! A process of another node, as the shard thread sees it: like a ring, but what it asks comes by the network, and is
 //! answered there. One request a slot is under way; a later one of the same slot says that its process has given the earlier up.
+//!
+//! What a process asks its daemon may take several questions to other nodes (a wide directory's parts, `wide.rs`), all with the
+//! process's stamp. A worker that starts anew begins with the first of them again, while this node may be at the last one: so a
+//! question with the same stamp is another one where its message is.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -17,6 +21,8 @@ struct Waiting {
     ticket: Ticket,
     message: Vec<u8>,
     taken: bool,
+    /// With the same stamp something else was asked since it was taken.
+    instead: Option<Vec<u8>>,
 }
 
 /// The slots of a process of another node.
@@ -36,11 +42,18 @@ impl RemoteSlots {
         let (seq, mut waiting) = (ticket.stamp.sequence, self.waiting.borrow_mut());
         match waiting.get_mut(&slot) {
             // Its answer goes to who asked last: its daemon, or that one's successor.
-            Some(w) if w.seq == seq => w.ticket = ticket,
+            Some(w) if w.seq == seq => {
+                w.ticket = ticket;
+                match (w.message == message, w.taken) {
+                    (true, _) => w.instead = None,
+                    (false, false) => w.message = message,
+                    (false, true) => w.instead = Some(message),
+                }
+            }
             // It was overtaken by a later one.
             Some(w) if w.seq > seq => {}
             _ => {
-                waiting.insert(slot, Waiting { seq, ticket, message, taken: false });
+                waiting.insert(slot, Waiting { seq, ticket, message, taken: false, instead: None });
             }
         }
     }
@@ -52,8 +65,8 @@ impl RemoteSlots {
 
     /// A request came whose answer is known, and will be given later.
     pub(super) fn put_served(&self, slot: usize, ticket: Ticket) {
-        let waiting = Waiting { seq: ticket.stamp.sequence, ticket, message: Vec::new(), taken: true };
-        self.waiting.borrow_mut().insert(slot, waiting);
+        let (seq, message) = (ticket.stamp.sequence, Vec::new());
+        self.waiting.borrow_mut().insert(slot, Waiting { seq, ticket, message, taken: true, instead: None });
     }
 
     fn bits(&self) -> u64 {
@@ -75,9 +88,16 @@ impl RemoteSlots {
         Some((w.seq, request))
     }
 
-    fn answer(&self, slot: usize, reply: &[u8]) {
-        if let Some(w) = self.waiting.borrow_mut().remove(&slot) {
-            self.orders.give(Order::Answer { ticket: w.ticket, reply: reply.to_vec() });
+    /// Answers what was taken, unless something else was asked instead, which is to be taken then. A reply that is `kept` under the
+    /// stamp is that of a change, which is done once whatever led to it: it answers both.
+    fn answer(&self, slot: usize, reply: &[u8], kept: u64) {
+        let mut waiting = self.waiting.borrow_mut();
+        let Some(mut w) = waiting.remove(&slot) else { return };
+        match w.instead.take() {
+            Some(message) if w.seq != kept => {
+                waiting.insert(slot, Waiting { message, taken: false, ..w });
+            }
+            _ => self.orders.give(Order::Answer { ticket: w.ticket, reply: reply.to_vec() }),
         }
     }
 }
@@ -134,12 +154,12 @@ impl Door {
         }
     }
 
-    /// Answers.
+    /// Answers; `kept` is the sequence number of the slot's last change.
     #[inline]
-    pub(super) fn answer(&self, slot: usize, reply: &[u8]) {
+    pub(super) fn answer(&self, slot: usize, reply: &[u8], kept: u64) {
         match self {
             Door::Ring(ring) => ring.answer(slot, reply),
-            Door::Remote(slots) => slots.answer(slot, reply),
+            Door::Remote(slots) => slots.answer(slot, reply, kept),
         }
     }
 }

@@ -65,14 +65,15 @@ impl Session {
     /// Answers a request late: only if its process has not given it up.
     pub(super) fn answer_if_waiting(&self, slot: usize, seq: u64, reply: &[u8]) {
         if self.is_waiting(slot, seq) {
-            self.door.answer(slot, reply);
+            self.answer(slot, reply);
         }
     }
 
     /// Answers a request.
     #[inline]
     pub(super) fn answer(&self, slot: usize, reply: &[u8]) {
-        self.door.answer(slot, reply);
+        let (last, kept) = &self.slots[slot].last_change;
+        self.door.answer(slot, reply, if kept.is_empty() { 0 } else { *last });
     }
 }
 
