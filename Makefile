@@ -63,7 +63,8 @@ install: build
 	install -m 644 docs/man/*.3 $(DESTDIR)$(PREFIX)/share/man/man3/
 	for page in docs/man/forebay_*.3; do \
 		for name in $$(sed -n '/^\.SH NAME/{n;s/ .-.*//;s/,//g;p}' $$page); do \
-			[ -e docs/man/$$name.3 ] || echo ".so man3/$${page##*/}" >$(DESTDIR)$(PREFIX)/share/man/man3/$$name.3; \
+			[ -e docs/man/$$name.3 ] || \
+				echo ".so man3/$${page##*/}" >$(DESTDIR)$(PREFIX)/share/man/man3/$$name.3 || exit 1; \
 		done; done
 	install -m 644 docs/man/*.5 $(DESTDIR)$(PREFIX)/share/man/man5/
 	install -m 644 docs/man/*.8 $(DESTDIR)$(PREFIX)/share/man/man8/

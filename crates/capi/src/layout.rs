@@ -5,7 +5,7 @@ use std::ptr::null;
 
 use forebay_client::{targets_of, Fail, Striping};
 use forebay_types::limits::TARGETS_MAX;
-use forebay_types::Code;
+use forebay_types::{Code, Targets};
 
 use crate::abi::PoolHandle;
 use crate::file::array;
@@ -123,7 +123,8 @@ pub unsafe extern "C" fn forebay_layout_targets(
             let entry = pool.resolve(at, true, escape)?;
             // A directory with none set has its home's first as a stand-in.
             let chosen = entry.attr.is_directory() && !entry.layout.is_set(entry.attr.home);
-            let found = if chosen { Vec::new() } else { targets_of(&entry.layout.components()[0]) };
+            let found = if chosen { None } else { targets_of(&entry.layout.components()[0]) };
+            let found = found.as_ref().map_or(&[][..], Targets::as_slice);
             let room = usize::try_from(room).map_err(|_| Fail::Code(Code::Invalid))?;
             if out.is_null() && room > 0 {
                 return Err(Fail::Code(Code::Fault));

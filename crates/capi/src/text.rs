@@ -35,8 +35,8 @@ pub extern "C" fn forebay_strerror(error: i32) -> *const c_char {
     let words: &'static CStr = match error.unsigned_abs() as i32 {
         0 => c"success",
         libc::ENOENT => {
-            c"no such file or directory in the pool: paths start at its root, without the prefix of \
-              `forebay run`"
+            c"no such file or directory: paths in the pool start at its root, without the prefix of \
+              `forebay run`; staging needs the forebay command beside the library"
         }
         libc::EEXIST => c"the name is taken, or it was set before: open without O_EXCL, or remove it first",
         libc::ENOTDIR => c"a component of the path is not a directory",
@@ -49,7 +49,8 @@ pub extern "C" fn forebay_strerror(error: i32) -> *const c_char {
         }
         libc::EPERM => c"only the file's owner, or root, may do this",
         libc::EACCES => {
-            c"the mode bits of the file, or of a directory on the way to it, do not allow it: see chmod"
+            c"not allowed: by the mode bits of the file or of a directory on the way to it, or as the pool \
+              is another user's"
         }
         libc::EINVAL => c"an argument makes no sense",
         libc::ELOOP => c"too many symbolic links, or they lead in a circle",
@@ -77,8 +78,8 @@ pub extern "C" fn forebay_strerror(error: i32) -> *const c_char {
         libc::EROFS => c"read-only file system",
         libc::EAGAIN => c"too much is under way already: wait for some of it",
         libc::ENXIO => {
-            c"the pool has no such target or not so many nodes (`forebay status` tells), or there is \
-              nothing behind the offset"
+            c"the pool has no such node or target, or not so many nodes (`forebay status` tells); or there \
+              are no data behind the offset, or nobody at a socket's or FIFO's other end"
         }
         _ => c"unknown error",
     };

@@ -6,20 +6,25 @@
 //! would put the file, and the directory's node makes nothing but answers with the directory where that has a layout
 //! ([`Layout::unless_set`]). So a directory without one costs nobody a request.
 
+use forebay_types::limits::TARGETS_MAX;
 use forebay_types::{node_of, target_of, Code, Component, Entry, Layout, Reply, Request, Targets};
 
 use crate::file::Striping;
 use crate::pool::Pool;
 
-/// The targets that a component's stripes are on, in their order; none where they are chosen for each file.
-pub fn targets_of(c: &Component) -> Vec<u32> {
-    let used = c.stripe_count.min(u16::from(c.target_count));
-    let mut targets: Vec<u32> = (0..used).map(|stripe| c.target(stripe)).collect();
-    targets.dedup();
-    if targets == [0] {
-        targets.clear();
+/// The targets that a component's stripes go round, in their order, or the one on which all are; none where they are chosen for
+/// each file.
+pub fn targets_of(c: &Component) -> Option<Targets> {
+    let mut all = [0; TARGETS_MAX];
+    let used = usize::from(c.stripe_count.min(u16::from(c.target_count)));
+    let targets = all.get_mut(..used)?;
+    (0..).zip(targets.iter_mut()).for_each(|(stripe, target)| *target = c.target(stripe));
+    match targets {
+        [first, rest @ ..] if rest.iter().all(|target| target == first) => {
+            Targets::new(&[*first]).filter(|_| *first != 0)
+        }
+        targets => Targets::new(targets),
     }
-    targets
 }
 
 impl Pool {

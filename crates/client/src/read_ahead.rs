@@ -107,7 +107,7 @@ impl ReadAhead {
             return Ok(None);
         }
         let ahead =
-            (2 * window.ahead).clamp(READ_AHEAD_BYTES_MIN, READ_AHEAD_BYTES_MAX).max(2 * buffer.len());
+            (2 * window.ahead).max(2 * buffer.len()).clamp(READ_AHEAD_BYTES_MIN, READ_AHEAD_BYTES_MAX);
         window.forget();
         if window.bytes.len() < ahead {
             window.bytes.resize(ahead, 0);

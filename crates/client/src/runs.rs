@@ -241,7 +241,7 @@ impl File {
     /// Each of `parts` is writable memory that nothing else uses during the call.
     pub unsafe fn read_runs(&self, parts: &[libc::iovec], runs: &[Run]) -> Result<u64, Code> {
         let mut end = End { size: None, whole: total(parts, runs)? };
-        if let ([part], [run], true) = (parts, runs, self.read_ahead.is_asked()) {
+        if let ([part], [run], true) = (parts, runs, self.read_ahead.is_asked() && end.whole > 0) {
             // SAFETY: the caller's promise.
             let into = unsafe { std::slice::from_raw_parts_mut(part.iov_base.cast::<u8>(), part.iov_len) };
             return self.read_at(into, run.offset).map(|n| n as u64);

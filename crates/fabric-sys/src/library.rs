@@ -118,6 +118,8 @@ impl Library {
         hints: *const fi_info,
         info: *mut *mut fi_info,
     ) -> c_int {
+        // Providers that are plug-ins are loaded here.
+        let _handlers = Handlers::current();
         // SAFETY: the caller's promise.
         unsafe { (self.getinfo)(FI_VERSION_ASKED, node, service, flags, hints, info) }
     }

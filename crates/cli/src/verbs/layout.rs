@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use forebay_client::{targets_of, PathBuffer, Pool, Striping};
 use forebay_server::control;
 use forebay_types::limits::{STRIPES_MAX, STRIPE_BYTES_MAX, STRIPE_BYTES_MIN, TARGETS_MAX, WIDTH_MAX};
-use forebay_types::{node_of, target_of, Code, Entry, Error, Kind, Layout, NodeId, Result};
+use forebay_types::{node_of, target_of, Code, Component, Entry, Error, Kind, Layout, NodeId, Result};
 use serde_json::{json, Value};
 
 use super::ls::put_name;
@@ -171,11 +171,17 @@ fn get(pool: &Pool, nodes: &Nodes, arguments: &LayoutGet) -> ExitCode {
     status
 }
 
+/// The targets that a component names.
+fn list(c: &Component) -> impl Iterator<Item = u32> {
+    let named = targets_of(c);
+    (0..TARGETS_MAX).map_while(move |i| named.as_ref()?.as_slice().get(i).copied())
+}
+
 /// A layout as one line has it.
 fn words(layout: &Layout, nodes: &Nodes) -> String {
     let parts = layout.components().iter().map(|c| {
         let range = if c.end == u64::MAX { String::new() } else { format!(" up to {}", table::bytes(c.end)) };
-        let names: Vec<String> = targets_of(c).into_iter().map(|target| nodes.name(target)).collect();
+        let names: Vec<String> = list(c).map(|target| nodes.name(target)).collect();
         let on = match names.len() {
             0 => String::new(),
             _ => format!(", on {}", names.join(", ")),
@@ -197,8 +203,7 @@ fn as_json(path: &[u8], entry: &Entry) -> Value {
             "end": if c.end == u64::MAX { Value::Null } else { json!(c.end) },
             "stripe_count": c.stripe_count,
             "stripe_bytes": c.stripe_bytes,
-            "targets": targets_of(c)
-                .into_iter()
+            "targets": list(c)
                 .map(|target| json!({ "node": node_of(target).0, "target": target as u16 }))
                 .collect::<Vec<_>>(),
         })

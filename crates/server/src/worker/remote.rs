@@ -163,3 +163,79 @@ impl Door {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{channel, Receiver};
+
+    use super::*;
+    use forebay_fabric::simulated::{Faults, Network};
+    use forebay_fabric::Endpoint;
+    use forebay_types::NodeId;
+    use forebay_wire::Stamp;
+
+    fn ticket(incarnation: u64, sequence: u64) -> Ticket {
+        let stamp = Stamp { session: 9, slot: 3, sequence };
+        Ticket { node: NodeId(2), incarnation, request: incarnation, stamp }
+    }
+
+    fn slots() -> (RemoteSlots, Receiver<Order>) {
+        let (sender, orders) = channel();
+        let endpoint = Network::new(1, Faults::NONE).endpoint(1);
+        (RemoteSlots::new(Orders::new(sender, endpoint.waker().clone())), orders)
+    }
+
+    fn taken(slots: &RemoteSlots) -> Option<Vec<u8>> {
+        let mut room = [0; 16];
+        let (_, request) = slots.take(3, &mut room)?;
+        Some(room[..request.unwrap().len].to_vec())
+    }
+
+    /// Whom the only answer goes to, and what it is.
+    fn told(orders: &Receiver<Order>) -> (u64, Vec<u8>) {
+        let all: Vec<Order> = orders.try_iter().collect();
+        match &all[..] {
+            [Order::Answer { ticket, reply }] => (ticket.incarnation, reply.clone()),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn retry_has_the_answer_of_what_is_under_way() {
+        let (slots, orders) = slots();
+        slots.put(3, ticket(1, 5), b"list".to_vec());
+        assert_eq!(taken(&slots).unwrap(), b"list");
+        slots.put(3, ticket(2, 5), b"list".to_vec());
+        assert_eq!((taken(&slots), slots.bits()), (None, 0));
+        slots.answer(3, b"names", 4);
+        assert_eq!(told(&orders), (2, b"names".to_vec()));
+        assert!(!slots.is_waiting(3, 5));
+    }
+
+    #[test]
+    fn another_question_with_the_same_stamp_is_served_by_itself() {
+        let (slots, orders) = slots();
+        slots.put(3, ticket(1, 5), b"list part".to_vec());
+        slots.put(3, ticket(2, 5), b"list".to_vec());
+        assert_eq!(taken(&slots).unwrap(), b"list", "nobody had taken the other");
+
+        slots.put(3, ticket(3, 5), b"list part".to_vec());
+        assert_eq!(slots.bits(), 0, "not before what is under way has ended");
+        slots.answer(3, b"of the whole", 4);
+        assert_eq!((orders.try_iter().count(), slots.bits()), (0, 1 << 3), "that is no answer to it");
+        assert_eq!(taken(&slots).unwrap(), b"list part");
+        slots.answer(3, b"of the part", 4);
+        assert_eq!(told(&orders), (3, b"of the part".to_vec()));
+    }
+
+    #[test]
+    fn change_that_was_made_answers_whatever_led_to_it() {
+        let (slots, orders) = slots();
+        slots.put(3, ticket(1, 5), b"create in part".to_vec());
+        assert!(taken(&slots).is_some());
+        slots.put(3, ticket(2, 5), b"create".to_vec());
+        slots.answer(3, b"created", 5);
+        assert_eq!(told(&orders), (2, b"created".to_vec()));
+        assert!(!slots.is_waiting(3, 5), "it is not made twice");
+    }
+}

@@ -29,15 +29,15 @@ use super::network::{
     give_buffer, Appended, Giver, Groups, Hand, Job, KeptOpen, Member, Network, NetworkThread, Orders,
     RemoteLocks, Round as NetworkRound,
 };
-
-/// Bytes of the memory by which a node's next worker knows which appends are done.
-pub const APPENDS_BYTES: usize = super::network::APPENDS_BYTES;
 use super::recorder::FlightRecorder;
 use super::remote::Door;
 use super::session::Session;
 use super::shard_thread::{Message, Round, ShardThread};
 use super::statistics::Statistics;
 use super::sweeper::{Sweep, Sweeper};
+
+/// Bytes of the memory by which a node's next worker knows which appends are done.
+pub const APPENDS_BYTES: usize = super::network::APPENDS_BYTES;
 
 /// Where a shard thread is within a round: what is killed at one of these leaves something else behind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -50,8 +50,8 @@ struct Seat {
 
 // SAFETY: what binds it to a thread is the open transaction and the borrow of the shard's state. LMDB is told to keep no locks and
 // nothing in thread-local storage, so a transaction may go on in another thread; the shard is used by nobody but who has the
-// seat, one after the other, by the lock around it; and a watcher that is bound to its thread is set in simulations alone, which
-// seat nobody.
+// seat, one after the other, by the lock around it; and a watcher that is bound to its thread is set in simulations, which
+// seat nobody, and by tests that have one thread.
 unsafe impl Send for Seat {}
 
 /// See the module.
