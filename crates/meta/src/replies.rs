@@ -96,12 +96,18 @@ impl Batch<'_> {
         remove().map_err(|code| self.failed("remove orphans of", code))
     }
 
-    /// Lists an inode number as an orphan that no inode has: there may be a backing file under it.
+    /// Lists an inode number as an orphan that no inode has: there may be a backing file under it. One that is listed stays so: a
+    /// number that was in reserve may have had an inode and lost it.
     pub fn list_orphan(&mut self, ino: Ino, layout: &Layout) -> Result<()> {
-        let admitted = self.admit(Class::Removal, Work::writes(1));
-        admitted.map_err(|code| self.failed("list an orphan on", code))?;
-        self.add_orphan(ino, layout);
-        Ok(())
+        let mut list = || -> Answer<()> {
+            self.admit(Class::Removal, Work::writes(1))?;
+            let listed = self.state.new_orphans.contains_key(&ino.0);
+            if !listed && self.tx.get(&keys::orphan(ino))?.is_none() {
+                self.add_orphan(ino, layout);
+            }
+            Ok(())
+        };
+        list().map_err(|code| self.failed("list an orphan on", code))
     }
 
     pub(crate) fn add_orphan(&mut self, ino: Ino, layout: &Layout) {

@@ -31,6 +31,25 @@ fn kept_reply_is_the_slots_last_one_and_survives_with_its_batch() {
 }
 
 #[test]
+fn orphan_that_is_listed_again_is_counted_once() {
+    let place = Place::new();
+    let shard = Shard::create(place.path(), &OPTIONS, at(1)).unwrap();
+    let (ino, layout) = (Ino(9999), Layout::single(NodeId(1), 0));
+    for _ in 0..2 {
+        let mut batch = shard.begin().unwrap();
+        batch.list_orphan(ino, &layout).unwrap();
+        batch.list_orphan(ino, &layout).unwrap();
+        assert_eq!(batch.orphans().unwrap(), [(ino, layout)]);
+        batch.commit().unwrap();
+        assert_eq!(shard.statistics().unwrap().orphans, 1);
+    }
+    let mut batch = shard.begin().unwrap();
+    batch.remove_orphans(&[ino]).unwrap();
+    batch.commit().unwrap();
+    assert_eq!(shard.statistics().unwrap().orphans, 0);
+}
+
+#[test]
 fn forgotten_session_takes_its_replies_along_and_no_others() {
     let place = Place::new();
     let shard = Shard::create(place.path(), &OPTIONS, at(1)).unwrap();

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { BYTES = 3 * 1024 * 1024 + 17 };
 
@@ -79,6 +80,12 @@ int main(int argc, char **argv)
     MPI_Info_free(&info);
     if (rank == 0)
         printf("all %d ranks read what their neighbours wrote\n", count);
+    /* Where ranks of one host take themselves for several hosts', MPICH 4.0's end waits for ever at times. */
+    if (getenv("CHECK_WITHOUT_END") != NULL) {
+        fflush(stdout);
+        MPI_Barrier(MPI_COMM_WORLD);
+        _exit(0);
+    }
     MPI_Finalize();
     return 0;
 }
