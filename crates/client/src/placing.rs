@@ -7,7 +7,9 @@
 //! ([`Layout::unless_set`]). So a directory without one costs nobody a request.
 
 use forebay_types::limits::TARGETS_MAX;
-use forebay_types::{node_of, target_of, Code, Component, Entry, Layout, Reply, Request, Targets};
+use forebay_types::{
+    node_of, target_of, BackingId, Code, Component, Entry, Ino, Layout, Reply, Request, Targets,
+};
 
 use crate::file::Striping;
 use crate::pool::Pool;
@@ -127,7 +129,7 @@ impl Pool {
     /// targets: as where nothing is set.
     ///
     /// # Errors
-    /// [`Code::NotDirectory`]; [`Code::Invalid`] for stripes that no layout has.
+    /// [`Code::NotDirectory`]; [`Code::Invalid`] for stripes that no layout has; [`Code::NoDevice`] for a target that is not there.
     pub fn set_layout_of_new(
         &self,
         directory: &Entry,
@@ -144,9 +146,25 @@ impl Pool {
             _ => Layout::on(targets, stripe_count, stripe_bytes),
         };
         let layout = layout.map_err(|_| Code::Invalid)?;
+        targets.iter().try_for_each(|target| self.check_target(attr.ino, *target))?;
         self.ask_then(&Request::SetLayout { ino: attr.ino, layout }, |reply| match reply {
             Reply::Relaid { .. } => Ok(()),
             _ => Err(Code::Malformed),
         })
+    }
+
+    /// Whether there is a target of a node that has some, which the directory's node may not know: a node knows its own. What cannot
+    /// be asked now is taken to be there.
+    fn check_target(&self, any: Ino, target: u32) -> Result<(), Code> {
+        let (attached, index) = (self.attached()?, target as u16);
+        let is_there = match node_of(target) == attached.reply.node {
+            true => usize::from(index) < attached.target_count(),
+            false if index == 0 => true,
+            false => {
+                let id = BackingId { target, ino: any, number: 0, stripe: 0 };
+                !matches!(self.stat_backing(id), Err(Code::NoDevice))
+            }
+        };
+        is_there.then_some(()).ok_or(Code::NoDevice)
     }
 }

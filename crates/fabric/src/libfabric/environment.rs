@@ -1,8 +1,8 @@
-//! What providers are told by variables of the environment, as they take it no other way. What is set already stays.
-//!
-//! The two ends of a connection must have the same length, or refuse each other: who starts a program that opens an endpoint gives it these, or it sets them
-//! itself when it opens its first.
+//! What providers are told by variables of the environment, as they take it no other way. The two ends of a connection must have the same
+//! lengths, or refuse each other below the handshake, where nobody is told why. So a node has these, whatever its environment had: who
+//! starts a program that opens an endpoint gives it these, or it sets them itself when it opens its first.
 
+use std::ffi::OsString;
 use std::sync::Once;
 
 /// Names and values:
@@ -12,15 +12,22 @@ use std::sync::Once;
 /// - receive buffers of such a length that each connection has: 128 is its own choice. TCP keeps what finds none.
 const VARIABLES: [(&str, &str); 2] = [("FI_OFI_RXM_BUFFER_SIZE", "36864"), ("FI_OFI_RXM_MSG_RX_SIZE", "32")];
 
-/// Those that are not set in this process: to be given to one that this starts.
+/// All of them: to be given to a program that this starts.
 pub fn environment() -> impl Iterator<Item = (&'static str, &'static str)> {
-    VARIABLES.into_iter().filter(|(name, _)| std::env::var_os(name).is_none())
+    VARIABLES.into_iter()
+}
+
+/// Those that are other in an environment.
+fn missing(of: impl Fn(&str) -> Option<OsString>) -> impl Iterator<Item = (&'static str, &'static str)> {
+    environment().filter(move |(name, value)| of(name).is_none_or(|has| has != *value))
 }
 
 /// Sets them, in a process that nobody gave them.
 pub(super) fn set() {
     static ONCE: Once = Once::new();
-    ONCE.call_once(|| environment().for_each(|(name, value)| std::env::set_var(name, value)));
+    ONCE.call_once(|| {
+        missing(|name| std::env::var_os(name)).for_each(|(name, value)| std::env::set_var(name, value))
+    });
 }
 
 #[cfg(test)]
@@ -28,9 +35,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_set_is_given_to_nobody() {
+    fn environment_of_another_length_is_none_and_the_same_is_left_alone() {
+        assert_eq!(missing(|_| None).collect::<Vec<_>>(), VARIABLES);
+        assert_eq!(missing(|_| Some("16384".into())).collect::<Vec<_>>(), VARIABLES);
+        let given = |name: &str| VARIABLES.iter().find(|(n, _)| *n == name).map(|(_, value)| value.into());
+        assert_eq!(missing(given).count(), 0);
         set();
-        assert_eq!(environment().count(), 0);
-        assert!(VARIABLES.iter().all(|(name, _)| std::env::var_os(name).is_some()));
+        assert_eq!(missing(|name| std::env::var_os(name)).count(), 0);
     }
 }

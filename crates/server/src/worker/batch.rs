@@ -208,14 +208,8 @@ impl ShardThread<'_> {
             };
             let alone = self.network.as_ref().is_none_or(|network| network.nodes <= 1);
             let decoded = decoded.and_then(|(caller, request)| {
-                let wanted = match &request {
-                    Request::SetLayout { layout, .. } | Request::Create { layout: Some(layout), .. } => {
-                        Some(layout)
-                    }
-                    _ => None,
-                };
-                if let (Some(layout), Some(network)) = (wanted, &self.network) {
-                    network.check_targets(layout)?;
+                if self.network.is_none() {
+                    super::layouts::check_targets(&self.targets, None, &request)?;
                 }
                 if let Request::SetLayout { ino, layout } = request {
                     super::layouts::check_change(&self.targets, batch, ino, &layout, alone)?;
@@ -407,7 +401,10 @@ impl ShardThread<'_> {
             _ => {}
         }
         match self.elsewhere(&request) {
-            None => Ok(false),
+            // Before it may become a change over several nodes, whose parts nobody looks at like this.
+            None => {
+                super::layouts::check_targets(&self.targets, self.network.as_ref(), &request).map(|()| false)
+            }
             Some(node) => self.forward(taken.session, taken.slot, taken.seq, node, taken.request, keeps),
         }
     }

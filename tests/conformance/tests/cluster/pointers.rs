@@ -1,6 +1,7 @@
 //! MPI's shared file pointers, ordered calls and atomic mode by ranks on several nodes, which share no memory: each rank has a boot
 //! identity of its own, which is by what ranks know that they are on one node.
 
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
@@ -8,6 +9,8 @@ use std::time::Duration;
 use crate::nodes::{plain, program, said, Cluster, PATIENCE_S};
 
 const NODES: usize = 4;
+/// What the driver says when ranks begin to use a pointer that a daemon keeps.
+const KEPT_BY_DAEMON: &str = "a daemon has their file pointer";
 
 struct Mpi {
     compiler: &'static str,
@@ -52,6 +55,11 @@ fn built(c: &Cluster, mpi: &Mpi, name: &str) -> Option<PathBuf> {
 
 /// Runs a line as a rank on each node.
 fn by_ranks_apart(c: &Cluster, mpi: &Mpi, words: &[&str], program_line: &str) -> Output {
+    ranks_apart(c, mpi, words, program_line).output().unwrap()
+}
+
+/// The command that does.
+fn ranks_apart(c: &Cluster, mpi: &Mpi, words: &[&str], program_line: &str) -> Command {
     let dir = c.file().parent().map(Path::to_path_buf).unwrap();
     let script = format!(
         "n=$((${{OMPI_COMM_WORLD_RANK:-$PMI_RANK}} + 1)); boot=/proc/sys/kernel/random/boot_id\n\
@@ -67,13 +75,13 @@ fn by_ranks_apart(c: &Cluster, mpi: &Mpi, words: &[&str], program_line: &str) ->
     if !mpi.ends {
         command.env("CHECK_WITHOUT_END", "1");
     }
-    command.output().unwrap()
+    command
 }
 
 fn assert_passed(ran: &Output) {
     let words = said(ran);
     assert!(ran.status.success() && words.contains("passed"), "{words}");
-    assert!(words.contains("a daemon has their file pointer"), "its ranks shared memory: {words}");
+    assert!(words.contains(KEPT_BY_DAEMON), "its ranks shared memory: {words}");
 }
 
 #[test]
@@ -94,20 +102,26 @@ fn shared_pointer_gives_each_record_one_place_though_daemons_are_killed() {
     for mpi in &MPIS {
         let Some(program) = built(&c, mpi, "storm") else { continue };
         let line = format!("{} /forebay/{} 1500 300", program.display(), mpi.compiler);
-        let mut kills = 0;
-        std::thread::scope(|scope| {
-            let ran = scope.spawn(|| by_ranks_apart(&c, mpi, &[], &line));
-            // The pointer is kept by the first rank's node: every other time its worker dies.
-            for node in [1, 2, 1, 3, 1, 4].into_iter().cycle() {
-                std::thread::sleep(Duration::from_millis(700));
-                if ran.is_finished() {
-                    break;
-                }
-                c.kill_worker(node);
-                kills += 1;
+        let log = c.file().with_file_name(format!("log-{}", mpi.compiler));
+        let file = File::create(&log).unwrap();
+        let mut command = ranks_apart(&c, mpi, &[], &line);
+        let mut running = command.stdout(file.try_clone().unwrap()).stderr(file).spawn().unwrap();
+        let is_begun = || String::from_utf8_lossy(&fs::read(&log).unwrap()).contains(KEPT_BY_DAEMON);
+        // The pointer is kept by the first rank's node: every other time its worker dies.
+        let (mut kills, nodes) = (0, [1, 2, 1, 3, 1, 4]);
+        let status = loop {
+            if let Some(status) = running.try_wait().unwrap() {
+                break status;
             }
-            assert_passed(&ran.join().unwrap());
-        });
+            if kills == 0 && !is_begun() {
+                std::thread::sleep(Duration::from_millis(20));
+                continue;
+            }
+            c.kill_worker(nodes[kills % nodes.len()]);
+            kills += 1;
+            std::thread::sleep(Duration::from_millis(700));
+        };
+        assert_passed(&Output { status, stdout: fs::read(&log).unwrap(), stderr: Vec::new() });
         assert!(kills > 0, "it was over before a daemon was killed");
     }
     c.check();

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
-use crate::nodes::{plain, said, until, Cluster};
+use crate::nodes::{plain, program, said, until, Cluster};
 
 /// Two targets of a node, both in memory, the first of them small.
 fn two(c: &Cluster, node: usize) -> String {
@@ -236,6 +236,29 @@ fn node_starts_again_with_the_targets_that_it_had_and_with_no_others() {
     assert_eq!(c.tell(2, "cat /forebay/d/a /forebay/d/b"), "one\ntwo\n");
     assert!(c.layout(2, &["set", "-t", "n2:2", "/d"]).status.success());
     assert_eq!(c.tell(2, "echo three > /forebay/d/c; cat /forebay/d/c"), "three\n");
+    // Its programs make files there in directories of a node that does not know of it yet, when its others are full.
+    c.tell(2, "mkdir /forebay/d/e");
+    assert!(c.layout(2, &["set", "-t", "n2:1", "/d/e"]).status.success());
+    c.tell(2, "f=/forebay/d/e/full; head -c 128M /dev/zero > $f 2> /dev/null; truncate -s -3M $f; echo four > /forebay/x");
+    assert_eq!((c.lies_on("/d/e/full").as_str(), c.lies_on("/x").as_str()), ("n2:1", "n2:2"));
+    assert_eq!(c.tell(2, "cat /forebay/x"), "four\n");
+    // One that there is not is refused wherever the directory is, by who knows.
+    c.tell(1, "mkdir /forebay/g");
+    let script = format!(
+        "import ctypes, errno
+lib, pool = ctypes.CDLL('{}'), ctypes.c_void_p()
+assert lib.forebay_attach(None, ctypes.byref(pool)) == 0
+for path in b'g', b'd':
+    for node, index, wanted in (1, 2, -errno.ENXIO), (2, 3, -errno.ENXIO), (3, 0, -errno.ENXIO), (2, 2, 0):
+        target = (ctypes.c_uint32 * 1)(node << 16 | index)
+        told = lib.forebay_layout_set_on(pool, path, 2, 65536, target, 1)
+        assert told == wanted, (path, node, index, told)
+",
+        program("libforebay.so").display()
+    );
+    let at = c.file().with_file_name("absent.py");
+    fs::write(&at, script).unwrap();
+    (1..=2).for_each(|node| drop(c.tell(node, &format!("python3 {}", at.display()))));
     c.check();
     down(&[]);
     for dir in [&pool, &dir, &other] {

@@ -10,7 +10,7 @@ use forebay_data::{Access, Media, NodeTargets, Target};
 use forebay_fabric::Ticket;
 use forebay_types::limits::MESSAGE_BYTES_MAX;
 use forebay_types::{
-    BackingAttr, BackingId, BackingOp, Code, Error, MoveKind, Reply, Request, Result, Timestamp,
+    node_of, BackingAttr, BackingId, BackingOp, Code, Error, MoveKind, Reply, Request, Result, Timestamp,
 };
 use forebay_wire::{Memory, Stamp};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
@@ -179,9 +179,11 @@ impl Files {
         }
     }
 
-    /// The target that has it; another node's, and one of data that are gone, is [`Code::Stale`].
+    /// The target that has it; another node's, and one of data that are gone, is [`Code::Stale`]. One that this node has not is
+    /// [`Code::NoDevice`], and never was here: no node starts without a target that it had.
     fn target(&self, id: &BackingId) -> std::result::Result<&Target, Code> {
-        self.targets.get(id.target).map_err(|_| Code::Stale)
+        let is_ours = id.node() == node_of(self.targets.first().target());
+        self.targets.get(id.target).map_err(|code| if is_ours { code } else { Code::Stale })
     }
 
     fn open_by_name(&self, id: &BackingId) -> std::result::Result<OwnedFd, Code> {
@@ -215,7 +217,8 @@ impl Files {
         for (done, id) in room.iter_mut().zip(BackingId::listed(ids)) {
             let target = self.target(&id);
             let removed = target.and_then(|target| target.remove(id.ino, usize::from(id.number), id.stripe));
-            *done = u8::from(removed.is_ok());
+            // A file whose layout names a target that is not there would stay an orphan for ever.
+            *done = u8::from(matches!(removed, Ok(()) | Err(Code::NoDevice)));
             count += 1;
         }
         Reply::Bytes(&room[..count])
@@ -453,13 +456,15 @@ mod tests {
         ask(&id, BackingOp::Sync).unwrap();
         let other = BackingId { target: 3 << 16, ..id };
         assert_eq!(ask(&other, BackingOp::Stat), Err(Code::Stale), "another node's target");
+        let absent = BackingId { target: id.target + 1, ..id };
+        assert_eq!(ask(&absent, BackingOp::Stat), Err(Code::NoDevice));
         // What is kept open outlives its name.
         ask(&id, BackingOp::Open { handle: 1 }).unwrap();
         let elsewhere = BackingId { target: 3 << 16, ..id };
         for _ in 0..2 {
             let mut room = [9; 8];
-            let removed = files.remove_all(&BackingId::list(&[id, elsewhere, id]), &mut room);
-            assert!(matches!(removed, Reply::Bytes([1, 0, 1])), "absent is fine, another node's is not");
+            let removed = files.remove_all(&BackingId::list(&[id, elsewhere, id, absent]), &mut room);
+            assert!(matches!(removed, Reply::Bytes([1, 0, 1, 1])), "absent is fine, another node's is not");
         }
         ask(&id, BackingOp::Write { offset: 0, append: true, bytes: b"more" }).unwrap();
         assert_eq!(ask(&id, BackingOp::Read { offset: 3, bytes: 9 }).unwrap().1, b"amore");

@@ -2,7 +2,7 @@
 //! MPI's shared file pointer, and the locks of its atomic mode, which no program's own locks meet.
 //!
 //! All is in memory that the supervisor keeps over the worker: a table of groups, one of locks, and a log of the pointers' last
-//! steps. A step is done when its entry in the log says so, by one store; the table follows. So the next worker knows where each
+//! steps, moves and seeks. A step is done when its entry in the log says so, by one store; the table follows. So the next worker knows where each
 //! pointer is, and a step that is asked again is answered and not done again. A lock is in its table before it is granted. What waits for
 //! a lock is in this process's memory alone: it asks again.
 //!
@@ -259,13 +259,13 @@ impl Groups {
                 _ => Ok(Reply::Done),
             },
             _ if !is_its => Err(Code::Stale),
-            GroupOp::Move { by } => self.step(&mut state, &stamp, key, by).map(Reply::Count),
+            GroupOp::Move { by: 0 } => there.map(|group| Reply::Count(group.position)).ok_or(Code::Stale),
+            GroupOp::Move { by } => {
+                let after = |before: u64| before.checked_add(by).filter(|at| *at <= FILE_BYTES_MAX);
+                self.step(&mut state, &stamp, key, after).map(Reply::Count)
+            }
             GroupOp::Seek { position } => {
-                if let Some(group) = there {
-                    set(&self.memory, group.entry, POSITION, position);
-                    group.position = position;
-                }
-                Ok(Reply::Done)
+                self.step(&mut state, &stamp, key, |_| Some(position)).map(|_| Reply::Done)
             }
             GroupOp::Lock(wish) => self.lock(&mut state, stamp.session, key, wish).map(|()| Reply::Done),
         }
@@ -287,8 +287,14 @@ impl Groups {
         Ok(())
     }
 
-    /// Moves a pointer on, unless that was done; where it was.
-    fn step(&self, state: &mut State, stamp: &Stamp, key: u64, by: u64) -> std::result::Result<u64, Code> {
+    /// Moves a pointer to where `after` says for where it is, unless that was done; where it was. None is farther than files go.
+    fn step(
+        &self,
+        state: &mut State,
+        stamp: &Stamp,
+        key: u64,
+        after: impl Fn(u64) -> Option<u64>,
+    ) -> std::result::Result<u64, Code> {
         let step = (stamp.session, stamp.slot, stamp.sequence);
         if let Some(before) = state.done.get(&step) {
             return Ok(*before);
@@ -296,10 +302,7 @@ impl Groups {
         let number = state.next_step;
         let group = state.groups.get_mut(&key).ok_or(Code::Stale)?;
         let before = group.position;
-        if by == 0 {
-            return Ok(before);
-        }
-        let after = before.checked_add(by).filter(|at| *at <= FILE_BYTES_MAX).ok_or(Code::FileTooLarge)?;
+        let after = after(before).ok_or(Code::FileTooLarge)?;
         group.position = after;
         let (index, entry) = (number as usize % GROUP_STEPS_KEPT, group.entry);
         put(
@@ -420,6 +423,11 @@ mod tests {
         assert_eq!((step(), step()), (Ok(Reply::Count(106)), Ok(Reply::Count(106))));
         assert_eq!(a.ask(9, 1, GroupOp::Move { by: 0 }), Ok(116));
         assert_eq!(a.ask(9, 1, GroupOp::Move { by: FILE_BYTES_MAX }), Err(Code::FileTooLarge));
+        let seek = || groups.serve(stamp(7, 1 << 20), &ID, 1, GroupOp::Seek { position: 116 });
+        assert_eq!(seek(), Ok(Reply::Done), "where it was");
+        assert_eq!(a.ask(9, 1, GroupOp::Move { by: 4 }), Ok(116));
+        assert_eq!(seek(), Ok(Reply::Done), "a retry, after somebody moved it");
+        assert_eq!(a.ask(9, 1, GroupOp::Move { by: 0 }), Ok(120));
         a.ask(7, 1, GroupOp::Seek { position: 3 }).unwrap();
         a.ask(7, 2, GroupOp::Make { position: 50 }).unwrap();
         assert_eq!(a.ask(8, 1, GroupOp::Move { by: 1 }), Ok(3));
@@ -496,6 +504,9 @@ mod tests {
             a.ask(8, 1, GroupOp::Move { by: 2 }).unwrap();
         }
         a.ask(7, 2, GroupOp::Seek { position: 5 }).unwrap();
+        let seek = |groups: &Groups| groups.serve(stamp(8, 1 << 20), &ID, 2, GroupOp::Seek { position: 9 });
+        assert_eq!(seek(&first), Ok(Reply::Done));
+        assert_eq!(a.ask(8, 2, GroupOp::Move { by: 1 }), Ok(9));
         a.ask(7, 3, GroupOp::End).unwrap();
         a.ask(8, 1, wish(9, LockKind::Write, 100, 199)).unwrap();
         a.ask(8, 1, wish(10, LockKind::Read, 300, 399)).unwrap();
@@ -517,7 +528,8 @@ mod tests {
             assert_eq!(step, Ok(Reply::Count(end)), "it was done");
             let mut b = Asker(&next, 1 << 32);
             assert_eq!(b.ask(9, 1, GroupOp::Move { by: 0 }), Ok(end + 1));
-            assert_eq!(b.ask(9, 2, GroupOp::Move { by: 0 }), Ok(5));
+            assert_eq!(seek(&next), Ok(Reply::Done), "it was done too");
+            assert_eq!(b.ask(9, 2, GroupOp::Move { by: 0 }), Ok(10));
             assert_eq!(b.ask(9, 3, GroupOp::Move { by: 0 }), Err(Code::Stale));
             assert_eq!(b.ask(9, 1, wish(1, LockKind::Read, 199, 200)), Err(Code::Busy));
             b.ask(9, 1, wish(2, LockKind::Write, 300, 399)).unwrap();

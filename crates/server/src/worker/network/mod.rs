@@ -32,7 +32,7 @@ use std::sync::mpsc::Sender;
 use std::sync::Arc;
 
 use forebay_fabric::{Region, Ticket, Waker};
-use forebay_types::{node_of, Code, Ino, Layout, NodeId, PoolSpace, TargetSpace};
+use forebay_types::{Code, Ino, Layout, NodeId, PoolSpace, TargetSpace};
 use forebay_wire::Stamp;
 use serde_json::Value;
 
@@ -223,26 +223,9 @@ impl Network {
         self.givers.iter_mut().filter(|giver| giver.node == old).for_each(|giver| giver.node = new);
     }
 
-    /// Whether a file may come to lie so.
-    ///
-    /// # Errors
-    /// [`Code::Io`] for a node that the pool has not, or no more: nobody could ever open the file. [`Code::Invalid`] for a target that
-    /// a node has not, as one without any.
-    pub(super) fn check_targets(&self, layout: &Layout) -> Result<(), Code> {
-        let check = |target: u32| {
-            let giver = self.givers.iter().find(|giver| giver.node == node_of(target)).ok_or(Code::Io)?;
-            if target as u16 >= giver.targets {
-                return Err(Code::Invalid);
-            }
-            Ok(())
-        };
-        match layout.wish() {
-            Some(target) => check(target),
-            None if !layout.is_placed() => Ok(()),
-            None => layout.components().iter().try_for_each(|component| {
-                (0..component.target_count.into()).try_for_each(|stripe| check(component.target(stripe)))
-            }),
-        }
+    /// Whether files may lie on the node. A node never gets its first target later, nor loses its last.
+    pub(super) fn has_targets(&self, node: NodeId) -> bool {
+        self.givers.iter().any(|giver| giver.node == node && giver.targets > 0)
     }
 
     /// Ends the thread when what it was told before is done.
