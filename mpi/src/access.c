@@ -85,8 +85,8 @@ static bool batch_add(struct batch *batch, int64_t offset, int64_t bytes, struct
     return batch->run_count < RUNS_MAX && batch->part_count < PARTS_MAX;
 }
 
-/* The next ranges, at most so many and of so many bytes, with their memory; an error class. */
-static int batch_fill(struct batch *batch, struct walk *runs, struct walk *memory, int64_t bytes, int most) {
+/* The next ranges, at most so many and of so many bytes, with their memory. */
+static void batch_fill(struct batch *batch, struct walk *runs, struct walk *memory, int64_t bytes, int most) {
     batch->run_count = batch->part_count = 0;
     batch->bytes = 0;
     bool room = true;
@@ -96,11 +96,8 @@ static int batch_fill(struct batch *batch, struct walk *runs, struct walk *memor
         int64_t piece, run;
         walk_next(&ahead, bytes - batch->bytes, &piece);
         int64_t at = walk_next(runs, piece, &run);
-        if (at < 0 || at > INT64_MAX - run)
-            return MPI_ERR_ARG;
         room = batch_add(batch, at, run, memory) && batch->run_count < most;
     }
-    return MPI_SUCCESS;
 }
 
 static int move(struct file *file, const struct view *view, bool writes, int64_t position, void *buffer, int64_t bytes,
@@ -111,9 +108,7 @@ static int move(struct file *file, const struct view *view, bool writes, int64_t
     walk_start(&runs, view->file, view->disp, position);
     walk_start(&pieces, memory, (int64_t)(intptr_t)buffer, 0);
     while (*done < bytes) {
-        int code = batch_fill(&batch, &runs, &pieces, bytes - *done, most);
-        if (code != MPI_SUCCESS)
-            return code;
+        batch_fill(&batch, &runs, &pieces, bytes - *done, most);
         int64_t n;
         if (batch.run_count == 1)
             n = transfer_run(file, writes, batch.parts, batch.part_count, batch.runs[0].offset);
@@ -138,10 +133,11 @@ int transfer(struct file *file, const struct view *view, bool writes, int64_t po
         return MPI_SUCCESS;
     if (!file->atomic)
         return move(file, view, writes, position, buffer, bytes, memory, done);
-    int64_t first, last;
+    int64_t first, end;
     uint64_t lock = 0;
-    view_span(view, position, bytes, &first, &last);
-    int code = shared_lock(file, writes, first, last, &lock);
+    int code = view_span(view, position, bytes, &first, &end);
+    if (code == MPI_SUCCESS)
+        code = shared_lock(file, writes, first, end - 1, &lock);
     if (code != MPI_SUCCESS)
         return code;
     code = move(file, view, writes, position, buffer, bytes, memory, done);
@@ -259,9 +255,18 @@ static int check(struct file *file, bool writes, enum pointer pointer, int64_t o
         return MPI_ERR_IO;
     if ((pointer == SHARED || pointer == ORDERED) && !shared_there(file))
         return MPI_ERR_UNSUPPORTED_OPERATION;
-    if (offset > 0 && offset > (INT64_MAX - bytes) / file->view.etype_size)
-        return MPI_ERR_ARG;
     return MPI_SUCCESS;
+}
+
+/* Where an access of so many bytes begins in the view's data and what it touches of the file: MPI_ERR_ARG when no offset says. */
+static int reach(const struct view *view, int64_t offset, int64_t bytes, int64_t *position, struct together *mine) {
+    if (offset < 0 || offset > (INT64_MAX - bytes) / view->etype_size)
+        return MPI_ERR_ARG;
+    *position = offset * view->etype_size;
+    mine->bytes = bytes;
+    /* What a view without gaps has of an access is one run. */
+    mine->run = view_run(view) < bytes ? view_run(view) : bytes;
+    return bytes > 0 ? view_span(view, *position, bytes, &mine->first, &mine->last) : MPI_SUCCESS;
 }
 
 int access_file(struct file *file, bool writes, enum pointer pointer, int flags, int64_t offset, void *buffer,
@@ -296,21 +301,27 @@ int access_file(struct file *file, bool writes, enum pointer pointer, int flags,
     }
     if (code != MPI_SUCCESS && !together)
         return code;
+    struct together mine = {.code = code};
+    int64_t position = 0;
+    if (pointer == SHARED)
+        code = shared_move(file, etypes, &offset);
     pthread_mutex_lock(&file->lock);
     struct view view = file->view;
-    if (pointer == INDIVIDUAL) {
+    if (pointer == INDIVIDUAL)
         offset = file->position;
-        if (writes)
-            file->position += etypes;
-    }
+    if (code == MPI_SUCCESS)
+        mine.code = code = reach(&view, offset, asked, &position, &mine);
+    if (pointer == INDIVIDUAL && writes && code == MPI_SUCCESS)
+        file->position += etypes;
     pthread_mutex_unlock(&file->lock);
-    if (pointer == SHARED) {
-        int moved = shared_move(file, etypes, &offset);
-        if (moved != MPI_SUCCESS)
-            return moved;
+    together = together && wants_two_phase(file, writes, &mine, &all);
+    if (together && all.code != MPI_SUCCESS && pointer == INDIVIDUAL && writes && code == MPI_SUCCESS) {
+        /* Another rank's arguments keep this one's data from being written: it is where it was. */
+        pthread_mutex_lock(&file->lock);
+        if (file->position == offset + etypes)
+            file->position = offset;
+        pthread_mutex_unlock(&file->lock);
     }
-    int64_t position = code == MPI_SUCCESS ? offset * view.etype_size : 0;
-    together = together && wants_two_phase(file, &view, writes, position, asked, code, &all);
     if (together)
         code = transfer_together(file, &view, writes, position, buffer, count, memory, &all, &moved);
     else if (code != MPI_SUCCESS)

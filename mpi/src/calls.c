@@ -332,8 +332,13 @@ static int File_get_position(MPI_File handle, MPI_Offset *offset) {
 static int File_get_byte_offset(MPI_File handle, MPI_Offset offset, MPI_Offset *disp) {
     FILE_OF(file, handle)
     int code = offset < 0 || disp == NULL ? MPI_ERR_ARG : not_sequential(file);
+    int64_t position = 0, end = 0, at = file->view.disp;
+    if (code == MPI_SUCCESS && __builtin_mul_overflow(offset, file->view.etype_size, &position))
+        code = MPI_ERR_ARG;
+    if (code == MPI_SUCCESS && file->view.file->size > 0)
+        code = view_span(&file->view, position, 1, &at, &end);
     if (code == MPI_SUCCESS)
-        *disp = view_offset(&file->view, offset * file->view.etype_size);
+        *disp = file->view.file->apart ? at : view_offset(&file->view, position);
     return fail(file, code);
 }
 

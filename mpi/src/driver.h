@@ -186,7 +186,7 @@ struct file {
     struct view view;
     int64_t position;   /* the individual file pointer, in etypes */
     bool apart;         /* the views of all ranks are: what lies before an offset is the first part of each one's data */
-    int64_t widest_run; /* the longest mean length of a view's runs that any rank has */
+    int64_t shortest_run; /* the least mean length of a view's runs that any rank has */
     bool atomic;
     struct shared *shared; /* NULL where this rank has none */
     bool shared_known;     /* and so have all ranks, or none */
@@ -212,8 +212,13 @@ int class_of(int64_t negative_errno);
 void view_free(struct view *view);
 int view_default(struct view *view, MPI_Comm comm);
 int64_t view_offset(const struct view *view, int64_t position_bytes);
-/* Where the first and the last byte are, or nearly, that so many bytes of the view's data touch. */
-void view_span(const struct view *view, int64_t position, int64_t bytes, int64_t *first, int64_t *last);
+/*
+ * Where so many bytes of the view's data, one or more, begin and where they end, or nearly if the view is not apart; MPI_ERR_ARG
+ * when that is beyond what an offset can say.
+ */
+int view_span(const struct view *view, int64_t position, int64_t bytes, int64_t *first, int64_t *end);
+/* The mean length of its runs in bytes; INT64_MAX when it is one run, or none. */
+int64_t view_run(const struct view *view);
 /* Bytes of the view's data that lie before byte `end` of the file. */
 int64_t view_bytes_before(const struct view *view, int64_t end);
 /* All ranks' opinion: an error if any has one, else MPI_ERR_NOT_SAME if `value` differs, else MPI_SUCCESS. Collective. */
@@ -316,17 +321,17 @@ int64_t transfer_run(struct file *file, bool writes, struct iovec *parts, int co
 
 /* ---- twophase.c ---- */
 
-/* What all ranks bring to a collective call, the same on all. */
+/* What a rank brings to a collective call, and what all bring, which is the same on all. */
 struct together {
     int code;            /* what is wrong with the arguments of one of them */
-    int64_t first, last; /* the range of the file that they touch */
-    int64_t most;        /* bytes of the rank that has most */
+    int64_t bytes;       /* of the rank that has most */
+    int64_t first, last; /* the range of the file that those touch who have bytes */
+    int64_t run;         /* the greatest of their mean lengths of a run */
 };
 /* Whether a collective call may go through aggregators; all ranks answer alike. What rules it out costs no message. */
 bool may_two_phase(const struct file *file, bool writes);
-/* Whether it is to: finds out what all ranks bring. `code` is what is wrong with this rank's arguments. Collective. */
-bool wants_two_phase(const struct file *file, const struct view *view, bool writes, int64_t position, int64_t bytes,
-                     int code, struct together *all);
+/* Whether it is to: finds out what all ranks bring. Collective. */
+bool wants_two_phase(const struct file *file, bool writes, const struct together *mine, struct together *all);
 /* As `transfer`, of memory in one piece, by all ranks together; `packed` is NULL where there was no room for it. */
 int two_phase(struct file *file, const struct view *view, bool writes, int64_t position, char *packed, int64_t bytes,
               const struct together *all, int64_t *done);

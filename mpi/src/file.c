@@ -30,16 +30,33 @@ int64_t view_offset(const struct view *view, int64_t position) {
     return walk_next(&walk, 1, &bytes);
 }
 
-void view_span(const struct view *view, int64_t position, int64_t bytes, int64_t *first, int64_t *last) {
+/* Byte `within` of copy `tile` of the type; false when no offset says where that is. */
+static bool view_place(const struct view *view, int64_t tile, int64_t within, int64_t *at) {
+    int64_t start;
+    return !__builtin_mul_overflow(tile, view->file->extent, &start) && !__builtin_add_overflow(start, within, &start) &&
+           !__builtin_add_overflow(start, view->disp, at);
+}
+
+int view_span(const struct view *view, int64_t position, int64_t bytes, int64_t *first, int64_t *end) {
     const struct flat *flat = view->file;
-    *first = view_offset(view, position);
-    *last = view_offset(view, position + bytes - 1);
-    if (flat->apart)
-        return;
-    /* Copies of the type lie between each other's blocks: all of the first and the last one. */
-    const struct block *end = &flat->blocks[flat->count - 1];
-    *first = view->disp + position / flat->size * flat->extent + flat->blocks[0].offset;
-    *last = view->disp + (position + bytes - 1) / flat->size * flat->extent + end->offset + end->bytes - 1;
+    struct walk from, to;
+    walk_start(&from, flat, view->disp, position);
+    walk_start(&to, flat, view->disp, position + (bytes - 1));
+    const struct block *head = &flat->blocks[from.index], *tail = &flat->blocks[to.index];
+    int64_t start = head->offset + from.within, stop = tail->offset + to.within, last;
+    if (!flat->apart) {
+        /* Copies of the type lie between each other's blocks: all of the first and the last one. */
+        start = flat->blocks[0].offset;
+        stop = flat->blocks[flat->count - 1].offset + flat->blocks[flat->count - 1].bytes - 1;
+    }
+    return view_place(view, from.tile, start, first) && view_place(view, to.tile, stop, &last) &&
+                   !__builtin_add_overflow(last, 1, end)
+               ? MPI_SUCCESS
+               : MPI_ERR_ARG;
+}
+
+int64_t view_run(const struct view *view) {
+    return view->file->dense || view->file->count == 0 ? INT64_MAX : view->file->size / view->file->count;
 }
 
 int64_t view_bytes_before(const struct view *view, int64_t end) {
@@ -56,9 +73,10 @@ int64_t view_bytes_before(const struct view *view, int64_t end) {
     }
     int64_t bytes = tile * flat->size;
     for (;; tile++) {
-        int64_t here = within - tile * flat->extent, got = 0;
-        if (here <= flat->blocks[0].offset)
+        int64_t start, got = 0;
+        if (__builtin_mul_overflow(tile, flat->extent, &start) || within - start <= flat->blocks[0].offset)
             return bytes;
+        int64_t here = within - start;
         for (int64_t low = 0, high = flat->count; low < high;) {
             /* Blocks rise: those before `low` begin before the end. */
             int64_t middle = (low + high) / 2;
@@ -202,19 +220,19 @@ int file_set_view(struct file *file, MPI_Offset disp, MPI_Datatype etype, MPI_Da
             view_free(&made);
         return code;
     }
-    int64_t widest = made.file->dense || made.file->count == 0 ? INT64_MAX : made.file->size / made.file->count;
+    int64_t shortest = view_run(&made);
     int64_t entangled = !made.file->apart;
     if (file->size > 1) {
-        int64_t mine[3] = {widest, entangled, file->shared == NULL}, all[3];
+        int64_t mine[3] = {-shortest, entangled, file->shared == NULL}, all[3];
         mpi.Allreduce(mine, all, 3, MPI_INT64_T, MPI_MAX, file->comm);
-        widest = all[0];
+        shortest = -all[0];
         entangled = all[1];
         if (!file->shared_known)
             shared_settle(file, all[2] != 0);
     }
     pthread_mutex_lock(&file->lock);
     struct view before = file->view;
-    file->widest_run = widest;
+    file->shortest_run = shortest;
     file->apart = !entangled;
     file->view = made;
     file->position = 0;

@@ -132,7 +132,7 @@ static struct file *file_make(MPI_Comm comm, const char *path, int amode, int *c
         return NULL;
     file->fd = -1;
     file->amode = amode;
-    file->widest_run = INT64_MAX;
+    file->shortest_run = INT64_MAX;
     file->apart = true;
     file->comm = MPI_COMM_NULL;
     pthread_mutex_init(&file->lock, NULL);

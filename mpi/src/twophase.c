@@ -4,8 +4,9 @@
  *
  * The range of bytes that all ranks touch is cut into as many domains as there are aggregators. In each round every
  * aggregator serves one window of cb_buffer_size bytes of its domain. A view's displacements rise, so what a rank has
- * for a window is one slice of its data and the list of runs that say where the slice goes. Windows with gaps are
- * written run by run: nothing is read to be written back. Where two ranks write one byte, the higher rank's stays.
+ * for a window is one slice of its data and the list of runs that say where the slice goes. Rounds in which nobody has
+ * anything are left out. Windows with gaps are written run by run: nothing is read to be written back. Where two ranks
+ * write one byte, the higher rank's stays.
  */
 #include "driver.h"
 
@@ -21,6 +22,7 @@ enum {
     SHORT_RUN_BYTES = 32768,  /* what a request to another node carries by itself; longer ones are fetched from memory */
     RUNS_FEW = 8,             /* not worth the ranks' talking */
     READ_BYTES_MIN = 1 << 20, /* of a rank: less is read with the gaps faster than ranks agree */
+    SPARSE = 4,               /* a range of so many times what ranks have is mostly gaps */
     ALIGNMENT_BYTES = 4096,   /* of domains, so that two aggregators do not share a page */
 };
 
@@ -28,23 +30,24 @@ enum {
  * The one place that decides between the two ways, of what all ranks know alike. On a medium of this node each rank is faster
  * alone, as libforebay.so moves short runs many at a time. Where data is on other nodes each short run that is written is a
  * request; short runs are read with the gaps between them, which many bytes make dearer than an exchange (measured:
- * docs/decisions/0021).
+ * docs/decisions/0021). Where most of the range is gaps, ranks' runs do not make long ones together.
  */
-static bool pays(const struct file *file, bool writes, int64_t most) {
-    int64_t runs = most / (file->widest_run > 0 ? file->widest_run : 1);
-    return file->far && file->widest_run <= SHORT_RUN_BYTES && runs >= RUNS_FEW && (writes || most >= READ_BYTES_MIN);
+static bool pays(const struct file *file, bool writes, const struct together *all) {
+    int64_t runs = all->bytes / (all->run > 0 ? all->run : 1), range = all->last - all->first;
+    return file->far && all->run <= SHORT_RUN_BYTES && runs >= RUNS_FEW && (writes || all->bytes >= READ_BYTES_MIN) &&
+           range / SPARSE / file->size <= all->bytes;
 }
 
 static const char *hint_of(const struct file *file, bool writes) {
     return file->hints[writes ? HINT_romio_cb_write : HINT_romio_cb_read];
 }
 
-static void tell(const struct file *file, bool writes, bool together, const char *why) {
+static void tell(const struct file *file, bool writes, bool together, int64_t run, const char *why) {
     if (!debug() || file->rank != 0)
         return;
     char runs[64] = "in one run";
-    if (file->widest_run < INT64_MAX)
-        snprintf(runs, sizeof runs, "in runs of %lld bytes", (long long)file->widest_run);
+    if (run < INT64_MAX)
+        snprintf(runs, sizeof runs, "in runs of %lld bytes", (long long)run);
     fprintf(stderr, "forebay: %s: collective %s is %s (hint: %s; %s; data on %s; %s)\n", file->path,
             writes ? "write" : "read", together ? "two-phase" : "independent",
             hint_of(file, writes)[0] != 0 ? hint_of(file, writes) : "automatic", runs,
@@ -59,31 +62,34 @@ bool may_two_phase(const struct file *file, bool writes) {
         why = "one rank";
     else if (!file->apart || file->atomic || file->view.rep != NULL)
         why = "the view, its representation or atomic mode rules two-phase out";
-    else if (strcmp(hint, "enable") == 0 || (strcmp(hint, "disable") != 0 && pays(file, writes, INT64_MAX)))
+    else if (strcmp(hint, "enable") == 0 || (strcmp(hint, "disable") != 0 && file->far && file->shortest_run <= SHORT_RUN_BYTES))
         return true;
     else if (strcmp(hint, "disable") != 0)
         why = file->far ? "long runs" : "ranks are fast alone";
-    tell(file, writes, false, why);
+    tell(file, writes, false, file->shortest_run, why);
     return false;
 }
 
-bool wants_two_phase(const struct file *file, const struct view *view, bool writes, int64_t position, int64_t bytes,
-                     int code, struct together *all) {
-    int64_t mine[4] = {code, -INT64_MAX, -1, 0}, most[4] = {0};
-    if (code == MPI_SUCCESS && bytes > 0) {
-        mine[1] = -view_offset(view, position);
-        mine[2] = view_offset(view, position + bytes - 1) + 1;
-        mine[3] = bytes;
+bool wants_two_phase(const struct file *file, bool writes, const struct together *mine, struct together *all) {
+    int64_t words[5] = {mine->code, 0, -INT64_MAX, 0, 0}, most[5] = {0};
+    if (mine->code == MPI_SUCCESS && mine->bytes > 0) {
+        words[1] = mine->bytes;
+        words[2] = -mine->first;
+        words[3] = mine->last;
+        words[4] = mine->run;
     }
-    if (mpi.Allreduce(mine, most, 4, MPI_INT64_T, MPI_MAX, file->comm) != MPI_SUCCESS)
+    if (mpi.Allreduce(words, most, 5, MPI_INT64_T, MPI_MAX, file->comm) != MPI_SUCCESS)
         most[0] = MPI_ERR_INTERN;
-    *all = (struct together){.code = (int)most[0], .first = -most[1], .last = most[2], .most = most[3]};
+    *all = (struct together){.code = (int)most[0], .bytes = most[1], .first = -most[2], .last = most[3], .run = most[4]};
+    if (all->bytes == 0)
+        all->first = all->last;
     bool asked = strcmp(hint_of(file, writes), "enable") == 0;
-    bool together = asked || pays(file, writes, all->most);
-    char why[64] = "as asked";
+    bool together = asked || pays(file, writes, all);
+    char why[96] = "as asked";
     if (!asked)
-        snprintf(why, sizeof why, "at most %lld bytes of a rank", (long long)all->most);
-    tell(file, writes, together, why);
+        snprintf(why, sizeof why, "at most %lld bytes of a rank, in a range of %lld", (long long)all->bytes,
+                 (long long)(all->last - all->first));
+    tell(file, writes, together, all->run, why);
     return together;
 }
 
@@ -124,20 +130,62 @@ static void plan(struct access *a) {
         a->window = most;
     if (a->window < WINDOW_BYTES_MIN)
         a->window = WINDOW_BYTES_MIN;
-    a->domain = (a->last - a->first + a->aggregators - 1) / a->aggregators;
-    a->domain = (a->domain + ALIGNMENT_BYTES - 1) / ALIGNMENT_BYTES * ALIGNMENT_BYTES;
+    int64_t blocks = (a->last - a->first - 1) / a->aggregators / ALIGNMENT_BYTES + 1;
+    a->domain = blocks <= INT64_MAX / ALIGNMENT_BYTES ? blocks * ALIGNMENT_BYTES : a->last - a->first;
 }
 
 static int rank_of(const struct access *a, int aggregator) {
     return (int)((int64_t)aggregator * a->file->size / a->aggregators);
 }
 
+/* What an aggregator serves from a round on, nothing if that is its end; ranges may reach as far as offsets do. */
+static void rest_of(const struct access *a, int aggregator, int64_t round, int64_t *first, int64_t *last) {
+    int64_t before, skipped;
+    *first = *last = a->last;
+    if (__builtin_mul_overflow(aggregator, a->domain, &before) || before >= a->last - a->first)
+        return;
+    int64_t bytes = a->last - a->first - before;
+    if (bytes > a->domain)
+        bytes = a->domain;
+    if (__builtin_mul_overflow(round, a->window, &skipped) || skipped >= bytes)
+        return;
+    *first = a->first + before + skipped;
+    *last = a->first + before + bytes;
+}
+
 static void window_of(const struct access *a, int aggregator, int64_t round, int64_t *first, int64_t *last) {
-    int64_t start = a->first + aggregator * a->domain, end = start + a->domain;
-    if (end > a->last)
-        end = a->last;
-    *first = start + round * a->window;
-    *last = *first + a->window < end ? *first + a->window : end;
+    rest_of(a, aggregator, round, first, last);
+    if (*last - *first > a->window)
+        *last = *first + a->window;
+}
+
+/* Which of this rank's data lies there, from where to where; none when the two are the same. */
+static void data_of(const struct access *a, int64_t first, int64_t last, int64_t *from, int64_t *to) {
+    *from = *to = 0;
+    if (first >= last || a->bytes == 0)
+        return;
+    int64_t begin = view_bytes_before(a->view, first), end = view_bytes_before(a->view, last);
+    begin = begin > a->position ? begin : a->position;
+    end = end < a->position + a->bytes ? end : a->position + a->bytes;
+    if (begin < end) {
+        *from = begin;
+        *to = end;
+    }
+}
+
+/* The first round from this one on in which this rank has anything; INT64_MAX when it has no more. */
+static int64_t next_round(const struct access *a, int64_t round) {
+    int64_t next = INT64_MAX;
+    for (int g = 0; g < a->aggregators; g++) {
+        int64_t first, last, from, to;
+        rest_of(a, g, round, &first, &last);
+        data_of(a, first, last, &from, &to);
+        if (from == to)
+            continue;
+        int64_t here = round + (view_offset(a->view, from) - first) / a->window;
+        next = here < next ? here : next;
+    }
+    return next;
 }
 
 static bool make(struct access *a) {
@@ -187,13 +235,8 @@ static bool list_pieces(struct access *a, int64_t round) {
     for (int g = 0; g < a->aggregators; g++) {
         int64_t first, last, from, to;
         window_of(a, g, round, &first, &last);
-        if (first >= last || a->bytes == 0)
-            continue;
-        from = view_bytes_before(a->view, first);
-        to = view_bytes_before(a->view, last);
-        from = from > a->position ? from : a->position;
-        to = to < a->position + a->bytes ? to : a->position + a->bytes;
-        if (from >= to)
+        data_of(a, first, last, &from, &to);
+        if (from == to)
             continue;
         int rank = rank_of(a, g);
         struct walk runs;
@@ -307,8 +350,10 @@ static void copy_slices(struct access *a, bool to_packed) {
     }
 }
 
-static int one_round(struct access *a, bool writes, int64_t round, int *result) {
+/* Moves on to the next round in which any rank has anything. */
+static int one_round(struct access *a, bool writes, int64_t *which, int *result) {
     MPI_Comm comm = a->file->comm;
+    int64_t round = *which;
     bool good = list_pieces(a, round);
     if (!good) {
         /* The others are told of nothing, then of the failure. */
@@ -316,9 +361,12 @@ static int one_round(struct access *a, bool writes, int64_t round, int *result) 
         memset(a->data_bytes[0], 0, a->file->size * sizeof(int));
     }
     good = exchange_counts(a) && good;
-    int code = agree(a->file, good ? MPI_SUCCESS : MPI_ERR_NO_MEM, 0);
-    if (code != MPI_SUCCESS)
-        return code;
+    int64_t mine[2] = {good ? MPI_SUCCESS : MPI_ERR_NO_MEM, -next_round(a, round + 1)}, all[2];
+    if (mpi.Allreduce(mine, all, 2, MPI_INT64_T, MPI_MAX, comm) != MPI_SUCCESS)
+        return MPI_ERR_INTERN;
+    if (all[0] != MPI_SUCCESS)
+        return (int)all[0];
+    *which = -all[1];
     mpi.Alltoallv(a->pieces[0], a->piece_words[0], a->piece_at[0], MPI_INT64_T, a->pieces[1], a->piece_words[1],
                   a->piece_at[1], MPI_INT64_T, comm);
     if (writes) {
@@ -369,8 +417,9 @@ int two_phase(struct file *file, const struct view *view, bool writes, int64_t p
     bool has_memory = make(&a) && (packed != NULL || bytes == 0);
     code = agree(file, has_memory ? MPI_SUCCESS : MPI_ERR_NO_MEM, 0);
     int result = MPI_SUCCESS;
-    for (int64_t round = 0; code == MPI_SUCCESS && round * a.window < a.domain; round++)
-        code = one_round(&a, writes, round, &result);
+    /* The range begins with some rank's first byte. */
+    for (int64_t round = 0; code == MPI_SUCCESS && round < INT64_MAX;)
+        code = one_round(&a, writes, &round, &result);
     if (code == MPI_SUCCESS)
         code = agree(file, result, 0);
     if (code == MPI_SUCCESS)

@@ -4,14 +4,19 @@
  */
 #include "check.h"
 
+#include <stdint.h>
+
 static char name[4096];
 
-static MPI_File open_with(int amode, const char *key, const char *value) {
+/* `cb`: which way collective calls are to go, if not NULL. */
+static MPI_File open_with(int amode, const char *cb) {
     MPI_File file = MPI_FILE_NULL;
     MPI_Info info;
     MPI_Info_create(&info);
-    if (key != NULL)
-        MPI_Info_set(info, key, value);
+    if (cb != NULL) {
+        MPI_Info_set(info, "romio_cb_write", cb);
+        MPI_Info_set(info, "romio_cb_read", cb);
+    }
     OK(MPI_File_open(MPI_COMM_WORLD, name, amode, info, &file));
     MPI_Info_free(&info);
     return file;
@@ -19,7 +24,7 @@ static MPI_File open_with(int amode, const char *key, const char *value) {
 
 /* Every call that takes an argument that is to be the same on all ranks. */
 static void different_arguments(void) {
-    MPI_File file = open_with(MPI_MODE_RDWR | MPI_MODE_CREATE, NULL, NULL);
+    MPI_File file = open_with(MPI_MODE_RDWR | MPI_MODE_CREATE, NULL);
     MPI_Offset bytes = -1, at = -1;
     char datarep[MPI_MAX_DATAREP_STRING] = "";
     MPI_Datatype etype, filetype;
@@ -74,7 +79,7 @@ static void different_opens(void) {
 
 /* Each kind of access with what it may not be given; a collective one by all ranks. */
 static void accesses(const char *cb) {
-    MPI_File file = open_with(MPI_MODE_RDWR, "romio_cb_write", cb);
+    MPI_File file = open_with(MPI_MODE_RDWR, cb);
     MPI_Datatype loose;
     MPI_Request request;
     int words[8] = {0};
@@ -110,14 +115,14 @@ static void accesses(const char *cb) {
 static void amodes(const char *cb) {
     char byte = 'x';
     MPI_Request request;
-    MPI_File file = open_with(MPI_MODE_RDONLY, "romio_cb_write", cb);
+    MPI_File file = open_with(MPI_MODE_RDONLY, cb);
     FAILS(MPI_ERR_READ_ONLY, MPI_File_write_all(file, &byte, 1, MPI_BYTE, MPI_STATUS_IGNORE));
     FAILS(MPI_ERR_READ_ONLY, MPI_File_iwrite_at(file, 0, &byte, 1, MPI_BYTE, &request));
     FAILS(MPI_ERR_READ_ONLY, MPI_File_write_ordered(file, &byte, 1, MPI_BYTE, MPI_STATUS_IGNORE));
     FAILS(MPI_ERR_READ_ONLY, MPI_File_write_all_begin(file, &byte, 1, MPI_BYTE));
     FAILS(MPI_ERR_READ_ONLY, MPI_File_preallocate(file, 1 << 20));
     OK(MPI_File_close(&file));
-    file = open_with(MPI_MODE_WRONLY, "romio_cb_read", cb);
+    file = open_with(MPI_MODE_WRONLY, cb);
     FAILS(MPI_ERR_ACCESS, MPI_File_read_all(file, &byte, 1, MPI_BYTE, MPI_STATUS_IGNORE));
     FAILS(MPI_ERR_ACCESS, MPI_File_read_at(file, 0, &byte, 1, MPI_BYTE, MPI_STATUS_IGNORE));
     FAILS(MPI_ERR_ACCESS, MPI_File_iread_shared(file, &byte, 1, MPI_BYTE, &request));
@@ -127,7 +132,7 @@ static void amodes(const char *cb) {
     CHECK(file == MPI_FILE_NULL);
     /* A hint that nobody else has the file open, which is kept, and asks for nothing. */
     int amode = 0;
-    file = open_with(MPI_MODE_RDWR | MPI_MODE_UNIQUE_OPEN, NULL, NULL);
+    file = open_with(MPI_MODE_RDWR | MPI_MODE_UNIQUE_OPEN, NULL);
     OK(MPI_File_get_amode(file, &amode));
     CHECK(amode == (MPI_MODE_RDWR | MPI_MODE_UNIQUE_OPEN));
     OK(MPI_File_write_at_all(file, rank, &byte, 1, MPI_BYTE, MPI_STATUS_IGNORE));
@@ -135,9 +140,119 @@ static void amodes(const char *cb) {
     MPI_Barrier(MPI_COMM_WORLD);
 }
 
+enum { RECORD = 64, RECORDS = 32, RECORDS_BYTES = RECORD * RECORDS };
+
+/* Records that lie by turns, with a gap of two turns behind each turn. */
+static void set_records(MPI_File file) {
+    MPI_Datatype whole, own;
+    MPI_Type_contiguous(RECORD, MPI_BYTE, &whole);
+    MPI_Type_create_resized(whole, 0, 3 * (MPI_Aint)RECORD * size, &own);
+    MPI_Type_commit(&own);
+    OK(MPI_File_set_view(file, (MPI_Offset)RECORD * rank, MPI_BYTE, own, "native", MPI_INFO_NULL));
+    MPI_Type_free(&whole);
+    MPI_Type_free(&own);
+}
+
+/* Whether this rank's records are all of one byte, which is looked for alone. */
+static int records_are(MPI_File file, int byte) {
+    unsigned char data[RECORDS_BYTES];
+    int wrong = 0;
+    MPI_Barrier(MPI_COMM_WORLD);
+    OK(MPI_File_read_at(file, 0, data, sizeof data, MPI_BYTE, MPI_STATUS_IGNORE));
+    for (int i = 0; i < RECORDS_BYTES; i++)
+        wrong += data[i] != byte;
+    MPI_Barrier(MPI_COMM_WORLD);
+    return wrong == 0;
+}
+
+/*
+ * Collective data calls with one rank wrong among good ones. Each rank for itself: the others' calls do what they say. Through
+ * aggregators: all hear of it, nothing is moved, and pointers stay.
+ */
+static void one_wrong(const char *cb, int who) {
+    int together = size > 1 && strcmp(cb, "enable") == 0, me = rank == who, byte = 1 + rank;
+    MPI_File file = open_with(MPI_MODE_RDWR, cb);
+    unsigned char data[RECORDS_BYTES], other[RECORDS_BYTES];
+    memset(data, byte, sizeof data);
+    OK(MPI_File_set_size(file, 0));
+    set_records(file);
+    OK(MPI_File_write_all(file, data, sizeof data, MPI_BYTE, MPI_STATUS_IGNORE));
+    CHECK(records_are(file, byte));
+    MPI_Offset bytes = 0, now = 0;
+    OK(MPI_File_get_size(file, &bytes));
+/* What the call comes back with, and what it does to the records of ranks that are not wrong. */
+#define WRONG(class, call)                                                                                             \
+    do {                                                                                                               \
+        memset(other, ++byte, sizeof other);                                                                           \
+        OK(MPI_File_seek(file, 0, MPI_SEEK_SET));                                                                      \
+        if (me || together)                                                                                            \
+            FAILS(class, call);                                                                                        \
+        else                                                                                                           \
+            OK(call);                                                                                                  \
+        byte = me || together ? byte - 1 : byte;                                                                       \
+        CHECK(records_are(file, byte));                                                                                \
+        OK(MPI_File_get_position(file, &now));                                                                         \
+        CHECK(now == (me || together || !moves ? 0 : RECORDS_BYTES));                                                  \
+    } while (0)
+    int moves = 1;
+    WRONG(MPI_ERR_COUNT, MPI_File_write_all(file, other, me ? -1 : RECORDS_BYTES, MPI_BYTE, MPI_STATUS_IGNORE));
+    WRONG(MPI_ERR_TYPE, MPI_File_write_all(file, other, RECORDS_BYTES, me ? MPI_DATATYPE_NULL : MPI_BYTE, MPI_STATUS_IGNORE));
+    moves = 0;
+    WRONG(MPI_ERR_ARG, MPI_File_write_at_all(file, me ? -1 : 0, other, RECORDS_BYTES, MPI_BYTE, MPI_STATUS_IGNORE));
+    /* Offsets that are beyond all that a file can have in this view, or wrap to what it has. */
+    static const MPI_Offset far[] = {(MPI_Offset)1 << 62, ((MPI_Offset)1 << 62) + ((MPI_Offset)1 << 61), INT64_MAX,
+                                     INT64_MAX - RECORDS_BYTES, INT64_MAX / 6 * 5};
+    for (int i = 0; i < (int)(sizeof far / sizeof far[0]); i++)
+        WRONG(MPI_ERR_ARG, MPI_File_write_at_all(file, me ? far[i] : 0, other, RECORDS_BYTES, MPI_BYTE, MPI_STATUS_IGNORE));
+#undef WRONG
+    for (int i = 0; i < (int)(sizeof far / sizeof far[0]); i++) {
+        memset(other, 0, sizeof other);
+        int code = MPI_File_read_at_all(file, me ? far[i] : 0, other, RECORDS_BYTES, MPI_BYTE, MPI_STATUS_IGNORE);
+        CHECK(class_of(code) == (me || together ? MPI_ERR_ARG : MPI_SUCCESS));
+        CHECK(other[0] == (me || together ? 0 : byte) && other[RECORDS_BYTES - 1] == other[0]);
+        MPI_Offset at = -1;
+        FAILS(MPI_ERR_ARG, MPI_File_get_byte_offset(file, far[i], &at));
+        CHECK(at == -1);
+    }
+    /* The individual pointer there: nobody's data is written, and it stays. */
+    OK(MPI_File_seek(file, me ? far[0] : 0, MPI_SEEK_SET));
+    int code = MPI_File_write_all(file, data, RECORDS_BYTES, MPI_BYTE, MPI_STATUS_IGNORE);
+    CHECK(class_of(code) == (me || together ? MPI_ERR_ARG : MPI_SUCCESS));
+    OK(MPI_File_get_position(file, &now));
+    CHECK(now == (me ? far[0] : together ? 0 : RECORDS_BYTES));
+    CHECK(records_are(file, me || together ? byte : data[0]));
+    MPI_Offset size_now = 0;
+    OK(MPI_File_get_size(file, &size_now));
+    CHECK(size_now == bytes);
+    OK(MPI_File_close(&file));
+}
+
+/* One rank's data is far behind the others', where a file may well have some: a call does not go through all that is between. */
+static void far_apart(const char *cb) {
+    const MPI_Offset far = (MPI_Offset)1 << 40;
+    MPI_File file = open_with(MPI_MODE_RDWR, cb);
+    unsigned char data[RECORDS_BYTES], back[RECORDS_BYTES] = {0};
+    memset(data, 101 + rank, sizeof data);
+    OK(MPI_File_set_size(file, 0));
+    set_records(file);
+    OK(MPI_File_write_at_all(file, rank == 0 ? far : 0, data, sizeof data, MPI_BYTE, MPI_STATUS_IGNORE));
+    MPI_Barrier(MPI_COMM_WORLD);
+    OK(MPI_File_read_at(file, rank == 0 ? far : 0, back, sizeof back, MPI_BYTE, MPI_STATUS_IGNORE));
+    CHECK(memcmp(data, back, sizeof data) == 0);
+    memset(back, 0, sizeof back);
+    MPI_Status status;
+    int got = 0;
+    OK(MPI_File_read_at_all(file, rank == 0 ? far : 0, back, sizeof back, MPI_BYTE, &status));
+    MPI_Get_count(&status, MPI_BYTE, &got);
+    CHECK(got == sizeof back && memcmp(data, back, sizeof data) == 0);
+    MPI_Barrier(MPI_COMM_WORLD);
+    OK(MPI_File_set_size(file, 0));
+    OK(MPI_File_close(&file));
+}
+
 /* Calls on a file that was closed. */
 static void closed(void) {
-    MPI_File file = open_with(MPI_MODE_RDWR, NULL, NULL), stale = file;
+    MPI_File file = open_with(MPI_MODE_RDWR, NULL), stale = file;
     MPI_Offset at;
     MPI_Info info;
     int word = 0, flag;
@@ -157,7 +272,7 @@ static void closed(void) {
 /* A pool of 64 MiB or so that collective calls fill, in both ways: an error on all ranks of the two-phase one. */
 static void full(const char *cb) {
     enum { RUN = 4096, RUNS = 256 };
-    MPI_File file = open_with(MPI_MODE_RDWR | MPI_MODE_CREATE | MPI_MODE_DELETE_ON_CLOSE, "romio_cb_write", cb);
+    MPI_File file = open_with(MPI_MODE_RDWR | MPI_MODE_CREATE | MPI_MODE_DELETE_ON_CLOSE, cb);
     MPI_Datatype run, turn;
     static char block[RUN * RUNS], back[RUN];
     memset(block, rank + 1, sizeof block);
@@ -191,15 +306,19 @@ int main(int argc, char **argv) {
         full("enable");
         return end();
     }
-    MPI_File file = open_with(MPI_MODE_RDWR | MPI_MODE_CREATE, NULL, NULL);
+    MPI_File file = open_with(MPI_MODE_RDWR | MPI_MODE_CREATE, NULL);
     OK(MPI_File_close(&file));
     if (size > 1) {
         different_arguments();
         different_opens();
     }
     for (int together = 0; together < 2; together++) {
-        accesses(together ? "enable" : "disable");
-        amodes(together ? "enable" : "disable");
+        const char *cb = together ? "enable" : "disable";
+        accesses(cb);
+        amodes(cb);
+        one_wrong(cb, 0);
+        one_wrong(cb, size - 1);
+        far_apart(cb);
     }
     closed();
     if (rank == 0)

@@ -1,39 +1,80 @@
 /*
  * Collective access to records that lie by turns, the same bytes whichever way they go: records FILE BYTES_OF_A_RECORD
- * RECORDS_OF_A_RANK. RECORDS_HINTS are key=value, and more after blanks.
+ * RECORDS_OF_A_RANK [WAY_OF_WRITES WAY_OF_READS]. The ways, `together` or `alone`, are those that calls are to go with wrong
+ * arguments on rank 0. RECORDS_HINTS are key=value, and more after blanks. RECORDS_SPREAD is how many times as long as the
+ * records of a turn a turn is; with RECORDS_IDLE set the last rank has a view of bytes and none of the records.
  */
 #include "check.h"
 
-static int record, count;
+#include <stdbool.h>
+
+static int record, count, busy, spread = 1; /* ranks with records */
 
 static unsigned char byte_of(int of, long at) { return (unsigned char)(at * 7 + at / 251 + of * 31); }
 
+static MPI_Offset turn(void) { return (MPI_Offset)record * busy * spread; }
+
 static void set_view(MPI_File file) {
+    if (rank >= busy) {
+        OK(MPI_File_set_view(file, 0, MPI_BYTE, MPI_BYTE, "native", MPI_INFO_NULL));
+        return;
+    }
     MPI_Datatype whole, own;
     MPI_Type_contiguous(record, MPI_BYTE, &whole);
-    MPI_Type_create_resized(whole, 0, (MPI_Aint)record * size, &own);
+    MPI_Type_create_resized(whole, 0, (MPI_Aint)turn(), &own);
     MPI_Type_commit(&own);
     OK(MPI_File_set_view(file, (MPI_Offset)rank * record, MPI_BYTE, own, "native", MPI_INFO_NULL));
     MPI_Type_free(&whole);
     MPI_Type_free(&own);
 }
 
-/* One rank's arguments are wrong: nobody waits for ever, and it hears so. */
-static void misused(MPI_File file, unsigned char *data) {
-    int code = MPI_File_write_at_all(file, 0, data, rank == 0 ? -1 : record * count, MPI_BYTE, MPI_STATUS_IGNORE);
-    CHECK(rank != 0 || class_of(code) == MPI_ERR_COUNT);
-    code = MPI_File_read_at_all(file, rank == 0 ? -1 : 0, data, record * count, MPI_BYTE, MPI_STATUS_IGNORE);
-    CHECK(rank != 0 || class_of(code) == MPI_ERR_ARG);
+/* Rank 0's arguments are wrong: it hears so, and through aggregators so do all, whose data and pointers are as they were. */
+static void misused(MPI_File file, const char *write_way, const char *read_way) {
+    int bytes = rank < busy ? record * count : 0;
+    bool together = strcmp(write_way, "together") == 0;
+    unsigned char *other = malloc(bytes + 1), *data = malloc(bytes + 1);
+    for (long i = 0; i < bytes; i++)
+        other[i] = byte_of(rank + 1, i);
+    OK(MPI_File_seek(file, rank == 0 ? 0 : record, MPI_SEEK_SET));
+    int code = MPI_File_write_all(file, other, rank == 0 ? -1 : bytes, MPI_BYTE, MPI_STATUS_IGNORE);
+    CHECK(class_of(code) == (rank == 0 || together ? MPI_ERR_COUNT : MPI_SUCCESS));
+    MPI_Offset at = -1;
+    OK(MPI_File_get_position(file, &at));
+    CHECK(at == (rank == 0 ? 0 : together ? record : record + bytes));
+    MPI_Barrier(MPI_COMM_WORLD);
+    OK(MPI_File_read_at(file, record, data, bytes - record < 0 ? 0 : bytes - record, MPI_BYTE, MPI_STATUS_IGNORE));
+    int wrong = 0;
+    for (long i = record; i < bytes; i++)
+        wrong += data[i - record] != (rank == 0 || together ? byte_of(rank, i) : other[i - record]);
+    CHECK(wrong == 0);
+    MPI_Barrier(MPI_COMM_WORLD);
+    /* Offsets that none of the file's can be: for ever, or past all that is there, if they are not looked at. */
+    static const MPI_Offset far[] = {-1, (MPI_Offset)1 << 62, ((MPI_Offset)1 << 62) + ((MPI_Offset)1 << 61)};
+    together = strcmp(read_way, "together") == 0;
+    for (int i = 0; i < 3; i++) {
+        code = MPI_File_read_at_all(file, rank == 0 ? far[i] : 0, data, bytes, MPI_BYTE, MPI_STATUS_IGNORE);
+        CHECK(class_of(code) == (rank == 0 || together ? MPI_ERR_ARG : MPI_SUCCESS));
+    }
+    together = strcmp(write_way, "together") == 0;
+    for (int i = 0; i < 3; i++) {
+        code = MPI_File_write_at_all(file, rank == 0 ? far[i] : 0, other, bytes, MPI_BYTE, MPI_STATUS_IGNORE);
+        CHECK(class_of(code) == (rank == 0 || together ? MPI_ERR_ARG : MPI_SUCCESS));
+    }
+    free(other);
+    free(data);
 }
 
 int main(int argc, char **argv) {
     begin(&argc, &argv);
-    if (argc != 4)
+    if (argc != 4 && argc != 6)
         return 2;
+    busy = size - (getenv("RECORDS_IDLE") != NULL);
+    if (getenv("RECORDS_SPREAD") != NULL)
+        spread = atoi(getenv("RECORDS_SPREAD"));
     record = atoi(argv[2]);
     count = atoi(argv[3]);
-    long bytes = (long)record * count;
-    unsigned char *data = malloc(bytes), *back = calloc(1, bytes + 1);
+    long bytes = rank < busy ? (long)record * count : 0;
+    unsigned char *data = malloc(bytes), *back = calloc(1, bytes + record + 1);
     for (long i = 0; i < bytes; i++)
         data[i] = byte_of(rank, i);
     MPI_Info info;
@@ -55,25 +96,26 @@ int main(int argc, char **argv) {
     /* Up to the end of the file, behind which there is nothing more. */
     OK(MPI_File_seek(file, 0, MPI_SEEK_SET));
     back[bytes] = 99;
-    OK(MPI_File_read_all(file, back, (int)bytes + 1, MPI_BYTE, &status));
+    OK(MPI_File_read_all(file, back, (int)bytes + (rank < busy), MPI_BYTE, &status));
     MPI_Get_count(&status, MPI_BYTE, &got);
     CHECK(got == bytes && memcmp(data, back, bytes) == 0 && back[bytes] == 99);
     /* Each rank's records where its turn is. */
     MPI_Barrier(MPI_COMM_WORLD);
     OK(MPI_File_set_view(file, 0, MPI_BYTE, MPI_BYTE, "native", MPI_INFO_NULL));
-    int of = (rank + 1) % size, wrong = 0;
+    int of = (rank + 1) % busy, wrong = 0;
     for (long i = 0; i < count; i += 1 + count / 50) {
-        OK(MPI_File_read_at(file, (MPI_Offset)(i * size + of) * record, back, record, MPI_BYTE, MPI_STATUS_IGNORE));
+        OK(MPI_File_read_at(file, i * turn() + (MPI_Offset)of * record, back, record, MPI_BYTE, MPI_STATUS_IGNORE));
         for (long at = 0; at < record; at++)
             wrong += back[at] != byte_of(of, i * record + at);
     }
     CHECK(wrong == 0);
     MPI_Offset end_of_file = 0;
     OK(MPI_File_get_size(file, &end_of_file));
-    CHECK(end_of_file == (MPI_Offset)bytes * size);
+    CHECK(end_of_file == (count - 1) * turn() + (MPI_Offset)busy * record);
     MPI_Barrier(MPI_COMM_WORLD);
     set_view(file);
-    misused(file, data);
+    if (argc == 6)
+        misused(file, argv[4], argv[5]);
     OK(MPI_File_close(&file));
     free(data);
     free(back);

@@ -7,7 +7,8 @@ use crate::nodes::{said, Cluster};
 struct Case {
     record: u32,
     count: u32,
-    hints: &'static str,
+    /// Hints, and where records lie: variables of the program's environment.
+    set: &'static str,
     write: &'static str,
     read: &'static str,
 }
@@ -16,17 +17,20 @@ const TOGETHER: &str = "two-phase (hint: automatic; ";
 const ALONE: &str = "independent (hint: automatic; ";
 
 /// Of data on other nodes.
-const FAR: [Case; 6] = [
-    Case { record: 64, count: 16384, hints: "", write: TOGETHER, read: TOGETHER },
+const FAR: [Case; 8] = [
+    Case { record: 64, count: 16384, set: "", write: TOGETHER, read: TOGETHER },
     // Little of a rank: read with the gaps faster than ranks agree.
-    Case { record: 64, count: 100, hints: "", write: TOGETHER, read: ALONE },
-    Case { record: 32768, count: 32, hints: "", write: TOGETHER, read: TOGETHER },
-    Case { record: 65536, count: 16, hints: "", write: ALONE, read: ALONE },
-    Case { record: 64, count: 4, hints: "", write: ALONE, read: ALONE },
+    Case { record: 64, count: 100, set: "", write: TOGETHER, read: ALONE },
+    Case { record: 32768, count: 32, set: "", write: TOGETHER, read: TOGETHER },
+    Case { record: 65536, count: 16, set: "", write: ALONE, read: ALONE },
+    Case { record: 64, count: 4, set: "", write: ALONE, read: ALONE },
+    // Gaps: one as long as a turn of all ranks, and fifteen times as long.
+    Case { record: 1024, count: 1024, set: "RECORDS_SPREAD=2", write: TOGETHER, read: TOGETHER },
+    Case { record: 1024, count: 1024, set: "RECORDS_SPREAD=16", write: ALONE, read: ALONE },
     Case {
         record: 64,
         count: 1000,
-        hints: "romio_cb_write=disable romio_cb_read=disable",
+        set: "RECORDS_HINTS='romio_cb_write=disable romio_cb_read=disable'",
         write: "independent (hint: disable; ",
         read: "independent (hint: disable; ",
     },
@@ -34,21 +38,30 @@ const FAR: [Case; 6] = [
 
 /// Of data on the ranks' own node.
 const HERE: [Case; 2] = [
-    Case { record: 64, count: 16384, hints: "", write: ALONE, read: ALONE },
+    Case { record: 64, count: 16384, set: "", write: ALONE, read: ALONE },
     Case {
         record: 64,
         count: 1000,
-        hints: "romio_cb_write=enable romio_cb_read=enable",
+        set: "RECORDS_HINTS='romio_cb_write=enable romio_cb_read=enable'",
         write: "two-phase (hint: enable; ",
         read: "two-phase (hint: enable; ",
     },
 ];
 
+/// The last rank has nothing, and a view of bytes: it does not count.
+const IDLE: Case = Case { record: 64, count: 16384, set: "RECORDS_IDLE=1", write: TOGETHER, read: TOGETHER };
+
 fn holds(c: &Cluster, mpi: &Mpi, program: &str, at: &[usize], file: &str, lies: &str, cases: &[Case]) {
     for case in cases {
+        // The same ways again, with arguments that are wrong on one rank.
+        let of = |way: &str| if way.starts_with("two-phase") { "together" } else { "alone" };
         let line = format!(
-            "env FOREBAY_MPI_DEBUG=1 RECORDS_HINTS='{}' {program} {file} {} {}",
-            case.hints, case.record, case.count
+            "env FOREBAY_MPI_DEBUG=1 {} {program} {file} {} {} {} {}",
+            case.set,
+            case.record,
+            case.count,
+            of(case.write),
+            of(case.read)
         );
         let ran = c.by_ranks(mpi, at, &line);
         let text = said(&ran);
@@ -77,6 +90,7 @@ fn collective_calls_go_through_aggregators_where_data_is_on_other_nodes_and_runs
         // All ranks on one node, the file on another or on theirs.
         holds(&c, mpi, program, &[1, 1], "/forebay/two/file", "other nodes", &FAR);
         holds(&c, mpi, program, &[1, 1], "/forebay/one/file", "this node", &HERE);
+        holds(&c, mpi, program, &[1, 1, 1], "/forebay/two/file", "other nodes", &[IDLE]);
         // One of the ranks is where the file is.
         holds(&c, mpi, program, &[1, 2], "/forebay/one/file", "other nodes", &FAR[..1]);
         // A file over all nodes, made by the open.
