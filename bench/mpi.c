@@ -6,31 +6,15 @@
  * (io500's hard case); "nested view", runs of 4 KiB by turns within blocks of 256 KiB a rank, in transfers of 1 MiB.
  * Each independent and collective. A write is to a new file. Nothing but the transfers is timed; what is read is compared.
  */
-#include <mpi.h>
+#include "ranks.h"
+
 #include <stdint.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { TRANSFER = 1 << 20, RECORD = 47001, RUN = 4096, RUNS = 64, OPENS = 100, CALLS = 20000 };
 
-static int rank, size, printed;
 static const char *path;
-
-static void must(int code, const char *what) {
-    if (code == MPI_SUCCESS)
-        return;
-    char words[MPI_MAX_ERROR_STRING];
-    int bytes;
-    MPI_Error_string(code, words, &bytes);
-    fprintf(stderr, "rank %d: %s: %s\n", rank, what, words);
-    MPI_Abort(MPI_COMM_WORLD, 1);
-}
-
-static void tell(const char *name, double value) {
-    if (rank == 0)
-        printf("%s\"%s\": %.6g", printed++ ? ", " : "{", name, value);
-}
 
 /* Seconds from when all begin to when all are done. */
 static double since(double start) {

@@ -3,8 +3,8 @@
  * prints a JSON object of MB/s (10^6) by operation, record and way: as the driver chooses, each rank for itself, and through aggregators. The second of
  * two passes is timed, and what it reads is compared.
  */
-#include <mpi.h>
-#include <stdio.h>
+#include "ranks.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -12,18 +12,6 @@ static const int records[] = {64, 1024, 4096, 16384, 32768, 65536};
 enum { RECORDS = sizeof records / sizeof *records, WAYS = 3 };
 static const char *const ways[WAYS] = {"automatic", "independent", "two-phase"};
 static const char *const hints[WAYS] = {"automatic", "disable", "enable"};
-
-static int rank, size, printed;
-
-static void must(int code, const char *what) {
-    if (code == MPI_SUCCESS)
-        return;
-    char words[MPI_MAX_ERROR_STRING];
-    int bytes;
-    MPI_Error_string(code, words, &bytes);
-    fprintf(stderr, "rank %d: %s: %s\n", rank, what, words);
-    MPI_Abort(MPI_COMM_WORLD, 1);
-}
 
 static MPI_File open_file(const char *path, int record, const char *cb) {
     MPI_File file;
@@ -79,9 +67,11 @@ int main(int argc, char **argv) {
                 MPI_Abort(MPI_COMM_WORLD, 1);
             }
             must(MPI_File_close(&file), "close");
-            for (int writes = 1; rank == 0 && writes >= 0; writes--)
-                printf("%s\"%s, %d bytes: %s\": %.6g", printed++ ? ", " : "{", writes ? "write" : "read", records[r],
-                       ways[way], (double)bytes * size / seconds[writes] / 1e6);
+            for (int writes = 1; writes >= 0; writes--) {
+                char name[64];
+                snprintf(name, sizeof name, "%s, %d bytes: %s", writes ? "write" : "read", records[r], ways[way]);
+                tell(name, (double)bytes * size / seconds[writes] / 1e6);
+            }
         }
     if (rank == 0)
         printf("}\n");
