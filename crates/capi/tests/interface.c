@@ -275,6 +275,7 @@ static void layouts(forebay_pool *pool)
     CHECK(forebay_layout_targets(pool, "placed", found, -1) == -EINVAL);
     CHECK(forebay_layout_set_on(pool, "placed", 3, 4096, many, 9) == -EINVAL);
     CHECK(forebay_layout_set_on(pool, "placed", 3, 4096, NULL, 1) == -EFAULT);
+    CHECK(forebay_layout_set_on(pool, "placed", 3, 4096, none, 1) == -ENXIO);
     CHECK(forebay_layout_set_on(pool, "placed", 3, 4096, here, -1) == -EINVAL);
     CHECK(forebay_file_open_on(pool, "placed/a", O_RDWR | O_CREAT, 0600, 2, 8192, here, 1, &file) == 0);
     CHECK(forebay_file_layout(file, &count, &bytes) == 0 && count == 2 && bytes == 8192);
