@@ -68,6 +68,30 @@ fn full_pool_is_no_space_and_no_signal() {
     }
 }
 
+/// Of what lies far apart only the pages are taken that it is on: 4 MiB, in a range of 1 GiB.
+#[test]
+fn records_far_apart_fit_a_pool_that_their_range_would_not() {
+    let _alone = alone();
+    for mpi in MPIS.iter().filter(|mpi| driver(mpi)) {
+        let place = Place::new();
+        let program = compile(&place, mpi, "records");
+        for ranks in [1, 2] {
+            // A backing file's part of the range is what is mapped at one time.
+            for files in [1, 4, 16] {
+                let mut command = place.command(["run", "--own", "--quiet", "--capacity", "96MiB", "--"]);
+                command.args(mpi.launcher).arg(ranks.to_string()).arg(&program);
+                command.args(["/forebay/file", "1024", "1024"]);
+                command.env("RECORDS_SPREAD", (1024 / ranks).to_string());
+                command.env("RECORDS_HINTS", format!("striping_factor={files} striping_unit=1048576"));
+                let ran = Ran::of(command.output().unwrap());
+                let passed = ran.code == Some(0) && ran.out.contains("passed");
+                assert!(passed, "{}, {ranks} ranks, {files} backing files: {ran:?}", mpi.name);
+            }
+        }
+        place.assert_nothing_left();
+    }
+}
+
 /// Of MPICH alone, as the other MPI is of MPI 3.1.
 #[test]
 fn forms_for_large_counts_move_what_they_say_also_more_than_two_gib() {

@@ -14,7 +14,9 @@ use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, OnceLock};
 
-use forebay_types::limits::{SCATTER_BYTES_MAX, SCATTER_PIECES_MIN, SCATTER_WINDOW_BYTES};
+use forebay_types::limits::{
+    SCATTER_BYTES_MAX, SCATTER_PIECES_MIN, SCATTER_SPREAD_MAX, SCATTER_WINDOW_BYTES,
+};
 
 /// Bytes that are asked for in one pipe: what the kernel lets every user have.
 const PIPE_BYTES: usize = 1 << 20;
@@ -126,6 +128,7 @@ impl Scatter {
         !self.is_off.load(Ordering::Relaxed)
             && spots.len() >= SCATTER_PIECES_MIN
             && bytes / spots.len() <= SCATTER_BYTES_MAX
+            && last.at + last.bytes as u64 - first.at <= SCATTER_SPREAD_MAX * bytes as u64
             && spots.windows(2).all(|two| two[0].at + two[0].bytes as u64 <= two[1].at)
             && window(first.at) == window(last.at + last.bytes as u64 - 1)
     }
@@ -212,4 +215,27 @@ fn pass_all(pipe: &Pipe, window: &Window, spots: &[Spot]) -> usize {
         done += to.len();
     }
     done
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn suits_only_pieces_that_are_many_small_rising_and_near_each_other() {
+        let mut byte = 0u8;
+        let memory = &raw mut byte;
+        let suits = |count: usize, bytes: usize, distance: u64| {
+            let spots: Vec<_> = (0..count as u64).map(|i| Spot { at: i * distance, memory, bytes }).collect();
+            Scatter::default().suits(&spots)
+        };
+        assert!(suits(SCATTER_PIECES_MIN, 4096, 8192));
+        assert!(!suits(SCATTER_PIECES_MIN - 1, 4096, 8192));
+        assert!(!suits(SCATTER_PIECES_MIN, SCATTER_BYTES_MAX + 1, 65536));
+        assert!(!suits(SCATTER_PIECES_MIN, 4096, 4095), "on each other");
+        assert!(suits(60, 1024, SCATTER_SPREAD_MAX << 10));
+        assert!(!suits(60, 1024, 1 << 20), "each would take a huge page");
+        assert!(!suits(8193, 4096, 8192), "more than a window");
+        assert!(!Scatter::never().suits(&[Spot { at: 0, memory, bytes: 1 }; SCATTER_PIECES_MIN]));
+    }
 }

@@ -215,6 +215,9 @@ pub const SIEVE_BYTES_MAX: usize = 16 << 10;
 pub const SCATTER_PIECES_MIN: usize = 24;
 /// Pieces that are longer on average are written each by itself: a call costs little beside the copy.
 pub const SCATTER_BYTES_MAX: usize = 16 << 10;
+/// How many times as long as the pieces their range may be. A page that a mapping takes is a huge one where the file has room for
+/// it, so that pieces far apart would fill a medium with space that nobody writes; 16 ranks of a node that take turns may.
+pub const SCATTER_SPREAD_MAX: u64 = 16;
 /// What is mapped of a backing file at one time: some milliseconds of writing, and a small part of an address space.
 pub const SCATTER_WINDOW_BYTES: u64 = 64 << 20;
 /// Pieces of ranges that are sorted by their backing files at one time: 200 KiB of lists.
