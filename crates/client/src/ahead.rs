@@ -8,6 +8,9 @@
 //! file in small steps, by the bytes before it in its backing file, and by [`AHEAD_BYTES_MAX`] a window. A write far from
 //! the last one takes nothing: who writes here and there leaves holes. When the medium is full it is left alone, and the
 //! write itself says so. Atomics without order between them: a lost update costs a call, or a window that is not taken.
+//!
+//! Of a file of several backing files the next one's window is taken, and filled with zeros, while this one is written: zeros
+//! are written under the inode's lock, for which the ranks that go through the file together would all wait at once.
 
 use std::ops::Range;
 use std::os::fd::RawFd;
@@ -34,6 +37,8 @@ pub(crate) struct Ahead {
     written: AtomicU64,
     /// Bytes taken; [`Ahead::NEVER`] when no more are to be.
     taken: AtomicU64,
+    /// The stripe that the last small step went to.
+    stripe: AtomicU64,
 }
 
 impl Ahead {
@@ -45,7 +50,7 @@ impl Ahead {
     }
 
     /// Before `bytes` bytes are written in `steps` steps to `range` of backing file `index` of `count`, whose descriptor is
-    /// `fd`.
+    /// `fd`. Whether this process's steps may be small ones through a file that grows.
     pub(crate) fn take(
         &self,
         (index, count): (usize, usize),
@@ -53,19 +58,37 @@ impl Ahead {
         range: Range<u64>,
         bytes: usize,
         steps: usize,
-    ) {
-        let (start, end) = (range.start, range.end);
+    ) -> bool {
         if bytes / steps >= AHEAD_WRITE_BYTES_MAX || self.taken.load(Ordering::Relaxed) == Ahead::NEVER {
-            return;
+            return false;
         }
         let windows = self.windows.get_or_init(|| (0..count).map(|_| Window::default()).collect());
-        let written = self.written.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
-        let window = &windows[index];
+        self.written.fetch_add(bytes as u64, Ordering::Relaxed);
+        self.take_window(&windows[index], fd, range, false);
+        true
+    }
+
+    /// Whether stripe `number` of the file is another than at the last call.
+    pub(crate) fn enters(&self, number: u64) -> bool {
+        // Few steps do: all others only read.
+        self.stripe.load(Ordering::Relaxed) != number && self.stripe.swap(number, Ordering::Relaxed) != number
+    }
+
+    /// After [`Ahead::take`] and before writes reach `range` of another of its backing files.
+    pub(crate) fn take_next(&self, index: usize, fd: RawFd, range: Range<u64>) {
+        if let Some(windows) = self.windows.get() {
+            self.take_window(&windows[index], fd, range, true);
+        }
+    }
+
+    /// Takes the window that `range` lies in, and with `fills` has its zeros written at once.
+    fn take_window(&self, window: &Window, fd: RawFd, range: Range<u64>, fills: bool) {
+        let (start, end) = (range.start, range.end);
         let (from, to) = (window.from.load(Ordering::Relaxed), window.to.load(Ordering::Relaxed));
         if start >= from && end <= to {
             return;
         }
-        let taken = self.taken.load(Ordering::Relaxed);
+        let (written, taken) = (self.written.load(Ordering::Relaxed), self.taken.load(Ordering::Relaxed));
         let follows = start >= from && start <= to + AHEAD_BYTES_MAX;
         let next =
             if follows { next_window(start, end, to, (SHARE * written).saturating_sub(taken)) } else { None };
@@ -77,20 +100,32 @@ impl Ahead {
             }
             return;
         };
-        // Kept from being seen in the file's size.
-        // SAFETY: plain system call on a descriptor of the caller's.
-        let result =
-            unsafe { libc::fallocate(fd, libc::FALLOC_FL_KEEP_SIZE, first as i64, (last - first) as i64) };
-        if result != 0 {
-            self.taken.store(Ahead::NEVER, Ordering::Relaxed);
-            return;
+        if !has_bytes(fd, last) {
+            // The second call finds pages that nobody has written, and fills them.
+            let calls = if fills { 2 } else { 1 };
+            for _ in 0..calls {
+                // Kept from being seen in the file's size.
+                // SAFETY: plain system call on a descriptor of the caller's.
+                let result = unsafe {
+                    libc::fallocate(fd, libc::FALLOC_FL_KEEP_SIZE, first as i64, (last - first) as i64)
+                };
+                if result != 0 {
+                    self.taken.store(Ahead::NEVER, Ordering::Relaxed);
+                    return;
+                }
+            }
+            self.taken.store(taken + (last - first), Ordering::Relaxed);
         }
-        self.taken.store(taken + (last - first), Ordering::Relaxed);
         if first > to {
             window.from.store(first, Ordering::Relaxed);
         }
         window.to.store(last, Ordering::Relaxed);
     }
+}
+
+/// Whether a file without holes would have all its space up to `end`: another process was here first.
+fn has_bytes(fd: RawFd, end: u64) -> bool {
+    crate::errno::stat(fd).is_ok_and(|stat| stat.st_blocks as u64 * 512 >= end)
 }
 
 /// The window to take before a write from `start` to `end` when all before `to` is there, if `room` bytes pay for it.
@@ -145,6 +180,28 @@ mod tests {
             ahead.take((0, 1), file.as_raw_fd(), i << 30..(i << 30) + step, step as usize, 1);
         }
         assert_eq!(file.metadata().unwrap().blocks(), before);
+    }
+
+    #[test]
+    fn take_next_takes_what_lies_ahead_and_nothing_that_is_there() {
+        use std::os::fd::AsRawFd;
+        use std::os::unix::fs::MetadataExt;
+        let (this, next) = (tempfile_in_memory(), tempfile_in_memory());
+        let blocks = || next.metadata().unwrap().blocks() * 512;
+        let (ahead, stripe) = (Ahead::default(), 1 << 20);
+        ahead.take_next(1, next.as_raw_fd(), 0..stripe);
+        assert_eq!(blocks(), 0, "nothing was written that pays for it");
+        for i in 0..10 {
+            assert!(ahead.take((0, 2), this.as_raw_fd(), i * 40_000..(i + 1) * 40_000, 40_000, 1));
+        }
+        assert!(ahead.enters(1) && !ahead.enters(1) && ahead.enters(2), "a stripe is entered once");
+        ahead.take_next(1, next.as_raw_fd(), 0..stripe);
+        assert_eq!((blocks(), next.metadata().unwrap().len()), (stripe, 0));
+        // Another process finds it there, and counts nothing as its own.
+        let other = Ahead::default();
+        assert!(other.take((1, 2), next.as_raw_fd(), 0..100_000, 100_000, 1));
+        assert_eq!(other.taken.load(Ordering::Relaxed), 0);
+        assert!(!other.take((1, 2), next.as_raw_fd(), 0..1 << 20, 1 << 20, 1), "not a small step");
     }
 
     fn tempfile_in_memory() -> std::fs::File {

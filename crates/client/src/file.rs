@@ -63,6 +63,7 @@ pub struct File {
     /// Index in `stripes` of each component's first stripe.
     first: Vec<usize>,
     writable: bool,
+    is_in_memory: bool,
     ahead: Ahead,
     scatter: Scatter,
     pub(crate) read_ahead: ReadAhead,
@@ -71,12 +72,13 @@ pub struct File {
 impl Pool {
     fn opened(&self, entry: &Entry, stripes: Vec<Stripe>, first: Vec<usize>, writable: bool) -> File {
         // What is good for files in memory.
-        let (ahead, scatter) = match self.attached() {
-            Ok(attached) if attached.is_in_memory(&entry.layout) => (Ahead::default(), Scatter::default()),
-            _ => (Ahead::never(), Scatter::never()),
+        let is_in_memory = self.attached().is_ok_and(|attached| attached.is_in_memory(&entry.layout));
+        let (ahead, scatter) = match is_in_memory {
+            true => (Ahead::default(), Scatter::default()),
+            false => (Ahead::never(), Scatter::never()),
         };
         let (pool, read_ahead) = (self.for_ever(), ReadAhead::default());
-        File { pool, entry: *entry, stripes, first, writable, ahead, scatter, read_ahead }
+        File { pool, entry: *entry, stripes, first, writable, is_in_memory, ahead, scatter, read_ahead }
     }
 
     /// Opens a file of any layout; with `write` it is dirty when this returns. [`Code::Stale`] when it has got another layout
@@ -408,13 +410,29 @@ impl File {
         self.stripes.len()
     }
 
+    /// Whether what this node has of it lies in memory.
+    pub(crate) fn is_in_memory(&self) -> bool {
+        self.is_in_memory
+    }
+
     pub(crate) fn scattered(&self) -> &Scatter {
         &self.scatter
     }
 
     /// Takes space ahead of a write of `bytes` bytes in `steps` steps to a range of a backing file that is here.
     pub(crate) fn take_ahead(&self, index: usize, fd: RawFd, range: Range<u64>, bytes: usize, steps: usize) {
-        self.ahead.take((index, self.stripes.len()), fd, range, bytes, steps);
+        let (count, start) = (self.stripes.len(), range.start);
+        let is_small = self.ahead.take((index, count), fd, range, bytes, steps);
+        let ([c], true) = (self.entry.layout.components(), is_small && count > 1) else { return };
+        let (stripe_bytes, count) = (u64::from(c.stripe_bytes), count as u64);
+        let number = start / stripe_bytes * count + index as u64;
+        if self.ahead.enters(number) {
+            let (next, row) = ((number + 1) % count, (number + 1) / count);
+            if let Stripe::Here(fd) = &self.stripes[next as usize] {
+                let range = row * stripe_bytes..(row + 1) * stripe_bytes;
+                self.ahead.take_next(next as usize, fd.as_raw_fd(), range);
+            }
+        }
     }
 
     /// What the backing files say together: size, blocks and times; the rest is the shard's, or nobody's any more.

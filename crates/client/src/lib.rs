@@ -22,6 +22,7 @@ mod elsewhere;
 mod errno;
 mod far;
 mod file;
+mod gaps;
 mod group;
 mod holes;
 mod inode;

@@ -11,14 +11,14 @@
 use std::os::fd::{AsRawFd, RawFd};
 
 use forebay_types::limits::{
-    GAP_BYTES_MAX, GAP_BYTES_MAX_ELSEWHERE, RUN_PIECES_MAX, SIEVE_BUFFER_BYTES, SIEVE_BYTES_MAX,
-    SIEVE_PIECES_MIN,
+    GAP_BYTES_MAX, GAP_BYTES_MAX_ELSEWHERE, RUN_PIECES_MAX, SIEVE_BUFFER_BYTES, SIEVE_PIECES_MIN,
 };
 use forebay_types::Code;
 
 use crate::errno;
 use crate::far::{self, Memory};
 use crate::file::{File, Stripe};
+use crate::gaps::Gaps;
 use crate::scatter::Spot;
 use crate::sieve::Sieve;
 
@@ -166,8 +166,8 @@ fn stretch(pieces: &[Piece], gap: usize) -> (&[Piece], usize) {
     (&pieces[..count], bytes)
 }
 
-fn near_is_small(near: &[Piece]) -> bool {
-    near.iter().map(|piece| piece.bytes).sum::<usize>() <= near.len() * SIEVE_BYTES_MAX
+fn are_small(near: &[Piece], bytes: usize) -> bool {
+    near.iter().map(|piece| piece.bytes).sum::<usize>() <= near.len() * bytes
 }
 
 /// Copies a piece out of what was read, in which it begins at `start`: how much of it is there.
@@ -270,9 +270,13 @@ impl File {
         let mut gap = [const { std::mem::MaybeUninit::<u8>::uninit() }; GAP_BYTES_MAX];
         let mut parts = Vec::with_capacity((2 * group.len()).min(PARTS_MAX));
         let mut rest = group;
+        let longest = match self.is_in_memory() {
+            true => Gaps::in_memory(fd, group[0].at),
+            false => Gaps::LONGEST,
+        };
         while let Some(first) = rest.first() {
-            let (near, bytes) = stretch(rest, GAP_BYTES_MAX);
-            if near.len() >= SIEVE_PIECES_MIN && near_is_small(near) {
+            let (near, bytes) = stretch(rest, longest.gap);
+            if near.len() >= SIEVE_PIECES_MIN && are_small(near, longest.sieve) {
                 if let Some(mut sieve) = Sieve::take() {
                     let buffer = sieve.room(first.at, bytes);
                     let got = read_whole(fd, buffer, first.at)?;
@@ -288,7 +292,7 @@ impl File {
             let (mut at, mut count) = (first.at, 0);
             for piece in rest {
                 let between = piece.at.wrapping_sub(at);
-                if between > GAP_BYTES_MAX as u64 || parts.len() + 2 > PARTS_MAX {
+                if between > longest.gap as u64 || parts.len() + 2 > PARTS_MAX {
                     break;
                 }
                 if between > 0 {

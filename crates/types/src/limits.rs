@@ -201,7 +201,7 @@ pub const AHEAD_BYTES_MIN: u64 = 64 << 10;
 pub const AHEAD_WRITE_BYTES_MAX: usize = 256 << 10;
 
 /// A gap between two ranges of a file that are read in one call is read too if it is no longer: as long as a call for
-/// itself takes.
+/// itself takes where calls are dear (`client/gaps.rs`).
 pub const GAP_BYTES_MAX: usize = 8 << 10;
 /// The same on another node, where a call is a request.
 pub const GAP_BYTES_MAX_ELSEWHERE: usize = 64 << 10;
