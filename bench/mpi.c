@@ -5,6 +5,8 @@
  * Patterns: "segmented", each rank its own part in transfers of 1 MiB; "interleaved", records of 47,001 bytes by turns
  * (io500's hard case); "nested view", runs of 4 KiB by turns within blocks of 256 KiB a rank, in transfers of 1 MiB.
  * Each independent and collective. A write is to a new file. Nothing but the transfers is timed; what is read is compared.
+ * Before all of them a file of that size is written and removed: memory that a virtual machine has not used for seconds may be
+ * its host's again.
  */
 #include "ranks.h"
 
@@ -85,6 +87,10 @@ int main(int argc, char **argv) {
     path = argv[1];
     int64_t bytes = atoll(argv[2]);
     unsigned char *buffer = malloc(TRANSFER);
+    memset(buffer, rank, TRANSFER);
+    MPI_File before = open_file(MPI_MODE_RDWR | MPI_MODE_CREATE | MPI_MODE_DELETE_ON_CLOSE);
+    pass(before, SEGMENTED, 0, 1, bytes, buffer);
+    must(MPI_File_close(&before), "close");
     for (int pattern = 0; pattern < PATTERNS; pattern++)
         for (int collective = 0; collective < 2; collective++) {
             char label[64];
