@@ -208,7 +208,7 @@ static int File_set_view(MPI_File handle, MPI_Offset disp, MPI_Datatype etype, M
 
 static int give(MPI_Datatype type, MPI_Datatype *out) {
     *out = type;
-    return is_named(type) ? MPI_SUCCESS : mpi.Type_dup(type, out);
+    return type_is_predefined(type) ? MPI_SUCCESS : mpi.Type_dup(type, out);
 }
 
 static int File_get_view(MPI_File handle, MPI_Offset *disp, MPI_Datatype *etype, MPI_Datatype *filetype, char *datarep) {

@@ -1,7 +1,7 @@
 /*
  * Data representations of files: external32, and those that the program registered.
  *
- * A named datatype has an extent in the file, from a table or from the program's function; derived ones are made of those (type.c), so
+ * A predefined datatype has an extent in the file, from a table or from the program's function; derived ones are made of those (type.c), so
  * that a view's displacements count in them where it was made of counts. Data are converted in memory and moved as bytes. external32 is
  * converted here: MPI libraries disagree about it, and some end the process at a type that they do not know (docs/mpi.md).
  *
@@ -9,6 +9,7 @@
  */
 #include "driver.h"
 
+#include <float.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -177,23 +178,52 @@ static const struct named *find_named(MPI_Datatype type) {
     return NULL;
 }
 
-/* Fortran's types by precision and range are numbers, or pairs of them; what 16 bytes are nobody tells. */
-static bool find_sized(int64_t size, bool pair, struct named *out) {
-    for (int kind = SWAP_1; kind <= SWAP_8; kind++)
-        if (kinds[kind].memory * (pair ? 2 : 1) == size) {
-            *out = (struct named){"", (uint8_t)kind, pair ? 2 : 1, 0};
-            return true;
-        }
-    return false;
+/* Fortran's types by precision and range have the lengths that the standard gives for what was asked for (MPI 3.1, 17.1.9). */
+static bool find_by_range(const struct by_range *asked, struct named *out) {
+    int64_t p = asked->precision, r = asked->range;
+    int bytes;
+    if (asked->combiner == MPI_COMBINER_F90_INTEGER)
+        bytes = r > 38 ? 0 : r > 18 ? 16 : r > 9 ? 8 : r > 4 ? 4 : r > 2 ? 2 : 1;
+    else
+        bytes = p > 33 || r > 4931 ? 0 : p > 15 || r > 307 ? 16 : p > 6 || r > 37 ? 8 : 4;
+    int parts = asked->combiner == MPI_COMBINER_F90_COMPLEX ? 2 : 1;
+    if (bytes * parts != asked->size)
+        return false; /* of another length in memory, as compilers may be told to have it */
+    uint8_t kind = SWAP_1;
+    while (kinds[kind].memory < bytes)
+        kind++;
+    if (kind == SWAP_16 && asked->combiner != MPI_COMBINER_F90_INTEGER && p <= LDBL_DIG) {
+#ifdef OPEN_MPI
+        kind = QUAD; /* it takes such a type for C's long double */
+#else
+        return false; /* with one compiler that is a long double, with another a quadruple */
+#endif
+    }
+    *out = (struct named){"", kind, (uint8_t)parts, 0};
+    return true;
+}
+
+static int find(MPI_Datatype type, struct named *out) {
+    struct by_range asked;
+    int code = by_range_of(type, &asked);
+    if (code != MPI_SUCCESS)
+        return code;
+    if (asked.combiner != MPI_COMBINER_NAMED)
+        return find_by_range(&asked, out) ? MPI_SUCCESS : MPI_ERR_CONVERSION;
+    const struct named *found = find_named(type);
+    if (found == NULL)
+        return MPI_ERR_CONVERSION;
+    *out = *found;
+    return MPI_SUCCESS;
 }
 
 int datarep_extent(const struct datarep *rep, MPI_Datatype type, int64_t *extent) {
     if (rep == &external32) {
-        const struct named *found = find_named(type);
-        if (found == NULL)
-            return MPI_ERR_CONVERSION;
-        *extent = kinds[found->kind].file * found->parts + (found->int_at > 0 ? 4 : 0);
-        return MPI_SUCCESS;
+        struct named found;
+        int code = find(type, &found);
+        if (code == MPI_SUCCESS)
+            *extent = kinds[found.kind].file * found.parts + (found.int_at > 0 ? 4 : 0);
+        return code;
     }
     MPI_Aint answer = -1;
     int code = MPI_SUCCESS;
@@ -209,16 +239,14 @@ int datarep_extent(const struct datarep *rep, MPI_Datatype type, int64_t *extent
     return code == MPI_SUCCESS && answer >= 0 ? MPI_SUCCESS : MPI_ERR_CONVERSION;
 }
 
-int datarep_leaves(MPI_Datatype type, int64_t size, enum leaf which, leaf_function *add, void *list) {
-    struct named sized;
-    const struct named *found = which == LEAF_NAMED ? find_named(type) : NULL;
-    if (which != LEAF_NAMED && find_sized(size, which == LEAF_PAIR, &sized))
-        found = &sized;
-    if (found == NULL)
-        return MPI_ERR_CONVERSION;
-    add(list, 0, kinds[found->kind].memory * found->parts, found->kind);
-    if (found->int_at > 0)
-        add(list, found->int_at, sizeof(int), SWAP_4);
+int datarep_leaves(MPI_Datatype type, leaf_function *add, void *list) {
+    struct named found;
+    int code = find(type, &found);
+    if (code != MPI_SUCCESS)
+        return code;
+    add(list, 0, kinds[found.kind].memory * found.parts, found.kind);
+    if (found.int_at > 0)
+        add(list, found.int_at, sizeof(int), SWAP_4);
     return MPI_SUCCESS;
 }
 

@@ -109,7 +109,14 @@ struct flat {
 };
 /* The flat form of a committed datatype, cached with it; MPI_ERR_TYPE, MPI_ERR_NO_MEM. `comm` is for its errors. */
 int flat_of(MPI_Datatype type, MPI_Comm comm, const struct flat **out);
-bool is_named(MPI_Datatype type);
+/* Named, or one of Fortran's by precision and range: nobody frees it. */
+bool type_is_predefined(MPI_Datatype type);
+/* What one of Fortran's types was asked for by, MPI_UNDEFINED where by nothing; of a named type only its size and combiner. */
+struct by_range {
+    int combiner;
+    int64_t precision, range, size;
+};
+int by_range_of(MPI_Datatype type, struct by_range *out);
 /* The form that it has in a file; `own` is NULL when that is its own in memory, else for flat_free. */
 struct datarep;
 int flat_in_file(MPI_Datatype type, const struct datarep *rep, MPI_Comm comm, const struct flat **out, struct flat **own);
@@ -243,12 +250,11 @@ int datarep_find(const char *name, const struct datarep **out);
 const char *datarep_name(const struct datarep *rep);
 /* Whether what is read or written is converted, and not taken as it is. */
 bool datarep_converts(const struct datarep *rep, bool writes);
-/* Bytes that a named type takes in the file. */
+/* Bytes that a predefined type takes in the file. */
 int datarep_extent(const struct datarep *rep, MPI_Datatype type, int64_t *extent);
-/* The numbers of a type that is not made of others, for external32. */
-enum leaf { LEAF_NAMED, LEAF_SIZED, LEAF_PAIR };
+/* The numbers of a predefined type, for external32. */
 typedef void leaf_function(void *list, int64_t offset, int64_t bytes, uint8_t kind);
-int datarep_leaves(MPI_Datatype type, int64_t size, enum leaf which, leaf_function *add, void *list);
+int datarep_leaves(MPI_Datatype type, leaf_function *add, void *list);
 /* Between memory and a copy of so many bytes of the file, an item of which takes `item`; how many bytes of memory. */
 int datarep_convert(const struct datarep *rep, bool to_file, void *memory, int64_t count, MPI_Datatype type, int64_t item,
                     void *file, int64_t bytes, int64_t *done);

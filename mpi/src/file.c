@@ -7,9 +7,9 @@
 #include <string.h>
 
 void view_free(struct view *view) {
-    if (view->etype != MPI_DATATYPE_NULL && !is_named(view->etype))
+    if (view->etype != MPI_DATATYPE_NULL && !type_is_predefined(view->etype))
         mpi.Type_free(&view->etype);
-    if (view->filetype != MPI_DATATYPE_NULL && !is_named(view->filetype))
+    if (view->filetype != MPI_DATATYPE_NULL && !type_is_predefined(view->filetype))
         mpi.Type_free(&view->filetype);
     if (view->own != NULL)
         flat_free(view->own);
@@ -136,7 +136,7 @@ MPI_Info hints_give(const struct file *file) {
 
 /* A handle of the driver's own for a datatype that its user may free. */
 static int keep(MPI_Datatype type, MPI_Datatype *out) {
-    if (is_named(type)) {
+    if (type_is_predefined(type)) {
         *out = type;
         return MPI_SUCCESS;
     }

@@ -20,7 +20,7 @@ struct list {
     bool bounded;
 };
 
-/* How named types are to be seen: as they are in memory (NULL), as in a file, or in memory with the kinds of their numbers. */
+/* How predefined types are to be seen: as they are in memory (NULL), as in a file, or in memory with the kinds of their numbers. */
 struct mold {
     const struct datarep *rep;
     bool in_file;
@@ -123,7 +123,7 @@ static int64_t next_address(struct contents *c) {
 
 static int make(MPI_Datatype type, const struct mold *mold, struct flat **out);
 
-bool is_named(MPI_Datatype type) {
+static int combiner_of(MPI_Datatype type) {
     int combiner;
 #if MPI_VERSION >= 4
     MPI_Count a, b, c, d;
@@ -132,12 +132,22 @@ bool is_named(MPI_Datatype type) {
     int a, b, c;
     mpi.Type_get_envelope(type, &a, &b, &c, &combiner);
 #endif
-    return combiner == MPI_COMBINER_NAMED;
+    return combiner;
+}
+
+static bool is_by_range(int combiner) {
+    return combiner == MPI_COMBINER_F90_REAL || combiner == MPI_COMBINER_F90_COMPLEX ||
+           combiner == MPI_COMBINER_F90_INTEGER;
+}
+
+bool type_is_predefined(MPI_Datatype type) {
+    int combiner = combiner_of(type);
+    return combiner == MPI_COMBINER_NAMED || is_by_range(combiner);
 }
 
 static void contents_free(struct contents *c) {
     for (int64_t i = 0; i < c->types; i++)
-        if (c->inner[i] != MPI_DATATYPE_NULL && !is_named(c->inner[i]))
+        if (c->inner[i] != MPI_DATATYPE_NULL && !type_is_predefined(c->inner[i]))
             mpi.Type_free(&c->inner[i]);
     free(c->integers);
     free(c->addresses);
@@ -368,18 +378,8 @@ static int add_derived(struct list *list, MPI_Datatype type, const struct mold *
         case MPI_COMBINER_DARRAY:
             good = add_subarray(list, old, &c, true);
             break;
-        default: {
-            /* Fortran's types by precision and range: a number each. */
-            MPI_Count size = 0;
-            enum leaf leaf = c.combiner == MPI_COMBINER_F90_COMPLEX ? LEAF_PAIR : LEAF_SIZED;
-            if (mpi.Type_size_x(type, &size) != MPI_SUCCESS)
-                break;
-            list->ub = size;
-            if (mold != NULL && !mold->in_file)
-                code = datarep_leaves(type, size, leaf, add_leaf, list);
-            else
-                add(list, 0, size);
-        }
+        default:
+            code = MPI_ERR_TYPE;
         }
     discard(old);
     contents_free(&c);
@@ -388,8 +388,26 @@ static int add_derived(struct list *list, MPI_Datatype type, const struct mold *
     return good && !list->failed ? MPI_SUCCESS : MPI_ERR_NO_MEM;
 }
 
-/* A named type: one block, but for the pairs of C, which have gaps. */
-static void add_named(struct list *list, MPI_Datatype type, int64_t size) {
+int by_range_of(MPI_Datatype type, struct by_range *out) {
+    struct contents c;
+    MPI_Count size = 0;
+    int code = contents_get(type, &c);
+    if (code != MPI_SUCCESS)
+        return code;
+    *out = (struct by_range){.combiner = c.combiner};
+    if (is_by_range(c.combiner)) {
+        out->precision = c.combiner == MPI_COMBINER_F90_INTEGER ? 0 : next_integer(&c);
+        out->range = next_integer(&c);
+    }
+    if (c.combiner != MPI_COMBINER_NAMED)
+        contents_free(&c);
+    code = mpi.Type_size_x(type, &size);
+    out->size = size;
+    return code == MPI_SUCCESS ? MPI_SUCCESS : MPI_ERR_TYPE;
+}
+
+/* A predefined type: one block, but for the pairs of C, which have gaps. */
+static void add_predefined(struct list *list, MPI_Datatype type, int64_t size) {
     int64_t value = 0, second = 0;
 #define PAIR(name, c_type)                                                                                             \
     if (type == name) {                                                                                                \
@@ -462,14 +480,14 @@ static int make(MPI_Datatype type, const struct mold *mold, struct flat **out) {
     struct list list = {.kinded = mold != NULL && !in_file};
     int code = MPI_SUCCESS;
     flat->size = size;
-    if (!is_named(type))
+    if (!type_is_predefined(type))
         code = add_derived(&list, type, mold);
     else if (in_file)
         code = add_in_file(&list, type, mold, flat);
     else if (mold != NULL)
-        code = datarep_leaves(type, size, LEAF_NAMED, add_leaf, &list);
+        code = datarep_leaves(type, add_leaf, &list);
     else
-        add_named(&list, type, size);
+        add_predefined(&list, type, size);
     if (in_file) {
         flat->lb = list.lb;
         flat->extent = list.ub - list.lb;
@@ -513,7 +531,7 @@ static int share(MPI_Datatype type, int key, void *extra, void *value, void *out
 
 static void make_keyval(void) { mpi.Type_create_keyval(share, forget, &keyval, NULL); }
 
-/* Named types live as long as the process; the last few that a thread used. */
+/* Predefined types live as long as the process; the last few that a thread used. */
 enum { NAMED_MAX = 4 };
 static _Thread_local struct {
     MPI_Datatype type;
@@ -550,7 +568,7 @@ int flat_of(MPI_Datatype type, MPI_Comm comm, const struct flat **out) {
         *out = flat;
         return MPI_SUCCESS;
     }
-    bool lasting = is_named(type);
+    bool lasting = type_is_predefined(type);
     if (!lasting) {
         /* The one question by which an MPI tells whether a type is committed. */
         char nothing[16];

@@ -131,6 +131,84 @@ static void table(void) {
         CHECK(memcmp(&numbers[i], &again[i], 10) == 0);
 }
 
+/* Fortran's types by precision and range, which are predefined though nothing names them. */
+static void by_range(void) {
+    const struct {
+        int precision, range, in_file;
+    } wanted[] = {{6, 37, 4}, {15, 307, 8}, {7, MPI_UNDEFINED, 8}, {MPI_UNDEFINED, 38, 8}};
+    const double d[4] = {1.5, -1.5, -1.5, 1.5};
+    const float f[4] = {1.5f, -1.5f, -1.5f, 1.5f};
+    const unsigned char raw_d[] = {D(0), D(1), D(1), D(0)}, raw_f[] = {F(0), F(1), F(1), F(0)};
+    MPI_Datatype type, again, etype, filetype, strided, mixed;
+    MPI_Offset at;
+    char name[MPI_MAX_DATAREP_STRING];
+    for (int i = 0; i < 4; i++)
+        for (int parts = 1; parts <= 2; parts++) {
+            int bytes = wanted[i].in_file;
+            OK(parts == 1 ? MPI_Type_create_f90_real(wanted[i].precision, wanted[i].range, &type)
+                          : MPI_Type_create_f90_complex(wanted[i].precision, wanted[i].range, &type));
+            both_ways("a real or complex by range", type, bytes == 8 ? (const void *)d : f, 2 * parts * bytes,
+                      bytes == 8 ? raw_d : raw_f, parts * bytes);
+        }
+    const int64_t numbers[2] = {-2, 0x123456789abcdef0};
+    const unsigned char *expected[] = {(const unsigned char[]){0xff, 2}, (const unsigned char[]){B2}, (const unsigned char[]){B4},
+                                       (const unsigned char[]){B8}};
+    const int64_t short_numbers[3] = {0x02ff, 0x1234fffe, 0x12345678fffffffe}; /* two of each length */
+    const int digits[] = {2, 4, 9, 18};
+    for (int i = 0; i < 4; i++) {
+        OK(MPI_Type_create_f90_integer(digits[i], &type));
+        both_ways("an integer by range", type, i == 3 ? numbers : &short_numbers[i], 2 << i, expected[i], 1 << i);
+    }
+#ifdef OPEN_MPI
+    /* MPICH has none of 16 bytes. */
+    const long double l[4] = {1.5L, -1.5L, -1.5L, 1.5L};
+    OK(MPI_Type_create_f90_real(18, 4931, &type));
+    both_ways("a long real by range", type, l, 10, (const unsigned char[]){Q(0), Q(1)}, 16);
+    OK(MPI_Type_create_f90_complex(16, 30, &type));
+    both_ways("a long complex by range", type, l, 10, (const unsigned char[]){Q(0), Q(1), Q(1), Q(0)}, 32);
+#endif
+    /* In views, by itself and within others: it is never a copy, and nobody frees it. */
+    OK(MPI_Type_create_f90_real(15, 307, &type));
+    view(type, type, "native");
+    OK(MPI_File_get_view(file, &at, &etype, &filetype, name));
+    CHECK(etype == type && filetype == type);
+    MPI_Type_vector(2, 1, 2, type, &strided);
+    MPI_Type_commit(&strided);
+    double back[4] = {0};
+    const char *reps[] = {"native", "external32"};
+    for (int i = 0; i < 2; i++) {
+        view(type, strided, reps[i]);
+        OK(MPI_File_write_at(file, 0, d, 4, type, MPI_STATUS_IGNORE));
+        OK(MPI_File_read_at(file, 0, back, 1, strided, MPI_STATUS_IGNORE));
+        CHECK(back[0] == d[0] && back[2] == d[1]);
+        OK(MPI_File_get_view(file, &at, &etype, &filetype, name));
+        MPI_Type_free(&filetype);
+    }
+    OK(MPI_Type_create_f90_integer(9, &again));
+    MPI_Datatype types[2] = {again, type};
+    int lengths[2] = {1, 1};
+    MPI_Aint places[2] = {0, 8};
+    struct {
+        int a;
+        double b;
+    } one = {-2, 1.5}, got = {0, 0};
+    MPI_Type_create_struct(2, lengths, places, types, &mixed);
+    MPI_Type_commit(&mixed);
+    view(MPI_BYTE, MPI_BYTE, "external32");
+    OK(MPI_File_write_at(file, 0, &one, 1, mixed, MPI_STATUS_IGNORE));
+    OK(MPI_File_read_at(file, 0, &got, 1, mixed, MPI_STATUS_IGNORE));
+    CHECK(got.a == -2 && got.b == 1.5);
+    unsigned char raw[12];
+    const unsigned char lies[] = {0xff, 0xff, 0xff, 0xfe, D(0)};
+    OK(MPI_File_read_at(file, 0, raw, 12, MPI_BYTE, MPI_STATUS_IGNORE));
+    CHECK(memcmp(raw, lies, 12) == 0);
+    MPI_Type_free(&strided);
+    MPI_Type_free(&mixed);
+    OK(MPI_Type_create_f90_real(15, 307, &again));
+    CHECK(again == type);
+    CHECK(MPI_Type_size(type, &lengths[0]) == MPI_SUCCESS && lengths[0] == 8);
+}
+
 static void pairs(void) {
     struct {
         short value;
@@ -214,10 +292,11 @@ static void shorter(void) {
 
 /* A representation of the program's: an int is three bytes, the highest first. */
 static int extent_calls, asked_wrongly;
+static MPI_Datatype nine_digits = MPI_DATATYPE_NULL; /* an integer by range */
 static int extent(MPI_Datatype type, MPI_Aint *bytes, void *state) {
     extent_calls++;
     asked_wrongly += state != &extent_calls;
-    if (type != MPI_INT)
+    if (type != MPI_INT && type != nine_digits)
         return MPI_ERR_TYPE;
     *bytes = 3;
     return MPI_SUCCESS;
@@ -306,6 +385,14 @@ static void own(void) {
     OK(MPI_File_read_at(file, 0, back, 2, three, &status));
     CHECK(memcmp(back, mine, 16) == 0);
     FAILS(MPI_ERR_CONVERSION, MPI_File_write_at(file, 0, mine, 1, strided, MPI_STATUS_IGNORE));
+    OK(MPI_Type_create_f90_integer(9, &nine_digits));
+    OK(MPI_File_get_type_extent(file, nine_digits, &bytes));
+    CHECK(bytes == 3);
+    OK(MPI_File_write_at(file, 0, mine, 4, nine_digits, &status));
+    CHECK(items(&status, nine_digits) == 4);
+    memset(back, 0, sizeof back);
+    OK(MPI_File_read_at(file, 0, back, 4, MPI_INT, &status));
+    CHECK(memcmp(back, mine, 16) == 0);
     /* None that converts: as it is. One way alone. */
     OK(MPI_Register_datarep("as it is", MPI_CONVERSION_FN_NULL, MPI_CONVERSION_FN_NULL, same_extent, NULL));
     view(MPI_INT, MPI_INT, "as it is");
@@ -354,6 +441,7 @@ int main(int argc, char **argv) {
     offset = rank * 1000;
     OK(MPI_File_open(MPI_COMM_WORLD, path, MPI_MODE_RDWR | MPI_MODE_CREATE, MPI_INFO_NULL, &file));
     table();
+    by_range();
     pairs();
     shorter();
     own();
