@@ -120,8 +120,9 @@ FORTRAN_CREATE(mpi_file_create_errhandler__)
 FORTRAN_CREATE(pmpi_file_create_errhandler_)
 FORTRAN_CREATE(pmpi_file_create_errhandler__)
 FORTRAN_CREATE(ompi_file_create_errhandler_f)
+FORTRAN_CREATE(mpi_file_create_errhandler_f08_)
+FORTRAN_CREATE(pmpir_file_create_errhandler_f08_)
 
-#ifndef OPEN_MPI
 #define FORTRAN_DATAREP(name)                                                                                          \
     static void (*native_##name)(void);                                                                                \
     static void name(const char *datarep, void (*read)(void), void (*write)(void), void (*extent)(void),               \
@@ -129,7 +130,6 @@ FORTRAN_CREATE(ompi_file_create_errhandler_f)
         register_fortran_by((void *)native_##name, datarep, read, write, extent, state, code, bytes);                  \
     }
 FOREBAY_FORTRAN_DATAREP(FORTRAN_DATAREP)
-#endif
 
 /* ---- the file itself ---- */
 
@@ -550,9 +550,7 @@ static const struct forebay_mpi_always always[] = {FOREBAY_ALWAYS(ALWAYS) FOREBA
 #if MPI_VERSION >= 4
                                                        ALWAYS(Register_datarep_c)
 #endif
-#ifndef OPEN_MPI
                                                            FOREBAY_FORTRAN_DATAREP(FORTRAN)
-#endif
                                                                {NULL, NULL, NULL}};
 
 __attribute__((visibility("default"))) forebay_mpi_driver_function forebay_mpi_driver;

@@ -25,11 +25,13 @@
     X(File_write_at_all_begin) X(File_read_all_begin) X(File_write_all_begin) X(File_read_ordered_begin)               \
     X(File_write_ordered_begin)
 
-/* Fortran's way to register a representation, of MPICH. */
+/* Fortran's ways to register a representation: by mpif.h and the module mpi, and by mpi_f08. */
 #define FOREBAY_FORTRAN_DATAREP(X)                                                                                     \
-    X(mpi_register_datarep_) X(mpi_register_datarep__) X(pmpi_register_datarep_) X(pmpi_register_datarep__)
+    X(mpi_register_datarep_) X(mpi_register_datarep__) X(pmpi_register_datarep_) X(pmpi_register_datarep__)            \
+    X(mpi_register_datarep_f08_) X(pmpi_register_datarep_f08_) X(pmpir_register_datarep_f08_)
 
-/* Fortran's way to make an error handler, which in Open MPI is no call of a C function. */
+/* Fortran's ways to make an error handler, which in Open MPI are no calls of a C function, and in MPICH's mpi_f08 one as if in C. */
 #define FOREBAY_FORTRAN(X)                                                                                             \
     X(mpi_file_create_errhandler_) X(mpi_file_create_errhandler__) X(pmpi_file_create_errhandler_)                     \
-    X(pmpi_file_create_errhandler__) X(ompi_file_create_errhandler_f)
+    X(pmpi_file_create_errhandler__) X(ompi_file_create_errhandler_f) X(mpi_file_create_errhandler_f08_)               \
+    X(pmpir_file_create_errhandler_f08_)

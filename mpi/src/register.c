@@ -1,9 +1,10 @@
 /*
  * MPI_Register_datarep. A representation is the driver's for files of the pool and the MPI library's for all others, which is told
- * too: what it says of functions that it cannot use is for views of its own files. The driver's is first: MPICH's Fortran comes by C
- * again, with functions that are not C's.
+ * too: what it says of functions that it cannot use is for views of its own files. The driver's is first: Fortran comes by C
+ * again. MPICH's hands its functions on as if they were C's; Open MPI's makes C functions of them, but for mpi_f08 takes the one that
+ * stands for none for a program's.
  *
- * Open MPI's Fortran makes C functions of the program's and calls C; MPICH's hands them on as they are.
+ * Arguments of the functions are as long, and by reference, in all three of Fortran's ways.
  */
 #include "register.h"
 
@@ -45,7 +46,6 @@ int register_c_by(datarep_function_c *native, const char *name, MPI_Datarep_conv
 }
 #endif
 
-#ifndef OPEN_MPI
 static const char *fortran_name(const char *name, size_t bytes, char room[MPI_MAX_DATAREP_STRING + 2]) {
     while (bytes > 0 && name[bytes - 1] == ' ')
         bytes--;
@@ -57,7 +57,8 @@ static const char *fortran_name(const char *name, size_t bytes, char room[MPI_MA
 }
 
 static void (*unless_null(void (*function)(void)))(void) {
-    static const char *const names[] = {"mpi_conversion_fn_null_", "mpi_conversion_fn_null__"};
+    static const char *const names[] = {"mpi_conversion_fn_null_", "mpi_conversion_fn_null__",
+                                        "__mpi_f08_callbacks_MOD_mpi_conversion_fn_null"}; /* gfortran's, of mpi_f08 */
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++)
         if ((void *)function == dlsym(RTLD_DEFAULT, names[i]))
             return NULL;
@@ -72,6 +73,7 @@ void register_fortran_by(fortran_datarep_function *native, const char *name, voi
     MPI_Fint its = MPI_SUCCESS;
     int own_code = datarep_register(as_c, &own, state);
     QUIETLY(native(name, read, write, extent, state, &its, bytes);)
-    *code = registered(as_c, own_code, its);
+    own_code = registered(as_c, own_code, its);
+    if (code != NULL)
+        *code = own_code;
 }
-#endif

@@ -16,12 +16,10 @@ int register_c_by(datarep_function_c *native, const char *name, MPI_Datarep_conv
                   MPI_Datarep_conversion_function_c *write, MPI_Datarep_extent_function *extent, void *state);
 #endif
 
-#ifndef OPEN_MPI
-/* As gfortran calls it; `bytes` is the length of the name, blanks at its end included. */
+/* As gfortran calls it; `bytes` is the length of the name, blanks at its end included. `code` may be NULL in mpi_f08. */
 typedef void fortran_datarep_function(const char *, void (*)(void), void (*)(void), void (*)(void), MPI_Aint *, MPI_Fint *,
                                       size_t);
 void register_fortran_by(fortran_datarep_function *native, const char *name, void (*read)(void), void (*write)(void),
                          void (*extent)(void), MPI_Aint *state, MPI_Fint *code, size_t bytes);
-#endif
 
 #endif

@@ -1,8 +1,13 @@
 ! A data representation whose functions are in Fortran: each integer lies in the file as one more, and one that none is converted by.
-! datarep POOL_FILE
+! datarep POOL_FILE. By mpif.h, or with BY_MODULE by the module mpi.
 module representation
+#ifdef BY_MODULE
+    use mpi
+    implicit none
+#else
     implicit none
     include 'mpif.h'
+#endif
     integer :: wrong = 0
 contains
     subroutine extent(datatype, bytes, state, ierror)
@@ -52,9 +57,12 @@ program datarep
     call MPI_Register_datarep('one more', from_file, to_file, extent, state, ierror)
     call MPI_Error_class(ierror, class, ierror)
     if (class /= MPI_ERR_DUP_DATAREP) failures = failures + 1
+#ifndef BY_MODULE
+    ! MPICH's module has no such function.
     state = 77
     call MPI_Register_datarep('as it is', MPI_CONVERSION_FN_NULL, MPI_CONVERSION_FN_NULL, extent, state, ierror)
     if (ierror /= MPI_SUCCESS) failures = failures + 1
+#endif
     call MPI_File_open(MPI_COMM_WORLD, trim(name), MPI_MODE_RDWR + MPI_MODE_CREATE, MPI_INFO_NULL, file, ierror)
     if (ierror /= MPI_SUCCESS) failures = failures + 1
     offset = rank * 12
@@ -70,7 +78,11 @@ program datarep
     call MPI_File_read_at(file, offset, back, 3, MPI_INTEGER, MPI_STATUS_IGNORE, ierror)
     if (any(back /= written)) failures = failures + 1
     offset = rank * 12
+#ifndef BY_MODULE
     call MPI_File_set_view(file, offset, MPI_INTEGER, MPI_INTEGER, 'as it is', MPI_INFO_NULL, ierror)
+#else
+    call MPI_File_set_view(file, offset, MPI_INTEGER, MPI_INTEGER, 'native', MPI_INFO_NULL, ierror)
+#endif
     if (ierror /= MPI_SUCCESS) failures = failures + 1
     offset = 0
     call MPI_File_read_at(file, offset, back, 3, MPI_INTEGER, MPI_STATUS_IGNORE, ierror)

@@ -131,10 +131,12 @@ fn fortran_programs_and_their_error_handlers_are_served() {
     let _alone = alone();
     for mpi in MPIS.iter().filter(|mpi| driver(mpi)) {
         let place = Place::new();
-        for name in ["fortran", "f08", "mpif", "datarep"] {
+        let by_module = ("datarep", &["-DBY_MODULE"][..]);
+        let others = ["fortran", "f08", "mpif", "datarep", "datarep_f08"].map(|name| (name, &[][..]));
+        for (name, words) in [&others[..], &[by_module]].concat() {
             let program = place.join(name);
             let mut compiler = Command::new(mpi.compiler.replace("mpicc", "mpifort"));
-            compiler.arg("-J").arg(&place.path).arg("-o").arg(&program);
+            compiler.arg("-cpp").args(words).arg("-J").arg(&place.path).arg("-o").arg(&program);
             if !compiler.arg(source(&format!("tests/{name}.f90"))).output().is_ok_and(|o| o.status.success())
             {
                 println!("skipped: no Fortran for {}", mpi.name);

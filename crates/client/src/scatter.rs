@@ -128,8 +128,8 @@ impl Scatter {
         !self.is_off.load(Ordering::Relaxed)
             && spots.len() >= SCATTER_PIECES_MIN
             && bytes / spots.len() <= SCATTER_BYTES_MAX
-            && last.at + last.bytes as u64 - first.at <= SCATTER_SPREAD_MAX * bytes as u64
             && spots.windows(2).all(|two| two[0].at + two[0].bytes as u64 <= two[1].at)
+            && last.at + last.bytes as u64 - first.at <= SCATTER_SPREAD_MAX * bytes as u64
             && window(first.at) == window(last.at + last.bytes as u64 - 1)
     }
 
@@ -233,6 +233,8 @@ mod tests {
         assert!(!suits(SCATTER_PIECES_MIN - 1, 4096, 8192));
         assert!(!suits(SCATTER_PIECES_MIN, SCATTER_BYTES_MAX + 1, 65536));
         assert!(!suits(SCATTER_PIECES_MIN, 4096, 4095), "on each other");
+        let falling = |i: u64| Spot { at: 1 << 20 >> i, memory, bytes: 1 };
+        assert!(!Scatter::default().suits(&(0..20).map(falling).cycle().take(60).collect::<Vec<_>>()));
         assert!(suits(60, 1024, SCATTER_SPREAD_MAX << 10));
         assert!(!suits(60, 1024, 1 << 20), "each would take a huge page");
         assert!(!suits(8193, 4096, 8192), "more than a window");
