@@ -106,7 +106,8 @@ int forebay_removexattr(forebay_pool *pool, const char *path, const char *name, 
  * A file of any layout, also of several backing files, whose reads and writes go to the right ones. `flags` are O_RDONLY,
  * O_WRONLY or O_RDWR with O_CREAT, O_EXCL and O_TRUNC. A file that is made gets `stripe_count` backing files (1 to 256)
  * of stripes of `stripe_bytes` (a power of two, 4 KiB to 1 GiB; ignored for one). With FOREBAY_STRIPES_DEFAULT added to the
- * count, and with 0, what `forebay layout set` gave the directory goes first. A file that is there keeps its own.
+ * count, and with 0, what `forebay layout set` gave the directory goes first, and of more than two that are all on one target a
+ * prime near the count is taken. A file that is there keeps its own.
  * Threads may share a forebay_file; closing it is the last thing that is done with it.
  */
 #define FOREBAY_STRIPES_DEFAULT 0x80000000u

@@ -49,17 +49,17 @@ impl Ahead {
         Ahead { taken: AtomicU64::new(Ahead::NEVER), ..Ahead::default() }
     }
 
-    /// Before `bytes` bytes are written in `steps` steps to `range` of backing file `index` of `count`, whose descriptor is
-    /// `fd`. Whether this process's steps may be small ones through a file that grows.
+    /// Before `bytes` bytes are written to `range` of backing file `index` of `count`, whose descriptor is `fd`, by a call
+    /// whose steps through the file are `step` bytes. Whether those are small.
     pub(crate) fn take(
         &self,
         (index, count): (usize, usize),
         fd: RawFd,
         range: Range<u64>,
         bytes: usize,
-        steps: usize,
+        step: usize,
     ) -> bool {
-        if bytes / steps >= AHEAD_WRITE_BYTES_MAX || self.taken.load(Ordering::Relaxed) == Ahead::NEVER {
+        if step >= AHEAD_WRITE_BYTES_MAX || self.taken.load(Ordering::Relaxed) == Ahead::NEVER {
             return false;
         }
         let windows = self.windows.get_or_init(|| (0..count).map(|_| Window::default()).collect());
@@ -169,7 +169,7 @@ mod tests {
         let file = tempfile_in_memory();
         let (ahead, step) = (Ahead::default(), 4096);
         for i in 0..1024 {
-            ahead.take((0, 1), file.as_raw_fd(), i * step..(i + 1) * step, step as usize, 1);
+            ahead.take((0, 1), file.as_raw_fd(), i * step..(i + 1) * step, step as usize, step as usize);
         }
         let there = file.metadata().unwrap().blocks() * 512;
         assert!(there >= 1024 * step - AHEAD_BYTES_MIN, "{there}");
@@ -177,7 +177,7 @@ mod tests {
         assert_eq!(file.metadata().unwrap().len(), 0, "what is taken ahead shows in the size");
         let before = file.metadata().unwrap().blocks();
         for i in 1..100 {
-            ahead.take((0, 1), file.as_raw_fd(), i << 30..(i << 30) + step, step as usize, 1);
+            ahead.take((0, 1), file.as_raw_fd(), i << 30..(i << 30) + step, step as usize, step as usize);
         }
         assert_eq!(file.metadata().unwrap().blocks(), before);
     }
@@ -192,16 +192,19 @@ mod tests {
         ahead.take_next(1, next.as_raw_fd(), 0..stripe);
         assert_eq!(blocks(), 0, "nothing was written that pays for it");
         for i in 0..10 {
-            assert!(ahead.take((0, 2), this.as_raw_fd(), i * 40_000..(i + 1) * 40_000, 40_000, 1));
+            assert!(ahead.take((0, 2), this.as_raw_fd(), i * 40_000..(i + 1) * 40_000, 40_000, 40_000));
         }
         assert!(ahead.enters(1) && !ahead.enters(1) && ahead.enters(2), "a stripe is entered once");
         ahead.take_next(1, next.as_raw_fd(), 0..stripe);
         assert_eq!((blocks(), next.metadata().unwrap().len()), (stripe, 0));
         // Another process finds it there, and counts nothing as its own.
         let other = Ahead::default();
-        assert!(other.take((1, 2), next.as_raw_fd(), 0..100_000, 100_000, 1));
+        assert!(other.take((1, 2), next.as_raw_fd(), 0..100_000, 100_000, 100_000));
         assert_eq!(other.taken.load(Ordering::Relaxed), 0);
-        assert!(!other.take((1, 2), next.as_raw_fd(), 0..1 << 20, 1 << 20, 1), "not a small step");
+        assert!(
+            !other.take((1, 2), next.as_raw_fd(), 0..2048, 2048, 1 << 20),
+            "what is left of a large step"
+        );
     }
 
     fn tempfile_in_memory() -> std::fs::File {

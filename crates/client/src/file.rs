@@ -419,10 +419,11 @@ impl File {
         &self.scatter
     }
 
-    /// Takes space ahead of a write of `bytes` bytes in `steps` steps to a range of a backing file that is here.
-    pub(crate) fn take_ahead(&self, index: usize, fd: RawFd, range: Range<u64>, bytes: usize, steps: usize) {
+    /// Takes space ahead of a write of `bytes` bytes to a range of a backing file that is here, by a call whose steps through the file
+    /// are `step` bytes.
+    pub(crate) fn take_ahead(&self, index: usize, fd: RawFd, range: Range<u64>, bytes: usize, step: usize) {
         let (count, start) = (self.stripes.len(), range.start);
-        let is_small = self.ahead.take((index, count), fd, range, bytes, steps);
+        let is_small = self.ahead.take((index, count), fd, range, bytes, step);
         let ([c], true) = (self.entry.layout.components(), is_small && count > 1) else { return };
         let (stripe_bytes, count) = (u64::from(c.stripe_bytes), count as u64);
         let number = start / stripe_bytes * count + index as u64;

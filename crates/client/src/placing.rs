@@ -29,6 +29,14 @@ pub fn targets_of(c: &Component) -> Option<Targets> {
     }
 }
 
+/// The largest prime that is at most one more than `count`, if that is more than 2. What processes write to a file at the same time mostly is a
+/// power of two of stripes apart, and with such a number of backing files they would meet on one again and again
+/// (docs/decisions/0021).
+fn prime_near(count: u16) -> u16 {
+    let is_prime = |n: &u16| (2..*n).take_while(|i| i * i <= *n).all(|i| !n.is_multiple_of(i));
+    (2..=count + 1).rev().find(is_prime).filter(|_| count > 2).unwrap_or(count)
+}
+
 impl Pool {
     /// What a request to make a file says of its layout when the maker has no wish; none in a pool with one target, where
     /// only who asks for several backing files gets them.
@@ -104,9 +112,14 @@ impl Pool {
         self.layout_of(Striping::of(layout))
     }
 
-    /// A layout of so many stripes, on targets that the daemon chooses.
-    pub(crate) fn layout_of(&self, striping: Striping) -> Result<Layout, Code> {
-        self.layout_on(striping, self.place(striping.stripe_count)?.as_slice())
+    /// A layout of so many stripes, on targets that the daemon chooses; of about so many where the number is only proposed and they
+    /// are all on one target.
+    pub(crate) fn layout_of(&self, mut striping: Striping) -> Result<Layout, Code> {
+        let targets = self.place(striping.stripe_count)?;
+        if striping.yields && targets.as_slice().len() == 1 {
+            striping.stripe_count = prime_near(striping.stripe_count);
+        }
+        self.layout_on(striping, targets.as_slice())
     }
 
     /// The same on targets that are given.
@@ -166,5 +179,16 @@ impl Pool {
             }
         };
         is_there.then_some(()).ok_or(Code::NoDevice)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::prime_near;
+
+    #[test]
+    fn prime_near_of_few_is_itself_and_of_more_no_power_of_two() {
+        let near = [1, 2, 3, 4, 6, 8, 9, 16, 255].map(prime_near);
+        assert_eq!(near, [1, 2, 3, 5, 7, 7, 7, 17, 251]);
     }
 }

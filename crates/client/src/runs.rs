@@ -396,6 +396,7 @@ impl File {
     /// As [`File::write_runs`]'s.
     unsafe fn write_runs_now(&self, parts: &[libc::iovec], runs: &[Run]) -> Result<u64, Code> {
         let all = total(parts, runs)?;
+        let step = usize::try_from(all).unwrap_or(usize::MAX) / runs.len().max(1);
         let mut pieces = self.pieces(parts, runs);
         let (mut some, mut elsewhere) = (Vec::new(), Vec::new());
         loop {
@@ -409,7 +410,7 @@ impl File {
             for i in 0..groups.len() {
                 let group = groups[(i + turn) % groups.len()];
                 match self.stripe_at(group[0].stripe) {
-                    Stripe::Here(fd) => self.write_group(fd.as_raw_fd(), group)?,
+                    Stripe::Here(fd) => self.write_group(fd.as_raw_fd(), group, step)?,
                     Stripe::There(_) => elsewhere.extend_from_slice(group),
                 }
             }
@@ -422,12 +423,12 @@ impl File {
         }
     }
 
-    /// Writes pieces of one backing file, those that touch together.
-    fn write_group(&self, fd: RawFd, group: &[Piece]) -> Result<(), Code> {
+    /// Writes pieces of one backing file, those that touch together, of a call whose ranges have `step` bytes.
+    fn write_group(&self, fd: RawFd, group: &[Piece], step: usize) -> Result<(), Code> {
         let bytes = group.iter().map(|piece| piece.bytes).sum::<usize>();
         let (first, last) = (&group[0], &group[group.len() - 1]);
         let range = first.at..(last.at + last.bytes as u64).max(first.at);
-        self.take_ahead(first.stripe, fd, range, bytes, group.len());
+        self.take_ahead(first.stripe, fd, range, bytes, step);
         let done = self.scatter(first.stripe, fd, group)?;
         let mut parts = Vec::with_capacity(group.len().min(PARTS_MAX));
         let mut rest = &group[done..];

@@ -158,7 +158,7 @@ impl File {
                 Stripe::Here(fd) => {
                     let index = self.index_of(extent.component, extent.stripe);
                     // SAFETY: the caller's promise; the extent is within the memory.
-                    match unsafe { self.move_here(index, fd, memory, at, bytes, extent.offset) } {
+                    match unsafe { self.move_here(index, fd, (memory, len), at, bytes, extent.offset) } {
                         Ok(n) if n == bytes => {}
                         Ok(n) => here.ends(at + n, None),
                         Err(code) => here.ends(at, Some(code)),
@@ -180,14 +180,14 @@ impl File {
         &self,
         index: usize,
         fd: &OwnedFd,
-        memory: Memory,
+        (memory, len): (Memory, usize),
         at: usize,
         bytes: usize,
         offset: u64,
     ) -> Result<usize, Code> {
         let fd = fd.as_raw_fd();
         if matches!(memory, Memory::From(_)) {
-            self.take_ahead(index, fd, offset..offset + bytes as u64, bytes, 1);
+            self.take_ahead(index, fd, offset..offset + bytes as u64, bytes, len);
         }
         let mut done = 0;
         while done < bytes {
@@ -237,7 +237,7 @@ impl File {
                 Stripe::Here(fd) => {
                     let range = extent.offset..extent.offset + extent.len;
                     let index = self.index_of(extent.component, extent.stripe);
-                    self.take_ahead(index, fd.as_raw_fd(), range, part.len(), 1);
+                    self.take_ahead(index, fd.as_raw_fd(), range, part.len(), buffer.len());
                     let (from, len) = (part.as_ptr().cast(), part.len());
                     // SAFETY: the buffer is as long as said.
                     let n = unsafe { libc::pwrite(fd.as_raw_fd(), from, len, extent.offset as i64) };
