@@ -1,15 +1,18 @@
 //! How the library gets to ranks that Open MPI's mpirun starts on other nodes by ssh, which hands on no environment.
 //!
 //! mpirun starts a daemon there, by the words in the parameter `orte_launch_agent`, `orted` unless set; the daemon's ranks have
-//! its environment. The parameter is given here as a variable, `env NAME=VALUE ... orted`: words on mpirun's command line go
-//! first, and so does what the user has set. Its list of variables (`mca_base_env_list`) would make `mpirun -x` fail. Hydra and
-//! srun hand their whole environment on, and need nothing.
+//! its environment. The parameter is given here as a variable, `env NAME=VALUE ... orted`, with the user's or the site's words in the
+//! place of `orted`: a variable goes before the files in which they are set ([`params`]), and after words on mpirun's command line.
+//! Open MPI's list of variables (`mca_base_env_list`) would make `mpirun -x` fail. Hydra and srun hand their whole environment
+//! on, and need nothing.
 //!
 //! Test: tests/conformance/tests/cluster/remote.rs.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::Path;
+
+use super::params;
 
 /// Open MPI 4's.
 pub(super) const VARIABLE: &str = "OMPI_MCA_orte_launch_agent";
@@ -20,19 +23,19 @@ const MARK: &str = " FOREBAY_POOL=";
 /// What users set for the libraries in programs; all else is of this node.
 const FOR_PROGRAMS: [&str; 3] = ["FOREBAY_DISABLE", "FOREBAY_MPI_DEBUG", "FOREBAY_TMPDIR"];
 
-/// What the variable is to be: a value, nothing as it was before, or, inside, none where an outer run's is there, which names
-/// another pool.
-pub(super) fn variable(wanted: Option<&[(&str, OsString)]>) -> Option<(OsString, Option<OsString>)> {
-    let get = |name: &str| std::env::var_os(name);
+/// What the variable is to be for this program: a value, nothing as it was before, or, inside, none where an outer run's is there,
+/// which names another pool.
+pub(super) fn variable(
+    wanted: Option<&[(&str, OsString)]>,
+    program: &Path,
+) -> Option<(OsString, Option<OsString>)> {
     let own = std::env::vars_os()
         .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
         .filter(|(name, _)| FOR_PROGRAMS.contains(&name.as_str()))
         .collect();
-    let is_in_file = get("HOME")
-        .and_then(|home| std::fs::read_to_string(Path::new(&home).join(".openmpi/mca-params.conf")).ok())
-        .is_some_and(|text| text.lines().any(|line| line.trim_start().starts_with(PARAMETER)));
-    let there = get(VARIABLE).map(|value| value.to_string_lossy().into_owned());
-    let value = value(wanted, own, there.as_deref(), is_in_file)?;
+    let there = std::env::var_os(VARIABLE).map(|value| value.to_string_lossy().into_owned());
+    let in_files = || params::of_files(PARAMETER, program);
+    let value = value(wanted, own, there.as_deref().filter(|value| !value.is_empty()), in_files)?;
     Some((VARIABLE.into(), value.map(Into::into)))
 }
 
@@ -42,12 +45,9 @@ fn value(
     wanted: Option<&[(&str, OsString)]>,
     own: BTreeMap<String, String>,
     there: Option<&str>,
-    is_in_file: bool,
+    in_files: impl FnOnce() -> Option<String>,
 ) -> Option<Option<String>> {
-    let is_ours = there.is_some_and(|value| value.starts_with("env ") && value.contains(MARK));
-    if there.is_some_and(|value| !value.is_empty()) && !is_ours || is_in_file {
-        return None;
-    }
+    let outer = there.and_then(|value| users_of(value));
     let words = wanted.and_then(|wanted| {
         let mut all: BTreeMap<&str, &str> =
             own.iter().filter(|(_, v)| is_plain(v)).map(|(k, v)| (k.as_str(), v.as_str())).collect();
@@ -55,12 +55,26 @@ fn value(
             all.insert(name, value.to_str().filter(|value| is_plain(value))?);
         }
         let words: Vec<String> = all.iter().map(|(name, value)| format!("{name}={value}")).collect();
-        Some(format!("env {} {DAEMON}", words.join(" ")))
+        let users = outer.or(there).map(str::to_owned).or_else(in_files);
+        Some(format!("env {} {}", words.join(" "), users.as_deref().unwrap_or(DAEMON)))
     });
-    match words {
-        None if !is_ours => None,
-        words => Some(words),
+    match (words, outer) {
+        (None, None) => None,
+        (None, Some(users)) => Some((users != DAEMON).then(|| users.to_owned())),
+        (words, _) => Some(words),
     }
+}
+
+/// Of an agent that a run has made, what follows its own words.
+fn users_of(value: &str) -> Option<&str> {
+    let mut rest = value.strip_prefix("env ").filter(|_| value.contains(MARK))?;
+    while let Some((word, after)) = rest.split_once(' ') {
+        if !(word.starts_with("FOREBAY_") || word.starts_with("LD_PRELOAD=")) {
+            break;
+        }
+        rest = after;
+    }
+    Some(rest)
 }
 
 /// No shell on the way makes anything else of it, whichever it is.
@@ -80,36 +94,49 @@ mod tests {
         pairs.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect()
     }
 
-    const OURS: &str = "env FOREBAY_MPI_DEBUG=1 FOREBAY_POOL=/dev/shm/p LD_PRELOAD=/l/a.so:/l/b.so orted";
+    const OURS: &str = "env FOREBAY_MPI_DEBUG=1 FOREBAY_POOL=/dev/shm/p LD_PRELOAD=/l/a.so:/l/b.so";
+    const NOTHING: fn() -> Option<String> = || None;
+
+    fn ours(users: &str) -> Option<Option<String>> {
+        Some(Some(format!("{OURS} {users}")))
+    }
 
     #[test]
     fn agent_names_what_the_library_needs_and_what_the_user_set_of_ours() {
         let set = own(&[("FOREBAY_MPI_DEBUG", "1"), ("FOREBAY_TMPDIR", "/a b")]);
-        assert_eq!(value(Some(&wanted()), set, None, false), Some(Some(OURS.to_owned())));
+        assert_eq!(value(Some(&wanted()), set, None, NOTHING), ours("orted"));
     }
 
     #[test]
-    fn users_own_agent_stays() {
-        assert_eq!(value(Some(&wanted()), own(&[]), Some("/opt/bin/orted"), false), None);
-        assert_eq!(value(Some(&wanted()), own(&[]), Some("env A=1 orted"), false), None);
-        assert_eq!(value(Some(&wanted()), own(&[]), None, true), None);
-    }
-
-    #[test]
-    fn outer_runs_agent_is_replaced_or_taken_away() {
+    fn users_own_agent_is_what_is_started() {
         let set = || own(&[("FOREBAY_MPI_DEBUG", "1")]);
-        let outer = "env FOREBAY_POOL=/q LD_PRELOAD=/l/b.so orted";
-        assert!(outer.contains(MARK));
-        assert_eq!(value(Some(&wanted()), set(), Some(outer), false), Some(Some(OURS.to_owned())));
-        assert_eq!(value(None, set(), Some(outer), false), Some(None));
-        assert_eq!(value(None, set(), None, false), None);
+        for agent in ["/opt/bin/orted", "env A=1 orted", "A=1 orted"] {
+            assert_eq!(value(Some(&wanted()), set(), Some(agent), NOTHING), ours(agent));
+            assert_eq!(value(Some(&wanted()), set(), None, || Some(agent.to_owned())), ours(agent));
+            assert_eq!(value(None, set(), Some(agent), NOTHING), None);
+        }
+        let other = || Some("of a file".to_owned());
+        assert_eq!(value(Some(&wanted()), set(), Some("/opt/bin/orted"), other), ours("/opt/bin/orted"));
+        assert_eq!(value(None, set(), None, other), None);
+    }
+
+    #[test]
+    fn outer_runs_agent_is_replaced_or_taken_away_and_what_it_started_stays() {
+        let set = || own(&[("FOREBAY_MPI_DEBUG", "1")]);
+        for users in ["/opt/bin/orted -v", "env A=1 orted", "orted"] {
+            let outer = format!("env FOREBAY_LEVEL=1 FOREBAY_POOL=/q LD_PRELOAD=/l/b.so {users}");
+            assert_eq!(value(Some(&wanted()), set(), Some(&outer), NOTHING), ours(users));
+            let before = Some((users != "orted").then(|| users.to_owned()));
+            assert_eq!(value(None, set(), Some(&outer), NOTHING), before);
+        }
+        assert_eq!(value(None, set(), None, NOTHING), None);
     }
 
     #[test]
     fn value_that_a_shell_would_take_apart_makes_no_agent() {
         for odd in ["/a b", "/a;b", "/$HOME", "", "/a'b", "/a*"] {
             let wanted = [("FOREBAY_POOL", OsString::from(odd))];
-            assert_eq!(value(Some(&wanted), own(&[]), None, false), None, "{odd}");
+            assert_eq!(value(Some(&wanted), own(&[]), None, NOTHING), None, "{odd}");
         }
     }
 }

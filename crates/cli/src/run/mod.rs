@@ -12,6 +12,7 @@ mod agent;
 mod child;
 mod enter;
 mod job;
+mod params;
 pub(crate) mod preload;
 mod program;
 mod stages;
@@ -96,7 +97,7 @@ pub(crate) fn run(named: Option<PathBuf>, arguments: Run) -> Result<ExitCode> {
     for warning in target.warnings() {
         note!("forebay: warning: {warning}");
     }
-    let environment = preload::environment(&library, &entered, &prefix);
+    let environment = preload::environment(&library, &entered, &prefix, &target.path);
     let signals = Signals::block(&SIGNALS).map_err(|e| Error::io("cannot wait for signals", &e))?;
     let started = Instant::now();
     let ended = match child::run(&target, &arguments.command, &environment, &signals) {

@@ -96,6 +96,7 @@ pub(super) fn environment(
     library: &Path,
     entered: &Entered,
     prefix: &Path,
+    program: &Path,
 ) -> Vec<(OsString, Option<OsString>)> {
     let users = std::env::var_os(KEPT).or_else(|| std::env::var_os(PRELOAD));
     let level = level() + 1;
@@ -107,7 +108,7 @@ pub(super) fn environment(
         (LEVEL, level.to_string().into()),
     ];
     let has_others = !entered.embedded && forebay_server::directory::has_met_others(&entered.dir);
-    let agent = agent::variable(has_others.then_some(elsewhere.as_slice()));
+    let agent = agent::variable(has_others.then_some(elsewhere.as_slice()), program);
     let own = [
         (PRELOAD.into(), Some(list(library, users))),
         (KEPT.into(), None),

@@ -122,13 +122,37 @@ fn users_options_of_mpirun_are_as_without_forebay() {
     assert_eq!(says(&[("MINE", "yes")], "-x MINE"), all);
     assert_eq!(says(&[("MINE", "yes")], "-x MINE --prefix /usr"), all);
     assert_eq!(says(&[("MINE", "yes")], "-x MINE --mca plm_rsh_no_tree_spawn 1"), all);
-    // Another agent of the user's: that one, and no other.
-    let theirs = ["0: mine= pool=there of=", "1: mine= pool= of=theirs", "2: mine= pool= of=theirs"];
+    // Another agent of the user's or of the site's, with the pool; without where words on the command line name it.
+    let theirs =
+        ["0: mine= pool=there of=", "1: mine= pool=there of=theirs", "2: mine= pool=there of=theirs"];
+    let alone = ["0: mine= pool=there of=", "1: mine= pool= of=theirs", "2: mine= pool= of=theirs"];
     let agent = c.file().with_file_name("agent");
     std::fs::write(&agent, "#!/bin/sh\nOF_AGENT=theirs exec orted \"$@\"\n").unwrap();
     std::fs::set_permissions(&agent, std::fs::Permissions::from_mode(0o755)).unwrap();
     let agent = agent.to_str().unwrap();
-    assert_eq!(says(&[], &format!("--launch-agent {agent}")), theirs);
+    assert_eq!(says(&[], &format!("--launch-agent {agent}")), alone);
     assert_eq!(says(&[("OMPI_MCA_orte_launch_agent", agent)], ""), theirs);
+    // As files of parameters say, which name the remote shell as well.
+    let directory = c.file().with_file_name("etc");
+    let parameters = directory.join("openmpi-mca-params.conf");
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::write(
+        &parameters,
+        format!("# a site's\norte_launch_agent = {agent}\nplm_rsh_agent = {shell}\n"),
+    )
+    .unwrap();
+    let files = parameters.to_str().unwrap();
+    let line = line(&c, &OPEN_MPI, shell, "").replace(&format!("--mca plm_rsh_agent {shell}"), "");
+    assert!(!line.contains(shell));
+    for (name, value) in
+        [("OMPI_MCA_mca_base_param_files", files), ("OPAL_SYSCONFDIR", directory.to_str().unwrap())]
+    {
+        let ran = run(&c, &[(name, value)], &words(&line, &["sh", "-c", told]));
+        assert!(ran.status.success(), "{name}: {}", said(&ran));
+        let text = String::from_utf8_lossy(&ran.stdout).into_owned();
+        let mut lines: Vec<&str> = text.lines().collect();
+        lines.sort_unstable();
+        assert_eq!(lines, theirs, "{name}");
+    }
     c.check();
 }
