@@ -50,7 +50,7 @@ fn files(get: impl Fn(&str) -> Option<OsString>, launchers: impl Iterator<Item =
 /// What a file says of a parameter: its last line does.
 fn value(text: &str, name: &str) -> Option<String> {
     let lines = text.lines().filter_map(|line| line.split_once('='));
-    let value = lines.filter(|(key, _)| key.trim() == name).map(|(_, value)| value.trim()).last()?;
+    let value = lines.filter(|(key, _)| key.trim() == name).map(|(_, value)| value.trim()).next_back()?;
     (!value.is_empty()).then(|| value.to_owned())
 }
 
