@@ -556,7 +556,8 @@ static const struct forebay_mpi_always always[] = {FOREBAY_ALWAYS(ALWAYS) FOREBA
 __attribute__((visibility("default"))) forebay_mpi_driver_function forebay_mpi_driver;
 
 const struct forebay_mpi_table *forebay_mpi_driver(void *library, const char *directory) {
-    static struct forebay_mpi_table table = {.version = FOREBAY_MPI_TABLE_VERSION, .calls = calls, .always = always};
+    static struct forebay_mpi_table table = {
+        .version = FOREBAY_MPI_TABLE_VERSION, .calls = calls, .always = always, .pnetcdf_look = pnetcdf_look};
     if (!native_find(library))
         return NULL;
     forebay_found_at(directory);

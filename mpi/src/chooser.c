@@ -36,11 +36,13 @@ extern slot forebay_mpi_native[COUNT];
 slot forebay_mpi_choose(size_t index);
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
+/* The driver's; NULL without one. */
+static const struct forebay_mpi_table *table;
 /* Where each call goes whose first argument is not Forebay's. */
 static slot chosen[COUNT];
 
 static void absent(void) {
-    static const char words[] = "forebay: a call of MPI-IO was made that this process's MPI library does not have\n";
+    static const char words[] = "forebay: a call of MPI-IO or PnetCDF was made that this process's libraries do not have\n";
     fputs(words, stderr);
     abort();
 }
@@ -77,6 +79,7 @@ static void look(struct found *found, void *handle) {
 
 enum { LIBRARIES_MAX = 16 };
 struct names {
+    const char *start; /* of the names that are looked for */
     int count;
     char path[LIBRARIES_MAX][4096];
 };
@@ -86,14 +89,13 @@ static int note_library(struct dl_phdr_info *info, size_t size, void *data) {
     struct names *list = data;
     const char *base = strrchr(info->dlpi_name, '/');
     base = base != NULL ? base + 1 : info->dlpi_name;
-    int is_mpi = strncmp(base, "libmpi", 6) == 0 || strncmp(base, "libmpich", 8) == 0;
-    if (is_mpi && list->count < LIBRARIES_MAX && strlen(info->dlpi_name) < sizeof list->path[0])
+    if (strncmp(base, list->start, strlen(list->start)) == 0 && list->count < LIBRARIES_MAX && strlen(info->dlpi_name) < sizeof list->path[0])
         strcpy(list->path[list->count++], info->dlpi_name);
     return 0;
 }
 
 static void find_mpi(struct found *found) {
-    static struct names list;
+    static struct names list = {.start = "libmpi"};
     dl_iterate_phdr(note_library, &list);
     for (int i = 0; i < list.count; i++) {
         void *handle = dlopen(list.path[i], RTLD_LAZY | RTLD_NOLOAD);
@@ -126,8 +128,8 @@ static const struct forebay_mpi_table *load(const struct found *found) {
         fprintf(stderr, "forebay: %s: the MPI library's own MPI-IO is used\n", dlerror());
         return NULL;
     }
-    forebay_mpi_driver_function *table = (forebay_mpi_driver_function *)dlsym(driver, "forebay_mpi_driver");
-    const struct forebay_mpi_table *answer = table != NULL ? table(found->handle, directory) : NULL;
+    forebay_mpi_driver_function *entry = (forebay_mpi_driver_function *)dlsym(driver, "forebay_mpi_driver");
+    const struct forebay_mpi_table *answer = entry != NULL ? entry(found->handle, directory) : NULL;
     if (answer == NULL || answer->version != FOREBAY_MPI_TABLE_VERSION) {
         fprintf(stderr, "forebay: %s does not fit this MPI or this build: the MPI library's own MPI-IO is used\n", path);
         return NULL;
@@ -138,7 +140,7 @@ static const struct forebay_mpi_table *load(const struct found *found) {
 static void choose(void) {
     static struct found found;
     find_mpi(&found);
-    const struct forebay_mpi_table *table = load(&found);
+    table = load(&found);
     for (size_t i = 0; i < COUNT; i++) {
         /* The next in line first: it may be a profiling tool's. */
         void *native = dlsym(RTLD_NEXT, names[i]);
@@ -168,4 +170,38 @@ static void choose(void) {
 slot forebay_mpi_choose(size_t index) {
     pthread_once(&once, choose);
     return chosen[index];
+}
+
+/* PnetCDF's own function, of which a library may be loaded at any time and where dlsym(RTLD_NEXT) does not look. */
+static void *find_pnetcdf(void) {
+    void *found = dlsym(RTLD_NEXT, "ncmpi_inq_file_format");
+    struct names *list = found == NULL ? calloc(1, sizeof *list) : NULL;
+    if (list != NULL) {
+        list->start = "libpnetcdf";
+        dl_iterate_phdr(note_library, list);
+    }
+    for (int i = 0; list != NULL && found == NULL && i < list->count; i++) {
+        void *handle = dlopen(list->path[i], RTLD_LAZY | RTLD_NOLOAD);
+        if (handle == NULL)
+            continue;
+        found = dlsym(handle, "ncmpi_inq_file_format");
+        dlclose(handle); /* its caller keeps it loaded */
+    }
+    free(list);
+    return found;
+}
+
+__attribute__((visibility("default"))) int ncmpi_inq_file_format(const char *path, int *format);
+
+/* By which `ncmpi_open` looks at a file first: see pnetcdf.c. */
+int ncmpi_inq_file_format(const char *path, int *format) {
+    static _Atomic(void *) known;
+    void *own = known;
+    if (own == NULL)
+        known = own = find_pnetcdf();
+    if (own == NULL)
+        absent();
+    int (*native)(const char *, int *) = (int (*)(const char *, int *))own;
+    pthread_once(&once, choose);
+    return table != NULL ? table->pnetcdf_look(path, format, native) : native(path, format);
 }

@@ -90,6 +90,9 @@ void forebay_found_at(const char *directory);
 const char *pool_path(const char *name, char *room);
 bool debug(void);
 
+/* ---- pnetcdf.c: ncmpi_inq_file_format, whose own is `native` ---- */
+int pnetcdf_look(const char *path, int *format, int (*native)(const char *, int *));
+
 /* ---- type.c: what a datatype's bytes are ---- */
 
 struct block {

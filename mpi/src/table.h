@@ -7,7 +7,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define FOREBAY_MPI_TABLE_VERSION 1
+#define FOREBAY_MPI_TABLE_VERSION 2
 
 /* One call that the driver answers. */
 struct forebay_mpi_call {
@@ -28,6 +28,7 @@ struct forebay_mpi_table {
     uintptr_t extent;  /* ... over so many bytes */
     const struct forebay_mpi_call *calls;
     const struct forebay_mpi_always *always;
+    int (*pnetcdf_look)(const char *path, int *format, int (*native)(const char *, int *));
 };
 
 /* What a driver exports: gives its table, or NULL when `mpi`, a handle of dlopen(3), lacks what it needs. `directory` is

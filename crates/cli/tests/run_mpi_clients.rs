@@ -108,6 +108,31 @@ fn pnetcdf_writes_the_files_that_it_writes_on_tmpfs() {
     }
 }
 
+/// `ncmpi_open` opens the file by open(2) too, which would copy it into one backing file; and such names open(2) does not know.
+#[test]
+fn pnetcdf_opens_a_file_of_several_backing_files_as_it_is() {
+    let _alone = alone();
+    let (place, mpi) = (Place::new(), &MPIS[0]);
+    if !driver(mpi) {
+        return;
+    }
+    let Some(program) = compile_with(&place, mpi.compiler, "pnetcdf", &["-lpnetcdf"]) else {
+        println!("skipped: no PnetCDF (libpnetcdf-dev)");
+        return;
+    };
+    let run = format!("{} 2 {}", mpi.launcher.join(" "), program.display());
+    let script = format!(
+        "set -e; forebay layout set --stripe-count 3 --stripe-size 4KiB /; {run} /forebay/a; {run} forebay:b; \
+         for f in a.1 a.2 a.5 b.1 b.2 b.5; do forebay layout get /$f; done"
+    );
+    let path = format!("{}:/usr/bin:/bin", common::forebay().parent().unwrap().display());
+    let mut command = place.command(["run", "--own", "--quiet", "--", "sh", "-c", &script]);
+    let ran = Ran::of(command.env("PATH", path).output().unwrap());
+    assert_eq!((ran.code, ran.out.matches("passed").count()), (Some(0), 2), "{ran:?}");
+    assert_eq!(ran.out.matches(": 3 backing files").count(), 6, "{ran:?}");
+    place.assert_nothing_left();
+}
+
 #[test]
 fn parallel_h5py_writes_the_file_that_it_writes_on_tmpfs() {
     let _alone = alone();

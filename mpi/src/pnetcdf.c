@@ -1,0 +1,54 @@
+/*
+ * PnetCDF's look at a file before it opens it. `ncmpi_open` has rank 0 open the file by open(2) and read its first bytes, and a
+ * descriptor of a file of several backing files is to be had by copying them into one (docs/decisions/0015). So
+ * ncmpi_inq_file_format, by which it looks, is given a file in memory with the beginning of ours. What a format is
+ * only PnetCDF knows. Tests: mpi/tests/pnetcdf.c.
+ */
+#include "driver.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+/* PnetCDF reads some bytes at 0 and, where HDF5's are looked for, at 512, 1024, 2048, ... */
+enum { LOOK_BYTES = 64 << 10 };
+
+/* Copies the file's beginning to `memory`. */
+static bool copy_start(forebay_file *data, int memory) {
+    static const size_t step = 4096;
+    char bytes[step];
+    int64_t at = 0, got = 0;
+    do {
+        struct iovec part = {bytes, step};
+        got = forebay.file_preadv(data, &part, 1, at);
+        if (got < 0 || (got > 0 && pwrite(memory, bytes, got, at) != got))
+            return false;
+        at += got;
+    } while (got > 0 && at < LOOK_BYTES);
+    /* As long as it is: behind what was copied nothing is found. */
+    int64_t size = forebay.file_size(data);
+    return size >= 0 && ftruncate(memory, size) == 0;
+}
+
+int pnetcdf_look(const char *path, int *format, int (*native)(const char *, int *)) {
+    char room[4096], name[64];
+    const char *there = path != NULL ? pool_path(path, room) : NULL;
+    forebay_pool *pool = there != NULL ? forebay_attached() : NULL;
+    forebay_file *data = NULL;
+    if (pool == NULL || forebay.file_open(pool, there, O_RDONLY, 0, 0, 0, &data) != 0)
+        return native(path, format);
+    /* A file with a descriptor is opened as it is, unless open(2) knows no such name. */
+    bool is_name = strncmp(path, "forebay:", 8) != 0;
+    int memory = is_name && forebay.file_fd(data) >= 0 ? -1 : memfd_create("forebay", MFD_CLOEXEC);
+    bool copied = memory >= 0 && copy_start(data, memory);
+    forebay.file_close(data);
+    snprintf(name, sizeof name, "/proc/self/fd/%d", memory);
+    int answer = native(copied ? name : path, format);
+    if (memory >= 0)
+        close(memory);
+    return answer;
+}
