@@ -201,6 +201,7 @@ struct file {
     struct shared *shared; /* NULL where this rank has none */
     bool shared_known;     /* and so have all ranks, or none */
     uint64_t group;        /* what ranks without that have in its place, kept by a daemon; 0: nothing */
+    _Atomic bool group_lost; /* and that it is not to be had any more was said */
     char hints[HINT_COUNT][HINT_BYTES];
     struct handler handler;
     enum split split;

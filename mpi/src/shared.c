@@ -219,11 +219,21 @@ bool shared_there(const struct file *file) { return file->shared != NULL || file
 void shared_end(struct file *file) {
     if (file->group == 0)
         return;
-    /* All have used it for the last time. */
-    mpi.Barrier(file->comm);
+    /* All have used it for the last time: rank 0 alone has to know. */
+    int64_t mine = 1, all = 0;
+    mpi.Reduce(&mine, &all, 1, MPI_INT64_T, MPI_SUM, 0, file->comm);
     if (file->rank == 0)
         forebay.file_group_end(file->data, file->group); /* what is not heard ends with the process */
     file->group = 0;
+}
+
+/* The class of what a daemon answers; the first time that the group cannot be had any more says why. */
+static int group_class(struct file *file, int64_t answer) {
+    if ((answer == -ESTALE || answer == -EIO) && !atomic_exchange(&file->group_lost, true))
+        fprintf(stderr, "forebay: %s: its ranks' shared file pointer and locks are not to be had: %s\n", file->path,
+                answer == -ESTALE ? "rank 0, which made them, is gone, or the node that kept them was"
+                                  : "the node that keeps them does not answer (forebay status)");
+    return class_of(answer);
 }
 
 int shared_move(struct file *file, int64_t by, int64_t *before) {
@@ -233,7 +243,7 @@ int shared_move(struct file *file, int64_t by, int64_t *before) {
     }
     int64_t answer = forebay.file_group_move(file->data, file->group, by);
     if (answer < 0)
-        return class_of(answer);
+        return group_class(file, answer);
     *before = answer;
     return MPI_SUCCESS;
 }
@@ -246,14 +256,14 @@ int shared_seek(struct file *file, int64_t position) {
     else if (file->rank == 0)
         answer = forebay.file_group_seek(file->data, file->group, position);
     if (file->shared == NULL)
-        return agree(file, class_of(answer), 0);
+        return agree(file, group_class(file, answer), 0);
     mpi.Barrier(file->comm);
     return MPI_SUCCESS;
 }
 
 int shared_lock(struct file *file, bool writes, int64_t first, int64_t last, uint64_t *lock) {
     if (file->shared == NULL)
-        return class_of(forebay.file_group_lock(file->data, file->group, writes, first, last - first + 1, lock));
+        return group_class(file, forebay.file_group_lock(file->data, file->group, writes, first, last - first + 1, lock));
     int result = pthread_mutex_lock(&file->shared->atomic);
     if (result == EOWNERDEAD) {
         /* What a rank was writing when it died is as its calls left it. */
@@ -265,7 +275,7 @@ int shared_lock(struct file *file, bool writes, int64_t first, int64_t last, uin
 
 int shared_unlock(struct file *file, uint64_t lock) {
     if (file->shared == NULL)
-        return class_of(forebay.file_group_unlock(file->data, file->group, lock));
+        return group_class(file, forebay.file_group_unlock(file->data, file->group, lock));
     pthread_mutex_unlock(&file->shared->atomic);
     return MPI_SUCCESS;
 }

@@ -1,7 +1,8 @@
 /*
- * A rank that is killed amid atomic writes, and the others, which go on: survivors FILE RANK. What it had locked is free when its
- * node knows that it is gone; the shared pointer is there as long as rank 0 is, and fails after it. Nobody hangs. Each survivor says
- * so by itself, as no call among all ranks ends any more.
+ * A rank that is killed amid atomic writes, and the others, which go on: survivors FILE RANK [together]. What it had locked is free
+ * when its node knows that it is gone. Of ranks that share memory (`together`) it takes nothing else; where a daemon keeps the shared
+ * pointer that is there as long as rank 0 is, and fails after it. Nobody hangs. Each survivor says so by itself, as no call among
+ * all ranks ends any more.
  */
 #include "check.h"
 
@@ -19,11 +20,11 @@ static void *die(void *nothing) {
 
 int main(int argc, char **argv) {
     begin(&argc, &argv);
-    if (argc != 3)
+    if (argc != 3 && argc != 4)
         return 2;
     MPI_File file;
     static char block[BYTES];
-    int dead = atoi(argv[2]);
+    int dead = atoi(argv[2]), lost = dead == 0 && argc == 3;
     pthread_t thread;
     memset(block, rank + 1, sizeof block);
     OK(MPI_File_open(MPI_COMM_WORLD, argv[1], MPI_MODE_RDWR | MPI_MODE_CREATE, MPI_INFO_NULL, &file));
@@ -35,20 +36,32 @@ int main(int argc, char **argv) {
     for (int i = 0; i < WRITES || rank == dead; i++) {
         int code = MPI_File_write_at(file, 0, block, sizeof block, MPI_BYTE, MPI_STATUS_IGNORE);
         /* With rank 0 goes what it made. */
-        CHECK(code == MPI_SUCCESS || (dead == 0 && class_of(code) == MPI_ERR_IO));
+        CHECK(code == MPI_SUCCESS || (lost && class_of(code) == MPI_ERR_IO));
     }
     int code = MPI_SUCCESS;
-    for (int tries = 0; dead == 0 && code == MPI_SUCCESS && tries < 2000; tries++) {
+    for (int tries = 0; lost && code == MPI_SUCCESS && tries < 2000; tries++) {
         usleep(10000);
         code = MPI_File_write_shared(file, block, 1, MPI_BYTE, MPI_STATUS_IGNORE);
     }
-    if (dead == 0)
+    if (lost)
         CHECK(class_of(code) == MPI_ERR_IO);
     else
         OK(MPI_File_write_shared(file, block, 1, MPI_BYTE, MPI_STATUS_IGNORE));
-    /* Rank 0 is the last to go. */
-    for (MPI_Offset at = 0; rank == 0 && at < 2 * size - 1; usleep(10000))
+    /* Rank 0 is the last to go. All have moved it, the dead one once. */
+    for (MPI_Offset at = 0; (rank == 0 || argc == 4) && at < 2 * size - 1; usleep(10000))
         OK(MPI_File_get_position_shared(file, &at));
+    /* Nobody waits for rank 0 but itself. */
+    if (lost)
+        OK(MPI_File_close(&file));
+    if (argc == 4) {
+        /* What belongs to one rank alone needs no other. */
+        MPI_File own;
+        char name[4200];
+        snprintf(name, sizeof name, "%s.%d", argv[1], rank);
+        OK(MPI_File_open(MPI_COMM_SELF, name, MPI_MODE_RDWR | MPI_MODE_CREATE | MPI_MODE_DELETE_ON_CLOSE, MPI_INFO_NULL, &own));
+        OK(MPI_File_write_shared(own, block, 1, MPI_BYTE, MPI_STATUS_IGNORE));
+        OK(MPI_File_close(&own));
+    }
     printf("rank %d of %d %s\n", rank, size, failures == 0 ? "went on" : "FAILED");
     fflush(stdout);
     _exit(failures != 0);

@@ -288,6 +288,29 @@ fn rank_that_is_killed_takes_nothing_along_that_was_written() {
     }
 }
 
+/// Those of one node have all that they share in memory, which rank 0 takes nothing of along.
+#[test]
+fn ranks_of_one_node_go_on_when_another_is_killed() {
+    let _alone = alone();
+    const GO_ON: [&[&str]; 2] = [
+        &["--mca", "orte_enable_recovery", "1", "--mca", "orte_abort_on_non_zero_status", "0"],
+        &["-disable-auto-cleanup"],
+    ];
+    for (mpi, words) in MPIS.iter().zip(GO_ON).filter(|(mpi, _)| driver(mpi)) {
+        let place = Place::new();
+        let program = compile(&place, mpi, "survivors");
+        for dead in ["0", "2"] {
+            let mut command = place.command(["run", "--own", "--quiet", "--", "timeout", "60"]);
+            command.arg(mpi.launcher[0]).args(words).args(&mpi.launcher[1..]).arg("3");
+            let ran =
+                Ran::of(command.arg(&program).args(["/forebay/file", dead, "together"]).output().unwrap());
+            let went_on = ran.out.matches("went on").count();
+            assert!(went_on == 2 && !ran.out.contains("survivors.c:"), "{}, rank {dead}: {ran:?}", mpi.name);
+        }
+        place.assert_nothing_left();
+    }
+}
+
 #[test]
 fn ranks_that_may_not_look_at_each_other_use_nothing_up() {
     let _alone = alone();
