@@ -68,13 +68,18 @@ static int flags_of(int amode, bool first) {
 static mode_t umask_of_process(void) {
     /* Asked for without changing it, which another thread could see. */
     char line[256];
-    unsigned mask = 022;
+    unsigned mask = 0;
+    bool known = false;
     FILE *status = fopen("/proc/self/status", "re");
-    while (status != NULL && fgets(line, sizeof line, status) != NULL)
-        if (sscanf(line, "Umask: %o", &mask) == 1)
-            break;
+    while (status != NULL && !known && fgets(line, sizeof line, status) != NULL)
+        known = sscanf(line, "Umask: %o", &mask) == 1;
     if (status != NULL)
         fclose(status);
+    if (!known) {
+        /* No /proc, or an old one. */
+        mask = umask(077);
+        umask(mask);
+    }
     return mask;
 }
 

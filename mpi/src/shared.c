@@ -8,11 +8,12 @@
  *
  * Where not all ranks find it they have a group instead (forebay.h), which the node of the file's first backing file keeps: each
  * use of pointer or lock is then a request, and none waits for another rank to be in a call. Rank 0 makes it when a file
- * is opened, and ends it when all have closed it; where the pool has one node there is none.
+ * is opened, and ends it when all have closed it. Where the pool has one node there is none: then all are on it, and rank 0 gives
+ * them memory that has a name in /dev/shm while they open it.
  *
  * A rank that should find the memfd and does not, as /proc is hidden from it, is known to it alone at first: the first call
  * that all ranks make and that needs it asks them all (shared_by_all). That file's slot may stay taken; from the next open
- * on the rank says beforehand that it finds none (shared_is_hidden), and none is taken.
+ * on the rank says beforehand that it finds none (shared_is_hidden), and the memory with a name is taken at once.
  *
  * Locks: `lock` guards the lists of memfds; it is taken last.
  */
@@ -31,10 +32,11 @@
 enum { ARENA_BYTES = 64 << 10, SLOT_BYTES = 128, SLOTS = ARENA_BYTES / SLOT_BYTES };
 _Static_assert(sizeof(struct shared) <= SLOT_BYTES, "a slot is one of SLOTS");
 
-/* A memfd that this process made, or another's that it has mapped. Never given back. */
+/* Shared memory that this process made, or another's that it has mapped. Never given back. */
 struct arena {
     struct arena *next;
     int64_t pid, memfd;
+    bool was_named; /* others may have it that cannot look into /proc */
     uint64_t nonce; /* also in the first slot, which is no file's */
     char *base;
     int free; /* where the look for a free slot begins */
@@ -54,22 +56,33 @@ static char *map(int fd) {
     return base == MAP_FAILED ? NULL : base;
 }
 
-static struct arena *arena_make(void) {
+/* Where memory is found without /proc. */
+static void name_of(uint64_t nonce, char name[64]) { snprintf(name, 64, "/dev/shm/forebay-mpi-%016llx", (unsigned long long)nonce); }
+
+static struct arena *arena_make(bool named) {
     struct arena *arena = calloc(1, sizeof *arena);
-    int fd = arena != NULL ? memfd_create("forebay-mpi", MFD_CLOEXEC) : -1;
+    if (arena == NULL)
+        return NULL;
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    arena->nonce = (uint64_t)now.tv_sec * 1000000007u + (uint64_t)now.tv_nsec * 4099u + (uintptr_t)arena + (uint64_t)getpid() * 65537u;
+    char name[64];
+    name_of(arena->nonce, name);
+    int fd = named ? open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : memfd_create("forebay-mpi", MFD_CLOEXEC);
     struct stat st;
     if (fd < 0 || ftruncate(fd, ARENA_BYTES) != 0 || fstat(fd, &st) != 0 || (arena->base = map(fd)) == NULL) {
-        if (fd >= 0)
+        if (fd >= 0) {
             close(fd);
+            if (named)
+                unlink(name);
+        }
         free(arena);
         return NULL;
     }
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
     arena->pid = getpid();
     arena->memfd = fd;
+    arena->was_named = named;
     arena->inode = st.st_ino;
-    arena->nonce = (uint64_t)now.tv_sec * 1000000007u + (uint64_t)now.tv_nsec * 4099u + (uintptr_t)arena->base;
     arena->free = 1;
     slot_of(arena, 0)->nonce = arena->nonce;
     arena->next = own;
@@ -95,14 +108,11 @@ static int64_t slot_take(struct arena *arena, int ranks) {
     return -1;
 }
 
-void shared_make(struct file *file, struct shared_place *place) {
-    *place = (struct shared_place){.slot = -1};
-    pthread_mutex_lock(&lock);
-    struct arena *arena = own != NULL && is_open(own) ? own : arena_make();
+/* A slot for the file, of memory without a name or of such as has one or had one. */
+static void make_in(struct file *file, struct arena *arena, bool named, struct shared_place *place) {
     int64_t slot = arena != NULL ? slot_take(arena, file->size) : -1;
-    if (arena != NULL && slot < 0 && (arena = arena_make()) != NULL)
+    if (slot < 0 && (arena = arena_make(named)) != NULL)
         slot = slot_take(arena, file->size);
-    pthread_mutex_unlock(&lock);
     if (slot < 0)
         return;
     file->shared = slot_of(arena, slot);
@@ -116,15 +126,25 @@ void shared_make(struct file *file, struct shared_place *place) {
     *place = (struct shared_place){arena->pid, arena->memfd, (int64_t)arena->nonce, slot};
 }
 
-/* Another process's memfd, mapped. */
-static struct arena *arena_join(const struct shared_place *place) {
+void shared_make(struct file *file, struct shared_place *place) {
+    *place = (struct shared_place){.slot = -1};
+    pthread_mutex_lock(&lock);
+    make_in(file, own != NULL && is_open(own) ? own : NULL, false, place);
+    pthread_mutex_unlock(&lock);
+}
+
+/* Another process's memory, mapped. */
+static struct arena *arena_join(const struct shared_place *place, bool named) {
     char path[64];
-    snprintf(path, sizeof path, "/proc/%lld/fd/%lld", (long long)place->pid, (long long)place->memfd);
+    if (named)
+        name_of((uint64_t)place->nonce, path);
+    else
+        snprintf(path, sizeof path, "/proc/%lld/fd/%lld", (long long)place->pid, (long long)place->memfd);
     struct stat st;
     struct arena *arena = NULL;
     int fd = open(path, O_RDWR | O_CLOEXEC);
     if (fd < 0) {
-        if (errno == EACCES || errno == EPERM || errno == ENOENT)
+        if (!named && (errno == EACCES || errno == EPERM || errno == ENOENT))
             atomic_store(&hidden, true);
         return NULL;
     }
@@ -145,7 +165,7 @@ static struct arena *arena_join(const struct shared_place *place) {
     return arena;
 }
 
-void shared_join(struct file *file, const struct shared_place *place) {
+static void join(struct file *file, const struct shared_place *place, bool named) {
     if (place->slot < 1 || place->slot >= SLOTS)
         return;
     pthread_mutex_lock(&lock);
@@ -153,11 +173,13 @@ void shared_join(struct file *file, const struct shared_place *place) {
     while (arena != NULL && (arena->nonce != (uint64_t)place->nonce || arena->pid != place->pid))
         arena = arena->next;
     if (arena == NULL)
-        arena = arena_join(place);
+        arena = arena_join(place, named);
     pthread_mutex_unlock(&lock);
     if (arena != NULL)
         file->shared = slot_of(arena, place->slot);
 }
+
+void shared_join(struct file *file, const struct shared_place *place) { join(file, place, false); }
 
 void shared_leave(struct file *file) {
     if (file->shared != NULL)
@@ -184,7 +206,39 @@ void shared_by_all(struct file *file) {
     }
 }
 
-/* Rank 0 makes a group, whose number all get. */
+/* Rank 0 gives all memory that they had from it by a name, or new one. Whether all have it. */
+static bool named_begin(struct file *file, bool anew, int64_t position) {
+    struct shared_place place = {.slot = -1};
+    if (file->rank == 0) {
+        pthread_mutex_lock(&lock);
+        struct arena *arena = own;
+        while (arena != NULL && (anew || !arena->was_named))
+            arena = arena->next;
+        if (arena != NULL || anew)
+            make_in(file, arena, true, &place);
+        pthread_mutex_unlock(&lock);
+        if (file->shared != NULL)
+            atomic_store(&file->shared->position, position);
+    }
+    mpi.Bcast(&place, sizeof place, MPI_BYTE, 0, file->comm);
+    if (file->rank != 0)
+        join(file, &place, true);
+    int64_t mine = file->shared == NULL, any = mine;
+    mpi.Allreduce(&mine, &any, 1, MPI_INT64_T, MPI_MAX, file->comm);
+    if (file->rank == 0) {
+        char name[64];
+        name_of((uint64_t)place.nonce, name);
+        if (place.slot >= 0)
+            unlink(name); /* there is none if they had it */
+        if (any)
+            shared_drop(file);
+    }
+    if (any)
+        file->shared = NULL;
+    return !any;
+}
+
+/* Rank 0 makes a group, whose number all get; where it cannot, they have memory if there is such as all can open. */
 static void group_begin(struct file *file, int64_t position) {
     int64_t answer = 0;
     uint64_t group = 0;
@@ -192,10 +246,14 @@ static void group_begin(struct file *file, int64_t position) {
         answer = forebay.file_group_make(file->data, position, &group);
     mpi.Bcast(&group, sizeof group, MPI_BYTE, 0, file->comm);
     file->group = group;
+    bool named = group == 0 && (named_begin(file, false, position) || named_begin(file, true, position));
     if (!debug() || file->rank != 0)
         return;
     if (group != 0)
         fprintf(stderr, "forebay: %s: its ranks share no memory: a daemon has their file pointer and locks\n", file->path);
+    else if (named)
+        fprintf(stderr, "forebay: %s: its ranks do not see each other in /proc: they met in /dev/shm\n",
+                file->path);
     else
         fprintf(stderr, "forebay: %s: its ranks share no memory: no shared file pointer, no atomic mode (%s)\n",
                 file->path, strerror((int)-answer));

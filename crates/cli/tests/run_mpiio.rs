@@ -312,12 +312,19 @@ fn ranks_of_one_node_go_on_when_another_is_killed() {
 }
 
 #[test]
-fn ranks_that_may_not_look_at_each_other_use_nothing_up() {
+fn ranks_that_may_not_look_at_each_other_share_memory_all_the_same() {
     let _alone = alone();
     for mpi in MPIS.iter().filter(|mpi| driver(mpi)) {
         let place = Place::new();
         let program = compile(&place, mpi, "hidden");
-        passes(&place, mpi, 2, &[program.to_str().unwrap(), "/forebay/file"]);
+        for ranks in [2, 3] {
+            let ran = launch(&place, mpi, ranks, &[program.to_str().unwrap(), "/forebay/file"], true);
+            assert!(ran.code == Some(0) && ran.out.contains("passed"), "{}: {ran:?}", mpi.name);
+            let hidden = !ran.out.contains("sees rank 0");
+            assert_eq!(hidden, ran.err.contains("they met in /dev/shm"), "{}: {ran:?}", mpi.name);
+        }
+        let left = std::fs::read_dir("/dev/shm").unwrap().flatten();
+        assert_eq!(left.filter(|e| e.file_name().to_string_lossy().starts_with("forebay-mpi-")).count(), 0);
         place.assert_nothing_left();
     }
 }
