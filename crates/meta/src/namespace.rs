@@ -360,8 +360,9 @@ impl Batch<'_> {
         if !self.is_ours(ino) {
             return Err(Code::CrossDevice); // in a pool of several nodes it is planned
         }
-        let mut inode = self.inode(ino)?;
+        // First, as in all that names a directory: who asks again is led to the part that keeps its reply, whatever became of the inode.
         let slot = self.entries_for(parent, name)?;
+        let mut inode = self.inode(ino)?;
         if inode.attr.is_directory() || inode.attr.nlink >= LINKS_MAX {
             let refusal = if inode.attr.is_directory() { Code::NotPermitted } else { Code::TooManyLinks };
             return Err(self.find_entry(slot, name)?.map_or(refusal, |_| Code::Exists));

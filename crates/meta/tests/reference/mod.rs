@@ -251,8 +251,9 @@ impl Reference {
                 Ok(Expected::Entry(entry))
             }
             Request::Link { ino, parent, name } => {
+                let taken = self.child(parent, name)?.is_some();
                 let node = self.get(ino)?;
-                if self.child(parent, name)?.is_some() {
+                if taken {
                     return Err(Code::Exists);
                 }
                 if node.attr.is_directory() {

@@ -328,6 +328,43 @@ fn part_takes_and_tells_only_names_of_its_own() {
     p.check();
 }
 
+/// A daemon that starts anew asks the directory's home again for what a part has made and keeps the reply of.
+#[test]
+fn home_of_a_wide_directory_leads_to_its_parts_before_it_refuses_anything_else() {
+    let mut p = Shards::new("lead");
+    let (d, e) = (p.make_directory(2, ROOT, b"d"), p.make_directory(2, ROOT, b"e"));
+    widen(&mut p, d, 3).unwrap();
+    let gone = p.create(e, b"gone").unwrap();
+    p.ask(&Request::Unlink { parent: e, name: b"gone" }).unwrap();
+    let parts = p.refusal(&Request::Lookup { parent: d, name: b"n" }).1;
+    assert!(parts.is_some());
+    let set_number = Request::Create {
+        parent: d,
+        name: b"n",
+        mode: 0,
+        exclusive: true,
+        dirty: true,
+        layout: None,
+        number: Some(gone),
+        reserve: true,
+    };
+    for request in [
+        Request::Link { ino: gone, parent: d, name: b"n" },
+        Request::Link { ino: e, parent: d, name: b"n" },
+        set_number,
+        Request::MakeDirectory { parent: d, name: b"n", mode: 0 },
+        Request::MakeNode { parent: d, name: b"n", mode: 0o010_600, rdev: 0 },
+        Request::Symlink { parent: d, name: b"n", target: b"t" },
+        Request::Unlink { parent: d, name: b"n" },
+        Request::RemoveDirectory { parent: d, name: b"n" },
+        rename(d, b"n", gone, b"n"),
+        rename(e, b"n", d, b"n"),
+    ] {
+        assert_eq!(p.refusal(&request), (Code::Wide, parts), "{request:?}");
+    }
+    p.check();
+}
+
 #[test]
 fn changes_of_a_wide_directory_at_the_same_time_take_turns() {
     let mut p = Shards::new("turns");
