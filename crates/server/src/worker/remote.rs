@@ -10,9 +10,13 @@ use std::collections::BTreeMap;
 
 use forebay_fabric::Ticket;
 use forebay_ring::{ServedRing, SlotRequest};
-use forebay_types::Code;
+use forebay_types::{Code, Request};
 
+use super::coordination::failure;
 use super::network::{Order, Orders};
+
+/// Questions with one stamp whose refusals are remembered: more than a process's daemon asks for one request (`wide.rs`).
+const REFUSALS_KEPT: usize = 8;
 
 /// A request that came, and is not answered.
 #[derive(Debug)]
@@ -25,21 +29,39 @@ struct Waiting {
     instead: Option<Vec<u8>>,
 }
 
+/// What a slot was told last. A change that was made is kept in the shard; one that was refused must not be made by a message that
+/// comes twice, when its process has been told and things are otherwise.
+#[derive(Debug, Default)]
+struct Told {
+    seq: u64,
+    /// What was asked with this stamp and refused, with the replies: no more than a process's daemon asks.
+    refused: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
 /// The slots of a process of another node.
 #[derive(Debug)]
 pub(super) struct RemoteSlots {
     orders: Orders,
     waiting: RefCell<BTreeMap<usize, Waiting>>,
+    told: RefCell<BTreeMap<usize, Told>>,
 }
 
 impl RemoteSlots {
     pub(super) fn new(orders: Orders) -> RemoteSlots {
-        RemoteSlots { orders, waiting: RefCell::default() }
+        RemoteSlots { orders, waiting: RefCell::default(), told: RefCell::default() }
     }
 
     /// A request came, perhaps again.
     pub(super) fn put(&self, slot: usize, ticket: Ticket, message: Vec<u8>) {
         let (seq, mut waiting) = (ticket.stamp.sequence, self.waiting.borrow_mut());
+        if let Some(told) = self.told.borrow().get(&slot).filter(|told| told.seq >= seq) {
+            if told.seq > seq {
+                return self.overtaken(ticket);
+            }
+            if let Some((_, reply)) = told.refused.iter().find(|(asked, _)| *asked == message) {
+                return self.orders.give(Order::Answer { ticket, reply: reply.clone() });
+            }
+        }
         match waiting.get_mut(&slot) {
             // Its answer goes to who asked last: its daemon, or that one's successor.
             Some(w) if w.seq == seq => {
@@ -50,12 +72,16 @@ impl RemoteSlots {
                     (false, true) => w.instead = Some(message),
                 }
             }
-            // It was overtaken by a later one.
-            Some(w) if w.seq > seq => {}
+            Some(w) if w.seq > seq => self.overtaken(ticket),
             _ => {
                 waiting.insert(slot, Waiting { seq, ticket, message, taken: false, instead: None });
             }
         }
+    }
+
+    /// A request came whose process has asked something else since.
+    fn overtaken(&self, ticket: Ticket) {
+        self.orders.give(Order::Answer { ticket, reply: failure(Code::Stale) });
     }
 
     /// True when this very request came and is not answered.
@@ -97,7 +123,23 @@ impl RemoteSlots {
             Some(message) if w.seq != kept => {
                 waiting.insert(slot, Waiting { message, taken: false, ..w });
             }
-            _ => self.orders.give(Order::Answer { ticket: w.ticket, reply: reply.to_vec() }),
+            _ => {
+                self.remember(slot, w.seq, w.message, reply, kept);
+                self.orders.give(Order::Answer { ticket: w.ticket, reply: reply.to_vec() });
+            }
+        }
+    }
+
+    /// Remembers what a slot is told, if it was to change something and did not.
+    fn remember(&self, slot: usize, seq: u64, message: Vec<u8>, reply: &[u8], kept: u64) {
+        let mut all = self.told.borrow_mut();
+        let told = all.entry(slot).or_default();
+        if told.seq != seq {
+            *told = Told { seq, refused: Vec::new() };
+        }
+        let changes = seq != kept && Request::decode(&message).is_ok_and(|(_, request)| request.changes());
+        if changes && told.refused.len() < REFUSALS_KEPT {
+            told.refused.push((message, reply.to_vec()));
         }
     }
 }
@@ -171,7 +213,7 @@ mod tests {
     use super::*;
     use forebay_fabric::simulated::{Faults, Network};
     use forebay_fabric::Endpoint;
-    use forebay_types::NodeId;
+    use forebay_types::{Caller, Ino, NodeId};
     use forebay_wire::Stamp;
 
     fn ticket(incarnation: u64, sequence: u64) -> Ticket {
@@ -226,6 +268,50 @@ mod tests {
         assert_eq!(taken(&slots).unwrap(), b"list part");
         slots.answer(3, b"of the part", 4);
         assert_eq!(told(&orders), (3, b"of the part".to_vec()));
+    }
+
+    #[test]
+    fn change_that_was_refused_is_not_made_by_a_message_that_comes_twice() {
+        let encoded = |request: Request<'_>| {
+            let mut message = vec![0; 128];
+            let n = request.encode(Caller { uid: 0, gid: 0 }, &mut message).unwrap();
+            message.truncate(n);
+            message
+        };
+        let all = |slots: &RemoteSlots| {
+            let mut room = [0; 128];
+            let (_, request) = slots.take(3, &mut room)?;
+            Some(room[..request.unwrap().len].to_vec())
+        };
+        let (slots, orders) = slots();
+        let link = encoded(Request::Link { ino: Ino(7), parent: Ino(8), name: b"n" });
+        let look = encoded(Request::Lookup { parent: Ino(8), name: b"n" });
+        slots.put(3, ticket(1, 5), link.clone());
+        assert_eq!(all(&slots).unwrap(), link);
+        slots.answer(3, &failure(Code::Exists), 4);
+        assert_eq!(told(&orders), (1, failure(Code::Exists)));
+        // It was on its way a second time.
+        slots.put(3, ticket(1, 5), link.clone());
+        assert_eq!((told(&orders), slots.bits()), ((1, failure(Code::Exists)), 0));
+        // Another question with its stamp is served, and neither is made when both come again.
+        let other = encoded(Request::Link { ino: Ino(7), parent: Ino(9), name: b"n" });
+        slots.put(3, ticket(1, 5), other.clone());
+        assert_eq!(all(&slots).unwrap(), other);
+        slots.answer(3, &failure(Code::NotFound), 4);
+        assert_eq!(told(&orders), (1, failure(Code::NotFound)));
+        for (asked, code) in [(&link, Code::Exists), (&other, Code::NotFound)] {
+            slots.put(3, ticket(2, 5), asked.clone());
+            assert_eq!((told(&orders), slots.bits()), ((2, failure(code)), 0));
+        }
+        // What only looks is looked up again, and does away with what came before.
+        for _ in 0..2 {
+            slots.put(3, ticket(2, 6), look.clone());
+            assert_eq!(all(&slots).unwrap(), look);
+            slots.answer(3, &failure(Code::NotFound), 4);
+            assert_eq!(told(&orders), (2, failure(Code::NotFound)));
+        }
+        slots.put(3, ticket(2, 5), link);
+        assert_eq!((told(&orders), slots.bits()), ((2, failure(Code::Stale)), 0));
     }
 
     #[test]
