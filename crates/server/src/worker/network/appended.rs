@@ -154,7 +154,7 @@ impl Appended {
     ///
     /// # Errors
     /// What `size` and `append` fail with; [`Code::Io`] when an earlier worker was killed in the middle of it, and the file has grown
-    /// since.
+    /// or gone since.
     pub(super) fn once(
         &self,
         stamp: &Stamp,
@@ -164,7 +164,7 @@ impl Appended {
     ) -> std::result::Result<u64, Code> {
         match self.before(stamp, id) {
             Some(Before::Done(at)) => return Ok(at),
-            Some(Before::Begun(then)) if size()? != then => return Err(Code::Io),
+            Some(Before::Begun(then)) if size() != Ok(then) => return Err(Code::Io),
             _ => {}
         }
         let entry = self.begin(stamp, id, size()?);
@@ -202,6 +202,9 @@ mod tests {
         let not = || -> std::result::Result<u64, Code> { panic!("it is done") };
         assert_eq!(next.once(&stamp(2, 7), &id, || Ok(500), not), Ok(120));
         assert_eq!(next.once(&stamp(2, 8), &id, || Ok(111), not), Err(Code::Io));
+        // Of a file that is gone since, the one is known, and of the other nothing.
+        assert_eq!(next.once(&stamp(2, 7), &id, || Err(Code::NotFound), not), Ok(120));
+        assert_eq!(next.once(&stamp(2, 8), &id, || Err(Code::NotFound), not), Err(Code::Io));
         assert_eq!(next.once(&stamp(2, 8), &id, || Ok(110), || Ok(110)), Ok(110));
         // And the worker after it knows the last of each.
         let third = Appended::open(fd.as_fd()).unwrap();

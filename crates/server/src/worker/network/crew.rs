@@ -2,6 +2,7 @@
 //! there is for the target to say. A request that comes twice does no harm, but for an append, which the network thread
 //! answers from what it kept, or this from what an earlier worker has noted (`appended`).
 
+use std::cell::LazyCell;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -200,13 +201,13 @@ impl Files {
     /// Fills a piece of memory, or writes it; how many bytes.
     fn move_piece(&self, moving: &mut Moving) -> std::result::Result<usize, Code> {
         self.target(&moving.id)?;
-        let file = self.open(moving.ticket.stamp.session, &moving.id)?;
+        let file = || self.open(moving.ticket.stamp.session, &moving.id);
         let bytes = moving.room.bytes(moving.bytes);
         match moving.kind {
-            MoveKind::Read => read(&file, bytes, moving.offset),
-            MoveKind::Write => write(&file, bytes, moving.offset).map(|()| bytes.len()),
+            MoveKind::Read => read(&*file()?, bytes, moving.offset),
+            MoveKind::Write => write(&*file()?, bytes, moving.offset).map(|()| bytes.len()),
             MoveKind::Append => {
-                self.append_once(&moving.ticket.stamp, &moving.id, &file, bytes).map(|_| bytes.len())
+                self.append_once(&moving.ticket.stamp, &moving.id, bytes).map(|_| bytes.len())
             }
         }
     }
@@ -229,15 +230,12 @@ impl Files {
         Ok(stat.st_size as u64)
     }
 
-    fn append_once(
-        &self,
-        stamp: &Stamp,
-        id: &BackingId,
-        file: &OwnedFd,
-        bytes: &[u8],
-    ) -> std::result::Result<u64, Code> {
-        let size = || rustix::fs::fstat(file).map(|stat| stat.st_size as u64).map_err(code);
-        self.kept.appended.once(stamp, id, size, || append(file, bytes))
+    /// Appends, if no earlier worker has: the file of one that is done may be gone, and is not looked for.
+    fn append_once(&self, stamp: &Stamp, id: &BackingId, bytes: &[u8]) -> std::result::Result<u64, Code> {
+        let opened = LazyCell::new(|| self.open(stamp.session, id));
+        let file = || opened.as_ref().map_err(|code| *code);
+        let size = || rustix::fs::fstat(&**file()?).map(|stat| stat.st_size as u64).map_err(code);
+        self.kept.appended.once(stamp, id, size, || append(file()?, bytes))
     }
 
     fn serve<'r>(
@@ -301,18 +299,16 @@ impl Files {
                 write(&*self.open(session, id)?, bytes, offset).map(|()| Reply::Count(offset))
             }
             BackingOp::Write { append: true, bytes, .. } => {
-                self.append_once(&stamp, id, &*self.open(session, id)?, bytes).map(Reply::Count)
+                self.append_once(&stamp, id, bytes).map(Reply::Count)
             }
             BackingOp::AppendPiece { handle, at, total, bytes } => {
                 match self.kept.gathering.add((session, handle), (at, total), bytes) {
                     Ok(None) => Ok(Reply::Count(0)),
-                    Ok(Some(whole)) => {
-                        self.append_once(&stamp, id, &*self.open(session, id)?, &whole).map(Reply::Count)
-                    }
+                    Ok(Some(whole)) => self.append_once(&stamp, id, &whole).map(Reply::Count),
                     // The pieces went with the worker that had them all, and perhaps has written them.
                     Err(Code::Interrupted) => match self.kept.appended.before(&stamp, id) {
                         Some(Before::Done(at)) => Ok(Reply::Count(at)),
-                        Some(Before::Begun(size)) if self.size(session, id)? != size => Err(Code::Io),
+                        Some(Before::Begun(size)) if self.size(session, id) != Ok(size) => Err(Code::Io),
                         _ => Err(Code::Interrupted),
                     },
                     Err(code) => Err(code),
@@ -410,17 +406,58 @@ fn append(file: &OwnedFd, bytes: &[u8]) -> std::result::Result<u64, Code> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::worker::network::appended::{Appended, APPENDS_BYTES};
+    use crate::worker::network::groups::Groups;
+    use crate::worker::network::locks::RemoteLocks;
+    use forebay_ring::{memfd_sealed, Seal};
     use forebay_types::Ino;
+    use std::os::fd::AsFd;
+    use std::path::PathBuf;
 
-    #[test]
-    fn serve_reads_what_was_written_and_appends_behind_it() {
-        let place = std::env::temp_dir().join(format!("forebay-crew-{}", std::process::id()));
+    /// A node's targets, and where they are.
+    fn targets(name: &str) -> (PathBuf, Arc<NodeTargets>) {
+        let place = std::env::temp_dir().join(format!("forebay-crew-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&place);
         std::fs::create_dir(&place).unwrap();
         let directory = std::fs::File::open(&place).unwrap();
         Target::format(&directory).unwrap();
         let target = Target::open(&directory, 2 << 16).unwrap();
-        let targets = Arc::new(NodeTargets::new(vec![target]));
+        (place, Arc::new(NodeTargets::new(vec![target])))
+    }
+
+    #[test]
+    fn append_that_is_done_is_known_by_the_next_worker_when_its_file_is_gone() {
+        let (place, targets) = targets("gone");
+        let (memory, _) = memfd_sealed(c"appends", APPENDS_BYTES, Seal::Size).unwrap();
+        let worker = || {
+            let appended = Appended::open(memory.as_fd()).unwrap();
+            let kept = KeptOpen::restored(RemoteLocks::default(), appended, Groups::default());
+            Files { targets: Arc::clone(&targets), kept: Arc::new(kept) }
+        };
+        let id = BackingId { target: 2 << 16, ino: Ino(9 << 48 | 5), number: 0, stripe: 0 };
+        let ask = |files: &Files, sequence, op| {
+            let stamp = Stamp { session: 77, slot: 0, sequence };
+            files.serve(stamp, &id, &op, &mut vec![0; 1 << 16]).map(|reply| match reply {
+                Reply::Count(n) => n,
+                _ => 0,
+            })
+        };
+        let append = BackingOp::Write { offset: 0, append: true, bytes: b"def" };
+        let piece = |at| BackingOp::AppendPiece { handle: 3, at, total: 4, bytes: b"gh" };
+        let first = worker();
+        ask(&first, 1, BackingOp::Make).unwrap();
+        assert_eq!(ask(&first, 2, append), Ok(0));
+        assert_eq!((ask(&first, 3, piece(0)), ask(&first, 4, piece(2))), (Ok(0), Ok(3)));
+        let next = worker();
+        assert!(matches!(next.remove_all(&BackingId::list(&[id]), &mut [0; 1]), Reply::Bytes([1])));
+        assert_eq!((ask(&next, 2, append), ask(&next, 4, piece(2))), (Ok(0), Ok(3)));
+        assert_eq!(ask(&next, 5, append), Err(Code::NotFound), "another");
+        std::fs::remove_dir_all(&place).unwrap();
+    }
+
+    #[test]
+    fn serve_reads_what_was_written_and_appends_behind_it() {
+        let (place, targets) = targets("serve");
         let files = Files { targets, kept: Arc::default() };
         let id = BackingId { target: 2 << 16, ino: Ino(9 << 48 | 5), number: 0, stripe: 0 };
         let mut room = vec![0; 1 << 16];
