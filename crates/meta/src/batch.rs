@@ -308,7 +308,7 @@ impl<'a> Batch<'a> {
 
     /// True when something was written, so that there is something to commit.
     pub fn has_changes(&self) -> bool {
-        self.tx.wrote() || self.state.directories.is_changed()
+        self.tx.wrote() || self.state.directories.is_changed() || !self.state.new_orphans.is_empty()
     }
 
     /// Makes all requests of the batch permanent, together. When it fails none of them was made.

@@ -43,6 +43,10 @@ fn orphan_that_is_listed_again_is_counted_once() {
         batch.commit().unwrap();
         assert_eq!(shard.statistics().unwrap().orphans, 1);
     }
+    // The batch had nothing else to commit.
+    drop(shard);
+    let shard = Shard::open(place.path()).unwrap();
+    assert_eq!(shard.begin().unwrap().orphans().unwrap(), [(ino, layout)]);
     let mut batch = shard.begin().unwrap();
     batch.remove_orphans(&[ino]).unwrap();
     batch.commit().unwrap();

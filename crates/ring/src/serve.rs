@@ -148,6 +148,19 @@ impl ServedRing {
         Some((seq, Ok(SlotRequest { slot, seq, len })))
     }
 
+    /// Copies out what a slot was answered last, while it carries no request: for a daemon that takes over. It is the client's memory
+    /// by now, and may be anything.
+    pub fn last_answer<'b>(&self, slot: usize, buffer: &'b mut [u8]) -> Option<&'b [u8]> {
+        let at = slot_offset(slot);
+        if self.mapping.word32(at).load(Ordering::Acquire) != DONE {
+            return None;
+        }
+        let len = self.mapping.word32(at + REPLY_OFFSET).load(Ordering::Relaxed) as usize;
+        let reply = buffer.get_mut(..len).filter(|_| len <= MESSAGE_BYTES_MAX)?;
+        self.mapping.load(at + REPLY_OFFSET + 8, reply);
+        Some(reply)
+    }
+
     /// Answers `slot` and wakes its client if it sleeps.
     #[inline]
     pub fn answer(&self, slot: usize, reply: &[u8]) {

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use forebay_data::Target;
+use forebay_data::{Media, Target};
 use forebay_fabric::simulated::{Faults, Network};
 use forebay_fabric::{CallId, Calls, CallsSettings, Happening, Identity, Ticket};
 use forebay_ring::{memfd_sealed, Claim, Doorbell, Mapping, Ring, Seal};
@@ -83,6 +83,7 @@ struct Held {
     target: OwnedFd,
     recorder: OwnedFd,
     doorbell: OwnedFd,
+    rings: Vec<(u64, OwnedFd)>,
 }
 
 struct Scene {
@@ -126,7 +127,7 @@ impl Scene {
             network,
             node: None,
             peers: peers.into(),
-            held: Held { target, recorder, doorbell },
+            held: Held { target, recorder, doorbell, rings: Vec::new() },
             kernel: None,
             starts: 0,
             begun_ns: NOW_NS.load(Ordering::Relaxed),
@@ -151,7 +152,7 @@ impl Scene {
             flight_recorder: self.held.recorder.as_fd(),
             doorbell: self.held.doorbell.as_fd(),
             appends: None,
-            rings: Vec::new(),
+            rings: self.held.rings.iter().map(|(id, ring)| (*id, ring.try_clone().unwrap())).collect(),
             epoch: self.starts,
             clock: timestamp,
             planted: None,
@@ -173,6 +174,7 @@ impl Scene {
         let node = self.node.as_mut().expect("started");
         node.communicate();
         node.serve().unwrap();
+        while node.serve_data(|_| 0) {}
         while node.sweep() {}
         for peer in self.peers.values_mut() {
             peer.calls.progress();
@@ -190,6 +192,11 @@ impl Scene {
                 }
             }
         }
+    }
+
+    /// What the node does while nobody asks.
+    fn rest(&mut self) {
+        while self.node.as_mut().unwrap().rest().unwrap() {}
     }
 
     fn pass(&mut self, time: Duration) {
@@ -257,8 +264,10 @@ impl Scene {
     /// A process of the node's: its ring, and its session.
     fn process(&mut self, number: u64) -> (Ring, u64) {
         let session = session_of(NODE, number);
-        let ring = self.node.as_mut().unwrap().attach(session).unwrap();
-        (Ring::open(ring.as_fd(), self.held.doorbell.as_fd()).unwrap(), session)
+        let fd = self.node.as_mut().unwrap().attach(session).unwrap();
+        let ring = Ring::open(fd.as_fd(), self.held.doorbell.as_fd()).unwrap();
+        self.held.rings.push((session, fd));
+        (ring, session)
     }
 
     fn give_buffer(&self, session: u64, number: u64) -> Mapping {
@@ -266,13 +275,18 @@ impl Scene {
         Mapping::new(memory.as_fd(), BUFFER_BYTES, true).unwrap()
     }
 
-    /// Waits for the answer to what a process asked.
-    fn take(&mut self, claim: Claim<'_>) -> Result<u64, Code> {
+    /// Waits until what a process asked is answered.
+    fn take_any(&mut self, claim: &Claim<'_>) {
         let end = self.network.now() + Duration::from_secs(40);
         while !claim.is_answered() {
             assert!(self.network.now() < end, "no answer");
             self.turn();
         }
+    }
+
+    /// Waits for the answer to what a process asked.
+    fn take(&mut self, claim: Claim<'_>) -> Result<u64, Code> {
+        self.take_any(&claim);
         let reply = claim.finish(&mut [0; 64], &|| true, |reply, _| match Reply::decode(reply)? {
             Reply::Count(n) => Ok(n),
             _ => Err(Code::Malformed),
@@ -425,6 +439,141 @@ fn number_in_reserve_for_another_nodes_process_outlives_a_crash() {
     assert_eq!(entry.attr.ino, next);
     let other = s.ask(2, 6, 1, &create(b"c", Some(next), false));
     assert_eq!(s.answer(2, other), Err(Code::Stale), "a number that is in reserve for nobody");
+}
+
+/// The backing files that the node has.
+fn backing_files(s: &Scene) -> Vec<Ino> {
+    let target = Target::open(s.held.target.as_fd(), 1 << 16).unwrap();
+    let mut all = Vec::new();
+    let each = &mut |ino, _, _| {
+        all.push(ino);
+        Ok(())
+    };
+    target.for_each(each).unwrap();
+    all
+}
+
+/// Posts a request on the first slot.
+fn post<'r>(ring: &'r Ring, request: &Request<'_>) -> Claim<'r> {
+    let mut message = [0; 512];
+    let n = request.encode(CALLER, &mut message).unwrap();
+    let claim = ring.try_claim().unwrap();
+    claim.post(&message[..n]);
+    claim
+}
+
+fn create_in(parent: Ino, layout: Layout) -> Request<'static> {
+    Request::Create {
+        parent,
+        name: b"f",
+        mode: 0o644,
+        exclusive: true,
+        dirty: true,
+        layout: Some(layout),
+        number: None,
+        reserve: false,
+    }
+}
+
+fn removes(ino: Ino) -> impl Fn(&Request<'_>) -> bool {
+    move |r| matches!(r, Request::RemoveBackings { ids } if BackingId::listed(ids).any(|id| id.ino == ino))
+}
+
+/// A process has another node's file, or is about to be told so, and not yet its backing file, when the file is removed there: whenever
+/// its own node's worker dies, what it makes then goes when it asks for something else.
+#[test]
+fn backing_file_of_another_nodes_file_that_is_gone_is_removed_whichever_worker_its_maker_outlives() {
+    let places = [(false, false, false), (false, true, false), (false, false, true), (false, true, true)];
+    for (early, before, behind) in places.into_iter().chain([(true, false, false), (true, false, true)]) {
+        let name = format!("unborn-{early}-{before}-{behind}");
+        let mut s = Scene::new(&name);
+        let (ring, _) = s.process(5);
+        let (parent, ino) = (Ino::new(NodeId(2), 77), Ino::new(NodeId(2), 99));
+        let ids = BackingId::list(&[BackingId { target: 1 << 16, ino, number: 0, stripe: 0 }]);
+        let remove = |s: &mut Scene| {
+            let reply = s.ask_and_wait(2, DAEMON | 1, 1, &Request::RemoveBackings { ids: &ids });
+            assert!(matches!(Reply::decode(&reply), Ok(Reply::Bytes([1]))), "{name}: node 2 forgets it");
+        };
+        let claim = post(&ring, &create_in(parent, Layout::unless_set(1 << 16)));
+        let ticket = s.asked(2, |r| matches!(r, Request::Create { .. }));
+        let mut entry = parent_of_2(ino);
+        entry.attr.mode = 0o100_644;
+        entry.layout = Layout::single(NODE, 0);
+        if early {
+            remove(&mut s);
+        }
+        s.reply(2, ticket, Reply::Created { entry, created: true, next: None });
+        s.take_any(&claim);
+        if before {
+            s.crash();
+        }
+        if !early {
+            remove(&mut s);
+        }
+        if behind {
+            s.crash();
+        }
+        Target::open(s.held.target.as_fd(), 1 << 16).unwrap().create(ino, 0, 0).unwrap();
+        s.pass(SOON);
+        assert_eq!(backing_files(&s), [ino], "{name}: its maker may be about to open it");
+        claim.finish(&mut [0; 512], &|| true, |_, _| ()).unwrap();
+        let claim = post(&ring, &Request::Ping);
+        s.take_any(&claim);
+        claim.finish(&mut [0; 512], &|| true, |_, _| ()).unwrap();
+        s.pass(SOON);
+        assert_eq!(backing_files(&s), [], "{name}");
+        let report = s.node.as_mut().unwrap().check().unwrap();
+        assert!(report["clean"] == true && report["orphans"] == 0, "{name}: {report}");
+    }
+}
+
+#[test]
+fn maker_that_is_told_again_of_a_file_that_is_gone_has_its_node_remove_the_backing_file_again() {
+    let mut s = Scene::new("again");
+    let create = create_in(Ino::ROOT, Layout::single(NodeId(2), 0));
+    let made = s.ask_and_wait(2, 5, 1, &create);
+    let Ok(Reply::Created { entry, .. }) = Reply::decode(&made) else { panic!("{made:?}") };
+    let ino = entry.attr.ino;
+    s.ask_and_wait(3, 5, 1, &Request::Unlink { parent: Ino::ROOT, name: b"f" });
+    s.rest();
+    let ticket = s.asked(2, removes(ino));
+    s.reply(2, ticket, Reply::Bytes(&[1]));
+    s.pass(SOON);
+    // Its node has started anew before it had the answer.
+    assert_eq!(s.ask_and_wait(2, 5, 1, &create), made);
+    s.rest();
+    let ticket = s.asked(2, removes(ino));
+    s.reply(2, ticket, Reply::Bytes(&[1]));
+    s.pass(SOON);
+    let report = s.node.as_mut().unwrap().check().unwrap();
+    assert_eq!(report["orphans"], 0, "{report}");
+}
+
+#[test]
+fn backing_file_on_another_node_of_a_file_that_was_removed_before_a_crash_is_removed() {
+    let mut s = Scene::new("owed");
+    let (ring, _) = s.process(5);
+    let claim = post(&ring, &create_in(Ino::ROOT, Layout::single(NodeId(2), 0)));
+    s.take_any(&claim);
+    let ino = claim.finish(&mut [0; 512], &|| true, |reply, _| match Reply::decode(reply) {
+        Ok(Reply::Created { entry, .. }) => entry.attr.ino,
+        other => panic!("{other:?}"),
+    });
+    let claim = post(&ring, &Request::Unlink { parent: Ino::ROOT, name: b"f" });
+    s.take_any(&claim);
+    claim.finish(&mut [0; 512], &|| true, |_, _| ()).unwrap();
+    s.crash();
+    // The process unlinks what is here, and takes care of no more.
+    let claim = post(&ring, &Request::Ping);
+    s.take_any(&claim);
+    claim.finish(&mut [0; 512], &|| true, |_, _| ()).unwrap();
+    s.peers.get_mut(&2).unwrap().asked.clear();
+    s.pass(Duration::from_secs(1));
+    let ticket = s.asked(2, removes(ino.unwrap()));
+    s.reply(2, ticket, Reply::Bytes(&[1]));
+    s.pass(SOON);
+    let report = s.node.as_mut().unwrap().check().unwrap();
+    assert_eq!(report["orphans"], 0, "{report}");
 }
 
 /// Posts a read of another node's data by way of a buffer.

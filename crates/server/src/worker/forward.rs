@@ -5,13 +5,14 @@ use std::collections::HashSet;
 use forebay_fabric::Ticket;
 use forebay_meta::Client;
 use forebay_types::limits::RING_SLOTS;
-use forebay_types::{BackingId, Code, Layout, NodeId, Reply, Request, Result, REPLY_HEADER_BYTES};
+use forebay_types::{BackingId, Code, Ino, Layout, NodeId, Reply, Request, Result, REPLY_HEADER_BYTES};
 use forebay_wire::Stamp;
 
 use super::batch::Taken;
 use super::coordination::Steps;
 use super::network::{Network, Order};
 use super::notifier::Whose;
+use super::recovery::has_inode;
 use super::remote::{Door, RemoteSlots};
 use super::session::{created, is_of_daemon, node_of_session, Session};
 use super::shard_thread::{Message, ShardThread};
@@ -19,6 +20,10 @@ use super::wide::Onward;
 
 /// Processes of other nodes whose replies are kept: those of a pool with many nodes that all use one directory.
 const REMOTE_SESSIONS_MAX: usize = 65_536;
+
+/// Inodes that are remembered for what a client may be told later: as many backing files as are removed while a node does not
+/// answer for some seconds, or nearly.
+const UNBORN_MAX: usize = 4096;
 
 /// An error, encoded.
 fn failure(code: Code) -> [u8; 4] {
@@ -86,38 +91,46 @@ impl ShardThread<'_> {
     }
 
     /// A request that was sent on has its answer.
-    pub(super) fn answered(&mut self, stamp: Stamp, reply: &[u8]) {
+    pub(super) fn answered(&mut self, stamp: Stamp, reply: &[u8]) -> Result<()> {
         self.note_looked(stamp, reply);
-        let Some(i) = self.sessions.iter().position(|s| s.id == stamp.session) else { return };
+        let Some(i) = self.sessions.iter().position(|s| s.id == stamp.session) else { return Ok(()) };
         let slot = usize::from(stamp.slot);
         if slot >= RING_SLOTS || self.sessions[i].slots[slot].forwarded != Some(stamp.sequence) {
-            return;
+            return Ok(());
         }
         self.sessions[i].slots[slot].forwarded = None;
         let whole;
         let reply = match self.onward((i, slot, stamp.sequence), None, reply) {
-            Some(Onward::Ask(message)) => return self.serve_anew(i, slot, stamp.sequence, message),
+            Some(Onward::Ask(message)) => {
+                self.serve_anew(i, slot, stamp.sequence, message);
+                return Ok(());
+            }
             Some(Onward::Reply(reply)) => {
                 whole = reply;
                 &whole
             }
-            Some(Onward::Wait) => return,
+            Some(Onward::Wait) => return Ok(()),
             None => reply,
         };
         if let Some((ino, _)) = created(reply) {
             // The client makes the backing file before it asks again: it is not to be removed before.
             self.sessions[i].slots[slot].birth = Some(ino);
             self.births.push(ino);
+            if self.unborn.contains(&ino) {
+                self.remove_when_made(vec![ino])?;
+            }
         }
         self.sessions[i].answer(slot, reply);
+        Ok(())
     }
 
     /// A process of another node asks.
-    pub(super) fn asked(&mut self, ticket: Ticket, message: Vec<u8>) {
-        let Some(network) = &self.network else { return };
+    pub(super) fn asked(&mut self, ticket: Ticket, message: Vec<u8>) -> Result<()> {
+        let Some(network) = &self.network else { return Ok(()) };
         let stamp = ticket.stamp;
         let refuse = |code| {
             network.orders.give(Order::Answer { ticket, reply: failure(code).to_vec() });
+            Ok(())
         };
         let slot = usize::from(stamp.slot);
         if slot >= RING_SLOTS || node_of_session(stamp.session) != ticket.node {
@@ -148,9 +161,11 @@ impl ShardThread<'_> {
         if !kept.is_empty() && *last == stamp.sequence {
             // A retry: it was done, and its answer was lost, or is held back still.
             if slots.is_waiting(slot, stamp.sequence) {
-                return slots.put(slot, ticket, message);
+                slots.put(slot, ticket, message);
+                return Ok(());
             }
             let (reply, id, seq) = (kept.clone(), session.id, stamp.sequence);
+            self.remove_again(&reply)?;
             let whose = Whose::Client { session: id, slot, seq, reply: reply.clone() };
             let client = Client { session: id, slot, seq };
             let held = Request::decode(&message).is_ok_and(|(_, request)| {
@@ -164,12 +179,13 @@ impl ShardThread<'_> {
             } else if let Some(network) = &self.network {
                 network.orders.give(Order::Answer { ticket, reply });
             }
-            return;
+            return Ok(());
         }
         if !kept.is_empty() && *last > stamp.sequence {
             return refuse(Code::Stale);
         }
         slots.put(slot, ticket, message);
+        Ok(())
     }
 
     /// Another node's worker has begun: what was kept for the one before it is of no use any more.
@@ -211,15 +227,55 @@ impl ShardThread<'_> {
     }
 
     /// Inodes of another node are gone, and backing files of theirs here are to go too.
-    pub(super) fn remove_backings(&mut self, ticket: Ticket, message: Vec<u8>) {
-        let Some(network) = &self.network else { return };
+    pub(super) fn remove_backings(&mut self, ticket: Ticket, message: Vec<u8>) -> Result<()> {
+        let Some(Network { orders, .. }) = &self.network else { return Ok(()) };
+        let orders = orders.clone();
         if let Ok((_, Request::RemoveBackings { ids })) = Request::decode(&message) {
             // Only of one backing file is the name known before its maker asks for it.
-            for id in BackingId::listed(ids).filter(|id| id.number == 0 && self.births.contains(&id.ino)) {
-                // Its maker has not said yet that it has made it: when it has, the sweeper removes it.
-                self.stillborn.push((id.ino, Layout::single(network.node, 0)));
+            let single = || BackingId::listed(ids).filter(|id| id.number == 0).map(|id| id.ino);
+            let asks = |s: &Session| s.is_here() && s.slots.iter().any(|slot| slot.forwarded.is_some());
+            match self.sessions.iter().any(asks) {
+                true => self.unborn.extend(single()),
+                false => self.unborn.clear(),
+            }
+            self.unborn.drain(..self.unborn.len().saturating_sub(UNBORN_MAX));
+            let born = single().filter(|ino| self.births.contains(ino)).collect();
+            self.remove_when_made(born)?;
+        }
+        orders.give(Order::Serve { ticket, message });
+        Ok(())
+    }
+
+    /// Inodes of other nodes are gone whose backing files clients of here may be about to make: when they have, the sweeper removes
+    /// them.
+    fn remove_when_made(&mut self, mut inos: Vec<Ino>) -> Result<()> {
+        inos.retain(|ino| self.stillborn.iter().all(|(known, _)| known != ino));
+        let Some(here) = self.network.as_ref().map(|network| network.node).filter(|_| !inos.is_empty())
+        else {
+            return Ok(());
+        };
+        for ino in inos {
+            let layout = Layout::single(here, 0);
+            self.stillborn.push((ino, layout));
+            if !self.remove_in_batch(|batch| batch.list_orphan(ino, &layout))? {
+                tracing::warn!("no room to list inode {ino} of another node as an orphan");
             }
         }
-        network.orders.give(Order::Serve { ticket, message });
+        // Its node forgets it now: from here on this one alone knows.
+        self.commit()
+    }
+
+    /// A process of another node is told again that it has made a file, which is gone meanwhile: what its node was to remove it may
+    /// make now.
+    fn remove_again(&mut self, reply: &[u8]) -> Result<()> {
+        let Ok(Reply::Created { entry, created: true, .. }) = Reply::decode(reply) else { return Ok(()) };
+        let (ino, layout) = (entry.attr.ino, entry.layout);
+        if all_here(self.network.as_ref(), &layout) || has_inode(self.batch()?, ino) {
+            return Ok(());
+        }
+        if self.remove_in_batch(|batch| batch.list_orphan(ino, &layout))? {
+            self.sweep_soon((ino, layout));
+        }
+        Ok(())
     }
 }

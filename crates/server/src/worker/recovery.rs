@@ -7,6 +7,7 @@
 //! | a request that waits, its reply known | answers it again, when other nodes know what they were to hear of it |
 //! | a request that waits, its reply unknown | serves it as if for the first time: nothing of it was done |
 //! | a client that lives, its last reply made or removed a file | it still owes the backing file's making or unlinking |
+//! | the same, by another node's reply that is in its ring | it still owes the making |
 //! | a number in reserve for a client that is gone | the sweeper unlinks the backing file that may be there under it |
 //! | a file with another layout, its client gone | the sweeper unlinks the backing files that it had before |
 //! | an orphan that no living client owes | the sweeper unlinks its backing files |
@@ -20,12 +21,13 @@ use forebay_types::limits::{MESSAGE_BYTES_MAX, RING_SLOTS};
 use forebay_types::{Caller, Code, Ino, Reply, Request, Result};
 
 use super::batch::layout_of_number;
+use super::forward::all_here;
 use super::journal::{Journal, MARK_SESSION};
 use super::notifier::{notes_of, Whose};
 use super::recorder::InFlight;
 use super::remote::{Door, RemoteSlots};
 use super::session::{
-    decode_kept, encode_kept, is_of_daemon, node_of_session, relaid, reserve_behind, Session,
+    created, decode_kept, encode_kept, is_of_daemon, node_of_session, relaid, reserve_behind, Session,
 };
 use super::shard_thread::ShardThread;
 use super::statistics::Statistics;
@@ -112,7 +114,7 @@ pub(super) fn replay(shard: &Shard, journal: &mut Journal) -> Result<()> {
 }
 
 /// True when there is an inode of this number, or nobody knows.
-fn has_inode(batch: &mut Batch<'_>, ino: Ino) -> bool {
+pub(super) fn has_inode(batch: &mut Batch<'_>, ino: Ino) -> bool {
     let (request, caller) = (Request::GetAttr { ino }, Caller { uid: 0, gid: 0 });
     let (mut out, mut effects) = ([0; 512], Effects::new());
     batch.apply(caller, &request, super::now(), &mut effects, &mut out);
@@ -183,18 +185,27 @@ impl ShardThread<'_> {
             session.noted = noted.contains(&session.id);
             let mut held_slots = 0u64;
             for slot in 0..RING_SLOTS {
+                let born = self.born_elsewhere(&session, slot, &mut scratch);
+                self.births.extend(born);
+                session.slots[slot].birth = born;
                 let change =
                     self.batch()?.kept_reply(session.id, slot as u8)?.map(|(seq, kept)| (seq, kept.to_vec()));
                 let Some((seq, kept)) = change else { continue };
                 let (reserved, reply) = decode_kept(&kept);
                 let state = &mut session.slots[slot];
                 state.restore(reply);
+                // What lies on other nodes no client unlinks.
+                state.orphans.retain(|(_, layout)| all_here(self.network.as_ref(), layout));
                 // Never a number that an inode has, whatever was kept.
                 state.reserved = match reserved {
                     Some(ino) if has_inode(self.batch()?, ino) => None,
                     reserved => reserved,
                 };
-                self.births.extend(state.birth);
+                match born {
+                    // What it made here was before that.
+                    Some(_) => state.birth = born,
+                    None => self.births.extend(state.birth),
+                }
                 owed.extend(state.orphans.iter().map(|(ino, _)| *ino));
                 if let Some((asked, request)) =
                     session.door.take(slot, &mut scratch).filter(|(s, _)| *s == seq)
@@ -254,6 +265,14 @@ impl ShardThread<'_> {
         }
         self.count_clients();
         Ok(())
+    }
+
+    /// The file that another node has made for a slot's last request: its client may be about to make the backing file here, and no reply
+    /// of that is kept but in its ring. What a client writes there itself only keeps a backing file from being removed at once.
+    fn born_elsewhere(&self, session: &Session, slot: usize, scratch: &mut [u8]) -> Option<Ino> {
+        let here = self.network.as_ref()?.node;
+        let (ino, _) = created(session.door.ring()?.last_answer(slot, scratch)?)?;
+        Some(ino).filter(|ino| ino.birth_node() != here)
     }
 
     /// Takes back the last replies of processes of other nodes, who may not have got them.

@@ -95,6 +95,9 @@ pub(super) struct ShardThread<'a> {
     pub(super) notes: Vec<(usize, Vec<Note>)>,
     /// Files that were made by a request whose client may still be making the backing file.
     pub(super) births: Vec<Ino>,
+    /// Inodes of other nodes whose backing files were to go while clients of here had no answer of some node: what one of them is
+    /// told that it has made may be among them.
+    pub(super) unborn: VecDeque<Ino>,
     /// Files unlinked while in `births`: to be swept when their client has moved on.
     pub(super) stillborn: Vec<(Ino, Layout)>,
     /// Orphans whose backing files no client unlinks: to be swept together, and after how many batches at the latest.
@@ -166,6 +169,7 @@ impl<'a> ShardThread<'a> {
             answers: Answers::new(),
             notes: Vec::new(),
             births: Vec::new(),
+            unborn: VecDeque::new(),
             stillborn: Vec::new(),
             unswept: Vec::new(),
             unswept_batches: 0,
@@ -453,9 +457,9 @@ impl<'a> ShardThread<'a> {
             Message::Known(id, reply) => {
                 let _ = reply.send(self.sessions.iter().any(|s| s.id == id));
             }
-            Message::Asked { ticket, message } => self.asked(ticket, message),
-            Message::Answered { stamp, reply } => self.answered(stamp, &reply),
-            Message::RemoveBackings { ticket, message } => self.remove_backings(ticket, message),
+            Message::Asked { ticket, message } => self.asked(ticket, message)?,
+            Message::Answered { stamp, reply } => self.answered(stamp, &reply)?,
+            Message::RemoveBackings { ticket, message } => self.remove_backings(ticket, message)?,
             Message::LeaseAsked { ticket, message } => self.lease_asked(ticket, &message),
             Message::LeaseRenewed(node, lease) => self.lease_renewed(node, lease),
             Message::Recalled(number, answered) => self.recalled(number, answered),
