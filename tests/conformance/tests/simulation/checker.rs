@@ -108,12 +108,16 @@ pub(crate) fn judge(history: &History) -> Verdict {
                 continue;
             }
             Event::Answered(index) if in_doubt(index) => continue,
-            Event::Answered(index) => index,
+            Event::Answered(index) | Event::Over(index) => index,
         };
+
         let concerned = relevant(history, &open, index);
         let mut seen: HashSet<Possible> = HashSet::new();
         let mut left: Vec<Possible> = possible.clone();
         let mut next: HashSet<Possible> = HashSet::new();
+        if history.entries[index].again {
+            next.extend(possible.iter().cloned()); // it never happened
+        }
         while let Some(mut p) = left.pop() {
             if p.happened.remove(&index) {
                 next.insert(p);

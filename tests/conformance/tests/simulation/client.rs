@@ -290,12 +290,18 @@ impl Program {
         }
         // Where a node without a target makes directories depends on what they are in.
         let home = if self.pool.takes_files() { self.node } else { 0 };
-        let index = self.common.recorder.asked(self.index, home, &op);
+        let recorder = &self.common.recorder;
+        let starts = recorder.starts();
+        let index = recorder.asked(self.index, home, &op);
         let (outcome, made) = match self.execute(&op) {
             Ok((outcome, made)) => (outcome, made),
             Err(code) => (Outcome::Failed(code), None),
         };
-        self.common.recorder.answered(index, outcome.clone());
+        // What was written, and not answered before a node's worker was killed, the next one is asked for, and writes it again.
+        if matches!((&op, &outcome), (Op::Write { .. }, Outcome::Done)) && starts != recorder.starts() {
+            recorder.may_have_been_repeated(index);
+        }
+        recorder.answered(index, outcome.clone());
         let mut known = self.common.known();
         match (&op, &outcome) {
             (Op::Mkdir { .. }, Outcome::Inode(ino)) => known.directories.push(*ino),

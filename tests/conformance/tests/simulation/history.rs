@@ -1,6 +1,6 @@
 //! What clients asked and were told, in the order in which it happened.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -260,6 +260,8 @@ pub(crate) struct Entry {
     pub(crate) op: Op,
     /// None: the client was killed, and never told.
     pub(crate) outcome: Option<Outcome>,
+    /// It is a second time of another, that may have been, and no later than that was answered.
+    pub(crate) again: bool,
 }
 
 /// Where an operation begins or ends.
@@ -267,6 +269,8 @@ pub(crate) struct Entry {
 pub(crate) enum Event {
     Asked(usize),
     Answered(usize),
+    /// It has happened before, or never will.
+    Over(usize),
 }
 
 /// All of it.
@@ -276,6 +280,8 @@ pub(crate) struct History {
     pub(crate) events: Vec<Event>,
     /// The first operation behind which all is told that nodes tell each other later.
     pub(crate) settled: Option<usize>,
+    /// Starts of nodes.
+    starts: u64,
     /// What is told to people, with the time.
     pub(crate) told: Vec<(Duration, String)>,
     prints: bool,
@@ -307,9 +313,34 @@ impl Recorder {
         let mut history = self.history();
         let index = history.entries.len();
         history.tell(format!("client {client}  #{index} {op:?} ..."));
-        history.entries.push(Entry { client, node, op: op.clone(), outcome: None });
+        history.entries.push(Entry { client, node, op: op.clone(), outcome: None, again: false });
         history.events.push(Event::Asked(index));
         index
+    }
+
+    /// A node starts.
+    pub(crate) fn started(&self, node: u16) {
+        let mut history = self.history();
+        history.starts += 1;
+        history.tell(format!("node {node} starts"));
+    }
+
+    /// Starts of nodes until now.
+    pub(crate) fn starts(&self) -> u64 {
+        self.history().starts
+    }
+
+    /// An operation is answered that may have been done twice until now.
+    pub(crate) fn may_have_been_repeated(&self, index: usize) {
+        let mut history = self.history();
+        let asked =
+            history.events.iter().position(|event| *event == Event::Asked(index)).expect("it was asked");
+        let again = history.entries.len();
+        history.tell(format!("#{again} is #{index}, if it was done twice"));
+        let entry = Entry { outcome: None, again: true, ..history.entries[index].clone() };
+        history.entries.push(entry);
+        history.events.insert(asked + 1, Event::Asked(again));
+        history.events.push(Event::Over(again));
     }
 
     pub(crate) fn answered(&self, index: usize, outcome: Outcome) {
@@ -322,6 +353,16 @@ impl Recorder {
 }
 
 impl History {
+    /// The inodes that clients found when they looked at everything.
+    pub(crate) fn found_in_the_end(&self) -> BTreeSet<Ino> {
+        let last = self.entries.iter().skip(self.settled.unwrap_or(usize::MAX));
+        let names = last.filter_map(|entry| match &entry.outcome {
+            Some(Outcome::Names(names)) => Some(names.values()),
+            _ => None,
+        });
+        names.flatten().copied().collect()
+    }
+
     fn tell(&mut self, text: String) {
         let now = Duration::from_nanos(crate::baton::NOW_NS.load(std::sync::atomic::Ordering::Relaxed));
         // FNV-1a, as the network's trace.

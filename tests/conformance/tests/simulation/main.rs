@@ -65,6 +65,12 @@ fn judge(world: &mut World, recorder: &Recorder) -> Result<(), String> {
             return Err(format!("node {} is damaged: {report}", i + 1));
         }
     }
+    let there = recorder.history().found_in_the_end();
+    let leaked: Vec<_> =
+        world.foreign_backing_files().into_iter().filter(|(_, ino)| !there.contains(ino)).collect();
+    if !leaked.is_empty() {
+        return Err(format!("backing files of other nodes' inodes, by node, that nobody has: {leaked:?}"));
+    }
     let (kept, live) = world.sessions();
     let dead: BTreeSet<_> = kept.difference(&live).collect();
     if !dead.is_empty() {

@@ -356,6 +356,9 @@ impl State {
                 end(state, outcome);
             }
             Op::List { dir } => match (state.directories.get(&Id::Known(dir.0)).cloned(), told) {
+                (None, Some(told @ Outcome::Names(names))) if names.is_empty() && !settled => {
+                    end(state, told.clone()); // its home has not heard yet that it is gone
+                }
                 (None, _) => end(state, Outcome::Failed(Code::NotFound)),
                 // It became wide while it was listed, of which the listing knew nothing.
                 (Some(Directory { wide: true, .. }), Some(told @ Outcome::Names(_))) => {
@@ -375,6 +378,9 @@ impl State {
             },
             Op::ListPart { dir, letters } => {
                 match (state.directories.get(&Id::Known(dir.0)).cloned(), told) {
+                    (None, Some(told @ Outcome::Names(names))) if names.is_empty() && !settled => {
+                        end(state, told.clone()); // likewise
+                    }
                     (None, _) => end(state, Outcome::Failed(Code::NotFound)),
                     (Some(directory), Some(Outcome::Names(names))) => {
                         let its: Vec<_> =

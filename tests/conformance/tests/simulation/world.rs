@@ -12,13 +12,13 @@ use std::sync::atomic::Ordering;
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_data::Target;
+use forebay_data::{Media, Target};
 use forebay_fabric::simulated::{Faults, Network};
 use forebay_fabric::{CallsSettings, Numbers};
 use forebay_ring::{memfd_sealed, Doorbell, Seal};
 use forebay_server::stepped::{session_of, Moment, Node, Planted, Setup, APPENDS_BYTES};
 use forebay_server::FLIGHT_RECORDER_BYTES;
-use forebay_types::NodeId;
+use forebay_types::{Ino, NodeId};
 use forebay_wire::Secret;
 use serde_json::Value;
 
@@ -241,7 +241,7 @@ impl World {
         }));
         host.node = Some(node);
         host.stopped = false;
-        self.recorder.tell(format!("node {number} starts"));
+        self.recorder.started(number);
         self.lay_out(index);
     }
 
@@ -454,6 +454,20 @@ impl World {
             node.check().unwrap_or_else(|e| panic!("{e}"))
         };
         self.hosts.iter_mut().map(check).collect()
+    }
+
+    /// The backing files that nodes have of other nodes' inodes, of which no node's check can say whether they are there.
+    pub(crate) fn foreign_backing_files(&self) -> Vec<(u16, Ino)> {
+        let mut all = Vec::new();
+        for host in &self.hosts {
+            let target = Target::open(host.target.as_fd(), u32::from(host.number) << 16).expect("formatted");
+            let each = &mut |ino: Ino, _, _| {
+                all.extend((ino.birth_node().0 != host.number).then_some((host.number, ino)));
+                Ok(())
+            };
+            target.for_each(each).unwrap_or_else(|code| panic!("cannot list a target: {code}"));
+        }
+        all
     }
 
     /// Sessions of which nodes keep something, and those of processes that live.
