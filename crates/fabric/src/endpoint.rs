@@ -61,6 +61,9 @@ pub struct Limits {
     pub message_bytes: usize,
     /// Operations that may wait for one peer; more are refused with [`Code::Busy`].
     pub waiting_per_peer: usize,
+    /// A message comes behind the transfers to its peer that were started before it, and what these wrote is in the peer's
+    /// memory by then, from its first byte to its last; unless they failed, as when the connection broke between the two.
+    pub in_order: bool,
 }
 
 /// What happened. Every accepted operation ends in one `Done` or one `Failed` with its token.

@@ -276,6 +276,55 @@ fn transfers_move_exactly_what_was_asked(bed: Bed) {
     assert!(content(&near) == expect_far);
 }
 
+/// Where the provider keeps that order: what is looked at is the moment in which the message is told of.
+fn messages_come_when_what_was_written_before_them_is_there(bed: Bed) {
+    let mut room = Room::new(bed, 2);
+    let is_tcp = room.ends[0].provider().starts_with("tcp");
+    assert!(room.ends[0].limits().in_order || !is_tcp, "a connection of TCP keeps it");
+    if !room.ends[0].limits().in_order {
+        return println!("skipped: {} promises no such order", room.ends[0].provider());
+    }
+    let to = room.peer(0, 1);
+    let (near, far) = (filled(1, 2 * MIB), filled(2, 2 * MIB));
+    let mine = room.ends[0].register(near.clone(), Access::LOCAL).unwrap();
+    let theirs = room.ends[1].register(far.clone(), Access::BOTH).unwrap();
+    for round in 0..60u64 {
+        let bytes = [1, 64 << 10, 299_999, MIB, 2 * MIB][round as usize % 5];
+        let expected = pattern(round as usize, bytes);
+        near.write_at(0, &expected).unwrap();
+        let transfer = Transfer {
+            direction: Direction::Write,
+            local: mine.local,
+            local_offset: 0,
+            remote: theirs.remote,
+            bytes,
+        };
+        let deadline = room.soon(0);
+        room.ends[0].transfer(to, &transfer, 2 * round, deadline).unwrap();
+        room.ends[0].send(to, round, b"behind it", 2 * round + 1, deadline).unwrap();
+        let (mut came, mut ended) = (false, 0);
+        while !came || ended < 2 {
+            assert!(room.ends[0].now() < deadline, "round {round}");
+            if let Bed::Simulated(network, _) = &room.bed {
+                network.turn();
+            }
+            room.ends[0].progress(&mut |event| match event {
+                Event::Done { .. } => ended += 1,
+                other => panic!("{other:?}"),
+            });
+            room.ends[1].progress(&mut |event| {
+                if let Event::Received { tag, .. } = event {
+                    assert_eq!(tag, round);
+                    let mut there = vec![0; bytes];
+                    far.read_at(0, &mut there).unwrap();
+                    assert!(there == expected, "round {round}: a message before its {bytes} bytes");
+                    came = true;
+                }
+            });
+        }
+    }
+}
+
 fn transfers_that_are_not_allowed_are_refused(bed: Bed) {
     let mut room = Room::new(bed, 3);
     let (near, far) = (filled(1, 8192), filled(2, 8192));
@@ -479,6 +528,7 @@ suite! {
     messages_of_every_size_arrive_whole_and_in_order,
     many_peers_talk_at_once,
     transfers_move_exactly_what_was_asked,
+    messages_come_when_what_was_written_before_them_is_there,
     transfers_that_are_not_allowed_are_refused,
     nobody_there_fails_in_time_and_others_go_on,
     endpoint_that_starts_again_is_reached_again,

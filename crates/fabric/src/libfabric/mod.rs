@@ -193,6 +193,7 @@ impl LibfabricEndpoint {
             limits: Limits {
                 message_bytes: settings.message_bytes.min(max_message),
                 waiting_per_peer: WAITING_PER_PEER,
+                in_order: objects.in_order,
             },
             origin: Instant::now(),
             waker: Waker::new()?,

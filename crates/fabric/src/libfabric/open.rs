@@ -17,6 +17,10 @@ const PREFERRED: [&str; 8] =
 /// Providers whose endpoints have addresses of the Internet protocol, so that host and port choose one.
 const BY_HOST: [&str; 5] = ["verbs", "tcp", "net", "sockets", "udp"];
 
+/// Providers that have one connection to a peer, on which messages and transfers go in the order in which they were given, and whose bytes
+/// are put in place in that order: a message that came tells that what was written before it is there.
+const IN_ORDER: [&str; 3] = ["verbs;ofi_rxm", "tcp;ofi_rxm", "net;ofi_rxm"];
+
 /// The objects of an endpoint. Closed in the order that libfabric asks for.
 pub(super) struct Objects {
     pub(super) library: &'static Library,
@@ -31,6 +35,8 @@ pub(super) struct Objects {
     pub(super) provider: String,
     /// Writes are complete only when their bytes are in the peer's memory.
     pub(super) delivery_complete: bool,
+    /// [`Limits::in_order`](crate::endpoint::Limits::in_order).
+    pub(super) in_order: bool,
 }
 
 pub(super) fn failed(library: &Library, what: impl Into<String>, returned: i64) -> Error {
@@ -50,7 +56,12 @@ pub(super) fn library() -> Result<&'static Library> {
 }
 
 /// An info with what Forebay asks of every provider.
-fn hints(library: &Library, name: &CStr, manual: bool, delivery: bool) -> Result<*mut fi_info> {
+fn hints(
+    library: &Library,
+    name: &CStr,
+    manual: bool,
+    (delivery, behind): (bool, bool),
+) -> Result<*mut fi_info> {
     let hints = library.fi_allocinfo();
     if hints.is_null() {
         return Err(Error::new(Code::NoResources, "cannot allocate libfabric's hints"));
@@ -73,9 +84,9 @@ fn hints(library: &Library, name: &CStr, manual: bool, delivery: bool) -> Result
             domain.control_progress = FI_PROGRESS_MANUAL;
             domain.data_progress = FI_PROGRESS_MANUAL;
         }
-        // Messages keep their order. A write is complete when its bytes are in the peer's memory; where the provider cannot say
-        // so, a message that is sent after its completion must at least not overtake it.
-        let order = if delivery { FI_ORDER_SAS } else { FI_ORDER_SAS | FI_ORDER_SAW };
+        // Messages keep their order, and where that can be had their place behind writes too. A write is complete when its bytes are in
+        // the peer's memory; where the provider cannot say so, a message that is sent after its completion must at least not overtake it.
+        let order = if behind { FI_ORDER_SAS | FI_ORDER_SAW } else { FI_ORDER_SAS };
         (*h.tx_attr).msg_order = u64::from(order);
         (*h.rx_attr).msg_order = u64::from(order);
         if delivery {
@@ -86,8 +97,13 @@ fn hints(library: &Library, name: &CStr, manual: bool, delivery: bool) -> Result
     Ok(hints)
 }
 
-/// The first info of a provider: of manual progress if it can, else of what it offers; with delivery completion if it can.
-fn info_of(library: &'static Library, provider: &str, settings: &Settings) -> Result<(*mut fi_info, bool)> {
+/// The first info of a provider: of manual progress if it can, else of what it offers; with delivery completion if it can, and messages
+/// behind writes if it can.
+fn info_of(
+    library: &'static Library,
+    provider: &str,
+    settings: &Settings,
+) -> Result<(*mut fi_info, (bool, bool))> {
     let what = || format!("cannot use provider {provider}");
     let name = CString::new(provider).map_err(|_| Error::new(Code::Invalid, what()))?;
     let by_host = BY_HOST.iter().any(|p| provider.split(';').any(|part| part == *p));
@@ -99,8 +115,9 @@ fn info_of(library: &'static Library, provider: &str, settings: &Settings) -> Re
     let pointer = |s: &Option<CString>| s.as_ref().map_or(null(), |s| s.as_ptr());
     let flags = if host.is_some() || port.is_some() { FI_SOURCE } else { 0 };
     let mut returned = 0;
-    for (manual, delivery) in [(true, true), (true, false), (false, true), (false, false)] {
-        let hints = hints(library, &name, manual, delivery)?;
+    let asked = [(true, true), (true, false), (false, true)];
+    for (manual, asked) in [true, false].into_iter().flat_map(|manual| asked.map(|asked| (manual, asked))) {
+        let hints = hints(library, &name, manual, asked)?;
         let mut info = null_mut();
         // SAFETY: sound strings or null, hints from fi_allocinfo, which are freed once.
         unsafe {
@@ -108,7 +125,7 @@ fn info_of(library: &'static Library, provider: &str, settings: &Settings) -> Re
             library.fi_freeinfo(hints);
         }
         if returned == 0 {
-            return Ok((info, delivery));
+            return Ok((info, asked));
         }
     }
     Err(failed(library, what(), returned.into()))
@@ -138,7 +155,7 @@ impl Objects {
     }
 
     fn open_provider(library: &'static Library, name: &str, settings: &Settings) -> Result<Objects> {
-        let (info, delivery_complete) = info_of(library, name, settings)?;
+        let (info, (delivery_complete, behind)) = info_of(library, name, settings)?;
         let mut objects = Objects {
             library,
             info,
@@ -150,6 +167,7 @@ impl Objects {
             descriptor: None,
             provider: name.to_owned(),
             delivery_complete,
+            in_order: delivery_complete && behind && IN_ORDER.contains(&name),
         };
         objects.open_all(settings)?;
         Ok(objects)

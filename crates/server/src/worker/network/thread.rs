@@ -320,7 +320,8 @@ impl NetworkThread {
                 // What it asked last must not come behind the word that it is gone.
                 let is_its = |stamp: &Stamp| stamp.session == session;
                 let is_forwarded = |flight: &Flight| match flight {
-                    Flight::Forward(stamp) | Flight::Move(_, stamp, _) => is_its(stamp),
+                    Flight::Forward(stamp) => is_its(stamp),
+                    Flight::Move(asking) => is_its(&asking.stamp),
                     _ => false,
                 };
                 if self.flights.values().any(is_forwarded)

@@ -10,6 +10,7 @@ use forebay_types::limits::{NODE_TIMEOUT_MS, REMOVED_AT_ONCE_MAX, STEP_TIMEOUT_M
 use forebay_types::{BackingId, BackingOp, Caller, Code, Ino, Layout, NodeId, Reply, Request};
 use forebay_wire::{Message as Wire, Stamp};
 
+use super::moving::Asking;
 use super::{Introduced, NetworkThread};
 use crate::worker::network::leases::LEASE;
 use crate::worker::network::Order;
@@ -23,8 +24,8 @@ const NOBODY: Caller = Caller { uid: 0, gid: 0 };
 #[derive(Debug)]
 pub(super) enum Flight {
     Forward(Stamp),
-    /// Data moved to or from this node by way of this buffer.
-    Move(NodeId, Stamp, u64),
+    /// Data move for a client.
+    Move(Asking),
     Step(Stamp),
     /// Backing files of these.
     Removals(Vec<Ino>),
@@ -172,7 +173,7 @@ impl NetworkThread {
                 });
                 self.answered(stamp, reply);
             }
-            Flight::Move(_, stamp, buffer) => self.move_ended(stamp, buffer, reply, sent),
+            Flight::Move(asking) => self.move_ended(asking, reply, sent),
             Flight::Step(stamp) => {
                 let reply = reply.map_err(|code| match code {
                     // Whether it came to be served is not known.

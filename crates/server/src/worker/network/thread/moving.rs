@@ -3,12 +3,19 @@
 //!
 //! ```text
 //!  client's node:  Move ─► where the buffer is ─► ReadStripe, WriteStripe ─────────────────────────► answer ─► client
-//!  file's node:    read:  piece ─► crew fills it ─► transfer to the buffer ─► answer
+//!  file's node:    read:  piece ─► crew fills it ─► transfer to the buffer, and the answer right behind it
 //!                  write: piece ─► transfer from the buffer ─► crew writes it ─► answer
 //! ```
 //! Who names a buffer, and which of it, was checked at its node before anything is sent; a peer can reach the buffers that it was told of, and only
 //! by their keys. A request whose answer is not known leaves its buffer to rest: it is unregistered, refused from then on, and
 //! kept in memory until no transfer can be under way any more.
+//!
+//! The answer to a read does not wait for the word that the data have arrived, where messages keep their place behind transfers. A connection that
+//! breaks between the two may lose the data and not the answer: so the client's node writes a byte where the last one is to come ([`Mark`]), and
+//! when it finds the same byte there with the answer it asks again. The second answer is what the file's node has kept, when the transfer has ended.
+
+#[cfg(test)]
+mod tests;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -20,13 +27,55 @@ use forebay_types::{BackingId, Code, Move, MoveKind, NodeId, Reply};
 use forebay_wire::{Memory, Message as Wire, Place, Stamp};
 
 use super::asking::{Flight, NODE_TIMEOUT};
-use super::NetworkThread;
+use super::{NetworkThread, SHORT_REPLY_BYTES};
 use crate::worker::network::bounce::Bounce;
 use crate::worker::network::crew::{Job, Moving};
 use crate::worker::network::Order;
 
 /// How long memory is kept that a peer may write yet: longer than any request is served.
 const REST: Duration = Duration::from_millis(BUFFER_REST_MS);
+
+/// A request for a client's data that is under way.
+#[derive(Debug)]
+pub(super) struct Asking {
+    pub(super) node: NodeId,
+    pub(super) stamp: Stamp,
+    /// By which the data move.
+    buffer: u64,
+    mark: Option<Mark>,
+}
+
+/// What stands where the last byte of a read is to come, until it has come.
+#[derive(Debug)]
+struct Mark {
+    byte: u8,
+    /// Where in the buffer.
+    at: usize,
+    /// The read, to be asked for again.
+    id: BackingId,
+    offset: u64,
+    bytes: u64,
+    to: Memory,
+    deadline: Duration,
+}
+
+impl Mark {
+    /// The byte of the n-th: neighbours have different ones, and none is 0, of which files are full.
+    fn byte(n: u64) -> u8 {
+        (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56).max(1) as u8
+    }
+
+    /// True when an answer says that all was read, and the last byte may not have come.
+    fn is_there(&self, reply: &[u8], memory: &Region) -> bool {
+        let mut last = [0];
+        Reply::decode(reply) == Ok(Reply::Count(self.bytes))
+            && (memory.read_at(self.at, &mut last).is_err() || last[0] == self.byte)
+    }
+
+    fn asks(&self) -> Wire<'_> {
+        Wire::ReadStripe { id: self.id, offset: self.offset, bytes: self.bytes, to: Place::Remote(self.to) }
+    }
+}
 
 /// A process's buffer.
 #[derive(Debug)]
@@ -60,6 +109,8 @@ pub(super) struct Moves {
     /// Transfers under way.
     under_way: HashMap<u64, Moving>,
     token: u64,
+    /// Reads that were marked.
+    marked: u64,
 }
 
 /// A request for data.
@@ -128,8 +179,8 @@ impl NetworkThread {
     /// buffers of what was asked of it are left when that has ended.
     pub(super) fn doubt_moves(&mut self, node: NodeId) {
         for flight in self.flights.values() {
-            let Flight::Move(of, _, number) = flight else { continue };
-            if let Some(buffer) = self.moves.buffers.get_mut(number).filter(|_| *of == node) {
+            let Flight::Move(asking) = flight else { continue };
+            if let Some(buffer) = self.moves.buffers.get_mut(&asking.buffer).filter(|_| asking.node == node) {
                 (buffer.left, buffer.in_doubt) = (true, true);
             }
         }
@@ -175,7 +226,8 @@ impl NetworkThread {
             return true;
         };
         let remote = buffer.registered.remote;
-        let memory = Place::Remote(Memory { address: remote.address + u64::from(wish.at), key: remote.key });
+        let to = Memory { address: remote.address + u64::from(wish.at), key: remote.key };
+        let memory = Place::Remote(to);
         let (offset, bytes) = (wish.offset, u64::from(wish.bytes));
         let message_to = match wish.kind {
             MoveKind::Read => Wire::ReadStripe { id, offset, bytes, to: memory },
@@ -183,10 +235,21 @@ impl NetworkThread {
             MoveKind::Append => Wire::WriteStripe { id, offset, append: true, bytes, from: memory },
         };
         let deadline = self.calls.now() + NODE_TIMEOUT;
+        let mut mark = None;
+        if wish.kind == MoveKind::Read && bytes > 0 {
+            let at = end as usize - 1;
+            self.moves.marked += 1;
+            let byte = Mark::byte(self.moves.marked);
+            // Before anybody is asked.
+            if buffer.memory.write_at(at, &[byte]).is_ok() {
+                mark = Some(Mark { byte, at, id, offset, bytes, to, deadline });
+            }
+        }
         match self.calls.call(node, stamp, &message_to, deadline) {
             Ok(call) => {
                 buffer.flights += 1;
-                self.flights.insert(call, Flight::Move(node, stamp, wish.buffer));
+                let asking = Asking { node, stamp, buffer: wish.buffer, mark };
+                self.flights.insert(call, Flight::Move(asking));
             }
             Err(Code::Busy) => {
                 self.backlog.push_back(Order::Forward { node, stamp, message });
@@ -203,7 +266,20 @@ impl NetworkThread {
     /// A move has its answer, or none. [`Code::Interrupted`]: the file's node has not done it, as the network failed, but may write
     /// the piece yet; by [`Code::Fault`] the client does it again, with another buffer. By EIO it knows the same of its piece, unless
     /// the request was never `sent`.
-    pub(super) fn move_ended(&mut self, stamp: Stamp, number: u64, reply: Result<Vec<u8>, Code>, sent: bool) {
+    pub(super) fn move_ended(&mut self, mut asking: Asking, reply: Result<Vec<u8>, Code>, sent: bool) {
+        let (stamp, number) = (asking.stamp, asking.buffer);
+        let mut reply = reply;
+        if let (Some(mark), Ok(told)) = (asking.mark.take(), &reply) {
+            if self.moves.buffers.get(&number).is_some_and(|buffer| mark.is_there(told, &buffer.memory)) {
+                match self.calls.call(asking.node, stamp, &mark.asks(), mark.deadline) {
+                    Ok(call) => {
+                        self.flights.insert(call, Flight::Move(asking));
+                        return;
+                    }
+                    Err(code) => reply = Err(code),
+                }
+            }
+        }
         let undone = reply.as_deref().is_ok_and(|reply| Reply::decode(reply) == Err(Code::Interrupted));
         let in_doubt = reply.is_err() && sent || undone;
         let reply = if undone { Err(Code::Fault) } else { reply.map_err(|_| Code::Io) };
@@ -266,7 +342,7 @@ impl NetworkThread {
             match (kind, filled) {
                 (_, Some(result)) => self.crew_moved(moving, result),
                 (MoveKind::Read, None) => self.have_served(moving),
-                (MoveKind::Write | MoveKind::Append, None) => self.start_transfer(moving),
+                (MoveKind::Write | MoveKind::Append, None) => self.start_transfer(moving, true),
             }
         }
     }
@@ -279,7 +355,8 @@ impl NetworkThread {
         }
     }
 
-    fn start_transfer(&mut self, moving: Moving) {
+    /// `whole` says that it is all that was asked for.
+    fn start_transfer(&mut self, moving: Moving, whole: bool) {
         let reads = moving.kind == MoveKind::Read;
         self.moves.token += 1;
         let token = self.moves.token;
@@ -295,6 +372,11 @@ impl NetworkThread {
         }
         match self.calls.transfer_for(&moving.ticket, &transfer, token, moving.until) {
             Ok(()) => {
+                if reads && whole && self.calls.endpoint().limits().in_order {
+                    let mut bytes = [0; SHORT_REPLY_BYTES];
+                    let reply = Reply::encode(&Ok(Reply::Count(moving.bytes as u64)), &mut bytes);
+                    self.answer_ahead(&moving.ticket, &bytes[..reply.unwrap_or(0)]);
+                }
                 self.moves.under_way.insert(token, moving);
             }
             // The memory of this node was given up meanwhile, the provider has too much to do, or who asked is gone, and the place that
@@ -321,8 +403,9 @@ impl NetworkThread {
             // There is nothing to be brought to the other node.
             Ok(n) if moving.kind != MoveKind::Read || n == 0 => self.end_move(moving, Ok(n as u64)),
             Ok(n) => {
+                let whole = n == moving.bytes;
                 moving.bytes = n;
-                self.start_transfer(moving);
+                self.start_transfer(moving, whole);
             }
             Err(code) => self.end_move(moving, Err(code)),
         }

@@ -28,7 +28,11 @@ pub(super) struct Served {
 #[derive(Debug)]
 enum State {
     /// It is under way; the answer goes to who asked last, whose daemon may have started anew.
-    Running(Ticket),
+    Running {
+        asker: Ticket,
+        /// It was sent ahead, behind the data that it tells of, and nobody has asked since.
+        told: bool,
+    },
     /// The answer.
     Done(Vec<u8>),
 }
@@ -38,21 +42,42 @@ impl NetworkThread {
     pub(super) fn answer(&mut self, ticket: &Ticket, reply: &[u8]) {
         let (stamp, mut ticket) = (ticket.stamp, *ticket);
         if let Some(served) = self.served.get_mut(&(stamp.session, stamp.slot)) {
-            if let (State::Running(latest), true) = (&served.state, served.sequence == stamp.sequence) {
-                ticket = *latest;
+            if let (State::Running { asker, told }, true) = (&served.state, served.sequence == stamp.sequence)
+            {
+                let is_told = *told && Reply::decode(reply).is_ok();
+                ticket = *asker;
                 served.state = State::Done(reply.to_vec());
+                if is_told {
+                    return;
+                }
             }
         }
+        self.send_answer(&ticket, reply);
+    }
+
+    /// Answers a node ahead: what it asked for is on its way, and arrives before this, or its daemon finds that it has not. Only what was done
+    /// in the end is kept for a retry.
+    pub(super) fn answer_ahead(&mut self, ticket: &Ticket, reply: &[u8]) {
+        let key = (ticket.stamp.session, ticket.stamp.slot);
+        let running = self.served.get_mut(&key).filter(|s| s.sequence == ticket.stamp.sequence);
+        if let Some(State::Running { asker, told }) = running.map(|served| &mut served.state) {
+            *told = true;
+            let asker = *asker;
+            self.send_answer(&asker, reply);
+        }
+    }
+
+    fn send_answer(&mut self, ticket: &Ticket, reply: &[u8]) {
         let result = Reply::decode(reply);
-        if let Err(code) = self.calls.answer(&ticket, &Wire::Answer(result)) {
+        if let Err(code) = self.calls.answer(ticket, &Wire::Answer(result)) {
             tracing::error!("cannot answer node {}: {code}", ticket.node);
-            self.refuse(&ticket, code, "the reply cannot be sent");
+            self.refuse(ticket, code, "the reply cannot be sent");
         }
     }
 
     pub(super) fn refuse(&mut self, ticket: &Ticket, code: Code, why: &str) {
         let (stamp, key) = (ticket.stamp, (ticket.stamp.session, ticket.stamp.slot));
-        let fails = |s: &Served| s.sequence == stamp.sequence && matches!(s.state, State::Running(_));
+        let fails = |s: &Served| s.sequence == stamp.sequence && matches!(s.state, State::Running { .. });
         if self.served.get(&key).is_some_and(fails) {
             self.served.remove(&key);
         }
@@ -152,14 +177,17 @@ impl NetworkThread {
                 self.refuse(ticket, Code::Stale, "a later request of its slot was served");
             }
             Some(Served { sequence, state }) if *sequence == stamp.sequence => match state {
-                State::Running(latest) => *latest = *ticket,
+                State::Running { asker, told } => (*asker, *told) = (*ticket, false),
                 State::Done(reply) => {
                     let reply = reply.clone();
                     self.answer(ticket, &reply);
                 }
             },
             _ => {
-                let served = Served { sequence: stamp.sequence, state: State::Running(*ticket) };
+                let served = Served {
+                    sequence: stamp.sequence,
+                    state: State::Running { asker: *ticket, told: false },
+                };
                 self.served.insert((stamp.session, stamp.slot), served);
                 return false;
             }

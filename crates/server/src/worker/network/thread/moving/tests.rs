@@ -1,0 +1,120 @@
+//! Reads between two nodes' threads over a network that loses: what is answered is there.
+
+use std::sync::mpsc::{channel, Receiver};
+
+use super::*;
+use crate::worker::network::KeptOpen;
+use crate::worker::session::session_on;
+use crate::worker::shard_thread::Message;
+use forebay_fabric::simulated::{Faults, Network};
+use forebay_fabric::{Calls, CallsSettings, Identity};
+use forebay_types::limits::BUFFER_BYTES;
+use forebay_types::{BackingOp, Caller, Ino, Request};
+use forebay_wire::Secret;
+
+const CLIENTS: NodeId = NodeId(1);
+const FILES: NodeId = NodeId(2);
+const BYTES: usize = 100_000;
+/// What the file holds, and its end, where it is shorter than what is asked for.
+const FILLED: u8 = 7;
+
+fn thread(network: &Network, node: NodeId, seed: u64) -> (NetworkThread, Receiver<Message>, Receiver<Job>) {
+    let secret = Secret::new(&(0..32).collect::<Vec<u8>>()).unwrap();
+    let identity = Identity { pool: secret.pool(), node, capacity_bytes: 0 };
+    let settings = CallsSettings { seed: Some(seed), ..CallsSettings::default() };
+    let mut calls = Calls::new(Box::new(network.endpoint(node.0.into())), identity, secret, settings);
+    let other = if node == CLIENTS { FILES } else { CLIENTS };
+    calls.add_node(other, format!("simulated:{other}").as_bytes()).unwrap();
+    let ((_, orders), (to_shard, told), (jobs, asked)) = (channel(), channel(), channel());
+    let kept = std::sync::Arc::new(KeptOpen::default());
+    (NetworkThread::new(calls, node, Vec::new(), orders, to_shard, (jobs, kept)), told, asked)
+}
+
+/// What became of a read.
+#[derive(Debug, Default)]
+struct Seen {
+    /// The answer was there, and the mark too.
+    asked_again: bool,
+    reply: Option<Vec<u8>>,
+    memory: Vec<u8>,
+}
+
+/// Reads [`BYTES`] of a file that has so many.
+fn read(seed: u64, faults: Faults, file_bytes: usize) -> Seen {
+    let network = Network::new(seed, Faults::NONE);
+    let (mut client, told, _no_jobs) = thread(&network, CLIENTS, seed);
+    let (mut files, _told, jobs) = thread(&network, FILES, seed + 1);
+    let stamp = Stamp { session: session_on(CLIENTS, 9), slot: 0, sequence: 1 };
+    client.add_buffer(stamp.session, 5, Region::new(BUFFER_BYTES).unwrap());
+    let id = BackingId { target: u32::from(FILES.0) << 16, ino: Ino(5), number: 0, stripe: 0 };
+    let wish = Move { kind: MoveKind::Read, offset: 0, bytes: BYTES as u32, buffer: 5, at: 4096 };
+    let mut message = vec![0; 256];
+    let nobody = Caller { uid: 0, gid: 0 };
+    let n = Request::Backing(id, BackingOp::Move(wish)).encode(nobody, &mut message).unwrap();
+    assert!(client.forward_move((FILES, stamp), id, wish, message[..n].to_vec()));
+    let (mut seen, end) = (Seen::default(), network.now() + 2 * NODE_TIMEOUT);
+    while seen.reply.is_none() && network.now() < end {
+        network.turn();
+        client.round();
+        files.round();
+        while let Ok(Job::Move(mut moving)) = jobs.try_recv() {
+            network.set_faults(faults);
+            moving.room.bytes(file_bytes).fill(FILLED);
+            files.crew_moved(*moving, Ok(file_bytes));
+        }
+        // What is lost once is enough.
+        if client.flights.values().any(|f| matches!(f, Flight::Move(asking) if asking.mark.is_none())) {
+            seen.asked_again = true;
+            network.set_faults(Faults::NONE);
+        }
+        seen.reply = told.try_iter().find_map(|message| match message {
+            Message::Answered { stamp: of, reply } if of == stamp => Some(reply),
+            _ => None,
+        });
+        if seen.reply.is_some() {
+            // Right now: nothing that comes later is waited for.
+            seen.memory = vec![0; BYTES];
+            let memory = client.moves.buffers.get(&5).map(|buffer| Arc::clone(&buffer.memory));
+            let rested = || client.moves.resting.first().map(|(_, _, memory)| Arc::clone(memory));
+            memory.or_else(rested).unwrap().read_at(4096, &mut seen.memory).unwrap();
+        }
+    }
+    seen
+}
+
+#[test]
+fn read_of_what_is_there_is_answered_without_asking_again() {
+    for bytes in [BYTES, BYTES - 1, 1] {
+        let seen = read(1, Faults::NONE, bytes);
+        assert_eq!(Reply::decode(&seen.reply.unwrap()), Ok(Reply::Count(bytes as u64)));
+        assert!(seen.memory[..bytes].iter().all(|b| *b == FILLED));
+        assert!(!seen.asked_again, "{bytes}");
+    }
+}
+
+#[test]
+fn answer_that_comes_without_its_data_is_none() {
+    let faults = Faults { drop_permille: 400, reorder: true, ..Faults::NONE };
+    let (mut done, mut undone, mut again) = (0, 0, 0);
+    for seed in 0..300 {
+        let seen = read(seed, faults, BYTES);
+        again += u32::from(seen.asked_again);
+        let reply = seen.reply.unwrap_or_else(|| panic!("seed {seed}: no answer"));
+        match Reply::decode(&reply) {
+            Ok(Reply::Count(n)) => {
+                done += 1;
+                assert_eq!(n, BYTES as u64, "seed {seed}");
+                assert!(seen.memory.iter().all(|b| *b == FILLED), "seed {seed}: other bytes than the file's");
+            }
+            // With another buffer, or given up: the program is told.
+            Err(Code::Fault | Code::Io) => undone += 1,
+            other => panic!("seed {seed}: {other:?}"),
+        }
+    }
+    assert!(done > 100 && undone > 10 && again > 10, "{done} done, {undone} not, {again} asked again");
+}
+
+#[test]
+fn marks_of_neighbours_differ_and_none_is_zero() {
+    assert!((0..2000).all(|n| Mark::byte(n) != 0 && Mark::byte(n) != Mark::byte(n + 1)));
+}
