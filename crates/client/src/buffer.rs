@@ -21,6 +21,11 @@ const PAUSE_NS: u64 = 5_000_000_000;
 /// So long no other is asked for when the daemon gave none: it may be starting, or out of descriptors.
 const PAUSE_UNMADE_NS: u64 = 1_000_000_000;
 
+/// Pieces that a call takes whoever else wants some.
+const OWN: usize = 2;
+/// Pieces that are in use at most when a call takes more than those: threads that do the same find some.
+const SPARE_ABOVE: u32 = (PIECES * 3 / 4) as u32;
+
 const _: () = assert!(PIECES > 0 && PIECES <= 64);
 
 /// One buffer.
@@ -134,6 +139,22 @@ impl Buffers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// A piece for a call that `has` some: of its first few it gets what there is, of more what others are not likely to need.
+    pub(crate) fn another(
+        &self,
+        has: usize,
+        node: NodeId,
+        make: impl FnOnce() -> Result<Buffer, Code>,
+    ) -> Option<Piece> {
+        let is_spare = || {
+            self.held()
+                .buffer
+                .as_ref()
+                .is_none_or(|buffer| buffer.used.load(Ordering::Relaxed).count_ones() < SPARE_ABOVE)
+        };
+        (has < OWN || is_spare()).then(|| self.piece(node, make)).flatten()
+    }
+
     /// A piece for data of a node; the buffer is got by `make` if there is none. None: all pieces are in use, or there is no buffer for
     /// now.
     pub(crate) fn piece(&self, node: NodeId, make: impl FnOnce() -> Result<Buffer, Code>) -> Option<Piece> {
@@ -236,6 +257,22 @@ mod tests {
             buffers.piece(NodeId(1), || made(8)).unwrap().at() % MOVE_BYTES_MAX,
             third % MOVE_BYTES_MAX
         );
+    }
+
+    #[test]
+    fn call_that_has_pieces_leaves_some_to_others() {
+        let (buffers, node) = (Buffers::default(), NodeId(1));
+        let mut has: Vec<Piece> = Vec::new();
+        while let Some(piece) = buffers.another(has.len(), node, || made(7)) {
+            has.push(piece);
+        }
+        assert_eq!(has.len(), SPARE_ABOVE as usize);
+        let first = buffers.another(0, node, || made(7));
+        let second = buffers.another(1, node, || made(7));
+        assert!(first.is_some() && second.is_some());
+        assert!(buffers.another(2, node, || made(7)).is_none());
+        has.truncate(4);
+        assert!(buffers.another(2, node, || made(7)).is_some());
     }
 
     #[test]

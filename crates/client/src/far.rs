@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use forebay_ring::{Claim, Ring};
 use forebay_types::limits::{
     APPEND_MS, BACKING_AHEAD, BACKING_BYTES_MAX, BUFFER_BYTES, MESSAGE_BYTES_MAX, MOVE_ABOVE_BYTES,
-    MOVE_BYTES_HALF, MOVE_BYTES_MAX,
+    MOVE_BYTES_MAX, MOVE_BYTES_MIN,
 };
 use forebay_types::{BackingId, BackingOp, Code, Move, MoveKind, Reply, Request};
 
@@ -67,7 +67,7 @@ impl Moved {
 
 /// Cuts a range of a backing file and of memory into parts that one request can move.
 pub(crate) fn parts(id: BackingId, offset: u64, at: usize, len: usize) -> impl Iterator<Item = Part> {
-    let size = (len / 2).next_multiple_of(PAGE_BYTES).clamp(MOVE_BYTES_HALF, MOVE_BYTES_MAX);
+    let size = (len / BACKING_AHEAD).next_multiple_of(PAGE_BYTES).clamp(MOVE_BYTES_MIN, MOVE_BYTES_MAX);
     (0..len).step_by(size).map(move |from| Part {
         id,
         offset: offset + from as u64,
@@ -133,8 +133,9 @@ impl Pool {
                 };
                 let mut piece = None;
                 if part.len > MOVE_ABOVE_BYTES {
-                    piece = attached.buffers.piece(part.id.node(), || self.new_buffer(attached));
-                    if piece.is_none() && under_way.iter().any(|u| u.piece.is_some()) {
+                    let has = under_way.iter().filter(|u| u.piece.is_some()).count();
+                    piece = attached.buffers.another(has, part.id.node(), || self.new_buffer(attached));
+                    if piece.is_none() && has > 0 {
                         // One of this call's will be free.
                         again.push(part);
                         break;
@@ -353,7 +354,15 @@ mod tests {
     #[test]
     fn parts_cover_a_range_once_and_in_order() {
         let id = BackingId { target: 1 << 16, ino: Ino(5), number: 0, stripe: 0 };
-        for len in [0, 1, MOVE_BYTES_HALF, MOVE_BYTES_MAX - 1, MOVE_BYTES_MAX, 3 * MOVE_BYTES_MAX + 7] {
+        for len in [
+            0,
+            1,
+            MOVE_BYTES_MIN,
+            MOVE_BYTES_MIN + 1,
+            MOVE_BYTES_MAX - 1,
+            MOVE_BYTES_MAX,
+            3 * MOVE_BYTES_MAX + 7,
+        ] {
             let mut next = 0;
             for part in parts(id, 100, 40, len) {
                 assert_eq!((part.offset, part.at), (100 + next as u64, 40 + next));
@@ -362,6 +371,10 @@ mod tests {
             }
             assert_eq!(next, len);
         }
+        let count = |len| parts(id, 0, 0, len).count();
+        assert_eq!(count(MOVE_BYTES_MIN), 1);
+        assert_eq!(count(MOVE_BYTES_MAX), BACKING_AHEAD);
+        assert_eq!(count(BACKING_AHEAD * MOVE_BYTES_MAX), BACKING_AHEAD);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, TryLockError};
 
 use forebay_ring::call_clock;
-use forebay_types::limits::{READ_AHEAD_BYTES_MAX, READ_AHEAD_BYTES_MIN, READ_AHEAD_MS};
+use forebay_types::limits::{READ_AHEAD_BYTES_MAX, READ_AHEAD_BYTES_MIN, READ_AHEAD_MS, READ_AHEAD_OF_MAX};
 use forebay_types::Code;
 
 /// A window may be so old.
@@ -85,7 +85,7 @@ impl ReadAhead {
         offset: u64,
         read: impl FnOnce(&mut [u8], u64) -> Result<usize, Code>,
     ) -> Result<Option<usize>, Code> {
-        if !self.is_asked() || buffer.is_empty() || buffer.len() >= READ_AHEAD_BYTES_MAX {
+        if !self.is_asked() || buffer.is_empty() || buffer.len() >= READ_AHEAD_OF_MAX {
             return Ok(None);
         }
         let mut window = match self.window.try_lock() {
@@ -161,7 +161,7 @@ mod tests {
         assert!(fetched.contains(&READ_AHEAD_BYTES_MAX));
         assert_eq!(read(&ahead, file, 40 << 20, step).0, None, "elsewhere");
         assert_eq!(read(&ahead, file, 0, step).0, None);
-        assert_eq!(read(&ahead, file, step as u64, READ_AHEAD_BYTES_MAX).0, None, "longer than a window");
+        assert_eq!(read(&ahead, file, step as u64, READ_AHEAD_OF_MAX).0, None, "longer than pays");
     }
 
     #[test]

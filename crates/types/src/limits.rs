@@ -43,11 +43,11 @@ pub const RING_SLOTS: usize = 64;
 pub const MESSAGE_BYTES_MAX: usize = 68 * 1024;
 /// Bytes of a backing file that one request reads or writes: with its fields it fits a message.
 pub const BACKING_BYTES_MAX: usize = 64 * 1024;
-/// Bytes of data that the network moves by itself for one request: large enough that asking costs little beside moving; on two
-/// processors, pieces of 256 KiB reach two thirds of what these do.
+/// Bytes of data that the network moves by itself for one request, at most: large enough that asking costs little beside moving.
 pub const MOVE_BYTES_MAX: usize = 1024 * 1024;
-/// A call that is no longer than two such pieces is cut in halves, but not below this, so that one is copied while the other is moved.
-pub const MOVE_BYTES_HALF: usize = 512 * 1024;
+/// A call that is shorter than [`BACKING_AHEAD`] such pieces is cut into as many smaller ones, but not below this, so that some are copied
+/// while others are moved.
+pub const MOVE_BYTES_MIN: usize = 128 * 1024;
 /// Data that are longer are moved so, others go within a request: longer messages take the transport as many steps.
 pub const MOVE_ABOVE_BYTES: usize = 32 * 1024;
 /// Bytes of a process's buffer for them: the pieces that one call has under way ([`BACKING_AHEAD`]), for several threads.
@@ -64,6 +64,8 @@ pub const BUFFERS_RESTING_MAX: usize = 64;
 pub const READ_AHEAD_BYTES_MIN: usize = 256 * 1024;
 /// See [`READ_AHEAD_BYTES_MIN`].
 pub const READ_AHEAD_BYTES_MAX: usize = 2 * 1024 * 1024;
+/// A read of so much is quicker without: its own parts keep the network busy.
+pub const READ_AHEAD_OF_MAX: usize = READ_AHEAD_BYTES_MAX / 2;
 /// What was read ahead is used for so long: what that reader sees is no older.
 pub const READ_AHEAD_MS: u64 = 1_000;
 /// Bytes of the memory through which a node's backing files pass to and from other nodes' buffers.

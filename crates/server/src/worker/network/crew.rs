@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use forebay_data::{Access, Media, NodeTargets, Target};
 use forebay_fabric::Ticket;
-use forebay_types::limits::MESSAGE_BYTES_MAX;
+use forebay_types::limits::{MESSAGE_BYTES_MAX, MOVE_BYTES_MIN};
 use forebay_types::{
     node_of, BackingAttr, BackingId, BackingOp, Code, Error, MoveKind, Reply, Request, Result, Timestamp,
 };
@@ -154,9 +154,14 @@ impl Hand {
         }
     }
 
-    /// The same of a piece that is to be filled.
-    pub(super) fn fill_at_once(&self, moving: &mut Moving) -> Option<std::result::Result<usize, Code>> {
-        let is_short = moving.kind == MoveKind::Read && moving.bytes <= AT_ONCE_BYTES;
+    /// The same of a piece that is to be filled. `idle` says that the network has little else to do: then also of a part of a longer call.
+    pub(super) fn fill_at_once(
+        &self,
+        moving: &mut Moving,
+        idle: bool,
+    ) -> Option<std::result::Result<usize, Code>> {
+        let most = if idle { MOVE_BYTES_MIN } else { AT_ONCE_BYTES };
+        let is_short = moving.kind == MoveKind::Read && moving.bytes <= most;
         is_short.then(|| self.files.move_piece(moving))
     }
 }

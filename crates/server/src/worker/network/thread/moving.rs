@@ -22,7 +22,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_fabric::{Access, Direction, Failed, Region, Registered, Ticket, Transfer};
-use forebay_types::limits::{BUFFERS_MAX, BUFFERS_RESTING_MAX, BUFFER_REST_MS, MOVE_BYTES_MAX};
+use forebay_types::limits::{
+    BACKING_AHEAD, BUFFERS_MAX, BUFFERS_RESTING_MAX, BUFFER_REST_MS, MOVE_BYTES_MAX,
+};
 use forebay_types::{BackingId, Code, Move, MoveKind, NodeId, Reply};
 use forebay_wire::{Memory, Message as Wire, Place, Stamp};
 
@@ -338,7 +340,9 @@ impl NetworkThread {
             };
             let Asked { ticket, id, kind, offset, bytes, memory, until } = asked;
             let mut moving = Moving { ticket, id, kind, offset, bytes: bytes as usize, memory, room, until };
-            let filled = self.hand.as_ref().and_then(|hand| hand.fill_at_once(&mut moving));
+            // One call's parts, not many calls'.
+            let idle = self.moves.under_way.len() < BACKING_AHEAD;
+            let filled = self.hand.as_ref().and_then(|hand| hand.fill_at_once(&mut moving, idle));
             match (kind, filled) {
                 (_, Some(result)) => self.crew_moved(moving, result),
                 (MoveKind::Read, None) => self.have_served(moving),
