@@ -12,7 +12,7 @@ use forebay_data::{Media, Target};
 use forebay_fabric::simulated::{Faults, Network};
 use forebay_fabric::{CallId, Calls, CallsSettings, Happening, Identity, Ticket};
 use forebay_ring::{memfd_sealed, Claim, Doorbell, Mapping, Ring, Seal};
-use forebay_server::stepped::{session_of, Node, Setup};
+use forebay_server::stepped::{session_of, Node, Setup, APPENDS_BYTES};
 use forebay_server::FLIGHT_RECORDER_BYTES;
 use forebay_types::limits::{BUFFERS_RESTING_MAX, BUFFER_BYTES, BUFFER_REST_MS, LEASE_MS};
 use forebay_types::{
@@ -83,6 +83,7 @@ struct Held {
     target: OwnedFd,
     recorder: OwnedFd,
     doorbell: OwnedFd,
+    appends: OwnedFd,
     rings: Vec<(u64, OwnedFd)>,
 }
 
@@ -121,13 +122,14 @@ impl Scene {
         Target::format(&target).unwrap();
         let (recorder, _) = memfd_sealed(c"recorder", FLIGHT_RECORDER_BYTES as usize, Seal::Size).unwrap();
         let (doorbell, _) = Doorbell::create().unwrap();
+        let (appends, _) = memfd_sealed(c"appends", APPENDS_BYTES, Seal::Size).unwrap();
         let network = Network::new(1, Faults::NONE);
         let peers = [2, 3].map(|number| (number, Peer::start(&network, number, number.into())));
         let mut scene = Scene {
             network,
             node: None,
             peers: peers.into(),
-            held: Held { target, recorder, doorbell, rings: Vec::new() },
+            held: Held { target, recorder, doorbell, appends, rings: Vec::new() },
             kernel: None,
             starts: 0,
             begun_ns: NOW_NS.load(Ordering::Relaxed),
@@ -151,7 +153,7 @@ impl Scene {
             shard_bytes: 16 << 20,
             flight_recorder: self.held.recorder.as_fd(),
             doorbell: self.held.doorbell.as_fd(),
-            appends: None,
+            appends: Some(self.held.appends.as_fd()),
             rings: self.held.rings.iter().map(|(id, ring)| (*id, ring.try_clone().unwrap())).collect(),
             epoch: self.starts,
             clock: timestamp,
@@ -525,6 +527,22 @@ fn backing_file_of_another_nodes_file_that_is_gone_is_removed_whichever_worker_i
         let report = s.node.as_mut().unwrap().check().unwrap();
         assert!(report["clean"] == true && report["orphans"] == 0, "{name}: {report}");
     }
+}
+
+#[test]
+fn backing_file_that_was_removed_is_not_made_by_a_request_that_comes_late_to_the_next_worker() {
+    let mut s = Scene::new("late-make");
+    let id = BackingId { target: 1 << 16, ino: Ino::new(NodeId(2), 99), number: 1, stripe: 3 };
+    let make = Request::Backing(id, BackingOp::Make);
+    s.ask_and_wait(3, 5, 1, &make);
+    assert_eq!(backing_files(&s), [id.ino]);
+    s.ask_and_wait(2, DAEMON | 1, 1, &Request::RemoveBackings { ids: &BackingId::list(&[id]) });
+    for sequence in [1, 2] {
+        s.crash();
+        let call = s.ask(3, 5, sequence, &make);
+        assert_eq!(s.answer(3, call), Err(Code::NotFound));
+    }
+    assert_eq!(backing_files(&s), []);
 }
 
 #[test]

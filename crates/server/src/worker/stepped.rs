@@ -86,8 +86,8 @@ pub struct Setup<'a> {
     pub flight_recorder: BorrowedFd<'a>,
     /// The doorbell that outlives the node.
     pub doorbell: BorrowedFd<'a>,
-    /// Memory of [`APPENDS_BYTES`] that outlives the node: which appends of other nodes' processes are done. Without it nothing of
-    /// them does.
+    /// Memory of [`APPENDS_BYTES`] that outlives the node: which appends of other nodes' processes are done, and what of theirs was
+    /// removed. Without it nothing of that does.
     pub appends: Option<BorrowedFd<'a>>,
     /// Sessions of the last worker whose processes live, with their rings.
     pub rings: Vec<(u64, OwnedFd)>,

@@ -4,8 +4,11 @@
 //! A log of the last [`APPENDS_KEPT`]. What is under way is among them, as each of a process's slots has one at a time. An entry is
 //! written before its append, and marked behind it; who is killed between the two leaves it to the file's size whether
 //! anything was written, and where that does not tell, the process is told EIO.
+//!
+//! Behind it, in the same memory, are the inodes of other nodes whose backing files were removed last: a request to make one of them
+//! that comes late, or again, makes nothing, whichever worker it meets.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{compiler_fence, AtomicU64, Ordering};
 
@@ -21,8 +24,12 @@ const TAG: &str = "appends";
 /// Words of an entry: its number, the state, session, slot, sequence, target, inode, number and stripe, and where.
 const WORDS: usize = 8;
 const ENTRY_BYTES: usize = 8 * WORDS;
-/// Bytes of the log.
-pub(in crate::worker) const APPENDS_BYTES: usize = APPENDS_KEPT * ENTRY_BYTES;
+/// Inodes whose backing files were removed last.
+pub(super) const REMOVED_KEPT: usize = 4096;
+/// Where they begin: how many there were, and the last of them.
+const REMOVED_AT: usize = APPENDS_KEPT * ENTRY_BYTES;
+/// Bytes of all that.
+pub(in crate::worker) const APPENDS_BYTES: usize = REMOVED_AT + 8 * (1 + REMOVED_KEPT);
 
 const BEGUN: u64 = 1;
 const DONE: u64 = 2;
@@ -55,6 +62,11 @@ pub(in crate::worker) struct Appended {
 
 fn packed(id: &BackingId) -> u64 {
     u64::from(id.target) << 32 | u64::from(id.number) << 16 | u64::from(id.stripe)
+}
+
+/// Where the `i`-th inode is whose backing files were removed.
+fn removed_at(i: u64) -> usize {
+    REMOVED_AT + 8 * (1 + i as usize % REMOVED_KEPT)
 }
 
 impl Appended {
@@ -110,6 +122,22 @@ impl Appended {
             }
         }
         Ok(Appended { log: Some(log), next: AtomicU64::new(next), before })
+    }
+
+    /// The backing files of an inode are about to be removed.
+    pub(super) fn note_removed(&self, ino: Ino) {
+        let Some(log) = &self.log else { return };
+        let count = log.word64(REMOVED_AT).load(Ordering::Relaxed);
+        log.word64(removed_at(count)).store(ino.0, Ordering::Relaxed);
+        log.word64(REMOVED_AT).store(count.wrapping_add(1), Ordering::Release);
+    }
+
+    /// Those that were removed last, by this worker or an earlier one.
+    pub(super) fn removed(&self) -> VecDeque<Ino> {
+        let Some(log) = &self.log else { return VecDeque::new() };
+        let count = log.word64(REMOVED_AT).load(Ordering::Acquire);
+        let last = count.saturating_sub(REMOVED_KEPT as u64)..count;
+        last.map(|i| Ino(log.word64(removed_at(i)).load(Ordering::Relaxed))).collect()
     }
 
     /// What an earlier worker did of an append that is asked again; none of one that it never began.
@@ -210,6 +238,20 @@ mod tests {
         let third = Appended::open(fd.as_fd()).unwrap();
         assert_eq!(third.before(&stamp(2, 8), &id), Some(Before::Done(110)));
         assert_eq!(third.before(&stamp(2, 7), &id), Some(Before::Done(120)));
+    }
+
+    #[test]
+    fn next_worker_knows_what_was_removed_last() {
+        let (fd, _log) = memfd_sealed(c"appends", APPENDS_BYTES, Seal::Size).unwrap();
+        let worker = || Appended::open(fd.as_fd()).unwrap();
+        assert!(worker().removed().is_empty());
+        worker().note_removed(Ino(7));
+        worker().note_removed(Ino(8));
+        assert_eq!(worker().removed(), [Ino(7), Ino(8)]);
+        let last = worker();
+        (0..REMOVED_KEPT as u64).for_each(|i| last.note_removed(Ino(100 + i)));
+        let known = worker().removed();
+        assert_eq!((known.len(), known[0]), (REMOVED_KEPT, Ino(100)));
     }
 
     #[test]

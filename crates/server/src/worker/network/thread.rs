@@ -128,6 +128,7 @@ impl NetworkThread {
         (jobs, kept): (Sender<Job>, Arc<KeptOpen>),
     ) -> NetworkThread {
         let givers = members.iter().map(|member| Giver { node: member.node, targets: 1 }).collect();
+        let removed = kept.appended.removed();
         NetworkThread {
             calls,
             me,
@@ -146,7 +147,7 @@ impl NetworkThread {
             renewals: Renewals::default(),
             served: HashMap::new(),
             moves: Moves::default(),
-            removed: VecDeque::new(),
+            removed,
             surveyors: Vec::new(),
             met: MetNodes::default(),
             introduction: None,

@@ -11,12 +11,10 @@ use forebay_wire::{Message as Wire, Place};
 use super::asking::{Flight, NODE_TIMEOUT};
 use super::moving::Asked;
 use super::{NetworkThread, SHORT_REPLY_BYTES};
+use crate::worker::network::appended::REMOVED_KEPT;
 use crate::worker::network::crew::{Asker, Job};
 use crate::worker::session::node_of_session;
 use crate::worker::shard_thread::Message;
-
-/// Backing files that were removed last: nobody makes them again.
-const REMOVED_KEPT: usize = 4096;
 
 /// A change to a backing file, so that a retry is answered and not repeated, and one that comes late is not done over a newer one.
 #[derive(Debug)]
@@ -113,7 +111,10 @@ impl NetworkThread {
                 self.tell(Message::AreThere { ticket, sessions });
             }
             Request::RemoveBackings { ids } => {
-                self.removed.extend(BackingId::listed(ids).map(|id| id.ino));
+                for id in BackingId::listed(ids) {
+                    self.kept.appended.note_removed(id.ino);
+                    self.removed.push_back(id.ino);
+                }
                 while self.removed.len() > REMOVED_KEPT {
                     self.removed.pop_front();
                 }
