@@ -69,9 +69,16 @@ void handler_remember(MPI_Errhandler handle, void (*function)(void), bool fortra
     pthread_mutex_unlock(&lock);
 }
 
-static bool is_predefined(MPI_Errhandler handle) {
-    return handle == MPI_ERRORS_RETURN || handle == MPI_ERRORS_ARE_FATAL;
+/* Handlers that end the program. MPICH 4.0.2 takes MPI_ERRORS_ABORT for no file of its own. */
+static bool is_fatal(MPI_Errhandler handle) {
+#if defined(MPI_ERRORS_ABORT) && !defined(OPEN_MPI)
+    if (handle == MPI_ERRORS_ABORT)
+        return true;
+#endif
+    return handle == MPI_ERRORS_ARE_FATAL;
 }
+
+static bool is_predefined(MPI_Errhandler handle) { return handle == MPI_ERRORS_RETURN || is_fatal(handle); }
 
 static struct handler look_up(MPI_Errhandler handle) {
     struct handler found = {handle, NULL, false};
@@ -127,7 +134,7 @@ int fail(struct file *file, int code) {
     else
         handler_default(&handler);
     MPI_File handle = file != NULL ? file->handle : MPI_FILE_NULL;
-    if (handler.handle == MPI_ERRORS_ARE_FATAL) {
+    if (is_fatal(handler.handle)) {
         char words[MPI_MAX_ERROR_STRING] = "";
         int bytes = 0;
         mpi.Error_string(code, words, &bytes);

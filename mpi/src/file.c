@@ -117,9 +117,11 @@ void hints_read(struct file *file, MPI_Info info, bool opening) {
         /* How a file lies is settled when it is made. */
         if (!opening && (i == HINT_striping_factor || i == HINT_striping_unit))
             continue;
-        char value[HINT_BYTES] = "";
+        /* MPICH ends a program whose value is longer than the room for it; no hint is as long as a file keeps. */
+        char value[MPI_MAX_INFO_VAL + 1] = "";
         int found = 0;
-        if (mpi.Info_get(info, hint_names[i], HINT_BYTES - 1, value, &found) == MPI_SUCCESS && found)
+        if (mpi.Info_get(info, hint_names[i], MPI_MAX_INFO_VAL, value, &found) == MPI_SUCCESS && found &&
+            strlen(value) < HINT_BYTES)
             memcpy(file->hints[i], value, HINT_BYTES);
     }
 }

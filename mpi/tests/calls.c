@@ -106,6 +106,14 @@ static void attributes(void) {
     OK(MPI_File_get_info(file, &info));
     MPI_Info_get(info, "striping_factor", 63, value, &flag);
     CHECK(flag && atoi(value) >= 1);
+    /* Values as long as they can be, and such as mean nothing. */
+    char longest[MPI_MAX_INFO_VAL];
+    memset(longest, 'x', sizeof longest - 1);
+    longest[sizeof longest - 1] = 0;
+    MPI_Info_set(info, "cb_nodes", longest);
+    MPI_Info_set(info, "romio_cb_read", longest);
+    MPI_Info_set(info, "romio_cb_write", "perhaps");
+    MPI_Info_set(info, "cb_buffer_size", "-7");
     MPI_Info_set(info, "romio_ds_read", "disable");
     OK(MPI_File_set_info(file, info));
     MPI_Info_free(&info);
@@ -601,13 +609,36 @@ static void full(void) {
     barrier();
 }
 
+/* An error that ends the program, by the handler that is so named. */
+static void ended_by(const char *which) {
+    MPI_Errhandler wanted = MPI_ERRORS_ARE_FATAL, got;
+#if defined(MPI_ERRORS_ABORT) && !defined(OPEN_MPI)
+    if (strcmp(which, "abort") == 0)
+        wanted = MPI_ERRORS_ABORT;
+#endif
+    (void)which;
+    MPI_File file = open_new(MPI_COMM_WORLD, MPI_MODE_RDWR | MPI_MODE_CREATE);
+    OK(MPI_File_set_errhandler(file, wanted));
+    OK(MPI_File_get_errhandler(file, &got));
+    CHECK(got == wanted);
+    barrier();
+    printf("all is well\n");
+    fflush(stdout);
+    barrier();
+    MPI_File_seek(file, -1, MPI_SEEK_SET);
+    printf("it went on\n");
+}
+
 int main(int argc, char **argv) {
     begin(&argc, &argv);
     if (argc != 2 && argc != 3)
         return 2;
     snprintf(name, sizeof name, "%s", argv[1]);
     if (argc == 3) {
-        full();
+        if (strcmp(argv[2], "full") == 0)
+            full();
+        else
+            ended_by(argv[2]);
         return end();
     }
 #if MPI_VERSION >= 4

@@ -68,6 +68,23 @@ fn full_pool_is_no_space_and_no_signal() {
     }
 }
 
+#[test]
+fn error_of_a_file_ends_the_program_where_its_handler_says_so() {
+    let _alone = alone();
+    for mpi in MPIS.iter().filter(|mpi| driver(mpi)) {
+        let place = Place::new();
+        let program = compile(&place, mpi, "calls");
+        for which in ["fatal", "abort"] {
+            let ran = launch(&place, mpi, 2, &[program.to_str().unwrap(), "/forebay/file", which], false);
+            let ended = ran.code != Some(0) && !ran.out.contains("it went on");
+            assert!(ended && ran.out.contains("all is well"), "{}, {which}: {ran:?}", mpi.name);
+            assert!(!ran.out.contains("calls.c:"), "{}, {which}: {ran:?}", mpi.name);
+            assert!(ran.err.contains("errors of this file are fatal"), "{}, {which}: {ran:?}", mpi.name);
+        }
+        place.assert_nothing_left();
+    }
+}
+
 /// Of what lies far apart only the pages are taken that it is on: 4 MiB, in a range of 1 GiB.
 #[test]
 fn records_far_apart_fit_a_pool_that_their_range_would_not() {
