@@ -411,6 +411,7 @@ static int nonblocking(MPI_File handle, bool writes, enum pointer pointer, int64
         code = mpi.Grequest_start(query, forget, cancel, bytes, request);
     if (code != MPI_SUCCESS) {
         free(bytes);
+        *request = MPI_REQUEST_NULL; /* for who waits all the same */
         return fail(file, code);
     }
     return mpi.Grequest_complete(*request);

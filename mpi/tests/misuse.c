@@ -95,6 +95,7 @@ static void accesses(const char *cb) {
     FAILS(MPI_ERR_ARG, MPI_File_write_at_all(file, -1, words, 1, MPI_INT, MPI_STATUS_IGNORE));
     FAILS(MPI_ERR_ARG, MPI_File_read_at(file, -1, words, 1, MPI_INT, MPI_STATUS_IGNORE));
     FAILS(MPI_ERR_ARG, MPI_File_iread_at(file, -1, words, 1, MPI_INT, &request));
+    CHECK(request == MPI_REQUEST_NULL);
     FAILS(MPI_ERR_ARG, MPI_File_read_at_all_begin(file, -1, words, 1, MPI_INT));
     FAILS(MPI_ERR_COUNT, MPI_File_read_at_all(file, 0, words, -1, MPI_INT, MPI_STATUS_IGNORE));
     FAILS(MPI_ERR_COUNT, MPI_File_iwrite(file, words, -1, MPI_INT, &request));
