@@ -545,6 +545,30 @@ fn backing_file_that_was_removed_is_not_made_by_a_request_that_comes_late_to_the
     assert_eq!(backing_files(&s), []);
 }
 
+/// Who keeps replies for a process must not forget them before the last of what that has asked has come.
+#[test]
+fn process_that_is_gone_is_there_while_what_it_has_asked_of_another_node_is_under_way() {
+    let mut s = Scene::new("ended");
+    let (ring, session) = s.process(5);
+    let claim = post(&ring, &Request::Unlink { parent: Ino::new(NodeId(2), 77), name: b"f" });
+    let unlink = s.asked(2, |r| matches!(r, Request::Unlink { .. }));
+    s.node.as_mut().unwrap().end(session);
+    let words = session.to_le_bytes();
+    let ask = |s: &mut Scene, sequence| {
+        let reply = s.ask_and_wait(2, DAEMON | 1, sequence, &Request::AreThere { sessions: &words });
+        match Reply::decode(&reply) {
+            Ok(Reply::Bytes(there)) => there.to_vec(),
+            other => panic!("{other:?}"),
+        }
+    };
+    s.pass(SOON);
+    assert_eq!(ask(&mut s, 1), [1], "its request may come again");
+    s.reply(2, unlink, Reply::Done);
+    s.asked(2, |r| matches!(r, Request::EndSession { .. }));
+    assert_eq!(ask(&mut s, 2), [0]);
+    drop(claim);
+}
+
 #[test]
 fn maker_that_is_told_again_of_a_file_that_is_gone_has_its_node_remove_the_backing_file_again() {
     let mut s = Scene::new("again");

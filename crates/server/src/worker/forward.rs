@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use forebay_fabric::Ticket;
 use forebay_meta::Client;
 use forebay_types::limits::RING_SLOTS;
-use forebay_types::{BackingId, Code, Ino, Layout, NodeId, Reply, Request, Result, REPLY_HEADER_BYTES};
+use forebay_types::{BackingId, Code, Ino, Layout, NodeId, Reply, Request, Result};
 use forebay_wire::Stamp;
 
 use super::batch::Taken;
@@ -215,15 +215,12 @@ impl ShardThread<'_> {
     }
 
     /// Another node asks which of these processes are there.
-    pub(super) fn are_there(&self, ticket: Ticket, sessions: &[u64]) {
+    pub(super) fn are_there(&self, ticket: Ticket, sessions: Vec<u64>) {
         let Some(network) = &self.network else { return };
         let here = self.sessions.iter().filter(|s| s.is_here()).map(|s| s.id);
         let known: HashSet<u64> = here.chain(self.steps.as_ref().map(Steps::session)).collect();
-        let there: Vec<u8> = sessions.iter().map(|id| u8::from(known.contains(id))).collect();
-        let mut reply = vec![0; there.len() + REPLY_HEADER_BYTES];
-        let n = Reply::encode(&Ok(Reply::Bytes(&there)), &mut reply).unwrap_or(0);
-        reply.truncate(n);
-        network.orders.give(Order::Answer { ticket, reply });
+        let there = sessions.iter().map(|id| u8::from(known.contains(id))).collect();
+        network.orders.give(Order::AreThere { ticket, sessions, there });
     }
 
     /// Inodes of another node are gone, and backing files of theirs here are to go too.

@@ -464,7 +464,7 @@ impl<'a> ShardThread<'a> {
             Message::LeaseRenewed(node, lease) => self.lease_renewed(node, lease),
             Message::Recalled(number, answered) => self.recalled(number, answered),
             Message::ReviewSessions(node) => self.review_sessions(node),
-            Message::AreThere { ticket, sessions } => self.are_there(ticket, &sessions),
+            Message::AreThere { ticket, sessions } => self.are_there(ticket, sessions),
             Message::EndedElsewhere(node, session) => self.ended_elsewhere(node, session)?,
             Message::Stepped(slot, reply) => self.stepped(slot, reply),
             Message::Reached(node) => self.reached(node),

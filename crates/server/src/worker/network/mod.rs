@@ -110,6 +110,15 @@ pub(super) enum Order {
     Remove(Vec<(Ino, Layout)>),
     /// A client is gone, which asked these nodes for what they keep for it.
     EndSession(u64, Vec<NodeId>),
+    /// Tell another node which of these processes of here are there: 1 for each that is.
+    AreThere {
+        /// To answer by.
+        ticket: Ticket,
+        /// Their sessions.
+        sessions: Vec<u64>,
+        /// As far as the shard thread knows.
+        there: Vec<u8>,
+    },
     /// Renew the lease from a node when a third of it has passed.
     RenewLease(NodeId),
     /// Take back what a node was told of a directory.

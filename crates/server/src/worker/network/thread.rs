@@ -319,15 +319,7 @@ impl NetworkThread {
             Order::Remove(orphans) => self.remove(&orphans),
             Order::EndSession(session, nodes) => {
                 // What it asked last must not come behind the word that it is gone.
-                let is_its = |stamp: &Stamp| stamp.session == session;
-                let is_forwarded = |flight: &Flight| match flight {
-                    Flight::Forward(stamp) => is_its(stamp),
-                    Flight::Move(asking) => is_its(&asking.stamp),
-                    _ => false,
-                };
-                if self.flights.values().any(is_forwarded)
-                    || self.backlog.iter().any(|o| matches!(o, Order::Forward { stamp, .. } if is_its(stamp)))
-                {
+                if self.asks_for(session) {
                     self.backlog.push_back(Order::EndSession(session, nodes));
                     return false;
                 }
@@ -347,6 +339,9 @@ impl NetworkThread {
             Order::Buffer { session, number, memory } => self.add_buffer(session, number, memory),
             Order::RenewLease(node) => self.renewals.want(node, self.calls.now()),
             Order::Recall { node, number, message } => return self.recall(node, number, message),
+            Order::AreThere { ticket, sessions, there } => {
+                self.tell_which_are_there(&ticket, &sessions, there)
+            }
             Order::Review(node, sessions) => self.review(node, sessions),
             Order::Survey(reply) => self.look_around(reply),
             Order::Space { stamp, own } => {

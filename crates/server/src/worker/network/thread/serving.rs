@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use forebay_fabric::{Body, Ticket};
 use forebay_types::limits::{LOCKS_OF_UNREACHED_MS, SESSIONS_ASKED_MAX};
-use forebay_types::{BackingId, BackingOp, Code, GroupOp, MoveKind, NodeId, Reply, Request};
+use forebay_types::{
+    BackingId, BackingOp, Code, GroupOp, MoveKind, NodeId, Reply, Request, REPLY_HEADER_BYTES,
+};
 use forebay_wire::{Message as Wire, Place};
 
 use super::asking::{Flight, NODE_TIMEOUT};
@@ -13,6 +15,7 @@ use super::moving::Asked;
 use super::{NetworkThread, SHORT_REPLY_BYTES};
 use crate::worker::network::appended::REMOVED_KEPT;
 use crate::worker::network::crew::{Asker, Job};
+use crate::worker::network::Order;
 use crate::worker::session::node_of_session;
 use crate::worker::shard_thread::Message;
 
@@ -216,6 +219,28 @@ impl NetworkThread {
         self.end_served(session);
         self.kept.end(session);
         self.tell(Message::EndedElsewhere(node_of_session(session), session));
+    }
+
+    /// Tells which processes of here are there: also those that are gone, while what they have asked is under way. Who keeps replies for
+    /// them would forget that it has done it, and do it again when it is asked again.
+    pub(super) fn tell_which_are_there(&mut self, ticket: &Ticket, sessions: &[u64], mut there: Vec<u8>) {
+        for (there, session) in there.iter_mut().zip(sessions) {
+            *there |= u8::from(self.asks_for(*session));
+        }
+        let mut reply = vec![0; there.len() + REPLY_HEADER_BYTES];
+        let n = Reply::encode(&Ok(Reply::Bytes(&there)), &mut reply).unwrap_or(0);
+        self.answer(ticket, &reply[..n]);
+    }
+
+    /// True while something is under way that a process of here has asked of another node.
+    pub(super) fn asks_for(&self, session: u64) -> bool {
+        let flies = |flight: &Flight| match flight {
+            Flight::Forward(stamp) => stamp.session == session,
+            Flight::Move(asking) => asking.stamp.session == session,
+            _ => false,
+        };
+        let waits = |order: &Order| matches!(order, Order::Forward { stamp, .. } if stamp.session == session);
+        self.flights.values().any(flies) || self.backlog.iter().any(waits)
     }
 
     /// The node of these processes does not answer. After a time it is taken for dead, and what they have locked is free.
