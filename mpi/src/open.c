@@ -282,6 +282,7 @@ int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_Fil
     if (amode & MPI_MODE_APPEND) {
         int64_t bytes = forebay.file_size(file->data);
         file->position = bytes > 0 ? bytes : 0;
+        shared_by_all(file); /* ranks with memory and ranks without would wait for each other in different calls */
         /* Nobody moves the end before all have seen it. */
         code = shared_there(file) ? shared_seek(file, file->position) : agree(file, MPI_SUCCESS, 0);
         if (code != MPI_SUCCESS) {

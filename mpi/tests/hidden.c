@@ -1,11 +1,13 @@
 /*
  * Ranks that may not look at rank 0 in /proc open a file often: hidden FILE. Nothing of rank 0's is used up by that, and they have a
- * shared pointer and atomic mode like others. Says so where no rank can be kept from looking.
+ * shared pointer and atomic mode like others. Says so where no rank can be kept from looking. hidden FILE WORD instead opens it
+ * once, when nobody knows yet that a rank finds no memory, and the first call that needs that is what WORD says.
  */
 #include "check.h"
 
 #include <dirent.h>
 #include <linux/capability.h>
+#include <stdbool.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -29,9 +31,29 @@ static int memfds(void) {
     return count;
 }
 
+/* The first file that these ranks open together. */
+static void first_open(const char *path, const char *word) {
+    MPI_File file;
+    char bytes[3] = "abc";
+    if (rank == 0) {
+        OK(MPI_File_open(MPI_COMM_SELF, path, MPI_MODE_RDWR | MPI_MODE_CREATE, MPI_INFO_NULL, &file));
+        OK(MPI_File_write_at(file, 0, bytes, 3, MPI_BYTE, MPI_STATUS_IGNORE));
+        OK(MPI_File_close(&file));
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+    bool appends = strcmp(word, "append") == 0;
+    OK(MPI_File_open(MPI_COMM_WORLD, path, MPI_MODE_RDWR | (appends ? MPI_MODE_APPEND : 0), MPI_INFO_NULL, &file));
+    MPI_Offset at = -1;
+    OK(MPI_File_write_shared(file, bytes, 1, MPI_BYTE, MPI_STATUS_IGNORE));
+    MPI_Barrier(MPI_COMM_WORLD);
+    OK(MPI_File_get_position_shared(file, &at));
+    CHECK(at == (appends ? 3 : 0) + size);
+    OK(MPI_File_close(&file));
+}
+
 int main(int argc, char **argv) {
     begin(&argc, &argv);
-    if (argc != 2)
+    if (argc != 2 && argc != 3)
         return 2;
     /* Without any capability, which rank 0 has when it is root's, nobody looks into it. */
     if (rank != 0) {
@@ -48,6 +70,10 @@ int main(int argc, char **argv) {
     int sees = rank != 0 && readlink(path, target, sizeof target) >= 0;
     if (sees)
         printf("rank %d sees rank 0\n", rank);
+    if (argc == 3) {
+        first_open(argv[1], argv[2]);
+        return end();
+    }
     MPI_File file;
     OK(MPI_File_open(MPI_COMM_WORLD, argv[1], MPI_MODE_RDWR | MPI_MODE_CREATE, MPI_INFO_NULL, &file));
     OK(MPI_File_close(&file));
