@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::OnceLock;
 
 use forebay_types::limits::{AHEAD_BYTES_MAX, AHEAD_BYTES_MIN, AHEAD_WRITE_BYTES_MAX};
+use forebay_types::Code;
 
 /// How many times what a process wrote may be taken ahead: several ranks fill a window together.
 const SHARE: u64 = 4;
@@ -109,9 +110,14 @@ impl Ahead {
                 let result = unsafe {
                     libc::fallocate(fd, libc::FALLOC_FL_KEEP_SIZE, first as i64, (last - first) as i64)
                 };
-                if result != 0 {
-                    self.taken.store(Ahead::NEVER, Ordering::Relaxed);
-                    return;
+                match crate::errno::check(result) {
+                    Ok(_) => {}
+                    // A signal: the next step tries again.
+                    Err(Code::Interrupted) => return,
+                    Err(_) => {
+                        self.taken.store(Ahead::NEVER, Ordering::Relaxed);
+                        return;
+                    }
                 }
             }
             self.taken.store(taken + (last - first), Ordering::Relaxed);
@@ -137,7 +143,8 @@ fn next_window(start: u64, end: u64, to: u64, room: u64) -> Option<(u64, u64)> {
     let bytes = 1 << most.ilog2();
     let first = (start.max(to) / bytes * bytes).max(to);
     let last = end.next_multiple_of(bytes);
-    (last > first && last - first <= room).then_some((first, last))
+    // The pieces of one call may be far apart.
+    (last > first && last - first <= room.min(2 * AHEAD_BYTES_MAX)).then_some((first, last))
 }
 
 #[cfg(test)]
@@ -158,6 +165,7 @@ mod tests {
         }
         assert_eq!(next_window(0, 4096, 0, AHEAD_BYTES_MIN - 1), None);
         assert_eq!(next_window(0, 4096, 0, AHEAD_BYTES_MIN), Some((0, AHEAD_BYTES_MIN)));
+        assert_eq!(next_window(1 << 30, (1 << 30) + (64 << 20), 0, u64::MAX), None, "pieces far apart");
         // What is there is not asked for again.
         assert_eq!(next_window(100_000, 140_000, 131_072, 1 << 30), Some((131_072, 196_608)));
     }

@@ -5,6 +5,7 @@ mod data;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
+use forebay_types::limits::{AHEAD_BYTES_MAX, SCATTER_PIECES_MIN};
 use forebay_types::{BackingId, BackingOp, Code, Entry, Layout, Request, TimeSet, FLAG_DIRTY};
 
 use crate::ahead::Ahead;
@@ -424,13 +425,17 @@ impl File {
     pub(crate) fn take_ahead(&self, index: usize, fd: RawFd, range: Range<u64>, bytes: usize, step: usize) {
         let (count, start) = (self.stripes.len(), range.start);
         let is_small = self.ahead.take((index, count), fd, range, bytes, step);
-        let ([c], true) = (self.entry.layout.components(), is_small && count > 1) else { return };
+        // Many pieces at once mostly go by a mapping, whose pages get their zeros without the inode's lock.
+        let is_one_by_one = bytes / step.max(1) < SCATTER_PIECES_MIN;
+        let ([c], true) = (self.entry.layout.components(), is_small && count > 1 && is_one_by_one) else {
+            return;
+        };
         let (stripe_bytes, count) = (u64::from(c.stripe_bytes), count as u64);
         let number = start / stripe_bytes * count + index as u64;
         if self.ahead.enters(number) {
             let (next, row) = ((number + 1) % count, (number + 1) / count);
             if let Stripe::Here(fd) = &self.stripes[next as usize] {
-                let range = row * stripe_bytes..(row + 1) * stripe_bytes;
+                let range = row * stripe_bytes..row * stripe_bytes + stripe_bytes.min(AHEAD_BYTES_MAX);
                 self.ahead.take_next(next as usize, fd.as_raw_fd(), range);
             }
         }

@@ -6,7 +6,7 @@
 //! would put the file, and the directory's node makes nothing but answers with the directory where that has a layout
 //! ([`Layout::unless_set`]). So a directory without one costs nobody a request.
 
-use forebay_types::limits::TARGETS_MAX;
+use forebay_types::limits::{STRIPES_MAX, TARGETS_MAX};
 use forebay_types::{
     node_of, target_of, BackingId, Code, Component, Entry, Ino, Layout, Reply, Request, Targets,
 };
@@ -34,7 +34,7 @@ pub fn targets_of(c: &Component) -> Option<Targets> {
 /// (docs/decisions/0021).
 fn prime_near(count: u16) -> u16 {
     let is_prime = |n: &u16| (2..*n).take_while(|i| i * i <= *n).all(|i| !n.is_multiple_of(i));
-    (2..=count + 1).rev().find(is_prime).filter(|_| count > 2).unwrap_or(count)
+    (2..=(count + 1).min(STRIPES_MAX)).rev().find(is_prime).filter(|_| count > 2).unwrap_or(count)
 }
 
 impl Pool {
@@ -184,11 +184,11 @@ impl Pool {
 
 #[cfg(test)]
 mod tests {
-    use super::prime_near;
+    use super::*;
 
     #[test]
     fn prime_near_of_few_is_itself_and_of_more_no_power_of_two() {
-        let near = [1, 2, 3, 4, 6, 8, 9, 16, 255].map(prime_near);
+        let near = [1, 2, 3, 4, 6, 8, 9, 16, STRIPES_MAX].map(prime_near);
         assert_eq!(near, [1, 2, 3, 5, 7, 7, 7, 17, 251]);
     }
 }
