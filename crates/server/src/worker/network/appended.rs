@@ -25,7 +25,7 @@ const TAG: &str = "appends";
 const WORDS: usize = 8;
 const ENTRY_BYTES: usize = 8 * WORDS;
 /// Inodes whose backing files were removed last.
-pub(super) const REMOVED_KEPT: usize = 4096;
+const REMOVED_KEPT: usize = 4096;
 /// Where they begin: how many there were, and the last of them.
 const REMOVED_AT: usize = APPENDS_KEPT * ENTRY_BYTES;
 /// Bytes of all that.
@@ -124,8 +124,16 @@ impl Appended {
         Ok(Appended { log: Some(log), next: AtomicU64::new(next), before })
     }
 
-    /// The backing files of an inode are about to be removed.
-    pub(super) fn note_removed(&self, ino: Ino) {
+    /// A backing file of an inode is about to be removed: the inode is put to those of `known`, and kept for the next worker. One that
+    /// has several here is told of several times in a row, and is to make no more than one other forgotten.
+    pub(super) fn note_removed(&self, known: &mut VecDeque<Ino>, ino: Ino) {
+        if known.back() == Some(&ino) {
+            return;
+        }
+        known.push_back(ino);
+        if known.len() > REMOVED_KEPT {
+            known.pop_front();
+        }
         let Some(log) = &self.log else { return };
         let count = log.word64(REMOVED_AT).load(Ordering::Relaxed);
         log.word64(removed_at(count)).store(ino.0, Ordering::Relaxed);
@@ -244,14 +252,23 @@ mod tests {
     fn next_worker_knows_what_was_removed_last() {
         let (fd, _log) = memfd_sealed(c"appends", APPENDS_BYTES, Seal::Size).unwrap();
         let worker = || Appended::open(fd.as_fd()).unwrap();
-        assert!(worker().removed().is_empty());
-        worker().note_removed(Ino(7));
-        worker().note_removed(Ino(8));
-        assert_eq!(worker().removed(), [Ino(7), Ino(8)]);
-        let last = worker();
-        (0..REMOVED_KEPT as u64).for_each(|i| last.note_removed(Ino(100 + i)));
-        let known = worker().removed();
-        assert_eq!((known.len(), known[0]), (REMOVED_KEPT, Ino(100)));
+        let note = |inodes: &[u64]| {
+            let worker = worker();
+            let mut known = worker.removed();
+            inodes.iter().for_each(|ino| worker.note_removed(&mut known, Ino(*ino)));
+            known
+        };
+        assert!(note(&[]).is_empty());
+        note(&[7]);
+        // Stripes of one inode, of which the last worker knew already.
+        note(&[7, 7, 8, 8, 8]);
+        assert_eq!(note(&[]), [Ino(7), Ino(8)]);
+        let stripes: Vec<u64> = (0..2 * REMOVED_KEPT as u64).map(|i| 100 + i / 2).collect();
+        for known in [note(&stripes), note(&[])] {
+            assert_eq!((known.len(), known[0]), (REMOVED_KEPT, Ino(100)));
+        }
+        assert_eq!(note(&[7]), note(&[]));
+        assert_eq!((note(&[]).len(), note(&[])[0]), (REMOVED_KEPT, Ino(101)), "the oldest made room");
     }
 
     #[test]

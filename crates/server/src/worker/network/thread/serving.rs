@@ -13,7 +13,6 @@ use forebay_wire::{Message as Wire, Place};
 use super::asking::{Flight, NODE_TIMEOUT};
 use super::moving::Asked;
 use super::{NetworkThread, SHORT_REPLY_BYTES};
-use crate::worker::network::appended::REMOVED_KEPT;
 use crate::worker::network::crew::{Asker, Job};
 use crate::worker::network::Order;
 use crate::worker::session::node_of_session;
@@ -115,11 +114,7 @@ impl NetworkThread {
             }
             Request::RemoveBackings { ids } => {
                 for id in BackingId::listed(ids) {
-                    self.kept.appended.note_removed(id.ino);
-                    self.removed.push_back(id.ino);
-                }
-                while self.removed.len() > REMOVED_KEPT {
-                    self.removed.pop_front();
+                    self.kept.appended.note_removed(&mut self.removed, id.ino);
                 }
                 // A client may be about to make one: the shard thread knows.
                 self.tell(Message::RemoveBackings { ticket, message });
