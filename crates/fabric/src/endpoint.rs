@@ -62,7 +62,8 @@ pub struct Limits {
     /// Operations that may wait for one peer; more are refused with [`Code::Busy`].
     pub waiting_per_peer: usize,
     /// A message comes behind the transfers to its peer that were started before it, and what these wrote is in the peer's
-    /// memory by then, from its first byte to its last; unless they failed, as when the connection broke between the two.
+    /// memory by then; unless they failed, as when the connection broke between the two. Of those of up to
+    /// [`MOVE_BYTES_MAX`](forebay_types::limits::MOVE_BYTES_MAX) the bytes come from the first to the last, so that all are there when that is.
     pub in_order: bool,
 }
 

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_fabric_sys::*;
+use forebay_types::limits::MOVE_BYTES_MAX;
 use forebay_types::{Code, Error};
 use forebay_wire::limits::{ADDRESS_BYTES_MAX, FRAME_BYTES_MAX};
 use forebay_wire::Memory;
@@ -188,12 +189,15 @@ impl LibfabricEndpoint {
         let receives = settings.receives.min(rx_size.max(1));
         let bytes = settings.message_bytes.checked_mul(receives).ok_or_else(|| no_memory(Code::TooBig))?;
         let receive_region = Arc::new(Region::new(bytes).map_err(no_memory)?);
+        let piece_bytes = settings.piece_bytes.min(max_message);
         let mut endpoint = LibfabricEndpoint {
             address,
             limits: Limits {
                 message_bytes: settings.message_bytes.min(max_message),
                 waiting_per_peer: WAITING_PER_PEER,
-                in_order: objects.in_order,
+                // A transfer in several pieces may lack one in the middle when its end is there: one fails, and the next goes by a new
+                // connection.
+                in_order: objects.in_order && piece_bytes >= MOVE_BYTES_MAX,
             },
             origin: Instant::now(),
             waker: Waker::new()?,
@@ -214,7 +218,7 @@ impl LibfabricEndpoint {
             unposted: Vec::new(),
             mr_mode,
             key_mask: if key_size >= 8 { u64::MAX >> 1 } else { (1 << (8 * key_size.max(1))) - 1 },
-            piece_bytes: settings.piece_bytes.min(max_message),
+            piece_bytes,
             under_way: 0,
             settings,
             objects,

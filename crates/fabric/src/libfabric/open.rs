@@ -36,7 +36,7 @@ pub(super) struct Objects {
     pub(super) provider: String,
     /// Writes are complete only when their bytes are in the peer's memory.
     pub(super) delivery_complete: bool,
-    /// [`Limits::in_order`](crate::endpoint::Limits::in_order).
+    /// The provider does what [`Limits::in_order`](crate::endpoint::Limits::in_order) says.
     pub(super) in_order: bool,
 }
 
