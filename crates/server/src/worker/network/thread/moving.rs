@@ -12,7 +12,8 @@
 //!
 //! The answer to a read does not wait for the word that the data have arrived, where messages keep their place behind transfers. A connection that
 //! breaks between the two may lose the data and not the answer: so the client's node writes a byte where the last one is to come ([`Mark`]), and
-//! when it finds the same byte there with the answer it asks again. The second answer is what the file's node has kept, when the transfer has ended.
+//! when it finds the same byte there with the answer it asks again. The second answer is what the file's node has kept, when the transfer has ended;
+//! where that has another worker since, which may have answered ahead too, it is none.
 
 #[cfg(test)]
 mod tests;
@@ -45,6 +46,8 @@ pub(super) struct Asking {
     /// By which the data move.
     buffer: u64,
     mark: Option<Mark>,
+    /// The first answer came without its data.
+    again: bool,
 }
 
 /// What stands where the last byte of a read is to come, until it has come.
@@ -250,7 +253,7 @@ impl NetworkThread {
         match self.calls.call(node, stamp, &message_to, deadline) {
             Ok(call) => {
                 buffer.flights += 1;
-                let asking = Asking { node, stamp, buffer: wish.buffer, mark };
+                let asking = Asking { node, stamp, buffer: wish.buffer, mark, again: false };
                 self.flights.insert(call, Flight::Move(asking));
             }
             Err(Code::Busy) => {
@@ -266,7 +269,8 @@ impl NetworkThread {
     }
 
     /// A move has its answer, or none. [`Code::Interrupted`]: the file's node has not done it, as the network failed, but may write
-    /// the piece yet; by [`Code::Fault`] the client does it again, with another buffer. By EIO it knows the same of its piece, unless
+    /// the piece yet; by [`Code::Fault`] the client does it again, with another buffer, as it does when another worker than the first may have
+    /// given the second answer. By EIO it knows the same of its piece, unless
     /// the request was never `sent`.
     pub(super) fn move_ended(&mut self, mut asking: Asking, reply: Result<Vec<u8>, Code>, sent: bool) {
         let (stamp, number) = (asking.stamp, asking.buffer);
@@ -275,6 +279,7 @@ impl NetworkThread {
             if self.moves.buffers.get(&number).is_some_and(|buffer| mark.is_there(told, &buffer.memory)) {
                 match self.calls.call(asking.node, stamp, &mark.asks(), mark.deadline) {
                     Ok(call) => {
+                        asking.again = true;
                         self.flights.insert(call, Flight::Move(asking));
                         return;
                     }
@@ -282,7 +287,11 @@ impl NetworkThread {
                 }
             }
         }
-        let undone = reply.as_deref().is_ok_and(|reply| Reply::decode(reply) == Err(Code::Interrupted));
+        // No mark can be put for the second answer: data that come late may be there already.
+        let is_unproven =
+            asking.again && self.moves.buffers.get(&number).is_some_and(|buffer| buffer.in_doubt);
+        let undone =
+            reply.as_deref().is_ok_and(|reply| is_unproven || Reply::decode(reply) == Err(Code::Interrupted));
         let in_doubt = reply.is_err() && sent || undone;
         let reply = if undone { Err(Code::Fault) } else { reply.map_err(|_| Code::Io) };
         let mut left = in_doubt;

@@ -39,11 +39,9 @@ struct Seen {
     memory: Vec<u8>,
 }
 
-/// Reads [`BYTES`] of a file that has so many.
-fn read(seed: u64, faults: Faults, file_bytes: usize) -> Seen {
-    let network = Network::new(seed, Faults::NONE);
-    let (mut client, told, _no_jobs) = thread(&network, CLIENTS, seed);
-    let (mut files, _told, jobs) = thread(&network, FILES, seed + 1);
+/// The node of a process that has asked for [`BYTES`] of a file of the other node.
+fn asking_client(network: &Network, seed: u64) -> (NetworkThread, Receiver<Message>, Stamp) {
+    let (mut client, told, _no_jobs) = thread(network, CLIENTS, seed);
     let stamp = Stamp { session: session_on(CLIENTS, 9), slot: 0, sequence: 1 };
     client.add_buffer(stamp.session, 5, Region::new(BUFFER_BYTES).unwrap());
     let id = BackingId { target: u32::from(FILES.0) << 16, ino: Ino(5), number: 0, stripe: 0 };
@@ -52,6 +50,14 @@ fn read(seed: u64, faults: Faults, file_bytes: usize) -> Seen {
     let nobody = Caller { uid: 0, gid: 0 };
     let n = Request::Backing(id, BackingOp::Move(wish)).encode(nobody, &mut message).unwrap();
     assert!(client.forward_move((FILES, stamp), id, wish, message[..n].to_vec()));
+    (client, told, stamp)
+}
+
+/// Reads [`BYTES`] of a file that has so many.
+fn read(seed: u64, faults: Faults, file_bytes: usize) -> Seen {
+    let network = Network::new(seed, Faults::NONE);
+    let (mut client, told, stamp) = asking_client(&network, seed);
+    let (mut files, _told, jobs) = thread(&network, FILES, seed + 1);
     let (mut seen, end) = (Seen::default(), network.now() + 2 * NODE_TIMEOUT);
     while seen.reply.is_none() && network.now() < end {
         network.turn();
@@ -112,6 +118,36 @@ fn answer_that_comes_without_its_data_is_none() {
         }
     }
     assert!(done > 100 && undone > 10 && again > 10, "{done} done, {undone} not, {again} asked again");
+}
+
+#[test]
+fn second_answer_of_another_worker_than_the_first_is_none() {
+    let mut count = [0; 16];
+    let n = Reply::encode(&Ok(Reply::Count(BYTES as u64)), &mut count).unwrap();
+    let asked = |client: &mut NetworkThread| {
+        let mut flights = client.flights.drain().map(|(_, flight)| flight);
+        match (flights.next(), flights.next()) {
+            (Some(Flight::Move(asking)), None) => asking,
+            other => panic!("{other:?}"),
+        }
+    };
+    for (other, expected) in [(false, Ok(Reply::Count(BYTES as u64))), (true, Err(Code::Fault))] {
+        let network = Network::new(1, Faults::NONE);
+        let (mut client, told, _) = asking_client(&network, 1);
+        let first = asked(&mut client);
+        client.move_ended(first, Ok(count[..n].to_vec()), true);
+        assert!(told.try_recv().is_err(), "its data have not come");
+        if other {
+            client.doubt_moves(FILES);
+        }
+        let second = asked(&mut client);
+        client.move_ended(second, Ok(count[..n].to_vec()), true);
+        let reply = told.try_iter().find_map(|message| match message {
+            Message::Answered { reply, .. } => Some(reply),
+            _ => None,
+        });
+        assert_eq!(Reply::decode(&reply.unwrap()), expected);
+    }
 }
 
 #[test]
