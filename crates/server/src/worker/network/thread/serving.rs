@@ -1,6 +1,6 @@
 //! What other nodes ask of this one: handed to who serves it, or answered here.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::time::Duration;
 
 use forebay_fabric::{Body, Ticket};
@@ -219,8 +219,9 @@ impl NetworkThread {
     /// Tells which processes of here are there: also those that are gone, while what they have asked is under way. Who keeps replies for
     /// them would forget that it has done it, and do it again when it is asked again.
     pub(super) fn tell_which_are_there(&mut self, ticket: &Ticket, sessions: &[u64], mut there: Vec<u8>) {
+        let asking: HashSet<u64> = self.asking().collect();
         for (there, session) in there.iter_mut().zip(sessions) {
-            *there |= u8::from(self.asks_for(*session));
+            *there |= u8::from(asking.contains(session));
         }
         let mut reply = vec![0; there.len() + REPLY_HEADER_BYTES];
         let n = Reply::encode(&Ok(Reply::Bytes(&there)), &mut reply).unwrap_or(0);
@@ -229,13 +230,21 @@ impl NetworkThread {
 
     /// True while something is under way that a process of here has asked of another node.
     pub(super) fn asks_for(&self, session: u64) -> bool {
-        let flies = |flight: &Flight| match flight {
-            Flight::Forward(stamp) => stamp.session == session,
-            Flight::Move(asking) => asking.stamp.session == session,
-            _ => false,
-        };
-        let waits = |order: &Order| matches!(order, Order::Forward { stamp, .. } if stamp.session == session);
-        self.flights.values().any(flies) || self.backlog.iter().any(waits)
+        self.asking().any(|of| of == session)
+    }
+
+    /// Whose such requests are under way, one for each of them.
+    fn asking(&self) -> impl Iterator<Item = u64> + '_ {
+        let flying = self.flights.values().filter_map(|flight| match flight {
+            Flight::Forward(stamp) => Some(stamp.session),
+            Flight::Move(asking) => Some(asking.stamp.session),
+            _ => None,
+        });
+        let waiting = self.backlog.iter().filter_map(|order| match order {
+            Order::Forward { stamp, .. } => Some(stamp.session),
+            _ => None,
+        });
+        flying.chain(waiting)
     }
 
     /// The node of these processes does not answer. After a time it is taken for dead, and what they have locked is free.
