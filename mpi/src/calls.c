@@ -243,6 +243,7 @@ static int File_get_type_extent(MPI_File handle, MPI_Datatype type, MPI_Aint *ex
 
 static int File_set_atomicity(MPI_File handle, int flag) {
     FILE_OF(file, handle)
+    shared_by_all(file);
     int code = agree(file, flag && !shared_there(file) ? MPI_ERR_UNSUPPORTED_OPERATION : MPI_SUCCESS, flag != 0);
     if (code == MPI_SUCCESS)
         file->atomic = flag != 0;
@@ -344,6 +345,7 @@ static int File_get_byte_offset(MPI_File handle, MPI_Offset offset, MPI_Offset *
 
 static int File_seek_shared(MPI_File handle, MPI_Offset offset, int whence) {
     FILE_OF(file, handle)
+    shared_by_all(file);
     int64_t position = 0;
     int code = not_sequential(file);
     if (code == MPI_SUCCESS && !shared_there(file))

@@ -212,8 +212,10 @@ int file_set_view(struct file *file, MPI_Offset disp, MPI_Datatype etype, MPI_Da
                   MPI_Info info) {
     struct view made;
     /* The shared pointer may be where the view is to begin: nobody looks while another still moves it. */
-    if ((file->amode & MPI_MODE_SEQUENTIAL) && file->size > 1)
+    if ((file->amode & MPI_MODE_SEQUENTIAL) && file->size > 1) {
+        shared_by_all(file);
         mpi.Barrier(file->comm);
+    }
     int code = file->split != SPLIT_NONE ? MPI_ERR_OTHER : view_make(file, &made, disp, etype, filetype, datarep);
     bool has_types = code == MPI_SUCCESS;
     code = agree(file, code, has_types ? made.etype_size * 65599 + name_hash(datarep_name(made.rep)) : 0);

@@ -43,11 +43,17 @@ static void first_open(const char *path, const char *word) {
     MPI_Barrier(MPI_COMM_WORLD);
     bool appends = strcmp(word, "append") == 0;
     OK(MPI_File_open(MPI_COMM_WORLD, path, MPI_MODE_RDWR | (appends ? MPI_MODE_APPEND : 0), MPI_INFO_NULL, &file));
-    MPI_Offset at = -1;
+    MPI_Offset at = -1, before = appends ? 3 : 0;
+    if (strcmp(word, "atomicity") == 0) {
+        OK(MPI_File_set_atomicity(file, 1));
+    } else if (strcmp(word, "seek") == 0) {
+        before = 2;
+        OK(MPI_File_seek_shared(file, before, MPI_SEEK_SET));
+    }
     OK(MPI_File_write_shared(file, bytes, 1, MPI_BYTE, MPI_STATUS_IGNORE));
     MPI_Barrier(MPI_COMM_WORLD);
     OK(MPI_File_get_position_shared(file, &at));
-    CHECK(at == (appends ? 3 : 0) + size);
+    CHECK(at == before + size);
     OK(MPI_File_close(&file));
 }
 

@@ -331,11 +331,13 @@ fn ranks_of_one_node_go_on_when_another_is_killed() {
 #[test]
 fn ranks_that_may_not_look_at_each_other_share_memory_all_the_same() {
     let _alone = alone();
+    const RUNS: [(u32, &[&str]); 5] =
+        [(2, &[]), (3, &[]), (3, &["append"]), (3, &["atomicity"]), (3, &["seek"])];
     for mpi in MPIS.iter().filter(|mpi| driver(mpi)) {
         let place = Place::new();
         let program = compile(&place, mpi, "hidden");
         let program = ["timeout", "60", program.to_str().unwrap(), "/forebay/file"];
-        for (ranks, first) in [(2, &[][..]), (3, &[]), (3, &["append"])] {
+        for (ranks, first) in RUNS {
             let ran = launch(&place, mpi, ranks, &[&program, first].concat(), true);
             assert!(ran.code == Some(0) && ran.out.contains("passed"), "{} {first:?}: {ran:?}", mpi.name);
             let hidden = !ran.out.contains("sees rank 0");
