@@ -70,7 +70,9 @@ static struct arena *arena_make(bool named) {
     name_of(arena->nonce, name);
     int fd = named ? open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : memfd_create("forebay-mpi", MFD_CLOEXEC);
     struct stat st;
-    if (fd < 0 || ftruncate(fd, ARENA_BYTES) != 0 || fstat(fd, &st) != 0 || (arena->base = map(fd)) == NULL) {
+    /* In a full /dev/shm a store to what ftruncate gave would be SIGBUS. */
+    int failed = fd < 0 ? errno : named ? posix_fallocate(fd, 0, ARENA_BYTES) : ftruncate(fd, ARENA_BYTES);
+    if (failed != 0 || fstat(fd, &st) != 0 || (arena->base = map(fd)) == NULL) {
         if (fd >= 0) {
             close(fd);
             if (named)
