@@ -95,7 +95,8 @@ static int note_library(struct dl_phdr_info *info, size_t size, void *data) {
 }
 
 static void find_mpi(struct found *found) {
-    static struct names list = {.start = "libmpi"};
+    static struct names list; /* too large for a stack, and of zeros the library's file holds none */
+    list.start = "libmpi";
     dl_iterate_phdr(note_library, &list);
     for (int i = 0; i < list.count; i++) {
         void *handle = dlopen(list.path[i], RTLD_LAZY | RTLD_NOLOAD);
