@@ -42,7 +42,7 @@ static const struct forebay_mpi_table *table;
 static slot chosen[COUNT];
 
 static void absent(void) {
-    static const char words[] = "forebay: a call of MPI-IO or PnetCDF was made that this process's libraries do not have\n";
+    static const char words[] = "forebay: a call of MPI-IO was made that this process's libraries do not have\n";
     fputs(words, stderr);
     abort();
 }
@@ -173,36 +173,53 @@ slot forebay_mpi_choose(size_t index) {
     return chosen[index];
 }
 
-/* PnetCDF's own function, of which a library may be loaded at any time and where dlsym(RTLD_NEXT) does not look. */
-static void *find_pnetcdf(void) {
-    void *found = dlsym(RTLD_NEXT, "ncmpi_inq_file_format");
+typedef int look_function(const char *path, int *format);
+
+__attribute__((visibility("default"))) look_function ncmpi_inq_file_format;
+
+/* PnetCDF's own function in a loaded library and what that needs; NULL if only ours is there. */
+static look_function *look_in(const char *library) {
+    void *handle = library != NULL ? dlopen(library, RTLD_LAZY | RTLD_NOLOAD) : NULL;
+    if (handle == NULL)
+        return NULL;
+    void *found = dlsym(handle, "ncmpi_inq_file_format");
+    dlclose(handle); /* its caller keeps it loaded */
+    Dl_info ours, its;
+    if (found == NULL || dladdr((void *)look_in, &ours) == 0 || dladdr(found, &its) == 0 || its.dli_fbase == ours.dli_fbase)
+        return NULL;
+    return (look_function *)found;
+}
+
+/*
+ * The same where dlsym(RTLD_NEXT) does not look, as it was loaded later and for its loader alone: in the caller, which is
+ * PnetCDF or a module that it is linked into, or else in what is called PnetCDF. Any of it may be unloaded again.
+ */
+static look_function *find_pnetcdf(void *caller) {
+    Dl_info its;
+    look_function *found = dladdr(caller, &its) != 0 ? look_in(its.dli_fname) : NULL;
     struct names *list = found == NULL ? calloc(1, sizeof *list) : NULL;
     if (list != NULL) {
         list->start = "libpnetcdf";
         dl_iterate_phdr(note_library, list);
     }
-    for (int i = 0; list != NULL && found == NULL && i < list->count; i++) {
-        void *handle = dlopen(list->path[i], RTLD_LAZY | RTLD_NOLOAD);
-        if (handle == NULL)
-            continue;
-        found = dlsym(handle, "ncmpi_inq_file_format");
-        dlclose(handle); /* its caller keeps it loaded */
-    }
+    for (int i = 0; list != NULL && found == NULL && i < list->count; i++)
+        found = look_in(list->path[i]);
     free(list);
     return found;
 }
 
-__attribute__((visibility("default"))) int ncmpi_inq_file_format(const char *path, int *format);
-
 /* By which `ncmpi_open` looks at a file first: see pnetcdf.c. */
 int ncmpi_inq_file_format(const char *path, int *format) {
+    static const int UNKNOWN_ERROR = -204; /* PnetCDF's NC_EFILE */
     static _Atomic(void *) known;
-    void *own = known;
-    if (own == NULL)
-        known = own = find_pnetcdf();
-    if (own == NULL)
-        absent();
-    int (*native)(const char *, int *) = (int (*)(const char *, int *))own;
+    void *next = known;
+    if (next == NULL)
+        known = next = dlsym(RTLD_NEXT, "ncmpi_inq_file_format");
+    look_function *native = next != NULL ? (look_function *)next : find_pnetcdf(__builtin_return_address(0));
+    if (native == NULL) {
+        fputs("forebay: the PnetCDF of a program that opens a file by it is not to be found: the open fails\n", stderr);
+        return UNKNOWN_ERROR;
+    }
     pthread_once(&once, choose);
     return table != NULL ? table->pnetcdf_look(path, format, native) : native(path, format);
 }
