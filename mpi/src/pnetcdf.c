@@ -11,15 +11,20 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
 /* PnetCDF reads some bytes at 0 and, where HDF5's are looked for, at 512, 1024, 2048, ... */
 enum { LOOK_BYTES = 64 << 10 };
 
-/* Copies the file's beginning to `memory`. */
+/* Copies the file's beginning to `memory`: behind that nothing is found. */
 static bool copy_start(forebay_file *data, int memory) {
     static const size_t step = 4096;
+    struct rlimit longest;
+    /* A file that this process may not make so long is a signal. */
+    if (getrlimit(RLIMIT_FSIZE, &longest) != 0 || longest.rlim_cur < LOOK_BYTES + step)
+        return false;
     char bytes[step];
     int64_t at = 0, got = 0;
     do {
@@ -29,9 +34,7 @@ static bool copy_start(forebay_file *data, int memory) {
             return false;
         at += got;
     } while (got > 0 && at < LOOK_BYTES);
-    /* As long as it is: behind what was copied nothing is found. */
-    int64_t size = forebay.file_size(data);
-    return size >= 0 && ftruncate(memory, size) == 0;
+    return true;
 }
 
 int pnetcdf_look(const char *path, int *format, int (*native)(const char *, int *)) {
@@ -47,7 +50,8 @@ int pnetcdf_look(const char *path, int *format, int (*native)(const char *, int 
     bool copied = memory >= 0 && copy_start(data, memory);
     forebay.file_close(data);
     snprintf(name, sizeof name, "/proc/self/fd/%d", memory);
-    int answer = native(copied ? name : path, format);
+    /* No /proc, no name. */
+    int answer = native(copied && access(name, R_OK) == 0 ? name : path, format);
     if (memory >= 0)
         close(memory);
     return answer;

@@ -7,7 +7,7 @@ mod common;
 
 use std::path::Path;
 
-use common::mpi::{alone, compile_with, driver, Mpi, Native, MPIS};
+use common::mpi::{alone, compile, compile_with, driver, passes, Mpi, Native, MPIS};
 use common::{Place, Ran};
 
 /// How a program's files are compared.
@@ -131,6 +131,22 @@ fn pnetcdf_opens_a_file_of_several_backing_files_as_it_is() {
     assert_eq!((ran.code, ran.out.matches("passed").count()), (Some(0), 2), "{ran:?}");
     assert_eq!(ran.out.matches(": 3 backing files").count(), 6, "{ran:?}");
     place.assert_nothing_left();
+}
+
+/// A module of a Python, with PnetCDF in it: its calls come to the driver's function, and the module alone has PnetCDF's.
+#[test]
+fn pnetcdf_in_a_module_is_found_and_none_is_an_error() {
+    let _alone = alone();
+    for mpi in MPIS.iter().filter(|mpi| driver(mpi)) {
+        let place = Place::new();
+        let module = compile_with(&place, mpi.compiler, "module", &["-shared", "-fPIC", "-DMODULE"]).unwrap();
+        let library = place.join("module.so");
+        std::fs::rename(module, &library).unwrap();
+        let program = compile(&place, mpi, "module");
+        let words = [program.to_str().unwrap(), library.to_str().unwrap(), "/forebay/file"];
+        passes(&place, mpi, 1, &words);
+        place.assert_nothing_left();
+    }
 }
 
 #[test]
