@@ -210,7 +210,7 @@ impl Pool {
     #[cold]
     fn can_open_by_mount(&self, mode: u32, flags: i32, path: &mut PathBuffer) -> bool {
         let me = caller();
-        permits((mode & 0o7777, me.uid, me.gid), wanted(flags), false) && self.find_mount(path).is_some()
+        permits((mode & 0o7777, me.uid, me.gid), wanted(flags), false) && self.sees_mount(path).is_ok()
     }
 
     /// Makes a file in a directory that says how its files lie; none when it is made and `by_mount` says where the kernel reaches

@@ -122,12 +122,12 @@ impl Pool {
         Some(fd)
     }
 
-    /// Puts into `path` where the kernel reaches a file that no descriptor of this node can be had of.
+    /// Puts into `path` where this process sees the pool mounted: one in a mount namespace of its own, as in a container, may not.
     ///
     /// # Errors
-    /// [`Code::NotSupported`] when the pool is mounted nowhere that this process sees.
+    /// [`Code::NotSupported`] when that is nowhere.
     #[cold]
-    pub(crate) fn lead_to_mount(&self, entry: &Entry, path: &mut PathBuffer) -> Result<(), Code> {
+    pub(crate) fn sees_mount(&self, path: &mut PathBuffer) -> Result<(), Code> {
         // The mount's own process would wait for itself.
         if self.role() == Role::Mount {
             return Err(Code::NotSupported);
@@ -137,6 +137,16 @@ impl Pool {
         if look(libc::AT_FDCWD, path.as_c_str()) != Ok((device, root.0)) {
             return Err(Code::NotSupported);
         }
+        Ok(())
+    }
+
+    /// Puts into `path` where the kernel reaches a file that no descriptor of this node can be had of.
+    ///
+    /// # Errors
+    /// As [`Pool::sees_mount`].
+    #[cold]
+    pub(crate) fn lead_to_mount(&self, entry: &Entry, path: &mut PathBuffer) -> Result<(), Code> {
+        self.sees_mount(path)?;
         path.push(b"/")?;
         path.push(INODE_NAME)?;
         let mut digits = [0; 16];

@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use crate::code_of;
 use crate::media::{Access, BackingStat, Media, Space};
 use crate::name::{BackingName, ANCHORS_DIRECTORY, DATA_DIRECTORY, SHARD_DIRECTORY};
+use crate::probe::is_memory;
 
 /// Mode of every file and directory of a target.
 const MODE: Mode = Mode::RWXU;
@@ -24,6 +25,7 @@ const MODE: Mode = Mode::RWXU;
 pub struct Target {
     directory: OwnedFd,
     number: u32,
+    in_memory: bool,
 }
 
 impl Target {
@@ -65,7 +67,8 @@ impl Target {
         for needed in [c"data/00", c"data/ff", ANCHORS_DIRECTORY, SHARD_DIRECTORY] {
             rustix::fs::openat(&directory, needed, DIRECTORY, Mode::empty()).map_err(failed)?;
         }
-        Ok(Target { directory, number })
+        let in_memory = is_memory(directory.as_fd()).map_err(failed)?;
+        Ok(Target { directory, number, in_memory })
     }
 
     /// Removes the anchors that clients left which were killed between making one and removing it. Only while there are no
@@ -84,6 +87,11 @@ impl Target {
             rustix::fs::unlinkat(&anchors, name.as_c_str(), AtFlags::REMOVEDIR).is_ok()
         };
         Ok(names.iter().filter(remove).count() as u64)
+    }
+
+    /// Whether its files are kept in memory.
+    pub fn is_in_memory(&self) -> bool {
+        self.in_memory
     }
 
     /// The directory, to which [`BackingName`] and [`crate::AnchorName`] are relative. It may be handed to clients.

@@ -290,7 +290,7 @@ impl PoolFile {
             let which = name.map_or(format!("this host, {host}"), |n| format!("node {n:?}"));
             Error::new(Code::NotFound, format!("cannot find {which} in {}", self.path.display()))
                 .why(format!("it names {}", names.join(", ")))
-                .cure("say which one this is: --node NAME, or FOREBAY_NODE")
+                .cure("say which one this is: FOREBAY_NODE=NAME, or with `up` --node NAME")
         })
     }
 

@@ -426,8 +426,12 @@ mod tests {
         let n = d.len();
         let entries = DirEntries { bytes: &raw[..n], end: true };
         assert_eq!(entries.iter().map(Result::unwrap).collect::<Vec<_>>(), [one, two]);
-        let spaces =
-            [1, 2].map(|n| TargetSpace { target: n, total_bytes: 1 << 40, free_bytes: u64::from(n) });
+        let spaces = [1, 2].map(|n| TargetSpace {
+            target: n,
+            total_bytes: 1 << 40,
+            free_bytes: u64::from(n),
+            in_memory: n == 1,
+        });
         let mut room = [0; 100];
         let spaces_of_two = TargetSpaces::encode(&spaces, &mut room).unwrap();
         assert_eq!(spaces_of_two.iter().collect::<Vec<_>>(), spaces);

@@ -62,10 +62,12 @@ pub struct TargetSpace {
     pub total_bytes: u64,
     /// Bytes that can still be written.
     pub free_bytes: u64,
+    /// It keeps its files in memory.
+    pub in_memory: bool,
 }
 
 /// Encoded bytes of a [`TargetSpace`].
-const SPACE_BYTES: usize = 4 + 8 + 8;
+const SPACE_BYTES: usize = 4 + 8 + 8 + 1;
 
 /// Space of several targets, encoded.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,6 +83,7 @@ impl<'a> TargetSpaces<'a> {
             w.u32(s.target)?;
             w.u64(s.total_bytes)?;
             w.u64(s.free_bytes)?;
+            w.u8(s.in_memory.into())?;
         }
         let n = w.len();
         Ok(TargetSpaces { bytes: &buffer[..n] })
@@ -101,7 +104,12 @@ impl<'a> TargetSpaces<'a> {
     pub fn iter(&self) -> impl Iterator<Item = TargetSpace> + 'a {
         self.bytes.chunks_exact(SPACE_BYTES).filter_map(|bytes| {
             let mut r = Reader::new(bytes);
-            Some(TargetSpace { target: r.u32().ok()?, total_bytes: r.u64().ok()?, free_bytes: r.u64().ok()? })
+            Some(TargetSpace {
+                target: r.u32().ok()?,
+                total_bytes: r.u64().ok()?,
+                free_bytes: r.u64().ok()?,
+                in_memory: r.u8().ok()? != 0,
+            })
         })
     }
 }

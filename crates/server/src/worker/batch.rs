@@ -648,7 +648,8 @@ fn own_targets(targets: &NodeTargets) -> Vec<TargetSpace> {
         // One whose space is not known has none for anybody.
         let space = target.space().unwrap_or_default();
         let (total_bytes, free_bytes) = (space.total_bytes, space.free_bytes);
-        TargetSpace { target: target.target(), total_bytes, free_bytes }
+        let (target, in_memory) = (target.target(), target.is_in_memory());
+        TargetSpace { target, total_bytes, free_bytes, in_memory }
     };
     targets.for_files().iter().map(space_of).collect()
 }

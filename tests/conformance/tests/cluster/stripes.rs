@@ -43,6 +43,11 @@ fn directory_s_layout_holds_for_every_door_and_all_nodes_see_one_file() {
     let Some(m) = mounts else { return };
     let data = bytes(1_000_003, 1);
     fs::write(m[1].join("d/mounted"), &data).unwrap();
+    // Nor does one where it does not see the mount, as in a container.
+    let unseen = format!("unshare -m sh -c 'umount -l {} && echo alone >/forebay/d/alone'", m[2].display());
+    c.tell(3, &unseen);
+    assert_eq!(fs::read(m[0].join("d/alone")).unwrap(), b"alone\n");
+    assert_eq!(c.lies_on("/d/alone"), "n3");
     let source = c.file().with_file_name("source");
     fs::write(&source, &data).unwrap();
     c.tell(

@@ -233,7 +233,7 @@ mod tests {
     }
 
     fn space(target: u32, free_percent: u64) -> TargetSpace {
-        TargetSpace { target, total_bytes: 1000, free_bytes: 10 * free_percent }
+        TargetSpace { target, total_bytes: 1000, free_bytes: 10 * free_percent, in_memory: true }
     }
 
     fn of(nodes: &[(u16, u16)]) -> Surroundings {

@@ -3,6 +3,7 @@
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
+use forebay_data::Medium;
 use forebay_types::{Code, NodeId, Reply, Request, TargetSpace};
 use serde_json::{json, Value};
 
@@ -79,8 +80,11 @@ impl NetworkThread {
                         |of: fn(&TargetSpace) -> u64| spaces.iter().map(of).fold(0, u64::saturating_add);
                     let target =
                         |s: &TargetSpace| json!({ "total_bytes": s.total_bytes, "free_bytes": s.free_bytes });
+                    let medium =
+                        |s: &TargetSpace| if s.in_memory { Medium::Dram } else { Medium::Ssd }.to_string();
                     json!({
                         "state": "up",
+                        "media": spaces.iter().map(medium).collect::<Vec<_>>(),
                         "total_bytes": sum(|s| s.total_bytes),
                         "free_bytes": sum(|s| s.free_bytes),
                         "inodes": inodes,
@@ -95,7 +99,10 @@ impl NetworkThread {
             if told["state"] != "up" {
                 told["why"] = self.whys.get(node).map(String::as_str).into();
             }
-            told["media"] = media.as_slice().into();
+            // What the pool file says of them, as long as they say nothing themselves.
+            if told["media"].is_null() {
+                told["media"] = media.as_slice().into();
+            }
             told["node"] = node.0.into();
             told["name"] = name.as_str().into();
             told["host"] = host.as_str().into();
