@@ -186,6 +186,9 @@ fn up_of_hosts_takes_kept_data_again_and_down_names_hosts() {
     assert_eq!(up.out.matches("with its data from before").count(), 2, "{up:?}");
     assert_eq!(hosts.tell(2, "cat /forebay/two/f"), "kept\n");
     hosts.tell(1, "ls /forebay/two");
+    // Nobody named the medium this time: each says its own.
+    let status = hosts.run(&["status", "--pool", hosts.pool(1).to_str().unwrap()]);
+    assert_eq!(status.out.matches(" ssd ").count(), 2, "{status:?}");
     assert_eq!(hosts.run(&["down", "--hosts", &list, "--pool", path.to_str().unwrap()]).code, Some(0));
 }
 

@@ -12,10 +12,10 @@ use forebay_types::{Code, Error, Ino, TimeSet, Timestamp};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 use rustix::io::Errno;
 
+use crate::capacity::Medium;
 use crate::code_of;
 use crate::media::{Access, BackingStat, Media, Space};
 use crate::name::{BackingName, ANCHORS_DIRECTORY, DATA_DIRECTORY, SHARD_DIRECTORY};
-use crate::probe::is_memory;
 
 /// Mode of every file and directory of a target.
 const MODE: Mode = Mode::RWXU;
@@ -25,7 +25,7 @@ const MODE: Mode = Mode::RWXU;
 pub struct Target {
     directory: OwnedFd,
     number: u32,
-    in_memory: bool,
+    medium: Medium,
 }
 
 impl Target {
@@ -67,8 +67,7 @@ impl Target {
         for needed in [c"data/00", c"data/ff", ANCHORS_DIRECTORY, SHARD_DIRECTORY] {
             rustix::fs::openat(&directory, needed, DIRECTORY, Mode::empty()).map_err(failed)?;
         }
-        let in_memory = is_memory(directory.as_fd()).map_err(failed)?;
-        Ok(Target { directory, number, in_memory })
+        Ok(Target { directory, number, medium: Medium::Dram })
     }
 
     /// Removes the anchors that clients left which were killed between making one and removing it. Only while there are no
@@ -89,9 +88,14 @@ impl Target {
         Ok(names.iter().filter(remove).count() as u64)
     }
 
-    /// Whether its files are kept in memory.
-    pub fn is_in_memory(&self) -> bool {
-        self.in_memory
+    /// The same, on this medium; without this it is memory.
+    pub fn on(self, medium: Medium) -> Target {
+        Target { medium, ..self }
+    }
+
+    /// What it is made of.
+    pub fn medium(&self) -> Medium {
+        self.medium
     }
 
     /// The directory, to which [`BackingName`] and [`crate::AnchorName`] are relative. It may be handed to clients.

@@ -62,7 +62,7 @@ pub struct TargetSpace {
     pub total_bytes: u64,
     /// Bytes that can still be written.
     pub free_bytes: u64,
-    /// It keeps its files in memory.
+    /// It is of memory, as `--media` says.
     pub in_memory: bool,
 }
 

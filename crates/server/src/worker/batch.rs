@@ -1,6 +1,6 @@
 //! One batch: requests that are waiting together are applied, published and answered together.
 
-use forebay_data::{Media, NodeTargets, Target};
+use forebay_data::{Media, Medium, NodeTargets, Target};
 use forebay_meta::Client;
 use forebay_types::limits::{BATCH_MAX, MESSAGE_BYTES_MAX};
 use forebay_types::{
@@ -648,7 +648,7 @@ fn own_targets(targets: &NodeTargets) -> Vec<TargetSpace> {
         // One whose space is not known has none for anybody.
         let space = target.space().unwrap_or_default();
         let (total_bytes, free_bytes) = (space.total_bytes, space.free_bytes);
-        let (target, in_memory) = (target.target(), target.is_in_memory());
+        let (target, in_memory) = (target.target(), target.medium() == Medium::Dram);
         TargetSpace { target, total_bytes, free_bytes, in_memory }
     };
     targets.for_files().iter().map(space_of).collect()

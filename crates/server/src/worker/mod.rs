@@ -88,7 +88,8 @@ fn has_stable_inodes(target: &OwnedFd) -> bool {
 /// This node's targets, the first of which has the shard; or what has the shard alone.
 fn open_targets(directories: &[OwnedFd], identity: &PoolIdentity) -> Result<NodeTargets> {
     let open = |(index, directory): (usize, &OwnedFd)| {
-        Target::open(directory.as_fd(), target_of(NodeId(identity.node), index as u16))
+        let medium = index.checked_sub(1).map_or(identity.media, |more| identity.more[more].media);
+        Ok(Target::open(directory.as_fd(), target_of(NodeId(identity.node), index as u16))?.on(medium))
     };
     if identity.shard_only {
         return open((0, &directories[0])).map(NodeTargets::of_shard_alone);
