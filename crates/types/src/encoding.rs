@@ -4,6 +4,7 @@ use crate::attr::Timestamp;
 use crate::backing::{BackingId, BackingOp};
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
+use crate::hash::COOKIE_MAX;
 use crate::id::{Ino, NodeId};
 use crate::layout::Layout;
 use crate::limits::{
@@ -385,7 +386,7 @@ impl<'a> Request<'a> {
             }
             13 => {
                 let (ino, cookie, attributes) = (Ino(r.u64()?), r.u64()?, r.u8()?);
-                if cookie > i64::MAX as u64 {
+                if cookie > COOKIE_MAX {
                     return Err(Code::Invalid);
                 }
                 Request::ReadDirectory { ino, cookie, attributes: attributes != 0 }

@@ -14,6 +14,8 @@ pub type Cookie = u64;
 pub const HASH_BITS: u32 = 56;
 /// Bits of the discriminator within a cookie: at most 128 names of one directory may share a hash.
 pub const DISCRIMINATOR_BITS: u32 = 7;
+/// The last cookie that there can be.
+pub const COOKIE_MAX: Cookie = (1 << (HASH_BITS + DISCRIMINATOR_BITS)) - 1;
 
 /// The 56-bit hash of a name: 1 to 2^56 - 1 (0 is moved to 1, so that no cookie is 0).
 pub fn name_hash(name: &[u8]) -> u64 {

@@ -30,11 +30,11 @@ pub use backing::{BackingAttr, BackingId, BackingOp, LockKind, LockWish, Move, M
 pub use bytes::{Reader, Writer};
 pub use error::{Code, Error, Result};
 pub use group::GroupOp;
-pub use hash::{cookie_hash, name_hash, Cookie, DISCRIMINATOR_BITS, HASH_BITS};
+pub use hash::{cookie_hash, name_hash, Cookie, COOKIE_MAX, DISCRIMINATOR_BITS, HASH_BITS};
 pub use id::{Ino, NodeId};
 pub use layout::{Component, Extent, Layout, COMPONENT_BYTES};
 pub use mount::{mount_link, mount_of_link, MOUNT_LINK};
-pub use reply::{DirEntries, DirEntry, DirWriter, Entry, PoolSpace, Reply, REPLY_HEADER_BYTES};
+pub use reply::{go_on_behind, DirEntries, DirEntry, DirWriter, Entry, PoolSpace, Reply, REPLY_HEADER_BYTES};
 pub use request::{
     Caller, Request, SetAttr, TimeSet, RENAME_EXCHANGE, RENAME_NOREPLACE, XATTR_CREATE, XATTR_REPLACE,
 };

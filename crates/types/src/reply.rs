@@ -329,6 +329,24 @@ impl<'a> DirEntries<'a> {
     }
 }
 
+/// Has who goes on behind the last of some encoded entries go on behind this cookie; nothing, where there is none.
+///
+/// # Errors
+/// [`Code::Malformed`].
+pub fn go_on_behind(entries: &mut [u8], cookie: Cookie) -> Result<(), Code> {
+    let mut r = Reader::new(entries);
+    let mut last = None;
+    while !r.rest().is_empty() {
+        last = Some(entries.len() - r.rest().len());
+        DirEntry::decode(&mut r)?;
+    }
+    // An entry begins with its cookie.
+    if let Some(place) = last.and_then(|at| entries[at..].first_chunk_mut()) {
+        *place = cookie.to_le_bytes();
+    }
+    Ok(())
+}
+
 impl<'a> DirEntry<'a> {
     /// Reads one entry.
     pub fn decode(r: &mut Reader<'a>) -> Result<DirEntry<'a>, Code> {

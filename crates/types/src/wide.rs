@@ -6,7 +6,7 @@
 
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
-use crate::hash::{cookie_hash, name_hash, Cookie, HASH_BITS};
+use crate::hash::{cookie_hash, name_hash, Cookie, COOKIE_MAX, DISCRIMINATOR_BITS, HASH_BITS};
 use crate::id::Ino;
 use crate::limits::WIDTH_MAX;
 use crate::reply::Reply;
@@ -17,10 +17,15 @@ const PARTITIONS_OF_A_NODE: usize = 4;
 /// The tag of a refusal that has the parts, behind its code.
 pub(crate) const REFUSAL_TAG: u16 = 38;
 
+/// Bits of a hash that say its partition.
+fn partition_bits(width: usize) -> u32 {
+    (width * PARTITIONS_OF_A_NODE).next_power_of_two().ilog2()
+}
+
 /// Which of `width` parts has the names of a hash, `width` being any number of nodes.
 pub fn part_of_hash(hash: u64, width: usize) -> usize {
     let width = width.max(1);
-    let bits = (width * PARTITIONS_OF_A_NODE).next_power_of_two().ilog2();
+    let bits = partition_bits(width);
     let partition = (hash >> (HASH_BITS - bits)) as usize;
     (partition * width) >> bits
 }
@@ -63,7 +68,15 @@ impl Parts {
 
     /// Which part has the entries behind a cookie first.
     pub fn index_of_cookie(&self, cookie: Cookie) -> usize {
-        part_of_hash(cookie_hash(cookie), usize::from(self.count))
+        part_of_hash(cookie_hash(cookie.min(COOKIE_MAX - 1) + 1), usize::from(self.count))
+    }
+
+    /// The last cookie of a part's range, behind which are the next one's entries.
+    pub fn last_cookie(&self, index: usize) -> Cookie {
+        let bits = partition_bits(usize::from(self.count));
+        // The first partition of the next one.
+        let end = ((index as u64 + 1) << bits).div_ceil(u64::from(self.count));
+        (end << (HASH_BITS - bits + DISCRIMINATOR_BITS)) - 1
     }
 
     /// Appends directory and parts.
@@ -123,6 +136,20 @@ mod tests {
                 let share = owners.iter().filter(|o| **o == part).count() * width;
                 assert!((share * 4).abs_diff(owners.len() * 4) <= owners.len(), "{width}: {share}");
             }
+        }
+    }
+
+    #[test]
+    fn last_cookie_of_a_part_is_the_last_of_its_hashes() {
+        for width in 2..=WIDTH_MAX {
+            let parts = parts(width);
+            for index in 0..width {
+                let last = parts.last_cookie(index);
+                assert_eq!(part_of_hash(cookie_hash(last), width), index);
+                assert_eq!(parts.index_of_cookie(last - 1), index);
+                assert_eq!(parts.index_of_cookie(last), (index + 1).min(width - 1));
+            }
+            assert_eq!(parts.last_cookie(width - 1), COOKIE_MAX);
         }
     }
 

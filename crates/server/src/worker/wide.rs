@@ -16,7 +16,7 @@ use std::collections::HashMap;
 use forebay_meta::Client;
 use forebay_types::limits::{READDIR_REPLY_BYTES, WIDE_KNOWN_MAX, WIDTH_MAX};
 use forebay_types::{
-    Caller, Code, Cookie, DirEntries, Ino, NodeId, Parts, Reply, Request, REPLY_HEADER_BYTES,
+    go_on_behind, Caller, Code, Cookie, DirEntries, Ino, NodeId, Parts, Reply, Request, REPLY_HEADER_BYTES,
 };
 
 use super::coordination::failure;
@@ -161,10 +161,16 @@ impl Listing {
         if REPLY_HEADER_BYTES + self.collected.len() + entries.bytes.len() > READDIR_REPLY_BYTES {
             return Onward::Reply(encoded(&self.collected, false));
         }
+        let begin = self.collected.len();
         self.collected.extend_from_slice(entries.bytes);
         let last = self.index + 1 == self.parts.as_slice().len();
         if last || !entries.end {
             return Onward::Reply(encoded(&self.collected, entries.end));
+        }
+        // It was told whole, and is not asked again should the next ones' entries come with another request: so its are of one moment.
+        let told = &mut self.collected[begin..];
+        if let Err(code) = go_on_behind(told, self.parts.last_cookie(self.index)) {
+            return Onward::Reply(failure(code));
         }
         self.index += 1;
         self.told_bytes = entries.bytes.len();
@@ -408,7 +414,8 @@ mod tests {
             let ino = Ino::part(NodeId(node), 5);
             assert_eq!(asked, Request::ReadDirectory { ino, cookie: 0, attributes: false });
         }
-        assert_eq!(cookies(l.hear(&entries(&[9], 3, true))), (vec![2, 3, 9], true));
+        let all = vec![l.parts.last_cookie(0), l.parts.last_cookie(1), 8, 9];
+        assert_eq!(cookies(l.hear(&entries(&[8, 9], 3, true))), (all, true));
     }
 
     #[test]
@@ -425,7 +432,9 @@ mod tests {
         let Some(Onward::Ask(message)) = l.hear_ahead(2, entries(&[3], 3, true)) else { panic!() };
         let asked = Request::decode(&message).unwrap().1;
         assert_eq!(asked, Request::ReadDirectory { ino: inos[3], cookie: 0, attributes: false });
-        assert_eq!(cookies(l.hear(&entries(&[4], 3, true))), (vec![1, 2, 3, 4, 5], true));
+        let mut all: Vec<u64> = (0..5).map(|index| l.parts.last_cookie(index)).collect();
+        all[4] = 5;
+        assert_eq!(cookies(l.hear(&entries(&[4], 3, true))), (all, true));
         // Of large parts no more than the reply has room for.
         let mut l = listing();
         let many: Vec<u64> = (1..=READDIR_REPLY_BYTES as u64 / 2 / 120).collect();
@@ -437,7 +446,8 @@ mod tests {
         assert!(matches!(l.hear(&entries(&[1], 3, true)), Onward::Ask(_)));
         assert_eq!(l.ask_ahead(NodeId(1)), [2]);
         assert!(l.hear_ahead(2, failure(Code::Io)).is_none());
-        assert_eq!(cookies(l.hear(&entries(&[2], 3, true))), (vec![1, 2], false));
+        let ends: Vec<u64> = (0..2).map(|index| l.parts.last_cookie(index)).collect();
+        assert_eq!(cookies(l.hear(&entries(&[2], 3, true))), (ends, false));
     }
 
     #[test]
@@ -449,7 +459,9 @@ mod tests {
         assert!(matches!(l.hear(&entries(&many, 100, true)), Onward::Ask(_)));
         // The second part's do not fit behind the first's: they come with the next request.
         let more: Vec<u64> = (1000..=1000 + many.len() as u64).collect();
-        assert_eq!(cookies(l.hear(&entries(&more, 120, true))), (many, false));
+        let (told, end) = cookies(l.hear(&entries(&more, 120, true)));
+        assert!(told[..told.len() - 1] == many[..many.len() - 1] && !end);
+        assert_eq!(l.parts.index_of_cookie(told[told.len() - 1]), 1, "and the first is not asked again");
     }
 
     #[test]
@@ -458,7 +470,7 @@ mod tests {
         Reply::encode(&Err(Code::Io), &mut failure).unwrap();
         let mut l = listing();
         assert!(matches!(l.hear(&entries(&[7], 3, true)), Onward::Ask(_)));
-        assert_eq!(cookies(l.hear(&failure)), (vec![7], false));
+        assert_eq!(cookies(l.hear(&failure)), (vec![l.parts.last_cookie(0)], false));
         let Onward::Reply(reply) = listing().hear(&failure) else { panic!() };
         assert_eq!(reply, failure);
     }

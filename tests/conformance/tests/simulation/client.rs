@@ -194,6 +194,21 @@ fn appended(bytes: &[u8]) -> Vec<u32> {
     values
 }
 
+fn letters() -> impl Iterator<Item = Name> {
+    (0..NAMES).map(|i| Name(b'a' + i as u8))
+}
+
+/// The letters that each part has, as bits.
+fn letters_of(parts: &Parts) -> Vec<u32> {
+    let its = |part: &Ino| letters().filter(|name| parts.of_name(name.bytes()) == *part).map(Name::bit).sum();
+    parts.as_slice().iter().map(its).collect()
+}
+
+/// What has these letters of what was listed.
+fn among(names: &BTreeMap<Name, Ino>, letters: u32) -> BTreeMap<Name, Ino> {
+    names.iter().filter(|(name, _)| name.bit() & letters != 0).map(|(name, ino)| (*name, *ino)).collect()
+}
+
 struct Program {
     pool: &'static Pool,
     index: usize,
@@ -301,7 +316,10 @@ impl Program {
         if matches!((&op, &outcome), (Op::Write { .. }, Outcome::Done)) && starts != recorder.starts() {
             recorder.may_have_been_repeated(index);
         }
-        recorder.answered(index, outcome.clone());
+        match (&op, &outcome) {
+            (Op::List { dir }, Outcome::Names(names)) => self.listed(*dir, index, names),
+            _ => recorder.answered(index, outcome.clone()),
+        }
         let mut known = self.common.known();
         match (&op, &outcome) {
             (Op::Mkdir { .. }, Outcome::Inode(ino)) => known.directories.push(*ino),
@@ -314,27 +332,31 @@ impl Program {
         outcome
     }
 
+    /// A directory that was narrow has been listed: of one moment, unless it is wide by now.
+    fn listed(&self, dir: Ino, index: usize, names: &BTreeMap<Name, Ino>) {
+        let recorder = &self.common.recorder;
+        let letters = match self.pool.parts_of(dir) {
+            Ok(None) => return recorder.answered(index, Outcome::Names(names.clone())),
+            Ok(Some(parts)) => letters_of(&parts),
+            // Nobody knows which lay together.
+            Err(_) => letters().map(Name::bit).collect(),
+        };
+        for (part, letters) in recorder.is_of_parts(index, &letters) {
+            recorder.answered(part, Outcome::Names(among(names, letters)));
+        }
+    }
+
     /// Lists a wide directory: each part's names are from one moment, all of them need not be.
     fn list_parts(&mut self, dir: Ino, parts: &Parts) -> Outcome {
-        let has = |part: &Ino, name: Name| parts.of_name(name.bytes()) == *part;
-        let all = || (0..NAMES).map(|i| Name(b'a' + i as u8));
-        let recorded: Vec<(Ino, usize)> = parts
-            .as_slice()
-            .iter()
-            .map(|part| {
-                let letters = all().filter(|name| has(part, *name)).map(Name::bit).sum();
-                let op = Op::ListPart { dir, letters };
-                (*part, self.common.recorder.asked(self.index, self.node, &op))
-            })
-            .collect();
+        let asked = |letters| {
+            (self.common.recorder.asked(self.index, self.node, &Op::ListPart { dir, letters }), letters)
+        };
+        let recorded: Vec<(usize, u32)> = letters_of(parts).into_iter().map(asked).collect();
         let listed = self.execute(&Op::List { dir });
         let outcome = listed.map_or_else(Outcome::Failed, |(outcome, _)| outcome);
-        for (part, index) in recorded {
+        for (index, letters) in recorded {
             let its = match &outcome {
-                Outcome::Names(names) => {
-                    let its = names.iter().filter(|(name, _)| has(&part, **name));
-                    Outcome::Names(its.map(|(name, ino)| (*name, *ino)).collect())
-                }
+                Outcome::Names(names) => Outcome::Names(among(names, letters)),
                 other => other.clone(),
             };
             self.common.recorder.answered(index, its);

@@ -333,14 +333,37 @@ impl Recorder {
     /// An operation is answered that may have been done twice until now.
     pub(crate) fn may_have_been_repeated(&self, index: usize) {
         let mut history = self.history();
-        let asked =
-            history.events.iter().position(|event| *event == Event::Asked(index)).expect("it was asked");
+        let asked = history.asked_at(index);
         let again = history.entries.len();
         history.tell(format!("#{again} is #{index}, if it was done twice"));
         let entry = Entry { outcome: None, again: true, ..history.entries[index].clone() };
         history.entries.push(entry);
         history.events.insert(asked + 1, Event::Asked(again));
         history.events.push(Event::Over(again));
+    }
+
+    /// A listing that is answered now became one of a wide directory meanwhile, with these letters on a node each: the operations that
+    /// it is, for [`Recorder::answered`].
+    pub(crate) fn is_of_parts(&self, index: usize, letters: &[u32]) -> Vec<(usize, u32)> {
+        let mut history = self.history();
+        let Op::List { dir } = history.entries[index].op else { panic!("no listing") };
+        let asked = history.asked_at(index);
+        let mut parts = Vec::new();
+        for (i, letters) in letters.iter().copied().enumerate() {
+            let op = Op::ListPart { dir, letters };
+            if i == 0 {
+                history.entries[index].op = op;
+                parts.push((index, letters));
+                continue;
+            }
+            let part = history.entries.len();
+            history.tell(format!("#{part} is #{index} {op:?}"));
+            let entry = Entry { op, ..history.entries[index].clone() };
+            history.entries.push(entry);
+            history.events.insert(asked + 1, Event::Asked(part));
+            parts.push((part, letters));
+        }
+        parts
     }
 
     pub(crate) fn answered(&self, index: usize, outcome: Outcome) {
@@ -353,6 +376,10 @@ impl Recorder {
 }
 
 impl History {
+    fn asked_at(&self, index: usize) -> usize {
+        self.events.iter().position(|event| *event == Event::Asked(index)).expect("it was asked")
+    }
+
     /// The inodes that clients found when they looked at everything.
     pub(crate) fn found_in_the_end(&self) -> BTreeSet<Ino> {
         let last = self.entries.iter().skip(self.settled.unwrap_or(usize::MAX));

@@ -360,10 +360,6 @@ impl State {
                     end(state, told.clone()); // its home has not heard yet that it is gone
                 }
                 (None, _) => end(state, Outcome::Failed(Code::NotFound)),
-                // It became wide while it was listed, of which the listing knew nothing.
-                (Some(Directory { wide: true, .. }), Some(told @ Outcome::Names(_))) => {
-                    end(state, told.clone());
-                }
                 (Some(directory), Some(Outcome::Names(names))) => {
                     let same = names.len() == directory.entries.len()
                         && directory
