@@ -2,12 +2,13 @@
 //! tree what clients were told (linearizability, Herlihy and Wing 1990; the search follows the answers in time, as Lowe's
 //! just-in-time linearization, 2017). What was not answered, or with EIO, may have happened at any time since, or not at all.
 
-use std::collections::{BTreeMap, BTreeSet, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use forebay_types::Ino;
 
 use crate::history::{Event, History, Op, Outcome};
 use crate::model::State;
+use crate::reach::{Leads, Pending, Reach};
 
 /// Most trees that may be looked at for one answer: then the history is too tangled to be judged.
 const LOOKS_MAX: usize = 400_000;
@@ -29,56 +30,50 @@ pub(crate) enum Verdict {
     Tangled(usize),
 }
 
-/// True when the order of two operations may matter.
-fn conflict(a: &Op, b: &Op) -> bool {
-    let structural = |op: &Op| matches!(op, Op::Rmdir { .. } | Op::Rename { .. });
-    if structural(a) || structural(b) {
-        return true;
-    }
-    let inode = |op: &Op| match op {
-        Op::Link { ino, .. } | Op::Stat { ino } | Op::Chmod { ino, .. } => Some(*ino),
-        Op::SetXattr { ino, .. } | Op::GetXattr { ino } => Some(*ino),
-        Op::Write { ino, .. } | Op::Read { ino, .. } => Some(*ino),
-        Op::Append { ino, .. } | Op::ReadAppended { ino } => Some(*ino),
-        Op::Truncate { ino, .. } | Op::Allocate { ino, .. } | Op::Size { ino } => Some(*ino),
-        _ => None,
-    };
-    let unlinks = |op: &Op| matches!(op, Op::Unlink { .. });
-    let entry = |op: &Op| match op {
-        Op::Create { dir, name, .. } | Op::Mkdir { dir, name } | Op::Symlink { dir, name } => {
-            Some((*dir, Some(*name)))
-        }
-        Op::Link { dir, name, .. } | Op::Unlink { dir, name } | Op::Lookup { dir, name } => {
-            Some((*dir, Some(*name)))
-        }
-        Op::List { dir }
-        | Op::ListPart { dir, .. }
-        | Op::Widen { dir }
-        | Op::WidenNew { dir }
-        | Op::Count { dir } => Some((*dir, None)),
-        _ => None,
-    };
-    let same_inode = inode(a).is_some() && inode(a) == inode(b);
-    let may_unlink = (unlinks(a) && inode(b).is_some()) || (unlinks(b) && inode(a).is_some());
-    let same_entry = match (entry(a), entry(b)) {
-        (Some((da, na)), Some((db, nb))) => da == db && (na == nb || na.is_none() || nb.is_none()),
-        _ => false,
-    };
-    same_inode || may_unlink || same_entry
-}
+/// Most operations whose order may matter to one answer, as they are bits.
+const CONCERNED_MAX: usize = u128::BITS as usize;
 
-/// The unanswered operations whose order may matter to `index`, itself among them.
-fn relevant(history: &History, open: &BTreeSet<usize>, index: usize) -> Vec<usize> {
-    let mut found = vec![index];
+/// The operations without a place in the order that may matter to one of them, with that first, and for each which of these it meets, as bits.
+fn concerned(pending: &[Pending<'_>], leads: &Leads) -> (Vec<usize>, Vec<u128>) {
+    let reaches: Vec<Reach> = pending.iter().map(|one| Reach::of(*one, leads)).collect();
+    let mut found = vec![0];
     let mut next = 0;
     while let Some(of) = found.get(next).copied() {
         next += 1;
-        let conflicting = |i: &&usize| conflict(&history.entries[of].op, &history.entries[**i].op);
-        let more: Vec<usize> =
-            open.iter().filter(|i| !found.contains(i)).filter(conflicting).copied().collect();
+        let meets = |i: &usize| !found.contains(i) && reaches[of].meets(&reaches[*i]);
+        let more: Vec<usize> = (0..pending.len()).filter(meets).collect();
         found.extend(more);
     }
-    found
+    found.truncate(CONCERNED_MAX + 1);
+    let met = |of: &usize| {
+        let bits = found.iter().enumerate().take(CONCERNED_MAX);
+        bits.fold(0, |met, (bit, i)| if reaches[*of].meets(&reaches[*i]) { met | 1 << bit } else { met })
+    };
+    (found.iter().map(|i| pending[*i].0).collect(), found.iter().map(met).collect())
+}
+
+/// Leaves those out that can do nothing that another cannot: it has the same tree, fewer operations in doubt have happened, and more that had
+/// to and change nothing.
+fn without_lesser(
+    all: HashSet<Possible>,
+    in_doubt: impl Fn(usize) -> bool,
+    changes_nothing: impl Fn(usize) -> bool,
+) -> Vec<Possible> {
+    let mut by_state: HashMap<State, Vec<BTreeSet<usize>>> = HashMap::new();
+    for Possible { state, happened } in all {
+        let others = by_state.entry(state).or_default();
+        let is_lesser = |one: &BTreeSet<usize>, other: &BTreeSet<usize>| {
+            one.difference(other).all(|i| in_doubt(*i)) && other.difference(one).all(|i| changes_nothing(*i))
+        };
+        if !others.iter().any(|other| is_lesser(&happened, other)) {
+            others.retain(|other| !is_lesser(other, &happened));
+            others.push(happened);
+        }
+    }
+    let of = |(state, all): (State, Vec<BTreeSet<usize>>)| {
+        all.into_iter().map(move |happened| Possible { state: state.clone(), happened })
+    };
+    by_state.into_iter().flat_map(of).collect()
 }
 
 /// Judges a history.
@@ -111,56 +106,82 @@ pub(crate) fn judge(history: &History) -> Verdict {
             Event::Answered(index) | Event::Over(index) => index,
         };
 
-        let concerned = relevant(history, &open, index);
-        let mut seen: HashSet<Possible> = HashSet::new();
-        let mut left: Vec<Possible> = possible.clone();
+        let told = |i: usize| history.entries[i].outcome.as_ref().filter(|_| !in_doubt(i));
+        let changes_nothing = |i: usize| {
+            told(i).is_some_and(|o| matches!(o, Outcome::Failed(_)) || history.entries[i].op.only_reads())
+        };
+        let pending: Vec<Pending<'_>> = std::iter::once(index)
+            .chain(open.iter().copied().filter(|i| *i != index))
+            .map(|i| (i, &history.entries[i].op, told(i)))
+            .collect();
+        let leads = Leads::new(&pending, possible.iter().map(|p| &p.state));
+        let (concerned, meets) = concerned(&pending, &leads);
+        if concerned.len() > CONCERNED_MAX {
+            return Verdict::Tangled(index);
+        }
+        // With each: those that were done for this one and that nothing was done yet to which it matters that they were.
+        let mut seen: HashSet<(Possible, u128)> = HashSet::new();
+        let mut left: Vec<(Possible, u128)> = possible.iter().map(|p| (p.clone(), 0)).collect();
+        let ways = |state: &State, i: usize| {
+            let entry = &history.entries[i];
+            let settled = history.settled.is_some_and(|at| index >= at);
+            let linked = matches!(entry.op, Op::Stat { ino } if linked.contains(&ino));
+            state.after(&entry.op, told(i), (i, entry.node), settled, linked)
+        };
         let mut next: HashSet<Possible> = HashSet::new();
         if history.entries[index].again {
             next.extend(possible.iter().cloned()); // it never happened
         }
-        while let Some(mut p) = left.pop() {
+        while let Some((mut p, mut idle)) = left.pop() {
+            // What changes nothing best happens as soon as it can.
+            for (bit, &i) in concerned.iter().enumerate().filter(|(_, i)| changes_nothing(**i)) {
+                if !p.happened.contains(&i) && ways(&p.state, i).contains(&p.state) {
+                    p.happened.insert(i);
+                    idle &= !meets[bit];
+                }
+            }
             if p.happened.remove(&index) {
-                next.insert(p);
+                // What is idle can as well happen later.
+                if idle == 0 {
+                    next.insert(p);
+                }
                 continue;
             }
-            if seen.contains(&p) {
+            let reached = (p, idle);
+            if seen.contains(&reached) {
                 continue;
             }
             if seen.len() > LOOKS_MAX {
                 return Verdict::Tangled(index);
             }
-            for &i in concerned.iter().filter(|i| !p.happened.contains(i)) {
-                let entry = &history.entries[i];
-                let told = if in_doubt(i) { None } else { entry.outcome.as_ref() };
-                let settled = history.settled.is_some_and(|at| index >= at);
-                let linked = matches!(entry.op, Op::Stat { ino } if linked.contains(&ino));
-                for state in p.state.after(&entry.op, told, (i, entry.node), settled, linked) {
-                    let mut q = Possible { state, happened: p.happened.clone() };
-                    q.happened.insert(i);
-                    left.push(q);
+            let p = &reached.0;
+            for (bit, &i) in concerned.iter().enumerate().filter(|(_, i)| !p.happened.contains(i)) {
+                let idle = idle & !meets[bit] | u128::from(bit > 0) << bit;
+                for state in ways(&p.state, i) {
+                    let mut happened = p.happened.clone();
+                    happened.insert(i);
+                    left.push((Possible { state, happened }, idle));
                 }
             }
-            seen.insert(p);
+            seen.insert(reached);
         }
         open.remove(&index);
         if next.is_empty() {
-            return Verdict::Impossible(index, explain(history, index, &possible));
+            return Verdict::Impossible(index, explain(history, index, &possible, &concerned));
         }
-        possible = next.into_iter().collect();
+        possible = without_lesser(next, in_doubt, changes_nothing);
     }
     Verdict::Sound
 }
 
 /// What people want to know of an operation that cannot be.
-fn explain(history: &History, index: usize, possible: &[Possible]) -> String {
+fn explain(history: &History, index: usize, possible: &[Possible], concerned: &[usize]) -> String {
     let entry = &history.entries[index];
     let mut text = format!("#{index} of client {}: {:?} -> {:?}\n", entry.client, entry.op, entry.outcome);
     text += "unanswered or answered since, and of influence:\n";
-    let from = index.saturating_sub(400);
-    for (i, other) in history.entries.iter().enumerate().skip(from) {
-        if i != index && !other.op.only_reads() && conflict(&other.op, &entry.op) {
-            text += &format!("  #{i} of client {}: {:?} -> {:?}\n", other.client, other.op, other.outcome);
-        }
+    for i in &concerned[1..] {
+        let other = &history.entries[*i];
+        text += &format!("  #{i} of client {}: {:?} -> {:?}\n", other.client, other.op, other.outcome);
     }
     if let Some(p) = possible.first() {
         text += &format!("one of {} trees that could be before: {:?}\n", possible.len(), p.state);

@@ -11,6 +11,7 @@ mod client;
 mod door;
 mod history;
 mod model;
+mod reach;
 mod world;
 
 use std::collections::BTreeSet;

@@ -1,0 +1,257 @@
+//! Which operations' order may matter: what of a file tree each of them may look at, and what it may change. It may say too much,
+//! which costs the checker time, and must not say too little: then it would find histories impossible that are not.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use forebay_types::Ino;
+
+use crate::history::{Name, Op, Outcome};
+use crate::model::{Id, State};
+
+/// Aspects of a file.
+const LINKS: u8 = 1;
+/// Whether it had names on other nodes.
+const ABROAD: u8 = 2;
+const MODE: u8 = 4;
+const XATTR: u8 = 8;
+const WORD: u8 = 16;
+const BLOCK: u8 = 32;
+const APPENDED: u8 = 64;
+const BYTES: u8 = 128;
+
+/// Something of a tree.
+#[derive(Clone, Copy, Debug)]
+enum Thing {
+    /// Of a directory, that it is there, and how what is made in it lies.
+    Directory(Id),
+    /// Entries of a directory with these letters, as bits.
+    Entries(Id, u32),
+    /// Aspects of a file.
+    File(Id, u8),
+    /// Which directory is below which.
+    Order,
+}
+
+/// An inode of which nobody knows the number is who made it, wherever that may have been. No operation names it: who does has been told the
+/// number, and so have all trees.
+fn plain(id: Id) -> Id {
+    match id {
+        Id::MadeBy(index, _) => Id::MadeBy(index, 0),
+        known => known,
+    }
+}
+
+fn known(ino: Ino) -> Id {
+    Id::Known(ino.0)
+}
+
+impl Thing {
+    fn meets(self, other: Thing) -> bool {
+        match (self, other) {
+            (Thing::Directory(a), Thing::Directory(b)) => a == b,
+            (Thing::Entries(a, its), Thing::Entries(b, others)) => a == b && its & others != 0,
+            (Thing::File(a, its), Thing::File(b, others)) => a == b && its & others != 0,
+            (Thing::Order, Thing::Order) => true,
+            _ => false,
+        }
+    }
+}
+
+/// An operation that has no place in the order yet: its number, what it is, and what it was answered if it is known to have happened.
+pub(crate) type Pending<'h> = (usize, &'h Op, Option<&'h Outcome>);
+
+/// What entries may lead to, as long as nothing but pending operations happens.
+#[derive(Debug, Default)]
+pub(crate) struct Leads {
+    to: BTreeMap<(Ino, Name), BTreeSet<Id>>,
+    directories: BTreeSet<Id>,
+}
+
+impl Leads {
+    /// Of the entries that pending operations remove or move, in any of some trees.
+    pub(crate) fn new<'s>(pending: &[Pending<'_>], trees: impl Iterator<Item = &'s State>) -> Leads {
+        let mut leads = Leads::default();
+        for (_, op, _) in pending {
+            match op {
+                Op::Unlink { dir, name } | Op::Rmdir { dir, name } => {
+                    leads.to.entry((*dir, *name)).or_default();
+                }
+                Op::Rename { dir, name, to_dir, to_name, .. } => {
+                    leads.to.entry((*dir, *name)).or_default();
+                    leads.to.entry((*to_dir, *to_name)).or_default();
+                }
+                _ => {}
+            }
+        }
+        for tree in trees {
+            for ((dir, name), to) in &mut leads.to {
+                let entry = tree.directories.get(&known(*dir)).and_then(|d| d.entries.get(name));
+                let Some(id) = entry.copied() else { continue };
+                to.insert(plain(id));
+                if tree.directories.contains_key(&id) {
+                    leads.directories.insert(plain(id));
+                }
+            }
+        }
+        for (index, op, told) in pending {
+            let (dir, name, id) = match op {
+                Op::Create { dir, name, .. } | Op::Symlink { dir, name } | Op::Mkdir { dir, name } => {
+                    (dir, name, made(*index, *told))
+                }
+                Op::Link { ino, dir, name } => (dir, name, known(*ino)),
+                _ => continue,
+            };
+            if let Some(to) = leads.to.get_mut(&(*dir, *name)) {
+                to.insert(id);
+            }
+            if matches!(op, Op::Mkdir { .. }) {
+                leads.directories.insert(id);
+            }
+        }
+        while leads.follow(pending) {}
+        leads
+    }
+
+    /// Lets each rename lead where its source may; true when that was something new.
+    fn follow(&mut self, pending: &[Pending<'_>]) -> bool {
+        let mut new = false;
+        for (_, op, _) in pending {
+            if let Op::Rename { dir, name, to_dir, to_name, .. } = op {
+                let moved = self.of(*dir, *name).clone();
+                let to = self.to.entry((*to_dir, *to_name)).or_default();
+                let before = to.len();
+                to.extend(moved);
+                new |= to.len() > before;
+            }
+        }
+        new
+    }
+
+    fn of(&self, dir: Ino, name: Name) -> &BTreeSet<Id> {
+        self.to.get(&(dir, name)).expect("asked for by `new`")
+    }
+}
+
+fn made(index: usize, told: Option<&Outcome>) -> Id {
+    match told {
+        Some(Outcome::Inode(ino)) => known(*ino),
+        _ => Id::MadeBy(index, 0),
+    }
+}
+
+/// What an operation may look at and change.
+#[derive(Debug, Default)]
+pub(crate) struct Reach {
+    looks: Vec<Thing>,
+    changes: Vec<Thing>,
+}
+
+impl Reach {
+    pub(crate) fn of((index, op, told): Pending<'_>, leads: &Leads) -> Reach {
+        let mut reach = Reach::default();
+        match op {
+            Op::Create { dir, name, .. } | Op::Symlink { dir, name } | Op::Mkdir { dir, name } => {
+                reach.changes_entry(*dir, *name);
+                let id = made(index, told);
+                reach.changes.push(Thing::File(id, u8::MAX));
+                if matches!(op, Op::Mkdir { .. }) {
+                    reach.changes.push(Thing::Directory(id));
+                }
+            }
+            Op::Link { ino, dir, name } => {
+                reach.changes_entry(*dir, *name);
+                reach.changes_file(*ino, LINKS | ABROAD);
+            }
+            Op::Unlink { dir, name } => {
+                reach.changes_entry(*dir, *name);
+                for id in leads.of(*dir, *name) {
+                    reach.ends(*id);
+                }
+            }
+            Op::Rmdir { dir, name } => {
+                reach.changes_entry(*dir, *name);
+                for id in leads.of(*dir, *name) {
+                    reach.removes(*id);
+                }
+            }
+            Op::Rename { dir, name, to_dir, to_name, .. } => {
+                reach.changes_entry(*dir, *name);
+                reach.changes_entry(*to_dir, *to_name);
+                for id in leads.of(*dir, *name) {
+                    if leads.directories.contains(id) {
+                        reach.changes.push(Thing::Order);
+                    } else {
+                        reach.changes.push(Thing::File(*id, ABROAD));
+                    }
+                }
+                for id in leads.of(*to_dir, *to_name) {
+                    reach.ends(*id);
+                    reach.removes(*id);
+                }
+            }
+            Op::Lookup { dir, name } => reach.looks_into(*dir, name.bit()),
+            Op::List { dir } | Op::Count { dir } => reach.looks_into(*dir, u32::MAX),
+            Op::ListPart { dir, letters } => reach.looks_into(*dir, *letters),
+            Op::Widen { dir } => {
+                reach.looks_into(*dir, u32::MAX);
+                reach.changes.push(Thing::Directory(known(*dir)));
+            }
+            Op::WidenNew { dir } => reach.changes.push(Thing::Directory(known(*dir))),
+            Op::Stat { ino } => {
+                reach.looks_at(*ino, MODE | ABROAD);
+                reach.looks.push(Thing::Directory(known(*ino)));
+            }
+            Op::Chmod { ino, .. } => reach.changes_file(*ino, MODE),
+            Op::SetXattr { ino, .. } => reach.changes_file(*ino, XATTR),
+            Op::GetXattr { ino } => reach.looks_at(*ino, XATTR),
+            Op::Write { ino, large, .. } => reach.changes_file(*ino, if *large { BLOCK } else { WORD }),
+            Op::Read { ino, large } => reach.looks_at(*ino, if *large { BLOCK } else { WORD }),
+            Op::Append { ino, .. } => reach.changes_file(*ino, APPENDED),
+            Op::ReadAppended { ino } => reach.looks_at(*ino, APPENDED),
+            Op::Truncate { ino, .. } | Op::Allocate { ino, .. } => reach.changes_file(*ino, BYTES),
+            Op::Size { ino } => reach.looks_at(*ino, BYTES),
+        }
+        reach
+    }
+
+    /// True when it may matter which of two operations was first.
+    pub(crate) fn meets(&self, other: &Reach) -> bool {
+        let any = |changes: &[Thing], things: &[Thing]| {
+            changes.iter().any(|changed| things.iter().any(|thing| changed.meets(*thing)))
+        };
+        any(&self.changes, &other.changes)
+            || any(&self.changes, &other.looks)
+            || any(&other.changes, &self.looks)
+    }
+
+    fn looks_into(&mut self, dir: Ino, letters: u32) {
+        self.looks.push(Thing::Directory(known(dir)));
+        self.looks.push(Thing::Entries(known(dir), letters));
+    }
+
+    fn changes_entry(&mut self, dir: Ino, name: Name) {
+        self.looks.push(Thing::Directory(known(dir)));
+        self.changes.push(Thing::Entries(known(dir), name.bit()));
+    }
+
+    /// Every answer tells whether a file is there.
+    fn looks_at(&mut self, ino: Ino, aspects: u8) {
+        self.looks.push(Thing::File(known(ino), aspects | LINKS));
+    }
+
+    fn changes_file(&mut self, ino: Ino, aspects: u8) {
+        self.looks.push(Thing::File(known(ino), LINKS));
+        self.changes.push(Thing::File(known(ino), aspects));
+    }
+
+    /// A name of a file ends.
+    fn ends(&mut self, id: Id) {
+        self.changes.push(Thing::File(id, LINKS | ABROAD));
+    }
+
+    /// A directory goes, if it is empty.
+    fn removes(&mut self, id: Id) {
+        self.looks.push(Thing::Entries(id, u32::MAX));
+        self.changes.push(Thing::Directory(id));
+    }
+}
