@@ -6,19 +6,18 @@
 //! same time never wait for each other's.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
 
-use forebay_ring::{Claim, Ring};
+use forebay_ring::{call_clock, pause, Claim, Ring};
 use forebay_types::limits::{
-    APPEND_MS, BACKING_AHEAD, BACKING_BYTES_MAX, BUFFER_BYTES, MESSAGE_BYTES_MAX, MOVE_ABOVE_BYTES,
-    MOVE_BYTES_MAX, MOVE_BYTES_MIN,
+    BACKING_AHEAD, BACKING_BYTES_MAX, BUFFER_BYTES, MESSAGE_BYTES_MAX, MOVE_ABOVE_BYTES, MOVE_BYTES_MAX,
+    MOVE_BYTES_MIN,
 };
 use forebay_types::{BackingId, BackingOp, Code, Move, MoveKind, Reply, Request};
 
 use crate::attached::Attached;
 use crate::buffer::{Buffer, Piece};
 use crate::elsewhere::{gone_is_stale, new_handle};
-use crate::locks::{PAUSE, PAUSE_MAX};
+use crate::locks::{PATIENCE_NS, PAUSE, PAUSE_MAX};
 use crate::patience::Patience;
 use crate::pool::{caller, Pool};
 
@@ -260,8 +259,7 @@ impl Pool {
     /// it and writes it when it has all.
     fn append_in_pieces(&self, id: BackingId, bytes: &[u8], message: &mut [u8]) -> Result<usize, Code> {
         let bytes = &bytes[..bytes.len().min(MOVE_BYTES_MAX)];
-        let (since, mut pause) = (Instant::now(), PAUSE);
-        let patience = Duration::from_millis(APPEND_MS);
+        let (since, mut wait) = (call_clock(), PAUSE);
         'anew: loop {
             let handle = new_handle();
             for (i, piece) in bytes.chunks(BACKING_BYTES_MAX).enumerate() {
@@ -276,9 +274,9 @@ impl Pool {
                     })?;
                 match answered {
                     // It gathers for many, or has started anew and knows nothing of the pieces before.
-                    Err(Code::Busy | Code::Interrupted) if since.elapsed() < patience => {
-                        std::thread::sleep(pause);
-                        pause = (pause * 2).min(PAUSE_MAX);
+                    Err(Code::Busy | Code::Interrupted) if call_clock() - since < PATIENCE_NS => {
+                        pause(wait);
+                        wait = (wait * 2).min(PAUSE_MAX);
                         continue 'anew;
                     }
                     Err(Code::Busy | Code::Interrupted) => return Err(Code::TimedOut),

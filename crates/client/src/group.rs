@@ -2,6 +2,7 @@
 //! shared file pointer and atomic mode are made of them. Kept at the file's first backing file, by the daemon that has it
 //! (`crates/server/src/worker/network/groups.rs`), under a number which the process that makes the group draws and tells the others.
 
+use forebay_ring::pause;
 use forebay_types::{BackingId, BackingOp, Code, GroupOp, LockKind, LockWish, Reply, Request};
 
 use crate::elsewhere::new_handle;
@@ -84,15 +85,15 @@ impl File {
     /// # Errors
     /// As [`File::group_move`].
     pub fn group_lock(&self, key: u64, writes: bool, start: u64, end: u64) -> Result<u64, Code> {
-        let (owner, mut pause) = (new_handle(), PAUSE);
+        let (owner, mut wait) = (new_handle(), PAUSE);
         let kind = if writes { LockKind::Write } else { LockKind::Read };
         let wish = LockWish { owner, flock: false, kind, start, end };
         loop {
             match self.tell_group(key, GroupOp::Lock(wish)) {
                 // As long as it takes: who has it is there, or it goes.
                 Err(Code::Busy) => {
-                    std::thread::sleep(pause);
-                    pause = (pause * 2).min(PAUSE_MAX);
+                    pause(wait);
+                    wait = (wait * 2).min(PAUSE_MAX);
                 }
                 told => return told.map(|()| owner),
             }

@@ -4,8 +4,9 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use forebay_ring::{call_clock, pause};
 use forebay_types::limits::APPEND_MS;
 use forebay_types::{BackingId, BackingOp, Code, LockWish, Reply, Request};
 
@@ -16,6 +17,9 @@ use crate::pool::{caller, Pool};
 /// First and longest pause of who waits for another to have written.
 pub(crate) const PAUSE: Duration = Duration::from_micros(100);
 pub(crate) const PAUSE_MAX: Duration = Duration::from_millis(5);
+
+/// How long who appends looks for the end, and waits for others who do, by [`call_clock`].
+pub(crate) const PATIENCE_NS: u64 = APPEND_MS * 1_000_000;
 
 /// In a pool of one node only one process writes at the end of files of several backing files: that of the mount.
 static APPENDING: Mutex<()> = Mutex::new(());
@@ -86,13 +90,12 @@ impl File {
 
     fn append_in_turn(&self, buffer: &[u8]) -> Result<usize, Code> {
         let id = BackingId::of(self.ino(), self.layout(), 0, 0);
-        let (handle, begin, mut pause) = (new_handle(), Instant::now(), PAUSE);
-        let patience = Duration::from_millis(APPEND_MS);
+        let (handle, begin, mut wait) = (new_handle(), call_clock(), PAUSE);
         loop {
             match self.pool.ask_backing(id, BackingOp::BeginAppend { handle }) {
-                Err(Code::Busy) if begin.elapsed() < patience => {
-                    std::thread::sleep(pause);
-                    pause = (pause * 2).min(PAUSE_MAX);
+                Err(Code::Busy) if call_clock() - begin < PATIENCE_NS => {
+                    pause(wait);
+                    wait = (wait * 2).min(PAUSE_MAX);
                 }
                 Err(Code::Busy) => return Err(Code::TimedOut),
                 begun => {
@@ -101,14 +104,27 @@ impl File {
                 }
             }
         }
-        let since = Instant::now();
-        let written = self.size().and_then(|end| match since.elapsed() < patience {
-            true => self.write_at(buffer, end),
-            // Its turn may be over before all is written.
-            false => Err(Code::TimedOut),
-        });
+        let until_ns = call_clock() + PATIENCE_NS;
+        let written = self.size().and_then(|end| self.write_all_at(buffer, end, until_ns));
         // Should it not be heard, others wait until the turn is over by itself.
         let _ = self.pool.ask_backing(id, BackingOp::EndAppend { handle });
         written
+    }
+
+    /// Writes all, and fails where only some of it can be: who appended the rest by another call would leave a gap before it, where some of the
+    /// stripes behind took theirs.
+    fn write_all_at(&self, buffer: &[u8], at: u64, until_ns: u64) -> Result<usize, Code> {
+        let mut done = 0;
+        while done < buffer.len() {
+            if call_clock() >= until_ns {
+                // Its turn may be over before all is written.
+                return Err(Code::TimedOut);
+            }
+            match self.write_at(&buffer[done..], at + done as u64)? {
+                0 => return Err(Code::Io),
+                n => done += n,
+            }
+        }
+        Ok(done)
     }
 }

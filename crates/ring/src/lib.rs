@@ -34,4 +34,4 @@ pub use call::{CallFailure, Claim, Ring};
 pub use doorbell::Doorbell;
 pub use serve::{ServedRing, SlotRequest, SlotState};
 pub use shared::{memfd_sealed, Mapping, Seal};
-pub use waiter::{call_clock, lease_clock, simulate, Waiter};
+pub use waiter::{call_clock, lease_clock, pause, simulate, Waiter};

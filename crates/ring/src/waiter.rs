@@ -5,6 +5,7 @@
 
 use std::sync::atomic::AtomicU32;
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use crate::futex;
 
@@ -53,6 +54,15 @@ fn nanoseconds(clock: libc::clockid_t) -> u64 {
     // SAFETY: `t` is valid for the call, which cannot fail for clocks that every Linux has.
     unsafe { libc::clock_gettime(clock, &mut t) };
     t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
+/// Sleeps for a time by [`call_clock`]; in a simulation for whole milliseconds.
+pub fn pause(time: Duration) {
+    static NOTHING: AtomicU32 = AtomicU32::new(0);
+    match SIMULATED.get() {
+        Some(waiter) => waiter.sleep(&NOTHING, 0, (time.as_millis() as u64).max(1)),
+        None => std::thread::sleep(time),
+    }
 }
 
 /// Sleeps while `word` is `value`, for `timeout_ms` at most.

@@ -91,7 +91,7 @@ fn start() -> forebay_types::Result<Scene> {
         shard_bytes: SHARD_BYTES,
         flight_recorder: recorder.as_fd(),
         doorbell: doorbell.as_fd(),
-        appends: None,
+        keeper: None,
         rings: Vec::new(),
         epoch: 1,
         clock: || Timestamp { sec: 1, nsec: 0 },

@@ -12,7 +12,7 @@ use forebay_data::{Media, Target};
 use forebay_fabric::simulated::{Faults, Network};
 use forebay_fabric::{CallId, Calls, CallsSettings, Happening, Identity, Ticket};
 use forebay_ring::{memfd_sealed, Claim, Doorbell, Mapping, Ring, Seal};
-use forebay_server::stepped::{session_of, Node, Setup, APPENDS_BYTES};
+use forebay_server::stepped::{session_of, Keeper, Node, Setup};
 use forebay_server::FLIGHT_RECORDER_BYTES;
 use forebay_types::limits::{BUFFERS_RESTING_MAX, BUFFER_BYTES, BUFFER_REST_MS, LEASE_MS};
 use forebay_types::{
@@ -83,7 +83,7 @@ struct Held {
     target: OwnedFd,
     recorder: OwnedFd,
     doorbell: OwnedFd,
-    appends: OwnedFd,
+    keeper: Keeper,
     rings: Vec<(u64, OwnedFd)>,
 }
 
@@ -122,14 +122,13 @@ impl Scene {
         Target::format(&target).unwrap();
         let (recorder, _) = memfd_sealed(c"recorder", FLIGHT_RECORDER_BYTES as usize, Seal::Size).unwrap();
         let (doorbell, _) = Doorbell::create().unwrap();
-        let (appends, _) = memfd_sealed(c"appends", APPENDS_BYTES, Seal::Size).unwrap();
         let network = Network::new(1, Faults::NONE);
         let peers = [2, 3].map(|number| (number, Peer::start(&network, number, number.into())));
         let mut scene = Scene {
             network,
             node: None,
             peers: peers.into(),
-            held: Held { target, recorder, doorbell, appends, rings: Vec::new() },
+            held: Held { target, recorder, doorbell, keeper: Keeper::default(), rings: Vec::new() },
             kernel: None,
             starts: 0,
             begun_ns: NOW_NS.load(Ordering::Relaxed),
@@ -153,7 +152,7 @@ impl Scene {
             shard_bytes: 16 << 20,
             flight_recorder: self.held.recorder.as_fd(),
             doorbell: self.held.doorbell.as_fd(),
-            appends: Some(self.held.appends.as_fd()),
+            keeper: Some(&mut self.held.keeper),
             rings: self.held.rings.iter().map(|(id, ring)| (*id, ring.try_clone().unwrap())).collect(),
             epoch: self.starts,
             clock: timestamp,

@@ -21,13 +21,17 @@ use forebay_ring::{AttachReply, BoardWriter, Doorbell, ServedRing};
 use forebay_types::limits::BOARD_BYTES_MIN;
 use forebay_types::{Error, Ino, NodeId, Result, Timestamp};
 use forebay_wire::Secret;
+use rustix::io::Errno;
+use rustix::net::RecvFlags;
 use serde_json::Value;
+
+use crate::store::{self, receive, FdStore, Kept, Message as StoreMessage};
 
 use super::coordination::Steps;
 use super::journal::Journal;
 use super::network::{
     give_buffer, Appended, Giver, Groups, Hand, Job, KeptOpen, Member, Network, NetworkThread, Orders,
-    RemoteLocks, Round as NetworkRound,
+    RemoteLocks, Round as NetworkRound, APPENDS_TAG,
 };
 use super::recorder::FlightRecorder;
 use super::remote::Door;
@@ -35,9 +39,6 @@ use super::session::Session;
 use super::shard_thread::{Message, Round, ShardThread};
 use super::statistics::Statistics;
 use super::sweeper::{Sweep, Sweeper};
-
-/// Bytes of the memory by which a node's next worker knows which appends are done.
-pub const APPENDS_BYTES: usize = super::network::APPENDS_BYTES;
 
 /// Where a shard thread is within a round: what is killed at one of these leaves something else behind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -62,6 +63,53 @@ pub type Watcher = Box<dyn FnMut(Moment) -> Result<()>>;
 pub enum Planted {
     /// A worker that takes over forgets the last replies of other nodes' processes.
     ForgottenReplies,
+    /// A worker that takes over does not know which appends are done.
+    ForgottenAppends,
+}
+
+/// What a worker has left, by tag.
+type Left = Vec<(String, Vec<OwnedFd>)>;
+
+/// The descriptor store of a supervisor: what lies there outlives a node's workers. Without one nothing does.
+#[derive(Debug, Default)]
+pub struct Keeper {
+    kept: Kept,
+    /// Its end of the pair whose other one the last worker had.
+    socket: Option<OwnedFd>,
+}
+
+impl Keeper {
+    /// Takes what the worker has put, as a supervisor does all the time: a worker waits where there is no room for more.
+    ///
+    /// # Errors
+    /// What the worker says cannot be understood.
+    pub fn collect(&mut self) -> Result<()> {
+        while let Some(socket) = &self.socket {
+            match receive(socket.as_fd(), RecvFlags::DONTWAIT) {
+                Ok(Some(StoreMessage::Put(tag, fds))) => self.kept.put(tag, fds),
+                Ok(Some(StoreMessage::Remove(tag))) => self.kept.remove(&tag),
+                Ok(Some(_)) => {}
+                Ok(None) => self.socket = None,
+                Err(Errno::AGAIN) => break,
+                Err(e) => return Err(Error::io("cannot hear what a worker puts", &e.into())),
+            }
+        }
+        Ok(())
+    }
+
+    /// The next worker's door, and what the last one has left.
+    fn open(&mut self) -> Result<(FdStore, Left)> {
+        self.collect()?;
+        let (ours, theirs) = store::pair()?;
+        self.socket = Some(ours);
+        let mut left = Left::new();
+        for tag in self.kept.tags() {
+            let fds = self.kept.get(&tag).unwrap_or_default();
+            let fds: std::io::Result<Vec<OwnedFd>> = fds.iter().map(|fd| fd.try_clone_to_owned()).collect();
+            left.push((tag, fds.map_err(failed("cannot hand on what a worker left"))?));
+        }
+        Ok((FdStore::new(theirs), left))
+    }
 }
 
 /// What a node starts with.
@@ -86,9 +134,8 @@ pub struct Setup<'a> {
     pub flight_recorder: BorrowedFd<'a>,
     /// The doorbell that outlives the node.
     pub doorbell: BorrowedFd<'a>,
-    /// Memory of [`APPENDS_BYTES`] that outlives the node: which appends of other nodes' processes are done, and what of theirs was
-    /// removed. Without it nothing of that does.
-    pub appends: Option<BorrowedFd<'a>>,
+    /// Where lies what outlives the node: which appends of other nodes' processes are done, their locks, and what of theirs was removed.
+    pub keeper: Option<&'a mut Keeper>,
     /// Sessions of the last worker whose processes live, with their rings.
     pub rings: Vec<(u64, OwnedFd)>,
     /// The board's epoch: greater than the last worker's.
@@ -192,9 +239,15 @@ impl Node {
         let (sender, orders) = mpsc::channel();
         let to_network = Orders::new(sender, calls.endpoint().waker().clone());
         let (to_crew, jobs) = mpsc::channel();
-        let kept = Arc::new(match setup.appends {
-            Some(memory) => {
-                KeptOpen::restored(RemoteLocks::default(), Appended::open(memory)?, Groups::default())
+        let kept = Arc::new(match setup.keeper {
+            Some(keeper) => {
+                let (store, mut left) = keeper.open()?;
+                if setup.planted == Some(Planted::ForgottenAppends) {
+                    left.retain(|(tag, _)| tag != APPENDS_TAG);
+                }
+                let appended = Appended::restored(&store, &mut left)?;
+                let groups = Groups::restored(&store, &mut left)?;
+                KeptOpen::restored(RemoteLocks::restored(store, &mut left), appended, groups)
             }
             None => KeptOpen::default(),
         });

@@ -82,14 +82,17 @@ enum Use {
     Appended,
     /// It is spread, and only its size changes.
     Spread,
+    /// It is spread, and grows at its end.
+    SpreadAppended,
 }
 
 impl Use {
     fn of(entry: &Entry) -> Use {
-        match entry.layout.is_single() {
-            false => Use::Spread,
-            true if entry.attr.ino.0.is_multiple_of(2) => Use::Appended,
-            true => Use::Written,
+        match (entry.layout.is_single(), entry.attr.ino.0.is_multiple_of(2)) {
+            (true, false) => Use::Written,
+            (true, true) => Use::Appended,
+            (false, false) => Use::Spread,
+            (false, true) => Use::SpreadAppended,
         }
     }
 }
@@ -99,13 +102,15 @@ impl Use {
 pub(crate) struct Common {
     pub(crate) recorder: Recorder,
     planted: Option<Defect>,
+    /// Half of what clients do is done to data, and half of the files are spread.
+    much_data: bool,
     known: Arc<Mutex<Known>>,
 }
 
 impl Common {
-    pub(crate) fn new(recorder: Recorder, planted: Option<Defect>) -> Common {
+    pub(crate) fn new(recorder: Recorder, planted: Option<Defect>, much_data: bool) -> Common {
         let known = Known { directories: vec![Ino::ROOT], ..Known::default() };
-        Common { recorder, planted, known: Arc::new(Mutex::new(known)) }
+        Common { recorder, planted, much_data, known: Arc::new(Mutex::new(known)) }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -179,19 +184,20 @@ fn append_here(pool: &Pool, entry: &Entry, bytes: &[u8]) -> Result<usize, Code> 
     Ok(std::io::Write::write(&mut file, bytes).unwrap_or_else(|e| panic!("cannot append: {e}")))
 }
 
-/// The values that a file has one behind the other, each whole.
-fn appended(bytes: &[u8]) -> Vec<u32> {
-    let (mut values, mut at) = (Vec::new(), 0);
-    while at < bytes.len() {
-        let word: [u8; 4] = bytes[at..].first_chunk().copied().unwrap_or_else(|| panic!("a word is torn"));
-        let value = u32::from_le_bytes(word);
-        let length = if value & 1 == 1 { BLOCK_BYTES } else { 4 };
-        let whole = bytes.get(at..at + length).unwrap_or_else(|| panic!("{value} is torn"));
-        assert!(whole.chunks(4).all(|other| other == word), "{value} is not all there");
-        values.push(value);
-        at += length;
+/// What a file has that grows at its end: values that are there whole, in order, and what is of no whole one.
+fn appended(bytes: &[u8]) -> Outcome {
+    assert!(bytes.len().is_multiple_of(4), "a word is torn");
+    let words: Vec<u32> = bytes.chunks(4).map(|w| u32::from_le_bytes([w[0], w[1], w[2], w[3]])).collect();
+    let (mut whole, mut torn) = (Vec::new(), BTreeSet::new());
+    for run in words.chunk_by(|a, b| a == b) {
+        let value = run[0];
+        let length = if value & 1 == 1 { BLOCK_BYTES / 4 } else { 1 };
+        match run.len() == length && value != 0 {
+            true => whole.push(value),
+            false => drop(torn.insert(value)),
+        }
     }
-    values
+    Outcome::Appended { whole, torn }
 }
 
 fn letters() -> impl Iterator<Item = Name> {
@@ -246,9 +252,11 @@ impl Program {
             known.next_value += 1;
             known.next_value
         };
-        match (self.numbers.below(100), file) {
-            (0..=17, _) => Op::Create { dir, name, spread: false },
-            (18..=19, _) => Op::Create { dir, name, spread: true },
+        let much_data = self.common.much_data;
+        let kind = if much_data && self.numbers.chance(500) { 92 } else { self.numbers.below(100) };
+        match (kind, file) {
+            (0..=16, _) => Op::Create { dir, name, spread: much_data && self.numbers.chance(500) },
+            (17..=19, _) => Op::Create { dir, name, spread: true },
             (20..=33, _) => Op::Mkdir { dir, name },
             (34, _) => Op::Symlink { dir, name },
             (35..=36, _) => Op::Widen { dir },
@@ -275,10 +283,13 @@ impl Program {
                 match use_of {
                     Use::Written if changes => Op::Write { ino, value: value(), large },
                     Use::Written => Op::Read { ino, large },
-                    Use::Appended if changes => {
-                        Op::Append { ino, value: value() << 1 | u32::from(large), large }
+                    Use::Appended | Use::SpreadAppended if changes => {
+                        let spread = use_of == Use::SpreadAppended;
+                        Op::Append { ino, value: value() << 1 | u32::from(large), large, spread }
                     }
                     Use::Appended => Op::ReadAppended { ino },
+                    // Whoever reads while others append sees what is there by then.
+                    Use::SpreadAppended => Op::Stat { ino },
                     Use::Spread if maker != self.index => Op::Stat { ino },
                     Use::Spread if !changes => Op::Size { ino },
                     Use::Spread if large => Op::Truncate { ino, bytes },
@@ -312,8 +323,10 @@ impl Program {
             Ok((outcome, made)) => (outcome, made),
             Err(code) => (Outcome::Failed(code), None),
         };
-        // What was written, and not answered before a node's worker was killed, the next one is asked for, and writes it again.
-        if matches!((&op, &outcome), (Op::Write { .. }, Outcome::Done)) && starts != recorder.starts() {
+        // What was written, and not answered before a node's worker was killed, the next one is asked for: it writes it again, or finds the
+        // file gone meanwhile.
+        let may_be_again = matches!(outcome, Outcome::Done | Outcome::Failed(Code::Stale | Code::NotFound));
+        if matches!(op, Op::Write { .. }) && may_be_again && starts != recorder.starts() {
             recorder.may_have_been_repeated(index);
         }
         match (&op, &outcome) {
@@ -460,7 +473,7 @@ impl Program {
                     n => panic!("{n} of {} bytes were written", bytes.len()),
                 }
             }
-            Op::Append { ino, value, large } => {
+            Op::Append { ino, value, large, .. } => {
                 let entry = pool.get_attr(*ino)?;
                 let bytes = value.to_le_bytes().repeat(if *large { BLOCK_BYTES / 4 } else { 1 });
                 let n = match pool.open_file(&entry, true)?.append(&bytes) {
@@ -479,7 +492,7 @@ impl Program {
                         n => all.extend_from_slice(&piece[..n]),
                     }
                 }
-                Outcome::Appended(appended(&all))
+                appended(&all)
             }
             Op::Truncate { ino, bytes } => {
                 pool.open_file(&pool.get_attr(*ino)?, true)?.truncate((*bytes).into())?;
@@ -551,7 +564,9 @@ impl Program {
                                 self.record(Op::Read { ino, large: false });
                                 self.record(Op::Read { ino, large: true });
                             }
-                            Ok(Use::Appended) => drop(self.record(Op::ReadAppended { ino })),
+                            Ok(Use::Appended | Use::SpreadAppended) => {
+                                drop(self.record(Op::ReadAppended { ino }));
+                            }
                             Ok(Use::Spread) => drop(self.record(Op::Size { ino })),
                             Err(_) => {}
                         }

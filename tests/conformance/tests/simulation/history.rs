@@ -114,11 +114,12 @@ pub(crate) enum Op {
         ino: Ino,
         large: bool,
     },
-    /// Of a word at the end; `large`: of so many that no request has room for them.
+    /// Of a word at the end; `large`: of so many that no request has room for them; `spread`: to a file over two nodes.
     Append {
         ino: Ino,
         value: u32,
         large: bool,
+        spread: bool,
     },
     /// All that was appended.
     ReadAppended {
@@ -190,7 +191,7 @@ impl fmt::Debug for Op {
             Op::Read { ino, large } => {
                 write!(f, "read {}{}", short(*ino), if *large { "'s block" } else { "" })
             }
-            Op::Append { ino, value, large } => {
+            Op::Append { ino, value, large, .. } => {
                 write!(f, "append {value} to {}{}", short(*ino), if *large { " many times" } else { "" })
             }
             Op::ReadAppended { ino } => write!(f, "read all of {}", short(*ino)),
@@ -215,7 +216,11 @@ pub(crate) enum Outcome {
         mode: u32,
     },
     Value(Option<u32>),
-    Appended(Vec<u32>),
+    /// What is there whole, in order, and the values of which there is something else; 0 of a hole.
+    Appended {
+        whole: Vec<u32>,
+        torn: BTreeSet<u32>,
+    },
     Count {
         names: u64,
         directories: u32,
@@ -241,7 +246,8 @@ impl fmt::Debug for Outcome {
             }
             Outcome::Attr { kind, links, mode } => write!(f, "{kind:?} {mode:o}, links: {links}"),
             Outcome::Value(value) => write!(f, "{value:?}"),
-            Outcome::Appended(values) => write!(f, "{values:?}"),
+            Outcome::Appended { whole, torn } if torn.is_empty() => write!(f, "{whole:?}"),
+            Outcome::Appended { whole, torn } => write!(f, "{whole:?}, and something of {torn:?}"),
             Outcome::Count { names, directories, wide } => {
                 let how = if *wide { ", wide" } else { "" };
                 write!(f, "{names} names, {directories} directories{how}")

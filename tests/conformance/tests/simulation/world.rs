@@ -16,7 +16,7 @@ use forebay_data::{Media, Target};
 use forebay_fabric::simulated::{Faults, Network};
 use forebay_fabric::{CallsSettings, Numbers};
 use forebay_ring::{memfd_sealed, Doorbell, Seal};
-use forebay_server::stepped::{session_of, Moment, Node, Planted, Setup, APPENDS_BYTES};
+use forebay_server::stepped::{session_of, Keeper, Moment, Node, Planted, Setup};
 use forebay_server::FLIGHT_RECORDER_BYTES;
 use forebay_types::{Ino, NodeId};
 use forebay_wire::Secret;
@@ -30,6 +30,9 @@ use crate::history::Recorder;
 const SHARD_BYTES: u64 = 64 << 20;
 /// Longest time that everything takes to settle once nothing goes wrong any more: longer than the longest deadline.
 const SETTLE: Duration = Duration::from_secs(90);
+
+/// After so many turns supervisors take what workers have put with them: before these have to wait for room.
+const COLLECT_TURNS: u64 = 16;
 
 /// In the number of a daemon's own session, beside which start of it is.
 const DAEMONS: u64 = 1 << 47;
@@ -45,6 +48,7 @@ pub(crate) struct Plot {
     /// Turns in which things go wrong.
     pub(crate) turns: u64,
     pub(crate) planted: Option<Defect>,
+    pub(crate) much_data: bool,
 }
 
 /// A host of the network, with what outlives its worker.
@@ -56,7 +60,7 @@ struct Host {
     device: u64,
     recorder: OwnedFd,
     doorbell: Arc<OwnedFd>,
-    appends: OwnedFd,
+    keeper: Keeper,
     rings: BTreeMap<u64, Arc<OwnedFd>>,
     starts: u64,
     /// Where the shard thread is to be killed next, and after how many passes.
@@ -77,6 +81,7 @@ pub(crate) struct World {
     plot: Plot,
     cuts: BTreeSet<(u32, u32)>,
     chaos: bool,
+    turns: u64,
 }
 
 /// Removes the nodes' targets, whatever happens.
@@ -91,10 +96,6 @@ impl Drop for World {
 
 fn address(node: u16) -> Vec<u8> {
     format!("simulated:{node}").into_bytes()
-}
-
-fn memory_of_appends() -> OwnedFd {
-    memfd_sealed(c"appends", APPENDS_BYTES, Seal::Size).expect("a memfd").0
 }
 
 fn open_directory(path: &Path) -> OwnedFd {
@@ -124,12 +125,13 @@ impl World {
             plot,
             cuts: BTreeSet::new(),
             chaos: true,
+            turns: 0,
         };
         for number in 1..=plot.nodes {
             world.add_host(number);
             world.start(usize::from(number) - 1);
         }
-        let common = Common::new(recorder, plot.planted);
+        let common = Common::new(recorder, plot.planted, plot.much_data);
         for number in 1..=plot.nodes {
             for _ in 0..plot.clients_per_node {
                 world.add_client(number, &common);
@@ -155,7 +157,7 @@ impl World {
             device: std::fs::metadata(&path).unwrap().dev(),
             recorder,
             doorbell: Arc::new(doorbell),
-            appends: memory_of_appends(),
+            keeper: Keeper::default(),
             rings: BTreeMap::new(),
             starts: 0,
             doom: Rc::default(),
@@ -199,9 +201,6 @@ impl World {
     fn start(&mut self, index: usize) {
         let host = &mut self.hosts[index];
         host.starts += 1;
-        if self.plot.planted == Some(Defect::ForgetsAppends) {
-            host.appends = memory_of_appends();
-        }
         let number = host.number;
         let others = (1..=self.plot.nodes).filter(|n| *n != number).map(|n| (NodeId(n), address(n)));
         let setup = Setup {
@@ -221,11 +220,15 @@ impl World {
             shard_bytes: SHARD_BYTES,
             flight_recorder: host.recorder.as_fd(),
             doorbell: host.doorbell.as_fd(),
-            appends: Some(host.appends.as_fd()),
+            keeper: Some(&mut host.keeper),
             rings: host.rings.iter().map(|(id, ring)| (*id, ring.try_clone().unwrap())).collect(),
             epoch: host.starts,
             clock: baton::timestamp,
-            planted: (self.plot.planted == Some(Defect::ForgetsReplies)).then_some(Planted::ForgottenReplies),
+            planted: match self.plot.planted {
+                Some(Defect::ForgetsReplies) => Some(Planted::ForgottenReplies),
+                Some(Defect::ForgetsAppends) => Some(Planted::ForgottenAppends),
+                _ => None,
+            },
             kernel: None,
         };
         let mut node = Node::start(setup).unwrap_or_else(|e| panic!("node {number} does not start: {e}"));
@@ -377,6 +380,10 @@ impl World {
         let first = self.numbers.below(self.hosts.len() as u64) as usize;
         for i in 0..self.hosts.len() {
             self.run_host((first + i) % self.hosts.len());
+        }
+        self.turns += 1;
+        if self.turns.is_multiple_of(COLLECT_TURNS) {
+            self.hosts.iter_mut().for_each(|host| host.keeper.collect().unwrap_or_else(|e| panic!("{e}")));
         }
         let first = self.numbers.below(self.clients.len() as u64) as usize;
         for i in 0..self.clients.len() {

@@ -20,7 +20,7 @@ use forebay_wire::Stamp;
 use crate::store::FdStore;
 
 /// The tag of the log in the supervisor's store.
-const TAG: &str = "appends";
+pub(in crate::worker) const TAG: &str = "appends";
 /// Words of an entry: its number, the state, session, slot, sequence, target, inode, number and stripe, and where.
 const WORDS: usize = 8;
 const ENTRY_BYTES: usize = 8 * WORDS;
@@ -29,7 +29,7 @@ const REMOVED_KEPT: usize = 4096;
 /// Where they begin: how many there were, and the last of them.
 const REMOVED_AT: usize = APPENDS_KEPT * ENTRY_BYTES;
 /// Bytes of all that.
-pub(in crate::worker) const APPENDS_BYTES: usize = REMOVED_AT + 8 * (1 + REMOVED_KEPT);
+pub(super) const APPENDS_BYTES: usize = REMOVED_AT + 8 * (1 + REMOVED_KEPT);
 
 const BEGUN: u64 = 1;
 const DONE: u64 = 2;
@@ -93,7 +93,7 @@ impl Appended {
     ///
     /// # Errors
     /// Memory that cannot be mapped.
-    pub(in crate::worker) fn open(fd: std::os::fd::BorrowedFd<'_>) -> Result<Appended> {
+    pub(super) fn open(fd: std::os::fd::BorrowedFd<'_>) -> Result<Appended> {
         let what = "cannot see which appends are done";
         let log = Mapping::new(fd, APPENDS_BYTES, true).map_err(|e| Error::io(what, &e))?;
         let (mut before, mut newest) = (HashMap::new(), HashMap::new());

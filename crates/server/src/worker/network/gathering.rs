@@ -5,10 +5,13 @@
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
+use forebay_ring::call_clock;
 use forebay_types::limits::{GATHERED_MAX, GATHERED_MS};
 use forebay_types::Code;
+
+/// So long what is gathered is kept while others want its room.
+const KEPT_NS: u64 = GATHERED_MS * 1_000_000;
 
 /// A process and its number for the append.
 type Key = (u64, u64);
@@ -17,8 +20,8 @@ type Key = (u64, u64);
 struct Gathered {
     bytes: Vec<u8>,
     total: usize,
-    /// When a piece came last.
-    touched: Instant,
+    /// When a piece came last, by [`call_clock`].
+    touched_ns: u64,
 }
 
 /// All that is gathered.
@@ -40,12 +43,12 @@ impl Gathering {
         (at, total): (u32, u32),
         piece: &[u8],
     ) -> Result<Option<Vec<u8>>, Code> {
-        self.add_at(Instant::now(), of, (at as usize, total as usize), piece)
+        self.add_at(call_clock(), of, (at as usize, total as usize), piece)
     }
 
     fn add_at(
         &self,
-        now: Instant,
+        now: u64,
         of: Key,
         (at, total): (usize, usize),
         piece: &[u8],
@@ -53,13 +56,12 @@ impl Gathering {
         let mut all = self.all();
         if at == 0 && !all.contains_key(&of) {
             if all.len() >= GATHERED_MAX {
-                let kept = Duration::from_millis(GATHERED_MS);
-                all.retain(|_, gathered| now.saturating_duration_since(gathered.touched) < kept);
+                all.retain(|_, gathered| now.saturating_sub(gathered.touched_ns) < KEPT_NS);
             }
             if all.len() >= GATHERED_MAX {
                 return Err(Code::Busy);
             }
-            all.insert(of, Gathered { bytes: Vec::with_capacity(total), total, touched: now });
+            all.insert(of, Gathered { bytes: Vec::with_capacity(total), total, touched_ns: now });
         }
         let gathered = all.get_mut(&of).ok_or(Code::Interrupted)?;
         // A piece that comes again is here already.
@@ -68,7 +70,7 @@ impl Gathering {
             all.remove(&of);
             return Err(Code::Interrupted);
         }
-        gathered.touched = now;
+        gathered.touched_ns = now;
         if at == known {
             gathered.bytes.extend_from_slice(piece);
         }
@@ -116,8 +118,8 @@ mod tests {
 
     #[test]
     fn no_more_than_the_bound_are_kept_and_old_ones_make_room() {
-        let (gathering, now) = (Gathering::default(), Instant::now());
-        let later = now + Duration::from_millis(GATHERED_MS);
+        let (gathering, now) = (Gathering::default(), call_clock());
+        let later = now + KEPT_NS;
         for handle in 0..GATHERED_MAX as u64 {
             gathering.add_at(now, (7, handle), (0, 2), b"a").unwrap();
         }

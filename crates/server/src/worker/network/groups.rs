@@ -12,9 +12,8 @@ use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
-use forebay_ring::{memfd_sealed, Mapping, Seal};
+use forebay_ring::{call_clock, memfd_sealed, Mapping, Seal};
 use forebay_types::limits::{FILE_BYTES_MAX, GROUPS_MAX, GROUP_LOCKS_MAX, GROUP_PLACE_MS, GROUP_STEPS_KEPT};
 use forebay_types::{BackingId, Code, Error, GroupOp, Ino, LockKind, LockWish, Reply, Result};
 use forebay_wire::Stamp;
@@ -23,6 +22,8 @@ use crate::store::FdStore;
 
 /// The tag of the memory in the supervisor's store.
 const TAG: &str = "groups";
+/// So long who waits for a lock has a place among those who do.
+const PLACE_NS: u64 = GROUP_PLACE_MS * 1_000_000;
 /// Words of an entry of each table.
 const WORDS: usize = 8;
 /// Where the tables begin, in entries.
@@ -49,7 +50,8 @@ struct Held {
 struct Waiting {
     session: u64,
     wish: LockWish,
-    asked: Instant,
+    /// By [`call_clock`].
+    asked_ns: u64,
 }
 
 #[derive(Debug)]
@@ -334,9 +336,8 @@ impl Groups {
         if group.held.iter().any(|held| is_its(held.session, &held.wish)) {
             return Ok(());
         }
-        let now = Instant::now();
-        let place = Duration::from_millis(GROUP_PLACE_MS);
-        group.waiting.retain(|w| is_its(w.session, &w.wish) || now.duration_since(w.asked) < place);
+        let now = call_clock();
+        group.waiting.retain(|w| is_its(w.session, &w.wish) || now.saturating_sub(w.asked_ns) < PLACE_NS);
         let at = group.waiting.iter().position(|w| is_its(w.session, &w.wish));
         let before = at.unwrap_or(group.waiting.len());
         let is_free = !group.held.iter().any(|held| conflict(&held.wish, &wish))
@@ -344,8 +345,8 @@ impl Groups {
         let entry = if is_free { free_locks.pop() } else { None };
         let Some(entry) = entry else {
             match at.and_then(|at| group.waiting.get_mut(at)) {
-                Some(waiting) => waiting.asked = now,
-                None => group.waiting.push_back(Waiting { session, wish, asked: now }),
+                Some(waiting) => waiting.asked_ns = now,
+                None => group.waiting.push_back(Waiting { session, wish, asked_ns: now }),
             }
             return Err(Code::Busy);
         };
@@ -468,8 +469,8 @@ mod tests {
         assert_eq!(a.ask(7, 1, wish(3, LockKind::Read, 19, 19)), Err(Code::Busy));
         assert_eq!(a.ask(8, 1, all(3)), Err(Code::Busy));
         groups.end(9);
-        groups.state().groups.get_mut(&1).unwrap().waiting[0].asked =
-            Instant::now().checked_sub(Duration::from_millis(GROUP_PLACE_MS)).unwrap();
+        groups.state().groups.get_mut(&1).unwrap().waiting[0].asked_ns =
+            call_clock().checked_sub(PLACE_NS).unwrap();
         a.ask(8, 1, all(3)).unwrap();
         groups.end(7);
         let state = groups.state();

@@ -12,15 +12,15 @@
 use std::collections::hash_map::{Entry, HashMap};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
 
+use forebay_ring::call_clock;
 use forebay_types::limits::{APPEND_HOLD_MS, FILE_BYTES_MAX, REMOTE_LOCK_OWNERS_MAX};
 use forebay_types::{BackingId, Code, Ino, LockKind, LockWish};
 
 use crate::store::FdStore;
 
 /// Longest time of one append.
-const HOLD: Duration = Duration::from_millis(APPEND_HOLD_MS);
+const HOLD_NS: u64 = APPEND_HOLD_MS * 1_000_000;
 
 /// Whose locks are on one descriptor.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -62,7 +62,8 @@ impl Owner {
 struct Appending {
     session: u64,
     handle: u64,
-    since: Instant,
+    /// By [`call_clock`].
+    since_ns: u64,
 }
 
 /// What the tags of turns to append begin with.
@@ -147,13 +148,13 @@ impl RemoteLocks {
                 }
             };
         }
-        let now = Instant::now();
+        let now = call_clock();
         let mut appending = HashMap::new();
         for (tag, _) in left.extract_if(.., |(tag, _)| tag.starts_with(TURN_TAG)) {
             match turn_of_tag(&tag) {
                 // As long again: how long it has been so nobody knows.
                 Some((id, session, handle)) => {
-                    appending.insert(id, Appending { session, handle, since: now })
+                    appending.insert(id, Appending { session, handle, since_ns: now })
                 }
                 None => {
                     tracing::warn!("the descriptor store holds {tag:?}, which says of nobody's turn");
@@ -279,16 +280,18 @@ impl RemoteLocks {
     /// [`Code::Busy`] while another is; [`Code::NoResources`] when the supervisor cannot be told.
     pub(super) fn begin_append(&self, session: u64, id: &BackingId, handle: u64) -> Result<(), Code> {
         let mut appending = self.appending();
-        let now = Instant::now();
+        let now = call_clock();
         match appending.get(id) {
-            Some(a) if (a.session, a.handle) != (session, handle) && now.duration_since(a.since) < HOLD => {
+            Some(a)
+                if (a.session, a.handle) != (session, handle) && now.saturating_sub(a.since_ns) < HOLD_NS =>
+            {
                 return Err(Code::Busy);
             }
             // A retry does not begin anew: its process counts from the first.
             Some(a) if (a.session, a.handle) == (session, handle) => {}
             _ => {
                 self.remember_turn(id, session, handle)?;
-                let late = appending.insert(*id, Appending { session, handle, since: now });
+                let late = appending.insert(*id, Appending { session, handle, since_ns: now });
                 if let Some(late) = late {
                     self.forget_turn(id, &late);
                 }
@@ -478,8 +481,7 @@ mod tests {
         assert_eq!(locks.begin_append(8, &id(1), 1), Err(Code::Busy), "it was not its to end");
         locks.end(7);
         locks.begin_append(8, &id(1), 1).unwrap();
-        let old = Instant::now().checked_sub(HOLD).unwrap();
-        locks.appending().get_mut(&id(1)).unwrap().since = old;
+        locks.appending().get_mut(&id(1)).unwrap().since_ns = call_clock().checked_sub(HOLD_NS).unwrap();
         locks.begin_append(9, &id(1), 1).unwrap();
     }
 }

@@ -36,7 +36,7 @@ use forebay_types::{Code, Ino, Layout, NodeId, PoolSpace, TargetSpace};
 use forebay_wire::Stamp;
 use serde_json::Value;
 
-pub(super) use appended::{Appended, APPENDS_BYTES};
+pub(super) use appended::{Appended, TAG as APPENDS_TAG};
 pub(super) use buffers::give_buffer;
 pub(super) use crew::{Hand, Job};
 pub(super) use groups::Groups;

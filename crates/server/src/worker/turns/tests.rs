@@ -109,7 +109,7 @@ impl Scene {
             shard_bytes: 16 << 20,
             flight_recorder: self.recorder.as_fd(),
             doorbell: self.doorbell.as_fd(),
-            appends: None,
+            keeper: None,
             rings: Vec::new(),
             epoch: self.epoch,
             clock: || Timestamp { sec: 1, nsec: 0 },
