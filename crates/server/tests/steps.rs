@@ -568,6 +568,24 @@ fn process_that_is_gone_is_there_while_what_it_has_asked_of_another_node_is_unde
     drop(claim);
 }
 
+/// A message that was sent twice, as its answer took long, and came behind the word that its process is gone.
+#[test]
+fn change_of_a_process_that_is_over_is_not_made_again_by_a_message_that_comes_late() {
+    let mut s = Scene::new("late");
+    let make = Request::MakeDirectory { parent: Ino::ROOT, name: b"d", mode: 0o755 };
+    s.ask_and_wait(2, 5, 1, &make);
+    s.ask_and_wait(3, 5, 1, &Request::RemoveDirectory { parent: Ino::ROOT, name: b"d" });
+    assert!(s.node.as_mut().unwrap().kept_sessions().unwrap().contains(&session_of(NodeId(2), 5)));
+    s.ask_and_wait(2, DAEMON | 1, 1, &Request::EndSession { session: session_of(NodeId(2), 5) });
+    let late = s.ask(2, 5, 1, &make);
+    assert_eq!(s.answer(2, late), Err(Code::Stale));
+    let look = s.ask(3, 5, 2, &Request::Lookup { parent: Ino::ROOT, name: b"d" });
+    assert_eq!(s.answer(3, look), Err(Code::NotFound));
+    assert!(!s.node.as_mut().unwrap().kept_sessions().unwrap().contains(&session_of(NodeId(2), 5)));
+    // Another process of the node is served.
+    s.ask_and_wait(2, 6, 1, &make);
+}
+
 #[test]
 fn maker_that_is_told_again_of_a_file_that_is_gone_has_its_node_remove_the_backing_file_again() {
     let mut s = Scene::new("again");

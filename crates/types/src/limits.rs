@@ -142,6 +142,9 @@ pub const REMOVED_AT_ONCE_MAX: usize = 512;
 /// A node asks the others so often whether processes of theirs are there that it keeps something for: what nobody told it, as
 /// a node or a link was down, is kept no longer than this beyond the node's return.
 pub const SESSIONS_PERIOD_MS: u64 = 60_000;
+/// Processes of other nodes of which a daemon knows that they are over: what they asked and what comes late is not done. More than end
+/// within the time that a message may take; 100 KiB.
+pub const SESSIONS_ENDED_KEPT: usize = 4096;
 /// Requests that one ring may put into one batch, so that a process with 64 threads does not starve the others.
 pub const BATCH_PER_RING: usize = 8;
 /// Requests of one batch (one LMDB transaction): bounds the time to the first acknowledgement.

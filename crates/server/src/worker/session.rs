@@ -178,6 +178,11 @@ pub(super) fn is_of_daemon(session: u64) -> bool {
     session & DAEMON != 0
 }
 
+/// True for a session of a process.
+pub(super) fn is_of_process(session: u64) -> bool {
+    !is_of_daemon(session) && session & (DAEMON - 1) != 0
+}
+
 /// A board's epoch: rises from worker to worker.
 pub(super) fn new_epoch() -> u64 {
     let t = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);

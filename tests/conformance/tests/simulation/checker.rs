@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use forebay_types::Ino;
 
 use crate::history::{Event, History, Op, Outcome};
-use crate::model::State;
+use crate::model::{Id, State};
 use crate::reach::{Leads, Pending, Reach};
 
 /// Most trees that may be looked at for one answer: then the history is too tangled to be judged.
@@ -76,9 +76,66 @@ fn without_lesser(
     by_state.into_iter().flat_map(of).collect()
 }
 
+/// What is known of files that grow at their ends before anything is tried.
+struct Appends {
+    /// The longest that was read of each: what it had before and behind that begins, or goes on, so.
+    longest: HashMap<Ino, Vec<u32>>,
+}
+
+impl Appends {
+    /// Of a history; or the operation that read something of an append that was answered to be whole, or of none.
+    fn of(history: &History, in_doubt: impl Fn(usize) -> bool) -> Result<Appends, usize> {
+        let (mut longest, mut torn): (HashMap<Ino, Vec<u32>>, HashMap<Ino, BTreeSet<u32>>) =
+            Default::default();
+        for (i, entry) in history.entries.iter().enumerate() {
+            if let Op::Append { ino, value, spread: true, .. } = entry.op {
+                if in_doubt(i) {
+                    // Some nodes may have written their parts of it, and others not.
+                    torn.entry(ino).or_default().extend([0, value]);
+                }
+            }
+        }
+        for (i, entry) in history.entries.iter().enumerate() {
+            if let (Op::ReadAppended { ino }, Some(Outcome::Appended { whole, torn: found })) =
+                (&entry.op, &entry.outcome)
+            {
+                if !found.is_subset(torn.entry(*ino).or_default()) {
+                    return Err(i);
+                }
+                let before = longest.entry(*ino).or_default();
+                if whole.len() > before.len() {
+                    before.clone_from(whole);
+                }
+            }
+        }
+        Ok(Appends { longest })
+    }
+
+    /// False for an append that nobody ever saw the end of, nor what it wrote: whether it happened nothing shows.
+    fn shows(&self, op: &Op) -> bool {
+        match op {
+            Op::Append { ino, value, .. } => self.longest.get(ino).is_some_and(|all| all.contains(value)),
+            _ => true,
+        }
+    }
+
+    /// True when a tree's file can become, or was, what was read.
+    fn fits(&self, op: &Op, tree: &State) -> bool {
+        let Op::Append { ino, .. } = op else { return true };
+        let (Some(longest), Some(file)) = (self.longest.get(ino), tree.files.get(&Id::Known(ino.0))) else {
+            return true;
+        };
+        file.appended.iter().zip(longest).all(|(has, read)| has == read)
+    }
+}
+
 /// Judges a history.
 pub(crate) fn judge(history: &History) -> Verdict {
     let in_doubt = |i: usize| history.entries[i].outcome.as_ref().is_none_or(Outcome::is_doubtful);
+    let appends = match Appends::of(history, in_doubt) {
+        Ok(appends) => appends,
+        Err(index) => return Verdict::Impossible(index, explain(history, index, &[], &[index])),
+    };
     let mut possible = vec![Possible { state: State::new(), happened: BTreeSet::new() }];
     let mut open: BTreeSet<usize> = BTreeSet::new();
     // Inodes that were to get names on other nodes, as far as was asked by now.
@@ -97,7 +154,8 @@ pub(crate) fn judge(history: &History) -> Verdict {
                         linked.insert(ino);
                     }
                 }
-                if !(in_doubt(index) && history.entries[index].op.only_reads()) {
+                let op = &history.entries[index].op;
+                if !in_doubt(index) || !op.only_reads() && appends.shows(op) {
                     open.insert(index);
                 }
                 continue;
@@ -126,7 +184,9 @@ pub(crate) fn judge(history: &History) -> Verdict {
             let entry = &history.entries[i];
             let settled = history.settled.is_some_and(|at| index >= at);
             let linked = matches!(entry.op, Op::Stat { ino } if linked.contains(&ino));
-            state.after(&entry.op, told(i), (i, entry.node), settled, linked)
+            let mut after = state.after(&entry.op, told(i), (i, entry.node), settled, linked);
+            after.retain(|tree| appends.fits(&entry.op, tree));
+            after
         };
         let mut next: HashSet<Possible> = HashSet::new();
         if history.entries[index].again {

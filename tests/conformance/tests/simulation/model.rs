@@ -2,7 +2,7 @@
 //! comes later, or earlier, is one thing: what a file's home knows of names on other nodes. It learns of the end of one when that
 //! node gets to telling it, and counts a new one before that node shows it, or finds that it cannot be.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use forebay_types::{Code, Ino, Kind};
 
@@ -46,8 +46,6 @@ pub(crate) struct File {
     pub(crate) block: Option<u32>,
     /// What was appended.
     pub(crate) appended: Vec<u32>,
-    /// Of what something may be there, as it came to no known end.
-    pub(crate) torn: BTreeSet<u32>,
     /// Bytes of a file that is spread; none: what changed them last came to no known end.
     pub(crate) bytes: Option<u32>,
     /// It has, or had, names on other nodes: what it is told of their end comes later.
@@ -151,7 +149,6 @@ impl State {
                 word: None,
                 block: None,
                 appended: Vec::new(),
-                torn: BTreeSet::new(),
                 bytes: Some(0),
                 abroad: false,
             };
@@ -470,16 +467,10 @@ impl State {
                     end(state, Outcome::Done);
                 }
             }
-            Op::Append { ino, value, spread, .. } => {
+            Op::Append { ino, value, .. } => {
                 let (file, doubtful) = state.file(*ino);
                 if file.is_none() || doubtful {
                     self.without_effect(&mut end);
-                }
-                // Without an answer some nodes may have written their parts of it, and others not.
-                let mut torn = state.clone();
-                if let (Some(file), true, None) = (torn.file(*ino).0, *spread, told) {
-                    file.torn.extend([0, *value]);
-                    end(torn, Outcome::Done);
                 }
                 if let (Some(file), _) = state.file(*ino) {
                     file.appended.push(*value);
@@ -510,9 +501,7 @@ impl State {
                     }
                 }
                 match (file, told) {
-                    (Some(file), Some(told @ Outcome::Appended { whole, torn }))
-                        if file.appended == *whole && torn.is_subset(&file.torn) =>
-                    {
+                    (Some(file), Some(told @ Outcome::Appended { whole, .. })) if file.appended == *whole => {
                         end(state, told.clone());
                     }
                     (Some(_), _) if matches!(op, Op::ReadAppended { .. }) => {}

@@ -16,6 +16,7 @@ mod appended;
 mod bounce;
 mod buffers;
 mod crew;
+mod ended;
 mod gathering;
 mod groups;
 mod kept;

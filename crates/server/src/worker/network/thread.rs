@@ -19,6 +19,7 @@ use forebay_wire::Stamp;
 use serde_json::Value;
 
 use super::crew::{Asker, Hand, Job};
+use super::ended::Ended;
 use super::kept::KeptOpen;
 use super::leases::Renewals;
 use super::met::MetNodes;
@@ -93,6 +94,8 @@ pub(in crate::worker) struct NetworkThread {
     /// Data that the network moves by itself.
     moves: Moves,
     removed: VecDeque<Ino>,
+    /// Processes of other nodes that are over.
+    ended: Ended,
     /// Who wants to know how all nodes are.
     surveyors: Vec<Sender<Value>>,
     met: MetNodes,
@@ -148,6 +151,7 @@ impl NetworkThread {
             served: HashMap::new(),
             moves: Moves::default(),
             removed,
+            ended: Ended::default(),
             surveyors: Vec::new(),
             met: MetNodes::default(),
             introduction: None,

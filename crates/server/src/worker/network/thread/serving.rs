@@ -87,6 +87,9 @@ impl NetworkThread {
 
     /// A node asks.
     pub(super) fn asked(&mut self, ticket: Ticket, body: &Body) {
+        if self.ended.has(ticket.stamp.session) {
+            return self.refuse(&ticket, Code::Stale, "its process is over");
+        }
         let request = match body.message() {
             Wire::Ask(_, request) => request,
             Wire::ReadStripe { id, offset, bytes, to: Place::Remote(memory) } => {
@@ -210,6 +213,7 @@ impl NetworkThread {
 
     /// A process of another node is gone.
     pub(super) fn session_ended(&mut self, session: u64) {
+        self.ended.note(session);
         self.unreached.remove(&session);
         self.end_served(session);
         self.kept.end(session);

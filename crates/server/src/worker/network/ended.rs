@@ -1,0 +1,61 @@
+//! Processes of other nodes that are over: what they asked may still come, as a message that was sent again because its answer took long,
+//! behind the word that they are gone. Who has nothing of them any more would do it a second time.
+//!
+//! In memory alone: the next worker has other links, by which nothing comes that was sent to this one.
+
+use std::collections::{HashSet, VecDeque};
+
+use forebay_types::limits::SESSIONS_ENDED_KEPT;
+
+use crate::worker::session::is_of_process;
+
+/// Those that ended last.
+#[derive(Debug, Default)]
+pub(super) struct Ended {
+    all: HashSet<u64>,
+    order: VecDeque<u64>,
+}
+
+impl Ended {
+    /// A process is over; no other will have its session. Daemons' sessions are not processes'.
+    pub(super) fn note(&mut self, session: u64) {
+        if !is_of_process(session) || !self.all.insert(session) {
+            return;
+        }
+        self.order.push_back(session);
+        if self.order.len() > SESSIONS_ENDED_KEPT {
+            if let Some(oldest) = self.order.pop_front() {
+                self.all.remove(&oldest);
+            }
+        }
+    }
+
+    /// True of one that is known to be over.
+    pub(super) fn has(&self, session: u64) -> bool {
+        self.all.contains(&session)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::worker::session::{daemon_session, session_on};
+    use forebay_types::NodeId;
+
+    #[test]
+    fn processes_that_ended_last_are_known() {
+        let (mut ended, node) = (Ended::default(), NodeId(3));
+        let last = SESSIONS_ENDED_KEPT as u64 + 2;
+        for number in 1..=last {
+            ended.note(session_on(node, number));
+            ended.note(session_on(node, number));
+        }
+        assert!(!ended.has(session_on(node, 2)) && ended.has(session_on(node, 3)));
+        assert!(ended.has(session_on(node, last)) && !ended.has(session_on(node, last + 1)));
+        assert_eq!(ended.all.len(), SESSIONS_ENDED_KEPT);
+        for session in [session_on(node, 0), daemon_session(node, 7)] {
+            ended.note(session);
+            assert!(!ended.has(session), "who asks for itself goes on");
+        }
+    }
+}
