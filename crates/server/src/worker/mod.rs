@@ -33,6 +33,7 @@ mod cross_check;
 mod faults;
 mod forward;
 mod journal;
+mod known_parts;
 mod layouts;
 mod leases;
 mod message;
@@ -67,10 +68,12 @@ use crate::identity::PoolIdentity;
 use crate::setup::WorkerSetup;
 use attendant::{Attendant, Restored};
 use journal::Journal;
+use known_parts::KnownParts;
 use recorder::FlightRecorder;
 use shard_thread::{Message, ShardThread};
 use statistics::Statistics;
 use turns::Turns;
+use wide::Wide;
 
 /// Bits of (st_dev, st_ino) that every file of the pool shows: the target's own device number. Inode numbers of the
 /// pool are above 2^48, so they never meet those of the file system that the target is on.
@@ -203,6 +206,10 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
             ),
         )?),
     };
+    let known_parts = match &network {
+        Some(_) => KnownParts::restored(&setup.store, &mut setup.restored)?,
+        None => KnownParts::default(),
+    };
     let to_network = network.as_ref().map(|n| n.orders.clone());
     let beyond = network.as_ref().map(|n| (n.node, n.orders.clone()));
     let sweeper = sweeper::start(Arc::clone(&targets), to_shard.clone(), Arc::clone(&doorbell), beyond)?;
@@ -235,6 +242,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
         network,
         new,
     )?;
+    shard_thread.wide = Wide::with(known_parts);
     let Restored { attending: mut attendant, sessions, mount } = attendant.restore()?;
     if let Some((session, device)) = mount {
         shard_thread.resume_mount(session, device)?;

@@ -29,6 +29,7 @@ use crate::store::{self, receive, FdStore, Kept, Message as StoreMessage};
 
 use super::coordination::Steps;
 use super::journal::Journal;
+use super::known_parts::KnownParts;
 use super::network::{
     give_buffer, Appended, Giver, Groups, Hand, Job, KeptOpen, Member, Network, NetworkThread, Orders,
     RemoteLocks, Round as NetworkRound, APPENDS_TAG,
@@ -39,6 +40,7 @@ use super::session::Session;
 use super::shard_thread::{Message, Round, ShardThread};
 use super::statistics::Statistics;
 use super::sweeper::{Sweep, Sweeper};
+use super::wide::Wide;
 
 /// Where a shard thread is within a round: what is killed at one of these leaves something else behind.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -239,6 +241,7 @@ impl Node {
         let (sender, orders) = mpsc::channel();
         let to_network = Orders::new(sender, calls.endpoint().waker().clone());
         let (to_crew, jobs) = mpsc::channel();
+        let mut known_parts = KnownParts::default();
         let kept = Arc::new(match setup.keeper {
             Some(keeper) => {
                 let (store, mut left) = keeper.open()?;
@@ -247,6 +250,7 @@ impl Node {
                 }
                 let appended = Appended::restored(&store, &mut left)?;
                 let groups = Groups::restored(&store, &mut left)?;
+                known_parts = KnownParts::restored(&store, &mut left)?;
                 KeptOpen::restored(RemoteLocks::restored(store, &mut left), appended, groups)
             }
             None => KeptOpen::default(),
@@ -288,6 +292,7 @@ impl Node {
             }),
             new,
         )?;
+        shard_thread.wide = Wide::with(known_parts);
         shard_thread.clock = setup.clock;
         shard_thread.steps = Some(Steps::by_clock(setup.node, setup.epoch, setup.clock));
         if let Some(kernel) = setup.kernel {

@@ -8,18 +8,19 @@
 //! part's reply tells, as all have about as many names: those behind are asked at the same time.
 //! ```
 //! What was learnt holds for good, as parts are never moved and no inode number comes twice: it needs no lease, and is forgotten only
-//! for want of room. It is learnt of directories alone that the request names. Requests of other nodes' processes come with the part
+//! for want of room; the next worker knows it too (`known_parts`). It is learnt of directories alone that the request names. Requests of other nodes' processes come with the part
 //! already; one that does not is refused like that.
 
 use std::collections::HashMap;
 
 use forebay_meta::Client;
-use forebay_types::limits::{READDIR_REPLY_BYTES, WIDE_KNOWN_MAX, WIDTH_MAX};
+use forebay_types::limits::{READDIR_REPLY_BYTES, WIDTH_MAX};
 use forebay_types::{
     go_on_behind, Caller, Code, Cookie, DirEntries, Ino, NodeId, Parts, Reply, Request, REPLY_HEADER_BYTES,
 };
 
 use super::coordination::failure;
+use super::known_parts::KnownParts;
 use super::shard_thread::ShardThread;
 
 /// A request names two directories at most, and knowledge of the first may be forgotten meanwhile.
@@ -28,18 +29,16 @@ const ASKED_ANEW_MAX: u8 = 3;
 /// The wide directories that this daemon knows.
 #[derive(Debug, Default)]
 pub(super) struct Wide {
-    known: HashMap<Ino, Parts>,
+    known: KnownParts,
     /// Parts that listings have asked ahead, by the number under which they were asked: whose request, and which part.
     ahead: HashMap<u64, (Client, usize)>,
     asked_ahead: u64,
 }
 
 impl Wide {
-    fn learn(&mut self, parts: Parts) {
-        if self.known.len() >= WIDE_KNOWN_MAX {
-            self.known.clear();
-        }
-        self.known.insert(parts.of, parts);
+    /// With what the last worker knew.
+    pub(super) fn with(known: KnownParts) -> Wide {
+        Wide { known, ..Wide::default() }
     }
 
     /// Takes what the refusal of a request said, which was asked of `here`; what is wrong with it.
@@ -49,13 +48,13 @@ impl Wide {
         if request.in_parts(here, |ino| (ino == parts.of).then_some(parts)) == Ok(None) {
             return Err("which the request does not name");
         }
-        match self.known.get(&parts.of) {
-            Some(known) if *known != parts => {
-                self.known.remove(&parts.of);
+        match self.known.get(parts.of) {
+            Some(known) if known != parts => {
+                self.known.retain(|known| known.of != parts.of);
                 Err("and had others before")
             }
             _ => {
-                self.learn(parts);
+                self.known.insert(parts);
                 Ok(())
             }
         }
@@ -64,7 +63,7 @@ impl Wide {
     /// A part says that it does not have a name that it was asked for: what is known of its directory is asked anew.
     fn forget_parts_in(&mut self, here: NodeId, asked: &[u8]) {
         let Ok((_, request)) = Request::decode(asked) else { return };
-        self.known.retain(|_, known| {
+        self.known.retain(|known| {
             let names =
                 |part: &Ino| request.in_parts(here, |ino| (ino == *part).then_some(*known)) != Ok(None);
             !known.as_slice().iter().any(names)
@@ -225,7 +224,7 @@ impl ShardThread<'_> {
         }
         let (caller, request) = Request::decode(self.answers.request(range))?;
         let known = &self.wide.known;
-        let Some(led) = request.in_parts(network.node, |ino| known.get(&ino).copied())? else {
+        let Some(led) = request.in_parts(network.node, |ino| known.get(ino))? else {
             return Ok(());
         };
         // No directory is born on a node without a target: it is on that of the part, like its name.
@@ -240,7 +239,7 @@ impl ShardThread<'_> {
             Request::ReadDirectory { ino: part, .. },
         ) = (request, led)
         {
-            if let Some(parts) = known.get(&ino).copied() {
+            if let Some(parts) = known.get(ino) {
                 let index = parts.as_slice().iter().position(|p| *p == part).unwrap_or(0);
                 let listing = Listing {
                     seq,
@@ -513,17 +512,17 @@ mod tests {
         let look = asked(Request::Lookup { parent: a, name: b"x" });
         assert_eq!(wide.learn_by(HERE, &look, parts(a, 2)), Ok(()), "told twice");
         assert!(wide.learn_by(HERE, &look, parts(a, 3)).is_err());
-        assert!(!wide.known.contains_key(&a) && wide.known.contains_key(&b));
+        assert!(wide.known.get(a).is_none() && wide.known.get(b).is_some());
     }
 
     #[test]
     fn parts_of_which_one_denies_a_name_are_forgotten() {
         let (a, b) = (Ino::new(NodeId(2), 4), Ino::new(NodeId(3), 4));
         let mut wide = Wide::default();
-        wide.learn(parts(a, 1));
-        wide.learn(parts(b, 2));
+        wide.known.insert(parts(a, 1));
+        wide.known.insert(parts(b, 2));
         wide.forget_parts_in(HERE, &asked(Request::Lookup { parent: Ino::part(NodeId(3), 1), name: b"x" }));
-        assert_eq!(wide.known.keys().collect::<Vec<_>>(), [&b]);
+        assert!(wide.known.get(a).is_none() && wide.known.get(b).is_some());
     }
 
     #[test]
