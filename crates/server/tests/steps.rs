@@ -14,10 +14,10 @@ use forebay_fabric::{CallId, Calls, CallsSettings, Happening, Identity, Ticket};
 use forebay_ring::{memfd_sealed, Claim, Doorbell, Mapping, Ring, Seal};
 use forebay_server::stepped::{session_of, Keeper, Node, Setup};
 use forebay_server::FLIGHT_RECORDER_BYTES;
-use forebay_types::limits::{BUFFERS_RESTING_MAX, BUFFER_BYTES, BUFFER_REST_MS, LEASE_MS};
+use forebay_types::limits::{BUFFERS_RESTING_MAX, BUFFER_BYTES, BUFFER_REST_MS, FILE_BYTES_MAX, LEASE_MS};
 use forebay_types::{
-    Attr, BackingId, BackingOp, Caller, Change, Code, Entry, Ino, Layout, Move, MoveKind, NodeId, Part,
-    Parts, Reply, Request, SetAttr, Timestamp, TxId,
+    Attr, BackingId, BackingOp, Caller, Change, Code, Entry, Ino, Layout, LockKind, LockWish, Move, MoveKind,
+    NodeId, Part, Parts, Reply, Request, SetAttr, Timestamp, TxId,
 };
 use forebay_wire::{Message, Secret, Stamp};
 
@@ -598,12 +598,17 @@ fn maker_that_is_told_again_of_a_file_that_is_gone_has_its_node_remove_the_backi
     let ticket = s.asked(2, removes(ino));
     s.reply(2, ticket, Reply::Bytes(&[1]));
     s.pass(SOON);
-    // Its node has started anew before it had the answer.
-    assert_eq!(s.ask_and_wait(2, 5, 1, &create), made);
-    s.rest();
-    let ticket = s.asked(2, removes(ino));
-    s.reply(2, ticket, Reply::Bytes(&[1]));
-    s.pass(SOON);
+    // Its node has started anew before it had the answer, and this one starts anew behind it.
+    for crashes in [false, true] {
+        assert_eq!(s.ask_and_wait(2, 5, 1, &create), made);
+        if crashes {
+            s.crash();
+        }
+        s.rest();
+        let ticket = s.asked(2, removes(ino));
+        s.reply(2, ticket, Reply::Bytes(&[1]));
+        s.pass(SOON);
+    }
     let report = s.node.as_mut().unwrap().check().unwrap();
     assert_eq!(report["orphans"], 0, "{report}");
 }
@@ -795,4 +800,29 @@ fn request_that_a_dead_worker_sent_to_a_part_goes_to_that_part_again() {
     s.reply(3, ticket, Reply::Done);
     s.take_any(&claim);
     drop(claim);
+}
+
+/// A message that was sent twice, as its answer took long, and came behind what its process did next.
+#[test]
+fn lock_and_turn_to_append_are_not_taken_again_by_a_message_that_comes_late() {
+    let mut s = Scene::new("relocked");
+    let id = BackingId::of(Ino::new(NodeId(2), 99), &Layout::single(NODE, 0), 0, 0);
+    s.ask_and_wait(2, 5, 1, &Request::Backing(id, BackingOp::Make));
+    let wish = |kind| {
+        let wish = LockWish { owner: 1, flock: false, kind, start: 0, end: FILE_BYTES_MAX };
+        Request::Backing(id, BackingOp::Lock(wish))
+    };
+    let turn = Request::Backing(id, BackingOp::BeginAppend { handle: 7 });
+    s.ask_and_wait(2, 5, 2, &wish(LockKind::Write));
+    s.ask_and_wait(2, 5, 3, &wish(LockKind::Unlock));
+    s.ask_and_wait(2, 5, 4, &turn);
+    s.ask_and_wait(2, 5, 5, &Request::Backing(id, BackingOp::EndAppend { handle: 7 }));
+    for (sequence, late) in [(2, &wish(LockKind::Write)), (4, &turn)] {
+        let call = s.ask(2, 5, sequence, late);
+        assert_eq!(s.answer(2, call), Err(Code::Stale));
+    }
+    s.ask_and_wait(3, 6, 1, &wish(LockKind::Write));
+    s.ask_and_wait(3, 6, 2, &turn);
+    // One whose answer was lost has it again.
+    s.ask_and_wait(3, 6, 2, &turn);
 }

@@ -272,6 +272,8 @@ impl ShardThread<'_> {
         }
         if self.remove_in_batch(|batch| batch.list_orphan(ino, &layout))? {
             self.sweep_soon((ino, layout));
+            // Before it is told: it does not ask again.
+            self.commit()?;
         }
         Ok(())
     }

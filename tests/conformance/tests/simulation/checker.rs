@@ -138,8 +138,6 @@ pub(crate) fn judge(history: &History) -> Verdict {
     };
     let mut possible = vec![Possible { state: State::new(), happened: BTreeSet::new() }];
     let mut open: BTreeSet<usize> = BTreeSet::new();
-    // Inodes that were to get names on other nodes, as far as was asked by now.
-    let mut linked: HashSet<Ino> = HashSet::new();
     let widened: HashSet<Ino> = history
         .entries
         .iter()
@@ -150,8 +148,9 @@ pub(crate) fn judge(history: &History) -> Verdict {
         let index = match *event {
             Event::Asked(index) => {
                 if let Op::Link { ino, dir, .. } = history.entries[index].op {
+                    // Its home counts the name from now on, until it hears what came of that.
                     if ino.birth_node() != dir.birth_node() || all_widened || widened.contains(&dir) {
-                        linked.insert(ino);
+                        possible.iter_mut().for_each(|p| p.state.goes_abroad(ino));
                     }
                 }
                 let op = &history.entries[index].op;
@@ -183,13 +182,12 @@ pub(crate) fn judge(history: &History) -> Verdict {
         let ways = |state: &State, i: usize| {
             let entry = &history.entries[i];
             let settled = history.settled.is_some_and(|at| index >= at);
-            let linked = matches!(entry.op, Op::Stat { ino } if linked.contains(&ino));
-            let mut after = state.after(&entry.op, told(i), (i, entry.node), settled, linked);
+            let mut after = state.after(&entry.op, told(i), (i, entry.node), settled);
             after.retain(|tree| appends.fits(&entry.op, tree));
             after
         };
         let mut next: HashSet<Possible> = HashSet::new();
-        if history.entries[index].again {
+        if matches!(event, Event::Over(_)) {
             next.extend(possible.iter().cloned()); // it never happened
         }
         while let Some((mut p, mut idle)) = left.pop() {

@@ -2,13 +2,15 @@
 //! then to end.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use forebay_client::{Pool, Role};
+use forebay_client::{LockPlace, Pool, Role};
 use forebay_fabric::Numbers;
-use forebay_types::{Caller, Code, Entry, Ino, Kind, Layout, Parts, SetAttr};
+use forebay_types::limits::FILE_BYTES_MAX;
+use forebay_types::{Caller, Code, Entry, Ino, Kind, Layout, LockKind, LockWish, Parts, SetAttr};
 
 use crate::baton::Baton;
 use crate::history::{Name, Op, Outcome, Recorder};
@@ -104,17 +106,66 @@ pub(crate) struct Common {
     planted: Option<Defect>,
     /// Half of what clients do is done to data, and half of the files are spread.
     much_data: bool,
+    /// Clients lock files.
+    locks: bool,
     known: Arc<Mutex<Known>>,
 }
 
 impl Common {
-    pub(crate) fn new(recorder: Recorder, planted: Option<Defect>, much_data: bool) -> Common {
+    pub(crate) fn new(
+        recorder: Recorder,
+        planted: Option<Defect>,
+        (much_data, locks): (bool, bool),
+    ) -> Common {
         let known = Known { directories: vec![Ino::ROOT], ..Known::default() };
-        Common { recorder, planted, much_data, known: Arc::new(Mutex::new(known)) }
+        Common { recorder, planted, much_data, locks, known: Arc::new(Mutex::new(known)) }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A lock of a whole file, as another node's daemon takes it.
+const WHOLE: LockWish =
+    LockWish { owner: 1, flock: false, kind: LockKind::Write, start: 0, end: FILE_BYTES_MAX };
+
+/// A client's locks of files whose first backing file is on its node, which are the kernel's, by a descriptor each: a process that
+/// is killed leaves none.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Locked {
+    files: Arc<Mutex<BTreeMap<Ino, OwnedFd>>>,
+}
+
+impl Locked {
+    fn files(&self) -> MutexGuard<'_, BTreeMap<Ino, OwnedFd>> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Locks a file by a duplicate of a descriptor of its own, unless there is one that has.
+    fn take(&self, ino: Ino, file: BorrowedFd<'_>) -> Result<(), Code> {
+        let mut files = self.files();
+        if !files.contains_key(&ino) {
+            // SAFETY: a flock of zeros but for its type, which means the whole file.
+            let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+            lock.l_type = libc::F_WRLCK as i16;
+            // SAFETY: the record lives over the call.
+            if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } < 0 {
+                return Err(Code::Busy);
+            }
+            files.insert(ino, file.try_clone_to_owned().expect("a descriptor"));
+        }
+        Ok(())
+    }
+
+    /// False when it has no lock of that file here.
+    fn drop_lock(&self, ino: Ino) -> bool {
+        self.files().remove(&ino).is_some()
+    }
+
+    /// Its client is killed.
+    pub(crate) fn end(&self) {
+        self.files().clear();
     }
 }
 
@@ -126,6 +177,7 @@ pub(crate) struct Client {
     pub(crate) session: u64,
     pub(crate) plan: Arc<Mutex<Plan>>,
     pub(crate) killed: bool,
+    pub(crate) locked: Locked,
 }
 
 impl Client {
@@ -140,9 +192,12 @@ impl Client {
     ) -> Client {
         let (baton, plan) = (Baton::new(), Arc::new(Mutex::new(Plan::Anything)));
         let (seat, orders) = (baton.clone(), Arc::clone(&plan));
+        let locked = Locked::default();
+        let its = locked.clone();
         let follow = move |seat: &Baton| {
             let pool = Pool::attach_as(&dir, Role::Tool).unwrap_or_else(|e| panic!("{e}"));
-            let mut program = Program { pool, index, node, numbers: Numbers::new(seed), common, fresh: true };
+            let numbers = Numbers::new(seed);
+            let mut program = Program { pool, index, node, numbers, common, locked: its, fresh: true };
             loop {
                 seat.between_operations();
                 let plan = *orders.lock().unwrap_or_else(PoisonError::into_inner);
@@ -164,7 +219,7 @@ impl Client {
         std::thread::Builder::new().name(format!("client {index}")).spawn(body).unwrap();
         // It attaches now, while its node is there.
         baton.pass();
-        Client { baton, node, session, plan, killed: false }
+        Client { baton, node, session, plan, killed: false, locked }
     }
 
     pub(crate) fn set_plan(&self, plan: Plan) {
@@ -221,6 +276,7 @@ struct Program {
     node: u16,
     numbers: Numbers,
     common: Common,
+    locked: Locked,
     /// It has asked for nothing yet.
     fresh: bool,
 }
@@ -252,6 +308,13 @@ impl Program {
             known.next_value += 1;
             known.next_value
         };
+        if let (Some(Made { ino, .. }), true) = (file, self.common.locks && self.numbers.chance(300)) {
+            let client = self.index;
+            return match self.numbers.chance(600) {
+                true => Op::Lock { ino, client },
+                false => Op::Unlock { ino, client },
+            };
+        }
         let much_data = self.common.much_data;
         let kind = if much_data && self.numbers.chance(500) { 92 } else { self.numbers.below(100) };
         match (kind, file) {
@@ -498,6 +561,24 @@ impl Program {
                 pool.open_file(&pool.get_attr(*ino)?, true)?.truncate((*bytes).into())?;
                 Outcome::Done
             }
+            Op::Lock { ino, .. } => {
+                let file = pool.open_file(&pool.get_attr(*ino)?, true)?;
+                match file.lock_place() {
+                    LockPlace::Here(fd) => self.locked.take(*ino, fd)?,
+                    LockPlace::There(locks) => locks.set(WHOLE)?,
+                }
+                Outcome::Done
+            }
+            Op::Unlock { ino, .. } => {
+                if self.locked.drop_lock(*ino) {
+                    return Ok(Outcome::Done);
+                }
+                let file = pool.open_file(&pool.get_attr(*ino)?, true)?;
+                if let LockPlace::There(locks) = file.lock_place() {
+                    locks.set(LockWish { kind: LockKind::Unlock, ..WHOLE })?;
+                }
+                Outcome::Done
+            }
             Op::Allocate { ino, bytes } => {
                 let file = pool.open_file(&pool.get_attr(*ino)?, true)?;
                 // The defect: nobody is asked.
@@ -571,6 +652,11 @@ impl Program {
                             Err(_) => {}
                         }
                         self.record(Op::GetXattr { ino });
+                        if self.common.locks {
+                            let client = self.index;
+                            self.record(Op::Lock { ino, client });
+                            self.record(Op::Unlock { ino, client });
+                        }
                     }
                     _ => {}
                 }

@@ -134,6 +134,15 @@ pub(crate) enum Op {
         ino: Ino,
         bytes: u32,
     },
+    /// Of the whole file, against everybody else; without waiting.
+    Lock {
+        ino: Ino,
+        client: usize,
+    },
+    Unlock {
+        ino: Ino,
+        client: usize,
+    },
     Size {
         ino: Ino,
     },
@@ -197,6 +206,8 @@ impl fmt::Debug for Op {
             Op::ReadAppended { ino } => write!(f, "read all of {}", short(*ino)),
             Op::Truncate { ino, bytes } => write!(f, "truncate {} to {bytes}", short(*ino)),
             Op::Allocate { ino, bytes } => write!(f, "allocate {bytes} of {}", short(*ino)),
+            Op::Lock { ino, .. } => write!(f, "lock {}", short(*ino)),
+            Op::Unlock { ino, .. } => write!(f, "unlock {}", short(*ino)),
             Op::Size { ino } => write!(f, "size of {}", short(*ino)),
             Op::Count { dir } => write!(f, "count {}", short(*dir)),
         }
@@ -266,8 +277,6 @@ pub(crate) struct Entry {
     pub(crate) op: Op,
     /// None: the client was killed, and never told.
     pub(crate) outcome: Option<Outcome>,
-    /// It is a second time of another, that may have been, and no later than that was answered.
-    pub(crate) again: bool,
 }
 
 /// Where an operation begins or ends.
@@ -319,7 +328,7 @@ impl Recorder {
         let mut history = self.history();
         let index = history.entries.len();
         history.tell(format!("client {client}  #{index} {op:?} ..."));
-        history.entries.push(Entry { client, node, op: op.clone(), outcome: None, again: false });
+        history.entries.push(Entry { client, node, op: op.clone(), outcome: None });
         history.events.push(Event::Asked(index));
         index
     }
@@ -336,13 +345,35 @@ impl Recorder {
         self.history().starts
     }
 
+    /// An operation of a client that is gone happens no later than now, if it ever does.
+    pub(crate) fn is_over(&self, index: usize) {
+        self.history().events.push(Event::Over(index));
+    }
+
+    /// What clients of which this is true asked and were not answered, of locks.
+    pub(crate) fn unanswered_locks(&self, of: impl Fn(usize) -> bool) -> Vec<usize> {
+        let history = self.history();
+        let is_it = |entry: &Entry| {
+            let locks = matches!(entry.op, Op::Lock { .. } | Op::Unlock { .. });
+            locks && of(entry.client) && entry.outcome.as_ref().is_none_or(Outcome::is_doubtful)
+        };
+        (0..history.entries.len()).filter(|i| is_it(&history.entries[*i])).collect()
+    }
+
+    /// The files that a client has asked to lock.
+    pub(crate) fn locked(&self, client: usize) -> BTreeSet<Ino> {
+        let history = self.history();
+        let locks = history.entries.iter().filter(|entry| entry.client == client);
+        locks.filter_map(|entry| if let Op::Lock { ino, .. } = entry.op { Some(ino) } else { None }).collect()
+    }
+
     /// An operation is answered that may have been done twice until now.
     pub(crate) fn may_have_been_repeated(&self, index: usize) {
         let mut history = self.history();
         let asked = history.asked_at(index);
         let again = history.entries.len();
         history.tell(format!("#{again} is #{index}, if it was done twice"));
-        let entry = Entry { outcome: None, again: true, ..history.entries[index].clone() };
+        let entry = Entry { outcome: None, ..history.entries[index].clone() };
         history.entries.push(entry);
         history.events.insert(asked + 1, Event::Asked(again));
         history.events.push(Event::Over(again));

@@ -50,6 +50,8 @@ pub(crate) struct File {
     pub(crate) bytes: Option<u32>,
     /// It has, or had, names on other nodes: what it is told of their end comes later.
     pub(crate) abroad: bool,
+    /// The client that has it locked.
+    pub(crate) locked: Option<usize>,
 }
 
 /// A file tree.
@@ -151,6 +153,7 @@ impl State {
                 appended: Vec::new(),
                 bytes: Some(0),
                 abroad: false,
+                locked: None,
             };
             self.files.insert(id, file);
         }
@@ -204,7 +207,7 @@ impl State {
         if let Some(directory) = self.directories.get_mut(&Id::Known(to.0 .0)) {
             directory.entries.insert(to.1, moved);
         }
-        self.goes_abroad(moved, to.0);
+        self.gets_name(moved, to.0);
         Ok(())
     }
 
@@ -213,10 +216,17 @@ impl State {
     }
 
     /// Notes that a file has a name in a directory of another node than its own.
-    fn goes_abroad(&mut self, id: Id, dir: Ino) {
+    fn gets_name(&mut self, id: Id, dir: Ino) {
         let is_wide = self.is_wide(dir);
         if let Some(file) = self.files.get_mut(&id) {
             file.abroad |= is_wide || id.node() != dir.birth_node().0;
+        }
+    }
+
+    /// A file is to get a name in a directory of another node than its own, whatever comes of it.
+    pub(crate) fn goes_abroad(&mut self, ino: Ino) {
+        if let Some(file) = self.files.get_mut(&Id::Known(ino.0)) {
+            file.abroad = true;
         }
     }
 
@@ -236,14 +246,13 @@ impl State {
 
     /// The trees that an operation can make of this one. `told` is what it was answered, if it was: only what fits is
     /// returned. `index` and `node` are the operation's number and its client's node; in the end, when all is told that is
-    /// to be told, `settled`. `linked`: the inode that is asked for was to get a name on another node, whatever came of it.
+    /// to be told, `settled`.
     pub(crate) fn after(
         &self,
         op: &Op,
         told: Option<&Outcome>,
         (index, node): (usize, u16),
         settled: bool,
-        linked: bool,
     ) -> Vec<State> {
         let mut ways = Vec::new();
         let mut end = |state: State, outcome: Outcome| {
@@ -260,7 +269,7 @@ impl State {
         let mut state = self.clone();
         // What met another change over several nodes again and again was given up; what a version does not do, too.
         if let (Some(Outcome::Failed(code @ (Code::Busy | Code::CrossDevice))), false) =
-            (told, op.only_reads())
+            (told, op.only_reads() || matches!(op, Op::Lock { .. }))
         {
             end(state, Outcome::Failed(*code));
             return ways;
@@ -306,7 +315,7 @@ impl State {
                     if let (Some(file), _) = state.file(*ino) {
                         file.links += 1;
                     }
-                    state.goes_abroad(id, *dir);
+                    state.gets_name(id, *dir);
                     end(state, Outcome::Done);
                 }
             }
@@ -419,7 +428,7 @@ impl State {
                 match (state.files.get(&id).cloned(), told) {
                     (Some(file), Some(told @ Outcome::Attr { kind, links, mode })) => {
                         // Its home may not have been told yet of names that are gone, or counts one that is being made.
-                        let lags = (file.abroad || linked) && !settled && *links > file.links;
+                        let lags = file.abroad && !settled && *links > file.links;
                         let counted = file.links > 0 && *links == file.links;
                         if file.kind == *kind && file.mode == *mode && (counted || lags) {
                             end(state, told.clone());
@@ -474,6 +483,27 @@ impl State {
                 }
                 if let (Some(file), _) = state.file(*ino) {
                     file.appended.push(*value);
+                    end(state, Outcome::Done);
+                }
+            }
+            Op::Lock { ino, client } | Op::Unlock { ino, client } => {
+                let (file, doubtful) = state.file(*ino);
+                if file.is_none() || doubtful {
+                    self.without_effect(&mut end);
+                    end(self.clone(), Outcome::Failed(Code::Busy));
+                }
+                if let (Some(file), _) = state.file(*ino) {
+                    let is_its = file.locked == Some(*client);
+                    let locks = matches!(op, Op::Lock { .. });
+                    if locks && !is_its && file.locked.is_some() {
+                        return {
+                            end(state, Outcome::Failed(Code::Busy));
+                            ways
+                        };
+                    }
+                    if locks || is_its {
+                        file.locked = locks.then_some(*client);
+                    }
                     end(state, Outcome::Done);
                 }
             }

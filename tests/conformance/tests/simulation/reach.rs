@@ -9,15 +9,16 @@ use crate::history::{Name, Op, Outcome};
 use crate::model::{Id, State};
 
 /// Aspects of a file.
-const LINKS: u8 = 1;
+const LINKS: u16 = 1;
 /// Whether it had names on other nodes.
-const ABROAD: u8 = 2;
-const MODE: u8 = 4;
-const XATTR: u8 = 8;
-const WORD: u8 = 16;
-const BLOCK: u8 = 32;
-const APPENDED: u8 = 64;
-const BYTES: u8 = 128;
+const ABROAD: u16 = 2;
+const MODE: u16 = 4;
+const XATTR: u16 = 8;
+const WORD: u16 = 16;
+const BLOCK: u16 = 32;
+const APPENDED: u16 = 64;
+const BYTES: u16 = 128;
+const LOCK: u16 = 256;
 
 /// Something of a tree.
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +28,7 @@ enum Thing {
     /// Entries of a directory with these letters, as bits.
     Entries(Id, u32),
     /// Aspects of a file.
-    File(Id, u8),
+    File(Id, u16),
     /// Which directory is below which.
     Order,
 }
@@ -153,7 +154,7 @@ impl Reach {
             Op::Create { dir, name, .. } | Op::Symlink { dir, name } | Op::Mkdir { dir, name } => {
                 reach.changes_entry(*dir, *name);
                 let id = made(index, told);
-                reach.changes.push(Thing::File(id, u8::MAX));
+                reach.changes.push(Thing::File(id, u16::MAX));
                 if matches!(op, Op::Mkdir { .. }) {
                     reach.changes.push(Thing::Directory(id));
                 }
@@ -209,6 +210,7 @@ impl Reach {
             Op::Append { ino, .. } => reach.changes_file(*ino, APPENDED),
             Op::ReadAppended { ino } => reach.looks_at(*ino, APPENDED),
             Op::Truncate { ino, .. } | Op::Allocate { ino, .. } => reach.changes_file(*ino, BYTES),
+            Op::Lock { ino, .. } | Op::Unlock { ino, .. } => reach.changes_file(*ino, LOCK),
             Op::Size { ino } => reach.looks_at(*ino, BYTES),
         }
         reach
@@ -235,11 +237,11 @@ impl Reach {
     }
 
     /// Every answer tells whether a file is there.
-    fn looks_at(&mut self, ino: Ino, aspects: u8) {
+    fn looks_at(&mut self, ino: Ino, aspects: u16) {
         self.looks.push(Thing::File(known(ino), aspects | LINKS));
     }
 
-    fn changes_file(&mut self, ino: Ino, aspects: u8) {
+    fn changes_file(&mut self, ino: Ino, aspects: u16) {
         self.looks.push(Thing::File(known(ino), LINKS));
         self.changes.push(Thing::File(known(ino), aspects));
     }

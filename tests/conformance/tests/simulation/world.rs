@@ -25,11 +25,14 @@ use serde_json::Value;
 use crate::baton::{self, NOW_NS};
 use crate::client::{Client, Common, Defect, Plan};
 use crate::door::{Desk, Handout};
-use crate::history::Recorder;
+use crate::history::{Op, Outcome, Recorder};
 
 const SHARD_BYTES: u64 = 64 << 20;
 /// Longest time that everything takes to settle once nothing goes wrong any more: longer than the longest deadline.
 const SETTLE: Duration = Duration::from_secs(90);
+
+/// In which time nodes tell each other of processes that are gone.
+const ENDS: Duration = Duration::from_secs(3);
 
 /// After so many turns supervisors take what workers have put with them: before these have to wait for room.
 const COLLECT_TURNS: u64 = 16;
@@ -49,6 +52,7 @@ pub(crate) struct Plot {
     pub(crate) turns: u64,
     pub(crate) planted: Option<Defect>,
     pub(crate) much_data: bool,
+    pub(crate) locks: bool,
 }
 
 /// A host of the network, with what outlives its worker.
@@ -131,7 +135,7 @@ impl World {
             world.add_host(number);
             world.start(usize::from(number) - 1);
         }
-        let common = Common::new(recorder, plot.planted, plot.much_data);
+        let common = Common::new(recorder, plot.planted, (plot.much_data, plot.locks));
         for number in 1..=plot.nodes {
             for _ in 0..plot.clients_per_node {
                 world.add_client(number, &common);
@@ -335,6 +339,11 @@ impl World {
             node.end(session);
         }
         self.recorder.tell(format!("client {index} is killed"));
+        client.locked.end();
+        // Its locks go at some time.
+        for ino in self.recorder.locked(index) {
+            self.recorder.asked(index, 0, &Op::Unlock { ino, client: index });
+        }
     }
 
     /// A round of one of a node's threads, if it comes to its turn.
@@ -440,6 +449,15 @@ impl World {
         for host in &mut self.hosts {
             host.node.as_mut().expect("started above").review_sessions();
         }
+        // By now nothing is left of what they asked, and their locks are free.
+        self.until("ends of processes", |world| world.network.now() >= settled + ENDS);
+        let (locks, ends): (Vec<usize>, Vec<usize>) = self
+            .recorder
+            .unanswered_locks(|client| self.clients[client].killed)
+            .into_iter()
+            .partition(|index| matches!(self.recorder.history().entries[*index].op, Op::Lock { .. }));
+        locks.into_iter().for_each(|index| self.recorder.is_over(index));
+        ends.into_iter().for_each(|index| self.recorder.answered(index, Outcome::Done));
         let mut history = self.recorder.history();
         history.settled = Some(history.entries.len());
         drop(history);

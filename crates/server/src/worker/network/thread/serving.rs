@@ -142,6 +142,12 @@ impl NetworkThread {
             | BackingOp::Truncate { .. }
             | BackingOp::Allocate { .. }
             | BackingOp::AppendPiece { .. }
+            | BackingOp::SetTimes { .. }
+            | BackingOp::Open { .. }
+            | BackingOp::Close { .. }
+            | BackingOp::Lock(_)
+            | BackingOp::BeginAppend { .. }
+            | BackingOp::EndAppend { .. }
                 if self.was_served(&ticket) =>
             {
                 return;
