@@ -32,7 +32,7 @@ use super::journal::Journal;
 use super::known_parts::KnownParts;
 use super::network::{
     give_buffer, Appended, Giver, Groups, Hand, Job, KeptOpen, Member, Network, NetworkThread, Orders,
-    RemoteLocks, Round as NetworkRound, APPENDS_TAG,
+    RemoteLocks, Round as NetworkRound, APPENDS_TAG, LOCK_TAG, TURN_TAG,
 };
 use super::recorder::FlightRecorder;
 use super::remote::Door;
@@ -67,6 +67,10 @@ pub enum Planted {
     ForgottenReplies,
     /// A worker that takes over does not know which appends are done.
     ForgottenAppends,
+    /// Nor which locks other nodes' processes hold.
+    ForgottenLocks,
+    /// Nor whose turn it is to append to a file of several backing files.
+    ForgottenTurns,
 }
 
 /// What a worker has left, by tag.
@@ -245,9 +249,13 @@ impl Node {
         let kept = Arc::new(match setup.keeper {
             Some(keeper) => {
                 let (store, mut left) = keeper.open()?;
-                if setup.planted == Some(Planted::ForgottenAppends) {
-                    left.retain(|(tag, _)| tag != APPENDS_TAG);
-                }
+                let forgotten = match setup.planted {
+                    Some(Planted::ForgottenAppends) => Some(APPENDS_TAG),
+                    Some(Planted::ForgottenLocks) => Some(LOCK_TAG),
+                    Some(Planted::ForgottenTurns) => Some(TURN_TAG),
+                    _ => None,
+                };
+                left.retain(|(tag, _)| forgotten.is_none_or(|forgotten| !tag.starts_with(forgotten)));
                 let appended = Appended::restored(&store, &mut left)?;
                 let groups = Groups::restored(&store, &mut left)?;
                 known_parts = KnownParts::restored(&store, &mut left)?;

@@ -1,7 +1,7 @@
 //! A client: the library on a thread of its own, which asks what its numbers say until it is told to look at everything, and
 //! then to end.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{btree_map, BTreeMap, BTreeSet};
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::PathBuf;
@@ -44,6 +44,10 @@ pub(crate) enum Defect {
     ForgetsReplies,
     /// A worker that takes over does not know which appends are done.
     ForgetsAppends,
+    /// A worker that takes over does not know which locks other nodes' processes hold.
+    ForgetsLocks,
+    /// Nor whose turn it is to append to a file that is spread.
+    ForgetsTurns,
     /// `fallocate` of a file that is spread does nothing.
     AllocatesNothing,
     /// What is told of a wide directory is its own, without its parts.
@@ -51,9 +55,11 @@ pub(crate) enum Defect {
 }
 
 impl Defect {
-    pub(crate) const ALL: [(Defect, &'static str); 4] = [
+    pub(crate) const ALL: [(Defect, &'static str); 6] = [
         (Defect::ForgetsReplies, "replies"),
         (Defect::ForgetsAppends, "appends"),
+        (Defect::ForgetsLocks, "locks"),
+        (Defect::ForgetsTurns, "turns"),
         (Defect::AllocatesNothing, "allocates"),
         (Defect::CountsWithoutParts, "counts"),
     ];
@@ -144,8 +150,7 @@ impl Locked {
 
     /// Locks a file by a duplicate of a descriptor of its own, unless there is one that has.
     fn take(&self, ino: Ino, file: BorrowedFd<'_>) -> Result<(), Code> {
-        let mut files = self.files();
-        if !files.contains_key(&ino) {
+        if let btree_map::Entry::Vacant(vacant) = self.files().entry(ino) {
             // SAFETY: a flock of zeros but for its type, which means the whole file.
             let mut lock: libc::flock = unsafe { std::mem::zeroed() };
             lock.l_type = libc::F_WRLCK as i16;
@@ -153,7 +158,7 @@ impl Locked {
             if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } < 0 {
                 return Err(Code::Busy);
             }
-            files.insert(ino, file.try_clone_to_owned().expect("a descriptor"));
+            vacant.insert(file.try_clone_to_owned().expect("a descriptor"));
         }
         Ok(())
     }

@@ -231,6 +231,8 @@ impl World {
             planted: match self.plot.planted {
                 Some(Defect::ForgetsReplies) => Some(Planted::ForgottenReplies),
                 Some(Defect::ForgetsAppends) => Some(Planted::ForgottenAppends),
+                Some(Defect::ForgetsLocks) => Some(Planted::ForgottenLocks),
+                Some(Defect::ForgetsTurns) => Some(Planted::ForgottenTurns),
                 _ => None,
             },
             kernel: None,

@@ -32,7 +32,7 @@ struct Owner {
 }
 
 /// What the tags of these descriptors begin with in the supervisor's store.
-const TAG: &str = "lock ";
+pub(in crate::worker) const TAG: &str = "lock ";
 
 impl Owner {
     fn tag(&self) -> String {
@@ -67,7 +67,7 @@ struct Appending {
 }
 
 /// What the tags of turns to append begin with.
-const TURN_TAG: &str = "append ";
+pub(in crate::worker) const TURN_TAG: &str = "append ";
 
 /// The tag of a file's turn; the next turn's is another.
 fn turn_tag(id: &BackingId, session: u64, handle: u64) -> String {

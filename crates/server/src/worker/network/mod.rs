@@ -42,7 +42,7 @@ pub(super) use buffers::give_buffer;
 pub(super) use crew::{Hand, Job};
 pub(super) use groups::Groups;
 pub(super) use kept::KeptOpen;
-pub(super) use locks::RemoteLocks;
+pub(super) use locks::{RemoteLocks, TAG as LOCK_TAG, TURN_TAG};
 pub(super) use opening::{start, unwelcome};
 pub(super) use placement::Giver;
 pub(super) use thread::{Member, NetworkThread, Round};
