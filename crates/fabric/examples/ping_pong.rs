@@ -265,7 +265,9 @@ fn main() {
             for depth in [1, DEPTH] {
                 let raw = timed(o.seconds, || match direction {
                     Direction::Read => tcp_round(&mut stream, &mut buffer, 0, bytes, depth),
-                    Direction::Write => tcp_round(&mut stream, &mut buffer, bytes, 1, depth),
+                    Direction::Write | Direction::Ahead => {
+                        tcp_round(&mut stream, &mut buffer, bytes, 1, depth)
+                    }
                 });
                 let raw = (bytes * depth) as f64 / raw / 1e9;
                 let ours = timed(o.seconds, || {

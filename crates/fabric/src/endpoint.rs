@@ -37,6 +37,8 @@ pub enum Direction {
     Read,
     /// From ours to the peer's.
     Write,
+    /// Likewise, ahead of a message that says so: it has ended when it has left, and whether it has come is for the peer to see.
+    Ahead,
 }
 
 /// One transfer by RMA, of any length.
@@ -77,7 +79,7 @@ pub enum Event<'a> {
         /// Its bytes, to be copied out before the call returns.
         bytes: &'a [u8],
     },
-    /// A send has left, or a transfer is complete: what was read is here, what was written is in the peer's memory.
+    /// A send or a transfer ahead has left, or another transfer is complete: what was read is here, what was written is in the peer's memory.
     Done {
         /// The operation.
         token: u64,

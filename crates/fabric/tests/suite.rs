@@ -254,7 +254,7 @@ fn transfers_move_exactly_what_was_asked(bed: Bed) {
         let (local, remote) = (local_offset..local_offset + bytes, offset..offset + bytes);
         match direction {
             Direction::Read => expect_near[local].copy_from_slice(&expect_far[remote]),
-            Direction::Write => expect_far[remote].copy_from_slice(&expect_near[local]),
+            Direction::Write | Direction::Ahead => expect_far[remote].copy_from_slice(&expect_near[local]),
         }
         assert!(
             content(&near) == expect_near && content(&far) == expect_far,
@@ -298,7 +298,7 @@ fn messages_come_when_what_was_written_before_them_is_there(mut bed: Bed) {
         let expected = pattern(round as usize, bytes);
         near.write_at(0, &expected).unwrap();
         let transfer = Transfer {
-            direction: Direction::Write,
+            direction: if round % 2 == 0 { Direction::Write } else { Direction::Ahead },
             local: mine.local,
             local_offset: 0,
             remote: theirs.remote,

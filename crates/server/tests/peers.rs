@@ -10,12 +10,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_client::{PathBuffer, Place, Pool};
-use forebay_fabric::{Access, CallId, Calls, Happening, Region};
+use forebay_fabric::{Access, CallId, Calls, Direction, Happening, Region, Transfer};
 use forebay_ring::{
     read_exact, receive_fds, send_fds, write_all, AttachReply, Header, Ring, ATTACH_FDS, HEADER_BYTES,
     KIND_ATTACH, KIND_BUFFER, KIND_ERROR,
 };
-use forebay_types::limits::{BUFFER_BYTES, MESSAGE_BYTES_MAX, MOVE_BYTES_MAX, RING_SLOTS};
+use forebay_types::limits::{
+    BUFFER_BYTES, MESSAGE_BYTES_MAX, MOVE_BYTES_MAX, PLACES, PLACE_BYTES, RING_SLOTS,
+};
 use forebay_types::{
     BackingId, BackingOp, Caller, Code, Ino, Kind, Layout, Move, MoveKind, NodeId, Outcome, Part, Reply,
     Request, TxId,
@@ -312,6 +314,112 @@ fn peer_moves_data_of_a_file_by_its_own_memory_and_by_no_other() {
         assert_eq!(answer(&mut calls, sequence + 2, &read(id, 0, 5, at(0))), Ok(Ok(5)));
     }
     assert!(stored()[5..1005] == [7; 1000]);
+    calls.leave("done");
+    daemon.assert_unharmed(worker);
+}
+
+#[test]
+fn data_that_a_peer_sends_ahead_are_written_where_they_have_come_and_fetched_where_not() {
+    if skipped() {
+        return;
+    }
+    let daemon = Daemon::start("sent", 2);
+    let worker = daemon.status().unwrap().pids.worker;
+    let pool = Pool::attach(&daemon.pool()).unwrap();
+    let place = Place { dir: pool.root().unwrap(), path: b"file" };
+    let mut escape = PathBuffer::new();
+    let fd = pool.open(place, libc::O_CREAT | libc::O_RDWR, 0o600, &mut escape).unwrap();
+    // SAFETY: the descriptor is new and ours.
+    let file = unsafe { <std::fs::File as std::os::fd::FromRawFd>::from_raw_fd(fd) };
+    let ino = pool.resolve(place, true, &mut escape).ok().unwrap().attr.ino;
+    let id = BackingId { target: 1 << 16, ino, number: 0, stripe: 0 };
+    const BYTES: usize = 60_000;
+    let stored = || {
+        let mut bytes = vec![0; BYTES];
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 0).unwrap();
+        bytes
+    };
+
+    let mut calls = daemon.peer(&daemon.secret());
+    let region = Arc::new(Region::new(PLACE_BYTES).unwrap());
+    let mine = calls.endpoint().register(Arc::clone(&region), Access::BOTH).unwrap();
+    let places = |calls: &mut Calls, grant, sequence| {
+        let stamp = Stamp { session: 2 << 48 | 5, slot: 4, sequence };
+        let deadline = calls.now() + Duration::from_secs(20);
+        let id = calls.call(NodeId(1), stamp, &Message::PlacesTake { grant }, deadline).unwrap();
+        loop {
+            calls.progress();
+            match calls.next_happening() {
+                Some(Happening::Answered { call, outcome, .. }) if call == id => {
+                    return outcome.map_err(|failed| failed.code).map(|body| match body.message() {
+                        Message::PlacesGrant { memory, places, bytes } => {
+                            assert_eq!((usize::from(places), bytes as usize), (PLACES, PLACE_BYTES));
+                            memory
+                        }
+                        other => panic!("{other:?}"),
+                    });
+                }
+                Some(_) => {}
+                None => calls.wait(Duration::from_millis(20)),
+            }
+        }
+    };
+    let bring = |calls: &mut Calls, memory: Memory, place: usize| {
+        let end = memory.address + ((place + 1) * PLACE_BYTES) as u64;
+        let remote = Memory { address: end - BYTES as u64, key: memory.key };
+        let (direction, local) = (Direction::Write, mine.local);
+        let transfer = Transfer { direction, local, local_offset: 0, remote, bytes: BYTES };
+        let deadline = calls.now() + Duration::from_secs(20);
+        calls.transfer(NodeId(1), &transfer, 1, deadline).unwrap();
+    };
+    let write = |grant, place: usize| Message::WriteStripe {
+        id,
+        append: false,
+        offset: 0,
+        bytes: BYTES as u64,
+        from: Where::Sent { memory: mine.remote, grant, place: place as u16 },
+    };
+    let done = Ok(Ok(BYTES as u64));
+
+    let first = places(&mut calls, 7, 1).unwrap();
+    assert_eq!(places(&mut calls, 7, 2).unwrap(), first, "a retry");
+    // They are there. That they are fetched is seen by what the peer's own memory holds meanwhile.
+    region.write_at(0, &[1; BYTES]).unwrap();
+    let ahead = calls.endpoint().limits().in_order;
+    if ahead {
+        bring(&mut calls, first, 3);
+        assert_eq!(
+            answer(
+                &mut calls,
+                1,
+                &Message::ReadStripe { id, offset: 0, bytes: 1, to: Where::Remote(mine.remote) }
+            ),
+            Ok(Ok(0))
+        );
+        region.write_at(0, &[2; BYTES]).unwrap();
+        assert_eq!(answer(&mut calls, 2, &write(7, 3)), done);
+        assert!(stored() == [1; BYTES], "what had come");
+    }
+    // Nothing was brought: not anew, not ever, not in that grant, not to a place that there is.
+    for (i, (grant, place)) in [(7, 3), (7, 4), (7, 4), (6, 5), (7, PLACES)].into_iter().enumerate() {
+        let byte = 10 + i as u8;
+        region.write_at(0, &[byte; BYTES]).unwrap();
+        assert_eq!(answer(&mut calls, 10 + i as u64, &write(grant, place)), done);
+        assert!(stored() == [byte; BYTES], "{i}: fetched");
+    }
+    // A new grant is other memory, and the old one is nobody's any more.
+    let second = places(&mut calls, 8, 3).unwrap();
+    assert_ne!(second.key, first.key);
+    assert_eq!(places(&mut calls, 7, 4), Err(Code::Stale));
+    region.write_at(0, &[20; BYTES]).unwrap();
+    bring(&mut calls, second, 0);
+    assert_eq!(answer(&mut calls, 20, &write(8, 0)), done);
+    assert_eq!(answer(&mut calls, 20, &write(8, 0)), done, "a retry, whose place is its owner's again");
+    assert!(stored() == [20; BYTES]);
+    bring(&mut calls, first, 0);
+    region.write_at(0, &[21; BYTES]).unwrap();
+    assert_eq!(answer(&mut calls, 21, &write(7, 0)), done);
+    assert!(stored() == [21; BYTES], "fetched, when the link was made anew");
     calls.leave("done");
     daemon.assert_unharmed(worker);
 }

@@ -70,6 +70,14 @@ pub const READ_AHEAD_OF_MAX: usize = READ_AHEAD_BYTES_MAX / 2;
 pub const READ_AHEAD_MS: u64 = 1_000;
 /// Bytes of the memory through which a node's backing files pass to and from other nodes' buffers.
 pub const BOUNCE_BYTES: usize = 32 << 20;
+/// Places that a node grants another one, which writes data into them ahead of their requests: more than a call has under way.
+pub const PLACES: usize = 16;
+/// Bytes of a place: what a call's part has that is cut as small as parts are.
+pub const PLACE_BYTES: usize = MOVE_BYTES_MIN;
+/// Nodes that have places of a daemon's at the same time, which take memory as far as they are used; data of others are fetched.
+pub const GRANTS_MAX: usize = 16;
+/// When the memory of so many grants is kept that nobody uses any more, as data may come late, nobody gets new ones.
+pub const GRANTS_RESTING_MAX: usize = 16;
 /// Data requests that one call of a door has under way, in slots of its own: enough to keep a link busy, few enough to leave
 /// slots to other threads.
 pub const BACKING_AHEAD: usize = 8;

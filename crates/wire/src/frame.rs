@@ -58,11 +58,15 @@ pub enum Kind {
     Goodbye = 22,
     /// A request could not be served.
     Failure = 23,
+    /// Asks for memory of the receiver's to send data to ahead of their requests.
+    PlacesTake = 24,
+    /// Grants it.
+    PlacesGrant = 25,
 }
 
 impl Kind {
     /// Every kind, for tests that walk them.
-    pub const ALL: [Kind; 18] = [
+    pub const ALL: [Kind; 20] = [
         Kind::Hello,
         Kind::Welcome,
         Kind::Refuse,
@@ -81,6 +85,8 @@ impl Kind {
         Kind::Alive,
         Kind::Goodbye,
         Kind::Failure,
+        Kind::PlacesTake,
+        Kind::PlacesGrant,
     ];
 
     /// The kind of a byte.
@@ -103,12 +109,21 @@ impl Kind {
                 | Kind::LeaseTake
                 | Kind::LeaseRenew
                 | Kind::LeaseRecall
+                | Kind::PlacesTake
         )
     }
 
     /// True for what answers a request.
     pub fn answers(self) -> bool {
-        matches!(self, Kind::Answer | Kind::Data | Kind::LeaseGrant | Kind::LeaseReturned | Kind::Failure)
+        matches!(
+            self,
+            Kind::Answer
+                | Kind::Data
+                | Kind::LeaseGrant
+                | Kind::LeaseReturned
+                | Kind::PlacesGrant
+                | Kind::Failure
+        )
     }
 }
 

@@ -22,6 +22,16 @@ pub enum Place<'a> {
     Inline(&'a [u8]),
     /// In the asker's registered memory.
     Remote(Memory),
+    /// In the asker's registered memory, and of a write also on their way into a place that the receiver has granted, where they end with
+    /// its last byte.
+    Sent {
+        /// Where they are if they do not come.
+        memory: Memory,
+        /// The number of [`Message::PlacesTake`].
+        grant: u32,
+        /// Which of its places.
+        place: u16,
+    },
 }
 
 /// A message between nodes. Each that asks is answered by one that answers, or by `Failure`.
@@ -89,6 +99,21 @@ pub enum Message<'a> {
     },
     /// The lease is used no more.
     LeaseReturned,
+    /// Asks for places: memory of the receiver's that the sender writes by RMA, each ahead of the request that names it. What the receiver
+    /// granted under another number is not used any more. → `PlacesGrant`
+    PlacesTake {
+        /// The sender's number of the grant, greater than those before.
+        grant: u32,
+    },
+    /// Grants so many places, one behind the other.
+    PlacesGrant {
+        /// Where the first begins.
+        memory: Memory,
+        /// How many: not 0.
+        places: u16,
+        /// Bytes of each: not 0.
+        bytes: u32,
+    },
     /// The sender lives, and says when it said so. → `Alive`
     Heartbeat {
         /// The sender's clock, in microseconds since 1970.
@@ -140,6 +165,15 @@ fn put_detail(w: &mut Writer<'_>, detail: &[u8]) -> Result<(), Code> {
     w.short_bytes(detail)
 }
 
+fn memory(r: &mut Reader<'_>) -> Result<Memory, Code> {
+    Ok(Memory { address: r.u64()?, key: r.u64()? })
+}
+
+fn put_memory(w: &mut Writer<'_>, memory: Memory) -> Result<(), Code> {
+    w.u64(memory.address)?;
+    w.u64(memory.key)
+}
+
 /// A data request: the fields that read and write share.
 struct Transfer<'a> {
     id: BackingId,
@@ -168,7 +202,13 @@ impl<'a> Transfer<'a> {
             Place::Inline(data) if reads && !data.is_empty() => Err(Code::Malformed),
             Place::Inline(data) if !reads && data.len() as u64 != self.bytes => Err(Code::Malformed),
             Place::Remote(_) if self.bytes > DATA_BYTES_MAX => Err(Code::TooBig),
-            Place::Remote(memory) if memory.address.checked_add(self.bytes).is_none() => Err(Code::Invalid),
+            Place::Sent { .. } if reads || self.append => Err(Code::Invalid),
+            Place::Sent { .. } if self.bytes > DATA_BYTES_MAX => Err(Code::TooBig),
+            Place::Remote(memory) | Place::Sent { memory, .. }
+                if memory.address.checked_add(self.bytes).is_none() =>
+            {
+                Err(Code::Invalid)
+            }
             _ => Ok(()),
         }
     }
@@ -178,15 +218,22 @@ impl<'a> Transfer<'a> {
         w.u32(self.id.target)?;
         w.u64(self.id.ino.0)?;
         w.u8(self.id.number)?;
-        w.u8(u8::from(matches!(self.place, Place::Remote(_))) | u8::from(self.append) << 1)?;
+        let place = match self.place {
+            Place::Inline(_) => 0,
+            Place::Remote(_) => 1,
+            Place::Sent { .. } => 4,
+        };
+        w.u8(place | u8::from(self.append) << 1)?;
         w.u16(self.id.stripe)?;
         w.u64(self.offset)?;
         w.u64(self.bytes)?;
         match self.place {
             Place::Inline(data) => w.put(data),
-            Place::Remote(memory) => {
-                w.u64(memory.address)?;
-                w.u64(memory.key)
+            Place::Remote(memory) => put_memory(w, memory),
+            Place::Sent { memory, grant, place } => {
+                put_memory(w, memory)?;
+                w.u32(grant)?;
+                w.u16(place)
             }
         }
     }
@@ -198,7 +245,8 @@ impl<'a> Transfer<'a> {
         let (append, place) = (how & 2 != 0, how & !2);
         let place = match place {
             0 => Place::Inline(r.take(r.rest().len())?),
-            1 => Place::Remote(Memory { address: r.u64()?, key: r.u64()? }),
+            1 => Place::Remote(memory(r)?),
+            4 => Place::Sent { memory: memory(r)?, grant: r.u32()?, place: r.u16()? },
             _ => return Err(Code::Malformed),
         };
         let transfer = Transfer { id, offset, append, bytes, place };
@@ -222,6 +270,8 @@ impl<'a> Message<'a> {
             Message::LeaseGrant { .. } => Kind::LeaseGrant,
             Message::LeaseRecall { .. } => Kind::LeaseRecall,
             Message::LeaseReturned => Kind::LeaseReturned,
+            Message::PlacesTake { .. } => Kind::PlacesTake,
+            Message::PlacesGrant { .. } => Kind::PlacesGrant,
             Message::Heartbeat { .. } => Kind::Heartbeat,
             Message::Alive { .. } => Kind::Alive,
             Message::Goodbye { .. } => Kind::Goodbye,
@@ -295,6 +345,12 @@ impl<'a> Message<'a> {
             Message::LeaseGrant { period_ms, ino } => {
                 w.u32(period_ms)?;
                 w.u64(ino.0)?;
+            }
+            Message::PlacesTake { grant } => w.u32(grant)?,
+            Message::PlacesGrant { memory, places, bytes } => {
+                put_memory(&mut w, memory)?;
+                w.u16(places)?;
+                w.u32(bytes)?;
             }
             Message::Heartbeat { clock_us } => w.u64(clock_us)?,
             Message::Alive { echo_us, clock_us } => {
@@ -376,6 +432,15 @@ impl<'a> Message<'a> {
                     return Err(Code::Malformed);
                 }
                 Message::LeaseGrant { period_ms, ino }
+            }
+            Kind::PlacesTake => Message::PlacesTake { grant: r.u32()? },
+            Kind::PlacesGrant => {
+                let (memory, places, bytes) = (memory(&mut r)?, r.u16()?, r.u32()?);
+                let all = u64::from(places) * u64::from(bytes);
+                if all == 0 || memory.address.checked_add(all).is_none() {
+                    return Err(Code::Malformed);
+                }
+                Message::PlacesGrant { memory, places, bytes }
             }
             Kind::Heartbeat => Message::Heartbeat { clock_us: r.u64()? },
             Kind::Alive => Message::Alive { echo_us: r.u64()?, clock_us: r.u64()? },

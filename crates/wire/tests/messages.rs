@@ -237,6 +237,17 @@ fn messages(s: &Seed) -> Vec<Message<'_>> {
             from: Place::Inline(&s.data),
         },
         Message::WriteStripe { id: stripe, append: s.flag, offset, bytes, from: memory },
+        Message::WriteStripe {
+            id: stripe,
+            append: false,
+            offset,
+            bytes,
+            from: Place::Sent {
+                memory: Memory { address: s.a >> 1, key: s.b },
+                grant: s.c,
+                place: s.b as u16,
+            },
+        },
         Message::Data { done: s.data.len() as u64, inline: &s.data },
         Message::Data { done: bytes, inline: &[] },
         Message::LeaseTake { parent: Ino(s.a), name: &s.name },
@@ -244,6 +255,12 @@ fn messages(s: &Seed) -> Vec<Message<'_>> {
         Message::LeaseGrant { period_ms: 1 + s.c % LEASE_MS_MAX, ino: Ino(s.a) },
         Message::LeaseRecall { parent: Ino(s.a), name: &s.name },
         Message::LeaseReturned,
+        Message::PlacesTake { grant: s.c },
+        Message::PlacesGrant {
+            memory: Memory { address: s.a >> 1, key: s.b },
+            places: 1 + s.c as u16 % 1000,
+            bytes: 1 + s.c % 1000,
+        },
         Message::Heartbeat { clock_us: s.a },
         Message::Alive { echo_us: s.a, clock_us: s.b },
         Message::Goodbye { detail },
@@ -318,6 +335,19 @@ fn data_request_beyond_any_bound_is_refused_both_ways() {
     let write =
         Message::WriteStripe { id: stripe, append: false, offset: 0, bytes: 3, from: Place::Inline(b"xx") };
     assert_eq!(refused(write), Code::Malformed);
+    // Writes alone are sent ahead, and not to an end that only their node knows.
+    let sent = |address| Place::Sent { memory: Memory { address, key: 1 }, grant: 2, place: 3 };
+    assert_eq!(refused(read(stripe, 0, 1, sent(0))), Code::Invalid);
+    let write = |append, bytes, from| Message::WriteStripe { id: stripe, append, offset: 0, bytes, from };
+    assert_eq!(refused(write(true, 1, sent(0))), Code::Invalid);
+    assert_eq!(refused(write(false, DATA_BYTES_MAX + 1, sent(0))), Code::TooBig);
+    assert_eq!(refused(write(false, 8, sent(u64::MAX - 7))), Code::Invalid);
+    for (address, places, bytes) in [(0, 0, 1), (0, 1, 0), (u64::MAX - 7, 2, 4)] {
+        let grant = Message::PlacesGrant { memory: Memory { address, key: 1 }, places, bytes };
+        let n = grant.encode(&mut body).unwrap();
+        assert_eq!(Message::decode(Kind::PlacesGrant, &body[..n]), Err(Code::Malformed));
+    }
+    let n = good.encode(&mut body).unwrap();
     let mut long = body[..n].to_vec();
     long.push(0);
     assert_eq!(Message::decode(Kind::ReadStripe, &long), Err(Code::Malformed), "bytes left over");

@@ -206,6 +206,11 @@ impl Calls {
         Ok(id)
     }
 
+    /// True when a call to the node would not be refused for too many that are under way.
+    pub fn has_room(&self, node: NodeId) -> bool {
+        self.state.has_room(node)
+    }
+
     /// Answers what [`Happening::Asked`]. An asker that is gone is not told; it asks again if it comes back.
     ///
     /// # Errors

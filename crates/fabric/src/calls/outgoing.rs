@@ -131,6 +131,11 @@ impl State {
         Ok(CallId(id))
     }
 
+    pub(super) fn has_room(&self, node: NodeId) -> bool {
+        let per_node = |n: &Neighbour| n.calls.len() < self.settings.calls_per_node;
+        self.calls.len() < self.settings.calls_max && self.neighbours.get(&node).is_some_and(per_node)
+    }
+
     /// Sends a call on the link of its node, if it is up.
     fn send_call(&mut self, id: u64) {
         let Some(call) = self.calls.get_mut(&id) else { return };

@@ -84,7 +84,9 @@ impl LibfabricEndpoint {
                         Direction::Write if self.objects.delivery_complete => {
                             fi_writemsg(ep, &message, u64::from(FI_COMPLETION | FI_DELIVERY_COMPLETE))
                         }
-                        Direction::Write => fi_writemsg(ep, &message, u64::from(FI_COMPLETION)),
+                        Direction::Write | Direction::Ahead => {
+                            fi_writemsg(ep, &message, u64::from(FI_COMPLETION))
+                        }
                     }
                 }
             }

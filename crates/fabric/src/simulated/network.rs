@@ -242,7 +242,7 @@ impl State {
         };
         let allowed = match transfer.direction {
             Direction::Read => access.read,
-            Direction::Write => access.write,
+            Direction::Write | Direction::Ahead => access.write,
         };
         if !allowed {
             return Err("the peer does not allow it");
@@ -252,12 +252,12 @@ impl State {
         let mut data = vec![0; transfer.bytes];
         let moved = match transfer.direction {
             Direction::Read => region.read_at(offset, &mut data),
-            Direction::Write => {
+            Direction::Write | Direction::Ahead => {
                 local.read_at(transfer.local_offset, &mut data).and_then(|()| region.write_at(offset, &data))
             }
         };
         moved.map_err(|_| "beyond the peer's memory")?;
-        if transfer.direction == Direction::Write {
+        if transfer.direction != Direction::Read {
             data.clear();
         }
         Ok(data)

@@ -174,6 +174,8 @@ fn large_reads_and_writes_go_on_when_workers_are_killed() {
     let data = bytes(8 * MIB, 3);
     fs::write(near.join("d/read"), &data).unwrap();
     File::create(near.join("d/written")).unwrap();
+    File::create(near.join("d/short")).unwrap();
+    const SHORT: usize = 100_000;
     let (stop, far, data) = (AtomicBool::new(false), &far, &data);
     std::thread::scope(|scope| {
         let stop = &stop;
@@ -195,6 +197,19 @@ fn large_reads_and_writes_go_on_when_workers_are_killed() {
             }
             rounds
         });
+        // Short ones go ahead of their requests.
+        let short = scope.spawn(move || {
+            let file = OpenOptions::new().read(true).write(true).open(far.join("d/short")).unwrap();
+            let (mut rounds, mut back) = (0, vec![0; SHORT]);
+            while !stop.load(Ordering::Relaxed) {
+                let block = bytes(SHORT, rounds);
+                file.write_all_at(&block, 7).unwrap();
+                file.read_exact_at(&mut back, 7).unwrap();
+                assert!(back == block, "round {rounds}");
+                rounds += 1;
+            }
+            rounds
+        });
         for node in [2, 1, 2, 1] {
             std::thread::sleep(Duration::from_millis(400));
             c.kill_worker(node);
@@ -202,8 +217,8 @@ fn large_reads_and_writes_go_on_when_workers_are_killed() {
         }
         std::thread::sleep(Duration::from_millis(300));
         stop.store(true, Ordering::Relaxed);
-        let (read, written) = (reader.join().unwrap(), writer.join().unwrap());
-        assert!(read > 0 && written > 0, "{read} reads and {written} writes");
+        let (read, written, short) = (reader.join().unwrap(), writer.join().unwrap(), short.join().unwrap());
+        assert!(read > 0 && written > 0 && short > 0, "{read} reads, {written} and {short} writes");
         let last = fs::read(near.join("d/written")).unwrap();
         assert!(last[3..] == bytes(5 * MIB, written - 1) && last.len() == 3 + 5 * MIB);
     });

@@ -14,6 +14,7 @@ use forebay_types::{Caller, Code, Entry, Ino, Kind, Layout, LockKind, LockWish, 
 
 use crate::baton::Baton;
 use crate::history::{Name, Op, Outcome, Recorder};
+use crate::world::Plot;
 
 const XATTR: &[u8] = b"user.word";
 /// How a file lies that is spread.
@@ -52,16 +53,19 @@ pub(crate) enum Defect {
     AllocatesNothing,
     /// What is told of a wide directory is its own, without its parts.
     CountsWithoutParts,
+    /// Data that are sent ahead of their request are taken for there without a look.
+    TrustsPlaces,
 }
 
 impl Defect {
-    pub(crate) const ALL: [(Defect, &'static str); 6] = [
+    pub(crate) const ALL: [(Defect, &'static str); 7] = [
         (Defect::ForgetsReplies, "replies"),
         (Defect::ForgetsAppends, "appends"),
         (Defect::ForgetsLocks, "locks"),
         (Defect::ForgetsTurns, "turns"),
         (Defect::AllocatesNothing, "allocates"),
         (Defect::CountsWithoutParts, "counts"),
+        (Defect::TrustsPlaces, "trusts"),
     ];
 }
 
@@ -114,17 +118,16 @@ pub(crate) struct Common {
     much_data: bool,
     /// Clients lock files.
     locks: bool,
+    /// Clients are mostly after the blocks of files.
+    blocks: bool,
     known: Arc<Mutex<Known>>,
 }
 
 impl Common {
-    pub(crate) fn new(
-        recorder: Recorder,
-        planted: Option<Defect>,
-        (much_data, locks): (bool, bool),
-    ) -> Common {
+    pub(crate) fn new(recorder: Recorder, plot: &Plot) -> Common {
+        let Plot { planted, much_data, locks, blocks, .. } = *plot;
         let known = Known { directories: vec![Ino::ROOT], ..Known::default() };
-        Common { recorder, planted, much_data, locks, known: Arc::new(Mutex::new(known)) }
+        Common { recorder, planted, much_data, locks, blocks, known: Arc::new(Mutex::new(known)) }
     }
 
     fn known(&self) -> MutexGuard<'_, Known> {
@@ -318,6 +321,13 @@ impl Program {
             return match self.numbers.chance(600) {
                 true => Op::Lock { ino, client },
                 false => Op::Unlock { ino, client },
+            };
+        }
+        let block = file.filter(|made| made.use_of == Use::Written);
+        if let (true, Some(Made { ino, .. })) = (self.common.blocks && self.numbers.chance(400), block) {
+            return match self.numbers.chance(600) {
+                true => Op::Write { ino, value: value(), large: true },
+                false => Op::Read { ino, large: true },
             };
         }
         let much_data = self.common.much_data;

@@ -42,6 +42,7 @@ fn plot(seed: u64) -> Plot {
         clients_per_node: 1 + (seed % 2) as usize,
         much_data: seed % 4 == 2,
         locks: seed % 4 == 3,
+        blocks: seed % 4 == 1,
         turns: number("FOREBAY_TURNS").unwrap_or(6000),
         planted: std::env::var(PLANTED).ok().map(|word| {
             let known = Defect::ALL.iter().find(|(_, name)| *name == word);

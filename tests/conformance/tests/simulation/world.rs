@@ -53,6 +53,8 @@ pub(crate) struct Plot {
     pub(crate) planted: Option<Defect>,
     pub(crate) much_data: bool,
     pub(crate) locks: bool,
+    /// Clients are mostly after the blocks of files.
+    pub(crate) blocks: bool,
 }
 
 /// A host of the network, with what outlives its worker.
@@ -135,7 +137,7 @@ impl World {
             world.add_host(number);
             world.start(usize::from(number) - 1);
         }
-        let common = Common::new(recorder, plot.planted, (plot.much_data, plot.locks));
+        let common = Common::new(recorder, &plot);
         for number in 1..=plot.nodes {
             for _ in 0..plot.clients_per_node {
                 world.add_client(number, &common);
@@ -233,6 +235,7 @@ impl World {
                 Some(Defect::ForgetsAppends) => Some(Planted::ForgottenAppends),
                 Some(Defect::ForgetsLocks) => Some(Planted::ForgottenLocks),
                 Some(Defect::ForgetsTurns) => Some(Planted::ForgottenTurns),
+                Some(Defect::TrustsPlaces) => Some(Planted::TrustedPlaces),
                 _ => None,
             },
             kernel: None,

@@ -8,6 +8,8 @@ use forebay_fabric::{Access, Endpoint, Local, Region};
 use forebay_types::limits::{BOUNCE_BYTES, MOVE_BYTES_MAX};
 use forebay_types::Code;
 
+use super::places::Arrived;
+
 const PIECES: usize = BOUNCE_BYTES / MOVE_BYTES_MAX;
 /// So many pieces that the provider may have kept, and the rest is left for new memory.
 const LOST_MAX: usize = PIECES / 2;
@@ -23,14 +25,33 @@ pub(super) struct Bounce {
 
 /// A piece, in use by one request.
 #[derive(Debug)]
-pub(in crate::worker) struct Room {
+pub(in crate::worker) struct Piece {
     memory: Arc<Region>,
     /// As the endpoint knows the memory.
     pub(super) local: Local,
     piece: usize,
 }
 
+/// Where a request's data are on this node.
+#[derive(Debug)]
+pub(in crate::worker) enum Room {
+    Piece(Piece),
+    /// In a place, which the asker has written.
+    Place(Arrived),
+}
+
 impl Room {
+    /// Its first bytes, to be read. Others may change what is in a place.
+    pub(super) fn start(&self, len: usize) -> NonNull<u8> {
+        let (memory, at) = match self {
+            Room::Piece(piece) => (&piece.memory, piece.at()),
+            Room::Place(arrived) => (&arrived.memory, arrived.at),
+        };
+        memory.at(at, len).unwrap_or_else(|code| panic!("{len} bytes of a piece or a place: {code}"))
+    }
+}
+
+impl Piece {
     /// Where in the memory it begins.
     pub(super) fn at(&self) -> usize {
         self.piece * MOVE_BYTES_MAX
@@ -58,22 +79,22 @@ impl Bounce {
     }
 
     /// A free piece.
-    pub(super) fn take(&mut self) -> Option<Room> {
+    pub(super) fn take(&mut self) -> Option<Piece> {
         let piece = self.free.pop()?;
-        Some(Room { memory: Arc::clone(&self.memory), local: self.local, piece })
+        Some(Piece { memory: Arc::clone(&self.memory), local: self.local, piece })
     }
 
     /// Nobody uses a piece any more.
-    pub(super) fn give_back(&mut self, room: Room) {
-        if Arc::ptr_eq(&self.memory, &room.memory) {
-            self.free.push(room.piece);
+    pub(super) fn give_back(&mut self, piece: Piece) {
+        if Arc::ptr_eq(&self.memory, &piece.memory) {
+            self.free.push(piece.piece);
         }
     }
 
     /// A transfer with a piece has failed, and the provider may have it still. True when too many are lost, and all is to be left
     /// for new memory; what is in use of the old is kept by who uses it.
-    pub(super) fn lose(&mut self, room: &Room) -> bool {
-        if Arc::ptr_eq(&self.memory, &room.memory) {
+    pub(super) fn lose(&mut self, piece: &Piece) -> bool {
+        if Arc::ptr_eq(&self.memory, &piece.memory) {
             self.lost += 1;
         }
         self.lost >= LOST_MAX
@@ -95,7 +116,7 @@ mod tests {
         let network = Network::new(1, Faults::NONE);
         let mut endpoint = network.endpoint(1);
         let mut bounce = Bounce::new(&mut endpoint).unwrap();
-        let mut all: Vec<Room> = (0..PIECES).map(|_| bounce.take().unwrap()).collect();
+        let mut all: Vec<Piece> = (0..PIECES).map(|_| bounce.take().unwrap()).collect();
         assert!(bounce.take().is_none());
         for (i, room) in all.iter_mut().enumerate() {
             room.bytes(MOVE_BYTES_MAX).fill(i as u8);

@@ -4,8 +4,7 @@
 
 use std::cell::LazyCell;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use forebay_data::{Access, Media, NodeTargets, Target};
 use forebay_fabric::Ticket;
@@ -19,6 +18,7 @@ use rustix::io::Errno;
 
 use super::appended::Before;
 use super::bounce::Room;
+use super::jobs::{queue, Jobs};
 use super::kept::KeptOpen;
 use super::{Order, Orders};
 
@@ -26,7 +26,7 @@ use super::{Order, Orders};
 const THREADS: usize = 4;
 
 /// What is read from memory in less time than a thread takes to be woken for it.
-const AT_ONCE_BYTES: usize = 64 * 1024;
+pub(super) const AT_ONCE_BYTES: usize = 64 * 1024;
 
 /// What the crew is to do.
 #[derive(Debug)]
@@ -83,24 +83,23 @@ impl Asker {
     }
 }
 
-/// Starts the crew; it ends when the sender is dropped.
-pub(super) fn start(targets: Arc<NodeTargets>, kept: Arc<KeptOpen>, orders: Orders) -> Result<Sender<Job>> {
-    let (sender, jobs) = mpsc::channel::<Job>();
-    let jobs = Arc::new(Mutex::new(jobs));
+/// Starts the crew; it ends when what is given back is dropped.
+pub(super) fn start(targets: Arc<NodeTargets>, kept: Arc<KeptOpen>, orders: Orders) -> Result<Jobs> {
+    let (jobs, taker) = queue();
     for _ in 0..THREADS {
-        let jobs = Arc::clone(&jobs);
+        let taker = taker.clone();
         let mut hand = Hand::new(Arc::clone(&targets), Arc::clone(&kept), orders.clone());
         std::thread::Builder::new()
             .name("data".into())
             .stack_size(512 * 1024)
-            .spawn(move || loop {
-                let job = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
-                let Ok(job) = job else { return };
-                hand.serve(job);
+            .spawn(move || {
+                while let Some(job) = taker.take() {
+                    hand.serve(job);
+                }
             })
             .map_err(|e| Error::io("cannot start a thread", &e))?;
     }
-    Ok(sender)
+    Ok(jobs)
 }
 
 /// One of the crew.
@@ -207,13 +206,18 @@ impl Files {
     fn move_piece(&self, moving: &mut Moving) -> std::result::Result<usize, Code> {
         self.target(&moving.id)?;
         let file = || self.open(moving.ticket.stamp.session, &moving.id);
-        let bytes = moving.room.bytes(moving.bytes);
-        match moving.kind {
-            MoveKind::Read => read(&*file()?, bytes, moving.offset),
-            MoveKind::Write => write(&*file()?, bytes, moving.offset).map(|()| bytes.len()),
-            MoveKind::Append => {
-                self.append_once(&moving.ticket.stamp, &moving.id, bytes).map(|_| bytes.len())
+        let len = moving.bytes;
+        match (moving.kind, &mut moving.room) {
+            (MoveKind::Write, room) => {
+                // SAFETY: of memory that lives as long as the room.
+                unsafe { write_from(&*file()?, room.start(len).as_ptr(), len, moving.offset) }.map(|()| len)
             }
+            (MoveKind::Read, Room::Piece(piece)) => read(&*file()?, piece.bytes(len), moving.offset),
+            (MoveKind::Append, Room::Piece(piece)) => {
+                self.append_once(&moving.ticket.stamp, &moving.id, piece.bytes(len)).map(|_| len)
+            }
+            // Writes alone come into places.
+            (_, Room::Place(_)) => Err(Code::Malformed),
         }
     }
 
@@ -374,14 +378,33 @@ fn read(file: &OwnedFd, room: &mut [u8], offset: u64) -> std::result::Result<usi
 }
 
 fn write(file: &OwnedFd, bytes: &[u8], offset: u64) -> std::result::Result<(), Code> {
+    // SAFETY: of the slice.
+    unsafe { write_from(file, bytes.as_ptr(), bytes.len(), offset) }
+}
+
+/// # Safety
+/// `len` bytes at `start` can be read; others may write them meanwhile.
+unsafe fn write_from(
+    file: &OwnedFd,
+    start: *const u8,
+    len: usize,
+    offset: u64,
+) -> std::result::Result<(), Code> {
     let mut done = 0;
-    while done < bytes.len() {
-        match rustix::io::pwrite(file, &bytes[done..], offset + done as u64) {
+    while done < len {
+        // SAFETY: the caller's promise.
+        let n = unsafe {
+            let from = start.add(done).cast();
+            libc::pwrite(file.as_raw_fd(), from, len - done, (offset + done as u64) as libc::off_t)
+        };
+        match n {
             // A medium that takes nothing and does not say why.
-            Ok(0) => return Err(Code::Io),
-            Ok(n) => done += n,
-            Err(Errno::INTR) => {}
-            Err(e) => return Err(code(e)),
+            0 => return Err(Code::Io),
+            n if n > 0 => done += n as usize,
+            _ => match Errno::from_io_error(&std::io::Error::last_os_error()) {
+                Some(Errno::INTR) => {}
+                e => return Err(code(e.unwrap_or(Errno::IO))),
+            },
         }
     }
     Ok(())

@@ -20,6 +20,7 @@ use serde_json::Value;
 
 use super::crew::{Asker, Hand, Job};
 use super::ended::Ended;
+use super::jobs::Jobs;
 use super::kept::KeptOpen;
 use super::leases::Renewals;
 use super::met::MetNodes;
@@ -81,7 +82,7 @@ pub(in crate::worker) struct NetworkThread {
     /// What the calls have no room for.
     backlog: VecDeque<Order>,
     to_shard: Sender<Message>,
-    jobs: Sender<Job>,
+    jobs: Jobs,
     /// For what the thread reads itself: where backing files are in memory.
     hand: Option<Hand>,
     /// What the crew keeps open for processes of other nodes.
@@ -119,6 +120,10 @@ pub(in crate::worker) struct NetworkThread {
     sleeps_until: Option<Duration>,
     /// Another thread met the order to stop.
     stopped: bool,
+    /// Another thread does these rounds.
+    helps: bool,
+    /// It left something that is this one's.
+    leaves: bool,
 }
 
 impl NetworkThread {
@@ -128,7 +133,7 @@ impl NetworkThread {
         members: Vec<Member>,
         orders: Receiver<Order>,
         to_shard: Sender<Message>,
-        (jobs, kept): (Sender<Job>, Arc<KeptOpen>),
+        (jobs, kept): (Jobs, Arc<KeptOpen>),
     ) -> NetworkThread {
         let givers = members.iter().map(|member| Giver { node: member.node, targets: 1 }).collect();
         let removed = kept.appended.removed();
@@ -165,6 +170,8 @@ impl NetworkThread {
             told: false,
             sleeps_until: None,
             stopped: false,
+            helps: false,
+            leaves: false,
         }
     }
 
@@ -190,6 +197,11 @@ impl NetworkThread {
         self.is_new = introduction.is_some();
         self.introduction = introduction;
         self
+    }
+
+    /// A defect: data are taken for there without a look.
+    pub(in crate::worker) fn trust_places(&mut self) {
+        self.moves.granted.trusting = true;
     }
 
     /// True when there is an order or something has come.
@@ -219,6 +231,13 @@ impl NetworkThread {
         if self.moves.are_under_way() {
             return false;
         }
+        (self.helps, self.leaves) = (true, false);
+        let is_done = self.help_some();
+        self.helps = false;
+        is_done && !self.leaves
+    }
+
+    fn help_some(&mut self) -> bool {
         for _ in 0..HELPS {
             if self.round() == Round::Stopped {
                 self.stopped = true;
@@ -315,7 +334,7 @@ impl NetworkThread {
                 {
                     let served = self.kept.groups.serve(stamp, &id, key, op);
                     self.answered_with(stamp, served);
-                } else if self.jobs.send(Job::Serve { asker: Asker::Here(stamp), message }).is_err() {
+                } else if self.jobs.give(Job::Serve { asker: Asker::Here(stamp), message }).is_err() {
                     self.answered(stamp, Err(Code::Io));
                 }
             }
@@ -386,6 +405,7 @@ impl NetworkThread {
         match happening {
             Happening::Up { node, incarnation, clock_ahead_us, .. } => {
                 self.whys.remove(&node);
+                self.moves.taken.leave(node);
                 self.saw(node, true);
                 self.surroundings.found(node);
                 if self.starts.insert(node, incarnation).is_some_and(|before| before != incarnation) {
@@ -405,6 +425,7 @@ impl NetworkThread {
             }
             // The calls have told of it.
             Happening::Down { node, failed } => {
+                self.moves.taken.leave(node);
                 self.saw(node, false);
                 self.whys.insert(node, failed.why);
                 self.surroundings.lost(node);
@@ -414,7 +435,9 @@ impl NetworkThread {
                 tracing::info!("node {node} has joined");
                 self.tell(Message::ReviewSessions(Some(node)));
             }
-            Happening::Left { node, why, .. } => {
+            Happening::Left { node, incarnation, why } => {
+                let now = self.calls.now();
+                self.moves.granted.leave(self.calls.endpoint(), now, node, incarnation);
                 self.saw(node, false);
                 tracing::info!("node {node} has left: {why}");
             }

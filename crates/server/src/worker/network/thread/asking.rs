@@ -39,6 +39,8 @@ pub(super) enum Flight {
     Lease(NodeId, u64),
     /// A recall, by its number.
     Recall(u64),
+    /// A grant of places, by its number.
+    Places(u32),
 }
 
 impl NetworkThread {
@@ -50,12 +52,17 @@ impl NetworkThread {
         within: Duration,
         flight: Flight,
     ) -> Result<(), Code> {
-        self.sequence += 1;
-        let stamp = Stamp { session: self.session, slot: 0, sequence: self.sequence };
-        let deadline = self.calls.now() + within;
+        let (stamp, deadline) = self.own_call(within);
         let id = self.calls.call(node, stamp, &Wire::Ask(NOBODY, *request), deadline)?;
         self.flights.insert(id, flight);
         Ok(())
+    }
+
+    /// The stamp of a call of the daemon's own, and its deadline.
+    pub(super) fn own_call(&mut self, within: Duration) -> (Stamp, Duration) {
+        self.sequence += 1;
+        let stamp = Stamp { session: self.session, slot: 0, sequence: self.sequence };
+        (stamp, self.calls.now() + within)
     }
 
     pub(super) fn renew_lease(&mut self, node: NodeId) {
@@ -158,6 +165,9 @@ impl NetworkThread {
             // What this node gives out under its number is another's for the others.
             self.tell(Message::Unwelcome(failed.why.clone()));
         }
+        if let Flight::Places(number) = flight {
+            return self.places_granted(node, number, outcome);
+        }
         let reply = outcome.map_err(|failed| failed.code).and_then(|body| match body.message() {
             Wire::Answer(_) => Ok(body.bytes().to_vec()),
             _ => Err(Code::Malformed),
@@ -208,6 +218,7 @@ impl NetworkThread {
                 }
             }
             Flight::Targets(node) => self.heard_targets(node, reply),
+            Flight::Places(_) => {}
         }
     }
 

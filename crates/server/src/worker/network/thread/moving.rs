@@ -6,6 +6,9 @@
 //!  file's node:    read:  piece ─► crew fills it ─► transfer to the buffer, and the answer right behind it
 //!                  write: piece ─► transfer from the buffer ─► crew writes it ─► answer
 //! ```
+//! A write that is short goes without being fetched, where the file's node has granted places (`places.rs`): the client's node starts the transfer, and
+//! the request goes right behind it; it says where the buffer is too, for data that did not come.
+//!
 //! Who names a buffer, and which of it, was checked at its node before anything is sent; a peer can reach the buffers that it was told of, and only
 //! by their keys. A request whose answer is not known leaves its buffer to rest: it is unregistered, refused from then on, and
 //! kept in memory until no transfer can be under way any more.
@@ -22,17 +25,18 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_fabric::{Access, Direction, Failed, Region, Registered, Ticket, Transfer};
+use forebay_fabric::{Access, Body, Direction, Failed, Local, Region, Registered, Ticket, Transfer};
 use forebay_types::limits::{
-    BACKING_AHEAD, BUFFERS_MAX, BUFFERS_RESTING_MAX, BUFFER_REST_MS, MOVE_BYTES_MAX,
+    BACKING_AHEAD, BUFFERS_MAX, BUFFERS_RESTING_MAX, BUFFER_REST_MS, MOVE_BYTES_MAX, PLACES, PLACE_BYTES,
 };
 use forebay_types::{BackingId, Code, Move, MoveKind, NodeId, Reply};
 use forebay_wire::{Memory, Message as Wire, Place, Stamp};
 
 use super::asking::{Flight, NODE_TIMEOUT};
 use super::{NetworkThread, SHORT_REPLY_BYTES};
-use crate::worker::network::bounce::Bounce;
-use crate::worker::network::crew::{Job, Moving};
+use crate::worker::network::bounce::{Bounce, Room};
+use crate::worker::network::crew::{Job, Moving, AT_ONCE_BYTES};
+use crate::worker::network::places::{Arrived, Granted, Taken, Used};
 use crate::worker::network::Order;
 
 /// How long memory is kept that a peer may write yet: longer than any request is served.
@@ -46,6 +50,8 @@ pub(super) struct Asking {
     /// By which the data move.
     buffer: u64,
     mark: Option<Mark>,
+    /// The place of the file's node that the data were brought to.
+    place: Option<Used>,
     /// The first answer came without its data.
     again: bool,
 }
@@ -116,6 +122,12 @@ pub(super) struct Moves {
     token: u64,
     /// Reads that were marked.
     marked: u64,
+    /// Places of this node that others write.
+    pub(super) granted: Granted,
+    /// Places of others that this node writes.
+    pub(super) taken: Taken,
+    /// Transfers into those that are under way.
+    brought: HashMap<u64, Used>,
 }
 
 /// A request for data.
@@ -129,6 +141,13 @@ pub(super) struct Asked {
     pub(super) memory: Memory,
     /// By when it is to have begun: who asks waits no longer, and may have given the memory to something else.
     pub(super) until: Duration,
+}
+
+impl Asked {
+    fn into_moving(self, room: Room) -> Moving {
+        let Asked { ticket, id, kind, offset, bytes, memory, until } = self;
+        Moving { ticket, id, kind, offset, bytes: bytes as usize, memory, room, until }
+    }
 }
 
 impl Moves {
@@ -212,6 +231,7 @@ impl NetworkThread {
 
     /// Lets go of memory that has rested.
     pub(super) fn wake_rested(&mut self, now: Duration) {
+        self.moves.granted.wake_rested(now);
         self.moves.resting.retain(|(until, ..)| *until > now);
     }
 
@@ -230,10 +250,29 @@ impl NetworkThread {
             self.answered(stamp, Err(Code::Fault));
             return true;
         };
-        let remote = buffer.registered.remote;
+        let Registered { local, remote, .. } = buffer.registered;
         let to = Memory { address: remote.address + u64::from(wish.at), key: remote.key };
-        let memory = Place::Remote(to);
+        let mut memory = Place::Remote(to);
         let (offset, bytes) = (wish.offset, u64::from(wish.bytes));
+        let mut last = [0];
+        let goes_ahead = wish.kind == MoveKind::Write
+            && Taken::is_for(bytes)
+            && buffer.memory.read_at(end as usize - 1, &mut last).is_ok();
+        let mut place = None;
+        if goes_ahead {
+            // Who helps copies little, once: others wait for it.
+            if self.helps && (bytes > AT_ONCE_BYTES as u64 || self.moves.are_under_way()) {
+                self.leaves = true;
+                self.backlog.push_back(Order::Forward { node, stamp, message });
+                return false;
+            }
+            let from = (local, wish.at as usize);
+            place = self.bring(node, from, bytes, last[0]);
+        }
+        if let Some(Used { grant, place, .. }) = place {
+            memory = Place::Sent { memory: to, grant, place };
+        }
+        let Some(buffer) = self.moves.buffers.get_mut(&wish.buffer) else { return true };
         let message_to = match wish.kind {
             MoveKind::Read => Wire::ReadStripe { id, offset, bytes, to: memory },
             MoveKind::Write => Wire::WriteStripe { id, offset, append: false, bytes, from: memory },
@@ -253,19 +292,77 @@ impl NetworkThread {
         match self.calls.call(node, stamp, &message_to, deadline) {
             Ok(call) => {
                 buffer.flights += 1;
-                let asking = Asking { node, stamp, buffer: wish.buffer, mark, again: false };
+                let asking = Asking { node, stamp, buffer: wish.buffer, mark, place, again: false };
                 self.flights.insert(call, Flight::Move(asking));
             }
             Err(Code::Busy) => {
+                self.give_up(place);
                 self.backlog.push_back(Order::Forward { node, stamp, message });
                 return false;
             }
             Err(code) => {
                 tracing::warn!("cannot ask node {node}: {code}");
+                self.give_up(place);
                 self.answered(stamp, Err(Code::Io));
             }
         }
         true
+    }
+
+    /// Starts to bring so many bytes of this node's memory, which end in `last`, to a place of the node that is to write them. None: that has
+    /// no place for them now.
+    fn bring(&mut self, node: NodeId, (local, at): (Local, usize), bytes: u64, last: u8) -> Option<Used> {
+        if !self.calls.endpoint().limits().in_order {
+            return None;
+        }
+        let now = self.calls.now();
+        if let Some(number) = self.moves.taken.asks(node, now) {
+            self.take_places(node, number);
+        }
+        if !self.calls.has_room(node) {
+            return None;
+        }
+        let (used, remote) = self.moves.taken.take(node, bytes, last)?;
+        let transfer =
+            Transfer { direction: Direction::Ahead, local, local_offset: at, remote, bytes: bytes as usize };
+        self.moves.token += 1;
+        let token = self.moves.token;
+        match self.calls.transfer(node, &transfer, token, now + NODE_TIMEOUT) {
+            Ok(()) => {
+                self.moves.brought.insert(token, used);
+                Some(used)
+            }
+            Err(_) => {
+                self.moves.taken.unused(used);
+                None
+            }
+        }
+    }
+
+    /// What is brought to a place no request says.
+    fn give_up(&mut self, place: Option<Used>) {
+        if let Some(used) = place {
+            self.moves.taken.lost(used);
+        }
+    }
+
+    /// Asks a node for places.
+    fn take_places(&mut self, node: NodeId, grant: u32) {
+        let (stamp, deadline) = self.own_call(NODE_TIMEOUT);
+        if let Ok(id) = self.calls.call(node, stamp, &Wire::PlacesTake { grant }, deadline) {
+            self.flights.insert(id, Flight::Places(grant));
+        }
+    }
+
+    /// A node has granted places, or not.
+    pub(super) fn places_granted(&mut self, node: NodeId, number: u32, outcome: Result<Body, Failed>) {
+        match outcome.as_ref().map(Body::message) {
+            Ok(Wire::PlacesGrant { memory, places, bytes }) => {
+                self.moves.taken.granted(node, number, memory, places, bytes);
+            }
+            Ok(_) => {}
+            Err(failed) => tracing::debug!("node {node} grants no places: {}", failed.why),
+        }
     }
 
     /// A move has its answer, or none. [`Code::Interrupted`]: the file's node has not done it, as the network failed, but may write
@@ -275,6 +372,12 @@ impl NetworkThread {
     pub(super) fn move_ended(&mut self, mut asking: Asking, reply: Result<Vec<u8>, Code>, sent: bool) {
         let (stamp, number) = (asking.stamp, asking.buffer);
         let mut reply = reply;
+        if let Some(used) = asking.place.take() {
+            match reply {
+                Ok(_) => self.moves.taken.heard(used),
+                Err(_) => self.moves.taken.lost(used),
+            }
+        }
         if let (Some(mark), Ok(told)) = (asking.mark.take(), &reply) {
             if self.moves.buffers.get(&number).is_some_and(|buffer| mark.is_there(told, &buffer.memory)) {
                 match self.calls.call(asking.node, stamp, &mark.asks(), mark.deadline) {
@@ -307,13 +410,30 @@ impl NetworkThread {
 
     // --- for other nodes
 
-    /// Another node asks for data to be moved.
-    pub(super) fn asked_move(&mut self, asked: Asked) {
+    /// Another node asks for places to bring data to.
+    pub(super) fn grant_places(&mut self, ticket: &Ticket, number: u32) {
+        let now = self.calls.now();
+        match self.moves.granted.grant(self.calls.endpoint(), now, ticket, number) {
+            Ok(memory) => {
+                let grant = Wire::PlacesGrant { memory, places: PLACES as u16, bytes: PLACE_BYTES as u32 };
+                if let Err(code) = self.calls.answer(ticket, &grant) {
+                    tracing::error!("cannot answer node {}: {code}", ticket.node);
+                }
+            }
+            Err(code) => self.refuse(ticket, code, "there are no places for it"),
+        }
+    }
+
+    /// Another node asks for data to be moved, of which some have come already.
+    pub(super) fn asked_move(&mut self, asked: Asked, arrived: Option<Arrived>) {
         if asked.bytes > MOVE_BYTES_MAX as u64 {
             return self.refuse(&asked.ticket, Code::TooBig, "more than a piece of memory holds");
         }
         if self.was_served(&asked.ticket) {
-            return;
+            return arrived.iter().for_each(|arrived| self.moves.granted.give_back(arrived));
+        }
+        if let Some(arrived) = arrived {
+            return self.have_served(asked.into_moving(Room::Place(arrived)));
         }
         self.moves.waiting.push_back(asked);
         self.begin_moves();
@@ -344,11 +464,11 @@ impl NetworkThread {
                     }
                 }
             }
-            let Some(room) = self.moves.bounce.as_mut().and_then(Bounce::take) else {
+            let Some(piece) = self.moves.bounce.as_mut().and_then(Bounce::take) else {
                 return self.moves.waiting.push_front(asked);
             };
-            let Asked { ticket, id, kind, offset, bytes, memory, until } = asked;
-            let mut moving = Moving { ticket, id, kind, offset, bytes: bytes as usize, memory, room, until };
+            let kind = asked.kind;
+            let mut moving = asked.into_moving(Room::Piece(piece));
             // One call's parts, not many calls'.
             let idle = self.moves.under_way.len() < BACKING_AHEAD;
             let filled = self.hand.as_ref().and_then(|hand| hand.fill_at_once(&mut moving, idle));
@@ -361,22 +481,21 @@ impl NetworkThread {
     }
 
     fn have_served(&mut self, moving: Moving) {
-        if let Err(failed) = self.jobs.send(Job::Move(Box::new(moving))) {
-            if let Job::Move(moving) = failed.0 {
-                self.refuse(&moving.ticket, Code::Io, "the threads that serve data have ended");
-            }
+        if let Err(Job::Move(moving)) = self.jobs.give(Job::Move(Box::new(moving))) {
+            self.refuse(&moving.ticket, Code::Io, "the threads that serve data have ended");
         }
     }
 
     /// `whole` says that it is all that was asked for.
     fn start_transfer(&mut self, moving: Moving, whole: bool) {
         let reads = moving.kind == MoveKind::Read;
+        let Room::Piece(piece) = &moving.room else { return self.have_served(moving) };
         self.moves.token += 1;
         let token = self.moves.token;
         let transfer = Transfer {
             direction: if reads { Direction::Write } else { Direction::Read },
-            local: moving.room.local,
-            local_offset: moving.room.at(),
+            local: piece.local,
+            local_offset: piece.at(),
             remote: moving.memory,
             bytes: moving.bytes,
         };
@@ -403,9 +522,10 @@ impl NetworkThread {
     }
 
     fn free(&mut self, moving: Moving) {
-        match &mut self.moves.bounce {
-            Some(bounce) => bounce.give_back(moving.room),
-            None => drop(moving),
+        match (moving.room, &mut self.moves.bounce) {
+            (Room::Piece(piece), Some(bounce)) => bounce.give_back(piece),
+            (Room::Piece(_), None) => {}
+            (Room::Place(arrived), _) => self.moves.granted.give_back(&arrived),
         }
         self.begin_moves();
     }
@@ -426,6 +546,12 @@ impl NetworkThread {
 
     /// A transfer has ended.
     pub(super) fn transferred(&mut self, token: u64, outcome: Result<(), Failed>) {
+        if let Some(used) = self.moves.brought.remove(&token) {
+            return match outcome {
+                Ok(()) => self.moves.taken.heard(used),
+                Err(_) => self.moves.taken.lost(used),
+            };
+        }
         let Some(moving) = self.moves.under_way.remove(&token) else { return };
         match (outcome, moving.kind) {
             (Ok(()), MoveKind::Read) => {
@@ -439,7 +565,8 @@ impl NetworkThread {
                 tracing::debug!("a transfer with node {} failed: {}", moving.ticket.node, failed.why);
                 // Kept as an answer is: the message may be lost with the connection, and the retry is not to break the next one.
                 self.tell_moved(&moving.ticket, Err(Code::Interrupted));
-                if self.moves.bounce.as_mut().is_some_and(|bounce| bounce.lose(&moving.room)) {
+                let Room::Piece(piece) = &moving.room else { return };
+                if self.moves.bounce.as_mut().is_some_and(|bounce| bounce.lose(piece)) {
                     if let Some(bounce) = self.moves.bounce.take() {
                         self.calls.endpoint().unregister(bounce.local());
                     }
@@ -450,8 +577,10 @@ impl NetworkThread {
     }
 
     fn end_move(&mut self, moving: Moving, result: Result<u64, Code>) {
-        self.tell_moved(&moving.ticket, result);
+        let ticket = moving.ticket;
+        // A place has its mark again before its owner may use it.
         self.free(moving);
+        self.tell_moved(&ticket, result);
     }
 
     fn tell_moved(&mut self, ticket: &Ticket, result: Result<u64, Code>) {

@@ -94,13 +94,21 @@ impl NetworkThread {
             Wire::Ask(_, request) => request,
             Wire::ReadStripe { id, offset, bytes, to: Place::Remote(memory) } => {
                 let (kind, until) = (MoveKind::Read, self.calls.now() + NODE_TIMEOUT);
-                return self.asked_move(Asked { ticket, id, kind, offset, bytes, memory, until });
+                return self.asked_move(Asked { ticket, id, kind, offset, bytes, memory, until }, None);
             }
             Wire::WriteStripe { id, offset, append, bytes, from: Place::Remote(memory) } => {
                 let kind = if append { MoveKind::Append } else { MoveKind::Write };
                 let until = self.calls.now() + NODE_TIMEOUT;
-                return self.asked_move(Asked { ticket, id, kind, offset, bytes, memory, until });
+                return self.asked_move(Asked { ticket, id, kind, offset, bytes, memory, until }, None);
             }
+            Wire::WriteStripe { id, offset, bytes, from: Place::Sent { memory, grant, place }, .. } => {
+                let (kind, until) = (MoveKind::Write, self.calls.now() + NODE_TIMEOUT);
+                // Whatever comes of the request: only who has looked may mark the place anew.
+                let arrived = self.moves.granted.claim(&ticket, grant, place, bytes);
+                let asked = Asked { ticket, id, kind, offset, bytes, memory, until };
+                return self.asked_move(asked, arrived);
+            }
+            Wire::PlacesTake { grant } => return self.grant_places(&ticket, grant),
             _ => return self.refuse(&ticket, Code::NotSupported, "this version does not serve that"),
         };
         let message = body.bytes().to_vec();
@@ -212,7 +220,7 @@ impl NetworkThread {
                 return;
             }
         }
-        if self.jobs.send(Job::Serve { asker: Asker::There(ticket), message }).is_err() {
+        if self.jobs.give(Job::Serve { asker: Asker::There(ticket), message }).is_err() {
             self.refuse(&ticket, Code::Io, "the threads that serve data have ended");
         }
     }

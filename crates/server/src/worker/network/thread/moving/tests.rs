@@ -3,7 +3,7 @@
 use std::sync::mpsc::{channel, Receiver};
 
 use super::*;
-use crate::worker::network::KeptOpen;
+use crate::worker::network::{queue, KeptOpen, Taker};
 use crate::worker::session::session_on;
 use crate::worker::shard_thread::Message;
 use forebay_fabric::simulated::{Faults, Network};
@@ -18,14 +18,14 @@ const BYTES: usize = 100_000;
 /// What the file holds, and its end, where it is shorter than what is asked for.
 const FILLED: u8 = 7;
 
-fn thread(network: &Network, node: NodeId, seed: u64) -> (NetworkThread, Receiver<Message>, Receiver<Job>) {
+fn thread(network: &Network, node: NodeId, seed: u64) -> (NetworkThread, Receiver<Message>, Taker) {
     let secret = Secret::new(&(0..32).collect::<Vec<u8>>()).unwrap();
     let identity = Identity { pool: secret.pool(), node, capacity_bytes: 0 };
     let settings = CallsSettings { seed: Some(seed), ..CallsSettings::default() };
     let mut calls = Calls::new(Box::new(network.endpoint(node.0.into())), identity, secret, settings);
     let other = if node == CLIENTS { FILES } else { CLIENTS };
     calls.add_node(other, format!("simulated:{other}").as_bytes()).unwrap();
-    let ((_, orders), (to_shard, told), (jobs, asked)) = (channel(), channel(), channel());
+    let ((_, orders), (to_shard, told), (jobs, asked)) = (channel(), channel(), queue());
     let kept = std::sync::Arc::new(KeptOpen::default());
     (NetworkThread::new(calls, node, Vec::new(), orders, to_shard, (jobs, kept)), told, asked)
 }
@@ -63,9 +63,10 @@ fn read(seed: u64, faults: Faults, file_bytes: usize) -> Seen {
         network.turn();
         client.round();
         files.round();
-        while let Ok(Job::Move(mut moving)) = jobs.try_recv() {
+        while let Some(Job::Move(mut moving)) = jobs.try_take() {
             network.set_faults(faults);
-            moving.room.bytes(file_bytes).fill(FILLED);
+            let Room::Piece(piece) = &mut moving.room else { panic!("a read into a place") };
+            piece.bytes(file_bytes).fill(FILLED);
             files.crew_moved(*moving, Ok(file_bytes));
         }
         // What is lost once is enough.
@@ -148,6 +149,99 @@ fn second_answer_of_another_worker_than_the_first_is_none() {
         });
         assert_eq!(Reply::decode(&reply.unwrap()), expected);
     }
+}
+
+/// What became of writes of [`BYTES`] each, one after the other, through whatever goes wrong.
+#[derive(Debug, Default)]
+struct Written {
+    done: u32,
+    undone: u32,
+    /// Those whose data had come ahead of their requests.
+    ahead: u32,
+    /// Those whose data were to come so, and were fetched.
+    fetched: u32,
+    /// Other bytes than the writer's came to be written.
+    wrong: u32,
+}
+
+fn write(seed: u64, faults: Faults, trusting: bool) -> Written {
+    let network = Network::new(seed, Faults::NONE);
+    let (mut client, told, _no_jobs) = thread(&network, CLIENTS, seed);
+    let (mut files, _told, jobs) = thread(&network, FILES, seed + 1);
+    files.moves.granted.trusting = trusting;
+    let id = BackingId { target: u32::from(FILES.0) << 16, ino: Ino(5), number: 0, stripe: 0 };
+    let (mut seen, mut buffer, session) = (Written::default(), 0, session_on(CLIENTS, 9));
+    for n in 1..=40u8 {
+        if !client.moves.buffers.contains_key(&buffer) || client.moves.buffers[&buffer].left {
+            buffer += 1;
+            client.add_buffer(session, buffer, Region::new(BUFFER_BYTES).unwrap());
+        }
+        let memory = Arc::clone(&client.moves.buffers[&buffer].memory);
+        memory.write_at(0, &[n; BYTES]).unwrap();
+        let stamp = Stamp { session, slot: 0, sequence: n.into() };
+        let wish = Move { kind: MoveKind::Write, offset: 0, bytes: BYTES as u32, buffer, at: 0 };
+        let mut message = vec![0; 256];
+        let nobody = Caller { uid: 0, gid: 0 };
+        let len = Request::Backing(id, BackingOp::Move(wish)).encode(nobody, &mut message).unwrap();
+        assert!(client.forward_move((FILES, stamp), id, wish, message[..len].to_vec()));
+        let flying = client.flights.values();
+        let is_sent = flying.clone().any(|f| matches!(f, Flight::Move(asking) if asking.place.is_some()));
+        // The first makes the link, and asks for places.
+        network.set_faults(if n > 2 { faults } else { Faults::NONE });
+        let end = network.now() + 3 * NODE_TIMEOUT;
+        let mut reply = None;
+        while reply.is_none() && network.now() < end {
+            network.turn();
+            client.round();
+            files.round();
+            while let Some(Job::Move(moving)) = jobs.try_take() {
+                // SAFETY: of memory that lives as long as the room; nobody else runs.
+                let bytes = unsafe { std::slice::from_raw_parts(moving.room.start(BYTES).as_ptr(), BYTES) };
+                seen.wrong += u32::from(bytes.iter().any(|byte| *byte != n));
+                seen.ahead += u32::from(matches!(moving.room, Room::Place(_)));
+                seen.fetched += u32::from(is_sent && matches!(moving.room, Room::Piece(_)));
+                files.crew_moved(*moving, Ok(BYTES));
+            }
+            reply = told.try_iter().find_map(|message| match message {
+                Message::Answered { stamp: of, reply } if of == stamp => Some(reply),
+                _ => None,
+            });
+        }
+        let reply = reply.unwrap_or_else(|| panic!("seed {seed}: no answer to {n}"));
+        match Reply::decode(&reply) {
+            Ok(Reply::Count(count)) => {
+                seen.done += 1;
+                assert_eq!(count, BYTES as u64, "seed {seed}");
+            }
+            Err(Code::Fault | Code::Io) => seen.undone += 1,
+            other => panic!("seed {seed}: {other:?}"),
+        }
+    }
+    seen
+}
+
+#[test]
+fn writes_go_ahead_of_their_requests_as_soon_as_there_are_places() {
+    let seen = write(1, Faults::NONE, false);
+    assert!(seen.done == 40 && seen.ahead >= 38 && seen.fetched == 0 && seen.wrong == 0, "{seen:?}");
+}
+
+#[test]
+fn data_that_did_not_come_ahead_are_fetched_and_places_that_are_not_looked_at_hold_others() {
+    let faults = Faults { drop_permille: 60, reorder: true, ..Faults::NONE };
+    let sum = |trusting| {
+        (0..60).map(|seed| write(seed, faults, trusting)).fold(Written::default(), |all, one| Written {
+            done: all.done + one.done,
+            undone: all.undone + one.undone,
+            ahead: all.ahead + one.ahead,
+            fetched: all.fetched + one.fetched,
+            wrong: all.wrong + one.wrong,
+        })
+    };
+    let seen = sum(false);
+    assert!(seen.wrong == 0 && seen.done > 1000 && seen.ahead > 200 && seen.fetched > 200, "{seen:?}");
+    let trusting = sum(true);
+    assert!(trusting.wrong > 50, "the defect does not show: {trusting:?}");
 }
 
 #[test]

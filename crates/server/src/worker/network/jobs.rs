@@ -1,0 +1,145 @@
+//! What the crew is to do: a queue whose takers sleep beside each other, so that a job wakes one of them. (By a channel behind a lock it wakes two:
+//! who takes the job, and who waits for the lock to wait in its stead.)
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::crew::Job;
+
+#[derive(Debug, Default)]
+struct State {
+    jobs: VecDeque<Job>,
+    takers: usize,
+    /// Nobody gives any more.
+    over: bool,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    state: Mutex<State>,
+    given: Condvar,
+}
+
+impl Queue {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Who gives jobs; takers end when this is gone and all are taken.
+#[derive(Debug)]
+pub(in crate::worker) struct Jobs(Arc<Queue>);
+
+/// Who takes jobs.
+#[derive(Debug)]
+pub(in crate::worker) struct Taker(Arc<Queue>);
+
+/// A queue, and its first taker.
+pub(in crate::worker) fn queue() -> (Jobs, Taker) {
+    let queue = Arc::new(Queue::default());
+    queue.state().takers = 1;
+    (Jobs(Arc::clone(&queue)), Taker(queue))
+}
+
+impl Jobs {
+    /// Gives a job; it comes back when there is no taker.
+    pub(super) fn give(&self, job: Job) -> Result<(), Job> {
+        let mut state = self.0.state();
+        if state.takers == 0 {
+            return Err(job);
+        }
+        state.jobs.push_back(job);
+        drop(state);
+        self.0.given.notify_one();
+        Ok(())
+    }
+}
+
+impl Drop for Jobs {
+    fn drop(&mut self) {
+        self.0.state().over = true;
+        self.0.given.notify_all();
+    }
+}
+
+impl Taker {
+    /// Waits for a job; none when there will be no other.
+    pub(super) fn take(&self) -> Option<Job> {
+        let mut state = self.0.state();
+        loop {
+            if let Some(job) = state.jobs.pop_front() {
+                return Some(job);
+            }
+            if state.over {
+                return None;
+            }
+            state = self.0.given.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// A job, if there is one.
+    pub(in crate::worker) fn try_take(&self) -> Option<Job> {
+        self.0.state().jobs.pop_front()
+    }
+}
+
+impl Clone for Taker {
+    fn clone(&self) -> Taker {
+        self.0.state().takers += 1;
+        Taker(Arc::clone(&self.0))
+    }
+}
+
+impl Drop for Taker {
+    fn drop(&mut self) {
+        self.0.state().takers -= 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::worker::network::crew::Asker;
+    use forebay_wire::Stamp;
+
+    fn job(byte: u8) -> Job {
+        Job::Serve { asker: Asker::Here(Stamp::default()), message: vec![byte] }
+    }
+
+    fn byte(job: &Job) -> u8 {
+        match job {
+            Job::Serve { message, .. } => message[0],
+            Job::Move(_) => 0,
+        }
+    }
+
+    #[test]
+    fn each_job_is_taken_once_and_takers_end_when_all_are_and_no_more_come() {
+        let (jobs, taker) = queue();
+        let takers: Vec<_> = (0..4)
+            .map(|_| {
+                let taker = taker.clone();
+                std::thread::spawn(move || {
+                    std::iter::from_fn(|| taker.take()).map(|job| byte(&job)).collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        drop(taker);
+        (0..200).for_each(|byte| jobs.give(job(byte)).unwrap());
+        drop(jobs);
+        let mut taken: Vec<u8> = takers.into_iter().flat_map(|taker| taker.join().unwrap()).collect();
+        taken.sort_unstable();
+        assert!(taken.into_iter().eq(0..200));
+    }
+
+    #[test]
+    fn job_that_nobody_can_take_comes_back() {
+        let (jobs, taker) = queue();
+        jobs.give(job(1)).unwrap();
+        assert!(taker.try_take().is_some_and(|job| byte(&job) == 1) && taker.try_take().is_none());
+        drop(taker.clone());
+        jobs.give(job(2)).unwrap();
+        drop(taker);
+        assert!(jobs.give(job(3)).is_err_and(|job| byte(&job) == 3));
+    }
+}
