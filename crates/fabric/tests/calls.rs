@@ -480,3 +480,61 @@ fn threads_of_calls_sleep_serve_and_end() {
     drop(client);
     drop(server);
 }
+
+// --- frames that leave together
+
+/// Asks several times before anything leaves, and has all answered before any answer does.
+fn several_at_once(bed: Option<Bed>) {
+    let Some(bed) = bed else { return };
+    let mut room = Room::new(bed, 2);
+    let first = room.ask(0, 2, 1, &Message::Ask(CALLER, Request::Ping));
+    let (ticket, _) = room.asked(1);
+    room.nodes[1].answer(&ticket, &Message::Answer(Ok(Reply::Done))).unwrap();
+    room.outcome(0, first).unwrap();
+    let (mut sent, mut came) = (Vec::new(), Vec::new());
+    let before: Vec<_> = room.nodes.iter().map(Calls::statistics).collect();
+    room.nodes[0].gather();
+    // Names of a length that makes them more than one message, and one that is a message by itself.
+    let long = [b'v'; 20_000];
+    for i in 0..40u16 {
+        let name = format!("{i:0200}");
+        let message = match i {
+            20 => Request::SetXattr { ino: Ino(1), name: name.as_bytes(), value: &long, flags: 0 },
+            _ => Request::Lookup { parent: Ino(i.into()), name: name.as_bytes() },
+        };
+        let stamp = Stamp { session: 5, slot: i, sequence: 9 };
+        let deadline = room.nodes[0].now() + Duration::from_secs(10);
+        sent.push(room.nodes[0].call(NodeId(2), stamp, &Message::Ask(CALLER, message), deadline).unwrap());
+    }
+    room.nodes[0].send_gathered();
+    room.nodes[1].gather();
+    while came.len() < sent.len() {
+        let (ticket, _) = room.asked(1);
+        room.nodes[1].gather();
+        let reply = Reply::Count(u64::from(ticket.stamp.slot));
+        room.nodes[1].answer(&ticket, &Message::Answer(Ok(reply))).unwrap();
+        came.push(ticket.stamp.slot);
+    }
+    room.nodes[1].send_gathered();
+    assert!(came.iter().copied().eq(0..40), "in the order in which they were asked: {came:?}");
+    for (i, id) in sent.into_iter().enumerate() {
+        let Ok(Happening::Answered { outcome: Ok(body), .. }) = room.outcome(0, id) else { panic!() };
+        assert_eq!(body.message(), Message::Answer(Ok(Reply::Count(i as u64))));
+    }
+    for (node, before) in room.nodes.iter().zip(before) {
+        let s = node.statistics();
+        let (messages, frames) = (s.messages_in - before.messages_in, s.frames_in - before.frames_in);
+        assert!(frames >= 40 && messages < frames / 2, "{frames} frames in {messages} messages");
+        assert_eq!((s.forged, s.replayed, s.unusable, s.resent), (0, 0, 0, 0));
+    }
+}
+
+#[test]
+fn what_leaves_together_is_answered_one_by_one_simulated() {
+    several_at_once(Bed::simulated());
+}
+
+#[test]
+fn what_leaves_together_is_answered_one_by_one_tcp() {
+    several_at_once(Bed::tcp());
+}

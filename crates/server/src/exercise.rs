@@ -14,7 +14,8 @@ use forebay_fabric::{CallsSettings, Endpoint, Event, Peer};
 use forebay_ring::{memfd_sealed, Doorbell, Seal};
 use forebay_types::{Caller, Code, Ino, NodeId, Reply, Request, Timestamp};
 use forebay_wire::{
-    Answer, Header, Hello, Initiator, Kind, Message, Secret, Session, Stamp, PROTOCOL_MAX, PROTOCOL_MIN,
+    Answer, Frames, Header, Hello, Initiator, Kind, Message, Secret, Session, Stamp, PROTOCOL_MAX,
+    PROTOCOL_MIN,
 };
 
 use crate::stepped::{session_of, Node, Setup};
@@ -124,7 +125,7 @@ impl Scene {
         let heard = &mut self.heard;
         self.peer.progress(&mut |event| {
             if let Event::Received { bytes, .. } = event {
-                heard.push(bytes.to_vec());
+                heard.extend(Frames::of(bytes).flatten().map(<[u8]>::to_vec));
             }
         });
     }

@@ -2,6 +2,7 @@
 
 use forebay_types::NodeId;
 
+use crate::bundle::Frames;
 use crate::frame::{seal, Header, Kind, HEADER_BYTES, MAC_BYTES};
 use crate::handshake::{respond, Answer, Initiator, Response};
 use crate::hello::Hello;
@@ -24,6 +25,10 @@ fn node(n: u16) -> Hello {
     }
 }
 
+fn session_of_nobody() -> Session {
+    Session::new(1, 2, [3; 32], [4; 32])
+}
+
 /// Feeds bytes to every decoder of this room, as frames and as bodies, forged and correctly sealed. What decodes must say the
 /// same after being encoded and decoded again. Panics only when a decoder is wrong.
 pub fn exercise(bytes: &[u8]) {
@@ -32,14 +37,16 @@ pub fn exercise(bytes: &[u8]) {
     let mut out = Vec::new();
     // As they are: the MAC stops all of them.
     let _ = Header::peek(bytes);
+    cut(bytes);
     assert!(respond(&secret, &node(2), bytes, &mut out).is_err(), "a forged hello was taken");
     let Ok(initiator) = Initiator::start(&secret, node(1)) else { unreachable!("the hello is sound") };
     assert!(initiator.finish(&secret, bytes).is_err(), "a forged answer was taken");
-    let mut session = Session::new(1, 2, [3; 32], [4; 32]);
+    let mut session = session_of_nobody();
     assert!(session.open(bytes).is_err(), "a forged frame was opened");
 
     // Sealed by one who has the secret: the decoders themselves. The first byte chooses where to.
     let Some((choice, body)) = bytes.split_first() else { return };
+    cut(body);
     let sealed = |key: &[u8; 32]| {
         let mut frame = body.to_vec();
         seal(key, &mut frame);
@@ -60,6 +67,22 @@ pub fn exercise(bytes: &[u8]) {
     if body.len() > MAC_BYTES {
         body_of(Kind::ALL[*choice as usize % Kind::ALL.len()], &body[MAC_BYTES..]);
     }
+}
+
+/// However a message is cut into frames, all of it is looked at, once, and nothing of it is taken.
+fn cut(message: &[u8]) {
+    let (mut bytes, mut torn) = (0, false);
+    for frame in Frames::of(message) {
+        assert!(!torn, "something came behind the error");
+        match frame {
+            Ok(frame) => {
+                bytes += frame.len();
+                assert!(session_of_nobody().open(frame).is_err(), "a forged frame was opened");
+            }
+            Err(_) => torn = true,
+        }
+    }
+    assert!(torn || bytes == message.len());
 }
 
 fn body_of(kind: Kind, body: &[u8]) {

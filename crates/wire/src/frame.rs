@@ -209,6 +209,22 @@ impl Header {
         Ok(Header { protocol, kind, link, counter, request, stamp, body_bytes })
     }
 
+    /// How long the frame is that these bytes begin with; they may be fewer, or more.
+    pub(crate) fn frame_bytes(bytes: &[u8]) -> Result<usize, Code> {
+        let (magic, rest) = bytes.split_first_chunk::<4>().ok_or(Code::Malformed)?;
+        let body_bytes = rest.get(4..8).and_then(|word| word.first_chunk()).ok_or(Code::Malformed)?;
+        let body_bytes = u32::from_le_bytes(*body_bytes) as usize;
+        if magic != MAGIC || body_bytes > BODY_BYTES_MAX {
+            return Err(Code::Malformed);
+        }
+        Ok(HEADER_BYTES + body_bytes + MAC_BYTES)
+    }
+
+    /// True for bytes that begin with a frame of a handshake, as far as its header says.
+    pub(crate) fn opens(bytes: &[u8]) -> bool {
+        bytes.get(4..6) == Some(&[0, 0])
+    }
+
     /// The body of a frame that [`Header::peek`] took.
     pub(crate) fn body(frame: &[u8]) -> &[u8] {
         &frame[HEADER_BYTES..frame.len() - MAC_BYTES]

@@ -1,6 +1,6 @@
 //! Messages between nodes: how they are encoded, bounded and authenticated.
 //!
-//! A *frame* is one message of the transport: a fixed header, a body, a MAC. Two nodes prove to each other that they have the
+//! A *frame* is a fixed header, a body, a MAC; a message of the transport is one, or a bundle of some ([`Frames`]). Two nodes prove to each other that they have the
 //! pool's secret ([`Initiator`], [`respond`]) and get a [`Session`]: one key a direction, a counter in every frame, and a
 //! window that refuses replays. The MAC is checked over the raw bytes before anything of the body is read.
 //!
@@ -16,6 +16,7 @@
 
 #![forbid(unsafe_code)]
 
+mod bundle;
 mod exercise;
 mod frame;
 mod handshake;
@@ -25,6 +26,7 @@ mod message;
 mod secret;
 mod session;
 
+pub use bundle::{join, Frames};
 pub use exercise::exercise;
 pub use frame::{Header, Kind, Stamp, HEADER_BYTES, MAC_BYTES};
 pub use handshake::{respond, respond_unless, Answer, Initiator, Refusal, Response};

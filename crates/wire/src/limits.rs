@@ -5,9 +5,9 @@ use forebay_types::limits::{MESSAGE_BYTES_MAX, XATTR_VALUE_MAX};
 use crate::frame::{HEADER_BYTES, MAC_BYTES};
 
 /// Oldest protocol that this build speaks.
-pub const PROTOCOL_MIN: u16 = 3;
+pub const PROTOCOL_MIN: u16 = 4;
 /// Newest protocol that this build speaks.
-pub const PROTOCOL_MAX: u16 = 3;
+pub const PROTOCOL_MAX: u16 = 4;
 /// Bytes of an endpoint's address: libfabric's longest in use (psm3, efa, cxi) are under 64, names of the shm provider 256.
 pub const ADDRESS_BYTES_MAX: usize = 256;
 /// Bytes of data within a message; more goes by RMA. As large as the largest extended attribute, so that one size of
@@ -27,10 +27,13 @@ pub const SLOT_MAX: u16 = 4095;
 pub const BODY_BYTES_MAX: usize = MESSAGE_BYTES_MAX;
 /// Bytes of a frame.
 pub const FRAME_BYTES_MAX: usize = HEADER_BYTES + BODY_BYTES_MAX + MAC_BYTES;
+/// Bytes of several frames in one message: many small ones, in one of the endpoint's small buffers.
+pub const BUNDLE_BYTES_MAX: usize = 8 * 1024;
 /// Frames that may overtake one another: how far behind the newest counter a frame is still taken, once.
 pub const WINDOW_FRAMES: u64 = 1024;
 
 const _: () = assert!(PROTOCOL_MIN <= PROTOCOL_MAX && PROTOCOL_MIN > 0);
 const _: () = assert!(BODY_BYTES_MAX >= INLINE_BYTES_MAX + 64 && INLINE_BYTES_MAX >= XATTR_VALUE_MAX);
 const _: () = assert!(BODY_BYTES_MAX < u32::MAX as usize);
+const _: () = assert!(BUNDLE_BYTES_MAX <= FRAME_BYTES_MAX);
 const _: () = assert!(WINDOW_FRAMES.trailing_zeros() >= 6);

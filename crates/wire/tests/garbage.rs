@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use forebay_types::{BackingId, Caller, Code, Ino, NodeId, Request};
-use forebay_wire::{exercise, Hello, Initiator, Kind, Memory, Message, Place, Secret};
+use forebay_wire::{exercise, Frames, Hello, Initiator, Kind, Memory, Message, Place, Secret};
 
 /// A stream of numbers (splitmix64, Steele et al. 2014): a seed replays it.
 struct Numbers(u64);
@@ -68,7 +68,11 @@ fn corpus() -> Vec<Vec<u8>> {
         frame.extend([0; 44]);
         frame.extend(&body);
         body.insert(0, choice);
-        all.extend([body, frame]);
+        // As a bundle: twice, with MACs that nobody has made.
+        let whole = [&frame[1..], &[0; 32]].concat();
+        let bundle = [&[choice], &whole[..], &whole[..]].concat();
+        assert_eq!(Frames::of(&bundle[1..]).filter(Result::is_ok).count(), 2);
+        all.extend([body, frame, bundle]);
     }
     let secret = Secret::new(&(1..33).collect::<Vec<u8>>()).unwrap();
     let me = Hello {

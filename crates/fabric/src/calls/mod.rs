@@ -24,7 +24,8 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use forebay_types::{Code, NodeId};
-use forebay_wire::{Header, Hello, Kind, Message, Secret, Stamp};
+use forebay_wire::limits::BUNDLE_BYTES_MAX;
+use forebay_wire::{join, Frames, Header, Hello, Kind, Message, Secret, Stamp};
 
 use crate::endpoint::{Endpoint, Event, Peer, Sleep, Transfer};
 use crate::numbers::{Entropy, Numbers};
@@ -46,13 +47,21 @@ enum To {
     Peer(Peer),
 }
 
-/// A frame on its way to the endpoint.
+/// A frame that is to leave.
 #[derive(Debug)]
 struct Leaving {
     to: To,
     frame: Vec<u8>,
     /// Whose link it is on, for when it fails: 0 for an incoming one's.
     node: u16,
+}
+
+/// Frames on their way to the endpoint in one message.
+#[derive(Debug)]
+struct Bundle {
+    peer: Peer,
+    node: u16,
+    bytes: Vec<u8>,
 }
 
 /// What a link's number, in the frames that come, stands for.
@@ -107,7 +116,9 @@ pub struct Calls {
     endpoint: Box<dyn Endpoint>,
     state: State,
     peers: BTreeMap<Vec<u8>, Peer>,
-    leaving: VecDeque<Leaving>,
+    leaving: VecDeque<Bundle>,
+    /// What is asked and answered leaves together, when the user says so.
+    gathers: bool,
 }
 
 impl std::fmt::Debug for Calls {
@@ -153,7 +164,7 @@ impl Calls {
             statistics: Statistics::default(),
             timers_at: Duration::ZERO,
         };
-        Calls { endpoint, state, peers: BTreeMap::new(), leaving: VecDeque::new() }
+        Calls { endpoint, state, peers: BTreeMap::new(), leaving: VecDeque::new(), gathers: false }
     }
 
     /// Says where a node is. A new address replaces an old one, as when a node has come back elsewhere.
@@ -202,7 +213,7 @@ impl Calls {
     ) -> Result<CallId, Code> {
         self.state.now = self.endpoint.now();
         let id = self.state.call(node, stamp, message, deadline)?;
-        self.flush();
+        self.flush_unless_gathering();
         Ok(id)
     }
 
@@ -218,8 +229,28 @@ impl Calls {
     /// answers nothing.
     pub fn answer(&mut self, ticket: &Ticket, message: &Message<'_>) -> Result<(), Code> {
         self.state.answer(ticket, message)?;
-        self.flush();
+        self.flush_unless_gathering();
         Ok(())
+    }
+
+    /// From now on what is asked and answered waits for [`Calls::send_gathered`] or the next [`Calls::progress`], so that what goes to one
+    /// node leaves in one message. Who uses it calls one of them soon.
+    pub fn gather(&mut self) {
+        self.gathers = true;
+    }
+
+    /// Sends what was gathered; from now on everything leaves at once again.
+    pub fn send_gathered(&mut self) {
+        self.gathers = false;
+        self.flush();
+    }
+
+    fn flush_unless_gathering(&mut self) {
+        // What fills a message by itself gains nothing by waiting.
+        let is_long = |leaving: &Leaving| leaving.frame.len() >= BUNDLE_BYTES_MAX / 2;
+        if !self.gathers || self.state.leaving.back().is_some_and(is_long) {
+            self.flush();
+        }
     }
 
     /// Starts a transfer with the memory of who asked. Its end comes as [`Happening::Moved`].
@@ -263,6 +294,8 @@ impl Calls {
             return Err(Code::Invalid);
         }
         let peer = self.peer(address)?;
+        // A message that was given before comes before.
+        self.flush();
         self.endpoint.transfer(peer, transfer, token | TRANSFER, deadline)
     }
 
@@ -277,6 +310,7 @@ impl Calls {
 
     /// Moves everything on; how many things the endpoint told. Never blocks.
     pub fn progress(&mut self) -> usize {
+        self.flush();
         let Calls { endpoint, state, .. } = self;
         state.now = endpoint.now();
         let events = endpoint.progress(&mut |event| match event {
@@ -313,7 +347,7 @@ impl Calls {
     /// The first half of [`Calls::wait`], as [`Endpoint::falls_asleep`]: the second is done without the calls. None: there is
     /// something to do.
     pub fn falls_asleep(&mut self, timeout: Duration) -> Option<Sleep> {
-        if !self.state.happened.is_empty() || !self.leaving.is_empty() {
+        if !self.state.happened.is_empty() || self.has_to_send() {
             return None;
         }
         let timer = self.state.timers_at.saturating_sub(self.endpoint.now());
@@ -322,7 +356,11 @@ impl Calls {
 
     /// True when nothing has happened that was not taken, and all that comes will end a sleep that has begun.
     pub fn may_sleep(&mut self) -> bool {
-        self.state.happened.is_empty() && self.leaving.is_empty() && self.endpoint.may_sleep()
+        self.state.happened.is_empty() && !self.has_to_send() && self.endpoint.may_sleep()
+    }
+
+    fn has_to_send(&self) -> bool {
+        !self.leaving.is_empty() || !self.state.leaving.is_empty()
     }
 
     /// When something is to be done even if nothing comes.
@@ -355,27 +393,46 @@ impl Calls {
         self.state.statistics
     }
 
-    /// Hands what is to leave to the endpoint.
+    /// Hands what is to leave to the endpoint: what is for one peer in as few messages as it fits in.
     fn flush(&mut self) {
-        self.leaving.append(&mut self.state.leaving);
-        let deadline = self.endpoint.now() + self.state.settings.send_timeout;
-        let mut busy = VecDeque::new();
-        while let Some(leaving) = self.leaving.pop_front() {
+        if self.leaving.is_empty() && self.state.leaving.is_empty() {
+            return;
+        }
+        while let Some(leaving) = self.state.leaving.pop_front() {
             let peer = match &leaving.to {
                 To::Peer(peer) => Ok(*peer),
                 To::Address(address) => self.peer(address),
             };
-            let sent =
-                peer.and_then(|p| self.endpoint.send(p, TAG, &leaving.frame, leaving.node.into(), deadline));
-            match sent {
-                Ok(()) => {}
-                // Its peer takes no more for now: this one waits its turn, others go.
-                Err(Code::Busy) if busy.len() < self.state.settings.calls_max => busy.push_back(leaving),
-                // As if it were lost on the way: whoever wants an answer sends it again.
+            match peer {
+                Ok(peer) => self.bundle(peer, leaving),
                 Err(code) => self.state.send_failed(NodeId(leaving.node), code.name()),
             }
         }
+        let deadline = self.endpoint.now() + self.state.settings.send_timeout;
+        let mut busy = VecDeque::new();
+        for bundle in std::mem::take(&mut self.leaving) {
+            let Bundle { peer, node, ref bytes } = bundle;
+            match self.endpoint.send(peer, TAG, bytes, node.into(), deadline) {
+                Ok(()) => {}
+                // Its peer takes no more for now: this one waits its turn, others go.
+                Err(Code::Busy) if busy.len() < self.state.settings.calls_max => busy.push_back(bundle),
+                // As if it were lost on the way: whoever wants an answer sends it again.
+                Err(code) => self.state.send_failed(NodeId(node), code.name()),
+            }
+        }
         self.leaving = busy;
+    }
+
+    /// Puts a frame behind those that leave for its peer.
+    fn bundle(&mut self, peer: Peer, Leaving { frame, node, .. }: Leaving) {
+        if let Some(last) = self.leaving.iter_mut().rev().find(|bundle| bundle.peer == peer) {
+            // What fails is told of one node: of its link, and answers on links of others.
+            if (last.node == node || last.node == 0 || node == 0) && join(&mut last.bytes, &frame) {
+                last.node = last.node.max(node);
+                return;
+            }
+        }
+        self.leaving.push_back(Bundle { peer, node, bytes: frame });
     }
 }
 
@@ -428,26 +485,30 @@ impl State {
         }
     }
 
-    /// A frame came, from anyone.
-    fn hear(&mut self, frame: &[u8]) {
-        self.statistics.frames_in += 1;
-        let heard = match Header::peek(frame) {
-            Err(code) => Err(code),
-            Ok(header) => match header.kind {
-                Kind::Hello => self.hear_hello(frame),
-                Kind::Welcome | Kind::Refuse => self.hear_answer_to_hello(frame),
-                _ => match self.links.get(&header.link) {
-                    Some(Role::Out(node)) => self.hear_from_served(*node, header.link, frame),
-                    Some(Role::In) => self.hear_from_asker(header.link, frame),
-                    None => Err(Code::UnknownSession),
-                },
+    /// A message came, from anyone.
+    fn hear(&mut self, message: &[u8]) {
+        self.statistics.messages_in += 1;
+        for frame in Frames::of(message) {
+            self.statistics.frames_in += 1;
+            match frame.and_then(|frame| self.hear_frame(frame)) {
+                Ok(()) => {}
+                Err(Code::AccessDenied) => self.statistics.forged += 1,
+                Err(Code::Stale) => self.statistics.replayed += 1,
+                Err(_) => self.statistics.unusable += 1,
+            }
+        }
+    }
+
+    fn hear_frame(&mut self, frame: &[u8]) -> Result<(), Code> {
+        let header = Header::peek(frame)?;
+        match header.kind {
+            Kind::Hello => self.hear_hello(frame),
+            Kind::Welcome | Kind::Refuse => self.hear_answer_to_hello(frame),
+            _ => match self.links.get(&header.link) {
+                Some(Role::Out(node)) => self.hear_from_served(*node, header.link, frame),
+                Some(Role::In) => self.hear_from_asker(header.link, frame),
+                None => Err(Code::UnknownSession),
             },
-        };
-        match heard {
-            Ok(()) => {}
-            Err(Code::AccessDenied) => self.statistics.forged += 1,
-            Err(Code::Stale) => self.statistics.replayed += 1,
-            Err(_) => self.statistics.unusable += 1,
         }
     }
 

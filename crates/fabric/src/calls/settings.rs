@@ -82,6 +82,8 @@ impl CallsSettings {
 /// What happened so far.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Statistics {
+    /// Messages that came, of one frame or several.
+    pub messages_in: u64,
     /// Frames that came.
     pub frames_in: u64,
     /// Frames without the right MAC.

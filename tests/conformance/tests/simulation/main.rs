@@ -199,12 +199,15 @@ fn one_seed_gives_one_history() {
     }
 }
 
+/// Histories until a defect has to have shown: the rarest shows in one of some hundreds.
+const CANARY_HISTORIES: u64 = 1500;
+
 /// The model's canaries: each defect shows in one history at least.
 #[test]
 fn planted_defects_are_caught() {
     for (defect, name) in Defect::ALL {
         let caught = Mutex::new(None);
-        run_all(200, Some(name), |seed, output| {
+        run_all(CANARY_HISTORIES, Some(name), |seed, output| {
             // Any other end, as one that could not be judged, shows nothing of the checker.
             let words = String::from_utf8_lossy(&output.stderr);
             let is_caught = !output.status.success() && words.contains(IMPOSSIBLE);
@@ -215,6 +218,6 @@ fn planted_defects_are_caught() {
         });
         let caught = caught.into_inner().unwrap();
         println!("{defect:?} is caught by seed {caught:?}");
-        assert!(caught.is_some(), "200 histories did not show it: {defect:?}");
+        assert!(caught.is_some(), "{CANARY_HISTORIES} histories did not show it: {defect:?}");
     }
 }

@@ -224,11 +224,16 @@ impl NetworkThread {
         sleep
     }
 
+    /// True while data are moved, which is done within rounds: nobody is to wait for those.
+    pub(in crate::worker) fn moves_data(&self) -> bool {
+        self.moves.are_under_way()
+    }
+
     /// What another thread does that has orders to give, while this one sleeps: it sends them itself, and hears what has come.
     /// False when the sleeper is to be woken for the rest.
     pub(in crate::worker) fn help(&mut self) -> bool {
         // Data are copied within these rounds, for which nobody else is to wait.
-        if self.moves.are_under_way() {
+        if self.moves_data() {
             return false;
         }
         (self.helps, self.leaves) = (true, false);
@@ -258,6 +263,13 @@ impl NetworkThread {
         if self.stopped {
             return Round::Stopped;
         }
+        self.calls.gather();
+        let round = self.go_round();
+        self.calls.send_gathered();
+        round
+    }
+
+    fn go_round(&mut self) -> Round {
         let mut busy = false;
         let waiting = self.backlog.len();
         for n in 0.. {

@@ -116,7 +116,7 @@ impl NetworkThread {
             "node_name": name.unwrap_or_default(),
             "nodes": found,
             "network": {
-                "frames_in": s.frames_in, "forged": s.forged, "replayed": s.replayed, "unusable": s.unusable,
+                "messages_in": s.messages_in, "frames_in": s.frames_in, "forged": s.forged, "replayed": s.replayed, "unusable": s.unusable,
                 "repeated": s.repeated, "resent": s.resent, "links_made": s.links_made,
             },
         });
