@@ -65,10 +65,67 @@ impl Doorbell {
         asleep
     }
 
+    /// Spares clients the ringing while the daemon sleeps and another of its threads looks for what they ask. That one says
+    /// [`Doorbell::falls_asleep`] in the sleeper's place before it ends looking, or [`Doorbell::wake`].
+    #[inline]
+    pub fn mind(&self) {
+        let word = self.mapping.word32(0);
+        if word.load(Ordering::Relaxed) != AWAKE {
+            word.store(AWAKE, Ordering::SeqCst);
+        }
+    }
+
+    /// Wakes the daemon's sleeper, whoever minds the doorbell.
+    pub fn wake(&self) {
+        let word = self.mapping.word32(0);
+        word.store(AWAKE, Ordering::SeqCst);
+        futex::wake_one(word);
+    }
+
     /// The second half.
     pub fn sleep_on(&self, timeout_ms: u64) {
         let word = self.mapping.word32(0);
         futex::wait(word, SLEEPING, timeout_ms);
         word.store(AWAKE, Ordering::SeqCst);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn doorbell_that_is_minded_needs_no_ringing_until_it_is_given_back() {
+        let (_, doorbell) = Doorbell::create().unwrap();
+        let word = || doorbell.mapping.word32(0).load(Ordering::SeqCst);
+        assert!(doorbell.falls_asleep(|| true));
+        assert_eq!(word(), SLEEPING);
+        doorbell.mind();
+        doorbell.ring();
+        assert_eq!(word(), AWAKE);
+        assert!(doorbell.falls_asleep(|| true), "in the sleeper's place");
+        assert_eq!(word(), SLEEPING);
+        doorbell.mind();
+        assert!(!doorbell.falls_asleep(|| false), "there was work");
+        assert_eq!(word(), AWAKE);
+    }
+
+    #[test]
+    fn sleeper_is_woken_though_its_doorbell_is_minded() {
+        let (fd, doorbell) = Doorbell::create().unwrap();
+        use std::os::fd::AsFd;
+        let others = Doorbell::open(fd.as_fd()).unwrap();
+        let woken = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                assert!(doorbell.falls_asleep(|| true));
+                doorbell.sleep_on(3_600_000);
+                woken.store(true, Ordering::SeqCst);
+            });
+            while !woken.load(Ordering::SeqCst) {
+                others.mind();
+                others.wake();
+            }
+        });
     }
 }

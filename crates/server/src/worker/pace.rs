@@ -22,8 +22,8 @@ const CROWDED_KNOWN: Duration = Duration::from_millis(2);
 const YIELD_LONG: Duration = Duration::from_micros(150);
 /// No looking for so long after that.
 const BUSY: Duration = Duration::from_millis(10);
-/// Looks between two yields.
-const LOOKS: u32 = 24;
+/// Looks between two yields: few, as the network thread's are system calls, and who waits for the processor may be the one that is looked for.
+const LOOKS: u32 = 4;
 
 /// The adaptive bound.
 #[derive(Debug)]

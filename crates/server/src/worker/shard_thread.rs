@@ -252,12 +252,12 @@ impl<'a> ShardThread<'a> {
     /// The same in the network thread's hands: messages from the network, and requests. What else there is may take long, and
     /// is left.
     pub(super) fn round_for_network(&mut self) -> Result<Round> {
-        while self.left.is_empty() {
-            match self.messages.try_recv() {
-                Ok(message) if message.is_of_network() => self.hear(message)?,
-                Ok(message) => self.left.push_back(message),
-                Err(_) => break,
+        while let Some(message) = self.left.pop_front().or_else(|| self.messages.try_recv().ok()) {
+            if !message.is_of_network() {
+                self.left.push_front(message);
+                break;
             }
+            self.hear(message)?;
         }
         self.serve_what_waits()
     }

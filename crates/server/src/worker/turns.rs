@@ -7,6 +7,10 @@
 //! not get it says so to who has it (doorbell, waker), as if there were no helping: nobody waits for more than the few rounds that
 //! are under way. Nobody sleeps with a lock.
 //!
+//! While the network thread is awake and the shard thread sleeps, it minds the doorbell too: clients need not ring, it looks at their rings
+//! beside the network, and the shard thread, should it wake, does not look beside it. Before it sleeps, and when it cannot do what is to be
+//! done, it gives the doorbell back.
+//!
 //! Bounds: the network thread serves a few rounds, and none where the shard is on a disk, for whose sake it would be silent;
 //! messages that may take long it leaves. The shard thread sends nothing while data are moved.
 //!
@@ -16,6 +20,7 @@
 #[cfg(test)]
 mod tests;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -31,6 +36,11 @@ use super::statistics::Statistics;
 
 /// Rounds that the network thread serves for the shard thread before that one is woken.
 const ROUNDS: usize = 4;
+/// Rounds for clients without anything for another node, after which the network thread leaves them to the shard thread until it has
+/// heard something: they are none of its business.
+const STRANGE_MAX: usize = 8;
+/// Who sleeps for so long is asleep: from its saying so to the system call.
+const FALLING_ASLEEP: Duration = Duration::from_micros(20);
 /// What is to be done this much before the shard thread wakes anyway is worth no wake-up of its own.
 const LATE: Duration = Duration::from_millis(1);
 
@@ -44,8 +54,8 @@ struct Seat {
     over: bool,
     /// The network thread served something since this was looked at.
     served: bool,
-    /// When the shard thread wakes if nobody rings; none while it is awake.
-    sleeps_until: Option<Instant>,
+    /// Since when the shard thread sleeps, and when it wakes if nobody rings; none while it is awake.
+    asleep: Option<(Instant, Instant)>,
 }
 
 // SAFETY: what binds it to a thread is the open transaction and the borrow of the shard's state. LMDB is told to keep no locks and
@@ -61,6 +71,17 @@ pub(super) struct Turns {
     doorbell: Arc<Doorbell>,
     /// The network thread may serve for the shard thread.
     serves: bool,
+    /// The network thread is awake, and looks for what clients ask.
+    minds: AtomicBool,
+}
+
+/// What came of a round in the shard thread's place.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Service {
+    /// All is done; it gave the network something to send, or did not.
+    Done { gave: bool },
+    /// The shard thread is to go on.
+    Left,
 }
 
 /// How the shard thread goes on after a sleep.
@@ -74,7 +95,7 @@ impl Turns {
     /// Nobody's yet. `in_memory` says that the shard is.
     pub(super) fn new(doorbell: Arc<Doorbell>, in_memory: bool) -> Arc<Turns> {
         let (shard, network) = (Mutex::new(None), Mutex::new(None));
-        Arc::new(Turns { shard, network, doorbell, serves: in_memory })
+        Arc::new(Turns { shard, network, doorbell, serves: in_memory, minds: AtomicBool::new(false) })
     }
 
     /// Nothing that either thread does waits for a disk.
@@ -116,37 +137,98 @@ impl Turns {
         }
     }
 
-    /// Works until there is nothing to do; none when it was told to stop. Before it sleeps it looks for orders and for what comes, as
-    /// long as that paid of late.
+    /// Works until there is nothing to do; none when it was told to stop. Before it sleeps it looks for orders, for what comes and for what
+    /// clients ask, as long as that paid of late.
     fn drive(&self, network: &mut NetworkThread, pace: &mut Pace) -> Option<Sleep> {
+        // Rounds for clients, one after the other, in which nothing was for another node.
+        let mut strange = 0;
         loop {
             let round = network.round();
-            if network.take_told() {
-                self.serve_for_shard_thread();
-            } else if let NetworkRound::Idle(patience) = round {
-                if pace.look(|| network.has_work()) {
-                    continue;
+            let told = network.take_told();
+            if told {
+                strange = 0;
+            }
+            // Data are copied within rounds, for which clients are not to wait.
+            let minds = strange < STRANGE_MAX && !network.moves_data();
+            let mut asked = if minds { self.is_asked() } else { !self.gives_doorbell_back() };
+            if let (false, NetworkRound::Idle(patience)) = (told || asked, round) {
+                let found = pace.look(|| {
+                    asked = minds && self.is_asked();
+                    asked || network.has_work()
+                });
+                if !found {
+                    asked = !self.gives_doorbell_back();
                 }
-                match network.falls_asleep(patience) {
-                    Some(sleep) => return Some(sleep),
-                    None => pace.slept(true),
+                if !found && !asked {
+                    match network.falls_asleep(patience) {
+                        Some(sleep) => return Some(sleep),
+                        None => pace.slept(true),
+                    }
                 }
             }
+            if told || asked {
+                let gave = self.serve_for_shard_thread() == Service::Done { gave: true };
+                strange = if gave || told { 0 } else { strange + 1 };
+            }
             if round == NetworkRound::Stopped {
+                self.gives_doorbell_back();
                 return None;
             }
         }
     }
 
-    /// Serves what the network thread told the shard thread, or rings for that one.
-    fn serve_for_shard_thread(&self) {
-        let served = self.serves
-            && self
-                .shard
-                .try_lock()
-                .is_ok_and(|mut guard| guard.as_mut().is_some_and(Seat::serve_for_network));
-        if !served {
+    /// Serves what the network thread told the shard thread, or clients ask; or wakes that one.
+    fn serve_for_shard_thread(&self) -> Service {
+        let tried = match self.serves {
+            true => self.shard.try_lock().ok(),
+            false => None,
+        };
+        let Some(mut guard) = tried else {
+            // It is awake, and looks once more before it sleeps; or its clients have to ring.
             self.doorbell.ring();
+            return Service::Left;
+        };
+        let Some(seat) = guard.as_mut() else {
+            self.doorbell.ring();
+            return Service::Left;
+        };
+        let service = seat.serve_for_network();
+        if service == Service::Left {
+            // It sleeps by the doorbell, whoever minds that, and is not asleep from here on.
+            seat.asleep = None;
+            drop(guard);
+            self.doorbell.wake();
+        }
+        service
+    }
+
+    /// True when a client asks, or a message waits, and nobody but this thread is there for it: the network thread minds the doorbell
+    /// from here on.
+    fn is_asked(&self) -> bool {
+        if !self.serves {
+            return false;
+        }
+        self.minds.store(true, Ordering::Relaxed);
+        let Ok(mut guard) = self.shard.try_lock() else { return false };
+        let Some(seat) = guard.as_mut().filter(|seat| !seat.over) else { return false };
+        // One that has only begun to sleep would find the doorbell rung.
+        if seat.asleep.is_none_or(|(since, _)| since.elapsed() <= FALLING_ASLEEP) {
+            return false;
+        }
+        self.doorbell.mind();
+        seat.thread.has_work()
+    }
+
+    /// The network thread is about to sleep: from here on clients wake the shard thread. False when one has asked before.
+    fn gives_doorbell_back(&self) -> bool {
+        if !self.minds.swap(false, Ordering::Relaxed) {
+            return true;
+        }
+        // Who has the seat is awake, and sees to the doorbell before it sleeps.
+        let Ok(mut guard) = self.shard.try_lock() else { return true };
+        match guard.as_mut() {
+            Some(seat) if seat.asleep.is_some() => self.doorbell.falls_asleep(|| !seat.thread.has_work()),
+            _ => true,
         }
     }
 
@@ -157,7 +239,7 @@ impl Turns {
     /// # Errors
     /// Another thread has panicked.
     pub(super) fn seat(&self, thread: ShardThread<'static>) -> Result<()> {
-        let seat = Seat { thread, failed: None, over: false, served: false, sleeps_until: None };
+        let seat = Seat { thread, failed: None, over: false, served: false, asleep: None };
         *self.shard()? = Some(seat);
         Ok(())
     }
@@ -199,7 +281,7 @@ impl Turns {
 
     /// Works until there is nothing to do, and says for how long; none when it was told to stop.
     fn work(&self, seat: &mut Seat, rest: &mut Rest) -> Result<Option<u64>> {
-        seat.sleeps_until = None;
+        seat.asleep = None;
         if std::mem::take(&mut rest.slept) {
             rest.pace.slept(seat.served || seat.thread.has_work());
         }
@@ -219,7 +301,9 @@ impl Turns {
                 Round::Idle if std::mem::take(&mut seat.served) => rest.idle_rounds = 0,
                 Round::Idle => {}
             }
-            if rest.pace.look(|| thread.has_work()) {
+            // One that looks is enough.
+            let minded = self.minds.load(Ordering::Relaxed);
+            if !minded && rest.pace.look(|| thread.has_work()) {
                 Statistics::add(&thread.statistics.spun, 1);
                 continue;
             }
@@ -231,7 +315,8 @@ impl Turns {
             let timeout = thread.patience_ms(rest.idle_rounds);
             Statistics::add(&thread.statistics.sleeps, 1);
             if self.doorbell.falls_asleep(|| !thread.has_work()) {
-                seat.sleeps_until = Some(Instant::now() + Duration::from_millis(timeout));
+                let now = Instant::now();
+                seat.asleep = Some((now, now + Duration::from_millis(timeout)));
                 return Ok(Some(timeout));
             }
             rest.pace.slept(true);
@@ -254,11 +339,11 @@ impl Turns {
 }
 
 impl Seat {
-    /// In the network thread's hands. False when the shard thread is to be woken.
-    fn serve_for_network(&mut self) -> bool {
+    /// In the network thread's hands.
+    fn serve_for_network(&mut self) -> Service {
         // To look for what leads beyond the shard takes seconds where it is large, for which no node may be silent.
         if self.over || self.thread.is_checking() {
-            return false;
+            return Service::Left;
         }
         let mut round = Ok(Round::Served);
         for _ in 0..ROUNDS {
@@ -268,20 +353,21 @@ impl Seat {
                 break;
             }
         }
-        if let Some(network) = &self.thread.network {
-            // The network thread is at it.
-            network.orders.take_given();
-        }
+        // The network thread is at it.
+        let gave = self.thread.network.as_ref().is_some_and(|network| network.orders.take_given());
         match round {
             Ok(Round::Idle) => {}
-            Ok(Round::Served | Round::Stopped) => return false,
+            Ok(Round::Served | Round::Stopped) => return Service::Left,
             Err(e) => {
                 (self.failed, self.over) = (Some(e), true);
-                return false;
+                return Service::Left;
             }
         }
         let due = Instant::now() + Duration::from_millis(self.thread.patience_ms(1));
-        !self.thread.has_left() && self.sleeps_until.is_none_or(|until| until <= due + LATE)
+        match !self.thread.has_left() && self.asleep.is_none_or(|(_, until)| until <= due + LATE) {
+            true => Service::Done { gave },
+            false => Service::Left,
+        }
     }
 }
 

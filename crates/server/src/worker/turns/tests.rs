@@ -151,7 +151,7 @@ impl Scene {
     }
 
     /// What happens until node 2 hears no more; the network thread, when it told the shard thread something, does `serve`.
-    fn pass(&mut self, serve: impl Fn(&Turns)) {
+    fn pass<T>(&mut self, serve: impl Fn(&Turns) -> T) {
         for _ in 0..20_000 {
             self.network.turn();
             if self.node.as_mut().unwrap().has_told() {
@@ -301,4 +301,67 @@ fn stop_is_left_for_the_shard_thread_and_nothing_is_served_behind_it() {
     scene.turns.unseat();
     scene.pass(Turns::serve_for_shard_thread);
     scene.assert_goes_on();
+}
+
+/// The shard thread works until it would sleep, and has slept for so long.
+fn sleeps(turns: &Turns, since: Duration) {
+    let mut guard = turns.shard().unwrap();
+    let seat = guard.as_mut().unwrap();
+    let mut rest = Rest { pace: Pace::new(), idle_rounds: 0, slept: false };
+    assert!(turns.work(seat, &mut rest).unwrap().is_some());
+    let began = Instant::now() - since;
+    // It would wake before anything else is to be done.
+    seat.asleep = Some((began, began));
+}
+
+#[test]
+fn who_is_awake_minds_the_doorbell_of_who_sleeps() {
+    let scene = Scene::new();
+    let turns = &scene.turns;
+    let tell = |message| scene.node.as_ref().unwrap().tell(message);
+    let lost = || Message::Recalled(u64::MAX, false);
+    assert!(!turns.is_asked() && turns.gives_doorbell_back(), "the shard thread has not slept yet");
+    // One that is about to sleep is rung for as ever.
+    sleeps(turns, Duration::ZERO);
+    let soon = Instant::now() + Duration::from_secs(3600);
+    turns.shard().unwrap().as_mut().unwrap().asleep = Some((soon, Instant::now()));
+    tell(lost());
+    assert!(!turns.is_asked());
+    assert_eq!(turns.serve_for_shard_thread(), Service::Done { gave: false });
+
+    sleeps(turns, FALLING_ASLEEP * 2);
+    assert!(!turns.is_asked() && turns.minds.load(Ordering::Relaxed));
+    tell(lost());
+    assert!(turns.is_asked(), "nobody rang");
+    assert_eq!(turns.serve_for_shard_thread(), Service::Done { gave: false });
+    assert!(!turns.is_asked() && turns.gives_doorbell_back());
+    assert!(!turns.minds.load(Ordering::Relaxed));
+
+    // What came between the last look and the sleep is not slept over.
+    assert!(!turns.is_asked());
+    tell(lost());
+    assert!(!turns.gives_doorbell_back());
+    assert_eq!(turns.serve_for_shard_thread(), Service::Done { gave: false });
+    assert!(turns.gives_doorbell_back(), "it is given back once");
+
+    // Who has the seat sees to the doorbell itself.
+    let held = turns.shard().unwrap();
+    tell(lost());
+    assert!(!turns.is_asked() && turns.gives_doorbell_back());
+    drop(held);
+    assert_eq!(turns.serve_for_shard_thread(), Service::Done { gave: false });
+}
+
+#[test]
+fn what_is_the_shard_threads_own_wakes_it_whoever_minds_the_doorbell() {
+    let scene = Scene::new();
+    let turns = &scene.turns;
+    sleeps(turns, FALLING_ASLEEP * 2);
+    assert!(!turns.is_asked());
+    scene.node.as_ref().unwrap().tell(Message::Stop);
+    assert!(turns.is_asked());
+    assert_eq!(turns.serve_for_shard_thread(), Service::Left);
+    assert!(turns.shard().unwrap().as_ref().unwrap().asleep.is_none(), "it was woken");
+    assert!(!turns.is_asked(), "and it is for that one to do");
+    turns.serve().unwrap();
 }
