@@ -781,23 +781,27 @@ fn kernel_forgets_what_it_believes_absent_when_a_directory_becomes_wide_and_afte
     assert_eq!(epochs_moved(&mut told), 0);
 }
 
-/// The part keeps the answer. The directory's home, if it had to be asked first, may have none of it any more.
+/// The part keeps the answer, and the directory's home has nothing of it any more. Of what was asked before the directory was wide its home has.
 #[test]
 fn request_that_a_dead_worker_sent_to_a_part_goes_to_that_part_again() {
     let mut s = Scene::new("led");
     let (d, part) = (Ino::new(NodeId(2), 7), Ino::part(NodeId(3), 9));
-    let (ring, _) = s.process(5);
-    let claim = post(&ring, &Request::Unlink { parent: d, name: b"x" });
-    let ticket = s.asked(2, |r| matches!(r, Request::Unlink { parent, .. } if *parent == d));
     let parts = Parts::new(d, &[Ino::part(NodeId(2), 9), part]).unwrap();
     assert_eq!(parts.of_name(b"x"), part);
+    let (ring, _) = s.process(5);
+    let unlinks = |dir| move |r: &Request<'_>| matches!(r, Request::Unlink { parent, .. } if *parent == dir);
+    let claim = post(&ring, &Request::Unlink { parent: d, name: b"x" });
+    let ticket = s.asked(2, unlinks(d));
     s.reply(2, ticket, Reply::Wide(parts));
-    let is_led = |r: &Request<'_>| matches!(r, Request::Unlink { parent, .. } if *parent == part);
-    s.asked(3, is_led);
+    s.asked(3, unlinks(part));
     s.crash();
-    let ticket = s.asked(3, is_led);
-    assert!(s.peers[&2].asked.is_empty(), "nobody asks the directory's home");
-    s.reply(3, ticket, Reply::Done);
+    let ticket = s.asked(2, unlinks(d));
+    s.peers.get_mut(&2).unwrap().calls.answer(&ticket, &Message::Answer(Err(Code::NotFound))).unwrap();
+    s.asked(3, unlinks(part));
+    s.crash();
+    let again = s.asked(2, unlinks(d));
+    assert!(s.peers[&3].asked.is_empty());
+    s.reply(2, again, Reply::Done);
     s.take_any(&claim);
     drop(claim);
 }

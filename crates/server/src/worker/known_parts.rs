@@ -1,6 +1,6 @@
 //! The parts of wide directories that a daemon has learnt, in memory that the supervisor keeps over the worker: a request that the last worker
-//! sent to a part, and whose answer it did not hear, goes to that part again, which has kept the answer. Who had to ask the directory's
-//! home first would be told that there is no such directory, if it was removed meanwhile.
+//! sent to a part, and whose answer it did not hear, goes to that part again, which has kept the answer, also when the directory's home
+//! has nothing of it any more.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -63,6 +63,11 @@ impl KnownParts {
             }
         }
         Ok(KnownParts { memory: Some(memory), ..known })
+    }
+
+    /// Forgets all, but for the next worker; what it was.
+    pub(super) fn take(&mut self) -> HashMap<Ino, Parts> {
+        std::mem::take(&mut self.all)
     }
 
     pub(super) fn is_empty(&self) -> bool {

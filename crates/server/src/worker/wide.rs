@@ -11,6 +11,7 @@
 //! for want of room; the next worker knows it too (`known_parts`). It is learnt of directories alone that the request names. Requests of other nodes' processes come with the part
 //! already; one that does not is refused like that.
 
+use std::cell::RefCell;
 use std::collections::HashMap;
 
 use forebay_meta::Client;
@@ -30,15 +31,39 @@ const ASKED_ANEW_MAX: u8 = 3;
 #[derive(Debug, Default)]
 pub(super) struct Wide {
     known: KnownParts,
+    /// Those that the last worker knew, of which this one has not heard.
+    left: HashMap<Ino, Parts>,
     /// Parts that listings have asked ahead, by the number under which they were asked: whose request, and which part.
     ahead: HashMap<u64, (Client, usize)>,
     asked_ahead: u64,
 }
 
 impl Wide {
-    /// With what the last worker knew.
-    pub(super) fn with(known: KnownParts) -> Wide {
-        Wide { known, ..Wide::default() }
+    /// With what the last worker knew. What that asked before a directory was wide, its home has answered and no part: so that is asked
+    /// first, and a part if the directory is gone.
+    pub(super) fn with(mut known: KnownParts) -> Wide {
+        let left = known.take();
+        Wide { known, left, ..Wide::default() }
+    }
+
+    /// The home of a directory that the request names says that it is not there: if it was wide, its parts may have kept the answer to what the
+    /// last worker asked them, and are known from here on. True when there is something else to ask.
+    fn learn_of_the_last(&mut self, here: NodeId, asked: &[u8]) -> bool {
+        let Ok((_, request)) = Request::decode(asked) else { return false };
+        let named = RefCell::new(Vec::new());
+        let note = |ino| named.borrow_mut().extend(self.left.contains_key(&ino).then_some(ino));
+        // Only to see which directories it names.
+        let _ = request.in_parts(here, |ino| {
+            note(ino);
+            None
+        });
+        let named = named.into_inner();
+        for of in &named {
+            if let Some(parts) = self.left.remove(of) {
+                self.known.insert(parts);
+            }
+        }
+        !named.is_empty()
     }
 
     /// Takes what the refusal of a request said, which was asked of `here`; what is wrong with it.
@@ -54,6 +79,7 @@ impl Wide {
                 Err("and had others before")
             }
             _ => {
+                self.left.remove(&parts.of);
                 self.known.insert(parts);
                 Ok(())
             }
@@ -282,6 +308,16 @@ impl ShardThread<'_> {
             return None;
         }
         let state = &mut self.sessions[session].slots[slot];
+        if !self.wide.left.is_empty() && matches!(Reply::decode(reply), Err(Code::NotFound)) {
+            let here = self.network.as_ref()?.node;
+            let asked = match message {
+                Some(range) => self.answers.request(range).to_vec(),
+                None => state.sent.clone(),
+            };
+            if self.wide.learn_of_the_last(here, &asked) && may_ask_anew(&mut state.asked_anew, seq) {
+                return Some(Onward::Ask(asked));
+            }
+        }
         let refusal = Parts::of_refusal(reply);
         if refusal.is_some() || matches!(Reply::decode(reply), Err(Code::Wide)) {
             let here = self.network.as_ref()?.node;
