@@ -72,8 +72,8 @@ pub const READ_AHEAD_MS: u64 = 1_000;
 pub const BOUNCE_BYTES: usize = 32 << 20;
 /// Places that a node grants another one, which writes data into them ahead of their requests: more than a call has under way.
 pub const PLACES: usize = 16;
-/// Bytes of a place: what a call's part has that is cut as small as parts are.
-pub const PLACE_BYTES: usize = MOVE_BYTES_MIN;
+/// Bytes of a place: more than goes within a request, and less than the parts of a call that has several, of which one is fetched while another is on its way.
+pub const PLACE_BYTES: usize = MOVE_BYTES_MIN / 2;
 /// Nodes that have places of a daemon's at the same time, which take memory as far as they are used; data of others are fetched.
 pub const GRANTS_MAX: usize = 16;
 /// When the memory of so many grants is kept that nobody uses any more, as data may come late, nobody gets new ones.

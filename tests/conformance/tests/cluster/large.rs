@@ -175,7 +175,7 @@ fn large_reads_and_writes_go_on_when_workers_are_killed() {
     fs::write(near.join("d/read"), &data).unwrap();
     File::create(near.join("d/written")).unwrap();
     File::create(near.join("d/short")).unwrap();
-    const SHORT: usize = 100_000;
+    const SHORT: usize = 60_000;
     let (stop, far, data) = (AtomicBool::new(false), &far, &data);
     std::thread::scope(|scope| {
         let stop = &stop;

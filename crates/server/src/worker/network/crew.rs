@@ -26,7 +26,7 @@ use super::{Order, Orders};
 const THREADS: usize = 4;
 
 /// What is read from memory in less time than a thread takes to be woken for it.
-pub(super) const AT_ONCE_BYTES: usize = 64 * 1024;
+const AT_ONCE_BYTES: usize = 64 * 1024;
 
 /// What the crew is to do.
 #[derive(Debug)]

@@ -35,7 +35,7 @@ use forebay_wire::{Memory, Message as Wire, Place, Stamp};
 use super::asking::{Flight, NODE_TIMEOUT};
 use super::{NetworkThread, SHORT_REPLY_BYTES};
 use crate::worker::network::bounce::{Bounce, Room};
-use crate::worker::network::crew::{Job, Moving, AT_ONCE_BYTES};
+use crate::worker::network::crew::{Job, Moving};
 use crate::worker::network::places::{Arrived, Granted, Taken, Used};
 use crate::worker::network::Order;
 
@@ -260,8 +260,8 @@ impl NetworkThread {
             && buffer.memory.read_at(end as usize - 1, &mut last).is_ok();
         let mut place = None;
         if goes_ahead {
-            // Who helps copies little, once: others wait for it.
-            if self.helps && (bytes > AT_ONCE_BYTES as u64 || self.moves.are_under_way()) {
+            // Who helps copies one place's bytes: others wait for it.
+            if self.helps && self.moves.are_under_way() {
                 self.leaves = true;
                 self.backlog.push_back(Order::Forward { node, stamp, message });
                 return false;

@@ -14,7 +14,7 @@ use forebay_wire::Secret;
 
 const CLIENTS: NodeId = NodeId(1);
 const FILES: NodeId = NodeId(2);
-const BYTES: usize = 100_000;
+const BYTES: usize = 60_000;
 /// What the file holds, and its end, where it is shorter than what is asked for.
 const FILLED: u8 = 7;
 
