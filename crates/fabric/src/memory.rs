@@ -110,6 +110,21 @@ impl Region {
         };
     }
 
+    /// Gives the memory back and keeps its addresses, as long as the process lives: what a peer began to write an hour ago, before a cut
+    /// of the network, finds nothing there, and nobody else's memory.
+    pub fn bury(&mut self) {
+        use rustix::mm::{mmap_anonymous, MapFlags, ProtFlags};
+        let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
+        // SAFETY: the range is this region's, of which there is no copy under way, as nobody else has it; it is empty from here on.
+        let buried =
+            unsafe { mmap_anonymous(self.start.as_ptr().cast(), self.bytes, ProtFlags::empty(), flags) };
+        if buried.is_ok() {
+            self.bytes = 0;
+            // It would unmap them.
+            std::mem::forget(self.owner.replace(Box::new(())));
+        }
+    }
+
     /// Copies out what is at `offset`.
     ///
     /// # Errors
@@ -153,6 +168,19 @@ impl fmt::Debug for Region {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn buried_memory_is_reached_no_more_and_its_addresses_are_nobody_s() {
+        let mut region = Region::new(1 << 20).unwrap();
+        let start = region.start();
+        region.write_at(0, b"x").unwrap();
+        region.bury();
+        assert_eq!((region.len(), region.write_at(0, b"x")), (0, Err(Code::Fault)));
+        drop(region);
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        let line = maps.lines().find(|line| line.starts_with(&format!("{:x}-", start as usize)));
+        assert!(line.is_some_and(|line| line.contains("---p")), "{line:?}");
+    }
 
     #[test]
     fn copies_beyond_the_end_are_refused() {

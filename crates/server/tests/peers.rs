@@ -372,12 +372,18 @@ fn data_that_a_peer_sends_ahead_are_written_where_they_have_come_and_fetched_whe
         let deadline = calls.now() + Duration::from_secs(20);
         calls.transfer(NodeId(1), &transfer, 1, deadline).unwrap();
     };
+    let turn = std::cell::Cell::new(0);
     let write = |grant, place: usize| Message::WriteStripe {
         id,
         append: false,
         offset: 0,
         bytes: BYTES as u64,
-        from: Where::Sent { memory: mine.remote, grant, place: place as u16 },
+        from: Where::Sent {
+            memory: mine.remote,
+            grant,
+            place: place as u16,
+            turn: turn.replace(turn.get() + 1) + 1,
+        },
     };
     let done = Ok(Ok(BYTES as u64));
 

@@ -31,6 +31,8 @@ pub enum Place<'a> {
         grant: u32,
         /// Which of its places.
         place: u16,
+        /// Rises with each use of the place.
+        turn: u32,
     },
 }
 
@@ -230,10 +232,11 @@ impl<'a> Transfer<'a> {
         match self.place {
             Place::Inline(data) => w.put(data),
             Place::Remote(memory) => put_memory(w, memory),
-            Place::Sent { memory, grant, place } => {
+            Place::Sent { memory, grant, place, turn } => {
                 put_memory(w, memory)?;
                 w.u32(grant)?;
-                w.u16(place)
+                w.u16(place)?;
+                w.u32(turn)
             }
         }
     }
@@ -246,7 +249,7 @@ impl<'a> Transfer<'a> {
         let place = match place {
             0 => Place::Inline(r.take(r.rest().len())?),
             1 => Place::Remote(memory(r)?),
-            4 => Place::Sent { memory: memory(r)?, grant: r.u32()?, place: r.u16()? },
+            4 => Place::Sent { memory: memory(r)?, grant: r.u32()?, place: r.u16()?, turn: r.u32()? },
             _ => return Err(Code::Malformed),
         };
         let transfer = Transfer { id, offset, append, bytes, place };

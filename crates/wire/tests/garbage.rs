@@ -44,7 +44,7 @@ fn corpus() -> Vec<Vec<u8>> {
             append: false,
             offset: 5,
             bytes: 4,
-            from: Place::Sent { memory: Memory { address: 7, key: 8 }, grant: 9, place: 10 },
+            from: Place::Sent { memory: Memory { address: 7, key: 8 }, grant: 9, place: 10, turn: 11 },
         },
         Message::PlacesTake { grant: 9 },
         Message::PlacesGrant { memory: Memory { address: 7, key: 8 }, places: 3, bytes: 4 },

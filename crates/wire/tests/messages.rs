@@ -246,6 +246,7 @@ fn messages(s: &Seed) -> Vec<Message<'_>> {
                 memory: Memory { address: s.a >> 1, key: s.b },
                 grant: s.c,
                 place: s.b as u16,
+                turn: s.c ^ 1,
             },
         },
         Message::Data { done: s.data.len() as u64, inline: &s.data },
@@ -336,7 +337,7 @@ fn data_request_beyond_any_bound_is_refused_both_ways() {
         Message::WriteStripe { id: stripe, append: false, offset: 0, bytes: 3, from: Place::Inline(b"xx") };
     assert_eq!(refused(write), Code::Malformed);
     // Writes alone are sent ahead, and not to an end that only their node knows.
-    let sent = |address| Place::Sent { memory: Memory { address, key: 1 }, grant: 2, place: 3 };
+    let sent = |address| Place::Sent { memory: Memory { address, key: 1 }, grant: 2, place: 3, turn: 4 };
     assert_eq!(refused(read(stripe, 0, 1, sent(0))), Code::Invalid);
     let write = |append, bytes, from| Message::WriteStripe { id: stripe, append, offset: 0, bytes, from };
     assert_eq!(refused(write(true, 1, sent(0))), Code::Invalid);

@@ -19,13 +19,15 @@ use std::time::Duration;
 
 use forebay_fabric::{Access, Endpoint, Local, Region, Ticket};
 use forebay_types::limits::{
-    BUFFER_REST_MS, GRANTS_MAX, GRANTS_RESTING_MAX, MOVE_ABOVE_BYTES, PLACES, PLACE_BYTES,
+    BUFFER_REST_MS, GRANTS_MAX, GRANTS_RESTING_MAX, MOVE_ABOVE_BYTES, NODE_TIMEOUT_MS, PLACES, PLACE_BYTES,
 };
 use forebay_types::{Code, NodeId};
 use forebay_wire::Memory;
 
 /// How long a node that granted nothing is not asked again.
 const PAUSE: Duration = Duration::from_secs(5);
+/// Grants of one node whose memory rests, and it gets no other.
+const RESTING_MAX: usize = 2;
 /// Beside what is still to be heard of a place: it is given up.
 const LOST: u8 = u8::MAX;
 /// So many places of a grant that are given up, and a new one is taken.
@@ -66,14 +68,16 @@ struct Grant {
     local: Local,
     told: Memory,
     states: [State; PLACES],
+    /// Which use of each was asked about last.
+    turns: [u32; PLACES],
 }
 
 /// All grants of this node.
 #[derive(Debug, Default)]
 pub(super) struct Granted {
     grants: HashMap<NodeId, Grant>,
-    /// Memory that a peer may write yet, and until when.
-    resting: Vec<(Duration, Arc<Region>)>,
+    /// Memory that a peer may write yet, which, and until when.
+    resting: Vec<(Duration, NodeId, Arc<Region>)>,
     /// A defect that a simulation plants: marks are not looked at.
     pub(super) trusting: bool,
 }
@@ -98,11 +102,18 @@ impl Granted {
             if is_same && old.number > number {
                 return Err(Code::Stale);
             }
-            let incarnation = old.incarnation;
-            self.leave(endpoint, now, asker.node, incarnation);
         }
-        if self.grants.len() >= GRANTS_MAX || self.resting.len() >= GRANTS_RESTING_MAX {
+        // One that asks again and again is not to keep the others from theirs.
+        let rested = self.resting.iter().filter(|(_, node, _)| *node == asker.node).count();
+        let is_known = self.grants.contains_key(&asker.node);
+        if rested >= RESTING_MAX
+            || self.resting.len() >= GRANTS_RESTING_MAX
+            || self.grants.len() >= GRANTS_MAX + usize::from(is_known)
+        {
             return Err(Code::Busy);
+        }
+        if let Some(incarnation) = self.grants.get(&asker.node).map(|old| old.incarnation) {
+            self.leave(endpoint, now, asker.node, incarnation);
         }
         let memory = Arc::new(Region::new(PLACES * PLACE_BYTES)?);
         for place in 0..PLACES as u16 {
@@ -116,17 +127,24 @@ impl Granted {
             local: registered.local,
             told: registered.remote,
             states: [State::Marked; PLACES],
+            turns: [0; PLACES],
         };
         self.grants.insert(asker.node, grant);
         Ok(registered.remote)
     }
 
     /// The data that a request says are in a place, if they are: nobody else has them until they are given back.
-    pub(super) fn claim(&mut self, asker: &Ticket, number: u32, place: u16, bytes: u64) -> Option<Arrived> {
+    pub(super) fn claim(&mut self, asker: &Ticket, bytes: u64, said: Use) -> Option<Arrived> {
+        let Use { grant: number, place, turn } = said;
         let grant = self.grants.get_mut(&asker.node)?;
         let is_its = grant.incarnation == asker.incarnation && grant.number == number;
-        let state =
-            grant.states.get_mut(usize::from(place)).filter(|state| is_its && **state == State::Marked)?;
+        let last_turn = grant.turns.get_mut(usize::from(place)).filter(|_| is_its)?;
+        // A message that came twice says nothing of the place, which another request may have by now.
+        if turn <= *last_turn {
+            return None;
+        }
+        *last_turn = turn;
+        let state = grant.states.get_mut(usize::from(place)).filter(|state| **state == State::Marked)?;
         let mut last = [0];
         let is_read = grant.memory.read_at(last_byte(place), &mut last).is_ok();
         if !is_read || !(1..=PLACE_BYTES as u64).contains(&bytes) || last[0] == mark(place) && !self.trusting
@@ -162,14 +180,31 @@ impl Granted {
         }
         if let Some(grant) = self.grants.remove(&node) {
             endpoint.unregister(grant.local);
-            self.resting.push((now + Duration::from_millis(BUFFER_REST_MS), grant.memory));
+            self.resting.push((now + Duration::from_millis(BUFFER_REST_MS), node, grant.memory));
         }
     }
 
     /// Lets go of memory that has rested.
     pub(super) fn wake_rested(&mut self, now: Duration) {
-        self.resting.retain(|(until, _)| *until > now);
+        bury_rested(&mut self.resting, |(until, ..)| *until <= now, |(.., memory)| memory);
     }
+}
+
+/// Takes out what has rested and nobody has any more, and buries its memory.
+pub(super) fn bury_rested<T>(
+    resting: &mut Vec<T>,
+    has_rested: impl Fn(&T) -> bool,
+    memory: impl Fn(&mut T) -> &mut Arc<Region>,
+) {
+    resting.retain_mut(|one| {
+        if has_rested(one) {
+            if let Some(memory) = Arc::get_mut(memory(one)) {
+                memory.bury();
+                return false;
+            }
+        }
+        true
+    });
 }
 
 fn last_byte(place: u16) -> usize {
@@ -187,12 +222,20 @@ pub(super) struct Arrived {
 
 // --- at the node that writes
 
+/// A use of a place, as a request says it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Use {
+    pub(super) grant: u32,
+    pub(super) place: u16,
+    /// Rises with each use of the place, from 1 on.
+    pub(super) turn: u32,
+}
+
 /// A place that is used by a request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) struct Used {
-    pub(super) node: NodeId,
-    pub(super) grant: u32,
-    pub(super) place: u16,
+    node: NodeId,
+    pub(super) of: Use,
 }
 
 /// Places of another node.
@@ -203,6 +246,7 @@ struct Taking {
     free: Vec<u16>,
     /// What is still to be heard of those that are used: of the transfer and of the request.
     unheard: [u8; PLACES],
+    turns: [u32; PLACES],
     lost: usize,
 }
 
@@ -225,11 +269,15 @@ impl Taken {
     pub(super) fn take(&mut self, node: NodeId, bytes: u64, last: u8) -> Option<(Used, Memory)> {
         let taking = self.places.get_mut(&node)?;
         let index = taking.free.iter().rposition(|place| mark(*place) != last)?;
-        let place = taking.free.remove(index);
+        let place = taking.free[index];
+        // One that was used so often is used no more.
+        let turn = taking.turns[usize::from(place)].checked_add(1)?;
+        taking.free.remove(index);
+        taking.turns[usize::from(place)] = turn;
         taking.unheard[usize::from(place)] = 2;
         let at = last_byte(place) as u64 + 1 - bytes;
         let to = Memory { address: taking.memory.address + at, key: taking.memory.key };
-        Some((Used { node, grant: taking.number, place }, to))
+        Some((Used { node, of: Use { grant: taking.number, place, turn } }, to))
     }
 
     /// The number by which this node is to be asked for places, if it is.
@@ -238,8 +286,15 @@ impl Taken {
             return None;
         }
         self.number += 1;
-        self.asked.insert(node, (self.number, now + PAUSE));
+        self.asked.insert(node, (self.number, now + Duration::from_millis(NODE_TIMEOUT_MS)));
         Some(self.number)
+    }
+
+    /// A node has answered, or will not any more.
+    pub(super) fn was_answered(&mut self, node: NodeId, number: u32, now: Duration) {
+        if let Some((_, until)) = self.asked.get_mut(&node).filter(|(last, _)| *last == number) {
+            *until = now + PAUSE;
+        }
     }
 
     /// A node has granted places.
@@ -248,24 +303,24 @@ impl Taken {
         let is_last = self.asked.get(&node).is_some_and(|(last, _)| *last == number);
         if is_last && usize::from(places) == PLACES && bytes as usize == PLACE_BYTES {
             let free = (0..places).rev().collect();
-            let taking = Taking { number, memory, free, unheard: [0; PLACES], lost: 0 };
+            let taking = Taking { number, memory, free, unheard: [0; PLACES], turns: [0; PLACES], lost: 0 };
             self.places.insert(node, taking);
         }
     }
 
     fn of(&mut self, used: Used) -> Option<&mut Taking> {
-        self.places.get_mut(&used.node).filter(|taking| taking.number == used.grant)
+        self.places.get_mut(&used.node).filter(|taking| taking.number == used.of.grant)
     }
 
     /// The transfer into a place has ended, or its request was answered: with both it is free.
     pub(super) fn heard(&mut self, used: Used) {
         let Some(taking) = self.of(used) else { return };
-        match &mut taking.unheard[usize::from(used.place)] {
+        match &mut taking.unheard[usize::from(used.of.place)] {
             0 | &mut LOST => {}
             unheard => {
                 *unheard -= 1;
                 if *unheard == 0 {
-                    taking.free.push(used.place);
+                    taking.free.push(used.of.place);
                 }
             }
         }
@@ -280,7 +335,7 @@ impl Taken {
     /// Whether a place may still be written, nobody knows.
     pub(super) fn lost(&mut self, used: Used) {
         let Some(taking) = self.of(used) else { return };
-        let unheard = std::mem::replace(&mut taking.unheard[usize::from(used.place)], LOST);
+        let unheard = std::mem::replace(&mut taking.unheard[usize::from(used.of.place)], LOST);
         taking.lost += usize::from(unheard != LOST);
         if taking.lost >= LOST_MAX {
             self.leave(used.node);
@@ -315,31 +370,45 @@ mod tests {
         assert_eq!(granted.grant(&mut endpoint, now, &asker(5), 7), Ok(told), "a retry");
         assert_eq!(granted.grant(&mut endpoint, now, &asker(5), 6), Err(Code::Stale));
         let memory = Arc::clone(&granted.grants[&NODE].memory);
+        let of = |grant, place, turn| Use { grant, place, turn };
         let bring = |place: u16| memory.write_at(last_byte(place) - 2, &[1, 2, 3]).unwrap();
         bring(3);
-        assert!(granted.claim(&asker(6), 7, 3, 3).is_none(), "another start of the node");
-        assert!(granted.claim(&asker(5), 8, 3, 3).is_none(), "another grant");
-        assert!(granted.claim(&asker(5), 7, PLACES as u16, 3).is_none(), "no such place");
-        let arrived = granted.claim(&asker(5), 7, 3, 3).unwrap();
+        assert!(granted.claim(&asker(6), 3, of(7, 3, 1)).is_none(), "another start of the node");
+        assert!(granted.claim(&asker(5), 3, of(8, 3, 1)).is_none(), "another grant");
+        assert!(granted.claim(&asker(5), 3, of(7, PLACES as u16, 1)).is_none(), "no such place");
+        let arrived = granted.claim(&asker(5), 3, of(7, 3, 1)).unwrap();
         let mut bytes = [0; 3];
         arrived.memory.read_at(arrived.at, &mut bytes).unwrap();
         assert_eq!(bytes, [1, 2, 3]);
-        assert!(granted.claim(&asker(5), 7, 3, 3).is_none(), "it is in use");
+        assert!(granted.claim(&asker(5), 3, of(7, 3, 2)).is_none(), "it is in use");
         granted.give_back(&arrived);
-        assert!(granted.claim(&asker(5), 7, 3, 3).is_none(), "what it held was another request's");
         bring(3);
-        assert!(granted.claim(&asker(5), 7, 3, 3).is_none(), "these may be the ones that did not come");
-        for bytes in [0, PLACE_BYTES as u64 + 1, u64::MAX] {
+        for old in [1, 2] {
+            assert!(granted.claim(&asker(5), 3, of(7, 3, old)).is_none(), "a message that came twice");
+        }
+        let arrived = granted.claim(&asker(5), 3, of(7, 3, 3)).expect("of which the place knows nothing");
+        granted.give_back(&arrived);
+        assert!(granted.claim(&asker(5), 3, of(7, 3, 4)).is_none(), "what it held was another request's");
+        bring(3);
+        assert!(
+            granted.claim(&asker(5), 3, of(7, 3, 5)).is_none(),
+            "these may be the ones that did not come"
+        );
+        for (turn, bytes) in (1..).zip([0, PLACE_BYTES as u64 + 1, u64::MAX]) {
             bring(4);
-            assert!(granted.claim(&asker(5), 7, 4, bytes).is_none(), "{bytes} bytes");
+            assert!(granted.claim(&asker(5), bytes, of(7, 4, turn)).is_none(), "{bytes} bytes");
         }
         // A new grant, as of the next start, takes the old one's stead, whose memory rests.
         bring(5);
-        let late = granted.claim(&asker(5), 7, 5, 3).unwrap();
+        let late = granted.claim(&asker(5), 3, of(7, 5, 1)).unwrap();
         assert_ne!(granted.grant(&mut endpoint, now, &asker(6), 1), Ok(told));
         granted.give_back(&late);
-        assert!(granted.claim(&asker(5), 7, 6, 3).is_none() && granted.resting.len() == 1);
-        granted.wake_rested(now + Duration::from_millis(BUFFER_REST_MS));
+        assert!(granted.claim(&asker(5), 3, of(7, 6, 1)).is_none() && granted.resting.len() == 1);
+        let rested = now + Duration::from_millis(BUFFER_REST_MS);
+        granted.wake_rested(rested);
+        assert_eq!(granted.resting.len(), 1, "somebody has it");
+        drop((late, arrived, memory));
+        granted.wake_rested(rested);
         assert!(granted.resting.is_empty());
     }
 
@@ -356,29 +425,38 @@ mod tests {
             grant(&mut granted, node, 1).unwrap();
         }
         assert_eq!(grant(&mut granted, GRANTS_MAX, 1), Err(Code::Busy));
-        let rested = (2..).take_while(|number| grant(&mut granted, 0, *number).is_ok()).count();
-        assert_eq!(rested, GRANTS_RESTING_MAX - 1, "the last is left, and nothing is granted in its stead");
+        for node in 0..GRANTS_RESTING_MAX / RESTING_MAX {
+            let rested = (2..).take_while(|number| grant(&mut granted, node, *number).is_ok()).count();
+            assert_eq!(rested, RESTING_MAX, "and it keeps the last");
+        }
+        assert_eq!(grant(&mut granted, GRANTS_MAX - 1, 2), Err(Code::Busy));
+        assert_eq!(granted.grants.len(), GRANTS_MAX);
     }
 
     #[test]
     fn place_is_free_again_when_transfer_and_request_have_ended_and_never_when_one_failed() {
         let mut taken = Taken::default();
         let number = taken.asks(NODE, Duration::ZERO).unwrap();
-        assert_eq!(taken.asks(NODE, Duration::ZERO), None, "it was asked");
+        assert_eq!(taken.asks(NODE, PAUSE), None, "it was asked");
+        taken.was_answered(NODE, number, Duration::ZERO);
+        let number = taken.asks(NODE, PAUSE).expect("it gave none");
         taken.granted(NODE, number, Memory { address: 1 << 20, key: 3 }, PLACES as u16, PLACE_BYTES as u32);
         let (used, to) = taken.take(NODE, 100, 0).unwrap();
-        assert_eq!(to.address, (1 << 20) + (last_byte(used.place) + 1 - 100) as u64);
+        assert_eq!(to.address, (1 << 20) + (last_byte(used.of.place) + 1 - 100) as u64);
         let mut all = vec![used];
         all.extend(std::iter::from_fn(|| taken.take(NODE, 100, 0)).map(|(used, _)| used));
-        all.sort_by_key(|used| used.place);
-        assert!(all.iter().enumerate().all(|(i, used)| usize::from(used.place) == i) && all.len() == PLACES);
+        all.sort_by_key(|used| used.of.place);
+        assert!(
+            all.iter().enumerate().all(|(i, used)| usize::from(used.of.place) == i) && all.len() == PLACES
+        );
         taken.heard(used);
         assert!(taken.take(NODE, 100, 0).is_none());
         taken.heard(used);
-        assert!(taken.take(NODE, 100, mark(used.place)).is_none(), "the data end in its mark");
-        assert_eq!(taken.take(NODE, 100, 0).unwrap().0, used);
-        taken.unused(used);
-        assert_eq!(taken.take(NODE, 100, 0).unwrap().0, used);
+        assert!(taken.take(NODE, 100, mark(used.of.place)).is_none(), "the data end in its mark");
+        let turn = |turn| Used { of: Use { turn, ..used.of }, ..used };
+        assert_eq!(taken.take(NODE, 100, 0).unwrap().0, turn(2));
+        taken.unused(turn(2));
+        assert_eq!(taken.take(NODE, 100, 0).unwrap().0, turn(3));
         taken.lost(all[1]);
         taken.heard(all[1]);
         taken.heard(all[1]);

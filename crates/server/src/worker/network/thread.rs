@@ -271,6 +271,11 @@ impl NetworkThread {
 
     fn go_round(&mut self) -> Round {
         let mut busy = false;
+        // A link that is another by now: before anything is brought to places of the last.
+        while let Some(happening) = self.calls.next_happening() {
+            busy = true;
+            self.hear(happening);
+        }
         let waiting = self.backlog.len();
         for n in 0.. {
             let order = if n < waiting { self.backlog.pop_front() } else { self.orders.try_recv().ok() };

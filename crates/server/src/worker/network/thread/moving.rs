@@ -36,7 +36,7 @@ use super::asking::{Flight, NODE_TIMEOUT};
 use super::{NetworkThread, SHORT_REPLY_BYTES};
 use crate::worker::network::bounce::{Bounce, Room};
 use crate::worker::network::crew::{Job, Moving};
-use crate::worker::network::places::{Arrived, Granted, Taken, Used};
+use crate::worker::network::places::{bury_rested, Arrived, Granted, Taken, Use, Used};
 use crate::worker::network::Order;
 
 /// How long memory is kept that a peer may write yet: longer than any request is served.
@@ -232,7 +232,7 @@ impl NetworkThread {
     /// Lets go of memory that has rested.
     pub(super) fn wake_rested(&mut self, now: Duration) {
         self.moves.granted.wake_rested(now);
-        self.moves.resting.retain(|(until, ..)| *until > now);
+        bury_rested(&mut self.moves.resting, |(until, ..)| *until <= now, |(.., memory)| memory);
     }
 
     /// Asks the file's node for a move of a client's. False: later.
@@ -269,8 +269,8 @@ impl NetworkThread {
             let from = (local, wish.at as usize);
             place = self.bring(node, from, bytes, last[0]);
         }
-        if let Some(Used { grant, place, .. }) = place {
-            memory = Place::Sent { memory: to, grant, place };
+        if let Some(Used { of: Use { grant, place, turn }, .. }) = place {
+            memory = Place::Sent { memory: to, grant, place, turn };
         }
         let Some(buffer) = self.moves.buffers.get_mut(&wish.buffer) else { return true };
         let message_to = match wish.kind {
@@ -356,6 +356,7 @@ impl NetworkThread {
 
     /// A node has granted places, or not.
     pub(super) fn places_granted(&mut self, node: NodeId, number: u32, outcome: Result<Body, Failed>) {
+        self.moves.taken.was_answered(node, number, self.calls.now());
         match outcome.as_ref().map(Body::message) {
             Ok(Wire::PlacesGrant { memory, places, bytes }) => {
                 self.moves.taken.granted(node, number, memory, places, bytes);

@@ -14,6 +14,7 @@ use super::asking::{Flight, NODE_TIMEOUT};
 use super::moving::Asked;
 use super::{NetworkThread, SHORT_REPLY_BYTES};
 use crate::worker::network::crew::{Asker, Job};
+use crate::worker::network::places::Use;
 use crate::worker::network::Order;
 use crate::worker::session::node_of_session;
 use crate::worker::shard_thread::Message;
@@ -101,10 +102,12 @@ impl NetworkThread {
                 let until = self.calls.now() + NODE_TIMEOUT;
                 return self.asked_move(Asked { ticket, id, kind, offset, bytes, memory, until }, None);
             }
-            Wire::WriteStripe { id, offset, bytes, from: Place::Sent { memory, grant, place }, .. } => {
+            Wire::WriteStripe {
+                id, offset, bytes, from: Place::Sent { memory, grant, place, turn }, ..
+            } => {
                 let (kind, until) = (MoveKind::Write, self.calls.now() + NODE_TIMEOUT);
                 // Whatever comes of the request: only who has looked may mark the place anew.
-                let arrived = self.moves.granted.claim(&ticket, grant, place, bytes);
+                let arrived = self.moves.granted.claim(&ticket, bytes, Use { grant, place, turn });
                 let asked = Asked { ticket, id, kind, offset, bytes, memory, until };
                 return self.asked_move(asked, arrived);
             }
