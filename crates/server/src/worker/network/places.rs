@@ -382,6 +382,7 @@ mod tests {
         assert_eq!(bytes, [1, 2, 3]);
         assert!(granted.claim(&asker(5), 3, of(7, 3, 2)).is_none(), "it is in use");
         granted.give_back(&arrived);
+        drop(arrived);
         bring(3);
         for old in [1, 2] {
             assert!(granted.claim(&asker(5), 3, of(7, 3, old)).is_none(), "a message that came twice");
