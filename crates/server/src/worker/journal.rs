@@ -14,13 +14,16 @@
 //!
 //! Each commit keeps the number of the last record that it includes, as the reply of a session that does not exist, so
 //! that a crash between commit and [`Journal::clear`] does not apply a record twice.
+//!
+//! Word 0 is published behind the record, so the death of a process leaves only whole records. Anything else is damage:
+//! it is refused, never repaired by guessing, as each record is a change that a client was told is done.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::Ordering;
 
 use forebay_ring::Mapping;
-use forebay_types::limits::MESSAGE_BYTES_MAX;
-use forebay_types::{Error, Result, Timestamp};
+use forebay_types::limits::{MESSAGE_BYTES_MAX, RING_SLOTS};
+use forebay_types::{Code, Error, Result, Timestamp};
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 
 /// Bytes of the journal: some thousand changes.
@@ -35,10 +38,23 @@ pub(super) const JOURNAL_FILE: &str = "shard/journal";
 
 const _: () = assert!(HEADER_BYTES + 2 * (RECORD_BYTES + MESSAGE_BYTES_MAX) <= BYTES);
 
+/// The error of a journal whose record `number`, at byte `offset`, cannot be applied. The shard is as its last commit left it.
+pub(super) fn damaged(number: u64, offset: usize, why: impl std::fmt::Display) -> Error {
+    Error::new(Code::Corrupt, format!("cannot apply record {number} at byte {offset} of the target's {JOURNAL_FILE}"))
+        .why(why)
+        .cure(
+            "copy the target's shard directory first. A journal of another version of Forebay is applied by that version. \
+             Without the file the pool starts, and loses the changes from this record on: some thousand at most, all \
+             acknowledged since the last commit",
+        )
+}
+
 /// One acknowledged change.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) struct Record {
     pub(super) number: u64,
+    /// Byte of the journal's file at which it begins.
+    pub(super) offset: usize,
     pub(super) session: u64,
     pub(super) slot: usize,
     pub(super) seq: u64,
@@ -70,36 +86,55 @@ impl Journal {
         })?;
         let memory =
             Mapping::new(file.as_fd(), BYTES, true).map_err(|e| Error::io("cannot map the journal", &e))?;
-        let used = (memory.word64(0).load(Ordering::Acquire) as usize).clamp(HEADER_BYTES, BYTES);
-        if memory.word64(8).load(Ordering::Relaxed) == 0 {
-            // A new file. Numbers begin at 1: a shard without a mark includes record 0.
+        let used = memory.word64(0).load(Ordering::Acquire);
+        let first = memory.word64(8).load(Ordering::Relaxed);
+        let used = match usize::try_from(used) {
+            // A new file, or one that was allocated and never written to.
+            Ok(0) => HEADER_BYTES,
+            Ok(used @ HEADER_BYTES..=BYTES) if used % 8 == 0 && (first > 0 || used == HEADER_BYTES) => used,
+            _ => {
+                let why = format!("its header says {used} bytes in use and a first record {first}");
+                return Err(damaged(first, 0, why));
+            }
+        };
+        if first == 0 {
+            // Numbers begin at 1: a shard without a mark includes record 0.
             memory.word64(8).store(1, Ordering::Release);
         }
         let next = memory.word64(8).load(Ordering::Relaxed);
         let mut journal = Journal { memory, used, next };
-        journal.next += journal.records().len() as u64;
+        journal.next += journal.records()?.len() as u64;
         Ok(journal)
     }
 
     /// All records, oldest first.
-    pub(super) fn records(&self) -> Vec<Record> {
+    ///
+    /// # Errors
+    /// [`Code::Corrupt`] when one is not whole.
+    pub(super) fn records(&self) -> Result<Vec<Record>> {
         let mut records = Vec::new();
         let (mut at, mut number) = (HEADER_BYTES, self.memory.word64(8).load(Ordering::Relaxed));
-        while at + RECORD_BYTES <= self.used {
+        while at < self.used {
+            if at + RECORD_BYTES > self.used {
+                return Err(damaged(number, at, "the journal ends in its head"));
+            }
             let word = |i: usize| self.memory.word64(at + 8 * i).load(Ordering::Relaxed);
             let (len, slot) = (word(0) as u32 as usize, (word(0) >> 32) as usize);
-            if at + RECORD_BYTES + len > self.used {
-                tracing::error!("the journal ends in the middle of record {number}");
-                break;
+            let end = at + RECORD_BYTES + len.next_multiple_of(8);
+            if len > MESSAGE_BYTES_MAX || end > self.used {
+                return Err(damaged(number, at, format!("its message of {len} bytes is cut")));
+            }
+            if slot >= RING_SLOTS || word(4) >= 1_000_000_000 {
+                return Err(damaged(number, at, format!("slot {slot} or time {} is out of bounds", word(4))));
             }
             let mut message = vec![0; len];
             self.memory.load(at + RECORD_BYTES, &mut message);
             let now = Timestamp { sec: word(3) as i64, nsec: word(4) as u32 };
-            records.push(Record { number, session: word(1), slot, seq: word(2), now, message });
-            at += RECORD_BYTES + len.next_multiple_of(8);
+            records.push(Record { number, offset: at, session: word(1), slot, seq: word(2), now, message });
+            at = end;
             number += 1;
         }
-        records
+        Ok(records)
     }
 
     /// True when nothing is in it.
@@ -178,18 +213,20 @@ mod tests {
     fn records_survive_their_writer_until_they_are_cleared() {
         let place = Place::new("survive");
         let mut journal = place.open();
-        assert!(journal.is_empty() && place.open().records().is_empty());
+        assert!(journal.is_empty() && place.open().records().unwrap().is_empty());
         let now = Timestamp { sec: -3, nsec: 999 };
         for i in 0..100u64 {
             journal.append(7 + i, i as usize % 64, i, now, &vec![i as u8; i as usize]);
         }
         drop(journal);
         let mut next = place.open();
-        let records = next.records();
+        let records = next.records().unwrap();
         assert_eq!(records.len(), 100);
+        let mut offset = HEADER_BYTES;
         for (i, r) in records.iter().enumerate() {
             let expected = Record {
                 number: i as u64 + 1,
+                offset,
                 session: 7 + i as u64,
                 slot: i % 64,
                 seq: i as u64,
@@ -197,11 +234,12 @@ mod tests {
                 message: vec![i as u8; i],
             };
             assert_eq!(*r, expected);
+            offset += RECORD_BYTES + i.next_multiple_of(8);
         }
         assert_eq!(next.last(), 100);
         next.clear();
         next.append(1, 0, 1, now, b"x");
-        assert_eq!(place.open().records()[0].number, 101);
+        assert_eq!(place.open().records().unwrap()[0].number, 101);
     }
 
     #[test]
@@ -214,21 +252,40 @@ mod tests {
             journal.append(1, 0, n, Timestamp::default(), &message);
             n += 1;
         }
-        assert_eq!(journal.records().len() as u64, n);
+        assert_eq!(journal.records().unwrap().len() as u64, n);
         assert!(n > 10);
     }
 
     #[test]
-    fn open_of_a_damaged_journal_gives_what_is_whole() {
-        let place = Place::new("damaged");
-        let mut journal = place.open();
-        for i in 0..3 {
-            journal.append(1, 0, i, Timestamp::default(), b"message");
+    fn open_of_a_damaged_journal_is_refused_and_names_the_record() {
+        let second = HEADER_BYTES + RECORD_BYTES + 8;
+        // The word that is damaged, what is written there, and what the error says.
+        let cases = [
+            (0, u64::MAX, "bytes in use"),
+            (0, BYTES as u64 + 8, "bytes in use"),
+            (0, 8, "bytes in use"),
+            (0, HEADER_BYTES as u64 + 60, "bytes in use"),
+            (8, 0, "bytes in use"),
+            (0, HEADER_BYTES as u64 + 64, "record 2 at byte 112"),
+            (0, second as u64 + RECORD_BYTES as u64, "record 2 at byte 112"),
+            (second, u64::from(u32::MAX), "record 2 at byte 112"),
+            (second, 7 | (RING_SLOTS as u64) << 32, "record 2 at byte 112"),
+            (second + 32, 1_000_000_000, "record 2 at byte 112"),
+        ];
+        for (i, (at, value, said)) in cases.into_iter().enumerate() {
+            let place = Place::new(&format!("damaged-{i}"));
+            let mut journal = place.open();
+            for i in 0..3 {
+                journal.append(1, 0, i, Timestamp::default(), b"message");
+            }
+            journal.memory.word64(at).store(value, Ordering::Relaxed);
+            let before = std::fs::read(place.0.join(JOURNAL_FILE)).unwrap();
+            let directory = std::fs::File::open(&place.0).unwrap();
+            let error = Journal::open(directory.as_fd()).expect_err(said);
+            assert_eq!(error.code, Code::Corrupt, "{error}");
+            assert!(error.to_string().contains(said), "{error}");
+            assert_eq!(before, std::fs::read(place.0.join(JOURNAL_FILE)).unwrap(), "the journal is kept");
         }
-        journal.memory.word64(0).store(u64::MAX, Ordering::Relaxed);
-        assert!(place.open().records().len() >= 3);
-        journal.memory.word64(0).store(HEADER_BYTES as u64 + 60, Ordering::Relaxed);
-        assert_eq!(place.open().records().len(), 1);
     }
 
     #[test]
@@ -237,6 +294,6 @@ mod tests {
         let mut journal = place.open();
         journal.continue_behind(500);
         journal.append(1, 0, 1, Timestamp::default(), b"");
-        assert_eq!(place.open().records()[0].number, 501);
+        assert_eq!(place.open().records().unwrap()[0].number, 501);
     }
 }

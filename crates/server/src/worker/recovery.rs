@@ -3,6 +3,7 @@
 //! | what the next worker finds | what it does |
 //! |---|---|
 //! | a change in the journal, not in the shard | applies it again; the reply is the one that was, or would have been, given |
+//! | a change in the journal that cannot be decoded, or that fails when it is applied again | refuses to start; journal and shard stay as they are |
 //! | a change in both (killed between commit and clear) | skips it: the shard keeps the journal's mark |
 //! | a request that waits, its reply known | answers it again, when other nodes know what they were to hear of it |
 //! | a request that waits, its reply unknown | serves it as if for the first time: nothing of it was done |
@@ -22,7 +23,7 @@ use forebay_types::{Caller, Code, Ino, Reply, Request, Result};
 
 use super::batch::layout_of_number;
 use super::forward::all_here;
-use super::journal::{Journal, MARK_SESSION};
+use super::journal::{damaged, Journal, MARK_SESSION};
 use super::notifier::{notes_of, Whose};
 use super::recorder::InFlight;
 use super::remote::{Door, RemoteSlots};
@@ -54,11 +55,15 @@ fn keep(batch: &mut Batch<'_>, last: &BTreeMap<(u64, usize), Last>) -> Result<()
 
 /// Applies what the journal holds beyond the last commit, and commits it with the last reply of each slot. The journal
 /// is empty then. Numbers that were in reserve and no longer are become orphans.
+///
+/// # Errors
+/// [`Code::Corrupt`] for a record that cannot be decoded or that fails: a client was told that it is done, and a pool
+/// without it is not what was promised. The journal is kept, and the shard ends before that record.
 pub(super) fn replay(shard: &Shard, journal: &mut Journal) -> Result<()> {
     let mut batch = shard.begin()?;
     batch.open_reserve();
     let mark = batch.kept_reply(MARK_SESSION, 0)?.map_or(0, |(number, _)| number);
-    let records = journal.records();
+    let records = journal.records()?;
     let mut last: BTreeMap<(u64, usize), Last> = BTreeMap::new();
     let (mut out, mut effects) = (vec![0; MESSAGE_BYTES_MAX], Effects::new());
     let mut applied = 0;
@@ -66,8 +71,8 @@ pub(super) fn replay(shard: &Shard, journal: &mut Journal) -> Result<()> {
         let (caller, request) = match Request::decode(&record.message) {
             Ok(decoded) => decoded,
             Err(code) => {
-                tracing::error!("record {} of the journal cannot be decoded: {code}", record.number);
-                continue;
+                let why = format!("its request cannot be decoded: {code}");
+                return Err(damaged(record.number, record.offset, why));
             }
         };
         if batch.is_spent() {
@@ -79,11 +84,9 @@ pub(super) fn replay(shard: &Shard, journal: &mut Journal) -> Result<()> {
         }
         effects.clear();
         let len = batch.apply(caller, &request, record.now, &mut effects, &mut out);
-        if out.first_chunk::<2>() != Some(&[0, 0]) {
-            tracing::error!(
-                "record {} of the journal, {request:?}, fails when it is applied again",
-                record.number
-            );
+        if let Err(code) = Reply::decode(&out[..len]) {
+            let why = format!("{request:?} was acknowledged, and fails when it is applied again: {code}");
+            return Err(damaged(record.number, record.offset, why));
         }
         let before = match last.get(&(record.session, record.slot)) {
             Some(last) => last.reserved,
@@ -334,5 +337,124 @@ impl ShardThread<'_> {
             let _ = self.sweeper.send(Sweep::Replaced(replaced));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+    use std::path::{Path, PathBuf};
+
+    use forebay_meta::ShardOptions;
+    use forebay_types::{NodeId, Timestamp};
+
+    use super::super::journal::JOURNAL_FILE;
+    use super::*;
+
+    const CALLER: Caller = Caller { uid: 0, gid: 0 };
+    const NOW: Timestamp = Timestamp { sec: 5, nsec: 6 };
+
+    /// A target with a shard and a journal, removed on drop.
+    struct Place(PathBuf);
+
+    impl Place {
+        fn new(name: &str) -> Place {
+            let path = std::env::temp_dir().join(format!("forebay-replay-{name}-{}", std::process::id()));
+            let _ = std::fs::remove_dir_all(&path);
+            std::fs::create_dir_all(path.join("shard")).unwrap();
+            let options = ShardOptions {
+                node: NodeId(1),
+                map_bytes: 64 << 20,
+                root_mode: 0o755,
+                root_uid: 0,
+                root_gid: 0,
+            };
+            Shard::create(&path.join("shard"), &options, NOW).unwrap();
+            Place(path)
+        }
+
+        fn journal(&self) -> Journal {
+            Journal::open(std::fs::File::open(&self.0).unwrap().as_fd()).unwrap()
+        }
+
+        /// Replays into the shard, and says which of these names are there then.
+        fn replay(&self, names: &[&str]) -> (Result<()>, Vec<bool>) {
+            let shard = Shard::open(&self.0.join("shard")).unwrap();
+            let replayed = replay(&shard, &mut self.journal());
+            let mut batch = shard.begin().unwrap();
+            let (mut out, mut effects) = (vec![0; MESSAGE_BYTES_MAX], Effects::new());
+            let mut is_there = |name: &&str| {
+                let request = Request::Lookup { parent: Ino::ROOT, name: name.as_bytes() };
+                let len = batch.apply(CALLER, &request, NOW, &mut effects, &mut out);
+                Reply::decode(&out[..len]).is_ok()
+            };
+            (replayed, names.iter().map(&mut is_there).collect())
+        }
+    }
+
+    impl Drop for Place {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_dir_all(&self.0);
+        }
+    }
+
+    fn make(name: &str) -> Vec<u8> {
+        let request = Request::MakeDirectory { parent: Ino::ROOT, name: name.as_bytes(), mode: 0o755 };
+        let mut message = vec![0; MESSAGE_BYTES_MAX];
+        let len = request.encode(CALLER, &mut message).unwrap();
+        message.truncate(len);
+        message
+    }
+
+    fn bytes(path: &Path) -> Vec<u8> {
+        std::fs::read(path.join(JOURNAL_FILE)).unwrap()
+    }
+
+    #[test]
+    fn replay_of_whole_records_applies_each_once_and_empties_the_journal() {
+        let place = Place::new("whole");
+        let mut journal = place.journal();
+        for (seq, name) in ["a", "b"].into_iter().enumerate() {
+            journal.append(7, 0, seq as u64 + 1, NOW, &make(name));
+        }
+        let written = bytes(&place.0);
+        let (replayed, there) = place.replay(&["a", "b", "c"]);
+        replayed.unwrap();
+        assert_eq!(there, [true, true, false]);
+        assert!(place.journal().is_empty());
+        // The worker dies between the commit and the journal's clearing: nothing is applied twice.
+        std::fs::write(place.0.join(JOURNAL_FILE), written).unwrap();
+        let (replayed, there) = place.replay(&["a", "b"]);
+        replayed.unwrap();
+        assert_eq!(there, [true, true]);
+    }
+
+    #[test]
+    fn replay_of_a_record_that_cannot_be_decoded_or_fails_again_is_refused_and_keeps_the_journal() {
+        // What stands in the journal behind the directory "a", and what the error says of it.
+        let twice = make("a");
+        for (i, (message, said)) in
+            [(b"\xff garbage".as_slice(), "cannot be decoded"), (&twice, "fails when it is applied again")]
+                .into_iter()
+                .enumerate()
+        {
+            let place = Place::new(&format!("bad-{i}"));
+            let mut journal = place.journal();
+            journal.append(7, 0, 1, NOW, &make("a"));
+            journal.append(7, 1, 1, NOW, message);
+            journal.append(7, 2, 1, NOW, &make("behind"));
+            let written = bytes(&place.0);
+            for _ in 0..2 {
+                let (replayed, there) = place.replay(&["a", "behind"]);
+                let error = replayed.unwrap_err();
+                assert_eq!(error.code, Code::Corrupt, "{error}");
+                let text = error.to_string();
+                for part in ["record 2 at byte ", JOURNAL_FILE, said, "copy the target's shard directory"] {
+                    assert!(text.contains(part), "{part}: {text}");
+                }
+                assert_eq!(there, [false, false], "a change was committed past the damage");
+                assert_eq!(written, bytes(&place.0), "the journal is kept");
+            }
+        }
     }
 }
