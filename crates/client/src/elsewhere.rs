@@ -199,14 +199,16 @@ impl Pool {
 
     /// Does something with a backing file of another node whose answer has no data.
     pub(crate) fn ask_backing(&self, id: BackingId, op: BackingOp<'_>) -> Result<(), Code> {
-        self.ask_done(&Request::Backing(id, op)).map_err(gone_is_stale)
+        self.ask_done(&Request::Backing { id, op }).map_err(gone_is_stale)
     }
 
     /// Attributes of a backing file of another node.
     pub(crate) fn stat_backing(&self, id: BackingId) -> Result<BackingAttr, Code> {
-        self.ask_as(Caller { uid: 0, gid: 0 }, &Request::Backing(id, BackingOp::Stat), |reply| match reply {
-            Reply::Backing(attr) => Ok(attr),
-            _ => Err(Code::Malformed),
+        self.ask_as(Caller { uid: 0, gid: 0 }, &Request::Backing { id, op: BackingOp::Stat }, |reply| {
+            match reply {
+                Reply::Backing(attr) => Ok(attr),
+                _ => Err(Code::Malformed),
+            }
         })
     }
 

@@ -225,7 +225,7 @@ impl Pool {
             unsafe { piece.fill(bytes.as_ptr(), len) };
             let epoch = attached.ring.epoch();
             let op = moving(MoveKind::Append, 0, len, &piece);
-            let n = Request::Backing(id, op).encode(caller(), &mut message)?;
+            let n = Request::Backing { id, op }.encode(caller(), &mut message)?;
             let answered = self.exchange(&message[..n], &mut [0; 64], |reply| match Reply::decode(reply)? {
                 Reply::Count(n) if n <= len as u64 => Ok(n as usize),
                 _ => Err(Code::Malformed),
@@ -248,7 +248,7 @@ impl Pool {
             }
         }
         let op = BackingOp::Write { offset: 0, append: true, bytes };
-        let n = Request::Backing(id, op).encode(caller(), &mut message)?;
+        let n = Request::Backing { id, op }.encode(caller(), &mut message)?;
         self.exchange(&message[..n], &mut [0; 64], |reply| match Reply::decode(reply)? {
             Reply::Count(_) => Ok(bytes.len()),
             _ => Err(Code::Malformed),
@@ -266,7 +266,7 @@ impl Pool {
                 let (at, total) = ((i * BACKING_BYTES_MAX) as u32, bytes.len() as u32);
                 let is_last = at as usize + piece.len() == bytes.len();
                 let op = BackingOp::AppendPiece { handle, at, total, bytes: piece };
-                let n = Request::Backing(id, op).encode(caller(), message)?;
+                let n = Request::Backing { id, op }.encode(caller(), message)?;
                 let answered =
                     self.exchange(&message[..n], &mut [0; 64], |reply| match Reply::decode(reply)? {
                         Reply::Count(_) => Ok(()),
@@ -319,7 +319,7 @@ unsafe fn encode(
             moving(MoveKind::Write, offset, len, piece)
         }
     };
-    Request::Backing(part.id, op).encode(caller(), message)
+    Request::Backing { id: part.id, op }.encode(caller(), message)
 }
 
 /// Takes a part's reply: how many bytes were moved.

@@ -30,7 +30,7 @@ impl File {
         take: impl Fn(Reply<'_>) -> Result<T, Code>,
     ) -> Result<T, Code> {
         let id = BackingId::of(self.ino(), self.layout(), 0, 0);
-        self.pool.ask_as(caller(), &Request::Backing(id, BackingOp::Group { key, op }), take)
+        self.pool.ask_as(caller(), &Request::Backing { id, op: BackingOp::Group { key, op } }, take)
     }
 
     fn tell_group(&self, key: u64, op: GroupOp) -> Result<(), Code> {

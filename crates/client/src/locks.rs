@@ -51,7 +51,7 @@ impl LocksElsewhere {
 
     /// The lock that is in the way of one.
     pub fn test(&self, wish: LockWish) -> Result<Option<LockWish>, Code> {
-        let request = Request::Backing(self.id, BackingOp::TestLock(wish));
+        let request = Request::Backing { id: self.id, op: BackingOp::TestLock(wish) };
         self.pool.ask_as(caller(), &request, |reply| match reply {
             Reply::Done => Ok(None),
             Reply::Lock(found) => Ok(Some(found)),

@@ -22,7 +22,7 @@ impl Pool {
         asks: &mut dyn Iterator<Item = (K, BackingId, BackingOp<'a>)>,
         take: impl FnMut(K, Result<Reply<'_>, Code>),
     ) -> Result<(), Code> {
-        self.ask_each(&mut asks.map(|(key, id, op)| (key, Request::Backing(id, op))), take)
+        self.ask_each(&mut asks.map(|(key, id, op)| (key, Request::Backing { id, op })), take)
     }
 
     /// Makes all of `asks`, short requests with short replies; `take` gets these in their order.

@@ -142,7 +142,7 @@ impl<'a> Batch<'a> {
             | Request::Space
             | Request::Place { .. }
             | Request::Targets
-            | Request::Backing(..)
+            | Request::Backing { .. }
             | Request::EndSession { .. }
             | Request::AreThere { .. }
             | Request::RemoveBackings { .. }

@@ -51,12 +51,12 @@ fn requests() -> Vec<Vec<u8>> {
         Request::ReadDirectory { ino: root, cookie: 0, attributes: true },
         Request::EndSession { session: 2 << 48 | 1 },
         Request::AreThere { sessions: &[2; 16] },
-        Request::Backing(here, BackingOp::Make),
-        Request::Backing(here, BackingOp::Open { handle: 1 }),
-        Request::Backing(here, BackingOp::Write { offset: 3, append: false, bytes: b"data" }),
-        Request::Backing(here, BackingOp::Write { offset: 0, append: true, bytes: b"more" }),
-        Request::Backing(here, BackingOp::Read { offset: 0, bytes: BACKING_BYTES_MAX as u32 }),
-        Request::Backing(here, BackingOp::Truncate { bytes: 1 << 40 }),
+        Request::Backing { id: here, op: BackingOp::Make },
+        Request::Backing { id: here, op: BackingOp::Open { handle: 1 } },
+        Request::Backing { id: here, op: BackingOp::Write { offset: 3, append: false, bytes: b"data" } },
+        Request::Backing { id: here, op: BackingOp::Write { offset: 0, append: true, bytes: b"more" } },
+        Request::Backing { id: here, op: BackingOp::Read { offset: 0, bytes: BACKING_BYTES_MAX as u32 } },
+        Request::Backing { id: here, op: BackingOp::Truncate { bytes: 1 << 40 } },
         Request::RemoveBackings { ids: &removed },
     ];
     let caller = Caller { uid: 0, gid: 0 };

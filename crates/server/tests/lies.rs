@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use forebay_fabric::{CallId, Calls, CallsSettings, Happening};
 use forebay_types::{
-    Attr, Caller, Code, Entry, Ino, Kind, Layout, NodeId, Part, Parts, Reply, Request, Timestamp, TxId,
+    Attr, Caller, Class, Code, Entry, Ino, Kind, Layout, NodeId, Part, Parts, Reply, Request, Timestamp, TxId,
 };
 use forebay_wire::{Message, Stamp, PROTOCOL_MAX};
 use support::{skipped, Daemon};
@@ -62,7 +62,7 @@ impl Liar {
 
     fn begin(&mut self, request: Request<'_>) -> CallId {
         self.sequence += 1;
-        let daemons = if request.is_of_daemons() { 1 << 47 } else { 0 };
+        let daemons = if request.class() != Class::Client { 1 << 47 } else { 0 };
         let stamp = Stamp { session: 2 << 48 | daemons | 5, slot: 0, sequence: self.sequence };
         let deadline = self.calls.now() + PATIENCE;
         let message = Message::Ask(Caller { uid: 0, gid: 0 }, request);

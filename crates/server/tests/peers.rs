@@ -19,8 +19,8 @@ use forebay_types::limits::{
     BUFFER_BYTES, MESSAGE_BYTES_MAX, MOVE_BYTES_MAX, PLACES, PLACE_BYTES, RING_SLOTS,
 };
 use forebay_types::{
-    BackingId, BackingOp, Caller, Code, Ino, Kind, Layout, Move, MoveKind, NodeId, Outcome, Part, Reply,
-    Request, TxId,
+    BackingId, BackingOp, Caller, Class, Code, Ino, Kind, Layout, Move, MoveKind, NodeId, Outcome, Part,
+    Reply, Request, TxId,
 };
 use forebay_wire::{Memory, Message, Place as Where, Secret, Stamp};
 use support::{skipped, Daemon};
@@ -113,14 +113,14 @@ fn request<'a>(random: &mut Random, round: u64, name: &'a [u8], data: &'a [u8]) 
             },
         },
         12 => Request::EndSession { session: random.next() },
-        13 => Request::Backing(
+        13 => Request::Backing {
             id,
-            BackingOp::Write { offset: round, append: round.is_multiple_of(2), bytes: data },
-        ),
-        14 => Request::Backing(id, BackingOp::Open { handle: round }),
+            op: BackingOp::Write { offset: round, append: round.is_multiple_of(2), bytes: data },
+        },
+        14 => Request::Backing { id, op: BackingOp::Open { handle: round } },
         16 if round.is_multiple_of(2) => Request::RemoveBackings { ids: &[0; 30] },
         16 => Request::AreThere { sessions: &[7; 16] },
-        15 => Request::Backing(id, [BackingOp::Make, BackingOp::Stat][round as usize % 2]),
+        15 => Request::Backing { id, op: [BackingOp::Make, BackingOp::Stat][round as usize % 2] },
         _ => Request::NameOf { parent, ino },
     }
 }
@@ -143,7 +143,8 @@ fn peer_with_the_secret_that_asks_anything_is_answered_and_harms_nothing() {
         // Sessions of this node and of others, slots that there are and others, sequences that go back.
         let node = [2, 2, 2, 1, 9][random.next() as usize % 5];
         // Some of them a daemon's.
-        let session = (node << 48) | (random.next() % 3) | if request.is_of_daemons() { 1 << 47 } else { 0 };
+        let session =
+            (node << 48) | (random.next() % 3) | if request.class() != Class::Client { 1 << 47 } else { 0 };
         let slot = (random.next() % (RING_SLOTS as u64 + 4)) as u16;
         let stamp = Stamp { session, slot, sequence: round - random.next() % (round + 1).min(3) };
         let message = Message::Ask(Caller { uid: 5, gid: 5 }, request);
@@ -283,7 +284,8 @@ fn peer_moves_data_of_a_file_by_its_own_memory_and_by_no_other() {
     let late = answer(&mut calls, 9, &write(5, false, 1000, at(0))).unwrap_err();
     assert_eq!(late.0, Code::Stale, "{late:?}");
     let inline = BackingOp::Write { offset: 5, append: false, bytes: b"late" };
-    let late = answer(&mut calls, 9, &Message::Ask(Caller { uid: 0, gid: 0 }, Request::Backing(id, inline)));
+    let late =
+        answer(&mut calls, 9, &Message::Ask(Caller { uid: 0, gid: 0 }, Request::Backing { id, op: inline }));
     assert_eq!(late.unwrap_err().0, Code::Stale);
     assert!(stored()[5..1005] == [7; 1000]);
     assert_eq!(answer(&mut calls, 11, &write(0, true, 1000, at(0))), Ok(Ok(1000)));
@@ -476,7 +478,7 @@ fn client_that_names_a_buffer_that_is_not_its_own_is_refused() {
     let id = BackingId { target: 2 << 16, ino: Ino(2 << 48 | 5), number: 0, stripe: 0 };
     let ask = |ring: &Ring, op| {
         let (mut message, mut reply) = ([0; 256], [0; 256]);
-        let n = Request::Backing(id, op).encode(Caller { uid: 0, gid: 0 }, &mut message).unwrap();
+        let n = Request::Backing { id, op }.encode(Caller { uid: 0, gid: 0 }, &mut message).unwrap();
         ring.call(&message[..n], &mut reply, &|| true, |reply| Reply::decode(reply).map(|_| ())).unwrap()
     };
     let good = Move { kind: MoveKind::Write, offset: 0, bytes: 4096, buffer: mine, at: 0 };
@@ -503,7 +505,7 @@ fn client_that_names_a_buffer_that_is_not_its_own_is_refused() {
     let here = BackingId { target: 1 << 16, ..id };
     let (mut message, mut reply) = ([0; 256], [0; 256]);
     let op = BackingOp::Move(good);
-    let n = Request::Backing(here, op).encode(Caller { uid: 0, gid: 0 }, &mut message).unwrap();
+    let n = Request::Backing { id: here, op }.encode(Caller { uid: 0, gid: 0 }, &mut message).unwrap();
     let told = ring.call(&message[..n], &mut reply, &|| true, |reply| Reply::decode(reply).map(|_| ()));
     assert_eq!(told.unwrap(), Err(Code::NotSupported), "a file of this node");
     daemon.assert_unharmed(worker);

@@ -532,7 +532,7 @@ fn backing_file_of_another_nodes_file_that_is_gone_is_removed_whichever_worker_i
 fn backing_file_that_was_removed_is_not_made_by_a_request_that_comes_late_to_the_next_worker() {
     let mut s = Scene::new("late-make");
     let id = BackingId { target: 1 << 16, ino: Ino::new(NodeId(2), 99), number: 1, stripe: 3 };
-    let make = Request::Backing(id, BackingOp::Make);
+    let make = Request::Backing { id, op: BackingOp::Make };
     s.ask_and_wait(3, 5, 1, &make);
     assert_eq!(backing_files(&s), [id.ino]);
     s.ask_and_wait(2, DAEMON | 1, 1, &Request::RemoveBackings { ids: &BackingId::list(&[id]) });
@@ -646,7 +646,7 @@ fn post_read(ring: &Ring, node: u16, buffer: u64) -> Claim<'_> {
         BackingId { target: u32::from(node) << 16, ino: Ino::new(NodeId(node), 5), number: 0, stripe: 0 };
     let op = BackingOp::Move(Move { kind: MoveKind::Read, offset: 0, bytes: 50_000, buffer, at: 0 });
     let mut message = [0; 256];
-    let n = Request::Backing(id, op).encode(CALLER, &mut message).unwrap();
+    let n = Request::Backing { id, op }.encode(CALLER, &mut message).unwrap();
     let claim = ring.try_claim().unwrap();
     claim.post(&message[..n]);
     claim
@@ -811,16 +811,16 @@ fn request_that_a_dead_worker_sent_to_a_part_goes_to_that_part_again() {
 fn lock_and_turn_to_append_are_not_taken_again_by_a_message_that_comes_late() {
     let mut s = Scene::new("relocked");
     let id = BackingId::of(Ino::new(NodeId(2), 99), &Layout::single(NODE, 0), 0, 0);
-    s.ask_and_wait(2, 5, 1, &Request::Backing(id, BackingOp::Make));
+    s.ask_and_wait(2, 5, 1, &Request::Backing { id, op: BackingOp::Make });
     let wish = |kind| {
         let wish = LockWish { owner: 1, flock: false, kind, start: 0, end: FILE_BYTES_MAX };
-        Request::Backing(id, BackingOp::Lock(wish))
+        Request::Backing { id, op: BackingOp::Lock(wish) }
     };
-    let turn = Request::Backing(id, BackingOp::BeginAppend { handle: 7 });
+    let turn = Request::Backing { id, op: BackingOp::BeginAppend { handle: 7 } };
     s.ask_and_wait(2, 5, 2, &wish(LockKind::Write));
     s.ask_and_wait(2, 5, 3, &wish(LockKind::Unlock));
     s.ask_and_wait(2, 5, 4, &turn);
-    s.ask_and_wait(2, 5, 5, &Request::Backing(id, BackingOp::EndAppend { handle: 7 }));
+    s.ask_and_wait(2, 5, 5, &Request::Backing { id, op: BackingOp::EndAppend { handle: 7 } });
     for (sequence, late) in [(2, &wish(LockKind::Write)), (4, &turn)] {
         let call = s.ask(2, 5, sequence, late);
         assert_eq!(s.answer(2, call), Err(Code::Stale));

@@ -2,7 +2,6 @@
 
 use crate::attr::Timestamp;
 use crate::bytes::{Reader, Writer};
-use crate::encoding::{put_time, time};
 use crate::error::Code;
 use crate::group::GroupOp;
 use crate::id::{Ino, NodeId};
@@ -11,6 +10,7 @@ use crate::limits::{
     BACKING_BYTES_MAX, BUFFER_BYTES, COMPONENTS_MAX, FILE_BYTES_MAX, MOVE_BYTES_MAX, STRIPES_MAX,
 };
 use crate::request::TimeSet;
+use crate::request::{put_time, time};
 
 /// A backing file, by the target that holds it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -10,7 +10,6 @@
 mod attr;
 mod backing;
 mod bytes;
-mod encoding;
 mod error;
 mod group;
 mod hash;
@@ -36,7 +35,8 @@ pub use layout::{Component, Extent, Layout, COMPONENT_BYTES};
 pub use mount::{mount_link, mount_of_link, MOUNT_LINK};
 pub use reply::{go_on_behind, DirEntries, DirEntry, DirWriter, Entry, PoolSpace, Reply, REPLY_HEADER_BYTES};
 pub use request::{
-    Caller, Request, SetAttr, TimeSet, RENAME_EXCHANGE, RENAME_NOREPLACE, XATTR_CREATE, XATTR_REPLACE,
+    Caller, Class, Request, RequestInfo, SetAttr, TimeSet, RENAME_EXCHANGE, RENAME_NOREPLACE, REQUESTS,
+    XATTR_CREATE, XATTR_REPLACE,
 };
 pub use target::{node_of, target_of, TargetSpace, TargetSpaces, Targets};
 pub use transaction::{decode_nodes, Change, Outcome, Part, TxId};

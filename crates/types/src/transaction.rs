@@ -8,11 +8,11 @@ use std::fmt;
 
 use crate::attr::Kind;
 use crate::bytes::{Reader, Writer};
-use crate::encoding::{name, permission_bits, put_set, set_attr};
 use crate::error::Code;
 use crate::id::{Ino, NodeId};
 use crate::layout::Layout;
 use crate::limits::WIDTH_MAX;
+use crate::request::{name, permission_bits, put_set, set_attr};
 use crate::request::{SetAttr, RENAME_NOREPLACE};
 use crate::wide::Parts;
 

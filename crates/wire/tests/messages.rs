@@ -173,10 +173,13 @@ fn requests(s: &Seed) -> Vec<Request<'_>> {
         Request::EndSession { session: s.a },
         Request::AreThere { sessions: &[1; 16] },
         Request::RemoveBackings { ids: &[0; 30] },
-        Request::Backing(backing, BackingOp::Stat),
-        Request::Backing(backing, BackingOp::Read { offset: s.b >> 20, bytes: s.c % 65_537 }),
-        Request::Backing(backing, BackingOp::Write { offset: s.b >> 20, append: s.flag, bytes: &s.data }),
-        Request::Backing(backing, BackingOp::SetTimes { atime: time, mtime: TimeSet::Now }),
+        Request::Backing { id: backing, op: BackingOp::Stat },
+        Request::Backing { id: backing, op: BackingOp::Read { offset: s.b >> 20, bytes: s.c % 65_537 } },
+        Request::Backing {
+            id: backing,
+            op: BackingOp::Write { offset: s.b >> 20, append: s.flag, bytes: &s.data },
+        },
+        Request::Backing { id: backing, op: BackingOp::SetTimes { atime: time, mtime: TimeSet::Now } },
     ]
 }
 

@@ -377,7 +377,7 @@ impl Reference {
             | Request::LeadsTo { .. }
             | Request::IsLed { .. }
             | Request::NameOf { .. }
-            | Request::Backing(..)
+            | Request::Backing { .. }
             | Request::EndSession { .. }
             | Request::AreThere { .. }
             | Request::RemoveBackings { .. }

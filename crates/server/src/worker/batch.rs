@@ -4,8 +4,8 @@ use forebay_data::{Media, Medium, NodeTargets, Target};
 use forebay_meta::Client;
 use forebay_types::limits::{BATCH_MAX, MESSAGE_BYTES_MAX};
 use forebay_types::{
-    Attr, BackingOp, Code, Ino, Kind, Layout, PoolSpace, Reply, Request, Result, TargetSpace, TargetSpaces,
-    Targets, Timestamp,
+    Attr, BackingOp, Class, Code, Ino, Kind, Layout, PoolSpace, Reply, Request, Result, TargetSpace,
+    TargetSpaces, Targets, Timestamp,
 };
 
 use super::coordination::Aside;
@@ -359,11 +359,11 @@ impl ShardThread<'_> {
                     | BackingOp::Group { .. }
             )
         };
-        let keeps = request.changes() || matches!(&request, Request::Backing(_, op) if keeps_some(op));
-        if request.is_between_daemons() {
+        let keeps = request.changes() || matches!(&request, Request::Backing { op, .. } if keeps_some(op));
+        if request.class() == Class::Peer {
             return Err(Code::NotPermitted);
         }
-        if request.is_of_daemons() {
+        if request.class() == Class::Step {
             // Those that are no daemon's are refused where they are served.
             return match self.sessions[taken.session].is_here() {
                 true => Err(Code::NotPermitted),
@@ -379,7 +379,7 @@ impl ShardThread<'_> {
                 let own = own_targets(&self.targets);
                 return Ok(self.ask_network(taken, |stamp| Order::Place { stamp, stripe_count, own }));
             }
-            Request::Backing(id, op) if self.network.as_ref().is_some_and(|n| n.node == id.node()) => {
+            Request::Backing { id, op } if self.network.as_ref().is_some_and(|n| n.node == id.node()) => {
                 let for_all = matches!(
                     op,
                     BackingOp::Lock(_)
@@ -464,7 +464,7 @@ impl ShardThread<'_> {
         shown: (usize, usize),
     ) {
         let Ok((_, request)) = Request::decode(&self.answers.requests[request.0..request.1]) else { return };
-        if request.is_of_daemons() {
+        if request.class() == Class::Step {
             let notes = self.notes_of_step(&request, shown);
             if !notes.is_empty() {
                 self.notes.push((i, notes));

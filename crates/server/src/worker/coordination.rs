@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use forebay_meta::{Act, Client, Delivery, Transactions};
 use forebay_types::limits::{HELD_LIST_TIMEOUT_MS, HELD_TIMEOUT_MS, MESSAGE_BYTES_MAX, RING_SLOTS};
-use forebay_types::{Code, NodeId, Outcome, Part, Reply, Request, Result, Timestamp};
+use forebay_types::{Class, Code, NodeId, Outcome, Part, Reply, Request, Result, Timestamp};
 use forebay_wire::Stamp;
 use serde_json::Value;
 
@@ -222,7 +222,7 @@ impl ShardThread<'_> {
         let (Some(batch), Some(steps)) = (&mut self.batch, &mut self.steps) else { return Ok(Aside::No) };
         let id = self.sessions[session].id;
         let client = Client { session: id, slot, seq };
-        if request.is_of_daemons() {
+        if request.class() == Class::Step {
             let daemon = matches!(self.sessions[session].door, Door::Remote(_)) && is_of_daemon(id);
             if !daemon || !is_said_by(&request, node_of_session(id)) {
                 return Ok(Aside::Refused(Code::NotPermitted));

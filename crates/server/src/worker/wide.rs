@@ -292,7 +292,7 @@ impl ShardThread<'_> {
     pub(super) fn remember_sent(&mut self, session: usize, slot: usize, message: &[u8]) {
         let sent = &mut self.sessions[session].slots[slot].sent;
         sent.clear();
-        if !matches!(Request::decode(message), Ok((_, Request::Backing(..))) | Err(_)) {
+        if !matches!(Request::decode(message), Ok((_, Request::Backing { .. })) | Err(_)) {
             sent.extend_from_slice(message);
         }
     }

@@ -131,7 +131,7 @@ impl Hand {
 
     fn reply(&mut self, stamp: Stamp, message: &[u8]) -> &[u8] {
         let result = match Request::decode(message) {
-            Ok((_, Request::Backing(id, op))) => self.files.serve(stamp, &id, &op, &mut self.room),
+            Ok((_, Request::Backing { id, op })) => self.files.serve(stamp, &id, &op, &mut self.room),
             Ok((_, Request::RemoveBackings { ids })) => Ok(self.files.remove_all(ids, &mut self.room)),
             Ok(_) => Err(Code::Malformed),
             Err(code) => Err(code),
@@ -144,7 +144,7 @@ impl Hand {
     /// wait for another that is long, and what frees space takes as long as there is of it.
     pub(super) fn reply_at_once(&mut self, stamp: Stamp, message: &[u8]) -> Option<&[u8]> {
         match Request::decode(message) {
-            Ok((_, Request::Backing(_, BackingOp::Read { bytes, .. })))
+            Ok((_, Request::Backing { op: BackingOp::Read { bytes, .. }, .. }))
                 if bytes as usize <= AT_ONCE_BYTES =>
             {
                 Some(self.reply(stamp, message))

@@ -347,7 +347,8 @@ impl NetworkThread {
             Order::Answer { ticket, reply } => self.answer(&ticket, &reply),
             Order::Serve { ticket, message } => self.serve(ticket, message),
             Order::ServeHere { stamp, message } => {
-                if let Ok((_, Request::Backing(id, BackingOp::Group { key, op }))) = Request::decode(&message)
+                if let Ok((_, Request::Backing { id, op: BackingOp::Group { key, op } })) =
+                    Request::decode(&message)
                 {
                     let served = self.kept.groups.serve(stamp, &id, key, op);
                     self.answered_with(stamp, served);

@@ -90,7 +90,7 @@ impl NetworkThread {
     pub(super) fn forward(&mut self, node: NodeId, stamp: Stamp, message: Vec<u8>) -> bool {
         let deadline = self.calls.now() + NODE_TIMEOUT;
         let asked = match Request::decode(&message) {
-            Ok((_, Request::Backing(id, BackingOp::Move(wish)))) => {
+            Ok((_, Request::Backing { id, op: BackingOp::Move(wish) })) => {
                 return self.forward_move((node, stamp), id, wish, message);
             }
             Ok((caller, request)) => self.calls.call(node, stamp, &Wire::Ask(caller, request), deadline),

@@ -6,7 +6,7 @@ use std::time::Duration;
 use forebay_fabric::{Body, Ticket};
 use forebay_types::limits::{LOCKS_OF_UNREACHED_MS, SESSIONS_ASKED_MAX};
 use forebay_types::{
-    BackingId, BackingOp, Code, GroupOp, MoveKind, NodeId, Reply, Request, REPLY_HEADER_BYTES,
+    BackingId, BackingOp, Class, Code, GroupOp, MoveKind, NodeId, Reply, Request, REPLY_HEADER_BYTES,
 };
 use forebay_wire::{Message as Wire, Place};
 
@@ -116,7 +116,7 @@ impl NetworkThread {
         };
         let message = body.bytes().to_vec();
         match request {
-            Request::Backing(id, op) => self.asked_backing(ticket, &id, &op, message),
+            Request::Backing { id, op } => self.asked_backing(ticket, &id, &op, message),
             Request::EndSession { session } if node_of_session(session) == ticket.node => {
                 self.session_ended(session);
                 self.answer(&ticket, &DONE);
@@ -133,7 +133,7 @@ impl NetworkThread {
                 // A client may be about to make one: the shard thread knows.
                 self.tell(Message::RemoveBackings { ticket, message });
             }
-            request if request.is_between_daemons() => self.tell(Message::LeaseAsked { ticket, message }),
+            request if request.class() == Class::Peer => self.tell(Message::LeaseAsked { ticket, message }),
             _ => self.tell(Message::Asked { ticket, message }),
         }
     }

@@ -48,7 +48,7 @@ fn asking_client(network: &Network, seed: u64) -> (NetworkThread, Receiver<Messa
     let wish = Move { kind: MoveKind::Read, offset: 0, bytes: BYTES as u32, buffer: 5, at: 4096 };
     let mut message = vec![0; 256];
     let nobody = Caller { uid: 0, gid: 0 };
-    let n = Request::Backing(id, BackingOp::Move(wish)).encode(nobody, &mut message).unwrap();
+    let n = Request::Backing { id, op: BackingOp::Move(wish) }.encode(nobody, &mut message).unwrap();
     assert!(client.forward_move((FILES, stamp), id, wish, message[..n].to_vec()));
     (client, told, stamp)
 }
@@ -182,7 +182,7 @@ fn write(seed: u64, faults: Faults, trusting: bool) -> Written {
         let wish = Move { kind: MoveKind::Write, offset: 0, bytes: BYTES as u32, buffer, at: 0 };
         let mut message = vec![0; 256];
         let nobody = Caller { uid: 0, gid: 0 };
-        let len = Request::Backing(id, BackingOp::Move(wish)).encode(nobody, &mut message).unwrap();
+        let len = Request::Backing { id, op: BackingOp::Move(wish) }.encode(nobody, &mut message).unwrap();
         assert!(client.forward_move((FILES, stamp), id, wish, message[..len].to_vec()));
         let flying = client.flights.values();
         let is_sent = flying.clone().any(|f| matches!(f, Flight::Move(asking) if asking.place.is_some()));

@@ -1,0 +1,186 @@
+//! Requests: what a client sends to the node that owns a directory or an inode, and what daemons send to each other.
+
+#[macro_use]
+mod expand;
+mod fields;
+mod table;
+
+use crate::attr::Timestamp;
+
+pub(crate) use fields::{name, permission_bits, put_set, put_time, set_attr, time};
+pub use table::{Class, Request, RequestInfo, REQUESTS};
+
+/// `renameat2`: fail with EEXIST rather than replace.
+pub const RENAME_NOREPLACE: u32 = 1;
+/// `renameat2`: swap the two entries.
+pub const RENAME_EXCHANGE: u32 = 2;
+/// `setxattr`: fail with EEXIST if the attribute is there.
+pub const XATTR_CREATE: u32 = 1;
+/// `setxattr`: fail with ENODATA if it is not.
+pub const XATTR_REPLACE: u32 = 2;
+
+/// On whose behalf a request is made: owner and group of what it creates. Permission was checked at the door.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Caller {
+    /// File-system user id.
+    pub uid: u32,
+    /// File-system group id.
+    pub gid: u32,
+}
+
+/// A time to set, as `utimensat` has them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum TimeSet {
+    /// Leave it (UTIME_OMIT).
+    #[default]
+    Omit,
+    /// The daemon's clock (UTIME_NOW).
+    Now,
+    /// This time.
+    At(Timestamp),
+}
+
+/// Attributes to set; what is `None` stays. Any change moves ctime; an empty `SetAttr` moves ctime alone.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SetAttr {
+    /// Permission bits (07777).
+    pub mode: Option<u32>,
+    /// Owner. A change of owner or group by the door clears set-id bits by setting `mode` too.
+    pub uid: Option<u32>,
+    /// Group.
+    pub gid: Option<u32>,
+    /// The size hint of a file.
+    pub size: Option<u64>,
+    /// Access time.
+    pub atime: TimeSet,
+    /// Modification time.
+    pub mtime: TimeSet,
+    /// Of a directory: nodes that the entries of directories made in it are cut over, 2 to [`WIDTH_MAX`]; 0 for one.
+    ///
+    /// [`WIDTH_MAX`]: crate::limits::WIDTH_MAX
+    pub width_of_new: Option<u8>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::limits::STRIPES_MAX;
+    use crate::{BackingId, BackingOp, Code, Ino, Layout, NodeId, Part, TxId};
+    use proptest::prelude::*;
+
+    #[test]
+    fn every_request_round_trips() {
+        let (p, i) = (Ino(77), Ino(99));
+        let name = b"a name with \xff bytes".as_slice();
+        let set =
+            SetAttr { mode: Some(0o644), uid: None, gid: Some(7), size: Some(1 << 40), ..SetAttr::default() };
+        let at = TimeSet::At(Timestamp { sec: -5, nsec: 999_999_999 });
+        let all = [
+            Request::Ping,
+            Request::Lookup { parent: p, name },
+            Request::GetAttr { ino: i },
+            Request::SetAttr { ino: i, set },
+            Request::SetAttr { ino: i, set: SetAttr { atime: TimeSet::Now, mtime: at, ..set } },
+            Request::Create {
+                parent: p,
+                name,
+                mode: 0o755,
+                exclusive: true,
+                dirty: false,
+                layout: None,
+                number: None,
+                reserve: true,
+            },
+            Request::Create {
+                parent: p,
+                name,
+                mode: 0,
+                exclusive: false,
+                dirty: true,
+                layout: Some(Layout::single(NodeId(2), 1)),
+                number: Some(i),
+                reserve: false,
+            },
+            Request::MakeNode { parent: p, name, mode: 0o010_600, rdev: 0 },
+            Request::MakeDirectory { parent: p, name, mode: 0o1777 },
+            Request::Symlink { parent: p, name, target: b"../x" },
+            Request::Link { ino: i, parent: p, name },
+            Request::Unlink { parent: p, name },
+            Request::RemoveDirectory { parent: p, name },
+            Request::Rename { parent: p, name, new_parent: i, new_name: b"b", flags: RENAME_EXCHANGE },
+            Request::ReadDirectory { ino: i, cookie: 5, attributes: true },
+            Request::ReadLink { ino: i },
+            Request::GetXattr { ino: i, name: b"user.a" },
+            Request::SetXattr { ino: i, name: b"user.a", value: &[9; 65_536], flags: XATTR_CREATE },
+            Request::ListXattr { ino: i },
+            Request::RemoveXattr { ino: i, name: b"user.a" },
+            Request::MarkDirty { ino: i },
+            Request::MakeBacking { ino: i },
+            Request::PathOf { ino: i },
+            Request::Space,
+            Request::Reserve,
+            Request::SetLayout { ino: i, layout: Layout::overstriped(NodeId(2), 1, 5, 4096).unwrap() },
+            Request::MakeDirectoryAt { node: NodeId(7), parent: p, name, mode: 0o750 },
+            Request::MoveDirectory { parent: p, name, new_parent: i, new_name: b"b", flags: 1, ino: i },
+            Request::Prepare { tx: TxId(5), index: 3, part: Part::Count { ino: i, link: TxId(6) } },
+            Request::Finish { tx: TxId(5), commit: true },
+            Request::AskOutcome { tx: TxId(5) },
+            Request::Decide { tx: TxId(5), nodes: &[1, 0, 2, 0], reply: &[0, 0, 1, 0] },
+            Request::DropLink { ino: i, link: TxId(6) },
+            Request::Touch { ino: i },
+            Request::IsLed { ino: i, parent: p, link: TxId(6) },
+            Request::LeadsTo { node: NodeId(2), parent: p, cookie: 77 },
+            Request::NameOf { parent: p, ino: i },
+            Request::EndSession { session: 5 },
+            Request::Place { stripe_count: STRIPES_MAX },
+            Request::Targets,
+            Request::RenewLease,
+            Request::RecallName { parent: p, name },
+            Request::RecallDirectory { ino: i },
+            Request::SetWidth { ino: i, width: 16 },
+            Request::PartsOf { ino: i },
+            Request::AreThere { sessions: &[7; 24] },
+            Request::RemoveBackings { ids: &[0; 30] },
+            Request::Backing {
+                id: BackingId { target: 9, ino: i, number: 0, stripe: 3 },
+                op: BackingOp::Write { offset: 77, append: false, bytes: &[5; 3000] },
+            },
+        ];
+        let caller = Caller { uid: 1000, gid: 100 };
+        let mut buffer = vec![0; crate::limits::MESSAGE_BYTES_MAX];
+        for request in all {
+            let n = request.encode(caller, &mut buffer).unwrap();
+            assert_eq!(Request::decode(&buffer[..n]).unwrap(), (caller, request));
+            for short in 0..n.min(300) {
+                assert!(Request::decode(&buffer[..short]).is_err(), "{request:?} cut to {short} bytes");
+            }
+        }
+    }
+
+    #[test]
+    fn decode_bad_names_are_refused() {
+        let caller = Caller { uid: 0, gid: 0 };
+        let mut buffer = [0; 4096];
+        let long = [b'x'; 256];
+        for (name, code) in [
+            (b"".as_slice(), Code::NotFound),
+            (b".", Code::Invalid),
+            (b"..", Code::Invalid),
+            (b"a/b", Code::Invalid),
+            (b"a\0", Code::Invalid),
+            (&long, Code::NameTooLong),
+        ] {
+            let n = Request::Unlink { parent: Ino(1), name }.encode(caller, &mut buffer).unwrap();
+            assert_eq!(Request::decode(&buffer[..n]).unwrap_err(), code, "{name:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn decode_of_any_bytes_never_panics(op in 0u8..60, bytes in proptest::collection::vec(any::<u8>(), 0..400)) {
+            let mut all = vec![op];
+            all.extend(bytes);
+            let _ = Request::decode(&all);
+        }
+    }
+}

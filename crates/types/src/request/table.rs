@@ -1,0 +1,492 @@
+//! The table of requests: one entry has a request's name, number, class, effect, home, flags, reply and fields, in the order
+//! in which they are encoded. A new request is an entry here and an arm where it is served; docs/requests.md is printed from
+//! this table.
+//!
+//! | word | meaning |
+//! |---|---|
+//! | `client`, `step`, `peer` | see [`Class`] |
+//! | `read`, `change` | whether it may change the shard: the reply to a change is kept until the slot's next request, so that a retry is answered and not executed again |
+//! | `at(field)`, `root`, `anywhere` | the node that serves it: that of the inode, node or backing file in the field, the root's, the node that was asked |
+//! | `+ several` | may have parts on several nodes |
+
+use crate::backing::{BackingId, BackingOp};
+use crate::bytes::{Reader, Writer};
+use crate::error::Code;
+use crate::hash::Cookie;
+use crate::id::{Ino, NodeId};
+use crate::layout::Layout;
+use crate::transaction::{Part, TxId};
+
+use super::fields::{
+    backing, create, AnyBool, BackingIds, Bytes, DirCookie, Field, LinkTarget, MoveFlags, Name, NodeMode,
+    Permissions, RenameFlags, Sessions, StripeCount, XattrFlags, XattrName, XattrValue,
+};
+use super::{Caller, SetAttr};
+
+/// Where a request may come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Class {
+    /// Programs, tools and mounts ask for it.
+    Client,
+    /// A daemon asks it of another daemon's shard, as a step of a change over several nodes.
+    Step,
+    /// A daemon asks it of another daemon, whose network side or leases serve it.
+    Peer,
+}
+
+/// An entry of the table.
+#[derive(Clone, Copy, Debug)]
+pub struct RequestInfo {
+    /// Its name.
+    pub name: &'static str,
+    /// The number that says in a message which request it is.
+    pub number: u8,
+    /// Where it may come from.
+    pub class: Class,
+    /// True when it may change the shard.
+    pub changes: bool,
+    /// The node that serves it, as the table has it.
+    pub home: &'static str,
+    /// Flags.
+    pub flags: &'static [&'static str],
+    /// Names and types of its fields, as they are encoded.
+    pub fields: &'static [(&'static str, &'static str)],
+    /// What it is answered with.
+    pub reply: &'static str,
+    /// What it does.
+    pub doc: &'static str,
+}
+
+impl RequestInfo {
+    /// Whether it has a flag.
+    const fn has(&self, flag: &str) -> bool {
+        let mut i = 0;
+        while i < self.flags.len() {
+            let (one, other) = (self.flags[i].as_bytes(), flag.as_bytes());
+            let mut same = one.len() == other.len();
+            let mut at = 0;
+            while same && at < one.len() {
+                same = one[at] == other[at];
+                at += 1;
+            }
+            if same {
+                return true;
+            }
+            i += 1;
+        }
+        false
+    }
+}
+
+/// The node of what a request names.
+trait HomeNode {
+    fn home_node(&self) -> NodeId;
+}
+
+impl HomeNode for Ino {
+    fn home_node(&self) -> NodeId {
+        self.birth_node()
+    }
+}
+
+impl HomeNode for NodeId {
+    fn home_node(&self) -> NodeId {
+        *self
+    }
+}
+
+impl HomeNode for BackingId {
+    fn home_node(&self) -> NodeId {
+        self.node()
+    }
+}
+
+requests! {
+    /// Does nothing.
+    Ping = 1: client read anywhere -> "`Done`"
+    /// The entry `name` of `parent`.
+    Lookup = 2: client read at(parent) -> "`Entry`" {
+        /// Directory.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8] as Name,
+    }
+    /// An inode's attributes.
+    GetAttr = 3: client read at(ino) -> "`Entry`" {
+        /// Inode.
+        ino: Ino,
+    }
+    /// Changes attributes.
+    SetAttr = 4: client change at(ino) + several -> "`Entry`" {
+        /// Inode.
+        ino: Ino,
+        /// What to change.
+        set: SetAttr,
+    }
+    /// Creates a regular file, or opens the existing one unless `exclusive`. The daemon makes no backing file: the client makes it
+    /// before its slot's next request. A client that knows the inode number makes it while the daemon serves the request, so
+    /// a reply may reserve the next number.
+    Create = 5: client change at(parent) by create -> "`Created`, or the directory's `Entry` where its layout decides" {
+        /// Directory.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8],
+        /// Permission bits, umask applied.
+        mode: u32,
+        /// O_EXCL: fail with `Exists`.
+        exclusive: bool,
+        /// Dirty from the start: true for a file that is to be written, false for one whose copy the backing store has.
+        dirty: bool,
+        /// Layout; without it, one backing file on the directory's node. A default that yields to the directory's own layout
+        /// ([`Layout::unless_set`]) creates nothing where the directory has one: the reply is the directory's `Entry`, and the
+        /// client sends the request again with a layout that follows from it.
+        layout: Option<Layout>,
+        /// The inode number that is reserved for this slot, else the next one. [`Code::Stale`] when another or none is.
+        number: Option<Ino>,
+        /// Reserve a number for this slot's next `Create`.
+        reserve: bool,
+    }
+    /// Makes a FIFO, socket or device node.
+    MakeNode = 6: client change at(parent) -> "`Entry`" {
+        /// Directory.
+        parent: Ino,
+        /// Type and permission bits.
+        mode: u32 as NodeMode,
+        /// Device number.
+        rdev: u64,
+        /// Name in it.
+        name: &'a [u8] as Name,
+    }
+    /// Makes a directory.
+    MakeDirectory = 7: client change at(parent) -> "`Entry`" {
+        /// Parent.
+        parent: Ino,
+        /// Permission bits, umask applied.
+        mode: u32 as Permissions,
+        /// Name in it.
+        name: &'a [u8] as Name,
+    }
+    /// Makes a symbolic link.
+    Symlink = 8: client change at(parent) -> "`Entry`" {
+        /// Directory.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8] as Name,
+        /// 1 to 4095 bytes without NUL.
+        target: &'a [u8] as LinkTarget,
+    }
+    /// Adds a hard link.
+    Link = 9: client change at(parent) + several -> "`Entry`" {
+        /// Inode that gets the link: anything but a directory.
+        ino: Ino,
+        /// Directory.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8] as Name,
+    }
+    /// Removes an entry that is not a directory. An inode of another node is not reported as removed: its own node counts its links.
+    Unlink = 10: client change at(parent) + several -> "`Removed`" {
+        /// Directory.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8] as Name,
+    }
+    /// Removes an empty directory.
+    RemoveDirectory = 11: client change at(parent) + several -> "`Removed`" {
+        /// Parent.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8] as Name,
+    }
+    /// Renames an entry.
+    Rename = 12: client change at(parent) + several
+        -> "`Removed`: the inode that was replaced, or the zero inode; `Elsewhere`: send `MoveDirectory`"
+    {
+        /// Source directory.
+        parent: Ino,
+        /// Destination directory.
+        new_parent: Ino,
+        /// 0, [`RENAME_NOREPLACE`](crate::RENAME_NOREPLACE) or [`RENAME_EXCHANGE`](crate::RENAME_EXCHANGE).
+        flags: u32 as RenameFlags,
+        /// Source name.
+        name: &'a [u8] as Name,
+        /// Destination name.
+        new_name: &'a [u8] as Name,
+    }
+    /// Entries of a directory beyond a cookie.
+    ReadDirectory = 13: client read at(ino) -> "`Entries`" {
+        /// Directory.
+        ino: Ino,
+        /// 0, or the last cookie that was read.
+        cookie: Cookie as DirCookie,
+        /// With the attributes of each entry.
+        attributes: bool as AnyBool,
+    }
+    /// The target of a symbolic link.
+    ReadLink = 14: client read at(ino) -> "`Bytes`" {
+        /// Symbolic link.
+        ino: Ino,
+    }
+    /// An extended attribute.
+    GetXattr = 15: client read at(ino) -> "`Bytes`" {
+        /// Inode.
+        ino: Ino,
+        /// Full name, e.g. `user.a`.
+        name: &'a [u8] as XattrName,
+    }
+    /// Sets an extended attribute.
+    SetXattr = 16: client change at(ino) -> "`Done`" {
+        /// Inode.
+        ino: Ino,
+        /// 0, [`XATTR_CREATE`](crate::XATTR_CREATE) or [`XATTR_REPLACE`](crate::XATTR_REPLACE).
+        flags: u32 as XattrFlags,
+        /// Full name.
+        name: &'a [u8] as XattrName,
+        /// Value, at most 64 KiB.
+        value: &'a [u8] as XattrValue,
+    }
+    /// Names of extended attributes, each ended by a NUL.
+    ListXattr = 17: client read at(ino) -> "`Bytes`" {
+        /// Inode.
+        ino: Ino,
+    }
+    /// Removes an extended attribute.
+    RemoveXattr = 18: client change at(ino) -> "`Done`" {
+        /// Inode.
+        ino: Ino,
+        /// Full name.
+        name: &'a [u8] as XattrName,
+    }
+    /// Marks a file dirty, before a descriptor that can write is handed out.
+    MarkDirty = 19: client change at(ino) -> "`Entry`" {
+        /// File.
+        ino: Ino,
+    }
+    /// Makes the backing files that are missing; sent when an open got ENOENT.
+    MakeBacking = 20: client read at(ino) -> "`Entry`, or `NotFound` when the inode is gone" {
+        /// File.
+        ino: Ino,
+    }
+    /// The path of a directory from the pool's root, starting with `/`.
+    PathOf = 21: client read at(ino) -> "`Bytes`" {
+        /// Directory.
+        ino: Ino,
+    }
+    /// Space of the pool.
+    Space = 22: client read anywhere -> "`Space`"
+    /// Reserves an inode number for this slot's next `Create`, which then names a backing file that exists.
+    Reserve = 23: client change anywhere -> "`Number`"
+    /// Gives a file another layout, whose backing files have its data already. On a directory: the default of files that are made
+    /// in it later with several backing files. Only between one backing file and several: other changes would share names
+    /// between the old backing files and the new.
+    SetLayout = 24: client change at(ino) + several -> "`Relaid`" {
+        /// File or directory.
+        ino: Ino,
+        /// Its layout from now on.
+        layout: Layout,
+    }
+    /// Commits a transaction: the coordinator's record of it, and the reply to the client's request. Only the coordinator's own
+    /// daemon sends it.
+    Decide = 25: step change anywhere -> "that reply" {
+        /// The transaction.
+        tx: TxId,
+        /// The nodes that have prepared parts, see [`crate::decode_nodes`].
+        nodes: &'a [u8] as Bytes,
+        /// The encoded reply.
+        reply: &'a [u8] as Bytes,
+    }
+    /// Removes a link whose entry on another node is gone; one that does not exist is fine.
+    DropLink = 26: step change anywhere -> "`Done`" {
+        /// Inode.
+        ino: Ino,
+        /// The link.
+        link: TxId,
+    }
+    /// Moves the ctime of an inode whose entry, on another node, got another name.
+    Touch = 27: step change anywhere -> "`Done`" {
+        /// Inode.
+        ino: Ino,
+    }
+    /// Does this entry of another node lead to this inode: a directory with this parent, another inode with this link?
+    IsLed = 28: step read anywhere -> "`Done`, or `NotFound`" {
+        /// Inode.
+        ino: Ino,
+        /// Directory that has the entry.
+        parent: Ino,
+        /// The entry's link; 0 of a directory's.
+        link: TxId,
+    }
+    /// The name of the entry that leads to an inode, found by reading the directory.
+    NameOf = 31: client read at(parent) -> "`Bytes`" {
+        /// Directory.
+        parent: Ino,
+        /// Inode that the entry leads to.
+        ino: Ino,
+    }
+    /// An operation on a backing file of another node.
+    Backing = 32: client read at(id) by backing -> "as the operation says" {
+        /// The backing file.
+        id: BackingId,
+        /// The operation.
+        op: BackingOp<'a>,
+    }
+    /// A process of the sending node has ended: its replies need not be kept.
+    EndSession = 33: peer read anywhere -> "`Done`" {
+        /// The process's session.
+        session: u64,
+    }
+    /// Makes a directory on another node than its parent's. From then on it is like any other directory.
+    MakeDirectoryAt = 34: client change at(node) + several -> "`Entry`" {
+        /// Its home.
+        node: NodeId,
+        /// Parent.
+        parent: Ino,
+        /// Permission bits, umask applied.
+        mode: u32 as Permissions,
+        /// Name in it.
+        name: &'a [u8] as Name,
+    }
+    /// Moves a directory where several nodes know its ancestors, or where it replaces a directory of another node: what
+    /// `Rename` answers with `Elsewhere`. The root's home serves it.
+    MoveDirectory = 35: client change root + several -> "`Removed`, or `Stale` when the source leads to another inode by now" {
+        /// Source directory.
+        parent: Ino,
+        /// Destination directory.
+        new_parent: Ino,
+        /// 0 or [`RENAME_NOREPLACE`](crate::RENAME_NOREPLACE).
+        flags: u32 as MoveFlags,
+        /// The inode that the source led to.
+        ino: Ino,
+        /// Source name.
+        name: &'a [u8] as Name,
+        /// Destination name.
+        new_name: &'a [u8] as Name,
+    }
+    /// Prepares a node's part of a transaction.
+    Prepare = 36: step change anywhere -> "as the part says" {
+        /// The transaction.
+        tx: TxId,
+        /// Index of the part.
+        index: u8,
+        /// The part.
+        part: Part<'a>,
+    }
+    /// Applies or drops the parts that a node has prepared; none is fine.
+    Finish = 37: step change anywhere -> "`Done`" {
+        /// The transaction.
+        tx: TxId,
+        /// Whether it was committed.
+        commit: bool,
+    }
+    /// The outcome of a transaction.
+    AskOutcome = 38: step read anywhere -> "`Outcome`" {
+        /// The transaction.
+        tx: TxId,
+    }
+    /// Entries that lead to inodes of a node, in the order of their places; see `forebay-meta`.
+    LeadsTo = 39: step read anywhere -> "`Bytes`" {
+        /// The node.
+        node: NodeId,
+        /// The place to begin behind: directory.
+        parent: Ino,
+        /// And cookie.
+        cookie: Cookie,
+    }
+    /// Targets for a new file of so many stripes, chosen by the node that is asked: its own first, none that is full or
+    /// unreachable while there are others.
+    Place = 40: client read anywhere -> "`Placed`" {
+        /// Backing files, at least one.
+        stripe_count: u16 as StripeCount,
+    }
+    /// Space of the targets of the node that is asked, and of its shard.
+    Targets = 41: client read anywhere -> "`Targets`"
+    /// Which of these processes of the asked node live? The sending daemon keeps state for them.
+    AreThere = 55: peer read anywhere -> "`Bytes`: one for each, 0 for one that is gone" {
+        /// Sessions, eight bytes each, at most [`SESSIONS_ASKED_MAX`](crate::limits::SESSIONS_ASKED_MAX).
+        sessions: &'a [u8] as Sessions,
+    }
+    /// Renews the sending node's lease on what it was and will be told of directories, names and permissions, for
+    /// [`LEASE_MS`](crate::limits::LEASE_MS) from when it sent this. In a new term everything that it was told before is invalid.
+    RenewLease = 56: peer read anywhere -> "`Count`: the lease's term"
+    /// Revokes what the sending node has said that a name leads to.
+    RecallName = 57: peer read anywhere -> "`Done`" {
+        /// Directory of the sending node.
+        parent: Ino,
+        /// Name in it.
+        name: &'a [u8] as Name,
+    }
+    /// Revokes what the sending node has said that a directory permits.
+    RecallDirectory = 58: peer read anywhere -> "`Done`" {
+        /// Directory of the sending node.
+        ino: Ino,
+    }
+    /// Unlinks backing files whose inodes are gone; one that is absent is fine.
+    RemoveBackings = 59: peer read anywhere -> "`Bytes`: one for each, 0 for one that still exists" {
+        /// Backing files ([`BackingId::list`]), at most [`REMOVED_AT_ONCE_MAX`](crate::limits::REMOVED_AT_ONCE_MAX).
+        ids: &'a [u8] as BackingIds,
+    }
+    /// Spreads the entries of an empty directory over several nodes, from then on.
+    SetWidth = 80: client change at(ino) + several
+        -> "`Parts`; `NotEmpty`, `Exists` for one that is wide already, `NoDevice` when the pool has too few nodes"
+    {
+        /// The directory.
+        ino: Ino,
+        /// Number of nodes, its home among them; 0: all, at most [`WIDTH_MAX`](crate::limits::WIDTH_MAX).
+        width: u16,
+    }
+    /// The parts of a wide directory.
+    PartsOf = 81: client read at(ino) -> "`Parts`; `NoAttribute` of one that is not wide" {
+        /// The directory.
+        ino: Ino,
+    }
+}
+
+/// Bytes in front of every request: number, flags, reserved, uid, gid.
+const HEADER_BYTES: usize = 12;
+
+impl<'a> Request<'a> {
+    /// Encodes into `buffer`; the number of bytes. Fails with [`Code::TooBig`] when they do not fit.
+    pub fn encode(&self, caller: Caller, buffer: &mut [u8]) -> Result<usize, Code> {
+        let mut w = Writer::new(buffer);
+        w.u8(self.number())?;
+        w.u8(0)?;
+        w.u16(0)?;
+        w.u32(caller.uid)?;
+        w.u32(caller.gid)?;
+        self.put(&mut w)?;
+        Ok(w.len())
+    }
+
+    /// Decodes and checks a request: names, lengths, flags and times are within bounds behind this point. The caller is answered
+    /// with the error.
+    pub fn decode(bytes: &'a [u8]) -> Result<(Caller, Request<'a>), Code> {
+        if bytes.len() < HEADER_BYTES {
+            return Err(Code::Malformed);
+        }
+        let mut r = Reader::new(bytes);
+        let number = r.u8()?;
+        r.u8()?;
+        r.u16()?;
+        let caller = Caller { uid: r.u32()?, gid: r.u32()? };
+        Ok((caller, Request::get(number, &mut r)?))
+    }
+
+    /// True when it may change the shard: its reply is kept until the slot's next request, so that a retry is answered
+    /// and not executed again.
+    #[inline]
+    pub const fn changes(&self) -> bool {
+        self.info().changes
+    }
+
+    /// Where it may come from.
+    #[inline]
+    pub const fn class(&self) -> Class {
+        self.info().class
+    }
+
+    /// True for a client's change that may have parts on several nodes.
+    #[inline]
+    pub const fn may_take_several_nodes(&self) -> bool {
+        self.info().has("several")
+    }
+}

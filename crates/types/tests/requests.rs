@@ -1,0 +1,162 @@
+//! The bytes of each request, as they travel by ring and wire and lie in journals: they never change without a new
+//! number or a new protocol. `requests.golden` was written by the encoder that this table replaced.
+
+use forebay_types::{
+    BackingId, BackingOp, Caller, Ino, Layout, NodeId, Part, Request, SetAttr, TimeSet, Timestamp, TxId,
+    RENAME_EXCHANGE, REQUESTS, XATTR_CREATE,
+};
+
+/// One of each, with other values in all fields, and some twice where fields are optional.
+fn samples() -> Vec<Request<'static>> {
+    let (p, i) = (Ino::new(NodeId(3), 0x77), Ino::new(NodeId(300), 0x9988));
+    let name = b"a name with \xff bytes".as_slice();
+    let set =
+        SetAttr { mode: Some(0o644), uid: None, gid: Some(7), size: Some(1 << 40), ..SetAttr::default() };
+    let at = TimeSet::At(Timestamp { sec: -5, nsec: 999_999_999 });
+    let (tx, link) = (TxId(0x0005_0000_0000_0102), TxId(0x0006_0000_0000_0304));
+    let create = |layout, number, bits: u8| Request::Create {
+        parent: p,
+        name,
+        mode: 0o755,
+        exclusive: bits & 1 != 0,
+        dirty: bits & 2 != 0,
+        layout,
+        number,
+        reserve: bits & 4 != 0,
+    };
+    vec![
+        Request::Ping,
+        Request::Lookup { parent: p, name },
+        Request::GetAttr { ino: i },
+        Request::SetAttr { ino: i, set },
+        Request::SetAttr {
+            ino: i,
+            set: SetAttr { atime: TimeSet::Now, mtime: at, width_of_new: Some(4), ..set },
+        },
+        create(None, None, 1),
+        create(Some(Layout::single(NodeId(2), 1)), Some(i), 6),
+        create(None, Some(i), 0),
+        Request::MakeNode { parent: p, name, mode: 0o010_600, rdev: 0x0102_0304_0506 },
+        Request::MakeDirectory { parent: p, name, mode: 0o1777 },
+        Request::Symlink { parent: p, name, target: b"../x" },
+        Request::Link { ino: i, parent: p, name },
+        Request::Unlink { parent: p, name },
+        Request::RemoveDirectory { parent: p, name },
+        Request::Rename { parent: p, name, new_parent: i, new_name: b"b", flags: RENAME_EXCHANGE },
+        Request::ReadDirectory { ino: i, cookie: 5, attributes: true },
+        Request::ReadLink { ino: i },
+        Request::GetXattr { ino: i, name: b"user.a" },
+        Request::SetXattr { ino: i, name: b"user.a", value: &[9; 70], flags: XATTR_CREATE },
+        Request::ListXattr { ino: i },
+        Request::RemoveXattr { ino: i, name: b"user.a" },
+        Request::MarkDirty { ino: i },
+        Request::MakeBacking { ino: i },
+        Request::PathOf { ino: i },
+        Request::Space,
+        Request::Reserve,
+        Request::SetLayout { ino: i, layout: Layout::overstriped(NodeId(2), 1, 5, 4096).unwrap() },
+        Request::MakeDirectoryAt { node: NodeId(7), parent: p, name, mode: 0o750 },
+        Request::MoveDirectory { parent: p, name, new_parent: i, new_name: b"b", flags: 1, ino: p },
+        Request::Prepare { tx, index: 3, part: Part::Count { ino: i, link } },
+        Request::Finish { tx, commit: true },
+        Request::AskOutcome { tx },
+        Request::Decide { tx, nodes: &[1, 0, 2, 0], reply: &[0, 0, 1, 0] },
+        Request::DropLink { ino: i, link },
+        Request::Touch { ino: i },
+        Request::IsLed { ino: i, parent: p, link },
+        Request::LeadsTo { node: NodeId(2), parent: p, cookie: 77 },
+        Request::NameOf { parent: p, ino: i },
+        Request::EndSession { session: 5 },
+        Request::Place { stripe_count: 3 },
+        Request::Targets,
+        Request::RenewLease,
+        Request::RecallName { parent: p, name },
+        Request::RecallDirectory { ino: i },
+        Request::SetWidth { ino: i, width: 16 },
+        Request::PartsOf { ino: i },
+        Request::AreThere { sessions: &[7; 24] },
+        Request::RemoveBackings { ids: &[0; 30] },
+        Request::Backing {
+            id: BackingId { target: 9, ino: i, number: 0, stripe: 3 },
+            op: BackingOp::Write { offset: 77, append: false, bytes: &[5; 30] },
+        },
+    ]
+}
+
+#[test]
+fn encode_of_each_request_gives_the_same_bytes_for_ever() {
+    let mut buffer = vec![0; 4096];
+    let text: String = samples()
+        .iter()
+        .map(|request| {
+            let len = request.encode(Caller { uid: 1000, gid: 100 }, &mut buffer).unwrap();
+            let hex: String = buffer[..len].iter().map(|byte| format!("{byte:02x}")).collect();
+            let name: String =
+                format!("{request:?}").chars().take_while(|c| c.is_ascii_alphanumeric()).collect();
+            format!("{name} {hex}\n")
+        })
+        .collect();
+    let golden = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/requests.golden");
+    let expected = std::fs::read_to_string(golden).unwrap();
+    for (now, then) in text.lines().zip(expected.lines()) {
+        assert_eq!(now, then);
+    }
+    assert_eq!(text.lines().count(), expected.lines().count());
+}
+
+/// docs/requests.md, as the table has it.
+fn page() -> String {
+    let mut page = String::from(
+        "# Requests\n\n\
+         What travels by ring, wire and journal, printed from the table in `crates/types/src/request/table.rs`, whose head says\n\
+         what the words mean. A message begins with number, flags (0), reserved (0), uid and gid (1, 1, 2, 4 and 4 bytes); the\n\
+         fields follow in this order, little-endian.\n\n\
+         | number | request | class | effect | home | flags | fields | reply | what it does |\n\
+         |---|---|---|---|---|---|---|---|---|\n",
+    );
+    for r in REQUESTS {
+        let fields: Vec<_> =
+            r.fields.iter().map(|(name, of)| format!("{name}: {}", of.replace("'a ", ""))).collect();
+        let effect = if r.changes { "change" } else { "read" };
+        let class = format!("{:?}", r.class).to_lowercase();
+        // Links are the documentation tool's.
+        let doc = r.doc.trim().replace("crate::", "").replace("[`", "`").replace("`]", "`");
+        page += &format!(
+            "| {} | {} | {class} | {effect} | {} | {} | {} | {} | {doc} |\n",
+            r.number,
+            r.name,
+            r.home,
+            r.flags.join(" "),
+            fields.join(", ").replace("<'a>", ""),
+            r.reply,
+        );
+    }
+    page
+}
+
+#[test]
+fn documentation_of_requests_is_the_table() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/requests.md");
+    if std::env::var_os("FOREBAY_PRINT").is_some() {
+        std::fs::write(path, page()).unwrap();
+    }
+    let written = std::fs::read_to_string(path).unwrap_or_default();
+    let advice = "FOREBAY_PRINT=1 cargo test -p forebay-types --test requests";
+    assert!(written == page(), "docs/requests.md is not what the table says; print it anew with {advice}");
+}
+
+#[test]
+fn numbers_and_names_are_each_of_one_request() {
+    for (i, one) in REQUESTS.iter().enumerate() {
+        for other in &REQUESTS[i + 1..] {
+            assert!(one.number != other.number && one.name != other.name, "{one:?} {other:?}");
+        }
+    }
+    for request in samples() {
+        assert_eq!(request.info().number, request.number());
+        assert!(format!("{request:?}").starts_with(request.info().name));
+    }
+    let missing: Vec<_> =
+        REQUESTS.iter().filter(|r| !samples().iter().any(|s| s.number() == r.number)).collect();
+    assert!(missing.is_empty(), "no sample has its bytes here: {missing:?}");
+}
