@@ -260,6 +260,17 @@ pub trait Endpoint: Send {
     /// When something must be done even if nothing comes: a deadline, another try.
     fn next_timer(&self) -> Option<Duration>;
 
+    /// A node is at this address. From the first on, what comes from hosts of none need not be heard.
+    fn admit(&mut self, _address: &[u8]) {}
+
+    /// The user hears nobody, though somebody should be heard: perhaps it is the endpoint that is deaf, which then looks after itself.
+    fn suspect(&mut self) {}
+
+    /// How often it has closed everything and opened it again, because it was deaf.
+    fn opened_again(&self) -> u64 {
+        0
+    }
+
     /// What breaks [`Endpoint::wait`].
     fn waker(&self) -> &Waker;
 

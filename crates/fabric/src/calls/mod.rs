@@ -108,6 +108,8 @@ struct State {
     leaving: VecDeque<Leaving>,
     happened: VecDeque<Happening>,
     statistics: Statistics,
+    /// When something that opened last came, from anybody.
+    heard: Duration,
     timers_at: Duration,
 }
 
@@ -119,6 +121,8 @@ pub struct Calls {
     leaving: VecDeque<Bundle>,
     /// What is asked and answered leaves together, when the user says so.
     gathers: bool,
+    /// Only the nodes' hosts are heard.
+    only_nodes: bool,
 }
 
 impl std::fmt::Debug for Calls {
@@ -162,9 +166,17 @@ impl Calls {
             leaving: VecDeque::new(),
             happened: VecDeque::new(),
             statistics: Statistics::default(),
+            heard: endpoint.now(),
             timers_at: Duration::ZERO,
         };
-        Calls { endpoint, state, peers: BTreeMap::new(), leaving: VecDeque::new(), gathers: false }
+        Calls {
+            endpoint,
+            state,
+            peers: BTreeMap::new(),
+            leaving: VecDeque::new(),
+            gathers: false,
+            only_nodes: false,
+        }
     }
 
     /// Says where a node is. A new address replaces an old one, as when a node has come back elsewhere.
@@ -177,8 +189,19 @@ impl Calls {
         }
         let peer = self.endpoint.connect(address)?;
         self.peers.insert(address.to_vec(), peer);
+        if self.only_nodes {
+            self.endpoint.admit(address);
+        }
         self.state.add_neighbour(node, address.to_vec(), peer);
         Ok(())
+    }
+
+    /// From now on only hosts of nodes that were added, or are added later, need be heard.
+    pub fn hear_only_nodes(&mut self) {
+        self.only_nodes = true;
+        for address in self.state.addresses() {
+            self.endpoint.admit(&address);
+        }
     }
 
     /// Says which data a node has: with others nobody is heard as that node any more.
@@ -327,6 +350,9 @@ impl Calls {
         });
         if state.now >= state.timers_at {
             state.timers();
+            if state.hears_nobody() {
+                endpoint.suspect();
+            }
         }
         self.flush();
         events
@@ -390,7 +416,7 @@ impl Calls {
 
     /// What happened so far, in numbers.
     pub fn statistics(&self) -> Statistics {
-        self.state.statistics
+        Statistics { opened_again: self.endpoint.opened_again(), ..self.state.statistics }
     }
 
     /// Hands what is to leave to the endpoint: what is for one peer in as few messages as it fits in.
@@ -491,12 +517,18 @@ impl State {
         for frame in Frames::of(message) {
             self.statistics.frames_in += 1;
             match frame.and_then(|frame| self.hear_frame(frame)) {
-                Ok(()) => {}
+                Ok(()) => self.heard = self.now,
                 Err(Code::AccessDenied) => self.statistics.forged += 1,
                 Err(Code::Stale) => self.statistics.replayed += 1,
                 Err(_) => self.statistics.unusable += 1,
             }
         }
+    }
+
+    /// Nobody was heard for a while, though there are nodes that should be: those that are asked, and those that ask.
+    fn hears_nobody(&self) -> bool {
+        let expected = self.neighbours.values().any(Neighbour::is_wanted) || !self.askers.is_empty();
+        expected && self.now >= self.heard + self.settings.quiet
     }
 
     fn hear_frame(&mut self, frame: &[u8]) -> Result<(), Code> {

@@ -51,9 +51,19 @@ impl Neighbour {
     pub(super) fn is_asking(&self) -> bool {
         self.asking.is_some()
     }
+
+    /// It is up, or should be.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.up.is_some() || self.asking.is_some()
+    }
 }
 
 impl State {
+    /// Where all nodes are that are asked.
+    pub(super) fn addresses(&self) -> Vec<Vec<u8>> {
+        self.neighbours.values().map(|n| n.address.clone()).collect()
+    }
+
     pub(super) fn add_neighbour(&mut self, node: NodeId, address: Vec<u8>, peer: Peer) {
         if let Some(known) = self.neighbours.get_mut(&node) {
             if known.address != address {

@@ -98,4 +98,6 @@ pub struct Statistics {
     pub resent: u64,
     /// Links that were made.
     pub links_made: u64,
+    /// How often the endpoint was opened anew, because it was deaf.
+    pub opened_again: u64,
 }

@@ -9,8 +9,9 @@ use std::sync::Once;
 ///
 /// - messages of `ofi_rxm` that go in one step: 32 KiB of data with what is around them, where 16 KiB is its own choice. What is longer
 ///   takes messages back and forth before it moves, and twice the processor time;
-/// - receive buffers of such a length that each connection has: 128 is its own choice. TCP keeps what finds none.
-const VARIABLES: [(&str, &str); 2] = [("FI_OFI_RXM_BUFFER_SIZE", "36864"), ("FI_OFI_RXM_MSG_RX_SIZE", "32")];
+/// - receive buffers of such a length, which all connections share: 4096 is its own choice. TCP keeps what finds none. A connection that
+///   breaks in the middle of a message takes one with it (libfabric 1.17), so a few are not enough: see `health.rs`.
+const VARIABLES: [(&str, &str); 2] = [("FI_OFI_RXM_BUFFER_SIZE", "36864"), ("FI_OFI_RXM_MSG_RX_SIZE", "256")];
 
 /// All of them: to be given to a program that this starts.
 pub fn environment() -> impl Iterator<Item = (&'static str, &'static str)> {

@@ -8,9 +8,11 @@
 //! it will not close, they are leaked. An operation whose deadline passes is reported at once and kept until then.
 
 mod environment;
+mod health;
 mod open;
 mod operation;
 mod progress;
+mod sockets;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::c_void;
@@ -28,6 +30,7 @@ use crate::endpoint::{Endpoint, Event, Limits, Local, Peer, Registered, Transfer
 use crate::memory::{Access, Region};
 use crate::numbers::Entropy;
 pub use environment::environment;
+use health::{Health, PROBE};
 use open::Objects;
 use operation::{Buffer, Moving, Mr, Operation, Piece, Registration, Send as Sending, Work};
 use progress::PAUSE;
@@ -147,6 +150,12 @@ pub struct LibfabricEndpoint {
     key_mask: u64,
     piece_bytes: usize,
     under_way: usize,
+    receives: usize,
+    health: Health,
+    /// Addresses of nodes, if it was told any.
+    admitted: std::collections::BTreeSet<Vec<u8>>,
+    /// Memory that was registered before the endpoint was closed, while it cannot be opened again.
+    lost: Vec<(Local, Arc<Region>, u64, u64)>,
 }
 
 // SAFETY: the pointers are to objects and operations of this endpoint alone, which moves as a whole; libfabric's threading
@@ -190,6 +199,7 @@ impl LibfabricEndpoint {
         let bytes = settings.message_bytes.checked_mul(receives).ok_or_else(|| no_memory(Code::TooBig))?;
         let receive_region = Arc::new(Region::new(bytes).map_err(no_memory)?);
         let piece_bytes = settings.piece_bytes.min(max_message);
+        let health = Health::of(&objects.provider, &address);
         let mut endpoint = LibfabricEndpoint {
             address,
             limits: Limits {
@@ -220,6 +230,10 @@ impl LibfabricEndpoint {
             key_mask: if key_size >= 8 { u64::MAX >> 1 } else { (1 << (8 * key_size.max(1))) - 1 },
             piece_bytes,
             under_way: 0,
+            receives,
+            health,
+            admitted: Default::default(),
+            lost: Vec::new(),
             settings,
             objects,
         };
@@ -240,10 +254,17 @@ impl LibfabricEndpoint {
 
     /// Registers a whole region with the domain.
     fn register_range(&mut self, region: &Region, access: u64) -> Result<Mr, Code> {
+        self.register_with(region, access, None).map(|(mr, _)| mr)
+    }
+
+    /// Registers a whole region, under this key or any; the key that was asked for.
+    fn register_with(&mut self, region: &Region, access: u64, key: Option<u64>) -> Result<(Mr, u64), Code> {
         let mut mr = std::ptr::null_mut();
+        let mut asked = 0;
         // A key that cannot be guessed; providers that choose their own ignore it. One that is taken gets another try.
         for _ in 0..8 {
-            let key = self.entropy.u64() & self.key_mask;
+            let key = key.unwrap_or_else(|| self.entropy.u64() & self.key_mask);
+            asked = key;
             // SAFETY: the region outlives the registration: both are kept together.
             let returned = unsafe {
                 let start = region.start().cast::<c_void>();
@@ -272,7 +293,7 @@ impl LibfabricEndpoint {
                 return Err(Code::from_errno(-returned));
             }
         }
-        Ok(mr)
+        Ok((mr, asked))
     }
 
     fn buffer(&mut self, bytes: usize) -> Result<Buffer, Code> {
@@ -414,14 +435,17 @@ impl Endpoint for LibfabricEndpoint {
         if access.write {
             bits |= u64::from(FI_REMOTE_WRITE);
         }
-        let mr = self.register_range(&region, bits)?;
+        if self.objects.ep.is_null() {
+            return Err(Code::NoResources);
+        }
+        let (mr, key) = self.register_with(&region, bits, None)?;
         self.next_local += 1;
         let local = Local(self.next_local);
         let address = if self.mr_mode & FI_MR_VIRT_ADDR != 0 { region.start() as u64 } else { 0 };
         // SAFETY: registered, and enabled where the mode asks for it.
         let remote = Memory { address, key: unsafe { fi_mr_key(mr.0) } };
         let bytes = region.len();
-        self.memory.insert(local, Arc::new(Registration { mr, region }));
+        self.memory.insert(local, Arc::new(Registration { mr, region, access: bits, key }));
         Ok(Registered { local, remote, bytes })
     }
 
@@ -475,7 +499,11 @@ impl Endpoint for LibfabricEndpoint {
             }
         }
         self.look_at_deadlines(now);
+        self.look_at_health(now);
         while let Some(report) = self.reports.pop_front() {
+            if report.token == PROBE {
+                continue;
+            }
             events += 1;
             match &report.failed {
                 None => sink(Event::Done { token: report.token }),
@@ -495,7 +523,7 @@ impl Endpoint for LibfabricEndpoint {
         if !self.reports.is_empty() || !self.unposted.is_empty() {
             return false;
         }
-        if self.objects.descriptor.is_none() {
+        if self.objects.descriptor.is_none() || self.objects.cq.is_null() {
             return true;
         }
         // SAFETY: both are open; the queue begins with its fid.
@@ -516,6 +544,26 @@ impl Endpoint for LibfabricEndpoint {
 
     fn waker(&self) -> &Waker {
         &self.waker
+    }
+
+    fn admit(&mut self, address: &[u8]) {
+        // What this endpoint sends itself comes from its own host.
+        let own = self.admitted.is_empty().then(|| self.address.clone());
+        for address in own.iter().map(Vec::as_slice).chain([address]) {
+            if self.admitted.insert(address.to_vec()) {
+                if let Some((host, _)) = sockets::host_and_port(address) {
+                    self.health.admit(host);
+                }
+            }
+        }
+    }
+
+    fn suspect(&mut self) {
+        self.send_probe();
+    }
+
+    fn opened_again(&self) -> u64 {
+        self.health.opened_again
     }
 }
 

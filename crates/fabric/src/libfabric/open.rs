@@ -257,16 +257,29 @@ impl Objects {
     }
 }
 
-impl Drop for Objects {
-    fn drop(&mut self) {
+impl Objects {
+    /// Closes all of them. None is used again; the info stays.
+    pub(super) fn close_all(&mut self) {
         self.close_endpoint();
-        let all: [*mut fid; 4] = [self.cq.cast(), self.av.cast(), self.domain.cast(), self.fabric.cast()];
+        self.descriptor = None;
+        let all: [*mut fid; 4] = [
+            std::mem::replace(&mut self.cq, null_mut()).cast(),
+            std::mem::replace(&mut self.av, null_mut()).cast(),
+            std::mem::replace(&mut self.domain, null_mut()).cast(),
+            std::mem::replace(&mut self.fabric, null_mut()).cast(),
+        ];
         for fid in all {
             if !fid.is_null() {
                 // SAFETY: open, and closed once; all objects begin with their fid. One that is still in use stays open.
                 unsafe { fi_close(fid) };
             }
         }
+    }
+}
+
+impl Drop for Objects {
+    fn drop(&mut self) {
+        self.close_all();
         // SAFETY: from fi_getinfo, freed once.
         unsafe { self.library.fi_freeinfo(self.info) };
     }

@@ -57,6 +57,9 @@ pub(super) struct Registration {
     /// Closed before the region goes.
     pub(super) mr: Mr,
     pub(super) region: Arc<Region>,
+    /// What it was registered for, and under which key, so that it can be registered again.
+    pub(super) access: u64,
+    pub(super) key: u64,
 }
 
 // SAFETY: the registration is closed by whichever thread drops it last, and endpoint and registrations are used by one thread

@@ -8,7 +8,7 @@ use forebay_fabric_sys::*;
 use forebay_types::Code;
 
 use super::operation::{Moving, Mr, Operation, Work};
-use super::{LibfabricEndpoint, Report};
+use super::{LibfabricEndpoint, Report, PROBE};
 use crate::endpoint::{Direction, Endpoint, Event, Peer};
 
 /// Completions read at once.
@@ -40,6 +40,9 @@ impl LibfabricEndpoint {
 
     /// Gives an operation to the provider: what it returns, 0 when it has it.
     pub(super) fn give(&self, operation: *mut Operation) -> isize {
+        if self.objects.ep.is_null() {
+            return -(FI_ENOTCONN as isize);
+        }
         // SAFETY: the operation is in `operations`, so it lives until its completion; what it refers to lives as long; the
         // iovecs are read within the call.
         unsafe {
@@ -154,7 +157,9 @@ impl LibfabricEndpoint {
 
     pub(super) fn remove_place(&mut self, index: usize) {
         let state = &mut self.peers[index];
-        if let Some(mut place) = state.place.take() {
+        if self.objects.av.is_null() {
+            state.place = None;
+        } else if let Some(mut place) = state.place.take() {
             // SAFETY: inserted before, removed once; the provider has nothing for this peer.
             let removed = unsafe { fi_av_remove(self.objects.av, &mut place, 1, 0) };
             if removed != 0 {
@@ -165,6 +170,9 @@ impl LibfabricEndpoint {
     }
 
     pub(super) fn insert_place(&mut self, address: &[u8]) -> Result<fi_addr_t, Code> {
+        if self.objects.av.is_null() {
+            return Err(Code::NoResources);
+        }
         let mut place = FI_ADDR_UNSPEC;
         // SAFETY: the bytes are an address of the domain's format.
         let inserted = unsafe {
@@ -225,6 +233,9 @@ impl LibfabricEndpoint {
     /// Reads completions; the number of messages that were handed out.
     pub(super) fn read_completions(&mut self, sink: &mut dyn FnMut(Event<'_>)) -> usize {
         let mut received = 0;
+        if self.objects.cq.is_null() {
+            return 0;
+        }
         loop {
             // SAFETY: plain numbers and pointers, for which zeros are sound.
             let mut entries: [fi_cq_tagged_entry; READ_AT_ONCE] = unsafe { std::mem::zeroed() };
@@ -247,7 +258,11 @@ impl LibfabricEndpoint {
                     std::slice::from_raw_parts(start, bytes)
                 };
                 received += 1;
-                sink(Event::Received { tag: entry.tag, bytes: message });
+                if entry.tag == PROBE {
+                    self.health.probe_came(message);
+                } else {
+                    sink(Event::Received { tag: entry.tag, bytes: message });
+                }
                 self.post(operation);
             }
             if count < READ_AT_ONCE {
@@ -273,10 +288,8 @@ impl LibfabricEndpoint {
         let why = self.objects.library.strerror(i64::from(error.entry.err));
         let code = code_of(error.entry.err);
         if let Some(operation) = self.completed(error.entry.op_context, Some((code, why))) {
-            // A message that was cut off or too long: its buffer serves the next.
-            if error.entry.err != FI_ECANCELED as i32 {
-                self.post(operation);
-            }
+            // A message that was cut off, with its connection or without, or too long: its buffer serves the next.
+            self.post(operation);
         }
         true
     }

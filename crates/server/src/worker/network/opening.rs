@@ -123,6 +123,7 @@ pub(in crate::worker) fn start(
     };
     let mut members = vec![known(NodeId(me.number), me)];
     let mut givers = vec![Giver { node: NodeId(me.number), targets: me.targets }];
+    let mut all_found = true;
     for member in membership.nodes.iter().filter(|m| m.number != me.number) {
         let node = NodeId(met.number_now(member.number));
         members.push(known(node, member));
@@ -136,7 +137,12 @@ pub(in crate::worker) fn start(
         });
         if let Err(e) = added {
             tracing::error!("{e}");
+            all_found = false;
         }
+    }
+    // A node whose host cannot be found now can ask this one all the same.
+    if all_found {
+        calls.hear_only_nodes();
     }
     for (node, data) in met.all() {
         calls.expect_data(node, data);

@@ -118,6 +118,7 @@ impl NetworkThread {
             "network": {
                 "messages_in": s.messages_in, "frames_in": s.frames_in, "forged": s.forged, "replayed": s.replayed, "unusable": s.unusable,
                 "repeated": s.repeated, "resent": s.resent, "links_made": s.links_made,
+                "opened_again": s.opened_again,
             },
         });
         for waiting in std::mem::take(&mut self.surveyors) {
