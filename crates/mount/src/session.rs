@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+use forebay_register::backing;
 use forebay_types::{Code, Error, Result};
 
 use crate::company::{self, Rounds};
@@ -352,27 +353,28 @@ fn try_passthrough(fs: &FileSystem) -> DataPath {
             return DataPath::Requests(format!("the target makes no file to try passthrough with: {code}"))
         }
     };
-    let attempt = |registrar: Registrar| -> io::Result<()> {
-        let id = registrar.register(file.as_fd())?.ok_or(io::ErrorKind::BrokenPipe)?;
-        registrar.unregister(id);
-        let _ = fs.registrar.set(Arc::new(registrar));
-        Ok(())
-    };
     let refused = |e: io::Error| match e.raw_os_error() {
         Some(libc::ELOOP) => {
             "the target lies on a stacked file system, over which passthrough cannot go".to_owned()
         }
         _ => format!("the kernel refuses passthrough: {e}"),
     };
-    match attempt(Registrar::Itself(Arc::clone(&fs.device))) {
-        Ok(()) => DataPath::Passthrough,
+    match backing::register(fs.device.as_fd(), file.as_fd()) {
+        Ok(id) => {
+            backing::unregister(fs.device.as_fd(), id);
+            let _ = fs.registrar.set(Arc::new(Registrar::Itself(Arc::clone(&fs.device))));
+            DataPath::Passthrough
+        }
         Err(e) if e.raw_os_error() == Some(libc::EPERM) => {
             match forebay_register::Registrar::find(fs.device.as_fd()) {
                 Err(why) => {
                     DataPath::Requests(format!("passthrough needs CAP_SYS_ADMIN, or a helper ({why})"))
                 }
-                Ok(helper) => match attempt(Registrar::Helper(Helper::new(&fs.device, helper))) {
-                    Ok(()) => DataPath::PassthroughByHelper,
+                Ok(helper) => match Helper::new(&fs.device, helper, file) {
+                    Ok(helper) => {
+                        let _ = fs.registrar.set(Arc::new(Registrar::Helper(helper)));
+                        DataPath::PassthroughByHelper
+                    }
                     Err(e) => DataPath::Requests(format!("by the helper: {}", refused(e))),
                 },
             }

@@ -8,6 +8,7 @@ use std::fs;
 use std::os::unix::fs::{chown, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
+use std::time::{Duration, Instant};
 
 /// `nobody`: a user with a name, as fusermount3 wants one.
 const USER: u32 = 65_534;
@@ -134,6 +135,71 @@ impl Place {
     }
 }
 
+/// Processes that run this program, by their numbers.
+fn running(program: &Path) -> Vec<i32> {
+    let numbers = fs::read_dir("/proc").unwrap().flatten();
+    let numbers = numbers.filter_map(|entry| entry.file_name().to_str()?.parse::<i32>().ok());
+    numbers.filter(|pid| fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|exe| exe == program)).collect()
+}
+
+fn signal(pid: i32, signal: i32) {
+    // SAFETY: a process of this test's own, which its parent has not reaped or reaps in a moment.
+    unsafe { libc::kill(pid, signal) };
+}
+
+/// Stopped processes, which go on when this is dropped.
+struct Stopped(Vec<i32>);
+
+impl Stopped {
+    fn stop(pids: Vec<i32>) -> Stopped {
+        for pid in &pids {
+            signal(*pid, libc::SIGSTOP);
+        }
+        Stopped(pids)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        for pid in &self.0 {
+            signal(*pid, libc::SIGCONT);
+        }
+    }
+}
+
+impl Place {
+    fn helper(&self) -> PathBuf {
+        self.dir.join("bin/forebay-register")
+    }
+
+    /// Gives the helper's file its capability; false, with a line that says why, where no file can be given one.
+    fn allow_helper(&self) -> bool {
+        let done = can("setcap", &["cap_sys_admin+ep", self.helper().to_str().unwrap()]);
+        if !done {
+            eprintln!("skipped: no file can be given a capability here (setcap)");
+        }
+        done
+    }
+
+    /// Has root listen for mounts that want help.
+    fn listen(&mut self) {
+        self.register = self.dir.join("register.socket");
+        let mut listener = Command::new(self.helper());
+        self.listener = Some(listener.arg("--listen").arg(&self.register).spawn().unwrap());
+        wait_for("it listens", || self.register.exists());
+    }
+
+    /// Runs a line of shell as the user.
+    fn shell(&self, line: &str) -> std::process::Output {
+        self.user("sh").args(["-ec", line]).arg(self.mnt()).output().unwrap()
+    }
+
+    fn free_bytes(&self) -> u64 {
+        let output = self.shell("df --output=avail -B1 \"$0\" | tail -n 1");
+        String::from_utf8(output.stdout).unwrap().trim().parse().unwrap()
+    }
+}
+
 impl Drop for Place {
     fn drop(&mut self) {
         let _ = self.user(self.dir.join("bin/forebay")).args(["down"]).output();
@@ -160,35 +226,31 @@ fn mount_without_the_helper_goes_by_requests_and_says_how_to_change_that() {
 #[test]
 fn mount_with_the_helpers_capability_passes_through() {
     let Some(place) = Place::new("capability") else { return };
-    let register = place.dir.join("bin/forebay-register");
-    if !can("setcap", &["cap_sys_admin+ep", register.to_str().unwrap()]) {
-        eprintln!("skipped: no file can be given a capability here (setcap)");
+    if !place.allow_helper() {
         return;
     }
     let (data, why) = place.mounted();
     assert_eq!(data, "passthrough", "{why}");
     assert!(why.contains("forebay-register"), "{why}");
     place.use_it();
-    let name = format!("{}", register.display());
-    // Whoever opens files while there is no helper goes on without, and with the next one.
-    assert!(can("pkill", &["-KILL", "-f", &name]));
+    // Opens go on without a helper, and with the next one.
+    let helpers = running(&place.helper());
+    assert_eq!(helpers.len(), 1);
+    signal(helpers[0], libc::SIGKILL);
     place.use_it();
     wait_for("another helper", || {
         place.use_it();
-        can("pgrep", &["-f", &name])
+        running(&place.helper()).iter().any(|pid| *pid != helpers[0])
     });
     place.use_it();
     place.forebay(&["down"]);
-    wait_for("the helper ends with the mount", || !can("pgrep", &["-f", &name]));
+    wait_for("the helper ends with the mount", || running(&place.helper()).is_empty());
 }
 
 #[test]
 fn mount_with_a_helper_that_root_started_passes_through() {
     let Some(mut place) = Place::new("listener") else { return };
-    place.register = place.dir.join("register.socket");
-    let mut listener = Command::new(place.dir.join("bin/forebay-register"));
-    place.listener = Some(listener.arg("--listen").arg(&place.register).spawn().unwrap());
-    wait_for("it listens", || place.register.exists());
+    place.listen();
     let (data, why) = place.mounted();
     assert_eq!(data, "passthrough", "{why}");
     place.use_it();
@@ -211,4 +273,107 @@ fn mount_with_a_helper_that_root_started_passes_through() {
         place.forebay(&["umount"]);
         false
     });
+}
+
+/// Files that are opened while the helper is stopped, each 0.1 s after the one before. Every program reads what its own file
+/// has, and writes to its own file, also when the helper goes on after the mount has given it up.
+fn opens_while_the_helper_is_stopped(place: &Place) {
+    const FILES: usize = 8;
+    let (data, why) = place.mounted();
+    assert_eq!(data, "passthrough", "{why}");
+    let made = place.shell(&format!(
+        "cd \"$0\" && for i in $(seq {FILES}); do yes \"file $i\" | head -c 100000 >f$i; done"
+    ));
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+    let helpers = running(&place.helper()).into_iter();
+    let helpers = helpers.filter(|pid| place.listener.as_ref().is_none_or(|l| l.id() as i32 != *pid));
+    let stopped = Stopped::stop(helpers.collect());
+    assert_eq!(stopped.0.len(), 1);
+    let begun = Instant::now();
+    let line = "cd \"$0\" && exec 3<>f$1 && cat <&3 && echo written by $1 >&3";
+    let mut programs = Vec::new();
+    for i in 1..=FILES {
+        let mut program = place.user("sh");
+        program.args(["-ec", line]).arg(place.mnt()).arg(i.to_string());
+        programs.push(program.stdout(std::process::Stdio::piped()).spawn().unwrap());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    std::thread::sleep(Duration::from_secs(12).saturating_sub(begun.elapsed()));
+    drop(stopped);
+    let was = |i: usize| format!("file {i}\n").repeat(20_000)[..100_000].to_owned();
+    for (i, program) in (1..).zip(programs) {
+        let output = program.wait_with_output().unwrap();
+        assert!(output.status.success(), "program {i}");
+        let read = String::from_utf8(output.stdout).unwrap();
+        assert!(read == was(i), "program {i} read {:?}", read.lines().next());
+    }
+    for i in 1..=FILES {
+        let now = String::from_utf8(place.shell(&format!("cat \"$0\"/f{i}")).stdout).unwrap();
+        let wanted = format!("{}written by {i}\n", was(i));
+        assert!(now == wanted, "f{i} ends with {:?}", now.lines().next_back());
+    }
+    place.use_it();
+}
+
+#[test]
+fn files_opened_while_the_helper_is_stopped_are_their_own() {
+    let Some(place) = Place::new("stopped") else { return };
+    if place.allow_helper() {
+        opens_while_the_helper_is_stopped(&place);
+    }
+}
+
+#[test]
+fn files_opened_while_the_helper_of_a_listener_is_stopped_are_their_own() {
+    let Some(mut place) = Place::new("stopped-listener") else { return };
+    place.listen();
+    opens_while_the_helper_is_stopped(&place);
+}
+
+#[test]
+fn files_that_were_open_when_the_helper_died_give_their_space_back() {
+    let Some(place) = Place::new("died") else { return };
+    if !place.allow_helper() {
+        return;
+    }
+    let (data, why) = place.mounted();
+    assert_eq!(data, "passthrough", "{why}");
+    let free = place.free_bytes();
+    let killed = running(&place.helper())[0];
+    let line = format!(
+        "cd \"$0\" && for i in 1 2 3; do head -c 12000000 /dev/zero >f$i; done && exec 3<f1 4<>f2 5<f3 && \
+         kill -KILL {killed} && rm f1 f2 f3 && cat <&3 | wc -c"
+    );
+    let output = place.shell(&line);
+    assert_eq!(
+        String::from_utf8_lossy(&output.stdout),
+        "12000000\n",
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    // Nothing is opened from here on that would have the mount look for another helper.
+    wait_for("the space is free again", || place.free_bytes() + 4_000_000 > free);
+}
+
+#[test]
+fn opens_do_not_wait_for_a_helper_that_hangs() {
+    let Some(mut place) = Place::new("hangs") else { return };
+    place.listen();
+    let (data, why) = place.mounted();
+    assert_eq!(data, "passthrough", "{why}");
+    // The kernel goes on to take connections for a listener that is stopped.
+    let listener = place.listener.as_ref().unwrap().id() as i32;
+    let _stopped = Stopped::stop(vec![listener]);
+    for pid in running(&place.helper()).into_iter().filter(|pid| *pid != listener) {
+        signal(pid, libc::SIGKILL);
+    }
+    let (begun, mut longest) = (Instant::now(), Duration::ZERO);
+    while begun.elapsed() < Duration::from_secs(15) {
+        let open = Instant::now();
+        let output = place.shell("echo x >\"$0\"/x && cat \"$0\"/x");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "x\n");
+        longest = longest.max(open.elapsed());
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert!(longest < Duration::from_secs(8), "an open took {longest:?}");
 }

@@ -7,22 +7,46 @@ use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use crate::message::{pair, receive, send, Message};
+use crate::message::{pair, receive, send, File, Message, Packet};
 use crate::{PROGRAM, SOCKET, SOCKET_VARIABLE};
 
-/// Somebody who may register files, and does so for this process.
+/// A helper: a process that may register files, and does so for this one.
 #[derive(Debug)]
 pub struct Registrar {
-    /// Held over a question and its answer.
-    socket: Mutex<OwnedFd>,
+    /// None once an exchange has failed. A socket is never used again after that: what arrives on it later would be taken for
+    /// the answer to another request.
+    socket: Option<OwnedFd>,
+    /// Of the last request.
+    number: u32,
     /// Reaped when this is dropped.
     child: Option<Child>,
 }
 
-/// A helper answers within so long: it asks the kernel, which waits for nobody.
-const PATIENCE_S: libc::time_t = 10;
+/// Why a helper did not do what it was asked for.
+#[derive(Debug)]
+pub enum Failure {
+    /// It has ended, hangs, or says what makes no sense. It is of no use any more.
+    Gone(io::Error),
+    /// The kernel or the helper refused. The helper serves on.
+    Refused(io::Error),
+}
+
+impl From<Failure> for io::Error {
+    fn from(failure: Failure) -> io::Error {
+        match failure {
+            Failure::Gone(e) | Failure::Refused(e) => e,
+        }
+    }
+}
+
+/// A helper takes the connection within so long: it may have to be loaded first.
+const GREETING: Duration = Duration::from_secs(10);
+/// A helper registers a file within so long: the kernel does that at once. An open waits for it.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// A process that was killed is waited for so long.
+const REAP: Duration = Duration::from_secs(1);
 
 /// The address of a socket's path.
 pub(crate) fn address(path: &Path) -> io::Result<libc::sockaddr_un> {
@@ -39,14 +63,34 @@ pub(crate) fn address(path: &Path) -> io::Result<libc::sockaddr_un> {
     Ok(address)
 }
 
-/// The helper's answer as a number.
-fn result_of(answer: Option<(Message, Option<OwnedFd>)>) -> io::Result<i32> {
-    match answer {
-        Some((Message::Answer(result), None)) if result >= 0 => Ok(result),
-        Some((Message::Answer(result), None)) => Err(io::Error::from_raw_os_error(-result)),
-        Some(_) => Err(io::ErrorKind::InvalidData.into()),
-        None => Err(io::ErrorKind::UnexpectedEof.into()),
+fn strange(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+/// Which file a descriptor is of.
+fn file_of(fd: BorrowedFd<'_>) -> io::Result<File> {
+    // SAFETY: an all-zero stat is valid, and writable for the call.
+    unsafe {
+        let mut st: libc::stat = std::mem::zeroed();
+        if libc::fstat(fd.as_raw_fd(), &mut st) < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(File { device: st.st_dev, inode: st.st_ino })
     }
+}
+
+/// How long a socket's operations wait.
+fn set_patience(socket: BorrowedFd<'_>, patience: Duration) -> io::Result<()> {
+    let timeout = libc::timeval { tv_sec: patience.as_secs() as libc::time_t, tv_usec: 0 };
+    let length = size_of::<libc::timeval>() as libc::socklen_t;
+    for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
+        let value = (&raw const timeout).cast();
+        // SAFETY: the structure lives over the call and is as long as said.
+        if unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, value, length) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
 }
 
 impl Registrar {
@@ -93,7 +137,7 @@ impl Registrar {
         }
         let child = command.spawn()?;
         drop(theirs);
-        Registrar { socket: Mutex::new(ours), child: Some(child) }.with(device)
+        Registrar::greet(ours, Some(child), device)
     }
 
     /// Connects to one that listens, and gives it the connection.
@@ -106,27 +150,15 @@ impl Registrar {
                 return Err(io::Error::last_os_error());
             }
             let socket = OwnedFd::from_raw_fd(fd);
+            // A listener that takes no connections lets them wait.
+            set_patience(socket.as_fd(), GREETING)?;
             let length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
             if libc::connect(fd, (&raw const address).cast(), length) < 0 {
                 return Err(io::Error::last_os_error());
             }
             socket
         };
-        Registrar { socket: Mutex::new(socket), child: None }.with(device)
-    }
-
-    /// A helper that does not answer is none: whoever asks goes on without.
-    fn set_patience(&self) {
-        let timeout = libc::timeval { tv_sec: PATIENCE_S, tv_usec: 0 };
-        let length = size_of::<libc::timeval>() as libc::socklen_t;
-        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
-        for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
-            // SAFETY: the structure lives over the call and is as long as said.
-            unsafe {
-                let value = (&raw const timeout).cast();
-                libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, value, length);
-            }
-        }
+        Registrar::greet(socket, None, device)
     }
 
     fn connect_to_root(path: &Path, device: BorrowedFd<'_>) -> io::Result<Registrar> {
@@ -137,56 +169,181 @@ impl Registrar {
         Registrar::connect(path, device)
     }
 
-    fn with(self, device: BorrowedFd<'_>) -> io::Result<Registrar> {
+    /// Gives a helper the connection.
+    fn greet(socket: OwnedFd, child: Option<Child>, device: BorrowedFd<'_>) -> io::Result<Registrar> {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
-        self.set_patience();
-        match self.ask(Message::Connection, device) {
-            Ok(_) => Ok(self),
-            Err(e) if matches!(e.kind(), UnexpectedEof | BrokenPipe | ConnectionReset) => {
-                Err(self.why_gone(e))
+        let mut registrar = Registrar { socket: None, number: 0, child };
+        set_patience(socket.as_fd(), GREETING)?;
+        registrar.socket = Some(socket);
+        match registrar.ask(Message::Connection, device, File::default()) {
+            Ok(_) => {}
+            Err(Failure::Gone(e)) if matches!(e.kind(), UnexpectedEof | BrokenPipe | ConnectionReset) => {
+                return Err(registrar.why_gone(e));
             }
-            Err(e) => Err(e),
+            Err(failure) => return Err(failure.into()),
         }
+        if let Some(socket) = &registrar.socket {
+            set_patience(socket.as_fd(), PATIENCE)?;
+        }
+        Ok(registrar)
     }
 
-    /// Why a program that was started answered nothing.
+    /// Why a helper closed the connection without a word.
     fn why_gone(mut self, e: io::Error) -> io::Error {
-        match self.child.take().map(|mut child| child.wait()) {
-            Some(Ok(status)) if status.code() == Some(crate::program::NOT_PERMITTED.into()) => {
+        let Some(mut child) = self.child.take() else {
+            return io::Error::new(
+                e.kind(),
+                "it closed the connection; is it of another version than this mount?",
+            );
+        };
+        match child.wait() {
+            Ok(status) if status.code() == Some(crate::program::NOT_PERMITTED.into()) => {
                 let why = "it has not the capability (`setcap cap_sys_admin+ep` it, as root)";
                 io::Error::new(io::ErrorKind::PermissionDenied, why)
             }
-            Some(Ok(status)) => io::Error::other(format!("it ended at once: {status}")),
+            Ok(status) => io::Error::other(format!("it ended at once: {status}")),
             _ => e,
         }
     }
 
-    fn ask(&self, message: Message, descriptor: BorrowedFd<'_>) -> io::Result<i32> {
-        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
-        send(socket.as_fd(), message, Some(descriptor))?;
-        result_of(receive(socket.as_fd())?)
+    /// One request and its answer, about `file`. The socket is closed when they fail.
+    fn ask(&mut self, message: Message, descriptor: BorrowedFd<'_>, file: File) -> Result<i32, Failure> {
+        let Some(socket) = &self.socket else {
+            return Err(Failure::Gone(io::ErrorKind::NotConnected.into()));
+        };
+        self.number = self.number.wrapping_add(1);
+        let (number, none) = (self.number, File::default());
+        let answer =
+            send(socket.as_fd(), number, message, Some(descriptor)).and_then(|()| receive(socket.as_fd()));
+        let result = answer.and_then(|answer| match answer {
+            None => Err(io::ErrorKind::UnexpectedEof.into()),
+            Some(Packet { message: Message::Answer(result, of), descriptor: None, number: n }) => {
+                match result {
+                    _ if n != number => Err(strange("it answers another request")),
+                    _ if of != (if result < 0 { none } else { file }) => {
+                        Err(strange("it registered another file"))
+                    }
+                    result => Ok(result),
+                }
+            }
+            Some(_) => Err(strange("what it says is no answer")),
+        });
+        match result {
+            Ok(result) if result < 0 => Err(Failure::Refused(io::Error::from_raw_os_error(-result))),
+            Ok(result) => Ok(result),
+            Err(e) => {
+                self.hang_up();
+                Err(Failure::Gone(e))
+            }
+        }
+    }
+
+    /// Closes the connection, also for [`Registrar::watch`].
+    fn hang_up(&mut self) {
+        if let Some(socket) = self.socket.take() {
+            // SAFETY: plain system call on a descriptor of ours.
+            unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) };
+        }
+    }
+
+    /// A descriptor that hangs up (POLLHUP) when the helper ends, or is given up because an exchange failed.
+    ///
+    /// # Errors
+    /// No descriptor is left, or the helper is gone already.
+    pub fn watch(&self) -> io::Result<OwnedFd> {
+        self.socket.as_ref().ok_or(io::Error::from(io::ErrorKind::NotConnected))?.try_clone()
     }
 
     /// Registers a regular file of this user; the number by which opens name it.
-    pub fn register(&self, file: BorrowedFd<'_>) -> io::Result<i32> {
-        self.ask(Message::Register, file)
+    ///
+    /// # Errors
+    /// [`Failure::Gone`] also when the helper registered another file than this.
+    pub fn register(&mut self, file: BorrowedFd<'_>) -> Result<i32, Failure> {
+        let this = file_of(file).map_err(Failure::Refused)?;
+        self.ask(Message::Register, file, this)
     }
 
-    /// Forgets a registration; opens that use it go on.
-    pub fn unregister(&self, id: i32) {
-        let socket = self.socket.lock().unwrap_or_else(PoisonError::into_inner);
-        // One that is gone has forgotten nothing, but serves nobody either: the kernel forgets with the connection.
-        let _ = send(socket.as_fd(), Message::Unregister(id), None);
+    /// Has a registration forgotten; opens that use it go on. Done when a later [`Registrar::register`] is answered.
+    ///
+    /// # Errors
+    /// It was not sent: the helper is gone.
+    pub fn unregister(&mut self, id: i32) -> io::Result<()> {
+        let Some(socket) = &self.socket else { return Err(io::ErrorKind::NotConnected.into()) };
+        self.number = self.number.wrapping_add(1);
+        send(socket.as_fd(), self.number, Message::Unregister(id), None).inspect_err(|_| self.hang_up())
     }
 }
 
 impl Drop for Registrar {
     fn drop(&mut self) {
+        self.hang_up();
         let Some(mut child) = self.child.take() else { return };
-        let socket = self.socket.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // It ends when it hears no more.
-        // SAFETY: plain system call on a descriptor of ours.
-        unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) };
-        let _ = child.wait();
+        // One that is stopped does not notice that it is alone.
+        let _ = child.kill();
+        let end = Instant::now() + REAP;
+        while matches!(child.try_wait(), Ok(None)) && Instant::now() < end {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A registrar whose other end is a test's.
+    fn served() -> (Registrar, OwnedFd) {
+        let (ours, theirs) = pair().unwrap();
+        (Registrar { socket: Some(ours), number: 0, child: None }, theirs)
+    }
+
+    /// What a registration comes to whose answer is this, and whether the helper is of use afterwards.
+    fn answered(answer: impl FnOnce(u32, File) -> (u32, Message) + Send) -> (Result<i32, Failure>, bool) {
+        let (mut registrar, theirs) = served();
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        let this = file_of(file.as_fd()).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                let asked = receive(theirs.as_fd()).unwrap().unwrap();
+                let (number, answer) = answer(asked.number, this);
+                send(theirs.as_fd(), number, answer, None).unwrap();
+                // It stays until the other side hangs up.
+                let _ = receive(theirs.as_fd());
+            });
+            let result = registrar.register(file.as_fd());
+            let of_use = registrar.watch().is_ok();
+            drop(registrar);
+            (result, of_use)
+        })
+    }
+
+    #[test]
+    fn answer_to_this_request_about_this_file_alone_is_taken() {
+        let right = answered(|number, file| (number, Message::Answer(7, file)));
+        assert!(matches!(right, (Ok(7), true)), "{right:?}");
+        let refused = answered(|number, _| (number, Message::Answer(-libc::EACCES, File::default())));
+        assert!(matches!(refused, (Err(Failure::Refused(_)), true)), "{refused:?}");
+        let late = answered(|number, file| (number - 1, Message::Answer(7, file)));
+        assert!(matches!(late, (Err(Failure::Gone(_)), false)), "{late:?}");
+        let other =
+            answered(|number, file| (number, Message::Answer(7, File { inode: file.inode + 1, ..file })));
+        assert!(matches!(other, (Err(Failure::Gone(_)), false)), "{other:?}");
+        let no_answer = answered(|number, _| (number, Message::Register));
+        assert!(matches!(no_answer, (Err(Failure::Gone(_)), false)), "{no_answer:?}");
+    }
+
+    #[test]
+    fn helper_that_did_not_answer_in_time_is_not_asked_again() {
+        let (mut registrar, theirs) = served();
+        let file = std::fs::File::open("/proc/self/exe").unwrap();
+        set_patience(registrar.socket.as_ref().unwrap().as_fd(), Duration::from_secs(1)).unwrap();
+        assert!(matches!(registrar.register(file.as_fd()), Err(Failure::Gone(_))));
+        let asked = receive(theirs.as_fd()).unwrap().unwrap();
+        // Its answer finds nobody, so that the helper can take back what it did.
+        let this = file_of(file.as_fd()).unwrap();
+        assert!(send(theirs.as_fd(), asked.number, Message::Answer(7, this), None).is_err());
+        assert!(matches!(registrar.register(file.as_fd()), Err(Failure::Gone(_))));
+        assert!(registrar.unregister(7).is_err());
+        assert!(receive(theirs.as_fd()).unwrap().is_none(), "something was sent after the failure");
     }
 }

@@ -12,7 +12,7 @@
 //!   of; it opens nothing itself, and takes no path;
 //! - it uses no library but libc, allocates bounded amounts, and answers each message or ends.
 //!
-//! Messages are packets of a SOCK_SEQPACKET socket: 8 bytes, and a descriptor for some ([`Message`]).
+//! Messages are numbered packets of a SOCK_SEQPACKET socket: 32 bytes, and a descriptor for some ([`Message`]).
 //!
 //! Its tests: beside the code, and `crates/mount/tests/ordinary_user.rs`.
 
@@ -23,7 +23,7 @@ mod privilege;
 mod program;
 mod serve;
 
-pub use client::Registrar;
+pub use client::{Failure, Registrar};
 pub use message::Message;
 pub use program::main;
 

@@ -1,47 +1,82 @@
-//! What the two sides say: packets of 8 bytes, a word for what and a word for how, with at most one descriptor.
+//! What the two sides say: packets of 32 bytes, with at most one descriptor.
+//!
+//! Each request has a number, which its answer repeats: an answer that comes late is no answer to a later request. The answer
+//! to a registration names the file that was registered, so that the mount can tell that it is the one it meant.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// A packet's length.
-const BYTES: usize = 8;
+const BYTES: usize = 32;
 
-/// One packet.
+/// A file, by the numbers of its device and its inode.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct File {
+    /// `st_dev`.
+    pub device: u64,
+    /// `st_ino`.
+    pub inode: u64,
+}
+
+/// One packet's text.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Message {
     /// The connection to register with: a descriptor of `/dev/fuse` comes along. Answered.
     Connection,
-    /// Register the regular file whose descriptor comes along. Answered, with its number.
+    /// Register the regular file whose descriptor comes along. Answered, with its number and the file.
     Register,
     /// Forget the registration of this number. Not answered.
     Unregister(i32),
-    /// An answer: 0 or a number, or a negative errno.
-    Answer(i32),
+    /// An answer: 0 or a number, or a negative errno; and the file that was registered, if one was.
+    Answer(i32, File),
+}
+
+/// One packet.
+#[derive(Debug)]
+pub struct Packet {
+    /// Of the request; an answer has that of its request.
+    pub number: u32,
+    /// What it says.
+    pub message: Message,
+    /// What came along.
+    pub descriptor: Option<OwnedFd>,
 }
 
 impl Message {
-    fn encode(self) -> [u8; BYTES] {
-        let (what, how) = match self {
-            Message::Connection => (1, 0),
-            Message::Register => (2, 0),
-            Message::Unregister(id) => (3, id),
-            Message::Answer(result) => (4, result),
+    fn encode(self, number: u32) -> [u8; BYTES] {
+        let (what, how, file) = match self {
+            Message::Connection => (1, 0, File::default()),
+            Message::Register => (2, 0, File::default()),
+            Message::Unregister(id) => (3, id, File::default()),
+            Message::Answer(result, file) => (4, result, file),
         };
         let mut bytes = [0; BYTES];
         bytes[..4].copy_from_slice(&i32::to_le_bytes(what));
-        bytes[4..].copy_from_slice(&i32::to_le_bytes(how));
+        bytes[4..8].copy_from_slice(&number.to_le_bytes());
+        bytes[8..12].copy_from_slice(&i32::to_le_bytes(how));
+        bytes[16..24].copy_from_slice(&file.device.to_le_bytes());
+        bytes[24..].copy_from_slice(&file.inode.to_le_bytes());
         bytes
     }
 
-    fn decode(bytes: [u8; BYTES]) -> Option<Message> {
-        let word = |at: usize| i32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
-        match (word(0), word(4)) {
-            (1, 0) => Some(Message::Connection),
-            (2, 0) => Some(Message::Register),
-            (3, id) => Some(Message::Unregister(id)),
-            (4, result) => Some(Message::Answer(result)),
-            _ => None,
-        }
+    /// The message and its number.
+    fn decode(bytes: &[u8; BYTES]) -> Option<(Message, u32)> {
+        let word = |at: usize| {
+            let (mut word, end) = ([0; 4], at + 4);
+            word.copy_from_slice(&bytes[at..end]);
+            u32::from_le_bytes(word)
+        };
+        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        let file = File { device: long(16), inode: long(24) };
+        let plain = file == File::default();
+        let message = match (word(0), word(8) as i32) {
+            (1, 0) if plain => Message::Connection,
+            (2, 0) if plain => Message::Register,
+            (3, id) if plain => Message::Unregister(id),
+            (4, result) => Message::Answer(result, file),
+            _ => return None,
+        };
+        (word(12) == 0).then_some((message, word(4)))
     }
 }
 
@@ -53,9 +88,14 @@ fn interrupted(e: &io::Error) -> bool {
     e.kind() == io::ErrorKind::Interrupted
 }
 
-/// Sends a message, with a descriptor where it takes one.
-pub fn send(socket: BorrowedFd<'_>, message: Message, descriptor: Option<BorrowedFd<'_>>) -> io::Result<()> {
-    let mut bytes = message.encode();
+/// Sends a message under a number, with a descriptor where it takes one.
+pub fn send(
+    socket: BorrowedFd<'_>,
+    number: u32,
+    message: Message,
+    descriptor: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    let mut bytes = message.encode(number);
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: BYTES };
     let mut control = Control([0; 64]);
     loop {
@@ -91,7 +131,7 @@ pub fn send(socket: BorrowedFd<'_>, message: Message, descriptor: Option<Borrowe
 ///
 /// # Errors
 /// `InvalidData` for what is no message; descriptors that came with it are closed.
-pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<(Message, Option<OwnedFd>)>> {
+pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<Packet>> {
     // One byte more than a message has, so that a longer one is noticed.
     let mut bytes = [0u8; BYTES + 1];
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
@@ -137,9 +177,9 @@ pub fn receive(socket: BorrowedFd<'_>) -> io::Result<Option<(Message, Option<Own
     if n != BYTES || header.msg_flags & libc::MSG_CTRUNC != 0 || descriptors.len() > 1 {
         return Err(strange());
     }
-    let mut message = [0; BYTES];
-    message.copy_from_slice(&bytes[..BYTES]);
-    Ok(Some((Message::decode(message).ok_or_else(strange)?, descriptors.pop())))
+    let text = bytes.first_chunk().ok_or_else(strange)?;
+    let (message, number) = Message::decode(text).ok_or_else(strange)?;
+    Ok(Some(Packet { number, message, descriptor: descriptors.pop() }))
 }
 
 /// A connected pair of sockets for messages.
@@ -164,15 +204,16 @@ mod tests {
     fn message_arrives_with_its_descriptor() {
         let (a, b) = pair().unwrap();
         let file = std::fs::File::open("/dev/null").unwrap();
-        for (message, descriptor) in [
-            (Message::Connection, Some(file.as_fd())),
-            (Message::Register, Some(file.as_fd())),
-            (Message::Unregister(7), None),
-            (Message::Answer(-13), None),
+        for (number, message, descriptor) in [
+            (0, Message::Connection, Some(file.as_fd())),
+            (1, Message::Register, Some(file.as_fd())),
+            (u32::MAX, Message::Unregister(7), None),
+            (3, Message::Answer(-13, File { device: u64::MAX - 1, inode: 1 << 32 }), None),
         ] {
-            send(a.as_fd(), message, descriptor).unwrap();
-            let (got, with) = receive(b.as_fd()).unwrap().unwrap();
-            assert_eq!((got, with.is_some()), (message, descriptor.is_some()));
+            send(a.as_fd(), number, message, descriptor).unwrap();
+            let got = receive(b.as_fd()).unwrap().unwrap();
+            let came = (got.number, got.message, got.descriptor.is_some());
+            assert_eq!(came, (number, message, descriptor.is_some()));
         }
         drop(a);
         assert!(receive(b.as_fd()).unwrap().is_none());
@@ -181,7 +222,12 @@ mod tests {
     #[test]
     fn packet_that_is_no_message_is_refused() {
         let (a, b) = pair().unwrap();
-        for packet in [&b"x"[..], &[0; 8], &[1, 0, 0, 0, 1, 0, 0, 0], &[9; 9], &[255; 200]] {
+        let mut strange = Message::Register.encode(1);
+        strange[16] = 1;
+        // The second is what an older version said.
+        for packet in
+            [&b"x"[..], &[1, 0, 0, 0, 0, 0, 0, 0], &[0; 32], &[9; 32], &strange, &[1; 33], &[255; 200]]
+        {
             // SAFETY: the buffer is as long as said.
             unsafe { libc::send(a.as_raw_fd(), packet.as_ptr().cast(), packet.len(), 0) };
             let refused = receive(b.as_fd()).unwrap_err();

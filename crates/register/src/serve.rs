@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
 use crate::backing;
-use crate::message::{receive, send, Message};
+use crate::message::{receive, send, File, Message, Packet};
 
 /// `/dev/fuse`: misc device 229.
 const DEVICE: (u32, u32) = (10, 229);
@@ -69,8 +69,8 @@ fn check_kind(file: BorrowedFd<'_>) -> Result<(), i32> {
     Ok(())
 }
 
-/// Registers a file, if it is a regular one that `uid` owns.
-fn register(device: Option<&OwnedFd>, file: Option<OwnedFd>, uid: u32) -> Result<i32, i32> {
+/// Registers a file, if it is a regular one that `uid` owns: the registration's number, and which file it is.
+fn register(device: Option<&OwnedFd>, file: Option<OwnedFd>, uid: u32) -> Result<(i32, File), i32> {
     let (device, file) = (device.ok_or(libc::ENOTCONN)?, file.ok_or(libc::EBADF)?);
     let st = fstat(file.as_fd())?;
     if st.st_mode & libc::S_IFMT != libc::S_IFREG {
@@ -82,7 +82,9 @@ fn register(device: Option<&OwnedFd>, file: Option<OwnedFd>, uid: u32) -> Result
         return Err(libc::EACCES);
     }
     check_kind(file.as_fd())?;
-    backing::register(device.as_fd(), file.as_fd()).map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))
+    let id = backing::register(device.as_fd(), file.as_fd());
+    let id = id.map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))?;
+    Ok((id, File { device: st.st_dev, inode: st.st_ino }))
 }
 
 /// How long a read of the socket waits; none is for ever.
@@ -104,33 +106,43 @@ fn set_patience(socket: BorrowedFd<'_>, patience: Option<Duration>) {
 pub(crate) fn serve(socket: BorrowedFd<'_>, uid: u32) -> io::Result<()> {
     set_patience(socket, Some(GREETING));
     let (mut device, mut registered) = (None, HashSet::new());
-    while let Some((message, descriptor)) = receive(socket)? {
+    while let Some(Packet { number, message, descriptor }) = receive(socket)? {
         let result = match message {
             Message::Connection => match connection(descriptor) {
                 Ok(fd) => {
                     set_patience(socket, None);
                     device = Some(fd);
-                    Ok(0)
+                    Ok((0, File::default()))
                 }
                 Err(errno) => Err(errno),
             },
             Message::Register if registered.len() >= REGISTERED_MAX => Err(libc::ENFILE),
-            Message::Register => register(device.as_ref(), descriptor, uid).inspect(|id| {
+            Message::Register => register(device.as_ref(), descriptor, uid).inspect(|(id, _)| {
                 registered.insert(*id);
             }),
             Message::Unregister(id) => {
                 // One of a helper before this one, perhaps: the connection is the user's own.
                 registered.remove(&id);
-                if let Some(device) = device.as_ref().filter(|_| id >= 0) {
-                    backing::unregister(device.as_fd(), id);
-                }
+                unregister(device.as_ref(), id);
                 continue;
             }
-            Message::Answer(_) => Err(libc::EINVAL),
+            Message::Answer(..) => Err(libc::EINVAL),
         };
-        send(socket, Message::Answer(result.unwrap_or_else(|errno| -errno)), None)?;
+        let (answer, file) = result.unwrap_or_else(|errno| (-errno, File::default()));
+        let sent = send(socket, number, Message::Answer(answer, file), None);
+        if sent.is_err() && message == Message::Register {
+            // The mount has given this helper up, and never learns the number.
+            unregister(device.as_ref(), answer);
+        }
+        sent?;
     }
     Ok(())
+}
+
+fn unregister(device: Option<&OwnedFd>, id: i32) {
+    if let Some(device) = device.filter(|_| id > 0) {
+        backing::unregister(device.as_fd(), id);
+    }
 }
 
 #[cfg(test)]
@@ -146,15 +158,16 @@ mod tests {
     /// What one message is answered, the connection being none.
     fn answer_to(message: Message, descriptor: Option<BorrowedFd<'_>>, uid: u32) -> i32 {
         let (ours, theirs) = pair().unwrap();
-        send(ours.as_fd(), message, descriptor).unwrap();
+        send(ours.as_fd(), 7, message, descriptor).unwrap();
         std::thread::scope(|scope| {
             scope.spawn(|| {
                 let _ = serve(theirs.as_fd(), uid);
             });
-            let answer = receive(ours.as_fd()).unwrap().unwrap().0;
+            let answer = receive(ours.as_fd()).unwrap().unwrap();
             drop(ours);
-            match answer {
-                Message::Answer(result) => result,
+            assert_eq!(answer.number, 7, "it answers another request");
+            match answer.message {
+                Message::Answer(result, _) => result,
                 other => panic!("{other:?} is no answer"),
             }
         })
@@ -165,7 +178,7 @@ mod tests {
         let null = std::fs::File::open("/dev/null").unwrap();
         assert_eq!(answer_to(Message::Connection, Some(null.as_fd()), user()), -libc::EINVAL);
         assert_eq!(answer_to(Message::Connection, None, user()), -libc::EBADF);
-        assert_eq!(answer_to(Message::Answer(0), None, user()), -libc::EINVAL);
+        assert_eq!(answer_to(Message::Answer(0, File::default()), None, user()), -libc::EINVAL);
     }
 
     #[test]
