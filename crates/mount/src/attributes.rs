@@ -8,12 +8,9 @@ use crate::handles::Handle;
 use crate::nodes::Seen;
 use crate::opened::{open_backing, reopen};
 use crate::protocol::{self, fattr, Body, Request};
+use crate::rights::{Owned, Rights};
 
 use std::os::fd::{AsRawFd, OwnedFd};
-
-const SET_UID: u32 = 0o4000;
-const SET_GID: u32 = 0o2000;
-const GROUP_EXECUTE: u32 = 0o010;
 
 /// A SETATTR's fields.
 struct Wish {
@@ -63,18 +60,29 @@ impl Wish {
         self.atime != TimeSet::Omit || self.mtime != TimeSet::Omit
     }
 
-    /// The permission bits afterwards, `old` being those before: set-id bits go where Linux drops them. The kernel leaves
-    /// that to the file system (`FUSE_HANDLE_KILLPRIV_V2`), and says nothing but "set attributes" for a write past us.
-    fn mode_after(&self, old: u32, is_file: bool) -> Option<u32> {
-        let mut mode = if self.has(fattr::MODE) { self.mode & 0o7777 } else { old & 0o7777 };
-        let drops = self.has(fattr::KILL_SUIDGID) || self.has(fattr::UID | fattr::GID) || self.is_empty();
-        if drops && is_file && !self.has(fattr::MODE) {
-            mode &= !SET_UID;
-            if mode & GROUP_EXECUTE != 0 {
-                mode &= !SET_GID;
-            }
+    /// Checks that the caller may have it, and gives the permission bits afterwards, where they change. Set-id bits go where
+    /// Linux drops them: the kernel leaves that to the file system (`FUSE_HANDLE_KILLPRIV_V2`). It sends a request without
+    /// any attribute for a chown that names no id, and for a passthrough write, which only a file open for writing has.
+    ///
+    /// Truncation was checked by permission bits that the kernel refreshes, or by the open.
+    fn check(&self, who: Rights, old: Owned, has_writer: bool) -> Result<Option<u32>, Errno> {
+        let id = |bit, id| self.has(bit).then_some(id);
+        who.chown(old, id(fattr::UID, self.uid), id(fattr::GID, self.gid))?;
+        if self.sets_times() {
+            who.set_times(old, self.atime == TimeSet::Now && self.mtime == TimeSet::Now)?;
         }
-        (self.has(fattr::MODE) || mode != old & 0o7777).then_some(mode)
+        if self.has(fattr::MODE) {
+            return who.chmod(old, self.mode & 0o7777).map(Some);
+        }
+        let drops = self.has(fattr::KILL_SUIDGID | fattr::UID | fattr::GID) || self.is_empty();
+        let mode = if drops { who.drop_set_ids(old) } else { old.mode & 0o7777 };
+        if mode == old.mode & 0o7777 {
+            return Ok(None);
+        }
+        if self.is_empty() && !has_writer {
+            who.touch_mode(old)?;
+        }
+        Ok(Some(mode))
     }
 
     fn is_empty(&self) -> bool {
@@ -119,11 +127,11 @@ impl FileSystem {
     }
 
     pub(crate) fn setattr(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
-        let (wish, ino) = (Wish::read(rq)?, self.ino(rq.node));
+        let (wish, ino, who) = (Wish::read(rq)?, self.ino(rq.node), Rights::of(rq));
         let st = match self.entry(ino)? {
-            Some(entry) => self.set_named(&entry, &wish)?,
+            Some(entry) => self.set_named(&entry, &wish, who)?,
             None => {
-                self.set_nameless(ino, &wish)?;
+                self.set_nameless(ino, &wish, who)?;
                 self.stat(ino)?.0
             }
         };
@@ -131,12 +139,18 @@ impl FileSystem {
         Ok(Outcome::Reply)
     }
 
-    fn set_named(&self, entry: &Entry, wish: &Wish) -> Result<libc::stat, Errno> {
+    /// True when somebody has an inode open for writing through the mount.
+    fn has_writer(&self, ino: Ino) -> bool {
+        let parts = || matches!(self.handles.parts_of(ino.0).as_deref(), Some(Handle::Parts(file, _)) if file.is_writable());
+        self.nodes.opened(ino.0).is_some_and(|opened| opened.writable().is_some()) || parts()
+    }
+
+    fn set_named(&self, entry: &Entry, wish: &Wish, who: Rights) -> Result<libc::stat, Errno> {
         let attr = &entry.attr;
+        let mode = wish.check(who, attr.into(), self.has_writer(attr.ino))?;
         if wish.has(fattr::SIZE) {
             self.truncate_entry(entry, wish.size)?;
         }
-        let mode = wish.mode_after(attr.mode, attr.is_file());
         let mut set = SetAttr {
             mode,
             uid: wish.has(fattr::UID).then_some(wish.uid),
@@ -157,8 +171,9 @@ impl FileSystem {
     }
 
     /// Sets attributes of what has no name: of its open file, and of what is remembered of it.
-    fn set_nameless(&self, ino: Ino, wish: &Wish) -> Result<(), Errno> {
+    fn set_nameless(&self, ino: Ino, wish: &Wish, who: Rights) -> Result<(), Errno> {
         let mut seen = self.nodes.seen(ino.0).ok_or(Errno(libc::ESTALE))?;
+        let mode = wish.check(who, seen.into(), self.has_writer(ino))?;
         let opened = self.nodes.opened(ino.0);
         let parts = self.handles.parts_of(ino.0);
         let parts = match parts.as_deref() {
@@ -179,7 +194,7 @@ impl FileSystem {
             // SAFETY: the array has two elements, as the call wants.
             check(unsafe { libc::futimens(file.as_raw_fd(), times.as_ptr()) })?;
         }
-        if let Some(mode) = wish.mode_after(seen.mode, seen.mode & libc::S_IFMT == libc::S_IFREG) {
+        if let Some(mode) = mode {
             seen.mode = seen.mode & libc::S_IFMT | mode;
         }
         if wish.has(fattr::UID) {
@@ -244,13 +259,25 @@ impl FileSystem {
     pub(crate) fn setxattr(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
         let mut f = rq.fields;
         let (size, flags, name) = (f.u32()? as usize, f.u32()?, f.name()?);
+        self.check_xattr(rq, name)?;
         self.pool.set_xattr_inode(self.ino(rq.node), name, f.bytes(size)?, flags)?;
         Ok(Outcome::Reply)
     }
 
     pub(crate) fn removexattr(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
         let mut f = rq.fields;
-        self.pool.remove_xattr_inode(self.ino(rq.node), f.name()?)?;
+        let name = f.name()?;
+        self.check_xattr(rq, name)?;
+        self.pool.remove_xattr_inode(self.ino(rq.node), name)?;
         Ok(Outcome::Reply)
+    }
+
+    /// Checks a change of an extended attribute as far as it depends on the owner: who may change those of other name spaces
+    /// than `user.` follows from the caller alone, and permission bits the kernel refreshes.
+    fn check_xattr(&self, rq: &Request<'_>, name: &[u8]) -> Result<(), Errno> {
+        if rq.uid == 0 || !name.starts_with(b"user.") {
+            return Ok(());
+        }
+        Rights::of(rq).set_user_xattr(Owned::from(&self.pool.get_attr(self.ino(rq.node))?.attr))
     }
 }

@@ -16,6 +16,7 @@ use crate::protocol::{
     self, fopen, Body, Request, FSYNC_FDATASYNC, OPEN_KILL_SUIDGID, RELEASE_FLOCK_UNLOCK, WRITE_CACHE,
     WRITE_KILL_SUIDGID,
 };
+use crate::rights::{Owned, Rights};
 
 /// Largest write that the kernel sends, and read that it asks for: as many pages as it takes.
 pub(crate) const TRANSFER_BYTES_MAX: usize = 1 << 20;
@@ -52,7 +53,7 @@ impl FileSystem {
         let ino = self.ino(rq.node);
         let truncates = flags & libc::O_TRUNC != 0;
         if truncates && open_flags & OPEN_KILL_SUIDGID != 0 {
-            self.drop_set_ids(ino)?;
+            self.drop_set_ids(rq, ino)?;
         }
         let entry = self.entry(ino)?;
         let answer = self.open_node(ino, entry.as_ref(), flags).map_err(|e| match e {
@@ -227,11 +228,10 @@ impl FileSystem {
     }
 
     /// Drops the set-id bits of a file that somebody without the right to keep them writes.
-    fn drop_set_ids(&self, ino: Ino) -> Result<(), Errno> {
+    fn drop_set_ids(&self, rq: &Request<'_>, ino: Ino) -> Result<(), Errno> {
         let Some(entry) = self.entry(ino)? else { return Ok(()) };
-        let mode = entry.attr.mode & 0o7777;
-        let kept = if mode & 0o010 != 0 { mode & !0o6000 } else { mode & !0o4000 };
-        if kept != mode {
+        let kept = Rights::of(rq).drop_set_ids(Owned::from(&entry.attr));
+        if kept != entry.attr.mode & 0o7777 {
             self.pool.set_attr(ino, SetAttr { mode: Some(kept), ..SetAttr::default() })?;
         }
         Ok(())
@@ -275,7 +275,7 @@ impl FileSystem {
         f.skip(16)?;
         let bytes = f.bytes(size)?;
         if write_flags & WRITE_KILL_SUIDGID != 0 {
-            self.drop_set_ids(self.ino(rq.node))?;
+            self.drop_set_ids(rq, self.ino(rq.node))?;
         }
         let written = match &*handle {
             Handle::Parts(file, true) if write_flags & WRITE_CACHE == 0 => file.append(bytes)?,

@@ -4,7 +4,8 @@
 //! they ask the client library, like any other door. Node numbers are the pool's inode numbers, except the root's, which
 //! is 1, and those of files without a name ([`TEMPORARY`]).
 //!
-//! Permission was checked by the kernel (`default_permissions`), by the attributes that it was told.
+//! The kernel checks permissions (`default_permissions`) by the attributes that it was told; where it may know an old owner,
+//! they are checked here again ([`crate::rights`]).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};

@@ -48,6 +48,12 @@ impl Seen {
     }
 }
 
+impl From<Seen> for crate::rights::Owned {
+    fn from(Seen { mode, uid, gid }: Seen) -> Self {
+        Self { mode, uid, gid }
+    }
+}
+
 /// Where a directory is: the node of its parent, and its name there.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Place {
