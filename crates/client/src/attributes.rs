@@ -122,7 +122,10 @@ impl Pool {
         let attr = self.get_attr(ino)?.attr;
         let (mode, ..) = owners_after((attr.mode, attr.uid, attr.gid), uid, gid)?;
         let mode = (mode != attr.mode).then_some(mode & 0o7777);
-        self.set_attr(ino, SetAttr { mode, uid, gid, ..SetAttr::default() })?;
+        let entry = self.set_attr(ino, SetAttr { mode, uid, gid, ..SetAttr::default() })?;
+        if (entry.attr.uid, entry.attr.gid) != (attr.uid, attr.gid) {
+            self.show_owner(&entry);
+        }
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 //! Requests about attributes, extended ones too.
 
+use forebay_client::nameless;
 use forebay_types::{Code, Entry, Ino, SetAttr, TimeSet, Timestamp};
 
 use crate::errno::{check, Errno};
@@ -11,6 +12,7 @@ use crate::protocol::{self, fattr, Body, Request};
 use crate::rights::{Owned, Rights};
 
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 
 /// A SETATTR's fields.
 struct Wish {
@@ -107,7 +109,7 @@ fn truncate(file: &OwnedFd, size: u64) -> Result<(), Errno> {
 
 impl FileSystem {
     pub(crate) fn getattr(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
-        let (st, entry) = self.stat(self.ino(rq.node))?;
+        let (st, entry) = self.stat(rq.node)?;
         self.put_attr(rq.node, &st, entry.is_some(), out);
         Ok(Outcome::Reply)
     }
@@ -120,7 +122,7 @@ impl FileSystem {
     }
 
     pub(crate) fn statx(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
-        let (st, entry) = self.stat(self.ino(rq.node))?;
+        let (st, entry) = self.stat(rq.node)?;
         let born = entry.map(|entry| (entry.attr.btime.sec, entry.attr.btime.nsec));
         protocol::put_statx_out(out, &st, born, self.attr_belief(rq.node, &st));
         Ok(Outcome::Reply)
@@ -129,10 +131,10 @@ impl FileSystem {
     pub(crate) fn setattr(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
         let (wish, ino, who) = (Wish::read(rq)?, self.ino(rq.node), Rights::of(rq));
         let st = match self.entry(ino)? {
-            Some(entry) => self.set_named(&entry, &wish, who)?,
+            Some(entry) => self.set_named(rq.node, &entry, &wish, who)?,
             None => {
-                self.set_nameless(ino, &wish, who)?;
-                self.stat(ino)?.0
+                self.set_nameless(rq.node, &wish, who)?;
+                self.stat(rq.node)?.0
             }
         };
         self.put_attr(rq.node, &st, st.st_nlink > 0, out);
@@ -145,9 +147,9 @@ impl FileSystem {
         self.nodes.opened(ino.0).is_some_and(|opened| opened.writable().is_some()) || parts()
     }
 
-    fn set_named(&self, entry: &Entry, wish: &Wish, who: Rights) -> Result<libc::stat, Errno> {
+    fn set_named(&self, node: u64, entry: &Entry, wish: &Wish, who: Rights) -> Result<libc::stat, Errno> {
         let attr = &entry.attr;
-        let mode = wish.check(who, attr.into(), self.has_writer(attr.ino))?;
+        let mode = wish.check(who, attr.into(), self.has_writer(self.open_ino(node)))?;
         if wish.has(fattr::SIZE) {
             self.truncate_entry(entry, wish.size)?;
         }
@@ -171,8 +173,9 @@ impl FileSystem {
     }
 
     /// Sets attributes of what has no name: of its open file, and of what is remembered of it.
-    fn set_nameless(&self, ino: Ino, wish: &Wish, who: Rights) -> Result<(), Errno> {
-        let mut seen = self.nodes.seen(ino.0).ok_or(Errno(libc::ESTALE))?;
+    fn set_nameless(&self, node: u64, wish: &Wish, who: Rights) -> Result<(), Errno> {
+        let mut seen = Seen::of(&self.stat(node)?.0);
+        let ino = self.open_ino(node);
         let mode = wish.check(who, seen.into(), self.has_writer(ino))?;
         let opened = self.nodes.opened(ino.0);
         let parts = self.handles.parts_of(ino.0);
@@ -188,7 +191,7 @@ impl FileSystem {
         }
         if let (Some(file), true) = (parts, wish.sets_times()) {
             file.set_times(wish.atime, wish.mtime)?;
-        } else if wish.sets_times() {
+        } else if wish.sets_times() && seen.mode & libc::S_IFMT == libc::S_IFREG {
             let file = opened.and_then(|o| o.any()).ok_or(Errno(libc::ESTALE))?;
             let times = [timespec(wish.atime), timespec(wish.mtime)];
             // SAFETY: the array has two elements, as the call wants.
@@ -202,6 +205,9 @@ impl FileSystem {
         }
         if wish.has(fattr::GID) {
             seen.gid = wish.gid;
+        }
+        if let Some(file) = self.nodes.opened(ino.0).and_then(|opened| opened.any()) {
+            nameless::keep(file.as_raw_fd(), (seen.mode, seen.uid, seen.gid));
         }
         self.nodes.note(ino.0, seen);
         Ok(())
@@ -226,13 +232,25 @@ impl FileSystem {
         let mut f = rq.fields;
         let (room, _, name) = (f.u32()? as usize, f.u32()?, f.name()?);
         let ino = self.ino(rq.node);
-        self.answer_sized(room, out, |value| self.pool.get_xattr_inode(ino, name, value))
+        self.answer_sized(room, out, |value| match self.pool.get_xattr_inode(ino, name, value) {
+            Err(Code::NotFound) => nameless::get_xattr(self.nameless_file(rq)?.as_raw_fd(), name, value),
+            result => result,
+        })
+    }
+
+    /// The open file of an inode without a name, for its extended attributes.
+    fn nameless_file(&self, rq: &Request<'_>) -> Result<Arc<OwnedFd>, Code> {
+        let opened = self.nodes.opened(self.open_ino(rq.node).0);
+        opened.and_then(|opened| opened.any()).ok_or(Code::NotFound)
     }
 
     pub(crate) fn listxattr(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
         let mut f = rq.fields;
         let (room, ino) = (f.u32()? as usize, self.ino(rq.node));
-        self.answer_sized(room, out, |names| self.pool.list_xattr_inode(ino, names))
+        self.answer_sized(room, out, |names| match self.pool.list_xattr_inode(ino, names) {
+            Err(Code::NotFound) => nameless::list_xattr(self.nameless_file(rq)?.as_raw_fd(), names),
+            result => result,
+        })
     }
 
     /// Answers with a value, or when the kernel has no room for one with its length.
@@ -259,8 +277,14 @@ impl FileSystem {
     pub(crate) fn setxattr(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
         let mut f = rq.fields;
         let (size, flags, name) = (f.u32()? as usize, f.u32()?, f.name()?);
+        let value = f.bytes(size)?;
         self.check_xattr(rq, name)?;
-        self.pool.set_xattr_inode(self.ino(rq.node), name, f.bytes(size)?, flags)?;
+        match self.pool.set_xattr_inode(self.ino(rq.node), name, value, flags) {
+            Err(Code::NotFound) => {
+                nameless::set_xattr(self.nameless_file(rq)?.as_raw_fd(), name, value, flags)?;
+            }
+            result => result?,
+        }
         Ok(Outcome::Reply)
     }
 
@@ -268,7 +292,10 @@ impl FileSystem {
         let mut f = rq.fields;
         let name = f.name()?;
         self.check_xattr(rq, name)?;
-        self.pool.remove_xattr_inode(self.ino(rq.node), name)?;
+        match self.pool.remove_xattr_inode(self.ino(rq.node), name) {
+            Err(Code::NotFound) => nameless::remove_xattr(self.nameless_file(rq)?.as_raw_fd(), name)?,
+            result => result?,
+        }
         Ok(Outcome::Reply)
     }
 
@@ -278,6 +305,9 @@ impl FileSystem {
         if rq.uid == 0 || !name.starts_with(b"user.") {
             return Ok(());
         }
-        Rights::of(rq).set_user_xattr(Owned::from(&self.pool.get_attr(self.ino(rq.node))?.attr))
+        match self.entry(self.ino(rq.node))? {
+            Some(entry) => Rights::of(rq).set_user_xattr(Owned::from(&entry.attr)),
+            None => Ok(()),
+        }
     }
 }

@@ -221,7 +221,7 @@ impl FileSystem {
             self.nodes.forget(node, 1);
         })?;
         self.note_nameless(node);
-        let st = self.stat(Ino(node))?.0;
+        let st = self.stat(node)?.0;
         protocol::put_entry_out(out, node, &st, protocol::Belief::NONE, protocol::Belief::NONE);
         protocol::put_open_out(out, answer.handle, answer.flags, answer.backing);
         Ok(Outcome::Reply)
@@ -379,7 +379,7 @@ impl FileSystem {
 
     /// Of several backing files, and of those of other nodes, all is data, up to the end.
     fn seek_in_parts(&self, node: u64, offset: u64, whence: i32) -> Result<u64, Errno> {
-        let size = self.stat(self.ino(node))?.0.st_size as u64;
+        let size = self.stat(node)?.0.st_size as u64;
         match whence {
             _ if offset >= size => Err(Errno(libc::ENXIO)),
             libc::SEEK_DATA => Ok(offset),

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use forebay_client::Pool;
+use forebay_client::{nameless, Pool};
 use forebay_types::{Caller, Code, Entry, Ino};
 
 use crate::belief::Beliefs;
@@ -142,26 +142,30 @@ impl FileSystem {
         }
     }
 
-    /// Attributes of an inode, also of one that has no name any more.
-    pub(crate) fn stat(&self, ino: Ino) -> Result<(libc::stat, Option<Entry>), Errno> {
+    /// Attributes of a node's inode, also of one that has no name any more.
+    pub(crate) fn stat(&self, node: u64) -> Result<(libc::stat, Option<Entry>), Errno> {
         for _ in 0..2 {
-            let Some(entry) = self.entry(ino)? else { break };
+            let Some(entry) = self.entry(self.ino(node))? else { break };
             match self.pool.stat_entry(&entry) {
                 Ok(st) => return Ok((st, Some(entry))),
                 Err(Code::Stale | Code::NotFound) => {} // removed between the two
                 Err(code) => return Err(code.into()),
             }
         }
-        self.stat_nameless(ino).map(|st| (st, None))
+        self.stat_nameless(self.open_ino(node)).map(|st| (st, None))
     }
 
     /// Attributes of an inode without a name: what it was, and what its open file is.
     fn stat_nameless(&self, ino: Ino) -> Result<libc::stat, Errno> {
-        let seen = self.nodes.seen(ino.0).ok_or(Errno(libc::ESTALE))?;
+        let mut seen = self.nodes.seen(ino.0).ok_or(Errno(libc::ESTALE))?;
         // SAFETY: an all-zero stat is valid.
         let mut st: libc::stat = unsafe { std::mem::zeroed() };
         if let Some(file) = self.nodes.opened(ino.0).and_then(|opened| opened.any()) {
             st = fstat(&file)?;
+            // Another interface may have changed them since.
+            if let Some((mode, uid, gid)) = nameless::kept(std::os::fd::AsRawFd::as_raw_fd(&*file)) {
+                seen = Seen { mode, uid, gid };
+            }
         } else if let Some(Handle::Parts(file, _)) = self.handles.parts_of(ino.0).as_deref() {
             st = file.stat()?;
         }

@@ -55,16 +55,16 @@ impl FileSystem {
         Err(Errno(libc::ENOENT))
     }
 
-    /// A regular file by its number, for programs of the pool's own user that found it without the mount. Others would get
+    /// What is no directory by its number, for programs of the pool's own user that found it without the mount. Others would get
     /// past the permissions of the directories above it.
     fn lookup_inode(&self, uid: u32, ino: Ino, out: &mut Body) -> Result<Outcome, Errno> {
         // SAFETY: cannot fail.
         let me = unsafe { libc::geteuid() };
         let entry = self.pool.get_attr(ino)?;
-        if !entry.attr.is_file() || uid != 0 && uid != me {
+        if entry.attr.is_directory() || uid != 0 && uid != me {
             return Err(Errno(libc::ENOENT));
         }
-        if self.pool.is_one_here(&entry.layout) {
+        if entry.attr.is_file() && self.pool.is_one_here(&entry.layout) {
             self.keep_for_a_moment(ino)?;
         }
         let st = self.pool.stat_entry(&entry)?;

@@ -153,3 +153,24 @@ fn file_that_was_looked_at_before_the_first_program_came_shows_what_that_writes(
     assert_eq!(place.preloaded("printf more >> /forebay/f && echo done"), "done\n");
     assert_eq!(fs::metadata(&path).unwrap().len(), 5);
 }
+
+#[test]
+fn open_files_without_a_name_take_every_change_of_attributes() {
+    if Command::new("cc").arg("--version").output().is_err() {
+        return eprintln!("skipped: there is no C compiler");
+    }
+    let Some(place) = Place::mounted() else { return };
+    // The table of calls and ways to have no name that the preload library is tested with.
+    let sources = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../preload/tests/calls");
+    let sources = fs::read_dir(sources).unwrap().map(|entry| entry.unwrap().path());
+    let program = place.dir.join("calls");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-std=gnu11", "-w", "-O1", "-pthread", "-o"]).arg(&program);
+    let built = compiler.args(sources.filter(|path| path.extension().is_some_and(|e| e == "c"))).status();
+    assert!(built.unwrap().success());
+    let at = place.file("here");
+    fs::create_dir(&at).unwrap();
+    let output = Command::new(&program).arg(&at).arg("nameless").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    place.is_clean();
+}
