@@ -14,6 +14,17 @@ use crate::rights::{Owned, Rights};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
+/// Where a file's capabilities are.
+const CAPABILITIES: &[u8] = b"security.capability";
+
+/// True for a time that changes get no more: the clock that they are stamped with is past it.
+fn is_past(time: Timestamp) -> bool {
+    const TICKS: std::time::Duration = std::time::Duration::from_millis(100);
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let limit = now.saturating_sub(TICKS);
+    (time.sec, time.nsec) < (limit.as_secs() as i64, limit.subsec_nanos())
+}
+
 /// A SETATTR's fields.
 struct Wish {
     valid: u32,
@@ -232,10 +243,37 @@ impl FileSystem {
         let mut f = rq.fields;
         let (room, _, name) = (f.u32()? as usize, f.u32()?, f.name()?);
         let ino = self.ino(rq.node);
+        if name == CAPABILITIES {
+            return self.capabilities(rq, room, out);
+        }
         self.answer_sized(room, out, |value| match self.pool.get_xattr_inode(ino, name, value) {
             Err(Code::NotFound) => nameless::get_xattr(self.nameless_file(rq)?.as_raw_fd(), name, value),
             result => result,
         })
+    }
+
+    /// Answers with a file's capabilities, for which the kernel asks before the first write after each refresh of attributes. Nearly no
+    /// file has any. That it has none is remembered with the time of its last change, which setting them moves: so the shard
+    /// is asked once. Of a change that is so young that another may have the same time, nothing is remembered.
+    fn capabilities(&self, rq: &Request<'_>, room: usize, out: &mut Body) -> Result<Outcome, Errno> {
+        let ino = self.ino(rq.node);
+        let changed = self.entry(ino)?.map(|entry| entry.attr.ctime);
+        if changed.is_some_and(|changed| self.nodes.is_incapable(ino.0, changed)) {
+            return Err(Errno(libc::ENODATA));
+        }
+        let answer =
+            self.answer_sized(room, out, |value| match self.pool.get_xattr_inode(ino, CAPABILITIES, value) {
+                Err(Code::NotFound) => {
+                    nameless::get_xattr(self.nameless_file(rq)?.as_raw_fd(), CAPABILITIES, value)
+                }
+                result => result,
+            });
+        if let (Err(Errno(libc::ENODATA)), Some(changed)) = (&answer, changed) {
+            if is_past(changed) {
+                self.nodes.note_incapable(ino.0, changed);
+            }
+        }
+        answer
     }
 
     /// The open file of an inode without a name, for its extended attributes.

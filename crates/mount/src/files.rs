@@ -28,6 +28,11 @@ fn writes(flags: i32) -> bool {
     flags & libc::O_ACCMODE != libc::O_RDONLY
 }
 
+/// True for an open whose mappings can be stored to: a mapping can always be read.
+fn maps_for_writing(flags: i32) -> bool {
+    flags & libc::O_ACCMODE == libc::O_RDWR
+}
+
 /// What an open is answered.
 struct Answer {
     handle: u64,
@@ -90,7 +95,7 @@ impl FileSystem {
             return Ok(Answer::requests(self.handles.add(Handle::Parts(Box::new(file), appends))));
         }
         let opened = self.nodes.open(ino.0);
-        if writes(flags) && self.nodes.note_writer(ino.0) && !self.in_memory {
+        if maps_for_writing(flags) && self.nodes.note_writer(ino.0) {
             self.disbelieve(ino.0);
         }
         let answer = opened.open(self.pool, self.registrar(), writes(flags)).and_then(|id| match id {
@@ -188,7 +193,9 @@ impl FileSystem {
             self.nodes.close(ino.0);
             let _ = self.pool.unlink_in(parent, name);
         })?;
-        self.nodes.note_writer(ino.0);
+        if maps_for_writing(flags) {
+            self.nodes.note_writer(ino.0);
+        }
         if !writes(flags) {
             opened.end_write();
         }
