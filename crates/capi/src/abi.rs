@@ -10,7 +10,7 @@
 use std::os::raw::c_char;
 
 /// Moves with any change in this file.
-pub const DOOR_VERSION: u32 = 4;
+pub const DOOR_VERSION: u32 = 5;
 /// The flag of descriptors that the pool opened on its mount; others there are the kernel's.
 pub const MOUNTED_MARK: i32 = libc::O_DSYNC;
 /// The walk left the pool: the kernel's path to go on with is in the call's `escape` buffer, NUL-terminated.
@@ -157,18 +157,25 @@ pub struct Door {
     pub fstat: unsafe extern "C" fn(Pool, fd: i32, stat: *mut libc::stat) -> i64,
     /// stat(2) by inode number.
     pub stat_inode: unsafe extern "C" fn(Pool, ino: u64, *mut libc::stat) -> i64,
-    /// fchmod(2).
-    pub chmod_inode: unsafe extern "C" fn(Pool, ino: u64, mode: u32) -> i64,
+    /// fchmod(2) of a descriptor whose inode [`Door::inode_of`] gave, also when that has no name any more; so are the next ones.
+    pub chmod_open: unsafe extern "C" fn(Pool, fd: i32, ino: u64, mode: u32) -> i64,
     /// fchown(2).
-    pub chown_inode: unsafe extern "C" fn(Pool, ino: u64, uid: u32, gid: u32) -> i64,
+    pub chown_open: unsafe extern "C" fn(Pool, fd: i32, ino: u64, uid: u32, gid: u32) -> i64,
     /// futimens(3).
-    pub set_times_inode: unsafe extern "C" fn(Pool, ino: u64, Times) -> i64,
+    pub set_times_open: unsafe extern "C" fn(Pool, fd: i32, ino: u64, Times) -> i64,
     /// fgetxattr(2).
-    pub get_xattr_inode:
-        unsafe extern "C" fn(Pool, ino: u64, name: *const c_char, value: *mut u8, room: usize) -> i64,
-    /// fsetxattr(2).
-    pub set_xattr_inode: unsafe extern "C" fn(
+    pub get_xattr_open: unsafe extern "C" fn(
         Pool,
+        fd: i32,
+        ino: u64,
+        name: *const c_char,
+        value: *mut u8,
+        room: usize,
+    ) -> i64,
+    /// fsetxattr(2).
+    pub set_xattr_open: unsafe extern "C" fn(
+        Pool,
+        fd: i32,
         ino: u64,
         name: *const c_char,
         value: *const u8,
@@ -176,9 +183,9 @@ pub struct Door {
         flags: u32,
     ) -> i64,
     /// flistxattr(2).
-    pub list_xattr_inode: unsafe extern "C" fn(Pool, ino: u64, names: *mut u8, room: usize) -> i64,
+    pub list_xattr_open: unsafe extern "C" fn(Pool, fd: i32, ino: u64, names: *mut u8, room: usize) -> i64,
     /// fremovexattr(2).
-    pub remove_xattr_inode: unsafe extern "C" fn(Pool, ino: u64, name: *const c_char) -> i64,
+    pub remove_xattr_open: unsafe extern "C" fn(Pool, fd: i32, ino: u64, name: *const c_char) -> i64,
     /// A path of an inode from the pool's root, starting with `/`, NUL-terminated, into [`PATH_BYTES`] bytes. Its length
     /// without NUL. Of anything but a directory only if one of its names was used of late.
     pub path_of: unsafe extern "C" fn(Pool, ino: u64, path: *mut u8) -> i64,

@@ -45,13 +45,13 @@ static DOOR: Door = Door {
     working_directory,
     fstat,
     stat_inode,
-    chmod_inode,
-    chown_inode,
-    set_times_inode,
-    get_xattr_inode,
-    set_xattr_inode,
-    list_xattr_inode,
-    remove_xattr_inode,
+    chmod_open,
+    chown_open,
+    set_times_open,
+    get_xattr_open,
+    set_xattr_open,
+    list_xattr_open,
+    remove_xattr_open,
     path_of,
     backing_path,
     directory_open,
@@ -458,30 +458,31 @@ unsafe extern "C" fn stat_inode(pool: Handle, ino: u64, out: *mut libc::stat) ->
     }
 }
 
-unsafe extern "C" fn chmod_inode(pool: Handle, ino: u64, mode: u32) -> i64 {
+unsafe extern "C" fn chmod_open(pool: Handle, fd: i32, ino: u64, mode: u32) -> i64 {
     // SAFETY: see above.
-    unsafe { on_pool(pool, |pool| done(pool.chmod_inode(Ino(ino), mode)).map_err(negative)) }
+    unsafe { on_pool(pool, |pool| done(pool.chmod_open(fd, Ino(ino), mode)).map_err(negative)) }
 }
 
-unsafe extern "C" fn chown_inode(pool: Handle, ino: u64, uid: u32, gid: u32) -> i64 {
+unsafe extern "C" fn chown_open(pool: Handle, fd: i32, ino: u64, uid: u32, gid: u32) -> i64 {
     // SAFETY: see above.
     unsafe {
-        on_pool(pool, |pool| done(pool.chown_inode(Ino(ino), owner(uid), owner(gid))).map_err(negative))
+        on_pool(pool, |pool| done(pool.chown_open(fd, Ino(ino), owner(uid), owner(gid))).map_err(negative))
     }
 }
 
-unsafe extern "C" fn set_times_inode(pool: Handle, ino: u64, times: Times) -> i64 {
+unsafe extern "C" fn set_times_open(pool: Handle, fd: i32, ino: u64, times: Times) -> i64 {
     // SAFETY: see above.
     unsafe {
         on_pool(pool, |pool| {
             let [atime, mtime] = time_sets(times)?;
-            done(pool.set_times_inode(Ino(ino), atime, mtime)).map_err(negative)
+            done(pool.set_times_open(fd, Ino(ino), atime, mtime)).map_err(negative)
         })
     }
 }
 
-unsafe extern "C" fn get_xattr_inode(
+unsafe extern "C" fn get_xattr_open(
     pool: Handle,
+    fd: i32,
     ino: u64,
     name: *const c_char,
     value: *mut u8,
@@ -490,14 +491,15 @@ unsafe extern "C" fn get_xattr_inode(
     // SAFETY: see above.
     unsafe {
         on_pool(pool, |pool| {
-            let n = pool.get_xattr_inode(Ino(ino), text(name)?, room(value, value_room));
+            let n = pool.get_xattr_open(fd, Ino(ino), text(name)?, room(value, value_room));
             n.map(|n| n as i64).map_err(negative)
         })
     }
 }
 
-unsafe extern "C" fn set_xattr_inode(
+unsafe extern "C" fn set_xattr_open(
     pool: Handle,
+    fd: i32,
     ino: u64,
     name: *const c_char,
     value: *const u8,
@@ -507,24 +509,30 @@ unsafe extern "C" fn set_xattr_inode(
     // SAFETY: see above.
     unsafe {
         on_pool(pool, |pool| {
-            done(pool.set_xattr_inode(Ino(ino), text(name)?, bytes(value, value_bytes), flags))
+            done(pool.set_xattr_open(fd, Ino(ino), text(name)?, bytes(value, value_bytes), flags))
                 .map_err(negative)
         })
     }
 }
 
-unsafe extern "C" fn list_xattr_inode(pool: Handle, ino: u64, names: *mut u8, names_room: usize) -> i64 {
+unsafe extern "C" fn list_xattr_open(
+    pool: Handle,
+    fd: i32,
+    ino: u64,
+    names: *mut u8,
+    names_room: usize,
+) -> i64 {
     // SAFETY: see above.
     unsafe {
         on_pool(pool, |pool| {
-            pool.list_xattr_inode(Ino(ino), room(names, names_room)).map(|n| n as i64).map_err(negative)
+            pool.list_xattr_open(fd, Ino(ino), room(names, names_room)).map(|n| n as i64).map_err(negative)
         })
     }
 }
 
-unsafe extern "C" fn remove_xattr_inode(pool: Handle, ino: u64, name: *const c_char) -> i64 {
+unsafe extern "C" fn remove_xattr_open(pool: Handle, fd: i32, ino: u64, name: *const c_char) -> i64 {
     // SAFETY: see above.
-    unsafe { on_pool(pool, |pool| done(pool.remove_xattr_inode(Ino(ino), text(name)?)).map_err(negative)) }
+    unsafe { on_pool(pool, |pool| done(pool.remove_xattr_open(fd, Ino(ino), text(name)?)).map_err(negative)) }
 }
 
 /// Stores the path that `make` gives.

@@ -1,7 +1,7 @@
 //! Calls that change attributes: chmod, chown, utimensat, truncate.
 
 use forebay_data::BackingName;
-use forebay_types::{Attr, BackingOp, Code, Entry, Ino, Kind, Request, SetAttr, TimeSet};
+use forebay_types::{BackingOp, Code, Entry, Ino, Kind, Request, SetAttr, TimeSet};
 
 use crate::errno;
 use crate::path::{PathBuffer, Place};
@@ -21,12 +21,61 @@ pub(crate) fn timespec(t: TimeSet) -> libc::timespec {
 }
 
 /// Only the owner and root may.
-pub(crate) fn check_owner(attr: &Attr) -> Result<(), Code> {
+pub(crate) fn check_owner(owner: u32) -> Result<(), Code> {
     let me = caller().uid;
-    if me == 0 || me == attr.uid {
+    if me == 0 || me == owner {
         Ok(())
     } else {
         Err(Code::NotPermitted)
+    }
+}
+
+fn is_in_group(gid: u32) -> bool {
+    gid == caller().gid || permits((0o070, !0, gid), 4, false)
+}
+
+/// Mode, owner and group after a chown, if the caller may make it; an id that is none stays. Set-id bits go from all but
+/// directories, as in Linux: the set-group-id bit of what its group may not execute stays if the caller is in the group.
+pub(crate) fn owners_after(
+    (mode, owner, group): (u32, u32, u32),
+    uid: Option<u32>,
+    gid: Option<u32>,
+) -> Result<(u32, u32, u32), Code> {
+    let me = caller().uid;
+    let drops_uid = mode & SET_UID != 0;
+    let drops_gid = mode & SET_GID != 0 && (mode & GROUP_EXECUTE != 0 || me != 0 && !is_in_group(group));
+    let drops = (drops_uid || drops_gid) && mode & libc::S_IFMT != libc::S_IFDIR;
+    if me != 0 && (uid.is_some() || gid.is_some() || drops) {
+        let keeps_owner = uid.is_none_or(|uid| uid == owner);
+        let own_group = gid.is_none_or(|gid| gid == group || is_in_group(gid));
+        if owner != me || !keeps_owner || !own_group {
+            return Err(Code::NotPermitted);
+        }
+    }
+    let dropped = match (drops, drops_gid) {
+        (false, _) => 0,
+        (true, false) => SET_UID,
+        (true, true) => SET_UID | SET_GID,
+    };
+    Ok((mode & !dropped, uid.unwrap_or(owner), gid.unwrap_or(group)))
+}
+
+/// Checks that the caller may set times.
+pub(crate) fn check_times(
+    (mode, uid, gid): (u32, u32, u32),
+    atime: TimeSet,
+    mtime: TimeSet,
+) -> Result<(), Code> {
+    match check_owner(uid) {
+        // Setting both to now takes write permission only.
+        Err(_) if atime == TimeSet::Now && mtime == TimeSet::Now => {
+            if permits((mode, uid, gid), WRITE, false) {
+                Ok(())
+            } else {
+                Err(Code::AccessDenied)
+            }
+        }
+        checked => checked,
     }
 }
 
@@ -45,10 +94,13 @@ impl Pool {
     /// `fchmod` of an inode.
     pub fn chmod_inode(&self, ino: Ino, mode: u32) -> Result<(), Code> {
         let attr = self.get_attr(ino)?.attr;
-        check_owner(&attr)?;
+        check_owner(attr.uid)?;
         if attr.is_symlink() {
             return Err(Code::NotSupported);
         }
+        // As Linux does: who is not in the file's group does not make it a set-group-id file.
+        let is_strange = mode & SET_GID != 0 && caller().uid != 0 && !is_in_group(attr.gid);
+        let mode = if is_strange { mode & !SET_GID } else { mode };
         self.set_attr(ino, SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() })?;
         Ok(())
     }
@@ -65,27 +117,15 @@ impl Pool {
         self.with_entry(place, follow, escape, |entry| self.chown_inode(entry.attr.ino, uid, gid))
     }
 
-    /// `fchown` of an inode. Set-id bits of a file go, as Linux drops them.
+    /// `fchown` of an inode. Set-id bits of anything but a directory go, as Linux drops them.
     pub fn chown_inode(&self, ino: Ino, uid: Option<u32>, gid: Option<u32>) -> Result<(), Code> {
         let attr = self.get_attr(ino)?.attr;
-        if caller().uid != 0 {
-            let keeps_owner = uid.is_none_or(|u| u == attr.uid);
-            let own_group =
-                gid.is_none_or(|g| g == attr.gid || g == caller().gid || permits((0o070, !0, g), 4, false));
-            if attr.uid != caller().uid || !keeps_owner || !own_group {
-                return Err(Code::NotPermitted);
-            }
+        let (mode, ..) = owners_after((attr.mode, attr.uid, attr.gid), uid, gid)?;
+        let mode = (mode != attr.mode).then_some(mode & 0o7777);
+        let entry = self.set_attr(ino, SetAttr { mode, uid, gid, ..SetAttr::default() })?;
+        if (entry.attr.uid, entry.attr.gid) != (attr.uid, attr.gid) {
+            self.show_owner(&entry);
         }
-        let drops = attr.is_file() && (uid.is_some() || gid.is_some());
-        let mut mode = attr.mode & 0o7777;
-        if drops {
-            mode &= !SET_UID;
-            if mode & GROUP_EXECUTE != 0 {
-                mode &= !SET_GID;
-            }
-        }
-        let mode = (mode != attr.mode & 0o7777).then_some(mode);
-        self.set_attr(ino, SetAttr { mode, uid, gid, ..SetAttr::default() })?;
         Ok(())
     }
 
@@ -108,16 +148,7 @@ impl Pool {
         }
         let entry = self.get_attr(ino)?;
         let attr = &entry.attr;
-        let now = |t| t == TimeSet::Now;
-        if let Err(code) = check_owner(attr) {
-            // Setting both to now takes write permission only.
-            if !(now(atime) && now(mtime)) {
-                return Err(code);
-            }
-            if !permits((attr.mode, attr.uid, attr.gid), WRITE, false) {
-                return Err(Code::AccessDenied);
-            }
-        }
+        check_times((attr.mode, attr.uid, attr.gid), atime, mtime)?;
         self.set_times_entry(&entry, atime, mtime)
     }
 

@@ -74,6 +74,19 @@ pub(crate) fn remember_opened(attr: &Attr, fd: RawFd) {
     }
 }
 
+/// Remembers what became of a file since it was opened.
+#[cold]
+pub(crate) fn reopened_as(ino: Ino, fd: RawFd, (mode, uid, gid): (u32, u32, u32)) {
+    let known = OPENED.iter().filter(|[key, ..]| key.load(Ordering::Acquire) == ino.0);
+    let unknown = known.clone().next().is_none();
+    for [key, kept_mode, kept_owner] in known.chain(OPENED.get(fd as usize).filter(|_| unknown)) {
+        key.store(0, Ordering::Relaxed);
+        kept_mode.store(u64::from(mode), Ordering::Relaxed);
+        kept_owner.store(u64::from(uid) << 32 | u64::from(gid), Ordering::Relaxed);
+        key.store(ino.0, Ordering::Release);
+    }
+}
+
 /// Mode, owner and group that an inode had when this process opened it.
 #[cold]
 pub(crate) fn opened_as(ino: Ino) -> Option<(u32, u32, u32)> {

@@ -31,6 +31,7 @@ mod making;
 mod many;
 mod migrate;
 mod mounted;
+pub mod nameless;
 mod names;
 mod open;
 mod path;

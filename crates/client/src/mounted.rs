@@ -60,6 +60,16 @@ fn look(fd: RawFd, path: &CStr) -> Result<(u64, u64), Code> {
     }
 }
 
+fn push_inode_name(path: &mut PathBuffer, ino: Ino) -> Result<(), Code> {
+    path.push(b"/")?;
+    path.push(INODE_NAME)?;
+    let mut digits = [0; 16];
+    for (i, digit) in digits.iter_mut().enumerate() {
+        *digit = b"0123456789abcdef"[(ino.0 >> (60 - 4 * i) & 15) as usize];
+    }
+    path.push(&digits)
+}
+
 impl Pool {
     /// The mount's device and, in `path`, where it is mounted.
     pub(crate) fn find_mount(&self, path: &mut PathBuffer) -> Option<u64> {
@@ -147,13 +157,41 @@ impl Pool {
     #[cold]
     pub(crate) fn lead_to_mount(&self, entry: &Entry, path: &mut PathBuffer) -> Result<(), Code> {
         self.sees_mount(path)?;
-        path.push(b"/")?;
-        path.push(INODE_NAME)?;
-        let mut digits = [0; 16];
-        for (i, digit) in digits.iter_mut().enumerate() {
-            *digit = b"0123456789abcdef"[(entry.attr.ino.0 >> (60 - 4 * i) & 15) as usize];
-        }
-        path.push(&digits)
+        push_inode_name(path, entry.attr.ino)
+    }
+
+    /// Has the kernel take over an inode's owner and group where it has the pool mounted. It was told that its attributes are
+    /// old, but where only an owner may do something it compares the one that it has with the caller, without a GETATTR: it
+    /// would refuse the new owner until somebody looks. Others than directories are looked up by their number; of a directory
+    /// that would be a second name, which the kernel does not allow.
+    ///
+    /// Nothing is done in a process that does not see the mount: `forebay-mount` refuses the old owner in any case.
+    #[cold]
+    pub(crate) fn show_owner(&self, entry: &Entry) {
+        // Under the preload library this path is the kernel's, also where the mount is the prefix.
+        let (mut at, mut path) = (PathBuffer::new(), PathBuffer::new());
+        let mut show = || -> Result<(), Code> {
+            self.sees_mount(&mut at)?;
+            path.set(b"/proc/self/root")?;
+            path.push(at.as_bytes())?;
+            if entry.attr.is_directory() {
+                let mut inside = PathBuffer::new();
+                self.path_of(entry.attr.ino, &mut inside)?;
+                path.push(inside.as_bytes())?;
+            } else {
+                push_inode_name(&mut path, entry.attr.ino)?;
+            }
+            // SAFETY: an all-zero statx is valid; it is writable for the call, and the path NUL-terminated.
+            unsafe {
+                let mut found: libc::statx = std::mem::zeroed();
+                let flags = libc::AT_STATX_FORCE_SYNC | libc::AT_SYMLINK_NOFOLLOW;
+                let (here, mask) = (libc::AT_FDCWD, libc::STATX_UID | libc::STATX_GID);
+                libc::syscall(libc::SYS_statx, here, path.as_c_str_ptr(), flags, mask, &raw mut found);
+            }
+            Ok(())
+        };
+        // Without a mount there is nothing to show.
+        let _ = show();
     }
 
     /// True for a descriptor that was opened by a path of [`Pool::lead_to_mount`], `kernel` being what `fstat` gave for it.

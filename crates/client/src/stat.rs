@@ -7,7 +7,6 @@ use std::os::fd::RawFd;
 use forebay_data::BackingName;
 use forebay_types::{Attr, BackingAttr, Code, Entry, Ino, Kind, Layout, Timestamp};
 
-use crate::descriptor::opened_as;
 use crate::errno;
 use crate::path::{PathBuffer, Place};
 use crate::pool::{Door, Pool};
@@ -290,10 +289,9 @@ impl Pool {
                 st.st_ino = ino.0;
                 st.st_nlink = 0;
                 if st.st_mode & libc::S_IFMT == libc::S_IFREG {
-                    // As it was when this process opened it; after exec nobody remembers.
-                    let (mode, uid, gid) =
-                        opened_as(ino).unwrap_or((libc::S_IFREG | 0o600, st.st_uid, st.st_gid));
-                    (st.st_mode, st.st_uid, st.st_gid) = (mode, uid, gid);
+                    (st.st_mode, st.st_uid, st.st_gid) = crate::nameless::owned(fd, ino, kernel);
+                } else if let Some(owned) = crate::nameless::changed(fd, ino) {
+                    (st.st_mode, st.st_uid, st.st_gid) = owned;
                 }
                 return Some(st);
             }

@@ -81,7 +81,7 @@ impl Pool {
         if !attr.is_directory() {
             return Err(Code::NotDirectory);
         }
-        check_owner(&attr)?;
+        check_owner(attr.uid)?;
         self.set_attr(dir, SetAttr { width_of_new: Some(width), ..SetAttr::default() }).map(drop)
     }
 
@@ -95,7 +95,7 @@ impl Pool {
         if !attr.is_directory() {
             return Err(Code::NotDirectory);
         }
-        check_owner(&attr)?;
+        check_owner(attr.uid)?;
         self.ask_then(&Request::SetWidth { ino: dir, width }, |reply| match reply {
             Reply::Parts(parts) => Ok(parts),
             _ => Err(Code::Malformed),

@@ -8,21 +8,17 @@ use crate::pool::{caller, Door, Pool};
 use crate::walk::{permits, READ, WRITE};
 
 /// Checks the namespace rules of xattr(7); reading or listing a hidden one is as if it were not there.
-fn check_name(attr: &Attr, name: &[u8], write: bool) -> Result<(), Code> {
+pub(crate) fn check_name((mode, uid, gid): (u32, u32, u32), name: &[u8], write: bool) -> Result<(), Code> {
     if name.is_empty() || name.len() > XATTR_NAME_MAX {
         return Err(Code::Range);
     }
     let root = caller().uid == 0;
     if name.starts_with(b"user.") && name.len() > 5 {
-        if !attr.is_file() && !attr.is_directory() {
+        if !matches!(mode & libc::S_IFMT, libc::S_IFREG | libc::S_IFDIR) {
             return Err(if write { Code::NotPermitted } else { Code::NoAttribute });
         }
         let want = if write { WRITE } else { READ };
-        return if permits((attr.mode, attr.uid, attr.gid), want, false) {
-            Ok(())
-        } else {
-            Err(Code::AccessDenied)
-        };
+        return if permits((mode, uid, gid), want, false) { Ok(()) } else { Err(Code::AccessDenied) };
     }
     if name.starts_with(b"trusted.") {
         return match (root, write) {
@@ -36,6 +32,10 @@ fn check_name(attr: &Attr, name: &[u8], write: bool) -> Result<(), Code> {
     }
     // POSIX ACLs are not enforced here, so they are not stored either: programs fall back to the mode.
     Err(Code::NotSupported)
+}
+
+fn owned(attr: &Attr) -> (u32, u32, u32) {
+    (attr.mode, attr.uid, attr.gid)
 }
 
 impl Pool {
@@ -90,7 +90,7 @@ impl Pool {
 
     /// [`Pool::get_xattr`] of an inode.
     pub fn get_xattr_inode(&self, ino: Ino, name: &[u8], value: &mut [u8]) -> Result<usize, Code> {
-        check_name(&self.get_attr(ino)?.attr, name, false)?;
+        check_name(owned(&self.get_attr(ino)?.attr), name, false)?;
         self.ask_long(&Request::GetXattr { ino, name }, |reply| copy_bytes(reply, value))
     }
 
@@ -99,7 +99,7 @@ impl Pool {
         if value.len() > XATTR_VALUE_MAX {
             return Err(Code::TooBig);
         }
-        check_name(&self.get_attr(ino)?.attr, name, true)?;
+        check_name(owned(&self.get_attr(ino)?.attr), name, true)?;
         let request = Request::SetXattr { ino, name, value, flags };
         if value.len() > 256 {
             return self.ask_long(&request, |_| Ok(()));
@@ -128,7 +128,7 @@ impl Pool {
 
     /// [`Pool::remove_xattr`] of an inode.
     pub fn remove_xattr_inode(&self, ino: Ino, name: &[u8]) -> Result<(), Code> {
-        check_name(&self.get_attr(ino)?.attr, name, true)?;
+        check_name(owned(&self.get_attr(ino)?.attr), name, true)?;
         self.ask_then(&Request::RemoveXattr { ino, name }, |_| Ok(()))
     }
 }

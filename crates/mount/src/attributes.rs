@@ -1,5 +1,6 @@
 //! Requests about attributes, extended ones too.
 
+use forebay_client::nameless;
 use forebay_types::{Code, Entry, Ino, SetAttr, TimeSet, Timestamp};
 
 use crate::errno::{check, Errno};
@@ -8,12 +9,21 @@ use crate::handles::Handle;
 use crate::nodes::Seen;
 use crate::opened::{open_backing, reopen};
 use crate::protocol::{self, fattr, Body, Request};
+use crate::rights::{Owned, Rights};
 
 use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
 
-const SET_UID: u32 = 0o4000;
-const SET_GID: u32 = 0o2000;
-const GROUP_EXECUTE: u32 = 0o010;
+/// Where a file's capabilities are.
+const CAPABILITIES: &[u8] = b"security.capability";
+
+/// True for a time that changes get no more: the clock that they are stamped with is past it.
+fn is_past(time: Timestamp) -> bool {
+    const TICKS: std::time::Duration = std::time::Duration::from_millis(100);
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+    let limit = now.saturating_sub(TICKS);
+    (time.sec, time.nsec) < (limit.as_secs() as i64, limit.subsec_nanos())
+}
 
 /// A SETATTR's fields.
 struct Wish {
@@ -63,18 +73,29 @@ impl Wish {
         self.atime != TimeSet::Omit || self.mtime != TimeSet::Omit
     }
 
-    /// The permission bits afterwards, `old` being those before: set-id bits go where Linux drops them. The kernel leaves
-    /// that to the file system (`FUSE_HANDLE_KILLPRIV_V2`), and says nothing but "set attributes" for a write past us.
-    fn mode_after(&self, old: u32, is_file: bool) -> Option<u32> {
-        let mut mode = if self.has(fattr::MODE) { self.mode & 0o7777 } else { old & 0o7777 };
-        let drops = self.has(fattr::KILL_SUIDGID) || self.has(fattr::UID | fattr::GID) || self.is_empty();
-        if drops && is_file && !self.has(fattr::MODE) {
-            mode &= !SET_UID;
-            if mode & GROUP_EXECUTE != 0 {
-                mode &= !SET_GID;
-            }
+    /// Checks that the caller may have it, and gives the permission bits afterwards, where they change. Set-id bits go where
+    /// Linux drops them: the kernel leaves that to the file system (`FUSE_HANDLE_KILLPRIV_V2`). It sends a request without
+    /// any attribute for a chown that names no id, and for a passthrough write, which only a file open for writing has.
+    ///
+    /// Truncation was checked by permission bits that the kernel refreshes, or by the open.
+    fn check(&self, who: Rights, old: Owned, has_writer: bool) -> Result<Option<u32>, Errno> {
+        let id = |bit, id| self.has(bit).then_some(id);
+        who.chown(old, id(fattr::UID, self.uid), id(fattr::GID, self.gid))?;
+        if self.sets_times() {
+            who.set_times(old, self.atime == TimeSet::Now && self.mtime == TimeSet::Now)?;
         }
-        (self.has(fattr::MODE) || mode != old & 0o7777).then_some(mode)
+        if self.has(fattr::MODE) {
+            return who.chmod(old, self.mode & 0o7777).map(Some);
+        }
+        let drops = self.has(fattr::KILL_SUIDGID | fattr::UID | fattr::GID) || self.is_empty();
+        let mode = if drops { who.drop_set_ids(old) } else { old.mode & 0o7777 };
+        if mode == old.mode & 0o7777 {
+            return Ok(None);
+        }
+        if self.is_empty() && !has_writer {
+            who.touch_mode(old)?;
+        }
+        Ok(Some(mode))
     }
 
     fn is_empty(&self) -> bool {
@@ -99,7 +120,7 @@ fn truncate(file: &OwnedFd, size: u64) -> Result<(), Errno> {
 
 impl FileSystem {
     pub(crate) fn getattr(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
-        let (st, entry) = self.stat(self.ino(rq.node))?;
+        let (st, entry) = self.stat(rq.node)?;
         self.put_attr(rq.node, &st, entry.is_some(), out);
         Ok(Outcome::Reply)
     }
@@ -112,31 +133,37 @@ impl FileSystem {
     }
 
     pub(crate) fn statx(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
-        let (st, entry) = self.stat(self.ino(rq.node))?;
+        let (st, entry) = self.stat(rq.node)?;
         let born = entry.map(|entry| (entry.attr.btime.sec, entry.attr.btime.nsec));
         protocol::put_statx_out(out, &st, born, self.attr_belief(rq.node, &st));
         Ok(Outcome::Reply)
     }
 
     pub(crate) fn setattr(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
-        let (wish, ino) = (Wish::read(rq)?, self.ino(rq.node));
+        let (wish, ino, who) = (Wish::read(rq)?, self.ino(rq.node), Rights::of(rq));
         let st = match self.entry(ino)? {
-            Some(entry) => self.set_named(&entry, &wish)?,
+            Some(entry) => self.set_named(rq.node, &entry, &wish, who)?,
             None => {
-                self.set_nameless(ino, &wish)?;
-                self.stat(ino)?.0
+                self.set_nameless(rq.node, &wish, who)?;
+                self.stat(rq.node)?.0
             }
         };
         self.put_attr(rq.node, &st, st.st_nlink > 0, out);
         Ok(Outcome::Reply)
     }
 
-    fn set_named(&self, entry: &Entry, wish: &Wish) -> Result<libc::stat, Errno> {
+    /// True when somebody has an inode open for writing through the mount.
+    fn has_writer(&self, ino: Ino) -> bool {
+        let parts = || matches!(self.handles.parts_of(ino.0).as_deref(), Some(Handle::Parts(file, _)) if file.is_writable());
+        self.nodes.opened(ino.0).is_some_and(|opened| opened.writable().is_some()) || parts()
+    }
+
+    fn set_named(&self, node: u64, entry: &Entry, wish: &Wish, who: Rights) -> Result<libc::stat, Errno> {
         let attr = &entry.attr;
+        let mode = wish.check(who, attr.into(), self.has_writer(self.open_ino(node)))?;
         if wish.has(fattr::SIZE) {
             self.truncate_entry(entry, wish.size)?;
         }
-        let mode = wish.mode_after(attr.mode, attr.is_file());
         let mut set = SetAttr {
             mode,
             uid: wish.has(fattr::UID).then_some(wish.uid),
@@ -157,8 +184,10 @@ impl FileSystem {
     }
 
     /// Sets attributes of what has no name: of its open file, and of what is remembered of it.
-    fn set_nameless(&self, ino: Ino, wish: &Wish) -> Result<(), Errno> {
-        let mut seen = self.nodes.seen(ino.0).ok_or(Errno(libc::ESTALE))?;
+    fn set_nameless(&self, node: u64, wish: &Wish, who: Rights) -> Result<(), Errno> {
+        let mut seen = Seen::of(&self.stat(node)?.0);
+        let ino = self.open_ino(node);
+        let mode = wish.check(who, seen.into(), self.has_writer(ino))?;
         let opened = self.nodes.opened(ino.0);
         let parts = self.handles.parts_of(ino.0);
         let parts = match parts.as_deref() {
@@ -173,13 +202,13 @@ impl FileSystem {
         }
         if let (Some(file), true) = (parts, wish.sets_times()) {
             file.set_times(wish.atime, wish.mtime)?;
-        } else if wish.sets_times() {
+        } else if wish.sets_times() && seen.mode & libc::S_IFMT == libc::S_IFREG {
             let file = opened.and_then(|o| o.any()).ok_or(Errno(libc::ESTALE))?;
             let times = [timespec(wish.atime), timespec(wish.mtime)];
             // SAFETY: the array has two elements, as the call wants.
             check(unsafe { libc::futimens(file.as_raw_fd(), times.as_ptr()) })?;
         }
-        if let Some(mode) = wish.mode_after(seen.mode, seen.mode & libc::S_IFMT == libc::S_IFREG) {
+        if let Some(mode) = mode {
             seen.mode = seen.mode & libc::S_IFMT | mode;
         }
         if wish.has(fattr::UID) {
@@ -187,6 +216,9 @@ impl FileSystem {
         }
         if wish.has(fattr::GID) {
             seen.gid = wish.gid;
+        }
+        if let Some(file) = self.nodes.opened(ino.0).and_then(|opened| opened.any()) {
+            nameless::keep(file.as_raw_fd(), (seen.mode, seen.uid, seen.gid));
         }
         self.nodes.note(ino.0, seen);
         Ok(())
@@ -211,13 +243,52 @@ impl FileSystem {
         let mut f = rq.fields;
         let (room, _, name) = (f.u32()? as usize, f.u32()?, f.name()?);
         let ino = self.ino(rq.node);
-        self.answer_sized(room, out, |value| self.pool.get_xattr_inode(ino, name, value))
+        if name == CAPABILITIES {
+            return self.capabilities(rq, room, out);
+        }
+        self.answer_sized(room, out, |value| match self.pool.get_xattr_inode(ino, name, value) {
+            Err(Code::NotFound) => nameless::get_xattr(self.nameless_file(rq)?.as_raw_fd(), name, value),
+            result => result,
+        })
+    }
+
+    /// Answers with a file's capabilities, for which the kernel asks before the first write after each refresh of attributes. Nearly no
+    /// file has any. That it has none is remembered with the time of its last change, which setting them moves: so the shard
+    /// is asked once. Of a change that is so young that another may have the same time, nothing is remembered.
+    fn capabilities(&self, rq: &Request<'_>, room: usize, out: &mut Body) -> Result<Outcome, Errno> {
+        let ino = self.ino(rq.node);
+        let changed = self.entry(ino)?.map(|entry| entry.attr.ctime);
+        if changed.is_some_and(|changed| self.nodes.is_incapable(ino.0, changed)) {
+            return Err(Errno(libc::ENODATA));
+        }
+        let answer =
+            self.answer_sized(room, out, |value| match self.pool.get_xattr_inode(ino, CAPABILITIES, value) {
+                Err(Code::NotFound) => {
+                    nameless::get_xattr(self.nameless_file(rq)?.as_raw_fd(), CAPABILITIES, value)
+                }
+                result => result,
+            });
+        if let (Err(Errno(libc::ENODATA)), Some(changed)) = (&answer, changed) {
+            if is_past(changed) {
+                self.nodes.note_incapable(ino.0, changed);
+            }
+        }
+        answer
+    }
+
+    /// The open file of an inode without a name, for its extended attributes.
+    fn nameless_file(&self, rq: &Request<'_>) -> Result<Arc<OwnedFd>, Code> {
+        let opened = self.nodes.opened(self.open_ino(rq.node).0);
+        opened.and_then(|opened| opened.any()).ok_or(Code::NotFound)
     }
 
     pub(crate) fn listxattr(&self, rq: &Request<'_>, out: &mut Body) -> Result<Outcome, Errno> {
         let mut f = rq.fields;
         let (room, ino) = (f.u32()? as usize, self.ino(rq.node));
-        self.answer_sized(room, out, |names| self.pool.list_xattr_inode(ino, names))
+        self.answer_sized(room, out, |names| match self.pool.list_xattr_inode(ino, names) {
+            Err(Code::NotFound) => nameless::list_xattr(self.nameless_file(rq)?.as_raw_fd(), names),
+            result => result,
+        })
     }
 
     /// Answers with a value, or when the kernel has no room for one with its length.
@@ -244,13 +315,37 @@ impl FileSystem {
     pub(crate) fn setxattr(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
         let mut f = rq.fields;
         let (size, flags, name) = (f.u32()? as usize, f.u32()?, f.name()?);
-        self.pool.set_xattr_inode(self.ino(rq.node), name, f.bytes(size)?, flags)?;
+        let value = f.bytes(size)?;
+        self.check_xattr(rq, name)?;
+        match self.pool.set_xattr_inode(self.ino(rq.node), name, value, flags) {
+            Err(Code::NotFound) => {
+                nameless::set_xattr(self.nameless_file(rq)?.as_raw_fd(), name, value, flags)?;
+            }
+            result => result?,
+        }
         Ok(Outcome::Reply)
     }
 
     pub(crate) fn removexattr(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
         let mut f = rq.fields;
-        self.pool.remove_xattr_inode(self.ino(rq.node), f.name()?)?;
+        let name = f.name()?;
+        self.check_xattr(rq, name)?;
+        match self.pool.remove_xattr_inode(self.ino(rq.node), name) {
+            Err(Code::NotFound) => nameless::remove_xattr(self.nameless_file(rq)?.as_raw_fd(), name)?,
+            result => result?,
+        }
         Ok(Outcome::Reply)
+    }
+
+    /// Checks a change of an extended attribute as far as it depends on the owner: who may change those of other name spaces
+    /// than `user.` follows from the caller alone, and permission bits the kernel refreshes.
+    fn check_xattr(&self, rq: &Request<'_>, name: &[u8]) -> Result<(), Errno> {
+        if rq.uid == 0 || !name.starts_with(b"user.") {
+            return Ok(());
+        }
+        match self.entry(self.ino(rq.node))? {
+            Some(entry) => Rights::of(rq).set_user_xattr(Owned::from(&entry.attr)),
+            None => Ok(()),
+        }
     }
 }

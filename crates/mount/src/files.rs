@@ -16,6 +16,7 @@ use crate::protocol::{
     self, fopen, Body, Request, FSYNC_FDATASYNC, OPEN_KILL_SUIDGID, RELEASE_FLOCK_UNLOCK, WRITE_CACHE,
     WRITE_KILL_SUIDGID,
 };
+use crate::rights::{Owned, Rights};
 
 /// Largest write that the kernel sends, and read that it asks for: as many pages as it takes.
 pub(crate) const TRANSFER_BYTES_MAX: usize = 1 << 20;
@@ -25,6 +26,11 @@ const HANDLE_FLAGS: i32 = libc::O_APPEND | libc::O_SYNC | libc::O_DSYNC;
 
 fn writes(flags: i32) -> bool {
     flags & libc::O_ACCMODE != libc::O_RDONLY
+}
+
+/// True for an open whose mappings can be stored to: a mapping can always be read.
+fn maps_for_writing(flags: i32) -> bool {
+    flags & libc::O_ACCMODE == libc::O_RDWR
 }
 
 /// What an open is answered.
@@ -52,7 +58,7 @@ impl FileSystem {
         let ino = self.ino(rq.node);
         let truncates = flags & libc::O_TRUNC != 0;
         if truncates && open_flags & OPEN_KILL_SUIDGID != 0 {
-            self.drop_set_ids(ino)?;
+            self.drop_set_ids(rq, ino)?;
         }
         let entry = self.entry(ino)?;
         let answer = self.open_node(ino, entry.as_ref(), flags).map_err(|e| match e {
@@ -89,7 +95,7 @@ impl FileSystem {
             return Ok(Answer::requests(self.handles.add(Handle::Parts(Box::new(file), appends))));
         }
         let opened = self.nodes.open(ino.0);
-        if writes(flags) && self.nodes.note_writer(ino.0) && !self.in_memory {
+        if maps_for_writing(flags) && self.nodes.note_writer(ino.0) {
             self.disbelieve(ino.0);
         }
         let answer = opened.open(self.pool, self.registrar(), writes(flags)).and_then(|id| match id {
@@ -187,7 +193,9 @@ impl FileSystem {
             self.nodes.close(ino.0);
             let _ = self.pool.unlink_in(parent, name);
         })?;
-        self.nodes.note_writer(ino.0);
+        if maps_for_writing(flags) {
+            self.nodes.note_writer(ino.0);
+        }
         if !writes(flags) {
             opened.end_write();
         }
@@ -220,18 +228,17 @@ impl FileSystem {
             self.nodes.forget(node, 1);
         })?;
         self.note_nameless(node);
-        let st = self.stat(Ino(node))?.0;
+        let st = self.stat(node)?.0;
         protocol::put_entry_out(out, node, &st, protocol::Belief::NONE, protocol::Belief::NONE);
         protocol::put_open_out(out, answer.handle, answer.flags, answer.backing);
         Ok(Outcome::Reply)
     }
 
     /// Drops the set-id bits of a file that somebody without the right to keep them writes.
-    fn drop_set_ids(&self, ino: Ino) -> Result<(), Errno> {
+    fn drop_set_ids(&self, rq: &Request<'_>, ino: Ino) -> Result<(), Errno> {
         let Some(entry) = self.entry(ino)? else { return Ok(()) };
-        let mode = entry.attr.mode & 0o7777;
-        let kept = if mode & 0o010 != 0 { mode & !0o6000 } else { mode & !0o4000 };
-        if kept != mode {
+        let kept = Rights::of(rq).drop_set_ids(Owned::from(&entry.attr));
+        if kept != entry.attr.mode & 0o7777 {
             self.pool.set_attr(ino, SetAttr { mode: Some(kept), ..SetAttr::default() })?;
         }
         Ok(())
@@ -275,7 +282,7 @@ impl FileSystem {
         f.skip(16)?;
         let bytes = f.bytes(size)?;
         if write_flags & WRITE_KILL_SUIDGID != 0 {
-            self.drop_set_ids(self.ino(rq.node))?;
+            self.drop_set_ids(rq, self.ino(rq.node))?;
         }
         let written = match &*handle {
             Handle::Parts(file, true) if write_flags & WRITE_CACHE == 0 => file.append(bytes)?,
@@ -379,7 +386,7 @@ impl FileSystem {
 
     /// Of several backing files, and of those of other nodes, all is data, up to the end.
     fn seek_in_parts(&self, node: u64, offset: u64, whence: i32) -> Result<u64, Errno> {
-        let size = self.stat(self.ino(node))?.0.st_size as u64;
+        let size = self.stat(node)?.0.st_size as u64;
         match whence {
             _ if offset >= size => Err(Errno(libc::ENXIO)),
             libc::SEEK_DATA => Ok(offset),

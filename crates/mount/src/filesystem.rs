@@ -4,13 +4,14 @@
 //! they ask the client library, like any other door. Node numbers are the pool's inode numbers, except the root's, which
 //! is 1, and those of files without a name ([`TEMPORARY`]).
 //!
-//! Permission was checked by the kernel (`default_permissions`), by the attributes that it was told.
+//! The kernel checks permissions (`default_permissions`) by the attributes that it was told; where it may know an old owner,
+//! they are checked here again ([`crate::rights`]).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use forebay_client::Pool;
+use forebay_client::{nameless, Pool};
 use forebay_types::{Caller, Code, Entry, Ino};
 
 use crate::belief::Beliefs;
@@ -22,6 +23,7 @@ use crate::handles::{Handle, Handles};
 use crate::locks::Locks;
 use crate::moved::Moved;
 use crate::nodes::{Nodes, Seen};
+use crate::opened::{is_unwritten, open_backing};
 use crate::protocol::{self, op, Belief, Body, Request, ROOT_NODE};
 use crate::registrar::Registrar;
 
@@ -53,8 +55,6 @@ pub enum DataPath {
 pub struct FileSystem {
     pub(crate) pool: &'static Pool,
     pub(crate) root: Ino,
-    /// The target is a tmpfs: stores through mappings move no times.
-    pub(crate) in_memory: bool,
     pub(crate) device: Arc<Device>,
     /// Who registers files for passthrough, once it is known that this is allowed.
     pub(crate) registrar: OnceLock<Arc<Registrar>>,
@@ -77,7 +77,6 @@ impl FileSystem {
         Ok(FileSystem {
             pool,
             root: pool.root()?,
-            in_memory: pool.is_in_memory(),
             device,
             registrar: OnceLock::new(),
             nodes: Nodes::new(),
@@ -141,26 +140,40 @@ impl FileSystem {
         }
     }
 
-    /// Attributes of an inode, also of one that has no name any more.
-    pub(crate) fn stat(&self, ino: Ino) -> Result<(libc::stat, Option<Entry>), Errno> {
+    /// Attributes of a node's inode, also of one that has no name any more.
+    pub(crate) fn stat(&self, node: u64) -> Result<(libc::stat, Option<Entry>), Errno> {
         for _ in 0..2 {
-            let Some(entry) = self.entry(ino)? else { break };
-            match self.pool.stat_entry(&entry) {
+            let Some(entry) = self.entry(self.ino(node))? else { break };
+            match self.stat_entry(node, &entry) {
                 Ok(st) => return Ok((st, Some(entry))),
                 Err(Code::Stale | Code::NotFound) => {} // removed between the two
                 Err(code) => return Err(code.into()),
             }
         }
-        self.stat_nameless(ino).map(|st| (st, None))
+        self.stat_nameless(self.open_ino(node)).map(|st| (st, None))
+    }
+
+    /// Attributes of an inode that has a name. An open file need not be looked up on the target.
+    fn stat_entry(&self, node: u64, entry: &Entry) -> Result<libc::stat, Code> {
+        let is_one = entry.attr.is_file() && self.pool.is_one_here(&entry.layout);
+        let opened = if is_one { self.nodes.opened(self.open_ino(node).0) } else { None };
+        match opened.and_then(|opened| opened.any()).map(|file| fstat(&file)) {
+            Some(Ok(backing)) => Ok(self.pool.stat_opened(entry, &backing)),
+            _ => self.pool.stat_entry(entry),
+        }
     }
 
     /// Attributes of an inode without a name: what it was, and what its open file is.
     fn stat_nameless(&self, ino: Ino) -> Result<libc::stat, Errno> {
-        let seen = self.nodes.seen(ino.0).ok_or(Errno(libc::ESTALE))?;
+        let mut seen = self.nodes.seen(ino.0).ok_or(Errno(libc::ESTALE))?;
         // SAFETY: an all-zero stat is valid.
         let mut st: libc::stat = unsafe { std::mem::zeroed() };
         if let Some(file) = self.nodes.opened(ino.0).and_then(|opened| opened.any()) {
             st = fstat(&file)?;
+            // Another interface may have changed them since.
+            if let Some((mode, uid, gid)) = nameless::kept(std::os::fd::AsRawFd::as_raw_fd(&*file)) {
+                seen = Seen { mode, uid, gid };
+            }
         } else if let Some(Handle::Parts(file, _)) = self.handles.parts_of(ino.0).as_deref() {
             st = file.stat()?;
         }
@@ -201,8 +214,21 @@ impl FileSystem {
         if !is_told || node >= TEMPORARY || self.has_twin(st.st_ino) {
             return Belief::NONE;
         }
-        // Writes through the mount the kernel knows of; stores through mappings move no times of a tmpfs.
-        self.beliefs.attr(st, || !self.in_memory && self.nodes.was_written(st.st_ino))
+        // Writes through the mount the kernel knows of.
+        self.beliefs.attr(st, || self.may_be_stored_to(st.st_ino))
+    }
+
+    /// True when stores through a mapping may move an inode's times, of which the kernel's FUSE part hears nothing. A mapping
+    /// may outlive the last close: then the backing file gives no read lease.
+    fn may_be_stored_to(&self, ino: u64) -> bool {
+        if !self.nodes.was_written(ino) {
+            return false;
+        }
+        let is_mapped = || {
+            let file = self.pool.get_attr(Ino(ino)).and_then(|e| open_backing(self.pool, &e, libc::O_RDONLY));
+            file.map_or(true, |file| !is_unwritten(&file))
+        };
+        self.nodes.is_open(ino) || is_mapped() || !self.nodes.forget_writer(ino)
     }
 
     /// The same of an inode that a name leads to. The kernel may not know it yet, until it has read the reply: what it is

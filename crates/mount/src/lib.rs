@@ -34,6 +34,7 @@ pub mod place;
 pub mod program;
 mod protocol;
 mod registrar;
+mod rights;
 mod session;
 mod splice;
 

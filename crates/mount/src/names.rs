@@ -7,6 +7,7 @@ use crate::errno::Errno;
 use crate::filesystem::{FileSystem, Outcome, TEMPORARY};
 use crate::nodes::Seen;
 use crate::protocol::{self, Body, Request};
+use crate::rights::{Owned, Rights};
 
 /// Looks at a name that is being replaced again and again, before it is given up.
 const LOOKS_MAX: u32 = 4096;
@@ -54,16 +55,16 @@ impl FileSystem {
         Err(Errno(libc::ENOENT))
     }
 
-    /// A regular file by its number, for programs of the pool's own user that found it without the mount. Others would get
+    /// What is no directory by its number, for programs of the pool's own user that found it without the mount. Others would get
     /// past the permissions of the directories above it.
     fn lookup_inode(&self, uid: u32, ino: Ino, out: &mut Body) -> Result<Outcome, Errno> {
         // SAFETY: cannot fail.
         let me = unsafe { libc::geteuid() };
         let entry = self.pool.get_attr(ino)?;
-        if !entry.attr.is_file() || uid != 0 && uid != me {
+        if entry.attr.is_directory() || uid != 0 && uid != me {
             return Err(Errno(libc::ENOENT));
         }
-        if self.pool.is_one_here(&entry.layout) {
+        if entry.attr.is_file() && self.pool.is_one_here(&entry.layout) {
             self.keep_for_a_moment(ino)?;
         }
         let st = self.pool.stat_entry(&entry)?;
@@ -142,6 +143,9 @@ impl FileSystem {
         if ino.0 >= TEMPORARY {
             return self.link_temporary(source, parent, name, out);
         }
+        if rq.uid != 0 {
+            Rights::of(rq).link(self.owned(ino)?)?;
+        }
         let entry = self.pool.link_in(ino, parent, name)?;
         self.made(parent, name, &entry, out)
     }
@@ -168,6 +172,7 @@ impl FileSystem {
     pub(crate) fn unlink(&self, rq: &Request<'_>, answer: impl FnOnce()) -> Result<Outcome, Errno> {
         let mut f = rq.fields;
         let (parent, name) = (self.ino(rq.node), f.name()?);
+        self.check_removal(rq, parent, name)?;
         self.settle_nameless();
         let (mut answer, mut victim) = (Some(answer), None);
         let likely = self.pool.lookup(parent, name).ok().map(|entry| entry.attr.ino);
@@ -196,8 +201,20 @@ impl FileSystem {
 
     pub(crate) fn rmdir(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
         let mut f = rq.fields;
-        self.pool.remove_directory_in(self.ino(rq.node), f.name()?)?;
+        let (parent, name) = (self.ino(rq.node), f.name()?);
+        self.check_removal(rq, parent, name)?;
+        self.pool.remove_directory_in(parent, name)?;
         Ok(Outcome::Reply)
+    }
+
+    fn owned(&self, ino: Ino) -> Result<Owned, Code> {
+        self.pool.get_attr(ino).map(|entry| Owned::from(&entry.attr))
+    }
+
+    /// Checks that the caller may take a name away, as far as the kernel may know an old owner.
+    fn check_removal(&self, rq: &Request<'_>, parent: Ino, name: &[u8]) -> Result<(), Errno> {
+        let victim = || self.pool.lookup(parent, name).map(|entry| Owned::from(&entry.attr));
+        Rights::of(rq).remove(|| self.owned(parent), victim)
     }
 
     pub(crate) fn rename(&self, rq: &Request<'_>, with_flags: bool) -> Result<Outcome, Errno> {
@@ -209,6 +226,10 @@ impl FileSystem {
             f.u32()?;
         }
         let (name, new_name) = (f.name()?, f.name()?);
+        self.check_removal(rq, self.ino(rq.node), name)?;
+        if flags & forebay_types::RENAME_NOREPLACE == 0 {
+            self.check_removal(rq, new_parent, new_name)?;
+        }
         let victim = self.pool.lookup(new_parent, new_name).map(|entry| entry.attr.ino);
         self.pool.rename_in(self.ino(rq.node), name, new_parent, new_name, flags)?;
         if flags == 0 {

@@ -9,6 +9,8 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use forebay_types::Timestamp;
+
 use crate::opened::Opened;
 
 const PARTS: usize = 64;
@@ -48,6 +50,12 @@ impl Seen {
     }
 }
 
+impl From<Seen> for crate::rights::Owned {
+    fn from(Seen { mode, uid, gid }: Seen) -> Self {
+        Self { mode, uid, gid }
+    }
+}
+
 /// Where a directory is: the node of its parent, and its name there.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Place {
@@ -63,8 +71,10 @@ struct Node {
     /// Opens that were not released.
     opens: u32,
     opened: Option<Arc<Opened>>,
-    /// It was opened for writing: a mapping may have outlived the last close.
+    /// It was opened for reading and writing: there may be a mapping that can be stored to, also after the last close.
     written: bool,
+    /// When it was changed last, of one that has no file capabilities since.
+    incapable_since: Option<Timestamp>,
     /// Of a directory in a pool of several nodes: where the kernel was told that it is.
     place: Option<Box<Place>>,
 }
@@ -158,7 +168,7 @@ impl Nodes {
         true
     }
 
-    /// Notes that an inode is opened for writing; true the first time.
+    /// Notes that an inode is opened for reading and writing; true the first time.
     pub(crate) fn note_writer(&self, ino: u64) -> bool {
         match self.part(ino).get_mut(&ino) {
             Some(node) => !std::mem::replace(&mut node.written, true),
@@ -166,10 +176,39 @@ impl Nodes {
         }
     }
 
-    /// True when an inode was opened for writing: stores through a mapping may move its times, of which the kernel's file
+    /// True when an inode was opened for reading and writing: stores through a mapping may move its times, of which the kernel's file
     /// system knows nothing, also after the last close.
     pub(crate) fn was_written(&self, ino: u64) -> bool {
         self.part(ino).get(&ino).is_some_and(|node| node.written)
+    }
+
+    /// Notes that nothing can store to an inode any more; false when it was opened meanwhile.
+    pub(crate) fn forget_writer(&self, ino: u64) -> bool {
+        match self.part(ino).get_mut(&ino) {
+            Some(node) if node.opens == 0 => {
+                node.written = false;
+                true
+            }
+            Some(_) => false,
+            None => true,
+        }
+    }
+
+    /// True when an inode is open.
+    pub(crate) fn is_open(&self, ino: u64) -> bool {
+        self.part(ino).get(&ino).is_some_and(|node| node.opens > 0)
+    }
+
+    /// Notes that an inode has no file capabilities, `changed` being when it was changed last.
+    pub(crate) fn note_incapable(&self, ino: u64, changed: Timestamp) {
+        if let Some(node) = self.part(ino).get_mut(&ino) {
+            node.incapable_since = Some(changed);
+        }
+    }
+
+    /// True when it was noted that an inode has no file capabilities, and it was not changed since.
+    pub(crate) fn is_incapable(&self, ino: u64, changed: Timestamp) -> bool {
+        self.part(ino).get(&ino).is_some_and(|node| node.incapable_since == Some(changed))
     }
 
     /// Notes where a directory is that the kernel knows; where it was before, if that was elsewhere.
@@ -229,6 +268,18 @@ mod tests {
         assert!(nodes.is_place(&place(2, b"a")) && !nodes.is_place(&place(1, b"a")));
         nodes.forget(7, 1);
         assert!(!nodes.is_place(&place(2, b"a")));
+    }
+
+    #[test]
+    fn writer_is_forgotten_only_while_nothing_is_open() {
+        let nodes = Nodes::new();
+        nodes.mention(7, Seen::default());
+        nodes.open(7);
+        assert!(nodes.note_writer(7) && !nodes.note_writer(7));
+        assert!(!nodes.forget_writer(7) && nodes.was_written(7));
+        nodes.close(7);
+        assert!(nodes.forget_writer(7) && !nodes.was_written(7));
+        assert!(nodes.note_writer(7), "the kernel is told again");
     }
 
     #[test]

@@ -187,6 +187,8 @@ pub(crate) struct Request<'a> {
     pub(crate) node: u64,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
+    /// The thread that makes the call; 0 when it lies in a process namespace that is not seen from here.
+    pub(crate) thread: u32,
     pub(crate) fields: Fields<'a>,
 }
 
@@ -197,12 +199,12 @@ impl<'a> Request<'a> {
         let len = f.u32()? as usize;
         let opcode = f.u32()?;
         let (unique, node) = (f.u64()?, f.u64()?);
-        let (uid, gid, _pid) = (f.u32()?, f.u32()?, f.u32()?);
+        let (uid, gid, thread) = (f.u32()?, f.u32()?, f.u32()?);
         // Extensions lie behind the body, counted in units of 8 bytes.
         let extension_bytes = usize::from(f.u16()?) * 8;
         let end = len.checked_sub(extension_bytes).ok_or(Short)?;
         let fields = Fields::new(bytes.get(IN_HEADER_BYTES..end).ok_or(Short)?);
-        Ok(Request { opcode, unique, node, uid, gid, fields })
+        Ok(Request { opcode, unique, node, uid, gid, thread, fields })
     }
 }
 

@@ -153,3 +153,97 @@ fn file_that_was_looked_at_before_the_first_program_came_shows_what_that_writes(
     assert_eq!(place.preloaded("printf more >> /forebay/f && echo done"), "done\n");
     assert_eq!(fs::metadata(&path).unwrap().len(), 5);
 }
+
+#[test]
+fn open_files_without_a_name_take_every_change_of_attributes() {
+    if Command::new("cc").arg("--version").output().is_err() {
+        return eprintln!("skipped: there is no C compiler");
+    }
+    let Some(place) = Place::mounted() else { return };
+    // The table of calls and ways to have no name that the preload library is tested with.
+    let sources = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../preload/tests/calls");
+    let sources = fs::read_dir(sources).unwrap().map(|entry| entry.unwrap().path());
+    let program = place.dir.join("calls");
+    let mut compiler = Command::new("cc");
+    compiler.args(["-std=gnu11", "-w", "-O1", "-pthread", "-o"]).arg(&program);
+    let built = compiler.args(sources.filter(|path| path.extension().is_some_and(|e| e == "c"))).status();
+    assert!(built.unwrap().success());
+    let at = place.file("here");
+    fs::create_dir(&at).unwrap();
+    let output = Command::new(&program).arg(&at).arg("nameless").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    place.is_clean();
+}
+
+/// Stores through a shared mapping, and says by which call its times move: at once, as on Linux, or only later.
+const STORES: &str = r#"
+import mmap, os, sys, time
+def facts(path):
+    st = os.stat(path)
+    return st.st_mtime_ns, st.st_ctime_ns
+for closes in (False, True):
+    path = '%s/stored-%s' % (sys.argv[1], closes)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    os.ftruncate(fd, 8192)
+    memory = mmap.mmap(fd, 8192, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
+    if closes:
+        os.close(fd)
+    before = facts(path)
+    time.sleep(0.03)
+    memory[0:1] = b'x'
+    memory.flush()
+    after = facts(path)
+    time.sleep(0.03)
+    open(path, 'rb').read()
+    print('moved' if after[0] > before[0] and after[1] > before[1] else 'same', 'moved later' if facts(path) != after else 'same')
+"#;
+
+#[test]
+fn store_through_a_mapping_moves_times_at_once() {
+    if Command::new("python3").arg("-V").output().is_err() {
+        return eprintln!("skipped: there is no python3");
+    }
+    let Some(place) = Place::mounted() else { return };
+    let plain = std::path::PathBuf::from(format!("/dev/shm/fbm-stored-{}", std::process::id()));
+    let said = |at: &std::path::Path| {
+        // Nobody else uses the pool: the kernel keeps attributes of files.
+        let output = Command::new("python3").args(["-c", STORES]).arg(at).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    fs::create_dir(&plain).unwrap();
+    let linux = std::panic::catch_unwind(|| said(&plain));
+    fs::remove_dir_all(&plain).unwrap();
+    assert_eq!(said(&place.mnt()), linux.unwrap());
+}
+
+#[test]
+fn names_made_after_a_file_are_not_older_and_files_made_after_a_name_are_not_either() {
+    let Some(place) = Place::mounted() else { return };
+    let file = File::create(place.file("f")).unwrap();
+    let line = |i: usize, at: &std::path::Path| {
+        let changed = |name: &str| {
+            let st = fs::symlink_metadata(at.join(name)).unwrap();
+            (st.mtime(), st.mtime_nsec())
+        };
+        let write = || {
+            (&file).write_all(b"x").unwrap();
+            changed("f")
+        };
+        // Read between two changes, so that the second gets an exact time from kernels that have any.
+        write();
+        let first = write();
+        let name = format!("d{i}");
+        fs::create_dir(at.join(&name)).unwrap();
+        let made = changed(&name);
+        assert!(first <= made, "{name} is older than what was written before: {first:?} {made:?}");
+        let last = write();
+        assert!(made <= last, "f is older than {name}: {made:?} {last:?}");
+        let link = format!("l{i}");
+        std::os::unix::fs::symlink("f", at.join(&link)).unwrap();
+        assert!(last <= changed(&link), "{link} is older than what was written before");
+    };
+    for i in 0..200 {
+        line(i, &place.mnt());
+    }
+}

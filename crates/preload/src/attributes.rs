@@ -4,8 +4,9 @@ use std::os::raw::{c_char, c_int};
 
 use libc::{gid_t, mode_t, off_t, uid_t};
 
+use crate::door::Pool;
 use crate::interpose::{answer_int, guard, raw};
-use crate::{descriptor, real, route, stat};
+use crate::{descriptor, magic, real, route, stat};
 
 const HERE: c_int = libc::AT_FDCWD;
 
@@ -14,6 +15,12 @@ unsafe fn chmod_any(dirfd: c_int, path: *const c_char, mode: mode_t, flags: c_in
     let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
     // SAFETY: libc's contract.
     unsafe {
+        if follow {
+            let nameless = |fd, pool: Pool, ino| (pool.door.chmod_open)(pool.handle, fd, ino, mode) as isize;
+            if let Some(result) = magic::nameless(path, nameless) {
+                return result;
+            }
+        }
         route::on_path(
             dirfd,
             path,
@@ -43,6 +50,13 @@ unsafe fn chown_any(dirfd: c_int, path: *const c_char, uid: uid_t, gid: gid_t, f
         }
         let (path, flags) = stat::here_for_empty(path, flags);
         let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
+        if follow {
+            let nameless =
+                |fd, pool: Pool, ino| (pool.door.chown_open)(pool.handle, fd, ino, uid, gid) as isize;
+            if let Some(result) = magic::nameless(path, nameless) {
+                return result;
+            }
+        }
         route::on_path(
             dirfd,
             path,
@@ -62,7 +76,7 @@ fn fchown_any(fd: c_int, uid: uid_t, gid: gid_t) -> isize {
     match descriptor::inode_of(fd) {
         Some((pool, ino)) => {
             // SAFETY: the handle is attached.
-            guard(|| unsafe { (pool.door.chown_inode)(pool.handle, ino, uid, gid) as isize })
+            guard(|| unsafe { (pool.door.chown_open)(pool.handle, fd, ino, uid, gid) as isize })
         }
         // SAFETY: it touches no memory.
         None => unsafe { system_call!(libc::SYS_fchown, fd, uid, gid) },
@@ -92,7 +106,7 @@ interpose! {
     fchmod = fn(fd: c_int, mode: mode_t) -> c_int {
         answer_int(match descriptor::inode_of(fd) {
             // SAFETY: the handle is attached.
-            Some((pool, ino)) => guard(|| unsafe { (pool.door.chmod_inode)(pool.handle, ino, mode) as isize }),
+            Some((pool, ino)) => guard(|| unsafe { (pool.door.chmod_open)(pool.handle, fd, ino, mode) as isize }),
             // SAFETY: it touches no memory.
             None => unsafe { system_call!(libc::SYS_fchmod, fd, mode) },
         })

@@ -19,11 +19,11 @@ pub(crate) enum Leads {
 /// False when a path is certainly the kernel's, as far as its text and its start tell.
 ///
 /// # Safety
-/// `path` is null or a C string.
+/// `path` is wild or a C string.
 #[inline(always)]
 pub(crate) unsafe fn may_lead_to_pool(dirfd: c_int, path: *const c_char) -> bool {
     let prefix = settings::prefix();
-    if prefix.is_empty() || path.is_null() {
+    if prefix.is_empty() || path::is_wild(path) {
         return false;
     }
     // SAFETY: a C string has a first byte.

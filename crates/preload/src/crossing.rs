@@ -25,7 +25,7 @@ static NO_OPENAT2: AtomicBool = AtomicBool::new(false);
 /// `path` is null or a C string and lies not in `out`.
 pub(crate) unsafe fn crossing(dirfd: c_int, path: *const c_char, follow: bool, out: &mut Buffer) -> bool {
     let prefix = settings::prefix();
-    if prefix.is_empty() || path.is_null() {
+    if prefix.is_empty() || crate::path::is_wild(path) {
         return false;
     }
     // SAFETY: not null; the caller's promise.

@@ -148,7 +148,7 @@ pub(crate) fn path(out: &mut Buffer) -> Option<isize> {
 /// `path` is null or a C string.
 pub(crate) unsafe fn is_removed(dirfd: c_int, path: *const c_char) -> bool {
     // SAFETY: the caller's promise; the second byte is read only behind a first that is not the end.
-    let is_here = !path.is_null() && unsafe { *path as u8 == b'.' && *path.add(1) == 0 };
+    let is_here = !crate::path::is_wild(path) && unsafe { *path as u8 == b'.' && *path.add(1) == 0 };
     if dirfd != libc::AT_FDCWD || !is_here || STATE.load(Ordering::Relaxed) == KERNEL {
         return false;
     }

@@ -38,7 +38,7 @@ unsafe fn exec_any(dirfd: c_int, path: *const c_char, argv: Strings, envp: Strin
         let tried = !may_lead_to_pool(dirfd, path);
         if tried {
             let result = kernel(dirfd, path, argv, envp, flags);
-            if result != ENOENT || settings::prefix_bytes() == 0 || path.is_null() {
+            if result != ENOENT || settings::prefix_bytes() == 0 || path::is_wild(path) {
                 return result;
             }
         }
@@ -99,7 +99,7 @@ pub(crate) fn search_path() -> &'static [u8] {
     // SAFETY: C strings; as libc's own exec calls, this reads the environment as it is.
     unsafe {
         let path = libc::getenv(c"PATH".as_ptr());
-        if path.is_null() {
+        if path::is_wild(path) {
             DEFAULT_PATH
         } else {
             path::bytes(path)

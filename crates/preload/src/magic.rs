@@ -155,6 +155,35 @@ pub(crate) fn place(path: &[u8], follow: bool) -> Result<Option<(Pool, Place)>, 
     }))
 }
 
+/// The inode without a name that a path leads to, if all of the path is such a link, and a call's answer for its descriptor.
+///
+/// # Safety
+/// `path` is wild or a C string.
+#[inline(always)]
+pub(crate) unsafe fn nameless(
+    path: *const c_char,
+    body: impl FnOnce(c_int, Pool, u64) -> isize,
+) -> Option<isize> {
+    // SAFETY: the caller's promise; a C string has a first byte.
+    unsafe {
+        if path::is_wild(path) || *path as u8 != b'/' || !may_be(path) || settings::prefix_bytes() == 0 {
+            return None;
+        }
+        nameless_slowly(path::bytes(path), body)
+    }
+}
+
+#[cold]
+fn nameless_slowly(path: &[u8], body: impl FnOnce(c_int, Pool, u64) -> isize) -> Option<isize> {
+    end_of(path, |fd| {
+        if descriptor::named_inode_of(fd).is_some() {
+            return None;
+        }
+        let (pool, ino) = descriptor::inode_of(fd)?;
+        Some(crate::interpose::guard(|| body(fd, pool, ino)))
+    })
+}
+
 /// Runs `body` on a descriptor of what `path` leads to, if all of it is such a link.
 pub(crate) fn end_of<T>(path: &[u8], body: impl FnOnce(c_int) -> Option<T>) -> Option<T> {
     behind(path, true, |fd, rest| if rest.is_empty() { body(fd) } else { None }).ok()?

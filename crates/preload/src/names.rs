@@ -79,6 +79,9 @@ unsafe fn link_any(
     // SAFETY: libc's contract.
     unsafe {
         let follow = flags & libc::AT_SYMLINK_FOLLOW != 0;
+        if crate::path::is_wild(to) {
+            return -(libc::EFAULT as isize);
+        }
         if crate::stat::is_descriptor(from, flags) {
             if let Some((pool, ino)) = descriptor::inode_of(from_dirfd) {
                 return link_inode(pool, ino, to_dirfd, to);
@@ -86,7 +89,7 @@ unsafe fn link_any(
             if let Some(result) = link_unnamed(from_dirfd, to_dirfd, to) {
                 return result;
             }
-        } else if follow && !from.is_null() && *from as u8 == b'/' && magic::may_be(from) {
+        } else if follow && !crate::path::is_wild(from) && *from as u8 == b'/' && magic::may_be(from) {
             // The usual way to name what was opened with O_TMPFILE: /proc/self/fd/N.
             let linked = magic::end_of(crate::path::bytes(from), |fd| link_unnamed(fd, to_dirfd, to));
             if let Some(result) = linked {
@@ -154,7 +157,7 @@ unsafe fn symlink_any(target: *const c_char, dirfd: c_int, path: *const c_char) 
             false,
             |dirfd, path| system_call!(libc::SYS_symlinkat, target, dirfd, path),
             |pool, place, escape| {
-                if target.is_null() {
+                if crate::path::is_wild(target) {
                     return -i64::from(libc::EFAULT);
                 }
                 let target = crate::path::bytes(target);
@@ -182,6 +185,9 @@ pub(crate) unsafe fn readlink_any(dirfd: c_int, path: *const c_char, out: *mut u
             |pool, place, escape| {
                 if room as c_int <= 0 {
                     return -i64::from(libc::EINVAL);
+                }
+                if crate::path::is_wild(out) {
+                    return -i64::from(libc::EFAULT);
                 }
                 (pool.door.read_link)(pool.handle, place, out, room, escape)
             },

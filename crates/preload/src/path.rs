@@ -46,6 +46,14 @@ impl Buffer {
     }
 }
 
+/// True for a pointer to where no program has memory: null, the first page and the kernel's half. The kernel answers EFAULT to
+/// it. Whether other memory can be read only a read tells.
+#[inline(always)]
+pub(crate) fn is_wild<T>(pointer: *const T) -> bool {
+    const PAGE_BYTES: isize = 4096;
+    (pointer as isize) < PAGE_BYTES
+}
+
 /// A C string's bytes.
 ///
 /// # Safety

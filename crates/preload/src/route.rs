@@ -8,7 +8,7 @@ use crate::crossing::crossing;
 use crate::door::{heard, Pool};
 use crate::interpose::guard;
 use crate::mounted;
-use crate::path::Buffer;
+use crate::path::{is_wild, Buffer};
 
 /// How often a path may change sides.
 const CHANGES_MAX: u32 = 40;
@@ -124,6 +124,9 @@ pub(crate) unsafe fn on_two_paths(
 ) -> isize {
     // SAFETY: the caller's promise; buffers hold what is stored in them as long as the places are used.
     unsafe {
+        if is_wild(from.1) || (is_wild(to.1) && may_lead_to_pool(from.0, from.1)) {
+            return -(libc::EFAULT as isize);
+        }
         if !may_lead_to_pool(from.0, from.1) && !may_lead_to_pool(to.0, to.1) {
             let result = kernel(from.0, from.1, to.0, to.1);
             if result != ENOENT {

@@ -28,7 +28,10 @@ unsafe fn path_of(address: *const sockaddr, bytes: socklen_t, out: &mut [c_char;
     let bytes = bytes as usize;
     // SAFETY: the caller's promise.
     unsafe {
-        if address.is_null() || bytes <= PATH_OFFSET || i32::from((*address).sa_family) != libc::AF_UNIX {
+        if crate::path::is_wild(address)
+            || bytes <= PATH_OFFSET
+            || i32::from((*address).sa_family) != libc::AF_UNIX
+        {
             return false;
         }
         let text = address.cast::<c_char>().add(PATH_OFFSET);

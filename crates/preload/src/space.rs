@@ -62,6 +62,7 @@ interpose! {
                 true,
                 |_, path| system_call!(libc::SYS_statfs, path, out),
                 |pool, place, escape| match exists(pool, place, escape) {
+                    0 if crate::path::is_wild(out) => -i64::from(libc::EFAULT),
                     0 => (pool.door.statfs)(pool.handle, out),
                     failed => failed,
                 },
@@ -74,6 +75,7 @@ interpose! {
         // SAFETY: libc's contract; the handle is attached.
         answer_int(unsafe {
             match descriptor::inode_of(fd) {
+                Some(_) if crate::path::is_wild(out) => -(libc::EFAULT as isize),
                 Some((pool, _)) => guard(|| (pool.door.statfs)(pool.handle, out) as isize),
                 None => system_call!(libc::SYS_fstatfs, fd, out),
             }

@@ -4,13 +4,17 @@ use std::os::raw::{c_char, c_int, c_uint};
 
 use libc::stat as Stat;
 
+use crate::abi::Place;
+use crate::door::Pool;
 use crate::interpose::{answer_int, raw};
+use crate::path::is_wild;
 use crate::{descriptor, real, route};
 
 const STAT_FLAGS: c_int = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_NO_AUTOMOUNT;
 /// AT_STATX_SYNC_TYPE: how fresh the answer is to be; it always is.
 const STATX_SYNC: c_int = 0x6000;
 const EINVAL: i64 = -(libc::EINVAL as i64);
+const EFAULT: i64 = -(libc::EFAULT as i64);
 
 /// True for the empty path with AT_EMPTY_PATH: the descriptor itself is meant.
 ///
@@ -19,7 +23,7 @@ const EINVAL: i64 = -(libc::EINVAL as i64);
 #[inline(always)]
 pub(crate) unsafe fn is_descriptor(path: *const c_char, flags: c_int) -> bool {
     // SAFETY: the caller's promise.
-    flags & libc::AT_EMPTY_PATH != 0 && (path.is_null() || unsafe { *path } == 0)
+    flags & libc::AT_EMPTY_PATH != 0 && (path.is_null() || !is_wild(path) && unsafe { *path } == 0)
 }
 
 #[inline(always)]
@@ -40,6 +44,9 @@ unsafe fn stat_any(dirfd: c_int, path: *const c_char, out: *mut Stat, flags: c_i
                 if flags & !STAT_FLAGS != 0 {
                     return EINVAL;
                 }
+                if is_wild(out) {
+                    return itself_or(pool, place, follow, escape, EFAULT);
+                }
                 (pool.door.stat)(pool.handle, place, follow as i32, out, escape)
             },
         );
@@ -48,6 +55,16 @@ unsafe fn stat_any(dirfd: c_int, path: *const c_char, out: *mut Stat, flags: c_i
         }
         result
     }
+}
+
+/// `answer` for a place that leads to something, else why it does not: what the kernel finds out first.
+///
+/// # Safety
+/// `escape` has room for a path.
+#[cold]
+pub(crate) unsafe fn itself_or(pool: Pool, place: Place, follow: bool, escape: *mut u8, answer: i64) -> i64 {
+    // SAFETY: the caller's promise.
+    unsafe { pool.reach(place, follow, escape) }.map_or_else(|failed| failed, |_| answer)
 }
 
 /// The empty path with AT_EMPTY_PATH and AT_FDCWD means the working directory.
@@ -226,6 +243,9 @@ interpose! {
                 |pool, place, escape| {
                     if flags & !(STAT_FLAGS | STATX_SYNC) != 0 {
                         return EINVAL;
+                    }
+                    if is_wild(out) {
+                        return itself_or(pool, place, follow, escape, EFAULT);
                     }
                     (pool.door.statx)(pool.handle, place, follow as i32, out, escape)
                 },

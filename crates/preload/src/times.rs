@@ -5,6 +5,7 @@ use std::os::raw::{c_char, c_int};
 use libc::{timespec, timeval, utimbuf};
 
 use crate::interpose::{answer_int, guard, set_errno};
+use crate::path::is_wild;
 use crate::{descriptor, route};
 
 const HERE: c_int = libc::AT_FDCWD;
@@ -15,6 +16,9 @@ unsafe fn set_any(dirfd: c_int, path: *const c_char, times: Times, flags: c_int)
     let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
     // SAFETY: libc's contract.
     unsafe {
+        if !times.is_null() && is_wild(times) {
+            return -(libc::EFAULT as isize);
+        }
         if path.is_null() || crate::stat::is_descriptor(path, flags) {
             return set_descriptor(dirfd, path, times, flags);
         }
@@ -37,14 +41,19 @@ unsafe fn set_descriptor(fd: c_int, path: *const c_char, times: Times, flags: c_
     // SAFETY: libc's contract; the handle is attached.
     unsafe {
         match descriptor::inode_of(fd) {
-            Some((pool, ino)) => guard(|| (pool.door.set_times_inode)(pool.handle, ino, times) as isize),
+            Some((pool, ino)) => guard(|| (pool.door.set_times_open)(pool.handle, fd, ino, times) as isize),
             None => system_call!(libc::SYS_utimensat, fd, path, times, flags),
         }
     }
 }
 
-/// Times of microseconds as times of nanoseconds; none when there are none. False when they are out of range.
+/// Times of microseconds as times of nanoseconds; null when there are none. None, and errno, when they cannot be read or are out
+/// of range.
 unsafe fn from_microseconds(times: *const [timeval; 2], out: &mut [timespec; 2]) -> Option<Times> {
+    if !times.is_null() && is_wild(times) {
+        set_errno(libc::EFAULT);
+        return None;
+    }
     // SAFETY: libc's contract: null or two times.
     let Some(times) = (unsafe { times.as_ref() }) else {
         return Some(std::ptr::null());
@@ -98,6 +107,9 @@ interpose! {
     utime = fn(path: *const c_char, times: *const utimbuf) -> c_int {
         // SAFETY: libc's contract.
         answer_int(unsafe {
+            if !times.is_null() && is_wild(times) {
+                return answer_int(-(libc::EFAULT as isize));
+            }
             match times.as_ref() {
                 None => set_any(HERE, path, std::ptr::null(), 0),
                 Some(t) => {

@@ -3,9 +3,18 @@
 use std::os::raw::{c_char, c_int, c_void};
 
 use crate::interpose::{answer, answer_int, guard};
+use crate::path::is_wild;
+use crate::stat::itself_or;
 use crate::{descriptor, route};
 
 const HERE: c_int = libc::AT_FDCWD;
+const EFAULT: i64 = -(libc::EFAULT as i64);
+
+/// True where the kernel cannot read a name, or read or write a value, list or buffer.
+#[inline(always)]
+fn is_bad<T>(name: *const c_char, value: *const T, bytes: usize) -> bool {
+    is_wild(name) || bytes > 0 && is_wild(value)
+}
 
 unsafe fn get(
     path: *const c_char,
@@ -23,6 +32,9 @@ unsafe fn get(
             follow,
             |_, path| system_call!(number, path, name, value, room),
             |pool, place, escape| {
+                if is_bad(name, value, room) {
+                    return itself_or(pool, place, follow, escape, EFAULT);
+                }
                 (pool.door.get_xattr)(pool.handle, place, follow as i32, name, value.cast(), room, escape)
             },
         )
@@ -47,6 +59,9 @@ unsafe fn set(
             follow,
             |_, path| system_call!(number, path, name, value, bytes, flags),
             |pool, place, escape| {
+                if is_bad(name, value, bytes) {
+                    return EFAULT;
+                }
                 let (handle, follow, flags) = (pool.handle, follow as i32, flags as u32);
                 (pool.door.set_xattr)(handle, place, follow, name, value, bytes, flags, escape)
             },
@@ -64,6 +79,9 @@ unsafe fn list(path: *const c_char, names: *mut c_char, room: usize, follow: boo
             follow,
             |_, path| system_call!(number, path, names, room),
             |pool, place, escape| {
+                if room > 0 && is_wild(names) {
+                    return itself_or(pool, place, follow, escape, EFAULT);
+                }
                 (pool.door.list_xattr)(pool.handle, place, follow as i32, names.cast(), room, escape)
             },
         )
@@ -79,7 +97,12 @@ unsafe fn remove(path: *const c_char, name: *const c_char, follow: bool) -> isiz
             path,
             follow,
             |_, path| system_call!(number, path, name),
-            |pool, place, escape| (pool.door.remove_xattr)(pool.handle, place, follow as i32, name, escape),
+            |pool, place, escape| {
+                if is_wild(name) {
+                    return EFAULT;
+                }
+                (pool.door.remove_xattr)(pool.handle, place, follow as i32, name, escape)
+            },
         )
     }
 }
@@ -102,8 +125,9 @@ interpose! {
         // SAFETY: libc's contract; the handle is attached.
         answer(unsafe {
             match descriptor::inode_of(fd) {
+                Some(_) if is_bad(name, value, room) => EFAULT as isize,
                 Some((pool, ino)) => {
-                    guard(|| (pool.door.get_xattr_inode)(pool.handle, ino, name, value.cast(), room) as isize)
+                    guard(|| (pool.door.get_xattr_open)(pool.handle, fd, ino, name, value.cast(), room) as isize)
                 }
                 None => system_call!(libc::SYS_fgetxattr, fd, name, value, room),
             }
@@ -145,9 +169,10 @@ interpose! {
         // SAFETY: libc's contract; the handle is attached.
         answer_int(unsafe {
             match descriptor::inode_of(fd) {
+                Some(_) if is_bad(name, value, bytes) => EFAULT as isize,
                 Some((pool, ino)) => guard(|| {
                     let value: *const u8 = value.cast();
-                    (pool.door.set_xattr_inode)(pool.handle, ino, name, value, bytes, flags as u32) as isize
+                    (pool.door.set_xattr_open)(pool.handle, fd, ino, name, value, bytes, flags as u32) as isize
                 }),
                 None => system_call!(libc::SYS_fsetxattr, fd, name, value, bytes, flags),
             }
@@ -171,8 +196,9 @@ interpose! {
         // SAFETY: libc's contract; the handle is attached.
         answer(unsafe {
             match descriptor::inode_of(fd) {
+                Some(_) if room > 0 && is_wild(names) => EFAULT as isize,
                 Some((pool, ino)) => {
-                    guard(|| (pool.door.list_xattr_inode)(pool.handle, ino, names.cast(), room) as isize)
+                    guard(|| (pool.door.list_xattr_open)(pool.handle, fd, ino, names.cast(), room) as isize)
                 }
                 None => system_call!(libc::SYS_flistxattr, fd, names, room),
             }
@@ -196,7 +222,8 @@ interpose! {
         // SAFETY: libc's contract; the handle is attached.
         answer_int(unsafe {
             match descriptor::inode_of(fd) {
-                Some((pool, ino)) => guard(|| (pool.door.remove_xattr_inode)(pool.handle, ino, name) as isize),
+                Some(_) if is_wild(name) => EFAULT as isize,
+                Some((pool, ino)) => guard(|| (pool.door.remove_xattr_open)(pool.handle, fd, ino, name) as isize),
                 None => system_call!(libc::SYS_fremovexattr, fd, name),
             }
         })

@@ -5,7 +5,7 @@ mod support;
 use std::process::Command;
 use support::{compile, succeeds, Pool, Scratch};
 
-const SECTIONS: [&str; 27] = [
+const SECTIONS: [&str; 29] = [
     "stdio",
     "directories",
     "walks",
@@ -33,6 +33,8 @@ const SECTIONS: [&str; 27] = [
     "stopped",
     "cancelled",
     "children",
+    "nameless",
+    "pointers",
 ];
 
 #[test]

@@ -87,5 +87,7 @@ void test_handlers(void);
 void test_stopped(void);
 void test_cancelled(void);
 void test_children(void);
+void test_nameless(void);
+void test_pointers(void);
 
 #endif

@@ -75,7 +75,8 @@ int main(int argc, char **argv)
         {"magic", test_magic},           {"sockets", test_sockets},
         {"locks", test_locks},           {"directory locks", test_directory_locks},
         {"closing", test_closing},       {"handlers", test_handlers},       {"stopped", test_stopped},
-        {"cancelled", test_cancelled},   {"children", test_children},
+        {"cancelled", test_cancelled},   {"children", test_children},       {"nameless", test_nameless},
+        {"pointers", test_pointers},
     };
     if (argc >= 2 && strcmp(argv[1], "report") == 0)
         return report(argc, argv);

@@ -153,7 +153,8 @@ impl ShardThread<'_> {
     /// Serves requests from the `from`-th on; the index behind the last one served.
     fn serve_some(&mut self, from: usize) -> Result<usize> {
         self.effects.clear();
-        let now = (self.clock)();
+        // Asked for the first change: look-ups need no time.
+        let (clock, mut time) = (self.clock, None);
         let (mut at, mut i) = (0, from);
         while i < self.answers.len() && at + MESSAGE_BYTES_MAX <= REPLY_BYTES {
             let led = self.lead_to_parts(i);
@@ -251,6 +252,7 @@ impl ShardThread<'_> {
                 Ok((caller, request)) => {
                     let (changes, backing) =
                         (request.changes(), matches!(request, Request::MakeBacking { .. }));
+                    let now = if changes { *time.get_or_insert_with(clock) } else { Timestamp::default() };
                     let mut len = batch.apply(caller, &request, now, &mut self.effects, out);
                     if is_no_space(out) && self.uncommitted + self.done_orphans.len() > 0 {
                         let message = self.answers.requests[taken.request.0..taken.request.1].to_vec();

@@ -26,6 +26,7 @@
 mod attendant;
 mod batch;
 mod check;
+mod clock;
 mod company;
 mod coordination;
 mod cross_check;
@@ -62,11 +63,12 @@ use forebay_data::{NodeTargets, Target};
 use forebay_meta::{Shard, ShardOptions};
 use forebay_ring::{BoardWriter, Doorbell};
 use forebay_types::limits::{BOARD_BYTES_MAX, BOARD_BYTES_MIN, BOARD_FRACTION};
-use forebay_types::{target_of, Code, Error, NodeId, Result, Timestamp};
+use forebay_types::{target_of, Code, Error, NodeId, Result};
 
 use crate::identity::PoolIdentity;
 use crate::setup::WorkerSetup;
 use attendant::{Attendant, Restored};
+pub(crate) use clock::now;
 use journal::Journal;
 use known_parts::KnownParts;
 use recorder::FlightRecorder;
@@ -98,13 +100,6 @@ fn open_targets(directories: &[OwnedFd], identity: &PoolIdentity) -> Result<Node
         return open((0, &directories[0])).map(NodeTargets::of_shard_alone);
     }
     directories.iter().enumerate().map(open).collect::<Result<Vec<_>>>().map(NodeTargets::new)
-}
-
-/// The daemon's clock.
-pub(crate) fn now() -> Timestamp {
-    // The coarse clock is the one that the kernel stamps files with, so that times of shard and medium compare.
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::RealtimeCoarse);
-    Timestamp { sec: t.tv_sec, nsec: t.tv_nsec as u32 }
 }
 
 /// Where the shard of a target is, whether or not the target has a path.
