@@ -94,7 +94,11 @@ impl Verb {
             Verb::Fsck(a) => a.json,
             Verb::Mount(a) => a.json,
             Verb::Umount(a) => a.json,
-            Verb::Layout(a) => matches!(&a.verb, LayoutVerb::Get(get) if get.json),
+            Verb::Layout(a) => match &a.verb {
+                LayoutVerb::Get(a) => a.json,
+                LayoutVerb::Set(a) => a.json,
+                LayoutVerb::Migrate(a) => a.json,
+            },
             Verb::Run(_) | Verb::Completions(_) => false,
         }
     }
@@ -408,6 +412,9 @@ pub(crate) struct LayoutSet {
     /// Bytes of a stripe, a power of two
     #[arg(short = 'S', long, value_name = "SIZE", value_parser = size, default_value = "1MiB")]
     pub(crate) stripe_size: u64,
+    /// Print as JSON what was set
+    #[arg(long)]
+    pub(crate) json: bool,
     /// Directories in the pool, or names of files to be made
     #[arg(value_name = "PATH", required = true)]
     pub(crate) paths: Vec<OsString>,
@@ -416,6 +423,9 @@ pub(crate) struct LayoutSet {
 /// `forebay layout migrate`.
 #[derive(Debug, Args)]
 pub(crate) struct LayoutMigrate {
+    /// Print as JSON how the files lie then
+    #[arg(long)]
+    pub(crate) json: bool,
     /// Files in the pool
     #[arg(value_name = "PATH", required = true)]
     pub(crate) paths: Vec<OsString>,

@@ -89,6 +89,9 @@ pub(crate) fn worded<T>(result: Door<T>, verb: &str, path: &[u8]) -> Result<T> {
     result.map_err(|fail| {
         let what = format!("cannot {verb} {} in the pool", String::from_utf8_lossy(path));
         match fail {
+            Fail::Escape if climbs_out(path) => Error::new(Code::CrossDevice, what)
+                .why("`..` of the pool's root leads out of the pool")
+                .cure("paths here begin at the pool's root: leave out the `..`"),
             Fail::Escape => Error::new(Code::CrossDevice, what).why("a symbolic link leads out of the pool"),
             Fail::Code(Code::NotFound) => Error::new(Code::NotFound, what)
                 .why("there is no such name")
@@ -96,6 +99,20 @@ pub(crate) fn worded<T>(result: Door<T>, verb: &str, path: &[u8]) -> Result<T> {
             Fail::Code(code) => Error::new(code, what).why(words(code)),
         }
     })
+}
+
+/// True for a path that has more `..` than names before them, links aside.
+fn climbs_out(path: &[u8]) -> bool {
+    let mut depth = 0usize;
+    for name in path.split(|&b| b == b'/') {
+        match name {
+            b"" | b"." => {}
+            b".." if depth == 0 => return true,
+            b".." => depth -= 1,
+            _ => depth += 1,
+        }
+    }
+    false
 }
 
 /// A code as the kernel would word it.

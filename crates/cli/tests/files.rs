@@ -328,3 +328,89 @@ fn layout_of_a_new_file_and_of_a_directory_is_as_set_and_migrate_makes_it_one() 
     }
     place.ok(["down", "--pool", pool]);
 }
+
+#[test]
+fn ls_and_stat_above_the_root_say_that_it_is_the_root() {
+    let place = Place::new();
+    let pool = filled(&place);
+    let pool = pool.to_str().unwrap();
+    for (verb, path) in [("ls", "/../etc"), ("ls", "t/../../etc"), ("stat", "/..")] {
+        let ran = place.run([verb, "--pool", pool, path]);
+        ran.assert_refused(1, &["`..` of the pool's root leads out of the pool", "hint: paths here begin"]);
+        assert!(!ran.err.contains("symbolic link"), "{ran:?}");
+    }
+    assert_eq!(place.ok(["ls", "--pool", pool, "/t/../t/sub"]).out, "b.bin\n");
+    let pair = format!("/../etc:{}", place.join("x").display());
+    place.run(["stage-out", "--pool", pool, &pair]).assert_refused(1, &["`..` on the way leads out"]);
+}
+
+#[test]
+fn stage_out_to_where_the_kernel_has_no_files_says_so() {
+    let place = Place::new();
+    let pool = filled(&place);
+    for to in ["/proc/f", "/sys/f", "/proc/new/f"] {
+        let ran = place.run(["stage-out", "--pool", pool.to_str().unwrap(), &format!("/t/a.txt:{to}")]);
+        ran.assert_refused(1, &["cannot stage to", "the kernel's own", "another file system"]);
+        assert!(!ran.err.contains("another program"), "{ran:?}");
+    }
+}
+
+#[test]
+fn stage_out_over_what_was_changed_later_says_so() {
+    let place = Place::new();
+    let pool = filled(&place);
+    let pool = pool.to_str().unwrap();
+    let store = place.join("src");
+    let out = |more: &[&str]| {
+        let mut words = vec!["stage-out", "--pool", pool];
+        words.extend(more);
+        let pair = format!("/t/:{}", store.display());
+        words.push(&pair);
+        place.ok(words)
+    };
+    let said = "a file was replaced by one that was changed earlier";
+    assert!(!out(&[]).err.contains(said), "nothing was changed");
+    // Another job changes a file of the store, and this one brings back what it had staged in.
+    for more in [&[][..], &["--all-or-nothing"][..]] {
+        place.write("src/a.txt", "changed by another job");
+        let ran = out(more);
+        assert!(
+            ran.err.contains("warning") && ran.err.contains(said) && ran.err.contains("a.txt"),
+            "{ran:?}"
+        );
+        assert_eq!(std::fs::read(store.join("a.txt")).unwrap(), b"alpha");
+    }
+    // Results over older results are what staging out is for.
+    place.ok(["run", "--pool", pool, "--", "sh", "-c", "echo newer > /forebay/t/a.txt"]);
+    assert!(!out(&[]).err.contains(said));
+    assert_eq!(std::fs::read(store.join("a.txt")).unwrap(), b"newer\n");
+}
+
+#[test]
+fn layout_set_and_migrate_print_json() {
+    let place = Place::new();
+    let pool = place.up("p");
+    let pool = pool.to_str().unwrap();
+    let json = |words: &[&str]| {
+        let mut all = vec!["layout"];
+        all.extend(words);
+        all.extend(["--pool", pool, "--json"]);
+        place.json(all)
+    };
+    let set = json(&["set", "-c", "3", "-S", "64KiB", "/striped"]);
+    assert_eq!((set[0]["path"].as_str(), set[0]["kind"].as_str()), (Some("/striped"), Some("file")));
+    assert_eq!((set[0]["layout"][0]["stripe_count"].as_u64()), Some(3), "{set}");
+    assert_eq!(set, json(&["get", "/striped"]));
+    let directory = json(&["set", "-c", "2", "/"]);
+    assert_eq!(directory, json(&["get", "/"]));
+    assert_eq!(directory[0]["layout"][0]["stripe_count"], 2);
+    let migrated = json(&["migrate", "/striped"]);
+    assert_eq!(migrated[0]["layout"][0]["stripe_count"], 1, "{migrated}");
+    // An error of the command line is JSON too, and a path that fails is left out.
+    let ran = place.run(["layout", "set", "--pool", pool, "--json", "-c", "0", "/x"]);
+    let error: Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!((ran.code, error["error"]["code"].as_str()), (Some(1), Some("invalid")));
+    let ran = place.run(["layout", "migrate", "--pool", pool, "--json", "/absent", "/striped"]);
+    let rest: Value = serde_json::from_str(&ran.out).unwrap();
+    assert_eq!((ran.code, rest.as_array().unwrap().len()), (Some(1), 1), "{ran:?}");
+}

@@ -22,6 +22,8 @@ use crate::size::format_size;
 
 /// Capacities are whole huge pages.
 const GRAIN_BYTES: u64 = 2 << 20;
+/// What a message advises is less than what there is room for by this part of it: what is free moves while the message is read.
+const ADVICE_MARGIN: u64 = 16;
 
 /// What a target is made of, as `--media` names it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -215,9 +217,10 @@ fn too_large(bytes: u64, verb: &str, bound: &Bound) -> Error {
         format_size(bound.total_bytes),
         format_size(bound.free_bytes),
     );
-    let less = match usable {
+    let advised = usable - usable / ADVICE_MARGIN;
+    let less = match advised {
         0..CAPACITY_BYTES_MIN => String::new(),
-        _ => format!("ask for less (--capacity {}), or ", compact(usable)),
+        _ => format!("ask for less (--capacity {}), or ", compact(advised)),
     };
     Error::new(Code::NoSpace, "the capacity is too large").why(why).cure(format!("{less}{}", bound.cure))
 }
@@ -318,6 +321,8 @@ mod tests {
         assert!(e.why.contains("8 GiB") && e.why.contains("/job_7") && e.why.contains("4 GiB"), "{e}");
         let advised = e.cure.split_once("--capacity ").unwrap().1.split_once(')').unwrap().0;
         check_capacity(parse_size(advised).unwrap(), &bounds).unwrap();
+        // Also when a little less is free a moment later, as of a cgroup in use it is.
+        check_capacity(parse_size(advised).unwrap(), &bounds.promised(64 << 20)).unwrap();
     }
 
     #[test]

@@ -1,9 +1,11 @@
 //! The tightest memory cgroup of a process: the least of the limits on its way up to the root.
 //!
 //! Both hierarchies are read, version 1 (`memory.limit_in_bytes`) and version 2 (`memory.max` and `memory.high`, of which
-//! the lower counts: above `high` the kernel stalls the writer), for a node may mount either or both. tmpfs pages are
-//! charged to who writes them and cannot be reclaimed without swap; what can, the cache of files on disks that is not in
-//! active use, is not counted as used.
+//! the lower counts: above `high` the kernel stalls the writer), for a node may mount either or both. The kernel charges a
+//! tmpfs page to the process that writes it, and cannot reclaim it without swap. It reclaims the cache of files on disks
+//! before it refuses a page at the limit: inactive and active pages alike, for "active" says that a page was read twice, not
+//! that it is needed. So both count as free, as do the parts of slabs that can be reclaimed. Locked pages are in neither list
+//! (`unevictable`), pages of tmpfs neither (`inactive_anon`).
 //!
 //! In a container the path in `/proc/PID/cgroup` may name a directory that the container does not see; then what is
 //! mounted is the container's own cgroup, and the walk begins there.
@@ -40,7 +42,7 @@ pub fn tightest_memory_cgroup(host: &Host, pid: Option<u32>) -> Option<MemoryCgr
     let process = pid.map_or("self".to_owned(), |pid| pid.to_string());
     let memberships = host.read(format!("/proc/{process}/cgroup")).ok()?;
     // The mounts are those that this process sees: it is the one that reads.
-    let mounts = mountinfo::parse(&host.read("/proc/self/mountinfo").unwrap_or_default());
+    let mounts = mountinfo::parse(&host.read_bytes("/proc/self/mountinfo").unwrap_or_default());
     let v1 = |m: &&Mount| m.fs_type == "cgroup" && m.option("memory").is_some();
     let v2 = |m: &&Mount| m.fs_type == "cgroup2";
     let mut tightest: Option<MemoryCgroup> = None;
@@ -90,20 +92,25 @@ fn tightest_above(host: &Host, mount: &Mount, path: &str, read: Read) -> Option<
 fn read_v1(host: &Host, at: &Path) -> Option<(u64, u64)> {
     let limit = host.read_number(at.join("memory.limit_in_bytes")).filter(|&limit| limit < NO_LIMIT)?;
     let usage = host.read_number(at.join("memory.usage_in_bytes"))?;
-    Some((limit, usage.saturating_sub(reclaimable(host, at, "total_inactive_file"))))
+    // Version 1 does not say how much of the slabs can be reclaimed.
+    Some((limit, usage.saturating_sub(reclaimable(host, at, &["total_inactive_file", "total_active_file"]))))
 }
 
 fn read_v2(host: &Host, at: &Path) -> Option<(u64, u64)> {
     let limits = ["memory.max", "memory.high"].map(|file| host.read_number(at.join(file)));
     let limit = limits.into_iter().flatten().filter(|&limit| limit < NO_LIMIT).min()?;
     let usage = host.read_number(at.join("memory.current"))?;
-    Some((limit, usage.saturating_sub(reclaimable(host, at, "inactive_file"))))
+    let keys = ["inactive_file", "active_file", "slab_reclaimable"];
+    Some((limit, usage.saturating_sub(reclaimable(host, at, &keys))))
 }
 
-fn reclaimable(host: &Host, at: &Path, key: &str) -> u64 {
+fn reclaimable(host: &Host, at: &Path, keys: &[&str]) -> u64 {
     let stat = host.read(at.join("memory.stat")).unwrap_or_default();
-    let value = |line: &str| line.strip_prefix(key)?.strip_prefix(' ')?.trim().parse().ok();
-    stat.lines().find_map(value).unwrap_or(0)
+    let value = |line: &str| {
+        let (key, value) = line.split_once(' ')?;
+        value.trim().parse::<u64>().ok().filter(|_| keys.contains(&key))
+    };
+    stat.lines().filter_map(value).fold(0, u64::saturating_add)
 }
 
 #[cfg(test)]
@@ -131,7 +138,10 @@ mod tests {
             ("sys/fs/cgroup/job/memory.max", "8589934592\n"),
             ("sys/fs/cgroup/job/memory.high", "4294967296\n"),
             ("sys/fs/cgroup/job/memory.current", "2147483648\n"),
-            ("sys/fs/cgroup/job/memory.stat", "anon 7\ninactive_file 1073741824\nactive_file 3\n"),
+            (
+                "sys/fs/cgroup/job/memory.stat",
+                "anon 7\ninactive_file 1073741000\nactive_file 800\nslab_reclaimable 24\n",
+            ),
         ])
         .unwrap();
         assert_eq!(found, MemoryCgroup { path: "/job".into(), limit_bytes: 4 * GIB, used_bytes: GIB });
@@ -147,7 +157,10 @@ mod tests {
             ("sys/fs/cgroup/memory/a/b/memory.usage_in_bytes", "0"),
             ("sys/fs/cgroup/memory/a/memory.limit_in_bytes", "4294967296"),
             ("sys/fs/cgroup/memory/a/memory.usage_in_bytes", "4294967290"),
-            ("sys/fs/cgroup/memory/a/memory.stat", "inactive_file 4000\ntotal_inactive_file 4\n"),
+            (
+                "sys/fs/cgroup/memory/a/memory.stat",
+                "inactive_file 4000\ntotal_inactive_file 3\ntotal_active_file 1\n",
+            ),
             ("sys/fs/cgroup/memory/memory.limit_in_bytes", "9223372036854771712"),
             ("sys/fs/cgroup/memory/memory.usage_in_bytes", "4294967290"),
         ])

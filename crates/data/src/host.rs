@@ -26,9 +26,14 @@ impl Host {
         self.root.join(path.strip_prefix("/").unwrap_or(path))
     }
 
+    /// The bytes of a file.
+    pub(crate) fn read_bytes(&self, path: impl AsRef<Path>) -> io::Result<Vec<u8>> {
+        std::fs::read(self.path(path))
+    }
+
     /// The whole text of a file. Bytes that are not UTF-8 are replaced: no number or keyword has any.
     pub(crate) fn read(&self, path: impl AsRef<Path>) -> io::Result<String> {
-        Ok(String::from_utf8_lossy(&std::fs::read(self.path(path))?).into_owned())
+        Ok(String::from_utf8_lossy(&self.read_bytes(path)?).into_owned())
     }
 
     /// The text of a file that holds one number, or `max`, which gives none.

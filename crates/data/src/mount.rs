@@ -147,7 +147,7 @@ fn find(path: &Path) -> Result<Option<PathBuf>> {
     let device = canonical.metadata().map_err(|e| failed(&e))?.dev();
     let device = (rustix::fs::major(device), rustix::fs::minor(device));
     // Of this thread: mount namespaces are per thread. Of several mounts at one point only one has the device seen.
-    let text = Host::this().read("/proc/thread-self/mountinfo").map_err(|e| failed(&e))?;
+    let text = Host::this().read_bytes("/proc/thread-self/mountinfo").map_err(|e| failed(&e))?;
     let ours = mountinfo::parse(&text).into_iter().any(|mount| {
         mount.point == canonical
             && mount.device == device
@@ -161,7 +161,7 @@ fn find(path: &Path) -> Result<Option<PathBuf>> {
 /// True when the kernel's table has a mount of this source and kind on a directory, by its full path. Nothing is asked of the
 /// file system, which may be dead.
 pub fn is_in_table(point: &Path, fs_type: &str, source: &Path) -> bool {
-    let text = Host::this().read("/proc/thread-self/mountinfo").unwrap_or_default();
+    let text = Host::this().read_bytes("/proc/thread-self/mountinfo").unwrap_or_default();
     let source = source.to_string_lossy();
     mountinfo::parse(&text).iter().any(|m| m.point == point && m.fs_type == fs_type && m.source == source)
 }

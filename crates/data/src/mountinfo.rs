@@ -32,32 +32,33 @@ impl Mount {
     }
 }
 
-/// The mounts in the text of a mountinfo, in its order; lines that make no sense are left out.
-pub(crate) fn parse(text: &str) -> Vec<Mount> {
-    text.lines().filter_map(parse_line).collect()
+/// The mounts in a mountinfo, in its order; lines that make no sense are left out. Paths may have bytes that are not UTF-8.
+pub(crate) fn parse(bytes: &[u8]) -> Vec<Mount> {
+    bytes.split(|&b| b == b'\n').filter_map(parse_line).collect()
 }
 
-fn parse_line(line: &str) -> Option<Mount> {
-    let (before, after) = line.split_once(" - ")?;
-    let mut fields = before.split(' ').skip(2);
-    let (major, minor) = fields.next()?.split_once(':')?;
+fn parse_line(line: &[u8]) -> Option<Mount> {
+    // A blank within a field is escaped, so that a field that is `-` ends the optional ones.
+    let mut fields = line.split(|&b| b == b' ');
+    let device = std::str::from_utf8(fields.nth(2)?).ok()?;
+    let (major, minor) = device.split_once(':')?;
     let (root, point) = (unescape(fields.next()?), unescape(fields.next()?));
-    let mut fields = after.split(' ');
-    let (fs_type, source) = (fields.next()?.to_owned(), fields.next()?);
-    let options = fields.next().unwrap_or("").split(',').map(str::to_owned).collect();
+    fields.by_ref().find(|&field| field == b"-")?;
+    let text = |field: &[u8]| String::from_utf8_lossy(field).into_owned();
+    let (fs_type, source) = (text(fields.next()?), unescape(fields.next()?));
+    let options = text(fields.next().unwrap_or_default()).split(',').map(str::to_owned).collect();
     Some(Mount {
         device: (major.parse().ok()?, minor.parse().ok()?),
         root: root.into(),
         point: point.into(),
         fs_type,
-        source: unescape(source).to_string_lossy().into_owned(),
+        source: source.to_string_lossy().into_owned(),
         options,
     })
 }
 
 /// Undoes the `\040` of blanks, tabs, newlines and backslashes.
-fn unescape(text: &str) -> OsString {
-    let bytes = text.as_bytes();
+fn unescape(bytes: &[u8]) -> OsString {
     let (mut out, mut at) = (Vec::with_capacity(bytes.len()), 0);
     while at < bytes.len() {
         let octal = bytes.get(at + 1..at + 4).filter(|_| bytes[at] == b'\\').and_then(|digits| {
@@ -88,7 +89,7 @@ mod tests {
         let text = "30 25 0:27 / /mnt/a\\040b\\134c rw,nosuid shared:9 master:1 - tmpfs forebay rw,size=4k,inode64\n\
                     nonsense\n\
                     31 23 8:1 /sub / rw,relatime - ext4 /dev/sda1 rw\n";
-        let mounts = parse(text);
+        let mounts = parse(text.as_bytes());
         assert_eq!(mounts.len(), 2);
         assert_eq!(mounts[0].point, PathBuf::from("/mnt/a b\\c"));
         assert_eq!((mounts[0].device, mounts[0].fs_type.as_str()), ((0, 27), "tmpfs"));
@@ -100,10 +101,18 @@ mod tests {
     }
 
     #[test]
+    fn parse_paths_that_are_not_utf_8_keep_their_bytes() {
+        let mounts =
+            parse(b"30 25 0:27 / /mnt/p\xffq rw - tmpfs forebay rw\n31 23 8:1 / / rw - ext4 /dev/sda1 rw\n");
+        assert_eq!(mounts.len(), 2);
+        assert_eq!(mounts[0].point.as_os_str().as_encoded_bytes(), b"/mnt/p\xffq");
+    }
+
+    #[test]
     fn parse_own_mountinfo_has_a_root() {
-        let text = std::fs::read_to_string("/proc/thread-self/mountinfo").unwrap();
+        let text = std::fs::read("/proc/thread-self/mountinfo").unwrap();
         let mounts = parse(&text);
-        assert_eq!(mounts.len(), text.lines().count());
+        assert_eq!(mounts.len(), text.iter().filter(|&&b| b == b'\n').count());
         assert!(mounts.iter().any(|m| m.point == std::path::Path::new("/")));
     }
 }

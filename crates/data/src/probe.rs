@@ -188,7 +188,7 @@ fn probe(directory: BorrowedFd<'_>) -> std::result::Result<Capabilities, Errno> 
 fn mount_of(directory: BorrowedFd<'_>) -> std::result::Result<Option<Mount>, Errno> {
     let device = rustix::fs::fstat(directory)?.st_dev;
     let device = (rustix::fs::major(device), rustix::fs::minor(device));
-    let text = Host::this().read("/proc/thread-self/mountinfo").unwrap_or_default();
+    let text = Host::this().read_bytes("/proc/thread-self/mountinfo").unwrap_or_default();
     Ok(mountinfo::parse(&text).into_iter().find(|mount| mount.device == device))
 }
 

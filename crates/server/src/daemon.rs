@@ -18,6 +18,7 @@ use crate::setup::receive_setup;
 use crate::signals::Signals;
 use crate::store::FdStore;
 use crate::supervisor::Supervisor;
+use crate::supplies::Supplies;
 use crate::target::{self, PoolOptions};
 
 const HELP: &str = "\
@@ -147,9 +148,6 @@ fn be_node(options: &mut PoolOptions, file: &PoolFile, node: Option<&str>) -> Re
             .cure("leave out --capacity, or give the node a target in the pool file"));
     }
     options.path = node.dir().to_owned();
-    if options.path.parent() == Some(&crate::directory::user_directory_path()) {
-        crate::directory::user_directory()?;
-    }
     let first = node.first();
     options.media = options.media.or(first.media);
     options.capacity_bytes = options.capacity_bytes.or(first.capacity_bytes);
@@ -256,7 +254,10 @@ fn serve(mut options: PoolOptions, report: &mut Report, foreground: bool) -> Res
         .map_err(|e| Error::io(format!("cannot find {}", options.path.display()), &e))?;
     let locked = target::lock_pool(&options.path)?;
     if !foreground {
-        log_to_file(&locked.dir)?;
+        if let Err(e) = log_to_file(&locked.dir) {
+            locked.give_up();
+            return Err(e);
+        }
     }
     log_to_stderr();
     let _ = std::env::set_current_dir("/");
@@ -267,7 +268,15 @@ fn serve(mut options: PoolOptions, report: &mut Report, foreground: bool) -> Res
         .map_err(|e| Error::io("cannot block signals", &e))?;
 
     let pool = target::open_pool(locked, &options)?;
-    let supervisor = Supervisor::new(pool, signals, std::mem::replace(report, Report::new(None)))?;
+    let supplies = match Supplies::make(&pool) {
+        Ok(supplies) => supplies,
+        Err(e) => {
+            let discard = pool.identity.embedded || !pool.reopened;
+            let _ = target::close_pool(pool, !discard, discard);
+            return Err(e);
+        }
+    };
+    let supervisor = Supervisor::new(pool, supplies, signals, std::mem::replace(report, Report::new(None)));
     let mut end = supervisor.run();
     *report = std::mem::replace(&mut end.report, Report::new(None));
     let discard = end.pool.identity.embedded || end.failure.is_some() && !end.pool.reopened;

@@ -42,6 +42,18 @@ pub(crate) const NODES_FILES: [&str; 6] =
 /// Bytes of a pool directory's path: a socket's address holds 107, the longest socket's name among them.
 const PATH_BYTES_MAX: usize = 107 - "/supervisor".len();
 
+/// Times that a directory for a pool is made again because another pool's end removed it or the one above it meanwhile.
+const MAKE_ATTEMPTS: usize = 100;
+/// Says what to do where the medium of a pool's directory is full.
+pub(crate) fn or_elsewhere(error: Error) -> Error {
+    match error.code {
+        Code::NoSpace => error.cure(format!(
+            "free some space there, or make the pool elsewhere: --path DIR, or {BASE_VARIABLE} for pools without a path"
+        )),
+        _ => error,
+    }
+}
+
 /// Every name that a pool's directory may hold. Anything else in it is somebody's file.
 const NAMES: [&str; 17] = [
     LOCK_FILE,
@@ -98,7 +110,7 @@ impl PoolDirectory {
                 Code::AccessDenied | Code::NotPermitted | Code::ReadOnly => {
                     error.cure("name a directory that you may write, with --path DIR")
                 }
-                _ => error,
+                _ => or_elsewhere(error),
             }
         };
         if path.as_os_str().as_bytes().len() > PATH_BYTES_MAX {
@@ -106,15 +118,31 @@ impl PoolDirectory {
                 .why(format!("its path exceeds {PATH_BYTES_MAX} bytes, and addresses of sockets are short"))
                 .cure("name a shorter path, such as one under /tmp"));
         }
-        if let Some(parent) = path.parent() {
-            std::fs::create_dir_all(parent).map_err(|e| denied(&e))?;
+        // The path is in messages between processes and in files of the pool, all of which are JSON.
+        if path.to_str().is_none() {
+            return Err(Error::new(Code::Invalid, what())
+                .why("its path is not UTF-8")
+                .cure("name a directory whose path is, with --path DIR"));
         }
-        let made = match rustix::fs::mkdir(path, Mode::from_raw_mode(0o700)) {
-            Ok(()) => true,
-            Err(rustix::io::Errno::EXIST) => false,
-            Err(e) => return Err(denied(&e.into())),
+        let mut attempts = 0;
+        let (dir, made) = loop {
+            match path.parent() {
+                Some(parent) if parent == user_directory_path() => drop(user_directory()?),
+                Some(parent) => std::fs::create_dir_all(parent).map_err(|e| denied(&e))?,
+                None => {}
+            }
+            let made = match rustix::fs::mkdir(path, Mode::from_raw_mode(0o700)) {
+                Ok(()) => Ok(true),
+                Err(rustix::io::Errno::EXIST) => Ok(false),
+                Err(e) => Err(denied(&e.into())),
+            };
+            attempts += 1;
+            match made.and_then(|made| Ok((PoolDirectory::open(path)?, made))) {
+                // Another pool's end removed it, or the one above it, between two steps.
+                Err(e) if e.code == Code::NotFound && attempts < MAKE_ATTEMPTS => {}
+                other => break other?,
+            }
         };
-        let dir = PoolDirectory::open(path)?;
         dir.check_owner()?;
         if !made {
             dir.check_content()?;
@@ -183,8 +211,9 @@ impl PoolDirectory {
     /// Opens or makes a file in the directory, for the pool's user alone.
     pub fn open_file(&self, name: &str, flags: OFlags) -> Result<OwnedFd> {
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        rustix::fs::openat(&self.fd, name, flags, crate::identity::FILE_MODE)
-            .map_err(|e| Error::io(format!("cannot open {}", self.file(name).display()), &e.into()))
+        rustix::fs::openat(&self.fd, name, flags, crate::identity::FILE_MODE).map_err(|e| {
+            or_elsewhere(Error::io(format!("cannot open {}", self.file(name).display()), &e.into()))
+        })
     }
 
     /// Removes a file; one that is not there is no error.
@@ -199,7 +228,8 @@ impl PoolDirectory {
     pub fn listen(&self, name: &str) -> Result<UnixListener> {
         self.remove_file(name)?;
         let what = || format!("cannot make socket {}", self.file(name).display());
-        let listener = UnixListener::bind(self.file(name)).map_err(|e| Error::io(what(), &e))?;
+        let listener =
+            UnixListener::bind(self.file(name)).map_err(|e| or_elsewhere(Error::io(what(), &e)))?;
         rustix::fs::chmodat(&self.fd, name, crate::identity::FILE_MODE, AtFlags::empty())
             .map_err(|e| Error::io(what(), &e.into()))?;
         Ok(listener)
@@ -236,9 +266,12 @@ impl PoolDirectory {
             _ => return Err(Error::new(Code::Stale, what()).why("it was removed meanwhile")),
         }
         let text = format!("{}\n", rustix::process::getpid().as_raw_nonzero());
-        rustix::fs::ftruncate(&fd, 0)
-            .and_then(|()| rustix::io::pwrite(&fd, text.as_bytes(), 0))
-            .map_err(|e| Error::io(what(), &e.into()))?;
+        rustix::fs::ftruncate(&fd, 0).and_then(|()| rustix::io::pwrite(&fd, text.as_bytes(), 0)).map_err(
+            |e| {
+                let _ = self.remove_file(LOCK_FILE); // held, so it is this process's to remove
+                or_elsewhere(Error::io(what(), &e.into()))
+            },
+        )?;
         Ok(fd)
     }
 
@@ -286,19 +319,40 @@ pub(crate) fn user_directory_path() -> PathBuf {
 /// [`BASE_VARIABLE`] says; not XDG_RUNTIME_DIR, which a logout clears under a pool that should outlive it, and which
 /// batch systems hand on to nodes that lack it.
 pub fn user_directory() -> Result<PathBuf> {
-    let me = rustix::process::geteuid().as_raw();
+    let path = absolute_user_directory_path()?;
+    let what = || format!("cannot use {}", path.display());
+    let mut attempts = 0;
+    loop {
+        match rustix::fs::mkdir(&path, Mode::from_raw_mode(0o700)) {
+            Ok(()) | Err(rustix::io::Errno::EXIST) => {}
+            Err(e) => return Err(Error::io(what(), &e.into()).cure("name a directory with --pool DIR")),
+        }
+        attempts += 1;
+        // The end of the last pool in it may have removed it again.
+        if is_safe_user_directory(&path)? || attempts == MAKE_ATTEMPTS {
+            return Ok(path);
+        }
+    }
+}
+
+fn absolute_user_directory_path() -> Result<PathBuf> {
     let path = user_directory_path();
     if !path.is_absolute() {
         return Err(Error::new(Code::Invalid, format!("cannot keep pools in {}", path.display()))
             .why(format!("{BASE_VARIABLE} is not an absolute path"))
             .cure(format!("unset {BASE_VARIABLE}, or make it one such as /local/tmp")));
     }
+    Ok(path)
+}
+
+/// Refuses a user directory that others may have made or may change; false when it is not there.
+fn is_safe_user_directory(path: &Path) -> Result<bool> {
+    let me = rustix::process::geteuid().as_raw();
     let what = || format!("cannot use {}", path.display());
-    match rustix::fs::mkdir(&path, Mode::from_raw_mode(0o700)) {
-        Ok(()) | Err(rustix::io::Errno::EXIST) => {}
-        Err(e) => return Err(Error::io(what(), &e.into()).cure("name a directory with --pool DIR")),
-    }
-    let stat = rustix::fs::lstat(&path).map_err(|e| Error::io(what(), &e.into()))?;
+    let stat = match rustix::fs::lstat(path) {
+        Err(rustix::io::Errno::NOENT) => return Ok(false),
+        other => other.map_err(|e| Error::io(what(), &e.into()))?,
+    };
     let unsafe_because = |why: String| {
         Err(Error::new(Code::AccessDenied, what())
             .why(why)
@@ -311,9 +365,45 @@ pub fn user_directory() -> Result<PathBuf> {
         return unsafe_because(format!("it belongs to user {}", stat.st_uid));
     }
     if stat.st_mode & 0o077 != 0 {
-        rustix::fs::chmod(&path, Mode::from_raw_mode(0o700)).map_err(|e| Error::io(what(), &e.into()))?;
+        rustix::fs::chmod(path, Mode::from_raw_mode(0o700)).map_err(|e| Error::io(what(), &e.into()))?;
+    }
+    Ok(true)
+}
+
+/// The directory for pools of runs on a disk: one a user, in the directory for temporary files, where batch systems put a node's
+/// disk.
+pub fn ssd_directory() -> Result<PathBuf> {
+    let me = rustix::process::geteuid().as_raw();
+    let path = std::env::temp_dir().join(ssd_directory_name());
+    match rustix::fs::mkdir(&path, Mode::RWXU) {
+        Ok(()) => return Ok(path),
+        Err(rustix::io::Errno::EXIST) => {}
+        Err(e) => {
+            return Err(Error::io(format!("cannot make {}", path.display()), &e.into())
+                .cure("set TMPDIR to a directory on the disk that you may write"));
+        }
+    }
+    let stat = rustix::fs::lstat(&path)
+        .map_err(|e| Error::io(format!("cannot use {}", path.display()), &e.into()))?;
+    if stat.st_uid != me || stat.st_mode & libc::S_IFMT != libc::S_IFDIR || stat.st_mode & 0o077 != 0 {
+        return Err(Error::new(Code::AccessDenied, format!("cannot use {}", path.display()))
+            .why("it is not a directory of yours alone")
+            .cure("remove it, or set TMPDIR to another directory"));
     }
     Ok(path)
+}
+
+fn ssd_directory_name() -> String {
+    format!("forebay-ssd-{}", rustix::process::geteuid().as_raw())
+}
+
+/// Removes the directory above `path` if it is [`user_directory`] or [`ssd_directory`] and empty: nothing of Forebay stays
+/// behind the last pool. Whoever makes something in it makes it again first.
+pub fn remove_empty_above(path: &Path) {
+    let Some(above) = path.parent() else { return };
+    if above == user_directory_path() || above.ends_with(ssd_directory_name()) {
+        let _ = rustix::fs::rmdir(above);
+    }
 }
 
 /// True for a pool that has met another of its nodes, so that programs on that one can see it.
@@ -321,7 +411,9 @@ pub fn has_met_others(path: &Path) -> bool {
     path.join(MET_FILE).is_file()
 }
 
-/// The pool that `forebay up` makes and every other verb looks for when nobody names one.
+/// The pool that `forebay up` makes and every other verb looks for when nobody names one. Nothing is made for it here.
 pub fn default_pool() -> Result<PathBuf> {
-    Ok(user_directory()?.join("pool"))
+    let above = absolute_user_directory_path()?;
+    is_safe_user_directory(&above)?;
+    Ok(above.join("pool"))
 }

@@ -194,7 +194,9 @@ impl PoolIdentity {
         text.push('\n');
         let new = "pool.json.new";
         let fd = dir.open_file(new, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?;
-        std::fs::File::from(fd).write_all(text.as_bytes()).map_err(|e| Error::io(what(), &e))?;
+        std::fs::File::from(fd)
+            .write_all(text.as_bytes())
+            .map_err(|e| crate::directory::or_elsewhere(Error::io(what(), &e)))?;
         rustix::fs::renameat(dir.fd(), new, dir.fd(), IDENTITY_FILE).map_err(|e| Error::io(what(), &e.into()))
     }
 }

@@ -276,6 +276,56 @@ pub fn was_killed(path: &Path) -> bool {
     }
 }
 
+/// What is in the place of a pool that may not be up.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Presence {
+    /// No pool was made there, or it was stopped and nothing of it kept.
+    None,
+    /// Its supervisor takes connections.
+    Up,
+    /// A process holds its lock and does not serve: it starts or ends.
+    Changing,
+    /// It is down, and what it was is kept.
+    Down {
+        /// Its daemon did not stop it: it was killed, or the node was.
+        killed: bool,
+        /// Its data are there for the next `up`.
+        has_data: bool,
+    },
+}
+
+/// Looks what is in the place of a pool. It starts nothing and changes nothing.
+pub fn presence(path: &Path) -> Result<Presence> {
+    let dir = match PoolDirectory::open(path) {
+        Err(e) if e.code == Code::NotFound => return Ok(Presence::None),
+        other => other?,
+    };
+    match control::Supervisor::connect(&dir) {
+        Ok(_) => return Ok(Presence::Up),
+        Err(e) if e.code == Code::NotFound => {}
+        Err(e) => return Err(e),
+    }
+    if dir.is_locked() {
+        return Ok(Presence::Changing);
+    }
+    let Some(identity) = PoolIdentity::read(&dir)? else { return Ok(Presence::None) };
+    Ok(Presence::Down {
+        killed: dir.file(SOCKET_FILE).exists(),
+        has_data: target::open_target_at_rest(&dir, &identity).is_ok(),
+    })
+}
+
+/// As [`presence`], when a pool that starts or ends has done so, or after `grace`.
+pub fn settled_presence(path: &Path, grace: Duration) -> Result<Presence> {
+    let end = Instant::now() + grace;
+    loop {
+        match presence(path)? {
+            Presence::Changing if Instant::now() < end => std::thread::sleep(LOOK_AGAIN),
+            other => return Ok(other),
+        }
+    }
+}
+
 /// Clears away the embedded pools below `base` whose supervisors were killed.
 pub fn sweep_dead(base: &Path) {
     let Ok(entries) = std::fs::read_dir(base) else { return };

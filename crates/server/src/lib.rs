@@ -29,6 +29,7 @@ mod setup;
 pub mod signals;
 pub mod store;
 mod supervisor;
+mod supplies;
 mod target;
 pub mod worker;
 mod worker_process;

@@ -15,15 +15,13 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
-use forebay_fabric::secret_file;
 use forebay_types::{Code, Error, Result};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::bundle::hexadecimal;
 use crate::connection::Connection;
-use crate::directory::{LOG_FILE, SOCKET_FILE, SUPERVISOR_FILE};
+use crate::directory::LOG_FILE;
 use crate::frame;
 use crate::identity::random_bytes;
 use crate::launch::{Report, Started};
@@ -31,9 +29,10 @@ use crate::members::{Answers, MemberId, Members};
 use crate::mount_process::{MountKeeper, Wanted};
 use crate::programs;
 use crate::protocol::{Ask, Reply, Stopped};
-use crate::setup::{SetupFds, SetupText, FLIGHT_RECORDER_BYTES};
+use crate::setup::{SetupFds, SetupText};
 use crate::signals::Signals;
 use crate::store::{Kept, Message};
+use crate::supplies::Supplies;
 use crate::target::OpenPool;
 use crate::worker_process::{describe, Backoff, WorkerProcess};
 
@@ -47,8 +46,6 @@ const FIRST_STARTS_MAX: u32 = 3;
 const LOG_LINES_SHOWN: usize = 8;
 /// Bytes of answers that a connection may leave unread.
 const UNREAD_BYTES_MAX: usize = 1 << 20;
-/// Clients that may wait for a worker; the kernel allows net.core.somaxconn at most.
-const CLIENTS_BACKLOG: i32 = 4096;
 /// Connections at one time: members and askers.
 const CONNECTIONS_MAX: usize = 4096;
 
@@ -131,23 +128,12 @@ impl Teller {
 }
 
 impl Supervisor {
-    /// Makes the sockets of an opened pool. Signals are blocked already.
-    pub(crate) fn new(pool: OpenPool, signals: Signals, report: Report) -> Result<Supervisor> {
-        let clients = pool.dir.listen(SOCKET_FILE)?;
-        // Clients of a large node come all at once, and wait here while a worker is replaced.
-        rustix::net::listen(&clients, CLIENTS_BACKLOG)
-            .map_err(|e| Error::io("cannot listen for clients", &e.into()))?;
-        let listener = pool.dir.listen(SUPERVISOR_FILE)?;
-        listener
-            .set_nonblocking(true)
-            .map_err(|e| Error::io("cannot make the supervisor's socket non-blocking", &e))?;
-        let recorder = rustix::fs::memfd_create("forebay-flight-recorder", rustix::fs::MemfdFlags::CLOEXEC)
-            .and_then(|fd| rustix::fs::ftruncate(&fd, FLIGHT_RECORDER_BYTES).map(|()| fd))
-            .map_err(|e| Error::io("cannot make the flight recorder", &e.into()))?;
+    /// Signals are blocked already.
+    pub(crate) fn new(pool: OpenPool, supplies: Supplies, signals: Signals, report: Report) -> Supervisor {
         let now = Instant::now();
-        let secret = pool.membership.as_ref().map(|m| secret_file::read(&m.key)).transpose()?;
-        Ok(Supervisor {
-            pool_id: secret.map(|s| hexadecimal(&s.pool())),
+        let Supplies { clients, listener, recorder, pool_id } = supplies;
+        Supervisor {
+            pool_id,
             pool,
             signals,
             clients,
@@ -168,7 +154,7 @@ impl Supervisor {
             report,
             stopping: None,
             born: now,
-        })
+        }
     }
 
     /// Serves until the pool ends.

@@ -19,8 +19,8 @@ use serde_json::{json, Value};
 
 use crate::bundle::Bundle;
 use crate::directory::{
-    PoolDirectory, LOCK_FILE, LOG_FILE, NODES_FILES, OWNER_FILE, OWNER_FILE_NEW, SOCKET_FILE,
-    SUPERVISOR_FILE, TARGET_FILE,
+    remove_empty_above, PoolDirectory, LOCK_FILE, LOG_FILE, NODES_FILES, OWNER_FILE, OWNER_FILE_NEW,
+    SOCKET_FILE, SUPERVISOR_FILE, TARGET_FILE,
 };
 use crate::identity::{Backing, PoolIdentity, IDENTITY_FILE};
 use crate::more_targets::{self, MoreTarget};
@@ -119,7 +119,13 @@ pub(crate) fn lock_pool(path: &Path) -> Result<LockedPool> {
             Err(e) if e.code == Code::Stale && Instant::now() < deadline => {} // it went between two steps
             Err(e) if e.code == Code::Busy && dir.connect(SUPERVISOR_FILE).is_ok() => return Err(e),
             Err(e) if e.code == Code::Busy && Instant::now() < deadline => std::thread::sleep(LOOK_AGAIN),
-            Err(e) => return Err(e),
+            Err(e) => {
+                if made {
+                    let _ = rustix::fs::rmdir(dir.path()); // it stays if somebody else's pool is in it by now
+                    remove_empty_above(dir.path());
+                }
+                return Err(e);
+            }
         }
     }
 }
@@ -140,6 +146,15 @@ pub(crate) fn open_pool(locked: LockedPool, options: &PoolOptions) -> Result<Ope
                 remove_directory(&locked.dir);
             }
             Err(e)
+        }
+    }
+}
+
+impl LockedPool {
+    /// Lets go of a directory in which no pool was made; it goes if it was made for one.
+    pub(crate) fn give_up(self) {
+        if self.made {
+            remove_directory(&self.dir);
         }
     }
 }
@@ -639,6 +654,7 @@ pub(crate) fn remove_directory(dir: &PoolDirectory) {
         let _ = dir.remove_file(name);
     }
     let _ = rustix::fs::rmdir(dir.path());
+    remove_empty_above(dir.path());
 }
 
 /// The target of a pool that is down, if its data is still there.

@@ -9,7 +9,7 @@ use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
-use forebay_types::{Code, Kind};
+use forebay_types::{Code, Kind, Timestamp};
 
 use crate::attributes::{set_attributes, OwnerRules, Scratch};
 use crate::branch::{Branch, Ended, Shelf, Trunk};
@@ -21,7 +21,7 @@ use crate::progress::Progress;
 use crate::queue::Queue;
 use crate::report::{add, display, human_bytes, reason, FileError, Tally};
 use crate::small::Copying;
-use crate::tree::{Names, Object, Tree};
+use crate::tree::{Meta, Names, Object, Tree};
 
 /// Files of one job: enough that taking it costs nothing, few enough that the threads end together.
 const FILES_PER_JOB: usize = 64;
@@ -412,7 +412,20 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
         if matches!(code, Code::PoolGone | Code::UnknownSession) {
             self.stop.store(true, Ordering::Relaxed);
         }
-        self.tally.error(FileError { path: display(&path), code, what, cure: cure(at, code, title) });
+        let cure = match (at, code) {
+            // The directory is there and has the name neither taken nor free: a file system of the kernel's own, such as /proc.
+            (At::Destination, Code::NotFound) if self.has_directory_of(&path) => {
+                format!("files cannot be made in this directory: choose another destination in {title}")
+            }
+            _ => cure(at, code, title),
+        };
+        self.tally.error(FileError { path: display(&path), code, what, cure });
+    }
+
+    /// Whether the directory in which `path` of the destination is, or was to be, is there.
+    fn has_directory_of(&self, path: &[u8]) -> bool {
+        let cut = path.iter().rposition(|&b| b == b'/').unwrap_or(0);
+        self.destination.open_path(&path[..cut.max(1).min(path.len())]).is_ok()
     }
 
     /// Free space of the destination, for people.
@@ -476,6 +489,18 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
         }
     }
 
+    /// Says that a file is replaced by one that was changed earlier: another program has changed it since the copy was made that comes
+    /// back now, perhaps, and its change is lost.
+    pub(crate) fn warn_of_newer(&self, there: &Meta, mtime: Timestamp, path: impl FnOnce() -> Vec<u8>) {
+        if there.kind == Kind::File && there.mtime > mtime {
+            let what = format!(
+                "in {}, a file was replaced by one that was changed earlier",
+                self.destination.title()
+            );
+            self.tally.warning(what, Code::Exists, || display(&path()));
+        }
+    }
+
     pub(crate) fn warning(&self, what: String, code: Code, path: impl FnOnce() -> Vec<u8>) {
         self.tally.warning(what, code, || display(&path()));
     }
@@ -494,7 +519,7 @@ fn cure(at: At, code: Code, title: &str) -> String {
             "it was removed or replaced while it was staged: run it again when the source is at rest".into()
         }
         (At::Destination, Code::NotFound | Code::Stale) => {
-            "another program works in the destination: run it again when that has ended".into()
+            "its directory was removed or renamed meanwhile: run it again when the program that did so has ended".into()
         }
         (At::Destination, Code::NoSpace) => {
             format!("free space in {title} or choose another destination, then run it again: complete files stay and are not copied again")

@@ -56,6 +56,7 @@ mod whole;
 
 pub use manifest::Manifest;
 pub use pair::Pair;
+pub use posix::takes_files;
 pub use progress::{Progress, Quiet};
 pub use report::{FileError, StageReport, Warning, ERRORS_LISTED_MAX, WARNINGS_LISTED_MAX};
 

@@ -29,6 +29,27 @@ const REMOTE: [u64; 10] = [
     0x6573_5546,
 ];
 
+/// File systems in which the kernel shows its own things, and nobody makes files: proc, sysfs, cgroup, cgroup2, debugfs, tracefs,
+/// securityfs, devpts, bpf. Numbers as in `statfs(2)`.
+const KERNELS_OWN: [u64; 9] = [
+    0x9fa0,
+    0x6265_6572,
+    0x0027_e0eb,
+    0x6367_7270,
+    0x6462_6720,
+    0x7472_6163,
+    0x7363_6673,
+    0x1cd1,
+    0xcafe_4a11,
+];
+
+/// False for a directory of a file system in which the kernel shows its own things, so that no files can be made in it whatever its
+/// permission bits say.
+pub fn takes_files(directory: impl AsFd) -> bool {
+    let magic = rustix::fs::fstatfs(directory).map(|s| s.f_type as u64 & 0xffff_ffff);
+    !magic.is_ok_and(|magic| KERNELS_OWN.contains(&magic))
+}
+
 /// The kernel's tree.
 #[derive(Debug)]
 pub(crate) struct PosixTree {
@@ -210,6 +231,9 @@ impl Tree for PosixTree {
     }
 
     fn check_writable(&self, at: &OwnedFd) -> Result<(), Code> {
+        if !takes_files(at) {
+            return Err(Code::NotSupported);
+        }
         let access = rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK;
         retried(|| rustix::fs::accessat(at, ".", access, AtFlags::EACCESS))
     }

@@ -104,7 +104,8 @@ fn check_source<S: Tree>(tree: &S, mapped: &Mapped) -> Result<Meta> {
                 "leave the slash at the end away: it stands for a directory's contents".into()
             }
             Code::CrossDevice => {
-                "a link on the way leads out of the pool: stage what it names from the store".into()
+                "a link or `..` on the way leads out of the pool: name what it leads to by its path in the store"
+                    .into()
             }
             Code::TooManySymlinks => "its links go in a circle: name the file itself".into(),
             _ => String::new(),
@@ -142,6 +143,11 @@ fn check_destination<D: Tree>(tree: &D, mapped: &Mapped, source: &Meta, whole: b
             code,
             &format!("its directory cannot be written to: {}", reason(code)),
             "choose a destination that you may write to",
+        ),
+        Code::NotSupported => wrong(
+            code,
+            "its directory is one of the kernel's own (as /proc and /sys are), in which no files can be made",
+            "choose a destination on another file system",
         ),
         code => wrong(code, &reason(code), ""),
     };

@@ -108,7 +108,10 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
                 Ok(there) if self.is_complete(&plan, &there, worker) => {
                     return self.skip(plan, &there, worker)
                 }
-                Ok(_) => plan.replaces = true,
+                Ok(there) => {
+                    self.warn_of_newer(&there, meta.mtime, || plan.entry.destination_path());
+                    plan.replaces = true;
+                }
             }
         }
         if meta.size >= SHARE_BYTES {

@@ -170,11 +170,14 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         let there = match tree.stat(&to_at, &to.name, false) {
             Err(Code::NotFound) => None,
             Ok(meta) if meta.kind == Kind::Symlink && kind == Kind::Directory => {
-                Some(tree.stat(&to_at, &to.name, true)?.kind)
+                Some(tree.stat(&to_at, &to.name, true)?)
             }
-            other => Some(other?.kind),
+            other => Some(other?),
         };
-        match there {
+        if let Some(there) = there.filter(|_| kind == Kind::File) {
+            self.warn_of_newer(&there, meta.mtime, || to.path());
+        }
+        match there.map(|there| there.kind) {
             None => {
                 self.rename_directory_too(kind, old, new, RENAME_NOREPLACE)?;
                 steps.push(Step::Moved { from: from.clone(), to: to.clone() });

@@ -2,9 +2,12 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
+use forebay_data::{tightest_memory_cgroup, Host};
 use forebay_server::control::{self, Membership};
-use forebay_server::launch::{self, Started, UpOptions};
+use forebay_server::directory;
+use forebay_server::launch::{self, Presence, Started, UpOptions};
 use forebay_server::{JoinRequest, Medium};
 use forebay_types::{Code, Error, Result};
 use rustix::fs::{FlockOperation, Mode, OFlags};
@@ -15,6 +18,8 @@ use crate::{failure, pool, table};
 
 /// Times that a pool may end between being found and being joined, each time under another run's feet.
 const ATTEMPTS: usize = 20;
+/// How long a pool may take to start or to end.
+pub(super) const CHANGING_GRACE: Duration = Duration::from_secs(30);
 /// Lines of a daemon's log that explain why it was restarted.
 const LOG_LINES: usize = 5;
 
@@ -40,26 +45,80 @@ pub(super) fn enter(
         refuse_medium(arguments, &dir)?;
         let membership = control::join(&dir, request).map_err(|e| match e.code {
             Code::NotFound | Code::PoolGone => {
-                let leave_out = "leave out --pool (unset FOREBAY_POOL) for a pool of the program's own";
-                let cure = if e.cure.is_empty() {
-                    leave_out.to_owned()
-                } else {
-                    format!("{}; or {leave_out}", e.cure)
-                };
-                e.cure(cure)
+                or(e, "leave out --pool (unset FOREBAY_POOL) for a pool of the program's own")
             }
             _ => e,
         })?;
         let embedded = control::status(&dir).is_ok_and(|s| s.embedded);
         return Ok(Entered { dir, membership, embedded, started: None });
     }
-    if !arguments.own && arguments.media.is_none() && arguments.capacity.is_none() {
-        let dir = forebay_server::directory::default_pool()?;
-        if let Ok(membership) = control::join(&dir, request.clone()) {
-            return Ok(Entered { dir, membership, embedded: false, started: None });
+    if !arguments.own {
+        if let Some(entered) = enter_default(arguments, &request)? {
+            return Ok(entered);
         }
     }
     enter_own(arguments, job, request)
+}
+
+/// Joins the default pool; none when there is none, so that the run has its own. What programs write into a pool of the run's
+/// own is gone when it ends. So a default pool that is there and cannot be used is an error, unless the results are staged out.
+fn enter_default(arguments: &Run, request: &JoinRequest) -> Result<Option<Entered>> {
+    let dir = directory::default_pool()?;
+    let own = "add --own for a pool that ends with the program";
+    let until = Instant::now() + CHANGING_GRACE;
+    loop {
+        match launch::settled_presence(&dir, CHANGING_GRACE).map_err(|e| or(e, own))? {
+            Presence::None => return Ok(None),
+            Presence::Up => {
+                refuse_medium(arguments, &dir)?;
+                match control::join(&dir, request.clone()) {
+                    Ok(membership) => {
+                        return Ok(Some(Entered { dir, membership, embedded: false, started: None }));
+                    }
+                    // It has just ended.
+                    Err(e) if matches!(e.code, Code::NotFound | Code::PoolGone) && Instant::now() < until => {
+                    }
+                    Err(e) => return Err(or(e, own)),
+                }
+            }
+            Presence::Changing => {
+                let busy = Error::new(Code::Busy, format!("cannot use pool {}", dir.display()));
+                return Err(or(busy.why("it is starting or stopping").cure("try again"), own));
+            }
+            Presence::Down { killed, has_data } => {
+                let state = state_of_down(killed, has_data);
+                if !arguments.stage_out.is_empty() {
+                    note!(
+                        "forebay: warning: pool {} is not up: {state}. The program gets a pool of its own, of which only what \
+                         --stage-out names is kept",
+                        dir.display()
+                    );
+                    return Ok(None);
+                }
+                let start = if has_data { "starts it with its data" } else { "starts it, empty" };
+                let down = Error::new(Code::PoolGone, format!("cannot use pool {}", dir.display()));
+                return Err(down.why(format!("it is not up: {state}")).cure(format!(
+                    "`forebay up` {start}, `forebay down` removes what is left of it; or {own}"
+                )));
+            }
+        }
+    }
+}
+
+/// How a pool came to be down, and what became of its data.
+fn state_of_down(killed: bool, has_data: bool) -> &'static str {
+    match (killed, has_data) {
+        (true, true) => "its daemon was killed, and its data are still there",
+        (true, false) => "its daemon was killed, or the node restarted, and its data are gone with it",
+        (false, true) => "it was stopped, and its data are kept",
+        (false, false) => "it was stopped, and its data, which were kept in memory, are gone",
+    }
+}
+
+/// An error with another thing that the user can do.
+fn or(e: Error, other: &str) -> Error {
+    let cure = if e.cure.is_empty() { other.to_owned() } else { format!("{}; or {other}", e.cure) };
+    e.cure(cure)
 }
 
 /// What a pool that is up is made of cannot be chosen any more.
@@ -75,13 +134,7 @@ fn refuse_medium(arguments: &Run, dir: &Path) -> Result<()> {
 }
 
 fn enter_own(arguments: &Run, job: &Job, request: JoinRequest) -> Result<Entered> {
-    let base = match arguments.media {
-        Some(Medium::Ssd) => ssd_directory()?,
-        _ => forebay_server::directory::user_directory()?,
-    };
-    launch::sweep_dead(&base);
-    let dir = base.join(format!("run-{}", job.pool_key));
-    let _lock = StartLock::take(&base.join(format!("run-{}.lock", job.pool_key)))?;
+    let (_lock, dir) = lock_own(arguments, &format!("run-{}", job.pool_key))?;
     for _ in 0..ATTEMPTS {
         match control::join(&dir, request.clone()) {
             Ok(membership) => return Ok(Entered { dir, membership, embedded: true, started: None }),
@@ -112,26 +165,22 @@ fn enter_own(arguments: &Run, job: &Job, request: JoinRequest) -> Result<Entered
         .cure(format!("see what ends it; `forebay down --pool {}` clears it", dir.display())))
 }
 
-/// The directory for temporary files is where batch systems put a node's disk.
-fn ssd_directory() -> Result<PathBuf> {
-    let me = rustix::process::geteuid().as_raw();
-    let path = std::env::temp_dir().join(format!("forebay-ssd-{me}"));
-    match rustix::fs::mkdir(&path, Mode::RWXU) {
-        Ok(()) => return Ok(path),
-        Err(rustix::io::Errno::EXIST) => {}
-        Err(e) => {
-            return Err(Error::io(format!("cannot make {}", path.display()), &e.into())
-                .cure("set TMPDIR to a directory on the disk that you may write"));
+/// The place of an own pool, locked until it is joined.
+fn lock_own(arguments: &Run, name: &str) -> Result<(StartLock, PathBuf)> {
+    let mut attempts = 0;
+    loop {
+        let base = match arguments.media {
+            Some(Medium::Ssd) => directory::ssd_directory()?,
+            _ => directory::user_directory()?,
+        };
+        launch::sweep_dead(&base);
+        attempts += 1;
+        match StartLock::take(&base.join(format!("{name}.lock"))) {
+            // The end of the last pool in it has just removed it.
+            Err(e) if e.code == Code::NotFound && attempts < ATTEMPTS => {}
+            lock => return Ok((lock?, base.join(name))),
         }
     }
-    let stat = rustix::fs::lstat(&path)
-        .map_err(|e| Error::io(format!("cannot use {}", path.display()), &e.into()))?;
-    if stat.st_uid != me || stat.st_mode & libc::S_IFMT != libc::S_IFDIR || stat.st_mode & 0o077 != 0 {
-        return Err(Error::new(Code::AccessDenied, format!("cannot use {}", path.display()))
-            .why("it is not a directory of yours alone")
-            .cure("remove it, or set TMPDIR to another directory"));
-    }
-    Ok(path)
 }
 
 /// Held while a pool is looked for and started, so that one of several runs starts it. The file goes with the last.
@@ -142,7 +191,15 @@ struct StartLock {
 
 impl StartLock {
     fn take(path: &Path) -> Result<StartLock> {
-        let failed = |e: rustix::io::Errno| Error::io(format!("cannot lock {}", path.display()), &e.into());
+        let failed = |e: rustix::io::Errno| {
+            let error = Error::io(format!("cannot lock {}", path.display()), &e.into());
+            match error.code {
+                Code::NoSpace => {
+                    error.cure("free some space there, or set FOREBAY_TMPDIR to a directory elsewhere")
+                }
+                _ => error,
+            }
+        };
         loop {
             let flags = OFlags::RDWR | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
             let fd = rustix::fs::open(path, flags, Mode::RUSR | Mode::WUSR).map_err(failed)?;
@@ -166,6 +223,7 @@ impl StartLock {
 impl Drop for StartLock {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.path);
+        directory::remove_empty_above(&self.path);
     }
 }
 
@@ -179,6 +237,7 @@ impl Entered {
                 self.dir.display()
             );
         }
+        self.warn_of_memory();
         let Some(started) = &self.started else { return };
         for cost in started.costs.iter().filter(|c| is_serious(c)) {
             note!(
@@ -187,6 +246,27 @@ impl Entered {
                 table::bytes(started.identity.capacity_bytes)
             );
         }
+    }
+
+    /// Pages of a tmpfs count as memory of the process that first writes them. Says when the cgroup of the program has less room than
+    /// the pool: at its limit the kernel kills, where a full pool fails with ENOSPC.
+    fn warn_of_memory(&self) {
+        let Some(cgroup) = tightest_memory_cgroup(&Host::this(), None) else { return };
+        let Ok(status) = control::status(&self.dir) else { return };
+        let in_memory = status.more.get("capabilities").is_some_and(|c| c["fs_type"] == "tmpfs");
+        let Some(free_bytes) = status.free_bytes.filter(|_| in_memory) else { return };
+        if cgroup.room_bytes() >= free_bytes {
+            return;
+        }
+        note!(
+            "forebay: warning: memory cgroup {} of this program has room for {}, and {} are free in the pool: what the program \
+             writes into the pool counts as its memory, and beyond the cgroup's limit of {} the kernel kills it\n  hint: ask the \
+             batch system for more memory (Slurm: --mem), or use a smaller pool",
+            cgroup.path.display(),
+            table::bytes(cgroup.room_bytes()),
+            table::bytes(free_bytes),
+            table::bytes(cgroup.limit_bytes),
+        );
     }
 
     /// Workers of the pool that were replaced.
@@ -199,8 +279,7 @@ impl Entered {
 
     /// What the daemon's log says of a crash; the log goes with the pool.
     pub(super) fn last_words(&self) -> String {
-        let log =
-            std::fs::read_to_string(self.dir.join(forebay_server::directory::LOG_FILE)).unwrap_or_default();
+        let log = std::fs::read_to_string(self.dir.join(directory::LOG_FILE)).unwrap_or_default();
         let lines: Vec<&str> = log.lines().filter(|l| !l.contains(" INFO ")).collect();
         let last = &lines[lines.len().saturating_sub(LOG_LINES)..];
         last.iter().map(|l| format!("\n  {l}")).collect()

@@ -24,7 +24,7 @@ use std::time::Instant;
 
 use forebay_server::signals::{SignalMask, Signals};
 use forebay_server::JoinRequest;
-use forebay_types::{Error, Result};
+use forebay_types::{Code, Error, Result};
 use serde_json::{json, Value};
 
 use crate::arguments::Run;
@@ -278,6 +278,14 @@ fn check_destination(path: &Path) -> Result<()> {
     if above.is_file() && above == path {
         return Ok(()); // it will be replaced
     }
+    if std::fs::File::open(above).is_ok_and(|directory| !forebay_stage::takes_files(&directory)) {
+        return Err(Error::new(Code::NotSupported, format!("cannot stage out to {}", path.display()))
+            .why(format!(
+                "{} is a directory of the kernel's own, in which no files can be made",
+                above.display()
+            ))
+            .cure("name a destination on another file system"));
+    }
     rustix::fs::access(above, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK).map_err(|e| {
         Error::io(format!("cannot stage out to {}", path.display()), &e.into())
             .cure(format!("make {} writable, or name another destination", above.display()))
@@ -312,6 +320,8 @@ mod tests {
     #[test]
     fn check_destination_looks_at_what_exists_above() {
         check_destination(Path::new("/tmp/not/there/yet")).unwrap();
+        let e = check_destination(Path::new("/proc/results/of/this")).unwrap_err();
+        assert!(e.to_string().contains("the kernel's own"), "{e}");
         if !rustix::process::geteuid().is_root() {
             assert!(check_destination(Path::new("/usr/not-mine")).is_err());
         }

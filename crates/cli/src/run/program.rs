@@ -52,9 +52,15 @@ impl Target {
     }
 }
 
-/// True for a path under the prefix.
+/// True for the prefix and paths under it.
 pub(super) fn is_within(name: &OsStr, prefix: &Path) -> bool {
-    Path::new(name).starts_with(prefix) && Path::new(name) != prefix
+    Path::new(name).starts_with(prefix)
+}
+
+/// The error about a directory that is named as a program.
+fn is_a_directory(name: &str) -> Refused {
+    let error = Error::new(Code::IsDirectory, format!("cannot run {name}")).why("it is a directory");
+    (CANNOT_START, error.cure("name a program behind the `--`, with its arguments"))
 }
 
 /// Finds a program by its path, or by its name along PATH.
@@ -71,6 +77,7 @@ pub(super) fn find(name: &OsStr) -> Result<PathBuf, Refused> {
         let path = PathBuf::from(name);
         return match executable(&path) {
             Ok(()) => Ok(path),
+            Err(rustix::io::Errno::ISDIR) => Err(is_a_directory(&name.to_string_lossy())),
             Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR) => {
                 Err((NOT_FOUND, Error::new(Code::NotFound, what()).why("there is no such file")))
             }
@@ -99,7 +106,7 @@ pub(super) fn find(name: &OsStr) -> Result<PathBuf, Refused> {
 fn executable(path: &Path) -> Result<(), rustix::io::Errno> {
     let stat = rustix::fs::stat(path)?;
     if stat.st_mode & libc::S_IFMT == libc::S_IFDIR {
-        return Err(rustix::io::Errno::ACCESS);
+        return Err(rustix::io::Errno::ISDIR);
     }
     rustix::fs::access(path, rustix::fs::Access::EXEC_OK)
 }
@@ -116,8 +123,15 @@ pub(super) fn within(dir: &Path, name: &OsStr, prefix: &Path) -> Result<Target, 
     let mut escape = PathBuffer::new();
     let status_of = |e: &Error| if e.code == Code::NotFound { NOT_FOUND } else { CANNOT_START };
     let worded = |result| pool::worded(result, "run", name.as_bytes());
-    worded(attached.access(place, libc::X_OK, true, true, &mut escape).map(|()| 0))
-        .map_err(|e| failed(status_of(&e), e))?;
+    let found = attached.resolve(place, true, &mut escape);
+    if relative.as_os_str().is_empty() || found.as_ref().is_ok_and(|entry| entry.attr.is_directory()) {
+        return Err(is_a_directory(&shown));
+    }
+    worded(attached.access(place, libc::X_OK, true, true, &mut escape).map(|()| 0)).map_err(|e| {
+        let denied = e.code == Code::AccessDenied;
+        let e = if denied { e.cure(format!("is {shown} executable? (chmod +x)")) } else { e };
+        failed(status_of(&e), e)
+    })?;
     let flags = libc::O_RDONLY | libc::O_CLOEXEC;
     let fd = match attached.open_unwaiting(place, flags, 0, &mut escape) {
         // SAFETY: the descriptor is new and nobody else's.
@@ -301,10 +315,10 @@ mod tests {
     }
 
     #[test]
-    fn is_within_wants_something_below_the_prefix() {
+    fn is_within_takes_the_prefix_and_what_is_below_it() {
         let prefix = Path::new("/forebay");
         assert!(is_within(OsStr::new("/forebay/bin/x"), prefix));
-        assert!(!is_within(OsStr::new("/forebay"), prefix));
+        assert!(is_within(OsStr::new("/forebay"), prefix));
         assert!(!is_within(OsStr::new("/forebays/x"), prefix));
         assert!(!is_within(OsStr::new("x"), prefix));
     }

@@ -3,12 +3,13 @@
 use std::os::unix::ffi::OsStrExt;
 
 use forebay_client::{Pool, Role};
-use forebay_server::control::Turn;
+use forebay_server::control::{self, Turn};
+use forebay_server::launch::{self, Presence};
 use forebay_server::signals::Signals;
 use forebay_stage::{Pair, StageOptions, StageReport};
 use forebay_types::{Code, Error, Result};
 
-use super::enter::Entered;
+use super::enter::{Entered, CHANGING_GRACE};
 use crate::arguments::{Run, StageOutOn};
 use crate::failure;
 use crate::staging::{self, Direction, Interrupt, Shown, Style};
@@ -99,8 +100,9 @@ impl Stages {
         let plan = match entered.membership.leave_plan(success) {
             Ok(plan) => plan,
             Err(e) => {
-                failure::say(&Error { what: format!("the pool is gone: {}", e.what), ..e });
-                return Finish { failed: !self.out.is_empty(), ..Finish::default() };
+                failure::say(&gone(entered, e));
+                // What a pool of the run's own held was not to stay anyway.
+                return Finish { failed: !self.out.is_empty() || !entered.embedded, ..Finish::default() };
             }
         };
         let pairs: Vec<Pair> = self.out.iter().filter(|p| plan.keys.contains(&key(p))).cloned().collect();
@@ -118,7 +120,8 @@ impl Stages {
             Ok((report, None)) => {
                 let failed = report.outcome().is_err();
                 if failed {
-                    rescue(entered, &pairs);
+                    let causes: Vec<Code> = report.errors.iter().map(|e| e.code).collect();
+                    rescue(entered, &pairs, &causes);
                 }
                 Finish { report: Some(report), failed, ..Finish::default() }
             }
@@ -128,7 +131,7 @@ impl Stages {
             }
             Err(e) => {
                 failure::say(&e);
-                rescue(entered, &pairs);
+                rescue(entered, &pairs, &[e.code]);
                 Finish { failed: true, ..Finish::default() }
             }
         }
@@ -155,23 +158,58 @@ fn stage_out_now(
     Ok((report, interrupt.stopped_by()))
 }
 
-/// Results that could not be staged out stay in the pool, which stays up, until the user has them.
-fn rescue(entered: &mut Entered, pairs: &[Pair]) {
+/// The pool ended under the run: how, and what became of what is in it.
+fn gone(entered: &Entered, e: Error) -> Error {
     let dir = entered.dir.display();
+    let what = format!("the pool is gone: {}", e.what);
     if entered.embedded {
+        return Error { what, ..e };
+    }
+    let cure = match launch::settled_presence(&entered.dir, CHANGING_GRACE) {
+        Ok(Presence::None) => "it was stopped under the program, and what was in it is gone".to_owned(),
+        Ok(Presence::Up) => "it was stopped under the program and started again".to_owned(),
+        Ok(Presence::Down { has_data: true, .. }) => {
+            format!("its data are still there: `forebay up --path {dir}` starts it again")
+        }
+        Ok(Presence::Down { has_data: false, .. }) => "what was in it is gone".to_owned(),
+        _ => format!("`forebay status --pool {dir}` shows whether it is up again"),
+    };
+    Error { what, cure, ..e }
+}
+
+/// Results that could not be staged out stay in the pool, which stays up, until the user has them. A pool of the run's own that is
+/// empty has none.
+fn rescue(entered: &mut Entered, pairs: &[Pair], causes: &[Code]) {
+    let dir = entered.dir.display();
+    let remedy = match causes.contains(&Code::NoSpace) {
+        true => "When there is room for them",
+        false => "When that is put right",
+    };
+    let own = entered.embedded;
+    if own {
+        // The root is an inode too.
+        if control::status(&entered.dir).is_ok_and(|status| status.inodes == Some(1)) {
+            note!("forebay: nothing is in the pool, so it ends with the program");
+            return;
+        }
         if let Err(e) = entered.membership.keep_pool() {
             failure::say(&e);
             return;
         }
         entered.embedded = false;
-        note!("forebay: the results are not lost: their pool stays up. When there is room for them:");
+        note!("forebay: the results are not lost: their pool stays up. {remedy}:");
     } else {
-        note!("forebay: the results are still in the pool. When there is room for them:");
+        note!("forebay: the results are still in the pool. {remedy}:");
+    }
+    if causes.contains(&Code::NotFound) {
+        note!("  forebay ls --pool {dir} /");
     }
     for pair in pairs {
         note!("  forebay stage-out --pool {dir} {}:{}", pair.source.display(), pair.destination.display());
     }
-    note!("  forebay down --pool {dir}");
+    if own {
+        note!("  forebay down --pool {dir}");
+    }
 }
 
 fn options(arguments: &Run) -> StageOptions {

@@ -127,20 +127,9 @@ fn get(pool: &Pool, nodes: &Nodes, arguments: &LayoutGet) -> ExitCode {
     let mut all = Vec::new();
     let status = each(&arguments.paths, |path| {
         let entry = look(pool, path, "look at")?;
-        let wide = entry.attr.is_directory() && entry.attr.width_log2 != 0;
-        let parts = if wide { pool.parts_of(entry.attr.ino) } else { Ok(None) };
-        let parts = pool::worded(parts.map_err(forebay_client::Fail::Code), "look at", path)?;
-        let on: Vec<NodeId> =
-            parts.iter().flat_map(|parts| parts.as_slice()).map(|part| part.birth_node()).collect();
+        let on = nodes_of_entries(pool, path, &entry)?;
         if arguments.json {
-            let mut object = as_json(path, &entry);
-            if entry.attr.is_directory() {
-                let home = [entry.attr.home];
-                let on = if on.is_empty() { &home[..] } else { &on };
-                object["default_width"] = entry.attr.width_of_new().max(1).into();
-                object["entries_on"] = on.iter().map(|node| node.0).collect::<Vec<u16>>().into();
-            }
-            all.push(object);
+            all.push(as_json(path, &entry, &on));
         } else {
             let said = match (entry.attr.is_directory(), entry.layout.is_set(entry.attr.home)) {
                 (true, false) => "nothing set for files made in it".to_owned(),
@@ -166,6 +155,32 @@ fn get(pool: &Pool, nodes: &Nodes, arguments: &LayoutGet) -> ExitCode {
         Ok(())
     });
     if arguments.json {
+        failure::print_json(&Value::Array(all));
+    }
+    status
+}
+
+/// The nodes that a wide directory's entries lie on; none of anything else.
+fn nodes_of_entries(pool: &Pool, path: &[u8], entry: &Entry) -> Result<Vec<NodeId>> {
+    let wide = entry.attr.is_directory() && entry.attr.width_log2 != 0;
+    let parts = if wide { pool.parts_of(entry.attr.ino) } else { Ok(None) };
+    let parts = pool::worded(parts.map_err(forebay_client::Fail::Code), "look at", path)?;
+    Ok(parts.iter().flat_map(|parts| parts.as_slice()).map(|part| part.birth_node()).collect())
+}
+
+/// Ends a verb that changes layouts: with `--json` it prints what became of the paths that it changed.
+fn changed(pool: &Pool, json: bool, paths: &[OsString], mut on: impl FnMut(&[u8]) -> Result<()>) -> ExitCode {
+    let mut all = Vec::new();
+    let status = each(paths, |path| {
+        on(path)?;
+        if json {
+            let entry = look(pool, path, "look at")?;
+            let on = nodes_of_entries(pool, path, &entry)?;
+            all.push(as_json(path, &entry, &on));
+        }
+        Ok(())
+    });
+    if json {
         failure::print_json(&Value::Array(all));
     }
     status
@@ -197,7 +212,7 @@ fn words(layout: &Layout, nodes: &Nodes) -> String {
     parts.collect::<Vec<_>>().join("; ")
 }
 
-fn as_json(path: &[u8], entry: &Entry) -> Value {
+fn as_json(path: &[u8], entry: &Entry, entries_on: &[NodeId]) -> Value {
     let components = entry.layout.components().iter().map(|c| {
         json!({
             "end": if c.end == u64::MAX { Value::Null } else { json!(c.end) },
@@ -211,6 +226,12 @@ fn as_json(path: &[u8], entry: &Entry) -> Value {
     let kind = if entry.attr.is_directory() { "directory" } else { "file" };
     let mut object = json!({ "kind": kind, "layout": components.collect::<Vec<_>>() });
     put_name(&mut object, "path", path);
+    if entry.attr.is_directory() {
+        let home = [entry.attr.home];
+        let on = if entries_on.is_empty() { &home[..] } else { entries_on };
+        object["default_width"] = entry.attr.width_of_new().max(1).into();
+        object["entries_on"] = on.iter().map(|node| node.0).collect::<Vec<u16>>().into();
+    }
     object
 }
 
@@ -233,45 +254,42 @@ fn wanted(arguments: &LayoutSet) -> Result<Striping> {
 }
 
 fn set(pool: &Pool, nodes: &Nodes, arguments: &LayoutSet) -> Result<ExitCode> {
-    let stripes = arguments.stripe_count.is_some() || !arguments.targets.is_empty();
-    if arguments.width.is_some() || arguments.default_width.is_some() {
-        let status = each(&arguments.paths, |path| {
-            arguments.width.map_or(Ok(()), |width| widen(pool, nodes, path, width))?;
-            arguments.default_width.map_or(Ok(()), |width| widen_new(pool, path, width))
-        });
-        if !stripes || status != ExitCode::SUCCESS {
-            return Ok(status);
-        }
-    }
-    let striping = wanted(arguments)?;
+    let has_stripes = arguments.stripe_count.is_some() || !arguments.targets.is_empty();
+    let striping = if has_stripes { Some(wanted(arguments)?) } else { None };
     let targets: Vec<u32> = arguments.targets.iter().map(|word| nodes.target(word)).collect::<Result<_>>()?;
     if targets.len() > TARGETS_MAX {
         return Err(Error::new(Code::Invalid, "cannot set this layout")
             .why(format!("a file is on {TARGETS_MAX} targets at most, and these are {}", targets.len())));
     }
-    Ok(each(&arguments.paths, |path| {
-        let found = pool.resolve(pool::place(path), true, &mut PathBuffer::new());
-        match found {
-            Ok(entry) if entry.attr.is_directory() => {
-                let stripes = (striping.stripe_count, striping.stripe_bytes);
-                let done = pool.set_layout_of_new(&entry, stripes, &targets);
-                pool::worded(done.map_err(forebay_client::Fail::Code), "set the layout of", path)
-            }
-            Ok(_) => Err(Error::new(
-                Code::Exists,
-                format!("cannot set the layout of {} in the pool", table::printable(path)),
-            )
-            .why("it is there, and a file's layout is settled when it is made")
-            .cure("`forebay layout migrate` gives it one backing file")),
-            Err(_) => {
-                let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL;
-                let (place, mode) = (pool::place(path), 0o666 & !umask());
-                let made =
-                    pool.open_striped_on(place, flags, mode, striping, &targets, &mut PathBuffer::new());
-                pool::worded(made, "make", path).map(drop)
-            }
-        }
+    Ok(changed(pool, arguments.json, &arguments.paths, |path| {
+        arguments.width.map_or(Ok(()), |width| widen(pool, nodes, path, width))?;
+        arguments.default_width.map_or(Ok(()), |width| widen_new(pool, path, width))?;
+        striping.map_or(Ok(()), |striping| stripe(pool, path, striping, &targets))
     }))
+}
+
+/// Sets how files that are made in a directory lie, or makes an empty file that lies so.
+fn stripe(pool: &Pool, path: &[u8], striping: Striping, targets: &[u32]) -> Result<()> {
+    let found = pool.resolve(pool::place(path), true, &mut PathBuffer::new());
+    match found {
+        Ok(entry) if entry.attr.is_directory() => {
+            let stripes = (striping.stripe_count, striping.stripe_bytes);
+            let done = pool.set_layout_of_new(&entry, stripes, targets);
+            pool::worded(done.map_err(forebay_client::Fail::Code), "set the layout of", path)
+        }
+        Ok(_) => Err(Error::new(
+            Code::Exists,
+            format!("cannot set the layout of {} in the pool", table::printable(path)),
+        )
+        .why("it is there, and a file's layout is settled when it is made")
+        .cure("`forebay layout migrate` gives it one backing file")),
+        Err(_) => {
+            let flags = libc::O_RDWR | libc::O_CREAT | libc::O_EXCL;
+            let (place, mode) = (pool::place(path), 0o666 & !umask());
+            let made = pool.open_striped_on(place, flags, mode, striping, targets, &mut PathBuffer::new());
+            pool::worded(made, "make", path).map(drop)
+        }
+    }
 }
 
 /// Cuts a directory's entries over several nodes.
@@ -336,7 +354,7 @@ fn umask() -> u32 {
 }
 
 fn migrate(pool: &Pool, arguments: &LayoutMigrate) -> ExitCode {
-    each(&arguments.paths, |path| {
+    changed(pool, arguments.json, &arguments.paths, |path| {
         let entry = look(pool, path, "migrate")?;
         let what = || format!("cannot migrate {} in the pool", table::printable(path));
         if entry.attr.is_directory() {

@@ -50,10 +50,29 @@ pub(super) fn place(at: &Path) -> Result<PathBuf> {
 /// What was mounted, in words.
 pub(super) fn text(at: &Path, facts: &MountFacts) -> String {
     let mut text = format!("mounted on {}\n", at.display());
-    if let Some(why) = &facts.why {
-        text.push_str(&format!(
-            "  note: files are read and written by requests, not by the kernel itself: {why}\n"
-        ));
-    }
+    let Some(why) = &facts.why else { return text };
+    text.push_str(&match facts.data.as_str() {
+        "passthrough" => format!("  note: files are read and written by the kernel itself; {why}\n"),
+        _ => format!("  note: files are read and written by requests, not by the kernel itself: {why}\n"),
+    });
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_says_of_data_what_status_says() {
+        let said = |data: &str, why: Option<&str>| {
+            text(Path::new("/m"), &MountFacts { data: data.into(), why: why.map(str::to_owned) })
+        };
+        assert_eq!(said("passthrough", None), "mounted on /m\n");
+        let helped = said("passthrough", Some("files are registered by forebay-register"));
+        assert!(helped.contains("by the kernel itself; files are registered by"), "{helped}");
+        assert!(!helped.contains("by requests"), "{helped}");
+        assert!(
+            said("requests", Some("no reason")).contains("by requests, not by the kernel itself: no reason")
+        );
+    }
 }

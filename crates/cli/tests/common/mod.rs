@@ -149,7 +149,8 @@ impl Place {
 
     /// What is mounted below this place.
     pub fn mounts(&self) -> Vec<String> {
-        let text = std::fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let bytes = std::fs::read("/proc/self/mountinfo").unwrap();
+        let text = String::from_utf8_lossy(&bytes);
         let prefix = format!("{}/", self.path.display());
         text.lines()
             .filter_map(|l| l.split(' ').nth(4))
@@ -158,12 +159,15 @@ impl Place {
             .collect()
     }
 
-    /// Asserts that no pool, mount or per-run directory is left.
+    /// The directory for pools that nobody gives a path.
+    pub fn user_directory(&self) -> PathBuf {
+        self.join(format!("forebay-{}", rustix::process::geteuid().as_raw()))
+    }
+
+    /// Asserts that no pool, mount or per-user directory is left.
     pub fn assert_nothing_left(&self) {
         eventually("nothing of the pools is left", || {
-            let user = self.join(format!("forebay-{}", rustix::process::geteuid().as_raw()));
-            let entries = std::fs::read_dir(user).map(|d| d.count()).unwrap_or(0);
-            self.pools().is_empty() && self.mounts().is_empty() && entries == 0
+            self.pools().is_empty() && self.mounts().is_empty() && !self.user_directory().exists()
         });
     }
 }

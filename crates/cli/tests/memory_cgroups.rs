@@ -1,0 +1,132 @@
+//! Pools and programs in a memory cgroup of the kernel: what counts as free, and what a program in a tighter one is told.
+//! Skipped where no cgroup can be made.
+
+mod common;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use common::{eventually, forebay, Place, Ran};
+
+const MIB: u64 = 1 << 20;
+const V1: &str = "/sys/fs/cgroup/memory";
+const V2: &str = "/sys/fs/cgroup";
+
+/// A memory cgroup of a test's own, removed with what is in it.
+struct Cgroup {
+    path: PathBuf,
+    limit: &'static str,
+}
+
+impl Cgroup {
+    fn new(name: &str, limit_bytes: u64) -> Option<Cgroup> {
+        let name = format!("fbt-{}-{name}", std::process::id());
+        let (path, limit) = match Path::new(V1).join("memory.limit_in_bytes").exists() {
+            true => (Path::new(V1).join(name), "memory.limit_in_bytes"),
+            false => (Path::new(V2).join(name), "memory.max"),
+        };
+        std::fs::create_dir(&path).ok()?;
+        let cgroup = Cgroup { path, limit };
+        cgroup.limit_to(limit_bytes).then_some(cgroup)
+    }
+
+    fn limit_to(&self, bytes: u64) -> bool {
+        std::fs::write(self.path.join(self.limit), bytes.to_string()).is_ok()
+    }
+
+    /// Runs a command in it.
+    fn run(&self, place: &Place, words: &[&str]) -> Ran {
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo $$ > \"$0\" && exec \"$@\""]).arg(self.path.join("cgroup.procs"));
+        command.args(words);
+        place.dress(&mut command);
+        Ran::of(command.output().unwrap())
+    }
+
+    /// `forebay` with these arguments.
+    fn forebay(&self, place: &Place, words: &[&str]) -> Ran {
+        let mut all = vec![forebay().to_str().unwrap()];
+        all.extend(words);
+        self.run(place, &all)
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // What its processes have charged goes with it; they have ended, or are about to.
+        for _ in 0..500 {
+            if std::fs::remove_dir(&self.path).is_ok() || !self.path.exists() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+#[test]
+fn up_in_a_cgroup_counts_cached_files_as_free() {
+    let place = Place::new();
+    let Some(cgroup) = Cgroup::new("cache", 512 * MIB) else {
+        println!("skipped: no memory cgroup can be made here");
+        return;
+    };
+    // Nearly all of it is cache, read twice and thus active: the kernel gives it up for a page of tmpfs all the same.
+    let big = place.write("big", vec![5u8; 400 << 20]);
+    let file = std::fs::File::open(&big).unwrap();
+    file.sync_all().unwrap();
+    rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+    let read = format!("for i in 1 2 3; do cat {} > /dev/null; done", big.display());
+    assert_eq!(cgroup.run(&place, &["sh", "-c", &read]).code, Some(0));
+    let stat = std::fs::read_to_string(cgroup.path.join("memory.stat")).unwrap();
+    let active =
+        stat.lines().rev().find_map(|l| l.split_once("active_file ")?.1.parse::<u64>().ok()).unwrap();
+    if active < 300 * MIB {
+        println!("skipped: the cache is not charged here: {stat}");
+        return;
+    }
+    let up = cgroup.forebay(&place, &["up", "--capacity", "256MiB"]);
+    assert_eq!(up.code, Some(0), "{up:?}");
+    // And it does: the pool takes what it was promised, written by a program in the same cgroup.
+    let fill = "dd if=/dev/zero of=/forebay/fill bs=1M count=200 status=none";
+    let ran = cgroup.forebay(&place, &["run", "--", "sh", "-c", fill]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(!ran.err.contains("warning"), "the pool is no larger than the cgroup's room: {ran:?}");
+    place.ok(["down"]);
+    // The figure that a refusal names is accepted.
+    let refused = cgroup.forebay(&place, &["up", "--capacity", "2GiB"]);
+    refused.assert_refused(1, &["too large", "memory cgroup", "ask for less"]);
+    let advised = refused.err.split_once("--capacity ").unwrap().1.split_once(')').unwrap().0;
+    let up = cgroup.forebay(&place, &["up", "--capacity", advised]);
+    assert_eq!(up.code, Some(0), "{advised}: {up:?}");
+    place.ok(["down"]);
+    place.assert_nothing_left();
+}
+
+#[test]
+fn program_in_a_tighter_cgroup_than_the_pool_is_warned() {
+    let place = Place::new();
+    let Some(cgroup) = Cgroup::new("tight", 128 * MIB) else {
+        println!("skipped: no memory cgroup can be made here");
+        return;
+    };
+    place.ok(["up", "--capacity", "512MiB"]);
+    let name = cgroup.path.file_name().unwrap().to_str().unwrap();
+    let ran = cgroup.forebay(&place, &["run", "--", "sh", "-c", "echo x > /forebay/small"]);
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    for word in ["warning: memory cgroup", name, "128 MiB", "the kernel kills it", "hint:"] {
+        assert!(ran.err.contains(word), "{word}: {ran:?}");
+    }
+    // It is true: a program that writes more than that into the pool dies, while the pool has room.
+    let fill = "dd if=/dev/zero of=/forebay/fill bs=1M count=300 status=none";
+    let ran = cgroup.forebay(&place, &["run", "--", "sh", "-c", fill]);
+    assert!(ran.code != Some(0) && ran.err.contains("warning: memory cgroup"), "{ran:?}");
+    // With room enough nothing is said.
+    place.ok(["run", "--quiet", "--", "rm", "-f", "/forebay/fill"]);
+    assert!(cgroup.limit_to(1024 * MIB));
+    let ran = cgroup.forebay(&place, &["run", "--", "true"]);
+    assert!(!ran.err.contains("warning"), "{ran:?}");
+    place.ok(["down"]);
+    eventually("the pool is gone", || place.pools().is_empty());
+    place.assert_nothing_left();
+}
