@@ -2,43 +2,13 @@
 
 mod common;
 
-use common::{is_mounted, kill, wait_for, Place};
+use common::{is_mounted, kill, state, wait_for, Place, Stopped};
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
 use std::path::Path;
 use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-
-/// What a thread is doing, by its directory in /proc: a letter.
-fn state(task: &Path) -> char {
-    let stat = fs::read_to_string(task.join("stat")).unwrap();
-    stat.rsplit(") ").next().and_then(|fields| fields.chars().next()).unwrap()
-}
-
-/// A process that is stopped, and goes on when the test does not.
-struct Stopped(i32);
-
-impl Stopped {
-    fn new(pid: i32) -> Stopped {
-        // SAFETY: a process of this test's pool, which is not reaped before its supervisor has noticed.
-        unsafe { libc::kill(pid, libc::SIGSTOP) };
-        let stopped = Stopped(pid);
-        // The signal is sent to the process: its threads stop one after the other.
-        wait_for("all threads stop", || {
-            let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-            tasks.flatten().all(|task| state(&task.path()) == 'T')
-        });
-        stopped
-    }
-}
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        // SAFETY: as above; to one that is no more it does nothing.
-        unsafe { libc::kill(self.0, libc::SIGCONT) };
-    }
-}
 
 /// Makes, reads and removes files through the mount until told to stop, and counts; panics on the first error.
 fn load(place: &Place, thread: usize, stop: &AtomicBool, rounds: &AtomicU64) {
@@ -186,6 +156,8 @@ fn mount_process_that_is_stopped_holds_up_no_other_door() {
         (child.stdin.take().unwrap(), BufReader::new(child.stdout.take().unwrap()).lines());
     writeln!(to_child, "echo x > /forebay/before; echo ready").unwrap();
     assert_eq!(words.next().unwrap().unwrap(), "ready");
+    // So that the kernel asks for nothing on the way to the directory.
+    assert!(fs::metadata(place.file("d/other")).is_err());
     std::thread::scope(|scope| {
         let stopped = Stopped::new(place.pid("mount"));
         // It holds the directory's lock, for which each word of a name in it waits, until it is answered.

@@ -1,8 +1,8 @@
-//! `forebayd` as a program: its command line, what it sheds of its starter, and its two roles.
+//! `forebayd` as a program: its command line, what it sheds of its starter, and its three roles.
 
 use std::ffi::OsString;
 use std::io::Read;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -45,6 +45,7 @@ Environment: FOREBAY_LOG=error|warn|info|debug|trace sets how much is logged.
 enum Role {
     Supervisor { options: Box<PoolOptions>, report_fd: Option<RawFd>, foreground: bool },
     Worker { socket: RawFd },
+    Notifier { socket: RawFd },
     Print(String),
 }
 
@@ -62,6 +63,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
             ExitCode::SUCCESS
         }
         Ok(Role::Worker { socket }) => work(socket),
+        Ok(Role::Notifier { socket }) => notify(socket),
         Ok(Role::Supervisor { options, report_fd, foreground }) => supervise(*options, report_fd, foreground),
     }
 }
@@ -96,6 +98,7 @@ fn parse(arguments: impl Iterator<Item = OsString>) -> Result<Role> {
             "--foreground" => foreground = true,
             "--report-fd" => report_fd = Some(number(value()?)?),
             "--worker" => return Ok(Role::Worker { socket: number(value()?)? }),
+            "--notifier" => return Ok(Role::Notifier { socket: number(value()?)? }),
             "--help" | "-h" => return Ok(Role::Print(HELP.to_owned())),
             "--version" | "-V" => {
                 return Ok(Role::Print(format!("forebayd {}\n", env!("CARGO_PKG_VERSION"))));
@@ -220,6 +223,23 @@ fn work(socket: RawFd) -> ExitCode {
         Err(e) => {
             tracing::error!("{e}");
             spare.failed(&e);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+// --- notifier
+
+fn notify(socket: RawFd) -> ExitCode {
+    let _ = rustix::thread::set_name(c"forebayd-notify");
+    log_to_stderr();
+    match inherited(socket) {
+        Ok(socket) => {
+            crate::notifier::serve(socket.as_fd());
+            ExitCode::SUCCESS
+        }
+        Err(e) => {
+            tracing::error!("{e}");
             ExitCode::FAILURE
         }
     }

@@ -21,6 +21,7 @@ pub mod launch;
 mod members;
 mod more_targets;
 mod mount_process;
+mod notifier;
 pub mod pool_file;
 mod programs;
 mod protocol;

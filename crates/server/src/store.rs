@@ -32,6 +32,8 @@ pub(crate) enum Message {
     Put(String, Vec<OwnedFd>),
     /// Worker: forget the tag.
     Remove(String),
+    /// Worker: start a notifier with this end of a pair.
+    StartNotifier(OwnedFd),
     /// Worker: it serves.
     Ready,
     /// Worker: it cannot serve, and why.
@@ -42,6 +44,8 @@ pub(crate) enum Message {
     Given(String, Vec<OwnedFd>),
     /// Supervisor: all was given.
     End,
+    /// Worker, to a notifier: what it works with.
+    Handed(Vec<OwnedFd>),
 }
 
 /// An [`Error`] that crosses a process border.
@@ -99,6 +103,8 @@ pub(crate) fn send(
 pub(crate) const KIND_SETUP: u8 = b'S';
 pub(crate) const KIND_GIVEN: u8 = b'G';
 pub(crate) const KIND_END: u8 = b'E';
+pub(crate) const KIND_HANDED: u8 = b'H';
+const KIND_NOTIFIER: u8 = b'N';
 const KIND_PUT: u8 = b'P';
 const KIND_REMOVE: u8 = b'R';
 const KIND_READY: u8 = b'Y';
@@ -134,6 +140,8 @@ pub(crate) fn receive(
     Ok(Some(match buffer[0] {
         KIND_PUT => Message::Put(text, fds),
         KIND_REMOVE => Message::Remove(text),
+        KIND_NOTIFIER => Message::StartNotifier(fds.pop().ok_or(Errno::PROTO)?),
+        KIND_HANDED => Message::Handed(fds),
         KIND_READY => Message::Ready,
         KIND_FAILED => Message::Failed(serde_json::from_str(&text).map_err(|_| Errno::PROTO)?),
         KIND_SETUP => Message::Setup(text, fds),
@@ -181,6 +189,11 @@ impl FdStore {
     /// Forgets a tag and closes what was kept under it.
     pub fn remove(&self, tag: &str) -> Result<()> {
         self.send(KIND_REMOVE, tag.as_bytes(), &[])
+    }
+
+    /// Has the supervisor start a notifier, which gets a duplicate of `socket`.
+    pub(crate) fn start_notifier(&self, socket: BorrowedFd<'_>) -> Result<()> {
+        self.send(KIND_NOTIFIER, b"", &[socket])
     }
 
     /// Says that the worker serves: `forebay up` and `forebay run` wait for it.

@@ -27,6 +27,7 @@ use crate::identity::random_bytes;
 use crate::launch::{Report, Started};
 use crate::members::{Answers, MemberId, Members};
 use crate::mount_process::{MountKeeper, Wanted};
+use crate::notifier::Notifiers;
 use crate::programs;
 use crate::protocol::{Ask, Reply, Stopped};
 use crate::setup::{SetupFds, SetupText};
@@ -40,6 +41,8 @@ use crate::worker_process::{describe, Backoff, WorkerProcess};
 const FIRST_MEMBER_GRACE: Duration = Duration::from_secs(30);
 /// How long a worker may take to close after SIGTERM.
 const STOP_GRACE: Duration = Duration::from_secs(10);
+/// How long notifiers, which end with their worker, may be in the kernel beyond that.
+const NOTIFIERS_GRACE: Duration = Duration::from_secs(1);
 /// Workers that may crash before the pool has served at all.
 const FIRST_STARTS_MAX: u32 = 3;
 /// Lines of the log that explain a pool that never served.
@@ -54,6 +57,8 @@ struct Stopping {
     worker_told: bool,
     kill_at: Instant,
     killed: bool,
+    /// When the pool ends though notifiers are left, once the worker is gone.
+    end_at: Option<Instant>,
     askers: Vec<MemberId>,
 }
 
@@ -68,6 +73,7 @@ pub(crate) struct Supervisor {
     recorder: OwnedFd,
     kept: Kept,
     worker: Option<WorkerProcess>,
+    notifiers: Notifiers,
     mount: MountKeeper,
     backoff: Backoff,
     start_worker_at: Instant,
@@ -141,6 +147,7 @@ impl Supervisor {
             recorder,
             kept: Kept::default(),
             worker: None,
+            notifiers: Notifiers::default(),
             mount: MountKeeper::default(),
             backoff: Backoff::default(),
             start_worker_at: now,
@@ -161,8 +168,9 @@ impl Supervisor {
     pub(crate) fn run(mut self) -> End {
         loop {
             self.keep_a_worker();
+            self.notifiers.reap();
             self.tend_mount();
-            if self.worker.is_none() && self.mount.is_idle() {
+            if self.worker.is_none() && self.mount.is_idle() && self.notifiers_are_gone() {
                 if let Some(stopping) = self.stopping.take() {
                     return self.end(stopping);
                 }
@@ -189,6 +197,15 @@ impl Supervisor {
             report: self.report,
             askers,
         }
+    }
+
+    /// True when no notifier is left, or one stays in the kernel. It has nothing of the pool but a descriptor of the mount's
+    /// connection.
+    fn notifiers_are_gone(&mut self) -> bool {
+        let Some(stopping) = self.stopping.as_mut().filter(|_| !self.notifiers.is_empty()) else {
+            return true;
+        };
+        Instant::now() >= *stopping.end_at.get_or_insert_with(|| Instant::now() + NOTIFIERS_GRACE)
     }
 
     fn now_ms(&self) -> u64 {
@@ -277,6 +294,7 @@ impl Supervisor {
             match message {
                 Message::Put(tag, fds) => self.kept.put(tag, fds),
                 Message::Remove(tag) => self.kept.remove(&tag),
+                Message::StartNotifier(socket) => self.notifiers.start(&socket),
                 Message::Ready => {
                     worker.ready = true;
                     self.served = true;
@@ -329,6 +347,7 @@ impl Supervisor {
             worker_told: false,
             kill_at: Instant::now() + STOP_GRACE,
             killed: false,
+            end_at: None,
             askers: asker.into_iter().collect(),
         });
     }
@@ -361,7 +380,8 @@ impl Supervisor {
             .then(|| self.born + FIRST_MEMBER_GRACE);
         let start = (self.worker.is_none() && self.stopping.is_none()).then_some(self.start_worker_at);
         let kill = self.stopping.as_ref().filter(|s| !s.killed).map(|s| s.kill_at);
-        [tick, first, start, kill, self.mount.next_wake()].into_iter().flatten().min()
+        let end = self.stopping.as_ref().and_then(|s| s.end_at);
+        [tick, first, start, kill, end, self.mount.next_wake()].into_iter().flatten().min()
     }
 
     fn wait_and_serve(&mut self) {

@@ -149,6 +149,36 @@ impl Place {
     }
 }
 
+/// What a thread is doing, by its directory in /proc: a letter.
+pub fn state(task: &Path) -> char {
+    let stat = std::fs::read_to_string(task.join("stat")).unwrap();
+    stat.rsplit(") ").next().and_then(|fields| fields.chars().next()).unwrap()
+}
+
+/// A process that is stopped, and goes on when the test does not.
+pub struct Stopped(i32);
+
+impl Stopped {
+    pub fn new(pid: i32) -> Stopped {
+        // SAFETY: a process of this test's pool, which is not reaped before its supervisor has noticed.
+        unsafe { libc::kill(pid, libc::SIGSTOP) };
+        let stopped = Stopped(pid);
+        // The signal is sent to the process: its threads stop one after the other.
+        wait_for("all threads stop", || {
+            let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+            tasks.flatten().all(|task| state(&task.path()) == 'T')
+        });
+        stopped
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        // SAFETY: as above; to one that is no more it does nothing.
+        unsafe { libc::kill(self.0, libc::SIGCONT) };
+    }
+}
+
 pub fn kill(pid: i32) {
     // SAFETY: a process of this test's pool, which is not reaped before its supervisor has noticed.
     unsafe { libc::kill(pid, libc::SIGKILL) };

@@ -486,7 +486,7 @@ impl Talk<'_> {
         let mut fds = [const { None }; ATTACH_FDS];
         receive_fds(self.socket.as_fd(), &mut [0], &mut fds).map_err(code)?;
         let [Some(device), None, ..] = fds else { return Err(code(Code::Malformed)) };
-        self.desk.mounter.takes_over(session, self.peer_process()?, device, |device| {
+        let before = self.desk.mounter.takes_over(session, self.peer_process()?, device, |device| {
             self.desk.setup.store.put(&mount_tag(session), &[device.as_fd()])?;
             let (send, receive) = mpsc::channel();
             if self.ask_shard(Message::Mounted(session, device, send), &receive).map_err(code)? {
@@ -495,6 +495,10 @@ impl Talk<'_> {
             let _ = self.desk.setup.store.remove(&mount_tag(session));
             Err(code(Code::UnknownSession))
         })?;
+        if let Some(before) = before {
+            // Of a process that attached anew, or of one that is gone: the next worker is to find one mount.
+            self.desk.setup.store.remove(&mount_tag(before))?;
+        }
         let answer = |word| -> std::result::Result<OwnedFd, Code> {
             let errno = |e: Errno| Code::from_errno(e.raw_os_error());
             let timeout = rustix::net::sockopt::Timeout::Recv;

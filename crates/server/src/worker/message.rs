@@ -8,7 +8,6 @@ use forebay_types::{Code, Ino, NodeId, Request, Result};
 use forebay_wire::Stamp;
 use serde_json::Value;
 
-use super::notifier::Told;
 use super::session::Session;
 
 /// What other threads tell the shard thread; each send but that of `Attached` is followed by a ring of the doorbell.
@@ -26,8 +25,6 @@ pub(super) enum Message {
     Check(Sender<Result<Value>>),
     /// A session serves the pool's mount: the kernel behind the device is told of changes from now on.
     Mounted(u64, OwnedFd, Sender<bool>),
-    /// The kernel was told what it had to be.
-    Told(Told),
     /// Is this session known?
     Known(u64, Sender<bool>),
     /// A process of another node asks.

@@ -8,7 +8,7 @@
 //!        new sessions,   │    ▼
 //!        status, check   │  sweeper      unlinks backing files, then reports back
 //!                        │
-//!  the kernel that has the pool mounted ◄─── notifiers ◄─► shard thread
+//!  the kernel that has the pool mounted ◄─── notifiers (processes) ◄─► shard thread
 //!  other nodes, if the pool has several ◄─── network, data ◄─► shard thread
 //!
 //!  P/socket ─────────► attendant ──► one short thread a connection (attach, control)
@@ -66,6 +66,7 @@ use forebay_types::limits::{BOARD_BYTES_MAX, BOARD_BYTES_MIN, BOARD_FRACTION};
 use forebay_types::{target_of, Code, Error, NodeId, Result};
 
 use crate::identity::PoolIdentity;
+use crate::notifier::Starter;
 use crate::setup::WorkerSetup;
 use attendant::{Attendant, Restored};
 pub(crate) use clock::now;
@@ -176,6 +177,8 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
         board.set_node(NodeId(setup.identity.node));
     }
     let (doorbell_fd, doorbell) = take_doorbell(&mut setup)?;
+    let again = doorbell_fd.try_clone().map_err(what)?;
+    let notifiers = Arc::new(Starter::new(again, Some(setup.store.try_clone()?)));
     let doorbell = Arc::new(doorbell);
     let statistics = Arc::new(Statistics::default());
     let targets = Arc::new(open_targets(&setup.target_dirs, &setup.identity)?);
@@ -227,7 +230,6 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
         shard,
         targets,
         board,
-        doorbell,
         recorder,
         journal,
         (to_shard, from_others),
@@ -238,6 +240,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
         new,
     )?;
     shard_thread.wide = Wide::with(known_parts);
+    shard_thread.notifiers = Some(notifiers);
     let Restored { attending: mut attendant, sessions, mount } = attendant.restore()?;
     if let Some((session, device)) = mount {
         shard_thread.resume_mount(session, device)?;

@@ -3,7 +3,7 @@
 //! The kernel behind the descriptor that it hands over is told of changes, and acknowledgements wait for that: a process of
 //! the pool's user that is not the mount's could hold them up, or have the kernel believe what is no longer so.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use forebay_types::{Code, Error, Result};
@@ -19,6 +19,16 @@ pub(super) struct Mounter {
 fn lives(process: &impl AsFd) -> bool {
     let mut ended = [rustix::event::PollFd::new(process, rustix::event::PollFlags::IN)];
     !matches!(rustix::event::poll(&mut ended, Some(&rustix::time::Timespec::default())), Ok(1))
+}
+
+/// True of two pidfds of one process. Numbers are compared, which is what all kernels show: both processes must live.
+fn are_one(a: &impl AsRawFd, b: &impl AsRawFd) -> bool {
+    let number = |fd: RawFd| -> Option<u32> {
+        let text = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}")).ok()?;
+        text.lines().find_map(|line| line.strip_prefix("Pid:"))?.trim().parse().ok()
+    };
+    // 0 is a process of another namespace, -1 one that has ended.
+    number(a.as_raw_fd()).is_some_and(|pid| pid != 0 && number(b.as_raw_fd()) == Some(pid))
 }
 
 /// True of a descriptor of /dev/fuse, by its device number.
@@ -66,14 +76,14 @@ impl Mounter {
     }
 
     /// A process says that it serves the mount, with its session, and its connection's descriptor: it does from when `done`
-    /// has succeeded.
+    /// has succeeded. A process that attached anew says so of its new session; the session that served before is returned.
     pub(super) fn takes_over(
         &self,
         session: u64,
         process: OwnedFd,
         device: OwnedFd,
         done: impl FnOnce(OwnedFd) -> Result<()>,
-    ) -> Result<()> {
+    ) -> Result<Option<u64>> {
         let what = "cannot tell a mount of changes";
         if !is_fuse_device(&device) {
             return Err(
@@ -81,12 +91,12 @@ impl Mounter {
             );
         }
         let mut serving = self.serving();
-        if serving.as_ref().is_some_and(|(of, process)| *of != session && lives(process)) {
+        if serving.as_ref().is_some_and(|(_, other)| lives(other) && !are_one(other, &process)) {
             return Err(Error::new(Code::Busy, what).why("another process serves the pool's mount"));
         }
         done(device)?;
-        *serving = Some((session, process));
-        Ok(())
+        let before = serving.replace((session, process));
+        Ok(before.map(|(of, _)| of).filter(|of| *of != session))
     }
 
     /// A session has ended.
@@ -143,11 +153,12 @@ mod tests {
             eprintln!("skipped in part: there is no /dev/fuse");
             return end(first);
         }
-        take(1, &first, "/dev/fuse").unwrap();
-        take(1, &first, "/dev/fuse").unwrap();
+        assert_eq!(take(1, &first, "/dev/fuse").unwrap(), None);
+        assert_eq!(take(1, &first, "/dev/fuse").unwrap(), None);
+        assert_eq!(take(3, &first, "/dev/fuse").unwrap(), Some(1), "it attached anew");
         assert_eq!(take(2, &second, "/dev/fuse").unwrap_err().code, Code::Busy);
         end(first);
-        take(2, &second, "/dev/fuse").unwrap();
+        assert_eq!(take(2, &second, "/dev/fuse").unwrap(), Some(3));
         mounter.ends(2);
         assert!(mounter.serving().is_none());
         end(second);

@@ -1,30 +1,30 @@
 //! The kernel told of changes, when the pool is mounted: it keeps names and attributes until it hears that they are wrong.
 //!
 //! A change that came through another door than the mount is shown on the board first, then told to the kernel, then
-//! acknowledged: what a door acknowledged, a look through the mount sees. To tell the kernel of a name waits for whoever
-//! uses that directory through the mount, who may be waiting for the mount's process and so for the shard thread: it is
-//! done by a thread of its own, and the shard thread holds the acknowledgements back meanwhile. To tell it of an inode's
-//! attributes waits for nobody's directory, and is done by another thread, so that it never stands behind a name. Changes by
-//! the mount's own session are not told: the kernel asked for them.
+//! acknowledged: what a door acknowledged, a look through the mount sees. A notification of a name waits in the kernel for the
+//! lock of the directory. A program that uses the directory through the mount holds that lock, and may wait for the mount's
+//! process and so for the shard thread, or for the next worker. So a process of its own writes notifications of names
+//! (`notifier.rs` of the crate), and the shard thread holds the acknowledgements back meanwhile. Another such process writes
+//! notifications of attributes, which wait for no directory and so never stand behind a name. Changes by the mount's own
+//! session are not told: the kernel asked for them.
 //!
-//! When a name is late, the shard thread moves the connection's epoch by itself, which waits for nobody: all names
+//! When a name is late, the shard thread moves the connection's epoch by itself, which waits for nothing: all names
 //! are looked up anew then, and those that wait to be told need no telling. Until the one that is in the way is through, the
 //! epoch is moved for each change of a name, so that no more than what programs have asked at one time is ever queued.
 //!
-//! Without a mount there is no thread, and a change costs one look at an option. Numbers are those of `linux/fuse.h`.
+//! Without a mount there is no notifier, and a change costs one look at an option. Numbers are those of `linux/fuse.h`.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_meta::Client;
-use forebay_ring::Doorbell;
-use forebay_types::{Error, Ino, Reply, Request, Result};
+use forebay_types::{Code, Error, Ino, Reply, Request, Result};
 
-use super::shard_thread::{Message, ShardThread};
+use super::shard_thread::ShardThread;
+use super::statistics::Statistics;
+use crate::notifier::{Notifier, Starter};
 
 /// An acknowledgement that was held back for so long by a name is given all the same, after the epoch was moved.
 const LATE: Duration = Duration::from_millis(50);
@@ -129,20 +129,6 @@ impl Note {
     }
 }
 
-/// Which of the two threads wrote all notes of its kind, up to this number.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Told {
-    Inodes(u64),
-    Names(u64),
-}
-
-/// Notes to write, under the number of the acknowledgement that waits for them.
-#[derive(Debug)]
-struct Job {
-    number: u64,
-    notes: Vec<Note>,
-}
-
 /// Whose acknowledgement is held back.
 #[derive(Debug)]
 pub(super) enum Whose {
@@ -160,6 +146,8 @@ struct Held {
     since: Instant,
     by_inodes: bool,
     by_names: bool,
+    /// It was late, and that its notifiers live was made sure of.
+    is_late: bool,
 }
 
 /// The mount, as the shard thread sees it.
@@ -168,88 +156,22 @@ pub(super) struct MountedKernel {
     /// The session of the mount's process.
     pub(super) session: u64,
     device: Arc<OwnedFd>,
-    inodes: Sender<Job>,
-    names: Sender<Job>,
+    inodes: Notifier,
+    names: Notifier,
     /// Oldest first.
     held: VecDeque<Held>,
     last: u64,
-    /// The last job of names that was sent, and that is through.
+    /// The last number under which names were given to their notifier.
     last_names: u64,
-    told_names: u64,
-    /// Names up to this number need no telling any more, as the epoch was moved.
-    moot: Arc<AtomicU64>,
-}
-
-/// What one of the two threads works with.
-struct Notifier {
-    device: Arc<OwnedFd>,
-    jobs: Receiver<Job>,
-    done: Sender<Message>,
-    doorbell: Arc<Doorbell>,
-    moot: Arc<AtomicU64>,
-    told: fn(u64) -> Told,
-}
-
-impl Notifier {
-    fn start(self, name: &str) -> Result<()> {
-        // Never waited for: it may be in the kernel until the mount's connection ends.
-        std::thread::Builder::new()
-            .name(name.into())
-            .stack_size(128 * 1024)
-            .spawn(move || self.run())
-            .map_err(|e| Error::io("cannot start a thread", &e))?;
-        Ok(())
-    }
-
-    fn run(self) {
-        while let Ok(Job { number, notes }) = self.jobs.recv() {
-            for note in &notes {
-                if number <= self.moot.load(Ordering::Acquire) {
-                    break;
-                }
-                // What the kernel does not know (ENOENT) needs no telling; a connection that is over is noticed elsewhere.
-                let _ = rustix::io::write(&*self.device, &note.message());
-            }
-            if self.done.send(Message::Told((self.told)(number))).is_err() {
-                return;
-            }
-            self.doorbell.ring();
-        }
-    }
 }
 
 impl MountedKernel {
     /// Starts to tell the kernel behind `device`, which `session` serves.
-    pub(super) fn new(
-        session: u64,
-        device: OwnedFd,
-        done: Sender<Message>,
-        doorbell: Arc<Doorbell>,
-    ) -> Result<MountedKernel> {
-        let ((inodes, of_inodes), (names, of_names)) = (mpsc::channel(), mpsc::channel());
-        let (device, moot) = (Arc::new(device), Arc::new(AtomicU64::new(0)));
-        let notifier = |jobs, moot, told| Notifier {
-            device: Arc::clone(&device),
-            jobs,
-            done: done.clone(),
-            doorbell: Arc::clone(&doorbell),
-            moot,
-            told,
-        };
-        notifier(of_inodes, Arc::default(), Told::Inodes).start("inode notifier")?;
-        notifier(of_names, Arc::clone(&moot), Told::Names).start("name notifier")?;
-        let held = VecDeque::new();
-        Ok(MountedKernel {
-            session,
-            device,
-            inodes,
-            names,
-            held,
-            last: 0,
-            last_names: 0,
-            told_names: 0,
-            moot,
-        })
+    pub(super) fn new(session: u64, device: OwnedFd, starter: &Arc<Starter>) -> Result<MountedKernel> {
+        let device = Arc::new(device);
+        let notifier = || Notifier::new(Arc::clone(&device), Arc::clone(starter));
+        let (inodes, names) = (notifier()?, notifier()?);
+        Ok(MountedKernel { session, device, inodes, names, held: VecDeque::new(), last: 0, last_names: 0 })
     }
 
     /// Holds an acknowledgement back until the kernel was told.
@@ -262,16 +184,17 @@ impl MountedKernel {
             since: Instant::now(),
             by_inodes: !inodes.is_empty(),
             by_names: !names.is_empty(),
+            is_late: false,
         };
         if held.by_inodes {
-            let _ = self.inodes.send(Job { number: self.last, notes: inodes });
+            self.inodes.notify(self.last, inodes.iter().map(Note::message));
         }
-        if held.by_names && self.told_names < self.moot.load(Ordering::Relaxed) {
+        if held.by_names && self.names.written() < self.names.moot() {
             // One that is late is still in the way.
             self.move_epoch();
             held.by_names = false;
         } else if held.by_names {
-            let _ = self.names.send(Job { number: self.last, notes: names });
+            self.names.notify(self.last, names.iter().map(Note::message));
             self.last_names = self.last;
         }
         self.held.push_back(held);
@@ -280,7 +203,11 @@ impl MountedKernel {
     /// How long nothing needs to be done about those that are held; none when there are none.
     pub(super) fn patience(&self) -> Option<Duration> {
         let left = |held: &Held| {
-            let most = if held.by_names { LATE } else { STUCK };
+            let most = match (held.by_inodes || held.by_names, held.is_late) {
+                (false, _) => Duration::ZERO,
+                (true, false) => LATE,
+                (true, true) => STUCK,
+            };
             most.saturating_sub(held.since.elapsed())
         };
         self.held.iter().map(left).min()
@@ -295,36 +222,56 @@ impl MountedKernel {
 
     /// Names that were not told are looked up anew, as all are.
     fn give_up_names(&mut self) {
-        self.moot.store(self.last_names, Ordering::Release);
+        self.names.make_moot(self.last_names);
         self.move_epoch();
         for held in &mut self.held {
             held.by_names = false;
         }
     }
 
-    fn note_told(&mut self, told: Told) {
-        match told {
-            Told::Inodes(number) => {
-                for held in self.held.iter_mut().take_while(|held| held.number <= number) {
-                    held.by_inodes = false;
-                }
-            }
-            Told::Names(number) => {
-                for held in self.held.iter_mut().take_while(|held| held.number <= number) {
-                    held.by_names = false;
-                }
-                self.told_names = number;
-            }
+    /// True when a notifier has written what [`ShardThread::acknowledge_told`] has not taken note of.
+    #[inline]
+    pub(super) fn has_news(&self) -> bool {
+        self.inodes.has_news() || self.names.has_news()
+    }
+
+    /// Takes note of what was written.
+    fn hear(&mut self) {
+        let (inodes, names) = (self.inodes.hear(), self.names.hear());
+        for held in &mut self.held {
+            held.by_inodes &= held.number > inodes;
+            held.by_names &= held.number > names;
         }
+    }
+
+    /// Does what is due about acknowledgements that are late; how many became so just now.
+    fn mind_late(&mut self) -> u64 {
+        let (mut late, mut by_names) = (0, false);
+        let is_late = |held: &&mut Held| {
+            (held.by_inodes || held.by_names) && !held.is_late && held.since.elapsed() >= LATE
+        };
+        for held in self.held.iter_mut().filter(is_late) {
+            held.is_late = true;
+            late += 1;
+            by_names |= held.by_names;
+        }
+        if late > 0 {
+            self.inodes.revive();
+            self.names.revive();
+        }
+        if by_names {
+            tracing::warn!("telling the mount takes long: all names are looked up anew");
+            self.give_up_names();
+        }
+        late
     }
 }
 
 impl ShardThread<'_> {
-    /// The kernel was told: acknowledges what was held back for that.
-    pub(super) fn acknowledge_told(&mut self, told: Told) {
-        if let Some(mount) = &mut self.mount {
-            mount.note_told(told);
-        }
+    /// Acknowledges what was held back until the kernel was told, as far as it was.
+    pub(super) fn acknowledge_told(&mut self) {
+        let Some(mount) = self.mount.as_mut().filter(|mount| mount.has_news()) else { return };
+        mount.hear();
         self.acknowledge(|held| !held.by_inodes && !held.by_names);
     }
 
@@ -353,17 +300,16 @@ impl ShardThread<'_> {
         if mount.patience().is_none_or(|left| !left.is_zero()) {
             return;
         }
-        if mount.held.iter().any(|held| held.by_names && held.since.elapsed() >= LATE) {
-            tracing::warn!("telling the mount takes long: all names are looked up anew");
-            mount.give_up_names();
-        }
+        let late = mount.mind_late();
+        Statistics::add(&self.statistics.told_late, late);
         self.acknowledge(|held| !held.by_names && !held.by_inodes || held.since.elapsed() >= STUCK);
     }
 
     /// Tells the kernel that the last worker told.
     pub(super) fn resume_mount(&mut self, session: u64, device: OwnedFd) -> Result<()> {
-        let (done, doorbell) = (self.to_self.clone(), Arc::clone(&self.doorbell));
-        self.mount = Some(MountedKernel::new(session, device, done, doorbell)?);
+        let what = "cannot tell a mount of changes";
+        let starter = self.notifiers.as_ref().ok_or_else(|| Error::new(Code::NotSupported, what))?;
+        self.mount = Some(MountedKernel::new(session, device, starter)?);
         Ok(())
     }
 
@@ -432,23 +378,44 @@ mod tests {
         assert!(notes_of(&Request::Ping, &encoded(Reply::Done), &[]).is_empty());
     }
 
-    /// A mount whose notes nobody writes but the test.
-    fn mounted() -> (MountedKernel, Receiver<Job>, Receiver<Job>) {
+    /// A mount whose notifiers, which are threads, write to a pipe each, and what they have written.
+    fn mounted() -> (MountedKernel, std::fs::File, std::fs::File) {
+        let (doorbell, _) = forebay_ring::Doorbell::create().unwrap();
+        let starter = Arc::new(Starter::new(doorbell, None));
+        let notifier = || {
+            let (read, write) = rustix::pipe::pipe().unwrap();
+            (Notifier::new(Arc::new(write), Arc::clone(&starter)).unwrap(), std::fs::File::from(read))
+        };
         let null = std::fs::OpenOptions::new().write(true).open("/dev/null").unwrap();
-        let ((inodes, of_inodes), (names, of_names)) = (mpsc::channel(), mpsc::channel());
-        let (device, held, moot) = (Arc::new(OwnedFd::from(null)), VecDeque::new(), Arc::default());
+        let ((inodes, of_inodes), (names, of_names)) = (notifier(), notifier());
+        let held = VecDeque::new();
         let mount = MountedKernel {
             session: 1,
-            device,
+            device: Arc::new(null.into()),
             inodes,
             names,
             held,
             last: 0,
             last_names: 0,
-            told_names: 0,
-            moot,
         };
         (mount, of_inodes, of_names)
+    }
+
+    /// Fills a pipe, so that its notifier waits, as one in the kernel does; empties it.
+    fn block(pipe: &std::fs::File) -> usize {
+        rustix::pipe::fcntl_setpipe_size(pipe, 4096).unwrap();
+        let through = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(pipe));
+        let mut end = std::fs::OpenOptions::new().write(true).open(through).unwrap();
+        std::io::Write::write(&mut end, &[0; 4096]).unwrap()
+    }
+
+    fn hear_until(mount: &mut MountedKernel, due: &[bool]) {
+        let end = Instant::now() + Duration::from_secs(30);
+        while is_due(mount) != due {
+            assert!(Instant::now() < end, "{:?} and not {due:?}", is_due(mount));
+            std::thread::sleep(Duration::from_millis(1));
+            mount.hear();
+        }
     }
 
     fn is_due(mount: &MountedKernel) -> Vec<bool> {
@@ -457,36 +424,40 @@ mod tests {
 
     #[test]
     fn attributes_do_not_stand_behind_names() {
-        let (mut mount, inodes, names) = mounted();
+        let (mut mount, _inodes, mut names) = mounted();
+        let full = block(&names);
         mount.hold(of(2, 0), vec![Note::Inode(Ino(7)), Note::Name(Ino(7), b"a".to_vec())]);
         mount.hold(of(2, 1), vec![Note::Inode(Ino(8))]);
-        assert_eq!(inodes.try_iter().map(|job| job.number).collect::<Vec<_>>(), [1, 2]);
-        assert_eq!(names.try_iter().map(|job| job.number).collect::<Vec<_>>(), [1]);
-        mount.note_told(Told::Inodes(2));
-        assert_eq!(is_due(&mount), [false, true]);
+        hear_until(&mut mount, &[false, true]);
         assert!(mount.patience().is_some_and(|left| left <= LATE));
-        mount.note_told(Told::Names(1));
-        assert_eq!(is_due(&mount), [true, true]);
+        std::io::Read::read_exact(&mut names, &mut vec![0; full]).unwrap();
+        hear_until(&mut mount, &[true, true]);
     }
 
     #[test]
     fn while_a_name_is_late_no_other_is_queued() {
-        let (mut mount, _inodes, names) = mounted();
+        let (mut mount, _inodes, mut names) = mounted();
         let name = || vec![Note::Name(Ino(7), b"a".to_vec())];
+        let full = block(&names);
         mount.hold(of(2, 0), name());
         mount.hold(of(2, 1), name());
-        mount.give_up_names();
+        assert_eq!(mount.mind_late(), 0);
+        std::thread::sleep(LATE);
+        assert_eq!(mount.mind_late(), 2);
         assert_eq!(is_due(&mount), [true, true]);
-        assert_eq!(names.try_iter().count(), 2);
         for slot in 2..100 {
             mount.hold(of(2, slot), name());
         }
-        assert_eq!(names.try_iter().count(), 0);
+        assert_eq!(mount.last_names, 2, "no other was queued");
         assert!(is_due(&mount).iter().all(|due| *due));
-        mount.note_told(Told::Names(2));
+        std::io::Read::read_exact(&mut names, &mut vec![0; full]).unwrap();
+        let end = Instant::now() + Duration::from_secs(30);
+        while mount.names.hear() < 2 {
+            assert!(Instant::now() < end);
+            std::thread::sleep(Duration::from_millis(1));
+        }
         mount.hold(of(2, 1), name());
-        assert_eq!(names.try_iter().count(), 1, "the way is free again");
-        assert_eq!(is_due(&mount).last(), Some(&false));
+        assert_eq!(mount.last_names, 101, "the way is free again");
     }
 
     #[test]

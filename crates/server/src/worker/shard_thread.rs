@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use forebay_data::{Media, NodeTargets};
 use forebay_meta::{Batch, Effects, Shard, ShardStatistics};
-use forebay_ring::{BoardWriter, Doorbell};
+use forebay_ring::BoardWriter;
 use forebay_types::limits::{BATCH_MAX, BATCH_PER_RING, DOORBELL_POLL_MS};
 use forebay_types::{Code, Ino, Layout, NodeId, Result, Timestamp};
 use serde_json::Value;
@@ -25,6 +25,7 @@ use super::statistics::Statistics;
 use super::stepped::{Moment, Watcher};
 use super::sweeper::Sweep;
 use super::wide::Wide;
+use crate::notifier::Starter;
 
 /// Orphan records are deleted this many at a time.
 const FORGET_AT: usize = 256;
@@ -62,7 +63,6 @@ pub(super) struct ShardThread<'a> {
     pub(super) committed: ShardStatistics,
     pub(super) targets: Arc<NodeTargets>,
     pub(super) board: BoardWriter,
-    pub(super) doorbell: Arc<Doorbell>,
     pub(super) recorder: FlightRecorder,
     messages: Receiver<Message>,
     /// Messages that were taken out, and not heard yet.
@@ -71,6 +71,8 @@ pub(super) struct ShardThread<'a> {
     pub(super) to_self: Sender<Message>,
     /// The kernel that has the pool mounted.
     pub(super) mount: Option<MountedKernel>,
+    /// By which it is told of changes.
+    pub(super) notifiers: Option<Arc<Starter>>,
     pub(super) sweeper: Sender<Sweep>,
     pub(super) statistics: Arc<Statistics>,
     pub(super) epoch: u64,
@@ -122,7 +124,6 @@ impl<'a> ShardThread<'a> {
         shard: &'a Shard,
         targets: Arc<NodeTargets>,
         board: BoardWriter,
-        doorbell: Arc<Doorbell>,
         recorder: FlightRecorder,
         journal: Journal,
         (to_self, messages): (Sender<Message>, Receiver<Message>),
@@ -148,12 +149,12 @@ impl<'a> ShardThread<'a> {
             committed: shard.statistics()?,
             targets,
             board,
-            doorbell,
             recorder,
             messages,
             left: VecDeque::new(),
             to_self,
             mount: None,
+            notifiers: None,
             sweeper,
             statistics,
             epoch,
@@ -266,7 +267,9 @@ impl<'a> ShardThread<'a> {
     #[inline]
     pub(super) fn has_work(&mut self) -> bool {
         self.left.extend(self.messages.try_recv().ok());
-        self.has_left() || self.sessions.iter().any(|s| s.door.has_pending())
+        self.has_left()
+            || self.sessions.iter().any(|s| s.door.has_pending())
+            || self.mount.as_ref().is_some_and(MountedKernel::has_news)
     }
 
     /// True when a message waits for the shard thread itself.
@@ -279,6 +282,7 @@ impl<'a> ShardThread<'a> {
             self.commit()?;
             return Ok(Round::Stopped);
         }
+        self.acknowledge_told();
         self.acknowledge_late();
         if self.steps.is_some() {
             self.drive_steps()?;
@@ -453,7 +457,6 @@ impl<'a> ShardThread<'a> {
                 }
                 let _ = done.send(known);
             }
-            Message::Told(told) => self.acknowledge_told(told),
             Message::Known(id, reply) => {
                 let _ = reply.send(self.sessions.iter().any(|s| s.id == id));
             }

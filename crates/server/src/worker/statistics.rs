@@ -20,6 +20,8 @@ pub(super) struct Statistics {
     pub(super) spun: AtomicU64,
     /// Requests answered from a kept reply, after a crash.
     pub(super) replayed: AtomicU64,
+    /// Acknowledgements that telling the mount's kernel held back for too long.
+    pub(super) told_late: AtomicU64,
     /// Processes attached now.
     pub(super) clients: AtomicU64,
     /// Processes attached since the worker started.
@@ -44,6 +46,7 @@ impl Statistics {
             "sleeps": get(&self.sleeps),
             "spun": get(&self.spun),
             "replayed": get(&self.replayed),
+            "told_late": get(&self.told_late),
             "attached": get(&self.attached),
             "swept": get(&self.swept),
         })

@@ -25,6 +25,7 @@ use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use serde_json::Value;
 
+use crate::notifier::Starter;
 use crate::store::{self, receive, FdStore, Kept, Message as StoreMessage};
 
 use super::coordination::Steps;
@@ -288,7 +289,6 @@ impl Node {
             borrowed,
             targets,
             board,
-            doorbell,
             recorder,
             journal,
             (to_shard.clone(), messages),
@@ -309,6 +309,8 @@ impl Node {
         shard_thread.clock = setup.clock;
         shard_thread.steps = Some(Steps::by_clock(setup.node, setup.epoch, setup.clock));
         if let Some(kernel) = setup.kernel {
+            let doorbell = setup.doorbell.try_clone_to_owned().map_err(failed("cannot keep the doorbell"))?;
+            shard_thread.notifiers = Some(Arc::new(Starter::new(doorbell, None)));
             shard_thread.resume_mount(0, kernel)?;
         }
         let mut sessions = Vec::new();

@@ -1,0 +1,325 @@
+//! Notifiers: processes that write notifications of changes to a mount's FUSE connection, so that no other process does.
+//!
+//! A notification of a name waits in the kernel for the lock of the name's directory, and no signal ends that wait. A program
+//! that uses the directory through the mount holds the lock until `forebay-mount` answers it, and `forebay-mount` may wait for
+//! the worker. A killed worker with a thread in such a wait would not end before its successor had answered, and the
+//! supervisor starts no successor before that (docs/decisions/0035). A notifier has nothing that any process waits for: no
+//! lock, no shard, no ring. It may stay in the kernel for as long as it takes.
+//!
+//! The supervisor starts notifiers and reaps them, the worker has two at a time: one for names and one for attributes. Each has
+//! one thread, as the descriptors of a process with a thread in the kernel stay open: a notifier that was killed is noticed by
+//! the end of its socket, unless it is in the kernel, and then it is late.
+//!
+//! The worker sends a first message with descriptors, then one packet for each change: its number, then FUSE messages. The
+//! notifier writes them, stores the number in memory that both map, and rings the shard thread's doorbell. It ends when the
+//! worker closes its end of the socket, by its death too.
+//!
+//! Tests: here, `worker/notifier.rs`, `crates/mount/tests/worker_killed.rs`.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+use std::sync::atomic::Ordering;
+use std::sync::Arc;
+
+use forebay_ring::{memfd_sealed, Doorbell, Mapping, Seal};
+use forebay_types::{Error, Result};
+use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+
+use crate::signals::SignalMask;
+use crate::store::{self, FdStore, Message, KIND_HANDED};
+
+/// Bytes of the memory that worker and notifier share.
+const SHARED_BYTES: usize = 4096;
+/// Byte offsets in it: the number of the last packet that was written, and of the last one that need not be.
+const WRITTEN: usize = 0;
+const MOOT: usize = 64;
+/// Bytes of a packet: a rename's messages need less than 2 KiB.
+const PACKET_BYTES_MAX: usize = 16 * 1024;
+
+// --- the process
+
+/// What a notifier does until its worker's end of `socket` is closed.
+pub(crate) fn serve(socket: BorrowedFd<'_>) {
+    let Ok(Some(Message::Handed(fds))) = store::receive(socket, RecvFlags::empty()) else { return };
+    let Ok([device, doorbell, shared]) = <[OwnedFd; 3]>::try_from(fds) else { return };
+    let opened = Doorbell::open(doorbell.as_fd())
+        .and_then(|doorbell| Ok((doorbell, Mapping::new(shared.as_fd(), SHARED_BYTES, true)?)));
+    let (doorbell, shared) = match opened {
+        Ok(both) => both,
+        Err(e) => return tracing::error!("a notifier cannot share memory with its worker: {e}"),
+    };
+    let mut packet = vec![0; PACKET_BYTES_MAX];
+    loop {
+        let bytes = match rustix::net::recv(socket, &mut packet, RecvFlags::empty()) {
+            Ok((0, _)) => return,
+            Ok((bytes, _)) => bytes,
+            Err(Errno::INTR) => continue,
+            Err(_) => return,
+        };
+        let Some((number, mut messages)) = packet[..bytes].split_first_chunk() else { return };
+        let number = u64::from_ne_bytes(*number);
+        while let Some(length) = messages.first_chunk() {
+            if number <= shared.word64(MOOT).load(Ordering::Acquire) {
+                break;
+            }
+            let Some((message, rest)) = messages.split_at_checked(u32::from_ne_bytes(*length) as usize)
+            else {
+                return tracing::error!("the worker sent a notification that is cut off");
+            };
+            // ENOENT: the kernel does not know the inode or name. The end of a connection is noticed by its mount.
+            let _ = rustix::io::write(&device, message);
+            messages = rest;
+        }
+        shared.word64(WRITTEN).store(number, Ordering::SeqCst);
+        doorbell.ring();
+    }
+}
+
+// --- the supervisor's side
+
+/// Notifiers that were started and not reaped yet.
+#[derive(Debug, Default)]
+pub(crate) struct Notifiers {
+    children: Vec<Child>,
+}
+
+impl Notifiers {
+    /// Starts this program as a notifier with the worker's peer socket. A failure closes the socket, which the worker notices.
+    pub(crate) fn start(&mut self, socket: &OwnedFd) {
+        let number = socket.as_raw_fd();
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("forebayd").args([OsString::from("--notifier"), number.to_string().into()]);
+        command.stdin(std::process::Stdio::null());
+        // SAFETY: between fork and exec only system calls are made that are async-signal-safe.
+        unsafe {
+            command.pre_exec(move || {
+                SignalMask::empty().set();
+                if libc::fcntl(number, libc::F_SETFD, 0) < 0 {
+                    return Err(std::io::Error::last_os_error());
+                }
+                Ok(())
+            });
+        }
+        match command.spawn() {
+            Ok(child) => self.children.push(child),
+            Err(e) => tracing::error!("cannot start a notifier: {e}"),
+        }
+    }
+
+    /// Reaps those that have ended; never waits.
+    pub(crate) fn reap(&mut self) {
+        self.children.retain_mut(|child| matches!(child.try_wait(), Ok(None)));
+    }
+
+    /// True when all have ended.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.children.is_empty()
+    }
+}
+
+// --- the worker's side
+
+/// How the worker gets notifiers.
+#[derive(Debug)]
+pub(crate) struct Starter {
+    doorbell: OwnedFd,
+    /// Without a supervisor, in a simulation, a notifier is a thread.
+    supervisor: Option<FdStore>,
+}
+
+impl Starter {
+    pub(crate) fn new(doorbell: OwnedFd, supervisor: Option<FdStore>) -> Starter {
+        Starter { doorbell, supervisor }
+    }
+
+    /// A new notifier for `device`; the socket to it.
+    fn start(&self, device: BorrowedFd<'_>, shared: BorrowedFd<'_>) -> Result<OwnedFd> {
+        let what = "cannot start a notifier";
+        let (ours, theirs) = store::pair()?;
+        let fds = [device, self.doorbell.as_fd(), shared];
+        store::send(ours.as_fd(), KIND_HANDED, b"", &fds, SendFlags::DONTWAIT)
+            .map_err(|e| Error::io(what, &e.into()))?;
+        match &self.supervisor {
+            Some(supervisor) => supervisor.start_notifier(theirs.as_fd())?,
+            None => {
+                let thread = std::thread::Builder::new().name("notifier".into());
+                thread.spawn(move || serve(theirs.as_fd())).map_err(|e| Error::io(what, &e))?;
+            }
+        }
+        Ok(ours)
+    }
+}
+
+/// One of the worker's two notifiers, and what it has still to write.
+#[derive(Debug)]
+pub(crate) struct Notifier {
+    device: Arc<OwnedFd>,
+    starter: Arc<Starter>,
+    socket: OwnedFd,
+    shared: Mapping,
+    shared_fd: OwnedFd,
+    /// Packets that it is not known to have written, oldest first; the first `sent` of them were sent.
+    packets: VecDeque<(u64, Vec<u8>)>,
+    sent: usize,
+}
+
+impl Notifier {
+    /// A new notifier.
+    pub(crate) fn new(device: Arc<OwnedFd>, starter: Arc<Starter>) -> Result<Notifier> {
+        let (shared_fd, shared) = memfd_sealed(c"forebay-notifier", SHARED_BYTES, Seal::Size)
+            .map_err(|e| Error::io("cannot share memory with a notifier", &e))?;
+        let socket = starter.start(device.as_fd(), shared_fd.as_fd())?;
+        Ok(Notifier { device, starter, socket, shared, shared_fd, packets: VecDeque::new(), sent: 0 })
+    }
+
+    /// Has it write these messages, under a number above all before. Never waits.
+    pub(crate) fn notify<'a>(&mut self, number: u64, messages: impl Iterator<Item = Vec<u8>> + 'a) {
+        let mut packet = number.to_ne_bytes().to_vec();
+        messages.for_each(|message| packet.extend(message));
+        debug_assert!(packet.len() <= PACKET_BYTES_MAX);
+        self.packets.push_back((number, packet));
+        self.send();
+    }
+
+    /// Sends what the socket has room for: the rest follows when the notifier has written some.
+    fn send(&mut self) {
+        while let Some((_, packet)) = self.packets.get(self.sent) {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match rustix::net::send(&self.socket, packet, flags) {
+                Ok(_) => self.sent += 1,
+                Err(Errno::INTR) => {}
+                // Full, or at its end, which `revive` is for.
+                Err(_) => return,
+            }
+        }
+    }
+
+    /// The number of the last packet that it has written.
+    pub(crate) fn written(&self) -> u64 {
+        self.shared.word64(WRITTEN).load(Ordering::SeqCst)
+    }
+
+    /// True when it has written what [`Notifier::hear`] has not heard of.
+    #[inline]
+    pub(crate) fn has_news(&self) -> bool {
+        self.packets.front().is_some_and(|(number, _)| *number <= self.written())
+    }
+
+    /// Forgets what was written, and sends on; the number of the last packet that was written.
+    pub(crate) fn hear(&mut self) -> u64 {
+        let written = self.written();
+        while self.packets.pop_front_if(|(number, _)| *number <= written).is_some() {
+            self.sent = self.sent.saturating_sub(1);
+        }
+        self.send();
+        written
+    }
+
+    /// Packets up to this number need not be written any more.
+    pub(crate) fn make_moot(&self, number: u64) {
+        self.shared.word64(MOOT).store(number, Ordering::Release);
+    }
+
+    /// Packets up to this number need not be written.
+    pub(crate) fn moot(&self) -> u64 {
+        self.shared.word64(MOOT).load(Ordering::Acquire)
+    }
+
+    /// Starts another if this one was killed, which writes what this one had still to write.
+    pub(crate) fn revive(&mut self) {
+        let mut ended = [PollFd::new(&self.socket, PollFlags::empty())];
+        if !matches!(poll(&mut ended, Some(&Timespec::default())), Ok(1)) {
+            return;
+        }
+        tracing::warn!("a notifier of the mount has ended: another is started");
+        match self.starter.start(self.device.as_fd(), self.shared_fd.as_fd()) {
+            Ok(socket) => (self.socket, self.sent) = (socket, 0),
+            Err(e) => return tracing::error!("{e}"),
+        }
+        self.send();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+    use std::time::{Duration, Instant};
+
+    fn message(text: &str) -> Vec<u8> {
+        let mut message = (4 + text.len() as u32).to_ne_bytes().to_vec();
+        message.extend(text.as_bytes());
+        message
+    }
+
+    /// A notifier that is a thread, and writes to a pipe.
+    fn notifier() -> (Notifier, std::fs::File) {
+        let (read, write) = rustix::pipe::pipe().unwrap();
+        let (doorbell, _) = Doorbell::create().unwrap();
+        let starter = Arc::new(Starter::new(doorbell, None));
+        (Notifier::new(Arc::new(write), starter).unwrap(), read.into())
+    }
+
+    fn wait_for(mut so: impl FnMut() -> bool) {
+        let end = Instant::now() + Duration::from_secs(30);
+        while !so() {
+            assert!(Instant::now() < end, "not in time");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    #[test]
+    fn packets_beyond_what_the_socket_holds_are_all_written_in_order() {
+        let (mut notifier, mut pipe) = notifier();
+        // More than the socket and the pipe have room for together.
+        for number in 1..=5000 {
+            notifier.notify(number, [message(&format!("{number:064}"))].into_iter());
+        }
+        assert!(notifier.sent < notifier.packets.len(), "all fitted: the test shows nothing");
+        let reads = std::thread::spawn(move || {
+            for number in 1..=5000 {
+                let mut read = [0; 68];
+                pipe.read_exact(&mut read).unwrap();
+                assert_eq!(read[4..], *format!("{number:064}").as_bytes());
+            }
+        });
+        wait_for(|| notifier.hear() == 5000);
+        assert!(notifier.packets.is_empty() && notifier.sent == 0);
+        reads.join().unwrap();
+    }
+
+    #[test]
+    fn moot_packets_are_not_written_and_count_as_written() {
+        let (mut notifier, mut pipe) = notifier();
+        notifier.make_moot(2);
+        for number in 1..=3 {
+            notifier.notify(number, [message("a"), message("b")].into_iter());
+        }
+        wait_for(|| notifier.hear() == 3);
+        let mut read = [0; 64];
+        assert_eq!(pipe.read(&mut read).unwrap(), 10);
+    }
+
+    #[test]
+    fn notifier_that_has_ended_is_followed_by_one_that_writes_what_was_left() {
+        let (mut notifier, mut pipe) = notifier();
+        notifier.notify(1, [message("one")].into_iter());
+        wait_for(|| notifier.hear() == 1);
+        rustix::net::shutdown(&notifier.socket, rustix::net::Shutdown::Both).unwrap();
+        notifier.notify(2, [message("two")].into_iter());
+        assert_eq!(notifier.hear(), 1);
+        notifier.revive();
+        wait_for(|| notifier.hear() == 2);
+        let mut read = [0; 64];
+        assert_eq!(pipe.read(&mut read).unwrap(), 14);
+        // One that lives is left alone.
+        let socket = notifier.socket.as_raw_fd();
+        notifier.revive();
+        assert_eq!(notifier.socket.as_raw_fd(), socket);
+    }
+}
