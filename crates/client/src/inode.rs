@@ -74,7 +74,8 @@ impl Pool {
     /// Says that this process serves the pool's mount, whose FUSE device this is. When it returns, the kernel is told of every
     /// change that another process makes before that is acknowledged to it. True when nobody else has files of the pool open;
     /// the socket tells when that changes ([`forebay_ring::KIND_MOUNT`]), and closes when the daemon's worker dies, who has to
-    /// be told again then.
+    /// be told again then. So it has when this process has attached anew, as it does after a call that had no answer: compare
+    /// [`Pool::session`].
     pub fn announce_mount(
         &self,
         device: std::os::fd::BorrowedFd<'_>,

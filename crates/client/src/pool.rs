@@ -204,14 +204,25 @@ impl Pool {
     #[inline]
     pub(crate) fn attached(&self) -> Result<&'static Attached, Code> {
         let current = self.attached.load(Ordering::Acquire);
-        if self.own.load(Ordering::Relaxed) == 1 && !current.is_null() {
-            // SAFETY: attachments are never freed.
-            let attached = unsafe { &*current };
-            if !attached.gone.load(Ordering::Relaxed) {
-                return Ok(attached);
-            }
+        match self.served(current) {
+            Some(attached) => Ok(attached),
+            None => self.attach_now(current),
         }
-        self.attach_now(current)
+    }
+
+    #[inline]
+    fn served(&self, current: *mut Attached) -> Option<&'static Attached> {
+        if self.own.load(Ordering::Relaxed) != 1 || current.is_null() {
+            return None;
+        }
+        // SAFETY: attachments are never freed.
+        let attached = unsafe { &*current };
+        Some(attached).filter(|attached| !attached.gone.load(Ordering::Relaxed))
+    }
+
+    /// The number of this process's session with the daemon; none when it has none, or a call on it had no answer.
+    pub fn session(&self) -> Option<u64> {
+        self.served(self.attached.load(Ordering::Acquire)).map(|attached| attached.reply.session)
     }
 
     #[cold]

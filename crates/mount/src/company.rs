@@ -2,7 +2,9 @@
 //!
 //! While nobody has, the kernel may keep attributes of regular files (`belief`). When somebody comes, no more are given out
 //! that last, replies that are on their way are waited for, and what was given is taken back, before the daemon lets the
-//! newcomer in. A daemon whose worker died is told of the mount again; until it is, everybody counts as company.
+//! newcomer in. A daemon whose worker died is told of the mount again; until it is, everybody counts as company. So it is when
+//! this process has attached anew, as after a call that had no answer: changes by a session that the daemon does not know as
+//! the mount's are told to the kernel, and each would wait for itself.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -21,6 +23,8 @@ const ANNOUNCE_AGAIN: Duration = Duration::from_millis(50);
 const UNREAD_AGAIN: Duration = Duration::from_micros(500);
 /// Longest wait for a request that is being served; one as slow answers with no attributes.
 const ROUND_MAX: Duration = Duration::from_secs(1);
+/// How often it is made sure that the session which was announced is the process's.
+const SESSION_LOOK_MS: i32 = 500;
 /// The daemon's word that nobody else has files open.
 const ALONE: u8 = 0;
 
@@ -89,20 +93,24 @@ impl FileSystem {
 /// Announces the mount, and listens on a thread of its own until the process ends.
 pub(crate) fn listen(fs: &Arc<FileSystem>, rounds: &Arc<Rounds>) -> Result<()> {
     let what = "cannot have the kernel told of changes";
-    let announce = |fs: &FileSystem| fs.pool.announce_mount(fs.device.as_fd());
-    let (mut socket, alone) = announce(fs).map_err(|code| Error::new(code, what))?;
+    // The session first: should it end meanwhile, the next look announces the next one.
+    let announce = |fs: &FileSystem| {
+        let session = fs.pool.session();
+        fs.pool.announce_mount(fs.device.as_fd()).map(|(socket, alone)| (socket, session, alone))
+    };
+    let (mut socket, mut session, alone) = announce(fs).map_err(|code| Error::new(code, what))?;
     fs.beliefs.set_told(true);
     fs.beliefs.set_alone(alone);
     let (fs, rounds) = (Arc::clone(fs), Arc::clone(rounds));
     let thread = std::thread::Builder::new().name("company".into()).stack_size(256 * 1024);
     let listens = move || loop {
-        hear(&fs, &rounds, &socket);
+        hear(&fs, &rounds, &socket, session);
         fs.expect_company(&rounds);
-        socket = loop {
+        (socket, session) = loop {
             match announce(&fs) {
-                Ok((socket, alone)) => {
+                Ok((socket, session, alone)) => {
                     fs.beliefs.set_alone(alone);
-                    break socket;
+                    break (socket, session);
                 }
                 Err(code) => {
                     tracing::debug!("the daemon cannot be told of the mount: {code}");
@@ -115,10 +123,18 @@ pub(crate) fn listen(fs: &Arc<FileSystem>, rounds: &Arc<Rounds>) -> Result<()> {
     Ok(())
 }
 
-/// Does what the daemon says until its end of the socket closes.
-fn hear(fs: &FileSystem, rounds: &Rounds, socket: &OwnedFd) {
+/// Does what the daemon says until its end of the socket closes, or `session` is no longer this process's.
+fn hear(fs: &FileSystem, rounds: &Rounds, socket: &OwnedFd, session: Option<u64>) {
     let mut word = [0u8];
     loop {
+        let mut ready = libc::pollfd { fd: socket.as_raw_fd(), events: libc::POLLIN, revents: 0 };
+        // SAFETY: one structure, as said. A wait that fails or was interrupted is followed by the receive's own.
+        if unsafe { libc::poll(&mut ready, 1, SESSION_LOOK_MS) } == 0 {
+            match fs.pool.session() {
+                now if now == session => continue,
+                _ => return,
+            }
+        }
         // SAFETY: the buffer is one byte, as said.
         let n = unsafe { libc::recv(socket.as_raw_fd(), word.as_mut_ptr().cast(), 1, 0) };
         match n {

@@ -92,11 +92,6 @@ impl FileSystem {
         })
     }
 
-    /// Inode number that the root shows.
-    pub fn root_ino(&self) -> u64 {
-        self.root.0
-    }
-
     /// The inode of a node.
     pub(crate) fn ino(&self, node: u64) -> Ino {
         match node {

@@ -103,7 +103,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    log_to_stderr();
+    forebay_log::to_stderr();
     let supervisor = Supervisor::new(arguments.socket);
     let done = if arguments.clear {
         place::clear_all(&arguments.pool.to_string_lossy())
@@ -134,17 +134,6 @@ fn shed_preload() {
         eprintln!("forebay-mount: cannot start again without LD_PRELOAD: {e}");
         std::process::exit(1);
     }
-}
-
-fn log_to_stderr() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("FOREBAY_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .with_target(false)
-        .try_init();
 }
 
 /// The supervisor's end of the socket, if there is one.
@@ -267,9 +256,9 @@ fn run(arguments: &Arguments, supervisor: &Supervisor) -> Result<()> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let session =
         Session::start(&fs, (2 * processors).clamp(THREADS_MIN, THREADS_MAX), arguments.no_passthrough)?;
-    let shown =
-        std::fs::metadata(&at).map_err(|e| Error::io(what(), &e).why(format!("a look at it: {e}")))?;
-    if shown.ino() != fs.root_ino() {
+    // The kernel's table, and no look at the directory: that would be a request to this process, which could not be replaced
+    // while it waits for itself.
+    if place::mounted_on(&at).is_none_or(|uppermost| uppermost.minor != guard.mounted.minor) {
         return Err(Error::new(Code::Busy, what()).why("something else was mounted there at the same time"));
     }
     let (data, why) = match &session.agreement.data {

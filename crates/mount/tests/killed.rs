@@ -85,7 +85,9 @@ fn mount_process_killed_is_mounted_again_and_open_files_get_enotconn() {
     file.write_all(b" and after").unwrap();
     assert_eq!(fs::read_to_string(place.file("f")).unwrap(), "before and after");
     let through = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&dir));
-    assert_eq!(fs::read_dir(through).unwrap_err().raw_os_error(), Some(libc::ENOTCONN));
+    assert_eq!(fs::read_dir(&through).unwrap_err().raw_os_error(), Some(libc::ENOTCONN));
+    let moved = fs::rename(format!("{through}/f"), place.file("g"));
+    assert_eq!(moved.unwrap_err().raw_os_error(), Some(libc::EXDEV), "from the dead mount to the new one");
     assert_eq!(place.status()["mounts"][0]["restarts"], 1);
     drop((file, dir));
     place.is_clean();

@@ -76,6 +76,11 @@ fn worker_of(supervisor: i32) -> Option<i32> {
     children(supervisor).into_iter().find(|(name, _)| name == "forebayd-worker").map(|(_, pid)| pid)
 }
 
+fn notifiers_of(supervisor: i32) -> Vec<i32> {
+    let children = children(supervisor).into_iter().filter(|(name, _)| name == "forebayd-notify");
+    children.map(|(_, pid)| pid).collect()
+}
+
 /// True when a thread of a pool's daemon waits in the kernel, where no signal ends the wait.
 fn waits_in_the_kernel(supervisor: i32) -> bool {
     let of_daemon = |(name, pid): (String, i32)| name.starts_with("forebayd").then_some(pid);
@@ -89,11 +94,8 @@ fn told_late(place: &Place) -> u64 {
     place.status()["ring"]["told_late"].as_u64().unwrap()
 }
 
-#[test]
-fn worker_killed_while_a_notification_waits_for_a_directory_has_a_successor_at_once() {
-    let Some(place) = Place::mounted() else { return };
-    fs::create_dir(place.file("d")).unwrap();
-    let mut shell = Shell::new(&place);
+/// Does something while a notification waits for the lock of the directory d, and no longer than that.
+fn while_a_notification_waits(place: &Place, shell: &mut Shell, act: impl FnOnce(&mut Shell)) {
     let supervisor = place.pid("supervisor");
     // So that the kernel asks for nothing on the way to the directory.
     assert!(fs::metadata(place.file("d/other")).is_err());
@@ -106,6 +108,20 @@ fn worker_killed_while_a_notification_waits_for_a_directory_has_a_successor_at_o
             shell.hears();
             waits_in_the_kernel(supervisor)
         });
+        act(shell);
+        assert!(!waits.is_finished(), "the lock was free: the test shows nothing");
+        drop(stopped);
+        assert!(waits.join().unwrap());
+    });
+}
+
+#[test]
+fn worker_killed_while_a_notification_waits_for_a_directory_has_a_successor_at_once() {
+    let Some(place) = Place::mounted() else { return };
+    fs::create_dir(place.file("d")).unwrap();
+    let mut shell = Shell::new(&place);
+    let supervisor = place.pid("supervisor");
+    while_a_notification_waits(&place, &mut shell, |shell| {
         let mut worker = worker_of(supervisor).unwrap();
         for round in 0..3 {
             kill(worker);
@@ -118,19 +134,39 @@ fn worker_killed_while_a_notification_waits_for_a_directory_has_a_successor_at_o
             shell.say(&format!("echo {round} > /forebay/d/after{round}"));
             shell.hears();
         }
-        assert!(!waits.is_finished(), "the lock was free: the test shows nothing");
-        drop(stopped);
-        assert!(waits.join().unwrap());
     });
     for round in 0..3 {
         let text = fs::read_to_string(place.file(&format!("d/after{round}"))).unwrap();
         assert_eq!(text, format!("{round}\n"));
     }
     shell.ends();
-    wait_for("notifiers of dead workers end", || {
-        let notifiers = children(supervisor).into_iter().filter(|(name, _)| name == "forebayd-notify");
-        notifiers.count() == 2
+    wait_for("notifiers of dead workers end", || notifiers_of(supervisor).len() == 2);
+    place.is_clean();
+}
+
+#[test]
+fn notifier_killed_in_the_kernel_is_replaced_when_it_has_ended() {
+    let Some(place) = Place::mounted() else { return };
+    fs::create_dir(place.file("d")).unwrap();
+    let mut shell = Shell::new(&place);
+    let supervisor = place.pid("supervisor");
+    let mut killed = Vec::new();
+    while_a_notification_waits(&place, &mut shell, |shell| {
+        killed = notifiers_of(supervisor);
+        killed.retain(|pid| state(Path::new(&format!("/proc/{pid}"))) == 'D');
+        assert_eq!(killed.len(), 1);
+        killed.iter().copied().for_each(kill);
+        shell.say("echo 1 > /forebay/d/after");
+        shell.hears();
     });
+    wait_for("another is there", || {
+        shell.say("echo 2 > /forebay/d/before; rm /forebay/d/before");
+        shell.hears();
+        let now = notifiers_of(supervisor);
+        now.len() == 2 && !now.contains(&killed[0])
+    });
+    assert_eq!(fs::read_to_string(place.file("d/after")).unwrap(), "1\n");
+    shell.ends();
     place.is_clean();
 }
 
@@ -142,8 +178,7 @@ fn notifiers_that_are_killed_are_replaced_and_no_change_is_missed() {
     for round in 0..3 {
         let name = format!("r{round}");
         assert!(fs::metadata(place.file(&name)).is_err(), "the kernel believes that there is none");
-        let notifiers = children(supervisor).into_iter().filter(|(name, _)| name == "forebayd-notify");
-        let killed: Vec<i32> = notifiers.map(|(_, pid)| pid).collect();
+        let killed = notifiers_of(supervisor);
         assert_eq!(killed.len(), 2);
         killed.iter().copied().for_each(kill);
         shell.say(&format!("mkdir /forebay/{name} /forebay/{name}/sub"));
@@ -153,8 +188,7 @@ fn notifiers_that_are_killed_are_replaced_and_no_change_is_missed() {
             3
         );
         wait_for("others are there", || {
-            let now = children(supervisor).into_iter().filter(|(name, _)| name == "forebayd-notify");
-            let now: Vec<i32> = now.map(|(_, pid)| pid).collect();
+            let now = notifiers_of(supervisor);
             now.len() == 2 && now.iter().all(|pid| !killed.contains(pid))
         });
     }
@@ -261,7 +295,7 @@ fn workers_killed_in_quick_succession_lose_nothing_and_leave_the_pool_fast() {
             .collect();
         for pair in 0..pairs {
             let before = rounds.load(Ordering::Relaxed);
-            let killed = ["first", "second"].map(|which| {
+            for which in ["first", "second"] {
                 let begun = Instant::now();
                 let worker = loop {
                     match worker_of(supervisor) {
@@ -275,12 +309,10 @@ fn workers_killed_in_quick_succession_lose_nothing_and_leave_the_pool_fast() {
                 };
                 kill(worker);
                 std::thread::sleep(Duration::from_millis(5 + pair * 7 % 35));
-                worker
-            });
+            }
             wait_for("the load goes on", || rounds.load(Ordering::Relaxed) > before + 5);
             // Longer than a worker lives that the supervisor takes for one that crashes at its start.
             std::thread::sleep(Duration::from_millis(1050));
-            let _ = killed;
         }
         stop.store(true, Ordering::Relaxed);
         for load in loads {

@@ -183,22 +183,11 @@ fn inherited(number: RawFd) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(number) })
 }
 
-fn log_to_stderr() {
-    let filter = tracing_subscriber::EnvFilter::try_from_env("FOREBAY_LOG")
-        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
-    let _ = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr)
-        .with_ansi(false)
-        .with_target(false)
-        .try_init();
-}
-
 // --- worker
 
 fn work(socket: RawFd) -> ExitCode {
     let _ = rustix::thread::set_name(c"forebayd-worker");
-    log_to_stderr();
+    forebay_log::to_stderr();
     // The store goes to the worker; this second handle says why it failed.
     let spare = inherited(socket).and_then(|socket| {
         let spare = rustix::io::fcntl_dupfd_cloexec(&socket, 3)
@@ -232,7 +221,7 @@ fn work(socket: RawFd) -> ExitCode {
 
 fn notify(socket: RawFd) -> ExitCode {
     let _ = rustix::thread::set_name(c"forebayd-notify");
-    log_to_stderr();
+    forebay_log::to_stderr();
     match inherited(socket) {
         Ok(socket) => {
             crate::notifier::serve(socket.as_fd());
@@ -279,7 +268,7 @@ fn serve(mut options: PoolOptions, report: &mut Report, foreground: bool) -> Res
             return Err(e);
         }
     }
-    log_to_stderr();
+    forebay_log::to_stderr();
     let _ = std::env::set_current_dir("/");
     let _ = rustix::process::setsid(); // its starter did this already, unless a person is the starter
     rustix::process::umask(Mode::from_raw_mode(0o077));

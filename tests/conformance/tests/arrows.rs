@@ -11,7 +11,7 @@ const KEPT_TO: [(&str, &[&str]); 6] = [
     ("heed", &["meta"]),
     ("clap", &["cli"]),
     ("indicatif", &["cli"]),
-    ("tracing-subscriber", &["server", "mount"]),
+    ("tracing-subscriber", &["log"]),
     ("blake3", &["wire"]),
     ("fabric-sys", &["fabric"]),
 ];

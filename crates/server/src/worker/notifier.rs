@@ -190,7 +190,8 @@ impl MountedKernel {
             self.inodes.notify(self.last, inodes.iter().map(Note::message));
         }
         if held.by_names && self.names.written() < self.names.moot() {
-            // One that is late is still in the way.
+            // One that is late is still in the way, unless it ended there.
+            self.names.revive();
             self.move_epoch();
             held.by_names = false;
         } else if held.by_names {

@@ -1,0 +1,226 @@
+//! The log of Forebay's daemons: lines on standard error, which is the pool's `log` unless the daemon runs in the foreground.
+//!
+//! A state that lasts must not fill the disk or hide other lines: of equal lines [`EQUAL_MAX`] are written in
+//! [`PERIOD`], and of all lines of one place in the code [`PLACE_MAX`]. The next line that is written says how many of its kind
+//! were left out. Lines of the levels debug and trace are asked for by name and never limited.
+
+use std::collections::hash_map::{DefaultHasher, Entry, HashMap};
+use std::fmt::{self, Debug, Write};
+use std::hash::{Hash, Hasher};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tracing::field::{Field, Visit};
+use tracing::{Event, Level, Subscriber};
+use tracing_subscriber::fmt::format::{Format, Writer};
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
+
+/// Lines are counted anew after so long.
+const PERIOD: Duration = Duration::from_secs(10);
+/// Equal lines that are written in that time.
+const EQUAL_MAX: u64 = 3;
+/// Lines of one place in the code that are written in that time: more than a healthy daemon writes.
+const PLACE_MAX: u64 = 100;
+/// Kinds of lines that are remembered.
+const KINDS_MAX: usize = 1024;
+
+/// Writes what is logged to standard error, as far as `FOREBAY_LOG` says; errors, warnings and info without it.
+pub fn to_stderr() {
+    let filter = tracing_subscriber::EnvFilter::try_from_env("FOREBAY_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("info"));
+    let format = Format::default().with_ansi(false).with_target(false);
+    let _ = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(false)
+        .event_format(Limited { format, seen: Mutex::default() })
+        .try_init();
+}
+
+/// Lines of one kind.
+#[derive(Debug)]
+struct Seen {
+    since: Instant,
+    lines: u64,
+    left_out: u64,
+}
+
+/// What becomes of a line.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Fate {
+    /// It is written; so many of its kind were left out before it.
+    Written(u64),
+    LeftOut,
+}
+
+/// Lines of late, by kind.
+#[derive(Debug, Default)]
+struct Kinds(HashMap<u64, Seen>);
+
+impl Kinds {
+    /// Decides about a line of this kind.
+    fn decide(&mut self, kind: u64, most: u64, now: Instant) -> Fate {
+        if self.0.len() >= KINDS_MAX {
+            self.0.retain(|_, seen| now.duration_since(seen.since) < PERIOD);
+            if self.0.len() >= KINDS_MAX {
+                self.0.clear();
+            }
+        }
+        let seen = match self.0.entry(kind) {
+            Entry::Vacant(none) => none.insert(Seen { since: now, lines: 0, left_out: 0 }),
+            Entry::Occupied(seen) => seen.into_mut(),
+        };
+        if now.duration_since(seen.since) >= PERIOD {
+            (seen.since, seen.lines) = (now, 0);
+        }
+        seen.lines += 1;
+        if seen.lines > most {
+            seen.left_out += 1;
+            return Fate::LeftOut;
+        }
+        Fate::Written(std::mem::take(&mut seen.left_out))
+    }
+}
+
+/// The text of an event, hashed.
+struct Text(DefaultHasher);
+
+impl Visit for Text {
+    fn record_debug(&mut self, field: &Field, value: &dyn Debug) {
+        struct Into<'a>(&'a mut DefaultHasher);
+        impl Write for Into<'_> {
+            fn write_str(&mut self, text: &str) -> fmt::Result {
+                self.0.write(text.as_bytes());
+                Ok(())
+            }
+        }
+        field.name().hash(&mut self.0);
+        let _ = write!(Into(&mut self.0), "{value:?}");
+    }
+}
+
+/// A format that leaves out lines that are repeated.
+struct Limited<F> {
+    format: F,
+    seen: Mutex<Kinds>,
+}
+
+impl<F> Limited<F> {
+    fn decide(&self, event: &Event<'_>, now: Instant) -> Fate {
+        if *event.metadata().level() > Level::INFO {
+            return Fate::Written(0);
+        }
+        let mut place = DefaultHasher::new();
+        event.metadata().callsite().hash(&mut place);
+        let mut text = Text(place.clone());
+        event.record(&mut text);
+        let mut kinds = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        match kinds.decide(text.0.finish(), EQUAL_MAX, now) {
+            Fate::LeftOut => Fate::LeftOut,
+            Fate::Written(equal) => match kinds.decide(place.finish(), PLACE_MAX, now) {
+                Fate::LeftOut => Fate::LeftOut,
+                Fate::Written(of_place) => Fate::Written(equal + of_place),
+            },
+        }
+    }
+}
+
+impl<S, N, F> FormatEvent<S, N> for Limited<F>
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+    F: FormatEvent<S, N>,
+{
+    fn format_event(&self, ctx: &FmtContext<'_, S, N>, mut to: Writer<'_>, event: &Event<'_>) -> fmt::Result {
+        match self.decide(event, Instant::now()) {
+            Fate::LeftOut => Ok(()),
+            Fate::Written(left_out) => {
+                self.format.format_event(ctx, to.by_ref(), event)?;
+                match left_out {
+                    0 => Ok(()),
+                    n => writeln!(to, "  (before this line {n} like it were left out)"),
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+    use std::sync::Arc;
+    use tracing_subscriber::fmt::MakeWriter;
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    impl<'a> MakeWriter<'a> for Lines {
+        type Writer = Lines;
+
+        fn make_writer(&'a self) -> Lines {
+            self.clone()
+        }
+    }
+
+    fn logged(events: impl FnOnce()) -> String {
+        let lines = Lines::default();
+        let format = Format::default().with_ansi(false).with_target(false).without_time();
+        let subscriber = tracing_subscriber::fmt()
+            .with_max_level(Level::DEBUG)
+            .with_writer(lines.clone())
+            .event_format(Limited { format, seen: Mutex::default() })
+            .finish();
+        tracing::subscriber::with_default(subscriber, events);
+        let bytes = lines.0.lock().unwrap().clone();
+        String::from_utf8(bytes).unwrap()
+    }
+
+    #[test]
+    fn equal_lines_are_limited_and_others_of_their_place_are_written() {
+        let text = logged(|| {
+            for i in 0..50 {
+                tracing::warn!("cannot do {}", if i == 40 { "that" } else { "this" });
+                tracing::debug!("details");
+            }
+            tracing::warn!(pid = 1, "ends");
+            tracing::warn!(pid = 2, "ends");
+        });
+        let count = |of: &str| text.lines().filter(|line| line.contains(of)).count();
+        assert_eq!(count("cannot do this"), EQUAL_MAX as usize, "{text}");
+        assert_eq!((count("cannot do that"), count("details"), count("ends")), (1, 50, 2), "{text}");
+    }
+
+    #[test]
+    fn lines_of_one_place_are_limited_whatever_they_say() {
+        let text = logged(|| (0..1000).for_each(|i| tracing::error!("client {i} is refused")));
+        assert_eq!(text.lines().count(), PLACE_MAX as usize);
+    }
+
+    #[test]
+    fn line_after_a_period_says_how_many_were_left_out() {
+        let (mut kinds, begin) = (Kinds::default(), Instant::now());
+        let fates: Vec<Fate> = (0..5).map(|_| kinds.decide(7, 3, begin)).collect();
+        assert_eq!(fates[2..], [Fate::Written(0), Fate::LeftOut, Fate::LeftOut]);
+        assert_eq!(kinds.decide(8, 3, begin), Fate::Written(0));
+        let later = begin + PERIOD;
+        assert_eq!(kinds.decide(7, 3, later), Fate::Written(2));
+        assert_eq!(kinds.decide(7, 3, later), Fate::Written(0));
+        for kind in 100..100 + 2 * KINDS_MAX as u64 {
+            kinds.decide(kind, 3, later);
+        }
+        assert!(kinds.0.len() <= KINDS_MAX);
+    }
+}
