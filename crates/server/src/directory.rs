@@ -310,7 +310,8 @@ pub fn user_directory() -> Result<PathBuf> {
     if stat.st_uid != me {
         return unsafe_because(format!("it belongs to user {}", stat.st_uid));
     }
-    if stat.st_mode & 0o077 != 0 {
+    // Open to others, or made under a umask that closed it to its owner.
+    if stat.st_mode & 0o777 != 0o700 {
         rustix::fs::chmod(&path, Mode::from_raw_mode(0o700)).map_err(|e| Error::io(what(), &e.into()))?;
     }
     Ok(path)

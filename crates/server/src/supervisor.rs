@@ -18,6 +18,7 @@ use std::time::{Duration, Instant};
 use forebay_fabric::secret_file;
 use forebay_types::{Code, Error, Result};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use rustix::process::Signal;
 use serde_json::json;
 
@@ -31,6 +32,7 @@ use crate::members::{Answers, MemberId, Members};
 use crate::mount_process::{MountKeeper, Wanted};
 use crate::programs;
 use crate::protocol::{Ask, Reply, Stopped};
+use crate::reserve::{Reserve, Seldom};
 use crate::setup::{SetupFds, SetupText, FLIGHT_RECORDER_BYTES};
 use crate::signals::Signals;
 use crate::store::{Kept, Message};
@@ -51,6 +53,8 @@ const UNREAD_BYTES_MAX: usize = 1 << 20;
 const CLIENTS_BACKLOG: i32 = 4096;
 /// Connections at one time: members and askers.
 const CONNECTIONS_MAX: usize = 4096;
+/// Pause after a connection could not be accepted.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
 
 struct Stopping {
     keep: bool,
@@ -84,6 +88,8 @@ pub(crate) struct Supervisor {
     report: Report,
     stopping: Option<Stopping>,
     born: Instant,
+    reserve: Reserve,
+    refusals: Seldom,
 }
 
 /// How the loop ended.
@@ -147,6 +153,8 @@ impl Supervisor {
         let now = Instant::now();
         let secret = pool.membership.as_ref().map(|m| secret_file::read(&m.key)).transpose()?;
         Ok(Supervisor {
+            reserve: Reserve::new(recorder.as_fd()),
+            refusals: Seldom::default(),
             pool_id: secret.map(|s| hexadecimal(&s.pool())),
             pool,
             signals,
@@ -457,7 +465,19 @@ impl Supervisor {
     }
 
     fn accept(&mut self) {
-        while let Ok((stream, _)) = self.listener.accept() {
+        loop {
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(e) => match Errno::from_io_error(&e) {
+                    Some(Errno::INTR | Errno::CONNABORTED) => continue,
+                    Some(e) if Reserve::is_wanted(e) => match self.refuse_one(e) {
+                        Ok(()) | Err(Errno::INTR | Errno::CONNABORTED) => continue,
+                        Err(Errno::AGAIN) => return,
+                        Err(_) => return std::thread::sleep(ACCEPT_AGAIN),
+                    },
+                    _ => return,
+                },
+            };
             let Ok(peer) = rustix::net::sockopt::socket_peercred(&stream) else { continue };
             let me = rustix::process::geteuid();
             if peer.uid != me && !peer.uid.is_root() || self.connections.len() >= CONNECTIONS_MAX {
@@ -472,6 +492,18 @@ impl Supervisor {
             self.connections.insert(self.next_id, connection);
             self.next_id += 1;
         }
+    }
+
+    /// Refuses a connection for want of descriptors.
+    fn refuse_one(&mut self, e: Errno) -> std::result::Result<(), Errno> {
+        let error = Error::new(Code::NoResources, "the pool's daemon cannot take another connection")
+            .why(e)
+            .cure("start the pool with a higher limit of open files (ulimit -n)");
+        if self.refusals.may_say() {
+            tracing::error!("{error}");
+        }
+        let refusal = frame::encode(&Reply::failed(&error)).unwrap_or_default();
+        self.reserve.refuse(self.listener.as_fd(), &refusal)
     }
 
     fn serve(&mut self, id: MemberId) {

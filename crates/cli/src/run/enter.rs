@@ -117,7 +117,12 @@ fn ssd_directory() -> Result<PathBuf> {
     let me = rustix::process::geteuid().as_raw();
     let path = std::env::temp_dir().join(format!("forebay-ssd-{me}"));
     match rustix::fs::mkdir(&path, Mode::RWXU) {
-        Ok(()) => return Ok(path),
+        Ok(()) => {
+            // A umask may have taken bits away.
+            rustix::fs::chmod(&path, Mode::RWXU)
+                .map_err(|e| Error::io(format!("cannot make {}", path.display()), &e.into()))?;
+            return Ok(path);
+        }
         Err(rustix::io::Errno::EXIST) => {}
         Err(e) => {
             return Err(Error::io(format!("cannot make {}", path.display()), &e.into())
