@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::fs::{DirBuilder, OpenOptions};
 use std::io::Write;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -163,7 +163,10 @@ impl Meeting {
             Err(e) if e.kind() != std::io::ErrorKind::AlreadyExists => {
                 return Err(Error::io(what(), &e).cure(cure));
             }
-            _ => {}
+            // A umask may have taken bits away.
+            Ok(()) => std::fs::set_permissions(&self.dir, std::fs::Permissions::from_mode(0o700))
+                .map_err(|e| Error::io(what(), &e))?,
+            Err(_) => {}
         }
         let stat = std::fs::symlink_metadata(&self.dir).map_err(|e| Error::io(what(), &e))?;
         if !stat.is_dir() || stat.mode() & 0o077 != 0 || stat.uid() != rustix::process::geteuid().as_raw() {

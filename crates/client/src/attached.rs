@@ -67,9 +67,9 @@ impl Attached {
     /// Attaches this process. The result lives as long as the process.
     pub(crate) fn new(address: &Address, role: Role) -> Result<&'static Attached, Code> {
         let (reply, fds) = address.attach(role)?;
-        let ring = Ring::open(fds.ring.as_fd(), fds.doorbell.as_fd()).map_err(|_| Code::NoResources)?;
-        let mapping = Mapping::new(fds.board.as_fd(), reply.board_bytes as usize, false)
-            .map_err(|_| Code::NoResources)?;
+        let ring = Ring::open(fds.ring.as_fd(), fds.doorbell.as_fd()).map_err(errno::of)?;
+        let mapping =
+            Mapping::new(fds.board.as_fd(), reply.board_bytes as usize, false).map_err(errno::of)?;
         let board = Board::open(mapping)?;
         let mut targets =
             [const { TargetHere { fd: AtomicI32::new(NONE), identity: (0, 0) } }; NODE_TARGETS_MAX];
@@ -102,7 +102,7 @@ impl Attached {
                 0,
             );
             if place == libc::MAP_FAILED {
-                return Err(Code::NoResources);
+                return Err(Code::NoMemory);
             }
             let place: *mut Attached = place.cast();
             place.write(attached);
@@ -129,7 +129,7 @@ impl Attached {
         if reply.board_bytes as usize != self.board.mapping().len() {
             return Err(Code::Malformed);
         }
-        self.board.mapping().replace(board.as_fd()).map_err(|_| Code::NoResources)?;
+        self.board.mapping().replace(board.as_fd()).map_err(errno::of)?;
         self.epoch.store(reply.epoch, Ordering::Release);
         drop(targets);
         Ok(())

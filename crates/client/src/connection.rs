@@ -11,6 +11,8 @@ use forebay_types::Code;
 
 use crate::errno;
 
+/// Descriptors of an attach reply at least: ring, doorbell, board, one target.
+const ATTACH_FDS_MIN: usize = 4;
 /// Longest wait for an answer on the socket: longer than a worker takes to restart.
 const ANSWER_TIMEOUT_S: libc::time_t = 20;
 /// Attempts to reach a pool whose workers die in the middle of an answer, and the pause between two.
@@ -119,6 +121,21 @@ impl Address {
         }
     }
 
+    /// Fails while this process has no room for the descriptors of an attachment, which the daemon would have made in vain and
+    /// keep until the process ends.
+    fn check_room(&self) -> Result<(), Code> {
+        let mut room = [const { None }; ATTACH_FDS_MIN + 1];
+        for place in &mut room {
+            // SAFETY: plain system calls; the descriptor is new and ours, and closed at the end.
+            *place = Some(unsafe {
+                let fd =
+                    errno::check(libc::socket(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0))?;
+                OwnedFd::from_raw_fd(fd)
+            });
+        }
+        Ok(())
+    }
+
     /// Attaches this process: a new session with a ring of its own.
     pub(crate) fn attach(&self, role: Role) -> Result<(AttachReply, AttachFds), Code> {
         let mut fds = [const { None }; ATTACH_FDS];
@@ -127,6 +144,7 @@ impl Address {
             Role::Tool => &[ATTACH_TOOL],
             Role::Mount => &[ATTACH_MOUNT],
         };
+        self.check_room()?;
         let reply = self.ask(KIND_ATTACH, body, &mut fds)?;
         let [Some(ring), Some(doorbell), Some(board), targets @ ..] = fds else {
             return Err(Code::Malformed);
@@ -158,6 +176,8 @@ impl Address {
             let socket = self.connect(ANSWER_TIMEOUT_S, 0)?;
             match Address::talk(&socket, kind, body, fds) {
                 Ok(answer) => return answer,
+                // An answer came, but not its descriptors: this process has no room for them.
+                Err(Code::NoResources) => return Err(Code::NoResources),
                 Err(_) => {
                     *fds = [const { None }; ATTACH_FDS];
                     // SAFETY: plain system call; a short sleep needs no answer.
@@ -214,7 +234,7 @@ impl Address {
         if u64::from_le_bytes(length) != bytes as u64 {
             return Err(Code::Malformed);
         }
-        let mapping = Mapping::new(memory.as_fd(), bytes, true).map_err(|_| Code::NoResources)?;
+        let mapping = Mapping::new(memory.as_fd(), bytes, true).map_err(errno::of)?;
         Ok((mapping, u64::from_le_bytes(number)))
     }
 

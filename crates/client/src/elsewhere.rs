@@ -244,7 +244,7 @@ impl Pool {
             let of = OpenElsewhere { pool: self.for_ever(), id, handle };
             match reply {
                 // Its node keeps as many open as it can: this one is opened anew for each request.
-                Ok(Reply::Done) | Err(Code::NoResources) => {}
+                Ok(Reply::Done) | Err(Code::NoResources | Code::NoMemory) => {}
                 Err(Code::NotFound | Code::Stale) => absent.push((id, handle)),
                 Ok(_) => failed = Err(Code::Malformed),
                 Err(code) => failed = Err(code),
@@ -255,7 +255,7 @@ impl Pool {
         for (id, handle) in absent {
             self.make_backing(id)?;
             match self.ask_backing(id, BackingOp::Open { handle }) {
-                Ok(()) | Err(Code::NoResources) => {}
+                Ok(()) | Err(Code::NoResources | Code::NoMemory) => {}
                 Err(code) => return Err(code),
             }
         }

@@ -8,6 +8,11 @@ pub(crate) fn last() -> Code {
     Code::from_errno(unsafe { *libc::__errno_location() })
 }
 
+/// The code of what a system call of another room said.
+pub(crate) fn of(e: std::io::Error) -> Code {
+    e.raw_os_error().map_or(Code::NoMemory, Code::from_errno)
+}
+
 /// True when a connect failed because nobody listens: the pool is gone, or never was.
 pub(crate) fn nobody_listens() -> bool {
     // SAFETY: errno of this thread.

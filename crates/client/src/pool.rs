@@ -78,7 +78,7 @@ fn wiped_on_fork() -> Result<&'static AtomicU32, Code> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
         let page = libc::mmap(std::ptr::null_mut(), PAGE, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0);
         if page == libc::MAP_FAILED {
-            return Err(Code::NoResources);
+            return Err(Code::NoMemory);
         }
         libc::madvise(page, PAGE, libc::MADV_WIPEONFORK);
         Ok(AtomicU32::from_ptr(page.cast()))
@@ -113,6 +113,10 @@ impl Pool {
                 Code::AccessDenied => Error::new(code, what)
                     .why("its socket does not let this user in")
                     .cure("a pool serves the user who started it; start one of your own with `forebay up`"),
+                Code::NoResources => Error::new(code, what)
+                    .why("this process or the pool's daemon may open no more files")
+                    .cure("raise the limit of open files (ulimit -n) of the program, or of the shell that starts the pool"),
+                Code::NoMemory => Error::new(code, what).why("this process gets no more memory or address space"),
                 code => Error::new(code, what),
             });
         }
@@ -465,7 +469,7 @@ impl Scratch {
             )
         };
         if base == libc::MAP_FAILED {
-            return Err(Code::NoResources);
+            return Err(Code::NoMemory);
         }
         Ok(Scratch { base: base.cast() })
     }

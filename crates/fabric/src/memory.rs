@@ -44,7 +44,7 @@ impl Region {
     /// Zeroed memory of its own, aligned to pages.
     ///
     /// # Errors
-    /// [`Code::Invalid`] for 0 bytes, [`Code::NoResources`] when there is no memory.
+    /// [`Code::Invalid`] for 0 bytes, [`Code::NoMemory`] when there is none.
     pub fn new(bytes: usize) -> Result<Region, Code> {
         if bytes == 0 {
             return Err(Code::Invalid);
@@ -59,7 +59,7 @@ impl Region {
                 MapFlags::PRIVATE | MapFlags::NORESERVE,
             )
         };
-        let start = start.ok().and_then(|p| NonNull::new(p.cast())).ok_or(Code::NoResources)?;
+        let start = start.ok().and_then(|p| NonNull::new(p.cast())).ok_or(Code::NoMemory)?;
         Ok(Region { start, bytes, owner: None })
     }
 

@@ -5,6 +5,8 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 const DEVICE: &CStr = c"/dev/fuse";
+/// Its major and minor number.
+const NUMBERS: (u32, u32) = (10, 229);
 
 /// `_IOR(229, 0, u32)`.
 const CLONE: libc::c_ulong = 0x8004_e500;
@@ -26,10 +28,18 @@ fn check(result: libc::c_long) -> io::Result<libc::c_long> {
 impl Device {
     /// Opens the device; it becomes a connection by a mount that names it.
     pub fn open() -> io::Result<Device> {
-        // SAFETY: the path is NUL-terminated; the descriptor is new and ours.
+        // SAFETY: the path is NUL-terminated; the descriptor is new and ours; an all-zero stat is valid and writable.
         unsafe {
             let fd = check(libc::open(DEVICE.as_ptr(), libc::O_RDWR | libc::O_CLOEXEC).into())?;
-            Ok(Device { fd: OwnedFd::from_raw_fd(fd as i32) })
+            let device = Device { fd: OwnedFd::from_raw_fd(fd as i32) };
+            let mut st: libc::stat = std::mem::zeroed();
+            check(libc::fstat(fd as i32, &mut st).into())?;
+            let is_device = st.st_mode & libc::S_IFMT == libc::S_IFCHR;
+            if !is_device || (libc::major(st.st_rdev), libc::minor(st.st_rdev)) != NUMBERS {
+                let what = "it is not the FUSE device, which has the numbers 10 and 229";
+                return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+            }
+            Ok(device)
         }
     }
 

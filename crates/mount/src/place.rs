@@ -330,7 +330,10 @@ fn mount_new(at: &Path, source: &str, options: Options) -> Result<Device> {
         // The helper may where this user may not.
         Err(e) if e.kind() == io::ErrorKind::PermissionDenied => return mount_by_helper(at, source, options),
         Err(e) => {
-            let cure = "load the kernel's module (`modprobe fuse`), or give the container /dev/fuse; `forebay run` needs no mount";
+            let cure = match e.kind() {
+                io::ErrorKind::InvalidInput => "make it anew (`mknod -m 666 /dev/fuse c 10 229`); `forebay run` needs no mount",
+                _ => "load the kernel's module (`modprobe fuse`), or give the container /dev/fuse; `forebay run` needs no mount",
+            };
             return Err(Error::io(what(), &e).why(format!("/dev/fuse: {e}")).cure(cure));
         }
     };

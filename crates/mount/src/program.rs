@@ -118,7 +118,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
             } else {
                 tracing::error!("{e}");
             }
-            supervisor.failed("failed", &e);
+            supervisor.failed(&e);
             ExitCode::FAILURE
         }
     }
@@ -147,6 +147,8 @@ struct Supervisor {
 enum Heard {
     Unmount {
         lazy: bool,
+        /// Repeated in a refusal.
+        asker: u64,
     },
     /// A signal: the pool stops, or whoever started the process wants it to.
     End,
@@ -173,9 +175,13 @@ impl Supervisor {
         unsafe { libc::send(socket.as_raw_fd(), text.as_ptr().cast(), text.len(), libc::MSG_NOSIGNAL) };
     }
 
-    fn failed(&self, how: &str, e: &Error) {
-        let failure = json!({ "code": e.code as u16, "what": e.what, "why": e.why, "cure": e.cure });
-        self.say(&json!({ how: failure }));
+    fn failed(&self, e: &Error) {
+        self.say(&json!({ "failed": failure(e) }));
+    }
+
+    /// It cannot be unmounted, as was asked for.
+    fn busy(&self, e: &Error, asker: u64) {
+        self.say(&json!({ "busy": failure(e), "asker": asker }));
     }
 
     fn hear(&self) -> Heard {
@@ -194,12 +200,19 @@ impl Supervisor {
             n => {
                 let message: Value = serde_json::from_slice(&buffer[..n as usize]).unwrap_or_default();
                 match message.get("unmount") {
-                    Some(how) => Heard::Unmount { lazy: how["lazy"] == true },
+                    Some(how) => Heard::Unmount {
+                        lazy: how["lazy"] == true,
+                        asker: how["asker"].as_u64().unwrap_or_default(),
+                    },
                     None => Heard::Nothing,
                 }
             }
         }
     }
+}
+
+fn failure(e: &Error) -> Value {
+    json!({ "code": e.code as u16, "what": e.what, "why": e.why, "cure": e.cure })
 }
 
 /// Blocks SIGTERM and SIGINT in all threads, and makes them readable.
@@ -219,21 +232,36 @@ fn block_signals() -> Result<OwnedFd> {
     }
 }
 
-/// As many descriptors as may be: two for each file that is open.
-fn raise_descriptor_limit() {
-    // SAFETY: the structure lives over both calls; failure leaves the limit as it is.
+/// Sheds what a person's shell would bind this process by: a supervisor has done so for its own. A limit that cannot be raised
+/// is not to kill it, which serves other users too: what it does for them fails instead (EFBIG).
+fn shed_limits() {
+    let raised = [
+        libc::RLIMIT_NOFILE, // two for each file that is open
+        libc::RLIMIT_FSIZE,
+        libc::RLIMIT_CPU,
+        libc::RLIMIT_AS,
+        libc::RLIMIT_DATA,
+        libc::RLIMIT_NPROC,
+    ];
+    // SAFETY: the structure lives over the calls; failure leaves a limit as it is. Dispositions are set, there is no handler.
     unsafe {
-        let mut limit: libc::rlimit = std::mem::zeroed();
-        if libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) == 0 {
-            limit.rlim_cur = limit.rlim_max;
-            libc::setrlimit(libc::RLIMIT_NOFILE, &limit);
+        for resource in raised {
+            let mut limit: libc::rlimit = std::mem::zeroed();
+            if libc::getrlimit(resource, &mut limit) == 0 {
+                limit.rlim_cur = limit.rlim_max;
+                libc::setrlimit(resource, &limit);
+            }
         }
+        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+        libc::signal(libc::SIGXCPU, libc::SIG_IGN);
+        // Ignored, the programs that it starts could not be waited for.
+        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
     }
 }
 
 fn run(arguments: &Arguments, supervisor: &Supervisor) -> Result<()> {
     let signals = block_signals()?;
-    raise_descriptor_limit();
+    shed_limits();
     // SAFETY: cannot fail. Modes were masked where the request came from.
     unsafe { libc::umask(0) };
     let at = place::full_path(&arguments.at)?;
@@ -353,17 +381,17 @@ fn serve(mut guard: Guard, supervisor: &Supervisor, signals: &OwnedFd, served: (
                 tracing::error!("the supervisor is gone: {at} is taken away");
                 return; // the guard clears it
             }
-            Heard::Unmount { lazy } => match place::unmount(&guard.mounted) {
+            Heard::Unmount { lazy, asker } => match place::unmount(&guard.mounted) {
                 Ok(()) => guard.armed = false,
                 Err(e) if e.code == Code::NotFound => return,
-                Err(e) if !lazy => supervisor.failed("busy", &e),
+                Err(e) if !lazy => supervisor.busy(&e, asker),
                 Err(e) => match place::clear(&guard.mounted) {
                     Ok(()) => {
                         tracing::warn!("{e}; it was taken away all the same");
                         guard.armed = false;
                         return supervisor.say(&json!({ "unmounted": {} }));
                     }
-                    Err(e) => supervisor.failed("busy", &e),
+                    Err(e) => supervisor.busy(&e, asker),
                 },
             },
             Heard::End => match place::unmount(&guard.mounted) {

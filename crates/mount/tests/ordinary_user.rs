@@ -377,3 +377,23 @@ fn opens_do_not_wait_for_a_helper_that_hangs() {
     }
     assert!(longest < Duration::from_secs(8), "an open took {longest:?}");
 }
+
+#[test]
+fn limit_of_file_sizes_of_whoever_started_the_pool_fails_larger_files_and_kills_nobody() {
+    let Some(place) = Place::new("limit") else { return };
+    let (forebay, pool) = (place.dir.join("bin/forebay"), place.dir.join("home/pool"));
+    let mut up = place.user("prlimit");
+    up.arg("--fsize=70000000:70000000").arg(forebay).args(["up", "--capacity", "64MiB", "--path"]).arg(pool);
+    let output = up.output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    place.forebay(&["mount", place.mnt().to_str().unwrap()]);
+    for line in ["truncate -s 80000000 \"$0\"/a", "echo x | dd of=\"$0\"/b bs=1 seek=80000000"] {
+        let output = place.shell(&format!("export LC_ALL=C; {line}"));
+        let words = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && words.contains("File too large"), "{line}: {words}");
+    }
+    place.use_it();
+    let status: Value = serde_json::from_str(&place.forebay(&["status", "--json"])).unwrap();
+    assert_eq!(status["mounts"][0]["restarts"], 0, "{status:#}");
+    assert_eq!(status["restarts"], 0, "{status:#}");
+}

@@ -69,7 +69,8 @@ pub(crate) unsafe fn classify(dirfd: c_int, path: *const c_char, follow: bool) -
     if let Some(inside) = path::below(bytes, settings::prefix()) {
         return match door::pool() {
             Ok(pool) => Leads::Pool(pool, Place { dir: ROOT, path: inside.as_ptr(), bytes: inside.len() }),
-            Err(Absent::Failed | Absent::Attaching) => Leads::Nowhere(-(libc::EIO as isize)),
+            Err(Absent::Failed(errno)) => Leads::Nowhere(-(errno as isize)),
+            Err(Absent::Attaching) => Leads::Nowhere(-(libc::EIO as isize)),
         };
     }
     if bytes.first() == Some(&b'/') {

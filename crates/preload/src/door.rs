@@ -72,8 +72,8 @@ pub(crate) fn either(result: Result<i64, i64>) -> i64 {
 /// Why there is no pool to ask.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Absent {
-    /// It cannot be attached.
-    Failed,
+    /// It cannot be attached: the errno of calls that need it.
+    Failed(i32),
     /// This thread is attaching right now.
     Attaching,
 }
@@ -86,6 +86,8 @@ static BORROWED: AtomicPtr<PoolHandle> = AtomicPtr::new(std::ptr::null_mut());
 /// Process and thread that attach, or 0.
 static ATTACHING: AtomicU64 = AtomicU64::new(0);
 static FAILED_AT_MS: AtomicI64 = AtomicI64::new(i64::MIN);
+/// What the attach that failed last made of calls.
+static FAILED_BY: AtomicI32 = AtomicI32::new(libc::EIO);
 static COMPLAINED: AtomicBool = AtomicBool::new(false);
 
 /// The pool; attaches at the first call.
@@ -119,7 +121,10 @@ fn pool_slowly() -> Result<Pool, Absent> {
         }
         match ATTACHING.compare_exchange(0, me, Ordering::Acquire, Ordering::Relaxed) {
             Ok(_) => {
-                let answer = if recently_failed() { Err(Absent::Failed) } else { attach() };
+                let answer = match recently_failed() {
+                    true => Err(Absent::Failed(FAILED_BY.load(Ordering::Relaxed))),
+                    false => attach(),
+                };
                 ATTACHING.store(0, Ordering::Release);
                 break answer;
             }
@@ -186,9 +191,11 @@ fn recently_failed() -> bool {
 
 fn attach() -> Result<Pool, Absent> {
     let mut words = [0u8; 768];
-    match load_door(&mut words).and_then(|door| attach_to(door, &mut words)) {
-        Some(pool) => Ok(pool),
-        None => {
+    let door = load_door(&mut words).ok_or(libc::EIO);
+    match door.and_then(|door| attach_to(door, &mut words)) {
+        Ok(pool) => Ok(pool),
+        Err(by) => {
+            FAILED_BY.store(by, Ordering::Relaxed);
             FAILED_AT_MS.store(now_ms(), Ordering::Relaxed);
             if !COMPLAINED.swap(true, Ordering::Relaxed) {
                 let why = CStr::from_bytes_until_nul(&words).unwrap_or_default().to_bytes();
@@ -198,12 +205,13 @@ fn attach() -> Result<Pool, Absent> {
                 let gap: &[u8] = if hint.is_empty() { b"" } else { b"; " };
                 settings::complain(&[b"forebay: ", first, gap, hint, b"\n"]);
             }
-            Err(Absent::Failed)
+            Err(Absent::Failed(by))
         }
     }
 }
 
-fn attach_to(door: &'static Door, words: &mut [u8]) -> Option<Pool> {
+/// Attaches; else what calls on the pool are to fail with.
+fn attach_to(door: &'static Door, words: &mut [u8]) -> Result<Pool, i32> {
     let mut handle: *const PoolHandle = std::ptr::null();
     // SAFETY: C strings, room as is said, a place for the handle.
     let answer = unsafe {
@@ -216,7 +224,9 @@ fn attach_to(door: &'static Door, words: &mut [u8]) -> Option<Pool> {
         )
     };
     if answer < 0 || handle.is_null() {
-        return None;
+        // What the program can do something about; all else is a pool that is gone.
+        let own = [libc::EMFILE, libc::ENOMEM].into_iter().find(|own| answer == -i64::from(*own));
+        return Err(own.unwrap_or(libc::EIO));
     }
     DOOR.store(std::ptr::from_ref(door).cast_mut(), Ordering::Relaxed);
     if process::borrows_memory() {
@@ -225,7 +235,7 @@ fn attach_to(door: &'static Door, words: &mut [u8]) -> Option<Pool> {
     } else {
         HANDLE.store(handle.cast_mut(), Ordering::Release);
     }
-    Some(Pool { door, handle })
+    Ok(Pool { door, handle })
 }
 
 /// Finds the libforebay.so that the process has, which a program may be linked with, or loads the one beside this library; on

@@ -196,6 +196,9 @@ pub fn send_fds(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[RawFd]) -> Result<(
 }
 
 /// Receives up to `buffer.len()` bytes and up to [`ATTACH_FDS`] descriptors, opened close-on-exec.
+///
+/// # Errors
+/// [`Code::NoResources`] when descriptors came for which this process has no room.
 pub fn receive_fds(
     socket: BorrowedFd<'_>,
     buffer: &mut [u8],
@@ -238,6 +241,10 @@ pub fn receive_fds(
             }
             c = libc::CMSG_NXTHDR(&message, c);
         }
+    }
+    if message.msg_flags & libc::MSG_CTRUNC != 0 {
+        *fds = [const { None }; ATTACH_FDS];
+        return Err(Code::NoResources);
     }
     Ok(n)
 }

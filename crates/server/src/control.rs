@@ -26,15 +26,22 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(3600);
 #[derive(Debug)]
 pub(crate) struct Supervisor {
     stream: UnixStream,
+    /// An exchange failed: what arrives next may answer that request, so that nothing more is asked. The connection stays, as a
+    /// membership lasts as long as it.
+    failed: bool,
 }
 
 impl Supervisor {
     pub(crate) fn connect(dir: &PoolDirectory) -> Result<Supervisor> {
-        Ok(Supervisor { stream: dir.connect(SUPERVISOR_FILE)? })
+        Ok(Supervisor { stream: dir.connect(SUPERVISOR_FILE)?, failed: false })
     }
 
     pub(crate) fn ask(&mut self, ask: &Ask, timeout: Option<Duration>) -> Result<Reply> {
-        frame::ask(&mut self.stream, ask, timeout)
+        if self.failed {
+            return Err(Error::new(Code::TimedOut, "cannot ask the pool's daemon")
+                .why("it did not answer an earlier request on this connection"));
+        }
+        frame::ask(&mut self.stream, ask, timeout).inspect_err(|_| self.failed = true)
     }
 
     pub(crate) fn status(&mut self) -> Result<Value> {
@@ -311,4 +318,25 @@ impl Membership {
 
     /// Leaves. An embedded pool ends with its last member.
     pub fn leave(self) {}
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::{Read, Write};
+
+    #[test]
+    fn answer_that_comes_too_late_is_not_taken_for_the_next() {
+        let (stream, mut theirs) = UnixStream::pair().unwrap();
+        let mut supervisor = Supervisor { stream, failed: false };
+        let late = supervisor.ask(&Ask::Keep, Some(Duration::from_millis(20)));
+        assert_eq!(late.unwrap_err().code, Code::TimedOut);
+        theirs.write_all(&frame::encode(&Reply::Kept).unwrap()).unwrap();
+        let next = supervisor.ask(&Ask::Keep, Some(Duration::from_secs(10)));
+        assert_eq!(next.unwrap_err().code, Code::TimedOut);
+        let mut asked = Vec::new();
+        drop(supervisor);
+        theirs.read_to_end(&mut asked).unwrap();
+        assert_eq!(asked, frame::encode(&Ask::Keep).unwrap(), "it was asked once");
+    }
 }

@@ -12,6 +12,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::bundle::Bundle;
 use crate::directory::{PoolDirectory, LOG_FILE};
+use crate::inherited;
 use crate::launch::Report;
 use crate::pool_file::PoolFile;
 use crate::setup::receive_setup;
@@ -20,6 +21,7 @@ use crate::store::FdStore;
 use crate::supervisor::Supervisor;
 use crate::supplies::Supplies;
 use crate::target::{self, PoolOptions};
+use crate::worker::board_bytes;
 
 const HELP: &str = "\
 forebayd: the daemon of a Forebay pool. `forebay up` and `forebay run` start it.
@@ -261,6 +263,11 @@ fn supervise(options: PoolOptions, report_fd: Option<RawFd>, foreground: bool) -
 fn serve(mut options: PoolOptions, report: &mut Report, foreground: bool) -> Result<()> {
     options.path = std::path::absolute(&options.path)
         .map_err(|e| Error::io(format!("cannot find {}", options.path.display()), &e))?;
+    inherited::shed();
+    inherited::check(options.capacity_bytes.map_or(0, board_bytes))?;
+    // Directories above the pool's are made as its starter makes directories, but for its own use at least.
+    let mask = rustix::process::umask(Mode::RWXG | Mode::RWXO);
+    rustix::process::umask(mask - Mode::RWXU);
     let locked = target::lock_pool(&options.path)?;
     if !foreground {
         if let Err(e) = log_to_file(&locked.dir) {
@@ -272,11 +279,11 @@ fn serve(mut options: PoolOptions, report: &mut Report, foreground: bool) -> Res
     let _ = std::env::set_current_dir("/");
     let _ = rustix::process::setsid(); // its starter did this already, unless a person is the starter
     rustix::process::umask(Mode::from_raw_mode(0o077));
-    raise_descriptor_limit();
     let signals = Signals::block(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT, libc::SIGCHLD])
         .map_err(|e| Error::io("cannot block signals", &e))?;
 
-    let pool = target::open_pool(locked, &options)?;
+    let mut pool = target::open_pool(locked, &options)?;
+    pool.costs.extend(inherited::costs());
     let supplies = match Supplies::make(&pool) {
         Ok(supplies) => supplies,
         Err(e) => {
@@ -331,13 +338,6 @@ fn log_to_file(dir: &PoolDirectory) -> Result<()> {
         return Err(Error::io("cannot redirect messages to the log", &e));
     }
     Ok(())
-}
-
-/// A worker's rings are kept here over its death, a few descriptors each.
-fn raise_descriptor_limit() {
-    let mut limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
-    limit.current = limit.maximum;
-    let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, limit);
 }
 
 #[cfg(test)]

@@ -364,7 +364,8 @@ fn is_safe_user_directory(path: &Path) -> Result<bool> {
     if stat.st_uid != me {
         return unsafe_because(format!("it belongs to user {}", stat.st_uid));
     }
-    if stat.st_mode & 0o077 != 0 {
+    // Open to others, or made under a umask that closed it to its owner.
+    if stat.st_mode & 0o777 != 0o700 {
         rustix::fs::chmod(path, Mode::from_raw_mode(0o700)).map_err(|e| Error::io(what(), &e.into()))?;
     }
     Ok(true)
@@ -376,7 +377,12 @@ pub fn ssd_directory() -> Result<PathBuf> {
     let me = rustix::process::geteuid().as_raw();
     let path = std::env::temp_dir().join(ssd_directory_name());
     match rustix::fs::mkdir(&path, Mode::RWXU) {
-        Ok(()) => return Ok(path),
+        Ok(()) => {
+            // A umask may have taken bits away.
+            rustix::fs::chmod(&path, Mode::RWXU)
+                .map_err(|e| Error::io(format!("cannot make {}", path.display()), &e.into()))?;
+            return Ok(path);
+        }
         Err(rustix::io::Errno::EXIST) => {}
         Err(e) => {
             return Err(Error::io(format!("cannot make {}", path.display()), &e.into())

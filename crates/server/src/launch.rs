@@ -165,8 +165,16 @@ pub fn up(options: &UpOptions) -> Result<Started> {
     for name in FOREIGN_VARIABLES {
         command.env_remove(name);
     }
-    command.stdin(if input.is_some() { Stdio::piped() } else { Stdio::null() });
-    command.stdout(Stdio::null()).stderr(Stdio::null()).current_dir("/");
+    let null = || -> Result<Stdio> {
+        let opened = File::options().read(true).write(true).open("/dev/null");
+        opened.map(Stdio::from).map_err(|e| {
+            Error::io(what(), &e)
+                .why(format!("/dev/null: {e}"))
+                .cure("make the device (`mknod -m 666 /dev/null c 1 3`), or give the container one")
+        })
+    };
+    command.stdin(if input.is_some() { Stdio::piped() } else { null()? });
+    command.stdout(null()?).stderr(null()?).current_dir("/");
     // SAFETY: between fork and exec only system calls are made, all async-signal-safe.
     unsafe {
         command.pre_exec(move || {

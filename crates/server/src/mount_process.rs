@@ -158,8 +158,9 @@ impl Process {
         }
     }
 
-    fn ask_to_unmount(&self, lazy: bool) {
-        let text = json!({ "unmount": { "lazy": lazy } }).to_string();
+    /// A refusal names the asker again, so that it is told to no other.
+    fn ask_to_unmount(&self, lazy: bool, asker: MemberId) {
+        let text = json!({ "unmount": { "lazy": lazy, "asker": asker } }).to_string();
         let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
         // One that is gone is noticed by its end.
         let _ = rustix::net::send(&self.socket, text.as_bytes(), flags);
@@ -203,7 +204,7 @@ impl MountKeeper {
         };
         mount.enders.push(asker);
         if let Some(process) = &mount.process {
-            process.ask_to_unmount(lazy);
+            process.ask_to_unmount(lazy, asker);
         } else {
             // It died, and would be started again: the next turn ends it instead.
             mount.ends = true;
@@ -353,7 +354,9 @@ impl MountKeeper {
                 // Told when the process has ended, so that who asked can ask again.
                 mount.failure = Some(failure(why));
             } else if let Some(why) = message.get("busy") {
-                self.answers.extend(mount.enders.drain(..).map(|id| (id, failure(why))));
+                let asker = message["asker"].as_u64();
+                let refused = mount.enders.extract_if(.., |id| Some(*id) == asker);
+                self.answers.extend(refused.map(|id| (id, failure(why))));
             } else if message.get("unmounted").is_some() {
                 mount.ends = true;
             }

@@ -111,7 +111,7 @@ const KIND_READY: u8 = b'Y';
 const KIND_FAILED: u8 = b'F';
 
 /// Receives one message; none when the other end is closed, `Errno::AGAIN` when `flags` forbid to wait and there is
-/// none. What cannot be understood is `Errno::PROTO`.
+/// none. What cannot be understood is `Errno::PROTO`; a message whose descriptors this process has no room for is `Errno::MFILE`.
 pub(crate) fn receive(
     socket: BorrowedFd<'_>,
     flags: RecvFlags,
@@ -135,6 +135,9 @@ pub(crate) fn receive(
     }
     if received.bytes == 0 {
         return Ok(None);
+    }
+    if received.flags.contains(rustix::net::ReturnFlags::CTRUNC) {
+        return Err(Errno::MFILE);
     }
     let text = String::from_utf8(buffer[1..received.bytes].to_vec()).map_err(|_| Errno::PROTO)?;
     Ok(Some(match buffer[0] {

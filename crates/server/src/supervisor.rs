@@ -17,6 +17,7 @@ use std::time::{Duration, Instant};
 
 use forebay_types::{Code, Error, Result};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
 use rustix::process::Signal;
 use serde_json::json;
 
@@ -30,6 +31,7 @@ use crate::mount_process::{MountKeeper, Wanted};
 use crate::notifier::Notifiers;
 use crate::programs;
 use crate::protocol::{Ask, Reply, Stopped};
+use crate::reserve::{Reserve, Seldom};
 use crate::setup::{SetupFds, SetupText};
 use crate::signals::Signals;
 use crate::store::{Kept, Message};
@@ -51,6 +53,8 @@ const LOG_LINES_SHOWN: usize = 8;
 const UNREAD_BYTES_MAX: usize = 1 << 20;
 /// Connections at one time: members and askers.
 const CONNECTIONS_MAX: usize = 4096;
+/// Pause after a connection could not be accepted.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
 
 struct Stopping {
     keep: bool,
@@ -87,6 +91,8 @@ pub(crate) struct Supervisor {
     report: Report,
     stopping: Option<Stopping>,
     born: Instant,
+    reserve: Reserve,
+    refusals: Seldom,
 }
 
 /// How the loop ended.
@@ -139,6 +145,8 @@ impl Supervisor {
         let now = Instant::now();
         let Supplies { clients, listener, recorder, pool_id } = supplies;
         Supervisor {
+            reserve: Reserve::new(recorder.as_fd()),
+            refusals: Seldom::default(),
             pool_id,
             pool,
             signals,
@@ -463,7 +471,19 @@ impl Supervisor {
     }
 
     fn accept(&mut self) {
-        while let Ok((stream, _)) = self.listener.accept() {
+        loop {
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(e) => match Errno::from_io_error(&e) {
+                    Some(Errno::INTR | Errno::CONNABORTED) => continue,
+                    Some(e) if Reserve::is_wanted(e) => match self.refuse_one(e) {
+                        Ok(()) | Err(Errno::INTR | Errno::CONNABORTED) => continue,
+                        Err(Errno::AGAIN) => return,
+                        Err(_) => return std::thread::sleep(ACCEPT_AGAIN),
+                    },
+                    _ => return,
+                },
+            };
             let Ok(peer) = rustix::net::sockopt::socket_peercred(&stream) else { continue };
             let me = rustix::process::geteuid();
             if peer.uid != me && !peer.uid.is_root() || self.connections.len() >= CONNECTIONS_MAX {
@@ -478,6 +498,18 @@ impl Supervisor {
             self.connections.insert(self.next_id, connection);
             self.next_id += 1;
         }
+    }
+
+    /// Refuses a connection for want of descriptors.
+    fn refuse_one(&mut self, e: Errno) -> std::result::Result<(), Errno> {
+        let error = Error::new(Code::NoResources, "the pool's daemon cannot take another connection")
+            .why(e)
+            .cure("start the pool with a higher limit of open files (ulimit -n)");
+        if self.refusals.may_say() {
+            tracing::error!("{error}");
+        }
+        let refusal = frame::encode(&Reply::failed(&error)).unwrap_or_default();
+        self.reserve.refuse(self.listener.as_fd(), &refusal)
     }
 
     fn serve(&mut self, id: MemberId) {

@@ -116,6 +116,9 @@ impl WorkerProcess {
         loop {
             match store::receive(self.socket.as_fd(), RecvFlags::DONTWAIT) {
                 Ok(Some(message)) => all.push(message),
+                Err(Errno::MFILE) => tracing::error!(
+                    "no descriptor is left to keep a client's for the next worker: it will fail with EIO if this one dies"
+                ),
                 Err(Errno::PROTO) => tracing::error!("the worker said something that is not understood"),
                 Ok(None) | Err(_) => return all,
             }

@@ -63,7 +63,7 @@ pub enum Code {
     Interrupted = 27,
     /// The descriptor is not open, or not for this.
     BadDescriptor = 28,
-    /// Out of descriptors or memory.
+    /// Out of descriptors, threads, or what else is counted but memory.
     NoResources = 29,
     /// The session is not known: attach again.
     UnknownSession = 30,
@@ -80,11 +80,13 @@ pub enum Code {
     /// The directory's entries lie in parts, and one of those is to be asked for ([`crate::Parts::of_refusal`]). Between daemons;
     /// programs do not see it.
     Wide = 36,
+    /// Out of memory or address space.
+    NoMemory = 37,
 }
 
 impl Code {
     /// Every code, for tests that walk all mappings.
-    pub const ALL: [Code; 36] = [
+    pub const ALL: [Code; 37] = [
         Code::NotFound,
         Code::Exists,
         Code::NotDirectory,
@@ -121,6 +123,7 @@ impl Code {
         Code::ReadOnly,
         Code::NoDevice,
         Code::Wide,
+        Code::NoMemory,
     ];
 
     /// The code of a number that came by ring or wire; unknown numbers are [`Code::Malformed`].
@@ -167,6 +170,7 @@ impl Code {
             Code::ReadOnly => 30,
             Code::NoDevice => 6,
             Code::Wide => 5,
+            Code::NoMemory => 12,
         }
     }
 
@@ -179,7 +183,8 @@ impl Code {
             6 | 19 => Code::NoDevice,
             7 => Code::TooBig,
             9 => Code::BadDescriptor,
-            12 | 23 | 24 => Code::NoResources,
+            12 => Code::NoMemory,
+            23 | 24 => Code::NoResources,
             13 => Code::AccessDenied,
             14 => Code::Fault,
             16 => Code::Busy,
@@ -245,6 +250,7 @@ impl Code {
             Code::ReadOnly => "read-only",
             Code::NoDevice => "no-device",
             Code::Wide => "wide",
+            Code::NoMemory => "no-memory",
         }
     }
 }

@@ -65,7 +65,7 @@ fn hints(
 ) -> Result<*mut fi_info> {
     let hints = library.fi_allocinfo();
     if hints.is_null() {
-        return Err(Error::new(Code::NoResources, "cannot allocate libfabric's hints"));
+        return Err(Error::new(Code::NoMemory, "cannot allocate libfabric's hints"));
     }
     // SAFETY: fi_allocinfo fills all attribute pointers; prov_name is freed by fi_freeinfo, with free.
     unsafe {

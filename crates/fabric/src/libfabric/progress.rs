@@ -27,7 +27,7 @@ const DEADLINE_STEP: Duration = Duration::from_millis(1);
 fn code_of(error: i32) -> Code {
     match u32::try_from(error.abs()).unwrap_or(0) {
         e if e == FI_EACCES || e == FI_EPERM || e == FI_ENOKEY => Code::AccessDenied,
-        e if e == FI_ENOMEM => Code::NoResources,
+        e if e == FI_ENOMEM => Code::NoMemory,
         _ => Code::Io,
     }
 }

@@ -27,7 +27,9 @@ use super::network::{give_buffer, Order, Orders};
 use super::remote::Door;
 use super::session::{mount_tag, new_session_id, session_of_mount_tag, session_of_tag, store_tag, Session};
 use super::shard_thread::Message;
+use crate::inherited;
 use crate::protocol::WorkerAsk;
+use crate::reserve::{Reserve, Seldom};
 use crate::setup::WorkerSetup;
 
 /// Connections served at the same time; more wait in the listener's queue.
@@ -42,6 +44,12 @@ const MOUNT_TIMEOUT: Duration = Duration::from_secs(2);
 const SURVEY_PATIENCE: Duration = Duration::from_secs(3);
 /// Longest body of a request on the socket.
 const BODY_BYTES_MAX: u32 = 64 * 1024;
+
+/// Pause after a connection could not be accepted.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
+/// Descriptors that supervisor or worker have open for all clients together, and those for each other node.
+const DESCRIPTORS_TAKEN: u64 = 32;
+const DESCRIPTORS_A_NODE: u64 = 4;
 
 const TOKEN_LISTENER: u64 = 1 << 62;
 const TOKEN_STOP: u64 = TOKEN_LISTENER + 1;
@@ -99,6 +107,9 @@ struct Desk {
     company: Company,
     mounter: Mounter,
     network: Option<Orders>,
+    /// Processes that may be attached at a time.
+    clients_max: usize,
+    refusals: Seldom,
     /// A ring for the next client, made while nobody waits.
     spare: Mutex<Option<(OwnedFd, ServedRing)>>,
 }
@@ -112,6 +123,7 @@ pub(super) struct Attending {
     processes: Vec<(u64, OwnedFd)>,
     newcomers: mpsc::Receiver<(u64, OwnedFd)>,
     announce: Sender<(u64, OwnedFd)>,
+    reserve: Reserve,
 }
 
 /// What a dead worker left.
@@ -170,7 +182,11 @@ impl Attendant {
             add(process.as_fd(), *id & (TOKEN_LISTENER - 1))?;
         }
         let (announce, newcomers) = mpsc::channel();
+        let other_nodes = self.setup.membership.as_ref().map_or(0, |m| m.nodes.len().saturating_sub(1));
+        let taken = DESCRIPTORS_TAKEN + DESCRIPTORS_A_NODE * other_nodes as u64;
         let desk = Desk {
+            clients_max: inherited::clients_max(taken).min(RINGS_MAX),
+            refusals: Seldom::default(),
             owner: rustix::process::getuid().as_raw(),
             setup: self.setup,
             board_fd: self.board_fd,
@@ -190,6 +206,7 @@ impl Attendant {
             spare: Mutex::new(None),
         };
         let attending = Attending {
+            reserve: Reserve::new(desk.wake.as_fd()),
             desk: Arc::new(desk),
             to_shard: self.to_shard,
             stop: self.stop,
@@ -270,14 +287,30 @@ impl Attending {
         let flags = rustix::net::SocketFlags::CLOEXEC;
         let socket = match rustix::net::accept_with(&self.desk.setup.listener, flags) {
             Ok(socket) => socket,
+            Err(e) if Reserve::is_wanted(e) => {
+                if self.desk.refusals.may_say() {
+                    tracing::error!("clients are refused for want of descriptors: {e}");
+                }
+                let why = format!(
+                    "its daemon has no descriptor left ({e}); raise the limit of open files (ulimit -n)"
+                );
+                let listener = self.desk.setup.listener.as_fd();
+                if self.reserve.refuse(listener, &refusal(Code::NoResources, &why)).is_err() {
+                    std::thread::sleep(ACCEPT_AGAIN);
+                }
+                return;
+            }
             Err(e) => {
                 if !matches!(e, Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) {
-                    tracing::error!("cannot accept a client: {e}");
-                    std::thread::sleep(Duration::from_millis(10));
+                    if self.desk.refusals.may_say() {
+                        tracing::error!("cannot accept a client: {e}");
+                    }
+                    std::thread::sleep(ACCEPT_AGAIN);
                 }
                 return;
             }
         };
+        let socket = Arc::new(socket);
         let talk =
             Talk { desk: &self.desk, to_shard: &self.to_shard, announce: &self.announce, socket: &socket };
         if talk.attaches_promptly() {
@@ -292,7 +325,7 @@ impl Attending {
         let announce = self.announce.clone();
         desk.connections.fetch_add(1, Ordering::Relaxed);
         let spawned = std::thread::Builder::new().name("connection".into()).stack_size(256 * 1024).spawn({
-            let desk = Arc::clone(&desk);
+            let (desk, socket) = (Arc::clone(&desk), Arc::clone(&socket));
             move || {
                 let talk = Talk { desk: &desk, to_shard: &to_shard, announce: &announce, socket: &socket };
                 if let Err(code) = talk.serve() {
@@ -303,9 +336,22 @@ impl Attending {
         });
         if let Err(e) = spawned {
             desk.connections.fetch_sub(1, Ordering::Relaxed);
-            tracing::error!("cannot start a thread for a client: {e}");
+            if self.desk.refusals.may_say() {
+                tracing::error!("clients are refused, as no thread can be started for them: {e}");
+            }
+            let flags = rustix::net::SendFlags::DONTWAIT | rustix::net::SendFlags::NOSIGNAL;
+            let why = format!("its daemon can start no thread: {e}");
+            let _ = rustix::net::send(&socket, &refusal(Code::NoResources, &why), flags);
         }
     }
+}
+
+/// The message that refuses a client.
+fn refusal(code: Code, text: &str) -> Vec<u8> {
+    let mut message = Header { kind: KIND_ERROR, len: 2 + text.len() as u32 }.encode().to_vec();
+    message.extend((code as u16).to_le_bytes());
+    message.extend(text.as_bytes());
+    message
 }
 
 /// One connection.
@@ -360,10 +406,14 @@ impl Talk<'_> {
             return self.refuse(Code::AccessDenied, "the pool serves another user");
         }
         read_exact(self.socket.as_fd(), &mut [0; HEADER_BYTES])?;
-        self.attach(Newcomer::Program).or_else(|e| {
+        self.attach(Newcomer::Program).or_else(|e| self.refuse_attach(&e))
+    }
+
+    fn refuse_attach(&self, e: &Error) -> std::result::Result<(), Code> {
+        if self.desk.refusals.may_say() {
             tracing::warn!("cannot attach a process: {e}");
-            self.refuse(e.code, &e.to_string())
-        })
+        }
+        self.refuse(e.code, &e.to_string())
     }
 
     fn is_from_owner(&self) -> std::result::Result<bool, Code> {
@@ -397,8 +447,7 @@ impl Talk<'_> {
             match header.kind {
                 KIND_ATTACH => {
                     if let Err(e) = self.attach(Newcomer::of(&body)) {
-                        tracing::warn!("cannot attach a process: {e}");
-                        return self.refuse(e.code, &e.to_string());
+                        return self.refuse_attach(&e);
                     }
                 }
                 KIND_BOARD => {
@@ -447,10 +496,7 @@ impl Talk<'_> {
     }
 
     fn refuse(&self, code: Code, text: &str) -> std::result::Result<(), Code> {
-        let mut message = Header { kind: KIND_ERROR, len: 2 + text.len() as u32 }.encode().to_vec();
-        message.extend((code as u16).to_le_bytes());
-        message.extend(text.as_bytes());
-        write_all(self.socket.as_fd(), &message)
+        write_all(self.socket.as_fd(), &refusal(code, text))
     }
 
     fn ask_shard<T>(&self, message: Message, reply: &mpsc::Receiver<T>) -> std::result::Result<T, Code> {
@@ -513,9 +559,13 @@ impl Talk<'_> {
     }
 
     fn attach(&self, who: Newcomer) -> Result<()> {
-        if self.desk.attached.load(Ordering::Relaxed) >= RINGS_MAX {
-            return Err(Error::new(Code::NoResources, "cannot attach another process")
-                .why(format!("{RINGS_MAX} are attached")));
+        if self.desk.attached.load(Ordering::Relaxed) >= self.desk.clients_max {
+            let e = Error::new(Code::NoResources, "cannot attach another process")
+                .why(format!("{} are attached", self.desk.clients_max));
+            return Err(match self.desk.clients_max < RINGS_MAX {
+                true => e.cure("start the pool with a higher limit of open files (ulimit -n)"),
+                false => e,
+            });
         }
         let id = new_session_id(NodeId(self.desk.setup.identity.node))?;
         let process = self.peer_process()?;

@@ -155,6 +155,11 @@ fn take_doorbell(setup: &mut WorkerSetup) -> Result<(OwnedFd, Doorbell)> {
     Ok((fd, doorbell))
 }
 
+/// The size of the board of a pool with this capacity.
+pub(crate) fn board_bytes(capacity_bytes: u64) -> u64 {
+    (capacity_bytes / BOARD_FRACTION).clamp(BOARD_BYTES_MIN, BOARD_BYTES_MAX)
+}
+
 /// Serves until SIGTERM, then closes cleanly.
 ///
 /// # Errors
@@ -170,8 +175,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
     // SAFETY: it is freed below alone, when nothing borrows it any more.
     let shard: &'static Shard = unsafe { &*shard_box };
     let what = |e: std::io::Error| Error::io("cannot make shared memory for clients", &e);
-    let board_bytes =
-        (setup.identity.capacity_bytes / BOARD_FRACTION).clamp(BOARD_BYTES_MIN, BOARD_BYTES_MAX);
+    let board_bytes = board_bytes(setup.identity.capacity_bytes);
     let (board_fd, mut board) = BoardWriter::create(board_bytes).map_err(what)?;
     if setup.membership.is_some() {
         board.set_node(NodeId(setup.identity.node));
