@@ -3,6 +3,7 @@
 #   make build                 release binaries and libraries
 #   make demo                  unmodified programs over real data, through a pool and without, compared
 #   make test                  format, lints, arrows between crates, all tests, whole programs
+#   make soak                  the same tests with more cases, for hours; SEEDS=20000 CASES=1000
 #   make bench                 Forebay beside tmpfs and the disk; QUICK=1, BENCH="meta data stage cost mount mpi nodes far ranks"
 #   make install PREFIX=DIR    bin, lib, include and share; DESTDIR=ROOT for packagers
 #   make lint                  format and lints alone
@@ -12,13 +13,15 @@ PREFIX  ?= /usr/local
 DESTDIR ?=
 BENCH   ?= meta data stage cost mount mpi nodes
 QUICK   ?=
+SEEDS   ?= 20000
+CASES   ?= 1000
 CARGO   ?= cargo
 
 TARGET_DIR := $(if $(CARGO_TARGET_DIR),$(CARGO_TARGET_DIR),$(CURDIR)/target)
 RELEASE    := $(TARGET_DIR)/release
 DEBUG      := $(TARGET_DIR)/debug
 
-.PHONY: help build demo test bench install lint clean
+.PHONY: help build demo test soak bench install lint clean
 .DEFAULT_GOAL := help
 
 help:
@@ -44,6 +47,14 @@ test: lint
 	$(CARGO) build --workspace
 	$(MAKE) -C mpi OUT=$(DEBUG)
 	$(CARGO) test --workspace --no-fail-fast
+
+# SEEDS: histories of the simulations (crates/fabric, tests/conformance). CASES: histories of each sort of the transactions
+# over several nodes (crates/meta). FOREBAY_SOAK: tests of processes that are killed or disturbed go on for longer.
+soak:
+	@tools/install-deps test
+	$(CARGO) build --workspace
+	$(MAKE) -C mpi OUT=$(DEBUG)
+	FOREBAY_SOAK=1 FOREBAY_SEEDS=$(SEEDS) FOREBAY_CASES=$(CASES) $(CARGO) test --workspace --no-fail-fast
 
 bench: build
 	@tools/install-deps bench

@@ -219,9 +219,10 @@ Examples:
   mpirun -n 8 forebay run -- ./solver           the same; on several nodes each has a pool of its own
   forebay --pool /local/pool run -- ./solver    over a pool that `forebay up` started
 
-Without a pool that is up, one is started for the program's life: one for all ranks of a job step on this node, and
+Without a default pool, one is started for the program's life: one for all ranks of a job step on this node, and
 within another `forebay run` that one's. The first rank stages in while the others wait, the last stages out. Nothing is
-left when the program has ended, or when `forebay run` is killed.
+left when the program has ended, or when `forebay run` is killed. So where there is a default pool that cannot be used (it
+is down with its data, was killed, or is up with another --capacity), --own has to be said.
 
 The program sees the pool at the prefix by a preloaded library: programs that are linked statically, and set-user-id
 ones, do not see it, and are warned of.
@@ -259,7 +260,7 @@ pub(crate) struct Run {
     /// Where a pool that is started keeps its data: dram or ssd (in the directory for temporary files)
     #[arg(long, value_name = "MEDIUM", value_parser = medium)]
     pub(crate) media: Option<Medium>,
-    /// Start a pool even if the default one is up
+    /// Start a pool of the program's own, also where there is a default one
     #[arg(long)]
     pub(crate) own: bool,
     /// No progress of staging

@@ -67,7 +67,8 @@ fn run_where_the_directory_for_pools_is_full_leaves_nothing_there() {
     let place = Place::new();
     let at = place.join("tmp");
     std::fs::create_dir(&at).unwrap();
-    // No bytes; then inodes for the user's directory, the lock of the start, the pool's directory, its lock, its log, and so on.
+    // No bytes; then inodes for the user's directory, the lock of the start, the pool's directory, its lock, its log,
+    // and so on.
     let media =
         ["size=64k,nr_inodes=20", "nr_inodes=3", "nr_inodes=4", "nr_inodes=5", "nr_inodes=6", "nr_inodes=7"];
     for (number, options) in media.into_iter().enumerate() {

@@ -1,5 +1,5 @@
-//! Pools and programs in a memory cgroup of the kernel: what counts as free, and what a program in a tighter one is told.
-//! Skipped where no cgroup can be made.
+//! Pools and programs in a memory cgroup of the kernel: what counts as free, and what a program in a tighter one is
+//! told. Skipped where no cgroup can be made.
 
 mod common;
 

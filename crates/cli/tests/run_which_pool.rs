@@ -11,6 +11,11 @@ fn kill_default_pool(place: &Place) -> std::path::PathBuf {
     pool
 }
 
+fn lock_is_free(pool: &std::path::Path) -> bool {
+    let lock = std::fs::File::open(pool.join("lock")).unwrap();
+    rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockShared).is_ok()
+}
+
 #[test]
 fn medium_of_the_default_pool_that_is_up_cannot_be_chosen() {
     let place = Place::new();
@@ -55,6 +60,34 @@ fn default_pool_whose_daemon_was_killed_is_not_replaced_by_an_empty_one() {
     place.run(write).assert_refused(125, &words);
     place.ok(["down"]);
     place.ok(write);
+    place.assert_nothing_left();
+}
+
+#[test]
+fn default_pool_whose_memory_is_gone_is_said_to_have_lost_its_data() {
+    if !is_root() {
+        println!(
+            "skipped: only root has a pool whose memory outlives its daemon, and can be taken away from it"
+        );
+        return;
+    }
+    let place = Place::new();
+    place.ok(["up", "--capacity", "64MiB"]);
+    let pool = kill_default_pool(&place);
+    eventually("its worker has ended", || lock_is_free(&pool));
+    // As when the node restarts: its directory is there, its memory is not.
+    let status = std::process::Command::new("umount").arg(pool.join("target")).status().unwrap();
+    assert!(status.success());
+    place
+        .run(["run", "true"])
+        .assert_refused(125, &["its data are gone with it", "starts it, empty", "--own"]);
+    let up = place.ok(["up", "--capacity", "64MiB"]);
+    assert!(up.out.contains("note: empty: the data of the pool that was here before"), "{up:?}");
+    place.ok(["run", "true"]);
+    place.ok(["down"]);
+    let up = place.ok(["up", "--capacity", "64MiB"]);
+    assert!(!up.out.contains("note: empty"), "it was stopped in good order: {up:?}");
+    place.ok(["down"]);
     place.assert_nothing_left();
 }
 

@@ -22,7 +22,8 @@ use crate::size::format_size;
 
 /// Capacities are whole huge pages.
 const GRAIN_BYTES: u64 = 2 << 20;
-/// What a message advises is less than what there is room for by this part of it: what is free moves while the message is read.
+/// What a message advises is less than what there is room for by this part of it: what is free moves while the message
+/// is read.
 const ADVICE_MARGIN: u64 = 16;
 
 /// What a target is made of, as `--media` names it.

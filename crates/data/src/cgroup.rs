@@ -1,11 +1,11 @@
 //! The tightest memory cgroup of a process: the least of the limits on its way up to the root.
 //!
 //! Both hierarchies are read, version 1 (`memory.limit_in_bytes`) and version 2 (`memory.max` and `memory.high`, of which
-//! the lower counts: above `high` the kernel stalls the writer), for a node may mount either or both. The kernel charges a
-//! tmpfs page to the process that writes it, and cannot reclaim it without swap. It reclaims the cache of files on disks
-//! before it refuses a page at the limit: inactive and active pages alike, for "active" says that a page was read twice, not
-//! that it is needed. So both count as free, as do the parts of slabs that can be reclaimed. Locked pages are in neither list
-//! (`unevictable`), pages of tmpfs neither (`inactive_anon`).
+//! the lower counts: above `high` the kernel stalls the writer), for a node may mount either or both. The kernel
+//! charges a tmpfs page to the process that writes it, and cannot reclaim it without swap. It reclaims the cache of
+//! files on disks before it refuses a page at the limit: inactive and active pages alike, for "active" says that a page
+//! was read twice, not that it is needed. So both count as free, as do the parts of slabs that can be reclaimed. Locked
+//! pages are in neither list (`unevictable`), pages of tmpfs neither (`inactive_anon`).
 //!
 //! In a container the path in `/proc/PID/cgroup` may name a directory that the container does not see; then what is
 //! mounted is the container's own cgroup, and the walk begins there.

@@ -32,7 +32,8 @@ impl Mount {
     }
 }
 
-/// The mounts in a mountinfo, in its order; lines that make no sense are left out. Paths may have bytes that are not UTF-8.
+/// The mounts in a mountinfo, in its order; lines that make no sense are left out. Paths may have bytes that are not
+/// UTF-8.
 pub(crate) fn parse(bytes: &[u8]) -> Vec<Mount> {
     bytes.split(|&b| b == b'\n').filter_map(parse_line).collect()
 }

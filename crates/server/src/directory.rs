@@ -371,8 +371,8 @@ fn is_safe_user_directory(path: &Path) -> Result<bool> {
     Ok(true)
 }
 
-/// The directory for pools of runs on a disk: one a user, in the directory for temporary files, where batch systems put a node's
-/// disk.
+/// The directory for pools of runs on a disk: one a user, in the directory for temporary files, where batch systems put
+/// a node's disk.
 pub fn ssd_directory() -> Result<PathBuf> {
     let me = rustix::process::geteuid().as_raw();
     let path = std::env::temp_dir().join(ssd_directory_name());
@@ -403,8 +403,8 @@ fn ssd_directory_name() -> String {
     format!("forebay-ssd-{}", rustix::process::geteuid().as_raw())
 }
 
-/// Removes the directory above `path` if it is [`user_directory`] or [`ssd_directory`] and empty: nothing of Forebay stays
-/// behind the last pool. Whoever makes something in it makes it again first.
+/// Removes the directory above `path` if it is [`user_directory`] or [`ssd_directory`] and empty: nothing of Forebay
+/// stays behind the last pool. Whoever makes something in it makes it again first.
 pub fn remove_empty_above(path: &Path) {
     let Some(above) = path.parent() else { return };
     if above == user_directory_path() || above.ends_with(ssd_directory_name()) {

@@ -1,5 +1,5 @@
-//! What a supervisor needs beside its pool and may fail to get: made before it takes the pool over, so that a failure leaves the
-//! pool to its starter, who takes it away again.
+//! What a supervisor needs beside its pool and may fail to get: made before it takes the pool over, so that a failure
+//! leaves the pool to its starter, who takes it away again.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;

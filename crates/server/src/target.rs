@@ -35,6 +35,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(10);
 const NEW_NUMBERS: std::ops::RangeInclusive<u16> = 2048..=32_766;
 /// Where memory is found when the pool's directory has none and nobody chose it.
 const SHARED_MEMORY: &str = "/dev/shm";
+/// What a pool that is made in the place of one that lost its memory says of that.
+const LOST: &str = "empty: the data of the pool that was here before went with the memory that they were in";
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 
 /// What pool the daemon is to open.
@@ -184,6 +186,9 @@ fn try_open(locked: &LockedPool, options: &PoolOptions) -> Result<Opened> {
     }
     let medium = options.media.or(before.as_ref().map(|i| i.media)).unwrap_or(Medium::Dram);
     check_number(dir, before.as_ref(), options)?;
+    // A pool of a run's own has nothing that somebody would miss.
+    let had_data = before.as_ref().is_some_and(|identity| !identity.embedded);
+    let made = locked.made || before.as_ref().is_some_and(|identity| identity.made_directory);
     if let Some(identity) = before {
         if let Some(target_dir) = reopen(dir, &identity, options)? {
             if options.renumber {
@@ -208,12 +213,20 @@ fn try_open(locked: &LockedPool, options: &PoolOptions) -> Result<Opened> {
         identity.node = renumbered.unwrap_or(membership.node);
         identity.instead_of = renumbered.map(|_| membership.node);
     }
-    identity.made_directory = locked.made;
+    identity.made_directory = made;
     let result = finish(locked, identity.clone(), target_dir, options, false);
-    if result.is_err() {
-        let _ = remove_target(dir, identity.backing);
+    match result {
+        Ok(mut opened) => {
+            if had_data {
+                opened.costs.insert(0, LOST.to_owned());
+            }
+            Ok(opened)
+        }
+        Err(e) => {
+            let _ = remove_target(dir, identity.backing);
+            Err(e)
+        }
     }
-    result
 }
 
 /// What was a target stays one, as files may lie on it; what was made for a shard alone is too small for one.

@@ -413,7 +413,8 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
             self.stop.store(true, Ordering::Relaxed);
         }
         let cure = match (at, code) {
-            // The directory is there and has the name neither taken nor free: a file system of the kernel's own, such as /proc.
+            // The directory is there and has the name neither taken nor free: a file system of the kernel's own, such
+            // as /proc.
             (At::Destination, Code::NotFound) if self.has_directory_of(&path) => {
                 format!("files cannot be made in this directory: choose another destination in {title}")
             }
@@ -489,8 +490,8 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
         }
     }
 
-    /// Says that a file is replaced by one that was changed earlier: another program has changed it since the copy was made that comes
-    /// back now, perhaps, and its change is lost.
+    /// Says that a file is replaced by one that was changed earlier: another program has changed it since the copy was
+    /// made that comes back now, perhaps, and its change is lost.
     pub(crate) fn warn_of_newer(&self, there: &Meta, mtime: Timestamp, path: impl FnOnce() -> Vec<u8>) {
         if there.kind == Kind::File && there.mtime > mtime {
             let what = format!(

@@ -29,8 +29,8 @@ const REMOTE: [u64; 10] = [
     0x6573_5546,
 ];
 
-/// File systems in which the kernel shows its own things, and nobody makes files: proc, sysfs, cgroup, cgroup2, debugfs, tracefs,
-/// securityfs, devpts, bpf. Numbers as in `statfs(2)`.
+/// File systems in which the kernel shows its own things, and nobody makes files: proc, sysfs, cgroup, cgroup2,
+/// debugfs, tracefs, securityfs, devpts, bpf. Numbers as in `statfs(2)`.
 const KERNELS_OWN: [u64; 9] = [
     0x9fa0,
     0x6265_6572,
@@ -43,8 +43,8 @@ const KERNELS_OWN: [u64; 9] = [
     0xcafe_4a11,
 ];
 
-/// False for a directory of a file system in which the kernel shows its own things, so that no files can be made in it whatever its
-/// permission bits say.
+/// False for a directory of a file system in which the kernel shows its own things, so that no files can be made in it
+/// whatever its permission bits say.
 pub fn takes_files(directory: impl AsFd) -> bool {
     let magic = rustix::fs::fstatfs(directory).map(|s| s.f_type as u64 & 0xffff_ffff);
     !magic.is_ok_and(|magic| KERNELS_OWN.contains(&magic))

@@ -60,8 +60,9 @@ pub(super) fn enter(
     enter_own(arguments, job, request)
 }
 
-/// Joins the default pool; none when there is none, so that the run has its own. What programs write into a pool of the run's
-/// own is gone when it ends. So a default pool that is there and cannot be used is an error, unless the results are staged out.
+/// Joins the default pool; none when there is none, so that the run has its own. What programs write into a pool of the
+/// run's own is gone when it ends. So a default pool that is there and cannot be used is an error, unless the results
+/// are staged out.
 fn enter_default(arguments: &Run, request: &JoinRequest) -> Result<Option<Entered>> {
     let dir = directory::default_pool()?;
     let own = "add --own for a pool that ends with the program";
@@ -89,8 +90,8 @@ fn enter_default(arguments: &Run, request: &JoinRequest) -> Result<Option<Entere
                 let state = state_of_down(killed, has_data);
                 if !arguments.stage_out.is_empty() {
                     note!(
-                        "forebay: warning: pool {} is not up: {state}. The program gets a pool of its own, of which only what \
-                         --stage-out names is kept",
+                        "forebay: warning: pool {} is not up: {state}. The program gets a pool of its own, of which \
+                         only what --stage-out names is kept",
                         dir.display()
                     );
                     return Ok(None);
@@ -248,8 +249,8 @@ impl Entered {
         }
     }
 
-    /// Pages of a tmpfs count as memory of the process that first writes them. Says when the cgroup of the program has less room than
-    /// the pool: at its limit the kernel kills, where a full pool fails with ENOSPC.
+    /// Pages of a tmpfs count as memory of the process that first writes them. Says when the cgroup of the program has
+    /// less room than the pool: at its limit the kernel kills, where a full pool fails with ENOSPC.
     fn warn_of_memory(&self) {
         let Some(cgroup) = tightest_memory_cgroup(&Host::this(), None) else { return };
         let Ok(status) = control::status(&self.dir) else { return };
@@ -259,9 +260,9 @@ impl Entered {
             return;
         }
         note!(
-            "forebay: warning: memory cgroup {} of this program has room for {}, and {} are free in the pool: what the program \
-             writes into the pool counts as its memory, and beyond the cgroup's limit of {} the kernel kills it\n  hint: ask the \
-             batch system for more memory (Slurm: --mem), or use a smaller pool",
+            "forebay: warning: memory cgroup {} of this program has room for {}, and {} are free in the pool: what \
+             the program writes into the pool counts as its memory, and beyond the cgroup's limit of {} the kernel \
+             kills it\n  hint: ask the batch system for more memory (Slurm: --mem), or use a smaller pool",
             cgroup.path.display(),
             table::bytes(cgroup.room_bytes()),
             table::bytes(free_bytes),

@@ -177,8 +177,8 @@ fn gone(entered: &Entered, e: Error) -> Error {
     Error { what, cure, ..e }
 }
 
-/// Results that could not be staged out stay in the pool, which stays up, until the user has them. A pool of the run's own that is
-/// empty has none.
+/// Results that could not be staged out stay in the pool, which stays up, until the user has them. A pool of the run's
+/// own that is empty has none.
 fn rescue(entered: &mut Entered, pairs: &[Pair], causes: &[Code]) {
     let dir = entered.dir.display();
     let remedy = match causes.contains(&Code::NoSpace) {
