@@ -70,6 +70,8 @@ impl Work {
 
 /// Most pages that the values of one inode lie on, with their siblings: XATTR_TOTAL_MAX bytes on pages a quarter full.
 const RUN_PAGES_MAX: u64 = 2 * (XATTR_TOTAL_MAX as u64 / 1000 + 2);
+// What the largest removal takes lives on free pages alone, in a tree of up to seven levels.
+const _: () = assert!(RUN_PAGES_MAX + (2 + 6) * (2 * 7 + 2) <= SCATTERED_PAGES_MAX);
 /// The largest removal: the last link of an inode with all the values that it can have.
 const LARGEST_REMOVAL: Work = Work { writes: 6, run: u64::MAX / 4 };
 

@@ -247,3 +247,31 @@ fn names_made_after_a_file_are_not_older_and_files_made_after_a_name_are_not_eit
         line(i, &place.mnt());
     }
 }
+
+#[test]
+fn extended_attributes_of_an_inode_have_128_kib_together() {
+    let Some(place) = Place::mounted() else { return };
+    let path = place.file("f");
+    fs::write(&path, "x").unwrap();
+    let text = CString::new(path.as_os_str().as_bytes()).unwrap();
+    let value = vec![7u8; 30_000];
+    let set = |number: u32| {
+        let name = CString::new(format!("user.{number}")).unwrap();
+        // SAFETY: both strings are NUL-terminated, and the value is as long as said.
+        let done =
+            unsafe { libc::setxattr(text.as_ptr(), name.as_ptr(), value.as_ptr().cast(), value.len(), 0) };
+        if done == 0 {
+            0
+        } else {
+            std::io::Error::last_os_error().raw_os_error().unwrap()
+        }
+    };
+    assert_eq!([1, 2, 3, 4, 5].map(set), [0, 0, 0, 0, libc::ENOSPC]);
+    let mut found = vec![0u8; 65_536];
+    // SAFETY: as above, with room as is said.
+    let n =
+        unsafe { libc::getxattr(text.as_ptr(), c"user.4".as_ptr(), found.as_mut_ptr().cast(), found.len()) };
+    assert_eq!(found.get(..n as usize), Some(value.as_slice()));
+    fs::remove_file(&path).unwrap();
+    place.is_clean();
+}

@@ -50,8 +50,13 @@ impl Buffer {
 /// it. Whether other memory can be read only a read tells.
 #[inline(always)]
 pub(crate) fn is_wild<T>(pointer: *const T) -> bool {
-    const PAGE_BYTES: isize = 4096;
-    (pointer as isize) < PAGE_BYTES
+    const PAGE_BYTES: usize = 4096;
+    // On x86 the kernel's half are the negative numbers; elsewhere programs may keep tags in the highest bits.
+    if cfg!(target_arch = "x86_64") {
+        (pointer as isize) < PAGE_BYTES as isize
+    } else {
+        (pointer as usize) < PAGE_BYTES
+    }
 }
 
 /// A C string's bytes.

@@ -15,9 +15,9 @@ pub const XATTR_NAME_MAX: usize = 255;
 pub const XATTR_VALUE_MAX: usize = 65_536;
 /// Bytes of all names of an inode's extended attributes (Linux XATTR_LIST_MAX).
 pub const XATTR_LIST_MAX: usize = 65_536;
-/// Bytes of all extended attributes of an inode, names and values, and [`XATTR_OVERHEAD`] each: room for the largest
-/// value and some more, small enough that all can be removed in one transaction when the shard is full.
-pub const XATTR_TOTAL_MAX: usize = 96 * 1024;
+/// Bytes of all extended attributes of an inode, names and values, and [`XATTR_OVERHEAD`] each: twice the largest value, as
+/// kernfs allows, and small enough that all can be removed in one transaction when the shard is full.
+pub const XATTR_TOTAL_MAX: usize = 128 * 1024;
 /// What each extended attribute counts beside its bytes.
 pub const XATTR_OVERHEAD: usize = 64;
 /// Names of one directory that may share a 56-bit hash: the discriminator has 7 bits.

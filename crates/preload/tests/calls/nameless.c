@@ -195,7 +195,12 @@ void test_nameless(void)
 
 void test_pointers(void)
 {
-    static void *volatile wild[] = {NULL, (void *)1, (void *)4095, (void *)-1, (void *)0xffff800000000000};
+    static void *volatile wild[] = {
+        NULL, (void *)1, (void *)4095,
+#ifdef __x86_64__
+        (void *)-1, (void *)0xffff800000000000,
+#endif
+    };
     char value[8];
     struct stat st;
     char *none[] = {NULL};
