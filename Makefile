@@ -32,8 +32,10 @@ build:
 	$(CARGO) build --release --workspace
 	$(MAKE) -C mpi OUT=$(RELEASE)
 
-demo: build
+# What the demo and the measurements run is installed before the build: mpi/Makefile makes a driver for each MPI that is there.
+demo:
 	@tools/install-deps demo
+	$(MAKE) build
 	demo/run $(RELEASE)
 
 lint:
@@ -56,8 +58,9 @@ soak:
 	$(MAKE) -C mpi OUT=$(DEBUG)
 	FOREBAY_SOAK=1 FOREBAY_SEEDS=$(SEEDS) FOREBAY_CASES=$(CASES) $(CARGO) test --workspace --no-fail-fast
 
-bench: build
+bench:
 	@tools/install-deps bench
+	$(MAKE) build
 	$(RELEASE)/forebay-bench run --binaries $(RELEASE) --results bench/results $(if $(QUICK),--quick) $(BENCH)
 
 install: build

@@ -53,7 +53,7 @@ static int close_by(close_function *native, MPI_File *handle) {
     FILE_OF(file, *handle)
     int code = file_close(file);
     *handle = MPI_FILE_NULL;
-    return fail(NULL, code);
+    return code;
 }
 
 static int delete_by(delete_function *native, const char *name, MPI_Info info) {
@@ -258,9 +258,10 @@ static int File_get_atomicity(MPI_File handle, int *flag) {
     return MPI_SUCCESS;
 }
 
+/* When it returns all ranks have been in it, which programs that are used to OMPIO rely on: what they wrote before is there. */
 static int File_sync(MPI_File handle) {
     FILE_OF(file, handle)
-    return fail(file, class_of(forebay.file_sync(file->data)));
+    return fail(file, agree(file, class_of(forebay.file_sync(file->data)), 0));
 }
 
 static int File_set_errhandler(MPI_File handle, MPI_Errhandler errhandler) {

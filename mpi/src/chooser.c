@@ -4,7 +4,8 @@
  *
  * A program without MPI, or without MPI-IO, pays for the loading of a library of a few pages. Nothing here knows an
  * MPI's types. The MPI is looked for among the loaded libraries, as Python loads it where dlsym(RTLD_DEFAULT) does not
- * look. Where no driver can be had, all calls are the MPI library's, and a line on standard error says why.
+ * look. Where there is no driver, all calls are the MPI library's, and a line on standard error says why: when the
+ * program starts if it is linked with its MPI, and once for each node.
  *
  * Threads: the choice is made once, by pthread_once. Tests: mpi/tests.
  */
@@ -12,9 +13,11 @@
 #include <dlfcn.h>
 #include <link.h>
 #include <pthread.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "calls.h"
 #include "table.h"
@@ -94,48 +97,100 @@ static int note_library(struct dl_phdr_info *info, size_t size, void *data) {
     return 0;
 }
 
-static void find_mpi(struct found *found) {
+/* An MPI that is loaded as a library. */
+static void find_linked(struct found *found) {
     static struct names list; /* too large for a stack, and of zeros the library's file holds none */
     list.start = "libmpi";
+    list.count = 0;
     dl_iterate_phdr(note_library, &list);
     for (int i = 0; i < list.count; i++) {
         void *handle = dlopen(list.path[i], RTLD_LAZY | RTLD_NOLOAD);
         if (handle != NULL)
             look(found, handle);
     }
+}
+
+static void find_mpi(struct found *found) {
+    find_linked(found);
     if (found->handle == NULL)
         look(found, dlopen(NULL, RTLD_LAZY)); /* linked into the program itself */
 }
 
-static const struct forebay_mpi_table *load(const struct found *found) {
+/* Whether this process is under `forebay run`, and has not told it to keep out. */
+static bool is_wanted(void) {
     const char *disabled = getenv("FOREBAY_DISABLE"), *pool = getenv("FOREBAY_POOL");
-    if (pool == NULL || (disabled != NULL && *disabled != 0 && strcmp(disabled, "0") != 0))
+    return pool != NULL && (disabled == NULL || *disabled == 0 || strcmp(disabled, "0") == 0);
+}
+
+/* Says why there is no driver: once in a process, and by one rank of a node, as its others say the same. */
+static void say_absence(const struct found *found, const char *why) {
+    static const char *const ranks[] = {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMIX_LOCAL_RANK", "SLURM_LOCALID"};
+    static bool is_said;
+    for (size_t i = 0; i < sizeof ranks / sizeof ranks[0] && !is_said; i++) {
+        const char *rank = getenv(ranks[i]);
+        is_said = rank != NULL && strcmp(rank, "0") != 0;
+    }
+    if (!is_said)
+        fprintf(stderr, "forebay: warning: there is no driver for this program's MPI (%.*s): %s: its own MPI-IO is used\n",
+                (int)strcspn(found->version, ",\n"), found->version, why);
+    is_said = true;
+}
+
+/* The directory of this library, with its slash, and the driver in it. */
+static void paths(const struct found *found, char directory[4096], char path[4200]) {
+    Dl_info here;
+    strcpy(directory, "./");
+    if (dladdr((void *)paths, &here) != 0 && here.dli_fname != NULL && strlen(here.dli_fname) < 4096) {
+        const char *slash = strrchr(here.dli_fname, '/');
+        if (slash != NULL)
+            snprintf(directory, 4096, "%.*s", (int)(slash + 1 - here.dli_fname), here.dli_fname);
+    }
+    snprintf(path, 4200, "%slibforebay_mpi_%s.so", directory, found->family);
+}
+
+static const struct forebay_mpi_table *load(const struct found *found) {
+    char directory[4096], path[4200];
+    if (!is_wanted())
         return NULL;
     if (found->family[0] == 0) {
         if (found->handle != NULL)
-            fprintf(stderr, "forebay: there is no driver for this MPI (%.60s): its own MPI-IO is used\n", found->version);
+            say_absence(found, "Forebay has drivers for Open MPI and for MPIs of MPICH's kind");
         return NULL;
     }
-    Dl_info here;
-    char directory[4096] = "./", path[4200];
-    if (dladdr((void *)load, &here) != 0 && here.dli_fname != NULL && strlen(here.dli_fname) < sizeof directory) {
-        const char *slash = strrchr(here.dli_fname, '/');
-        if (slash != NULL)
-            snprintf(directory, sizeof directory, "%.*s", (int)(slash + 1 - here.dli_fname), here.dli_fname);
-    }
-    snprintf(path, sizeof path, "%slibforebay_mpi_%s.so", directory, found->family);
+    paths(found, directory, path);
     void *driver = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (driver == NULL) {
-        fprintf(stderr, "forebay: %s: the MPI library's own MPI-IO is used\n", dlerror());
+        say_absence(found, dlerror());
         return NULL;
     }
     forebay_mpi_driver_function *entry = (forebay_mpi_driver_function *)dlsym(driver, "forebay_mpi_driver");
     const struct forebay_mpi_table *answer = entry != NULL ? entry(found->handle, directory) : NULL;
     if (answer == NULL || answer->version != FOREBAY_MPI_TABLE_VERSION) {
-        fprintf(stderr, "forebay: %s does not fit this MPI or this build: the MPI library's own MPI-IO is used\n", path);
+        char why[4300];
+        snprintf(why, sizeof why, "%s does not fit this MPI or this build", path);
+        say_absence(found, why);
         return NULL;
     }
     return answer;
+}
+
+/*
+ * A program that is linked with an MPI hears at its start that there is no driver, also if it does all its input and output by other
+ * calls: who runs it may take it for a program that Forebay's MPI-IO serves. One that loads its MPI later hears at its first call.
+ */
+__attribute__((constructor)) static void start(void) {
+    static struct found found;
+    char directory[4096], path[4200];
+    if (!is_wanted())
+        return;
+    find_linked(&found);
+    if (found.handle == NULL)
+        return;
+    paths(&found, directory, path);
+    if (found.family[0] == 0)
+        load(&found);
+    else if (access(path, R_OK) != 0)
+        say_absence(&found, "mpi/Makefile builds one where that MPI's compiler is (make build), and it is not beside libforebay_mpi.so");
 }
 
 static void choose(void) {

@@ -9,7 +9,10 @@
  */
 #include "driver.h"
 
+#include <sched.h>
 #include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
 
 enum { RESIDENTS_MAX = 16 };
 
@@ -174,4 +177,34 @@ void comm_give_back(struct file *file) {
     file->resident = NULL;
     if (orphan)
         free(resident);
+}
+
+/* How long the ranks that are here poll before they ask whether the others can still come; how long they then sleep at a time. */
+enum { PATIENCE_S = 1, NAP_US = 1000 };
+
+int comm_wait_for_all(struct file *file) {
+    if (file->size == 1)
+        return MPI_SUCCESS;
+    if (file->group == 0)
+        return mpi.Barrier(file->comm) == MPI_SUCCESS ? MPI_SUCCESS : MPI_ERR_INTERN;
+    /* A daemon knows when rank 0 is gone, which no MPI library tells here: nobody waits for it for ever. */
+    MPI_Request request;
+    int there = 0, code = mpi.Ibarrier(file->comm, &request);
+    time_t begun = time(NULL), asked = begun;
+    while (code == MPI_SUCCESS && !there) {
+        code = mpi.Test(&request, &there, MPI_STATUS_IGNORE);
+        time_t now = time(NULL);
+        if (there || now - begun <= PATIENCE_S) {
+            sched_yield();
+            continue;
+        }
+        if (now != asked && shared_is_lost(file)) {
+            /* Not for any other file, and not to be freed: the barrier is still under way in it. */
+            file->comm = MPI_COMM_NULL;
+            return MPI_ERR_IO;
+        }
+        asked = now;
+        usleep(NAP_US);
+    }
+    return code == MPI_SUCCESS ? MPI_SUCCESS : MPI_ERR_INTERN;
 }

@@ -30,9 +30,9 @@
     X(Abort) X(Allreduce) X(Alltoall) X(Alltoallv) X(Barrier) X(Bcast) X(Comm_create) X(Comm_create_keyval) X(Comm_free) \
     X(Comm_get_attr) X(Comm_group) X(Comm_set_attr) X(Comm_rank) X(Comm_set_errhandler) X(Comm_size) X(Comm_test_inter) X(Errhandler_free) X(Error_class)              \
     X(Error_string) X(Exscan) X(File_call_errhandler) X(File_get_errhandler) X(File_set_errhandler)                    \
-    X(Grequest_complete) X(Grequest_start) X(Group_free) X(Info_create) X(Info_free) X(Info_get) X(Info_set) X(Pack)                 \
-    X(Reduce) X(Status_set_cancelled) X(Status_set_elements_x)                  \
-    X(Type_create_keyval) X(Type_dup) X(Type_free) X(Type_get_attr) X(Type_get_extent_x) X(Type_get_name) X(Type_set_attr)              \
+    X(Grequest_complete) X(Grequest_start) X(Group_free) X(Ibarrier) X(Info_create) X(Info_free) X(Info_get) X(Info_set) X(Pack)                 \
+    X(Status_set_cancelled) X(Status_set_elements_x)                  \
+    X(Test) X(Type_create_keyval) X(Type_dup) X(Type_free) X(Type_get_attr) X(Type_get_extent_x) X(Type_get_name) X(Type_set_attr)              \
     X(Type_size_x)
 
 struct native {
@@ -106,6 +106,7 @@ struct flat {
     int64_t *before;      /* bytes of all blocks before each */
     bool dense;           /* copies of it follow each other without a gap */
     bool rising;          /* offsets are 0 or more and never go back */
+    bool overlaps;        /* some byte is in two of the blocks of a type that rises */
     bool scaled;          /* of a type in a file: somewhere its extents are not those of memory */
     uint8_t *kinds;       /* of each block, where numbers are to be told apart; else NULL */
     bool apart;           /* and neither blocks nor copies lie on or between each other: the data is in the file's order */
@@ -153,10 +154,10 @@ enum { HINT_BYTES = 64 };
 
 /* What the ranks that opened a file together share if they are on one node; in a memfd of rank 0's. */
 struct shared {
-    uint64_t nonce;           /* of the memfd, in its first slot */
-    _Atomic int users;        /* ranks that have the file open; 0 in a slot that is free */
-    _Atomic int64_t position; /* the shared file pointer, in etypes */
-    pthread_mutex_t atomic;   /* robust: of an access in atomic mode */
+    uint64_t nonce;              /* of the memfd, in its first slot */
+    _Atomic int users;           /* ranks that have the file open; 0 in a slot that is free */
+    _Atomic int64_t position[2]; /* the shared file pointer, in etypes: of this view, and of the next or the last one */
+    pthread_mutex_t atomic;      /* robust: of an access in atomic mode */
 };
 
 /* Where that is; `slot` is negative when it is nowhere. */
@@ -199,6 +200,7 @@ struct file {
     int64_t shortest_run; /* the least mean length of a view's runs that any rank has */
     bool atomic;
     struct shared *shared; /* NULL where this rank has none */
+    int turn;              /* which of its positions is this view's: the same on all ranks */
     bool shared_known;     /* and so have all ranks, or none */
     uint64_t group;        /* what ranks without that have in its place, kept by a daemon; 0: nothing */
     _Atomic bool group_lost; /* and that it is not to be had any more was said */
@@ -277,6 +279,11 @@ void comm_offer(MPI_Comm comm, struct comm_offer *mine);
 /* Gives the file a communicator with the ranks of `comm`; an error class. Collective. */
 int comm_take(struct file *file, MPI_Comm comm, const struct comm_offer *all);
 void comm_give_back(struct file *file);
+/*
+ * Waits until all ranks are here: what they did before is done. MPI_ERR_IO where a rank cannot come any more, as far as that is
+ * known; the file's communicator is then of no more use. Collective.
+ */
+int comm_wait_for_all(struct file *file);
 
 /* ---- shared.c ---- */
 
@@ -294,8 +301,14 @@ void shared_by_all(struct file *file);
 void shared_settle(struct file *file, bool is_missed);
 /* Whether this rank has a shared file pointer and atomic mode. */
 bool shared_there(const struct file *file);
-/* Ends what a daemon keeps. Collective. */
+/* Ends what a daemon keeps, when no rank uses it any more. */
 void shared_end(struct file *file);
+/* Whether what a daemon keeps for these ranks is gone, as it is when rank 0 is. */
+bool shared_is_lost(struct file *file);
+/* Sets the pointer of the view that comes next to 0; the ranks have it after shared_turn. Rank 0's affair. */
+void shared_prepare(struct file *file);
+/* Takes it: all ranks have been in one collective call since, which found out whether any rank lacks memory. Collective. */
+int shared_turn(struct file *file, bool is_missed);
 /* Moves the shared file pointer on by so many etypes; where it was. An error class. */
 int shared_move(struct file *file, int64_t by, int64_t *before);
 /* Puts it somewhere; nobody returns before it is there. An error class, the same on all ranks. Collective. */
@@ -308,7 +321,7 @@ int64_t shared_node(void);
 
 /* ---- error.c ---- */
 
-/* Calls the error handler of `file`, or of MPI_FILE_NULL when that is NULL, and gives back what the call returns. */
+/* Calls the error handler of `file`, or of MPI_FILE_NULL when that is NULL: what the call returns, which a handler may change. */
 int fail(struct file *file, int code);
 void handler_remember(MPI_Errhandler handle, void (*function)(void), bool fortran);
 void handler_default(struct handler *out);

@@ -134,19 +134,20 @@ int fail(struct file *file, int code) {
     else
         handler_default(&handler);
     MPI_File handle = file != NULL ? file->handle : MPI_FILE_NULL;
+    int answer = code; /* the handler may put another one there */
     if (is_fatal(handler.handle)) {
         char words[MPI_MAX_ERROR_STRING] = "";
         int bytes = 0;
         mpi.Error_string(code, words, &bytes);
         fprintf(stderr, "forebay: %s: %s: errors of this file are fatal\n",
                 file != NULL && file->path != NULL ? file->path : "MPI-IO", words);
-        mpi.Abort(file != NULL ? file->comm : MPI_COMM_WORLD, code);
+        mpi.Abort(file != NULL && file->comm != MPI_COMM_NULL ? file->comm : MPI_COMM_WORLD, code);
     } else if (handler.function != NULL && handler.fortran) {
-        MPI_Fint number = file != NULL ? handle_c2f(handle) : 0, its_code = code;
-        ((void (*)(MPI_Fint *, MPI_Fint *, ...))handler.function)(&number, &its_code);
+        MPI_Fint number = file != NULL ? handle_c2f(handle) : 0, fortran_answer = code;
+        ((void (*)(MPI_Fint *, MPI_Fint *, ...))handler.function)(&number, &fortran_answer);
+        answer = fortran_answer;
     } else if (handler.function != NULL) {
-        int its_code = code;
-        ((void (*)(MPI_File *, int *, ...))handler.function)(&handle, &its_code);
+        ((void (*)(MPI_File *, int *, ...))handler.function)(&handle, &answer);
     } else if (handler.handle != MPI_ERRORS_RETURN) {
         MPI_Errhandler before;
         mpi.File_get_errhandler(MPI_FILE_NULL, &before);
@@ -158,5 +159,5 @@ int fail(struct file *file, int code) {
     }
     if (file == NULL)
         handler_drop(&handler);
-    return code;
+    return answer;
 }

@@ -145,14 +145,20 @@ static int keep(MPI_Datatype type, MPI_Datatype *out) {
     return mpi.Type_dup(type, out) == MPI_SUCCESS ? MPI_SUCCESS : MPI_ERR_TYPE;
 }
 
-/* Whether a file type is one, of so large an etype, as both are in the file. */
-static int view_check(int64_t etype_size, bool rises, const struct flat *flat) {
+/*
+ * Whether an etype, or a file type, may be one of a file that is open for writing or not: displacements do not fall and are not
+ * negative, and what is written lies in one place (MPI 4.0, 14.3). The class is that of ROMIO.
+ */
+static int type_check(const struct flat *flat, bool writes) {
+    return flat->rising && !(writes && flat->overlaps) ? MPI_SUCCESS : MPI_ERR_IO;
+}
+
+/* Whether a file type fits so large an etype, as both are in the file. */
+static int view_check(int64_t etype_size, const struct flat *flat) {
     if (etype_size <= 0 || flat->size % etype_size != 0)
         return MPI_ERR_ARG;
-    /* Displacements of a file type do not fall and are not negative, and copies of it do not lie on each other's start. */
-    if (!flat->rising || !rises || (flat->size > 0 && flat->extent <= 0))
-        return MPI_ERR_ARG;
-    return MPI_SUCCESS;
+    /* Copies of it do not lie on each other's start. */
+    return flat->size > 0 && flat->extent <= 0 ? MPI_ERR_ARG : MPI_SUCCESS;
 }
 
 static int64_t name_hash(const char *name) {
@@ -184,14 +190,17 @@ static int view_make(struct file *file, struct view *view, MPI_Offset disp, MPI_
         code = flat_in_file(etype, view->rep, file->comm, &of_etype, &own_etype);
     if (code != MPI_SUCCESS)
         return code;
+    bool writes = (file->amode & MPI_MODE_RDONLY) == 0;
     int64_t etype_size = of_etype->size;
-    bool rises = of_etype->rising;
+    int of_etype_code = type_check(of_etype, writes);
     if (own_etype != NULL)
         flat_free(own_etype);
     code = flat_in_file(filetype, view->rep, file->comm, &flat, &view->own);
     if (code != MPI_SUCCESS)
         return code;
-    code = view_check(etype_size, rises, flat);
+    code = of_etype_code != MPI_SUCCESS ? of_etype_code : type_check(flat, writes);
+    if (code == MPI_SUCCESS)
+        code = view_check(etype_size, flat);
     if (code == MPI_SUCCESS)
         code = keep(etype, &view->etype);
     if (code == MPI_SUCCESS)
@@ -218,31 +227,39 @@ int file_set_view(struct file *file, MPI_Offset disp, MPI_Datatype etype, MPI_Da
     }
     int code = file->split != SPLIT_NONE ? MPI_ERR_OTHER : view_make(file, &made, disp, etype, filetype, datarep);
     bool has_types = code == MPI_SUCCESS;
-    code = agree(file, code, has_types ? made.etype_size * 65599 + name_hash(datarep_name(made.rep)) : 0);
-    if (code != MPI_SUCCESS) {
+    shared_prepare(file);
+    pthread_mutex_lock(&file->lock);
+    char hints[HINT_COUNT][HINT_BYTES];
+    memcpy(hints, file->hints, sizeof hints);
+    hints_read(file, info, false);
+    bool hinted = memcmp(hints, file->hints, sizeof hints) != 0;
+    pthread_mutex_unlock(&file->lock);
+    /* All that the ranks have to know of each other at once: programs set views for each of their accesses. */
+    int64_t value = has_types ? made.etype_size * 65599 + name_hash(datarep_name(made.rep)) : 0;
+    struct {
+        int64_t code, value, not_value, entangled, shortest, missed, hinted;
+    } mine = {code, value, ~value, has_types && !made.file->apart, has_types ? -view_run(&made) : INT64_MIN,
+              file->shared == NULL, hinted}, all = mine;
+    if (file->size > 1 && mpi.Allreduce(&mine, &all, sizeof all / sizeof(int64_t), MPI_INT64_T, MPI_MAX, file->comm) != MPI_SUCCESS)
+        all.code = MPI_ERR_INTERN;
+    if (all.code == MPI_SUCCESS && all.value != ~all.not_value)
+        all.code = MPI_ERR_NOT_SAME;
+    pthread_mutex_lock(&file->lock);
+    if (all.code != MPI_SUCCESS) {
+        memcpy(file->hints, hints, sizeof hints);
+        pthread_mutex_unlock(&file->lock);
         if (has_types)
             view_free(&made);
-        return code;
+        return (int)all.code;
     }
-    int64_t shortest = view_run(&made);
-    int64_t entangled = !made.file->apart;
-    if (file->size > 1) {
-        int64_t mine[3] = {-shortest, entangled, file->shared == NULL}, all[3];
-        mpi.Allreduce(mine, all, 3, MPI_INT64_T, MPI_MAX, file->comm);
-        shortest = -all[0];
-        entangled = all[1];
-        if (!file->shared_known)
-            shared_settle(file, all[2] != 0);
-    }
-    pthread_mutex_lock(&file->lock);
     struct view before = file->view;
-    file->shortest_run = shortest;
-    file->apart = !entangled;
+    file->shortest_run = -all.shortest;
+    file->apart = all.entangled == 0;
     file->view = made;
     file->position = 0;
-    hints_read(file, info, false);
     pthread_mutex_unlock(&file->lock);
     view_free(&before);
-    mpi.Bcast(file->hints, sizeof file->hints, MPI_BYTE, 0, file->comm);
-    return shared_there(file) ? shared_seek(file, 0) : MPI_SUCCESS;
+    if (all.hinted)
+        mpi.Bcast(file->hints, sizeof file->hints, MPI_BYTE, 0, file->comm);
+    return shared_turn(file, all.missed != 0);
 }

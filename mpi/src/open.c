@@ -298,21 +298,31 @@ int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_Fil
     return MPI_SUCCESS;
 }
 
+/*
+ * Programs rely on it that no rank's close returns before all ranks have done with the file, as with ROMIO and OMPIO: what any rank
+ * wrote can be read then, and the file can be opened otherwise and removed. So every rank takes part, whatever went wrong on it.
+ */
 int file_close(struct file *file) {
-    int code = MPI_SUCCESS;
-    shared_end(file);
-    if (file->split != SPLIT_NONE)
-        code = MPI_ERR_OTHER; /* it is closed all the same: its end cannot come any more */
-    if (file->amode & MPI_MODE_DELETE_ON_CLOSE) {
-        /* All have let go of it before its name goes. */
-        forebay.file_close(file->data);
-        file->data = NULL;
-        mpi.Barrier(file->comm);
+    /* An end cannot come any more: the file is closed all the same. */
+    int code = file->split != SPLIT_NONE ? MPI_ERR_OTHER : MPI_SUCCESS, waited = MPI_SUCCESS;
+    /* What a daemon keeps goes when all are here. */
+    if (file->group != 0 && (waited = comm_wait_for_all(file)) == MPI_SUCCESS)
+        shared_end(file);
+    forebay.file_close(file->data);
+    file->data = NULL;
+    file->fd = -1;
+    if (waited == MPI_SUCCESS)
+        waited = comm_wait_for_all(file);
+    if (code == MPI_SUCCESS)
+        code = waited;
+    if (waited == MPI_SUCCESS && (file->amode & MPI_MODE_DELETE_ON_CLOSE)) {
         int64_t answer = file->rank == 0 ? forebay.unlink(forebay_attached(), file->path) : 0;
-        mpi.Bcast(&answer, 1, MPI_INT64_T, 0, file->comm);
+        if (file->size > 1)
+            mpi.Bcast(&answer, 1, MPI_INT64_T, 0, file->comm);
         if (code == MPI_SUCCESS)
             code = class_of(answer);
     }
+    code = fail(file, code);
     handler_drop(&file->handler);
     handle_free(file->handle);
     file_free(file);

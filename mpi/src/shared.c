@@ -118,7 +118,7 @@ static void make_in(struct file *file, struct arena *arena, bool named, struct s
     if (slot < 0)
         return;
     file->shared = slot_of(arena, slot);
-    atomic_store(&file->shared->position, 0);
+    atomic_store(&file->shared->position[file->turn], 0);
     pthread_mutexattr_t attributes;
     pthread_mutexattr_init(&attributes);
     pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
@@ -220,7 +220,7 @@ static bool named_begin(struct file *file, bool anew, int64_t position) {
             make_in(file, arena, true, &place);
         pthread_mutex_unlock(&lock);
         if (file->shared != NULL)
-            atomic_store(&file->shared->position, position);
+            atomic_store(&file->shared->position[file->turn], position);
     }
     mpi.Bcast(&place, sizeof place, MPI_BYTE, 0, file->comm);
     if (file->rank != 0)
@@ -266,7 +266,7 @@ void shared_settle(struct file *file, bool is_missed) {
     if (!is_missed)
         return;
     /* Who missed it cannot leave it: rank 0 does for all, and nobody touches it any more. */
-    int64_t position = file->shared != NULL ? atomic_load(&file->shared->position) : 0;
+    int64_t position = file->shared != NULL ? atomic_load(&file->shared->position[file->turn]) : 0;
     if (file->rank == 0)
         shared_drop(file);
     file->shared = NULL;
@@ -277,12 +277,7 @@ void shared_settle(struct file *file, bool is_missed) {
 bool shared_there(const struct file *file) { return file->shared != NULL || file->group != 0; }
 
 void shared_end(struct file *file) {
-    if (file->group == 0)
-        return;
-    /* All have used it for the last time: rank 0 alone has to know. */
-    int64_t mine = 1, all = 0;
-    mpi.Reduce(&mine, &all, 1, MPI_INT64_T, MPI_SUM, 0, file->comm);
-    if (file->rank == 0)
+    if (file->group != 0 && file->rank == 0)
         forebay.file_group_end(file->data, file->group); /* what is not heard ends with the process */
     file->group = 0;
 }
@@ -296,9 +291,32 @@ static int group_class(struct file *file, int64_t answer) {
     return class_of(answer);
 }
 
+bool shared_is_lost(struct file *file) {
+    int64_t answer = forebay.file_group_move(file->data, file->group, 0);
+    return answer < 0 && group_class(file, answer) == MPI_ERR_IO;
+}
+
+/*
+ * Pointers take turns, so that a view's end and the next one's begin need one collective call: the one that was used two views ago
+ * is used by no rank any more, as all have been in a set_view since, and no rank uses the next one before all are in this.
+ */
+void shared_prepare(struct file *file) {
+    if (file->rank == 0 && file->shared != NULL)
+        atomic_store(&file->shared->position[!file->turn], 0);
+}
+
+int shared_turn(struct file *file, bool is_missed) {
+    file->turn = !file->turn;
+    if (file->group != 0)
+        return shared_seek(file, 0);
+    if (!file->shared_known)
+        shared_settle(file, is_missed);
+    return MPI_SUCCESS;
+}
+
 int shared_move(struct file *file, int64_t by, int64_t *before) {
     if (file->shared != NULL) {
-        *before = atomic_fetch_add(&file->shared->position, by);
+        *before = atomic_fetch_add(&file->shared->position[file->turn], by);
         return MPI_SUCCESS;
     }
     int64_t answer = forebay.file_group_move(file->data, file->group, by);
@@ -312,7 +330,7 @@ int shared_seek(struct file *file, int64_t position) {
     /* Nobody uses the pointer before it is there, and nobody sets it back after another has used it. */
     int64_t answer = 0;
     if (file->rank == 0 && file->shared != NULL)
-        atomic_store(&file->shared->position, position);
+        atomic_store(&file->shared->position[file->turn], position);
     else if (file->rank == 0)
         answer = forebay.file_group_seek(file->data, file->group, position);
     if (file->shared == NULL)

@@ -438,17 +438,17 @@ static int finish(struct flat *flat, struct list *list) {
     if (flat->before == NULL)
         return MPI_ERR_NO_MEM;
     int64_t sum = 0;
-    flat->rising = flat->apart = true;
+    flat->rising = true;
     int64_t end = 0;
     for (int64_t i = 0; i < list->count; i++) {
         flat->before[i] = sum;
         sum += list->blocks[i].bytes;
-        flat->apart = flat->apart && (i == 0 || list->blocks[i].offset >= end);
+        flat->overlaps = flat->overlaps || (i > 0 && list->blocks[i].offset < end);
         end = list->blocks[i].offset + list->blocks[i].bytes;
         int64_t least = i == 0 ? 0 : list->blocks[i - 1].offset;
         flat->rising = flat->rising && list->blocks[i].offset >= least;
     }
-    flat->apart = flat->apart && flat->rising && (list->count == 0 || end - list->blocks[0].offset <= flat->extent);
+    flat->apart = !flat->overlaps && flat->rising && (list->count == 0 || end - list->blocks[0].offset <= flat->extent);
     flat->size = sum;
     flat->dense = list->count == 1 && flat->extent == sum;
     return MPI_SUCCESS;

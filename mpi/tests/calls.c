@@ -139,6 +139,45 @@ static void attributes(void) {
     barrier();
 }
 
+/* What lies twice in a type may be read, and not written: of the etype, of the file type, on one rank alone. */
+static void overlaps(void) {
+    const char content[] = "0123456789abcdefghijklmnopqrstuvwxyz";
+    char got[16];
+    int lengths[3] = {3, 2, 1}, offsets[3] = {0, 2, 5}, same[2] = {4, 4};
+    MPI_Datatype over, twice, within, around, no = MPI_BYTE;
+    MPI_Type_indexed(3, lengths, offsets, MPI_BYTE, &over); /* 0 1 2 2 3 5 */
+    MPI_Type_indexed(2, (int[]){1, 1}, same, MPI_BYTE, &twice);
+    MPI_Type_contiguous(2, over, &within);
+    MPI_Type_create_resized(MPI_SHORT, 0, 5, &around);
+    MPI_Datatype *types[] = {&over, &twice, &within, &around};
+    for (int i = 0; i < 4; i++)
+        MPI_Type_commit(types[i]);
+    MPI_File file = open_new(MPI_COMM_WORLD, MPI_MODE_RDWR | MPI_MODE_CREATE);
+    if (rank == 0)
+        OK(MPI_File_write_at(file, 0, content, sizeof content - 1, MPI_BYTE, MPI_STATUS_IGNORE));
+    for (int i = 0; i < 3; i++) {
+        FAILS(MPI_ERR_IO, MPI_File_set_view(file, 0, *types[i], *types[i], "native", MPI_INFO_NULL));
+        FAILS(MPI_ERR_IO, MPI_File_set_view(file, 0, no, *types[i], "native", MPI_INFO_NULL));
+        FAILS(MPI_ERR_IO, MPI_File_set_view(file, 0, no, rank == size - 1 ? *types[i] : no, "native", MPI_INFO_NULL));
+        FAILS(MPI_ERR_IO, MPI_File_set_view(file, 0, no, *types[i], "internal", MPI_INFO_NULL));
+    }
+    OK(MPI_File_set_view(file, 0, MPI_SHORT, around, "native", MPI_INFO_NULL));
+    OK(MPI_File_close(&file));
+    OK(MPI_File_open(MPI_COMM_WORLD, name, MPI_MODE_WRONLY, MPI_INFO_NULL, &file));
+    FAILS(MPI_ERR_IO, MPI_File_set_view(file, 0, no, over, "native", MPI_INFO_NULL));
+    OK(MPI_File_close(&file));
+    OK(MPI_File_open(MPI_COMM_WORLD, name, MPI_MODE_RDONLY, MPI_INFO_NULL, &file));
+    OK(MPI_File_set_view(file, 0, over, over, "native", MPI_INFO_NULL));
+    OK(MPI_File_read_at(file, 1, got, 6, MPI_BYTE, MPI_STATUS_IGNORE));
+    CHECK(memcmp(got, "67889b", 6) == 0);
+    OK(MPI_File_set_view(file, 0, no, twice, "native", MPI_INFO_NULL));
+    OK(MPI_File_read_at(file, 0, got, 4, MPI_BYTE, MPI_STATUS_IGNORE));
+    CHECK(memcmp(got, "4455", 4) == 0);
+    OK(MPI_File_close(&file));
+    for (int i = 0; i < 4; i++)
+        MPI_Type_free(types[i]);
+}
+
 static void views(void) {
     MPI_File file = open_new(MPI_COMM_WORLD, MPI_MODE_RDWR | MPI_MODE_CREATE);
     MPI_Offset disp = -1;
@@ -168,7 +207,8 @@ static void views(void) {
     int lengths[2] = {1, 1}, falling[2] = {3, 0};
     MPI_Type_indexed(2, lengths, falling, MPI_INT, &bad);
     MPI_Type_commit(&bad);
-    FAILS(MPI_ERR_ARG, MPI_File_set_view(file, 0, MPI_INT, bad, "native", MPI_INFO_NULL));
+    FAILS(MPI_ERR_IO, MPI_File_set_view(file, 0, MPI_INT, bad, "native", MPI_INFO_NULL));
+    FAILS(MPI_ERR_IO, MPI_File_set_view(file, 0, bad, bad, "native", MPI_INFO_NULL));
     MPI_Type_free(&bad);
     if (size > 1)
         FAILS(MPI_ERR_NOT_SAME, MPI_File_set_view(file, 0, rank ? MPI_INT : MPI_BYTE, rank ? MPI_INT : MPI_BYTE, "native",
@@ -400,6 +440,47 @@ static void handler(MPI_File *file, int *code, ...) {
     heard++;
     heard_code = class_of(*code);
     heard_file = *file;
+}
+
+/* Puts another code in the place of the one that the call is to return. */
+static int given;
+static void giver(MPI_File *file, int *code, ...) {
+    handler(file, code);
+    *code = given;
+}
+
+static void codes_of_handlers(void) {
+    MPI_Errhandler mine;
+    MPI_File file = MPI_FILE_NULL, open;
+    char none[4200];
+    snprintf(none, sizeof none, "%s.none", name);
+    OK(MPI_File_create_errhandler(giver, &mine));
+    OK(MPI_File_set_errhandler(MPI_FILE_NULL, mine));
+    open = open_new(MPI_COMM_WORLD, MPI_MODE_RDWR | MPI_MODE_CREATE);
+    heard = 0;
+    const int codes[] = {MPI_SUCCESS, MPI_ERR_OTHER};
+    for (int i = 0; i < 2; i++) {
+        given = codes[i];
+        FAILS(given, MPI_File_open(MPI_COMM_WORLD, none, MPI_MODE_RDONLY, MPI_INFO_NULL, &file));
+        CHECK(file == MPI_FILE_NULL && heard_file == MPI_FILE_NULL && heard_code == MPI_ERR_NO_SUCH_FILE);
+        FAILS(given, MPI_File_delete(none, MPI_INFO_NULL));
+        FAILS(given, MPI_File_seek(open, -1, MPI_SEEK_SET));
+        CHECK(heard_file == open && heard_code == MPI_ERR_ARG);
+        FAILS(given, MPI_File_set_size(open, -1));
+        OK(MPI_File_call_errhandler(open, MPI_ERR_IO));
+    }
+    CHECK(heard == 10);
+    /* A close's error is the file's. */
+    int word = 0;
+    OK(MPI_File_write_at_all_begin(open, 0, &word, 1, MPI_INT));
+    file = open;
+    given = MPI_ERR_IO;
+    FAILS(MPI_ERR_IO, MPI_File_close(&open));
+    CHECK(open == MPI_FILE_NULL && heard == 11 && heard_file == file && heard_code == MPI_ERR_OTHER);
+    OK(MPI_File_set_errhandler(MPI_FILE_NULL, MPI_ERRORS_RETURN));
+    MPI_Errhandler_free(&mine);
+    heard = 0;
+    barrier();
 }
 
 static void handlers(void) {
@@ -651,10 +732,12 @@ int main(int argc, char **argv) {
     opening();
     attributes();
     views();
+    overlaps();
     data();
     shared();
     atomicity();
     handlers();
+    codes_of_handlers();
     striped();
     columns();
     communicators();

@@ -41,6 +41,20 @@ fn misuse_of_collective_calls_has_its_class_on_every_rank() {
     }
 }
 
+/// No rank returns from a close, a sync or another of these calls before all are in it, and from a close before all have let go.
+#[test]
+fn collective_calls_on_a_file_return_when_all_ranks_are_in_them() {
+    let _alone = alone();
+    for mpi in MPIS.iter().filter(|mpi| driver(mpi)) {
+        let place = Place::new();
+        let program = compile(&place, mpi, "meeting");
+        for (ranks, name) in [(1, "/forebay/file"), (2, "forebay:file"), (4, "/forebay/file")] {
+            passes(&place, mpi, ranks, &["timeout", "120", program.to_str().unwrap(), name]);
+        }
+        place.assert_nothing_left();
+    }
+}
+
 #[test]
 fn external32_is_the_standards_and_representations_of_programs_are_used() {
     let _alone = alone();
