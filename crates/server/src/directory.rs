@@ -23,6 +23,9 @@ pub const LOG_FILE: &str = "log";
 /// The target: data, anchors, shard.
 pub const TARGET_FILE: &str = "target";
 
+/// Mirrors of the directories that programs watch.
+pub(crate) const MIRRORS_DIRECTORY: &str = "watches";
+
 /// The pool file of a node that was given it by a pipe ([`crate::bundle`]).
 pub const NODES_FILE: &str = "nodes.toml";
 /// The secret that came with it: the pool file's default name for it.
@@ -43,7 +46,7 @@ pub(crate) const NODES_FILES: [&str; 6] =
 const PATH_BYTES_MAX: usize = 107 - "/supervisor".len();
 
 /// Every name that a pool's directory may hold. Anything else in it is somebody's file.
-const NAMES: [&str; 17] = [
+const NAMES: [&str; 18] = [
     LOCK_FILE,
     SOCKET_FILE,
     SUPERVISOR_FILE,
@@ -61,6 +64,7 @@ const NAMES: [&str; 17] = [
     MET_FILE_NEW,
     OWNER_FILE,
     OWNER_FILE_NEW,
+    MIRRORS_DIRECTORY,
 ];
 
 /// A pool's directory, open.

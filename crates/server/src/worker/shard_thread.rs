@@ -24,6 +24,7 @@ use super::session::Session;
 use super::statistics::Statistics;
 use super::stepped::{Moment, Watcher};
 use super::sweeper::Sweep;
+use super::watches::Watched;
 use super::wide::Wide;
 
 /// Orphan records are deleted this many at a time.
@@ -71,6 +72,8 @@ pub(super) struct ShardThread<'a> {
     pub(super) to_self: Sender<Message>,
     /// The kernel that has the pool mounted.
     pub(super) mount: Option<MountedKernel>,
+    /// The directories that programs watch, since the first one.
+    pub(super) watched: Option<Watched>,
     pub(super) sweeper: Sender<Sweep>,
     pub(super) statistics: Arc<Statistics>,
     pub(super) epoch: u64,
@@ -154,6 +157,7 @@ impl<'a> ShardThread<'a> {
             left: VecDeque::new(),
             to_self,
             mount: None,
+            watched: None,
             sweeper,
             statistics,
             epoch,
@@ -453,6 +457,7 @@ impl<'a> ShardThread<'a> {
                 }
                 let _ = done.send(known);
             }
+            Message::Watch(order) => self.mind_watches(order)?,
             Message::Told(told) => self.acknowledge_told(told),
             Message::Known(id, reply) => {
                 let _ = reply.send(self.sessions.iter().any(|s| s.id == id));
