@@ -192,6 +192,8 @@ pub struct Door {
     /// A path by which the kernel finds a file's first backing file, or a bound socket's node, through a descriptor of this process: the bytes
     /// before its NUL.
     pub backing_path: unsafe extern "C" fn(Pool, ino: u64, path: *mut u8) -> i64,
+    /// inotify_add_watch(2) of the directory `ino` with the inotify instance `fd`.
+    pub watch_directory: unsafe extern "C" fn(Pool, ino: u64, fd: i32, mask: u32) -> i64,
     /// Starts to read a directory. Allocates.
     pub directory_open: unsafe extern "C" fn(Pool, ino: u64, directory: *mut *mut DirectoryHandle) -> i64,
     /// The next entry: 1 and the entry, or 0 at the end.

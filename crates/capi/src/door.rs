@@ -54,6 +54,7 @@ static DOOR: Door = Door {
     remove_xattr_open,
     path_of,
     backing_path,
+    watch_directory,
     directory_open,
     directory_next,
     directory_seek,
@@ -567,6 +568,19 @@ unsafe extern "C" fn path_of(pool: Handle, ino: u64, path: *mut u8) -> i64 {
 unsafe extern "C" fn backing_path(pool: Handle, ino: u64, path: *mut u8) -> i64 {
     // SAFETY: see above.
     unsafe { store_path(pool, path, |pool, buffer| pool.backing_path(Ino(ino), buffer)) }
+}
+
+unsafe extern "C" fn watch_directory(pool: Handle, ino: u64, fd: i32, mask: u32) -> i64 {
+    if fd < 0 {
+        return -i64::from(libc::EBADF);
+    }
+    // SAFETY: see above. The program's descriptor is open, or the kernel says EBADF: it is only sent.
+    unsafe {
+        on_pool(pool, |pool| {
+            let inotify = std::os::fd::BorrowedFd::borrow_raw(fd);
+            pool.watch_directory(Ino(ino), inotify, mask).map(i64::from).map_err(negative)
+        })
+    }
 }
 
 unsafe extern "C" fn directory_open(pool: Handle, ino: u64, out: *mut *mut DirectoryHandle) -> i64 {

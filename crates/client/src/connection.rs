@@ -4,10 +4,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use forebay_ring::{
     read_exact, receive_fds, send_fds, AttachReply, Header, Mapping, ATTACH_FDS, ATTACH_MOUNT, ATTACH_TOOL,
-    HEADER_BYTES, KIND_ALIVE, KIND_ATTACH, KIND_BOARD, KIND_BUFFER, KIND_ERROR, KIND_MOUNT, MOUNT_ALONE,
+    HEADER_BYTES, KIND_ALIVE, KIND_ATTACH, KIND_BOARD, KIND_BUFFER, KIND_ERROR, KIND_MOUNT, KIND_WATCH,
+    MOUNT_ALONE,
 };
 use forebay_types::limits::NODE_TARGETS_MAX;
-use forebay_types::Code;
+use forebay_types::{Code, Ino};
 
 use crate::errno;
 
@@ -269,6 +270,49 @@ impl Address {
             let mut how = [0];
             read_exact(socket.as_fd(), &mut how)?;
             return Ok(Ok(how[0] == MOUNT_ALONE));
+        }
+        let mut code = [0; 2];
+        read_exact(socket.as_fd(), &mut code)?;
+        Ok(Err(Code::from_u16(u16::from_le_bytes(code))))
+    }
+
+    /// Watches a directory with an inotify instance; the watch's descriptor. Tried again when a worker dies in the middle: adding a watch twice
+    /// changes nothing.
+    pub(crate) fn watch(&self, ino: Ino, inotify: BorrowedFd<'_>, mask: u32) -> Result<i32, Code> {
+        for _ in 0..ATTEMPTS {
+            let socket = self.connect(ANSWER_TIMEOUT_S, 0)?;
+            if let Ok(answer) = Address::ask_watch(&socket, ino, inotify, mask) {
+                return answer;
+            }
+            // SAFETY: plain system call; a short sleep needs no answer.
+            unsafe { libc::usleep(ATTEMPT_PERIOD_US) };
+        }
+        Err(Code::PoolGone)
+    }
+
+    /// One exchange; an error is that there was no answer.
+    fn ask_watch(
+        socket: &OwnedFd,
+        ino: Ino,
+        inotify: BorrowedFd<'_>,
+        mask: u32,
+    ) -> Result<Result<i32, Code>, Code> {
+        let mut body = [0; 12];
+        body[..8].copy_from_slice(&ino.0.to_le_bytes());
+        body[8..].copy_from_slice(&mask.to_le_bytes());
+        send_fds(socket.as_fd(), &Header { kind: KIND_WATCH, len: body.len() as u32 }.encode(), &[])?;
+        forebay_ring::write_all(socket.as_fd(), &body)?;
+        match send_fds(socket.as_fd(), &[0], &[inotify.as_raw_fd()]) {
+            Err(Code::BadDescriptor) => return Ok(Err(Code::BadDescriptor)),
+            sent => sent?,
+        }
+        let mut bytes = [0; HEADER_BYTES];
+        read_exact(socket.as_fd(), &mut bytes)?;
+        let header = Header::decode(&bytes)?;
+        if header.kind == KIND_WATCH && header.len == 4 {
+            let mut watch = [0; 4];
+            read_exact(socket.as_fd(), &mut watch)?;
+            return Ok(Ok(i32::from_le_bytes(watch)));
         }
         let mut code = [0; 2];
         read_exact(socket.as_fd(), &mut code)?;

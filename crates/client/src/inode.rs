@@ -83,6 +83,21 @@ impl Pool {
         self.address().announce_mount(self.attached()?.reply.session, device)
     }
 
+    /// inotify_add_watch(2) of a directory, with an inotify instance of this process; the watch's descriptor. The kernel delivers the events of
+    /// a mirror of the directory, which the daemon keeps for as long as the instance is open in any process.
+    ///
+    /// # Errors
+    /// [`Code::NotSupported`] for a directory of another node and a wide one, [`Code::NoSpace`] beyond the limits of watched directories and
+    /// names, and what inotify_add_watch(2) gives.
+    pub fn watch_directory(
+        &self,
+        ino: Ino,
+        inotify: std::os::fd::BorrowedFd<'_>,
+        mask: u32,
+    ) -> Result<i32, Code> {
+        self.address().watch(ino, inotify, mask)
+    }
+
     /// Asks the daemon for nothing: tells that it answers.
     pub fn ping(&self) -> Result<(), Code> {
         self.ask_then(&Request::Ping, |_| Ok(()))

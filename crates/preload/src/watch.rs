@@ -1,5 +1,6 @@
-//! inotify_add_watch of files: the kernel watches the backing file, which everybody's writes change. What happens to
-//! names and attributes alone is the shard's business and raises nothing there, so directories cannot be watched.
+//! inotify_add_watch of files and directories. Of a file the kernel watches the backing file, which everybody's writes change; chmod and
+//! rename of the file raise nothing there. Of a directory the kernel watches a mirror that the daemon keeps (docs/decisions/0036): the
+//! program's inotify descriptor goes to the daemon for the call, and stays the program's own in everything else.
 
 use std::os::raw::{c_char, c_int};
 
@@ -9,7 +10,7 @@ use crate::interpose::answer_int;
 use crate::path::Buffer;
 use crate::route;
 
-/// Watches the backing file of a place.
+/// Watches what is at a place.
 unsafe fn watch_place(fd: c_int, pool: Pool, place: Place, mask: u32, escape: *mut u8) -> Result<i64, i64> {
     let mut backing = Buffer::new();
     // SAFETY: the door's contract is kept.
@@ -19,6 +20,12 @@ unsafe fn watch_place(fd: c_int, pool: Pool, place: Place, mask: u32, escape: *m
             return Err(-i64::from(libc::ENOTDIR));
         }
         pool.allows(itself, libc::R_OK, escape)?;
+        if kind == libc::S_IFDIR {
+            return match (pool.door.watch_directory)(pool.handle, itself.dir, fd, mask) {
+                watch @ 0.. => Ok(watch),
+                failed => Err(failed),
+            };
+        }
         // The backing file of an old file may not be there yet: opening it makes it, and by O_PATH raises no event.
         if kind == libc::S_IFREG {
             let opened = (pool.door.open)(pool.handle, itself, libc::O_PATH | libc::O_CLOEXEC, 0, escape);

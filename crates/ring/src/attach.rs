@@ -35,6 +35,10 @@ pub const KIND_MOUNT: u16 = 6;
 /// A buffer by which data pass to and from other nodes: the body is the session. Answered with KIND_BUFFER, a u64 that is the
 /// buffer's number and a u64 that is its bytes, and its descriptor. One that the session had is no more.
 pub const KIND_BUFFER: u16 = 7;
+/// Watches a directory with the inotify instance whose descriptor follows: the body is the directory's inode number as a u64 and inotify's
+/// mask as a u32; one byte follows with the descriptor. Answered with KIND_WATCH and the i32 that inotify_add_watch(2) gave, or with an
+/// error.
+pub const KIND_WATCH: u16 = 8;
 /// Attach a process that ends with its descriptors: it hands none to another.
 pub const ATTACH_TOOL: u8 = 1;
 /// Attach the process that serves the mount.

@@ -23,6 +23,9 @@ pub const LOG_FILE: &str = "log";
 /// The target: data, anchors, shard.
 pub const TARGET_FILE: &str = "target";
 
+/// Mirrors of the directories that programs watch.
+pub(crate) const MIRRORS_DIRECTORY: &str = "watches";
+
 /// The pool file of a node that was given it by a pipe ([`crate::bundle`]).
 pub const NODES_FILE: &str = "nodes.toml";
 /// The secret that came with it: the pool file's default name for it.
@@ -55,7 +58,7 @@ pub(crate) fn or_elsewhere(error: Error) -> Error {
 }
 
 /// Every name that a pool's directory may hold. Anything else in it is somebody's file.
-const NAMES: [&str; 17] = [
+const NAMES: [&str; 18] = [
     LOCK_FILE,
     SOCKET_FILE,
     SUPERVISOR_FILE,
@@ -73,6 +76,7 @@ const NAMES: [&str; 17] = [
     MET_FILE_NEW,
     OWNER_FILE,
     OWNER_FILE_NEW,
+    MIRRORS_DIRECTORY,
 ];
 
 /// A pool's directory, open.

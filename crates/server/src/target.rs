@@ -19,8 +19,8 @@ use serde_json::{json, Value};
 
 use crate::bundle::Bundle;
 use crate::directory::{
-    remove_empty_above, PoolDirectory, LOCK_FILE, LOG_FILE, NODES_FILES, OWNER_FILE, OWNER_FILE_NEW,
-    SOCKET_FILE, SUPERVISOR_FILE, TARGET_FILE,
+    remove_empty_above, PoolDirectory, LOCK_FILE, LOG_FILE, MIRRORS_DIRECTORY, NODES_FILES, OWNER_FILE,
+    OWNER_FILE_NEW, SOCKET_FILE, SUPERVISOR_FILE, TARGET_FILE,
 };
 use crate::identity::{Backing, PoolIdentity, IDENTITY_FILE};
 use crate::more_targets::{self, MoreTarget};
@@ -600,6 +600,7 @@ pub(crate) fn sweep(dir: PoolDirectory, keep: bool) -> Result<Stopped> {
 fn take_away(dir: &PoolDirectory, identity: &PoolIdentity, keep: bool, discard: bool) -> Result<Stopped> {
     dir.remove_file(SOCKET_FILE)?;
     dir.remove_file(SUPERVISOR_FILE)?;
+    remove_tree(&dir.file(MIRRORS_DIRECTORY))?;
     let data_kept = !discard
         && match identity.backing {
             Backing::Tmpfs => keep && is_mounted_here(&dir.file(TARGET_FILE))?,

@@ -256,6 +256,16 @@ pub const WIDTH_MAX: usize = 16;
 /// Wide directories whose parts a daemon remembers: 160 bytes each. When there are more it begins to learn them anew.
 pub const WIDE_KNOWN_MAX: usize = 16 * 1024;
 
+/// Directories of a pool that preloaded programs watch with inotify at the same time. Each has a mirror in the pool's directory, and a
+/// number below the daemon's limit of descriptors while a watch is added.
+pub const WATCHED_DIRECTORIES_MAX: usize = 1024;
+/// Names in all mirrors together: an empty file of about 1 KiB of kernel memory, and 300 bytes of the daemon's, for each.
+pub const WATCHED_NAMES_MAX: usize = 128 * 1024;
+/// How often the daemon checks whether watches of a mirror remain. The kernel raises nothing when the last one goes.
+pub const WATCH_REVIEW_MS: u64 = 2_000;
+/// Pause between two looks for changed contents of watched files: a writer wakes the daemon 100 times a second at most.
+pub const WATCH_CONTENTS_MS: u64 = 10;
+
 const _: () = assert!(MESSAGE_BYTES_MAX >= XATTR_VALUE_MAX + XATTR_NAME_MAX + 1024);
 const _: () = assert!(XATTR_TOTAL_MAX >= XATTR_VALUE_MAX + XATTR_NAME_MAX + XATTR_OVERHEAD);
 const _: () = assert!(MESSAGE_BYTES_MAX >= 2 * NAME_MAX + PATH_MAX + 1024);

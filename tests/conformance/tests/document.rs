@@ -10,13 +10,35 @@ const PROVED_BY_KILLING: [&str; 3] = [
     "After any such kill no space is lost, and `forebay fsck` finds nothing wrong.",
 ];
 
+/// Sentences that the preload door's own tests prove, which name them.
+const PROVED_UNDER_PRELOAD: &str = include_str!("../../../crates/preload/tests/watches.rs");
+const OF_WATCHES: [&str; 3] = [
+    "A program under preload that watches a directory with inotify gets the kernel's events of its names, whoever changes them: IN_CREATE, IN_DELETE, IN_MOVED_FROM and IN_MOVED_TO with one cookie, IN_ATTRIB, IN_DELETE_SELF, IN_MOVE_SELF and IN_ISDIR.",
+    "Contents that change in a watched directory raise IN_MODIFY, and IN_CLOSE_WRITE after the last byte.",
+    "A watch lives as long as its inotify descriptor is open in any process, and outlives the daemon's worker.",
+];
+
+#[test]
+fn sentences_about_watches_are_named_by_the_tests_that_prove_them() {
+    // A string of several lines is one sentence.
+    let text = PROVED_UNDER_PRELOAD.replace("\\\n", " ");
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for sentence in OF_WATCHES {
+        assert!(text.contains(sentence), "no test names it: {sentence}");
+    }
+}
+
 #[test]
 fn every_promise_has_a_test_and_every_quotation_is_promised() {
     let text = std::fs::read_to_string(document::path()).unwrap();
     let promised: BTreeSet<String> = document::promises(&text).into_iter().collect();
     assert!(promised.len() > 90, "only {} promises were found in the document", promised.len());
-    let quoted: BTreeSet<String> =
-        cases::all().flat_map(|c| c.promises).chain(&PROVED_BY_KILLING).map(|s| s.to_string()).collect();
+    let quoted: BTreeSet<String> = cases::all()
+        .flat_map(|c| c.promises)
+        .chain(&PROVED_BY_KILLING)
+        .chain(&OF_WATCHES)
+        .map(|s| s.to_string())
+        .collect();
     let unproved: Vec<_> = promised.difference(&quoted).collect();
     let unpromised: Vec<_> = quoted.difference(&promised).collect();
     assert!(unproved.is_empty(), "promised, but no case quotes it: {unproved:#?}");

@@ -14,6 +14,7 @@ use std::time::Duration;
 use forebay_ring::{
     read_exact, receive_fds, send_fds, write_all, AttachReply, Doorbell, Header, ServedRing, ATTACH_FDS,
     HEADER_BYTES, KIND_ALIVE, KIND_ATTACH, KIND_BOARD, KIND_BUFFER, KIND_CONTROL, KIND_ERROR, KIND_MOUNT,
+    KIND_WATCH,
 };
 use forebay_types::limits::{BUFFER_BYTES, RINGS_MAX};
 use forebay_types::{Code, Error, Ino, NodeId, Result};
@@ -27,6 +28,7 @@ use super::network::{give_buffer, Order, Orders};
 use super::remote::Door;
 use super::session::{mount_tag, new_session_id, session_of_mount_tag, session_of_tag, store_tag, Session};
 use super::shard_thread::Message;
+use super::watches::Watches;
 use crate::inherited;
 use crate::protocol::WorkerAsk;
 use crate::reserve::{Reserve, Seldom};
@@ -85,6 +87,7 @@ pub(super) struct Attendant {
     pub(super) epoch: u64,
     pub(super) to_shard: Sender<Message>,
     pub(super) network: Option<Orders>,
+    pub(super) watches: Watches,
 }
 
 /// What the connections' threads share.
@@ -110,6 +113,7 @@ struct Desk {
     /// Processes that may be attached at a time.
     clients_max: usize,
     refusals: Seldom,
+    watches: Watches,
     /// A ring for the next client, made while nobody waits.
     spare: Mutex<Option<(OwnedFd, ServedRing)>>,
 }
@@ -203,6 +207,7 @@ impl Attendant {
             company,
             mounter,
             network: self.network,
+            watches: self.watches,
             spare: Mutex::new(None),
         };
         let attending = Attending {
@@ -489,6 +494,7 @@ impl Talk<'_> {
                     }
                     return Ok(()); // the connection is the company's from now on
                 }
+                KIND_WATCH => self.watch(&body)?,
                 KIND_CONTROL => self.control(&body)?,
                 _ => return self.refuse(Code::Malformed, "unknown kind of message"),
             }
@@ -556,6 +562,25 @@ impl Talk<'_> {
             rustix::io::fcntl_dupfd_cloexec(self.socket, 3).map_err(errno)
         };
         self.desk.company.announces(session, answer).map_err(code)
+    }
+
+    /// Watches a directory with an inotify instance, whose descriptor follows.
+    fn watch(&self, body: &[u8]) -> std::result::Result<(), Code> {
+        let mut fds = [const { None }; ATTACH_FDS];
+        receive_fds(self.socket.as_fd(), &mut [0], &mut fds)?;
+        let fields = (body.first_chunk(), body.last_chunk(), body.len());
+        let ([Some(inotify), None, ..], (Some(directory), Some(mask), 12)) = (fds, fields) else {
+            return self.refuse(Code::Malformed, "a watch needs a directory, a mask and a descriptor");
+        };
+        let directory = Ino(u64::from_le_bytes(*directory));
+        match self.desk.watches.watch(directory, inotify, u32::from_le_bytes(*mask)) {
+            Ok(watch) => {
+                let mut message = Header { kind: KIND_WATCH, len: 4 }.encode().to_vec();
+                message.extend(watch.to_le_bytes());
+                write_all(self.socket.as_fd(), &message)
+            }
+            Err(code) => self.refuse(code, "cannot watch the directory"),
+        }
     }
 
     fn attach(&self, who: Newcomer) -> Result<()> {

@@ -307,6 +307,9 @@ impl ShardThread<'_> {
                 if self.mount.as_ref().is_some_and(|mount| mount.session != flight.session) {
                     self.note_for_mount(i, taken.request, (at, at + len), shown);
                 }
+                if self.watched.is_some() {
+                    self.note_taken_for_watches(taken.request, shown);
+                }
                 let client = Client { session: flight.session, slot: taken.slot, seq: taken.seq };
                 if self.owes(client, (at, at + len), owed) {
                     // Answered when the other node knows; then the kernel is told too.
@@ -492,6 +495,15 @@ impl ShardThread<'_> {
         }
     }
 
+    /// Notes the change that a request taken made, for who watches its directory.
+    #[cold]
+    fn note_taken_for_watches(&mut self, (start, end): (usize, usize), shown: (usize, usize)) {
+        let Some(watched) = &mut self.watched else { return };
+        if let Ok((_, request)) = Request::decode(&self.answers.requests[start..end]) {
+            watched.note(&request, &self.effects, shown);
+        }
+    }
+
     /// Remembers the reply of a change, and what the client owes after it: making a backing file, or unlinking some.
     fn note_change(
         &mut self,
@@ -575,6 +587,9 @@ impl ShardThread<'_> {
             }
         }
         self.board.finish();
+        if let Some(watched) = &mut self.watched {
+            watched.send(self.effects.all_widened());
+        }
         if let (Some(mount), false) = (&self.mount, self.effects.all_widened().is_empty()) {
             // The kernel may believe that names are absent, which other nodes make from now on without telling it. Which it asked for
             // nobody knows; it looks all up anew.

@@ -544,6 +544,9 @@ impl ShardThread<'_> {
             if self.mount.as_ref().is_some_and(|mount| !is_mounts(mount)) {
                 notes = self.notes_of_step(&request, (0, 0));
             }
+            if let Some(watched) = &mut self.watched {
+                watched.note(&request, &self.effects, (0, 0));
+            }
             let orphaned = self.effects.orphaned().to_vec();
             for orphan in orphaned {
                 if self.births.contains(&orphan.0) {

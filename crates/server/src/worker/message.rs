@@ -78,6 +78,8 @@ pub(super) enum Message {
     LeaseRenewed(NodeId, Option<(u64, u64)>),
     /// The recall of this number was answered, or could not be brought.
     Recalled(u64, bool),
+    /// The watch thread asks for something.
+    Watch(super::watches::Order),
     /// Stop serving.
     Stop,
 }

@@ -52,6 +52,7 @@ mod statistics;
 pub mod stepped;
 mod sweeper;
 mod turns;
+mod watches;
 mod wide;
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -76,6 +77,7 @@ use recorder::FlightRecorder;
 use shard_thread::{Message, ShardThread};
 use statistics::Statistics;
 use turns::Turns;
+use watches::Watches;
 use wide::Wide;
 
 /// Bits of (st_dev, st_ino) that every file of the pool shows: the target's own device number. Inode numbers of the
@@ -212,6 +214,14 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
         Some(_) => KnownParts::restored(&setup.store, &mut setup.restored)?,
         None => KnownParts::default(),
     };
+    let watches = Watches::restored(
+        &setup.pool_dir,
+        &targets,
+        &to_shard,
+        &doorbell,
+        setup.store.try_clone()?,
+        &mut setup.restored,
+    );
     let to_network = network.as_ref().map(|n| n.orders.clone());
     let beyond = network.as_ref().map(|n| (n.node, n.orders.clone()));
     let sweeper = sweeper::start(Arc::clone(&targets), to_shard.clone(), Arc::clone(&doorbell), beyond)?;
@@ -229,6 +239,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
         epoch,
         to_shard: to_shard.clone(),
         network: to_network,
+        watches,
     };
     let mut shard_thread = ShardThread::new(
         shard,

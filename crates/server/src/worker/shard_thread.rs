@@ -24,6 +24,7 @@ use super::session::Session;
 use super::statistics::Statistics;
 use super::stepped::{Moment, Watcher};
 use super::sweeper::Sweep;
+use super::watches::Watched;
 use super::wide::Wide;
 use crate::notifier::Starter;
 
@@ -73,6 +74,8 @@ pub(super) struct ShardThread<'a> {
     pub(super) mount: Option<MountedKernel>,
     /// By which it is told of changes.
     pub(super) notifiers: Option<Arc<Starter>>,
+    /// The directories that programs watch, since the first one.
+    pub(super) watched: Option<Watched>,
     pub(super) sweeper: Sender<Sweep>,
     pub(super) statistics: Arc<Statistics>,
     pub(super) epoch: u64,
@@ -155,6 +158,7 @@ impl<'a> ShardThread<'a> {
             to_self,
             mount: None,
             notifiers: None,
+            watched: None,
             sweeper,
             statistics,
             epoch,
@@ -457,6 +461,7 @@ impl<'a> ShardThread<'a> {
                 }
                 let _ = done.send(known);
             }
+            Message::Watch(order) => self.mind_watches(order)?,
             Message::Known(id, reply) => {
                 let _ = reply.send(self.sessions.iter().any(|s| s.id == id));
             }

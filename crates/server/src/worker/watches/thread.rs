@@ -1,0 +1,489 @@
+//! The watch thread: adds watches, makes changes to mirrors, and removes mirrors that nobody watches.
+//!
+//! What happened to backing files is taken before words are: a change of names is sent before it is acknowledged, and so before anybody writes to
+//! a file that it made. Contents of files that have a name already are told first, then names, then the rest.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::mpsc::{self, Receiver};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use forebay_types::limits::{WATCHED_DIRECTORIES_MAX, WATCHED_NAMES_MAX, WATCH_CONTENTS_MS, WATCH_REVIEW_MS};
+use forebay_types::{Code, Error, Ino, Result};
+use rustix::event::{PollFd, PollFlags};
+use rustix::fs::inotify::{self, WatchFlags};
+use rustix::io::Errno;
+
+use super::contents::{Contents, RAISED};
+use super::holders::{has_watch_of, is_inotify, Holders};
+use super::mirror::{parse_own_name, Leaf, Mirror};
+use super::{Ask, Change, Chunk, Message, Named, Order, Surroundings, Word, Words};
+
+/// Events that are not told of directories and of the names in them. The daemon raises some of them when it reads a mirror, and opens a file there to
+/// close it.
+const NEVER_TOLD: u32 = libc::IN_OPEN | libc::IN_ACCESS | libc::IN_CLOSE_NOWRITE;
+
+/// A watched directory.
+#[derive(Debug)]
+struct Directory {
+    mirror: Mirror,
+    /// All of its entries were listed once.
+    is_listed: bool,
+    /// What its watches ask for of [`RAISED`].
+    mask: u32,
+    /// Requests that wait until it is listed.
+    waiting: Vec<Ask>,
+}
+
+/// The thread's state.
+pub(super) struct WatchThread {
+    surroundings: Surroundings,
+    /// The directory of the mirrors.
+    mirrors: OwnedFd,
+    words: Receiver<Word>,
+    wake: Arc<OwnedFd>,
+    /// For the shard thread.
+    own: Words,
+    holders: Holders,
+    contents: Contents,
+    directories: HashMap<Ino, Directory>,
+    /// The names of inodes in watched directories.
+    places: HashMap<Ino, Vec<(Ino, Vec<u8>)>>,
+    /// Names in all mirrors.
+    names: usize,
+    reviewed: Instant,
+}
+
+impl WatchThread {
+    /// Starts the thread, which takes over mirrors whose watches remain.
+    pub(super) fn start(surroundings: Surroundings, holders: Holders) -> Result<Words> {
+        let what = "cannot watch directories";
+        let failed = |e: Errno| Error::io(what, &e.into());
+        let (words, receiver) = mpsc::channel();
+        let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
+        let wake = Arc::new(rustix::event::eventfd(0, flags).map_err(failed)?);
+        let own = Words { words, wake: Arc::clone(&wake) };
+        let path = &surroundings.mirrors;
+        match rustix::fs::mkdir(path, rustix::fs::Mode::RWXU) {
+            Ok(()) | Err(Errno::EXIST) => {}
+            Err(e) => return Err(failed(e)),
+        }
+        let flags =
+            rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::CLOEXEC;
+        let mirrors = rustix::fs::open(path, flags, rustix::fs::Mode::empty()).map_err(failed)?;
+        let contents = Contents::new(Arc::clone(&surroundings.targets)).map_err(failed)?;
+        let mut thread = WatchThread {
+            surroundings,
+            mirrors,
+            words: receiver,
+            wake,
+            own: own.clone(),
+            holders,
+            contents,
+            directories: HashMap::new(),
+            places: HashMap::new(),
+            names: 0,
+            reviewed: Instant::now(),
+        };
+        thread.take_over().map_err(|e| Error::io(what, &e))?;
+        std::thread::Builder::new()
+            .name("watch".into())
+            .spawn(move || thread.run())
+            .map_err(|e| Error::io("cannot start a thread", &e))?;
+        Ok(own)
+    }
+
+    /// Opens the mirrors that are still watched, and removes all others.
+    fn take_over(&mut self) -> std::io::Result<()> {
+        let watched = self.holders.directories()?;
+        for entry in std::fs::read_dir(&self.surroundings.mirrors)? {
+            let entry = entry?;
+            let name = entry.file_name();
+            let left = name.to_str().and_then(parse_own_name).filter(|(ino, _)| watched.contains(ino));
+            let opened =
+                left.map(|(ino, moved)| Mirror::open(self.mirrors.as_fd(), ino, moved).map(|m| (ino, m)));
+            if let Some(Ok((ino, mirror))) = opened {
+                self.names += mirror.len();
+                // What its watches ask for is not known any more.
+                let directory = Directory { mirror, is_listed: false, mask: RAISED, waiting: Vec::new() };
+                self.directories.insert(ino, directory);
+            } else if entry.file_type()?.is_dir() {
+                std::fs::remove_dir_all(entry.path())?;
+            } else {
+                std::fs::remove_file(entry.path())?;
+            }
+        }
+        if !self.directories.is_empty() {
+            self.contents.watch_for(RAISED)?;
+        }
+        for ino in self.directories.keys() {
+            self.order(Order::Enrol(*ino, self.own.clone()));
+        }
+        Ok(())
+    }
+
+    fn order(&self, order: Order) {
+        let _ = self.surroundings.to_shard.send(Message::Watch(order));
+        self.surroundings.doorbell.ring();
+    }
+
+    fn run(&mut self) {
+        loop {
+            let happened = self.contents.take();
+            let late = match happened.lost {
+                true => self.tell_everything(),
+                false => self.tell_contents(happened.events.iter().copied()),
+            };
+            let mut count = [0; 8];
+            let _ = rustix::io::read(&*self.wake, &mut count);
+            while let Ok(word) = self.words.try_recv() {
+                self.hear(word);
+            }
+            self.tell_contents(late.into_iter());
+            if self.reviewed.elapsed() >= Duration::from_millis(WATCH_REVIEW_MS) {
+                self.review();
+            }
+            self.sleep(happened.lost || !happened.events.is_empty());
+        }
+    }
+
+    /// Waits for words, and for contents that change; not for these just after some.
+    fn sleep(&self, were_changed: bool) {
+        let milliseconds = |ms: u64| rustix::time::Timespec {
+            tv_sec: (ms / 1000) as i64,
+            tv_nsec: (ms % 1000 * 1_000_000) as i64,
+        };
+        let mut ready =
+            [PollFd::new(&*self.wake, PollFlags::IN), PollFd::new(self.contents.instance(), PollFlags::IN)];
+        let (ready, patience) = match were_changed {
+            true => (&mut ready[..1], Some(milliseconds(WATCH_CONTENTS_MS))),
+            false => (&mut ready[..], (!self.directories.is_empty()).then(|| milliseconds(WATCH_REVIEW_MS))),
+        };
+        let _ = rustix::event::poll(ready, patience.as_ref());
+    }
+
+    fn hear(&mut self, word: Word) {
+        match word {
+            Word::Ask(ask) => self.asked(ask),
+            Word::Listed(directory, listed) => self.listed(directory, listed),
+            Word::Changes(changes) => {
+                for change in changes {
+                    self.make(change);
+                }
+            }
+        }
+    }
+
+    fn asked(&mut self, ask: Ask) {
+        let code = |e: Errno| Code::from_errno(e.raw_os_error());
+        let directory = ask.directory;
+        if !is_inotify(&ask.inotify) {
+            let _ = ask.answer.send(Err(Code::Invalid));
+        } else if ask.mask & libc::IN_ALL_EVENTS != 0 && ask.mask & libc::IN_ALL_EVENTS & !NEVER_TOLD == 0 {
+            let _ = ask.answer.send(Err(Code::NotSupported));
+        } else if let Some(watched) = self.directories.get_mut(&directory) {
+            match watched.is_listed {
+                true => self.add(ask),
+                false => watched.waiting.push(ask),
+            }
+        } else {
+            if self.directories.len() >= WATCHED_DIRECTORIES_MAX {
+                self.review();
+            }
+            if self.directories.len() >= WATCHED_DIRECTORIES_MAX || self.names >= WATCHED_NAMES_MAX {
+                let _ = ask.answer.send(Err(Code::NoSpace));
+                return;
+            }
+            match Mirror::make(self.mirrors.as_fd(), directory) {
+                Ok(mirror) => {
+                    let watched = Directory { mirror, is_listed: false, mask: 0, waiting: vec![ask] };
+                    self.directories.insert(directory, watched);
+                    self.order(Order::Enrol(directory, self.own.clone()));
+                }
+                Err(e) => drop(ask.answer.send(Err(code(e)))),
+            }
+        }
+    }
+
+    /// Adds a watch to a mirror that is as its directory.
+    fn add(&mut self, ask: Ask) {
+        let added = self.try_to_add(&ask);
+        let _ = ask.answer.send(added.map_err(|e| Code::from_errno(e.raw_os_error())));
+    }
+
+    fn try_to_add(&mut self, ask: &Ask) -> std::result::Result<i32, Errno> {
+        let union = self.directories.values().fold(ask.mask, |all, watched| all | watched.mask);
+        let Some(watched) = self.directories.get_mut(&ask.directory) else { return Err(Errno::NOENT) };
+        let mirror = watched.mirror.directory();
+        if !has_watch_of(&ask.inotify, mirror) {
+            self.holders.add(&ask.inotify, ask.directory)?;
+        }
+        self.contents.watch_for(union)?;
+        // By a link of /proc, which is to be followed.
+        let flags = WatchFlags::from_bits_retain(ask.mask & !libc::IN_DONT_FOLLOW & !NEVER_TOLD);
+        let path = format!("/proc/self/fd/{}", mirror.as_raw_fd());
+        let watch = inotify::add_watch(&ask.inotify, path, flags)?;
+        watched.mask |= ask.mask & RAISED;
+        Ok(watch)
+    }
+
+    fn listed(&mut self, ino: Ino, listed: std::result::Result<Chunk, Code>) {
+        if !self.directories.contains_key(&ino) {
+            return;
+        }
+        let (entries, next) = match listed {
+            Ok(chunk) => chunk,
+            Err(code) => return self.end(ino, code),
+        };
+        for (name, inode, kind) in entries {
+            if !self.set(&Named { parent: ino, name, entry: Some((inode, kind)) }) {
+                return;
+            }
+        }
+        match next {
+            Some(cookie) => self.order(Order::List(ino, cookie)),
+            None => {
+                let unconfirmed = self.directories.get(&ino).map(|watched| watched.mirror.unconfirmed());
+                for name in unconfirmed.unwrap_or_default() {
+                    self.set(&Named { parent: ino, name, entry: None });
+                }
+                let Some(watched) = self.directories.get_mut(&ino) else { return };
+                watched.is_listed = true;
+                for ask in std::mem::take(&mut watched.waiting) {
+                    self.add(ask);
+                }
+            }
+        }
+    }
+
+    /// Ends the watches of a directory; requests that wait for it get `code`.
+    fn end(&mut self, ino: Ino, code: Code) {
+        let Some(watched) = self.directories.remove(&ino) else { return };
+        for ask in watched.waiting {
+            let _ = ask.answer.send(Err(code));
+        }
+        self.names -= watched.mirror.len();
+        for (name, leaf) in watched.mirror.iter() {
+            leave_place(&mut self.places, leaf, ino, name);
+        }
+        watched.mirror.remove(self.mirrors.as_fd());
+        self.order(Order::Leave(ino));
+    }
+
+    /// A mirror cannot be kept: its watches end, as when its directory is removed.
+    fn give_up(&mut self, ino: Ino, e: Errno) {
+        tracing::warn!(
+            "a directory can no longer be watched, and those who watch it are told that it is gone: {e}"
+        );
+        self.end(ino, Code::NoSpace);
+    }
+
+    /// Makes a change to a mirror, and keeps count; false when the mirror had to be given up.
+    fn change(
+        &mut self,
+        ino: Ino,
+        change: impl FnOnce(&mut Mirror, std::os::fd::BorrowedFd<'_>) -> std::result::Result<(), Errno>,
+    ) -> bool {
+        let Some(watched) = self.directories.get_mut(&ino) else { return true };
+        let before = watched.mirror.len();
+        let changed = change(&mut watched.mirror, self.mirrors.as_fd());
+        self.names = self.names - before + watched.mirror.len();
+        let changed = changed.and(if self.names > WATCHED_NAMES_MAX { Err(Errno::NOSPC) } else { Ok(()) });
+        if let Err(e) = changed {
+            self.give_up(ino, e);
+        }
+        changed.is_ok()
+    }
+
+    fn leaf_at(&self, parent: Ino, name: &[u8]) -> Option<Leaf> {
+        self.directories.get(&parent)?.mirror.get(name)
+    }
+
+    /// The name of a watched directory leads to what `named` says.
+    fn set(&mut self, named: &Named) -> bool {
+        let Named { parent, name, entry } = named;
+        self.enter_leave(*parent, name, entry.map(Leaf::of));
+        self.change(*parent, |mirror, _| mirror.set(name, entry.map(Leaf::of)))
+    }
+
+    /// Notes that a name is to lead to `leaf`.
+    fn enter_leave(&mut self, parent: Ino, name: &[u8], leaf: Option<Leaf>) {
+        let Some(watched) = self.directories.get(&parent) else { return };
+        let before = watched.mirror.get(name);
+        if before == leaf {
+            return;
+        }
+        if let Some(before) = before {
+            leave_place(&mut self.places, before, parent, name);
+        }
+        if let Some(ino) = leaf.and_then(|leaf| leaf.ino) {
+            self.places.entry(ino).or_default().push((parent, name.to_vec()));
+        }
+    }
+
+    fn make(&mut self, change: Change) {
+        match change {
+            Change::Names(names) => {
+                for named in &names {
+                    self.set(named);
+                }
+            }
+            Change::Rename(from, to) => {
+                self.rename(&from, &to);
+                for (ino, _) in [from.entry, to.entry].into_iter().flatten() {
+                    self.change(ino, |mirror, mirrors| mirror.move_itself(mirrors, ino));
+                }
+            }
+            Change::Attributes(ino) => {
+                for (parent, name) in self.places.get(&ino).cloned().unwrap_or_default() {
+                    self.change(parent, |mirror, _| mirror.touch(Some(&name)));
+                }
+                self.change(ino, |mirror, _| mirror.touch(None));
+            }
+            Change::Gone(ino) => self.end(ino, Code::NotFound),
+        }
+    }
+
+    fn rename(&mut self, from: &Named, to: &Named) {
+        // Something that the mirrors do not have cannot be moved in them: its names are set.
+        let is = |there: Option<Leaf>, entry: Option<Leaf>| match (there, entry) {
+            (Some(there), Some(entry)) => {
+                there.is_directory == entry.is_directory && (there.ino.is_none() || there.ino == entry.ino)
+            }
+            _ => false,
+        };
+        let (mover, swapped) = (to.entry.map(Leaf::of), from.entry.map(Leaf::of));
+        let Some(leaf) = mover else { return };
+        let source = is(self.leaf_at(from.parent, &from.name), mover);
+        let there = self.leaf_at(to.parent, &to.name);
+        let of_to = self.directories.contains_key(&to.parent);
+        self.enter_leave(from.parent, &from.name, swapped);
+        self.enter_leave(to.parent, &to.name, mover);
+        let same = from.parent == to.parent;
+        match swapped {
+            None if source && of_to && same => {
+                self.change(to.parent, |mirror, _| mirror.rename(&from.name, &to.name, leaf));
+            }
+            None if source && of_to => {
+                self.in_both(from, to, |a, b| a.rename_to(&from.name, b, &to.name, leaf))
+            }
+            Some(other) if source && is(there, swapped) && same => {
+                self.change(to.parent, |mirror, _| {
+                    mirror.exchange((&from.name, other), None, (&to.name, leaf))
+                });
+            }
+            Some(other) if source && is(there, swapped) => {
+                self.in_both(from, to, |a, b| a.exchange((&from.name, other), Some(b), (&to.name, leaf)));
+            }
+            Some(other) => {
+                self.exchange_with_outside((source, from), other, true);
+                self.exchange_with_outside((is(there, swapped), to), leaf, false);
+            }
+            None => {
+                self.change(from.parent, |mirror, mirrors| match source {
+                    true => mirror.move_out(mirrors, &from.name),
+                    false => mirror.set(&from.name, None),
+                });
+                self.change(to.parent, |mirror, mirrors| mirror.move_in(mirrors, &to.name, leaf));
+            }
+        }
+    }
+
+    /// One side of an exchange whose other side is not watched, or that the mirrors do not have as it was.
+    fn exchange_with_outside(&mut self, (is_there, named): (bool, &Named), leaf: Leaf, is_source: bool) {
+        self.change(named.parent, |mirror, mirrors| match is_there {
+            true => mirror.exchange_with_outside(mirrors, &named.name, leaf, is_source),
+            false => mirror.set(&named.name, Some(leaf)),
+        });
+    }
+
+    /// A change to two mirrors at once.
+    fn in_both(
+        &mut self,
+        from: &Named,
+        to: &Named,
+        change: impl FnOnce(&mut Mirror, &mut Mirror) -> std::result::Result<(), Errno>,
+    ) {
+        let Some(mut of_to) = self.directories.remove(&to.parent) else { return };
+        let mut changed = Ok(());
+        if let Some(of_from) = self.directories.get_mut(&from.parent) {
+            let before = of_from.mirror.len() + of_to.mirror.len();
+            changed = change(&mut of_from.mirror, &mut of_to.mirror);
+            self.names = self.names - before + of_from.mirror.len() + of_to.mirror.len();
+        }
+        self.directories.insert(to.parent, of_to);
+        if let Err(e) = changed {
+            self.give_up(from.parent, e);
+            self.give_up(to.parent, e);
+        }
+    }
+
+    /// Raises what happened to contents, for each name of the file; gives back what happened to files that have none yet.
+    fn tell_contents(&mut self, happened: impl Iterator<Item = (Ino, u32)>) -> Vec<(Ino, u32)> {
+        let mut unknown = Vec::new();
+        for (ino, events) in happened {
+            match self.places.get(&ino).cloned() {
+                Some(places) => {
+                    for (parent, name) in places {
+                        self.raise(parent, &name, events);
+                    }
+                }
+                None => unknown.push((ino, events)),
+            }
+        }
+        unknown
+    }
+
+    fn raise(&mut self, parent: Ino, name: &[u8], events: u32) {
+        let Some(watched) = self.directories.get(&parent) else { return };
+        let events = events & watched.mask;
+        self.change(parent, |mirror, _| {
+            if events & libc::IN_ATTRIB != 0 {
+                mirror.touch(Some(name))?;
+            }
+            mirror.change_contents(name, events)
+        });
+    }
+
+    /// The kernel could not keep all that happened to contents: any file may have changed.
+    fn tell_everything(&mut self) -> Vec<(Ino, u32)> {
+        let all: Vec<_> =
+            self.places.keys().map(|ino| (*ino, libc::IN_MODIFY | libc::IN_CLOSE_WRITE)).collect();
+        self.tell_contents(all.into_iter())
+    }
+
+    /// Removes the mirrors that no watch is left of.
+    fn review(&mut self) {
+        self.reviewed = Instant::now();
+        if self.directories.is_empty() {
+            return;
+        }
+        let Ok(watched) = self.holders.directories() else { return };
+        let idle = |(ino, directory): (&Ino, &Directory)| {
+            let is_idle = directory.is_listed && !watched.contains(ino);
+            is_idle.then_some(*ino)
+        };
+        let idle: Vec<Ino> = self.directories.iter().filter_map(idle).collect();
+        for ino in &idle {
+            self.end(*ino, Code::NotFound);
+        }
+        if !idle.is_empty() {
+            let union = self.directories.values().fold(0, |all, directory| all | directory.mask);
+            if let Err(e) = self.contents.watch_for(union) {
+                tracing::warn!("cannot watch the contents of files: {e}");
+            }
+        }
+    }
+}
+
+/// Forgets a name of what it led to.
+fn leave_place(places: &mut HashMap<Ino, Vec<(Ino, Vec<u8>)>>, leaf: Leaf, parent: Ino, name: &[u8]) {
+    let Some(ino) = leaf.ino else { return };
+    if let Some(of) = places.get_mut(&ino) {
+        of.retain(|(p, n)| *p != parent || n != name);
+        if of.is_empty() {
+            places.remove(&ino);
+        }
+    }
+}
