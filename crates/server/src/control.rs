@@ -335,7 +335,7 @@ mod tests {
         let next = supervisor.ask(&Ask::Keep, Some(Duration::from_secs(10)));
         assert_eq!(next.unwrap_err().code, Code::TimedOut);
         let mut asked = Vec::new();
-        drop(supervisor);
+        supervisor.stream.shutdown(std::net::Shutdown::Write).unwrap();
         theirs.read_to_end(&mut asked).unwrap();
         assert_eq!(asked, frame::encode(&Ask::Keep).unwrap(), "it was asked once");
     }
