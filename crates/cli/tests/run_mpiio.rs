@@ -41,7 +41,8 @@ fn misuse_of_collective_calls_has_its_class_on_every_rank() {
     }
 }
 
-/// No rank returns from a close, a sync or another of these calls before all are in it, and from a close before all have let go.
+/// No rank returns from a close, a sync or another of these calls before all are in it, and from a close before all have
+/// let the file go.
 #[test]
 fn collective_calls_on_a_file_return_when_all_ranks_are_in_them() {
     let _alone = alone();
@@ -404,8 +405,8 @@ fn installed_without(place: &Place, absent: &[&str]) -> PathBuf {
     own
 }
 
-/// As where an MPI was installed after Forebay was built. The ranks write by open(2) alone, which needs no driver: they are told
-/// all the same, by one of them.
+/// As where an MPI was installed after Forebay was built. The ranks write by open(2) alone, which needs no driver: one of
+/// them says it all the same.
 #[test]
 fn program_whose_mpi_has_no_driver_is_told_so_once() {
     let _alone = alone();

@@ -91,8 +91,8 @@ fn list(library: &Path, users: Option<OsString>) -> OsString {
     list
 }
 
-/// What is to be said of a launcher of MPI programs where Forebay has no MPI-IO at all. Where it has some, and not for the
-/// MPI that a program has, its libraries say so (`mpi/src/chooser.c`), as they see programs that scripts start too.
+/// What is to be said of a launcher of MPI programs where Forebay has no MPI-IO at all. Where a driver is missing for the
+/// one MPI that a program has, the library says so (`mpi/src/chooser.c`), which sees programs that scripts start too.
 pub(super) fn without_mpi(library: &Path, program: &Path) -> Option<String> {
     let name = program.file_name()?.to_str()?;
     // Debian's are mpirun.openmpi and mpiexec.hydra.
@@ -102,7 +102,8 @@ pub(super) fn without_mpi(library: &Path, program: &Path) -> Option<String> {
     }
     let dir = library.parent()?.display();
     Some(format!(
-        "there is no {MPI_LIBRARY} in {dir}: MPI programs use their MPI library's own MPI-IO (`make build` makes it on x86-64)"
+        "there is no {MPI_LIBRARY} in {dir}: MPI programs use their MPI library's own MPI-IO \
+         (`make build` makes it on x86-64)"
     ))
 }
 
