@@ -258,7 +258,7 @@ static int File_get_atomicity(MPI_File handle, int *flag) {
     return MPI_SUCCESS;
 }
 
-/* When it returns all ranks have been in it, which programs that are used to OMPIO rely on: what they wrote before is there. */
+/* It returns when all ranks are in it, which programs that are used to OMPIO rely on: what they wrote is there. */
 static int File_sync(MPI_File handle) {
     FILE_OF(file, handle)
     return fail(file, agree(file, class_of(forebay.file_sync(file->data)), 0));

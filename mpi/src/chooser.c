@@ -124,14 +124,16 @@ static bool is_wanted(void) {
 
 /* Says why there is no driver: once in a process, and by one rank of a node, as its others say the same. */
 static void say_absence(const struct found *found, const char *why) {
-    static const char *const ranks[] = {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMIX_LOCAL_RANK", "SLURM_LOCALID"};
+    static const char *const ranks[] = {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMIX_LOCAL_RANK",
+                                        "SLURM_LOCALID"};
     static bool is_said;
     for (size_t i = 0; i < sizeof ranks / sizeof ranks[0] && !is_said; i++) {
         const char *rank = getenv(ranks[i]);
         is_said = rank != NULL && strcmp(rank, "0") != 0;
     }
     if (!is_said)
-        fprintf(stderr, "forebay: warning: there is no driver for this program's MPI (%.*s): %s: its own MPI-IO is used\n",
+        fprintf(stderr,
+                "forebay: warning: there is no driver for this program's MPI (%.*s): %s: its own MPI-IO is used\n",
                 (int)strcspn(found->version, ",\n"), found->version, why);
     is_said = true;
 }
@@ -175,8 +177,9 @@ static const struct forebay_mpi_table *load(const struct found *found) {
 }
 
 /*
- * A program that is linked with an MPI hears at its start that there is no driver, also if it does all its input and output by other
- * calls: who runs it may take it for a program that Forebay's MPI-IO serves. One that loads its MPI later hears at its first call.
+ * A missing driver is reported when a program starts that is linked with an MPI, also if it does all its input and
+ * output by other calls: the user may take it for a program that Forebay's MPI-IO serves. For a program that loads
+ * its MPI later the report comes with the first call.
  */
 __attribute__((constructor)) static void start(void) {
     static struct found found;
@@ -190,7 +193,7 @@ __attribute__((constructor)) static void start(void) {
     if (found.family[0] == 0)
         load(&found);
     else if (access(path, R_OK) != 0)
-        say_absence(&found, "mpi/Makefile builds one where that MPI's compiler is (make build), and it is not beside libforebay_mpi.so");
+        say_absence(&found, "it is not beside libforebay_mpi.so (make build makes it where that MPI's compiler is)");
 }
 
 static void choose(void) {

@@ -179,7 +179,7 @@ void comm_give_back(struct file *file) {
         free(resident);
 }
 
-/* How long the ranks that are here poll before they ask whether the others can still come; how long they then sleep at a time. */
+/* How long the ranks that are here poll before they ask whether the others can still come; how long they sleep then. */
 enum { PATIENCE_S = 1, NAP_US = 1000 };
 
 int comm_wait_for_all(struct file *file) {

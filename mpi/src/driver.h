@@ -30,9 +30,11 @@
     X(Abort) X(Allreduce) X(Alltoall) X(Alltoallv) X(Barrier) X(Bcast) X(Comm_create) X(Comm_create_keyval) X(Comm_free) \
     X(Comm_get_attr) X(Comm_group) X(Comm_set_attr) X(Comm_rank) X(Comm_set_errhandler) X(Comm_size) X(Comm_test_inter) X(Errhandler_free) X(Error_class)              \
     X(Error_string) X(Exscan) X(File_call_errhandler) X(File_get_errhandler) X(File_set_errhandler)                    \
-    X(Grequest_complete) X(Grequest_start) X(Group_free) X(Ibarrier) X(Info_create) X(Info_free) X(Info_get) X(Info_set) X(Pack)                 \
+    X(Grequest_complete) X(Grequest_start) X(Group_free) X(Ibarrier) X(Info_create) X(Info_free) X(Info_get)            \
+    X(Info_set) X(Pack)                                                                                               \
     X(Status_set_cancelled) X(Status_set_elements_x)                  \
-    X(Test) X(Type_create_keyval) X(Type_dup) X(Type_free) X(Type_get_attr) X(Type_get_extent_x) X(Type_get_name) X(Type_set_attr)              \
+    X(Test) X(Type_create_keyval) X(Type_dup) X(Type_free) X(Type_get_attr) X(Type_get_extent_x) X(Type_get_name)      \
+    X(Type_set_attr)                                                                                                  \
     X(Type_size_x)
 
 struct native {
@@ -280,8 +282,8 @@ void comm_offer(MPI_Comm comm, struct comm_offer *mine);
 int comm_take(struct file *file, MPI_Comm comm, const struct comm_offer *all);
 void comm_give_back(struct file *file);
 /*
- * Waits until all ranks are here: what they did before is done. MPI_ERR_IO where a rank cannot come any more, as far as that is
- * known; the file's communicator is then of no more use. Collective.
+ * Waits until all ranks are here: what they did before is done. MPI_ERR_IO where a rank cannot come any more, as far as
+ * that is known; the file's communicator is then of no more use. Collective.
  */
 int comm_wait_for_all(struct file *file);
 
@@ -307,7 +309,7 @@ void shared_end(struct file *file);
 bool shared_is_lost(struct file *file);
 /* Sets the pointer of the view that comes next to 0; the ranks have it after shared_turn. Rank 0's affair. */
 void shared_prepare(struct file *file);
-/* Takes it: all ranks have been in one collective call since, which found out whether any rank lacks memory. Collective. */
+/* Takes it: all ranks have been in one collective call since, which found out whether one lacks memory. Collective. */
 int shared_turn(struct file *file, bool is_missed);
 /* Moves the shared file pointer on by so many etypes; where it was. An error class. */
 int shared_move(struct file *file, int64_t by, int64_t *before);
@@ -321,7 +323,7 @@ int64_t shared_node(void);
 
 /* ---- error.c ---- */
 
-/* Calls the error handler of `file`, or of MPI_FILE_NULL when that is NULL: what the call returns, which a handler may change. */
+/* Calls the error handler of `file`, or of MPI_FILE_NULL when that is NULL, and gives back what it leaves as the code. */
 int fail(struct file *file, int code);
 void handler_remember(MPI_Errhandler handle, void (*function)(void), bool fortran);
 void handler_default(struct handler *out);

@@ -146,8 +146,8 @@ static int keep(MPI_Datatype type, MPI_Datatype *out) {
 }
 
 /*
- * Whether an etype, or a file type, may be one of a file that is open for writing or not: displacements do not fall and are not
- * negative, and what is written lies in one place (MPI 4.0, 14.3). The class is that of ROMIO.
+ * Whether an etype, or a file type, may be one of a file that is open for writing or not: displacements do not fall
+ * and are not negative, and what is written lies in one place (MPI 4.0, 14.3). The class is that of ROMIO.
  */
 static int type_check(const struct flat *flat, bool writes) {
     return flat->rising && !(writes && flat->overlaps) ? MPI_SUCCESS : MPI_ERR_IO;
@@ -240,7 +240,8 @@ int file_set_view(struct file *file, MPI_Offset disp, MPI_Datatype etype, MPI_Da
         int64_t code, value, not_value, entangled, shortest, missed, hinted;
     } mine = {code, value, ~value, has_types && !made.file->apart, has_types ? -view_run(&made) : INT64_MIN,
               file->shared == NULL, hinted}, all = mine;
-    if (file->size > 1 && mpi.Allreduce(&mine, &all, sizeof all / sizeof(int64_t), MPI_INT64_T, MPI_MAX, file->comm) != MPI_SUCCESS)
+    int numbers = sizeof all / sizeof(int64_t);
+    if (file->size > 1 && mpi.Allreduce(&mine, &all, numbers, MPI_INT64_T, MPI_MAX, file->comm) != MPI_SUCCESS)
         all.code = MPI_ERR_INTERN;
     if (all.code == MPI_SUCCESS && all.value != ~all.not_value)
         all.code = MPI_ERR_NOT_SAME;

@@ -299,8 +299,9 @@ int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_Fil
 }
 
 /*
- * Programs rely on it that no rank's close returns before all ranks have done with the file, as with ROMIO and OMPIO: what any rank
- * wrote can be read then, and the file can be opened otherwise and removed. So every rank takes part, whatever went wrong on it.
+ * Programs rely on it that no rank's close returns before all ranks have done with the file, as with ROMIO and OMPIO:
+ * what any rank wrote can be read then, and the file can be opened otherwise and removed. So every rank takes part,
+ * whatever went wrong on it.
  */
 int file_close(struct file *file) {
     /* An end cannot come any more: the file is closed all the same. */

@@ -297,8 +297,9 @@ bool shared_is_lost(struct file *file) {
 }
 
 /*
- * Pointers take turns, so that a view's end and the next one's begin need one collective call: the one that was used two views ago
- * is used by no rank any more, as all have been in a set_view since, and no rank uses the next one before all are in this.
+ * Pointers take turns, so that a view's end and the next one's begin need one collective call: the one that was used
+ * two views ago is used by no rank any more, as all have been in a set_view since, and no rank uses the next one
+ * before all are in this.
  */
 void shared_prepare(struct file *file) {
     if (file->rank == 0 && file->shared != NULL)

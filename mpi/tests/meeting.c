@@ -1,8 +1,8 @@
 /*
- * Calls that no rank returns from before all ranks are in them, as programs that are used to ROMIO and OMPIO rely on: meeting FILE.
- * The last rank comes late, with a write just before: when the call has returned on another rank, that rank reads what was written.
- * Of a close also that all have let the file go, and that errors of one rank keep no other waiting. And the shared pointer, which
- * starts anew with each view whatever other ranks did before.
+ * Calls that no rank returns from before all ranks are in them, as programs that are used to ROMIO and OMPIO rely on:
+ * meeting FILE. The last rank comes late, with a write just before: when the call has returned on another rank, that
+ * rank reads what was written. Of a close also that all have let the file go, and that errors of one rank keep no
+ * other waiting. And the shared pointer, which starts anew with each view whatever other ranks did before.
  */
 #include "check.h"
 
@@ -124,7 +124,8 @@ static void pointers(void) {
         CHECK(at == size);
         MPI_Barrier(MPI_COMM_WORLD);
         /* A view that is refused leaves it where it is. */
-        FAILS(MPI_ERR_ARG, MPI_File_set_view(file, rank == size - 1 ? -1 : 0, MPI_INT, MPI_INT, "native", MPI_INFO_NULL));
+        MPI_Offset disp = rank == size - 1 ? -1 : 0;
+        FAILS(MPI_ERR_ARG, MPI_File_set_view(file, disp, MPI_INT, MPI_INT, "native", MPI_INFO_NULL));
         OK(MPI_File_get_position_shared(file, &at));
         CHECK(at == size);
         MPI_Barrier(MPI_COMM_WORLD);

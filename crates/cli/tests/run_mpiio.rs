@@ -7,7 +7,7 @@ mod common;
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use common::mpi::{alone, compile, driver, launch, passes, source, Native, MPIS};
@@ -41,7 +41,8 @@ fn misuse_of_collective_calls_has_its_class_on_every_rank() {
     }
 }
 
-/// No rank returns from a close, a sync or another of these calls before all are in it, and from a close before all have let go.
+/// No rank returns from a close, a sync or another of these calls before all are in it, and from a close before all have
+/// let the file go.
 #[test]
 fn collective_calls_on_a_file_return_when_all_ranks_are_in_them() {
     let _alone = alone();
@@ -387,6 +388,59 @@ fn mpi_that_runs_is_the_one_that_is_served_when_a_process_has_two() {
         assert!(ran.code == Some(0) && ran.out.contains("passed"), "{}: {ran:?}", mpi.name);
         assert!(ran.err.contains("forebay: /file: open by 2 ranks"), "{ran:?}");
         place.assert_nothing_left();
+    }
+}
+
+/// The binaries in a directory of their own, without what the names say.
+fn installed_without(place: &Place, absent: &[&str]) -> PathBuf {
+    let (built, own) = (forebay().parent().unwrap(), place.join("bin"));
+    std::fs::create_dir_all(&own).unwrap();
+    for name in ["forebay", "forebayd", "libforebay.so", "libforebay_preload.so", "libforebay_mpi.so"] {
+        if absent.contains(&name) {
+            std::fs::remove_file(own.join(name)).unwrap();
+        } else {
+            std::fs::copy(built.join(name), own.join(name)).unwrap();
+        }
+    }
+    own
+}
+
+/// As where an MPI was installed after Forebay was built. The ranks write by open(2) alone, which needs no driver: one of
+/// them says it all the same.
+#[test]
+fn program_whose_mpi_has_no_driver_is_told_so_once() {
+    let _alone = alone();
+    for mpi in MPIS.iter().filter(|mpi| driver(mpi)) {
+        let place = Place::new();
+        let program = compile(&place, mpi, "plain");
+        for (absent, told) in [
+            (&[][..], "there is no driver for this program's MPI"),
+            (&["libforebay_mpi.so"], "there is no libforebay_mpi.so in "),
+        ] {
+            let mut command = Command::new(installed_without(&place, absent).join("forebay"));
+            place.dress(&mut command);
+            command.args(["run", "--own", "--quiet", "--"]).args(mpi.launcher).arg("3").arg(&program);
+            let ran = Ran::of(command.arg("/forebay").output().unwrap());
+            assert!(ran.code == Some(0) && ran.out.contains("passed"), "{}: {ran:?}", mpi.name);
+            assert_eq!(ran.err.matches(told).count(), 1, "{}: {ran:?}", mpi.name);
+            assert_eq!(ran.err.matches("forebay: ").count(), 1, "{}: {ran:?}", mpi.name);
+        }
+        // With its driver there is nothing to say.
+        let ran = launch(&place, mpi, 3, &[program.to_str().unwrap(), "/forebay"], false);
+        assert!(ran.code == Some(0) && !ran.err.contains("forebay: "), "{}: {ran:?}", mpi.name);
+        place.assert_nothing_left();
+    }
+}
+
+/// A driver is made for each MPI that is there when Forebay is built: what a job runs has to be installed before.
+#[test]
+fn jobs_that_run_mpi_programs_install_mpi_before_they_build() {
+    for job in ["demo", "bench", "test"] {
+        let mut make = Command::new("make");
+        make.args(["-n", "-C"]).arg(source("..")).arg(job);
+        let plan = String::from_utf8(make.output().unwrap().stdout).unwrap();
+        let at = |words: &str| plan.find(words).unwrap_or_else(|| panic!("{job} without {words}: {plan}"));
+        assert!(at(&format!("tools/install-deps {job}")) < at("make -C mpi OUT="), "{plan}");
     }
 }
 

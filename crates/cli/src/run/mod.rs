@@ -97,6 +97,9 @@ pub(crate) fn run(named: Option<PathBuf>, arguments: Run) -> Result<ExitCode> {
     for warning in target.warnings() {
         note!("forebay: warning: {warning}");
     }
+    if let Some(warning) = preload::without_mpi(&library, Path::new(name)) {
+        note!("forebay: warning: {warning}");
+    }
     let environment = preload::environment(&library, &entered, &prefix, &target.path);
     let signals = Signals::block(&SIGNALS).map_err(|e| Error::io("cannot wait for signals", &e))?;
     let started = Instant::now();

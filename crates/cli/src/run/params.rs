@@ -13,7 +13,7 @@ const USERS: &str = ".openmpi/mca-params.conf";
 const SITES: &str = "openmpi-mca-params.conf";
 /// Variables that name the files, by the parameter and by its old name.
 const LISTS: [&str; 2] = ["OMPI_MCA_mca_base_param_files", "OMPI_MCA_mca_param_files"];
-const LAUNCHERS: [&str; 3] = ["mpirun", "orterun", "mpiexec"];
+pub(super) const LAUNCHERS: [&str; 3] = ["mpirun", "orterun", "mpiexec"];
 /// Of installations in /usr: Debian's, and Red Hat's.
 const ETC: [&str; 2] = ["/etc/openmpi", "/etc/openmpi-x86_64"];
 

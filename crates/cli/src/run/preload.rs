@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use forebay_server::TOKEN_VARIABLE;
 use forebay_types::{Code, Error, Result};
 
-use super::agent;
 use super::enter::Entered;
+use super::{agent, params};
 
 const LIBRARY: &str = "libforebay_preload.so";
 /// The one that shows MPI programs the pool; where no MPI was there when Forebay was built, it is not there.
@@ -91,6 +91,22 @@ fn list(library: &Path, users: Option<OsString>) -> OsString {
     list
 }
 
+/// What is to be said of a launcher of MPI programs where Forebay has no MPI-IO at all. Where a driver is missing for the
+/// one MPI that a program has, the library says so (`mpi/src/chooser.c`), which sees programs that scripts start too.
+pub(super) fn without_mpi(library: &Path, program: &Path) -> Option<String> {
+    let name = program.file_name()?.to_str()?;
+    // Debian's are mpirun.openmpi and mpiexec.hydra.
+    let is_launcher = params::LAUNCHERS.contains(&name.split('.').next()?);
+    if !is_launcher || library.with_file_name(MPI_LIBRARY).is_file() {
+        return None;
+    }
+    let dir = library.parent()?.display();
+    Some(format!(
+        "there is no {MPI_LIBRARY} in {dir}: MPI programs use their MPI library's own MPI-IO \
+         (`make build` makes it on x86-64)"
+    ))
+}
+
 /// What the program's environment has beyond this process's; none takes a variable away.
 pub(super) fn environment(
     library: &Path,
@@ -128,6 +144,18 @@ pub(super) fn level() -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn without_mpi_is_said_of_launchers_alone() {
+        let ours = Path::new("/nowhere/lib/libforebay_preload.so");
+        for launcher in ["/usr/bin/mpirun", "/usr/bin/mpirun.openmpi", "mpiexec.hydra", "orterun"] {
+            let said = without_mpi(ours, Path::new(launcher)).unwrap();
+            assert!(said.contains("no libforebay_mpi.so in /nowhere/lib:"), "{said}");
+        }
+        for other in ["/usr/bin/sh", "/usr/bin/mpirunner", "/home/u/run.mpirun", "/"] {
+            assert_eq!(without_mpi(ours, Path::new(other)), None, "{other}");
+        }
+    }
 
     #[test]
     fn list_puts_ours_last_once_and_keeps_the_users() {
