@@ -58,9 +58,12 @@ impl Drop for Mounted {
     }
 }
 
-/// Directories of which the daemon keeps a mirror.
+/// Directories that the daemon keeps a mirror of.
 fn mirrors(pool: &Pool) -> usize {
-    std::fs::read_dir(pool.path().join("watches")).map_or(0, Iterator::count)
+    let mut status = Command::new(support::binary("forebay"));
+    let text = succeeds(status.args(["status", "--json", "--pool"]).arg(pool.path()));
+    let number = text.split("\"watched_directories\": ").nth(1).unwrap_or_else(|| panic!("{text}"));
+    number.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
 }
 
 #[track_caller]

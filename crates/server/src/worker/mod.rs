@@ -212,8 +212,13 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
         Some(_) => KnownParts::restored(&setup.store, &mut setup.restored)?,
         None => KnownParts::default(),
     };
+    // Mirrors are many small changes, which memory takes at once.
+    let mirrors = match has_stable_inodes(&setup.target_dirs[0]) {
+        true => PathBuf::from(format!("/proc/self/fd/{}", setup.target_dirs[0].as_raw_fd())),
+        false => setup.pool_dir.clone(),
+    };
     let watches = Watches::restored(
-        &setup.pool_dir,
+        &mirrors,
         &targets,
         &to_shard,
         &doorbell,
