@@ -204,6 +204,13 @@ fn a_watch_lives_as_long_as_any_process_has_its_descriptor() {
     assert_eq!(mirrors(&pool), 1);
     drop(killed);
     comes_about("the mirror stays when its program was killed", || mirrors(&pool) == 0);
+
+    // A pool that is stopped removes its directories, for those who watch them.
+    let (_watcher, mut lines) =
+        Running::start(pool.command(&program).args(["/forebay/d", "until", "end3"]), "ready");
+    drop(pool);
+    let told = [line_of(&mut lines), line_of(&mut lines), line_of(&mut lines)];
+    assert_eq!(told, ["1: DELETE ISDIR end", "1: DELETE_SELF", "1: IGNORED"]);
 }
 
 #[test]

@@ -122,6 +122,11 @@ struct Surroundings {
     doorbell: Arc<Doorbell>,
 }
 
+/// Ends all watches: the pool is stopped. Each is told of the removal of its directory.
+pub(super) fn end(place: &Path) {
+    let _ = std::fs::remove_dir_all(place.join(MIRRORS_DIRECTORY));
+}
+
 /// The attendant's end.
 #[derive(Debug)]
 pub(super) struct Watches {
@@ -156,7 +161,7 @@ impl Watches {
         };
         if words.is_none() {
             // Of an earlier supervisor, or of no use any more.
-            let _ = std::fs::remove_dir_all(&surroundings.mirrors);
+            end(place);
         }
         Watches { surroundings, store, words: Mutex::new(words) }
     }
