@@ -58,9 +58,12 @@ impl Drop for Mounted {
     }
 }
 
-/// Directories of which the daemon keeps a mirror.
+/// Directories that the daemon keeps a mirror of.
 fn mirrors(pool: &Pool) -> usize {
-    std::fs::read_dir(pool.path().join("watches")).map_or(0, Iterator::count)
+    let mut status = Command::new(support::binary("forebay"));
+    let text = succeeds(status.args(["status", "--json", "--pool"]).arg(pool.path()));
+    let number = text.split("\"watched_directories\": ").nth(1).unwrap_or_else(|| panic!("{text}"));
+    number.split(|c: char| !c.is_ascii_digit()).next().unwrap().parse().unwrap()
 }
 
 #[track_caller]
@@ -201,6 +204,13 @@ fn a_watch_lives_as_long_as_any_process_has_its_descriptor() {
     assert_eq!(mirrors(&pool), 1);
     drop(killed);
     comes_about("the mirror stays when its program was killed", || mirrors(&pool) == 0);
+
+    // A pool that is stopped removes its directories, for those who watch them.
+    let (_watcher, mut lines) =
+        Running::start(pool.command(&program).args(["/forebay/d", "until", "end3"]), "ready");
+    drop(pool);
+    let told = [line_of(&mut lines), line_of(&mut lines), line_of(&mut lines)];
+    assert_eq!(told, ["1: DELETE ISDIR end", "1: DELETE_SELF", "1: IGNORED"]);
 }
 
 #[test]

@@ -214,8 +214,14 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
         Some(_) => KnownParts::restored(&setup.store, &mut setup.restored)?,
         None => KnownParts::default(),
     };
+    // Mirrors are many small changes, which memory takes at once.
+    let first = setup.target_dirs[0].try_clone().map_err(|e| Error::io("cannot open the target", &e))?;
+    let mirrors = match has_stable_inodes(&first) {
+        true => PathBuf::from(format!("/proc/self/fd/{}", first.as_raw_fd())),
+        false => setup.pool_dir.clone(),
+    };
     let watches = Watches::restored(
-        &setup.pool_dir,
+        &mirrors,
         &targets,
         &to_shard,
         &doorbell,
@@ -288,6 +294,10 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
         }
     });
     turns.unseat();
+    if served.is_ok() {
+        // The pool ends. Programs may keep a target in memory alive, whose watches would hear nothing.
+        watches::end(&mirrors);
+    }
     // SAFETY: from `Box::into_raw`; what borrowed it had the seat.
     drop(unsafe { Box::from_raw(shard_box) });
     served

@@ -571,6 +571,7 @@ impl<'a> ShardThread<'a> {
             "ring": self.statistics.to_json(),
             "board": { "bytes": self.board.bytes(), "evicted": self.board.evicted() },
             "inodes": s.inodes,
+            "watched_directories": self.watched_directories(),
             "shard": { "entries": s.entries, "orphans": s.orphans, "bytes": s.bytes },
         })
     }

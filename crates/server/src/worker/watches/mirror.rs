@@ -115,6 +115,18 @@ impl Mirror {
         }
     }
 
+    fn put_in_transit(mirrors: BorrowedFd<'_>, leaf: Leaf) -> Result<(), Errno> {
+        match Mirror::put(mirrors, IN_TRANSIT.as_bytes(), leaf) {
+            // A change that failed half-way left it.
+            Err(Errno::EXIST) => {
+                let _ = rustix::fs::unlinkat(mirrors, IN_TRANSIT, AtFlags::empty());
+                let _ = rustix::fs::unlinkat(mirrors, IN_TRANSIT, AtFlags::REMOVEDIR);
+                Mirror::put(mirrors, IN_TRANSIT.as_bytes(), leaf)
+            }
+            put => put,
+        }
+    }
+
     /// The name leads to this, or to nothing: IN_CREATE, IN_DELETE, or both.
     pub(super) fn set(&mut self, name: &[u8], leaf: Option<Leaf>) -> Result<(), Errno> {
         let before = self.get(name);
@@ -146,7 +158,7 @@ impl Mirror {
 
     /// Something comes under the name from where nobody watches: IN_MOVED_TO.
     pub(super) fn move_in(&mut self, mirrors: BorrowedFd<'_>, name: &[u8], leaf: Leaf) -> Result<(), Errno> {
-        Mirror::put(mirrors, IN_TRANSIT.as_bytes(), leaf)?;
+        Mirror::put_in_transit(mirrors, leaf)?;
         self.make_way(name, leaf)?;
         rustix::fs::renameat(mirrors, IN_TRANSIT, &self.directory, name)?;
         self.names.insert(name.to_vec(), leaf);
@@ -212,7 +224,7 @@ impl Mirror {
         is_source: bool,
     ) -> Result<(), Errno> {
         let Some(before) = self.get(name) else { return self.move_in(mirrors, name, leaf) };
-        Mirror::put(mirrors, IN_TRANSIT.as_bytes(), leaf)?;
+        Mirror::put_in_transit(mirrors, leaf)?;
         let (own, transit) = ((self.directory.as_fd(), name), (mirrors, IN_TRANSIT.as_bytes()));
         let (a, b) = if is_source { (own, transit) } else { (transit, own) };
         rustix::fs::renameat_with(a.0, a.1, b.0, b.1, RenameFlags::EXCHANGE)?;
@@ -352,6 +364,12 @@ mod tests {
         seen.sort_by_key(|(event, _)| event.bits());
         assert_eq!(seen, both.map(|(e, n)| (e, n.to_string())));
         assert_eq!(events(&of_b).len(), 2);
+        // As a change leaves it that fails half-way.
+        Mirror::put_in_transit(mirrors, file(15)).unwrap();
+        a.exchange_with_outside(mirrors, b"d", directory(16), false).unwrap();
+        let mut seen = events(&of_a);
+        seen.sort_by_key(|(event, _)| event.bits());
+        assert_eq!(seen, both.map(|(e, n)| (e, n.to_string())));
         b.move_out(mirrors, b"h").unwrap();
         is(&of_b, &[(E::MOVED_FROM | E::ISDIR, "h")]);
         b.set(b"c", Some(file(14))).unwrap();

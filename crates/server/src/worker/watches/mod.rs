@@ -1,8 +1,9 @@
 //! Directories that preloaded programs watch with inotify (docs/decisions/0036).
 //!
 //! The kernel raises inotify events for changes of its own directories alone. So the daemon keeps a mirror of each watched directory: a
-//! kernel's directory in the pool's directory, with an empty file or directory for each name, to which the worker makes every change that the
-//! shard thread made to the watched one. The program's own inotify instance watches the mirror, so that its events are the kernel's.
+//! kernel's directory, on the first target where that is memory and else in the pool's directory. It has an empty file or directory for each
+//! name, and the watch thread makes every change there that the shard thread made to the watched one. The program's own inotify instance
+//! watches the mirror, so that its events are the kernel's.
 //!
 //! ```text
 //!  program ── KIND_WATCH, its inotify descriptor ──► connection's thread ── Ask ──► watch thread ──► mirrors
@@ -121,6 +122,11 @@ struct Surroundings {
     doorbell: Arc<Doorbell>,
 }
 
+/// Ends all watches: the pool is stopped. Each is told of the removal of its directory.
+pub(super) fn end(place: &Path) {
+    let _ = std::fs::remove_dir_all(place.join(MIRRORS_DIRECTORY));
+}
+
 /// The attendant's end.
 #[derive(Debug)]
 pub(super) struct Watches {
@@ -130,9 +136,9 @@ pub(super) struct Watches {
 }
 
 impl Watches {
-    /// Takes over what the last worker left with the supervisor, out of `left`; mirrors without that are removed.
+    /// Takes over what the last worker left with the supervisor, out of `left`; mirrors in `place` without that are removed.
     pub(super) fn restored(
-        pool: &Path,
+        place: &Path,
         targets: &Arc<NodeTargets>,
         to_shard: &Sender<Message>,
         doorbell: &Arc<Doorbell>,
@@ -140,7 +146,7 @@ impl Watches {
         left: &mut Vec<(String, Vec<OwnedFd>)>,
     ) -> Watches {
         let surroundings = Surroundings {
-            mirrors: pool.join(MIRRORS_DIRECTORY),
+            mirrors: place.join(MIRRORS_DIRECTORY),
             targets: Arc::clone(targets),
             to_shard: to_shard.clone(),
             doorbell: Arc::clone(doorbell),
@@ -155,7 +161,7 @@ impl Watches {
         };
         if words.is_none() {
             // Of an earlier supervisor, or of no use any more.
-            let _ = std::fs::remove_dir_all(&surroundings.mirrors);
+            end(place);
         }
         Watches { surroundings, store, words: Mutex::new(words) }
     }
@@ -256,6 +262,11 @@ impl Watched {
 }
 
 impl ShardThread<'_> {
+    /// Directories that are watched, for `status`.
+    pub(super) fn watched_directories(&self) -> usize {
+        self.watched.as_ref().map_or(0, |watched| watched.directories.len())
+    }
+
     /// Does what the watch thread asks.
     pub(super) fn mind_watches(&mut self, order: Order) -> Result<()> {
         let (directory, cookie) = match order {

@@ -20,8 +20,8 @@ use super::holders::{has_watch_of, is_inotify, Holders};
 use super::mirror::{parse_own_name, Leaf, Mirror};
 use super::{Ask, Change, Chunk, Message, Named, Order, Surroundings, Word, Words};
 
-/// Events that are not told of directories and of the names in them. The daemon raises some of them when it reads a mirror, and opens a file there to
-/// close it.
+/// Events that are not delivered for directories and the names in them: the daemon raises some of them itself, when it reads a mirror and when it
+/// opens a file there to close it.
 const NEVER_TOLD: u32 = libc::IN_OPEN | libc::IN_ACCESS | libc::IN_CLOSE_NOWRITE;
 
 /// A watched directory.
