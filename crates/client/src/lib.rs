@@ -51,7 +51,7 @@ mod xattr;
 pub use connection::Role;
 pub use directory::Directory;
 pub use file::{File, Striping};
-pub use locks::{LockPlace, LocksElsewhere};
+pub use locks::{leaves_lock_in_doubt, new_lock_owner, LockPlace, LocksElsewhere, Unlocks};
 pub use mounted::{inode_of_name, INODE_NAME, MOUNTED_MARK};
 pub use open::directories_opened;
 pub use path::{PathBuffer, Place};

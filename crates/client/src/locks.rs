@@ -3,12 +3,13 @@
 //! (`crates/server/src/worker/network/locks.rs`).
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use forebay_ring::{call_clock, pause};
-use forebay_types::limits::APPEND_MS;
-use forebay_types::{BackingId, BackingOp, Code, LockWish, Reply, Request};
+use forebay_types::limits::{APPEND_MS, FILE_BYTES_MAX};
+use forebay_types::{BackingId, BackingOp, Code, LockKind, LockWish, Reply, Request};
 
 use crate::elsewhere::new_handle;
 use crate::file::{File, Stripe};
@@ -49,6 +50,15 @@ impl LocksElsewhere {
         self.pool.ask_backing(self.id, BackingOp::Lock(wish))
     }
 
+    /// Drops locks; false when the node may not have heard of it.
+    fn is_told(&self, wish: LockWish) -> bool {
+        match self.set(wish) {
+            Ok(()) => true,
+            // Whatever else it says, it has heard, or is no node any more that could hold a lock.
+            Err(code) => !matches!(code, Code::Io | Code::TimedOut | Code::Busy | Code::NoResources),
+        }
+    }
+
     /// The lock that is in the way of one.
     pub fn test(&self, wish: LockWish) -> Result<Option<LockWish>, Code> {
         let request = Request::Backing { id: self.id, op: BackingOp::TestLock(wish) };
@@ -57,6 +67,54 @@ impl LocksElsewhere {
             Reply::Lock(found) => Ok(Some(found)),
             _ => Err(Code::Malformed),
         })
+    }
+}
+
+/// A number for an owner of locks elsewhere. It is given up for good with all its locks: a message that took its time on the way can ask for a
+/// lock again when its owner has long let go, and the other node knows it by the number.
+pub fn new_lock_owner() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// True of a failure after which a lock may have been granted all the same, or may be yet.
+pub fn leaves_lock_in_doubt(code: Code) -> bool {
+    !matches!(code, Code::Busy | Code::NoResources)
+}
+
+/// Owners that have let go of all they had at other nodes, which these have not yet acknowledged: a link was down. They are told until they
+/// have, so that no lock stays there of which nobody here knows.
+#[derive(Debug, Default)]
+pub struct Unlocks {
+    waiting: Mutex<Vec<(LocksElsewhere, LockWish)>>,
+}
+
+impl Unlocks {
+    fn waiting(&self) -> MutexGuard<'_, Vec<(LocksElsewhere, LockWish)>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has an owner let go of everything. False: its node could not be told, and is to be told again ([`Unlocks::retry`]).
+    pub fn give(&self, locks: LocksElsewhere, owner: u64, flock: bool) -> bool {
+        let wish = LockWish { owner, flock, kind: LockKind::Unlock, start: 0, end: FILE_BYTES_MAX };
+        let told = locks.is_told(wish);
+        if !told {
+            self.waiting().push((locks, wish));
+        }
+        told
+    }
+
+    /// Tells those again that could not be told; true when all have been.
+    pub fn retry(&self) -> bool {
+        let again = std::mem::take(&mut *self.waiting());
+        for (i, (locks, wish)) in again.iter().enumerate() {
+            if !locks.is_told(*wish) {
+                // The others are mostly of the same node.
+                self.waiting().extend_from_slice(&again[i..]);
+                return false;
+            }
+        }
+        self.waiting().is_empty()
     }
 }
 

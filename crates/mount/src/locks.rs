@@ -10,16 +10,18 @@
 //! requests does. An INTERRUPT ends a wait; one that another thread reads before the wait has begun is remembered.
 //!
 //! Of a file whose first backing file is on another node, that node's daemon takes them on it, each owner's on a descriptor of
-//! its own, where that node's programs take theirs. It is asked while nothing here is locked.
+//! its own, where that node's programs take theirs. It is asked while nothing here is locked. What it may have granted to an owner that was
+//! told of a failure, and what it did not hear of having been let go of, it is told to drop until it has.
 //!
 //! Lock order: what waits, then the table of owners. Tests: below, and `tests/locks.rs`.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use forebay_client::{LockPlace, LocksElsewhere};
+use forebay_client::{leaves_lock_in_doubt, new_lock_owner, LockPlace, LocksElsewhere, Unlocks};
 use forebay_types::limits::{
     FILE_BYTES_MAX, INTERRUPTS_KEPT, LOCK_OWNERS_MAX, LOCK_OWNERS_PART, LOCK_WAITS_MAX,
 };
@@ -35,6 +37,8 @@ use crate::protocol::{Body, Request, LK_FLOCK};
 /// First and longest pause between two attempts of a lock that waits.
 const PAUSE: Duration = Duration::from_micros(200);
 const PAUSE_MAX: Duration = Duration::from_millis(20);
+/// Between two attempts to tell a node that a lock was let go.
+const UNLOCK_PAUSE: Duration = Duration::from_secs(1);
 
 /// Who holds locks of an inode, and of which kind they are.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,6 +55,8 @@ struct Held {
     /// The number of the open that the first was taken by.
     handle: u64,
     on: On,
+    /// It has had a lock. Until then it is here for one that waits.
+    granted: bool,
 }
 
 /// What an owner's locks are on.
@@ -58,8 +64,8 @@ struct Held {
 enum On {
     /// This descriptor.
     File(OwnedFd),
-    /// What another node's daemon has of them.
-    Elsewhere(LocksElsewhere),
+    /// What another node's daemon has of them, under this number of the owner: another one each time that the owner has let go of all.
+    Elsewhere(LocksElsewhere, u64),
 }
 
 /// Who holds locks, by inode.
@@ -72,6 +78,10 @@ struct Table {
 impl Table {
     fn get(&self, owner: Owner) -> Option<&On> {
         self.by_inode.get(&owner.ino)?.iter().find(|held| held.owner == owner).map(|held| &held.on)
+    }
+
+    fn get_mut(&mut self, owner: Owner) -> Option<&mut Held> {
+        self.by_inode.get_mut(&owner.ino)?.iter_mut().find(|held| held.owner == owner)
     }
 
     fn insert(&mut self, held: Held) {
@@ -124,6 +134,9 @@ pub(crate) struct Locks {
     owners_max: usize,
     waits: Mutex<Waits>,
     freed: Condvar,
+    unlocks: Arc<Unlocks>,
+    /// The thread that tells other nodes again is there.
+    is_telling: Arc<AtomicBool>,
 }
 
 /// A lock request's fields.
@@ -138,9 +151,9 @@ pub(crate) struct Wish {
 
 impl Wish {
     /// As another node's daemon is asked for it.
-    fn elsewhere(&self) -> LockWish {
+    fn elsewhere(&self, number: u64) -> LockWish {
         LockWish {
-            owner: self.owner.owner,
+            owner: number,
             flock: self.owner.flock,
             kind: match self.kind {
                 libc::F_RDLCK => LockKind::Read,
@@ -203,6 +216,8 @@ impl Locks {
             owners_max: LOCK_OWNERS_MAX.min(descriptors / LOCK_OWNERS_PART),
             waits: Mutex::default(),
             freed: Condvar::new(),
+            unlocks: Arc::default(),
+            is_telling: Arc::default(),
         }
     }
 
@@ -220,14 +235,34 @@ impl Locks {
             return;
         }
         for held in gone {
-            if let On::Elsewhere(locks) = &held.on {
-                let Owner { owner, flock, .. } = held.owner;
-                let all = LockWish { owner, flock, kind: LockKind::Unlock, start: 0, end: FILE_BYTES_MAX };
-                // Who does not answer drops them when this process or its node is gone, or cannot be reached for long.
-                let _ = locks.set(all);
+            if let On::Elsewhere(locks, number) = held.on {
+                self.let_go_elsewhere(locks, number, held.owner.flock);
             }
         }
         self.try_again();
+    }
+
+    /// An owner has let go of all that it may have at another node, which is told until it has heard.
+    fn let_go_elsewhere(&self, locks: LocksElsewhere, number: u64, flock: bool) {
+        if self.unlocks.give(locks, number, flock) || self.is_telling.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let (unlocks, is_telling) = (Arc::clone(&self.unlocks), Arc::clone(&self.is_telling));
+        let thread = std::thread::Builder::new().name("unlocks".into()).stack_size(128 * 1024);
+        let started = thread.spawn(move || loop {
+            std::thread::sleep(UNLOCK_PAUSE);
+            if unlocks.retry() {
+                is_telling.store(false, Ordering::SeqCst);
+                // One that came between the two saw a thread that was there.
+                if unlocks.retry() || is_telling.swap(true, Ordering::SeqCst) {
+                    return;
+                }
+            }
+        });
+        if started.is_err() {
+            // The next that is let go of tries again.
+            self.is_telling.store(false, Ordering::SeqCst);
+        }
     }
 
     fn drop_all(&self, owner: Owner) {
@@ -304,7 +339,7 @@ impl FileSystem {
         let opened;
         let file = match parts.as_deref() {
             Some(Handle::Parts(file, _)) => match file.lock_place() {
-                LockPlace::There(locks) => return Ok(On::Elsewhere(locks)),
+                LockPlace::There(locks) => return Ok(On::Elsewhere(locks, new_lock_owner())),
                 LockPlace::Here(file) => file,
             },
             _ => {
@@ -344,12 +379,12 @@ impl FileSystem {
                     check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut record) })?;
                     None
                 }
-                On::Elsewhere(locks) => Some(*locks),
+                On::Elsewhere(locks, number) => Some((*locks, *number)),
             }
         };
-        if let Some(locks) = elsewhere {
+        if let Some((locks, number)) = elsewhere {
             record.l_type = libc::F_UNLCK as i16;
-            if let Some(found) = locks.test(wish.elsewhere())? {
+            if let Some(found) = locks.test(wish.elsewhere(number))? {
                 let kind = if found.kind == LockKind::Read { libc::F_RDLCK } else { libc::F_WRLCK };
                 let (start, end) = (found.start, found.end);
                 record = Wish { kind, start, end, ..wish }.record();
@@ -367,43 +402,53 @@ impl FileSystem {
     /// Takes a lock, without waiting.
     fn take(&self, wish: &Wish) -> Result<(), Errno> {
         let mut held = self.locks.held();
-        let locks = match held.get(wish.owner) {
+        let (locks, number) = match held.get(wish.owner) {
             Some(On::File(file)) => return wish.apply(file),
-            Some(On::Elsewhere(locks)) => *locks,
+            Some(On::Elsewhere(locks, number)) => (*locks, *number),
             None => {
                 if held.owners >= self.locks.owners_max {
                     return Err(Errno(libc::ENOLCK));
                 }
                 let on = self.lock_descriptor(wish.owner)?;
-                let (taken, locks) = match &on {
+                let (taken, elsewhere) = match &on {
                     On::File(file) => (wish.apply(file), None),
-                    On::Elsewhere(locks) => (Ok(()), Some(*locks)),
+                    On::Elsewhere(locks, number) => (Ok(()), Some((*locks, *number))),
                 };
                 // Also when it has to wait: it will be tried again.
-                held.insert(Held { owner: wish.owner, handle: wish.handle, on });
-                match locks {
+                held.insert(Held { owner: wish.owner, handle: wish.handle, on, granted: false });
+                match elsewhere {
                     None => return taken,
-                    Some(locks) => locks,
+                    Some(elsewhere) => elsewhere,
                 }
             }
         };
         drop(held);
-        let taken = locks.set(wish.elsewhere()).map_err(|code| match code {
+        let taken = locks.set(wish.elsewhere(number));
+        let mut held = self.locks.held();
+        let at = |on: &On| matches!(on, On::Elsewhere(_, of) if *of == number);
+        let Some(of) = held.get_mut(wish.owner).filter(|of| at(&of.on)) else {
+            drop(held);
+            // Its owner has gone meanwhile, and said so perhaps before this was granted: the other node grants nothing under its number any more.
+            self.locks.let_go_elsewhere(locks, number, wish.owner.flock);
+            return Err(Errno(libc::EINTR));
+        };
+        match taken {
+            Ok(()) => of.granted = true,
+            // It may be granted yet, to an owner that is told of a failure and will not let go of what it does not have.
+            Err(code) if leaves_lock_in_doubt(code) && !of.granted => {
+                held.remove(wish.owner.ino, |of| of.owner == wish.owner);
+                drop(held);
+                self.locks.let_go_elsewhere(locks, number, wish.owner.flock);
+            }
+            Err(_) => {}
+        }
+        taken.map_err(|code| match code {
             Code::Busy => Errno(libc::EAGAIN),
             Code::NoResources => Errno(libc::ENOLCK),
+            // The owner's number is over at the other node, and here by now.
+            Code::Stale => Errno(libc::EIO),
             code => code.into(),
-        });
-        // Its owner may have gone meanwhile, and said so before this was granted.
-        if taken.is_ok() && self.locks.held().get(wish.owner).is_none() {
-            let _ = locks.set(LockWish {
-                kind: LockKind::Unlock,
-                start: 0,
-                end: FILE_BYTES_MAX,
-                ..wish.elsewhere()
-            });
-            return Err(Errno(libc::EINTR));
-        }
-        taken
+        })
     }
 
     /// Takes or drops a lock, without waiting.
@@ -416,11 +461,11 @@ impl FileSystem {
         } else {
             let dropped = match self.locks.held().get(wish.owner) {
                 Some(On::File(file)) => wish.apply(file).map(|()| None),
-                Some(On::Elsewhere(locks)) => Ok(Some(*locks)),
+                Some(On::Elsewhere(locks, number)) => Ok(Some((*locks, *number))),
                 None => return Ok(Outcome::Reply),
             };
-            if let Some(locks) = dropped? {
-                locks.set(wish.elsewhere())?;
+            if let Some((locks, number)) = dropped? {
+                locks.set(wish.elsewhere(number))?;
             }
             self.locks.try_again();
         }
@@ -461,7 +506,7 @@ impl FileSystem {
 
     /// True when another node is asked for a lock.
     fn is_elsewhere(&self, wish: &Wish) -> bool {
-        matches!(self.locks.held().get(wish.owner), Some(On::Elsewhere(_)))
+        matches!(self.locks.held().get(wish.owner), Some(On::Elsewhere(..)))
     }
 
     /// Tries the locks that wait, the longest waiting first, until none is left.
@@ -527,7 +572,12 @@ mod tests {
         let hold = |ino, owner, handle| {
             let file = std::fs::File::open("/dev/null").unwrap().into();
             let on = On::File(file);
-            locks.held().insert(Held { owner: Owner { ino, owner, flock: false }, handle, on });
+            locks.held().insert(Held {
+                owner: Owner { ino, owner, flock: false },
+                handle,
+                on,
+                granted: true,
+            });
         };
         hold(1, 10, 5);
         hold(1, 11, 6);

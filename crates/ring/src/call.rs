@@ -22,6 +22,8 @@ const SPINS_MIN: u32 = 32;
 const SPINS_MAX: u32 = 2048;
 /// A sleep that ends sooner than this is longer than the spin that would have spared it: it holds two wake-ups.
 const SLEEP_SHORT_NS: u64 = 100_000;
+/// A call that finds no slot free yields for so long, and then sleeps a millisecond at a time: the daemon may be stopped.
+const YIELDS_MS: u64 = 10;
 /// Spins between two yields.
 const SPINS_PER_YIELD: u32 = 64;
 
@@ -43,6 +45,8 @@ pub struct Ring {
     claimed: AtomicU64,
     /// The sequence of each slot's last request.
     seq: [AtomicU64; RING_SLOTS],
+    /// Slots in use by calls that were given up, a bit each: free when the daemon has answered.
+    given_up: AtomicU64,
     /// What the daemon said to keep for each slot's next request.
     kept: [AtomicU64; RING_SLOTS],
     /// How long spinning has paid of late.
@@ -56,6 +60,7 @@ impl Ring {
             mapping: Mapping::new(ring, RING_BYTES, true)?,
             doorbell: Doorbell::open(doorbell)?,
             claimed: AtomicU64::new(0),
+            given_up: AtomicU64::new(0),
             seq: [const { AtomicU64::new(0) }; RING_SLOTS],
             kept: [const { AtomicU64::new(0) }; RING_SLOTS],
             spins: AtomicU32::new(SPINS_MAX),
@@ -85,19 +90,38 @@ impl Ring {
 
     /// Claims a slot, to post a request on it, do something else while it is served, and take the reply.
     pub fn claim(&self, alive: &dyn Fn() -> bool) -> Result<Claim<'_>, CallFailure> {
+        let begun_ns = now_ns();
         let slot = self.claim_slot(alive).ok_or(CallFailure::Gone)?;
-        Ok(Claim { ring: self, slot, posted: Cell::new(false) })
+        Ok(Claim { ring: self, slot, posted: Cell::new(false), begun_ns })
+    }
+
+    /// Frees slots of calls that were given up and are answered by now.
+    fn take_back(&self) {
+        let mut left = self.given_up.load(Ordering::Acquire);
+        while left != 0 {
+            let slot = left.trailing_zeros() as usize;
+            let bit = 1 << slot;
+            left &= !bit;
+            let answered = self.mapping.word32(slot_offset(slot)).load(Ordering::Acquire) == DONE;
+            // One thread alone frees it.
+            if answered && self.given_up.fetch_and(!bit, Ordering::AcqRel) & bit != 0 {
+                self.claimed.fetch_and(!bit, Ordering::Release);
+            }
+        }
     }
 
     /// Claims a slot if one is free. Who has posted on one already must not wait for another: those who have the others may
     /// be waiting too.
     pub fn try_claim(&self) -> Option<Claim<'_>> {
+        self.take_back();
         let mut claimed = self.claimed.load(Ordering::Relaxed);
         while claimed != u64::MAX {
             let slot = (!claimed).trailing_zeros() as usize;
             let with = claimed | 1 << slot;
             match self.claimed.compare_exchange_weak(claimed, with, Ordering::Acquire, Ordering::Relaxed) {
-                Ok(_) => return Some(Claim { ring: self, slot, posted: Cell::new(false) }),
+                Ok(_) => {
+                    return Some(Claim { ring: self, slot, posted: Cell::new(false), begun_ns: now_ns() })
+                }
                 Err(now) => claimed = now,
             }
         }
@@ -105,21 +129,31 @@ impl Ring {
     }
 
     /// Claims a free slot, the lowest first so that a program with one thread touches one. With all 64 in use it
-    /// yields until one is free; none when the daemon is gone, and they will never be.
+    /// yields until one is free; none when the daemon is gone, and they will never be, or none is for too long.
     fn claim_slot(&self, alive: &dyn Fn() -> bool) -> Option<usize> {
+        self.take_back();
         let mut claimed = self.claimed.load(Ordering::Relaxed);
-        let mut asked = None;
+        let (mut asked, mut since) = (None, None);
         loop {
             if claimed == u64::MAX {
                 let now = now_ns() / 1_000_000;
+                if now - *since.get_or_insert(now) >= CALL_TIMEOUT_MS {
+                    return None;
+                }
                 if now - *asked.get_or_insert(now) >= LIVENESS_PERIOD_MS {
                     if !alive() {
                         return None;
                     }
                     asked = Some(now);
+                    self.take_back();
                 }
-                // SAFETY: no arguments.
-                unsafe { libc::sched_yield() };
+                if now - since.unwrap_or(now) > YIELDS_MS {
+                    static NOTHING: AtomicU32 = AtomicU32::new(0);
+                    sleep(&NOTHING, 0, 1);
+                } else {
+                    // SAFETY: no arguments.
+                    unsafe { libc::sched_yield() };
+                }
                 claimed = self.claimed.load(Ordering::Relaxed);
                 continue;
             }
@@ -140,7 +174,7 @@ impl Ring {
     ///
     /// Whether spinning pays is learnt from the sleeps too: one that ended soon would have been spared by a longer spin,
     /// and cost the daemon a system call.
-    fn wait(&self, state: &AtomicU32, alive: &dyn Fn() -> bool, until_ns: u64) -> bool {
+    fn wait(&self, state: &AtomicU32, alive: &dyn Fn() -> bool, begun_ns: u64, until_ns: u64) -> bool {
         let spins = if is_simulated() { 0 } else { self.spins.load(Ordering::Relaxed) };
         for spin in 1..=spins {
             if state.load(Ordering::Acquire) == DONE {
@@ -154,7 +188,7 @@ impl Ring {
             std::hint::spin_loop();
         }
         let slept_from = now_ns();
-        let mut waited_ms = 0;
+        let until_ns = until_ns.min(begun_ns.saturating_add(CALL_TIMEOUT_MS * 1_000_000));
         loop {
             match state.compare_exchange(REQUESTED, SLEEPING, Ordering::AcqRel, Ordering::Acquire) {
                 Ok(_) | Err(SLEEPING) => {}
@@ -173,11 +207,10 @@ impl Ring {
                 return true;
             }
             let slept_ms = now.saturating_sub(started) / 1_000_000;
-            waited_ms += slept_ms;
             if slept_ms >= LIVENESS_PERIOD_MS / 2 {
                 // A wake-up lost with a killed daemon, or a doorbell that a client scribbled on.
                 self.doorbell.ring();
-                if waited_ms >= CALL_TIMEOUT_MS || !alive() {
+                if !alive() {
                     return state.load(Ordering::Acquire) == DONE;
                 }
             }
@@ -185,12 +218,14 @@ impl Ring {
     }
 }
 
-/// A slot in use by one call. Dropped between [`Claim::post`] and the reply it stays in use: the daemon will write to it.
+/// A slot in use by one call. Dropped between [`Claim::post`] and the reply it stays in use until that comes: the daemon will write to it.
 #[derive(Debug)]
 pub struct Claim<'r> {
     ring: &'r Ring,
     slot: usize,
     posted: Cell<bool>,
+    /// When the call began, which may have waited for a slot.
+    begun_ns: u64,
 }
 
 impl Claim<'_> {
@@ -243,8 +278,7 @@ impl Claim<'_> {
     ) -> Result<T, CallFailure> {
         assert!(reply.len() <= MESSAGE_BYTES_MAX);
         let (mapping, at) = (&self.ring.mapping, slot_offset(self.slot));
-        if !self.ring.wait(mapping.word32(at), alive, until_ns) {
-            // The slot stays claimed: the daemon, should it come back, may still write into it.
+        if !self.ring.wait(mapping.word32(at), alive, self.begun_ns, until_ns) {
             return Err(CallFailure::Gone);
         }
         self.posted.set(false);
@@ -258,6 +292,10 @@ impl Claim<'_> {
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
         if self.posted.get() {
+            // It stays claimed until it is answered: the daemon, should it come back, may still write into it. What was to be kept for
+            // the slot's next request has gone with this one.
+            self.keep(0);
+            self.ring.given_up.fetch_or(1 << self.slot, Ordering::AcqRel);
             return;
         }
         self.ring.claimed.fetch_and(!(1 << self.slot), Ordering::Release);

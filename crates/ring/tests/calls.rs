@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use forebay_ring::{call_clock, CallFailure, Doorbell, Mapping, Ring, ServedRing};
-use forebay_types::limits::{BATCH_PER_RING, LIVENESS_PERIOD_MS, MESSAGE_BYTES_MAX};
+use forebay_types::limits::{BATCH_PER_RING, LIVENESS_PERIOD_MS, MESSAGE_BYTES_MAX, RING_SLOTS};
 
 struct Node {
     ring_fd: OwnedFd,
@@ -110,6 +110,31 @@ fn call_when_nobody_serves_fails_once_the_pool_is_known_to_be_gone() {
     let result = ring.call(b"x", &mut [0; 8], &alive, |_| ());
     assert_eq!(result, Err(CallFailure::Gone));
     assert_eq!(asked.into_inner(), 2, "the first answer said to wait on");
+}
+
+#[test]
+fn slots_of_calls_that_were_given_up_are_used_again_once_they_are_answered() {
+    let node = node();
+    let ring = node.client();
+    let claims: Vec<_> = (0..RING_SLOTS).map(|_| ring.claim(&|| true).unwrap()).collect();
+    claims.iter().for_each(|claim| {
+        claim.keep(7);
+        claim.post(b"x");
+    });
+    for claim in claims {
+        assert_eq!(claim.finish_by(1, &mut [0; 8], &|| true, |_, _| ()), Err(CallFailure::Gone));
+    }
+    assert!(ring.try_claim().is_none(), "the daemon may write into all of them yet");
+    with_server(&node, || {
+        let asked = AtomicU64::new(0);
+        let alive = || asked.fetch_add(1, Ordering::Relaxed) < 60;
+        let claim = ring.claim(&alive).expect("a slot of one that is answered");
+        assert_eq!(claim.kept(), 0, "what it kept was used by the call that was given up");
+        drop(claim);
+        for _ in 0..2 * RING_SLOTS {
+            assert_eq!(ring.call(b"ab", &mut [0; 2], &alive, |bytes| bytes.len()), Ok(2));
+        }
+    });
 }
 
 #[test]

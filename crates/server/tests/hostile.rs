@@ -14,7 +14,7 @@ use forebay_ring::{
     read_exact, receive_fds, send_fds, AttachReply, Header, Mapping, Ring, ATTACH_FDS, HEADER_BYTES,
     KIND_ATTACH,
 };
-use forebay_types::limits::MESSAGE_BYTES_MAX;
+use forebay_types::limits::{MESSAGE_BYTES_MAX, RING_SLOTS};
 use forebay_types::{Caller, Code, Ino, Reply, Request};
 
 /// A daemon over a directory, stopped and removed on drop.
@@ -290,6 +290,52 @@ fn stopped_client_holds_up_nobody_and_goes_on() {
     }
     drop(child.stdin.take());
     assert!(child.wait().unwrap().success(), "the stopped client must finish without an error");
+    daemon.assert_clean();
+}
+
+/// A worker that is stopped, and goes on whatever becomes of the test.
+struct Stopped(i32);
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        // SAFETY: plain system call; the worker is not reaped while its supervisor runs, which outlives this.
+        unsafe { libc::kill(self.0, libc::SIGCONT) };
+    }
+}
+
+#[test]
+fn calls_end_in_time_while_their_own_node_s_worker_is_stopped() {
+    let daemon = Daemon::start("stopped-worker");
+    let (_ring, _doorbell, calls) = attach_raw(&daemon.dir);
+    let mut message = [0; 64];
+    let n = Request::GetAttr { ino: Ino::ROOT }.encode(Caller { uid: 0, gid: 0 }, &mut message).unwrap();
+    let ask = || calls.call(&message[..n], &mut [0; MESSAGE_BYTES_MAX], &|| true, |bytes| bytes.len());
+    ask().unwrap();
+    let worker = daemon.worker().unwrap() as i32;
+    // SAFETY: plain system call; as above.
+    assert_eq!(unsafe { libc::kill(worker, libc::SIGSTOP) }, 0);
+    let (went_on, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        // More calls than there are slots: some wait for one.
+        let waiting: Vec<_> = (0..RING_SLOTS + 2).map(|_| scope.spawn(ask)).collect();
+        scope.spawn(|| {
+            let _stopped = Stopped(worker);
+            let start = Instant::now();
+            while start.elapsed() < Duration::from_secs(40) && !is_over.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            went_on.store(!is_over.load(Ordering::SeqCst), Ordering::SeqCst);
+        });
+        for waiting in waiting {
+            assert!(waiting.join().unwrap().is_err(), "it was answered, when its worker went on");
+        }
+        is_over.store(true, Ordering::SeqCst);
+    });
+    assert!(!went_on.load(Ordering::SeqCst), "calls waited until the worker went on, after 40 s");
+    // Slots of calls that were given up are not lost.
+    for _ in 0..2 * RING_SLOTS {
+        ask().unwrap();
+    }
     daemon.assert_clean();
 }
 

@@ -93,6 +93,9 @@ pub const APPENDS_KEPT: usize = 4096;
 pub const BACKING_OPEN_MAX: usize = 4096;
 /// Locks of processes of other nodes on a daemon's backing files, by owner: a descriptor each. More fail with ENOLCK.
 pub const REMOTE_LOCK_OWNERS_MAX: usize = 4096;
+/// Owners of which a daemon knows that they have let go of all their locks: what they asked for and what comes late is not granted. More than let
+/// go within the time that a message may take; 2 MiB.
+pub const LOCK_OWNERS_OVER_KEPT: usize = 16_384;
 /// So long a process keeps others from writing at the end of a file of several backing files, if it does not say that it has
 /// written: longer than it may take, which is [`APPEND_MS`] to find the end, and a request's time to write.
 pub const APPEND_HOLD_MS: u64 = 60_000;
@@ -117,7 +120,7 @@ pub const NODES_MAX: usize = 1024;
 pub const REMOTE_SHELLS_MAX: usize = 64;
 /// A request to another node that is not answered in so long fails with EIO: longer than a node is taken for unreachable
 /// (5 s), shorter than [`CALL_TIMEOUT_MS`].
-pub const NODE_TIMEOUT_MS: u64 = 30_000;
+pub const NODE_TIMEOUT_MS: u64 = 25_000;
 /// A request that meets a change over several nodes which is under way is tried again for so long, then it fails with EBUSY:
 /// such a change takes some messages, unless a node is down.
 pub const TRANSACTION_PATIENCE_MS: u64 = 8_000;
@@ -187,8 +190,9 @@ pub const ASYNC_QUEUE_MAX: usize = 4096;
 /// A file that is to get one backing file is tried so often, a millisecond apart, before it is said to be open elsewhere: a
 /// program that has just closed it may have a child between fork and exec, which has it open that long.
 pub const LEASE_TRIES: u32 = 20;
-/// A call that gets no answer for so long fails with EIO: longer than a worker's restart on a loaded node.
-pub const CALL_TIMEOUT_MS: u64 = 60_000;
+/// A call that gets no answer for so long fails with EIO, whatever it waits for: a free slot, its own node's worker, which may be stopped, or
+/// another node. Longer than a worker's restart on a loaded node.
+pub const CALL_TIMEOUT_MS: u64 = 30_000;
 /// A waiting client looks this often whether the daemon's socket still answers.
 pub const LIVENESS_PERIOD_MS: u64 = 500;
 /// The daemon looks at every ring this often even when its doorbell is silent, as a client may have scribbled on it.

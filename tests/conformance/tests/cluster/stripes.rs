@@ -163,6 +163,57 @@ fn locks(file: &File) -> bool {
     unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_EX | libc::LOCK_NB) == 0 }
 }
 
+/// What one holds, one waits for and one let go of, when the link is cut, is known to both sides afterwards.
+#[test]
+fn locks_held_and_awaited_over_a_link_that_is_cut_are_free_when_nobody_wants_them() {
+    let c = Cluster::up("cut-locks", 2);
+    c.tell(2, "mkdir /forebay/d; echo x > /forebay/d/held; echo x > /forebay/d/awaited");
+    let (Some(one), Some(two)) = (c.mount(1), c.mount(2)) else { return };
+    let open =
+        |mount: &PathBuf, name| OpenOptions::new().read(true).write(true).open(mount.join(name)).unwrap();
+    let there = [open(&two, "d/held"), open(&two, "d/awaited")];
+    for round in 0..2 {
+        let (held, waits) = (open(&one, "d/held"), open(&one, "d/awaited"));
+        assert!(locks(&held) && !locks(&there[0]), "round {round}");
+        assert!(locks(&there[1]) && !locks(&waits), "round {round}");
+        let waiter = std::thread::spawn(move || {
+            // SAFETY: plain system call on an open descriptor.
+            let locked = unsafe { libc::flock(waits.as_raw_fd(), libc::LOCK_EX) };
+            (locked == 0, std::io::Error::last_os_error(), waits)
+        });
+        // It asks again and again, so that one request is on its way when the link goes.
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        if !c.bed.set_link(2, false) {
+            // SAFETY: as above.
+            assert_eq!(unsafe { libc::flock(there[1].as_raw_fd(), libc::LOCK_UN) }, 0);
+            waiter.join().unwrap();
+            return println!("skipped: links cannot be cut here");
+        }
+        let (locked, why, waits) = waiter.join().unwrap();
+        assert!(!locked && why.raw_os_error() == Some(libc::EIO), "round {round}: {locked}, {why}");
+        // One is let go of while its node cannot be told, and the one that had to be waited for is free before the request comes.
+        drop(held);
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::flock(there[1].as_raw_fd(), libc::LOCK_UN) }, 0);
+        assert!(c.bed.set_link(2, true));
+        until("the way to node 2", || c.shell(1, "cat /forebay/d/held").status.success().then_some(()));
+        // Whoever was told of a failure has nothing, though its file is still open.
+        let free = || {
+            let all = there.iter().all(locks);
+            // SAFETY: as above.
+            there.iter().for_each(|file| drop(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_UN) }));
+            all.then_some(())
+        };
+        // Later than anything that was on its way.
+        std::thread::sleep(std::time::Duration::from_secs(3));
+        until("the end of locks that nobody has", free);
+        assert!(locks(&waits), "round {round}: and can have it now");
+    }
+    drop(there);
+    c.tell(2, "rm -r /forebay/d");
+    c.check();
+}
+
 #[test]
 fn locks_exclude_programs_of_other_nodes_by_every_door_and_go_with_who_holds_them() {
     let c = Cluster::up("locks", 3);

@@ -1,19 +1,18 @@
 //! A client: the library on a thread of its own, which asks what its numbers say until it is told to look at everything, and
 //! then to end.
 
-use std::collections::{btree_map, BTreeMap, BTreeSet};
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_client::{LockPlace, Pool, Role};
 use forebay_fabric::Numbers;
-use forebay_types::limits::FILE_BYTES_MAX;
-use forebay_types::{Caller, Code, Entry, Ino, Kind, Layout, LockKind, LockWish, Parts, SetAttr};
+use forebay_types::{Caller, Code, Entry, Ino, Kind, Layout, Parts, SetAttr};
 
 use crate::baton::Baton;
 use crate::history::{Name, Op, Outcome, Recorder};
+use crate::locks::{Locked, LockedElsewhere};
 use crate::world::Plot;
 
 const XATTR: &[u8] = b"user.word";
@@ -135,48 +134,6 @@ impl Common {
     }
 }
 
-/// A lock of a whole file, as another node's daemon takes it.
-const WHOLE: LockWish =
-    LockWish { owner: 1, flock: false, kind: LockKind::Write, start: 0, end: FILE_BYTES_MAX };
-
-/// A client's locks of files whose first backing file is on its node, which are the kernel's, by a descriptor each: a process that
-/// is killed leaves none.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Locked {
-    files: Arc<Mutex<BTreeMap<Ino, OwnedFd>>>,
-}
-
-impl Locked {
-    fn files(&self) -> MutexGuard<'_, BTreeMap<Ino, OwnedFd>> {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Locks a file by a duplicate of a descriptor of its own, unless there is one that has.
-    fn take(&self, ino: Ino, file: BorrowedFd<'_>) -> Result<(), Code> {
-        if let btree_map::Entry::Vacant(vacant) = self.files().entry(ino) {
-            // SAFETY: a flock of zeros but for its type, which means the whole file.
-            let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-            lock.l_type = libc::F_WRLCK as i16;
-            // SAFETY: the record lives over the call.
-            if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) } < 0 {
-                return Err(Code::Busy);
-            }
-            vacant.insert(file.try_clone_to_owned().expect("a descriptor"));
-        }
-        Ok(())
-    }
-
-    /// False when it has no lock of that file here.
-    fn drop_lock(&self, ino: Ino) -> bool {
-        self.files().remove(&ino).is_some()
-    }
-
-    /// Its client is killed.
-    pub(crate) fn end(&self) {
-        self.files().clear();
-    }
-}
-
 /// A client as the scheduler sees it.
 #[derive(Debug)]
 pub(crate) struct Client {
@@ -205,7 +162,10 @@ impl Client {
         let follow = move |seat: &Baton| {
             let pool = Pool::attach_as(&dir, Role::Tool).unwrap_or_else(|e| panic!("{e}"));
             let numbers = Numbers::new(seed);
-            let mut program = Program { pool, index, node, numbers, common, locked: its, fresh: true };
+            let elsewhere = LockedElsewhere::default();
+            let doubtful = Vec::new();
+            let mut program =
+                Program { pool, index, node, numbers, common, locked: its, elsewhere, doubtful, fresh: true };
             loop {
                 seat.between_operations();
                 let plan = *orders.lock().unwrap_or_else(PoisonError::into_inner);
@@ -285,6 +245,9 @@ struct Program {
     numbers: Numbers,
     common: Common,
     locked: Locked,
+    elsewhere: LockedElsewhere,
+    /// What it asked of locks and knows no end of, in the history.
+    doubtful: Vec<usize>,
     /// It has asked for nothing yet.
     fresh: bool,
 }
@@ -406,6 +369,14 @@ impl Program {
         let may_be_again = matches!(outcome, Outcome::Done | Outcome::Failed(Code::Stale | Code::NotFound));
         if matches!(op, Op::Write { .. }) && may_be_again && starts != recorder.starts() {
             recorder.may_have_been_repeated(index);
+        }
+        if matches!(op, Op::Lock { .. } | Op::Unlock { .. }) && outcome.is_doubtful() {
+            self.doubtful.push(index);
+        }
+        // One that it was told has failed it lets go of, when its node hears of it.
+        if let (Op::Lock { ino, client }, true) = (&op, outcome.is_doubtful()) {
+            let unlock = recorder.asked(self.index, 0, &Op::Unlock { ino: *ino, client: *client });
+            self.doubtful.push(unlock);
         }
         match (&op, &outcome) {
             (Op::List { dir }, Outcome::Names(names)) => self.listed(*dir, index, names),
@@ -580,7 +551,7 @@ impl Program {
                 let file = pool.open_file(&pool.get_attr(*ino)?, true)?;
                 match file.lock_place() {
                     LockPlace::Here(fd) => self.locked.take(*ino, fd)?,
-                    LockPlace::There(locks) => locks.set(WHOLE)?,
+                    LockPlace::There(locks) => self.elsewhere.take(*ino, locks)?,
                 }
                 Outcome::Done
             }
@@ -590,7 +561,7 @@ impl Program {
                 }
                 let file = pool.open_file(&pool.get_attr(*ino)?, true)?;
                 if let LockPlace::There(locks) = file.lock_place() {
-                    locks.set(LockWish { kind: LockKind::Unlock, ..WHOLE })?;
+                    self.elsewhere.drop_lock(*ino, locks)?;
                 }
                 Outcome::Done
             }
@@ -643,7 +614,21 @@ impl Program {
     }
 
     /// Lists and stats all that can be reached.
+    /// Lets go of what it may have locked without knowing it. What it asked before has happened by then, or never will.
+    fn settle_locks(&mut self) {
+        let (doubts, client) = (self.elsewhere.take_doubts(), self.index);
+        for ino in &doubts {
+            self.record(Op::Unlock { ino: *ino, client });
+        }
+        let doubtful = std::mem::take(&mut self.doubtful);
+        doubtful.into_iter().for_each(|index| self.common.recorder.is_over(index));
+        for ino in doubts {
+            self.record(Op::Unlock { ino, client });
+        }
+    }
+
     fn look_at_all(&mut self) {
+        self.settle_locks();
         let (mut left, mut seen) = (vec![Ino::ROOT], BTreeSet::new());
         while let Some(dir) = left.pop() {
             let Outcome::Names(names) = self.record(Op::List { dir }) else { continue };

@@ -10,6 +10,7 @@ mod checker;
 mod client;
 mod door;
 mod history;
+mod locks;
 mod model;
 mod reach;
 mod world;

@@ -10,11 +10,12 @@
 //! Lock order: the tables are taken one at a time, and no other lock with them.
 
 use std::collections::hash_map::{Entry, HashMap};
+use std::collections::{HashSet, VecDeque};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_ring::call_clock;
-use forebay_types::limits::{APPEND_HOLD_MS, FILE_BYTES_MAX, REMOTE_LOCK_OWNERS_MAX};
+use forebay_types::limits::{APPEND_HOLD_MS, FILE_BYTES_MAX, LOCK_OWNERS_OVER_KEPT, REMOTE_LOCK_OWNERS_MAX};
 use forebay_types::{BackingId, Code, Ino, LockKind, LockWish};
 
 use crate::store::FdStore;
@@ -81,10 +82,34 @@ fn turn_of_tag(tag: &str) -> Option<(BackingId, u64, u64)> {
     Some((owner.id, owner.session, owner.owner))
 }
 
+/// Owners that hold something, and those that let go of everything last: what they asked for may still come, sent again, behind the word
+/// that they let go. Nobody would know of such a lock. In memory alone, as in `ended.rs`: the next worker has other links.
+#[derive(Debug, Default)]
+struct Owners {
+    held: HashMap<Owner, Arc<OwnedFd>>,
+    over: HashSet<Owner>,
+    over_in_order: VecDeque<Owner>,
+}
+
+impl Owners {
+    /// An owner has let go of everything: its number is never used again.
+    fn end(&mut self, owner: Owner) {
+        if !self.over.insert(owner) {
+            return;
+        }
+        self.over_in_order.push_back(owner);
+        if self.over_in_order.len() > LOCK_OWNERS_OVER_KEPT {
+            if let Some(oldest) = self.over_in_order.pop_front() {
+                self.over.remove(&oldest);
+            }
+        }
+    }
+}
+
 /// All that processes of other nodes hold here.
 #[derive(Debug, Default)]
 pub(in crate::worker) struct RemoteLocks {
-    held: Mutex<HashMap<Owner, Arc<OwnedFd>>>,
+    owners: Mutex<Owners>,
     appending: Mutex<HashMap<BackingId, Appending>>,
     /// None: nothing outlives this (simulations, tests).
     store: Option<FdStore>,
@@ -162,7 +187,8 @@ impl RemoteLocks {
                 }
             };
         }
-        RemoteLocks { held: Mutex::new(held), appending: Mutex::new(appending), store: Some(store) }
+        let owners = Mutex::new(Owners { held, ..Owners::default() });
+        RemoteLocks { owners, appending: Mutex::new(appending), store: Some(store) }
     }
 
     /// Has the supervisor remember a turn, so that it outlives this worker.
@@ -194,8 +220,8 @@ impl RemoteLocks {
         }
     }
 
-    fn held(&self) -> MutexGuard<'_, HashMap<Owner, Arc<OwnedFd>>> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn owners(&self) -> MutexGuard<'_, Owners> {
+        self.owners.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn appending(&self) -> MutexGuard<'_, HashMap<BackingId, Appending>> {
@@ -205,7 +231,8 @@ impl RemoteLocks {
     /// Takes or drops a lock; `open` gives a descriptor of its own for an owner's first.
     ///
     /// # Errors
-    /// [`Code::Busy`] when another's is in the way; [`Code::NoResources`] when there are too many owners.
+    /// [`Code::Busy`] when another's is in the way; [`Code::NoResources`] when there are too many owners; [`Code::Stale`] for an owner that
+    /// has let go of everything.
     pub(super) fn lock(
         &self,
         session: u64,
@@ -214,22 +241,31 @@ impl RemoteLocks {
         open: impl FnOnce() -> Result<OwnedFd, Code>,
     ) -> Result<(), Code> {
         let owner = Owner { session, id: *id, owner: wish.owner, flock: wish.flock };
-        let file = self.held().get(&owner).cloned();
+        let of_all = wish.flock || wish.start == 0 && wish.end >= FILE_BYTES_MAX;
+        let mut owners = self.owners();
+        let file = owners.held.get(&owner).cloned();
         let file = match (file, wish.kind) {
-            (None, LockKind::Unlock) => return Ok(()),
-            (Some(file), LockKind::Unlock) if wish.flock || wish.start == 0 && wish.end >= FILE_BYTES_MAX => {
-                self.give_up(&mut self.held(), &owner);
+            (file, LockKind::Unlock) if of_all => {
+                owners.end(owner);
+                self.give_up(&mut owners.held, &owner);
+                drop(owners);
                 // Explicitly, as another thread may be about to use the descriptor, and the supervisor has it too.
-                return apply(&file, wish);
+                return file.map_or(Ok(()), |file| apply(&file, wish));
             }
+            (None, LockKind::Unlock) => return Ok(()),
+            _ if owners.over.contains(&owner) => return Err(Code::Stale),
             (Some(file), _) => file,
             (None, _) => {
+                drop(owners);
                 let file = Arc::new(open()?);
-                let mut held = self.held();
-                if held.len() >= REMOTE_LOCK_OWNERS_MAX {
+                owners = self.owners();
+                if owners.over.contains(&owner) {
+                    return Err(Code::Stale);
+                }
+                if owners.held.len() >= REMOTE_LOCK_OWNERS_MAX {
                     return Err(Code::NoResources);
                 }
-                match held.entry(owner) {
+                match owners.held.entry(owner) {
                     Entry::Occupied(first) => Arc::clone(first.get()),
                     Entry::Vacant(vacant) => {
                         if let Some(store) = &self.store {
@@ -243,7 +279,10 @@ impl RemoteLocks {
                 }
             }
         };
-        apply(&file, wish)
+        // While the table is locked: an owner that lets go meanwhile does so before or after.
+        let applied = apply(&file, wish);
+        drop(owners);
+        applied
     }
 
     /// The lock that is in the way of one, if one is.
@@ -256,7 +295,7 @@ impl RemoteLocks {
     ) -> Result<Option<LockWish>, Code> {
         let owner = Owner { session, id: *id, owner: wish.owner, flock: wish.flock };
         // The owner's own locks are not in the way on its own descriptor.
-        let file = self.held().get(&owner).cloned();
+        let file = self.owners().held.get(&owner).cloned();
         let file = match file {
             Some(file) => file,
             None => Arc::new(open()?),
@@ -312,15 +351,16 @@ impl RemoteLocks {
 
     /// A process is over.
     pub(super) fn end(&self, session: u64) {
-        let mut held = self.held();
+        let mut owners = self.owners();
+        let held = &mut owners.held;
         let ended: Vec<Owner> = held.keys().filter(|owner| owner.session == session).copied().collect();
         for owner in ended {
             if let Some(Err(code)) = held.get(&owner).map(|file| unlock(file, owner.flock)) {
                 tracing::warn!("cannot drop the locks of a process that is gone: {code}");
             }
-            self.give_up(&mut held, &owner);
+            self.give_up(held, &owner);
         }
-        drop(held);
+        drop(owners);
         for (id, turn) in self.appending().extract_if(|_, turn| turn.session == session) {
             self.forget_turn(&id, &turn);
         }
@@ -328,7 +368,7 @@ impl RemoteLocks {
 
     /// Processes that hold something.
     pub(super) fn sessions(&self) -> Vec<u64> {
-        let mut all: Vec<u64> = self.held().keys().map(|owner| owner.session).collect();
+        let mut all: Vec<u64> = self.owners().held.keys().map(|owner| owner.session).collect();
         all.extend(self.appending().values().map(|a| a.session));
         all
     }
@@ -369,7 +409,7 @@ mod tests {
             lock(8, wish).unwrap();
             lock(8, LockWish { kind: LockKind::Unlock, ..wish }).unwrap();
             apply(&local, &wish).unwrap();
-            assert_eq!(lock(8, wish), Err(Code::Busy));
+            assert_eq!(lock(8, LockWish { owner: 3, ..wish }), Err(Code::Busy));
             drop(local);
             locks.end(8);
         }
@@ -384,6 +424,32 @@ mod tests {
         lock(7, LockWish { kind: LockKind::Unlock, ..ALL }).unwrap();
         assert_eq!(locks.test(8, &id, &ALL, open.clone()).unwrap(), None);
         let path = std::env::temp_dir().join(format!("forebay-locks-exclude-{}", std::process::id()));
+        std::fs::remove_file(path).unwrap();
+    }
+
+    #[test]
+    fn lock_that_is_asked_for_behind_the_word_that_its_owner_let_go_is_refused() {
+        let open = file("late");
+        let (locks, id) =
+            (RemoteLocks::default(), BackingId { target: 1 << 16, ino: Ino(5), number: 0, stripe: 0 });
+        let lock = |wish: LockWish| locks.lock(7, &id, &wish, open.clone());
+        for flock in [false, true] {
+            let (of, unlock) = (|owner| LockWish { owner, flock, ..ALL }, LockKind::Unlock);
+            // Its first lock overtaken by the word, and one that comes a second time.
+            lock(LockWish { kind: unlock, ..of(1) }).unwrap();
+            assert_eq!(lock(of(1)), Err(Code::Stale));
+            lock(of(2)).unwrap();
+            lock(LockWish { kind: unlock, ..of(2) }).unwrap();
+            assert_eq!(lock(of(2)), Err(Code::Stale));
+            lock(of(3)).unwrap();
+            lock(LockWish { kind: unlock, ..of(3) }).unwrap();
+        }
+        assert_eq!(locks.sessions(), [0; 0]);
+        for owner in 0..2 * LOCK_OWNERS_OVER_KEPT as u64 {
+            lock(LockWish { kind: LockKind::Unlock, owner, ..ALL }).unwrap();
+        }
+        assert_eq!(locks.owners().over.len(), LOCK_OWNERS_OVER_KEPT);
+        let path = std::env::temp_dir().join(format!("forebay-locks-late-{}", std::process::id()));
         std::fs::remove_file(path).unwrap();
     }
 
@@ -425,7 +491,7 @@ mod tests {
         let other = next.lock(8, &id, &ALL, open.clone());
         assert_eq!(other, Err(Code::Busy));
         next.lock(7, &id, &ALL, open.clone()).unwrap();
-        let supervisors: Vec<Arc<OwnedFd>> = next.held().values().cloned().collect();
+        let supervisors: Vec<Arc<OwnedFd>> = next.owners().held.values().cloned().collect();
         next.end(7);
         for wish in &wishes {
             apply(&local, wish).unwrap();
