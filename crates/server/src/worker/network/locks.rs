@@ -415,14 +415,14 @@ mod tests {
         }
         // Ranges.
         lock(7, LockWish { start: 10, end: 19, ..ALL }).unwrap();
-        lock(8, LockWish { start: 20, end: 29, ..ALL }).unwrap();
-        let found = locks.test(8, &id, &ALL, open.clone()).unwrap().unwrap();
+        lock(9, LockWish { start: 20, end: 29, ..ALL }).unwrap();
+        let found = locks.test(9, &id, &ALL, open.clone()).unwrap().unwrap();
         assert_eq!((found.start, found.end, found.kind), (10, 19, LockKind::Write));
         lock(7, LockWish { start: 10, end: 14, kind: LockKind::Unlock, ..ALL }).unwrap();
-        lock(8, LockWish { start: 10, end: 14, ..ALL }).unwrap();
-        assert_eq!(lock(8, LockWish { start: 15, end: 15, kind: LockKind::Read, ..ALL }), Err(Code::Busy));
+        lock(9, LockWish { start: 10, end: 14, ..ALL }).unwrap();
+        assert_eq!(lock(9, LockWish { start: 15, end: 15, kind: LockKind::Read, ..ALL }), Err(Code::Busy));
         lock(7, LockWish { kind: LockKind::Unlock, ..ALL }).unwrap();
-        assert_eq!(locks.test(8, &id, &ALL, open.clone()).unwrap(), None);
+        assert_eq!(locks.test(9, &id, &ALL, open.clone()).unwrap(), None);
         let path = std::env::temp_dir().join(format!("forebay-locks-exclude-{}", std::process::id()));
         std::fs::remove_file(path).unwrap();
     }
