@@ -37,7 +37,7 @@ macro_rules! integers {
 
             #[inline]
             fn get(r: &mut Reader<'_>) -> Result<$value, Code> {
-                $get(r.$int()?)
+                r.$int().and_then($get)
             }
         })+
     };

@@ -201,7 +201,9 @@ fn locks_held_and_awaited_over_a_link_that_is_cut_are_free_when_nobody_wants_the
         let free = || {
             let all = there.iter().all(locks);
             // SAFETY: as above.
-            there.iter().for_each(|file| drop(unsafe { libc::flock(file.as_raw_fd(), libc::LOCK_UN) }));
+            there.iter().for_each(|file| unsafe {
+                libc::flock(file.as_raw_fd(), libc::LOCK_UN);
+            });
             all.then_some(())
         };
         // Later than anything that was on its way.
