@@ -111,10 +111,10 @@ impl Gate {
                 return Err("stops, because another process failed".into());
             }
             // A process that failed wakes nobody, so the wait is bounded.
-            let patience = libc::timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+            let timeout = libc::timespec { tv_sec: 0, tv_nsec: 200_000_000 };
             // SAFETY: the word lives as long as the process, the time is ours.
             unsafe {
-                libc::syscall(libc::SYS_futex, self.shared.round.as_ptr(), libc::FUTEX_WAIT, round, &patience)
+                libc::syscall(libc::SYS_futex, self.shared.round.as_ptr(), libc::FUTEX_WAIT, round, &timeout)
             };
         }
         Ok(())

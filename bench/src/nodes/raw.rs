@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use forebay_fabric::libfabric::{LibfabricEndpoint, Settings, Waiting};
 use forebay_fabric::{
-    Access, Calls, CallsSettings, Direction, Endpoint, Event, Happening, Identity, Region, Transfer,
+    Access, CallEvent, Calls, CallsSettings, Direction, Endpoint, Event, Identity, Region, Transfer,
 };
 use forebay_types::{Caller, Code, NodeId, Request};
 use forebay_wire::{Memory, Message, Secret, Stamp};
@@ -21,7 +21,7 @@ use crate::systems::said;
 const LARGEST: usize = 16 << 20;
 const SECONDS: f64 = 0.5;
 const WAIT: Duration = Duration::from_millis(50);
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// What is measured.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -120,8 +120,8 @@ pub(crate) fn serve(kind: &str, host: &str) -> Result<(), String> {
             println!("{} 0 0", hex(server.endpoint().address()));
             loop {
                 server.progress();
-                while let Some(happening) = server.next_happening() {
-                    if let Happening::Asked { ticket, .. } = happening {
+                while let Some(event) = server.next_happening() {
+                    if let CallEvent::Asked { ticket, .. } = event {
                         let nothing = Message::Data { done: 0, inline: &[] };
                         server.answer(&ticket, &nothing).map_err(code("an answer"))?;
                     }
@@ -167,7 +167,7 @@ fn transfers(
     for (rate, direction) in rates.iter_mut().zip([Direction::Read, Direction::Write]) {
         let transfer = Transfer { direction, local, local_offset: 0, remote, bytes };
         let mut round = || -> Result<(), String> {
-            let deadline = end.now() + PATIENCE;
+            let deadline = end.now() + TIMEOUT;
             end.transfer(peer, &transfer, 0, deadline).map_err(code("a transfer"))?;
             let mut ended = None;
             while ended.is_none() {
@@ -201,7 +201,7 @@ fn requests(asker: &mut Calls, address: &[u8], askers: usize) -> Result<f64, Str
         sequence += 1;
         let stamp = Stamp { session: 1, slot: 0, sequence };
         let message = Message::Ask(Caller { uid: 0, gid: 0 }, Request::Ping);
-        asker.call(NodeId(2), stamp, &message, asker.now() + PATIENCE).map_err(code("a request"))
+        asker.call(NodeId(2), stamp, &message, asker.now() + TIMEOUT).map_err(code("a request"))
     };
     for _ in 0..askers {
         ask(asker)?;
@@ -212,8 +212,8 @@ fn requests(asker: &mut Calls, address: &[u8], askers: usize) -> Result<f64, Str
         if asker.progress() == 0 {
             asker.wait(WAIT);
         }
-        while let Some(happening) = asker.next_happening() {
-            if let Happening::Answered { outcome, .. } = happening {
+        while let Some(event) = asker.next_happening() {
+            if let CallEvent::Answered { outcome, .. } = event {
                 outcome.map_err(|failed| failed.why)?;
                 started.get_or_insert_with(Instant::now);
                 answered += 1;

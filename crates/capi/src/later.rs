@@ -46,7 +46,7 @@ struct Work {
 unsafe impl Send for Work {}
 
 /// The queue of one process and what its threads wait at. Never freed: its threads use it for ever.
-struct Crew {
+struct IoThreads {
     process: u32,
     queue: Mutex<Queue>,
     arrived: Condvar,
@@ -59,30 +59,31 @@ struct Queue {
     threads: usize,
 }
 
-static CREW: AtomicPtr<Crew> = AtomicPtr::new(std::ptr::null_mut());
+static CREW: AtomicPtr<IoThreads> = AtomicPtr::new(std::ptr::null_mut());
 
-/// This process's crew, whose threads run. A child's is another: its parent's may be locked by a thread that it lacks.
-fn crew() -> &'static Crew {
+/// This process's I/O threads, whose threads run. A child's is another: its parent's may be locked by a thread that it lacks.
+fn io_threads() -> &'static IoThreads {
     let process = std::process::id();
     let known = CREW.load(Ordering::Acquire);
     // SAFETY: never freed.
-    if let Some(crew) = unsafe { known.as_ref() }.filter(|crew| crew.process == process) {
-        return crew;
+    if let Some(io_threads) = unsafe { known.as_ref() }.filter(|io_threads| io_threads.process == process) {
+        return io_threads;
     }
-    let made = Box::into_raw(Box::new(Crew { process, queue: Mutex::default(), arrived: Condvar::new() }));
+    let made =
+        Box::into_raw(Box::new(IoThreads { process, queue: Mutex::default(), arrived: Condvar::new() }));
     // SAFETY: nobody else has seen it, and it is never freed once somebody has.
-    let crew = unsafe { &*made };
+    let io_threads = unsafe { &*made };
     // Whoever finds it waits here until it is known whether it has threads.
-    let mut queue = lock(&crew.queue);
+    let mut queue = lock(&io_threads.queue);
     if CREW.compare_exchange(known, made, Ordering::AcqRel, Ordering::Acquire).is_err() {
         // Another thread was faster.
         drop(queue);
         // SAFETY: nobody else has seen it.
         drop(unsafe { Box::from_raw(made) });
-        return self::crew();
+        return self::io_threads();
     }
-    queue.threads = start_threads(crew);
-    crew
+    queue.threads = start_threads(io_threads);
+    io_threads
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -123,13 +124,13 @@ impl Work {
 }
 
 /// A thread's life.
-fn serve(crew: &'static Crew) {
+fn serve(io_threads: &'static IoThreads) {
     loop {
-        let mut queue = lock(&crew.queue);
+        let mut queue = lock(&io_threads.queue);
         let work = loop {
             match queue.waiting.pop_front() {
                 Some(work) => break work,
-                None => queue = crew.arrived.wait(queue).unwrap_or_else(PoisonError::into_inner),
+                None => queue = io_threads.arrived.wait(queue).unwrap_or_else(PoisonError::into_inner),
             }
         };
         drop(queue);
@@ -138,7 +139,7 @@ fn serve(crew: &'static Crew) {
 }
 
 /// Starts the threads; how many could be.
-fn start_threads(crew: &'static Crew) -> usize {
+fn start_threads(io_threads: &'static IoThreads) -> usize {
     // SAFETY: sigsets are plain data, filled before they are used; the mask is this thread's and set back.
     unsafe {
         let mut all: libc::sigset_t = std::mem::zeroed();
@@ -146,7 +147,7 @@ fn start_threads(crew: &'static Crew) -> usize {
         libc::sigfillset(&mut all);
         libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
         let spawn =
-            || std::thread::Builder::new().name("forebay-io".into()).spawn(move || serve(crew)).is_ok();
+            || std::thread::Builder::new().name("forebay-io".into()).spawn(move || serve(io_threads)).is_ok();
         let started = (0..ASYNC_THREADS).filter(|_| spawn()).count();
         libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
         started
@@ -158,17 +159,17 @@ fn start(mut work: Work, wants_handle: bool) -> Result<*mut forebay_request, i64
     if wants_handle {
         work.request = Some(Arc::clone(&request));
     }
-    let crew = crew();
-    let mut queue = lock(&crew.queue);
+    let io_threads = io_threads();
+    let mut queue = lock(&io_threads.queue);
     if queue.threads == 0 {
-        queue.threads = start_threads(crew);
+        queue.threads = start_threads(io_threads);
     }
     if queue.threads == 0 || queue.waiting.len() >= ASYNC_QUEUE_MAX {
         return Err(-i64::from(libc::EAGAIN));
     }
     queue.waiting.push_back(work);
     drop(queue);
-    crew.arrived.notify_one();
+    io_threads.arrived.notify_one();
     Ok(if wants_handle { Arc::into_raw(request).cast_mut() } else { std::ptr::null_mut() })
 }
 

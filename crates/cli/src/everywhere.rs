@@ -24,7 +24,7 @@ const SSH_FAILED: i32 = 255;
 
 /// What is to be done on a host.
 #[derive(Debug)]
-pub(crate) struct Errand {
+pub(crate) struct RemoteCommand {
     /// What people call it.
     pub(crate) name: String,
     /// Where it is done.
@@ -35,17 +35,17 @@ pub(crate) struct Errand {
     pub(crate) input: Vec<u8>,
 }
 
-impl Errand {
+impl RemoteCommand {
     /// With nothing to read.
-    pub(crate) fn new(node: &NodeEntry, words: Vec<String>) -> Errand {
-        Errand { name: node.name.clone(), host: node.host.clone(), words, input: Vec::new() }
+    pub(crate) fn new(node: &NodeEntry, words: Vec<String>) -> RemoteCommand {
+        RemoteCommand { name: node.name.clone(), host: node.host.clone(), words, input: Vec::new() }
     }
 }
 
-/// What came of an errand.
+/// What came of a remote command.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    /// The errand's.
+    /// The remote command's.
     pub(crate) name: String,
     /// What it printed on standard output and standard error.
     pub(crate) output: String,
@@ -79,12 +79,12 @@ fn is_here(host: &str) -> bool {
     std::env::var_os(REMOTE_VARIABLE).is_none() && [name.as_ref(), short].contains(&host)
 }
 
-fn command(errand: &Errand) -> Result<Command> {
-    let what = || format!("cannot reach {}", errand.name);
+fn command(remote_command: &RemoteCommand) -> Result<Command> {
+    let what = || format!("cannot reach {}", remote_command.name);
     let me = std::env::current_exe().map_err(|e| Error::io(what(), &e))?;
-    if is_here(&errand.host) {
+    if is_here(&remote_command.host) {
         let mut command = Command::new(me);
-        command.args(&errand.words);
+        command.args(&remote_command.words);
         return Ok(command);
     }
     let remote = std::env::var(REMOTE_VARIABLE).unwrap_or_else(|_| REMOTE_DEFAULT.to_owned());
@@ -93,16 +93,21 @@ fn command(errand: &Errand) -> Result<Command> {
         failure::invalid(what(), format!("{REMOTE_VARIABLE} is empty"), format!("unset {REMOTE_VARIABLE}"))
     })?;
     let me = me.to_string_lossy().into_owned();
-    let line: Vec<String> = std::iter::once(&me).chain(&errand.words).map(|word| quoted(word)).collect();
+    let line: Vec<String> =
+        std::iter::once(&me).chain(&remote_command.words).map(|word| quoted(word)).collect();
     let mut command = Command::new(program);
-    command.args(parts).arg(&errand.host).arg(line.join(" "));
+    command.args(parts).arg(&remote_command.host).arg(line.join(" "));
     Ok(command)
 }
 
-fn done(errand: &Errand) -> Outcome {
-    let mut outcome =
-        Outcome { name: errand.name.clone(), output: String::new(), errors: String::new(), failure: None };
-    let mut command = match command(errand) {
+fn done(remote_command: &RemoteCommand) -> Outcome {
+    let mut outcome = Outcome {
+        name: remote_command.name.clone(),
+        output: String::new(),
+        errors: String::new(),
+        failure: None,
+    };
+    let mut command = match command(remote_command) {
         Ok(command) => command,
         Err(e) => {
             outcome.failure = Some(e.to_string());
@@ -114,7 +119,7 @@ fn done(errand: &Errand) -> Outcome {
     let output = command.spawn().and_then(|mut child| {
         if let Some(mut pipe) = child.stdin.take() {
             // One that reads nothing ends, and its status says why.
-            let _ = pipe.write_all(&errand.input);
+            let _ = pipe.write_all(&remote_command.input);
         }
         child.wait_with_output()
     });
@@ -122,15 +127,15 @@ fn done(errand: &Errand) -> Outcome {
         Ok(output) => {
             outcome.output = String::from_utf8_lossy(&output.stdout).into_owned();
             outcome.errors = String::from_utf8_lossy(&output.stderr).into_owned();
-            outcome.failure = explain(errand, &output, &outcome);
+            outcome.failure = explain(remote_command, &output, &outcome);
         }
         Err(e) => outcome.failure = Some(format!("cannot start {program}: {e}")),
     }
     outcome
 }
 
-/// Why an errand failed, in words: the command's own, or what its end means.
-fn explain(errand: &Errand, output: &Output, outcome: &Outcome) -> Option<String> {
+/// Why a remote command failed, in words: the command's own, or what its end means.
+fn explain(remote_command: &RemoteCommand, output: &Output, outcome: &Outcome) -> Option<String> {
     if output.status.success() {
         return None;
     }
@@ -144,16 +149,16 @@ fn explain(errand: &Errand, output: &Output, outcome: &Outcome) -> Option<String
     let said = last(&outcome.errors);
     let program = std::env::current_exe().unwrap_or_default();
     Some(match output.status.code() {
-        Some(SSH_FAILED) if said.is_empty() => format!("host {} cannot be reached", errand.host),
-        Some(SSH_FAILED) => format!("host {} cannot be reached: {said}", errand.host),
+        Some(SSH_FAILED) if said.is_empty() => format!("host {} cannot be reached", remote_command.host),
+        Some(SSH_FAILED) => format!("host {} cannot be reached: {said}", remote_command.host),
         Some(126 | 127) => format!(
             "host {} has no {} that it can run ({said}): install Forebay there, at the same path",
-            errand.host,
+            remote_command.host,
             program.display()
         ),
         Some(2) if outcome.errors.contains("unexpected argument") => format!(
             "host {} has another version of Forebay at {}: install the same one on all hosts",
-            errand.host,
+            remote_command.host,
             program.display()
         ),
         _ if said.is_empty() => format!("it ended without a word ({})", output.status),
@@ -161,11 +166,11 @@ fn explain(errand: &Errand, output: &Output, outcome: &Outcome) -> Option<String
     })
 }
 
-/// Does all errands, at most [`REMOTE_SHELLS_MAX`] at a time; the outcomes come in their order. `doing` is what a person reads
+/// Runs all remote commands, at most [`REMOTE_SHELLS_MAX`] at a time; the outcomes come in their order. `doing` is what a person reads
 /// meanwhile.
-pub(crate) fn run(doing: &str, errands: &[Errand]) -> Vec<Outcome> {
+pub(crate) fn run(doing: &str, remote_commands: &[RemoteCommand]) -> Vec<Outcome> {
     let bar = match Style::of_stderr(true) {
-        Style::Bar => ProgressBar::new(errands.len() as u64),
+        Style::Bar => ProgressBar::new(remote_commands.len() as u64),
         _ => ProgressBar::hidden(),
     };
     if let Ok(style) = ProgressStyle::with_template("{prefix} [{wide_bar}] {pos}/{len} nodes, {elapsed}") {
@@ -175,11 +180,11 @@ pub(crate) fn run(doing: &str, errands: &[Errand]) -> Vec<Outcome> {
     let next = AtomicUsize::new(0);
     let outcomes: Mutex<Vec<(usize, Outcome)>> = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
-        for _ in 0..errands.len().min(REMOTE_SHELLS_MAX) {
+        for _ in 0..remote_commands.len().min(REMOTE_SHELLS_MAX) {
             scope.spawn(|| loop {
                 let i = next.fetch_add(1, Ordering::Relaxed);
-                let Some(errand) = errands.get(i) else { return };
-                let outcome = done(errand);
+                let Some(remote_command) = remote_commands.get(i) else { return };
+                let outcome = done(remote_command);
                 bar.inc(1);
                 if let Ok(mut outcomes) = outcomes.lock() {
                     outcomes.push((i, outcome));
@@ -201,8 +206,9 @@ pub(crate) fn on_every_node(
     doing: &str,
     words: impl Fn(&NodeEntry) -> Vec<String>,
 ) -> Result<ExitCode> {
-    let errands: Vec<Errand> = file.nodes.iter().map(|node| Errand::new(node, words(node))).collect();
-    report(verb, &run(doing, &errands))
+    let remote_commands: Vec<RemoteCommand> =
+        file.nodes.iter().map(|node| RemoteCommand::new(node, words(node))).collect();
+    report(verb, &run(doing, &remote_commands))
 }
 
 /// Prints what each said, and fails when one did.
@@ -243,7 +249,8 @@ mod tests {
 
     #[test]
     fn explain_names_the_host_and_what_can_be_done() {
-        let errand = Errand { name: "n1".into(), host: "h1".into(), words: Vec::new(), input: Vec::new() };
+        let remote_command =
+            RemoteCommand { name: "n1".into(), host: "h1".into(), words: Vec::new(), input: Vec::new() };
         let explained = |script: &str| {
             let output = Command::new("sh").args(["-c", script]).output().unwrap();
             let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -253,7 +260,7 @@ mod tests {
                 errors: text(&output.stderr),
                 failure: None,
             };
-            explain(&errand, &output, &outcome)
+            explain(&remote_command, &output, &outcome)
         };
         assert_eq!(explained("exit 0"), None);
         for (script, words) in [

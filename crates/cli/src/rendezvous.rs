@@ -126,16 +126,16 @@ struct Meeting {
 /// order of their ranks.
 ///
 /// # Errors
-/// A directory that cannot be used, and ranks that do not come within `patience`, naming them.
+/// A directory that cannot be used, and ranks that do not come within `timeout`, naming them.
 pub(crate) fn meet(
     shared: &Path,
     rank: &Rank,
     me: &NamedHost,
-    patience: Duration,
+    timeout: Duration,
     make: impl Fn(&[NamedHost]) -> Result<Bundle>,
 ) -> Result<Bundle> {
     let dir = shared.join(format!("forebay-job-{}", rank.job));
-    let meeting = Meeting { dir, until: Instant::now() + patience, waited: patience };
+    let meeting = Meeting { dir, until: Instant::now() + timeout, waited: timeout };
     meeting.open()?;
     let word = new_word()?;
     let NamedHost { name, host, capacity_bytes } = me.clone();

@@ -153,7 +153,7 @@ fn read_until(terminal: &mut std::fs::File, text: &str, seen: &mut String) {
     let mut buffer = [0u8; 1024];
     while !seen.contains(text) {
         let mut fds = [rustix::event::PollFd::new(&*terminal, rustix::event::PollFlags::IN)];
-        let limit = rustix::event::Timespec { tv_sec: common::PATIENCE.as_secs() as i64, tv_nsec: 0 };
+        let limit = rustix::event::Timespec { tv_sec: common::TIMEOUT.as_secs() as i64, tv_nsec: 0 };
         assert!(rustix::event::poll(&mut fds, Some(&limit)).unwrap() > 0, "{text:?} did not come: {seen:?}");
         let n = terminal.read(&mut buffer).unwrap_or(0);
         assert!(n > 0, "{text:?} did not come: {seen:?}");

@@ -29,7 +29,7 @@ fn key_of(kernel: &libc::stat) -> u64 {
     kernel.st_ino ^ kernel.st_dev.rotate_left(44)
 }
 
-fn recall(kernel_ino: u64) -> Option<Ino> {
+fn cached_ino(kernel_ino: u64) -> Option<Ino> {
     let [key, value] = &REMEMBERED[kernel_ino as usize % MEMORY];
     if key.load(Ordering::Acquire) != kernel_ino {
         return None;
@@ -168,7 +168,7 @@ impl Pool {
         let Some(target) = attached.target_on(kernel.st_dev) else { return self.directory_on_mount(kernel) };
         let stable = attached.is_stable(target);
         if stable {
-            if let Some(ino) = recall(key_of(kernel)) {
+            if let Some(ino) = cached_ino(key_of(kernel)) {
                 return Some(ino);
             }
         }

@@ -10,12 +10,12 @@ use forebay_types::{BackingId, BackingOp, Code, Entry, Layout, Request, TimeSet,
 
 use crate::ahead::Ahead;
 use crate::attributes::timespec;
-use crate::elsewhere::OpenElsewhere;
 use crate::errno;
 use crate::making::PLACES;
 use crate::path::{PathBuffer, Place};
 use crate::pool::{Door, Fail, Pool};
 use crate::read_ahead::ReadAhead;
+use crate::remote_inodes::OpenElsewhere;
 use crate::scatter::Scatter;
 use crate::stat::{stat_of, Stripes};
 use crate::walk::{permits, Target, EXECUTE, READ, WRITE};

@@ -5,10 +5,10 @@
 use forebay_ring::pause;
 use forebay_types::{BackingId, BackingOp, Code, GroupOp, LockKind, LockWish, Reply, Request};
 
-use crate::elsewhere::new_handle;
 use crate::file::File;
 use crate::locks::{PAUSE, PAUSE_MAX};
 use crate::pool::caller;
+use crate::remote_inodes::new_handle;
 
 /// Numbers that are tried before it is somebody's fault that they are taken.
 const DRAWS: u32 = 4;

@@ -11,9 +11,9 @@ use forebay_ring::{call_clock, pause};
 use forebay_types::limits::{APPEND_MS, FILE_BYTES_MAX};
 use forebay_types::{BackingId, BackingOp, Code, LockKind, LockWish, Reply, Request};
 
-use crate::elsewhere::new_handle;
 use crate::file::{File, Stripe};
 use crate::pool::{caller, Pool};
+use crate::remote_inodes::new_handle;
 
 /// First and longest pause of who waits for another to have written.
 pub(crate) const PAUSE: Duration = Duration::from_micros(100);

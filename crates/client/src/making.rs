@@ -1,5 +1,5 @@
 //! Making files: the request, and the backing file that its process makes while the daemon serves it (docs/decisions/0003). Where
-//! the file will lie is `placing`'s business; one that does not lie here as one backing file is opened by the pool's mount.
+//! the file will lie is `layout_choice`'s business; one that does not lie here as one backing file is opened by the pool's mount.
 
 use std::os::fd::{OwnedFd, RawFd};
 

@@ -16,9 +16,9 @@ use forebay_types::limits::{
 use forebay_types::Code;
 
 use crate::errno;
-use crate::far::{self, Memory};
 use crate::file::{File, Stripe};
 use crate::gaps::Gaps;
+use crate::remote_data::{self, Memory};
 use crate::scatter::Spot;
 use crate::sieve::Sieve;
 
@@ -367,7 +367,7 @@ impl File {
                 Stripe::There(there) => Some(there.id),
                 Stripe::Here(_) => None,
             };
-            id.into_iter().flat_map(|id| far::parts(id, piece.at, piece.before as usize, piece.bytes))
+            id.into_iter().flat_map(|id| remote_data::parts(id, piece.at, piece.before as usize, piece.bytes))
         });
         // SAFETY: one part of memory, which the caller of `read_runs` or `write_runs` promises to be good for that, and pieces
         // begin in it where their bytes do.

@@ -1,15 +1,16 @@
 //! Backing files of one target: the one door to the media.
 //!
 //! A [`Target`] is a directory on tmpfs, a DAX file system, XFS or ext4; what it holds is sparse backing files, named by
-//! inode ([`BackingName`]). The daemon works on it through the trait [`Media`], which the [`Twin`] implements in memory
+//! inode ([`BackingName`]). The daemon works on it through the trait [`Media`], which the [`FaultyMedium`] implements in memory
 //! for crash tests. Around it: mounts of a tmpfs of our own ([`attached_tmpfs`], [`detached_tmpfs`]), what a directory's file
 //! system can do ([`Capabilities`]), how much a pool may take ([`check_capacity`]) and whether a logout would clear it
 //! ([`logout_clears`]).
 //!
-//! Imports `types` alone. Holds no threads and no locks but the twin's one.
+//! Imports `types` alone. Holds no threads and no locks but the faulty medium's one.
 
 mod capacity;
 mod cgroup;
+mod faulty_medium;
 mod host;
 mod lease;
 mod logout;
@@ -27,10 +28,10 @@ mod target;
 #[cfg(test)]
 mod testing;
 mod tmpfs;
-mod twin;
 
 pub use capacity::{check_capacity, default_capacity, Bound, Bounds, Medium};
 pub use cgroup::{tightest_memory_cgroup, MemoryCgroup};
+pub use faulty_medium::FaultyMedium;
 pub use host::Host;
 pub use lease::lease_fault;
 pub use logout::logout_clears;
@@ -41,7 +42,6 @@ pub use node_targets::NodeTargets;
 pub use probe::{Capabilities, HugePages};
 pub use size::{format_size, parse_size};
 pub use target::{timestamps, Target};
-pub use twin::Twin;
 
 /// The code of a system call's errno.
 fn code_of(e: rustix::io::Errno) -> forebay_types::Code {

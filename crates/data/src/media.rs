@@ -1,6 +1,6 @@
 //! The one door to the media: what the daemon may do with the backing files of one target.
 //!
-//! The daemon goes through [`Media`] alone, so that its crash tests run against a [`crate::Twin`] instead of a disk, and
+//! The daemon goes through [`Media`] alone, so that its crash tests run against a [`crate::FaultyMedium`] instead of a disk, and
 //! a paced medium can stand in front of a real one. Programs do not: their data goes through descriptors.
 //!
 //! Invariants: `create` and `remove` are idempotent, so that a request repeated after a crash does no harm; no call

@@ -1,5 +1,5 @@
 //! The suite of behaviour that every medium passes, run on a target in a tmpfs of its own, on one in a plain directory
-//! and on the twin; and on media that are broken in one way each, which it must find.
+//! and on the faulty medium; and on media that are broken in one way each, which it must find.
 
 #[path = "../src/scratch.rs"]
 mod scratch;
@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Mutex;
 
-use forebay_data::{detached_tmpfs, Access, BackingStat, Media, Space, Target, Twin};
+use forebay_data::{detached_tmpfs, Access, BackingStat, FaultyMedium, Media, Space, Target};
 use forebay_types::{Code, Component, Ino, Layout, NodeId, TimeSet, Timestamp};
 use rustix::fs::SeekFrom;
 use scratch::Scratch;
@@ -314,7 +314,7 @@ fn target_in(directory: impl AsFd) -> Target {
 
 #[test]
 fn suite_on_the_twin_passes() {
-    assert_eq!(run(&[CASES, CASES_ALONE], || Twin::new(TARGET, 1 << 30)), NONE);
+    assert_eq!(run(&[CASES, CASES_ALONE], || FaultyMedium::new(TARGET, 1 << 30)), NONE);
 }
 
 #[test]
@@ -342,7 +342,7 @@ fn suite_on_a_target_in_a_directory_passes() {
 
 /// A medium that is broken in one way.
 struct Broken {
-    twin: Twin,
+    medium: FaultyMedium,
     way: Way,
 }
 
@@ -391,26 +391,26 @@ const WAYS: [Way; 18] = [
 
 impl Media for Broken {
     fn target(&self) -> u32 {
-        self.twin.target()
+        self.medium.target()
     }
 
     fn create(&self, ino: Ino, component: usize, stripe: u16) -> Result<(), Code> {
         match self.way {
-            Way::CreateEmptiesWhatIsThere => self.twin.remove(ino, component, stripe)?,
-            Way::CreateForgetsTheStripe => return self.twin.create(ino, component, 0),
+            Way::CreateEmptiesWhatIsThere => self.medium.remove(ino, component, stripe)?,
+            Way::CreateForgetsTheStripe => return self.medium.create(ino, component, 0),
             _ => {}
         }
-        self.twin.create(ino, component, stripe)
+        self.medium.create(ino, component, stripe)
     }
 
     fn open(&self, ino: Ino, component: usize, stripe: u16, access: Access) -> Result<OwnedFd, Code> {
         match self.way {
-            Way::OpenIgnoresAccess => self.twin.open(ino, component, stripe, Access::ReadWrite),
+            Way::OpenIgnoresAccess => self.medium.open(ino, component, stripe, Access::ReadWrite),
             Way::OpenMakesWhatIsAbsent => {
-                self.twin.create(ino, component, stripe)?;
-                self.twin.open(ino, component, stripe, access)
+                self.medium.create(ino, component, stripe)?;
+                self.medium.open(ino, component, stripe, access)
             }
-            _ => self.twin.open(ino, component, stripe, access),
+            _ => self.medium.open(ino, component, stripe, access),
         }
     }
 
@@ -418,16 +418,16 @@ impl Media for Broken {
         match self.way {
             Way::RemoveDoesNothing => return Ok(()),
             Way::RemoveFailsOnAbsent => {
-                self.twin.stat(ino, component, stripe)?;
+                self.medium.stat(ino, component, stripe)?;
             }
-            Way::RemoveTakesAllStripes => (0..8).try_for_each(|s| self.twin.remove(ino, component, s))?,
+            Way::RemoveTakesAllStripes => (0..8).try_for_each(|s| self.medium.remove(ino, component, s))?,
             _ => {}
         }
-        self.twin.remove(ino, component, stripe)
+        self.medium.remove(ino, component, stripe)
     }
 
     fn stat(&self, ino: Ino, component: usize, stripe: u16) -> Result<BackingStat, Code> {
-        let stat = self.twin.stat(ino, component, stripe)?;
+        let stat = self.medium.stat(ino, component, stripe)?;
         Ok(match self.way {
             Way::StatCountsHoles => BackingStat { allocated_bytes: stat.bytes, ..stat },
             Way::TimesDropNanoseconds => {
@@ -440,12 +440,12 @@ impl Media for Broken {
 
     fn truncate(&self, ino: Ino, component: usize, stripe: u16, bytes: u64) -> Result<(), Code> {
         match self.way {
-            Way::TruncateOneTooMany => self.twin.truncate(ino, component, stripe, bytes + 1),
+            Way::TruncateOneTooMany => self.medium.truncate(ino, component, stripe, bytes + 1),
             Way::TruncateNeverLengthens => {
-                let bytes = bytes.min(self.twin.stat(ino, component, stripe)?.bytes);
-                self.twin.truncate(ino, component, stripe, bytes)
+                let bytes = bytes.min(self.medium.stat(ino, component, stripe)?.bytes);
+                self.medium.truncate(ino, component, stripe, bytes)
             }
-            _ => self.twin.truncate(ino, component, stripe, bytes),
+            _ => self.medium.truncate(ino, component, stripe, bytes),
         }
     }
 
@@ -458,28 +458,28 @@ impl Media for Broken {
         mtime: TimeSet,
     ) -> Result<(), Code> {
         match self.way {
-            Way::TimesSwapped => self.twin.set_times(ino, component, stripe, mtime, atime),
-            _ => self.twin.set_times(ino, component, stripe, atime, mtime),
+            Way::TimesSwapped => self.medium.set_times(ino, component, stripe, mtime, atime),
+            _ => self.medium.set_times(ino, component, stripe, atime, mtime),
         }
     }
 
     fn space(&self) -> Result<Space, Code> {
         match self.way {
             Way::SpaceNeverChanges => Ok(Space { total_bytes: 1 << 30, free_bytes: 1 << 29 }),
-            _ => self.twin.space(),
+            _ => self.medium.space(),
         }
     }
 
     fn sync(&self) -> Result<(), Code> {
         match self.way {
-            Way::SyncLoses => self.twin.for_each(&mut |ino, c, s| self.twin.remove(ino, c, s)),
-            _ => self.twin.sync(),
+            Way::SyncLoses => self.medium.for_each(&mut |ino, c, s| self.medium.remove(ino, c, s)),
+            _ => self.medium.sync(),
         }
     }
 
     fn for_each(&self, visit: &mut dyn FnMut(Ino, usize, u16) -> Result<(), Code>) -> Result<(), Code> {
         let mut first = true;
-        self.twin.for_each(&mut |ino, component, stripe| {
+        self.medium.for_each(&mut |ino, component, stripe| {
             match self.way {
                 Way::EachSkipsOne if std::mem::take(&mut first) => return Ok(()),
                 Way::EachTwice => visit(ino, component, stripe)?,
@@ -510,7 +510,8 @@ impl Media for Broken {
 fn suite_on_a_broken_medium_fails_whatever_is_broken_and_every_case_can_fail() {
     let mut seen = String::new();
     for way in WAYS {
-        let failures = run(&[CASES, CASES_ALONE], || Broken { twin: Twin::new(TARGET, 1 << 30), way });
+        let failures =
+            run(&[CASES, CASES_ALONE], || Broken { medium: FaultyMedium::new(TARGET, 1 << 30), way });
         assert!(!failures.is_empty(), "{way:?} was not found");
         seen += &failures.join("\n");
         seen.push('\n');

@@ -34,7 +34,7 @@ const PLAIN_USER: u32 = 1000;
 const AGAIN: &str = "FOREBAY_DATA_TEST_AS_PLAIN_USER";
 const HOLD: &str = "FOREBAY_DATA_TEST_HOLD";
 /// Longer than any machine takes for what should happen at once.
-const PATIENCE: Duration = Duration::from_secs(30);
+const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Takes any mount away.
 fn unmount_any(path: &Path) {
@@ -167,8 +167,8 @@ impl Watch {
     }
 
     /// Whether it went, waiting for at most so long.
-    fn gone_within(&self, patience: Duration) -> bool {
-        let deadline = Instant::now() + patience;
+    fn gone_within(&self, timeout: Duration) -> bool {
+        let deadline = Instant::now() + timeout;
         loop {
             let mut space = [MaybeUninit::uninit(); 512];
             let mut reader = inotify::Reader::new(&self.0, &mut space);
@@ -218,7 +218,7 @@ fn vanishes_when_closed() {
     assert!(!watch.gone_within(Duration::from_millis(50)), "it went while a file in it was open");
     assert_eq!(rustix::io::pwrite(&file, b"still here", 0).unwrap(), 10);
     drop(file);
-    assert!(watch.gone_within(PATIENCE), "it stays though nobody has it open");
+    assert!(watch.gone_within(TIMEOUT), "it stays though nobody has it open");
 }
 
 #[test]
@@ -273,7 +273,7 @@ fn holder_waits_to_be_killed() {
     let Some(root) = detached_or_skip() else { return };
     // After what the test harness may have printed on the line.
     println!("\nholding {}", root.as_raw_fd());
-    std::thread::sleep(PATIENCE * 2);
+    std::thread::sleep(TIMEOUT * 2);
 }
 
 #[test]
@@ -282,7 +282,7 @@ fn detached_tmpfs_holder_killed_vanishes() {
     let watch = Watch::on(&holder.path);
     assert!(!watch.gone_within(Duration::from_millis(50)), "it went while its holder lived");
     holder.process.kill().unwrap();
-    assert!(watch.gone_within(PATIENCE), "it outlives its holder");
+    assert!(watch.gone_within(TIMEOUT), "it outlives its holder");
 }
 
 #[test]
@@ -343,7 +343,7 @@ fn attached_tmpfs_is_seen_used_and_unmounted() {
         assert!(!is_mounted_here(scratch.path()).unwrap());
         rustix::fs::openat(&root, c"late", OFlags::RDWR | OFlags::CREATE, Mode::RWXU).unwrap();
         drop(root);
-        assert!(watch.gone_within(PATIENCE), "it stays though nobody uses it");
+        assert!(watch.gone_within(TIMEOUT), "it stays though nobody uses it");
         assert_eq!(unmount(scratch.path(), Unmount::Now).unwrap_err().code, Code::Invalid);
     });
 }

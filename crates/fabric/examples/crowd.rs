@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use forebay_fabric::simulated::{Faults, Network};
-use forebay_fabric::{Calls, CallsSettings, Happening, Identity};
+use forebay_fabric::{CallEvent, Calls, CallsSettings, Identity};
 use forebay_types::{Caller, NodeId, Reply, Request};
 use forebay_wire::{Message, Secret, Stamp};
 use serde_json::{json, Value};
@@ -69,17 +69,17 @@ impl Crowd {
         let started = worked();
         for calls in &mut self.nodes {
             calls.progress();
-            while let Some(happening) = calls.next_happening() {
-                match happening {
-                    Happening::Asked { ticket, .. } => {
+            while let Some(event) = calls.next_happening() {
+                match event {
+                    CallEvent::Asked { ticket, .. } => {
                         let answer = Message::Answer(Ok(Reply::Done));
                         calls.answer(&ticket, &answer).expect("an answer");
                     }
-                    Happening::Answered { outcome, .. } => {
+                    CallEvent::Answered { outcome, .. } => {
                         outcome.expect("no call fails");
                         self.answered += 1;
                     }
-                    Happening::Up { .. } => self.links += 1,
+                    CallEvent::Up { .. } => self.links += 1,
                     _ => {}
                 }
             }

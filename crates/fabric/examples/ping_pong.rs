@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use forebay_fabric::libfabric::{LibfabricEndpoint, Settings, Waiting};
 use forebay_fabric::{
-    Access, Calls, CallsSettings, Direction, Endpoint, Event, Happening, Identity, Peer, Region, Transfer,
+    Access, CallEvent, Calls, CallsSettings, Direction, Endpoint, Event, Identity, Peer, Region, Transfer,
 };
 use forebay_types::{Caller, NodeId, Request};
 use forebay_wire::{Memory, Message, Secret, Stamp};
@@ -141,8 +141,8 @@ fn serve(o: &Options) {
             }
             b'c' => {
                 server.progress();
-                while let Some(happening) = server.next_happening() {
-                    if let Happening::Asked { ticket, .. } = happening {
+                while let Some(event) = server.next_happening() {
+                    if let CallEvent::Asked { ticket, .. } = event {
                         server.answer(&ticket, &Message::Data { done: 0, inline: &[] }).expect("an answer");
                     }
                 }
@@ -329,8 +329,8 @@ fn main() {
                 if asker.progress() == 0 {
                     asker.wait(Duration::from_millis(50));
                 }
-                while let Some(happening) = asker.next_happening() {
-                    if let Happening::Answered { outcome, .. } = happening {
+                while let Some(event) = asker.next_happening() {
+                    if let CallEvent::Answered { outcome, .. } = event {
                         outcome.expect("an answer");
                         left -= 1;
                     }

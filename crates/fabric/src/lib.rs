@@ -21,7 +21,7 @@ pub mod secret_file;
 pub mod simulated;
 
 pub use calls::{
-    Body, CallId, Calls, CallsSettings, CallsThread, Failed, Happening, Identity, Statistics, Ticket,
+    Body, CallEvent, CallId, Calls, CallsSettings, CallsThread, Failed, Identity, Statistics, Ticket,
 };
 pub use endpoint::{Direction, Endpoint, Event, Limits, Local, Peer, Registered, Sleep, Transfer, Waker};
 pub use memory::{Access, Region};

@@ -112,13 +112,13 @@ impl Region {
 
     /// Gives the memory back and keeps its addresses, as long as the process lives: what a peer began to write an hour ago, before a cut
     /// of the network, finds nothing there, and nobody else's memory.
-    pub fn bury(&mut self) {
+    pub fn quarantine(&mut self) {
         use rustix::mm::{mmap_anonymous, MapFlags, ProtFlags};
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
         // SAFETY: the range is this region's, of which there is no copy under way, as nobody else has it; it is empty from here on.
-        let buried =
+        let quarantined =
             unsafe { mmap_anonymous(self.start.as_ptr().cast(), self.bytes, ProtFlags::empty(), flags) };
-        if buried.is_ok() {
+        if quarantined.is_ok() {
             self.bytes = 0;
             // It would unmap them.
             std::mem::forget(self.owner.replace(Box::new(())));
@@ -174,7 +174,7 @@ mod tests {
         let mut region = Region::new(1 << 20).unwrap();
         let start = region.start();
         region.write_at(0, b"x").unwrap();
-        region.bury();
+        region.quarantine();
         assert_eq!((region.len(), region.write_at(0, b"x")), (0, Err(Code::Fault)));
         drop(region);
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();

@@ -6,7 +6,7 @@ use std::time::Duration;
 use forebay_fabric::libfabric::{self, LibfabricEndpoint, Settings};
 use forebay_fabric::simulated::{Faults, Network};
 use forebay_fabric::{
-    Access, CallId, Calls, CallsSettings, CallsThread, Direction, Endpoint, Event, Failed, Happening,
+    Access, CallEvent, CallId, Calls, CallsSettings, CallsThread, Direction, Endpoint, Event, Failed,
     Identity, Local, Region, Ticket, Transfer,
 };
 use forebay_types::{BackingId, Caller, Code, Ino, NodeId, Reply, Request};
@@ -78,7 +78,7 @@ fn calls(bed: &mut Bed, node: u16, secret: Secret, pool: u8) -> Calls {
 struct Room {
     bed: Bed,
     nodes: Vec<Calls>,
-    happened: Vec<Vec<Happening>>,
+    happened: Vec<Vec<CallEvent>>,
 }
 
 impl Room {
@@ -100,8 +100,8 @@ impl Room {
         }
         for (node, happened) in self.nodes.iter_mut().zip(&mut self.happened) {
             node.progress();
-            while let Some(happening) = node.next_happening() {
-                happened.push(happening);
+            while let Some(event) = node.next_happening() {
+                happened.push(event);
             }
         }
     }
@@ -124,42 +124,42 @@ impl Room {
         self.nodes[from].call(NodeId(to), stamp, message, deadline).unwrap()
     }
 
-    fn asked(&mut self, at: usize) -> (Ticket, Happening) {
+    fn asked(&mut self, at: usize) -> (Ticket, CallEvent) {
         self.until("a request", |room| {
-            let found = room.happened[at].iter().position(|h| matches!(h, Happening::Asked { .. }))?;
-            let happening = room.happened[at].remove(found);
-            let Happening::Asked { ticket, .. } = &happening else { unreachable!() };
-            Some((*ticket, happening))
+            let found = room.happened[at].iter().position(|h| matches!(h, CallEvent::Asked { .. }))?;
+            let event = room.happened[at].remove(found);
+            let CallEvent::Asked { ticket, .. } = &event else { unreachable!() };
+            Some((*ticket, event))
         })
     }
 
-    fn outcome(&mut self, at: usize, id: CallId) -> Result<Happening, Failed> {
+    fn outcome(&mut self, at: usize, id: CallId) -> Result<CallEvent, Failed> {
         self.until(&format!("{id:?}"), |room| {
-            let of = |h: &Happening| matches!(h, Happening::Answered { call, .. } if *call == id);
+            let of = |h: &CallEvent| matches!(h, CallEvent::Answered { call, .. } if *call == id);
             let found = room.happened[at].iter().position(of)?;
-            let happening = room.happened[at].remove(found);
-            match &happening {
-                Happening::Answered { outcome: Err(failed), .. } => Some(Err(failed.clone())),
-                _ => Some(Ok(happening)),
+            let event = room.happened[at].remove(found);
+            match &event {
+                CallEvent::Answered { outcome: Err(failed), .. } => Some(Err(failed.clone())),
+                _ => Some(Ok(event)),
             }
         })
     }
 
     fn moved(&mut self, at: usize, number: u64) -> Result<(), Failed> {
         self.until("a transfer", |room| {
-            let of = |h: &Happening| matches!(h, Happening::Moved { token, .. } if *token == number);
+            let of = |h: &CallEvent| matches!(h, CallEvent::Moved { token, .. } if *token == number);
             let found = room.happened[at].iter().position(of)?;
             match room.happened[at].remove(found) {
-                Happening::Moved { outcome, .. } => Some(outcome),
+                CallEvent::Moved { outcome, .. } => Some(outcome),
                 _ => None,
             }
         })
     }
 }
 
-fn message_of(happening: &Happening) -> Message<'_> {
-    match happening {
-        Happening::Asked { body, .. } | Happening::Answered { outcome: Ok(body), .. } => body.message(),
+fn message_of(event: &CallEvent) -> Message<'_> {
+    match event {
+        CallEvent::Asked { body, .. } | CallEvent::Answered { outcome: Ok(body), .. } => body.message(),
         other => panic!("{other:?} has no message"),
     }
 }
@@ -175,8 +175,8 @@ fn requests_are_answered_in_any_order(bed: Bed) {
         names.iter().enumerate().map(|(i, n)| room.ask(0, 2, i as u64, &lookup(n.as_bytes()))).collect();
     let mut tickets: Vec<(Ticket, Vec<u8>)> = Vec::new();
     for _ in &names {
-        let (ticket, happening) = room.asked(1);
-        let Message::Ask(CALLER, Request::Lookup { name, .. }) = message_of(&happening) else { panic!() };
+        let (ticket, event) = room.asked(1);
+        let Message::Ask(CALLER, Request::Lookup { name, .. }) = message_of(&event) else { panic!() };
         assert_eq!((ticket.node, ticket.stamp.session), (NodeId(1), 5));
         tickets.push((ticket, name.to_vec()));
     }
@@ -184,8 +184,8 @@ fn requests_are_answered_in_any_order(bed: Bed) {
         room.nodes[1].answer(ticket, &Message::Answer(Ok(Reply::Bytes(name)))).unwrap();
     }
     for (id, name) in ids.into_iter().zip(&names) {
-        let happening = room.outcome(0, id).unwrap();
-        assert_eq!(message_of(&happening), Message::Answer(Ok(Reply::Bytes(name.as_bytes()))));
+        let event = room.outcome(0, id).unwrap();
+        assert_eq!(message_of(&event), Message::Answer(Ok(Reply::Bytes(name.as_bytes()))));
     }
     // The other way is a link of its own; a failure carries code and words.
     let id = room.ask(1, 1, 1, &Message::LeaseRenew);
@@ -194,9 +194,9 @@ fn requests_are_answered_in_any_order(bed: Bed) {
     let failed = room.outcome(1, id).unwrap_err();
     assert_eq!((failed.code, failed.why.as_str()), (Code::Stale, "node 1: restarted"));
     let joined =
-        |h: &Happening| matches!(h, Happening::Joined { node: NodeId(1), capacity_bytes: 0x4000_0000, .. });
+        |h: &CallEvent| matches!(h, CallEvent::Joined { node: NodeId(1), capacity_bytes: 0x4000_0000, .. });
     assert_eq!(room.happened[1].iter().filter(|h| joined(h)).count(), 1);
-    assert!(room.happened[0].iter().any(|h| matches!(h, Happening::Up { node: NodeId(2), .. })));
+    assert!(room.happened[0].iter().any(|h| matches!(h, CallEvent::Up { node: NodeId(2), .. })));
     for node in &room.nodes {
         // A handshake that takes long on a busy machine is sent again, and the later answer to it counts as replayed.
         let s = node.statistics();
@@ -221,7 +221,7 @@ fn what_cannot_be_asked_or_answered_is_refused(bed: Bed) {
     let id = room.ask(0, 2, 1, &Message::LeaseTake { parent: Ino::ROOT, name: b"a/b" });
     let failed = room.outcome(0, id).unwrap_err();
     assert_eq!(failed.code, Code::Invalid);
-    assert!(!room.happened[1].iter().any(|h| matches!(h, Happening::Asked { .. })));
+    assert!(!room.happened[1].iter().any(|h| matches!(h, CallEvent::Asked { .. })));
     let id = room.ask(0, 2, 2, &Message::LeaseRenew);
     let (ticket, _) = room.asked(1);
     assert_eq!(room.nodes[1].answer(&ticket, &Message::LeaseRenew), Err(Code::Invalid), "a request");
@@ -246,7 +246,7 @@ fn slow_requests_are_handed_out_once(bed: Bed) {
     let end = room.nodes[0].now() + Duration::from_millis(1700);
     room.until("time", |room| (room.nodes[0].now() > end).then_some(()));
     assert!(room.nodes[0].statistics().resent >= 2 && room.nodes[1].statistics().repeated >= 2);
-    assert!(!room.happened[1].iter().any(|h| matches!(h, Happening::Asked { .. })), "handed out twice");
+    assert!(!room.happened[1].iter().any(|h| matches!(h, CallEvent::Asked { .. })), "handed out twice");
     room.nodes[1].answer(&ticket, &Message::LeaseGrant { period_ms: 10, ino: Ino(0) }).unwrap();
     room.outcome(0, id).unwrap();
 }
@@ -268,8 +268,8 @@ fn data_go_by_rma_between_asker_and_server(bed: Bed) {
             Message::ReadStripe { id: stripe, offset: 0, bytes: BYTES as u64, to: place }
         };
         let id = room.ask(0, 2, sequence, &message);
-        let (ticket, happening) = room.asked(1);
-        let (direction, remote) = match message_of(&happening) {
+        let (ticket, event) = room.asked(1);
+        let (direction, remote) = match message_of(&event) {
             Message::WriteStripe { from: Place::Remote(memory), .. } => (Direction::Read, memory),
             Message::ReadStripe { to: Place::Remote(memory), .. } => (Direction::Write, memory),
             other => panic!("{other:?}"),
@@ -282,8 +282,8 @@ fn data_go_by_rma_between_asker_and_server(bed: Bed) {
         room.nodes[1].transfer_for(&ticket, &transfer, 40 + sequence, deadline).unwrap();
         assert_eq!(room.moved(1, 40 + sequence), Ok(()));
         room.nodes[1].answer(&ticket, &Message::Data { done: BYTES as u64, inline: &[] }).unwrap();
-        let happening = room.outcome(0, id).unwrap();
-        assert_eq!(message_of(&happening), Message::Data { done: BYTES as u64, inline: &[] });
+        let event = room.outcome(0, id).unwrap();
+        assert_eq!(message_of(&event), Message::Data { done: BYTES as u64, inline: &[] });
         let mut back = vec![0; BYTES];
         if writes {
             bounce.read_at(0, &mut back).unwrap();
@@ -322,8 +322,8 @@ fn strangers_are_neither_heard_nor_harmful(bed: Bed) {
         loop {
             room.turn();
             calls.progress();
-            while let Some(happening) = calls.next_happening() {
-                if let Happening::Answered { outcome: Err(failed), .. } = happening {
+            while let Some(event) = calls.next_happening() {
+                if let CallEvent::Answered { outcome: Err(failed), .. } = event {
                     return failed;
                 }
             }
@@ -361,7 +361,7 @@ fn strangers_are_neither_heard_nor_harmful(bed: Bed) {
     room.outcome(0, id).unwrap();
     let s = room.nodes[1].statistics();
     assert!(s.unusable > 200, "{s:?}");
-    assert!(!room.happened[1].iter().any(|h| matches!(h, Happening::Joined { node: NodeId(3 | 4), .. })));
+    assert!(!room.happened[1].iter().any(|h| matches!(h, CallEvent::Joined { node: NodeId(3 | 4), .. })));
 }
 
 fn calls_beyond_their_bounds_are_refused(mut bed: Bed) {
@@ -398,7 +398,7 @@ fn leaving_in_order_is_told_at_once(bed: Bed) {
     let failed = room.outcome(0, id).unwrap_err();
     assert!(failed.why.contains("node 2 has left: the pool goes down"), "{}", failed.why);
     assert!(room.nodes[0].now() - start < Duration::from_secs(1));
-    let down = |h: &Happening| matches!(h, Happening::Down { node: NodeId(2), .. });
+    let down = |h: &CallEvent| matches!(h, CallEvent::Down { node: NodeId(2), .. });
     assert!(room.happened[0].iter().any(down));
     // The node is still there in truth, and is found again when it is asked.
     let id = room.ask(0, 2, 2, &Message::LeaseRenew);
@@ -438,8 +438,8 @@ fn threads_of_calls_sleep_serve_and_end() {
     let mut bed = Bed::Tcp;
     let mut server = calls(&mut bed, 2, secret(1), 7);
     let address = server.endpoint().address().to_vec();
-    let server = CallsThread::start("server", server, |calls, happening| {
-        if let Happening::Asked { ticket, body } = happening {
+    let server = CallsThread::start("server", server, |calls, event| {
+        if let CallEvent::Asked { ticket, body } = event {
             let Message::Ask(_, Request::Lookup { name, .. }) = body.message() else { panic!() };
             calls.answer(&ticket, &Message::Answer(Ok(Reply::Bytes(name)))).unwrap();
         }
@@ -448,8 +448,8 @@ fn threads_of_calls_sleep_serve_and_end() {
     let mut client = calls(&mut bed, 1, secret(1), 7);
     client.add_node(NodeId(2), &address).unwrap();
     let (sender, answers) = mpsc::channel();
-    let client = CallsThread::start("client", client, move |_, happening| {
-        if let Happening::Answered { outcome, .. } = happening {
+    let client = CallsThread::start("client", client, move |_, event| {
+        if let CallEvent::Answered { outcome, .. } = event {
             let _ = sender.send(outcome.is_ok());
         }
     })
@@ -518,7 +518,7 @@ fn several_at_once(bed: Option<Bed>) {
     room.nodes[1].send_gathered();
     assert!(came.iter().copied().eq(0..40), "in the order in which they were asked: {came:?}");
     for (i, id) in sent.into_iter().enumerate() {
-        let Ok(Happening::Answered { outcome: Ok(body), .. }) = room.outcome(0, id) else { panic!() };
+        let Ok(CallEvent::Answered { outcome: Ok(body), .. }) = room.outcome(0, id) else { panic!() };
         assert_eq!(body.message(), Message::Answer(Ok(Reply::Count(i as u64))));
     }
     for (node, before) in room.nodes.iter().zip(before) {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use forebay_fabric::libfabric::{self, LibfabricEndpoint, Settings};
 use forebay_fabric::{
-    Access, CallId, Calls, CallsSettings, Direction, Failed, Happening, Identity, Region, Transfer,
+    Access, CallEvent, CallId, Calls, CallsSettings, Direction, Failed, Identity, Region, Transfer,
 };
 use forebay_types::{Caller, Code, Ino, NodeId, Reply, Request};
 use forebay_wire::{Memory, Message, Secret, Stamp};
@@ -42,8 +42,8 @@ fn child() {
     println!("\naddress {address}");
     loop {
         calls.progress();
-        while let Some(happening) = calls.next_happening() {
-            let Happening::Asked { ticket, body } = happening else { continue };
+        while let Some(event) = calls.next_happening() {
+            let CallEvent::Asked { ticket, body } = event else { continue };
             let Message::Ask(_, Request::Lookup { name, .. }) = body.message() else { continue };
             let mut place = memory.address.to_le_bytes().to_vec();
             place.extend(memory.key.to_le_bytes());
@@ -103,7 +103,7 @@ impl Drop for Server {
 
 struct Asker {
     calls: Calls,
-    happened: Vec<Happening>,
+    happened: Vec<CallEvent>,
     sequence: u64,
 }
 
@@ -128,8 +128,8 @@ impl Asker {
 
     fn turn(&mut self) {
         self.calls.progress();
-        while let Some(happening) = self.calls.next_happening() {
-            self.happened.push(happening);
+        while let Some(event) = self.calls.next_happening() {
+            self.happened.push(event);
         }
         self.calls.wait(Duration::from_millis(5));
     }
@@ -137,9 +137,9 @@ impl Asker {
     fn answer(&mut self, id: CallId) -> Result<Vec<u8>, Failed> {
         let start = Instant::now();
         loop {
-            let of = |h: &Happening| matches!(h, Happening::Answered { call, .. } if *call == id);
+            let of = |h: &CallEvent| matches!(h, CallEvent::Answered { call, .. } if *call == id);
             if let Some(found) = self.happened.iter().position(of) {
-                let Happening::Answered { outcome, .. } = self.happened.remove(found) else { unreachable!() };
+                let CallEvent::Answered { outcome, .. } = self.happened.remove(found) else { unreachable!() };
                 return outcome.map(|body| match body.message() {
                     Message::Answer(Ok(Reply::Bytes(bytes))) => bytes.to_vec(),
                     other => panic!("{other:?}"),
@@ -203,7 +203,7 @@ fn peer_killed_with_work_under_way_fails_in_time_and_others_go_on() {
     while moved < 4 || killed.elapsed() < Duration::from_millis(500) {
         slowest = slowest.max(asker.echo(2, b"still there"));
         asker.happened.retain(|h| match h {
-            Happening::Moved { outcome, .. } => {
+            CallEvent::Moved { outcome, .. } => {
                 assert!(outcome.is_err());
                 moved += 1;
                 all_moved = killed.elapsed();
@@ -224,7 +224,7 @@ fn peer_killed_with_work_under_way_fails_in_time_and_others_go_on() {
     );
     assert!(all < UNREACHABLE + Duration::from_secs(4), "{all:?}");
     assert!(slowest < Duration::from_secs(2), "the other waited {slowest:?}");
-    assert!(asker.happened.iter().any(|h| matches!(h, Happening::Down { node: NodeId(1), .. })));
+    assert!(asker.happened.iter().any(|h| matches!(h, CallEvent::Down { node: NodeId(1), .. })));
     // What is asked of it now fails sooner, and the other is still there.
     let start = Instant::now();
     let id = asker.ask(1, b"anyone?", Duration::from_secs(60));
@@ -265,7 +265,7 @@ fn peer_that_is_killed_and_started_again_answers_what_was_asked_meanwhile() {
         .happened
         .iter()
         .filter_map(|h| match h {
-            Happening::Up { incarnation, .. } => Some(*incarnation),
+            CallEvent::Up { incarnation, .. } => Some(*incarnation),
             _ => None,
         })
         .collect();
@@ -290,7 +290,7 @@ fn peer_that_is_stopped_for_a_while_goes_on_where_it_was() {
     for id in ids {
         assert_eq!(asker.answer(id).unwrap(), b"are you there");
     }
-    assert!(!asker.happened.iter().any(|h| matches!(h, Happening::Down { .. })), "it was never given up");
+    assert!(!asker.happened.iter().any(|h| matches!(h, CallEvent::Down { .. })), "it was never given up");
 }
 
 /// What runs in a network of its own, joined by a bridge to that of the process in `FOREBAY_TEST_PEER`, where the server

@@ -12,7 +12,7 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::time::Duration;
 
 use forebay_fabric::simulated::{Faults, Network};
-use forebay_fabric::{CallId, Calls, CallsSettings, Happening, Identity, Numbers};
+use forebay_fabric::{CallEvent, CallId, Calls, CallsSettings, Identity, Numbers};
 use forebay_types::{Caller, Code, Ino, NodeId, Reply, Request};
 use forebay_wire::{Message, Secret, Stamp};
 
@@ -158,8 +158,8 @@ impl World {
         }
     }
 
-    fn serve(&mut self, node: usize, happening: Happening) {
-        let Happening::Asked { ticket, body } = happening else { return };
+    fn serve(&mut self, node: usize, event: CallEvent) {
+        let CallEvent::Asked { ticket, body } = event else { return };
         let Message::Ask(_, Request::GetXattr { ino, name: b"next" }) = body.message() else {
             panic!("{body:?}")
         };
@@ -182,8 +182,8 @@ impl World {
         }
     }
 
-    fn ended(&mut self, client: usize, happening: Happening) {
-        let Happening::Answered { call, outcome, .. } = happening else { return };
+    fn ended(&mut self, client: usize, event: CallEvent) {
+        let CallEvent::Answered { call, outcome, .. } = event else { return };
         let slot = self.slots[client].iter_mut().find(|s| s.call.is_some_and(|(id, ..)| id == call));
         let slot = slot.expect("every call ends once, in its slot");
         let (_, counter, _) = slot.call.take().expect("found above");
@@ -234,11 +234,11 @@ impl World {
             }
             let Some(calls) = &mut self.nodes[node].calls else { continue };
             calls.progress();
-            while let Some(happening) = self.nodes[node].calls.as_mut().and_then(Calls::next_happening) {
+            while let Some(event) = self.nodes[node].calls.as_mut().and_then(Calls::next_happening) {
                 if is_server(node) {
-                    self.serve(node, happening);
+                    self.serve(node, event);
                 } else {
-                    self.ended(node - SERVERS as usize, happening);
+                    self.ended(node - SERVERS as usize, event);
                 }
             }
         }

@@ -5,8 +5,8 @@ use forebay_types::{Code, Ino, Kind, Layout, Reply, SetAttr, FLAG_DIRTY};
 
 use crate::batch::{Answer, Batch, Context};
 use crate::keys;
+use crate::page_budget::{Class, Work};
 use crate::record::{EntryRecord, Inode};
-use crate::space::{Class, Work};
 
 /// Directories above one another that are followed: a tree cannot be deeper than it has inodes, so this only ends a
 /// walk in a damaged shard.

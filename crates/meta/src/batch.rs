@@ -10,10 +10,10 @@ use forebay_types::{Caller, Code, Error, Ino, Layout, Parts, Reply, Request, Res
 
 use crate::effects::Effects;
 use crate::keys;
+use crate::lmdb_txn::Transaction;
+use crate::page_budget::{Class, Usage, Work};
 use crate::record::{Inode, INODE_BYTES_MAX, LEDGER_BYTES_MAX};
 use crate::shard::{Shard, State};
-use crate::space::{Class, Usage, Work};
-use crate::transaction::Transaction;
 
 /// What an operation gives: a code on hot paths.
 pub(crate) type Answer<T> = std::result::Result<T, Code>;
@@ -147,8 +147,8 @@ impl<'a> Batch<'a> {
             | Request::AreThere { .. }
             | Request::RemoveBackings { .. }
             | Request::RenewLease
-            | Request::RecallName { .. }
-            | Request::RecallDirectory { .. } => Err(Code::NotSupported),
+            | Request::RevokeName { .. }
+            | Request::RevokeDirectory { .. } => Err(Code::NotSupported),
         }
     }
 

@@ -11,14 +11,14 @@ use forebay_types::{
     DISCRIMINATOR_BITS,
 };
 
-use crate::beyond::decode_dated;
+use crate::foreign_links::decode_dated;
 use crate::holds::PreparedRecord;
 use crate::keys::{self, Key};
+use crate::lmdb_txn::{code_of, walk};
 use crate::record::{
     decode_format, decode_orphan, EntryRecord, Inode, Ledger, Pending, MARK_COLLISIONS, MARK_VALUES,
 };
 use crate::shard::Shard;
-use crate::transaction::{code_of, walk};
 use crate::wide::decode_place;
 
 /// Problems that are told in words; more are only counted.

@@ -28,11 +28,11 @@ use crate::wide::{check_narrow, choose_nodes, nodes_of_new, width_log2};
 
 /// A change over several nodes, as it was found when it was asked for.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Plan(Deed);
+pub struct Plan(Operation);
 
 /// The same.
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Deed {
+enum Operation {
     /// A name here for a file of another node.
     Link { ino: Ino, parent: Ino, name: Vec<u8> },
     /// A directory of another node whose entry is here.
@@ -65,7 +65,7 @@ impl Batch<'_> {
                 if self.find_entry(slot, name)?.is_some() {
                     return Err(Code::Exists);
                 }
-                Ok(Some(Plan(Deed::Link { ino, parent, name: name.to_vec() })))
+                Ok(Some(Plan(Operation::Link { ino, parent, name: name.to_vec() })))
             }
             Request::RemoveDirectory { parent, name } => {
                 let slot = self.entries_for(parent, name)?;
@@ -74,11 +74,11 @@ impl Batch<'_> {
                 let several = !self.is_ours(found.ino) || self.parts_if_wide(found.ino)?.is_some();
                 Ok(several
                     .then_some(found)
-                    .map(|f| Plan(Deed::RemoveDirectory { parent, name: name.to_vec(), ino: f.ino })))
+                    .map(|f| Plan(Operation::RemoveDirectory { parent, name: name.to_vec(), ino: f.ino })))
             }
             Request::MakeDirectoryAt { parent, name, mode, .. } => {
                 let (name, pool) = (name.to_vec(), nodes.to_vec());
-                Ok(Some(Plan(Deed::MakeDirectory { parent, name, mode, pool })))
+                Ok(Some(Plan(Operation::MakeDirectory { parent, name, mode, pool })))
             }
             Request::MakeDirectory { parent, name, mode } if nodes.len() > 1 => {
                 let slot = self.entries_for(parent, name)?;
@@ -89,7 +89,7 @@ impl Batch<'_> {
                     return Err(Code::Exists);
                 }
                 let (name, pool) = (name.to_vec(), nodes.to_vec());
-                Ok(Some(Plan(Deed::MakeDirectory { parent, name, mode, pool })))
+                Ok(Some(Plan(Operation::MakeDirectory { parent, name, mode, pool })))
             }
             Request::Rename { parent, name, new_parent, new_name, flags }
                 if !self.is_ours(new_parent) && flags & RENAME_EXCHANGE == 0 =>
@@ -99,7 +99,7 @@ impl Batch<'_> {
                 if found.kind == Kind::Directory {
                     return Ok(None); // answered with what the root's home is to be asked for
                 }
-                Ok(Some(Plan(Deed::RenameFile {
+                Ok(Some(Plan(Operation::RenameFile {
                     from: (parent, name.to_vec()),
                     to: (new_parent, new_name.to_vec()),
                     flags,
@@ -110,13 +110,13 @@ impl Batch<'_> {
             }
             Request::MoveDirectory { parent, name, new_parent, new_name, flags, ino } => {
                 let (from, to) = ((parent, name.to_vec()), (new_parent, new_name.to_vec()));
-                Ok(Some(Plan(Deed::MoveDirectory { from, to, flags, ino })))
+                Ok(Some(Plan(Operation::MoveDirectory { from, to, flags, ino })))
             }
             Request::SetWidth { ino, width, .. } => {
                 let slot = self.directory(ino)?;
                 check_narrow(self.state.directories.get(slot))?;
                 let nodes = choose_nodes(ino.birth_node(), nodes, width)?;
-                Ok(Some(Plan(Deed::Widen { ino, nodes })))
+                Ok(Some(Plan(Operation::Widen { ino, nodes })))
             }
             Request::SetAttr { ino, set } => self.plan_change(ino, Change { set, layout: None }),
             Request::SetLayout { ino, layout } => {
@@ -129,7 +129,7 @@ impl Batch<'_> {
     /// Of a wide directory of here what its parts have too is changed with it.
     fn plan_change(&mut self, ino: Ino, change: Change) -> std::result::Result<Option<Plan>, Code> {
         let parts = self.parts_if_wide(ino)?;
-        Ok(parts.map(|parts| Plan(Deed::Change { parts: Box::new(parts), change: Box::new(change) })))
+        Ok(parts.map(|parts| Plan(Operation::Change { parts: Box::new(parts), change: Box::new(change) })))
     }
 }
 
@@ -159,7 +159,7 @@ pub(crate) struct Coordinator {
     pub(crate) tx: TxId,
     me: NodeId,
     caller: Caller,
-    plan: Deed,
+    plan: Operation,
     /// How many parts were asked for. A path that goes from node to node more often cannot be climbed.
     asked: u8,
     /// What the next part is, by the plan.
@@ -205,7 +205,7 @@ impl Coordinator {
     pub(crate) fn new(tx: TxId, me: NodeId, caller: Caller, plan: Plan) -> Coordinator {
         let Plan(plan) = plan;
         let at = match &plan {
-            Deed::MoveDirectory { to, .. } => to.0,
+            Operation::MoveDirectory { to, .. } => to.0,
             _ => Ino::ROOT,
         };
         Coordinator {
@@ -232,15 +232,15 @@ impl Coordinator {
     /// What may be under way once at a time here, if it is of such a sort: others of it would meet it and begin anew.
     pub(crate) fn turn(plan: &Plan) -> Option<Turn> {
         match &plan.0 {
-            Deed::MoveDirectory { .. } => Some(Turn::Moves),
-            Deed::Change { parts, .. } => Some(Turn::ChangesOf(parts.of)),
+            Operation::MoveDirectory { .. } => Some(Turn::Moves),
+            Operation::Change { parts, .. } => Some(Turn::ChangesOf(parts.of)),
             _ => None,
         }
     }
 
     /// True when what is moved was found by the client, and not by this node.
     pub(crate) fn is_clients(&self) -> bool {
-        matches!(self.plan, Deed::MoveDirectory { .. })
+        matches!(self.plan, Operation::MoveDirectory { .. })
     }
 
     /// What comes first.
@@ -259,23 +259,23 @@ impl Coordinator {
             };
         }
         match (&self.plan, self.stage, decoded) {
-            (Deed::Link { .. }, 0, Reply::Entry(entry)) => {
+            (Operation::Link { .. }, 0, Reply::Entry(entry)) => {
                 self.kind = entry.attr.kind();
                 self.reply = reply.to_vec();
             }
-            (Deed::MakeDirectory { .. }, 0, Reply::Entry(entry)) => {
+            (Operation::MakeDirectory { .. }, 0, Reply::Entry(entry)) => {
                 self.at = entry.attr.ino;
                 self.reply = reply.to_vec();
             }
-            (Deed::MakeDirectory { .. }, 1, Reply::Entry(above)) => self.take_after(&above)?,
-            (Deed::MakeDirectory { .. }, 2, _) => {}
-            (Deed::MakeDirectory { .. }, 3, Reply::Entry(part)) => {
+            (Operation::MakeDirectory { .. }, 1, Reply::Entry(above)) => self.take_after(&above)?,
+            (Operation::MakeDirectory { .. }, 2, _) => {}
+            (Operation::MakeDirectory { .. }, 3, Reply::Entry(part)) => {
                 self.parts.push(part.attr.ino);
                 if self.parts.len() < self.wide_on.len() {
                     return self.next(); // the stage stays
                 }
             }
-            (Deed::MakeDirectory { .. }, 4, Reply::Entry(_)) => {
+            (Operation::MakeDirectory { .. }, 4, Reply::Entry(_)) => {
                 let Ok(Reply::Entry(mut born)) = Reply::decode(&self.reply) else {
                     return Err(Code::Malformed);
                 };
@@ -284,59 +284,61 @@ impl Coordinator {
                 self.parts.clear();
             }
             // Nothing was in the way.
-            (Deed::MoveDirectory { flags: RENAME_NOREPLACE, .. }, 2, Reply::Entry(_)) => {}
-            (Deed::RemoveDirectory { ino, .. }, 0, Reply::Done) => {
+            (Operation::MoveDirectory { flags: RENAME_NOREPLACE, .. }, 2, Reply::Entry(_)) => {}
+            (Operation::RemoveDirectory { ino, .. }, 0, Reply::Done) => {
                 let layout = Layout::single(ino.birth_node(), 0);
                 let (ino, kind) = (*ino, Kind::Directory);
                 self.reply = encoded(Reply::Removed { ino, last: true, kind, layout });
             }
-            (Deed::RenameFile { ino, kind, .. }, 1, Reply::Removed { ino: victim, .. }) => {
+            (Operation::RenameFile { ino, kind, .. }, 1, Reply::Removed { ino: victim, .. }) => {
                 if victim == *ino {
                     return Ok(Next::Nothing(encoded(removed_nothing(*kind))));
                 }
                 self.reply = reply.to_vec();
             }
-            (Deed::MoveDirectory { .. }, 1, Reply::Number(above)) => {
+            (Operation::MoveDirectory { .. }, 1, Reply::Number(above)) => {
                 if above != Ino::ROOT {
                     self.at = above;
                     return self.next(); // the stage stays
                 }
             }
-            (Deed::MoveDirectory { ino, .. }, 2, Reply::Removed { ino: victim, .. }) => {
+            (Operation::MoveDirectory { ino, .. }, 2, Reply::Removed { ino: victim, .. }) => {
                 if victim == *ino {
                     return Ok(Next::Nothing(self.reply.clone()));
                 }
                 self.victim = (victim != Ino(0)).then_some(victim);
                 self.reply = reply.to_vec();
             }
-            (Deed::RemoveDirectory { .. }, 1, Reply::Parts(parts))
-            | (Deed::MoveDirectory { .. }, 4, Reply::Parts(parts)) => {
+            (Operation::RemoveDirectory { .. }, 1, Reply::Parts(parts))
+            | (Operation::MoveDirectory { .. }, 4, Reply::Parts(parts)) => {
                 self.parts = parts.as_slice().to_vec();
             }
-            (Deed::Widen { .. }, 0, Reply::Entry(entry)) => {
+            (Operation::Widen { .. }, 0, Reply::Entry(entry)) => {
                 self.like = Some(like_for_parts(&entry));
             }
-            (Deed::Widen { nodes, .. }, 1, Reply::Entry(part)) => {
+            (Operation::Widen { nodes, .. }, 1, Reply::Entry(part)) => {
                 self.parts.push(part.attr.ino);
                 if self.parts.len() < nodes.len() {
                     return self.next(); // the stage stays
                 }
             }
-            (Deed::Widen { ino, .. }, 2, Reply::Entry(_)) => {
+            (Operation::Widen { ino, .. }, 2, Reply::Entry(_)) => {
                 self.reply = encoded(Reply::Parts(Parts::new(*ino, &self.parts)?));
                 self.parts.clear();
             }
-            (Deed::Change { .. }, 0, Reply::Entry(_) | Reply::Relaid { .. }) => self.reply = reply.to_vec(),
-            (Deed::Change { parts, .. }, 1, Reply::Done) => {
+            (Operation::Change { .. }, 0, Reply::Entry(_) | Reply::Relaid { .. }) => {
+                self.reply = reply.to_vec()
+            }
+            (Operation::Change { parts, .. }, 1, Reply::Done) => {
                 self.asked_of_parts += 1;
                 if self.asked_of_parts < parts.as_slice().len() {
                     return self.next(); // the stage stays
                 }
             }
-            (Deed::Link { .. }, 1, Reply::Removed { .. })
-            | (Deed::RemoveDirectory { .. }, 1, Reply::Done)
-            | (Deed::RenameFile { .. }, 0, Reply::Done)
-            | (Deed::MoveDirectory { .. }, 0 | 3 | 4, Reply::Done) => {}
+            (Operation::Link { .. }, 1, Reply::Removed { .. })
+            | (Operation::RemoveDirectory { .. }, 1, Reply::Done)
+            | (Operation::RenameFile { .. }, 0, Reply::Done)
+            | (Operation::MoveDirectory { .. }, 0 | 3 | 4, Reply::Done) => {}
             _ => return Err(Code::Malformed),
         }
         self.stage += 1;
@@ -346,7 +348,7 @@ impl Coordinator {
     /// The node of the part that was asked for last is gone for good, as another has its place: none, if the change cannot do without
     /// it. A wide directory whose part is lost can be removed and changed like others.
     pub(crate) fn lost(&mut self) -> Option<Answer<Next>> {
-        let changes_part = matches!(self.plan, Deed::Change { .. }) && self.stage == 1;
+        let changes_part = matches!(self.plan, Operation::Change { .. }) && self.stage == 1;
         if self.parts_asked == 0 && !changes_part {
             return None;
         }
@@ -366,7 +368,7 @@ impl Coordinator {
         let width = Some(above.attr.width_of_new()).filter(|width| *width != 0);
         let gid = inherits.then_some(above.attr.gid);
         let set = SetAttr { mode, gid, width_of_new: width, ..SetAttr::default() };
-        if let Deed::MakeDirectory { pool, .. } = &self.plan {
+        if let Operation::MakeDirectory { pool, .. } = &self.plan {
             self.wide_on = nodes_of_new(self.me, pool, width.unwrap_or(0));
         }
         let layout = above.layout.is_set(above.attr.home).then_some(above.layout);
@@ -384,7 +386,7 @@ impl Coordinator {
     fn next(&mut self) -> Answer<Next> {
         let (tx, stage, file) = (self.tx, self.stage, TxId::NONE);
         let part = match &self.plan {
-            Deed::Link { ino, parent, name } => match stage {
+            Operation::Link { ino, parent, name } => match stage {
                 0 => Some(Part::Count { ino: *ino, link: tx }),
                 1 => {
                     let (kind, flags) = (self.kind, RENAME_NOREPLACE);
@@ -392,13 +394,13 @@ impl Coordinator {
                 }
                 _ => None,
             },
-            Deed::RemoveDirectory { parent, name, ino } => match stage {
+            Operation::RemoveDirectory { parent, name, ino } => match stage {
                 0 => Some(Part::Leave { parent: *parent, name, ino: *ino, link: TxId::NONE }),
                 1 => Some(Part::Condemn { ino: *ino }),
                 _ => None,
             },
-            Deed::MakeDirectory { parent, name, mode, .. } => match stage {
-                0 => Some(Part::Bear { parent: *parent, mode: *mode }),
+            Operation::MakeDirectory { parent, name, mode, .. } => match stage {
+                0 => Some(Part::CreateInode { parent: *parent, mode: *mode }),
                 1 => {
                     let (kind, flags) = (Kind::Directory, RENAME_NOREPLACE);
                     Some(Part::Enter { parent: *parent, name, ino: self.at, kind, link: file, flags })
@@ -415,7 +417,7 @@ impl Coordinator {
                 4 => Some(Part::Widen { ino: self.at, parts: Some(Parts::new(self.at, &self.parts)?) }),
                 _ => None,
             },
-            Deed::RenameFile { from, to, flags, ino, kind, link } => {
+            Operation::RenameFile { from, to, flags, ino, kind, link } => {
                 let link = if ino.birth_node() == self.me { tx } else { *link };
                 match stage {
                     0 => Some(Part::Leave { parent: from.0, name: &from.1, ino: *ino, link }),
@@ -430,7 +432,7 @@ impl Coordinator {
                     _ => None,
                 }
             }
-            Deed::MoveDirectory { from, to, flags, ino } => {
+            Operation::MoveDirectory { from, to, flags, ino } => {
                 if self.stage == 1 && from.0 == to.0 {
                     self.stage = 2; // nothing comes to lie below anything else
                 }
@@ -453,7 +455,7 @@ impl Coordinator {
                     _ => None,
                 }
             }
-            Deed::Widen { ino, nodes } => match (stage, self.like) {
+            Operation::Widen { ino, nodes } => match (stage, self.like) {
                 (0, _) => Some(Part::Widen { ino: *ino, parts: None }),
                 (1, Some(like)) => {
                     let (index, width) = (self.parts.len() as u8, nodes.len() as u8);
@@ -463,7 +465,7 @@ impl Coordinator {
                 (2, _) => Some(Part::Widen { ino: *ino, parts: Some(Parts::new(*ino, &self.parts)?) }),
                 _ => None,
             },
-            Deed::Change { parts, change } => match stage {
+            Operation::Change { parts, change } => match stage {
                 0 => Some(Part::Change { ino: parts.of, change: **change }),
                 1 => {
                     let ino = *parts.as_slice().get(self.asked_of_parts).ok_or(Code::Malformed)?;

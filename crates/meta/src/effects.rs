@@ -5,7 +5,7 @@
 
 use forebay_types::{Entry, Ino, Kind, Layout};
 
-use crate::beyond::Delivery;
+use crate::foreign_links::Delivery;
 
 /// What requests showed or changed.
 #[derive(Debug, Default)]

@@ -9,8 +9,8 @@ use std::collections::{BTreeMap, HashMap};
 use forebay_types::{Code, Ino, NodeId, Part, Reader, TxId};
 
 use crate::keys::{self, Key};
+use crate::lmdb_txn::Transaction;
 use crate::record::Inode;
-use crate::transaction::Transaction;
 
 /// Directories above one another that are followed: more than there can be, so that a damaged shard ends a walk too.
 const DEPTH_MAX: u64 = 1 << 24;
@@ -131,7 +131,7 @@ impl Holds {
             Part::Widen { ino, .. } => self.hold_directory(tx, ino, Hold::Widening),
             Part::Change { ino, .. } => self.hold_directory(tx, ino, Hold::Changing),
             // Nobody knows its number yet; who guesses it is not to put anything into what may go.
-            Part::Bear { .. } | Part::BearPart { .. } => self.hold_directory(tx, born, Hold::Born),
+            Part::CreateInode { .. } | Part::BearPart { .. } => self.hold_directory(tx, born, Hold::Born),
             Part::Count { .. } | Part::Climb { .. } => {}
         }
     }

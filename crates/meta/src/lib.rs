@@ -9,8 +9,8 @@
 //! backing files is listed as an orphan. [`Shard::check`] checks all of it.
 //!
 //! Layers, top down: `namespace`, `rename`, `attributes`, `values` and `replies` are the operations; `batch` hands a
-//! request to one of them; `directories` keeps directories in memory; `space` counts pages, so that a full medium is
-//! an error and never a signal; `record` and `keys` are what is stored; `transaction` is the only user of LMDB. The
+//! request to one of them; `directories` keeps directories in memory; `page_budget` counts pages, so that a full medium is
+//! an error and never a signal; `record` and `keys` are what is stored; `lmdb_txn` is the only user of LMDB. The
 //! format is in docs/disk-format.md.
 //!
 //! One thread has a shard. It does no I/O but page faults on its data file and a fallocate now and then, and a look-up or
@@ -19,31 +19,31 @@
 
 mod attributes;
 mod batch;
-mod beyond;
 mod check;
 mod coordinator;
 mod deliveries;
 mod directories;
 mod effects;
+mod foreign_links;
 mod holds;
 mod keys;
+mod lmdb_txn;
 mod namespace;
+mod page_budget;
 mod participant;
 mod record;
 mod rename;
 mod replies;
 mod shard;
-mod space;
-mod transaction;
-mod transactions;
+mod two_phase_commit;
 mod values;
 mod wide;
 
 pub use batch::Batch;
-pub use beyond::{Beyond, BeyondEntry, Delivery, Leading};
 pub use check::CheckReport;
 pub use coordinator::Plan;
 pub use effects::{Effects, NameEffect};
+pub use foreign_links::{Beyond, BeyondEntry, Delivery, Leading};
 pub use replies::KEPT_REPLY_BYTES_MAX;
 pub use shard::{Shard, ShardOptions, ShardStatistics};
-pub use transactions::{Act, Client, Transactions};
+pub use two_phase_commit::{Act, Client, Transactions};

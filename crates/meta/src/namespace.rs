@@ -11,10 +11,10 @@ use forebay_types::{
 };
 
 use crate::batch::{Answer, Batch, Context};
-use crate::beyond::Debt;
+use crate::foreign_links::Debt;
 use crate::keys;
+use crate::page_budget::{Class, Work};
 use crate::record::{EntryRecord, Inode, ENTRY_HEADER_BYTES, INODE_BYTES_MAX, MARK_COLLISIONS, MARK_VALUES};
-use crate::space::{Class, Work};
 
 pub(crate) const S_ISGID: u32 = 0o2000;
 
@@ -164,7 +164,7 @@ impl Batch<'_> {
 
     /// Gives an inode a number, a record and its first entry, unless the name is taken. `extra` is what more will be
     /// written for it.
-    fn bear(
+    fn create_inode(
         &mut self,
         c: &mut Context<'_>,
         slot: usize,
@@ -304,7 +304,7 @@ impl Batch<'_> {
             _ => return Err(Code::Invalid),
         }
         let layout = Layout::single(attr.home, 0);
-        match self.bear(c, slot, name, Inode { attr, layout, cookie: 0, marks: 0 }, 0)? {
+        match self.create_inode(c, slot, name, Inode { attr, layout, cookie: 0, marks: 0 }, 0)? {
             Born::New(inode) => c.reply(Reply::Entry(inode.entry())),
             Born::Taken(_) => Err(Code::Exists),
         }
@@ -326,7 +326,7 @@ impl Batch<'_> {
             // Wide it becomes where there are other nodes (coordinator.rs).
             SetAttr { width_of_new: width, ..SetAttr::default() }.apply(&mut attr, c.now)?;
         }
-        match self.bear(c, slot, name, Inode { attr, layout, cookie: 0, marks: 0 }, 0)? {
+        match self.create_inode(c, slot, name, Inode { attr, layout, cookie: 0, marks: 0 }, 0)? {
             Born::New(inode) => {
                 self.state.directories.insert(inode);
                 c.reply(Reply::Entry(inode.entry()))
@@ -347,7 +347,13 @@ impl Batch<'_> {
         attr.size = target.len() as u64;
         let layout = Layout::single(attr.home, 0);
         let pieces = Self::pieces_of(target.len());
-        match self.bear(c, slot, name, Inode { attr, layout, cookie: 0, marks: MARK_VALUES }, pieces)? {
+        match self.create_inode(
+            c,
+            slot,
+            name,
+            Inode { attr, layout, cookie: 0, marks: MARK_VALUES },
+            pieces,
+        )? {
             Born::New(inode) => {
                 self.put_value(inode.attr.ino, b"", target)?;
                 c.reply(Reply::Entry(inode.entry()))

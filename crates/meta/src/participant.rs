@@ -26,9 +26,9 @@ use crate::batch::{Answer, Batch, Context};
 use crate::holds::{Hold, PreparedRecord};
 use crate::keys;
 use crate::namespace::{Entered, Found};
+use crate::page_budget::{Class, Work};
 use crate::record::{EntryRecord, Inode, INODE_BYTES_MAX};
 use crate::rename::removed_nothing;
-use crate::space::{Class, Work};
 use crate::wide::check_narrow;
 
 /// Bytes of the largest prepared part's record.
@@ -121,7 +121,7 @@ impl Batch<'_> {
         let class = match part {
             Part::Enter { .. }
             | Part::Count { .. }
-            | Part::Bear { .. }
+            | Part::CreateInode { .. }
             | Part::BearPart { .. }
             | Part::Widen { .. } => Class::Growth,
             Part::Condemn { .. } => Class::Removal,
@@ -134,7 +134,7 @@ impl Batch<'_> {
             Part::Leave { parent, name, ino, link } => self.prepare_leave(c, (parent, name), ino, link),
             Part::Enter { .. } => self.prepare_enter(c, tx, &part),
             Part::Count { ino, link } => self.prepare_count(c, ino, link),
-            Part::Bear { parent, mode } => {
+            Part::CreateInode { parent, mode } => {
                 // What has its entry here is made with it, in one step, but by this node's own changes over several.
                 if self.is_ours(parent) && tx.coordinator() != self.shard.node() {
                     return Err(Code::Invalid);
@@ -449,7 +449,7 @@ impl Batch<'_> {
             Part::Widen { parts: None, .. }
             | Part::Change { .. }
             | Part::Count { .. }
-            | Part::Bear { .. }
+            | Part::CreateInode { .. }
             | Part::BearPart { .. }
             | Part::Climb { .. } => true,
         })
@@ -504,7 +504,7 @@ impl Batch<'_> {
             Part::Change { ino, ref change } => self.commit_change(c, ino, change),
             Part::Widen { parts: None, .. }
             | Part::Count { .. }
-            | Part::Bear { .. }
+            | Part::CreateInode { .. }
             | Part::BearPart { .. }
             | Part::Climb { .. } => Ok(()),
         }
@@ -594,7 +594,7 @@ impl Batch<'_> {
     fn abort_part(&mut self, c: &mut Context<'_>, part: &Part<'_>, born: Ino) -> Answer<()> {
         match *part {
             Part::Count { ino, link } => self.end_link(c, ino, link),
-            Part::Bear { .. } | Part::BearPart { .. } => {
+            Part::CreateInode { .. } | Part::BearPart { .. } => {
                 if let Some(inode) = self.find_inode(born)? {
                     self.directory(born)?;
                     self.remove_inode(c, &inode)?;

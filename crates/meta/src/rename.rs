@@ -16,11 +16,11 @@ use forebay_types::limits::{LINKS_MAX, NAME_MAX};
 use forebay_types::{Code, Ino, Kind, Layout, Reply, RENAME_EXCHANGE, RENAME_NOREPLACE};
 
 use crate::batch::{Answer, Batch, Context};
-use crate::beyond::Debt;
+use crate::foreign_links::Debt;
 use crate::keys;
 use crate::namespace::{Entered, Found};
+use crate::page_budget::{Class, Work};
 use crate::record::{EntryRecord, Inode, ENTRY_HEADER_BYTES};
-use crate::space::{Class, Work};
 
 /// One side of a rename: a directory in memory, and a name in it.
 #[derive(Clone, Copy)]

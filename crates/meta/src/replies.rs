@@ -5,8 +5,8 @@ use forebay_types::{Code, Ino, Layout, Result};
 
 use crate::batch::{Answer, Batch};
 use crate::keys::{self, Key};
+use crate::page_budget::{Class, Work};
 use crate::record::{decode_orphan, encode_orphan, ORPHAN_BYTES_MAX};
-use crate::space::{Class, Work};
 
 /// Bytes of the largest reply that is kept: those of requests that change something are much smaller.
 pub const KEPT_REPLY_BYTES_MAX: usize = 1024;

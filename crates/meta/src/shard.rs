@@ -23,11 +23,11 @@ use crate::batch::Batch;
 use crate::directories::Directories;
 use crate::holds::Holds;
 use crate::keys;
+use crate::lmdb_txn::{code_of, pages, Transaction, Tree};
+use crate::page_budget::Space;
 use crate::record::{
     decode_format, encode_format, Inode, Ledger, FORMAT_VERSION, INODE_BYTES_MAX, LEDGER_BYTES_MAX,
 };
-use crate::space::Space;
-use crate::transaction::{code_of, pages, Transaction, Tree};
 
 const DATA_FILE: &str = "data.mdb";
 const LOCK_FILE: &str = "lock";

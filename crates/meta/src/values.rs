@@ -11,8 +11,8 @@ use forebay_types::{Code, Ino, Kind, Reply, REPLY_HEADER_BYTES, XATTR_CREATE, XA
 
 use crate::batch::{Answer, Batch, Context};
 use crate::keys::{self, Key, ValueKey};
+use crate::page_budget::{Class, Work};
 use crate::record::MARK_VALUES;
-use crate::space::{Class, Work};
 
 /// Bytes of a piece. With the longest key it stays below what LMDB keeps in a page, 2038 bytes of 4096.
 pub(crate) const PIECE_BYTES: usize = 1700;

@@ -96,7 +96,7 @@ impl FileSystem {
         }
         let opened = self.nodes.open(ino.0);
         if maps_for_writing(flags) && self.nodes.note_writer(ino.0) {
-            self.disbelieve(ino.0);
+            self.invalidate_attributes(ino.0);
         }
         let answer = opened.open(self.pool, self.registrar(), writes(flags)).and_then(|id| match id {
             Some(id) => Ok(Answer::passthrough(self.handles.number(), id)),
@@ -229,7 +229,7 @@ impl FileSystem {
         })?;
         self.note_nameless(node);
         let st = self.stat(node)?.0;
-        protocol::put_entry_out(out, node, &st, protocol::Belief::NONE, protocol::Belief::NONE);
+        protocol::put_entry_out(out, node, &st, protocol::Validity::NONE, protocol::Validity::NONE);
         protocol::put_open_out(out, answer.handle, answer.flags, answer.backing);
         Ok(Outcome::Reply)
     }

@@ -14,17 +14,17 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use forebay_client::{nameless, Pool};
 use forebay_types::{Caller, Code, Entry, Ino};
 
-use crate::belief::Beliefs;
+use crate::cache_rules::CacheRules;
 use crate::closing::Nameless;
 use crate::device::Device;
 use crate::errno::{check, Errno};
-use crate::grace::Grace;
 use crate::handles::{Handle, Handles};
 use crate::locks::Locks;
+use crate::lookup_pins::LookupPins;
 use crate::moved::Moved;
 use crate::nodes::{Nodes, Seen};
 use crate::opened::{is_unwritten, open_backing};
-use crate::protocol::{self, op, Belief, Body, Request, ROOT_NODE};
+use crate::protocol::{self, op, Body, Request, Validity, ROOT_NODE};
 use crate::registrar::Registrar;
 
 /// Numbers of files made without a name begin here: no node of a pool has a number as high.
@@ -61,8 +61,8 @@ pub struct FileSystem {
     pub(crate) nodes: Nodes,
     pub(crate) handles: Handles,
     pub(crate) locks: Locks,
-    pub(crate) beliefs: Beliefs,
-    pub(crate) grace: Grace,
+    pub(crate) cache_rules: CacheRules,
+    pub(crate) lookup_pins: LookupPins,
     pub(crate) nameless: Nameless,
     pub(crate) moved: Moved,
     next_temporary: AtomicU64,
@@ -82,8 +82,8 @@ impl FileSystem {
             nodes: Nodes::new(),
             handles: Handles::default(),
             locks: Locks::new(),
-            beliefs: Beliefs::default(),
-            grace: Grace::default(),
+            cache_rules: CacheRules::default(),
+            lookup_pins: LookupPins::default(),
             nameless: Nameless::default(),
             moved: Moved::default(),
             next_temporary: AtomicU64::new(TEMPORARY),
@@ -190,16 +190,16 @@ impl FileSystem {
     }
 
     /// How long the kernel may believe what a name in `parent` leads to: nobody tells of changes on other nodes.
-    pub(crate) fn entry_belief(&self, parent: Ino) -> Belief {
+    pub(crate) fn entry_belief(&self, parent: Ino) -> Validity {
         if self.pool.hears_of_all_changes_in(parent) {
-            self.beliefs.entry()
+            self.cache_rules.entry()
         } else {
-            Belief::NONE
+            Validity::NONE
         }
     }
 
     /// How long the kernel may believe the attributes of an inode that it asks for by its number, and so knows.
-    pub(crate) fn attr_belief(&self, node: u64, st: &libc::stat) -> Belief {
+    pub(crate) fn attr_belief(&self, node: u64, st: &libc::stat) -> Validity {
         // What other nodes serve, and what their programs write, nobody tells of.
         let is_file = st.st_mode & libc::S_IFMT == libc::S_IFREG;
         let is_told = self.pool.is_served_here(Ino(st.st_ino)) && !(is_file && self.pool.spans_nodes());
@@ -207,10 +207,10 @@ impl FileSystem {
         let is_dir = st.st_mode & libc::S_IFMT == libc::S_IFDIR;
         let is_told = is_told && (!is_dir || self.pool.hears_of_all_changes_in(Ino(st.st_ino)));
         if !is_told || node >= TEMPORARY || self.has_twin(st.st_ino) {
-            return Belief::NONE;
+            return Validity::NONE;
         }
         // Writes through the mount the kernel knows of.
-        self.beliefs.attr(st, || self.may_be_stored_to(st.st_ino))
+        self.cache_rules.attr(st, || self.may_be_stored_to(st.st_ino))
     }
 
     /// True when stores through a mapping may move an inode's times, of which the kernel's FUSE part hears nothing. A mapping
@@ -228,12 +228,12 @@ impl FileSystem {
 
     /// The same of an inode that a name leads to. The kernel may not know it yet, until it has read the reply: what it is
     /// told of the inode meanwhile it does not hear. So while others change things it is to ask again soon, by the number.
-    pub(crate) fn found_belief(&self, st: &libc::stat) -> Belief {
-        let belief = self.attr_belief(st.st_ino, st);
-        if self.beliefs.is_alone() && !self.pool.spans_nodes() {
-            belief
+    pub(crate) fn found_belief(&self, st: &libc::stat) -> Validity {
+        let validity = self.attr_belief(st.st_ino, st);
+        if self.cache_rules.is_alone() && !self.pool.spans_nodes() {
+            validity
         } else {
-            belief.min(Belief::BRIEF)
+            validity.min(Validity::BRIEF)
         }
     }
 

@@ -4,7 +4,7 @@
 //! the ring, and a worker that dies is not noticed. Files with one backing file are opened by *passthrough*: the kernel
 //! reads, writes and maps the backing file by itself, at the medium's own speed. Others are read and written by requests.
 //!
-//! Kept: what a door acknowledged is seen through the mount at once (`belief`); an inode stays usable until the kernel has
+//! Kept: what a door acknowledged is seen through the mount at once (`cache_rules`); an inode stays usable until the kernel has
 //! let go of it, named or not (`nodes`, `opened`); locks exclude those of all doors (`locks`). One registration an inode.
 //!
 //! Threads: some that serve requests and never wait for one another (`session`), one while locks wait (`locks`), and the
@@ -12,30 +12,30 @@
 //! wants. Its own death ends the connection: the supervisor starts it again, and it clears the dead mount away and mounts
 //! anew. Tests: `tests/`, and the conformance suite.
 
+mod adaptive_spin;
 mod attributes;
-mod belief;
+mod cache_rules;
 mod closing;
-mod company;
-mod crew;
 mod device;
 mod directories;
 mod errno;
 mod files;
 mod filesystem;
-mod grace;
 mod handles;
 mod locks;
+mod lookup_pins;
+pub mod mountpoint;
 mod moved;
 mod names;
 mod nodes;
 mod opened;
-mod patience;
-pub mod place;
 pub mod program;
 mod protocol;
 mod registrar;
 mod rights;
+mod serving_threads;
 mod session;
+mod sharing;
 mod splice;
 
 pub use device::Device;

@@ -30,7 +30,7 @@ impl FileSystem {
         for _ in 0..LOOKS_MAX {
             let found = self.pool.lookup(parent, name).and_then(|entry| {
                 if entry.attr.is_file() && self.pool.is_one_here(&entry.layout) {
-                    self.keep_for_a_moment(entry.attr.ino)?;
+                    self.pin_for_a_moment(entry.attr.ino)?;
                 }
                 self.pool.stat_entry(&entry)
             });
@@ -42,11 +42,11 @@ impl FileSystem {
                 // The inode went between the looks at its name and at itself: the name may be another's by now.
                 Err(Code::Stale) => {}
                 Err(Code::NotFound) => {
-                    let belief = self.entry_belief(parent);
-                    if belief == protocol::Belief::NONE {
+                    let validity = self.entry_belief(parent);
+                    if validity == protocol::Validity::NONE {
                         return Err(Errno(libc::ENOENT));
                     }
-                    protocol::put_absent(out, belief);
+                    protocol::put_absent(out, validity);
                     return Ok(Outcome::Reply);
                 }
                 Err(code) => return Err(code.into()),
@@ -65,12 +65,12 @@ impl FileSystem {
             return Err(Errno(libc::ENOENT));
         }
         if entry.attr.is_file() && self.pool.is_one_here(&entry.layout) {
-            self.keep_for_a_moment(ino)?;
+            self.pin_for_a_moment(ino)?;
         }
         let st = self.pool.stat_entry(&entry)?;
         self.nodes.mention(ino.0, Seen::of(&st));
         let attr = self.found_belief(&st);
-        protocol::put_entry_out(out, self.node(ino), &st, protocol::Belief::NONE, attr);
+        protocol::put_entry_out(out, self.node(ino), &st, protocol::Validity::NONE, attr);
         Ok(Outcome::Reply)
     }
 

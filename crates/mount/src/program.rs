@@ -18,7 +18,7 @@ use forebay_types::{Code, Error, Result, MOUNT_LINK};
 use serde_json::{json, Value};
 
 use crate::filesystem::{DataPath, FileSystem};
-use crate::place::{self, Mounted, Options};
+use crate::mountpoint::{self, Mounted, Options};
 use crate::session::Session;
 
 const HELP: &str = "\
@@ -106,7 +106,7 @@ pub fn main(arguments: impl Iterator<Item = OsString>) -> ExitCode {
     forebay_log::to_stderr();
     let supervisor = Supervisor::new(arguments.socket);
     let done = if arguments.clear {
-        place::clear_all(&arguments.pool.to_string_lossy())
+        mountpoint::clear_all(&arguments.pool.to_string_lossy())
     } else {
         run(&arguments, &supervisor)
     };
@@ -264,17 +264,17 @@ fn run(arguments: &Arguments, supervisor: &Supervisor) -> Result<()> {
     shed_limits();
     // SAFETY: cannot fail. Modes were masked where the request came from.
     unsafe { libc::umask(0) };
-    let at = place::full_path(&arguments.at)?;
+    let at = mountpoint::full_path(&arguments.at)?;
     let source = arguments.pool.to_string_lossy().into_owned();
     // The supervisor starts one process at a time: what is mounted there for this pool is of one that died.
-    let dead = place::check_place(&at, &source, supervisor.socket.is_some())?;
+    let dead = mountpoint::check_place(&at, &source, supervisor.socket.is_some())?;
     let pool = Pool::attach_as(&arguments.pool, Role::Mount)?;
     // Root's own daemon lets nobody else write its shard.
     let owner = std::fs::metadata(&arguments.pool).map_err(|e| Error::io("cannot look at the pool", &e))?;
     let options = Options { distrusts: owner.uid() != 0, ..arguments.options };
     let mount = match dead {
-        Some(dead) => place::mount_in_place_of(&dead, &source, options)?,
-        None => place::mount(&at, &source, options)?,
+        Some(dead) => mountpoint::mount_in_place_of(&dead, &source, options)?,
+        None => mountpoint::mount(&at, &source, options)?,
     };
     let device = Arc::new(mount.device);
     let guard = Guard { mounted: mount.shown, armed: true };
@@ -286,7 +286,7 @@ fn run(arguments: &Arguments, supervisor: &Supervisor) -> Result<()> {
         Session::start(&fs, (2 * processors).clamp(THREADS_MIN, THREADS_MAX), arguments.no_passthrough)?;
     // The kernel's table, and no look at the directory: that would be a request to this process, which could not be replaced
     // while it waits for itself.
-    if place::mounted_on(&at).is_none_or(|uppermost| uppermost.minor != guard.mounted.minor) {
+    if mountpoint::mounted_on(&at).is_none_or(|uppermost| uppermost.minor != guard.mounted.minor) {
         return Err(Error::new(Code::Busy, what()).why("something else was mounted there at the same time"));
     }
     let (data, why) = match &session.agreement.data {
@@ -315,7 +315,7 @@ struct Announced {
 impl Announced {
     /// None when it cannot be made: programs go without.
     fn new(pool: &Path, at: &Path) -> Option<Announced> {
-        let mounted = place::mounted_on(at)?;
+        let mounted = mountpoint::mounted_on(at)?;
         let text = forebay_types::mount_link(libc::makedev(0, mounted.minor), at.as_os_str().as_bytes());
         let announced = Announced { link: pool.join(MOUNT_LINK), text: OsString::from_vec(text).into() };
         // By another name first, so that there is always one whole link.
@@ -347,7 +347,7 @@ struct Guard {
 impl Drop for Guard {
     fn drop(&mut self) {
         if self.armed {
-            if let Err(e) = place::clear(&self.mounted) {
+            if let Err(e) = mountpoint::clear(&self.mounted) {
                 tracing::error!("{e}");
             }
         }
@@ -381,11 +381,11 @@ fn serve(mut guard: Guard, supervisor: &Supervisor, signals: &OwnedFd, served: (
                 tracing::error!("the supervisor is gone: {at} is taken away");
                 return; // the guard clears it
             }
-            Heard::Unmount { lazy, asker } => match place::unmount(&guard.mounted) {
+            Heard::Unmount { lazy, asker } => match mountpoint::unmount(&guard.mounted) {
                 Ok(()) => guard.armed = false,
                 Err(e) if e.code == Code::NotFound => return,
                 Err(e) if !lazy => supervisor.busy(&e, asker),
-                Err(e) => match place::clear(&guard.mounted) {
+                Err(e) => match mountpoint::clear(&guard.mounted) {
                     Ok(()) => {
                         tracing::warn!("{e}; it was taken away all the same");
                         guard.armed = false;
@@ -394,7 +394,7 @@ fn serve(mut guard: Guard, supervisor: &Supervisor, signals: &OwnedFd, served: (
                     Err(e) => supervisor.busy(&e, asker),
                 },
             },
-            Heard::End => match place::unmount(&guard.mounted) {
+            Heard::End => match mountpoint::unmount(&guard.mounted) {
                 Ok(()) => guard.armed = false,
                 Err(e) if e.code == Code::NotFound => return,
                 Err(e) => {

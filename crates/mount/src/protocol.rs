@@ -294,18 +294,18 @@ pub(crate) fn out_header(len: usize, unique: u64, error: i32) -> [u8; OUT_HEADER
 
 /// How long the kernel may believe something; ordered by that.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub(crate) struct Belief {
+pub(crate) struct Validity {
     pub(crate) seconds: u64,
     pub(crate) nanoseconds: u32,
 }
 
-impl Belief {
+impl Validity {
     /// Ask each time.
-    pub(crate) const NONE: Belief = Belief { seconds: 0, nanoseconds: 0 };
+    pub(crate) const NONE: Validity = Validity { seconds: 0, nanoseconds: 0 };
     /// For a look at what a name has just led to.
-    pub(crate) const BRIEF: Belief = Belief { seconds: 0, nanoseconds: 20_000_000 };
+    pub(crate) const BRIEF: Validity = Validity { seconds: 0, nanoseconds: 20_000_000 };
     /// Until told otherwise: a day, as a bound on what a lost word could do.
-    pub(crate) const LONG: Belief = Belief { seconds: 86_400, nanoseconds: 0 };
+    pub(crate) const LONG: Validity = Validity { seconds: 86_400, nanoseconds: 0 };
 }
 
 /// A time as the protocol has it: seconds, nanoseconds.
@@ -345,7 +345,7 @@ fn put_attr(out: &mut Body, st: &libc::stat) {
 }
 
 /// `struct fuse_attr_out`.
-pub(crate) fn put_attr_out(out: &mut Body, st: &libc::stat, attr: Belief) {
+pub(crate) fn put_attr_out(out: &mut Body, st: &libc::stat, attr: Validity) {
     out.u64(attr.seconds);
     out.u32(attr.nanoseconds);
     out.u32(0);
@@ -353,7 +353,7 @@ pub(crate) fn put_attr_out(out: &mut Body, st: &libc::stat, attr: Belief) {
 }
 
 /// `struct fuse_entry_out`.
-pub(crate) fn put_entry_out(out: &mut Body, node: u64, st: &libc::stat, entry: Belief, attr: Belief) {
+pub(crate) fn put_entry_out(out: &mut Body, node: u64, st: &libc::stat, entry: Validity, attr: Validity) {
     out.u64(node);
     out.u64(0); // generation: numbers are never used again
     out.u64(entry.seconds);
@@ -364,7 +364,7 @@ pub(crate) fn put_entry_out(out: &mut Body, node: u64, st: &libc::stat, entry: B
 }
 
 /// A name that is not there, which the kernel may believe.
-pub(crate) fn put_absent(out: &mut Body, entry: Belief) {
+pub(crate) fn put_absent(out: &mut Body, entry: Validity) {
     out.u64(0);
     out.u64(0);
     out.u64(entry.seconds);
@@ -398,7 +398,7 @@ pub(crate) fn put_open_out(out: &mut Body, handle: u64, flags: u32, backing: i32
 }
 
 /// `struct fuse_statx_out`.
-pub(crate) fn put_statx_out(out: &mut Body, st: &libc::stat, born: Option<(i64, u32)>, attr: Belief) {
+pub(crate) fn put_statx_out(out: &mut Body, st: &libc::stat, born: Option<(i64, u32)>, attr: Validity) {
     out.u64(attr.seconds);
     out.u32(attr.nanoseconds);
     out.u32(0);
@@ -460,19 +460,19 @@ mod tests {
     #[test]
     fn replies_have_the_sizes_of_the_kernels_structures() {
         let mut out = Body::new();
-        put_attr_out(&mut out, &stat(), Belief::NONE);
+        put_attr_out(&mut out, &stat(), Validity::NONE);
         assert_eq!(out.len(), 104);
         out.clear();
-        put_entry_out(&mut out, 2, &stat(), Belief::LONG, Belief::NONE);
+        put_entry_out(&mut out, 2, &stat(), Validity::LONG, Validity::NONE);
         assert_eq!(out.len(), ENTRY_OUT_BYTES);
         out.clear();
-        put_absent(&mut out, Belief::LONG);
+        put_absent(&mut out, Validity::LONG);
         assert_eq!(out.len(), ENTRY_OUT_BYTES);
         out.clear();
         put_open_out(&mut out, 1, 2, 3);
         assert_eq!(out.len(), 16);
         out.clear();
-        put_statx_out(&mut out, &stat(), Some((1, 2)), Belief::NONE);
+        put_statx_out(&mut out, &stat(), Some((1, 2)), Validity::NONE);
         assert_eq!(out.len(), 32 + 256);
         for n in 1..=255 {
             out.clear();

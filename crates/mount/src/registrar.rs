@@ -2,7 +2,7 @@
 //!
 //! A helper may die or hang. A thread, the keeper, notices that and looks for another. No open waits for a helper to be found:
 //! files that are opened meanwhile are served by requests until their last release. A helper that hangs delays the opens that
-//! wait for it once, by the patience of [`forebay_register::Registrar`]; then it is given up, and what it answers later
+//! wait for it once, by the spin of [`forebay_register::Registrar`]; then it is given up, and what it answers later
 //! is not heard.
 //!
 //! What was registered stays so when the helper dies: registrations belong to the FUSE connection, so that the next helper can

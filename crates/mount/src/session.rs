@@ -1,7 +1,7 @@
 //! A FUSE connection being served: the agreement at its start, then threads that each read a request, serve it, and reply.
 //!
 //! Each thread has a descriptor of its own (`FUSE_DEV_IOC_CLONE`): a reply goes where its request came from. Which thread
-//! reads is the crew's business (`crew`); what may wait for ever, a lock, waits with a thread of its own. The threads end when the file system is
+//! reads is the business of the serving threads (`serving_threads`); what may wait for ever, a lock, waits with a thread of its own. The threads end when the file system is
 //! unmounted or the connection aborted.
 
 use std::io;
@@ -13,15 +13,15 @@ use std::time::Instant;
 use forebay_register::backing;
 use forebay_types::{Code, Error, Result};
 
-use crate::company::{self, Rounds};
-use crate::crew::{Crew, Duty};
+use crate::adaptive_spin::AdaptiveSpin;
 use crate::device::Device;
 use crate::errno::Errno;
 use crate::files::TRANSFER_BYTES_MAX;
 use crate::filesystem::{DataPath, FileSystem, Outcome};
-use crate::patience::Patience;
 use crate::protocol::{init, op, Body, Request, MAJOR, MINOR, MINOR_OF_EPOCHS};
 use crate::registrar::{Helper, Registrar};
+use crate::serving_threads::{Duty, ServingThreads};
+use crate::sharing::{self, Rounds};
 use crate::splice::{self, Pipe};
 
 /// Room for the largest request: a write with its headers.
@@ -70,12 +70,12 @@ impl Session {
             );
         }
         let devices = std::iter::once(Arc::clone(&fs.device)).chain(clones.into_iter().map(Arc::new));
-        let (mut started, patience) = (Vec::new(), Arc::new(Patience::new()));
-        let crew = Arc::new(Crew::new(threads));
+        let (mut started, spin) = (Vec::new(), Arc::new(AdaptiveSpin::new()));
+        let serving = Arc::new(ServingThreads::new(threads));
         let rounds = Arc::new(Rounds::new(threads));
         for (number, device) in devices.enumerate() {
-            let (fs, patience, rounds, crew) =
-                (Arc::clone(fs), Arc::clone(&patience), Arc::clone(&rounds), Arc::clone(&crew));
+            let (fs, spin, rounds, serving) =
+                (Arc::clone(fs), Arc::clone(&spin), Arc::clone(&rounds), Arc::clone(&serving));
             let thread = std::thread::Builder::new()
                 .name(format!("fuse-{number}"))
                 .spawn(move || {
@@ -83,8 +83,8 @@ impl Session {
                     let mut server = Server {
                         fs: &fs,
                         device: &device,
-                        patience: &patience,
-                        crew: &crew,
+                        spin: &spin,
+                        serving: &serving,
                         buffer,
                         out,
                         pipe: None,
@@ -97,7 +97,7 @@ impl Session {
         }
         // A kernel without epochs, which are the way out when telling takes long, believes nothing.
         if agreement.minor >= MINOR_OF_EPOCHS {
-            company::listen(fs, &rounds)?;
+            sharing::listen(fs, &rounds)?;
         }
         Ok(Session { threads: started, agreement })
     }
@@ -119,8 +119,8 @@ impl Session {
 struct Server<'a> {
     fs: &'a Arc<FileSystem>,
     device: &'a Arc<Device>,
-    patience: &'a Patience,
-    crew: &'a Crew,
+    spin: &'a AdaptiveSpin,
+    serving: &'a ServingThreads,
     buffer: Vec<u8>,
     out: Body,
     /// For replies to large reads, made with the first.
@@ -161,8 +161,8 @@ impl Server<'_> {
         if let Some(n) = self.read()? {
             return Ok(Some((n, true)));
         }
-        let patience = self.patience;
-        match patience.look(|| self.read().transpose()) {
+        let spin = self.spin;
+        match spin.look(|| self.read().transpose()) {
             Some(found) => found.map(|n| Some((n, false))),
             None => Ok(None),
         }
@@ -177,7 +177,7 @@ impl Server<'_> {
         let asleep = Instant::now();
         loop {
             if let Some(n) = self.read()? {
-                self.patience.slept(asleep.elapsed());
+                self.spin.slept(asleep.elapsed());
                 return Ok((n, false));
             }
         }
@@ -186,27 +186,27 @@ impl Server<'_> {
     /// Serves until the connection is over.
     fn run(&mut self, turn: &impl Fn()) {
         loop {
-            let done = match self.crew.duty() {
+            let done = match self.serving.duty() {
                 Duty::Over => return,
-                Duty::Sentinel(term) => self.stand(term, turn),
+                Duty::Leader(term) => self.stand(term, turn),
                 Duty::Helper => self.help(turn),
             };
             if let Err(Over) = done {
-                return self.crew.end();
+                return self.serving.end();
             }
         }
     }
 
     fn stand(&mut self, term: u64, turn: &impl Fn()) -> std::result::Result<(), Over> {
-        self.crew.takes_over();
+        self.serving.takes_over();
         let mut at_once = 0;
-        while self.crew.is_sentinel(term) {
+        while self.serving.is_leader(term) {
             let (n, found_at_once) = self.wait()?;
             at_once = if found_at_once { at_once + 1 } else { 0 };
-            self.crew.found_at_once(at_once);
-            self.crew.begins();
+            self.serving.found_at_once(at_once);
+            self.serving.begins();
             self.serve(n, turn);
-            self.crew.ends(term);
+            self.serving.ends(term);
         }
         Ok(())
     }
@@ -216,7 +216,7 @@ impl Server<'_> {
         while let Some(n) = self.read()? {
             self.serve(n, turn);
         }
-        self.crew.helped();
+        self.serving.helped();
         Ok(())
     }
 

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Place, PATIENCE};
+use common::{Place, TIMEOUT};
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::process::CommandExt;
@@ -344,7 +344,7 @@ fn database_whose_processes_are_killed_has_what_was_committed() {
             command.stderr(Stdio::null()).process_group(0).spawn().unwrap()
         };
         let mut writers = [writer(1), writer(2)];
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         let count = || {
             let said = shell(&at, "sqlite3 -cmd '.timeout 60000' d.db 'select count(*) from t'");
             said.trim().parse::<u64>().unwrap()

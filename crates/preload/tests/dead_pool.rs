@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use support::{compile, succeeds, Pool, Scratch};
 
 /// How long a program may go on. It has nothing to wait for but its own calls.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Makes and removes directories until that fails, and says how; then whatever else may be tried of a dead pool.
 const SHELL: &str = "own=/forebay/own$$; mkdir $own && cd $own && echo started
@@ -54,7 +54,7 @@ impl Running {
             if let Some(status) = self.0.try_wait().unwrap() {
                 break status;
             }
-            assert!(asked.elapsed() < PATIENCE, "a program does not end");
+            assert!(asked.elapsed() < TIMEOUT, "a program does not end");
             std::thread::sleep(Duration::from_millis(20));
         };
         let read = |from: &mut dyn std::io::Read| {

@@ -10,7 +10,7 @@ use support::scripts::Script;
 use support::{compile, succeeds, Pool, Scratch};
 
 /// How long the next worker may take to come and to answer.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 /// Between a worker's first answer and its end, in steps: at least as long as lets the supervisor start the next at once.
 const STEP: Duration = Duration::from_millis(10);
 const STEPS_MIN: u64 = 100;
@@ -32,7 +32,7 @@ impl Killer<'_> {
                 unsafe { libc::kill(worker, libc::SIGKILL) };
                 let killed = Instant::now();
                 while self.pool.worker().is_none_or(|now| now == worker) {
-                    assert!(killed.elapsed() < PATIENCE, "no new worker comes");
+                    assert!(killed.elapsed() < TIMEOUT, "no new worker comes");
                     std::thread::sleep(STEP);
                 }
                 // It answers; so no request that was in progress at this crash will be at the next.

@@ -18,7 +18,7 @@ const PROMISES: [&str; 3] = [
 ];
 
 /// How long something may take that takes milliseconds.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A program that is killed when the test ends.
 struct Running(Child);
@@ -70,7 +70,7 @@ fn mirrors(pool: &Pool) -> usize {
 fn comes_about(what: &str, mut holds: impl FnMut() -> bool) {
     let since = Instant::now();
     while !holds() {
-        assert!(since.elapsed() < PATIENCE, "{what}");
+        assert!(since.elapsed() < TIMEOUT, "{what}");
         std::thread::sleep(Duration::from_millis(50));
     }
 }

@@ -44,7 +44,7 @@ impl From<Failure> for io::Error {
 /// A helper takes the connection within so long: it may have to be loaded first.
 const GREETING: Duration = Duration::from_secs(10);
 /// A helper registers a file within so long: the kernel does that at once. An open waits for it.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 /// A process that was killed is waited for so long.
 const REAP: Duration = Duration::from_secs(1);
 
@@ -80,8 +80,8 @@ fn file_of(fd: BorrowedFd<'_>) -> io::Result<File> {
 }
 
 /// How long a socket's operations wait.
-fn set_patience(socket: BorrowedFd<'_>, patience: Duration) -> io::Result<()> {
-    let timeout = libc::timeval { tv_sec: patience.as_secs() as libc::time_t, tv_usec: 0 };
+fn set_timeout(socket: BorrowedFd<'_>, timeout: Duration) -> io::Result<()> {
+    let timeout = libc::timeval { tv_sec: timeout.as_secs() as libc::time_t, tv_usec: 0 };
     let length = size_of::<libc::timeval>() as libc::socklen_t;
     for option in [libc::SO_RCVTIMEO, libc::SO_SNDTIMEO] {
         let value = (&raw const timeout).cast();
@@ -151,7 +151,7 @@ impl Registrar {
             }
             let socket = OwnedFd::from_raw_fd(fd);
             // A listener that takes no connections lets them wait.
-            set_patience(socket.as_fd(), GREETING)?;
+            set_timeout(socket.as_fd(), GREETING)?;
             let length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
             if libc::connect(fd, (&raw const address).cast(), length) < 0 {
                 return Err(io::Error::last_os_error());
@@ -173,7 +173,7 @@ impl Registrar {
     fn greet(socket: OwnedFd, child: Option<Child>, device: BorrowedFd<'_>) -> io::Result<Registrar> {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, UnexpectedEof};
         let mut registrar = Registrar { socket: None, number: 0, child };
-        set_patience(socket.as_fd(), GREETING)?;
+        set_timeout(socket.as_fd(), GREETING)?;
         registrar.socket = Some(socket);
         match registrar.ask(Message::Connection, device, File::default()) {
             Ok(_) => {}
@@ -183,7 +183,7 @@ impl Registrar {
             Err(failure) => return Err(failure.into()),
         }
         if let Some(socket) = &registrar.socket {
-            set_patience(socket.as_fd(), PATIENCE)?;
+            set_timeout(socket.as_fd(), TIMEOUT)?;
         }
         Ok(registrar)
     }
@@ -336,7 +336,7 @@ mod tests {
     fn helper_that_did_not_answer_in_time_is_not_asked_again() {
         let (mut registrar, theirs) = served();
         let file = std::fs::File::open("/proc/self/exe").unwrap();
-        set_patience(registrar.socket.as_ref().unwrap().as_fd(), Duration::from_secs(1)).unwrap();
+        set_timeout(registrar.socket.as_ref().unwrap().as_fd(), Duration::from_secs(1)).unwrap();
         assert!(matches!(registrar.register(file.as_fd()), Err(Failure::Gone(_))));
         let asked = receive(theirs.as_fd()).unwrap().unwrap();
         // Its answer finds nobody, so that the helper can take back what it did.

@@ -88,8 +88,8 @@ fn register(device: Option<&OwnedFd>, file: Option<OwnedFd>, uid: u32) -> Result
 }
 
 /// How long a read of the socket waits; none is for ever.
-fn set_patience(socket: BorrowedFd<'_>, patience: Option<Duration>) {
-    let seconds = patience.map_or(0, |p| p.as_secs()) as libc::time_t;
+fn set_timeout(socket: BorrowedFd<'_>, timeout: Option<Duration>) {
+    let seconds = timeout.map_or(0, |p| p.as_secs()) as libc::time_t;
     let timeout = libc::timeval { tv_sec: seconds, tv_usec: 0 };
     let length = size_of::<libc::timeval>() as libc::socklen_t;
     // SAFETY: the structure lives over the call and is as long as said. Without it a wait is merely longer.
@@ -104,13 +104,13 @@ fn set_patience(socket: BorrowedFd<'_>, patience: Option<Duration>) {
 /// # Errors
 /// What is no message ends it, and who says nothing at first.
 pub(crate) fn serve(socket: BorrowedFd<'_>, uid: u32) -> io::Result<()> {
-    set_patience(socket, Some(GREETING));
+    set_timeout(socket, Some(GREETING));
     let (mut device, mut registered) = (None, HashSet::new());
     while let Some(Packet { number, message, descriptor }) = receive(socket)? {
         let result = match message {
             Message::Connection => match connection(descriptor) {
                 Ok(fd) => {
-                    set_patience(socket, None);
+                    set_timeout(socket, None);
                     device = Some(fd);
                     Ok((0, File::default()))
                 }

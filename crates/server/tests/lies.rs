@@ -5,14 +5,14 @@ mod support;
 
 use std::time::{Duration, Instant};
 
-use forebay_fabric::{CallId, Calls, CallsSettings, Happening};
+use forebay_fabric::{CallEvent, CallId, Calls, CallsSettings};
 use forebay_types::{
     Attr, Caller, Class, Code, Entry, Ino, Kind, Layout, NodeId, Part, Parts, Reply, Request, Timestamp, TxId,
 };
 use forebay_wire::{Message, Stamp, PROTOCOL_MAX};
 use support::{skipped, Daemon};
 
-const PATIENCE: Duration = Duration::from_secs(20);
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Node 2, which answers what it is asked as a node would, and asks what it wants.
 struct Liar {
@@ -64,7 +64,7 @@ impl Liar {
         self.sequence += 1;
         let daemons = if request.class() != Class::Client { 1 << 47 } else { 0 };
         let stamp = Stamp { session: 2 << 48 | daemons | 5, slot: 0, sequence: self.sequence };
-        let deadline = self.calls.now() + PATIENCE;
+        let deadline = self.calls.now() + TIMEOUT;
         let message = Message::Ask(Caller { uid: 0, gid: 0 }, request);
         self.calls.call(NodeId(1), stamp, &message, deadline).unwrap()
     }
@@ -75,13 +75,13 @@ impl Liar {
         loop {
             self.calls.progress();
             match self.calls.next_happening() {
-                Some(Happening::Answered { call, outcome, .. }) if call == asked => {
+                Some(CallEvent::Answered { call, outcome, .. }) if call == asked => {
                     return match outcome.map_err(|failed| failed.code)?.message() {
                         Message::Answer(reply) => Ok(encoded(reply)),
                         other => panic!("{other:?}"),
                     };
                 }
-                Some(happening) => self.hear(happening),
+                Some(event) => self.hear(event),
                 None => self.calls.wait(Duration::from_millis(20)),
             }
         }
@@ -103,9 +103,9 @@ impl Liar {
         (wide.attr.ino, parts)
     }
 
-    fn hear(&mut self, happening: Happening) {
-        match happening {
-            Happening::Asked { ticket, body } => {
+    fn hear(&mut self, event: CallEvent) {
+        match event {
+            CallEvent::Asked { ticket, body } => {
                 let answer = match body.message() {
                     Message::Ask(_, Request::Prepare { part: Part::BearPart { of, .. }, .. }) => {
                         self.born += 1;
@@ -116,8 +116,8 @@ impl Liar {
                 };
                 self.calls.answer(&ticket, &Message::Answer(answer)).unwrap();
             }
-            Happening::Down { failed, .. } => self.whys.push(failed.why),
-            Happening::Up { clock_ahead_us, .. } => self.clocks_us.push(clock_ahead_us),
+            CallEvent::Down { failed, .. } => self.whys.push(failed.why),
+            CallEvent::Up { clock_ahead_us, .. } => self.clocks_us.push(clock_ahead_us),
             _ => {}
         }
     }
@@ -233,8 +233,8 @@ fn peer_of_another_version_is_told_both_versions_and_so_is_the_log() {
     let refused = liar.ask(Request::GetAttr { ino: Ino::ROOT }).unwrap_err();
     assert_eq!(refused, Code::NotPermitted);
     while liar.whys.is_empty() {
-        let happening = liar.calls.next_happening().expect("it is told why");
-        liar.hear(happening);
+        let event = liar.calls.next_happening().expect("it is told why");
+        liar.hear(event);
     }
     let theirs =
         format!("{PROTOCOL_MAX}, node 2 speaks {newer} to {}: install one version on both", newer + 1);
@@ -247,8 +247,8 @@ fn peer_of_another_version_is_told_both_versions_and_so_is_the_log() {
         let asking = scope.spawn(|| daemon.status().unwrap().more["nodes"].clone());
         while !asking.is_finished() {
             liar.calls.progress();
-            while let Some(happening) = liar.calls.next_happening() {
-                liar.hear(happening);
+            while let Some(event) = liar.calls.next_happening() {
+                liar.hear(event);
             }
             liar.calls.wait(Duration::from_millis(10));
         }
@@ -280,7 +280,7 @@ fn peer_whose_clock_is_an_hour_ahead_is_told_of_and_served() {
     let told = |said: &str| {
         ["3599", "3600", "3601"].iter().any(|s| said.contains(&format!("the clock of node 2 is {s}")))
     };
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     while !told(&daemon.messages()) {
         assert!(Instant::now() < until, "nobody was told: {}", daemon.messages());
         // It is told of when the daemon's own link is made.

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use forebay_client::{PathBuffer, Place, Pool};
-use forebay_fabric::{Access, CallId, Calls, Direction, Happening, Region, Transfer};
+use forebay_fabric::{Access, CallEvent, CallId, Calls, Direction, Region, Transfer};
 use forebay_ring::{
     read_exact, receive_fds, send_fds, write_all, AttachReply, Header, Ring, ATTACH_FDS, HEADER_BYTES,
     KIND_ATTACH, KIND_BUFFER, KIND_ERROR,
@@ -152,16 +152,16 @@ fn peer_with_the_secret_that_asks_anything_is_answered_and_harms_nothing() {
         under_way.insert(calls.call(NodeId(1), stamp, &message, deadline).unwrap(), round);
         while under_way.len() >= 48 || round == ROUNDS - 1 && !under_way.is_empty() {
             calls.progress();
-            while let Some(happening) = calls.next_happening() {
-                match happening {
+            while let Some(event) = calls.next_happening() {
+                match event {
                     // What the daemon asks of it, it has never heard of, and changes of its own neither.
-                    Happening::Asked { ticket, body } => {
+                    CallEvent::Asked { ticket, body } => {
                         let refusal = Message::Failure { code: Code::NotSupported, detail: b"a lie" };
                         let aborted = Message::Answer(Ok(Reply::Outcome(Outcome::Aborted)));
                         let asks = matches!(body.message(), Message::Ask(_, Request::AskOutcome { .. }));
                         calls.answer(&ticket, if asks { &aborted } else { &refusal }).unwrap();
                     }
-                    Happening::Answered { call, outcome, .. } => {
+                    CallEvent::Answered { call, outcome, .. } => {
                         let round = under_way.remove(&call);
                         match outcome {
                             Ok(_) => answered += 1,
@@ -196,7 +196,7 @@ fn peers_without_the_secret_are_not_answered() {
     let failed = loop {
         calls.progress();
         match calls.next_happening() {
-            Some(Happening::Answered { outcome, .. }) => break outcome.unwrap_err(),
+            Some(CallEvent::Answered { outcome, .. }) => break outcome.unwrap_err(),
             Some(_) => {}
             None => calls.wait(Duration::from_millis(20)),
         }
@@ -226,7 +226,7 @@ fn answer(
     loop {
         calls.progress();
         match calls.next_happening() {
-            Some(Happening::Answered { call, outcome, .. }) if call == id => {
+            Some(CallEvent::Answered { call, outcome, .. }) if call == id => {
                 let body = outcome.map_err(|failed| (failed.code, failed.why))?;
                 let Message::Answer(reply) = body.message() else { panic!("{body:?}") };
                 return Ok(reply.map(|reply| match reply {
@@ -352,7 +352,7 @@ fn data_that_a_peer_sends_ahead_are_written_where_they_have_come_and_fetched_whe
         loop {
             calls.progress();
             match calls.next_happening() {
-                Some(Happening::Answered { call, outcome, .. }) if call == id => {
+                Some(CallEvent::Answered { call, outcome, .. }) if call == id => {
                     return outcome.map_err(|failed| failed.code).map(|body| match body.message() {
                         Message::PlacesGrant { memory, places, bytes } => {
                             assert_eq!((usize::from(places), bytes as usize), (PLACES, PLACE_BYTES));

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use forebay_data::{Media, Target};
 use forebay_fabric::simulated::{Faults, Network};
-use forebay_fabric::{CallId, Calls, CallsSettings, Happening, Identity, Ticket};
+use forebay_fabric::{CallEvent, CallId, Calls, CallsSettings, Identity, Ticket};
 use forebay_ring::{memfd_sealed, Claim, Doorbell, Mapping, Ring, Seal};
 use forebay_server::stepped::{session_of, Keeper, Node, Setup};
 use forebay_server::FLIGHT_RECORDER_BYTES;
@@ -179,13 +179,13 @@ impl Scene {
         while node.sweep() {}
         for peer in self.peers.values_mut() {
             peer.calls.progress();
-            while let Some(happening) = peer.calls.next_happening() {
-                match happening {
-                    Happening::Asked { ticket, body } => match body.message() {
+            while let Some(event) = peer.calls.next_happening() {
+                match event {
+                    CallEvent::Asked { ticket, body } => match body.message() {
                         Message::ReadStripe { .. } => peer.moves.push(ticket),
                         _ => peer.asked.push((ticket, body.bytes().to_vec())),
                     },
-                    Happening::Answered { call, outcome, .. } => {
+                    CallEvent::Answered { call, outcome, .. } => {
                         let outcome = outcome.map(|body| body.bytes().to_vec()).map_err(|f| f.code);
                         peer.answers.insert(call, outcome);
                     }
@@ -383,7 +383,7 @@ fn part_that_is_prepared_has_recalled_the_name_that_it_holds() {
     let tx = TxId::new(NodeId(2), 1);
     let call = s.ask(2, DAEMON | 1, 1, &leave(tx, b"d", d));
     let ticket =
-        s.asked(3, |r| matches!(r, Request::RecallName { parent: Ino::ROOT, name } if *name == b"d"));
+        s.asked(3, |r| matches!(r, Request::RevokeName { parent: Ino::ROOT, name } if *name == b"d"));
     s.pass(SOON);
     assert!(!s.has_answer(2, call), "node 3 may still walk by the name");
     s.reply(3, ticket, Reply::Done);
@@ -410,7 +410,7 @@ fn change_that_is_finished_twice_is_acknowledged_when_its_recalls_are_over() {
     s.ask_and_wait(3, 4, 1, &Request::GetAttr { ino: d });
     let finish = Request::Finish { tx, commit: true };
     let first = s.ask(2, DAEMON | 1, 3, &finish);
-    let ticket = s.asked(3, |r| matches!(r, Request::RecallDirectory { ino } if *ino == d));
+    let ticket = s.asked(3, |r| matches!(r, Request::RevokeDirectory { ino } if *ino == d));
     // Its coordinator has started anew, and does not know that it has told already.
     let second = s.ask(2, DAEMON | 2, 1, &finish);
     s.pass(SOON);

@@ -123,7 +123,7 @@ pub const REMOTE_SHELLS_MAX: usize = 64;
 pub const NODE_TIMEOUT_MS: u64 = 25_000;
 /// A request that meets a change over several nodes which is under way is tried again for so long, then it fails with EBUSY:
 /// such a change takes some messages, unless a node is down.
-pub const TRANSACTION_PATIENCE_MS: u64 = 8_000;
+pub const TRANSACTION_TIMEOUT_MS: u64 = 8_000;
 /// Who has prepared a part asks its coordinator after so long without a word, and again: several times what a busy node takes.
 pub const DOUBT_AFTER_MS: u64 = 1_000;
 /// What a node could not be told is told again after so long, or as soon as it is reached again.
@@ -276,7 +276,7 @@ const _: () = assert!(MESSAGE_BYTES_MAX >= 2 * NAME_MAX + PATH_MAX + 1024);
 const _: () = assert!(MESSAGE_BYTES_MAX >= BACKING_BYTES_MAX + 64);
 const _: () = assert!(NODE_TIMEOUT_MS < CALL_TIMEOUT_MS && BACKING_AHEAD < RING_SLOTS);
 const _: () = assert!(HELD_TIMEOUT_MS < NODE_TIMEOUT_MS && DELIVERIES_AHEAD < RING_SLOTS);
-const _: () = assert!(TRANSACTION_PATIENCE_MS + STEP_TIMEOUT_MS < NODE_TIMEOUT_MS);
+const _: () = assert!(TRANSACTION_TIMEOUT_MS + STEP_TIMEOUT_MS < NODE_TIMEOUT_MS);
 const _: () = assert!(APPEND_MS + NODE_TIMEOUT_MS < APPEND_HOLD_MS);
 const _: () = assert!(READDIR_REPLY_BYTES <= MESSAGE_BYTES_MAX);
 const _: () = assert!(STRIPE_BYTES_MIN.is_power_of_two() && STRIPE_BYTES_MAX.is_power_of_two());

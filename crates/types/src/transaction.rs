@@ -115,7 +115,7 @@ pub enum Part<'a> {
         link: TxId,
     },
     /// Makes a directory whose entry another node will have. → `Entry`
-    Bear {
+    CreateInode {
         /// The directory that it will be entered in.
         parent: Ino,
         /// Permission bits, umask applied.
@@ -224,7 +224,7 @@ impl<'a> Part<'a> {
                 w.u64(ino.0)?;
                 w.u64(link.0)
             }
-            Part::Bear { parent, mode } => {
+            Part::CreateInode { parent, mode } => {
                 w.u8(4)?;
                 w.u64(parent.0)?;
                 w.u32(mode)
@@ -281,7 +281,7 @@ impl<'a> Part<'a> {
                 Part::Enter { parent, name: name(r)?, ino, kind, link, flags }
             }
             3 => Part::Count { ino: Ino(r.u64()?), link: TxId(r.u64()?) },
-            4 => Part::Bear { parent: Ino(r.u64()?), mode: permission_bits(r.u32()?)? },
+            4 => Part::CreateInode { parent: Ino(r.u64()?), mode: permission_bits(r.u32()?)? },
             5 => Part::Move { ino: Ino(r.u64()?), parent: Ino(r.u64()?) },
             6 => Part::Condemn { ino: Ino(r.u64()?) },
             7 => Part::Climb { from: Ino(r.u64()?), avoid: Ino(r.u64()?) },
@@ -320,7 +320,7 @@ impl<'a> Part<'a> {
             | Part::Change { ino, .. } => Some(ino.birth_node()),
             Part::BearPart { node, .. } => Some(node),
             Part::Climb { from, .. } => Some(from.birth_node()),
-            Part::Bear { .. } => None,
+            Part::CreateInode { .. } => None,
         }
     }
 }
@@ -353,7 +353,7 @@ mod tests {
                 Some(NodeId(2)),
             ),
             (Part::Count { ino, link }, Some(NodeId(3))),
-            (Part::Bear { parent, mode: 0o1755 }, None),
+            (Part::CreateInode { parent, mode: 0o1755 }, None),
             (Part::Move { ino, parent }, Some(NodeId(3))),
             (Part::Condemn { ino }, Some(NodeId(3))),
             (Part::Climb { from: ino, avoid: parent }, Some(NodeId(3))),

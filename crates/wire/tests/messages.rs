@@ -155,7 +155,7 @@ fn requests(s: &Seed) -> Vec<Request<'_>> {
             part: Part::Enter { parent, name, ino, kind: FileKind::File, link: tx, flags: s.c % 2 },
         },
         Request::Prepare { tx, index: 1, part: Part::Count { ino, link: tx } },
-        Request::Prepare { tx, index: 2, part: Part::Bear { parent, mode: s.c & 0o7777 } },
+        Request::Prepare { tx, index: 2, part: Part::CreateInode { parent, mode: s.c & 0o7777 } },
         Request::Prepare { tx, index: 3, part: Part::Move { ino, parent } },
         Request::Prepare { tx, index: 4, part: Part::Condemn { ino } },
         Request::Prepare { tx, index: 5, part: Part::Climb { from: ino, avoid: parent } },

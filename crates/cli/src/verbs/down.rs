@@ -10,7 +10,7 @@ use forebay_types::Result;
 use serde_json::json;
 
 use crate::arguments::Down;
-use crate::everywhere::{self, Errand};
+use crate::everywhere::{self, RemoteCommand};
 use crate::{failure, hosts, pool, table};
 
 pub(super) fn down(named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode> {
@@ -59,16 +59,16 @@ fn down_all(file: Option<&Path>, arguments: &Down) -> Result<ExitCode> {
 /// Stops what `up --hosts` started.
 fn down_hosts(list: &str, named: Option<PathBuf>, arguments: &Down) -> Result<ExitCode> {
     let dir = pool::directory(named)?;
-    let errands: Vec<Errand> = hosts::expand(list)?
+    let remote_commands: Vec<RemoteCommand> = hosts::expand(list)?
         .into_iter()
-        .map(|host| Errand {
+        .map(|host| RemoteCommand {
             words: words(&path_on(&dir, &host), arguments),
             name: host.clone(),
             host,
             input: Vec::new(),
         })
         .collect();
-    everywhere::report("stop", &everywhere::run("stopping", &errands))
+    everywhere::report("stop", &everywhere::run("stopping", &remote_commands))
 }
 
 fn words(path: &Path, arguments: &Down) -> Vec<String> {

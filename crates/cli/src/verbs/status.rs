@@ -37,8 +37,8 @@ pub(super) fn status(named: Option<PathBuf>, arguments: &arguments::Status) -> R
 }
 
 /// The status of a pool when it and all its nodes are up.
-fn when_up(dir: &Path, patience: Duration) -> Result<Status> {
-    let until = Instant::now() + patience;
+fn when_up(dir: &Path, timeout: Duration) -> Result<Status> {
+    let until = Instant::now() + timeout;
     loop {
         let status = control::status(dir);
         let lacking = match &status {
@@ -55,7 +55,7 @@ fn when_up(dir: &Path, patience: Duration) -> Result<Status> {
                     [] => format!("it is {}", status.state),
                     names => format!("not up: {}", names.join(", ")),
                 };
-                let what = format!("pool {} is not up after {} s", dir.display(), patience.as_secs());
+                let what = format!("pool {} is not up after {} s", dir.display(), timeout.as_secs());
                 return Err(Error::new(Code::TimedOut, what)
                     .why(why)
                     .cure(format!("see {}/log, and those of the nodes that are not up", dir.display())));

@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 /// Nothing in these tests takes so long on a machine that is merely busy.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 /// An ordinary user, for tests of what root may do and others may not.
 pub const NOBODY: u32 = 65534;
 
@@ -229,7 +229,7 @@ impl Ran {
 
 /// Waits until `condition` holds; panics when it does not in reasonable time.
 pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while !condition() {
         assert!(Instant::now() < end, "waited in vain until {what}");
         std::thread::sleep(Duration::from_millis(20));
@@ -257,7 +257,7 @@ impl Guarded {
     }
 
     pub fn wait(&mut self) -> std::process::ExitStatus {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         loop {
             if let Some(status) = self.0.try_wait().unwrap() {
                 return status;

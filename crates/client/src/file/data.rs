@@ -7,7 +7,7 @@ use forebay_types::Code;
 
 use super::{File, Stripe};
 use crate::errno;
-use crate::far::{parts, Memory, Moved};
+use crate::remote_data::{parts, Memory, Moved};
 
 /// Pieces of memory in one call on a backing file.
 const PARTS_MAX: usize = 64;

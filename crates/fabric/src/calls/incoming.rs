@@ -6,7 +6,7 @@ use std::time::Duration;
 use forebay_types::Code;
 use forebay_wire::{respond_unless, Hello, Kind, Message, Refusal, Response, Session, Stamp};
 
-use super::happening::{Body, Happening, Ticket};
+use super::call_event::{Body, CallEvent, Ticket};
 use super::{Leaving, Role, State, To};
 
 /// A link of another node's.
@@ -76,7 +76,7 @@ impl State {
                 known = true;
             } else {
                 let why = "it has started anew".to_owned();
-                self.happened.push_back(Happening::Left { node, incarnation: old.hello.incarnation, why });
+                self.happened.push_back(CallEvent::Left { node, incarnation: old.hello.incarnation, why });
             }
         }
         if let Some(new) = self.incoming.get_mut(&link) {
@@ -85,7 +85,7 @@ impl State {
             self.askers.insert((node, incarnation), link);
             if !known {
                 let (capacity_bytes, address) = (new.hello.capacity_bytes, new.hello.address.clone());
-                self.happened.push_back(Happening::Joined { node, incarnation, capacity_bytes, address });
+                self.happened.push_back(CallEvent::Joined { node, incarnation, capacity_bytes, address });
             }
         }
     }
@@ -117,7 +117,7 @@ impl State {
                 };
                 if let Some(gone) = self.drop_incoming(link) {
                     let (node, incarnation) = (gone.hello.node, gone.hello.incarnation);
-                    self.happened.push_back(Happening::Left { node, incarnation, why });
+                    self.happened.push_back(CallEvent::Left { node, incarnation, why });
                 }
                 Ok(())
             }
@@ -144,7 +144,7 @@ impl State {
                     request: header.request,
                     stamp: header.stamp,
                 };
-                self.happened.push_back(Happening::Asked { ticket, body: Body::new(kind, body) });
+                self.happened.push_back(CallEvent::Asked { ticket, body: Body::new(kind, body) });
                 Ok(())
             }
             _ => Err(Code::Malformed),
@@ -175,18 +175,18 @@ impl State {
     }
 
     pub(super) fn incoming_timers(&mut self) {
-        let (now, patience) = (self.now, self.settings.unreachable);
+        let (now, timeout) = (self.now, self.settings.unreachable);
         let silent: Vec<u64> = self
             .incoming
             .iter()
-            .filter(|(_, i)| now >= i.heard + if i.proven { patience * 2 } else { patience })
+            .filter(|(_, i)| now >= i.heard + if i.proven { timeout * 2 } else { timeout })
             .map(|(link, _)| *link)
             .collect();
         for link in silent {
             if let Some(gone) = self.drop_incoming(link).filter(|i| i.proven) {
                 let why = format!("it has been silent for {} ms", (now - gone.heard).as_millis());
                 let (node, incarnation) = (gone.hello.node, gone.hello.incarnation);
-                self.happened.push_back(Happening::Left { node, incarnation, why });
+                self.happened.push_back(CallEvent::Left { node, incarnation, why });
             }
         }
     }

@@ -14,7 +14,7 @@
 //! gives it to a [`CallsThread`]. Faults survived: any loss, delay, duplicate or reordering of messages; peers that stop, die
 //! and come back. Tests: `tests/calls.rs`, `tests/simulation.rs`, `tests/death.rs`.
 
-mod happening;
+mod call_event;
 mod incoming;
 mod outgoing;
 mod settings;
@@ -29,7 +29,7 @@ use forebay_wire::{join, Frames, Header, Hello, Kind, Message, Secret, Stamp};
 
 use crate::endpoint::{Endpoint, Event, Peer, Sleep, Transfer};
 use crate::numbers::{Entropy, Numbers};
-pub use happening::{Body, CallId, Failed, Happening, Ticket};
+pub use call_event::{Body, CallEvent, CallId, Failed, Ticket};
 use incoming::Incoming;
 use outgoing::Neighbour;
 pub use settings::{CallsSettings, Identity, Statistics};
@@ -106,7 +106,7 @@ struct State {
     calls: BTreeMap<u64, Call>,
     next_call: u64,
     leaving: VecDeque<Leaving>,
-    happened: VecDeque<Happening>,
+    happened: VecDeque<CallEvent>,
     statistics: Statistics,
     /// When something that opened last came, from anybody.
     heard: Duration,
@@ -222,7 +222,7 @@ impl Calls {
         }
     }
 
-    /// Asks a node. The answer comes as [`Happening::Answered`], at the latest at the deadline.
+    /// Asks a node. The answer comes as [`CallEvent::Answered`], at the latest at the deadline.
     ///
     /// # Errors
     /// [`Code::Invalid`] for an unknown node and for a message that asks nothing, [`Code::Busy`] when too many calls are
@@ -245,7 +245,7 @@ impl Calls {
         self.state.has_room(node)
     }
 
-    /// Answers what [`Happening::Asked`]. An asker that is gone is not told; it asks again if it comes back.
+    /// Answers what [`CallEvent::Asked`]. An asker that is gone is not told; it asks again if it comes back.
     ///
     /// # Errors
     /// What [`Message::encode_to`] refuses: nothing was sent, answer something else. [`Code::Invalid`] for a message that
@@ -276,7 +276,7 @@ impl Calls {
         }
     }
 
-    /// Starts a transfer with the memory of who asked. Its end comes as [`Happening::Moved`].
+    /// Starts a transfer with the memory of who asked. Its end comes as [`CallEvent::Moved`].
     ///
     /// # Errors
     /// As [`Calls::transfer`]; [`Code::Stale`] when that start of the node is gone: what it named is none of the next one's.
@@ -291,7 +291,7 @@ impl Calls {
         self.transfer_to(&address, transfer, token, deadline)
     }
 
-    /// Starts a transfer with the memory of a node, whichever start of it there is. Its end comes as [`Happening::Moved`].
+    /// Starts a transfer with the memory of a node, whichever start of it there is. Its end comes as [`CallEvent::Moved`].
     ///
     /// # Errors
     /// As [`Endpoint::transfer`]; [`Code::Invalid`] for a node without a link, or a token of 2^63 or more.
@@ -339,12 +339,12 @@ impl Calls {
         let events = endpoint.progress(&mut |event| match event {
             Event::Received { bytes, .. } => state.hear(bytes),
             Event::Done { token } if token & TRANSFER != 0 => {
-                state.happened.push_back(Happening::Moved { token: token & !TRANSFER, outcome: Ok(()) });
+                state.happened.push_back(CallEvent::Moved { token: token & !TRANSFER, outcome: Ok(()) });
             }
             Event::Done { .. } => {}
             Event::Failed { token, code, why, .. } if token & TRANSFER != 0 => {
                 let outcome = Err(Failed { code, why: why.to_owned() });
-                state.happened.push_back(Happening::Moved { token: token & !TRANSFER, outcome });
+                state.happened.push_back(CallEvent::Moved { token: token & !TRANSFER, outcome });
             }
             Event::Failed { token, why, .. } => state.send_failed(NodeId(token as u16), why),
         });
@@ -359,7 +359,7 @@ impl Calls {
     }
 
     /// The next thing that happened.
-    pub fn next_happening(&mut self) -> Option<Happening> {
+    pub fn next_happening(&mut self) -> Option<CallEvent> {
         self.state.happened.pop_front()
     }
 

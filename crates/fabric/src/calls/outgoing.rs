@@ -6,7 +6,7 @@ use std::time::Duration;
 use forebay_types::{Code, NodeId};
 use forebay_wire::{Answer, Initiator, Kind, Message, Session, Stamp};
 
-use super::happening::{Body, CallId, Failed, Happening};
+use super::call_event::{Body, CallEvent, CallId, Failed};
 use super::{Call, Leaving, Role, State, To};
 use crate::endpoint::Peer;
 
@@ -231,7 +231,7 @@ impl State {
         if peer.node != node {
             let why = format!("node {node} is not at its address: node {} is", peer.node);
             self.unreachable(node, Code::Io, why);
-            self.happened.push_back(Happening::Joined {
+            self.happened.push_back(CallEvent::Joined {
                 node: peer.node,
                 incarnation: peer.incarnation,
                 capacity_bytes: peer.capacity_bytes,
@@ -258,7 +258,7 @@ impl State {
             self.links.remove(&old.link);
         }
         let calls: Vec<u64> = neighbour.calls.iter().copied().collect();
-        self.happened.push_back(Happening::Up {
+        self.happened.push_back(CallEvent::Up {
             node,
             incarnation,
             capacity_bytes: peer.capacity_bytes,
@@ -319,8 +319,8 @@ impl State {
         if let Some(neighbour) = self.neighbours.get_mut(&call.node) {
             neighbour.calls.remove(&id);
         }
-        let happening = Happening::Answered { call: CallId(id), node: call.node, outcome, sent: call.left };
-        self.happened.push_back(happening);
+        let event = CallEvent::Answered { call: CallId(id), node: call.node, outcome, sent: call.left };
+        self.happened.push_back(event);
     }
 
     fn fail_calls(&mut self, node: NodeId, code: Code, why: &str) {
@@ -339,7 +339,7 @@ impl State {
             if !neighbour.told_down {
                 neighbour.told_down = true;
                 tracing::warn!("{why}");
-                self.happened.push_back(Happening::Down { node, failed: Failed { code, why } });
+                self.happened.push_back(CallEvent::Down { node, failed: Failed { code, why } });
             }
         }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use forebay_types::{Code, Error, Result};
 
-use super::{Calls, Happening};
+use super::{CallEvent, Calls};
 use crate::endpoint::Waker;
 
 type Work = Box<dyn FnOnce(&mut Calls) + Send>;
@@ -28,7 +28,7 @@ impl CallsThread {
     pub fn start(
         name: &str,
         mut calls: Calls,
-        mut handler: impl FnMut(&mut Calls, Happening) + Send + 'static,
+        mut handler: impl FnMut(&mut Calls, CallEvent) + Send + 'static,
     ) -> Result<CallsThread> {
         let waker = calls.endpoint().waker().clone();
         let (sender, work) = channel::<Work>();
@@ -41,9 +41,9 @@ impl CallsThread {
                 }
             }
             let mut busy = calls.progress() > 0;
-            while let Some(happening) = calls.next_happening() {
+            while let Some(event) = calls.next_happening() {
                 busy = true;
-                handler(&mut calls, happening);
+                handler(&mut calls, event);
             }
             if !busy {
                 calls.wait(Duration::from_secs(1));

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use attack::{attack, break_off, is_let_in, Extent, Recorder, Recording};
 use forebay_fabric::libfabric::{self, LibfabricEndpoint, Settings};
-use forebay_fabric::{Calls, CallsSettings, Happening, Identity};
+use forebay_fabric::{CallEvent, Calls, CallsSettings, Identity};
 use forebay_types::{Caller, Ino, NodeId, Reply, Request};
 use forebay_wire::{Message, Secret, Stamp};
 
@@ -42,8 +42,8 @@ fn child() {
     println!("\naddress {address}");
     loop {
         calls.progress();
-        while let Some(happening) = calls.next_happening() {
-            let Happening::Asked { ticket, body } = happening else { continue };
+        while let Some(event) = calls.next_happening() {
+            let CallEvent::Asked { ticket, body } = event else { continue };
             let Message::Ask(_, Request::Lookup { name, .. }) = body.message() else { continue };
             let again = calls.statistics().opened_again.to_string();
             let bytes = if name == b"opened again" { again.as_bytes() } else { name };
@@ -113,9 +113,9 @@ impl Asker {
             loop {
                 self.calls.progress();
                 let mut answered = None;
-                while let Some(happening) = self.calls.next_happening() {
-                    match happening {
-                        Happening::Answered { call, outcome, .. } if call == id => answered = Some(outcome),
+                while let Some(event) = self.calls.next_happening() {
+                    match event {
+                        CallEvent::Answered { call, outcome, .. } if call == id => answered = Some(outcome),
                         _ => {}
                     }
                 }
@@ -165,7 +165,7 @@ fn skipped() -> bool {
 /// Where the host without the secret is.
 const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 77);
 /// Nobody waits longer for an answer: whatever happens, an endpoint that is deaf has noticed it by then and been opened anew.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]
 fn peers_go_on_while_a_host_without_the_secret_attacks() {
@@ -177,7 +177,7 @@ fn peers_go_on_while_a_host_without_the_secret_attacks() {
     let mut server = Server::start(None, None);
     let recording = record(&server);
     let mut asker = Asker::new(2, &server.address);
-    asker.echo(PATIENCE).expect("a server");
+    asker.echo(TIMEOUT).expect("a server");
     let (start, mut slowest, mut round, mut starts) = (Instant::now(), Duration::ZERO, 0, 1);
     while start.elapsed() < lasts {
         let extent =
@@ -192,14 +192,14 @@ fn peers_go_on_while_a_host_without_the_secret_attacks() {
             }
             match asker.echo(Duration::from_secs(5)) {
                 Some(took) => slowest = slowest.max(took),
-                None => slowest = slowest.max(asker.echo(PATIENCE).expect("an answer amid an attack")),
+                None => slowest = slowest.max(asker.echo(TIMEOUT).expect("an answer amid an attack")),
             }
             std::thread::sleep(Duration::from_millis(20));
         }
         let made = attacker.join().unwrap();
         assert!(made > 1000, "only {made} connections: no attack");
         let mut new = Asker::new(3, &server.address);
-        new.echo(PATIENCE).expect("an answer for a new peer");
+        new.echo(TIMEOUT).expect("an answer for a new peer");
         println!("round {round}: {made} connections, slowest answer so far {slowest:?}, {starts} starts");
         round += 1;
     }
@@ -213,15 +213,15 @@ fn endpoint_without_receive_buffers_is_opened_anew() {
     let server = Server::start(None, None);
     let recording = record(&server);
     let mut asker = Asker::new(2, &server.address);
-    asker.echo(PATIENCE).expect("a server");
-    assert_eq!(asker.ask(b"opened again", PATIENCE).unwrap().1, b"0");
+    asker.echo(TIMEOUT).expect("a server");
+    assert_eq!(asker.ask(b"opened again", TIMEOUT).unwrap().1, b"0");
     // More than there are, so that none is left.
     break_off(STRANGER, server.port(), 1, &recording, 400);
-    let took = asker.echo(PATIENCE).expect("an answer of an endpoint that was deaf");
-    let again = asker.ask(b"opened again", PATIENCE).unwrap().1;
+    let took = asker.echo(TIMEOUT).expect("an answer of an endpoint that was deaf");
+    let again = asker.ask(b"opened again", TIMEOUT).unwrap().1;
     assert_ne!(again, b"0", "it was never deaf: the attack has none of the effect that this test is about");
     println!("answered after {took:?}");
-    Asker::new(3, &server.address).echo(PATIENCE).expect("an answer for a new peer");
+    Asker::new(3, &server.address).echo(TIMEOUT).expect("an answer for a new peer");
 }
 
 #[test]
@@ -230,16 +230,16 @@ fn host_that_is_no_node_is_not_let_in_where_nodes_are_known() {
         return;
     }
     let open = Server::start(None, None);
-    assert!(is_let_in(STRANGER, open.port(), PATIENCE), "the canary: anybody is, where they are not");
+    assert!(is_let_in(STRANGER, open.port(), TIMEOUT), "the canary: anybody is, where they are not");
     drop(open);
     let server = Server::start(None, Some(Ipv4Addr::LOCALHOST));
     let mut asker = Asker::new(2, &server.address);
-    asker.echo(PATIENCE).expect("a server");
+    asker.echo(TIMEOUT).expect("a server");
     let start = Instant::now();
     while is_let_in(STRANGER, server.port(), Duration::from_secs(1)) {
-        assert!(start.elapsed() < PATIENCE, "a stranger is let in");
+        assert!(start.elapsed() < TIMEOUT, "a stranger is let in");
         std::thread::sleep(Duration::from_millis(50));
     }
-    assert!(is_let_in(Ipv4Addr::LOCALHOST, server.port(), PATIENCE), "a node's host");
-    Asker::new(3, &server.address).echo(PATIENCE).expect("an answer for a new peer");
+    assert!(is_let_in(Ipv4Addr::LOCALHOST, server.port(), TIMEOUT), "a node's host");
+    Asker::new(3, &server.address).echo(TIMEOUT).expect("an answer for a new peer");
 }

@@ -166,7 +166,7 @@ impl Reference {
         Expected::Removed(ino, last, kind, layout)
     }
 
-    fn bear(
+    fn create_inode(
         &mut self,
         caller: Caller,
         now: Timestamp,
@@ -221,7 +221,7 @@ impl Reference {
                     return Ok(Expected::Entry(above.entry()));
                 }
                 let layout = wish.map_or(layout, |target| Some(Layout::single(node_of(target), target as u16)));
-                let entry = self.bear(caller, now, parent, name, 0o100_000 | mode, |node| {
+                let entry = self.create_inode(caller, now, parent, name, 0o100_000 | mode, |node| {
                     node.attr.flags = FLAG_RESIDENT | if dirty { FLAG_DIRTY } else { 0 };
                     node.layout = layout.unwrap_or(node.layout);
                     node.attr.ino = number.unwrap_or(node.attr.ino);
@@ -233,7 +233,7 @@ impl Reference {
                 Ok(Expected::Created(entry, true, next))
             }
             Request::MakeNode { parent, name, mode, rdev } => {
-                let entry = self.bear(caller, now, parent, name, mode, |node| {
+                let entry = self.create_inode(caller, now, parent, name, mode, |node| {
                     if matches!(node.attr.kind(), Kind::CharDevice | Kind::BlockDevice) {
                         node.attr.rdev = rdev;
                     }
@@ -241,10 +241,10 @@ impl Reference {
                 Ok(Expected::Entry(entry))
             }
             Request::MakeDirectory { parent, name, mode } => {
-                Ok(Expected::Entry(self.bear(caller, now, parent, name, 0o040_000 | mode, |_| {})?))
+                Ok(Expected::Entry(self.create_inode(caller, now, parent, name, 0o040_000 | mode, |_| {})?))
             }
             Request::Symlink { parent, name, target } => {
-                let entry = self.bear(caller, now, parent, name, 0o120_777, |node| {
+                let entry = self.create_inode(caller, now, parent, name, 0o120_777, |node| {
                     node.attr.size = target.len() as u64;
                     node.target = target.to_vec();
                 })?;
@@ -382,8 +382,8 @@ impl Reference {
             | Request::AreThere { .. }
             | Request::RemoveBackings { .. }
             | Request::RenewLease
-            | Request::RecallName { .. }
-            | Request::RecallDirectory { .. } => Err(Code::NotSupported),
+            | Request::RevokeName { .. }
+            | Request::RevokeDirectory { .. } => Err(Code::NotSupported),
         }
     }
 

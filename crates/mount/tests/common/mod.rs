@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 
 /// Nothing in these tests takes so long on a machine that is merely busy.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The directory of the built programs.
 pub fn binaries() -> PathBuf {
@@ -121,7 +121,7 @@ impl Place {
     /// The number of a process, once there is one that is ready.
     #[track_caller]
     pub fn pid(&self, of: &str) -> i32 {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         loop {
             let status = self.status();
             let mount = &status["mounts"][0];
@@ -187,7 +187,7 @@ pub fn kill(pid: i32) {
 /// Tries again until it is so.
 #[track_caller]
 pub fn wait_for(what: &str, mut so: impl FnMut() -> bool) {
-    let end = Instant::now() + PATIENCE;
+    let end = Instant::now() + TIMEOUT;
     while !so() {
         assert!(Instant::now() < end, "not in time: {what}");
         std::thread::sleep(Duration::from_millis(10));
@@ -196,7 +196,7 @@ pub fn wait_for(what: &str, mut so: impl FnMut() -> bool) {
 
 /// True when the kernel's table has a mount there.
 pub fn is_mounted(at: &Path) -> bool {
-    forebay_mount::place::mounted_on(at).is_some()
+    forebay_mount::mountpoint::mounted_on(at).is_some()
 }
 
 impl Drop for Place {

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 /// How long a pool may take to start or to end before a test gives up.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A built binary or library, from the directory that holds the running test's.
 pub fn binary(name: &str) -> PathBuf {
@@ -74,7 +74,7 @@ impl Pool {
             let ended = pool.daemon.try_wait().unwrap();
             let log = || fs::read_to_string(pool.dir.path().join("log")).unwrap_or_default();
             assert!(ended.is_none(), "the daemon ended: {}", log());
-            assert!(started.elapsed() < PATIENCE, "the daemon does not come up: {}", log());
+            assert!(started.elapsed() < TIMEOUT, "the daemon does not come up: {}", log());
             std::thread::sleep(Duration::from_millis(20));
         }
         pool
@@ -112,7 +112,7 @@ impl Drop for Pool {
         // SAFETY: the process is this test's own child, which was not waited for.
         unsafe { libc::kill(self.daemon.id() as i32, libc::SIGTERM) };
         let asked = Instant::now();
-        while asked.elapsed() < PATIENCE && matches!(self.daemon.try_wait(), Ok(None)) {
+        while asked.elapsed() < TIMEOUT && matches!(self.daemon.try_wait(), Ok(None)) {
             std::thread::sleep(Duration::from_millis(10));
         }
         self.daemon.kill().ok();

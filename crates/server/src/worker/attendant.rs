@@ -22,9 +22,9 @@ use rustix::event::epoll;
 use rustix::io::Errno;
 use serde_json::Value;
 
-use super::company::{Company, Newcomer, PROGRAMS_TAG};
+use super::attached_programs::{AttachedPrograms, Newcomer, PROGRAMS_TAG};
 use super::mounter::{self, Mounter};
-use super::network::{give_buffer, Order, Orders};
+use super::network::{give_buffer, Command, Commands};
 use super::remote::Door;
 use super::session::{mount_tag, new_session_id, session_of_mount_tag, session_of_tag, store_tag, Session};
 use super::shard_thread::Message;
@@ -86,7 +86,7 @@ pub(super) struct Attendant {
     pub(super) stable_inodes: u64,
     pub(super) epoch: u64,
     pub(super) to_shard: Sender<Message>,
-    pub(super) network: Option<Orders>,
+    pub(super) network: Option<Commands>,
     pub(super) watches: Watches,
 }
 
@@ -107,9 +107,9 @@ struct Desk {
     connections: AtomicUsize,
     /// Processes that are attached.
     attached: AtomicUsize,
-    company: Company,
+    attached_programs: AttachedPrograms,
     mounter: Mounter,
-    network: Option<Orders>,
+    network: Option<Commands>,
     /// Processes that may be attached at a time.
     clients_max: usize,
     refusals: Seldom,
@@ -174,7 +174,8 @@ impl Attendant {
             self.setup.store.remove(&mount_tag(id))?;
         }
         let known: Vec<u64> = sessions.iter().map(|s| s.id).collect();
-        let company = Company::restored(programs, &known, mount.as_ref().map(|(id, _)| *id));
+        let attached_programs =
+            AttachedPrograms::restored(programs, &known, mount.as_ref().map(|(id, _)| *id));
         let add = |fd: BorrowedFd<'_>, token: u64| {
             epoll::add(&epoll, fd, epoll::EventData::new_u64(token), epoll::EventFlags::IN)
                 .map_err(failed(what))
@@ -204,7 +205,7 @@ impl Attendant {
             wake,
             connections: AtomicUsize::new(0),
             attached: AtomicUsize::new(processes.len()),
-            company,
+            attached_programs,
             mounter,
             network: self.network,
             watches: self.watches,
@@ -274,7 +275,7 @@ impl Attending {
         self.desk.attached.fetch_sub(1, Ordering::Relaxed);
         let _ = epoll::delete(&self.desk.epoll, &process);
         self.tell(Message::Ended(id));
-        self.desk.company.leaves(id);
+        self.desk.attached_programs.leaves(id);
         self.desk.mounter.ends(id);
         for tag in [store_tag(id), mount_tag(id)] {
             if let Err(e) = self.desk.setup.store.remove(&tag) {
@@ -393,16 +394,16 @@ impl Talk<'_> {
     /// True when the client says, as soon as it has connected, that it wants to attach, and nothing else.
     fn attaches_promptly(&self) -> bool {
         let mut header = [0; HEADER_BYTES];
-        let patience = rustix::time::Timespec { tv_sec: 0, tv_nsec: PROMPT.subsec_nanos().into() };
+        let next_timeout = rustix::time::Timespec { tv_sec: 0, tv_nsec: PROMPT.subsec_nanos().into() };
         let mut ready = [rustix::event::PollFd::new(self.socket, rustix::event::PollFlags::IN)];
-        if !matches!(rustix::event::poll(&mut ready, Some(&patience)), Ok(1)) {
+        if !matches!(rustix::event::poll(&mut ready, Some(&next_timeout)), Ok(1)) {
             return false;
         }
         let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
         let peeked = rustix::net::recv(self.socket, &mut header, flags);
         let whole = matches!(peeked, Ok((n, _)) if n == HEADER_BYTES);
         let plain = Header::decode(&header).is_ok_and(|h| h.kind == KIND_ATTACH && h.len == 0);
-        whole && plain && !self.desk.company.would_wait()
+        whole && plain && !self.desk.attached_programs.would_wait()
     }
 
     /// Serves a client that wants to attach and waits for the answer.
@@ -482,7 +483,7 @@ impl Talk<'_> {
                     // Its session may have ended before the network heard of its buffer.
                     if !self.is_known(session)? {
                         if let Some(network) = &self.desk.network {
-                            network.give(Order::EndSession(session, Vec::new()));
+                            network.give(Command::EndSession(session, Vec::new()));
                         }
                     }
                 }
@@ -492,7 +493,7 @@ impl Talk<'_> {
                         tracing::warn!("{e}");
                         return self.refuse(e.code, &e.to_string());
                     }
-                    return Ok(()); // the connection is the company's from now on
+                    return Ok(()); // `attached_programs` has the connection from now on
                 }
                 KIND_WATCH => self.watch(&body)?,
                 KIND_CONTROL => self.control(&body)?,
@@ -561,7 +562,7 @@ impl Talk<'_> {
             write_all(self.socket.as_fd(), &message)?;
             rustix::io::fcntl_dupfd_cloexec(self.socket, 3).map_err(errno)
         };
-        self.desk.company.announces(session, answer).map_err(code)
+        self.desk.attached_programs.announces(session, answer).map_err(code)
     }
 
     /// Watches a directory with an inotify instance, whose descriptor follows.
@@ -602,7 +603,7 @@ impl Talk<'_> {
         self.to_shard
             .send(Message::Attached(Box::new(Session::new(id, Door::Ring(ring)))))
             .map_err(|_| Error::new(Code::PoolGone, "cannot attach a process"))?;
-        if self.desk.company.joins(who, id) {
+        if self.desk.attached_programs.joins(who, id) {
             // Any descriptor will do: the tag is what the next worker looks for.
             self.desk.setup.store.put(PROGRAMS_TAG, &[self.desk.board_fd.as_fd()])?;
         }
@@ -626,7 +627,7 @@ impl Talk<'_> {
     fn forget(&self, id: u64) {
         let _ = self.to_shard.send(Message::Ended(id));
         self.desk.doorbell.ring();
-        self.desk.company.leaves(id);
+        self.desk.attached_programs.leaves(id);
         if let Err(e) = self.desk.setup.store.remove(&store_tag(id)) {
             tracing::error!("{e}");
         }
@@ -688,7 +689,7 @@ impl Talk<'_> {
                 status["pids"] = serde_json::json!({ "worker": std::process::id() });
                 if let (Some(network), Some(status)) = (&self.desk.network, status.as_object_mut()) {
                     let (send, receive) = mpsc::channel();
-                    network.give(Order::Survey(send));
+                    network.give(Command::Survey(send));
                     if let Ok(Value::Object(others)) = receive.recv_timeout(SURVEY_PATIENCE) {
                         status.extend(others);
                     }

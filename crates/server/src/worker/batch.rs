@@ -8,19 +8,19 @@ use forebay_types::{
     TargetSpaces, Targets, Timestamp,
 };
 
-use super::coordination::Aside;
+use super::coordination::Interception;
+use super::device_nodes;
 use super::forward::all_here;
-use super::network::Order;
+use super::network::Command;
 use super::notifier::{notes_of, Whose};
 use super::recorder::InFlight;
 use super::remote::Door;
 use super::session::is_of_daemon;
 use super::shard_thread::ShardThread;
-use super::special;
 use super::statistics::Statistics;
 use super::stepped::Moment;
 use super::sweeper::Sweep;
-use super::wide::Onward;
+use super::wide::Redirect;
 
 /// Replies collected before their transaction is committed: bytes of ordinary ones. A batch ends early when the next
 /// might not fit.
@@ -176,16 +176,16 @@ impl ShardThread<'_> {
                 self.commit()?;
             }
             let mut outcome = None;
-            if self.steps.is_some() && taken.refused.is_none() {
-                match self.step_aside(taken.session, (taken.slot, taken.seq), taken.request)? {
-                    Aside::Later => {
+            if self.cross_node.is_some() && taken.refused.is_none() {
+                match self.intercept(taken.session, (taken.slot, taken.seq), taken.request)? {
+                    Interception::Later => {
                         self.answers.taken[i].forwarded = true;
                         i += 1;
                         continue;
                     }
-                    Aside::Refused(code) => taken.refused = Some(code),
-                    Aside::Outcome(what) => outcome = Some(what),
-                    Aside::No => {}
+                    Interception::Refused(code) => taken.refused = Some(code),
+                    Interception::Outcome(what) => outcome = Some(what),
+                    Interception::No => {}
                 }
             }
             self.batch()?;
@@ -210,10 +210,10 @@ impl ShardThread<'_> {
             let alone = self.network.as_ref().is_none_or(|network| network.nodes <= 1);
             let decoded = decoded.and_then(|(caller, request)| {
                 if self.network.is_none() {
-                    super::layouts::check_targets(&self.targets, None, &request)?;
+                    super::layout_change::check_targets(&self.targets, None, &request)?;
                 }
                 if let Request::SetLayout { ino, layout } = request {
-                    super::layouts::check_change(&self.targets, batch, ino, &layout, alone)?;
+                    super::layout_change::check_change(&self.targets, batch, ino, &layout, alone)?;
                 }
                 Ok((caller, request))
             });
@@ -282,19 +282,19 @@ impl ShardThread<'_> {
             let mut len = len;
             if self.network.is_some() && !changed {
                 let reply = self.answers.reply((at, at + len)).to_vec();
-                match self.onward((taken.session, taken.slot, taken.seq), Some(taken.request), &reply) {
-                    Some(Onward::Ask(message)) => {
+                match self.redirect((taken.session, taken.slot, taken.seq), Some(taken.request), &reply) {
+                    Some(Redirect::Ask(message)) => {
                         self.serve_anew(taken.session, taken.slot, taken.seq, message);
                         self.answers.taken[i].forwarded = true;
                         i += 1;
                         continue;
                     }
-                    Some(Onward::Wait) => {
+                    Some(Redirect::Wait) => {
                         self.answers.taken[i].forwarded = true;
                         i += 1;
                         continue;
                     }
-                    Some(Onward::Reply(reply)) => {
+                    Some(Redirect::Reply(reply)) => {
                         self.answers.replies[at..at + reply.len()].copy_from_slice(&reply);
                         len = reply.len();
                     }
@@ -378,11 +378,11 @@ impl ShardThread<'_> {
         match request {
             Request::Space => {
                 let own = space(&self.targets, self.committed.inodes)?;
-                return Ok(self.ask_network(taken, |stamp| Order::Space { stamp, own }));
+                return Ok(self.ask_network(taken, |stamp| Command::Space { stamp, own }));
             }
             Request::Place { stripe_count } => {
                 let own = own_targets(&self.targets);
-                return Ok(self.ask_network(taken, |stamp| Order::Place { stamp, stripe_count, own }));
+                return Ok(self.ask_network(taken, |stamp| Command::Place { stamp, stripe_count, own }));
             }
             Request::Backing { id, op } if self.network.as_ref().is_some_and(|n| n.node == id.node()) => {
                 let for_all = matches!(
@@ -401,20 +401,19 @@ impl ShardThread<'_> {
                 if keeps && !asker.asked_nodes.contains(&id.node()) {
                     asker.asked_nodes.push(id.node());
                 }
-                return Ok(self.ask_network(taken, |stamp| Order::ServeHere { stamp, message }));
+                return Ok(self.ask_network(taken, |stamp| Command::ServeHere { stamp, message }));
             }
             _ => {}
         }
         match self.elsewhere(&request) {
             // Before it may become a change over several nodes, whose parts nobody looks at like this.
-            None => {
-                super::layouts::check_targets(&self.targets, self.network.as_ref(), &request).map(|()| false)
-            }
+            None => super::layout_change::check_targets(&self.targets, self.network.as_ref(), &request)
+                .map(|()| false),
             Some(node) => self.forward(taken.session, taken.slot, taken.seq, node, taken.request, keeps),
         }
     }
 
-    /// In a pool of several nodes: recalls what the `i`-th request taken changed, or notes whom it told what.
+    /// In a pool of several nodes: revokes what the `i`-th request taken changed, or notes whom it told what.
     fn mind_leases(&mut self, i: usize, changed: bool, reply: (usize, usize), effects: (usize, usize)) {
         let taken = self.answers.taken[i];
         let session = &self.sessions[taken.session];
@@ -424,7 +423,7 @@ impl ShardThread<'_> {
         let (id, message) = (session.id, self.answers.request(taken.request).to_vec());
         let Ok((_, request)) = Request::decode(&message) else { return };
         if changed {
-            let wait = self.recall(&request, effects);
+            let wait = self.revoke(&request, effects);
             self.waits.extend(wait.map(|wait| (i, wait)));
         } else {
             let reply = self.answers.replies[reply.0..reply.1].to_vec();
@@ -452,8 +451,8 @@ impl ShardThread<'_> {
             self.done_orphans.push(ino);
         }
         slot.relaid.clear();
-        if let Some(ino) = slot.birth.take() {
-            if let Some(orphan) = self.grown_up(ino) {
+        if let Some(ino) = slot.pending_create.take() {
+            if let Some(orphan) = self.create_settled(ino) {
                 let _ = self.sweeper.send(Sweep::Orphans(vec![orphan]));
             }
         }
@@ -526,8 +525,8 @@ impl ShardThread<'_> {
         }
         let mut left = Vec::new();
         for &(ino, layout) in &self.effects.orphaned()[orphaned_before..] {
-            if self.births.contains(&ino) {
-                self.stillborn.push((ino, layout));
+            if self.pending_creates.contains(&ino) {
+                self.unlinked_while_pending.push((ino, layout));
             } else if is_here && all_here(self.network.as_ref(), &layout) {
                 state.orphans.push((ino, layout));
             } else {
@@ -538,8 +537,8 @@ impl ShardThread<'_> {
         state.relaid.extend(super::session::relaid(reply));
         // What a client of another node makes, its own daemon watches over.
         if let Some((ino, _)) = super::session::created(reply).filter(|_| is_here) {
-            state.birth = Some(ino);
-            self.births.push(ino);
+            state.pending_create = Some(ino);
+            self.pending_creates.push(ino);
         }
         // What daemons are told in numbers are directories on the way of one that moves: nothing is in reserve for them.
         let (reserved, given_up) = match is_of_daemon(session.id) {
@@ -649,12 +648,12 @@ fn is_no_space(reply: &[u8]) -> bool {
 fn make_backing(targets: &NodeTargets, entry: &forebay_types::Entry) -> std::result::Result<(), Code> {
     let attr: &Attr = &entry.attr;
     if attr.kind() != Kind::File {
-        return special::create(targets.first(), attr);
+        return device_nodes::create(targets.first(), attr);
     }
     targets.create_all(attr.ino, &entry.layout)?;
     // One that is on another node is made there, by who asks next.
     match targets.get(entry.layout.components()[0].target(0)) {
-        Ok(target) if entry.layout.is_single() => special::repair_mode(target, attr.ino),
+        Ok(target) if entry.layout.is_single() => device_nodes::repair_mode(target, attr.ino),
         _ => Ok(()),
     }
 }

@@ -13,7 +13,7 @@ use forebay_meta::Shard;
 use forebay_types::{node_of, Entry, Error, Ino, NodeId, Result};
 use serde_json::{json, Value};
 
-use super::layouts;
+use super::layout_change;
 
 /// A change over several nodes that waits for so long waits for a node that is down, or something is wrong.
 const OLD_S: u64 = 60;
@@ -78,7 +78,7 @@ pub(crate) fn check(shard: &Shard, targets: &NodeTargets) -> Result<Value> {
             _ => {}
         }
         let is_held = |first: &(u32, BackingName)| {
-            targets.get(first.0).is_ok_and(|target| layouts::is_held(target, &first.1))
+            targets.get(first.0).is_ok_and(|target| layout_change::is_held(target, &first.1))
         };
         if copied.is_some_and(|first| !is_held(first)) {
             found(format!(

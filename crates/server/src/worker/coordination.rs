@@ -20,17 +20,17 @@ use serde_json::Value;
 
 use super::cross_check::CrossCheck;
 use super::leases::Wait;
-use super::network::Order;
+use super::network::Command;
 use super::notifier::{Note, Whose};
 use super::remote::Door;
 use super::session::{
     daemon_session, is_of_daemon, new_daemon_session, node_of_session, random_number, session_on,
 };
 use super::shard_thread::ShardThread;
-use super::wide::Onward;
+use super::wide::Redirect;
 
 /// What the request's reply becomes when it does not go the common way.
-pub(super) enum Aside {
+pub(super) enum Interception {
     /// It waits, or several nodes are at it: its answer comes later.
     Later,
     /// This is its reply.
@@ -60,7 +60,7 @@ struct Late {
 
 /// The state of all that.
 #[derive(Debug)]
-pub(super) struct Steps {
+pub(super) struct CrossNode {
     pub(super) transactions: Transactions,
     parked: Vec<Parked>,
     /// Requests to be served anew.
@@ -97,19 +97,19 @@ enum Time {
     By(fn() -> Timestamp),
 }
 
-impl Steps {
-    pub(super) fn new(node: NodeId) -> Result<Steps> {
+impl CrossNode {
+    pub(super) fn new(node: NodeId) -> Result<CrossNode> {
         let (first, session) = (random_number()?, new_daemon_session(node)?);
-        Ok(Steps::with(node, first, session, Time::Since(Instant::now())))
+        Ok(CrossNode::with(node, first, session, Time::Since(Instant::now())))
     }
 
     /// Those of a simulated node: with a clock of its caller's, and numbers that follow from its epoch.
-    pub(super) fn by_clock(node: NodeId, epoch: u64, clock: fn() -> Timestamp) -> Steps {
-        Steps::with(node, epoch << 20, daemon_session(node, epoch), Time::By(clock))
+    pub(super) fn by_clock(node: NodeId, epoch: u64, clock: fn() -> Timestamp) -> CrossNode {
+        CrossNode::with(node, epoch << 20, daemon_session(node, epoch), Time::By(clock))
     }
 
-    fn with(node: NodeId, first: u64, session: u64, time: Time) -> Steps {
-        Steps {
+    fn with(node: NodeId, first: u64, session: u64, time: Time) -> CrossNode {
+        CrossNode {
             transactions: Transactions::new(node, first),
             parked: Vec::new(),
             anew: VecDeque::new(),
@@ -143,7 +143,7 @@ impl Steps {
     }
 
     /// How long there is nothing to do.
-    pub(super) fn patience(&self) -> Duration {
+    pub(super) fn next_timeout(&self) -> Duration {
         if !self.anew.is_empty() || self.transactions.has_acts() {
             return Duration::ZERO;
         }
@@ -151,7 +151,7 @@ impl Steps {
         let parked = self.parked.iter().map(|parked| end_of_waiting(parked).saturating_sub(now));
         let checks = self.checks.values().filter_map(|check| check.next_at);
         let next = parked.chain(checks.map(|at| at.saturating_sub(now))).min();
-        next.unwrap_or(Duration::MAX).min(self.transactions.patience(now))
+        next.unwrap_or(Duration::MAX).min(self.transactions.next_timeout(now))
     }
 
     /// Takes a request that is to be served anew.
@@ -210,29 +210,31 @@ fn is_said_by(request: &Request<'_>, node: NodeId) -> bool {
 
 impl ShardThread<'_> {
     /// Looks whether a request goes the common way.
-    pub(super) fn step_aside(
+    pub(super) fn intercept(
         &mut self,
         session: usize,
         (slot, seq): (usize, u64),
         request: (usize, usize),
-    ) -> Result<Aside> {
+    ) -> Result<Interception> {
         self.batch()?;
         let message = self.answers.request(request);
-        let Ok((caller, request)) = Request::decode(message) else { return Ok(Aside::No) };
-        let (Some(batch), Some(steps)) = (&mut self.batch, &mut self.steps) else { return Ok(Aside::No) };
+        let Ok((caller, request)) = Request::decode(message) else { return Ok(Interception::No) };
+        let (Some(batch), Some(steps)) = (&mut self.batch, &mut self.cross_node) else {
+            return Ok(Interception::No);
+        };
         let id = self.sessions[session].id;
         let client = Client { session: id, slot, seq };
         if request.class() == Class::Step {
             let daemon = matches!(self.sessions[session].door, Door::Remote(_)) && is_of_daemon(id);
             if !daemon || !is_said_by(&request, node_of_session(id)) {
-                return Ok(Aside::Refused(Code::NotPermitted));
+                return Ok(Interception::Refused(Code::NotPermitted));
             }
             steps.moved |= matches!(request, Request::Prepare { .. } | Request::Finish { .. });
             return Ok(match request {
                 Request::AskOutcome { tx } if steps.transactions.is_undecided(tx) => {
-                    Aside::Outcome(Outcome::Undecided)
+                    Interception::Outcome(Outcome::Undecided)
                 }
-                _ => Aside::No,
+                _ => Interception::No,
             });
         }
         let nodes = match (&self.network, &request) {
@@ -248,41 +250,41 @@ impl ShardThread<'_> {
             if !steps.since.is_empty() {
                 steps.since.remove(&(id, slot));
             }
-            return Ok(Aside::No);
+            return Ok(Interception::No);
         }
         let since = steps.first_asked(client);
         if waits {
             let parked = Parked { client, message: message.to_vec(), since };
             if steps.now() < end_of_waiting(&parked) {
                 steps.parked.push(parked);
-                return Ok(Aside::Later);
+                return Ok(Interception::Later);
             }
             if matches!(request, Request::ReadDirectory { .. }) {
-                return Ok(Aside::No); // as it is
+                return Ok(Interception::No); // as it is
             }
             tracing::warn!(
                 "refused {request:?}: a change over several nodes holds it, and its nodes do not answer"
             );
-            return Ok(Aside::Refused(Code::Io));
+            return Ok(Interception::Refused(Code::Io));
         }
         match plan {
-            Ok(None) => Ok(Aside::No),
+            Ok(None) => Ok(Interception::No),
             Ok(Some(plan)) => {
                 let (now, message) = (steps.now(), message.to_vec());
                 steps.transactions.begin(client, caller, &message, plan, since, now);
                 if self.sessions[session].is_here() {
                     self.remember_sent(session, slot, &message);
                 }
-                Ok(Aside::Later)
+                Ok(Interception::Later)
             }
-            Err(code) => Ok(Aside::Refused(code)),
+            Err(code) => Ok(Interception::Refused(code)),
         }
     }
 
     /// A request was applied and owes other nodes something: true when it is answered only when they know.
     pub(super) fn owes(&mut self, client: Client, reply: (usize, usize), before: usize) -> bool {
         let deliveries = &self.effects.deliveries()[before..];
-        let Some(steps) = self.steps.as_mut().filter(|_| !deliveries.is_empty()) else { return false };
+        let Some(steps) = self.cross_node.as_mut().filter(|_| !deliveries.is_empty()) else { return false };
         let drops: Vec<Delivery> =
             deliveries.iter().copied().filter(|d| matches!(d, Delivery::DropLink(..))).collect();
         let waits = !drops.is_empty() && !is_of_daemon(client.session);
@@ -297,7 +299,7 @@ impl ShardThread<'_> {
 
     /// What the kernel is to be told before such a request is acknowledged.
     pub(super) fn note_for_late_answer(&mut self, client: Client, notes: Vec<Note>) {
-        if let Some(steps) = &mut self.steps {
+        if let Some(steps) = &mut self.cross_node {
             steps.late.insert((client.session, client.slot), Late { notes, wait: None });
         }
     }
@@ -311,7 +313,7 @@ impl ShardThread<'_> {
         reply: &[u8],
         notes: &[Note],
     ) -> bool {
-        let Some(steps) = self.steps.as_mut().filter(|_| request.may_take_several_nodes()) else {
+        let Some(steps) = self.cross_node.as_mut().filter(|_| request.may_take_several_nodes()) else {
             return false;
         };
         if !steps.transactions.answer_after_inherited(client, reply) {
@@ -324,12 +326,12 @@ impl ShardThread<'_> {
 
     /// At the start: what the last worker left is finished.
     pub(super) fn resume_steps(&mut self) -> Result<()> {
-        if self.steps.is_none() {
+        if self.cross_node.is_none() {
             return Ok(());
         }
         let batch = self.batch()?;
         let (prepared, deliveries) = (batch.prepared(), batch.deliveries()?);
-        if let Some(steps) = &mut self.steps {
+        if let Some(steps) = &mut self.cross_node {
             if !prepared.is_empty() || !deliveries.is_empty() {
                 tracing::info!(
                     "{} changes over several nodes are in doubt, {} deliveries are to be made",
@@ -345,7 +347,7 @@ impl ShardThread<'_> {
 
     /// Another node has answered, or will not.
     pub(super) fn stepped(&mut self, slot: usize, reply: std::result::Result<Vec<u8>, Code>) {
-        let Some(steps) = &mut self.steps else { return };
+        let Some(steps) = &mut self.cross_node else { return };
         let Some(flight) = steps.flying.remove(&slot) else { return };
         steps.free |= 1 << slot;
         let now = steps.now();
@@ -368,7 +370,7 @@ impl ShardThread<'_> {
 
     /// This node's part of a check is done: the others are asked, if there are any.
     pub(super) fn check_with_others(&mut self, report: Result<Value>, reply: Sender<Result<Value>>) {
-        match (&self.network, &mut self.steps, report) {
+        match (&self.network, &mut self.cross_node, report) {
             (Some(network), Some(steps), Ok(report)) if !network.others.is_empty() => {
                 let check = CrossCheck::new(network.node, network.others.clone(), report, reply);
                 steps.checks_begun += 1;
@@ -382,12 +384,12 @@ impl ShardThread<'_> {
 
     /// True while a check looks for what leads to other nodes, through the whole shard.
     pub(super) fn is_checking(&self) -> bool {
-        self.steps.as_ref().is_some_and(|steps| !steps.checks.is_empty())
+        self.cross_node.as_ref().is_some_and(|steps| !steps.checks.is_empty())
     }
 
     /// Begins the looks of checks that are due, and asks what they ask.
     fn drive_checks(&mut self) -> Result<()> {
-        let Some(steps) = &mut self.steps else { return Ok(()) };
+        let Some(steps) = &mut self.cross_node else { return Ok(()) };
         let now = steps.now();
         let due: Vec<u64> = steps
             .checks
@@ -397,7 +399,7 @@ impl ShardThread<'_> {
             .collect();
         for number in due {
             let beyond = self.batch()?.beyond();
-            let Some(steps) = &mut self.steps else { return Ok(()) };
+            let Some(steps) = &mut self.cross_node else { return Ok(()) };
             match (beyond, steps.checks.get_mut(&number)) {
                 (Ok(beyond), Some(check)) => check.begin(beyond),
                 // What is damaged is in the report already.
@@ -408,7 +410,7 @@ impl ShardThread<'_> {
                 (_, None) => {}
             }
         }
-        let Some(steps) = &mut self.steps else { return Ok(()) };
+        let Some(steps) = &mut self.cross_node else { return Ok(()) };
         for (number, check) in &mut steps.checks {
             while let Some((question, node, message)) = check.next_question() {
                 let flight = OF_CHECK | number << QUESTION_BITS | question;
@@ -420,7 +422,7 @@ impl ShardThread<'_> {
 
     /// A node is reached again.
     pub(super) fn reached(&mut self, node: NodeId) {
-        if let Some(steps) = &mut self.steps {
+        if let Some(steps) = &mut self.cross_node {
             let now = steps.now();
             steps.transactions.hurry(node, now);
         }
@@ -432,18 +434,18 @@ impl ShardThread<'_> {
             self.drive_checks()?;
         }
         loop {
-            let Some(steps) = &mut self.steps else { return Ok(()) };
+            let Some(steps) = &mut self.cross_node else { return Ok(()) };
             let now = steps.now();
             if std::mem::take(&mut steps.moved) {
                 let prepared = self.batch()?.prepared();
-                let Some(steps) = &mut self.steps else { return Ok(()) };
+                let Some(steps) = &mut self.cross_node else { return Ok(()) };
                 steps.transactions.note_prepared(&prepared, now);
                 steps.anew.extend(steps.parked.drain(..));
             }
-            let Some(steps) = &mut self.steps else { return Ok(()) };
+            let Some(steps) = &mut self.cross_node else { return Ok(()) };
             let late: Vec<_> = steps.parked.extract_if(.., |parked| end_of_waiting(parked) <= now).collect();
             steps.anew.extend(late);
-            if steps.transactions.patience(now).is_zero() {
+            if steps.transactions.next_timeout(now).is_zero() {
                 steps.transactions.tick(now);
             }
             while steps.free != 0 {
@@ -455,7 +457,7 @@ impl ShardThread<'_> {
                 steps.sequence += 1;
                 let stamp = Stamp { session: steps.session, slot: slot as u16, sequence: steps.sequence };
                 if let Some(network) = &self.network {
-                    network.orders.give(Order::Step { node, stamp, message });
+                    network.commands.give(Command::Step { node, stamp, message });
                 }
             }
             let Some(act) = steps.transactions.next_act() else { return Ok(()) };
@@ -479,15 +481,15 @@ impl ShardThread<'_> {
     fn answer_late(&mut self, client: Client, reply: &[u8]) {
         let mut whole = None;
         if let Some(i) = self.sessions.iter().position(|s| s.id == client.session) {
-            match self.onward((i, client.slot, client.seq), None, reply) {
-                Some(Onward::Ask(message)) => return self.serve_anew(i, client.slot, client.seq, message),
-                Some(Onward::Reply(reply)) => whole = Some(reply),
-                Some(Onward::Wait) => return,
+            match self.redirect((i, client.slot, client.seq), None, reply) {
+                Some(Redirect::Ask(message)) => return self.serve_anew(i, client.slot, client.seq, message),
+                Some(Redirect::Reply(reply)) => whole = Some(reply),
+                Some(Redirect::Wait) => return,
                 None => {}
             }
         }
         let reply = whole.as_deref().unwrap_or(reply);
-        let Some(steps) = &mut self.steps else { return };
+        let Some(steps) = &mut self.cross_node else { return };
         let Late { notes, wait } = steps.late.remove(&(client.session, client.slot)).unwrap_or_default();
         let Client { session, slot, seq } = client;
         let whose = || Whose::Client { session, slot, seq, reply: reply.to_vec() };
@@ -509,7 +511,7 @@ impl ShardThread<'_> {
 
     /// The kernel was told of what a step here has changed.
     pub(super) fn step_told(&mut self, flight: u64, reply: &[u8]) {
-        if let Some(steps) = &mut self.steps {
+        if let Some(steps) = &mut self.cross_node {
             let now = steps.now();
             steps.transactions.answered(flight, Ok(reply), now);
         }
@@ -549,8 +551,8 @@ impl ShardThread<'_> {
             }
             let orphaned = self.effects.orphaned().to_vec();
             for orphan in orphaned {
-                if self.births.contains(&orphan.0) {
-                    self.stillborn.push(orphan);
+                if self.pending_creates.contains(&orphan.0) {
+                    self.unlinked_while_pending.push(orphan);
                 } else {
                     self.sweep_soon(orphan);
                 }
@@ -558,9 +560,9 @@ impl ShardThread<'_> {
         }
         let deliveries = self.effects.deliveries().to_vec();
         let changed = reply.first_chunk::<2>() == Some(&[0, 0]);
-        let wait = if changed { self.recall(&request, (0, 0)) } else { None };
+        let wait = if changed { self.revoke(&request, (0, 0)) } else { None };
         self.publish();
-        if let Some(steps) = &mut self.steps {
+        if let Some(steps) = &mut self.cross_node {
             steps.moved |= matches!(request, Request::Prepare { .. } | Request::Finish { .. });
             let now = steps.now();
             steps.transactions.deliver(&deliveries, now);

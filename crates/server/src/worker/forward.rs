@@ -9,21 +9,21 @@ use forebay_types::{BackingId, Code, Ino, Layout, NodeId, Reply, Request, Result
 use forebay_wire::Stamp;
 
 use super::batch::Taken;
-use super::coordination::Steps;
-use super::network::{Network, Order};
+use super::coordination::CrossNode;
+use super::network::{Command, Network};
 use super::notifier::Whose;
 use super::recovery::has_inode;
 use super::remote::{Door, RemoteSlots};
 use super::session::{created, is_of_daemon, node_of_session, Session};
 use super::shard_thread::{Message, ShardThread};
-use super::wide::Onward;
+use super::wide::Redirect;
 
 /// Processes of other nodes whose replies are kept: those of a pool with many nodes that all use one directory.
 const REMOTE_SESSIONS_MAX: usize = 65_536;
 
 /// Inodes that are remembered for what a client may be told later: as many backing files as are removed while a node does not
 /// answer for some seconds, or nearly.
-const UNBORN_MAX: usize = 4096;
+const REMOVED_ELSEWHERE_MAX: usize = 4096;
 
 /// An error, encoded.
 fn failure(code: Code) -> [u8; 4] {
@@ -75,18 +75,18 @@ impl ShardThread<'_> {
             session.asked_nodes.push(node);
         }
         session.slots[slot].forwarded = Some(seq);
-        network.orders.give(Order::Forward { node, stamp, message: message.clone() });
+        network.commands.give(Command::Forward { node, stamp, message: message.clone() });
         self.remember_sent(index, slot, &message);
         Ok(true)
     }
 
     /// Has the network thread answer a client of this node; false for another's, whom this node answers for itself.
-    pub(super) fn ask_network(&mut self, taken: &Taken, order: impl FnOnce(Stamp) -> Order) -> bool {
+    pub(super) fn ask_network(&mut self, taken: &Taken, order: impl FnOnce(Stamp) -> Command) -> bool {
         let session = &mut self.sessions[taken.session];
         let (Some(network), Door::Ring(_)) = (&self.network, &session.door) else { return false };
         session.slots[taken.slot].forwarded = Some(taken.seq);
         let stamp = Stamp { session: session.id, slot: taken.slot as u16, sequence: taken.seq };
-        network.orders.give(order(stamp));
+        network.commands.give(order(stamp));
         true
     }
 
@@ -100,23 +100,23 @@ impl ShardThread<'_> {
         }
         self.sessions[i].slots[slot].forwarded = None;
         let whole;
-        let reply = match self.onward((i, slot, stamp.sequence), None, reply) {
-            Some(Onward::Ask(message)) => {
+        let reply = match self.redirect((i, slot, stamp.sequence), None, reply) {
+            Some(Redirect::Ask(message)) => {
                 self.serve_anew(i, slot, stamp.sequence, message);
                 return Ok(());
             }
-            Some(Onward::Reply(reply)) => {
+            Some(Redirect::Reply(reply)) => {
                 whole = reply;
                 &whole
             }
-            Some(Onward::Wait) => return Ok(()),
+            Some(Redirect::Wait) => return Ok(()),
             None => reply,
         };
         if let Some((ino, _)) = created(reply) {
             // The client makes the backing file before it asks again: it is not to be removed before.
-            self.sessions[i].slots[slot].birth = Some(ino);
-            self.births.push(ino);
-            if self.unborn.contains(&ino) {
+            self.sessions[i].slots[slot].pending_create = Some(ino);
+            self.pending_creates.push(ino);
+            if self.removed_elsewhere.contains(&ino) {
                 self.remove_when_made(vec![ino])?;
             }
         }
@@ -129,7 +129,7 @@ impl ShardThread<'_> {
         let Some(network) = &self.network else { return Ok(()) };
         let stamp = ticket.stamp;
         let refuse = |code| {
-            network.orders.give(Order::Answer { ticket, reply: failure(code).to_vec() });
+            network.commands.give(Command::Answer { ticket, reply: failure(code).to_vec() });
             Ok(())
         };
         let slot = usize::from(stamp.slot);
@@ -148,7 +148,7 @@ impl ShardThread<'_> {
                 self.remote_sessions += 1;
                 self.sessions.push(Session::new(
                     stamp.session,
-                    Door::Remote(RemoteSlots::new(network.orders.clone())),
+                    Door::Remote(RemoteSlots::new(network.commands.clone())),
                 ));
                 self.sessions.len() - 1
             }
@@ -177,7 +177,7 @@ impl ShardThread<'_> {
                     slots.put_served(slot, ticket);
                 }
             } else if let Some(network) = &self.network {
-                network.orders.give(Order::Answer { ticket, reply });
+                network.commands.give(Command::Answer { ticket, reply });
             }
             return Ok(());
         }
@@ -211,49 +211,50 @@ impl ShardThread<'_> {
         let Some(network) = &self.network else { return };
         let theirs = self.sessions.iter().filter(|s| !s.is_here()).map(|s| s.id);
         let theirs = theirs.filter(|id| node.is_none_or(|node| node_of_session(*id) == node));
-        network.orders.give(Order::Review(node, theirs.collect()));
+        network.commands.give(Command::Review(node, theirs.collect()));
     }
 
     /// Another node asks which of these processes are there.
     pub(super) fn are_there(&self, ticket: Ticket, sessions: Vec<u64>) {
         let Some(network) = &self.network else { return };
         let here = self.sessions.iter().filter(|s| s.is_here()).map(|s| s.id);
-        let known: HashSet<u64> = here.chain(self.steps.as_ref().map(Steps::session)).collect();
+        let known: HashSet<u64> = here.chain(self.cross_node.as_ref().map(CrossNode::session)).collect();
         let there = sessions.iter().map(|id| u8::from(known.contains(id))).collect();
-        network.orders.give(Order::AreThere { ticket, sessions, there });
+        network.commands.give(Command::AreThere { ticket, sessions, there });
     }
 
     /// Inodes of another node are gone, and backing files of theirs here are to go too.
     pub(super) fn remove_backings(&mut self, ticket: Ticket, message: Vec<u8>) -> Result<()> {
-        let Some(Network { orders, .. }) = &self.network else { return Ok(()) };
-        let orders = orders.clone();
+        let Some(Network { commands, .. }) = &self.network else { return Ok(()) };
+        let commands = commands.clone();
         if let Ok((_, Request::RemoveBackings { ids })) = Request::decode(&message) {
             // Only of one backing file is the name known before its maker asks for it.
             let single = || BackingId::listed(ids).filter(|id| id.number == 0).map(|id| id.ino);
             let asks = |s: &Session| s.is_here() && s.slots.iter().any(|slot| slot.forwarded.is_some());
             match self.sessions.iter().any(asks) {
-                true => self.unborn.extend(single()),
-                false => self.unborn.clear(),
+                true => self.removed_elsewhere.extend(single()),
+                false => self.removed_elsewhere.clear(),
             }
-            self.unborn.drain(..self.unborn.len().saturating_sub(UNBORN_MAX));
-            let born = single().filter(|ino| self.births.contains(ino)).collect();
+            self.removed_elsewhere
+                .drain(..self.removed_elsewhere.len().saturating_sub(REMOVED_ELSEWHERE_MAX));
+            let born = single().filter(|ino| self.pending_creates.contains(ino)).collect();
             self.remove_when_made(born)?;
         }
-        orders.give(Order::Serve { ticket, message });
+        commands.give(Command::Serve { ticket, message });
         Ok(())
     }
 
     /// Inodes of other nodes are gone whose backing files clients of here may be about to make: when they have, the sweeper removes
     /// them.
     fn remove_when_made(&mut self, mut inos: Vec<Ino>) -> Result<()> {
-        inos.retain(|ino| self.stillborn.iter().all(|(known, _)| known != ino));
+        inos.retain(|ino| self.unlinked_while_pending.iter().all(|(known, _)| known != ino));
         let Some(here) = self.network.as_ref().map(|network| network.node).filter(|_| !inos.is_empty())
         else {
             return Ok(());
         };
         for ino in inos {
             let layout = Layout::single(here, 0);
-            self.stillborn.push((ino, layout));
+            self.unlinked_while_pending.push((ino, layout));
             if !self.remove_in_batch(|batch| batch.list_orphan(ino, &layout))? {
                 tracing::warn!("no room to list inode {ino} of another node as an orphan");
             }

@@ -7,15 +7,15 @@
 //!
 //! ```text
 //! home     told of a name or directory      notes the holder, if its lease runs
-//!          one of them changes              shows it, recalls it from its holders; acknowledges when all have answered, or the
+//!          one of them changes              shows it, revokes it from its holders; acknowledges when all have answered, or the
 //!                                           lease has run out of who has not
 //!          a change over several nodes      the same, when the name is held; who finishes it twice waits as long as the first
 //!          lease ran out                    a new term; what was noted in the old one is void
 //!          just started                     acknowledges no such change for LEASE_MS: who was told what is not known
 //! holder   another term                     forgets all that it was told by that home
-//!          an answer overtaken by a recall  is given to who asked, and not shown: turns count recalls and terms
+//!          an answer overtaken by a revocation  is given to who asked, and not shown: turns count revocations and terms
 //! ```
-//! While a recall is not answered the lease is not renewed, so that no change waits for longer than a lease. Only
+//! While a revocation is not answered the lease is not renewed, so that no change waits for longer than a lease. Only
 //! acknowledgements wait: other requests go on, and who asks the home is told the new state at once.
 //!
 //! All of it is the shard thread's. Tests: `leases/tests.rs`, the crate's `tests/steps.rs`, and `tests/conformance/tests/cluster`.
@@ -28,7 +28,7 @@ use forebay_types::limits::{BOARD_NAME_MAX, LEASED_MAX, LEASE_MS};
 use forebay_types::{Caller, Code, Entry, Ino, Kind, NodeId, Part, Reply, Request, TxId, RENAME_NOREPLACE};
 use forebay_wire::Stamp;
 
-use super::network::Order;
+use super::network::Command;
 use super::notifier::{Note, Whose};
 use super::session::node_of_session;
 use super::shard_thread::ShardThread;
@@ -48,17 +48,17 @@ struct Given {
     term: u64,
     until: u64,
     /// Recalls that were not answered.
-    recalls: usize,
+    revocations: usize,
 }
 
-/// What is to be recalled.
+/// What is to be revoked.
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Recall {
+enum Revocation {
     Name(Name),
     Directory(Ino),
 }
 
-/// An acknowledgement that waits for recalls.
+/// An acknowledgement that waits for revocations.
 #[derive(Debug)]
 struct Held {
     whose: Whose,
@@ -72,7 +72,7 @@ struct Taken {
     /// The lease is being renewed.
     renewed: bool,
     term: Option<u64>,
-    /// Rises with each recall and each new term.
+    /// Rises with each revocation and each new term.
     turn: u64,
     names: BTreeSet<Name>,
     directories: BTreeSet<Ino>,
@@ -93,7 +93,7 @@ pub(super) struct Wait {
     /// The change over several nodes that it is a part of, if it is.
     part_of: Option<TxId>,
     /// Recalls that were not answered,
-    recalls: HashSet<u64>,
+    revocations: HashSet<u64>,
     /// though not for longer than this;
     until: u64,
     /// and in any case this.
@@ -102,7 +102,7 @@ pub(super) struct Wait {
 
 impl Wait {
     fn is_over(&self) -> bool {
-        self.recalls.is_empty() && self.not_before == 0
+        self.revocations.is_empty() && self.not_before == 0
     }
 }
 
@@ -113,7 +113,7 @@ pub(super) struct Leases {
     names: HashMap<Name, Holders>,
     directories: HashMap<Ino, (Permissions, Holders)>,
     /// Under their numbers: whom it went to, in which term.
-    recalls: HashMap<u64, (NodeId, u64)>,
+    revocations: HashMap<u64, (NodeId, u64)>,
     held: Vec<Held>,
     last_recall: u64,
     next_term: u64,
@@ -136,7 +136,7 @@ impl Leases {
             given: HashMap::new(),
             names: HashMap::new(),
             directories: HashMap::new(),
-            recalls: HashMap::new(),
+            revocations: HashMap::new(),
             held: Vec::new(),
             last_recall: 0,
             // Terms take longer than a nanosecond, so that no worker has one of an earlier one's.
@@ -158,14 +158,14 @@ impl Leases {
     /// A node asks for its lease to be renewed; its term.
     fn renew(&mut self, node: NodeId, now: u64) -> Result<u64, Code> {
         match self.given.get_mut(&node).filter(|given| given.until >= now) {
-            Some(given) if given.recalls > 0 => Err(Code::Busy),
+            Some(given) if given.revocations > 0 => Err(Code::Busy),
             Some(given) => {
                 given.until = now + LEASE_NS;
                 Ok(given.term)
             }
             None => {
                 self.next_term += 1;
-                let given = Given { term: self.next_term, until: now + LEASE_NS, recalls: 0 };
+                let given = Given { term: self.next_term, until: now + LEASE_NS, revocations: 0 };
                 self.given.insert(node, given);
                 Ok(self.next_term)
             }
@@ -212,57 +212,57 @@ impl Leases {
         }
     }
 
-    /// True when a change has nobody to be recalled from, whatever it changes.
+    /// True when a change has nobody to be revoked from, whatever it changes.
     fn is_idle(&self, now: u64) -> bool {
         self.names.is_empty() && self.directories.is_empty() && self.cautious_until <= now
     }
 
-    /// What is to be recalled because of a change that was made, and from whom. Who was told is forgotten with it.
+    /// What is to be revoked because of a change that was made, and from whom. Who was told is forgotten with it.
     fn changed<'e>(
         &mut self,
         names: impl Iterator<Item = (Ino, &'e [u8])>,
         inodes: impl Iterator<Item = (Ino, Option<Permissions>)>,
-    ) -> Vec<(Recall, Holders)> {
-        let mut recalls = Vec::new();
+    ) -> Vec<(Revocation, Holders)> {
+        let mut revocations = Vec::new();
         for (parent, name) in names {
             let name = (parent, name.to_vec());
             if let Some(holders) = self.names.remove(&name) {
-                recalls.push((Recall::Name(name), holders));
+                revocations.push((Revocation::Name(name), holders));
             }
         }
         for (ino, now) in inodes {
             let differs = |(told, _): &(Permissions, Holders)| now != Some(*told);
             if self.directories.get(&ino).is_some_and(differs) {
                 if let Some((_, holders)) = self.directories.remove(&ino) {
-                    recalls.push((Recall::Directory(ino), holders));
+                    revocations.push((Revocation::Directory(ino), holders));
                 }
             }
         }
-        recalls
+        revocations
     }
 
-    /// Counts a recall from a node, if its lease runs in that term; the recall's number.
+    /// Counts a revocation from a node, if its lease runs in that term; the revocation's number.
     fn begin_recall(&mut self, node: NodeId, term: u64, now: u64, wait: &mut Wait) -> Option<u64> {
         let given = self.given.get_mut(&node).filter(|given| given.term == term && given.until >= now)?;
-        given.recalls += 1;
+        given.revocations += 1;
         self.last_recall += 1;
-        self.recalls.insert(self.last_recall, (node, term));
-        wait.recalls.insert(self.last_recall);
+        self.revocations.insert(self.last_recall, (node, term));
+        wait.revocations.insert(self.last_recall);
         wait.until = wait.until.max(given.until);
         Some(self.last_recall)
     }
 
-    /// A recall was answered, or could not be brought: then what waits for it waits until the lease has run out.
-    fn recalled(&mut self, number: u64, answered: bool) {
-        let Some((node, term)) = self.recalls.remove(&number) else { return };
+    /// A revocation was answered, or could not be brought: then what waits for it waits until the lease has run out.
+    fn revoked(&mut self, number: u64, answered: bool) {
+        let Some((node, term)) = self.revocations.remove(&number) else { return };
         if !answered {
             return;
         }
         if let Some(given) = self.given.get_mut(&node).filter(|given| given.term == term) {
-            given.recalls = given.recalls.saturating_sub(1);
+            given.revocations = given.revocations.saturating_sub(1);
         }
         for held in &mut self.held {
-            held.wait.recalls.remove(&number);
+            held.wait.revocations.remove(&number);
         }
     }
 
@@ -270,7 +270,7 @@ impl Leases {
     fn waits_of(&self, tx: TxId) -> Wait {
         let mut wait = Wait { part_of: Some(tx), ..Wait::default() };
         for Held { wait: held, .. } in self.held.iter().filter(|held| held.wait.part_of == Some(tx)) {
-            wait.recalls.extend(&held.recalls);
+            wait.revocations.extend(&held.revocations);
             wait.until = wait.until.max(held.until);
             wait.not_before = wait.not_before.max(held.not_before);
         }
@@ -291,15 +291,16 @@ impl Leases {
 
     /// Acknowledgements that need not wait any more.
     fn due(&mut self, now: u64) -> Vec<Held> {
-        let is_due =
-            |Held { wait, .. }: &Held| now > wait.not_before && (wait.recalls.is_empty() || now > wait.until);
+        let is_due = |Held { wait, .. }: &Held| {
+            now > wait.not_before && (wait.revocations.is_empty() || now > wait.until)
+        };
         let (due, held) = std::mem::take(&mut self.held).into_iter().partition(is_due);
         self.held = held;
         due
     }
 
     /// Milliseconds until an acknowledgement is due by time.
-    pub(super) fn patience_ms(&self) -> Option<u64> {
+    pub(super) fn next_timeout_ms(&self) -> Option<u64> {
         let first = self.held.iter().map(|Held { wait, .. }| wait.until.max(wait.not_before)).min()?;
         Some(first.saturating_sub(lease_clock()) / 1_000_000 + 1)
     }
@@ -388,11 +389,11 @@ impl Leases {
         let taken = self.taken.entry(node).or_default();
         taken.turn += 1;
         match *request {
-            Request::RecallName { parent, name } if parent.birth_node() == node => {
+            Request::RevokeName { parent, name } if parent.birth_node() == node => {
                 board.forget_name(parent, name);
                 taken.names.remove(&(parent, name.to_vec()));
             }
-            Request::RecallDirectory { ino } if ino.birth_node() == node => {
+            Request::RevokeDirectory { ino } if ino.birth_node() == node => {
                 board.forget_directory_of(ino);
                 taken.directories.remove(&ino);
             }
@@ -415,7 +416,7 @@ impl ShardThread<'_> {
         };
         let mut reply = [0; 32];
         let n = Reply::encode(&result, &mut reply).unwrap_or(0);
-        network.orders.give(Order::Answer { ticket, reply: reply[..n].to_vec() });
+        network.commands.give(Command::Answer { ticket, reply: reply[..n].to_vec() });
     }
 
     /// A process of another node was answered.
@@ -436,7 +437,7 @@ impl ShardThread<'_> {
     pub(super) fn note_looked(&mut self, stamp: Stamp, reply: &[u8]) {
         let (Some(network), Some(leases)) = (&self.network, &mut self.leases) else { return };
         if let Some(node) = leases.looked(stamp, reply, &mut self.board) {
-            network.orders.give(Order::RenewLease(node));
+            network.commands.give(Command::RenewLease(node));
         }
     }
 
@@ -445,14 +446,14 @@ impl ShardThread<'_> {
         let (Some(network), Some(leases)) = (&self.network, &mut self.leases) else { return };
         leases.renewed(node, lease, &mut self.board);
         if lease.is_some() && self.sessions.len() > self.remote_sessions {
-            network.orders.give(Order::RenewLease(node));
+            network.commands.give(Command::RenewLease(node));
         } else if let Some(taken) = leases.taken.get_mut(&node) {
             taken.renewed = false;
         }
     }
 
     /// Recalls what a change made void, whose effects begin at these places; what its acknowledgement has to wait for.
-    pub(super) fn recall(&mut self, request: &Request<'_>, (names, inodes): (usize, usize)) -> Option<Wait> {
+    pub(super) fn revoke(&mut self, request: &Request<'_>, (names, inodes): (usize, usize)) -> Option<Wait> {
         let (network, leases) = (self.network.as_ref()?, self.leases.as_mut()?);
         let now = lease_clock();
         let mut wait = match *request {
@@ -472,13 +473,17 @@ impl ShardThread<'_> {
         for (what, holders) in changed {
             let mut message = [0; 512];
             let request = match &what {
-                Recall::Name((parent, name)) => Request::RecallName { parent: *parent, name },
-                Recall::Directory(ino) => Request::RecallDirectory { ino: *ino },
+                Revocation::Name((parent, name)) => Request::RevokeName { parent: *parent, name },
+                Revocation::Directory(ino) => Request::RevokeDirectory { ino: *ino },
             };
             let n = request.encode(Caller { uid: 0, gid: 0 }, &mut message).unwrap_or(0);
             for (node, term) in holders {
                 if let Some(number) = leases.begin_recall(node, term, now, &mut wait) {
-                    network.orders.give(Order::Recall { node, number, message: message[..n].to_vec() });
+                    network.commands.give(Command::Revocation {
+                        node,
+                        number,
+                        message: message[..n].to_vec(),
+                    });
                 }
             }
         }
@@ -506,10 +511,10 @@ impl ShardThread<'_> {
         true
     }
 
-    /// A recall was answered, or could not be brought.
-    pub(super) fn recalled(&mut self, number: u64, answered: bool) {
+    /// A revocation was answered, or could not be brought.
+    pub(super) fn revoked(&mut self, number: u64, answered: bool) {
         if let Some(leases) = &mut self.leases {
-            leases.recalled(number, answered);
+            leases.revoked(number, answered);
         }
     }
 
@@ -523,7 +528,7 @@ impl ShardThread<'_> {
     }
 
     /// Acknowledges what has waited for leases for long enough.
-    pub(super) fn acknowledge_recalled(&mut self) {
+    pub(super) fn acknowledge_revoked(&mut self) {
         let Some(leases) = self.leases.as_mut().filter(|leases| !leases.held.is_empty()) else { return };
         for held in leases.due(lease_clock()) {
             match (&mut self.mount, held.whose) {

@@ -76,10 +76,10 @@ pub(super) enum Message {
     },
     /// A lease from this node was renewed, or could not be: its term and its end.
     LeaseRenewed(NodeId, Option<(u64, u64)>),
-    /// The recall of this number was answered, or could not be brought.
-    Recalled(u64, bool),
+    /// The revocation of this number was answered, or could not be brought.
+    Revoked(u64, bool),
     /// The watch thread asks for something.
-    Watch(super::watches::Order),
+    Watch(super::watches::Command),
     /// Stop serving.
     Stop,
 }
@@ -101,7 +101,7 @@ impl Message {
                     | Message::Renumbered(..)
                     | Message::LeaseAsked { .. }
                     | Message::LeaseRenewed(..)
-                    | Message::Recalled(..)
+                    | Message::Revoked(..)
             )
     }
 }

@@ -16,42 +16,42 @@
 //! ```
 //!
 //! Threads speak through channels; the shard thread never waits for another, and is woken by the doorbell. There are
-//! no locks between them, but that shard thread and network thread do each other's rounds where the other one sleeps (`turns.rs`). Order of a request: record in the flight recorder, apply in the open transaction, write to the
+//! no locks between them, but that shard thread and network thread do each other's rounds where the other one sleeps (`handoff.rs`). Order of a request: record in the flight recorder, apply in the open transaction, write to the
 //! journal, publish on the board, answer. The transaction is committed when it is long or nobody asks. A worker killed
 //! anywhere in this leaves what the next one needs: changes in the journal are applied again to the last commit, their
 //! replies are answered again, all else is done as if for the first time.
 //!
 //! Tests: `tests/worker.rs`, and the crash tests of the conformance crate.
 
+mod adaptive_spin;
+mod attached_programs;
 mod attendant;
 mod batch;
 mod check;
 mod clock;
-mod company;
 mod coordination;
 mod cross_check;
+mod device_nodes;
 #[cfg(debug_assertions)]
 mod faults;
 mod forward;
+mod handoff;
 mod journal;
 mod known_parts;
-mod layouts;
+mod layout_change;
 mod leases;
 mod message;
 mod mounter;
 mod network;
 mod notifier;
-mod pace;
 mod recorder;
 mod recovery;
 mod remote;
 mod session;
 mod shard_thread;
-mod special;
 mod statistics;
 pub mod stepped;
 mod sweeper;
-mod turns;
 mod watches;
 mod wide;
 
@@ -71,12 +71,12 @@ use crate::notifier::Starter;
 use crate::setup::WorkerSetup;
 use attendant::{Attendant, Restored};
 pub(crate) use clock::now;
+use handoff::Handoff;
 use journal::Journal;
 use known_parts::KnownParts;
 use recorder::FlightRecorder;
 use shard_thread::{Message, ShardThread};
 use statistics::Statistics;
-use turns::Turns;
 use watches::Watches;
 use wide::Wide;
 
@@ -194,7 +194,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
 
     // Backing files are made by the shard's rounds too, on any target.
     let in_memory = (0..setup.target_dirs.len()).all(|target| stable_inodes >> target & 1 == 1);
-    let turns = Turns::new(Arc::clone(&doorbell), in_memory);
+    let handoff = Handoff::new(Arc::clone(&doorbell), in_memory);
     let network = match &setup.membership {
         None => None,
         Some(membership) => Some(network::start(
@@ -202,7 +202,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
             setup.identity.capacity_of_all(),
             Arc::clone(&targets),
             to_shard.clone(),
-            &turns,
+            &handoff,
             (
                 network::RemoteLocks::restored(setup.store.try_clone()?, &mut setup.restored),
                 network::Appended::restored(&setup.store, &mut setup.restored)?,
@@ -228,8 +228,8 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
         setup.store.try_clone()?,
         &mut setup.restored,
     );
-    let to_network = network.as_ref().map(|n| n.orders.clone());
-    let beyond = network.as_ref().map(|n| (n.node, n.orders.clone()));
+    let to_network = network.as_ref().map(|n| n.commands.clone());
+    let beyond = network.as_ref().map(|n| (n.node, n.commands.clone()));
     let sweeper = sweeper::start(Arc::clone(&targets), to_shard.clone(), Arc::clone(&doorbell), beyond)?;
     let journal = Journal::open(setup.target_dirs[0].as_fd())?;
     let supervisor = setup.store.try_clone()?;
@@ -271,14 +271,14 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
     {
         shard_thread.watcher = faults::asked_for();
     }
-    turns.seat(shard_thread)?;
+    handoff.install(shard_thread)?;
     attendant.ready()?;
     let served = std::thread::scope(|scope| {
         let attending = std::thread::Builder::new()
             .name("attendant".into())
             .spawn_scoped(scope, move || attendant.attend())
             .map_err(|e| Error::io("cannot start a thread", &e))?;
-        let served = turns.serve();
+        let served = handoff.serve();
         if let Err(e) = &served {
             // The next worker takes over at once; what was acknowledged is in the journal. The attendant would wait for
             // clients for ever.
@@ -293,12 +293,12 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
             Err(panic) => std::panic::resume_unwind(panic),
         }
     });
-    turns.unseat();
+    handoff.take_core();
     if served.is_ok() {
         // The pool ends. Programs may keep a target in memory alive, whose watches would hear nothing.
         watches::end(&mirrors);
     }
-    // SAFETY: from `Box::into_raw`; what borrowed it had the seat.
+    // SAFETY: from `Box::into_raw`; what borrowed it had the core.
     drop(unsafe { Box::from_raw(shard_box) });
     served
 }

@@ -202,7 +202,7 @@ impl MountedKernel {
     }
 
     /// How long nothing needs to be done about those that are held; none when there are none.
-    pub(super) fn patience(&self) -> Option<Duration> {
+    pub(super) fn next_timeout(&self) -> Option<Duration> {
         let left = |held: &Held| {
             let most = match (held.by_inodes || held.by_names, held.is_late) {
                 (false, _) => Duration::ZERO,
@@ -298,7 +298,7 @@ impl ShardThread<'_> {
     /// Acknowledges what was held too long.
     pub(super) fn acknowledge_late(&mut self) {
         let Some(mount) = &mut self.mount else { return };
-        if mount.patience().is_none_or(|left| !left.is_zero()) {
+        if mount.next_timeout().is_none_or(|left| !left.is_zero()) {
             return;
         }
         let late = mount.mind_late();
@@ -430,7 +430,7 @@ mod tests {
         mount.hold(of(2, 0), vec![Note::Inode(Ino(7)), Note::Name(Ino(7), b"a".to_vec())]);
         mount.hold(of(2, 1), vec![Note::Inode(Ino(8))]);
         hear_until(&mut mount, &[false, true]);
-        assert!(mount.patience().is_some_and(|left| left <= LATE));
+        assert!(mount.next_timeout().is_some_and(|left| left <= LATE));
         std::io::Read::read_exact(&mut names, &mut vec![0; full]).unwrap();
         hear_until(&mut mount, &[true, true]);
     }

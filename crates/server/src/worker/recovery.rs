@@ -188,9 +188,9 @@ impl ShardThread<'_> {
             session.noted = noted.contains(&session.id);
             let mut held_slots = 0u64;
             for slot in 0..RING_SLOTS {
-                let born = self.born_elsewhere(&session, slot, &mut scratch);
-                self.births.extend(born);
-                session.slots[slot].birth = born;
+                let born = self.created_elsewhere(&session, slot, &mut scratch);
+                self.pending_creates.extend(born);
+                session.slots[slot].pending_create = born;
                 let change =
                     self.batch()?.kept_reply(session.id, slot as u8)?.map(|(seq, kept)| (seq, kept.to_vec()));
                 let Some((seq, kept)) = change else { continue };
@@ -206,8 +206,8 @@ impl ShardThread<'_> {
                 };
                 match born {
                     // What it made here was before that.
-                    Some(_) => state.birth = born,
-                    None => self.births.extend(state.birth),
+                    Some(_) => state.pending_create = born,
+                    None => self.pending_creates.extend(state.pending_create),
                 }
                 owed.extend(state.orphans.iter().map(|(ino, _)| *ino));
                 if let Some((asked, request)) =
@@ -255,8 +255,8 @@ impl ShardThread<'_> {
         self.forget_ended()?;
         let mut left = Vec::new();
         for (ino, layout) in self.batch()?.orphans()? {
-            if self.births.contains(&ino) {
-                self.stillborn.push((ino, layout));
+            if self.pending_creates.contains(&ino) {
+                self.unlinked_while_pending.push((ino, layout));
             } else if !owed.contains(&ino) {
                 left.push((ino, layout));
             }
@@ -272,7 +272,7 @@ impl ShardThread<'_> {
 
     /// The file that another node has made for a slot's last request: its client may be about to make the backing file here, and no reply
     /// of that is kept but in its ring. What a client writes there itself only keeps a backing file from being removed at once.
-    fn born_elsewhere(&self, session: &Session, slot: usize, scratch: &mut [u8]) -> Option<Ino> {
+    fn created_elsewhere(&self, session: &Session, slot: usize, scratch: &mut [u8]) -> Option<Ino> {
         let here = self.network.as_ref()?.node;
         let (ino, _) = created(session.door.ring()?.last_answer(slot, scratch)?)?;
         Some(ino).filter(|ino| ino.birth_node() != here)
@@ -281,11 +281,11 @@ impl ShardThread<'_> {
     /// Takes back the last replies of processes of other nodes, who may not have got them.
     fn restore_remote(&mut self, noted: &HashSet<u64>) -> Result<()> {
         let Some(network) = &self.network else { return Ok(()) };
-        let (here, orders) = (network.node, network.orders.clone());
+        let (here, commands) = (network.node, network.commands.clone());
         let mut theirs: Vec<u64> = noted.iter().copied().filter(|id| node_of_session(*id) != here).collect();
         theirs.sort_unstable();
         for id in theirs {
-            let mut session = Session::new(id, Door::Remote(RemoteSlots::new(orders.clone())));
+            let mut session = Session::new(id, Door::Remote(RemoteSlots::new(commands.clone())));
             session.noted = true;
             for slot in 0..RING_SLOTS {
                 let batch = self.batch()?;

@@ -13,7 +13,7 @@ use forebay_ring::{ServedRing, SlotRequest};
 use forebay_types::{Code, Request};
 
 use super::coordination::failure;
-use super::network::{Order, Orders};
+use super::network::{Command, Commands};
 
 /// Questions with one stamp whose refusals are remembered: more than a process's daemon asks for one request (`wide.rs`).
 const REFUSALS_KEPT: usize = 8;
@@ -41,14 +41,14 @@ struct Told {
 /// The slots of a process of another node.
 #[derive(Debug)]
 pub(super) struct RemoteSlots {
-    orders: Orders,
+    commands: Commands,
     waiting: RefCell<BTreeMap<usize, Waiting>>,
     told: RefCell<BTreeMap<usize, Told>>,
 }
 
 impl RemoteSlots {
-    pub(super) fn new(orders: Orders) -> RemoteSlots {
-        RemoteSlots { orders, waiting: RefCell::default(), told: RefCell::default() }
+    pub(super) fn new(commands: Commands) -> RemoteSlots {
+        RemoteSlots { commands, waiting: RefCell::default(), told: RefCell::default() }
     }
 
     /// A request came, perhaps again.
@@ -59,7 +59,7 @@ impl RemoteSlots {
                 return self.overtaken(ticket);
             }
             if let Some((_, reply)) = told.refused.iter().find(|(asked, _)| *asked == message) {
-                return self.orders.give(Order::Answer { ticket, reply: reply.clone() });
+                return self.commands.give(Command::Answer { ticket, reply: reply.clone() });
             }
         }
         match waiting.get_mut(&slot) {
@@ -81,7 +81,7 @@ impl RemoteSlots {
 
     /// A request came whose process has asked something else since.
     fn overtaken(&self, ticket: Ticket) {
-        self.orders.give(Order::Answer { ticket, reply: failure(Code::Stale) });
+        self.commands.give(Command::Answer { ticket, reply: failure(Code::Stale) });
     }
 
     /// True when this very request came and is not answered.
@@ -125,7 +125,7 @@ impl RemoteSlots {
             }
             _ => {
                 self.remember(slot, w.seq, w.message, reply, kept);
-                self.orders.give(Order::Answer { ticket: w.ticket, reply: reply.to_vec() });
+                self.commands.give(Command::Answer { ticket: w.ticket, reply: reply.to_vec() });
             }
         }
     }
@@ -221,10 +221,10 @@ mod tests {
         Ticket { node: NodeId(2), incarnation, request: incarnation, stamp }
     }
 
-    fn slots() -> (RemoteSlots, Receiver<Order>) {
-        let (sender, orders) = channel();
+    fn slots() -> (RemoteSlots, Receiver<Command>) {
+        let (sender, commands) = channel();
         let endpoint = Network::new(1, Faults::NONE).endpoint(1);
-        (RemoteSlots::new(Orders::new(sender, endpoint.waker().clone())), orders)
+        (RemoteSlots::new(Commands::new(sender, endpoint.waker().clone())), commands)
     }
 
     fn taken(slots: &RemoteSlots) -> Option<Vec<u8>> {
@@ -234,29 +234,29 @@ mod tests {
     }
 
     /// Whom the only answer goes to, and what it is.
-    fn told(orders: &Receiver<Order>) -> (u64, Vec<u8>) {
-        let all: Vec<Order> = orders.try_iter().collect();
+    fn told(commands: &Receiver<Command>) -> (u64, Vec<u8>) {
+        let all: Vec<Command> = commands.try_iter().collect();
         match &all[..] {
-            [Order::Answer { ticket, reply }] => (ticket.incarnation, reply.clone()),
+            [Command::Answer { ticket, reply }] => (ticket.incarnation, reply.clone()),
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
     fn retry_has_the_answer_of_what_is_under_way() {
-        let (slots, orders) = slots();
+        let (slots, commands) = slots();
         slots.put(3, ticket(1, 5), b"list".to_vec());
         assert_eq!(taken(&slots).unwrap(), b"list");
         slots.put(3, ticket(2, 5), b"list".to_vec());
         assert_eq!((taken(&slots), slots.bits()), (None, 0));
         slots.answer(3, b"names", 4);
-        assert_eq!(told(&orders), (2, b"names".to_vec()));
+        assert_eq!(told(&commands), (2, b"names".to_vec()));
         assert!(!slots.is_waiting(3, 5));
     }
 
     #[test]
     fn another_question_with_the_same_stamp_is_served_by_itself() {
-        let (slots, orders) = slots();
+        let (slots, commands) = slots();
         slots.put(3, ticket(1, 5), b"list part".to_vec());
         slots.put(3, ticket(2, 5), b"list".to_vec());
         assert_eq!(taken(&slots).unwrap(), b"list", "nobody had taken the other");
@@ -264,10 +264,10 @@ mod tests {
         slots.put(3, ticket(3, 5), b"list part".to_vec());
         assert_eq!(slots.bits(), 0, "not before what is under way has ended");
         slots.answer(3, b"of the whole", 4);
-        assert_eq!((orders.try_iter().count(), slots.bits()), (0, 1 << 3), "that is no answer to it");
+        assert_eq!((commands.try_iter().count(), slots.bits()), (0, 1 << 3), "that is no answer to it");
         assert_eq!(taken(&slots).unwrap(), b"list part");
         slots.answer(3, b"of the part", 4);
-        assert_eq!(told(&orders), (3, b"of the part".to_vec()));
+        assert_eq!(told(&commands), (3, b"of the part".to_vec()));
     }
 
     #[test]
@@ -283,45 +283,45 @@ mod tests {
             let (_, request) = slots.take(3, &mut room)?;
             Some(room[..request.unwrap().len].to_vec())
         };
-        let (slots, orders) = slots();
+        let (slots, commands) = slots();
         let link = encoded(Request::Link { ino: Ino(7), parent: Ino(8), name: b"n" });
         let look = encoded(Request::Lookup { parent: Ino(8), name: b"n" });
         slots.put(3, ticket(1, 5), link.clone());
         assert_eq!(all(&slots).unwrap(), link);
         slots.answer(3, &failure(Code::Exists), 4);
-        assert_eq!(told(&orders), (1, failure(Code::Exists)));
+        assert_eq!(told(&commands), (1, failure(Code::Exists)));
         // It was on its way a second time.
         slots.put(3, ticket(1, 5), link.clone());
-        assert_eq!((told(&orders), slots.bits()), ((1, failure(Code::Exists)), 0));
+        assert_eq!((told(&commands), slots.bits()), ((1, failure(Code::Exists)), 0));
         // Another question with its stamp is served, and neither is made when both come again.
         let other = encoded(Request::Link { ino: Ino(7), parent: Ino(9), name: b"n" });
         slots.put(3, ticket(1, 5), other.clone());
         assert_eq!(all(&slots).unwrap(), other);
         slots.answer(3, &failure(Code::NotFound), 4);
-        assert_eq!(told(&orders), (1, failure(Code::NotFound)));
+        assert_eq!(told(&commands), (1, failure(Code::NotFound)));
         for (asked, code) in [(&link, Code::Exists), (&other, Code::NotFound)] {
             slots.put(3, ticket(2, 5), asked.clone());
-            assert_eq!((told(&orders), slots.bits()), ((2, failure(code)), 0));
+            assert_eq!((told(&commands), slots.bits()), ((2, failure(code)), 0));
         }
         // What only looks is looked up again, and does away with what came before.
         for _ in 0..2 {
             slots.put(3, ticket(2, 6), look.clone());
             assert_eq!(all(&slots).unwrap(), look);
             slots.answer(3, &failure(Code::NotFound), 4);
-            assert_eq!(told(&orders), (2, failure(Code::NotFound)));
+            assert_eq!(told(&commands), (2, failure(Code::NotFound)));
         }
         slots.put(3, ticket(2, 5), link);
-        assert_eq!((told(&orders), slots.bits()), ((2, failure(Code::Stale)), 0));
+        assert_eq!((told(&commands), slots.bits()), ((2, failure(Code::Stale)), 0));
     }
 
     #[test]
     fn change_that_was_made_answers_whatever_led_to_it() {
-        let (slots, orders) = slots();
+        let (slots, commands) = slots();
         slots.put(3, ticket(1, 5), b"create in part".to_vec());
         assert!(taken(&slots).is_some());
         slots.put(3, ticket(2, 5), b"create".to_vec());
         slots.answer(3, b"created", 5);
-        assert_eq!(told(&orders), (2, b"created".to_vec()));
+        assert_eq!(told(&commands), (2, b"created".to_vec()));
         assert!(!slots.is_waiting(3, 5), "it is not made twice");
     }
 }

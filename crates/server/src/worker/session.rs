@@ -22,7 +22,7 @@ pub(super) struct Session {
 #[derive(Debug, Default)]
 pub(super) struct Slot {
     /// The file that the last request made, whose backing file the client may be about to make.
-    pub(super) birth: Option<Ino>,
+    pub(super) pending_create: Option<Ino>,
     /// Inodes that the last request left without links, whose backing files the client is unlinking.
     pub(super) orphans: Vec<(Ino, Layout)>,
     /// Files that the last request gave another layout, with the layout before: the client is unlinking its backing files.
@@ -124,7 +124,7 @@ pub(super) fn decode_kept(bytes: &[u8]) -> (Option<Ino>, &[u8]) {
 impl Slot {
     /// What a kept reply says is still owed.
     pub(super) fn restore(&mut self, reply: &[u8]) {
-        self.birth = created(reply).map(|(ino, _)| ino);
+        self.pending_create = created(reply).map(|(ino, _)| ino);
         match Reply::decode(reply) {
             Ok(Reply::Removed { ino, last: true, kind, layout }) if kind != Kind::Directory => {
                 self.orphans.push((ino, layout));

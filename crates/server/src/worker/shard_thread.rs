@@ -13,11 +13,11 @@ use forebay_types::{Code, Ino, Layout, NodeId, Result, Timestamp};
 use serde_json::Value;
 
 use super::batch::Answers;
-use super::coordination::Steps;
+use super::coordination::CrossNode;
 use super::journal::{Journal, MARK_SESSION};
 use super::leases::{Leases, Wait};
 pub(super) use super::message::Message;
-use super::network::{Network, Order};
+use super::network::{Command, Network};
 use super::notifier::{MountedKernel, Note};
 use super::recorder::FlightRecorder;
 use super::session::Session;
@@ -85,7 +85,7 @@ pub(super) struct ShardThread<'a> {
     /// The way to the other nodes, if there are any.
     pub(super) network: Option<Network>,
     /// Changes over several of them.
-    pub(super) steps: Option<Steps>,
+    pub(super) cross_node: Option<CrossNode>,
     /// What nodes may believe of each other's directories, if there are others.
     pub(super) leases: Option<Leases>,
     /// The wide directories that it knows.
@@ -99,12 +99,12 @@ pub(super) struct ShardThread<'a> {
     /// What the kernel is to be told before a request of the batch is acknowledged, by the request's index.
     pub(super) notes: Vec<(usize, Vec<Note>)>,
     /// Files that were made by a request whose client may still be making the backing file.
-    pub(super) births: Vec<Ino>,
+    pub(super) pending_creates: Vec<Ino>,
     /// Inodes of other nodes whose backing files were to go while clients of here had no answer of some node: what one of them is
     /// told that it has made may be among them.
-    pub(super) unborn: VecDeque<Ino>,
-    /// Files unlinked while in `births`: to be swept when their client has moved on.
-    pub(super) stillborn: Vec<(Ino, Layout)>,
+    pub(super) removed_elsewhere: VecDeque<Ino>,
+    /// Files unlinked while in `pending_creates`: to be swept when their client has moved on.
+    pub(super) unlinked_while_pending: Vec<(Ino, Layout)>,
     /// Orphans whose backing files no client unlinks: to be swept together, and after how many batches at the latest.
     unswept: Vec<(Ino, Layout)>,
     unswept_batches: u32,
@@ -137,10 +137,10 @@ impl<'a> ShardThread<'a> {
         new: bool,
     ) -> Result<ShardThread<'a>> {
         if let Some(network) = &mut network {
-            network.orders = network.orders.without_waking();
+            network.commands = network.commands.without_waking();
         }
         let steps = match &network {
-            Some(network) => Some(Steps::new(network.node)?),
+            Some(network) => Some(CrossNode::new(network.node)?),
             None => None,
         };
         let leases = network.as_ref().filter(|n| n.nodes > 1).map(|_| Leases::new(new));
@@ -165,7 +165,7 @@ impl<'a> ShardThread<'a> {
             sessions: Vec::new(),
             remote_sessions: 0,
             network,
-            steps,
+            cross_node: steps,
             leases,
             wide: Wide::default(),
             waits: Vec::new(),
@@ -173,9 +173,9 @@ impl<'a> ShardThread<'a> {
             effects: Effects::new(),
             answers: Answers::new(),
             notes: Vec::new(),
-            births: Vec::new(),
-            unborn: VecDeque::new(),
-            stillborn: Vec::new(),
+            pending_creates: Vec::new(),
+            removed_elsewhere: VecDeque::new(),
+            unlinked_while_pending: Vec::new(),
             unswept: Vec::new(),
             unswept_batches: 0,
             done_orphans: Vec::new(),
@@ -288,10 +288,10 @@ impl<'a> ShardThread<'a> {
         }
         self.acknowledge_told();
         self.acknowledge_late();
-        if self.steps.is_some() {
+        if self.cross_node.is_some() {
             self.drive_steps()?;
         }
-        self.acknowledge_recalled();
+        self.acknowledge_revoked();
         self.take_requests();
         if self.answers.is_empty() {
             return Ok(Round::Idle);
@@ -319,18 +319,18 @@ impl<'a> ShardThread<'a> {
     }
 
     /// Milliseconds until something is to be done though nobody asks, when nobody has for so many rounds.
-    pub(super) fn patience_ms(&self, idle_rounds: u32) -> u64 {
+    pub(super) fn next_timeout_ms(&self, idle_rounds: u32) -> u64 {
         // After a moment the poll by timer, there for scribbled doorbells, slows down.
         let timeout = match idle_rounds {
             0 | 1 => IDLE_COMMIT_MS,
             2..20 => DOORBELL_POLL_MS,
             _ => 10 * DOORBELL_POLL_MS,
         };
-        let held = self.mount.as_ref().and_then(MountedKernel::patience);
+        let held = self.mount.as_ref().and_then(MountedKernel::next_timeout);
         let timeout = held.map_or(timeout, |left| timeout.min(left.as_millis() as u64 + 1));
-        let steps = self.steps.as_ref().map(|steps| steps.patience().as_millis().min(1000) as u64);
+        let steps = self.cross_node.as_ref().map(|steps| steps.next_timeout().as_millis().min(1000) as u64);
         let timeout = steps.map_or(timeout, |left| timeout.min(left + 1));
-        let leased = self.leases.as_ref().and_then(Leases::patience_ms);
+        let leased = self.leases.as_ref().and_then(Leases::next_timeout_ms);
         leased.map_or(timeout, |left| timeout.min(left))
     }
 
@@ -339,7 +339,9 @@ impl<'a> ShardThread<'a> {
         self.answers.clear();
         let most = if self.recorder.has_suspects() { 1 } else { BATCH_MAX };
         while self.answers.len() < most && self.answers.has_room() {
-            let Some((client, message)) = self.steps.as_mut().and_then(Steps::next_anew) else { break };
+            let Some((client, message)) = self.cross_node.as_mut().and_then(CrossNode::next_anew) else {
+                break;
+            };
             // One that its client has given up meanwhile is not done any more.
             let asks = |s: &Session| s.id == client.session && s.is_waiting(client.slot, client.seq);
             if let Some(i) = self.sessions.iter().position(asks) {
@@ -470,7 +472,7 @@ impl<'a> ShardThread<'a> {
             Message::RemoveBackings { ticket, message } => self.remove_backings(ticket, message)?,
             Message::LeaseAsked { ticket, message } => self.lease_asked(ticket, &message),
             Message::LeaseRenewed(node, lease) => self.lease_renewed(node, lease),
-            Message::Recalled(number, answered) => self.recalled(number, answered),
+            Message::Revoked(number, answered) => self.revoked(number, answered),
             Message::ReviewSessions(node) => self.review_sessions(node),
             Message::AreThere { ticket, sessions } => self.are_there(ticket, sessions),
             Message::EndedElsewhere(node, session) => self.ended_elsewhere(node, session)?,
@@ -522,7 +524,7 @@ impl<'a> ShardThread<'a> {
         self.count_clients();
         if let (Some(network), true) = (&self.network, session.is_here()) {
             let nodes = std::mem::take(&mut session.asked_nodes);
-            network.orders.give(Order::EndSession(id, nodes));
+            network.commands.give(Command::EndSession(id, nodes));
         }
         self.recorder.forget_session(id);
         let (mut left, mut replaced) = (Vec::new(), Vec::new());
@@ -530,8 +532,8 @@ impl<'a> ShardThread<'a> {
         for slot in session.slots.iter_mut() {
             left.append(&mut slot.orphans);
             replaced.append(&mut slot.relaid);
-            if let Some(ino) = slot.birth.take() {
-                if let Some(orphan) = self.grown_up(ino) {
+            if let Some(ino) = slot.pending_create.take() {
+                if let Some(orphan) = self.create_settled(ino) {
                     left.push(orphan);
                 }
             }
@@ -549,12 +551,12 @@ impl<'a> ShardThread<'a> {
     }
 
     /// The client that made `ino` has moved on: if the file was unlinked meanwhile, what is to be swept.
-    pub(super) fn grown_up(&mut self, ino: Ino) -> Option<(Ino, Layout)> {
-        if let Some(i) = self.births.iter().position(|&b| b == ino) {
-            self.births.swap_remove(i);
+    pub(super) fn create_settled(&mut self, ino: Ino) -> Option<(Ino, Layout)> {
+        if let Some(i) = self.pending_creates.iter().position(|&b| b == ino) {
+            self.pending_creates.swap_remove(i);
         }
-        let i = self.stillborn.iter().position(|(s, _)| *s == ino)?;
-        Some(self.stillborn.swap_remove(i))
+        let i = self.unlinked_while_pending.iter().position(|(s, _)| *s == ino)?;
+        Some(self.unlinked_while_pending.swap_remove(i))
     }
 
     fn status(&self) -> Value {

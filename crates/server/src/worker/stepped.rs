@@ -1,6 +1,6 @@
 //! A worker without threads, for simulations and fuzzing: who has it calls what its threads would do, a round at a time.
 //!
-//! It is the worker's own code throughout: shard thread, network thread, crew and sweeper with their state, their channels
+//! It is the worker's own code throughout: shard thread, network thread, I/O workers and sweeper with their state, their channels
 //! and their journal, over an endpoint that the caller gives. What is not here is what makes a process of it: supervisor,
 //! attendant, notifiers, threads. The caller keeps what a supervisor keeps (target, flight recorder, doorbell, rings), so
 //! that dropping a [`Node`] is what SIGKILL is to a worker: the open transaction and all memory are gone, and journal, shard
@@ -28,12 +28,12 @@ use serde_json::Value;
 use crate::notifier::Starter;
 use crate::store::{self, receive, FdStore, Kept, Message as StoreMessage};
 
-use super::coordination::Steps;
+use super::coordination::CrossNode;
 use super::journal::Journal;
 use super::known_parts::KnownParts;
 use super::network::{
-    give_buffer, queue, Appended, Giver, Groups, Hand, Job, KeptOpen, Member, Network, NetworkThread, Orders,
-    RemoteLocks, Round as NetworkRound, Taker, APPENDS_TAG, LOCK_TAG, TURN_TAG,
+    give_buffer, queue, Appended, Commands, Groups, IoWorker, Job, KeptOpen, Member, Network, NetworkThread,
+    RemoteLocks, Round as NetworkRound, Taker, TargetNode, APPENDS_TAG, LOCK_TAG, TURN_TAG,
 };
 use super::recorder::FlightRecorder;
 use super::remote::Door;
@@ -157,7 +157,7 @@ pub struct Setup<'a> {
     pub kernel: Option<OwnedFd>,
 }
 
-/// Jobs that are looked at by the crew at the same time: one for each of its threads.
+/// Jobs that are looked at by the I/O workers at the same time: one for each of its threads.
 const CREW: usize = 4;
 
 /// A node, between two rounds. See the module.
@@ -167,9 +167,9 @@ pub struct Node {
     /// From [`Box::into_raw`].
     shard: *mut Shard,
     to_shard: Sender<Message>,
-    to_network: Orders,
+    to_network: Commands,
     network: NetworkThread,
-    hand: Hand,
+    io_worker: IoWorker,
     jobs: Taker,
     at_hand: VecDeque<Job>,
     sweeper: Sweeper,
@@ -242,11 +242,11 @@ impl Node {
         }
         let nodes = members.len();
         let all: Vec<NodeId> = members.iter().map(|member| member.node).collect();
-        let givers: Vec<Giver> =
-            all.iter().map(|node| Giver { node: *node, targets: has_target(node).into() }).collect();
+        let target_nodes: Vec<TargetNode> =
+            all.iter().map(|node| TargetNode { node: *node, targets: has_target(node).into() }).collect();
         let takes_files = has_target(&setup.node);
-        let (sender, orders) = mpsc::channel();
-        let to_network = Orders::new(sender, calls.endpoint().waker().clone());
+        let (sender, commands) = mpsc::channel();
+        let to_network = Commands::new(sender, calls.endpoint().waker().clone());
         let (to_crew, jobs) = queue();
         let mut known_parts = KnownParts::default();
         let kept = Arc::new(match setup.keeper {
@@ -266,10 +266,10 @@ impl Node {
             }
             None => KeptOpen::default(),
         });
-        let hand = Hand::new(Arc::clone(&targets), Arc::clone(&kept), to_network.clone());
+        let io_worker = IoWorker::new(Arc::clone(&targets), Arc::clone(&kept), to_network.clone());
         let mut network =
-            NetworkThread::new(calls, setup.node, members, orders, to_shard.clone(), (to_crew, kept))
-                .with_targets(givers.clone());
+            NetworkThread::new(calls, setup.node, members, commands, to_shard.clone(), (to_crew, kept))
+                .with_targets(target_nodes.clone());
         if setup.planted == Some(Planted::TrustedPlaces) {
             network.trust_places();
         }
@@ -299,15 +299,15 @@ impl Node {
                 node: setup.node,
                 nodes,
                 others: setup.others.iter().map(|(node, _)| *node).collect(),
-                givers,
-                orders: to_network.clone(),
+                target_nodes,
+                commands: to_network.clone(),
                 thread: None,
             }),
             new,
         )?;
         shard_thread.wide = Wide::with(known_parts);
         shard_thread.clock = setup.clock;
-        shard_thread.steps = Some(Steps::by_clock(setup.node, setup.epoch, setup.clock));
+        shard_thread.cross_node = Some(CrossNode::by_clock(setup.node, setup.epoch, setup.clock));
         if let Some(kernel) = setup.kernel {
             let doorbell = setup.doorbell.try_clone_to_owned().map_err(failed("cannot keep the doorbell"))?;
             shard_thread.notifiers = Some(Arc::new(Starter::new(doorbell, None)));
@@ -330,7 +330,7 @@ impl Node {
             to_shard,
             to_network,
             network,
-            hand,
+            io_worker,
             jobs,
             at_hand: VecDeque::new(),
             sweeper,
@@ -396,7 +396,7 @@ impl Node {
         self.network.round() == NetworkRound::Busy
     }
 
-    /// Serves one of the requests for backing files that the crew has at hand, as `choose` picks among so many; false when
+    /// Serves one of the requests for backing files that the I/O workers have at hand, as `choose` picks among so many; false when
     /// there is none.
     pub fn serve_data(&mut self, choose: impl FnOnce(usize) -> usize) -> bool {
         while self.at_hand.len() < CREW {
@@ -407,7 +407,7 @@ impl Node {
             return false;
         }
         match self.at_hand.remove(choose(self.at_hand.len())) {
-            Some(job) => self.hand.serve(job),
+            Some(job) => self.io_worker.serve(job),
             None => return false,
         }
         true
@@ -491,7 +491,7 @@ impl Node {
 /// Gives processes of a node buffers by which their data pass to and from other nodes.
 #[derive(Clone, Debug)]
 pub struct Buffers {
-    to_network: Orders,
+    to_network: Commands,
 }
 
 impl Buffers {

@@ -8,9 +8,9 @@ use forebay_data::NodeTargets;
 use forebay_ring::Doorbell;
 use forebay_types::{Error, Ino, Layout, NodeId, Result};
 
-use super::network::{Order, Orders};
+use super::device_nodes;
+use super::network::{Command, Commands};
 use super::shard_thread::Message;
-use super::special;
 
 /// What is to be swept.
 #[derive(Debug)]
@@ -33,7 +33,7 @@ pub(super) fn start(
     targets: Arc<NodeTargets>,
     to_shard: Sender<Message>,
     doorbell: Arc<Doorbell>,
-    network: Option<(NodeId, Orders)>,
+    network: Option<(NodeId, Commands)>,
 ) -> Result<Sender<Sweep>> {
     let (sender, sweeps) = mpsc::channel::<Sweep>();
     let sweeper = Sweeper { targets, to_shard, doorbell, network };
@@ -56,7 +56,7 @@ pub(super) struct Sweeper {
     pub(super) targets: Arc<NodeTargets>,
     pub(super) to_shard: Sender<Message>,
     pub(super) doorbell: Arc<Doorbell>,
-    pub(super) network: Option<(NodeId, Orders)>,
+    pub(super) network: Option<(NodeId, Commands)>,
 }
 
 impl Sweeper {
@@ -79,7 +79,7 @@ impl Sweeper {
             let removed = self
                 .targets
                 .remove_all(ino, &layout)
-                .and_then(|()| self.targets.iter().try_for_each(|target| special::remove(target, ino)));
+                .and_then(|()| self.targets.iter().try_for_each(|target| device_nodes::remove(target, ino)));
             match removed {
                 Ok(()) => match &self.network {
                     Some((here, _)) if reaches_beyond(&layout, *here) => elsewhere.push((ino, layout)),
@@ -89,8 +89,8 @@ impl Sweeper {
                 Err(code) => tracing::warn!("cannot unlink the backing files of inode {ino}: {code}"),
             }
         }
-        if let (Some((_, orders)), false) = (&self.network, elsewhere.is_empty()) {
-            orders.give(Order::Remove(elsewhere));
+        if let (Some((_, commands)), false) = (&self.network, elsewhere.is_empty()) {
+            commands.give(Command::Remove(elsewhere));
         }
         if swept.is_empty() {
             return true;

@@ -126,7 +126,7 @@ enum Ahead {
 
 /// What comes of a reply that is not yet the client's.
 #[derive(Debug)]
-pub(super) enum Onward {
+pub(super) enum Redirect {
     /// This is to be asked next, for the same request.
     Ask(Vec<u8>),
     /// This is the client's reply.
@@ -160,50 +160,50 @@ impl Listing {
     }
 
     /// The part whose turn it is has answered.
-    fn hear(&mut self, reply: &[u8]) -> Onward {
-        let mut onward = self.hear_one(reply);
-        while matches!(onward, Onward::Wait) {
+    fn hear(&mut self, reply: &[u8]) -> Redirect {
+        let mut redirect = self.hear_one(reply);
+        while matches!(redirect, Redirect::Wait) {
             match std::mem::take(&mut self.ahead[self.index]) {
-                Ahead::NotAsked => return Onward::Ask(self.question(self.index)),
-                Ahead::Told(reply) => onward = self.hear_one(&reply),
+                Ahead::NotAsked => return Redirect::Ask(self.question(self.index)),
+                Ahead::Told(reply) => redirect = self.hear_one(&reply),
                 Ahead::Asked => {
                     self.ahead[self.index] = Ahead::Asked;
-                    return Onward::Wait;
+                    return Redirect::Wait;
                 }
             }
         }
-        onward
+        redirect
     }
 
     /// Takes one part's entries: the whole reply, or it is the next one's turn.
-    fn hear_one(&mut self, reply: &[u8]) -> Onward {
+    fn hear_one(&mut self, reply: &[u8]) -> Redirect {
         let entries = match Reply::decode(reply) {
             Ok(Reply::Entries(entries)) => entries,
             // What the parts before it have is told first, and the failure when they ask on.
-            _ if !self.collected.is_empty() => return Onward::Reply(encoded(&self.collected, false)),
-            _ => return Onward::Reply(reply.to_vec()),
+            _ if !self.collected.is_empty() => return Redirect::Reply(encoded(&self.collected, false)),
+            _ => return Redirect::Reply(reply.to_vec()),
         };
         if REPLY_HEADER_BYTES + self.collected.len() + entries.bytes.len() > READDIR_REPLY_BYTES {
-            return Onward::Reply(encoded(&self.collected, false));
+            return Redirect::Reply(encoded(&self.collected, false));
         }
         let begin = self.collected.len();
         self.collected.extend_from_slice(entries.bytes);
         let last = self.index + 1 == self.parts.as_slice().len();
         if last || !entries.end {
-            return Onward::Reply(encoded(&self.collected, entries.end));
+            return Redirect::Reply(encoded(&self.collected, entries.end));
         }
         // It was told whole, and is not asked again should the next ones' entries come with another request: so its are of one moment.
         let told = &mut self.collected[begin..];
         if let Err(code) = go_on_behind(told, self.parts.last_cookie(self.index)) {
-            return Onward::Reply(failure(code));
+            return Redirect::Reply(failure(code));
         }
         self.index += 1;
         self.told_bytes = entries.bytes.len();
-        Onward::Wait
+        Redirect::Wait
     }
 
     /// A part that was asked ahead has answered; none: it is not its turn yet.
-    fn hear_ahead(&mut self, index: usize, reply: Vec<u8>) -> Option<Onward> {
+    fn hear_ahead(&mut self, index: usize, reply: Vec<u8>) -> Option<Redirect> {
         let slot = self.ahead.get_mut(index)?;
         if index == self.index {
             *slot = Ahead::NotAsked;
@@ -298,12 +298,12 @@ impl ShardThread<'_> {
     }
 
     /// What comes of a reply to a request of a process of here, which was `message`; none: the reply is the client's.
-    pub(super) fn onward(
+    pub(super) fn redirect(
         &mut self,
         (session, slot, seq): (usize, usize, u64),
         message: Option<(usize, usize)>,
         reply: &[u8],
-    ) -> Option<Onward> {
+    ) -> Option<Redirect> {
         if !self.sessions[session].is_here() {
             return None;
         }
@@ -315,7 +315,7 @@ impl ShardThread<'_> {
                 None => state.sent.clone(),
             };
             if self.wide.learn_of_the_last(here, &asked) && may_ask_anew(&mut state.asked_anew, seq) {
-                return Some(Onward::Ask(asked));
+                return Some(Redirect::Ask(asked));
             }
         }
         let refusal = Parts::of_refusal(reply);
@@ -331,7 +331,7 @@ impl ShardThread<'_> {
                 Some(parts) => self.wide.learn_by(here, &asked, parts),
                 None => Err("and asked one for a name that it has not"),
             };
-            let Err(why) = learnt else { return Some(Onward::Ask(asked)) };
+            let Err(why) = learnt else { return Some(Redirect::Ask(asked)) };
             self.wide.forget_parts_in(here, &asked);
             let of = refusal.map_or(Ino(0), |parts| parts.of);
             tracing::warn!("a node told of parts of a wide directory ({of}), {why}: the request is refused");
@@ -339,27 +339,28 @@ impl ShardThread<'_> {
             let n = Reply::encode(&Err(Code::Io), &mut failure).unwrap_or(0);
             failure.truncate(n);
             state.listing = None;
-            return Some(Onward::Reply(failure));
+            return Some(Redirect::Reply(failure));
         }
         let listing = state.listing.as_mut()?;
         if listing.seq != seq {
             state.listing = None;
             return None;
         }
-        let onward = listing.hear(reply);
-        self.list_on(session, slot, &onward);
-        Some(onward)
+        let redirect = listing.hear(reply);
+        self.list_on(session, slot, &redirect);
+        Some(redirect)
     }
 
     /// A listing goes on, or is over: parts are asked ahead, if there is room for that among what this daemon asks others.
-    fn list_on(&mut self, session: usize, slot: usize, onward: &Onward) {
+    fn list_on(&mut self, session: usize, slot: usize, redirect: &Redirect) {
         let id = self.sessions[session].id;
         let state = &mut self.sessions[session].slots[slot].listing;
-        let (Some(listing), Some(network), Some(steps)) = (state.as_mut(), &self.network, &mut self.steps)
+        let (Some(listing), Some(network), Some(steps)) =
+            (state.as_mut(), &self.network, &mut self.cross_node)
         else {
             return;
         };
-        if matches!(onward, Onward::Reply(_)) {
+        if matches!(redirect, Redirect::Reply(_)) {
             *state = None;
             return;
         }
@@ -381,19 +382,19 @@ impl ShardThread<'_> {
         let Some(session) = self.sessions.iter().position(|s| s.id == client.session) else { return };
         let listing = &mut self.sessions[session].slots[client.slot].listing;
         let Some(listing) = listing.as_mut().filter(|listing| listing.seq == client.seq) else { return };
-        let Some(onward) = listing.hear_ahead(index, reply.unwrap_or_else(failure)) else { return };
-        self.list_on(session, client.slot, &onward);
-        match onward {
-            Onward::Ask(message) => self.serve_anew(session, client.slot, client.seq, message),
-            Onward::Reply(reply) => self.answer_client(client, &reply),
-            Onward::Wait => {}
+        let Some(redirect) = listing.hear_ahead(index, reply.unwrap_or_else(failure)) else { return };
+        self.list_on(session, client.slot, &redirect);
+        match redirect {
+            Redirect::Ask(message) => self.serve_anew(session, client.slot, client.seq, message),
+            Redirect::Reply(reply) => self.answer_client(client, &reply),
+            Redirect::Wait => {}
         }
     }
 
     /// Has a request served with another message.
     pub(super) fn serve_anew(&mut self, session: usize, slot: usize, seq: u64, message: Vec<u8>) {
         let client = Client { session: self.sessions[session].id, slot, seq };
-        if let Some(steps) = &mut self.steps {
+        if let Some(steps) = &mut self.cross_node {
             steps.serve_anew(client, message);
         }
     }
@@ -434,8 +435,8 @@ mod tests {
         encoded(&room[..n], end)
     }
 
-    fn cookies(onward: Onward) -> (Vec<u64>, bool) {
-        let Onward::Reply(reply) = onward else { panic!("{onward:?}") };
+    fn cookies(redirect: Redirect) -> (Vec<u64>, bool) {
+        let Redirect::Reply(reply) = redirect else { panic!("{redirect:?}") };
         let Ok(Reply::Entries(entries)) = Reply::decode(&reply) else { panic!("{reply:?}") };
         (entries.iter().map(|entry| entry.unwrap().cookie).collect(), entries.end)
     }
@@ -444,7 +445,7 @@ mod tests {
     fn listing_goes_from_part_to_part_until_the_last() {
         let mut l = listing();
         for node in [2, 3] {
-            let Onward::Ask(message) = l.hear(&entries(&[u64::from(node)], 3, true)) else { panic!() };
+            let Redirect::Ask(message) = l.hear(&entries(&[u64::from(node)], 3, true)) else { panic!() };
             let asked = Request::decode(&message).unwrap().1;
             let ino = Ino::part(NodeId(node), 5);
             assert_eq!(asked, Request::ReadDirectory { ino, cookie: 0, attributes: false });
@@ -459,12 +460,12 @@ mod tests {
         let inos = [1, 2, 3, 4, 5].map(|node| Ino::part(NodeId(node), 5));
         l.parts = Parts::new(Ino::new(NodeId(1), 4), &inos).unwrap();
         assert!(l.ask_ahead(NodeId(4)).is_empty(), "before the first has told");
-        assert!(matches!(l.hear(&entries(&[1], 3, true)), Onward::Ask(_)));
+        assert!(matches!(l.hear(&entries(&[1], 3, true)), Redirect::Ask(_)));
         assert_eq!(l.ask_ahead(NodeId(4)), [2, 4], "this node's own is asked in its turn");
         assert!(l.ask_ahead(NodeId(4)).is_empty(), "once");
         assert!(l.hear_ahead(4, entries(&[5], 3, true)).is_none());
-        assert!(matches!(l.hear(&entries(&[2], 3, true)), Onward::Wait));
-        let Some(Onward::Ask(message)) = l.hear_ahead(2, entries(&[3], 3, true)) else { panic!() };
+        assert!(matches!(l.hear(&entries(&[2], 3, true)), Redirect::Wait));
+        let Some(Redirect::Ask(message)) = l.hear_ahead(2, entries(&[3], 3, true)) else { panic!() };
         let asked = Request::decode(&message).unwrap().1;
         assert_eq!(asked, Request::ReadDirectory { ino: inos[3], cookie: 0, attributes: false });
         let mut all: Vec<u64> = (0..5).map(|index| l.parts.last_cookie(index)).collect();
@@ -473,12 +474,12 @@ mod tests {
         // Of large parts no more than the reply has room for.
         let mut l = listing();
         let many: Vec<u64> = (1..=READDIR_REPLY_BYTES as u64 / 2 / 120).collect();
-        assert!(matches!(l.hear(&entries(&many, 100, true)), Onward::Ask(_)));
+        assert!(matches!(l.hear(&entries(&many, 100, true)), Redirect::Ask(_)));
         let room = READDIR_REPLY_BYTES - l.collected.len();
         assert_eq!(l.ask_ahead(NodeId(1)), if room / l.told_bytes > 0 { vec![2] } else { vec![] });
         // One that fails does so in its turn.
         let mut l = listing();
-        assert!(matches!(l.hear(&entries(&[1], 3, true)), Onward::Ask(_)));
+        assert!(matches!(l.hear(&entries(&[1], 3, true)), Redirect::Ask(_)));
         assert_eq!(l.ask_ahead(NodeId(1)), [2]);
         assert!(l.hear_ahead(2, failure(Code::Io)).is_none());
         let ends: Vec<u64> = (0..2).map(|index| l.parts.last_cookie(index)).collect();
@@ -491,7 +492,7 @@ mod tests {
         assert_eq!(cookies(l.hear(&entries(&[1, 2], 3, false))), (vec![1, 2], false));
         let mut l = listing();
         let many: Vec<u64> = (1..=READDIR_REPLY_BYTES as u64 / 2 / 120).collect();
-        assert!(matches!(l.hear(&entries(&many, 100, true)), Onward::Ask(_)));
+        assert!(matches!(l.hear(&entries(&many, 100, true)), Redirect::Ask(_)));
         // The second part's do not fit behind the first's: they come with the next request.
         let more: Vec<u64> = (1000..=1000 + many.len() as u64).collect();
         let (told, end) = cookies(l.hear(&entries(&more, 120, true)));
@@ -504,9 +505,9 @@ mod tests {
         let mut failure = [0; 4];
         Reply::encode(&Err(Code::Io), &mut failure).unwrap();
         let mut l = listing();
-        assert!(matches!(l.hear(&entries(&[7], 3, true)), Onward::Ask(_)));
+        assert!(matches!(l.hear(&entries(&[7], 3, true)), Redirect::Ask(_)));
         assert_eq!(cookies(l.hear(&failure)), (vec![l.parts.last_cookie(0)], false));
-        let Onward::Reply(reply) = listing().hear(&failure) else { panic!() };
+        let Redirect::Reply(reply) = listing().hear(&failure) else { panic!() };
         assert_eq!(reply, failure);
     }
 

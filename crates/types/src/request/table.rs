@@ -409,14 +409,14 @@ requests! {
     /// [`LEASE_MS`](crate::limits::LEASE_MS) from when it sent this. In a new term everything that it was told before is invalid.
     RenewLease = 56: peer read anywhere -> "`Count`: the lease's term"
     /// Revokes what the sending node has said that a name leads to.
-    RecallName = 57: peer read anywhere -> "`Done`" {
+    RevokeName = 57: peer read anywhere -> "`Done`" {
         /// Directory of the sending node.
         parent: Ino,
         /// Name in it.
         name: &'a [u8] as Name,
     }
     /// Revokes what the sending node has said that a directory permits.
-    RecallDirectory = 58: peer read anywhere -> "`Done`" {
+    RevokeDirectory = 58: peer read anywhere -> "`Done`" {
         /// Directory of the sending node.
         ino: Ino,
     }

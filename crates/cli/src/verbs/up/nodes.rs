@@ -13,7 +13,7 @@ use forebay_types::{Code, Error, Result};
 use serde_json::{json, Value};
 
 use crate::arguments::Up;
-use crate::everywhere::{self, Errand, Outcome};
+use crate::everywhere::{self, Outcome, RemoteCommand};
 use crate::rendezvous::{self, Rank};
 use crate::{failure, hosts, pool, table};
 
@@ -28,15 +28,15 @@ pub(super) fn of_file(file: Option<&Path>, arguments: &Up) -> Result<ExitCode> {
     // Here first, so that nodes which share a file system do not each make one.
     file.ensure_key()?;
     let path = file.path.to_string_lossy().into_owned();
-    let errands: Vec<Errand> = file
+    let remote_commands: Vec<RemoteCommand> = file
         .nodes
         .iter()
         .map(|node| {
             let words = ["up", "--json", "--pool", &path, "--node", &node.name].map(str::to_owned).to_vec();
-            Errand::new(node, words)
+            RemoteCommand::new(node, words)
         })
         .collect();
-    start(&file, &errands, arguments)
+    start(&file, &remote_commands, arguments)
 }
 
 /// Starts a pool over a list of hosts, each of which is given the pool file and the secret by its shell's standard input.
@@ -55,7 +55,7 @@ pub(super) fn by_hosts(list: &str, path: Option<PathBuf>, arguments: &Up) -> Res
         keep(&bundle, path)?;
     }
     let input = bundle.encode();
-    let errands: Vec<Errand> = file
+    let remote_commands: Vec<RemoteCommand> = file
         .nodes
         .iter()
         .map(|node| {
@@ -66,10 +66,10 @@ pub(super) fn by_hosts(list: &str, path: Option<PathBuf>, arguments: &Up) -> Res
                 words.extend(["--mount".to_owned(), at.to_string_lossy().into_owned()]);
                 words.extend(arguments.allow_other.then(|| "--allow-other".to_owned()));
             }
-            Errand { input: input.clone(), ..Errand::new(node, words) }
+            RemoteCommand { input: input.clone(), ..RemoteCommand::new(node, words) }
         })
         .collect();
-    let started = start(&file, &errands, arguments);
+    let started = start(&file, &remote_commands, arguments);
     if let (Err(_), Some(path)) = (&started, &arguments.write) {
         let _ = std::fs::remove_file(path);
         let _ = std::fs::remove_file(path.with_extension("key"));
@@ -131,11 +131,12 @@ fn keep(bundle: &Bundle, path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Runs the errands; all start, or none is left up that was not before, unless a part is welcome.
-fn start(file: &PoolFile, errands: &[Errand], arguments: &Up) -> Result<ExitCode> {
-    let outcomes = everywhere::run("starting", errands);
+/// Runs the remote commands; all start, or none is left up that was not before, unless a part is welcome.
+fn start(file: &PoolFile, remote_commands: &[RemoteCommand], arguments: &Up) -> Result<ExitCode> {
+    let outcomes = everywhere::run("starting", remote_commands);
     let failed: Vec<&Outcome> = outcomes.iter().filter(|o| o.failure.is_some()).collect();
-    let what = || format!("cannot start {} of {}", failed.len(), table::count(errands.len() as u64, "node"));
+    let what =
+        || format!("cannot start {} of {}", failed.len(), table::count(remote_commands.len() as u64, "node"));
     let why = || failed.iter().take(3).map(|o| o.name.as_str()).collect::<Vec<_>>().join(", ");
     let first = &file.nodes[0];
     let root_is_up = failed.iter().all(|o| o.name != first.name);
@@ -165,7 +166,7 @@ fn start(file: &PoolFile, errands: &[Errand], arguments: &Up) -> Result<ExitCode
 
 /// Stops what these have started; the names of those that would not stop.
 fn stop(file: &PoolFile, outcomes: &[Outcome]) -> Vec<String> {
-    let errands: Vec<Errand> = file
+    let remote_commands: Vec<RemoteCommand> = file
         .nodes
         .iter()
         .zip(outcomes)
@@ -177,10 +178,10 @@ fn stop(file: &PoolFile, outcomes: &[Outcome]) -> Vec<String> {
             let mut words = down_words(node);
             words.push("--force".to_owned());
             words.extend((told["reopened"] == Value::Bool(true)).then(|| "--keep".to_owned()));
-            Some(Errand::new(node, words))
+            Some(RemoteCommand::new(node, words))
         })
         .collect();
-    let stopped = everywhere::run("stopping", &errands);
+    let stopped = everywhere::run("stopping", &remote_commands);
     stopped.into_iter().filter(|o| o.failure.is_some()).map(|o| o.name).collect()
 }
 

@@ -49,7 +49,7 @@ fn lookup(name: &[u8]) -> Request<'_> {
     Request::Lookup { parent: Ino::ROOT, name }
 }
 
-/// What a change of these recalls, as the shard thread does it.
+/// What a change of these revocations, as the shard thread does it.
 fn change(l: &mut Leases, name: Option<&[u8]>, inode: Option<(Ino, Option<Permissions>)>, now: u64) -> Wait {
     let mut wait = Wait::default();
     let changed = l.changed(name.map(|name| (Ino::ROOT, name)).into_iter(), inode.into_iter());
@@ -66,24 +66,27 @@ fn a_change_waits_for_the_recall_of_what_was_told_while_the_lease_ran() {
     let (mut l, d) = (Leases::new(true), Ino::new(HOME, 9));
     let told = encoded(Reply::Entry(directory(d, 0o755)));
     l.told(HOLDER, &lookup(b"d"), &told, 100);
-    assert!(change(&mut l, Some(b"d"), None, 100).recalls.is_empty(), "without a lease nothing is believed");
+    assert!(
+        change(&mut l, Some(b"d"), None, 100).revocations.is_empty(),
+        "without a lease nothing is believed"
+    );
     let term = l.renew(HOLDER, 100).unwrap();
     l.told(HOLDER, &lookup(b"d"), &told, 200);
     let same = permissions(&directory(d, 0o755));
-    assert!(change(&mut l, None, Some((d, Some(same))), 200).recalls.is_empty(), "its times changed");
+    assert!(change(&mut l, None, Some((d, Some(same))), 200).revocations.is_empty(), "its times changed");
     let wait = change(&mut l, None, Some((d, Some((0, 0, 0)))), 200);
-    assert_eq!(wait.recalls.len(), 1, "its mode changed");
+    assert_eq!(wait.revocations.len(), 1, "its mode changed");
     let also = change(&mut l, Some(b"d"), None, 200);
-    assert_eq!((also.recalls.len(), also.until), (1, 100 + LEASE_NS));
-    assert!(change(&mut l, Some(b"d"), None, 200).recalls.is_empty(), "told once, recalled once");
+    assert_eq!((also.revocations.len(), also.until), (1, 100 + LEASE_NS));
+    assert!(change(&mut l, Some(b"d"), None, 200).revocations.is_empty(), "told once, revoked once");
     assert_eq!(l.renew(HOLDER, 300), Err(Code::Busy), "no change waits for longer than a lease");
-    let numbers: Vec<u64> = wait.recalls.iter().chain(&also.recalls).copied().collect();
+    let numbers: Vec<u64> = wait.revocations.iter().chain(&also.revocations).copied().collect();
     l.hold(of(1, 2, 3, b"first"), Vec::new(), wait);
     l.hold(of(1, 3, 3, b"second"), Vec::new(), also);
     assert!(l.due(400).is_empty());
-    l.recalled(numbers[1], true);
+    l.revoked(numbers[1], true);
     assert_eq!(l.due(400).iter().map(|h| slot_of(&h.whose)).collect::<Vec<_>>(), [3]);
-    l.recalled(numbers[0], false);
+    l.revoked(numbers[0], false);
     assert!(l.due(500).is_empty(), "it was not answered");
     assert_eq!(l.due(101 + LEASE_NS).len(), 1, "but nobody believes it any more");
     assert_ne!(l.renew(HOLDER, 101 + LEASE_NS), Ok(term), "what was told in the old term is void");
@@ -97,7 +100,7 @@ fn a_worker_that_follows_another_acknowledges_no_change_of_directories_for_one_l
     let wait = Wait { not_before: l.cautious_until, ..Wait::default() };
     l.hold(of(1, 2, 3, b"reply"), Vec::new(), wait);
     assert!(l.due(now).is_empty());
-    assert!(l.patience_ms().is_some_and(|ms| ms > 0 && ms <= LEASE_MS + 1));
+    assert!(l.next_timeout_ms().is_some_and(|ms| ms > 0 && ms <= LEASE_MS + 1));
     assert_eq!(l.due(now + LEASE_NS + 1_000_000_000).len(), 1);
 }
 
@@ -130,22 +133,22 @@ fn what_is_told_is_shown_until_it_is_recalled_overtaken_or_of_another_term() {
     assert!(!shown() && reader.permissions(d).is_none(), "the lease has run out");
     l.renewed(HOME, Some((4, end)), &mut board);
     assert!(shown(), "and was renewed");
-    let recall = |l: &mut Leases, board: &mut BoardWriter| {
-        l.take_back(HOME, &Request::RecallName { parent: Ino::ROOT, name: b"d" }, board).unwrap();
+    let revoke = |l: &mut Leases, board: &mut BoardWriter| {
+        l.take_back(HOME, &Request::RevokeName { parent: Ino::ROOT, name: b"d" }, board).unwrap();
     };
-    recall(&mut l, &mut board);
-    assert!(!shown(), "recalled");
-    look(&mut l, &mut board, &recall);
-    assert!(!shown(), "a recall overtook the answer");
+    revoke(&mut l, &mut board);
+    assert!(!shown(), "revoked");
+    look(&mut l, &mut board, &revoke);
+    assert!(!shown(), "a revocation overtook the answer");
     look(&mut l, &mut board, &nothing);
     assert!(shown());
-    l.take_back(HOME, &Request::RecallDirectory { ino: d }, &mut board).unwrap();
+    l.take_back(HOME, &Request::RevokeDirectory { ino: d }, &mut board).unwrap();
     assert!(!shown() && reader.permissions(d).is_none());
     look(&mut l, &mut board, &nothing);
     l.renewed(HOME, Some((5, end)), &mut board);
     assert!(!shown() && reader.permissions(d).is_none(), "another term");
-    let foreign = Request::RecallDirectory { ino: Ino::new(NodeId(3), 1) };
-    assert_eq!(l.take_back(HOME, &foreign, &mut board), Err(Code::Malformed), "another's to recall");
+    let foreign = Request::RevokeDirectory { ino: Ino::new(NodeId(3), 1) };
+    assert_eq!(l.take_back(HOME, &foreign, &mut board), Err(Code::Malformed), "another's to revoke");
 }
 
 #[test]
@@ -163,7 +166,7 @@ fn what_was_told_under_a_lease_that_ended_is_freed() {
     assert_eq!((l.names.len(), l.directories.len()), (2, 1), "they run still");
     l.free_ended(101 + LEASE_NS);
     assert_eq!((l.names.len(), l.directories.len()), (1, 1), "one has ended");
-    assert_eq!(change(&mut l, Some(b"d"), None, 102 + LEASE_NS).recalls.len(), 1, "and is not asked");
+    assert_eq!(change(&mut l, Some(b"d"), None, 102 + LEASE_NS).revocations.len(), 1, "and is not asked");
     l.free_ended(201 + LEASE_NS);
     assert!(
         l.names.is_empty() && l.directories.is_empty() && l.given.is_empty() && l.is_idle(301 + LEASE_NS)

@@ -1,5 +1,5 @@
 //! Registered memory through which data of this node's backing files pass to and from other nodes: a piece a request, used by
-//! the network or by one of the crew, never by both at once. Backing files are never mapped: a client could cut one under it.
+//! the network or by one of the I/O workers, never by both at once. Backing files are never mapped: a client could cut one under it.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -34,18 +34,18 @@ pub(in crate::worker) struct Piece {
 
 /// Where a request's data are on this node.
 #[derive(Debug)]
-pub(in crate::worker) enum Room {
+pub(in crate::worker) enum DataBuffer {
     Piece(Piece),
     /// In a place, which the asker has written.
     Place(Arrived),
 }
 
-impl Room {
+impl DataBuffer {
     /// Its first bytes, to be read. Others may change what is in a place.
     pub(super) fn start(&self, len: usize) -> NonNull<u8> {
         let (memory, at) = match self {
-            Room::Piece(piece) => (&piece.memory, piece.at()),
-            Room::Place(arrived) => (&arrived.memory, arrived.at),
+            DataBuffer::Piece(piece) => (&piece.memory, piece.at()),
+            DataBuffer::Place(arrived) => (&arrived.memory, arrived.at),
         };
         memory.at(at, len).unwrap_or_else(|code| panic!("{len} bytes of a piece or a place: {code}"))
     }
@@ -62,7 +62,7 @@ impl Piece {
         assert!(len <= MOVE_BYTES_MAX);
         let start: NonNull<u8> = self.memory.at(self.at(), len).unwrap_or(NonNull::dangling());
         // SAFETY: within the memory, which is mapped as long as this lives; peers may not reach it, a piece is one request's, and
-        // no transfer with it is under way while its request is with the crew: one that failed, and may be, loses it.
+        // no transfer with it is under way while its request is with the I/O workers: one that failed, and may be, loses it.
         unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) }
     }
 }

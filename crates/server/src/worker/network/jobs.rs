@@ -1,10 +1,10 @@
-//! What the crew is to do: a queue whose takers sleep beside each other, so that a job wakes one of them. (By a channel behind a lock it wakes two:
+//! What the I/O workers are to do: a queue whose takers sleep beside each other, so that a job wakes one of them. (By a channel behind a lock it wakes two:
 //! who takes the job, and who waits for the lock to wait in its stead.)
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::crew::Job;
+use super::io_workers::Job;
 
 #[derive(Debug, Default)]
 struct State {
@@ -99,7 +99,7 @@ impl Drop for Taker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::worker::network::crew::Asker;
+    use crate::worker::network::io_workers::Asker;
     use forebay_wire::Stamp;
 
     fn job(byte: u8) -> Job {

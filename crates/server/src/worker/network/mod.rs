@@ -1,33 +1,33 @@
-//! The way to the pool's other nodes: one thread that has the endpoint and the calls, and a crew that serves the data of
+//! The way to the pool's other nodes: one thread that has the endpoint and the calls, and I/O workers that serve the data of
 //! backing files to nodes that cannot open them.
 //!
 //! ```text
-//!  shard thread ──orders──► network thread ══ other nodes        (who does its rounds has the endpoint: turns.rs)
+//!  shard thread ──commands──► network thread ══ other nodes        (who does its rounds has the endpoint: handoff.rs)
 //!       ▲                     ▲    │
 //!       └──── messages ───────┼────┤ requests of the namespace, answers
 //!                    answers  │    ▼
-//!                            crew        reads and writes of backing files, several at a time
+//!                         I/O workers         reads and writes of backing files, several at a time
 //! ```
-//! Orders never wait and are never refused: what the calls have no room for waits here. What is under way when this
+//! Commands never wait and are never refused: what the calls have no room for waits here. What is under way when this
 //! process dies is asked again by who asked: clients' slots stay open, and their stamps with them (docs/decisions/0011).
 //! A pool without a pool file has none of this.
 
 mod appended;
 mod bounce;
 mod buffers;
-mod crew;
 mod ended;
 mod gathering;
 mod groups;
+mod io_workers;
 mod jobs;
 mod kept;
-mod leases;
+mod lease_renewal;
 mod locks;
 mod met;
 mod opening;
-mod placement;
 mod places;
 mod removals;
+mod target_selection;
 mod thread;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -41,18 +41,18 @@ use serde_json::Value;
 
 pub(super) use appended::{Appended, TAG as APPENDS_TAG};
 pub(super) use buffers::give_buffer;
-pub(super) use crew::{Hand, Job};
 pub(super) use groups::Groups;
+pub(super) use io_workers::{IoWorker, Job};
 pub(super) use jobs::{queue, Taker};
 pub(super) use kept::KeptOpen;
 pub(super) use locks::{RemoteLocks, TAG as LOCK_TAG, TURN_TAG};
 pub(super) use opening::{start, unwelcome};
-pub(super) use placement::Giver;
+pub(super) use target_selection::TargetNode;
 pub(super) use thread::{Member, NetworkThread, Round};
 
 /// What others ask of the network thread.
 #[derive(Debug)]
-pub(super) enum Order {
+pub(super) enum Command {
     /// Ask a node for a client.
     Forward {
         /// Whom.
@@ -78,29 +78,29 @@ pub(super) enum Order {
         /// The encoded reply.
         reply: Vec<u8>,
     },
-    /// Have the crew serve a request for a backing file.
+    /// Have the I/O workers serve a request for a backing file.
     Serve {
         /// To answer by.
         ticket: Ticket,
         /// The encoded request.
         message: Vec<u8>,
     },
-    /// Serve a client of this node, or have the crew do it: locks, appends and groups, which are for all nodes to see.
+    /// Serve a client of this node, or have the I/O workers do it: locks, appends and groups, which are for all nodes to see.
     ServeHere {
         /// The client's session, slot and sequence.
         stamp: Stamp,
         /// The encoded request.
         message: Vec<u8>,
     },
-    /// What the crew served for a client of this node is answered.
+    /// What the I/O workers served for a client of this node is answered.
     AnswerHere {
         /// The client's session, slot and sequence.
         stamp: Stamp,
         /// The encoded reply.
         reply: Vec<u8>,
     },
-    /// The crew has filled a piece of memory from a backing file, or written it to one.
-    Moved(Box<crew::Moving>, Result<usize, Code>),
+    /// The I/O workers have filled a piece of memory from a backing file, or written it to one.
+    Moved(Box<io_workers::Moving>, Result<usize, Code>),
     /// A client has got a buffer by which data pass to and from other nodes, in place of what it had.
     Buffer {
         /// The client's session.
@@ -126,7 +126,7 @@ pub(super) enum Order {
     /// Renew the lease from a node when a third of it has passed.
     RenewLease(NodeId),
     /// Take back what a node was told of a directory.
-    Recall {
+    Revocation {
         /// Whom.
         node: NodeId,
         /// Its number.
@@ -134,7 +134,7 @@ pub(super) enum Order {
         /// The encoded request.
         message: Vec<u8>,
     },
-    /// Ask the node, or all, which of these processes of theirs are there, and of those that the crew keeps files open for.
+    /// Ask the node, or all, which of these processes of theirs are there, and of those that the I/O workers keep files open for.
     Review(Option<NodeId>, Vec<u64>),
     /// How are the others?
     Survey(Sender<Value>),
@@ -160,23 +160,23 @@ pub(super) enum Order {
 
 /// By which the network thread is told what to do.
 #[derive(Clone, Debug)]
-pub(super) struct Orders {
-    sender: Sender<Order>,
+pub(super) struct Commands {
+    sender: Sender<Command>,
     waker: Waker,
     /// Set by those who give and do not wake.
     given: Option<Arc<AtomicBool>>,
 }
 
-impl Orders {
-    /// To the thread that takes orders from the sender's other end and is woken by the waker.
-    pub(super) fn new(sender: Sender<Order>, waker: Waker) -> Orders {
-        Orders { sender, waker, given: None }
+impl Commands {
+    /// To the thread that takes commands from the sender's other end and is woken by the waker.
+    pub(super) fn new(sender: Sender<Command>, waker: Waker) -> Commands {
+        Commands { sender, waker, given: None }
     }
 
-    /// For who sees to it that they are obeyed when it has given several ([`Orders::take_given`]).
-    pub(super) fn without_waking(&self) -> Orders {
+    /// For who sees to it that they are executed when it has given several ([`Commands::take_given`]).
+    pub(super) fn without_waking(&self) -> Commands {
         let given = Some(Arc::new(AtomicBool::new(false)));
-        Orders { sender: self.sender.clone(), waker: self.waker.clone(), given }
+        Commands { sender: self.sender.clone(), waker: self.waker.clone(), given }
     }
 
     /// True when some were given that nobody was woken for.
@@ -197,8 +197,8 @@ impl Orders {
     }
 
     /// Gives an order.
-    pub(super) fn give(&self, order: Order) {
-        // The thread outlives all who give orders, unless it panicked; then the worker ends.
+    pub(super) fn give(&self, order: Command) {
+        // The thread outlives all who give commands, unless it panicked; then the worker ends.
         let _ = self.sender.send(order);
         match &self.given {
             Some(given) => given.store(true, Ordering::Relaxed),
@@ -217,9 +217,9 @@ pub(super) struct Network {
     /// The others.
     pub(super) others: Vec<NodeId>,
     /// All, this one too, and how many targets each has: where there is none nothing has its home.
-    pub(super) givers: Vec<Giver>,
+    pub(super) target_nodes: Vec<TargetNode>,
     /// To the thread.
-    pub(super) orders: Orders,
+    pub(super) commands: Commands,
     /// Ends with the worker.
     pub(super) thread: Option<std::thread::JoinHandle<()>>,
 }
@@ -227,24 +227,31 @@ pub(super) struct Network {
 impl Network {
     /// The nodes that have targets, this one too if it has.
     pub(super) fn homes(&self) -> Vec<NodeId> {
-        self.givers.iter().filter(|giver| giver.targets > 0).map(|giver| giver.node).collect()
+        self.target_nodes
+            .iter()
+            .filter(|target_node| target_node.targets > 0)
+            .map(|target_node| target_node.node)
+            .collect()
     }
 
     /// A node has lost its data, and is another from now on.
     pub(super) fn renumber(&mut self, old: NodeId, new: NodeId) {
         self.others.iter_mut().filter(|node| **node == old).for_each(|node| *node = new);
-        self.givers.iter_mut().filter(|giver| giver.node == old).for_each(|giver| giver.node = new);
+        self.target_nodes
+            .iter_mut()
+            .filter(|target_node| target_node.node == old)
+            .for_each(|target_node| target_node.node = new);
     }
 
     /// Whether files may lie on the node. A node never gets its first target later, nor loses its last.
     pub(super) fn has_targets(&self, node: NodeId) -> bool {
-        self.givers.iter().any(|giver| giver.node == node && giver.targets > 0)
+        self.target_nodes.iter().any(|target_node| target_node.node == node && target_node.targets > 0)
     }
 
     /// Ends the thread when what it was told before is done.
     pub(super) fn stop(&mut self) {
-        self.orders.give(Order::Stop);
-        self.orders.wake();
+        self.commands.give(Command::Stop);
+        self.commands.wake();
         if let Some(thread) = self.thread.take() {
             if thread.join().is_err() {
                 tracing::error!("the network thread had panicked");
@@ -263,13 +270,13 @@ mod tests {
     fn orders_without_waking_are_told_of_once() {
         let endpoint = Simulated::new(1, Faults::NONE).endpoint(1);
         let (sender, receiver) = std::sync::mpsc::channel();
-        let orders = Orders::new(sender, endpoint.waker().clone());
-        let quiet = orders.without_waking();
+        let commands = Commands::new(sender, endpoint.waker().clone());
+        let quiet = commands.without_waking();
         assert!(!quiet.take_given());
-        quiet.clone().give(Order::Stop);
+        quiet.clone().give(Command::Stop);
         assert!(quiet.take_given() && !quiet.take_given(), "whoever gave it");
-        orders.give(Order::Stop);
-        assert!(!quiet.take_given() && !orders.take_given(), "for that one somebody was woken");
+        commands.give(Command::Stop);
+        assert!(!quiet.take_given() && !commands.take_given(), "for that one somebody was woken");
         assert_eq!(receiver.try_iter().count(), 2);
     }
 }

@@ -15,12 +15,12 @@ use super::groups::Groups;
 use super::kept::KeptOpen;
 use super::locks::RemoteLocks;
 use super::met::MetNodes;
-use super::placement::Giver;
+use super::target_selection::TargetNode;
 use super::thread::{Member, NetworkThread};
-use super::{crew, Network, Orders};
+use super::{io_workers, Commands, Network};
 use crate::pool_file::Membership;
+use crate::worker::handoff::Handoff;
 use crate::worker::shard_thread::Message;
-use crate::worker::turns::Turns;
 
 /// The provider of a pool that names none: every host has it.
 const DEFAULT_PROVIDER: &str = "tcp;ofi_rxm";
@@ -76,7 +76,7 @@ pub(in crate::worker) fn start(
     capacity_bytes: u64,
     targets: Arc<NodeTargets>,
     to_shard: Sender<Message>,
-    turns: &Arc<Turns>,
+    handoff: &Arc<Handoff>,
     (locks, appended, groups): (RemoteLocks, Appended, Groups),
 ) -> Result<Network> {
     let me = membership.nodes.iter().find(|m| m.number == membership.node).ok_or_else(|| {
@@ -122,12 +122,12 @@ pub(in crate::worker) fn start(
         media: member.media.clone(),
     };
     let mut members = vec![known(NodeId(me.number), me)];
-    let mut givers = vec![Giver { node: NodeId(me.number), targets: me.targets }];
+    let mut target_nodes = vec![TargetNode { node: NodeId(me.number), targets: me.targets }];
     let mut all_found = true;
     for member in membership.nodes.iter().filter(|m| m.number != me.number) {
         let node = NodeId(met.number_now(member.number));
         members.push(known(node, member));
-        givers.push(Giver { node, targets: member.targets });
+        target_nodes.push(TargetNode { node, targets: member.targets });
         // A host that cannot be found now keeps the others from nothing.
         let added = resolve(&member.host, member.port, Some(here)).and_then(|at| {
             met.set_address(member.number, &encode(at));
@@ -148,21 +148,22 @@ pub(in crate::worker) fn start(
         calls.expect_data(node, data);
     }
     let waker = calls.endpoint().waker().clone();
-    let (sender, orders) = mpsc::channel();
-    let to_me = Orders::new(sender, waker);
+    let (sender, commands) = mpsc::channel();
+    let to_me = Commands::new(sender, waker);
     let kept = Arc::new(KeptOpen::restored(locks, appended, groups));
-    let hand = crew::Hand::new(Arc::clone(&targets), Arc::clone(&kept), to_me.clone());
-    let jobs = crew::start(targets, Arc::clone(&kept), to_me.clone())?;
-    let thread = NetworkThread::new(calls, NodeId(me.number), members, orders, to_shard, (jobs, kept));
-    let thread = thread.with_hand(turns.are_in_memory().then_some(hand));
+    let io_worker = io_workers::IoWorker::new(Arc::clone(&targets), Arc::clone(&kept), to_me.clone());
+    let jobs = io_workers::start(targets, Arc::clone(&kept), to_me.clone())?;
+    let thread = NetworkThread::new(calls, NodeId(me.number), members, commands, to_shard, (jobs, kept));
+    let thread = thread.with_hand(handoff.are_in_memory().then_some(io_worker));
     let (answer, answered) = mpsc::channel();
-    let thread = thread.with_targets(givers.clone());
+    let thread = thread.with_targets(target_nodes.clone());
     let thread = thread.with_met(met, membership.fresh.then_some((answer, membership.instead_of.is_some())));
-    let thread = turns.start_network(thread)?;
+    let thread = handoff.start_network(thread)?;
     let nodes = membership.nodes.len();
-    let others = givers.iter().map(|giver| giver.node).filter(|node| node.0 != me.number).collect();
+    let others =
+        target_nodes.iter().map(|target_node| target_node.node).filter(|node| node.0 != me.number).collect();
     let node = NodeId(me.number);
-    let mut network = Network { node, nodes, others, givers, orders: to_me, thread: Some(thread) };
+    let mut network = Network { node, nodes, others, target_nodes, commands: to_me, thread: Some(thread) };
     if membership.fresh {
         if let Ok(Err(why)) = answered.recv_timeout(INTRODUCTION) {
             network.stop();

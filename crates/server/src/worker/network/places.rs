@@ -199,7 +199,7 @@ pub(super) fn bury_rested<T>(
     resting.retain_mut(|one| {
         if has_rested(one) {
             if let Some(memory) = Arc::get_mut(memory(one)) {
-                memory.bury();
+                memory.quarantine();
                 return false;
             }
         }

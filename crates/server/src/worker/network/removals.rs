@@ -73,7 +73,7 @@ impl Removals {
     }
 
     /// How long there is nothing to do.
-    pub(super) fn patience(&self, now: Duration) -> Duration {
+    pub(super) fn next_timeout(&self, now: Duration) -> Duration {
         let next = self.all.values().filter_map(|r| r.again_at).min();
         next.map_or(Duration::MAX, |at| at.saturating_sub(now))
     }
@@ -93,7 +93,7 @@ mod tests {
         assert_eq!(r.ended(ino, true, S), None);
         assert_eq!(r.ended(ino, true, S), Some(ino));
         assert_eq!(r.ended(ino, true, S), None, "forgotten");
-        assert_eq!(r.patience(S), Duration::MAX);
+        assert_eq!(r.next_timeout(S), Duration::MAX);
     }
 
     #[test]
@@ -105,7 +105,7 @@ mod tests {
         assert!(r.due(S * 100).is_empty(), "one is under way");
         assert_eq!(r.ended(ino, true, S), None);
         assert!(r.due(S).is_empty());
-        assert_eq!(r.patience(S), AGAIN);
+        assert_eq!(r.next_timeout(S), AGAIN);
         r.hurry(NodeId(3));
         assert!(r.due(S).is_empty(), "another node");
         r.hurry(NodeId(2));

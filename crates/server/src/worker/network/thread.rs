@@ -1,10 +1,10 @@
-//! The network thread: takes orders, drives the calls, and hands what other nodes ask to who serves it. Who does its rounds,
-//! and how it sleeps, is in `turns.rs`.
+//! The network thread: takes commands, drives the calls, and hands what other nodes ask to who serves it. Who does its rounds,
+//! and how it sleeps, is in `handoff.rs`.
 
-mod asking;
-mod introducing;
-mod looking;
-mod moving;
+mod bulk_transfer;
+mod cluster_status;
+mod join;
+mod outgoing;
 mod serving;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -12,25 +12,25 @@ use std::sync::mpsc::{Receiver, Sender};
 use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_fabric::{CallId, Calls, Happening, Sleep};
+use forebay_fabric::{CallEvent, CallId, Calls, Sleep};
 use forebay_types::limits::SESSIONS_PERIOD_MS;
 use forebay_types::{BackingOp, Code, Ino, NodeId, Reply, Request};
 use forebay_wire::Stamp;
 use serde_json::Value;
 
-use super::crew::{Asker, Hand, Job};
 use super::ended::Ended;
+use super::io_workers::{Asker, IoWorker, Job};
 use super::jobs::Jobs;
 use super::kept::KeptOpen;
-use super::leases::Renewals;
+use super::lease_renewal::Renewals;
 use super::met::MetNodes;
-use super::placement::{Giver, Surroundings};
 use super::removals::Removals;
-use super::Order;
+use super::target_selection::{SpaceMap, TargetNode};
+use super::Command;
 use crate::worker::session::session_on;
 use crate::worker::shard_thread::Message;
-use asking::{Flight, NODE_TIMEOUT};
-use moving::Moves;
+use bulk_transfer::Moves;
+use outgoing::{Flight, NODE_TIMEOUT};
 use serving::Served;
 
 /// Clocks that differ by more are told of: what a node's handshake takes to arrive is less.
@@ -78,14 +78,14 @@ pub(in crate::worker) struct NetworkThread {
     whys: HashMap<NodeId, String>,
     /// Which start of each node was reached last.
     starts: HashMap<NodeId, u64>,
-    orders: Receiver<Order>,
+    commands: Receiver<Command>,
     /// What the calls have no room for.
-    backlog: VecDeque<Order>,
+    backlog: VecDeque<Command>,
     to_shard: Sender<Message>,
     jobs: Jobs,
     /// For what the thread reads itself: where backing files are in memory.
-    hand: Option<Hand>,
-    /// What the crew keeps open for processes of other nodes.
+    io_worker: Option<IoWorker>,
+    /// What the I/O workers keep open for processes of other nodes.
     kept: Arc<KeptOpen>,
     flights: HashMap<CallId, Flight>,
     removals: Removals,
@@ -106,7 +106,7 @@ pub(in crate::worker) struct NetworkThread {
     is_new: bool,
     /// Nodes that have not answered to that, and when they are asked again.
     introduce_at: BTreeMap<NodeId, Duration>,
-    surroundings: Surroundings,
+    space_map: SpaceMap,
     /// When the other nodes are asked next which of their processes are there.
     review_at: Duration,
     /// Since when a process's node could not be asked.
@@ -131,11 +131,12 @@ impl NetworkThread {
         calls: Calls,
         me: NodeId,
         members: Vec<Member>,
-        orders: Receiver<Order>,
+        commands: Receiver<Command>,
         to_shard: Sender<Message>,
         (jobs, kept): (Jobs, Arc<KeptOpen>),
     ) -> NetworkThread {
-        let givers = members.iter().map(|member| Giver { node: member.node, targets: 1 }).collect();
+        let target_nodes =
+            members.iter().map(|member| TargetNode { node: member.node, targets: 1 }).collect();
         let removed = kept.appended.removed();
         NetworkThread {
             calls,
@@ -144,11 +145,11 @@ impl NetworkThread {
             states: HashMap::new(),
             whys: HashMap::new(),
             starts: HashMap::new(),
-            orders,
+            commands,
             backlog: VecDeque::new(),
             to_shard,
             jobs,
-            hand: None,
+            io_worker: None,
             kept,
             flights: HashMap::new(),
             removals: Removals::default(),
@@ -162,7 +163,7 @@ impl NetworkThread {
             introduction: None,
             is_new: false,
             introduce_at: BTreeMap::new(),
-            surroundings: Surroundings::new(me, givers),
+            space_map: SpaceMap::new(me, target_nodes),
             review_at: Duration::ZERO,
             unreached: HashMap::new(),
             session: session_on(me, 0),
@@ -176,14 +177,14 @@ impl NetworkThread {
     }
 
     /// How many targets each node has; without this it is one.
-    pub(in crate::worker) fn with_targets(mut self, givers: Vec<Giver>) -> NetworkThread {
-        self.surroundings = Surroundings::new(self.me, givers);
+    pub(in crate::worker) fn with_targets(mut self, target_nodes: Vec<TargetNode>) -> NetworkThread {
+        self.space_map = SpaceMap::new(self.me, target_nodes);
         self
     }
 
     /// Reads by itself what is short and in memory.
-    pub(super) fn with_hand(mut self, hand: Option<Hand>) -> NetworkThread {
-        self.hand = hand;
+    pub(super) fn with_hand(mut self, io_worker: Option<IoWorker>) -> NetworkThread {
+        self.io_worker = io_worker;
         self
     }
 
@@ -206,7 +207,7 @@ impl NetworkThread {
 
     /// True when there is an order or something has come.
     pub(in crate::worker) fn has_work(&mut self) -> bool {
-        let order = self.orders.try_recv().ok();
+        let order = self.commands.try_recv().ok();
         let found = order.is_some();
         self.backlog.extend(order);
         found || self.calls.progress() > 0
@@ -218,8 +219,8 @@ impl NetworkThread {
     }
 
     /// Begins to sleep: None when there is something to do.
-    pub(in crate::worker) fn falls_asleep(&mut self, patience: Duration) -> Option<Sleep> {
-        let sleep = self.calls.falls_asleep(patience);
+    pub(in crate::worker) fn falls_asleep(&mut self, next_timeout: Duration) -> Option<Sleep> {
+        let sleep = self.calls.falls_asleep(next_timeout);
         self.sleeps_until = sleep.as_ref().map(|sleep| self.calls.now() + sleep.timeout());
         sleep
     }
@@ -229,7 +230,7 @@ impl NetworkThread {
         self.moves.are_under_way()
     }
 
-    /// What another thread does that has orders to give, while this one sleeps: it sends them itself, and hears what has come.
+    /// What another thread does that has commands to give, while this one sleeps: it sends them itself, and hears what has come.
     /// False when the sleeper is to be woken for the rest.
     pub(in crate::worker) fn help(&mut self) -> bool {
         // Data are copied within these rounds, for which nobody else is to wait.
@@ -250,8 +251,8 @@ impl NetworkThread {
             }
             if self.calls.may_sleep() {
                 let now = self.calls.now();
-                let patience = self.removals.patience(now).min(self.renewals.patience(now));
-                let timer = self.calls.next_timer().min(now.saturating_add(patience));
+                let next_timeout = self.removals.next_timeout(now).min(self.renewals.next_timeout(now));
+                let timer = self.calls.next_timer().min(now.saturating_add(next_timeout));
                 return self.sleeps_until.is_none_or(|until| until <= timer + LATE);
             }
         }
@@ -272,24 +273,24 @@ impl NetworkThread {
     fn go_round(&mut self) -> Round {
         let mut busy = false;
         // A link that is another by now: before anything is brought to places of the last.
-        while let Some(happening) = self.calls.next_happening() {
+        while let Some(event) = self.calls.next_happening() {
             busy = true;
-            self.hear(happening);
+            self.hear(event);
         }
         let waiting = self.backlog.len();
         for n in 0.. {
-            let order = if n < waiting { self.backlog.pop_front() } else { self.orders.try_recv().ok() };
+            let order = if n < waiting { self.backlog.pop_front() } else { self.commands.try_recv().ok() };
             let Some(order) = order else { break };
-            if matches!(order, Order::Stop) {
+            if matches!(order, Command::Stop) {
                 self.calls.leave("its daemon stops");
                 return Round::Stopped;
             }
-            busy |= self.obey(order);
+            busy |= self.execute(order);
         }
         busy |= self.calls.progress() > 0;
-        while let Some(happening) = self.calls.next_happening() {
+        while let Some(event) = self.calls.next_happening() {
             busy = true;
-            self.hear(happening);
+            self.hear(event);
         }
         let now = self.calls.now();
         let due = self.removals.due(now);
@@ -308,8 +309,8 @@ impl NetworkThread {
         if busy {
             return Round::Busy;
         }
-        let patience = self.removals.patience(now).min(self.renewals.patience(now));
-        Round::Idle(patience.min(Duration::from_secs(1)))
+        let next_timeout = self.removals.next_timeout(now).min(self.renewals.next_timeout(now));
+        Round::Idle(next_timeout.min(Duration::from_secs(1)))
     }
 
     /// A node has been met.
@@ -326,7 +327,7 @@ impl NetworkThread {
         if let Some(member) = self.members.iter_mut().find(|m| m.node == old) {
             tracing::warn!("node {old} ({}) is now node {node}: what had number {old} is gone", member.name);
             member.node = node;
-            self.surroundings.renumber(old, node);
+            self.space_map.renumber(old, node);
             self.tell(Message::Renumbered(old, node));
         }
     }
@@ -338,15 +339,15 @@ impl NetworkThread {
     }
 
     /// Does what an order says, or keeps it for later: false then.
-    fn obey(&mut self, order: Order) -> bool {
+    fn execute(&mut self, order: Command) -> bool {
         match order {
-            Order::Forward { node, stamp, message } => {
+            Command::Forward { node, stamp, message } => {
                 return self.forward(node, stamp, message);
             }
-            Order::Step { node, stamp, message } => return self.step(node, stamp, message),
-            Order::Answer { ticket, reply } => self.answer(&ticket, &reply),
-            Order::Serve { ticket, message } => self.serve(ticket, message),
-            Order::ServeHere { stamp, message } => {
+            Command::Step { node, stamp, message } => return self.step(node, stamp, message),
+            Command::Answer { ticket, reply } => self.answer(&ticket, &reply),
+            Command::Serve { ticket, message } => self.serve(ticket, message),
+            Command::ServeHere { stamp, message } => {
                 if let Ok((_, Request::Backing { id, op: BackingOp::Group { key, op } })) =
                     Request::decode(&message)
                 {
@@ -356,12 +357,12 @@ impl NetworkThread {
                     self.answered(stamp, Err(Code::Io));
                 }
             }
-            Order::AnswerHere { stamp, reply } => self.answered(stamp, Ok(reply)),
-            Order::Remove(orphans) => self.remove(&orphans),
-            Order::EndSession(session, nodes) => {
+            Command::AnswerHere { stamp, reply } => self.answered(stamp, Ok(reply)),
+            Command::Remove(orphans) => self.remove(&orphans),
+            Command::EndSession(session, nodes) => {
                 // What it asked last must not come behind the word that it is gone.
                 if self.asks_for(session) {
-                    self.backlog.push_back(Order::EndSession(session, nodes));
+                    self.backlog.push_back(Command::EndSession(session, nodes));
                     return false;
                 }
                 self.leave_buffers(session, true);
@@ -376,27 +377,27 @@ impl NetworkThread {
                     let _ = self.ask(node, &request, NODE_TIMEOUT, Flight::EndSession);
                 }
             }
-            Order::Moved(moving, result) => self.crew_moved(*moving, result),
-            Order::Buffer { session, number, memory } => self.add_buffer(session, number, memory),
-            Order::RenewLease(node) => self.renewals.want(node, self.calls.now()),
-            Order::Recall { node, number, message } => return self.recall(node, number, message),
-            Order::AreThere { ticket, sessions, there } => {
+            Command::Moved(moving, result) => self.crew_moved(*moving, result),
+            Command::Buffer { session, number, memory } => self.add_buffer(session, number, memory),
+            Command::RenewLease(node) => self.renewals.want(node, self.calls.now()),
+            Command::Revocation { node, number, message } => return self.revoke(node, number, message),
+            Command::AreThere { ticket, sessions, there } => {
                 self.tell_which_are_there(&ticket, &sessions, there)
             }
-            Order::Review(node, sessions) => self.review(node, sessions),
-            Order::Survey(reply) => self.look_around(reply),
-            Order::Space { stamp, own } => {
+            Command::Review(node, sessions) => self.review(node, sessions),
+            Command::Survey(reply) => self.look_around(reply),
+            Command::Space { stamp, own } => {
                 self.refresh_surroundings();
-                if let Some(space) = self.surroundings.space(self.calls.now(), stamp, own) {
+                if let Some(space) = self.space_map.space(self.calls.now(), stamp, own) {
                     self.answered_with(stamp, Ok(Reply::Space(space)));
                 }
             }
-            Order::Place { stamp, stripe_count, own } => {
+            Command::Place { stamp, stripe_count, own } => {
                 self.refresh_surroundings();
-                let targets = self.surroundings.place(&own, stripe_count);
+                let targets = self.space_map.place(&own, stripe_count);
                 self.answered_with(stamp, Ok(Reply::Placed(targets)));
             }
-            Order::Stop => {}
+            Command::Stop => {}
         }
         true
     }
@@ -419,13 +420,13 @@ impl NetworkThread {
     }
 
     /// Something happened.
-    fn hear(&mut self, happening: Happening) {
-        match happening {
-            Happening::Up { node, incarnation, clock_ahead_us, .. } => {
+    fn hear(&mut self, event: CallEvent) {
+        match event {
+            CallEvent::Up { node, incarnation, clock_ahead_us, .. } => {
                 self.whys.remove(&node);
                 self.moves.taken.leave(node);
                 self.saw(node, true);
-                self.surroundings.found(node);
+                self.space_map.found(node);
                 if self.starts.insert(node, incarnation).is_some_and(|before| before != incarnation) {
                     self.doubt_moves(node);
                 }
@@ -442,26 +443,26 @@ impl NetworkThread {
                 self.tell(Message::Reached(node));
             }
             // The calls have told of it.
-            Happening::Down { node, failed } => {
+            CallEvent::Down { node, failed } => {
                 self.moves.taken.leave(node);
                 self.saw(node, false);
                 self.whys.insert(node, failed.why);
-                self.surroundings.lost(node);
+                self.space_map.lost(node);
             }
-            Happening::Joined { node, incarnation, ref address, .. } => {
+            CallEvent::Joined { node, incarnation, ref address, .. } => {
                 self.meet(node, incarnation, Some(address));
                 tracing::info!("node {node} has joined");
                 self.tell(Message::ReviewSessions(Some(node)));
             }
-            Happening::Left { node, incarnation, why } => {
+            CallEvent::Left { node, incarnation, why } => {
                 let now = self.calls.now();
                 self.moves.granted.leave(self.calls.endpoint(), now, node, incarnation);
                 self.saw(node, false);
                 tracing::info!("node {node} has left: {why}");
             }
-            Happening::Asked { ticket, body } => self.asked(ticket, &body),
-            Happening::Answered { call, node, outcome, sent } => self.call_ended(call, node, outcome, sent),
-            Happening::Moved { token, outcome } => self.transferred(token, outcome),
+            CallEvent::Asked { ticket, body } => self.asked(ticket, &body),
+            CallEvent::Answered { call, node, outcome, sent } => self.call_ended(call, node, outcome, sent),
+            CallEvent::Moved { token, outcome } => self.transferred(token, outcome),
         }
     }
 }

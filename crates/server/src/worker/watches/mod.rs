@@ -104,7 +104,7 @@ impl Words {
 
 /// What the watch thread asks of the shard thread. Answered by [`Word::Listed`].
 #[derive(Debug)]
-pub(super) enum Order {
+pub(super) enum Command {
     /// Send changes of this directory from now on, and the first of its entries.
     Enrol(Ino, Words),
     /// The entries behind a cookie.
@@ -115,7 +115,7 @@ pub(super) enum Order {
 
 /// What the watch thread works with.
 #[derive(Clone, Debug)]
-struct Surroundings {
+struct SpaceMap {
     mirrors: PathBuf,
     targets: Arc<NodeTargets>,
     to_shard: Sender<Message>,
@@ -130,7 +130,7 @@ pub(super) fn end(place: &Path) {
 /// The attendant's end.
 #[derive(Debug)]
 pub(super) struct Watches {
-    surroundings: Surroundings,
+    space_map: SpaceMap,
     store: FdStore,
     words: Mutex<Option<Words>>,
 }
@@ -145,7 +145,7 @@ impl Watches {
         store: FdStore,
         left: &mut Vec<(String, Vec<OwnedFd>)>,
     ) -> Watches {
-        let surroundings = Surroundings {
+        let space_map = SpaceMap {
             mirrors: place.join(MIRRORS_DIRECTORY),
             targets: Arc::clone(targets),
             to_shard: to_shard.clone(),
@@ -154,7 +154,7 @@ impl Watches {
         let kept = left.extract_if(.., |(tag, _)| tag == TAG).find_map(|(_, mut fds)| fds.pop());
         let words = match kept {
             Some(epoll) => {
-                let taken_over = WatchThread::start(surroundings.clone(), Holders::of(epoll));
+                let taken_over = WatchThread::start(space_map.clone(), Holders::of(epoll));
                 taken_over.inspect_err(|e| tracing::error!("the last worker's watches end: {e}")).ok()
             }
             None => None,
@@ -163,7 +163,7 @@ impl Watches {
             // Of an earlier supervisor, or of no use any more.
             end(place);
         }
-        Watches { surroundings, store, words: Mutex::new(words) }
+        Watches { space_map, store, words: Mutex::new(words) }
     }
 
     fn words(&self) -> Result<Words> {
@@ -173,7 +173,7 @@ impl Watches {
         }
         let holders = Holders::create()?;
         self.store.put(TAG, &[holders.epoll()])?;
-        let started = WatchThread::start(self.surroundings.clone(), holders)?;
+        let started = WatchThread::start(self.space_map.clone(), holders)?;
         Ok(words.insert(started).clone())
     }
 
@@ -268,16 +268,16 @@ impl ShardThread<'_> {
     }
 
     /// Does what the watch thread asks.
-    pub(super) fn mind_watches(&mut self, order: Order) -> Result<()> {
+    pub(super) fn mind_watches(&mut self, order: Command) -> Result<()> {
         let (directory, cookie) = match order {
-            Order::Leave(directory) => {
+            Command::Leave(directory) => {
                 if let Some(watched) = &mut self.watched {
                     watched.directories.remove(&directory);
                 }
                 return Ok(());
             }
-            Order::List(directory, cookie) => (directory, cookie),
-            Order::Enrol(directory, words) => {
+            Command::List(directory, cookie) => (directory, cookie),
+            Command::Enrol(directory, words) => {
                 let watched = self.watched.get_or_insert_with(|| Watched {
                     directories: HashSet::new(),
                     changes: Vec::new(),

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use super::contents::{Contents, RAISED};
 use super::holders::{has_watch_of, is_inotify, Holders};
 use super::mirror::{parse_own_name, Leaf, Mirror};
-use super::{Ask, Change, Chunk, Message, Named, Order, Surroundings, Word, Words};
+use super::{Ask, Change, Chunk, Command, Message, Named, SpaceMap, Word, Words};
 
 /// Events that are not delivered for directories and the names in them: the daemon raises some of them itself, when it reads a mirror and when it
 /// opens a file there to close it.
@@ -38,7 +38,7 @@ struct Directory {
 
 /// The thread's state.
 pub(super) struct WatchThread {
-    surroundings: Surroundings,
+    space_map: SpaceMap,
     /// The directory of the mirrors.
     mirrors: OwnedFd,
     words: Receiver<Word>,
@@ -57,14 +57,14 @@ pub(super) struct WatchThread {
 
 impl WatchThread {
     /// Starts the thread, which takes over mirrors whose watches remain.
-    pub(super) fn start(surroundings: Surroundings, holders: Holders) -> Result<Words> {
+    pub(super) fn start(space_map: SpaceMap, holders: Holders) -> Result<Words> {
         let what = "cannot watch directories";
         let failed = |e: Errno| Error::io(what, &e.into());
         let (words, receiver) = mpsc::channel();
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let wake = Arc::new(rustix::event::eventfd(0, flags).map_err(failed)?);
         let own = Words { words, wake: Arc::clone(&wake) };
-        let path = &surroundings.mirrors;
+        let path = &space_map.mirrors;
         match rustix::fs::mkdir(path, rustix::fs::Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(e) => return Err(failed(e)),
@@ -72,9 +72,9 @@ impl WatchThread {
         let flags =
             rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::CLOEXEC;
         let mirrors = rustix::fs::open(path, flags, rustix::fs::Mode::empty()).map_err(failed)?;
-        let contents = Contents::new(Arc::clone(&surroundings.targets)).map_err(failed)?;
+        let contents = Contents::new(Arc::clone(&space_map.targets)).map_err(failed)?;
         let mut thread = WatchThread {
-            surroundings,
+            space_map,
             mirrors,
             words: receiver,
             wake,
@@ -97,7 +97,7 @@ impl WatchThread {
     /// Opens the mirrors that are still watched, and removes all others.
     fn take_over(&mut self) -> std::io::Result<()> {
         let watched = self.holders.directories()?;
-        for entry in std::fs::read_dir(&self.surroundings.mirrors)? {
+        for entry in std::fs::read_dir(&self.space_map.mirrors)? {
             let entry = entry?;
             let name = entry.file_name();
             let left = name.to_str().and_then(parse_own_name).filter(|(ino, _)| watched.contains(ino));
@@ -118,14 +118,14 @@ impl WatchThread {
             self.contents.watch_for(RAISED)?;
         }
         for ino in self.directories.keys() {
-            self.order(Order::Enrol(*ino, self.own.clone()));
+            self.order(Command::Enrol(*ino, self.own.clone()));
         }
         Ok(())
     }
 
-    fn order(&self, order: Order) {
-        let _ = self.surroundings.to_shard.send(Message::Watch(order));
-        self.surroundings.doorbell.ring();
+    fn order(&self, order: Command) {
+        let _ = self.space_map.to_shard.send(Message::Watch(order));
+        self.space_map.doorbell.ring();
     }
 
     fn run(&mut self) {
@@ -156,11 +156,11 @@ impl WatchThread {
         };
         let mut ready =
             [PollFd::new(&*self.wake, PollFlags::IN), PollFd::new(self.contents.instance(), PollFlags::IN)];
-        let (ready, patience) = match were_changed {
+        let (ready, next_timeout) = match were_changed {
             true => (&mut ready[..1], Some(milliseconds(WATCH_CONTENTS_MS))),
             false => (&mut ready[..], (!self.directories.is_empty()).then(|| milliseconds(WATCH_REVIEW_MS))),
         };
-        let _ = rustix::event::poll(ready, patience.as_ref());
+        let _ = rustix::event::poll(ready, next_timeout.as_ref());
     }
 
     fn hear(&mut self, word: Word) {
@@ -199,7 +199,7 @@ impl WatchThread {
                 Ok(mirror) => {
                     let watched = Directory { mirror, is_listed: false, mask: 0, waiting: vec![ask] };
                     self.directories.insert(directory, watched);
-                    self.order(Order::Enrol(directory, self.own.clone()));
+                    self.order(Command::Enrol(directory, self.own.clone()));
                 }
                 Err(e) => drop(ask.answer.send(Err(code(e)))),
             }
@@ -242,7 +242,7 @@ impl WatchThread {
             }
         }
         match next {
-            Some(cookie) => self.order(Order::List(ino, cookie)),
+            Some(cookie) => self.order(Command::List(ino, cookie)),
             None => {
                 let unconfirmed = self.directories.get(&ino).map(|watched| watched.mirror.unconfirmed());
                 for name in unconfirmed.unwrap_or_default() {
@@ -268,7 +268,7 @@ impl WatchThread {
             leave_place(&mut self.places, leaf, ino, name);
         }
         watched.mirror.remove(self.mirrors.as_fd());
-        self.order(Order::Leave(ino));
+        self.order(Command::Leave(ino));
     }
 
     /// A mirror cannot be kept: its watches end, as when its directory is removed.

@@ -10,12 +10,12 @@ use forebay_types::{
 };
 use forebay_wire::{Message as Wire, Place};
 
-use super::asking::{Flight, NODE_TIMEOUT};
-use super::moving::Asked;
+use super::bulk_transfer::Asked;
+use super::outgoing::{Flight, NODE_TIMEOUT};
 use super::{NetworkThread, SHORT_REPLY_BYTES};
-use crate::worker::network::crew::{Asker, Job};
+use crate::worker::network::io_workers::{Asker, Job};
 use crate::worker::network::places::Use;
-use crate::worker::network::Order;
+use crate::worker::network::Command;
 use crate::worker::session::node_of_session;
 use crate::worker::shard_thread::Message;
 
@@ -215,10 +215,10 @@ impl NetworkThread {
     }
 
     pub(super) fn serve(&mut self, ticket: Ticket, message: Vec<u8>) {
-        if let Some(mut hand) = self.hand.take() {
+        if let Some(mut io_worker) = self.io_worker.take() {
             let answered =
-                hand.reply_at_once(ticket.stamp, &message).map(|reply| self.answer(&ticket, reply));
-            self.hand = Some(hand);
+                io_worker.reply_at_once(ticket.stamp, &message).map(|reply| self.answer(&ticket, reply));
+            self.io_worker = Some(io_worker);
             if answered.is_some() {
                 return;
             }
@@ -262,7 +262,7 @@ impl NetworkThread {
             _ => None,
         });
         let waiting = self.backlog.iter().filter_map(|order| match order {
-            Order::Forward { stamp, .. } => Some(stamp.session),
+            Command::Forward { stamp, .. } => Some(stamp.session),
             _ => None,
         });
         flying.chain(waiting)

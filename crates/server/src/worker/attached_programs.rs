@@ -2,8 +2,8 @@
 //! regular files, as nobody but itself can write them.
 //!
 //! A program that attaches may hand its descriptors to others that never attach and outlive it, so that from its first
-//! attach on the mount is in company until the pool ends; the descriptor store remembers that over workers. Tools are
-//! company for as long as they live.
+//! attach on the mount is shared until the pool ends; the descriptor store remembers that over workers. Tools are
+//! programs for as long as they live.
 //!
 //! The mount is told before a newcomer's attach is answered, and has answered that nothing is believed any more. One that does
 //! not answer in time is disconnected, as a late answer would be taken for that to another word; it announces itself anew.
@@ -75,18 +75,18 @@ impl State {
 /// See the module's text. Locked by the threads of connections and by the attendant, for as long as the mount takes to
 /// answer at most.
 #[derive(Debug, Default)]
-pub(super) struct Company {
+pub(super) struct AttachedPrograms {
     state: Mutex<State>,
     announced: Condvar,
 }
 
-impl Company {
+impl AttachedPrograms {
     /// What a new worker finds: whether there have been programs, sessions that may be tools, the mount's session.
-    pub(super) fn restored(programs: bool, sessions: &[u64], mount: Option<u64>) -> Company {
+    pub(super) fn restored(programs: bool, sessions: &[u64], mount: Option<u64>) -> AttachedPrograms {
         let tools = sessions.iter().copied().filter(|id| Some(*id) != mount).collect();
         let mount = mount.map(|session| Mount { session, socket: None, is_late: false });
         let state = State { programs, tools, mount, told_shared: false };
-        Company { state: Mutex::new(state), announced: Condvar::new() }
+        AttachedPrograms { state: Mutex::new(state), announced: Condvar::new() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -128,7 +128,7 @@ impl Company {
             let waited = self.announced.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        Company::tell(&mut state);
+        AttachedPrograms::tell(&mut state);
         first
     }
 
@@ -167,7 +167,7 @@ impl Company {
             self.announced.notify_all();
         }
         if state.tools.remove(&session) {
-            Company::tell(&mut state);
+            AttachedPrograms::tell(&mut state);
         }
     }
 
@@ -193,16 +193,16 @@ mod tests {
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
 
-    fn announce(company: &Company) -> (UnixStream, u8) {
-        announce_with(company, None)
+    fn announce(programs: &AttachedPrograms) -> (UnixStream, u8) {
+        announce_with(programs, None)
     }
 
-    /// A mount whose answers are waited for as long as `patience` says.
-    fn announce_with(company: &Company, patience: Option<Duration>) -> (UnixStream, u8) {
+    /// A mount whose answers are waited for as long as `next_timeout` says.
+    fn announce_with(programs: &AttachedPrograms, next_timeout: Option<Duration>) -> (UnixStream, u8) {
         let (ours, theirs) = UnixStream::pair().unwrap();
-        theirs.set_read_timeout(patience).unwrap();
+        theirs.set_read_timeout(next_timeout).unwrap();
         let mut word = 9;
-        company
+        programs
             .announces(1, |w| {
                 word = w;
                 Ok::<_, ()>(OwnedFd::from(theirs))
@@ -213,11 +213,11 @@ mod tests {
 
     #[test]
     fn joins_waits_until_the_mount_has_answered() {
-        let company = Company::default();
-        let (mut mount, word) = announce(&company);
+        let programs = AttachedPrograms::default();
+        let (mut mount, word) = announce(&programs);
         assert_eq!(word, MOUNT_ALONE);
         std::thread::scope(|scope| {
-            let joined = scope.spawn(|| company.joins(Newcomer::Tool, 2));
+            let joined = scope.spawn(|| programs.joins(Newcomer::Tool, 2));
             let mut byte = [9];
             mount.read_exact(&mut byte).unwrap();
             assert_eq!(byte[0], MOUNT_SHARED);
@@ -226,7 +226,7 @@ mod tests {
             mount.write_all(&byte).unwrap();
             assert!(!joined.join().unwrap());
         });
-        company.leaves(2);
+        programs.leaves(2);
         let mut byte = [9];
         mount.read_exact(&mut byte).unwrap();
         assert_eq!(byte[0], MOUNT_ALONE, "the only tool left");
@@ -240,18 +240,18 @@ mod tests {
 
     #[test]
     fn an_answer_that_comes_too_late_is_not_taken_for_the_next() {
-        let company = Company::default();
-        let (mut mount, _) = announce_with(&company, Some(Duration::from_millis(20)));
-        assert!(!company.joins(Newcomer::Tool, 2), "let in all the same");
+        let programs = AttachedPrograms::default();
+        let (mut mount, _) = announce_with(&programs, Some(Duration::from_millis(20)));
+        assert!(!programs.joins(Newcomer::Tool, 2), "let in all the same");
         assert_eq!(hear(&mut mount), Some(MOUNT_SHARED));
         let _ = mount.write_all(&[MOUNT_SHARED]);
         assert_eq!(hear(&mut mount), None, "it is to announce itself anew");
-        let (mut mount, word) = announce(&company);
+        let (mut mount, word) = announce(&programs);
         assert_eq!(word, MOUNT_SHARED);
-        company.leaves(2);
+        programs.leaves(2);
         assert_eq!(hear(&mut mount), Some(MOUNT_ALONE));
         std::thread::scope(|scope| {
-            let joined = scope.spawn(|| company.joins(Newcomer::Tool, 3));
+            let joined = scope.spawn(|| programs.joins(Newcomer::Tool, 3));
             assert_eq!(hear(&mut mount), Some(MOUNT_SHARED));
             std::thread::sleep(Duration::from_millis(20));
             assert!(!joined.is_finished(), "let in by the answer to another word");
@@ -262,23 +262,23 @@ mod tests {
 
     #[test]
     fn a_program_is_company_for_ever() {
-        let company = Company::default();
-        assert!(company.joins(Newcomer::Program, 2));
-        company.leaves(2);
-        assert_eq!(announce(&company).1, MOUNT_SHARED);
-        assert!(!company.joins(Newcomer::Program, 3), "not the first");
+        let programs = AttachedPrograms::default();
+        assert!(programs.joins(Newcomer::Program, 2));
+        programs.leaves(2);
+        assert_eq!(announce(&programs).1, MOUNT_SHARED);
+        assert!(!programs.joins(Newcomer::Program, 3), "not the first");
     }
 
     #[test]
     fn a_new_worker_waits_for_the_mount_of_the_old() {
-        let company = Company::restored(false, &[1], Some(1));
-        assert!(company.would_wait());
+        let programs = AttachedPrograms::restored(false, &[1], Some(1));
+        assert!(programs.would_wait());
         std::thread::scope(|scope| {
-            let joined = scope.spawn(|| company.joins(Newcomer::Tool, 2));
+            let joined = scope.spawn(|| programs.joins(Newcomer::Tool, 2));
             std::thread::sleep(Duration::from_millis(20));
             assert!(!joined.is_finished());
             // The newcomer counts by then, so that there is nothing left to tell.
-            let (_mount, word) = announce(&company);
+            let (_mount, word) = announce(&programs);
             assert_eq!(word, MOUNT_SHARED);
             joined.join().unwrap();
         });

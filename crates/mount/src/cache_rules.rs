@@ -7,22 +7,22 @@
 //! never so, and of what other nodes serve nobody tells: the kernel asks each time.
 //!
 //! What a name leads to the kernel may hear of for the first time, and is told nothing of before it has: while others use the
-//! pool, attributes that come with a name are believed for a moment ([`Belief::BRIEF`]), those asked for by number until told.
+//! pool, attributes that come with a name are believed for a moment ([`Validity::BRIEF`]), those asked for by number until told.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::protocol::Belief;
+use crate::protocol::Validity;
 
 /// The rules as they stand.
 #[derive(Debug, Default)]
-pub(crate) struct Beliefs {
+pub(crate) struct CacheRules {
     /// The daemon tells of changes.
     told: AtomicBool,
     /// Nobody else writes files of the pool.
     alone: AtomicBool,
 }
 
-impl Beliefs {
+impl CacheRules {
     /// The daemon tells of changes from now on, or no longer does.
     pub(crate) fn set_told(&self, told: bool) {
         self.told.store(told, Ordering::Release);
@@ -40,22 +40,22 @@ impl Beliefs {
     }
 
     /// Of a name, there or not.
-    pub(crate) fn entry(&self) -> Belief {
+    pub(crate) fn entry(&self) -> Validity {
         if self.told.load(Ordering::Acquire) {
-            Belief::LONG
+            Validity::LONG
         } else {
-            Belief::NONE
+            Validity::NONE
         }
     }
 
     /// Of attributes; `written` tells whether stores may move them that nobody announces.
-    pub(crate) fn attr(&self, st: &libc::stat, written: impl FnOnce() -> bool) -> Belief {
+    pub(crate) fn attr(&self, st: &libc::stat, written: impl FnOnce() -> bool) -> Validity {
         let told = self.told.load(Ordering::Acquire);
         let is_file = st.st_mode & libc::S_IFMT == libc::S_IFREG;
         if told && (!is_file || self.is_alone() && !written()) {
-            Belief::LONG
+            Validity::LONG
         } else {
-            Belief::NONE
+            Validity::NONE
         }
     }
 }

@@ -37,7 +37,7 @@ impl Renewals {
     }
 
     /// How long nothing is due.
-    pub(super) fn patience(&self, now: Duration) -> Duration {
+    pub(super) fn next_timeout(&self, now: Duration) -> Duration {
         self.due.iter().map(|(at, _)| at.saturating_sub(now)).min().unwrap_or(Duration::MAX)
     }
 }
@@ -54,8 +54,8 @@ mod tests {
         assert_eq!(renewals.take_due(start), [node]);
         renewals.want(node, start + PERIOD / 4);
         assert_eq!(renewals.take_due(start + PERIOD / 2), []);
-        assert_eq!(renewals.patience(start + PERIOD / 2), PERIOD - PERIOD / 2);
+        assert_eq!(renewals.next_timeout(start + PERIOD / 2), PERIOD - PERIOD / 2);
         assert_eq!(renewals.take_due(start + PERIOD), [node]);
-        assert_eq!(renewals.patience(start + PERIOD), Duration::MAX);
+        assert_eq!(renewals.next_timeout(start + PERIOD), Duration::MAX);
     }
 }

@@ -1,4 +1,4 @@
-//! The crew: threads that read and write backing files for other nodes. None of them knows of the shard: whether a file is
+//! The I/O workers: threads that read and write backing files for other nodes. None of them knows of the shard: whether a file is
 //! there is for the target to say. A request that comes twice does no harm, but for an append, which the network thread
 //! answers from what it kept, or this from what an earlier worker has noted (`appended`).
 
@@ -17,10 +17,10 @@ use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::appended::Before;
-use super::bounce::Room;
+use super::bounce::DataBuffer;
 use super::jobs::{queue, Jobs};
 use super::kept::KeptOpen;
-use super::{Order, Orders};
+use super::{Command, Commands};
 
 /// Threads: enough to keep a medium busy while others wait for it.
 const THREADS: usize = 4;
@@ -28,7 +28,7 @@ const THREADS: usize = 4;
 /// What is read from memory in less time than a thread takes to be woken for it.
 const AT_ONCE_BYTES: usize = 64 * 1024;
 
-/// What the crew is to do.
+/// What the I/O workers are to do.
 #[derive(Debug)]
 pub(in crate::worker) enum Job {
     /// Serve a request for a backing file.
@@ -53,7 +53,7 @@ pub(in crate::worker) struct Moving {
     /// Where they are, or are to be, on the other node.
     pub(super) memory: Memory,
     /// And on this one.
-    pub(super) room: Room,
+    pub(super) room: DataBuffer,
     /// When who asked gives it up.
     pub(super) until: std::time::Duration,
 }
@@ -75,26 +75,26 @@ impl Asker {
         }
     }
 
-    fn answer(self, reply: Vec<u8>) -> Order {
+    fn answer(self, reply: Vec<u8>) -> Command {
         match self {
-            Asker::There(ticket) => Order::Answer { ticket, reply },
-            Asker::Here(stamp) => Order::AnswerHere { stamp, reply },
+            Asker::There(ticket) => Command::Answer { ticket, reply },
+            Asker::Here(stamp) => Command::AnswerHere { stamp, reply },
         }
     }
 }
 
-/// Starts the crew; it ends when what is given back is dropped.
-pub(super) fn start(targets: Arc<NodeTargets>, kept: Arc<KeptOpen>, orders: Orders) -> Result<Jobs> {
+/// Starts the I/O workers; they end when what is given back is dropped.
+pub(super) fn start(targets: Arc<NodeTargets>, kept: Arc<KeptOpen>, commands: Commands) -> Result<Jobs> {
     let (jobs, taker) = queue();
     for _ in 0..THREADS {
         let taker = taker.clone();
-        let mut hand = Hand::new(Arc::clone(&targets), Arc::clone(&kept), orders.clone());
+        let mut io_worker = IoWorker::new(Arc::clone(&targets), Arc::clone(&kept), commands.clone());
         std::thread::Builder::new()
             .name("data".into())
             .stack_size(512 * 1024)
             .spawn(move || {
                 while let Some(job) = taker.take() {
-                    hand.serve(job);
+                    io_worker.serve(job);
                 }
             })
             .map_err(|e| Error::io("cannot start a thread", &e))?;
@@ -102,18 +102,22 @@ pub(super) fn start(targets: Arc<NodeTargets>, kept: Arc<KeptOpen>, orders: Orde
     Ok(jobs)
 }
 
-/// One of the crew.
-pub(in crate::worker) struct Hand {
+/// One of the I/O workers.
+pub(in crate::worker) struct IoWorker {
     files: Files,
-    orders: Orders,
+    commands: Commands,
     room: Vec<u8>,
     out: Vec<u8>,
 }
 
-impl Hand {
-    pub(in crate::worker) fn new(targets: Arc<NodeTargets>, kept: Arc<KeptOpen>, orders: Orders) -> Hand {
+impl IoWorker {
+    pub(in crate::worker) fn new(
+        targets: Arc<NodeTargets>,
+        kept: Arc<KeptOpen>,
+        commands: Commands,
+    ) -> IoWorker {
         let buffer = || vec![0; MESSAGE_BYTES_MAX];
-        Hand { files: Files { targets, kept }, orders, room: buffer(), out: buffer() }
+        IoWorker { files: Files { targets, kept }, commands, room: buffer(), out: buffer() }
     }
 
     /// Serves a request and has it answered.
@@ -122,11 +126,11 @@ impl Hand {
             Job::Serve { asker, message } => (asker, message),
             Job::Move(mut moving) => {
                 let result = self.files.move_piece(&mut moving);
-                return self.orders.give(Order::Moved(moving, result));
+                return self.commands.give(Command::Moved(moving, result));
             }
         };
         let reply = self.reply(asker.stamp(), &message).to_vec();
-        self.orders.give(asker.answer(reply));
+        self.commands.give(asker.answer(reply));
     }
 
     fn reply(&mut self, stamp: Stamp, message: &[u8]) -> &[u8] {
@@ -212,12 +216,12 @@ impl Files {
                 // SAFETY: of memory that lives as long as the room.
                 unsafe { write_from(&*file()?, room.start(len).as_ptr(), len, moving.offset) }.map(|()| len)
             }
-            (MoveKind::Read, Room::Piece(piece)) => read(&*file()?, piece.bytes(len), moving.offset),
-            (MoveKind::Append, Room::Piece(piece)) => {
+            (MoveKind::Read, DataBuffer::Piece(piece)) => read(&*file()?, piece.bytes(len), moving.offset),
+            (MoveKind::Append, DataBuffer::Piece(piece)) => {
                 self.append_once(&moving.ticket.stamp, &moving.id, piece.bytes(len)).map(|_| len)
             }
             // Writes alone come into places.
-            (_, Room::Place(_)) => Err(Code::Malformed),
+            (_, DataBuffer::Place(_)) => Err(Code::Malformed),
         }
     }
 
@@ -444,7 +448,7 @@ mod tests {
 
     /// A node's targets, and where they are.
     fn targets(name: &str) -> (PathBuf, Arc<NodeTargets>) {
-        let place = std::env::temp_dir().join(format!("forebay-crew-{name}-{}", std::process::id()));
+        let place = std::env::temp_dir().join(format!("forebay-io_workers-{name}-{}", std::process::id()));
         let _ = std::fs::remove_dir_all(&place);
         std::fs::create_dir(&place).unwrap();
         let directory = std::fs::File::open(&place).unwrap();

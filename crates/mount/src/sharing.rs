@@ -1,6 +1,6 @@
 //! Word from the daemon whether others have files of the pool open, on a thread of its own.
 //!
-//! While nobody has, the kernel may keep attributes of regular files (`belief`). When somebody comes, no more are given out
+//! While nobody has, the kernel may keep attributes of regular files (`cache_rules`). When somebody comes, no more are given out
 //! that last, replies that are on their way are waited for, and what was given is taken back, before the daemon lets the
 //! newcomer in. A daemon whose worker died is told of the mount again; until it is, everybody counts as company. So it is when
 //! this process has attached anew, as after a call that had no answer: changes by a session that the daemon does not know as
@@ -58,8 +58,8 @@ impl Rounds {
 
 impl FileSystem {
     /// Others may have files open from now on.
-    fn expect_company(&self, rounds: &Rounds) {
-        if !self.beliefs.set_alone(false) {
+    fn expect_sharing(&self, rounds: &Rounds) {
+        if !self.cache_rules.set_alone(false) {
             return;
         }
         rounds.pass();
@@ -67,7 +67,7 @@ impl FileSystem {
         let mut inos = self.nodes.numbers(|_| true);
         let end = Instant::now() + ROUND_MAX;
         loop {
-            inos.retain(|ino| self.nodes.seen(*ino).is_some() && !self.disbelieve(*ino));
+            inos.retain(|ino| self.nodes.seen(*ino).is_some() && !self.invalidate_attributes(*ino));
             if inos.is_empty() {
                 return;
             }
@@ -80,7 +80,7 @@ impl FileSystem {
     }
 
     /// The kernel is to ask again for an inode's attributes. False when it does not know the inode, or not yet.
-    pub(crate) fn disbelieve(&self, ino: u64) -> bool {
+    pub(crate) fn invalidate_attributes(&self, ino: u64) -> bool {
         let mut note = Body::new();
         note.u64(self.node(forebay_types::Ino(ino)));
         note.u64(u64::MAX); // attributes alone
@@ -99,17 +99,17 @@ pub(crate) fn listen(fs: &Arc<FileSystem>, rounds: &Arc<Rounds>) -> Result<()> {
         fs.pool.announce_mount(fs.device.as_fd()).map(|(socket, alone)| (socket, session, alone))
     };
     let (mut socket, mut session, alone) = announce(fs).map_err(|code| Error::new(code, what))?;
-    fs.beliefs.set_told(true);
-    fs.beliefs.set_alone(alone);
+    fs.cache_rules.set_told(true);
+    fs.cache_rules.set_alone(alone);
     let (fs, rounds) = (Arc::clone(fs), Arc::clone(rounds));
     let thread = std::thread::Builder::new().name("company".into()).stack_size(256 * 1024);
     let listens = move || loop {
         hear(&fs, &rounds, &socket, session);
-        fs.expect_company(&rounds);
+        fs.expect_sharing(&rounds);
         (socket, session) = loop {
             match announce(&fs) {
                 Ok((socket, session, alone)) => {
-                    fs.beliefs.set_alone(alone);
+                    fs.cache_rules.set_alone(alone);
                     break (socket, session);
                 }
                 Err(code) => {
@@ -139,10 +139,10 @@ fn hear(fs: &FileSystem, rounds: &Rounds, socket: &OwnedFd, session: Option<u64>
         let n = unsafe { libc::recv(socket.as_raw_fd(), word.as_mut_ptr().cast(), 1, 0) };
         match n {
             1 if word[0] == ALONE => {
-                fs.beliefs.set_alone(true);
+                fs.cache_rules.set_alone(true);
             }
             1 => {
-                fs.expect_company(rounds);
+                fs.expect_sharing(rounds);
                 // SAFETY: as above. A daemon that is gone is noticed by the next look.
                 unsafe { libc::send(socket.as_raw_fd(), word.as_ptr().cast(), 1, libc::MSG_NOSIGNAL) };
             }

@@ -1,6 +1,6 @@
 //! One LMDB write transaction over the shard's only database, in bytes: get, put, insert, append, delete, walk.
 //!
-//! It counts what it writes, for [`crate::space`], and remembers a failure of LMDB's: after one, nothing but dropping
+//! It counts what it writes, for [`crate::page_budget`], and remembers a failure of LMDB's: after one, nothing but dropping
 //! it is possible. Operations check all that can go wrong before their first write, so a failure here means a broken
 //! medium or a broken tree.
 
@@ -10,7 +10,7 @@ use forebay_types::Code;
 use heed::types::Bytes;
 use heed::{Database, MdbError, PutFlags, RoTxn, RwTxn};
 
-use crate::space::TreePages;
+use crate::page_budget::TreePages;
 
 /// The shard's only database.
 pub(crate) type Tree = Database<Bytes, Bytes>;

@@ -25,9 +25,9 @@ fn thread(network: &Network, node: NodeId, seed: u64) -> (NetworkThread, Receive
     let mut calls = Calls::new(Box::new(network.endpoint(node.0.into())), identity, secret, settings);
     let other = if node == CLIENTS { FILES } else { CLIENTS };
     calls.add_node(other, format!("simulated:{other}").as_bytes()).unwrap();
-    let ((_, orders), (to_shard, told), (jobs, asked)) = (channel(), channel(), queue());
+    let ((_, commands), (to_shard, told), (jobs, asked)) = (channel(), channel(), queue());
     let kept = std::sync::Arc::new(KeptOpen::default());
-    (NetworkThread::new(calls, node, Vec::new(), orders, to_shard, (jobs, kept)), told, asked)
+    (NetworkThread::new(calls, node, Vec::new(), commands, to_shard, (jobs, kept)), told, asked)
 }
 
 /// What became of a read.
@@ -65,7 +65,7 @@ fn read(seed: u64, faults: Faults, file_bytes: usize) -> Seen {
         files.round();
         while let Some(Job::Move(mut moving)) = jobs.try_take() {
             network.set_faults(faults);
-            let Room::Piece(piece) = &mut moving.room else { panic!("a read into a place") };
+            let DataBuffer::Piece(piece) = &mut moving.room else { panic!("a read into a place") };
             piece.bytes(file_bytes).fill(FILLED);
             files.crew_moved(*moving, Ok(file_bytes));
         }
@@ -198,8 +198,8 @@ fn write(seed: u64, faults: Faults, trusting: bool) -> Written {
                 // SAFETY: of memory that lives as long as the room; nobody else runs.
                 let bytes = unsafe { std::slice::from_raw_parts(moving.room.start(BYTES).as_ptr(), BYTES) };
                 seen.wrong += u32::from(bytes.iter().any(|byte| *byte != n));
-                seen.ahead += u32::from(matches!(moving.room, Room::Place(_)));
-                seen.fetched += u32::from(is_sent && matches!(moving.room, Room::Piece(_)));
+                seen.ahead += u32::from(matches!(moving.room, DataBuffer::Place(_)));
+                seen.fetched += u32::from(is_sent && matches!(moving.room, DataBuffer::Piece(_)));
                 files.crew_moved(*moving, Ok(BYTES));
             }
             reply = told.try_iter().find_map(|message| match message {

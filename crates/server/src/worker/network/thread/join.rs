@@ -6,7 +6,7 @@ use std::time::Duration;
 use forebay_fabric::Failed;
 use forebay_types::{Code, NodeId, Request};
 
-use super::asking::{Flight, NODE_TIMEOUT};
+use super::outgoing::{Flight, NODE_TIMEOUT};
 use super::{Introduced, NetworkThread};
 
 /// A node that did not answer whether it knows other data of this one is asked again after so long.

@@ -21,7 +21,7 @@ const OLD: Duration = Duration::from_secs(30);
 
 /// What a node said of itself.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Said {
+pub(super) struct SpaceReport {
     pub(super) inodes: u64,
     pub(super) free_inodes: u64,
     pub(super) spaces: Vec<TargetSpace>,
@@ -39,7 +39,7 @@ struct Candidate {
 
 /// A node, and how many targets the pool file gives it.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::worker) struct Giver {
+pub(in crate::worker) struct TargetNode {
     pub(in crate::worker) node: NodeId,
     pub(in crate::worker) targets: u16,
 }
@@ -53,11 +53,11 @@ struct Waiting {
 
 /// All that is known.
 #[derive(Debug)]
-pub(super) struct Surroundings {
+pub(super) struct SpaceMap {
     me: NodeId,
-    givers: Vec<Giver>,
+    target_nodes: Vec<TargetNode>,
     /// None of a node that did not answer.
-    said: HashMap<NodeId, Option<Said>>,
+    said: HashMap<NodeId, Option<SpaceReport>>,
     /// When the last round of questions began, and when the last one that is over did.
     asked: Option<Duration>,
     heard: Option<Duration>,
@@ -74,17 +74,17 @@ fn is_roomy(space: &TargetSpace) -> bool {
     u128::from(used) * 100 < u128::from(space.total_bytes) * u128::from(HIGH_WATER_PERCENT)
 }
 
-impl Surroundings {
+impl SpaceMap {
     /// Of the pool's nodes, this one among them.
-    pub(super) fn new(me: NodeId, givers: Vec<Giver>) -> Surroundings {
+    pub(super) fn new(me: NodeId, target_nodes: Vec<TargetNode>) -> SpaceMap {
         let (said, waiting) = (HashMap::new(), Vec::new());
-        Surroundings { me, givers, said, asked: None, heard: None, left: 0, waiting, turn: 0 }
+        SpaceMap { me, target_nodes, said, asked: None, heard: None, left: 0, waiting, turn: 0 }
     }
 
     /// A node whose data are gone has another number; what was asked of the old one still ends.
     pub(super) fn renumber(&mut self, old: NodeId, new: NodeId) {
         self.said.remove(&old);
-        self.givers.iter_mut().filter(|g| g.node == old).for_each(|g| g.node = new);
+        self.target_nodes.iter_mut().filter(|g| g.node == old).for_each(|g| g.node = new);
     }
 
     /// A node does not answer any more: nothing is placed on it while there are others.
@@ -100,7 +100,7 @@ impl Surroundings {
     }
 
     /// The nodes that are to be asked now, each once, as what is known of them is no longer fresh; none while a round of
-    /// questions is under way. Each is to be followed by [`Surroundings::hear`].
+    /// questions is under way. Each is to be followed by [`SpaceMap::hear`].
     pub(super) fn next_round(&mut self, now: Duration) -> Vec<NodeId> {
         let is_fresh = self.asked.is_some_and(|asked| now.saturating_sub(asked) <= FRESH);
         if is_fresh {
@@ -115,7 +115,8 @@ impl Surroundings {
             return Vec::new();
         }
         self.asked = Some(now);
-        let others: Vec<NodeId> = self.givers.iter().map(|g| g.node).filter(|n| *n != self.me).collect();
+        let others: Vec<NodeId> =
+            self.target_nodes.iter().map(|g| g.node).filter(|n| *n != self.me).collect();
         self.left = others.len();
         others
     }
@@ -126,12 +127,12 @@ impl Surroundings {
     }
 
     /// What a node said last; none of one that did not answer.
-    pub(super) fn said_by(&self, node: NodeId) -> Option<&Said> {
+    pub(super) fn said_by(&self, node: NodeId) -> Option<&SpaceReport> {
         self.said.get(&node)?.as_ref()
     }
 
     /// A node answered, or did not. Those that waited for this answer, and what they are told.
-    pub(super) fn hear(&mut self, node: NodeId, said: Result<Said, Code>) -> Vec<(Stamp, PoolSpace)> {
+    pub(super) fn hear(&mut self, node: NodeId, said: Result<SpaceReport, Code>) -> Vec<(Stamp, PoolSpace)> {
         self.said.insert(node, said.ok());
         self.left = self.left.saturating_sub(1);
         if self.left > 0 {
@@ -179,7 +180,7 @@ impl Surroundings {
 
     fn candidates(&self, own: &[TargetSpace], certain: bool) -> Vec<Candidate> {
         let mut all = Vec::new();
-        for Giver { node, targets } in &self.givers {
+        for TargetNode { node, targets } in &self.target_nodes {
             let said = self.said.get(node);
             let reached = *node == self.me || !matches!(said, Some(None));
             let spaces = match said {
@@ -236,13 +237,14 @@ mod tests {
         TargetSpace { target, total_bytes: 1000, free_bytes: 10 * free_percent, in_memory: true }
     }
 
-    fn of(nodes: &[(u16, u16)]) -> Surroundings {
-        let givers = nodes.iter().map(|(node, targets)| Giver { node: NodeId(*node), targets: *targets });
-        Surroundings::new(NodeId(2), givers.collect())
+    fn of(nodes: &[(u16, u16)]) -> SpaceMap {
+        let target_nodes =
+            nodes.iter().map(|(node, targets)| TargetNode { node: NodeId(*node), targets: *targets });
+        SpaceMap::new(NodeId(2), target_nodes.collect())
     }
 
-    fn said(spaces: &[TargetSpace]) -> Result<Said, Code> {
-        Ok(Said { inodes: 5, free_inodes: 50, spaces: spaces.to_vec() })
+    fn said(spaces: &[TargetSpace]) -> Result<SpaceReport, Code> {
+        Ok(SpaceReport { inodes: 5, free_inodes: 50, spaces: spaces.to_vec() })
     }
 
     fn stamp(sequence: u64) -> Stamp {

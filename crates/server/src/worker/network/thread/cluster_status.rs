@@ -7,18 +7,18 @@ use forebay_data::Medium;
 use forebay_types::{Code, NodeId, Reply, Request, TargetSpace};
 use serde_json::{json, Value};
 
-use super::asking::Flight;
+use super::outgoing::Flight;
 use super::{Member, NetworkThread};
-use crate::worker::network::placement::Said;
+use crate::worker::network::target_selection::SpaceReport;
 
 /// How long `status` waits for the other nodes: longer than a link takes that is made on this occasion.
 const SURVEY_TIMEOUT: Duration = Duration::from_millis(1500);
 
 /// What a node says of its targets.
-fn said(reply: Vec<u8>) -> Result<Said, Code> {
+fn said(reply: Vec<u8>) -> Result<SpaceReport, Code> {
     match Reply::decode(&reply)? {
         Reply::Targets { inodes, free_inodes, spaces } => {
-            Ok(Said { inodes, free_inodes, spaces: spaces.iter().collect() })
+            Ok(SpaceReport { inodes, free_inodes, spaces: spaces.iter().collect() })
         }
         _ => Err(Code::Malformed),
     }
@@ -27,7 +27,7 @@ fn said(reply: Vec<u8>) -> Result<Said, Code> {
 impl NetworkThread {
     /// Asks the other nodes for theirs, unless that was just done.
     pub(super) fn refresh_surroundings(&mut self) {
-        let nodes = self.surroundings.next_round(self.calls.now());
+        let nodes = self.space_map.next_round(self.calls.now());
         self.ask_all(nodes);
     }
 
@@ -51,7 +51,7 @@ impl NetworkThread {
 
     pub(super) fn heard_targets(&mut self, node: NodeId, reply: Result<Vec<u8>, Code>) {
         self.saw(node, reply.is_ok());
-        for (stamp, space) in self.surroundings.hear(node, reply.and_then(said)) {
+        for (stamp, space) in self.space_map.hear(node, reply.and_then(said)) {
             self.answered_with(stamp, Ok(Reply::Space(space)));
         }
         self.end_survey();
@@ -62,20 +62,20 @@ impl NetworkThread {
     /// Tells who wants to know how all nodes are, when all have said it or did not answer.
     pub(super) fn look_around(&mut self, reply: Sender<Value>) {
         self.surveyors.push(reply);
-        let nodes = self.surroundings.round_now(self.calls.now());
+        let nodes = self.space_map.round_now(self.calls.now());
         self.ask_all(nodes);
         self.end_survey();
     }
 
     fn end_survey(&mut self) {
-        if self.surroundings.is_asking() || self.surveyors.is_empty() {
+        if self.space_map.is_asking() || self.surveyors.is_empty() {
             return;
         }
         let mut found: Vec<Value> = Vec::new();
         for Member { node, name, host, media } in self.members.iter().filter(|member| member.node != self.me)
         {
-            let mut told = match self.surroundings.said_by(*node) {
-                Some(Said { inodes, spaces, .. }) => {
+            let mut told = match self.space_map.said_by(*node) {
+                Some(SpaceReport { inodes, spaces, .. }) => {
                     let sum =
                         |of: fn(&TargetSpace) -> u64| spaces.iter().map(of).fold(0, u64::saturating_add);
                     let target =

@@ -19,14 +19,14 @@ const LOOKS: u32 = 8;
 
 /// What was learnt, shared by all threads of a session.
 #[derive(Debug)]
-pub(crate) struct Patience {
+pub(crate) struct AdaptiveSpin {
     look_ns: AtomicU64,
     looking: AtomicBool,
 }
 
-impl Patience {
-    pub(crate) fn new() -> Patience {
-        Patience { look_ns: AtomicU64::new(LOOK_MAX.as_nanos() as u64), looking: AtomicBool::new(false) }
+impl AdaptiveSpin {
+    pub(crate) fn new() -> AdaptiveSpin {
+        AdaptiveSpin { look_ns: AtomicU64::new(LOOK_MAX.as_nanos() as u64), looking: AtomicBool::new(false) }
     }
 
     /// Looks until `work` finds something, for a bounded time; nothing when another thread looks, or it does not pay.
@@ -69,24 +69,24 @@ mod tests {
 
     #[test]
     fn look_in_vain_becomes_shorter_and_a_short_sleep_restores_it() {
-        let patience = Patience::new();
+        let spin = AdaptiveSpin::new();
         for _ in 0..10 {
-            assert!(patience.look(|| None::<()>).is_none());
+            assert!(spin.look(|| None::<()>).is_none());
         }
         let mut looked = false;
-        patience.look(|| {
+        spin.look(|| {
             looked = true;
             None::<()>
         });
         assert!(!looked, "it does not pay");
-        patience.slept(Duration::from_micros(5));
-        assert_eq!(patience.look(|| Some(7)), Some(7));
+        spin.slept(Duration::from_micros(5));
+        assert_eq!(spin.look(|| Some(7)), Some(7));
     }
 
     #[test]
     fn look_of_a_second_thread_is_none() {
-        let patience = Patience::new();
-        let inner = patience.look(|| Some(patience.look(|| Some(1))));
+        let spin = AdaptiveSpin::new();
+        let inner = spin.look(|| Some(spin.look(|| Some(1))));
         assert_eq!(inner, Some(None));
     }
 }

@@ -1,7 +1,7 @@
 //! What lies on other nodes: directories whose entry and inode are on two, and backing files that cannot be opened here.
 //!
 //! Requests for other nodes go through this node's daemon like any (docs/decisions/0011); what is here is only what takes
-//! several of them. Their data are in `far`.
+//! several of them. Their data are in `remote_data`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

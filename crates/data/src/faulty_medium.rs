@@ -1,6 +1,6 @@
-//! The twin: a target in memory that can fail and crash, for tests of what stands on a medium.
+//! The faulty medium: a target in memory that can fail and crash, for tests of what stands on a medium.
 //!
-//! It keeps a live image, in memfds, and a durable one, taken by [`Media::sync`]. [`Twin::crash`] is the node's death:
+//! It keeps a live image, in memfds, and a durable one, taken by [`Media::sync`]. [`FaultyMedium::crash`] is the node's death:
 //! of each backing file an arbitrary prefix of what was done to it since the last sync is kept (creation, truncation,
 //! times, removal), and an arbitrary subset of the 4 KiB blocks that were written. Backing files are independent of each
 //! other, as nothing orders them on a real medium. What was written to a file before it was removed is lost with it if
@@ -29,7 +29,7 @@ type Key = (Ino, usize, u16);
 
 /// A target in memory with a live and a durable image.
 #[derive(Debug)]
-pub struct Twin {
+pub struct FaultyMedium {
     target: u32,
     total_bytes: u64,
     state: Mutex<State>,
@@ -76,19 +76,19 @@ struct Image {
     times: Option<(Timestamp, Timestamp)>,
 }
 
-impl Twin {
+impl FaultyMedium {
     /// An empty target of this number, as layouts name it, that says it has `total_bytes`. The size is not enforced:
-    /// use [`Twin::fail_after`] with [`Code::NoSpace`].
-    pub fn new(target: u32, total_bytes: u64) -> Twin {
-        Twin { target, total_bytes, state: Mutex::default() }
+    /// use [`FaultyMedium::fail_after`] with [`Code::NoSpace`].
+    pub fn new(target: u32, total_bytes: u64) -> FaultyMedium {
+        FaultyMedium { target, total_bytes, state: Mutex::default() }
     }
 
-    /// Lets `calls` more calls of [`Media`] through, then fails every one with `code` until [`Twin::heal`].
+    /// Lets `calls` more calls of [`Media`] through, then fails every one with `code` until [`FaultyMedium::heal`].
     pub fn fail_after(&self, calls: u64, code: Code) {
         self.lock().fault = Some(Fault { calls_left: calls, code });
     }
 
-    /// Ends what [`Twin::fail_after`] began.
+    /// Ends what [`FaultyMedium::fail_after`] began.
     pub fn heal(&self) {
         self.lock().fault = None;
     }
@@ -239,9 +239,9 @@ impl Image {
 }
 
 fn new_file() -> Result<OwnedFd, Code> {
-    let file = rustix::fs::memfd_create(c"forebay-twin", MemfdFlags::CLOEXEC).map_err(code_of)?;
+    let file = rustix::fs::memfd_create(c"forebay-medium", MemfdFlags::CLOEXEC).map_err(code_of)?;
     rustix::fs::fchmod(&file, Mode::RWXU).map_err(code_of)?;
-    // The twin's own reading of it is no access. Descriptors handed out are opened anew.
+    // The faulty medium's own reading of it is no access. Descriptors handed out are opened anew.
     rustix::fs::fcntl_setfl(&file, OFlags::NOATIME).map_err(code_of)?;
     Ok(file)
 }
@@ -258,7 +258,7 @@ fn read_at(file: &OwnedFd, buffer: &mut [u8], offset: u64) -> Result<(), Code> {
     Ok(())
 }
 
-impl Media for Twin {
+impl Media for FaultyMedium {
     fn target(&self) -> u32 {
         self.target
     }
@@ -368,66 +368,66 @@ mod tests {
     const INO: Ino = Ino(0x1_0000_0000_0007);
     const BLOCK: u64 = BLOCK_BYTES as u64;
 
-    fn write(twin: &Twin, bytes: &[u8], at: u64) {
-        let file = twin.open(INO, 0, 0, Access::ReadWrite).unwrap();
+    fn write(medium: &FaultyMedium, bytes: &[u8], at: u64) {
+        let file = medium.open(INO, 0, 0, Access::ReadWrite).unwrap();
         assert_eq!(rustix::io::pwrite(file, bytes, at).unwrap(), bytes.len());
     }
 
-    fn read(twin: &Twin) -> Option<Vec<u8>> {
-        let file = match twin.open(INO, 0, 0, Access::Read) {
+    fn read(medium: &FaultyMedium) -> Option<Vec<u8>> {
+        let file = match medium.open(INO, 0, 0, Access::Read) {
             Ok(file) => file,
             Err(code) => {
                 assert_eq!(code, Code::NotFound);
                 return None;
             }
         };
-        let mut bytes = vec![0; twin.stat(INO, 0, 0).unwrap().bytes as usize];
+        let mut bytes = vec![0; medium.stat(INO, 0, 0).unwrap().bytes as usize];
         read_at(&file, &mut bytes, 0).unwrap();
         Some(bytes)
     }
 
     /// The contents after each of many crashes of what `prepare` makes.
-    fn outcomes(prepare: impl Fn(&Twin)) -> BTreeSet<Option<Vec<u8>>> {
+    fn outcomes(prepare: impl Fn(&FaultyMedium)) -> BTreeSet<Option<Vec<u8>>> {
         (0..200)
             .map(|seed| {
-                let twin = Twin::new(0, 1 << 30);
-                prepare(&twin);
-                twin.crash(seed).unwrap();
-                read(&twin)
+                let medium = FaultyMedium::new(0, 1 << 30);
+                prepare(&medium);
+                medium.crash(seed).unwrap();
+                read(&medium)
             })
             .collect()
     }
 
     #[test]
     fn crash_after_sync_changes_nothing() {
-        let twin = Twin::new(0, 1 << 30);
-        twin.create(INO, 0, 0).unwrap();
-        twin.create(INO, 1, 3).unwrap();
-        write(&twin, &[7; 10_000], BLOCK * 5);
+        let medium = FaultyMedium::new(0, 1 << 30);
+        medium.create(INO, 0, 0).unwrap();
+        medium.create(INO, 1, 3).unwrap();
+        write(&medium, &[7; 10_000], BLOCK * 5);
         let past = Timestamp { sec: -5, nsec: 9 };
-        twin.set_times(INO, 0, 0, TimeSet::At(past), TimeSet::At(past)).unwrap();
-        twin.remove(INO, 1, 3).unwrap();
-        twin.sync().unwrap();
+        medium.set_times(INO, 0, 0, TimeSet::At(past), TimeSet::At(past)).unwrap();
+        medium.remove(INO, 1, 3).unwrap();
+        medium.sync().unwrap();
         let content = [vec![0; 5 * BLOCK_BYTES], vec![7; 10_000]].concat();
         for seed in 0..20 {
-            twin.crash(seed).unwrap();
-            let after = twin.stat(INO, 0, 0).unwrap();
+            medium.crash(seed).unwrap();
+            let after = medium.stat(INO, 0, 0).unwrap();
             assert_eq!((after.bytes, after.allocated_bytes), (content.len() as u64, 3 * BLOCK));
             assert_eq!((after.atime, after.mtime), (past, past));
-            assert_eq!(twin.stat(INO, 1, 3), Err(Code::NotFound));
+            assert_eq!(medium.stat(INO, 1, 3), Err(Code::NotFound));
         }
-        assert_eq!(read(&twin), Some(content));
+        assert_eq!(read(&medium), Some(content));
     }
 
     #[test]
     fn crash_of_unsynced_create_and_remove_both_outcomes_occur() {
-        let created = outcomes(|twin| twin.create(INO, 0, 0).unwrap());
+        let created = outcomes(|medium| medium.create(INO, 0, 0).unwrap());
         assert_eq!(created, BTreeSet::from([None, Some(vec![])]));
-        let removed = outcomes(|twin| {
-            twin.create(INO, 0, 0).unwrap();
-            write(twin, b"kept", 0);
-            twin.sync().unwrap();
-            twin.remove(INO, 0, 0).unwrap();
+        let removed = outcomes(|medium| {
+            medium.create(INO, 0, 0).unwrap();
+            write(medium, b"kept", 0);
+            medium.sync().unwrap();
+            medium.remove(INO, 0, 0).unwrap();
         });
         assert_eq!(removed, BTreeSet::from([None, Some(b"kept".to_vec())]));
     }
@@ -435,11 +435,11 @@ mod tests {
     #[test]
     fn crash_of_unsynced_writes_any_subset_of_blocks_occurs_and_nothing_else() {
         let (old, new) = (vec![1; 2 * BLOCK_BYTES], vec![2; 2 * BLOCK_BYTES]);
-        let seen = outcomes(|twin| {
-            twin.create(INO, 0, 0).unwrap();
-            write(twin, &old, 0);
-            twin.sync().unwrap();
-            write(twin, &new, 0);
+        let seen = outcomes(|medium| {
+            medium.create(INO, 0, 0).unwrap();
+            write(medium, &old, 0);
+            medium.sync().unwrap();
+            write(medium, &new, 0);
         });
         let mixed = |a: u8, b: u8| Some([vec![a; BLOCK_BYTES], vec![b; BLOCK_BYTES]].concat());
         assert_eq!(seen, BTreeSet::from([mixed(1, 1), mixed(1, 2), mixed(2, 1), mixed(2, 2)]));
@@ -447,12 +447,12 @@ mod tests {
 
     #[test]
     fn crash_of_unsynced_truncate_and_rewrite_never_shows_bytes_of_neither() {
-        let seen = outcomes(|twin| {
-            twin.create(INO, 0, 0).unwrap();
-            write(twin, &[1; 6000], 0);
-            twin.sync().unwrap();
-            twin.truncate(INO, 0, 0, 10).unwrap();
-            write(twin, &[2; 100], 5000);
+        let seen = outcomes(|medium| {
+            medium.create(INO, 0, 0).unwrap();
+            write(medium, &[1; 6000], 0);
+            medium.sync().unwrap();
+            medium.truncate(INO, 0, 0, 10).unwrap();
+            write(medium, &[2; 100], 5000);
         });
         assert!(seen.len() > 4, "{}", seen.len());
         for bytes in seen.into_iter().map(Option::unwrap) {
@@ -464,13 +464,13 @@ mod tests {
 
     #[test]
     fn crash_of_a_name_made_again_never_mixes_the_two() {
-        let seen = outcomes(|twin| {
-            twin.create(INO, 0, 0).unwrap();
-            write(twin, b"old", 0);
-            twin.sync().unwrap();
-            twin.remove(INO, 0, 0).unwrap();
-            twin.create(INO, 0, 0).unwrap();
-            write(twin, b"NEW!", 0);
+        let seen = outcomes(|medium| {
+            medium.create(INO, 0, 0).unwrap();
+            write(medium, b"old", 0);
+            medium.sync().unwrap();
+            medium.remove(INO, 0, 0).unwrap();
+            medium.create(INO, 0, 0).unwrap();
+            write(medium, b"NEW!", 0);
         });
         let some = |bytes: &[u8]| Some(bytes.to_vec());
         assert_eq!(seen, BTreeSet::from([None, some(b"old"), some(b""), some(b"NEW!"), some(&[0; 4])]),);
@@ -479,11 +479,11 @@ mod tests {
     #[test]
     fn crash_same_seed_same_outcome() {
         let run = |seed| {
-            let twin = Twin::new(0, 1 << 30);
-            twin.create(INO, 0, 0).unwrap();
-            write(&twin, &[3; 40 * BLOCK_BYTES], 0);
-            twin.crash(seed).unwrap();
-            read(&twin)
+            let medium = FaultyMedium::new(0, 1 << 30);
+            medium.create(INO, 0, 0).unwrap();
+            write(&medium, &[3; 40 * BLOCK_BYTES], 0);
+            medium.crash(seed).unwrap();
+            read(&medium)
         };
         assert_eq!(run(11), run(11));
         assert!((0..20).any(|seed| run(seed) != run(11)));
@@ -491,33 +491,33 @@ mod tests {
 
     #[test]
     fn crash_old_descriptor_reaches_nothing() {
-        let twin = Twin::new(0, 1 << 30);
-        twin.create(INO, 0, 0).unwrap();
-        twin.sync().unwrap();
-        let old = twin.open(INO, 0, 0, Access::ReadWrite).unwrap();
-        twin.crash(1).unwrap();
+        let medium = FaultyMedium::new(0, 1 << 30);
+        medium.create(INO, 0, 0).unwrap();
+        medium.sync().unwrap();
+        let old = medium.open(INO, 0, 0, Access::ReadWrite).unwrap();
+        medium.crash(1).unwrap();
         rustix::io::pwrite(old, b"ghost", 0).unwrap();
-        assert_eq!(read(&twin), Some(vec![]));
+        assert_eq!(read(&medium), Some(vec![]));
     }
 
     #[test]
     fn fail_after_n_calls_every_later_one_fails_until_healed() {
-        let twin = Twin::new(0, 1 << 30);
-        twin.fail_after(2, Code::NoSpace);
-        assert_eq!(twin.create(INO, 0, 0), Ok(()));
-        assert_eq!(twin.truncate(INO, 0, 0, 5), Ok(()));
+        let medium = FaultyMedium::new(0, 1 << 30);
+        medium.fail_after(2, Code::NoSpace);
+        assert_eq!(medium.create(INO, 0, 0), Ok(()));
+        assert_eq!(medium.truncate(INO, 0, 0, 5), Ok(()));
         let (omit, none) = (TimeSet::Omit, &mut |_: Ino, _: usize, _: u16| Ok(()));
-        assert_eq!(twin.create(INO, 0, 1), Err(Code::NoSpace));
-        assert_eq!(twin.open(INO, 0, 0, Access::Read).map(drop), Err(Code::NoSpace));
-        assert_eq!(twin.remove(INO, 0, 0), Err(Code::NoSpace));
-        assert_eq!(twin.stat(INO, 0, 0).map(drop), Err(Code::NoSpace));
-        assert_eq!(twin.truncate(INO, 0, 0, 0), Err(Code::NoSpace));
-        assert_eq!(twin.set_times(INO, 0, 0, omit, omit), Err(Code::NoSpace));
-        assert_eq!(twin.space().map(drop), Err(Code::NoSpace));
-        assert_eq!(twin.sync(), Err(Code::NoSpace));
-        assert_eq!(twin.for_each(none), Err(Code::NoSpace));
-        twin.heal();
-        assert_eq!(twin.stat(INO, 0, 0).unwrap().bytes, 5, "what failed changed nothing");
-        assert_eq!(twin.stat(INO, 0, 1), Err(Code::NotFound));
+        assert_eq!(medium.create(INO, 0, 1), Err(Code::NoSpace));
+        assert_eq!(medium.open(INO, 0, 0, Access::Read).map(drop), Err(Code::NoSpace));
+        assert_eq!(medium.remove(INO, 0, 0), Err(Code::NoSpace));
+        assert_eq!(medium.stat(INO, 0, 0).map(drop), Err(Code::NoSpace));
+        assert_eq!(medium.truncate(INO, 0, 0, 0), Err(Code::NoSpace));
+        assert_eq!(medium.set_times(INO, 0, 0, omit, omit), Err(Code::NoSpace));
+        assert_eq!(medium.space().map(drop), Err(Code::NoSpace));
+        assert_eq!(medium.sync(), Err(Code::NoSpace));
+        assert_eq!(medium.for_each(none), Err(Code::NoSpace));
+        medium.heal();
+        assert_eq!(medium.stat(INO, 0, 0).unwrap().bytes, 5, "what failed changed nothing");
+        assert_eq!(medium.stat(INO, 0, 1), Err(Code::NotFound));
     }
 }

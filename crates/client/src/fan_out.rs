@@ -6,9 +6,9 @@ use forebay_types::limits::BACKING_AHEAD;
 use forebay_types::{BackingAttr, BackingId, BackingOp, Caller, Code, Reply, Request};
 
 use crate::attached::Attached;
-use crate::elsewhere::gone_is_stale;
-use crate::patience::Patience;
+use crate::call_deadline::CallDeadline;
 use crate::pool::Pool;
+use crate::remote_inodes::gone_is_stale;
 
 /// Room for a request without data, and for its reply.
 const MESSAGE_BYTES: usize = 256;
@@ -35,11 +35,11 @@ impl Pool {
         let (ring, alive): (&'static Ring, _) = (&attached.ring, || self.is_alive(attached));
         // In a circle, from `first` on; a stat may run in a signal handler, so nothing is allocated.
         let mut under_way: [Option<(K, Claim<'_>)>; BACKING_AHEAD] = [const { None }; BACKING_AHEAD];
-        let (mut first, mut count, mut next, mut patience) = (0, 0, None, Patience::new());
+        let (mut first, mut count, mut next, mut deadline) = (0, 0, None, CallDeadline::new());
         loop {
             while count < BACKING_AHEAD {
                 let Some((key, request)) = next.take().or_else(|| asks.next()) else { break };
-                if patience.is_over() {
+                if deadline.is_over() {
                     take(key, Err(Code::PoolGone));
                     continue;
                 }
@@ -72,15 +72,15 @@ impl Pool {
             let Some((key, claim)) = under_way[first].take() else { return Ok(()) };
             (first, count) = ((first + 1) % BACKING_AHEAD, count - 1);
             let mut key = Some(key);
-            let until_ns = patience.until_ns();
+            let until_ns = deadline.until_ns();
             let finished = claim.finish_by(until_ns, &mut [0; MESSAGE_BYTES], &alive, |reply, _| {
                 if let Some(key) = key.take() {
                     take(key, Reply::decode(reply));
                 }
             });
             match finished {
-                Ok(()) => patience.answered(),
-                Err(_) => patience.end(),
+                Ok(()) => deadline.answered(),
+                Err(_) => deadline.end(),
             }
             if let (Err(failure), Some(key)) = (finished, key) {
                 take(key, Err(self.failed(attached, failure)));

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use forebay_data::Target;
 use forebay_fabric::simulated::{Faults, Network as Simulated};
-use forebay_fabric::{CallId, Calls, CallsSettings, Happening, Identity};
+use forebay_fabric::{CallEvent, CallId, Calls, CallsSettings, Identity};
 use forebay_ring::{memfd_sealed, Seal};
 use forebay_types::{Caller, Ino, Layout, NodeId, Reply, Request, Timestamp};
 use forebay_wire::{Message as WireMessage, Secret, Stamp};
@@ -35,7 +35,7 @@ fn calls(node: NodeId, network: &Simulated, seed: u64) -> Calls {
 /// Node 1, with its shard thread seated, and node 2, which asks it.
 struct Scene {
     network: Simulated,
-    turns: Arc<Turns>,
+    handoff: Arc<Handoff>,
     node: Option<Node>,
     peer: Calls,
     answered: Vec<CallId>,
@@ -54,7 +54,7 @@ struct Scene {
 
 impl Drop for Scene {
     fn drop(&mut self) {
-        self.turns.unseat();
+        self.handoff.take_core();
         self.node = None;
         let _ = std::fs::remove_dir_all(&self.dir);
     }
@@ -64,7 +64,7 @@ impl Scene {
     fn new() -> Scene {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let dir = std::env::temp_dir().join(format!("forebay-turns-{}-{number}", std::process::id()));
+        let dir = std::env::temp_dir().join(format!("forebay-handoff-{}-{number}", std::process::id()));
         std::fs::create_dir_all(dir.join("shard")).unwrap();
         let target: OwnedFd = std::fs::File::open(&dir).unwrap().into();
         Target::format(&target).unwrap();
@@ -74,7 +74,7 @@ impl Scene {
         let mut peer = calls(PEER, &network, 2);
         peer.add_node(NODE, format!("simulated:{NODE}").as_bytes()).unwrap();
         let mut scene = Scene {
-            turns: Turns::new(Arc::new(mapped), true),
+            handoff: Handoff::new(Arc::new(mapped), true),
             network,
             node: None,
             peer,
@@ -94,7 +94,7 @@ impl Scene {
 
     /// Starts a worker on what the last one left; a round of it fails when it has come to the moment.
     fn start(&mut self, fails_at: Option<Moment>) {
-        self.turns.unseat();
+        self.handoff.take_core();
         self.node = None;
         self.network.kill(NODE.0.into());
         self.epoch += 1;
@@ -126,7 +126,7 @@ impl Scene {
                 false => Ok(()),
             }
         }));
-        self.turns.seat(node.take_shard_thread().unwrap()).unwrap();
+        self.handoff.install(node.take_shard_thread().unwrap()).unwrap();
         self.node = Some(node);
     }
 
@@ -151,16 +151,16 @@ impl Scene {
     }
 
     /// What happens until node 2 hears no more; the network thread, when it told the shard thread something, does `serve`.
-    fn pass<T>(&mut self, serve: impl Fn(&Turns) -> T) {
+    fn pass<T>(&mut self, serve: impl Fn(&Handoff) -> T) {
         for _ in 0..20_000 {
             self.network.turn();
             if self.node.as_mut().unwrap().has_told() {
-                serve(&self.turns);
+                serve(&self.handoff);
             }
             self.peer.progress();
-            while let Some(happening) = self.peer.next_happening() {
-                match happening {
-                    Happening::Answered { call, outcome, .. } => {
+            while let Some(event) = self.peer.next_happening() {
+                match event {
+                    CallEvent::Answered { call, outcome, .. } => {
                         let body = match outcome {
                             Ok(body) => body,
                             Err(failed) => {
@@ -175,7 +175,7 @@ impl Scene {
                         );
                         self.answered.push(call);
                     }
-                    Happening::Asked { ticket, .. } => {
+                    CallEvent::Asked { ticket, .. } => {
                         let nothing = WireMessage::Failure { code: Code::NotSupported, detail: b"" };
                         self.peer.answer(&ticket, &nothing).unwrap();
                     }
@@ -186,31 +186,31 @@ impl Scene {
     }
 
     fn is_over(&self) -> bool {
-        self.turns.shard.lock().unwrap().as_ref().unwrap().over
+        self.handoff.shard.lock().unwrap().as_ref().unwrap().over
     }
 
-    /// The worker is done for: what is asked is not served by any thread, and nobody has the seat.
+    /// The worker is done for: what is asked is not served by any thread, and nobody has the core.
     fn assert_ends(&mut self) {
         assert!(self.is_over());
         let (passed, answered) = (self.passed.borrow().len(), self.answered.len());
         let name = format!("late {}", self.asked.len());
         let late = self.create(name.as_bytes());
-        self.pass(Turns::serve_for_shard_thread);
+        self.pass(Handoff::serve_for_shard_thread);
         assert_eq!(self.passed.borrow().len(), passed, "nothing is served after a round that failed");
         assert_eq!(self.answered.len(), answered);
         assert!(!self.answered.contains(&late));
-        assert!(self.turns.shard.try_lock().is_ok(), "nobody has the seat");
+        assert!(self.handoff.shard.try_lock().is_ok(), "nobody has the core");
     }
 
     /// The next worker answers all that was asked and is not given up, and has nothing else.
     fn assert_goes_on(&mut self) {
         self.start(None);
-        self.pass(Turns::serve_for_shard_thread);
+        self.pass(Handoff::serve_for_shard_thread);
         for call in &self.asked {
             let told = self.answered.iter().chain(&self.in_doubt).filter(|c| *c == call);
             assert_eq!(told.count(), 1, "{call:?}");
         }
-        let mut guard = self.turns.shard().unwrap();
+        let mut guard = self.handoff.shard().unwrap();
         let report = guard.as_mut().unwrap().thread.check_here().unwrap().unwrap();
         assert!(report["clean"] == true && report["inodes"] == 1 + self.answered.len() as u64, "{report}");
     }
@@ -220,15 +220,15 @@ impl Scene {
 fn request_of_another_node_is_served_in_either_threads_hands() {
     let mut scene = Scene::new();
     let asked = [scene.create(b"a"), scene.create(b"b")];
-    scene.pass(Turns::serve_for_shard_thread);
+    scene.pass(Handoff::serve_for_shard_thread);
     assert!(scene.answered == asked && !scene.is_over());
     assert!(scene.passed.borrow().contains(&Moment::Answered));
     // The shard thread's own hands, until it would sleep.
     let third = scene.create(b"c");
-    scene.pass(|turns| {
-        let mut guard = turns.shard().unwrap();
-        let mut rest = Rest { pace: Pace::new(), idle_rounds: 0, slept: true };
-        assert!(turns.work(guard.as_mut().unwrap(), &mut rest).unwrap().is_some());
+    scene.pass(|handoff| {
+        let mut guard = handoff.shard().unwrap();
+        let mut rest = Rest { spin: AdaptiveSpin::new(), idle_rounds: 0, slept: true };
+        assert!(handoff.work(guard.as_mut().unwrap(), &mut rest).unwrap().is_some());
     });
     assert_eq!(scene.answered.last(), Some(&third));
 }
@@ -238,15 +238,15 @@ fn round_that_fails_in_the_network_threads_hands_ends_the_worker() {
     for moment in [Moment::Journaled, Moment::Published] {
         let mut scene = Scene::new();
         let first = scene.create(b"first");
-        scene.pass(Turns::serve_for_shard_thread);
+        scene.pass(Handoff::serve_for_shard_thread);
         scene.start(Some(moment));
         scene.create(b"second");
-        scene.pass(Turns::serve_for_shard_thread);
+        scene.pass(Handoff::serve_for_shard_thread);
         assert_eq!(scene.answered, [first], "{moment:?}: it is not acknowledged");
         assert_eq!(scene.passed.borrow().last(), Some(&moment));
         scene.assert_ends();
         // The shard thread, which was rung for, ends the worker with what ended the round.
-        let why = scene.turns.serve().unwrap_err();
+        let why = scene.handoff.serve().unwrap_err();
         assert_eq!(why.what, "the test's");
         scene.assert_ends();
         scene.assert_goes_on();
@@ -257,19 +257,19 @@ fn round_that_fails_in_the_network_threads_hands_ends_the_worker() {
 fn commit_that_fails_in_the_network_threads_hands_loses_nothing() {
     let mut scene = Scene::new();
     let first = scene.create(b"first");
-    scene.pass(Turns::serve_for_shard_thread);
+    scene.pass(Handoff::serve_for_shard_thread);
     scene.start(Some(Moment::Committing));
     let second = scene.create(b"second");
-    scene.pass(Turns::serve_for_shard_thread);
+    scene.pass(Handoff::serve_for_shard_thread);
     assert_eq!(scene.answered, [first, second], "it is in the journal");
     // The transaction is as long as one may be, so that the next request has it committed.
-    scene.turns.shard().unwrap().as_mut().unwrap().thread.uncommitted = usize::MAX / 2;
+    scene.handoff.shard().unwrap().as_mut().unwrap().thread.uncommitted = usize::MAX / 2;
     scene.create(b"third");
-    scene.pass(Turns::serve_for_shard_thread);
+    scene.pass(Handoff::serve_for_shard_thread);
     assert_eq!(scene.answered, [first, second]);
     assert_eq!(scene.passed.borrow().last(), Some(&Moment::Committing));
     scene.assert_ends();
-    assert!(scene.turns.serve().is_err());
+    assert!(scene.handoff.serve().is_err());
     scene.assert_goes_on();
 }
 
@@ -279,7 +279,7 @@ fn round_that_fails_in_the_shard_threads_hands_leaves_nothing_to_the_network_thr
     scene.start(Some(Moment::Journaled));
     scene.create(b"first");
     scene.pass(|_| {});
-    assert!(scene.turns.serve().is_err());
+    assert!(scene.handoff.serve().is_err());
     scene.assert_ends();
     scene.assert_goes_on();
 }
@@ -288,80 +288,80 @@ fn round_that_fails_in_the_shard_threads_hands_leaves_nothing_to_the_network_thr
 fn stop_is_left_for_the_shard_thread_and_nothing_is_served_behind_it() {
     let mut scene = Scene::new();
     let first = scene.create(b"first");
-    scene.pass(Turns::serve_for_shard_thread);
+    scene.pass(Handoff::serve_for_shard_thread);
     scene.node.as_ref().unwrap().tell(Message::Stop);
     let second = scene.create(b"second");
-    scene.pass(Turns::serve_for_shard_thread);
+    scene.pass(Handoff::serve_for_shard_thread);
     assert_eq!(scene.answered, [first], "the network thread hears no order to stop");
-    scene.turns.serve().unwrap();
+    scene.handoff.serve().unwrap();
     assert!(!scene.is_over());
-    scene.pass(Turns::serve_for_shard_thread);
+    scene.pass(Handoff::serve_for_shard_thread);
     assert_eq!((scene.answered.as_slice(), scene.in_doubt.as_slice()), (&[first][..], &[second][..]));
-    assert!(scene.turns.shard.try_lock().is_ok(), "nobody has the seat");
-    scene.turns.unseat();
-    scene.pass(Turns::serve_for_shard_thread);
+    assert!(scene.handoff.shard.try_lock().is_ok(), "nobody has the core");
+    scene.handoff.take_core();
+    scene.pass(Handoff::serve_for_shard_thread);
     scene.assert_goes_on();
 }
 
 /// The shard thread works until it would sleep, and has slept for so long.
-fn sleeps(turns: &Turns, since: Duration) {
-    let mut guard = turns.shard().unwrap();
-    let seat = guard.as_mut().unwrap();
-    let mut rest = Rest { pace: Pace::new(), idle_rounds: 0, slept: false };
-    assert!(turns.work(seat, &mut rest).unwrap().is_some());
+fn sleeps(handoff: &Handoff, since: Duration) {
+    let mut guard = handoff.shard().unwrap();
+    let core = guard.as_mut().unwrap();
+    let mut rest = Rest { spin: AdaptiveSpin::new(), idle_rounds: 0, slept: false };
+    assert!(handoff.work(core, &mut rest).unwrap().is_some());
     let began = Instant::now() - since;
     // It would wake before anything else is to be done.
-    seat.asleep = Some((began, began));
+    core.asleep = Some((began, began));
 }
 
 #[test]
 fn who_is_awake_minds_the_doorbell_of_who_sleeps() {
     let scene = Scene::new();
-    let turns = &scene.turns;
+    let handoff = &scene.handoff;
     let tell = |message| scene.node.as_ref().unwrap().tell(message);
-    let lost = || Message::Recalled(u64::MAX, false);
-    assert!(!turns.is_asked() && turns.gives_doorbell_back(), "the shard thread has not slept yet");
+    let lost = || Message::Revoked(u64::MAX, false);
+    assert!(!handoff.is_asked() && handoff.gives_doorbell_back(), "the shard thread has not slept yet");
     // One that is about to sleep is rung for as ever.
-    sleeps(turns, Duration::ZERO);
+    sleeps(handoff, Duration::ZERO);
     let soon = Instant::now() + Duration::from_secs(3600);
-    turns.shard().unwrap().as_mut().unwrap().asleep = Some((soon, Instant::now()));
+    handoff.shard().unwrap().as_mut().unwrap().asleep = Some((soon, Instant::now()));
     tell(lost());
-    assert!(!turns.is_asked());
-    assert_eq!(turns.serve_for_shard_thread(), Service::Done { gave: false });
+    assert!(!handoff.is_asked());
+    assert_eq!(handoff.serve_for_shard_thread(), Service::Done { gave: false });
 
-    sleeps(turns, FALLING_ASLEEP * 2);
-    assert!(!turns.is_asked() && turns.minds.load(Ordering::Relaxed));
+    sleeps(handoff, FALLING_ASLEEP * 2);
+    assert!(!handoff.is_asked() && handoff.minds.load(Ordering::Relaxed));
     tell(lost());
-    assert!(turns.is_asked(), "nobody rang");
-    assert_eq!(turns.serve_for_shard_thread(), Service::Done { gave: false });
-    assert!(!turns.is_asked() && turns.gives_doorbell_back());
-    assert!(!turns.minds.load(Ordering::Relaxed));
+    assert!(handoff.is_asked(), "nobody rang");
+    assert_eq!(handoff.serve_for_shard_thread(), Service::Done { gave: false });
+    assert!(!handoff.is_asked() && handoff.gives_doorbell_back());
+    assert!(!handoff.minds.load(Ordering::Relaxed));
 
     // What came between the last look and the sleep is not slept over.
-    assert!(!turns.is_asked());
+    assert!(!handoff.is_asked());
     tell(lost());
-    assert!(!turns.gives_doorbell_back());
-    assert_eq!(turns.serve_for_shard_thread(), Service::Done { gave: false });
-    assert!(turns.gives_doorbell_back(), "it is given back once");
+    assert!(!handoff.gives_doorbell_back());
+    assert_eq!(handoff.serve_for_shard_thread(), Service::Done { gave: false });
+    assert!(handoff.gives_doorbell_back(), "it is given back once");
 
-    // Who has the seat sees to the doorbell itself.
-    let held = turns.shard().unwrap();
+    // Who has the core sees to the doorbell itself.
+    let held = handoff.shard().unwrap();
     tell(lost());
-    assert!(!turns.is_asked() && turns.gives_doorbell_back());
+    assert!(!handoff.is_asked() && handoff.gives_doorbell_back());
     drop(held);
-    assert_eq!(turns.serve_for_shard_thread(), Service::Done { gave: false });
+    assert_eq!(handoff.serve_for_shard_thread(), Service::Done { gave: false });
 }
 
 #[test]
 fn what_is_the_shard_threads_own_wakes_it_whoever_minds_the_doorbell() {
     let scene = Scene::new();
-    let turns = &scene.turns;
-    sleeps(turns, FALLING_ASLEEP * 2);
-    assert!(!turns.is_asked());
+    let handoff = &scene.handoff;
+    sleeps(handoff, FALLING_ASLEEP * 2);
+    assert!(!handoff.is_asked());
     scene.node.as_ref().unwrap().tell(Message::Stop);
-    assert!(turns.is_asked());
-    assert_eq!(turns.serve_for_shard_thread(), Service::Left);
-    assert!(turns.shard().unwrap().as_ref().unwrap().asleep.is_none(), "it was woken");
-    assert!(!turns.is_asked(), "and it is for that one to do");
-    turns.serve().unwrap();
+    assert!(handoff.is_asked());
+    assert_eq!(handoff.serve_for_shard_thread(), Service::Left);
+    assert!(handoff.shard().unwrap().as_ref().unwrap().asleep.is_none(), "it was woken");
+    assert!(!handoff.is_asked(), "and it is for that one to do");
+    handoff.serve().unwrap();
 }

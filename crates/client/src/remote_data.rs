@@ -16,10 +16,10 @@ use forebay_types::{BackingId, BackingOp, Code, Move, MoveKind, Reply, Request};
 
 use crate::attached::Attached;
 use crate::buffer::{Buffer, Piece};
-use crate::elsewhere::{gone_is_stale, new_handle};
+use crate::call_deadline::CallDeadline;
 use crate::locks::{PATIENCE_NS, PAUSE, PAUSE_MAX};
-use crate::patience::Patience;
 use crate::pool::{caller, Pool};
+use crate::remote_inodes::{gone_is_stale, new_handle};
 
 /// Bytes of a data request beside the data, and some more.
 const FIELDS_BYTES: usize = 96;
@@ -108,9 +108,9 @@ impl Pool {
         let mut again: Vec<Part> = Vec::new();
         let mut under_way: VecDeque<UnderWay<'_>> = VecDeque::with_capacity(BACKING_AHEAD);
         let mut moved = Moved { end: total, failed: None };
-        let mut patience = Patience::new();
+        let mut deadline = CallDeadline::new();
         loop {
-            while under_way.len() < BACKING_AHEAD && !patience.is_over() {
+            while under_way.len() < BACKING_AHEAD && !deadline.is_over() {
                 // What lies below the end that is known by now is moved, whatever became of what lies above.
                 let retried = lowest(&mut again, moved.end);
                 let new = || if moved.end == total { parts.next() } else { None };
@@ -159,15 +159,15 @@ impl Pool {
             }
             // Every request that was posted is waited for: its slot, and its piece, are the daemon's until then.
             let Some(UnderWay { claim, part, piece }) = under_way.pop_front() else { break };
-            let until_ns = patience.until_ns();
+            let until_ns = deadline.until_ns();
             room.resize(BACKING_BYTES_MAX + FIELDS_BYTES, 0);
             let answered = claim.finish_by(until_ns, &mut room, &alive, |reply, _| {
                 // SAFETY: the caller's promise.
                 unsafe { take(&part, piece.as_ref(), memory, reply) }
             });
             match answered {
-                Ok(_) => patience.answered(),
-                Err(_) => patience.end(),
+                Ok(_) => deadline.answered(),
+                Err(_) => deadline.end(),
             }
             let answered = answered.map_err(|failure| self.failed(attached, failure)).and_then(|done| done);
             match (answered, piece) {

@@ -14,12 +14,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
-use forebay_types::limits::{DOUBT_AFTER_MS, TRANSACTION_PATIENCE_MS};
+use forebay_types::limits::{DOUBT_AFTER_MS, TRANSACTION_TIMEOUT_MS};
 use forebay_types::{Caller, Code, NodeId, Outcome, Parts, Reply, Request, TxId};
 
-use crate::beyond::Delivery;
 use crate::coordinator::{Coordinator, Next, Plan, Turn};
 use crate::deliveries::{Deliveries, Ended};
+use crate::foreign_links::Delivery;
 
 /// The daemon asks for itself on behalf of nobody.
 const NOBODY: Caller = Caller { uid: 0, gid: 0 };
@@ -257,8 +257,8 @@ impl Transactions {
         self.doubts.retain(|tx, _| prepared.contains(tx));
         for tx in prepared {
             // Of its own that are undecided it knows; all others were left by the last worker.
-            let patience = Duration::from_millis(DOUBT_AFTER_MS);
-            self.doubts.entry(*tx).or_insert(Due { at: now + patience, under_way: false });
+            let next_timeout = Duration::from_millis(DOUBT_AFTER_MS);
+            self.doubts.entry(*tx).or_insert(Due { at: now + next_timeout, under_way: false });
         }
     }
 
@@ -312,7 +312,7 @@ impl Transactions {
     }
 
     /// How long there is nothing to do.
-    pub fn patience(&self, now: Duration) -> Duration {
+    pub fn next_timeout(&self, now: Duration) -> Duration {
         let due = self.doubts.values().filter(|d| !d.under_way).map(|d| d.at);
         let due = due.chain(self.deliveries.next_at());
         let next = due.chain(self.again.iter().map(|(at, _)| *at)).min();
@@ -439,7 +439,7 @@ impl Transactions {
         }
         let waited = now.saturating_sub(asked.since);
         match reply {
-            Err(Code::Busy) if waited < Duration::from_millis(TRANSACTION_PATIENCE_MS) => {
+            Err(Code::Busy) if waited < Duration::from_millis(TRANSACTION_TIMEOUT_MS) => {
                 // Longer and longer, and not in step with what it met.
                 let pause = (waited / 4).clamp(Duration::from_millis(1), Duration::from_millis(100));
                 let pause = pause + pause * (tx.0.wrapping_mul(0x9e37_79b9) >> 16 & 7) as u32 / 8;
@@ -457,10 +457,10 @@ impl Transactions {
     fn decided(&mut self, tx: TxId, now: Duration) {
         let Some(turn) = self.turns.iter().find(|(_, of)| **of == tx).map(|(turn, _)| *turn) else { return };
         self.turns.remove(&turn);
-        let patience = Duration::from_millis(TRANSACTION_PATIENCE_MS);
+        let next_timeout = Duration::from_millis(TRANSACTION_TIMEOUT_MS);
         while let Some(next) = self.queue.iter().position(|(of, ..)| *of == turn) {
             let Some((_, asked, caller, plan)) = self.queue.remove(next) else { return };
-            if now.saturating_sub(asked.since) < patience {
+            if now.saturating_sub(asked.since) < next_timeout {
                 return self.start(asked, caller, plan, now);
             }
             self.acts.push_back(Act::Answer { client: asked.client, reply: failure(Code::Busy) });

@@ -1,26 +1,26 @@
 //! Which threads read requests, so that a request wakes one thread and no more.
 //!
 //! Were all threads to sleep in the kernel, each request would wake one of them, also while another is looking for it: on a
-//! machine whose processors sleep deeply, twice the price of serving it. So one thread, the *sentinel*, looks and sleeps
+//! machine whose processors sleep deeply, twice the price of serving it. So one thread, the *leader*, looks and sleeps
 //! there; the others wait here. Two things take them out:
 //!
-//! - The sentinel has been at one request for long (a file's space to free, a daemon that starts again): the *relief*, which
-//!   looks now and then while there is work, becomes the sentinel; the other comes back here when it is done.
+//! - The leader has been at one request for long (a file's space to free, a daemon that starts again): the *standby*, which
+//!   looks now and then while there is work, becomes the leader; the other comes back here when it is done.
 //! - Requests wait behind one another: a *helper* serves until none is left.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// How often the relief looks while there is work.
-const RELIEF_PERIOD: Duration = Duration::from_millis(1);
+/// How often the standby looks while there is work.
+const STANDBY_PERIOD: Duration = Duration::from_millis(1);
 /// Requests found at once, one behind the other, that call a helper.
 const BURST: u32 = 6;
 
 #[derive(Debug, Default)]
 struct State {
-    sentinel: bool,
-    relief: bool,
+    leader: bool,
+    standby: bool,
     /// Helpers that were called and have not come yet.
     called: u32,
     helpers: u32,
@@ -29,40 +29,40 @@ struct State {
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Crew {
+pub(crate) struct ServingThreads {
     state: Mutex<State>,
     changed: Condvar,
-    relief_changed: Condvar,
+    standby_changed: Condvar,
     helpers_max: u32,
-    /// Counts sentinels: one that finds another number than its own was relieved.
+    /// Counts leaders: one that finds another number than its own was relieved.
     term: AtomicU64,
-    /// Counts what sentinels do: odd while they serve a request.
+    /// Counts what leaders do: odd while they serve a request.
     steps: AtomicU64,
-    /// The relief sleeps until it is woken.
-    relief_sleeps: AtomicBool,
+    /// The standby sleeps until it is woken.
+    standby_sleeps: AtomicBool,
 }
 
 /// What a thread is to do.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Duty {
-    /// Serve, sleeping for requests, while [`Crew::is_sentinel`] says so of this term.
-    Sentinel(u64),
+    /// Serve, sleeping for requests, while [`ServingThreads::is_leader`] says so of this term.
+    Leader(u64),
     /// Serve until no request waits.
     Helper,
     /// The connection is over.
     Over,
 }
 
-impl Crew {
-    pub(crate) fn new(threads: usize) -> Crew {
-        Crew {
+impl ServingThreads {
+    pub(crate) fn new(threads: usize) -> ServingThreads {
+        ServingThreads {
             state: Mutex::default(),
             changed: Condvar::new(),
-            relief_changed: Condvar::new(),
+            standby_changed: Condvar::new(),
             helpers_max: threads.saturating_sub(2) as u32,
             term: AtomicU64::new(0),
             steps: AtomicU64::new(0),
-            relief_sleeps: AtomicBool::new(false),
+            standby_sleeps: AtomicBool::new(false),
         }
     }
 
@@ -77,38 +77,38 @@ impl Crew {
             if state.over {
                 return Duty::Over;
             }
-            if !state.sentinel {
-                state.sentinel = true;
-                return Duty::Sentinel(self.term.fetch_add(1, Ordering::SeqCst) + 1);
+            if !state.leader {
+                state.leader = true;
+                return Duty::Leader(self.term.fetch_add(1, Ordering::SeqCst) + 1);
             }
             if state.called > 0 {
                 state.called -= 1;
                 state.helpers += 1;
                 return Duty::Helper;
             }
-            if state.relief {
+            if state.standby {
                 state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 continue;
             }
-            state.relief = true;
+            state.standby = true;
             let (back, relieves) = self.stand_by(state);
             state = back;
-            state.relief = false;
-            // Another is the relief now.
+            state.standby = false;
+            // Another is the standby now.
             self.changed.notify_one();
             if relieves {
-                return Duty::Sentinel(self.term.fetch_add(1, Ordering::SeqCst) + 1);
+                return Duty::Leader(self.term.fetch_add(1, Ordering::SeqCst) + 1);
             }
         }
     }
 
-    /// As the relief: true when the sentinel has been at one request for a whole period.
+    /// As the standby: true when the leader has been at one request for a whole period.
     fn stand_by<'a>(&'a self, mut state: MutexGuard<'a, State>) -> (MutexGuard<'a, State>, bool) {
         let mut before = self.steps.load(Ordering::SeqCst);
         loop {
-            let waited = self.relief_changed.wait_timeout(state, RELIEF_PERIOD);
+            let waited = self.standby_changed.wait_timeout(state, STANDBY_PERIOD);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
-            if state.over || state.called > 0 || !state.sentinel {
+            if state.over || state.called > 0 || !state.leader {
                 return (state, false);
             }
             let now = self.steps.load(Ordering::SeqCst);
@@ -116,40 +116,40 @@ impl Crew {
                 return (state, true);
             }
             if now == before {
-                // No work: sleeps until the sentinel has some again.
-                self.relief_sleeps.store(true, Ordering::SeqCst);
+                // No work: sleeps until the leader has some again.
+                self.standby_sleeps.store(true, Ordering::SeqCst);
                 if self.steps.load(Ordering::SeqCst) == now {
-                    state = self.relief_changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    state = self.standby_changed.wait(state).unwrap_or_else(PoisonError::into_inner);
                 }
-                self.relief_sleeps.store(false, Ordering::SeqCst);
+                self.standby_sleeps.store(false, Ordering::SeqCst);
             }
             before = self.steps.load(Ordering::SeqCst);
         }
     }
 
-    /// True while nobody has relieved the sentinel of this term.
-    pub(crate) fn is_sentinel(&self, term: u64) -> bool {
+    /// True while nobody has relieved the leader of this term.
+    pub(crate) fn is_leader(&self, term: u64) -> bool {
         self.term.load(Ordering::SeqCst) == term
     }
 
-    /// The sentinel begins to serve a request.
+    /// The leader begins to serve a request.
     pub(crate) fn begins(&self) {
         self.steps.fetch_add(1, Ordering::SeqCst);
-        if self.relief_sleeps.load(Ordering::SeqCst) && self.relief_sleeps.swap(false, Ordering::SeqCst) {
+        if self.standby_sleeps.load(Ordering::SeqCst) && self.standby_sleeps.swap(false, Ordering::SeqCst) {
             drop(self.state());
-            self.relief_changed.notify_one();
+            self.standby_changed.notify_one();
         }
     }
 
-    /// The sentinel of a term is done with its request.
+    /// The leader of a term is done with its request.
     pub(crate) fn ends(&self, term: u64) {
         // One that was relieved has nothing to count: the steps are another's.
-        if self.is_sentinel(term) {
+        if self.is_leader(term) {
             self.steps.fetch_add(1, Ordering::SeqCst);
         }
     }
 
-    /// The sentinel took over in the middle of another's step: it begins between steps.
+    /// The leader took over in the middle of another's step: it begins between steps.
     pub(crate) fn takes_over(&self) {
         self.steps.fetch_add(self.steps.load(Ordering::SeqCst) & 1, Ordering::SeqCst);
     }
@@ -164,7 +164,7 @@ impl Crew {
             state.called += 1;
             drop(state);
             self.changed.notify_one();
-            self.relief_changed.notify_one();
+            self.standby_changed.notify_one();
         }
     }
 
@@ -177,7 +177,7 @@ impl Crew {
     pub(crate) fn end(&self) {
         self.state().over = true;
         self.changed.notify_all();
-        self.relief_changed.notify_all();
+        self.standby_changed.notify_all();
     }
 }
 
@@ -188,48 +188,48 @@ mod tests {
 
     #[test]
     fn relief_takes_over_from_a_sentinel_that_serves_long() {
-        let crew = Crew::new(3);
-        let Duty::Sentinel(first) = crew.duty() else { panic!() };
-        crew.takes_over();
-        crew.begins();
+        let serving = ServingThreads::new(3);
+        let Duty::Leader(first) = serving.duty() else { panic!() };
+        serving.takes_over();
+        serving.begins();
         std::thread::scope(|scope| {
-            let relief = scope.spawn(|| crew.duty());
-            let Duty::Sentinel(second) = relief.join().unwrap() else { panic!() };
+            let standby = scope.spawn(|| serving.duty());
+            let Duty::Leader(second) = standby.join().unwrap() else { panic!() };
             assert_ne!(first, second);
-            assert!(!crew.is_sentinel(first) && crew.is_sentinel(second));
+            assert!(!serving.is_leader(first) && serving.is_leader(second));
         });
-        crew.takes_over();
-        crew.ends(first);
-        assert_eq!(crew.steps.load(Ordering::SeqCst) & 1, 0, "the new one's steps are its own");
+        serving.takes_over();
+        serving.ends(first);
+        assert_eq!(serving.steps.load(Ordering::SeqCst) & 1, 0, "the new one's steps are its own");
     }
 
     #[test]
     fn relief_leaves_a_sentinel_alone_that_has_no_work_and_wakes_when_it_has() {
-        let crew = Crew::new(3);
-        let Duty::Sentinel(first) = crew.duty() else { panic!() };
-        crew.takes_over();
+        let serving = ServingThreads::new(3);
+        let Duty::Leader(first) = serving.duty() else { panic!() };
+        serving.takes_over();
         std::thread::scope(|scope| {
-            let relief = scope.spawn(|| crew.duty());
+            let standby = scope.spawn(|| serving.duty());
             std::thread::sleep(Duration::from_millis(20));
-            assert!(crew.is_sentinel(first), "relieved though idle");
-            crew.begins();
+            assert!(serving.is_leader(first), "relieved though idle");
+            serving.begins();
             let begun = Instant::now();
-            assert!(matches!(relief.join().unwrap(), Duty::Sentinel(_)));
+            assert!(matches!(standby.join().unwrap(), Duty::Leader(_)));
             assert!(begun.elapsed() < Duration::from_secs(5));
         });
     }
 
     #[test]
     fn burst_calls_helpers_up_to_their_number() {
-        let crew = Crew::new(3);
-        assert!(matches!(crew.duty(), Duty::Sentinel(_)));
-        crew.takes_over();
-        crew.found_at_once(1);
-        crew.found_at_once(BURST);
-        crew.found_at_once(BURST);
-        assert_eq!(crew.duty(), Duty::Helper);
-        crew.helped();
-        crew.end();
-        assert_eq!(crew.duty(), Duty::Over, "the second call was one too many");
+        let serving = ServingThreads::new(3);
+        assert!(matches!(serving.duty(), Duty::Leader(_)));
+        serving.takes_over();
+        serving.found_at_once(1);
+        serving.found_at_once(BURST);
+        serving.found_at_once(BURST);
+        assert_eq!(serving.duty(), Duty::Helper);
+        serving.helped();
+        serving.end();
+        assert_eq!(serving.duty(), Duty::Over, "the second call was one too many");
     }
 }

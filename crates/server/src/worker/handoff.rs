@@ -2,7 +2,7 @@
 //! and one until something comes from another node.
 //!
 //! A thread that wakes does what there is to do for the other one too, unless that one is at it: the shard thread sends the
-//! orders that it gave; the network thread serves what came for the shard. So a request that is sent on wakes one thread on
+//! commands that it gave; the network thread serves what came for the shard. So a request that is sent on wakes one thread on
 //! its way out, one at the other node, and one on its way back. Whoever holds a lock only ever tries the other, and who does
 //! not get it says so to who has it (doorbell, waker), as if there were no helping: nobody waits for more than the few rounds that
 //! are under way. Nobody sleeps with a lock.
@@ -14,7 +14,7 @@
 //! Bounds: the network thread serves a few rounds, and none where the shard is on a disk, for whose sake it would be silent;
 //! messages that may take long it leaves. The shard thread sends nothing while data are moved.
 //!
-//! Tests: `turns/tests.rs`; `tests/turns.rs`, a real daemon whose threads fail and panic (`faults.rs`); the cluster tests of the
+//! Tests: `handoff/tests.rs`; `tests/handoff.rs`, a real daemon whose threads fail and panic (`faults.rs`); the cluster tests of the
 //! conformance crate. The simulation drives both sides' rounds in one thread.
 
 #[cfg(test)]
@@ -29,8 +29,8 @@ use forebay_fabric::Sleep;
 use forebay_ring::Doorbell;
 use forebay_types::{Code, Error, Result};
 
+use super::adaptive_spin::AdaptiveSpin;
 use super::network::{NetworkThread, Round as NetworkRound};
-use super::pace::Pace;
 use super::shard_thread::{Round, ShardThread};
 use super::statistics::Statistics;
 
@@ -45,7 +45,7 @@ const FALLING_ASLEEP: Duration = Duration::from_micros(20);
 const LATE: Duration = Duration::from_millis(1);
 
 /// What the shard thread has.
-struct Seat {
+struct Core {
     thread: ShardThread<'static>,
     /// What ended a round that the network thread did.
     failed: Option<Error>,
@@ -60,13 +60,13 @@ struct Seat {
 
 // SAFETY: what binds it to a thread is the open transaction and the borrow of the shard's state. LMDB is told to keep no locks and
 // nothing in thread-local storage, so a transaction may go on in another thread; the shard is used by nobody but who has the
-// seat, one after the other, by the lock around it; and a watcher that is bound to its thread is set in simulations, which
-// seat nobody, and by tests that have one thread.
-unsafe impl Send for Seat {}
+// core, one after the other, by the lock around it; and a watcher that is bound to its thread is set in simulations, which
+// install nobody, and by tests that have one thread.
+unsafe impl Send for Core {}
 
 /// See the module.
-pub(super) struct Turns {
-    shard: Mutex<Option<Seat>>,
+pub(super) struct Handoff {
+    shard: Mutex<Option<Core>>,
     network: Mutex<Option<NetworkThread>>,
     doorbell: Arc<Doorbell>,
     /// The network thread may serve for the shard thread.
@@ -86,16 +86,16 @@ enum Service {
 
 /// How the shard thread goes on after a sleep.
 struct Rest {
-    pace: Pace,
+    spin: AdaptiveSpin,
     idle_rounds: u32,
     slept: bool,
 }
 
-impl Turns {
+impl Handoff {
     /// Nobody's yet. `in_memory` says that the shard is.
-    pub(super) fn new(doorbell: Arc<Doorbell>, in_memory: bool) -> Arc<Turns> {
+    pub(super) fn new(doorbell: Arc<Doorbell>, in_memory: bool) -> Arc<Handoff> {
         let (shard, network) = (Mutex::new(None), Mutex::new(None));
-        Arc::new(Turns { shard, network, doorbell, serves: in_memory, minds: AtomicBool::new(false) })
+        Arc::new(Handoff { shard, network, doorbell, serves: in_memory, minds: AtomicBool::new(false) })
     }
 
     /// Nothing that either thread does waits for a disk.
@@ -112,22 +112,22 @@ impl Turns {
     pub(super) fn start_network(self: &Arc<Self>, mut network: NetworkThread) -> Result<JoinHandle<()>> {
         network.introduce();
         *self.network.lock().map_err(|_| panicked())? = Some(network);
-        let turns = Arc::clone(self);
+        let handoff = Arc::clone(self);
         std::thread::Builder::new()
             .name("network".into())
-            .spawn(move || turns.communicate())
+            .spawn(move || handoff.communicate())
             .map_err(|e| Error::io("cannot start a thread", &e))
     }
 
     fn communicate(&self) {
-        let (mut pace, mut slept) = (Pace::new(), false);
+        let (mut spin, mut slept) = (AdaptiveSpin::new(), false);
         let _end = EndOfWorker;
         while let Ok(mut guard) = self.network.lock() {
             let Some(network) = guard.as_mut() else { return };
             if slept {
-                pace.slept(network.has_work());
+                spin.slept(network.has_work());
             }
-            let Some(sleep) = self.drive(network, &mut pace) else {
+            let Some(sleep) = self.drive(network, &mut spin) else {
                 *guard = None;
                 return;
             };
@@ -137,9 +137,9 @@ impl Turns {
         }
     }
 
-    /// Works until there is nothing to do; none when it was told to stop. Before it sleeps it looks for orders, for what comes and for what
+    /// Works until there is nothing to do; none when it was told to stop. Before it sleeps it looks for commands, for what comes and for what
     /// clients ask, as long as that paid of late.
-    fn drive(&self, network: &mut NetworkThread, pace: &mut Pace) -> Option<Sleep> {
+    fn drive(&self, network: &mut NetworkThread, spin: &mut AdaptiveSpin) -> Option<Sleep> {
         // Rounds for clients, one after the other, in which nothing was for another node.
         let mut strange = 0;
         loop {
@@ -151,8 +151,8 @@ impl Turns {
             // Data are copied within rounds, for which clients are not to wait.
             let minds = strange < STRANGE_MAX && !network.moves_data();
             let mut asked = if minds { self.is_asked() } else { !self.gives_doorbell_back() };
-            if let (false, NetworkRound::Idle(patience)) = (told || asked, round) {
-                let found = pace.look(|| {
+            if let (false, NetworkRound::Idle(next_timeout)) = (told || asked, round) {
+                let found = spin.look(|| {
                     asked = minds && self.is_asked();
                     asked || network.has_work()
                 });
@@ -160,9 +160,9 @@ impl Turns {
                     asked = !self.gives_doorbell_back();
                 }
                 if !found && !asked {
-                    match network.falls_asleep(patience) {
+                    match network.falls_asleep(next_timeout) {
                         Some(sleep) => return Some(sleep),
-                        None => pace.slept(true),
+                        None => spin.slept(true),
                     }
                 }
             }
@@ -188,14 +188,14 @@ impl Turns {
             self.doorbell.ring();
             return Service::Left;
         };
-        let Some(seat) = guard.as_mut() else {
+        let Some(core) = guard.as_mut() else {
             self.doorbell.ring();
             return Service::Left;
         };
-        let service = seat.serve_for_network();
+        let service = core.serve_for_network();
         if service == Service::Left {
             // It sleeps by the doorbell, whoever minds that, and is not asleep from here on.
-            seat.asleep = None;
+            core.asleep = None;
             drop(guard);
             self.doorbell.wake();
         }
@@ -210,13 +210,13 @@ impl Turns {
         }
         self.minds.store(true, Ordering::Relaxed);
         let Ok(mut guard) = self.shard.try_lock() else { return false };
-        let Some(seat) = guard.as_mut().filter(|seat| !seat.over) else { return false };
+        let Some(core) = guard.as_mut().filter(|core| !core.over) else { return false };
         // One that has only begun to sleep would find the doorbell rung.
-        if seat.asleep.is_none_or(|(since, _)| since.elapsed() <= FALLING_ASLEEP) {
+        if core.asleep.is_none_or(|(since, _)| since.elapsed() <= FALLING_ASLEEP) {
             return false;
         }
         self.doorbell.mind();
-        seat.thread.has_work()
+        core.thread.has_work()
     }
 
     /// The network thread is about to sleep: from here on clients wake the shard thread. False when one has asked before.
@@ -224,34 +224,34 @@ impl Turns {
         if !self.minds.swap(false, Ordering::Relaxed) {
             return true;
         }
-        // Who has the seat is awake, and sees to the doorbell before it sleeps.
+        // Who has the core is awake, and sees to the doorbell before it sleeps.
         let Ok(mut guard) = self.shard.try_lock() else { return true };
         match guard.as_mut() {
-            Some(seat) if seat.asleep.is_some() => self.doorbell.falls_asleep(|| !seat.thread.has_work()),
+            Some(core) if core.asleep.is_some() => self.doorbell.falls_asleep(|| !core.thread.has_work()),
             _ => true,
         }
     }
 
     // --- the shard thread
 
-    /// Gives the shard thread its seat.
+    /// Gives the shard thread its core.
     ///
     /// # Errors
     /// Another thread has panicked.
-    pub(super) fn seat(&self, thread: ShardThread<'static>) -> Result<()> {
-        let seat = Seat { thread, failed: None, over: false, served: false, asleep: None };
-        *self.shard()? = Some(seat);
+    pub(super) fn install(&self, thread: ShardThread<'static>) -> Result<()> {
+        let core = Core { thread, failed: None, over: false, served: false, asleep: None };
+        *self.shard()? = Some(core);
         Ok(())
     }
 
     /// Takes everything apart.
-    pub(super) fn unseat(&self) {
+    pub(super) fn take_core(&self) {
         if let Ok(mut guard) = self.shard.lock() {
             *guard = None;
         }
     }
 
-    fn shard(&self) -> Result<MutexGuard<'_, Option<Seat>>> {
+    fn shard(&self) -> Result<MutexGuard<'_, Option<Core>>> {
         self.shard.lock().map_err(|_| panicked())
     }
 
@@ -260,15 +260,15 @@ impl Turns {
     /// # Errors
     /// What ends the worker.
     pub(super) fn serve(&self) -> Result<()> {
-        let mut rest = Rest { pace: Pace::new(), idle_rounds: 0, slept: false };
+        let mut rest = Rest { spin: AdaptiveSpin::new(), idle_rounds: 0, slept: false };
         let _end = EndOfWorker;
         loop {
             let mut guard = self.shard()?;
-            let Some(seat) = guard.as_mut() else { return Ok(()) };
-            let worked = self.work(seat, &mut rest);
-            seat.over |= worked.is_err();
+            let Some(core) = guard.as_mut() else { return Ok(()) };
+            let worked = self.work(core, &mut rest);
+            core.over |= worked.is_err();
             let Some(timeout) = worked? else {
-                if let Some(network) = &mut seat.thread.network {
+                if let Some(network) = &mut core.thread.network {
                     network.stop();
                 }
                 return Ok(());
@@ -280,16 +280,16 @@ impl Turns {
     }
 
     /// Works until there is nothing to do, and says for how long; none when it was told to stop.
-    fn work(&self, seat: &mut Seat, rest: &mut Rest) -> Result<Option<u64>> {
-        seat.asleep = None;
+    fn work(&self, core: &mut Core, rest: &mut Rest) -> Result<Option<u64>> {
+        core.asleep = None;
         if std::mem::take(&mut rest.slept) {
-            rest.pace.slept(seat.served || seat.thread.has_work());
+            rest.spin.slept(core.served || core.thread.has_work());
         }
         loop {
-            if let Some(e) = seat.failed.take() {
+            if let Some(e) = core.failed.take() {
                 return Err(e);
             }
-            let thread = &mut seat.thread;
+            let thread = &mut core.thread;
             let round = thread.round()?;
             self.send(thread);
             match round {
@@ -298,12 +298,12 @@ impl Turns {
                     rest.idle_rounds = 0;
                     continue;
                 }
-                Round::Idle if std::mem::take(&mut seat.served) => rest.idle_rounds = 0,
+                Round::Idle if std::mem::take(&mut core.served) => rest.idle_rounds = 0,
                 Round::Idle => {}
             }
             // One that looks is enough.
             let minded = self.minds.load(Ordering::Relaxed);
-            if !minded && rest.pace.look(|| thread.has_work()) {
+            if !minded && rest.spin.look(|| thread.has_work()) {
                 Statistics::add(&thread.statistics.spun, 1);
                 continue;
             }
@@ -312,20 +312,20 @@ impl Turns {
             }
             self.send(thread);
             rest.idle_rounds = rest.idle_rounds.saturating_add(1);
-            let timeout = thread.patience_ms(rest.idle_rounds);
+            let timeout = thread.next_timeout_ms(rest.idle_rounds);
             Statistics::add(&thread.statistics.sleeps, 1);
             if self.doorbell.falls_asleep(|| !thread.has_work()) {
                 let now = Instant::now();
-                seat.asleep = Some((now, now + Duration::from_millis(timeout)));
+                core.asleep = Some((now, now + Duration::from_millis(timeout)));
                 return Ok(Some(timeout));
             }
-            rest.pace.slept(true);
+            rest.spin.slept(true);
         }
     }
 
     /// Sends what the shard thread has for other nodes, or wakes who does.
     fn send(&self, thread: &ShardThread<'_>) {
-        let Some(network) = thread.network.as_ref().filter(|network| network.orders.take_given()) else {
+        let Some(network) = thread.network.as_ref().filter(|network| network.commands.take_given()) else {
             return;
         };
         let helped = match self.network.try_lock() {
@@ -333,12 +333,12 @@ impl Turns {
             Err(TryLockError::WouldBlock | TryLockError::Poisoned(_)) => false,
         };
         if !helped {
-            network.orders.wake();
+            network.commands.wake();
         }
     }
 }
 
-impl Seat {
+impl Core {
     /// In the network thread's hands.
     fn serve_for_network(&mut self) -> Service {
         // To look for what leads beyond the shard takes seconds where it is large, for which no node may be silent.
@@ -354,7 +354,7 @@ impl Seat {
             }
         }
         // The network thread is at it.
-        let gave = self.thread.network.as_ref().is_some_and(|network| network.orders.take_given());
+        let gave = self.thread.network.as_ref().is_some_and(|network| network.commands.take_given());
         match round {
             Ok(Round::Idle) => {}
             Ok(Round::Served | Round::Stopped) => return Service::Left,
@@ -363,7 +363,7 @@ impl Seat {
                 return Service::Left;
             }
         }
-        let due = Instant::now() + Duration::from_millis(self.thread.patience_ms(1));
+        let due = Instant::now() + Duration::from_millis(self.thread.next_timeout_ms(1));
         match !self.thread.has_left() && self.asleep.is_none_or(|(_, until)| until <= due + LATE) {
             true => Service::Done { gave },
             false => Service::Left,

@@ -17,7 +17,7 @@ use crate::filesystem::FileSystem;
 
 /// How long look-ups keep files after an open that came too late, and how long each is kept: longer than a program is kept from
 /// its processor between the two on a crowded node.
-const GRACE: Duration = Duration::from_millis(400);
+const PIN_TIME: Duration = Duration::from_millis(400);
 /// Files kept at one time; more give up the oldest.
 const KEPT_MAX: usize = 64;
 
@@ -29,7 +29,7 @@ struct State {
 
 /// Files that are kept, and until when more are.
 #[derive(Debug, Default)]
-pub(crate) struct Grace {
+pub(crate) struct LookupPins {
     is_on: AtomicBool,
     state: Mutex<State>,
 }
@@ -37,15 +37,15 @@ pub(crate) struct Grace {
 impl FileSystem {
     /// An open came too late: what it was of is gone.
     pub(crate) fn came_too_late(&self) -> Errno {
-        let mut state = self.grace.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.until = Some(Instant::now() + GRACE);
-        self.grace.is_on.store(true, Ordering::Release);
+        let mut state = self.lookup_pins.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.until = Some(Instant::now() + PIN_TIME);
+        self.lookup_pins.is_on.store(true, Ordering::Release);
         Errno(libc::ESTALE)
     }
 
     /// Keeps a regular file that was looked up, if files are kept just now. [`Code::Stale`] when it is gone already.
-    pub(crate) fn keep_for_a_moment(&self, ino: Ino) -> Result<(), Code> {
-        if !self.grace.is_on.load(Ordering::Acquire) {
+    pub(crate) fn pin_for_a_moment(&self, ino: Ino) -> Result<(), Code> {
+        if !self.lookup_pins.is_on.load(Ordering::Acquire) {
             return Ok(());
         }
         let opened = self.nodes.open(ino.0);
@@ -54,8 +54,8 @@ impl FileSystem {
             return if e == Errno(libc::ESTALE) { Err(Code::Stale) } else { Ok(()) };
         }
         let oldest = {
-            let mut state = self.grace.state.lock().unwrap_or_else(PoisonError::into_inner);
-            state.kept.push_back((Instant::now() + GRACE, ino.0));
+            let mut state = self.lookup_pins.state.lock().unwrap_or_else(PoisonError::into_inner);
+            state.kept.push_back((Instant::now() + PIN_TIME, ino.0));
             if state.kept.len() > KEPT_MAX {
                 state.kept.pop_front()
             } else {
@@ -70,18 +70,18 @@ impl FileSystem {
 
     /// Lets go of what was kept long enough; to be called now and then.
     pub fn end_grace(&self) {
-        if !self.grace.is_on.load(Ordering::Acquire) {
+        if !self.lookup_pins.is_on.load(Ordering::Acquire) {
             return;
         }
         let mut over = Vec::new();
         {
-            let mut state = self.grace.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.lookup_pins.state.lock().unwrap_or_else(PoisonError::into_inner);
             let now = Instant::now();
             while let Some((_, ino)) = state.kept.pop_front_if(|(until, _)| *until <= now) {
                 over.push(ino);
             }
             if state.until.is_none_or(|until| until <= now) && state.kept.is_empty() {
-                self.grace.is_on.store(false, Ordering::Release);
+                self.lookup_pins.is_on.store(false, Ordering::Release);
             }
         }
         for ino in over {

@@ -57,7 +57,7 @@ impl Body {
 
 /// Something that happened.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Happening {
+pub enum CallEvent {
     /// A link to a node is up, for the first time or again.
     Up {
         /// The node.

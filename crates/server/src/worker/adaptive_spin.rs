@@ -27,7 +27,7 @@ const LOOKS: u32 = 4;
 
 /// The adaptive bound.
 #[derive(Debug)]
-pub(super) struct Pace {
+pub(super) struct AdaptiveSpin {
     /// At most [`LOOK_MAX`]; none when nothing was gained of late.
     look: Duration,
     busy_until: Option<Instant>,
@@ -71,9 +71,9 @@ fn runnable(text: &[u8]) -> Option<u64> {
     std::str::from_utf8(field.split(|&b| b == b'/').next()?).ok()?.parse().ok()
 }
 
-impl Pace {
-    pub(super) fn new() -> Pace {
-        Pace { look: LOOK_MAX, busy_until: None, idle_since: Instant::now(), crowd: Crowd::new() }
+impl AdaptiveSpin {
+    pub(super) fn new() -> AdaptiveSpin {
+        AdaptiveSpin { look: LOOK_MAX, busy_until: None, idle_since: Instant::now(), crowd: Crowd::new() }
     }
 
     /// Looks until `work` says true, for a bounded time; whether it did.
@@ -128,10 +128,10 @@ mod tests {
 
     #[test]
     fn look_ends_without_work_and_returns_at_once_with_it() {
-        let mut pace = Pace::new();
-        assert!(!pace.look(|| false));
+        let mut spin = AdaptiveSpin::new();
+        assert!(!spin.look(|| false));
         let mut looks = 0;
-        while !pace.look(|| {
+        while !spin.look(|| {
             looks += 1;
             looks > 3
         }) {}
@@ -150,17 +150,17 @@ mod tests {
 
     #[test]
     fn look_is_given_up_when_it_never_pays_and_taken_up_when_a_request_comes_soon() {
-        let mut pace = Pace::new();
+        let mut spin = AdaptiveSpin::new();
         for _ in 0..10 {
-            pace.look(|| false);
-            pace.slept(false);
+            spin.look(|| false);
+            spin.slept(false);
         }
-        assert_eq!(pace.look, Duration::ZERO);
+        assert_eq!(spin.look, Duration::ZERO);
         // A look of no length takes next to no time: the request came soon, if this thread was not held up.
         for _ in 0..1000 {
-            pace.look(|| false);
-            pace.slept(true);
-            if pace.look == LOOK_MAX {
+            spin.look(|| false);
+            spin.slept(true);
+            if spin.look == LOOK_MAX {
                 return;
             }
         }

@@ -9,14 +9,14 @@ const TIMEOUT_NS: u64 = CALL_TIMEOUT_MS * 1_000_000;
 
 /// Of one call.
 #[derive(Debug)]
-pub(crate) struct Patience {
+pub(crate) struct CallDeadline {
     until_ns: u64,
 }
 
-impl Patience {
+impl CallDeadline {
     /// The call begins.
-    pub(crate) fn new() -> Patience {
-        Patience { until_ns: call_clock() + TIMEOUT_NS }
+    pub(crate) fn new() -> CallDeadline {
+        CallDeadline { until_ns: call_clock() + TIMEOUT_NS }
     }
 
     /// By when the next request is to be answered, by [`call_clock`].
@@ -48,13 +48,13 @@ mod tests {
 
     #[test]
     fn patience_counts_from_the_last_answer_and_ends_for_good() {
-        let mut patience = Patience::new();
-        let first = patience.until_ns();
+        let mut deadline = CallDeadline::new();
+        let first = deadline.until_ns();
         std::thread::sleep(std::time::Duration::from_millis(2));
-        patience.answered();
-        assert!(patience.until_ns() > first && !patience.is_over());
-        patience.end();
-        patience.answered();
-        assert!(patience.is_over() && patience.until_ns() < call_clock());
+        deadline.answered();
+        assert!(deadline.until_ns() > first && !deadline.is_over());
+        deadline.end();
+        deadline.answered();
+        assert!(deadline.is_over() && deadline.until_ns() < call_clock());
     }
 }

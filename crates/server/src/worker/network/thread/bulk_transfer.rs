@@ -3,8 +3,8 @@
 //!
 //! ```text
 //!  client's node:  Move ─► where the buffer is ─► ReadStripe, WriteStripe ─────────────────────────► answer ─► client
-//!  file's node:    read:  piece ─► crew fills it ─► transfer to the buffer, and the answer right behind it
-//!                  write: piece ─► transfer from the buffer ─► crew writes it ─► answer
+//!  file's node:    read:  piece ─► a worker fills it ─► transfer to the buffer, and the answer right behind it
+//!                  write: piece ─► transfer from the buffer ─► a worker writes it ─► answer
 //! ```
 //! A write that is short goes without being fetched, where the file's node has granted places (`places.rs`): the client's node starts the transfer, and
 //! the request goes right behind it; it says where the buffer is too, for data that did not come.
@@ -32,12 +32,12 @@ use forebay_types::limits::{
 use forebay_types::{BackingId, Code, Move, MoveKind, NodeId, Reply};
 use forebay_wire::{Memory, Message as Wire, Place, Stamp};
 
-use super::asking::{Flight, NODE_TIMEOUT};
+use super::outgoing::{Flight, NODE_TIMEOUT};
 use super::{NetworkThread, SHORT_REPLY_BYTES};
-use crate::worker::network::bounce::{Bounce, Room};
-use crate::worker::network::crew::{Job, Moving};
+use crate::worker::network::bounce::{Bounce, DataBuffer};
+use crate::worker::network::io_workers::{Job, Moving};
 use crate::worker::network::places::{bury_rested, Arrived, Granted, Taken, Use, Used};
-use crate::worker::network::Order;
+use crate::worker::network::Command;
 
 /// How long memory is kept that a peer may write yet: longer than any request is served.
 const REST: Duration = Duration::from_millis(BUFFER_REST_MS);
@@ -144,7 +144,7 @@ pub(super) struct Asked {
 }
 
 impl Asked {
-    fn into_moving(self, room: Room) -> Moving {
+    fn into_moving(self, room: DataBuffer) -> Moving {
         let Asked { ticket, id, kind, offset, bytes, memory, until } = self;
         Moving { ticket, id, kind, offset, bytes: bytes as usize, memory, room, until }
     }
@@ -263,7 +263,7 @@ impl NetworkThread {
             // Who helps copies one place's bytes: others wait for it.
             if self.helps && self.moves.are_under_way() {
                 self.leaves = true;
-                self.backlog.push_back(Order::Forward { node, stamp, message });
+                self.backlog.push_back(Command::Forward { node, stamp, message });
                 return false;
             }
             let from = (local, wish.at as usize);
@@ -297,7 +297,7 @@ impl NetworkThread {
             }
             Err(Code::Busy) => {
                 self.give_up(place);
-                self.backlog.push_back(Order::Forward { node, stamp, message });
+                self.backlog.push_back(Command::Forward { node, stamp, message });
                 return false;
             }
             Err(code) => {
@@ -434,7 +434,7 @@ impl NetworkThread {
             return arrived.iter().for_each(|arrived| self.moves.granted.give_back(arrived));
         }
         if let Some(arrived) = arrived {
-            return self.have_served(asked.into_moving(Room::Place(arrived)));
+            return self.have_served(asked.into_moving(DataBuffer::Place(arrived)));
         }
         self.moves.waiting.push_back(asked);
         self.begin_moves();
@@ -469,10 +469,11 @@ impl NetworkThread {
                 return self.moves.waiting.push_front(asked);
             };
             let kind = asked.kind;
-            let mut moving = asked.into_moving(Room::Piece(piece));
+            let mut moving = asked.into_moving(DataBuffer::Piece(piece));
             // One call's parts, not many calls'.
             let idle = self.moves.under_way.len() < BACKING_AHEAD;
-            let filled = self.hand.as_ref().and_then(|hand| hand.fill_at_once(&mut moving, idle));
+            let filled =
+                self.io_worker.as_ref().and_then(|io_worker| io_worker.fill_at_once(&mut moving, idle));
             match (kind, filled) {
                 (_, Some(result)) => self.crew_moved(moving, result),
                 (MoveKind::Read, None) => self.have_served(moving),
@@ -490,7 +491,7 @@ impl NetworkThread {
     /// `whole` says that it is all that was asked for.
     fn start_transfer(&mut self, moving: Moving, whole: bool) {
         let reads = moving.kind == MoveKind::Read;
-        let Room::Piece(piece) = &moving.room else { return self.have_served(moving) };
+        let DataBuffer::Piece(piece) = &moving.room else { return self.have_served(moving) };
         self.moves.token += 1;
         let token = self.moves.token;
         let transfer = Transfer {
@@ -524,14 +525,14 @@ impl NetworkThread {
 
     fn free(&mut self, moving: Moving) {
         match (moving.room, &mut self.moves.bounce) {
-            (Room::Piece(piece), Some(bounce)) => bounce.give_back(piece),
-            (Room::Piece(_), None) => {}
-            (Room::Place(arrived), _) => self.moves.granted.give_back(&arrived),
+            (DataBuffer::Piece(piece), Some(bounce)) => bounce.give_back(piece),
+            (DataBuffer::Piece(_), None) => {}
+            (DataBuffer::Place(arrived), _) => self.moves.granted.give_back(&arrived),
         }
         self.begin_moves();
     }
 
-    /// The crew has filled a piece from a backing file, or written it to one.
+    /// The I/O workers have filled a piece from a backing file, or written it to one.
     pub(super) fn crew_moved(&mut self, mut moving: Moving, result: Result<usize, Code>) {
         match result {
             // There is nothing to be brought to the other node.
@@ -566,7 +567,7 @@ impl NetworkThread {
                 tracing::debug!("a transfer with node {} failed: {}", moving.ticket.node, failed.why);
                 // Kept as an answer is: the message may be lost with the connection, and the retry is not to break the next one.
                 self.tell_moved(&moving.ticket, Err(Code::Interrupted));
-                let Room::Piece(piece) = &moving.room else { return };
+                let DataBuffer::Piece(piece) = &moving.room else { return };
                 if self.moves.bounce.as_mut().is_some_and(|bounce| bounce.lose(piece)) {
                     if let Some(bounce) = self.moves.bounce.take() {
                         self.calls.endpoint().unregister(bounce.local());

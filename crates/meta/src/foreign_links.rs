@@ -9,8 +9,8 @@ use forebay_types::{Code, Cookie, Ino, NodeId, Outcome, Reader, Reply, Result, T
 
 use crate::batch::{Answer, Batch, Context};
 use crate::keys::{self, Key};
+use crate::page_budget::{Class, Work};
 use crate::record::{EntryRecord, Inode};
-use crate::space::{Class, Work};
 
 /// What another node is to be told.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use forebay_fabric::{CallId, Calls, CallsSettings, Happening};
+use forebay_fabric::{CallEvent, CallId, Calls, CallsSettings};
 use forebay_types::{Caller, Code, Ino, Layout, NodeId, Reply, Request};
 use forebay_wire::{Message, Stamp};
 use support::{skipped, Daemon};
@@ -17,7 +17,7 @@ const AT_ONCE: usize = 4;
 /// One slot each, many to a session.
 const SLOTS: u64 = 32;
 /// Longer than anything takes here.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Node 2, which makes files in the root as fast as it is answered.
 struct Traffic {
@@ -40,7 +40,7 @@ impl Traffic {
     }
 
     fn ask(&mut self, number: u64, stamp: Stamp, request: Request<'_>) {
-        let deadline = self.calls.now() + 2 * PATIENCE;
+        let deadline = self.calls.now() + 2 * TIMEOUT;
         let message = Message::Ask(Caller { uid: 0, gid: 0 }, request);
         self.under_way.insert(self.calls.call(NodeId(1), stamp, &message, deadline).unwrap(), number);
     }
@@ -49,10 +49,10 @@ impl Traffic {
     fn hear(&mut self, mut keep: impl FnMut(u64, Reply<'_>)) {
         self.calls.progress();
         let mut some = false;
-        while let Some(happening) = self.calls.next_happening() {
+        while let Some(event) = self.calls.next_happening() {
             some = true;
-            match happening {
-                Happening::Answered { call, outcome, .. } => {
+            match event {
+                CallEvent::Answered { call, outcome, .. } => {
                     let number = self.under_way.remove(&call).unwrap();
                     let body = match outcome {
                         Ok(body) => body,
@@ -68,7 +68,7 @@ impl Traffic {
                         other => panic!("file {number}: {other:?}"),
                     }
                 }
-                Happening::Asked { ticket, .. } => {
+                CallEvent::Asked { ticket, .. } => {
                     let nothing = Message::Failure { code: Code::NotSupported, detail: b"" };
                     self.calls.answer(&ticket, &nothing).unwrap();
                 }
@@ -110,7 +110,7 @@ impl Traffic {
     }
 
     fn until(&mut self, what: &str, asks: bool, done: impl Fn(&Traffic) -> bool) {
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         while !done(self) {
             assert!(Instant::now() < end, "{what} takes for ever; {} files are made", self.made.len());
             self.step(asks);
@@ -131,7 +131,7 @@ impl Traffic {
         for (at, (number, ino)) in made.iter().enumerate() {
             let stamp = Stamp { session: 2 << 48 | 6, slot: 0, sequence: 1 + at as u64 };
             self.ask(*number, stamp, Request::Lookup { parent: Ino::ROOT, name: &name(*number) });
-            let end = Instant::now() + PATIENCE;
+            let end = Instant::now() + TIMEOUT;
             while !self.under_way.is_empty() {
                 assert!(Instant::now() < end, "file {number} is not looked up");
                 self.hear(|_, reply| match reply {

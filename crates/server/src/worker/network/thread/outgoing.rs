@@ -10,10 +10,10 @@ use forebay_types::limits::{NODE_TIMEOUT_MS, REMOVED_AT_ONCE_MAX, STEP_TIMEOUT_M
 use forebay_types::{BackingId, BackingOp, Caller, Code, Ino, Layout, NodeId, Reply, Request};
 use forebay_wire::{Message as Wire, Stamp};
 
-use super::moving::Asking;
+use super::bulk_transfer::Asking;
 use super::{Introduced, NetworkThread};
-use crate::worker::network::leases::LEASE;
-use crate::worker::network::Order;
+use crate::worker::network::lease_renewal::LEASE;
+use crate::worker::network::Command;
 use crate::worker::shard_thread::Message;
 
 pub(super) const NODE_TIMEOUT: Duration = Duration::from_millis(NODE_TIMEOUT_MS);
@@ -37,8 +37,8 @@ pub(super) enum Flight {
     Targets(NodeId),
     /// A lease from this node, asked for at this time.
     Lease(NodeId, u64),
-    /// A recall, by its number.
-    Recall(u64),
+    /// A revocation, by its number.
+    Revocation(u64),
     /// A grant of places, by its number.
     Places(u32),
 }
@@ -72,16 +72,16 @@ impl NetworkThread {
         }
     }
 
-    pub(super) fn recall(&mut self, node: NodeId, number: u64, message: Vec<u8>) -> bool {
+    pub(super) fn revoke(&mut self, node: NodeId, number: u64, message: Vec<u8>) -> bool {
         let Ok((_, request)) = Request::decode(&message) else { return true };
-        match self.ask(node, &request, LEASE, Flight::Recall(number)) {
+        match self.ask(node, &request, LEASE, Flight::Revocation(number)) {
             Ok(()) => true,
             Err(Code::Busy) => {
-                self.backlog.push_back(Order::Recall { node, number, message });
+                self.backlog.push_back(Command::Revocation { node, number, message });
                 false
             }
             Err(_) => {
-                self.tell(Message::Recalled(number, false));
+                self.tell(Message::Revoked(number, false));
                 true
             }
         }
@@ -102,7 +102,7 @@ impl NetworkThread {
                 true
             }
             Err(Code::Busy) => {
-                self.backlog.push_back(Order::Forward { node, stamp, message });
+                self.backlog.push_back(Command::Forward { node, stamp, message });
                 false
             }
             Err(code) => {
@@ -126,7 +126,7 @@ impl NetworkThread {
                 self.flights.insert(id, Flight::Step(stamp));
             }
             Err(Code::Busy) => {
-                self.backlog.push_back(Order::Step { node, stamp, message });
+                self.backlog.push_back(Command::Step { node, stamp, message });
                 return false;
             }
             Err(code) => {
@@ -204,9 +204,9 @@ impl NetworkThread {
                 self.introduced(node, answer, failed.map_or(Ok(()), Err));
             }
             Flight::Lease(node, asked) => self.lease_ended(node, asked, reply),
-            Flight::Recall(number) => {
+            Flight::Revocation(number) => {
                 let answered = reply.is_ok_and(|reply| Reply::decode(&reply).is_ok());
-                self.tell(Message::Recalled(number, answered));
+                self.tell(Message::Revoked(number, answered));
             }
             Flight::Review(sessions) => {
                 let Ok(reply) = reply else { return self.not_reviewed(&sessions) };
@@ -228,7 +228,7 @@ impl NetworkThread {
                 let until = asked + LEASE.as_nanos() as u64;
                 self.tell(Message::LeaseRenewed(node, Some((term, until))));
             }
-            // A recall from here is under way there: as soon as it is answered.
+            // A revocation from here is under way there: as soon as it is answered.
             Ok(Err(Code::Busy)) => self.renewals.want(node, self.calls.now()),
             _ => self.tell(Message::LeaseRenewed(node, None)),
         }
