@@ -2,6 +2,7 @@
 
 use forebay_conformance::{cases, document};
 use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 /// Sentences that are proved by killing things (tests/crash.rs), not by a case.
 const PROVED_BY_KILLING: [&str; 3] = [
@@ -49,4 +50,46 @@ fn every_promise_has_a_test_and_every_quotation_is_promised() {
 fn case_names_are_distinct() {
     let names: Vec<_> = cases::all().map(|c| c.name).collect();
     assert_eq!(names.iter().collect::<BTreeSet<_>>().len(), names.len());
+}
+
+/// Markdown files of the repository, from its root.
+fn documents(root: &Path) -> Vec<PathBuf> {
+    let mut all = vec![root.join("README.md"), root.join("ARCHITECTURE.md")];
+    for directory in ["docs", "docs/decisions"] {
+        let entries = std::fs::read_dir(root.join(directory)).unwrap().map(|e| e.unwrap().path());
+        all.extend(entries.filter(|path| path.extension().is_some_and(|e| e == "md")));
+    }
+    all
+}
+
+/// Paths of source files that a text names in backquotes.
+fn named_paths(text: &str) -> impl Iterator<Item = &str> {
+    const ENDINGS: [&str; 7] = [".rs", ".c", ".h", ".S", ".md", ".txt", ".golden"];
+    let quoted = text.split('`').skip(1).step_by(2);
+    quoted.filter(|word| {
+        let is_path = word.contains('/') && ENDINGS.iter().any(|ending| word.ends_with(ending));
+        is_path && !word.contains([' ', '*', '\n']) && !word.starts_with(['/', '~'])
+    })
+}
+
+#[test]
+fn paths_that_documents_name_can_be_opened_as_written() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let mut missing = Vec::new();
+    let mut found = 0;
+    for document in documents(&root) {
+        let text = std::fs::read_to_string(&document).unwrap();
+        for path in named_paths(&text) {
+            // ARCHITECTURE.md says that its paths begin in crates/, and what worker/ is.
+            let bases = ["", "crates/", "crates/server/src/", "docs/"];
+            match bases.iter().any(|base| root.join(base).join(path).exists()) {
+                true => found += 1,
+                false => missing.push(format!("{}: {path}", document.display())),
+            }
+        }
+    }
+    assert!(missing.is_empty(), "no such files:\n{}", missing.join("\n"));
+    assert!(found > 150, "only {found} paths were found");
+    let canary: Vec<_> = named_paths("see `crates/x.rs`, `x.rs`, `a b/c.rs` and `P/lock`").collect();
+    assert_eq!(canary, ["crates/x.rs"]);
 }
