@@ -181,6 +181,20 @@ wrap! {
         call(libc::SYS_utimensat, at as usize, path as usize, times as usize, flags as usize, 0);
     "futimens" = fn futimens(fd: c_int, times: *const libc::timespec) -> c_int =
         call(libc::SYS_utimensat, fd as usize, 0, times as usize, 0, 0);
+    "getxattr" = fn getxattr(path: *const c_char, name: *const c_char, value: *mut c_void, room: usize) -> isize =
+        call(libc::SYS_getxattr, path as usize, name as usize, value as usize, room, 0);
+    "setxattr" = fn setxattr(
+        path: *const c_char,
+        name: *const c_char,
+        value: *const c_void,
+        length: usize,
+        flags: c_int
+    ) -> c_int =
+        call(libc::SYS_setxattr, path as usize, name as usize, value as usize, length, flags as usize);
+    "listxattr" = fn listxattr(path: *const c_char, names: *mut c_char, room: usize) -> isize =
+        call(libc::SYS_listxattr, path as usize, names as usize, room, 0, 0);
+    "removexattr" = fn removexattr(path: *const c_char, name: *const c_char) -> c_int =
+        call(libc::SYS_removexattr, path as usize, name as usize, 0, 0, 0);
     "close" = fn close(fd: c_int) -> c_int =
         call(libc::SYS_close, fd as usize, 0, 0, 0, 0);
     "connect" = fn connect(fd: c_int, address: *const libc::sockaddr, bytes: libc::socklen_t) -> c_int =
