@@ -8,7 +8,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use forebay_ring::{call_clock, pause};
-use forebay_types::limits::{APPEND_MS, FILE_BYTES_MAX};
+use forebay_types::limits::{APPEND_MS, FILE_BYTES_MAX, LOCK_OWNER_OF_NODE};
 use forebay_types::{BackingId, BackingOp, Code, LockKind, LockWish, Reply, Request};
 
 use crate::file::{File, Stripe};
@@ -54,8 +54,17 @@ impl LocksElsewhere {
     fn is_told(&self, wish: LockWish) -> bool {
         match self.set(wish) {
             Ok(()) => true,
-            // Whatever else it says, it has heard, or is no node any more that could hold a lock.
-            Err(code) => !matches!(code, Code::Io | Code::TimedOut | Code::Busy | Code::NoResources),
+            // Whatever else it says, it has heard, or is no node any more that could hold a lock. A pool that is gone is this node's
+            // worker: it may be stopped, and what was asked before may still be served when it goes on.
+            Err(code) => !matches!(
+                code,
+                Code::Io
+                    | Code::TimedOut
+                    | Code::Busy
+                    | Code::NoResources
+                    | Code::PoolGone
+                    | Code::UnknownSession
+            ),
         }
     }
 
@@ -71,10 +80,13 @@ impl LocksElsewhere {
 }
 
 /// A number for an owner of locks elsewhere. It is given up for good with all its locks: a message that took its time on the way can ask for a
-/// lock again when its owner has long let go, and the other node knows it by the number.
+/// lock again when its owner has long let go, and the other node knows it by the number. No other process of the node has it, so
+/// that the other node also knows it when this process had to attach anew, under another session.
 pub fn new_lock_owner() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Ordering::Relaxed)
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    LOCK_OWNER_OF_NODE
+        | u64::from(std::process::id()) << 32
+        | NEXT.fetch_add(1, Ordering::Relaxed) & 0xffff_ffff
 }
 
 /// True of a failure after which a lock may have been granted all the same, or may be yet.

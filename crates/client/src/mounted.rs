@@ -35,6 +35,8 @@ pub const MOUNTED_MARK: i32 = libc::O_DSYNC;
 
 /// In front of a file's inode number, in 16 digits, in the root of a mount. It is listed nowhere.
 pub const INODE_NAME: &[u8] = b".forebay-inode-";
+/// The number that the kernel gives the root of a mount of which it knows no attributes yet.
+const FUSE_ROOT: u64 = 1;
 /// What the kernel puts behind the path of a descriptor whose name it holds no longer, as it does of what it may not believe.
 const DELETED: &[u8] = b" (deleted)";
 
@@ -47,16 +49,25 @@ pub fn inode_of_name(name: &[u8]) -> Option<Ino> {
     u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok().map(Ino)
 }
 
-/// Device and inode of what is at a path, or, the path being empty, behind a descriptor, as far as is told without asking a
-/// file system for it.
-fn look(fd: RawFd, path: &CStr) -> Result<(u64, u64), Code> {
-    // SAFETY: an all-zero statx is valid; it is writable for the call, and the path NUL-terminated.
-    unsafe {
-        let mut found: libc::statx = std::mem::zeroed();
-        let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC | libc::AT_SYMLINK_NOFOLLOW;
-        let mask = libc::STATX_INO | libc::STATX_TYPE;
-        errno::check(libc::syscall(libc::SYS_statx, fd, path.as_ptr(), flags, mask, &raw mut found) as i32)?;
-        Ok((libc::makedev(found.stx_dev_major, found.stx_dev_minor), found.stx_ino))
+/// True when this inode of the device is at a path, or, the path being empty, behind a descriptor. What the kernel knows counts where
+/// it says so, without a request to a file system.
+fn is_at(fd: RawFd, path: &CStr, device: u64, ino: Ino) -> bool {
+    let look = |sync: i32| -> Result<(u64, u64), Code> {
+        // SAFETY: an all-zero statx is valid; it is writable for the call, and the path NUL-terminated.
+        unsafe {
+            let mut found: libc::statx = std::mem::zeroed();
+            let flags = libc::AT_EMPTY_PATH | libc::AT_SYMLINK_NOFOLLOW | sync;
+            let mask = libc::STATX_INO | libc::STATX_TYPE;
+            let result = libc::syscall(libc::SYS_statx, fd, path.as_ptr(), flags, mask, &raw mut found);
+            errno::check(result as i32)?;
+            Ok((libc::makedev(found.stx_dev_major, found.stx_dev_minor), found.stx_ino))
+        }
+    };
+    match look(libc::AT_STATX_DONT_SYNC) {
+        Ok(found) if found == (device, ino.0) => true,
+        // The kernel has asked for the root of a new mount as little as anybody: it has FUSE's number for it.
+        Ok((of, FUSE_ROOT)) if of == device => look(libc::AT_STATX_FORCE_SYNC) == Ok((device, ino.0)),
+        _ => false,
     }
 }
 
@@ -125,7 +136,7 @@ impl Pool {
         path.push(inside.as_bytes()).ok()?;
         let fd = open_at(libc::AT_FDCWD, path.as_c_str(), flags | libc::O_NOFOLLOW | MOUNTED_MARK).ok()?;
         // It may be another's by now: names move.
-        if look(fd, c"") != Ok((device, ino.0)) {
+        if !is_at(fd, c"", device, ino) {
             close(fd);
             return None;
         }
@@ -144,7 +155,7 @@ impl Pool {
         }
         let device = self.find_mount(path).ok_or(Code::NotSupported)?;
         let root = self.attached()?.reply.root;
-        if look(libc::AT_FDCWD, path.as_c_str()) != Ok((device, root.0)) {
+        if !is_at(libc::AT_FDCWD, path.as_c_str(), device, root) {
             return Err(Code::NotSupported);
         }
         Ok(())

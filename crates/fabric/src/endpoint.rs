@@ -282,6 +282,11 @@ pub trait Endpoint: Send {
         }
     }
 
+    /// How long a sleep may last while there is no descriptor to wait for: then only looking shows what comes.
+    fn pause_without_descriptor(&self) -> Duration {
+        Duration::from_micros(50)
+    }
+
     /// The first half of [`Endpoint::wait`]; the second is done without the endpoint, which another thread may use meanwhile,
     /// as long as [`Endpoint::may_sleep`] says yes whenever that one leaves it. None: there is something to do.
     fn falls_asleep(&mut self, timeout: Duration) -> Option<Sleep> {
@@ -297,7 +302,7 @@ pub trait Endpoint: Send {
         let mut timeout = self.next_timer().map_or(timeout, |at| timeout.min(at.saturating_sub(now)));
         let descriptor = self.descriptor().cloned();
         if descriptor.is_none() {
-            timeout = timeout.min(Duration::from_micros(50));
+            timeout = timeout.min(self.pause_without_descriptor());
         }
         Some(Sleep { waker, descriptor, timeout })
     }

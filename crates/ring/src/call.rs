@@ -7,6 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use forebay_types::limits::{CALL_TIMEOUT_MS, LIVENESS_PERIOD_MS, MESSAGE_BYTES_MAX, RING_SLOTS};
+use forebay_types::may_change;
 
 use crate::doorbell::Doorbell;
 use crate::serve::{
@@ -92,7 +93,7 @@ impl Ring {
     pub fn claim(&self, alive: &dyn Fn() -> bool) -> Result<Claim<'_>, CallFailure> {
         let begun_ns = now_ns();
         let slot = self.claim_slot(alive).ok_or(CallFailure::Gone)?;
-        Ok(Claim { ring: self, slot, posted: Cell::new(false), begun_ns })
+        Ok(Claim { ring: self, slot, posted: Cell::new(false), changes: Cell::new(false), begun_ns })
     }
 
     /// Frees slots of calls that were given up and are answered by now.
@@ -105,7 +106,11 @@ impl Ring {
             let answered = self.mapping.word32(slot_offset(slot)).load(Ordering::Acquire) == DONE;
             // One thread alone frees it.
             if answered && self.given_up.fetch_and(!bit, Ordering::AcqRel) & bit != 0 {
-                self.claimed.fetch_and(!bit, Ordering::Release);
+                // While this thread did not run, others may have freed it, used it, and given it up once more.
+                match self.mapping.word32(slot_offset(slot)).load(Ordering::Acquire) {
+                    DONE => self.claimed.fetch_and(!bit, Ordering::Release),
+                    _ => self.given_up.fetch_or(bit, Ordering::AcqRel),
+                };
             }
         }
     }
@@ -120,7 +125,13 @@ impl Ring {
             let with = claimed | 1 << slot;
             match self.claimed.compare_exchange_weak(claimed, with, Ordering::Acquire, Ordering::Relaxed) {
                 Ok(_) => {
-                    return Some(Claim { ring: self, slot, posted: Cell::new(false), begun_ns: now_ns() })
+                    return Some(Claim {
+                        ring: self,
+                        slot,
+                        posted: Cell::new(false),
+                        changes: Cell::new(false),
+                        begun_ns: now_ns(),
+                    })
                 }
                 Err(now) => claimed = now,
             }
@@ -224,6 +235,8 @@ pub struct Claim<'r> {
     ring: &'r Ring,
     slot: usize,
     posted: Cell<bool>,
+    /// What was posted may change the shard.
+    changes: Cell<bool>,
     /// When the call began, which may have waited for a slot.
     begun_ns: u64,
 }
@@ -242,6 +255,7 @@ impl Claim<'_> {
     /// Posts a request, at most [`MESSAGE_BYTES_MAX`] bytes, and wakes the daemon. Once; [`Claim::finish`] must follow.
     pub fn post(&self, request: &[u8]) {
         assert!(request.len() <= MESSAGE_BYTES_MAX && !self.posted.replace(true));
+        self.changes.set(may_change(request));
         let (ring, slot, at) = (self.ring, self.slot, slot_offset(self.slot));
         let seq = ring.seq[slot].load(Ordering::Relaxed) + 1;
         ring.seq[slot].store(seq, Ordering::Relaxed);
@@ -295,7 +309,11 @@ impl Drop for Claim<'_> {
             // It stays claimed until it is answered: the daemon, should it come back, may still write into it. What was to be kept for
             // the slot's next request has gone with this one.
             self.keep(0);
-            self.ring.given_up.fetch_or(1 << self.slot, Ordering::AcqRel);
+            // A change may leave its client something to do, a backing file to unlink, and the slot's next request says that it was
+            // done. It was not: the slot stays in use, and the daemon does it when this process ends.
+            if !self.changes.get() {
+                self.ring.given_up.fetch_or(1 << self.slot, Ordering::AcqRel);
+            }
             return;
         }
         self.ring.claimed.fetch_and(!(1 << self.slot), Ordering::Release);

@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use forebay_ring::{call_clock, CallFailure, Doorbell, Mapping, Ring, ServedRing};
 use forebay_types::limits::{BATCH_PER_RING, LIVENESS_PERIOD_MS, MESSAGE_BYTES_MAX, RING_SLOTS};
+use forebay_types::REQUESTS;
 
 struct Node {
     ring_fd: OwnedFd,
@@ -134,6 +135,24 @@ fn slots_of_calls_that_were_given_up_are_used_again_once_they_are_answered() {
         for _ in 0..2 * RING_SLOTS {
             assert_eq!(ring.call(b"ab", &mut [0; 2], &alive, |bytes| bytes.len()), Ok(2));
         }
+    });
+}
+
+#[test]
+fn slot_of_a_change_that_was_given_up_is_not_used_again() {
+    let node = node();
+    let ring = node.client();
+    // The slot's next request would say that what the reply calls for was done.
+    let unlink = REQUESTS.iter().find(|r| r.name == "Unlink").unwrap().number;
+    let claims: Vec<_> = (0..RING_SLOTS).map(|_| ring.claim(&|| true).unwrap()).collect();
+    for (i, claim) in claims.into_iter().enumerate() {
+        claim.post(if i == 9 { b"x" } else { std::slice::from_ref(&unlink) });
+        assert_eq!(claim.finish_by(1, &mut [0; 8], &|| true, |_, _| ()), Err(CallFailure::Gone));
+    }
+    with_server(&node, || {
+        let claim = ring.claim(&|| true).expect("the slot of what changes nothing");
+        assert!(ring.try_claim().is_none(), "a slot of a change was used again");
+        drop(claim);
     });
 }
 

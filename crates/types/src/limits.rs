@@ -284,3 +284,7 @@ const _: () = assert!(SHARD_PAGES_FOR_REMOVALS < SHARD_PAGES_AHEAD);
 const _: () = assert!(COPY_BYTES_MAX <= u32::MAX as usize, "the narrow form of a copy's reply has 32 bits");
 const _: () = assert!(RING_SLOTS == u64::BITS as usize);
 const _: () = assert!(BATCH_PER_RING <= RING_SLOTS && BATCH_PER_RING <= BATCH_MAX);
+
+/// The bit of a lock owner's number that says that no two processes of a node have the same one: such an owner is known under any session
+/// of its node. Process numbers have 22 bits, so that it is free.
+pub const LOCK_OWNER_OF_NODE: u64 = 1 << 63;

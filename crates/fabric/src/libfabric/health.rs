@@ -176,7 +176,11 @@ impl LibfabricEndpoint {
             if closed {
                 self.settle(*operation, failed());
             } else {
-                // The provider may touch it yet: what its user is told comes at the deadline of what it belongs to.
+                // The provider may touch it yet: its memory is kept for ever. Its user hears of it now; of transfers, below.
+                if let (Work::Send(send), false) = (&operation.work, operation.told) {
+                    let (token, peer) = (send.token, operation.peer);
+                    self.reports.push_back(super::Report { token, peer, failed: failed() });
+                }
                 std::mem::forget(operation);
             }
         }
@@ -212,7 +216,7 @@ impl LibfabricEndpoint {
             // Tried again at a later look.
             Err(e) => {
                 tracing::error!("{e}");
-                self.lost = memory;
+                self.lost.extend(memory);
                 return;
             }
         }

@@ -451,6 +451,8 @@ impl Endpoint for LibfabricEndpoint {
 
     fn unregister(&mut self, local: Local) {
         self.memory.remove(&local);
+        // While the endpoint cannot be opened.
+        self.lost.retain(|(of, ..)| *of != local);
     }
 
     fn transfer(
@@ -517,6 +519,14 @@ impl Endpoint for LibfabricEndpoint {
 
     fn descriptor(&self) -> Option<&Arc<OwnedFd>> {
         self.objects.descriptor.as_ref()
+    }
+
+    fn pause_without_descriptor(&self) -> Duration {
+        match self.objects.ep.is_null() {
+            // It could not be opened: nothing comes until it is.
+            true => Duration::from_millis(100),
+            false => Duration::from_micros(50),
+        }
     }
 
     fn may_sleep(&mut self) -> bool {

@@ -441,6 +441,24 @@ requests! {
     }
 }
 
+/// By number: whether it may change the shard.
+static CHANGES: [bool; 256] = {
+    let mut changes = [false; 256];
+    let mut i = 0;
+    while i < REQUESTS.len() {
+        changes[REQUESTS[i].number as usize] = REQUESTS[i].changes;
+        i += 1;
+    }
+    changes
+};
+
+/// True when an encoded request may change the shard: a reply to it may call for something that its client then does, and whose end
+/// the slot's next request tells. False for what is no request.
+#[inline]
+pub fn may_change(message: &[u8]) -> bool {
+    message.first().is_some_and(|number| CHANGES[usize::from(*number)])
+}
+
 /// Bytes in front of every request: number, flags, reserved, uid, gid.
 const HEADER_BYTES: usize = 12;
 

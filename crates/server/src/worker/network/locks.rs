@@ -15,10 +15,13 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_ring::call_clock;
-use forebay_types::limits::{APPEND_HOLD_MS, FILE_BYTES_MAX, LOCK_OWNERS_OVER_KEPT, REMOTE_LOCK_OWNERS_MAX};
+use forebay_types::limits::{
+    APPEND_HOLD_MS, FILE_BYTES_MAX, LOCK_OWNERS_OVER_KEPT, LOCK_OWNER_OF_NODE, REMOTE_LOCK_OWNERS_MAX,
+};
 use forebay_types::{BackingId, Code, Ino, LockKind, LockWish};
 
 use crate::store::FdStore;
+use crate::worker::session::{node_of_session, session_on};
 
 /// Longest time of one append.
 const HOLD_NS: u64 = APPEND_HOLD_MS * 1_000_000;
@@ -36,6 +39,14 @@ struct Owner {
 pub(in crate::worker) const TAG: &str = "lock ";
 
 impl Owner {
+    /// The same for all sessions that may have it.
+    fn of_any_session(self) -> Owner {
+        match self.owner & LOCK_OWNER_OF_NODE {
+            0 => self,
+            _ => Owner { session: session_on(node_of_session(self.session), 0), ..self },
+        }
+    }
+
     fn tag(&self) -> String {
         let Owner { session, id, owner, flock } = self;
         let BackingId { target, ino, number, stripe } = id;
@@ -92,8 +103,22 @@ struct Owners {
 }
 
 impl Owners {
+    /// The owner as it is known here: its process may have attached anew since it took its first lock.
+    fn known(&self, owner: Owner) -> Owner {
+        if owner.owner & LOCK_OWNER_OF_NODE == 0 || self.held.contains_key(&owner) {
+            return owner;
+        }
+        let found = self.held.keys().find(|held| held.of_any_session() == owner.of_any_session());
+        found.copied().unwrap_or(owner)
+    }
+
+    fn is_over(&self, owner: Owner) -> bool {
+        self.over.contains(&owner.of_any_session())
+    }
+
     /// An owner has let go of everything: its number is never used again.
     fn end(&mut self, owner: Owner) {
+        let owner = owner.of_any_session();
         if !self.over.insert(owner) {
             return;
         }
@@ -240,9 +265,10 @@ impl RemoteLocks {
         wish: &LockWish,
         open: impl FnOnce() -> Result<OwnedFd, Code>,
     ) -> Result<(), Code> {
-        let owner = Owner { session, id: *id, owner: wish.owner, flock: wish.flock };
+        let asks = Owner { session, id: *id, owner: wish.owner, flock: wish.flock };
         let of_all = wish.flock || wish.start == 0 && wish.end >= FILE_BYTES_MAX;
         let mut owners = self.owners();
+        let owner = owners.known(asks);
         let file = owners.held.get(&owner).cloned();
         let file = match (file, wish.kind) {
             (file, LockKind::Unlock) if of_all => {
@@ -253,13 +279,13 @@ impl RemoteLocks {
                 return file.map_or(Ok(()), |file| apply(&file, wish));
             }
             (None, LockKind::Unlock) => return Ok(()),
-            _ if owners.over.contains(&owner) => return Err(Code::Stale),
+            _ if owners.is_over(owner) => return Err(Code::Stale),
             (Some(file), _) => file,
             (None, _) => {
                 drop(owners);
                 let file = Arc::new(open()?);
                 owners = self.owners();
-                if owners.over.contains(&owner) {
+                if owners.is_over(owner) {
                     return Err(Code::Stale);
                 }
                 if owners.held.len() >= REMOTE_LOCK_OWNERS_MAX {
@@ -293,9 +319,11 @@ impl RemoteLocks {
         wish: &LockWish,
         open: impl FnOnce() -> Result<OwnedFd, Code>,
     ) -> Result<Option<LockWish>, Code> {
-        let owner = Owner { session, id: *id, owner: wish.owner, flock: wish.flock };
+        let asks = Owner { session, id: *id, owner: wish.owner, flock: wish.flock };
         // The owner's own locks are not in the way on its own descriptor.
-        let file = self.owners().held.get(&owner).cloned();
+        let owners = self.owners();
+        let file = owners.held.get(&owners.known(asks)).cloned();
+        drop(owners);
         let file = match file {
             Some(file) => file,
             None => Arc::new(open()?),
@@ -377,6 +405,7 @@ impl RemoteLocks {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_types::NodeId;
 
     const ALL: LockWish =
         LockWish { owner: 1, flock: false, kind: LockKind::Write, start: 0, end: FILE_BYTES_MAX };
@@ -388,6 +417,25 @@ mod tests {
             let opened = std::fs::OpenOptions::new().read(true).write(true).open(&path);
             Ok(opened.unwrap().into())
         }
+    }
+
+    #[test]
+    fn locks_of_a_process_that_attached_anew_are_its_own_under_its_new_session() {
+        let open = file("anew");
+        let (locks, id) =
+            (RemoteLocks::default(), BackingId { target: 1 << 16, ino: Ino(5), number: 0, stripe: 0 });
+        let (first, second) = (session_on(NodeId(2), 7), session_on(NodeId(2), 8));
+        let elsewhere = session_on(NodeId(3), 8);
+        let lock = |session, wish: LockWish| locks.lock(session, &id, &wish, open.clone());
+        let wish = LockWish { owner: LOCK_OWNER_OF_NODE | 5, ..ALL };
+        lock(first, wish).unwrap();
+        assert_eq!(lock(elsewhere, wish), Err(Code::Busy), "another node's with the same number");
+        lock(second, LockWish { kind: LockKind::Read, ..wish }).unwrap();
+        assert_eq!(locks.test(second, &id, &wish, open.clone()), Ok(None), "its own is not in its way");
+        lock(second, LockWish { kind: LockKind::Unlock, ..wish }).unwrap();
+        // What its first session asked for before may still come.
+        assert_eq!(lock(first, wish), Err(Code::Stale));
+        lock(elsewhere, wish).unwrap();
     }
 
     #[test]
