@@ -80,6 +80,12 @@ pub fn keep(fd: RawFd, (mode, uid, gid): Owned) -> bool {
     with_link(fd, store).is_ok()
 }
 
+/// A file got a name, and its attributes are in the shard from now on: what was kept does not count when it loses the name again.
+pub(crate) fn forget(fd: RawFd) {
+    // SAFETY: NUL-terminated. Most files have no such attribute.
+    let _ = with_link(fd, |link| errno::check(unsafe { libc::removexattr(link.as_ptr(), KEPT.as_ptr()) }));
+}
+
 /// `fgetxattr` of the backing file.
 pub fn get_xattr(fd: RawFd, name: &[u8], value: &mut [u8]) -> Result<usize, Code> {
     with_name(name, |name| {

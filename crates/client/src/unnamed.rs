@@ -199,6 +199,7 @@ impl Pool {
         let kernel = errno::stat(file.as_raw_fd())?;
         let before = kernel.st_mode & 0o7777;
         set_mode(file.as_raw_fd(), BACKING_MODE)?;
+        crate::nameless::forget(file.as_raw_fd());
         let named = self.name_as_backing(caller, (file.as_raw_fd(), kernel.st_dev), parent, name, mode);
         if named.is_err() {
             let _ = set_mode(file.as_raw_fd(), before);

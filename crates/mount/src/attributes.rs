@@ -4,7 +4,7 @@ use forebay_client::nameless;
 use forebay_types::{Code, Entry, Ino, SetAttr, TimeSet, Timestamp};
 
 use crate::errno::{check, Errno};
-use crate::filesystem::{FileSystem, Outcome};
+use crate::filesystem::{FileSystem, Outcome, TEMPORARY};
 use crate::handles::Handle;
 use crate::nodes::Seen;
 use crate::opened::{open_backing, reopen};
@@ -217,7 +217,9 @@ impl FileSystem {
         if wish.has(fattr::GID) {
             seen.gid = wish.gid;
         }
-        if let Some(file) = self.nodes.opened(ino.0).and_then(|opened| opened.any()) {
+        // A temporary file nobody else can have open before it has a name, and then other attributes count.
+        let opened = if ino.0 < TEMPORARY { self.nodes.opened(ino.0) } else { None };
+        if let Some(file) = opened.and_then(|opened| opened.any()) {
             nameless::keep(file.as_raw_fd(), (seen.mode, seen.uid, seen.gid));
         }
         self.nodes.note(ino.0, seen);

@@ -225,6 +225,11 @@ impl Notifier {
         self.shared.word64(MOOT).store(number, Ordering::Release);
     }
 
+    /// True while there is a packet that it is not known to have written.
+    pub(crate) fn is_behind(&self) -> bool {
+        !self.packets.is_empty()
+    }
+
     /// Packets up to this number need not be written.
     pub(crate) fn moot(&self) -> u64 {
         self.shared.word64(MOOT).load(Ordering::Acquire)

@@ -211,7 +211,9 @@ impl MountedKernel {
             };
             most.saturating_sub(held.since.elapsed())
         };
-        self.held.iter().map(left).min()
+        // What was acknowledged before it was written is written as soon as there is a notifier again.
+        let behind = self.inodes.is_behind().then_some(LATE);
+        self.held.iter().map(left).chain(behind).min()
     }
 
     /// Has the kernel look up anew whatever it has looked up. Waits for nothing.
@@ -298,6 +300,9 @@ impl ShardThread<'_> {
     /// Acknowledges what was held too long.
     pub(super) fn acknowledge_late(&mut self) {
         let Some(mount) = &mut self.mount else { return };
+        if mount.held.is_empty() && mount.inodes.is_behind() {
+            mount.inodes.revive();
+        }
         if mount.next_timeout().is_none_or(|left| !left.is_zero()) {
             return;
         }
