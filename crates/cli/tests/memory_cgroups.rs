@@ -32,7 +32,19 @@ impl Cgroup {
     }
 
     fn limit_to(&self, bytes: u64) -> bool {
-        std::fs::write(self.path.join(self.limit), bytes.to_string()).is_ok()
+        // Without swap, where the machine has any: what is paged out is charged to no limit of memory. Of the two limits of the
+        // first version the one of both is never below the other.
+        let with_swap = |name: &str, value: &str| {
+            let file = self.path.join(name);
+            if file.exists() {
+                let _ = std::fs::write(file, value);
+            }
+        };
+        with_swap("memory.swap.max", "0");
+        with_swap("memory.memsw.limit_in_bytes", &bytes.to_string());
+        let done = std::fs::write(self.path.join(self.limit), bytes.to_string()).is_ok();
+        with_swap("memory.memsw.limit_in_bytes", &bytes.to_string());
+        done
     }
 
     /// Runs a command in it.

@@ -26,6 +26,12 @@ const REQUEST_BYTES: u64 = 56;
 /// Addresses that a filter compares one by one; of more it compares the networks alone (/24, /64).
 const FILTER_ADDRESSES_MAX: usize = 256;
 
+/// Where it is set, hosts that are no nodes' are heard too: where nodes reach each other through a gateway that gives their packets
+/// another address.
+const HEAR_ALL: &str = "FOREBAY_HEAR_ALL";
+/// Hosts that the log names.
+const HOSTS_SHOWN: usize = 8;
+
 /// States of TCP, as the kernel numbers them.
 const CLOSED: u8 = 7;
 const CLOSE_WAIT: u8 = 8;
@@ -201,9 +207,12 @@ impl Sockets {
             }
         }
         self.past = seen;
+        let hears_all = std::env::var_os(HEAR_ALL).is_some_and(|value| !value.is_empty());
         let most = |host: &IpAddr| match self.nodes.get(host) {
             Some(nodes) => CONNECTIONS_PER_HOST + CONNECTIONS_PER_NODE * nodes,
-            None if self.nodes.is_empty() => CONNECTIONS_PER_HOST.max(CONNECTIONS_MAX.saturating_sub(total)),
+            None if self.nodes.is_empty() || hears_all => {
+                CONNECTIONS_PER_HOST.max(CONNECTIONS_MAX.saturating_sub(total))
+            }
             None => 0,
         };
         for (host, mut connections) in by_host {
@@ -221,9 +230,12 @@ impl Sockets {
 
     /// Has the kernel drop what comes to the listening socket, and so to the connections that come of it, from hosts that are no nodes.
     fn filter(&mut self, all: &[RawFd]) {
-        self.filtered = true;
         let listener = all.iter().find(|fd| net::sockopt::socket_acceptconn(borrow(fd)) == Ok(true));
         let Some(listener) = listener else { return };
+        self.filtered = true;
+        if std::env::var_os(HEAR_ALL).is_some_and(|value| !value.is_empty()) {
+            return;
+        }
         let Some(mut program) = program(self.nodes.keys()) else { return };
         let filter = libc::sock_fprog { len: program.len() as libc::c_ushort, filter: program.as_mut_ptr() };
         // SAFETY: the program is read within the call, and has as many instructions as it says.
@@ -239,7 +251,16 @@ impl Sockets {
         if returned != 0 {
             let why = std::io::Error::last_os_error();
             tracing::warn!("the kernel does not keep hosts that are no nodes from port {}: {why}", self.port);
+            return;
         }
+        let hosts: Vec<String> = self.nodes.keys().take(HOSTS_SHOWN).map(|host| host.to_string()).collect();
+        let more = self.nodes.len().saturating_sub(HOSTS_SHOWN);
+        let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+        tracing::info!(
+            "port {} hears the nodes' hosts alone: {}{more} ({HEAR_ALL}=1 ends that)",
+            self.port,
+            hosts.join(", ")
+        );
     }
 }
 
@@ -274,6 +295,18 @@ fn program<'a>(hosts: impl Iterator<Item = &'a IpAddr>) -> Option<Vec<libc::sock
         }
     }
     let mut program = Vec::new();
+    if start == 12 {
+        // One word each, loaded once: a program of few instructions, as the kernel bounds its bytes (net.core.optmem_max).
+        let at = network(start);
+        program.push(instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, at));
+        program.push(instruction(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0, 0, mask));
+        for host in &words {
+            program.push(instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, host[0]));
+            program.push(instruction(libc::BPF_RET | libc::BPF_K, 0, 0, u32::MAX));
+        }
+        program.push(instruction(libc::BPF_RET | libc::BPF_K, 0, 0, 0));
+        return Some(program);
+    }
     for host in &words {
         let count = host.len();
         for (i, word) in host.iter().enumerate() {
