@@ -9,6 +9,7 @@
  */
 #include "driver.h"
 
+#include <errno.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <time.h>
@@ -179,32 +180,99 @@ void comm_give_back(struct file *file) {
         free(resident);
 }
 
-/* How long the ranks that are here poll before they ask whether the others can still come; how long they sleep then. */
-enum { PATIENCE_S = 1, NAP_US = 1000 };
+enum {
+    PATIENCE_S = 1, /* so long ranks poll before they ask whether the others can still come */
+    NAP_US = 1000,  /* so long they sleep between polls then */
+    /*
+     * An interruption of so many seconds is final, as it is for the daemons (LOCKS_OF_UNREACHED_MS of crates/types). A
+     * shorter one says nothing of rank 0, and most ranks do not notice it.
+     */
+    OUTAGE_S = 60,
+    PARTING_S = 5, /* rank 0 has ended the group, and its last message is under way */
+};
+
+static time_t seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec;
+}
+
+/*
+ * Waits until `request` is done, in which all ranks of a group take part. MPI_ERR_IO where it may never be; `*lost` is
+ * then what the daemon answered. A daemon knows when rank 0 is gone, which no MPI library tells here: nobody waits for
+ * it for ever.
+ *
+ * When all ranks have come (`all_came`) the wait is short, and rank 0 ends the group after it. So the wait lasts no
+ * longer than an interruption may, and who finds the group gone waits for the last messages alone.
+ */
+static int wait_for(struct file *file, MPI_Request *request, bool all_came, int64_t *lost) {
+    time_t begun = seconds(), asked = begun, unheard = 0, gone = 0;
+    for (;;) {
+        int there = 0, code = mpi.Test(request, &there, MPI_STATUS_IGNORE);
+        if (code != MPI_SUCCESS || there)
+            return code == MPI_SUCCESS ? MPI_SUCCESS : MPI_ERR_INTERN;
+        time_t now = seconds();
+        if (now - begun <= PATIENCE_S) {
+            sched_yield();
+            continue;
+        }
+        bool leaves = all_came ? now - begun > OUTAGE_S || (gone != 0 && now - gone > PARTING_S)
+                               : gone != 0 || (unheard != 0 && now - unheard > OUTAGE_S);
+        if (leaves)
+            return MPI_ERR_IO;
+        if (now != asked && gone == 0) {
+            *lost = shared_ask(file);
+            asked = seconds(); /* an answer may take long */
+            gone = *lost == -ESTALE ? asked : 0;
+            unheard = *lost >= 0 ? 0 : unheard != 0 ? unheard : asked;
+            continue;
+        }
+        usleep(NAP_US);
+    }
+}
+
+/* Begins the second of the two waits of a close. */
+static int part_begin(struct file *file, int code, MPI_Request *request) {
+    file->parting[0] = file->parting[1] = code;
+    return mpi.Iallreduce(&file->parting[0], &file->parting[1], 1, MPI_INT64_T, MPI_MAX, file->comm, request);
+}
+
+/*
+ * Requests of this rank are still under way: their communicator is for no other file, and is not freed; nor is `file`.
+ */
+static void leave(struct file *file) {
+    file->comm = MPI_COMM_NULL;
+    file->has_left = true;
+}
 
 int comm_wait_for_all(struct file *file) {
     if (file->size == 1)
         return MPI_SUCCESS;
     if (file->group == 0)
         return mpi.Barrier(file->comm) == MPI_SUCCESS ? MPI_SUCCESS : MPI_ERR_INTERN;
-    /* A daemon knows when rank 0 is gone, which no MPI library tells here: nobody waits for it for ever. */
     MPI_Request request;
-    int there = 0, code = mpi.Ibarrier(file->comm, &request);
-    time_t begun = time(NULL), asked = begun;
-    while (code == MPI_SUCCESS && !there) {
-        code = mpi.Test(&request, &there, MPI_STATUS_IGNORE);
-        time_t now = time(NULL);
-        if (there || now - begun <= PATIENCE_S) {
-            sched_yield();
-            continue;
-        }
-        if (now != asked && shared_is_lost(file)) {
-            /* Not for any other file, and not to be freed: the barrier is still under way in it. */
-            file->comm = MPI_COMM_NULL;
-            return MPI_ERR_IO;
-        }
-        asked = now;
-        usleep(NAP_US);
-    }
-    return code == MPI_SUCCESS ? MPI_SUCCESS : MPI_ERR_INTERN;
+    if (mpi.Ibarrier(file->comm, &request) != MPI_SUCCESS)
+        return MPI_ERR_INTERN;
+    int64_t lost = 0;
+    int code = wait_for(file, &request, false, &lost);
+    if (code == MPI_SUCCESS)
+        return MPI_SUCCESS;
+    /* The others may all come yet, by way of the barrier that is under way. They are not to wait for this rank then. */
+    part_begin(file, code, &request);
+    leave(file);
+    if (code == MPI_ERR_IO)
+        shared_class(file, lost);
+    return code;
+}
+
+int comm_part(struct file *file, int code, int unheard) {
+    MPI_Request request;
+    int64_t lost = 0;
+    if (part_begin(file, code, &request) != MPI_SUCCESS)
+        return MPI_ERR_INTERN;
+    int waited = wait_for(file, &request, true, &lost);
+    if (waited == MPI_SUCCESS)
+        return (int)file->parting[1];
+    leave(file);
+    return waited == MPI_ERR_IO ? unheard : waited;
 }

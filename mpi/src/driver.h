@@ -30,7 +30,7 @@
     X(Abort) X(Allreduce) X(Alltoall) X(Alltoallv) X(Barrier) X(Bcast) X(Comm_create) X(Comm_create_keyval) X(Comm_free) \
     X(Comm_get_attr) X(Comm_group) X(Comm_set_attr) X(Comm_rank) X(Comm_set_errhandler) X(Comm_size) X(Comm_test_inter) X(Errhandler_free) X(Error_class)              \
     X(Error_string) X(Exscan) X(File_call_errhandler) X(File_get_errhandler) X(File_set_errhandler)                    \
-    X(Grequest_complete) X(Grequest_start) X(Group_free) X(Ibarrier) X(Info_create) X(Info_free) X(Info_get)            \
+    X(Grequest_complete) X(Grequest_start) X(Group_free) X(Iallreduce) X(Ibarrier) X(Info_create) X(Info_free) X(Info_get)            \
     X(Info_set) X(Pack)                                                                                               \
     X(Status_set_cancelled) X(Status_set_elements_x)                  \
     X(Test) X(Type_create_keyval) X(Type_dup) X(Type_free) X(Type_get_attr) X(Type_get_extent_x) X(Type_get_name)      \
@@ -206,6 +206,8 @@ struct file {
     bool shared_known;     /* and so have all ranks, or none */
     uint64_t group;        /* what ranks without that have in its place, kept by a daemon; 0: nothing */
     _Atomic bool group_lost; /* and that it is not to be had any more was said */
+    int64_t parting[2];      /* error classes of a close: this rank's, and the greatest of all ranks */
+    bool has_left;           /* it did not wait for them: the MPI library still uses those */
     char hints[HINT_COUNT][HINT_BYTES];
     struct handler handler;
     enum split split;
@@ -282,10 +284,16 @@ void comm_offer(MPI_Comm comm, struct comm_offer *mine);
 int comm_take(struct file *file, MPI_Comm comm, const struct comm_offer *all);
 void comm_give_back(struct file *file);
 /*
- * Waits until all ranks are here: what they did before is done. MPI_ERR_IO where a rank cannot come any more, as far as
- * that is known; the file's communicator is then of no more use. Collective.
+ * In a close: waits until all ranks are here, so that what they did before is done. A rank of a group leaves with
+ * MPI_ERR_IO where rank 0 cannot come any more, as far as that is known; the file's communicator is then of no more
+ * use. Collective.
  */
 int comm_wait_for_all(struct file *file);
+/*
+ * After that, by the ranks of a group: waits until no rank waits in the former any more. The greatest error class that
+ * any rank has, those included that left; `unheard` where this rank cannot hear it. Collective.
+ */
+int comm_part(struct file *file, int code, int unheard);
 
 /* ---- shared.c ---- */
 
@@ -305,8 +313,12 @@ void shared_settle(struct file *file, bool is_missed);
 bool shared_there(const struct file *file);
 /* Ends what a daemon keeps, when no rank uses it any more. */
 void shared_end(struct file *file);
-/* Whether what a daemon keeps for these ranks is gone, as it is when rank 0 is. */
-bool shared_is_lost(struct file *file);
+/*
+ * What a daemon answers when it is asked for the group: negative, -ESTALE when that is gone, as it is when rank 0 is.
+ */
+int64_t shared_ask(const struct file *file);
+/* The class of a daemon's answer. The first by which the group is lost is explained on standard error. */
+int shared_class(struct file *file, int64_t answer);
 /* Sets the pointer of the view that comes next to 0; the ranks have it after shared_turn. Rank 0's affair. */
 void shared_prepare(struct file *file);
 /* Takes it: all ranks have been in one collective call since, which found out whether one lacks memory. Collective. */

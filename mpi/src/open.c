@@ -123,7 +123,8 @@ static void file_free(struct file *file) {
     view_free(&file->view);
     pthread_mutex_destroy(&file->lock);
     free(file->path);
-    free(file);
+    if (!file->has_left)
+        free(file);
 }
 
 /*
@@ -298,6 +299,47 @@ int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_Fil
     return MPI_SUCCESS;
 }
 
+/* Removes the file where that was asked for: an error class, on rank 0. */
+static int delete_on_close(const struct file *file) {
+    bool deletes = file->rank == 0 && (file->amode & MPI_MODE_DELETE_ON_CLOSE);
+    return deletes ? class_of(forebay.unlink(forebay_attached(), file->path)) : MPI_SUCCESS;
+}
+
+static void close_data(struct file *file) {
+    forebay.file_close(file->data);
+    file->data = NULL;
+    file->fd = -1;
+}
+
+/* By ranks that share memory, or nothing. */
+static int close_together(struct file *file) {
+    close_data(file);
+    int code = comm_wait_for_all(file);
+    if (code != MPI_SUCCESS || !(file->amode & MPI_MODE_DELETE_ON_CLOSE))
+        return code;
+    code = delete_on_close(file);
+    if (file->size > 1)
+        mpi.Bcast(&code, 1, MPI_INT, 0, file->comm);
+    return code;
+}
+
+/*
+ * By ranks for which a daemon keeps something. They ask for it while they wait, by the open file, so each closes that
+ * after the waits: in a pool of several nodes an open file hinders nobody. Rank 0 ends what is kept when no rank needs
+ * it any more, and when it leaves: the others do not wait then.
+ */
+static int close_apart(struct file *file) {
+    int code = comm_wait_for_all(file);
+    if (code == MPI_SUCCESS) {
+        bool is_told = file->rank != 0 && (file->amode & MPI_MODE_DELETE_ON_CLOSE);
+        int mine = delete_on_close(file);
+        code = comm_part(file, mine, is_told ? MPI_ERR_IO : mine);
+    }
+    shared_end(file);
+    close_data(file);
+    return code;
+}
+
 /*
  * Programs rely on it that no rank's close returns before all ranks have done with the file, as with ROMIO and OMPIO:
  * what any rank wrote can be read then, and the file can be opened otherwise and removed. So every rank takes part,
@@ -305,24 +347,10 @@ int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_Fil
  */
 int file_close(struct file *file) {
     /* An end cannot come any more: the file is closed all the same. */
-    int code = file->split != SPLIT_NONE ? MPI_ERR_OTHER : MPI_SUCCESS, waited = MPI_SUCCESS;
-    /* What a daemon keeps goes when all are here. */
-    if (file->group != 0 && (waited = comm_wait_for_all(file)) == MPI_SUCCESS)
-        shared_end(file);
-    forebay.file_close(file->data);
-    file->data = NULL;
-    file->fd = -1;
-    if (waited == MPI_SUCCESS)
-        waited = comm_wait_for_all(file);
+    int code = file->split != SPLIT_NONE ? MPI_ERR_OTHER : MPI_SUCCESS;
+    int closed = file->group != 0 ? close_apart(file) : close_together(file);
     if (code == MPI_SUCCESS)
-        code = waited;
-    if (waited == MPI_SUCCESS && (file->amode & MPI_MODE_DELETE_ON_CLOSE)) {
-        int64_t answer = file->rank == 0 ? forebay.unlink(forebay_attached(), file->path) : 0;
-        if (file->size > 1)
-            mpi.Bcast(&answer, 1, MPI_INT64_T, 0, file->comm);
-        if (code == MPI_SUCCESS)
-            code = class_of(answer);
-    }
+        code = closed;
     code = fail(file, code);
     handler_drop(&file->handler);
     handle_free(file->handle);

@@ -282,8 +282,7 @@ void shared_end(struct file *file) {
     file->group = 0;
 }
 
-/* The class of what a daemon answers; the first time that the group cannot be had any more says why. */
-static int group_class(struct file *file, int64_t answer) {
+int shared_class(struct file *file, int64_t answer) {
     if ((answer == -ESTALE || answer == -EIO) && !atomic_exchange(&file->group_lost, true))
         fprintf(stderr, "forebay: %s: its ranks' shared file pointer and locks are not to be had: %s\n", file->path,
                 answer == -ESTALE ? "rank 0, which made them, is gone, or the node that kept them was"
@@ -291,10 +290,7 @@ static int group_class(struct file *file, int64_t answer) {
     return class_of(answer);
 }
 
-bool shared_is_lost(struct file *file) {
-    int64_t answer = forebay.file_group_move(file->data, file->group, 0);
-    return answer < 0 && group_class(file, answer) == MPI_ERR_IO;
-}
+int64_t shared_ask(const struct file *file) { return forebay.file_group_move(file->data, file->group, 0); }
 
 /*
  * Pointers take turns, so that a view's end and the next one's begin need one collective call: the one that was used
@@ -322,7 +318,7 @@ int shared_move(struct file *file, int64_t by, int64_t *before) {
     }
     int64_t answer = forebay.file_group_move(file->data, file->group, by);
     if (answer < 0)
-        return group_class(file, answer);
+        return shared_class(file, answer);
     *before = answer;
     return MPI_SUCCESS;
 }
@@ -335,14 +331,16 @@ int shared_seek(struct file *file, int64_t position) {
     else if (file->rank == 0)
         answer = forebay.file_group_seek(file->data, file->group, position);
     if (file->shared == NULL)
-        return agree(file, group_class(file, answer), 0);
+        return agree(file, shared_class(file, answer), 0);
     mpi.Barrier(file->comm);
     return MPI_SUCCESS;
 }
 
 int shared_lock(struct file *file, bool writes, int64_t first, int64_t last, uint64_t *lock) {
-    if (file->shared == NULL)
-        return group_class(file, forebay.file_group_lock(file->data, file->group, writes, first, last - first + 1, lock));
+    if (file->shared == NULL) {
+        int64_t bytes = last - first + 1;
+        return shared_class(file, forebay.file_group_lock(file->data, file->group, writes, first, bytes, lock));
+    }
     int result = pthread_mutex_lock(&file->shared->atomic);
     if (result == EOWNERDEAD) {
         /* What a rank was writing when it died is as its calls left it. */
@@ -354,7 +352,7 @@ int shared_lock(struct file *file, bool writes, int64_t first, int64_t last, uin
 
 int shared_unlock(struct file *file, uint64_t lock) {
     if (file->shared == NULL)
-        return group_class(file, forebay.file_group_unlock(file->data, file->group, lock));
+        return shared_class(file, forebay.file_group_unlock(file->data, file->group, lock));
     pthread_mutex_unlock(&file->shared->atomic);
     return MPI_SUCCESS;
 }

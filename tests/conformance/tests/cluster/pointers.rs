@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::time::Duration;
 
-use crate::nodes::{plain, program, said, Cluster, PATIENCE_S};
+use crate::nodes::{plain, program, said, until, Cluster, PATIENCE_S};
 
 const NODES: usize = 4;
 /// What the driver says when ranks begin to use a pointer that a daemon keeps.
@@ -144,6 +144,61 @@ fn rank_that_is_killed_leaves_no_lock_and_takes_only_what_it_made() {
             let told = words.matches("are not to be had: ").count();
             assert_eq!(told, if dead == 0 { NODES - 1 } else { 0 }, "{words}");
         }
+    }
+    c.check();
+}
+
+/// Runs mpi/tests/late.c. When all ranks but the last one are in a close, `meanwhile` is done; then that one comes.
+fn late(c: &Cluster, mpi: &Mpi, launcher: &[&str], more: &str, meanwhile: impl FnOnce()) -> Option<Output> {
+    let program = built(c, mpi, "late")?;
+    let beside = |name: &str| c.file().with_file_name(format!("{name}{more}-{}", mpi.compiler));
+    let (log, go) = (beside("log"), beside("go"));
+    let line = format!("{} /forebay/{}{more} {} {more}", program.display(), mpi.compiler, go.display());
+    let file = File::create(&log).unwrap();
+    let mut command = ranks_apart(c, mpi, launcher, &line);
+    let mut running = command.stdout(file.try_clone().unwrap()).stderr(file).spawn().unwrap();
+    until("a close", || {
+        let is_begun = String::from_utf8_lossy(&fs::read(&log).unwrap()).contains("in the close");
+        (is_begun || running.try_wait().unwrap().is_some()).then_some(())
+    });
+    meanwhile();
+    fs::write(&go, "").unwrap();
+    let status = running.wait().unwrap();
+    Some(Output { status, stdout: fs::read(&log).unwrap(), stderr: Vec::new() })
+}
+
+#[test]
+fn node_that_is_cut_off_for_seconds_keeps_no_rank_in_a_close_and_makes_none_fail() {
+    let c = Cluster::up("late", NODES);
+    // Not the last rank's node, nor the one that keeps the group. The ranks' own messages go another way.
+    let cut = NODES - 1;
+    for mpi in &MPIS {
+        let ran = late(&c, mpi, &[], "", || {
+            if !c.bed.set_link(cut, false) {
+                return println!("skipped: links cannot be cut here");
+            }
+            let is_cut = || c.status(cut)["nodes"][0]["state"] == "unreachable";
+            until("the cut", || is_cut().then_some(()));
+            // The rank there asks each second.
+            std::thread::sleep(Duration::from_secs(4));
+            assert!(c.bed.set_link(cut, true));
+        });
+        if let Some(ran) = ran {
+            assert_passed(&ran);
+        }
+    }
+    c.check();
+}
+
+#[test]
+fn rank_0_that_is_killed_in_a_close_keeps_no_other_in_it() {
+    let c = Cluster::up("parted", NODES);
+    // MPICH's launcher does not outlive the kill of a rank that others exchange messages with, without Forebay either.
+    for mpi in &MPIS[..1] {
+        let ran = late(&c, mpi, mpi.outliving, "dies", || std::thread::sleep(Duration::from_secs(2)));
+        let Some(ran) = ran else { continue };
+        let words = said(&ran);
+        assert!(words.matches("went on").count() == NODES - 1 && !words.contains("late.c:"), "{words}");
     }
     c.check();
 }
