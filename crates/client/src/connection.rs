@@ -277,12 +277,16 @@ impl Address {
     }
 
     /// Watches a directory with an inotify instance; the watch's descriptor. Tried again when a worker dies in the middle: adding a watch twice
-    /// changes nothing.
+    /// changes nothing. Not when no answer comes: each attempt would leave the daemon a thread that waits.
     pub(crate) fn watch(&self, ino: Ino, inotify: BorrowedFd<'_>, mask: u32) -> Result<i32, Code> {
         for _ in 0..ATTEMPTS {
             let socket = self.connect(ANSWER_TIMEOUT_S, 0)?;
-            if let Ok(answer) = Address::ask_watch(&socket, ino, inotify, mask) {
-                return answer;
+            match Address::ask_watch(&socket, ino, inotify, mask) {
+                Ok(answer) => return answer,
+                // The other end closed the socket, whatever errno an earlier call left.
+                Err(Code::PoolGone) => {}
+                Err(_) if errno::timed_out() => return Err(Code::TimedOut),
+                Err(_) => {}
             }
             // SAFETY: plain system call; a short sleep needs no answer.
             unsafe { libc::usleep(ATTEMPT_PERIOD_US) };

@@ -19,6 +19,12 @@ pub(crate) fn nobody_listens() -> bool {
     matches!(unsafe { *libc::__errno_location() }, libc::ECONNREFUSED | libc::ENOENT | libc::ENOTDIR)
 }
 
+/// True when a socket's call failed because its time was up.
+pub(crate) fn timed_out() -> bool {
+    // SAFETY: errno of this thread.
+    unsafe { *libc::__errno_location() == libc::EAGAIN }
+}
+
 /// fstat(2).
 pub(crate) fn stat(fd: std::os::fd::RawFd) -> Result<libc::stat, Code> {
     let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
