@@ -177,11 +177,15 @@ fn node_that_is_cut_off_for_seconds_keeps_no_rank_in_a_close_and_makes_none_fail
             if !c.bed.set_link(cut, false) {
                 return println!("skipped: links cannot be cut here");
             }
-            let is_cut = || c.status(cut)["nodes"][0]["state"] == "unreachable";
-            until("the cut", || is_cut().then_some(()));
+            let reached = || {
+                let nodes = c.status(cut)["nodes"].as_array().cloned().unwrap();
+                nodes.iter().filter(|node| node["state"] == "up").count()
+            };
+            until("the cut", || (reached() == 0).then_some(()));
             // The rank there asks each second.
             std::thread::sleep(Duration::from_secs(4));
             assert!(c.bed.set_link(cut, true));
+            until("the end of the cut", || (reached() == NODES - 1).then_some(()));
         });
         if let Some(ran) = ran {
             assert_passed(&ran);
