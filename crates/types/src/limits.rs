@@ -265,6 +265,9 @@ pub const WIDE_KNOWN_MAX: usize = 16 * 1024;
 pub const WATCHED_DIRECTORIES_MAX: usize = 1024;
 /// Names in all mirrors together: an empty file of about 1 KiB of kernel memory, and 300 bytes of the daemon's, for each.
 pub const WATCHED_NAMES_MAX: usize = 128 * 1024;
+/// Changes that wait to be made in mirrors, at about 100 bytes each. Beyond, the changes come faster than mirrors can follow, and
+/// all watches end.
+pub const WATCH_CHANGES_MAX: usize = 128 * 1024;
 /// How often the daemon checks whether watches of a mirror remain. The kernel raises nothing when the last one goes.
 pub const WATCH_REVIEW_MS: u64 = 2_000;
 /// Pause between two looks for changed contents of watched files: a writer wakes the daemon 100 times a second at most.

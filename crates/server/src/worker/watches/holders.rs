@@ -1,27 +1,45 @@
 //! Which directories are still watched: weak references to programs' inotify instances.
 //!
-//! An epoll set holds no reference to the files in it: an instance leaves it when the last process has closed it. So each watch is an entry of
-//! one set, which nobody waits for, with the directory's number as its data, and `/proc/self/fdinfo` lists the entries that remain. A file
-//! can be in a set once for each number of a descriptor, so each watch is entered under another number.
+//! An epoll set holds no reference to the files in it: an instance leaves it when the last process has closed it. So for each directory that an
+//! instance watches it is an entry of one set, which nobody waits for, with the directory's number as its data, and `/proc/self/fdinfo` lists the
+//! entries that remain. A file can be in a set once for each number of a descriptor. Each directory has a number of its own, that of
+//! its mirror's descriptor: so an instance is entered once for a directory, however often it adds the watch.
+//!
+//! The entry's events are those of [`RAISED`] that the directory's watches ask for, under names that inotify never raises.
 
-use std::collections::HashSet;
-use std::fmt::Write;
+use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use forebay_types::{Error, Ino, Result};
-use rustix::event::epoll;
-use rustix::io::Errno;
+use rustix::event::epoll::{self, EventFlags};
+use rustix::io::{DupFlags, Errno};
 
-/// Entries are made under numbers up to this one, and beyond it only for an instance that has all of them: higher ones make the
-/// process's table of descriptors larger.
-const NUMBERS: i32 = 4096;
+use super::contents::RAISED;
+
+/// Numbers of mirrors' descriptors begin here, above those of most others: the next worker is to find the same ones free.
+const NUMBERS: i32 = 1024;
+
+/// The entries' events, and what they stand for.
+const MASKS: [(EventFlags, u32); 3] = [
+    (EventFlags::PRI, libc::IN_MODIFY),
+    (EventFlags::RDBAND, libc::IN_CLOSE_WRITE),
+    (EventFlags::WRBAND, libc::IN_ATTRIB),
+];
+const _: () = assert!(MASKS[0].1 | MASKS[1].1 | MASKS[2].1 == RAISED);
+
+/// An entry.
+struct Entry {
+    number: i32,
+    mask: u32,
+    directory: Ino,
+}
 
 /// The epoll set.
 #[derive(Debug)]
 pub(super) struct Holders {
     epoll: OwnedFd,
-    /// The number of the last entry's descriptor.
-    last: i32,
+    /// The numbers of entries that earlier workers made, and for which directory; none where it is several.
+    left: HashMap<i32, Option<Ino>>,
 }
 
 impl Holders {
@@ -29,7 +47,7 @@ impl Holders {
     pub(super) fn create() -> Result<Holders> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)
             .map_err(|e| Error::io("cannot remember watches", &e.into()))?;
-        Ok(Holders { epoll, last: 0 })
+        Ok(Holders { epoll, left: HashMap::new() })
     }
 
     /// The set's descriptor, for the store.
@@ -39,49 +57,91 @@ impl Holders {
 
     /// The set that the last worker had.
     pub(super) fn of(epoll: OwnedFd) -> Holders {
-        Holders { epoll, last: 0 }
+        Holders { epoll, left: HashMap::new() }
     }
 
-    /// Enters a watch of `directory` by `inotify`.
-    pub(super) fn add(&mut self, inotify: &OwnedFd, directory: Ino) -> std::result::Result<(), Errno> {
-        let enter = |fd: &OwnedFd| {
-            let data = epoll::EventData::new_u64(directory.0);
-            // Waits for nothing.
-            epoll::add(&self.epoll, fd, data, epoll::EventFlags::ET)
-        };
-        if self.last >= NUMBERS {
-            self.last = 0;
+    /// Reads what earlier workers entered: the directories, and what their watches ask for.
+    pub(super) fn take_over(&mut self) -> std::io::Result<HashMap<Ino, u32>> {
+        let entries = self.entries()?;
+        for entry in &entries {
+            let of = self.left.entry(entry.number).or_insert(Some(entry.directory));
+            *of = of.filter(|of| *of == entry.directory);
         }
-        let mut from_start = self.last == 0;
+        Ok(masks(&entries))
+    }
+
+    /// The descriptor of a directory's mirror under a number that has no entry for another directory: if it is free, the number under
+    /// which earlier workers made entries for this one.
+    pub(super) fn numbered(&self, mirror: &OwnedFd, directory: Ino) -> std::result::Result<OwnedFd, Errno> {
+        let earlier = self.left.iter().find(|(_, of)| **of == Some(directory)).map(|(number, _)| *number);
+        // From the lowest where the limit of open files is low.
+        let mut starts = [earlier.unwrap_or(NUMBERS), 0].into_iter();
+        let mut from = starts.next().unwrap_or(0);
         loop {
-            let under_another = match rustix::io::fcntl_dupfd_cloexec(inotify, self.last + 1) {
-                Ok(fd) => fd,
-                // Beyond the highest number.
-                Err(Errno::INVAL | Errno::MFILE) if !from_start => {
-                    (self.last, from_start) = (0, true);
-                    continue;
-                }
-                Err(Errno::INVAL | Errno::MFILE) => return Err(Errno::NOSPC),
-                Err(e) => return Err(e),
-            };
-            self.last = under_another.as_raw_fd();
-            match enter(&under_another) {
-                Err(Errno::EXIST) => {}
-                entered => return entered,
+            match rustix::io::fcntl_dupfd_cloexec(mirror, from) {
+                Ok(fd) => match self.left.get(&fd.as_raw_fd()) {
+                    Some(of) if *of != Some(directory) => from = fd.as_raw_fd() + 1,
+                    _ => return Ok(fd),
+                },
+                Err(e) => from = starts.next().ok_or(e)?,
             }
         }
     }
 
-    /// The directories that are watched.
-    pub(super) fn directories(&self) -> std::io::Result<HashSet<Ino>> {
-        let text = std::fs::read_to_string(fdinfo(self.epoll.as_fd()))?;
-        let data = |line: &str| {
-            let mut words = line.strip_prefix("tfd:")?.split_whitespace();
-            words.find(|word| *word == "data:")?;
-            u64::from_str_radix(words.next()?, 16).ok().map(Ino)
+    /// Enters a watch of `directory` by `inotify`; true when there was no entry. `mirror` is the descriptor of its mirror, which lends
+    /// its number.
+    pub(super) fn add(
+        &self,
+        inotify: &OwnedFd,
+        mirror: &mut OwnedFd,
+        directory: Ino,
+        mask: u32,
+    ) -> std::result::Result<bool, Errno> {
+        let own = rustix::io::fcntl_dupfd_cloexec(&*mirror, 0)?;
+        rustix::io::dup3(inotify, mirror, DupFlags::CLOEXEC)?;
+        let data = epoll::EventData::new_u64(directory.0);
+        let asked = MASKS.iter().filter(|(_, of)| mask & of != 0);
+        // Edge-triggered, as nobody waits.
+        let events = asked.fold(EventFlags::ET, |events, (event, _)| events | *event);
+        let entered = match epoll::add(&self.epoll, &*mirror, data, events) {
+            // For this directory, or for one that is gone and had the number before.
+            Err(Errno::EXIST) => epoll::modify(&self.epoll, &*mirror, data, events).map(|()| false),
+            entered => entered.map(|()| true),
         };
-        Ok(text.lines().filter_map(data).collect())
+        if let Err(e) = rustix::io::dup3(&own, mirror, DupFlags::CLOEXEC) {
+            // Under another number it is a mirror all the same.
+            *mirror = own;
+            return Err(e);
+        }
+        entered
     }
+
+    fn entries(&self) -> std::io::Result<Vec<Entry>> {
+        let text = std::fs::read_to_string(fdinfo(self.epoll.as_fd()))?;
+        let entry = |line: &str| {
+            let mut words = line.split_whitespace();
+            let mut field = |name| words.next().filter(|word| *word == name).and_then(|_| words.next());
+            let number = field("tfd:")?.parse().ok()?;
+            let events = u32::from_str_radix(field("events:")?, 16).ok()?;
+            let directory = u64::from_str_radix(field("data:")?, 16).ok().map(Ino)?;
+            let asked = MASKS.iter().filter(|(event, _)| events & event.bits() != 0);
+            Some(Entry { number, mask: asked.fold(0, |all, (_, of)| all | of), directory })
+        };
+        Ok(text.lines().filter_map(entry).collect())
+    }
+
+    /// The directories that are watched, and what their watches ask for.
+    pub(super) fn directories(&self) -> std::io::Result<HashMap<Ino, u32>> {
+        Ok(masks(&self.entries()?))
+    }
+}
+
+fn masks(entries: &[Entry]) -> HashMap<Ino, u32> {
+    let mut masks = HashMap::new();
+    for entry in entries {
+        *masks.entry(entry.directory).or_default() |= entry.mask;
+    }
+    masks
 }
 
 fn fdinfo(fd: BorrowedFd<'_>) -> String {
@@ -94,52 +154,79 @@ pub(super) fn is_inotify(fd: &OwnedFd) -> bool {
     link.is_ok_and(|link| matches!(link.to_str(), Some("anon_inode:inotify" | "inotify")))
 }
 
-/// True when an inotify instance watches the kernel's directory `watched` already.
-pub(super) fn has_watch_of(inotify: &OwnedFd, watched: &OwnedFd) -> bool {
-    let (Ok(text), Ok(st)) = (std::fs::read_to_string(fdinfo(inotify.as_fd())), rustix::fs::fstat(watched))
-    else {
-        return false;
-    };
-    let device = u64::from(rustix::fs::major(st.st_dev)) << 20 | u64::from(rustix::fs::minor(st.st_dev));
-    let mut wanted = String::new();
-    let _ = write!(wanted, " ino:{:x} sdev:{device:x} ", st.st_ino);
-    text.lines().any(|line| line.starts_with("inotify ") && line.contains(&wanted))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use rustix::fs::inotify;
+    use std::collections::HashSet;
 
     fn instance() -> OwnedFd {
         inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK).unwrap()
     }
 
-    #[test]
-    fn a_reference_goes_with_the_last_descriptor_of_its_instance() {
-        let mut holders = Holders::create().unwrap();
-        let (one, other) = (instance(), instance());
-        for n in 1..=100 {
-            holders.add(&one, Ino(n)).unwrap();
-        }
-        holders.add(&other, Ino(u64::MAX)).unwrap();
-        let copy = one.try_clone().unwrap();
-        drop(one);
-        assert_eq!(holders.directories().unwrap().len(), 101, "another descriptor holds it");
-        drop(copy);
-        assert_eq!(holders.directories().unwrap(), HashSet::from([Ino(u64::MAX)]));
-        drop(other);
-        assert!(holders.directories().unwrap().is_empty());
+    fn mirror() -> OwnedFd {
+        std::fs::File::open("/").unwrap().into()
+    }
+
+    fn directories(holders: &Holders) -> HashSet<Ino> {
+        holders.directories().unwrap().into_keys().collect()
     }
 
     #[test]
-    fn instances_are_told_from_other_files_and_say_what_they_watch() {
-        let instance = instance();
-        assert!(is_inotify(&instance));
+    fn a_reference_goes_with_the_last_descriptor_of_its_instance() {
+        let holders = Holders::create().unwrap();
+        let (one, other) = (instance(), instance());
+        let mut mirrors: Vec<_> = (0..=100).map(|_| mirror()).collect();
+        for (n, mirror) in mirrors.iter_mut().enumerate() {
+            holders.add(&one, mirror, Ino(n as u64), 0).unwrap();
+        }
+        holders.add(&other, &mut mirrors[7], Ino(u64::MAX), 0).unwrap();
+        let copy = one.try_clone().unwrap();
+        drop(one);
+        assert_eq!(directories(&holders).len(), 102, "another descriptor holds it");
+        drop(copy);
+        assert_eq!(directories(&holders), HashSet::from([Ino(u64::MAX)]));
+        drop(other);
+        assert!(directories(&holders).is_empty());
+    }
+
+    #[test]
+    fn an_instance_is_entered_once_for_a_directory_with_what_was_asked_last() {
+        let mut holders = Holders::create().unwrap();
+        let (one, other, mut free) = (instance(), instance(), mirror());
+        let mut of = holders.numbered(&free, Ino(5)).unwrap();
+        let number = of.as_raw_fd();
+        let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_ino;
+        let before = inode(&of);
+        for mask in [0, libc::IN_MODIFY, RAISED, libc::IN_ATTRIB, libc::IN_CLOSE_WRITE | libc::IN_CREATE] {
+            for _ in 0..100 {
+                holders.add(&one, &mut of, Ino(5), mask).unwrap();
+            }
+            assert_eq!(holders.entries().unwrap().len(), 1);
+            assert_eq!(holders.directories().unwrap(), HashMap::from([(Ino(5), mask & RAISED)]));
+        }
+        assert_eq!((of.as_raw_fd(), inode(&of)), (number, before), "the mirror has its descriptor back");
+        holders.add(&other, &mut of, Ino(5), libc::IN_MODIFY).unwrap();
+        let both = HashMap::from([(Ino(5), libc::IN_CLOSE_WRITE | libc::IN_MODIFY)]);
+        assert_eq!(holders.directories().unwrap(), both);
+
+        // The next worker.
+        assert_eq!(holders.take_over().unwrap(), both);
+        let taken = holders.numbered(&free, Ino(5)).unwrap();
+        assert!(taken.as_raw_fd() > number, "its number is taken");
+        drop((taken, of));
+        free = holders.numbered(&free, Ino(6)).unwrap();
+        assert_ne!(free.as_raw_fd(), number, "entries for another directory have it");
+        // The directory is gone, and another one has the number.
+        holders.left.clear();
+        holders.add(&one, &mut free, Ino(8), 0).unwrap();
+        holders.add(&one, &mut free, Ino(9), 0).unwrap();
+        assert_eq!(directories(&holders), HashSet::from([Ino(5), Ino(9)]));
+    }
+
+    #[test]
+    fn instances_are_told_from_other_files() {
+        assert!(is_inotify(&instance()));
         assert!(!is_inotify(&std::fs::File::open("/dev/null").unwrap().into()));
-        let directory: OwnedFd = std::fs::File::open("/").unwrap().into();
-        assert!(!has_watch_of(&instance, &directory));
-        inotify::add_watch(&instance, "/", inotify::WatchFlags::CREATE).unwrap();
-        assert!(has_watch_of(&instance, &directory));
     }
 }

@@ -83,6 +83,10 @@ impl Mirror {
         &self.directory
     }
 
+    pub(super) fn directory_mut(&mut self) -> &mut OwnedFd {
+        &mut self.directory
+    }
+
     pub(super) fn get(&self, name: &[u8]) -> Option<Leaf> {
         self.names.get(name).copied()
     }

@@ -27,13 +27,15 @@ mod thread;
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, Sender};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use forebay_data::NodeTargets;
 use forebay_meta::Effects;
 use forebay_ring::Doorbell;
-use forebay_types::limits::MESSAGE_BYTES_MAX;
+use forebay_types::limits::{MESSAGE_BYTES_MAX, WATCHED_NAMES_MAX, WATCH_CHANGES_MAX};
 use forebay_types::{Caller, Code, Cookie, Error, Ino, Kind, Reply, Request, Result};
 
 use super::shard_thread::{Message, ShardThread};
@@ -44,6 +46,8 @@ use thread::WatchThread;
 
 /// The tag of the weak references in the supervisor's store.
 const TAG: &str = "watches";
+/// Longest wait of a connection for its watch. It is shorter than the client's wait for the answer.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A name after a change, and what it leads to.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -62,8 +66,9 @@ enum Change {
     Rename(Named, Named),
     /// Mode, owner or extended attributes of an inode were set.
     Attributes(Ino),
-    /// A watched directory was removed, or was spread over several nodes.
-    Gone(Ino),
+    /// The watches of a directory end: it was removed, was spread over several nodes, or changed faster than its mirror. Requests
+    /// that still wait get the code.
+    Gone(Ino, Code),
 }
 
 /// A program's request to watch a directory.
@@ -86,10 +91,22 @@ enum Word {
     Listed(Ino, std::result::Result<Chunk, Code>),
 }
 
+impl Word {
+    /// Changes in it, or one.
+    fn size(&self) -> usize {
+        match self {
+            Word::Changes(changes) => changes.len(),
+            Word::Ask(_) | Word::Listed(..) => 1,
+        }
+    }
+}
+
 /// The watch thread, as others reach it.
 #[derive(Clone, Debug)]
 pub(super) struct Words {
     words: Sender<Word>,
+    /// The sizes of the words sent and not yet heard.
+    waiting: Arc<AtomicUsize>,
     /// An eventfd that the thread polls.
     wake: Arc<OwnedFd>,
 }
@@ -97,6 +114,8 @@ pub(super) struct Words {
 impl Words {
     /// The thread lives as long as the worker, so that nothing sent is lost.
     fn send(&self, word: Word) {
+        // Counted first: what the thread has received was counted before.
+        self.waiting.fetch_add(word.size(), Ordering::Relaxed);
         let _ = self.words.send(word);
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
     }
@@ -136,7 +155,8 @@ pub(super) struct Watches {
 }
 
 impl Watches {
-    /// Takes over what the last worker left with the supervisor, out of `left`; mirrors in `place` without that are removed.
+    /// Takes over what the last worker left with the supervisor, out of `left`; mirrors in `place` without that are removed. The watch
+    /// thread does both: they can take long, and the worker is to serve.
     pub(super) fn restored(
         place: &Path,
         targets: &Arc<NodeTargets>,
@@ -152,28 +172,35 @@ impl Watches {
             doorbell: Arc::clone(doorbell),
         };
         let kept = left.extract_if(.., |(tag, _)| tag == TAG).find_map(|(_, mut fds)| fds.pop());
-        let words = match kept {
-            Some(epoll) => {
-                let taken_over = WatchThread::start(space_map.clone(), Holders::of(epoll));
-                taken_over.inspect_err(|e| tracing::error!("the last worker's watches end: {e}")).ok()
-            }
-            None => None,
+        let watches = Watches { space_map, store, words: Mutex::new(None) };
+        let started = match kept {
+            Some(epoll) => watches.words_by(|| Ok(Holders::of(epoll))).map(drop),
+            // Of an earlier supervisor.
+            None if watches.space_map.mirrors.exists() => watches.words().map(drop),
+            None => Ok(()),
         };
-        if words.is_none() {
-            // Of an earlier supervisor, or of no use any more.
+        if let Err(e) = started {
+            tracing::error!("the last worker's watches end: {e}");
             end(place);
         }
-        Watches { space_map, store, words: Mutex::new(words) }
+        watches
     }
 
     fn words(&self) -> Result<Words> {
+        self.words_by(|| {
+            let holders = Holders::create()?;
+            self.store.put(TAG, &[holders.epoll()])?;
+            Ok(holders)
+        })
+    }
+
+    /// The thread; it is started with `holders` where there is none.
+    fn words_by(&self, holders: impl FnOnce() -> Result<Holders>) -> Result<Words> {
         let mut words = self.words.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(words) = &*words {
             return Ok(words.clone());
         }
-        let holders = Holders::create()?;
-        self.store.put(TAG, &[holders.epoll()])?;
-        let started = WatchThread::start(self.space_map.clone(), holders)?;
+        let started = WatchThread::start(self.space_map.clone(), holders()?)?;
         Ok(words.insert(started).clone())
     }
 
@@ -190,7 +217,51 @@ impl Watches {
         })?;
         let (answer, answered) = mpsc::channel();
         words.send(Word::Ask(Ask { directory, inotify, mask, answer }));
-        answered.recv().map_err(|_| Code::Io)?
+        answered.recv_timeout(ANSWER_TIMEOUT).map_err(|e| match e {
+            RecvTimeoutError::Timeout => Code::TimedOut,
+            RecvTimeoutError::Disconnected => Code::Io,
+        })?
+    }
+}
+
+/// Inodes that had a name in a watched directory since the first was watched, and a few others: a set of bits, so that it never grows.
+#[derive(Debug)]
+struct NamedInodes {
+    bits: Box<[u64]>,
+    is_empty: bool,
+}
+
+impl NamedInodes {
+    /// Eight bits for each name that there may be.
+    const BITS_LOG2: u32 = (8 * WATCHED_NAMES_MAX).ilog2();
+
+    fn new() -> NamedInodes {
+        NamedInodes { bits: vec![0; 1 << (NamedInodes::BITS_LOG2 - 6)].into(), is_empty: true }
+    }
+
+    /// The word and the bit of an inode.
+    fn place(ino: Ino) -> (usize, u64) {
+        // Multiplication by an odd number that is near 2^64 divided by the golden ratio spreads the numbers evenly.
+        let bit = ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (u64::BITS - NamedInodes::BITS_LOG2);
+        ((bit / 64) as usize, 1 << (bit % 64))
+    }
+
+    fn insert(&mut self, ino: Ino) {
+        let (word, bit) = NamedInodes::place(ino);
+        self.bits[word] |= bit;
+        self.is_empty = false;
+    }
+
+    fn may_have(&self, ino: Ino) -> bool {
+        let (word, bit) = NamedInodes::place(ino);
+        self.bits[word] & bit != 0
+    }
+
+    fn clear(&mut self) {
+        if !self.is_empty {
+            self.bits.fill(0);
+            self.is_empty = true;
+        }
     }
 }
 
@@ -198,11 +269,16 @@ impl Watches {
 #[derive(Debug)]
 pub(super) struct Watched {
     directories: HashSet<Ino>,
+    named: NamedInodes,
     changes: Vec<Change>,
     words: Words,
 }
 
 impl Watched {
+    fn new(words: Words) -> Watched {
+        Watched { directories: HashSet::new(), named: NamedInodes::new(), changes: Vec::new(), words }
+    }
+
     /// Notes a change, whose effects begin at `shown` (names, inodes).
     pub(super) fn note(&mut self, request: &Request<'_>, effects: &Effects, shown: (usize, usize)) {
         if self.directories.is_empty() {
@@ -227,6 +303,7 @@ impl Watched {
                 .collect(),
         };
         if names.iter().any(concerns) {
+            names.iter().filter_map(|n| n.entry).for_each(|(ino, _)| self.named.insert(ino));
             self.changes.push(match (request, names.len()) {
                 (Request::Rename { .. }, 2) => {
                     let (to, from) = (names.remove(1), names.remove(0));
@@ -237,14 +314,16 @@ impl Watched {
         }
         for (ino, entry) in &effects.inodes()[shown.1..] {
             if entry.is_none() && self.directories.remove(ino) {
-                self.changes.push(Change::Gone(*ino));
+                self.changes.push(Change::Gone(*ino, Code::NotFound));
             }
         }
         if let Request::SetAttr { ino, .. }
         | Request::SetXattr { ino, .. }
         | Request::RemoveXattr { ino, .. } = *request
         {
-            self.changes.push(Change::Attributes(ino));
+            if self.directories.contains(&ino) || self.named.may_have(ino) {
+                self.changes.push(Change::Attributes(ino));
+            }
         }
     }
 
@@ -252,8 +331,20 @@ impl Watched {
     pub(super) fn send(&mut self, widened: &[Ino]) {
         for ino in widened {
             if self.directories.remove(ino) {
-                self.changes.push(Change::Gone(*ino));
+                self.changes.push(Change::Gone(*ino, Code::NotSupported));
             }
+        }
+        let waiting = self.words.waiting.load(Ordering::Relaxed);
+        if !self.changes.is_empty() && waiting + self.changes.len() > WATCH_CHANGES_MAX {
+            tracing::warn!(
+                "directories change faster than those who watch them can be told, and all watches end"
+            );
+            self.changes.retain(|change| matches!(change, Change::Gone(..)));
+            let all = self.directories.drain().map(|ino| Change::Gone(ino, Code::NoSpace));
+            self.changes.extend(all);
+        }
+        if self.directories.is_empty() {
+            self.named.clear();
         }
         if !self.changes.is_empty() {
             self.words.send(Word::Changes(std::mem::take(&mut self.changes)));
@@ -276,21 +367,27 @@ impl ShardThread<'_> {
                 }
                 return Ok(());
             }
-            Command::List(directory, cookie) => (directory, cookie),
+            Command::List(directory, cookie) => {
+                let is_watched = |watched: &Watched| watched.directories.contains(&directory);
+                if !self.watched.as_ref().is_some_and(is_watched) {
+                    // The thread is about to hear that its watches end.
+                    return Ok(());
+                }
+                (directory, cookie)
+            }
             Command::Enrol(directory, words) => {
-                let watched = self.watched.get_or_insert_with(|| Watched {
-                    directories: HashSet::new(),
-                    changes: Vec::new(),
-                    words,
-                });
+                let watched = self.watched.get_or_insert_with(|| Watched::new(words));
                 watched.directories.insert(directory);
                 (directory, 0)
             }
         };
         let listed = self.list_watched(directory, cookie)?;
         if let Some(watched) = &mut self.watched {
-            if listed.is_err() {
-                watched.directories.remove(&directory);
+            match &listed {
+                Ok((entries, _)) => entries.iter().for_each(|(_, ino, _)| watched.named.insert(*ino)),
+                Err(_) => {
+                    watched.directories.remove(&directory);
+                }
             }
             watched.words.send(Word::Listed(directory, listed));
         }
@@ -331,5 +428,59 @@ impl ShardThread<'_> {
             }
         }
         Ok(Ok((list, last.filter(|_| !entries.end))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn watched() -> (Watched, mpsc::Receiver<Word>) {
+        let (words, receiver) = mpsc::channel();
+        let wake = rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK).unwrap();
+        let words = Words { words, waiting: Arc::default(), wake: Arc::new(wake) };
+        (Watched::new(words), receiver)
+    }
+
+    #[test]
+    fn changes_that_mirrors_cannot_follow_end_all_watches() {
+        let (mut watched, words) = watched();
+        watched.directories = HashSet::from([Ino(1), Ino(2), Ino(3)]);
+        let change = |watched: &mut Watched, n| {
+            watched.changes.extend((0..n).map(|_| Change::Attributes(Ino(9))));
+        };
+        change(&mut watched, WATCH_CHANGES_MAX);
+        watched.send(&[]);
+        assert_eq!(words.try_recv().unwrap().size(), WATCH_CHANGES_MAX, "as many are kept");
+        // The thread has not done with them. One directory was removed just now.
+        change(&mut watched, 1);
+        assert!(watched.directories.remove(&Ino(3)));
+        watched.changes.push(Change::Gone(Ino(3), Code::NotFound));
+        watched.send(&[]);
+        let Ok(Word::Changes(changes)) = words.try_recv() else { panic!("nothing is sent") };
+        let gone = |change: &Change| match change {
+            Change::Gone(ino, code) => (ino.0, *code),
+            other => panic!("{other:?} is sent"),
+        };
+        let mut gone: Vec<_> = changes.iter().map(gone).collect();
+        gone.sort_unstable_by_key(|(ino, _)| *ino);
+        assert_eq!(gone, [(1, Code::NoSpace), (2, Code::NoSpace), (3, Code::NotFound)]);
+        assert!(watched.directories.is_empty());
+        assert_eq!(watched.words.waiting.load(Ordering::Relaxed), WATCH_CHANGES_MAX + 3);
+    }
+
+    #[test]
+    fn attributes_are_sent_of_what_watched_directories_name_alone() {
+        let (mut watched, words) = watched();
+        watched.directories.insert(Ino(1));
+        watched.named.insert(Ino(20));
+        let mut set = |ino| {
+            let request = Request::RemoveXattr { ino, name: b"user.a" };
+            watched.note(&request, &Effects::new(), (0, 0));
+            watched.send(&[]);
+            words.try_recv().is_ok()
+        };
+        assert!(set(Ino(1)) && set(Ino(20)));
+        assert!(!set(Ino(21)));
     }
 }

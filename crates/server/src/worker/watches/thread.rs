@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,7 +17,7 @@ use rustix::fs::inotify::{self, WatchFlags};
 use rustix::io::Errno;
 
 use super::contents::{Contents, RAISED};
-use super::holders::{has_watch_of, is_inotify, Holders};
+use super::holders::{is_inotify, Holders};
 use super::mirror::{parse_own_name, Leaf, Mirror};
 use super::{Ask, Change, Chunk, Command, Message, Named, SpaceMap, Word, Words};
 
@@ -63,7 +64,7 @@ impl WatchThread {
         let (words, receiver) = mpsc::channel();
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let wake = Arc::new(rustix::event::eventfd(0, flags).map_err(failed)?);
-        let own = Words { words, wake: Arc::clone(&wake) };
+        let own = Words { words, waiting: Arc::new(AtomicUsize::new(0)), wake: Arc::clone(&wake) };
         let path = &space_map.mirrors;
         match rustix::fs::mkdir(path, rustix::fs::Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
@@ -86,7 +87,6 @@ impl WatchThread {
             names: 0,
             reviewed: Instant::now(),
         };
-        thread.take_over().map_err(|e| Error::io(what, &e))?;
         std::thread::Builder::new()
             .name("watch".into())
             .spawn(move || thread.run())
@@ -95,32 +95,69 @@ impl WatchThread {
     }
 
     /// Opens the mirrors that are still watched, and removes all others.
-    fn take_over(&mut self) -> std::io::Result<()> {
-        let watched = self.holders.directories()?;
-        for entry in std::fs::read_dir(&self.space_map.mirrors)? {
-            let entry = entry?;
-            let name = entry.file_name();
-            let left = name.to_str().and_then(parse_own_name).filter(|(ino, _)| watched.contains(ino));
-            let opened =
-                left.map(|(ino, moved)| Mirror::open(self.mirrors.as_fd(), ino, moved).map(|m| (ino, m)));
-            if let Some(Ok((ino, mirror))) = opened {
-                self.names += mirror.len();
-                // What its watches ask for is not known any more.
-                let directory = Directory { mirror, is_listed: false, mask: RAISED, waiting: Vec::new() };
-                self.directories.insert(ino, directory);
-            } else if entry.file_type()?.is_dir() {
-                std::fs::remove_dir_all(entry.path())?;
-            } else {
-                std::fs::remove_file(entry.path())?;
+    fn take_over(&mut self) {
+        let mut watched = self.holders.take_over().unwrap_or_else(|e| {
+            tracing::warn!("the watches of the last worker end, since it cannot be told which remain: {e}");
+            HashMap::new()
+        });
+        // A directory with two mirrors keeps one.
+        let mut mask_of = |name: &str| {
+            let (ino, moved) = parse_own_name(name)?;
+            Some((ino, moved, watched.remove(&ino)?))
+        };
+        let entries = match std::fs::read_dir(&self.space_map.mirrors) {
+            Ok(entries) => entries,
+            Err(e) => return tracing::warn!("the watches of the last worker hear nothing more: {e}"),
+        };
+        let mut others = Vec::new();
+        for entry in entries.flatten() {
+            let Some((ino, moved, mask)) = entry.file_name().to_str().and_then(&mut mask_of) else {
+                others.push(entry);
+                continue;
+            };
+            match self.open_mirror(ino, moved) {
+                Ok(mirror) => {
+                    self.names += mirror.len();
+                    let directory = Directory { mirror, is_listed: false, mask, waiting: Vec::new() };
+                    self.directories.insert(ino, directory);
+                }
+                Err(e) => {
+                    tracing::warn!("a directory that the last worker watched is watched no more: {e}");
+                    others.push(entry);
+                }
             }
         }
-        if !self.directories.is_empty() {
-            self.contents.watch_for(RAISED)?;
-        }
+        self.watch_contents();
         for ino in self.directories.keys() {
             self.order(Command::Enrol(*ino, self.own.clone()));
         }
-        Ok(())
+        for entry in others {
+            let removed = match entry.file_type().is_ok_and(|of| of.is_dir()) {
+                true => std::fs::remove_dir_all(entry.path()),
+                false => std::fs::remove_file(entry.path()),
+            };
+            if let Err(e) = removed {
+                tracing::warn!("cannot remove {}: {e}", entry.path().display());
+            }
+        }
+    }
+
+    fn open_mirror(&self, ino: Ino, moved: bool) -> std::result::Result<Mirror, Errno> {
+        let mut mirror = Mirror::open(self.mirrors.as_fd(), ino, moved)?;
+        *mirror.directory_mut() = self.holders.numbered(mirror.directory(), ino)?;
+        Ok(mirror)
+    }
+
+    fn make_mirror(&self, ino: Ino) -> std::result::Result<Mirror, Errno> {
+        let mut mirror = Mirror::make(self.mirrors.as_fd(), ino)?;
+        match self.holders.numbered(mirror.directory(), ino) {
+            Ok(directory) => *mirror.directory_mut() = directory,
+            Err(e) => {
+                mirror.remove(self.mirrors.as_fd());
+                return Err(e);
+            }
+        }
+        Ok(mirror)
     }
 
     fn order(&self, order: Command) {
@@ -129,6 +166,7 @@ impl WatchThread {
     }
 
     fn run(&mut self) {
+        self.take_over();
         loop {
             let happened = self.contents.take();
             let late = match happened.lost {
@@ -137,8 +175,14 @@ impl WatchThread {
             };
             let mut count = [0; 8];
             let _ = rustix::io::read(&*self.wake, &mut count);
-            while let Ok(word) = self.words.try_recv() {
+            // What waits now: those who send must not hold the thread here. Whatever is sent later wakes it.
+            let mut waiting = self.own.waiting.load(Ordering::Relaxed);
+            while waiting > 0 {
+                let Ok(word) = self.words.try_recv() else { break };
+                let size = word.size();
                 self.hear(word);
+                self.own.waiting.fetch_sub(size, Ordering::Relaxed);
+                waiting = waiting.saturating_sub(size);
             }
             self.tell_contents(late.into_iter());
             if self.reviewed.elapsed() >= Duration::from_millis(WATCH_REVIEW_MS) {
@@ -195,7 +239,7 @@ impl WatchThread {
                 let _ = ask.answer.send(Err(Code::NoSpace));
                 return;
             }
-            match Mirror::make(self.mirrors.as_fd(), directory) {
+            match self.make_mirror(directory) {
                 Ok(mirror) => {
                     let watched = Directory { mirror, is_listed: false, mask: 0, waiting: vec![ask] };
                     self.directories.insert(directory, watched);
@@ -209,23 +253,34 @@ impl WatchThread {
     /// Adds a watch to a mirror that is as its directory.
     fn add(&mut self, ask: Ask) {
         let added = self.try_to_add(&ask);
-        let _ = ask.answer.send(added.map_err(|e| Code::from_errno(e.raw_os_error())));
+        if added.is_err() {
+            // It was to watch for more than the others do.
+            self.watch_contents();
+        }
+        let answer = added.map(|(watch, _)| watch).map_err(|e| Code::from_errno(e.raw_os_error()));
+        if let (Err(_), Ok((watch, true))) = (ask.answer.send(answer), added) {
+            // The program has an error for it already, as it had waited too long.
+            let _ = inotify::remove_watch(&ask.inotify, watch);
+        }
     }
 
-    fn try_to_add(&mut self, ask: &Ask) -> std::result::Result<i32, Errno> {
+    /// The watch, and whether it is the first of this directory by its instance.
+    fn try_to_add(&mut self, ask: &Ask) -> std::result::Result<(i32, bool), Errno> {
         let union = self.directories.values().fold(ask.mask, |all, watched| all | watched.mask);
         let Some(watched) = self.directories.get_mut(&ask.directory) else { return Err(Errno::NOENT) };
-        let mirror = watched.mirror.directory();
-        if !has_watch_of(&ask.inotify, mirror) {
-            self.holders.add(&ask.inotify, ask.directory)?;
-        }
         self.contents.watch_for(union)?;
         // By a link of /proc, which is to be followed.
         let flags = WatchFlags::from_bits_retain(ask.mask & !libc::IN_DONT_FOLLOW & !NEVER_TOLD);
-        let path = format!("/proc/self/fd/{}", mirror.as_raw_fd());
+        let path = format!("/proc/self/fd/{}", watched.mirror.directory().as_raw_fd());
         let watch = inotify::add_watch(&ask.inotify, path, flags)?;
-        watched.mask |= ask.mask & RAISED;
-        Ok(watch)
+        let mask = watched.mask | (ask.mask & RAISED);
+        let entered = self.holders.add(&ask.inotify, watched.mirror.directory_mut(), ask.directory, mask);
+        let is_first = entered.inspect_err(|_| {
+            // It would end with the mirror, which nobody is known to watch.
+            let _ = inotify::remove_watch(&ask.inotify, watch);
+        })?;
+        watched.mask = mask;
+        Ok((watch, is_first))
     }
 
     fn listed(&mut self, ino: Ino, listed: std::result::Result<Chunk, Code>) {
@@ -277,6 +332,11 @@ impl WatchThread {
             "a directory can no longer be watched, and those who watch it are told that it is gone: {e}"
         );
         self.end(ino, Code::NoSpace);
+        // The change that failed may have left the mirror with other names than were noted.
+        self.places.retain(|_, names| {
+            names.retain(|(parent, _)| *parent != ino);
+            !names.is_empty()
+        });
     }
 
     /// Makes a change to a mirror, and keeps count; false when the mirror had to be given up.
@@ -341,7 +401,7 @@ impl WatchThread {
                 }
                 self.change(ino, |mirror, _| mirror.touch(None));
             }
-            Change::Gone(ino) => self.end(ino, Code::NotFound),
+            Change::Gone(ino, code) => self.end(ino, code),
         }
     }
 
@@ -461,7 +521,7 @@ impl WatchThread {
         }
         let Ok(watched) = self.holders.directories() else { return };
         let idle = |(ino, directory): (&Ino, &Directory)| {
-            let is_idle = directory.is_listed && !watched.contains(ino);
+            let is_idle = directory.is_listed && !watched.contains_key(ino);
             is_idle.then_some(*ino)
         };
         let idle: Vec<Ino> = self.directories.iter().filter_map(idle).collect();
@@ -469,10 +529,15 @@ impl WatchThread {
             self.end(*ino, Code::NotFound);
         }
         if !idle.is_empty() {
-            let union = self.directories.values().fold(0, |all, directory| all | directory.mask);
-            if let Err(e) = self.contents.watch_for(union) {
-                tracing::warn!("cannot watch the contents of files: {e}");
-            }
+            self.watch_contents();
+        }
+    }
+
+    /// Watches for what the watches ask for of contents.
+    fn watch_contents(&mut self) {
+        let union = self.directories.values().fold(0, |all, directory| all | directory.mask);
+        if let Err(e) = self.contents.watch_for(union) {
+            tracing::warn!("cannot watch the contents of files: {e}");
         }
     }
 }
