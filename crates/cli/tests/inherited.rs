@@ -154,7 +154,7 @@ fn limit_of_file_sizes_that_does_not_suffice_is_refused_in_words() {
 /// Runs lines of shell in a mount namespace of their own; none where that cannot be.
 fn elsewhere(place: &Place, lines: &str) -> Option<Ran> {
     if !is_root() {
-        eprintln!("skipped: this needs root, who has mount namespaces");
+        eprintln!("skipped: this needs root, for mount namespaces");
         return None;
     }
     let mut command = Command::new("unshare");

@@ -180,7 +180,7 @@ fn run_whose_pool_is_stopped_under_it_fails_and_says_what_became_of_the_data() {
     place.ok(["down", "--force"]);
     end(child)
         .assert_refused(125, &["the pool is gone", "stopped under the program", "what was in it is gone"]);
-    // Stopped with its data, or killed: they are there for who starts it again.
+    // Stopped with its data, or killed: the next start finds them.
     if is_root() {
         place.ok(["up", "--capacity", "64MiB"]);
         let child = run();

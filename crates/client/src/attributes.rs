@@ -98,7 +98,7 @@ impl Pool {
         if attr.is_symlink() {
             return Err(Code::NotSupported);
         }
-        // As Linux does: who is not in the file's group does not make it a set-group-id file.
+        // As Linux does: a caller outside the file's group does not make it a set-group-id file.
         let is_strange = mode & SET_GID != 0 && caller().uid != 0 && !is_in_group(attr.gid);
         let mode = if is_strange { mode & !SET_GID } else { mode };
         self.set_attr(ino, SetAttr { mode: Some(mode & 0o7777), ..SetAttr::default() })?;

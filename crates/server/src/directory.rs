@@ -408,7 +408,7 @@ fn ssd_directory_name() -> String {
 }
 
 /// Removes the directory above `path` if it is [`user_directory`] or [`ssd_directory`] and empty: nothing of Forebay
-/// stays behind the last pool. Whoever makes something in it makes it again first.
+/// stays behind the last pool. A process that creates something in it creates it again first.
 pub fn remove_empty_above(path: &Path) {
     let Some(above) = path.parent() else { return };
     if above == user_directory_path() || above.ends_with(ssd_directory_name()) {

@@ -276,7 +276,7 @@ impl Calls {
         }
     }
 
-    /// Starts a transfer with the memory of who asked. Its end comes as [`CallEvent::Moved`].
+    /// Starts a transfer with the memory of the caller. Its end comes as [`CallEvent::Moved`].
     ///
     /// # Errors
     /// As [`Calls::transfer`]; [`Code::Stale`] when that start of the node is gone: what it named is none of the next one's.

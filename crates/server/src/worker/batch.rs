@@ -494,7 +494,7 @@ impl ShardThread<'_> {
         }
     }
 
-    /// Notes the change that a request taken made, for who watches its directory.
+    /// Notes the change that a request taken made, for the watches of its directory.
     #[cold]
     fn note_taken_for_watches(&mut self, (start, end): (usize, usize), shown: (usize, usize)) {
         let Some(watched) = &mut self.watched else { return };

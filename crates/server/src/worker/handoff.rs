@@ -224,7 +224,7 @@ impl Handoff {
         if !self.minds.swap(false, Ordering::Relaxed) {
             return true;
         }
-        // Who has the core is awake, and sees to the doorbell before it sleeps.
+        // The thread that holds the core is awake, and looks at the doorbell before it sleeps.
         let Ok(mut guard) = self.shard.try_lock() else { return true };
         match guard.as_mut() {
             Some(core) if core.asleep.is_some() => self.doorbell.falls_asleep(|| !core.thread.has_work()),

@@ -13,7 +13,7 @@
 //!          lease ran out                    a new term; what was noted in the old one is void
 //!          just started                     acknowledges no such change for LEASE_MS: who was told what is not known
 //! holder   another term                     forgets all that it was told by that home
-//!          an answer overtaken by a revocation  is given to who asked, and not shown: turns count revocations and terms
+//!          an answer overtaken by a revocation  is given to the caller, and not shown: turns count revocations and terms
 //! ```
 //! While a revocation is not answered the lease is not renewed, so that no change waits for longer than a lease. Only
 //! acknowledgements wait: other requests go on, and who asks the home is told the new state at once.
@@ -217,7 +217,7 @@ impl Leases {
         self.names.is_empty() && self.directories.is_empty() && self.cautious_until <= now
     }
 
-    /// What is to be revoked because of a change that was made, and from whom. Who was told is forgotten with it.
+    /// What is to be revoked because of a change that was made, and from whom. The nodes that cached it are forgotten with it.
     fn changed<'e>(
         &mut self,
         names: impl Iterator<Item = (Ino, &'e [u8])>,

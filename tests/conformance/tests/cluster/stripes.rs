@@ -197,7 +197,7 @@ fn locks_held_and_awaited_over_a_link_that_is_cut_are_free_when_nobody_wants_the
         assert_eq!(unsafe { libc::flock(there[1].as_raw_fd(), libc::LOCK_UN) }, 0);
         assert!(c.bed.set_link(2, true));
         until("the way to node 2", || c.shell(1, "cat /forebay/d/held").status.success().then_some(()));
-        // Whoever was told of a failure has nothing, though its file is still open.
+        // A program whose request failed holds nothing, though its file is still open.
         let free = || {
             let all = there.iter().all(locks);
             // SAFETY: as above.

@@ -344,7 +344,7 @@ fn who_is_awake_minds_the_doorbell_of_who_sleeps() {
     assert_eq!(handoff.serve_for_shard_thread(), Service::Done { gave: false });
     assert!(handoff.gives_doorbell_back(), "it is given back once");
 
-    // Who has the core sees to the doorbell itself.
+    // The thread that holds the core looks at the doorbell itself.
     let held = handoff.shard().unwrap();
     tell(lost());
     assert!(!handoff.is_asked() && handoff.gives_doorbell_back());

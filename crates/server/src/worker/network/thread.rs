@@ -1,5 +1,5 @@
-//! The network thread: takes commands, drives the calls, and hands what other nodes ask to who serves it. Who does its rounds,
-//! and how it sleeps, is in `handoff.rs`.
+//! The network thread: takes commands, drives the calls, and hands what other nodes ask to who serves it. Which thread runs its
+//! rounds, and how it sleeps, is in `handoff.rs`.
 
 mod bulk_transfer;
 mod cluster_status;
