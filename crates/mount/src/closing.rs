@@ -7,15 +7,19 @@
 //! once and not again.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::filesystem::FileSystem;
+use crate::opened::Opened;
 
 /// A release comes so soon after its flush, or not at all.
 const RELEASE_DUE: Duration = Duration::from_millis(10);
-/// The same where one asks for nothing but the free space, which must be right on a busy machine too.
+/// The same on a busy machine. So long waits who asks for nothing but the free space, and who needs space in a pool that is
+/// nearly full.
 const RELEASE_DUE_FOR_SPACE: Duration = Duration::from_millis(500);
+/// A pool with a smaller part of its space free is nearly full.
+const NEARLY_FULL: u64 = 16;
 
 /// Inodes that have no name any more and were open when they lost it.
 #[derive(Debug, Default)]
@@ -54,6 +58,24 @@ impl FileSystem {
     /// Waits for the space of what has no name and is about to be closed, before some of it is taken.
     pub(crate) fn settle_nameless(&self) {
         self.settle_all_nameless(RELEASE_DUE);
+        if self.closes_nameless() && self.is_nearly_full() {
+            self.settle_all_nameless(RELEASE_DUE_FOR_SPACE);
+        }
+    }
+
+    /// True when a release of what has no name may still be on its way here.
+    fn closes_nameless(&self) -> bool {
+        if self.nameless.count.load(Ordering::Acquire) == 0 {
+            return false;
+        }
+        let inos = self.nameless.inos.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let closes =
+            |opened: Arc<Opened>| opened.flushed().is_some_and(|at| at.elapsed() < RELEASE_DUE_FOR_SPACE);
+        inos.into_iter().any(|ino| self.nodes.opened(ino).is_some_and(closes))
+    }
+
+    fn is_nearly_full(&self) -> bool {
+        self.pool.statfs().is_ok_and(|st| st.f_bfree < st.f_blocks / NEARLY_FULL)
     }
 
     /// Waits for the space of what has no name and is about to be closed, before it is told.

@@ -149,9 +149,9 @@ impl Place {
     }
 }
 
-/// What a thread is doing, by its directory in /proc: a letter.
+/// The state of a thread or process, by its directory in /proc: one letter, 'X' for one that has been reaped.
 pub fn state(task: &Path) -> char {
-    let stat = std::fs::read_to_string(task.join("stat")).unwrap();
+    let Ok(stat) = std::fs::read_to_string(task.join("stat")) else { return 'X' };
     stat.rsplit(") ").next().and_then(|fields| fields.chars().next()).unwrap()
 }
 
@@ -166,7 +166,7 @@ impl Stopped {
         // The signal is sent to the process: its threads stop one after the other.
         wait_for("all threads stop", || {
             let tasks = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
-            tasks.flatten().all(|task| state(&task.path()) == 'T')
+            tasks.flatten().all(|task| matches!(state(&task.path()), 'T' | 'X'))
         });
         stopped
     }
