@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use forebay_fabric::simulated::{Faults, Network};
 use forebay_fabric::{CallEvent, CallId, Calls, CallsSettings, Identity, Numbers};
-use forebay_types::{Caller, Code, Ino, NodeId, Reply, Request};
+use forebay_types::{Caller, Code, Ino, NodeId, Refusal, Reply, Request};
 use forebay_wire::{Message, Secret, Stamp};
 
 const SERVERS: u16 = 3;
@@ -176,7 +176,7 @@ impl World {
             }
         };
         let bytes = value.unwrap_or(0).to_le_bytes();
-        let answer = Message::Answer(value.map(|_| Reply::Bytes(&bytes)));
+        let answer = Message::Answer(value.map(|_| Reply::Bytes(&bytes)).map_err(Refusal::Code));
         if let Some(calls) = &mut self.nodes[node].calls {
             calls.answer(&ticket, &answer).unwrap();
         }

@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use forebay_meta::{Effects, Shard, ShardOptions};
+use forebay_meta::{Effects, Shard, ShardOptions, PAYLOAD_BYTES_MAX};
 use forebay_types::{limits, Caller, Ino, NodeId, Reply, Request, Timestamp};
 use heed::types::Bytes;
 use heed::{Database, EnvFlags, EnvOpenOptions};
@@ -35,6 +35,7 @@ fn drive(
     mut request: impl for<'a> FnMut(usize, &'a mut Vec<u8>) -> Request<'a>,
 ) -> Result<Duration, Failure> {
     let mut out = vec![0; limits::MESSAGE_BYTES_MAX];
+    let mut payload = vec![0; PAYLOAD_BYTES_MAX];
     let (mut name, mut effects) = (Vec::new(), Effects::new());
     let start = clock();
     let mut done = 0;
@@ -44,10 +45,11 @@ fn drive(
         for _ in 0..batch_requests.min(count - done) {
             name.clear();
             let request = request(done, &mut name);
-            let n = batch.apply(CALLER, &request, now(), &mut effects, &mut out);
-            if let Err(code) = Reply::decode(&out[..n]) {
-                return Err(format!("{request:?}: {code}").into());
+            let answer = batch.apply(CALLER, &request, now(), &mut effects, &mut payload);
+            if let Err(refusal) = &answer {
+                return Err(format!("{request:?}: {}", refusal.code()).into());
             }
+            let n = Reply::encode_answer(&answer, &mut out).unwrap_or(0);
             if request.changes() {
                 batch.keep_reply(7, 0, done as u64, &out[..n])?;
             }

@@ -13,16 +13,16 @@ use crate::record::{EntryRecord, Inode};
 const DEPTH_MAX: u64 = 1 << 24;
 
 impl Batch<'_> {
-    pub(crate) fn get_attr(&mut self, c: &mut Context<'_>, ino: Ino) -> Answer<usize> {
+    pub(crate) fn get_attr(&mut self, c: &mut Context<'_>, ino: Ino) -> Answer<Reply<'static>> {
         let Some(inode) = self.find_inode(ino)? else {
             c.effects.gone(ino);
             return Err(Code::NotFound);
         };
         c.effects.inode(inode.entry());
-        c.reply(Reply::Entry(inode.entry()))
+        Ok(Reply::Entry(inode.entry()))
     }
 
-    pub(crate) fn make_backing(&mut self, c: &mut Context<'_>, ino: Ino) -> Answer<usize> {
+    pub(crate) fn make_backing(&mut self, c: &mut Context<'_>, ino: Ino) -> Answer<Reply<'static>> {
         let inode = self.inode(ino)?;
         match inode.attr.kind() {
             Kind::File | Kind::Fifo | Kind::CharDevice | Kind::BlockDevice => self.get_attr(c, ino),
@@ -31,7 +31,7 @@ impl Batch<'_> {
         }
     }
 
-    pub(crate) fn mark_dirty(&mut self, c: &mut Context<'_>, ino: Ino) -> Answer<usize> {
+    pub(crate) fn mark_dirty(&mut self, c: &mut Context<'_>, ino: Ino) -> Answer<Reply<'static>> {
         let mut inode = self.inode(ino)?;
         match inode.attr.kind() {
             Kind::File => {}
@@ -44,10 +44,15 @@ impl Batch<'_> {
             self.store_inode(&inode)?;
         }
         c.effects.inode(inode.entry());
-        c.reply(Reply::Entry(inode.entry()))
+        Ok(Reply::Entry(inode.entry()))
     }
 
-    pub(crate) fn set_layout(&mut self, c: &mut Context<'_>, ino: Ino, layout: Layout) -> Answer<usize> {
+    pub(crate) fn set_layout(
+        &mut self,
+        c: &mut Context<'_>,
+        ino: Ino,
+        layout: Layout,
+    ) -> Answer<Reply<'static>> {
         let mut inode = self.inode(ino)?;
         match inode.attr.kind() {
             Kind::Directory if layout.wish().is_none() && !ino.is_part() => {}
@@ -58,10 +63,15 @@ impl Batch<'_> {
         let before = std::mem::replace(&mut inode.layout, layout);
         self.store_inode(&inode)?;
         c.effects.inode(inode.entry());
-        c.reply(Reply::Relaid { ino, layout: before })
+        Ok(Reply::Relaid { ino, layout: before })
     }
 
-    pub(crate) fn set_attr(&mut self, c: &mut Context<'_>, ino: Ino, set: &SetAttr) -> Answer<usize> {
+    pub(crate) fn set_attr(
+        &mut self,
+        c: &mut Context<'_>,
+        ino: Ino,
+        set: &SetAttr,
+    ) -> Answer<Reply<'static>> {
         let mut inode = self.inode(ino)?;
         if ino.is_part() {
             return Err(Code::Invalid); // it changes with its directory
@@ -71,7 +81,7 @@ impl Batch<'_> {
         self.admit(Class::Change, Work::writes(3))?;
         self.store_inode(&inode)?;
         c.effects.inode(inode.entry());
-        c.reply(Reply::Entry(inode.entry()))
+        Ok(Reply::Entry(inode.entry()))
     }
 
     /// True when `above` is `ino` or lies above it. [`Code::CrossDevice`] when that takes another node to tell.
@@ -100,11 +110,11 @@ impl Batch<'_> {
         Err(Code::Corrupt)
     }
 
-    pub(crate) fn path_of(&mut self, c: &mut Context<'_>, ino: Ino) -> Answer<usize> {
+    pub(crate) fn path_of<'o>(&mut self, ino: Ino, payload: &'o mut [u8]) -> Answer<Reply<'o>> {
         let slot = self.directory(ino)?;
         let mut inode: Inode = *self.state.directories.get(slot);
         // Filled from the end, as the walk goes upwards.
-        let mut path = [0; PATH_MAX];
+        let path = payload.get_mut(..PATH_MAX).ok_or(Code::TooBig)?;
         let mut start = PATH_MAX;
         while inode.attr.ino != Ino::ROOT {
             let parent = inode.attr.parent;
@@ -115,7 +125,7 @@ impl Batch<'_> {
                 continue;
             }
             if !self.is_ours(parent) {
-                return c.reply(Reply::PartOfPath { top: inode.attr.ino, parent, path: &path[start..] });
+                return Ok(Reply::PartOfPath { top: inode.attr.ino, parent, path: &path[start..] });
             }
             let bytes = self.tx.get(&keys::entry(parent, inode.cookie))?.ok_or(Code::Corrupt)?;
             let record = EntryRecord::decode(bytes)?;
@@ -129,7 +139,6 @@ impl Batch<'_> {
             let slot = self.directory(parent).map_err(|_| Code::Corrupt)?;
             inode = *self.state.directories.get(slot);
         }
-        let path = if start == PATH_MAX { b"/" } else { &path[start..] };
-        c.reply(Reply::Bytes(path))
+        Ok(Reply::Bytes(if start == PATH_MAX { b"/" } else { &path[start..] }))
     }
 }

@@ -6,7 +6,10 @@
 
 use std::cell::RefMut;
 
-use forebay_types::{Caller, Code, Error, Ino, Layout, Parts, Reply, Request, Result, Timestamp};
+use forebay_types::limits::MESSAGE_BYTES_MAX;
+use forebay_types::{
+    Caller, Code, Error, Ino, Layout, Parts, Reply, Request, Result, Timestamp, REPLY_HEADER_BYTES,
+};
 
 use crate::effects::Effects;
 use crate::keys;
@@ -14,6 +17,9 @@ use crate::lmdb_txn::Transaction;
 use crate::page_budget::{Class, Usage, Work};
 use crate::record::{Inode, INODE_BYTES_MAX, LEDGER_BYTES_MAX};
 use crate::shard::{Shard, State};
+
+/// The most bytes that a reply borrows.
+pub const PAYLOAD_BYTES_MAX: usize = MESSAGE_BYTES_MAX - REPLY_HEADER_BYTES;
 
 /// What an operation gives: a code on hot paths.
 pub(crate) type Answer<T> = std::result::Result<T, Code>;
@@ -26,16 +32,6 @@ pub(crate) struct Context<'c> {
     pub(crate) now: Timestamp,
     /// Where it reports what it showed or changed.
     pub(crate) effects: &'c mut Effects,
-    /// Where it encodes its reply.
-    pub(crate) out: &'c mut [u8],
-}
-
-impl Context<'_> {
-    /// Encodes a reply; its bytes.
-    #[inline]
-    pub(crate) fn reply(&mut self, reply: Reply<'_>) -> Answer<usize> {
-        Reply::encode(&Ok(reply), self.out)
-    }
 }
 
 /// A write transaction on a [`Shard`]. Dropped without [`Batch::commit`] it leaves no trace.
@@ -60,9 +56,8 @@ impl<'a> Batch<'a> {
         Batch { shard, tx, state, met_wide: None, usage: None, reserve_open: false }
     }
 
-    /// Applies one request on behalf of `caller` at the time `now`: encodes its reply, success or error, into `out`,
-    /// which should have [`forebay_types::limits::MESSAGE_BYTES_MAX`] bytes, and returns the reply's bytes. What the
-    /// request showed or changed is added to `effects`.
+    /// Applies one request on behalf of `caller` at the time `now`. Bytes that the reply borrows (a listing, a value, a path) lie
+    /// in `payload`, which should have [`PAYLOAD_BYTES_MAX`] bytes. What the request showed or changed is added to `effects`.
     ///
     /// A `Create` with a number: the caller knows that this number was put in reserve; [`Code::Stale`] when it was not
     /// counted yet, or an inode has it.
@@ -70,20 +65,20 @@ impl<'a> Batch<'a> {
     /// `Ping`, `Space`, `Backing`, and what daemons ask each other: not answered here ([`Code::NotSupported`]). `MakeBacking` is answered with the entry; making
     /// the files is the caller's. A request and the state before it decide everything: the same requests at the same
     /// times give the same shard, inode numbers included.
-    pub fn apply(
+    pub fn apply<'o>(
         &mut self,
         caller: Caller,
         request: &Request<'_>,
         now: Timestamp,
         effects: &mut Effects,
-        out: &mut [u8],
-    ) -> usize {
+        payload: &'o mut [u8],
+    ) -> forebay_types::Answer<'o> {
         let mark = effects.mark();
-        let mut context = Context { caller, now, effects, out };
-        let result = self.answer(&mut context, request);
+        let mut context = Context { caller, now, effects };
+        let result = self.answer(&mut context, request, payload);
         let written = self.count_writes();
         match (result, written) {
-            (Ok(n), Ok(())) => n,
+            (Ok(reply), Ok(())) => Ok(reply),
             (Err(code), _) | (_, Err(code)) => {
                 // A look-up that found nothing is an effect of its own: the board may hold it.
                 if !(code == Code::NotFound
@@ -91,13 +86,17 @@ impl<'a> Batch<'a> {
                 {
                     context.effects.truncate(mark);
                 }
-                let out = context.out;
-                self.refuse(code, out)
+                Err(self.refusal(code))
             }
         }
     }
 
-    fn answer(&mut self, c: &mut Context<'_>, request: &Request<'_>) -> Answer<usize> {
+    fn answer<'o>(
+        &mut self,
+        c: &mut Context<'_>,
+        request: &Request<'_>,
+        payload: &'o mut [u8],
+    ) -> Answer<Reply<'o>> {
         match *request {
             Request::Lookup { parent, name } => self.lookup(c, parent, name),
             Request::GetAttr { ino } => self.get_attr(c, ino),
@@ -113,31 +112,31 @@ impl<'a> Batch<'a> {
                 self.rename(c, (parent, name), (new_parent, new_name), flags)
             }
             Request::ReadDirectory { ino, cookie, attributes } => {
-                self.read_directory(c, ino, cookie, attributes)
+                self.read_directory(ino, cookie, attributes, payload)
             }
-            Request::ReadLink { ino } => self.read_link(c, ino),
-            Request::GetXattr { ino, name } => self.get_xattr(c, ino, name),
+            Request::ReadLink { ino } => self.read_link(ino, payload),
+            Request::GetXattr { ino, name } => self.get_xattr(ino, name, payload),
             Request::SetXattr { ino, name, value, flags } => self.set_xattr(c, ino, name, value, flags),
-            Request::ListXattr { ino } => self.list_xattr(c, ino),
+            Request::ListXattr { ino } => self.list_xattr(ino, payload),
             Request::RemoveXattr { ino, name } => self.remove_xattr(c, ino, name),
             Request::MarkDirty { ino } => self.mark_dirty(c, ino),
             Request::MakeBacking { ino } => self.make_backing(c, ino),
-            Request::PathOf { ino } => self.path_of(c, ino),
-            Request::Reserve => self.reserve(c),
+            Request::PathOf { ino } => self.path_of(ino, payload),
+            Request::Reserve => self.reserve(),
             Request::SetLayout { ino, layout } => self.set_layout(c, ino, layout),
             Request::Prepare { tx, index, part } => self.prepare(c, tx, index, part),
             Request::Finish { tx, commit } => self.finish(c, tx, commit),
-            Request::AskOutcome { tx } => self.ask_outcome(c, tx),
+            Request::AskOutcome { tx } => self.ask_outcome(tx),
             Request::Decide { tx, nodes, reply } => self.decide(c, tx, nodes, reply),
             Request::DropLink { ino, link } => self.drop_foreign_link(c, ino, link),
             Request::Touch { ino } => self.touch(c, ino),
-            Request::IsLed { ino, parent, link } => self.is_led(c, ino, parent, link),
-            Request::LeadsTo { node, parent, cookie } => self.leads_to(c, node, (parent, cookie)),
+            Request::IsLed { ino, parent, link } => self.is_led(ino, parent, link),
+            Request::LeadsTo { node, parent, cookie } => self.leads_to(node, (parent, cookie), payload),
             // What takes several shards is planned, and does not come here.
             Request::MakeDirectoryAt { .. } | Request::MoveDirectory { .. } => Err(Code::CrossDevice),
             Request::SetWidth { .. } => Err(Code::NoDevice),
-            Request::PartsOf { ino } => self.tell_parts(c, ino),
-            Request::NameOf { parent, ino } => self.name_of(c, parent, ino),
+            Request::PartsOf { ino } => self.tell_parts(ino),
+            Request::NameOf { parent, ino } => self.name_of(parent, ino, payload),
             Request::Ping
             | Request::Space
             | Request::Place { .. }

@@ -148,9 +148,9 @@ pub(crate) enum Next {
     /// A node is to prepare a part.
     Prepare(NodeId, Vec<u8>),
     /// All is prepared: this is the reply.
-    Decide(Vec<u8>),
-    /// There is nothing to do: what was prepared is dropped, and this is the reply.
-    Nothing(Vec<u8>),
+    Decide(Reply<'static>),
+    /// There is nothing to do: what was prepared is dropped, and this is the answer.
+    Nothing(forebay_types::Answer<'static>),
 }
 
 /// A transaction until it is decided.
@@ -168,7 +168,7 @@ pub(crate) struct Coordinator {
     pub(crate) nodes: Vec<NodeId>,
     /// The node of the part that was asked for last.
     last: NodeId,
-    reply: Vec<u8>,
+    reply: Reply<'static>,
     /// Where a climb goes on.
     at: Ino,
     /// The kind of what is linked.
@@ -195,12 +195,6 @@ fn like_for_parts(directory: &Entry) -> Change {
     Change { set, layout: Some(directory.layout) }
 }
 
-fn encoded(reply: Reply<'_>) -> Vec<u8> {
-    let mut bytes = [0; 512];
-    let n = Reply::encode(&Ok(reply), &mut bytes).unwrap_or(0);
-    bytes[..n].to_vec()
-}
-
 impl Coordinator {
     pub(crate) fn new(tx: TxId, me: NodeId, caller: Caller, plan: Plan) -> Coordinator {
         let Plan(plan) = plan;
@@ -217,7 +211,7 @@ impl Coordinator {
             stage: 0,
             nodes: Vec::new(),
             last: me,
-            reply: encoded(removed_nothing(Kind::Directory)),
+            reply: removed_nothing(Kind::Directory),
             at,
             kind: Kind::File,
             victim: None,
@@ -249,23 +243,24 @@ impl Coordinator {
     }
 
     /// The part that was asked for last is prepared, with this reply.
-    pub(crate) fn prepared(&mut self, reply: &[u8]) -> Answer<Next> {
-        let decoded = Reply::decode(reply)?;
+    pub(crate) fn prepared(&mut self, reply: Reply<'_>) -> Answer<Next> {
+        // Each reply that is expected borrows nothing.
+        let reply = reply.owned().ok_or(Code::Malformed)?;
         if self.parts_asked > 0 {
             // A part of a directory that goes: nothing else comes behind.
-            return match decoded {
+            return match reply {
                 Reply::Done => self.next(),
                 _ => Err(Code::Malformed),
             };
         }
-        match (&self.plan, self.stage, decoded) {
+        match (&self.plan, self.stage, reply) {
             (Operation::Link { .. }, 0, Reply::Entry(entry)) => {
                 self.kind = entry.attr.kind();
-                self.reply = reply.to_vec();
+                self.reply = reply;
             }
             (Operation::MakeDirectory { .. }, 0, Reply::Entry(entry)) => {
                 self.at = entry.attr.ino;
-                self.reply = reply.to_vec();
+                self.reply = reply;
             }
             (Operation::MakeDirectory { .. }, 1, Reply::Entry(above)) => self.take_after(&above)?,
             (Operation::MakeDirectory { .. }, 2, _) => {}
@@ -276,11 +271,9 @@ impl Coordinator {
                 }
             }
             (Operation::MakeDirectory { .. }, 4, Reply::Entry(_)) => {
-                let Ok(Reply::Entry(mut born)) = Reply::decode(&self.reply) else {
-                    return Err(Code::Malformed);
-                };
+                let Reply::Entry(mut born) = self.reply else { return Err(Code::Malformed) };
                 born.attr.width_log2 = width_log2(self.parts.len());
-                self.reply = encoded(Reply::Entry(born));
+                self.reply = Reply::Entry(born);
                 self.parts.clear();
             }
             // Nothing was in the way.
@@ -288,13 +281,13 @@ impl Coordinator {
             (Operation::RemoveDirectory { ino, .. }, 0, Reply::Done) => {
                 let layout = Layout::single(ino.birth_node(), 0);
                 let (ino, kind) = (*ino, Kind::Directory);
-                self.reply = encoded(Reply::Removed { ino, last: true, kind, layout });
+                self.reply = Reply::Removed { ino, last: true, kind, layout };
             }
             (Operation::RenameFile { ino, kind, .. }, 1, Reply::Removed { ino: victim, .. }) => {
                 if victim == *ino {
-                    return Ok(Next::Nothing(encoded(removed_nothing(*kind))));
+                    return Ok(Next::Nothing(Ok(removed_nothing(*kind))));
                 }
-                self.reply = reply.to_vec();
+                self.reply = reply;
             }
             (Operation::MoveDirectory { .. }, 1, Reply::Number(above)) => {
                 if above != Ino::ROOT {
@@ -304,10 +297,10 @@ impl Coordinator {
             }
             (Operation::MoveDirectory { ino, .. }, 2, Reply::Removed { ino: victim, .. }) => {
                 if victim == *ino {
-                    return Ok(Next::Nothing(self.reply.clone()));
+                    return Ok(Next::Nothing(Ok(self.reply)));
                 }
                 self.victim = (victim != Ino(0)).then_some(victim);
-                self.reply = reply.to_vec();
+                self.reply = reply;
             }
             (Operation::RemoveDirectory { .. }, 1, Reply::Parts(parts))
             | (Operation::MoveDirectory { .. }, 4, Reply::Parts(parts)) => {
@@ -323,11 +316,11 @@ impl Coordinator {
                 }
             }
             (Operation::Widen { ino, .. }, 2, Reply::Entry(_)) => {
-                self.reply = encoded(Reply::Parts(Parts::new(*ino, &self.parts)?));
+                self.reply = Reply::Parts(Parts::new(*ino, &self.parts)?);
                 self.parts.clear();
             }
             (Operation::Change { .. }, 0, Reply::Entry(_) | Reply::Relaid { .. }) => {
-                self.reply = reply.to_vec()
+                self.reply = reply;
             }
             (Operation::Change { parts, .. }, 1, Reply::Done) => {
                 self.asked_of_parts += 1;
@@ -354,15 +347,13 @@ impl Coordinator {
         }
         let last = self.last;
         self.nodes.retain(|node| *node != last);
-        let mut done = [0; 4];
-        let n = Reply::encode(&Ok(Reply::Done), &mut done).unwrap_or(0);
-        Some(self.prepared(&done[..n]))
+        Some(self.prepared(Reply::Done))
     }
 
     /// A directory that is being made is told its parent's attributes: it inherits group, set-group-id bit, layout and the width of new ones,
     /// which is its own too.
     fn take_after(&mut self, above: &Entry) -> Answer<()> {
-        let Ok(Reply::Entry(mut born)) = Reply::decode(&self.reply) else { return Err(Code::Malformed) };
+        let Reply::Entry(mut born) = self.reply else { return Err(Code::Malformed) };
         let inherits = above.attr.mode & S_ISGID != 0;
         let mode = inherits.then_some(born.attr.mode & 0o7777 | S_ISGID);
         let width = Some(above.attr.width_of_new()).filter(|width| *width != 0);
@@ -378,7 +369,7 @@ impl Coordinator {
         let now = born.attr.ctime;
         set.apply(&mut born.attr, now)?;
         born.layout = layout.unwrap_or(born.layout);
-        self.reply = encoded(Reply::Entry(born));
+        self.reply = Reply::Entry(born);
         self.like = Some(Change { set, layout });
         Ok(())
     }
@@ -409,9 +400,7 @@ impl Coordinator {
                 3 if !self.wide_on.is_empty() => {
                     let (index, width) = (self.parts.len() as u8, self.wide_on.len() as u8);
                     let node = *self.wide_on.get(self.parts.len()).ok_or(Code::Malformed)?;
-                    let Ok(Reply::Entry(born)) = Reply::decode(&self.reply) else {
-                        return Err(Code::Malformed);
-                    };
+                    let Reply::Entry(born) = self.reply else { return Err(Code::Malformed) };
                     Some(Part::BearPart { node, of: self.at, index, width, like: like_for_parts(&born) })
                 }
                 4 => Some(Part::Widen { ino: self.at, parts: Some(Parts::new(self.at, &self.parts)?) }),
@@ -479,7 +468,7 @@ impl Coordinator {
             self.parts_asked += 1;
             Some(Part::Condemn { ino: *part })
         });
-        let Some(part) = part else { return Ok(Next::Decide(std::mem::take(&mut self.reply))) };
+        let Some(part) = part else { return Ok(Next::Decide(self.reply)) };
         let node = part.node().unwrap_or(self.me);
         self.last = node;
         let index = self.asked;

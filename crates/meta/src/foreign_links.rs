@@ -166,14 +166,14 @@ impl Batch<'_> {
         walk().map_err(|code| self.failed("walk", code))
     }
 
-    pub(crate) fn is_led(&mut self, c: &mut Context<'_>, ino: Ino, parent: Ino, link: TxId) -> Answer<usize> {
+    pub(crate) fn is_led(&mut self, ino: Ino, parent: Ino, link: TxId) -> Answer<Reply<'static>> {
         let inode = self.inode(ino)?;
         let led = match link {
             TxId::NONE => inode.attr.is_directory() && inode.attr.parent == parent,
             link => self.tx.get(&keys::link(ino, link))?.is_some(),
         };
         match led {
-            true => c.reply(Reply::Done),
+            true => Ok(Reply::Done),
             false => Err(Code::NotFound),
         }
     }
@@ -212,7 +212,12 @@ impl Batch<'_> {
         Ok(())
     }
 
-    pub(crate) fn drop_foreign_link(&mut self, c: &mut Context<'_>, ino: Ino, link: TxId) -> Answer<usize> {
+    pub(crate) fn drop_foreign_link(
+        &mut self,
+        c: &mut Context<'_>,
+        ino: Ino,
+        link: TxId,
+    ) -> Answer<Reply<'static>> {
         let work = match self.find_inode(ino)? {
             Some(inode) if !inode.attr.is_directory() => Self::removal_work(&inode),
             Some(_) => return Err(Code::Invalid),
@@ -222,40 +227,43 @@ impl Batch<'_> {
         self.end_link(c, ino, link)?;
         // So that there is something to commit, and to keep the reply with.
         self.write_ledger()?;
-        c.reply(Reply::Done)
+        Ok(Reply::Done)
     }
 
-    pub(crate) fn touch(&mut self, c: &mut Context<'_>, ino: Ino) -> Answer<usize> {
+    pub(crate) fn touch(&mut self, c: &mut Context<'_>, ino: Ino) -> Answer<Reply<'static>> {
         if let Some(mut inode) = self.find_inode(ino)? {
             self.admit(Class::Removal, Work::writes(2))?;
             inode.attr.ctime = inode.attr.ctime.max(c.now);
             self.store_inode(&inode)?;
             c.effects.inode(inode.entry());
         }
-        c.reply(Reply::Done)
+        Ok(Reply::Done)
     }
 
     /// The coordinator's decision: these nodes are to hear of it, and the reply is the request's.
+    ///
+    /// # Errors
+    /// [`Code::Malformed`] when the reply is none of a change over several nodes.
     pub(crate) fn decide(
         &mut self,
         c: &mut Context<'_>,
         tx: TxId,
         nodes: &[u8],
         reply: &[u8],
-    ) -> Answer<usize> {
+    ) -> Answer<Reply<'static>> {
+        let reply = Reply::decode(reply)?.owned().ok_or(Code::Malformed)?;
         self.admit(Class::Removal, Work { writes: 2, run: nodes.len() as u64 / 2 })?;
         for node in forebay_types::decode_nodes(nodes) {
             self.tx.put(&keys::decision(tx, node), &dated(0, c.now.sec))?;
             c.effects.delivery(Delivery::Commit(tx, node));
         }
-        c.out.get_mut(..reply.len()).ok_or(Code::TooBig)?.copy_from_slice(reply);
-        Ok(reply.len())
+        Ok(reply)
     }
 
-    pub(crate) fn ask_outcome(&mut self, c: &mut Context<'_>, tx: TxId) -> Answer<usize> {
+    pub(crate) fn ask_outcome(&mut self, tx: TxId) -> Answer<Reply<'static>> {
         let (first, last) = keys::decisions_of(tx);
         let decided = self.tx.first_in(&first, &last)?.is_some();
-        c.reply(Reply::Outcome(if decided { Outcome::Committed } else { Outcome::Aborted }))
+        Ok(Reply::Outcome(if decided { Outcome::Committed } else { Outcome::Aborted }))
     }
 
     /// A node has acknowledged what it was told.
@@ -300,14 +308,15 @@ impl Batch<'_> {
     }
 
     /// Entries behind a place that lead to inodes of `node`: as many as fit, none at the end.
-    pub(crate) fn leads_to(
+    pub(crate) fn leads_to<'o>(
         &mut self,
-        c: &mut Context<'_>,
         node: NodeId,
         (parent, cookie): (Ino, Cookie),
-    ) -> Answer<usize> {
-        let mut buffer = [0; forebay_types::limits::READDIR_REPLY_BYTES / 2];
-        let mut w = Writer::new(&mut buffer);
+        payload: &'o mut [u8],
+    ) -> Answer<Reply<'o>> {
+        let payload =
+            payload.get_mut(..forebay_types::limits::READDIR_REPLY_BYTES / 2).ok_or(Code::TooBig)?;
+        let mut w = Writer::new(payload);
         let first = keys::entry(parent, cookie.saturating_add(1));
         for item in self.tx.range(&first, &keys::entry(Ino(u64::MAX), u64::MAX))? {
             let (key, bytes) = item?;
@@ -326,17 +335,19 @@ impl Batch<'_> {
             w.short_bytes(record.name)?;
         }
         let n = w.len();
-        c.reply(Reply::Bytes(&buffer[..n]))
+        Ok(Reply::Bytes(&payload[..n]))
     }
 
-    pub(crate) fn name_of(&mut self, c: &mut Context<'_>, parent: Ino, ino: Ino) -> Answer<usize> {
+    pub(crate) fn name_of<'o>(&mut self, parent: Ino, ino: Ino, payload: &'o mut [u8]) -> Answer<Reply<'o>> {
         self.entries_of(parent)?;
         for item in self.tx.range(&keys::entry(parent, 0), &keys::entry(parent, u64::MAX))? {
             let (key, bytes) = item?;
             let Some(Key::Entry(..)) = keys::decode(key) else { return Err(Code::Corrupt) };
             let record = EntryRecord::decode(bytes)?;
             if record.ino == ino {
-                return c.reply(Reply::Bytes(record.name));
+                let payload = payload.get_mut(..record.name.len()).ok_or(Code::TooBig)?;
+                payload.copy_from_slice(record.name);
+                return Ok(Reply::Bytes(payload));
             }
         }
         Err(Code::NotFound)

@@ -39,7 +39,7 @@ mod two_phase_commit;
 mod values;
 mod wide;
 
-pub use batch::Batch;
+pub use batch::{Batch, PAYLOAD_BYTES_MAX};
 pub use check::CheckReport;
 pub use coordinator::Plan;
 pub use effects::{Effects, NameEffect};

@@ -123,19 +123,19 @@ impl Batch<'_> {
         Ok(Entered::New(first | discriminator))
     }
 
-    pub(crate) fn lookup(&mut self, c: &mut Context<'_>, parent: Ino, name: &[u8]) -> Answer<usize> {
+    pub(crate) fn lookup(&mut self, c: &mut Context<'_>, parent: Ino, name: &[u8]) -> Answer<Reply<'static>> {
         let slot = self.entries_for(parent, name)?;
         let Some(found) = self.find_entry(slot, name)? else {
             c.effects.name(parent, name, None);
             return Err(Code::NotFound);
         };
         if !self.is_ours(found.ino) {
-            return c.reply(Reply::Elsewhere { ino: found.ino, kind: found.kind });
+            return Ok(Reply::Elsewhere { ino: found.ino, kind: found.kind });
         }
         let entry = self.entered_inode(found.ino)?.entry();
         c.effects.name(parent, name, Some((found.ino, found.kind)));
         c.effects.inode(entry);
-        c.reply(Reply::Entry(entry))
+        Ok(Reply::Entry(entry))
     }
 
     /// Attributes of an inode about to be born in a directory; its number comes later.
@@ -228,7 +228,7 @@ impl Batch<'_> {
     }
 
     /// Takes the next inode number out of the count.
-    pub(crate) fn reserve(&mut self, c: &mut Context<'_>) -> Answer<usize> {
+    pub(crate) fn reserve(&mut self) -> Answer<Reply<'static>> {
         // The kept reply, ledger.
         self.admit(Class::Growth, Work::writes(2))?;
         let next = self.state.ledger.next_counter;
@@ -238,11 +238,11 @@ impl Batch<'_> {
         self.state.ledger.next_counter += 1;
         self.write_ledger()?;
         self.count_writes()?;
-        c.reply(Reply::Number(Ino::new(self.shard.node(), next)))
+        Ok(Reply::Number(Ino::new(self.shard.node(), next)))
     }
 
     /// A `Create`; [`Code::Invalid`] for any other request.
-    pub(crate) fn create(&mut self, c: &mut Context<'_>, request: &Request<'_>) -> Answer<usize> {
+    pub(crate) fn create(&mut self, c: &mut Context<'_>, request: &Request<'_>) -> Answer<Reply<'static>> {
         let Request::Create { parent, name, mode, exclusive, dirty, layout, number, reserve } = *request
         else {
             return Err(Code::Invalid);
@@ -260,7 +260,7 @@ impl Batch<'_> {
                     if above.layout.is_set(above.attr.home) && self.find_entry(slot, name)?.is_none() {
                         let above = above.entry();
                         c.effects.inode(above);
-                        return c.reply(Reply::Entry(above));
+                        return Ok(Reply::Entry(above));
                     }
                     Layout::single(node_of(target), target as u16)
                 }
@@ -270,20 +270,20 @@ impl Batch<'_> {
             Born::New(inode) => {
                 let next = reserve.then(|| Ino::new(self.shard.node(), self.state.ledger.next_counter));
                 self.state.ledger.next_counter += u64::from(reserve);
-                c.reply(Reply::Created { entry: inode.entry(), created: true, next })
+                Ok(Reply::Created { entry: inode.entry(), created: true, next })
             }
             Born::Taken(_) if exclusive => Err(Code::Exists),
             Born::Taken(found) if found.kind == Kind::Directory && !self.is_ours(found.ino) => {
                 Err(Code::IsDirectory)
             }
             Born::Taken(found) if !self.is_ours(found.ino) => {
-                c.reply(Reply::Elsewhere { ino: found.ino, kind: found.kind })
+                Ok(Reply::Elsewhere { ino: found.ino, kind: found.kind })
             }
             Born::Taken(found) => {
                 let entry = self.entered_inode(found.ino)?.entry();
                 c.effects.name(parent, name, Some((found.ino, found.kind)));
                 c.effects.inode(entry);
-                c.reply(Reply::Created { entry, created: false, next: None })
+                Ok(Reply::Created { entry, created: false, next: None })
             }
         }
     }
@@ -295,7 +295,7 @@ impl Batch<'_> {
         name: &[u8],
         mode: u32,
         rdev: u64,
-    ) -> Answer<usize> {
+    ) -> Answer<Reply<'static>> {
         let slot = self.entries_for(parent, name)?;
         let mut attr = self.attr_of_birth(c, slot, mode);
         match attr.kind() {
@@ -305,7 +305,7 @@ impl Batch<'_> {
         }
         let layout = Layout::single(attr.home, 0);
         match self.create_inode(c, slot, name, Inode { attr, layout, cookie: 0, marks: 0 }, 0)? {
-            Born::New(inode) => c.reply(Reply::Entry(inode.entry())),
+            Born::New(inode) => Ok(Reply::Entry(inode.entry())),
             Born::Taken(_) => Err(Code::Exists),
         }
     }
@@ -316,7 +316,7 @@ impl Batch<'_> {
         parent: Ino,
         name: &[u8],
         mode: u32,
-    ) -> Answer<usize> {
+    ) -> Answer<Reply<'static>> {
         let slot = self.entries_for(parent, name)?;
         let mut attr = self.attr_of_birth(c, slot, Kind::Directory.mode_bits() | mode);
         let above = self.state.directories.get(slot);
@@ -329,7 +329,7 @@ impl Batch<'_> {
         match self.create_inode(c, slot, name, Inode { attr, layout, cookie: 0, marks: 0 }, 0)? {
             Born::New(inode) => {
                 self.state.directories.insert(inode);
-                c.reply(Reply::Entry(inode.entry()))
+                Ok(Reply::Entry(inode.entry()))
             }
             Born::Taken(_) => Err(Code::Exists),
         }
@@ -341,7 +341,7 @@ impl Batch<'_> {
         parent: Ino,
         name: &[u8],
         target: &[u8],
-    ) -> Answer<usize> {
+    ) -> Answer<Reply<'static>> {
         let slot = self.entries_for(parent, name)?;
         let mut attr = self.attr_of_birth(c, slot, Kind::Symlink.mode_bits() | 0o777);
         attr.size = target.len() as u64;
@@ -356,13 +356,19 @@ impl Batch<'_> {
         )? {
             Born::New(inode) => {
                 self.put_value(inode.attr.ino, b"", target)?;
-                c.reply(Reply::Entry(inode.entry()))
+                Ok(Reply::Entry(inode.entry()))
             }
             Born::Taken(_) => Err(Code::Exists),
         }
     }
 
-    pub(crate) fn link(&mut self, c: &mut Context<'_>, ino: Ino, parent: Ino, name: &[u8]) -> Answer<usize> {
+    pub(crate) fn link(
+        &mut self,
+        c: &mut Context<'_>,
+        ino: Ino,
+        parent: Ino,
+        name: &[u8],
+    ) -> Answer<Reply<'static>> {
         if !self.is_ours(ino) {
             return Err(Code::CrossDevice); // in a pool of several nodes it is planned
         }
@@ -388,7 +394,7 @@ impl Batch<'_> {
         c.effects.name(parent, name, Some((ino, kind)));
         c.effects.inode(inode.entry());
         self.touch_directory(c, slot, 1, 0);
-        c.reply(Reply::Entry(inode.entry()))
+        Ok(Reply::Entry(inode.entry()))
     }
 
     /// Takes one link from an inode that is no directory; the last one takes the inode, and makes it an orphan
@@ -447,7 +453,7 @@ impl Batch<'_> {
         Work { writes: 5, run: if inode.marks & MARK_VALUES != 0 { u64::MAX / 4 } else { 0 } }
     }
 
-    pub(crate) fn unlink(&mut self, c: &mut Context<'_>, parent: Ino, name: &[u8]) -> Answer<usize> {
+    pub(crate) fn unlink(&mut self, c: &mut Context<'_>, parent: Ino, name: &[u8]) -> Answer<Reply<'static>> {
         let slot = self.entries_for(parent, name)?;
         let found = self.find_entry(slot, name)?.ok_or(Code::NotFound)?;
         if found.kind == Kind::Directory {
@@ -464,7 +470,7 @@ impl Batch<'_> {
         c.effects.name(parent, name, None);
         let (last, layout) = self.lose_entry(c, &found, inode)?;
         self.touch_directory(c, slot, -1, 0);
-        c.reply(Reply::Removed { ino: found.ino, last, kind: found.kind, layout })
+        Ok(Reply::Removed { ino: found.ino, last, kind: found.kind, layout })
     }
 
     pub(crate) fn remove_directory(
@@ -472,7 +478,7 @@ impl Batch<'_> {
         c: &mut Context<'_>,
         parent: Ino,
         name: &[u8],
-    ) -> Answer<usize> {
+    ) -> Answer<Reply<'static>> {
         let slot = self.entries_for(parent, name)?;
         let found = self.find_entry(slot, name)?.ok_or(Code::NotFound)?;
         if found.kind != Kind::Directory {
@@ -495,20 +501,19 @@ impl Batch<'_> {
         self.remove_inode(c, &inode)?;
         self.state.directories.remove(found.ino);
         self.touch_directory(c, slot, -1, -1);
-        c.reply(Reply::Removed { ino: found.ino, last: true, kind: found.kind, layout: inode.layout })
+        Ok(Reply::Removed { ino: found.ino, last: true, kind: found.kind, layout: inode.layout })
     }
 
-    pub(crate) fn read_directory(
+    pub(crate) fn read_directory<'o>(
         &mut self,
-        c: &mut Context<'_>,
         ino: Ino,
         cookie: Cookie,
         attributes: bool,
-    ) -> Answer<usize> {
+        payload: &'o mut [u8],
+    ) -> Answer<Reply<'o>> {
         self.entries_of(ino)?;
-        let end = c.out.len().min(forebay_types::limits::READDIR_REPLY_BYTES);
-        let room = c.out.get_mut(REPLY_HEADER_BYTES..end).ok_or(Code::TooBig)?;
-        let mut writer = DirWriter::new(room);
+        let end = payload.len().min(forebay_types::limits::READDIR_REPLY_BYTES - REPLY_HEADER_BYTES);
+        let mut writer = DirWriter::new(&mut payload[..end]);
         let mut complete = true;
         let (first, last) = (keys::entry(ino, cookie + 1), keys::entry(ino, u64::MAX));
         for item in self.tx.range(&first, &last)? {
@@ -526,7 +531,6 @@ impl Batch<'_> {
             }
         }
         let written = writer.len();
-        c.reply(Reply::Entries(DirEntries { bytes: &[], end: complete }))?;
-        Ok(REPLY_HEADER_BYTES + written)
+        Ok(Reply::Entries(DirEntries { bytes: &payload[..written], end: complete }))
     }
 }

@@ -110,7 +110,7 @@ impl Batch<'_> {
         tx: TxId,
         index: u8,
         part: Part<'_>,
-    ) -> Answer<usize> {
+    ) -> Answer<Reply<'static>> {
         if tx == TxId::NONE {
             return Err(Code::Invalid);
         }
@@ -131,8 +131,8 @@ impl Batch<'_> {
         self.admit(class, Work::writes(5))?;
         let mut born = Ino(0);
         let n = match part {
-            Part::Leave { parent, name, ino, link } => self.prepare_leave(c, (parent, name), ino, link),
-            Part::Enter { .. } => self.prepare_enter(c, tx, &part),
+            Part::Leave { parent, name, ino, link } => self.prepare_leave((parent, name), ino, link),
+            Part::Enter { .. } => self.prepare_enter(tx, &part),
             Part::Count { ino, link } => self.prepare_count(c, ino, link),
             Part::CreateInode { parent, mode } => {
                 // What has its entry here is made with it, in one step, but by this node's own changes over several.
@@ -141,22 +141,22 @@ impl Batch<'_> {
                 }
                 let inode = self.bear_detached(c, parent, mode)?;
                 born = inode.attr.ino;
-                c.reply(Reply::Entry(inode.entry()))
+                Ok(Reply::Entry(inode.entry()))
             }
             Part::Move { ino, .. } => {
                 self.directory(ino)?;
                 self.check_hold(tx, ino, Hold::Moving)?;
-                c.reply(Reply::Done)
+                Ok(Reply::Done)
             }
-            Part::Widen { ino, .. } => self.prepare_widen(c, tx, ino),
+            Part::Widen { ino, .. } => self.prepare_widen(tx, ino),
             Part::BearPart { .. } => {
                 let inode = self.bear_part(c, &part)?;
                 born = inode.attr.ino;
-                c.reply(Reply::Entry(inode.entry()))
+                Ok(Reply::Entry(inode.entry()))
             }
             Part::Change { ino, ref change } => self.prepare_change(c, tx, ino, change),
-            Part::Condemn { ino } => self.prepare_condemn(c, tx, ino),
-            Part::Climb { from, avoid } => self.prepare_climb(c, tx, from, avoid),
+            Part::Condemn { ino } => self.prepare_condemn(tx, ino),
+            Part::Climb { from, avoid } => self.prepare_climb(tx, from, avoid),
         }?;
         let mut buffer = [0; PREPARED_BYTES_MAX];
         let mut w = Writer::new(&mut buffer);
@@ -186,11 +186,10 @@ impl Batch<'_> {
 
     fn prepare_leave(
         &mut self,
-        c: &mut Context<'_>,
         (parent, name): (Ino, &[u8]),
         ino: Ino,
         link: TxId,
-    ) -> Answer<usize> {
+    ) -> Answer<Reply<'static>> {
         let slot = self.entries_for(parent, name)?;
         self.check_name(parent, name)?;
         let found = self.find_entry(slot, name)?.ok_or(Code::NotFound)?;
@@ -204,10 +203,10 @@ impl Batch<'_> {
         if needs_link && link == TxId::NONE || found.kind == Kind::Directory && link != TxId::NONE {
             return Err(Code::Invalid);
         }
-        c.reply(Reply::Done)
+        Ok(Reply::Done)
     }
 
-    fn prepare_enter(&mut self, c: &mut Context<'_>, tx: TxId, part: &Part<'_>) -> Answer<usize> {
+    fn prepare_enter(&mut self, tx: TxId, part: &Part<'_>) -> Answer<Reply<'static>> {
         let Part::Enter { parent, name, ino, kind, link, flags } = *part else { return Err(Code::Invalid) };
         let slot = self.entries_for(parent, name)?;
         self.check_name(parent, name)?;
@@ -231,9 +230,9 @@ impl Batch<'_> {
             if directory && flags == RENAME_NOREPLACE {
                 // A new one takes after its parent.
                 let above = self.state.directories.get(slot).entry();
-                return c.reply(Reply::Entry(above));
+                return Ok(Reply::Entry(above));
             }
-            return c.reply(removed_nothing(kind));
+            return Ok(removed_nothing(kind));
         };
         match (directory, found.kind == Kind::Directory) {
             _ if flags & RENAME_NOREPLACE != 0 => return Err(Code::Exists),
@@ -242,10 +241,10 @@ impl Batch<'_> {
             _ => {}
         }
         let (ino, kind) = (found.ino, found.kind);
-        c.reply(Reply::Removed { ino, last: false, kind, layout: Layout::single(ino.birth_node(), 0) })
+        Ok(Reply::Removed { ino, last: false, kind, layout: Layout::single(ino.birth_node(), 0) })
     }
 
-    fn prepare_count(&mut self, c: &mut Context<'_>, ino: Ino, link: TxId) -> Answer<usize> {
+    fn prepare_count(&mut self, c: &mut Context<'_>, ino: Ino, link: TxId) -> Answer<Reply<'static>> {
         let mut inode = self.inode(ino)?;
         if inode.attr.is_directory() {
             return Err(Code::NotPermitted);
@@ -259,7 +258,7 @@ impl Batch<'_> {
         inode.attr.nlink += 1;
         inode.attr.ctime = c.now;
         self.store_and_show(c, &inode)?;
-        c.reply(Reply::Entry(inode.entry()))
+        Ok(Reply::Entry(inode.entry()))
     }
 
     /// Makes a directory that no entry leads to yet.
@@ -315,7 +314,7 @@ impl Batch<'_> {
         Ok(())
     }
 
-    fn prepare_condemn(&mut self, c: &mut Context<'_>, tx: TxId, ino: Ino) -> Answer<usize> {
+    fn prepare_condemn(&mut self, tx: TxId, ino: Ino) -> Answer<Reply<'static>> {
         match self.directory(ino) {
             Ok(slot) => {
                 if ino == Ino::ROOT {
@@ -327,17 +326,17 @@ impl Batch<'_> {
                 }
                 // A wide one is empty when its parts are, which are asked next.
                 if let Some(parts) = self.parts_if_wide(ino)? {
-                    return c.reply(Reply::Parts(parts));
+                    return Ok(Reply::Parts(parts));
                 }
             }
             // An entry to nothing, as only damage leaves it: it can be removed.
             Err(Code::NotFound) => {}
             Err(code) => return Err(code),
         }
-        c.reply(Reply::Done)
+        Ok(Reply::Done)
     }
 
-    fn prepare_climb(&mut self, c: &mut Context<'_>, tx: TxId, from: Ino, avoid: Ino) -> Answer<usize> {
+    fn prepare_climb(&mut self, tx: TxId, from: Ino, avoid: Ino) -> Answer<Reply<'static>> {
         let (mut at, mut above) = (from, Vec::new());
         let top = loop {
             if at == avoid {
@@ -355,14 +354,13 @@ impl Batch<'_> {
             }
             at = parent;
         };
-        let n = c.reply(Reply::Number(top))?;
         for ino in above {
             self.state.holds.hold_directory(tx, ino, Hold::Pinned);
         }
-        Ok(n)
+        Ok(Reply::Number(top))
     }
 
-    pub(crate) fn finish(&mut self, c: &mut Context<'_>, tx: TxId, commit: bool) -> Answer<usize> {
+    pub(crate) fn finish(&mut self, c: &mut Context<'_>, tx: TxId, commit: bool) -> Answer<Reply<'static>> {
         let (first, last) = keys::parts_of(tx);
         let mut parts = Vec::new();
         for item in self.tx.range(&first, &last)? {
@@ -399,7 +397,7 @@ impl Batch<'_> {
         self.state.holds.release(tx);
         // So that there is something to commit, and to keep the reply with.
         self.write_ledger()?;
-        c.reply(Reply::Done)
+        Ok(Reply::Done)
     }
 
     /// True for a part of a change whose other parts here are what they must be. Of a coordinator that keeps to the protocol all are;

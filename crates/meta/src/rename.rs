@@ -37,14 +37,14 @@ impl Batch<'_> {
         from: (Ino, &[u8]),
         to: (Ino, &[u8]),
         flags: u32,
-    ) -> Answer<usize> {
+    ) -> Answer<Reply<'static>> {
         let from = Side { slot: self.entries_for(from.0, from.1)?, parent: from.0, name: from.1 };
         if !self.is_ours(to.0) {
             let source = self.find_entry(from.slot, from.name)?.ok_or(Code::NotFound)?;
             if source.kind != Kind::Directory || flags == RENAME_EXCHANGE {
                 return Err(Code::CrossDevice); // in a pool of several nodes a file's is planned
             }
-            return c.reply(Reply::Elsewhere { ino: source.ino, kind: source.kind });
+            return Ok(Reply::Elsewhere { ino: source.ino, kind: source.kind });
         }
         let to = Side { slot: self.entries_for(to.0, to.1)?, parent: to.0, name: to.1 };
         let source = self.find_entry(from.slot, from.name)?.ok_or(Code::NotFound)?;
@@ -75,7 +75,7 @@ impl Batch<'_> {
             };
             let replaces_elsewhere = replaces_elsewhere || replaces_wide;
             if replaces_elsewhere || moves && !ours(source.ino) {
-                return c.reply(Reply::Elsewhere { ino: source.ino, kind: source.kind });
+                return Ok(Reply::Elsewhere { ino: source.ino, kind: source.kind });
             }
         }
         if moves && source.kind == Kind::Directory {
@@ -84,7 +84,7 @@ impl Batch<'_> {
                 Ok(true) => return Err(Code::Invalid),
                 // It takes other nodes to tell.
                 Err(Code::CrossDevice) if flags != RENAME_EXCHANGE => {
-                    return c.reply(Reply::Elsewhere { ino: source.ino, kind: source.kind });
+                    return Ok(Reply::Elsewhere { ino: source.ino, kind: source.kind });
                 }
                 Err(code) => return Err(code),
             }
@@ -101,7 +101,7 @@ impl Batch<'_> {
                 }
             }
             if target.ino == source.ino {
-                return nothing_replaced(c, source.kind);
+                return Ok(removed_nothing(source.kind));
             }
             if flags == RENAME_EXCHANGE {
                 return self.exchange(c, from, source, to, target);
@@ -117,7 +117,7 @@ impl Batch<'_> {
         source: Found,
         to: Side<'_>,
         target: Option<Found>,
-    ) -> Answer<usize> {
+    ) -> Answer<Reply<'static>> {
         let moves_directory = source.kind == Kind::Directory;
         let same_parent = from.slot == to.slot;
         let victim = match target {
@@ -177,9 +177,9 @@ impl Batch<'_> {
         }
         match victim {
             Some((target, last, layout)) => {
-                c.reply(Reply::Removed { ino: target.ino, last, kind: target.kind, layout })
+                Ok(Reply::Removed { ino: target.ino, last, kind: target.kind, layout })
             }
-            None => nothing_replaced(c, source.kind),
+            None => Ok(removed_nothing(source.kind)),
         }
     }
 
@@ -190,7 +190,7 @@ impl Batch<'_> {
         source: Found,
         to: Side<'_>,
         target: Found,
-    ) -> Answer<usize> {
+    ) -> Answer<Reply<'static>> {
         // Directories that come to `to` less those that leave it.
         let links = (source.kind == Kind::Directory) as i64 - (target.kind == Kind::Directory) as i64;
         let same_parent = from.slot == to.slot;
@@ -212,7 +212,7 @@ impl Batch<'_> {
             self.touch_directory(c, from.slot, 0, -links);
             self.touch_directory(c, to.slot, 0, links);
         }
-        nothing_replaced(c, source.kind)
+        Ok(removed_nothing(source.kind))
     }
 
     /// The inode that a rename replaces, if it may be replaced; none for a file of another node.
@@ -256,11 +256,6 @@ impl Batch<'_> {
         c.effects.inode(inode.entry());
         Ok(())
     }
-}
-
-/// The reply of a rename that replaced nothing.
-fn nothing_replaced(c: &mut Context<'_>, kind: Kind) -> Answer<usize> {
-    c.reply(removed_nothing(kind))
 }
 
 /// The same, not encoded.

@@ -15,12 +15,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::Duration;
 
 use forebay_types::limits::{DOUBT_AFTER_MS, TRANSACTION_TIMEOUT_MS};
-use forebay_types::{Caller, Code, NodeId, Outcome, Parts, Reply, Request, TxId};
+use forebay_types::{Answer, Caller, Code, NodeId, Outcome, Refusal, Reply, Request, TxId};
 
 use crate::coordinator::{Coordinator, Next, Plan, Turn};
 use crate::deliveries::{Deliveries, Ended};
 use crate::foreign_links::Delivery;
 
+/// The largest reply of a change over several nodes, encoded.
+const REPLY_BYTES_MAX: usize = 512;
 /// The daemon asks for itself on behalf of nobody.
 const NOBODY: Caller = Caller { uid: 0, gid: 0 };
 
@@ -60,8 +62,8 @@ pub enum Act {
     Answer {
         /// Whose.
         client: Client,
-        /// The encoded reply.
-        reply: Vec<u8>,
+        /// What it came to.
+        answer: Answer<'static>,
     },
     /// Serve a request anew, as what it met is gone by now.
     Again {
@@ -100,14 +102,15 @@ struct Asked {
 struct Deal {
     coordinator: Coordinator,
     asked: Asked,
-    reply: Vec<u8>,
+    /// Once it is decided.
+    reply: Reply<'static>,
 }
 
 /// A request that is answered when deliveries were made.
 #[derive(Debug)]
 struct Waiting {
     client: Client,
-    reply: Vec<u8>,
+    reply: Reply<'static>,
     left: Vec<Delivery>,
 }
 
@@ -137,12 +140,6 @@ pub struct Transactions {
     /// Those of the last worker that were not tried yet since.
     inherited: BTreeSet<Delivery>,
     doubts: BTreeMap<TxId, Due>,
-}
-
-fn failure(code: Code) -> Vec<u8> {
-    let mut bytes = [0; 8];
-    let n = Reply::encode(&Err(code), &mut bytes).unwrap_or(0);
-    bytes[..n].to_vec()
 }
 
 fn encoded(request: &Request<'_>) -> Vec<u8> {
@@ -221,26 +218,26 @@ impl Transactions {
         }
         let mut coordinator = Coordinator::new(tx, self.me, caller, plan);
         let next = coordinator.begin();
-        self.deals.insert(tx, Deal { coordinator, asked, reply: Vec::new() });
+        self.deals.insert(tx, Deal { coordinator, asked, reply: Reply::Done });
         self.go_on(tx, next, now);
     }
 
     /// Requests that are answered with `reply` once these deliveries were made, or could not be.
-    pub fn answer_after(&mut self, client: Client, reply: &[u8], deliveries: &[Delivery]) {
-        let waiting = Waiting { client, reply: reply.to_vec(), left: deliveries.to_vec() };
+    pub fn answer_after(&mut self, client: Client, reply: Reply<'static>, deliveries: &[Delivery]) {
+        let waiting = Waiting { client, reply, left: deliveries.to_vec() };
         self.waiting.push(waiting);
         self.answer_waiting(|_| false);
     }
 
     /// A change of the last worker's is asked for again, and its reply is known: it may be one that other nodes are still to
     /// hear of. True: it is answered when all that the last worker left undelivered was tried.
-    pub fn answer_after_inherited(&mut self, client: Client, reply: &[u8]) -> bool {
+    pub fn answer_after_inherited(&mut self, client: Client, reply: Reply<'static>) -> bool {
         if self.inherited.is_empty() {
             return false;
         }
         // Which of them are this change's is not known.
         let left = self.inherited.iter().copied().collect();
-        self.waiting.push(Waiting { client, reply: reply.to_vec(), left });
+        self.waiting.push(Waiting { client, reply, left });
         true
     }
 
@@ -319,23 +316,23 @@ impl Transactions {
         next.map_or(Duration::MAX, |at| at.saturating_sub(now))
     }
 
-    /// An act was answered: with an encoded reply, or there is none and this is why.
-    pub fn answered(&mut self, flight: u64, reply: Result<&[u8], Code>, now: Duration) {
+    /// An act was answered, or there is no answer and this is why.
+    pub fn answered(&mut self, flight: u64, answer: Result<Answer<'_>, Code>, now: Duration) {
         let Some(flight) = self.flights.remove(&flight) else { return };
-        let reached = reply.is_ok();
+        let reached = answer.is_ok();
         // This node's word, and never another's: of a number that is no node's any more nothing comes, now or later.
-        let gone = reply == Err(Code::NoDevice);
-        let refusal = reply.ok().filter(|bytes| Parts::of_refusal(bytes).is_some()).map(<[u8]>::to_vec);
-        let reply = reply.and_then(|bytes| Reply::decode(bytes).map(|decoded| (bytes, decoded)));
+        let gone = answer == Err(Code::NoDevice);
+        let reply = answer.unwrap_or_else(|code| Err(code.into()));
         match flight {
             Flight::Prepare(tx) => {
                 let Some(deal) = self.deals.get_mut(&tx) else { return };
                 let lost = if gone { deal.coordinator.lost() } else { None };
-                let next = match (lost, refusal) {
+                let next = match (lost, reply) {
                     (Some(next), _) => next,
-                    // Who asked is to ask again, as that says.
-                    (None, Some(refusal)) => Ok(Next::Nothing(refusal)),
-                    (None, None) => reply.and_then(|(bytes, _)| deal.coordinator.prepared(bytes)),
+                    (None, Ok(reply)) => deal.coordinator.prepared(reply),
+                    // The client's node sends the request again, to the part.
+                    (None, Err(Refusal::Wide(parts))) => Ok(Next::Nothing(Err(Refusal::Wide(parts)))),
+                    (None, Err(Refusal::Code(code))) => Err(code),
                 };
                 self.go_on(tx, next, now);
             }
@@ -344,11 +341,11 @@ impl Transactions {
                     let Some(deal) = self.deals.remove(&tx) else { return };
                     let nodes = deal.coordinator.nodes.iter();
                     let left: Vec<_> = nodes.map(|node| Delivery::Commit(tx, *node)).collect();
-                    self.answer_after(deal.asked.client, &deal.reply, &left);
+                    self.answer_after(deal.asked.client, deal.reply, &left);
                     self.deliver(&left, now);
                     self.decided(tx, now);
                 }
-                Err(code) => self.abort(tx, Err(code), now),
+                Err(refusal) => self.abort(tx, Err(refusal), now),
             },
             Flight::Abort => {}
             Flight::Deliver(delivery) => {
@@ -374,9 +371,9 @@ impl Transactions {
                     doubt.under_way = false;
                 }
                 let commit = match reply {
-                    Ok((_, Reply::Outcome(Outcome::Committed))) => true,
+                    Ok(Reply::Outcome(Outcome::Committed)) => true,
                     // A coordinator that is no node of the pool any more tells nobody otherwise.
-                    Ok((_, Reply::Outcome(Outcome::Aborted))) => false,
+                    Ok(Reply::Outcome(Outcome::Aborted)) => false,
                     Err(_) if gone => false,
                     _ => return,
                 };
@@ -414,41 +411,40 @@ impl Transactions {
                 let Some(deal) = self.deals.get_mut(&tx) else { return };
                 let nodes: Vec<u8> =
                     deal.coordinator.nodes.iter().flat_map(|node| node.0.to_le_bytes()).collect();
-                let message = encoded(&Request::Decide { tx, nodes: &nodes, reply: &reply });
+                let mut room = [0; REPLY_BYTES_MAX];
+                let n = Reply::encode(&Ok(reply), &mut room).unwrap_or(0);
+                let message = encoded(&Request::Decide { tx, nodes: &nodes, reply: &room[..n] });
                 deal.reply = reply;
                 let (flight, client) = (self.next_flight, Some(deal.asked.client));
                 self.next_flight += 1;
                 self.flights.insert(flight, Flight::Decide(tx));
                 self.acts.push_back(Act::Local { flight, message, client });
             }
-            Ok(Next::Nothing(reply)) => self.abort(tx, Ok(reply), now),
-            Err(code) => self.abort(tx, Err(code), now),
+            Ok(Next::Nothing(answer)) => self.abort(tx, answer, now),
+            Err(code) => self.abort(tx, Err(code.into()), now),
         }
     }
 
     /// Drops what was prepared; answers, or has the request served anew when it met another transaction.
-    fn abort(&mut self, tx: TxId, reply: Result<Vec<u8>, Code>, now: Duration) {
+    fn abort(&mut self, tx: TxId, answer: Answer<'static>, now: Duration) {
         let Some(Deal { coordinator, asked, .. }) = self.deals.remove(&tx) else { return };
         // What this node found when it planned is so no longer: it is planned anew. A plan of a client's is its own to make anew.
-        let reply = match reply {
-            Err(Code::Stale) if !coordinator.is_clients() => Err(Code::Busy),
-            reply => reply,
+        let answer = match answer {
+            Err(Refusal::Code(Code::Stale)) if !coordinator.is_clients() => Err(Refusal::Code(Code::Busy)),
+            answer => answer,
         };
         for node in coordinator.nodes {
             self.ask(node, encoded(&Request::Finish { tx, commit: false }), Flight::Abort);
         }
         let waited = now.saturating_sub(asked.since);
-        match reply {
-            Err(Code::Busy) if waited < Duration::from_millis(TRANSACTION_TIMEOUT_MS) => {
+        match answer {
+            Err(Refusal::Code(Code::Busy)) if waited < Duration::from_millis(TRANSACTION_TIMEOUT_MS) => {
                 // Longer and longer, and not in step with what it met.
                 let pause = (waited / 4).clamp(Duration::from_millis(1), Duration::from_millis(100));
                 let pause = pause + pause * (tx.0.wrapping_mul(0x9e37_79b9) >> 16 & 7) as u32 / 8;
                 self.again.push((now + pause, asked));
             }
-            reply => {
-                let reply = reply.unwrap_or_else(failure);
-                self.acts.push_back(Act::Answer { client: asked.client, reply });
-            }
+            answer => self.acts.push_back(Act::Answer { client: asked.client, answer }),
         }
         self.decided(tx, now);
     }
@@ -463,7 +459,7 @@ impl Transactions {
             if now.saturating_sub(asked.since) < next_timeout {
                 return self.start(asked, caller, plan, now);
             }
-            self.acts.push_back(Act::Answer { client: asked.client, reply: failure(Code::Busy) });
+            self.acts.push_back(Act::Answer { client: asked.client, answer: Err(Code::Busy.into()) });
         }
     }
 
@@ -485,7 +481,7 @@ impl Transactions {
         for mut waiting in self.waiting.drain(..) {
             waiting.left.retain(|delivery| !have_ended(delivery));
             if waiting.left.is_empty() {
-                acts.push_back(Act::Answer { client: waiting.client, reply: waiting.reply });
+                acts.push_back(Act::Answer { client: waiting.client, answer: Ok(waiting.reply) });
             } else {
                 left.push(waiting);
             }

@@ -83,24 +83,18 @@ impl Batch<'_> {
         Ok((pieces, bytes))
     }
 
-    /// Copies a value behind the reply's header and completes the reply; none when there is no value.
-    fn reply_value(&self, c: &mut Context<'_>, ino: Ino, name: &[u8]) -> Answer<Option<usize>> {
+    /// The reply with a value; none when there is no value.
+    fn reply_value<'o>(&self, ino: Ino, name: &[u8], payload: &'o mut [u8]) -> Answer<Option<Reply<'o>>> {
         let (first, mut last) = (ValueKey::new(ino, name), ValueKey::new(ino, name));
         last.set_piece(u16::MAX);
-        let mut end = REPLY_HEADER_BYTES;
-        let mut any = false;
+        let (mut end, mut any) = (0, false);
         for item in self.tx.range(first.bytes(), last.bytes())? {
             let (_, bytes) = item?;
-            let room = c.out.get_mut(end..end + bytes.len()).ok_or(Code::TooBig)?;
-            room.copy_from_slice(bytes);
+            payload.get_mut(end..end + bytes.len()).ok_or(Code::TooBig)?.copy_from_slice(bytes);
             end += bytes.len();
             any = true;
         }
-        if !any {
-            return Ok(None);
-        }
-        c.reply(Reply::Bytes(&[]))?;
-        Ok(Some(end))
+        Ok(any.then_some(Reply::Bytes(&payload[..end])))
     }
 
     /// What all extended attributes of an inode count towards their bound.
@@ -135,20 +129,25 @@ impl Batch<'_> {
         }
     }
 
-    pub(crate) fn read_link(&mut self, c: &mut Context<'_>, ino: Ino) -> Answer<usize> {
+    pub(crate) fn read_link<'o>(&mut self, ino: Ino, payload: &'o mut [u8]) -> Answer<Reply<'o>> {
         if !self.inode(ino)?.attr.is_symlink() {
             return Err(Code::Invalid);
         }
-        self.reply_value(c, ino, b"")?.ok_or(Code::Corrupt)
+        self.reply_value(ino, b"", payload)?.ok_or(Code::Corrupt)
     }
 
-    pub(crate) fn get_xattr(&mut self, c: &mut Context<'_>, ino: Ino, name: &[u8]) -> Answer<usize> {
+    pub(crate) fn get_xattr<'o>(
+        &mut self,
+        ino: Ino,
+        name: &[u8],
+        payload: &'o mut [u8],
+    ) -> Answer<Reply<'o>> {
         let inode = self.inode(ino)?;
         check_name(name, inode.attr.kind(), false)?;
         if inode.marks & MARK_VALUES == 0 {
             return Err(Code::NoAttribute);
         }
-        self.reply_value(c, ino, name)?.ok_or(Code::NoAttribute)
+        self.reply_value(ino, name, payload)?.ok_or(Code::NoAttribute)
     }
 
     pub(crate) fn set_xattr(
@@ -158,7 +157,7 @@ impl Batch<'_> {
         name: &[u8],
         value: &[u8],
         flags: u32,
-    ) -> Answer<usize> {
+    ) -> Answer<Reply<'static>> {
         let mut inode = self.inode(ino)?;
         check_name(name, inode.attr.kind(), true)?;
         if value.len() > XATTR_VALUE_MAX {
@@ -191,21 +190,21 @@ impl Batch<'_> {
         inode.attr.ctime = c.now;
         self.store_inode(&inode)?;
         c.effects.inode(inode.entry());
-        c.reply(Reply::Done)
+        Ok(Reply::Done)
     }
 
-    pub(crate) fn list_xattr(&mut self, c: &mut Context<'_>, ino: Ino) -> Answer<usize> {
+    pub(crate) fn list_xattr<'o>(&mut self, ino: Ino, payload: &'o mut [u8]) -> Answer<Reply<'o>> {
         let inode = self.inode(ino)?;
-        let mut end = REPLY_HEADER_BYTES;
+        let mut end = 0;
         if inode.marks & MARK_VALUES != 0 {
             let (first, last) = keys::values_of(ino);
             for item in self.tx.range(&first, &last)? {
                 let (key, _) = item?;
                 match keys::decode(key) {
                     Some(Key::Value(_, name, 0)) if !name.is_empty() => {
-                        let room = c.out.get_mut(end..end + name.len() + 1).ok_or(Code::TooBig)?;
-                        room[..name.len()].copy_from_slice(name);
-                        room[name.len()] = 0;
+                        let to = payload.get_mut(end..end + name.len() + 1).ok_or(Code::TooBig)?;
+                        to[..name.len()].copy_from_slice(name);
+                        to[name.len()] = 0;
                         end += name.len() + 1;
                     }
                     Some(Key::Value(..)) => {}
@@ -213,11 +212,15 @@ impl Batch<'_> {
                 }
             }
         }
-        c.reply(Reply::Bytes(&[]))?;
-        Ok(end)
+        Ok(Reply::Bytes(&payload[..end]))
     }
 
-    pub(crate) fn remove_xattr(&mut self, c: &mut Context<'_>, ino: Ino, name: &[u8]) -> Answer<usize> {
+    pub(crate) fn remove_xattr(
+        &mut self,
+        c: &mut Context<'_>,
+        ino: Ino,
+        name: &[u8],
+    ) -> Answer<Reply<'static>> {
         let mut inode = self.inode(ino)?;
         check_name(name, inode.attr.kind(), true)?;
         let pieces = if inode.marks & MARK_VALUES == 0 { 0 } else { self.measure_value(ino, name)?.0 };
@@ -229,6 +232,6 @@ impl Batch<'_> {
         inode.attr.ctime = c.now;
         self.store_inode(&inode)?;
         c.effects.inode(inode.entry());
-        c.reply(Reply::Done)
+        Ok(Reply::Done)
     }
 }

@@ -14,8 +14,8 @@
 //! who has learnt of a directory's parts knows them for good, as no inode number comes twice.
 
 use forebay_types::{
-    name_hash, part_of_hash, Attr, Change, Code, Cookie, Ino, Layout, NodeId, Part, Parts, Reader, Reply,
-    SetAttr, Timestamp, TxId, Writer,
+    name_hash, part_of_hash, Attr, Change, Code, Cookie, Ino, Layout, NodeId, Part, Parts, Reader, Refusal,
+    Reply, SetAttr, Timestamp, TxId, Writer,
 };
 
 use crate::batch::{Answer, Batch, Context};
@@ -38,7 +38,7 @@ pub(crate) fn decode_place(cookie: Cookie) -> (usize, usize) {
 
 impl Batch<'_> {
     /// The slot of a directory that has entries of its own. Of a wide one [`Code::Wide`], and its parts are remembered for
-    /// [`Batch::refuse`].
+    /// [`Batch::refusal`].
     #[inline]
     pub(crate) fn entries_of(&mut self, ino: Ino) -> Answer<usize> {
         let slot = self.directory(ino)?;
@@ -76,14 +76,12 @@ impl Batch<'_> {
         Err(Code::Wide)
     }
 
-    /// Encodes the refusal of a request: the code, and with [`Code::Wide`] what who asked needs to know.
-    pub fn refuse(&mut self, code: Code, out: &mut [u8]) -> usize {
-        let parts = self.met_wide.take().filter(|_| code == Code::Wide);
-        let refusal = match parts {
-            Some(parts) => parts.encode_refusal(out),
-            None => Reply::encode(&Err(code), out),
-        };
-        refusal.unwrap_or(0)
+    /// The refusal of the last request: the code, and with [`Code::Wide`] the parts that it met.
+    pub fn refusal(&mut self, code: Code) -> Refusal {
+        match self.met_wide.take().filter(|_| code == Code::Wide) {
+            Some(parts) => Refusal::Wide(parts),
+            None => Refusal::Code(code),
+        }
     }
 
     /// The parts of a directory that is wide.
@@ -111,19 +109,19 @@ impl Batch<'_> {
         self.find_inode(parent).ok().flatten().map_or(parent, |part| part.attr.parent)
     }
 
-    pub(crate) fn tell_parts(&mut self, c: &mut Context<'_>, ino: Ino) -> Answer<usize> {
+    pub(crate) fn tell_parts(&mut self, ino: Ino) -> Answer<Reply<'static>> {
         self.directory(ino)?;
         let parts = self.parts_if_wide(ino)?.ok_or(Code::NoAttribute)?;
-        c.reply(Reply::Parts(parts))
+        Ok(Reply::Parts(parts))
     }
 
-    pub(crate) fn prepare_widen(&mut self, c: &mut Context<'_>, tx: TxId, ino: Ino) -> Answer<usize> {
+    pub(crate) fn prepare_widen(&mut self, tx: TxId, ino: Ino) -> Answer<Reply<'static>> {
         let slot = self.directory(ino)?;
         let inode = *self.state.directories.get(slot);
         check_narrow(&inode)?;
         match self.state.holds.forbids(tx, ino, Hold::Widening) {
             true => Err(Code::Busy),
-            false => c.reply(Reply::Entry(inode.entry())),
+            false => Ok(Reply::Entry(inode.entry())),
         }
     }
 
@@ -170,7 +168,7 @@ impl Batch<'_> {
         tx: TxId,
         ino: Ino,
         change: &Change,
-    ) -> Answer<usize> {
+    ) -> Answer<Reply<'static>> {
         let slot = self.directory(ino)?;
         if self.state.holds.forbids(tx, ino, Hold::Changing) {
             return Err(Code::Busy);
@@ -178,9 +176,9 @@ impl Batch<'_> {
         let before = self.state.directories.get(slot).entry();
         let after = changed(before, ino, change, c.now)?;
         match change.layout {
-            _ if ino.is_part() => c.reply(Reply::Done),
-            Some(_) => c.reply(Reply::Relaid { ino, layout: before.layout }),
-            None => c.reply(Reply::Entry(after)),
+            _ if ino.is_part() => Ok(Reply::Done),
+            Some(_) => Ok(Reply::Relaid { ino, layout: before.layout }),
+            None => Ok(Reply::Entry(after)),
         }
     }
 

@@ -7,7 +7,7 @@ mod reference;
 use std::io::{Read, Write};
 use std::process::{Child, Command, Stdio};
 
-use forebay_meta::{Effects, Shard};
+use forebay_meta::{Effects, Shard, PAYLOAD_BYTES_MAX};
 use forebay_types::{limits, Ino, Reply, Request, RENAME_EXCHANGE};
 use place::{at, Driver, Place, CALLER, OPTIONS};
 use reference::Reference;
@@ -68,13 +68,17 @@ fn child_applies_batches_until_it_is_killed() {
     let Some(dir) = std::env::var_os(DIR) else { return };
     let first: u64 = std::env::var(FIRST).unwrap().parse().unwrap();
     let shard = Shard::open(dir.as_ref()).unwrap();
-    let (mut effects, mut out) = (Effects::new(), vec![0; limits::MESSAGE_BYTES_MAX]);
+    let (mut effects, mut payload) = (Effects::new(), vec![0; PAYLOAD_BYTES_MAX]);
+    let mut out = vec![0; limits::MESSAGE_BYTES_MAX];
     let mut stderr = std::io::stderr().lock();
     for number in first.. {
         let mut batch = shard.begin().unwrap();
         effects.clear();
         for i in number * BATCH..(number + 1) * BATCH {
-            let n = with_request(i, |r| batch.apply(CALLER, r, at(i as i64), &mut effects, &mut out));
+            let n = with_request(i, |r| {
+                let answer = batch.apply(CALLER, r, at(i as i64), &mut effects, &mut payload);
+                Reply::encode_answer(&answer, &mut out).unwrap()
+            });
             batch.keep_reply(1, (i % 3) as u8, i, &out[..n]).unwrap();
         }
         batch.commit().unwrap();

@@ -12,7 +12,7 @@ use forebay_data::Target;
 use forebay_fabric::simulated::{Faults, Network, SimulatedEndpoint};
 use forebay_fabric::{CallsSettings, Endpoint, Event, Peer};
 use forebay_ring::{memfd_sealed, Doorbell, Seal};
-use forebay_types::{Caller, Code, Ino, NodeId, Reply, Request, Timestamp};
+use forebay_types::{Caller, Code, Ino, NodeId, Refusal, Reply, Request, Timestamp};
 use forebay_wire::{
     Answer, Frames, Header, Hello, Initiator, Kind, Message, Secret, Session, Stamp, PROTOCOL_MAX,
     PROTOCOL_MIN,
@@ -188,7 +188,7 @@ impl Scene {
                 };
                 // A peer with the secret may have filled the node with what it keeps for processes.
                 assert!(
-                    matches!(answer, Ok(Reply::Entry(_)) | Err(Code::NoResources)),
+                    matches!(answer, Ok(Reply::Entry(_)) | Err(Refusal::Code(Code::NoResources))),
                     "a sound request is answered with {answer:?}"
                 );
                 return;

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use forebay_fabric::{CallEvent, CallId, Calls, CallsSettings};
 use forebay_types::{
-    Attr, Caller, Class, Code, Entry, Ino, Kind, Layout, NodeId, Part, Parts, Reply, Request, Timestamp, TxId,
+    Answer, Attr, Caller, Class, Code, Entry, Ino, Kind, Layout, NodeId, Part, Parts, Reply, Request,
+    Timestamp, TxId,
 };
 use forebay_wire::{Message, Stamp, PROTOCOL_MAX};
 use support::{skipped, Daemon};
@@ -25,9 +26,9 @@ struct Liar {
     clocks_us: Vec<i64>,
 }
 
-fn encoded(reply: Result<Reply<'_>, Code>) -> Vec<u8> {
+fn encoded(answer: Answer<'_>) -> Vec<u8> {
     let mut bytes = vec![0; 1024];
-    let n = Reply::encode(&reply, &mut bytes).unwrap();
+    let n = Reply::encode_answer(&answer, &mut bytes).unwrap();
     bytes.truncate(n);
     bytes
 }
@@ -90,7 +91,7 @@ impl Liar {
     /// The code of its refusal, or none.
     fn refused(&mut self, request: Request<'_>) -> Option<Code> {
         let reply = self.ask(request).unwrap_or_else(|code| panic!("{request:?}: {code}"));
-        Reply::decode(&reply).err().or(Parts::of_refusal(&reply).map(|_| Code::Wide))
+        Reply::decode(&reply).err()
     }
 
     /// Makes a directory over both nodes.
@@ -112,7 +113,7 @@ impl Liar {
                         Ok(Reply::Entry(directory(Ino::part(NodeId(2), 100 + self.born), of)))
                     }
                     Message::Ask(_, Request::Finish { .. }) => Ok(Reply::Done),
-                    _ => Err(Code::NotSupported),
+                    _ => Err(Code::NotSupported.into()),
                 };
                 self.calls.answer(&ticket, &Message::Answer(answer)).unwrap();
             }

@@ -242,7 +242,7 @@ fn answer(
             Some(CallEvent::Answered { call, outcome, .. }) if call == id => {
                 let body = outcome.map_err(|failed| (failed.code, failed.why))?;
                 let Message::Answer(reply) = body.message() else { panic!("{body:?}") };
-                return Ok(reply.map(|reply| match reply {
+                return Ok(reply.map_err(|refusal| refusal.code()).map(|reply| match reply {
                     Reply::Count(n) => n,
                     other => panic!("{other:?}"),
                 }));

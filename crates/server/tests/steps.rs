@@ -16,8 +16,8 @@ use forebay_server::stepped::{session_of, Keeper, Node, Setup};
 use forebay_server::FLIGHT_RECORDER_BYTES;
 use forebay_types::limits::{BUFFERS_RESTING_MAX, BUFFER_BYTES, BUFFER_REST_MS, FILE_BYTES_MAX, LEASE_MS};
 use forebay_types::{
-    Attr, BackingId, BackingOp, Caller, Change, Code, Entry, Ino, Layout, LockKind, LockWish, Move, MoveKind,
-    NodeId, Part, Parts, Reply, Request, SetAttr, Timestamp, TxId,
+    Answer, Attr, BackingId, BackingOp, Caller, Change, Code, Entry, Ino, Layout, LockKind, LockWish, Move,
+    MoveKind, NodeId, Part, Parts, Refusal, Reply, Request, SetAttr, Timestamp, TxId,
 };
 use forebay_wire::{Message, Secret, Stamp};
 
@@ -296,7 +296,11 @@ impl Scene {
     }
 
     fn reply(&mut self, peer: u16, ticket: Ticket, reply: Reply<'_>) {
-        self.peers.get_mut(&peer).unwrap().calls.answer(&ticket, &Message::Answer(Ok(reply))).unwrap();
+        self.tell(peer, ticket, Ok(reply));
+    }
+
+    fn tell(&mut self, peer: u16, ticket: Ticket, answer: Answer<'_>) {
+        self.peers.get_mut(&peer).unwrap().calls.answer(&ticket, &Message::Answer(answer)).unwrap();
     }
 
     /// A directory of the node's, made for a peer's process; its number.
@@ -707,7 +711,7 @@ fn buffers_at_rest_are_bounded_and_give_their_memory_back() {
         memory.store(8192, b"what was in it");
         let claim = post_read(&ring, 2, number);
         let ticket = s.asked_move(2);
-        let failed = Message::Answer(Err(Code::Interrupted));
+        let failed = Message::Answer(Err(Code::Interrupted.into()));
         s.peers.get_mut(&2).unwrap().calls.answer(&ticket, &failed).unwrap();
         assert_eq!(s.take(claim), Err(Code::Fault), "the network failed, and may write it yet");
         last = Some(memory);
@@ -792,11 +796,11 @@ fn request_that_a_dead_worker_sent_to_a_part_goes_to_that_part_again() {
     let unlinks = |dir| move |r: &Request<'_>| matches!(r, Request::Unlink { parent, .. } if *parent == dir);
     let claim = post(&ring, &Request::Unlink { parent: d, name: b"x" });
     let ticket = s.asked(2, unlinks(d));
-    s.reply(2, ticket, Reply::Wide(parts));
+    s.tell(2, ticket, Err(Refusal::Wide(parts)));
     s.asked(3, unlinks(part));
     s.crash();
     let ticket = s.asked(2, unlinks(d));
-    s.peers.get_mut(&2).unwrap().calls.answer(&ticket, &Message::Answer(Err(Code::NotFound))).unwrap();
+    s.tell(2, ticket, Err(Code::NotFound.into()));
     s.asked(3, unlinks(part));
     s.crash();
     let again = s.asked(2, unlinks(d));

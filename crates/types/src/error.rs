@@ -77,7 +77,7 @@ pub enum Code {
     ReadOnly = 34,
     /// No such device or address: a socket that is opened, a FIFO that nobody reads.
     NoDevice = 35,
-    /// The directory's entries lie in parts, and one of those is to be asked for ([`crate::Parts::of_refusal`]). Between daemons;
+    /// The directory's entries lie in parts, and one of those is to be asked for ([`crate::Refusal::Wide`]). Between daemons;
     /// programs do not see it.
     Wide = 36,
     /// Out of memory or address space.

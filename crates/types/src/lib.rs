@@ -33,7 +33,10 @@ pub use hash::{cookie_hash, name_hash, Cookie, COOKIE_MAX, DISCRIMINATOR_BITS, H
 pub use id::{Ino, NodeId};
 pub use layout::{Component, Extent, Layout, COMPONENT_BYTES};
 pub use mount::{mount_link, mount_of_link, MOUNT_LINK};
-pub use reply::{go_on_behind, DirEntries, DirEntry, DirWriter, Entry, PoolSpace, Reply, REPLY_HEADER_BYTES};
+pub use reply::{
+    go_on_behind, Answer, DirEntries, DirEntry, DirWriter, Entry, PoolSpace, Refusal, Reply,
+    REPLY_HEADER_BYTES,
+};
 pub use request::{
     may_change, Caller, Class, Request, RequestInfo, SetAttr, TimeSet, RENAME_EXCHANGE, RENAME_NOREPLACE,
     REQUESTS, XATTR_CREATE, XATTR_REPLACE,

@@ -117,9 +117,35 @@ pub enum Reply<'a> {
     Lock(LockWish),
     /// The parts of a wide directory.
     Parts(Parts),
-    /// The refusal of what named a wide directory and not the part of it: encoded as [`Code::Wide`] with the parts.
+}
+
+/// Why a request was not carried out.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Refusal {
+    /// An error.
+    Code(Code),
+    /// The request named a wide directory and not the part of it: [`Code::Wide`] with the parts, from which its sender learns them.
     Wide(Parts),
 }
+
+impl Refusal {
+    /// The refusal without what comes with it.
+    pub fn code(&self) -> Code {
+        match self {
+            Refusal::Code(code) => *code,
+            Refusal::Wide(_) => Code::Wide,
+        }
+    }
+}
+
+impl From<Code> for Refusal {
+    fn from(code: Code) -> Refusal {
+        Refusal::Code(code)
+    }
+}
+
+/// What a request came to.
+pub type Answer<'a> = Result<Reply<'a>, Refusal>;
 
 impl Entry {
     /// Appends attributes and layout.
@@ -138,14 +164,24 @@ impl Entry {
 impl<'a> Reply<'a> {
     /// Encodes a result into `buffer`; the number of bytes.
     pub fn encode(result: &Result<Reply<'_>, Code>, buffer: &mut [u8]) -> Result<usize, Code> {
+        Reply::encode_answer(&result.map_err(Refusal::Code), buffer)
+    }
+
+    /// Encodes what a request came to into `buffer`; the number of bytes.
+    pub fn encode_answer(answer: &Answer<'_>, buffer: &mut [u8]) -> Result<usize, Code> {
         let mut w = Writer::new(buffer);
-        let reply = match result {
-            Err(code) => {
+        let reply = match answer {
+            Err(Refusal::Code(code)) => {
                 w.u16(*code as u16)?;
                 w.u16(0)?;
                 return Ok(w.len());
             }
-            Ok(Reply::Wide(parts)) => return parts.encode_refusal(buffer),
+            Err(Refusal::Wide(parts)) => {
+                w.u16(Code::Wide as u16)?;
+                w.u16(REFUSAL_TAG)?;
+                parts.encode(&mut w)?;
+                return Ok(w.len());
+            }
             Ok(reply) => reply,
         };
         w.u16(0)?;
@@ -211,8 +247,6 @@ impl<'a> Reply<'a> {
                 w.u16(22)?;
                 wish.encode(&mut w)?;
             }
-            // Above: it is no success.
-            Reply::Wide(_) => return Err(Code::Invalid),
             Reply::Parts(parts) => {
                 w.u16(37)?;
                 parts.encode(&mut w)?;
@@ -237,29 +271,38 @@ impl<'a> Reply<'a> {
         Ok(w.len())
     }
 
-    /// Decodes a result; what cannot be decoded is `Err(Code::Malformed)`.
+    /// Decodes a result; what cannot be decoded is `Err(Code::Malformed)`. The parts that come with [`Code::Wide`] are left out.
     pub fn decode(bytes: &'a [u8]) -> Result<Reply<'a>, Code> {
+        Reply::decode_answer(bytes).map_err(|refusal| refusal.code())
+    }
+
+    /// Decodes what a request came to; what cannot be decoded is [`Code::Malformed`].
+    pub fn decode_answer(bytes: &'a [u8]) -> Answer<'a> {
         let mut r = Reader::new(bytes);
         let code = r.u16()?;
         let tag = r.u16()?;
         if code == Code::Wide as u16 && tag == REFUSAL_TAG {
-            return Ok(Reply::Wide(Parts::decode(&mut r)?));
+            return Err(Refusal::Wide(Parts::decode(&mut r)?));
         }
         if code != 0 {
-            return Err(Code::from_u16(code));
+            return Err(Refusal::Code(Code::from_u16(code)));
         }
+        Ok(Reply::decode_body(tag, &mut r)?)
+    }
+
+    fn decode_body(tag: u16, r: &mut Reader<'a>) -> Result<Reply<'a>, Code> {
         Ok(match tag {
             1 => Reply::Done,
-            2 => Reply::Entry(Entry::decode(&mut r)?),
+            2 => Reply::Entry(Entry::decode(r)?),
             3 | 4 => {
-                let (entry, next) = (Entry::decode(&mut r)?, Ino(r.u64()?));
+                let (entry, next) = (Entry::decode(r)?, Ino(r.u64()?));
                 Reply::Created { entry, created: tag == 4, next: (next != Ino(0)).then_some(next) }
             }
             5 => Reply::Removed {
                 ino: Ino(r.u64()?),
                 last: r.u8()? != 0,
                 kind: Kind::from_u8(r.u8()?)?,
-                layout: Layout::decode(&mut r)?,
+                layout: Layout::decode(r)?,
             },
             6 => Reply::Bytes(r.rest()),
             7 | 8 => Reply::Entries(DirEntries { bytes: r.rest(), end: tag == 8 }),
@@ -270,21 +313,44 @@ impl<'a> Reply<'a> {
                 free_inodes: r.u64()?,
             }),
             10 => Reply::Number(Ino(r.u64()?)),
-            11 => Reply::Relaid { ino: Ino(r.u64()?), layout: Layout::decode(&mut r)? },
+            11 => Reply::Relaid { ino: Ino(r.u64()?), layout: Layout::decode(r)? },
             12 => Reply::Elsewhere { ino: Ino(r.u64()?), kind: Kind::from_u8(r.u8()?)? },
             13 => Reply::PartOfPath { top: Ino(r.u64()?), parent: Ino(r.u64()?), path: r.rest() },
-            14 => Reply::Backing(BackingAttr::decode(&mut r)?),
+            14 => Reply::Backing(BackingAttr::decode(r)?),
             15 => Reply::Count(r.u64()?),
             16 => Reply::Outcome(Outcome::from_u8(r.u8()?)?),
-            22 => Reply::Lock(LockWish::decode(&mut r)?),
-            37 => Reply::Parts(Parts::decode(&mut r)?),
-            20 => Reply::Placed(Targets::decode(&mut r)?),
+            22 => Reply::Lock(LockWish::decode(r)?),
+            37 => Reply::Parts(Parts::decode(r)?),
+            20 => Reply::Placed(Targets::decode(r)?),
             21 => Reply::Targets {
                 inodes: r.u64()?,
                 free_inodes: r.u64()?,
                 spaces: TargetSpaces::of(r.rest())?,
             },
             _ => return Err(Code::Malformed),
+        })
+    }
+
+    /// The same reply if it borrows nothing.
+    pub fn owned(self) -> Option<Reply<'static>> {
+        Some(match self {
+            Reply::Bytes(_) | Reply::Entries(_) | Reply::PartOfPath { .. } | Reply::Targets { .. } => {
+                return None
+            }
+            Reply::Done => Reply::Done,
+            Reply::Entry(entry) => Reply::Entry(entry),
+            Reply::Created { entry, created, next } => Reply::Created { entry, created, next },
+            Reply::Removed { ino, last, kind, layout } => Reply::Removed { ino, last, kind, layout },
+            Reply::Relaid { ino, layout } => Reply::Relaid { ino, layout },
+            Reply::Space(space) => Reply::Space(space),
+            Reply::Number(ino) => Reply::Number(ino),
+            Reply::Elsewhere { ino, kind } => Reply::Elsewhere { ino, kind },
+            Reply::Backing(attr) => Reply::Backing(attr),
+            Reply::Count(n) => Reply::Count(n),
+            Reply::Outcome(outcome) => Reply::Outcome(outcome),
+            Reply::Placed(targets) => Reply::Placed(targets),
+            Reply::Lock(wish) => Reply::Lock(wish),
+            Reply::Parts(parts) => Reply::Parts(parts),
         })
     }
 }
@@ -460,7 +526,9 @@ mod tests {
             Ok(Reply::Parts(
                 Parts::new(Ino(5), &[Ino::part(NodeId(1), 2), Ino::part(NodeId(2), 2)]).unwrap(),
             )),
-            Ok(Reply::Wide(Parts::new(Ino(5), &[Ino::part(NodeId(1), 2), Ino::part(NodeId(2), 2)]).unwrap())),
+            Err(Refusal::Wide(
+                Parts::new(Ino(5), &[Ino::part(NodeId(1), 2), Ino::part(NodeId(2), 2)]).unwrap(),
+            )),
             Ok(Reply::Done),
             Ok(Reply::Entry(entry)),
             Ok(Reply::Created { entry, created: true, next: Some(Ino(77)) }),
@@ -476,12 +544,17 @@ mod tests {
             Ok(Reply::Backing(BackingAttr { bytes: 7, mtime: attr(1).mtime, ..BackingAttr::default() })),
             Ok(Reply::Count(1 << 50)),
             Ok(Reply::Outcome(Outcome::Committed)),
-            Err(Code::NotEmpty),
+            Err(Refusal::Code(Code::NotEmpty)),
         ];
         let mut buffer = [0; 2000];
-        for result in all {
-            let n = Reply::encode(&result, &mut buffer).unwrap();
-            assert_eq!(Reply::decode(&buffer[..n]), result);
+        for answer in all {
+            let n = Reply::encode_answer(&answer, &mut buffer).unwrap();
+            assert_eq!(Reply::decode_answer(&buffer[..n]), answer);
+            let without_parts = answer.map_err(|refusal| refusal.code());
+            assert_eq!(Reply::decode(&buffer[..n]), without_parts);
+            if let Some(owned) = answer.ok().and_then(Reply::owned) {
+                assert_eq!(Ok(owned), without_parts);
+            }
         }
     }
 

@@ -9,7 +9,6 @@ use crate::error::Code;
 use crate::hash::{cookie_hash, name_hash, Cookie, COOKIE_MAX, DISCRIMINATOR_BITS, HASH_BITS};
 use crate::id::Ino;
 use crate::limits::WIDTH_MAX;
-use crate::reply::Reply;
 
 /// Partitions that each node of a wide directory has at least: none has more than five quarters of the mean then.
 const PARTITIONS_OF_A_NODE: usize = 4;
@@ -96,30 +95,13 @@ impl Parts {
         }
         Parts::new(of, inos).map_err(|_| Code::Malformed)
     }
-
-    /// Encodes the refusal of a request that named the directory and not the part: [`Code::Wide`] and the parts, for who asks to
-    /// learn them.
-    pub fn encode_refusal(&self, buffer: &mut [u8]) -> Result<usize, Code> {
-        let mut w = Writer::new(buffer);
-        w.u16(Code::Wide as u16)?;
-        w.u16(REFUSAL_TAG)?;
-        self.encode(&mut w)?;
-        Ok(w.len())
-    }
-
-    /// The parts that an encoded reply tells, if it is such a refusal.
-    pub fn of_refusal(reply: &[u8]) -> Option<Parts> {
-        match Reply::decode(reply) {
-            Ok(Reply::Wide(parts)) => Some(parts),
-            _ => None,
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::id::NodeId;
+    use crate::reply::{Refusal, Reply};
 
     fn parts(width: usize) -> Parts {
         let inos: Vec<Ino> = (0..width).map(|n| Ino::part(NodeId(n as u16 + 1), 7)).collect();
@@ -158,11 +140,13 @@ mod tests {
         for width in 2..=WIDTH_MAX {
             let parts = parts(width);
             let mut bytes = [0; 200];
-            let n = parts.encode_refusal(&mut bytes).unwrap();
-            assert_eq!(Parts::of_refusal(&bytes[..n]), Some(parts));
+            let refusal = Err(Refusal::Wide(parts));
+            let n = Reply::encode_answer(&refusal, &mut bytes).unwrap();
+            assert_eq!(Reply::decode_answer(&bytes[..n]), refusal);
+            assert_eq!(Reply::decode(&bytes[..n]), Err(Code::Wide));
             assert_eq!(bytes[..2], (Code::Wide as u16).to_le_bytes(), "no success");
             for short in 0..n {
-                assert_eq!(Parts::of_refusal(&bytes[..short]), None);
+                assert!(!matches!(Reply::decode_answer(&bytes[..short]), Ok(_) | Err(Refusal::Wide(_))));
             }
             let names = (0..100u32).map(|i| i.to_le_bytes());
             assert!(names.map(|name| parts.of_name(&name)).all(|part| parts.as_slice().contains(&part)));

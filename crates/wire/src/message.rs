@@ -1,7 +1,7 @@
 //! The messages, and their bodies.
 
 use forebay_types::limits::{COMPONENTS_MAX, FILE_BYTES_MAX, NAME_MAX, STRIPES_MAX};
-use forebay_types::{BackingId, Caller, Code, Ino, Reader, Reply, Request, Writer};
+use forebay_types::{Answer, BackingId, Caller, Code, Ino, Reader, Refusal, Reply, Request, Writer};
 
 use crate::frame::Kind;
 use crate::limits::{BODY_BYTES_MAX, DATA_BYTES_MAX, DETAIL_BYTES_MAX, INLINE_BYTES_MAX, LEASE_MS_MAX};
@@ -44,7 +44,7 @@ pub enum Message<'a> {
     /// A request of a door, with its caller. → `Answer`
     Ask(Caller, Request<'a>),
     /// What the owner answers.
-    Answer(Result<Reply<'a>, Code>),
+    Answer(Answer<'a>),
     /// Reads `bytes` at `offset` of a backing file; fewer at its end. → `Answer`, with a count
     ReadStripe {
         /// Which.
@@ -327,7 +327,7 @@ impl<'a> Message<'a> {
         match *self {
             Message::Finish | Message::LeaseRenew | Message::LeaseReturned => {}
             Message::Ask(caller, ref request) => return request.encode(caller, buffer),
-            Message::Answer(ref result) => return Reply::encode(result, buffer),
+            Message::Answer(ref answer) => return Reply::encode_answer(answer, buffer),
             Message::ReadStripe { id, offset, bytes, to } => {
                 Transfer { id, offset, append: false, bytes, place: to }.encode(&mut w, true)?;
             }
@@ -390,17 +390,20 @@ impl<'a> Message<'a> {
                 if code != 0 && !(code == Code::Wide as u16 && zero != 0) {
                     let sound = zero == 0 && r.rest().is_empty();
                     return if sound {
-                        Ok(Message::Answer(Err(Code::from_u16(code))))
+                        Ok(Message::Answer(Err(Code::from_u16(code).into())))
                     } else {
                         Err(Code::Malformed)
                     };
                 }
-                let reply = Reply::decode(body)?;
-                // Entries are decoded as they are read; what comes from another node is looked through at once.
-                if matches!(&reply, Reply::Entries(entries) if entries.iter().any(|e| e.is_err())) {
-                    return Err(Code::Malformed);
-                }
-                return Ok(Message::Answer(Ok(reply)));
+                let answer = match Reply::decode_answer(body) {
+                    // Entries are decoded as they are read; those from another node are checked at once.
+                    Ok(Reply::Entries(entries)) if entries.iter().any(|e| e.is_err()) => {
+                        return Err(Code::Malformed)
+                    }
+                    Err(Refusal::Code(_)) => return Err(Code::Malformed),
+                    answer => answer,
+                };
+                return Ok(Message::Answer(answer));
             }
             Kind::Finish => Message::Finish,
             Kind::ReadStripe => {

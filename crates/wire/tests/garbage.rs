@@ -31,7 +31,7 @@ fn corpus() -> Vec<Vec<u8>> {
             Caller { uid: 1, gid: 2 },
             Request::SetXattr { ino: Ino(1), name: b"user.a", value: b"value", flags: 1 },
         ),
-        Message::Answer(Err(Code::NoSpace)),
+        Message::Answer(Err(Code::NoSpace.into())),
         Message::ReadStripe {
             id: stripe,
             offset: 5,

@@ -3,8 +3,8 @@
 use forebay_types::limits::{FILE_BYTES_MAX, PATH_MAX};
 use forebay_types::{
     Attr, BackingAttr, BackingId, BackingOp, Caller, Code, DirEntries, DirEntry, DirWriter, Entry, Ino,
-    Kind as FileKind, Layout, NodeId, Outcome, Part, Parts, PoolSpace, Reply, Request, SetAttr, TimeSet,
-    Timestamp, TxId,
+    Kind as FileKind, Layout, NodeId, Outcome, Part, Parts, PoolSpace, Refusal, Reply, Request, SetAttr,
+    TimeSet, Timestamp, TxId,
 };
 use forebay_wire::limits::*;
 use forebay_wire::{
@@ -183,7 +183,7 @@ fn requests(s: &Seed) -> Vec<Request<'_>> {
     ]
 }
 
-fn replies(s: &Seed) -> Vec<Result<Reply<'_>, Code>> {
+fn replies(s: &Seed) -> Vec<forebay_types::Answer<'_>> {
     let entry = Entry { attr: attr(s.a, s.c), layout: Layout::single(NodeId(3), 1) };
     let mut raw = vec![0; 1000];
     let mut w = DirWriter::new(&mut raw);
@@ -210,12 +210,12 @@ fn replies(s: &Seed) -> Vec<Result<Reply<'_>, Code>> {
         Ok(Reply::PartOfPath { top: Ino(s.a), parent: Ino(s.b), path: &s.name }),
         Ok(Reply::Backing(BackingAttr { bytes: s.a, allocated_bytes: s.b, ..BackingAttr::default() })),
         Ok(Reply::Count(s.a)),
-        Ok(Reply::Wide(
+        Err(Refusal::Wide(
             Parts::new(Ino(1), &[Ino::part(NodeId(1), s.b >> 20), Ino::part(NodeId(2), s.c.into())]).unwrap(),
         )),
         Ok(Reply::Outcome(Outcome::Undecided)),
     ];
-    all.extend(Code::ALL.map(Err));
+    all.extend(Code::ALL.map(|code| Err(code.into())));
     all
 }
 
@@ -411,7 +411,7 @@ fn answers_with_entries_or_codes_that_are_unsound_are_refused() {
     assert_eq!(answer(&[&raw[..n], b"x"].concat()), Err(Code::Malformed), "bytes behind the last entry");
     assert_eq!(Message::decode(Kind::Answer, &[7, 0, 0, 0, 1]), Err(Code::Malformed), "bytes behind a code");
     assert_eq!(Message::decode(Kind::Answer, &[7, 0]), Err(Code::Malformed));
-    assert_eq!(Message::decode(Kind::Answer, &[7, 0, 0, 0]), Ok(Message::Answer(Err(Code::NoSpace))));
+    assert_eq!(Message::decode(Kind::Answer, &[7, 0, 0, 0]), Ok(Message::Answer(Err(Code::NoSpace.into()))));
 }
 
 #[test]

@@ -60,11 +60,15 @@ impl Driver {
         Driver { out: vec![0; limits::MESSAGE_BYTES_MAX], effects: Effects::new(), clock: 100 }
     }
 
-    pub(crate) fn ask(&mut self, batch: &mut Batch<'_>, request: Request<'_>) -> Result<Reply<'_>, Code> {
+    pub(crate) fn ask<'o>(
+        &'o mut self,
+        batch: &mut Batch<'_>,
+        request: Request<'_>,
+    ) -> Result<Reply<'o>, Code> {
         self.effects.clear();
         self.clock += 1;
-        let n = batch.apply(CALLER, &request, at(self.clock), &mut self.effects, &mut self.out);
-        Reply::decode(&self.out[..n])
+        let answer = batch.apply(CALLER, &request, at(self.clock), &mut self.effects, &mut self.out);
+        answer.map_err(|refusal| refusal.code())
     }
 
     /// A request that is answered with an entry, made or found.

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use forebay_meta::{Act, Client, Delivery, Transactions};
-use forebay_types::{Code, Ino, Kind, NodeId, Request, SetAttr, TxId, RENAME_NOREPLACE};
+use forebay_types::{Code, Ino, Kind, NodeId, Reply, Request, SetAttr, TxId, RENAME_NOREPLACE};
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestError, TestRng, TestRunner};
 use shards::{Said, Shards};
@@ -214,16 +214,16 @@ fn node_that_does_not_answer_keeps_no_delivery_to_others_waiting() {
     let under_way = asked(&mut t);
     let waited_for = Delivery::DropLink(Ino::new(NodeId(3), 1), TxId::NONE);
     let client = Client { session: 1, slot: 2, seq: 3 };
-    t.answer_after(client, b"reply", &[waited_for]);
+    t.answer_after(client, Reply::Done, &[waited_for]);
     t.deliver(&[waited_for], now);
     let [(NodeId(3), flight)] = asked(&mut t)[..] else { panic!("node 3 is not told") };
-    t.answered(flight, Ok(&[0, 0, 1, 0]), now);
+    t.answered(flight, Ok(Ok(Reply::Done)), now);
     let answered = std::iter::from_fn(|| t.next_act())
         .any(|act| matches!(act, Act::Answer { client: of, .. } if of == client));
     assert!(answered);
     // Who waits for the silent one waits for one try, not for one of each before it.
     let last = *silent.last().unwrap();
-    t.answer_after(client, b"reply", &[last]);
+    t.answer_after(client, Reply::Done, &[last]);
     t.answered(under_way[0].1, Err(Code::Io), now);
     let answered = std::iter::from_fn(|| t.next_act()).any(|act| matches!(act, Act::Answer { .. }));
     assert!(answered);
@@ -234,18 +234,18 @@ fn retry_of_what_the_last_worker_did_waits_for_what_it_left_undelivered() {
     let now = Duration::from_secs(1);
     let mut t = Transactions::new(NodeId(1), 0);
     let client = Client { session: 1, slot: 2, seq: 3 };
-    assert!(!t.answer_after_inherited(client, b"reply"), "nothing was left");
+    assert!(!t.answer_after_inherited(client, Reply::Done), "nothing was left");
     let left = [2, 3].map(|node| Delivery::Commit(TxId::new(NodeId(1), 9), NodeId(node)));
     t.resume(&[], &left, now);
-    assert!(t.answer_after_inherited(client, b"reply"));
+    assert!(t.answer_after_inherited(client, Reply::Done));
     let flights = asked(&mut t);
     assert_eq!(flights.len(), 2);
-    t.answered(flights[0].1, Ok(&[0, 0, 1, 0]), now);
+    t.answered(flights[0].1, Ok(Ok(Reply::Done)), now);
     assert!(std::iter::from_fn(|| t.next_act()).all(|act| !matches!(act, Act::Answer { .. })));
     t.answered(flights[1].1, Err(Code::Io), now);
     let answers = std::iter::from_fn(|| t.next_act()).filter(|act| matches!(act, Act::Answer { .. })).count();
     assert_eq!(answers, 1, "who cannot be reached was tried");
-    assert!(!t.answer_after_inherited(client, b"reply"), "and is not waited for twice");
+    assert!(!t.answer_after_inherited(client, Reply::Done), "and is not waited for twice");
 }
 
 /// A tree as it should be: what each name leads to, and how many names each file has.

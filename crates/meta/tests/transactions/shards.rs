@@ -5,9 +5,11 @@ use std::collections::{BTreeMap, VecDeque};
 use std::path::PathBuf;
 use std::time::Duration;
 
-use forebay_meta::{Act, Client, Effects, Leading, Shard, ShardOptions, Transactions};
+use forebay_meta::{Act, Client, Effects, Leading, Shard, ShardOptions, Transactions, PAYLOAD_BYTES_MAX};
 use forebay_types::limits::MESSAGE_BYTES_MAX;
-use forebay_types::{Caller, Code, Entry, Ino, Kind, NodeId, Outcome, Parts, Reply, Request, Timestamp};
+use forebay_types::{
+    Answer, Caller, Code, Entry, Ino, Kind, NodeId, Outcome, Parts, Refusal, Reply, Request, Timestamp,
+};
 
 const CALLER: Caller = Caller { uid: 7, gid: 8 };
 const NODES: u16 = 3;
@@ -101,6 +103,13 @@ pub(crate) struct Shards {
     pub(crate) forgetful: bool,
 }
 
+fn encoded(answer: &Answer<'_>) -> Vec<u8> {
+    let mut out = vec![0; MESSAGE_BYTES_MAX];
+    let n = Reply::encode_answer(answer, &mut out).unwrap();
+    out.truncate(n);
+    out
+}
+
 impl Shards {
     pub(crate) fn new(name: &str) -> Shards {
         use std::sync::atomic::{AtomicU64, Ordering};
@@ -151,7 +160,9 @@ impl Shards {
         }
         let mut batch = at.shard.as_ref().unwrap().begin().unwrap();
         let (mut out, mut effects) = (vec![0; MESSAGE_BYTES_MAX], Effects::new());
-        let n = batch.apply(caller, &request, now, &mut effects, &mut out);
+        let mut payload = vec![0; PAYLOAD_BYTES_MAX];
+        let answer = batch.apply(caller, &request, now, &mut effects, &mut payload);
+        let n = Reply::encode_answer(&answer, &mut out).unwrap();
         out.truncate(n);
         let prepared = batch.prepared();
         batch.commit().unwrap();
@@ -194,11 +205,15 @@ impl Shards {
                         return true;
                     }
                     let now = self.now;
-                    self.nodes.get_mut(&number).unwrap().transactions.answered(flight, Ok(&reply), now);
+                    self.nodes.get_mut(&number).unwrap().transactions.answered(
+                        flight,
+                        Ok(Reply::decode_answer(&reply)),
+                        now,
+                    );
                 }
                 Act::Ask { flight, node, message } => self.carry(number, flight, node, &message),
-                Act::Answer { client, reply } => {
-                    self.answers.insert(client.seq, reply);
+                Act::Answer { client, answer } => {
+                    self.answers.insert(client.seq, encoded(&answer));
                 }
                 Act::Again { client, message, since } => {
                     self.begun_anew += 1;
@@ -234,10 +249,9 @@ impl Shards {
         }
         if let Some((_, left)) = self.network.denies.as_mut().filter(|(node, _)| *node == to) {
             if *left == 0 {
-                let (now, mut reply) = (self.now, [0; 8]);
-                let n = Reply::encode(&Err(Code::NoDevice), &mut reply).unwrap();
+                let now = self.now;
                 let node = self.nodes.get_mut(&from).unwrap();
-                return node.transactions.answered(flight, Ok(&reply[..n]), now);
+                return node.transactions.answered(flight, Ok(Err(Code::NoDevice.into())), now);
             }
             *left -= 1;
         }
@@ -257,7 +271,11 @@ impl Shards {
             Some(_) => self.restart(from),
             None => {
                 let now = self.now;
-                self.nodes.get_mut(&from).unwrap().transactions.answered(flight, Ok(&reply), now);
+                self.nodes.get_mut(&from).unwrap().transactions.answered(
+                    flight,
+                    Ok(Reply::decode_answer(&reply)),
+                    now,
+                );
             }
         }
     }
@@ -273,12 +291,11 @@ impl Shards {
         }
         let all: Vec<NodeId> = (1..=NODES).map(NodeId).collect();
         let plan = batch.plan(&request, &all);
-        let mut out = [0; 200];
-        let n = plan.as_ref().err().map_or(0, |code| batch.refuse(*code, &mut out));
+        let plan = plan.map_err(|code| batch.refusal(code));
         drop(batch);
         match plan {
-            Err(_) => {
-                self.answers.insert(client.seq, out[..n].to_vec());
+            Err(refusal) => {
+                self.answers.insert(client.seq, encoded(&Err(refusal)));
             }
             Ok(Some(plan)) => at.transactions.begin(client, caller, message, plan, since, self.now),
             Ok(None) => {
@@ -326,9 +343,10 @@ impl Shards {
         let mut message = vec![0; MESSAGE_BYTES_MAX];
         let n = request.encode(CALLER, &mut message).unwrap();
         let reply = self.apply(request.node().unwrap().0, &message[..n]);
-        match Reply::decode(&reply) {
-            Ok(Reply::Wide(parts)) => (Code::Wide, Some(parts)),
-            other => (other.err().unwrap_or_else(|| panic!("{request:?}: {other:?}")), None),
+        match Reply::decode_answer(&reply) {
+            Err(Refusal::Wide(parts)) => (Code::Wide, Some(parts)),
+            Err(Refusal::Code(code)) => (code, None),
+            Ok(other) => panic!("{request:?}: {other:?}"),
         }
     }
 
@@ -362,7 +380,7 @@ impl Shards {
         };
         // What else its answer set going.
         while self.act() {}
-        if let Some(parts) = Parts::of_refusal(&reply) {
+        if let Err(Refusal::Wide(parts)) = Reply::decode_answer(&reply) {
             assert!(self.wide.insert(parts.of.0, parts).is_none(), "{request:?} was told so before");
             return self.ask_of(here, request, Box::new(|_| {}));
         }
@@ -398,10 +416,7 @@ impl Shards {
     pub(crate) fn apply_at(&mut self, node: NodeId, request: &Request<'_>) -> Result<(), Code> {
         let mut message = vec![0; MESSAGE_BYTES_MAX];
         let n = request.encode(CALLER, &mut message).unwrap();
-        match Reply::decode(&self.apply(node.0, &message[..n])) {
-            Ok(Reply::Wide(_)) => Err(Code::Wide),
-            reply => reply.map(drop),
-        }
+        Reply::decode(&self.apply(node.0, &message[..n])).map(drop)
     }
 
     /// Applies a request that one node can do alone, whatever else is under way.
