@@ -37,9 +37,9 @@ pub struct NameEffect<'a> {
     pub entry: Option<(Ino, Kind)>,
 }
 
-/// How many reports of each sort there are: what [`Effects::truncate`] goes back to.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Mark {
+/// A place among the reports, between those of two requests.
+#[derive(Clone, Copy, Default, Debug)]
+pub struct Mark {
     arena: usize,
     names: usize,
     inodes: usize,
@@ -48,7 +48,41 @@ pub(crate) struct Mark {
     widened: usize,
 }
 
+/// The reports behind a [`Mark`]: those of one request.
+#[derive(Clone, Copy, Debug)]
+pub struct Since<'a> {
+    effects: &'a Effects,
+    mark: Mark,
+}
+
+impl<'a> Since<'a> {
+    /// As [`Effects::names`].
+    pub fn names(&self) -> impl ExactSizeIterator<Item = NameEffect<'a>> {
+        self.effects.names().skip(self.mark.names)
+    }
+
+    /// As [`Effects::inodes`].
+    pub fn inodes(&self) -> &'a [(Ino, Option<Entry>)] {
+        &self.effects.inodes[self.mark.inodes..]
+    }
+
+    /// As [`Effects::orphaned`].
+    pub fn orphaned(&self) -> &'a [(Ino, Layout)] {
+        &self.effects.orphaned[self.mark.orphaned..]
+    }
+
+    /// As [`Effects::deliveries`].
+    pub fn deliveries(&self) -> &'a [Delivery] {
+        &self.effects.deliveries[self.mark.deliveries..]
+    }
+}
+
 impl Effects {
+    /// The reports behind a place.
+    pub fn since(&self, mark: Mark) -> Since<'_> {
+        Since { effects: self, mark }
+    }
+
     /// No effects, nothing allocated.
     pub fn new() -> Effects {
         Effects::default()
@@ -107,7 +141,8 @@ impl Effects {
         self.deliveries.push(delivery);
     }
 
-    pub(crate) fn mark(&self) -> Mark {
+    /// The place behind all reports.
+    pub fn mark(&self) -> Mark {
         Mark {
             arena: self.arena.len(),
             names: self.names.len(),

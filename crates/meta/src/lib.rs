@@ -42,7 +42,7 @@ mod wide;
 pub use batch::{Batch, PAYLOAD_BYTES_MAX};
 pub use check::CheckReport;
 pub use coordinator::Plan;
-pub use effects::{Effects, NameEffect};
+pub use effects::{Effects, Mark, NameEffect, Since};
 pub use foreign_links::{Beyond, BeyondEntry, Delivery, Leading};
 pub use replies::KEPT_REPLY_BYTES_MAX;
 pub use shard::{Shard, ShardOptions, ShardStatistics};

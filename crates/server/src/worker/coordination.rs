@@ -12,17 +12,18 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
-use forebay_meta::{Act, Client, Delivery, Transactions};
-use forebay_types::limits::{HELD_LIST_TIMEOUT_MS, HELD_TIMEOUT_MS, MESSAGE_BYTES_MAX, RING_SLOTS};
-use forebay_types::{Class, Code, NodeId, Outcome, Part, Reply, Request, Result, Timestamp};
+use forebay_meta::{Act, Client, Delivery, Mark, Since, Transactions};
+use forebay_types::limits::{HELD_LIST_TIMEOUT_MS, HELD_TIMEOUT_MS, RING_SLOTS};
+use forebay_types::{Answer, Class, Code, NodeId, Outcome, Part, Refusal, Reply, Request, Result, Timestamp};
 use forebay_wire::Stamp;
 use serde_json::Value;
 
+use super::acks::ReplyBuf;
+use super::call::Call;
 use super::cross_check::CrossCheck;
 use super::leases::Wait;
 use super::network::Command;
 use super::notifier::{Note, Whose};
-use super::remote::Door;
 use super::session::{
     daemon_session, is_of_daemon, new_daemon_session, node_of_session, random_number, session_on,
 };
@@ -41,11 +42,10 @@ pub(super) enum Interception {
     No,
 }
 
-/// A request that met what a change over several nodes holds.
+/// A call that met what a change over several nodes holds, or that is served again.
 #[derive(Debug)]
 struct Parked {
-    client: Client,
-    message: Vec<u8>,
+    call: Call,
     since: Duration,
 }
 
@@ -155,10 +155,11 @@ impl CrossNode {
     }
 
     /// Takes a request that is to be served anew.
-    pub(super) fn next_anew(&mut self) -> Option<(Client, Vec<u8>)> {
-        let Parked { client, message, since } = self.anew.pop_front()?;
-        self.since.insert((client.session, client.slot), (client.seq, since));
-        Some((client, message))
+    pub(super) fn next_anew(&mut self) -> Option<Call> {
+        let Parked { call, since } = self.anew.pop_front()?;
+        let Client { session, slot, seq } = call.client;
+        self.since.insert((session, slot), (seq, since));
+        Some(call)
     }
 
     /// True when so many other nodes can be asked something at once, and as much is left for changes.
@@ -171,10 +172,10 @@ impl CrossNode {
         self.waiting.push_back((OF_LISTING | number, node, message));
     }
 
-    /// Has a request served with another message.
-    pub(super) fn serve_anew(&mut self, client: Client, message: Vec<u8>) {
-        let since = self.first_asked(client);
-        self.anew.push_back(Parked { client, message, since });
+    /// Has a call served again, or another in its place.
+    pub(super) fn serve_anew(&mut self, call: Call) {
+        let since = self.first_asked(call.client);
+        self.anew.push_back(Parked { call, since });
     }
 
     /// When a request was asked first.
@@ -189,14 +190,22 @@ impl CrossNode {
 
 /// When a parked request waits no longer.
 fn end_of_waiting(parked: &Parked) -> Duration {
-    let lists = matches!(Request::decode(&parked.message), Ok((_, Request::ReadDirectory { .. })));
+    let lists = matches!(parked.call.request(), Request::ReadDirectory { .. });
     parked.since + Duration::from_millis(if lists { HELD_LIST_TIMEOUT_MS } else { HELD_TIMEOUT_MS })
 }
 
-pub(super) fn failure(code: Code) -> Vec<u8> {
-    let mut bytes = [0; 8];
-    let n = Reply::encode(&Err(code), &mut bytes).unwrap_or(0);
-    bytes[..n].to_vec()
+/// What the kernel may believe wrongly after a step that had these effects.
+pub(super) fn notes_of_step(request: &Request<'_>, effects: Since<'_>) -> Vec<Note> {
+    let mut notes: Vec<Note> = effects.inodes().iter().map(|(ino, _)| Note::Inode(*ino)).collect();
+    notes.extend(effects.names().map(|n| Note::Name(n.parent, n.name.to_vec())));
+    if let Request::Prepare {
+        part: Part::Leave { parent, name, .. } | Part::Enter { parent, name, .. },
+        ..
+    } = *request
+    {
+        notes.push(Note::Name(parent, name.to_vec()));
+    }
+    notes
 }
 
 /// True when a daemon of `node` may say this.
@@ -209,52 +218,35 @@ fn is_said_by(request: &Request<'_>, node: NodeId) -> bool {
 }
 
 impl ShardThread<'_> {
-    /// Looks whether a request goes the common way.
-    pub(super) fn intercept(
-        &mut self,
-        session: usize,
-        (slot, seq): (usize, u64),
-        request: (usize, usize),
-    ) -> Result<Interception> {
+    /// Looks whether a call goes the common way.
+    pub(super) fn intercept(&mut self, session: usize, call: &Call) -> Result<Interception> {
         self.batch()?;
-        let message = self.answers.request(request);
-        let Ok((caller, request)) = Request::decode(message) else { return Ok(Interception::No) };
         let (Some(batch), Some(steps)) = (&mut self.batch, &mut self.cross_node) else {
             return Ok(Interception::No);
         };
-        let id = self.sessions[session].id;
-        let client = Client { session: id, slot, seq };
+        let (client, request) = (call.client, call.request());
         if request.class() == Class::Step {
-            let daemon = matches!(self.sessions[session].door, Door::Remote(_)) && is_of_daemon(id);
-            if !daemon || !is_said_by(&request, node_of_session(id)) {
+            let is_daemon = !self.sessions[session].is_here() && is_of_daemon(client.session);
+            if !is_daemon || !is_said_by(request, node_of_session(client.session)) {
                 return Ok(Interception::Refused(Code::NotPermitted));
             }
             steps.moved |= matches!(request, Request::Prepare { .. } | Request::Finish { .. });
-            return Ok(match request {
+            return Ok(match *request {
                 Request::AskOutcome { tx } if steps.transactions.is_undecided(tx) => {
                     Interception::Outcome(Outcome::Undecided)
                 }
                 _ => Interception::No,
             });
         }
-        let nodes = match (&self.network, &request) {
+        let nodes = match (&self.network, request) {
             (
                 Some(network),
                 Request::SetWidth { .. } | Request::MakeDirectory { .. } | Request::MakeDirectoryAt { .. },
             ) => network.homes(),
             _ => Vec::new(),
         };
-        let waits = batch.must_wait(&request);
-        let plan = if waits { Ok(None) } else { batch.plan(&request, &nodes) };
-        if !waits && plan == Ok(None) {
-            if !steps.since.is_empty() {
-                steps.since.remove(&(id, slot));
-            }
-            return Ok(Interception::No);
-        }
-        let since = steps.first_asked(client);
-        if waits {
-            let parked = Parked { client, message: message.to_vec(), since };
+        if batch.must_wait(request) {
+            let parked = Parked { call: call.clone(), since: steps.first_asked(client) };
             if steps.now() < end_of_waiting(&parked) {
                 steps.parked.push(parked);
                 return Ok(Interception::Later);
@@ -267,29 +259,36 @@ impl ShardThread<'_> {
             );
             return Ok(Interception::Refused(Code::Io));
         }
-        match plan {
-            Ok(None) => Ok(Interception::No),
-            Ok(Some(plan)) => {
-                let (now, message) = (steps.now(), message.to_vec());
-                steps.transactions.begin(client, caller, &message, plan, since, now);
-                if self.sessions[session].is_here() {
-                    self.remember_sent(session, slot, &message);
+        Ok(match batch.plan(request, &nodes) {
+            Ok(None) => {
+                if !steps.since.is_empty() {
+                    steps.since.remove(&(client.session, client.slot));
                 }
-                Ok(Interception::Later)
+                Interception::No
             }
-            Err(code) => Ok(Interception::Refused(code)),
-        }
+            Ok(Some(plan)) => {
+                let (since, now) = (steps.first_asked(client), steps.now());
+                steps.transactions.begin(client, call.caller(), call.bytes(), plan, since, now);
+                if self.sessions[session].is_here() {
+                    self.sessions[session].remember_sent(call);
+                }
+                Interception::Later
+            }
+            Err(code) => {
+                steps.first_asked(client);
+                Interception::Refused(code)
+            }
+        })
     }
 
     /// A request was applied and owes other nodes something: true when it is answered only when they know.
-    pub(super) fn owes(&mut self, client: Client, reply: (usize, usize), before: usize) -> bool {
-        let deliveries = &self.effects.deliveries()[before..];
+    pub(super) fn owes(&mut self, client: Client, reply: &Reply<'_>, before: Mark) -> bool {
+        let deliveries = self.effects.since(before).deliveries();
         let Some(steps) = self.cross_node.as_mut().filter(|_| !deliveries.is_empty()) else { return false };
         let drops: Vec<Delivery> =
             deliveries.iter().copied().filter(|d| matches!(d, Delivery::DropLink(..))).collect();
         let waits = !drops.is_empty() && !is_of_daemon(client.session);
-        if waits {
-            let reply = self.answers.reply(reply);
+        if let (true, Some(reply)) = (waits, reply.owned()) {
             steps.transactions.answer_after(client, reply, &drops);
         }
         let now = steps.now();
@@ -299,28 +298,25 @@ impl ShardThread<'_> {
 
     /// What the kernel is to be told before such a request is acknowledged.
     pub(super) fn note_for_late_answer(&mut self, client: Client, notes: Vec<Note>) {
-        if let Some(steps) = &mut self.cross_node {
+        if let Some(steps) = self.cross_node.as_mut().filter(|_| !notes.is_empty()) {
             steps.late.insert((client.session, client.slot), Late { notes, wait: None });
         }
     }
 
     /// After a crash: a change is asked for again whose reply is known. What other nodes were to hear of when the last worker
     /// died may be this change; they hear of it before its client does. False when there is nothing of that sort.
-    pub(super) fn answer_when_delivered(
-        &mut self,
-        client: Client,
-        request: &Request<'_>,
-        reply: &[u8],
-        notes: &[Note],
-    ) -> bool {
+    pub(super) fn answer_when_delivered(&mut self, call: &Call, reply: &Reply<'_>, notes: &[Note]) -> bool {
+        let request = call.request();
         let Some(steps) = self.cross_node.as_mut().filter(|_| request.may_take_several_nodes()) else {
             return false;
         };
-        if !steps.transactions.answer_after_inherited(client, reply) {
+        let Some(reply) = reply.owned() else { return false };
+        if !steps.transactions.answer_after_inherited(call.client, reply) {
             return false;
         }
         let wait = self.leases.as_ref().and_then(|leases| leases.caution(request));
-        steps.late.insert((client.session, client.slot), Late { notes: notes.to_vec(), wait });
+        let Client { session, slot, .. } = call.client;
+        steps.late.insert((session, slot), Late { notes: notes.to_vec(), wait });
         true
     }
 
@@ -351,11 +347,12 @@ impl ShardThread<'_> {
         let Some(flight) = steps.flying.remove(&slot) else { return };
         steps.free |= 1 << slot;
         let now = steps.now();
+        let answer = reply.as_deref().map(Reply::decode_answer).map_err(|code| *code);
         if flight & OF_CHECK != 0 {
             let number = (flight & !OF_CHECK) >> QUESTION_BITS;
             let question = flight & ((1 << QUESTION_BITS) - 1);
             if let Some(check) = steps.checks.get_mut(&number) {
-                let reply = reply.as_deref().map_err(|code| *code);
+                let reply = answer.and_then(|answer| answer.map_err(|refusal| refusal.code()));
                 if check.answered(question, reply) && check.conclude(now) {
                     steps.checks.remove(&number);
                 }
@@ -363,9 +360,10 @@ impl ShardThread<'_> {
             return;
         }
         if flight & OF_LISTING != 0 {
-            return self.told_ahead(flight & !OF_LISTING, reply);
+            let answer = answer.unwrap_or_else(|code| Err(code.into()));
+            return self.told_ahead(flight & !OF_LISTING, &answer);
         }
-        steps.transactions.answered(flight, reply.as_deref().map_err(|code| *code), now);
+        steps.transactions.answered(flight, answer, now);
     }
 
     /// This node's part of a check is done: the others are asked, if there are any.
@@ -463,42 +461,42 @@ impl ShardThread<'_> {
             let Some(act) = steps.transactions.next_act() else { return Ok(()) };
             match act {
                 Act::Ask { flight, node, message } => steps.waiting.push_back((flight, node, message)),
-                Act::Again { client, message, since } => {
-                    steps.anew.push_back(Parked { client, message, since });
-                }
+                Act::Again { client, message, since } => match Call::parse(client, message) {
+                    Ok(call) => steps.anew.push_back(Parked { call, since }),
+                    Err(code) => self.answer_late(client, &Err(code.into())),
+                },
                 Act::Settle(delivery) => {
                     // One that cannot be noted is made again by the next worker.
                     self.remove_in_batch(|batch| batch.settle(&delivery))?;
                     self.uncommitted += 1;
                 }
-                Act::Answer { client, reply } => self.answer_late(client, &reply),
-                Act::Local { flight, message, client } => self.step_here(flight, &message, client)?,
+                Act::Answer { client, answer } => self.answer_late(client, &answer),
+                Act::Local { flight, message, client } => self.step_here(flight, message, client)?,
             }
         }
     }
 
-    /// Answers a request whose slot was left open.
-    fn answer_late(&mut self, client: Client, reply: &[u8]) {
-        let mut whole = None;
+    /// Answers a call whose slot was left open.
+    fn answer_late(&mut self, client: Client, answer: &Answer<'_>) {
+        let mut reply = ReplyBuf::encode(answer);
         if let Some(i) = self.sessions.iter().position(|s| s.id == client.session) {
-            match self.redirect((i, client.slot, client.seq), None, reply) {
-                Some(Redirect::Ask(message)) => return self.serve_anew(i, client.slot, client.seq, message),
-                Some(Redirect::Reply(reply)) => whole = Some(reply),
+            match self.redirect(i, &client, None, answer) {
+                Some(Redirect::Ask(call)) => return self.serve_anew(call),
+                Some(Redirect::Answer(other)) => reply = other,
                 Some(Redirect::Wait) => return,
                 None => {}
             }
         }
-        let reply = whole.as_deref().unwrap_or(reply);
+        let reply = reply.bytes;
         let Some(steps) = &mut self.cross_node else { return };
         let Late { notes, wait } = steps.late.remove(&(client.session, client.slot)).unwrap_or_default();
-        let Client { session, slot, seq } = client;
-        let whose = || Whose::Client { session, slot, seq, reply: reply.to_vec() };
-        let is_mounts = self.mount.as_ref().is_none_or(|mount| mount.session == session);
+        let whose = || Whose::Client { client, reply: reply.clone() };
+        let is_mounts = self.mount.as_ref().is_none_or(|mount| mount.session == client.session);
         let notes = if is_mounts { Vec::new() } else { notes };
         match (&mut self.leases, &mut self.mount, wait) {
             (Some(leases), _, Some(wait)) => leases.hold(whose(), notes, wait),
             (_, Some(mount), None) if !notes.is_empty() => mount.hold(whose(), notes),
-            _ => self.answer_client(client, reply),
+            _ => self.answer_client(client, &reply),
         }
     }
 
@@ -509,128 +507,109 @@ impl ShardThread<'_> {
         }
     }
 
-    /// The kernel was told of what a step here has changed.
-    pub(super) fn step_told(&mut self, flight: u64, reply: &[u8]) {
+    /// A step here was carried out, and the kernel was told of what it has changed.
+    pub(super) fn step_told(&mut self, flight: u64, answer: Answer<'_>) {
         if let Some(steps) = &mut self.cross_node {
             let now = steps.now();
-            steps.transactions.answered(flight, Ok(reply), now);
+            steps.transactions.answered(flight, Ok(answer), now);
         }
     }
 
     /// Applies a step to this shard, as a change like any.
-    fn step_here(&mut self, flight: u64, message: &[u8], client: Option<Client>) -> Result<()> {
+    fn step_here(&mut self, flight: u64, message: Vec<u8>, client: Option<Client>) -> Result<()> {
         if self.must_commit() {
             self.commit()?;
         }
-        let now = (self.clock)();
-        let mut out = vec![0; MESSAGE_BYTES_MAX];
-        let mut len = self.apply_step(message, now, &mut out)?;
-        if out.first_chunk::<2>() == Some(&(Code::NoSpace as u16).to_le_bytes()) && self.uncommitted > 0 {
-            self.commit()?;
-            len = self.apply_step(message, now, &mut out)?;
-        }
-        let reply = &out[..len];
-        let Ok((_, request)) = Request::decode(message) else {
-            self.step_told(flight, &failure(Code::Malformed));
-            return Ok(());
+        // Nobody's: what is kept of it is forgotten at the next start.
+        let nobody = Client { session: session_on(self.here(), 0), slot: 0, seq: 0 };
+        let step = match Call::parse(client.unwrap_or(nobody), message) {
+            Ok(step) => step,
+            Err(code) => {
+                self.step_told(flight, Err(code.into()));
+                return Ok(());
+            }
         };
-        let mut notes = Vec::new();
-        if reply.first_chunk::<2>() == Some(&[0, 0]) {
+        let now = (self.clock)();
+        let mut answer = self.apply_step(&step, now)?;
+        if matches!(answer, Err(Refusal::Code(Code::NoSpace))) && self.uncommitted > 0 {
+            self.commit()?;
+            answer = self.apply_step(&step, now)?;
+        }
+        self.follow_step(flight, &step, now, answer);
+        Ok(())
+    }
+
+    /// What follows from a step: journal, orphans, the board, deliveries, leases, the kernel.
+    fn follow_step(&mut self, flight: u64, step: &Call, now: Timestamp, answer: Answer<'static>) {
+        let request = step.request();
+        let (mut notes, mut wait) = (Vec::new(), None);
+        if let Ok(reply) = answer {
             if request.changes() {
                 self.uncommitted += 1;
-                self.journal_step(&request, message, now, reply, client);
+                self.journal_step(step, now, &reply);
             }
-            let is_mounts = |mount: &super::notifier::MountedKernel| {
-                client.is_some_and(|client| client.session == mount.session)
-            };
-            if self.mount.as_ref().is_some_and(|mount| !is_mounts(mount)) {
-                notes = self.notes_of_step(&request, (0, 0));
+            // A step on behalf of the mount's own session makes no notes, unless it is nobody's.
+            if self.mount.as_ref().is_some_and(|mount| mount.session != step.client.session) {
+                notes = notes_of_step(request, self.effects.since(Mark::default()));
             }
             if let Some(watched) = &mut self.watched {
-                watched.note(&request, &self.effects, (0, 0));
+                watched.note(request, self.effects.since(Mark::default()));
             }
-            let orphaned = self.effects.orphaned().to_vec();
-            for orphan in orphaned {
-                if self.pending_creates.contains(&orphan.0) {
-                    self.unlinked_while_pending.push(orphan);
+            for &(ino, layout) in self.effects.orphaned() {
+                if self.backing.is_pending(ino) {
+                    self.backing.unlinked_while_pending(ino, layout);
                 } else {
-                    self.sweep_soon(orphan);
+                    self.backing.sweep_soon((ino, layout));
                 }
             }
+            wait = self.revoke(request, Mark::default());
         }
-        let deliveries = self.effects.deliveries().to_vec();
-        let changed = reply.first_chunk::<2>() == Some(&[0, 0]);
-        let wait = if changed { self.revoke(&request, (0, 0)) } else { None };
         self.publish();
         if let Some(steps) = &mut self.cross_node {
             steps.moved |= matches!(request, Request::Prepare { .. } | Request::Finish { .. });
             let now = steps.now();
-            steps.transactions.deliver(&deliveries, now);
+            steps.transactions.deliver(self.effects.deliveries(), now);
         }
-        if let (Some(leases), Some(wait)) = (&mut self.leases, wait) {
-            leases.hold(Whose::Step { flight, reply: reply.to_vec() }, notes, wait);
-            return Ok(());
-        }
-        match &mut self.mount {
-            Some(mount) if !notes.is_empty() => {
-                mount.hold(Whose::Step { flight, reply: reply.to_vec() }, notes);
+        match (answer, &mut self.leases, &mut self.mount, wait) {
+            (Ok(reply), Some(leases), _, Some(wait)) => {
+                leases.hold(Whose::Step { flight, reply }, notes, wait);
             }
-            _ => self.step_told(flight, reply),
+            (Ok(reply), _, Some(mount), None) if !notes.is_empty() => {
+                mount.hold(Whose::Step { flight, reply }, notes);
+            }
+            _ => self.step_told(flight, answer),
         }
-        Ok(())
     }
 
-    fn apply_step(&mut self, message: &[u8], now: Timestamp, out: &mut [u8]) -> Result<usize> {
+    fn apply_step(&mut self, step: &Call, now: Timestamp) -> Result<Answer<'static>> {
         self.batch()?;
         self.effects.clear();
-        Ok(match (&mut self.batch, Request::decode(message)) {
-            (Some(batch), Ok((caller, request))) => {
-                batch.apply(caller, &request, now, &mut self.effects, out)
-            }
-            (_, Err(code)) => Reply::encode(&Err(code), out).unwrap_or(0),
-            (None, _) => unreachable!("begun above"),
-        })
+        let Some(batch) = &mut self.batch else { unreachable!("begun above") };
+        let answer = batch.apply(step.caller(), step.request(), now, &mut self.effects, &mut []);
+        // No step's reply borrows anything.
+        Ok(answer.and_then(|reply| reply.owned().ok_or(Refusal::Code(Code::Malformed))))
     }
 
     /// Writes a step to the journal: a decision as its client's change, whose reply is kept.
-    fn journal_step(
-        &mut self,
-        request: &Request<'_>,
-        message: &[u8],
-        now: Timestamp,
-        reply: &[u8],
-        client: Option<Client>,
-    ) {
-        let Some(network) = &self.network else { return };
-        let decides = matches!(request, Request::Decide { .. });
-        if let Some(client) = client.filter(|_| decides) {
-            if let Some(session) = self.sessions.iter_mut().find(|s| s.id == client.session) {
-                self.journal.append(client.session, client.slot, client.seq, now, message);
-                let state = &mut session.slots[client.slot];
-                state.last_change = (client.seq, reply.to_vec());
-                if !state.unkept {
-                    state.unkept = true;
-                    self.unkept.push((client.session, client.slot));
-                }
-                return;
-            }
+    fn journal_step(&mut self, step: &Call, now: Timestamp, reply: &Reply<'_>) {
+        let Client { session, slot, seq } = step.client;
+        let decides = matches!(step.request(), Request::Decide { .. });
+        let client = self.sessions.iter_mut().find(|s| decides && s.id == session);
+        let Some(client) = client else {
+            let nobody = session_on(self.here(), 0);
+            return self.journal.append(nobody, 0, 0, now, step.bytes());
+        };
+        self.journal.append(session, slot, seq, now, step.bytes());
+        let state = &mut client.slots[slot];
+        state.last_change = (seq, ReplyBuf::encode(&Ok(*reply)).bytes);
+        if !state.unkept {
+            state.unkept = true;
+            self.unkept.push((session, slot));
         }
-        // Nobody's: what is kept of it is forgotten at the next start.
-        self.journal.append(session_on(network.node, 0), 0, 0, now, message);
     }
 
-    /// What the kernel may believe wrongly after a step: by its part, and by the effects behind so many names and inodes.
-    pub(super) fn notes_of_step(&self, request: &Request<'_>, before: (usize, usize)) -> Vec<Note> {
-        let mut notes: Vec<Note> =
-            self.effects.inodes().iter().skip(before.1).map(|(ino, _)| Note::Inode(*ino)).collect();
-        notes.extend(self.effects.names().skip(before.0).map(|n| Note::Name(n.parent, n.name.to_vec())));
-        if let Request::Prepare {
-            part: Part::Leave { parent, name, .. } | Part::Enter { parent, name, .. },
-            ..
-        } = *request
-        {
-            notes.push(Note::Name(parent, name.to_vec()));
-        }
-        notes
+    /// This node.
+    fn here(&self) -> NodeId {
+        self.network.as_ref().map_or(NodeId::FIRST, |network| network.node)
     }
 }

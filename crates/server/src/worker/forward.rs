@@ -5,13 +5,15 @@ use std::collections::HashSet;
 use forebay_fabric::Ticket;
 use forebay_meta::Client;
 use forebay_types::limits::RING_SLOTS;
-use forebay_types::{BackingId, Code, Ino, Layout, NodeId, Reply, Request, Result};
+use forebay_types::{BackingId, BackingOp, Class, Code, Ino, Layout, NodeId, Reply, Request, Result};
 use forebay_wire::Stamp;
 
-use super::batch::Taken;
+use super::acks::ReplyBuf;
+use super::call::Call;
 use super::coordination::CrossNode;
 use super::network::{Command, Network};
 use super::notifier::Whose;
+use super::own_answers;
 use super::recovery::has_inode;
 use super::remote::{Door, RemoteSlots};
 use super::session::{created, is_of_daemon, node_of_session, Session};
@@ -20,18 +22,6 @@ use super::wide::Redirect;
 
 /// Processes of other nodes whose replies are kept: those of a pool with many nodes that all use one directory.
 const REMOTE_SESSIONS_MAX: usize = 65_536;
-
-/// Inodes that are remembered for what a client may be told later: as many backing files as are removed while a node does not
-/// answer for some seconds, or nearly.
-const REMOVED_ELSEWHERE_MAX: usize = 4096;
-
-/// An error, encoded.
-fn failure(code: Code) -> [u8; 4] {
-    let mut bytes = [0; 4];
-    // Four bytes are what an error takes.
-    let _ = Reply::encode(&Err(code), &mut bytes);
-    bytes
-}
 
 /// True when all backing files of a layout are on this node, or there are no other nodes.
 pub(super) fn all_here(network: Option<&Network>, layout: &Layout) -> bool {
@@ -42,6 +32,37 @@ pub(super) fn all_here(network: Option<&Network>, layout: &Layout) -> bool {
     })
 }
 
+/// Locks, appends and groups: the file's node serves them for all nodes, its own clients included.
+fn is_for_all_nodes(op: &BackingOp<'_>) -> bool {
+    matches!(
+        op,
+        BackingOp::Lock(_)
+            | BackingOp::TestLock(_)
+            | BackingOp::BeginAppend { .. }
+            | BackingOp::EndAppend { .. }
+            | BackingOp::Group { .. }
+    )
+}
+
+/// True when the node that serves a request keeps something for the client, and must hear when it is gone.
+fn keeps_something(request: &Request<'_>) -> bool {
+    let by_op = |op: &BackingOp<'_>| {
+        matches!(
+            op,
+            BackingOp::Open { .. }
+                | BackingOp::Lock(_)
+                | BackingOp::BeginAppend { .. }
+                | BackingOp::Write { .. }
+                | BackingOp::Truncate { .. }
+                | BackingOp::Allocate { .. }
+                | BackingOp::Move(_)
+                | BackingOp::AppendPiece { .. }
+                | BackingOp::Group { .. }
+        )
+    };
+    request.changes() || matches!(request, Request::Backing { op, .. } if by_op(op))
+}
+
 impl ShardThread<'_> {
     /// The node that is to be asked, when it is not this one.
     #[inline]
@@ -50,77 +71,110 @@ impl ShardThread<'_> {
         request.node().filter(|node| *node != here)
     }
 
-    /// Sends a client's request on; with `keeps` the node is told when the client is gone. True: its answer will come.
+    /// In a pool of several nodes: sends a call to another node or to the network thread, if it is for them. True: its answer comes.
     ///
     /// # Errors
     /// [`Code::Stale`] when a client of another node asked: this is not the node to ask.
-    pub(super) fn forward(
-        &mut self,
-        session: usize,
-        slot: usize,
-        seq: u64,
-        node: NodeId,
-        request: (usize, usize),
-        keeps: bool,
-    ) -> std::result::Result<bool, Code> {
-        let message = self.answers.request(request).to_vec();
-        let stamp = Stamp { session: self.sessions[session].id, slot: slot as u16, sequence: seq };
-        self.note_look(stamp, node, &message);
-        let index = session;
-        let session = &mut self.sessions[session];
-        let (Some(network), Door::Ring(_)) = (&self.network, &session.door) else {
-            return Err(Code::Stale);
-        };
-        if keeps && !session.asked_nodes.contains(&node) {
-            session.asked_nodes.push(node);
+    pub(super) fn send_on(&mut self, session: usize, call: &Call) -> std::result::Result<bool, Code> {
+        let request = call.request();
+        let is_here = self.sessions[session].is_here();
+        match request.class() {
+            Class::Peer => return Err(Code::NotPermitted),
+            // Those of anybody but a daemon are refused where they are served.
+            Class::Step if is_here => return Err(Code::NotPermitted),
+            Class::Step => return Ok(false),
+            Class::Client => {}
         }
-        session.slots[slot].forwarded = Some(seq);
-        network.commands.give(Command::Forward { node, stamp, message: message.clone() });
-        self.remember_sent(index, slot, &message);
-        Ok(true)
+        match *request {
+            Request::Space => {
+                let own = own_answers::space(&self.targets, self.committed.inodes)?;
+                return Ok(self.ask_network(session, call, |stamp| Command::Space { stamp, own }));
+            }
+            Request::Place { stripe_count } => {
+                let own = own_answers::own_targets(&self.targets);
+                return Ok(self.ask_network(session, call, |stamp| Command::Place {
+                    stamp,
+                    stripe_count,
+                    own,
+                }));
+            }
+            Request::Backing { id, ref op } if self.network.as_ref().is_some_and(|n| n.node == id.node()) => {
+                if !is_for_all_nodes(op) || !is_here {
+                    return Err(Code::NotSupported);
+                }
+                if keeps_something(request) {
+                    self.sessions[session].note_asked(id.node());
+                }
+                let message = call.bytes().to_vec();
+                return Ok(self.ask_network(session, call, |stamp| Command::ServeHere { stamp, message }));
+            }
+            _ => {}
+        }
+        match self.elsewhere(request) {
+            // Before it may become a change over several nodes, whose parts nobody looks at like this.
+            None => super::layout_change::check_targets(&self.targets, self.network.as_ref(), request)
+                .map(|()| false),
+            Some(_) if !is_here => Err(Code::Stale),
+            Some(node) => {
+                self.forward(session, node, call);
+                Ok(true)
+            }
+        }
+    }
+
+    /// Sends a call of a client of this node to another node. Its answer comes to [`ShardThread::answered`].
+    fn forward(&mut self, session: usize, node: NodeId, call: &Call) {
+        let stamp = call.stamp();
+        if let Some(leases) = &mut self.leases {
+            leases.looks(stamp, node, call.request());
+        }
+        let session = &mut self.sessions[session];
+        if keeps_something(call.request()) {
+            session.note_asked(node);
+        }
+        session.slots[call.client.slot].forwarded = Some(call.client.seq);
+        session.remember_sent(call);
+        if let Some(network) = &self.network {
+            network.commands.give(Command::Forward { node, call: call.clone() });
+        }
     }
 
     /// Has the network thread answer a client of this node; false for another's, whom this node answers for itself.
-    pub(super) fn ask_network(&mut self, taken: &Taken, order: impl FnOnce(Stamp) -> Command) -> bool {
-        let session = &mut self.sessions[taken.session];
-        let (Some(network), Door::Ring(_)) = (&self.network, &session.door) else { return false };
-        session.slots[taken.slot].forwarded = Some(taken.seq);
-        let stamp = Stamp { session: session.id, slot: taken.slot as u16, sequence: taken.seq };
-        network.commands.give(order(stamp));
+    fn ask_network(&mut self, session: usize, call: &Call, order: impl FnOnce(Stamp) -> Command) -> bool {
+        let session = &mut self.sessions[session];
+        let Some(network) = self.network.as_ref().filter(|_| session.is_here()) else { return false };
+        session.slots[call.client.slot].forwarded = Some(call.client.seq);
+        network.commands.give(order(call.stamp()));
         true
     }
 
-    /// A request that was sent on has its answer.
+    /// A call that was sent to another node has its answer.
     pub(super) fn answered(&mut self, stamp: Stamp, reply: &[u8]) -> Result<()> {
-        self.note_looked(stamp, reply);
+        let answer = Reply::decode_answer(reply);
+        self.note_looked(stamp, &answer);
         let Some(i) = self.sessions.iter().position(|s| s.id == stamp.session) else { return Ok(()) };
         let slot = usize::from(stamp.slot);
         if slot >= RING_SLOTS || self.sessions[i].slots[slot].forwarded != Some(stamp.sequence) {
             return Ok(());
         }
         self.sessions[i].slots[slot].forwarded = None;
-        let whole;
-        let reply = match self.redirect((i, slot, stamp.sequence), None, reply) {
-            Some(Redirect::Ask(message)) => {
-                self.serve_anew(i, slot, stamp.sequence, message);
-                return Ok(());
-            }
-            Some(Redirect::Reply(reply)) => {
-                whole = reply;
-                &whole
-            }
-            Some(Redirect::Wait) => return Ok(()),
-            None => reply,
-        };
-        if let Some((ino, _)) = created(reply) {
-            // The client makes the backing file before it asks again: it is not to be removed before.
-            self.sessions[i].slots[slot].pending_create = Some(ino);
-            self.pending_creates.push(ino);
-            if self.removed_elsewhere.contains(&ino) {
-                self.remove_when_made(vec![ino])?;
+        let client = Client { session: stamp.session, slot, seq: stamp.sequence };
+        match self.redirect(i, &client, None, &answer) {
+            Some(Redirect::Ask(call)) => self.serve_anew(call),
+            Some(Redirect::Answer(reply)) => self.sessions[i].answer(slot, &reply.bytes),
+            Some(Redirect::Wait) => {}
+            None => {
+                if let Some((ino, _)) = answer.ok().as_ref().and_then(created) {
+                    // The client makes the backing file before it asks again: it is not to be removed before.
+                    self.sessions[i].slots[slot].pending_create = Some(ino);
+                    self.backing.create_pending(ino);
+                    if self.backing.was_removed_elsewhere(ino) {
+                        self.remove_when_made(vec![ino])?;
+                    }
+                }
+                self.sessions[i].answer(slot, reply);
             }
         }
-        self.sessions[i].answer(slot, reply);
         Ok(())
     }
 
@@ -129,7 +183,7 @@ impl ShardThread<'_> {
         let Some(network) = &self.network else { return Ok(()) };
         let stamp = ticket.stamp;
         let refuse = |code| {
-            network.commands.give(Command::Answer { ticket, reply: failure(code).to_vec() });
+            network.commands.give(Command::Answer { ticket, reply: ReplyBuf::from(code).bytes });
             Ok(())
         };
         let slot = usize::from(stamp.slot);
@@ -137,6 +191,11 @@ impl ShardThread<'_> {
             tracing::warn!("node {} asks with the stamp of another: {stamp:?}", ticket.node);
             return refuse(Code::Malformed);
         }
+        let client = Client { session: stamp.session, slot, seq: stamp.sequence };
+        let call = match Call::parse(client, message) {
+            Ok(call) => call,
+            Err(code) => return refuse(code),
+        };
         let known = self.sessions.iter().position(|s| s.id == stamp.session);
         let i = match known {
             Some(i) => i,
@@ -161,22 +220,23 @@ impl ShardThread<'_> {
         if !kept.is_empty() && *last == stamp.sequence {
             // A retry: it was done, and its answer was lost, or is held back still.
             if slots.is_waiting(slot, stamp.sequence) {
-                slots.put(slot, ticket, message);
+                slots.put(ticket, call);
                 return Ok(());
             }
-            let (reply, id, seq) = (kept.clone(), session.id, stamp.sequence);
-            self.remove_again(&reply)?;
-            let whose = Whose::Client { session: id, slot, seq, reply: reply.clone() };
-            let client = Client { session: id, slot, seq };
-            let held = Request::decode(&message).is_ok_and(|(_, request)| {
-                self.answer_when_delivered(client, &request, &reply, &[])
-                    || self.hold_cautiously(whose, &request, &[])
-            });
-            if held {
-                if let Door::Remote(slots) = &self.sessions[i].door {
-                    slots.put_served(slot, ticket);
+            let reply = kept.clone();
+            if let Ok(kept) = Reply::decode(&reply) {
+                self.remove_again(&kept)?;
+                let whose = Whose::Client { client, reply: reply.clone() };
+                let held = self.answer_when_delivered(&call, &kept, &[])
+                    || self.hold_cautiously(whose, call.request(), &[]);
+                if held {
+                    if let Door::Remote(slots) = &self.sessions[i].door {
+                        slots.put_served(slot, ticket);
+                    }
+                    return Ok(());
                 }
-            } else if let Some(network) = &self.network {
+            }
+            if let Some(network) = &self.network {
                 network.commands.give(Command::Answer { ticket, reply });
             }
             return Ok(());
@@ -184,7 +244,7 @@ impl ShardThread<'_> {
         if !kept.is_empty() && *last > stamp.sequence {
             return refuse(Code::Stale);
         }
-        slots.put(slot, ticket, message);
+        slots.put(ticket, call);
         Ok(())
     }
 
@@ -229,15 +289,10 @@ impl ShardThread<'_> {
         let commands = commands.clone();
         if let Ok((_, Request::RemoveBackings { ids })) = Request::decode(&message) {
             // Only of one backing file is the name known before its maker asks for it.
-            let single = || BackingId::listed(ids).filter(|id| id.number == 0).map(|id| id.ino);
+            let single = BackingId::listed(ids).filter(|id| id.number == 0).map(|id| id.ino);
             let asks = |s: &Session| s.is_here() && s.slots.iter().any(|slot| slot.forwarded.is_some());
-            match self.sessions.iter().any(asks) {
-                true => self.removed_elsewhere.extend(single()),
-                false => self.removed_elsewhere.clear(),
-            }
-            self.removed_elsewhere
-                .drain(..self.removed_elsewhere.len().saturating_sub(REMOVED_ELSEWHERE_MAX));
-            let born = single().filter(|ino| self.pending_creates.contains(ino)).collect();
+            let may_create = self.sessions.iter().any(asks);
+            let born = self.backing.removed_elsewhere(&single.collect::<Vec<_>>(), may_create);
             self.remove_when_made(born)?;
         }
         commands.give(Command::Serve { ticket, message });
@@ -247,14 +302,13 @@ impl ShardThread<'_> {
     /// Inodes of other nodes are gone whose backing files clients of here may be about to make: when they have, the sweeper removes
     /// them.
     fn remove_when_made(&mut self, mut inos: Vec<Ino>) -> Result<()> {
-        inos.retain(|ino| self.unlinked_while_pending.iter().all(|(known, _)| known != ino));
-        let Some(here) = self.network.as_ref().map(|network| network.node).filter(|_| !inos.is_empty())
-        else {
+        let Some(here) = self.network.as_ref().map(|network| network.node) else { return Ok(()) };
+        inos.retain(|ino| self.backing.unlinked_while_pending(*ino, Layout::single(here, 0)));
+        if inos.is_empty() {
             return Ok(());
-        };
+        }
         for ino in inos {
             let layout = Layout::single(here, 0);
-            self.unlinked_while_pending.push((ino, layout));
             if !self.remove_in_batch(|batch| batch.list_orphan(ino, &layout))? {
                 tracing::warn!("no room to list inode {ino} of another node as an orphan");
             }
@@ -265,14 +319,14 @@ impl ShardThread<'_> {
 
     /// A process of another node is told again that it has made a file, which is gone meanwhile: what its node was to remove it may
     /// make now.
-    fn remove_again(&mut self, reply: &[u8]) -> Result<()> {
-        let Ok(Reply::Created { entry, created: true, .. }) = Reply::decode(reply) else { return Ok(()) };
+    fn remove_again(&mut self, reply: &Reply<'_>) -> Result<()> {
+        let Reply::Created { entry, created: true, .. } = *reply else { return Ok(()) };
         let (ino, layout) = (entry.attr.ino, entry.layout);
         if all_here(self.network.as_ref(), &layout) || has_inode(self.batch()?, ino) {
             return Ok(());
         }
         if self.remove_in_batch(|batch| batch.list_orphan(ino, &layout))? {
-            self.sweep_soon((ino, layout));
+            self.backing.sweep_soon((ino, layout));
             // Before it is told: it does not ask again.
             self.commit()?;
         }

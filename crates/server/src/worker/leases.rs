@@ -23,9 +23,12 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use forebay_fabric::Ticket;
+use forebay_meta::{Client, Mark};
 use forebay_ring::{lease_clock, BoardWriter};
 use forebay_types::limits::{BOARD_NAME_MAX, LEASED_MAX, LEASE_MS};
-use forebay_types::{Caller, Code, Entry, Ino, Kind, NodeId, Part, Reply, Request, TxId, RENAME_NOREPLACE};
+use forebay_types::{
+    Answer, Caller, Code, Entry, Ino, Kind, NodeId, Part, Reply, Request, TxId, RENAME_NOREPLACE,
+};
 use forebay_wire::Stamp;
 
 use super::network::Command;
@@ -191,10 +194,14 @@ impl Leases {
         });
     }
 
-    /// A process of another node was told this.
-    fn told(&mut self, node: NodeId, request: &Request<'_>, reply: &[u8], now: u64) {
-        let (Some(term), Ok(reply)) = (self.term_of(node, now), Reply::decode(reply)) else { return };
-        let directory = match reply {
+    /// A process of another node was answered this.
+    pub(super) fn told(&mut self, client: &Client, request: &Request<'_>, answer: &Answer<'_>) {
+        self.told_at(node_of_session(client.session), request, answer, lease_clock());
+    }
+
+    fn told_at(&mut self, node: NodeId, request: &Request<'_>, answer: &Answer<'_>, now: u64) {
+        let (Some(term), Ok(reply)) = (self.term_of(node, now), answer) else { return };
+        let directory = match *reply {
             Reply::Entry(entry) if entry.attr.is_directory() => Some(entry),
             Reply::Elsewhere { kind: Kind::Directory, .. } => None,
             _ => return,
@@ -321,9 +328,9 @@ impl Leases {
     }
 
     /// It is answered: shows what it told of a directory, if that may be believed. The node from which a lease is wanted.
-    fn looked(&mut self, stamp: Stamp, reply: &[u8], board: &mut BoardWriter) -> Option<NodeId> {
+    fn looked(&mut self, stamp: Stamp, answer: &Answer<'_>, board: &mut BoardWriter) -> Option<NodeId> {
         let Look { node, turn, name } = self.looks.remove(&stamp)?;
-        let (directory, leads_to) = match Reply::decode(reply) {
+        let (directory, leads_to) = match *answer {
             Ok(Reply::Entry(entry)) if entry.attr.is_directory() => (Some(entry), entry.attr.ino),
             Ok(Reply::Elsewhere { ino, kind: Kind::Directory }) if name.is_some() => (None, ino),
             _ => return None,
@@ -419,24 +426,10 @@ impl ShardThread<'_> {
         network.commands.give(Command::Answer { ticket, reply: reply[..n].to_vec() });
     }
 
-    /// A process of another node was answered.
-    pub(super) fn note_told(&mut self, session: u64, request: &Request<'_>, reply: &[u8]) {
-        if let Some(leases) = &mut self.leases {
-            leases.told(node_of_session(session), request, reply, lease_clock());
-        }
-    }
-
-    /// A client's request goes to another node.
-    pub(super) fn note_look(&mut self, stamp: Stamp, node: NodeId, message: &[u8]) {
-        if let (Some(leases), Ok((_, request))) = (&mut self.leases, Request::decode(message)) {
-            leases.looks(stamp, node, &request);
-        }
-    }
-
-    /// What came back.
-    pub(super) fn note_looked(&mut self, stamp: Stamp, reply: &[u8]) {
+    /// A client's call to another node has its answer.
+    pub(super) fn note_looked(&mut self, stamp: Stamp, answer: &Answer<'_>) {
         let (Some(network), Some(leases)) = (&self.network, &mut self.leases) else { return };
-        if let Some(node) = leases.looked(stamp, reply, &mut self.board) {
+        if let Some(node) = leases.looked(stamp, answer, &mut self.board) {
             network.commands.give(Command::RenewLease(node));
         }
     }
@@ -452,8 +445,8 @@ impl ShardThread<'_> {
         }
     }
 
-    /// Recalls what a change made void, whose effects begin at these places; what its acknowledgement has to wait for.
-    pub(super) fn revoke(&mut self, request: &Request<'_>, (names, inodes): (usize, usize)) -> Option<Wait> {
+    /// Revokes what a change made void, whose effects begin there; what its acknowledgement has to wait for.
+    pub(super) fn revoke(&mut self, request: &Request<'_>, before: Mark) -> Option<Wait> {
         let (network, leases) = (self.network.as_ref()?, self.leases.as_mut()?);
         let now = lease_clock();
         let mut wait = match *request {
@@ -463,12 +456,10 @@ impl ShardThread<'_> {
         if wait.is_over() && leases.is_idle(now) {
             return None;
         }
-        let cautious_until = leases.cautious_until;
+        let (cautious_until, effects) = (leases.cautious_until, self.effects.since(before));
         let changed = leases.changed(
-            self.effects.names().skip(names).map(|name| (name.parent, name.name)).chain(held_by(request)),
-            self.effects.inodes()[inodes..]
-                .iter()
-                .map(|(ino, entry)| (*ino, entry.as_ref().map(permissions))),
+            effects.names().map(|name| (name.parent, name.name)).chain(held_by(request)),
+            effects.inodes().iter().map(|(ino, entry)| (*ino, entry.as_ref().map(permissions))),
         );
         for (what, holders) in changed {
             let mut message = [0; 512];
@@ -489,11 +480,11 @@ impl ShardThread<'_> {
         }
         let is_of_directory = match request {
             Request::SetAttr { .. } => {
-                let mut changed = self.effects.inodes()[inodes..].iter();
+                let mut changed = effects.inodes().iter();
                 changed.any(|(_, entry)| entry.is_some_and(|entry| entry.attr.is_directory()))
             }
             _ => {
-                let mut changed = self.effects.names().skip(names);
+                let mut changed = effects.names();
                 changed.any(|name| name.entry.is_some_and(|(_, kind)| kind == Kind::Directory))
             }
         };

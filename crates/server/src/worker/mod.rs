@@ -23,10 +23,12 @@
 //!
 //! Tests: `tests/worker.rs`, and the crash tests of the conformance crate.
 
+mod acks;
 mod adaptive_spin;
 mod attached_programs;
 mod attendant;
-mod batch;
+mod backing_files;
+mod call;
 mod check;
 mod clock;
 mod coordination;
@@ -44,6 +46,8 @@ mod message;
 mod mounter;
 mod network;
 mod notifier;
+mod own_answers;
+mod pipeline;
 mod recorder;
 mod recovery;
 mod remote;

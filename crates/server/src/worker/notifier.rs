@@ -48,11 +48,11 @@ pub(super) enum Note {
 }
 
 /// What a change that was made says of what the kernel may believe. `moved` are the inodes that a rename moved.
-pub(super) fn notes_of(request: &Request<'_>, reply: &[u8], moved: &[Ino]) -> Vec<Note> {
+pub(super) fn notes_of(request: &Request<'_>, reply: &Reply<'_>, moved: &[Ino]) -> Vec<Note> {
     let name_of = |parent, name: &[u8]| Note::Name(parent, name.to_vec());
     match *request {
-        Request::Create { parent, name, .. } => match Reply::decode(reply) {
-            Ok(Reply::Created { created: true, .. }) => vec![Note::Inode(parent), name_of(parent, name)],
+        Request::Create { parent, name, .. } => match reply {
+            Reply::Created { created: true, .. } => vec![Note::Inode(parent), name_of(parent, name)],
             _ => Vec::new(),
         },
         Request::MakeNode { parent, name, .. }
@@ -63,11 +63,11 @@ pub(super) fn notes_of(request: &Request<'_>, reply: &[u8], moved: &[Ino]) -> Ve
         }
         Request::Unlink { parent, name } | Request::RemoveDirectory { parent, name } => {
             let mut notes = vec![Note::Inode(parent)];
-            match Reply::decode(reply) {
-                Ok(Reply::Removed { ino, last: true, .. }) => {
+            match *reply {
+                Reply::Removed { ino, last: true, .. } => {
                     notes.extend([Note::Inode(ino), Note::Gone(parent, ino, name.to_vec())]);
                 }
-                Ok(Reply::Removed { ino, .. }) => notes.extend([Note::Inode(ino), name_of(parent, name)]),
+                Reply::Removed { ino, .. } => notes.extend([Note::Inode(ino), name_of(parent, name)]),
                 _ => notes.push(name_of(parent, name)),
             }
             notes
@@ -75,7 +75,7 @@ pub(super) fn notes_of(request: &Request<'_>, reply: &[u8], moved: &[Ino]) -> Ve
         Request::Rename { parent, name, new_parent, new_name, .. } => {
             let mut notes = vec![Note::Inode(parent), Note::Inode(new_parent)];
             notes.extend(moved.iter().copied().map(Note::Inode));
-            if let Ok(Reply::Removed { ino, .. }) = Reply::decode(reply) {
+            if let Reply::Removed { ino, .. } = *reply {
                 notes.extend((ino != Ino(0)).then_some(Note::Inode(ino)));
             }
             notes.extend([name_of(parent, name), name_of(new_parent, new_name)]);
@@ -133,9 +133,9 @@ impl Note {
 #[derive(Debug)]
 pub(super) enum Whose {
     /// That of a session's request.
-    Client { session: u64, slot: usize, seq: u64, reply: Vec<u8> },
+    Client { client: Client, reply: Vec<u8> },
     /// That of this node's part in a change over several.
-    Step { flight: u64, reply: Vec<u8> },
+    Step { flight: u64, reply: Reply<'static> },
 }
 
 /// An acknowledgement that is held back, and by which notes.
@@ -275,10 +275,10 @@ impl ShardThread<'_> {
     pub(super) fn acknowledge_told(&mut self) {
         let Some(mount) = self.mount.as_mut().filter(|mount| mount.has_news()) else { return };
         mount.hear();
-        self.acknowledge(|held| !held.by_inodes && !held.by_names);
+        self.acknowledge_held(|held| !held.by_inodes && !held.by_names);
     }
 
-    fn acknowledge(&mut self, which: impl Fn(&Held) -> bool) {
+    fn acknowledge_held(&mut self, which: impl Fn(&Held) -> bool) {
         let Some(mount) = &mut self.mount else { return };
         let (through, held) = mount.held.drain(..).partition::<VecDeque<_>, _>(which);
         mount.held = held;
@@ -290,10 +290,8 @@ impl ShardThread<'_> {
     /// Acknowledges what need not be held back any more.
     pub(super) fn acknowledge_whose(&mut self, whose: Whose) {
         match whose {
-            Whose::Client { session, slot, seq, reply } => {
-                self.answer_client(Client { session, slot, seq }, &reply);
-            }
-            Whose::Step { flight, reply } => self.step_told(flight, &reply),
+            Whose::Client { client, reply } => self.answer_client(client, &reply),
+            Whose::Step { flight, reply } => self.step_told(flight, Ok(reply)),
         }
     }
 
@@ -308,7 +306,7 @@ impl ShardThread<'_> {
         }
         let late = mount.mind_late();
         Statistics::add(&self.statistics.told_late, late);
-        self.acknowledge(|held| !held.by_names && !held.by_inodes || held.since.elapsed() >= STUCK);
+        self.acknowledge_held(|held| !held.by_names && !held.by_inodes || held.since.elapsed() >= STUCK);
     }
 
     /// Tells the kernel that the last worker told.
@@ -333,7 +331,7 @@ impl ShardThread<'_> {
         if let Some(mount) = self.mount.as_mut().filter(|mount| !mount.held.is_empty()) {
             mount.give_up_names();
         }
-        self.acknowledge(|_| true);
+        self.acknowledge_held(|_| true);
         self.mount = None;
     }
 }
@@ -344,20 +342,14 @@ mod tests {
     use forebay_types::{Kind, Layout, NodeId};
 
     fn of(session: u64, slot: usize) -> Whose {
-        Whose::Client { session, slot, seq: 1, reply: Vec::new() }
-    }
-
-    fn encoded(reply: Reply<'_>) -> Vec<u8> {
-        let mut buffer = [0; 512];
-        let n = Reply::encode(&Ok(reply), &mut buffer).unwrap();
-        buffer[..n].to_vec()
+        Whose::Client { client: Client { session, slot, seq: 1 }, reply: Vec::new() }
     }
 
     #[test]
     fn notes_of_a_removal_say_whether_the_inode_went_with_its_name() {
         let layout = Layout::single(NodeId(1), 0);
         let request = Request::Unlink { parent: Ino(7), name: b"n" };
-        let reply = |last| encoded(Reply::Removed { ino: Ino(9), last, kind: Kind::File, layout });
+        let reply = |last| Reply::Removed { ino: Ino(9), last, kind: Kind::File, layout };
         let gone = Note::Gone(Ino(7), Ino(9), b"n".to_vec());
         assert!(notes_of(&request, &reply(true), &[]).contains(&gone));
         let notes = notes_of(&request, &reply(false), &[]);
@@ -369,7 +361,7 @@ mod tests {
         let layout = Layout::single(NodeId(1), 0);
         let request =
             Request::Rename { parent: Ino(7), name: b"a", new_parent: Ino(8), new_name: b"b", flags: 0 };
-        let reply = encoded(Reply::Removed { ino: Ino(9), last: true, kind: Kind::File, layout });
+        let reply = Reply::Removed { ino: Ino(9), last: true, kind: Kind::File, layout };
         let notes = notes_of(&request, &reply, &[Ino(10), Ino(11)]);
         for ino in [7, 8, 9, 10, 11] {
             assert!(notes.contains(&Note::Inode(Ino(ino))), "{ino}");
@@ -380,8 +372,8 @@ mod tests {
 
     #[test]
     fn notes_of_what_changes_nothing_the_kernel_keeps_are_none() {
-        assert!(notes_of(&Request::MarkDirty { ino: Ino(7) }, &encoded(Reply::Done), &[]).is_empty());
-        assert!(notes_of(&Request::Ping, &encoded(Reply::Done), &[]).is_empty());
+        assert!(notes_of(&Request::MarkDirty { ino: Ino(7) }, &Reply::Done, &[]).is_empty());
+        assert!(notes_of(&Request::Ping, &Reply::Done, &[]).is_empty());
     }
 
     /// A mount whose notifiers, which are threads, write to a pipe each, and what they have written.

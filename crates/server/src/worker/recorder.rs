@@ -7,6 +7,7 @@
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::Ordering;
 
+use forebay_meta::Client;
 use forebay_ring::Mapping;
 use forebay_types::limits::BATCH_MAX;
 use forebay_types::{Error, Result};
@@ -22,6 +23,12 @@ pub(super) struct InFlight {
     pub(super) session: u64,
     pub(super) slot: usize,
     pub(super) seq: u64,
+}
+
+impl InFlight {
+    pub(super) fn of(client: &Client) -> InFlight {
+        InFlight { session: client.session, slot: client.slot, seq: client.seq }
+    }
 }
 
 /// Layout: word 0 the number of requests being served, then up to [`BATCH_MAX`] of them (session, slot, sequence); at

@@ -17,14 +17,15 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use forebay_meta::{Batch, Client, Effects, Shard};
+use forebay_meta::{Batch, Effects, Shard, PAYLOAD_BYTES_MAX};
 use forebay_types::limits::{MESSAGE_BYTES_MAX, RING_SLOTS};
-use forebay_types::{Caller, Code, Ino, Reply, Request, Result};
+use forebay_types::{Caller, Code, Ino, Refusal, Reply, Request, Result};
 
-use super::batch::layout_of_number;
+use super::acks::ReplyBuf;
 use super::forward::all_here;
 use super::journal::{damaged, Journal, MARK_SESSION};
 use super::notifier::{notes_of, Whose};
+use super::pipeline::layout_of_number;
 use super::recorder::InFlight;
 use super::remote::{Door, RemoteSlots};
 use super::session::{
@@ -65,7 +66,7 @@ pub(super) fn replay(shard: &Shard, journal: &mut Journal) -> Result<()> {
     let mark = batch.kept_reply(MARK_SESSION, 0)?.map_or(0, |(number, _)| number);
     let records = journal.records()?;
     let mut last: BTreeMap<(u64, usize), Last> = BTreeMap::new();
-    let (mut out, mut effects) = (vec![0; MESSAGE_BYTES_MAX], Effects::new());
+    let (mut payload, mut effects) = (vec![0; PAYLOAD_BYTES_MAX], Effects::new());
     let mut applied = 0;
     for record in records.iter().filter(|record| record.number > mark) {
         let (caller, request) = match Request::decode(&record.message) {
@@ -83,11 +84,14 @@ pub(super) fn replay(shard: &Shard, journal: &mut Journal) -> Result<()> {
             batch.open_reserve();
         }
         effects.clear();
-        let len = batch.apply(caller, &request, record.now, &mut effects, &mut out);
-        if let Err(code) = Reply::decode(&out[..len]) {
-            let why = format!("{request:?} was acknowledged, and fails when it is applied again: {code}");
-            return Err(damaged(record.number, record.offset, why));
-        }
+        let reply = match batch.apply(caller, &request, record.now, &mut effects, &mut payload) {
+            Ok(reply) => reply,
+            Err(refusal) => {
+                let code = refusal.code();
+                let why = format!("{request:?} was acknowledged, and fails when it is applied again: {code}");
+                return Err(damaged(record.number, record.offset, why));
+            }
+        };
         let before = match last.get(&(record.session, record.slot)) {
             Some(last) => last.reserved,
             None => {
@@ -96,12 +100,12 @@ pub(super) fn replay(shard: &Shard, journal: &mut Journal) -> Result<()> {
         };
         let (reserved, given_up) = match is_of_daemon(record.session) {
             true => (None, None),
-            false => reserve_behind(before, &out[..len]),
+            false => reserve_behind(before, &reply),
         };
         if let Some(ino) = given_up.filter(|ino| !has_inode(&mut batch, *ino)) {
             batch.list_orphan(ino, &layout_of_number(ino))?;
         }
-        let behind = Last { seq: record.seq, reply: out[..len].to_vec(), reserved };
+        let behind = Last { seq: record.seq, reply: ReplyBuf::encode(&Ok(reply)).bytes, reserved };
         last.insert((record.session, record.slot), behind);
         applied += 1;
     }
@@ -119,20 +123,18 @@ pub(super) fn replay(shard: &Shard, journal: &mut Journal) -> Result<()> {
 /// True when there is an inode of this number, or nobody knows.
 pub(super) fn has_inode(batch: &mut Batch<'_>, ino: Ino) -> bool {
     let (request, caller) = (Request::GetAttr { ino }, Caller { uid: 0, gid: 0 });
-    let (mut out, mut effects) = ([0; 512], Effects::new());
-    batch.apply(caller, &request, super::now(), &mut effects, &mut out);
-    !matches!(Reply::decode(&out), Err(Code::NotFound))
+    let answer = batch.apply(caller, &request, super::now(), &mut Effects::new(), &mut []);
+    !matches!(answer, Err(Refusal::Code(Code::NotFound)))
 }
 
 /// The inodes that a rename has moved, by what its names lead to now: those that another moved on are that one's.
 fn moved_by(request: &Request<'_>, batch: &mut Batch<'_>) -> Vec<Ino> {
     let Request::Rename { parent, name, new_parent, new_name, .. } = *request else { return Vec::new() };
     let caller = Caller { uid: 0, gid: 0 };
-    let (mut out, mut effects) = ([0; 512], Effects::new());
+    let mut effects = Effects::new();
     let mut find = |(parent, name)| {
-        let len =
-            batch.apply(caller, &Request::Lookup { parent, name }, super::now(), &mut effects, &mut out);
-        match Reply::decode(&out[..len]) {
+        let request = Request::Lookup { parent, name };
+        match batch.apply(caller, &request, super::now(), &mut effects, &mut []) {
             Ok(Reply::Entry(entry)) => Some(entry.attr.ino),
             _ => None,
         }
@@ -189,14 +191,15 @@ impl ShardThread<'_> {
             let mut held_slots = 0u64;
             for slot in 0..RING_SLOTS {
                 let born = self.created_elsewhere(&session, slot, &mut scratch);
-                self.pending_creates.extend(born);
+                born.into_iter().for_each(|ino| self.backing.create_pending(ino));
                 session.slots[slot].pending_create = born;
                 let change =
                     self.batch()?.kept_reply(session.id, slot as u8)?.map(|(seq, kept)| (seq, kept.to_vec()));
                 let Some((seq, kept)) = change else { continue };
                 let (reserved, reply) = decode_kept(&kept);
+                let Ok(kept) = Reply::decode(reply) else { continue };
                 let state = &mut session.slots[slot];
-                state.restore(reply);
+                state.restore(&kept);
                 // What lies on other nodes no client unlinks.
                 state.orphans.retain(|(_, layout)| all_here(self.network.as_ref(), layout));
                 // Never a number that an inode has, whatever was kept.
@@ -207,30 +210,26 @@ impl ShardThread<'_> {
                 match born {
                     // What it made here was before that.
                     Some(_) => state.pending_create = born,
-                    None => self.pending_creates.extend(state.pending_create),
+                    None => state.pending_create.into_iter().for_each(|ino| self.backing.create_pending(ino)),
                 }
                 owed.extend(state.orphans.iter().map(|(ino, _)| *ino));
-                if let Some((asked, request)) =
-                    session.door.take(slot, &mut scratch).filter(|(s, _)| *s == seq)
-                {
-                    debug_assert_eq!(asked, seq);
+                let taken = session.door.take(session.id, slot, &mut scratch);
+                if let Some((client, call)) = taken.filter(|(client, _)| client.seq == seq) {
                     // Whether the kernel was told before the crash is not known.
-                    let request = request.and_then(|r| Request::decode(&scratch[..r.len]));
-                    let moved = match request {
-                        Ok((_, request)) => moved_by(&request, self.batch()?),
+                    let moved = match &call {
+                        Ok(call) => moved_by(call.request(), self.batch()?),
                         Err(_) => Vec::new(),
                     };
-                    let notes = match (&self.mount, &request) {
-                        (Some(mount), Ok((_, request))) if mount.session != session.id => {
-                            notes_of(request, reply, &moved)
+                    let notes = match (&self.mount, &call) {
+                        (Some(mount), Ok(call)) if mount.session != session.id => {
+                            notes_of(call.request(), &kept, &moved)
                         }
                         _ => Vec::new(),
                     };
-                    let whose = || Whose::Client { session: session.id, slot, seq, reply: reply.to_vec() };
-                    let client = Client { session: session.id, slot, seq };
-                    let held = request.is_ok_and(|(_, r)| {
-                        self.answer_when_delivered(client, &r, reply, &notes)
-                            || self.hold_cautiously(whose(), &r, &notes)
+                    let whose = || Whose::Client { client, reply: reply.to_vec() };
+                    let held = call.is_ok_and(|call| {
+                        self.answer_when_delivered(&call, &kept, &notes)
+                            || self.hold_cautiously(whose(), call.request(), &notes)
                     });
                     // It was done: what is held back must not be taken for a request that nobody has served.
                     held_slots |= u64::from(held || !notes.is_empty()) << slot;
@@ -239,7 +238,7 @@ impl ShardThread<'_> {
                         Some(mount) if !notes.is_empty() => mount.hold(whose(), notes),
                         _ => session.answer(slot, reply),
                     }
-                    self.recorder.clear(InFlight { session: session.id, slot, seq });
+                    self.recorder.clear(InFlight::of(&client));
                     Statistics::add(&self.statistics.replayed, 1);
                 }
             }
@@ -255,8 +254,8 @@ impl ShardThread<'_> {
         self.forget_ended()?;
         let mut left = Vec::new();
         for (ino, layout) in self.batch()?.orphans()? {
-            if self.pending_creates.contains(&ino) {
-                self.unlinked_while_pending.push((ino, layout));
+            if self.backing.is_pending(ino) {
+                self.backing.unlinked_while_pending(ino, layout);
             } else if !owed.contains(&ino) {
                 left.push((ino, layout));
             }
@@ -264,7 +263,7 @@ impl ShardThread<'_> {
         self.commit()?;
         if !left.is_empty() {
             tracing::info!("sweeping the backing files of {} inodes that a crash left", left.len());
-            let _ = self.sweeper.send(Sweep::Orphans(left));
+            self.backing.sweep(Sweep::Orphans(left));
         }
         self.count_clients();
         Ok(())
@@ -274,7 +273,8 @@ impl ShardThread<'_> {
     /// of that is kept but in its ring. What a client writes there itself only keeps a backing file from being removed at once.
     fn created_elsewhere(&self, session: &Session, slot: usize, scratch: &mut [u8]) -> Option<Ino> {
         let here = self.network.as_ref()?.node;
-        let (ino, _) = created(session.door.ring()?.last_answer(slot, scratch)?)?;
+        let answer = session.door.ring()?.last_answer(slot, scratch)?;
+        let (ino, _) = created(&Reply::decode(answer).ok()?)?;
         Some(ino).filter(|ino| ino.birth_node() != here)
     }
 
@@ -303,11 +303,10 @@ impl ShardThread<'_> {
     /// Puts the root directory on the board: in a new pool it is empty, and so complete from the start.
     fn show_root(&mut self) -> Result<()> {
         let (request, caller) = (Request::GetAttr { ino: Ino::ROOT }, Caller { uid: 0, gid: 0 });
-        let mut out = vec![0; MESSAGE_BYTES_MAX];
         self.batch()?;
         self.effects.clear();
         if let Some(batch) = &mut self.batch {
-            batch.apply(caller, &request, super::now(), &mut self.effects, &mut out);
+            let _ = batch.apply(caller, &request, super::now(), &mut self.effects, &mut []);
         }
         self.publish();
         Ok(())
@@ -329,12 +328,13 @@ impl ShardThread<'_> {
             }
             for slot in 0..RING_SLOTS {
                 let kept = batch.kept_reply(id, slot as u8)?;
-                replaced.extend(kept.and_then(|(_, kept)| relaid(decode_kept(kept).1)));
+                let reply = kept.and_then(|(_, kept)| Reply::decode(decode_kept(kept).1).ok());
+                replaced.extend(reply.as_ref().and_then(relaid));
             }
             batch.forget_session(id)?;
         }
         if !replaced.is_empty() {
-            let _ = self.sweeper.send(Sweep::Replaced(replaced));
+            self.backing.sweep(Sweep::Replaced(replaced));
         }
         Ok(())
     }
@@ -382,11 +382,10 @@ mod tests {
             let shard = Shard::open(&self.0.join("shard")).unwrap();
             let replayed = replay(&shard, &mut self.journal());
             let mut batch = shard.begin().unwrap();
-            let (mut out, mut effects) = (vec![0; MESSAGE_BYTES_MAX], Effects::new());
+            let mut effects = Effects::new();
             let mut is_there = |name: &&str| {
                 let request = Request::Lookup { parent: Ino::ROOT, name: name.as_bytes() };
-                let len = batch.apply(CALLER, &request, NOW, &mut effects, &mut out);
-                Reply::decode(&out[..len]).is_ok()
+                batch.apply(CALLER, &request, NOW, &mut effects, &mut []).is_ok()
             };
             (replayed, names.iter().map(&mut is_there).collect())
         }

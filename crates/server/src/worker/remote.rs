@@ -9,10 +9,12 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use forebay_fabric::Ticket;
-use forebay_ring::{ServedRing, SlotRequest};
-use forebay_types::{Code, Request};
+use forebay_meta::Client;
+use forebay_ring::ServedRing;
+use forebay_types::Code;
 
-use super::coordination::failure;
+use super::acks::ReplyBuf;
+use super::call::Call;
 use super::network::{Command, Commands};
 
 /// Questions with one stamp whose refusals are remembered: more than a process's daemon asks for one request (`wide.rs`).
@@ -23,10 +25,11 @@ const REFUSALS_KEPT: usize = 8;
 struct Waiting {
     seq: u64,
     ticket: Ticket,
-    message: Vec<u8>,
+    /// None: what was asked was done before, and its reply is held back.
+    call: Option<Call>,
     taken: bool,
     /// With the same stamp something else was asked since it was taken.
-    instead: Option<Vec<u8>>,
+    instead: Option<Call>,
 }
 
 /// What a slot was told last. A change that was made is kept in the shard; one that was refused must not be made by a message that
@@ -52,13 +55,14 @@ impl RemoteSlots {
     }
 
     /// A request came, perhaps again.
-    pub(super) fn put(&self, slot: usize, ticket: Ticket, message: Vec<u8>) {
+    pub(super) fn put(&self, ticket: Ticket, call: Call) {
+        let slot = call.client.slot;
         let (seq, mut waiting) = (ticket.stamp.sequence, self.waiting.borrow_mut());
         if let Some(told) = self.told.borrow().get(&slot).filter(|told| told.seq >= seq) {
             if told.seq > seq {
                 return self.overtaken(ticket);
             }
-            if let Some((_, reply)) = told.refused.iter().find(|(asked, _)| *asked == message) {
+            if let Some((_, reply)) = told.refused.iter().find(|(asked, _)| *asked == call.bytes()) {
                 return self.commands.give(Command::Answer { ticket, reply: reply.clone() });
             }
         }
@@ -66,22 +70,22 @@ impl RemoteSlots {
             // Its answer goes to who asked last: its daemon, or that one's successor.
             Some(w) if w.seq == seq => {
                 w.ticket = ticket;
-                match (w.message == message, w.taken) {
+                match (w.call.as_ref().is_none_or(|known| known.bytes() == call.bytes()), w.taken) {
                     (true, _) => w.instead = None,
-                    (false, false) => w.message = message,
-                    (false, true) => w.instead = Some(message),
+                    (false, false) => w.call = Some(call),
+                    (false, true) => w.instead = Some(call),
                 }
             }
             Some(w) if w.seq > seq => self.overtaken(ticket),
             _ => {
-                waiting.insert(slot, Waiting { seq, ticket, message, taken: false, instead: None });
+                waiting.insert(slot, Waiting { seq, ticket, call: Some(call), taken: false, instead: None });
             }
         }
     }
 
     /// A request came whose process has asked something else since.
     fn overtaken(&self, ticket: Ticket) {
-        self.commands.give(Command::Answer { ticket, reply: failure(Code::Stale) });
+        self.commands.give(Command::Answer { ticket, reply: ReplyBuf::from(Code::Stale).bytes });
     }
 
     /// True when this very request came and is not answered.
@@ -91,27 +95,19 @@ impl RemoteSlots {
 
     /// A request came whose answer is known, and will be given later.
     pub(super) fn put_served(&self, slot: usize, ticket: Ticket) {
-        let (seq, message) = (ticket.stamp.sequence, Vec::new());
-        self.waiting.borrow_mut().insert(slot, Waiting { seq, ticket, message, taken: true, instead: None });
+        let served = Waiting { seq: ticket.stamp.sequence, ticket, call: None, taken: true, instead: None };
+        self.waiting.borrow_mut().insert(slot, served);
     }
 
     fn bits(&self) -> u64 {
         self.waiting.borrow().iter().filter(|(_, w)| !w.taken).fold(0, |bits, (slot, _)| bits | 1 << slot)
     }
 
-    fn take(&self, slot: usize, buffer: &mut [u8]) -> Option<(u64, Result<SlotRequest, Code>)> {
+    fn take(&self, slot: usize) -> Option<Call> {
         let mut waiting = self.waiting.borrow_mut();
         let w = waiting.get_mut(&slot).filter(|w| !w.taken)?;
         w.taken = true;
-        let len = w.message.len();
-        let request = match buffer.get_mut(..len) {
-            Some(room) => {
-                room.copy_from_slice(&w.message);
-                Ok(SlotRequest { slot, seq: w.seq, len })
-            }
-            None => Err(Code::Malformed),
-        };
-        Some((w.seq, request))
+        w.call.clone()
     }
 
     /// Answers what was taken, unless something else was asked instead, which is to be taken then. A reply that is `kept` under the
@@ -120,26 +116,26 @@ impl RemoteSlots {
         let mut waiting = self.waiting.borrow_mut();
         let Some(mut w) = waiting.remove(&slot) else { return };
         match w.instead.take() {
-            Some(message) if w.seq != kept => {
-                waiting.insert(slot, Waiting { message, taken: false, ..w });
+            Some(call) if w.seq != kept => {
+                waiting.insert(slot, Waiting { call: Some(call), taken: false, ..w });
             }
             _ => {
-                self.remember(slot, w.seq, w.message, reply, kept);
+                self.remember(slot, w.seq, w.call, reply, kept);
                 self.commands.give(Command::Answer { ticket: w.ticket, reply: reply.to_vec() });
             }
         }
     }
 
     /// Remembers what a slot is told, if it was to change something and did not.
-    fn remember(&self, slot: usize, seq: u64, message: Vec<u8>, reply: &[u8], kept: u64) {
+    fn remember(&self, slot: usize, seq: u64, call: Option<Call>, reply: &[u8], kept: u64) {
         let mut all = self.told.borrow_mut();
         let told = all.entry(slot).or_default();
         if told.seq != seq {
             *told = Told { seq, refused: Vec::new() };
         }
-        let changes = seq != kept && Request::decode(&message).is_ok_and(|(_, request)| request.changes());
-        if changes && told.refused.len() < REFUSALS_KEPT {
-            told.refused.push((message, reply.to_vec()));
+        let change = call.filter(|call| seq != kept && call.request().changes());
+        if let Some(call) = change.filter(|_| told.refused.len() < REFUSALS_KEPT) {
+            told.refused.push((call.bytes().to_vec(), reply.to_vec()));
         }
     }
 }
@@ -187,12 +183,21 @@ impl Door {
         }
     }
 
-    /// Copies a request out, once.
+    /// Takes a request out of a slot of this session, once: whose it is, and the call, or why it is none.
     #[inline]
-    pub(super) fn take(&self, slot: usize, buffer: &mut [u8]) -> Option<(u64, Result<SlotRequest, Code>)> {
+    pub(super) fn take(
+        &self,
+        session: u64,
+        slot: usize,
+        buffer: &mut [u8],
+    ) -> Option<(Client, Result<Call, Code>)> {
         match self {
-            Door::Ring(ring) => ring.take(slot, buffer),
-            Door::Remote(slots) => slots.take(slot, buffer),
+            Door::Ring(ring) => {
+                let (seq, request) = ring.take(slot, buffer)?;
+                let client = Client { session, slot, seq };
+                Some((client, request.and_then(|r| Call::parse(client, buffer[..r.len].to_vec()))))
+            }
+            Door::Remote(slots) => slots.take(slot).map(|call| (call.client, Ok(call))),
         }
     }
 
@@ -213,7 +218,7 @@ mod tests {
     use super::*;
     use forebay_fabric::simulated::{Faults, Network};
     use forebay_fabric::Endpoint;
-    use forebay_types::{Caller, Ino, NodeId};
+    use forebay_types::{Caller, Ino, NodeId, Request};
     use forebay_wire::Stamp;
 
     fn ticket(incarnation: u64, sequence: u64) -> Ticket {
@@ -227,10 +232,32 @@ mod tests {
         (RemoteSlots::new(Commands::new(sender, endpoint.waker().clone())), commands)
     }
 
-    fn taken(slots: &RemoteSlots) -> Option<Vec<u8>> {
-        let mut room = [0; 16];
-        let (_, request) = slots.take(3, &mut room)?;
-        Some(room[..request.unwrap().len].to_vec())
+    fn asked(ticket: Ticket, request: &Request<'_>) -> (Ticket, Call) {
+        let client = Client { session: 9, slot: 3, seq: ticket.stamp.sequence };
+        (ticket, Call::encode(client, Caller { uid: 0, gid: 0 }, request).unwrap())
+    }
+
+    fn put(slots: &RemoteSlots, ticket: Ticket, request: &Request<'_>) {
+        let (ticket, call) = asked(ticket, request);
+        slots.put(ticket, call);
+    }
+
+    fn list(ino: u64) -> Request<'static> {
+        Request::ReadDirectory { ino: Ino(ino), cookie: 0, attributes: false }
+    }
+
+    /// The inode of the request that is taken, which tells these apart.
+    fn taken(slots: &RemoteSlots) -> Option<u64> {
+        let call = slots.take(3)?;
+        match *call.request() {
+            Request::ReadDirectory { ino, .. } => Some(ino.0),
+            Request::Link { parent, .. } | Request::Lookup { parent, .. } => Some(parent.0),
+            ref other => panic!("{other:?}"),
+        }
+    }
+
+    fn failure(code: Code) -> Vec<u8> {
+        ReplyBuf::from(code).bytes
     }
 
     /// Whom the only answer goes to, and what it is.
@@ -245,9 +272,9 @@ mod tests {
     #[test]
     fn retry_has_the_answer_of_what_is_under_way() {
         let (slots, commands) = slots();
-        slots.put(3, ticket(1, 5), b"list".to_vec());
-        assert_eq!(taken(&slots).unwrap(), b"list");
-        slots.put(3, ticket(2, 5), b"list".to_vec());
+        put(&slots, ticket(1, 5), &list(1));
+        assert_eq!(taken(&slots), Some(1));
+        put(&slots, ticket(2, 5), &list(1));
         assert_eq!((taken(&slots), slots.bits()), (None, 0));
         slots.answer(3, b"names", 4);
         assert_eq!(told(&commands), (2, b"names".to_vec()));
@@ -257,69 +284,58 @@ mod tests {
     #[test]
     fn another_question_with_the_same_stamp_is_served_by_itself() {
         let (slots, commands) = slots();
-        slots.put(3, ticket(1, 5), b"list part".to_vec());
-        slots.put(3, ticket(2, 5), b"list".to_vec());
-        assert_eq!(taken(&slots).unwrap(), b"list", "nobody had taken the other");
+        put(&slots, ticket(1, 5), &list(2));
+        put(&slots, ticket(2, 5), &list(1));
+        assert_eq!(taken(&slots), Some(1), "nobody had taken the other");
 
-        slots.put(3, ticket(3, 5), b"list part".to_vec());
+        put(&slots, ticket(3, 5), &list(2));
         assert_eq!(slots.bits(), 0, "not before what is under way has ended");
         slots.answer(3, b"of the whole", 4);
         assert_eq!((commands.try_iter().count(), slots.bits()), (0, 1 << 3), "that is no answer to it");
-        assert_eq!(taken(&slots).unwrap(), b"list part");
+        assert_eq!(taken(&slots), Some(2));
         slots.answer(3, b"of the part", 4);
         assert_eq!(told(&commands), (3, b"of the part".to_vec()));
     }
 
     #[test]
     fn change_that_was_refused_is_not_made_by_a_message_that_comes_twice() {
-        let encoded = |request: Request<'_>| {
-            let mut message = vec![0; 128];
-            let n = request.encode(Caller { uid: 0, gid: 0 }, &mut message).unwrap();
-            message.truncate(n);
-            message
-        };
-        let all = |slots: &RemoteSlots| {
-            let mut room = [0; 128];
-            let (_, request) = slots.take(3, &mut room)?;
-            Some(room[..request.unwrap().len].to_vec())
-        };
         let (slots, commands) = slots();
-        let link = encoded(Request::Link { ino: Ino(7), parent: Ino(8), name: b"n" });
-        let look = encoded(Request::Lookup { parent: Ino(8), name: b"n" });
-        slots.put(3, ticket(1, 5), link.clone());
-        assert_eq!(all(&slots).unwrap(), link);
+        let link = Request::Link { ino: Ino(7), parent: Ino(8), name: b"n" };
+        let look = Request::Lookup { parent: Ino(8), name: b"n" };
+        put(&slots, ticket(1, 5), &link);
+        assert_eq!(taken(&slots), Some(8));
         slots.answer(3, &failure(Code::Exists), 4);
         assert_eq!(told(&commands), (1, failure(Code::Exists)));
         // It was on its way a second time.
-        slots.put(3, ticket(1, 5), link.clone());
+        put(&slots, ticket(1, 5), &link);
         assert_eq!((told(&commands), slots.bits()), ((1, failure(Code::Exists)), 0));
         // Another question with its stamp is served, and neither is made when both come again.
-        let other = encoded(Request::Link { ino: Ino(7), parent: Ino(9), name: b"n" });
-        slots.put(3, ticket(1, 5), other.clone());
-        assert_eq!(all(&slots).unwrap(), other);
+        let other = Request::Link { ino: Ino(7), parent: Ino(9), name: b"n" };
+        put(&slots, ticket(1, 5), &other);
+        assert_eq!(taken(&slots), Some(9));
         slots.answer(3, &failure(Code::NotFound), 4);
         assert_eq!(told(&commands), (1, failure(Code::NotFound)));
         for (asked, code) in [(&link, Code::Exists), (&other, Code::NotFound)] {
-            slots.put(3, ticket(2, 5), asked.clone());
+            put(&slots, ticket(2, 5), asked);
             assert_eq!((told(&commands), slots.bits()), ((2, failure(code)), 0));
         }
         // What only looks is looked up again, and does away with what came before.
         for _ in 0..2 {
-            slots.put(3, ticket(2, 6), look.clone());
-            assert_eq!(all(&slots).unwrap(), look);
+            put(&slots, ticket(2, 6), &look);
+            assert_eq!(taken(&slots), Some(8));
             slots.answer(3, &failure(Code::NotFound), 4);
             assert_eq!(told(&commands), (2, failure(Code::NotFound)));
         }
-        slots.put(3, ticket(2, 5), link);
+        put(&slots, ticket(2, 5), &link);
         assert_eq!((told(&commands), slots.bits()), ((2, failure(Code::Stale)), 0));
     }
 
     #[test]
     fn change_that_was_made_answers_whatever_led_to_it() {
         let (slots, commands) = slots();
-        slots.put(3, ticket(1, 5), b"create in part".to_vec());
+        put(&slots, ticket(1, 5), &list(2));
         assert!(taken(&slots).is_some());
-        slots.put(3, ticket(2, 5), b"create".to_vec());
+        put(&slots, ticket(2, 5), &list(1));
         slots.answer(3, b"created", 5);
         assert_eq!(told(&commands), (2, b"created".to_vec()));
         assert!(!slots.is_waiting(3, 5), "it is not made twice");

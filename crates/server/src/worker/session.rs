@@ -1,8 +1,9 @@
 //! Sessions: one attached process each, with its ring, and what is owed to the shard when it moves on or dies.
 
 use forebay_types::limits::RING_SLOTS;
-use forebay_types::{Ino, Kind, Layout, NodeId, Reply};
+use forebay_types::{Ino, Kind, Layout, NodeId, Reply, Request};
 
+use super::call::Call;
 use super::remote::Door;
 use super::wide::Listing;
 
@@ -35,8 +36,8 @@ pub(super) struct Slot {
     pub(super) unkept: bool,
     /// Sequence of the request that another node was asked and has not answered.
     pub(super) forwarded: Option<u64>,
-    /// A request of a process of here that other nodes have a part in, until it is answered: it may be asked anew.
-    pub(super) sent: Vec<u8>,
+    /// A call of a process of this node that other nodes have a part in, until it is answered: it may be sent again.
+    pub(super) sent: Option<Call>,
     /// A request that was asked anew of wide directories' parts, and how often.
     pub(super) asked_anew: (u64, u8),
     /// The listing of a wide directory that is under way.
@@ -62,6 +63,19 @@ impl Session {
         }
     }
 
+    /// The node keeps something for this process, and hears when it is gone.
+    pub(super) fn note_asked(&mut self, node: NodeId) {
+        if !self.asked_nodes.contains(&node) {
+            self.asked_nodes.push(node);
+        }
+    }
+
+    /// Remembers a call that may turn out to name a wide directory, until it is answered.
+    pub(super) fn remember_sent(&mut self, call: &Call) {
+        let is_of_a_file = matches!(call.request(), Request::Backing { .. });
+        self.slots[call.client.slot].sent = (!is_of_a_file).then(|| call.clone());
+    }
+
     /// Answers a request late: only if its process has not given it up.
     pub(super) fn answer_if_waiting(&self, slot: usize, seq: u64, reply: &[u8]) {
         if self.is_waiting(slot, seq) {
@@ -78,25 +92,25 @@ impl Session {
 }
 
 /// The file that a reply says was made, and the number that it put in reserve.
-pub(super) fn created(reply: &[u8]) -> Option<(Ino, Option<Ino>)> {
-    match Reply::decode(reply) {
-        Ok(Reply::Created { entry, created: true, next }) => Some((entry.attr.ino, next)),
+pub(super) fn created(reply: &Reply<'_>) -> Option<(Ino, Option<Ino>)> {
+    match *reply {
+        Reply::Created { entry, created: true, next } => Some((entry.attr.ino, next)),
         _ => None,
     }
 }
 
 /// The file that a reply says got another layout, and the one that it had. A directory has no backing files.
-pub(super) fn relaid(reply: &[u8]) -> Option<(Ino, Layout)> {
-    match Reply::decode(reply) {
-        Ok(Reply::Relaid { ino, layout }) => Some((ino, layout)),
+pub(super) fn relaid(reply: &Reply<'_>) -> Option<(Ino, Layout)> {
+    match *reply {
+        Reply::Relaid { ino, layout } => Some((ino, layout)),
         _ => None,
     }
 }
 
 /// What is in reserve for a slot behind a reply, when `before` was, and what no longer is without having been used: a
 /// backing file may be there under that number.
-pub(super) fn reserve_behind(before: Option<Ino>, reply: &[u8]) -> (Option<Ino>, Option<Ino>) {
-    if let Ok(Reply::Number(next)) = Reply::decode(reply) {
+pub(super) fn reserve_behind(before: Option<Ino>, reply: &Reply<'_>) -> (Option<Ino>, Option<Ino>) {
+    if let Reply::Number(next) = *reply {
         return (Some(next), before);
     }
     match created(reply) {
@@ -123,10 +137,10 @@ pub(super) fn decode_kept(bytes: &[u8]) -> (Option<Ino>, &[u8]) {
 
 impl Slot {
     /// What a kept reply says is still owed.
-    pub(super) fn restore(&mut self, reply: &[u8]) {
+    pub(super) fn restore(&mut self, reply: &Reply<'_>) {
         self.pending_create = created(reply).map(|(ino, _)| ino);
-        match Reply::decode(reply) {
-            Ok(Reply::Removed { ino, last: true, kind, layout }) if kind != Kind::Directory => {
+        match *reply {
+            Reply::Removed { ino, last: true, kind, layout } if kind != Kind::Directory => {
                 self.orphans.push((ino, layout));
             }
             _ => self.relaid.extend(relaid(reply)),
@@ -227,8 +241,7 @@ mod tests {
 
     #[test]
     fn reserve_moves_on_when_it_is_used_and_is_given_up_when_another_takes_its_place() {
-        let mut out = [0; 512];
-        let mut reply = |created, next| {
+        let reply = |created, next| {
             let layout = Layout::single(forebay_types::NodeId(1), 0);
             let time = forebay_types::Timestamp::default();
             let attr = forebay_types::Attr {
@@ -249,8 +262,7 @@ mod tests {
                 btime: time,
             };
             let entry = forebay_types::Entry { attr, layout };
-            let n = Reply::encode(&Ok(Reply::Created { entry, created, next }), &mut out).unwrap();
-            out[..n].to_vec()
+            Reply::Created { entry, created, next }
         };
         let (five, six, nine) = (Some(Ino(5)), Some(Ino(6)), Some(Ino(9)));
         assert_eq!(reserve_behind(five, &reply(true, six)), (six, None), "used");
@@ -258,9 +270,8 @@ mod tests {
         assert_eq!(reserve_behind(nine, &reply(true, six)), (six, nine), "another number was");
         assert_eq!(reserve_behind(nine, &reply(true, None)), (nine, None));
         assert_eq!(reserve_behind(nine, &reply(false, None)), (nine, None), "the file was there");
-        assert_eq!(reserve_behind(None, b""), (None, None));
-        let n = Reply::encode(&Ok(Reply::Number(Ino(6))), &mut out).unwrap();
-        assert_eq!(reserve_behind(nine, &out[..n]), (six, nine), "asked for");
+        assert_eq!(reserve_behind(None, &Reply::Done), (None, None));
+        assert_eq!(reserve_behind(nine, &Reply::Number(Ino(6))), (six, nine), "asked for");
     }
 
     #[test]

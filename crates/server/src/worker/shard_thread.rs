@@ -8,17 +8,18 @@ use std::sync::Arc;
 use forebay_data::{Media, NodeTargets};
 use forebay_meta::{Batch, Effects, Shard, ShardStatistics};
 use forebay_ring::BoardWriter;
-use forebay_types::limits::{BATCH_MAX, BATCH_PER_RING, DOORBELL_POLL_MS};
-use forebay_types::{Code, Ino, Layout, NodeId, Result, Timestamp};
+use forebay_types::limits::{BATCH_MAX, BATCH_PER_RING, DOORBELL_POLL_MS, MESSAGE_BYTES_MAX};
+use forebay_types::{Code, NodeId, Result, Timestamp};
 use serde_json::Value;
 
-use super::batch::Answers;
+use super::backing_files::BackingFiles;
 use super::coordination::CrossNode;
 use super::journal::{Journal, MARK_SESSION};
-use super::leases::{Leases, Wait};
+use super::leases::Leases;
 pub(super) use super::message::Message;
 use super::network::{Command, Network};
-use super::notifier::{MountedKernel, Note};
+use super::notifier::MountedKernel;
+use super::pipeline::{Pipeline, Taken};
 use super::recorder::FlightRecorder;
 use super::session::Session;
 use super::statistics::Statistics;
@@ -28,14 +29,8 @@ use super::watches::Watched;
 use super::wide::Wide;
 use crate::notifier::Starter;
 
-/// Orphan records are deleted this many at a time.
-const FORGET_AT: usize = 256;
-/// And so many before space is looked at again: they take no more than the largest removal.
+/// So many orphan records are deleted before space is looked at again: they take no more than the largest removal.
 const FORGET_AT_ONCE: usize = 8;
-/// Backing files are given to the sweeper so many at a time, or those that there are after so many batches: to wake it, and another
-/// node, for each would cost more than the rest of an unlink.
-const SWEEP_AT: usize = 256;
-const SWEEP_AFTER_BATCHES: u32 = 32;
 /// An open transaction is committed when nobody asked for so long.
 const IDLE_COMMIT_MS: u64 = 2;
 /// Changes of one transaction: more make it no cheaper, and a crash repeats them.
@@ -76,7 +71,8 @@ pub(super) struct ShardThread<'a> {
     pub(super) notifiers: Option<Arc<Starter>>,
     /// The directories that programs watch, since the first one.
     pub(super) watched: Option<Watched>,
-    pub(super) sweeper: Sender<Sweep>,
+    /// Backing files that clients may be making, and those that are to go.
+    pub(super) backing: BackingFiles,
     pub(super) statistics: Arc<Statistics>,
     pub(super) epoch: u64,
     pub(super) sessions: Vec<Session>,
@@ -90,28 +86,12 @@ pub(super) struct ShardThread<'a> {
     pub(super) leases: Option<Leases>,
     /// The wide directories that it knows.
     pub(super) wide: Wide,
-    /// What acknowledgements of the batch have to wait for, by the request's index.
-    pub(super) waits: Vec<(usize, Wait)>,
     /// The session that the next batch starts with.
     turn: usize,
+    /// Where a request is copied out of its ring.
+    scratch: Vec<u8>,
     pub(super) effects: Effects,
-    pub(super) answers: Answers,
-    /// What the kernel is to be told before a request of the batch is acknowledged, by the request's index.
-    pub(super) notes: Vec<(usize, Vec<Note>)>,
-    /// Files that were made by a request whose client may still be making the backing file.
-    pub(super) pending_creates: Vec<Ino>,
-    /// Inodes of other nodes whose backing files were to go while clients of here had no answer of some node: what one of them is
-    /// told that it has made may be among them.
-    pub(super) removed_elsewhere: VecDeque<Ino>,
-    /// Files unlinked while in `pending_creates`: to be swept when their client has moved on.
-    pub(super) unlinked_while_pending: Vec<(Ino, Layout)>,
-    /// Orphans whose backing files no client unlinks: to be swept together, and after how many batches at the latest.
-    unswept: Vec<(Ino, Layout)>,
-    unswept_batches: u32,
-    /// Orphans whose backing files are gone, and whose records can go.
-    pub(super) done_orphans: Vec<Ino>,
-    /// Numbers that are no longer in reserve and were not used.
-    pub(super) given_up: Vec<Ino>,
+    pub(super) pipeline: Pipeline,
     /// Changes in the open transaction.
     pub(super) uncommitted: usize,
     /// What the time is.
@@ -159,7 +139,7 @@ impl<'a> ShardThread<'a> {
             mount: None,
             notifiers: None,
             watched: None,
-            sweeper,
+            backing: BackingFiles::new(sweeper),
             statistics,
             epoch,
             sessions: Vec::new(),
@@ -168,18 +148,10 @@ impl<'a> ShardThread<'a> {
             cross_node: steps,
             leases,
             wide: Wide::default(),
-            waits: Vec::new(),
             turn: 0,
             effects: Effects::new(),
-            answers: Answers::new(),
-            notes: Vec::new(),
-            pending_creates: Vec::new(),
-            removed_elsewhere: VecDeque::new(),
-            unlinked_while_pending: Vec::new(),
-            unswept: Vec::new(),
-            unswept_batches: 0,
-            done_orphans: Vec::new(),
-            given_up: Vec::new(),
+            pipeline: Pipeline::new(),
+            scratch: vec![0; MESSAGE_BYTES_MAX],
             uncommitted: 0,
             clock: super::now,
             watcher: None,
@@ -293,7 +265,7 @@ impl<'a> ShardThread<'a> {
         }
         self.acknowledge_revoked();
         self.take_requests();
-        if self.answers.is_empty() {
+        if self.pipeline.taken.is_empty() {
             return Ok(Round::Idle);
         }
         self.serve_batch()?;
@@ -303,11 +275,11 @@ impl<'a> ShardThread<'a> {
     /// What is done while nobody asks; true when there may be more. `long` says that nobody has asked for a moment: then the
     /// transaction is committed.
     pub(super) fn rest(&mut self, long: bool) -> Result<bool> {
-        if !self.done_orphans.is_empty() && self.forget_orphans()? {
+        if self.backing.has_unlinked() && self.forget_orphans()? {
             return Ok(true);
         }
         if long {
-            self.sweep_together();
+            self.backing.sweep_together();
         }
         if long && self.batch.is_some() {
             self.commit()?;
@@ -334,34 +306,35 @@ impl<'a> ShardThread<'a> {
         leased.map_or(timeout, |left| timeout.min(left))
     }
 
-    /// Collects a batch: from every ring in turn, a bounded number each, starting with another ring each time.
+    /// Takes a batch: calls that are served again, then from every ring in turn, a bounded number each, starting with another ring
+    /// each time.
     fn take_requests(&mut self) {
-        self.answers.clear();
         let most = if self.recorder.has_suspects() { 1 } else { BATCH_MAX };
-        while self.answers.len() < most && self.answers.has_room() {
-            let Some((client, message)) = self.cross_node.as_mut().and_then(CrossNode::next_anew) else {
-                break;
-            };
+        while self.pipeline.taken.len() < most {
+            let Some(call) = self.cross_node.as_mut().and_then(CrossNode::next_anew) else { break };
             // One that its client has given up meanwhile is not done any more.
+            let client = call.client;
             let asks = |s: &Session| s.id == client.session && s.is_waiting(client.slot, client.seq);
-            if let Some(i) = self.sessions.iter().position(asks) {
-                self.answers.put(i, client.slot, client.seq, &message);
+            if let Some(session) = self.sessions.iter().position(asks) {
+                self.pipeline.taken.push_back(Taken { session, client, call: Ok(call) });
             }
         }
         let n = self.sessions.len();
         for k in 0..n {
             let i = (self.turn + k) % n;
-            let room = most.saturating_sub(self.answers.len());
+            let room = most.saturating_sub(self.pipeline.taken.len());
             if room == 0 {
                 self.turn = i;
                 return;
             }
-            let door = &self.sessions[i].door;
+            let Session { id, door, .. } = &self.sessions[i];
             let mut bits = door.take_pending(room.min(BATCH_PER_RING));
             while bits != 0 {
                 let slot = bits.trailing_zeros() as usize;
                 bits &= bits - 1;
-                self.answers.take(i, slot, door);
+                if let Some((client, call)) = door.take(*id, slot, &mut self.scratch) {
+                    self.pipeline.taken.push_back(Taken { session: i, client, call });
+                }
             }
         }
         if n > 0 {
@@ -392,41 +365,14 @@ impl<'a> ShardThread<'a> {
 
     /// Deletes the records of orphans whose backing files are gone, as far as there is room to; whether any went.
     pub(super) fn forget_orphans(&mut self) -> Result<bool> {
-        let inos = std::mem::take(&mut self.done_orphans);
+        let inos = self.backing.take_unlinked();
         for (i, some) in inos.chunks(FORGET_AT_ONCE).enumerate() {
             if !self.remove_in_batch(|batch| batch.remove_orphans(some))? {
-                self.done_orphans.extend_from_slice(&inos[i * FORGET_AT_ONCE..]);
+                self.backing.unlinked(inos[i * FORGET_AT_ONCE..].iter().copied());
                 return Ok(i > 0);
             }
         }
         Ok(true)
-    }
-
-    /// Has an orphan's backing files removed in a moment: no client does.
-    pub(super) fn sweep_soon(&mut self, orphan: (Ino, Layout)) {
-        self.unswept.push(orphan);
-    }
-
-    /// Behind a batch: gives the sweeper what it is to have by now.
-    pub(super) fn sweep_if_due(&mut self) {
-        if !self.unswept.is_empty() {
-            self.unswept_batches += 1;
-            if self.unswept.len() >= SWEEP_AT || self.unswept_batches >= SWEEP_AFTER_BATCHES {
-                self.sweep_together();
-            }
-        }
-    }
-
-    fn sweep_together(&mut self) {
-        self.unswept_batches = 0;
-        if !self.unswept.is_empty() {
-            let _ = self.sweeper.send(Sweep::Orphans(std::mem::take(&mut self.unswept)));
-        }
-    }
-
-    /// True when enough orphan records wait to be deleted.
-    pub(super) fn has_orphans_to_forget(&self) -> bool {
-        self.done_orphans.len() >= FORGET_AT
     }
 
     /// True when the open transaction must not grow.
@@ -446,7 +392,7 @@ impl<'a> ShardThread<'a> {
             Message::Ended(id) => self.end_session(id)?,
             Message::Swept(inos) => {
                 Statistics::add(&self.statistics.swept, inos.len() as u64);
-                self.done_orphans.extend(inos);
+                self.backing.unlinked(inos);
             }
             Message::Status(reply) => {
                 self.commit()?;
@@ -501,7 +447,7 @@ impl<'a> ShardThread<'a> {
     /// What ends the worker.
     pub(super) fn check_here(&mut self) -> Result<Result<Value>> {
         // What is swept and not yet forgotten would look like damage.
-        if !self.done_orphans.is_empty() {
+        if self.backing.has_unlinked() {
             self.forget_orphans()?;
         }
         self.commit()?;
@@ -528,12 +474,12 @@ impl<'a> ShardThread<'a> {
         }
         self.recorder.forget_session(id);
         let (mut left, mut replaced) = (Vec::new(), Vec::new());
-        self.sweep_numbers(session.slots.iter().filter_map(|slot| slot.reserved).collect::<Vec<_>>())?;
+        self.sweep_numbers(session.slots.iter().filter_map(|slot| slot.reserved).collect())?;
         for slot in session.slots.iter_mut() {
             left.append(&mut slot.orphans);
             replaced.append(&mut slot.relaid);
             if let Some(ino) = slot.pending_create.take() {
-                if let Some(orphan) = self.create_settled(ino) {
+                if let Some(orphan) = self.backing.create_settled(ino) {
                     left.push(orphan);
                 }
             }
@@ -542,21 +488,12 @@ impl<'a> ShardThread<'a> {
             tracing::warn!("no room to forget a session: the next worker will");
         }
         if !replaced.is_empty() {
-            let _ = self.sweeper.send(Sweep::Replaced(replaced));
+            self.backing.sweep(Sweep::Replaced(replaced));
         }
         if !left.is_empty() {
-            let _ = self.sweeper.send(Sweep::Orphans(left));
+            self.backing.sweep(Sweep::Orphans(left));
         }
         Ok(())
-    }
-
-    /// The client that made `ino` has moved on: if the file was unlinked meanwhile, what is to be swept.
-    pub(super) fn create_settled(&mut self, ino: Ino) -> Option<(Ino, Layout)> {
-        if let Some(i) = self.pending_creates.iter().position(|&b| b == ino) {
-            self.pending_creates.swap_remove(i);
-        }
-        let i = self.unlinked_while_pending.iter().position(|(s, _)| *s == ino)?;
-        Some(self.unlinked_while_pending.swap_remove(i))
     }
 
     fn status(&self) -> Value {

@@ -17,10 +17,12 @@ use std::collections::HashMap;
 use forebay_meta::Client;
 use forebay_types::limits::{READDIR_REPLY_BYTES, WIDTH_MAX};
 use forebay_types::{
-    go_on_behind, Caller, Code, Cookie, DirEntries, Ino, NodeId, Parts, Reply, Request, REPLY_HEADER_BYTES,
+    go_on_behind, Answer, Caller, Code, Cookie, DirEntries, Ino, NodeId, Parts, Refusal, Reply, Request,
+    REPLY_HEADER_BYTES,
 };
 
-use super::coordination::failure;
+use super::acks::ReplyBuf;
+use super::call::Call;
 use super::known_parts::KnownParts;
 use super::shard_thread::ShardThread;
 
@@ -48,8 +50,7 @@ impl Wide {
 
     /// The home of a directory that the request names says that it is not there: if it was wide, its parts may have kept the answer to what the
     /// last worker asked them, and are known from here on. True when there is something else to ask.
-    fn learn_of_the_last(&mut self, here: NodeId, asked: &[u8]) -> bool {
-        let Ok((_, request)) = Request::decode(asked) else { return false };
+    fn learn_of_the_last(&mut self, here: NodeId, request: &Request<'_>) -> bool {
         let named = RefCell::new(Vec::new());
         let note = |ino| named.borrow_mut().extend(self.left.contains_key(&ino).then_some(ino));
         // Only to see which directories it names.
@@ -66,9 +67,8 @@ impl Wide {
         !named.is_empty()
     }
 
-    /// Takes what the refusal of a request said, which was asked of `here`; what is wrong with it.
-    fn learn_by(&mut self, here: NodeId, asked: &[u8], parts: Parts) -> Result<(), &'static str> {
-        let (_, request) = Request::decode(asked).map_err(|_| "and nobody knows of what request")?;
+    /// Takes the parts that a request of a process of `here` was refused with; what is wrong with them.
+    fn learn_by(&mut self, here: NodeId, request: &Request<'_>, parts: Parts) -> Result<(), &'static str> {
         // An error: it names it, and cannot be made of a part.
         if request.in_parts(here, |ino| (ino == parts.of).then_some(parts)) == Ok(None) {
             return Err("which the request does not name");
@@ -87,8 +87,7 @@ impl Wide {
     }
 
     /// A part says that it does not have a name that it was asked for: what is known of its directory is asked anew.
-    fn forget_parts_in(&mut self, here: NodeId, asked: &[u8]) {
-        let Ok((_, request)) = Request::decode(asked) else { return };
+    fn forget_parts_in(&mut self, here: NodeId, request: &Request<'_>) {
         self.known.retain(|known| {
             let names =
                 |part: &Ino| request.in_parts(here, |ino| (ino == *part).then_some(*known)) != Ok(None);
@@ -100,7 +99,7 @@ impl Wide {
 /// A listing of a wide directory that is under way in a slot.
 #[derive(Debug)]
 pub(super) struct Listing {
-    seq: u64,
+    client: Client,
     caller: Caller,
     parts: Parts,
     /// The part that was asked.
@@ -121,26 +120,40 @@ enum Ahead {
     #[default]
     NotAsked,
     Asked,
-    Told(Vec<u8>),
+    /// Its entries, or why there are none.
+    Told(Result<Entries, Refusal>),
+}
+
+/// Entries of a part, until it is its turn.
+#[derive(Clone, Debug)]
+struct Entries {
+    bytes: Vec<u8>,
+    end: bool,
+}
+
+impl Entries {
+    fn of(answer: &Answer<'_>) -> Result<Entries, Refusal> {
+        match answer {
+            Ok(Reply::Entries(entries)) => Ok(Entries { bytes: entries.bytes.to_vec(), end: entries.end }),
+            Ok(_) => Err(Refusal::Code(Code::Malformed)),
+            Err(refusal) => Err(*refusal),
+        }
+    }
 }
 
 /// What comes of a reply that is not yet the client's.
 #[derive(Debug)]
 pub(super) enum Redirect {
-    /// This is to be asked next, for the same request.
-    Ask(Vec<u8>),
+    /// This is asked next, for the same client.
+    Ask(Call),
     /// This is the client's reply.
-    Reply(Vec<u8>),
+    Answer(ReplyBuf),
     /// Something was asked already whose answer is waited for.
     Wait,
 }
 
-fn encoded(entries: &[u8], end: bool) -> Vec<u8> {
-    let mut reply = vec![0; REPLY_HEADER_BYTES + entries.len()];
-    let entries = DirEntries { bytes: entries, end };
-    let n = Reply::encode(&Ok(Reply::Entries(entries)), &mut reply).unwrap_or(0);
-    reply.truncate(n);
-    reply
+fn encoded(entries: &[u8], end: bool) -> ReplyBuf {
+    ReplyBuf::encode(&Ok(Reply::Entries(DirEntries { bytes: entries, end })))
 }
 
 impl Listing {
@@ -150,22 +163,28 @@ impl Listing {
         left.checked_div(bytes).unwrap_or(WIDTH_MAX)
     }
 
-    fn question(&self, index: usize) -> Vec<u8> {
+    fn question(&self, index: usize) -> Request<'static> {
         let ino = self.parts.as_slice()[index];
-        let request = Request::ReadDirectory { ino, cookie: self.cookie, attributes: self.attributes };
-        let mut message = vec![0; 64];
-        let n = request.encode(self.caller, &mut message).unwrap_or(0);
-        message.truncate(n);
-        message
+        Request::ReadDirectory { ino, cookie: self.cookie, attributes: self.attributes }
     }
 
     /// The part whose turn it is has answered.
-    fn hear(&mut self, reply: &[u8]) -> Redirect {
-        let mut redirect = self.hear_one(reply);
+    fn hear(&mut self, answer: &Answer<'_>) -> Redirect {
+        self.hear_entries(Entries::of(answer))
+    }
+
+    fn hear_entries(&mut self, entries: Result<Entries, Refusal>) -> Redirect {
+        let mut redirect = self.hear_one(entries);
         while matches!(redirect, Redirect::Wait) {
             match std::mem::take(&mut self.ahead[self.index]) {
-                Ahead::NotAsked => return Redirect::Ask(self.question(self.index)),
-                Ahead::Told(reply) => redirect = self.hear_one(&reply),
+                Ahead::NotAsked => {
+                    let question = self.question(self.index);
+                    return match Call::encode(self.client, self.caller, &question) {
+                        Ok(call) => Redirect::Ask(call),
+                        Err(code) => Redirect::Answer(code.into()),
+                    };
+                }
+                Ahead::Told(entries) => redirect = self.hear_one(entries),
                 Ahead::Asked => {
                     self.ahead[self.index] = Ahead::Asked;
                     return Redirect::Wait;
@@ -176,26 +195,26 @@ impl Listing {
     }
 
     /// Takes one part's entries: the whole reply, or it is the next one's turn.
-    fn hear_one(&mut self, reply: &[u8]) -> Redirect {
-        let entries = match Reply::decode(reply) {
-            Ok(Reply::Entries(entries)) => entries,
+    fn hear_one(&mut self, entries: Result<Entries, Refusal>) -> Redirect {
+        let entries = match entries {
+            Ok(entries) => entries,
             // What the parts before it have is told first, and the failure when they ask on.
-            _ if !self.collected.is_empty() => return Redirect::Reply(encoded(&self.collected, false)),
-            _ => return Redirect::Reply(reply.to_vec()),
+            Err(_) if !self.collected.is_empty() => return Redirect::Answer(encoded(&self.collected, false)),
+            Err(refusal) => return Redirect::Answer(ReplyBuf::encode(&Err(refusal))),
         };
         if REPLY_HEADER_BYTES + self.collected.len() + entries.bytes.len() > READDIR_REPLY_BYTES {
-            return Redirect::Reply(encoded(&self.collected, false));
+            return Redirect::Answer(encoded(&self.collected, false));
         }
         let begin = self.collected.len();
-        self.collected.extend_from_slice(entries.bytes);
+        self.collected.extend_from_slice(&entries.bytes);
         let last = self.index + 1 == self.parts.as_slice().len();
         if last || !entries.end {
-            return Redirect::Reply(encoded(&self.collected, entries.end));
+            return Redirect::Answer(encoded(&self.collected, entries.end));
         }
         // It was told whole, and is not asked again should the next ones' entries come with another request: so its are of one moment.
         let told = &mut self.collected[begin..];
         if let Err(code) = go_on_behind(told, self.parts.last_cookie(self.index)) {
-            return Redirect::Reply(failure(code));
+            return Redirect::Answer(code.into());
         }
         self.index += 1;
         self.told_bytes = entries.bytes.len();
@@ -203,13 +222,13 @@ impl Listing {
     }
 
     /// A part that was asked ahead has answered; none: it is not its turn yet.
-    fn hear_ahead(&mut self, index: usize, reply: Vec<u8>) -> Option<Redirect> {
+    fn hear_ahead(&mut self, index: usize, answer: &Answer<'_>) -> Option<Redirect> {
         let slot = self.ahead.get_mut(index)?;
         if index == self.index {
             *slot = Ahead::NotAsked;
-            return Some(self.hear(&reply));
+            return Some(self.hear(answer));
         }
-        *slot = Ahead::Told(reply);
+        *slot = Ahead::Told(Entries::of(answer));
         None
     }
 
@@ -239,19 +258,17 @@ fn may_ask_anew(slot: &mut (u64, u8), seq: u64) -> bool {
 }
 
 impl ShardThread<'_> {
-    /// Makes the `i`-th request taken one of the part, if it is one of a wide directory that is known.
-    pub(super) fn lead_to_parts(&mut self, i: usize) -> Result<(), Code> {
+    /// A call of a process of this node that names a wide directory becomes one of the part, if the parts are known.
+    pub(super) fn lead_to_parts(&mut self, session: usize, call: Call) -> Result<Call, Code> {
         let Some(network) = self.network.as_ref().filter(|_| !self.wide.known.is_empty()) else {
-            return Ok(());
+            return Ok(call);
         };
-        let (session, slot, seq, range) = self.answers.place_of(i);
         if !self.sessions[session].is_here() {
-            return Ok(());
+            return Ok(call);
         }
-        let (caller, request) = Request::decode(self.answers.request(range))?;
-        let known = &self.wide.known;
-        let Some(led) = request.in_parts(network.node, |ino| known.get(ino))? else {
-            return Ok(());
+        let (client, caller, known) = (call.client, call.caller(), &self.wide.known);
+        let Some(led) = call.request().in_parts(network.node, |ino| known.get(ino))? else {
+            return Ok(call);
         };
         // No directory is born on a node without a target: it is on that of the part, like its name.
         let led = match led {
@@ -261,14 +278,14 @@ impl ShardThread<'_> {
             led => led,
         };
         if let (
-            Request::ReadDirectory { ino, cookie, attributes },
+            &Request::ReadDirectory { ino, cookie, attributes },
             Request::ReadDirectory { ino: part, .. },
-        ) = (request, led)
+        ) = (call.request(), led)
         {
             if let Some(parts) = known.get(ino) {
                 let index = parts.as_slice().iter().position(|p| *p == part).unwrap_or(0);
                 let listing = Listing {
-                    seq,
+                    client,
                     caller,
                     parts,
                     index,
@@ -278,124 +295,137 @@ impl ShardThread<'_> {
                     collected: Vec::new(),
                     ahead: Default::default(),
                 };
-                self.sessions[session].slots[slot].listing = Some(Box::new(listing));
+                self.sessions[session].slots[client.slot].listing = Some(Box::new(listing));
             }
         }
-        // One kind of request takes two bytes more.
-        let mut message = vec![0; range.1 - range.0 + 8];
-        let n = led.encode(caller, &mut message)?;
-        self.answers.replace(i, &message[..n]);
-        Ok(())
+        Call::encode(client, caller, &led)
     }
 
-    /// Remembers a request that may turn out to name a wide directory, until it is answered.
-    pub(super) fn remember_sent(&mut self, session: usize, slot: usize, message: &[u8]) {
-        let sent = &mut self.sessions[session].slots[slot].sent;
-        sent.clear();
-        if !matches!(Request::decode(message), Ok((_, Request::Backing { .. })) | Err(_)) {
-            sent.extend_from_slice(message);
-        }
-    }
-
-    /// What comes of a reply to a request of a process of here, which was `message`; none: the reply is the client's.
+    /// What comes of the answer to a call of a process of this node, or to what was asked in its place; none: it is the client's reply.
+    /// `asked` is the call, if it did not leave this node.
     pub(super) fn redirect(
         &mut self,
-        (session, slot, seq): (usize, usize, u64),
-        message: Option<(usize, usize)>,
-        reply: &[u8],
+        session: usize,
+        client: &Client,
+        asked: Option<&Call>,
+        answer: &Answer<'_>,
     ) -> Option<Redirect> {
+        let here = self.network.as_ref()?.node;
         if !self.sessions[session].is_here() {
             return None;
         }
-        let state = &mut self.sessions[session].slots[slot];
-        if !self.wide.left.is_empty() && matches!(Reply::decode(reply), Err(Code::NotFound)) {
-            let here = self.network.as_ref()?.node;
-            let asked = match message {
-                Some(range) => self.answers.request(range).to_vec(),
-                None => state.sent.clone(),
-            };
-            if self.wide.learn_of_the_last(here, &asked) && may_ask_anew(&mut state.asked_anew, seq) {
-                return Some(Redirect::Ask(asked));
+        let state = &mut self.sessions[session].slots[client.slot];
+        let asked = asked.or(state.sent.as_ref());
+        match (answer, asked) {
+            (Err(Refusal::Code(Code::NotFound)), Some(asked)) if !self.wide.left.is_empty() => {
+                let learnt = self.wide.learn_of_the_last(here, asked.request());
+                if learnt && may_ask_anew(&mut state.asked_anew, client.seq) {
+                    return Some(Redirect::Ask(asked.clone()));
+                }
             }
+            (Err(refusal), _) if refusal.code() == Code::Wide => {
+                let asked = asked.cloned();
+                return Some(self.redirect_to_parts(session, client, asked, refusal));
+            }
+            _ => {}
         }
-        let refusal = Parts::of_refusal(reply);
-        if refusal.is_some() || matches!(Reply::decode(reply), Err(Code::Wide)) {
-            let here = self.network.as_ref()?.node;
-            let asked = match message {
-                Some(range) => self.answers.request(range).to_vec(),
-                None => std::mem::take(&mut state.sent),
-            };
-            let may = may_ask_anew(&mut state.asked_anew, seq);
-            let learnt = match refusal {
-                Some(_) if !may => Err("and the request was asked anew too often"),
-                Some(parts) => self.wide.learn_by(here, &asked, parts),
-                None => Err("and asked one for a name that it has not"),
-            };
-            let Err(why) = learnt else { return Some(Redirect::Ask(asked)) };
-            self.wide.forget_parts_in(here, &asked);
-            let of = refusal.map_or(Ino(0), |parts| parts.of);
-            tracing::warn!("a node told of parts of a wide directory ({of}), {why}: the request is refused");
-            let mut failure = vec![0; REPLY_HEADER_BYTES];
-            let n = Reply::encode(&Err(Code::Io), &mut failure).unwrap_or(0);
-            failure.truncate(n);
-            state.listing = None;
-            return Some(Redirect::Reply(failure));
-        }
-        let listing = state.listing.as_mut()?;
-        if listing.seq != seq {
-            state.listing = None;
+        let listing = self.sessions[session].slots[client.slot].listing.as_mut()?;
+        if listing.client.seq != client.seq {
+            self.sessions[session].slots[client.slot].listing = None;
             return None;
         }
-        let redirect = listing.hear(reply);
-        self.list_on(session, slot, &redirect);
+        let redirect = listing.hear(answer);
+        self.list_on(session, client.slot, &redirect);
         Some(redirect)
+    }
+
+    /// A call was refused as it named a wide directory, or a part for a name that this part has not.
+    #[cold]
+    fn redirect_to_parts(
+        &mut self,
+        session: usize,
+        client: &Client,
+        asked: Option<Call>,
+        refusal: &Refusal,
+    ) -> Redirect {
+        let Some(here) = self.network.as_ref().map(|network| network.node) else {
+            return Redirect::Answer(Code::Io.into());
+        };
+        let state = &mut self.sessions[session].slots[client.slot];
+        state.sent = None;
+        let may = may_ask_anew(&mut state.asked_anew, client.seq);
+        let learnt = match (refusal, &asked) {
+            (_, None) => Err("and nobody knows of what request"),
+            (Refusal::Wide(_), _) if !may => Err("and the request was asked anew too often"),
+            (Refusal::Wide(parts), Some(asked)) => self.wide.learn_by(here, asked.request(), *parts),
+            (Refusal::Code(_), _) => Err("and asked one for a name that it has not"),
+        };
+        let why = match (learnt, asked) {
+            (Ok(()), Some(asked)) => return Redirect::Ask(asked),
+            (Err(why), Some(asked)) => {
+                self.wide.forget_parts_in(here, asked.request());
+                why
+            }
+            (Ok(()), None) => "and nobody knows of what request",
+            (Err(why), None) => why,
+        };
+        let of = match refusal {
+            Refusal::Wide(parts) => parts.of,
+            Refusal::Code(_) => Ino(0),
+        };
+        tracing::warn!("a node told of parts of a wide directory ({of}), {why}: the request is refused");
+        state.listing = None;
+        Redirect::Answer(Code::Io.into())
     }
 
     /// A listing goes on, or is over: parts are asked ahead, if there is room for that among what this daemon asks others.
     fn list_on(&mut self, session: usize, slot: usize, redirect: &Redirect) {
-        let id = self.sessions[session].id;
         let state = &mut self.sessions[session].slots[slot].listing;
         let (Some(listing), Some(network), Some(steps)) =
             (state.as_mut(), &self.network, &mut self.cross_node)
         else {
             return;
         };
-        if matches!(redirect, Redirect::Reply(_)) {
+        if matches!(redirect, Redirect::Answer(_)) {
             *state = None;
             return;
         }
         if !steps.has_room_for(WIDTH_MAX) {
             return;
         }
-        let client = Client { session: id, slot, seq: listing.seq };
+        let (client, caller) = (listing.client, listing.caller);
         for index in listing.ask_ahead(network.node) {
             self.wide.asked_ahead += 1;
             let number = self.wide.asked_ahead;
             self.wide.ahead.insert(number, (client, index));
-            steps.ask_ahead(number, listing.parts.as_slice()[index].birth_node(), listing.question(index));
+            if let Ok(call) = Call::encode(client, caller, &listing.question(index)) {
+                let node = listing.parts.as_slice()[index].birth_node();
+                steps.ask_ahead(number, node, call.bytes().to_vec());
+            }
         }
     }
 
     /// A part that a listing asked ahead has answered, or will not.
-    pub(super) fn told_ahead(&mut self, number: u64, reply: Result<Vec<u8>, Code>) {
+    pub(super) fn told_ahead(&mut self, number: u64, answer: &Answer<'_>) {
         let Some((client, index)) = self.wide.ahead.remove(&number) else { return };
         let Some(session) = self.sessions.iter().position(|s| s.id == client.session) else { return };
         let listing = &mut self.sessions[session].slots[client.slot].listing;
-        let Some(listing) = listing.as_mut().filter(|listing| listing.seq == client.seq) else { return };
-        let Some(redirect) = listing.hear_ahead(index, reply.unwrap_or_else(failure)) else { return };
+        let Some(listing) = listing.as_mut().filter(|listing| listing.client.seq == client.seq) else {
+            return;
+        };
+        let Some(redirect) = listing.hear_ahead(index, answer) else { return };
         self.list_on(session, client.slot, &redirect);
         match redirect {
-            Redirect::Ask(message) => self.serve_anew(session, client.slot, client.seq, message),
-            Redirect::Reply(reply) => self.answer_client(client, &reply),
+            Redirect::Ask(call) => self.serve_anew(call),
+            Redirect::Answer(reply) => self.answer_client(client, &reply.bytes),
             Redirect::Wait => {}
         }
     }
 
-    /// Has a request served with another message.
-    pub(super) fn serve_anew(&mut self, session: usize, slot: usize, seq: u64, message: Vec<u8>) {
-        let client = Client { session: self.sessions[session].id, slot, seq };
+    /// Has a call served again, or another in its place.
+    pub(super) fn serve_anew(&mut self, call: Call) {
         if let Some(steps) = &mut self.cross_node {
-            steps.serve_anew(client, message);
+            steps.serve_anew(call);
         }
     }
 }
@@ -411,7 +441,7 @@ mod tests {
         let caller = Caller { uid: 0, gid: 0 };
         let (collected, ahead) = (Vec::new(), Default::default());
         Listing {
-            seq: 1,
+            client: Client { session: 1, slot: 0, seq: 1 },
             caller,
             parts,
             index: 0,
@@ -423,7 +453,7 @@ mod tests {
         }
     }
 
-    fn entries(cookies: &[u64], bytes: usize, end: bool) -> Vec<u8> {
+    fn entries(cookies: &[u64], bytes: usize, end: bool) -> ReplyBuf {
         let mut room = vec![0; READDIR_REPLY_BYTES];
         let mut writer = DirWriter::new(&mut room);
         for cookie in cookies {
@@ -435,9 +465,17 @@ mod tests {
         encoded(&room[..n], end)
     }
 
+    fn hear(l: &mut Listing, reply: &ReplyBuf) -> Redirect {
+        l.hear(&Reply::decode_answer(&reply.bytes))
+    }
+
+    fn hear_ahead(l: &mut Listing, index: usize, reply: &ReplyBuf) -> Option<Redirect> {
+        l.hear_ahead(index, &Reply::decode_answer(&reply.bytes))
+    }
+
     fn cookies(redirect: Redirect) -> (Vec<u64>, bool) {
-        let Redirect::Reply(reply) = redirect else { panic!("{redirect:?}") };
-        let Ok(Reply::Entries(entries)) = Reply::decode(&reply) else { panic!("{reply:?}") };
+        let Redirect::Answer(reply) = redirect else { panic!("{redirect:?}") };
+        let Ok(Reply::Entries(entries)) = Reply::decode(&reply.bytes) else { panic!("{reply:?}") };
         (entries.iter().map(|entry| entry.unwrap().cookie).collect(), entries.end)
     }
 
@@ -445,13 +483,13 @@ mod tests {
     fn listing_goes_from_part_to_part_until_the_last() {
         let mut l = listing();
         for node in [2, 3] {
-            let Redirect::Ask(message) = l.hear(&entries(&[u64::from(node)], 3, true)) else { panic!() };
-            let asked = Request::decode(&message).unwrap().1;
+            let Redirect::Ask(call) = hear(&mut l, &entries(&[u64::from(node)], 3, true)) else { panic!() };
+            let asked = call.request();
             let ino = Ino::part(NodeId(node), 5);
-            assert_eq!(asked, Request::ReadDirectory { ino, cookie: 0, attributes: false });
+            assert_eq!(*asked, Request::ReadDirectory { ino, cookie: 0, attributes: false });
         }
         let all = vec![l.parts.last_cookie(0), l.parts.last_cookie(1), 8, 9];
-        assert_eq!(cookies(l.hear(&entries(&[8, 9], 3, true))), (all, true));
+        assert_eq!(cookies(hear(&mut l, &entries(&[8, 9], 3, true))), (all, true));
     }
 
     #[test]
@@ -460,65 +498,57 @@ mod tests {
         let inos = [1, 2, 3, 4, 5].map(|node| Ino::part(NodeId(node), 5));
         l.parts = Parts::new(Ino::new(NodeId(1), 4), &inos).unwrap();
         assert!(l.ask_ahead(NodeId(4)).is_empty(), "before the first has told");
-        assert!(matches!(l.hear(&entries(&[1], 3, true)), Redirect::Ask(_)));
+        assert!(matches!(hear(&mut l, &entries(&[1], 3, true)), Redirect::Ask(_)));
         assert_eq!(l.ask_ahead(NodeId(4)), [2, 4], "this node's own is asked in its turn");
         assert!(l.ask_ahead(NodeId(4)).is_empty(), "once");
-        assert!(l.hear_ahead(4, entries(&[5], 3, true)).is_none());
-        assert!(matches!(l.hear(&entries(&[2], 3, true)), Redirect::Wait));
-        let Some(Redirect::Ask(message)) = l.hear_ahead(2, entries(&[3], 3, true)) else { panic!() };
-        let asked = Request::decode(&message).unwrap().1;
-        assert_eq!(asked, Request::ReadDirectory { ino: inos[3], cookie: 0, attributes: false });
+        assert!(hear_ahead(&mut l, 4, &entries(&[5], 3, true)).is_none());
+        assert!(matches!(hear(&mut l, &entries(&[2], 3, true)), Redirect::Wait));
+        let Some(Redirect::Ask(call)) = hear_ahead(&mut l, 2, &entries(&[3], 3, true)) else { panic!() };
+        let asked = call.request();
+        assert_eq!(*asked, Request::ReadDirectory { ino: inos[3], cookie: 0, attributes: false });
         let mut all: Vec<u64> = (0..5).map(|index| l.parts.last_cookie(index)).collect();
         all[4] = 5;
-        assert_eq!(cookies(l.hear(&entries(&[4], 3, true))), (all, true));
+        assert_eq!(cookies(hear(&mut l, &entries(&[4], 3, true))), (all, true));
         // Of large parts no more than the reply has room for.
         let mut l = listing();
         let many: Vec<u64> = (1..=READDIR_REPLY_BYTES as u64 / 2 / 120).collect();
-        assert!(matches!(l.hear(&entries(&many, 100, true)), Redirect::Ask(_)));
+        assert!(matches!(hear(&mut l, &entries(&many, 100, true)), Redirect::Ask(_)));
         let room = READDIR_REPLY_BYTES - l.collected.len();
         assert_eq!(l.ask_ahead(NodeId(1)), if room / l.told_bytes > 0 { vec![2] } else { vec![] });
         // One that fails does so in its turn.
         let mut l = listing();
-        assert!(matches!(l.hear(&entries(&[1], 3, true)), Redirect::Ask(_)));
+        assert!(matches!(hear(&mut l, &entries(&[1], 3, true)), Redirect::Ask(_)));
         assert_eq!(l.ask_ahead(NodeId(1)), [2]);
-        assert!(l.hear_ahead(2, failure(Code::Io)).is_none());
+        assert!(hear_ahead(&mut l, 2, &Code::Io.into()).is_none());
         let ends: Vec<u64> = (0..2).map(|index| l.parts.last_cookie(index)).collect();
-        assert_eq!(cookies(l.hear(&entries(&[2], 3, true))), (ends, false));
+        assert_eq!(cookies(hear(&mut l, &entries(&[2], 3, true))), (ends, false));
     }
 
     #[test]
     fn listing_stops_where_a_reply_is_full_or_a_part_is_not() {
         let mut l = listing();
-        assert_eq!(cookies(l.hear(&entries(&[1, 2], 3, false))), (vec![1, 2], false));
+        assert_eq!(cookies(hear(&mut l, &entries(&[1, 2], 3, false))), (vec![1, 2], false));
         let mut l = listing();
         let many: Vec<u64> = (1..=READDIR_REPLY_BYTES as u64 / 2 / 120).collect();
-        assert!(matches!(l.hear(&entries(&many, 100, true)), Redirect::Ask(_)));
+        assert!(matches!(hear(&mut l, &entries(&many, 100, true)), Redirect::Ask(_)));
         // The second part's do not fit behind the first's: they come with the next request.
         let more: Vec<u64> = (1000..=1000 + many.len() as u64).collect();
-        let (told, end) = cookies(l.hear(&entries(&more, 120, true)));
+        let (told, end) = cookies(hear(&mut l, &entries(&more, 120, true)));
         assert!(told[..told.len() - 1] == many[..many.len() - 1] && !end);
         assert_eq!(l.parts.index_of_cookie(told[told.len() - 1]), 1, "and the first is not asked again");
     }
 
     #[test]
     fn listing_tells_a_failure_behind_what_it_has() {
-        let mut failure = [0; 4];
-        Reply::encode(&Err(Code::Io), &mut failure).unwrap();
+        let failure = ReplyBuf::from(Code::Io);
         let mut l = listing();
-        assert!(matches!(l.hear(&entries(&[7], 3, true)), Redirect::Ask(_)));
-        assert_eq!(cookies(l.hear(&failure)), (vec![l.parts.last_cookie(0)], false));
-        let Redirect::Reply(reply) = listing().hear(&failure) else { panic!() };
+        assert!(matches!(hear(&mut l, &entries(&[7], 3, true)), Redirect::Ask(_)));
+        assert_eq!(cookies(hear(&mut l, &failure)), (vec![l.parts.last_cookie(0)], false));
+        let Redirect::Answer(reply) = hear(&mut listing(), &failure) else { panic!() };
         assert_eq!(reply, failure);
     }
 
     const HERE: NodeId = NodeId(1);
-
-    fn asked(request: Request<'_>) -> Vec<u8> {
-        let mut message = vec![0; 256];
-        let n = request.encode(Caller { uid: 0, gid: 0 }, &mut message).unwrap();
-        message.truncate(n);
-        message
-    }
 
     fn parts(of: Ino, counter: u64) -> Parts {
         Parts::new(of, &[2, 3].map(|node| Ino::part(NodeId(node), counter))).unwrap()
@@ -528,10 +558,8 @@ mod tests {
     fn parts_are_learnt_of_directories_that_the_request_names() {
         let (a, b, c) = (Ino::new(NodeId(2), 4), Ino::new(NodeId(3), 4), Ino::new(NodeId(2), 5));
         let mut wide = Wide::default();
-        let rename =
-            asked(Request::Rename { parent: a, name: b"x", new_parent: b, new_name: b"y", flags: 0 });
+        let rename = Request::Rename { parent: a, name: b"x", new_parent: b, new_name: b"y", flags: 0 };
         assert!(wide.learn_by(HERE, &rename, parts(c, 1)).is_err());
-        assert!(wide.learn_by(HERE, b"", parts(a, 1)).is_err(), "of no request");
         assert!(wide.known.is_empty());
         assert_eq!(wide.learn_by(HERE, &rename, parts(b, 1)), Ok(()));
         let create = Request::Create {
@@ -544,9 +572,9 @@ mod tests {
             number: Some(Ino::new(HERE, 9)),
             reserve: false,
         };
-        assert_eq!(wide.learn_by(HERE, &asked(create), parts(a, 2)), Ok(()), "by a number of this node's");
+        assert_eq!(wide.learn_by(HERE, &create, parts(a, 2)), Ok(()), "by a number of this node's");
         // A directory becomes wide once: of two lists neither is believed.
-        let look = asked(Request::Lookup { parent: a, name: b"x" });
+        let look = Request::Lookup { parent: a, name: b"x" };
         assert_eq!(wide.learn_by(HERE, &look, parts(a, 2)), Ok(()), "told twice");
         assert!(wide.learn_by(HERE, &look, parts(a, 3)).is_err());
         assert!(wide.known.get(a).is_none() && wide.known.get(b).is_some());
@@ -558,7 +586,7 @@ mod tests {
         let mut wide = Wide::default();
         wide.known.insert(parts(a, 1));
         wide.known.insert(parts(b, 2));
-        wide.forget_parts_in(HERE, &asked(Request::Lookup { parent: Ino::part(NodeId(3), 1), name: b"x" }));
+        wide.forget_parts_in(HERE, &Request::Lookup { parent: Ino::part(NodeId(3), 1), name: b"x" });
         assert!(wide.known.get(a).is_none() && wide.known.get(b).is_some());
     }
 

@@ -7,12 +7,12 @@ const HOME: NodeId = NodeId(1);
 const HOLDER: NodeId = NodeId(2);
 
 fn of(session: u64, slot: usize, seq: u64, reply: &[u8]) -> Whose {
-    Whose::Client { session, slot, seq, reply: reply.to_vec() }
+    Whose::Client { client: Client { session, slot, seq }, reply: reply.to_vec() }
 }
 
 fn slot_of(whose: &Whose) -> usize {
     match whose {
-        Whose::Client { slot, .. } => *slot,
+        Whose::Client { client, .. } => client.slot,
         Whose::Step { .. } => panic!("no step was held"),
     }
 }
@@ -39,12 +39,6 @@ fn directory(ino: Ino, mode: u32) -> Entry {
     Entry { attr, layout: Layout::single(HOME, 0) }
 }
 
-fn encoded(reply: Reply<'_>) -> Vec<u8> {
-    let mut bytes = [0; 512];
-    let n = Reply::encode(&Ok(reply), &mut bytes).unwrap();
-    bytes[..n].to_vec()
-}
-
 fn lookup(name: &[u8]) -> Request<'_> {
     Request::Lookup { parent: Ino::ROOT, name }
 }
@@ -64,14 +58,14 @@ fn change(l: &mut Leases, name: Option<&[u8]>, inode: Option<(Ino, Option<Permis
 #[test]
 fn a_change_waits_for_the_recall_of_what_was_told_while_the_lease_ran() {
     let (mut l, d) = (Leases::new(true), Ino::new(HOME, 9));
-    let told = encoded(Reply::Entry(directory(d, 0o755)));
-    l.told(HOLDER, &lookup(b"d"), &told, 100);
+    let told = Ok(Reply::Entry(directory(d, 0o755)));
+    l.told_at(HOLDER, &lookup(b"d"), &told, 100);
     assert!(
         change(&mut l, Some(b"d"), None, 100).revocations.is_empty(),
         "without a lease nothing is believed"
     );
     let term = l.renew(HOLDER, 100).unwrap();
-    l.told(HOLDER, &lookup(b"d"), &told, 200);
+    l.told_at(HOLDER, &lookup(b"d"), &told, 200);
     let same = permissions(&directory(d, 0o755));
     assert!(change(&mut l, None, Some((d, Some(same))), 200).revocations.is_empty(), "its times changed");
     let wait = change(&mut l, None, Some((d, Some((0, 0, 0)))), 200);
@@ -110,7 +104,7 @@ fn what_is_told_is_shown_until_it_is_recalled_overtaken_or_of_another_term() {
     board.set_node(HOLDER);
     let reader = Board::open(Mapping::new(fd.as_fd(), board.bytes(), false).unwrap()).unwrap();
     let (mut l, d) = (Leases::new(true), Ino::new(HOME, 9));
-    let told = encoded(Reply::Entry(directory(d, 0o711)));
+    let told = Ok(Reply::Entry(directory(d, 0o711)));
     let mut sequence = 0;
     let mut look =
         |l: &mut Leases, board: &mut BoardWriter, meanwhile: &dyn Fn(&mut Leases, &mut BoardWriter)| {
@@ -154,14 +148,14 @@ fn what_is_told_is_shown_until_it_is_recalled_overtaken_or_of_another_term() {
 #[test]
 fn what_was_told_under_a_lease_that_ended_is_freed() {
     let (mut l, d) = (Leases::new(true), Ino::new(HOME, 9));
-    let told = encoded(Reply::Entry(directory(d, 0o755)));
+    let told = Ok(Reply::Entry(directory(d, 0o755)));
     let other = NodeId(3);
     l.renew(HOLDER, 100).unwrap();
     l.renew(other, 200).unwrap();
     for node in [HOLDER, other] {
-        l.told(node, &lookup(b"d"), &told, 300);
+        l.told_at(node, &lookup(b"d"), &told, 300);
     }
-    l.told(HOLDER, &lookup(b"e"), &told, 300);
+    l.told_at(HOLDER, &lookup(b"e"), &told, 300);
     l.free_ended(100 + LEASE_NS);
     assert_eq!((l.names.len(), l.directories.len()), (2, 1), "they run still");
     l.free_ended(101 + LEASE_NS);

@@ -39,6 +39,8 @@ use forebay_types::{Code, Ino, Layout, NodeId, PoolSpace, TargetSpace};
 use forebay_wire::Stamp;
 use serde_json::Value;
 
+use super::call::Call;
+
 pub(super) use appended::{Appended, TAG as APPENDS_TAG};
 pub(super) use buffers::give_buffer;
 pub(super) use groups::Groups;
@@ -57,10 +59,8 @@ pub(super) enum Command {
     Forward {
         /// Whom.
         node: NodeId,
-        /// The client's session, slot and sequence.
-        stamp: Stamp,
-        /// The encoded request.
-        message: Vec<u8>,
+        /// What the client asks.
+        call: Call,
     },
     /// Ask a node for a change over several.
     Step {

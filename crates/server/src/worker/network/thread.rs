@@ -341,9 +341,7 @@ impl NetworkThread {
     /// Does what an order says, or keeps it for later: false then.
     fn execute(&mut self, order: Command) -> bool {
         match order {
-            Command::Forward { node, stamp, message } => {
-                return self.forward(node, stamp, message);
-            }
+            Command::Forward { node, call } => return self.forward(node, call),
             Command::Step { node, stamp, message } => return self.step(node, stamp, message),
             Command::Answer { ticket, reply } => self.answer(&ticket, &reply),
             Command::Serve { ticket, message } => self.serve(ticket, message),

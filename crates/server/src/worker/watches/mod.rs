@@ -33,9 +33,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use forebay_data::NodeTargets;
-use forebay_meta::Effects;
+use forebay_meta::{Effects, Since, PAYLOAD_BYTES_MAX};
 use forebay_ring::Doorbell;
-use forebay_types::limits::{MESSAGE_BYTES_MAX, WATCHED_NAMES_MAX, WATCH_CHANGES_MAX};
+use forebay_types::limits::{WATCHED_NAMES_MAX, WATCH_CHANGES_MAX};
 use forebay_types::{Caller, Code, Cookie, Error, Ino, Kind, Reply, Request, Result};
 
 use super::shard_thread::{Message, ShardThread};
@@ -279,8 +279,8 @@ impl Watched {
         Watched { directories: HashSet::new(), named: NamedInodes::new(), changes: Vec::new(), words }
     }
 
-    /// Notes a change, whose effects begin at `shown` (names, inodes).
-    pub(super) fn note(&mut self, request: &Request<'_>, effects: &Effects, shown: (usize, usize)) {
+    /// Notes a change that had these effects.
+    pub(super) fn note(&mut self, request: &Request<'_>, effects: Since<'_>) {
         if self.directories.is_empty() {
             return;
         }
@@ -294,13 +294,8 @@ impl Watched {
             leads || self.directories.contains(&n.parent)
         };
         let mut names: Vec<Named> = match request {
-            Request::Rename { .. } => effects.names().skip(shown.0).map(named).collect(),
-            _ => effects
-                .names()
-                .skip(shown.0)
-                .filter(|n| self.directories.contains(&n.parent))
-                .map(named)
-                .collect(),
+            Request::Rename { .. } => effects.names().map(named).collect(),
+            _ => effects.names().filter(|n| self.directories.contains(&n.parent)).map(named).collect(),
         };
         if names.iter().any(concerns) {
             names.iter().filter_map(|n| n.entry).for_each(|(ino, _)| self.named.insert(ino));
@@ -312,7 +307,7 @@ impl Watched {
                 _ => Change::Names(names),
             });
         }
-        for (ino, entry) in &effects.inodes()[shown.1..] {
+        for (ino, entry) in effects.inodes() {
             if entry.is_none() && self.directories.remove(ino) {
                 self.changes.push(Change::Gone(*ino, Code::NotFound));
             }
@@ -399,25 +394,21 @@ impl ShardThread<'_> {
         if self.network.as_ref().is_some_and(|network| network.node != directory.birth_node()) {
             return Ok(Err(Code::NotSupported));
         }
-        let (mut out, mut effects) = (vec![0; MESSAGE_BYTES_MAX], Effects::new());
-        let batch = self.batch()?;
-        let mut ask = |request: &Request<'_>, out: &mut [u8]| {
-            effects.clear();
-            batch.apply(Caller { uid: 0, gid: 0 }, request, super::now(), &mut effects, out)
-        };
-        let n = ask(&Request::GetAttr { ino: directory }, &mut out);
-        match Reply::decode(&out[..n]) {
+        let (mut payload, mut effects) = (vec![0; PAYLOAD_BYTES_MAX], Effects::new());
+        let (caller, batch) = (Caller { uid: 0, gid: 0 }, self.batch()?);
+        let attributes = Request::GetAttr { ino: directory };
+        match batch.apply(caller, &attributes, super::now(), &mut effects, &mut payload) {
             Ok(Reply::Entry(entry)) if !entry.attr.is_directory() => return Ok(Err(Code::NotDirectory)),
             Ok(Reply::Entry(entry)) if entry.attr.width_log2 != 0 => return Ok(Err(Code::NotSupported)),
             Ok(Reply::Entry(_)) => {}
             Ok(_) => return Ok(Err(Code::Io)),
-            Err(code) => return Ok(Err(code)),
+            Err(refusal) => return Ok(Err(refusal.code())),
         }
-        let n = ask(&Request::ReadDirectory { ino: directory, cookie, attributes: false }, &mut out);
-        let entries = match Reply::decode(&out[..n]) {
+        let entries = Request::ReadDirectory { ino: directory, cookie, attributes: false };
+        let entries = match batch.apply(caller, &entries, super::now(), &mut effects, &mut payload) {
             Ok(Reply::Entries(entries)) => entries,
             Ok(_) => return Ok(Err(Code::Io)),
-            Err(code) => return Ok(Err(code)),
+            Err(refusal) => return Ok(Err(refusal.code())),
         };
         let (mut list, mut last) = (Vec::new(), None);
         for entry in entries.iter() {
@@ -476,7 +467,7 @@ mod tests {
         watched.named.insert(Ino(20));
         let mut set = |ino| {
             let request = Request::RemoveXattr { ino, name: b"user.a" };
-            watched.note(&request, &Effects::new(), (0, 0));
+            watched.note(&request, Effects::new().since(forebay_meta::Mark::default()));
             watched.send(&[]);
             words.try_recv().is_ok()
         };

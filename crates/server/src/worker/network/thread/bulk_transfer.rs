@@ -34,6 +34,7 @@ use forebay_wire::{Memory, Message as Wire, Place, Stamp};
 
 use super::outgoing::{Flight, NODE_TIMEOUT};
 use super::{NetworkThread, SHORT_REPLY_BYTES};
+use crate::worker::call::Call;
 use crate::worker::network::bounce::{Bounce, DataBuffer};
 use crate::worker::network::io_workers::{Job, Moving};
 use crate::worker::network::places::{bury_rested, Arrived, Granted, Taken, Use, Used};
@@ -236,13 +237,8 @@ impl NetworkThread {
     }
 
     /// Asks the file's node for a move of a client's. False: later.
-    pub(super) fn forward_move(
-        &mut self,
-        (node, stamp): (NodeId, Stamp),
-        id: BackingId,
-        wish: Move,
-        message: Vec<u8>,
-    ) -> bool {
+    pub(super) fn forward_move(&mut self, node: NodeId, id: BackingId, wish: Move, call: Call) -> bool {
+        let stamp = call.stamp();
         let buffer = self.moves.buffers.get_mut(&wish.buffer);
         let buffer = buffer.filter(|b| b.session == stamp.session && !b.left);
         let end = u64::from(wish.at) + u64::from(wish.bytes);
@@ -263,7 +259,7 @@ impl NetworkThread {
             // Who helps copies one place's bytes: others wait for it.
             if self.helps && self.moves.are_under_way() {
                 self.leaves = true;
-                self.backlog.push_back(Command::Forward { node, stamp, message });
+                self.backlog.push_back(Command::Forward { node, call });
                 return false;
             }
             let from = (local, wish.at as usize);
@@ -290,14 +286,14 @@ impl NetworkThread {
             }
         }
         match self.calls.call(node, stamp, &message_to, deadline) {
-            Ok(call) => {
+            Ok(asked) => {
                 buffer.flights += 1;
                 let asking = Asking { node, stamp, buffer: wish.buffer, mark, place, again: false };
-                self.flights.insert(call, Flight::Move(asking));
+                self.flights.insert(asked, Flight::Move(asking));
             }
             Err(Code::Busy) => {
                 self.give_up(place);
-                self.backlog.push_back(Command::Forward { node, stamp, message });
+                self.backlog.push_back(Command::Forward { node, call });
                 return false;
             }
             Err(code) => {

@@ -12,6 +12,7 @@ use forebay_wire::{Message as Wire, Stamp};
 
 use super::bulk_transfer::Asking;
 use super::{Introduced, NetworkThread};
+use crate::worker::call::Call;
 use crate::worker::network::lease_renewal::LEASE;
 use crate::worker::network::Command;
 use crate::worker::shard_thread::Message;
@@ -87,22 +88,18 @@ impl NetworkThread {
         }
     }
 
-    pub(super) fn forward(&mut self, node: NodeId, stamp: Stamp, message: Vec<u8>) -> bool {
-        let deadline = self.calls.now() + NODE_TIMEOUT;
-        let asked = match Request::decode(&message) {
-            Ok((_, Request::Backing { id, op: BackingOp::Move(wish) })) => {
-                return self.forward_move((node, stamp), id, wish, message);
-            }
-            Ok((caller, request)) => self.calls.call(node, stamp, &Wire::Ask(caller, request), deadline),
-            Err(code) => Err(code),
-        };
-        match asked {
+    pub(super) fn forward(&mut self, node: NodeId, call: Call) -> bool {
+        let (deadline, stamp) = (self.calls.now() + NODE_TIMEOUT, call.stamp());
+        if let Request::Backing { id, op: BackingOp::Move(wish) } = *call.request() {
+            return self.forward_move(node, id, wish, call);
+        }
+        match self.calls.call(node, stamp, &Wire::Ask(call.caller(), *call.request()), deadline) {
             Ok(id) => {
                 self.flights.insert(id, Flight::Forward(stamp));
                 true
             }
             Err(Code::Busy) => {
-                self.backlog.push_back(Command::Forward { node, stamp, message });
+                self.backlog.push_back(Command::Forward { node, call });
                 false
             }
             Err(code) => {

@@ -69,8 +69,8 @@ impl NetworkThread {
     }
 
     fn send_answer(&mut self, ticket: &Ticket, reply: &[u8]) {
-        let result = Reply::decode(reply);
-        if let Err(code) = self.calls.answer(ticket, &Wire::Answer(result)) {
+        let answer = Reply::decode_answer(reply);
+        if let Err(code) = self.calls.answer(ticket, &Wire::Answer(answer)) {
             tracing::error!("cannot answer node {}: {code}", ticket.node);
             self.refuse(ticket, code, "the reply cannot be sent");
         }
@@ -262,7 +262,7 @@ impl NetworkThread {
             _ => None,
         });
         let waiting = self.backlog.iter().filter_map(|order| match order {
-            Command::Forward { stamp, .. } => Some(stamp.session),
+            Command::Forward { call, .. } => Some(call.client.session),
             _ => None,
         });
         flying.chain(waiting)

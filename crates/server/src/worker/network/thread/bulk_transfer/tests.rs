@@ -8,6 +8,7 @@ use crate::worker::session::session_on;
 use crate::worker::shard_thread::Message;
 use forebay_fabric::simulated::{Faults, Network};
 use forebay_fabric::{Calls, CallsSettings, Identity};
+use forebay_meta::Client;
 use forebay_types::limits::BUFFER_BYTES;
 use forebay_types::{BackingOp, Caller, Ino, Request};
 use forebay_wire::Secret;
@@ -39,6 +40,12 @@ struct Seen {
     memory: Vec<u8>,
 }
 
+fn call(stamp: Stamp, id: BackingId, wish: Move) -> Call {
+    let client = Client { session: stamp.session, slot: usize::from(stamp.slot), seq: stamp.sequence };
+    let request = Request::Backing { id, op: BackingOp::Move(wish) };
+    Call::encode(client, Caller { uid: 0, gid: 0 }, &request).unwrap()
+}
+
 /// The node of a process that has asked for [`BYTES`] of a file of the other node.
 fn asking_client(network: &Network, seed: u64) -> (NetworkThread, Receiver<Message>, Stamp) {
     let (mut client, told, _no_jobs) = thread(network, CLIENTS, seed);
@@ -46,10 +53,7 @@ fn asking_client(network: &Network, seed: u64) -> (NetworkThread, Receiver<Messa
     client.add_buffer(stamp.session, 5, Region::new(BUFFER_BYTES).unwrap());
     let id = BackingId { target: u32::from(FILES.0) << 16, ino: Ino(5), number: 0, stripe: 0 };
     let wish = Move { kind: MoveKind::Read, offset: 0, bytes: BYTES as u32, buffer: 5, at: 4096 };
-    let mut message = vec![0; 256];
-    let nobody = Caller { uid: 0, gid: 0 };
-    let n = Request::Backing { id, op: BackingOp::Move(wish) }.encode(nobody, &mut message).unwrap();
-    assert!(client.forward_move((FILES, stamp), id, wish, message[..n].to_vec()));
+    assert!(client.forward_move(FILES, id, wish, call(stamp, id, wish)));
     (client, told, stamp)
 }
 
@@ -180,10 +184,7 @@ fn write(seed: u64, faults: Faults, trusting: bool) -> Written {
         memory.write_at(0, &[n; BYTES]).unwrap();
         let stamp = Stamp { session, slot: 0, sequence: n.into() };
         let wish = Move { kind: MoveKind::Write, offset: 0, bytes: BYTES as u32, buffer, at: 0 };
-        let mut message = vec![0; 256];
-        let nobody = Caller { uid: 0, gid: 0 };
-        let len = Request::Backing { id, op: BackingOp::Move(wish) }.encode(nobody, &mut message).unwrap();
-        assert!(client.forward_move((FILES, stamp), id, wish, message[..len].to_vec()));
+        assert!(client.forward_move(FILES, id, wish, call(stamp, id, wish)));
         let flying = client.flights.values();
         let is_sent = flying.clone().any(|f| matches!(f, Flight::Move(asking) if asking.place.is_some()));
         // The first makes the link, and asks for places.

@@ -1,0 +1,438 @@
+//! The pipeline: a batch of calls from their sources to their acknowledgements. One stage is one function, in this order:
+//!
+//! ```text
+//! take ─► move on ─► route ─► apply ─► journal ─► observe ─► publish ─► acknowledge ─► settle
+//!                      └─► away: to another node, to the network thread, to a cross-node transaction, behind a hold
+//! ```
+//! `take` is [`ShardThread::take_requests`]. A call that went away comes back as another one, or its reply comes by itself.
+
+use std::collections::VecDeque;
+use std::ops::Range;
+
+use forebay_meta::{Client, Mark, PAYLOAD_BYTES_MAX};
+use forebay_types::{Answer, Class, Code, Ino, Layout, Refusal, Reply, Request, Result, Timestamp};
+
+use super::acks::{Ack, Acks, ReplyBuf};
+use super::call::Call;
+use super::coordination::{notes_of_step, Interception};
+use super::forward::all_here;
+use super::notifier::{notes_of, Note, Whose};
+use super::own_answers;
+use super::recorder::InFlight;
+use super::session::{created, is_of_daemon, relaid, reserve_behind};
+use super::shard_thread::ShardThread;
+use super::statistics::Statistics;
+use super::stepped::Moment;
+use super::sweeper::Sweep;
+use super::wide::Redirect;
+
+/// A request that was taken from its slot.
+#[derive(Debug)]
+pub(super) struct Taken {
+    /// The session's index: sessions come and go between batches.
+    pub(super) session: usize,
+    pub(super) client: Client,
+    /// What is asked, or why that cannot be told.
+    pub(super) call: std::result::Result<Call, Code>,
+}
+
+/// What a batch is made of, kept from one to the next for its memory.
+#[derive(Debug)]
+pub(super) struct Pipeline {
+    pub(super) taken: VecDeque<Taken>,
+    acks: Acks,
+    /// Where replies put what they borrow.
+    payload: Vec<u8>,
+    /// Calls served since the last publish, and the time of the changes among them, asked for the first one.
+    served: usize,
+    now: Option<Timestamp>,
+}
+
+impl Pipeline {
+    pub(super) fn new() -> Pipeline {
+        let payload = vec![0; PAYLOAD_BYTES_MAX];
+        Pipeline { taken: VecDeque::new(), acks: Acks::new(), payload, served: 0, now: None }
+    }
+}
+
+/// Where a call goes.
+enum Route {
+    /// To this node's shard.
+    Here,
+    /// It is answered so.
+    Answer(Answer<'static>),
+    /// It has left: its reply comes later.
+    Away,
+}
+
+impl ShardThread<'_> {
+    /// Serves the calls that were taken, in as many steps as their replies need.
+    pub(super) fn serve_batch(&mut self) -> Result<()> {
+        while !self.pipeline.taken.is_empty() {
+            self.effects.clear();
+            (self.pipeline.served, self.pipeline.now) = (0, None);
+            while self.pipeline.acks.has_room() {
+                let Some(taken) = self.pipeline.taken.pop_front() else { break };
+                self.serve(taken)?;
+                self.pipeline.served += 1;
+            }
+            self.publish();
+            self.passes(Moment::Published)?;
+            self.acknowledge();
+            self.passes(Moment::Answered)?;
+            self.settle()?;
+        }
+        Ok(())
+    }
+
+    /// Serves one call, up to what is published.
+    fn serve(&mut self, Taken { session, client, call }: Taken) -> Result<()> {
+        let call = call.and_then(|call| self.lead_to_parts(session, call));
+        self.move_on(session, client.slot);
+        let call = match call {
+            Ok(call) => call,
+            Err(code) => {
+                self.acknowledge_later(session, client, &Err(code.into()));
+                return Ok(());
+            }
+        };
+        match self.route(session, &call)? {
+            Route::Here => self.apply(session, call),
+            Route::Answer(answer) => {
+                self.conclude(session, call, &answer, None);
+                Ok(())
+            }
+            Route::Away => Ok(()),
+        }
+    }
+
+    /// The slot's client asks again: it has done what its last reply called for.
+    fn move_on(&mut self, session: usize, slot: usize) {
+        let slot = &mut self.sessions[session].slots[slot];
+        self.backing.unlinked(slot.orphans.drain(..).map(|(ino, _)| ino));
+        slot.relaid.clear();
+        if let Some(ino) = slot.pending_create.take() {
+            if let Some(orphan) = self.backing.create_settled(ino) {
+                self.backing.sweep(Sweep::Orphans(vec![orphan]));
+            }
+        }
+    }
+
+    /// Where a call goes: to another node, to the network thread, into a cross-node transaction, or to this node's shard.
+    fn route(&mut self, session: usize, call: &Call) -> Result<Route> {
+        if self.network.is_some() {
+            match self.send_on(session, call) {
+                Ok(true) => return Ok(Route::Away),
+                Ok(false) => {}
+                Err(code) => return self.refused(code),
+            }
+        }
+        if self.must_commit() {
+            self.commit()?;
+        }
+        if self.cross_node.is_none() {
+            return Ok(Route::Here);
+        }
+        Ok(match self.intercept(session, call)? {
+            Interception::Later => Route::Away,
+            Interception::Refused(code) => return self.refused(code),
+            Interception::Outcome(outcome) => Route::Answer(Ok(Reply::Outcome(outcome))),
+            Interception::No => Route::Here,
+        })
+    }
+
+    fn refused(&mut self, code: Code) -> Result<Route> {
+        Ok(Route::Answer(Err(self.batch()?.refusal(code))))
+    }
+
+    /// Applies a call to this node's shard, and does what follows from that.
+    fn apply(&mut self, session: usize, call: Call) -> Result<()> {
+        let flight = InFlight::of(&call.client);
+        if !self.recorder.takes_off(self.pipeline.served, flight) {
+            tracing::error!("refused a request that was being served at two crashes: {flight:?}");
+            self.conclude(session, call, &Err(Refusal::Code(Code::Io)), None);
+            return Ok(());
+        }
+        let before = self.effects.mark();
+        let mut payload = std::mem::take(&mut self.pipeline.payload);
+        let applied = self.execute(session, &call, &mut payload).and_then(|(answer, changed)| {
+            if changed {
+                let now = self.pipeline.now.unwrap_or_default();
+                self.journal.append(flight.session, flight.slot, flight.seq, now, call.bytes());
+                self.passes(Moment::Journaled)?;
+            }
+            self.conclude(session, call, &answer, changed.then_some(before));
+            Ok(())
+        });
+        self.pipeline.payload = payload;
+        applied
+    }
+
+    /// What a call comes to, and whether it has changed the shard.
+    fn execute<'o>(
+        &mut self,
+        session: usize,
+        call: &Call,
+        payload: &'o mut [u8],
+    ) -> Result<(Answer<'o>, bool)> {
+        let request = call.request();
+        self.batch()?;
+        if let Err(code) = self.check_layout(request) {
+            return Ok((Err(self.batch()?.refusal(code)), false));
+        }
+        if own_answers::answers(request) {
+            return Ok((own_answers::answer(&self.targets, self.committed.inodes, request, payload), false));
+        }
+        if self.takes_a_number_not_in_reserve(session, call) {
+            return Ok((Err(Refusal::Code(Code::Stale)), false));
+        }
+        let answer = self.apply_to_shard(call, payload)?;
+        if let (Request::MakeBacking { .. }, Ok(Reply::Entry(entry))) = (request, &answer) {
+            let made = own_answers::make_backing(&self.targets, entry);
+            return Ok((made.map_or_else(|code| Err(code.into()), |()| answer), false));
+        }
+        let changed = answer.is_ok() && request.changes();
+        Ok((answer, changed))
+    }
+
+    fn takes_a_number_not_in_reserve(&self, session: usize, call: &Call) -> bool {
+        let reserved = self.sessions[session].slots[call.client.slot].reserved;
+        matches!(call.request(), Request::Create { number: Some(number), .. } if reserved != Some(*number))
+    }
+
+    /// Whether files may come to lie as a request says.
+    fn check_layout(&mut self, request: &Request<'_>) -> std::result::Result<(), Code> {
+        let alone = self.network.as_ref().is_none_or(|network| network.nodes <= 1);
+        if self.network.is_none() {
+            super::layout_change::check_targets(&self.targets, None, request)?;
+        }
+        match (&mut self.batch, request) {
+            (Some(batch), Request::SetLayout { ino, layout }) => {
+                super::layout_change::check_change(&self.targets, batch, *ino, layout, alone)
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Applies a call in the open transaction. A long one refuses growth early, as it cannot use the pages that it freed: then in
+    /// a fresh one.
+    fn apply_to_shard<'o>(&mut self, call: &Call, payload: &'o mut [u8]) -> Result<Answer<'o>> {
+        let (caller, request) = (call.caller(), call.request());
+        let now = match request.changes() {
+            true => *self.pipeline.now.get_or_insert_with(self.clock),
+            false => Timestamp::default(),
+        };
+        if request.changes() && (self.uncommitted > 0 || self.backing.has_unlinked()) {
+            self.batch()?;
+            let Some(batch) = &mut self.batch else { unreachable!("begun above") };
+            match batch.apply(caller, request, now, &mut self.effects, payload).map(Reply::owned) {
+                Ok(Some(reply)) => return Ok(Ok(reply)),
+                Ok(None) => unreachable!("the reply of a change borrows nothing"),
+                Err(Refusal::Code(Code::NoSpace)) => {}
+                Err(refusal) => return Ok(Err(refusal)),
+            }
+            self.forget_orphans()?;
+            self.commit()?;
+        }
+        self.batch()?;
+        let Some(batch) = &mut self.batch else { unreachable!("begun above") };
+        Ok(batch.apply(caller, request, now, &mut self.effects, payload))
+    }
+
+    /// What follows from an answer: `change` is where the effects of a change begin. A reply that is not the client's is followed
+    /// (parts of wide directories); another is acknowledged when the batch is published.
+    fn conclude(&mut self, session: usize, call: Call, answer: &Answer<'_>, change: Option<Mark>) {
+        let client = call.client;
+        let Some(before) = change else {
+            if let Some(leases) = self.leases.as_mut().filter(|_| !self.sessions[session].is_here()) {
+                leases.told(&client, call.request(), answer);
+            }
+            match self.redirect(session, &client, Some(&call), answer) {
+                None => self.acknowledge_later(session, client, answer),
+                Some(Redirect::Answer(reply)) => self.acknowledge_encoded(session, client, &reply),
+                Some(Redirect::Ask(call)) => self.serve_anew(call),
+                Some(Redirect::Wait) => {}
+            }
+            return;
+        };
+        self.uncommitted += 1;
+        let reply = self.pipeline.acks.encode(answer);
+        let Ok(made) = answer else { unreachable!("a change was made") };
+        self.note_change(session, &client, made, &reply, before);
+        let notes = match &self.mount {
+            Some(mount) if mount.session != client.session => self.notes_for_mount(&call, made, before),
+            _ => Vec::new(),
+        };
+        if let Some(watched) = &mut self.watched {
+            watched.note(call.request(), self.effects.since(before));
+        }
+        // The name that a foreign link's removal waits for is no directory's, and leases are of directories alone.
+        let wait = self.revoke(call.request(), before);
+        if self.owes(client, made, before) {
+            // Answered when the other node knows; then the kernel is told too.
+            return self.note_for_late_answer(client, notes);
+        }
+        let ack = self.pipeline.acks.add(session, client, false, reply);
+        (ack.notes, ack.wait) = (notes, wait);
+    }
+
+    fn acknowledge_later(&mut self, session: usize, client: Client, answer: &Answer<'_>) {
+        let reply = self.pipeline.acks.encode(answer);
+        self.pipeline.acks.add(session, client, answer.is_err(), reply);
+    }
+
+    fn acknowledge_encoded(&mut self, session: usize, client: Client, answer: &ReplyBuf) {
+        let reply = self.pipeline.acks.copy(&answer.bytes);
+        self.pipeline.acks.add(session, client, answer.is_error, reply);
+    }
+
+    /// What the kernel is told before a change is acknowledged.
+    #[cold]
+    fn notes_for_mount(&self, call: &Call, reply: &Reply<'_>, before: Mark) -> Vec<Note> {
+        let (request, effects) = (call.request(), self.effects.since(before));
+        if request.class() == Class::Step {
+            return notes_of_step(request, effects);
+        }
+        let moved: Vec<Ino> = match *request {
+            Request::Rename { parent, name, new_parent, new_name, .. } => {
+                let leads_to = |(parent, name)| {
+                    let shown = effects.names().filter(|n| n.parent == parent && n.name == name).last();
+                    shown.and_then(|n| n.entry.map(|(ino, _)| ino))
+                };
+                [(parent, name), (new_parent, new_name)].into_iter().filter_map(leads_to).collect()
+            }
+            _ => Vec::new(),
+        };
+        notes_of(request, reply, &moved)
+    }
+
+    /// Remembers the reply of a change, and what the client owes after it: making a backing file, or unlinking some.
+    fn note_change(
+        &mut self,
+        session: usize,
+        client: &Client,
+        reply: &Reply<'_>,
+        encoded: &Range<usize>,
+        before: Mark,
+    ) {
+        let session = &mut self.sessions[session];
+        let is_here = session.is_here();
+        let state = &mut session.slots[client.slot];
+        state.last_change.0 = client.seq;
+        state.last_change.1.clear();
+        state.last_change.1.extend_from_slice(self.pipeline.acks.reply(encoded));
+        if !state.unkept {
+            state.unkept = true;
+            self.unkept.push((session.id, client.slot));
+        }
+        let mut left = Vec::new();
+        for &(ino, layout) in self.effects.since(before).orphaned() {
+            if self.backing.is_pending(ino) {
+                self.backing.unlinked_while_pending(ino, layout);
+            } else if is_here && all_here(self.network.as_ref(), &layout) {
+                state.orphans.push((ino, layout));
+            } else {
+                // No client unlinks it.
+                left.push((ino, layout));
+            }
+        }
+        state.relaid.extend(relaid(reply));
+        // What a client of another node makes, its own daemon watches over.
+        if let Some((ino, _)) = created(reply).filter(|_| is_here) {
+            state.pending_create = Some(ino);
+            self.backing.create_pending(ino);
+        }
+        // Daemons create directories alone, for which no number is put in reserve.
+        let (reserved, given_up) = match is_of_daemon(session.id) {
+            true => (None, None),
+            false => reserve_behind(state.reserved, reply),
+        };
+        state.reserved = reserved;
+        self.backing.give_up(given_up);
+        left.into_iter().for_each(|orphan| self.backing.sweep_soon(orphan));
+    }
+
+    /// Shows on the board what the transaction changed or found.
+    pub(super) fn publish(&mut self) {
+        // Parts of wide directories are nothing that programs know.
+        for (ino, entry) in self.effects.inodes().iter().filter(|(ino, _)| !ino.is_part()) {
+            self.board.inode(*ino, entry.as_ref());
+        }
+        let batch = self.batch.as_ref();
+        let shown = |parent: Ino| batch.map_or(parent, |batch| batch.shown_parent(parent));
+        for ino in self.effects.all_widened() {
+            self.board.forget_names_of(*ino);
+        }
+        for name in self.effects.names() {
+            self.board.name(shown(name.parent), name.name, name.entry);
+        }
+        if let Some(batch) = batch.filter(|batch| batch.has_holds()) {
+            // Whoever looks for one of these is to ask, and to wait.
+            for (parent, name) in batch.held_names() {
+                self.board.forget_name(shown(parent), name);
+            }
+        }
+        self.board.finish();
+        if let Some(watched) = &mut self.watched {
+            watched.send(self.effects.all_widened());
+        }
+        if let (Some(mount), false) = (&self.mount, self.effects.all_widened().is_empty()) {
+            // The kernel may believe that names are absent, which other nodes make from now on without telling it. Which it asked for
+            // nobody knows; it looks all up anew.
+            mount.move_epoch();
+        }
+    }
+
+    /// Acknowledges what was published: now, or when leases are revoked and the kernel is told.
+    fn acknowledge(&mut self) {
+        let (mut errors, has_suspects) = (0, self.recorder.has_suspects());
+        let ShardThread { pipeline, sessions, leases, mount, recorder, .. } = self;
+        pipeline.acks.release(|Ack { session, client, is_error, notes, wait, .. }, reply| {
+            errors += u64::from(is_error);
+            let whose = |reply: &[u8]| Whose::Client { client, reply: reply.to_vec() };
+            match (leases.as_mut(), mount.as_mut(), wait) {
+                (Some(leases), _, Some(wait)) => return leases.hold(whose(reply), notes, wait),
+                (_, Some(mount), None) if !notes.is_empty() => mount.hold(whose(reply), notes),
+                _ => sessions[session].answer_if_waiting(client.slot, client.seq, reply),
+            }
+            if has_suspects {
+                recorder.clear(InFlight::of(&client));
+            }
+        });
+        recorder.landed();
+        Statistics::add(&self.statistics.requests, self.pipeline.served as u64);
+        Statistics::add(&self.statistics.errors, errors);
+        Statistics::add(&self.statistics.batches, 1);
+    }
+
+    /// What a step leaves to do: numbers that were given up, backing files to sweep, orphans to forget.
+    fn settle(&mut self) -> Result<()> {
+        let given_up = self.backing.take_given_up();
+        self.sweep_numbers(given_up)?;
+        self.backing.sweep_if_due();
+        if self.backing.has_many_unlinked() {
+            self.forget_orphans()?;
+        }
+        Ok(())
+    }
+
+    /// Removes the backing files that a client may have made under numbers that no inode will have. Until they are removed
+    /// they are orphans like others, so that a crash forgets none.
+    pub(super) fn sweep_numbers(&mut self, numbers: Vec<Ino>) -> Result<()> {
+        let list: Vec<_> = numbers.into_iter().map(|ino| (ino, layout_of_number(ino))).collect();
+        for (ino, layout) in &list {
+            if !self.remove_in_batch(|batch| batch.list_orphan(*ino, layout))? {
+                tracing::warn!("no room to list inode number {ino} as an orphan");
+            }
+        }
+        if !list.is_empty() {
+            self.backing.sweep(Sweep::Orphans(list));
+        }
+        Ok(())
+    }
+}
+
+/// The layout of the one backing file that may be there under a number.
+pub(super) fn layout_of_number(ino: Ino) -> Layout {
+    Layout::single(ino.birth_node(), 0)
+}
