@@ -11,7 +11,7 @@ use forebay_fabric::libfabric::{LibfabricEndpoint, Settings, Waiting};
 use forebay_fabric::{
     Access, CallEvent, Calls, CallsSettings, Direction, Endpoint, Event, Identity, Region, Transfer,
 };
-use forebay_types::{Caller, Code, NodeId, Request};
+use forebay_types::{Caller, Code, NodeId, Reply, Request};
 use forebay_wire::{Memory, Message, Secret, Stamp};
 
 use super::Hosts;
@@ -122,7 +122,7 @@ pub(crate) fn serve(kind: &str, host: &str) -> Result<(), String> {
                 server.progress();
                 while let Some(event) = server.next_happening() {
                     if let CallEvent::Asked { ticket, .. } = event {
-                        let nothing = Message::Data { done: 0, inline: &[] };
+                        let nothing = Message::Answer(Ok(Reply::Count(0)));
                         server.answer(&ticket, &nothing).map_err(code("an answer"))?;
                     }
                 }

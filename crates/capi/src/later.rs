@@ -7,6 +7,7 @@
 //!
 //! Locks: the queue's, and each request's own; none is held during a transfer or a callback, and no thread takes two.
 
+use forebay_sys::signals::SignalMask;
 use std::collections::VecDeque;
 use std::os::raw::{c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -140,18 +141,13 @@ fn serve(io_threads: &'static IoThreads) {
 
 /// Starts the threads; how many could be.
 fn start_threads(io_threads: &'static IoThreads) -> usize {
-    // SAFETY: sigsets are plain data, filled before they are used; the mask is this thread's and set back.
-    unsafe {
-        let mut all: libc::sigset_t = std::mem::zeroed();
-        let mut before: libc::sigset_t = std::mem::zeroed();
-        libc::sigfillset(&mut all);
-        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
-        let spawn =
-            || std::thread::Builder::new().name("forebay-io".into()).spawn(move || serve(io_threads)).is_ok();
-        let started = (0..ASYNC_THREADS).filter(|_| spawn()).count();
-        libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut());
-        started
-    }
+    // The host program's signals are for its own threads.
+    let before = SignalMask::full().set();
+    let spawn =
+        || std::thread::Builder::new().name("forebay-io".into()).spawn(move || serve(io_threads)).is_ok();
+    let started = (0..ASYNC_THREADS).filter(|_| spawn()).count();
+    before.set();
+    started
 }
 
 fn start(mut work: Work, wants_handle: bool) -> Result<*mut forebay_request, i64> {

@@ -223,13 +223,10 @@ fn stop_key_stops_run_and_program_and_continue_continues_both() {
     read_until(&mut terminal, "\n", &mut seen);
     let program: i32 =
         seen.split("ready ").nth(1).unwrap().split_whitespace().next().unwrap().parse().unwrap();
-    let state = |pid: i32| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-        stat[stat.rfind(')').unwrap() + 1..].split_whitespace().next().unwrap().to_owned()
-    };
+    let state = |pid: i32| forebay_sys::process::Stat::of(pid as u32).unwrap().state;
     // The session leader cannot be stopped by its terminal when its group is orphaned, as this one is: the signal is sent.
     kill(run.pid(), libc::SIGTSTP);
-    eventually("run has stopped", || state(run.pid()) == "T");
+    eventually("run has stopped", || state(run.pid()) == b'T');
     assert!(is_alive(program));
     std::fs::write(&go, "").unwrap();
     kill(run.pid(), libc::SIGCONT);

@@ -13,7 +13,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use crate::host::Host;
-use crate::mountinfo::{self, Mount};
+use forebay_sys::mounts::{self, Mount};
 
 /// Limits at or above this are none: version 1 says "no limit" by the largest number of whole pages.
 const NO_LIMIT: u64 = 1 << 62;
@@ -42,7 +42,7 @@ pub fn tightest_memory_cgroup(host: &Host, pid: Option<u32>) -> Option<MemoryCgr
     let process = pid.map_or("self".to_owned(), |pid| pid.to_string());
     let memberships = host.read(format!("/proc/{process}/cgroup")).ok()?;
     // The mounts are those that this process sees: it is the one that reads.
-    let mounts = mountinfo::parse(&host.read_bytes("/proc/self/mountinfo").unwrap_or_default());
+    let mounts = mounts::parse(&host.read_bytes("/proc/self/mountinfo").unwrap_or_default());
     let v1 = |m: &&Mount| m.fs_type == "cgroup" && m.option("memory").is_some();
     let v2 = |m: &&Mount| m.fs_type == "cgroup2";
     let mut tightest: Option<MemoryCgroup> = None;

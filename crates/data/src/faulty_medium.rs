@@ -284,8 +284,8 @@ impl Media for FaultyMedium {
             Access::ReadWrite => OFlags::RDWR,
         };
         // Opened anew, so that the descriptor has an offset and an access mode of its own.
-        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(file));
-        rustix::fs::open(path, flags | OFlags::CLOEXEC, Mode::empty()).map_err(code_of)
+        rustix::fs::open(forebay_sys::descriptor::path(file), flags | OFlags::CLOEXEC, Mode::empty())
+            .map_err(code_of)
     }
 
     fn remove(&self, ino: Ino, component: usize, stripe: u16) -> Result<(), Code> {

@@ -6,7 +6,7 @@
 //! system can do ([`Capabilities`]), how much a pool may take ([`check_capacity`]) and whether a logout would clear it
 //! ([`logout_clears`]).
 //!
-//! Imports `types` alone. Holds no threads and no locks but the faulty medium's one.
+//! Imports `types` and `sys` alone. Holds no threads and no locks but the faulty medium's one.
 
 mod capacity;
 mod cgroup;
@@ -16,7 +16,6 @@ mod lease;
 mod logout;
 mod media;
 mod mount;
-mod mountinfo;
 mod name;
 mod namespace;
 mod node_targets;

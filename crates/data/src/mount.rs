@@ -13,12 +13,11 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use forebay_sys::mounts;
 use forebay_types::{Code, Error, Result};
 use rustix::io::Errno;
 use rustix::mount::{MoveMountFlags, UnmountFlags};
 
-use crate::host::Host;
-use crate::mountinfo;
 use crate::namespace::{mount_in_child, Step, Way};
 use crate::size::format_size;
 use crate::tmpfs::{root_of, Tmpfs, SOURCE};
@@ -70,7 +69,7 @@ fn attach(tmpfs: &Tmpfs, directory: &File) -> std::result::Result<OwnedFd, Errno
 
 /// The same by mount(2), which Linux had before 5.2.
 fn attach_old(tmpfs: &Tmpfs, directory: &File) -> std::result::Result<OwnedFd, Errno> {
-    let path = std::fs::read_link(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(directory)))
+    let path = std::fs::read_link(forebay_sys::descriptor::path(directory))
         .map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
     let path =
         std::ffi::CString::new(path.into_os_string().into_encoded_bytes()).map_err(|_| Errno::INVAL)?;
@@ -147,8 +146,7 @@ fn find(path: &Path) -> Result<Option<PathBuf>> {
     let device = canonical.metadata().map_err(|e| failed(&e))?.dev();
     let device = (rustix::fs::major(device), rustix::fs::minor(device));
     // Of this thread: mount namespaces are per thread. Of several mounts at one point only one has the device seen.
-    let text = Host::this().read_bytes("/proc/thread-self/mountinfo").map_err(|e| failed(&e))?;
-    let ours = mountinfo::parse(&text).into_iter().any(|mount| {
+    let ours = mounts::own().map_err(|e| failed(&e))?.into_iter().any(|mount| {
         mount.point == canonical
             && mount.device == device
             && mount.fs_type == "tmpfs"
@@ -161,9 +159,11 @@ fn find(path: &Path) -> Result<Option<PathBuf>> {
 /// True when the kernel's table has a mount of this source and kind on a directory, by its full path. Nothing is asked of the
 /// file system, which may be dead.
 pub fn is_in_table(point: &Path, fs_type: &str, source: &Path) -> bool {
-    let text = Host::this().read_bytes("/proc/thread-self/mountinfo").unwrap_or_default();
     let source = source.to_string_lossy();
-    mountinfo::parse(&text).iter().any(|m| m.point == point && m.fs_type == fs_type && m.source == source)
+    mounts::own()
+        .unwrap_or_default()
+        .iter()
+        .any(|m| m.point == point && m.fs_type == fs_type && m.source == source)
 }
 
 /// Unmounts the tmpfs at `path`. [`Code::Invalid`] when what is there is not one that Forebay mounted, [`Code::Busy`] when

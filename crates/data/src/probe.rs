@@ -7,42 +7,18 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use forebay_sys::file_system::FileSystem;
+use forebay_sys::mounts::{self, Mount};
 use forebay_types::{Error, Result};
 use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, StatVfsMountFlags, XattrFlags};
 use rustix::io::Errno;
 
-use crate::host::Host;
 use crate::lease::lease_fault;
-use crate::mountinfo::{self, Mount};
 use crate::target::backing_stat;
 
 /// Longer than any huge page that backs files (2 MiB; on arm64 with 64 KiB pages 512 MiB: there the probe says none).
 const HUGE_PROBE_BYTES: u64 = 4 << 20;
 const BLOCK_BYTES: u64 = 64 << 10;
-
-const TMPFS_MAGIC: u64 = 0x0102_1994;
-const RAMFS_MAGIC: u64 = 0x8584_58f6;
-
-/// File systems by the magic number of statfs(2), where mountinfo does not know them.
-const MAGICS: &[(u64, &str)] = &[
-    (TMPFS_MAGIC, "tmpfs"),
-    (RAMFS_MAGIC, "ramfs"),
-    (0xef53, "ext4"),
-    (0x5846_5342, "xfs"),
-    (0x9123_683e, "btrfs"),
-    (0x2fc1_2fc1, "zfs"),
-    (0xf2f5_2010, "f2fs"),
-    (0x794c_7630, "overlay"),
-    (0x6969, "nfs"),
-    (0x0bd0_0bd0, "lustre"),
-    (0x4750_4653, "gpfs"),
-    (0x00c3_6400, "ceph"),
-    (0x1983_0326, "beegfs"),
-    (0xff53_4d42, "cifs"),
-    (0xfe53_4d42, "smb3"),
-    (0x0102_1997, "9p"),
-    (0x6573_5546, "fuse"),
-];
 
 /// File systems whose files other nodes see: no place for a target.
 const REMOTE: &[&str] =
@@ -142,26 +118,27 @@ impl Capabilities {
 
 /// Whether the file system under `directory` keeps files in memory.
 pub(crate) fn is_memory(directory: BorrowedFd<'_>) -> std::result::Result<bool, Errno> {
-    Ok(matches!(magic(directory)?, TMPFS_MAGIC | RAMFS_MAGIC))
+    Ok(matches!(kind(directory)?, FileSystem::TMPFS | FileSystem::RAMFS))
 }
 
-fn magic(directory: BorrowedFd<'_>) -> std::result::Result<u64, Errno> {
-    // 32 bits on the wire, sign-extended on some machines.
-    Ok(rustix::fs::fstatfs(directory)?.f_type as u64 & 0xffff_ffff)
+fn kind(directory: BorrowedFd<'_>) -> std::result::Result<FileSystem, Errno> {
+    FileSystem::of(directory).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))
 }
 
 fn probe(directory: BorrowedFd<'_>) -> std::result::Result<Capabilities, Errno> {
-    let magic = magic(directory)?;
+    let kind = kind(directory)?;
     let mount = mount_of(directory)?;
     let fs_type = match &mount {
         Some(mount) => mount.fs_type.clone(),
-        None => match MAGICS.iter().find(|(number, _)| *number == magic) {
-            Some((_, name)) => (*name).to_owned(),
-            None => format!("unknown ({magic:#x})"),
+        None => match kind.name() {
+            Some(name) => name.to_owned(),
+            None => format!("unknown ({:#x})", kind.magic()),
         },
     };
-    let (huge_pages, inode64) = match magic {
-        TMPFS_MAGIC => (huge_pages(directory, mount.as_ref())?, mount.map(|m| m.option("inode64").is_some())),
+    let (huge_pages, inode64) = match kind {
+        FileSystem::TMPFS => {
+            (huge_pages(directory, mount.as_ref())?, mount.map(|m| m.option("inode64").is_some()))
+        }
         _ => (HugePages::NotApplicable, None),
     };
     let exec = !rustix::fs::fstatvfs(directory)?.f_flag.contains(StatVfsMountFlags::NOEXEC);
@@ -188,8 +165,7 @@ fn probe(directory: BorrowedFd<'_>) -> std::result::Result<Capabilities, Errno> 
 fn mount_of(directory: BorrowedFd<'_>) -> std::result::Result<Option<Mount>, Errno> {
     let device = rustix::fs::fstat(directory)?.st_dev;
     let device = (rustix::fs::major(device), rustix::fs::minor(device));
-    let text = Host::this().read_bytes("/proc/thread-self/mountinfo").unwrap_or_default();
-    Ok(mountinfo::parse(&text).into_iter().find(|mount| mount.device == device))
+    Ok(mounts::own().unwrap_or_default().into_iter().find(|mount| mount.device == device))
 }
 
 /// A tmpfs reports the size of its huge pages as the preferred I/O size of a file that would get them.

@@ -13,7 +13,7 @@ use forebay_fabric::libfabric::{LibfabricEndpoint, Settings, Waiting};
 use forebay_fabric::{
     Access, CallEvent, Calls, CallsSettings, Direction, Endpoint, Event, Identity, Peer, Region, Transfer,
 };
-use forebay_types::{Caller, NodeId, Request};
+use forebay_types::{Caller, NodeId, Reply, Request};
 use forebay_wire::{Memory, Message, Secret, Stamp};
 use serde_json::{json, Value};
 
@@ -143,7 +143,7 @@ fn serve(o: &Options) {
                 server.progress();
                 while let Some(event) = server.next_happening() {
                     if let CallEvent::Asked { ticket, .. } = event {
-                        server.answer(&ticket, &Message::Data { done: 0, inline: &[] }).expect("an answer");
+                        server.answer(&ticket, &Message::Answer(Ok(Reply::Count(0)))).expect("an answer");
                     }
                 }
                 server.wait(Duration::from_millis(50));

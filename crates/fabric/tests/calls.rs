@@ -13,6 +13,9 @@ use forebay_types::{BackingId, Caller, Code, Ino, NodeId, Reply, Request};
 use forebay_wire::{Memory, Message, Place, Secret, Stamp};
 
 const CALLER: Caller = Caller { uid: 1, gid: 2 };
+/// A short request, and a short answer.
+const PING: Message<'static> = Message::Ask(CALLER, Request::Ping);
+const DONE: Message<'static> = Message::Answer(Ok(Reply::Done));
 
 enum Bed {
     Simulated(Network, u32),
@@ -188,7 +191,7 @@ fn requests_are_answered_in_any_order(bed: Bed) {
         assert_eq!(message_of(&event), Message::Answer(Ok(Reply::Bytes(name.as_bytes()))));
     }
     // The other way is a link of its own; a failure carries code and words.
-    let id = room.ask(1, 1, 1, &Message::LeaseRenew);
+    let id = room.ask(1, 1, 1, &PING);
     let (ticket, _) = room.asked(0);
     room.nodes[0].answer(&ticket, &Message::Failure { code: Code::Stale, detail: b"restarted" }).unwrap();
     let failed = room.outcome(1, id).unwrap_err();
@@ -209,45 +212,43 @@ fn what_cannot_be_asked_or_answered_is_refused(bed: Bed) {
     let deadline = room.nodes[0].now() + Duration::from_secs(5);
     let mut call = |node, stamp, message| room.nodes[0].call(node, stamp, &message, deadline);
     let stamp = Stamp::default();
-    assert_eq!(call(NodeId(9), stamp, Message::LeaseRenew), Err(Code::Invalid), "an unknown node");
-    assert_eq!(call(NodeId(2), stamp, Message::LeaseReturned), Err(Code::Invalid), "an answer");
-    assert_eq!(call(NodeId(2), Stamp { slot: 5000, ..stamp }, Message::LeaseRenew), Err(Code::Invalid));
+    assert_eq!(call(NodeId(9), stamp, PING), Err(Code::Invalid), "an unknown node");
+    assert_eq!(call(NodeId(2), stamp, DONE), Err(Code::Invalid), "an answer");
+    assert_eq!(call(NodeId(2), Stamp { slot: 5000, ..stamp }, PING), Err(Code::Invalid));
     let stripe = BackingId { target: 1 << 16, ino: Ino(1), number: 9, stripe: 0 };
     let read = Message::ReadStripe { id: stripe, offset: 0, bytes: 1, to: Place::Inline(&[]) };
     assert_eq!(call(NodeId(2), stamp, read), Err(Code::Invalid), "no such backing file");
     let own = room.nodes[0].endpoint().address().to_vec();
     assert_eq!(room.nodes[0].add_node(NodeId(1), &own), Err(Code::Invalid), "itself");
     // A name that the server must not see is answered by its layer, not handed out.
-    let id = room.ask(0, 2, 1, &Message::LeaseTake { parent: Ino::ROOT, name: b"a/b" });
+    let id = room.ask(0, 2, 1, &Message::Ask(CALLER, Request::Unlink { parent: Ino::ROOT, name: b"a/b" }));
     let failed = room.outcome(0, id).unwrap_err();
     assert_eq!(failed.code, Code::Invalid);
     assert!(!room.happened[1].iter().any(|h| matches!(h, CallEvent::Asked { .. })));
-    let id = room.ask(0, 2, 2, &Message::LeaseRenew);
+    let id = room.ask(0, 2, 2, &PING);
     let (ticket, _) = room.asked(1);
-    assert_eq!(room.nodes[1].answer(&ticket, &Message::LeaseRenew), Err(Code::Invalid), "a request");
+    assert_eq!(room.nodes[1].answer(&ticket, &PING), Err(Code::Invalid), "a request");
     let late = room.nodes[0].now();
-    let timed = room.nodes[0]
-        .call(NodeId(2), stamp, &Message::LeaseRenew, late + Duration::from_millis(300))
-        .unwrap();
+    let timed = room.nodes[0].call(NodeId(2), stamp, &PING, late + Duration::from_millis(300)).unwrap();
     let failed = room.outcome(0, timed).unwrap_err();
     assert_eq!(failed.code, Code::TimedOut);
     assert!(failed.why.contains("node 2"), "{}", failed.why);
     let waited = room.nodes[0].now() - late;
     assert!((300..5000).contains(&waited.as_millis()), "{waited:?}");
-    room.nodes[1].answer(&ticket, &Message::LeaseGrant { period_ms: 10, ino: Ino(0) }).unwrap();
+    room.nodes[1].answer(&ticket, &DONE).unwrap();
     room.outcome(0, id).unwrap();
 }
 
 fn slow_requests_are_handed_out_once(bed: Bed) {
     let mut room = Room::new(bed, 2);
-    let id = room.ask(0, 2, 1, &Message::LeaseRenew);
+    let id = room.ask(0, 2, 1, &PING);
     let (ticket, _) = room.asked(1);
     // Three times the time after which it is sent again.
     let end = room.nodes[0].now() + Duration::from_millis(1700);
     room.until("time", |room| (room.nodes[0].now() > end).then_some(()));
     assert!(room.nodes[0].statistics().resent >= 2 && room.nodes[1].statistics().repeated >= 2);
     assert!(!room.happened[1].iter().any(|h| matches!(h, CallEvent::Asked { .. })), "handed out twice");
-    room.nodes[1].answer(&ticket, &Message::LeaseGrant { period_ms: 10, ino: Ino(0) }).unwrap();
+    room.nodes[1].answer(&ticket, &DONE).unwrap();
     room.outcome(0, id).unwrap();
 }
 
@@ -281,9 +282,9 @@ fn data_go_by_rma_between_asker_and_server(bed: Bed) {
         assert_eq!(refused, Err(Code::Stale), "the memory of another start of the node");
         room.nodes[1].transfer_for(&ticket, &transfer, 40 + sequence, deadline).unwrap();
         assert_eq!(room.moved(1, 40 + sequence), Ok(()));
-        room.nodes[1].answer(&ticket, &Message::Data { done: BYTES as u64, inline: &[] }).unwrap();
+        room.nodes[1].answer(&ticket, &Message::Answer(Ok(Reply::Count(BYTES as u64)))).unwrap();
         let event = room.outcome(0, id).unwrap();
-        assert_eq!(message_of(&event), Message::Data { done: BYTES as u64, inline: &[] });
+        assert_eq!(message_of(&event), Message::Answer(Ok(Reply::Count(BYTES as u64))));
         let mut back = vec![0; BYTES];
         if writes {
             bounce.read_at(0, &mut back).unwrap();
@@ -318,7 +319,7 @@ fn strangers_are_neither_heard_nor_harmful(bed: Bed) {
 
     let deadline = garbage.now() + Duration::from_secs(10);
     let failed_of = |calls: &mut Calls, room: &mut Room| -> Failed {
-        calls.call(NodeId(2), Stamp::default(), &Message::LeaseRenew, deadline).unwrap();
+        calls.call(NodeId(2), Stamp::default(), &PING, deadline).unwrap();
         loop {
             room.turn();
             calls.progress();
@@ -354,10 +355,10 @@ fn strangers_are_neither_heard_nor_harmful(bed: Bed) {
         garbage.progress(&mut |e| done += u64::from(matches!(e, Event::Done { .. } | Event::Failed { .. })));
         (done == 300).then_some(())
     });
-    let id = room.ask(0, 2, 1, &Message::LeaseRenew);
+    let id = room.ask(0, 2, 1, &PING);
     let (ticket, _) = room.asked(1);
     assert_eq!(ticket.node, NodeId(1));
-    room.nodes[1].answer(&ticket, &Message::LeaseGrant { period_ms: 10, ino: Ino(0) }).unwrap();
+    room.nodes[1].answer(&ticket, &DONE).unwrap();
     room.outcome(0, id).unwrap();
     let s = room.nodes[1].statistics();
     assert!(s.unusable > 200, "{s:?}");
@@ -373,16 +374,16 @@ fn calls_beyond_their_bounds_are_refused(mut bed: Bed) {
     let (mut asker, mut server) = (few(&mut bed, 1, 10), few(&mut bed, 2, 4));
     asker.add_node(NodeId(2), server.endpoint().address()).unwrap();
     let mut room = Room { bed, nodes: vec![asker, server], happened: vec![Vec::new(), Vec::new()] };
-    let ids: Vec<CallId> = (0..10).map(|i| room.ask(0, 2, i, &Message::LeaseRenew)).collect();
+    let ids: Vec<CallId> = (0..10).map(|i| room.ask(0, 2, i, &PING)).collect();
     let deadline = room.nodes[0].now() + Duration::from_secs(5);
-    let more = room.nodes[0].call(NodeId(2), Stamp::default(), &Message::LeaseRenew, deadline);
+    let more = room.nodes[0].call(NodeId(2), Stamp::default(), &PING, deadline);
     assert_eq!(more, Err(Code::Busy), "the asker's own bound");
     // The server keeps twice its bound, and refuses the others.
     let refused: Vec<Code> = ids[8..].iter().map(|id| room.outcome(0, *id).unwrap_err().code).collect();
     assert_eq!(refused, [Code::Busy, Code::Busy]);
     for _ in 0..8 {
         let (ticket, _) = room.asked(1);
-        room.nodes[1].answer(&ticket, &Message::LeaseGrant { period_ms: 1, ino: Ino(0) }).unwrap();
+        room.nodes[1].answer(&ticket, &DONE).unwrap();
     }
     for id in &ids[..8] {
         room.outcome(0, *id).unwrap();
@@ -391,7 +392,7 @@ fn calls_beyond_their_bounds_are_refused(mut bed: Bed) {
 
 fn leaving_in_order_is_told_at_once(bed: Bed) {
     let mut room = Room::new(bed, 2);
-    let id = room.ask(0, 2, 1, &Message::LeaseRenew);
+    let id = room.ask(0, 2, 1, &PING);
     room.asked(1);
     let start = room.nodes[0].now();
     room.nodes[1].leave("the pool goes down");
@@ -401,16 +402,13 @@ fn leaving_in_order_is_told_at_once(bed: Bed) {
     let down = |h: &CallEvent| matches!(h, CallEvent::Down { node: NodeId(2), .. });
     assert!(room.happened[0].iter().any(down));
     // The node is still there in truth, and is found again when it is asked.
-    let id = room.ask(0, 2, 2, &Message::LeaseRenew);
+    let id = room.ask(0, 2, 2, &PING);
     let (ticket, _) = room.asked(1);
-    room.nodes[1].answer(&ticket, &Message::LeaseGrant { period_ms: 10, ino: Ino(0) }).unwrap();
+    room.nodes[1].answer(&ticket, &DONE).unwrap();
     room.outcome(0, id).unwrap();
     room.nodes[0].remove_node(NodeId(2));
     let deadline = room.nodes[0].now() + Duration::from_secs(1);
-    assert_eq!(
-        room.nodes[0].call(NodeId(2), Stamp::default(), &Message::LeaseRenew, deadline),
-        Err(Code::Invalid)
-    );
+    assert_eq!(room.nodes[0].call(NodeId(2), Stamp::default(), &PING, deadline), Err(Code::Invalid));
 }
 
 macro_rules! suite {

@@ -11,7 +11,6 @@ use std::cell::{RefCell, RefMut};
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -136,7 +135,7 @@ fn open_env(dir: &Path, map_bytes: Option<u64>) -> Result<Env<WithoutTls>> {
         .mode(0o600)
         .open(dir.join(DATA_FILE))
         .map_err(|e| Error::io(what(), &e).cure("check that the pool's directory exists and is yours"))?;
-    let by_descriptor = PathBuf::from(format!("/proc/self/fd/{}", data.as_raw_fd()));
+    let by_descriptor = forebay_sys::descriptor::path(&data);
     if let (Ok(ours), Ok(resolved)) = (data.metadata(), by_descriptor.canonicalize()) {
         // A path that happens to exist in this process's tree must not be taken for the one within a private mount.
         if !std::fs::metadata(&resolved).is_ok_and(|m| (m.dev(), m.ino()) == (ours.dev(), ours.ino())) {

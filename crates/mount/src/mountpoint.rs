@@ -9,11 +9,12 @@
 use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use forebay_sys::mounts;
 use forebay_types::{Code, Error, Result};
 
 use crate::device::Device;
@@ -38,77 +39,26 @@ pub struct Mount {
     /// Its connection.
     pub device: Device,
     /// Its line in the kernel's table.
-    pub shown: Mounted,
-}
-
-/// A line of the kernel's table of mounts.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Mounted {
-    /// The directory.
-    pub at: PathBuf,
-    /// The kind of file system.
-    pub kind: String,
-    /// What is mounted, in its own words: of a pool its directory.
-    pub source: String,
-    /// The device's minor number, by which the kernel lists the connection.
-    pub minor: u32,
-    /// The mount's number, and that of the mount that it is on: the one beneath, where several are on one directory.
-    number: u64,
-    beneath: u64,
-}
-
-/// Octal escapes of the table undone.
-fn unescape(text: &str) -> Vec<u8> {
-    let (mut out, mut rest) = (Vec::new(), text.as_bytes());
-    while let Some((&b, more)) = rest.split_first() {
-        let digits = more.get(..3).and_then(|d| std::str::from_utf8(d).ok());
-        match digits.and_then(|d| u8::from_str_radix(d, 8).ok()) {
-            Some(byte) if b == b'\\' => {
-                out.push(byte);
-                rest = &more[3..];
-            }
-            _ => {
-                out.push(b);
-                rest = more;
-            }
-        }
-    }
-    out
-}
-
-fn parse_line(line: &str) -> Option<Mounted> {
-    let (front, back) = line.split_once(" - ")?;
-    let front: Vec<&str> = front.split(' ').collect();
-    let mut back = back.split(' ');
-    let (_, minor) = front.get(2)?.split_once(':')?;
-    Some(Mounted {
-        at: PathBuf::from(std::ffi::OsString::from_vec(unescape(front.get(4)?))),
-        kind: back.next()?.to_owned(),
-        source: String::from_utf8_lossy(&unescape(back.next()?)).into_owned(),
-        minor: minor.parse().ok()?,
-        number: front.first()?.parse().ok()?,
-        beneath: front.get(1)?.parse().ok()?,
-    })
+    pub shown: mounts::Mount,
 }
 
 /// All mounts that this process sees, in no order that tells which lies over which.
-pub fn mounts() -> Vec<Mounted> {
-    let text = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
-    String::from_utf8_lossy(&text).lines().filter_map(parse_line).collect()
+pub fn mounts() -> Vec<mounts::Mount> {
+    mounts::own().unwrap_or_default()
 }
 
 /// Of the mounts on one directory the one that is seen there.
-fn uppermost(stack: &[Mounted]) -> Option<&Mounted> {
-    stack.iter().find(|m| !stack.iter().any(|over| over.beneath == m.number))
+fn uppermost(stack: &[mounts::Mount]) -> Option<&mounts::Mount> {
+    stack.iter().find(|m| !stack.iter().any(|over| over.parent_id == m.id))
 }
 
 /// All that is mounted on a directory, by its full path.
-fn stack_on(at: &Path) -> Vec<Mounted> {
-    mounts().into_iter().filter(|m| m.at == at).collect()
+fn stack_on(at: &Path) -> Vec<mounts::Mount> {
+    mounts().into_iter().filter(|m| m.point == at).collect()
 }
 
 /// What is seen on a directory, by its full path, if anything is mounted there.
-pub fn mounted_on(at: &Path) -> Option<Mounted> {
+pub fn mounted_on(at: &Path) -> Option<mounts::Mount> {
     uppermost(&stack_on(at)).cloned()
 }
 
@@ -127,10 +77,10 @@ pub fn full_path(at: &Path) -> Result<PathBuf> {
 
 /// Checks that a pool may be mounted on a directory: it is one, it is empty, and nothing of ours is mounted there. The one
 /// mount that may be there is given back: the same pool's when `alone` says that nobody can be serving it any more.
-pub fn check_place(at: &Path, source: &str, alone: bool) -> Result<Option<Mounted>> {
+pub fn check_place(at: &Path, source: &str, alone: bool) -> Result<Option<mounts::Mount>> {
     let what = || format!("cannot mount on {}", at.display());
     let stack = stack_on(at);
-    if let Some(mounted) = uppermost(&stack).filter(|m| m.kind == FILE_SYSTEM_TYPE) {
+    if let Some(mounted) = uppermost(&stack).filter(|m| m.fs_type == FILE_SYSTEM_TYPE) {
         if mounted.source == source && alone {
             return Ok(Some(mounted.clone()));
         }
@@ -138,9 +88,9 @@ pub fn check_place(at: &Path, source: &str, alone: bool) -> Result<Option<Mounte
             .why(format!("pool {} is mounted there", mounted.source))
             .cure("`forebay umount` it first (or `umount -l` it, if that pool is no more), or name another directory"));
     }
-    if let (Some(other), true) = (uppermost(&stack), stack.iter().any(|m| m.kind == FILE_SYSTEM_TYPE)) {
+    if let (Some(other), true) = (uppermost(&stack), stack.iter().any(|m| m.fs_type == FILE_SYSTEM_TYPE)) {
         return Err(Error::new(Code::Busy, what())
-            .why(format!("{} ({}) is mounted over a pool's mount there", other.source, other.kind))
+            .why(format!("{} ({}) is mounted over a pool's mount there", other.source, other.fs_type))
             .cure("unmount that first"));
     }
     let metadata = std::fs::metadata(at).map_err(|e| Error::io(what(), &e))?;
@@ -242,39 +192,41 @@ fn no_helper(what: &str, e: &io::Error) -> Error {
 }
 
 /// Checks that a mount is there, and that nothing is mounted over it.
-fn check_uppermost(mounted: &Mounted) -> Result<()> {
-    let what = || format!("cannot unmount {}", mounted.at.display());
-    let stack = stack_on(&mounted.at);
+fn check_uppermost(mounted: &mounts::Mount) -> Result<()> {
+    let what = || format!("cannot unmount {}", mounted.point.display());
+    let stack = stack_on(&mounted.point);
     match uppermost(&stack) {
-        Some(upper) if upper.minor == mounted.minor => Ok(()),
-        Some(other) if stack.iter().any(|m| m.minor == mounted.minor) => Err(Error::new(Code::Busy, what())
-            .why(format!("{} ({}) is mounted over it", other.source, other.kind))
-            .cure("unmount that first")),
+        Some(upper) if upper.device == mounted.device => Ok(()),
+        Some(other) if stack.iter().any(|m| m.device == mounted.device) => {
+            Err(Error::new(Code::Busy, what())
+                .why(format!("{} ({}) is mounted over it", other.source, other.fs_type))
+                .cure("unmount that first"))
+        }
         _ => Err(Error::new(Code::NotFound, what()).why("it is not mounted there any more")),
     }
 }
 
 /// Unmounts. [`Code::Busy`] while programs use it, or something is mounted over it.
-pub fn unmount(mounted: &Mounted) -> Result<()> {
+pub fn unmount(mounted: &mounts::Mount) -> Result<()> {
     check_uppermost(mounted)?;
-    unmount_call(&mounted.at, 0)
+    unmount_call(&mounted.point, 0)
 }
 
 /// Ends a connection that nobody serves: it lives as long as any descriptor of it does, and who waits on one may hold it.
 /// False where the control file system of FUSE is not mounted.
-fn abort(mounted: &Mounted) -> bool {
-    std::fs::write(format!("/sys/fs/fuse/connections/{}/abort", mounted.minor), "1").is_ok()
+fn abort(mounted: &mounts::Mount) -> bool {
+    std::fs::write(format!("/sys/fs/fuse/connections/{}/abort", mounted.device.1), "1").is_ok()
 }
 
 /// Takes away a mount from under whoever uses it: those that wait for an answer get an error. [`Code::Busy`] when something
 /// is mounted over it; nothing is done to it then.
-pub fn clear(mounted: &Mounted) -> Result<()> {
+pub fn clear(mounted: &mounts::Mount) -> Result<()> {
     if let Err(e) = check_uppermost(mounted) {
         return if e.code == Code::NotFound { Ok(()) } else { Err(e) };
     }
     let aborted = abort(mounted);
     // Who may force an unmount ends the connection by that. Others' helper only unmounts.
-    let path = c_path(&mounted.at)?;
+    let path = c_path(&mounted.point)?;
     let flags = libc::MNT_FORCE | libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW;
     // SAFETY: the path is NUL-terminated.
     if unsafe { libc::umount2(path.as_ptr(), flags) } == 0 {
@@ -284,10 +236,10 @@ pub fn clear(mounted: &Mounted) -> Result<()> {
         tracing::warn!(
             "programs that wait for {} may wait on: its connection cannot be aborted, as fusectl is not mounted \
              (`mount -t fusectl fusectl /sys/fs/fuse/connections` as root)",
-            mounted.at.display()
+            mounted.point.display()
         );
     }
-    match unmount_call(&mounted.at, libc::MNT_DETACH) {
+    match unmount_call(&mounted.point, libc::MNT_DETACH) {
         Err(e) if e.code == Code::NotFound => Ok(()),
         result => result,
     }
@@ -295,12 +247,12 @@ pub fn clear(mounted: &Mounted) -> Result<()> {
 
 /// Takes away all mounts of a pool that nobody serves.
 pub fn clear_all(source: &str) -> Result<()> {
-    let left = || mounts().into_iter().filter(|m| m.kind == FILE_SYSTEM_TYPE && m.source == source);
+    let left = || mounts().into_iter().filter(|m| m.fs_type == FILE_SYSTEM_TYPE && m.source == source);
     for _ in 0..left().count() {
         // Those that lie over others of them go first.
         let seen = left().find(|m| check_uppermost(m).is_ok()).or_else(|| left().next());
         let Some(mounted) = seen else { return Ok(()) };
-        tracing::warn!("{} was left mounted by a process that is no more", mounted.at.display());
+        tracing::warn!("{} was left mounted by a process that is no more", mounted.point.display());
         clear(&mounted)?;
     }
     Ok(())
@@ -308,9 +260,9 @@ pub fn clear_all(source: &str) -> Result<()> {
 
 /// Runs what mounts on `at`, and finds in the kernel's table what that made.
 fn seen(at: &Path, mount: impl FnOnce() -> Result<Device>) -> Result<Mount> {
-    let before: Vec<u32> = stack_on(at).iter().map(|m| m.minor).collect();
+    let before: Vec<(u32, u32)> = stack_on(at).iter().map(|m| m.device).collect();
     let device = mount()?;
-    let new = |m: &Mounted| m.kind == FILE_SYSTEM_TYPE && !before.contains(&m.minor);
+    let new = |m: &mounts::Mount| m.fs_type == FILE_SYSTEM_TYPE && !before.contains(&m.device);
     match stack_on(at).into_iter().find(new) {
         Some(shown) => Ok(Mount { device, shown }),
         None => Err(Error::new(Code::Busy, format!("cannot mount on {}", at.display()))
@@ -367,10 +319,11 @@ fn mount_new(at: &Path, source: &str, options: Options) -> Result<Device> {
 
 /// Mounts in the place of a mount that nobody serves. Where the kernel can (Linux 6.5), the new one is put beneath the dead
 /// one, which is then taken away, so that no program ever comes upon the bare directory and makes files in that.
-pub fn mount_in_place_of(dead: &Mounted, source: &str, options: Options) -> Result<Mount> {
-    tracing::warn!("{} was left mounted by a process that is no more", dead.at.display());
-    let what = || format!("cannot mount beneath what is mounted on {}", dead.at.display());
-    match seen(&dead.at, || mount_beneath(&dead.at, source, options).map_err(|e| Error::io(what(), &e))) {
+pub fn mount_in_place_of(dead: &mounts::Mount, source: &str, options: Options) -> Result<Mount> {
+    tracing::warn!("{} was left mounted by a process that is no more", dead.point.display());
+    let what = || format!("cannot mount beneath what is mounted on {}", dead.point.display());
+    match seen(&dead.point, || mount_beneath(&dead.point, source, options).map_err(|e| Error::io(what(), &e)))
+    {
         Ok(mount) => {
             clear(dead)?;
             Ok(mount)
@@ -378,7 +331,7 @@ pub fn mount_in_place_of(dead: &Mounted, source: &str, options: Options) -> Resu
         Err(e) => {
             tracing::info!("the dead mount goes first: {e}");
             clear(dead)?;
-            self::mount(&dead.at, source, options)
+            self::mount(&dead.point, source, options)
         }
     }
 }
@@ -496,27 +449,10 @@ fn mount_by_helper(at: &Path, source: &str, options: Options) -> Result<Device> 
 }
 
 fn receive_descriptor(socket: &std::os::unix::net::UnixStream) -> io::Result<OwnedFd> {
-    #[repr(C, align(8))]
-    struct Control([u8; 64]);
-    let (mut byte, mut control) = ([0u8; 1], Control([0; 64]));
-    let mut part = libc::iovec { iov_base: byte.as_mut_ptr().cast(), iov_len: 1 };
-    // SAFETY: an all-zero msghdr is valid; its pointers are set to locals that live over the call. The control message is
-    // read as the kernel wrote it, and its descriptor is new and ours.
-    unsafe {
-        let mut message: libc::msghdr = std::mem::zeroed();
-        message.msg_iov = &mut part;
-        message.msg_iovlen = 1;
-        message.msg_control = control.0.as_mut_ptr().cast();
-        message.msg_controllen = control.0.len() as _;
-        if libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_CMSG_CLOEXEC) < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let c = libc::CMSG_FIRSTHDR(&message);
-        if c.is_null() || (*c).cmsg_level != libc::SOL_SOCKET || (*c).cmsg_type != libc::SCM_RIGHTS {
-            return Err(io::ErrorKind::UnexpectedEof.into());
-        }
-        Ok(OwnedFd::from_raw_fd(std::ptr::read_unaligned(libc::CMSG_DATA(c).cast::<i32>())))
-    }
+    let mut fds = [None];
+    forebay_sys::descriptor::receive(socket.as_fd(), &mut [0], &mut fds)?;
+    let [fd] = fds;
+    fd.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
 }
 
 #[cfg(test)]
@@ -524,23 +460,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parse_line_undoes_escapes() {
-        let line = "61 28 0:47 / /mnt/a\\040b rw,nosuid shared:1 - fuse.forebay /tmp/p\\134q rw,user_id=0";
-        let mounted = parse_line(line).unwrap();
-        assert_eq!(mounted.at, PathBuf::from("/mnt/a b"));
-        assert_eq!((mounted.kind.as_str(), mounted.source.as_str()), (FILE_SYSTEM_TYPE, "/tmp/p\\q"));
-        assert_eq!(mounted.minor, 47);
-        assert!(parse_line("nonsense").is_none());
-    }
-
-    #[test]
     fn uppermost_is_told_by_what_lies_beneath_and_not_by_the_order_of_lines() {
         let line = |number, beneath, minor| {
-            parse_line(&format!("{number} {beneath} 0:{minor} / /mnt rw - fuse.forebay /p rw")).unwrap()
+            let line = format!("{number} {beneath} 0:{minor} / /mnt rw - fuse.forebay /p rw");
+            mounts::parse(line.as_bytes()).remove(0)
         };
         let (dead, new) = (line(70, 80, 1), line(80, 20, 2)); // 80 was put beneath 70
         for stack in [[dead.clone(), new.clone()], [new, dead]] {
-            assert_eq!(uppermost(&stack).unwrap().minor, 1);
+            assert_eq!(uppermost(&stack).unwrap().device.1, 1);
         }
         assert_eq!(uppermost(&[]), None);
     }

@@ -17,7 +17,6 @@ use forebay_types::Ino;
 use crate::device::Device;
 use crate::filesystem::FileSystem;
 use crate::nodes::Place;
-use crate::protocol;
 
 /// The thread that tells the kernel, once there is something to tell.
 #[derive(Debug, Default)]
@@ -55,7 +54,8 @@ impl FileSystem {
         let Some(before) = self.nodes.place(st.st_ino, place) else { return };
         // What another directory has by now is not the old one's any more.
         if !self.nodes.is_place(&before) {
-            self.moved.drop_name(&self.device, protocol::invalidate_entry(before.parent, &before.name));
+            self.moved
+                .drop_name(&self.device, forebay_sys::fuse::invalidate_entry(before.parent, &before.name));
         }
     }
 }

@@ -4,6 +4,7 @@
 //! there is one registration from the first open to the last release. A descriptor that can write is held only while
 //! somebody has the file open for writing, as a clean copy is made under a lease that such a descriptor would refuse.
 
+use std::ffi::CString;
 use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -41,11 +42,12 @@ impl Inner {
 }
 
 /// Opens an open file again, with other flags.
-pub(crate) fn reopen(file: &impl AsRawFd, flags: i32) -> Result<OwnedFd, Errno> {
-    let path = format!("/proc/self/fd/{}\0", file.as_raw_fd());
+pub(crate) fn reopen(file: &impl AsFd, flags: i32) -> Result<OwnedFd, Errno> {
+    let path = forebay_sys::descriptor::path(file).into_os_string().into_encoded_bytes();
+    let path = CString::new(path).map_err(|_| Errno(libc::EINVAL))?;
     // SAFETY: the path is NUL-terminated; the descriptor is new and ours.
     unsafe {
-        let fd = check(libc::open(path.as_ptr().cast(), flags | libc::O_CLOEXEC))?;
+        let fd = check(libc::open(path.as_ptr(), flags | libc::O_CLOEXEC))?;
         Ok(OwnedFd::from_raw_fd(fd))
     }
 }

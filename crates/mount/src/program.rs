@@ -14,11 +14,13 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use forebay_client::{Pool, Role};
+use forebay_sys::mounts::Mount;
+use forebay_sys::signals::{self, Signals};
 use forebay_types::{Code, Error, Result, MOUNT_LINK};
 use serde_json::{json, Value};
 
 use crate::filesystem::{DataPath, FileSystem};
-use crate::mountpoint::{self, Mounted, Options};
+use crate::mountpoint::{self, Options};
 use crate::session::Session;
 
 const HELP: &str = "\
@@ -217,19 +219,8 @@ fn failure(e: &Error) -> Value {
 
 /// Blocks SIGTERM and SIGINT in all threads, and makes them readable.
 fn block_signals() -> Result<OwnedFd> {
-    // SAFETY: an all-zero sigset is valid input for sigemptyset; the set lives over all calls.
-    unsafe {
-        let mut set: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&mut set);
-        libc::sigaddset(&mut set, libc::SIGTERM);
-        libc::sigaddset(&mut set, libc::SIGINT);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
-        let fd = libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
-        if fd < 0 {
-            return Err(Error::io("cannot watch for signals", &io::Error::last_os_error()));
-        }
-        Ok(OwnedFd::from_raw_fd(fd))
-    }
+    let signals = Signals::block(&[libc::SIGTERM, libc::SIGINT]);
+    signals.map(OwnedFd::from).map_err(|e| Error::io("cannot watch for signals", &e))
 }
 
 /// Sheds what a person's shell would bind this process by: a supervisor has done so for its own. A limit that cannot be raised
@@ -243,7 +234,7 @@ fn shed_limits() {
         libc::RLIMIT_DATA,
         libc::RLIMIT_NPROC,
     ];
-    // SAFETY: the structure lives over the calls; failure leaves a limit as it is. Dispositions are set, there is no handler.
+    // SAFETY: the structure lives over the calls; failure leaves a limit as it is.
     unsafe {
         for resource in raised {
             let mut limit: libc::rlimit = std::mem::zeroed();
@@ -252,11 +243,10 @@ fn shed_limits() {
                 libc::setrlimit(resource, &limit);
             }
         }
-        libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
-        libc::signal(libc::SIGXCPU, libc::SIG_IGN);
-        // Ignored, the programs that it starts could not be waited for.
-        libc::signal(libc::SIGCHLD, libc::SIG_DFL);
     }
+    signals::ignore(&[libc::SIGXFSZ, libc::SIGXCPU]);
+    // Ignored, the programs that it starts could not be waited for.
+    signals::reset(libc::SIGCHLD);
 }
 
 fn run(arguments: &Arguments, supervisor: &Supervisor) -> Result<()> {
@@ -286,7 +276,7 @@ fn run(arguments: &Arguments, supervisor: &Supervisor) -> Result<()> {
         Session::start(&fs, (2 * processors).clamp(THREADS_MIN, THREADS_MAX), arguments.no_passthrough)?;
     // The kernel's table, and no look at the directory: that would be a request to this process, which could not be replaced
     // while it waits for itself.
-    if mountpoint::mounted_on(&at).is_none_or(|uppermost| uppermost.minor != guard.mounted.minor) {
+    if mountpoint::mounted_on(&at).is_none_or(|uppermost| uppermost.device != guard.mounted.device) {
         return Err(Error::new(Code::Busy, what()).why("something else was mounted there at the same time"));
     }
     let (data, why) = match &session.agreement.data {
@@ -316,7 +306,7 @@ impl Announced {
     /// None when it cannot be made: programs go without.
     fn new(pool: &Path, at: &Path) -> Option<Announced> {
         let mounted = mountpoint::mounted_on(at)?;
-        let text = forebay_types::mount_link(libc::makedev(0, mounted.minor), at.as_os_str().as_bytes());
+        let text = forebay_types::mount_link(libc::makedev(0, mounted.device.1), at.as_os_str().as_bytes());
         let announced = Announced { link: pool.join(MOUNT_LINK), text: OsString::from_vec(text).into() };
         // By another name first, so that there is always one whole link.
         let new = pool.join(format!("{MOUNT_LINK}.new"));
@@ -340,7 +330,7 @@ impl Drop for Announced {
 
 /// Takes the mount away when what follows the mount fails.
 struct Guard {
-    mounted: Mounted,
+    mounted: Mount,
     armed: bool,
 }
 
@@ -357,7 +347,7 @@ impl Drop for Guard {
 /// Waits for the end.
 fn serve(mut guard: Guard, supervisor: &Supervisor, signals: &OwnedFd, served: (&FileSystem, &Session)) {
     let (fs, session) = served;
-    let at = guard.mounted.at.display().to_string();
+    let at = guard.mounted.point.display().to_string();
     loop {
         let socket = supervisor.socket.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         let mut fds = [signals.as_fd().as_raw_fd(), socket].map(|fd| libc::pollfd {

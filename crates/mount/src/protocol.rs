@@ -3,6 +3,8 @@
 //! Requests are read field by field from the bytes that the kernel wrote, replies are appended to a buffer. Numbers are
 //! this machine's own. Names follow `linux/fuse.h`, which is the reference. No I/O, no unsafe.
 
+use forebay_sys::fuse::{out_header, OUT_HEADER_BYTES};
+
 /// Version that is spoken; the kernel's must be 7, and its minor version decides what it can do.
 pub(crate) const MAJOR: u32 = 7;
 /// The newest minor version whose features are used.
@@ -14,8 +16,6 @@ pub(crate) const ROOT_NODE: u64 = 1;
 
 /// Bytes of a request's header.
 pub(crate) const IN_HEADER_BYTES: usize = 40;
-/// Bytes of a reply's header.
-pub(crate) const OUT_HEADER_BYTES: usize = 16;
 
 /// What the kernel asks.
 pub(crate) mod op {
@@ -117,11 +117,6 @@ pub(crate) const LK_FLOCK: u32 = 1;
 pub(crate) const RELEASE_FLOCK_UNLOCK: u32 = 2;
 /// Of an fsync: data alone.
 pub(crate) const FSYNC_FDATASYNC: u32 = 1;
-
-/// What the server tells the kernel unasked, in the place of an error.
-pub(crate) mod notify {
-    pub(crate) const INVAL_INODE: i32 = 2;
-}
 
 /// Reads a request's fields; what is missing reads as an error.
 #[derive(Clone, Copy)]
@@ -283,15 +278,6 @@ impl Body {
     }
 }
 
-/// The header of a message of `len` bytes, its own included.
-pub(crate) fn out_header(len: usize, unique: u64, error: i32) -> [u8; OUT_HEADER_BYTES] {
-    let mut header = [0; OUT_HEADER_BYTES];
-    header[..4].copy_from_slice(&(len as u32).to_ne_bytes());
-    header[4..8].copy_from_slice(&error.to_ne_bytes());
-    header[8..].copy_from_slice(&unique.to_ne_bytes());
-    header
-}
-
 /// How long the kernel may believe something; ordered by that.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub(crate) struct Validity {
@@ -371,20 +357,6 @@ pub(crate) fn put_absent(out: &mut Body, entry: Validity) {
     out.u64(0);
     out.u32(entry.nanoseconds);
     out.zeros(ENTRY_OUT_BYTES - 36);
-}
-
-/// `FUSE_NOTIFY_INVAL_ENTRY`: the kernel drops what it has of a name.
-pub(crate) fn invalidate_entry(parent: u64, name: &[u8]) -> Vec<u8> {
-    const INVAL_ENTRY: i32 = 3;
-    let len = OUT_HEADER_BYTES + 16 + name.len() + 1;
-    let mut message = Vec::with_capacity(len);
-    message.extend_from_slice(&out_header(len, 0, INVAL_ENTRY));
-    message.extend_from_slice(&parent.to_ne_bytes());
-    message.extend_from_slice(&(name.len() as u32).to_ne_bytes());
-    message.extend_from_slice(&[0; 4]);
-    message.extend_from_slice(name);
-    message.push(0);
-    message
 }
 
 /// Bytes of `struct fuse_entry_out`.

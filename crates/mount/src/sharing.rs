@@ -15,7 +15,6 @@ use std::time::{Duration, Instant};
 use forebay_types::{Error, Result};
 
 use crate::filesystem::FileSystem;
-use crate::protocol::{notify, Body};
 
 /// Pause before the daemon is told again that does not answer.
 const ANNOUNCE_AGAIN: Duration = Duration::from_millis(50);
@@ -81,12 +80,8 @@ impl FileSystem {
 
     /// The kernel is to ask again for an inode's attributes. False when it does not know the inode, or not yet.
     pub(crate) fn invalidate_attributes(&self, ino: u64) -> bool {
-        let mut note = Body::new();
-        note.u64(self.node(forebay_types::Ino(ino)));
-        note.u64(u64::MAX); // attributes alone
-        note.u64(0);
-        let told = self.device.write(note.message(0, notify::INVAL_INODE));
-        told.map_or_else(|e| e.raw_os_error() != Some(libc::ENOENT), |()| true)
+        let note = forebay_sys::fuse::invalidate_attributes(self.node(forebay_types::Ino(ino)));
+        self.device.write(&note).map_or_else(|e| e.raw_os_error() != Some(libc::ENOENT), |()| true)
     }
 }
 

@@ -1,11 +1,11 @@
 //! Replies to large reads without a copy in this process: the file's pages are put into a pipe behind the reply's header, and
 //! the pipe into the device, from where the kernel copies them once, to whoever reads.
 
+use forebay_sys::fuse::{out_header, OUT_HEADER_BYTES};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use crate::device::Device;
-use crate::protocol::{out_header, OUT_HEADER_BYTES};
 
 /// From so many bytes on it pays: the pipe's four system calls against one copy.
 const SPLICE_BYTES_MIN: usize = 64 * 1024;

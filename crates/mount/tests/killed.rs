@@ -199,7 +199,7 @@ fn supervisor_killed_leaves_nothing_that_the_next_up_does_not_clear() {
     let up: Vec<&str> = up.iter().map(String::as_str).collect();
     place.done(&up);
     fs::write(place.file("a"), "x").unwrap();
-    assert_eq!(forebay_mount::mountpoint::mounts().iter().filter(|m| m.at == place.mnt()).count(), 1);
+    assert_eq!(forebay_mount::mountpoint::mounts().iter().filter(|m| m.point == place.mnt()).count(), 1);
     let link = place.pool().join("mounted");
     assert!(link.symlink_metadata().is_ok());
     kill(place.pid("mount"));

@@ -15,8 +15,6 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use crate::door::{self, Pool};
 use crate::{interpose::guard, real};
 
-/// f_type of FUSE.
-const FUSE: i64 = 0x6573_5546;
 /// Set with the first directory of the pool that the process is seen to have open.
 static DIRECTORIES: AtomicBool = AtomicBool::new(false);
 /// Device of the pool's mount, once one of its directories was met, or a file was opened by it.
@@ -81,10 +79,10 @@ fn is_on_fuse(fd: Option<c_int>, device: u64) -> bool {
         }
         about.assume_init().f_type
     };
-    if kind != FUSE {
+    if kind != libc::FUSE_SUPER_MAGIC {
         remember_other(device);
     }
-    kind == FUSE
+    kind == libc::FUSE_SUPER_MAGIC
 }
 
 fn remember_other(device: u64) {

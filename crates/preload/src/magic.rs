@@ -12,7 +12,6 @@ use crate::path::{self, Buffer};
 use crate::{real, settings};
 
 /// f_type of /proc.
-const PROC: i64 = 0x9fa0;
 /// Bytes of a backing file's last component, and of its last two with their slashes.
 const NAME_BYTES: usize = 16;
 
@@ -218,7 +217,7 @@ unsafe fn shown_of_pool(dirfd: c_int, link: *const c_char, out: *mut u8, room: u
         let mut about = std::mem::MaybeUninit::<libc::statfs>::uninit();
         let known = system_call!(libc::SYS_fstatfs, itself, about.as_mut_ptr());
         real::close(itself);
-        if known != 0 || about.assume_init().f_type != PROC {
+        if known != 0 || about.assume_init().f_type != libc::PROC_SUPER_MAGIC {
             return None;
         }
         opened(dirfd, link, |fd| {

@@ -16,7 +16,8 @@ const REGISTERED_MAX: usize = 64 * 1024;
 const GREETING: Duration = Duration::from_secs(10);
 /// File systems that targets lie on: tmpfs, ext4, XFS, btrfs. The kernel reads and writes a registered file with this
 /// program's capability; others could ask for it.
-const FILE_SYSTEMS: [i64; 4] = [0x0102_1994, 0xef53, 0x5846_5342, 0x9123_683e];
+const FILE_SYSTEMS: [i64; 4] =
+    [libc::TMPFS_MAGIC, libc::EXT4_SUPER_MAGIC, libc::XFS_SUPER_MAGIC, libc::BTRFS_SUPER_MAGIC];
 
 fn fstat(fd: BorrowedFd<'_>) -> Result<libc::stat, i32> {
     // SAFETY: an all-zero stat is valid, and writable for the call.

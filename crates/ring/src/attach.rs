@@ -5,8 +5,10 @@
 //! for board and target again, after a worker was replaced. Nothing here allocates: a forked child attaches inside a signal
 //! handler if it must.
 
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
 
+use forebay_sys::descriptor;
 use forebay_types::limits::NODE_TARGETS_MAX;
 use forebay_types::{Code, Ino, NodeId, Reader, Writer};
 
@@ -153,49 +155,15 @@ fn last_code() -> Code {
     Code::from_errno(unsafe { *libc::__errno_location() })
 }
 
-/// Bytes of control data for up to [`ATTACH_FDS`] descriptors, aligned for `cmsghdr`.
-#[repr(C, align(8))]
-struct ControlBuffer([u8; CONTROL_BYTES]);
+const _: () = assert!(ATTACH_FDS <= descriptor::PASSED_MAX);
 
-const CONTROL_BYTES: usize = 64;
-
-// SAFETY: computes a size only.
-const _: () = assert!(unsafe { libc::CMSG_SPACE(4 * ATTACH_FDS as u32) } as usize <= CONTROL_BYTES);
+fn code(e: io::Error) -> Code {
+    Code::from_errno(e.raw_os_error().unwrap_or(libc::EIO))
+}
 
 /// Sends `bytes` (all of them) with `fds` attached to the first.
 pub fn send_fds(socket: BorrowedFd<'_>, bytes: &[u8], fds: &[RawFd]) -> Result<(), Code> {
-    assert!(fds.len() <= ATTACH_FDS && !bytes.is_empty());
-    let mut control = ControlBuffer([0; CONTROL_BYTES]);
-    let mut iov = libc::iovec { iov_base: bytes.as_ptr() as *mut libc::c_void, iov_len: bytes.len() };
-    // SAFETY: an all-zero msghdr is valid; its pointers are set to live locals below.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = &mut iov;
-    message.msg_iovlen = 1;
-    if !fds.is_empty() {
-        message.msg_control = control.0.as_mut_ptr().cast();
-        let payload = std::mem::size_of_val(fds) as u32;
-        // SAFETY: computes a size only.
-        message.msg_controllen = unsafe { libc::CMSG_SPACE(payload) } as _;
-        // SAFETY: the control buffer is large enough for one header and all descriptors, and aligned.
-        unsafe {
-            let c = libc::CMSG_FIRSTHDR(&message);
-            (*c).cmsg_level = libc::SOL_SOCKET;
-            (*c).cmsg_type = libc::SCM_RIGHTS;
-            (*c).cmsg_len = libc::CMSG_LEN(payload) as _;
-            std::ptr::copy_nonoverlapping(fds.as_ptr().cast::<u8>(), libc::CMSG_DATA(c), payload as usize);
-        }
-    }
-    let sent = loop {
-        // SAFETY: `message` points to live memory.
-        let n = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, libc::MSG_NOSIGNAL) };
-        if n >= 0 {
-            break n as usize;
-        }
-        let code = last_code();
-        if code != Code::Interrupted {
-            return Err(code);
-        }
-    };
+    let sent = descriptor::send(socket, bytes, fds).map_err(code)?;
     write_all(socket, &bytes[sent..])
 }
 
@@ -208,49 +176,7 @@ pub fn receive_fds(
     buffer: &mut [u8],
     fds: &mut [Option<OwnedFd>; ATTACH_FDS],
 ) -> Result<usize, Code> {
-    let mut control = ControlBuffer([0; CONTROL_BYTES]);
-    let mut iov = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
-    // SAFETY: an all-zero msghdr is valid; its pointers are set to live locals below.
-    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-    message.msg_iov = &mut iov;
-    message.msg_iovlen = 1;
-    message.msg_control = control.0.as_mut_ptr().cast();
-    message.msg_controllen = control.0.len() as _;
-    let n = loop {
-        // SAFETY: `message` points to live memory.
-        let n = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_CMSG_CLOEXEC) };
-        if n >= 0 {
-            break n as usize;
-        }
-        let code = last_code();
-        if code != Code::Interrupted {
-            return Err(code);
-        }
-    };
-    let mut got = 0;
-    // SAFETY: walks the control messages that the kernel wrote; descriptors in them are new and ours.
-    unsafe {
-        let mut c = libc::CMSG_FIRSTHDR(&message);
-        while !c.is_null() {
-            if (*c).cmsg_level == libc::SOL_SOCKET && (*c).cmsg_type == libc::SCM_RIGHTS {
-                let bytes = (*c).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
-                for i in 0..bytes / 4 {
-                    let fd = std::ptr::read_unaligned(libc::CMSG_DATA(c).cast::<RawFd>().add(i));
-                    let fd = OwnedFd::from_raw_fd(fd);
-                    if got < ATTACH_FDS {
-                        fds[got] = Some(fd);
-                        got += 1;
-                    }
-                }
-            }
-            c = libc::CMSG_NXTHDR(&message, c);
-        }
-    }
-    if message.msg_flags & libc::MSG_CTRUNC != 0 {
-        *fds = [const { None }; ATTACH_FDS];
-        return Err(Code::NoResources);
-    }
-    Ok(n)
+    descriptor::receive(socket, buffer, fds).map_err(code)
 }
 
 /// Writes all of `bytes`; a closed peer is an error, not a signal.

@@ -16,12 +16,12 @@ use crate::inherited;
 use crate::launch::Report;
 use crate::pool_file::PoolFile;
 use crate::setup::receive_setup;
-use crate::signals::Signals;
 use crate::store::FdStore;
 use crate::supervisor::Supervisor;
 use crate::supplies::Supplies;
 use crate::target::{self, PoolOptions};
 use crate::worker::board_bytes;
+use forebay_sys::signals::Signals;
 
 const HELP: &str = "\
 forebayd: the daemon of a Forebay pool. `forebay up` and `forebay run` start it.

@@ -9,6 +9,7 @@
 
 use std::io::Write;
 
+use forebay_sys::signals;
 use forebay_types::{Code, Error, Result};
 use rustix::process::{getrlimit, setrlimit, Resource, Rlimit};
 
@@ -41,18 +42,11 @@ fn raise(resource: Resource, enough: Option<u64>) {
     }
 }
 
-fn set_signal(signal: libc::c_int, disposition: libc::sighandler_t) {
-    // SAFETY: sets a disposition; there is no handler.
-    unsafe { libc::signal(signal, disposition) };
-}
-
 /// Sheds what can be shed. To be called while the process has one thread.
 pub(crate) fn shed() {
-    for signal in [libc::SIGXFSZ, libc::SIGXCPU, libc::SIGPIPE] {
-        set_signal(signal, libc::SIG_IGN);
-    }
+    signals::ignore(&[libc::SIGXFSZ, libc::SIGXCPU, libc::SIGPIPE]);
     // Ignored, children could not be waited for.
-    set_signal(libc::SIGCHLD, libc::SIG_DFL);
+    signals::reset(libc::SIGCHLD);
     for resource in RAISED {
         raise(resource, None);
     }

@@ -178,7 +178,7 @@ pub fn up(options: &UpOptions) -> Result<Started> {
     // SAFETY: between fork and exec only system calls are made, all async-signal-safe.
     unsafe {
         command.pre_exec(move || {
-            crate::signals::SignalMask::empty().set();
+            forebay_sys::signals::SignalMask::empty().set();
             libc::setsid();
             // Once more, so that the daemon is nobody's child: its starter may live long and never wait for it.
             match libc::fork() {

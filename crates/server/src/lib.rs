@@ -29,7 +29,6 @@ mod protocol;
 mod reserve;
 pub mod rest;
 mod setup;
-pub mod signals;
 pub mod store;
 mod supervisor;
 mod supplies;

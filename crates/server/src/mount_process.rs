@@ -23,9 +23,9 @@ use serde_json::{json, Value};
 use crate::control::MountOptions;
 use crate::members::MemberId;
 use crate::protocol::Reply;
-use crate::signals::SignalMask;
 use crate::store::{self, Failure};
 use crate::worker_process::{describe, Backoff};
+use forebay_sys::signals::SignalMask;
 
 /// The program, beside this one.
 const PROGRAM: &str = "forebay-mount";
@@ -396,8 +396,8 @@ fn forget_where(pool: &Path) {
 pub(crate) fn clear_dead_mounts(pool: &Path) {
     forget_where(pool);
     // The kernel's own table, so that nothing is asked of a file system that may be dead.
-    let table = std::fs::read("/proc/self/mountinfo").unwrap_or_default();
-    if !String::from_utf8_lossy(&table).contains(FILE_SYSTEM_TYPE) {
+    let mounts = forebay_sys::mounts::own().unwrap_or_default();
+    if !mounts.iter().any(|mount| mount.fs_type == FILE_SYSTEM_TYPE) {
         return;
     }
     let cleared = program().and_then(|program| {

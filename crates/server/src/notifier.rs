@@ -30,8 +30,8 @@ use rustix::event::{poll, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use crate::signals::SignalMask;
 use crate::store::{self, FdStore, Message, KIND_HANDED};
+use forebay_sys::signals::SignalMask;
 
 /// Bytes of the memory that worker and notifier share.
 const SHARED_BYTES: usize = 4096;

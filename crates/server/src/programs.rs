@@ -6,6 +6,7 @@
 use std::os::fd::AsFd;
 use std::time::Duration;
 
+use forebay_sys::process::Stat;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
 /// The environment variable that marks a run's programs.
@@ -76,7 +77,7 @@ fn pass(mark: &[u8]) -> Found {
 
 /// Whether a process carries the mark; unknown of one that has memory and shows no environment.
 fn carries(pid: Pid, mark: &[u8]) -> Option<bool> {
-    let number = pid.as_raw_nonzero();
+    let number = pid.as_raw_nonzero().get().unsigned_abs();
     let Ok(environment) = std::fs::read(format!("/proc/{number}/environ")) else { return Some(false) };
     if environment.is_empty() {
         return if is_starting(number) { None } else { Some(false) };
@@ -86,12 +87,8 @@ fn carries(pid: Pid, mark: &[u8]) -> Option<bool> {
 
 /// True when a process is about to run another program, whose environment is not in place yet. One that was started
 /// without an environment has a place for it; threads of the kernel and processes that have ended have no program.
-fn is_starting(number: std::num::NonZeroI32) -> bool {
-    /// Of /proc/PID/stat, behind the name and counted from the state: where the environment starts.
-    const ENV_START: usize = 47;
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/{number}/stat")) else { return false };
-    let fields = stat.rsplit(')').next().unwrap_or_default();
-    fields.split_whitespace().nth(ENV_START) == Some("0")
+fn is_starting(number: u32) -> bool {
+    Stat::of(number).is_ok_and(|stat| stat.environment_start == 0)
         && std::fs::read_link(format!("/proc/{number}/exe")).is_ok()
 }
 

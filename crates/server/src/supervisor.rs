@@ -33,11 +33,11 @@ use crate::programs;
 use crate::protocol::{Ask, Reply, Stopped};
 use crate::reserve::{Reserve, Seldom};
 use crate::setup::{SetupFds, SetupText};
-use crate::signals::Signals;
 use crate::store::{Kept, Message};
 use crate::supplies::Supplies;
 use crate::target::OpenPool;
 use crate::worker_process::{describe, Backoff, WorkerProcess};
+use forebay_sys::signals::Signals;
 
 /// How long an embedded pool waits for its first member.
 const FIRST_MEMBER_GRACE: Duration = Duration::from_secs(30);

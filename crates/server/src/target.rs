@@ -4,6 +4,7 @@
 //! sockets dead and its target as it was: opening it again finds the data; `sweep` clears it away. Whatever is made
 //! for a pool that then cannot start is removed again.
 
+use forebay_sys::file_system::FileSystem;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -37,7 +38,6 @@ const NEW_NUMBERS: std::ops::RangeInclusive<u16> = 2048..=32_766;
 const SHARED_MEMORY: &str = "/dev/shm";
 /// What a pool that is made in the place of one that lost its memory says of that.
 const LOST: &str = "empty: the data of the pool that was here before went with the memory that they were in";
-const TMPFS_MAGIC: u64 = 0x0102_1994;
 
 /// What pool the daemon is to open.
 #[derive(Clone, Debug, Default)]
@@ -503,7 +503,7 @@ fn shared_memory() -> Option<PathBuf> {
 }
 
 pub(crate) fn is_tmpfs(directory: std::os::fd::BorrowedFd<'_>) -> bool {
-    rustix::fs::fstatfs(directory).is_ok_and(|s| s.f_type as u64 & 0xffff_ffff == TMPFS_MAGIC)
+    FileSystem::of(directory).is_ok_and(|kind| kind == FileSystem::TMPFS)
 }
 
 /// What the pool's place costs its user, beyond what its file system lacks.

@@ -12,8 +12,8 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 use crate::setup::{SetupFds, SetupText};
-use crate::signals::SignalMask;
 use crate::store::{self, Kept, Message, KIND_END, KIND_GIVEN, KIND_SETUP};
+use forebay_sys::signals::SignalMask;
 
 /// A worker that lives less than this has crashed at its start.
 const SHORT_LIFE: Duration = Duration::from_secs(1);

@@ -14,7 +14,10 @@ use forebay_fabric::{CallEvent, CallId, Calls, CallsSettings, Identity, Ticket};
 use forebay_ring::{memfd_sealed, Claim, Doorbell, Mapping, Ring, Seal};
 use forebay_server::stepped::{session_of, Keeper, Node, Setup};
 use forebay_server::FLIGHT_RECORDER_BYTES;
-use forebay_types::limits::{BUFFERS_RESTING_MAX, BUFFER_BYTES, BUFFER_REST_MS, FILE_BYTES_MAX, LEASE_MS};
+use forebay_types::limits::{
+    BUFFERS_RESTING_MAX, BUFFER_BYTES, BUFFER_REST_MS, FILE_BYTES_MAX, LEASE_MS, LOCKS_OF_UNREACHED_MS,
+    NODE_TIMEOUT_MS, SESSIONS_PERIOD_MS,
+};
 use forebay_types::{
     Answer, Attr, BackingId, BackingOp, Caller, Change, Code, Entry, Ino, Layout, LockKind, LockWish, Move,
     MoveKind, NodeId, Part, Parts, Refusal, Reply, Request, SetAttr, Timestamp, TxId,
@@ -68,10 +71,18 @@ struct Peer {
 
 impl Peer {
     fn start(network: &Network, number: u16, seed: u64) -> Peer {
-        let node = NodeId(number);
-        let endpoint = network.endpoint(number.into());
+        Peer::with_data(
+            network,
+            number,
+            NodeId(number),
+            CallsSettings { seed: Some(seed), ..CallsSettings::default() },
+        )
+    }
+
+    /// A node at the address of the one whose number is `place`.
+    fn with_data(network: &Network, place: u16, node: NodeId, settings: CallsSettings) -> Peer {
+        let endpoint = network.endpoint(place.into());
         let identity = Identity { pool: secret().pool(), node, capacity_bytes: 0 };
-        let settings = CallsSettings { seed: Some(seed), ..CallsSettings::default() };
         let mut calls = Calls::new(Box::new(endpoint), identity, secret(), settings);
         calls.add_node(NODE, &address(NODE)).unwrap();
         Peer { calls, asked: Vec::new(), moves: Vec::new(), answers: HashMap::new() }
@@ -167,6 +178,16 @@ impl Scene {
         self.node = None;
         self.network.kill(NODE.0.into());
         self.start();
+    }
+
+    /// Node 2 comes back without its data, under another number, and is met.
+    fn replace_2(&mut self) {
+        const NEW: u16 = 5000;
+        self.network.kill(2);
+        self.peers.remove(&2);
+        let settings = CallsSettings { seed: Some(7), data: Some(8), ..CallsSettings::default() };
+        self.peers.insert(NEW, Peer::with_data(&self.network, 2, NodeId(NEW), settings));
+        self.ask_and_wait(NEW, DAEMON | 1, 1, &Request::RenewLease);
     }
 
     fn turn(&mut self) {
@@ -642,6 +663,49 @@ fn backing_file_on_another_node_of_a_file_that_was_removed_before_a_crash_is_rem
     s.pass(SOON);
     let report = s.node.as_mut().unwrap().check().unwrap();
     assert_eq!(report["orphans"], 0, "{report}");
+}
+
+#[test]
+fn backing_file_on_a_node_whose_place_another_has_taken_counts_as_removed() {
+    for asked in [true, false] {
+        let mut s = Scene::new("retired");
+        let (ring, _) = s.process(5);
+        let claim = post(&ring, &create_in(Ino::ROOT, Layout::single(NodeId(2), 0)));
+        s.take_any(&claim);
+        claim.finish(&mut [0; 512], &|| true, |_, _| ()).unwrap();
+        if !asked {
+            s.replace_2();
+        }
+        let claim = post(&ring, &Request::Unlink { parent: Ino::ROOT, name: b"f" });
+        s.take_any(&claim);
+        claim.finish(&mut [0; 512], &|| true, |_, _| ()).unwrap();
+        let claim = post(&ring, &Request::Ping);
+        s.take_any(&claim);
+        claim.finish(&mut [0; 512], &|| true, |_, _| ()).unwrap();
+        s.pass(SOON);
+        s.rest();
+        if asked {
+            s.asked(2, |r| matches!(r, Request::RemoveBackings { .. }));
+            s.replace_2();
+        }
+        // A request under way times out first, and is tried again 10 s later.
+        s.pass(Duration::from_millis(NODE_TIMEOUT_MS + 15_000));
+        let report = s.node.as_mut().unwrap().check().unwrap();
+        assert_eq!(report["orphans"], 0, "{asked}: {report}");
+    }
+}
+
+#[test]
+fn processes_of_a_node_whose_place_another_has_taken_are_gone() {
+    let mut s = Scene::new("retired-processes");
+    let make = Request::MakeDirectory { parent: Ino::ROOT, name: b"d", mode: 0o755 };
+    s.ask_and_wait(2, 5, 1, &make);
+    let kept = |s: &mut Scene| s.node.as_mut().unwrap().kept_sessions().unwrap();
+    let session = session_of(NodeId(2), 5);
+    assert!(kept(&mut s).contains(&session));
+    s.replace_2();
+    s.pass(Duration::from_millis(SESSIONS_PERIOD_MS + LOCKS_OF_UNREACHED_MS));
+    assert!(!kept(&mut s).contains(&session));
 }
 
 /// Posts a read of another node's data by way of a buffer.

@@ -8,6 +8,7 @@
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
+use forebay_sys::file_system::FileSystem;
 use forebay_types::Code;
 use rustix::io::Errno;
 use xxhash_rust::xxh3::Xxh3;
@@ -20,18 +21,17 @@ const ALIGNMENT: usize = 4096;
 /// Unit in which runs of zeros become holes where a source cannot tell its own.
 const ZERO_BLOCK: usize = 4096;
 
-/// File systems that share blocks between files or copy on the server: XFS, Btrfs, bcachefs, OCFS2, NFS, SMB, CephFS,
-/// ZFS. Numbers as in `statfs(2)` and the file systems' own headers.
-const CLONING: [u64; 9] = [
-    0x5846_5342,
-    0x9123_683e,
-    0xca45_1a4e,
-    0x7461_636f,
-    0x6969,
-    0xfe53_4d42,
-    0xff53_4d42,
-    0x00c3_6400,
-    0x2fc1_2fc1,
+/// File systems that share blocks between files or copy on the server.
+const CLONING: [FileSystem; 9] = [
+    FileSystem::XFS,
+    FileSystem::BTRFS,
+    FileSystem::BCACHEFS,
+    FileSystem::OCFS2,
+    FileSystem::NFS,
+    FileSystem::SMB3,
+    FileSystem::CIFS,
+    FileSystem::CEPH,
+    FileSystem::ZFS,
 ];
 
 /// Memory for one thread's reads and writes, aligned.
@@ -115,9 +115,7 @@ pub(crate) struct Copied {
 pub(crate) fn can_clone(source: BorrowedFd<'_>, destination: BorrowedFd<'_>) -> bool {
     let device = |fd| rustix::fs::fstat(fd).map(|s| s.st_dev);
     match (device(source), device(destination)) {
-        (Ok(a), Ok(b)) if a == b => {
-            rustix::fs::fstatfs(source).is_ok_and(|s| CLONING.contains(&(s.f_type as u64 & 0xffff_ffff)))
-        }
+        (Ok(a), Ok(b)) if a == b => FileSystem::of(source).is_ok_and(|kind| CLONING.contains(&kind)),
         _ => false,
     }
 }

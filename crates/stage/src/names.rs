@@ -8,6 +8,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use forebay_sys::process::Stat;
 use forebay_types::{name_hash, Timestamp};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -151,16 +152,14 @@ struct Process {
 /// What /proc says of a process; none when there is no such process. Without /proc every process of this host counts as
 /// alive, with a start time of 0: then nothing is taken for a leftover that may not be one.
 fn process(pid: u32) -> Option<Process> {
-    let stat = std::fs::read(format!("/proc/{pid}/stat")).ok();
-    let Some(stat) = stat else {
-        let no_proc = !std::path::Path::new("/proc/self").exists();
-        return no_proc.then_some(Process { start: 0, ended: false });
-    };
-    // The second field, the program's name in parentheses, may hold anything.
-    let after = stat.iter().rposition(|&b| b == b')')?;
-    let fields: Vec<&str> = std::str::from_utf8(stat.get(after + 2..)?).ok()?.split(' ').collect();
-    let state = fields.first()?;
-    Some(Process { start: fields.get(19)?.parse().ok()?, ended: matches!(*state, "Z" | "X") })
+    match Stat::of(pid) {
+        Ok(stat) => Some(Process { start: stat.start_ticks, ended: stat.has_ended() }),
+        Err(e) if e.kind() == std::io::ErrorKind::InvalidData => None,
+        Err(_) => {
+            let no_proc = !std::path::Path::new("/proc/self").exists();
+            no_proc.then_some(Process { start: 0, ended: false })
+        }
+    }
 }
 
 #[cfg(test)]

@@ -1,8 +1,10 @@
 //! The backing store: any file system that the kernel mounts.
 
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 
+use forebay_sys::descriptor::path_of_entry;
+use forebay_sys::file_system::FileSystem;
 use forebay_types::limits::{XATTR_LIST_MAX, XATTR_VALUE_MAX};
 use forebay_types::{Code, Kind, Timestamp};
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, RawDir, RenameFlags, SeekFrom, Uid, XattrFlags, CWD};
@@ -14,40 +16,37 @@ use crate::tree::{Meta, Names, Object, Space, Standing, Tree, Wanted};
 /// Bytes of one directory listing: about 1000 short names.
 const LISTING_BYTES: usize = 32 * 1024;
 
-/// File systems whose calls cross a network: NFS, SMB, Lustre, GPFS, BeeGFS, CephFS, AFS, 9P, FUSE (many network file
-/// systems are served by it). Numbers as in `statfs(2)` and the file systems' own headers.
-const REMOTE: [u64; 10] = [
-    0x6969,
-    0xfe53_4d42,
-    0xff53_4d42,
-    0x0bd0_0bd0,
-    0x4750_4653,
-    0x1983_0326,
-    0x00c3_6400,
-    0x5346_414f,
-    0x0102_1997,
-    0x6573_5546,
+/// File systems whose calls cross a network; FUSE, as many network file systems are served by it.
+const REMOTE: [FileSystem; 10] = [
+    FileSystem::NFS,
+    FileSystem::SMB3,
+    FileSystem::CIFS,
+    FileSystem::LUSTRE,
+    FileSystem::GPFS,
+    FileSystem::BEEGFS,
+    FileSystem::CEPH,
+    FileSystem::AFS,
+    FileSystem::NINE_P,
+    FileSystem::FUSE,
 ];
 
-/// File systems in which the kernel shows its own things, and nobody makes files: proc, sysfs, cgroup, cgroup2,
-/// debugfs, tracefs, securityfs, devpts, bpf. Numbers as in `statfs(2)`.
-const KERNELS_OWN: [u64; 9] = [
-    0x9fa0,
-    0x6265_6572,
-    0x0027_e0eb,
-    0x6367_7270,
-    0x6462_6720,
-    0x7472_6163,
-    0x7363_6673,
-    0x1cd1,
-    0xcafe_4a11,
+/// File systems in which the kernel shows its own things, and no process makes files.
+const KERNELS_OWN: [FileSystem; 9] = [
+    FileSystem::PROC,
+    FileSystem::SYSFS,
+    FileSystem::CGROUP,
+    FileSystem::CGROUP2,
+    FileSystem::DEBUGFS,
+    FileSystem::TRACEFS,
+    FileSystem::SECURITYFS,
+    FileSystem::DEVPTS,
+    FileSystem::BPF,
 ];
 
 /// False for a directory of a file system in which the kernel shows its own things, so that no files can be made in it
 /// whatever its permission bits say.
 pub fn takes_files(directory: impl AsFd) -> bool {
-    let magic = rustix::fs::fstatfs(directory).map(|s| s.f_type as u64 & 0xffff_ffff);
-    !magic.is_ok_and(|magic| KERNELS_OWN.contains(&magic))
+    !FileSystem::of(directory).is_ok_and(|kind| KERNELS_OWN.contains(&kind))
 }
 
 /// The kernel's tree.
@@ -95,13 +94,6 @@ fn open_for_reading(at: impl AsFd, name: &[u8], flags: OFlags) -> Result<OwnedFd
         Err(Code::NotPermitted) => retried(|| rustix::fs::openat(&at, name, flags, Mode::empty())),
         other => other,
     }
-}
-
-/// Where the kernel shows an entry of an open directory by path, for calls that take only paths.
-fn entry_path(at: &OwnedFd, name: &[u8]) -> Vec<u8> {
-    let mut path = format!("/proc/self/fd/{}/", at.as_raw_fd()).into_bytes();
-    path.extend_from_slice(name);
-    path
 }
 
 /// Runs `call` on a vector with room for `most` bytes and keeps what it filled.
@@ -284,7 +276,7 @@ impl Tree for PosixTree {
             Object::File(file) => filled(names, XATTR_LIST_MAX, |b| rustix::fs::flistxattr(&file.0, b)),
             Object::Directory(fd) => filled(names, XATTR_LIST_MAX, |b| rustix::fs::flistxattr(fd, b)),
             Object::Entry(at, name) => {
-                let path = entry_path(at, name);
+                let path = path_of_entry(at, name);
                 filled(names, XATTR_LIST_MAX, |b| rustix::fs::llistxattr(&path, b))
             }
         }
@@ -295,7 +287,7 @@ impl Tree for PosixTree {
             Object::File(file) => filled(value, XATTR_VALUE_MAX, |b| rustix::fs::fgetxattr(&file.0, name, b)),
             Object::Directory(fd) => filled(value, XATTR_VALUE_MAX, |b| rustix::fs::fgetxattr(fd, name, b)),
             Object::Entry(at, entry) => {
-                let path = entry_path(at, entry);
+                let path = path_of_entry(at, entry);
                 filled(value, XATTR_VALUE_MAX, |b| rustix::fs::lgetxattr(&path, name, b))
             }
         }
@@ -307,7 +299,7 @@ impl Tree for PosixTree {
             Object::File(file) => retried(|| rustix::fs::fsetxattr(&file.0, name, value, flags)),
             Object::Directory(fd) => retried(|| rustix::fs::fsetxattr(fd, name, value, flags)),
             Object::Entry(at, entry) => {
-                let path = entry_path(at, entry);
+                let path = path_of_entry(at, entry);
                 retried(|| rustix::fs::lsetxattr(&path, name, value, flags))
             }
         }
@@ -329,6 +321,6 @@ impl Tree for PosixTree {
     }
 
     fn is_remote(&self, at: &OwnedFd) -> bool {
-        rustix::fs::fstatfs(at).is_ok_and(|s| REMOTE.contains(&(s.f_type as u64 & 0xffff_ffff)))
+        FileSystem::of(at).is_ok_and(|kind| REMOTE.contains(&kind))
     }
 }

@@ -38,18 +38,7 @@ pub enum Kind {
     ReadStripe = 12,
     /// Write of a stripe.
     WriteStripe = 13,
-    /// Its result, with the data if they are inline.
-    Data = 14,
-    /// Asks for a lease on an entry that names a directory.
-    LeaseTake = 15,
-    /// Renews all leases between two nodes.
-    LeaseRenew = 16,
-    /// Grants.
-    LeaseGrant = 17,
-    /// Takes a lease back before its time.
-    LeaseRecall = 18,
-    /// Says that it is no longer used.
-    LeaseReturned = 19,
+    // 14 to 19 are reserved: they were kinds that nothing sent, and are refused like any unknown number.
     /// Says that the sender lives.
     Heartbeat = 20,
     /// Answers a heartbeat.
@@ -66,7 +55,7 @@ pub enum Kind {
 
 impl Kind {
     /// Every kind, for tests that walk them.
-    pub const ALL: [Kind; 20] = [
+    pub const ALL: [Kind; 14] = [
         Kind::Hello,
         Kind::Welcome,
         Kind::Refuse,
@@ -75,12 +64,6 @@ impl Kind {
         Kind::Answer,
         Kind::ReadStripe,
         Kind::WriteStripe,
-        Kind::Data,
-        Kind::LeaseTake,
-        Kind::LeaseRenew,
-        Kind::LeaseGrant,
-        Kind::LeaseRecall,
-        Kind::LeaseReturned,
         Kind::Heartbeat,
         Kind::Alive,
         Kind::Goodbye,
@@ -101,29 +84,12 @@ impl Kind {
 
     /// True for what must be answered.
     pub fn asks(self) -> bool {
-        matches!(
-            self,
-            Kind::Ask
-                | Kind::ReadStripe
-                | Kind::WriteStripe
-                | Kind::LeaseTake
-                | Kind::LeaseRenew
-                | Kind::LeaseRecall
-                | Kind::PlacesTake
-        )
+        matches!(self, Kind::Ask | Kind::ReadStripe | Kind::WriteStripe | Kind::PlacesTake)
     }
 
     /// True for what answers a request.
     pub fn answers(self) -> bool {
-        matches!(
-            self,
-            Kind::Answer
-                | Kind::Data
-                | Kind::LeaseGrant
-                | Kind::LeaseReturned
-                | Kind::PlacesGrant
-                | Kind::Failure
-        )
+        matches!(self, Kind::Answer | Kind::PlacesGrant | Kind::Failure)
     }
 }
 

@@ -17,8 +17,6 @@ pub const INLINE_BYTES_MAX: usize = 64 * 1024;
 pub const DATA_BYTES_MAX: u64 = 64 << 20;
 /// Bytes of the words in an error or goodbye: for a log line.
 pub const DETAIL_BYTES_MAX: usize = 512;
-/// Longest lease: what a restarted home waits before it acknowledges a rename.
-pub const LEASE_MS_MAX: u32 = 60_000;
 /// Largest node number (`forebay_types::NodeId`).
 pub const NODE_MAX: u16 = 32_767;
 /// Slots of a session: a client's 64 by ring, with room for daemons that ask on behalf of many.

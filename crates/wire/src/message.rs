@@ -4,7 +4,7 @@ use forebay_types::limits::{COMPONENTS_MAX, FILE_BYTES_MAX, NAME_MAX, STRIPES_MA
 use forebay_types::{Answer, BackingId, Caller, Code, Ino, Reader, Refusal, Reply, Request, Writer};
 
 use crate::frame::Kind;
-use crate::limits::{BODY_BYTES_MAX, DATA_BYTES_MAX, DETAIL_BYTES_MAX, INLINE_BYTES_MAX, LEASE_MS_MAX};
+use crate::limits::{BODY_BYTES_MAX, DATA_BYTES_MAX, DETAIL_BYTES_MAX, INLINE_BYTES_MAX};
 
 /// Registered memory of the sender of a message, which its receiver may read or write by RMA.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -69,38 +69,6 @@ pub enum Message<'a> {
         /// The bytes, or where to get them.
         from: Place<'a>,
     },
-    /// What became of a data request.
-    Data {
-        /// Bytes read or written.
-        done: u64,
-        /// The bytes, of an inline read.
-        inline: &'a [u8],
-    },
-    /// Asks for a lease on an entry that names a directory. → `LeaseGrant`
-    LeaseTake {
-        /// The directory that holds the entry.
-        parent: Ino,
-        /// The entry.
-        name: &'a [u8],
-    },
-    /// Renews all leases that the sender holds of the receiver. → `LeaseGrant`, or `Failure` when the home restarted
-    LeaseRenew,
-    /// Grants for `period_ms`, counted from when the holder asked.
-    LeaseGrant {
-        /// 1 to 60,000.
-        period_ms: u32,
-        /// What the entry names; the zero inode in a renewal.
-        ino: Ino,
-    },
-    /// Takes a lease back. → `LeaseReturned`, when nothing uses it any more
-    LeaseRecall {
-        /// The directory that holds the entry.
-        parent: Ino,
-        /// The entry.
-        name: &'a [u8],
-    },
-    /// The lease is used no more.
-    LeaseReturned,
     /// Asks for places: memory of the receiver's that the sender writes by RMA, each ahead of the request that names it. What the receiver
     /// granted under another number is not used any more. → `PlacesGrant`
     PlacesTake {
@@ -140,16 +108,6 @@ pub enum Message<'a> {
         /// In words, for the log.
         detail: &'a [u8],
     },
-}
-
-fn name<'a>(r: &mut Reader<'a>) -> Result<&'a [u8], Code> {
-    match r.short_bytes()? {
-        b"" => Err(Code::NotFound),
-        b"." | b".." => Err(Code::Invalid),
-        name if name.len() > NAME_MAX => Err(Code::NameTooLong),
-        name if name.iter().any(|b| matches!(b, b'/' | 0)) => Err(Code::Invalid),
-        name => Ok(name),
-    }
 }
 
 fn detail<'a>(r: &mut Reader<'a>) -> Result<&'a [u8], Code> {
@@ -267,12 +225,6 @@ impl<'a> Message<'a> {
             Message::Answer(_) => Kind::Answer,
             Message::ReadStripe { .. } => Kind::ReadStripe,
             Message::WriteStripe { .. } => Kind::WriteStripe,
-            Message::Data { .. } => Kind::Data,
-            Message::LeaseTake { .. } => Kind::LeaseTake,
-            Message::LeaseRenew => Kind::LeaseRenew,
-            Message::LeaseGrant { .. } => Kind::LeaseGrant,
-            Message::LeaseRecall { .. } => Kind::LeaseRecall,
-            Message::LeaseReturned => Kind::LeaseReturned,
             Message::PlacesTake { .. } => Kind::PlacesTake,
             Message::PlacesGrant { .. } => Kind::PlacesGrant,
             Message::Heartbeat { .. } => Kind::Heartbeat,
@@ -287,7 +239,6 @@ impl<'a> Message<'a> {
         const FIXED: usize = 512;
         match self {
             Message::WriteStripe { from: Place::Inline(data), .. } => FIXED + data.len(),
-            Message::Data { inline, .. } => FIXED + inline.len(),
             Message::Answer(Ok(Reply::Bytes(bytes))) => FIXED + bytes.len(),
             Message::Answer(Ok(Reply::Entries(entries))) => FIXED + entries.bytes.len(),
             Message::Ask(_, Request::SetXattr { value, .. }) => FIXED + NAME_MAX + value.len(),
@@ -325,7 +276,7 @@ impl<'a> Message<'a> {
     pub fn encode(&self, buffer: &mut [u8]) -> Result<usize, Code> {
         let mut w = Writer::new(buffer);
         match *self {
-            Message::Finish | Message::LeaseRenew | Message::LeaseReturned => {}
+            Message::Finish => {}
             Message::Ask(caller, ref request) => return request.encode(caller, buffer),
             Message::Answer(ref answer) => return Reply::encode_answer(answer, buffer),
             Message::ReadStripe { id, offset, bytes, to } => {
@@ -333,21 +284,6 @@ impl<'a> Message<'a> {
             }
             Message::WriteStripe { id, offset, append, bytes, from } => {
                 Transfer { id, offset, append, bytes, place: from }.encode(&mut w, false)?;
-            }
-            Message::Data { done, inline } => {
-                if done > DATA_BYTES_MAX || inline.len() > INLINE_BYTES_MAX {
-                    return Err(Code::TooBig);
-                }
-                w.u64(done)?;
-                w.put(inline)?;
-            }
-            Message::LeaseTake { parent, name } | Message::LeaseRecall { parent, name } => {
-                w.u64(parent.0)?;
-                w.short_bytes(name)?;
-            }
-            Message::LeaseGrant { period_ms, ino } => {
-                w.u32(period_ms)?;
-                w.u64(ino.0)?;
             }
             Message::PlacesTake { grant } => w.u32(grant)?,
             Message::PlacesGrant { memory, places, bytes } => {
@@ -419,25 +355,6 @@ impl<'a> Message<'a> {
                     bytes: t.bytes,
                     from: t.place,
                 }
-            }
-            Kind::Data => {
-                let done = r.u64()?;
-                let inline = r.take(r.rest().len())?;
-                if done > DATA_BYTES_MAX || inline.len() > INLINE_BYTES_MAX || inline.len() as u64 > done {
-                    return Err(Code::Malformed);
-                }
-                Message::Data { done, inline }
-            }
-            Kind::LeaseTake => Message::LeaseTake { parent: Ino(r.u64()?), name: name(&mut r)? },
-            Kind::LeaseRecall => Message::LeaseRecall { parent: Ino(r.u64()?), name: name(&mut r)? },
-            Kind::LeaseRenew => Message::LeaseRenew,
-            Kind::LeaseReturned => Message::LeaseReturned,
-            Kind::LeaseGrant => {
-                let (period_ms, ino) = (r.u32()?, Ino(r.u64()?));
-                if !(1..=LEASE_MS_MAX).contains(&period_ms) {
-                    return Err(Code::Malformed);
-                }
-                Message::LeaseGrant { period_ms, ino }
             }
             Kind::PlacesTake => Message::PlacesTake { grant: r.u32()? },
             Kind::PlacesGrant => {

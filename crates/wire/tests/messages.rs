@@ -252,13 +252,6 @@ fn messages(s: &Seed) -> Vec<Message<'_>> {
                 turn: s.c ^ 1,
             },
         },
-        Message::Data { done: s.data.len() as u64, inline: &s.data },
-        Message::Data { done: bytes, inline: &[] },
-        Message::LeaseTake { parent: Ino(s.a), name: &s.name },
-        Message::LeaseRenew,
-        Message::LeaseGrant { period_ms: 1 + s.c % LEASE_MS_MAX, ino: Ino(s.a) },
-        Message::LeaseRecall { parent: Ino(s.a), name: &s.name },
-        Message::LeaseReturned,
         Message::PlacesTake { grant: s.c },
         Message::PlacesGrant {
             memory: Memory { address: s.a >> 1, key: s.b },
@@ -295,7 +288,8 @@ proptest! {
     fn a_frame_with_any_bit_flipped_is_refused(s in seed(), at in any::<prop::sample::Index>(), bit in 0u8..8) {
         let (mut mine, mut theirs) = sessions();
         let mut frame = Vec::new();
-        let message = Message::LeaseTake { parent: Ino(s.a), name: &s.name };
+        let request = Request::Unlink { parent: Ino(s.a), name: &s.name };
+        let message = Message::Ask(Caller { uid: s.c, gid: 7 }, request);
         mine.seal(1, Stamp::default(), &message, &mut frame).unwrap();
         let mut bad = frame.clone();
         bad[at.index(frame.len())] ^= 1u8 << bit;
@@ -358,40 +352,42 @@ fn data_request_beyond_any_bound_is_refused_both_ways() {
 }
 
 #[test]
-fn names_details_and_periods_out_of_bounds_are_refused() {
-    let lease = |name: &[u8]| {
-        let mut body = 5u64.to_le_bytes().to_vec();
-        body.extend((name.len() as u16).to_le_bytes());
-        body.extend(name);
-        Message::decode(Kind::LeaseTake, &body).map(|_| ())
+fn names_and_details_out_of_bounds_are_refused() {
+    let unlink = |name: &[u8]| {
+        let mut body = vec![0; 1024];
+        let request = Request::Unlink { parent: Ino(5), name };
+        let n = Message::Ask(Caller { uid: 1, gid: 1 }, request).encode(&mut body)?;
+        Message::decode(Kind::Ask, &body[..n]).map(|_| ())
     };
-    assert_eq!(lease(b"ok"), Ok(()));
-    assert_eq!(lease(b""), Err(Code::NotFound));
-    assert_eq!(lease(b".."), Err(Code::Invalid));
-    assert_eq!(lease(b"a/b"), Err(Code::Invalid));
-    assert_eq!(lease(b"a\0b"), Err(Code::Invalid));
-    assert_eq!(lease(&[b'n'; 256]), Err(Code::NameTooLong));
-    assert_eq!(lease(&[b'n'; 255]), Ok(()));
+    assert_eq!(unlink(b"ok"), Ok(()));
+    assert_eq!(unlink(b""), Err(Code::NotFound));
+    assert_eq!(unlink(b".."), Err(Code::Invalid));
+    assert_eq!(unlink(b"a/b"), Err(Code::Invalid));
+    assert_eq!(unlink(b"a\0b"), Err(Code::Invalid));
+    assert_eq!(unlink(&[b'n'; 256]), Err(Code::NameTooLong));
+    assert_eq!(unlink(&[b'n'; 255]), Ok(()));
     let long = [b'd'; DETAIL_BYTES_MAX + 1];
     assert_eq!(refused(Message::Goodbye { detail: &long }), Code::TooBig);
     let mut body = ((DETAIL_BYTES_MAX + 1) as u16).to_le_bytes().to_vec();
     body.extend(long);
     assert_eq!(Message::decode(Kind::Goodbye, &body), Err(Code::TooBig));
-    for period in [0, LEASE_MS_MAX + 1] {
-        let mut body = period.to_le_bytes().to_vec();
-        body.extend([0; 8]);
-        assert_eq!(Message::decode(Kind::LeaseGrant, &body), Err(Code::Malformed));
-    }
-    let mut data = (DATA_BYTES_MAX + 1).to_le_bytes().to_vec();
-    assert_eq!(Message::decode(Kind::Data, &data), Err(Code::Malformed));
-    data[..8].copy_from_slice(&1u64.to_le_bytes());
-    data.extend(b"more than one");
-    assert_eq!(Message::decode(Kind::Data, &data), Err(Code::Malformed));
-    assert_eq!(Message::decode(Kind::Data, b"short"), Err(Code::Malformed));
     for kind in [Kind::Hello, Kind::Welcome, Kind::Refuse] {
         assert_eq!(Message::decode(kind, b""), Err(Code::Malformed), "no body of a session");
     }
     assert_eq!(Message::decode(Kind::Finish, &vec![0; BODY_BYTES_MAX + 1]), Err(Code::TooBig));
+}
+
+#[test]
+fn frame_of_a_kind_that_is_no_more_is_refused() {
+    let (mut mine, _) = sessions();
+    let mut frame = Vec::new();
+    mine.seal(1, Stamp::default(), &Message::PlacesTake { grant: 1 }, &mut frame).unwrap();
+    assert_eq!(Header::peek(&frame).map(|header| header.kind), Ok(Kind::PlacesTake));
+    for kind in 14..=19 {
+        assert_eq!(Kind::from_u8(kind), Err(Code::Malformed));
+        frame[6] = kind;
+        assert_eq!(Header::peek(&frame).err(), Some(Code::Malformed));
+    }
 }
 
 #[test]
@@ -521,7 +517,7 @@ fn frames_that_overtake_one_another_open_once() {
     let frames: Vec<Vec<u8>> = (0..200)
         .map(|n| {
             let mut frame = Vec::new();
-            mine.seal(n, Stamp::default(), &Message::LeaseRenew, &mut frame).unwrap();
+            mine.seal(n, Stamp::default(), &Message::PlacesTake { grant: 1 }, &mut frame).unwrap();
             frame
         })
         .collect();

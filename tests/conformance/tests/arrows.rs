@@ -16,7 +16,7 @@ const KEPT_TO: [(&str, &[&str]); 6] = [
     ("fabric-sys", &["fabric"]),
 ];
 /// What every host program has in it: these use no library but libc.
-const IN_EVERY_HOST: [&str; 3] = ["client", "capi", "preload"];
+const IN_EVERY_HOST: [&str; 4] = ["client", "capi", "preload", "sys"];
 
 /// What may import what: the rows of the rooms' table whose first cell is a crate.
 fn allowed() -> BTreeMap<String, BTreeSet<String>> {

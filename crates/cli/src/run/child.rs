@@ -8,7 +8,7 @@ use std::ffi::OsString;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command};
 
-use forebay_server::signals::Signals;
+use forebay_sys::signals::Signals;
 use forebay_types::Error;
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::process::{Pid, Signal};

@@ -4,6 +4,7 @@
 //! `mpirun` share its name for the launch (PMIX_NAMESPACE); where it has none, they share the process that started them:
 //! the nearest ancestor that has no rank itself. A run in no job is by itself.
 
+use forebay_sys::process::Stat;
 use std::collections::BTreeMap;
 
 use forebay_types::name_hash;
@@ -138,24 +139,14 @@ fn launcher(name: &str, value: &str) -> Option<String> {
         if !environment.split(|&b| b == 0).any(|variable| variable == mark) {
             break;
         }
-        pid = parent(pid)?;
+        pid = Stat::of(pid).ok()?.parent;
     }
     Some(format!("launcher {pid} {}", started(pid)?))
 }
 
-/// Fields of `/proc/PID/stat` behind the program's name, which may hold anything.
-fn stat_fields(pid: u32) -> Option<Vec<String>> {
-    let text = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    Some(text[text.rfind(')')? + 1..].split_whitespace().map(str::to_owned).collect())
-}
-
-fn parent(pid: u32) -> Option<u32> {
-    stat_fields(pid)?.get(1)?.parse().ok()
-}
-
 /// When a process started, in ticks since boot: with its number, a name that is not used again.
 fn started(pid: u32) -> Option<String> {
-    stat_fields(pid)?.get(19).cloned()
+    Stat::of(pid).ok().map(|stat| stat.start_ticks.to_string())
 }
 
 fn host() -> String {

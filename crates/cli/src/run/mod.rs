@@ -22,8 +22,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use forebay_server::signals::{SignalMask, Signals};
 use forebay_server::JoinRequest;
+use forebay_sys::signals::{SignalMask, Signals};
 use forebay_types::{Code, Error, Result};
 use serde_json::{json, Value};
 
@@ -146,11 +146,9 @@ fn conclude(ended: Ended, failed: bool) -> ExitCode {
 pub(crate) fn die_of(signal: i32) -> ! {
     let no_core = rustix::process::Rlimit { current: Some(0), maximum: Some(0) };
     let _ = rustix::process::setrlimit(rustix::process::Resource::Core, no_core);
-    // SAFETY: resets a disposition and sends this process a signal; no memory is involved.
-    unsafe {
-        libc::signal(signal, libc::SIG_DFL);
-        libc::kill(libc::getpid(), signal);
-    }
+    forebay_sys::signals::reset(signal);
+    // SAFETY: sends this process a signal; no memory is involved.
+    unsafe { libc::kill(libc::getpid(), signal) };
     SignalMask::empty().set();
     // A signal that does not end a process leads here.
     std::process::exit(128 + signal)

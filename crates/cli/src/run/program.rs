@@ -144,7 +144,7 @@ pub(super) fn within(dir: &Path, name: &OsStr, prefix: &Path) -> Result<Target, 
         Err(fail) => pool::worded(Err(fail), "run", name.as_bytes()),
     };
     let fd = fd.map_err(|e| failed(status_of(&e), e))?;
-    let path = PathBuf::from(format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&fd)));
+    let path = forebay_sys::descriptor::path(&fd);
     let mut target =
         Target { warnings: warnings(&path, &shown, 0), path: path.clone(), before: None, _fd: Some(fd) };
     if let Some((interpreter, argument)) = File::open(&path).ok().and_then(|f| shebang(&f)) {

@@ -5,8 +5,8 @@ use std::os::unix::ffi::OsStrExt;
 use forebay_client::{Pool, Role};
 use forebay_server::control::{self, Turn};
 use forebay_server::launch::{self, Presence};
-use forebay_server::signals::Signals;
 use forebay_stage::{Pair, StageOptions, StageReport};
+use forebay_sys::signals::Signals;
 use forebay_types::{Code, Error, Result};
 
 use super::enter::{Entered, CHANGING_GRACE};

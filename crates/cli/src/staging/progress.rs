@@ -4,8 +4,8 @@ use std::io::IsTerminal;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use forebay_server::signals::Signals;
 use forebay_stage::Progress;
+use forebay_sys::signals::Signals;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::Direction;

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use forebay_server::signals::Signals;
 use forebay_stage::{Pair, StageOptions};
+use forebay_sys::signals::Signals;
 use forebay_types::{Error, Result};
 
 use crate::arguments::{StageIn, StageOut, Staging};

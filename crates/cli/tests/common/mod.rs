@@ -238,9 +238,7 @@ pub fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
 
 /// True while a process runs: not when it is dead and merely not waited for.
 pub fn is_alive(pid: i32) -> bool {
-    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
-    let state = stat[stat.rfind(')').unwrap() + 1..].split_whitespace().next().unwrap().to_owned();
-    state != "Z" && state != "X"
+    forebay_sys::process::Stat::of(pid as u32).is_ok_and(|stat| !stat.has_ended())
 }
 
 pub fn kill(pid: i32, signal: i32) {

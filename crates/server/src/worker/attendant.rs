@@ -5,6 +5,7 @@
 //! that a client that connects and says nothing holds up nobody. A process counts as dead when its pidfd says so, never
 //! because a socket closed.
 
+use forebay_sys::signals::Signals;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
@@ -59,19 +60,8 @@ const TOKEN_WAKE: u64 = TOKEN_LISTENER + 2;
 
 /// Blocks SIGTERM and SIGINT in this thread and all that it starts, and makes them readable.
 pub(super) fn block_signals() -> Result<OwnedFd> {
-    // SAFETY: an all-zero sigset is valid input for sigemptyset; the set lives over all calls.
-    unsafe {
-        let mut set: libc::sigset_t = std::mem::zeroed();
-        libc::sigemptyset(&mut set);
-        libc::sigaddset(&mut set, libc::SIGTERM);
-        libc::sigaddset(&mut set, libc::SIGINT);
-        libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
-        let fd = libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
-        if fd < 0 {
-            return Err(Error::io("cannot watch for signals", &std::io::Error::last_os_error()));
-        }
-        Ok(OwnedFd::from_raw_fd(fd))
-    }
+    let signals = Signals::block(&[libc::SIGTERM, libc::SIGINT]);
+    signals.map(OwnedFd::from).map_err(|e| Error::io("cannot watch for signals", &e))
 }
 
 /// What the attendant starts with.

@@ -59,7 +59,7 @@ mod sweeper;
 mod watches;
 mod wide;
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::mpsc;
 use std::sync::Arc;
@@ -67,6 +67,8 @@ use std::sync::Arc;
 use forebay_data::{NodeTargets, Target};
 use forebay_meta::{Shard, ShardOptions};
 use forebay_ring::{BoardWriter, Doorbell};
+use forebay_sys::descriptor;
+use forebay_sys::file_system::FileSystem;
 use forebay_types::limits::{BOARD_BYTES_MAX, BOARD_BYTES_MIN, BOARD_FRACTION};
 use forebay_types::{target_of, Code, Error, NodeId, Result};
 
@@ -93,8 +95,7 @@ fn device_of(target: &OwnedFd) -> Result<u64> {
 
 /// True when the target's file system never uses an inode number again: a tmpfs, whose 64-bit counter only rises.
 fn has_stable_inodes(target: &OwnedFd) -> bool {
-    const TMPFS_MAGIC: i64 = 0x0102_1994;
-    rustix::fs::fstatfs(target).is_ok_and(|s| s.f_type == TMPFS_MAGIC)
+    FileSystem::of(target).is_ok_and(|kind| kind == FileSystem::TMPFS)
 }
 
 /// This node's targets, the first of which has the shard; or what has the shard alone.
@@ -111,7 +112,7 @@ fn open_targets(directories: &[OwnedFd], identity: &PoolIdentity) -> Result<Node
 
 /// Where the shard of a target is, whether or not the target has a path.
 fn shard_dir(target: &OwnedFd) -> PathBuf {
-    PathBuf::from(format!("/proc/self/fd/{}/shard", target.as_raw_fd()))
+    descriptor::path_of_entry(target, b"shard")
 }
 
 /// Checks the shard and the backing files of a node's targets, of which there is one at least, that no daemon serves; what its last daemon acknowledged and did
@@ -221,7 +222,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
     // Mirrors are many small changes, which memory takes at once.
     let first = setup.target_dirs[0].try_clone().map_err(|e| Error::io("cannot open the target", &e))?;
     let mirrors = match has_stable_inodes(&first) {
-        true => PathBuf::from(format!("/proc/self/fd/{}", first.as_raw_fd())),
+        true => descriptor::path(&first),
         false => setup.pool_dir.clone(),
     };
     let watches = Watches::restored(

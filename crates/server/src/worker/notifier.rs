@@ -12,7 +12,7 @@
 //! are looked up anew then, and those that wait to be told need no telling. Until the one that is in the way is through, the
 //! epoch is moved for each change of a name, so that no more than what programs have asked at one time is ever queued.
 //!
-//! Without a mount there is no notifier, and a change costs one look at an option. Numbers are those of `linux/fuse.h`.
+//! Without a mount there is no notifier, and a change costs one look at an option.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -20,6 +20,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use forebay_meta::Client;
+use forebay_sys::fuse;
 use forebay_types::{Code, Error, Ino, Reply, Request, Result};
 
 use super::shard_thread::ShardThread;
@@ -30,11 +31,6 @@ use crate::notifier::{Notifier, Starter};
 const LATE: Duration = Duration::from_millis(50);
 /// And one that was held back for so long by attributes, as is possible only while the mount is being taken away.
 const STUCK: Duration = Duration::from_secs(1);
-
-const NOTIFY_INVAL_INODE: i32 = 2;
-const NOTIFY_INVAL_ENTRY: i32 = 3;
-const NOTIFY_DELETE: i32 = 6;
-const NOTIFY_INC_EPOCH: i32 = 8;
 
 /// Something that the kernel may believe and that is so no longer.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -97,34 +93,12 @@ fn node(ino: Ino) -> u64 {
     }
 }
 
-fn message(number: i32, parts: &[&[u8]]) -> Vec<u8> {
-    let bytes = 16 + parts.iter().map(|part| part.len()).sum::<usize>();
-    let mut message = Vec::with_capacity(bytes);
-    message.extend((bytes as u32).to_ne_bytes());
-    message.extend(number.to_ne_bytes());
-    message.extend(0u64.to_ne_bytes());
-    for part in parts {
-        message.extend_from_slice(part);
-    }
-    message
-}
-
 impl Note {
     fn message(&self) -> Vec<u8> {
-        let number = |ino: Ino| node(ino).to_ne_bytes();
-        let length = |name: &[u8]| (name.len() as u32).to_ne_bytes();
         match self {
-            // Attributes alone: the kernel keeps no data of ours.
-            Note::Inode(ino) => {
-                message(NOTIFY_INVAL_INODE, &[&number(*ino), &(-1i64).to_ne_bytes(), &0i64.to_ne_bytes()])
-            }
-            Note::Name(parent, name) => {
-                message(NOTIFY_INVAL_ENTRY, &[&number(*parent), &length(name), &[0; 4], name, &[0]])
-            }
-            Note::Gone(parent, child, name) => message(
-                NOTIFY_DELETE,
-                &[&number(*parent), &number(*child), &length(name), &[0; 4], name, &[0]],
-            ),
+            Note::Inode(ino) => fuse::invalidate_attributes(node(*ino)),
+            Note::Name(parent, name) => fuse::invalidate_entry(node(*parent), name),
+            Note::Gone(parent, child, name) => fuse::entry_deleted(node(*parent), node(*child), name),
         }
     }
 }
@@ -218,7 +192,7 @@ impl MountedKernel {
 
     /// Has the kernel look up anew whatever it has looked up. Waits for nothing.
     pub(super) fn move_epoch(&self) {
-        if let Err(e) = rustix::io::write(&*self.device, &message(NOTIFY_INC_EPOCH, &[])) {
+        if let Err(e) = rustix::io::write(&*self.device, &fuse::new_epoch()) {
             tracing::debug!("cannot move the mount's epoch: {e}");
         }
     }

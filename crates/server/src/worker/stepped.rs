@@ -269,7 +269,8 @@ impl Node {
         let io_worker = IoWorker::new(Arc::clone(&targets), Arc::clone(&kept), to_network.clone());
         let mut network =
             NetworkThread::new(calls, setup.node, members, commands, to_shard.clone(), (to_crew, kept))
-                .with_targets(target_nodes.clone());
+                .with_targets(target_nodes.clone())
+                .with_addresses(&setup.others);
         if setup.planted == Some(Planted::TrustedPlaces) {
             network.trust_places();
         }

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use forebay_server::launch::{self, DownOptions};
-use forebay_server::signals::Signals;
+use forebay_sys::signals::Signals;
 use forebay_types::{Code, Error, Result};
 use rustix::event::{poll, PollFd, PollFlags};
 use rustix::process::{getppid, pidfd_open, Pid, PidfdFlags};

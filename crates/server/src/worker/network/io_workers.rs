@@ -2,6 +2,7 @@
 //! there is for the target to say. A request that comes twice does no harm, but for an append, which the network thread
 //! answers from what it kept, or this from what an earlier worker has noted (`appended`).
 
+use forebay_sys::descriptor;
 use std::cell::LazyCell;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
@@ -202,8 +203,8 @@ impl Files {
     /// A descriptor of an open file of its own, also of one that has lost its name.
     fn open_anew(&self, session: u64, id: &BackingId) -> std::result::Result<OwnedFd, Code> {
         let Some(kept) = self.kept.get(session, id) else { return self.open_by_name(id) };
-        let path = format!("/proc/self/fd/{}", kept.as_raw_fd());
-        rustix::fs::open(path.as_str(), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty()).map_err(code)
+        rustix::fs::open(descriptor::path(&*kept), OFlags::RDWR | OFlags::CLOEXEC, Mode::empty())
+            .map_err(code)
     }
 
     /// Fills a piece of memory, or writes it; how many bytes.
@@ -417,9 +418,8 @@ unsafe fn write_from(
 /// Writes at the end, as the kernel has it, who lets no other write come between; where the first byte went.
 fn append(file: &OwnedFd, bytes: &[u8]) -> std::result::Result<u64, Code> {
     // Opened anew, as an offset of its own and the flag are the open file's.
-    let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CLOEXEC;
-    let file = rustix::fs::open(path.as_str(), flags, Mode::empty()).map_err(code)?;
+    let file = rustix::fs::open(descriptor::path(file), flags, Mode::empty()).map_err(code)?;
     let written = loop {
         match rustix::io::write(&file, bytes) {
             Ok(n) => break n,

@@ -200,6 +200,12 @@ impl NetworkThread {
         self
     }
 
+    /// Has a node that comes from one of these addresses under another number taken the place of the one listed.
+    pub(in crate::worker) fn with_addresses(mut self, listed: &[(NodeId, Vec<u8>)]) -> NetworkThread {
+        listed.iter().for_each(|(node, address)| self.met.set_address(node.0, address));
+        self
+    }
+
     /// A defect: data are taken for there without a look.
     pub(in crate::worker) fn trust_places(&mut self) {
         self.moves.granted.trusting = true;
@@ -324,6 +330,8 @@ impl NetworkThread {
             return tracing::error!("cannot use the address of node {node}");
         }
         let old = NodeId(old);
+        self.introduce_instead(old, node);
+        self.removals.hurry(old);
         if let Some(member) = self.members.iter_mut().find(|m| m.node == old) {
             tracing::warn!("node {old} ({}) is now node {node}: what had number {old} is gone", member.name);
             member.node = node;

@@ -4,8 +4,9 @@
 //! and none that comes too late for a new one. While somebody watches for IN_MODIFY, each write to any file of the node costs its writer
 //! what the kernel takes to note an event.
 
+use forebay_sys::descriptor;
 use std::collections::{HashMap, HashSet};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use forebay_data::{BackingName, NodeTargets};
@@ -74,7 +75,7 @@ impl Contents {
     fn set(&mut self, mask: u32) -> Result<(), Errno> {
         for target in self.targets.for_files() {
             for low in 0..=255u8 {
-                let path = format!("/proc/self/fd/{}/data/{low:02x}", target.directory().as_raw_fd());
+                let path = descriptor::path(&target.directory()).join(format!("data/{low:02x}"));
                 let flags = WatchFlags::from_bits_retain(mask) | WatchFlags::ONLYDIR;
                 // A directory that is watched keeps the number of its watch.
                 self.watches.insert(inotify::add_watch(&self.instance, path, flags)?);
@@ -124,6 +125,7 @@ impl Contents {
 mod tests {
     use super::*;
     use forebay_data::Target;
+    use std::os::fd::AsRawFd;
     use std::path::{Path, PathBuf};
 
     struct Place(PathBuf);

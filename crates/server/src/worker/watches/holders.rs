@@ -150,7 +150,7 @@ fn fdinfo(fd: BorrowedFd<'_>) -> String {
 
 /// True of a descriptor of an inotify instance.
 pub(super) fn is_inotify(fd: &OwnedFd) -> bool {
-    let link = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+    let link = std::fs::read_link(forebay_sys::descriptor::path(fd));
     link.is_ok_and(|link| matches!(link.to_str(), Some("anon_inode:inotify" | "inotify")))
 }
 

@@ -4,8 +4,10 @@
 //! raises the events that the change itself raises on Linux, and none besides. Whatever the state of the mirror, a change leaves the name
 //! as the watched directory has it.
 
+use forebay_sys::descriptor;
 use std::collections::HashMap;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ffi::CString;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use forebay_types::{Ino, Kind};
 use rustix::fs::{AtFlags, FileType, Mode, OFlags, RenameFlags};
@@ -261,11 +263,10 @@ impl Mirror {
             return Ok(());
         }
         if events & libc::IN_MODIFY != 0 {
-            let mut path = format!("/proc/self/fd/{}/", self.directory.as_raw_fd()).into_bytes();
-            path.extend_from_slice(name);
-            path.push(0);
-            // SAFETY: the path ends with a NUL.
-            if unsafe { libc::truncate(path.as_ptr().cast(), 0) } != 0 {
+            let path = descriptor::path_of_entry(&self.directory, name).into_os_string().into_encoded_bytes();
+            let path = CString::new(path).map_err(|_| Errno::INVAL)?;
+            // SAFETY: the path is NUL-terminated.
+            if unsafe { libc::truncate(path.as_ptr(), 0) } != 0 {
                 let e = std::io::Error::last_os_error();
                 return Err(Errno::from_io_error(&e).unwrap_or(Errno::IO));
             }
@@ -311,7 +312,7 @@ mod tests {
 
     fn watch(mirror: &Mirror) -> OwnedFd {
         let instance = inotify::init(inotify::CreateFlags::CLOEXEC | inotify::CreateFlags::NONBLOCK).unwrap();
-        let path = format!("/proc/self/fd/{}", mirror.directory.as_raw_fd());
+        let path = descriptor::path(&mirror.directory);
         // The mirror's own descriptor is closed too.
         let mask = inotify::WatchFlags::ALL_EVENTS - inotify::WatchFlags::CLOSE_NOWRITE;
         inotify::add_watch(&instance, path, mask).unwrap();

@@ -3,8 +3,9 @@
 //! What happened to backing files is taken before words are: a change of names is sent before it is acknowledged, and so before anybody writes to
 //! a file that it made. Contents of files that have a name already are told first, then names, then the rest.
 
+use forebay_sys::descriptor;
 use std::collections::HashMap;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Receiver};
 use std::sync::Arc;
@@ -271,7 +272,7 @@ impl WatchThread {
         self.contents.watch_for(union)?;
         // By a link of /proc, which is to be followed.
         let flags = WatchFlags::from_bits_retain(ask.mask & !libc::IN_DONT_FOLLOW & !NEVER_TOLD);
-        let path = format!("/proc/self/fd/{}", watched.mirror.directory().as_raw_fd());
+        let path = descriptor::path(watched.mirror.directory());
         let watch = inotify::add_watch(&ask.inotify, path, flags)?;
         let mask = watched.mask | (ask.mask & RAISED);
         let entered = self.holders.add(&ask.inotify, watched.mirror.directory_mut(), ask.directory, mask);

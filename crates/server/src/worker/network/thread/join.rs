@@ -45,14 +45,24 @@ impl NetworkThread {
             Ok(()) => Ok(()),
             Err(failed) if failed.code == Code::Stale => Err(failed.why),
             // It is not there, or not yet: it may refuse when it is.
-            Err(_) => {
+            Err(_) if !self.met.is_gone(node) => {
                 self.introduce_at.insert(node, self.calls.now() + INTRODUCE_AGAIN);
                 Ok(())
             }
+            Err(_) => Ok(()),
         };
         if let Some(answer) = answer {
             // Nobody may wait any more.
             let _ = answer.send(said);
+        }
+    }
+
+    /// Another node has taken a node's place: this node introduces itself to that one, if the old one has not answered.
+    pub(super) fn introduce_instead(&mut self, old: NodeId, new: NodeId) {
+        let mut flights = self.flights.values();
+        let is_asked = flights.any(|flight| matches!(flight, Flight::Introduction(node, _) if *node == old));
+        if self.introduce_at.remove(&old).is_some() || is_asked {
+            self.introduce_at.insert(new, self.calls.now());
         }
     }
 

@@ -231,13 +231,15 @@ impl NetworkThread {
         }
     }
 
-    /// Has the stripes of inodes removed that lie on other nodes.
+    /// Has the stripes of inodes removed that lie on other nodes. Those of a node whose place another has taken went with
+    /// its data.
     pub(super) fn remove(&mut self, orphans: &[(Ino, Layout)]) {
         let (mut by_node, mut swept) = (BTreeMap::<NodeId, Vec<BackingId>>::new(), Vec::new());
         for (ino, layout) in orphans {
             let stripes = layout.stripes();
             let all = stripes.map(|(component, stripe)| BackingId::of(*ino, layout, component, stripe));
-            let elsewhere: Vec<BackingId> = all.filter(|id| id.node() != self.me).collect();
+            let is_there = |id: &BackingId| id.node() != self.me && !self.met.is_gone(id.node());
+            let elsewhere: Vec<BackingId> = all.filter(is_there).collect();
             self.removals.begin(*ino, layout, elsewhere.len());
             if elsewhere.is_empty() {
                 swept.push(*ino);

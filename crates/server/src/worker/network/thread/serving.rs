@@ -291,6 +291,11 @@ impl NetworkThread {
             }
         }
         for (node, sessions) in by_node {
+            if self.met.is_gone(node) {
+                // No node of this number will ever answer.
+                sessions.into_iter().for_each(|session| self.session_ended(session));
+                continue;
+            }
             let sessions: Vec<u64> = sessions.into_iter().collect();
             for some in sessions.chunks(SESSIONS_ASKED_MAX) {
                 let words: Vec<u8> = some.iter().flat_map(|session| session.to_le_bytes()).collect();

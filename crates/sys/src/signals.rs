@@ -1,8 +1,23 @@
-//! Signals as a descriptor to poll.
+//! Signals: as a descriptor to poll, masks of threads, and dispositions.
 
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+/// Has the kernel drop these signals to this process.
+pub fn ignore(signals: &[i32]) {
+    signals.iter().for_each(|&signal| set_disposition(signal, libc::SIG_IGN));
+}
+
+/// Has a signal to this process do again what it does in one that never asked for anything else.
+pub fn reset(signal: i32) {
+    set_disposition(signal, libc::SIG_DFL);
+}
+
+fn set_disposition(signal: i32, disposition: libc::sighandler_t) {
+    // SAFETY: sets a disposition; there is no handler.
+    unsafe { libc::signal(signal, disposition) };
+}
 
 /// Signals that are blocked in this thread and read from a descriptor instead.
 pub struct Signals {
@@ -31,19 +46,10 @@ impl Signals {
     /// where the starter of this process had it ignored, with which no child could be waited for.
     pub fn block(signals: &[i32]) -> io::Result<Signals> {
         if signals.contains(&libc::SIGCHLD) {
-            // SAFETY: sets a disposition; there is no handler.
-            unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
+            reset(libc::SIGCHLD);
         }
         let set = set_of(signals);
-        let mut before = MaybeUninit::uninit();
-        // SAFETY: both sets are live; `before` is written before it is read.
-        let before = unsafe {
-            let e = libc::pthread_sigmask(libc::SIG_BLOCK, &set, before.as_mut_ptr());
-            if e != 0 {
-                return Err(io::Error::from_raw_os_error(e));
-            }
-            before.assume_init()
-        };
+        let before = change_mask(libc::SIG_BLOCK, &set)?;
         // SAFETY: `set` is a valid set, and a descriptor that is returned is new and ours.
         let fd = unsafe {
             let fd = libc::signalfd(-1, &set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK);
@@ -77,6 +83,13 @@ impl Signals {
     }
 }
 
+impl From<Signals> for OwnedFd {
+    /// The descriptor alone, which is readable while one of the signals is pending.
+    fn from(signals: Signals) -> OwnedFd {
+        signals.fd
+    }
+}
+
 impl AsFd for Signals {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -99,11 +112,31 @@ impl SignalMask {
         SignalMask(set_of(&[]))
     }
 
-    /// Makes this the calling thread's mask. Async-signal-safe.
-    pub fn set(&self) {
-        // SAFETY: the set is valid; the old one is not asked for.
+    /// A mask that blocks all signals that can be blocked.
+    pub fn full() -> SignalMask {
+        let mut set = MaybeUninit::uninit();
+        // SAFETY: sigfillset writes the whole set.
         unsafe {
-            libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, std::ptr::null_mut());
+            libc::sigfillset(set.as_mut_ptr());
+            SignalMask(set.assume_init())
+        }
+    }
+
+    /// Makes this the calling thread's mask; the one from before. Async-signal-safe.
+    pub fn set(&self) -> SignalMask {
+        // It fails only when the operation, which is a constant, is not known.
+        SignalMask(change_mask(libc::SIG_SETMASK, &self.0).unwrap_or(self.0))
+    }
+}
+
+/// Changes the calling thread's mask; the one from before.
+fn change_mask(how: i32, set: &libc::sigset_t) -> io::Result<libc::sigset_t> {
+    let mut before = MaybeUninit::uninit();
+    // SAFETY: both sets are live; `before` is written before it is read.
+    unsafe {
+        match libc::pthread_sigmask(how, set, before.as_mut_ptr()) {
+            0 => Ok(before.assume_init()),
+            e => Err(io::Error::from_raw_os_error(e)),
         }
     }
 }
@@ -133,5 +166,38 @@ mod tests {
         assert_eq!(signals.next(), Some(Received { signal: libc::SIGUSR2, from_process: true }));
         assert_eq!(signals.next(), None);
         signals.mask_before().set();
+    }
+
+    #[test]
+    fn set_gives_the_mask_from_before_and_blocks() {
+        let before = SignalMask::full().set();
+        // SAFETY: sends this very thread a signal that it blocks.
+        unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGURG) };
+        let signals = Signals::block(&[libc::SIGURG]).unwrap();
+        assert_eq!(signals.next().map(|received| received.signal), Some(libc::SIGURG));
+        before.set();
+        // SAFETY: as above. It is ignored unless a handler was set.
+        unsafe { libc::pthread_kill(libc::pthread_self(), libc::SIGURG) };
+        assert_eq!(signals.next(), None, "nothing blocks it any more");
+    }
+
+    #[test]
+    fn ignored_signal_is_dropped_until_it_is_reset() {
+        let ends_by = |ignored: bool| {
+            let mut command = std::process::Command::new("sh");
+            command.args(["-c", "kill -XCPU $$"]);
+            // SAFETY: signal(2) is async-signal-safe.
+            unsafe {
+                std::os::unix::process::CommandExt::pre_exec(&mut command, move || {
+                    ignore(&[libc::SIGXCPU]);
+                    if !ignored {
+                        reset(libc::SIGXCPU);
+                    }
+                    Ok(())
+                })
+            };
+            std::os::unix::process::ExitStatusExt::signal(&command.status().unwrap())
+        };
+        assert_eq!([ends_by(true), ends_by(false)], [None, Some(libc::SIGXCPU)]);
     }
 }

@@ -1,29 +1,34 @@
-//! `/proc/.../mountinfo`, as proc_pid_mountinfo(5) has it: what is mounted where.
+//! The table of mounts: `/proc/.../mountinfo`, as proc_pid_mountinfo(5) has it.
 
 use std::ffi::OsString;
+use std::io;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
 
-/// A line of mountinfo.
+/// A line of the table.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Mount {
+pub struct Mount {
+    /// The mount's number.
+    pub id: u64,
+    /// The number of the mount that it is on: the one beneath, where several are on one directory.
+    pub parent_id: u64,
     /// Device number of the file system, as `st_dev` shows it: major and minor.
-    pub(crate) device: (u32, u32),
+    pub device: (u32, u32),
     /// The directory of the file system that is mounted.
-    pub(crate) root: PathBuf,
-    /// Where.
-    pub(crate) point: PathBuf,
+    pub root: PathBuf,
+    /// Where it is mounted.
+    pub point: PathBuf,
     /// `tmpfs`, `ext4`, `fuse.sshfs`, ....
-    pub(crate) fs_type: String,
-    /// What was given as source.
-    pub(crate) source: String,
+    pub fs_type: String,
+    /// What was given as source: a device, a server, any text.
+    pub source: String,
     /// Options of the file system: `rw`, `size=...`, `huge=...`.
-    pub(crate) options: Vec<String>,
+    pub options: Vec<String>,
 }
 
 impl Mount {
     /// The value of option `key`; empty for a flag.
-    pub(crate) fn option(&self, key: &str) -> Option<&str> {
+    pub fn option(&self, key: &str) -> Option<&str> {
         self.options.iter().find_map(|option| match option.split_once('=') {
             Some((name, value)) if name == key => Some(value),
             None if option == key => Some(""),
@@ -32,16 +37,23 @@ impl Mount {
     }
 }
 
-/// The mounts in a mountinfo, in its order; lines that make no sense are left out. Paths may have bytes that are not
+/// The mounts that this thread sees, in no order that says which lies over which.
+pub fn own() -> io::Result<Vec<Mount>> {
+    Ok(parse(&std::fs::read("/proc/thread-self/mountinfo")?))
+}
+
+/// The mounts in a table, in its order; lines that are not understood are left out. Paths may have bytes that are not
 /// UTF-8.
-pub(crate) fn parse(bytes: &[u8]) -> Vec<Mount> {
+pub fn parse(bytes: &[u8]) -> Vec<Mount> {
     bytes.split(|&b| b == b'\n').filter_map(parse_line).collect()
 }
 
 fn parse_line(line: &[u8]) -> Option<Mount> {
     // A blank within a field is escaped, so that a field that is `-` ends the optional ones.
     let mut fields = line.split(|&b| b == b' ');
-    let device = std::str::from_utf8(fields.nth(2)?).ok()?;
+    let mut number = || std::str::from_utf8(fields.next()?).ok()?.parse().ok();
+    let (id, parent_id) = (number()?, number()?);
+    let device = std::str::from_utf8(fields.next()?).ok()?;
     let (major, minor) = device.split_once(':')?;
     let (root, point) = (unescape(fields.next()?), unescape(fields.next()?));
     fields.by_ref().find(|&field| field == b"-")?;
@@ -49,6 +61,8 @@ fn parse_line(line: &[u8]) -> Option<Mount> {
     let (fs_type, source) = (text(fields.next()?), unescape(fields.next()?));
     let options = text(fields.next().unwrap_or_default()).split(',').map(str::to_owned).collect();
     Some(Mount {
+        id,
+        parent_id,
         device: (major.parse().ok()?, minor.parse().ok()?),
         root: root.into(),
         point: point.into(),
@@ -89,9 +103,11 @@ mod tests {
     fn parse_escapes_optional_fields_and_flags_are_understood() {
         let text = "30 25 0:27 / /mnt/a\\040b\\134c rw,nosuid shared:9 master:1 - tmpfs forebay rw,size=4k,inode64\n\
                     nonsense\n\
-                    31 23 8:1 /sub / rw,relatime - ext4 /dev/sda1 rw\n";
+                    31 23 8:1 /sub / rw,relatime - ext4 /dev/sda1 rw\n\
+                    61 28 0:47 / /mnt/a\\040b rw,nosuid shared:1 - fuse.forebay /tmp/p\\134q rw,user_id=0\n";
         let mounts = parse(text.as_bytes());
-        assert_eq!(mounts.len(), 2);
+        assert_eq!(mounts.len(), 3);
+        assert_eq!((mounts[0].id, mounts[0].parent_id), (30, 25));
         assert_eq!(mounts[0].point, PathBuf::from("/mnt/a b\\c"));
         assert_eq!((mounts[0].device, mounts[0].fs_type.as_str()), ((0, 27), "tmpfs"));
         assert_eq!(mounts[0].source, "forebay");
@@ -99,6 +115,8 @@ mod tests {
         assert_eq!(mounts[0].option("inode64"), Some(""));
         assert_eq!(mounts[0].option("huge"), None);
         assert_eq!(mounts[1].root, PathBuf::from("/sub"));
+        assert_eq!((mounts[2].fs_type.as_str(), mounts[2].source.as_str()), ("fuse.forebay", "/tmp/p\\q"));
+        assert_eq!((mounts[2].point.as_path(), mounts[2].device), ("/mnt/a b".as_ref(), (0, 47)));
     }
 
     #[test]
@@ -115,5 +133,6 @@ mod tests {
         let mounts = parse(&text);
         assert_eq!(mounts.len(), text.iter().filter(|&&b| b == b'\n').count());
         assert!(mounts.iter().any(|m| m.point == std::path::Path::new("/")));
+        assert_eq!(own().unwrap().len(), mounts.len());
     }
 }
