@@ -1,19 +1,25 @@
-//! Words for people: what each errno means for a pool, and why this thread's last attach failed.
+//! Texts: what each errno means for a pool, and why this thread's last attach failed.
 
 use std::cell::RefCell;
 use std::ffi::CStr;
-use std::os::raw::c_char;
+use std::os::raw::{c_char, c_int};
 
-use crate::guard::{guard, room};
+use crate::answer::Failed;
+use crate::boundary::Returned;
 
-/// Bytes that are kept of the words about a failed attach.
+/// A text that C gets.
+impl Returned for *const c_char {
+    const PANICKED: *const c_char = c"unknown error".as_ptr();
+}
+
+/// Bytes that are kept of the text about a failed attach.
 const WORDS_BYTES: usize = 1024;
 
 thread_local! {
     static WORDS: RefCell<[u8; WORDS_BYTES]> = const { RefCell::new([0; WORDS_BYTES]) };
 }
 
-/// Copies as much of `words` as fits into `out`, with a NUL behind; whole characters only.
+/// Copies as many whole characters of `words` as fit into `out`, and a NUL.
 pub(crate) fn store(words: &str, out: &mut [u8]) {
     let Some(most) = out.len().checked_sub(1) else { return };
     let mut bytes = words.len().min(most);
@@ -24,14 +30,12 @@ pub(crate) fn store(words: &str, out: &mut [u8]) {
     out[bytes] = 0;
 }
 
-/// Keeps the words of this thread's last failed attach.
+/// Keeps the text about this thread's last failed attach.
 pub(crate) fn remember(words: &str) {
     WORDS.with_borrow_mut(|kept| store(words, kept));
 }
 
-/// What an errno that a pool gave means; see forebay.h.
-#[no_mangle]
-pub extern "C" fn forebay_strerror(error: i32) -> *const c_char {
+pub(crate) fn strerror(error: c_int) -> *const c_char {
     let words: &'static CStr = match error.unsigned_abs() as i32 {
         0 => c"success",
         libc::ENOENT => {
@@ -87,21 +91,12 @@ pub extern "C" fn forebay_strerror(error: i32) -> *const c_char {
     words.as_ptr()
 }
 
-/// Why this thread's last failed forebay_attach failed; see forebay.h.
-///
-/// # Safety
-/// `words` is null or has room for `words_room` bytes.
-#[no_mangle]
-pub unsafe extern "C" fn forebay_attach_error(words: *mut c_char, words_room: usize) -> i32 {
-    let length = guard(|| {
-        Ok(WORDS.with_borrow(|kept| {
-            let text = CStr::from_bytes_until_nul(kept).unwrap_or_default().to_str().unwrap_or_default();
-            // SAFETY: the caller's promise.
-            store(text, unsafe { room(words.cast(), words_room) });
-            text.len() as i64
-        }))
-    });
-    length as i32
+pub(crate) fn attach_error(words: &mut [u8]) -> Result<usize, Failed> {
+    Ok(WORDS.with_borrow(|kept| {
+        let text = CStr::from_bytes_until_nul(kept).unwrap_or_default().to_str().unwrap_or_default();
+        store(text, words);
+        text.len()
+    }))
 }
 
 #[cfg(test)]
@@ -113,7 +108,7 @@ mod tests {
     fn strerror_of_every_code_has_words() {
         for code in Code::ALL {
             // SAFETY: a static C string.
-            let words = unsafe { CStr::from_ptr(forebay_strerror(-code.errno())) };
+            let words = unsafe { CStr::from_ptr(strerror(-code.errno())) };
             assert_ne!(words, c"unknown error", "{code}");
         }
     }

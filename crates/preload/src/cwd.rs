@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::abi::Place;
 use crate::door::{either, Pool};
-use crate::interpose::{answer_int, guard};
+use crate::interpose::answer_int;
 use crate::path::Buffer;
 use crate::{descriptor, door, process, real, route, settings};
 
@@ -51,8 +51,7 @@ fn find_out() -> Option<(Pool, u64)> {
             let pool = door::pool().ok()?;
             let mut ino = KERNEL;
             // SAFETY: the handle is attached, the structures are readable and writable.
-            let found =
-                guard(|| unsafe { (pool.door.working_directory)(pool.handle, &stat, &mut ino) as isize });
+            let found = unsafe { pool.working_directory(&stat, &mut ino) };
             descriptor::learn_device(&stat, found == 1);
             keep(if found == 1 { ino } else { KERNEL });
             (found == 1).then_some((pool, ino))
@@ -107,7 +106,7 @@ unsafe fn enter(pool: Pool, place: Place, escape: *mut u8) -> Result<i64, i64> {
             return Err(-i64::from(libc::ENOTDIR));
         }
         pool.allows(itself, libc::X_OK, escape)?;
-        let fd = (pool.door.open_to_enter)(pool.handle, itself.dir);
+        let fd = pool.open_to_enter(itself.dir);
         if fd < 0 {
             return Err(fd);
         }
@@ -128,7 +127,7 @@ pub(crate) fn path(out: &mut Buffer) -> Option<isize> {
     let (pool, ino) = directory()?;
     let mut inside = Buffer::new();
     // SAFETY: the buffer has room for a path.
-    let bytes = guard(|| unsafe { (pool.door.path_of)(pool.handle, ino, inside.first()) } as isize);
+    let bytes = unsafe { pool.path_of(ino, inside.first()) } as isize;
     if bytes < 0 {
         return Some(bytes);
     }
@@ -155,8 +154,8 @@ pub(crate) unsafe fn is_removed(dirfd: c_int, path: *const c_char) -> bool {
     let Some((pool, ino)) = directory() else { return false };
     let mut seen = std::mem::MaybeUninit::<libc::stat>::uninit();
     // SAFETY: the handle is attached, the structure writable.
-    guard(|| unsafe { (pool.door.stat_inode)(pool.handle, ino, seen.as_mut_ptr()) } as isize)
-        == -(libc::ENOENT as isize)
+    let found = unsafe { pool.stat_inode(ino, seen.as_mut_ptr()) };
+    found == -i64::from(libc::ENOENT)
 }
 
 /// getcwd(3) where the working directory is in the pool.

@@ -13,7 +13,7 @@ use std::os::raw::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::door::{self, Pool};
-use crate::{interpose::guard, real};
+use crate::real;
 
 /// f_type of FUSE.
 const FUSE: i64 = 0x6573_5546;
@@ -198,7 +198,8 @@ pub(crate) fn may_be_unnamed(fd: c_int) -> bool {
 pub(crate) fn pool_stat(fd: c_int, stat: &mut libc::stat) -> bool {
     let Ok(pool) = door::pool() else { return false };
     // SAFETY: the handle is attached, the structure readable and writable.
-    guard(|| unsafe { (pool.door.fstat)(pool.handle, fd, stat) } as isize) == 1
+    let found = unsafe { pool.fstat(fd, stat) };
+    found == 1
 }
 
 /// The inode behind `fd`, of which the kernel gave `stat`.
@@ -206,7 +207,7 @@ pub(crate) fn ask(fd: c_int, stat: &libc::stat) -> Option<(Pool, u64)> {
     let pool = door::pool().ok()?;
     let mut ino = 0;
     // SAFETY: the handle is attached, the structures are readable and writable.
-    let found = guard(|| unsafe { (pool.door.inode_of)(pool.handle, fd, stat, &mut ino) } as isize);
+    let found = unsafe { pool.inode_of(fd, stat, &mut ino) };
     learn_device(stat, found == 1);
     (found == 1).then_some((pool, ino))
 }

@@ -5,8 +5,9 @@ use std::os::raw::{c_char, c_int, c_long, c_void};
 use libc::{dirent as Dirent, DIR};
 
 use crate::abi::Place;
+use crate::boundary::guard;
 use crate::door::{either, Pool};
-use crate::interpose::{answer, answer_int, errno, guard, set_errno};
+use crate::interpose::{answer, answer_int, errno, set_errno};
 use crate::stream::{record_bytes, Stream};
 use crate::{cwd, descriptor, real, route, settings};
 

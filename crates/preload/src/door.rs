@@ -11,7 +11,7 @@ use std::ffi::CStr;
 use std::os::raw::{c_char, c_void};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU64, Ordering};
 
-use crate::abi::{Door, Place, PoolHandle, DOOR_VERSION};
+use crate::abi::{door_calls, DirectoryHandle, Door, Entry, Place, PoolHandle, Times, DOOR_VERSION};
 use crate::interpose::{errno, set_errno};
 use crate::{path::Buffer, process, real, settings};
 
@@ -23,10 +23,8 @@ const WAIT_NS: i64 = 200_000;
 /// The pool, to be asked.
 #[derive(Clone, Copy)]
 pub(crate) struct Pool {
-    /// The door's functions.
-    pub(crate) door: &'static Door,
-    /// What they take first.
-    pub(crate) handle: *const PoolHandle,
+    door: &'static Door,
+    handle: *const PoolHandle,
 }
 
 impl Pool {
@@ -43,7 +41,7 @@ impl Pool {
     ) -> Result<(Place, u32), i64> {
         let mut ino = 0;
         // SAFETY: the door's contract is kept: the place is the caller's, the rest is writable.
-        match unsafe { (self.door.resolve)(self.handle, place, i32::from(follow), &mut ino, escape) } {
+        match unsafe { self.resolve(place, i32::from(follow), &mut ino, escape) } {
             mode @ 0.. => {
                 Ok((Place { dir: ino, path: std::ptr::null(), bytes: 0 }, mode as u32 & libc::S_IFMT))
             }
@@ -57,12 +55,31 @@ impl Pool {
     /// `escape` has room for a path.
     pub(crate) unsafe fn allows(self, itself: Place, amode: i32, escape: *mut u8) -> Result<(), i64> {
         // SAFETY: the caller's promise.
-        match unsafe { (self.door.access)(self.handle, itself, amode, 1, 1, escape) } {
+        match unsafe { self.access(itself, amode, 1, 1, escape) } {
             0.. => Ok(()),
             failed => Err(failed),
         }
     }
 }
+
+macro_rules! methods {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $ty:ty),*);)*) => {
+        /// The calls of the door's table.
+        #[allow(clippy::too_many_arguments)]
+        impl Pool {$(
+            $(#[$doc])*
+            ///
+            /// # Safety
+            /// As `abi.rs` says of its arguments.
+            #[inline]
+            pub(crate) unsafe fn $name(self, $($arg: $ty),*) -> i64 {
+                // SAFETY: the handle is attached; the caller's promise.
+                unsafe { (self.door.$name)(self.handle, $($arg),*) }
+            }
+        )*}
+    };
+}
+door_calls!(methods);
 
 /// A call's answer where both outcomes are numbers.
 pub(crate) fn either(result: Result<i64, i64>) -> i64 {

@@ -11,7 +11,6 @@
 use std::os::raw::{c_char, c_int, c_void};
 
 use crate::classify::may_lead_to_pool;
-use crate::interpose::guard;
 use crate::open::open_any;
 use crate::path::{self, Buffer};
 use crate::{descriptor, real};
@@ -120,7 +119,7 @@ unsafe fn open_with_needed(file: *const c_char, mode: c_int, depth: u32) -> Hand
 fn name_of(fd: c_int, name: &mut Buffer) -> bool {
     if let Some((pool, ino)) = descriptor::inode_of(fd) {
         // SAFETY: the handle is attached, the buffer has room for a path.
-        let bytes = guard(|| unsafe { (pool.door.backing_path)(pool.handle, ino, name.first()) } as isize);
+        let bytes = unsafe { pool.backing_path(ino, name.first()) };
         return bytes > 0;
     }
     let mut number = [0; 12];

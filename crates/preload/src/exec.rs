@@ -3,8 +3,9 @@
 use std::os::raw::{c_char, c_int};
 
 use crate::arguments::{Arguments, Variadic};
+use crate::boundary::guard;
 use crate::classify::may_lead_to_pool;
-use crate::interpose::{answer_int, guard};
+use crate::interpose::answer_int;
 use crate::path::{self, Buffer};
 use crate::program::{shown_path, Image, Program};
 use crate::{real, settings};

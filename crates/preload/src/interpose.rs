@@ -1,7 +1,5 @@
 //! How a libc function is replaced, and how its answer is given.
 
-use std::panic::{catch_unwind, AssertUnwindSafe};
-
 /// Defines a function and exports it under the names in front of it. The body is the same for all; it gives the
 /// function's own return value.
 macro_rules! interpose {
@@ -73,28 +71,4 @@ pub(crate) fn raw(result: impl Into<i64>) -> isize {
         return -(errno() as isize);
     }
     result as isize
-}
-
-/// Runs `body`, which works on the pool. A panic is EIO, and errno stays as it was.
-#[inline]
-pub(crate) fn guard<T: From<Eio>>(body: impl FnOnce() -> T) -> T {
-    let before = errno();
-    let answer = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| T::from(Eio));
-    set_errno(before);
-    answer
-}
-
-/// What a guarded body gives after a panic.
-pub(crate) struct Eio;
-
-impl From<Eio> for isize {
-    fn from(_: Eio) -> isize {
-        -(libc::EIO as isize)
-    }
-}
-
-impl<T> From<Eio> for Result<T, isize> {
-    fn from(_: Eio) -> Result<T, isize> {
-        Err(-(libc::EIO as isize))
-    }
 }

@@ -22,6 +22,8 @@ mod interpose;
 #[path = "../../capi/src/abi.rs"]
 #[allow(unreachable_pub, dead_code)]
 mod abi;
+#[path = "../../capi/src/boundary.rs"]
+mod boundary;
 
 #[macro_use]
 mod arguments;

@@ -180,7 +180,7 @@ fn nameless_slowly(path: &[u8], body: impl FnOnce(c_int, Pool, u64) -> isize) ->
             return None;
         }
         let (pool, ino) = descriptor::inode_of(fd)?;
-        Some(crate::interpose::guard(|| body(fd, pool, ino)))
+        Some(body(fd, pool, ino))
     })
 }
 
@@ -224,7 +224,7 @@ unsafe fn shown_of_pool(dirfd: c_int, link: *const c_char, out: *mut u8, room: u
         opened(dirfd, link, |fd| {
             let (pool, ino) = descriptor::inode_of(fd)?;
             let mut inside = Buffer::new();
-            if (pool.door.path_of)(pool.handle, ino, inside.first()) < 0 {
+            if pool.path_of(ino, inside.first()) < 0 {
                 return None;
             }
             let inside = path::bytes(inside.as_c());

@@ -20,9 +20,7 @@ unsafe fn mkdir_any(dirfd: c_int, path: *const c_char, mode: mode_t) -> isize {
             path,
             false,
             |dirfd, path| system_call!(libc::SYS_mkdirat, dirfd, path, mode),
-            |pool, place, escape| {
-                (pool.door.make_directory)(pool.handle, place, umask::apply(mode & 0o7777), escape)
-            },
+            |pool, place, escape| pool.make_directory(place, umask::apply(mode & 0o7777), escape),
         )
     }
 }
@@ -37,8 +35,8 @@ unsafe fn unlink_any(dirfd: c_int, path: *const c_char, flags: c_int) -> isize {
             false,
             |dirfd, path| system_call!(libc::SYS_unlinkat, dirfd, path, flags),
             |pool, place, escape| match flags {
-                0 => (pool.door.unlink)(pool.handle, place, escape),
-                libc::AT_REMOVEDIR => (pool.door.remove_directory)(pool.handle, place, escape),
+                0 => pool.unlink(place, escape),
+                libc::AT_REMOVEDIR => pool.remove_directory(place, escape),
                 _ => -i64::from(libc::EINVAL),
             },
         )
@@ -64,7 +62,7 @@ unsafe fn rename_any(
                 }
                 system_call!(libc::SYS_renameat2, from_dirfd, from, to_dirfd, to, flags)
             },
-            |pool, from, to, escape| (pool.door.rename)(pool.handle, from, to, flags, escape),
+            |pool, from, to, escape| pool.rename(from, to, flags, escape),
         )
     }
 }
@@ -107,7 +105,7 @@ unsafe fn link_any(
                 if flags & !(libc::AT_SYMLINK_FOLLOW | libc::AT_EMPTY_PATH) != 0 {
                     return -i64::from(libc::EINVAL);
                 }
-                (pool.door.link)(pool.handle, from, to, follow as i32, escape)
+                pool.link(from, to, follow as i32, escape)
             },
         )
     }
@@ -127,7 +125,7 @@ unsafe fn link_unnamed(fd: c_int, to_dirfd: c_int, to: *const c_char) -> Option<
             to,
             false,
             |_, _| ELSEWHERE,
-            |pool, place, escape| (pool.door.link_unnamed)(pool.handle, fd, place, escape),
+            |pool, place, escape| pool.link_unnamed(fd, place, escape),
         )
     };
     (result != ELSEWHERE).then_some(result)
@@ -143,7 +141,7 @@ unsafe fn link_inode(pool: crate::door::Pool, ino: u64, to_dirfd: c_int, to: *co
             to,
             false,
             |_, _| -(libc::EXDEV as isize),
-            |_, place, escape| (pool.door.link)(pool.handle, itself, place, 0, escape),
+            |_, place, escape| pool.link(itself, place, 0, escape),
         )
     }
 }
@@ -161,7 +159,7 @@ unsafe fn symlink_any(target: *const c_char, dirfd: c_int, path: *const c_char) 
                     return -i64::from(libc::EFAULT);
                 }
                 let target = crate::path::bytes(target);
-                (pool.door.symlink)(pool.handle, target.as_ptr(), target.len(), place, escape)
+                pool.symlink(target.as_ptr(), target.len(), place, escape)
             },
         )
     }
@@ -189,7 +187,7 @@ pub(crate) unsafe fn readlink_any(dirfd: c_int, path: *const c_char, out: *mut u
                 if crate::path::is_wild(out) {
                     return -i64::from(libc::EFAULT);
                 }
-                (pool.door.read_link)(pool.handle, place, out, room, escape)
+                pool.read_link(place, out, room, escape)
             },
         )
     }
@@ -205,7 +203,7 @@ unsafe fn mknod_any(dirfd: c_int, path: *const c_char, mode: mode_t, device: dev
             |dirfd, path| system_call!(libc::SYS_mknodat, dirfd, path, mode, device),
             |pool, place, escape| {
                 let mode = mode & libc::S_IFMT | umask::apply(mode & 0o7777);
-                (pool.door.make_node)(pool.handle, place, mode, device, escape).min(0)
+                pool.make_node(place, mode, device, escape).min(0)
             },
         )
     }

@@ -81,10 +81,10 @@ pub(crate) unsafe fn open_place(
     let makes = flags & libc::O_CREAT != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE;
     let mode = if makes { umask::apply(mode & 0o7777) } else { 0 };
     // SAFETY: the door's contract is kept.
-    let fd = unsafe { (pool.door.open)(pool.handle, place, flags, mode, escape) };
+    let fd = unsafe { pool.open(place, flags, mode, escape) };
     let may_be_directory = fd >= 0 && !makes && flags & libc::O_ACCMODE == libc::O_RDONLY;
-    // SAFETY: it takes nothing.
-    if may_be_directory && unsafe { (pool.door.directories_opened)() } > 0 {
+    // SAFETY: the handle is attached.
+    if may_be_directory && unsafe { pool.directories_opened() } > 0 {
         descriptor::opened_directory();
     }
     fd

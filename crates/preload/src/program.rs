@@ -195,9 +195,9 @@ unsafe fn open_program(pool: Pool, place: Place, follow: bool, escape: *mut u8) 
             _ => return Err(-i64::from(libc::EACCES)),
         }
         pool.allows(itself, libc::X_OK, escape)?;
-        let fd = (pool.door.open)(pool.handle, itself, libc::O_RDONLY | libc::O_CLOEXEC, 0, escape);
+        let fd = pool.open(itself, libc::O_RDONLY | libc::O_CLOEXEC, 0, escape);
         if fd == -i64::from(libc::EACCES) {
-            return Ok((pool.door.open)(pool.handle, itself, libc::O_PATH | libc::O_CLOEXEC, 0, escape));
+            return Ok(pool.open(itself, libc::O_PATH | libc::O_CLOEXEC, 0, escape));
         }
         Ok(fd)
     }
@@ -235,7 +235,7 @@ pub(crate) fn shown_path(dirfd: c_int, path: *const c_char, out: &mut Buffer) ->
     if let Some((pool, ino)) = crate::descriptor::directory_of(dirfd) {
         // SAFETY: the handle is attached, the buffer has room for a path; then it holds a C string.
         unsafe {
-            if (pool.door.path_of)(pool.handle, ino, inside.first()) >= 0 {
+            if pool.path_of(ino, inside.first()) >= 0 {
                 let inside = path::bytes(inside.as_c());
                 if out.set(&[crate::settings::prefix(), inside, b"/", text]) {
                     return out.as_c();

@@ -3,10 +3,10 @@
 use std::os::raw::{c_char, c_int};
 
 use crate::abi::{Place, ESCAPED};
+use crate::boundary::{guard, Returned};
 use crate::classify::{classify, may_lead_to_pool, Leads};
 use crate::crossing::crossing;
 use crate::door::{heard, Pool};
-use crate::interpose::guard;
 use crate::mounted;
 use crate::path::{is_wild, Buffer};
 
@@ -59,35 +59,31 @@ unsafe fn walk(
     // The path is in one of them, or the caller's; what it becomes is stored in the other.
     let (mut here, mut there) = (Buffer::new(), Buffer::new());
     for _ in 0..CHANGES_MAX {
-        // SAFETY: the path is the caller's, or was stored in `here`; it is not in `there`.
-        let changed = unsafe {
+        // SAFETY: the path is the caller's, or was stored in `here`. It is not in `there`.
+        let next = guard(|| unsafe {
             match tried.take() {
-                Some(result) if mounted::is_prefix() => Ok(Some(result)),
-                Some(result) => guard(|| Ok(crossing(dirfd, path, follow, &mut there))).map(|crosses| {
-                    if crosses {
-                        None
-                    } else {
-                        Some(result)
-                    }
-                }),
-                None => guard(|| match classify(dirfd, path, follow) {
-                    Leads::Kernel => Err(KERNEL),
-                    Leads::Nowhere(errno) => Ok(Some(errno)),
+                Some(result) if mounted::is_prefix() || !crossing(dirfd, path, follow, &mut there) => {
+                    Next::Done(result)
+                }
+                Some(_) => Next::Path,
+                None => match classify(dirfd, path, follow) {
+                    Leads::Kernel => Next::Kernel,
+                    Leads::Nowhere(errno) => Next::Done(errno),
                     Leads::Pool(door, place) => match pool(door, place, there.first()) {
-                        ESCAPED => Ok(None),
-                        result => Ok(Some(heard(result) as isize)),
+                        ESCAPED => Next::Path,
+                        result => Next::Done(heard(result) as isize),
                     },
-                }),
+                },
             }
-        };
-        match changed {
-            Ok(Some(result)) => return result,
-            Ok(None) => {
+        });
+        match next {
+            Next::Done(result) => return result,
+            Next::Path => {
                 std::mem::swap(&mut here, &mut there);
                 path = here.as_c();
                 dirfd = libc::AT_FDCWD;
             }
-            Err(KERNEL) => {
+            Next::Kernel => {
                 // Outside the guard: a thread may be cancelled in it.
                 let result = kernel(dirfd, path);
                 if result != ENOENT {
@@ -95,14 +91,24 @@ unsafe fn walk(
                 }
                 tried = Some(result);
             }
-            Err(errno) => return errno,
         }
     }
     -(libc::ELOOP as isize)
 }
 
-/// What no errno is: the path is the kernel's.
-const KERNEL: isize = isize::MIN;
+/// What a step along a path leads to.
+enum Next {
+    /// The result of the call.
+    Done(isize),
+    /// Another path of the kernel's tree, which is in the other buffer.
+    Path,
+    /// The kernel: the path does not lead to the pool.
+    Kernel,
+}
+
+impl Returned for Next {
+    const PANICKED: Next = Next::Done(isize::PANICKED);
+}
 
 /// A place of the pool, or a path of the kernel's tree.
 enum Side {

@@ -9,8 +9,9 @@ use std::os::raw::{c_char, c_int};
 use libc::{sockaddr, sockaddr_un, socklen_t};
 
 use crate::abi::{Place, ESCAPED};
+use crate::boundary::guard;
 use crate::door::{either, Pool};
-use crate::interpose::{answer_int, guard, raw};
+use crate::interpose::{answer_int, raw};
 use crate::magic::is_backing;
 use crate::path::{self, Buffer};
 use crate::{real, route, settings, umask};
@@ -50,7 +51,7 @@ unsafe fn at_backing(
     call: impl FnOnce(*const sockaddr, socklen_t) -> isize,
 ) -> Result<i64, i64> {
     // SAFETY: the handle is attached, the buffer has room for a path.
-    let n = unsafe { (pool.door.backing_path)(pool.handle, ino, backing.first()) };
+    let n = unsafe { pool.backing_path(ino, backing.first()) };
     let n = usize::try_from(n).map_err(|_| n)?;
     // SAFETY: a zeroed address is one without a path.
     let mut address: sockaddr_un = unsafe { std::mem::zeroed() };
@@ -73,7 +74,7 @@ unsafe fn bind_place(fd: c_int, pool: Pool, place: Place, escape: *mut u8) -> i6
     for _ in 0..ATTEMPTS {
         // SAFETY: the door's contract is kept.
         unsafe {
-            let ino = match (pool.door.make_node)(pool.handle, place, mode, 0, escape) {
+            let ino = match pool.make_node(place, mode, 0, escape) {
                 made if made == -i64::from(libc::EEXIST) => return -i64::from(libc::EADDRINUSE),
                 made if made < 0 => return made,
                 ino => ino as u64,
@@ -85,8 +86,7 @@ unsafe fn bind_place(fd: c_int, pool: Pool, place: Place, escape: *mut u8) -> i6
                 Ok(result) | Err(result) => result,
             };
             let mut seen = std::mem::MaybeUninit::<libc::stat>::uninit();
-            let is_gone =
-                (pool.door.stat_inode)(pool.handle, ino, seen.as_mut_ptr()) == -i64::from(libc::ENOENT);
+            let is_gone = pool.stat_inode(ino, seen.as_mut_ptr()) == -i64::from(libc::ENOENT);
             match bound {
                 0 => {
                     system_call!(libc::SYS_fchmodat, libc::AT_FDCWD, node.as_c(), NODE_MODE);
@@ -99,7 +99,7 @@ unsafe fn bind_place(fd: c_int, pool: Pool, place: Place, escape: *mut u8) -> i6
                 _ if is_gone => {}
                 failed => {
                     if pool.reach(place, false, escape).is_ok_and(|(there, _)| there.dir == ino) {
-                        (pool.door.unlink)(pool.handle, place, escape);
+                        pool.unlink(place, escape);
                     }
                     return failed;
                 }
@@ -118,7 +118,7 @@ unsafe fn connect_place(pool: Pool, place: Place, escape: *mut u8) -> Result<i64
             return Err(-i64::from(libc::ECONNREFUSED));
         }
         pool.allows(itself, libc::W_OK, escape)?;
-        match (pool.door.backing_path)(pool.handle, itself.dir, escape) {
+        match pool.backing_path(itself.dir, escape) {
             0.. => Ok(ESCAPED),
             failed => Err(failed),
         }
@@ -148,7 +148,7 @@ unsafe fn show(address: *mut sockaddr, room: socklen_t, bytes: *mut socklen_t) {
         let mut inside = Buffer::new();
         // SAFETY: the handle is attached, the buffers have the room that is said.
         unsafe {
-            if (pool.door.path_of)(pool.handle, ino, inside.first()) < 0 {
+            if pool.path_of(ino, inside.first()) < 0 {
                 return 0;
             }
             let inside = path::bytes(inside.as_c());

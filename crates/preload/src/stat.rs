@@ -47,7 +47,7 @@ unsafe fn stat_any(dirfd: c_int, path: *const c_char, out: *mut Stat, flags: c_i
                 if is_wild(out) {
                     return itself_or(pool, place, follow, escape, EFAULT);
                 }
-                (pool.door.stat)(pool.handle, place, follow as i32, out, escape)
+                pool.stat(place, follow as i32, out, escape)
             },
         );
         if result == -(libc::ENOENT as isize) && crate::cwd::is_removed(dirfd, path) {
@@ -159,7 +159,7 @@ unsafe fn access_any(dirfd: c_int, path: *const c_char, amode: c_int, flags: c_i
                 if flags & !(libc::AT_SYMLINK_NOFOLLOW | libc::AT_EACCESS | libc::AT_EMPTY_PATH) != 0 {
                     return EINVAL;
                 }
-                (pool.door.access)(pool.handle, place, amode, effective as i32, follow as i32, escape)
+                pool.access(place, amode, effective as i32, follow as i32, escape)
             },
         )
     }
@@ -247,7 +247,7 @@ interpose! {
                     if is_wild(out) {
                         return itself_or(pool, place, follow, escape, EFAULT);
                     }
-                    (pool.door.statx)(pool.handle, place, follow as i32, out, escape)
+                    pool.statx(place, follow as i32, out, escape)
                 },
             )
         })

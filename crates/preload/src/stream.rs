@@ -48,7 +48,7 @@ impl Stream {
     pub(crate) fn open(pool: Pool, ino: u64, fd: c_int) -> Result<*mut DIR, i64> {
         let mut directory = std::ptr::null_mut();
         // SAFETY: the handle is attached, the pointer writable.
-        let opened = unsafe { (pool.door.directory_open)(pool.handle, ino, &mut directory) };
+        let opened = unsafe { pool.directory_open(ino, &mut directory) };
         if opened < 0 {
             return Err(opened);
         }
@@ -92,8 +92,7 @@ impl Held<'_> {
                 let mut entry = std::mem::MaybeUninit::<Entry>::uninit();
                 let pool = stream.pool;
                 // SAFETY: the handles are open, the entry writable.
-                let found =
-                    unsafe { (pool.door.directory_next)(pool.handle, stream.directory, entry.as_mut_ptr()) };
+                let found = unsafe { pool.directory_next(stream.directory, entry.as_mut_ptr()) };
                 match found {
                     0 => return Ok(None),
                     // The directory was removed: it has no entries.
@@ -121,7 +120,7 @@ impl Held<'_> {
         let cookie = if position > DOT_DOT { position as u64 } else { 0 };
         self.0.position = position.max(0);
         // SAFETY: the handle is open.
-        unsafe { (self.0.pool.door.directory_seek)(self.0.directory, cookie) };
+        unsafe { self.0.pool.directory_seek(self.0.directory, cookie) };
     }
 
     /// Its descriptor, opened if it has none; or a negative errno.
@@ -133,7 +132,7 @@ impl Held<'_> {
             let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
             let pool = stream.pool;
             // SAFETY: the handle is attached, the buffer has room for a path.
-            let fd = unsafe { (pool.door.open)(pool.handle, itself, flags, 0, escape.first()) };
+            let fd = unsafe { pool.open(itself, flags, 0, escape.first()) };
             if fd < 0 {
                 return fd as isize;
             }
@@ -150,7 +149,7 @@ impl Held<'_> {
         // SAFETY: it came from `Stream::open`, this thread holds it, and the program gave it up.
         let mut stream = unsafe { Box::from_raw(stream) };
         // SAFETY: the handle is open and not used again.
-        unsafe { (stream.pool.door.directory_close)(stream.directory) };
+        unsafe { stream.pool.directory_close(stream.directory) };
         if stream.fd >= 0 {
             real::close(stream.fd);
         }
@@ -178,10 +177,10 @@ impl Stream {
         let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
         let mut escape = Buffer::new();
         let above = Place { dir: self.ino, path: b"..".as_ptr(), bytes: 2 };
-        let (door, out) = (self.pool.door, stat.as_mut_ptr());
+        let out = stat.as_mut_ptr();
         // SAFETY: the handle is attached, structure and buffer are writable; a path that escaped is a C string.
         unsafe {
-            let mut found = (door.stat)(self.pool.handle, above, 1, out, escape.first());
+            let mut found = self.pool.stat(above, 1, out, escape.first());
             if found == crate::abi::ESCAPED {
                 found = real::fstatat(libc::AT_FDCWD, escape.as_c(), out, 0) as i64;
             }

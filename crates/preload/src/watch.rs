@@ -21,20 +21,20 @@ unsafe fn watch_place(fd: c_int, pool: Pool, place: Place, mask: u32, escape: *m
         }
         pool.allows(itself, libc::R_OK, escape)?;
         if kind == libc::S_IFDIR {
-            return match (pool.door.watch_directory)(pool.handle, itself.dir, fd, mask) {
+            return match pool.watch_directory(itself.dir, fd, mask) {
                 watch @ 0.. => Ok(watch),
                 failed => Err(failed),
             };
         }
         // The backing file of an old file may not be there yet: opening it makes it, and by O_PATH raises no event.
         if kind == libc::S_IFREG {
-            let opened = (pool.door.open)(pool.handle, itself, libc::O_PATH | libc::O_CLOEXEC, 0, escape);
+            let opened = pool.open(itself, libc::O_PATH | libc::O_CLOEXEC, 0, escape);
             if opened < 0 {
                 return Err(opened);
             }
             crate::real::close(opened as c_int);
         }
-        match (pool.door.backing_path)(pool.handle, itself.dir, backing.first()) {
+        match pool.backing_path(itself.dir, backing.first()) {
             0.. => Ok(system_call!(libc::SYS_inotify_add_watch, fd, backing.as_c(), mask) as i64),
             failed => Err(failed),
         }

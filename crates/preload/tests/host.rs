@@ -105,6 +105,16 @@ fn library_without_its_client_is_eio_and_says_what_to_install() {
     assert!(text.contains("Input/output error"), "{text}");
 }
 
+/// To attach, the client opens the pool's directory. That open goes to the kernel, which has no such directory. If the
+/// preload library interposed it, it would try to attach again.
+#[test]
+fn pool_whose_directory_is_below_its_own_prefix_is_not_found() {
+    let mut command = under_door("timeout", Path::new("/forebay/pool"));
+    let (output, text) = said(command.args(["20", "ls", "/forebay"]));
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("Input/output error") && text.contains("/forebay/pool"), "{text}");
+}
+
 #[test]
 fn bad_prefix_is_named_and_everything_passes_through() {
     let pool = Pool::start();
