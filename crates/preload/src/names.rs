@@ -1,4 +1,4 @@
-//! Calls that make, remove and read names: mkdir, rmdir, unlink, rename, link, symlink, readlink, mknod.
+//! Calls that create, remove and read names: mkdir, rmdir, unlink, rename, link, symlink, readlink, mknod.
 
 use std::os::raw::{c_char, c_int, c_uint};
 
@@ -88,7 +88,7 @@ unsafe fn link_any(
                 return result;
             }
         } else if follow && !crate::path::is_wild(from) && *from as u8 == b'/' && magic::may_be(from) {
-            // The usual way to name what was opened with O_TMPFILE: /proc/self/fd/N.
+            // The usual path for naming a file that was opened with O_TMPFILE: /proc/self/fd/N.
             let linked = magic::end_of(crate::path::bytes(from), |fd| link_unnamed(fd, to_dirfd, to));
             if let Some(result) = linked {
                 return result;
@@ -111,8 +111,8 @@ unsafe fn link_any(
     }
 }
 
-/// Gives a file of the pool's target that was opened with O_TMPFILE a name in the pool; none when it is not such a file,
-/// or the name is not the pool's.
+/// Gives a file of the pool's target that was opened with O_TMPFILE a name in the pool. None when it is not such a
+/// file, or the name is not in the pool.
 unsafe fn link_unnamed(fd: c_int, to_dirfd: c_int, to: *const c_char) -> Option<isize> {
     if !descriptor::may_be_unnamed(fd) {
         return None;
@@ -165,7 +165,7 @@ unsafe fn symlink_any(target: *const c_char, dirfd: c_int, path: *const c_char) 
     }
 }
 
-/// readlink wherever the path leads: the bytes stored, or a negative errno.
+/// readlink in the pool or outside: the number of bytes stored, or a negative errno.
 ///
 /// # Safety
 /// `path` is null or a C string, `out` has room for `room` bytes.

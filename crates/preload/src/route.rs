@@ -1,4 +1,4 @@
-//! The way of a call along its path, between the kernel's tree and the pool.
+//! The route of a call along its path, between the kernel's tree and the pool.
 
 use std::os::raw::{c_char, c_int};
 
@@ -10,14 +10,14 @@ use crate::door::{heard, Pool};
 use crate::mounted;
 use crate::path::{is_wild, Buffer};
 
-/// How often a path may change sides.
+/// How often a path may cross between the kernel's tree and the pool.
 const CHANGES_MAX: u32 = 40;
 
 const ENOENT: isize = -(libc::ENOENT as isize);
 
-/// Makes a call on a path, wherever it leads: `kernel` with a path of the kernel's tree, `pool` with a place in the pool
-/// and room for a path that leaves it. `follow` is whether the call follows a symbolic link at the end. Both give 0 or
-/// more, or a negative errno; `pool` may give ESCAPED.
+/// Makes a call on a path, in the pool or outside: `kernel` with a path of the kernel's tree, `pool` with a place in
+/// the pool and room for a path that leaves it. `follow` says whether the call follows a symbolic link at the end. Both
+/// return 0 or more, or a negative errno; `pool` may return ESCAPED.
 ///
 /// # Safety
 /// `path` is null or a C string.
@@ -42,7 +42,7 @@ pub(crate) unsafe fn on_path(
     }
 }
 
-/// Goes on with a path that the fast way did not settle; `tried` is what the kernel said if it was asked.
+/// Continues with a path that the fast check did not settle. `tried` is the kernel's answer if it was called.
 ///
 /// # Safety
 /// `path` is null or a C string.
@@ -56,7 +56,7 @@ unsafe fn walk(
     kernel: &impl Fn(c_int, *const c_char) -> isize,
     pool: &impl Fn(Pool, Place, *mut u8) -> i64,
 ) -> isize {
-    // The path is in one of them, or the caller's; what it becomes is stored in the other.
+    // The path is the caller's, or in one of these buffers. Its continuation is stored in the other.
     let (mut here, mut there) = (Buffer::new(), Buffer::new());
     for _ in 0..CHANGES_MAX {
         // SAFETY: the path is the caller's, or was stored in `here`. It is not in `there`.
@@ -84,7 +84,7 @@ unsafe fn walk(
                 dirfd = libc::AT_FDCWD;
             }
             Next::Kernel => {
-                // Outside the guard: a thread may be cancelled in it.
+                // Outside the guard, as a thread may be cancelled in it.
                 let result = kernel(dirfd, path);
                 if result != ENOENT {
                     return result;
@@ -116,8 +116,8 @@ enum Side {
     Kernel,
 }
 
-/// Makes a call on two paths: `kernel` when both are of the kernel's tree, `pool` when both are in the pool, else it is
-/// EXDEV. `follow` is of the first; a link at the end of the second is never followed.
+/// Makes a call on two paths: `kernel` when both are in the kernel's tree, `pool` when both are in the pool, otherwise
+/// EXDEV. `follow` applies to the first path. A link at the end of the second is never followed.
 ///
 /// # Safety
 /// The paths are null or C strings.
@@ -128,7 +128,7 @@ pub(crate) unsafe fn on_two_paths(
     kernel: impl Fn(c_int, *const c_char, c_int, *const c_char) -> isize,
     pool: impl Fn(Pool, Place, Place, *mut u8) -> i64,
 ) -> isize {
-    // SAFETY: the caller's promise; buffers hold what is stored in them as long as the places are used.
+    // SAFETY: the caller's promise. Buffers keep their content as long as the places are used.
     unsafe {
         if is_wild(from.1) || (is_wild(to.1) && may_lead_to_pool(from.0, from.1)) {
             return -(libc::EFAULT as isize);
@@ -164,7 +164,7 @@ unsafe fn side(at: (c_int, *const c_char), follow: bool, buffer: &mut Buffer) ->
         Leads::Pool(pool, place) => Ok(Side::Pool(pool, place)),
         Leads::Nowhere(errno) => Err(errno),
     };
-    // SAFETY: the caller's promise; after a crossing the buffer holds a C string.
+    // SAFETY: the caller's promise. After a crossing the buffer holds a C string.
     unsafe {
         match classify(at.0, at.1, follow) {
             Leads::Kernel if crossing(at.0, at.1, follow, buffer) => {

@@ -1,4 +1,4 @@
-//! statfs and statvfs: the pool's space, whatever in it is asked about.
+//! statfs and statvfs: the space of the pool, for every path in it.
 
 use std::os::raw::{c_char, c_int};
 
@@ -14,7 +14,7 @@ use crate::{descriptor, real, route};
 /// Walks to `place`: 0 when it exists.
 unsafe fn exists(pool: Pool, place: Place, escape: *mut u8) -> i64 {
     let mut ino = 0;
-    // SAFETY: the caller keeps the door's contract.
+    // SAFETY: the caller keeps the contract of abi.rs.
     unsafe { pool.resolve(place, 1, &mut ino, escape) }.min(0)
 }
 

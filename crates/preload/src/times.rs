@@ -1,4 +1,4 @@
-//! Calls that set times: utimensat and its elders.
+//! Calls that set times: utimensat and the older ones.
 
 use std::os::raw::{c_char, c_int};
 
@@ -47,7 +47,7 @@ unsafe fn set_descriptor(fd: c_int, path: *const c_char, times: Times, flags: c_
     }
 }
 
-/// Times of microseconds as times of nanoseconds; null when there are none. None, and errno, when they cannot be read or are out
+/// Times in microseconds as times in nanoseconds; null stays null. None, and errno, when they cannot be read or are out
 /// of range.
 unsafe fn from_microseconds(times: *const [timeval; 2], out: &mut [timespec; 2]) -> Option<Times> {
     if !times.is_null() && is_wild(times) {

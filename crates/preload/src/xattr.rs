@@ -10,7 +10,7 @@ use crate::{descriptor, route};
 const HERE: c_int = libc::AT_FDCWD;
 const EFAULT: i64 = -(libc::EFAULT as i64);
 
-/// True where the kernel cannot read a name, or read or write a value, list or buffer.
+/// True where the kernel cannot read a name, or cannot read or write a value, list or buffer.
 #[inline(always)]
 fn is_bad<T>(name: *const c_char, value: *const T, bytes: usize) -> bool {
     is_wild(name) || bytes > 0 && is_wild(value)
