@@ -36,7 +36,8 @@ pub struct forebay_stage {
 
 /// A new file without a name.
 fn unnamed() -> Result<OwnedFd, Failed> {
-    // SAFETY: the name is NUL-terminated; the descriptor is new and ours. By number: it is nobody's to interpose.
+    // SAFETY: the name is NUL-terminated; the descriptor is new and owned here. By number, so that no library
+    // interposes it.
     unsafe {
         let fd = libc::syscall(libc::SYS_memfd_create, c"forebay-stage".as_ptr(), libc::MFD_CLOEXEC);
         if fd < 0 {
@@ -48,7 +49,7 @@ fn unnamed() -> Result<OwnedFd, Failed> {
 
 /// The command that belongs to this library.
 fn command() -> Result<CString, Failed> {
-    // SAFETY: the structure is filled on success; its strings are the loader's and stay.
+    // SAFETY: the structure is filled on success. The loader owns its strings, which stay valid.
     let library = unsafe {
         let mut found: libc::Dl_info = std::mem::zeroed();
         if libc::dladdr(command as *const libc::c_void, &mut found) == 0 || found.dli_fname.is_null() {
@@ -80,7 +81,7 @@ fn quoted(path: &[u8], out: &mut Vec<u8>) {
     out.push(b'"');
 }
 
-/// Writes all of `bytes` to a new file, and goes back to its start.
+/// Writes `bytes` to a new file from its start.
 fn fill(file: &OwnedFd, bytes: &[u8]) -> Result<(), Failed> {
     use std::os::unix::fs::FileExt;
     let file = std::fs::File::from(file.try_clone().map_err(|_| Failed::errno(libc::EMFILE))?);
@@ -91,7 +92,7 @@ fn pointers(words: &[CString]) -> Vec<*const c_char> {
     words.iter().map(|word| word.as_ptr()).chain([std::ptr::null()]).collect()
 }
 
-/// Starts the command with `manifest` as descriptor 3; its process.
+/// Starts the command with `manifest` as descriptor 3. Returns its process.
 fn launch(
     command: &CStr,
     arguments: &[CString],
@@ -104,11 +105,11 @@ fn launch(
         .collect();
     let (arguments, environment) = (pointers(arguments), pointers(&environment));
     let places = [(stage.0.as_raw_fd(), 1), (stage.1.as_raw_fd(), 2), (manifest.as_raw_fd(), 3)];
-    // Above what they become, so that none is overwritten before it is in its place.
+    // Copies above the final numbers, so that no descriptor is overwritten before it is in its place.
     let above: Vec<OwnedFd> = places
         .iter()
         .map(|(fd, _)| {
-            // SAFETY: plain system call; the descriptor is new and ours.
+            // SAFETY: plain system call; the descriptor is new and owned here.
             unsafe {
                 let copy = libc::fcntl(*fd, libc::F_DUPFD_CLOEXEC, 10);
                 if copy < 0 {
@@ -118,8 +119,8 @@ fn launch(
             }
         })
         .collect::<Result<_, Failed>>()?;
-    // SAFETY: as fork(2), but that no signal tells of the child's end. The child makes system calls alone, with what was
-    // prepared before, and ends or becomes another program.
+    // SAFETY: as fork(2), but no signal reports the child's end. The child only makes system calls, with arguments that
+    // were prepared before, and ends or becomes another program.
     unsafe {
         let process = libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0);
         if process != 0 {
@@ -131,7 +132,7 @@ fn launch(
         for (fd, (_, place)) in above.iter().zip(places) {
             libc::syscall(libc::SYS_dup3, fd.as_raw_fd(), place, 0);
         }
-        // What the host has open is not for others to keep open.
+        // The command must not keep the host's descriptors open.
         libc::syscall(libc::SYS_close_range, 4, u32::MAX, 0);
         libc::syscall(libc::SYS_execve, command.as_ptr(), arguments.as_ptr(), environment.as_ptr());
         libc::syscall(libc::SYS_exit_group, 127);
@@ -139,7 +140,7 @@ fn launch(
     }
 }
 
-/// The body of both starts.
+/// Starts a stage of either direction.
 fn start(pool: &Pool, verb: &CStr, from: &[u8], to: &[u8], flags: c_int) -> Result<forebay_stage, Failed> {
     if flags & !(FOREBAY_STAGE_VERIFY | FOREBAY_STAGE_ALL_OR_NOTHING) != 0 || from.is_empty() || to.is_empty()
     {
@@ -183,12 +184,12 @@ fn field<'a>(report: &'a str, key: &str) -> Option<&'a str> {
 }
 
 impl forebay_stage {
-    /// The status of a process that has ended; none while it runs, unless `waits`.
+    /// The status of the process if it has ended. Waits for its end if `waits` is true.
     fn ended(&self, waits: bool) -> Result<Option<c_int>, Failed> {
         let mut status = 0;
         let options = libc::__WALL | if waits { 0 } else { libc::WNOHANG };
         loop {
-            // SAFETY: the status is writable; by number, as libc's is a point at which a thread may be cancelled.
+            // SAFETY: the status is writable. By number, as a thread may be cancelled in libc's function.
             let found = unsafe {
                 libc::syscall(
                     libc::SYS_wait4,
@@ -208,7 +209,7 @@ impl forebay_stage {
         }
     }
 
-    /// What came of it: the answer, and the status to be filled.
+    /// The result, and the status for the caller.
     fn outcome(&self, ended: c_int) -> (Result<(), Failed>, forebay_stage_status) {
         let (report, said) = (contents(&self.report), contents(&self.words));
         let number = |key| field(&report, key).and_then(|value| value.parse().ok()).unwrap_or(0);

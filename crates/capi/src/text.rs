@@ -42,7 +42,7 @@ pub(crate) fn strerror(error: c_int) -> *const c_char {
             c"no such file or directory: paths in the pool start at its root, without the prefix of \
               `forebay run`; staging needs the forebay command beside the library"
         }
-        libc::EEXIST => c"the name is taken, or it was set before: open without O_EXCL, or remove it first",
+        libc::EEXIST => c"the name exists, or it was set before: open without O_EXCL, or remove it first",
         libc::ENOTDIR => c"a component of the path is not a directory",
         libc::EISDIR => c"it is a directory",
         libc::ENOTEMPTY => c"the directory is not empty: remove what is in it first",
@@ -53,10 +53,10 @@ pub(crate) fn strerror(error: c_int) -> *const c_char {
         }
         libc::EPERM => c"only the file's owner, or root, may do this",
         libc::EACCES => {
-            c"not allowed: by the mode bits of the file or of a directory on the way to it, or as the pool \
-              is another user's"
+            c"not allowed: by the mode bits of the file or of a directory on its path, or because the pool \
+              belongs to another user"
         }
-        libc::EINVAL => c"an argument makes no sense",
+        libc::EINVAL => c"an argument is invalid",
         libc::ELOOP => c"too many symbolic links, or they lead in a circle",
         libc::EMLINK => c"the inode has as many links as it can",
         libc::EXDEV => c"the path leaves the pool: use the kernel's own call for it",
@@ -64,8 +64,8 @@ pub(crate) fn strerror(error: c_int) -> *const c_char {
         libc::ERANGE => c"the buffer is too small: ask for the size with room for 0 bytes",
         libc::E2BIG => c"the value is too large",
         libc::EOPNOTSUPP => {
-            c"a pool does not do this, or not of a file like this one: a descriptor of another node's \
-              file needs the pool's mount (`forebay mount`), one of several backing files \
+            c"a pool does not support this, or not for this file: a descriptor of another node's file \
+              needs the pool's mount (`forebay mount`), and a file with several backing files needs \
               `forebay_file_open`"
         }
         libc::ESTALE => c"it was removed or replaced meanwhile: open it again",
@@ -77,14 +77,14 @@ pub(crate) fn strerror(error: c_int) -> *const c_char {
         libc::EBADF => c"the descriptor is not open, or not for this: see the flags that it was opened with",
         libc::EMFILE => c"out of descriptors: close files, or raise `ulimit -n`",
         libc::ENOMEM => c"out of memory: give the process, or its cgroup, more",
-        libc::ETXTBSY => c"a program is run from this file: it can be written when that has ended",
+        libc::ETXTBSY => c"a running program uses this file: write to it when the program has ended",
         libc::EFAULT => c"a pointer is bad",
         libc::EFBIG => c"the file is larger than its medium, or `ulimit -f`, allows",
         libc::EROFS => c"read-only file system",
-        libc::EAGAIN => c"too much is under way already: wait for some of it",
+        libc::EAGAIN => c"too many requests are in progress: wait for some of them",
         libc::ENXIO => {
-            c"the pool has no such node or target, or not so many nodes (`forebay status` tells); or there \
-              are no data behind the offset, or nobody at a socket's or FIFO's other end"
+            c"the pool has no such node or target, or fewer nodes (see `forebay status`); or there are no \
+              data behind the offset, or no process has the other end of the socket or FIFO open"
         }
         _ => c"unknown error",
     };

@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn is_backing_wants_the_whole_form() {
+    fn is_backing_requires_the_whole_form() {
         assert!(is_backing(b"/proc/self/fd/900/data/0a/000100000000000a"));
         for path in [
             "/proc/self/fd/5",
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn is_by_mount_wants_a_number_behind_the_name() {
+    fn is_by_mount_requires_a_number_behind_the_name() {
         assert!(is_by_mount(b"/mnt/p/.forebay-inode-000200000000001f"));
         assert!(
             !is_by_mount(b"/mnt/.forebay-inode-000200000000001f/x") && !is_by_mount(b"/mnt/.forebay-inode-")

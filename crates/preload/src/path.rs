@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn has_component_wants_a_whole_one() {
+    fn has_component_requires_a_whole_one() {
         for (path, expected) in [
             ("/forebay", true),
             ("forebay", true),

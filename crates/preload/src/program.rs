@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn parse_of_scripts_is_as_the_kernel_does_it() {
+    fn parse_of_scripts_agrees_with_the_kernel() {
         let some = |path: &[u8], argument: Option<&[u8]>| Some((path.to_vec(), argument.map(<[u8]>::to_vec)));
         assert_eq!(parsed(b"#!/bin/sh\necho"), some(b"/bin/sh", None));
         assert_eq!(parsed(b"#! /usr/bin/env  python3 -u \t\nx"), some(b"/usr/bin/env", Some(b"python3 -u")));

@@ -102,7 +102,7 @@ fn read(prefix: &mut [u8; PATH_BYTES], pool: &mut [u8; PATH_BYTES]) -> Option<us
         complain(&[
             b"forebay: FOREBAY_PREFIX=",
             wanted,
-            b" is no absolute path of a directory below /, without `..`: everything is passed through\n",
+            b" is not an absolute path of a directory below / without `..`: every call passes through\n",
         ]);
     }
     bytes
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn normalise_of_prefixes_drops_what_says_nothing() {
+    fn normalise_of_prefixes_drops_empty_components() {
         assert_eq!(normal(b"/forebay").as_deref(), Some(b"/forebay".as_slice()));
         assert_eq!(normal(b"//a/.//b/").as_deref(), Some(b"/a/b".as_slice()));
     }
