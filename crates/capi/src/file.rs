@@ -119,7 +119,7 @@ fn one_run(parts: &[libc::iovec], offset: i64) -> Result<[Run; 1], Failed> {
     Ok([Run { offset: unsigned(offset)?, bytes: bytes.ok_or(INVALID)? }])
 }
 
-/// Ranges whose numbers are not negative.
+/// Ranges as the client takes them. A negative number becomes a large one, which [`check`] refuses.
 fn ranges(runs: &[forebay_run]) -> &[Run] {
     // SAFETY: both structs have the same layout (header.rs), and all bytes are valid in both.
     unsafe { std::slice::from_raw_parts(runs.as_ptr().cast(), runs.len()) }
