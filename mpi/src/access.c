@@ -1,10 +1,10 @@
 /*
  * Reads and writes: from a buffer and a datatype to bytes of a view, and from those to calls on the file.
  *
- * Memory and file are each a walk over blocks. One range of the file is one preadv or pwritev of as many pieces of memory as
- * lie in it; many are handed to libforebay.so as a list, which moves those of a backing file together. Gaps are never
- * written, so that nothing that another rank wrote meanwhile is put back, and nothing needs a lock. In atomic mode an access
- * holds a lock of all that it touches, which shared.c has.
+ * Memory and file are each a walk over blocks. One range of the file is one preadv or pwritev of all pieces of memory
+ * that belong to it. Many ranges are passed to libforebay.so as a list, which moves the ranges in one backing file
+ * together. Gaps are never written. So no data that another rank wrote meanwhile is overwritten, and no lock is needed.
+ * In atomic mode an access holds a lock on all bytes that it touches (shared.c).
  */
 #include "driver.h"
 
@@ -15,12 +15,12 @@
 #include <unistd.h>
 
 enum {
-    PARTS_MAX = 1024,            /* pieces of memory in one call, as the kernel has it */
-    RUNS_MAX = 1024,             /* ranges of the file in one call: the lists stay in the cache */
+    PARTS_MAX = 1024,            /* pieces of memory in one call, the kernel's limit */
+    RUNS_MAX = 1024,             /* ranges of the file in one call, so that the lists stay in the cache */
     CALL_BYTES_MAX = 0x40000000, /* in one system call */
 };
 
-/* All bytes of `parts` at `offset`; fewer at the end of the file, or a negative errno. Changes `parts`. */
+/* Transfers all bytes of `parts` at `offset`; fewer at the end of the file, or a negative errno. Changes `parts`. */
 int64_t transfer_run(struct file *file, bool writes, struct iovec *parts, int count, int64_t offset) {
     int64_t done = 0;
     if (file->fd < 0)
@@ -56,7 +56,7 @@ int64_t transfer_run(struct file *file, bool writes, struct iovec *parts, int co
     return done;
 }
 
-/* Ranges of the file and the memory that belongs to them, as many as one call takes. */
+/* Ranges of the file and the memory that belongs to them, at most as many as one call takes. */
 struct batch {
     int run_count, part_count;
     int64_t bytes;
@@ -64,7 +64,7 @@ struct batch {
     struct iovec parts[PARTS_MAX];
 };
 
-/* Adds the next of both; neighbours are joined. False when there is no room for more. */
+/* Adds a range and its memory. Joins neighbours. False when there is no room for more. */
 static bool batch_add(struct batch *batch, int64_t offset, int64_t bytes, struct walk *memory) {
     struct forebay_run *last = batch->run_count > 0 ? &batch->runs[batch->run_count - 1] : NULL;
     if (last != NULL && last->offset + last->bytes == offset)
@@ -85,13 +85,13 @@ static bool batch_add(struct batch *batch, int64_t offset, int64_t bytes, struct
     return batch->run_count < RUNS_MAX && batch->part_count < PARTS_MAX;
 }
 
-/* The next ranges, at most so many and of so many bytes, with their memory. */
+/* The next ranges with their memory, up to the given number of ranges and bytes. */
 static void batch_fill(struct batch *batch, struct walk *runs, struct walk *memory, int64_t bytes, int most) {
     batch->run_count = batch->part_count = 0;
     batch->bytes = 0;
     bool room = true;
     while (room && batch->bytes < bytes) {
-        /* As much of a range as has its memory in one piece. */
+        /* The part of a range whose memory is in one piece. */
         struct walk ahead = *memory;
         int64_t piece, run;
         walk_next(&ahead, bytes - batch->bytes, &piece);
@@ -155,8 +155,8 @@ static const struct flat bytes_flat = {.size = 1,
                                        .apart = true};
 
 /*
- * As `transfer`, of data that lies in the file otherwise than in memory, an item in `item` bytes; also how many bytes of
- * memory that was.
+ * As `transfer`, of data with another representation in the file, an item in `item` bytes. Also returns the number of
+ * bytes in memory.
  */
 static int transfer_converted(struct file *file, const struct view *view, bool writes, int64_t position, void *buffer,
                               int64_t count, MPI_Datatype type, int64_t item, int64_t *done, int64_t *in_memory) {
@@ -178,7 +178,7 @@ static int transfer_converted(struct file *file, const struct view *view, bool w
     return code;
 }
 
-/* Copies `bytes` bytes of a buffer to where a walk over memory leads. */
+/* Copies `bytes` bytes of a buffer to the places of a walk over memory. */
 static void copy_out(struct walk *memory, const char *from, int64_t bytes) {
     while (bytes > 0) {
         int64_t here;
@@ -189,7 +189,7 @@ static void copy_out(struct walk *memory, const char *from, int64_t bytes) {
     }
 }
 
-/* Through aggregators: memory is made one piece first. */
+/* Through aggregators, for which memory must be one piece. */
 static int transfer_together(struct file *file, const struct view *view, bool writes, int64_t position, void *buffer,
                              int64_t count, const struct flat *memory, const struct together *all, int64_t *done) {
     int64_t bytes = all->code == MPI_SUCCESS ? count * memory->size : 0;
@@ -213,7 +213,7 @@ static int transfer_together(struct file *file, const struct view *view, bool wr
     return code;
 }
 
-/* What can be told to be wrong before anything is moved. */
+/* Checks that need no transfer. */
 static int check(struct file *file, bool writes, enum pointer pointer, int64_t offset, const void *buffer, int64_t count,
                  MPI_Datatype type, const struct flat **memory, int64_t *item) {
     if (writes && (file->amode & MPI_MODE_RDONLY))
@@ -239,7 +239,7 @@ static int check(struct file *file, bool writes, enum pointer pointer, int64_t o
         *item = in_file->size;
         if (own != NULL)
             flat_free(own);
-        /* A program's functions may be there for one way alone. */
+        /* The program may have registered a function for one direction only. */
         if (*item != (*memory)->size && !datarep_converts(file->view.rep, writes))
             return MPI_ERR_CONVERSION;
     }
@@ -258,13 +258,16 @@ static int check(struct file *file, bool writes, enum pointer pointer, int64_t o
     return MPI_SUCCESS;
 }
 
-/* Where an access of so many bytes begins in the view's data and what it touches of the file: MPI_ERR_ARG when no offset says. */
+/*
+ * Where an access of `bytes` bytes begins in the view's data, and which part of the file it touches. MPI_ERR_ARG when
+ * that exceeds an offset.
+ */
 static int reach(const struct view *view, int64_t offset, int64_t bytes, int64_t *position, struct together *mine) {
     if (offset < 0 || offset > (INT64_MAX - bytes) / view->etype_size)
         return MPI_ERR_ARG;
     *position = offset * view->etype_size;
     mine->bytes = bytes;
-    /* What a view without gaps has of an access is one run. */
+    /* In a view without gaps an access is one run. */
     mine->run = view_run(view) < bytes ? view_run(view) : bytes;
     return bytes > 0 ? view_span(view, *position, bytes, &mine->first, &mine->last) : MPI_SUCCESS;
 }
@@ -282,7 +285,7 @@ int access_file(struct file *file, bool writes, enum pointer pointer, int flags,
     int64_t asked = code == MPI_SUCCESS ? count * item : 0;
     int64_t etypes = code == MPI_SUCCESS ? asked / file->view.etype_size : 0;
     if (pointer == ORDERED) {
-        /* Ranks take their places in order; who fails takes none. */
+        /* Ranks take their positions in order. A rank with an error takes none. */
         int64_t before = 0, start = 0;
         if (!shared_there(file))
             return code;
@@ -316,7 +319,7 @@ int access_file(struct file *file, bool writes, enum pointer pointer, int flags,
     pthread_mutex_unlock(&file->lock);
     together = together && wants_two_phase(file, writes, &mine, &all);
     if (together && all.code != MPI_SUCCESS && pointer == INDIVIDUAL && writes && code == MPI_SUCCESS) {
-        /* Another rank's arguments keep this one's data from being written: it is where it was. */
+        /* Wrong arguments of another rank prevent this one's write, so its position stays. */
         pthread_mutex_lock(&file->lock);
         if (file->position == offset + etypes)
             file->position = offset;

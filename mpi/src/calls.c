@@ -1,9 +1,10 @@
 /*
- * The calls as MPI has them: checks of what each is handed, then the rooms that do the work, then the error handler.
+ * The calls as MPI defines them: the checks of arguments, then the functions of the other files that do the work, then
+ * the error handler.
  *
  * Every function here that takes a file gets one of Forebay's (entries.S), or one that was closed. The forms for large
- * counts differ in the type of the count alone. A nonblocking access is done when its call returns, and completes as a
- * generalized request, which mixes with all others in MPI_Waitall; so nothing of it waits for other ranks.
+ * counts differ only in the type of the count. A nonblocking access is done when its call returns. It completes as a
+ * generalized request, which mixes with all others in MPI_Waitall. So no part of it waits for other ranks.
  */
 #include "driver.h"
 #include "open.h"
@@ -15,7 +16,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* The file of a handle, or a return with the error of a handle that was closed. */
+/* The file of a handle. Returns from the caller with the error of a handle that was closed. */
 #define FILE_OF(file, handle)                                                                                          \
     struct file *file = file_of(handle);                                                                               \
     if (file == NULL)                                                                                                  \
@@ -28,7 +29,7 @@ static void set_status(MPI_Status *status, int64_t bytes) {
     mpi.Status_set_cancelled(status, 0);
 }
 
-/* ---- always asked: open, close, delete, from Fortran, error handlers ---- */
+/* ---- calls that the driver always gets: open, close, delete, from Fortran, error handlers ---- */
 
 typedef int open_function(MPI_Comm, const char *, int, MPI_Info, MPI_File *);
 typedef int close_function(MPI_File *);
@@ -76,7 +77,7 @@ static int create_by(create_function *native, MPI_File_errhandler_function *func
     return code;
 }
 
-/* Each of them twice, for the name and the profiling name of the MPI library's own. */
+/* Each of them twice, for the name and the profiling name of the MPI library's own function. */
 #define TWICE(result, name, by, parameters, ...)                                                                       \
     static void (*native_##name)(void), (*native_p_##name)(void);                                                      \
     static result name parameters { return by((void *)native_##name, __VA_ARGS__); }                                   \
@@ -135,7 +136,7 @@ FOREBAY_FORTRAN_DATAREP(FORTRAN_DATAREP)
 
 static MPI_Fint File_c2f(MPI_File handle) { return handle_c2f(handle); }
 
-/* Rank 0 does it, all hear how it went. `value` is to be the same on all ranks. */
+/* Rank 0 executes it, and all ranks get the result. `value` must be the same on all ranks. */
 static int by_rank_0(struct file *file, int code, int64_t value, int (*act)(const forebay_file *, int64_t)) {
     if (code == MPI_SUCCESS && (file->amode & MPI_MODE_RDONLY))
         code = MPI_ERR_READ_ONLY;
@@ -187,7 +188,7 @@ static int File_get_amode(MPI_File handle, int *amode) {
 static int File_set_info(MPI_File handle, MPI_Info info) {
     FILE_OF(file, handle)
     hints_read(file, info, false);
-    /* All ranks have rank 0's, as what they choose must be the same. */
+    /* All ranks get rank 0's hints, as their choices must be the same. */
     mpi.Bcast(file->hints, sizeof file->hints, MPI_BYTE, 0, file->comm);
     return MPI_SUCCESS;
 }
@@ -258,7 +259,9 @@ static int File_get_atomicity(MPI_File handle, int *flag) {
     return MPI_SUCCESS;
 }
 
-/* It returns when all ranks are in it, which programs that are used to OMPIO rely on: what they wrote is there. */
+/*
+ * It returns when all ranks are in it. Programs written for OMPIO rely on that: what the ranks wrote can then be read.
+ */
 static int File_sync(MPI_File handle) {
     FILE_OF(file, handle)
     return fail(file, agree(file, class_of(forebay.file_sync(file->data)), 0));
@@ -288,7 +291,7 @@ static int File_call_errhandler(MPI_File handle, int code) {
 
 /* ---- pointers ---- */
 
-/* Where `offset` from `whence` is, in etypes. */
+/* The position of `offset` from `whence`, in etypes. */
 static int seek_to(struct file *file, int64_t offset, int whence, int64_t current, int64_t *out) {
     int64_t base = 0;
     if (whence == MPI_SEEK_CUR) {
@@ -355,7 +358,7 @@ static int File_seek_shared(MPI_File handle, MPI_Offset offset, int whence) {
         code = shared_move(file, 0, &position);
     if (code == MPI_SUCCESS)
         code = seek_to(file, offset, whence, position, &position);
-    /* What SEEK_CUR means is known to all before it changes. */
+    /* All ranks know the position that SEEK_CUR starts from before it changes. */
     int kind = whence == MPI_SEEK_SET ? 0 : whence == MPI_SEEK_CUR ? 1 : 2;
     code = agree(file, code, offset > INT64_MAX / 4 || offset < -INT64_MAX / 4 ? offset : offset * 4 + kind);
     return fail(file, code == MPI_SUCCESS ? shared_seek(file, position) : code);
@@ -414,7 +417,7 @@ static int nonblocking(MPI_File handle, bool writes, enum pointer pointer, int64
         code = mpi.Grequest_start(query, forget, cancel, bytes, request);
     if (code != MPI_SUCCESS) {
         free(bytes);
-        *request = MPI_REQUEST_NULL; /* for who waits all the same */
+        *request = MPI_REQUEST_NULL; /* for a program that waits on it nevertheless */
         return fail(file, code);
     }
     return mpi.Grequest_complete(*request);
@@ -444,7 +447,7 @@ static int end(MPI_File handle, bool writes, enum split split, MPI_Status *statu
     return MPI_SUCCESS;
 }
 
-/* An access by offset, by the file's own pointer, and those with a status, with a request, or in two halves. */
+/* An access by offset, by the individual pointer, and those with a status, with a request, or in two halves. */
 #define AT(name, count_type, constant, ...)                                                                            \
     static int name(MPI_File handle, MPI_Offset offset, constant void *buffer, count_type count, MPI_Datatype type,    \
                     MPI_Status *status) {                                                                              \
@@ -528,7 +531,7 @@ static int File_get_type_extent_c(MPI_File handle, MPI_Datatype type, MPI_Count 
 }
 #endif
 
-/* Each function is of the type that mpi.h declares: the compiler is asked, and never runs this. */
+/* Each function has the type that mpi.h declares. The compiler checks it; this never runs. */
 #define CHECK(name) _Static_assert(__builtin_types_compatible_p(__typeof__(name), __typeof__(PMPI_##name)), #name);
 #define CHECK_LARGE(name)                                                                                              \
     _Static_assert(__builtin_types_compatible_p(__typeof__(name##_c), __typeof__(PMPI_##name##_c)), #name "_c");

@@ -1,13 +1,13 @@
 /*
- * libforebay_mpi.so, which `forebay run` preloads: finds out at a program's first MPI-IO call which MPI it has, loads
- * the driver for that one from beside this library, and fills the slots through which entries.S jumps.
+ * libforebay_mpi.so, which `forebay run` preloads. At a program's first MPI-IO call it finds out which MPI the program
+ * has, loads the driver for it from beside this library, and fills the slots through which entries.S jumps.
  *
- * A program without MPI, or without MPI-IO, pays for the loading of a library of a few pages. Nothing here knows an
- * MPI's types. The MPI is looked for among the loaded libraries, as Python loads it where dlsym(RTLD_DEFAULT) does not
- * look. Where there is no driver, all calls are the MPI library's, and a line on standard error says why: when the
- * program starts if it is linked with its MPI, and once for each node.
+ * A program without MPI, or without MPI-IO, pays for loading a library of a few pages. This file uses no type of an
+ * MPI. It searches the MPI among the loaded libraries, as Python loads it where dlsym(RTLD_DEFAULT) does not find it.
+ * Without a driver all calls go to the MPI library, and a line on standard error gives the reason: at the start of a
+ * program that is linked with its MPI, and once for each node.
  *
- * Threads: the choice is made once, by pthread_once. Tests: mpi/tests.
+ * Threads: pthread_once makes the choice once. Tests: mpi/tests.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -32,20 +32,20 @@ static const char *const names[] = {FOREBAY_ALWAYS(BOTH) FOREBAY_ON_FILE(BOTH) F
                                             FOREBAY_FORTRAN(ONE) FOREBAY_FORTRAN_DATAREP(ONE)};
 enum { COUNT = sizeof names / sizeof names[0] };
 
-/* No first argument is Forebay's until the driver is there. */
+/* Until the driver is loaded no first argument is a file of Forebay. */
 uintptr_t forebay_mpi_first = 0, forebay_mpi_extent = 0;
 slot forebay_mpi_driver[COUNT];
 extern slot forebay_mpi_native[COUNT];
 slot forebay_mpi_choose(size_t index);
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
-/* The driver's; NULL without one. */
+/* The driver's table; NULL without a driver. */
 static const struct forebay_mpi_table *table;
-/* Where each call goes whose first argument is not Forebay's. */
+/* The target of each call whose first argument is not a file of Forebay. */
 static slot chosen[COUNT];
 
 static void absent(void) {
-    static const char words[] = "forebay: a call of MPI-IO was made that this process's libraries do not have\n";
+    static const char words[] = "forebay: the program made a call of MPI-IO that no library of this process has\n";
     fputs(words, stderr);
     abort();
 }
@@ -65,7 +65,7 @@ static void look(struct found *found, void *handle) {
     int is_initialized = 0, bytes = 0;
     if (initialized != NULL)
         initialized(&is_initialized);
-    /* Of two in one process, the one that runs. */
+    /* Of two in one process, the one that is initialized. */
     if (found->handle != NULL && !is_initialized)
         return;
     found->handle = handle;
@@ -82,7 +82,7 @@ static void look(struct found *found, void *handle) {
 
 enum { LIBRARIES_MAX = 16 };
 struct names {
-    const char *start; /* of the names that are looked for */
+    const char *start; /* of the searched names */
     int count;
     char path[LIBRARIES_MAX][4096];
 };
@@ -99,7 +99,7 @@ static int note_library(struct dl_phdr_info *info, size_t size, void *data) {
 
 /* An MPI that is loaded as a library. */
 static void find_linked(struct found *found) {
-    static struct names list; /* too large for a stack, and of zeros the library's file holds none */
+    static struct names list; /* too large for a stack; zeros take no space in the library's file */
     list.start = "libmpi";
     list.count = 0;
     dl_iterate_phdr(note_library, &list);
@@ -116,13 +116,13 @@ static void find_mpi(struct found *found) {
         look(found, dlopen(NULL, RTLD_LAZY)); /* linked into the program itself */
 }
 
-/* Whether this process is under `forebay run`, and has not told it to keep out. */
+/* Whether this process runs under `forebay run`, without the setting that disables the driver. */
 static bool is_wanted(void) {
     const char *disabled = getenv("FOREBAY_DISABLE"), *pool = getenv("FOREBAY_POOL");
     return pool != NULL && (disabled == NULL || *disabled == 0 || strcmp(disabled, "0") == 0);
 }
 
-/* Says why there is no driver: once in a process, and by one rank of a node, as its others say the same. */
+/* Reports why there is no driver: once in a process, and by one rank of a node, as the others have the same reason. */
 static void say_absence(const struct found *found, const char *why) {
     static const char *const ranks[] = {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMIX_LOCAL_RANK",
                                         "SLURM_LOCALID"};
@@ -133,12 +133,12 @@ static void say_absence(const struct found *found, const char *why) {
     }
     if (!is_said)
         fprintf(stderr,
-                "forebay: warning: there is no driver for this program's MPI (%.*s): %s: its own MPI-IO is used\n",
+                "forebay: warning: there is no driver for this program's MPI (%.*s): %s: it uses its own MPI-IO\n",
                 (int)strcspn(found->version, ",\n"), found->version, why);
     is_said = true;
 }
 
-/* The directory of this library, with its slash, and the driver in it. */
+/* The directory of this library, with a slash at its end, and the driver in it. */
 static void paths(const struct found *found, char directory[4096], char path[4200]) {
     Dl_info here;
     strcpy(directory, "./");
@@ -177,9 +177,9 @@ static const struct forebay_mpi_table *load(const struct found *found) {
 }
 
 /*
- * A missing driver is reported when a program starts that is linked with an MPI, also if it does all its input and
- * output by other calls: the user may take it for a program that Forebay's MPI-IO serves. For a program that loads
- * its MPI later the report comes with the first call.
+ * The report comes at the start of a program that is linked with an MPI, even if the program does all its input and
+ * output by other calls: the user may assume that Forebay serves its MPI-IO. A program that loads its MPI later gets
+ * the report at its first call.
  */
 __attribute__((constructor)) static void start(void) {
     static struct found found;
@@ -201,7 +201,7 @@ static void choose(void) {
     find_mpi(&found);
     table = load(&found);
     for (size_t i = 0; i < COUNT; i++) {
-        /* The next in line first: it may be a profiling tool's. */
+        /* The next definition in search order comes first, as it may be that of a profiling tool. */
         void *native = dlsym(RTLD_NEXT, names[i]);
         if (native == NULL && found.handle != NULL)
             native = dlsym(found.handle, names[i]);
@@ -235,7 +235,7 @@ typedef int look_function(const char *path, int *format);
 
 __attribute__((visibility("default"))) look_function ncmpi_inq_file_format;
 
-/* PnetCDF's own function in a loaded library and what that needs; NULL if only ours is there. */
+/* PnetCDF's own function in a loaded library or its dependencies; NULL if only this library's is there. */
 static look_function *look_in(const char *library) {
     void *handle = library != NULL ? dlopen(library, RTLD_LAZY | RTLD_NOLOAD) : NULL;
     if (handle == NULL)
@@ -249,8 +249,9 @@ static look_function *look_in(const char *library) {
 }
 
 /*
- * The same where dlsym(RTLD_NEXT) does not look, as it was loaded later and for its loader alone: in the caller, which is
- * PnetCDF or a module that it is linked into, or else in what is called PnetCDF. Any of it may be unloaded again.
+ * The same where dlsym(RTLD_NEXT) does not search, as PnetCDF was loaded later and for its loader only. It is in the
+ * caller, which is PnetCDF or a module that it is linked into, or in a library named PnetCDF. Each may be unloaded
+ * again.
  */
 static look_function *find_pnetcdf(void *caller) {
     Dl_info its;
@@ -266,7 +267,7 @@ static look_function *find_pnetcdf(void *caller) {
     return found;
 }
 
-/* By which `ncmpi_open` looks at a file first: see pnetcdf.c. */
+/* `ncmpi_open` first examines a file by this call: see pnetcdf.c. */
 int ncmpi_inq_file_format(const char *path, int *format) {
     static const int UNKNOWN_ERROR = -204; /* PnetCDF's NC_EFILE */
     static _Atomic(void *) known;
@@ -275,7 +276,7 @@ int ncmpi_inq_file_format(const char *path, int *format) {
         known = next = dlsym(RTLD_NEXT, "ncmpi_inq_file_format");
     look_function *native = next != NULL ? (look_function *)next : find_pnetcdf(__builtin_return_address(0));
     if (native == NULL) {
-        fputs("forebay: the PnetCDF of a program that opens a file by it is not to be found: the open fails\n", stderr);
+        fputs("forebay: the PnetCDF by which the program opens a file was not found: the open fails\n", stderr);
         return UNKNOWN_ERROR;
     }
     pthread_once(&once, choose);

@@ -1,11 +1,12 @@
 /*
- * The files' own communicators. To make one takes as long as all the rest of an open, so a program's communicator keeps one,
- * its resident, which the files that are opened by it use in turn: an open takes it if all ranks find it free, as they tell
- * each other anyway, and makes another if not. Which of several files is closed first then matters to nobody.
+ * The communicators of files. Creating one takes as long as the rest of an open. So a program's communicator keeps one,
+ * its resident, for the files that are opened with it. An open takes the resident if all ranks find it free, which
+ * costs no extra message, and otherwise creates another. So the order in which files are closed does not matter.
  *
- * A resident goes with the program's communicator, or, where that lives longer, with MPI_COMM_SELF, which is the first to go
- * in MPI_Finalize. One that a file still uses then goes with the file. There are few of them: MPI libraries have some two
- * thousand numbers for communicators. None has a copy of what the program attached to its own.
+ * A resident is freed with the program's communicator. If that lives longer, it is freed with MPI_COMM_SELF, the first
+ * to be freed in MPI_Finalize. A resident that a file still uses is then freed with the file. There are few residents,
+ * as MPI libraries have some two thousand numbers for communicators. None has a copy of the attributes of the program's
+ * communicator.
  */
 #include "driver.h"
 
@@ -19,9 +20,9 @@ enum { RESIDENTS_MAX = 16 };
 
 struct resident {
     MPI_Comm comm;
-    int64_t id;  /* the same on all ranks, and of no other resident of this program's communicator */
+    int64_t id;  /* the same on all ranks, and unique in the program's communicator */
     bool in_use; /* by a file that is open */
-    bool orphan; /* the program's communicator is gone */
+    bool orphan; /* the program's communicator was freed */
     struct resident *next;
 };
 
@@ -39,7 +40,7 @@ static int copy_none(MPI_Comm comm, int key, void *extra, void *value, void *out
     return MPI_SUCCESS;
 }
 
-/* With the lock held. */
+/* The caller holds the lock. */
 static void unlist(const struct resident *resident) {
     struct resident **at = &all;
     while (*at != NULL && *at != resident)
@@ -68,7 +69,10 @@ static int forget(MPI_Comm comm, int key, void *value, void *extra) {
     return MPI_SUCCESS;
 }
 
-/* MPI_Finalize has begun: the communicators of the program that are left go when no other can be freed any more. */
+/*
+ * MPI_Finalize has begun. Residents of the program's remaining communicators are freed now, as later calls could not
+ * free them.
+ */
 static int end(MPI_Comm comm, int key, void *value, void *extra) {
     (void)comm, (void)key, (void)value, (void)extra;
     MPI_Comm free_ones[RESIDENTS_MAX];
@@ -91,7 +95,7 @@ static void make_keyvals(void) {
         keyval = MPI_KEYVAL_INVALID;
     else if (mpi.Comm_create_keyval(copy_none, end, &end_keyval, NULL) != MPI_SUCCESS ||
              mpi.Comm_set_attr(MPI_COMM_SELF, end_keyval, NULL) != MPI_SUCCESS)
-        keyval = MPI_KEYVAL_INVALID; /* every file has its own then */
+        keyval = MPI_KEYVAL_INVALID; /* then every file gets its own */
 }
 
 static struct resident *resident_of(MPI_Comm comm) {
@@ -181,14 +185,14 @@ void comm_give_back(struct file *file) {
 }
 
 enum {
-    PATIENCE_S = 1, /* so long ranks poll before they ask whether the others can still come */
-    NAP_US = 1000,  /* so long they sleep between polls then */
+    POLL_S = 1, /* ranks poll for this time before they query whether the others can still come */
+    SLEEP_US = 1000,  /* then they sleep for this time between polls */
     /*
-     * An interruption of so many seconds is final, as it is for the daemons (LOCKS_OF_UNREACHED_MS of crates/types). A
-     * shorter one says nothing of rank 0, and most ranks do not notice it.
+     * An interruption of this many seconds is final, as it is for the daemons (LOCKS_OF_UNREACHED_MS of crates/types).
+     * A shorter one does not mean that rank 0 has ended, and most ranks do not notice it.
      */
     OUTAGE_S = 60,
-    PARTING_S = 5, /* rank 0 has ended the group, and its last message is under way */
+    LAST_MESSAGE_S = 5, /* rank 0 has ended the group, and its last message is under way */
 };
 
 static time_t seconds(void) {
@@ -198,47 +202,48 @@ static time_t seconds(void) {
 }
 
 /*
- * Waits until `request` is done, in which all ranks of a group take part. MPI_ERR_IO where it may never be; `*lost` is
- * then what the daemon answered. A daemon knows when rank 0 is gone, which no MPI library tells here: nobody waits for
- * it for ever.
+ * Waits until `request` is done, in which all ranks of a group take part. MPI_ERR_IO when that may never happen; then
+ * `*lost` is the daemon's answer. The daemon knows when rank 0 has ended. The MPI library does not report it here, so
+ * without the daemon the wait might never end.
  *
- * When all ranks have come (`all_came`) the wait is short, and rank 0 ends the group after it. So the wait lasts no
- * longer than an interruption may, and who finds the group gone waits for the last messages alone.
+ * When all ranks have come (`all_came`) the wait is short, and rank 0 ends the group after it. So the wait is limited
+ * to the longest interruption. A rank that finds the group ended waits for the last messages only.
  */
 static int wait_for(struct file *file, MPI_Request *request, bool all_came, int64_t *lost) {
-    time_t begun = seconds(), asked = begun, unheard = 0, gone = 0;
+    time_t begun = seconds(), asked = begun, unreached = 0, gone = 0;
     for (;;) {
         int there = 0, code = mpi.Test(request, &there, MPI_STATUS_IGNORE);
         if (code != MPI_SUCCESS || there)
             return code == MPI_SUCCESS ? MPI_SUCCESS : MPI_ERR_INTERN;
         time_t now = seconds();
-        if (now - begun <= PATIENCE_S) {
+        if (now - begun <= POLL_S) {
             sched_yield();
             continue;
         }
-        bool leaves = all_came ? now - begun > OUTAGE_S || (gone != 0 && now - gone > PARTING_S)
-                               : gone != 0 || (unheard != 0 && now - unheard > OUTAGE_S);
+        bool leaves = all_came ? now - begun > OUTAGE_S || (gone != 0 && now - gone > LAST_MESSAGE_S)
+                               : gone != 0 || (unreached != 0 && now - unreached > OUTAGE_S);
         if (leaves)
             return MPI_ERR_IO;
         if (now != asked && gone == 0) {
             *lost = shared_ask(file);
-            asked = seconds(); /* an answer may take long */
+            asked = seconds(); /* an answer may take a long time */
             gone = *lost == -ESTALE ? asked : 0;
-            unheard = *lost >= 0 ? 0 : unheard != 0 ? unheard : asked;
+            unreached = *lost >= 0 ? 0 : unreached != 0 ? unreached : asked;
             continue;
         }
-        usleep(NAP_US);
+        usleep(SLEEP_US);
     }
 }
 
 /* Begins the second of the two waits of a close. */
-static int part_begin(struct file *file, int code, MPI_Request *request) {
-    file->parting[0] = file->parting[1] = code;
-    return mpi.Iallreduce(&file->parting[0], &file->parting[1], 1, MPI_INT64_T, MPI_MAX, file->comm, request);
+static int end_begin(struct file *file, int code, MPI_Request *request) {
+    file->close_codes[0] = file->close_codes[1] = code;
+    return mpi.Iallreduce(&file->close_codes[0], &file->close_codes[1], 1, MPI_INT64_T, MPI_MAX, file->comm, request);
 }
 
 /*
- * Requests of this rank are still under way: their communicator is for no other file, and is not freed; nor is `file`.
+ * Requests of this rank are still in progress. So their communicator is not reused and not freed, and neither is
+ * `file`.
  */
 static void leave(struct file *file) {
     file->comm = MPI_COMM_NULL;
@@ -257,22 +262,22 @@ int comm_wait_for_all(struct file *file) {
     int code = wait_for(file, &request, false, &lost);
     if (code == MPI_SUCCESS)
         return MPI_SUCCESS;
-    /* The others may all come yet, by way of the barrier that is under way. They are not to wait for this rank then. */
-    part_begin(file, code, &request);
+    /* The other ranks may all still come, by the barrier that is in progress. Then they must not wait for this rank. */
+    end_begin(file, code, &request);
     leave(file);
     if (code == MPI_ERR_IO)
         shared_class(file, lost);
     return code;
 }
 
-int comm_part(struct file *file, int code, int unheard) {
+int comm_end(struct file *file, int code, int unknown) {
     MPI_Request request;
     int64_t lost = 0;
-    if (part_begin(file, code, &request) != MPI_SUCCESS)
+    if (end_begin(file, code, &request) != MPI_SUCCESS)
         return MPI_ERR_INTERN;
     int waited = wait_for(file, &request, true, &lost);
     if (waited == MPI_SUCCESS)
-        return (int)file->parting[1];
+        return (int)file->close_codes[1];
     leave(file);
-    return waited == MPI_ERR_IO ? unheard : waited;
+    return waited == MPI_ERR_IO ? unknown : waited;
 }

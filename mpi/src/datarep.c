@@ -1,11 +1,13 @@
 /*
  * Data representations of files: external32, and those that the program registered.
  *
- * A predefined datatype has an extent in the file, from a table or from the program's function; derived ones are made of those (type.c), so
- * that a view's displacements count in them where it was made of counts. Data are converted in memory and moved as bytes. external32 is
- * converted here: MPI libraries disagree about it, and some end the process at a type that they do not know (docs/mpi.md).
+ * A predefined datatype has an extent in the file, from a table or from the program's function. Derived datatypes are
+ * made of predefined ones (type.c), so displacements that were given as counts use the extents in the file. Data are
+ * converted in memory and moved as bytes. external32 is converted here, as MPI libraries differ in it, and some end the
+ * process at an unknown type (docs/mpi.md).
  *
- * Representations are never forgotten, as MPI has no call for that. Locks: `lock` guards the list's growth, and is taken alone.
+ * Representations are never removed, as MPI has no call for it. Locks: `lock` guards the growth of the list; no other
+ * lock is taken while it is held.
  */
 #include "driver.h"
 
@@ -19,7 +21,7 @@ struct datarep {
     const struct datarep *next;
     char name[MPI_MAX_DATAREP_STRING + 1];
     struct conversions functions;
-    MPI_Aint state; /* Fortran's, which its functions get the address of */
+    MPI_Aint state; /* of Fortran, whose functions get its address */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -77,7 +79,10 @@ bool datarep_converts(const struct datarep *rep, bool writes) {
 
 /* ---- external32 ---- */
 
-/* How numbers are there: as many bytes, turned round; fewer; or another kind of number. Kind 0 is none. */
+/*
+ * How a number is stored in external32: with the same bytes, swapped; with fewer bytes; or as another kind of number.
+ * Kind 0 is none.
+ */
 enum { SWAP_1 = 1, SWAP_2, SWAP_4, SWAP_8, SWAP_16, LONG_4, UNSIGNED_LONG_4, WIDE_2, QUAD, KINDS };
 static const struct {
     uint8_t memory, file;
@@ -94,7 +99,7 @@ static const struct {
 };
 _Static_assert(sizeof(long) == 8 && sizeof(wchar_t) == 4 && sizeof(long double) == 16, "as x86-64 has them");
 
-/* The standard's table, by the names that datatypes have; `parts` numbers of a kind, then perhaps an int. */
+/* The standard's table, by the names of datatypes. An entry is `parts` numbers of one kind, and possibly an int. */
 static const struct named {
     const char *name;
     uint8_t kind, parts, int_at;
@@ -178,7 +183,7 @@ static const struct named *find_named(MPI_Datatype type) {
     return NULL;
 }
 
-/* Fortran's types by precision and range have the lengths that the standard gives for what was asked for (MPI 3.1, 17.1.9). */
+/* Fortran's types by precision and range have the lengths that the standard specifies (MPI 3.1, 17.1.9). */
 static bool find_by_range(const struct by_range *asked, struct named *out) {
     int64_t p = asked->precision, r = asked->range;
     int bytes;
@@ -188,15 +193,15 @@ static bool find_by_range(const struct by_range *asked, struct named *out) {
         bytes = p > 33 || r > 4931 ? 0 : p > 15 || r > 307 ? 16 : p > 6 || r > 37 ? 8 : 4;
     int parts = asked->combiner == MPI_COMBINER_F90_COMPLEX ? 2 : 1;
     if (bytes * parts != asked->size)
-        return false; /* of another length in memory, as compilers may be told to have it */
+        return false; /* of another length in memory, by an option of the compiler */
     uint8_t kind = SWAP_1;
     while (kinds[kind].memory < bytes)
         kind++;
     if (kind == SWAP_16 && asked->combiner != MPI_COMBINER_F90_INTEGER && p <= LDBL_DIG) {
 #ifdef OPEN_MPI
-        kind = QUAD; /* it takes such a type for C's long double */
+        kind = QUAD; /* it treats such a type as C's long double */
 #else
-        return false; /* with one compiler that is a long double, with another a quadruple */
+        return false; /* a long double or a quadruple, depending on the compiler */
 #endif
     }
     *out = (struct named){"", kind, (uint8_t)parts, 0};
@@ -264,7 +269,7 @@ static int number_to_file(uint8_t kind, char *to, const char *from) {
         memcpy(&whole, from, sizeof whole);
         half = (uint32_t)whole;
         turn(to, (const char *)&half, 4);
-        /* What does not fit is told of, not cut off. */
+        /* A value that does not fit is reported, not cut off. */
         return whole == (kind == LONG_4 ? (long)(int32_t)half : (long)half) ? MPI_SUCCESS : MPI_ERR_CONVERSION;
     case WIDE_2:
         memcpy(&half, from, sizeof half);
@@ -303,7 +308,7 @@ static void number_from_file(uint8_t kind, char *to, const char *from) {
         turn((char *)&quad, from, 16);
         long double number = (long double)quad;
         memset(to, 0, 16);
-        memcpy(to, &number, 10); /* the rest of it is nothing */
+        memcpy(to, &number, 10); /* the other bytes are padding */
         return;
     }
     default:
@@ -311,7 +316,7 @@ static void number_from_file(uint8_t kind, char *to, const char *from) {
     }
 }
 
-/* All numbers that lie within so many bytes of the file; `done` bytes of memory. */
+/* Converts all numbers within the given bytes of the file; `done` is the number of bytes in memory. */
 static int convert_leaves(const struct flat *leaves, bool to_file, char *memory, int64_t count, char *file, int64_t bytes,
                           int64_t *done) {
     int code = MPI_SUCCESS;
@@ -375,7 +380,7 @@ int datarep_convert(const struct datarep *rep, bool to_file, void *memory, int64
                     void *file, int64_t bytes, int64_t *done) {
     *done = 0;
     if (rep != &external32) {
-        /* Whole items: a function that is the program's knows no others. */
+        /* Whole items, as the program's functions convert only those. */
         const struct flat *flat;
         int code = flat_of(type, MPI_COMM_SELF, &flat);
         count = bytes / item;

@@ -1,12 +1,12 @@
 /*
- * The MPI-IO driver of one MPI: built once against each MPI's own mpi.h from these sources.
+ * The MPI-IO driver of one MPI. These sources are built once against the mpi.h of each MPI.
  *
- * It links no MPI: functions and, for Open MPI, the objects behind predefined handles are found in the library that the
- * process has loaded (native.c). A file of Forebay's is an address within a reserved range (handle.c), so that no call
- * of the MPI library's ever gets one. Nothing is sent between ranks but on a duplicate of the file's communicator, whose
- * errors return.
+ * The driver links no MPI. It finds functions and, for Open MPI, the objects behind predefined handles in the library
+ * that the process has loaded (native.c). The handle of a Forebay file is an address within a reserved range
+ * (handle.c), so no call of the MPI library gets one. Ranks communicate only on a duplicate of the file's communicator,
+ * whose errors return.
  *
- * Locks: a file's `lock` guards its position, view, hints and split call; it is never held during a transfer or a call
+ * Locks: a file's `lock` guards its position, view, hints and split call. It is never held during a transfer or a call
  * that waits for other ranks. The lock of atomic mode is taken last, one for each access.
  */
 #ifndef FOREBAY_MPI_DRIVER_H
@@ -24,7 +24,7 @@
 
 #include "forebay.h"
 
-/* ---- native.c: what the driver needs of the MPI library ---- */
+/* ---- native.c: what the driver uses of the MPI library ---- */
 
 #define NATIVE_FUNCTIONS(X)                                                                                            \
     X(Abort) X(Allreduce) X(Alltoall) X(Alltoallv) X(Barrier) X(Bcast) X(Comm_create) X(Comm_create_keyval) X(Comm_free) \
@@ -67,7 +67,9 @@ struct native_objects {
 #undef X
 };
 extern struct native_objects native_objects;
-/* mpi.h's MPI_BYTE and so on are addresses of objects of the library: here they are those that were found. */
+/*
+ * mpi.h defines MPI_BYTE and so on as addresses of objects of the library. Here they are the objects that were found.
+ */
 #undef OMPI_PREDEFINED_GLOBAL
 #define OMPI_PREDEFINED_GLOBAL(type, global) ((type)native_objects.global)
 #endif
@@ -85,17 +87,17 @@ struct forebay {
 extern struct forebay forebay;
 
 bool native_find(void *library);
-/* The pool, attached at the first call; NULL, and a line on standard error, when it cannot be. */
+/* The pool, attached at the first call. NULL, and a line on standard error, when the attach fails. */
 forebay_pool *forebay_attached(void);
 void forebay_found_at(const char *directory);
-/* Whether a name is the pool's: its path there, in `room` of 4096 bytes or within `name`; else NULL. */
+/* Whether a name is in the pool: its path there, in `room` of 4096 bytes or within `name`; otherwise NULL. */
 const char *pool_path(const char *name, char *room);
 bool debug(void);
 
-/* ---- pnetcdf.c: ncmpi_inq_file_format, whose own is `native` ---- */
+/* ---- pnetcdf.c: ncmpi_inq_file_format; `native` is PnetCDF's own ---- */
 int pnetcdf_look(const char *path, int *format, int (*native)(const char *, int *));
 
-/* ---- type.c: what a datatype's bytes are ---- */
+/* ---- type.c: the bytes of a datatype ---- */
 
 struct block {
     int64_t offset, bytes;
@@ -109,24 +111,27 @@ struct flat {
     bool dense;           /* copies of it follow each other without a gap */
     bool rising;          /* offsets are 0 or more and never go back */
     bool overlaps;        /* some byte is in two of the blocks of a type that rises */
-    bool scaled;          /* of a type in a file: somewhere its extents are not those of memory */
-    uint8_t *kinds;       /* of each block, where numbers are to be told apart; else NULL */
-    bool apart;           /* and neither blocks nor copies lie on or between each other: the data is in the file's order */
+    bool scaled;          /* of a type in a file: some extent in it differs from that in memory */
+    uint8_t *kinds;       /* of each block, where numbers are converted; otherwise NULL */
+    bool apart;           /* rising; neither blocks nor copies overlap or interleave, so data are in the file's order */
 };
-/* The flat form of a committed datatype, cached with it; MPI_ERR_TYPE, MPI_ERR_NO_MEM. `comm` is for its errors. */
+/* The flat form of a committed datatype, cached with it; MPI_ERR_TYPE, MPI_ERR_NO_MEM. `comm` is for errors. */
 int flat_of(MPI_Datatype type, MPI_Comm comm, const struct flat **out);
-/* Named, or one of Fortran's by precision and range: nobody frees it. */
+/* A named datatype, or one of Fortran's by precision and range, which programs cannot free. */
 bool type_is_predefined(MPI_Datatype type);
-/* What one of Fortran's types was asked for by, MPI_UNDEFINED where by nothing; of a named type only its size and combiner. */
+/*
+ * The arguments of a Fortran type by precision and range, MPI_UNDEFINED for a missing one. Of a named type only size
+ * and combiner.
+ */
 struct by_range {
     int combiner;
     int64_t precision, range, size;
 };
 int by_range_of(MPI_Datatype type, struct by_range *out);
-/* The form that it has in a file; `own` is NULL when that is its own in memory, else for flat_free. */
+/* The flat form of a datatype in a file. `own` is NULL when it equals that in memory, otherwise it is for flat_free. */
 struct datarep;
 int flat_in_file(MPI_Datatype type, const struct datarep *rep, MPI_Comm comm, const struct flat **out, struct flat **own);
-/* Its form in memory with the kinds of its numbers, for flat_free. */
+/* The flat form in memory with the kinds of its numbers, for flat_free. */
 int flat_leaves(MPI_Datatype type, struct flat **out);
 void flat_free(struct flat *flat);
 
@@ -138,7 +143,7 @@ struct walk {
     int64_t base, tile, index, within;
 };
 void walk_start(struct walk *walk, const struct flat *flat, int64_t base, int64_t position);
-/* Where the next bytes are, and how many of at most `most` follow there; walks over them. */
+/* Where the next bytes are, and how many follow there, at most `most`. Moves past them. */
 int64_t walk_next(struct walk *walk, int64_t most, int64_t *bytes);
 
 /* ---- handle.c, file.c ---- */
@@ -154,7 +159,7 @@ enum hint {
 };
 enum { HINT_BYTES = 64 };
 
-/* What the ranks that opened a file together share if they are on one node; in a memfd of rank 0's. */
+/* What the ranks that opened a file together share if they are on one node, in a memfd of rank 0. */
 struct shared {
     uint64_t nonce;              /* of the memfd, in its first slot */
     _Atomic int users;           /* ranks that have the file open; 0 in a slot that is free */
@@ -162,7 +167,7 @@ struct shared {
     pthread_mutex_t atomic;      /* robust: of an access in atomic mode */
 };
 
-/* Where that is; `slot` is negative when it is nowhere. */
+/* Where it is; `slot` is negative when there is none. */
 struct shared_place {
     int64_t pid, memfd, nonce, slot;
 };
@@ -171,7 +176,7 @@ struct view {
     int64_t disp;
     MPI_Datatype etype, filetype;
     const struct flat *file; /* of filetype */
-    struct flat *own; /* that, when it is the view's alone */
+    struct flat *own; /* the same, when only this view uses it */
     int64_t etype_size;
     const struct datarep *rep; /* NULL: native */
 };
@@ -187,27 +192,27 @@ enum split { SPLIT_NONE, SPLIT_AT, SPLIT_INDIVIDUAL, SPLIT_ORDERED };
 struct file {
     MPI_File handle;
     pthread_mutex_t lock;
-    MPI_Comm comm;             /* its own, for now */
+    MPI_Comm comm;             /* its own, or that of its resident */
     struct resident *resident; /* whose communicator that is, or NULL */
     int rank, size, amode;
     int64_t processors; /* of rank 0's node */
-    bool one_node;      /* all ranks are on it */
-    bool far;           /* data of it is on another node than some rank is */
+    bool one_node;      /* all ranks are on that node */
+    bool far;           /* some rank is on another node than some of the data */
     forebay_file *data;
     int fd; /* of a file with one backing file, or -1 */
     char *path;
     struct view view;
     int64_t position;   /* the individual file pointer, in etypes */
-    bool apart;         /* the views of all ranks are: what lies before an offset is the first part of each one's data */
-    int64_t shortest_run; /* the least mean length of a view's runs that any rank has */
+    bool apart;         /* the views of all ranks are: the data before an offset are the first of each rank's data */
+    int64_t shortest_run; /* the smallest mean length of runs in the view of any rank */
     bool atomic;
     struct shared *shared; /* NULL where this rank has none */
-    int turn;              /* which of its positions is this view's: the same on all ranks */
-    bool shared_known;     /* and so have all ranks, or none */
-    uint64_t group;        /* what ranks without that have in its place, kept by a daemon; 0: nothing */
-    _Atomic bool group_lost; /* and that it is not to be had any more was said */
-    int64_t parting[2];      /* error classes of a close: this rank's, and the greatest of all ranks */
-    bool has_left;           /* it did not wait for them: the MPI library still uses those */
+    int turn;              /* which of its positions this view uses: the same on all ranks */
+    bool shared_known;     /* and it is known whether all ranks have it */
+    uint64_t group;        /* what ranks without memory have instead, kept by a daemon; 0 for none */
+    _Atomic bool group_lost; /* its loss was reported */
+    int64_t close_codes[2];      /* error classes of a close: of this rank, and the greatest of all ranks */
+    bool has_left;           /* it did not wait for the others, so the MPI library still uses these */
     char hints[HINT_COUNT][HINT_BYTES];
     struct handler handler;
     enum split split;
@@ -230,15 +235,18 @@ void view_free(struct view *view);
 int view_default(struct view *view, MPI_Comm comm);
 int64_t view_offset(const struct view *view, int64_t position_bytes);
 /*
- * Where so many bytes of the view's data, one or more, begin and where they end, or nearly if the view is not apart; MPI_ERR_ARG
- * when that is beyond what an offset can say.
+ * Where the given bytes of the view's data, one or more, begin and end, approximately if the view is not apart.
+ * MPI_ERR_ARG when that exceeds an offset.
  */
 int view_span(const struct view *view, int64_t position, int64_t bytes, int64_t *first, int64_t *end);
 /* The mean length of its runs in bytes; INT64_MAX when it is one run, or none. */
 int64_t view_run(const struct view *view);
-/* Bytes of the view's data that lie before byte `end` of the file. */
+/* Bytes of the view's data before byte `end` of the file. */
 int64_t view_bytes_before(const struct view *view, int64_t end);
-/* All ranks' opinion: an error if any has one, else MPI_ERR_NOT_SAME if `value` differs, else MPI_SUCCESS. Collective. */
+/*
+ * The common result of all ranks: an error if any has one, otherwise MPI_ERR_NOT_SAME if `value` differs, otherwise
+ * MPI_SUCCESS. Collective.
+ */
 int agree(const struct file *file, int code, int64_t value);
 void hints_read(struct file *file, MPI_Info info, bool opening);
 MPI_Info hints_give(const struct file *file);
@@ -248,7 +256,7 @@ int file_set_view(struct file *file, MPI_Offset disp, MPI_Datatype etype, MPI_Da
 
 /* ---- datarep.c ---- */
 
-/* A representation that the program registered: its functions as they were given, any of the first two NULL. */
+/* A representation that the program registered, with its functions. Either of the first two may be NULL. */
 struct conversions {
     enum { CONVERSIONS_C, CONVERSIONS_LARGE, CONVERSIONS_FORTRAN } kind;
     void (*read)(void), (*write)(void), (*extent)(void);
@@ -258,25 +266,28 @@ int datarep_register(const char *name, const struct conversions *functions, cons
 /* NULL for native; MPI_ERR_UNSUPPORTED_DATAREP. */
 int datarep_find(const char *name, const struct datarep **out);
 const char *datarep_name(const struct datarep *rep);
-/* Whether what is read or written is converted, and not taken as it is. */
+/* Whether data that are read or written need conversion. */
 bool datarep_converts(const struct datarep *rep, bool writes);
 /* Bytes that a predefined type takes in the file. */
 int datarep_extent(const struct datarep *rep, MPI_Datatype type, int64_t *extent);
 /* The numbers of a predefined type, for external32. */
 typedef void leaf_function(void *list, int64_t offset, int64_t bytes, uint8_t kind);
 int datarep_leaves(MPI_Datatype type, leaf_function *add, void *list);
-/* Between memory and a copy of so many bytes of the file, an item of which takes `item`; how many bytes of memory. */
+/*
+ * Converts between memory and a copy of `bytes` bytes of the file, an item of which takes `item`. Returns the number of
+ * bytes in memory.
+ */
 int datarep_convert(const struct datarep *rep, bool to_file, void *memory, int64_t count, MPI_Datatype type, int64_t item,
                     void *file, int64_t bytes, int64_t *done);
 MPI_Fint datatype_c2f(MPI_Datatype type);
 
 /* ---- comm.c ---- */
 
-/* What ranks tell each other of the communicator that a file is to use: of each number the greatest counts. */
+/* What ranks exchange about the communicator that a file will use. The greatest of each number is the result. */
 struct comm_offer {
-    int64_t resident, not_resident; /* the one that is there and free, or 0, and its complement */
-    int64_t next;                   /* a number for another */
-    int64_t full;                   /* there are to be no more of them */
+    int64_t resident, not_resident; /* the resident that is free, or 0, and its complement */
+    int64_t next;                   /* a number for a new one */
+    int64_t full;                   /* no more residents may be made */
 };
 
 void comm_offer(MPI_Comm comm, struct comm_offer *mine);
@@ -284,50 +295,56 @@ void comm_offer(MPI_Comm comm, struct comm_offer *mine);
 int comm_take(struct file *file, MPI_Comm comm, const struct comm_offer *all);
 void comm_give_back(struct file *file);
 /*
- * In a close: waits until all ranks are here, so that what they did before is done. A rank of a group leaves with
- * MPI_ERR_IO where rank 0 cannot come any more, as far as that is known; the file's communicator is then of no more
- * use. Collective.
+ * In a close: waits until all ranks are here, so that what they did before is complete. A rank of a group leaves with
+ * MPI_ERR_IO when rank 0 is known to have ended. The file's communicator cannot be used again then. Collective.
  */
 int comm_wait_for_all(struct file *file);
 /*
- * After that, by the ranks of a group: waits until no rank waits in the former any more. The greatest error class that
- * any rank has, those included that left; `unheard` where this rank cannot hear it. Collective.
+ * After that, by the ranks of a group: waits until no rank is in the first wait. Returns the greatest error class of
+ * all ranks, including those that left; `unknown` where this rank cannot receive it. Collective.
  */
-int comm_part(struct file *file, int code, int unheard);
+int comm_end(struct file *file, int code, int unknown);
 
 /* ---- shared.c ---- */
 
-/* On rank 0: a place that as many ranks as the file has are to leave. */
+/* On rank 0: a slot for a file with this number of ranks. */
 void shared_make(struct file *file, struct shared_place *place);
 void shared_join(struct file *file, const struct shared_place *place);
 void shared_leave(struct file *file);
-/* On rank 0, when the others know that they are not to join. */
+/* On rank 0, when the others know that they must not join. */
 void shared_drop(struct file *file);
-/* Whether this process is kept from others' memory: told in an open, so that there is none of its file. */
+/* Whether this process cannot open the memory of others. It says so in an open, so that its file gets none. */
 bool shared_is_hidden(void);
-/* Finds out whether all ranks have it, and gives them a group if not; the first call asks them. Collective. */
+/* Finds out whether all ranks have it, and gives them a group if not. The first call exchanges messages. Collective. */
 void shared_by_all(struct file *file);
-/* The same when a collective call has found out whether any rank lacks it. */
+/* The same after a collective call has found out whether any rank lacks it. */
 void shared_settle(struct file *file, bool is_missed);
 /* Whether this rank has a shared file pointer and atomic mode. */
 bool shared_there(const struct file *file);
 /* Ends what a daemon keeps, when no rank uses it any more. */
 void shared_end(struct file *file);
 /*
- * What a daemon answers when it is asked for the group: negative, -ESTALE when that is gone, as it is when rank 0 is.
+ * A daemon's answer to a query for the group: negative on failure, -ESTALE when the group has ended, as it does with
+ * rank 0.
  */
 int64_t shared_ask(const struct file *file);
-/* The class of a daemon's answer. The first by which the group is lost is explained on standard error. */
+/*
+ * The error class of a daemon's answer. The first answer that shows the loss of the group is explained on standard
+ * error.
+ */
 int shared_class(struct file *file, int64_t answer);
-/* Sets the pointer of the view that comes next to 0; the ranks have it after shared_turn. Rank 0's affair. */
+/* Sets the pointer of the next view to 0, on rank 0. The ranks use it after shared_turn. */
 void shared_prepare(struct file *file);
-/* Takes it: all ranks have been in one collective call since, which found out whether one lacks memory. Collective. */
+/*
+ * Switches to that pointer. All ranks have been in one collective call since, which found out whether one lacks memory.
+ * Collective.
+ */
 int shared_turn(struct file *file, bool is_missed);
-/* Moves the shared file pointer on by so many etypes; where it was. An error class. */
+/* Moves the shared file pointer forward by `etypes`, and returns its old value. An error class. */
 int shared_move(struct file *file, int64_t by, int64_t *before);
-/* Puts it somewhere; nobody returns before it is there. An error class, the same on all ranks. Collective. */
+/* Sets the pointer. No rank returns before it is set. An error class, the same on all ranks. Collective. */
 int shared_seek(struct file *file, int64_t position);
-/* Keeps the other ranks from these bytes while they are accessed in atomic mode, and lets them again. An error class. */
+/* Excludes other ranks from these bytes while they are accessed in atomic mode, and readmits them. An error class. */
 int shared_lock(struct file *file, bool writes, int64_t first, int64_t last, uint64_t *lock);
 int shared_unlock(struct file *file, uint64_t lock);
 /* The same number for processes that can find each other's memfds. */
@@ -335,7 +352,9 @@ int64_t shared_node(void);
 
 /* ---- error.c ---- */
 
-/* Calls the error handler of `file`, or of MPI_FILE_NULL when that is NULL, and gives back what it leaves as the code. */
+/*
+ * Calls the error handler of `file`, or of MPI_FILE_NULL when that is NULL. Returns the code that the handler leaves.
+ */
 int fail(struct file *file, int code);
 void handler_remember(MPI_Errhandler handle, void (*function)(void), bool fortran);
 void handler_default(struct handler *out);
@@ -348,7 +367,7 @@ void handler_drop(struct handler *handler);
 enum pointer { AT_OFFSET, INDIVIDUAL, SHARED, ORDERED };
 enum { COLLECTIVE = 1 };
 
-/* One access in full: checks, moves the pointer, transfers. `bytes` is what was transferred. */
+/* One complete access: checks, moves the pointer, transfers. `bytes` is the number of bytes transferred. */
 int access_file(struct file *file, bool writes, enum pointer pointer, int flags, int64_t offset, void *buffer,
                 int64_t count, MPI_Datatype type, int64_t *bytes);
 /* Transfers `bytes` bytes between memory and the view's data from byte `position` on. */
@@ -358,18 +377,18 @@ int64_t transfer_run(struct file *file, bool writes, struct iovec *parts, int co
 
 /* ---- twophase.c ---- */
 
-/* What a rank brings to a collective call, and what all bring, which is the same on all. */
+/* A rank's part in a collective call, and the parts of all ranks, which is the same on all. */
 struct together {
-    int code;            /* what is wrong with the arguments of one of them */
-    int64_t bytes;       /* of the rank that has most */
-    int64_t first, last; /* the range of the file that those touch who have bytes */
-    int64_t run;         /* the greatest of their mean lengths of a run */
+    int code;            /* an error class of a rank's arguments */
+    int64_t bytes;       /* of the rank with the most bytes */
+    int64_t first, last; /* the range of the file that the ranks with bytes touch */
+    int64_t run;         /* the greatest mean length of a run */
 };
-/* Whether a collective call may go through aggregators; all ranks answer alike. What rules it out costs no message. */
+/* Whether a collective call may use aggregators. All ranks get the same answer, and a negative one needs no message. */
 bool may_two_phase(const struct file *file, bool writes);
-/* Whether it is to: finds out what all ranks bring. Collective. */
+/* Whether it does, by what all ranks have. Collective. */
 bool wants_two_phase(const struct file *file, bool writes, const struct together *mine, struct together *all);
-/* As `transfer`, of memory in one piece, by all ranks together; `packed` is NULL where there was no room for it. */
+/* As `transfer`, of memory in one piece, by all ranks together; `packed` is NULL where there was no memory for it. */
 int two_phase(struct file *file, const struct view *view, bool writes, int64_t position, char *packed, int64_t bytes,
               const struct together *all, int64_t *done);
 

@@ -1,7 +1,7 @@
 /*
- * The calls themselves: each looks whether its first argument is one of Forebay's files and jumps, with all its
- * arguments as they are, to the driver or to the MPI library. Four instructions are what a native file's call pays.
- * Before the first call of all, each slot of forebay_mpi_native leads to the chooser.
+ * The interposed calls. Each checks whether its first argument is a file of Forebay and jumps, with its arguments
+ * unchanged, to the driver or to the MPI library. A native file's call pays for four instructions. Before the first
+ * call, each slot of forebay_mpi_native leads to the chooser.
  */
 #include "calls.h"
 
@@ -37,7 +37,7 @@
 forebay_mpi_native:
     .popsection
 
-/* Finds the MPI and its driver, then goes on to where the call belongs. The stack is 8 off a multiple of 16 here. */
+/* Finds the MPI and its driver, then continues to the target of the call. The stack is 8 off a multiple of 16 here. */
 choose:
     pushq %rdi
     pushq %rsi

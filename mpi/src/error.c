@@ -1,9 +1,9 @@
 /*
  * Errors: from errno to MPI's classes, and the error handlers of files.
  *
- * A file keeps its handler's function, which MPI gives no way to ask for: it is noted when the handler is made. What the
- * driver returns are error classes, which are valid error codes and have the MPI library's texts. A handler whose maker
- * was not seen is called by the MPI library on MPI_FILE_NULL.
+ * A file keeps the function of its handler. MPI has no call that returns it, so it is noted when the handler is
+ * created. The driver returns error classes, which are valid error codes with the texts of the MPI library. For a
+ * handler whose creation was not seen, the MPI library calls it on MPI_FILE_NULL.
  */
 #include "driver.h"
 
@@ -69,7 +69,7 @@ void handler_remember(MPI_Errhandler handle, void (*function)(void), bool fortra
     pthread_mutex_unlock(&lock);
 }
 
-/* Handlers that end the program. MPICH 4.0.2 takes MPI_ERRORS_ABORT for no file of its own. */
+/* Handlers that end the program. MPICH 4.0.2 accepts MPI_ERRORS_ABORT for no file of its own. */
 static bool is_fatal(MPI_Errhandler handle) {
 #if defined(MPI_ERRORS_ABORT) && !defined(OPEN_MPI)
     if (handle == MPI_ERRORS_ABORT)
@@ -90,7 +90,10 @@ static struct handler look_up(MPI_Errhandler handle) {
     return found;
 }
 
-/* Another reference to a handler, which MPI gives only by an object that has it: MPI_FILE_NULL has it for a moment. */
+/*
+ * Another reference to a handler. MPI returns one only from an object that has the handler, so MPI_FILE_NULL has it for
+ * a moment.
+ */
 static MPI_Errhandler reference(MPI_Errhandler handle) {
     static pthread_mutex_t borrowed = PTHREAD_MUTEX_INITIALIZER;
     if (is_predefined(handle))
@@ -134,7 +137,7 @@ int fail(struct file *file, int code) {
     else
         handler_default(&handler);
     MPI_File handle = file != NULL ? file->handle : MPI_FILE_NULL;
-    int answer = code; /* the handler may put another one there */
+    int answer = code; /* the handler may change it */
     if (is_fatal(handler.handle)) {
         char words[MPI_MAX_ERROR_STRING] = "";
         int bytes = 0;

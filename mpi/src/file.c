@@ -30,7 +30,7 @@ int64_t view_offset(const struct view *view, int64_t position) {
     return walk_next(&walk, 1, &bytes);
 }
 
-/* Byte `within` of copy `tile` of the type; false when no offset says where that is. */
+/* The offset of byte `within` of copy `tile` of the type; false when it exceeds an offset. */
 static bool view_place(const struct view *view, int64_t tile, int64_t within, int64_t *at) {
     int64_t start;
     return !__builtin_mul_overflow(tile, view->file->extent, &start) && !__builtin_add_overflow(start, within, &start) &&
@@ -45,7 +45,7 @@ int view_span(const struct view *view, int64_t position, int64_t bytes, int64_t 
     const struct block *head = &flat->blocks[from.index], *tail = &flat->blocks[to.index];
     int64_t start = head->offset + from.within, stop = tail->offset + to.within, last;
     if (!flat->apart) {
-        /* Copies of the type lie between each other's blocks: all of the first and the last one. */
+        /* Copies of the type overlap in their extents: all of the first and the last one. */
         start = flat->blocks[0].offset;
         stop = flat->blocks[flat->count - 1].offset + flat->blocks[flat->count - 1].bytes - 1;
     }
@@ -65,7 +65,7 @@ int64_t view_bytes_before(const struct view *view, int64_t end) {
         return 0;
     int64_t within = end - view->disp, tile = 0;
     if (flat->extent > 0) {
-        /* A type map may reach beyond its extent: its bytes can lie in tiles before the one that `end` is in. */
+        /* A type map may extend beyond its extent, so its bytes can be in tiles before the one that contains `end`. */
         int64_t reach = flat->blocks[flat->count - 1].offset + flat->blocks[flat->count - 1].bytes;
         tile = within / flat->extent;
         int64_t over = reach > flat->extent ? (reach - 1) / flat->extent : 0;
@@ -78,7 +78,7 @@ int64_t view_bytes_before(const struct view *view, int64_t end) {
             return bytes;
         int64_t here = within - start;
         for (int64_t low = 0, high = flat->count; low < high;) {
-            /* Blocks rise: those before `low` begin before the end. */
+            /* Blocks rise, so those before `low` begin before the end. */
             int64_t middle = (low + high) / 2;
             const struct block *block = &flat->blocks[middle];
             if (block->offset < here) {
@@ -114,10 +114,10 @@ static const char *const hint_names[HINT_COUNT] = {
 
 void hints_read(struct file *file, MPI_Info info, bool opening) {
     for (int i = 0; i < HINT_COUNT && info != MPI_INFO_NULL; i++) {
-        /* How a file lies is settled when it is made. */
+        /* The layout of a file is fixed when it is created. */
         if (!opening && (i == HINT_striping_factor || i == HINT_striping_unit))
             continue;
-        /* MPICH ends a program whose value is longer than the room for it; no hint is as long as a file keeps. */
+        /* MPICH ends a program whose value is longer than its buffer. A file keeps no value of that length. */
         char value[MPI_MAX_INFO_VAL + 1] = "";
         int found = 0;
         if (mpi.Info_get(info, hint_names[i], MPI_MAX_INFO_VAL, value, &found) == MPI_SUCCESS && found &&
@@ -136,7 +136,7 @@ MPI_Info hints_give(const struct file *file) {
     return info;
 }
 
-/* A handle of the driver's own for a datatype that its user may free. */
+/* The driver's own handle of a datatype, which the program may free. */
 static int keep(MPI_Datatype type, MPI_Datatype *out) {
     if (type_is_predefined(type)) {
         *out = type;
@@ -146,18 +146,18 @@ static int keep(MPI_Datatype type, MPI_Datatype *out) {
 }
 
 /*
- * Whether an etype, or a file type, may be one of a file that is open for writing or not: displacements do not fall
- * and are not negative, and what is written lies in one place (MPI 4.0, 14.3). The class is that of ROMIO.
+ * Checks an etype or file type, for a file that is open for writing or not: displacements do not fall and are not
+ * negative, and written bytes do not overlap (MPI 4.0, 14.3). The error class is that of ROMIO.
  */
 static int type_check(const struct flat *flat, bool writes) {
     return flat->rising && !(writes && flat->overlaps) ? MPI_SUCCESS : MPI_ERR_IO;
 }
 
-/* Whether a file type fits so large an etype, as both are in the file. */
+/* Whether a file type consists of etypes of this size, as both are in the file. */
 static int view_check(int64_t etype_size, const struct flat *flat) {
     if (etype_size <= 0 || flat->size % etype_size != 0)
         return MPI_ERR_ARG;
-    /* Copies of it do not lie on each other's start. */
+    /* Copies of it do not overlap. */
     return flat->size > 0 && flat->extent <= 0 ? MPI_ERR_ARG : MPI_SUCCESS;
 }
 
@@ -205,7 +205,7 @@ static int view_make(struct file *file, struct view *view, MPI_Offset disp, MPI_
         code = keep(etype, &view->etype);
     if (code == MPI_SUCCESS)
         code = keep(filetype, &view->filetype);
-    /* Its own form in memory lives with the copy that is kept. */
+    /* Its form in memory lives with the copy that is kept. */
     if (code == MPI_SUCCESS && view->own == NULL)
         code = flat_of(view->filetype, file->comm, &view->file);
     else
@@ -220,7 +220,7 @@ static int view_make(struct file *file, struct view *view, MPI_Offset disp, MPI_
 int file_set_view(struct file *file, MPI_Offset disp, MPI_Datatype etype, MPI_Datatype filetype, const char *datarep,
                   MPI_Info info) {
     struct view made;
-    /* The shared pointer may be where the view is to begin: nobody looks while another still moves it. */
+    /* The shared pointer may be the start of the view. No rank reads it while another still moves it. */
     if ((file->amode & MPI_MODE_SEQUENTIAL) && file->size > 1) {
         shared_by_all(file);
         mpi.Barrier(file->comm);
@@ -234,7 +234,7 @@ int file_set_view(struct file *file, MPI_Offset disp, MPI_Datatype etype, MPI_Da
     hints_read(file, info, false);
     bool hinted = memcmp(hints, file->hints, sizeof hints) != 0;
     pthread_mutex_unlock(&file->lock);
-    /* All that the ranks have to know of each other at once: programs set views for each of their accesses. */
+    /* One exchange has all that the ranks need to know of each other, as programs set a view for each access. */
     int64_t value = has_types ? made.etype_size * 65599 + name_hash(datarep_name(made.rep)) : 0;
     struct {
         int64_t code, value, not_value, entangled, shortest, missed, hinted;

@@ -1,8 +1,8 @@
 /*
- * Forebay's file handles: addresses within a range that nothing is stored in, and a table from them to files.
+ * Forebay's file handles: addresses within a range in which nothing is stored, and a table from them to files.
  *
- * A slot is given out again only after all others were, so that a handle that is used after its close is told apart from
- * a live one. Fortran's numbers are the slot plus a base above what MPI libraries count up to.
+ * A slot is reused only after all others, so that a handle that is used after its close is detected. Fortran's numbers
+ * are the slot plus a base that is greater than the numbers of MPI libraries.
  */
 #include "driver.h"
 

@@ -1,6 +1,4 @@
-/*
- * What the driver uses of others: the loaded MPI library's functions and objects, libforebay.so, and the environment.
- */
+/* What the driver uses: functions and objects of the loaded MPI library, libforebay.so, and the environment. */
 #include "driver.h"
 
 #include <dlfcn.h>
@@ -37,7 +35,7 @@ bool native_find(void *handle) {
 #ifdef OPEN_MPI
     NAMED(Errhandler_f2c, "Errhandler_f2c")
     NAMED(Type_c2f, "Type_c2f")
-    /* A program that names such an object has it in itself, where the linker moved it and the library finds it. */
+    /* A program that uses such an object contains it. The linker moved it there, and the library finds it there. */
 #define X(name)                                                                                                        \
     native_objects.name = dlsym(RTLD_DEFAULT, #name);                                                                  \
     if (native_objects.name == NULL)                                                                                   \
@@ -49,7 +47,7 @@ bool native_find(void *handle) {
     return found;
 }
 
-/* The prefix without empty components and slash at its end. */
+/* The prefix without empty components and without a slash at its end. */
 static void read_prefix(void) {
     const char *wanted = getenv("FOREBAY_PREFIX");
     if (wanted == NULL || *wanted == 0)
@@ -77,7 +75,10 @@ void forebay_found_at(const char *directory) {
 bool debug(void) { return wants_debug; }
 
 static void attach(void) {
-    /* A process has one: that which the program is linked with or something else has loaded, wherever it lies, else ours. */
+    /*
+     * A process has one: the one that the program is linked with or that is loaded already, otherwise the one beside
+     * this library.
+     */
     const char *used = "the libforebay.so that the process has loaded";
     void *handle = dlopen("libforebay.so", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
     if (handle == NULL) {
@@ -109,7 +110,7 @@ forebay_pool *forebay_attached(void) {
     return attached;
 }
 
-/* Copies an absolute path without empty components and "."; false with "..", whose way only a walk knows. */
+/* Copies an absolute path without empty components and "."; false with "..", which only a path walk can resolve. */
 static bool normalise(const char *path, char *out, size_t room) {
     size_t bytes = 0;
     while (*path != 0) {
@@ -138,7 +139,7 @@ const char *pool_path(const char *name, char *room) {
     if (prefix[0] == 0)
         return NULL;
     if (*name != '/') {
-        /* A file system's name in front, as ROMIO has it, counts for nothing here. */
+        /* The name of a file system at the front, as in ROMIO, is ignored. */
         const char *colon = strchr(name, ':');
         if (colon != NULL && colon[1] == '/' && memchr(name, '/', colon - name) == NULL)
             name = colon + 1;

@@ -1,11 +1,11 @@
 /*
  * Open, close, delete.
  *
- * Where a file is only to be opened, all ranks do so at once and tell each other by one reduction, in which rank 0's
- * words are the greatest as the others say nothing. Where it is to be made, rank 0 does that first, so that O_EXCL
- * holds for the ranks together, and then the others open what is there. What rank 0 found out comes with its words: whether
- * the path leaves the pool, in which case all go to the MPI library, the hints, and where the ranks' shared memory is
- * (shared.c). Ranks that share no memory get a group from a daemon behind all that.
+ * To open a file, all ranks open it at once and exchange their results in one reduction, in which only rank 0
+ * contributes to the values that it alone decides. To create a file, rank 0 creates it first, so that O_EXCL holds for
+ * the ranks together, and then the others open it. Rank 0's values also say whether the path leaves the pool, in which
+ * case all ranks call the MPI library, and give the hints and the place of the shared memory (shared.c). Ranks that
+ * share no memory get a group from a daemon after that.
  */
 #include "open.h"
 
@@ -18,32 +18,36 @@
 #include <unistd.h>
 
 enum {
-    STRIPE_BYTES = 1 << 20, /* 64 KiB: writes of 1 MiB 0.7 times as fast, as pages of the medium stay small */
+    STRIPE_BYTES = 1 << 20, /* with 64 KiB, writes of 1 MiB reach 0.7 of the speed, as pages of the medium stay small */
     STRIPES_MAX = 256,
-    STRIPES_A_RANK = 2,    /* so that two ranks seldom meet on one, ... */
-    STRIPES_UNASKED = 8,   /* ... and at most as many as each rank can open without noticing */
+    STRIPES_A_RANK = 2,    /* so that two ranks seldom write to one, ... */
+    STRIPES_UNASKED = 8,   /* ... and at most as many as each rank opens without a noticeable delay */
 };
 
-/* What rank 0 tells the others. */
-struct words {
+/* What rank 0 sends to the others. */
+struct decided {
     int64_t answer; /* 0 or a negative errno */
     struct shared_place place;
-    int64_t processors; /* for how many aggregators there are: the same on all ranks */
+    int64_t processors; /* decides the number of aggregators, so it must be the same on all ranks */
     char hints[HINT_COUNT][HINT_BYTES];
 };
 
-/* What all ranks tell each other: the greatest of each number counts. */
-struct told {
-    int64_t code, amode, not_amode, node, not_node; /* of equal numbers the greatest, and of their complements, fit */
-    int64_t answer;                                 /* an error class */
-    int64_t hidden;                                 /* one that finds no memory of others */
-    int64_t far;                                    /* one that has data of the file on another node */
+/* What all ranks exchange: the greatest of each number is the result. */
+struct exchange {
+    /* Numbers are equal if the greatest number and the greatest complement match. */
+    int64_t code, amode, not_amode, node, not_node;
+    int64_t answer; /* an error class */
+    int64_t hidden; /* a rank that cannot open the memory of others */
+    int64_t far;    /* a rank for which data of the file are on another node */
     struct comm_offer comm;
     int64_t name, not_name; /* a hash of the file's */
-    struct words first;
+    struct decided first;
 };
-enum { TOLD_WORDS = sizeof(struct told) / sizeof(int64_t), FIRST_WORDS = sizeof(struct words) / sizeof(int64_t) };
-_Static_assert(HINT_BYTES % sizeof(int64_t) == 0, "hints are numbers when they are told");
+enum {
+    EXCHANGE_NUMBERS = sizeof(struct exchange) / sizeof(int64_t),
+    DECIDED_NUMBERS = sizeof(struct decided) / sizeof(int64_t),
+};
+_Static_assert(HINT_BYTES % sizeof(int64_t) == 0, "hints are sent as numbers");
 
 static int check_amode(int amode) {
     int access = amode & (MPI_MODE_RDONLY | MPI_MODE_WRONLY | MPI_MODE_RDWR);
@@ -66,7 +70,7 @@ static int flags_of(int amode, bool first) {
 }
 
 static mode_t umask_of_process(void) {
-    /* Asked for without changing it, which another thread could see. */
+    /* The umask, without changing it, which another thread could see. */
     char line[256];
     unsigned mask = 0;
     bool known = false;
@@ -76,14 +80,14 @@ static mode_t umask_of_process(void) {
     if (status != NULL)
         fclose(status);
     if (!known) {
-        /* No /proc, or an old one. */
+        /* /proc is missing, or too old. */
         mask = umask(077);
         umask(mask);
     }
     return mask;
 }
 
-/* Asked for once: it is a file to be read. */
+/* Read once, as it is in a file. */
 static int64_t processors(void) {
     static _Atomic int64_t known;
     if (known == 0)
@@ -98,13 +102,15 @@ static int64_t open_data(struct file *file, int flags) {
     long count = atol(file->hints[HINT_striping_factor]), bytes = atol(file->hints[HINT_striping_unit]);
     uint32_t wanted = (uint32_t)count;
     if (count < 1 || count > STRIPES_MAX) {
-        /* Ranks that write one backing file queue on its lock, as many at a time as there are processors. The directory's
-         * layout goes first. */
+        /*
+         * Ranks that write one backing file queue for its lock, as many at a time as there are processors. The
+         * directory's layout takes precedence.
+         */
         int64_t writers = file->size < processors() ? file->size : processors();
         int64_t several = writers * STRIPES_A_RANK < STRIPES_UNASKED ? writers * STRIPES_A_RANK : STRIPES_UNASKED;
         wanted = (uint32_t)(file->size > 1 ? several : 1) | FOREBAY_STRIPES_DEFAULT;
     }
-    /* Stripes are powers of two from 4 KiB to 1 GiB: the next one up. */
+    /* Stripes are powers of two from 4 KiB to 1 GiB: round up. */
     long unit = 4096;
     while (unit < bytes && unit < 1L << 30)
         unit *= 2;
@@ -128,8 +134,8 @@ static void file_free(struct file *file) {
 }
 
 /*
- * The file as far as one rank makes it by itself, with its handle. What goes wrong is in `code` and not yet told to the
- * others.
+ * The file and its handle as far as one rank creates them by itself. A failure is in `code`, and the others do not know
+ * it yet.
  */
 static struct file *file_make(MPI_Comm comm, const char *path, int amode, int *code) {
     struct file *file = calloc(1, sizeof *file);
@@ -156,7 +162,7 @@ static struct file *file_make(MPI_Comm comm, const char *path, int amode, int *c
     return file;
 }
 
-/* An open that fails on all ranks: nothing of it stays. */
+/* An open that fails on all ranks, and frees everything. */
 static int open_failed(struct file *file, int code) {
     handler_drop(&file->handler);
     if (file->handle != MPI_FILE_NULL)
@@ -172,9 +178,9 @@ static void layout_note(struct file *file) {
     snprintf(file->hints[HINT_striping_unit], HINT_BYTES, "%u", bytes);
 }
 
-/* What this rank has to tell before anything was opened. */
-static struct told tell(const struct file *file, MPI_Comm comm, int code, int amode) {
-    struct told mine = {.code = code, .amode = amode, .not_amode = ~(int64_t)amode, .answer = MPI_SUCCESS};
+/* What this rank contributes before anything is opened. */
+static struct exchange contribution(const struct file *file, MPI_Comm comm, int code, int amode) {
+    struct exchange mine = {.code = code, .amode = amode, .not_amode = ~(int64_t)amode, .answer = MPI_SUCCESS};
     mine.node = shared_node();
     mine.not_node = ~mine.node;
     mine.hidden = shared_is_hidden();
@@ -184,25 +190,25 @@ static struct told tell(const struct file *file, MPI_Comm comm, int code, int am
         hash = (hash ^ (unsigned char)*at) * 1099511628211u;
     mine.name = (int64_t)(hash >> 1);
     mine.not_name = ~mine.name;
-    int64_t *words = (int64_t *)&mine.first;
-    for (int i = 0; i < FIRST_WORDS && file->rank != 0; i++)
-        words[i] = INT64_MIN;
+    int64_t *numbers = (int64_t *)&mine.first;
+    for (int i = 0; i < DECIDED_NUMBERS && file->rank != 0; i++)
+        numbers[i] = INT64_MIN;
     return mine;
 }
 
-/* Opens or makes the file on this rank; rank 0 says how it lies. */
-static int64_t open_here(struct file *file, bool makes, struct words *words) {
+/* Opens or creates the file on this rank. Rank 0 gets its layout. */
+static int64_t open_here(struct file *file, bool makes, struct decided *decided) {
     int64_t answer = open_data(file, flags_of(file->amode, makes));
     if (file->rank != 0)
         return answer;
-    words->answer = answer;
-    words->place.slot = -1;
-    words->processors = processors();
+    decided->answer = answer;
+    decided->place.slot = -1;
+    decided->processors = processors();
     if (answer == 0) {
-        shared_make(file, &words->place);
+        shared_make(file, &decided->place);
         layout_note(file);
     }
-    memcpy(words->hints, file->hints, sizeof words->hints);
+    memcpy(decided->hints, file->hints, sizeof decided->hints);
     return answer;
 }
 
@@ -210,21 +216,21 @@ static int64_t is_far(const struct file *file) {
     return file->data != NULL && forebay.file_elsewhere(file->data) > 0;
 }
 
-/* The second half of an open that makes a file: rank 0 makes it, then the others open it. */
-static int open_made(struct file *file, struct words *words, int64_t *far) {
-    int64_t answer = file->rank == 0 ? open_here(file, true, words) : 0;
+/* The second half of an open that creates a file: rank 0 creates it, then the others open it. */
+static int open_made(struct file *file, struct decided *decided, int64_t *far) {
+    int64_t answer = file->rank == 0 ? open_here(file, true, decided) : 0;
     if (file->size > 1)
-        mpi.Bcast(words, sizeof *words, MPI_BYTE, 0, file->comm);
-    if (file->rank != 0 && words->answer == 0)
+        mpi.Bcast(decided, sizeof *decided, MPI_BYTE, 0, file->comm);
+    if (file->rank != 0 && decided->answer == 0)
         answer = open_here(file, false, NULL);
-    int64_t mine[2] = {class_of(answer != 0 ? answer : words->answer), is_far(file)}, all[2] = {mine[0], mine[1]};
+    int64_t mine[2] = {class_of(answer != 0 ? answer : decided->answer), is_far(file)}, all[2] = {mine[0], mine[1]};
     if (file->size > 1 && mpi.Allreduce(mine, all, 2, MPI_INT64_T, MPI_MAX, file->comm) != MPI_SUCCESS)
         return MPI_ERR_INTERN;
     *far = all[1];
     return (int)all[0];
 }
 
-/* Ranks that have other names for the file: whether it is one, by links. */
+/* Ranks that passed different names: whether links make them one file. */
 static int agree_on_file(struct file *file) {
     struct stat st;
     int64_t answer = forebay.stat(forebay_attached(), file->path, &st);
@@ -241,20 +247,20 @@ int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_Fil
     struct file *file = file_make(comm, path, amode, &code);
     if (file == NULL) {
         struct file nobody = {.rank = -1};
-        struct told mine = tell(&nobody, comm, code, amode), all;
-        mpi.Allreduce(&mine, &all, TOLD_WORDS, MPI_INT64_T, MPI_MAX, comm);
+        struct exchange mine = contribution(&nobody, comm, code, amode), all;
+        mpi.Allreduce(&mine, &all, EXCHANGE_NUMBERS, MPI_INT64_T, MPI_MAX, comm);
         return code;
     }
     if (code == MPI_SUCCESS)
         code = check_amode(amode);
     hints_read(file, info, true);
-    struct told mine = tell(file, comm, code, amode), all;
+    struct exchange mine = contribution(file, comm, code, amode), all;
     bool makes = amode & MPI_MODE_CREATE;
     if (code == MPI_SUCCESS && !makes)
         mine.answer = class_of(open_here(file, false, &mine.first));
     mine.far = is_far(file);
     all = mine;
-    if (file->size > 1 && mpi.Allreduce(&mine, &all, TOLD_WORDS, MPI_INT64_T, MPI_MAX, comm) != MPI_SUCCESS)
+    if (file->size > 1 && mpi.Allreduce(&mine, &all, EXCHANGE_NUMBERS, MPI_INT64_T, MPI_MAX, comm) != MPI_SUCCESS)
         all.code = MPI_ERR_INTERN;
     code = all.code != MPI_SUCCESS ? (int)all.code : all.amode == ~all.not_amode ? MPI_SUCCESS : MPI_ERR_NOT_SAME;
     if (code == MPI_SUCCESS && (makes || all.answer == MPI_SUCCESS))
@@ -263,7 +269,7 @@ int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_Fil
         code = makes ? open_made(file, &all.first, &all.far) : (int)all.answer;
     if (code == MPI_SUCCESS && all.name != ~all.not_name)
         code = agree_on_file(file);
-    /* A symbolic link out of the pool: the file is the MPI library's. */
+    /* A symbolic link out of the pool: the MPI library opens the file. */
     *elsewhere = code != MPI_SUCCESS && all.code == MPI_SUCCESS && all.first.answer == -EXDEV;
     if (code != MPI_SUCCESS) {
         shared_drop(file);
@@ -283,8 +289,8 @@ int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_Fil
     if (amode & MPI_MODE_APPEND) {
         int64_t bytes = forebay.file_size(file->data);
         file->position = bytes > 0 ? bytes : 0;
-        shared_by_all(file); /* ranks with memory and ranks without would wait for each other in different calls */
-        /* Nobody moves the end before all have seen it. */
+        shared_by_all(file); /* or ranks with memory and ranks without would wait in different calls */
+        /* No rank moves the end before all have read it. */
         code = shared_there(file) ? shared_seek(file, file->position) : agree(file, MPI_SUCCESS, 0);
         if (code != MPI_SUCCESS) {
             shared_end(file);
@@ -299,7 +305,7 @@ int file_open(MPI_Comm comm, const char *path, int amode, MPI_Info info, MPI_Fil
     return MPI_SUCCESS;
 }
 
-/* Removes the file where that was asked for: an error class, on rank 0. */
+/* Removes the file where the program asked for it: an error class, on rank 0. */
 static int delete_on_close(const struct file *file) {
     bool deletes = file->rank == 0 && (file->amode & MPI_MODE_DELETE_ON_CLOSE);
     return deletes ? class_of(forebay.unlink(forebay_attached(), file->path)) : MPI_SUCCESS;
@@ -324,16 +330,16 @@ static int close_together(struct file *file) {
 }
 
 /*
- * By ranks for which a daemon keeps something. They ask for it while they wait, by the open file, so each closes that
- * after the waits: in a pool of several nodes an open file hinders nobody. Rank 0 ends what is kept when no rank needs
- * it any more, and when it leaves: the others do not wait then.
+ * By ranks with a group at a daemon. They query the group while they wait, through the open file, so each closes the
+ * file after the waits. In a pool of several nodes an open file blocks no other call. Rank 0 ends the group when no
+ * rank uses it any more, or when rank 0 leaves; then the others do not wait.
  */
 static int close_apart(struct file *file) {
     int code = comm_wait_for_all(file);
     if (code == MPI_SUCCESS) {
-        bool is_told = file->rank != 0 && (file->amode & MPI_MODE_DELETE_ON_CLOSE);
+        bool cannot_receive = file->rank != 0 && (file->amode & MPI_MODE_DELETE_ON_CLOSE);
         int mine = delete_on_close(file);
-        code = comm_part(file, mine, is_told ? MPI_ERR_IO : mine);
+        code = comm_end(file, mine, cannot_receive ? MPI_ERR_IO : mine);
     }
     shared_end(file);
     close_data(file);
@@ -341,12 +347,12 @@ static int close_apart(struct file *file) {
 }
 
 /*
- * Programs rely on it that no rank's close returns before all ranks have done with the file, as with ROMIO and OMPIO:
- * what any rank wrote can be read then, and the file can be opened otherwise and removed. So every rank takes part,
- * whatever went wrong on it.
+ * Programs rely on this: no close returns before all ranks have finished with the file, as with ROMIO and OMPIO. Then
+ * all written data can be read, and the file can be opened in another mode and removed. So every rank takes part, even
+ * after an error.
  */
 int file_close(struct file *file) {
-    /* An end cannot come any more: the file is closed all the same. */
+    /* An end cannot begin any more, so the file is closed nevertheless. */
     int code = file->split != SPLIT_NONE ? MPI_ERR_OTHER : MPI_SUCCESS;
     int closed = file->group != 0 ? close_apart(file) : close_together(file);
     if (code == MPI_SUCCESS)

@@ -1,4 +1,6 @@
-/* open.c: files come and go. `elsewhere` says that the path leads out of the pool: it is the MPI library's. */
+/*
+ * open.c: opening and closing files. `elsewhere` says that the path leads out of the pool, so the MPI library opens it.
+ */
 #ifndef FOREBAY_MPI_OPEN_H
 #define FOREBAY_MPI_OPEN_H
 

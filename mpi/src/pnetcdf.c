@@ -1,8 +1,8 @@
 /*
- * PnetCDF's look at a file before it opens it. `ncmpi_open` has rank 0 open the file by open(2) and read its first bytes, and a
- * descriptor of a file of several backing files is to be had by copying them into one (docs/decisions/0015). So
- * ncmpi_inq_file_format, by which it looks, is given a file in memory with the beginning of ours. What a format is
- * only PnetCDF knows. Tests: mpi/tests/pnetcdf.c.
+ * PnetCDF's check of a file's format before it opens the file. In `ncmpi_open` rank 0 opens the file by open(2) and
+ * reads its first bytes. A descriptor of a file with several backing files needs a copy into one (docs/decisions/0015).
+ * So ncmpi_inq_file_format, which does the check, gets a file in memory with the beginning of the file. Only PnetCDF
+ * knows the formats. Tests: mpi/tests/pnetcdf.c.
  */
 #include "driver.h"
 
@@ -15,14 +15,14 @@
 #include <sys/uio.h>
 #include <unistd.h>
 
-/* PnetCDF reads some bytes at 0 and, where HDF5's are looked for, at 512, 1024, 2048, ... */
+/* PnetCDF reads some bytes at 0 and, to find those of HDF5, at 512, 1024, 2048, ... */
 enum { LOOK_BYTES = 64 << 10 };
 
-/* Copies the file's beginning to `memory`: behind that nothing is found. */
+/* Copies the file's beginning to `memory`. PnetCDF finds nothing behind it. */
 static bool copy_start(forebay_file *data, int memory) {
     static const size_t step = 4096;
     struct rlimit longest;
-    /* A file that this process may not make so long is a signal. */
+    /* A file that exceeds the process's limit raises a signal. */
     if (getrlimit(RLIMIT_FSIZE, &longest) != 0 || longest.rlim_cur < LOOK_BYTES + step)
         return false;
     char bytes[step];
@@ -44,13 +44,13 @@ int pnetcdf_look(const char *path, int *format, int (*native)(const char *, int 
     forebay_file *data = NULL;
     if (pool == NULL || forebay.file_open(pool, there, O_RDONLY, 0, 0, 0, &data) != 0)
         return native(path, format);
-    /* A file with a descriptor is opened as it is, unless open(2) knows no such name. */
+    /* A file with a descriptor is opened by its name, unless the name is not one of open(2). */
     bool is_name = strncmp(path, "forebay:", 8) != 0;
     int memory = is_name && forebay.file_fd(data) >= 0 ? -1 : memfd_create("forebay", MFD_CLOEXEC);
     bool copied = memory >= 0 && copy_start(data, memory);
     forebay.file_close(data);
     snprintf(name, sizeof name, "/proc/self/fd/%d", memory);
-    /* No /proc, no name. */
+    /* Without /proc there is no name. */
     int answer = native(copied && access(name, R_OK) == 0 ? name : path, format);
     if (memory >= 0)
         close(memory);

@@ -1,10 +1,11 @@
 /*
- * MPI_Register_datarep. A representation is the driver's for files of the pool and the MPI library's for all others, which is told
- * too: what it says of functions that it cannot use is for views of its own files. The driver's is first: Fortran comes by C
- * again. MPICH's hands its functions on as if they were C's; Open MPI's makes C functions of them, but for mpi_f08 takes the one that
- * stands for none for a program's.
+ * MPI_Register_datarep. The driver uses a representation for files of the pool, and the MPI library uses it for all
+ * others. So the call also goes to the MPI library, whose objections to a function concern views of its own files. The
+ * driver's registration comes first, as Fortran's calls lead to the C function. MPICH passes Fortran's functions on as
+ * if they were C functions. Open MPI makes C functions of them, but in mpi_f08 takes the program's function for the one
+ * that means none.
  *
- * Arguments of the functions are as long, and by reference, in all three of Fortran's ways.
+ * The functions take arguments of the same lengths, by reference, in all three interfaces of Fortran.
  */
 #include "register.h"
 
@@ -12,7 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* Without the error handler that MPI_FILE_NULL has. */
+/* Without calling the error handler of MPI_FILE_NULL. */
 #define QUIETLY(...)                                                                                                   \
     MPI_Errhandler handler_before = MPI_ERRORS_RETURN;                                                                 \
     mpi.File_get_errhandler(MPI_FILE_NULL, &handler_before);                                                           \
@@ -24,7 +25,7 @@
 
 static int registered(const char *name, int code, int native) {
     if (debug() && code == MPI_SUCCESS && native != MPI_SUCCESS)
-        fprintf(stderr, "forebay: %s: the MPI library takes no such data representation for its own files\n", name);
+        fprintf(stderr, "forebay: %s: the MPI library refuses this data representation for its own files\n", name);
     return fail(NULL, code);
 }
 

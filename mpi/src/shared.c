@@ -1,19 +1,20 @@
 /*
  * What the ranks that opened a file together share: the shared file pointer, and the lock of atomic mode.
  *
- * A process keeps one memfd for all files that it opens as rank 0, cut into slots; other ranks map it through /proc, once
- * for all files. So an open costs no system call for it, unless it is the first with that rank 0. A slot counts the
- * ranks that have its file open, and is free again when all have closed it; a rank that dies keeps it from being used
- * again. Ranks of another node, or of another PID namespace, find no such memfd.
+ * A process keeps one memfd, divided into slots, for all files that it opens as rank 0. Other ranks map it through
+ * /proc, once for all files. So an open needs no system call for it, unless it is the first with that rank 0. A slot
+ * counts the ranks that have its file open, and is free when all have closed it. A rank that dies keeps it from being
+ * reused. Ranks on another node, or in another PID namespace, cannot open the memfd.
  *
- * Where not all ranks find it they have a group instead (forebay.h), which the node of the file's first backing file keeps: each
- * use of pointer or lock is then a request, and none waits for another rank to be in a call. Rank 0 makes it when a file
- * is opened, and ends it when all have closed it. Where the pool has one node there is none: then all are on it, and rank 0 gives
- * them memory that has a name in /dev/shm while they open it.
+ * If some rank cannot, the ranks have a group instead (forebay.h), which the node of the file's first backing file
+ * keeps. Each use of pointer or lock is then a request, and none waits for another rank to make a call. Rank 0 makes
+ * the group when a file is opened, and ends it when all ranks have closed it. A pool of one node has no groups. There
+ * all ranks are on one node, and rank 0 gives them memory that has a name in /dev/shm while they open it.
  *
- * A rank that should find the memfd and does not, as /proc is hidden from it, is known to it alone at first: the first call
- * that all ranks make and that needs it asks them all (shared_by_all). That file's slot may stay taken; from the next open
- * on the rank says beforehand that it finds none (shared_is_hidden), and the memory with a name is taken at once.
+ * A rank may be unable to open the memfd because /proc is hidden from it. At first only that rank knows. The first
+ * collective call that needs the memory then asks all ranks (shared_by_all). The slot of that file may stay in use.
+ * From the next open on, the rank says beforehand that it cannot open the memfd (shared_is_hidden), and the ranks use
+ * memory with a name at once.
  *
  * Locks: `lock` guards the lists of memfds; it is taken last.
  */
@@ -32,20 +33,20 @@
 enum { ARENA_BYTES = 64 << 10, SLOT_BYTES = 128, SLOTS = ARENA_BYTES / SLOT_BYTES };
 _Static_assert(sizeof(struct shared) <= SLOT_BYTES, "a slot is one of SLOTS");
 
-/* Shared memory that this process made, or another's that it has mapped. Never given back. */
+/* Shared memory that this process created, or mapped from another. Never freed. */
 struct arena {
     struct arena *next;
     int64_t pid, memfd;
-    bool was_named; /* others may have it that cannot look into /proc */
-    uint64_t nonce; /* also in the first slot, which is no file's */
+    bool was_named; /* ranks that cannot use /proc may have mapped it */
+    uint64_t nonce; /* also in the first slot, which no file uses */
     char *base;
-    int free; /* where the look for a free slot begins */
+    int free; /* where the search for a free slot begins */
     ino_t inode;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct arena *own, *others;
-static _Atomic bool hidden; /* another process's memfd was kept from this one */
+static _Atomic bool hidden; /* this process could not open the memfd of another */
 
 static struct shared *slot_of(const struct arena *arena, int64_t slot) {
     return (struct shared *)(arena->base + slot * SLOT_BYTES);
@@ -70,7 +71,7 @@ static struct arena *arena_make(bool named) {
     name_of(arena->nonce, name);
     int fd = named ? open(name, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0600) : memfd_create("forebay-mpi", MFD_CLOEXEC);
     struct stat st;
-    /* In a full /dev/shm a store to what ftruncate gave would be SIGBUS. */
+    /* In a full /dev/shm a store to space that only ftruncate reserved would raise SIGBUS. */
     int failed = fd < 0 ? errno : named ? posix_fallocate(fd, 0, ARENA_BYTES) : ftruncate(fd, ARENA_BYTES);
     if (failed != 0 || fstat(fd, &st) != 0 || (arena->base = map(fd)) == NULL) {
         if (fd >= 0) {
@@ -92,7 +93,7 @@ static struct arena *arena_make(bool named) {
     return arena;
 }
 
-/* A program may close any descriptor, and others would look for the memfd there. */
+/* A program may close any descriptor, and others would then find another file there. */
 static bool is_open(const struct arena *arena) {
     struct stat st;
     return fstat((int)arena->memfd, &st) == 0 && st.st_ino == arena->inode;
@@ -110,7 +111,7 @@ static int64_t slot_take(struct arena *arena, int ranks) {
     return -1;
 }
 
-/* A slot for the file, of memory without a name or of such as has one or had one. */
+/* A slot for the file, in memory without a name, or in memory that has or had one. */
 static void make_in(struct file *file, struct arena *arena, bool named, struct shared_place *place) {
     int64_t slot = arena != NULL ? slot_take(arena, file->size) : -1;
     if (slot < 0 && (arena = arena_make(named)) != NULL)
@@ -208,7 +209,7 @@ void shared_by_all(struct file *file) {
     }
 }
 
-/* Rank 0 gives all memory that they had from it by a name, or new one. Whether all have it. */
+/* Rank 0 gives a name to the memory that the ranks had from it, or creates new memory. Returns whether all have it. */
 static bool named_begin(struct file *file, bool anew, int64_t position) {
     struct shared_place place = {.slot = -1};
     if (file->rank == 0) {
@@ -231,7 +232,7 @@ static bool named_begin(struct file *file, bool anew, int64_t position) {
         char name[64];
         name_of((uint64_t)place.nonce, name);
         if (place.slot >= 0)
-            unlink(name); /* there is none if they had it */
+            unlink(name); /* there is no name if they had the memory */
         if (any)
             shared_drop(file);
     }
@@ -240,7 +241,10 @@ static bool named_begin(struct file *file, bool anew, int64_t position) {
     return !any;
 }
 
-/* Rank 0 makes a group, whose number all get; where it cannot, they have memory if there is such as all can open. */
+/*
+ * Rank 0 makes a group and sends its number to all. If it cannot, the ranks use memory that all can open, if there is
+ * any.
+ */
 static void group_begin(struct file *file, int64_t position) {
     int64_t answer = 0;
     uint64_t group = 0;
@@ -252,7 +256,7 @@ static void group_begin(struct file *file, int64_t position) {
     if (!debug() || file->rank != 0)
         return;
     if (group != 0)
-        fprintf(stderr, "forebay: %s: its ranks share no memory: a daemon has their file pointer and locks\n", file->path);
+        fprintf(stderr, "forebay: %s: its ranks share no memory: a daemon keeps their file pointer and locks\n", file->path);
     else if (named)
         fprintf(stderr, "forebay: %s: its ranks do not see each other in /proc: they met in /dev/shm\n",
                 file->path);
@@ -265,7 +269,7 @@ void shared_settle(struct file *file, bool is_missed) {
     file->shared_known = true;
     if (!is_missed)
         return;
-    /* Who missed it cannot leave it: rank 0 does for all, and nobody touches it any more. */
+    /* A rank that missed the slot cannot leave it. Rank 0 leaves it for all, and no rank uses it any more. */
     int64_t position = file->shared != NULL ? atomic_load(&file->shared->position[file->turn]) : 0;
     if (file->rank == 0)
         shared_drop(file);
@@ -278,13 +282,13 @@ bool shared_there(const struct file *file) { return file->shared != NULL || file
 
 void shared_end(struct file *file) {
     if (file->group != 0 && file->rank == 0)
-        forebay.file_group_end(file->data, file->group); /* what is not heard ends with the process */
+        forebay.file_group_end(file->data, file->group); /* or else it ends with the process */
     file->group = 0;
 }
 
 int shared_class(struct file *file, int64_t answer) {
     if ((answer == -ESTALE || answer == -EIO) && !atomic_exchange(&file->group_lost, true))
-        fprintf(stderr, "forebay: %s: its ranks' shared file pointer and locks are not to be had: %s\n", file->path,
+        fprintf(stderr, "forebay: %s: its ranks' shared file pointer and locks are not available: %s\n", file->path,
                 answer == -ESTALE ? "rank 0, which made them, is gone, or the node that kept them was"
                                   : "the node that keeps them does not answer (forebay status)");
     return class_of(answer);
@@ -293,9 +297,9 @@ int shared_class(struct file *file, int64_t answer) {
 int64_t shared_ask(const struct file *file) { return forebay.file_group_move(file->data, file->group, 0); }
 
 /*
- * Pointers take turns, so that a view's end and the next one's begin need one collective call: the one that was used
- * two views ago is used by no rank any more, as all have been in a set_view since, and no rank uses the next one
- * before all are in this.
+ * The two pointers alternate, so that the end of a view and the start of the next need one collective call. No rank
+ * uses the pointer of two views ago any more, as all have been in a set_view since. No rank uses the next one before
+ * all are in this call.
  */
 void shared_prepare(struct file *file) {
     if (file->rank == 0 && file->shared != NULL)
@@ -324,7 +328,7 @@ int shared_move(struct file *file, int64_t by, int64_t *before) {
 }
 
 int shared_seek(struct file *file, int64_t position) {
-    /* Nobody uses the pointer before it is there, and nobody sets it back after another has used it. */
+    /* No rank uses the pointer before it is set, and none sets it back after another has used it. */
     int64_t answer = 0;
     if (file->rank == 0 && file->shared != NULL)
         atomic_store(&file->shared->position[file->turn], position);
@@ -343,7 +347,7 @@ int shared_lock(struct file *file, bool writes, int64_t first, int64_t last, uin
     }
     int result = pthread_mutex_lock(&file->shared->atomic);
     if (result == EOWNERDEAD) {
-        /* What a rank was writing when it died is as its calls left it. */
+        /* The data that a rank was writing when it died are as its calls left them. */
         pthread_mutex_consistent(&file->shared->atomic);
         result = 0;
     }
@@ -360,7 +364,7 @@ int shared_unlock(struct file *file, uint64_t lock) {
 int64_t shared_node(void) {
     static _Atomic int64_t known;
     if (known == 0) {
-        /* This start of the kernel, and this PID namespace: within both, /proc/PID is the same process. */
+        /* This boot of the kernel, and this PID namespace. Within both, /proc/PID is the same process. */
         uint64_t hash = 1469598103934665603u;
         char words[256] = "";
         FILE *boot = fopen("/proc/sys/kernel/random/boot_id", "re");

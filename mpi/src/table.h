@@ -1,6 +1,4 @@
-/*
- * Between libforebay_mpi.so, which programs call, and the driver of one MPI, which it loads. Neither links an MPI.
- */
+/* Between libforebay_mpi.so, which programs call, and the driver of one MPI, which it loads. Neither links an MPI. */
 #ifndef FOREBAY_MPI_TABLE_H
 #define FOREBAY_MPI_TABLE_H
 
@@ -15,7 +13,10 @@ struct forebay_mpi_call {
     void (*function)(void);
 };
 
-/* One call that the driver answers whatever its arguments are; `native` is where it finds the MPI library's own. */
+/*
+ * One call that the driver answers for all arguments. `native` is where the driver finds the MPI library's own
+ * function.
+ */
 struct forebay_mpi_always {
     const char *name; /* in full: MPI_ or PMPI_, or a Fortran name */
     void (*function)(void);
@@ -24,15 +25,17 @@ struct forebay_mpi_always {
 
 struct forebay_mpi_table {
     uint32_t version;
-    uintptr_t first;   /* own files are the addresses from here ... */
-    uintptr_t extent;  /* ... over so many bytes */
+    uintptr_t first;   /* handles of Forebay's files are the addresses from here ... */
+    uintptr_t extent;  /* ... over this many bytes */
     const struct forebay_mpi_call *calls;
     const struct forebay_mpi_always *always;
     int (*pnetcdf_look)(const char *path, int *format, int (*native)(const char *, int *));
 };
 
-/* What a driver exports: gives its table, or NULL when `mpi`, a handle of dlopen(3), lacks what it needs. `directory` is
- * where Forebay's libraries are, with a slash behind. */
+/*
+ * What a driver exports: returns its table, or NULL when `mpi`, a handle of dlopen(3), lacks a function that the driver
+ * needs. `directory` is that of Forebay's libraries, with a slash at its end.
+ */
 typedef const struct forebay_mpi_table *forebay_mpi_driver_function(void *mpi, const char *directory);
 
 #endif

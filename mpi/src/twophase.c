@@ -1,12 +1,12 @@
 /*
- * Two-phase collective access: ranks hand their pieces to aggregators, each of which moves one window of the file after
- * the other in long runs.
+ * Two-phase collective access: ranks send their pieces to aggregators, and each aggregator moves one window of the file
+ * after the other in long runs.
  *
- * The range of bytes that all ranks touch is cut into as many domains as there are aggregators. In each round every
- * aggregator serves one window of cb_buffer_size bytes of its domain. A view's displacements rise, so what a rank has
- * for a window is one slice of its data and the list of runs that say where the slice goes. Rounds in which nobody has
- * anything are left out. Windows with gaps are written run by run: nothing is read to be written back. Where two ranks
- * write one byte, the higher rank's stays.
+ * The range of bytes that all ranks touch is divided into one domain for each aggregator. In each round every
+ * aggregator serves one window of cb_buffer_size bytes of its domain. A view's displacements rise, so a rank's data for
+ * a window are one slice of its data and the list of runs that say where the slice goes. Rounds in which no rank has
+ * data are skipped. Windows with gaps are written run by run: nothing is read to be written back. Where two ranks write
+ * one byte, that of the higher rank stays.
  */
 #include "driver.h"
 
@@ -15,22 +15,23 @@
 #include <string.h>
 
 enum {
-    WINDOW_BYTES = 4 << 20, /* unless cb_buffer_size says otherwise */
+    WINDOW_BYTES = 4 << 20, /* unless cb_buffer_size is set */
     WINDOW_BYTES_MIN = 4096,
     WINDOW_BYTES_MAX = 64 << 20,
     RUNS_MAX = 512,           /* in one call */
-    SHORT_RUN_BYTES = 32768,  /* what a request to another node carries by itself; longer ones are fetched from memory */
-    RUNS_FEW = 8,             /* not worth the ranks' talking */
-    READ_BYTES_MIN = 1 << 20, /* of a rank: less is read with the gaps faster than ranks agree */
-    SPARSE = 4,               /* a range of so many times what ranks have is mostly gaps */
+    SHORT_RUN_BYTES = 32768,  /* the data that a request to another node contains; longer data are read from memory */
+    RUNS_FEW = 8,             /* too few for an exchange between ranks */
+    READ_BYTES_MIN = 1 << 20, /* of a rank: reading less, with the gaps, is faster than an exchange */
+    SPARSE = 4,               /* in a range this many times the ranks' data most bytes are gaps */
     ALIGNMENT_BYTES = 4096,   /* of domains, so that two aggregators do not share a page */
 };
 
 /*
- * The one place that decides between the two ways, of what all ranks know alike. On a medium of this node each rank is faster
- * alone, as libforebay.so moves short runs many at a time. Where data is on other nodes each short run that is written is a
- * request; short runs are read with the gaps between them, which many bytes make dearer than an exchange (measured:
- * docs/decisions/0021). Where most of the range is gaps, ranks' runs do not make long ones together.
+ * The one function that decides between the two ways, from values that are the same on all ranks. On a medium of this
+ * node each rank is faster alone, as libforebay.so moves many short runs at a time. Where data are on other nodes, each
+ * short run that is written is a request. Short runs are read with the gaps between them, which with many bytes costs
+ * more than an exchange (measured: docs/decisions/0021). Where most of the range is gaps, the ranks' runs do not form
+ * long ones together.
  */
 static bool pays(const struct file *file, bool writes, const struct together *all) {
     int64_t runs = all->bytes / (all->run > 0 ? all->run : 1), range = all->last - all->first;
@@ -57,7 +58,7 @@ static void tell(const struct file *file, bool writes, bool together, int64_t ru
 bool may_two_phase(const struct file *file, bool writes) {
     const char *hint = hint_of(file, writes);
     const char *why = "as asked";
-    /* An aggregator's window is a range of the file: the data that goes there must be one range of each rank's. */
+    /* An aggregator's window is a range of the file, so the data for it must be one range of each rank's data. */
     if (file->size == 1)
         why = "one rank";
     else if (!file->apart || file->atomic || file->view.rep != NULL)
@@ -98,7 +99,7 @@ struct piece {
 };
 enum { PIECE_WORDS = sizeof(struct piece) / sizeof(int64_t) };
 
-/* The state of one access on one rank. Index 0 of the arrays is what goes to the others, 1 what comes from them. */
+/* The state of one access on one rank. In arrays index 0 is what this rank sends, 1 what it receives. */
 struct access {
     struct file *file;
     const struct view *view;
@@ -106,8 +107,8 @@ struct access {
     int64_t position, bytes;             /* of the view's data: this rank's */
     char *packed;
     int aggregators;
-    int *piece_words[2], *piece_at[2], *data_bytes[2], *data_at[2]; /* pieces are PIECE_WORDS numbers each */
-    int64_t *told[2], *slice; /* two numbers a rank; where a rank's slice begins in `packed` */
+    int *piece_words[2], *piece_at[2], *data_bytes[2], *data_at[2]; /* a piece is PIECE_WORDS numbers */
+    int64_t *sizes[2], *slice; /* two numbers for each rank; where a rank's slice begins in `packed` */
     struct piece *pieces[2];
     char *data[2], *buffer;
     int64_t piece_room[2], data_room[2];
@@ -122,7 +123,7 @@ static void plan(struct access *a) {
     a->window = atoll(file->hints[HINT_cb_buffer_size]);
     if (a->window <= 0)
         a->window = WINDOW_BYTES;
-    /* Counts of bytes, and of numbers, two a piece of one byte or more, go to the MPI library as int. */
+    /* Counts of bytes, and of numbers, two for each piece of one byte or more, go to the MPI library as int. */
     int64_t most = (int64_t)0x20000000 / file->size;
     if (most > WINDOW_BYTES_MAX)
         most = WINDOW_BYTES_MAX;
@@ -138,7 +139,7 @@ static int rank_of(const struct access *a, int aggregator) {
     return (int)((int64_t)aggregator * a->file->size / a->aggregators);
 }
 
-/* What an aggregator serves from a round on, nothing if that is its end; ranges may reach as far as offsets do. */
+/* What an aggregator serves from a round on, nothing after its end. Ranges may extend to the greatest offset. */
 static void rest_of(const struct access *a, int aggregator, int64_t round, int64_t *first, int64_t *last) {
     int64_t before, skipped;
     *first = *last = a->last;
@@ -159,7 +160,7 @@ static void window_of(const struct access *a, int aggregator, int64_t round, int
         *last = *first + a->window;
 }
 
-/* Which of this rank's data lies there, from where to where; none when the two are the same. */
+/* The start and end of this rank's data there; equal when there are none. */
 static void data_of(const struct access *a, int64_t first, int64_t last, int64_t *from, int64_t *to) {
     *from = *to = 0;
     if (first >= last || a->bytes == 0)
@@ -173,7 +174,7 @@ static void data_of(const struct access *a, int64_t first, int64_t last, int64_t
     }
 }
 
-/* The first round from this one on in which this rank has anything; INT64_MAX when it has no more. */
+/* The first round from this one on in which this rank has data; INT64_MAX when there is none. */
 static int64_t next_round(const struct access *a, int64_t round) {
     int64_t next = INT64_MAX;
     for (int g = 0; g < a->aggregators; g++) {
@@ -195,7 +196,7 @@ static bool make(struct access *a) {
         int **counts[4] = {&a->piece_words[way], &a->piece_at[way], &a->data_bytes[way], &a->data_at[way]};
         for (int i = 0; i < 4; i++)
             good = (*counts[i] = calloc(size, sizeof(int))) != NULL && good;
-        good = (a->told[way] = calloc(2 * size, sizeof(int64_t))) != NULL && good;
+        good = (a->sizes[way] = calloc(2 * size, sizeof(int64_t))) != NULL && good;
     }
     return good;
 }
@@ -206,7 +207,7 @@ static void discard(struct access *a) {
         free(a->piece_at[way]);
         free(a->data_bytes[way]);
         free(a->data_at[way]);
-        free(a->told[way]);
+        free(a->sizes[way]);
         free(a->pieces[way]);
         free(a->data[way]);
     }
@@ -259,24 +260,24 @@ static bool list_pieces(struct access *a, int64_t round) {
            grow(&a->pieces[0], &a->piece_room[0], 1, sizeof(struct piece));
 }
 
-/* Tells the others how much there is for them, and makes room for what they have. */
+/* Sends the others the sizes of what this rank has for them, and allocates memory for what they send. */
 static bool exchange_counts(struct access *a) {
     int size = a->file->size;
     int64_t pieces = 0, data = 0;
     for (int r = 0; r < size; r++) {
-        a->told[0][2 * r] = a->piece_words[0][r];
-        a->told[0][2 * r + 1] = a->data_bytes[0][r];
+        a->sizes[0][2 * r] = a->piece_words[0][r];
+        a->sizes[0][2 * r + 1] = a->data_bytes[0][r];
     }
-    mpi.Alltoall(a->told[0], 2, MPI_INT64_T, a->told[1], 2, MPI_INT64_T, a->file->comm);
+    mpi.Alltoall(a->sizes[0], 2, MPI_INT64_T, a->sizes[1], 2, MPI_INT64_T, a->file->comm);
     for (int r = 0; r < size; r++) {
         a->piece_at[1][r] = (int)pieces;
         a->data_at[1][r] = (int)data;
-        a->piece_words[1][r] = (int)a->told[1][2 * r];
-        a->data_bytes[1][r] = (int)a->told[1][2 * r + 1];
-        pieces += a->told[1][2 * r];
-        data += a->told[1][2 * r + 1];
+        a->piece_words[1][r] = (int)a->sizes[1][2 * r];
+        a->data_bytes[1][r] = (int)a->sizes[1][2 * r + 1];
+        pieces += a->sizes[1][2 * r];
+        data += a->sizes[1][2 * r + 1];
     }
-    /* Lists of a round must fit an int too. */
+    /* The lists of a round must fit an int too. */
     return pieces < INT32_MAX && grow(&a->data[1], &a->data_room[1], data + 1, 1) &&
            grow(&a->pieces[1], &a->piece_room[1], pieces / PIECE_WORDS + 1, sizeof(struct piece));
 }
@@ -350,13 +351,13 @@ static void copy_slices(struct access *a, bool to_packed) {
     }
 }
 
-/* Moves on to the next round in which any rank has anything. */
+/* Moves on to the next round in which any rank has data. */
 static int one_round(struct access *a, bool writes, int64_t *which, int *result) {
     MPI_Comm comm = a->file->comm;
     int64_t round = *which;
     bool good = list_pieces(a, round);
     if (!good) {
-        /* The others are told of nothing, then of the failure. */
+        /* The others get no pieces from this rank, then its failure. */
         memset(a->piece_words[0], 0, a->file->size * sizeof(int));
         memset(a->data_bytes[0], 0, a->file->size * sizeof(int));
     }
@@ -390,7 +391,7 @@ static int one_round(struct access *a, bool writes, int64_t *which, int *result)
     return MPI_SUCCESS;
 }
 
-/* Ends a read at the end of the file, of whose size rank 0's word counts; an error class. */
+/* Ends a read at the end of the file, by the size that rank 0 reads; an error class. */
 static int cut_to_size(struct access *a) {
     int64_t size = a->file->rank == 0 ? forebay.file_size(a->file->data) : 0;
     mpi.Bcast(&size, 1, MPI_INT64_T, 0, a->file->comm);
@@ -417,7 +418,7 @@ int two_phase(struct file *file, const struct view *view, bool writes, int64_t p
     bool has_memory = make(&a) && (packed != NULL || bytes == 0);
     code = agree(file, has_memory ? MPI_SUCCESS : MPI_ERR_NO_MEM, 0);
     int result = MPI_SUCCESS;
-    /* The range begins with some rank's first byte. */
+    /* The range begins with the first byte of some rank. */
     for (int64_t round = 0; code == MPI_SUCCESS && round < INT64_MAX;)
         code = one_round(&a, writes, &round, &result);
     if (code == MPI_SUCCESS)

@@ -1,9 +1,9 @@
 /*
- * Datatypes as lists of blocks, by MPI_Type_get_contents; made once and kept with the datatype as an attribute, so that
- * it lives as long as the datatype and a number that MPICH gives out again brings no old list along.
+ * Datatypes as lists of blocks, by MPI_Type_get_contents. A list is made once and kept with the datatype as an
+ * attribute. So it lives as long as the datatype, and a number that MPICH reuses has no old list.
  *
- * A type map's order is the order of the blocks: neighbours in it that touch are joined, nothing is sorted. The datatype
- * constructors are those of MPI 4.0 and their forms for large counts. Tests: mpi/tests/views.c.
+ * The order of the blocks is that of the type map. Adjacent neighbours in it are joined, and nothing is sorted. The
+ * datatype constructors are those of MPI 4.0 and their forms for large counts. Tests: mpi/tests/views.c.
  */
 #include "driver.h"
 
@@ -14,13 +14,16 @@ struct list {
     struct block *blocks;
     int64_t count, room;
     bool failed;
-    bool kinded, scaled; /* `kinds` is wanted; a block's size is not memory's */
+    bool kinded, scaled; /* `kinds` is needed; a block's size differs from that in memory */
     uint8_t *kinds, kind;
     int64_t lb, ub; /* of all that was added */
     bool bounded;
 };
 
-/* How predefined types are to be seen: as they are in memory (NULL), as in a file, or in memory with the kinds of their numbers. */
+/*
+ * How predefined types are represented: as they are in memory (NULL), as in a file, or in memory with the kinds of
+ * their numbers.
+ */
 struct mold {
     const struct datarep *rep;
     bool in_file;
@@ -58,7 +61,7 @@ static void add(struct list *list, int64_t offset, int64_t bytes) {
     list->blocks[list->count++] = (struct block){offset, bytes};
 }
 
-/* `count` copies of `flat`, the first at `base`, the next ones an extent further each. */
+/* `count` copies of `flat`, the first at `base`, each of the others an extent further. */
 static void repeat(struct list *list, const struct flat *flat, int64_t base, int64_t count) {
     if (count <= 0)
         return;
@@ -91,7 +94,7 @@ static void discard(struct flat *flat) {
     free(flat);
 }
 
-/* What a datatype was made of, taken one by one in the order that the standard gives. */
+/* The arguments that a datatype was made from, read one by one in the order of the standard. */
 struct contents {
     int combiner;
     int64_t types;
@@ -198,7 +201,7 @@ static int contents_get(MPI_Datatype type, struct contents *c) {
     return MPI_SUCCESS;
 }
 
-/* A dimension of an array: which indices are taken, as runs. */
+/* A dimension of an array: the selected indices, as runs. */
 struct run {
     int64_t first, count;
 };
@@ -207,7 +210,7 @@ struct dimension {
     struct run *run;
 };
 
-/* Adds the elements of dimension `d` and those below, `order[0]` being the slowest; `index` counts elements. */
+/* Adds the elements of dimension `d` and those below. `order[0]` is the slowest. `index` counts elements. */
 static void add_array(struct list *list, const struct flat *old, const struct dimension *dims, const int *order,
                       int d, int count, int64_t index) {
     const struct dimension *dim = &dims[order[d]];
@@ -221,7 +224,7 @@ static void add_array(struct list *list, const struct flat *old, const struct di
     }
 }
 
-/* The runs of indices that process `at` of `processes` has of a dimension; they are in `dim->run`, from malloc. */
+/* The runs of indices of a dimension that process `at` of `processes` has. They are in `dim->run`, from malloc. */
 static bool distribute(struct dimension *dim, int64_t distribution, int64_t argument, int64_t processes, int64_t at) {
     if (distribution == MPI_DISTRIBUTE_NONE) {
         processes = 1;
@@ -270,7 +273,7 @@ static bool add_subarray(struct list *list, const struct flat *old, struct conte
         order[i] = fortran ? count - 1 - i : i;
     for (int i = 0; i < count && good; i++) {
         if (distributed) {
-            processes /= grid[i] > 0 ? grid[i] : 1; /* the grid is in C's order always */
+            processes /= grid[i] > 0 ? grid[i] : 1; /* the grid is always in C's order */
             int64_t at = processes > 0 ? rank / processes : 0;
             rank -= at * processes;
             good = distribute(&dims[i], values[0][i], values[1][i], grid[i], at);
@@ -406,7 +409,7 @@ int by_range_of(MPI_Datatype type, struct by_range *out) {
     return code == MPI_SUCCESS ? MPI_SUCCESS : MPI_ERR_TYPE;
 }
 
-/* A predefined type: one block, but for the pairs of C, which have gaps. */
+/* A predefined type: one block, except for the pairs of C, which have gaps. */
 static void add_predefined(struct list *list, MPI_Datatype type, int64_t size) {
     int64_t value = 0, second = 0;
 #define PAIR(name, c_type)                                                                                             \
@@ -510,7 +513,7 @@ static int make(MPI_Datatype type, const struct mold *mold, struct flat **out) {
 
 static int keyval = MPI_KEYVAL_INVALID;
 static pthread_once_t keyval_once = PTHREAD_ONCE_INIT;
-/* Held while a datatype is flattened, so that two threads which meet a new one do not both give it a list. */
+/* Held while a datatype is flattened, so that two threads with the same new datatype do not both give it a list. */
 static pthread_mutex_t flattening = PTHREAD_MUTEX_INITIALIZER;
 
 static int forget(MPI_Datatype type, int key, void *value, void *extra) {
@@ -519,7 +522,7 @@ static int forget(MPI_Datatype type, int key, void *value, void *extra) {
     return MPI_SUCCESS;
 }
 
-/* A copy of a datatype, as a view keeps one, is as long a list. */
+/* A copy of a datatype, such as a view keeps, has a list of the same length. */
 static int share(MPI_Datatype type, int key, void *extra, void *value, void *out, int *flag) {
     (void)type, (void)key, (void)extra;
     struct flat *flat = value;
@@ -531,7 +534,7 @@ static int share(MPI_Datatype type, int key, void *extra, void *value, void *out
 
 static void make_keyval(void) { mpi.Type_create_keyval(share, forget, &keyval, NULL); }
 
-/* Predefined types live as long as the process; the last few that a thread used. */
+/* Predefined types live as long as the process. These are the last few that a thread used. */
 enum { NAMED_MAX = 4 };
 static _Thread_local struct {
     MPI_Datatype type;
@@ -570,7 +573,7 @@ int flat_of(MPI_Datatype type, MPI_Comm comm, const struct flat **out) {
     }
     bool lasting = type_is_predefined(type);
     if (!lasting) {
-        /* The one question by which an MPI tells whether a type is committed. */
+        /* The only call by which an MPI shows whether a type is committed. */
         char nothing[16];
         int position = 0;
         if (mpi.Pack(nothing, 0, type, nothing, sizeof nothing, &position, comm) != MPI_SUCCESS)

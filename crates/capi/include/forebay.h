@@ -1,19 +1,19 @@
 /*
- * forebay.h - a Forebay pool, without a mount and without LD_PRELOAD.
+ * forebay.h - access to a Forebay pool without a mount and without LD_PRELOAD.
  *
- * Link with -lforebay. A path starts at the pool's root ("/a/b" and "a/b" are the same), never with the prefix under
- * which `forebay run` shows the pool. Every function returns 0 or more, or a negative errno (-ENOENT, ...), for which
- * forebay_strerror has words; none of them moves errno, and an output argument is set on success alone.
+ * Link with -lforebay. A path starts at the pool's root ("/a/b" and "a/b" are the same). It does not contain the prefix
+ * under which `forebay run` shows the pool. Every function returns 0 or more, or a negative errno (-ENOENT, ...), for
+ * which forebay_strerror has a text. No function changes errno. An output argument is set on success only.
  *
- * A descriptor that forebay_open returns is the kernel's own, of the file's backing file: read, write, lseek, mmap,
- * fsync, dup, close(2) and the rest are the kernel's. Only fstat(2) would answer for the backing file: use
- * forebay_fstat.
+ * forebay_open returns a descriptor of the kernel, for the file's backing file: read, write, lseek, mmap, fsync, dup,
+ * close(2) and the rest are the kernel's own calls. Only fstat(2) returns the attributes of the backing file; use
+ * forebay_fstat for those of the file.
  *
- * All functions may be called from any thread at any time; all but forebay_attach, forebay_opendir, forebay_closedir and
- * those of forebay_file, forebay_request, forebay_memory and forebay_stage also from a signal handler. One directory
- * (forebay_dir) belongs to one thread at a time.
+ * All functions may be called from any thread at any time. All may be called from a signal handler, except
+ * forebay_attach, forebay_opendir, forebay_closedir and the functions of forebay_file, forebay_request, forebay_memory
+ * and forebay_stage. One thread at a time uses a directory (forebay_dir).
  *
- * A symbolic link or ".." that leads out of the pool is -EXDEV: such a path is the kernel's.
+ * A symbolic link or ".." that leads out of the pool is -EXDEV: use the kernel's own call for such a path.
  *
  * SPDX-License-Identifier: Apache-2.0 OR MIT
  */
@@ -48,19 +48,21 @@ struct forebay_dirent {
 
 /*
  * Attaches to the pool whose directory is `dir` (what `forebay up --path` was given), or, when that is NULL, whose
- * directory the environment variable FOREBAY_POOL names. On failure forebay_attach_error has the whole story.
+ * directory is in the environment variable FOREBAY_POOL. After a failure forebay_attach_error has the full explanation.
  */
 int forebay_attach(const char *dir, forebay_pool **pool);
 
-/* Why this thread's last forebay_attach failed, cut to `room` bytes with the NUL. Returns the length of the whole. */
+/*
+ * Why this thread's last forebay_attach failed, cut to `room` bytes with the NUL. Returns the length of the full text.
+ */
 int forebay_attach_error(char *words, size_t room);
 
-/* What an errno, negative or positive, means for a pool, and what helps. Never NULL; not to be freed. */
+/* What an errno, negative or positive, means for a pool, and what helps. Never NULL. The caller does not free it. */
 const char *forebay_strerror(int error);
 
 /*
- * As open(2); `mode` counts when O_CREAT or O_TMPFILE is in `flags`, and no umask is applied to it. Returns a descriptor
- * to be closed with close(2); that of a directory is good for fchdir(2) and for nothing else of the kernel's.
+ * As open(2). `mode` is used when O_CREAT or O_TMPFILE is in `flags`, without a umask. Returns a descriptor, which the
+ * caller closes by close(2). The descriptor of a directory is for fchdir(2) and for no other call of the kernel.
  */
 int forebay_open(forebay_pool *pool, const char *path, int flags, mode_t mode);
 
@@ -70,7 +72,7 @@ int forebay_lstat(forebay_pool *pool, const char *path, struct stat *out);
 int forebay_fstat(forebay_pool *pool, int fd, struct stat *out);
 int forebay_access(forebay_pool *pool, const char *path, int mode);
 
-/* As mkdir(2) (no umask applied), rmdir(2), unlink(2), renameat2(2) with its flags, link(2), symlink(2). */
+/* As mkdir(2) (without a umask), rmdir(2), unlink(2), renameat2(2) with its flags, link(2), symlink(2). */
 int forebay_mkdir(forebay_pool *pool, const char *path, mode_t mode);
 int forebay_rmdir(forebay_pool *pool, const char *path);
 int forebay_unlink(forebay_pool *pool, const char *path);
@@ -78,12 +80,12 @@ int forebay_rename(forebay_pool *pool, const char *from, const char *to, unsigne
 int forebay_link(forebay_pool *pool, const char *from, const char *to);
 int forebay_symlink(forebay_pool *pool, const char *target, const char *path);
 
-/* As readlink(2): the bytes stored, without a NUL. */
+/* As readlink(2): the number of bytes stored, without a NUL. */
 int64_t forebay_readlink(forebay_pool *pool, const char *path, char *buffer, size_t room);
 
 /*
- * As chmod(2), fchownat(2) and utimensat(2); `flags` is 0 or AT_SYMLINK_NOFOLLOW. A uid or gid of (uid_t)-1 stays;
- * `times` of NULL is the present, UTIME_NOW and UTIME_OMIT are known.
+ * As chmod(2), fchownat(2) and utimensat(2). `flags` is 0 or AT_SYMLINK_NOFOLLOW. A uid or gid of (uid_t)-1 stays as it
+ * is. `times` of NULL is the present time. UTIME_NOW and UTIME_OMIT may be used.
  */
 int forebay_chmod(forebay_pool *pool, const char *path, mode_t mode);
 int forebay_chown(forebay_pool *pool, const char *path, uid_t uid, gid_t gid, int flags);
@@ -94,7 +96,7 @@ int forebay_truncate(forebay_pool *pool, const char *path, int64_t size);
 
 /*
  * As getxattr(2), setxattr(2), listxattr(2), removexattr(2), or, with `flags` AT_SYMLINK_NOFOLLOW, as lgetxattr(2) and
- * its like. Room for 0 bytes asks for the size. `xattr_flags` is 0, XATTR_CREATE or XATTR_REPLACE.
+ * so on. With `room` 0 a call returns the size. `xattr_flags` is 0, XATTR_CREATE or XATTR_REPLACE.
  */
 int64_t forebay_getxattr(forebay_pool *pool, const char *path, const char *name, void *value, size_t room, int flags);
 int forebay_setxattr(forebay_pool *pool, const char *path, const char *name, const void *value, size_t bytes,
@@ -103,12 +105,13 @@ int64_t forebay_listxattr(forebay_pool *pool, const char *path, char *names, siz
 int forebay_removexattr(forebay_pool *pool, const char *path, const char *name, int flags);
 
 /*
- * A file of any layout, also of several backing files, whose reads and writes go to the right ones. `flags` are O_RDONLY,
- * O_WRONLY or O_RDWR with O_CREAT, O_EXCL and O_TRUNC. A file that is made gets `stripe_count` backing files (1 to 256)
- * of stripes of `stripe_bytes` (a power of two, 4 KiB to 1 GiB; ignored for one). With FOREBAY_STRIPES_DEFAULT added to the
- * count, and with 0, what `forebay layout set` gave the directory goes first, and of more than two that are all on one target a
- * prime near the count is taken. A file that is there keeps its own.
- * Threads may share a forebay_file; closing it is the last thing that is done with it.
+ * Opens a file of any layout. It may have several backing files, to which reads and writes are distributed. `flags` are
+ * O_RDONLY, O_WRONLY or O_RDWR with O_CREAT, O_EXCL and O_TRUNC. A new file gets `stripe_count` backing files (1 to
+ * 256) with stripes of `stripe_bytes` (a power of two, 4 KiB to 1 GiB; ignored for one backing file). With
+ * FOREBAY_STRIPES_DEFAULT added to the count, or with a count of 0, the layout that `forebay layout set` gave the
+ * directory takes precedence. Otherwise, if the count is above two and all targets are the same, the file gets a prime
+ * near the count. An existing file keeps its layout. Threads may share a forebay_file. After forebay_file_close no call
+ * may use it.
  */
 #define FOREBAY_STRIPES_DEFAULT 0x80000000u
 typedef struct forebay_file forebay_file;
@@ -116,42 +119,43 @@ int forebay_file_open(forebay_pool *pool, const char *path, int flags, mode_t mo
                       uint32_t stripe_bytes, forebay_file **file);
 
 /*
- * The same on targets that are named: the stripes of a file that is made go round them in their order. Up to 8 targets;
- * without any, the daemon chooses. A target is a node's number in the upper 16 bits and its place among the node's targets,
- * from 0, in the lower ones; `forebay status` shows both.
+ * The same with named targets, over which the stripes of a new file are distributed in the given order. Up to 8
+ * targets; without any, the daemon chooses. A target is a node's number in the upper 16 bits and the index of the
+ * target on that node, from 0, in the lower ones. `forebay status` shows both.
  */
 #define FOREBAY_TARGET(node, index) ((uint32_t)(node) << 16 | (uint32_t)(index))
 int forebay_file_open_on(forebay_pool *pool, const char *path, int flags, mode_t mode, uint32_t stripe_count,
                          uint32_t stripe_bytes, const uint32_t *targets, int target_count, forebay_file **file);
 int forebay_file_close(forebay_file *file);
 
-/* The descriptor of a file with one backing file, good as long as the file is open, or -EOPNOTSUPP. */
+/* The descriptor of a file with one backing file, valid until the file is closed, or -EOPNOTSUPP. */
 int forebay_file_fd(const forebay_file *file);
 
-/* The file's backing files and bytes of a stripe. */
+/* The number of the file's backing files, and the bytes of a stripe. */
 int forebay_file_layout(const forebay_file *file, uint32_t *stripe_count, uint32_t *stripe_bytes);
 
-/* How many of the file's backing files are on other nodes, whose data come and go as requests; a negative errno. */
+/* The number of backing files on other nodes, whose data are transferred by requests; or a negative errno. */
 int forebay_file_elsewhere(const forebay_file *file);
 
 /*
- * As pread(2) and pwrite(2), but a read is short only at the end of the file, and a write only when what follows failed.
- * The size is the greatest that any backing file gives.
+ * As pread(2) and pwrite(2). But a read is short only at the end of the file, and a write only when the rest of it
+ * failed. The size is the greatest that any backing file implies.
  */
 int64_t forebay_file_pread(const forebay_file *file, void *buffer, size_t bytes, int64_t offset);
 int64_t forebay_file_pwrite(const forebay_file *file, const void *buffer, size_t bytes, int64_t offset);
 int64_t forebay_file_size(const forebay_file *file);
 
-/* As forebay_file_pread and forebay_file_pwrite, from and to several pieces of memory. */
+/* As forebay_file_pread and forebay_file_pwrite, with several pieces of memory. */
 int64_t forebay_file_preadv(const forebay_file *file, const struct iovec *parts, int part_count, int64_t offset);
 int64_t forebay_file_pwritev(const forebay_file *file, const struct iovec *parts, int part_count, int64_t offset);
 
 /*
- * From and to many ranges of the file, in as few system calls as there are backing files: `runs` and `parts`, each in its
- * order, are the same bytes, and -EINVAL if they are not equally many. A read returns the bytes before the first that lies
- * behind the file's end; a write all, or what went wrong, when any of it may have been written. What lies between the ranges is
- * never written. Small ranges that are near each other may be read by a buffer of the library's: `parts` of a read must be
- * memory that can be written, or the process ends as by a store of its own.
+ * Reads and writes many ranges of the file, in as few system calls as there are backing files. `runs` and `parts`, each
+ * in its order, are the same bytes; -EINVAL if their sums differ. A read returns the number of bytes before the first
+ * byte that is behind the end of the file. A write returns all bytes; after an error, any of them may have been
+ * written. Bytes between the ranges are never written. A read may fetch small ranges that are near each other through a
+ * buffer of the library. The `parts` of a read must be writable memory; otherwise the process gets the signal of an
+ * invalid store.
  */
 struct forebay_run {
     int64_t offset, bytes;
@@ -162,18 +166,19 @@ int64_t forebay_file_write_runs(const forebay_file *file, const struct iovec *pa
                                 const struct forebay_run *runs, int run_count);
 
 /*
- * As lseek(2) with SEEK_DATA and SEEK_HOLE, from any offset and moving none: -ENXIO where lseek says so. What lies on other
- * nodes counts as data. forebay_file_punch makes a range a hole, which reads as zeros and takes no space.
+ * As lseek(2) with SEEK_DATA and SEEK_HOLE, from any offset, and without moving one: -ENXIO where lseek returns it.
+ * Data on other nodes count as data without holes. forebay_file_punch makes a range a hole, which reads as zeros and
+ * takes no space.
  */
 int64_t forebay_file_seek_data(const forebay_file *file, int64_t offset);
 int64_t forebay_file_seek_hole(const forebay_file *file, int64_t offset);
 int forebay_file_punch(const forebay_file *file, int64_t offset, int64_t bytes);
 
 /*
- * What the program will do. FOREBAY_NORMAL, as it is at first: each read sees what was acknowledged before it began.
- * FOREBAY_SEQUENTIAL: this forebay_file is read in order, and what it reads of other nodes' data may be up to a second old; they
- * are read ahead then, so that small reads come fast. Writes, truncation and forebay_file_sync by this forebay_file are seen
- * at once all the same. -EINVAL for anything else.
+ * What the program will do. FOREBAY_NORMAL is the default: each read returns everything that was acknowledged before it
+ * began. FOREBAY_SEQUENTIAL: the program reads this forebay_file in order, and data of other nodes may be up to a
+ * second old. They are read ahead, so that small reads are fast. Writes, truncation and forebay_file_sync by this
+ * forebay_file are nevertheless visible at once. -EINVAL for anything else.
  */
 #define FOREBAY_NORMAL 0
 #define FOREBAY_SEQUENTIAL 2
@@ -185,15 +190,17 @@ int forebay_file_allocate(const forebay_file *file, int64_t size);
 int forebay_file_sync(const forebay_file *file);
 
 /*
- * What processes that opened a file together have in common, in a pool of several nodes: a pointer that each of them moves, and
- * locks that no program's own meet. It is kept by the node that has the file's first backing file. One process makes a group
- * and tells the others its number, never 0; it ends with forebay_file_group_end, which that process alone may call, or with that
- * process. -EOPNOTSUPP in a pool of one node, where memory can be shared.
+ * State that processes which opened a file together share, in a pool of several nodes: a pointer that each of them can
+ * move, and locks that do not conflict with locks that programs take by other calls. The node of the file's first
+ * backing file keeps it. One process makes a group and passes its number, which is never 0, to the others. The group
+ * ends with forebay_file_group_end, which only that process may call, or with that process. -EOPNOTSUPP in a pool of
+ * one node, where processes can share memory.
  *
- * forebay_file_group_move moves the pointer on by 0 or more and returns where it was; forebay_file_group_seek sets it. Both are
- * done once, whichever daemon dies meanwhile. forebay_file_group_lock keeps others of the group from `bytes` bytes at `offset`, those
- * that lock to read only if `writes` is not 0, and waits while others have it; `lock` is for forebay_file_group_unlock. A lock goes
- * with its process. -ESTALE: there is no such group any more.
+ * forebay_file_group_move moves the pointer forward by 0 or more and returns its old value. forebay_file_group_seek
+ * sets it. Each is executed once, even if a daemon dies meanwhile. forebay_file_group_lock locks `bytes` bytes at
+ * `offset` against others of the group: exclusively if `writes` is not 0, and otherwise against writers. It waits while
+ * others hold a conflicting lock. `lock` is for forebay_file_group_unlock. The end of a process releases its locks.
+ * -ESTALE: the group has ended.
  */
 int forebay_file_group_make(const forebay_file *file, int64_t position, uint64_t *group);
 int64_t forebay_file_group_move(const forebay_file *file, uint64_t group, int64_t by);
@@ -204,14 +211,14 @@ int forebay_file_group_unlock(const forebay_file *file, uint64_t group, uint64_t
 int forebay_file_group_end(const forebay_file *file, uint64_t group);
 
 /*
- * A read or write that goes on while the caller does: 0 when it was started, -EAGAIN when too many wait already. The
- * buffer is not touched by anybody else until it is done; the file may be closed at once. `done`, unless NULL, is called
- * with `state` and the result, of forebay_file_pread or forebay_file_pwrite, on a thread of the library's own: it may
- * start others, and should not wait for any. `request`, unless NULL, is set, and ends with forebay_request_wait or with a
- * forebay_request_test that returned 1; one of the two must be given.
+ * Starts a read or write and returns while it is in progress: 0, or -EAGAIN when too many wait already. No other code
+ * may use the buffer until the transfer is done. The file may be closed at once. `done`, unless NULL, is called with
+ * `state` and the result, as of forebay_file_pread or forebay_file_pwrite, on a thread of the library. It may start
+ * other transfers, and should not wait for any. `request`, unless NULL, is set, and ends with forebay_request_wait, or
+ * with a forebay_request_test that returned 1. One of `done` and `request` is required.
  *
- * The first call starts the threads; they block all signals and stay. A child made by fork(2) may start requests of its
- * own, and has none of its parent's. Not to be called from signal handlers.
+ * The first call starts the threads. They block all signals and run until the process ends. A child made by fork(2) may
+ * start requests of its own, and has none of its parent. Not to be called from signal handlers.
  */
 typedef struct forebay_request forebay_request;
 typedef void forebay_done(void *state, int64_t result);
@@ -220,55 +227,56 @@ int forebay_file_read_start(const forebay_file *file, void *buffer, size_t bytes
 int forebay_file_write_start(const forebay_file *file, const void *buffer, size_t bytes, int64_t offset,
                              forebay_done *done, void *state, forebay_request **request);
 
-/* Waits until it is done, and after its callback returned: its result. */
+/* Waits until the request is done and its callback has returned. Returns its result. */
 int64_t forebay_request_wait(forebay_request *request);
 
-/* 1 and the result when it is done, 0 while it is not. */
+/* 1 and the result when the request is done, otherwise 0. */
 int forebay_request_test(forebay_request *request, int64_t *result);
 
 /*
- * Memory that transfers will use again and again. Its pages are made present, so that no transfer waits for them: of
- * data on this node that is all, and any other memory is as good. -EFAULT for what is not mapped. It stays the caller's
- * to free, after forebay_memory_unregister.
+ * Registers memory that transfers will use repeatedly. Its pages are made present, so that no transfer waits for them.
+ * For data on this node that is the only effect. -EFAULT for memory that is not mapped. The caller frees the memory
+ * after forebay_memory_unregister.
  */
 typedef struct forebay_memory forebay_memory;
 int forebay_memory_register(forebay_pool *pool, void *first, size_t bytes, forebay_memory **memory);
 int forebay_memory_unregister(forebay_memory *memory);
 
 /*
- * How a file lies, or how files that are made with several backing files in a directory are to; the latter can be set, the
- * former made one backing file (-EBUSY while anybody has it open, -ENOSPC without room for a copy). forebay_open and
- * programs under `forebay run` do that by themselves.
+ * The layout of a file, or of files that are created with several backing files in a directory. That of a directory can
+ * be set. A file can be converted to one backing file (-EBUSY while it is open, -ENOSPC without space for a copy).
+ * forebay_open and programs under `forebay run` do this without the call.
  */
 int forebay_layout_get(forebay_pool *pool, const char *path, uint32_t *stripe_count, uint32_t *stripe_bytes);
 int forebay_layout_set(forebay_pool *pool, const char *path, uint32_t stripe_count, uint32_t stripe_bytes);
 int forebay_layout_migrate(forebay_pool *pool, const char *path);
 
 /*
- * On which targets (FOREBAY_TARGET): forebay_layout_set_on names those of a directory's new files, forebay_layout_targets
- * gives a file's, or those that a directory names, into room for `room` of them, and returns how many there are: none
- * where they are chosen for each file.
+ * The targets (FOREBAY_TARGET) of a layout. forebay_layout_set_on names those of a directory's new files.
+ * forebay_layout_targets stores those of a file, or those that a directory names, and at most `room` of them. It
+ * returns their number, which is 0 where targets are chosen for each file.
  */
 int forebay_layout_set_on(forebay_pool *pool, const char *path, uint32_t stripe_count, uint32_t stripe_bytes,
                           const uint32_t *targets, int target_count);
 int forebay_layout_targets(forebay_pool *pool, const char *path, uint32_t *targets, int room);
 
 /*
- * A directory's width: the number of nodes over which its entries lie. It can be set, once, of an empty directory of the
- * caller's: 2 to 16, 0 being all nodes up to that. -ENOTEMPTY with entries, -EEXIST when it is wide already, -ENXIO when the
- * pool has not so many nodes.
+ * A directory's width: the number of nodes over which its entries are distributed. It can be set, once, for an empty
+ * directory of the caller: 2 to 16, or 0 for all nodes, at most 16. -ENOTEMPTY with entries, -EEXIST when it is wide
+ * already, -ENXIO when the pool has fewer nodes.
  */
 int forebay_layout_width(forebay_pool *pool, const char *path);
 int forebay_layout_set_width(forebay_pool *pool, const char *path, uint32_t width);
 
 /*
- * Copies a file or a directory with all below it into the pool, or out of it, by the `forebay` command in a process of its
- * own: `forebay stage-in SOURCE:PATH` and `stage-out PATH:DESTINATION`, whose rules for names hold; the paths outside are
- * absolute. The start returns at once: -ENOENT when the command is not beside the library. forebay_stage_test returns 1
- * when all was copied and 0 while it goes on; forebay_stage_wait waits and returns 1. Both return a negative errno when
- * not all was copied, with words in the status on the first file that failed and on what to do, and both end `stage`
- * unless 0 was returned. A status of NULL is not filled. forebay_stage_stop has it stop soon, after which it ends with -EINTR; it
- * goes on when it is started again. One thread at a time uses a stage, of the process that started it.
+ * Copies a file, or a directory with everything below it, into the pool or out of it. The `forebay` command does it in
+ * a process of its own: `forebay stage-in SOURCE:PATH` and `stage-out PATH:DESTINATION`. Its rules for names apply, but
+ * paths outside the pool are absolute. The start returns at once, with -ENOENT when the command is not beside the
+ * library. forebay_stage_test returns 1 when everything was copied and 0 while the copy is in progress.
+ * forebay_stage_wait waits and returns 1. Both return a negative errno when something was not copied; then the status
+ * has a text about the first file that failed and what to do. Unless they return 0, both free `stage`. They fill the
+ * status unless it is NULL. forebay_stage_stop stops the copy soon; it then ends with -EINTR, and continues when it is
+ * started again. One thread at a time uses a stage, in the process that started it.
  */
 #define FOREBAY_STAGE_VERIFY 1         /* read each copy again and compare */
 #define FOREBAY_STAGE_ALL_OR_NOTHING 2 /* if anything fails, remove all that was copied */
@@ -290,9 +298,9 @@ int forebay_stage_stop(const forebay_stage *stage);
 int forebay_statvfs(forebay_pool *pool, struct statvfs *out);
 
 /*
- * Reads a directory: each entry that is there all the time comes once, whatever comes and goes meanwhile.
- * forebay_readdir returns 1 and an entry, or 0 at the end. forebay_seekdir goes on behind a cookie, also in another
- * process and at another time; cookie 0 is the start.
+ * Reads a directory. Each entry that exists during the whole time is returned once, whatever is created and removed
+ * meanwhile. forebay_readdir returns 1 and an entry, or 0 at the end. forebay_seekdir continues behind a cookie, even
+ * in another process and at another time. Cookie 0 is the start.
  */
 int forebay_opendir(forebay_pool *pool, const char *path, forebay_dir **dir);
 int forebay_readdir(forebay_dir *dir, struct forebay_dirent *out);

@@ -1,107 +1,46 @@
-//! The functions of include/forebay.h on what processes have in common that opened a file together.
+//! The functions of include/forebay.h on groups: a pointer and locks that processes on several nodes share.
 
 use std::os::raw::c_int;
 
-use forebay_types::Code;
+use crate::answer::{Failed, FAULT, INVALID};
+use crate::file::{forebay_file, unsigned};
 
-use crate::file::{forebay_file, on_file, unsigned};
-use crate::guard::{negative, FAULT};
+type Done = Result<(), Failed>;
 
-// SAFETY of the blocks below: forebay.h tells C callers what files, room and values must be.
-
-/// See forebay.h.
-///
-/// # Safety
-/// As forebay.h says.
-#[no_mangle]
-pub unsafe extern "C" fn forebay_file_group_make(
-    file: *const forebay_file,
-    position: i64,
-    group: *mut u64,
-) -> c_int {
-    // SAFETY: see above.
-    unsafe {
-        on_file(file, |file| {
-            let out = group.as_mut().ok_or(FAULT)?;
-            *out = file.group_make(unsigned(position)?).map_err(negative)?;
-            Ok(0)
-        }) as c_int
-    }
+pub(crate) fn file_group_make(file: &forebay_file, position: i64, group: Option<&mut u64>) -> Done {
+    let group = group.ok_or(FAULT)?;
+    *group = file.group_make(unsigned(position)?)?;
+    Ok(())
 }
 
-/// See forebay.h.
-///
-/// # Safety
-/// As forebay.h says.
-#[no_mangle]
-pub unsafe extern "C" fn forebay_file_group_move(file: *const forebay_file, group: u64, by: i64) -> i64 {
-    // SAFETY: see above.
-    unsafe { on_file(file, |file| file.group_move(group, unsigned(by)?).map(|n| n as i64).map_err(negative)) }
+pub(crate) fn file_group_move(file: &forebay_file, group: u64, by: i64) -> Result<u64, Failed> {
+    Ok(file.group_move(group, unsigned(by)?)?)
 }
 
-/// See forebay.h.
-///
-/// # Safety
-/// As forebay.h says.
-#[no_mangle]
-pub unsafe extern "C" fn forebay_file_group_seek(
-    file: *const forebay_file,
-    group: u64,
-    position: i64,
-) -> c_int {
-    // SAFETY: see above.
-    unsafe {
-        on_file(file, |file| file.group_seek(group, unsigned(position)?).map(|()| 0).map_err(negative))
-            as c_int
-    }
+pub(crate) fn file_group_seek(file: &forebay_file, group: u64, position: i64) -> Done {
+    Ok(file.group_seek(group, unsigned(position)?)?)
 }
 
-/// See forebay.h.
-///
-/// # Safety
-/// As forebay.h says.
-#[no_mangle]
-pub unsafe extern "C" fn forebay_file_group_lock(
-    file: *const forebay_file,
+pub(crate) fn file_group_lock(
+    file: &forebay_file,
     group: u64,
     writes: c_int,
     offset: i64,
     bytes: i64,
-    lock: *mut u64,
-) -> c_int {
-    // SAFETY: see above.
-    unsafe {
-        on_file(file, |file| {
-            let out = lock.as_mut().ok_or(FAULT)?;
-            let (start, bytes) = (unsigned(offset)?, unsigned(bytes)?);
-            let last = bytes.checked_sub(1).and_then(|more| start.checked_add(more));
-            let end = last.filter(|end| *end <= i64::MAX as u64).ok_or(negative(Code::Invalid))?;
-            *out = file.group_lock(group, writes != 0, start, end).map_err(negative)?;
-            Ok(0)
-        }) as c_int
-    }
+    lock: Option<&mut u64>,
+) -> Done {
+    let lock = lock.ok_or(FAULT)?;
+    let (start, bytes) = (unsigned(offset)?, unsigned(bytes)?);
+    let last = bytes.checked_sub(1).and_then(|more| start.checked_add(more));
+    let end = last.filter(|end| *end <= i64::MAX as u64).ok_or(INVALID)?;
+    *lock = file.group_lock(group, writes != 0, start, end)?;
+    Ok(())
 }
 
-/// See forebay.h.
-///
-/// # Safety
-/// As forebay.h says.
-#[no_mangle]
-pub unsafe extern "C" fn forebay_file_group_unlock(
-    file: *const forebay_file,
-    group: u64,
-    lock: u64,
-) -> c_int {
-    // SAFETY: see above.
-    unsafe { on_file(file, |file| file.group_unlock(group, lock).map(|()| 0).map_err(negative)) as c_int }
+pub(crate) fn file_group_unlock(file: &forebay_file, group: u64, lock: u64) -> Done {
+    Ok(file.group_unlock(group, lock)?)
 }
 
-/// See forebay.h.
-///
-/// # Safety
-/// As forebay.h says.
-#[no_mangle]
-pub unsafe extern "C" fn forebay_file_group_end(file: *const forebay_file, group: u64) -> c_int {
-    // SAFETY: see above.
-    unsafe { on_file(file, |file| file.group_end(group).map(|()| 0).map_err(negative)) as c_int }
+pub(crate) fn file_group_end(file: &forebay_file, group: u64) -> Done {
+    Ok(file.group_end(group)?)
 }

@@ -1,18 +1,18 @@
-//! The library's own system calls, past whatever is preloaded.
+//! The library's own system calls, which no preloaded library can interpose.
 //!
-//! libforebay.so is loaded into programs under libforebay_preload.so, whose `openat` and so on stand before libc's for
-//! every library of the process. The client's calls on backing files are no program's: through there they would be
-//! classified again, at a cost, and while the pool is being attached they would turn in a circle. So the linker is told
-//! to resolve these names, within this library, to the definitions below (`--wrap`, build.rs), which ask the kernel and
-//! are hidden outside. `tests/exports.rs` sees to it that no interposed name is left undefined.
+//! Programs load libforebay.so together with libforebay_preload.so, whose `openat` and so on precede those of libc for
+//! every library of the process. If the client's own calls on backing files went there, they would be classified again,
+//! at a cost, and would recurse while the pool is being attached. So the linker resolves these names, within this
+//! library, to the definitions below (`--wrap`, build/main.rs). They make the system call, and are hidden outside.
+//! `tests/exports.rs` checks that no interposed name stays undefined.
 //!
-//! Calls at which libc would cancel a thread are here too, whether interposed or not: a cancelled thread unwinds, and a
-//! call on the pool is no place to do so. The thread is cancelled at the program's own next call that allows it.
+//! Calls at which libc may cancel a thread are here too, interposed or not: a cancelled thread unwinds, which must not
+//! happen during a call on the pool. The thread is cancelled at the program's own next call that allows it.
 
 use std::arch::{asm, global_asm};
 use std::os::raw::{c_char, c_int, c_uint, c_void};
 
-/// Makes a system call with up to five arguments; the kernel's answer.
+/// Makes a system call with up to five arguments. Returns the kernel's answer.
 ///
 /// # Safety
 /// As the call's.
@@ -22,7 +22,7 @@ unsafe fn call(number: i64, a: usize, b: usize, c: usize, d: usize, e: usize) ->
     unsafe { call_of_six(number, a, b, c, d, e, 0) }
 }
 
-/// Makes a system call with up to six arguments; the kernel's answer.
+/// Makes a system call with up to six arguments. Returns the kernel's answer.
 ///
 /// # Safety
 /// As the call's.
@@ -43,7 +43,7 @@ unsafe fn call_of_six(number: i64, a: usize, b: usize, c: usize, d: usize, e: us
     answer
 }
 
-/// Makes a system call with up to six arguments; the kernel's answer.
+/// Makes a system call with up to six arguments. Returns the kernel's answer.
 ///
 /// # Safety
 /// As the call's.
@@ -64,7 +64,7 @@ unsafe fn call_of_six(number: i64, a: usize, b: usize, c: usize, d: usize, e: us
     answer
 }
 
-/// -1 and errno for what the kernel refused.
+/// The kernel's answer as libc returns it: -1 and errno for an error.
 #[inline(always)]
 fn answer(result: isize) -> isize {
     if result < 0 {
@@ -75,7 +75,7 @@ fn answer(result: isize) -> isize {
     result
 }
 
-/// Defines a function that stands for libc's of this name within this library.
+/// Defines a function that replaces libc's of this name within this library.
 macro_rules! wrap {
     ($($name:literal = fn $function:ident($($arg:ident: $ty:ty),*) -> $ret:ty = $body:expr;)*) => {$(
         // SAFETY: libc's contract.
@@ -120,7 +120,7 @@ unsafe fn pause(us: c_uint) -> isize {
 
 const HERE: usize = libc::AT_FDCWD as usize;
 
-// build.rs reads these names.
+// build/main.rs reads these names.
 wrap! {
     "syscall" = fn syscall(number: i64, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> i64 =
         call_of_six(number, a, b, c, d, e, f);

@@ -1,52 +1,53 @@
 //! Asynchronous reads and writes: `forebay_request` of include/forebay.h.
 //!
-//! A few threads of the library's own do them, started by the first such call and by no other, with all signals blocked,
-//! and kept for the life of the process. They take requests from one queue, oldest first. A request belongs to who started
-//! it until it is waited for or found done; one without a handle is gone when its callback returns. A child that was
-//! forked has none of the threads: its first call starts its own, and requests of its parent are its parent's.
+//! A few I/O threads of the library execute them. The first such call starts the threads. They block all signals and run
+//! until the process ends. They take requests from one queue, oldest first. The caller owns a request until it has waited
+//! for it or found it done. A request without a handle ends when its callback returns. A forked child has no such
+//! threads: its first call starts them, and it cannot use requests of its parent.
 //!
-//! Locks: the queue's, and each request's own; none is held during a transfer or a callback, and no thread takes two.
+//! Locks: one of the queue, and one of each request. None is held during a transfer or a callback, and no thread holds
+//! two.
 
 use forebay_sys::signals::SignalMask;
 use std::collections::VecDeque;
-use std::os::raw::{c_int, c_void};
+use std::os::raw::c_void;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use forebay_client::File;
 use forebay_types::limits::{ASYNC_QUEUE_MAX, ASYNC_THREADS};
-use forebay_types::Code;
 
-use crate::file::forebay_file;
-use crate::guard::{guard, negative, Answer, FAULT};
+use crate::answer::{call, Failed, FAULT, INVALID};
+use crate::file::{forebay_file, unsigned};
 
-/// `forebay_done` of forebay.h.
-type Done = unsafe extern "C" fn(state: *mut c_void, result: i64);
+/// A callback.
+#[allow(non_camel_case_types)]
+pub type forebay_done = unsafe extern "C" fn(state: *mut c_void, result: i64);
 
-/// What was started: `forebay_request`.
+/// A transfer that was started.
 #[allow(non_camel_case_types)]
 pub struct forebay_request {
     result: Mutex<Option<i64>>,
     done: Condvar,
 }
 
-/// One transfer that is to be made.
+/// A transfer in the queue.
 struct Work {
     file: Arc<File>,
     buffer: *mut u8,
     bytes: usize,
     offset: u64,
     writes: bool,
-    callback: Option<Done>,
+    callback: Option<forebay_done>,
     state: *mut c_void,
     request: Option<Arc<forebay_request>>,
 }
 
-// SAFETY: the caller promises that the buffer stays, and is nobody else's, until the transfer is done, and that its
-// callback may run on any thread with that state.
+// SAFETY: the caller promises that the buffer stays valid and unused until the transfer is done, and that its callback may
+// run on any thread with that state.
 unsafe impl Send for Work {}
 
-/// The queue of one process and what its threads wait at. Never freed: its threads use it for ever.
+/// The queue of one process, and what its threads wait on. Never freed, as its threads use it until the process ends.
 struct IoThreads {
     process: u32,
     queue: Mutex<Queue>,
@@ -56,30 +57,31 @@ struct IoThreads {
 #[derive(Default)]
 struct Queue {
     waiting: VecDeque<Work>,
-    /// Threads that serve it; none when none could be started.
+    /// I/O threads that run; 0 when none could be started.
     threads: usize,
 }
 
-static CREW: AtomicPtr<IoThreads> = AtomicPtr::new(std::ptr::null_mut());
+static IO_THREADS: AtomicPtr<IoThreads> = AtomicPtr::new(std::ptr::null_mut());
 
-/// This process's I/O threads, whose threads run. A child's is another: its parent's may be locked by a thread that it lacks.
+/// The I/O threads of this process, started. A forked child does not use the queue of its parent, which a thread of the
+/// parent may have locked.
 fn io_threads() -> &'static IoThreads {
     let process = std::process::id();
-    let known = CREW.load(Ordering::Acquire);
+    let known = IO_THREADS.load(Ordering::Acquire);
     // SAFETY: never freed.
     if let Some(io_threads) = unsafe { known.as_ref() }.filter(|io_threads| io_threads.process == process) {
         return io_threads;
     }
     let made =
         Box::into_raw(Box::new(IoThreads { process, queue: Mutex::default(), arrived: Condvar::new() }));
-    // SAFETY: nobody else has seen it, and it is never freed once somebody has.
+    // SAFETY: no other thread has its address yet, and it is not freed once one has.
     let io_threads = unsafe { &*made };
-    // Whoever finds it waits here until it is known whether it has threads.
+    // Other threads that find it wait for this lock until the threads are started.
     let mut queue = lock(&io_threads.queue);
-    if CREW.compare_exchange(known, made, Ordering::AcqRel, Ordering::Acquire).is_err() {
+    if IO_THREADS.compare_exchange(known, made, Ordering::AcqRel, Ordering::Acquire).is_err() {
         // Another thread was faster.
         drop(queue);
-        // SAFETY: nobody else has seen it.
+        // SAFETY: no other thread has its address.
         drop(unsafe { Box::from_raw(made) });
         return self::io_threads();
     }
@@ -93,7 +95,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl Work {
     fn transfer(&self) -> i64 {
-        guard(|| {
+        call(|| {
             let done = if self.bytes == 0 {
                 Ok(0)
             } else if self.writes {
@@ -105,7 +107,7 @@ impl Work {
                 self.file
                     .read_at(unsafe { std::slice::from_raw_parts_mut(self.buffer, self.bytes) }, self.offset)
             };
-            done.map(|n| n as i64).map_err(negative)
+            Ok(done?)
         })
     }
 
@@ -114,7 +116,7 @@ impl Work {
         // The file may be closed from here on, also in the callback.
         drop(self.file);
         if let Some(callback) = self.callback {
-            // SAFETY: the caller's function and state.
+            // SAFETY: the caller passed this function and its state.
             unsafe { callback(self.state, result) };
         }
         if let Some(request) = self.request {
@@ -124,7 +126,7 @@ impl Work {
     }
 }
 
-/// A thread's life.
+/// Executes requests. Never returns.
 fn serve(io_threads: &'static IoThreads) {
     loop {
         let mut queue = lock(&io_threads.queue);
@@ -139,7 +141,7 @@ fn serve(io_threads: &'static IoThreads) {
     }
 }
 
-/// Starts the threads; how many could be.
+/// Starts the threads; the number of those that could be started.
 fn start_threads(io_threads: &'static IoThreads) -> usize {
     // The host program's signals are for its own threads.
     let before = SignalMask::full().set();
@@ -150,7 +152,7 @@ fn start_threads(io_threads: &'static IoThreads) -> usize {
     started
 }
 
-fn start(mut work: Work, wants_handle: bool) -> Result<*mut forebay_request, i64> {
+fn start(mut work: Work, wants_handle: bool) -> Result<*mut forebay_request, Failed> {
     let request = Arc::new(forebay_request { result: Mutex::new(None), done: Condvar::new() });
     if wants_handle {
         work.request = Some(Arc::clone(&request));
@@ -161,7 +163,7 @@ fn start(mut work: Work, wants_handle: bool) -> Result<*mut forebay_request, i64
         queue.threads = start_threads(io_threads);
     }
     if queue.threads == 0 || queue.waiting.len() >= ASYNC_QUEUE_MAX {
-        return Err(-i64::from(libc::EAGAIN));
+        return Err(Failed::errno(libc::EAGAIN));
     }
     queue.waiting.push_back(work);
     drop(queue);
@@ -169,115 +171,88 @@ fn start(mut work: Work, wants_handle: bool) -> Result<*mut forebay_request, i64
     Ok(if wants_handle { Arc::into_raw(request).cast_mut() } else { std::ptr::null_mut() })
 }
 
-/// The body of both starts.
-///
-/// # Safety
-/// As forebay.h says of the arguments.
-#[allow(clippy::too_many_arguments)]
-unsafe fn begin(
-    file: *const forebay_file,
+/// Starts a transfer.
+#[allow(clippy::too_many_arguments)] // As the C functions.
+fn begin(
+    file: &forebay_file,
     buffer: *mut u8,
     bytes: usize,
     offset: i64,
     writes: bool,
-    callback: Option<Done>,
+    callback: Option<forebay_done>,
     state: *mut c_void,
-    out: *mut *mut forebay_request,
-) -> c_int {
-    let answer = || -> Answer {
-        // SAFETY: the caller's promise.
-        let (file, out) = unsafe { (file.as_ref().ok_or(FAULT)?, out.as_mut()) };
-        if buffer.is_null() && bytes > 0 {
-            return Err(FAULT);
-        }
-        let offset = u64::try_from(offset).map_err(|_| negative(Code::Invalid))?;
-        // Whose end nobody could learn of.
-        if (out.is_none() && callback.is_none()) || bytes > isize::MAX as usize {
-            return Err(negative(Code::Invalid));
-        }
-        let work =
-            Work { file: file.shared(), buffer, bytes, offset, writes, callback, state, request: None };
-        let handle = start(work, out.is_some())?;
-        if let Some(out) = out {
-            *out = handle;
-        }
-        Ok(0)
-    };
-    guard(answer) as c_int
+    out: Option<&mut *mut forebay_request>,
+) -> Result<(), Failed> {
+    if buffer.is_null() && bytes > 0 {
+        return Err(FAULT);
+    }
+    let offset = unsigned(offset)?;
+    // Without a handle and a callback the caller could not learn of its end.
+    if (out.is_none() && callback.is_none()) || bytes > isize::MAX as usize {
+        return Err(INVALID);
+    }
+    let work = Work { file: file.shared(), buffer, bytes, offset, writes, callback, state, request: None };
+    let handle = start(work, out.is_some())?;
+    if let Some(out) = out {
+        *out = handle;
+    }
+    Ok(())
 }
 
-/// See forebay.h.
-///
-/// # Safety
-/// As forebay.h says.
-#[no_mangle]
-pub unsafe extern "C" fn forebay_file_read_start(
-    file: *const forebay_file,
+pub(crate) fn file_read_start(
+    file: &forebay_file,
     buffer: *mut c_void,
     bytes: usize,
     offset: i64,
-    callback: Option<Done>,
+    callback: Option<forebay_done>,
     state: *mut c_void,
-    out: *mut *mut forebay_request,
-) -> c_int {
-    // SAFETY: forebay.h tells C callers what the arguments must be.
-    unsafe { begin(file, buffer.cast(), bytes, offset, false, callback, state, out) }
+    out: Option<&mut *mut forebay_request>,
+) -> Result<(), Failed> {
+    begin(file, buffer.cast(), bytes, offset, false, callback, state, out)
 }
 
-/// See forebay.h.
-///
-/// # Safety
-/// As forebay.h says.
-#[no_mangle]
-pub unsafe extern "C" fn forebay_file_write_start(
-    file: *const forebay_file,
+pub(crate) fn file_write_start(
+    file: &forebay_file,
     buffer: *const c_void,
     bytes: usize,
     offset: i64,
-    callback: Option<Done>,
+    callback: Option<forebay_done>,
     state: *mut c_void,
-    out: *mut *mut forebay_request,
-) -> c_int {
-    // SAFETY: as above; the buffer is only read.
-    unsafe { begin(file, buffer.cast_mut().cast(), bytes, offset, true, callback, state, out) }
+    out: Option<&mut *mut forebay_request>,
+) -> Result<(), Failed> {
+    // The buffer is only read.
+    begin(file, buffer.cast_mut().cast(), bytes, offset, true, callback, state, out)
 }
 
-/// See forebay.h.
-///
 /// # Safety
-/// As forebay.h says.
-#[no_mangle]
-pub unsafe extern "C" fn forebay_request_wait(request: *mut forebay_request) -> i64 {
-    guard(|| {
-        if request.is_null() {
-            return Err(FAULT);
+/// `request` is null, or was started and is not used again.
+pub(crate) unsafe fn request_wait(request: *mut forebay_request) -> Result<i64, Failed> {
+    if request.is_null() {
+        return Err(FAULT);
+    }
+    // SAFETY: the caller's promise.
+    let request = unsafe { Arc::from_raw(request.cast_const()) };
+    let mut result = lock(&request.result);
+    loop {
+        match *result {
+            Some(result) => return Ok(result),
+            None => result = request.done.wait(result).unwrap_or_else(PoisonError::into_inner),
         }
-        // SAFETY: it came from a start, and this is the last that is done with it.
-        let request = unsafe { Arc::from_raw(request.cast_const()) };
-        let mut result = lock(&request.result);
-        loop {
-            match *result {
-                Some(result) => return Ok(result),
-                None => result = request.done.wait(result).unwrap_or_else(PoisonError::into_inner),
-            }
-        }
-    })
+    }
 }
 
-/// See forebay.h.
-///
 /// # Safety
-/// As forebay.h says.
-#[no_mangle]
-pub unsafe extern "C" fn forebay_request_test(request: *mut forebay_request, result: *mut i64) -> c_int {
-    let answer = guard(|| {
-        // SAFETY: it came from a start, and was not found done yet.
-        let (held, out) = unsafe { (request.as_ref().ok_or(FAULT)?, result.as_mut().ok_or(FAULT)?) };
-        let Some(found) = *lock(&held.result) else { return Ok(0) };
-        *out = found;
-        // SAFETY: as above; it is not used again.
-        drop(unsafe { Arc::from_raw(request.cast_const()) });
-        Ok(1)
-    });
-    answer as c_int
+/// `request` is null, or was started and not found done yet. It is not used again when it is found done.
+pub(crate) unsafe fn request_test(
+    request: *mut forebay_request,
+    result: Option<&mut i64>,
+) -> Result<bool, Failed> {
+    // SAFETY: the caller's promise.
+    let held = unsafe { request.as_ref() }.ok_or(FAULT)?;
+    let out = result.ok_or(FAULT)?;
+    let Some(found) = *lock(&held.result) else { return Ok(false) };
+    *out = found;
+    // SAFETY: the caller's promise.
+    drop(unsafe { Arc::from_raw(request.cast_const()) });
+    Ok(true)
 }

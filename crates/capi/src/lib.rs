@@ -1,21 +1,25 @@
 //! libforebay.so: the one copy of the client in a process, and its two interfaces.
 //!
-//! `include/forebay.h` is the public one (`public.rs`, `file.rs`, `group.rs`, `layout.rs`, `later.rs`, `memory.rs`, `staging.rs`);
-//! `abi.rs` and `door.rs` are the private one, for the preload library. Both are thin over `forebay_client::Pool`.
-//! Invariants: every function that C calls goes through `guard.rs`;
-//! nothing but what `exports.txt` lists is exported (rustc writes the linker's version script; a test holds the two against each
-//! other and the header); the library's own system calls reach the kernel and not the preload library
-//! that may stand in front of libc (`kernel.rs`). Tests: `tests/`.
+//! `include/forebay.h` declares the public interface. The build script writes the exported functions from it
+//! (`exports.rs`), and the other modules have their bodies. `abi.rs` and `door.rs` are the private interface, for the
+//! preload library. Both are thin layers over `forebay_client::Pool`.
+//!
+//! Invariants: every function that C calls runs inside the guard (`boundary.rs`). The library exports the functions of
+//! forebay.h and `forebay_door`, and nothing else. Its own system calls go to the kernel, even where the preload library
+//! interposes libc (`kernel.rs`). Tests: `tests/`.
 
 pub mod abi;
+mod answer;
+mod boundary;
 pub mod door;
+pub mod exports;
 pub mod file;
-pub mod group;
-mod guard;
+mod group;
+pub mod header;
 mod kernel;
 pub mod later;
-pub mod layout;
+mod layout;
 pub mod memory;
 pub mod public;
 pub mod staging;
-pub mod text;
+mod text;

@@ -1,88 +1,64 @@
-//! Memory that transfers use again and again: `forebay_memory` of include/forebay.h.
+//! Memory that transfers use repeatedly: `forebay_memory` of include/forebay.h.
 //!
-//! Local transfers need nothing of it but that its pages are there; data of other nodes goes through the node's daemon,
-//! whose memory the network knows. So what registering does is to have the pages made, at once and together, and what the
-//! handle is for is a door that has an endpoint of its own.
+//! A local transfer needs its pages to be present. Data of other nodes pass through memory of the node's daemon, which
+//! is registered with the network. So registering memory only makes its pages present, at once and together. The handle
+//! keeps the interface open for a client with an endpoint of its own.
 
 use std::os::raw::{c_int, c_void};
 
-use forebay_types::Code;
+use forebay_client::Pool;
 
-use crate::abi::PoolHandle;
-use crate::guard::{guard, negative, on_pool, FAULT};
+use crate::answer::{Failed, FAULT, INVALID};
+use crate::public::free;
 
-/// `MADV_POPULATE_READ` and `MADV_POPULATE_WRITE` of madvise(2), Linux 5.14.
-const POPULATE: [c_int; 2] = [22, 23];
+/// `MADV_POPULATE_WRITE` and `MADV_POPULATE_READ` of madvise(2), Linux 5.14.
+const POPULATE: [c_int; 2] = [23, 22];
 
-/// Registered memory: `forebay_memory`.
+/// Registered memory.
 #[allow(non_camel_case_types)]
 pub struct forebay_memory {
     _first: usize,
     _bytes: usize,
 }
 
-/// See forebay.h.
-///
-/// # Safety
-/// As forebay.h says.
-#[no_mangle]
-pub unsafe extern "C" fn forebay_memory_register(
-    pool: *const PoolHandle,
+pub(crate) fn memory_register(
+    _pool: &Pool,
     first: *mut c_void,
     bytes: usize,
-    out: *mut *mut forebay_memory,
-) -> c_int {
-    // SAFETY: forebay.h tells C callers what the arguments must be.
-    let answer = unsafe {
-        on_pool(pool, |_| {
-            let out = out.as_mut().ok_or(FAULT)?;
-            if first.is_null() {
-                return Err(FAULT);
-            }
-            let end = (first as usize).checked_add(bytes).filter(|_| bytes > 0);
-            let end = end.ok_or(negative(Code::Invalid))?;
-            populate(first as usize, end)?;
-            *out = Box::into_raw(Box::new(forebay_memory { _first: first as usize, _bytes: bytes }));
-            Ok(0)
-        })
-    };
-    answer as c_int
+    out: Option<&mut *mut forebay_memory>,
+) -> Result<(), Failed> {
+    let out = out.ok_or(FAULT)?;
+    if first.is_null() {
+        return Err(FAULT);
+    }
+    let end = (first as usize).checked_add(bytes).filter(|_| bytes > 0).ok_or(INVALID)?;
+    populate(first as usize, end)?;
+    *out = Box::into_raw(Box::new(forebay_memory { _first: first as usize, _bytes: bytes }));
+    Ok(())
 }
 
-/// Has all pages of a range made: for writing, or, where it can only be read, for reading.
-fn populate(first: usize, end: usize) -> Result<(), i64> {
+/// Makes all pages of a range present: writable, or where the range is read-only, readable.
+fn populate(first: usize, end: usize) -> Result<(), Failed> {
     // SAFETY: sysconf has no preconditions.
     let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) } as usize;
     let start = first / page * page;
-    for advice in POPULATE.into_iter().rev() {
-        // SAFETY: makes pages of the caller's present, and changes no byte.
+    for advice in POPULATE {
+        // SAFETY: makes pages of the caller present, and changes no byte.
         if unsafe { libc::madvise(start as *mut c_void, end - start, advice) } == 0 {
             return Ok(());
         }
-        // SAFETY: errno of this thread.
-        match unsafe { *libc::__errno_location() } {
-            // Not mapped, or a page that cannot be had.
-            libc::ENOMEM | libc::EFAULT => return Err(FAULT),
-            // Not writable, or a kernel that does not know the advice.
-            _ => {}
+        // Not mapped, or a page for which there is no memory. Otherwise the range is read-only, or the kernel does not
+        // know the advice.
+        if [libc::ENOMEM, libc::EFAULT].map(Failed::errno).contains(&Failed::last()) {
+            return Err(FAULT);
         }
     }
     Ok(())
 }
 
-/// See forebay.h.
-///
 /// # Safety
-/// As forebay.h says.
-#[no_mangle]
-pub unsafe extern "C" fn forebay_memory_unregister(memory: *mut forebay_memory) -> c_int {
-    let answer = guard(|| {
-        if memory.is_null() {
-            return Err(FAULT);
-        }
-        // SAFETY: it came from forebay_memory_register and is not used again.
-        drop(unsafe { Box::from_raw(memory) });
-        Ok(0)
-    });
-    answer as c_int
+/// `memory` is null or registered, and not used again.
+pub(crate) unsafe fn memory_unregister(memory: *mut forebay_memory) -> Result<(), Failed> {
+    // SAFETY: the caller's promise.
+    unsafe { free(memory) }
 }

@@ -1,12 +1,12 @@
-//! Staging by call: `forebay_stage` of include/forebay.h.
+//! Staging: `forebay_stage` of include/forebay.h.
 //!
-//! The `forebay` command does it, in a process of its own: a store that hangs hangs nothing of the host's, and a killed
-//! host leaves what a killed command does. It is looked for beside this library, and in `bin` beside the library's
-//! directory. It is started by clone(2) without a signal at its end, so that the host hears of no child that it does not
-//! know, neither by SIGCHLD nor by wait(2). What it says goes to memory that is read when it has ended; so nothing need be
-//! read while it runs.
+//! The `forebay` command does the staging, as a process of its own. So storage that hangs does not block a thread of the
+//! host program, and a killed host program leaves the same state as a killed command. The command is searched beside this
+//! library, and in `bin` beside the library's directory. It is started by clone(2) without a signal at its end, so that
+//! the host program does not learn of a child that it did not start, neither by SIGCHLD nor by wait(2). The output of the
+//! command goes to files in memory, which are read when it has ended.
 //!
-//! A `forebay_stage` belongs to one thread at a time, and to the process that started it.
+//! One thread at a time uses a `forebay_stage`, in the process that started it.
 
 use std::ffi::{CStr, CString, OsString};
 use std::io::Read;
@@ -18,19 +18,15 @@ use std::path::{Path, PathBuf};
 use forebay_client::Pool;
 use forebay_types::Code;
 
-use crate::abi::PoolHandle;
-use crate::guard::{guard, negative, on_pool, text, Answer, FAULT};
+use crate::answer::{Failed, FAULT, INVALID};
+use crate::header::{forebay_stage_status, FOREBAY_STAGE_ALL_OR_NOTHING, FOREBAY_STAGE_VERIFY};
+use crate::public::Text;
 use crate::text::store;
 
-/// `FOREBAY_STAGE_VERIFY` of forebay.h.
-const VERIFY: c_int = 1;
-/// `FOREBAY_STAGE_ALL_OR_NOTHING` of forebay.h.
-const ALL_OR_NOTHING: c_int = 2;
-
-/// The command's name for what is copied, by descriptor: no path of the file system's.
+/// The manifest's path in the command's process: its descriptor 3.
 const MANIFEST: &CStr = c"/proc/self/fd/3";
 
-/// A staging that was started: `forebay_stage`.
+/// Staging that was started.
 #[allow(non_camel_case_types)]
 pub struct forebay_stage {
     process: libc::pid_t,
@@ -38,50 +34,38 @@ pub struct forebay_stage {
     words: OwnedFd,
 }
 
-/// `struct forebay_stage_status`.
-#[allow(non_camel_case_types)]
-#[repr(C)]
-pub struct forebay_stage_status {
-    files: u64,
-    bytes: u64,
-    skipped_files: u64,
-    failed_files: u64,
-    words: [u8; 512],
-}
-
 /// A new file without a name.
-fn unnamed() -> Result<OwnedFd, i64> {
-    // SAFETY: the name is NUL-terminated; the descriptor is new and ours. By number: it is nobody's to interpose.
+fn unnamed() -> Result<OwnedFd, Failed> {
+    // SAFETY: the name is NUL-terminated; the descriptor is new and owned here. By number, so that no library
+    // interposes it.
     unsafe {
         let fd = libc::syscall(libc::SYS_memfd_create, c"forebay-stage".as_ptr(), libc::MFD_CLOEXEC);
         if fd < 0 {
-            return Err(-i64::from(*libc::__errno_location()));
+            return Err(Failed::last());
         }
         Ok(OwnedFd::from_raw_fd(fd as RawFd))
     }
 }
 
 /// The command that belongs to this library.
-fn command() -> Result<CString, i64> {
-    // SAFETY: the structure is filled on success; its strings are the loader's and stay.
+fn command() -> Result<CString, Failed> {
+    // SAFETY: the structure is filled on success. The loader owns its strings, which stay valid.
     let library = unsafe {
         let mut found: libc::Dl_info = std::mem::zeroed();
-        if libc::dladdr(forebay_stage_wait as *const libc::c_void, &mut found) == 0
-            || found.dli_fname.is_null()
-        {
-            return Err(negative(Code::NotFound));
+        if libc::dladdr(command as *const libc::c_void, &mut found) == 0 || found.dli_fname.is_null() {
+            return Err(Code::NotFound.into());
         }
         PathBuf::from(OsString::from_vec(CStr::from_ptr(found.dli_fname).to_bytes().to_vec()))
     };
     let directory = library.parent().unwrap_or(Path::new("."));
     for candidate in [directory.join("forebay"), directory.join("../bin/forebay")] {
-        let path = CString::new(candidate.as_os_str().as_bytes()).map_err(|_| negative(Code::NotFound))?;
+        let path = CString::new(candidate.as_os_str().as_bytes()).map_err(|_| Code::NotFound)?;
         // SAFETY: the path is NUL-terminated.
         if unsafe { libc::syscall(libc::SYS_faccessat, libc::AT_FDCWD, path.as_ptr(), libc::X_OK) } == 0 {
             return Ok(path);
         }
     }
-    Err(negative(Code::NotFound))
+    Err(Code::NotFound.into())
 }
 
 /// A field of a manifest (`crates/stage/src/manifest.rs`), quoted.
@@ -97,58 +81,58 @@ fn quoted(path: &[u8], out: &mut Vec<u8>) {
     out.push(b'"');
 }
 
-/// Writes all of `bytes` to a new file, and goes back to its start.
-fn fill(file: &OwnedFd, bytes: &[u8]) -> Result<(), i64> {
+/// Writes `bytes` to a new file from its start.
+fn fill(file: &OwnedFd, bytes: &[u8]) -> Result<(), Failed> {
     use std::os::unix::fs::FileExt;
-    let file = std::fs::File::from(file.try_clone().map_err(|_| -i64::from(libc::EMFILE))?);
-    file.write_all_at(bytes, 0).map_err(|_| negative(Code::NoSpace))
+    let file = std::fs::File::from(file.try_clone().map_err(|_| Failed::errno(libc::EMFILE))?);
+    file.write_all_at(bytes, 0).map_err(|_| Code::NoSpace.into())
 }
 
 fn pointers(words: &[CString]) -> Vec<*const c_char> {
     words.iter().map(|word| word.as_ptr()).chain([std::ptr::null()]).collect()
 }
 
-/// Starts the command with `manifest` as descriptor 3; its process.
+/// Starts the command with `manifest` as descriptor 3. Returns its process.
 fn launch(
     command: &CStr,
     arguments: &[CString],
     manifest: &OwnedFd,
     stage: (&OwnedFd, &OwnedFd),
-) -> Result<libc::pid_t, i64> {
+) -> Result<libc::pid_t, Failed> {
     let environment: Vec<CString> = std::env::vars_os()
         .filter(|(name, _)| name != "LD_PRELOAD")
         .filter_map(|(name, value)| CString::new([name.as_bytes(), b"=", value.as_bytes()].concat()).ok())
         .collect();
     let (arguments, environment) = (pointers(arguments), pointers(&environment));
     let places = [(stage.0.as_raw_fd(), 1), (stage.1.as_raw_fd(), 2), (manifest.as_raw_fd(), 3)];
-    // Above what they become, so that none is overwritten before it is in its place.
+    // Copies above the final numbers, so that no descriptor is overwritten before it is in its place.
     let above: Vec<OwnedFd> = places
         .iter()
         .map(|(fd, _)| {
-            // SAFETY: plain system call; the descriptor is new and ours.
+            // SAFETY: plain system call; the descriptor is new and owned here.
             unsafe {
                 let copy = libc::fcntl(*fd, libc::F_DUPFD_CLOEXEC, 10);
                 if copy < 0 {
-                    return Err(-i64::from(*libc::__errno_location()));
+                    return Err(Failed::last());
                 }
                 Ok(OwnedFd::from_raw_fd(copy))
             }
         })
-        .collect::<Result<_, i64>>()?;
-    // SAFETY: as fork(2), but that no signal tells of the child's end. The child makes system calls alone, with what was
-    // prepared before, and ends or becomes another program.
+        .collect::<Result<_, Failed>>()?;
+    // SAFETY: as fork(2), but no signal reports the child's end. The child only makes system calls, with arguments that
+    // were prepared before, and ends or becomes another program.
     unsafe {
         let process = libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0);
         if process != 0 {
             return match process {
                 1.. => Ok(process as libc::pid_t),
-                _ => Err(-i64::from(*libc::__errno_location())),
+                _ => Err(Failed::last()),
             };
         }
         for (fd, (_, place)) in above.iter().zip(places) {
             libc::syscall(libc::SYS_dup3, fd.as_raw_fd(), place, 0);
         }
-        // What the host has open is not for others to keep open.
+        // The command must not keep the host's descriptors open.
         libc::syscall(libc::SYS_close_range, 4, u32::MAX, 0);
         libc::syscall(libc::SYS_execve, command.as_ptr(), arguments.as_ptr(), environment.as_ptr());
         libc::syscall(libc::SYS_exit_group, 127);
@@ -156,10 +140,11 @@ fn launch(
     }
 }
 
-/// The body of both starts.
-fn start(pool: &Pool, verb: &CStr, from: &[u8], to: &[u8], flags: c_int) -> Result<forebay_stage, i64> {
-    if flags & !(VERIFY | ALL_OR_NOTHING) != 0 || from.is_empty() || to.is_empty() {
-        return Err(negative(Code::Invalid));
+/// Starts a stage of either direction.
+fn start(pool: &Pool, verb: &CStr, from: &[u8], to: &[u8], flags: c_int) -> Result<forebay_stage, Failed> {
+    if flags & !(FOREBAY_STAGE_VERIFY | FOREBAY_STAGE_ALL_OR_NOTHING) != 0 || from.is_empty() || to.is_empty()
+    {
+        return Err(INVALID);
     }
     let command = command()?;
     let mut line = Vec::new();
@@ -169,13 +154,13 @@ fn start(pool: &Pool, verb: &CStr, from: &[u8], to: &[u8], flags: c_int) -> Resu
     line.push(b'\n');
     let (manifest, report, words) = (unnamed()?, unnamed()?, unnamed()?);
     fill(&manifest, &line)?;
-    let directory = CString::new(pool.directory()).map_err(|_| negative(Code::Invalid))?;
+    let directory = CString::new(pool.directory()).map_err(|_| INVALID)?;
     let mut arguments: Vec<CString> =
         [c"forebay", c"--pool"].into_iter().map(CStr::to_owned).chain([directory]).collect();
     let tail = [verb, c"--json", c"--no-progress", c"--manifest", MANIFEST];
     arguments.extend(tail.into_iter().map(CStr::to_owned));
-    arguments.extend((flags & VERIFY != 0).then(|| c"--verify".to_owned()));
-    arguments.extend((flags & ALL_OR_NOTHING != 0).then(|| c"--all-or-nothing".to_owned()));
+    arguments.extend((flags & FOREBAY_STAGE_VERIFY != 0).then(|| c"--verify".to_owned()));
+    arguments.extend((flags & FOREBAY_STAGE_ALL_OR_NOTHING != 0).then(|| c"--all-or-nothing".to_owned()));
     let process = launch(&command, &arguments, &manifest, (&report, &words))?;
     Ok(forebay_stage { process, report, words })
 }
@@ -199,12 +184,12 @@ fn field<'a>(report: &'a str, key: &str) -> Option<&'a str> {
 }
 
 impl forebay_stage {
-    /// The status of a process that has ended; none while it runs, unless `waits`.
-    fn ended(&self, waits: bool) -> Result<Option<c_int>, i64> {
+    /// The status of the process if it has ended. Waits for its end if `waits` is true.
+    fn ended(&self, waits: bool) -> Result<Option<c_int>, Failed> {
         let mut status = 0;
         let options = libc::__WALL | if waits { 0 } else { libc::WNOHANG };
         loop {
-            // SAFETY: the status is writable; by number, as libc's is a point at which a thread may be cancelled.
+            // SAFETY: the status is writable. By number, as a thread may be cancelled in libc's function.
             let found = unsafe {
                 libc::syscall(
                     libc::SYS_wait4,
@@ -219,13 +204,13 @@ impl forebay_stage {
                 (0, _) => return Ok(None),
                 (1.., _) => return Ok(Some(status)),
                 (_, libc::EINTR) => {}
-                (_, errno) => return Err(-i64::from(errno)),
+                (_, errno) => return Err(Failed::errno(errno)),
             }
         }
     }
 
-    /// What came of it: the answer, and the status to be filled.
-    fn outcome(&self, ended: c_int) -> (Answer, forebay_stage_status) {
+    /// The result, and the status for the caller.
+    fn outcome(&self, ended: c_int) -> (Result<(), Failed>, forebay_stage_status) {
         let (report, said) = (contents(&self.report), contents(&self.words));
         let number = |key| field(&report, key).and_then(|value| value.parse().ok()).unwrap_or(0);
         let mut status = forebay_stage_status {
@@ -236,11 +221,11 @@ impl forebay_stage {
             words: [0; 512],
         };
         if libc::WIFEXITED(ended) && libc::WEXITSTATUS(ended) == 0 {
-            return (Ok(1), status);
+            return (Ok(()), status);
         }
         if libc::WIFSIGNALED(ended) {
             store("staging was stopped: start it again to go on", &mut status.words);
-            return (Err(negative(Code::Interrupted)), status);
+            return (Err(Code::Interrupted.into()), status);
         }
         let named = field(&report, "code").or_else(|| field(&said, "code"));
         let code = Code::ALL.into_iter().find(|code| Some(code.name()) == named).unwrap_or(Code::Io);
@@ -248,132 +233,94 @@ impl forebay_stage {
         let listed: Vec<&str> = first.into_iter().flatten().filter(|word| !word.is_empty()).collect();
         let words = if listed.is_empty() { said.trim().to_owned() } else { listed.join(": ") };
         store(&words, &mut status.words);
-        (Err(negative(code)), status)
+        (Err(code.into()), status)
     }
 }
 
-/// The body of both ends.
+/// The end of a stage: true when all was copied, false while it goes on and `waits` is false.
 ///
 /// # Safety
-/// `stage` is null or came from a start and was not found ended; `out` is null or writable.
-unsafe fn end(stage: *mut forebay_stage, out: *mut forebay_stage_status, waits: bool) -> c_int {
-    let answer = guard(|| {
-        // SAFETY: the caller's promise.
-        let held = unsafe { stage.as_ref() }.ok_or(FAULT)?;
-        let ended = match held.ended(waits) {
-            Ok(None) => return Ok(0),
-            ended => ended,
-        };
-        // SAFETY: as above; it is not used again.
-        let held = unsafe { Box::from_raw(stage) };
-        let (answer, status) = held.outcome(ended?.unwrap_or(0));
-        // SAFETY: as above.
-        if let Some(out) = unsafe { out.as_mut() } {
-            *out = status;
-        }
-        answer
-    });
-    answer as c_int
-}
-
-/// The body of both starts from C.
-///
-/// # Safety
-/// As forebay.h says of the arguments.
-unsafe fn begin(
-    pool: *const PoolHandle,
-    verb: &CStr,
-    paths: (*const c_char, *const c_char),
-    flags: c_int,
-    out: *mut *mut forebay_stage,
-) -> c_int {
-    // SAFETY: the caller's promise.
-    let answer = unsafe {
-        on_pool(pool, |pool| {
-            let out = out.as_mut().ok_or(FAULT)?;
-            let stage = start(pool, verb, text(paths.0)?, text(paths.1)?, flags)?;
-            *out = Box::into_raw(Box::new(stage));
-            Ok(0)
-        })
-    };
-    answer as c_int
-}
-
-/// See forebay.h.
-///
-/// # Safety
-/// As forebay.h says.
-#[no_mangle]
-pub unsafe extern "C" fn forebay_stage_in_start(
-    pool: *const PoolHandle,
-    source: *const c_char,
-    path: *const c_char,
-    flags: c_int,
-    out: *mut *mut forebay_stage,
-) -> c_int {
-    // SAFETY: forebay.h tells C callers what the arguments must be.
-    unsafe { begin(pool, c"stage-in", (source, path), flags, out) }
-}
-
-/// See forebay.h.
-///
-/// # Safety
-/// As forebay.h says.
-#[no_mangle]
-pub unsafe extern "C" fn forebay_stage_out_start(
-    pool: *const PoolHandle,
-    path: *const c_char,
-    destination: *const c_char,
-    flags: c_int,
-    out: *mut *mut forebay_stage,
-) -> c_int {
-    // SAFETY: as above.
-    unsafe { begin(pool, c"stage-out", (path, destination), flags, out) }
-}
-
-/// See forebay.h.
-///
-/// # Safety
-/// As forebay.h says.
-#[no_mangle]
-pub unsafe extern "C" fn forebay_stage_test(
+/// `stage` is null, or was started and has not been found ended. It is not used again when it is found ended.
+unsafe fn end(
     stage: *mut forebay_stage,
-    status: *mut forebay_stage_status,
-) -> c_int {
-    // SAFETY: as above.
+    out: Option<&mut forebay_stage_status>,
+    waits: bool,
+) -> Result<bool, Failed> {
+    // SAFETY: the caller's promise.
+    let held = unsafe { stage.as_ref() }.ok_or(FAULT)?;
+    let ended = match held.ended(waits) {
+        Ok(None) => return Ok(false),
+        ended => ended,
+    };
+    // SAFETY: the caller's promise.
+    let held = unsafe { Box::from_raw(stage) };
+    let (outcome, status) = held.outcome(ended?.unwrap_or(0));
+    if let Some(out) = out {
+        *out = status;
+    }
+    outcome.map(|()| true)
+}
+
+/// Starts a stage.
+fn begin(
+    pool: &Pool,
+    verb: &CStr,
+    (from, to): (Text<'_>, Text<'_>),
+    flags: c_int,
+    out: Option<&mut *mut forebay_stage>,
+) -> Result<(), Failed> {
+    let out = out.ok_or(FAULT)?;
+    let stage = start(pool, verb, from.ok_or(FAULT)?, to.ok_or(FAULT)?, flags)?;
+    *out = Box::into_raw(Box::new(stage));
+    Ok(())
+}
+
+pub(crate) fn stage_in_start(
+    pool: &Pool,
+    source: Text<'_>,
+    path: Text<'_>,
+    flags: c_int,
+    out: Option<&mut *mut forebay_stage>,
+) -> Result<(), Failed> {
+    begin(pool, c"stage-in", (source, path), flags, out)
+}
+
+pub(crate) fn stage_out_start(
+    pool: &Pool,
+    path: Text<'_>,
+    destination: Text<'_>,
+    flags: c_int,
+    out: Option<&mut *mut forebay_stage>,
+) -> Result<(), Failed> {
+    begin(pool, c"stage-out", (path, destination), flags, out)
+}
+
+/// # Safety
+/// As of [`end`].
+pub(crate) unsafe fn stage_test(
+    stage: *mut forebay_stage,
+    status: Option<&mut forebay_stage_status>,
+) -> Result<bool, Failed> {
+    // SAFETY: the caller's promise.
     unsafe { end(stage, status, false) }
 }
 
-/// See forebay.h.
-///
 /// # Safety
-/// As forebay.h says.
-#[no_mangle]
-pub unsafe extern "C" fn forebay_stage_wait(
+/// As of [`end`].
+pub(crate) unsafe fn stage_wait(
     stage: *mut forebay_stage,
-    status: *mut forebay_stage_status,
-) -> c_int {
-    // SAFETY: as above.
+    status: Option<&mut forebay_stage_status>,
+) -> Result<bool, Failed> {
+    // SAFETY: the caller's promise.
     unsafe { end(stage, status, true) }
 }
 
-/// See forebay.h.
-///
-/// # Safety
-/// As forebay.h says.
-#[no_mangle]
-pub unsafe extern "C" fn forebay_stage_stop(stage: *const forebay_stage) -> c_int {
-    let answer = guard(|| {
-        // SAFETY: as above.
-        let held = unsafe { stage.as_ref() }.ok_or(FAULT)?;
-        // SAFETY: plain system call; the process is not waited for yet, so its number is no other's.
-        if unsafe { libc::kill(held.process, libc::SIGTERM) } != 0 {
-            // SAFETY: errno of this thread.
-            return Err(-i64::from(unsafe { *libc::__errno_location() }));
-        }
-        Ok(0)
-    });
-    answer as c_int
+pub(crate) fn stage_stop(stage: &forebay_stage) -> Result<(), Failed> {
+    // SAFETY: plain system call. The process has not been waited for, so no other process has its number.
+    if unsafe { libc::kill(stage.process, libc::SIGTERM) } != 0 {
+        return Err(Failed::last());
+    }
+    Ok(())
 }
 
 #[cfg(test)]

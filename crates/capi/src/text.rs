@@ -1,19 +1,25 @@
-//! Words for people: what each errno means for a pool, and why this thread's last attach failed.
+//! Texts: what each errno means for a pool, and why this thread's last attach failed.
 
 use std::cell::RefCell;
 use std::ffi::CStr;
-use std::os::raw::c_char;
+use std::os::raw::{c_char, c_int};
 
-use crate::guard::{guard, room};
+use crate::answer::Failed;
+use crate::boundary::Returned;
 
-/// Bytes that are kept of the words about a failed attach.
+/// A text that C gets.
+impl Returned for *const c_char {
+    const PANICKED: *const c_char = c"unknown error".as_ptr();
+}
+
+/// Bytes that are kept of the text about a failed attach.
 const WORDS_BYTES: usize = 1024;
 
 thread_local! {
     static WORDS: RefCell<[u8; WORDS_BYTES]> = const { RefCell::new([0; WORDS_BYTES]) };
 }
 
-/// Copies as much of `words` as fits into `out`, with a NUL behind; whole characters only.
+/// Copies as many whole characters of `words` as fit into `out`, and a NUL.
 pub(crate) fn store(words: &str, out: &mut [u8]) {
     let Some(most) = out.len().checked_sub(1) else { return };
     let mut bytes = words.len().min(most);
@@ -24,21 +30,19 @@ pub(crate) fn store(words: &str, out: &mut [u8]) {
     out[bytes] = 0;
 }
 
-/// Keeps the words of this thread's last failed attach.
+/// Keeps the text about this thread's last failed attach.
 pub(crate) fn remember(words: &str) {
     WORDS.with_borrow_mut(|kept| store(words, kept));
 }
 
-/// What an errno that a pool gave means; see forebay.h.
-#[no_mangle]
-pub extern "C" fn forebay_strerror(error: i32) -> *const c_char {
+pub(crate) fn strerror(error: c_int) -> *const c_char {
     let words: &'static CStr = match error.unsigned_abs() as i32 {
         0 => c"success",
         libc::ENOENT => {
             c"no such file or directory: paths in the pool start at its root, without the prefix of \
               `forebay run`; staging needs the forebay command beside the library"
         }
-        libc::EEXIST => c"the name is taken, or it was set before: open without O_EXCL, or remove it first",
+        libc::EEXIST => c"the name exists, or it was set before: open without O_EXCL, or remove it first",
         libc::ENOTDIR => c"a component of the path is not a directory",
         libc::EISDIR => c"it is a directory",
         libc::ENOTEMPTY => c"the directory is not empty: remove what is in it first",
@@ -49,10 +53,10 @@ pub extern "C" fn forebay_strerror(error: i32) -> *const c_char {
         }
         libc::EPERM => c"only the file's owner, or root, may do this",
         libc::EACCES => {
-            c"not allowed: by the mode bits of the file or of a directory on the way to it, or as the pool \
-              is another user's"
+            c"not allowed: by the mode bits of the file or of a directory on its path, or because the pool \
+              belongs to another user"
         }
-        libc::EINVAL => c"an argument makes no sense",
+        libc::EINVAL => c"an argument is invalid",
         libc::ELOOP => c"too many symbolic links, or they lead in a circle",
         libc::EMLINK => c"the inode has as many links as it can",
         libc::EXDEV => c"the path leaves the pool: use the kernel's own call for it",
@@ -60,8 +64,8 @@ pub extern "C" fn forebay_strerror(error: i32) -> *const c_char {
         libc::ERANGE => c"the buffer is too small: ask for the size with room for 0 bytes",
         libc::E2BIG => c"the value is too large",
         libc::EOPNOTSUPP => {
-            c"a pool does not do this, or not of a file like this one: a descriptor of another node's \
-              file needs the pool's mount (`forebay mount`), one of several backing files \
+            c"a pool does not support this, or not for this file: a descriptor of another node's file \
+              needs the pool's mount (`forebay mount`), and a file with several backing files needs \
               `forebay_file_open`"
         }
         libc::ESTALE => c"it was removed or replaced meanwhile: open it again",
@@ -73,35 +77,26 @@ pub extern "C" fn forebay_strerror(error: i32) -> *const c_char {
         libc::EBADF => c"the descriptor is not open, or not for this: see the flags that it was opened with",
         libc::EMFILE => c"out of descriptors: close files, or raise `ulimit -n`",
         libc::ENOMEM => c"out of memory: give the process, or its cgroup, more",
-        libc::ETXTBSY => c"a program is run from this file: it can be written when that has ended",
+        libc::ETXTBSY => c"a running program uses this file: write to it when the program has ended",
         libc::EFAULT => c"a pointer is bad",
         libc::EFBIG => c"the file is larger than its medium, or `ulimit -f`, allows",
         libc::EROFS => c"read-only file system",
-        libc::EAGAIN => c"too much is under way already: wait for some of it",
+        libc::EAGAIN => c"too many requests are in progress: wait for some of them",
         libc::ENXIO => {
-            c"the pool has no such node or target, or not so many nodes (`forebay status` tells); or there \
-              are no data behind the offset, or nobody at a socket's or FIFO's other end"
+            c"the pool has no such node or target, or fewer nodes (see `forebay status`); or there are no \
+              data behind the offset, or no process has the other end of the socket or FIFO open"
         }
         _ => c"unknown error",
     };
     words.as_ptr()
 }
 
-/// Why this thread's last failed forebay_attach failed; see forebay.h.
-///
-/// # Safety
-/// `words` is null or has room for `words_room` bytes.
-#[no_mangle]
-pub unsafe extern "C" fn forebay_attach_error(words: *mut c_char, words_room: usize) -> i32 {
-    let length = guard(|| {
-        Ok(WORDS.with_borrow(|kept| {
-            let text = CStr::from_bytes_until_nul(kept).unwrap_or_default().to_str().unwrap_or_default();
-            // SAFETY: the caller's promise.
-            store(text, unsafe { room(words.cast(), words_room) });
-            text.len() as i64
-        }))
-    });
-    length as i32
+pub(crate) fn attach_error(words: &mut [u8]) -> Result<usize, Failed> {
+    Ok(WORDS.with_borrow(|kept| {
+        let text = CStr::from_bytes_until_nul(kept).unwrap_or_default().to_str().unwrap_or_default();
+        store(text, words);
+        text.len()
+    }))
 }
 
 #[cfg(test)]
@@ -113,7 +108,7 @@ mod tests {
     fn strerror_of_every_code_has_words() {
         for code in Code::ALL {
             // SAFETY: a static C string.
-            let words = unsafe { CStr::from_ptr(forebay_strerror(-code.errno())) };
+            let words = unsafe { CStr::from_ptr(strerror(-code.errno())) };
             assert_ne!(words, c"unknown error", "{code}");
         }
     }

@@ -1,4 +1,8 @@
-//! What libforebay.so exports is exports.txt and what forebay.h declares, and none of its calls can be interposed.
+//! libforebay.so exports what forebay.h declares, the man pages show it, and no call of the library can be interposed.
+
+#[path = "../build/header.rs"]
+#[allow(dead_code)] // The build script uses all of it.
+mod header;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -26,56 +30,76 @@ fn crate_file(name: &str) -> String {
     std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()))
 }
 
-#[test]
-fn exports_are_those_listed() {
-    let listed: BTreeSet<String> = crate_file("exports.txt").lines().map(str::to_owned).collect();
-    assert_eq!(symbols("--defined-only"), listed);
+/// The names that the header declares.
+fn declared() -> BTreeSet<String> {
+    let functions = header::read(Path::new(env!("CARGO_MANIFEST_DIR"))).functions;
+    assert!(functions.len() > 60, "only {} functions were found in the header", functions.len());
+    functions.into_iter().map(|function| function.name).collect()
 }
 
 #[test]
-fn exports_but_the_door_are_declared_in_the_header() {
-    let header = crate_file("include/forebay.h");
-    for name in crate_file("exports.txt").lines().filter(|name| *name != "forebay_door") {
-        assert!(header.contains(&format!("{name}(")), "{name} is exported and not in forebay.h");
-    }
-    let declared = header
-        .lines()
-        .filter(|line| line.ends_with(';') || line.ends_with(','))
-        .filter(|line| !line.starts_with("typedef"))
-        .filter_map(|line| {
-            let (before, _) = line.split_once('(')?;
-            before.rsplit([' ', '*']).next().filter(|name| name.starts_with("forebay_"))
-        });
-    let exported = symbols("--defined-only");
-    let declared: Vec<_> = declared.collect();
-    assert!(declared.len() > 25, "only {} functions were found in the header", declared.len());
-    for name in declared {
-        assert!(exported.contains(name), "{name} is in forebay.h and not exported");
-    }
+fn exports_are_the_functions_of_the_header_and_the_door() {
+    let mut exported = symbols("--defined-only");
+    assert!(exported.remove("forebay_door"), "the preload library looks for forebay_door");
+    assert_eq!(exported, declared());
 }
 
-/// `make install` finds by this line which pages `man` is to give for which names.
+/// A prototype of the header in the synopsis of a man page, on one line.
+fn prototype(function: &header::Function) -> String {
+    let spaced = |kind: &str| if kind.ends_with('*') { kind.to_owned() } else { format!("{kind} ") };
+    let parameters = function.parameters.iter().map(|header::Variable { kind, name }| {
+        let (kind, array) = kind.split_at(kind.find('[').unwrap_or(kind.len()));
+        format!("{}\" {name}{array} \"", spaced(kind))
+    });
+    let parameters: Vec<_> = parameters.collect();
+    format!(".BI \"{}{}({});\"\n", spaced(&function.returns), function.name, parameters.join(", "))
+}
+
+/// The prototypes of a synopsis without quotes, spaces and line breaks.
+fn prototypes(synopsis: &str) -> String {
+    let lines = synopsis.lines().filter_map(|line| line.strip_prefix(".BI "));
+    lines.flat_map(str::chars).filter(|c| !c.is_whitespace() && *c != '"').collect()
+}
+
+/// `make install` finds the names of each page by the line below its .SH NAME. With FOREBAY_PRINT=1 the test prints the
+/// prototypes for each page.
 #[test]
-fn exports_but_the_door_have_a_man_page_with_their_prototype() {
+fn man_pages_have_the_prototypes_of_the_header() {
+    let functions = header::read(Path::new(env!("CARGO_MANIFEST_DIR"))).functions;
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/man");
     let pages = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     let pages = pages.filter(|page| page.extension().is_some_and(|extension| extension == "3"));
     let mut described = Vec::new();
     for page in pages.filter(|page| !page.ends_with("libforebay.3")) {
         let text = std::fs::read_to_string(&page).unwrap();
-        let (_, rest) =
-            text.split_once(".SH NAME\n").unwrap_or_else(|| panic!("{} has no name", page.display()));
-        let (names, _) = rest.lines().next().unwrap().split_once(" \\- ").unwrap();
-        for name in names.split(", ") {
-            assert!(text.contains(&format!("{name}(")), "{}: no prototype of {name}", page.display());
-            described.push(name.to_owned());
+        let section = |heading: &str| {
+            let (_, rest) = text
+                .split_once(&format!(".SH {heading}\n"))
+                .unwrap_or_else(|| panic!("{}: no {heading}", page.display()));
+            rest.split("\n.SH ").next().unwrap().to_owned()
+        };
+        let title = section("NAME");
+        let (names, _) = title.lines().next().unwrap().split_once(" \\- ").unwrap();
+        let names: Vec<_> = names.split(", ").collect();
+        assert!(names.iter().any(|name| page.ends_with(format!("{name}.3"))), "{}", page.display());
+        let here = names.iter().map(|name| {
+            functions.iter().find(|f| f.name == *name).unwrap_or_else(|| panic!("forebay.h has no {name}"))
+        });
+        let expected: String = here.map(prototype).collect();
+        if std::env::var_os("FOREBAY_PRINT").is_some() {
+            println!("{}:\n{expected}", page.display());
         }
-        assert!(described.iter().any(|name| page.ends_with(format!("{name}.3"))), "{}", page.display());
+        assert_eq!(
+            prototypes(&section("SYNOPSIS")),
+            prototypes(&expected),
+            "{}: run with FOREBAY_PRINT=1",
+            page.display()
+        );
+        described.extend(names.iter().map(|name| (*name).to_owned()));
     }
-    described.sort();
-    let exported: Vec<_> =
-        symbols("--defined-only").into_iter().filter(|name| name != "forebay_door").collect();
-    assert_eq!(described, exported);
+    let count = described.len();
+    let described: BTreeSet<_> = described.into_iter().collect();
+    assert_eq!((count, &described), (functions.len(), &declared()), "each function has one page");
 }
 
 /// Standard library functions that are reached only while a panic prints its backtrace.

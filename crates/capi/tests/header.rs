@@ -1,4 +1,4 @@
-//! include/forebay.h stands alone, as C11 and as C++17, and with all warnings on.
+//! include/forebay.h compiles alone, as C11 and as C++17, with all warnings.
 
 use std::path::Path;
 use std::process::Command;
@@ -23,7 +23,7 @@ fn compile(compiler: &str, language: &str, standard: &str, source: &str) {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Each function used once, so that a declaration that is no function would be noticed.
+/// Uses some functions, so that a declaration that is not a function would be noticed.
 const USES: &str = "
     #include <forebay.h>
     int use(void);

@@ -24,22 +24,22 @@ static int failures;
 
 enum { PIECES = 64, PIECE = 5000 };
 
-static _Atomic int64_t heard, heard_bytes;
-static void hear(void *state, int64_t result)
+static _Atomic int64_t results, results_bytes;
+static void record_result(void *state, int64_t result)
 {
     if (result > 0)
-        heard_bytes += result;
+        results_bytes += result;
     *(_Atomic int *)state += 1;
-    heard++;
+    results++;
 }
 
-/* Asynchronous transfers: many at once, found done, waited for, told by callback; in a forked child too. */
+/* Asynchronous transfers: many at once, found done, waited for, with callback; in a forked child too. */
 static void later(forebay_pool *pool)
 {
     static char out[PIECES][PIECE], in[PIECES][PIECE];
     forebay_request *requests[PIECES] = {NULL};
     forebay_file *file = NULL;
-    static _Atomic int told;
+    static _Atomic int callbacks;
     int64_t result = 0;
 
     CHECK(forebay_file_open(pool, "later", O_RDWR | O_CREAT, 0600, 3, 4096, &file) == 0);
@@ -50,14 +50,14 @@ static void later(forebay_pool *pool)
     for (int i = 0; i < PIECES; i++)
         CHECK(requests[i] && forebay_request_wait(requests[i]) == PIECE);
     for (int i = 0; i < PIECES; i++)
-        CHECK(forebay_file_read_start(file, in[i], PIECE, (int64_t)i * PIECE, hear, &told, &requests[i]) == 0);
+        CHECK(forebay_file_read_start(file, in[i], PIECE, (int64_t)i * PIECE, record_result, &callbacks, &requests[i]) == 0);
     for (int i = 0; i < PIECES; i++) {
         while (forebay_request_test(requests[i], &result) == 0)
             usleep(100);
         CHECK(result == PIECE);
     }
-    CHECK(told == PIECES && heard == PIECES && heard_bytes == PIECES * PIECE && memcmp(in, out, sizeof in) == 0);
-    /* At the end, behind it, and what cannot be started. */
+    CHECK(callbacks == PIECES && results == PIECES && results_bytes == PIECES * PIECE && memcmp(in, out, sizeof in) == 0);
+    /* At the end, behind it, and transfers that cannot be started. */
     CHECK(forebay_file_read_start(file, in, PIECE, (int64_t)PIECES * PIECE - 10, NULL, NULL, &requests[0]) == 0);
     CHECK(forebay_request_wait(requests[0]) == 10);
     CHECK(forebay_file_read_start(file, NULL, 0, 0, NULL, NULL, &requests[0]) == 0);
@@ -68,7 +68,10 @@ static void later(forebay_pool *pool)
     CHECK(forebay_file_read_start(NULL, in, 1, 0, NULL, NULL, &requests[0]) == -EFAULT);
     CHECK(forebay_request_test(NULL, &result) == -EFAULT);
 #ifdef __SANITIZE_ADDRESS__
-    /* The sanitizer's own allocator has a lock that a thread may hold over the fork, and the child waits for it for ever. */
+    /*
+     * A thread may hold a lock of the sanitizer's allocator during the fork. The child would then wait for it without
+     * end.
+     */
     CHECK(forebay_file_write_start(file, "child", 5, 0, NULL, NULL, &requests[0]) == 0);
     CHECK(forebay_request_wait(requests[0]) == 5);
 #else
@@ -81,16 +84,16 @@ static void later(forebay_pool *pool)
     int status = -1;
     CHECK(waitpid(child, &status, 0) == child && status == 0);
 #endif
-    /* The file may be closed before it is done; without a handle only the callback tells. */
-    CHECK(forebay_file_read_start(file, in, 5, 0, hear, &told, NULL) == 0 && forebay_file_close(file) == 0);
-    while (heard == PIECES)
+    /* The file may be closed before the transfer is done. Without a handle only the callback gets the result. */
+    CHECK(forebay_file_read_start(file, in, 5, 0, record_result, &callbacks, NULL) == 0 && forebay_file_close(file) == 0);
+    while (results == PIECES)
         usleep(100);
     CHECK(memcmp(in, "child", 5) == 0);
 }
 
 enum { RUNS = 600, RUN = 4096, EVERY = 3 };
 
-/* Many ranges of a file in one call, and what lies between them: of several backing files and of one. */
+/* Many ranges of a file in one call, and the bytes between them, in several backing files and in one. */
 static void runs(forebay_pool *pool, uint32_t stripe_count)
 {
     static char out[RUNS * RUN], in[RUNS * RUN], whole[RUNS * RUN * EVERY];
@@ -106,7 +109,7 @@ static void runs(forebay_pool *pool, uint32_t stripe_count)
     CHECK(forebay_file_pwrite(file, whole, sizeof whole, 0) == (int64_t)sizeof whole);
     for (int i = 0; i < RUNS; i++)
         list[i] = (struct forebay_run){(int64_t)i * RUN * EVERY + 17, RUN};
-    /* Twice: into a file that is there, and, once it was emptied, into holes. */
+    /* Twice: into an existing file, and after truncation into holes. */
     for (int pass = 0; pass < 2; pass++) {
         char gap = pass == 0 ? 'g' : 0;
         CHECK(forebay_file_write_runs(file, parts, 3, list, RUNS) == (int64_t)sizeof out);
@@ -124,7 +127,7 @@ static void runs(forebay_pool *pool, uint32_t stripe_count)
         if (pass == 0)
             CHECK(forebay_file_truncate(file, 0) == 0);
     }
-    /* The file's end: within a range, and before all. */
+    /* The file's end: within a range, and before all ranges. */
     CHECK(forebay_file_truncate(file, list[9].offset + 5) == 0);
     memset(in, 'k', sizeof in);
     CHECK(forebay_file_read_runs(file, &back, 1, list, RUNS) == 9 * RUN + 5);
@@ -132,7 +135,7 @@ static void runs(forebay_pool *pool, uint32_t stripe_count)
     CHECK(forebay_file_read_runs(file, &back, 1, list + 100, RUNS - 100) == -EINVAL);
     back.iov_len = RUN;
     CHECK(forebay_file_read_runs(file, &back, 1, list + 100, 1) == 0);
-    /* Ranges that fall, and one after the other without a gap. */
+    /* Ranges with falling offsets, and adjacent ones. */
     struct forebay_run falling[3] = {{200000, 1000}, {100000, RUN - 2000}, {101000 + RUN - 3000, 1000}};
     CHECK(forebay_file_write_runs(file, parts + 1, 0, falling, 0) == 0);
     parts[0].iov_len = RUN;
@@ -141,7 +144,7 @@ static void runs(forebay_pool *pool, uint32_t stripe_count)
     CHECK(forebay_file_preadv(file, &back, 1, 200000) == 1000 && memcmp(in, out, 1000) == 0);
     CHECK(forebay_file_pwritev(file, parts, 2, 70000) == (int64_t)(RUN + parts[1].iov_len));
     CHECK(forebay_file_pread(file, in, RUN, 70000) == RUN && memcmp(in, out, RUN) == 0);
-    /* What makes no sense. */
+    /* Invalid arguments. */
     falling[0].bytes = -1;
     CHECK(forebay_file_write_runs(file, parts, 1, falling, 3) == -EINVAL);
     CHECK(forebay_file_write_runs(file, parts, -1, list, 1) == -EINVAL && forebay_file_write_runs(file, NULL, 1, list, 1) == -EFAULT);
@@ -153,7 +156,7 @@ static void runs(forebay_pool *pool, uint32_t stripe_count)
 
 enum { FAR = 64 << 20 };
 
-/* Holes, made by nobody and by a punch. */
+/* Holes that were never written, and holes made by a punch. */
 static void holes(forebay_pool *pool, uint32_t stripe_count)
 {
     forebay_file *file = NULL;
@@ -166,7 +169,7 @@ static void holes(forebay_pool *pool, uint32_t stripe_count)
     CHECK(forebay_file_pwrite(file, data, sizeof data, FAR) == (int64_t)sizeof data);
     CHECK(forebay_file_truncate(file, 2 * FAR) == 0);
     int64_t first = forebay_file_seek_data(file, 5), behind = forebay_file_seek_hole(file, FAR);
-    /* The medium's pages may be larger than what was written. */
+    /* The medium's pages may be larger than the written range. */
     CHECK(first > FAR / 2 && first <= FAR && behind >= FAR + (int64_t)sizeof data && behind < FAR + FAR / 2);
     CHECK(forebay_file_seek_hole(file, 5) == 5 && forebay_file_seek_data(file, behind) == -ENXIO);
     CHECK(forebay_file_seek_hole(file, 2 * FAR) == -ENXIO && forebay_file_seek_data(file, -1) == -EINVAL);
@@ -187,7 +190,7 @@ static void put(const char *path, const char *text)
         failures++;
 }
 
-/* Into the pool and out of it, and what cannot be staged. The program hears of no child. */
+/* Into the pool and out of it, and paths that cannot be staged. The program gets no signal of a child. */
 static void staging(forebay_pool *pool)
 {
     char dir[] = "/tmp/forebay-interface-XXXXXX", from[64], to[64], text[16] = "";
@@ -239,7 +242,7 @@ static void memory(forebay_pool *pool)
     CHECK(forebay_memory_register(pool, NULL, 1, &held) == -EFAULT && forebay_memory_register(pool, room, 1, NULL) == -EFAULT);
 }
 
-/* How a file lies, and that an open for a descriptor makes it one backing file. */
+/* The layout of a file. An open for a descriptor converts it to one backing file. */
 static void layouts(forebay_pool *pool)
 {
     uint32_t count = 0, bytes = 0;
@@ -254,17 +257,17 @@ static void layouts(forebay_pool *pool)
     CHECK(forebay_layout_get(pool, "later", NULL, &bytes) == -EFAULT);
     CHECK(forebay_layout_set(pool, "later", 2, 4096) == -ENOTDIR && forebay_layout_migrate(pool, "/") == -EISDIR);
     CHECK(forebay_layout_set(pool, "/", 5, 8192) == 0 && forebay_layout_set(pool, "/", 5, 8191) == -EINVAL);
-    CHECK(forebay_file_open(pool, "told", O_RDWR | O_CREAT, 0600, 0, 0, &file) == 0);
+    CHECK(forebay_file_open(pool, "callbacks", O_RDWR | O_CREAT, 0600, 0, 0, &file) == 0);
     CHECK(forebay_file_layout(file, &count, &bytes) == 0 && count == 5 && bytes == 8192);
-    CHECK(forebay_file_fd(file) == -EOPNOTSUPP && forebay_open(pool, "told", O_RDONLY, 0) == -EBUSY);
+    CHECK(forebay_file_fd(file) == -EOPNOTSUPP && forebay_open(pool, "callbacks", O_RDONLY, 0) == -EBUSY);
     CHECK(forebay_file_pwrite(file, "x", 1, 100000) == 1 && forebay_file_close(file) == 0);
-    int fd = forebay_open(pool, "told", O_RDWR, 0);
+    int fd = forebay_open(pool, "callbacks", O_RDWR, 0);
     char byte = 0;
     CHECK(fd >= 0 && pread(fd, &byte, 1, 100000) == 1 && byte == 'x');
     close(fd);
     CHECK(forebay_layout_set(pool, "/", 1, 4096) == 0);
 
-    /* Targets: a pool of one node has number 1, and one target unless it was told of more. */
+    /* Targets: the node of a pool of one node has number 1, and one target unless it was given more. */
     uint32_t here[] = {FOREBAY_TARGET(1, 0)}, none[] = {FOREBAY_TARGET(1, 77)}, found[4] = {0};
     uint32_t many[9] = {0};
     CHECK(forebay_mkdir(pool, "placed", 0700) == 0 && forebay_layout_targets(pool, "placed", found, 4) == 0);
@@ -285,28 +288,32 @@ static void layouts(forebay_pool *pool)
     CHECK(forebay_stat(pool, "placed/b", &st) == -ENOENT);
     CHECK(forebay_unlink(pool, "placed/a") == 0);
 
-    /* Width: a pool of one node has none to give. */
+    /* Width: a directory in a pool of one node cannot be wide. */
     CHECK(forebay_layout_width(pool, "placed") == 1 && forebay_layout_width(pool, "later") == -ENOTDIR);
     CHECK(forebay_layout_width(pool, "none") == -ENOENT && forebay_layout_set_width(pool, "none", 2) == -ENOENT);
     CHECK(forebay_layout_set_width(pool, "placed", 1) == 0 && forebay_layout_set_width(pool, "placed", 2) == -ENXIO);
     CHECK(forebay_layout_set_width(pool, "placed", 1 << 20) == -EINVAL);
     CHECK(forebay_layout_set_width(pool, "later", 2) == -ENOTDIR && forebay_rmdir(pool, "placed") == 0);
-    CHECK(forebay_unlink(pool, "told") == 0 && forebay_unlink(pool, "later") == 0);
+    CHECK(forebay_unlink(pool, "callbacks") == 0 && forebay_unlink(pool, "later") == 0);
 }
 
-int main(void)
+/* Why an attach failed. */
+static void attach_failures(void)
 {
-    forebay_pool *pool = NULL, *none = NULL;
-    char words[512], text[64];
-    struct stat st, by_name;
+    forebay_pool *none = NULL;
+    char words[512];
 
     CHECK(forebay_attach("/nonexistent/pool", &none) == -EIO && none == NULL);
     CHECK(forebay_attach_error(words, sizeof words) > 10 && strstr(words, "/nonexistent/pool"));
     CHECK(forebay_attach_error(words, 5) > 10 && strlen(words) == 4);
     CHECK(forebay_attach("/x", NULL) == -EFAULT);
-    CHECK(forebay_attach(NULL, &pool) == 0 && pool != NULL);
-    if (!pool)
-        return 1;
+}
+
+/* Names and links. Returns a descriptor of d/f. */
+static int names(forebay_pool *pool)
+{
+    struct stat st, by_name;
+    char text[64];
 
     CHECK(forebay_mkdir(pool, "/d", 0755) == 0 && forebay_mkdir(pool, "d", 0755) == -EEXIST);
     int fd = forebay_open(pool, "d/f", O_CREAT | O_EXCL | O_RDWR, 0640);
@@ -332,6 +339,14 @@ int main(void)
     CHECK(forebay_rename(pool, "d/h", "d/g", 0) == 0 && forebay_rename(pool, "d/g", "d/f", 1) == -EEXIST);
     CHECK(forebay_rename(pool, "d/g", NULL, 0) == -EFAULT);
 
+    return fd;
+}
+
+/* Attributes of d/f, which `fd` is open for. */
+static void attributes(forebay_pool *pool, int fd)
+{
+    struct stat st;
+    char text[64];
     struct timespec times[2] = {{11, 1}, {22, 2}}, bad[2] = {{0, -7}, {0, 0}};
     CHECK(forebay_utimens(pool, "d/f", times, 0) == 0 && forebay_stat(pool, "d/f", &st) == 0);
     CHECK(st.st_atim.tv_sec == 11 && st.st_mtim.tv_nsec == 2 && forebay_utimens(pool, "d/f", bad, 0) == -EINVAL);
@@ -339,6 +354,11 @@ int main(void)
     CHECK(forebay_chmod(pool, "d/f", 0600) == 0 && forebay_chown(pool, "d/f", (uid_t)-1, (gid_t)-1, 0) == 0);
     CHECK(forebay_truncate(pool, "d/f", 2) == 0 && forebay_truncate(pool, "d/f", -1) == -EINVAL);
     CHECK(pread(fd, text, 8, 0) == 2 && close(fd) == 0);
+}
+
+static void extended_attributes(forebay_pool *pool)
+{
+    char text[64];
 
     CHECK(forebay_setxattr(pool, "d/f", "user.a", "12", 2, XATTR_CREATE, 0) == 0);
     CHECK(forebay_setxattr(pool, "d/f", "user.a", "12", 2, XATTR_CREATE, 0) == -EEXIST);
@@ -347,7 +367,10 @@ int main(void)
     CHECK(forebay_getxattr(pool, "d/l", "user.a", text, sizeof text, AT_SYMLINK_NOFOLLOW) == -ENODATA);
     CHECK(forebay_listxattr(pool, "d/f", text, sizeof text, 0) == 7 && strcmp(text, "user.a") == 0);
     CHECK(forebay_removexattr(pool, "d/f", "user.a", 0) == 0 && forebay_removexattr(pool, "d/f", "user.a", 0) == -ENODATA);
+}
 
+static void files(forebay_pool *pool)
+{
     forebay_file *file = NULL;
     uint32_t stripes = 0, stripe_bytes = 0;
     char large[40000], back[40000];
@@ -376,10 +399,10 @@ int main(void)
     CHECK(forebay_file_open(pool, "d/s", O_RDWR | O_CREAT, 0640, 4, 5, &file) == -EINVAL);
     CHECK(forebay_file_open(pool, "d/p", O_RDWR | O_CREAT, 0640, 1, 0, &file) == 0 && forebay_file_fd(file) >= 0);
     CHECK(forebay_file_close(file) == 0 && forebay_unlink(pool, "d/p") == 0);
+}
 
-    struct statvfs space;
-    CHECK(forebay_statvfs(pool, &space) == 0 && space.f_blocks > 0 && space.f_namemax == 255);
-
+static void directories(forebay_pool *pool)
+{
     forebay_dir *dir = NULL;
     struct forebay_dirent entry;
     CHECK(forebay_opendir(pool, "d/f", &dir) == -ENOTDIR && dir == NULL);
@@ -395,7 +418,22 @@ int main(void)
     CHECK(count == 3 && files == 2 && seen != 0);
     CHECK(forebay_seekdir(dir, first) == 0 && forebay_readdir(dir, &entry) == 1 && forebay_readdir(dir, &entry) == 1);
     CHECK(forebay_readdir(dir, &entry) == 0 && forebay_closedir(dir) == 0 && forebay_closedir(NULL) == -EFAULT);
+}
 
+int main(void)
+{
+    forebay_pool *pool = NULL;
+    struct statvfs space;
+
+    attach_failures();
+    CHECK(forebay_attach(NULL, &pool) == 0 && pool != NULL);
+    if (!pool)
+        return 1;
+    attributes(pool, names(pool));
+    extended_attributes(pool);
+    files(pool);
+    CHECK(forebay_statvfs(pool, &space) == 0 && space.f_blocks > 0 && space.f_namemax == 255);
+    directories(pool);
     for (uint32_t stripes = 1; stripes <= 3; stripes += 2) {
         runs(pool, stripes);
         holes(pool, stripes);

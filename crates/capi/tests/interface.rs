@@ -25,11 +25,11 @@ fn interface_from_c_does_what_the_header_says() {
     let scratch = Scratch::new();
     let program = build(&scratch, &[]);
     succeeds(Command::new(&program).env("FOREBAY_POOL", pool.path()));
-    // The library's own calls are the kernel's, whatever stands in front of libc.
+    // The library's own calls go to the kernel, even under the preload library.
     succeeds(&mut pool.command(&program));
 }
 
-/// What the library reads and writes of its caller's memory, asynchronously too, is what the header says.
+/// The library reads and writes only the memory of its caller that the header permits, also in asynchronous transfers.
 #[test]
 fn interface_from_c_is_clean_under_address_and_undefined_behaviour_sanitizers() {
     let pool = Pool::start();

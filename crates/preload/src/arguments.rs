@@ -1,13 +1,14 @@
-//! An argument list to be grown at its front, and the variadic exec calls, whose arguments are gathered into one.
+//! An argument list that can grow at its front, and the variadic exec calls, which gather their arguments in such a
+//! list.
 //!
-//! Nothing here is allocated with malloc: exec is called in signal handlers and in children of vfork(2). Short lists are
-//! on the stack, long ones in memory mapped for the call.
+//! Nothing here uses malloc, as exec is called in signal handlers and in children of vfork(2). Short lists are on the
+//! stack, long ones in memory that is mapped for the call.
 
 use std::os::raw::c_char;
 
-/// Pointers that a list holds without a mapping.
+/// The number of pointers that a list holds without a mapping.
 const SHORT: usize = 512;
-/// Places kept free at the front: an interpreter and its argument, at each of so many levels.
+/// Free places at the front: for an interpreter and its argument, at each level of interpreters.
 pub(crate) const FRONT: usize = 2 * crate::program::LEVELS_MAX;
 
 type Argument = *const c_char;
@@ -84,19 +85,19 @@ impl Arguments {
         }
     }
 
-    /// Appends.
+    /// Appends an argument.
     pub(crate) fn push(&mut self, argument: Argument) {
         self.set(self.end, argument);
         self.end += 1;
         self.set(self.end.min(self.room - 1), std::ptr::null());
     }
 
-    /// Takes the first argument away, if there is one.
+    /// Removes the first argument, if there is one.
     pub(crate) fn pop_front(&mut self) {
         self.start = (self.start + 1).min(self.end);
     }
 
-    /// Puts one at the front.
+    /// Adds an argument at the front.
     pub(crate) fn push_front(&mut self, argument: Argument) {
         if self.start == self.end {
             self.set(self.end, std::ptr::null());
@@ -144,10 +145,10 @@ impl Variadic {
         Variadic { registers, memory }
     }
 
-    /// The argument of this number.
+    /// The argument at `index`.
     ///
     /// # Safety
-    /// The caller passed so many.
+    /// The caller passed that many.
     pub(crate) unsafe fn get(&self, index: usize) -> usize {
         // SAFETY: the caller's promise, and that of `new`.
         unsafe {
@@ -158,7 +159,7 @@ impl Variadic {
         }
     }
 
-    /// The strings from number 1 on up to the null, and what stands behind it.
+    /// The strings from index 1 up to the null, and the word behind the null.
     ///
     /// # Safety
     /// The call's arguments are strings that end with a null.

@@ -5,7 +5,7 @@ use std::os::raw::{c_char, c_int};
 use libc::{gid_t, mode_t, off_t, uid_t};
 
 use crate::door::Pool;
-use crate::interpose::{answer_int, guard, raw};
+use crate::interpose::{answer_int, raw};
 use crate::{descriptor, magic, real, route, stat};
 
 const HERE: c_int = libc::AT_FDCWD;
@@ -16,7 +16,7 @@ unsafe fn chmod_any(dirfd: c_int, path: *const c_char, mode: mode_t, flags: c_in
     // SAFETY: libc's contract.
     unsafe {
         if follow {
-            let nameless = |fd, pool: Pool, ino| (pool.door.chmod_open)(pool.handle, fd, ino, mode) as isize;
+            let nameless = |fd, pool: Pool, ino| pool.chmod_open(fd, ino, mode) as isize;
             if let Some(result) = magic::nameless(path, nameless) {
                 return result;
             }
@@ -35,7 +35,7 @@ unsafe fn chmod_any(dirfd: c_int, path: *const c_char, mode: mode_t, flags: c_in
                 if flags & !libc::AT_SYMLINK_NOFOLLOW != 0 {
                     return -i64::from(libc::EINVAL);
                 }
-                (pool.door.chmod)(pool.handle, place, mode, follow as i32, escape)
+                pool.chmod(place, mode, follow as i32, escape)
             },
         )
     }
@@ -51,8 +51,7 @@ unsafe fn chown_any(dirfd: c_int, path: *const c_char, uid: uid_t, gid: gid_t, f
         let (path, flags) = stat::here_for_empty(path, flags);
         let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
         if follow {
-            let nameless =
-                |fd, pool: Pool, ino| (pool.door.chown_open)(pool.handle, fd, ino, uid, gid) as isize;
+            let nameless = |fd, pool: Pool, ino| pool.chown_open(fd, ino, uid, gid) as isize;
             if let Some(result) = magic::nameless(path, nameless) {
                 return result;
             }
@@ -66,7 +65,7 @@ unsafe fn chown_any(dirfd: c_int, path: *const c_char, uid: uid_t, gid: gid_t, f
                 if flags & !(libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH) != 0 {
                     return -i64::from(libc::EINVAL);
                 }
-                (pool.door.chown)(pool.handle, place, uid, gid, follow as i32, escape)
+                pool.chown(place, uid, gid, follow as i32, escape)
             },
         )
     }
@@ -76,7 +75,7 @@ fn fchown_any(fd: c_int, uid: uid_t, gid: gid_t) -> isize {
     match descriptor::inode_of(fd) {
         Some((pool, ino)) => {
             // SAFETY: the handle is attached.
-            guard(|| unsafe { (pool.door.chown_open)(pool.handle, fd, ino, uid, gid) as isize })
+            unsafe { pool.chown_open(fd, ino, uid, gid) as isize }
         }
         // SAFETY: it touches no memory.
         None => unsafe { system_call!(libc::SYS_fchown, fd, uid, gid) },
@@ -106,7 +105,7 @@ interpose! {
     fchmod = fn(fd: c_int, mode: mode_t) -> c_int {
         answer_int(match descriptor::inode_of(fd) {
             // SAFETY: the handle is attached.
-            Some((pool, ino)) => guard(|| unsafe { (pool.door.chmod_open)(pool.handle, fd, ino, mode) as isize }),
+            Some((pool, ino)) => unsafe { pool.chmod_open(fd, ino, mode) as isize },
             // SAFETY: it touches no memory.
             None => unsafe { system_call!(libc::SYS_fchmod, fd, mode) },
         })
@@ -145,7 +144,7 @@ interpose! {
                 true,
                 |_, path| system_call!(libc::SYS_truncate, path, size),
                 |pool, place, escape| match u64::try_from(size) {
-                    Ok(size) => (pool.door.truncate)(pool.handle, place, size, escape),
+                    Ok(size) => pool.truncate(place, size, escape),
                     Err(_) => -i64::from(libc::EINVAL),
                 },
             )

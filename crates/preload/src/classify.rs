@@ -1,4 +1,4 @@
-//! Whether a path may lead into the pool: the compare that every call pays.
+//! Decides whether a path may lead into the pool: the comparison that every call pays for.
 
 use std::os::raw::{c_char, c_int};
 
@@ -6,17 +6,17 @@ use crate::abi::Place;
 use crate::door::{self, Absent, Pool};
 use crate::{cwd, descriptor, magic, path, settings};
 
-/// What a path is.
+/// Where a path leads.
 pub(crate) enum Leads {
-    /// To the kernel's tree, as far as its text tells.
+    /// To the kernel's tree, as far as the text of the path shows.
     Kernel,
     /// Into the pool.
     Pool(Pool, Place),
-    /// Nowhere: the call fails with this negative errno.
+    /// Nowhere. The call fails with this negative errno.
     Nowhere(isize),
 }
 
-/// False when a path is certainly the kernel's, as far as its text and its start tell.
+/// False when a path certainly stays in the kernel's tree, by its text and the directory that it starts from.
 ///
 /// # Safety
 /// `path` is wild or a C string.
@@ -36,23 +36,24 @@ pub(crate) unsafe fn may_lead_to_pool(dirfd: c_int, path: *const c_char) -> bool
     }
 }
 
-/// True when `path` is the prefix or goes on behind it with a slash.
+/// True when `path` is the prefix, or the prefix and a slash start it.
 ///
 /// # Safety
 /// `path` is a C string.
 #[inline(always)]
 unsafe fn is_below(path: *const c_char, prefix: &[u8]) -> bool {
     for (i, byte) in prefix.iter().enumerate() {
-        // SAFETY: bytes before this one equal the prefix's, which has no NUL: the string does not end before it.
+        // SAFETY: the bytes before this one equal those of the prefix, which has no NUL, so the string does not end
+        // before it.
         if unsafe { *path.add(i) } as u8 != *byte {
             return false;
         }
     }
-    // SAFETY: as above; the string goes at least as far as its NUL.
+    // SAFETY: as above. The string extends at least to its NUL.
     matches!(unsafe { *path.add(prefix.len()) } as u8, 0 | b'/')
 }
 
-/// What `path` is, relative to the directory of `dirfd`; `follow` is whether the call follows a link at its end.
+/// Where `path` leads from the directory `dirfd`. `follow` says whether the call follows a symbolic link at the end.
 ///
 /// # Safety
 /// `path` is null or a C string that lives as long as the result.

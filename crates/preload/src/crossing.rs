@@ -1,9 +1,9 @@
-//! Paths of the kernel's tree that lead into the pool all the same: by a symbolic link to somewhere under the prefix, or
-//! by their text (`//forebay`, `/x/../forebay`, `forebay` from `/`).
+//! Paths of the kernel's tree that lead into the pool: by a symbolic link to a path under the prefix, or by their text
+//! (`//forebay`, `/x/../forebay`, `forebay` from `/`).
 //!
-//! Under the prefix the kernel has nothing, so such a call fails with ENOENT first; only then is this asked. One system
-//! call tells whether there is a symbolic link on the way; if not, and if the text does not name the prefix's last
-//! component, that was all.
+//! The kernel has nothing under the prefix, so such a call first fails with ENOENT, and only then is the path examined.
+//! One system call shows whether the path has a symbolic link. If it has none, and its text does not name the last
+//! component of the prefix, the path does not lead into the pool.
 
 use std::os::raw::{c_char, c_int};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,17 +12,17 @@ use crate::abi::PATH_BYTES;
 use crate::path::{self, Buffer};
 use crate::{real, settings};
 
-/// Symbolic links followed, as in the kernel.
+/// The maximum number of symbolic links to follow, as in the kernel.
 const LINKS_MAX: u32 = 40;
 
-/// openat2(2) is not there (Linux before 5.6, or a sandbox).
+/// openat2(2) is not available (Linux before 5.6, or a sandbox).
 static NO_OPENAT2: AtomicBool = AtomicBool::new(false);
 
-/// Where `path`, at which the kernel found nothing, enters the pool: stores the path from the prefix on in `out`. `follow`
-/// is whether the call follows a symbolic link at the end.
+/// Where `path`, under which the kernel found nothing, enters the pool: stores the path from the prefix on in `out`.
+/// `follow` says whether the call follows a symbolic link at the end.
 ///
 /// # Safety
-/// `path` is null or a C string and lies not in `out`.
+/// `path` is null or a C string, and is not in `out`.
 pub(crate) unsafe fn crossing(dirfd: c_int, path: *const c_char, follow: bool, out: &mut Buffer) -> bool {
     let prefix = settings::prefix();
     if prefix.is_empty() || crate::path::is_wild(path) {
@@ -40,7 +40,7 @@ pub(crate) unsafe fn crossing(dirfd: c_int, path: *const c_char, follow: bool, o
     Walk { dirfd, above: &prefix[..at], last, path: out, bytes: text.len() }.run(follow)
 }
 
-/// True when the kernel meets a symbolic link on the way, or cannot say.
+/// True when the kernel meets a symbolic link on the path, or cannot say.
 ///
 /// # Safety
 /// `path` is a C string.
@@ -58,7 +58,7 @@ unsafe fn meets_link(dirfd: c_int, path: *const c_char, follow: bool) -> bool {
     const RESOLVE_NO_SYMLINKS: u64 = 4;
     let flags = libc::O_PATH | libc::O_CLOEXEC | if follow { 0 } else { libc::O_NOFOLLOW };
     let how = How { flags: flags as u64, mode: 0, resolve: RESOLVE_NO_SYMLINKS };
-    // SAFETY: a C string, and a structure of the size that is said.
+    // SAFETY: a C string, and a structure of the given size.
     let result = unsafe { system_call!(libc::SYS_openat2, dirfd, path, &raw const how, size_of::<How>()) };
     match -result as i32 {
         libc::ELOOP => true,
@@ -112,7 +112,7 @@ impl Walk<'_> {
             }
             let mut target = Buffer::new();
             let n = self.ending_at(end, |dirfd, path| {
-                // SAFETY: a C string, and room for as much as is said.
+                // SAFETY: a C string, and a buffer of the given size.
                 unsafe { real::readlinkat(dirfd, path, target.first(), PATH_BYTES - 1) }
             });
             if n == -(libc::EINVAL as isize) {
@@ -186,7 +186,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Puts `with` in place of the bytes from `start` to `end`.
+    /// Replaces the bytes from `start` to `end` by `with`.
     fn replace(&mut self, start: usize, end: usize, with: &[u8]) -> bool {
         let rest = self.bytes - end;
         let bytes = start + with.len() + rest;
@@ -194,7 +194,7 @@ impl Walk<'_> {
             return false;
         }
         let first = self.path.first();
-        // SAFETY: both ranges and the NUL lie within the buffer, which was just checked.
+        // SAFETY: both ranges and the NUL are within the buffer.
         unsafe {
             first.add(start + with.len()).copy_from(first.add(end), rest + 1);
             first.add(start).copy_from_nonoverlapping(with.as_ptr(), with.len());

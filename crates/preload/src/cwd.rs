@@ -1,32 +1,33 @@
-//! The working directory: the kernel's, or a directory of the pool.
+//! The working directory: in the kernel's tree, or a directory of the pool.
 //!
-//! In the pool it is an anchor, which the kernel knows as a removed directory, so that its own relative look-ups all fail
-//! there; or a directory of the pool's mount. Ours start from its inode. It is found out at the first relative path and kept; chdir and fchdir set
-//! it. A child in its parent's memory keeps nothing: its working directory is its own.
+//! In the pool it is an anchor, or a directory of the pool's mount. To the kernel an anchor is a removed directory, so
+//! the kernel's own relative look-ups all fail there. Look-ups in the pool start from the directory's inode. The inode
+//! is determined at the first relative path and kept; chdir and fchdir set it. A child that runs in the memory of its
+//! parent keeps nothing, as its working directory is its own.
 
 use std::os::raw::{c_char, c_int};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::abi::Place;
 use crate::door::{either, Pool};
-use crate::interpose::{answer_int, guard};
+use crate::interpose::answer_int;
 use crate::path::Buffer;
 use crate::{descriptor, door, process, real, route, settings};
 
-/// [`STATE`] before it was looked at.
+/// [`STATE`] before the working directory is known.
 const UNKNOWN: u64 = 0;
-/// [`STATE`] in the kernel's tree. Inode numbers are greater.
+/// [`STATE`] of a directory in the kernel's tree. Inode numbers are greater.
 const KERNEL: u64 = 1;
 
 static STATE: AtomicU64 = AtomicU64::new(UNKNOWN);
 
-/// False when relative paths are certainly the kernel's.
+/// False when relative paths certainly start in the kernel's tree.
 #[inline(always)]
 pub(crate) fn may_be_pool() -> bool {
     STATE.load(Ordering::Relaxed) != KERNEL
 }
 
-/// The pool's directory in which the process works, if it is one.
+/// The working directory, if it is in the pool.
 pub(crate) fn directory() -> Option<(Pool, u64)> {
     match STATE.load(Ordering::Relaxed) {
         KERNEL => None,
@@ -47,12 +48,11 @@ fn find_out() -> Option<(Pool, u64)> {
             if stat.st_nlink == 0
                 || descriptor::is_on_mount(None, stat.st_dev) && !named_otherwise(&stat) =>
         {
-            // Without a pool nothing is kept: it may come back.
+            // Without a pool nothing is kept, as the pool may come back.
             let pool = door::pool().ok()?;
             let mut ino = KERNEL;
             // SAFETY: the handle is attached, the structures are readable and writable.
-            let found =
-                guard(|| unsafe { (pool.door.working_directory)(pool.handle, &stat, &mut ino) as isize });
+            let found = unsafe { pool.working_directory(&stat, &mut ino) };
             descriptor::learn_device(&stat, found == 1);
             keep(if found == 1 { ino } else { KERNEL });
             (found == 1).then_some((pool, ino))
@@ -65,10 +65,10 @@ fn find_out() -> Option<(Pool, u64)> {
     }
 }
 
-/// True when whoever started this program calls its working directory by another name than one under the prefix, which leads
-/// the kernel there: a directory of the mount was entered by the mount's own path then, and is the kernel's.
+/// True when PWD names the working directory by a path outside the prefix. Then the program was started in a directory
+/// of the mount by the mount's own path, and the kernel serves it.
 fn named_otherwise(here: &libc::stat) -> bool {
-    // SAFETY: a C string; what it gives is one, or null; the structure is writable and filled after success.
+    // SAFETY: `named` is a C string or null. The structure is writable, and filled after success.
     unsafe {
         let named = libc::getenv(c"PWD".as_ptr());
         if named.is_null() {
@@ -100,14 +100,14 @@ fn keep(state: u64) {
 /// # Safety
 /// `escape` has room for a path.
 unsafe fn enter(pool: Pool, place: Place, escape: *mut u8) -> Result<i64, i64> {
-    // SAFETY: the door's contract is kept: the place is the caller's, the rest is writable.
+    // SAFETY: the contract of abi.rs is kept: the place is valid, the buffers are writable.
     unsafe {
         let (itself, kind) = pool.reach(place, true, escape)?;
         if kind != libc::S_IFDIR {
             return Err(-i64::from(libc::ENOTDIR));
         }
         pool.allows(itself, libc::X_OK, escape)?;
-        let fd = (pool.door.open_to_enter)(pool.handle, itself.dir);
+        let fd = pool.open_to_enter(itself.dir);
         if fd < 0 {
             return Err(fd);
         }
@@ -120,7 +120,7 @@ unsafe fn enter(pool: Pool, place: Place, escape: *mut u8) -> Result<i64, i64> {
     }
 }
 
-/// The working directory's path, if it is in the pool: its length, or a negative errno.
+/// The working directory's path, if it is in the pool. Returns its length or a negative errno.
 pub(crate) fn path(out: &mut Buffer) -> Option<isize> {
     if settings::prefix_bytes() == 0 || !may_be_pool() {
         return None;
@@ -128,11 +128,11 @@ pub(crate) fn path(out: &mut Buffer) -> Option<isize> {
     let (pool, ino) = directory()?;
     let mut inside = Buffer::new();
     // SAFETY: the buffer has room for a path.
-    let bytes = guard(|| unsafe { (pool.door.path_of)(pool.handle, ino, inside.first()) } as isize);
+    let bytes = unsafe { pool.path_of(ino, inside.first()) } as isize;
     if bytes < 0 {
         return Some(bytes);
     }
-    // SAFETY: the door stored a C string.
+    // SAFETY: the call stored a C string.
     let inside = unsafe { crate::path::bytes(inside.as_c()) };
     let inside = if inside == b"/" { b"".as_slice() } else { inside };
     if !out.set(&[settings::prefix(), inside]) {
@@ -141,13 +141,13 @@ pub(crate) fn path(out: &mut Buffer) -> Option<isize> {
     Some((settings::prefix().len() + inside.len()) as isize)
 }
 
-/// True when `path` is the working directory itself, and that was removed from the pool: there only the kernel can open it
-/// again, as the empty directory that it is.
+/// True when `path` is the working directory itself, and that was removed from the pool. Then only the kernel can open
+/// it again, as an empty directory.
 ///
 /// # Safety
 /// `path` is null or a C string.
 pub(crate) unsafe fn is_removed(dirfd: c_int, path: *const c_char) -> bool {
-    // SAFETY: the caller's promise; the second byte is read only behind a first that is not the end.
+    // SAFETY: the caller's promise. The second byte is read only if the first is not the NUL.
     let is_here = !crate::path::is_wild(path) && unsafe { *path as u8 == b'.' && *path.add(1) == 0 };
     if dirfd != libc::AT_FDCWD || !is_here || STATE.load(Ordering::Relaxed) == KERNEL {
         return false;
@@ -155,8 +155,8 @@ pub(crate) unsafe fn is_removed(dirfd: c_int, path: *const c_char) -> bool {
     let Some((pool, ino)) = directory() else { return false };
     let mut seen = std::mem::MaybeUninit::<libc::stat>::uninit();
     // SAFETY: the handle is attached, the structure writable.
-    guard(|| unsafe { (pool.door.stat_inode)(pool.handle, ino, seen.as_mut_ptr()) } as isize)
-        == -(libc::ENOENT as isize)
+    let found = unsafe { pool.stat_inode(ino, seen.as_mut_ptr()) };
+    found == -i64::from(libc::ENOENT)
 }
 
 /// getcwd(3) where the working directory is in the pool.
@@ -172,7 +172,7 @@ unsafe fn pool_getcwd(buffer: *mut c_char, room: usize) -> Option<*mut c_char> {
         Ok(bytes) if room != 0 && bytes + 1 > room => libc::ERANGE,
         Ok(bytes) => {
             let out = if buffer.is_null() {
-                // SAFETY: any size may be asked for.
+                // SAFETY: malloc takes any size.
                 unsafe { libc::malloc(room.max(bytes + 1)) }.cast::<c_char>()
             } else {
                 buffer
@@ -248,7 +248,7 @@ interpose! {
 
     /// get_current_dir_name(3)
     get_current_dir_name = fn() -> *mut c_char {
-        // SAFETY: C strings and writable structures; the result is malloc's, as libc's is.
+        // SAFETY: C strings and writable structures. The result is memory of malloc, as libc's is.
         unsafe {
             let named = libc::getenv(c"PWD".as_ptr());
             if !named.is_null() && *named == b'/' as c_char {
@@ -268,7 +268,8 @@ interpose! {
     }
 }
 
-/// What a fortified call does when the caller's buffer is smaller than it says: ends the program, as libc's does.
+/// A fortified call ends the program, as libc's does, when the caller's buffer is smaller than the size that was
+/// passed.
 #[cold]
 pub(crate) fn overflow() -> ! {
     settings::complain(&[b"*** buffer overflow detected ***: terminated\n"]);

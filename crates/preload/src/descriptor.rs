@@ -1,31 +1,33 @@
-//! Which descriptors are the pool's.
+//! Which descriptors belong to the pool.
 //!
-//! A descriptor of ours is a file's backing file (of mode 0700), a directory's anchor (a directory that was removed, so that
-//! it has no links), or a directory of the pool's mount; and a file of another node, opened by that mount, shows the pool's
-//! device. The kernel's fstat shows that much, without a pool being attached;
-//! only then is the door asked. So descriptors that came through fork, exec or a socket are found too.
+//! A descriptor of the pool is that of a file's backing file (of mode 0700), of a directory's anchor (a removed
+//! directory, which has no links), or of a directory of the pool's mount. A file of another node, opened by that mount,
+//! has the device of the mount. The kernel's fstat shows this without an attached pool, and only a candidate is looked
+//! up in the pool. So descriptors that came through fork, exec or a socket are found too.
 //!
-//! Calls relative to a directory's descriptor are many in programs that never touch the pool (find, rm -r), and they must
-//! not pay for an fstat each. As long as the process has had no anchor, a descriptor's number is looked at once; from
-//! the first anchor on each time.
+//! Programs that never use the pool make many calls relative to a directory's descriptor (find, rm -r), and must not
+//! pay for an fstat each time. Until the process has an anchor, the number of a descriptor is examined once; afterwards
+//! it is examined each time.
 
 use std::os::raw::c_int;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::door::{self, Pool};
-use crate::{interpose::guard, real};
+use crate::real;
 
-/// Set with the first directory of the pool that the process is seen to have open.
+/// Set when the process is first seen to have a directory of the pool open.
 static DIRECTORIES: AtomicBool = AtomicBool::new(false);
-/// Device of the pool's mount, once one of its directories was met, or a file was opened by it.
+/// Device of the pool's mount, after one of its directories was found, or a file was opened by it.
 static MOUNT: AtomicU64 = AtomicU64::new(0);
-/// Devices of directories that were met and are not the pool's mount.
+/// Devices of directories that were examined and are not on the pool's mount.
 static OTHERS: [AtomicU64; 4] = [const { AtomicU64::new(0) }; 4];
-/// Descriptors below 1024 that were looked at and were no directories of the pool, one bit each. Counts while there are none.
+/// Descriptors below 1024 that were examined and are no directories of the pool, one bit each. Used until
+/// [`DIRECTORIES`] is set.
 static CHECKED: [AtomicU64; 16] = [const { AtomicU64::new(0) }; 16];
 
-/// True when the kernel's stat of `fd` could be that of a backing file or a directory of the pool. A backing file made under
-/// a strict umask has less than 0700; whoever made it is attached, and there a look costs little.
+/// True when the kernel's stat of `fd` could be that of a backing file or a directory of the pool. A backing file that
+/// was created under a strict umask has fewer permissions than 0700. The process that created it is attached, so there
+/// the check is cheap.
 #[inline]
 pub(crate) fn is_candidate(fd: c_int, stat: &libc::stat) -> bool {
     let permissions = stat.st_mode & 0o7777;
@@ -37,38 +39,38 @@ pub(crate) fn is_candidate(fd: c_int, stat: &libc::stat) -> bool {
         || (stat.st_dev != 0 && stat.st_dev == MOUNT.load(Ordering::Relaxed))
 }
 
-/// True for what may be an anchor: a removed directory that is not one of the mount. `stat` is the kernel's.
+/// True for a possible anchor: a removed directory that is not on the mount. `stat` is the kernel's.
 #[inline]
 fn is_anchor(stat: &libc::stat) -> bool {
     let is_removed = stat.st_nlink == 0 && stat.st_mode & libc::S_IFMT == libc::S_IFDIR;
     is_removed && stat.st_dev != MOUNT.load(Ordering::Relaxed)
 }
 
-/// True when a directory of this device may be one of the pool's mount, opened by the pool if it is a descriptor's; with none
-/// it is the working directory.
+/// True when a directory of this device may be on the pool's mount. A descriptor must also be one that the pool opened.
+/// Without a descriptor it is the working directory.
 #[inline]
 pub(crate) fn is_on_mount(fd: Option<c_int>, device: u64) -> bool {
     if libc::major(device) != 0 || crate::settings::prefix_bytes() == 0 {
         return false;
     }
-    // The mark is looked at first: nearly all descriptors have none, and then their file systems are not asked.
+    // The mark is checked first. Nearly all descriptors have none, and then their file systems need not be queried.
     fd.is_none_or(is_marked)
         && (MOUNT.load(Ordering::Relaxed) == device
             || !OTHERS.iter().any(|other| other.load(Ordering::Relaxed) == device) && is_on_fuse(fd, device))
 }
 
-/// True for a descriptor that the pool opened: one opened by the mount's own path is the kernel's.
+/// True for a descriptor that the pool opened. The kernel serves one that was opened by the mount's own path.
 fn is_marked(fd: c_int) -> bool {
     // SAFETY: it touches no memory.
     let flags = unsafe { system_call!(libc::SYS_fcntl, fd, libc::F_GETFL) };
     flags >= 0 && flags as c_int & crate::abi::MOUNTED_MARK != 0
 }
 
-/// Asks the kernel; a device of another kind is asked for once.
+/// Queries the kernel. A device of another kind of file system is queried once.
 #[cold]
 fn is_on_fuse(fd: Option<c_int>, device: u64) -> bool {
     let mut about = std::mem::MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: a C string, and a structure that is writable, and filled after success.
+    // SAFETY: a C string, and a writable structure, which is filled after success.
     let kind = unsafe {
         let asked = match fd {
             None => system_call!(libc::SYS_statfs, c".".as_ptr(), about.as_mut_ptr()),
@@ -89,7 +91,8 @@ fn remember_other(device: u64) {
     OTHERS[device as usize % OTHERS.len()].store(device, Ordering::Relaxed);
 }
 
-/// A file of another node was opened by the pool's mount: from now on the door is asked about files of its device.
+/// Notes that the pool's mount opened a file of another node. From now on files of its device are looked up in the
+/// pool.
 #[cold]
 pub(crate) fn opened_by_mount(fd: c_int) {
     if let Some(stat) = kernel_stat(fd) {
@@ -97,7 +100,7 @@ pub(crate) fn opened_by_mount(fd: c_int) {
     }
 }
 
-/// What was asked about a directory of a device on which the mount may be.
+/// Keeps the result of a look-up for a directory whose device may be that of the mount.
 pub(crate) fn learn_device(stat: &libc::stat, is_ours: bool) {
     if stat.st_nlink == 0 || stat.st_mode & libc::S_IFMT != libc::S_IFDIR {
     } else if is_ours {
@@ -107,7 +110,7 @@ pub(crate) fn learn_device(stat: &libc::stat, is_ours: bool) {
     }
 }
 
-/// False when calls relative to `fd` are certainly the kernel's.
+/// False when the kernel certainly serves calls relative to `fd`.
 #[inline(always)]
 pub(crate) fn may_be_directory(fd: c_int) -> bool {
     if DIRECTORIES.load(Ordering::Relaxed) {
@@ -119,7 +122,7 @@ pub(crate) fn may_be_directory(fd: c_int) -> bool {
     }
 }
 
-/// Notes that the pool opened something that may be a directory.
+/// Notes that the pool opened a descriptor that may be of a directory.
 #[inline]
 pub(crate) fn opened_directory() {
     DIRECTORIES.store(true, Ordering::Relaxed);
@@ -179,8 +182,8 @@ pub(crate) fn named_inode_of(fd: c_int) -> Option<(Pool, u64)> {
     ask(fd, &stat)
 }
 
-/// True for a regular file without a name, as what was opened with O_TMPFILE has none, and for one that another thread
-/// may be giving its name right now.
+/// True for a regular file without a name, such as one opened with O_TMPFILE, and for one that another thread may be
+/// naming at this moment.
 pub(crate) fn may_be_unnamed(fd: c_int) -> bool {
     if crate::settings::prefix_bytes() == 0 {
         return false;
@@ -192,31 +195,33 @@ pub(crate) fn may_be_unnamed(fd: c_int) -> bool {
     stat.st_nlink == 0 || (in_between && ask(fd, &stat).is_none())
 }
 
-/// Turns the kernel's stat of `fd` into the pool's, if it is one of the pool's.
+/// Replaces the kernel's stat of `fd` by the pool's, if the pool has that inode.
 pub(crate) fn pool_stat(fd: c_int, stat: &mut libc::stat) -> bool {
     let Ok(pool) = door::pool() else { return false };
     // SAFETY: the handle is attached, the structure readable and writable.
-    guard(|| unsafe { (pool.door.fstat)(pool.handle, fd, stat) } as isize) == 1
+    let found = unsafe { pool.fstat(fd, stat) };
+    found == 1
 }
 
-/// The inode behind `fd`, of which the kernel gave `stat`.
+/// The inode behind `fd`, for which the kernel returned `stat`.
 pub(crate) fn ask(fd: c_int, stat: &libc::stat) -> Option<(Pool, u64)> {
     let pool = door::pool().ok()?;
     let mut ino = 0;
     // SAFETY: the handle is attached, the structures are readable and writable.
-    let found = guard(|| unsafe { (pool.door.inode_of)(pool.handle, fd, stat, &mut ino) } as isize);
+    let found = unsafe { pool.inode_of(fd, stat, &mut ino) };
     learn_device(stat, found == 1);
     (found == 1).then_some((pool, ino))
 }
 
 fn kernel_stat(fd: c_int) -> Option<libc::stat> {
     let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
-    // SAFETY: a C string, and the structure is writable; after success the kernel has filled it.
+    // SAFETY: a C string and a writable structure, which the kernel has filled after success.
     unsafe {
         let done = if MOUNT.load(Ordering::Relaxed) == 0 {
             real::fstat(fd, stat.as_mut_ptr())
         } else {
-            // What matters here of a directory of the mount never changes: the mount's process is not asked.
+            // The fields of a directory of the mount that are used here never change, so the mount's process need not
+            // be queried.
             let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
             real::fstatat(fd, c"".as_ptr(), stat.as_mut_ptr(), flags)
         };

@@ -1,12 +1,13 @@
-//! Reading directories: opendir and all that takes its stream, and getdents64.
+//! Reading directories: opendir, the calls that take its stream, and getdents64.
 
 use std::os::raw::{c_char, c_int, c_long, c_void};
 
 use libc::{dirent as Dirent, DIR};
 
 use crate::abi::Place;
+use crate::boundary::guard;
 use crate::door::{either, Pool};
-use crate::interpose::{answer, answer_int, errno, guard, set_errno};
+use crate::interpose::{answer, answer_int, errno, set_errno};
 use crate::stream::{record_bytes, Stream};
 use crate::{cwd, descriptor, real, route, settings};
 
@@ -27,7 +28,7 @@ unsafe fn open_place(pool: Pool, place: Place, escape: *mut u8) -> Result<i64, i
     Stream::open(pool, itself.dir, -1).map(|stream| stream as i64)
 }
 
-/// A stream as the answer of a call: a negative errno when there is none.
+/// A stream as the result of a call; null for a negative errno.
 pub(crate) fn raw_stream(stream: *mut DIR) -> isize {
     if stream.is_null() {
         return -(errno() as isize);
@@ -40,17 +41,18 @@ fn may_be_ours(fd: c_int) -> bool {
     settings::prefix_bytes() != 0 && fd >= 0 && descriptor::may_be_directory(fd)
 }
 
-/// Where an anchor's offset stands when its position did not fit and is in [`POSITION`].
+/// The offset of an anchor whose position did not fit and is in [`POSITION`].
 const ELSEWHERE: isize = 3;
-/// The attribute of an anchor that holds a position.
+/// The attribute of an anchor that has a position.
 const POSITION: *const c_char = c"user.forebay.position".as_ptr();
 
-/// Where getdents64 goes on with a directory of the pool. The position is kept where the kernel keeps it, in the open file
-/// behind the descriptor, as the anchor is empty and its own offset is of no use; so dup, fork and exec share it. ext4
-/// takes no offset as large as a cookie: there it is an attribute of the anchor.
+/// Where getdents64 continues in a directory of the pool. The position is kept where the kernel keeps its own, in the
+/// open file behind the descriptor, so that dup, fork and exec share it. This is possible as the anchor is empty and
+/// its own offset has no use. ext4 refuses offsets as large as a cookie; there the position is an attribute of the
+/// anchor.
 fn position_of(fd: c_int) -> isize {
     let mut position = 0isize;
-    // SAFETY: seeking touches no memory; the word is writable for its size.
+    // SAFETY: seeking touches no memory. The word is writable for its size.
     unsafe {
         let offset = system_call!(libc::SYS_lseek, fd, 0, libc::SEEK_CUR);
         if offset != ELSEWHERE {
@@ -65,9 +67,9 @@ fn position_of(fd: c_int) -> isize {
     }
 }
 
-/// Keeps a position; 0 or a negative errno.
+/// Keeps a position. Returns 0 or a negative errno.
 fn keep_position(fd: c_int, position: isize) -> isize {
-    // SAFETY: seeking touches no memory; the word is readable for its size.
+    // SAFETY: seeking touches no memory. The word is readable for its size.
     unsafe {
         if system_call!(libc::SYS_lseek, fd, position, libc::SEEK_SET) == position {
             return 0;
@@ -89,7 +91,7 @@ unsafe fn read_entries(pool: Pool, ino: u64, fd: c_int, out: *mut u8, room: usiz
         Ok(stream) => stream,
         Err(errno) => return errno as isize,
     };
-    // SAFETY: just opened; used by this thread alone.
+    // SAFETY: just opened, and used by this thread only.
     let Some(mut held) = (unsafe { Stream::of(stream) }) else { return -(libc::EIO as isize) };
     held.seek(position as i64);
     let mut stored = 0;
@@ -99,7 +101,7 @@ unsafe fn read_entries(pool: Pool, ino: u64, fd: c_int, out: *mut u8, room: usiz
             Ok(None) => break stored as isize,
             Err(_) if stored > 0 => break stored as isize,
             Err(errno) => break -(errno as isize),
-            // SAFETY: a filled entry; the caller's buffer has room for it, which is checked.
+            // SAFETY: a filled entry, for which the caller's buffer has room.
             Ok(Some(entry)) => unsafe {
                 let bytes = (*entry).d_reclen as usize;
                 if bytes > room - stored {
@@ -165,7 +167,7 @@ interpose! {
     readdir, readdir64 = fn(stream: *mut DIR) -> *mut Dirent {
         // SAFETY: libc's contract: an open stream.
         let Some(mut held) = (unsafe { Stream::of(stream) }) else {
-            // SAFETY: as above; it is libc's.
+            // SAFETY: as above; it is a stream of libc.
             return unsafe { real::libc_own::readdir64(stream) };
         };
         match held.read() {
@@ -211,7 +213,7 @@ interpose! {
                 held.close();
                 0
             }
-            // SAFETY: as above; it is libc's.
+            // SAFETY: as above; it is a stream of libc.
             None => unsafe { real::libc_own::closedir(stream) },
         }
     }
@@ -221,7 +223,7 @@ interpose! {
         // SAFETY: libc's contract: an open stream.
         match unsafe { Stream::of(stream) } {
             Some(mut held) => held.seek(0),
-            // SAFETY: as above; it is libc's.
+            // SAFETY: as above; it is a stream of libc.
             None => unsafe { real::libc_own::rewinddir(stream) },
         }
     }
@@ -231,7 +233,7 @@ interpose! {
         // SAFETY: libc's contract: an open stream.
         match unsafe { Stream::of(stream) } {
             Some(held) => held.position(),
-            // SAFETY: as above; it is libc's.
+            // SAFETY: as above; it is a stream of libc.
             None => unsafe { real::libc_own::telldir(stream) },
         }
     }
@@ -241,7 +243,7 @@ interpose! {
         // SAFETY: libc's contract: an open stream.
         match unsafe { Stream::of(stream) } {
             Some(mut held) => held.seek(position),
-            // SAFETY: as above; it is libc's.
+            // SAFETY: as above; it is a stream of libc.
             None => unsafe { real::libc_own::seekdir(stream, position) },
         }
     }
@@ -251,7 +253,7 @@ interpose! {
         // SAFETY: libc's contract: an open stream.
         match unsafe { Stream::of(stream) } {
             Some(mut held) => answer_int(held.descriptor()),
-            // SAFETY: as above; it is libc's.
+            // SAFETY: as above; it is a stream of libc.
             None => unsafe { real::libc_own::dirfd(stream) },
         }
     }
@@ -260,7 +262,7 @@ interpose! {
     getdents64 = fn(fd: c_int, out: *mut c_void, room: usize) -> isize {
         // SAFETY: libc's contract.
         answer(unsafe {
-            // A directory of the mount the kernel reads by itself.
+            // The kernel itself reads a directory of the mount.
             match may_be_ours(fd).then(|| descriptor::anchor_of(fd)).flatten() {
                 Some((pool, ino)) => guard(|| read_entries(pool, ino, fd, out.cast(), room)),
                 None => system_call!(libc::SYS_getdents64, fd, out, room),
@@ -294,12 +296,12 @@ pub(crate) unsafe fn opendir_at(at: c_int, path: *const c_char) -> *mut DIR {
     }
 }
 
-/// A copy of an entry in malloc's memory, as scandir gives them; null when there is none left.
+/// A copy of an entry in memory of malloc, as scandir returns them; null when there is no memory.
 ///
 /// # Safety
-/// `entry` is what readdir gave.
+/// `entry` is what readdir returned.
 pub(crate) unsafe fn copy_entry(entry: *const Dirent) -> *mut Dirent {
-    // SAFETY: an entry's name is NUL-terminated; the copy has room for as much as is copied.
+    // SAFETY: the name of an entry is NUL-terminated. The copy has room for all bytes that are copied.
     unsafe {
         let name = (&raw const (*entry).d_name).cast::<c_char>();
         let bytes = record_bytes(crate::path::bytes(name).len());

@@ -1,37 +1,35 @@
-//! The way to the pool: libforebay.so, loaded and attached at the first call that needs it.
+//! Access to the pool: libforebay.so, loaded and attached at the first call that needs it.
 //!
-//! It is loaded by dlopen and not named in the ELF header. So a program that never touches the pool does not pay for
-//! it, and a library that is missing or of another build costs those calls that need it an error, not the program its
-//! start. The table that `forebay_door` returns is checked by its version.
+//! dlopen loads it; the ELF header does not name it. So a program that never uses the pool does not pay for it. If the
+//! library is missing or of another build, the calls that need it fail, but the program starts. The version of the
+//! table that `forebay_door` returns is checked.
 //!
-//! Attaching is the only step that may allocate or wait. One thread does it; others wait for it; a call made by the
-//! attaching itself, or by a signal handler that interrupts it, goes to the kernel or is EIO.
+//! Attaching is the only step that may allocate or wait. One thread attaches, and others wait for it. A call that the
+//! attaching itself makes, or a signal handler that interrupts it, goes to the kernel or is EIO.
 
 use std::ffi::CStr;
 use std::os::raw::{c_char, c_void};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicI64, AtomicPtr, AtomicU64, Ordering};
 
-use crate::abi::{Door, Place, PoolHandle, DOOR_VERSION};
+use crate::abi::{door_calls, DirectoryHandle, Door, Entry, Place, PoolHandle, Times, DOOR_VERSION};
 use crate::interpose::{errno, set_errno};
 use crate::{path::Buffer, process, real, settings};
 
-/// After an attach failed, calls fail for so long before the next one tries again.
+/// After a failed attach, calls fail for this time before the next one tries again.
 const RETRY_AFTER_MS: i64 = 1000;
-/// How long a thread sleeps between looks whether another has attached.
+/// How long a thread sleeps between checks whether another thread has attached.
 const WAIT_NS: i64 = 200_000;
 
-/// The pool, to be asked.
+/// The attached pool.
 #[derive(Clone, Copy)]
 pub(crate) struct Pool {
-    /// The door's functions.
-    pub(crate) door: &'static Door,
-    /// What they take first.
-    pub(crate) handle: *const PoolHandle,
+    door: &'static Door,
+    handle: *const PoolHandle,
 }
 
 impl Pool {
-    /// Walks to what is at a place: the place itself by its inode, and its type (S_IFMT). A negative errno or ESCAPED when
-    /// there is none.
+    /// Walks to a place. Returns the place as that of its inode, and the type of the inode (S_IFMT); or a negative
+    /// errno, or ESCAPED.
     ///
     /// # Safety
     /// `escape` has room for a path.
@@ -42,8 +40,8 @@ impl Pool {
         escape: *mut u8,
     ) -> Result<(Place, u32), i64> {
         let mut ino = 0;
-        // SAFETY: the door's contract is kept: the place is the caller's, the rest is writable.
-        match unsafe { (self.door.resolve)(self.handle, place, i32::from(follow), &mut ino, escape) } {
+        // SAFETY: the contract of abi.rs is kept: the place is valid, the buffers are writable.
+        match unsafe { self.resolve(place, i32::from(follow), &mut ino, escape) } {
             mode @ 0.. => {
                 Ok((Place { dir: ino, path: std::ptr::null(), bytes: 0 }, mode as u32 & libc::S_IFMT))
             }
@@ -51,46 +49,66 @@ impl Pool {
         }
     }
 
-    /// Whether the caller may, by its effective ids: R_OK, W_OK, X_OK of what [`Pool::reach`] found.
+    /// Whether the effective ids of the caller permit R_OK, W_OK or X_OK of what [`Pool::reach`] found.
     ///
     /// # Safety
     /// `escape` has room for a path.
     pub(crate) unsafe fn allows(self, itself: Place, amode: i32, escape: *mut u8) -> Result<(), i64> {
         // SAFETY: the caller's promise.
-        match unsafe { (self.door.access)(self.handle, itself, amode, 1, 1, escape) } {
+        match unsafe { self.access(itself, amode, 1, 1, escape) } {
             0.. => Ok(()),
             failed => Err(failed),
         }
     }
 }
 
-/// A call's answer where both outcomes are numbers.
+macro_rules! methods {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $ty:ty),*);)*) => {
+        /// The calls of the door's table.
+        #[allow(clippy::too_many_arguments)]
+        impl Pool {$(
+            $(#[$doc])*
+            ///
+            /// # Safety
+            /// As `abi.rs` says of its arguments.
+            #[inline]
+            pub(crate) unsafe fn $name(self, $($arg: $ty),*) -> i64 {
+                // SAFETY: the handle is attached; the caller's promise.
+                unsafe { (self.door.$name)(self.handle, $($arg),*) }
+            }
+        )*}
+    };
+}
+door_calls!(methods);
+
+/// The result of a call where success and failure are both numbers.
 pub(crate) fn either(result: Result<i64, i64>) -> i64 {
     result.unwrap_or_else(|failed| failed)
 }
 
-/// Why there is no pool to ask.
+/// Why there is no pool.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Absent {
-    /// It cannot be attached: the errno of calls that need it.
+    /// The attach failed: the errno of calls that need the pool.
     Failed(i32),
-    /// This thread is attaching right now.
+    /// This thread is attaching.
     Attaching,
 }
 
 static DOOR: AtomicPtr<Door> = AtomicPtr::new(std::ptr::null_mut());
 static HANDLE: AtomicPtr<PoolHandle> = AtomicPtr::new(std::ptr::null_mut());
-/// The pool as attached by a child in its parent's memory, and that child: its descriptors are not the parent's.
+/// The pool as attached by a child that runs in the memory of its parent, and that child. The child's descriptors are
+/// not those of the parent.
 static BORROWER: AtomicI32 = AtomicI32::new(0);
 static BORROWED: AtomicPtr<PoolHandle> = AtomicPtr::new(std::ptr::null_mut());
 /// Process and thread that attach, or 0.
 static ATTACHING: AtomicU64 = AtomicU64::new(0);
 static FAILED_AT_MS: AtomicI64 = AtomicI64::new(i64::MIN);
-/// What the attach that failed last made of calls.
+/// The errno of calls after the last failed attach.
 static FAILED_BY: AtomicI32 = AtomicI32::new(libc::EIO);
 static COMPLAINED: AtomicBool = AtomicBool::new(false);
 
-/// The pool; attaches at the first call.
+/// The pool. The first call attaches.
 #[inline]
 pub(crate) fn pool() -> Result<Pool, Absent> {
     let handle = HANDLE.load(Ordering::Acquire);
@@ -129,7 +147,7 @@ fn pool_slowly() -> Result<Pool, Absent> {
                 break answer;
             }
             Err(other) if other == me => break Err(Absent::Attaching),
-            // The thread was left behind by a fork.
+            // A fork copied the state, but not the thread that was attaching.
             Err(other) if other >> 32 != me >> 32 => {
                 let _ = ATTACHING.compare_exchange(other, 0, Ordering::Relaxed, Ordering::Relaxed);
             }
@@ -144,7 +162,7 @@ fn pool_slowly() -> Result<Pool, Absent> {
     answer
 }
 
-/// The pool as this process attached it in its parent's memory.
+/// The pool as this process attached it in the memory of its parent.
 fn borrowed() -> Option<Pool> {
     let handle = BORROWED.load(Ordering::Acquire);
     if handle.is_null() || BORROWER.load(Ordering::Relaxed) != real::getpid() {
@@ -154,8 +172,8 @@ fn borrowed() -> Option<Pool> {
     Some(Pool { door: unsafe { &*DOOR.load(Ordering::Relaxed) }, handle })
 }
 
-/// Passes on what the pool answered; says it once on standard error when that is EIO, which is what is left of a pool
-/// whose daemon is gone.
+/// Passes on a result of the pool. EIO is left of a pool whose daemon has ended, and is reported once on standard
+/// error.
 #[inline]
 pub(crate) fn heard(answer: i64) -> i64 {
     if answer == -i64::from(libc::EIO) {
@@ -210,10 +228,10 @@ fn attach() -> Result<Pool, Absent> {
     }
 }
 
-/// Attaches; else what calls on the pool are to fail with.
+/// Attaches, or returns the errno of calls on the pool.
 fn attach_to(door: &'static Door, words: &mut [u8]) -> Result<Pool, i32> {
     let mut handle: *const PoolHandle = std::ptr::null();
-    // SAFETY: C strings, room as is said, a place for the handle.
+    // SAFETY: C strings, a buffer of the given size, and a writable pointer.
     let answer = unsafe {
         (door.attach)(
             settings::pool_c().as_ptr(),
@@ -224,7 +242,7 @@ fn attach_to(door: &'static Door, words: &mut [u8]) -> Result<Pool, i32> {
         )
     };
     if answer < 0 || handle.is_null() {
-        // What the program can do something about; all else is a pool that is gone.
+        // The program can handle these. Everything else means that the pool is not available.
         let own = [libc::EMFILE, libc::ENOMEM].into_iter().find(|own| answer == -i64::from(*own));
         return Err(own.unwrap_or(libc::EIO));
     }
@@ -238,8 +256,8 @@ fn attach_to(door: &'static Door, words: &mut [u8]) -> Result<Pool, i32> {
     Ok(Pool { door, handle })
 }
 
-/// Finds the libforebay.so that the process has, which a program may be linked with, or loads the one beside this library; on
-/// failure `words` say why.
+/// Finds the libforebay.so that is loaded already, as a program may be linked with it, or loads the one beside this
+/// library. On failure `words` have the reason.
 fn load_door(words: &mut [u8]) -> Option<&'static Door> {
     let door = DOOR.load(Ordering::Relaxed);
     if !door.is_null() {
@@ -254,14 +272,14 @@ fn load_door(words: &mut [u8]) -> Option<&'static Door> {
     // SAFETY: a C string.
     let loaded = unsafe { libc::dlopen(library.as_c(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
     if loaded.is_null() {
-        // SAFETY: after a failure dlerror gives a C string or null.
+        // SAFETY: after a failure dlerror returns a C string or null.
         let why = unsafe { libc::dlerror() };
         // SAFETY: not null.
         let why = if why.is_null() { b"unknown error" } else { unsafe { crate::path::bytes(why) } };
         say(words, &[b"cannot load ", why, b"; install libforebay.so beside libforebay_preload.so"]);
         return None;
     }
-    // SAFETY: the library is loaded and is never unloaded.
+    // SAFETY: the library is loaded and never unloaded.
     let found = unsafe { libc::dlsym(loaded, c"forebay_door".as_ptr()) };
     if !found.is_null() {
         // SAFETY: libforebay.so exports it with this type.
@@ -271,17 +289,17 @@ fn load_door(words: &mut [u8]) -> Option<&'static Door> {
             return Some(door);
         }
     }
-    // SAFETY: a C string was set.
+    // SAFETY: a C string was stored.
     let library = unsafe { crate::path::bytes(library.as_c()) };
     say(words, &[library, b" is of another build than libforebay_preload.so; install both together"]);
     None
 }
 
-/// The path of the libforebay.so that the process has, if it has one. The list of objects is read rather than dlopen asked, which
-/// would search the file system and leave an error for the program's dlerror.
+/// The path of the libforebay.so that is loaded, if one is. The list of objects is read without dlopen, which would
+/// search the file system and set the error that the program's dlerror returns.
 fn loaded_already(out: &mut Buffer) -> bool {
     unsafe extern "C" fn look(object: *mut libc::dl_phdr_info, _bytes: usize, out: *mut c_void) -> i32 {
-        // SAFETY: the loader gives a valid object; `out` is what is handed over below.
+        // SAFETY: the loader passes a valid object. `out` is the buffer that is passed below.
         let (name, out) = unsafe { ((*object).dlpi_name, &mut *out.cast::<Buffer>()) };
         if name.is_null() {
             return 0;
@@ -290,7 +308,7 @@ fn loaded_already(out: &mut Buffer) -> bool {
         let name = unsafe { crate::path::bytes(name) };
         i32::from(name.ends_with(b"/libforebay.so") && out.set(&[name]))
     }
-    // SAFETY: `look` gets what it expects, and lives as long as this call.
+    // SAFETY: `look` gets the arguments that it expects, and lives as long as this call.
     unsafe { libc::dl_iterate_phdr(Some(look), std::ptr::from_mut(out).cast()) != 0 }
 }
 
@@ -298,7 +316,7 @@ fn loaded_already(out: &mut Buffer) -> bool {
 fn beside_this_library(out: &mut Buffer) -> bool {
     let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
     let here: fn(&mut Buffer) -> bool = beside_this_library;
-    // SAFETY: any address may be asked about; the structure is writable.
+    // SAFETY: dladdr takes any address. The structure is writable.
     if unsafe { libc::dladdr(here as *const c_void, found.as_mut_ptr()) } == 0 {
         return false;
     }

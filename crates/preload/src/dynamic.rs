@@ -1,24 +1,23 @@
 //! dlopen of shared objects in the pool.
 //!
-//! The dynamic loader opens files by itself, so it is given a name under which the kernel knows the backing file: below
-//! the target's descriptor, with the inode number in it. That name is the object's alone, so that the loader, which
-//! tells objects apart by name first, never takes one for another.
+//! The dynamic loader opens files itself, so it gets a name under which the kernel knows the backing file: a path below
+//! the target's descriptor, with the inode number in it. The loader identifies objects by name first. No other object
+//! has that name, so the loader never mistakes one object for another.
 //!
-//! What the object needs is looked for here where its own list of directories (DT_RUNPATH, or DT_RPATH) leads into the
-//! pool, and loaded before it, as `$ORIGIN` would mean the target's directory to the loader; it then finds those
-//! objects by their sonames. Wheels of Python that bring their libraries along are laid out so.
+//! Where an object's list of directories (DT_RUNPATH or DT_RPATH) leads into the pool, the objects that it needs are
+//! searched here and loaded before it, as the loader would take `$ORIGIN` for the target's directory. The loader then
+//! finds them by their sonames. Wheels of Python that contain libraries have this layout.
 
 use std::os::raw::{c_char, c_int, c_void};
 
 use crate::classify::may_lead_to_pool;
-use crate::interpose::guard;
 use crate::open::open_any;
 use crate::path::{self, Buffer};
 use crate::{descriptor, real};
 
-/// Objects that need objects that need objects.
+/// Levels of objects that need objects.
 const DEPTH_MAX: u32 = 32;
-/// Objects that one names.
+/// Objects that one object needs.
 const NEEDED_MAX: usize = 64;
 /// Bytes of a soname or a list of directories.
 const TEXT_BYTES: usize = 2048;
@@ -26,7 +25,7 @@ const TEXT_BYTES: usize = 2048;
 type Handle = *mut c_void;
 type Open = unsafe extern "C-unwind" fn(*const c_char, c_int) -> Handle;
 
-/// What dlopen goes on with: our own way for a path that leads into the pool, else libc's.
+/// What dlopen continues with: this library's own code for a path that leads into the pool, otherwise libc's.
 unsafe extern "C" fn choose(file: *const c_char) -> *const c_void {
     // SAFETY: libc's contract: null or a C string.
     let ours = !file.is_null()
@@ -37,8 +36,8 @@ unsafe extern "C" fn choose(file: *const c_char) -> *const c_void {
     real::libc_own::dlopen::address()
 }
 
-/// dlopen(3). The loader looks at who called it (its directories, its namespace), so libc's own is jumped to rather
-/// than called.
+/// dlopen(3). The loader examines its caller (for its directories and namespace), so this jumps to libc's own dlopen
+/// instead of calling it.
 ///
 /// # Safety
 /// As libc's.
@@ -60,8 +59,8 @@ pub unsafe extern "C-unwind" fn dlopen(_file: *const c_char, _mode: c_int) -> Ha
     )
 }
 
-/// dlopen(3). The loader looks at who called it (its directories, its namespace), so libc's own is jumped to rather
-/// than called.
+/// dlopen(3). The loader examines its caller (for its directories and namespace), so this jumps to libc's own dlopen
+/// instead of calling it.
 ///
 /// # Safety
 /// As libc's.
@@ -99,7 +98,7 @@ unsafe fn open_with_needed(file: *const c_char, mode: c_int, depth: u32) -> Hand
             if fd >= 0 {
                 real::close(fd);
             }
-            // The loader finds nothing there, and says so in its own words.
+            // The loader finds nothing there, and its error message says so.
             return real::libc_own::dlopen(file, mode);
         }
         let mut opened = [std::ptr::null_mut(); NEEDED_MAX];
@@ -108,7 +107,7 @@ unsafe fn open_with_needed(file: *const c_char, mode: c_int, depth: u32) -> Hand
         }
         real::close(fd);
         let handle = real::libc_own::dlopen(name.as_c(), mode);
-        // The object holds on to what it needs by itself now.
+        // The object has its own references to the objects that it needs.
         for needed in opened.into_iter().filter(|handle| !handle.is_null()) {
             libc::dlclose(needed);
         }
@@ -116,11 +115,11 @@ unsafe fn open_with_needed(file: *const c_char, mode: c_int, depth: u32) -> Hand
     }
 }
 
-/// A name under which the kernel knows the file behind `fd`, the pool's or not.
+/// A name under which the kernel knows the file behind `fd`, in the pool or outside.
 fn name_of(fd: c_int, name: &mut Buffer) -> bool {
     if let Some((pool, ino)) = descriptor::inode_of(fd) {
         // SAFETY: the handle is attached, the buffer has room for a path.
-        let bytes = guard(|| unsafe { (pool.door.backing_path)(pool.handle, ino, name.first()) } as isize);
+        let bytes = unsafe { pool.backing_path(ino, name.first()) };
         return bytes > 0;
     }
     let mut number = [0; 12];
@@ -139,7 +138,8 @@ fn name_of(fd: c_int, name: &mut Buffer) -> bool {
     true
 }
 
-/// Loads what the object behind `fd`, which programs know as `shown`, needs from directories in the pool.
+/// Loads the objects in directories of the pool that the object behind `fd` needs. Programs know that object as
+/// `shown`.
 ///
 /// # Safety
 /// `opened` holds nulls.
@@ -191,7 +191,7 @@ fn is_loaded(soname: &[u8]) -> bool {
     }
 }
 
-/// `directory`, in which `$ORIGIN` stands for `origin`, and `name` in it. False when it does not fit.
+/// `name` in `directory`, in which `$ORIGIN` stands for `origin`. False when it does not fit.
 fn expand(directory: &[u8], origin: &[u8], name: &[u8], out: &mut Buffer) -> bool {
     for token in [b"${ORIGIN}".as_slice(), b"$ORIGIN"] {
         if let Some(at) = directory.windows(token.len()).position(|w| w == token) {
@@ -201,17 +201,17 @@ fn expand(directory: &[u8], origin: &[u8], name: &[u8], out: &mut Buffer) -> boo
     out.set(&[directory, b"/", name])
 }
 
-/// What a 64-bit ELF file of this machine's byte order says to the loader.
+/// The dynamic section of a 64-bit ELF file of this machine's byte order.
 struct Dynamic {
-    /// Where the strings are in the file.
+    /// The offset of the strings in the file.
     strings: u64,
     /// Sonames, as offsets in the strings.
     needed: [Option<u64>; NEEDED_MAX],
-    /// The list of directories, likewise.
+    /// The list of directories, as an offset in the strings.
     directories: Option<u64>,
 }
 
-/// Fields of a file by offset; none beyond its end.
+/// Reads fields of a file by offset, and none beyond its end.
 struct Elf {
     fd: c_int,
 }
@@ -274,7 +274,7 @@ impl Dynamic {
         }
         found.directories = runpath.or(rpath);
         let strings = strings?;
-        // An address in memory: of the file it is where its segment is loaded from.
+        // The offset in the file of an address in memory, by the segment that is loaded there.
         found.strings = of_type(PT_LOAD).find_map(|at| {
             let (offset, address, bytes) = (elf.u64(at + 8)?, elf.u64(at + 16)?, elf.u64(at + 32)?);
             let within = strings.checked_sub(address)?;

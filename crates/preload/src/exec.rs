@@ -1,10 +1,11 @@
-//! exec in all its forms, for programs and scripts in the pool.
+//! All exec calls, for programs and scripts in the pool.
 
 use std::os::raw::{c_char, c_int};
 
 use crate::arguments::{Arguments, Variadic};
+use crate::boundary::guard;
 use crate::classify::may_lead_to_pool;
-use crate::interpose::{answer_int, guard};
+use crate::interpose::answer_int;
 use crate::path::{self, Buffer};
 use crate::program::{shown_path, Image, Program};
 use crate::{real, settings};
@@ -13,7 +14,7 @@ type Strings = *const *const c_char;
 
 const HERE: c_int = libc::AT_FDCWD;
 const ENOENT: isize = -(libc::ENOENT as isize);
-/// Where execvp looks when PATH is not set.
+/// The search path of execvp when PATH is not set.
 const DEFAULT_PATH: &[u8] = b"/bin:/usr/bin";
 const SHELL: *const c_char = c"/bin/sh".as_ptr();
 
@@ -31,7 +32,7 @@ unsafe fn kernel(dirfd: c_int, path: *const c_char, argv: Strings, envp: Strings
     }
 }
 
-/// Starts the program at a path, wherever it leads. Comes back with a negative errno alone.
+/// Starts the program at a path, in the pool or outside. Returns only on failure, with a negative errno.
 unsafe fn exec_any(dirfd: c_int, path: *const c_char, argv: Strings, envp: Strings, flags: c_int) -> isize {
     // SAFETY: libc's contract.
     unsafe {
@@ -46,7 +47,7 @@ unsafe fn exec_any(dirfd: c_int, path: *const c_char, argv: Strings, envp: Strin
     }
 }
 
-/// Goes on where the path alone did not tell; `tried` is whether the kernel was asked and found nothing.
+/// Continues where the text of the path did not decide. `tried` says whether the kernel was called and found nothing.
 #[cold]
 unsafe fn exec_found(
     dirfd: c_int,
@@ -56,7 +57,7 @@ unsafe fn exec_found(
     flags: c_int,
     tried: bool,
 ) -> Result<isize, isize> {
-    // SAFETY: libc's contract; what `find` gives lives as long as the program.
+    // SAFETY: libc's contract. The result of `find` lives as long as the program.
     unsafe {
         let mut absolute = Buffer::new();
         let shown = shown_path(dirfd, path, &mut absolute);
@@ -75,7 +76,7 @@ unsafe fn exec_found(
     }
 }
 
-/// As [`exec_any`]; what the kernel does not know how to start is the shell's to read.
+/// As [`exec_any`], but the shell runs a file that the kernel cannot start.
 unsafe fn exec_or_shell(path: *const c_char, argv: Strings, envp: Strings) -> isize {
     // SAFETY: libc's contract.
     unsafe {
@@ -94,9 +95,9 @@ unsafe fn exec_or_shell(path: *const c_char, argv: Strings, envp: Strings) -> is
     }
 }
 
-/// The directories in which a program is looked for.
+/// The directories in which a program is searched.
 pub(crate) fn search_path() -> &'static [u8] {
-    // SAFETY: C strings; as libc's own exec calls, this reads the environment as it is.
+    // SAFETY: C strings. As libc's exec calls, this reads the environment without a lock.
     unsafe {
         let path = libc::getenv(c"PATH".as_ptr());
         if path::is_wild(path) {
@@ -107,7 +108,7 @@ pub(crate) fn search_path() -> &'static [u8] {
     }
 }
 
-/// Stores `directory`/`file`; the empty directory is the working directory. False when that is too long.
+/// Stores `directory`/`file`. An empty directory is the working directory. False when the path is too long.
 pub(crate) fn join(directory: &[u8], file: &[u8], out: &mut Buffer) -> bool {
     if directory.is_empty() {
         return out.set(&[file]);

@@ -1,4 +1,4 @@
-//! glob, whose own look at directories is replaced by ours where a pattern may lead into the pool.
+//! glob. Where a pattern may lead into the pool, libc's glob reads directories through functions of this library.
 
 use std::os::raw::{c_char, c_int, c_void};
 

@@ -1,9 +1,6 @@
-//! How a libc function is replaced, and how its answer is given.
+//! How a libc function is replaced, and how results are returned as libc returns them.
 
-use std::panic::{catch_unwind, AssertUnwindSafe};
-
-/// Defines a function and exports it under the names in front of it. The body is the same for all; it gives the
-/// function's own return value.
+/// Defines a function and exports it under the names in front of it. The body returns the function's own return value.
 macro_rules! interpose {
     ($($(#[$doc:meta])* $($name:ident),+ = fn($($arg:ident: $ty:ty),*) -> $ret:ty $body:block)*) => {$(
         interpose!(@each [$($name),+] ($($arg: $ty),*) -> $ret, [$($doc),*], $body);
@@ -49,7 +46,7 @@ pub(crate) fn set_errno(errno: i32) {
     unsafe { *libc::__errno_location() = errno }
 }
 
-/// A system call's answer as libc gives it: 0 or more, or -1 and errno.
+/// The result of a system call as libc returns it: 0 or more, or -1 and errno.
 #[inline]
 pub(crate) fn answer(result: isize) -> isize {
     if result < 0 {
@@ -65,7 +62,7 @@ pub(crate) fn answer_int(result: isize) -> i32 {
     answer(result) as i32
 }
 
-/// The answer of a libc function that gives -1 and errno, as a system call's.
+/// The result of a libc function that returns -1 and errno, as that of a system call.
 #[inline]
 pub(crate) fn raw(result: impl Into<i64>) -> isize {
     let result = result.into();
@@ -73,28 +70,4 @@ pub(crate) fn raw(result: impl Into<i64>) -> isize {
         return -(errno() as isize);
     }
     result as isize
-}
-
-/// Runs `body`, which works on the pool. A panic is EIO, and errno stays as it was.
-#[inline]
-pub(crate) fn guard<T: From<Eio>>(body: impl FnOnce() -> T) -> T {
-    let before = errno();
-    let answer = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|_| T::from(Eio));
-    set_errno(before);
-    answer
-}
-
-/// What a guarded body gives after a panic.
-pub(crate) struct Eio;
-
-impl From<Eio> for isize {
-    fn from(_: Eio) -> isize {
-        -(libc::EIO as isize)
-    }
-}
-
-impl<T> From<Eio> for Result<T, isize> {
-    fn from(_: Eio) -> Result<T, isize> {
-        Err(-(libc::EIO as isize))
-    }
 }

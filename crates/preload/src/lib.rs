@@ -1,16 +1,17 @@
-//! libforebay_preload.so: libc's calls that take a path or a pool's descriptor, answered for paths under the pool's
-//! prefix and handed on for all others.
+//! libforebay_preload.so interposes the calls of libc that take a path or a descriptor. It serves paths under the
+//! pool's prefix, and passes on all others.
 //!
-//! Invariants. The host program is never harmed: no thread, no signal handler, nothing on stdout, no panic that leaves
-//! the library, errno as the system call would set it. Calls that POSIX lets a signal handler make neither allocate nor
-//! lock here, once the pool is attached. A program that never touches the pool pays for a compare in each call, and
-//! libforebay.so is not even loaded: that happens in `door.rs` at the first call that needs it. Nothing that unwinds
-//! (thread cancellation in a call of libc's) meets a frame that needs unwinding: functions are `extern "C-unwind"`, and
-//! only work on the pool runs inside the guard.
+//! Invariants. The library never harms the host program: it starts no thread, installs no signal handler, writes
+//! nothing to stdout, lets no panic out, and sets errno as the system call would. Calls that POSIX allows in a signal
+//! handler neither allocate nor lock here, once the pool is attached. A program that never uses the pool pays for a
+//! comparison in each call, and libforebay.so is not even loaded: `door.rs` loads it at the first call that needs it.
+//! Thread cancellation unwinds out of calls of libc. Interposed functions are `extern "C-unwind"`, and only work on the
+//! pool runs inside the guard (`boundary.rs`), so no frame that needs unwinding is in its way.
 //!
-//! The way of a call: `classify` looks whether its path may lead into the pool (a compare); if not, the kernel or libc
-//! is asked at once. Else `route` walks: into the pool through the door, out of it again where a symbolic link or `..`
-//! leaves it, and into it where the kernel's tree has a link to it (`crossing`). The other files hold the calls by kind.
+//! The steps of a call: `classify` decides whether its path may lead into the pool (a comparison). If not, the kernel
+//! or libc is called at once. Otherwise `route` follows the path: into the pool through the door, out of it where a
+//! symbolic link or `..` leaves it, and into it where the kernel's tree has a link to it (`crossing`). The other files
+//! have the calls by kind.
 //!
 //! Tests: `tests/`, real programs and C programs against a pool.
 
@@ -22,6 +23,8 @@ mod interpose;
 #[path = "../../capi/src/abi.rs"]
 #[allow(unreachable_pub, dead_code)]
 mod abi;
+#[path = "../../capi/src/boundary.rs"]
+mod boundary;
 
 #[macro_use]
 mod arguments;

@@ -1,6 +1,6 @@
-//! flock of directories. Files are locked by the kernel, on their backing files, and directories of the mount too; of another
-//! directory each open has an anchor of its own, so that the kernel would let everybody have the lock. A lock that does not
-//! lock is worse than none: it is refused, as file systems do that have no such locks.
+//! flock of directories. The kernel locks files, on their backing files, and directories of the mount. Each open of
+//! another directory has an anchor of its own, so the kernel would grant the lock to every caller. A lock that does not
+//! lock is worse than none, so the call is refused, as it is by file systems without such locks.
 
 use std::os::raw::c_int;
 

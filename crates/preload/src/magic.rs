@@ -1,7 +1,8 @@
-//! The links of /proc to what is open: `/proc/self/fd/N`, `cwd` and `exe`, `/dev/fd/N`.
+//! Links in /proc to open files: `/proc/self/fd/N`, `cwd` and `exe`, `/dev/fd/N`.
 //!
-//! The kernel follows them to a backing file or an anchor. Calls through them must mean the pool's file behind it (its
-//! attributes, its dirty mark, what lies under its directories), and reading them must give the path in the pool.
+//! The kernel follows them to a backing file or an anchor. A call through such a link must act on the file of the pool
+//! (its attributes, its dirty mark, the entries of its directories), and reading the link must return the path in the
+//! pool.
 
 use std::os::raw::{c_char, c_int};
 
@@ -15,13 +16,13 @@ use crate::{real, settings};
 /// Bytes of a backing file's last component, and of its last two with their slashes.
 const NAME_BYTES: usize = 16;
 
-/// False when a path is certainly no such link: a compare of its first bytes.
+/// False when a path is certainly no such link: a comparison of its first bytes.
 ///
 /// # Safety
 /// `path` is a C string that starts with a slash.
 #[inline(always)]
 pub(crate) unsafe fn may_be(path: *const c_char) -> bool {
-    // SAFETY: each byte is read only when those before it were not the end.
+    // SAFETY: each byte is read only if the bytes before it are not the NUL.
     unsafe {
         match *path.add(1) as u8 {
             b'p' => starts_with(path, b"/proc/"),
@@ -35,11 +36,11 @@ pub(crate) unsafe fn may_be(path: *const c_char) -> bool {
 /// `path` is a C string.
 #[inline]
 unsafe fn starts_with(path: *const c_char, front: &[u8]) -> bool {
-    // SAFETY: a difference, as at the string's end, ends the compare.
+    // SAFETY: a difference, such as the string's end, ends the comparison.
     front.iter().enumerate().all(|(i, byte)| unsafe { *path.add(i) } as u8 == *byte)
 }
 
-/// Bytes of the link that a path starts with, if it does.
+/// The length of the link that starts a path, if one does.
 fn link_bytes(path: &[u8]) -> Option<usize> {
     let number = |at: usize| {
         let digits = path[at..].iter().take_while(|b| b.is_ascii_digit()).count();
@@ -91,7 +92,7 @@ pub(crate) fn is_by_mount(path: &[u8]) -> bool {
     last.strip_prefix(b".forebay-inode-").is_some_and(|digits| digits.len() == NAME_BYTES)
 }
 
-/// A descriptor of what a link leads to, which says what it is and no more.
+/// Runs `body` on an O_PATH descriptor of what a link leads to.
 ///
 /// # Safety
 /// `link` is a C string.
@@ -103,7 +104,7 @@ unsafe fn opened<T>(
     // SAFETY: the caller's promise.
     let fd = unsafe { real::openat(dirfd, link, libc::O_PATH | libc::O_CLOEXEC, 0) };
     if fd < 0 {
-        // What cannot be looked at now may be the pool's all the same.
+        // A file that cannot be opened now may still be in the pool.
         return if matches!(-fd as c_int, libc::EMFILE | libc::ENFILE) { Err(fd) } else { Ok(None) };
     }
     let result = body(fd as c_int);
@@ -111,7 +112,7 @@ unsafe fn opened<T>(
     Ok(result)
 }
 
-/// Runs `body` on a descriptor of what the link leads to with which `path` starts, and on the rest of the path.
+/// Runs `body` on a descriptor of what the link at the start of `path` leads to, and on the rest of the path.
 fn behind<T>(
     path: &[u8],
     follow: bool,
@@ -122,12 +123,12 @@ fn behind<T>(
     if (rest.is_empty() && !follow) || !text.set(&[link]) {
         return Ok(None);
     }
-    // SAFETY: a C string was set.
+    // SAFETY: a C string was stored.
     unsafe { opened(libc::AT_FDCWD, text.as_c(), |fd| body(fd, rest)) }
 }
 
-/// The directory that a link of this process leads to, if that is one of the mount that is open as the pool's: by which path it
-/// was opened only the descriptor itself tells.
+/// The directory that a link of this process leads to, if it is on the mount and the pool opened it. Only the
+/// descriptor itself shows by which path it was opened.
 fn directory_of_mount(link: &[u8]) -> Option<(Pool, u64)> {
     if link == b"/proc/self/cwd" {
         return crate::cwd::directory();
@@ -139,7 +140,7 @@ fn directory_of_mount(link: &[u8]) -> Option<(Pool, u64)> {
     descriptor::directory_of(number)
 }
 
-/// Where a path through such a link is in the pool; `follow` is whether the call follows a link at the end. A file
+/// Where in the pool a path through such a link leads. `follow` says whether the call follows a link at the end. A file
 /// without a name is left to the kernel, which alone can open it again.
 pub(crate) fn place(path: &[u8], follow: bool) -> Result<Option<(Pool, Place)>, isize> {
     let found = behind(path, follow, |fd, rest| {
@@ -154,7 +155,7 @@ pub(crate) fn place(path: &[u8], follow: bool) -> Result<Option<(Pool, Place)>, 
     }))
 }
 
-/// The inode without a name that a path leads to, if all of the path is such a link, and a call's answer for its descriptor.
+/// Runs a call on the descriptor of the inode without a name that a path leads to, if all of the path is such a link.
 ///
 /// # Safety
 /// `path` is wild or a C string.
@@ -179,7 +180,7 @@ fn nameless_slowly(path: &[u8], body: impl FnOnce(c_int, Pool, u64) -> isize) ->
             return None;
         }
         let (pool, ino) = descriptor::inode_of(fd)?;
-        Some(crate::interpose::guard(|| body(fd, pool, ino)))
+        Some(body(fd, pool, ino))
     })
 }
 
@@ -188,8 +189,8 @@ pub(crate) fn end_of<T>(path: &[u8], body: impl FnOnce(c_int) -> Option<T>) -> O
     behind(path, true, |fd, rest| if rest.is_empty() { body(fd) } else { None }).ok()?
 }
 
-/// What reading a link gave, as programs know it: the kernel stored `n` bytes at `out`, which has room for `room`.
-/// The bytes that are there then.
+/// The content of a link as programs see it. The kernel stored `n` bytes at `out`, which has room for `room`. Returns
+/// the bytes that are there afterwards.
 ///
 /// # Safety
 /// As readlinkat's.
@@ -210,7 +211,7 @@ pub(crate) unsafe fn shown(dirfd: c_int, link: *const c_char, out: *mut u8, room
 
 #[cold]
 unsafe fn shown_of_pool(dirfd: c_int, link: *const c_char, out: *mut u8, room: usize) -> Option<isize> {
-    // SAFETY: the caller's promise; structures are writable and filled on success.
+    // SAFETY: the caller's promise. Structures are writable, and filled on success.
     unsafe {
         let itself = real::openat(dirfd, link, libc::O_PATH | libc::O_NOFOLLOW | libc::O_CLOEXEC, 0);
         let itself = c_int::try_from(itself).ok().filter(|fd| *fd >= 0)?;
@@ -223,7 +224,7 @@ unsafe fn shown_of_pool(dirfd: c_int, link: *const c_char, out: *mut u8, room: u
         opened(dirfd, link, |fd| {
             let (pool, ino) = descriptor::inode_of(fd)?;
             let mut inside = Buffer::new();
-            if (pool.door.path_of)(pool.handle, ino, inside.first()) < 0 {
+            if pool.path_of(ino, inside.first()) < 0 {
                 return None;
             }
             let inside = path::bytes(inside.as_c());
@@ -266,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn is_backing_wants_the_whole_form() {
+    fn is_backing_requires_the_whole_form() {
         assert!(is_backing(b"/proc/self/fd/900/data/0a/000100000000000a"));
         for path in [
             "/proc/self/fd/5",
@@ -281,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn is_by_mount_wants_a_number_behind_the_name() {
+    fn is_by_mount_requires_a_number_behind_the_name() {
         assert!(is_by_mount(b"/mnt/p/.forebay-inode-000200000000001f"));
         assert!(
             !is_by_mount(b"/mnt/.forebay-inode-000200000000001f/x") && !is_by_mount(b"/mnt/.forebay-inode-")

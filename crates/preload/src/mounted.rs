@@ -1,7 +1,7 @@
-//! Whether the pool is mounted at the prefix. Then a symbolic link from elsewhere to somewhere under the prefix leads the
-//! kernel to the mount, and what the kernel did not find is not there: nobody has to look for such links (`crossing`).
+//! Whether the pool is mounted at the prefix. Then the kernel follows a symbolic link to a path under the prefix to the
+//! mount, and a file that the kernel does not find does not exist. So `crossing` need not examine the path.
 //!
-//! What was seen is believed for a moment, as a program may look for many files that are not there.
+//! The answer is kept for a moment, as a program may search for many files that do not exist.
 
 use std::os::raw::c_int;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,12 +10,12 @@ use crate::abi::PATH_BYTES;
 use crate::path::Buffer;
 use crate::{real, settings};
 
-/// What was seen is believed for so long: a mount that comes or goes is noticed then.
+/// How long the answer is kept. A mount that comes or goes is noticed after this time.
 const BELIEVED_MS: u64 = 100;
-/// The link in the pool's directory by which its mount says where it is: `DEVICE:PATH`.
+/// The link in the pool's directory in which the mount stores where it is: `DEVICE:PATH`.
 const LINK: &[u8] = b"/mounted";
 
-/// When it was looked, in milliseconds and doubled; the lowest bit is what was seen.
+/// The time of the last check in milliseconds, doubled. The lowest bit is its answer.
 static SEEN: AtomicU64 = AtomicU64::new(0);
 
 fn now_ms() -> u64 {
@@ -44,7 +44,7 @@ fn look() -> Option<()> {
         return None;
     }
     let mut text = Buffer::new();
-    // SAFETY: a C string, and room for as much as is said.
+    // SAFETY: a C string, and a buffer of the given size.
     let n = unsafe { real::readlinkat(libc::AT_FDCWD, link.as_c(), text.first(), PATH_BYTES - 1) };
     let n = usize::try_from(n).ok()?;
     // SAFETY: the kernel stored that many bytes.

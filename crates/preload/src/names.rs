@@ -1,4 +1,4 @@
-//! Calls that make, remove and read names: mkdir, rmdir, unlink, rename, link, symlink, readlink, mknod.
+//! Calls that create, remove and read names: mkdir, rmdir, unlink, rename, link, symlink, readlink, mknod.
 
 use std::os::raw::{c_char, c_int, c_uint};
 
@@ -20,9 +20,7 @@ unsafe fn mkdir_any(dirfd: c_int, path: *const c_char, mode: mode_t) -> isize {
             path,
             false,
             |dirfd, path| system_call!(libc::SYS_mkdirat, dirfd, path, mode),
-            |pool, place, escape| {
-                (pool.door.make_directory)(pool.handle, place, umask::apply(mode & 0o7777), escape)
-            },
+            |pool, place, escape| pool.make_directory(place, umask::apply(mode & 0o7777), escape),
         )
     }
 }
@@ -37,8 +35,8 @@ unsafe fn unlink_any(dirfd: c_int, path: *const c_char, flags: c_int) -> isize {
             false,
             |dirfd, path| system_call!(libc::SYS_unlinkat, dirfd, path, flags),
             |pool, place, escape| match flags {
-                0 => (pool.door.unlink)(pool.handle, place, escape),
-                libc::AT_REMOVEDIR => (pool.door.remove_directory)(pool.handle, place, escape),
+                0 => pool.unlink(place, escape),
+                libc::AT_REMOVEDIR => pool.remove_directory(place, escape),
                 _ => -i64::from(libc::EINVAL),
             },
         )
@@ -64,7 +62,7 @@ unsafe fn rename_any(
                 }
                 system_call!(libc::SYS_renameat2, from_dirfd, from, to_dirfd, to, flags)
             },
-            |pool, from, to, escape| (pool.door.rename)(pool.handle, from, to, flags, escape),
+            |pool, from, to, escape| pool.rename(from, to, flags, escape),
         )
     }
 }
@@ -90,7 +88,7 @@ unsafe fn link_any(
                 return result;
             }
         } else if follow && !crate::path::is_wild(from) && *from as u8 == b'/' && magic::may_be(from) {
-            // The usual way to name what was opened with O_TMPFILE: /proc/self/fd/N.
+            // The usual path for naming a file that was opened with O_TMPFILE: /proc/self/fd/N.
             let linked = magic::end_of(crate::path::bytes(from), |fd| link_unnamed(fd, to_dirfd, to));
             if let Some(result) = linked {
                 return result;
@@ -107,14 +105,14 @@ unsafe fn link_any(
                 if flags & !(libc::AT_SYMLINK_FOLLOW | libc::AT_EMPTY_PATH) != 0 {
                     return -i64::from(libc::EINVAL);
                 }
-                (pool.door.link)(pool.handle, from, to, follow as i32, escape)
+                pool.link(from, to, follow as i32, escape)
             },
         )
     }
 }
 
-/// Gives a file of the pool's target that was opened with O_TMPFILE a name in the pool; none when it is not such a file,
-/// or the name is not the pool's.
+/// Gives a file of the pool's target that was opened with O_TMPFILE a name in the pool. None when it is not such a
+/// file, or the name is not in the pool.
 unsafe fn link_unnamed(fd: c_int, to_dirfd: c_int, to: *const c_char) -> Option<isize> {
     if !descriptor::may_be_unnamed(fd) {
         return None;
@@ -127,7 +125,7 @@ unsafe fn link_unnamed(fd: c_int, to_dirfd: c_int, to: *const c_char) -> Option<
             to,
             false,
             |_, _| ELSEWHERE,
-            |pool, place, escape| (pool.door.link_unnamed)(pool.handle, fd, place, escape),
+            |pool, place, escape| pool.link_unnamed(fd, place, escape),
         )
     };
     (result != ELSEWHERE).then_some(result)
@@ -143,7 +141,7 @@ unsafe fn link_inode(pool: crate::door::Pool, ino: u64, to_dirfd: c_int, to: *co
             to,
             false,
             |_, _| -(libc::EXDEV as isize),
-            |_, place, escape| (pool.door.link)(pool.handle, itself, place, 0, escape),
+            |_, place, escape| pool.link(itself, place, 0, escape),
         )
     }
 }
@@ -161,13 +159,13 @@ unsafe fn symlink_any(target: *const c_char, dirfd: c_int, path: *const c_char) 
                     return -i64::from(libc::EFAULT);
                 }
                 let target = crate::path::bytes(target);
-                (pool.door.symlink)(pool.handle, target.as_ptr(), target.len(), place, escape)
+                pool.symlink(target.as_ptr(), target.len(), place, escape)
             },
         )
     }
 }
 
-/// readlink wherever the path leads: the bytes stored, or a negative errno.
+/// readlink in the pool or outside: the number of bytes stored, or a negative errno.
 ///
 /// # Safety
 /// `path` is null or a C string, `out` has room for `room` bytes.
@@ -189,7 +187,7 @@ pub(crate) unsafe fn readlink_any(dirfd: c_int, path: *const c_char, out: *mut u
                 if crate::path::is_wild(out) {
                     return -i64::from(libc::EFAULT);
                 }
-                (pool.door.read_link)(pool.handle, place, out, room, escape)
+                pool.read_link(place, out, room, escape)
             },
         )
     }
@@ -205,7 +203,7 @@ unsafe fn mknod_any(dirfd: c_int, path: *const c_char, mode: mode_t, device: dev
             |dirfd, path| system_call!(libc::SYS_mknodat, dirfd, path, mode, device),
             |pool, place, escape| {
                 let mode = mode & libc::S_IFMT | umask::apply(mode & 0o7777);
-                (pool.door.make_node)(pool.handle, place, mode, device, escape).min(0)
+                pool.make_node(place, mode, device, escape).min(0)
             },
         )
     }

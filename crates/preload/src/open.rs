@@ -11,7 +11,7 @@ use crate::door::Pool;
 use crate::interpose::{answer_int, raw};
 use crate::{cwd, descriptor, magic, real, route, umask};
 
-/// Opens wherever the path leads; the descriptor or a negative errno.
+/// Opens a file in the pool or outside. Returns the descriptor or a negative errno.
 ///
 /// # Safety
 /// `path` is null or a C string.
@@ -28,8 +28,8 @@ pub(crate) unsafe fn open_any(dirfd: c_int, path: *const c_char, flags: c_int, m
                 path,
                 follow,
                 |at, way| {
-                    // Where a FIFO of the pool leads to, its backing file, or a file of another node, its name on the pool's
-                    // mount: it is there, or is nobody's.
+                    // The path leads to the backing file of a FIFO, or to the name of another node's file on the pool's
+                    // mount. Either exists, or the file was removed.
                     let led = way != path;
                     let is_backing = led && magic::is_backing(crate::path::bytes(way));
                     let is_by_mount = led && magic::is_by_mount(crate::path::bytes(way));
@@ -55,7 +55,7 @@ pub(crate) unsafe fn open_any(dirfd: c_int, path: *const c_char, flags: c_int, m
             if cwd::is_removed(dirfd, path) {
                 return raw(real::libc_own::openat(dirfd, path, flags, mode));
             }
-            // Removed between its look-up and its opening: its name is another file's, or nobody's.
+            // The file was removed between look-up and open, so its name belongs to another file, or to none.
             if !escaped.get() {
                 return fd;
             }
@@ -64,7 +64,7 @@ pub(crate) unsafe fn open_any(dirfd: c_int, path: *const c_char, flags: c_int, m
     }
 }
 
-/// How often an open starts again when what it led to is removed under it.
+/// How often an open starts again when the file is removed during the open.
 const ATTEMPTS: u32 = 4096;
 
 /// Opens a place of the pool.
@@ -80,17 +80,17 @@ pub(crate) unsafe fn open_place(
 ) -> i64 {
     let makes = flags & libc::O_CREAT != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE;
     let mode = if makes { umask::apply(mode & 0o7777) } else { 0 };
-    // SAFETY: the door's contract is kept.
-    let fd = unsafe { (pool.door.open)(pool.handle, place, flags, mode, escape) };
+    // SAFETY: the contract of abi.rs is kept.
+    let fd = unsafe { pool.open(place, flags, mode, escape) };
     let may_be_directory = fd >= 0 && !makes && flags & libc::O_ACCMODE == libc::O_RDONLY;
-    // SAFETY: it takes nothing.
-    if may_be_directory && unsafe { (pool.door.directories_opened)() } > 0 {
+    // SAFETY: the handle is attached.
+    if may_be_directory && unsafe { pool.directories_opened() } > 0 {
         descriptor::opened_directory();
     }
     fd
 }
 
-/// Ends the program where a fortified open lacks the mode that its flags need, as libc's does.
+/// Ends the program, as libc's fortified open does, when the flags need a mode and the call has none.
 fn check_no_mode(flags: c_int) {
     if flags & libc::O_CREAT != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE {
         overflow();
@@ -98,7 +98,7 @@ fn check_no_mode(flags: c_int) {
 }
 
 interpose! {
-    /// open(2). C passes `mode` only with O_CREAT or O_TMPFILE; without, it is whatever its register holds and not used.
+    /// open(2). C passes `mode` only with O_CREAT or O_TMPFILE. Otherwise it is an arbitrary value, and is not used.
     open, open64, __open, __open64 = fn(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
         // SAFETY: libc's contract.
         answer_int(unsafe { open_any(libc::AT_FDCWD, path, flags, mode) })

@@ -1,4 +1,4 @@
-//! Paths as bytes: a buffer on the stack that is not cleared first, and small questions about a C string.
+//! Paths as bytes: an uninitialized buffer on the stack, and helpers for C strings.
 
 use std::ffi::CStr;
 use std::mem::MaybeUninit;
@@ -6,27 +6,27 @@ use std::os::raw::c_char;
 
 use crate::abi::PATH_BYTES;
 
-/// Room for a path and its NUL; what is in it is known only to whoever filled it.
+/// Room for a path and its NUL. Only the code that filled it knows which bytes are initialized.
 pub(crate) struct Buffer(MaybeUninit<[u8; PATH_BYTES]>);
 
 impl Buffer {
-    /// Uninitialised room.
+    /// An uninitialized buffer.
     #[inline(always)]
     pub(crate) fn new() -> Buffer {
         Buffer(MaybeUninit::uninit())
     }
 
-    /// Its first byte.
+    /// Its first byte, writable.
     pub(crate) fn first(&mut self) -> *mut u8 {
         self.0.as_mut_ptr().cast()
     }
 
-    /// Its first byte, to be read.
+    /// Its first byte, readable.
     pub(crate) fn as_c(&self) -> *const c_char {
         self.0.as_ptr().cast()
     }
 
-    /// Stores the parts one behind the other, and a NUL. False when they do not fit. Parts may not lie in the buffer.
+    /// Stores the parts in sequence, and a NUL. False when they do not fit. Parts must not be in the buffer.
     pub(crate) fn set(&mut self, parts: &[&[u8]]) -> bool {
         let bytes: usize = parts.iter().map(|p| p.len()).sum();
         if bytes >= PATH_BYTES {
@@ -34,7 +34,7 @@ impl Buffer {
         }
         let mut out = self.first();
         for part in parts {
-            // SAFETY: all parts and the NUL fit, which was just checked.
+            // SAFETY: all parts and the NUL fit.
             unsafe {
                 out.copy_from_nonoverlapping(part.as_ptr(), part.len());
                 out = out.add(part.len());
@@ -46,12 +46,12 @@ impl Buffer {
     }
 }
 
-/// True for a pointer to where no program has memory: null, the first page and the kernel's half. The kernel answers EFAULT to
-/// it. Whether other memory can be read only a read tells.
+/// True for a pointer to where no program has memory: null, the first page, and the kernel's half. The kernel returns
+/// EFAULT for it. Only an access shows whether other memory is readable.
 #[inline(always)]
 pub(crate) fn is_wild<T>(pointer: *const T) -> bool {
     const PAGE_BYTES: usize = 4096;
-    // On x86 the kernel's half are the negative numbers; elsewhere programs may keep tags in the highest bits.
+    // On x86 addresses in the kernel's half are negative numbers. Elsewhere programs may keep tags in the highest bits.
     if cfg!(target_arch = "x86_64") {
         (pointer as isize) < PAGE_BYTES as isize
     } else {
@@ -62,24 +62,24 @@ pub(crate) fn is_wild<T>(pointer: *const T) -> bool {
 /// A C string's bytes.
 ///
 /// # Safety
-/// `path` is a C string that lives as long as is said.
+/// `path` is a C string that lives as long as the result.
 #[inline]
 pub(crate) unsafe fn bytes<'a>(path: *const c_char) -> &'a [u8] {
     // SAFETY: the caller's promise.
     unsafe { CStr::from_ptr(path) }.to_bytes()
 }
 
-/// True when `haystack` holds `needle`.
+/// True when `haystack` contains `needle`.
 pub(crate) fn contains(haystack: &[u8], needle: &[u8]) -> bool {
     haystack.windows(needle.len().max(1)).any(|w| w == needle)
 }
 
-/// True when one of the path's components is this one.
+/// True when `component` is one of the path's components.
 pub(crate) fn has_component(path: &[u8], component: &[u8]) -> bool {
     path.split(|b| *b == b'/').any(|name| name == component)
 }
 
-/// The rest of `path` behind `prefix`, when it lies at or under it: empty, or starting with a slash.
+/// The rest of `path` behind `prefix`, when it is at or under the prefix: empty, or starting with a slash.
 pub(crate) fn below<'a>(path: &'a [u8], prefix: &[u8]) -> Option<&'a [u8]> {
     let rest = path.strip_prefix(prefix)?;
     matches!(rest.first(), None | Some(b'/')).then_some(rest)
@@ -103,7 +103,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn has_component_wants_a_whole_one() {
+    fn has_component_requires_a_whole_one() {
         for (path, expected) in [
             ("/forebay", true),
             ("forebay", true),

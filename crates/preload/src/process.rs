@@ -1,25 +1,25 @@
-//! Whose memory this is: a child made by vfork(2) runs in its parent's, with a working directory, umask and descriptors of
-//! its own. What it finds out must not be taken for the parent's.
+//! Whether this process owns its memory. A child made by vfork(2) runs in the memory of its parent, with a working
+//! directory, umask and descriptors of its own. State that the child determines must not be used by the parent.
 
 use std::sync::atomic::{AtomicI32, Ordering};
 
 use crate::real;
 
-/// The process that this memory belongs to; 0 before it is known.
+/// The process that owns this memory; 0 before it is known.
 static OWNER: AtomicI32 = AtomicI32::new(0);
 
-/// Notes whose memory this is, and sees to it that a forked child does too.
+/// Notes the owner of the memory, now and in each forked child.
 pub(crate) fn begin() {
     extern "C" fn in_child() {
         OWNER.store(real::getpid(), Ordering::Relaxed);
     }
     OWNER.store(real::getpid(), Ordering::Relaxed);
-    // SAFETY: the handler touches one atomic and makes one system call; the library is never unloaded.
+    // SAFETY: the handler stores one atomic and makes one system call. The library is never unloaded.
     unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
 }
 
-/// True in a child that runs in its parent's memory. A child of a clone(2) that libc did not make counts as one as long
-/// as its parent lives: then things are found out again and again rather than kept.
+/// True in a child that runs in the memory of its parent. A child of a clone(2) that libc did not make counts as such a
+/// child while its parent lives. Then state is determined again at each call and not kept.
 pub(crate) fn borrows_memory() -> bool {
     let owner = OWNER.load(Ordering::Relaxed);
     let me = real::getpid();

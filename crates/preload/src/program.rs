@@ -1,8 +1,8 @@
-//! Programs in the pool: what the kernel must be given to start one.
+//! Programs in the pool: what to pass to the kernel to start one.
 //!
-//! A program in the pool is started from its backing file's descriptor, so that the kernel maps and runs it as any other.
-//! A script is not left to the kernel, which would hand its interpreter the path of a backing file: its `#!` line is
-//! read here, and the interpreter gets the script's own path, as the kernel would do it.
+//! A program in the pool is started from the descriptor of its backing file, so the kernel maps and runs it as any
+//! other. The kernel would pass the path of a script's backing file to the interpreter. So this library reads the `#!`
+//! line itself and passes the script's own path, as the kernel does for other scripts.
 
 use std::os::raw::{c_char, c_int};
 
@@ -14,11 +14,11 @@ use crate::door::{either, Pool};
 use crate::path::{self, Buffer};
 use crate::real;
 
-/// Interpreters of interpreters, as in the kernel.
+/// Levels of interpreters, as in the kernel.
 pub(crate) const LEVELS_MAX: usize = 5;
-/// Bytes at a program's start that the kernel looks at.
+/// Bytes at the start of a program that the kernel examines.
 const HEAD_BYTES: usize = 256;
-/// How often a path may change sides.
+/// How often a path may cross between the kernel's tree and the pool.
 const CHANGES_MAX: u32 = 40;
 const ENOEXEC: isize = -(libc::ENOEXEC as isize);
 
@@ -36,17 +36,17 @@ enum Opened {
     Kernel(c_int, *const c_char),
 }
 
-/// A program and its arguments on the way to exec. Interpreters' paths and arguments are kept in it.
+/// A program and its arguments during an exec call. It keeps paths and arguments of interpreters.
 pub(crate) struct Program {
     heads: [[u8; HEAD_BYTES + 1]; LEVELS_MAX],
-    /// Where the last path that left the pool goes on.
+    /// The path at which the last walk left the pool.
     escaped: Buffer,
     level: usize,
-    /// The arguments, as they have become.
+    /// The arguments for exec.
     pub(crate) arguments: Arguments,
 }
 
-/// An interpreter as a script names it: offsets of the C strings within its head.
+/// An interpreter as a script names it: offsets of C strings within the head of the script.
 #[derive(Debug, PartialEq, Eq)]
 struct Interpreter {
     path: usize,
@@ -64,7 +64,7 @@ impl Program {
         Ok(Program { heads: [[0; HEAD_BYTES + 1]; LEVELS_MAX], escaped: Buffer::new(), level: 0, arguments })
     }
 
-    /// Finds what to start for a path, which programs know by `shown`.
+    /// Finds what to start for a path, which programs know as `shown`.
     ///
     /// # Safety
     /// The paths are C strings that live as long as the result.
@@ -77,7 +77,7 @@ impl Program {
     ) -> Result<Image, isize> {
         let (mut dirfd, mut path, mut shown, mut follow) = (dirfd, path, shown, follow);
         loop {
-            // SAFETY: the paths are the caller's, or C strings kept in this program.
+            // SAFETY: the paths are the caller's, or C strings that this program keeps.
             let fd = match unsafe { self.open(dirfd, path, follow)? } {
                 Opened::Pool(fd) => fd,
                 Opened::Kernel(at, path) => {
@@ -105,7 +105,7 @@ impl Program {
         }
     }
 
-    /// Follows a path to its side, and opens the program if that is the pool.
+    /// Follows a path into the pool or the kernel's tree, and opens the program if it is in the pool.
     unsafe fn open(&mut self, dirfd: c_int, path: *const c_char, follow: bool) -> Result<Opened, isize> {
         if self.level >= LEVELS_MAX {
             return Err(-(libc::ELOOP as isize));
@@ -113,7 +113,7 @@ impl Program {
         let (mut dirfd, mut path) = (dirfd, path);
         let (mut entry, mut escape) = (Buffer::new(), Buffer::new());
         for _ in 0..CHANGES_MAX {
-            // SAFETY: C strings; buffers have room for a path, and none is written to while a path in it is read.
+            // SAFETY: C strings. Buffers have room for a path, and none is written while a path in it is read.
             unsafe {
                 let mut leads = classify(dirfd, path, follow);
                 if matches!(leads, Leads::Kernel) && crossing(dirfd, path, follow, &mut entry) {
@@ -138,12 +138,12 @@ impl Program {
         Err(-(libc::ELOOP as isize))
     }
 
-    /// Opens a script of the kernel's tree whose interpreter is in the pool, where the kernel does not see it.
+    /// Opens a script in the kernel's tree whose interpreter is in the pool, which the kernel cannot find.
     unsafe fn open_script_of_pool(&mut self, dirfd: c_int, path: *const c_char) -> Option<c_int> {
         let flags = libc::O_RDONLY | libc::O_CLOEXEC | libc::O_NONBLOCK;
-        // SAFETY: the caller's promise: C strings.
+        // SAFETY: the caller passes C strings.
         unsafe {
-            // Only what the caller may execute.
+            // Only a file that the caller may execute.
             if system_call!(libc::SYS_faccessat, dirfd, path, libc::X_OK) != 0 {
                 return None;
             }
@@ -161,11 +161,11 @@ impl Program {
         None
     }
 
-    /// Reads the start of a program; its interpreter, if it is a script.
+    /// Reads the start of a program. Returns its interpreter if it is a script.
     fn read_head(&mut self, fd: c_int) -> Result<Option<Interpreter>, isize> {
         let head = &mut self.heads[self.level];
         let n = real::pread(fd, &mut head[..HEAD_BYTES], 0);
-        // A program that may be executed but not read is no script.
+        // A program that the caller may execute but not read is not treated as a script.
         let Ok(n) = usize::try_from(n) else { return Ok(None) };
         head[n] = 0;
         if !head.starts_with(b"#!") {
@@ -195,16 +195,16 @@ unsafe fn open_program(pool: Pool, place: Place, follow: bool, escape: *mut u8) 
             _ => return Err(-i64::from(libc::EACCES)),
         }
         pool.allows(itself, libc::X_OK, escape)?;
-        let fd = (pool.door.open)(pool.handle, itself, libc::O_RDONLY | libc::O_CLOEXEC, 0, escape);
+        let fd = pool.open(itself, libc::O_RDONLY | libc::O_CLOEXEC, 0, escape);
         if fd == -i64::from(libc::EACCES) {
-            return Ok((pool.door.open)(pool.handle, itself, libc::O_PATH | libc::O_CLOEXEC, 0, escape));
+            return Ok(pool.open(itself, libc::O_PATH | libc::O_CLOEXEC, 0, escape));
         }
         Ok(fd)
     }
 }
 
-/// Finds interpreter and argument in a script's first `n` bytes and ends each with a NUL, as the kernel does
-/// (fs/binfmt_script.c): a line that is cut within the interpreter's name is no script; the argument is one string,
+/// Finds interpreter and argument in the first `n` bytes of a script and ends each with a NUL, as the kernel does
+/// (fs/binfmt_script.c). A line that is cut within the interpreter's name is not a script. The argument is one string,
 /// without blanks around it.
 fn parse(head: &mut [u8], n: usize) -> Option<Interpreter> {
     let blank = |b: u8| b == b' ' || b == b'\t';
@@ -224,18 +224,18 @@ fn parse(head: &mut [u8], n: usize) -> Option<Interpreter> {
     (path < path_end).then_some(Interpreter { path, argument })
 }
 
-/// Keeps a script's path as programs know it: a relative one of a directory's descriptor becomes absolute.
+/// Keeps the path of a script as programs know it. A path relative to a directory's descriptor becomes absolute.
 pub(crate) fn shown_path(dirfd: c_int, path: *const c_char, out: &mut Buffer) -> *const c_char {
-    // SAFETY: a C string of the caller's.
+    // SAFETY: the caller passes a C string.
     let text = unsafe { path::bytes(path) };
     if dirfd == libc::AT_FDCWD || text.first() == Some(&b'/') {
         return path;
     }
     let mut inside = Buffer::new();
     if let Some((pool, ino)) = crate::descriptor::directory_of(dirfd) {
-        // SAFETY: the handle is attached, the buffer has room for a path; then it holds a C string.
+        // SAFETY: the handle is attached. The buffer has room for a path, and then holds a C string.
         unsafe {
-            if (pool.door.path_of)(pool.handle, ino, inside.first()) >= 0 {
+            if pool.path_of(ino, inside.first()) >= 0 {
                 let inside = path::bytes(inside.as_c());
                 if out.set(&[crate::settings::prefix(), inside, b"/", text]) {
                     return out.as_c();
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn parse_of_scripts_is_as_the_kernel_does_it() {
+    fn parse_of_scripts_agrees_with_the_kernel() {
         let some = |path: &[u8], argument: Option<&[u8]>| Some((path.to_vec(), argument.map(<[u8]>::to_vec)));
         assert_eq!(parsed(b"#!/bin/sh\necho"), some(b"/bin/sh", None));
         assert_eq!(parsed(b"#! /usr/bin/env  python3 -u \t\nx"), some(b"/usr/bin/env", Some(b"python3 -u")));

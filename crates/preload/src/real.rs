@@ -1,14 +1,14 @@
-//! What stands behind this library: system calls made directly, and libc's own functions.
+//! The calls behind this library: direct system calls, and libc's own functions.
 //!
-//! Calls that libc hands to the kernel as they are go straight there: no look-up that could fail, and safe in a signal
-//! handler. Functions with work of their own in libc, and those at which a thread may be cancelled (open), are found by
-//! `dlsym(RTLD_NEXT)`, so that another preloaded library behind this one is called too.
+//! Calls that libc passes to the kernel unchanged are direct system calls: there is no look-up that could fail, and
+//! they are safe in a signal handler. Functions with work of their own in libc, and those in which a thread may be
+//! cancelled (open), are found by `dlsym(RTLD_NEXT)`, so that another preloaded library behind this one is called too.
 
 use std::ffi::CStr;
 use std::os::raw::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-/// Makes a system call with up to six arguments; the kernel's answer, 0 or more or a negative errno.
+/// Makes a system call with up to six arguments. Returns the kernel's answer: 0 or more, or a negative errno.
 ///
 /// # Safety
 /// As the call's.
@@ -29,7 +29,7 @@ pub(crate) unsafe fn call(number: i64, a: usize, b: usize, c: usize, d: usize, e
     answer
 }
 
-/// Makes a system call with up to six arguments; the kernel's answer, 0 or more or a negative errno.
+/// Makes a system call with up to six arguments. Returns the kernel's answer: 0 or more, or a negative errno.
 ///
 /// # Safety
 /// As the call's.
@@ -50,7 +50,7 @@ pub(crate) unsafe fn call(number: i64, a: usize, b: usize, c: usize, d: usize, e
     answer
 }
 
-/// `system_call!(NUMBER, arguments...)`: [`call`] with each argument cast and the rest zero.
+/// `system_call!(NUMBER, arguments...)`: [`call`] with each argument cast, and zeros for the rest.
 macro_rules! system_call {
     ($number:expr $(, $arg:expr)*) => { system_call!(@pad $number; $($arg as usize,)*; 0, 0, 0, 0, 0, 0,) };
     (@pad $n:expr; ; $a:expr, $b:expr, $c:expr, $d:expr, $e:expr, $f:expr,) => {
@@ -90,7 +90,7 @@ pub(crate) unsafe fn fstatat(dirfd: c_int, path: *const c_char, out: *mut libc::
     unsafe { system_call!(libc::SYS_newfstatat, dirfd, path, out, flags) }
 }
 
-/// openat(2) by the kernel, at which no thread is cancelled.
+/// openat(2) by the kernel, which does not cancel a thread.
 ///
 /// # Safety
 /// `path` is a C string.
@@ -153,15 +153,15 @@ fn find(slot: &AtomicPtr<c_void>, name: &CStr) -> *mut c_void {
     found
 }
 
-/// Declares libc functions that are found at their first use. Where libc lacks one, the value behind the `=` is
-/// returned and errno is ENOSYS.
+/// Declares libc functions that are found at their first use. Where libc lacks one, the call returns the value behind
+/// the `=`, with errno ENOSYS.
 macro_rules! libc_functions {
     ($(fn $name:ident($($arg:ident: $ty:ty),* $(,)?) -> $ret:ty = $missing:expr;)*) => {$(
-        /// Where libc's own function of this name is.
+        /// The address of libc's own function of this name.
         pub(crate) mod $name {
             use super::*;
 
-            /// Its address, for who jumps there.
+            /// Its address, for a jump.
             #[allow(dead_code)]
             pub(crate) fn address() -> *const c_void {
                 let known = SLOT.load(Ordering::Relaxed);
@@ -294,7 +294,7 @@ pub(crate) mod libc_own {
         ) -> c_int = libc::ENOSYS;
     }
 
-    /// Finds the functions that a signal handler may need, before there can be one.
+    /// Finds the functions that a signal handler may need, before a handler can run.
     pub(crate) fn find_ahead() {
         openat::find();
     }

@@ -1,4 +1,4 @@
-//! realpath, where it begins, ends or passes in the pool.
+//! realpath of paths that start in, end in or pass through the pool.
 
 use std::os::raw::c_char;
 
@@ -11,10 +11,10 @@ use crate::stdio::libc_would_miss;
 use crate::{real, stat};
 
 const HERE: i32 = libc::AT_FDCWD;
-/// Symbolic links followed, as in the kernel.
+/// The maximum number of symbolic links to follow, as in the kernel.
 const LINKS_MAX: u32 = 40;
 
-/// A path being resolved: `done` has no links left, `rest` is still to come. Both C strings.
+/// A path being resolved: `done` has no links, `rest` is not resolved yet. Both are C strings.
 struct Resolving {
     done: [u8; PATH_BYTES],
     done_bytes: usize,
@@ -41,7 +41,7 @@ impl Resolving {
         self.done[end] = 0;
     }
 
-    /// Puts `front` before what is still to come.
+    /// Puts `front` before the rest.
     fn put_before(&mut self, front: &[u8], from: usize) -> Result<(), i32> {
         let rest = self.rest_bytes - from;
         if front.len() + rest >= PATH_BYTES {
@@ -76,7 +76,7 @@ impl Resolving {
                     self.push(name)?;
                     let mut target = [0; PATH_BYTES];
                     let c = self.done.as_ptr().cast();
-                    // SAFETY: a C string, and room for as much as is said.
+                    // SAFETY: a C string, and a buffer of the given size.
                     let n = unsafe { readlink_any(HERE, c, target.as_mut_ptr(), PATH_BYTES - 1) };
                     match n {
                         0.. => {
@@ -95,7 +95,7 @@ impl Resolving {
                             }
                         }
                         _ if -n as i32 == libc::EINVAL => self.check_directory(at)?,
-                        // A directory above the prefix need not be there in the kernel's tree.
+                        // A directory above the prefix need not exist in the kernel's tree.
                         _ if -n as i32 == libc::ENOENT && self.is_above_prefix() => {}
                         failed => return Err(-failed as i32),
                     }
@@ -108,7 +108,7 @@ impl Resolving {
         path::below(crate::settings::prefix(), &self.done[..self.done_bytes]).is_some()
     }
 
-    /// What has something behind it must be a directory, also when that is only a slash or `..`.
+    /// A component before others must be a directory, even if only a slash or `..` follows.
     fn check_directory(&self, at: usize) -> Result<(), i32> {
         if at == self.rest_bytes {
             return Ok(());
@@ -127,7 +127,7 @@ impl Resolving {
     }
 }
 
-/// Resolves a path that libc would not see, into `out`, or into memory of malloc's when that is null.
+/// Resolves a path that libc cannot see into `out`, or, when that is null, into memory of malloc.
 unsafe fn resolve(text: &[u8], out: *mut c_char) -> Result<*mut c_char, i32> {
     if text.is_empty() {
         return Err(libc::ENOENT);
@@ -136,7 +136,7 @@ unsafe fn resolve(text: &[u8], out: *mut c_char) -> Result<*mut c_char, i32> {
     path.put_before(text, 0)?;
     if text[0] != b'/' {
         let mut here = Buffer::new();
-        // SAFETY: the buffer has the room that is said; after success it holds a C string.
+        // SAFETY: the buffer has the given size. After success it holds a C string.
         unsafe {
             if getcwd(here.first().cast(), PATH_BYTES).is_null() {
                 return Err(errno());
@@ -151,7 +151,7 @@ unsafe fn resolve(text: &[u8], out: *mut c_char) -> Result<*mut c_char, i32> {
         path.done[1] = 0;
         path.done_bytes = 1;
     }
-    // SAFETY: libc's contract: PATH_MAX bytes at `out`, which is checked to be enough.
+    // SAFETY: libc's contract: PATH_MAX bytes at `out`, and the path fits.
     unsafe {
         if out.is_null() {
             let copy = libc::strdup(path.done.as_ptr().cast());

@@ -1,23 +1,23 @@
-//! The way of a call along its path, between the kernel's tree and the pool.
+//! The route of a call along its path, between the kernel's tree and the pool.
 
 use std::os::raw::{c_char, c_int};
 
 use crate::abi::{Place, ESCAPED};
+use crate::boundary::{guard, Returned};
 use crate::classify::{classify, may_lead_to_pool, Leads};
 use crate::crossing::crossing;
 use crate::door::{heard, Pool};
-use crate::interpose::guard;
 use crate::mounted;
 use crate::path::{is_wild, Buffer};
 
-/// How often a path may change sides.
+/// How often a path may cross between the kernel's tree and the pool.
 const CHANGES_MAX: u32 = 40;
 
 const ENOENT: isize = -(libc::ENOENT as isize);
 
-/// Makes a call on a path, wherever it leads: `kernel` with a path of the kernel's tree, `pool` with a place in the pool
-/// and room for a path that leaves it. `follow` is whether the call follows a symbolic link at the end. Both give 0 or
-/// more, or a negative errno; `pool` may give ESCAPED.
+/// Makes a call on a path, in the pool or outside: `kernel` with a path of the kernel's tree, `pool` with a place in
+/// the pool and room for a path that leaves it. `follow` says whether the call follows a symbolic link at the end. Both
+/// return 0 or more, or a negative errno; `pool` may return ESCAPED.
 ///
 /// # Safety
 /// `path` is null or a C string.
@@ -42,7 +42,7 @@ pub(crate) unsafe fn on_path(
     }
 }
 
-/// Goes on with a path that the fast way did not settle; `tried` is what the kernel said if it was asked.
+/// Continues with a path that the fast check did not settle. `tried` is the kernel's answer if it was called.
 ///
 /// # Safety
 /// `path` is null or a C string.
@@ -56,53 +56,59 @@ unsafe fn walk(
     kernel: &impl Fn(c_int, *const c_char) -> isize,
     pool: &impl Fn(Pool, Place, *mut u8) -> i64,
 ) -> isize {
-    // The path is in one of them, or the caller's; what it becomes is stored in the other.
+    // The path is the caller's, or in one of these buffers. Its continuation is stored in the other.
     let (mut here, mut there) = (Buffer::new(), Buffer::new());
     for _ in 0..CHANGES_MAX {
-        // SAFETY: the path is the caller's, or was stored in `here`; it is not in `there`.
-        let changed = unsafe {
+        // SAFETY: the path is the caller's, or was stored in `here`. It is not in `there`.
+        let next = guard(|| unsafe {
             match tried.take() {
-                Some(result) if mounted::is_prefix() => Ok(Some(result)),
-                Some(result) => guard(|| Ok(crossing(dirfd, path, follow, &mut there))).map(|crosses| {
-                    if crosses {
-                        None
-                    } else {
-                        Some(result)
-                    }
-                }),
-                None => guard(|| match classify(dirfd, path, follow) {
-                    Leads::Kernel => Err(KERNEL),
-                    Leads::Nowhere(errno) => Ok(Some(errno)),
+                Some(result) if mounted::is_prefix() || !crossing(dirfd, path, follow, &mut there) => {
+                    Next::Done(result)
+                }
+                Some(_) => Next::Path,
+                None => match classify(dirfd, path, follow) {
+                    Leads::Kernel => Next::Kernel,
+                    Leads::Nowhere(errno) => Next::Done(errno),
                     Leads::Pool(door, place) => match pool(door, place, there.first()) {
-                        ESCAPED => Ok(None),
-                        result => Ok(Some(heard(result) as isize)),
+                        ESCAPED => Next::Path,
+                        result => Next::Done(heard(result) as isize),
                     },
-                }),
+                },
             }
-        };
-        match changed {
-            Ok(Some(result)) => return result,
-            Ok(None) => {
+        });
+        match next {
+            Next::Done(result) => return result,
+            Next::Path => {
                 std::mem::swap(&mut here, &mut there);
                 path = here.as_c();
                 dirfd = libc::AT_FDCWD;
             }
-            Err(KERNEL) => {
-                // Outside the guard: a thread may be cancelled in it.
+            Next::Kernel => {
+                // Outside the guard, as a thread may be cancelled in it.
                 let result = kernel(dirfd, path);
                 if result != ENOENT {
                     return result;
                 }
                 tried = Some(result);
             }
-            Err(errno) => return errno,
         }
     }
     -(libc::ELOOP as isize)
 }
 
-/// What no errno is: the path is the kernel's.
-const KERNEL: isize = isize::MIN;
+/// What a step along a path leads to.
+enum Next {
+    /// The result of the call.
+    Done(isize),
+    /// Another path of the kernel's tree, which is in the other buffer.
+    Path,
+    /// The kernel: the path does not lead to the pool.
+    Kernel,
+}
+
+impl Returned for Next {
+    const PANICKED: Next = Next::Done(isize::PANICKED);
+}
 
 /// A place of the pool, or a path of the kernel's tree.
 enum Side {
@@ -110,8 +116,8 @@ enum Side {
     Kernel,
 }
 
-/// Makes a call on two paths: `kernel` when both are of the kernel's tree, `pool` when both are in the pool, else it is
-/// EXDEV. `follow` is of the first; a link at the end of the second is never followed.
+/// Makes a call on two paths: `kernel` when both are in the kernel's tree, `pool` when both are in the pool, otherwise
+/// EXDEV. `follow` applies to the first path. A link at the end of the second is never followed.
 ///
 /// # Safety
 /// The paths are null or C strings.
@@ -122,7 +128,7 @@ pub(crate) unsafe fn on_two_paths(
     kernel: impl Fn(c_int, *const c_char, c_int, *const c_char) -> isize,
     pool: impl Fn(Pool, Place, Place, *mut u8) -> i64,
 ) -> isize {
-    // SAFETY: the caller's promise; buffers hold what is stored in them as long as the places are used.
+    // SAFETY: the caller's promise. Buffers keep their content as long as the places are used.
     unsafe {
         if is_wild(from.1) || (is_wild(to.1) && may_lead_to_pool(from.0, from.1)) {
             return -(libc::EFAULT as isize);
@@ -158,7 +164,7 @@ unsafe fn side(at: (c_int, *const c_char), follow: bool, buffer: &mut Buffer) ->
         Leads::Pool(pool, place) => Ok(Side::Pool(pool, place)),
         Leads::Nowhere(errno) => Err(errno),
     };
-    // SAFETY: the caller's promise; after a crossing the buffer holds a C string.
+    // SAFETY: the caller's promise. After a crossing the buffer holds a C string.
     unsafe {
         match classify(at.0, at.1, follow) {
             Leads::Kernel if crossing(at.0, at.1, follow, buffer) => {

@@ -19,7 +19,7 @@ unsafe fn scan(
     select: Select,
     compare: Compare,
 ) -> c_int {
-    // SAFETY: libc's contract; libc's own functions keep theirs.
+    // SAFETY: libc's contract, which libc's own functions keep too.
     unsafe {
         if !libc_would_miss(at, path, false, true) {
             let count = real::libc_own::scandirat(at, path, names, select, compare);
@@ -68,7 +68,7 @@ unsafe fn scan(
         }
         if let Some(compare) = compare {
             type Sort = unsafe extern "C" fn(*const c_void, *const c_void) -> c_int;
-            // A comparison of entries takes pointers to the list's elements, as qsort gives them.
+            // The function that compares entries takes pointers to elements of the list, as qsort passes them.
             let compare = std::mem::transmute::<
                 unsafe extern "C-unwind" fn(*mut *const Dirent, *mut *const Dirent) -> c_int,
                 Sort,

@@ -1,7 +1,7 @@
-//! What the environment says: which pool, under which prefix, or that everything is passed through.
+//! Settings in the environment: the pool, its prefix, and whether the library is disabled.
 //!
-//! Read once, by the constructor or by the first call of a constructor that runs before it. Afterwards nothing here
-//! changes, so that the compare of a path with the prefix needs no more than one load.
+//! They are read once, by the library's constructor, or by the first call of a constructor that runs before it.
+//! Afterwards nothing here changes, so the comparison of a path with the prefix needs one load.
 
 use std::cell::UnsafeCell;
 use std::ffi::CStr;
@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use crate::abi::PATH_BYTES;
 use crate::real;
 
-/// Under which prefix programs see the pool unless FOREBAY_PREFIX says otherwise.
+/// The prefix unless FOREBAY_PREFIX sets another.
 const PREFIX: &CStr = c"/forebay";
-/// [`PREFIX_BYTES`] before the environment was read.
+/// [`PREFIX_BYTES`] before the environment is read.
 const UNREAD: usize = usize::MAX;
 
-/// Bytes of the prefix; 0 when everything is passed through.
+/// Bytes of the prefix; 0 when every call is passed through.
 static PREFIX_BYTES: AtomicUsize = AtomicUsize::new(UNREAD);
 static TEXTS: Texts =
     Texts { prefix: UnsafeCell::new([0; PATH_BYTES]), pool: UnsafeCell::new([0; PATH_BYTES]) };
@@ -30,7 +30,7 @@ struct Texts {
 // SAFETY: written only before PREFIX_BYTES is stored (Release), read only after it was loaded (Acquire).
 unsafe impl Sync for Texts {}
 
-/// Runs when the library is loaded, before any thread of the program's.
+/// Runs when the library is loaded, before the program starts a thread.
 #[cfg_attr(not(test), used)]
 #[cfg_attr(not(test), link_section = ".init_array")]
 #[allow(dead_code)]
@@ -45,7 +45,7 @@ static CONSTRUCTOR: extern "C" fn() = {
     constructor
 };
 
-/// Bytes of the prefix; 0 when everything is passed through.
+/// Bytes of the prefix; 0 when every call is passed through.
 #[inline(always)]
 pub(crate) fn prefix_bytes() -> usize {
     match PREFIX_BYTES.load(Ordering::Acquire) {
@@ -54,11 +54,11 @@ pub(crate) fn prefix_bytes() -> usize {
     }
 }
 
-/// The prefix: absolute, normal, without a slash at its end. Empty when everything is passed through.
+/// The prefix: absolute, normal, without a slash at its end. Empty when every call is passed through.
 #[inline(always)]
 pub(crate) fn prefix() -> &'static [u8] {
     let bytes = prefix_bytes();
-    // SAFETY: the texts are written; nothing changes them any more.
+    // SAFETY: the texts are written and do not change any more.
     let text: &'static [u8; PATH_BYTES] = unsafe { &*TEXTS.prefix.get() };
     &text[..bytes.min(PATH_BYTES)]
 }
@@ -76,7 +76,7 @@ pub(crate) fn pool_c() -> &'static CStr {
     CStr::from_bytes_until_nul(unsafe { &*TEXTS.pool.get() }).unwrap_or_default()
 }
 
-/// Reads the environment. Only ever run by one thread: the constructor's, or that of a constructor before it.
+/// Reads the environment. Only one thread runs it: that of the constructor, or of a constructor before it.
 #[cold]
 fn read_environment() -> usize {
     // SAFETY: no other reference to the texts exists before PREFIX_BYTES is stored.
@@ -102,20 +102,20 @@ fn read(prefix: &mut [u8; PATH_BYTES], pool: &mut [u8; PATH_BYTES]) -> Option<us
         complain(&[
             b"forebay: FOREBAY_PREFIX=",
             wanted,
-            b" is no absolute path of a directory below /, without `..`: everything is passed through\n",
+            b" is not an absolute path of a directory below / without `..`: every call passes through\n",
         ]);
     }
     bytes
 }
 
 fn variable(name: &CStr) -> Option<&'static CStr> {
-    // SAFETY: the environment is not being changed: no thread of the program runs yet.
+    // SAFETY: the environment does not change, as no thread of the program runs yet.
     let value = unsafe { libc::getenv(name.as_ptr()) };
     // SAFETY: not null; a C string of the environment.
     (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) })
 }
 
-/// The working directory and a slash, for a pool that is named by a relative path.
+/// The working directory and a slash, for a pool with a relative path.
 fn working_directory(out: &mut [u8; PATH_BYTES]) -> Option<usize> {
     // SAFETY: the buffer is writable for its length.
     let bytes = unsafe { system_call!(libc::SYS_getcwd, out.as_mut_ptr(), out.len()) };
@@ -124,7 +124,8 @@ fn working_directory(out: &mut [u8; PATH_BYTES]) -> Option<usize> {
     Some(bytes)
 }
 
-/// Copies an absolute path without empty components, `.` and a slash at the end; none if it is not one, or has `..`.
+/// Copies an absolute path without empty components, `.`, and a slash at the end. None if it is not absolute, or has
+/// `..`.
 fn normalise(path: &[u8], out: &mut [u8; PATH_BYTES]) -> Option<usize> {
     if path.first() != Some(&b'/') {
         return None;
@@ -142,7 +143,7 @@ fn normalise(path: &[u8], out: &mut [u8; PATH_BYTES]) -> Option<usize> {
     (bytes > 0).then_some(bytes)
 }
 
-/// Writes a line on standard error.
+/// Writes a line to standard error.
 pub(crate) fn complain(words: &[&[u8]]) {
     let mut line = [0; 1024];
     let mut bytes = 0;
@@ -151,7 +152,7 @@ pub(crate) fn complain(words: &[&[u8]]) {
         line[bytes..bytes + n].copy_from_slice(&word[..n]);
         bytes += n;
     }
-    // A program may have made another file its descriptor 2, with data of its own in it.
+    // A program may have opened another file as its descriptor 2, and write its own data to it.
     let before = STDERR.load(Ordering::Relaxed);
     if before != UNSEEN && before != identity_of_stderr() {
         return;
@@ -160,12 +161,12 @@ pub(crate) fn complain(words: &[&[u8]]) {
     unsafe { system_call!(libc::SYS_write, 2, line.as_ptr(), bytes) };
 }
 
-/// What standard error was when the library was loaded.
+/// The identity of standard error when the library was loaded.
 static STDERR: AtomicU64 = AtomicU64::new(UNSEEN);
-/// [`STDERR`] before it was looked at.
+/// [`STDERR`] before it is read.
 const UNSEEN: u64 = u64::MAX;
 
-/// A number that tells what descriptor 2 is, 0 for none.
+/// A number that identifies the file behind descriptor 2; 0 for none.
 fn identity_of_stderr() -> u64 {
     let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
     // SAFETY: the structure is writable, and filled on success.
@@ -191,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn normalise_of_prefixes_drops_what_says_nothing() {
+    fn normalise_of_prefixes_drops_empty_components() {
         assert_eq!(normal(b"/forebay").as_deref(), Some(b"/forebay".as_slice()));
         assert_eq!(normal(b"//a/.//b/").as_deref(), Some(b"/a/b".as_slice()));
     }

@@ -1,26 +1,27 @@
-//! Sockets with a name in the pool: bind, connect, and what getsockname and getpeername give.
+//! Sockets with a name in the pool: bind, connect, getsockname and getpeername.
 //!
-//! The entry is the pool's, the kernel's socket lies where the backing file of a file would, and is reached through the
-//! target's descriptor, as an address has room for 107 bytes. A daemon that binds first and a client that connects later
-//! therefore meet as on any file system.
+//! The pool has the entry. The kernel's socket is where the backing file of a file would be, and is reached through the
+//! target's descriptor, as an address has room for 107 bytes. So a server that binds first and a client that connects
+//! later meet as on any file system.
 
 use std::os::raw::{c_char, c_int};
 
 use libc::{sockaddr, sockaddr_un, socklen_t};
 
 use crate::abi::{Place, ESCAPED};
+use crate::boundary::guard;
 use crate::door::{either, Pool};
-use crate::interpose::{answer_int, guard, raw};
+use crate::interpose::{answer_int, raw};
 use crate::magic::is_backing;
 use crate::path::{self, Buffer};
 use crate::{real, route, settings, umask};
 
-/// Where an address's path begins.
+/// The offset of the path in an address.
 const PATH_OFFSET: usize = std::mem::offset_of!(sockaddr_un, sun_path);
-/// Bytes of an address's path.
+/// Bytes of the path in an address.
 const ROOM: usize = size_of::<sockaddr_un>() - PATH_OFFSET;
 
-/// The path of an address, NUL-terminated in `out`; none of an address without one.
+/// Stores the path of an address in `out`, NUL-terminated. False for an address without a path.
 ///
 /// # Safety
 /// `address` is null or has `bytes` readable bytes.
@@ -38,7 +39,7 @@ unsafe fn path_of(address: *const sockaddr, bytes: socklen_t, out: &mut [c_char;
         let n = (bytes - PATH_OFFSET).min(ROOM);
         out[..n].copy_from_slice(std::slice::from_raw_parts(text, n));
     }
-    // One that begins with NUL is a name of the kernel's own.
+    // A path that begins with NUL is an abstract name, which the kernel serves.
     out[0] != 0
 }
 
@@ -50,30 +51,30 @@ unsafe fn at_backing(
     call: impl FnOnce(*const sockaddr, socklen_t) -> isize,
 ) -> Result<i64, i64> {
     // SAFETY: the handle is attached, the buffer has room for a path.
-    let n = unsafe { (pool.door.backing_path)(pool.handle, ino, backing.first()) };
+    let n = unsafe { pool.backing_path(ino, backing.first()) };
     let n = usize::try_from(n).map_err(|_| n)?;
-    // SAFETY: a zeroed address is one without a path.
+    // SAFETY: an address of zeros has no path.
     let mut address: sockaddr_un = unsafe { std::mem::zeroed() };
     address.sun_family = libc::AF_UNIX as u16;
-    // SAFETY: the door stored n bytes.
+    // SAFETY: the call stored n bytes.
     let text = unsafe { std::slice::from_raw_parts(backing.as_c(), n) };
     let room = address.sun_path.get_mut(..n).ok_or(-i64::from(libc::ENAMETOOLONG))?;
     room.copy_from_slice(text);
     Ok(call((&raw const address).cast(), (PATH_OFFSET + n + 1) as socklen_t) as i64)
 }
 
-/// How often a bind starts again when its entry is removed before there is a socket behind it.
+/// How often a bind starts again when its entry is removed before the socket exists.
 const ATTEMPTS: u32 = 4096;
-/// Mode of a socket's node: who may connect is the shard's to say.
+/// Mode of a socket's node. The shard checks who may connect.
 const NODE_MODE: libc::mode_t = 0o700;
 
-/// Makes the entry, and the kernel's socket behind it.
+/// Creates the entry, and the kernel's socket behind it.
 unsafe fn bind_place(fd: c_int, pool: Pool, place: Place, escape: *mut u8) -> i64 {
     let mode = libc::S_IFSOCK | umask::apply(0o777);
     for _ in 0..ATTEMPTS {
-        // SAFETY: the door's contract is kept.
+        // SAFETY: the contract of abi.rs is kept.
         unsafe {
-            let ino = match (pool.door.make_node)(pool.handle, place, mode, 0, escape) {
+            let ino = match pool.make_node(place, mode, 0, escape) {
                 made if made == -i64::from(libc::EEXIST) => return -i64::from(libc::EADDRINUSE),
                 made if made < 0 => return made,
                 ino => ino as u64,
@@ -85,12 +86,12 @@ unsafe fn bind_place(fd: c_int, pool: Pool, place: Place, escape: *mut u8) -> i6
                 Ok(result) | Err(result) => result,
             };
             let mut seen = std::mem::MaybeUninit::<libc::stat>::uninit();
-            let is_gone =
-                (pool.door.stat_inode)(pool.handle, ino, seen.as_mut_ptr()) == -i64::from(libc::ENOENT);
+            let is_gone = pool.stat_inode(ino, seen.as_mut_ptr()) == -i64::from(libc::ENOENT);
             match bound {
                 0 => {
                     system_call!(libc::SYS_fchmodat, libc::AT_FDCWD, node.as_c(), NODE_MODE);
-                    // Unlinked meanwhile, when there was no node yet: bound all the same, as on any file system.
+                    // The entry was unlinked before the node existed. The socket is bound nevertheless, as on any file
+                    // system.
                     if is_gone {
                         system_call!(libc::SYS_unlinkat, libc::AT_FDCWD, node.as_c(), 0);
                     }
@@ -99,7 +100,7 @@ unsafe fn bind_place(fd: c_int, pool: Pool, place: Place, escape: *mut u8) -> i6
                 _ if is_gone => {}
                 failed => {
                     if pool.reach(place, false, escape).is_ok_and(|(there, _)| there.dir == ino) {
-                        (pool.door.unlink)(pool.handle, place, escape);
+                        pool.unlink(place, escape);
                     }
                     return failed;
                 }
@@ -109,23 +110,23 @@ unsafe fn bind_place(fd: c_int, pool: Pool, place: Place, escape: *mut u8) -> i6
     -i64::from(libc::ENOENT)
 }
 
-/// Leads to the kernel's socket behind an entry: the connection, which may wait, is made on its path by libc.
+/// Finds the kernel's socket behind an entry. libc connects on its path, as that call may wait.
 unsafe fn connect_place(pool: Pool, place: Place, escape: *mut u8) -> Result<i64, i64> {
-    // SAFETY: the door's contract is kept; there is room for a path at `escape`.
+    // SAFETY: the contract of abi.rs is kept; there is room for a path at `escape`.
     unsafe {
         let (itself, kind) = pool.reach(place, true, escape)?;
         if kind != libc::S_IFSOCK {
             return Err(-i64::from(libc::ECONNREFUSED));
         }
         pool.allows(itself, libc::W_OK, escape)?;
-        match (pool.door.backing_path)(pool.handle, itself.dir, escape) {
+        match pool.backing_path(itself.dir, escape) {
             0.. => Ok(ESCAPED),
             failed => Err(failed),
         }
     }
 }
 
-/// Puts the path in the pool where the kernel gave that of a node on the target.
+/// Replaces the path of a node on the target, as the kernel stored it, by the path in the pool.
 ///
 /// # Safety
 /// As getsockname's, of which the kernel stored an address and its length.
@@ -146,9 +147,9 @@ unsafe fn show(address: *mut sockaddr, room: socklen_t, bytes: *mut socklen_t) {
     guard(|| {
         let Ok(pool) = crate::door::pool() else { return 0 };
         let mut inside = Buffer::new();
-        // SAFETY: the handle is attached, the buffers have the room that is said.
+        // SAFETY: the handle is attached, the buffers have the given sizes.
         unsafe {
-            if (pool.door.path_of)(pool.handle, ino, inside.first()) < 0 {
+            if pool.path_of(ino, inside.first()) < 0 {
                 return 0;
             }
             let inside = path::bytes(inside.as_c());
@@ -210,7 +211,7 @@ interpose! {
                     let result = with_path(address, bytes, path, same, |address, bytes| {
                         raw(real::libc_own::connect(fd, address, bytes))
                     });
-                    // Nobody has bound it: it was made with mknod, or by a program that was killed at it.
+                    // No program has bound it: mknod created it, or a program was killed during its bind.
                     if result == -(libc::ENOENT as isize) && !same && is_backing(path::bytes(path)) {
                         return -(libc::ECONNREFUSED as isize);
                     }
@@ -234,7 +235,7 @@ interpose! {
     }
 }
 
-/// getsockname or getpeername, by its number.
+/// getsockname or getpeername, by the number of the call.
 ///
 /// # Safety
 /// As theirs.
@@ -250,7 +251,7 @@ unsafe fn named(call: libc::c_long, fd: c_int, address: *mut sockaddr, bytes: *m
     }
 }
 
-/// Makes a call with the program's own address, or with one of another path, to which its own led.
+/// Makes a call with the program's own address, or with another path that its path led to.
 ///
 /// # Safety
 /// As the call's; `path` is a C string.
@@ -266,7 +267,7 @@ unsafe fn with_path(
     }
     // SAFETY: the caller's promise.
     let text = unsafe { path::bytes(path) };
-    // SAFETY: a zeroed address is one without a path.
+    // SAFETY: an address of zeros has no path.
     let mut other: sockaddr_un = unsafe { std::mem::zeroed() };
     other.sun_family = libc::AF_UNIX as u16;
     let Some(room) = other.sun_path.get_mut(..text.len()) else { return -(libc::ENAMETOOLONG as isize) };

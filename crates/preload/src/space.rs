@@ -1,4 +1,4 @@
-//! statfs and statvfs: the pool's space, whatever in it is asked about.
+//! statfs and statvfs: the space of the pool, for every path in it.
 
 use std::os::raw::{c_char, c_int};
 
@@ -6,7 +6,7 @@ use libc::{statfs as StatFs, statvfs as StatVfs};
 
 use crate::abi::Place;
 use crate::door::Pool;
-use crate::interpose::{answer_int, guard, raw};
+use crate::interpose::{answer_int, raw};
 use crate::open::open_any;
 use crate::stdio::libc_would_miss;
 use crate::{descriptor, real, route};
@@ -14,8 +14,8 @@ use crate::{descriptor, real, route};
 /// Walks to `place`: 0 when it exists.
 unsafe fn exists(pool: Pool, place: Place, escape: *mut u8) -> i64 {
     let mut ino = 0;
-    // SAFETY: the caller keeps the door's contract.
-    unsafe { (pool.door.resolve)(pool.handle, place, 1, &mut ino, escape) }.min(0)
+    // SAFETY: the caller keeps the contract of abi.rs.
+    unsafe { pool.resolve(place, 1, &mut ino, escape) }.min(0)
 }
 
 interpose! {
@@ -63,7 +63,7 @@ interpose! {
                 |_, path| system_call!(libc::SYS_statfs, path, out),
                 |pool, place, escape| match exists(pool, place, escape) {
                     0 if crate::path::is_wild(out) => -i64::from(libc::EFAULT),
-                    0 => (pool.door.statfs)(pool.handle, out),
+                    0 => pool.statfs(out),
                     failed => failed,
                 },
             )
@@ -76,7 +76,7 @@ interpose! {
         answer_int(unsafe {
             match descriptor::inode_of(fd) {
                 Some(_) if crate::path::is_wild(out) => -(libc::EFAULT as isize),
-                Some((pool, _)) => guard(|| (pool.door.statfs)(pool.handle, out) as isize),
+                Some((pool, _)) => pool.statfs(out) as isize,
                 None => system_call!(libc::SYS_fstatfs, fd, out),
             }
         })
@@ -92,7 +92,7 @@ interpose! {
                 true,
                 |_, path| raw(real::libc_own::statvfs(path, out)),
                 |pool, place, escape| match exists(pool, place, escape) {
-                    0 => (pool.door.statvfs)(pool.handle, out),
+                    0 => pool.statvfs(out),
                     failed => failed,
                 },
             )
@@ -104,7 +104,7 @@ interpose! {
         // SAFETY: libc's contract; the handle is attached.
         answer_int(unsafe {
             match descriptor::inode_of(fd) {
-                Some((pool, _)) => guard(|| (pool.door.statvfs)(pool.handle, out) as isize),
+                Some((pool, _)) => pool.statvfs(out) as isize,
                 None => raw(real::libc_own::fstatvfs(fd, out)),
             }
         })

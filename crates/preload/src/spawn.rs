@@ -1,5 +1,6 @@
-//! posix_spawn of programs in the pool. The child is made by libc, which starts what we name: a program in the pool by
-//! its backing file, which the child reaches through this process's descriptor whatever its file actions do to its own.
+//! posix_spawn of programs in the pool. libc makes the child and starts a program in the pool by its backing file. The
+//! child reaches that file through the descriptor of this process, so file actions on the child's own descriptors do
+//! not matter.
 
 use std::os::raw::{c_char, c_int};
 use std::sync::atomic::{AtomicI32, AtomicUsize, Ordering};
@@ -25,7 +26,7 @@ unsafe fn spawn_any(
     argv: Strings,
     envp: Strings,
 ) -> c_int {
-    // SAFETY: libc's contract; what `find` gives lives as long as the program.
+    // SAFETY: libc's contract. The result of `find` lives as long as the program.
     unsafe {
         if !libc_would_miss(libc::AT_FDCWD, path, false, true) {
             let result = real::libc_own::posix_spawn(pid, path, actions, attributes, argv, envp);
@@ -57,7 +58,7 @@ unsafe fn spawn_any(
     }
 }
 
-/// `/proc/PID/fd/N`, with this process's number.
+/// `/proc/PID/fd/N`, with the number of this process.
 fn path_for_child(fd: c_int) -> Buffer {
     let (mut me, mut descriptor) = ([0; 12], [0; 12]);
     let mut path = Buffer::new();
@@ -75,22 +76,23 @@ fn search_may_pass_pool() -> bool {
 }
 
 /// Descriptors that stand for paths of the pool in lists of file actions, until the lists are destroyed. libc's child
-/// acts by itself, so what it is to open is opened when it is listed, and handed on as a descriptor.
+/// executes the list without this library, so a file of the pool is opened when it is added to the list, which gets the
+/// descriptor.
 struct Held {
-    /// The list; 0 of a free place.
+    /// The list; 0 for a free place.
     actions: AtomicUsize,
     fd: AtomicI32,
 }
 
-/// Paths of the pool in all lists at a time.
+/// The maximum number of paths of the pool in all lists.
 const HELD_MAX: usize = 128;
 static HELD: [Held; HELD_MAX] =
     [const { Held { actions: AtomicUsize::new(0), fd: AtomicI32::new(-1) } }; HELD_MAX];
 
-/// Moves a descriptor out of the way of those that the child will have, and keeps it for a list. A positive errno when
-/// there is no room.
+/// Moves a descriptor above those that the child will have, and keeps it for a list. A positive errno when there is no
+/// free place.
 fn hold(actions: *mut Actions, fd: c_int) -> Result<c_int, c_int> {
-    /// As high as the library's own.
+    /// As high as the library's own descriptors.
     const HIGH: c_int = 900;
     // SAFETY: no memory is touched.
     let high = unsafe { system_call!(libc::SYS_fcntl, fd, libc::F_DUPFD_CLOEXEC, HIGH) } as c_int;
@@ -109,7 +111,7 @@ fn hold(actions: *mut Actions, fd: c_int) -> Result<c_int, c_int> {
     Err(libc::ENOMEM)
 }
 
-/// Opens what a list of file actions names in the pool; a positive errno when that fails.
+/// Opens the file in the pool that a list of file actions names; a positive errno when that fails.
 unsafe fn open_for_list(
     actions: *mut Actions,
     path: *const c_char,

@@ -1,4 +1,4 @@
-//! stat in all its forms, and access.
+//! All stat calls, and access.
 
 use std::os::raw::{c_char, c_int, c_uint};
 
@@ -11,12 +11,12 @@ use crate::path::is_wild;
 use crate::{descriptor, real, route};
 
 const STAT_FLAGS: c_int = libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH | libc::AT_NO_AUTOMOUNT;
-/// AT_STATX_SYNC_TYPE: how fresh the answer is to be; it always is.
+/// AT_STATX_SYNC_TYPE: how current the attributes must be. They are always current.
 const STATX_SYNC: c_int = 0x6000;
 const EINVAL: i64 = -(libc::EINVAL as i64);
 const EFAULT: i64 = -(libc::EFAULT as i64);
 
-/// True for the empty path with AT_EMPTY_PATH: the descriptor itself is meant.
+/// True for the empty path with AT_EMPTY_PATH, which means the descriptor itself.
 ///
 /// # Safety
 /// `path` is null or a C string.
@@ -47,7 +47,7 @@ unsafe fn stat_any(dirfd: c_int, path: *const c_char, out: *mut Stat, flags: c_i
                 if is_wild(out) {
                     return itself_or(pool, place, follow, escape, EFAULT);
                 }
-                (pool.door.stat)(pool.handle, place, follow as i32, out, escape)
+                pool.stat(place, follow as i32, out, escape)
             },
         );
         if result == -(libc::ENOENT as isize) && crate::cwd::is_removed(dirfd, path) {
@@ -57,7 +57,7 @@ unsafe fn stat_any(dirfd: c_int, path: *const c_char, out: *mut Stat, flags: c_i
     }
 }
 
-/// `answer` for a place that leads to something, else why it does not: what the kernel finds out first.
+/// `answer` for a place that exists, otherwise the error of the walk, which the kernel reports first too.
 ///
 /// # Safety
 /// `escape` has room for a path.
@@ -70,7 +70,7 @@ pub(crate) unsafe fn itself_or(pool: Pool, place: Place, follow: bool, escape: *
 /// The empty path with AT_EMPTY_PATH and AT_FDCWD means the working directory.
 #[inline(always)]
 pub(crate) unsafe fn here_for_empty(path: *const c_char, flags: c_int) -> (*const c_char, c_int) {
-    // SAFETY: the caller's promise, as for `is_descriptor`.
+    // SAFETY: the caller's promise, as of `is_descriptor`.
     if unsafe { is_descriptor(path, flags) } {
         return (c".".as_ptr(), flags & !libc::AT_EMPTY_PATH);
     }
@@ -96,7 +96,7 @@ fn fstat_candidate(fd: c_int, out: &mut Stat) {
     }
 }
 
-/// The kernel's statx of a descriptor, with what the pool says of it.
+/// The kernel's statx of a descriptor, with the attributes of the pool.
 unsafe fn statx_of_descriptor(fd: c_int, flags: c_int, mask: c_uint, out: *mut libc::statx) -> isize {
     // SAFETY: libc's contract; the structures are writable.
     unsafe {
@@ -138,7 +138,7 @@ unsafe fn statx_of_descriptor(fd: c_int, flags: c_int, mask: c_uint, out: *mut l
     }
 }
 
-/// access wherever the path leads. `libc_kernel` is libc's own for a path of the kernel's tree.
+/// access in the pool or outside. `libc_kernel` is libc's own function for a path of the kernel's tree.
 #[inline(always)]
 unsafe fn access_any(dirfd: c_int, path: *const c_char, amode: c_int, flags: c_int) -> isize {
     let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
@@ -159,7 +159,7 @@ unsafe fn access_any(dirfd: c_int, path: *const c_char, amode: c_int, flags: c_i
                 if flags & !(libc::AT_SYMLINK_NOFOLLOW | libc::AT_EACCESS | libc::AT_EMPTY_PATH) != 0 {
                     return EINVAL;
                 }
-                (pool.door.access)(pool.handle, place, amode, effective as i32, follow as i32, escape)
+                pool.access(place, amode, effective as i32, follow as i32, escape)
             },
         )
     }
@@ -190,7 +190,8 @@ interpose! {
         answer_int(unsafe { stat_any(dirfd, path, out, flags) })
     }
 
-    /// stat(2) of programs linked before glibc 2.33; the first argument tells the layout, and there is only one
+    /// stat(2) of programs linked before glibc 2.33. The first argument is the version of the layout, and there is only
+    /// one
     __xstat, __xstat64 = fn(_version: c_int, path: *const c_char, out: *mut Stat) -> c_int {
         // SAFETY: libc's contract.
         answer_int(unsafe { stat_any(libc::AT_FDCWD, path, out, 0) })
@@ -247,7 +248,7 @@ interpose! {
                     if is_wild(out) {
                         return itself_or(pool, place, follow, escape, EFAULT);
                     }
-                    (pool.door.statx)(pool.handle, place, follow as i32, out, escape)
+                    pool.statx(place, follow as i32, out, escape)
                 },
             )
         })

@@ -1,4 +1,4 @@
-//! fopen and freopen: our open with libc's stream around it.
+//! fopen and freopen: libc's stream around a file that this library opened.
 
 use std::os::raw::{c_char, c_int};
 
@@ -29,7 +29,7 @@ fn flags_of(mode: &[u8]) -> Option<c_int> {
     Some(access | flags)
 }
 
-/// The mode for a stream around a file that is open: the file is not made or emptied again.
+/// The mode for a stream around an open file: the file is not created or truncated again.
 fn mode_of_opened(mode: &[u8]) -> [c_char; 16] {
     let mut out = [0; 16];
     let kept = mode.iter().filter(|letter| **letter != b'x').take(15);
@@ -39,7 +39,7 @@ fn mode_of_opened(mode: &[u8]) -> [c_char; 16] {
     out
 }
 
-/// Opens a file in the pool for a stream; the descriptor or -1 and errno.
+/// Opens a file in the pool for a stream. Returns the descriptor, or -1 and errno.
 ///
 /// # Safety
 /// `path` is a C string.
@@ -52,8 +52,8 @@ unsafe fn open_for(path: *const c_char, mode: &[u8]) -> c_int {
     unsafe { crate::open::open(path, flags, 0o666) }
 }
 
-/// True when a call of libc's that opens `path` by itself would miss the pool: it leads there, or libc just found
-/// nothing (`missed`), and a symbolic link or its text leads there.
+/// True when a function of libc that opens `path` itself would miss the pool: the path leads there, or libc found
+/// nothing (`missed`) and a symbolic link or its text leads there.
 ///
 /// # Safety
 /// `path` is null or a C string.
@@ -95,7 +95,7 @@ interpose! {
             if fd < 0 {
                 return std::ptr::null_mut();
             }
-            // A mode that names a character set is known to fopen alone.
+            // Only fopen understands a mode that names a character set.
             let stream = if path::contains(wanted, b"ccs=") {
                 let stream = real::libc_own::fopen(proc_path(fd).as_c(), mode);
                 real::close(fd);
@@ -123,7 +123,7 @@ interpose! {
             let wanted = path::bytes(mode);
             let fd = open_for(name, wanted);
             if fd < 0 {
-                // As libc does: the stream is closed all the same.
+                // As in libc, the stream is closed even then.
                 let why = errno();
                 libc::fclose(stream);
                 set_errno(why);

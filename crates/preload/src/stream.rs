@@ -1,10 +1,10 @@
-//! A directory stream of ours: what opendir gives for a directory of the pool.
+//! A directory stream of this library: what opendir returns for a directory of the pool.
 //!
-//! Programs hand a `DIR *` back to whatever library they found readdir in, so both kinds come here. glibc's begins with
-//! its descriptor, an int that is never negative; ours begins with a number that is negative there.
+//! Programs may pass a `DIR *` of either library to these functions. A stream of glibc begins with its descriptor, an
+//! int that is never negative. A stream of this library begins with a number that is negative there.
 //!
-//! The stream holds no descriptor until dirfd asks for one. Positions are 0, 1 behind `.`, 2 behind `..`, and from then
-//! on the cookie of the entry that was read last; cookies are greater than 128.
+//! The stream has no descriptor until dirfd is called. Position 0 is the start, 1 is behind `.`, 2 is behind `..`, and
+//! later positions are the cookie of the entry that was read last. Cookies are greater than 128.
 
 use std::os::raw::c_int;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,7 +34,7 @@ pub(crate) struct Stream {
     entry: Dirent,
 }
 
-/// A stream that is used by this thread alone, until it is dropped.
+/// A stream that only this thread uses, until the value is dropped.
 pub(crate) struct Held<'a>(&'a mut Stream);
 
 impl Drop for Held<'_> {
@@ -44,11 +44,11 @@ impl Drop for Held<'_> {
 }
 
 impl Stream {
-    /// A stream over the directory `ino`, which takes `fd` over if it is not -1; or a negative errno.
+    /// A stream over the directory `ino`, which takes over `fd` unless it is -1; or a negative errno.
     pub(crate) fn open(pool: Pool, ino: u64, fd: c_int) -> Result<*mut DIR, i64> {
         let mut directory = std::ptr::null_mut();
         // SAFETY: the handle is attached, the pointer writable.
-        let opened = unsafe { (pool.door.directory_open)(pool.handle, ino, &mut directory) };
+        let opened = unsafe { pool.directory_open(ino, &mut directory) };
         if opened < 0 {
             return Err(opened);
         }
@@ -59,24 +59,24 @@ impl Stream {
         Ok(Box::into_raw(Box::new(stream)).cast())
     }
 
-    /// The stream behind `stream`, if it is ours; waits for a thread that uses it.
+    /// The stream behind `stream`, if it is of this library. Waits while another thread uses it.
     ///
     /// # Safety
-    /// `stream` is null or an open stream, libc's or ours.
+    /// `stream` is null or an open stream, of libc or of this library.
     #[inline]
     pub(crate) unsafe fn of<'a>(stream: *mut DIR) -> Option<Held<'a>> {
-        // SAFETY: the caller's promise; both kinds are at least eight bytes long and so aligned.
+        // SAFETY: the caller's promise. Both kinds have at least eight bytes and that alignment.
         if stream.is_null() || unsafe { stream.cast::<u64>().read() } != MAGIC {
             return None;
         }
         let ours: *mut Stream = stream.cast();
-        // SAFETY: it is ours; the flag alone is touched before it is held.
+        // SAFETY: it is of this library. Before it is held, only the flag is used.
         let busy = unsafe { &(*ours).busy };
         while busy.swap(true, Ordering::Acquire) {
             // SAFETY: it touches no memory.
             unsafe { system_call!(libc::SYS_sched_yield) };
         }
-        // SAFETY: held by this thread alone.
+        // SAFETY: only this thread holds it.
         Some(Held(unsafe { &mut *ours }))
     }
 }
@@ -92,11 +92,10 @@ impl Held<'_> {
                 let mut entry = std::mem::MaybeUninit::<Entry>::uninit();
                 let pool = stream.pool;
                 // SAFETY: the handles are open, the entry writable.
-                let found =
-                    unsafe { (pool.door.directory_next)(pool.handle, stream.directory, entry.as_mut_ptr()) };
+                let found = unsafe { pool.directory_next(stream.directory, entry.as_mut_ptr()) };
                 match found {
                     0 => return Ok(None),
-                    // The directory was removed: it has no entries.
+                    // The directory was removed, so it has no entries.
                     gone if gone == -i64::from(libc::ENOENT) => return Ok(None),
                     1 => {
                         // SAFETY: filled.
@@ -111,20 +110,20 @@ impl Held<'_> {
         Ok(Some(&raw mut stream.entry))
     }
 
-    /// Where it stands.
+    /// Its position.
     pub(crate) fn position(&self) -> i64 {
         self.0.position
     }
 
-    /// Goes where it stood; 0 is the start.
+    /// Moves to a position that [`Held::position`] returned; 0 is the start.
     pub(crate) fn seek(&mut self, position: i64) {
         let cookie = if position > DOT_DOT { position as u64 } else { 0 };
         self.0.position = position.max(0);
         // SAFETY: the handle is open.
-        unsafe { (self.0.pool.door.directory_seek)(self.0.directory, cookie) };
+        unsafe { self.0.pool.directory_seek(self.0.directory, cookie) };
     }
 
-    /// Its descriptor, opened if it has none; or a negative errno.
+    /// Its descriptor, opened if it has none yet; or a negative errno.
     pub(crate) fn descriptor(&mut self) -> isize {
         let stream = &mut *self.0;
         if stream.fd < 0 {
@@ -133,7 +132,7 @@ impl Held<'_> {
             let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
             let pool = stream.pool;
             // SAFETY: the handle is attached, the buffer has room for a path.
-            let fd = unsafe { (pool.door.open)(pool.handle, itself, flags, 0, escape.first()) };
+            let fd = unsafe { pool.open(itself, flags, 0, escape.first()) };
             if fd < 0 {
                 return fd as isize;
             }
@@ -143,14 +142,14 @@ impl Held<'_> {
         stream.fd as isize
     }
 
-    /// Ends it.
+    /// Closes it.
     pub(crate) fn close(self) {
         let stream: *mut Stream = &raw mut *self.0;
         std::mem::forget(self);
-        // SAFETY: it came from `Stream::open`, this thread holds it, and the program gave it up.
+        // SAFETY: it came from `Stream::open`. This thread holds it, and the program does not use it again.
         let mut stream = unsafe { Box::from_raw(stream) };
         // SAFETY: the handle is open and not used again.
-        unsafe { (stream.pool.door.directory_close)(stream.directory) };
+        unsafe { stream.pool.directory_close(stream.directory) };
         if stream.fd >= 0 {
             real::close(stream.fd);
         }
@@ -178,10 +177,10 @@ impl Stream {
         let mut stat = std::mem::MaybeUninit::<libc::stat>::uninit();
         let mut escape = Buffer::new();
         let above = Place { dir: self.ino, path: b"..".as_ptr(), bytes: 2 };
-        let (door, out) = (self.pool.door, stat.as_mut_ptr());
-        // SAFETY: the handle is attached, structure and buffer are writable; a path that escaped is a C string.
+        let out = stat.as_mut_ptr();
+        // SAFETY: the handle is attached, structure and buffer are writable. A path that left the pool is a C string.
         unsafe {
-            let mut found = (door.stat)(self.pool.handle, above, 1, out, escape.first());
+            let mut found = self.pool.stat(above, 1, out, escape.first());
             if found == crate::abi::ESCAPED {
                 found = real::fstatat(libc::AT_FDCWD, escape.as_c(), out, 0) as i64;
             }
@@ -194,7 +193,7 @@ impl Stream {
     }
 }
 
-/// Bytes of a directory entry with a name of so many.
+/// Bytes of a directory entry with a name of `name_bytes` bytes.
 pub(crate) fn record_bytes(name_bytes: usize) -> usize {
     (std::mem::offset_of!(Dirent, d_name) + name_bytes + 1).next_multiple_of(8)
 }

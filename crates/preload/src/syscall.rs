@@ -1,4 +1,4 @@
-//! syscall(2): programs that make a call by its number, as some do for those that their libc lacked, mean the same files.
+//! syscall(2), by which programs make calls that their libc lacks. Such a call acts on the same files.
 
 use std::ffi::CStr;
 use std::os::raw::{c_char, c_int, c_long, c_uint, c_void};
@@ -14,10 +14,10 @@ const FCHMODAT2: c_long = 452;
 type Text = *const c_char;
 
 interpose! {
-    /// syscall(2). C passes as many arguments as the call has; the others are whatever their registers hold, which the
-    /// kernel does not look at.
+    /// syscall(2). C passes as many arguments as the call has. The others are arbitrary values, which the kernel does
+    /// not use.
     syscall = fn(number: c_long, a: usize, b: usize, c: usize, d: usize, e: usize, f: usize) -> c_long {
-        // SAFETY: the arguments are those of the call of this number, which has its function's contract.
+        // SAFETY: the arguments are those of the call with this number, which has the contract of its function.
         unsafe {
             match by_number(number, [a, b, c, d, e]) {
                 Some(result) => result,
@@ -27,7 +27,7 @@ interpose! {
     }
 }
 
-/// The call of this number, if it may concern the pool.
+/// The result of the call with this number, if the call may concern the pool.
 ///
 /// # Safety
 /// The arguments are the call's.
@@ -82,7 +82,7 @@ unsafe fn by_number(number: c_long, [a, b, c, d, e]: [usize; 5]) -> Option<c_lon
     Some(c_long::from(result))
 }
 
-/// Those that give bytes, and those that only old machines have.
+/// Calls that return a number of bytes, and calls that exist only on old architectures.
 ///
 /// # Safety
 /// As of [`by_number`].
@@ -104,7 +104,7 @@ unsafe fn by_number_wide(number: c_long, [a, b, c, d]: [usize; 4]) -> Option<c_l
                 if here.is_null() {
                     -1
                 } else {
-                    // As the kernel counts, with the NUL.
+                    // The kernel counts the NUL too.
                     CStr::from_ptr(here).to_bytes_with_nul().len() as isize
                 }
             }
@@ -117,7 +117,7 @@ unsafe fn by_number_wide(number: c_long, [a, b, c, d]: [usize; 4]) -> Option<c_l
     Some(result as c_long)
 }
 
-/// Calls without a directory, which newer machines do not have.
+/// Calls without a directory's descriptor, which newer architectures do not have.
 ///
 /// # Safety
 /// As of [`by_number`].

@@ -1,5 +1,5 @@
-//! mkstemp and its like, for templates in the pool. The names are drawn here for the kernel's tree too: then a template
-//! may lead from one to the other.
+//! mkstemp and similar calls, for templates in the pool. This library also chooses the names for templates in the
+//! kernel's tree, as a template may lead from one to the other.
 
 use std::os::raw::{c_char, c_int};
 
@@ -10,7 +10,7 @@ use crate::stat::lstat;
 use crate::stdio::libc_would_miss;
 use crate::{path, real};
 
-/// Names tried before giving up, as in glibc.
+/// The maximum number of names to try, as in glibc.
 const ATTEMPTS: u32 = 62 * 62 * 62;
 const LETTERS: &[u8; 62] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
 const MARK: &[u8; 6] = b"XXXXXX";
@@ -34,7 +34,8 @@ fn draw(out: &mut [u8]) {
     }
 }
 
-/// Fills the template's six X, which stand before a suffix of so many bytes, until `make` succeeds with a name.
+/// Fills the six X of the template, which are before a suffix of `suffix_bytes` bytes, until `make` succeeds with a
+/// name.
 unsafe fn with_names(template: *mut c_char, suffix: c_int, make: impl Fn() -> c_int) -> c_int {
     // SAFETY: libc's contract: a writable C string.
     let bytes = unsafe { path::bytes(template) }.len();
@@ -43,7 +44,7 @@ unsafe fn with_names(template: *mut c_char, suffix: c_int, make: impl Fn() -> c_
         set_errno(libc::EINVAL);
         return -1;
     };
-    // SAFETY: these six bytes are the template's, before its NUL.
+    // SAFETY: these six bytes are in the template, before its NUL.
     let mark = unsafe { std::slice::from_raw_parts_mut(template.cast::<u8>().add(start), MARK.len()) };
     if mark != MARK {
         set_errno(libc::EINVAL);
@@ -100,7 +101,7 @@ interpose! {
         unsafe { make_file(template, suffix, flags) }
     }
 
-    /// mktemp(3): a name that nobody has now. Of a template in the pool; it is emptied where there is none.
+    /// mktemp(3): a name that does not exist, for a template in the pool. The template is emptied when there is none.
     mktemp = fn(template: *mut c_char) -> *mut c_char {
         // SAFETY: libc's contract.
         unsafe {

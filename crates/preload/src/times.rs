@@ -1,10 +1,10 @@
-//! Calls that set times: utimensat and its elders.
+//! Calls that set times: utimensat and the older ones.
 
 use std::os::raw::{c_char, c_int};
 
 use libc::{timespec, timeval, utimbuf};
 
-use crate::interpose::{answer_int, guard, set_errno};
+use crate::interpose::{answer_int, set_errno};
 use crate::path::is_wild;
 use crate::{descriptor, route};
 
@@ -31,7 +31,7 @@ unsafe fn set_any(dirfd: c_int, path: *const c_char, times: Times, flags: c_int)
                 if flags & !(libc::AT_SYMLINK_NOFOLLOW | libc::AT_EMPTY_PATH) != 0 {
                     return -i64::from(libc::EINVAL);
                 }
-                (pool.door.set_times)(pool.handle, place, times, follow as i32, escape)
+                pool.set_times(place, times, follow as i32, escape)
             },
         )
     }
@@ -41,13 +41,13 @@ unsafe fn set_descriptor(fd: c_int, path: *const c_char, times: Times, flags: c_
     // SAFETY: libc's contract; the handle is attached.
     unsafe {
         match descriptor::inode_of(fd) {
-            Some((pool, ino)) => guard(|| (pool.door.set_times_open)(pool.handle, fd, ino, times) as isize),
+            Some((pool, ino)) => pool.set_times_open(fd, ino, times) as isize,
             None => system_call!(libc::SYS_utimensat, fd, path, times, flags),
         }
     }
 }
 
-/// Times of microseconds as times of nanoseconds; null when there are none. None, and errno, when they cannot be read or are out
+/// Times in microseconds as times in nanoseconds; null stays null. None, and errno, when they cannot be read or are out
 /// of range.
 unsafe fn from_microseconds(times: *const [timeval; 2], out: &mut [timespec; 2]) -> Option<Times> {
     if !times.is_null() && is_wild(times) {

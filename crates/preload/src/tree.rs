@@ -1,8 +1,8 @@
-//! fts(3), for trees in the pool: libc's own makes its system calls by itself.
+//! fts(3) for trees in the pool. libc's own makes its system calls itself, so they would not reach this library.
 //!
-//! The nodes have libc's layout and are allocated with malloc, as fts(3) is no call for signal handlers. Unlike libc's this
-//! walk never changes the working directory: an access path is the path as it was given and on from there, as with
-//! FTS_NOCHDIR. Handles of ours are told from libc's by a table.
+//! The nodes have libc's layout and are allocated with malloc, as fts(3) may not be called in signal handlers. Unlike
+//! libc's, this walk never changes the working directory: an access path starts with the path that the program passed,
+//! as with FTS_NOCHDIR. A table distinguishes handles of this library from libc's.
 
 use std::os::raw::{c_char, c_int, c_long, c_short, c_ushort, c_void};
 use std::ptr::null_mut;
@@ -66,7 +66,7 @@ pub(crate) struct Node {
 
 type Compare = Option<unsafe extern "C-unwind" fn(*const *const Node, *const *const Node) -> c_int>;
 
-/// libc's FTS, of which programs look at nothing, and what a walk of ours needs behind it.
+/// libc's FTS, of which programs read nothing, followed by the state of a walk of this library.
 #[repr(C)]
 pub(crate) struct Walk {
     cur: *mut Node,
@@ -79,11 +79,11 @@ pub(crate) struct Walk {
     nitems: c_int,
     compar: Compare,
     options: c_int,
-    /// What is not walked to yet, beside and below `cur`.
+    /// Nodes that the walk has not reached yet, beside and below `cur`.
     roots: *mut Node,
 }
 
-/// Walks of ours at a time.
+/// The maximum number of walks at a time.
 const WALKS_MAX: usize = 64;
 static WALKS: [AtomicUsize; WALKS_MAX] = [const { AtomicUsize::new(0) }; WALKS_MAX];
 
@@ -91,10 +91,10 @@ fn is_ours(walk: *mut Walk) -> bool {
     WALKS.iter().any(|place| place.load(Ordering::Acquire) == walk as usize)
 }
 
-/// A node for `name` below `parent` (or a root, with the path as it was given), with memory of its own for its path and
-/// attributes. Null without memory.
+/// A node for `name` below `parent`, or a root with the path that the program passed. It has its own memory for path
+/// and attributes. Null without memory.
 unsafe fn new_node(parent: *mut Node, name: &[u8], level: c_short) -> *mut Node {
-    // SAFETY: sizes are those of what is written: node, name, NUL; path, NUL; attributes.
+    // SAFETY: the sizes are those of the data that are written: node, name, NUL; path, NUL; attributes.
     unsafe {
         let node = libc::calloc(1, size_of::<Node>() + name.len() + 1).cast::<Node>();
         let above =
@@ -132,7 +132,7 @@ unsafe fn new_node(parent: *mut Node, name: &[u8], level: c_short) -> *mut Node 
 }
 
 unsafe fn free_node(node: *mut Node) {
-    // SAFETY: made by `new_node`, and linked from nowhere any more.
+    // SAFETY: `new_node` made it, and no other node links to it any more.
     unsafe {
         libc::free((*node).path.cast());
         libc::free((*node).statp.cast());
@@ -142,7 +142,7 @@ unsafe fn free_node(node: *mut Node) {
 
 unsafe fn free_list(mut node: *mut Node) {
     while !node.is_null() {
-        // SAFETY: a list of nodes of ours.
+        // SAFETY: a list of nodes of this library.
         unsafe {
             let next = (*node).link;
             free_node(node);
@@ -151,7 +151,7 @@ unsafe fn free_list(mut node: *mut Node) {
     }
 }
 
-/// What a node is: its attributes and its info.
+/// Reads a node's attributes and sets its info.
 unsafe fn look(walk: &Walk, node: &mut Node, follow: bool) {
     // SAFETY: the path is a C string, the attributes are writable.
     unsafe {
@@ -198,29 +198,29 @@ fn is_dot(node: &Node) -> bool {
     matches!(unsafe { path::bytes((&raw const node.name).cast()) }, b"." | b"..")
 }
 
-/// Sorts a list as the program wants it.
+/// Sorts a list with the program's function.
 unsafe fn sorted(walk: &Walk, list: *mut Node, count: usize) -> *mut Node {
     let Some(compare) = walk.compar.filter(|_| count > 1) else { return list };
     let mut nodes = Vec::with_capacity(count);
     let mut node = list;
     while !node.is_null() {
         nodes.push(node.cast_const());
-        // SAFETY: a list of nodes of ours.
+        // SAFETY: a list of nodes of this library.
         node = unsafe { (*node).link };
     }
-    // SAFETY: the program's function is given what fts(3) says: pointers to pointers to nodes.
+    // SAFETY: the program's function gets what fts(3) specifies: pointers to pointers to nodes.
     nodes.sort_by(|a, b| unsafe { compare(a, b) }.cmp(&0));
     for i in 0..nodes.len() {
         let next = nodes.get(i + 1).map_or(null_mut(), |next| next.cast_mut());
-        // SAFETY: as above; they were given as constants for the comparison alone.
+        // SAFETY: as above; they are constant only for the comparison.
         unsafe { (*nodes[i].cast_mut()).link = next };
     }
     nodes[0].cast_mut()
 }
 
-/// The list of what is in a directory; its `errno` is set when it cannot be read.
+/// The list of a directory's entries. `errno` of the directory is set when it cannot be read.
 unsafe fn children(walk: &Walk, directory: &mut Node, names_only: bool) -> *mut Node {
-    // SAFETY: paths are C strings; entries are read before the next; the stream is closed.
+    // SAFETY: paths are C strings. Each entry is used before the next is read. The stream is closed.
     unsafe {
         let stream = crate::directory::opendir(directory.path);
         if stream.is_null() {
@@ -265,7 +265,7 @@ unsafe fn children(walk: &Walk, directory: &mut Node, names_only: bool) -> *mut 
 }
 
 unsafe fn open_walk(argv: *const *mut c_char, options: c_int, compare: Compare) -> *mut Walk {
-    // SAFETY: libc's contract: C strings, with a null behind.
+    // SAFETY: libc's contract: C strings up to a null.
     unsafe {
         let walk = libc::calloc(1, size_of::<Walk>()).cast::<Walk>();
         let top = new_node(null_mut(), b"", -1);
@@ -273,7 +273,7 @@ unsafe fn open_walk(argv: *const *mut c_char, options: c_int, compare: Compare) 
             libc::free(walk.cast());
             return null_mut();
         }
-        // Roots' paths are as they were given.
+        // Roots have the paths that the program passed.
         *(*top).path = 0;
         (*walk).options = options;
         (*walk).compar = compare;
@@ -310,14 +310,14 @@ unsafe fn open_walk(argv: *const *mut c_char, options: c_int, compare: Compare) 
     }
 }
 
-/// Goes on to a node, which gets its last look before the program sees it.
+/// Moves to a node, whose attributes are read again before the program sees it.
 unsafe fn arrive(walk: &mut Walk, node: *mut Node) -> *mut Node {
     walk.cur = node;
     // SAFETY: a node of this walk.
     unsafe {
         if (*node).level == 0 {
             walk.dev = (*node).dev;
-            // Roots are compared as they were given, and named by what follows the last slash.
+            // Roots are compared by the paths that the program passed. Their name is what follows the last slash.
             let own = (&raw mut (*node).name).cast::<u8>();
             let bytes = usize::from((*node).namelen);
             let given = path::bytes(own.cast());
@@ -385,7 +385,7 @@ unsafe fn next(walk: &mut Walk) -> *mut Node {
                 }
                 return arrive(walk, list);
             }
-            // To what lies beside it, else up.
+            // Moves to the next node beside it, otherwise up.
             let (beside, above) = (node.link, node.parent);
             free_node(here);
             if beside.is_null() {
@@ -402,7 +402,7 @@ unsafe fn next(walk: &mut Walk) -> *mut Node {
             if (*beside).instr != SKIP {
                 return beside;
             }
-            // As if it had been walked. (The first in a directory cannot be skipped from above, as in libc.)
+            // The directory counts as walked. As in libc, its first node cannot be skipped from above.
             (*beside).instr = NOINSTR;
             (*beside).info = DP;
         }
@@ -410,7 +410,7 @@ unsafe fn next(walk: &mut Walk) -> *mut Node {
 }
 
 interpose! {
-    /// fts_open(3): ours when one of the paths leads into the pool.
+    /// fts_open(3): a walk of this library when one of the paths leads into the pool.
     fts_open, fts64_open = fn(argv: *const *mut c_char, options: c_int, compare: Compare) -> *mut Walk {
         // SAFETY: libc's contract.
         unsafe {
@@ -493,7 +493,7 @@ interpose! {
             }
             free_list((*walk).roots);
             free_list((*walk).child);
-            // Upwards from where it stands, with what is still beside.
+            // Frees the nodes from the current one upwards, with those beside them.
             let mut node = (*walk).cur;
             while !node.is_null() {
                 let (above, beside) = ((*node).parent, (*node).link);

@@ -1,12 +1,13 @@
-//! The umask, which the kernel applies to what it makes and this library to what it makes in the pool.
+//! The umask. The kernel applies it to files that it creates, and this library to files that it creates in the pool.
 //!
-//! It can only be read without being changed in /proc/self/status; so it is read there once, and followed from then on.
+//! Only /proc/self/status shows the umask without changing it. So it is read there once, and updated by umask(2) from
+//! then on.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::{process, real};
 
-/// [`UMASK`] before it was read.
+/// [`UMASK`] before it is read.
 const UNKNOWN: u32 = u32::MAX;
 
 static UMASK: AtomicU32 = AtomicU32::new(UNKNOWN);
@@ -24,7 +25,8 @@ pub(crate) fn apply(mode: u32) -> u32 {
 #[cold]
 fn read() -> u32 {
     let umask = from_proc().unwrap_or_else(|| {
-        // SAFETY: it touches no memory. Another thread may make a file in between: /proc is not there to do better.
+        // SAFETY: it touches no memory. Without /proc there is no better way: another thread may create a file between
+        // the two calls.
         unsafe {
             let umask = system_call!(libc::SYS_umask, 0o077);
             system_call!(libc::SYS_umask, umask);
@@ -36,7 +38,7 @@ fn read() -> u32 {
 }
 
 fn keep(umask: u32) {
-    // A child in its parent's memory has an umask of its own: the parent reads its again.
+    // A child that runs in the memory of its parent has its own umask. The parent reads its umask again.
     let umask = if process::borrows_memory() { UNKNOWN } else { umask };
     UMASK.store(umask, Ordering::Relaxed);
 }
@@ -46,7 +48,7 @@ fn from_proc() -> Option<u32> {
     // SAFETY: a C string.
     let fd = unsafe { real::openat(libc::AT_FDCWD, c"/proc/self/status".as_ptr(), flags, 0) };
     let fd = i32::try_from(fd).ok().filter(|fd| *fd >= 0)?;
-    // It is the second line, behind the name.
+    // It is on the second line, behind the name.
     let mut head = [0; 256];
     let n = real::pread(fd, &mut head, 0);
     real::close(fd);

@@ -38,24 +38,24 @@ const FTW_ACTIONRETVAL: c_int = 16;
 const FTW_SKIP_SUBTREE: c_int = 2;
 const FTW_SKIP_SIBLINGS: c_int = 3;
 
-/// Directories above one another; deeper ones do not fit a path.
+/// The maximum depth of directories. The path of a deeper one does not fit.
 const LEVELS_MAX: usize = PATH_BYTES / 2;
 
 struct Walk {
     visit: Visit,
     flags: c_int,
-    /// nftw gives the visitor more than ftw, which does not tell symbolic links apart.
+    /// nftw passes more to the visitor than ftw, which does not distinguish symbolic links.
     is_nftw: bool,
     path: [u8; PATH_BYTES],
     bytes: usize,
     device: libc::dev_t,
-    /// Directories from the root of the walk to here, so that links cannot make it turn in a circle.
+    /// The directories from the root of the walk to here, so that links cannot make it loop.
     above: Vec<(libc::dev_t, libc::ino_t)>,
-    /// With FTW_CHDIR, the directory in which the walk stands.
+    /// With FTW_CHDIR, the current directory of the walk.
     here: c_int,
 }
 
-/// What a visit means for the walk.
+/// What the result of a visit means for the walk.
 enum Next {
     Go,
     SkipSubtree,
@@ -67,7 +67,7 @@ impl Walk {
         self.path.as_ptr().cast()
     }
 
-    /// Where the last component starts.
+    /// The offset of the last component.
     fn base(&self) -> usize {
         let text = &self.path[..self.bytes];
         let end = text.iter().rposition(|b| *b != b'/').map_or(0, |last| last + 1);
@@ -81,7 +81,7 @@ impl Walk {
             kind => kind,
         };
         let place = Ftw { base: self.base() as c_int, level: self.above.len() as c_int };
-        // SAFETY: libc's contract: the visitor takes these.
+        // SAFETY: libc's contract: the visitor takes these arguments.
         let answer = unsafe { (self.visit)(self.path_c(), seen, kind, &place) };
         match answer {
             0 => Ok(Next::Go),
@@ -91,7 +91,7 @@ impl Walk {
         }
     }
 
-    /// Visits what the path names, and what is below it.
+    /// Visits what the path names, and everything below it.
     fn node(&mut self) -> Result<Next, c_int> {
         // SAFETY: a stat of zeroes is a valid one; paths are C strings.
         let mut seen: Stat = unsafe { std::mem::zeroed() };
@@ -179,7 +179,7 @@ impl Walk {
         self.above.pop();
         self.bytes = bytes;
         self.path[bytes] = 0;
-        // As glibc does, a directory's end is reported from within it.
+        // As in glibc, the end of a directory is reported from within it.
         let next = match result {
             Ok(()) if self.flags & FTW_DEPTH != 0 => self.call(seen, FTW_DP),
             result => result.map(|()| Next::Go),
@@ -220,7 +220,7 @@ impl Walk {
         }
     }
 
-    /// The path for a call: whole, or the last component when the walk changes directories.
+    /// The path for a call: the whole path, or its last component when the walk changes directories.
     fn name_from_here(&self) -> *const c_char {
         if self.flags & FTW_CHDIR == 0 {
             return self.path_c();
@@ -228,7 +228,7 @@ impl Walk {
         self.path[self.base()..].as_ptr().cast()
     }
 
-    /// With FTW_CHDIR, changes to the directory in which the walk stands.
+    /// With FTW_CHDIR, changes to the current directory of the walk.
     fn stand_here(&self) -> Result<(), c_int> {
         // SAFETY: it touches no memory.
         if self.flags & FTW_CHDIR != 0 && unsafe { fchdir(self.here) } != 0 {
@@ -267,7 +267,7 @@ unsafe fn walk(root: *const c_char, visit: Visit, flags: c_int, is_nftw: bool) -
     if flags & FTW_CHDIR == 0 {
         return run(&mut walk);
     }
-    // The visitor sees each path from the directory that holds it, the root too.
+    // The visitor runs in the directory that holds the path, also for the root.
     let directory = |path: *const c_char| {
         let flags = libc::O_RDONLY | libc::O_DIRECTORY | libc::O_CLOEXEC;
         // SAFETY: a C string.
@@ -284,7 +284,7 @@ unsafe fn walk(root: *const c_char, visit: Visit, flags: c_int, is_nftw: bool) -
     let start = walk.here;
     let result = if start >= 0 && walk.stand_here().is_ok() { run(&mut walk) } else { -1 };
     let why = errno();
-    // SAFETY: a descriptor of ours.
+    // SAFETY: a descriptor of this walk.
     unsafe { fchdir(home) };
     real::close(home);
     if start >= 0 {
@@ -311,7 +311,7 @@ interpose! {
 
     /// ftw(3)
     ftw, ftw64 = fn(root: *const c_char, visit: *const c_void, descriptors: c_int) -> c_int {
-        // SAFETY: libc's contract: a C string and a visitor, which takes fewer arguments than nftw's.
+        // SAFETY: libc's contract: a C string and a visitor, which takes fewer arguments than that of nftw.
         unsafe {
             if visit.is_null()
                 || !(libc_would_miss(libc::AT_FDCWD, root, false, true)

@@ -1,6 +1,7 @@
-//! inotify_add_watch of files and directories. Of a file the kernel watches the backing file, which everybody's writes change; chmod and
-//! rename of the file raise nothing there. Of a directory the kernel watches a mirror that the daemon keeps (docs/decisions/0036): the
-//! program's inotify descriptor goes to the daemon for the call, and stays the program's own in everything else.
+//! inotify_add_watch of files and directories. For a file the kernel watches the backing file, which every write
+//! changes. chmod and rename of the file raise no event there. For a directory the kernel watches a mirror that the
+//! daemon keeps (docs/decisions/0036). The program's inotify descriptor is sent to the daemon for this call, and is
+//! otherwise used as always.
 
 use std::os::raw::{c_char, c_int};
 
@@ -13,7 +14,7 @@ use crate::route;
 /// Watches what is at a place.
 unsafe fn watch_place(fd: c_int, pool: Pool, place: Place, mask: u32, escape: *mut u8) -> Result<i64, i64> {
     let mut backing = Buffer::new();
-    // SAFETY: the door's contract is kept.
+    // SAFETY: the contract of abi.rs is kept.
     unsafe {
         let (itself, kind) = pool.reach(place, mask & libc::IN_DONT_FOLLOW == 0, escape)?;
         if mask & libc::IN_ONLYDIR != 0 && kind != libc::S_IFDIR {
@@ -21,20 +22,21 @@ unsafe fn watch_place(fd: c_int, pool: Pool, place: Place, mask: u32, escape: *m
         }
         pool.allows(itself, libc::R_OK, escape)?;
         if kind == libc::S_IFDIR {
-            return match (pool.door.watch_directory)(pool.handle, itself.dir, fd, mask) {
+            return match pool.watch_directory(itself.dir, fd, mask) {
                 watch @ 0.. => Ok(watch),
                 failed => Err(failed),
             };
         }
-        // The backing file of an old file may not be there yet: opening it makes it, and by O_PATH raises no event.
+        // The backing file of an old file may not exist yet. Opening the file creates it, and with O_PATH raises no
+        // event.
         if kind == libc::S_IFREG {
-            let opened = (pool.door.open)(pool.handle, itself, libc::O_PATH | libc::O_CLOEXEC, 0, escape);
+            let opened = pool.open(itself, libc::O_PATH | libc::O_CLOEXEC, 0, escape);
             if opened < 0 {
                 return Err(opened);
             }
             crate::real::close(opened as c_int);
         }
-        match (pool.door.backing_path)(pool.handle, itself.dir, backing.first()) {
+        match pool.backing_path(itself.dir, backing.first()) {
             0.. => Ok(system_call!(libc::SYS_inotify_add_watch, fd, backing.as_c(), mask) as i64),
             failed => Err(failed),
         }

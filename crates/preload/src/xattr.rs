@@ -2,7 +2,7 @@
 
 use std::os::raw::{c_char, c_int, c_void};
 
-use crate::interpose::{answer, answer_int, guard};
+use crate::interpose::{answer, answer_int};
 use crate::path::is_wild;
 use crate::stat::itself_or;
 use crate::{descriptor, route};
@@ -10,7 +10,7 @@ use crate::{descriptor, route};
 const HERE: c_int = libc::AT_FDCWD;
 const EFAULT: i64 = -(libc::EFAULT as i64);
 
-/// True where the kernel cannot read a name, or read or write a value, list or buffer.
+/// True where the kernel cannot read a name, or cannot read or write a value, list or buffer.
 #[inline(always)]
 fn is_bad<T>(name: *const c_char, value: *const T, bytes: usize) -> bool {
     is_wild(name) || bytes > 0 && is_wild(value)
@@ -35,7 +35,7 @@ unsafe fn get(
                 if is_bad(name, value, room) {
                     return itself_or(pool, place, follow, escape, EFAULT);
                 }
-                (pool.door.get_xattr)(pool.handle, place, follow as i32, name, value.cast(), room, escape)
+                pool.get_xattr(place, follow as i32, name, value.cast(), room, escape)
             },
         )
     }
@@ -62,8 +62,7 @@ unsafe fn set(
                 if is_bad(name, value, bytes) {
                     return EFAULT;
                 }
-                let (handle, follow, flags) = (pool.handle, follow as i32, flags as u32);
-                (pool.door.set_xattr)(handle, place, follow, name, value, bytes, flags, escape)
+                pool.set_xattr(place, follow.into(), name, value, bytes, flags as u32, escape)
             },
         )
     }
@@ -82,7 +81,7 @@ unsafe fn list(path: *const c_char, names: *mut c_char, room: usize, follow: boo
                 if room > 0 && is_wild(names) {
                     return itself_or(pool, place, follow, escape, EFAULT);
                 }
-                (pool.door.list_xattr)(pool.handle, place, follow as i32, names.cast(), room, escape)
+                pool.list_xattr(place, follow as i32, names.cast(), room, escape)
             },
         )
     }
@@ -101,7 +100,7 @@ unsafe fn remove(path: *const c_char, name: *const c_char, follow: bool) -> isiz
                 if is_wild(name) {
                     return EFAULT;
                 }
-                (pool.door.remove_xattr)(pool.handle, place, follow as i32, name, escape)
+                pool.remove_xattr(place, follow as i32, name, escape)
             },
         )
     }
@@ -127,7 +126,7 @@ interpose! {
             match descriptor::inode_of(fd) {
                 Some(_) if is_bad(name, value, room) => EFAULT as isize,
                 Some((pool, ino)) => {
-                    guard(|| (pool.door.get_xattr_open)(pool.handle, fd, ino, name, value.cast(), room) as isize)
+                    pool.get_xattr_open(fd, ino, name, value.cast(), room) as isize
                 }
                 None => system_call!(libc::SYS_fgetxattr, fd, name, value, room),
             }
@@ -170,10 +169,9 @@ interpose! {
         answer_int(unsafe {
             match descriptor::inode_of(fd) {
                 Some(_) if is_bad(name, value, bytes) => EFAULT as isize,
-                Some((pool, ino)) => guard(|| {
-                    let value: *const u8 = value.cast();
-                    (pool.door.set_xattr_open)(pool.handle, fd, ino, name, value, bytes, flags as u32) as isize
-                }),
+                Some((pool, ino)) => {
+                    pool.set_xattr_open(fd, ino, name, value.cast(), bytes, flags as u32) as isize
+                }
                 None => system_call!(libc::SYS_fsetxattr, fd, name, value, bytes, flags),
             }
         })
@@ -198,7 +196,7 @@ interpose! {
             match descriptor::inode_of(fd) {
                 Some(_) if room > 0 && is_wild(names) => EFAULT as isize,
                 Some((pool, ino)) => {
-                    guard(|| (pool.door.list_xattr_open)(pool.handle, fd, ino, names.cast(), room) as isize)
+                    pool.list_xattr_open(fd, ino, names.cast(), room) as isize
                 }
                 None => system_call!(libc::SYS_flistxattr, fd, names, room),
             }
@@ -223,7 +221,7 @@ interpose! {
         answer_int(unsafe {
             match descriptor::inode_of(fd) {
                 Some(_) if is_wild(name) => EFAULT as isize,
-                Some((pool, ino)) => guard(|| (pool.door.remove_xattr_open)(pool.handle, fd, ino, name) as isize),
+                Some((pool, ino)) => pool.remove_xattr_open(fd, ino, name) as isize,
                 None => system_call!(libc::SYS_fremovexattr, fd, name),
             }
         })

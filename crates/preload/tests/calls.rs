@@ -1,4 +1,4 @@
-//! The C program of calls/ in the pool, and on a plain file system to prove that it asks for what Linux does.
+//! The C program of calls/ in the pool, and on a plain file system to prove that it expects what Linux does.
 
 mod support;
 
@@ -58,7 +58,7 @@ fn calls_in_the_pool_do_what_is_expected() {
         succeeds(pool.command("mkdir").arg(&root));
         succeeds(pool.command(&program).arg(&root).arg(section));
     }
-    // Races and kills have left nothing.
+    // Races and kills have left no files.
     succeeds(Command::new(support::binary("forebay")).arg("fsck").arg("--pool").arg(pool.path()));
 }
 

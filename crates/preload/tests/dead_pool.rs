@@ -1,5 +1,5 @@
-//! A pool whose supervisor and worker are killed under programs that use it: their calls fail with EIO, after a time that
-//! has a bound; they say so once, and are not harmed.
+//! A pool whose supervisor and worker are killed while programs use it. The programs' calls fail with EIO within a
+//! bounded time, one line reports it, and the programs continue.
 
 mod support;
 
@@ -7,10 +7,10 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 use support::{compile, succeeds, Pool, Scratch};
 
-/// How long a program may go on. It has nothing to wait for but its own calls.
+/// How long a program may run. It waits for nothing but its own calls.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Makes and removes directories until that fails, and says how; then whatever else may be tried of a dead pool.
+/// Makes and removes directories until that fails, and prints the error. Then tries other calls on the dead pool.
 const SHELL: &str = "own=/forebay/own$$; mkdir $own && cd $own && echo started
     while mkdir $own/d; do rmdir $own/d || break; done
     mkdir $own/e; ln -s a $own/b; echo x > new; mv $own/none other; rm -rf $own/none; ls -d /usr; cd /; mkdir /forebay/again; echo still here";
@@ -34,20 +34,20 @@ print('started', flush=True)
 print(failed, os.path.isdir('/usr'))
 ";
 
-/// A program that runs, killed when it is dropped.
+/// A running program, killed when it is dropped.
 struct Running(Child);
 
 impl Running {
     fn start(command: &mut Command) -> Running {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut running = Running(command.spawn().unwrap());
-        // A byte of its first line, so that it is at work.
+        // The first byte of its output, so that it is at work.
         let out = running.0.stdout.as_mut().unwrap();
         std::io::Read::read_exact(out, &mut [0]).unwrap();
         running
     }
 
-    /// Waits for its end: exit status, standard output and standard error.
+    /// Waits for its end. Returns exit status, standard output and standard error.
     fn end(mut self) -> (Option<i32>, String, String) {
         let asked = Instant::now();
         let status = loop {
@@ -75,7 +75,7 @@ impl Drop for Running {
     }
 }
 
-/// What is done to the worker before the supervisor is killed.
+/// What happens to the worker before the supervisor is killed.
 fn dies(first: i32) {
     let pool = Pool::start();
     let shells: Vec<_> = (0..2).map(|_| Running::start(pool.command("bash").args(["-c", SHELL]))).collect();
@@ -106,7 +106,7 @@ fn dies(first: i32) {
 }
 
 #[test]
-fn calls_of_a_pool_that_is_killed_fail_and_say_so_once() {
+fn calls_of_a_pool_that_is_killed_fail_and_are_reported_once() {
     dies(libc::SIGKILL);
 }
 
@@ -117,14 +117,14 @@ fn calls_that_wait_for_a_worker_that_hangs_fail_when_its_supervisor_dies() {
 
 #[test]
 fn disabled_library_passes_everything_through() {
-    // Whatever the sections do, they do on the kernel's tree as if there were no library.
+    // Everything that the sections do happens in the kernel's tree, as without the library.
     let (pool, scratch) = (Pool::start(), Scratch::new());
     let program = compile("calls", scratch.path());
     for section in ["directories", "paths", "exec", "locks", "closing"] {
         let root = scratch.path().join(section);
         std::fs::create_dir(&root).unwrap();
         succeeds(pool.command(&program).arg(&root).arg(section).env("FOREBAY_DISABLE", "1"));
-        // And outside the prefix, with a library that is not disabled.
+        // The same outside the prefix, with a library that is not disabled.
         let root = scratch.path().join(format!("{section}-enabled"));
         std::fs::create_dir(&root).unwrap();
         succeeds(pool.command(&program).arg(&root).arg(section));

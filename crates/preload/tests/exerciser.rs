@@ -1,5 +1,5 @@
-//! Files in the pool under random operations, held against a model: some 100,000 of them, or as many as
-//! FOREBAY_EXERCISE_OPERATIONS says. The seed is said, and FOREBAY_EXERCISE_SEED repeats it.
+//! Random operations on files in the pool, compared with a model: some 100,000 of them, or FOREBAY_EXERCISE_OPERATIONS.
+//! The test prints its seed, and FOREBAY_EXERCISE_SEED repeats it.
 
 mod support;
 
@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use support::{compile, succeeds, Pool, Scratch};
 
-/// Processes that work at the same time, each on files of its own.
+/// Processes that work at the same time, each on its own files.
 const PROCESSES: u64 = 2;
 
 fn number(variable: &str) -> Option<u64> {
@@ -21,7 +21,7 @@ fn seed() -> u64 {
     seed
 }
 
-/// Runs it in `root`, in as many processes as are to be.
+/// Runs the program in `root`, in several processes.
 fn exercise(command: impl Fn() -> Command + Sync, root: &Path, make: impl Fn(&Path), operations: u64) {
     let seed = seed();
     let directory = |process: u64| root.join(process.to_string());

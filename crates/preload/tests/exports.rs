@@ -1,4 +1,4 @@
-//! What the library exports is interposed.txt: no more, and nothing by accident less.
+//! The library exports the functions in interposed.txt and no others.
 
 mod support;
 
@@ -39,7 +39,7 @@ const HEADERS: &str = "dirent dlfcn fcntl fts ftw glob libgen libintl mntent nl_
     sys/fanotify sys/inotify sys/ipc sys/mount sys/quota sys/stat sys/statfs sys/statvfs sys/swap sys/time sys/vfs \
     sys/xattr unistd utime utmp utmpx wordexp";
 
-/// Functions of libc's headers with a parameter that is named as paths are.
+/// Functions of libc's headers with a parameter that has the name of a path.
 fn functions_with_paths() -> BTreeSet<String> {
     let source: String = HEADERS.split_whitespace().map(|h| format!("#include <{h}.h>\n")).collect();
     let path = std::env::temp_dir().join(format!("forebay-headers-{}.c", std::process::id()));
@@ -56,7 +56,7 @@ fn functions_with_paths() -> BTreeSet<String> {
     };
     let mut found = BTreeSet::new();
     for declaration in text.split(';') {
-        // Inline functions of the headers have bodies; what counts is declared before.
+        // Inline functions of the headers have bodies. The declaration is the text after them.
         let declaration = declaration.rsplit('}').next().unwrap().replace('\n', " ");
         let head = declaration.split("__attribute__").next().unwrap();
         let Some((before, behind)) = head.split_once('(') else { continue };

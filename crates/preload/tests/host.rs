@@ -1,4 +1,5 @@
-//! The host program is never harmed: what passes through, what a dead or absent pool does, what is loaded when.
+//! The library never harms the host program: calls that pass through, a dead or absent pool, and when libraries are
+//! loaded.
 
 mod support;
 
@@ -6,7 +7,7 @@ use std::path::Path;
 use std::process::Command;
 use support::{binary, said, succeeds, under_door, Pool, Scratch};
 
-/// Maps of a process that ran these shell commands, to see which libraries it had.
+/// The memory map of a process that ran these shell commands, which lists its libraries.
 fn libraries_after(pool: &Pool, script: &str) -> String {
     let script = format!("{script} && cat /proc/$$/maps && true");
     succeeds(pool.command("bash").args(["-c", &script]))
@@ -22,8 +23,8 @@ fn program_that_never_touches_the_pool_does_not_load_the_client() {
     assert!(maps.contains("libforebay.so"), "the client is loaded by the first call on the pool");
 }
 
-/// A program that is linked with a libforebay.so of another place keeps that one, and the door uses it too: two clients in a
-/// process would not know of each other's descriptors.
+/// A program that is linked with a libforebay.so elsewhere keeps that one, and the preload library uses it too. Two
+/// clients in a process would not know each other's descriptors.
 #[test]
 fn program_linked_with_the_client_shares_its_copy_with_the_door() {
     let (pool, scratch) = (Pool::start(), Scratch::new());
@@ -79,7 +80,7 @@ fn no_pool_named_passes_everything_through() {
 }
 
 #[test]
-fn absent_pool_is_eio_and_one_line_that_says_why() {
+fn absent_pool_is_eio_and_reported_on_one_line() {
     let scratch = Scratch::new();
     let nowhere = scratch.path().join("nowhere");
     let script =
@@ -87,7 +88,7 @@ fn absent_pool_is_eio_and_one_line_that_says_why() {
     let (_, text) = said(under_door("bash", &nowhere).args(["-c", script]).current_dir("/"));
     assert!(text.contains("still here"), "{text}");
     assert_eq!(text.matches("Input/output error").count(), 4, "{text}");
-    // bash itself, and each cat, say it once.
+    // bash itself, and each cat, print it once.
     let lines: Vec<_> = text.lines().filter(|line| line.starts_with("forebay: ")).collect();
     assert_eq!(lines.len(), 3, "{text}");
     assert!(lines.iter().all(|line| line.contains("nowhere") && line.contains("forebay up")), "{text}");
@@ -105,8 +106,18 @@ fn library_without_its_client_is_eio_and_says_what_to_install() {
     assert!(text.contains("Input/output error"), "{text}");
 }
 
+/// To attach, the client opens the pool's directory. That open goes to the kernel, which has no such directory. If the
+/// preload library interposed it, it would try to attach again.
 #[test]
-fn bad_prefix_is_named_and_everything_passes_through() {
+fn pool_whose_directory_is_below_its_own_prefix_is_not_found() {
+    let mut command = under_door("timeout", Path::new("/forebay/pool"));
+    let (output, text) = said(command.args(["20", "ls", "/forebay"]));
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("Input/output error") && text.contains("/forebay/pool"), "{text}");
+}
+
+#[test]
+fn bad_prefix_is_reported_and_everything_passes_through() {
     let pool = Pool::start();
     for bad in ["forebay", "/", "/a/../b"] {
         let (output, text) = said(pool.command("ls").arg("/usr").env("FOREBAY_PREFIX", bad));
@@ -144,9 +155,9 @@ print(os.getcwd())'
 }
 
 #[test]
-fn vforked_child_that_touches_the_pool_first_leaves_its_parent_sound() {
-    // subprocess makes its children with vfork: they change directory and exec in their parent's memory, with descriptors
-    // of their own.
+fn vforked_child_that_uses_the_pool_first_leaves_its_parent_intact() {
+    // subprocess makes its children with vfork. They change directory and exec in the memory of their parent, with
+    // their own descriptors.
     let pool = Pool::start();
     succeeds(pool.command("sh").args(["-c", "mkdir /forebay/d && cp /bin/echo /forebay/d/own"]));
     let script = "

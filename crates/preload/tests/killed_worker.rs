@@ -1,4 +1,5 @@
-//! The daemon's worker is killed again and again while programs run in the pool: they finish, with the right results.
+//! The daemon's worker is killed repeatedly while programs run in the pool. The programs finish, with the right
+//! results.
 
 mod support;
 
@@ -9,14 +10,15 @@ use std::time::{Duration, Instant};
 use support::scripts::Script;
 use support::{compile, succeeds, Pool, Scratch};
 
-/// How long the next worker may take to come and to answer.
+/// How long the next worker may take to start and to answer.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// Between a worker's first answer and its end, in steps: at least as long as lets the supervisor start the next at once.
+/// The time between a worker's first answer and its end, in steps. It is long enough that the supervisor starts the
+/// next worker at once.
 const STEP: Duration = Duration::from_millis(10);
 const STEPS_MIN: u64 = 100;
 const STEPS_MORE: u64 = 60;
 
-/// Kills the worker until it is told to stop.
+/// Kills the worker until it is stopped.
 struct Killer<'p> {
     pool: &'p Pool,
     stop: AtomicBool,
@@ -32,10 +34,10 @@ impl Killer<'_> {
                 unsafe { libc::kill(worker, libc::SIGKILL) };
                 let killed = Instant::now();
                 while self.pool.worker().is_none_or(|now| now == worker) {
-                    assert!(killed.elapsed() < TIMEOUT, "no new worker comes");
+                    assert!(killed.elapsed() < TIMEOUT, "no new worker started");
                     std::thread::sleep(STEP);
                 }
-                // It answers; so no request that was in progress at this crash will be at the next.
+                // The worker answers, so no request that was in progress at this crash will be at the next.
                 succeeds(
                     self.pool.command("sh").args(["-c", "mkdir /forebay/probe && rmdir /forebay/probe"]),
                 );
@@ -52,7 +54,7 @@ impl Killer<'_> {
     }
 }
 
-/// Stops the killer also when what it runs beside panics.
+/// Stops the killer even when the test panics.
 struct Stop<'k>(&'k AtomicBool);
 
 impl Drop for Stop<'_> {
@@ -61,7 +63,7 @@ impl Drop for Stop<'_> {
     }
 }
 
-/// Does something while the worker is killed; how often it was.
+/// Runs `work` while the worker is killed. Returns the number of kills.
 fn under_kills(pool: &Pool, work: impl FnOnce()) -> u32 {
     let killer = Killer { pool, stop: AtomicBool::new(false), kills: AtomicU32::new(0) };
     std::thread::scope(|scope| {
@@ -72,12 +74,12 @@ fn under_kills(pool: &Pool, work: impl FnOnce()) -> u32 {
     killer.kills.into_inner()
 }
 
-/// Nothing is lost or damaged.
+/// No data are lost or damaged.
 fn is_sound(pool: &Pool) {
     succeeds(Command::new(support::binary("forebay")).arg("fsck").arg("--pool").arg(pool.path()));
 }
 
-/// Runs scripts under kills, each some times.
+/// Runs each script several times under kills.
 fn finish(scripts: &[(Script, usize)]) {
     let pool = Pool::start();
     let kills = AtomicU32::new(0);
@@ -118,7 +120,7 @@ fn builds_and_databases_finish_while_the_worker_is_killed() {
 }
 
 #[test]
-fn interrupted_calls_and_locks_stay_right_while_the_worker_is_killed() {
+fn interrupted_calls_and_locks_stay_correct_while_the_worker_is_killed() {
     let (pool, scratch) = (Pool::start(), Scratch::new());
     let program = compile("calls", scratch.path());
     let exerciser = compile("exerciser", scratch.path());

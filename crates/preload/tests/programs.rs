@@ -1,4 +1,4 @@
-//! Real programs in the pool: what they print, and what they leave, is what they print and leave on a plain file system.
+//! Real programs in the pool print and leave the same as on a plain file system.
 
 mod support;
 
@@ -38,7 +38,7 @@ scripts! {
 }
 
 #[test]
-fn a_difference_between_pool_and_plain_is_seen() {
+fn a_difference_between_pool_and_plain_is_detected() {
     let pool = Pool::start();
     let (_, inside) = said(pool.command("sh").args(["-c", "cd /forebay && pwd"]));
     let (_, outside) = said(Command::new("sh").args(["-c", "cd /dev/shm && pwd"]));

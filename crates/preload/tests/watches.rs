@@ -1,4 +1,4 @@
-//! Directories of the pool watched with inotify: what is delivered on a plain file system is delivered in the pool.
+//! Watches of directories of the pool with inotify deliver the same events as on a plain file system.
 
 mod support;
 
@@ -8,7 +8,8 @@ use std::process::{Child, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
 use support::{compile, succeeds, Pool, Scratch};
 
-/// Sentences of docs/semantics.md that the tests here prove; `tests/conformance/tests/document.rs` holds them against it.
+/// Sentences of docs/semantics.md that the tests here prove. `tests/conformance/tests/document.rs` compares them with
+/// it.
 #[allow(dead_code)]
 const PROMISES: [&str; 3] = [
     "A program under preload that watches a directory with inotify gets the kernel's events of its names, whoever changes them: \
@@ -17,7 +18,7 @@ const PROMISES: [&str; 3] = [
     "A watch lives as long as its inotify descriptor is open in any process, and outlives the daemon's worker.",
 ];
 
-/// How long something may take that takes milliseconds.
+/// A limit for steps that take milliseconds.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A program that is killed when the test ends.
@@ -31,7 +32,7 @@ impl Drop for Running {
 }
 
 impl Running {
-    /// Starts a program, and reads the first line that it says.
+    /// Starts a program, and reads the first line of its output.
     fn start(command: &mut Command, first: &str) -> (Running, BufReader<ChildStdout>) {
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap());
@@ -58,7 +59,7 @@ impl Drop for Mounted {
     }
 }
 
-/// Directories that the daemon keeps a mirror of.
+/// Directories of which the daemon keeps a mirror.
 fn mirrors(pool: &Pool) -> usize {
     let mut status = Command::new(support::binary("forebay"));
     let text = succeeds(status.args(["status", "--json", "--pool"]).arg(pool.path()));
@@ -109,7 +110,7 @@ fn events_of_contents_are_those_of_linux() {
 }
 
 #[test]
-fn other_programs_and_the_mount_are_heard() {
+fn changes_by_other_programs_and_the_mount_raise_events() {
     let (pool, scratch, program) = bed();
     make(&pool, "/forebay/d");
     let watcher =
@@ -141,7 +142,7 @@ fn other_programs_and_the_mount_are_heard() {
     let _mounted = Mounted(forebay("umount"));
     let (_watcher, mut lines) = watcher("renamed");
     std::fs::write(at.join("d/new"), "text").unwrap();
-    // The mount makes a file and opens it, so that a writable descriptor is closed twice.
+    // The mount creates a file and opens it, so that a writable descriptor is closed twice.
     let mut heard = Vec::new();
     while heard.last().is_none_or(|last: &String| !last.contains("CLOSE_WRITE")) {
         heard.push(line_of(&mut lines));
@@ -174,7 +175,7 @@ fn a_watch_outlives_the_worker() {
         let worker = pool.worker().unwrap();
         // SAFETY: the worker of this test's own pool.
         unsafe { libc::kill(worker, libc::SIGKILL) };
-        // Some of these changes are made by the next worker before it has taken the watch over.
+        // The next worker makes some of these changes before it has taken over the watch.
         succeeds(pool.command("mkdir").arg(format!("/forebay/d/{round}")));
         assert_eq!(line_of(&mut lines), format!("1: CREATE ISDIR {round}"));
         succeeds(pool.command("rmdir").arg(format!("/forebay/d/{round}")));
@@ -186,13 +187,13 @@ fn a_watch_outlives_the_worker() {
 }
 
 #[test]
-fn a_watch_lives_as_long_as_any_process_has_its_descriptor() {
+fn a_watch_lasts_while_any_process_has_its_descriptor() {
     let (pool, _scratch, program) = bed();
     make(&pool, "/forebay/d");
     let (mut parent, mut lines) =
         Running::start(pool.command(&program).args(["/forebay/d", "child"]), "ready");
     assert!(parent.0.wait().unwrap().success());
-    // Longer than between two looks for mirrors without a watch.
+    // Longer than the interval at which the daemon looks for mirrors without a watch.
     std::thread::sleep(Duration::from_secs(5));
     assert_eq!(mirrors(&pool), 1);
     succeeds(pool.command("mkdir").arg("/forebay/d/end"));
@@ -205,7 +206,7 @@ fn a_watch_lives_as_long_as_any_process_has_its_descriptor() {
     drop(killed);
     comes_about("the mirror stays when its program was killed", || mirrors(&pool) == 0);
 
-    // A pool that is stopped removes its directories, for those who watch them.
+    // A pool that is stopped removes its directories, so that programs that watch them get events.
     let (_watcher, mut lines) =
         Running::start(pool.command(&program).args(["/forebay/d", "until", "end3"]), "ready");
     drop(pool);

@@ -44,12 +44,12 @@ extern int failures;
 /* The call fails with this errno. */
 #define FAILS(call, why) CHECK((call) == -1 && errno == (why))
 
-/* Makes a file with this text. */
+/* Creates a file with this text. */
 void put(const char *path, const char *text);
 /* Whether a file has this text. */
 int holds(const char *path, const char *text);
 int exists(const char *path);
-/* A path in the root, good until eight others were asked for. */
+/* A path in the root, valid until eight others were made. */
 const char *under(const char *name);
 /* Waits for a child: its exit status, or -1. */
 int exit_status(pid_t pid);

@@ -1,4 +1,4 @@
-/* Programs that close all descriptors, this library's among them, and go on. */
+/* Programs that close all descriptors, those of the library included, and continue. */
 #include "calls.h"
 
 /* The highest descriptor that a program here may have. */
@@ -25,7 +25,7 @@ static void by_number(void)
         close(fd);
 }
 
-/* As programs do that look which they have. */
+/* As programs do that check which descriptors they have. */
 static void by_listing(void)
 {
     DIR *listing = opendir("/proc/self/fd");
@@ -43,7 +43,10 @@ static void by_listing(void)
 /* Beside this program, which is on a plain file system. */
 static char elsewhere[PATH_MAX];
 
-/* All high numbers become the program's own: of a directory, so that what is made relative to one lands there. */
+/*
+ * The program takes all high numbers, as descriptors of a directory. A call relative to one of them would create files
+ * there.
+ */
 static void by_taking_them(void)
 {
     int fd = open(elsewhere, O_RDONLY | O_DIRECTORY);
@@ -69,7 +72,7 @@ static int open_descriptors(void)
     return count;
 }
 
-/* Makes, reads, lists, renames and removes, and sees that all of it is so. */
+/* Creates, reads, lists, renames and removes, and checks the results. */
 static int works(const char *name)
 {
     char text[64], other[64];
@@ -119,7 +122,7 @@ void test_closing(void)
             CHECK(kept >= 0 && works(name));
             WAYS[way]();
             CHECK(works(name));
-            /* A child of such a program, one that closes all once more, and programs that either starts. */
+            /* A child of such a program, one that closes all descriptors again, and programs that either starts. */
             pid_t again = child();
             if (again == 0) {
                 int sound = works(name);
@@ -134,7 +137,7 @@ void test_closing(void)
                 _exit(99);
             }
             CHECK(exit_status(again) == 7);
-            /* Before the first call of an image, too. */
+            /* Also before the first call of an image. */
             CHECK(starts("script") && works(name));
             int before = open_descriptors();
             for (int i = 0; i < 50; i++)
@@ -151,6 +154,6 @@ void test_closing(void)
         CHECK(status == 0);
     }
     CHECK(works("at-last"));
-    /* Nothing landed where a descriptor was taken. */
+    /* No file was created where a descriptor was taken. */
     CHECK(rmdir(elsewhere) == 0);
 }

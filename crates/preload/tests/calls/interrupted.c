@@ -1,4 +1,4 @@
-/* Calls that are interrupted: by handlers that make calls themselves, by stops, by cancellation, by forks of others. */
+/* Interrupted calls: by handlers that make calls themselves, by stops, by cancellation, by forks in other threads. */
 #include "calls.h"
 
 static unsigned dice(unsigned *state, unsigned below)
@@ -26,8 +26,8 @@ static char *named(char *name, const char *front, unsigned long number)
 }
 
 /*
- * The life of a file under two names that nobody else uses: made, written, looked at through descriptor and name, renamed,
- * read, removed. 0, or the line of the step that went wrong. Nothing in it may not be called by a signal handler.
+ * Creates, writes, reads by descriptor and by name, renames and removes a file under two names that no other thread
+ * uses. Returns 0, or the line of the step that failed. A signal handler may make every call in it.
  */
 static int life(const char *name, const char *other)
 {
@@ -97,7 +97,7 @@ static void lives(int number)
     errno = before;
 }
 
-/* Two timers' handlers, which interrupt each other and the program, all of them at work in one directory. */
+/* Handlers of two timers, which interrupt each other and the program. All work in one directory. */
 void test_handlers(void)
 {
     char name[32], other[32];
@@ -123,7 +123,7 @@ void test_handlers(void)
             fprintf(stderr, "interrupted.c:%d in the program, :%d in a handler\n", line, went_wrong);
         CHECK(line == 0 && went_wrong == 0 && handled >= 1000 && count >= 2);
     }
-    /* A wait for a FIFO's other end, and one that goes on behind a handler. */
+    /* A wait for a FIFO's other end, and one that continues after a handler. */
     struct sigaction ends = {.sa_handler = nothing}, goes_on = {.sa_handler = nothing, .sa_flags = SA_RESTART};
     struct stat st;
     CHECK(mkfifo("fifo", 0600) == 0 && sigaction(SIGALRM, &ends, NULL) == 0 && setitimer(ITIMER_REAL, &often, NULL) == 0);
@@ -144,7 +144,7 @@ void test_handlers(void)
     CHECK(entries(".") == 0);
 }
 
-/* Programs that are stopped wherever they are, for a while in which others work, and go on. */
+/* Programs that are stopped at random points while others work, and continue. */
 void test_stopped(void)
 {
     enum { WORKERS = 3, STOPS = 250 };
@@ -169,7 +169,7 @@ void test_stopped(void)
         pid_t pid = pids[dice(&state, WORKERS)];
         int status;
         CHECK(kill(pid, SIGSTOP) == 0 && waitpid(pid, &status, WUNTRACED) == pid && WIFSTOPPED(status));
-        /* Nobody waits for one that is stopped. */
+        /* No program waits for a stopped one. */
         for (int n = 0; n < 5; n++) {
             int line = life(named(name, "p", stop * 5 + n), named(other, "q", stop * 5 + n));
             if (line)
@@ -205,7 +205,7 @@ static void give_back_listing(void *dir)
     pthread_setcancelstate(state, NULL);
 }
 
-/* Opens, lists and renames until it is cancelled, at whichever of these it is. */
+/* Opens, lists and renames until it is cancelled in one of these calls. */
 static void *until_cancelled(void *number)
 {
     char name[32], other[32];
@@ -243,14 +243,14 @@ static void *until_cancelled(void *number)
     }
 }
 
-/* Waits for as long as nobody writes to a FIFO. */
+/* Waits until a process writes to a FIFO. */
 static void *at_fifo(void *name)
 {
     open(name, O_RDONLY);
     return "opened";
 }
 
-/* Is to be cancelled already when it makes its first call on the pool, which attaches the process. */
+/* Is already cancelled when it makes its first call on the pool, which attaches the process. */
 static void *is_doomed(void *name)
 {
     struct stat st;
@@ -270,7 +270,7 @@ void test_cancelled(void)
     pthread_t threads[THREADS];
     unsigned state = 999;
     void *ended;
-    /* What is lost shows as a call that does not end. */
+    /* A lost lock or slot shows as a call that does not end. */
     alarm(120);
     put("there", "");
     CHECK(mkdir("listed", 0755) == 0);
@@ -299,7 +299,10 @@ void test_cancelled(void)
             CHECK(ended == PTHREAD_CANCELED);
         }
     }
-    /* libc's own open may lose a descriptor whose thread is cancelled as the kernel returns it; the library's does not. */
+    /*
+     * libc's own open may lose a descriptor whose thread is cancelled when the kernel returns it. The library's does
+     * not.
+     */
     int lost = descriptors() - before;
     CHECK(sound_threads == 1 && (lost == 0 || getenv("FOREBAY_POOL") == NULL));
     /* As many calls at once as a process can make. */
@@ -364,7 +367,7 @@ void test_children(void)
                 fprintf(stderr, "interrupted.c:%d in a forked child\n", wrong);
             _exit(wrong ? 1 : entries(".") > 0 ? 0 : 2);
         }
-        /* In its parent's memory: what it opens is its own. */
+        /* In the memory of its parent, with its own descriptors. */
         pid_t borrowed = vfork();
         if (borrowed == 0) {
             int fd = open("in", O_RDONLY), out = open(under("borrowed"), O_WRONLY | O_CREAT | O_TRUNC, 0600);

@@ -1,9 +1,9 @@
-/* Locks that lock: flock, fcntl's record locks of processes and of open files, and lockf, as the kernel gives them. */
+/* Locks that exclude: flock, fcntl's record locks of processes and of open files, and lockf, as in the kernel. */
 #include "calls.h"
 #include <sys/file.h>
 #include <sys/syscall.h>
 
-/* Runs a condition in a child, which inherits all descriptors; true when it holds there. */
+/* Evaluates a condition in a child, which inherits all descriptors. True when it holds there. */
 #define IN_CHILD(condition)           \
     (__extension__({                  \
         pid_t pid_ = child();         \
@@ -11,7 +11,7 @@
             _exit((condition) ? 0 : 1); \
         exit_status(pid_) == 0;       \
     }))
-/* The call fails because another holds a lock. */
+/* The call fails because another lock conflicts. */
 #define REFUSED(call) ((call) == -1 && (errno == EAGAIN || errno == EACCES))
 
 static int opened(const char *path)
@@ -21,7 +21,7 @@ static int opened(const char *path)
     return fd;
 }
 
-/* Of an open of its own, so of another open file, also within one process. */
+/* From a separate open, which is another open file, also within one process. */
 static int flock_anew(const char *path, int how)
 {
     int fd = open(path, O_RDWR);
@@ -70,7 +70,7 @@ static void whole_files(void)
     /* By another name of the file, and by its name after a rename. */
     CHECK(link("f", "g") == 0 && IN_CHILD(REFUSED(flock_anew("g", LOCK_SH))));
     CHECK(rename("g", "h") == 0 && IN_CHILD(REFUSED(flock_anew("h", LOCK_SH))));
-    /* An inherited descriptor is of the same open file: it holds the lock, and what it does, all see. */
+    /* An inherited descriptor refers to the same open file: it holds the lock, and its changes are common to all. */
     CHECK(IN_CHILD(flock(first, LOCK_EX | LOCK_NB) == 0));
     CHECK(REFUSED(flock(second, LOCK_SH | LOCK_NB)));
     CHECK(IN_CHILD(flock(first, LOCK_UN) == 0));
@@ -83,7 +83,7 @@ static void whole_files(void)
     CHECK(IN_CHILD(REFUSED(flock_anew("f", LOCK_SH))));
     CHECK(flock(first, LOCK_SH | LOCK_NB) == 0 && IN_CHILD(flock_anew("f", LOCK_SH) == 0));
     CHECK(flock(first, LOCK_EX) == 0);
-    /* The lock goes with the last descriptor of its open file. */
+    /* The last close of the open file releases the lock. */
     int same = dup(first);
     CHECK(close(first) == 0 && REFUSED(flock(second, LOCK_SH | LOCK_NB)));
     CHECK(close(same) == 0 && flock(second, LOCK_SH | LOCK_NB) == 0);
@@ -101,16 +101,16 @@ static void whole_files(void)
     }
     CHECK(close(first) == 0 && close(go[0]) == 0 && REFUSED(flock_anew("f", LOCK_SH)));
     CHECK(close(go[1]) == 0 && exit_status(pid) == 0 && flock_anew("f", LOCK_EX) == 0);
-    /* The file of a name that was made anew is another. */
+    /* A name that was created again refers to another file. */
     first = opened("f");
     CHECK(flock(first, LOCK_EX) == 0 && unlink("f") == 0);
     put("f", "");
     CHECK(flock_anew("f", LOCK_EX) == 0);
     CHECK(REFUSED(flock_anew("h", LOCK_EX)) && close(first) == 0 && flock_anew("h", LOCK_EX) == 0);
-    /* A file that is open for reading alone can be locked. */
+    /* A file that is open only for reading can be locked. */
     first = open("f", O_RDONLY);
     CHECK(flock(first, LOCK_EX) == 0 && REFUSED(flock_anew("f", LOCK_SH)) && close(first) == 0);
-    /* What is no lock. */
+    /* Invalid operations. */
     first = opened("f");
     FAILS(flock(first, 0), EINVAL);
     CHECK(close(first) == 0);
@@ -135,36 +135,36 @@ static void records(void)
     pid_t me = getpid();
     int fd = opened("r");
     CHECK(ftruncate(fd, 100) == 0 && record(fd, F_SETLK, F_WRLCK, 0, 10) == 0);
-    /* Who holds what, asked by another process. */
+    /* The holders of locks, as another process sees them. */
     CHECK(IN_CHILD(is_held(fd, 5, 1, me, F_WRLCK, 0, 10)));
     CHECK(IN_CHILD(is_held(opened("r"), 0, 0, me, F_WRLCK, 0, 10)));
     CHECK(IN_CHILD(is_free(fd, 10, 0)) && is_free(fd, 0, 0));
     CHECK(IN_CHILD(REFUSED(record_anew("r", F_WRLCK, 9, 1))));
     CHECK(IN_CHILD(REFUSED(record_anew("r", F_RDLCK, 9, 1))));
     CHECK(IN_CHILD(record_anew("r", F_WRLCK, 10, 10) == 0));
-    /* A child does not inherit them, and has none to give back. */
+    /* A child does not inherit them, and has none to release. */
     CHECK(IN_CHILD(REFUSED(record(fd, F_SETLK, F_WRLCK, 0, 1))));
     CHECK(IN_CHILD(record(fd, F_SETLK, F_UNLCK, 0, 0) == 0));
     CHECK(IN_CHILD(is_held(fd, 0, 1, me, F_WRLCK, 0, 10)));
-    /* The same process may: the range grows, splits, and changes its kind. */
+    /* The same process may change its locks: the range grows, splits, and changes its kind. */
     CHECK(record(fd, F_SETLK, F_WRLCK, 10, 20) == 0 && IN_CHILD(is_held(fd, 0, 0, me, F_WRLCK, 0, 30)));
     CHECK(record(fd, F_SETLK, F_UNLCK, 10, 5) == 0);
     CHECK(IN_CHILD(is_held(fd, 0, 0, me, F_WRLCK, 0, 10)) && IN_CHILD(is_held(fd, 10, 0, me, F_WRLCK, 15, 15)));
     CHECK(record(fd, F_SETLK, F_RDLCK, 0, 30) == 0 && IN_CHILD(is_held(fd, 0, 0, me, F_RDLCK, 0, 30)));
     CHECK(IN_CHILD(record_anew("r", F_RDLCK, 0, 30) == 0) && IN_CHILD(REFUSED(record_anew("r", F_WRLCK, 0, 1))));
-    /* From the end, and to whatever will be the end. */
+    /* From the end, and to the end wherever it will be. */
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_END, .l_start = -10, .l_len = 0};
     CHECK(record(fd, F_SETLK, F_UNLCK, 0, 0) == 0 && fcntl(fd, F_SETLK, &lock) == 0);
     CHECK(IN_CHILD(is_held(fd, 0, 0, me, F_WRLCK, 90, 0)) && IN_CHILD(REFUSED(record_anew("r", F_RDLCK, 1000, 1))));
-    /* Any close of the file by the process gives them back, whichever descriptor it is. */
+    /* Any close of the file by the process releases them, through whichever descriptor. */
     CHECK(close(opened("r")) == 0 && IN_CHILD(is_free(fd, 0, 0)));
-    /* What a descriptor's mode forbids. */
+    /* Locks that the descriptor's mode forbids. */
     int reading = open("r", O_RDONLY), writing = open("r", O_WRONLY);
     FAILS(record(reading, F_SETLK, F_WRLCK, 0, 1), EBADF);
     FAILS(record(writing, F_SETLK, F_RDLCK, 0, 1), EBADF);
     CHECK(record(reading, F_SETLK, F_RDLCK, 0, 1) == 0 && record(writing, F_SETLK, F_WRLCK, 1, 1) == 0);
     CHECK(close(reading) == 0 && close(writing) == 0);
-    /* They go with the process, however it ends. */
+    /* The end of the process releases them, however it ends. */
     int holds_it[2];
     CHECK(pipe(holds_it) == 0);
     pid_t pid = child();
@@ -183,12 +183,15 @@ static void nothing(int number)
     (void)number;
 }
 
-/* Locks that are waited for. */
+/* Waiting for locks. */
 static void waits(void)
 {
     int fd = opened("w"), ready[2];
     CHECK(pipe(ready) == 0);
-    /* Each of two has what the other wants: one of them is told, and with its lock given back the other goes on. */
+    /*
+     * Each of two processes waits for the other's lock. One of them gets an error, and when it releases its lock the
+     * other continues.
+     */
     CHECK(record(fd, F_SETLK, F_WRLCK, 0, 1) == 0);
     pid_t pid = child();
     if (pid == 0) {
@@ -231,10 +234,10 @@ static void open_files(void)
     CHECK(record(second, F_OFD_SETLK, F_WRLCK, 10, 10) == 0);
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = 0, .l_len = 0};
     CHECK(fcntl(second, F_OFD_GETLK, &lock) == 0 && lock.l_type == F_WRLCK && lock.l_pid == -1 && lock.l_len == 10);
-    /* Against the locks of processes, also its own. */
+    /* They conflict with locks of processes, also of the same process. */
     CHECK(REFUSED(record(first, F_SETLK, F_WRLCK, 0, 1)));
     CHECK(IN_CHILD(REFUSED(record_anew("o", F_RDLCK, 0, 1))));
-    /* Inherited, unlike those, and not given back by another's close. */
+    /* They are inherited, unlike those, and not released by the close of another descriptor. */
     CHECK(IN_CHILD(record(first, F_OFD_SETLK, F_WRLCK, 0, 10) == 0));
     CHECK(close(opened("o")) == 0 && IN_CHILD(REFUSED(record_anew("o", F_WRLCK, 0, 1))));
     int same = dup(first);
@@ -254,7 +257,7 @@ static void sections_of_lockf(void)
     CHECK(close(fd) == 0);
 }
 
-/* Over exec: a descriptor that stays open keeps its locks, one that is closed gives them back. */
+/* Over exec: a descriptor that stays open keeps its locks, one that is closed releases them. */
 static void over_exec(void)
 {
     for (int kind = 0; kind < 2; kind++)
@@ -287,7 +290,9 @@ static void over_exec(void)
 
 enum { COUNTERS = 4, COUNTS = 150 };
 
-/* Four processes that each add to a number in a file, reading and writing it under a lock. Without one they lose some. */
+/*
+ * Four processes that each increment a number in a file under a lock. Without the lock some increments would be lost.
+ */
 static void counters(int kind)
 {
     put("number", "0");
@@ -331,7 +336,7 @@ void test_locks(void)
     alarm(0);
 }
 
-/* flock of a directory, by two opens of it: it excludes, or it is refused; never does it seem to lock. */
+/* flock of a directory, by two opens of it: the lock excludes, or the call is refused. It never pretends to lock. */
 void test_directory_locks(void)
 {
     CHECK(mkdir("d", 0755) == 0);

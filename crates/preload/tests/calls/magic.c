@@ -1,4 +1,4 @@
-/* The links of /proc and /dev/fd to what is open, and files that are open before they have a name. */
+/* The links of /proc and /dev/fd to open files, and files that are open before they have a name. */
 #include "calls.h"
 
 static const char *link_of(int fd)
@@ -8,7 +8,7 @@ static const char *link_of(int fd)
     return text;
 }
 
-/* Whether reading the link gives this path. */
+/* Whether reading the link returns this path. */
 static int reads(const char *link, const char *expected)
 {
     char text[PATH_MAX];
@@ -148,7 +148,7 @@ static void names_for_unnamed_files(void)
     CHECK(!exists("never") && close(fd) == 0);
 }
 
-/* A file that is made without a name appears whole under its name, whoever looks meanwhile. */
+/* A file that is created without a name appears complete under its name to every reader. */
 static void names_appear_whole(void)
 {
     int rounds = 300;
@@ -231,7 +231,7 @@ void test_magic(void)
     links_of_files();
     links_of_directories();
     names_for_unnamed_files();
-    /* A program of the pool knows where it is. */
+    /* A program in the pool finds its own path. */
     if (getenv("CALLS_AGAIN") == NULL) {
         char command[128];
         snprintf(command, sizeof command, "cp /proc/%d/exe program && CALLS_AGAIN=1 $PWD/program $PWD magic", getpid());

@@ -1,4 +1,4 @@
-/* The program: its sections, and what they share. */
+/* The program: its sections, and the functions that they share. */
 #include "calls.h"
 #include <sys/prctl.h>
 

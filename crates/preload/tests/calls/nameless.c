@@ -1,4 +1,4 @@
-/* Calls on open files that have no name, in every way to have none; and calls with pointers to where no memory is. */
+/* Calls on open files without a name, in every way to lose or lack one, and calls with pointers to unmapped memory. */
 #include "calls.h"
 #include <sys/inotify.h>
 

@@ -1,4 +1,4 @@
-/* Where paths lead: links, the working directory, and between the root and the rest of the tree. */
+/* Where paths lead: links, the working directory, and paths between the root and the rest of the tree. */
 #include "calls.h"
 #include <sys/ipc.h>
 
@@ -70,7 +70,7 @@ void test_paths(void)
     CHECK(remove("top/f") == 0 && remove("top") == 0 && !exists("top"));
 }
 
-/* Between the kernel's tree and the root, in both directions. OUTSIDE is a directory of the kernel's. */
+/* Between the kernel's tree and the root, in both directions. OUTSIDE is a directory of the kernel's tree. */
 void test_crossings(void)
 {
     char outside[] = "/tmp/forebay-calls-XXXXXX", path[PATH_MAX], buffer[PATH_MAX], up[PATH_MAX];

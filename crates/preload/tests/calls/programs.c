@@ -1,8 +1,8 @@
-/* Programs started, shared objects loaded, signals, threads, FIFOs. */
+/* Starting programs, loading shared objects, signals, threads, FIFOs. */
 #include "calls.h"
 #include <dlfcn.h>
 
-/* Started by test_exec: prints its arguments, a variable, and where it works. */
+/* Started by test_exec: prints its arguments, a variable, and its working directory. */
 int report(int argc, char **argv)
 {
     char here[PATH_MAX];
@@ -56,25 +56,61 @@ static void copy_self(const char *to)
     CHECK(n == 0 && close(in) == 0 && close(out) == 0);
 }
 
-void test_exec(void)
+/* Starts bin/prog and others by posix_spawn; `prog` is a descriptor that the children must not have. */
+static void spawn_programs(char **args, int prog)
 {
-    char script[PATH_MAX + 64], path[PATH_MAX * 2], expected[PATH_MAX + 64];
+    pid_t pid;
+    posix_spawn_file_actions_t actions;
+    CHECK(posix_spawn_file_actions_init(&actions) == 0);
+    CHECK(posix_spawn_file_actions_addclose(&actions, prog) == 0);
+    CHECK(posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0) == 0);
+    CHECK(posix_spawn(&pid, under("bin/prog"), &actions, NULL, args, environ) == 0 && exit_status(pid) == 0);
+    CHECK(posix_spawnp(&pid, "prog", &actions, NULL, args, environ) == 0 && exit_status(pid) == 0);
+    CHECK(posix_spawnp(&pid, "own", &actions, NULL, args, environ) == 0 && exit_status(pid) == 0);
+    CHECK(posix_spawnp(&pid, "true", &actions, NULL, args, environ) == 0 && exit_status(pid) == 0);
+    CHECK(posix_spawn(&pid, under("bin/nothing"), &actions, NULL, args, environ) == ENOENT);
+    CHECK(posix_spawn(&pid, under("bin/text"), &actions, NULL, args, environ) == EACCES);
+    posix_spawn_file_actions_destroy(&actions);
+}
+
+/* A script in the kernel's tree whose interpreter is in the root. `script` is its text. */
+static void exec_script_outside(char **args, const char *script)
+{
+    char expected[PATH_MAX + 64], outside[] = "/tmp/forebay-calls-XXXXXX";
+    int fd = mkstemp(outside);
+    CHECK(write(fd, script, strlen(script)) > 0 && fchmod(fd, 0755) == 0 && close(fd) == 0);
+    snprintf(expected, sizeof expected, "%s %s report one -", under("bin/prog"), outside);
+    CHECK(RUN(execv(outside, args)) == 0);
+    SAID(expected);
+    CHECK(unlink(outside) == 0);
+}
+
+/* Creates programs and scripts in bin. `script` gets the text of one whose interpreter is bin/prog. */
+static void make_programs(char script[PATH_MAX + 64])
+{
+    char path[PATH_MAX * 2];
     CHECK(mkdir("bin", 0755) == 0);
     copy_self("bin/prog");
-    snprintf(script, sizeof script, "#!%s/bin/prog report\n", root);
+    snprintf(script, PATH_MAX + 64, "#!%s/bin/prog report\n", root);
     put("bin/own", script);
     put("bin/shell", "#! /bin/sh -u \nexec printf '%s %s %s -' \"$0\" \"$1\" \"$#\" && exit 9\n");
     put("bin/plain", "printf 'plain %s -' \"$1\"\n");
     put("bin/none", "#!/none/at/all\n");
     put("bin/text", "text");
-    put("bin/turns", "#!bin/turns\n");
-    for (const char *const *name = (const char *const[]){"own", "shell", "plain", "none", "turns", NULL}; *name; name++) {
+    put("bin/circle", "#!bin/circle\n");
+    for (const char *const *name = (const char *const[]){"own", "shell", "plain", "none", "circle", NULL}; *name; name++) {
         snprintf(path, sizeof path, "bin/%s", *name);
         CHECK(chmod(path, 0755) == 0);
     }
+}
+
+void test_exec(void)
+{
+    char script[PATH_MAX + 64], path[PATH_MAX * 2], expected[PATH_MAX + 64];
+    make_programs(script);
     char *args[] = {"zero", "report", "one", NULL};
     char *marked[] = {"MARK=m", "LD_PRELOAD", "FOREBAY_POOL", "FOREBAY_PREFIX", NULL};
-    for (int i = 1; i < 4; i++) { /* the door, for an environment of one's own */
+    for (int i = 1; i < 4; i++) { /* the preload library's settings, for a program with another environment */
         const char *value = getenv(marked[i]);
         snprintf(path, sizeof path, "%s=%s", marked[i], value ? value : "");
         marked[i] = value ? strdup(path) : "NONE=";
@@ -116,34 +152,15 @@ void test_exec(void)
     CHECK(RUN(execv("bin/none", args)) == ENOENT);
     CHECK(RUN(execv("bin/plain", args)) == ENOEXEC);
     CHECK(RUN(execv("bin/text", args)) == EACCES);
-    CHECK(RUN(execv("bin/turns", args)) == ELOOP);
+    CHECK(RUN(execv("bin/circle", args)) == ELOOP);
     CHECK(RUN(execv("bin", args)) == EACCES);
     CHECK(RUN(execv("bin/prog/x", args)) == ENOTDIR);
 
-    pid_t pid;
-    posix_spawn_file_actions_t actions;
-    CHECK(posix_spawn_file_actions_init(&actions) == 0);
-    CHECK(posix_spawn_file_actions_addclose(&actions, prog) == 0);
-    CHECK(posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0) == 0);
-    CHECK(posix_spawn(&pid, under("bin/prog"), &actions, NULL, args, environ) == 0 && exit_status(pid) == 0);
-    CHECK(posix_spawnp(&pid, "prog", &actions, NULL, args, environ) == 0 && exit_status(pid) == 0);
-    CHECK(posix_spawnp(&pid, "own", &actions, NULL, args, environ) == 0 && exit_status(pid) == 0);
-    CHECK(posix_spawnp(&pid, "true", &actions, NULL, args, environ) == 0 && exit_status(pid) == 0);
-    CHECK(posix_spawn(&pid, under("bin/nothing"), &actions, NULL, args, environ) == ENOENT);
-    CHECK(posix_spawn(&pid, under("bin/text"), &actions, NULL, args, environ) == EACCES);
-    posix_spawn_file_actions_destroy(&actions);
-
-    /* A script of the kernel's tree whose interpreter is in the root. */
-    char outside[] = "/tmp/forebay-calls-XXXXXX";
-    int fd = mkstemp(outside);
-    CHECK(write(fd, script, strlen(script)) > 0 && fchmod(fd, 0755) == 0 && close(fd) == 0);
-    snprintf(expected, sizeof expected, "%s %s report one -", under("bin/prog"), outside);
-    CHECK(RUN(execv(outside, args)) == 0);
-    SAID(expected);
-    CHECK(unlink(outside) == 0);
+    spawn_programs(args, prog);
+    exec_script_outside(args, script);
 
     CHECK(close(dir) == 0 && close(prog) == 0);
-    pid = vfork(); /* all descriptors closed, as programs do that start others */
+    pid_t pid = vfork(); /* closes all descriptors, as programs do that start others */
     if (pid == 0) {
         close_range(3, ~0U, 0);
         execl("bin/shell", "x", "y", NULL);
@@ -169,7 +186,9 @@ void test_fifos(void)
     CHECK(stat("p", &by_name) == 0 && by_name.st_ino == st.st_ino && close(fd) == 0);
     CHECK(exit_status(pid) == 0 && unlink("p") == 0);
     FAILS(open("p", O_RDONLY), ENOENT);
-    /* One that comes and goes while it is opened to be written: by name it is there, or it is made, as a file. */
+    /*
+     * A FIFO that is created and removed while it is opened for writing: the open finds it by name, or creates a file.
+     */
     pid = fork();
     if (pid == 0) {
         while (!exists("stop"))
@@ -256,7 +275,7 @@ void test_threads(void)
         CHECK(pthread_create(&threads[i], NULL, works, (void *)i) == 0);
     for (int i = 0; i < 8; i++)
         CHECK(pthread_join(threads[i], &said_by_thread) == 0 && said_by_thread == NULL);
-    /* A thread is cancelled at an open that waits, of a FIFO of the kernel's tree. */
+    /* A thread is cancelled in an open that waits, of a FIFO in the kernel's tree. */
     char dir[] = "/tmp/forebay-calls-XXXXXX", fifo[64];
     CHECK(mkdtemp(dir) != NULL);
     snprintf(fifo, sizeof fifo, "%s/fifo", dir);
@@ -314,7 +333,7 @@ void test_lists(void)
     char expected[PATH_MAX + 32];
     snprintf(expected, sizeof expected, "from the file\n%s\n", under("here"));
     CHECK(holds("out", expected));
-    /* Nothing is left open. */
+    /* No descriptor stays open. */
     for (int i = 0; i < 300; i++) {
         CHECK(posix_spawn_file_actions_init(&actions) == 0);
         CHECK(posix_spawn_file_actions_addopen(&actions, 0, "in", O_RDONLY, 0) == 0);

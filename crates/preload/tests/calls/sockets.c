@@ -65,7 +65,7 @@ static void streams(void)
     CHECK(unlink("link") == 0 && unlink("file") == 0);
 }
 
-/* A name that is bound by one and removed by another. */
+/* A name that one process binds and another removes. */
 static void races(void)
 {
     pid_t remover = fork();
@@ -93,7 +93,7 @@ static void *connects(void *fd)
     return NULL;
 }
 
-/* A connection that waits can be given up. */
+/* A waiting connection can be cancelled. */
 static void cancelled(void)
 {
     int listener = socket(AF_UNIX, SOCK_STREAM, 0), fd[3];
@@ -111,7 +111,7 @@ static void cancelled(void)
     CHECK(close(listener) == 0 && unlink("full") == 0);
 }
 
-/* Addresses that are none of a file go where they did. */
+/* Addresses that name no file are passed on unchanged. */
 static void others(void)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};

@@ -1,12 +1,12 @@
 /*
- * Files under random operations, held against their contents in memory: `exerciser DIRECTORY SEED OPERATIONS [OTHER]`.
+ * Random operations on files, compared with their contents in memory: `exerciser DIRECTORY SEED OPERATIONS [OTHER]`.
  *
- * Each file has two descriptors, of two opens. Any operation goes through either of them, through a mapping, or by name, and
- * whatever is read, by whichever way, must be what was written last, by whichever way. Exit status 0 when it always was;
- * else the seed, the operation, and what led to it are said.
+ * Each file has two descriptors, of two opens. Every operation goes through either of them, through a mapping, or by
+ * name. Every read must return what was written last, in whichever way. Exit status 0 when it always does; otherwise
+ * the program prints the seed, the operation, and those before it.
  *
- * OTHER is the same directory by another door, as an absolute path: the second descriptor is of an open there, and names are
- * used by either door.
+ * OTHER is the same directory through another interface, as an absolute path. Then the second descriptor comes from an
+ * open there, and operations by name use either interface.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -67,7 +67,7 @@ static void compare(const struct file *file, long at, const unsigned char *found
         }
 }
 
-/* A name by the first door or the second; good until the second next call. */
+/* A name through the first or the second interface, valid until the second next call. */
 static const char *by(int door, const char *name)
 {
     static char paths[2][512];
@@ -79,13 +79,13 @@ static const char *by(int door, const char *name)
     return paths[turn];
 }
 
-/* By either. */
+/* Through either. */
 static const char *any(const char *name)
 {
     return by(dice(2), name);
 }
 
-/* All that can be asked about a file's length gives the same. */
+/* All calls that return a file's length agree. */
 static void check_length(struct file *file)
 {
     struct stat by_name, by_fd;
@@ -93,7 +93,7 @@ static void check_length(struct file *file)
     MUST(stat(by(door, file->name), &by_name) == 0 && by_name.st_size == file->length);
     for (int i = 0; i < 2; i++) {
         MUST(fstat(file->fds[i], &by_fd) == 0 && by_fd.st_size == file->length && by_fd.st_ino == by_name.st_ino);
-        /* Each door shows a device number of its own. */
+        /* Each interface shows its own device number. */
         MUST((other && i != door) || by_fd.st_dev == by_name.st_dev);
         MUST(by_fd.st_mtim.tv_nsec == by_name.st_mtim.tv_nsec);
     }
@@ -120,7 +120,7 @@ static void close_both(struct file *file)
     MUST(close(file->fds[0]) == 0 && close(file->fds[1]) == 0);
 }
 
-/* A range within the file; its length may be 0. */
+/* A range within the file. Its length may be 0. */
 static long within(const struct file *file, long *length)
 {
     long at = dice(file->length + 1), rest = file->length - at, most = rest < PIECE_MAX ? rest : PIECE_MAX;
@@ -128,7 +128,7 @@ static long within(const struct file *file, long *length)
     return at;
 }
 
-/* A range that may reach beyond the end, or begin there. */
+/* A range that may extend beyond the end, or begin there. */
 static long anywhere(long *length)
 {
     *length = 1 + dice(dice(4) ? 5000 : PIECE_MAX);
@@ -221,7 +221,7 @@ static void map_reads(struct file *file, int fd)
     unsigned char *mapped = mmap(NULL, bytes, PROT_READ, kind, fd, from);
     MUST(mapped != MAP_FAILED);
     compare(file, at, mapped + (at - from), length, "load");
-    /* Behind the end, to that of the page, there is nothing. */
+    /* Behind the end of the file its last page has zeros. */
     long end = from + ((bytes + 4095) & ~4095L);
     for (long i = file->length; i < end && at + length == file->length; i++)
         MUST(mapped[i - from] == 0);
@@ -287,7 +287,7 @@ static void copies(struct file *file, int fd)
     LOG("copy from %s at %ld to %s at %ld, %ld bytes", from->name, at, file->name, (long)out, length);
     long to = out, done = 0;
     while (done < length) {
-        /* Between doors the kernel does not copy. */
+        /* The kernel does not copy between interfaces. */
         ssize_t n = copy_file_range(from->fds[fd == file->fds[1]], &in, fd, &out, length - done, 0);
         MUST(n > 0);
         done += n;
@@ -320,7 +320,7 @@ static void renames(struct file *file)
     strcpy(file->name, to);
 }
 
-/* The name goes, the file stays for who has it open; then the name is a new file's. */
+/* The name is removed, but open descriptors keep the file. Then a new file gets the name. */
 static void replaces(struct file *file)
 {
     struct stat st;

@@ -1,5 +1,5 @@
-//! What these tests stand on: the built binaries, a pool of their own, scratch directories, and programs that run with and
-//! without the door. Everything made here is taken away when it is dropped, also when the test panics.
+//! Support for these tests: the built binaries, a pool, scratch directories, and programs that run with and without the
+//! preload library. Everything that a test makes is removed when it is dropped, also after a panic.
 
 #![allow(dead_code, unreachable_pub)]
 
@@ -11,10 +11,10 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// How long a pool may take to start or to end before a test gives up.
+/// How long a pool may take to start or to end.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// A built binary or library, from the directory that holds the running test's.
+/// A built binary or library, from the directory of the running test.
 pub fn binary(name: &str) -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let path = test.ancestors().nth(2).unwrap().join(name);
@@ -22,7 +22,7 @@ pub fn binary(name: &str) -> PathBuf {
     path
 }
 
-/// A directory of its own for a test.
+/// A directory for one test.
 pub struct Scratch(PathBuf);
 
 impl Scratch {
@@ -50,7 +50,7 @@ impl Drop for Scratch {
     }
 }
 
-/// A pool that is up.
+/// A running pool.
 pub struct Pool {
     daemon: Child,
     dir: Scratch,
@@ -74,7 +74,7 @@ impl Pool {
             let ended = pool.daemon.try_wait().unwrap();
             let log = || fs::read_to_string(pool.dir.path().join("log")).unwrap_or_default();
             assert!(ended.is_none(), "the daemon ended: {}", log());
-            assert!(started.elapsed() < TIMEOUT, "the daemon does not come up: {}", log());
+            assert!(started.elapsed() < TIMEOUT, "the daemon did not start: {}", log());
             std::thread::sleep(Duration::from_millis(20));
         }
         pool
@@ -99,7 +99,7 @@ impl Pool {
         number.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
     }
 
-    /// A command that runs with the door, in `/`.
+    /// A command that runs with the preload library, in `/`.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = under_door(program, &self.path());
         command.current_dir("/");
@@ -109,7 +109,7 @@ impl Pool {
 
 impl Drop for Pool {
     fn drop(&mut self) {
-        // SAFETY: the process is this test's own child, which was not waited for.
+        // SAFETY: the process is a child of this test that was not waited for.
         unsafe { libc::kill(self.daemon.id() as i32, libc::SIGTERM) };
         let asked = Instant::now();
         while asked.elapsed() < TIMEOUT && matches!(self.daemon.try_wait(), Ok(None)) {
@@ -119,12 +119,12 @@ impl Drop for Pool {
         self.daemon.wait().ok();
         let target = self.path().join("target");
         let target = std::ffi::CString::new(target.into_os_string().into_encoded_bytes()).unwrap();
-        // SAFETY: a C string. Where the daemon could not mount there is nothing to unmount.
+        // SAFETY: a C string. Where the daemon could not mount, there is nothing to unmount.
         unsafe { libc::umount2(target.as_ptr(), libc::MNT_DETACH) };
     }
 }
 
-/// A command that runs with the door to the pool of a directory.
+/// A command that runs with the preload library and the pool of a directory.
 pub fn under_door(program: impl AsRef<std::ffi::OsStr>, pool: &Path) -> Command {
     let mut command = Command::new(program);
     command
@@ -135,7 +135,7 @@ pub fn under_door(program: impl AsRef<std::ffi::OsStr>, pool: &Path) -> Command 
     command
 }
 
-/// Runs a command; its standard output and standard error, one behind the other.
+/// Runs a command. Returns its output, with standard error after standard output.
 #[track_caller]
 pub fn said(command: &mut Command) -> (Output, String) {
     let output = command.stdin(Stdio::null()).output().unwrap_or_else(|e| panic!("{command:?}: {e}"));
@@ -144,7 +144,7 @@ pub fn said(command: &mut Command) -> (Output, String) {
     (output, text)
 }
 
-/// Runs a command that must succeed; its standard output.
+/// Runs a command that must succeed. Returns its standard output.
 #[track_caller]
 pub fn succeeds(command: &mut Command) -> String {
     let (output, text) = said(command);

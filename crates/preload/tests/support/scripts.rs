@@ -1,32 +1,32 @@
-//! Scripts that run on a plain file system and in the pool, and what they say and leave.
+//! Scripts that run on a plain file system and in the pool, and their results.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use super::{has, said, succeeds, Pool, Scratch};
 
-/// A script beside the tests, and what it runs: programs, and `python:MODULE` for what Python must have.
+/// A script beside the tests, and what it runs: programs, and `python:MODULE` for modules that Python must have.
 pub struct Script {
     pub name: &'static str,
     pub needs: &'static [&'static str],
 }
 
-/// What a script said, and the tree that it left.
+/// The output of a script, and the tree that it left.
 #[derive(PartialEq, Eq)]
 pub struct Outcome {
     said: String,
     left: String,
 }
 
-/// Pythons: a user's own, which need not have what the system's has.
+/// Pythons: a user's own may lack modules that the system's has.
 const PYTHONS: [&str; 2] = ["python3", "/usr/bin/python3"];
 
-/// The tree of $1, without what is named by chance.
+/// The tree of $1, without files that have random names.
 const TREE: &str =
     "cd \"$1\" && find . ! -name '*.idx' ! -name '*.pack' ! -name '*.rev' -printf '%P %y %m %n %l\\n' | sort";
 
 impl Script {
-    /// What runs the script; none, and a line that says why, when something is not installed.
+    /// The command for the script. None, and a line with the reason, when something is not installed.
     fn interpreter(&self) -> Option<&'static str> {
         let missing = self.needs.iter().find(|need| !need.starts_with("python:") && !has(need));
         if let Some(missing) = missing {
@@ -60,8 +60,8 @@ impl Script {
         format!("{}{}\n", text.replace(root.to_str().unwrap(), "ROOT"), output.status)
     }
 
-    /// Runs the script on a plain file system, and then `times` in the pool; fails at the first difference. `beside` is
-    /// what happens while it runs in the pool.
+    /// Runs the script on a plain file system, and then `times` times in the pool. Fails at the first difference.
+    /// `beside` runs while the script runs in the pool.
     #[track_caller]
     pub fn compare(&self, pool: &Pool, times: usize, beside: impl Fn(&dyn Fn())) {
         let Some(interpreter) = self.interpreter() else { return };
@@ -76,7 +76,7 @@ impl Script {
             said: self.run(Command::new(interpreter).current_dir("/"), &plain),
             left: succeeds(Command::new("sh").args(["-c", TREE, "sh", text]).env("LC_ALL", "C")),
         };
-        assert!(expected.said.lines().count() > 5, "{name} says too little to be a test:\n{}", expected.said);
+        assert!(expected.said.lines().count() > 5, "{name} prints too little for a test:\n{}", expected.said);
         let width = text.len() - "/forebay/".len();
         for time in 0..times {
             let root = format!("/forebay/{:r<width$}", format!("{stem}{time}"));

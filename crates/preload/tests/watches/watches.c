@@ -35,7 +35,7 @@ static int instance;
 static char events[65536];
 static size_t at, end;
 
-/* The next event; none in a minute ends the program. */
+/* The next event. A minute without one ends the program. */
 static const struct inotify_event *next(void)
 {
     if (at == end) {
@@ -78,7 +78,7 @@ static void print(const struct inotify_event *event)
     fflush(stdout);
 }
 
-/* Prints events up to that of a directory made in `marks` for this; that is not printed. */
+/* Prints events up to that of a directory that is made in `marks` for this. That event is not printed. */
 static void show(const char *after)
 {
     static int number;
@@ -174,7 +174,10 @@ static void names(void)
     DO(rmdir("d"));
 }
 
-/* Prints the events of this sort of one name until the last one has come; no others may come. Those that follow each other are one. */
+/*
+ * Prints the events of this kind for one name until the last one has come. No others may come. Consecutive ones count
+ * as one.
+ */
 static void expect(const char *name, unsigned sort, unsigned last)
 {
     unsigned seen = 0, before = 0;

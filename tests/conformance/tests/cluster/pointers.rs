@@ -10,7 +10,7 @@ use crate::nodes::{plain, program, said, until, Cluster, PATIENCE_S};
 
 const NODES: usize = 4;
 /// What the driver says when ranks begin to use a pointer that a daemon keeps.
-const KEPT_BY_DAEMON: &str = "a daemon has their file pointer";
+const KEPT_BY_DAEMON: &str = "a daemon keeps their file pointer";
 
 struct Mpi {
     compiler: &'static str,
@@ -141,7 +141,7 @@ fn rank_that_is_killed_leaves_no_lock_and_takes_only_what_it_made() {
                 "{words}"
             );
             // Who lost it with rank 0 is told so, once, by whichever answer comes first.
-            let told = words.matches("are not to be had: ").count();
+            let told = words.matches("are not available: ").count();
             assert_eq!(told, if dead == 0 { NODES - 1 } else { 0 }, "{words}");
         }
     }

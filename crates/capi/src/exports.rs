@@ -1,0 +1,23 @@
+//! The functions that include/forebay.h declares, as C calls them.
+//!
+//! The build script (`build/exports.rs`) writes one for each declaration. `forebay_stat`, for example, converts its
+//! arguments and calls `stat` of `public.rs` inside the guard. Pointers become references and slices, so that the
+//! functions that do the work are safe Rust where their C contract allows it.
+
+use std::os::raw::{c_char, c_int, c_void};
+
+use forebay_client::Pool as forebay_pool;
+
+use crate::answer::{self, call};
+use crate::boundary::guard;
+use crate::file::*;
+use crate::group::*;
+use crate::header::{forebay_dirent, forebay_run, forebay_stage_status};
+use crate::later::*;
+use crate::layout::*;
+use crate::memory::*;
+use crate::public::*;
+use crate::staging::*;
+use crate::text::*;
+
+include!(concat!(env!("OUT_DIR"), "/functions.rs"));
