@@ -35,8 +35,8 @@ pub use layout::{Component, Extent, Layout, COMPONENT_BYTES};
 pub use mount::{mount_link, mount_of_link, MOUNT_LINK};
 pub use reply::{go_on_behind, DirEntries, DirEntry, DirWriter, Entry, PoolSpace, Reply, REPLY_HEADER_BYTES};
 pub use request::{
-    may_change, Caller, Class, Request, RequestInfo, SetAttr, TimeSet, RENAME_EXCHANGE, RENAME_NOREPLACE,
-    REQUESTS, XATTR_CREATE, XATTR_REPLACE,
+    asks_for_space, may_change, Caller, Class, Request, RequestInfo, SetAttr, TimeSet, RENAME_EXCHANGE,
+    RENAME_NOREPLACE, REQUESTS, XATTR_CREATE, XATTR_REPLACE,
 };
 pub use target::{node_of, target_of, TargetSpace, TargetSpaces, Targets};
 pub use transaction::{decode_nodes, Change, Outcome, Part, TxId};

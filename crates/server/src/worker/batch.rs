@@ -35,7 +35,7 @@ pub(super) struct Taken {
     pub(super) session: usize,
     pub(super) slot: usize,
     pub(super) seq: u64,
-    request: (usize, usize),
+    pub(super) request: (usize, usize),
     reply: (usize, usize),
     refused: Option<Code>,
     /// Its answer comes later: another node was asked, or it waits.
@@ -160,7 +160,12 @@ impl ShardThread<'_> {
             let led = self.lead_to_parts(i);
             let mut taken = self.answers.taken[i];
             taken.refused = taken.refused.or(led.err());
-            self.move_on(taken.session, taken.slot);
+            self.move_on(taken.session, taken.slot, taken.seq);
+            if self.waits_for_removals(&taken) {
+                self.answers.taken[i].forwarded = true;
+                i += 1;
+                continue;
+            }
             if self.network.is_some() && taken.refused.is_none() {
                 match self.send_on(&taken) {
                     Ok(true) => {
@@ -340,6 +345,7 @@ impl ShardThread<'_> {
             self.sweep_numbers(given_up)?;
         }
         self.sweep_if_due();
+        self.sweep_late_if_due();
         if self.has_orphans_to_forget() {
             self.forget_orphans()?;
         }
@@ -444,12 +450,12 @@ impl ShardThread<'_> {
         Ok(batch.apply(caller, &request, now, &mut self.effects, out))
     }
 
-    /// The slot's client asks again: it has done what its last reply called for.
-    fn move_on(&mut self, session: usize, slot: usize) {
-        let slot = &mut self.sessions[session].slots[slot];
-        for (ino, _) in slot.orphans.drain(..) {
-            self.done_orphans.push(ino);
-        }
+    /// The slot's client sends its next request: it has done what its last reply called for, except that it may still be
+    /// unlinking what its last removal left.
+    fn move_on(&mut self, session: usize, slot: usize, seq: u64) {
+        let session = &mut self.sessions[session];
+        session.moves_on(slot, seq, &mut self.done_orphans);
+        let slot = &mut session.slots[slot];
         slot.relaid.clear();
         if let Some(ino) = slot.pending_create.take() {
             if let Some(orphan) = self.create_settled(ino) {
@@ -523,14 +529,14 @@ impl ShardThread<'_> {
             state.unkept = true;
             self.unkept.push((session.id, slot));
         }
-        let mut left = Vec::new();
+        let (mut left, mut owed) = (Vec::new(), Vec::new());
         for &(ino, layout) in &self.effects.orphaned()[orphaned_before..] {
             if self.pending_creates.contains(&ino) {
                 self.unlinked_while_pending.push((ino, layout));
             } else if is_here && all_here(self.network.as_ref(), &layout) {
-                state.orphans.push((ino, layout));
+                owed.push((ino, layout));
             } else {
-                // No client's to unlink.
+                // No client unlinks these.
                 left.push((ino, layout));
             }
         }
@@ -546,6 +552,7 @@ impl ShardThread<'_> {
             false => super::session::reserve_behind(state.reserved, reply),
         };
         state.reserved = reserved;
+        session.owes(slot, owed);
         self.given_up.extend(given_up);
         left.into_iter().for_each(|orphan| self.sweep_soon(orphan));
     }

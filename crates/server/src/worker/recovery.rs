@@ -196,9 +196,9 @@ impl ShardThread<'_> {
                 let Some((seq, kept)) = change else { continue };
                 let (reserved, reply) = decode_kept(&kept);
                 let state = &mut session.slots[slot];
-                state.restore(reply);
                 // What lies on other nodes no client unlinks.
-                state.orphans.retain(|(_, layout)| all_here(self.network.as_ref(), layout));
+                let orphan =
+                    state.restore(reply).filter(|(_, layout)| all_here(self.network.as_ref(), layout));
                 // Never a number that an inode has, whatever was kept.
                 state.reserved = match reserved {
                     Some(ino) if has_inode(self.batch()?, ino) => None,
@@ -209,7 +209,8 @@ impl ShardThread<'_> {
                     Some(_) => state.pending_create = born,
                     None => self.pending_creates.extend(state.pending_create),
                 }
-                owed.extend(state.orphans.iter().map(|(ino, _)| *ino));
+                owed.extend(orphan.map(|(ino, _)| ino));
+                session.owes(slot, orphan);
                 if let Some((asked, request)) =
                     session.door.take(slot, &mut scratch).filter(|(s, _)| *s == seq)
                 {

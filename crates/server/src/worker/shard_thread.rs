@@ -15,6 +15,7 @@ use serde_json::Value;
 use super::batch::Answers;
 use super::coordination::CrossNode;
 use super::journal::{Journal, MARK_SESSION};
+use super::late_removals::LateRemovals;
 use super::leases::{Leases, Wait};
 pub(super) use super::message::Message;
 use super::network::{Command, Network};
@@ -110,6 +111,8 @@ pub(super) struct ShardThread<'a> {
     unswept_batches: u32,
     /// Orphans whose backing files are gone, and whose records can go.
     pub(super) done_orphans: Vec<Ino>,
+    /// Requests that wait until clients' late removals are done.
+    pub(super) late: LateRemovals,
     /// Numbers that are no longer in reserve and were not used.
     pub(super) given_up: Vec<Ino>,
     /// Changes in the open transaction.
@@ -179,6 +182,7 @@ impl<'a> ShardThread<'a> {
             unswept: Vec::new(),
             unswept_batches: 0,
             done_orphans: Vec::new(),
+            late: LateRemovals::default(),
             given_up: Vec::new(),
             uncommitted: 0,
             clock: super::now,
@@ -272,6 +276,7 @@ impl<'a> ShardThread<'a> {
     pub(super) fn has_work(&mut self) -> bool {
         self.left.extend(self.messages.try_recv().ok());
         self.has_left()
+            || self.has_requests_for_space()
             || self.sessions.iter().any(|s| s.door.has_pending())
             || self.mount.as_ref().is_some_and(MountedKernel::has_news)
     }
@@ -288,6 +293,7 @@ impl<'a> ShardThread<'a> {
         }
         self.acknowledge_told();
         self.acknowledge_late();
+        self.stop_waiting_for_removals()?;
         if self.cross_node.is_some() {
             self.drive_steps()?;
         }
@@ -307,6 +313,7 @@ impl<'a> ShardThread<'a> {
             return Ok(true);
         }
         if long {
+            self.sweep_late();
             self.sweep_together();
         }
         if long && self.batch.is_some() {
@@ -348,6 +355,7 @@ impl<'a> ShardThread<'a> {
                 self.answers.put(i, client.slot, client.seq, &message);
             }
         }
+        self.take_requests_for_space(most);
         let n = self.sessions.len();
         for k in 0..n {
             let i = (self.turn + k) % n;
@@ -448,10 +456,8 @@ impl<'a> ShardThread<'a> {
                 Statistics::add(&self.statistics.swept, inos.len() as u64);
                 self.done_orphans.extend(inos);
             }
-            Message::Status(reply) => {
-                self.commit()?;
-                let _ = reply.send(self.status());
-            }
+            Message::SweptUpTo(mark) => self.swept_up_to(mark)?,
+            Message::Status(reply) => self.tell_status(reply)?,
             Message::Check(reply) => {
                 let report = self.check_here()?;
                 self.check_with_others(report, reply);
@@ -529,8 +535,8 @@ impl<'a> ShardThread<'a> {
         self.recorder.forget_session(id);
         let (mut left, mut replaced) = (Vec::new(), Vec::new());
         self.sweep_numbers(session.slots.iter().filter_map(|slot| slot.reserved).collect::<Vec<_>>())?;
+        session.take_orphans(&mut left);
         for slot in session.slots.iter_mut() {
-            left.append(&mut slot.orphans);
             replaced.append(&mut slot.relaid);
             if let Some(ino) = slot.pending_create.take() {
                 if let Some(orphan) = self.create_settled(ino) {
@@ -544,9 +550,7 @@ impl<'a> ShardThread<'a> {
         if !replaced.is_empty() {
             let _ = self.sweeper.send(Sweep::Replaced(replaced));
         }
-        if !left.is_empty() {
-            let _ = self.sweeper.send(Sweep::Orphans(left));
-        }
+        self.give_to_sweeper(left);
         Ok(())
     }
 
@@ -559,7 +563,7 @@ impl<'a> ShardThread<'a> {
         Some(self.unlinked_while_pending.swap_remove(i))
     }
 
-    fn status(&self) -> Value {
+    pub(super) fn status(&self) -> Value {
         let space = self.targets.space().unwrap_or_default();
         let s = &self.committed;
         serde_json::json!({

@@ -8,7 +8,7 @@ mod table;
 use crate::attr::Timestamp;
 
 pub(crate) use fields::{name, permission_bits, put_set, put_time, set_attr, time};
-pub use table::{may_change, Class, Request, RequestInfo, REQUESTS};
+pub use table::{asks_for_space, may_change, Class, Request, RequestInfo, REQUESTS};
 
 /// `renameat2`: fail with EEXIST rather than replace.
 pub const RENAME_NOREPLACE: u32 = 1;

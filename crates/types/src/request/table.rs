@@ -459,6 +459,13 @@ pub fn may_change(message: &[u8]) -> bool {
     message.first().is_some_and(|number| CHANGES[usize::from(*number)])
 }
 
+/// True when an encoded request asks for free space, which what clients removed is part of.
+#[inline]
+pub fn asks_for_space(message: &[u8]) -> bool {
+    let Some(number) = message.first() else { return false };
+    *number == Request::Space.number() || *number == Request::Targets.number()
+}
+
 /// Bytes in front of every request: number, flags, reserved, uid, gid.
 const HEADER_BYTES: usize = 12;
 
