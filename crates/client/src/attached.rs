@@ -4,9 +4,11 @@
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-use forebay_ring::{AttachReply, Board, Mapping, Ring};
-use forebay_types::limits::{HIGH_WATER_PERCENT, NODE_TARGETS_MAX};
-use forebay_types::{Code, Layout};
+use forebay_ring::{call_clock, AttachReply, Board, Mapping, Removal, Ring};
+use forebay_types::limits::{
+    HIGH_WATER_PERCENT, NODE_TARGETS_MAX, ROOM_LOOK_MS, ROOM_TO_SPARE_BYTES, ROOM_TO_SPARE_INODES,
+};
+use forebay_types::{Code, Ino, Kind, Layout};
 
 use crate::buffer::Buffers;
 use crate::connection::{Address, Role};
@@ -24,6 +26,17 @@ struct TargetHere {
     fd: AtomicI32,
     /// Device and inode of that, to notice a descriptor that the program closed.
     identity: (u64, u64),
+    /// Until when, by [`call_clock`], it counts as a target with room to spare.
+    roomy_until_ns: AtomicU64,
+}
+
+/// True for free space that leaves room for files that are removed and not yet unlinked.
+fn is_room_to_spare(space: &libc::statfs) -> bool {
+    let free_bytes = space.f_bavail.saturating_mul(space.f_bsize as u64);
+    // A file system that does not limit its inodes counts none.
+    let has_inodes = space.f_files == 0 || space.f_ffree >= ROOM_TO_SPARE_INODES;
+    // Half: so also one allocation of all the space that the file took finds it elsewhere.
+    free_bytes >= ROOM_TO_SPARE_BYTES && space.f_bavail >= space.f_blocks / 2 && has_inodes
 }
 
 /// A descriptor that no process has.
@@ -71,11 +84,16 @@ impl Attached {
         let mapping =
             Mapping::new(fds.board.as_fd(), reply.board_bytes as usize, false).map_err(errno::of)?;
         let board = Board::open(mapping)?;
-        let mut targets =
-            [const { TargetHere { fd: AtomicI32::new(NONE), identity: (0, 0) } }; NODE_TARGETS_MAX];
+        const NO_TARGET: TargetHere =
+            TargetHere { fd: AtomicI32::new(NONE), identity: (0, 0), roomy_until_ns: AtomicU64::new(0) };
+        let mut targets = [const { NO_TARGET }; NODE_TARGETS_MAX];
         let mut target_count = 0;
         for (here, fd) in targets.iter_mut().zip(fds.targets.into_iter().flatten()) {
-            *here = TargetHere { identity: identity(fd.as_raw_fd())?, fd: AtomicI32::new(raised(fd)) };
+            *here = TargetHere {
+                identity: identity(fd.as_raw_fd())?,
+                fd: AtomicI32::new(raised(fd)),
+                ..NO_TARGET
+            };
             target_count += 1;
         }
         let attached = Attached {
@@ -234,6 +252,29 @@ impl Attached {
         (roomiest.1, true)
     }
 
+    /// The removal of a file's backing file if it may wait for the slot's next request: the file has one, on a target of
+    /// this node with room to spare. So the space of a removed file is free at once where it may be needed at once.
+    pub(crate) fn may_wait(&self, ino: Ino, kind: Kind, layout: &Layout) -> Option<Removal> {
+        let target = layout.components()[0].target(0);
+        let is_here = self.reply.nodes <= 1 || target >> 16 == u32::from(self.reply.node.0);
+        if kind != Kind::File || !layout.is_single() || !is_here {
+            return None;
+        }
+        let here = self.targets.get(usize::from(target as u16))?;
+        let now = call_clock();
+        if here.roomy_until_ns.load(Ordering::Relaxed) <= now {
+            // SAFETY: an all-zero statfs is valid, and filled by the call; a bad descriptor is an error.
+            let mut space: libc::statfs = unsafe { std::mem::zeroed() };
+            // SAFETY: `space` is valid for the call.
+            let looked = unsafe { libc::fstatfs(here.fd.load(Ordering::Relaxed), &mut space) } == 0;
+            if !looked || !is_room_to_spare(&space) {
+                return None;
+            }
+            here.roomy_until_ns.store(now + ROOM_LOOK_MS * 1_000_000, Ordering::Relaxed);
+        }
+        Some(Removal { ino, target: target as u16 })
+    }
+
     /// True when a target's descriptor is no longer ours; called after an open relative to one met ENOENT, EBADF or
     /// ENOTDIR. When the program closed it, all are fetched again, and the open is to be repeated.
     #[cold]
@@ -251,5 +292,29 @@ impl Attached {
             }
         }
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn room_to_spare_takes_bytes_and_inodes_where_they_are_limited() {
+        // SAFETY: an all-zero statfs is valid.
+        let mut space: libc::statfs = unsafe { std::mem::zeroed() };
+        space.f_bsize = 4096;
+        space.f_bavail = ROOM_TO_SPARE_BYTES / 4096;
+        assert!(is_room_to_spare(&space), "its inodes are not limited");
+        space.f_files = 1 << 20;
+        assert!(!is_room_to_spare(&space), "no inodes");
+        space.f_ffree = ROOM_TO_SPARE_INODES;
+        assert!(is_room_to_spare(&space));
+        space.f_blocks = 2 * space.f_bavail + 2;
+        assert!(!is_room_to_spare(&space), "more than half is used");
+        space.f_blocks -= 1;
+        assert!(is_room_to_spare(&space));
+        space.f_bavail -= 1;
+        assert!(!is_room_to_spare(&space), "no bytes");
     }
 }

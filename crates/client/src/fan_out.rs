@@ -62,7 +62,7 @@ impl Pool {
                 let mut message = [0; MESSAGE_BYTES];
                 match request.encode(NOBODY, &mut message) {
                     Ok(n) => {
-                        claim.post(&message[..n]);
+                        self.post(attached, &claim, &message[..n]);
                         under_way[(first + count) % BACKING_AHEAD] = Some((key, claim));
                         count += 1;
                     }

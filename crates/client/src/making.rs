@@ -269,10 +269,13 @@ impl Pool {
             file.request_without_reserve()
         };
         let n = request.encode(caller, &mut message)?;
-        claim.post(&message[..n]);
-        // While the daemon is at it.
+        let owed = claim.post(&message[..n]);
+        // While the daemon serves the request.
         let target = attached.target_at(file.target_index());
         let ahead = number.map(|ino| Ahead::make(target, ino, flags));
+        if let Some(removal) = owed {
+            self.unlink_backing_file(attached, removal);
+        }
         let mut buffer = [0; SHORT_REPLY_BYTES];
         let reply = claim.finish(&mut buffer, &alive, |reply, claim| {
             let reply = Reply::decode(reply);

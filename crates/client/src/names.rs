@@ -1,8 +1,10 @@
 //! Calls that change names: mkdir, rmdir, unlink, rename, link, symlink, mknod.
 
 use forebay_data::BackingName;
+use forebay_ring::{Claim, Removal};
 use forebay_types::{Code, Entry, Ino, Kind, Layout, Reply, Request};
 
+use crate::attached::Attached;
 use crate::errno;
 use crate::making::NewFile;
 use crate::path::{PathBuffer, Place};
@@ -267,16 +269,52 @@ impl Pool {
         Ok(())
     }
 
-    /// Asks for something that may take an inode's last name; the inode that another request is to be made for, if one is.
+    /// Unlinks the one backing file of an inode without names.
+    pub(crate) fn unlink_backing_file(&self, attached: &Attached, removal: Removal) {
+        let name = BackingName::new(removal.ino, 0, 0);
+        let unlink = || {
+            let target = attached.target_at(removal.target);
+            // SAFETY: the name is NUL-terminated.
+            errno::check(unsafe { libc::unlinkat(target, name.as_c_str().as_ptr(), 0) })
+        };
+        // ENOENT: the file never had data, or the daemon was faster. The other two: the program closed the descriptor.
+        if let Err(Code::NotFound | Code::BadDescriptor | Code::NotDirectory) = unlink() {
+            if attached.target_was_lost(self.address()) {
+                let _ = unlink();
+            }
+        }
+    }
+
+    /// The client's part of a removal, on the slot that carried it: the backing files of an inode without names go at
+    /// once, or while the daemon serves the slot's next request.
+    fn settle_removal(
+        &self,
+        (claim, attached): (&Claim<'_>, &Attached),
+        (ino, kind, layout): (Ino, Kind, &Layout),
+    ) -> Result<(), Code> {
+        match attached.may_wait(ino, kind, layout) {
+            Some(removal) => {
+                claim.owe(removal);
+                Ok(())
+            }
+            None => self.remove_backing(ino, kind, layout, true),
+        }
+    }
+
+    /// Sends a request that may remove an inode's last name; the inode for which another request is to be sent, if any.
     fn remove(&self, request: &Request<'_>) -> Result<Option<Ino>, Code> {
-        self.ask_then(request, |reply| match reply {
+        let (mut message, mut buffer) = ([0; SHORT_REQUEST_BYTES], [0; SHORT_REPLY_BYTES]);
+        let nobody = forebay_types::Caller { uid: 0, gid: 0 };
+        let n = request.encode(nobody, &mut message)?;
+        let removed = |reply: &[u8], claim: &Claim<'_>, attached: &Attached| match Reply::decode(reply)? {
             Reply::Removed { ino, last: true, kind, layout } => {
-                self.remove_backing(ino, kind, &layout, true).map(|()| None)
+                self.settle_removal((claim, attached), (ino, kind, &layout)).map(|()| None)
             }
             Reply::Removed { .. } | Reply::Done => Ok(None),
             Reply::Elsewhere { ino, .. } => Ok(Some(ino)),
             _ => Err(Code::Malformed),
-        })
+        };
+        self.exchange_on_slot(&message[..n], &mut buffer, || {}, removed)?
     }
 
     /// Unlinks `name` in `parent`, without a permission check.
@@ -293,28 +331,22 @@ impl Pool {
         meanwhile: impl FnOnce(),
         gone: impl FnOnce(Ino),
     ) -> Result<(), Code> {
-        let attached = self.attached()?;
-        let (ring, alive) = (&attached.ring, || self.is_alive(attached));
-        let claim = ring.claim(&alive).map_err(|failure| self.failed(attached, failure))?;
-        let mut message = [0; SHORT_REQUEST_BYTES];
+        let (mut message, mut buffer) = ([0; SHORT_REQUEST_BYTES], [0; SHORT_REPLY_BYTES]);
         let nobody = forebay_types::Caller { uid: 0, gid: 0 };
         let n = Request::Unlink { parent, name }.encode(nobody, &mut message)?;
-        claim.post(&message[..n]);
-        meanwhile();
-        let mut buffer = [0; SHORT_REPLY_BYTES];
-        let removed = claim.finish(&mut buffer, &alive, |reply, _| match Reply::decode(reply)? {
+        let removed = |reply: &[u8], claim: &Claim<'_>, attached: &Attached| match Reply::decode(reply)? {
             Reply::Removed { ino, last, kind, layout } => {
                 gone(ino);
                 if last {
-                    self.remove_backing(ino, kind, &layout, true)
+                    self.settle_removal((claim, attached), (ino, kind, &layout))
                 } else {
                     Ok(())
                 }
             }
             Reply::Done => Ok(()),
             _ => Err(Code::Malformed),
-        });
-        removed.map_err(|failure| self.failed(attached, failure))?
+        };
+        self.exchange_on_slot(&message[..n], &mut buffer, meanwhile, removed)?
     }
 
     /// Removes the empty directory `name` in `parent`, without a permission check.

@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-use forebay_ring::{Board, CallFailure, Lookup, NameRef};
+use forebay_ring::{Board, CallFailure, Claim, Lookup, NameRef};
 use forebay_types::{Caller, Code, Entry, Error, Ino, Reply, Request};
 
 use crate::attached::Attached;
@@ -270,10 +270,32 @@ impl Pool {
         buffer: &mut [u8],
         then: impl FnOnce(&[u8]) -> T,
     ) -> Result<T, Code> {
+        self.exchange_on_slot(request, buffer, || {}, |reply, _, _| then(reply))
+    }
+
+    /// The same; `meanwhile` is called while the daemon serves the request, and `then` gets the slot too.
+    pub(crate) fn exchange_on_slot<T>(
+        &self,
+        request: &[u8],
+        buffer: &mut [u8],
+        meanwhile: impl FnOnce(),
+        then: impl FnOnce(&[u8], &Claim<'_>, &Attached) -> T,
+    ) -> Result<T, Code> {
         let attached = self.attached()?;
         let alive = || self.is_alive(attached);
-        let result = attached.ring.call(request, buffer, &alive, then);
+        let claim = attached.ring.claim(&alive).map_err(|failure| self.failed(attached, failure))?;
+        self.post(attached, &claim, request);
+        meanwhile();
+        let result = claim.finish(buffer, &alive, |reply, claim| then(reply, claim, attached));
         result.map_err(|failure| self.failed(attached, failure))
+    }
+
+    /// Posts a request, and removes the backing file that the slot's last removal left: while the daemon serves the
+    /// request, the client would wait.
+    pub(crate) fn post(&self, attached: &Attached, claim: &Claim<'_>, request: &[u8]) {
+        if let Some(removal) = claim.post(request) {
+            self.unlink_backing_file(attached, removal);
+        }
     }
 
     /// True while the daemon serves this attachment.

@@ -149,7 +149,7 @@ impl Pool {
                 room.resize(MESSAGE_BYTES_MAX.min(BACKING_BYTES_MAX + FIELDS_BYTES), 0);
                 // SAFETY: the caller's promise.
                 match unsafe { encode(&part, piece.as_ref(), memory, &mut room) } {
-                    Ok(n) => claim.post(&room[..n]),
+                    Ok(n) => self.post(attached, &claim, &room[..n]),
                     Err(code) => {
                         moved.ends(part.at, Some(code));
                         break;

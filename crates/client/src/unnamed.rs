@@ -228,7 +228,7 @@ impl Pool {
             let number = Ino(claim.kept());
             if number == Ino(0) {
                 let n = Request::Reserve.encode(caller, &mut message)?;
-                claim.post(&message[..n]);
+                self.post(attached, &claim, &message[..n]);
                 let reserved =
                     claim.finish(&mut buffer, &alive, |reply, claim| match Reply::decode(reply)? {
                         Reply::Number(number) => {
@@ -251,7 +251,7 @@ impl Pool {
             linked = Some(number);
             let new = NewFile { parent, name, mode, exclusive: true, layout, ahead: true };
             let n = new.request(Some(number)).encode(caller, &mut message)?;
-            claim.post(&message[..n]);
+            self.post(attached, &claim, &message[..n]);
             let named = claim.finish(&mut buffer, &alive, |reply, claim| {
                 let reply = Reply::decode(reply);
                 match reply {

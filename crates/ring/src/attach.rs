@@ -12,11 +12,11 @@ use forebay_sys::descriptor;
 use forebay_types::limits::NODE_TARGETS_MAX;
 use forebay_types::{Code, Ino, NodeId, Reader, Writer};
 
-/// First word of every message: "FBY6". Its number changes with requests, replies and the board, so that a library and a
-/// daemon that disagree about them part at once.
-pub const MAGIC: u32 = 0x3659_4246;
+/// First word of every message: "FBY7". Its number changes with requests, replies, the board and what a client does
+/// behind a reply, so that a library and a daemon that disagree about them part at once.
+pub const MAGIC: u32 = 0x3759_4246;
 /// What [`MAGIC`]'s number stands for of the messages here: who changes the one changes the other.
-const _: () = assert!(MAGIC >> 24 == b'6' as u32 && AttachReply::BYTES == 72 && ATTACH_FDS == 11);
+const _: () = assert!(MAGIC >> 24 == b'7' as u32 && AttachReply::BYTES == 72 && ATTACH_FDS == 11);
 /// Bytes of a message's header.
 pub const HEADER_BYTES: usize = 12;
 /// Attach this process: answered with [`AttachReply`] and all descriptors. An empty body is a program that may hand its

@@ -2,26 +2,32 @@
 //!
 //! ```text
 //! page 0   word 0  buckets of the name table   word 8  buckets of the attribute table   word 16  this node; 0: there are no others
+//!          word 24 depth of the index
 //! leases   a word a node: until when, in ns of CLOCK_BOOTTIME, what that node has told may be believed
-//! names    buckets of 4 entries of 128 bytes, in groups of 4:
+//! names    groups of 4 buckets of 4 entries of 128 bytes:
 //!          0 u32 sequence  4 u8 name bytes  5 u8 kind  6 u16 guests  8 u64 parent  16 u64 inode  24 u32 mode  28 u32 uid
 //!          32 u32 gid  40 name
 //! inodes   buckets of 4 entries of 256 bytes, in the order of births, going round:
 //!          0 u32 sequence  4 u32 bit 0: in use, bit 1: complete, bit 2: leased  8 u64 inode  16 attributes and layout
+//! index    a u32 for each value of the last *depth* bits of a name's hash: the group of the names that have it
 //! ```
 //!
+//! The name table grows by extendible hashing (Fagin et al. 1979, docs/decisions/0038), so that few pages hold many
+//! names: groups are taken into use in their order. A full group is *split*: its names with another bit of their hash set
+//! move to the same places of the next group, and the index leads there. The index doubles when a group has all its bits.
+//! A reader that finds no name looks at the index again: it has missed a name that moved only if the index has changed.
+//!
 //! A name that finds its bucket full is a guest in another one of the group; how many there are stands in the first entry
-//! of their own bucket (*guests*), so that a reader looks at the others only when there are any. Without it a table half
-//! full would lose one name in twenty.
+//! of their own bucket (*guests*), so that a reader looks at the others only when there are any.
 //!
 //! A directory is *complete* while all its names that are not too long for the board are on it: from when it is empty
-//! until one of them gives way. A name that is not found in a complete directory does not exist, so look-ups of absent
-//! names need no request either. A reader looks for the name first and at the mark second: who evicts clears the mark
+//! until one of them is evicted. A name that is not found in a complete directory does not exist, so look-ups of absent
+//! names need no request either. A reader looks for the name first and at the mark second; an eviction clears the mark
 //! first.
 //!
 //! Of other nodes there is only what path walks need: names of directories, and the permissions of directories (*leased*
-//! inodes: the rest of their attributes is not to be believed). Both count while the leases run of the nodes that told them:
-//! the name's directory's, and its inode's.
+//! inodes: the rest of their attributes is not valid). Both are valid while the leases run of the nodes that told them:
+//! that of the name's directory, and that of its inode.
 //!
 //! Name entries of directories carry what a path walk checks (mode, owner, group), so that a walk reads one entry a
 //! component and does not meet the attributes of a directory that others are creating in.
@@ -39,6 +45,8 @@ use crate::waiter::lease_clock;
 pub(crate) const WAYS: usize = 4;
 /// Offset of this node's number.
 pub(crate) const NODE_OFFSET: usize = 16;
+/// Offset of the index's depth.
+pub(crate) const DEPTH_OFFSET: usize = 24;
 /// Offset of the leases: one word for each number that a node may have. Pages of numbers that no node has are never made.
 pub(crate) const LEASES_OFFSET: usize = 4096;
 pub(crate) const HEADER_BYTES: usize = LEASES_OFFSET + 8 * NODE_NUMBERS;
@@ -49,6 +57,13 @@ pub(crate) const NAME_BYTES: usize = 128;
 pub(crate) const GROUP: usize = 4;
 /// Bytes of a bucket of names.
 pub(crate) const BUCKET_BYTES: usize = WAYS * NAME_BYTES;
+/// Bytes of a group.
+pub(crate) const GROUP_BYTES: usize = GROUP * BUCKET_BYTES;
+/// The index has room for so many bits more than number the groups: hashes are not spread evenly, and a group is split
+/// by its own bits. With 16 names a group it is as large for some millions of names.
+const INDEX_BITS_MORE: u32 = 3;
+/// Bytes of the index for a group, at most: the number of groups rounded up, and those bits.
+const INDEX_BYTES_A_GROUP: usize = 4 * 2 << INDEX_BITS_MORE;
 pub(crate) const NAME_OFFSET: usize = 40;
 pub(crate) const INODE_BYTES: usize = 256;
 pub(crate) const ENTRY_OFFSET: usize = 16;
@@ -113,18 +128,50 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// Tables that fill at most `bytes`, leases not counted: a third for names.
+    /// Tables that fill at most `bytes`, leases not counted: a third for names and their index.
     pub(crate) fn fitting(bytes: u64) -> Tables {
         let bytes = bytes.saturating_sub(LEASES_OFFSET as u64);
-        let name_buckets = GROUP as u64 * (bytes / 3 / (GROUP * BUCKET_BYTES) as u64).max(1);
+        let groups = bytes / 3 / (GROUP_BYTES + INDEX_BYTES_A_GROUP) as u64;
+        let name_buckets = GROUP as u64 * groups.clamp(1, u64::from(u32::MAX));
         let inode_buckets = (bytes * 2 / 3 / (WAYS * INODE_BYTES) as u64).max(1);
         Tables { name_buckets, inode_buckets }
     }
 
     pub(crate) fn bytes(&self) -> usize {
+        self.index_offset() + (4 << self.depth_max())
+    }
+
+    /// Groups of names.
+    pub(crate) fn groups(&self) -> usize {
+        self.name_buckets as usize / GROUP
+    }
+
+    /// Bits of hashes that the index has room for.
+    pub(crate) fn depth_max(&self) -> u32 {
+        self.groups().next_power_of_two().trailing_zeros() + INDEX_BITS_MORE
+    }
+
+    /// Byte offset of the index, behind the inodes.
+    pub(crate) fn index_offset(&self) -> usize {
         HEADER_BYTES
             + self.name_buckets as usize * BUCKET_BYTES
             + self.inode_buckets as usize * WAYS * INODE_BYTES
+    }
+
+    /// Byte offset of the group that has the names with this hash.
+    #[inline]
+    pub(crate) fn group_of(&self, mapping: &Mapping, hash: u64) -> usize {
+        let depth = mapping.word64(DEPTH_OFFSET).load(Ordering::Acquire).min(u64::from(self.depth_max()));
+        let place = (hash & ((1 << depth) - 1)) as usize;
+        let group = mapping.word32(self.index_offset() + 4 * place).load(Ordering::Acquire);
+        HEADER_BYTES + (group as usize).min(self.groups() - 1) * GROUP_BYTES
+    }
+
+    /// Byte offset of the bucket for names with this hash in the group at a byte offset.
+    #[inline]
+    pub(crate) fn bucket_in(group: usize, hash: u64) -> usize {
+        const _: () = assert!(GROUP == 4);
+        group + (hash >> 62) as usize * BUCKET_BYTES
     }
 
     /// What is first found by looking at the slots for names, by their byte offsets, but those of pages that nobody has
@@ -152,15 +199,14 @@ impl Tables {
     /// The buckets of a bucket's group, itself first.
     #[inline]
     pub(crate) fn group(bucket: usize) -> impl Iterator<Item = usize> + Clone {
-        const _: () = assert!(HEADER_BYTES.is_multiple_of(GROUP * BUCKET_BYTES) && GROUP.is_power_of_two());
+        const _: () = assert!(HEADER_BYTES.is_multiple_of(GROUP_BYTES) && GROUP.is_power_of_two());
         (0..GROUP).map(move |i| bucket ^ (i * BUCKET_BYTES))
     }
 
-    /// Byte offset of the bucket for a name.
+    /// The hash of a name: its last bits lead to the group, its first to the bucket.
     #[inline]
-    pub(crate) fn name_bucket(&self, parent: Ino, name: &[u8]) -> usize {
-        let hash = forebay_types::name_hash(name) ^ mix(parent.0);
-        HEADER_BYTES + scale(mix(hash), self.name_buckets) * BUCKET_BYTES
+    pub(crate) fn hash(parent: Ino, name: &[u8]) -> u64 {
+        mix(forebay_types::name_hash(name) ^ mix(parent.0))
     }
 
     /// Byte offsets of the entries that may hold an inode, the likeliest first. Inodes that were born one behind the
@@ -184,12 +230,6 @@ fn mix(mut v: u64) -> u64 {
     v ^= v >> 33;
     v = v.wrapping_mul(0xc4ce_b9fe_1a85_ec53);
     v ^ v >> 33
-}
-
-/// Maps a hash to `0..buckets` by multiplication.
-#[inline]
-fn scale(hash: u64, buckets: u64) -> usize {
-    ((hash as u128 * buckets as u128) >> 64) as usize
 }
 
 /// Offset of a node's lease.
@@ -231,19 +271,34 @@ impl Board {
         if name.len() > BOARD_NAME_MAX {
             return Lookup::Unknown;
         }
-        for (i, bucket) in Tables::group(self.tables.name_bucket(parent, name)).enumerate() {
+        let hash = Tables::hash(parent, name);
+        let mut group = self.tables.group_of(&self.mapping, hash);
+        for _ in 0..RETRIES {
+            if let Some(found) = self.scan_group(Tables::bucket_in(group, hash), parent, name) {
+                return found;
+            }
+            fence(Ordering::Acquire);
+            let now = self.tables.group_of(&self.mapping, hash);
+            if now == group {
+                return if self.is_complete(parent) { Lookup::Absent } else { Lookup::Unknown };
+            }
+            // The group was split meanwhile.
+            group = now;
+        }
+        Lookup::Unknown
+    }
+
+    /// Looks through a bucket, and where it has guests through the others of its group.
+    #[inline]
+    fn scan_group(&self, bucket: usize, parent: Ino, name: &[u8]) -> Option<Lookup> {
+        for (i, bucket) in Tables::group(bucket).enumerate() {
             match self.scan(bucket, parent, name) {
-                Scan::Found(found) => return found,
+                Scan::Found(found) => return Some(found),
                 Scan::Missing { guests: 0 } if i == 0 => break,
                 Scan::Missing { .. } => {}
             }
         }
-        fence(Ordering::Acquire);
-        if self.is_complete(parent) {
-            Lookup::Absent
-        } else {
-            Lookup::Unknown
-        }
+        None
     }
 
     /// Looks through one bucket.

@@ -12,8 +12,9 @@ use forebay_types::limits::BOARD_NAME_MAX;
 use forebay_types::{Entry, Ino, Kind, NodeId, Reader, Writer};
 
 use crate::board::{
-    lease_offset, Tables, BUCKET_BYTES, COMPLETE, ENTRY_BYTES_MAX, ENTRY_OFFSET, GROUP, GUESTS_SHIFT,
-    KIND_ABSENT, KIND_EMPTY, LEASED, NAME_BYTES, NAME_OFFSET, NODE_OFFSET, USED, WAYS,
+    lease_offset, Tables, BUCKET_BYTES, COMPLETE, DEPTH_OFFSET, ENTRY_BYTES_MAX, ENTRY_OFFSET, GROUP,
+    GROUP_BYTES, GUESTS_SHIFT, HEADER_BYTES, KIND_ABSENT, KIND_EMPTY, LEASED, NAME_BYTES, NAME_OFFSET,
+    NODE_OFFSET, USED, WAYS,
 };
 use crate::shared::{memfd_sealed, Mapping, Seal};
 
@@ -26,6 +27,10 @@ pub struct BoardWriter {
     touched: Vec<usize>,
     /// Where directories' name entries are, to change the permissions in them; checked before use.
     directories: HashMap<Ino, usize>,
+    /// Of each group in use, how many of the last bits of their hashes its names have in common.
+    group_bits: Vec<u8>,
+    /// Bits by which the index is read.
+    depth: u32,
     victim: usize,
     evicted: u64,
 }
@@ -43,6 +48,9 @@ impl BoardWriter {
             tables,
             touched: Vec::new(),
             directories: HashMap::new(),
+            // The first group has all names: in the index, which is zeros, it is group 0.
+            group_bits: vec![0],
+            depth: 0,
             victim: 0,
             evicted: 0,
         };
@@ -86,8 +94,7 @@ impl BoardWriter {
         if name.is_empty() || name.len() > BOARD_NAME_MAX {
             return;
         }
-        let mut ways = Tables::group(self.tables.name_bucket(parent, name))
-            .flat_map(|bucket| (0..WAYS).map(move |way| bucket + way * NAME_BYTES));
+        let mut ways = Self::name_ways(self.name_bucket(Tables::hash(parent, name)));
         let found = ways.find(|&at| self.holds(at, parent, name));
         self.erase_name(found);
         // Nor is it absent because its directory is complete.
@@ -175,11 +182,10 @@ impl BoardWriter {
 
     /// Puts a name on the board; false when it could not be.
     fn place_name(&mut self, parent: Ino, name: &[u8], target: Option<(Ino, Kind)>) -> bool {
-        let bucket = self.tables.name_bucket(parent, name);
-        let ways =
-            Tables::group(bucket).flat_map(|bucket| (0..WAYS).map(move |way| bucket + way * NAME_BYTES));
+        let hash = Tables::hash(parent, name);
+        let bucket = self.name_bucket(hash);
         let near = if self.guests(bucket) == 0 { WAYS } else { GROUP * WAYS };
-        let found = ways.clone().take(near).find(|&at| self.holds(at, parent, name));
+        let found = Self::name_ways(bucket).take(near).find(|&at| self.holds(at, parent, name));
         let permissions = match target {
             Some((ino, Kind::Directory)) => match self.permissions_of(ino) {
                 Some(p) => p,
@@ -195,16 +201,12 @@ impl BoardWriter {
             }
             _ => (0, 0, 0),
         };
-        let free = |b: &Self, at: usize| b.kind_at(at) == KIND_EMPTY;
         let at = match found {
             Some(at) => at,
-            None => {
-                let Some(at) = self.place(ways, free, |b, at| b.kind_at(at) == KIND_ABSENT) else {
-                    return false;
-                };
-                self.make_room(bucket, at);
-                at
-            }
+            None => match self.place_new_name(hash) {
+                Some(at) => at,
+                None => return false,
+            },
         };
         self.forget_directory(at);
         self.touch(at);
@@ -229,6 +231,115 @@ impl BoardWriter {
         }
     }
 
+    /// A place for a name that the board does not have; a group that is full is split if there is room for another.
+    fn place_new_name(&mut self, hash: u64) -> Option<usize> {
+        let free = |b: &Self, at: usize| b.kind_at(at) == KIND_EMPTY;
+        loop {
+            let bucket = self.name_bucket(hash);
+            if Self::name_ways(bucket).any(|at| free(self, at)) || !self.split(hash) {
+                let cheap = |b: &Self, at: usize| b.kind_at(at) == KIND_ABSENT;
+                let at = self.place(Self::name_ways(bucket), free, cheap)?;
+                self.make_room(bucket, at);
+                return Some(at);
+            }
+        }
+    }
+
+    /// The bucket for names with this hash.
+    fn name_bucket(&self, hash: u64) -> usize {
+        Tables::bucket_in(self.tables.group_of(&self.mapping, hash), hash)
+    }
+
+    /// The entries that may hold a name of a bucket, its own first.
+    fn name_ways(bucket: usize) -> impl Iterator<Item = usize> + Clone {
+        Tables::group(bucket).flat_map(|bucket| (0..WAYS).map(move |way| bucket + way * NAME_BYTES))
+    }
+
+    /// Splits the group that has the names with this hash: those whose next bit is set move to a new group. False when
+    /// there is no room for one.
+    ///
+    /// All entries that it writes are odd until the publication is finished, and the index leads to the new group before
+    /// any of them is even: a reader that misses a name in the old group finds another index.
+    fn split(&mut self, hash: u64) -> bool {
+        let from = self.tables.group_of(&self.mapping, hash);
+        let (group, new) = ((from - HEADER_BYTES) / GROUP_BYTES, self.group_bits.len());
+        let bits = u32::from(self.group_bits[group]);
+        if new == self.tables.groups() || bits == self.depth && !self.double_index() {
+            return false;
+        }
+        let to = HEADER_BYTES + new * GROUP_BYTES;
+        for offset in (0..GROUP_BYTES).step_by(NAME_BYTES) {
+            if self.kind_at(from + offset) == KIND_EMPTY {
+                continue;
+            }
+            let hash = self.hash_at(from + offset);
+            if hash >> bits & 1 == 1 {
+                self.move_name(from + offset, to + offset, hash);
+            }
+        }
+        self.group_bits[group] += 1;
+        self.group_bits.push(bits as u8 + 1);
+        let first = hash as usize & ((1 << bits) - 1) | 1 << bits;
+        for place in (first..1 << self.depth).step_by(2 << bits) {
+            self.mapping.word32(self.tables.index_offset() + 4 * place).store(new as u32, Ordering::Release);
+        }
+        true
+    }
+
+    /// Reads the index by one bit more; false when it has no room for that.
+    fn double_index(&mut self) -> bool {
+        if self.depth == self.tables.depth_max() {
+            return false;
+        }
+        let (at, half) = (self.tables.index_offset(), 4usize << self.depth);
+        for place in (at..at + half).step_by(4) {
+            let group = self.mapping.word32(place).load(Ordering::Relaxed);
+            self.mapping.word32(place + half).store(group, Ordering::Relaxed);
+        }
+        self.depth += 1;
+        self.mapping.word64(DEPTH_OFFSET).store(self.depth.into(), Ordering::Release);
+        true
+    }
+
+    /// Moves a name with this hash to the same place of another group, where nothing is.
+    fn move_name(&mut self, from: usize, to: usize, hash: u64) {
+        self.touch(from);
+        self.touch(to);
+        let head = self.mapping.word32(from + 4).load(Ordering::Relaxed);
+        let (len, kind) = (head as u8 as usize, (head >> 8) as u8);
+        self.write_head(to, len, kind);
+        let mut rest = [0; NAME_BYTES - 8];
+        self.mapping.load(from + 8, &mut rest);
+        self.mapping.store(to + 8, &rest);
+        self.write_head(from, 0, KIND_EMPTY);
+        for (at, guests) in [(from, -1), (to, 1)] {
+            let home = Tables::bucket_in(Self::group_at(at), hash);
+            if !Self::is_in(home, at) {
+                self.add_guests(home, guests);
+            }
+        }
+        if kind == Kind::Directory as u8 {
+            let ino = Ino(self.mapping.word64(to + 16).load(Ordering::Relaxed));
+            if let Some(at) = self.directories.get_mut(&ino).filter(|at| **at == from) {
+                *at = to;
+            }
+        }
+    }
+
+    /// The group of an entry, by their byte offsets.
+    fn group_at(at: usize) -> usize {
+        at - (at - HEADER_BYTES) % GROUP_BYTES
+    }
+
+    /// The hash of the name in an entry.
+    fn hash_at(&self, at: usize) -> u64 {
+        let len = self.mapping.word32(at + 4).load(Ordering::Relaxed) as u8 as usize;
+        let mut name = [0; BOARD_NAME_MAX];
+        let name = &mut name[..len.min(BOARD_NAME_MAX)];
+        self.mapping.load(at + NAME_OFFSET, name);
+        Tables::hash(Ino(self.mapping.word64(at + 8).load(Ordering::Relaxed)), name)
+    }
+
     /// Prepares the entry at `at`, whatever is in it, for a name that belongs to `bucket`.
     fn make_room(&mut self, bucket: usize, at: usize) {
         let kind = self.kind_at(at);
@@ -250,11 +361,7 @@ impl BoardWriter {
 
     /// The name in an entry is about to leave it: if it is a guest there, its own bucket has one less elsewhere.
     fn leave(&mut self, at: usize) {
-        let len = self.mapping.word32(at + 4).load(Ordering::Relaxed) as u8 as usize;
-        let mut name = [0; BOARD_NAME_MAX];
-        let name = &mut name[..len.min(BOARD_NAME_MAX)];
-        self.mapping.load(at + NAME_OFFSET, name);
-        let bucket = self.tables.name_bucket(Ino(self.mapping.word64(at + 8).load(Ordering::Relaxed)), name);
+        let bucket = Tables::bucket_in(Self::group_at(at), self.hash_at(at));
         if !Self::is_in(bucket, at) {
             self.add_guests(bucket, -1);
         }

@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use forebay_types::limits::{CALL_TIMEOUT_MS, LIVENESS_PERIOD_MS, MESSAGE_BYTES_MAX, RING_SLOTS};
-use forebay_types::may_change;
+use forebay_types::{may_change, Ino};
 
 use crate::doorbell::Doorbell;
 use crate::serve::{
@@ -37,6 +37,15 @@ pub enum CallFailure {
     Malformed,
 }
 
+/// A backing file to be unlinked: of an inode without names, that has one backing file, on a target of this node.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Removal {
+    /// The inode.
+    pub ino: Ino,
+    /// Index of the target.
+    pub target: u16,
+}
+
 /// A process's own ring.
 #[derive(Debug)]
 pub struct Ring {
@@ -50,6 +59,8 @@ pub struct Ring {
     given_up: AtomicU64,
     /// What the daemon said to keep for each slot's next request.
     kept: [AtomicU64; RING_SLOTS],
+    /// The removal that each slot's client owes: the inode, 0 for none, and the target.
+    owed: [(AtomicU64, AtomicU32); RING_SLOTS],
     /// How long spinning has paid of late.
     spins: AtomicU32,
 }
@@ -64,6 +75,7 @@ impl Ring {
             given_up: AtomicU64::new(0),
             seq: [const { AtomicU64::new(0) }; RING_SLOTS],
             kept: [const { AtomicU64::new(0) }; RING_SLOTS],
+            owed: [const { (AtomicU64::new(0), AtomicU32::new(0)) }; RING_SLOTS],
             spins: AtomicU32::new(SPINS_MAX),
         })
     }
@@ -74,9 +86,10 @@ impl Ring {
         self.mapping.word64(EPOCH_OFFSET).load(Ordering::Acquire)
     }
 
-    /// Asks with a request, at most [`MESSAGE_BYTES_MAX`] bytes; the reply goes to `reply`. `then` sees it before the slot
-    /// can carry another request: what must be done about the reply first (the daemon takes the slot's next request as
-    /// word that it was). `alive` is asked about every [`LIVENESS_PERIOD_MS`] whether waiting makes sense.
+    /// Sends a request of at most [`MESSAGE_BYTES_MAX`] bytes; the reply goes to `reply`. `then` sees it before the slot
+    /// can carry another request. The daemon takes the slot's next request as the sign that the client has done what the
+    /// reply calls for. `alive` is called about every [`LIVENESS_PERIOD_MS`] to see whether waiting makes sense. For
+    /// clients that never owe a removal.
     pub fn call<T>(
         &self,
         request: &[u8],
@@ -85,7 +98,8 @@ impl Ring {
         then: impl FnOnce(&[u8]) -> T,
     ) -> Result<T, CallFailure> {
         let claim = self.claim(alive)?;
-        claim.post(request);
+        let owed = claim.post(request);
+        debug_assert!(owed.is_none(), "{owed:?} is forgotten");
         claim.finish(reply, alive, |reply, _| then(reply))
     }
 
@@ -252,8 +266,31 @@ impl Claim<'_> {
         self.ring.kept[self.slot].store(number, Ordering::Relaxed);
     }
 
+    /// Owes a removal: the client unlinks the backing file after it has posted the slot's next request, while the daemon
+    /// serves that.
+    pub fn owe(&self, removal: Removal) {
+        let (ino, target) = &self.ring.owed[self.slot];
+        target.store(removal.target.into(), Ordering::Relaxed);
+        ino.store(removal.ino.0, Ordering::Relaxed);
+    }
+
+    /// The removal that is owed, which is from now on the caller's to do.
+    fn take_owed(&self) -> Option<Removal> {
+        let (ino, target) = &self.ring.owed[self.slot];
+        match ino.load(Ordering::Relaxed) {
+            0 => None,
+            number => {
+                ino.store(0, Ordering::Relaxed);
+                Some(Removal { ino: Ino(number), target: target.load(Ordering::Relaxed) as u16 })
+            }
+        }
+    }
+
     /// Posts a request, at most [`MESSAGE_BYTES_MAX`] bytes, and wakes the daemon. Once; [`Claim::finish`] must follow.
-    pub fn post(&self, request: &[u8]) {
+    /// The result is what the slot's client owed: it must be done before the reply is taken, as the daemon deletes the
+    /// orphan's record when the slot's next request comes.
+    #[must_use]
+    pub fn post(&self, request: &[u8]) -> Option<Removal> {
         assert!(request.len() <= MESSAGE_BYTES_MAX && !self.posted.replace(true));
         self.changes.set(may_change(request));
         let (ring, slot, at) = (self.ring, self.slot, slot_offset(self.slot));
@@ -265,6 +302,7 @@ impl Claim<'_> {
         ring.mapping.word32(at).store(REQUESTED, Ordering::Release);
         ring.mapping.word64(PENDING_OFFSET).fetch_or(1 << slot, Ordering::SeqCst);
         ring.doorbell.ring();
+        self.take_owed()
     }
 
     /// True when the reply to what was posted is there.

@@ -30,7 +30,7 @@ pub use attach::{
 };
 pub use board::{Board, Lookup, NameRef};
 pub use board_writer::BoardWriter;
-pub use call::{CallFailure, Claim, Ring};
+pub use call::{CallFailure, Claim, Removal, Ring};
 pub use doorbell::Doorbell;
 pub use serve::{ServedRing, SlotRequest, SlotState};
 pub use shared::{memfd_sealed, Mapping, Seal};

@@ -1,9 +1,10 @@
 //! The board: what is published is what readers see, whole or not at all.
 
+use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use forebay_ring::{Board, BoardWriter, Lookup, Mapping, NameRef};
+use forebay_ring::{memfd_sealed, Board, BoardWriter, Lookup, Mapping, NameRef, Seal};
 use forebay_types::limits::BOARD_NAME_MAX;
 use forebay_types::{Attr, Entry, Ino, Kind, Layout, NodeId, Timestamp};
 
@@ -342,4 +343,185 @@ fn names_of_a_directory_that_becomes_wide_are_forgotten_when_it_says_so_and_not_
     writer.inode(dir, None);
     show(&mut writer, dir, 2);
     assert!(matches!(board.lookup(dir, b"file"), Lookup::Hit(found) if found.ino == file));
+}
+
+/// xorshift64.
+struct Dice(u64);
+
+impl Dice {
+    fn below(&mut self, bound: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % bound
+    }
+}
+
+/// An empty directory, of which the board then has all names.
+fn show_empty_directory(w: &mut BoardWriter, ino: Ino) {
+    let mut e = entry(ino, DIRECTORY, 1);
+    e.attr.size = 0;
+    w.inode(ino, Some(&e));
+    w.finish();
+}
+
+#[test]
+fn board_that_grows_says_what_a_map_says() {
+    for seed in 1..=20u64 {
+        let (mut w, board) = board(16 << 20);
+        let (mut dice, mut model) = (Dice(seed), HashMap::new());
+        show_empty_directory(&mut w, Ino(1));
+        // Some rounds mostly add names, the others mostly remove them. Directories among them move with their groups.
+        for step in 0..30_000u64 {
+            let (parent, name) = (Ino(1 + dice.below(2)), format!("name {}", dice.below(6000)).into_bytes());
+            let ino = Ino(10 + step);
+            let adds = dice.below(10) < if step / 5000 % 2 == 0 { 9 } else { 2 };
+            let kind = if dice.below(8) == 0 { Kind::Directory } else { Kind::File };
+            if adds && kind == Kind::Directory {
+                w.inode(ino, Some(&entry(ino, DIRECTORY, step)));
+            }
+            let target = adds.then_some((ino, kind));
+            w.name(parent, &name, target);
+            model.insert((parent, name), target);
+            if dice.below(3) == 0 {
+                w.finish();
+            }
+        }
+        w.finish();
+        let kept = model.values().flatten().count();
+        assert!(kept > 3000, "{kept} names");
+        assert_eq!(w.evicted(), 0, "seed {seed}: it had room for all names");
+        for ((parent, name), target) in &model {
+            let expected = target.map(|(ino, kind)| (ino, kind));
+            let found = match board.lookup(*parent, name) {
+                Lookup::Hit(found) => Some((found.ino, found.kind)),
+                Lookup::Absent => None,
+                Lookup::Unknown => panic!("seed {seed}: the board does not know {parent} {name:?}"),
+            };
+            assert_eq!(found, expected, "seed {seed}: {parent} {name:?}");
+        }
+        assert_eq!(board.lookup(Ino(1), b"never"), Lookup::Absent, "the directory is complete");
+        assert_eq!(board.lookup(Ino(2), b"never"), Lookup::Unknown);
+        // Permissions are changed where a directory's name is now.
+        for ((parent, name), target) in &model {
+            if let Some((ino, Kind::Directory)) = target {
+                w.inode(*ino, Some(&entry(*ino, 0o040_700, 9)));
+                w.finish();
+                let permissions = match board.lookup(*parent, name) {
+                    Lookup::Hit(found) => Some(found.permissions),
+                    _ => None,
+                };
+                assert_eq!(permissions, Some((0o040_700, 9, 9)), "seed {seed}: {parent} {name:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn names_of_a_large_board_lie_on_few_pages() {
+    let (fd, mut w) = BoardWriter::create(256 << 20).unwrap();
+    let bytes = w.bytes();
+    let resident = || {
+        let mut pages = vec![0; bytes / 4096];
+        Mapping::new(fd.as_fd(), bytes, false).unwrap().resident(0, &mut pages);
+        pages.iter().filter(|state| **state & 1 == 1).count()
+    };
+    let before = resident();
+    const NAMES: u64 = 20_000;
+    for i in 0..NAMES {
+        w.name(Ino(1), format!("file.mdtest.0.{i}").as_bytes(), Some((Ino(10 + i), Kind::File)));
+        w.finish();
+    }
+    let pages = resident() - before;
+    // Groups of 16 names are half full at least, and two fill a page; the rest is the index.
+    assert!(pages as u64 <= NAMES / 14, "{pages} pages for {NAMES} names");
+}
+
+#[test]
+fn name_read_while_the_board_grows_under_it_is_never_denied_nor_another() {
+    const NAMES: u64 = 60_000;
+    let name = |i: u64| format!("n{i}").into_bytes();
+    let (fd, mut w) = BoardWriter::create(64 << 20).unwrap();
+    let bytes = w.bytes();
+    show_empty_directory(&mut w, Ino(9));
+    let (published, read, unknown) = (AtomicU64::new(0), AtomicU64::new(0), AtomicU64::new(0));
+    std::thread::scope(|scope| {
+        for reader in 1..=2u64 {
+            let (published, read, unknown, fd) = (&published, &read, &unknown, &fd);
+            scope.spawn(move || {
+                let board = Board::open(Mapping::new(fd.as_fd(), bytes, false).unwrap()).unwrap();
+                let mut dice = Dice(reader);
+                loop {
+                    let there = published.load(Ordering::Acquire);
+                    if there == NAMES {
+                        break;
+                    }
+                    for _ in 0..100 {
+                        let i = dice.below(there + 1);
+                        match board.lookup(Ino(9), &name(i)) {
+                            Lookup::Hit(found) => assert_eq!(found.ino, Ino(1000 + i)),
+                            Lookup::Absent => assert_eq!(i, there, "it is there"),
+                            Lookup::Unknown => _ = unknown.fetch_add(1, Ordering::Relaxed),
+                        }
+                        assert!(!matches!(board.lookup(Ino(9), &name(NAMES + i)), Lookup::Hit(_)));
+                        read.fetch_add(1, Ordering::Relaxed);
+                    }
+                }
+            });
+        }
+        for i in 0..NAMES {
+            w.name(Ino(9), &name(i), Some((Ino(1000 + i), Kind::File)));
+            w.finish();
+            published.store(i + 1, Ordering::Release);
+        }
+    });
+    let (read, unknown) = (read.into_inner(), unknown.into_inner());
+    assert!(read > 1000 && w.evicted() == 0);
+    assert!(unknown < read / 10, "{unknown} of {read} reads met an entry that was written");
+}
+
+/// Reads the board that a killed daemon left: of each name it tells what was published, or nothing.
+#[test]
+fn board_of_a_daemon_killed_while_it_grows_denies_no_name_and_shows_none_torn() {
+    let name = |i: u64| format!("n{i}").into_bytes();
+    let (mut dice, mut unknown) = (Dice(0x9e37_79b9), 0);
+    for kill in 0..60 {
+        let (fd, mut w) = BoardWriter::create(64 << 20).unwrap();
+        let bytes = w.bytes();
+        let (_count_fd, count) = memfd_sealed(c"count", 4096, Seal::Size).unwrap();
+        show_empty_directory(&mut w, Ino(9));
+        // SAFETY: the child writes the board and ends by a signal; what it allocates is its own.
+        let child = unsafe { libc::fork() };
+        assert!(child >= 0);
+        if child == 0 {
+            for i in 0.. {
+                w.name(Ino(9), &name(i), Some((Ino(1000 + i), Kind::File)));
+                w.finish();
+                count.word64(0).store(i + 1, Ordering::Release);
+            }
+        }
+        let published = || count.word64(0).load(Ordering::Acquire);
+        while published() < 10 {
+            std::thread::yield_now();
+        }
+        let until = published() + dice.below(20_000);
+        while published() < until {
+            std::hint::spin_loop();
+        }
+        // SAFETY: plain system calls on our child.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            assert_eq!(libc::waitpid(child, std::ptr::null_mut(), 0), child);
+        }
+        let board = Board::open(Mapping::new(fd.as_fd(), bytes, false).unwrap()).unwrap();
+        let there = published();
+        for i in 0..there + 100 {
+            match board.lookup(Ino(9), &name(i)) {
+                Lookup::Hit(found) => assert!(found.ino == Ino(1000 + i) && i <= there, "kill {kill}: n{i}"),
+                Lookup::Absent => assert!(i >= there, "kill {kill}: n{i} of {there} is denied"),
+                Lookup::Unknown => unknown += 1,
+            }
+        }
+    }
+    assert!(unknown > 0, "no kill came in the middle of a publication");
 }

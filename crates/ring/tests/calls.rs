@@ -5,9 +5,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use forebay_ring::{call_clock, CallFailure, Doorbell, Mapping, Ring, ServedRing};
+use forebay_ring::{call_clock, CallFailure, Claim, Doorbell, Mapping, Removal, Ring, ServedRing};
 use forebay_types::limits::{BATCH_PER_RING, LIVENESS_PERIOD_MS, MESSAGE_BYTES_MAX, RING_SLOTS};
-use forebay_types::REQUESTS;
+use forebay_types::{Ino, REQUESTS};
 
 struct Node {
     ring_fd: OwnedFd,
@@ -120,7 +120,7 @@ fn slots_of_calls_that_were_given_up_are_used_again_once_they_are_answered() {
     let claims: Vec<_> = (0..RING_SLOTS).map(|_| ring.claim(&|| true).unwrap()).collect();
     claims.iter().for_each(|claim| {
         claim.keep(7);
-        claim.post(b"x");
+        assert_eq!(claim.post(b"x"), None);
     });
     for claim in claims {
         assert_eq!(claim.finish_by(1, &mut [0; 8], &|| true, |_, _| ()), Err(CallFailure::Gone));
@@ -146,7 +146,7 @@ fn slot_of_a_change_that_was_given_up_is_not_used_again() {
     let unlink = REQUESTS.iter().find(|r| r.name == "Unlink").unwrap().number;
     let claims: Vec<_> = (0..RING_SLOTS).map(|_| ring.claim(&|| true).unwrap()).collect();
     for (i, claim) in claims.into_iter().enumerate() {
-        claim.post(if i == 9 { b"x" } else { std::slice::from_ref(&unlink) });
+        assert_eq!(claim.post(if i == 9 { b"x" } else { std::slice::from_ref(&unlink) }), None);
         assert_eq!(claim.finish_by(1, &mut [0; 8], &|| true, |_, _| ()), Err(CallFailure::Gone));
     }
     with_server(&node, || {
@@ -161,7 +161,7 @@ fn calls_that_wait_until_a_time_share_it() {
     let node = node();
     let ring = node.client();
     let claims: Vec<_> = (0..8).map(|_| ring.claim(&|| true).unwrap()).collect();
-    claims.iter().for_each(|claim| claim.post(b"x"));
+    claims.iter().for_each(|claim| assert_eq!(claim.post(b"x"), None));
     let start = std::time::Instant::now();
     let until = call_clock() + 50_000_000;
     for claim in claims {
@@ -171,7 +171,7 @@ fn calls_that_wait_until_a_time_share_it() {
     assert!((50..u128::from(LIVENESS_PERIOD_MS)).contains(&waited), "{waited} ms for all of them");
     // Past that time an answer that is there is taken all the same.
     let claim = ring.claim(&|| true).unwrap();
-    claim.post(b"abc");
+    assert_eq!(claim.post(b"abc"), None);
     let stop = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let served = AtomicU64::new(0);
@@ -328,4 +328,31 @@ fn ring_cannot_be_resized_and_board_cannot_be_written_by_clients() {
     assert_eq!(unsafe { libc::pwrite(board_fd.as_raw_fd(), b"x".as_ptr().cast(), 1, 0) }, -1);
     // SAFETY: plain system call on an open descriptor.
     assert_eq!(unsafe { libc::ftruncate(board_fd.as_raw_fd(), 0) }, -1);
+}
+
+#[test]
+fn removal_that_is_owed_comes_back_once_behind_the_slots_next_request_and_no_other() {
+    let node = node();
+    let ring = node.client();
+    let removal = Removal { ino: Ino(1 << 48 | 7), target: 3 };
+    let finish = |claim: Claim<'_>, owes: bool| {
+        let then = |_: &[u8], claim: &Claim<'_>| owes.then(|| claim.owe(removal));
+        claim.finish(&mut [0; 64], &|| true, then).unwrap();
+    };
+    let claim = || ring.claim(&|| true).unwrap();
+    with_server(&node, || {
+        let first = claim();
+        assert_eq!(first.post(b"first"), None);
+        finish(first, true);
+        // A claim that is given back without a request owes as before.
+        drop(claim());
+        let (second, other) = (claim(), claim());
+        assert_eq!(other.post(b"other slot"), None);
+        assert_eq!(second.post(b"second"), Some(removal));
+        finish(other, false);
+        finish(second, false);
+        let third = claim();
+        assert_eq!(third.post(b"third"), None);
+        finish(third, false);
+    });
 }

@@ -11,16 +11,16 @@ use std::time::Duration;
 use forebay_data::{Media, Target};
 use forebay_fabric::simulated::{Faults, Network};
 use forebay_fabric::{CallEvent, CallId, Calls, CallsSettings, Identity, Ticket};
-use forebay_ring::{memfd_sealed, Claim, Doorbell, Mapping, Ring, Seal};
-use forebay_server::stepped::{session_of, Keeper, Node, Setup};
+use forebay_ring::{memfd_sealed, Claim, Doorbell, Mapping, Removal, Ring, Seal};
+use forebay_server::stepped::{session_of, Keeper, Moment, Node, Setup};
 use forebay_server::FLIGHT_RECORDER_BYTES;
 use forebay_types::limits::{
     BUFFERS_RESTING_MAX, BUFFER_BYTES, BUFFER_REST_MS, FILE_BYTES_MAX, LEASE_MS, LOCKS_OF_UNREACHED_MS,
     NODE_TIMEOUT_MS, SESSIONS_PERIOD_MS,
 };
 use forebay_types::{
-    Answer, Attr, BackingId, BackingOp, Caller, Change, Code, Entry, Ino, Layout, LockKind, LockWish, Move,
-    MoveKind, NodeId, Part, Parts, Refusal, Reply, Request, SetAttr, Timestamp, TxId,
+    Answer, Attr, BackingId, BackingOp, Caller, Change, Code, Entry, Error, Ino, Layout, LockKind, LockWish,
+    Move, MoveKind, NodeId, Part, Parts, Refusal, Reply, Request, SetAttr, Timestamp, TxId,
 };
 use forebay_wire::{Message, Secret, Stamp};
 
@@ -484,8 +484,196 @@ fn post<'r>(ring: &'r Ring, request: &Request<'_>) -> Claim<'r> {
     let mut message = [0; 512];
     let n = request.encode(CALLER, &mut message).unwrap();
     let claim = ring.try_claim().unwrap();
-    claim.post(&message[..n]);
+    assert_eq!(claim.post(&message[..n]), None);
     claim
+}
+
+/// The same of a process that may owe a removal, which is returned.
+fn post_owing<'r>(ring: &'r Ring, request: &Request<'_>) -> (Claim<'r>, Option<Removal>) {
+    let mut message = [0; 512];
+    let n = request.encode(CALLER, &mut message).unwrap();
+    let claim = ring.try_claim().unwrap();
+    let owed = claim.post(&message[..n]);
+    (claim, owed)
+}
+
+/// Makes a file in the root, and its backing file, as a process of the node does.
+fn make_file(s: &mut Scene, ring: &Ring, name: &[u8]) -> Ino {
+    let layout = Some(Layout::single(NODE, 0));
+    let request = Request::Create {
+        parent: Ino::ROOT,
+        name,
+        mode: 0o644,
+        exclusive: true,
+        dirty: true,
+        layout,
+        number: None,
+        reserve: false,
+    };
+    let claim = post(ring, &request);
+    s.take_any(&claim);
+    let made = claim.finish(&mut [0; 512], &|| true, |reply, _| match Reply::decode(reply) {
+        Ok(Reply::Created { entry, .. }) => entry.attr.ino,
+        other => panic!("{other:?}"),
+    });
+    let ino = made.unwrap();
+    Target::open(s.held.target.as_fd(), 1 << 16).unwrap().create(ino, 0, 0).unwrap();
+    ino
+}
+
+/// Takes the reply of a removal, whose backing file the client leaves for its next request.
+fn owe_removal(s: &mut Scene, claim: Claim<'_>, ino: Ino) {
+    s.take_any(&claim);
+    let removed = claim.finish(&mut [0; 512], &|| true, |reply, claim| match Reply::decode(reply) {
+        Ok(Reply::Removed { ino: gone, last: true, .. }) if gone == ino => {
+            claim.owe(Removal { ino, target: 0 });
+        }
+        other => panic!("{other:?}"),
+    });
+    removed.unwrap();
+}
+
+fn unlink_backing(s: &Scene, ino: Ino) {
+    let target = Target::open(s.held.target.as_fd(), 1 << 16).unwrap();
+    target.remove_all(ino, &Layout::single(NODE, 0)).unwrap();
+}
+
+/// Nothing is lost: `fsck` finds nothing, and knows of each backing file that has no inode.
+fn is_clean(s: &mut Scene, what: &str) {
+    let report = s.node.as_mut().unwrap().check().unwrap();
+    assert_eq!(report["clean"], true, "{what}: {report}");
+}
+
+/// Nothing is left: no backing file, and no record of one.
+fn is_swept(s: &mut Scene, what: &str) {
+    assert_eq!(backing_files(s), [], "{what}");
+    let report = s.node.as_mut().unwrap().check().unwrap();
+    assert!(report["clean"] == true && report["orphans"] == 0, "{what}: {report}");
+}
+
+const UNLINK_A: Request<'static> = Request::Unlink { parent: Ino::ROOT, name: b"a" };
+const UNLINK_B: Request<'static> = Request::Unlink { parent: Ino::ROOT, name: b"b" };
+
+/// A client has removed a file, and unlinks its backing file while its next removal is served. The client is killed before
+/// or behind that, the worker at each moment of it, or both.
+#[test]
+fn backing_file_unlinked_late_is_found_wherever_client_and_worker_are_killed() {
+    let moments =
+        [Moment::Journaled, Moment::Published, Moment::Answered, Moment::Committing, Moment::Committed];
+    for moment in [None].into_iter().chain(moments.map(Some)) {
+        for (unlinks, lives) in [(false, false), (true, false), (false, true), (true, true)] {
+            // A client that lives unlinks in the end.
+            let what = format!("killed at {moment:?}, unlinked before {unlinks}, the client lives {lives}");
+            let mut s = Scene::new(&format!("late-{moment:?}-{unlinks}-{lives}"));
+            let (ring, session) = s.process(5);
+            let (a, b) = (make_file(&mut s, &ring, b"a"), make_file(&mut s, &ring, b"b"));
+            let (claim, owed) = post_owing(&ring, &UNLINK_A);
+            assert_eq!(owed, None);
+            owe_removal(&mut s, claim, a);
+            is_clean(&mut s, &what);
+            let (claim, owed) = post_owing(&ring, &UNLINK_B);
+            assert_eq!(owed, Some(Removal { ino: a, target: 0 }), "{what}");
+            if unlinks {
+                unlink_backing(&s, a);
+            }
+            match moment {
+                Some(moment) => {
+                    let node = s.node.as_mut().unwrap();
+                    node.watch(Box::new(move |at| match at == moment {
+                        true => Err(Error::new(Code::Io, "killed")),
+                        false => Ok(()),
+                    }));
+                    // The transaction is committed at rest.
+                    assert!(node.serve().and_then(|_| node.rest()).is_err(), "{what}: it is not killed");
+                    s.crash();
+                }
+                None => {
+                    s.node.as_mut().unwrap().serve().unwrap();
+                }
+            }
+            // Records are deleted here of what counts as unlinked.
+            is_clean(&mut s, &what);
+            if lives {
+                unlink_backing(&s, a);
+                owe_removal(&mut s, claim, b);
+                let (claim, owed) = post_owing(&ring, &Request::Ping);
+                assert_eq!(owed, Some(Removal { ino: b, target: 0 }), "{what}");
+                s.take_any(&claim);
+                is_clean(&mut s, &what);
+                unlink_backing(&s, b);
+                claim.finish(&mut [0; 512], &|| true, |_, _| ()).unwrap();
+                let claim = post(&ring, &Request::Ping);
+                s.take_any(&claim);
+                claim.finish(&mut [0; 512], &|| true, |_, _| ()).unwrap();
+            } else {
+                s.node.as_mut().unwrap().end(session);
+                s.held.rings.clear();
+                s.pass(SOON);
+            }
+            is_swept(&mut s, &what);
+        }
+    }
+}
+
+#[test]
+fn backing_file_unlinked_late_is_swept_when_the_daemon_rests_and_while_other_slots_keep_it_busy() {
+    let mut s = Scene::new("late-rest");
+    let ((ring, _), (other, _)) = (s.process(5), s.process(6));
+    let (a, b) = (make_file(&mut s, &ring, b"a"), make_file(&mut s, &ring, b"b"));
+    let (claim, _) = post_owing(&ring, &UNLINK_A);
+    owe_removal(&mut s, claim, a);
+    s.pass(SOON);
+    assert_eq!(backing_files(&s).len(), 2, "its client may be about to unlink it");
+    s.rest();
+    s.pass(SOON);
+    assert_eq!(backing_files(&s), [b]);
+    // The client unlinks it all the same, while it removes the next.
+    let (claim, owed) = post_owing(&ring, &UNLINK_B);
+    assert_eq!(owed, Some(Removal { ino: a, target: 0 }));
+    owe_removal(&mut s, claim, b);
+    for _ in 0..600 {
+        let claim = post(&other, &Request::Ping);
+        s.take_any(&claim);
+        claim.finish(&mut [0; 512], &|| true, |_, _| ()).unwrap();
+    }
+    is_swept(&mut s, "a slot at rest");
+}
+
+#[test]
+fn free_space_is_told_behind_late_removals_alone_and_not_for_ever_behind_the_sweeper() {
+    let mut s = Scene::new("late-space");
+    let ((ring, _), (other, _)) = (s.process(5), s.process(6));
+    let (a, b) = (make_file(&mut s, &ring, b"a"), make_file(&mut s, &ring, b"b"));
+    let (claim, _) = post_owing(&ring, &UNLINK_A);
+    owe_removal(&mut s, claim, a);
+    let asks = post(&other, &Request::Targets);
+    let serve = |s: &mut Scene| while s.node.as_mut().unwrap().serve().unwrap() {};
+    serve(&mut s);
+    assert!(!asks.is_answered() && backing_files(&s).len() == 2, "the sweeper has not been there");
+    // Another removal meanwhile does not make it wait again.
+    let (claim, _) = post_owing(&ring, &UNLINK_B);
+    serve(&mut s);
+    assert!(claim.is_answered());
+    claim.finish(&mut [0; 512], &|| true, |_, claim| claim.owe(Removal { ino: b, target: 0 })).unwrap();
+    assert!(!asks.is_answered());
+    while s.node.as_mut().unwrap().sweep() {}
+    assert_eq!(backing_files(&s), [b]);
+    serve(&mut s);
+    assert!(asks.is_answered());
+    let told = |claim: Claim<'_>| {
+        claim.finish(&mut [0; 4096], &|| true, |reply, _| {
+            assert!(matches!(Reply::decode(reply), Ok(Reply::Targets { .. })));
+        })
+    };
+    told(asks).unwrap();
+    // A sweeper with much to do.
+    let asks = post(&other, &Request::Targets);
+    serve(&mut s);
+    assert!(!asks.is_answered());
+    NOW_NS.fetch_add(6_000_000_000, Ordering::Relaxed);
+    serve(&mut s);
+    assert!(asks.is_answered() && backing_files(&s) == [b]);
+    told(asks).unwrap();
 }
 
 fn create_in(parent: Ino, layout: Layout) -> Request<'static> {
@@ -716,7 +904,7 @@ fn post_read(ring: &Ring, node: u16, buffer: u64) -> Claim<'_> {
     let mut message = [0; 256];
     let n = Request::Backing { id, op }.encode(CALLER, &mut message).unwrap();
     let claim = ring.try_claim().unwrap();
-    claim.post(&message[..n]);
+    assert_eq!(claim.post(&message[..n]), None);
     claim
 }
 

@@ -166,6 +166,14 @@ pub const RINGS_MAX: usize = 4096;
 /// A target of which so many percent are used gets no new files while another has room: what is open on it can still grow.
 pub const HIGH_WATER_PERCENT: u64 = 90;
 
+/// A client may leave a removed file's backing file for a moment while half of its target is free, and so much. That is
+/// more than programs write in [`ROOM_LOOK_MS`] and the few milliseconds after which the daemon unlinks it.
+pub const ROOM_TO_SPARE_BYTES: u64 = 1 << 30;
+/// The same in inodes, on file systems that limit them.
+pub const ROOM_TO_SPARE_INODES: u64 = 1 << 16;
+/// A client that leaves backing files looks this often whether their target still has that room.
+pub const ROOM_LOOK_MS: u64 = 1;
+
 /// Longest name that the board holds; longer ones are asked for. With the fields in front it fills two cache lines.
 pub const BOARD_NAME_MAX: usize = 88;
 /// Smallest and largest board: a few thousand entries, and some two million.

@@ -57,8 +57,8 @@ pub enum Reply<'a> {
     Removed {
         /// The inode, or the zero inode when nothing was.
         ino: Ino,
-        /// True when that was its last link: a file's backing files are orphans, which the client unlinks before its
-        /// slot's next request.
+        /// True when that was its last link: a file's backing files are orphans, which the client unlinks at the latest
+        /// while its slot's next request is served.
         last: bool,
         /// Its kind.
         kind: Kind,

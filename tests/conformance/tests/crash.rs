@@ -12,7 +12,8 @@ use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 const CLIENTS: usize = 3;
-const CAPACITY_MIB: u64 = 512;
+/// So much room that clients unlink backing files late.
+const CAPACITY_MIB: u64 = 4096;
 /// Of what all files of a workload may leave in the shard: its pages stay reserved when they are empty.
 const SHARD_GROWTH_BYTES: u64 = 24 << 20;
 

@@ -29,6 +29,22 @@ fn client_door_keeps_every_promise() {
     sound(&pool);
 }
 
+/// In a pool with so much room clients unlink backing files late.
+const ROOMY_MIB: u64 = 4096;
+
+#[test]
+fn client_and_preload_doors_of_a_pool_with_much_room_keep_every_promise() {
+    let claims = ["--claim", "xattrs", "--claim", "large-xattrs", "--claim", "own-space"];
+    let pool = TestPool::up(ROOMY_MIB);
+    let summary = pool.suite_by_client(&claims);
+    summary.passed_but_for(&[not_me(), "Outside", "DirectoryDescriptors", "SmallSpace"]);
+    sound(&pool);
+    let pool = TestPool::up(ROOMY_MIB);
+    let summary = pool.suite_by_run(&[&["--root", "/forebay"], &claims[..]].concat());
+    summary.passed_but_for(&[not_me(), "SmallSpace"]);
+    sound(&pool);
+}
+
 fn preload_door(spelling: &str) {
     let pool = TestPool::up(CAPACITY_MIB);
     let summary =

@@ -138,6 +138,11 @@ impl BackingFiles {
         self.unlinked.extend(inos);
     }
 
+    /// All such orphans, to add to.
+    pub(super) fn all_unlinked(&mut self) -> &mut Vec<Ino> {
+        &mut self.unlinked
+    }
+
     /// True when there are orphans whose records can go.
     pub(super) fn has_unlinked(&self) -> bool {
         !self.unlinked.is_empty()

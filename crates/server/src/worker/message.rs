@@ -19,6 +19,8 @@ pub(super) enum Message {
     Ended(u64),
     /// These backing files were unlinked.
     Swept(Vec<Ino>),
+    /// What the sweeper was given before this mark was removed.
+    SweptUpTo(u64),
     /// Facts for `status`.
     Status(Sender<Value>),
     /// Check shard and target.

@@ -40,6 +40,7 @@ mod forward;
 mod handoff;
 mod journal;
 mod known_parts;
+mod late_removals;
 mod layout_change;
 mod leases;
 mod message;

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! take ─► move on ─► route ─► apply ─► journal ─► observe ─► publish ─► acknowledge ─► settle
-//!                      └─► away: to another node, to the network thread, to a cross-node transaction, behind a hold
+//!                      └─► away: to another node, to the network thread, to a cross-node transaction, behind a hold or removals
 //! ```
 //! `take` is [`ShardThread::take_requests`]. A call that went away comes back as another one, or its reply comes by itself.
 
@@ -88,7 +88,7 @@ impl ShardThread<'_> {
     /// Serves one call, up to what is published.
     fn serve(&mut self, Taken { session, client, call }: Taken) -> Result<()> {
         let call = call.and_then(|call| self.lead_to_parts(session, call));
-        self.move_on(session, client.slot);
+        self.move_on(session, &client);
         let call = match call {
             Ok(call) => call,
             Err(code) => {
@@ -106,10 +106,12 @@ impl ShardThread<'_> {
         }
     }
 
-    /// The slot's client asks again: it has done what its last reply called for.
-    fn move_on(&mut self, session: usize, slot: usize) {
-        let slot = &mut self.sessions[session].slots[slot];
-        self.backing.unlinked(slot.orphans.drain(..).map(|(ino, _)| ino));
+    /// The slot's client sends its next request: it has done what its last reply called for, except that it may still be
+    /// unlinking what its last removal left.
+    fn move_on(&mut self, session: usize, client: &Client) {
+        let session = &mut self.sessions[session];
+        session.moves_on(client.slot, client.seq, self.backing.all_unlinked());
+        let slot = &mut session.slots[client.slot];
         slot.relaid.clear();
         if let Some(ino) = slot.pending_create.take() {
             if let Some(orphan) = self.backing.create_settled(ino) {
@@ -120,6 +122,9 @@ impl ShardThread<'_> {
 
     /// Where a call goes: to another node, to the network thread, into a cross-node transaction, or to this node's shard.
     fn route(&mut self, session: usize, call: &Call) -> Result<Route> {
+        if self.waits_for_removals(call) {
+            return Ok(Route::Away);
+        }
         if self.network.is_some() {
             match self.send_on(session, call) {
                 Ok(true) => return Ok(Route::Away),
@@ -325,12 +330,12 @@ impl ShardThread<'_> {
             state.unkept = true;
             self.unkept.push((session.id, client.slot));
         }
-        let mut left = Vec::new();
+        let (mut left, mut owed) = (Vec::new(), Vec::new());
         for &(ino, layout) in self.effects.since(before).orphaned() {
             if self.backing.is_pending(ino) {
                 self.backing.unlinked_while_pending(ino, layout);
             } else if is_here && all_here(self.network.as_ref(), &layout) {
-                state.orphans.push((ino, layout));
+                owed.push((ino, layout));
             } else {
                 // No client unlinks it.
                 left.push((ino, layout));
@@ -348,6 +353,7 @@ impl ShardThread<'_> {
             false => reserve_behind(state.reserved, reply),
         };
         state.reserved = reserved;
+        session.owes(client.slot, owed);
         self.backing.give_up(given_up);
         left.into_iter().for_each(|orphan| self.backing.sweep_soon(orphan));
     }
@@ -410,6 +416,7 @@ impl ShardThread<'_> {
         let given_up = self.backing.take_given_up();
         self.sweep_numbers(given_up)?;
         self.backing.sweep_if_due();
+        self.sweep_late_if_due();
         if self.backing.has_many_unlinked() {
             self.forget_orphans()?;
         }

@@ -199,9 +199,9 @@ impl ShardThread<'_> {
                 let (reserved, reply) = decode_kept(&kept);
                 let Ok(kept) = Reply::decode(reply) else { continue };
                 let state = &mut session.slots[slot];
-                state.restore(&kept);
                 // What lies on other nodes no client unlinks.
-                state.orphans.retain(|(_, layout)| all_here(self.network.as_ref(), layout));
+                let orphan =
+                    state.restore(&kept).filter(|(_, layout)| all_here(self.network.as_ref(), layout));
                 // Never a number that an inode has, whatever was kept.
                 state.reserved = match reserved {
                     Some(ino) if has_inode(self.batch()?, ino) => None,
@@ -212,7 +212,8 @@ impl ShardThread<'_> {
                     Some(_) => state.pending_create = born,
                     None => state.pending_create.into_iter().for_each(|ino| self.backing.create_pending(ino)),
                 }
-                owed.extend(state.orphans.iter().map(|(ino, _)| *ino));
+                owed.extend(orphan.map(|(ino, _)| ino));
+                session.owes(slot, orphan);
                 let taken = session.door.take(session.id, slot, &mut scratch);
                 if let Some((client, call)) = taken.filter(|(client, _)| client.seq == seq) {
                     // Whether the kernel was told before the crash is not known.

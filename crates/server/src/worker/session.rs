@@ -17,6 +17,10 @@ pub(super) struct Session {
     pub(super) noted: bool,
     /// Other nodes that keep something for it: replies of changes, open files.
     pub(super) asked_nodes: Vec<NodeId>,
+    /// Slots with backing files that the client is to unlink: a bit each.
+    owing: u64,
+    /// Those of them that sent nothing since the last look.
+    at_rest: u64,
 }
 
 /// What the daemon knows of a slot; nothing of it comes from the client's memory.
@@ -24,8 +28,13 @@ pub(super) struct Session {
 pub(super) struct Slot {
     /// The file that the last request made, whose backing file the client may be about to make.
     pub(super) pending_create: Option<Ino>,
-    /// Inodes that the last request left without links, whose backing files the client is unlinking.
-    pub(super) orphans: Vec<(Ino, Layout)>,
+    /// Inodes that the last request left without links: the client unlinks their backing files at once, or while the
+    /// daemon serves the slot's next request.
+    orphans: Vec<(Ino, Layout)>,
+    /// The same of the request before.
+    late_orphans: Vec<(Ino, Layout)>,
+    /// Sequence of the request that was served last.
+    served: u64,
     /// Files that the last request gave another layout, with the layout before: the client is unlinking its backing files.
     pub(super) relaid: Vec<(Ino, Layout)>,
     /// The inode number that the slot's next `Create` may use, whose backing file the client may have made.
@@ -47,7 +56,55 @@ pub(super) struct Slot {
 impl Session {
     pub(super) fn new(id: u64, door: Door) -> Session {
         let slots = Box::new(std::array::from_fn(|_| Slot::default()));
-        Session { id, door, slots, noted: false, asked_nodes: Vec::new() }
+        Session { id, door, slots, noted: false, asked_nodes: Vec::new(), owing: 0, at_rest: 0 }
+    }
+
+    /// Inodes are without links, and the client unlinks their backing files: those of the slot's last request.
+    pub(super) fn owes(&mut self, slot: usize, orphans: impl IntoIterator<Item = (Ino, Layout)>) {
+        let kept = &mut self.slots[slot].orphans;
+        kept.extend(orphans);
+        if !kept.is_empty() {
+            self.owing |= 1 << slot;
+            self.at_rest &= !(1 << slot);
+        }
+    }
+
+    /// A slot carries its next request, of this sequence. Orphans of the request before the last are settled: their
+    /// backing files are gone, and `settled` gets them. A request that is served again settles nothing.
+    #[inline]
+    pub(super) fn moves_on(&mut self, slot: usize, seq: u64, settled: &mut Vec<Ino>) {
+        let (bit, state) = (1 << slot, &mut self.slots[slot]);
+        if std::mem::replace(&mut state.served, seq) == seq || self.owing & bit == 0 {
+            return;
+        }
+        settled.extend(state.late_orphans.drain(..).map(|(ino, _)| ino));
+        std::mem::swap(&mut state.orphans, &mut state.late_orphans);
+        self.at_rest &= !bit;
+        if state.late_orphans.is_empty() {
+            self.owing &= !bit;
+        }
+    }
+
+    /// Takes the orphans of all slots: the daemon unlinks their backing files, whatever the client does.
+    pub(super) fn take_orphans(&mut self, into: &mut Vec<(Ino, Layout)>) {
+        self.take_orphans_of(self.owing, into);
+    }
+
+    /// The same of slots that have sent nothing since the last call of this.
+    pub(super) fn take_resting_orphans(&mut self, into: &mut Vec<(Ino, Layout)>) {
+        self.take_orphans_of(self.owing & self.at_rest, into);
+        self.at_rest = self.owing;
+    }
+
+    fn take_orphans_of(&mut self, slots: u64, into: &mut Vec<(Ino, Layout)>) {
+        let mut left = slots;
+        while left != 0 {
+            let slot = &mut self.slots[left.trailing_zeros() as usize];
+            into.append(&mut slot.late_orphans);
+            into.append(&mut slot.orphans);
+            left &= left - 1;
+        }
+        self.owing &= !slots;
     }
 
     /// True for a process of this node.
@@ -136,14 +193,17 @@ pub(super) fn decode_kept(bytes: &[u8]) -> (Option<Ino>, &[u8]) {
 }
 
 impl Slot {
-    /// What a kept reply says is still owed.
-    pub(super) fn restore(&mut self, reply: &Reply<'_>) {
+    /// Restores what a kept reply says is still owed; the inode that it left without links.
+    pub(super) fn restore(&mut self, reply: &Reply<'_>) -> Option<(Ino, Layout)> {
         self.pending_create = created(reply).map(|(ino, _)| ino);
         match *reply {
             Reply::Removed { ino, last: true, kind, layout } if kind != Kind::Directory => {
-                self.orphans.push((ino, layout));
+                Some((ino, layout))
             }
-            _ => self.relaid.extend(relaid(reply)),
+            _ => {
+                self.relaid.extend(relaid(reply));
+                None
+            }
         }
     }
 }
@@ -272,6 +332,29 @@ mod tests {
         assert_eq!(reserve_behind(nine, &reply(false, None)), (nine, None), "the file was there");
         assert_eq!(reserve_behind(None, &Reply::Done), (None, None));
         assert_eq!(reserve_behind(nine, &Reply::Number(Ino(6))), (six, nine), "asked for");
+    }
+
+    #[test]
+    fn orphans_are_settled_a_request_late_and_not_by_a_request_that_is_served_again() {
+        let layout = Layout::single(NodeId(1), 0);
+        let mut session = Session::new(1, Door::Ring(forebay_ring::ServedRing::create().unwrap().1));
+        let mut settled = Vec::new();
+        session.owes(3, [(Ino(7), layout)]);
+        session.moves_on(3, 2, &mut settled);
+        session.moves_on(3, 2, &mut settled);
+        assert_eq!(settled, [], "the client unlinks it now");
+        session.owes(3, [(Ino(8), layout)]);
+        session.moves_on(4, 9, &mut settled);
+        session.moves_on(3, 3, &mut settled);
+        assert_eq!(settled, [Ino(7)]);
+        let mut left = Vec::new();
+        session.take_resting_orphans(&mut left);
+        assert_eq!(left, [], "it has just moved on");
+        session.take_resting_orphans(&mut left);
+        assert_eq!(left, [(Ino(8), layout)]);
+        session.take_orphans(&mut left);
+        session.moves_on(3, 4, &mut settled);
+        assert_eq!((left.len(), settled), (1, vec![Ino(7)]), "the daemon has it now");
     }
 
     #[test]

@@ -15,6 +15,7 @@ use serde_json::Value;
 use super::backing_files::BackingFiles;
 use super::coordination::CrossNode;
 use super::journal::{Journal, MARK_SESSION};
+use super::late_removals::LateRemovals;
 use super::leases::Leases;
 pub(super) use super::message::Message;
 use super::network::{Command, Network};
@@ -91,6 +92,8 @@ pub(super) struct ShardThread<'a> {
     /// Where a request is copied out of its ring.
     scratch: Vec<u8>,
     pub(super) effects: Effects,
+    /// Requests that wait until clients' late removals are done.
+    pub(super) late: LateRemovals,
     pub(super) pipeline: Pipeline,
     /// Changes in the open transaction.
     pub(super) uncommitted: usize,
@@ -150,6 +153,7 @@ impl<'a> ShardThread<'a> {
             wide: Wide::default(),
             turn: 0,
             effects: Effects::new(),
+            late: LateRemovals::default(),
             pipeline: Pipeline::new(),
             scratch: vec![0; MESSAGE_BYTES_MAX],
             uncommitted: 0,
@@ -244,6 +248,7 @@ impl<'a> ShardThread<'a> {
     pub(super) fn has_work(&mut self) -> bool {
         self.left.extend(self.messages.try_recv().ok());
         self.has_left()
+            || self.has_requests_for_space()
             || self.sessions.iter().any(|s| s.door.has_pending())
             || self.mount.as_ref().is_some_and(MountedKernel::has_news)
     }
@@ -260,6 +265,7 @@ impl<'a> ShardThread<'a> {
         }
         self.acknowledge_told();
         self.acknowledge_late();
+        self.stop_waiting_for_removals()?;
         if self.cross_node.is_some() {
             self.drive_steps()?;
         }
@@ -279,6 +285,7 @@ impl<'a> ShardThread<'a> {
             return Ok(true);
         }
         if long {
+            self.sweep_late();
             self.backing.sweep_together();
         }
         if long && self.batch.is_some() {
@@ -319,6 +326,7 @@ impl<'a> ShardThread<'a> {
                 self.pipeline.taken.push_back(Taken { session, client, call: Ok(call) });
             }
         }
+        self.take_requests_for_space(most);
         let n = self.sessions.len();
         for k in 0..n {
             let i = (self.turn + k) % n;
@@ -394,10 +402,8 @@ impl<'a> ShardThread<'a> {
                 Statistics::add(&self.statistics.swept, inos.len() as u64);
                 self.backing.unlinked(inos);
             }
-            Message::Status(reply) => {
-                self.commit()?;
-                let _ = reply.send(self.status());
-            }
+            Message::SweptUpTo(mark) => self.swept_up_to(mark)?,
+            Message::Status(reply) => self.tell_status(reply)?,
             Message::Check(reply) => {
                 let report = self.check_here()?;
                 self.check_with_others(report, reply);
@@ -475,8 +481,8 @@ impl<'a> ShardThread<'a> {
         self.recorder.forget_session(id);
         let (mut left, mut replaced) = (Vec::new(), Vec::new());
         self.sweep_numbers(session.slots.iter().filter_map(|slot| slot.reserved).collect())?;
+        session.take_orphans(&mut left);
         for slot in session.slots.iter_mut() {
-            left.append(&mut slot.orphans);
             replaced.append(&mut slot.relaid);
             if let Some(ino) = slot.pending_create.take() {
                 if let Some(orphan) = self.backing.create_settled(ino) {
@@ -490,13 +496,11 @@ impl<'a> ShardThread<'a> {
         if !replaced.is_empty() {
             self.backing.sweep(Sweep::Replaced(replaced));
         }
-        if !left.is_empty() {
-            self.backing.sweep(Sweep::Orphans(left));
-        }
+        self.give_to_sweeper(left);
         Ok(())
     }
 
-    fn status(&self) -> Value {
+    pub(super) fn status(&self) -> Value {
         let space = self.targets.space().unwrap_or_default();
         let s = &self.committed;
         serde_json::json!({

@@ -20,6 +20,8 @@ pub(super) enum Sweep {
     /// Backing files of files that are there and have others now. They are of this node: in a pool of several no file gets
     /// others.
     Replaced(Vec<(Ino, Layout)>),
+    /// Nothing: the shard thread hears when all before it was removed.
+    Mark(u64),
 }
 
 /// True when some of a layout's backing files are on other nodes.
@@ -72,6 +74,7 @@ impl Sweeper {
                 }
                 return true;
             }
+            Sweep::Mark(mark) => return self.tell(Message::SweptUpTo(mark)),
         };
         let (mut swept, mut elsewhere) = (Vec::with_capacity(some.len()), Vec::new());
         for (ino, layout) in some {
@@ -95,10 +98,13 @@ impl Sweeper {
         if swept.is_empty() {
             return true;
         }
-        if self.to_shard.send(Message::Swept(swept)).is_err() {
-            return false;
-        }
+        self.tell(Message::Swept(swept))
+    }
+
+    /// False when there is no shard thread any more.
+    fn tell(&self, message: Message) -> bool {
+        let told = self.to_shard.send(message).is_ok();
         self.doorbell.ring();
-        true
+        told
     }
 }
