@@ -41,6 +41,7 @@ fn exported(function: &Function) -> String {
     let kind = rust(returns);
     let call = match returns.as_str() {
         "const char *" => format!("guard(|| {call})"),
+        "int64_t" => format!("call(|| unsafe {{ {call} }})"),
         _ => format!("call(|| unsafe {{ {call} }}) as {kind}"),
     };
     format!(

@@ -109,9 +109,9 @@ int forebay_removexattr(forebay_pool *pool, const char *path, const char *name, 
  * O_RDONLY, O_WRONLY or O_RDWR with O_CREAT, O_EXCL and O_TRUNC. A new file gets `stripe_count` backing files (1 to
  * 256) with stripes of `stripe_bytes` (a power of two, 4 KiB to 1 GiB; ignored for one backing file). With
  * FOREBAY_STRIPES_DEFAULT added to the count, or with a count of 0, the layout that `forebay layout set` gave the
- * directory takes precedence. Otherwise, if the count is above two and all targets are the same, the file gets a prime
- * near the count. An existing file keeps its layout. Threads may share a forebay_file. After forebay_file_close no call
- * may use it.
+ * directory takes precedence. If the directory has none, the count is above two and all backing files are on one
+ * target, the file gets a prime near the count. An existing file keeps its layout. Threads may share a forebay_file.
+ * After forebay_file_close no call may use it.
  */
 #define FOREBAY_STRIPES_DEFAULT 0x80000000u
 typedef struct forebay_file forebay_file;
@@ -152,8 +152,8 @@ int64_t forebay_file_pwritev(const forebay_file *file, const struct iovec *parts
 /*
  * Reads and writes many ranges of the file, in as few system calls as there are backing files. `runs` and `parts`, each
  * in its order, are the same bytes; -EINVAL if their sums differ. A read returns the number of bytes before the first
- * byte that is behind the end of the file. A write returns all bytes; after an error, any of them may have been
- * written. Bytes between the ranges are never written. A read may fetch small ranges that are near each other through a
+ * byte that is behind the end of the file. A write returns the number of all bytes; after an error, any of them may
+ * have been written. Bytes between the ranges are never written. A read may fetch small ranges that are near each other through a
  * buffer of the library. The `parts` of a read must be writable memory; otherwise the process gets the signal of an
  * invalid store.
  */

@@ -58,6 +58,12 @@ impl Number for () {
     }
 }
 
+impl Number for i64 {
+    fn number(self) -> i64 {
+        self
+    }
+}
+
 macro_rules! number {
     ($($ty:ty),*) => {$(
         impl Number for $ty {
@@ -67,7 +73,7 @@ macro_rules! number {
         }
     )*};
 }
-number!(bool, i32, i64, u64, usize);
+number!(bool, i32, u64, usize);
 
 /// Runs the body of a call inside the guard: its number, or a negative errno.
 pub(crate) fn call<T: Number>(body: impl FnOnce() -> Result<T, Failed>) -> i64 {
@@ -85,9 +91,10 @@ pub(crate) unsafe fn walk<T>(
     let mut path = PathBuffer::new();
     body(&mut path).map_err(|fail| match fail {
         Fail::Code(code) => code.into(),
-        // SAFETY: the caller's promise.
         Fail::Escape => {
-            unsafe { store_path(&path, escape) }.map_or_else(|failed| failed, |_| Failed(ESCAPED))
+            // SAFETY: the caller's promise.
+            let stored = unsafe { store_path(&path, escape) };
+            stored.map_or_else(|failed| failed, |_| Failed(ESCAPED))
         }
     })
 }

@@ -206,6 +206,7 @@ unsafe fn get_xattr(
     }
 }
 
+#[allow(clippy::too_many_arguments)] // As the entry of the table.
 unsafe fn set_xattr(
     pool: &Pool,
     at: Place,
