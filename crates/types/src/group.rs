@@ -1,10 +1,10 @@
 //! What processes that opened a file together have in common: a pointer that each of them moves, and locks that nobody else
 //! meets. Both are at the file's first backing file, with the daemon that has it, under a number that their first process drew.
 
-use crate::backing::LockWish;
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
 use crate::limits::FILE_BYTES_MAX;
+use crate::lock::LockWish;
 
 /// What to do with what a group has. A group that is not there is [`Code::Stale`], but to [`GroupOp::End`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -95,12 +95,6 @@ const NOT_YET_MENDED: &[(&str, &str, &str)] = &[
     ("stage", "large", "engine"),
     ("stage", "large", "small"),
     ("stage", "links", "engine"),
-    ("types", "attr", "request"),
-    ("types", "backing", "request::fields"),
-    ("types", "group", "backing"),
-    ("types", "request::table", "request::fields"),
-    ("types", "transaction", "request::fields"),
-    ("types", "wide", "reply"),
     ("wire", "frame", "limits"),
 ];
 
