@@ -71,12 +71,6 @@ const NOT_YET_MENDED: &[(&str, &str, &str)] = &[
     ("server", "worker::watches::thread", "worker::watches"),
     ("server", "worker::wide", "worker::coordination"),
     ("server", "worker::wide", "worker::shard_thread"),
-    ("stage", "crate", "run"),
-    ("stage", "engine", "small"),
-    ("stage", "large", "engine"),
-    ("stage", "large", "small"),
-    ("stage", "links", "engine"),
-    ("wire", "frame", "limits"),
 ];
 
 /// Each crate's name, and the root files of its library and programs.
