@@ -1,6 +1,6 @@
 //! The locks of the mount's files, by owner, and the requests that wait for one.
 //!
-//! Lock order: what waits, then the table of owners.
+//! Lock order: the waiting requests, then the table of owners.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -17,10 +17,10 @@ use crate::errno::{check, Errno};
 /// First and longest pause between two attempts of a lock that waits.
 pub(crate) const PAUSE: Duration = Duration::from_micros(200);
 pub(crate) const PAUSE_MAX: Duration = Duration::from_millis(20);
-/// Between two attempts to tell a node that a lock was let go.
+/// The pause between two attempts to send an unlock to another node.
 const UNLOCK_PAUSE: Duration = Duration::from_secs(1);
 
-/// Who holds locks of an inode, and of which kind they are.
+/// An owner of locks of an inode, and the kind of the locks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Owner {
     pub(crate) ino: u64,
@@ -32,10 +32,10 @@ pub(crate) struct Owner {
 #[derive(Debug)]
 pub(crate) struct Held {
     pub(crate) owner: Owner,
-    /// The number of the open that the first was taken by.
+    /// The number of the open by which the first lock was taken.
     pub(crate) handle: u64,
     pub(crate) on: On,
-    /// It has had a lock. Until then it is here for one that waits.
+    /// The owner has had a lock. Until then it is in the table for a lock that waits.
     pub(crate) granted: bool,
 }
 
@@ -44,11 +44,12 @@ pub(crate) struct Held {
 pub(crate) enum On {
     /// This descriptor.
     File(OwnedFd),
-    /// What another node's daemon has of them, under this number of the owner: another one each time that the owner has let go of all.
+    /// At another node's daemon, under this number of the owner. The owner gets a new number each time it has released all
+    /// its locks.
     Elsewhere(LocksElsewhere, u64),
 }
 
-/// Who holds locks, by inode.
+/// The owners of locks, by inode.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     pub(crate) by_inode: HashMap<u64, Vec<Held>>,
@@ -81,7 +82,7 @@ impl Table {
     }
 }
 
-/// A lock that waits, and who is told how it went.
+/// A lock that waits, and the callback that receives its outcome.
 pub(crate) struct Wait {
     pub(crate) wish: Wish,
     pub(crate) unique: u64,
@@ -101,9 +102,9 @@ pub(crate) struct Waits {
     pub(crate) list: Vec<Wait>,
     /// Requests that were interrupted before they waited, if they ever do.
     pub(crate) interrupted: VecDeque<u64>,
-    /// The thread that tries them is there.
+    /// The thread that retries them runs.
     pub(crate) is_tended: bool,
-    /// The one that is being tried at another node, and whether it was interrupted meanwhile.
+    /// The lock that is being tried at another node, and whether it was interrupted meanwhile.
     pub(crate) trying: Option<(u64, bool)>,
 }
 
@@ -115,7 +116,7 @@ pub(crate) struct Locks {
     pub(crate) waits: Mutex<Waits>,
     pub(crate) freed: Condvar,
     pub(crate) unlocks: Arc<Unlocks>,
-    /// The thread that tells other nodes again is there.
+    /// The thread that sends unlocks again runs.
     pub(crate) is_telling: Arc<AtomicBool>,
 }
 
@@ -130,7 +131,7 @@ pub(crate) struct Wish {
 }
 
 impl Wish {
-    /// As another node's daemon is asked for it.
+    /// The request for it to another node's daemon.
     pub(crate) fn elsewhere(&self, number: u64) -> LockWish {
         LockWish {
             owner: number,
@@ -222,7 +223,7 @@ impl Locks {
         self.try_again();
     }
 
-    /// An owner has let go of all that it may have at another node, which is told until it has heard.
+    /// Releases all that an owner may have at another node, and sends the unlock until that node acknowledges it.
     pub(crate) fn let_go_elsewhere(&self, locks: LocksElsewhere, number: u64, flock: bool) {
         if self.unlocks.give(locks, number, flock) || self.is_telling.swap(true, Ordering::SeqCst) {
             return;
@@ -233,14 +234,14 @@ impl Locks {
             std::thread::sleep(UNLOCK_PAUSE);
             if unlocks.retry() {
                 is_telling.store(false, Ordering::SeqCst);
-                // One that came between the two saw a thread that was there.
+                // An unlock that came between the two found the thread running.
                 if unlocks.retry() || is_telling.swap(true, Ordering::SeqCst) {
                     return;
                 }
             }
         });
         if started.is_err() {
-            // The next that is let go of tries again.
+            // The next unlock tries to start it again.
             self.is_telling.store(false, Ordering::SeqCst);
         }
     }
@@ -249,22 +250,22 @@ impl Locks {
         self.drop_of(owner.ino, |held| held.owner == owner);
     }
 
-    /// A process's record locks go: it has closed a descriptor of the file.
+    /// Releases a process's record locks: it has closed a descriptor of the file.
     pub(crate) fn drop_posix(&self, ino: u64, owner: u64) {
         self.drop_all(Owner { ino, owner, flock: false });
     }
 
-    /// An open file is gone, and with it its locks. Those that a process took by it went with the flush before.
+    /// Releases the locks of an open file that is gone. The flush before has released those that a process took by it.
     pub(crate) fn drop_opened(&self, ino: u64, handle: u64) {
         self.drop_of(ino, |held| held.handle == handle);
     }
 
-    /// An open file's flock goes with it.
+    /// Releases an open file's flock.
     pub(crate) fn drop_flock(&self, ino: u64, owner: u64) {
         self.drop_all(Owner { ino, owner, flock: true });
     }
 
-    /// Something was let go: who waits is to look at once.
+    /// Retries all waiting locks at once, as a lock was released.
     pub(crate) fn try_again(&self) {
         let mut waits = self.waits();
         if waits.list.is_empty() {
@@ -277,8 +278,8 @@ impl Locks {
         self.freed.notify_one();
     }
 
-    /// The request is to wait no longer. Threads read requests from descriptors of their own, so that the one with this
-    /// word may be ahead of the one with the request.
+    /// Ends the wait of a request. Each thread reads requests from a descriptor of its own, so an interrupt may be read
+    /// before the request that it is for.
     pub(crate) fn interrupt(&self, unique: u64) {
         let mut waits = self.waits();
         if let Some((trying, interrupted)) = &mut waits.trying {
@@ -292,7 +293,7 @@ impl Locks {
             drop(waits);
             return (wait.reply)(libc::EINTR);
         }
-        // Perhaps no lock at all, or answered by now: numbers are never used again, so it harms nothing.
+        // The request may be no lock, or answered by now: numbers are never used again, so keeping it is harmless.
         waits.interrupted.push_back(unique);
         if waits.interrupted.len() > INTERRUPTS_KEPT {
             waits.interrupted.pop_front();

@@ -1,8 +1,8 @@
-//! A pool's place: found or made before its daemon serves, and taken away after.
+//! The place of a pool: found or made before its daemon serves, and removed afterwards.
 //!
-//! Everything here is done by the process that holds the pool's lock. A pool that was killed leaves its lock free, its
-//! sockets dead and its target as it was: opening it again finds the data; `sweep` clears it away. Whatever is made
-//! for a pool that then cannot start is removed again.
+//! Only the process that holds the pool's lock works here. A pool that was killed leaves its lock free, its sockets dead
+//! and its target as it was: opening it again finds the data, and `sweep` removes it. If a pool cannot start, everything
+//! that was made for it is removed again.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -31,7 +31,7 @@ const ENDING_GRACE: Duration = Duration::from_secs(15);
 const LOOK_AGAIN: Duration = Duration::from_millis(10);
 /// Numbers of nodes that lost their data: beyond those that pool files give by place.
 const NEW_NUMBERS: std::ops::RangeInclusive<u16> = 2048..=32_766;
-/// What a pool that is made in the place of one that lost its memory says of that.
+/// The remark of a pool that replaces one whose memory is gone.
 const LOST: &str = "empty: the data of the pool that was here before went with the memory that they were in";
 
 /// A directory whose lock this process holds.
@@ -64,13 +64,13 @@ impl OpenPool {
         std::iter::once(self.target_dir.as_fd()).chain(more).collect()
     }
 
-    /// What keeps other pools from them.
+    /// The locks that keep other pools from the targets.
     pub(crate) fn locks(&self) -> Vec<BorrowedFd<'_>> {
         let more = self.more.iter().map(|target| target.lock.as_fd());
         std::iter::once(self.lock.as_fd()).chain(more).collect()
     }
 
-    /// What `status` tells of the node's targets.
+    /// The node's targets as `status` reports them.
     pub(crate) fn targets_status(&self) -> Vec<Value> {
         let i = &self.identity;
         if i.shard_only {
@@ -103,7 +103,7 @@ pub(crate) fn lock_pool(path: &Path) -> Result<LockedPool> {
     }
 }
 
-/// Opens the pool that is in the directory, or makes one. When that fails, what was made is gone again.
+/// Opens the pool that is in the directory, or makes one. On failure, everything that was made is removed again.
 pub(crate) fn open_pool(locked: LockedPool, options: &PoolOptions) -> Result<OpenPool> {
     match try_open(&locked, options) {
         Ok(Opened { identity, target_dir, more, costs, capabilities, reopened }) => {
@@ -124,7 +124,7 @@ pub(crate) fn open_pool(locked: LockedPool, options: &PoolOptions) -> Result<Ope
 }
 
 impl LockedPool {
-    /// Lets go of a directory in which no pool was made; it goes if it was made for one.
+    /// Releases a directory in which no pool was made, and removes it if it was made for one.
     pub(crate) fn give_up(self) {
         if self.made {
             remove_directory(&self.dir);
@@ -157,7 +157,7 @@ fn try_open(locked: &LockedPool, options: &PoolOptions) -> Result<Opened> {
     }
     let medium = options.media.or(before.as_ref().map(|i| i.media)).unwrap_or(Medium::Dram);
     check_number(dir, before.as_ref(), options)?;
-    // A pool of a run's own has nothing that somebody would miss.
+    // The data of a pool that belongs to one run are not missed.
     let had_data = before.as_ref().is_some_and(|identity| !identity.embedded);
     let made = locked.made || before.as_ref().is_some_and(|identity| identity.made_directory);
     if let Some(identity) = before {
@@ -174,7 +174,7 @@ fn try_open(locked: &LockedPool, options: &PoolOptions) -> Result<Opened> {
             return finish(locked, identity, target_dir, options, true);
         }
     }
-    // Before anything is made: what is refused leaves no target behind.
+    // Before anything is made: a refusal leaves no target behind.
     let renumbered = options.membership.as_ref().filter(|_| options.renumber).map(new_number).transpose()?;
     clear_stray_target(dir)?;
     let (backing, target_dir, capacity_bytes) = make_target(dir, medium, options)?;
@@ -200,7 +200,7 @@ fn try_open(locked: &LockedPool, options: &PoolOptions) -> Result<Opened> {
     }
 }
 
-/// What was a target stays one, as files may lie on it; what was made for a shard alone is too small for one.
+/// A target stays a target, as files may lie on it; a directory that was made for a shard alone is too small for one.
 fn check_kind(dir: &PoolDirectory, identity: &PoolIdentity, options: &PoolOptions) -> Result<()> {
     if identity.shard_only == options.shard_only {
         return Ok(());
@@ -218,7 +218,7 @@ fn check_kind(dir: &PoolDirectory, identity: &PoolIdentity, options: &PoolOption
     Err(Error::new(Code::Invalid, format!("cannot start pool {}", dir.path().display())).why(why).cure(cure))
 }
 
-/// A node's number is its data's for ever.
+/// Refuses another number than that of the node's data, which they keep for ever.
 fn check_number(dir: &PoolDirectory, before: Option<&PoolIdentity>, options: &PoolOptions) -> Result<()> {
     let Some(identity) = before else { return Ok(()) };
     let asked = options.membership.as_ref().map_or(identity.node, |m| m.node);
@@ -238,8 +238,8 @@ fn check_number(dir: &PoolDirectory, before: Option<&PoolIdentity>, options: &Po
         )))
 }
 
-/// A number for a node whose data are gone: one that the pool file does not have. That two such nodes draw the same is refused
-/// when they meet the others.
+/// A number for a node whose data are gone, which the pool file does not have. If two such nodes draw the same number, the
+/// second is refused when it meets the other nodes.
 fn new_number(membership: &Membership) -> Result<u16> {
     if membership.node == forebay_types::NodeId::FIRST.0 {
         return Err(Error::new(Code::Invalid, "cannot renumber node 1")
@@ -278,8 +278,8 @@ fn finish(
     Ok(Opened { identity, target_dir, more, costs, capabilities, reopened })
 }
 
-/// Closes a pool whose worker has ended. Its data stays where it can and `keep` or the medium says so, unless it is to
-/// be discarded whatever it is.
+/// Closes a pool whose worker has ended. With `discard` its data is removed; else it stays if it is on a medium that
+/// persists, or if `keep` is set and its memory can stay mounted.
 pub(crate) fn close_pool(pool: OpenPool, keep: bool, discard: bool) -> Result<Stopped> {
     let OpenPool { dir, lock, identity, target_dir, more, .. } = pool;
     drop(target_dir);
@@ -289,7 +289,7 @@ pub(crate) fn close_pool(pool: OpenPool, keep: bool, discard: bool) -> Result<St
     result
 }
 
-/// Closes what a killed pool left, as its supervisor would have. [`Code::Busy`] when the pool is up after all.
+/// Closes what a killed pool left, as its supervisor would have done. [`Code::Busy`] if the pool is up.
 pub(crate) fn sweep(dir: PoolDirectory, keep: bool) -> Result<Stopped> {
     let lock = dir.lock()?;
     let Some(identity) = PoolIdentity::read(&dir)? else { return Err(dir.not_up()) };
@@ -310,7 +310,7 @@ fn take_away(dir: &PoolDirectory, identity: &PoolIdentity, keep: bool, discard: 
             Backing::Directory => true,
             Backing::Detached => false,
         };
-    // What is on the node's other targets is of no use without the shard.
+    // Data on the node's other targets are of no use without the shard.
     if !data_kept {
         more_targets::take_away(identity);
         remove_target(dir, identity.backing)?;

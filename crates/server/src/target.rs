@@ -1,6 +1,4 @@
-//! One target of a node: made, opened again, its costs told, and removed.
-//!
-//! Whatever is made for a pool that then cannot start is removed again.
+//! One target of a node: making it, opening it again, its costs, and removing it.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -22,7 +20,7 @@ use crate::directory::{
 use crate::identity::{Backing, PoolIdentity};
 use crate::pool_options::PoolOptions;
 
-/// Where memory is found when the pool's directory has none and nobody chose it.
+/// Where memory is found when the pool's directory has none and the user named no directory.
 const SHARED_MEMORY: &str = "/dev/shm";
 
 /// The target of a pool that was here before; none when its data went with its memory.
@@ -64,7 +62,7 @@ pub(crate) fn reopen(
 }
 
 fn open_target(dir: &PoolDirectory) -> Result<OwnedFd> {
-    // A link here is ours: the target may lie in memory elsewhere.
+    // A link here was made by Forebay: the target may lie in memory elsewhere.
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
     rustix::fs::openat(dir.fd(), TARGET_FILE, flags, Mode::empty()).map_err(|e| {
         let error = Error::io(format!("cannot open {}", dir.file(TARGET_FILE).display()), &e.into());
@@ -77,7 +75,7 @@ fn open_target(dir: &PoolDirectory) -> Result<OwnedFd> {
     })
 }
 
-/// Takes away what is in the target's place although no pool says that it is there.
+/// Removes what is in the target's place although no pool has a target there.
 pub(crate) fn clear_stray_target(dir: &PoolDirectory) -> Result<()> {
     let path = dir.file(TARGET_FILE);
     if is_mounted_here(&path)? {
@@ -112,8 +110,8 @@ pub(crate) fn make_target(
     if medium == Medium::Ssd {
         return make_directory_target(dir, medium, options, None);
     }
-    // The pool's own memory first: mounted where it may be, else known to its holders alone. An embedded pool's is
-    // never mounted if that can be helped, so that nothing can be left of it.
+    // The pool's own memory first: mounted if this user may mount, else detached. That of an embedded pool is detached
+    // if possible, so that nothing of it can be left behind.
     let in_memory = is_tmpfs(dir.fd());
     let mut refused = Vec::new();
     let ways: [Backing; 3] = if options.embedded {
@@ -135,7 +133,7 @@ pub(crate) fn make_target(
         };
         match made {
             Ok(made) => return Ok(made),
-            // A capacity that memory does not have is not had another way.
+            // If memory lacks the capacity, the other ways lack it too.
             Err(e) if matches!(e.code, Code::NoSpace | Code::Invalid | Code::Overflow) => return Err(e),
             Err(e) => {
                 tracing::info!("{e}");
@@ -243,7 +241,7 @@ fn placement_costs(
     if identity.backing == Backing::Detached && !identity.embedded {
         costs.push("a private tmpfs: its data goes with the pool, also by `down --keep`".to_owned());
     }
-    // An embedded pool has no use for what a logout spares: it ends with its job.
+    // A logout does not matter to an embedded pool, which ends with its job.
     if let (false, Some(reason)) =
         (identity.embedded, places.iter().find_map(|place| logout_clears(host, place, uid)))
     {
@@ -259,7 +257,7 @@ pub(crate) fn costs_of(
 ) -> Result<(Vec<String>, Value)> {
     let capabilities = Capabilities::of(target_dir)?;
     let real = |path: PathBuf| path.canonicalize().unwrap_or(path);
-    // Where its sockets are counts as much as where its data is.
+    // The place of the sockets counts as much as that of the data.
     let places = [real(dir.path().to_owned()), real(dir.file(TARGET_FILE))];
     let uid = rustix::process::geteuid().as_raw();
     let memory = is_tmpfs(target_dir.as_fd());
@@ -297,7 +295,7 @@ pub(crate) fn remove_target(dir: &PoolDirectory, backing: Backing) -> Result<()>
     match backing {
         Backing::Detached => return Ok(()), // it goes with the last descriptor
         Backing::Tmpfs => {
-            // Programs may have files open in it: it leaves its directory now, memory when they are done.
+            // Programs may have files open in it: the mount is detached now, and its memory is freed when they have ended.
             if is_mounted_here(&path)? {
                 unmount(&path, Unmount::WhenUnused)?;
             }

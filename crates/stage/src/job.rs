@@ -23,7 +23,7 @@ pub(crate) struct Listed<S: Tree, D: Tree> {
 
 /// Something to do.
 pub(crate) enum Job<S: Tree, D: Tree> {
-    /// What the user named, by index.
+    /// The names that the user gave, by index.
     Tops(Range<usize>),
     /// List a source directory from a cursor on.
     List(Branch<S, D>, u64),
@@ -31,7 +31,7 @@ pub(crate) enum Job<S: Tree, D: Tree> {
     Directories(Listed<S, D>),
     /// Enter one directory.
     Directory(Entry<S, D>),
-    /// Stage what is not a directory among these.
+    /// Stage those of these that are not directories.
     Files(Listed<S, D>),
     /// Stage one entry, the n-th attempt; the key is of an inode with several links that this attempt copies.
     File(Entry<S, D>, u32, Option<Key>),
@@ -39,13 +39,13 @@ pub(crate) enum Job<S: Tree, D: Tree> {
     Large(Arc<Large<S, D>>),
 }
 
-/// What one thread has of its own.
+/// The state of one thread.
 pub(crate) struct Worker<S: Tree, D: Tree> {
     pub(crate) buffer: Buffer,
     pub(crate) scratch: Scratch,
     /// Copies that wait to be synced together.
     pub(crate) batch: Vec<Copying<S, D>>,
-    /// The files job in progress; taken when others shall go on with it.
+    /// The files job in progress; taken out when other threads go on with it.
     pub(crate) current: Option<Listed<S, D>>,
 }
 

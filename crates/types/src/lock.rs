@@ -4,25 +4,25 @@ use crate::bytes::{Reader, Writer};
 use crate::error::Code;
 use crate::limits::FILE_BYTES_MAX;
 
-/// What a lock is to do.
+/// The kind of a lock request.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LockKind {
     /// Keep writers out.
     Read,
-    /// Keep everybody out.
+    /// Keep readers and writers out.
     Write,
-    /// Let go.
+    /// Release it.
     Unlock,
 }
 
 /// A lock of a range of a file, or of all of it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LockWish {
-    /// Whose it is within the process that asks.
+    /// Its owner within the requesting process.
     pub owner: u64,
     /// Of flock(2), which has no range, and not of fcntl(2).
     pub flock: bool,
-    /// What it is to do.
+    /// Its kind.
     pub kind: LockKind,
     /// First byte.
     pub start: u64,

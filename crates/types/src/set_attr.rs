@@ -22,7 +22,7 @@ pub enum TimeSet {
 pub struct SetAttr {
     /// Permission bits (07777).
     pub mode: Option<u32>,
-    /// Owner. A change of owner or group by the door clears set-id bits by setting `mode` too.
+    /// Owner. An interface that changes owner or group clears set-id bits by setting `mode` too.
     pub uid: Option<u32>,
     /// Group.
     pub gid: Option<u32>,
@@ -32,7 +32,8 @@ pub struct SetAttr {
     pub atime: TimeSet,
     /// Modification time.
     pub mtime: TimeSet,
-    /// Of a directory: nodes that the entries of directories made in it are cut over, 2 to [`WIDTH_MAX`]; 0 for one.
+    /// Of a directory: the number of nodes over which the entries of new directories in it are distributed, 2 to
+    /// [`WIDTH_MAX`]; 0 for one.
     ///
     /// [`WIDTH_MAX`]: crate::limits::WIDTH_MAX
     pub width_of_new: Option<u8>,
@@ -102,7 +103,7 @@ impl SetAttr {
     /// Makes the changes in attributes, at a time.
     ///
     /// # Errors
-    /// What cannot be changed of such an inode; nothing is changed then.
+    /// The error of the first change that such an inode does not allow; then nothing is changed.
     pub fn apply(&self, attr: &mut Attr, now: Timestamp) -> Result<(), Code> {
         if self.mode.is_some() && attr.is_symlink() {
             return Err(Code::NotSupported);

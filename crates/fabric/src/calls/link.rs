@@ -1,4 +1,4 @@
-//! Links: those of nodes that ask this one, and those to nodes that this one asks.
+//! Links: incoming ones, of nodes that send requests here, and outgoing ones, to nodes that serve requests of this node.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -7,15 +7,15 @@ use forebay_wire::{Hello, Initiator, Session};
 
 use crate::endpoint::Peer;
 
-/// A link of another node's.
+/// A link from another node.
 #[derive(Debug)]
 pub(super) struct Incoming {
     pub(super) hello: Hello,
     pub(super) session: Box<Session>,
-    /// A frame under the session's key has come: it is who it says, now and not in a replay.
+    /// A frame under the session's key has come: the peer is the node that it says, and this is no replay.
     pub(super) proven: bool,
     pub(super) heard: Duration,
-    /// Requests that were handed out and not answered.
+    /// Requests that were handed to the user and not answered.
     pub(super) asked: BTreeSet<u64>,
 }
 
@@ -24,7 +24,7 @@ pub(super) struct Incoming {
 pub(super) struct Up {
     pub(super) link: u64,
     pub(super) session: Box<Session>,
-    /// When something that opened last came.
+    /// When the last valid frame came.
     pub(super) heard: Duration,
     /// When something was last sent.
     pub(super) spoke: Duration,
@@ -38,7 +38,7 @@ pub(super) struct Asking {
     pub(super) pause: Duration,
 }
 
-/// A node that is asked.
+/// A node that this node sends requests to.
 #[derive(Debug)]
 pub(super) struct Neighbour {
     pub(super) address: Vec<u8>,
@@ -47,11 +47,11 @@ pub(super) struct Neighbour {
     pub(super) asking: Option<Asking>,
     /// Calls that are not answered.
     pub(super) calls: BTreeSet<u64>,
-    /// Since when it was wanted and not up; None while it is up or nobody wants it.
+    /// Since when calls have waited for the link; None while it is up or no call waits.
     pub(super) missed: Option<Duration>,
     /// The user was told that it is unreachable, and not yet that it is up.
     pub(super) told_down: bool,
-    /// Refused us in words: not asked again before this time.
+    /// It refused the handshake with a reason: not tried again before this time.
     pub(super) refused_until: Duration,
 }
 

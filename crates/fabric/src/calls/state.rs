@@ -24,16 +24,16 @@ pub(super) enum To {
 pub(super) struct Leaving {
     pub(super) to: To,
     pub(super) frame: Vec<u8>,
-    /// Whose link it is on, for when it fails: 0 for an incoming one's.
+    /// The node of the link that it leaves on, for the case that it fails; 0 for an incoming link.
     pub(super) node: u16,
 }
 
 /// What a link's number, in the frames that come, stands for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Role {
-    /// A link of ours to this node.
+    /// A link from here to this node.
     Out(NodeId),
-    /// A link of another's to us.
+    /// A link from another node to here.
     In,
 }
 
@@ -58,21 +58,21 @@ pub(super) struct State {
     pub(super) settings: CallsSettings,
     pub(super) entropy: Entropy,
     pub(super) incarnation: u64,
-    /// Which data a node has been met with.
+    /// The data that each node had when this node first met it.
     pub(super) expected: BTreeMap<NodeId, u32>,
     pub(super) address: Vec<u8>,
     pub(super) now: Duration,
     pub(super) links: BTreeMap<u64, Role>,
     pub(super) neighbours: BTreeMap<NodeId, Neighbour>,
     pub(super) incoming: BTreeMap<u64, Incoming>,
-    /// The proven link of each start of each node that asks.
+    /// The proven link of each start of each node that sends requests.
     pub(super) askers: BTreeMap<(NodeId, u64), u64>,
     pub(super) calls: BTreeMap<u64, Call>,
     pub(super) next_call: u64,
     pub(super) leaving: VecDeque<Leaving>,
     pub(super) happened: VecDeque<CallEvent>,
     pub(super) statistics: Statistics,
-    /// When something that opened last came, from anybody.
+    /// When the last valid frame came, from any node.
     pub(super) heard: Duration,
     pub(super) timers_at: Duration,
 }
@@ -110,7 +110,7 @@ impl State {
         now_us.saturating_add_signed(self.settings.clock_ahead_us)
     }
 
-    /// Why a peer is not who its number says, if so: its data are others than that node was met with.
+    /// Why a peer is not the node that its number says: it has other data than that node had when it was met.
     pub(super) fn lacks_its_data(&self, peer: &Hello) -> Option<String> {
         let expected = self.expected.get(&peer.node)?;
         (data_of(peer.incarnation) != *expected).then(|| {
@@ -121,7 +121,7 @@ impl State {
         })
     }
 
-    /// A number for a link that nobody can guess: to whom it was not told, frames to it are not even looked at.
+    /// A number for a link that cannot be guessed: frames with unknown numbers are dropped unread.
     pub(super) fn new_link(&mut self) -> u64 {
         loop {
             let link = self.entropy.u64();
@@ -131,7 +131,7 @@ impl State {
         }
     }
 
-    /// A message came, from anyone.
+    /// Handles a message, which any sender may have sent.
     pub(super) fn hear(&mut self, message: &[u8]) {
         self.statistics.messages_in += 1;
         for frame in Frames::of(message) {
@@ -145,7 +145,7 @@ impl State {
         }
     }
 
-    /// Nobody was heard for a while, though there are nodes that should be: those that are asked, and those that ask.
+    /// No node was heard for a while, although there are nodes with links from or to here.
     pub(super) fn hears_nobody(&self) -> bool {
         let expected = self.neighbours.values().any(Neighbour::is_wanted) || !self.askers.is_empty();
         expected && self.now >= self.heard + self.settings.quiet
@@ -164,13 +164,13 @@ impl State {
         }
     }
 
-    /// Where who asked is, while it has a link.
+    /// The address of the node that sent a request, while it has a link.
     pub(super) fn address_of_asker(&self, asker: &Ticket) -> Option<Vec<u8>> {
         let link = self.askers.get(&(asker.node, asker.incarnation))?;
         self.incoming.get(link).map(|i| i.hello.address.clone())
     }
 
-    /// Where a node is that is known either way.
+    /// The address of a node with a link in either direction.
     pub(super) fn address_of(&self, node: NodeId) -> Option<Vec<u8>> {
         if let Some(neighbour) = self.neighbours.get(&node) {
             return Some(neighbour.address.clone());
@@ -179,17 +179,17 @@ impl State {
         self.incoming.get(link).map(|i| i.hello.address.clone())
     }
 
-    /// Does what is due by the clock.
+    /// Does what the timers say is due.
     pub(super) fn timers(&mut self) {
         self.outgoing_timers();
         self.incoming_timers();
         self.call_timers();
-        // While nothing is asked there are only heartbeats.
+        // Without calls there are only heartbeats.
         let busy = !self.calls.is_empty() || self.neighbours.values().any(Neighbour::is_asking);
         self.timers_at = self.now + if busy { self.settings.tick() } else { self.settings.heartbeat / 2 };
     }
 
-    /// Something new is under way: its timers are looked at soon.
+    /// A new call or link needs its timers checked soon.
     pub(super) fn soon(&mut self) {
         self.timers_at = self.timers_at.min(self.now + self.settings.tick());
     }

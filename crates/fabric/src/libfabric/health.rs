@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use super::sockets::Sockets;
 
-/// Between two openings: at first, and if they follow each other within `reopen::REOPEN_SOON`.
+/// The pause between two openings: at first, and if they follow each other within `reopen::REOPEN_SOON`.
 pub(super) const REOPEN_PAUSE: (Duration, Duration) = (Duration::from_secs(2), Duration::from_secs(4));
 /// The token and the tag of a message to itself.
 pub(super) const PROBE: u64 = u64::MAX;
@@ -51,7 +51,7 @@ impl Health {
         }
     }
 
-    /// A message with the tag of probes came, from anyone.
+    /// Handles a message with the tag of probes, which any sender may have sent.
     pub(super) fn probe_came(&mut self, bytes: &[u8]) {
         if self.probe.as_ref().is_some_and(|probe| bytes == probe.nonce.to_ne_bytes()) {
             self.probe = None;

@@ -26,7 +26,8 @@ use crate::endpoint::{Endpoint, Local, Peer};
 
 /// How often sockets are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
-/// A message to itself comes within this time, and so many calls of `progress`, or not at all: the process may have been stopped.
+/// A message to itself is lost if it has not come after this time and so many calls of `progress`: time alone does not
+/// suffice, as the process may have been stopped.
 const PROBE_COMES_WITHIN: Duration = Duration::from_secs(2);
 const PROBE_CALLS: u32 = 50;
 /// Between two probes.
@@ -58,7 +59,7 @@ impl LibfabricEndpoint {
         self.start(peer, Work::Send(Sending { token: PROBE, tag: PROBE, bytes, deadline, buffer }));
     }
 
-    /// Looks whether the endpoint hears, and opens it anew if not.
+    /// Checks whether the endpoint still receives, and opens it again if not.
     pub(super) fn look_at_health(&mut self, now: Duration) {
         let mut deaf = None;
         if let Some(probe) = &mut self.health.probe {
@@ -126,7 +127,7 @@ impl LibfabricEndpoint {
             if closed {
                 self.settle(*operation, failed());
             } else {
-                // The provider may touch it yet: its memory is kept for ever. Its user hears of it now; of transfers, below.
+                // The provider may still use its memory, which is never freed. Sends are reported here, transfers below.
                 if let (Work::Send(send), false) = (&operation.work, operation.told) {
                     let (token, peer) = (send.token, operation.peer);
                     self.reports.push_back(Report { token, peer, failed: failed() });

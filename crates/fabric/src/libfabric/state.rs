@@ -43,7 +43,7 @@ pub(super) struct PeerState {
     pub(super) unconnected: Option<Duration>,
 }
 
-/// What the next `progress` tells.
+/// An event that the next `progress` reports.
 #[derive(Debug)]
 pub(super) struct Report {
     pub(super) token: u64,
@@ -62,7 +62,7 @@ pub struct LibfabricEndpoint {
     pub(super) entropy: Entropy,
     pub(super) peers: Vec<PeerState>,
     pub(super) by_address: BTreeMap<Vec<u8>, Peer>,
-    /// What the provider has, and what waits.
+    /// Operations that the provider has, and those that wait.
     pub(super) operations: std::collections::HashSet<*mut Operation>,
     pub(super) moving: BTreeMap<u64, Moving>,
     pub(super) next_moving: u64,
@@ -83,7 +83,7 @@ pub struct LibfabricEndpoint {
     pub(super) under_way: usize,
     pub(super) receives: usize,
     pub(super) health: Health,
-    /// Addresses of nodes, if it was told any.
+    /// Addresses of nodes that were admitted, if any.
     pub(super) admitted: std::collections::BTreeSet<Vec<u8>>,
     /// Memory that was registered before the endpoint was closed, while it cannot be opened again.
     pub(super) lost: Vec<(Local, Arc<Region>, u64, u64)>,
@@ -136,8 +136,8 @@ impl LibfabricEndpoint {
             limits: Limits {
                 message_bytes: settings.message_bytes.min(max_message),
                 waiting_per_peer: WAITING_PER_PEER,
-                // A transfer in several pieces may lack one in the middle when its end is there: one fails, and the next goes by a new
-                // connection.
+                // A transfer in several pieces may have its end in place and lack a piece in the middle: that piece failed,
+                // and the next went by a new connection.
                 in_order: objects.in_order && piece_bytes >= MOVE_BYTES_MAX,
             },
             origin: Instant::now(),
@@ -188,7 +188,7 @@ impl LibfabricEndpoint {
         self.register_with(region, access, None).map(|(mr, _)| mr)
     }
 
-    /// Registers a whole region, under this key or any; the key that was asked for.
+    /// Registers a whole region, under this key or any; gives the key that was requested.
     pub(super) fn register_with(
         &mut self,
         region: &Region,
@@ -269,7 +269,7 @@ impl LibfabricEndpoint {
         }
     }
 
-    /// Checks what libfabric takes on trust: that bytes from the network are an address of our own kind.
+    /// Checks what libfabric trusts: that bytes from the network are an address of this endpoint's kind.
     pub(super) fn sound_address(&self, address: &[u8]) -> bool {
         // SAFETY: the info lives as long as the endpoint.
         let format = unsafe { (*self.objects.info).addr_format };
