@@ -7,8 +7,8 @@ use forebay_data::{
     attached_tmpfs, check_capacity, default_capacity, detached_tmpfs, is_mounted_here, logout_clears,
     unmount, Bounds, Capabilities, Host, HugePages, Medium, Unmount,
 };
-use forebay_types::limits::CAPACITY_BYTES_MIN;
 use forebay_sys::file_system::FileSystem;
+use forebay_types::limits::CAPACITY_BYTES_MIN;
 use forebay_types::{Code, Error, Result};
 use rustix::fs::{Mode, OFlags};
 use serde_json::{json, Value};
