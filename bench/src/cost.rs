@@ -1,7 +1,8 @@
 //! What the preload library costs programs that use files outside the pool: each call beside libc's own, and whole
 //! programs with the library and without.
 
-use crate::drive::{c_path, check, close, create, write_all, Orders};
+use crate::calls::{c_path, check, close, create, write_all};
+use crate::orders::Orders;
 use crate::report::{Table, Target};
 use crate::systems::{said, System};
 use std::ffi::{c_char, c_int, c_void, CStr, CString, OsStr};
@@ -284,7 +285,7 @@ fn calls(forebay: &System<'_>, tmpfs: &System<'_>, repetitions: usize) -> Result
     };
     for _ in 0..repetitions {
         // The library is loaded; the files are on tmpfs.
-        let times = forebay.drive_in(&tmpfs.root, "calls", &crate::run::orders())?;
+        let times = forebay.drive_in(&tmpfs.root, "calls", &Orders::default())?;
         for (name, _) in CALLS {
             let target = Target::Ratio { against: WITHOUT.into(), at_least: 0.98 };
             for (column, label) in ["linked", "libc's own"].into_iter().enumerate() {

@@ -1,7 +1,8 @@
 //! Bytes per second.
 
-use crate::drive::{c_path, check, close, Orders};
+use crate::calls::{c_path, check, close};
 use crate::gate::Gate;
+use crate::orders::Orders;
 
 /// The phases, in the order in which the driver times them.
 pub(crate) const PHASES: [&str; 3] = ["first write", "rewrite", "read"];

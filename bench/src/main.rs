@@ -5,6 +5,7 @@
 //! and the targets they are held to, and writes all samples as JSON. `forebay-bench drive` is the same driver for every
 //! system: it makes plain calls of the C library on a path, in processes that start together (`drive`).
 
+mod calls;
 mod cost;
 mod data;
 mod drive;
@@ -14,8 +15,10 @@ mod meta;
 mod mount;
 mod mpi;
 mod nodes;
+mod orders;
 mod report;
 mod run;
+mod sizes;
 mod stage;
 mod systems;
 mod tools;

@@ -1,7 +1,8 @@
 //! Metadata operations per second.
 
-use crate::drive::{c_path, check, close, create, write_all, Orders};
+use crate::calls::{c_path, check, close, create, write_all};
 use crate::gate::Gate;
+use crate::orders::Orders;
 use std::ffi::CString;
 
 /// The phases, in the order in which the driver times them.

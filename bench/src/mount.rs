@@ -1,8 +1,9 @@
 //! The mount beside the medium that is under it and beside bindfs over tmpfs, a FUSE file system that passes on what it
 //! is asked.
 
-use crate::drive::{c_path, check, close, create, Orders};
+use crate::calls::{c_path, check, close, create};
 use crate::gate::Gate;
+use crate::orders::Orders;
 use crate::report::{Table, Target};
 use crate::systems::{said, Pool, System};
 use std::ffi::CString;
@@ -74,7 +75,7 @@ impl Drop for Mounted {
 }
 
 /// The tables, if a file system can be mounted here; else why not is said.
-pub(crate) fn measure(pool: &Pool, tmpfs: &Path, sizes: &crate::run::Sizes) -> Result<Vec<Table>, String> {
+pub(crate) fn measure(pool: &Pool, tmpfs: &Path, sizes: &crate::sizes::Sizes) -> Result<Vec<Table>, String> {
     let mounted = match Mounted::forebay(pool, MOUNT, &[]) {
         Ok(mounted) => mounted,
         Err(message) => {
@@ -128,7 +129,7 @@ fn target(against: &str, at_least: f64) -> Vec<Target> {
 fn names_alone_and_not(
     pool: &Pool,
     against: &dyn Fn(System<'static>) -> Result<Vec<System<'static>>, String>,
-    sizes: &crate::run::Sizes,
+    sizes: &crate::sizes::Sizes,
 ) -> Result<[Table; 2], String> {
     let pool = pool.another(NAMES_CAPACITY_BYTES)?;
     let mounted = Mounted::forebay(&pool, "names", &[])?;
@@ -142,7 +143,7 @@ fn names_alone_and_not(
 
 fn names(
     systems: &[System<'_>],
-    sizes: &crate::run::Sizes,
+    sizes: &crate::sizes::Sizes,
     how: &str,
     targets: bool,
 ) -> Result<Table, String> {
@@ -155,8 +156,8 @@ fn names(
     };
     for repetition in 0..sizes.repetitions {
         for processes in [1, 2] {
-            for column in crate::run::turns(systems, repetition) {
-                let orders = Orders { processes, files: sizes.files, ..crate::run::orders() };
+            for column in crate::systems::turns(systems, repetition) {
+                let orders = Orders { processes, files: sizes.files, ..Orders::default() };
                 let rates = systems[column].drive("names", &orders)?;
                 for phase in NAMES {
                     let Some((_, rate)) = rates.iter().find(|(name, _)| name == phase) else { continue };
@@ -178,7 +179,7 @@ fn names(
 /// The phases of a driver for several sizes of blocks, on all systems.
 fn throughput(
     systems: &[System<'_>],
-    sizes: &crate::run::Sizes,
+    sizes: &crate::sizes::Sizes,
     title: &str,
     (drivers, blocks): (&[&str], &[usize]),
     targets: impl Fn(&str) -> Vec<Target>,
@@ -192,8 +193,8 @@ fn throughput(
     };
     for repetition in 0..sizes.repetitions {
         for &block in blocks {
-            for column in crate::run::turns(systems, repetition) {
-                let orders = Orders { bytes: sizes.bytes, block, ..crate::run::orders() };
+            for column in crate::systems::turns(systems, repetition) {
+                let orders = Orders { bytes: sizes.bytes, block, ..Orders::default() };
                 for driver in drivers {
                     for (phase, rate) in systems[column].drive(driver, &orders)? {
                         let label = format!("{phase}, {} KiB", block / KIB);
@@ -207,14 +208,14 @@ fn throughput(
     Ok(table)
 }
 
-fn data(systems: &[System<'_>], sizes: &crate::run::Sizes) -> Result<Table, String> {
+fn data(systems: &[System<'_>], sizes: &crate::sizes::Sizes) -> Result<Table, String> {
     let how = (["data", "mapped"].as_slice(), [4 * KIB, 128 * KIB, MIB].as_slice());
     throughput(systems, sizes, "(e) data through the mount", how, |_| target(MEDIUM, 0.95))
 }
 
 /// What passthrough cannot serve goes by requests. bindfs has the kernel keep what it read and wrote, so that it is asked
 /// for nothing the second time: only the first reading is one of data that are asked for.
-fn transfers(systems: &[System<'_>], sizes: &crate::run::Sizes) -> Result<Table, String> {
+fn transfers(systems: &[System<'_>], sizes: &crate::sizes::Sizes) -> Result<Table, String> {
     let how = (["transfers"].as_slice(), [128 * KIB, MIB].as_slice());
     throughput(systems, sizes, "(e) data that passthrough cannot serve", how, |phase| match phase {
         READ_AGAIN => Vec::new(),
@@ -223,7 +224,7 @@ fn transfers(systems: &[System<'_>], sizes: &crate::run::Sizes) -> Result<Table,
 }
 
 /// Times of building a tree of C sources.
-fn builds(mounts: &[System<'_>], medium: &System<'_>, sizes: &crate::run::Sizes) -> Result<Table, String> {
+fn builds(mounts: &[System<'_>], medium: &System<'_>, sizes: &crate::sizes::Sizes) -> Result<Table, String> {
     let systems: Vec<&System<'_>> = mounts.iter().chain([medium]).collect();
     let mut table = Table {
         title: "(e) a source tree unpacked and built (bench/tree)".into(),

@@ -88,7 +88,7 @@ fn runs(program: &str) -> bool {
 pub(crate) fn measure(
     pool: &Pool,
     tmpfs: &Path,
-    sizes: &crate::run::Sizes,
+    sizes: &crate::sizes::Sizes,
     show: &mut dyn FnMut(Table),
 ) -> Result<(), String> {
     let built = Built(std::env::temp_dir().join(format!("forebay-bench-mpi-{}", std::process::id())));
@@ -122,7 +122,7 @@ fn ior(
     pool: &Pool,
     tmpfs: &Path,
     huge: Option<&HugeTmpfs>,
-    sizes: &crate::run::Sizes,
+    sizes: &crate::sizes::Sizes,
 ) -> Result<Option<Table>, String> {
     let Ok(libraries) = said(Command::new("sh").args(["-c", "ldd \"$(command -v ior)\""])) else {
         println!("\n(f) ior is not on PATH");
@@ -156,7 +156,7 @@ fn ior(
     ] {
         let kind = if collective { "collective" } else { "independent" };
         let label = format!("{api}, {} bytes a transfer, {kind}", options[1]);
-        for column in crate::run::turns(&systems, table.rows.len()) {
+        for column in crate::systems::turns(&systems, table.rows.len()) {
             let mut command = systems[column].command(mpi.launcher[0]);
             command.args(&mpi.launcher[1..]).args(["2", "ior", "-a", api, "-w", "-r", "-i"]);
             command.arg(sizes.repetitions.to_string()).args(options);
@@ -211,7 +211,7 @@ fn one(
     pool: &Pool,
     tmpfs: &Path,
     huge: Option<&HugeTmpfs>,
-    sizes: &crate::run::Sizes,
+    sizes: &crate::sizes::Sizes,
 ) -> Result<Vec<Table>, String> {
     let systems = systems(pool, tmpfs, huge)?;
     let columns: Vec<String> = systems.iter().map(|s| s.name.clone()).collect();
@@ -243,7 +243,7 @@ fn one(
         Ok(map.into_iter().filter_map(|(name, value)| Some((name, value.as_f64()?))).collect())
     };
     for repetition in 0..sizes.repetitions {
-        for column in crate::run::turns(&systems, repetition) {
+        for column in crate::systems::turns(&systems, repetition) {
             let system = &systems[column];
             for (label, value) in run(system, &system.root.join("shared"), bytes)? {
                 match label.strip_prefix("us of ") {

@@ -1,68 +1,15 @@
 //! The order of events: systems up and aged, sections one by one, tables, the record.
 
-use crate::drive::Orders;
+use crate::orders::Orders;
 use crate::report::{Table, Target};
-use crate::systems::{Pool, System};
+use crate::sizes::Sizes;
+use crate::systems::{turns, Pool, System};
 use crate::{cost, data, machine, meta, mount, mpi, nodes, stage, tools};
 use std::path::PathBuf;
 
-/// Repetitions of every measurement.
-const REPETITIONS: usize = 5;
 const MIB: usize = 1 << 20;
 /// The disk gets one file in so many.
 const DISK_PART: usize = 5;
-
-/// How large the measurements are.
-pub(crate) struct Sizes {
-    /// Repetitions.
-    pub(crate) repetitions: usize,
-    /// Files of each process in metadata measurements.
-    pub(crate) files: usize,
-    /// Bytes of all processes in data measurements.
-    pub(crate) bytes: usize,
-    /// Small files that are staged.
-    pub(crate) staged_files: usize,
-    /// Bytes of the large file that is staged.
-    pub(crate) staged_bytes: u64,
-    /// Bytes of the pool.
-    capacity_bytes: u64,
-}
-
-impl Sizes {
-    fn new(quick: bool) -> Result<Sizes, String> {
-        let sizes = if quick {
-            Sizes {
-                repetitions: 3,
-                files: 4000,
-                bytes: 256 * MIB,
-                staged_files: 2000,
-                staged_bytes: 512 << 20,
-                capacity_bytes: 2 << 30,
-            }
-        } else {
-            Sizes {
-                repetitions: REPETITIONS,
-                files: 20_000,
-                bytes: 1024 * MIB,
-                staged_files: 10_000,
-                staged_bytes: 4 << 30,
-                capacity_bytes: 6 << 30,
-            }
-        };
-        // The pool, as much on tmpfs, the source in the page cache.
-        let needed = 3 * sizes.capacity_bytes;
-        let free = machine::memory_bytes("MemAvailable");
-        if free < needed {
-            let gib = |bytes: u64| bytes as f64 / (1 << 30) as f64;
-            return Err(format!(
-                "needs {:.0} GiB of free memory and finds {:.1}: free some, or use QUICK=1 (6 GiB)",
-                gib(needed),
-                gib(free)
-            ));
-        }
-        Ok(sizes)
-    }
-}
 
 pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
     let (mut binaries, mut results, mut disk) = (None, None, std::env::temp_dir());
@@ -160,7 +107,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<(), String> {
 fn age(systems: &[System<'_>], sizes: &Sizes) -> Result<(), String> {
     for system in systems {
         let bytes = if system.is_disk { sizes.bytes } else { sizes.capacity_bytes as usize / 10 * 9 };
-        system.drive("age", &Orders { files: 5 * files_on(system, sizes), bytes, ..orders() })?;
+        system.drive("age", &Orders { files: 5 * files_on(system, sizes), bytes, ..Orders::default() })?;
     }
     Ok(())
 }
@@ -172,16 +119,6 @@ fn files_on(system: &System<'_>, sizes: &Sizes) -> usize {
     } else {
         sizes.files
     }
-}
-
-pub(crate) fn orders() -> Orders {
-    Orders { root: String::new(), processes: 1, shared: true, files: 0, bytes: 0, block: MIB, random: false }
-}
-
-/// The systems' numbers, begun by another one in each repetition.
-pub(crate) fn turns(systems: &[System<'_>], repetition: usize) -> impl Iterator<Item = usize> {
-    let count = systems.len();
-    (0..count).map(move |i| (i + repetition) % count)
 }
 
 fn columns(systems: &[System<'_>]) -> Vec<String> {
@@ -208,7 +145,7 @@ fn metadata(systems: &[System<'_>], sizes: &Sizes) -> Result<Table, String> {
         for (processes, shared) in [(1, true), (2, true), (2, false), (4, true), (4, false)] {
             for column in turns(systems, repetition) {
                 let files = files_on(&systems[column], sizes);
-                let orders = Orders { processes, shared, files, ..orders() };
+                let orders = Orders { processes, shared, files, ..Orders::default() };
                 let rates = systems[column].drive("meta", &orders)?;
                 for phase in meta::PHASES {
                     let Some((_, rate)) = rates.iter().find(|(name, _)| name == phase) else { continue };
@@ -254,7 +191,7 @@ fn throughput(systems: &[System<'_>], sizes: &Sizes) -> Result<Table, String> {
                 for (processes, shared) in [(1, true), (2, true), (2, false)] {
                     for column in turns(systems, repetition) {
                         let bytes = sizes.bytes;
-                        let orders = Orders { processes, shared, bytes, block, random, ..orders() };
+                        let orders = Orders { processes, shared, bytes, block, random, ..Orders::default() };
                         let rates = systems[column].drive("data", &orders)?;
                         for phase in data::PHASES {
                             let Some((_, rate)) = rates.iter().find(|(name, _)| name == phase) else {

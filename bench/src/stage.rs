@@ -6,7 +6,7 @@
 //! back from a virtual machine to its host, and then its first touch costs several times the copy.
 
 use crate::report::{Table, Target};
-use crate::run::Sizes;
+use crate::sizes::Sizes;
 use crate::systems::{said, Pool};
 use std::fs;
 use std::path::{Path, PathBuf};

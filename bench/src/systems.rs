@@ -1,5 +1,6 @@
 //! The file systems that are compared, and how a command is run on each.
 
+use crate::orders::Orders;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -134,11 +135,7 @@ impl<'a> System<'a> {
     }
 
     /// Runs a driver in a new directory, and gives the rates that it printed.
-    pub(crate) fn drive(
-        &self,
-        what: &str,
-        orders: &crate::drive::Orders,
-    ) -> Result<Vec<(String, f64)>, String> {
+    pub(crate) fn drive(&self, what: &str, orders: &Orders) -> Result<Vec<(String, f64)>, String> {
         self.drive_in(&self.root, what, orders)
     }
 
@@ -147,11 +144,11 @@ impl<'a> System<'a> {
         &self,
         root: &Path,
         what: &str,
-        orders: &crate::drive::Orders,
+        orders: &Orders,
     ) -> Result<Vec<(String, f64)>, String> {
         let root = root.join("drive");
         said(self.command("mkdir").arg(&root))?;
-        let orders = crate::drive::Orders { root: root.to_string_lossy().into_owned(), ..orders.clone() };
+        let orders = Orders { root: root.to_string_lossy().into_owned(), ..orders.clone() };
         let this = std::env::current_exe().map_err(|e| format!("this program's path: {e}"))?;
         let text = said(self.command(this).args(orders.arguments(what)))?;
         said(self.command("rmdir").arg(&root))?;
@@ -168,6 +165,12 @@ impl Drop for System<'_> {
             std::fs::remove_dir_all(&self.root).ok();
         }
     }
+}
+
+/// The systems' numbers, begun by another one in each repetition.
+pub(crate) fn turns(systems: &[System<'_>], repetition: usize) -> impl Iterator<Item = usize> {
+    let count = systems.len();
+    (0..count).map(move |i| (i + repetition) % count)
 }
 
 /// Runs a command that must succeed; what it printed.

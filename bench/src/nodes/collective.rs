@@ -3,10 +3,10 @@
 
 use std::path::Path;
 
-use super::Hosts;
+use super::hosts::Hosts;
 use crate::mpi::{Mpi, MPIS};
 use crate::report::Table;
-use crate::run::Sizes;
+use crate::sizes::Sizes;
 use crate::systems::said;
 
 const NODES: usize = 4;

@@ -5,11 +5,12 @@ use std::ffi::CString;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use super::hosts::Hosts;
 use super::library::Library;
-use super::{raw, Hosts};
-use crate::drive::Orders;
+use super::raw;
+use crate::orders::Orders;
 use crate::report::{Table, Target};
-use crate::run::{orders, Sizes};
+use crate::sizes::Sizes;
 use crate::systems::said;
 
 const CAPACITY_BYTES: u64 = 512 << 20;
@@ -34,7 +35,7 @@ pub(super) fn measure(binaries: &Path, sizes: &Sizes) -> Result<Table, String> {
     hosts.up(2, CAPACITY_BYTES)?;
     let this = std::env::current_exe().map_err(|e| format!("this program's path: {e}"))?;
     let drive = |node: usize, what: &str, block: usize| {
-        let orders = Orders { root: "/far".into(), bytes: FILE_BYTES, block, ..orders() };
+        let orders = Orders { root: "/far".into(), bytes: FILE_BYTES, block, ..Orders::default() };
         let mut command = hosts.on(node, &this);
         command.args(orders.arguments(what)).env(POOL_VARIABLE, hosts.pool(node));
         said(command.env(LIBRARY_VARIABLE, binaries.join("libforebay.so")))

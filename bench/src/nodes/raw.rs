@@ -14,7 +14,7 @@ use forebay_fabric::{
 use forebay_types::{Caller, Code, NodeId, Reply, Request};
 use forebay_wire::{Memory, Message, Secret, Stamp};
 
-use super::Hosts;
+use super::hosts::Hosts;
 use crate::systems::said;
 
 /// Longest transfer.

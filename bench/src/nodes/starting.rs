@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::time::Instant;
 
-use super::Hosts;
+use super::hosts::Hosts;
 use crate::report::{Table, Target};
-use crate::run::Sizes;
+use crate::sizes::Sizes;
 use crate::systems::said;
 
 const BOUND: &str = "bound";

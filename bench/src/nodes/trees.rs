@@ -8,12 +8,14 @@ use std::ffi::CString;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 
-use super::{raw, Hosts};
-use crate::drive::{check, close, create, Orders};
+use super::hosts::Hosts;
+use super::raw;
+use crate::calls::{check, close, create};
 use crate::gate::now_ns;
 use crate::meta::stat;
+use crate::orders::Orders;
 use crate::report::{Table, Target};
-use crate::run::{orders, Sizes};
+use crate::sizes::Sizes;
 use crate::systems::said;
 
 const PHASES: [&str; 3] = ["create", "stat", "unlink"];
@@ -115,7 +117,7 @@ fn together(
     }
     let shared = place != Place::Own;
     let this = std::env::current_exe().map_err(|e| format!("this program's path: {e}"))?;
-    let orders = Orders { root: root.into(), processes: clients, shared, files: FILES, ..orders() };
+    let orders = Orders { root: root.into(), processes: clients, shared, files: FILES, ..Orders::default() };
     let mut running: Vec<Child> = Vec::new();
     for client in 0..clients {
         let mut command = hosts.run(node_of(client), &this);

@@ -1,12 +1,15 @@
 //! The command line, whole: verbs, options, and the help that shows how they are used.
 
 mod pools;
+mod values;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum, ValueHint};
 use forebay_server::Medium;
+
+use values::{medium, size};
 
 pub(crate) use pools::{Down, Status, Up};
 
@@ -102,14 +105,6 @@ impl Verb {
             Verb::Run(_) | Verb::Completions(_) => false,
         }
     }
-}
-
-fn medium(text: &str) -> Result<Medium, String> {
-    text.parse().map_err(|e: forebay_types::Error| e.to_string())
-}
-
-fn size(text: &str) -> Result<u64, String> {
-    forebay_server::parse_size(text).map_err(|e| e.to_string())
 }
 
 /// `forebay mount`.

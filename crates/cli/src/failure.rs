@@ -8,6 +8,9 @@ use serde_json::{json, Value};
 
 /// Exit status of a verb that failed.
 pub(crate) const FAILED: u8 = 1;
+/// Exit status of `run` when Forebay failed, not the program; the statuses for a program that cannot be started or is
+/// not found are in `run::program`.
+pub(crate) const FOREBAY_FAILED: u8 = 125;
 /// Exit status of a command line that makes no sense.
 pub(crate) const USAGE: u8 = 2;
 

@@ -6,13 +6,8 @@
 //! found problems; `run` that of the program, or 125, 126, 127 as env(1), and it dies of the signal that its program
 //! died of.
 
-/// Prints a line on stderr. One that nobody reads (`2>&1 | head`) must not end what is being done.
-macro_rules! note {
-    ($($words:tt)*) => {{
-        use std::io::Write as _;
-        let _ = writeln!(std::io::stderr(), $($words)*);
-    }};
-}
+#[macro_use]
+mod note;
 
 mod arguments;
 mod everywhere;
@@ -50,7 +45,7 @@ pub fn main() -> ExitCode {
     match verbs::dispatch(arguments) {
         Ok(code) => code,
         Err(e) => {
-            let code = if is_run { run::FOREBAY_FAILED } else { failure::FAILED };
+            let code = if is_run { failure::FOREBAY_FAILED } else { failure::FAILED };
             failure::report(&e, json, code)
         }
     }

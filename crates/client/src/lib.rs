@@ -37,6 +37,7 @@ mod open;
 mod path;
 mod pool;
 mod read_ahead;
+mod remembered;
 mod remote_data;
 mod remote_inodes;
 mod runs;

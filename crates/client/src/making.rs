@@ -6,11 +6,11 @@ use std::os::fd::{OwnedFd, RawFd};
 use forebay_data::BackingName;
 use forebay_types::{BackingId, BackingOp, Caller, Code, Entry, Ino, Layout, Reply, Request};
 
-use crate::descriptor::remember_opened;
 use crate::errno;
 use crate::open::{close, open_at, wanted, KERNEL_FLAGS};
 use crate::path::PathBuffer;
 use crate::pool::{caller, Pool, SHORT_REPLY_BYTES, SHORT_REQUEST_BYTES};
+use crate::remembered::remember_opened;
 use crate::walk::{permits, Dir, Name, EXECUTE, WRITE};
 
 /// So many places are tried for a file whose data others are to have: the daemon learns of one that does not answer by the first.

@@ -15,9 +15,10 @@ use forebay_types::limits::XATTR_NAME_MAX;
 use forebay_types::{Code, Ino, TimeSet};
 
 use crate::attributes::{check_owner, owners_after, timespec};
-use crate::descriptor::{opened_as, proc_fd, reopened_as};
+use crate::descriptor::proc_fd;
 use crate::errno;
 use crate::pool::Pool;
+use crate::remembered::{opened_as, reopened_as};
 use crate::xattr::check_name;
 
 /// The attribute that holds mode, owner and group, 4 bytes each.

@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use forebay_data::{AnchorName, BackingName};
 use forebay_types::{Code, Entry, Ino, Kind, Request, FLAG_DIRTY};
 
-use crate::descriptor::remember_opened;
 use crate::errno;
 use crate::path::{PathBuffer, Place};
 use crate::pool::{Door, Fail, Pool};
+use crate::remembered::remember_opened;
 use crate::walk::{permits, Target, READ, WRITE};
 
 /// Mode of every backing file; the inode's own is the shard's business.

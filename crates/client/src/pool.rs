@@ -233,7 +233,7 @@ impl Pool {
     fn attach_now(&self, current: *mut Attached) -> Result<&'static Attached, Code> {
         // SAFETY: attachments are never freed.
         if !current.is_null() && unsafe { &*current }.gone.load(Ordering::Relaxed) {
-            crate::descriptor::forget_all();
+            crate::remembered::forget_all();
             self.shown_device.store(0, Ordering::Relaxed);
         }
         let new = Attached::new(&self.address, self.role)?;

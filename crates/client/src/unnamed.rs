@@ -10,12 +10,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use forebay_data::BackingName;
 use forebay_types::{Caller, Code, Entry, Ino, Kind, Layout, Reply, Request};
 
-use crate::descriptor::{proc_fd, remember, remember_opened};
+use crate::descriptor::proc_fd;
 use crate::errno;
 use crate::making::NewFile;
 use crate::open::{close, open_at, BACKING_MODE, KERNEL_FLAGS};
 use crate::path::{PathBuffer, Place};
 use crate::pool::{Door, Fail, Pool, SHORT_REPLY_BYTES, SHORT_REQUEST_BYTES};
+use crate::remembered::{remember, remember_opened};
 use crate::walk::{permits, Target, EXECUTE, WRITE};
 
 /// How often a slot with a number in reserve is looked for: other threads may take those that have one.

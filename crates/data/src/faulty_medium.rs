@@ -20,8 +20,7 @@ use rustix::fs::{MemfdFlags, Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
 use crate::code_of;
-use crate::media::{Access, BackingStat, Media, Space};
-use crate::target::{backing_stat, timestamps};
+use crate::media::{backing_stat, timestamps, Access, BackingStat, Media, Space};
 
 const BLOCK_BYTES: usize = 4096;
 

@@ -13,7 +13,7 @@ use rustix::fs::OFlags;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use crate::probe::ProbeFile;
+use crate::probe_file::ProbeFile;
 
 const BYTES: usize = 4096;
 /// A lease that nobody stands against is asked for so often, a millisecond apart: an indexer or scanner may look at a new

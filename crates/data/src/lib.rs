@@ -20,6 +20,7 @@ mod name;
 mod namespace;
 mod node_targets;
 mod probe;
+mod probe_file;
 #[cfg(test)]
 mod scratch;
 mod size;
@@ -34,13 +35,13 @@ pub use faulty_medium::FaultyMedium;
 pub use host::Host;
 pub use lease::lease_fault;
 pub use logout::logout_clears;
-pub use media::{Access, BackingStat, FileStat, Media, Space};
+pub use media::{timestamps, Access, BackingStat, FileStat, Media, Space};
 pub use mount::{attached_tmpfs, detached_tmpfs, is_in_table, is_mounted_here, unmount, Unmount};
 pub use name::{AnchorName, BackingName, ANCHORS_DIRECTORY, DATA_DIRECTORY, SHARD_DIRECTORY};
 pub use node_targets::NodeTargets;
 pub use probe::{Capabilities, HugePages};
 pub use size::{format_size, parse_size};
-pub use target::{timestamps, Target};
+pub use target::Target;
 
 /// The code of a system call's errno.
 fn code_of(e: rustix::io::Errno) -> forebay_types::Code {

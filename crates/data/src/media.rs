@@ -12,6 +12,7 @@
 use std::os::fd::OwnedFd;
 
 use forebay_types::{Code, Ino, Layout, TimeSet, Timestamp};
+use rustix::fs::{Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
 
 /// What a descriptor of a backing file is for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -189,4 +190,29 @@ pub trait Media: Send + Sync {
     fn file_size(&self, ino: Ino, layout: &Layout) -> Result<u64, Code> {
         Ok(self.file_stat(ino, layout)?.bytes)
     }
+}
+
+/// What the kernel's `struct stat` says.
+pub(crate) fn backing_stat(stat: &Stat) -> BackingStat {
+    // The types of the fields differ between machines.
+    let time = |sec, nsec: u64| Timestamp { sec, nsec: nsec as u32 };
+    #[allow(clippy::unnecessary_cast)]
+    BackingStat {
+        bytes: stat.st_size as u64,
+        allocated_bytes: stat.st_blocks as u64 * 512,
+        atime: time(stat.st_atime as i64, stat.st_atime_nsec as u64),
+        mtime: time(stat.st_mtime as i64, stat.st_mtime_nsec as u64),
+        ctime: time(stat.st_ctime as i64, stat.st_ctime_nsec as u64),
+        kernel_ino: stat.st_ino as u64,
+    }
+}
+
+/// Times in the form of `utimensat`.
+pub fn timestamps(atime: TimeSet, mtime: TimeSet) -> Timestamps {
+    let spec = |time| match time {
+        TimeSet::Omit => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT as _ },
+        TimeSet::Now => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW as _ },
+        TimeSet::At(t) => Timespec { tv_sec: t.sec, tv_nsec: t.nsec as _ },
+    };
+    Timestamps { last_access: spec(atime), last_modification: spec(mtime) }
 }

@@ -4,17 +4,17 @@
 //! in effect; what cannot is read from mountinfo. A mount that is in no namespace has no line there: then its type is
 //! told by its magic number, and `inode64` is not known.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use forebay_sys::file_system::FileSystem;
 use forebay_sys::mounts::{self, Mount};
 use forebay_types::{Error, Result};
-use rustix::fs::{AtFlags, FallocateFlags, Mode, OFlags, StatVfsMountFlags, XattrFlags};
+use rustix::fs::{FallocateFlags, Mode, OFlags, StatVfsMountFlags, XattrFlags};
 use rustix::io::Errno;
 
 use crate::lease::lease_fault;
-use crate::target::backing_stat;
+use crate::media::backing_stat;
+use crate::probe_file::ProbeFile;
 
 /// Longer than any huge page that backs files (2 MiB; on arm64 with 64 KiB pages 512 MiB: there the probe says none).
 const HUGE_PROBE_BYTES: u64 = 4 << 20;
@@ -195,38 +195,6 @@ fn space_calls(file: &ProbeFile<'_>) -> std::result::Result<(bool, bool), Errno>
     let punched = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     let punch_hole = rustix::fs::fallocate(&file, punched, 0, BLOCK_BYTES).is_ok() && allocated()? < before;
     Ok((fallocate, punch_hole))
-}
-
-/// A file in a directory under test; removed when dropped.
-pub(crate) struct ProbeFile<'a> {
-    directory: BorrowedFd<'a>,
-    name: String,
-}
-
-impl<'a> ProbeFile<'a> {
-    /// A new file of `bytes` bytes, all hole.
-    pub(crate) fn new(directory: BorrowedFd<'a>, bytes: u64) -> std::result::Result<Self, Errno> {
-        static NUMBER: AtomicU32 = AtomicU32::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        let name = format!(".forebay-probe.{}.{number}", std::process::id());
-        let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = rustix::fs::openat(directory, &name, flags, Mode::RWXU)?;
-        let made = ProbeFile { directory, name };
-        rustix::fs::ftruncate(file, bytes)?;
-        Ok(made)
-    }
-
-    /// Another descriptor of it.
-    pub(crate) fn open(&self, flags: OFlags) -> std::result::Result<OwnedFd, Errno> {
-        let flags = flags | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        rustix::fs::openat(self.directory, &self.name, flags, Mode::empty())
-    }
-}
-
-impl Drop for ProbeFile<'_> {
-    fn drop(&mut self) {
-        let _ = rustix::fs::unlinkat(self.directory, &self.name, AtFlags::empty());
-    }
 }
 
 #[cfg(test)]

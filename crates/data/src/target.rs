@@ -8,13 +8,13 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use forebay_types::{Code, Error, Ino, TimeSet, Timestamp};
-use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat, Timespec, Timestamps, UTIME_NOW, UTIME_OMIT};
+use forebay_types::{Code, Error, Ino, TimeSet};
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags};
 use rustix::io::Errno;
 
 use crate::capacity::Medium;
 use crate::code_of;
-use crate::media::{Access, BackingStat, Media, Space};
+use crate::media::{backing_stat, timestamps, Access, BackingStat, Media, Space};
 use crate::name::{BackingName, ANCHORS_DIRECTORY, DATA_DIRECTORY, SHARD_DIRECTORY};
 
 /// Mode of every file and directory of a target.
@@ -204,29 +204,4 @@ impl Media for Target {
         }
         Ok(())
     }
-}
-
-/// What the kernel's `struct stat` says.
-pub(crate) fn backing_stat(stat: &Stat) -> BackingStat {
-    // The types of the fields differ between machines.
-    let time = |sec, nsec: u64| Timestamp { sec, nsec: nsec as u32 };
-    #[allow(clippy::unnecessary_cast)]
-    BackingStat {
-        bytes: stat.st_size as u64,
-        allocated_bytes: stat.st_blocks as u64 * 512,
-        atime: time(stat.st_atime as i64, stat.st_atime_nsec as u64),
-        mtime: time(stat.st_mtime as i64, stat.st_mtime_nsec as u64),
-        ctime: time(stat.st_ctime as i64, stat.st_ctime_nsec as u64),
-        kernel_ino: stat.st_ino as u64,
-    }
-}
-
-/// Times in the form of `utimensat`.
-pub fn timestamps(atime: TimeSet, mtime: TimeSet) -> Timestamps {
-    let spec = |time| match time {
-        TimeSet::Omit => Timespec { tv_sec: 0, tv_nsec: UTIME_OMIT as _ },
-        TimeSet::Now => Timespec { tv_sec: 0, tv_nsec: UTIME_NOW as _ },
-        TimeSet::At(t) => Timespec { tv_sec: t.sec, tv_nsec: t.nsec as _ },
-    };
-    Timestamps { last_access: spec(atime), last_modification: spec(mtime) }
 }

@@ -13,7 +13,7 @@ use forebay_types::{
 
 use crate::effects::Effects;
 use crate::keys;
-use crate::lmdb_txn::Transaction;
+use crate::lmdb_txn::{code_of, Transaction};
 use crate::page_budget::{Class, Usage, Work};
 use crate::record::{Inode, INODE_BYTES_MAX, LEDGER_BYTES_MAX};
 use crate::shard::{Shard, State};
@@ -51,11 +51,29 @@ impl std::fmt::Debug for Batch<'_> {
     }
 }
 
-impl<'a> Batch<'a> {
-    pub(crate) fn new(shard: &'a Shard, tx: Transaction<'a>, state: RefMut<'a, State>) -> Batch<'a> {
-        Batch { shard, tx, state, met_wide: None, usage: None, reserve_open: false }
+impl Shard {
+    /// Begins a write transaction: a batch of requests that becomes permanent as a whole when it is committed. One at a
+    /// time: [`Code::Busy`] when there is one.
+    pub fn begin(&self) -> Result<Batch<'_>> {
+        let mut state = self.borrow("begin a batch")?;
+        let txn = self.env.write_txn().map_err(|e| {
+            Error::new(code_of(&e), format!("cannot begin a batch on the shard {}", self.dir().display()))
+                .why(&e)
+        })?;
+        let tx = Transaction::new(txn, self.tree);
+        if state.stale {
+            state.reload(&tx, self.node()).map_err(|code| {
+                Error::new(code, format!("cannot open the shard {}", self.dir().display()))
+                    .why("its ledger, or a directory that it names, is damaged")
+                    .cure("run `forebay fsck` to see the damage; save what the backing files hold")
+            })?;
+        }
+        state.directories.trim();
+        Ok(Batch { shard: self, tx, state, met_wide: None, usage: None, reserve_open: false })
     }
+}
 
+impl<'a> Batch<'a> {
     /// Applies one request on behalf of `caller` at the time `now`. Bytes that the reply borrows (a listing, a value, a path) lie
     /// in `payload`, which should have [`PAYLOAD_BYTES_MAX`] bytes. What the request showed or changed is added to `effects`.
     ///

@@ -12,7 +12,7 @@ use forebay_types::limits::{
 };
 use forebay_types::NodeId;
 
-use crate::foreign_links::Delivery;
+use crate::effects::Delivery;
 
 /// What became of a delivery that was under way.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -3,9 +3,28 @@
 //!
 //! Of several reports on one name or inode the last one holds.
 
-use forebay_types::{Entry, Ino, Kind, Layout};
+use forebay_types::{Entry, Ino, Kind, Layout, NodeId, TxId};
 
-use crate::foreign_links::Delivery;
+/// A notification that another node must receive.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Delivery {
+    /// A transaction was committed.
+    Commit(TxId, NodeId),
+    /// An entry here, which led to an inode of that node, is gone.
+    DropLink(Ino, TxId),
+    /// An entry here, which leads to an inode of that node, has another name.
+    Touch(Ino, TxId),
+}
+
+impl Delivery {
+    /// The node that receives it.
+    pub fn node(&self) -> NodeId {
+        match self {
+            Delivery::Commit(_, node) => *node,
+            Delivery::DropLink(ino, _) | Delivery::Touch(ino, _) => ino.birth_node(),
+        }
+    }
+}
 
 /// What requests showed or changed.
 #[derive(Debug, Default)]

@@ -8,30 +8,10 @@
 use forebay_types::{Code, Cookie, Ino, NodeId, Outcome, Reader, Reply, Result, TxId, Writer};
 
 use crate::batch::{Answer, Batch, Context};
+use crate::effects::Delivery;
 use crate::keys::{self, Key};
 use crate::page_budget::{Class, Work};
 use crate::record::{EntryRecord, Inode};
-
-/// What another node is to be told.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
-pub enum Delivery {
-    /// That a transaction was committed.
-    Commit(TxId, NodeId),
-    /// That an entry here, which led to an inode of its, is gone.
-    DropLink(Ino, TxId),
-    /// That an entry here, which leads to an inode of its, has another name.
-    Touch(Ino, TxId),
-}
-
-impl Delivery {
-    /// Who is to be told.
-    pub fn node(&self) -> NodeId {
-        match self {
-            Delivery::Commit(_, node) => *node,
-            Delivery::DropLink(ino, _) | Delivery::Touch(ino, _) => ino.birth_node(),
-        }
-    }
-}
 
 /// What is owed to another node's inode.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

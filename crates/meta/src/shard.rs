@@ -18,7 +18,6 @@ use forebay_types::{Attr, Code, Error, Ino, Layout, NodeId, Result, Timestamp};
 use heed::{Env, EnvFlags, EnvOpenOptions, WithoutTls};
 use rustix::fs::{flock, FlockOperation};
 
-use crate::batch::Batch;
 use crate::directories::Directories;
 use crate::holds::Holds;
 use crate::keys;
@@ -302,26 +301,6 @@ impl Shard {
         &self.dir
     }
 
-    /// Begins a write transaction: a batch of requests that becomes permanent as a whole when it is committed. One at a
-    /// time: [`Code::Busy`] when there is one.
-    pub fn begin(&self) -> Result<Batch<'_>> {
-        let mut state = self.borrow("begin a batch")?;
-        let txn = self.env.write_txn().map_err(|e| {
-            Error::new(code_of(&e), format!("cannot begin a batch on the shard {}", self.dir.display()))
-                .why(&e)
-        })?;
-        let tx = Transaction::new(txn, self.tree);
-        if state.stale {
-            state.reload(&tx, self.node).map_err(|code| {
-                Error::new(code, format!("cannot open the shard {}", self.dir.display()))
-                    .why("its ledger, or a directory that it names, is damaged")
-                    .cure("run `forebay fsck` to see the damage; save what the backing files hold")
-            })?;
-        }
-        state.directories.trim();
-        Ok(Batch::new(self, tx, state))
-    }
-
     /// What the shard holds and takes.
     pub fn statistics(&self) -> Result<ShardStatistics> {
         let state = self.borrow("count")?;
@@ -378,7 +357,7 @@ impl State {
     }
 
     /// Reads the ledger, and the directories of which something is pending.
-    fn reload(&mut self, tx: &Transaction<'_>, node: NodeId) -> std::result::Result<(), Code> {
+    pub(crate) fn reload(&mut self, tx: &Transaction<'_>, node: NodeId) -> std::result::Result<(), Code> {
         let (ledger, pending) = Ledger::decode(tx.get(keys::LEDGER)?.ok_or(Code::Corrupt)?)?;
         let mut directories = Directories::default();
         for p in &pending {

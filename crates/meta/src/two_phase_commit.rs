@@ -19,7 +19,7 @@ use forebay_types::{Answer, Caller, Code, NodeId, Outcome, Refusal, Reply, Reque
 
 use crate::coordinator::{Coordinator, Next, Plan, Turn};
 use crate::deliveries::{Deliveries, Ended};
-use crate::foreign_links::Delivery;
+use crate::effects::Delivery;
 
 /// The largest reply of a change over several nodes, encoded.
 const REPLY_BYTES_MAX: usize = 512;

@@ -62,7 +62,7 @@ impl FileSystem {
         }
         let entry = self.entry(ino)?;
         let answer = self.open_node(ino, entry.as_ref(), flags).map_err(|e| match e {
-            Errno(libc::ESTALE) => self.came_too_late(),
+            Errno(libc::ESTALE) => self.lookup_pins.came_too_late(),
             e => e,
         })?;
         if truncates {
@@ -167,7 +167,7 @@ impl FileSystem {
         let (flags, mode, _umask, _open_flags) = (f.u32()? as i32, f.u32()?, f.u32()?, f.u32()?);
         let (name, parent, caller) = (f.name()?, self.ino(rq.node), FileSystem::caller(rq));
         let exclusive = flags & libc::O_EXCL != 0;
-        self.settle_nameless();
+        self.nameless.settle(&self.nodes, self.pool);
         let (entry, made, file) =
             self.pool.create_as_set(caller, parent, name, mode & 0o7777, exclusive, 0)?;
         let ino = entry.attr.ino;
@@ -227,7 +227,7 @@ impl FileSystem {
             self.nodes.close(node);
             self.nodes.forget(node, 1);
         })?;
-        self.note_nameless(node);
+        self.nameless.note(&self.nodes, node);
         let st = self.stat(node)?.0;
         protocol::put_entry_out(out, node, &st, protocol::Validity::NONE, protocol::Validity::NONE);
         protocol::put_open_out(out, answer.handle, answer.flags, answer.backing);
@@ -355,7 +355,7 @@ impl FileSystem {
     pub(crate) fn fallocate(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
         let mut f = rq.fields;
         let (handle, offset, len, mode) = (f.u64()?, f.u64()?, f.u64()?, f.u32()?);
-        self.settle_nameless();
+        self.nameless.settle(&self.nodes, self.pool);
         let file = self.descriptor(rq.node, handle, true)?;
         if let Some(parts) = file.parts() {
             parts.allocate_range(mode as i32, offset, len)?;

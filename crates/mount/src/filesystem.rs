@@ -19,10 +19,10 @@ use crate::closing::Nameless;
 use crate::device::Device;
 use crate::errno::{check, Errno};
 use crate::handles::{Handle, Handles};
-use crate::locks::Locks;
+use crate::lock_table::Locks;
 use crate::lookup_pins::LookupPins;
 use crate::moved::Moved;
-use crate::nodes::{Nodes, Seen};
+use crate::nodes::{Nodes, Place, Seen};
 use crate::opened::{is_unwritten, open_backing};
 use crate::protocol::{self, op, Body, Request, Validity, ROOT_NODE};
 use crate::registrar::Registrar;
@@ -107,6 +107,14 @@ impl FileSystem {
             ROOT_NODE
         } else {
             ino.0
+        }
+    }
+
+    /// Notes the place of a directory that the reply will tell the kernel of.
+    pub(crate) fn note_place(&self, parent: Ino, name: &[u8], st: &libc::stat) {
+        if st.st_mode & libc::S_IFMT == libc::S_IFDIR && self.pool.spans_nodes() {
+            let place = Place { parent: self.node(parent), name: name.into() };
+            self.moved.note_place(&self.nodes, &self.device, st.st_ino, place);
         }
     }
 
@@ -311,7 +319,7 @@ impl FileSystem {
     }
 
     fn statfs(&self, out: &mut Body) -> Result<Outcome, Errno> {
-        self.settle_space();
+        self.nameless.settle_space(&self.nodes);
         let st = self.pool.statfs()?;
         for v in [st.f_blocks, st.f_bfree, st.f_bavail, st.f_files, st.f_ffree] {
             out.u64(v);

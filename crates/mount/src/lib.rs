@@ -22,6 +22,7 @@ mod errno;
 mod files;
 mod filesystem;
 mod handles;
+mod lock_table;
 mod locks;
 mod lookup_pins;
 pub mod mountpoint;

@@ -1,61 +1,52 @@
 //! Directories that other nodes move.
 //!
-//! The kernel has one entry for a directory in its cache. When it learns, by a look-up, that the directory has another name by
-//! now, it moves that entry, which a rename between two directories cannot do while it holds the lock for its own purpose:
-//! it fails with ESTALE, and is tried once more. So who moves a directory that another node moved before would get ESTALE,
-//! unless somebody looked in between. Here the place of every directory is kept that the kernel knows, and when a look-up
-//! finds it elsewhere, the kernel is told to drop what it has, before it tries again. It is told by a thread of its own, as
-//! the kernel may have to wait for the lock of a directory that the rename holds.
+//! The kernel has one entry for a directory in its cache. When a look-up shows it that the directory has another name by
+//! now, the kernel moves that entry. A rename between two directories cannot do so, because it holds the lock for its own
+//! purpose: it fails with ESTALE, and is tried once more. A program that moves a directory which another node moved before
+//! would get ESTALE, unless a look-up came in between. So the mount keeps the place of every directory that the kernel
+//! knows. When a look-up finds the directory elsewhere, a thread invalidates the kernel's entry before the kernel tries
+//! again. The thread does nothing else, because the kernel may wait for the lock of a directory that the rename holds.
 //!
-//! In a pool of one node the daemon tells the kernel of every move before it is acknowledged, and nothing of this runs.
+//! In a pool of one node the daemon invalidates the kernel's entry at every move before it acknowledges the move, and
+//! nothing of this runs.
 
 use std::sync::mpsc::{channel, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use forebay_types::Ino;
-
 use crate::device::Device;
-use crate::filesystem::FileSystem;
-use crate::nodes::Place;
+use crate::nodes::{Nodes, Place};
 
-/// The thread that tells the kernel, once there is something to tell.
+/// The thread that writes invalidations, once there is one to write.
 #[derive(Debug, Default)]
 pub(crate) struct Moved {
-    teller: Mutex<Option<Sender<Vec<u8>>>>,
+    writer: Mutex<Option<Sender<Vec<u8>>>>,
 }
 
 impl Moved {
-    /// Has the kernel drop a name. Where there is no thread to be had it is not told: a rename may fail with ESTALE then.
+    /// Sends an invalidation to the kernel. If no thread can be started it is not sent, and a rename may fail with ESTALE.
     fn drop_name(&self, device: &Arc<Device>, message: Vec<u8>) {
-        let mut teller = self.teller.lock().unwrap_or_else(PoisonError::into_inner);
-        if teller.is_none() {
+        let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
+        if writer.is_none() {
             let (sender, receiver) = channel::<Vec<u8>>();
             let device = Arc::clone(device);
             let thread = std::thread::Builder::new().name("moved".into()).stack_size(128 * 1024);
-            // ENOENT: the kernel has dropped it by itself.
-            let tells = move || receiver.iter().for_each(|message| drop(device.write(&message)));
-            if thread.spawn(tells).is_ok() {
-                *teller = Some(sender);
+            // ENOENT: the kernel has dropped the entry by itself.
+            let write_all = move || receiver.iter().for_each(|message| drop(device.write(&message)));
+            if thread.spawn(write_all).is_ok() {
+                *writer = Some(sender);
             }
         }
-        if let Some(teller) = &*teller {
-            let _ = teller.send(message);
+        if let Some(writer) = &*writer {
+            let _ = writer.send(message);
         }
     }
-}
 
-impl FileSystem {
-    /// The kernel is about to be told that a name leads to this inode.
-    pub(crate) fn note_place(&self, parent: Ino, name: &[u8], st: &libc::stat) {
-        if st.st_mode & libc::S_IFMT != libc::S_IFDIR || !self.pool.spans_nodes() {
-            return;
-        }
-        let place = Place { parent: self.node(parent), name: name.into() };
-        let Some(before) = self.nodes.place(st.st_ino, place) else { return };
-        // What another directory has by now is not the old one's any more.
-        if !self.nodes.is_place(&before) {
-            self.moved
-                .drop_name(&self.device, forebay_sys::fuse::invalidate_entry(before.parent, &before.name));
+    /// Notes the place of a directory, whose inode is `ino`, before a reply tells the kernel of it.
+    pub(crate) fn note_place(&self, nodes: &Nodes, device: &Arc<Device>, ino: u64, place: Place) {
+        let Some(before) = nodes.place(ino, place) else { return };
+        // A name that another directory has by now is not the old one's any more.
+        if !nodes.is_place(&before) {
+            self.drop_name(device, forebay_sys::fuse::invalidate_entry(before.parent, &before.name));
         }
     }
 }

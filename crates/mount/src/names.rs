@@ -3,6 +3,7 @@
 use forebay_client::inode_of_name;
 use forebay_types::{Code, Entry, Ino};
 
+use crate::closing::settle;
 use crate::errno::Errno;
 use crate::filesystem::{FileSystem, Outcome, TEMPORARY};
 use crate::nodes::Seen;
@@ -30,7 +31,7 @@ impl FileSystem {
         for _ in 0..LOOKS_MAX {
             let found = self.pool.lookup(parent, name).and_then(|entry| {
                 if entry.attr.is_file() && self.pool.is_one_here(&entry.layout) {
-                    self.pin_for_a_moment(entry.attr.ino)?;
+                    self.lookup_pins.pin_for_a_moment(&self.nodes, self.pool, entry.attr.ino)?;
                 }
                 self.pool.stat_entry(&entry)
             });
@@ -65,7 +66,7 @@ impl FileSystem {
             return Err(Errno(libc::ENOENT));
         }
         if entry.attr.is_file() && self.pool.is_one_here(&entry.layout) {
-            self.pin_for_a_moment(ino)?;
+            self.lookup_pins.pin_for_a_moment(&self.nodes, self.pool, ino)?;
         }
         let st = self.pool.stat_entry(&entry)?;
         self.nodes.mention(ino.0, Seen::of(&st));
@@ -173,7 +174,7 @@ impl FileSystem {
         let mut f = rq.fields;
         let (parent, name) = (self.ino(rq.node), f.name()?);
         self.check_removal(rq, parent, name)?;
-        self.settle_nameless();
+        self.nameless.settle(&self.nodes, self.pool);
         let (mut answer, mut victim) = (Some(answer), None);
         let likely = self.pool.lookup(parent, name).ok().map(|entry| entry.attr.ino);
         let soon = std::cell::Cell::new(false);
@@ -194,8 +195,8 @@ impl FileSystem {
     /// returns.
     fn lost_a_name(&self, ino: Option<Ino>) {
         if let Some(ino) = ino.filter(|ino| self.nodes.opened(ino.0).is_some()) {
-            self.settle(ino.0);
-            self.note_nameless(ino.0);
+            settle(&self.nodes, ino.0);
+            self.nameless.note(&self.nodes, ino.0);
         }
     }
 

@@ -357,7 +357,7 @@ fn serve(mut guard: Guard, supervisor: &Supervisor, signals: &OwnedFd, served: (
         });
         // SAFETY: the array is as long as said. An interrupted wait looks again.
         unsafe { libc::poll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, LOOK_MS) };
-        fs.end_grace();
+        fs.lookup_pins.end_grace(&fs.nodes);
         if session.is_over() {
             tracing::info!("{at} was unmounted");
             guard.armed = false;

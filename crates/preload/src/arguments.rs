@@ -8,8 +8,10 @@ use std::os::raw::c_char;
 
 /// The number of pointers that a list holds without a mapping.
 const SHORT: usize = 512;
+/// Levels of interpreters, as in the kernel.
+pub(crate) const LEVELS_MAX: usize = 5;
 /// Free places at the front: for an interpreter and its argument, at each level of interpreters.
-pub(crate) const FRONT: usize = 2 * crate::program::LEVELS_MAX;
+pub(crate) const FRONT: usize = 2 * LEVELS_MAX;
 
 type Argument = *const c_char;
 

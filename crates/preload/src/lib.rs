@@ -29,6 +29,7 @@ mod boundary;
 #[macro_use]
 mod arguments;
 mod attributes;
+mod chdir;
 mod classify;
 mod crossing;
 mod cwd;
@@ -37,6 +38,7 @@ mod directory;
 mod door;
 mod dynamic;
 mod exec;
+mod fortified;
 mod glob;
 mod lock;
 mod magic;

@@ -5,7 +5,7 @@ use std::os::raw::{c_char, c_int, c_uint};
 use libc::{dev_t, mode_t};
 
 use crate::abi::Place;
-use crate::cwd::overflow;
+use crate::fortified::overflow;
 use crate::interpose::{answer, answer_int};
 use crate::{descriptor, magic, real, route, umask};
 

@@ -6,8 +6,8 @@ use std::os::raw::{c_char, c_int};
 use libc::mode_t;
 
 use crate::abi::Place;
-use crate::cwd::overflow;
 use crate::door::Pool;
+use crate::fortified::overflow;
 use crate::interpose::{answer_int, raw};
 use crate::{cwd, descriptor, magic, real, route, umask};
 

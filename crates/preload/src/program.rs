@@ -7,15 +7,13 @@
 use std::os::raw::{c_char, c_int};
 
 use crate::abi::{Place, ESCAPED};
-use crate::arguments::Arguments;
+use crate::arguments::{Arguments, LEVELS_MAX};
 use crate::classify::{classify, Leads};
 use crate::crossing::crossing;
 use crate::door::{either, Pool};
 use crate::path::{self, Buffer};
 use crate::real;
 
-/// Levels of interpreters, as in the kernel.
-pub(crate) const LEVELS_MAX: usize = 5;
 /// Bytes at the start of a program that the kernel examines.
 const HEAD_BYTES: usize = 256;
 /// How often a path may cross between the kernel's tree and the pool.

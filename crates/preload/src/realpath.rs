@@ -3,7 +3,8 @@
 use std::os::raw::c_char;
 
 use crate::abi::PATH_BYTES;
-use crate::cwd::{getcwd, overflow};
+use crate::chdir::getcwd;
+use crate::fortified::overflow;
 use crate::interpose::{errno, set_errno};
 use crate::names::readlink_any;
 use crate::path::{self, Buffer};

@@ -4,7 +4,9 @@ use std::ffi::CStr;
 use std::os::raw::{c_char, c_int, c_long, c_uint, c_void};
 
 use crate::interpose::answer;
-use crate::{attributes, cwd, directory, exec, lock, names, open, socket, space, stat, times, watch, xattr};
+use crate::{
+    attributes, chdir, directory, exec, lock, names, open, socket, space, stat, times, watch, xattr,
+};
 
 /// faccessat2(2), the same number everywhere.
 const FACCESSAT2: c_long = 439;
@@ -66,8 +68,8 @@ unsafe fn by_number(number: c_long, [a, b, c, d, e]: [usize; 5]) -> Option<c_lon
             libc::SYS_fremovexattr => xattr::fremovexattr(fd, path),
             libc::SYS_statfs => space::statfs(a as Text, b as *mut libc::statfs),
             libc::SYS_fstatfs => space::fstatfs(fd, b as *mut libc::statfs),
-            libc::SYS_chdir => cwd::chdir(a as Text),
-            libc::SYS_fchdir => cwd::fchdir(fd),
+            libc::SYS_chdir => chdir::chdir(a as Text),
+            libc::SYS_fchdir => chdir::fchdir(fd),
             libc::SYS_flock => lock::flock(fd, b as c_int),
             libc::SYS_bind => socket::bind(fd, b as _, c as _),
             libc::SYS_connect => socket::connect(fd, b as _, c as _),
@@ -100,7 +102,7 @@ unsafe fn by_number_wide(number: c_long, [a, b, c, d]: [usize; 4]) -> Option<c_l
             libc::SYS_llistxattr => xattr::llistxattr(a as Text, b as *mut c_char, c),
             libc::SYS_flistxattr => xattr::flistxattr(fd, b as *mut c_char, c),
             libc::SYS_getcwd => {
-                let here = cwd::getcwd(a as *mut c_char, b);
+                let here = chdir::getcwd(a as *mut c_char, b);
                 if here.is_null() {
                     -1
                 } else {

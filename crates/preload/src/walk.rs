@@ -5,7 +5,7 @@ use std::os::raw::{c_char, c_int, c_void};
 use libc::stat as Stat;
 
 use crate::abi::PATH_BYTES;
-use crate::cwd::fchdir;
+use crate::chdir::fchdir;
 use crate::directory::{closedir, opendir, readdir};
 use crate::interpose::{errno, set_errno};
 use crate::path;

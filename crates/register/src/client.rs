@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
-use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -10,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use crate::message::{pair, receive, send, File, Message, Packet};
+use crate::socket_address::socket_address;
 use crate::{PROGRAM, SOCKET, SOCKET_VARIABLE};
 
 /// A helper: a process that may register files, and does so for this one.
@@ -47,21 +47,6 @@ const GREETING: Duration = Duration::from_secs(10);
 const TIMEOUT: Duration = Duration::from_secs(2);
 /// A process that was killed is waited for so long.
 const REAP: Duration = Duration::from_secs(1);
-
-/// The address of a socket's path.
-pub(crate) fn address(path: &Path) -> io::Result<libc::sockaddr_un> {
-    // SAFETY: an all-zero address is valid.
-    let mut address: libc::sockaddr_un = unsafe { std::mem::zeroed() };
-    let bytes = path.as_os_str().as_bytes();
-    if bytes.is_empty() || bytes.len() >= address.sun_path.len() {
-        return Err(io::Error::from_raw_os_error(libc::ENAMETOOLONG));
-    }
-    address.sun_family = libc::AF_UNIX as libc::sa_family_t;
-    for (to, from) in address.sun_path.iter_mut().zip(bytes) {
-        *to = *from as libc::c_char;
-    }
-    Ok(address)
-}
 
 fn strange(what: &'static str) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, what)
@@ -142,7 +127,7 @@ impl Registrar {
 
     /// Connects to one that listens, and gives it the connection.
     pub fn connect(path: &Path, device: BorrowedFd<'_>) -> io::Result<Registrar> {
-        let address = address(path)?;
+        let address = socket_address(path)?;
         // SAFETY: the descriptor is new and ours; the address lives over the call and is as long as said.
         let socket = unsafe {
             let fd = libc::socket(libc::AF_UNIX, libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC, 0);

@@ -22,6 +22,7 @@ pub mod message;
 mod privilege;
 mod program;
 mod serve;
+mod socket_address;
 
 pub use client::{Failure, Registrar};
 pub use message::Message;

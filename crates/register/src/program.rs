@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 
+use crate::socket_address::socket_address;
 use crate::{privilege, serve, SOCKET};
 
 const HELP: &str = "\
@@ -131,7 +132,7 @@ fn bind(path: &Path) -> io::Result<OwnedFd> {
     // SAFETY: it cannot fail. What is made here is for root to change and, the socket, for all to connect to.
     unsafe { libc::umask(0o022) };
     let _lock = lock_directory(path)?;
-    let address = crate::client::address(path)?;
+    let address = socket_address(path)?;
     let length = size_of::<libc::sockaddr_un>() as libc::socklen_t;
     let new = || -> io::Result<OwnedFd> {
         // SAFETY: the descriptor is new and ours.

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 use crate::directory::{PoolDirectory, SOCKET_FILE, SUPERVISOR_FILE};
 use crate::frame;
 use crate::members::{Answer, JoinRequest};
+pub use crate::protocol::MountOptions;
 use crate::protocol::{Ask, Reply, WorkerAsk};
 
 /// The supervisor never waits for anybody, so silence means that it is stopped or starved.
@@ -237,15 +238,6 @@ pub struct MountStatus {
     pub restarts: u64,
     /// How the last one ended that was replaced.
     pub last_crash: Option<String>,
-}
-
-/// How a pool is to be mounted.
-#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
-pub struct MountOptions {
-    /// Other users may use it too.
-    pub allow_other: bool,
-    /// Data goes by requests even where passthrough is to be had.
-    pub no_passthrough: bool,
 }
 
 /// Mounts the pool in `path` on the empty directory `at`; returns when the mount answers.

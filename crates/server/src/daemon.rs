@@ -15,11 +15,12 @@ use crate::directory::{PoolDirectory, LOG_FILE};
 use crate::inherited;
 use crate::launch::Report;
 use crate::pool_file::PoolFile;
+use crate::pool_options::PoolOptions;
+use crate::pool_place;
 use crate::setup::receive_setup;
 use crate::store::FdStore;
 use crate::supervisor::Supervisor;
 use crate::supplies::Supplies;
-use crate::target::{self, PoolOptions};
 use crate::worker::board_bytes;
 use forebay_sys::signals::Signals;
 
@@ -268,7 +269,7 @@ fn serve(mut options: PoolOptions, report: &mut Report, foreground: bool) -> Res
     // Directories above the pool's are made as its starter makes directories, but for its own use at least.
     let mask = rustix::process::umask(Mode::RWXG | Mode::RWXO);
     rustix::process::umask(mask - Mode::RWXU);
-    let locked = target::lock_pool(&options.path)?;
+    let locked = pool_place::lock_pool(&options.path)?;
     if !foreground {
         if let Err(e) = log_to_file(&locked.dir) {
             locked.give_up();
@@ -282,13 +283,13 @@ fn serve(mut options: PoolOptions, report: &mut Report, foreground: bool) -> Res
     let signals = Signals::block(&[libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT, libc::SIGCHLD])
         .map_err(|e| Error::io("cannot block signals", &e))?;
 
-    let mut pool = target::open_pool(locked, &options)?;
+    let mut pool = pool_place::open_pool(locked, &options)?;
     pool.costs.extend(inherited::costs());
     let supplies = match Supplies::make(&pool) {
         Ok(supplies) => supplies,
         Err(e) => {
             let discard = pool.identity.embedded || !pool.reopened;
-            let _ = target::close_pool(pool, !discard, discard);
+            let _ = pool_place::close_pool(pool, !discard, discard);
             return Err(e);
         }
     };
@@ -297,7 +298,7 @@ fn serve(mut options: PoolOptions, report: &mut Report, foreground: bool) -> Res
     *report = std::mem::replace(&mut end.report, Report::new(None));
     let discard = end.pool.identity.embedded || end.failure.is_some() && !end.pool.reopened;
     let (pool, teller) = end.split();
-    let stopped = target::close_pool(pool, teller.keep, discard).map(|mut stopped| {
+    let stopped = pool_place::close_pool(pool, teller.keep, discard).map(|mut stopped| {
         stopped.killed = teller.killed;
         stopped
     });

@@ -23,6 +23,11 @@ pub const LOG_FILE: &str = "log";
 /// The target: data, anchors, shard.
 pub const TARGET_FILE: &str = "target";
 
+/// The pool's identity.
+pub const IDENTITY_FILE: &str = "pool.json";
+/// The link to the pool's mount, while it is being replaced.
+pub(crate) const MOUNT_LINK_NEW: &str = "mounted.new";
+
 /// Mirrors of the directories that programs watch.
 pub(crate) const MIRRORS_DIRECTORY: &str = "watches";
 
@@ -42,11 +47,15 @@ pub(crate) const OWNER_FILE_NEW: &str = "target.json.new";
 pub(crate) const NODES_FILES: [&str; 6] =
     [NODES_FILE, SECRET_FILE, NODES_FILE_NEW, SECRET_FILE_NEW, MET_FILE, MET_FILE_NEW];
 
+/// Files of a pool are for its user alone.
+const FILE_MODE: Mode = Mode::from_raw_mode(0o600);
+
 /// Bytes of a pool directory's path: a socket's address holds 107, the longest socket's name among them.
 const PATH_BYTES_MAX: usize = 107 - "/supervisor".len();
 
 /// Times that a directory for a pool is made again because another pool's end removed it or the one above it meanwhile.
 const MAKE_ATTEMPTS: usize = 100;
+
 /// Says what to do where the medium of a pool's directory is full.
 pub(crate) fn or_elsewhere(error: Error) -> Error {
     match error.code {
@@ -64,10 +73,10 @@ const NAMES: [&str; 18] = [
     SUPERVISOR_FILE,
     LOG_FILE,
     TARGET_FILE,
-    crate::identity::IDENTITY_FILE,
+    IDENTITY_FILE,
     "pool.json.new",
     forebay_types::MOUNT_LINK,
-    crate::mount_process::MOUNT_LINK_NEW,
+    MOUNT_LINK_NEW,
     NODES_FILE,
     SECRET_FILE,
     NODES_FILE_NEW,
@@ -215,7 +224,7 @@ impl PoolDirectory {
     /// Opens or makes a file in the directory, for the pool's user alone.
     pub fn open_file(&self, name: &str, flags: OFlags) -> Result<OwnedFd> {
         let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        rustix::fs::openat(&self.fd, name, flags, crate::identity::FILE_MODE).map_err(|e| {
+        rustix::fs::openat(&self.fd, name, flags, FILE_MODE).map_err(|e| {
             or_elsewhere(Error::io(format!("cannot open {}", self.file(name).display()), &e.into()))
         })
     }
@@ -234,7 +243,7 @@ impl PoolDirectory {
         let what = || format!("cannot make socket {}", self.file(name).display());
         let listener =
             UnixListener::bind(self.file(name)).map_err(|e| or_elsewhere(Error::io(what(), &e)))?;
-        rustix::fs::chmodat(&self.fd, name, crate::identity::FILE_MODE, AtFlags::empty())
+        rustix::fs::chmodat(&self.fd, name, FILE_MODE, AtFlags::empty())
             .map_err(|e| Error::io(what(), &e.into()))?;
         Ok(listener)
     }

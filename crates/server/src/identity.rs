@@ -6,10 +6,10 @@ use std::io::{Read, Write};
 
 use forebay_data::Medium;
 use forebay_types::{Code, Error, NodeId, Result};
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 
-use crate::directory::PoolDirectory;
+use crate::directory::{or_elsewhere, PoolDirectory, IDENTITY_FILE};
 
 /// The format of a pool that this version writes, and the newest that it reads.
 pub const POOL_FORMAT: u32 = 3;
@@ -17,8 +17,6 @@ pub const POOL_FORMAT: u32 = 3;
 const FORMAT_OF_SEVERAL_TARGETS: u32 = 2;
 /// The format of a pool with one target, which older versions read too.
 const FORMAT_OF_ONE_TARGET: u32 = 1;
-/// The identity's file in a pool directory.
-pub const IDENTITY_FILE: &str = "pool.json";
 
 /// What a pool's target is.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -196,7 +194,7 @@ impl PoolIdentity {
         let fd = dir.open_file(new, OFlags::WRONLY | OFlags::CREATE | OFlags::TRUNC)?;
         std::fs::File::from(fd)
             .write_all(text.as_bytes())
-            .map_err(|e| crate::directory::or_elsewhere(Error::io(what(), &e)))?;
+            .map_err(|e| or_elsewhere(Error::io(what(), &e)))?;
         rustix::fs::renameat(dir.fd(), new, dir.fd(), IDENTITY_FILE).map_err(|e| Error::io(what(), &e.into()))
     }
 }
@@ -220,9 +218,6 @@ pub(crate) fn random_bytes() -> Result<[u8; 16]> {
     }
     Ok(bytes)
 }
-
-/// Files of a pool are for its user alone.
-pub(crate) const FILE_MODE: Mode = Mode::from_raw_mode(0o600);
 
 #[cfg(test)]
 mod tests {

@@ -19,6 +19,7 @@ use crate::bundle::Bundle;
 use crate::control;
 use crate::directory::{PoolDirectory, LOG_FILE, SOCKET_FILE};
 use crate::identity::PoolIdentity;
+use crate::pool_place::sweep;
 use crate::protocol::{Ask, Stopped};
 use crate::store::Failure;
 use crate::target;
@@ -243,7 +244,7 @@ pub fn down(path: &Path, options: DownOptions) -> Result<Stopped> {
         if dir.is_locked() {
             return kill(&dir, &identity, options.keep);
         }
-        return target::sweep(dir, options.keep);
+        return sweep(dir, options.keep);
     };
     match connection.status() {
         Ok(status) if !options.force => {
@@ -349,7 +350,7 @@ pub fn sweep_dead(base: &Path) {
 pub fn sweep_if_dead(path: &Path) {
     let Ok(dir) = PoolDirectory::open(path) else { return };
     if !dir.is_locked() && PoolIdentity::read(&dir).is_ok_and(|i| i.is_some_and(|i| i.embedded)) {
-        let _ = target::sweep(dir, false);
+        let _ = sweep(dir, false);
     }
 }
 
@@ -401,7 +402,7 @@ fn kill(dir: &PoolDirectory, identity: &PoolIdentity, keep: bool) -> Result<Stop
         return Err(stuck("a process of it does not die"));
     }
     let dir = PoolDirectory::open(dir.path())?;
-    let mut stopped = target::sweep(dir, keep)?;
+    let mut stopped = sweep(dir, keep)?;
     stopped.killed = true;
     stopped.data_kept &= identity.backing != crate::identity::Backing::Detached;
     Ok(stopped)

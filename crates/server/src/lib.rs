@@ -24,6 +24,8 @@ mod more_targets;
 mod mount_process;
 mod notifier;
 pub mod pool_file;
+mod pool_options;
+mod pool_place;
 mod programs;
 mod protocol;
 mod reserve;

@@ -16,12 +16,13 @@ use rustix::fs::OFlags;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::directory::{PoolDirectory, LOCK_FILE, OWNER_FILE, OWNER_FILE_NEW, TARGET_FILE};
-use crate::identity::{Backing, PoolIdentity, TargetRecord, IDENTITY_FILE};
+use crate::directory::{PoolDirectory, IDENTITY_FILE, LOCK_FILE, OWNER_FILE, OWNER_FILE_NEW, TARGET_FILE};
+use crate::identity::{Backing, PoolIdentity, TargetRecord};
 use crate::pool_file::TargetEntry;
+use crate::pool_options::PoolOptions;
 use crate::target::{
     clear_stray_target, costs_of, is_tmpfs, make_target, open_target_at_rest, remove_directory,
-    remove_target, reopen, PoolOptions,
+    remove_target, reopen,
 };
 
 /// The format of [`Owner`].

@@ -20,17 +20,15 @@ use rustix::net::{RecvFlags, SendFlags};
 use rustix::process::Signal;
 use serde_json::{json, Value};
 
-use crate::control::MountOptions;
+use crate::directory::MOUNT_LINK_NEW;
 use crate::members::MemberId;
-use crate::protocol::Reply;
+use crate::protocol::{MountOptions, Reply};
 use crate::store::{self, Failure};
 use crate::worker_process::{describe, Backoff};
 use forebay_sys::signals::SignalMask;
 
 /// The program, beside this one.
 const PROGRAM: &str = "forebay-mount";
-/// What the link to the mount is called before it is whole.
-pub(crate) const MOUNT_LINK_NEW: &str = "mounted.new";
 /// Kind of file system in the kernel's table of mounts.
 const FILE_SYSTEM_TYPE: &str = "fuse.forebay";
 /// Bytes of a message.

@@ -1,6 +1,5 @@
 //! What is asked of a pool's supervisor and of its worker, beside attaching.
 
-use crate::control::MountOptions;
 use std::path::PathBuf;
 
 use forebay_types::Error;
@@ -10,7 +9,16 @@ use serde_json::Value;
 use crate::members::{Answer, JoinRequest};
 use crate::store::Failure;
 
-/// Asked of the supervisor.
+/// How a pool is mounted.
+#[derive(Clone, Copy, Debug, Default, Serialize, Deserialize)]
+pub struct MountOptions {
+    /// Other users may use it too.
+    pub allow_other: bool,
+    /// Data goes by requests even where passthrough is available.
+    pub no_passthrough: bool,
+}
+
+/// Requests to the supervisor.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "op", rename_all = "kebab-case")]
 pub(crate) enum Ask {

@@ -29,13 +29,13 @@ use crate::launch::{Report, Started};
 use crate::members::{Answers, MemberId, Members};
 use crate::mount_process::{MountKeeper, Wanted};
 use crate::notifier::Notifiers;
+use crate::pool_place::OpenPool;
 use crate::programs;
 use crate::protocol::{Ask, Reply, Stopped};
 use crate::reserve::{Reserve, Seldom};
 use crate::setup::{SetupFds, SetupText};
 use crate::store::{Kept, Message};
 use crate::supplies::Supplies;
-use crate::target::OpenPool;
 use crate::worker_process::{describe, Backoff, WorkerProcess};
 use forebay_sys::signals::Signals;
 

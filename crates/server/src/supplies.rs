@@ -9,8 +9,8 @@ use forebay_types::{Error, Result};
 
 use crate::bundle::hexadecimal;
 use crate::directory::{SOCKET_FILE, SUPERVISOR_FILE};
+use crate::pool_place::OpenPool;
 use crate::setup::FLIGHT_RECORDER_BYTES;
-use crate::target::OpenPool;
 
 /// Clients that may wait for a worker; the kernel allows net.core.somaxconn at most.
 const CLIENTS_BACKLOG: i32 = 4096;

@@ -1,311 +1,27 @@
-//! A pool's place: found or made before its daemon serves, and taken away after.
-//!
-//! Everything here is done by the process that holds the pool's lock. A pool that was killed leaves its lock free, its
-//! sockets dead and its target as it was: opening it again finds the data; `sweep` clears it away. Whatever is made
-//! for a pool that then cannot start is removed again.
+//! One target of a node: making it, opening it again, its costs, and removing it.
 
-use forebay_sys::file_system::FileSystem;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use forebay_data::{
     attached_tmpfs, check_capacity, default_capacity, detached_tmpfs, is_mounted_here, logout_clears,
-    unmount, Bounds, Capabilities, Host, HugePages, Medium, Target, Unmount,
+    unmount, Bounds, Capabilities, Host, HugePages, Medium, Unmount,
 };
+use forebay_sys::file_system::FileSystem;
 use forebay_types::limits::CAPACITY_BYTES_MIN;
 use forebay_types::{Code, Error, Result};
 use rustix::fs::{Mode, OFlags};
 use serde_json::{json, Value};
 
-use crate::bundle::Bundle;
 use crate::directory::{
-    remove_empty_above, PoolDirectory, LOCK_FILE, LOG_FILE, MIRRORS_DIRECTORY, NODES_FILES, OWNER_FILE,
+    remove_empty_above, PoolDirectory, IDENTITY_FILE, LOCK_FILE, LOG_FILE, NODES_FILES, OWNER_FILE,
     OWNER_FILE_NEW, SOCKET_FILE, SUPERVISOR_FILE, TARGET_FILE,
 };
-use crate::identity::{Backing, PoolIdentity, IDENTITY_FILE};
-use crate::more_targets::{self, MoreTarget};
-use crate::mount_process::clear_dead_mounts;
-use crate::pool_file::{Membership, TargetEntry};
-use crate::protocol::Stopped;
+use crate::identity::{Backing, PoolIdentity};
+use crate::pool_options::PoolOptions;
 
-/// How long a start waits for a pool that is just ending.
-const ENDING_GRACE: Duration = Duration::from_secs(15);
-const LOOK_AGAIN: Duration = Duration::from_millis(10);
-/// Numbers of nodes that lost their data: beyond those that pool files give by place.
-const NEW_NUMBERS: std::ops::RangeInclusive<u16> = 2048..=32_766;
-/// Where memory is found when the pool's directory has none and nobody chose it.
+/// Where memory is found when the pool's directory has none and the user named no directory.
 const SHARED_MEMORY: &str = "/dev/shm";
-/// What a pool that is made in the place of one that lost its memory says of that.
-const LOST: &str = "empty: the data of the pool that was here before went with the memory that they were in";
-
-/// What pool the daemon is to open.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct PoolOptions {
-    pub(crate) path: PathBuf,
-    pub(crate) media: Option<Medium>,
-    pub(crate) capacity_bytes: Option<u64>,
-    pub(crate) embedded: bool,
-    pub(crate) elsewhere_allowed: bool,
-    /// Of a pool with a pool file: its nodes, and which of them this is.
-    pub(crate) membership: Option<Membership>,
-    /// Its data are gone: it takes a number that the pool has never had.
-    pub(crate) renumber: bool,
-    /// What it was told of the pool by a pipe, to be kept in its directory.
-    pub(crate) bundle: Option<Bundle>,
-    /// No file is to lie on the node: what is in `path` has its shard alone.
-    pub(crate) shard_only: bool,
-    /// What the node gives beside that in `path`.
-    pub(crate) more: Vec<TargetEntry>,
-    /// By which people call the node.
-    pub(crate) node_name: String,
-    /// Memory of the node that is promised to other targets.
-    pub(crate) promised_bytes: u64,
-}
-
-/// A directory whose lock this process holds.
-#[derive(Debug)]
-pub(crate) struct LockedPool {
-    pub(crate) dir: PoolDirectory,
-    lock: OwnedFd,
-    made: bool,
-}
-
-/// A pool that can be served.
-#[derive(Debug)]
-pub(crate) struct OpenPool {
-    pub(crate) dir: PoolDirectory,
-    lock: OwnedFd,
-    pub(crate) identity: PoolIdentity,
-    target_dir: OwnedFd,
-    more: Vec<MoreTarget>,
-    pub(crate) costs: Vec<String>,
-    /// What the target's file system can do, for `status`.
-    pub(crate) capabilities: Value,
-    pub(crate) reopened: bool,
-    pub(crate) membership: Option<Membership>,
-}
-
-impl OpenPool {
-    /// The directories of the node's targets, in the order of their numbers.
-    pub(crate) fn target_dirs(&self) -> Vec<BorrowedFd<'_>> {
-        let more = self.more.iter().map(|target| target.target_dir.as_fd());
-        std::iter::once(self.target_dir.as_fd()).chain(more).collect()
-    }
-
-    /// What keeps other pools from them.
-    pub(crate) fn locks(&self) -> Vec<BorrowedFd<'_>> {
-        let more = self.more.iter().map(|target| target.lock.as_fd());
-        std::iter::once(self.lock.as_fd()).chain(more).collect()
-    }
-
-    /// What `status` tells of the node's targets.
-    pub(crate) fn targets_status(&self) -> Vec<Value> {
-        let i = &self.identity;
-        if i.shard_only {
-            return Vec::new();
-        }
-        let first = (i.media, i.backing, i.capacity_bytes);
-        let first = more_targets::describe(self.dir.path(), first, &self.capabilities);
-        std::iter::once(first).chain(self.more.iter().map(MoreTarget::status)).collect()
-    }
-}
-
-/// Makes the directory and takes its lock. [`Code::Busy`] when the pool is up; one that is ending is waited for.
-pub(crate) fn lock_pool(path: &Path) -> Result<LockedPool> {
-    let deadline = Instant::now() + ENDING_GRACE;
-    loop {
-        let (dir, made) = PoolDirectory::make(path)?;
-        match dir.lock() {
-            Ok(lock) => return Ok(LockedPool { dir, lock, made }),
-            Err(e) if e.code == Code::Stale && Instant::now() < deadline => {} // it went between two steps
-            Err(e) if e.code == Code::Busy && dir.connect(SUPERVISOR_FILE).is_ok() => return Err(e),
-            Err(e) if e.code == Code::Busy && Instant::now() < deadline => std::thread::sleep(LOOK_AGAIN),
-            Err(e) => {
-                if made {
-                    let _ = rustix::fs::rmdir(dir.path()); // it stays if somebody else's pool is in it by now
-                    remove_empty_above(dir.path());
-                }
-                return Err(e);
-            }
-        }
-    }
-}
-
-/// Opens the pool that is in the directory, or makes one. When that fails, what was made is gone again.
-pub(crate) fn open_pool(locked: LockedPool, options: &PoolOptions) -> Result<OpenPool> {
-    match try_open(&locked, options) {
-        Ok(Opened { identity, target_dir, more, costs, capabilities, reopened }) => {
-            let LockedPool { dir, lock, .. } = locked;
-            let mut membership = options.membership.clone();
-            if let Some(membership) = &mut membership {
-                membership.take(&identity, dir.path(), !reopened);
-            }
-            Ok(OpenPool { dir, lock, identity, target_dir, more, costs, capabilities, reopened, membership })
-        }
-        Err(e) => {
-            if locked.made {
-                remove_directory(&locked.dir);
-            }
-            Err(e)
-        }
-    }
-}
-
-impl LockedPool {
-    /// Lets go of a directory in which no pool was made; it goes if it was made for one.
-    pub(crate) fn give_up(self) {
-        if self.made {
-            remove_directory(&self.dir);
-        }
-    }
-}
-
-struct Opened {
-    identity: PoolIdentity,
-    target_dir: OwnedFd,
-    more: Vec<MoreTarget>,
-    costs: Vec<String>,
-    capabilities: Value,
-    reopened: bool,
-}
-
-fn try_open(locked: &LockedPool, options: &PoolOptions) -> Result<Opened> {
-    let dir = &locked.dir;
-    clear_dead_mounts(dir.path());
-    let before = PoolIdentity::read(dir)?;
-    if before.is_none() {
-        more_targets::refuse_as_pool(dir)?;
-    }
-    if let (Some(identity), Some(asked)) = (&before, options.media) {
-        if identity.media != asked {
-            return Err(Error::new(Code::Invalid, format!("cannot start pool {}", dir.path().display()))
-                .why(format!("its medium is {}, and {asked} was asked for", identity.media))
-                .cure("leave out --media, or name another directory"));
-        }
-    }
-    let medium = options.media.or(before.as_ref().map(|i| i.media)).unwrap_or(Medium::Dram);
-    check_number(dir, before.as_ref(), options)?;
-    // A pool of a run's own has nothing that somebody would miss.
-    let had_data = before.as_ref().is_some_and(|identity| !identity.embedded);
-    let made = locked.made || before.as_ref().is_some_and(|identity| identity.made_directory);
-    if let Some(identity) = before {
-        if let Some(target_dir) = reopen(dir, &identity, options)? {
-            if options.renumber {
-                return Err(Error::new(
-                    Code::Invalid,
-                    format!("cannot renumber pool {}", dir.path().display()),
-                )
-                .why(format!("its data are there, and are node {}'s", identity.node))
-                .cure("leave out --renumber"));
-            }
-            check_kind(dir, &identity, options)?;
-            return finish(locked, identity, target_dir, options, true);
-        }
-    }
-    // Before anything is made: what is refused leaves no target behind.
-    let renumbered = options.membership.as_ref().filter(|_| options.renumber).map(new_number).transpose()?;
-    clear_stray_target(dir)?;
-    let (backing, target_dir, capacity_bytes) = make_target(dir, medium, options)?;
-    let mut identity = PoolIdentity::new(medium, backing, capacity_bytes)?;
-    identity.shard_only = options.shard_only;
-    if let Some(membership) = &options.membership {
-        identity.node = renumbered.unwrap_or(membership.node);
-        identity.instead_of = renumbered.map(|_| membership.node);
-    }
-    identity.made_directory = made;
-    let result = finish(locked, identity.clone(), target_dir, options, false);
-    match result {
-        Ok(mut opened) => {
-            if had_data {
-                opened.costs.insert(0, LOST.to_owned());
-            }
-            Ok(opened)
-        }
-        Err(e) => {
-            let _ = remove_target(dir, identity.backing);
-            Err(e)
-        }
-    }
-}
-
-/// What was a target stays one, as files may lie on it; what was made for a shard alone is too small for one.
-fn check_kind(dir: &PoolDirectory, identity: &PoolIdentity, options: &PoolOptions) -> Result<()> {
-    if identity.shard_only == options.shard_only {
-        return Ok(());
-    }
-    let (why, cure) = match identity.shard_only {
-        true => (
-            "the node had no target, and the pool file gives it one in the place of its state",
-            "stop the node without --keep, remove this directory, and start the node with --renumber",
-        ),
-        false => (
-            "files of the pool lie on this node's target, and the pool file gives it none",
-            "list the target again; or remove the directory with its data, and start the node with --renumber",
-        ),
-    };
-    Err(Error::new(Code::Invalid, format!("cannot start pool {}", dir.path().display())).why(why).cure(cure))
-}
-
-/// A node's number is its data's for ever.
-fn check_number(dir: &PoolDirectory, before: Option<&PoolIdentity>, options: &PoolOptions) -> Result<()> {
-    let Some(identity) = before else { return Ok(()) };
-    let asked = options.membership.as_ref().map_or(identity.node, |m| m.node);
-    if options.membership.is_none() && identity.node != forebay_types::NodeId::FIRST.0 {
-        return Err(Error::new(Code::Invalid, format!("cannot start pool {}", dir.path().display()))
-            .why(format!("it is node {} of a pool of several nodes", identity.node))
-            .cure("start it by its pool file: forebay up --pool FILE"));
-    }
-    if asked == identity.node || identity.instead_of == Some(asked) {
-        return Ok(());
-    }
-    Err(Error::new(Code::Invalid, format!("cannot start pool {}", dir.path().display()))
-        .why(format!("its data is node {}'s, and the pool file says that it is node {asked}", identity.node))
-        .cure(format!(
-            "give the node its number in the pool file (number = {}), or another target",
-            identity.node
-        )))
-}
-
-/// A number for a node whose data are gone: one that the pool file does not have. That two such nodes draw the same is refused
-/// when they meet the others.
-fn new_number(membership: &Membership) -> Result<u16> {
-    if membership.node == forebay_types::NodeId::FIRST.0 {
-        return Err(Error::new(Code::Invalid, "cannot renumber node 1")
-            .why("the pool's root was in its data, and without it there is no pool")
-            .cure("stop all nodes (`forebay down --all`) and start the pool anew"));
-    }
-    loop {
-        let [low, high, ..] = crate::identity::random_bytes()?;
-        let number = u16::from_le_bytes([low, high]);
-        if NEW_NUMBERS.contains(&number) && membership.nodes.iter().all(|n| n.number != number) {
-            return Ok(number);
-        }
-    }
-}
-
-fn finish(
-    locked: &LockedPool,
-    mut identity: PoolIdentity,
-    target_dir: OwnedFd,
-    options: &PoolOptions,
-    reopened: bool,
-) -> Result<Opened> {
-    identity.embedded = options.embedded;
-    if let Some(bytes) = options.capacity_bytes {
-        identity.capacity_bytes = bytes;
-    }
-    Target::format(&target_dir)?;
-    let (mut costs, capabilities) = costs_of(&locked.dir, &identity, &target_dir)?;
-    let more = more_targets::open(&locked.dir, &mut identity, &target_dir, options, reopened)?;
-    let kept = options.bundle.as_ref().map_or(Ok(()), |bundle| bundle.write(&locked.dir));
-    if let Err(e) = kept.and_then(|()| identity.write(&locked.dir)) {
-        more_targets::undo(&more);
-        return Err(e);
-    }
-    costs.extend(more.iter().flat_map(|target| target.costs.iter().cloned()));
-    Ok(Opened { identity, target_dir, more, costs, capabilities, reopened })
-}
 
 /// The target of a pool that was here before; none when its data went with its memory.
 pub(crate) fn reopen(
@@ -346,7 +62,7 @@ pub(crate) fn reopen(
 }
 
 fn open_target(dir: &PoolDirectory) -> Result<OwnedFd> {
-    // A link here is ours: the target may lie in memory elsewhere.
+    // A link here was made by Forebay: the target may lie in memory elsewhere.
     let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
     rustix::fs::openat(dir.fd(), TARGET_FILE, flags, Mode::empty()).map_err(|e| {
         let error = Error::io(format!("cannot open {}", dir.file(TARGET_FILE).display()), &e.into());
@@ -359,7 +75,7 @@ fn open_target(dir: &PoolDirectory) -> Result<OwnedFd> {
     })
 }
 
-/// Takes away what is in the target's place although no pool says that it is there.
+/// Removes what is in the target's place although no pool has a target there.
 pub(crate) fn clear_stray_target(dir: &PoolDirectory) -> Result<()> {
     let path = dir.file(TARGET_FILE);
     if is_mounted_here(&path)? {
@@ -394,8 +110,8 @@ pub(crate) fn make_target(
     if medium == Medium::Ssd {
         return make_directory_target(dir, medium, options, None);
     }
-    // The pool's own memory first: mounted where it may be, else known to its holders alone. An embedded pool's is
-    // never mounted if that can be helped, so that nothing can be left of it.
+    // The pool's own memory first: mounted if this user may mount, else detached. That of an embedded pool is detached
+    // if possible, so that nothing of it can be left behind.
     let in_memory = is_tmpfs(dir.fd());
     let mut refused = Vec::new();
     let ways: [Backing; 3] = if options.embedded {
@@ -417,7 +133,7 @@ pub(crate) fn make_target(
         };
         match made {
             Ok(made) => return Ok(made),
-            // A capacity that memory does not have is not had another way.
+            // If memory lacks the capacity, the other ways lack it too.
             Err(e) if matches!(e.code, Code::NoSpace | Code::Invalid | Code::Overflow) => return Err(e),
             Err(e) => {
                 tracing::info!("{e}");
@@ -525,7 +241,7 @@ fn placement_costs(
     if identity.backing == Backing::Detached && !identity.embedded {
         costs.push("a private tmpfs: its data goes with the pool, also by `down --keep`".to_owned());
     }
-    // An embedded pool has no use for what a logout spares: it ends with its job.
+    // A logout does not matter to an embedded pool, which ends with its job.
     if let (false, Some(reason)) =
         (identity.embedded, places.iter().find_map(|place| logout_clears(host, place, uid)))
     {
@@ -541,7 +257,7 @@ pub(crate) fn costs_of(
 ) -> Result<(Vec<String>, Value)> {
     let capabilities = Capabilities::of(target_dir)?;
     let real = |path: PathBuf| path.canonicalize().unwrap_or(path);
-    // Where its sockets are counts as much as where its data is.
+    // The place of the sockets counts as much as that of the data.
     let places = [real(dir.path().to_owned()), real(dir.file(TARGET_FILE))];
     let uid = rustix::process::geteuid().as_raw();
     let memory = is_tmpfs(target_dir.as_fd());
@@ -573,65 +289,13 @@ fn allocated_bytes(path: &Path) -> u64 {
         .sum()
 }
 
-// --- taking away
-
-/// Closes a pool whose worker has ended. Its data stays where it can and `keep` or the medium says so, unless it is to
-/// be discarded whatever it is.
-pub(crate) fn close_pool(pool: OpenPool, keep: bool, discard: bool) -> Result<Stopped> {
-    let OpenPool { dir, lock, identity, target_dir, more, .. } = pool;
-    drop(target_dir);
-    let locks: Vec<OwnedFd> = more.into_iter().map(|target| target.lock).collect();
-    let result = take_away(&dir, &identity, keep, discard);
-    drop((lock, locks));
-    result
-}
-
-/// Closes what a killed pool left, as its supervisor would have. [`Code::Busy`] when the pool is up after all.
-pub(crate) fn sweep(dir: PoolDirectory, keep: bool) -> Result<Stopped> {
-    let lock = dir.lock()?;
-    let Some(identity) = PoolIdentity::read(&dir)? else { return Err(dir.not_up()) };
-    clear_dead_mounts(dir.path());
-    let discard = identity.embedded;
-    let result = take_away(&dir, &identity, keep, discard);
-    drop(lock);
-    result
-}
-
-fn take_away(dir: &PoolDirectory, identity: &PoolIdentity, keep: bool, discard: bool) -> Result<Stopped> {
-    dir.remove_file(SOCKET_FILE)?;
-    dir.remove_file(SUPERVISOR_FILE)?;
-    remove_tree(&dir.file(MIRRORS_DIRECTORY))?;
-    let data_kept = !discard
-        && match identity.backing {
-            Backing::Tmpfs => keep && is_mounted_here(&dir.file(TARGET_FILE))?,
-            Backing::Directory => true,
-            Backing::Detached => false,
-        };
-    // What is on the node's other targets is of no use without the shard.
-    if !data_kept {
-        more_targets::take_away(identity);
-        remove_target(dir, identity.backing)?;
-        if identity.made_directory {
-            remove_directory(dir);
-        } else {
-            dir.remove_file(IDENTITY_FILE)?;
-            dir.remove_file(LOG_FILE)?;
-            dir.remove_file(LOCK_FILE)?;
-            for name in NODES_FILES {
-                dir.remove_file(name)?;
-            }
-        }
-    }
-    Ok(Stopped { data_kept, killed: false })
-}
-
 pub(crate) fn remove_target(dir: &PoolDirectory, backing: Backing) -> Result<()> {
     let path = dir.file(TARGET_FILE);
     let what = || format!("cannot remove {}", path.display());
     match backing {
         Backing::Detached => return Ok(()), // it goes with the last descriptor
         Backing::Tmpfs => {
-            // Programs may have files open in it: it leaves its directory now, memory when they are done.
+            // Programs may have files open in it: the mount is detached now, and its memory is freed when they have ended.
             if is_mounted_here(&path)? {
                 unmount(&path, Unmount::WhenUnused)?;
             }
@@ -652,7 +316,7 @@ pub(crate) fn remove_target(dir: &PoolDirectory, backing: Backing) -> Result<()>
     }
 }
 
-fn remove_tree(path: &Path) -> Result<()> {
+pub(crate) fn remove_tree(path: &Path) -> Result<()> {
     match std::fs::remove_dir_all(path) {
         Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
             Err(Error::io(format!("cannot remove {}", path.display()), &e))

@@ -5,7 +5,6 @@
 //! records it and goes on; a full destination stops everything. Lock order: none of its locks is held while another
 //! is taken, except the two within a branch on the way up to an open ancestor, one at a time.
 
-use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -14,13 +13,13 @@ use forebay_types::{Code, Kind, Timestamp};
 use crate::attributes::{set_attributes, OwnerRules, Scratch};
 use crate::branch::{Branch, Ended, Shelf, Trunk};
 use crate::copy::{Buffer, Failure};
-use crate::large::Large;
-use crate::links::{Key, Links};
+use crate::entry::Entry;
+use crate::job::{Job, Listed, Worker, ATTEMPTS};
+use crate::links::Links;
 use crate::names::{is_temporary, Tag};
 use crate::progress::Progress;
 use crate::queue::Queue;
 use crate::report::{add, display, human_bytes, reason, FileError, Tally};
-use crate::small::Copying;
 use crate::tree::{Meta, Names, Object, Tree};
 
 /// Files of one job: enough that taking it costs nothing, few enough that the threads end together.
@@ -43,77 +42,6 @@ pub(crate) struct Settings {
     pub(crate) batch_files: usize,
     /// Directories kept open, of each side.
     pub(crate) open_directories: usize,
-}
-
-/// A name to stage.
-pub(crate) struct Entry<S: Tree, D: Tree> {
-    pub(crate) at: Branch<S, D>,
-    pub(crate) name: Box<[u8]>,
-    /// The name in the destination if it is another.
-    pub(crate) renamed: Option<Box<[u8]>>,
-    /// Follow it if it is a link: only what the user named.
-    pub(crate) follow: bool,
-}
-
-impl<S: Tree, D: Tree> Clone for Entry<S, D> {
-    fn clone(&self) -> Self {
-        Entry {
-            at: self.at.clone(),
-            name: self.name.clone(),
-            renamed: self.renamed.clone(),
-            follow: self.follow,
-        }
-    }
-}
-
-impl<S: Tree, D: Tree> Entry<S, D> {
-    /// The name in the destination.
-    pub(crate) fn to(&self) -> &[u8] {
-        self.renamed.as_deref().unwrap_or(&self.name)
-    }
-
-    pub(crate) fn source_path(&self) -> Vec<u8> {
-        self.at.source_path(&self.name)
-    }
-
-    pub(crate) fn destination_path(&self) -> Vec<u8> {
-        self.at.destination_path(self.to())
-    }
-}
-
-/// Some of the names of a listing.
-pub(crate) struct Listed<S: Tree, D: Tree> {
-    at: Branch<S, D>,
-    names: Arc<Names>,
-    range: Range<usize>,
-}
-
-/// Something to do.
-pub(crate) enum Job<S: Tree, D: Tree> {
-    /// What the user named, by index.
-    Tops(Range<usize>),
-    /// List a source directory from a cursor on.
-    List(Branch<S, D>, u64),
-    /// Enter the directories among these.
-    Directories(Listed<S, D>),
-    /// Enter one directory.
-    Directory(Entry<S, D>),
-    /// Stage what is not a directory among these.
-    Files(Listed<S, D>),
-    /// Stage one entry, the n-th attempt; the key is of an inode with several links that this attempt copies.
-    File(Entry<S, D>, u32, Option<Key>),
-    /// Copy or check ranges of a large file.
-    Large(Arc<Large<S, D>>),
-}
-
-/// What one thread has of its own.
-pub(crate) struct Worker<S: Tree, D: Tree> {
-    pub(crate) buffer: Buffer,
-    pub(crate) scratch: Scratch,
-    /// Copies that wait to be synced together.
-    pub(crate) batch: Vec<Copying<S, D>>,
-    /// The files job in progress; taken when others shall go on with it.
-    current: Option<Listed<S, D>>,
 }
 
 /// Which side failed.
@@ -467,7 +395,7 @@ impl<'a, S: Tree, D: Tree> Engine<'a, S, D> {
                 self.error(At::Destination, "write the copy", code, path, Some(needed));
             }
             Failure::Changed => {
-                let what = format!("it changed while it was copied, {} times", crate::small::ATTEMPTS);
+                let what = format!("it changed while it was copied, {} times", ATTEMPTS);
                 let cure = "stage it when the program that writes it is done".to_string();
                 self.tally.error(FileError {
                     path: display(&entry.source_path()),

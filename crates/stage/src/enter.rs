@@ -5,7 +5,9 @@ use std::ops::Range;
 use forebay_types::{Code, Kind};
 
 use crate::branch::{Branch, Side, Trunk};
-use crate::engine::{At, Engine, Entry, Job, Worker};
+use crate::engine::{At, Engine};
+use crate::entry::Entry;
+use crate::job::{Job, Worker};
 use crate::tree::{Meta, Object, Tree};
 
 /// Mode of a directory while it is filled: nobody else looks in before its attributes are set.

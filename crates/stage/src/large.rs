@@ -7,31 +7,16 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use crate::copy::{check_range, copy_range, Failure, Method, Sum};
-use crate::engine::{Engine, Job, Worker};
+use crate::copy::{check_range, copy_range, Failure};
+use crate::engine::Engine;
+use crate::job::{Copying, Job, Large, Worker};
 use crate::report::add;
-use crate::small::Copying;
 use crate::tree::{File, Tree};
 
 /// Files of so many bytes are cut into ranges.
 pub(crate) const LARGE_BYTES: u64 = 64 << 20;
 /// Bytes of a range: a multiple of huge pages, and some milliseconds of work.
 const RANGE_BYTES: u64 = 32 << 20;
-
-/// A large file in progress.
-pub(crate) struct Large<S: Tree, D: Tree> {
-    copying: Copying<S, D>,
-    source: S::File,
-    method: Method,
-    ranges: u64,
-    /// The copy is complete and being checked.
-    checking: AtomicBool,
-    next: AtomicU64,
-    left: AtomicU64,
-    data_bytes: AtomicU64,
-    failure: Mutex<Option<Failure>>,
-    sums: Mutex<Vec<Option<Sum>>>,
-}
 
 impl<S: Tree, D: Tree> Engine<'_, S, D> {
     /// Starts to copy a large file.

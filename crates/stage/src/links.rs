@@ -7,7 +7,7 @@
 use std::collections::HashMap;
 use std::sync::Mutex;
 
-use crate::engine::Entry;
+use crate::entry::Entry;
 use crate::tree::Tree;
 
 /// Device and inode in the source.

@@ -9,13 +9,13 @@ use crate::attributes::OwnerRules;
 use crate::count::{count, Finish};
 use crate::engine::{Engine, Settings};
 use crate::names::Tag;
+use crate::options::StageOptions;
 use crate::pair::{Pair, Spot};
 use crate::prepare::{check, make_parents};
 use crate::progress::Progress;
 use crate::report::{add, reason, StageReport};
 use crate::tree::Tree;
 use crate::whole::adopt;
-use crate::StageOptions;
 
 /// Default bytes of one read and write: a huge page.
 const UNIT_BYTES: usize = 2 << 20;

@@ -14,38 +14,21 @@ use forebay_types::{Code, Kind};
 
 use crate::attributes::{same_time, set_attributes};
 use crate::copy::{
-    can_clone, check_range, copy_range, read_full, whole_sum, write_full, Copied, Failure, Holes, Method, Sum,
+    can_clone, check_range, copy_range, read_full, whole_sum, write_full, Copied, Failure, Holes, Method,
 };
-use crate::engine::{At, Engine, Entry, Worker};
+use crate::engine::{At, Engine};
+use crate::entry::Entry;
+use crate::job::{Copying, Job, Worker, ATTEMPTS};
 use crate::large::LARGE_BYTES;
 use crate::links::{Claim, Key};
 use crate::names::Use;
 use crate::report::add;
 use crate::tree::{File, Meta, Object, Tree, Wanted};
 
-/// Times that a file is copied when its source changes meanwhile.
-pub(crate) const ATTEMPTS: u32 = 3;
 /// A file of so many bytes leaves the rest of its job to other threads, and is worth asking whether it can be cloned.
 const SHARE_BYTES: u64 = 1 << 20;
 /// Bytes of copies that one thread holds open until they are synced together.
 const BATCH_BYTES: u64 = 64 << 20;
-
-/// A copy that has no final name yet, or is not complete under it.
-pub(crate) struct Copying<S: Tree, D: Tree> {
-    pub(crate) entry: Entry<S, D>,
-    pub(crate) directory: Arc<D::Directory>,
-    pub(crate) file: D::File,
-    /// The name that it has now.
-    name: Box<[u8]>,
-    temporary: bool,
-    pub(crate) meta: Meta,
-    pub(crate) wanted: Wanted,
-    pub(crate) attempt: u32,
-    /// Of an inode with several links.
-    key: Option<Key>,
-    data_bytes: u64,
-    sum: Option<Sum>,
-}
 
 /// A file to copy: its source, and what is known of its destination.
 struct Plan<'a, S: Tree, D: Tree> {
@@ -373,7 +356,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
             add(&self.tally.retries, 1);
             let path = crate::report::display(&copying.entry.source_path());
             self.progress.message(&format!("{path}: it changed while it was copied; copying it again"));
-            let again = crate::engine::Job::File(copying.entry.clone(), copying.attempt + 1, copying.key);
+            let again = Job::File(copying.entry.clone(), copying.attempt + 1, copying.key);
             return self.queue.push(again);
         }
         self.failure(failure, &copying.entry, copying.meta.allocated.max(copying.meta.size.min(4096)));
@@ -401,7 +384,7 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
     fn links_failed(&self, key: Option<Key>) {
         if let Some(key) = key {
             for entry in self.links.failed(key) {
-                self.queue.push(crate::engine::Job::File(entry, 0, None));
+                self.queue.push(Job::File(entry, 0, None));
             }
         }
     }

@@ -6,7 +6,9 @@ use std::sync::Arc;
 use forebay_types::{Code, Kind};
 
 use crate::attributes::{same_time, set_attributes};
-use crate::engine::{At, Engine, Entry, Job, Worker};
+use crate::engine::{At, Engine};
+use crate::entry::Entry;
+use crate::job::{Job, Worker};
 use crate::links::Claim;
 use crate::names::Use;
 use crate::report::{add, reason};

@@ -3,8 +3,6 @@
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
 use crate::id::{Ino, NodeId};
-use crate::limits::FILE_BYTES_MAX;
-use crate::request::{SetAttr, TimeSet};
 
 /// Encoded bytes of an [`Attr`].
 pub const ATTR_BYTES: usize = 104;
@@ -141,42 +139,12 @@ pub struct Attr {
     pub btime: Timestamp,
 }
 
-impl SetAttr {
-    /// Makes the changes in attributes, at a time.
-    ///
-    /// # Errors
-    /// What cannot be changed of such an inode; nothing is changed then.
-    pub fn apply(&self, attr: &mut Attr, now: Timestamp) -> Result<(), Code> {
-        if self.mode.is_some() && attr.is_symlink() {
-            return Err(Code::NotSupported);
-        }
-        match (self.size, attr.kind()) {
-            (None, _) => {}
-            (Some(size), Kind::File) if size <= FILE_BYTES_MAX => attr.size = size,
-            (_, Kind::File) => return Err(Code::FileTooLarge),
-            (_, Kind::Directory) => return Err(Code::IsDirectory),
-            _ => return Err(Code::Invalid),
-        }
-        if self.width_of_new.is_some() && !attr.is_directory() {
-            return Err(Code::NotDirectory);
-        }
-        if let Some(width) = self.width_of_new {
-            attr.flags = attr.flags & !WIDTH_OF_NEW | u32::from(width) << WIDTH_OF_NEW_SHIFT;
-        }
-        if let Some(mode) = self.mode {
-            attr.mode = attr.mode & 0o170_000 | mode & 0o7777;
-        }
-        attr.uid = self.uid.unwrap_or(attr.uid);
-        attr.gid = self.gid.unwrap_or(attr.gid);
-        for (time, set) in [(&mut attr.atime, self.atime), (&mut attr.mtime, self.mtime)] {
-            match set {
-                TimeSet::Omit => {}
-                TimeSet::Now => *time = now,
-                TimeSet::At(at) => *time = at,
-            }
-        }
-        attr.ctime = now;
-        Ok(())
+/// Permission bits, checked.
+pub(crate) fn permission_bits(mode: u32) -> Result<u32, Code> {
+    if mode & !0o7777 == 0 {
+        Ok(mode)
+    } else {
+        Err(Code::Invalid)
     }
 }
 
@@ -189,6 +157,10 @@ impl Attr {
     /// Of a directory: nodes that the entries of directories made in it are cut over, as they inherit it; 0: one.
     pub fn width_of_new(&self) -> u8 {
         ((self.flags & WIDTH_OF_NEW) >> WIDTH_OF_NEW_SHIFT) as u8
+    }
+
+    pub(crate) fn set_width_of_new(&mut self, width: u8) {
+        self.flags = self.flags & !WIDTH_OF_NEW | u32::from(width) << WIDTH_OF_NEW_SHIFT;
     }
 
     /// True for a directory.

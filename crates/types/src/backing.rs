@@ -9,8 +9,8 @@ use crate::layout::Layout;
 use crate::limits::{
     BACKING_BYTES_MAX, BUFFER_BYTES, COMPONENTS_MAX, FILE_BYTES_MAX, MOVE_BYTES_MAX, STRIPES_MAX,
 };
-use crate::request::TimeSet;
-use crate::request::{put_time, time};
+use crate::lock::LockWish;
+use crate::set_attr::TimeSet;
 
 /// A backing file, by the target that holds it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -193,61 +193,6 @@ impl Move {
     }
 }
 
-/// What a lock is to do.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum LockKind {
-    /// Keep writers out.
-    Read,
-    /// Keep everybody out.
-    Write,
-    /// Let go.
-    Unlock,
-}
-
-/// A lock of a range of a file, or of all of it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct LockWish {
-    /// Whose it is within the process that asks.
-    pub owner: u64,
-    /// Of flock(2), which has no range, and not of fcntl(2).
-    pub flock: bool,
-    /// What it is to do.
-    pub kind: LockKind,
-    /// First byte.
-    pub start: u64,
-    /// Last byte; `i64::MAX` for the end, wherever that is.
-    pub end: u64,
-}
-
-impl LockWish {
-    pub(crate) fn encode(&self, w: &mut Writer<'_>) -> Result<(), Code> {
-        w.u64(self.owner)?;
-        w.u8(u8::from(self.flock))?;
-        w.u8(match self.kind {
-            LockKind::Read => 0,
-            LockKind::Write => 1,
-            LockKind::Unlock => 2,
-        })?;
-        w.u64(self.start)?;
-        w.u64(self.end)
-    }
-
-    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<LockWish, Code> {
-        let (owner, flock) = (r.u64()?, r.u8()? != 0);
-        let kind = match r.u8()? {
-            0 => LockKind::Read,
-            1 => LockKind::Write,
-            2 => LockKind::Unlock,
-            _ => return Err(Code::Malformed),
-        };
-        let (start, end) = (r.u64()?, r.u64()?);
-        if start > end || end > FILE_BYTES_MAX {
-            return Err(Code::Invalid);
-        }
-        Ok(LockWish { owner, flock, kind, start, end })
-    }
-}
-
 /// Attributes of a backing file.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct BackingAttr {
@@ -341,8 +286,8 @@ impl<'a> BackingOp<'a> {
             }
             BackingOp::SetTimes { atime, mtime } => {
                 w.u8(9)?;
-                put_time(w, atime)?;
-                put_time(w, mtime)
+                atime.encode(w)?;
+                mtime.encode(w)
             }
             BackingOp::Sync => w.u8(10),
             BackingOp::Open { handle } => {
@@ -424,7 +369,7 @@ impl<'a> BackingOp<'a> {
                 within(offset, bytes)?;
                 BackingOp::Allocate { mode, offset, bytes }
             }
-            9 => BackingOp::SetTimes { atime: time(r)?, mtime: time(r)? },
+            9 => BackingOp::SetTimes { atime: TimeSet::decode(r)?, mtime: TimeSet::decode(r)? },
             10 => BackingOp::Sync,
             11 => BackingOp::Open { handle: r.u64()? },
             12 => BackingOp::Close { handle: r.u64()? },
@@ -478,6 +423,7 @@ impl BackingAttr {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lock::LockKind;
 
     fn round_trip(op: BackingOp<'_>) -> Result<(), Code> {
         let id = BackingId { target: 3 << 16 | 1, ino: Ino(77), number: COMPONENTS_MAX as u8, stripe: 255 };

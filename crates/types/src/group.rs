@@ -1,12 +1,14 @@
-//! What processes that opened a file together have in common: a pointer that each of them moves, and locks that nobody else
-//! meets. Both are at the file's first backing file, with the daemon that has it, under a number that their first process drew.
+//! The state shared by a group of processes that opened a file together: a pointer that each of them moves, and locks that
+//! exclude only members of the group. The daemon that has the file's first backing file keeps both, under a random number
+//! that the group's first process drew.
 
-use crate::backing::LockWish;
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
 use crate::limits::FILE_BYTES_MAX;
+use crate::lock::LockWish;
 
-/// What to do with what a group has. A group that is not there is [`Code::Stale`], but to [`GroupOp::End`].
+/// An operation on a group's state. For a group that does not exist it fails with [`Code::Stale`], except
+/// [`GroupOp::End`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GroupOp {
     /// Makes the group, which ends with the asking process if not before. → `Done`, [`Code::Exists`] when another process has one
@@ -17,7 +19,7 @@ pub enum GroupOp {
     },
     /// Moves the pointer on. → `Count`: where it was
     Move {
-        /// So far; 0 asks where it is.
+        /// By how much; 0 asks for its position.
         by: u64,
     },
     /// Puts the pointer somewhere. → `Done`
@@ -25,10 +27,10 @@ pub enum GroupOp {
         /// Where.
         position: u64,
     },
-    /// Takes an owner's one lock, without waiting, or lets it go; `flock` is not looked at. Those that conflict are granted in the
-    /// order in which they were asked for first, as long as they are asked for again. → `Done`, [`Code::Busy`]
+    /// Takes an owner's one lock, without waiting, or releases it; `flock` is ignored. Conflicting locks are granted in the
+    /// order of their first requests, as long as the requests are repeated. → `Done`, [`Code::Busy`]
     Lock(LockWish),
-    /// Ends the group. Of the process that made it. → `Done`
+    /// Ends the group; only the process that made it may. → `Done`
     End,
 }
 

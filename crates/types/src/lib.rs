@@ -16,31 +16,36 @@ mod hash;
 mod id;
 mod layout;
 pub mod limits;
+mod lock;
 mod mount;
+mod name;
 mod reply;
 mod request;
 mod route;
+mod set_attr;
 mod target;
 mod transaction;
 mod wide;
 
 pub use attr::{Attr, Kind, Timestamp, ATTR_BYTES, FLAG_DIRTY, FLAG_RESIDENT, PERMISSIONS_OFFSET};
-pub use backing::{BackingAttr, BackingId, BackingOp, LockKind, LockWish, Move, MoveKind};
+pub use backing::{BackingAttr, BackingId, BackingOp, Move, MoveKind};
 pub use bytes::{Reader, Writer};
 pub use error::{Code, Error, Result};
 pub use group::GroupOp;
 pub use hash::{cookie_hash, name_hash, Cookie, COOKIE_MAX, DISCRIMINATOR_BITS, HASH_BITS};
 pub use id::{Ino, NodeId};
 pub use layout::{Component, Extent, Layout, COMPONENT_BYTES};
+pub use lock::{LockKind, LockWish};
 pub use mount::{mount_link, mount_of_link, MOUNT_LINK};
 pub use reply::{
     go_on_behind, Answer, DirEntries, DirEntry, DirWriter, Entry, PoolSpace, Refusal, Reply,
     REPLY_HEADER_BYTES,
 };
 pub use request::{
-    may_change, Caller, Class, Request, RequestInfo, SetAttr, TimeSet, RENAME_EXCHANGE, RENAME_NOREPLACE,
-    REQUESTS, XATTR_CREATE, XATTR_REPLACE,
+    may_change, Caller, Class, Request, RequestInfo, RENAME_EXCHANGE, RENAME_NOREPLACE, REQUESTS,
+    XATTR_CREATE, XATTR_REPLACE,
 };
+pub use set_attr::{SetAttr, TimeSet};
 pub use target::{node_of, target_of, TargetSpace, TargetSpaces, Targets};
 pub use transaction::{decode_nodes, Change, Outcome, Part, TxId};
 pub use wide::{part_of_hash, Parts};

@@ -1,13 +1,14 @@
 //! Replies: what the owner answers.
 
 use crate::attr::{Attr, Kind};
-use crate::backing::{BackingAttr, LockWish};
+use crate::backing::BackingAttr;
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
 use crate::hash::Cookie;
 use crate::id::Ino;
 use crate::layout::Layout;
 use crate::limits::NAME_MAX;
+use crate::lock::LockWish;
 use crate::target::{TargetSpaces, Targets};
 use crate::transaction::Outcome;
 use crate::wide::{Parts, REFUSAL_TAG};
@@ -473,8 +474,8 @@ impl<'a> DirWriter<'a> {
 mod tests {
     use super::*;
     use crate::attr::Timestamp;
-    use crate::backing::LockKind;
     use crate::id::NodeId;
+    use crate::lock::LockKind;
     use crate::target::TargetSpace;
     use proptest::prelude::*;
 

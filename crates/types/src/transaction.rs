@@ -6,14 +6,15 @@
 
 use std::fmt;
 
-use crate::attr::Kind;
+use crate::attr::{permission_bits, Kind};
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
 use crate::id::{Ino, NodeId};
 use crate::layout::Layout;
 use crate::limits::WIDTH_MAX;
-use crate::request::{name, permission_bits, put_set, set_attr};
-use crate::request::{SetAttr, RENAME_NOREPLACE};
+use crate::name;
+use crate::request::RENAME_NOREPLACE;
+use crate::set_attr::SetAttr;
 use crate::wide::Parts;
 
 /// A transaction's number: its coordinator's node in the upper 16 bits, a number of that node's in the lower 48.
@@ -183,13 +184,13 @@ pub struct Change {
 
 impl Change {
     fn encode(&self, w: &mut Writer<'_>) -> Result<(), Code> {
-        put_set(w, &self.set)?;
+        self.set.encode(w)?;
         w.u8(u8::from(self.layout.is_some()))?;
         self.layout.map_or(Ok(()), |layout| layout.encode(w))
     }
 
     fn decode(r: &mut Reader<'_>) -> Result<Change, Code> {
-        let set = set_attr(r)?;
+        let set = SetAttr::decode(r)?;
         let layout = match r.u8()? {
             0 => None,
             1 => Some(Layout::decode(r)?),
@@ -270,7 +271,7 @@ impl<'a> Part<'a> {
         Ok(match r.u8()? {
             1 => {
                 let (parent, ino, link) = (Ino(r.u64()?), Ino(r.u64()?), TxId(r.u64()?));
-                Part::Leave { parent, name: name(r)?, ino, link }
+                Part::Leave { parent, name: name::read(r)?, ino, link }
             }
             2 => {
                 let (parent, ino, kind) = (Ino(r.u64()?), Ino(r.u64()?), Kind::from_u8(r.u8()?)?);
@@ -278,7 +279,7 @@ impl<'a> Part<'a> {
                 if !matches!(flags, 0 | RENAME_NOREPLACE) {
                     return Err(Code::Invalid);
                 }
-                Part::Enter { parent, name: name(r)?, ino, kind, link, flags }
+                Part::Enter { parent, name: name::read(r)?, ino, kind, link, flags }
             }
             3 => Part::Count { ino: Ino(r.u64()?), link: TxId(r.u64()?) },
             4 => Part::CreateInode { parent: Ino(r.u64()?), mode: permission_bits(r.u32()?)? },

@@ -3,9 +3,10 @@
 use forebay_types::NodeId;
 
 use crate::bundle::Frames;
-use crate::frame::{seal, Header, Kind, HEADER_BYTES, MAC_BYTES};
+use crate::frame::{seal, Header, Kind};
 use crate::handshake::{respond, Answer, Initiator, Response};
 use crate::hello::Hello;
+use crate::limits::{HEADER_BYTES, MAC_BYTES};
 use crate::limits::{PROTOCOL_MAX, PROTOCOL_MIN};
 use crate::message::Message;
 use crate::secret::Secret;

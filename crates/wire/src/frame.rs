@@ -10,13 +10,9 @@
 
 use forebay_types::{Code, Reader};
 
-use crate::limits::{BODY_BYTES_MAX, SLOT_MAX};
+use crate::limits::{BODY_BYTES_MAX, HEADER_BYTES, MAC_BYTES, SLOT_MAX};
 
 const MAGIC: &[u8; 4] = b"FBAY";
-/// Bytes in front of the body.
-pub const HEADER_BYTES: usize = 56;
-/// Bytes of the MAC behind the body.
-pub const MAC_BYTES: usize = 32;
 
 /// What a frame holds.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

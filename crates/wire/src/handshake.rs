@@ -11,9 +11,10 @@
 
 use forebay_types::{Code, Reader};
 
-use crate::frame::{proven, seal, Header, Kind, Stamp, HEADER_BYTES};
+use crate::frame::{proven, seal, Header, Kind, Stamp};
 use crate::hello::Hello;
 use crate::limits::DETAIL_BYTES_MAX;
+use crate::limits::HEADER_BYTES;
 use crate::secret::Secret;
 use crate::session::Session;
 

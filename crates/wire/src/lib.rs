@@ -28,10 +28,10 @@ mod session;
 
 pub use bundle::{join, Frames};
 pub use exercise::exercise;
-pub use frame::{Header, Kind, Stamp, HEADER_BYTES, MAC_BYTES};
+pub use frame::{Header, Kind, Stamp};
 pub use handshake::{respond, respond_unless, Answer, Initiator, Refusal, Response};
 pub use hello::Hello;
-pub use limits::{PROTOCOL_MAX, PROTOCOL_MIN};
+pub use limits::{HEADER_BYTES, MAC_BYTES, PROTOCOL_MAX, PROTOCOL_MIN};
 pub use message::{Memory, Message, Place};
 pub use secret::{Secret, SECRET_BYTES};
 pub use session::Session;

@@ -2,8 +2,6 @@
 
 use forebay_types::limits::{MESSAGE_BYTES_MAX, XATTR_VALUE_MAX};
 
-use crate::frame::{HEADER_BYTES, MAC_BYTES};
-
 /// Oldest protocol that this build speaks.
 pub const PROTOCOL_MIN: u16 = 4;
 /// Newest protocol that this build speaks.
@@ -23,6 +21,10 @@ pub const NODE_MAX: u16 = 32_767;
 pub const SLOT_MAX: u16 = 4095;
 /// Bytes of a body: the largest request or reply, or inline data with its fields.
 pub const BODY_BYTES_MAX: usize = MESSAGE_BYTES_MAX;
+/// Bytes of a frame in front of its body.
+pub const HEADER_BYTES: usize = 56;
+/// Bytes of the MAC behind the body.
+pub const MAC_BYTES: usize = 32;
 /// Bytes of a frame.
 pub const FRAME_BYTES_MAX: usize = HEADER_BYTES + BODY_BYTES_MAX + MAC_BYTES;
 /// Bytes of several frames in one message: many small ones, in one of the endpoint's small buffers.

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueHint};
 use forebay_server::Medium;
 
-use super::{medium, size};
+use super::values::{medium, size};
 
 /// `forebay up`.
 #[derive(Debug, Args)]

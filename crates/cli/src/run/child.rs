@@ -81,7 +81,7 @@ fn wait(mut child: Child, signals: &Signals) -> Ended {
             }
             Ok(None) => {}
             // Somebody else has waited for it: how it ended cannot be told.
-            Err(_) => return Ended::Status(i32::from(super::FOREBAY_FAILED)),
+            Err(_) => return Ended::Status(i32::from(crate::failure::FOREBAY_FAILED)),
         }
         let _ = poll(&mut [PollFd::new(signals, PollFlags::IN)], None);
         while let Some(received) = signals.next() {

@@ -56,14 +56,14 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// That of this process.
-    pub(super) fn of_this_process() -> Job {
+    /// The job of this process, which `level` runs are around.
+    pub(super) fn of_this_process(level: u32) -> Job {
         let environment: BTreeMap<String, String> = std::env::vars_os()
             .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)))
             .collect();
         let me = std::process::id();
         let own = format!("process {me} {}", started(me).unwrap_or_default());
-        Job::of(&environment, super::preload::level(), launcher, &own, &host())
+        Job::of(&environment, level, launcher, &own, &host())
     }
 
     fn of(

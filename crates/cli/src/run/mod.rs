@@ -24,7 +24,7 @@ use std::time::Instant;
 
 use forebay_server::JoinRequest;
 use forebay_sys::signals::{SignalMask, Signals};
-use forebay_types::{Code, Error, Result};
+use forebay_types::{Error, Result};
 use serde_json::{json, Value};
 
 use crate::arguments::Run;
@@ -35,9 +35,6 @@ use child::Ended;
 use enter::Entered;
 use job::Job;
 use stages::Stages;
-
-/// Exit status when Forebay itself failed; that of a program that cannot be started or is not found is in `program`.
-pub(crate) const FOREBAY_FAILED: u8 = 125;
 
 /// Signals that are handed to the program. Those of job control are handed on and obeyed.
 const SIGNALS: [i32; 10] = [
@@ -70,7 +67,7 @@ pub(crate) fn run(named: Option<PathBuf>, arguments: Run) -> Result<ExitCode> {
         }
     }
 
-    let job = Job::of_this_process();
+    let job = Job::of_this_process(preload::level());
     let request = JoinRequest {
         label: label(&arguments.command),
         group: job.group.clone(),
@@ -137,7 +134,7 @@ pub(crate) fn run(named: Option<PathBuf>, arguments: Run) -> Result<ExitCode> {
 fn conclude(ended: Ended, failed: bool) -> ExitCode {
     match ended {
         Ended::Signal(signal) => die_of(signal),
-        Ended::Status(0) if failed => ExitCode::from(FOREBAY_FAILED),
+        Ended::Status(0) if failed => ExitCode::from(failure::FOREBAY_FAILED),
         Ended::Status(code) => ExitCode::from(code as u8),
     }
 }
@@ -263,36 +260,6 @@ fn write_report(path: &Path, report: &Value) -> Result<()> {
         .map_err(|e| Error::io(format!("cannot write the report {}", path.display()), &e))
 }
 
-/// A path below which results are to appear, checked before hours of computing: a directory above it that exists must
-/// be writable.
-fn check_destination(path: &Path) -> Result<()> {
-    let mut above = path;
-    loop {
-        if above.exists() {
-            break;
-        }
-        match above.parent() {
-            Some(parent) => above = parent,
-            None => return Ok(()),
-        }
-    }
-    if above.is_file() && above == path {
-        return Ok(()); // it will be replaced
-    }
-    if std::fs::File::open(above).is_ok_and(|directory| !forebay_stage::takes_files(&directory)) {
-        return Err(Error::new(Code::NotSupported, format!("cannot stage out to {}", path.display()))
-            .why(format!(
-                "{} is a directory of the kernel's own, in which no files can be made",
-                above.display()
-            ))
-            .cure("name a destination on another file system"));
-    }
-    rustix::fs::access(above, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK).map_err(|e| {
-        Error::io(format!("cannot stage out to {}", path.display()), &e.into())
-            .cure(format!("make {} writable, or name another destination", above.display()))
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -316,16 +283,5 @@ mod tests {
         let long: Vec<OsString> = vec!["a\nb".into(), "x".repeat(100).into()];
         let text = label(&long);
         assert!(text.starts_with("a\\x0ab xxx") && text.ends_with("...") && text.len() < 70, "{text}");
-    }
-
-    #[test]
-    fn check_destination_looks_at_what_exists_above() {
-        check_destination(Path::new("/tmp/not/there/yet")).unwrap();
-        let e = check_destination(Path::new("/proc/results/of/this")).unwrap_err();
-        assert!(e.to_string().contains("the kernel's own"), "{e}");
-        if !rustix::process::geteuid().is_root() {
-            assert!(check_destination(Path::new("/usr/not-mine")).is_err());
-        }
-        assert!(check_destination(Path::new("/proc/version/below")).is_err());
     }
 }

@@ -116,7 +116,7 @@ fn executable(path: &Path) -> Result<(), rustix::io::Errno> {
 pub(super) fn within(dir: &Path, name: &OsStr, prefix: &Path) -> Result<Target, Refused> {
     let shown = name.to_string_lossy().into_owned();
     let failed = |status: u8, e: Error| (status, Error { what: format!("cannot run {shown}"), ..e });
-    let attached = Pool::attach(dir).map_err(|e| (super::FOREBAY_FAILED, e))?;
+    let attached = Pool::attach(dir).map_err(|e| (crate::failure::FOREBAY_FAILED, e))?;
     attached.set_prefix(prefix.as_os_str().as_bytes());
     let relative = Path::new(name).strip_prefix(prefix).unwrap_or(Path::new(name));
     let place = pool::place(relative.as_os_str().as_bytes());

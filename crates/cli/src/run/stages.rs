@@ -1,6 +1,7 @@
 //! What a run stages, each once in its job: in by the first that comes, out by the last that goes.
 
 use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 use forebay_client::{Pool, Role};
 use forebay_server::control::{self, Turn};
@@ -44,7 +45,7 @@ impl Stages {
             })?;
         }
         for pair in &out {
-            super::check_destination(&pair.destination)?;
+            check_destination(&pair.destination)?;
         }
         Ok(Stages { into, out })
     }
@@ -233,6 +234,36 @@ fn key(pair: &Pair) -> String {
     format!("{}\n{}", text(&pair.source), text(&pair.destination))
 }
 
+/// A path below which results are to appear, checked before hours of computing: a directory above it that exists must
+/// be writable.
+fn check_destination(path: &Path) -> Result<()> {
+    let mut above = path;
+    loop {
+        if above.exists() {
+            break;
+        }
+        match above.parent() {
+            Some(parent) => above = parent,
+            None => return Ok(()),
+        }
+    }
+    if above.is_file() && above == path {
+        return Ok(()); // it will be replaced
+    }
+    if std::fs::File::open(above).is_ok_and(|directory| !forebay_stage::takes_files(&directory)) {
+        return Err(Error::new(Code::NotSupported, format!("cannot stage out to {}", path.display()))
+            .why(format!(
+                "{} is a directory of the kernel's own, in which no files can be made",
+                above.display()
+            ))
+            .cure("name a destination on another file system"));
+    }
+    rustix::fs::access(above, rustix::fs::Access::WRITE_OK | rustix::fs::Access::EXEC_OK).map_err(|e| {
+        Error::io(format!("cannot stage out to {}", path.display()), &e.into())
+            .cure(format!("make {} writable, or name another destination", above.display()))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -244,5 +275,16 @@ mod tests {
         assert_eq!(key(&pair(b"/a", "/b")), key(&pair(b"/a", "/b")));
         assert_ne!(key(&pair(b"/a b", "/c")), key(&pair(b"/a", "b /c")), "a blank separates nothing");
         assert_ne!(key(&pair(b"/\xff", "/c")), key(&pair(b"/\xfe", "/c")));
+    }
+
+    #[test]
+    fn check_destination_looks_at_what_exists_above() {
+        check_destination(Path::new("/tmp/not/there/yet")).unwrap();
+        let e = check_destination(Path::new("/proc/results/of/this")).unwrap_err();
+        assert!(e.to_string().contains("the kernel's own"), "{e}");
+        if !rustix::process::geteuid().is_root() {
+            assert!(check_destination(Path::new("/usr/not-mine")).is_err());
+        }
+        assert!(check_destination(Path::new("/proc/version/below")).is_err());
     }
 }

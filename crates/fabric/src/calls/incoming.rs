@@ -1,25 +1,13 @@
 //! Links of nodes that ask us.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
 
 use forebay_types::Code;
-use forebay_wire::{respond_unless, Hello, Kind, Message, Refusal, Response, Session, Stamp};
+use forebay_wire::{respond_unless, Hello, Kind, Message, Refusal, Response, Stamp};
 
 use super::call_event::{Body, CallEvent, Ticket};
-use super::{Leaving, Role, State, To};
-
-/// A link of another node's.
-#[derive(Debug)]
-pub(super) struct Incoming {
-    pub(super) hello: Hello,
-    session: Box<Session>,
-    /// A frame under the session's key has come: it is who it says, now and not in a replay.
-    pub(super) proven: bool,
-    heard: Duration,
-    /// Requests that were handed out and not answered.
-    asked: BTreeSet<u64>,
-}
+use super::link::Incoming;
+use super::state::{Leaving, Role, State, To};
 
 impl State {
     pub(super) fn hear_hello(&mut self, frame: &[u8]) -> Result<(), Code> {

@@ -16,8 +16,10 @@
 
 mod call_event;
 mod incoming;
+mod link;
 mod outgoing;
 mod settings;
+mod state;
 mod thread;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -25,14 +27,13 @@ use std::time::Duration;
 
 use forebay_types::{Code, NodeId};
 use forebay_wire::limits::BUNDLE_BYTES_MAX;
-use forebay_wire::{join, Frames, Header, Hello, Kind, Message, Secret, Stamp};
+use forebay_wire::{join, Message, Secret, Stamp};
 
 use crate::endpoint::{Endpoint, Event, Peer, Sleep, Transfer};
 use crate::numbers::{Entropy, Numbers};
 pub use call_event::{Body, CallEvent, CallId, Failed, Ticket};
-use incoming::Incoming;
-use outgoing::Neighbour;
 pub use settings::{CallsSettings, Identity, Statistics};
+use state::{Leaving, State, To};
 pub use thread::CallsThread;
 
 /// Tokens of the endpoint with this bit are of user's transfers; without it they are of frames, by node.
@@ -40,77 +41,12 @@ const TRANSFER: u64 = 1 << 63;
 /// The tag of all frames: what they are is for their headers to say.
 const TAG: u64 = 0;
 
-/// Where a frame goes.
-#[derive(Debug)]
-enum To {
-    Address(Vec<u8>),
-    Peer(Peer),
-}
-
-/// A frame that is to leave.
-#[derive(Debug)]
-struct Leaving {
-    to: To,
-    frame: Vec<u8>,
-    /// Whose link it is on, for when it fails: 0 for an incoming one's.
-    node: u16,
-}
-
 /// Frames on their way to the endpoint in one message.
 #[derive(Debug)]
 struct Bundle {
     peer: Peer,
     node: u16,
     bytes: Vec<u8>,
-}
-
-/// What a link's number, in the frames that come, stands for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Role {
-    /// A link of ours to this node.
-    Out(NodeId),
-    /// A link of another's to us.
-    In,
-}
-
-/// A call that was not answered.
-#[derive(Debug)]
-struct Call {
-    node: NodeId,
-    kind: Kind,
-    stamp: Stamp,
-    body: Vec<u8>,
-    deadline: Duration,
-    /// When it was last sent, and on which link; None: it waits for the link.
-    sent: Option<(Duration, u64)>,
-    /// It was sent at some time.
-    left: bool,
-}
-
-/// Everything but the endpoint, so that what the endpoint tells can be heard while it is used.
-struct State {
-    secret: Secret,
-    identity: Identity,
-    settings: CallsSettings,
-    entropy: Entropy,
-    incarnation: u64,
-    /// Which data a node has been met with.
-    expected: BTreeMap<NodeId, u32>,
-    address: Vec<u8>,
-    now: Duration,
-    links: BTreeMap<u64, Role>,
-    neighbours: BTreeMap<NodeId, Neighbour>,
-    incoming: BTreeMap<u64, Incoming>,
-    /// The proven link of each start of each node that asks.
-    askers: BTreeMap<(NodeId, u64), u64>,
-    calls: BTreeMap<u64, Call>,
-    next_call: u64,
-    leaving: VecDeque<Leaving>,
-    happened: VecDeque<CallEvent>,
-    statistics: Statistics,
-    /// When something that opened last came, from anybody.
-    heard: Duration,
-    timers_at: Duration,
 }
 
 /// A node's calls. See the module.
@@ -211,7 +147,7 @@ impl Calls {
 
     /// The data of who has this incarnation: [`CallsSettings::data`], or 0 for none.
     pub fn data_of(incarnation: u64) -> u32 {
-        (incarnation >> 32) as u32
+        state::data_of(incarnation)
     }
 
     /// Forgets a node: its calls fail, its link is closed. For node numbers that are retired.
@@ -459,130 +395,5 @@ impl Calls {
             }
         }
         self.leaving.push_back(Bundle { peer, node, bytes: frame });
-    }
-}
-
-impl State {
-    /// The Hello of a link whose number here is `link`.
-    fn hello(&mut self, link: u64) -> Hello {
-        let mut nonce = [0; 32];
-        self.entropy.fill(&mut nonce);
-        Hello {
-            protocols: self.settings.protocols,
-            pool: self.identity.pool,
-            node: self.identity.node,
-            incarnation: self.incarnation,
-            link,
-            capacity_bytes: self.identity.capacity_bytes,
-            clock_us: self.clock_us(),
-            nonce,
-            address: self.address.clone(),
-        }
-    }
-
-    /// Microseconds since 1970; in a simulation since its start.
-    fn clock_us(&self) -> u64 {
-        if self.settings.seed.is_some() {
-            return self.now.as_micros() as u64;
-        }
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        let now_us = now.map_or(0, |now| now.as_micros() as u64);
-        now_us.saturating_add_signed(self.settings.clock_ahead_us)
-    }
-
-    /// Why a peer is not who its number says, if so: its data are others than that node was met with.
-    fn lacks_its_data(&self, peer: &Hello) -> Option<String> {
-        let expected = self.expected.get(&peer.node)?;
-        (Calls::data_of(peer.incarnation) != *expected).then(|| {
-            format!(
-                "node {} has come back without the data that it had, and its number is that data's",
-                peer.node
-            )
-        })
-    }
-
-    /// A number for a link that nobody can guess: to whom it was not told, frames to it are not even looked at.
-    fn new_link(&mut self) -> u64 {
-        loop {
-            let link = self.entropy.u64();
-            if link != 0 && !self.links.contains_key(&link) {
-                return link;
-            }
-        }
-    }
-
-    /// A message came, from anyone.
-    fn hear(&mut self, message: &[u8]) {
-        self.statistics.messages_in += 1;
-        for frame in Frames::of(message) {
-            self.statistics.frames_in += 1;
-            match frame.and_then(|frame| self.hear_frame(frame)) {
-                Ok(()) => self.heard = self.now,
-                Err(Code::AccessDenied) => self.statistics.forged += 1,
-                Err(Code::Stale) => self.statistics.replayed += 1,
-                Err(_) => self.statistics.unusable += 1,
-            }
-        }
-    }
-
-    /// Nobody was heard for a while, though there are nodes that should be: those that are asked, and those that ask.
-    fn hears_nobody(&self) -> bool {
-        let expected = self.neighbours.values().any(Neighbour::is_wanted) || !self.askers.is_empty();
-        expected && self.now >= self.heard + self.settings.quiet
-    }
-
-    fn hear_frame(&mut self, frame: &[u8]) -> Result<(), Code> {
-        let header = Header::peek(frame)?;
-        match header.kind {
-            Kind::Hello => self.hear_hello(frame),
-            Kind::Welcome | Kind::Refuse => self.hear_answer_to_hello(frame),
-            _ => match self.links.get(&header.link) {
-                Some(Role::Out(node)) => self.hear_from_served(*node, header.link, frame),
-                Some(Role::In) => self.hear_from_asker(header.link, frame),
-                None => Err(Code::UnknownSession),
-            },
-        }
-    }
-
-    /// Where who asked is, while it has a link.
-    fn address_of_asker(&self, asker: &Ticket) -> Option<Vec<u8>> {
-        let link = self.askers.get(&(asker.node, asker.incarnation))?;
-        self.incoming.get(link).map(|i| i.hello.address.clone())
-    }
-
-    /// Where a node is that is known either way.
-    fn address_of(&self, node: NodeId) -> Option<Vec<u8>> {
-        if let Some(neighbour) = self.neighbours.get(&node) {
-            return Some(neighbour.address.clone());
-        }
-        let (_, link) = self.askers.range((node, 0)..=(node, u64::MAX)).next_back()?;
-        self.incoming.get(link).map(|i| i.hello.address.clone())
-    }
-
-    /// Does what is due by the clock.
-    fn timers(&mut self) {
-        self.outgoing_timers();
-        self.incoming_timers();
-        self.call_timers();
-        // While nothing is asked there are only heartbeats.
-        let busy = !self.calls.is_empty() || self.neighbours.values().any(Neighbour::is_asking);
-        self.timers_at = self.now + if busy { self.settings.tick() } else { self.settings.heartbeat / 2 };
-    }
-
-    /// Something new is under way: its timers are looked at soon.
-    fn soon(&mut self) {
-        self.timers_at = self.timers_at.min(self.now + self.settings.tick());
-    }
-
-    fn leave(&mut self, detail: &str) {
-        let detail = &detail.as_bytes()[..detail.len().min(forebay_wire::limits::DETAIL_BYTES_MAX)];
-        let nodes: Vec<NodeId> = self.neighbours.keys().copied().collect();
-        for node in nodes {
-            self.send_to_served(node, 0, Stamp::default(), &Message::Goodbye { detail });
-        }
-        let links: Vec<u64> = self.incoming.iter().filter(|(_, i)| i.proven).map(|(link, _)| *link).collect();
-        for link in links {
-            self.send_to_asker(link, 0, Stamp::default(), &Message::Goodbye { detail });
-        }
     }
 }

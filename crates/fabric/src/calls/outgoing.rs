@@ -4,59 +4,12 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use forebay_types::{Code, NodeId};
-use forebay_wire::{Answer, Initiator, Kind, Message, Session, Stamp};
+use forebay_wire::{Answer, Initiator, Kind, Message, Stamp};
 
 use super::call_event::{Body, CallEvent, CallId, Failed};
-use super::{Call, Leaving, Role, State, To};
+use super::link::{Asking, Neighbour, Up};
+use super::state::{Call, Leaving, Role, State, To};
 use crate::endpoint::Peer;
-
-/// A link that is up.
-#[derive(Debug)]
-struct Up {
-    link: u64,
-    session: Box<Session>,
-    /// When something that opened last came.
-    heard: Duration,
-    /// When something was last sent.
-    spoke: Duration,
-}
-
-/// A handshake that is not answered.
-#[derive(Debug)]
-struct Asking {
-    initiator: Initiator,
-    again_at: Duration,
-    pause: Duration,
-}
-
-/// A node that is asked.
-#[derive(Debug)]
-pub(super) struct Neighbour {
-    pub(super) address: Vec<u8>,
-    peer: Peer,
-    up: Option<Up>,
-    asking: Option<Asking>,
-    /// Calls that are not answered.
-    calls: BTreeSet<u64>,
-    /// Since when it was wanted and not up; None while it is up or nobody wants it.
-    missed: Option<Duration>,
-    /// The user was told that it is unreachable, and not yet that it is up.
-    told_down: bool,
-    /// Refused us in words: not asked again before this time.
-    refused_until: Duration,
-}
-
-impl Neighbour {
-    /// A handshake is under way.
-    pub(super) fn is_asking(&self) -> bool {
-        self.asking.is_some()
-    }
-
-    /// It is up, or should be.
-    pub(super) fn is_wanted(&self) -> bool {
-        self.up.is_some() || self.asking.is_some()
-    }
-}
 
 impl State {
     /// Where all nodes are that are asked.

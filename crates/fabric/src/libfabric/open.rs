@@ -8,7 +8,7 @@ use std::sync::Arc;
 use forebay_fabric_sys::*;
 use forebay_types::{Code, Error, Result};
 
-use super::{Settings, Waiting};
+use super::settings::{Settings, Waiting};
 
 /// Providers in the order in which `auto` takes them: the networks of clusters by how directly they are driven, TCP last.
 /// Left out are those that reach only this node (shm) or are kept for debugging (sockets, udp).

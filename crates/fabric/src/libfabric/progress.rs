@@ -7,14 +7,13 @@ use std::time::Duration;
 use forebay_fabric_sys::*;
 use forebay_types::Code;
 
+use super::health::PROBE;
 use super::operation::{Moving, Mr, Operation, Work};
-use super::{LibfabricEndpoint, Report, PROBE};
+use super::state::{LibfabricEndpoint, Report, PAUSE};
 use crate::endpoint::{Direction, Endpoint, Event, Peer};
 
 /// Completions read at once.
 const READ_AT_ONCE: usize = 32;
-/// First and longest pause before a peer that refused work is asked again.
-pub(super) const PAUSE: (Duration, Duration) = (Duration::from_micros(20), Duration::from_millis(10));
 /// Operations that the provider has for one peer: more wait here, so that a peer that takes nothing does not use up what the
 /// provider has for all.
 const UNDER_WAY_PER_PEER: usize = 128;

@@ -8,7 +8,7 @@ use std::time::Duration;
 use forebay_types::Code;
 use forebay_wire::Memory;
 
-use super::network::{HostId, Network, Told};
+use super::network::{Host, HostId, Network, Told};
 use crate::endpoint::{Endpoint, Event, Limits, Local, Peer, Registered, Transfer, Waker};
 use crate::memory::{Access, Region};
 
@@ -36,8 +36,22 @@ pub struct SimulatedEndpoint {
     waker: Waker,
 }
 
+impl Network {
+    /// The endpoint of a host that is not there yet, or was killed: then a new one at the same address.
+    pub fn endpoint(&self, host: u32) -> SimulatedEndpoint {
+        let mut state = self.lock();
+        let entry = state.hosts.entry(host).or_default();
+        assert!(!entry.alive, "host {host} has an endpoint");
+        let incarnation = entry.incarnation + 1;
+        *entry = Host { incarnation, alive: true, ..Host::default() };
+        state.note(&[u64::from(host), 10, incarnation]);
+        drop(state);
+        SimulatedEndpoint::new(self.clone(), host, incarnation)
+    }
+}
+
 impl SimulatedEndpoint {
-    pub(super) fn new(network: Network, host: HostId, incarnation: u64) -> SimulatedEndpoint {
+    fn new(network: Network, host: HostId, incarnation: u64) -> SimulatedEndpoint {
         let waker = Waker::new().unwrap_or_else(|e| panic!("{e}"));
         SimulatedEndpoint {
             network,

@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use forebay_types::Code;
 
-use super::endpoint::SimulatedEndpoint;
 use crate::endpoint::{Direction, Transfer};
 use crate::memory::{Access, Region};
 use crate::numbers::Numbers;
@@ -334,18 +333,6 @@ impl Network {
 
     pub(super) fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The endpoint of a host that is not there yet, or was killed: then a new one at the same address.
-    pub fn endpoint(&self, host: u32) -> SimulatedEndpoint {
-        let mut state = self.lock();
-        let entry = state.hosts.entry(host).or_default();
-        assert!(!entry.alive, "host {host} has an endpoint");
-        let incarnation = entry.incarnation + 1;
-        *entry = Host { incarnation, alive: true, ..Host::default() };
-        state.note(&[u64::from(host), 10, incarnation]);
-        drop(state);
-        SimulatedEndpoint::new(self.clone(), host, incarnation)
     }
 
     /// Kills a host: its memory is gone, what it was to be told is not told, its peers learn of it by what fails.

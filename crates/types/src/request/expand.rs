@@ -30,7 +30,10 @@ macro_rules! get_fields {
     ($r:ident; $variant:ident;; $($field:ident: $type:ty $(as $codec:ty)?,)+) => {
         Request::$variant { $($field: <codec!($type $(, $codec)?) as Field<'a>>::get(&mut $r)?),* }
     };
-    ($r:ident; $variant:ident; $module:ident; $($fields:tt)*) => { $module::get(&mut $r)? };
+    ($r:ident; $variant:ident; $module:ident; $($field:ident: $type:ty $(as $codec:ty)?,)+) => {{
+        let ($($field),+) = $module::get(&mut $r)?;
+        Request::$variant { $($field),+ }
+    }};
 }
 
 /// Where a request may come from.

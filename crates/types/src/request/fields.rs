@@ -1,6 +1,6 @@
 //! How fields of requests are encoded, and what values they may have.
 
-use crate::attr::Timestamp;
+use crate::attr::permission_bits;
 use crate::backing::BackingId;
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
@@ -8,12 +8,13 @@ use crate::hash::COOKIE_MAX;
 use crate::id::{Ino, NodeId};
 use crate::layout::Layout;
 use crate::limits::{
-    NAME_MAX, PATH_MAX, REMOVED_AT_ONCE_MAX, SESSIONS_ASKED_MAX, STRIPES_MAX, WIDTH_MAX, XATTR_NAME_MAX,
-    XATTR_VALUE_MAX,
+    PATH_MAX, REMOVED_AT_ONCE_MAX, SESSIONS_ASKED_MAX, STRIPES_MAX, XATTR_NAME_MAX, XATTR_VALUE_MAX,
 };
+use crate::name;
+use crate::set_attr::SetAttr;
 use crate::transaction::{Part, TxId};
 
-use super::{SetAttr, TimeSet, RENAME_EXCHANGE, RENAME_NOREPLACE, XATTR_CREATE, XATTR_REPLACE};
+use super::{RENAME_EXCHANGE, RENAME_NOREPLACE, XATTR_CREATE, XATTR_REPLACE};
 
 /// A field's encoding. `get` checks: a value that it gives is within its bounds, and its error is what the caller is answered.
 pub(super) trait Field<'a> {
@@ -131,7 +132,7 @@ pub(super) struct Sessions;
 pub(super) struct BackingIds;
 
 byte_strings! {
-    Name: short_bytes, check_name;
+    Name: short_bytes, name::check;
     LinkTarget: short_bytes, |target: &[u8]| match target.len() {
         0 => Err(Code::NotFound),
         n if n > PATH_MAX => Err(Code::NameTooLong),
@@ -171,11 +172,11 @@ impl Field<'_> for SetAttr {
     type Value = SetAttr;
 
     fn put(w: &mut Writer<'_>, value: SetAttr) -> Result<(), Code> {
-        put_set(w, &value)
+        value.encode(w)
     }
 
     fn get(r: &mut Reader<'_>) -> Result<SetAttr, Code> {
-        set_attr(r)
+        SetAttr::decode(r)
     }
 }
 
@@ -191,114 +192,11 @@ impl<'a> Field<'a> for Part<'a> {
     }
 }
 
-fn check_name(name: &[u8]) -> Result<(), Code> {
-    match name {
-        b"" => Err(Code::NotFound),
-        b"." | b".." => Err(Code::Invalid),
-        _ if name.len() > NAME_MAX => Err(Code::NameTooLong),
-        _ if name.iter().any(|&b| b == b'/' || b == 0) => Err(Code::Invalid),
-        _ => Ok(()),
-    }
-}
-
-/// Reads a name of one component.
-pub(crate) fn name<'a>(r: &mut Reader<'a>) -> Result<&'a [u8], Code> {
-    Name::get(r)
-}
-
-/// Appends a time to set.
-pub(crate) fn put_time(w: &mut Writer<'_>, t: TimeSet) -> Result<(), Code> {
-    let (tag, at) = match t {
-        TimeSet::Omit => (0, Timestamp::default()),
-        TimeSet::Now => (1, Timestamp::default()),
-        TimeSet::At(at) => (2, at),
-    };
-    w.u8(tag)?;
-    w.u64(at.sec as u64)?;
-    w.u32(at.nsec)
-}
-
-/// Reads a time to set.
-pub(crate) fn time(r: &mut Reader<'_>) -> Result<TimeSet, Code> {
-    let tag = r.u8()?;
-    let at = Timestamp { sec: r.u64()? as i64, nsec: r.u32()? };
-    match tag {
-        0 => Ok(TimeSet::Omit),
-        1 => Ok(TimeSet::Now),
-        2 if at.nsec < 1_000_000_000 => Ok(TimeSet::At(at)),
-        _ => Err(Code::Invalid),
-    }
-}
-
-/// A width that is not to be set.
-const WIDTH_OMITTED: u8 = 0xff;
-
-/// Appends attributes to set.
-pub(crate) fn put_set(w: &mut Writer<'_>, set: &SetAttr) -> Result<(), Code> {
-    put_option_u64(w, set.mode.map(u64::from))?;
-    put_option_u64(w, set.uid.map(u64::from))?;
-    put_option_u64(w, set.gid.map(u64::from))?;
-    put_option_u64(w, set.size)?;
-    put_time(w, set.atime)?;
-    put_time(w, set.mtime)?;
-    w.u8(set.width_of_new.unwrap_or(WIDTH_OMITTED))
-}
-
-/// Reads attributes to set.
-pub(crate) fn set_attr(r: &mut Reader<'_>) -> Result<SetAttr, Code> {
-    let set = SetAttr {
-        mode: option_u32(r)?,
-        uid: option_u32(r)?,
-        gid: option_u32(r)?,
-        size: option_u64(r)?,
-        atime: time(r)?,
-        mtime: time(r)?,
-        width_of_new: Some(r.u8()?).filter(|width| *width != WIDTH_OMITTED),
-    };
-    match set.mode {
-        Some(mode) if mode & !0o7777 != 0 => Err(Code::Invalid),
-        _ if set.width_of_new.is_some_and(|width| width == 1 || usize::from(width) > WIDTH_MAX) => {
-            Err(Code::Invalid)
-        }
-        _ => Ok(set),
-    }
-}
-
-fn put_option_u64(w: &mut Writer<'_>, v: Option<u64>) -> Result<(), Code> {
-    w.u8(v.is_some() as u8)?;
-    w.u64(v.unwrap_or(0))
-}
-
-fn option_u64(r: &mut Reader<'_>) -> Result<Option<u64>, Code> {
-    let some = r.u8()?;
-    let v = r.u64()?;
-    match some {
-        0 => Ok(None),
-        1 => Ok(Some(v)),
-        _ => Err(Code::Malformed),
-    }
-}
-
-fn option_u32(r: &mut Reader<'_>) -> Result<Option<u32>, Code> {
-    match option_u64(r)? {
-        None => Ok(None),
-        Some(v) => Ok(Some(u32::try_from(v).map_err(|_| Code::Malformed)?)),
-    }
-}
-
-/// Permission bits, checked.
-pub(crate) fn permission_bits(mode: u32) -> Result<u32, Code> {
-    if mode & !0o7777 == 0 {
-        Ok(mode)
-    } else {
-        Err(Code::Invalid)
-    }
-}
-
 /// The fields of `Create`: what is there is said by bits.
 pub(super) mod create {
     use super::*;
-    use crate::request::Request;
+
+    type Fields<'a> = (Ino, &'a [u8], u32, bool, bool, Option<Layout>, Option<Ino>, bool);
 
     #[allow(clippy::too_many_arguments)]
     pub(in crate::request) fn put(
@@ -323,15 +221,16 @@ pub(super) mod create {
         layout.map_or(Ok(()), |layout| layout.encode(w))
     }
 
-    pub(in crate::request) fn get<'a>(r: &mut Reader<'a>) -> Result<Request<'a>, Code> {
+    /// The fields, in the order of the table.
+    pub(in crate::request) fn get<'a>(r: &mut Reader<'a>) -> Result<Fields<'a>, Code> {
         let (parent, mode, bits) = (Ino(r.u64()?), r.u32()?, r.u8()?);
         let bit = |i: u32| bits >> i & 1 != 0;
         let number = if bit(3) { Some(Ino(r.u64()?)) } else { None };
-        let name = Name::get(r)?;
+        let name = name::read(r)?;
         let layout = if bit(2) { Some(Layout::decode(r)?) } else { None };
         let mode = permission_bits(mode)?;
         let (exclusive, dirty, reserve) = (bit(0), bit(1), bit(4));
-        Ok(Request::Create { parent, name, mode, exclusive, dirty, layout, number, reserve })
+        Ok((parent, name, mode, exclusive, dirty, layout, number, reserve))
     }
 }
 
@@ -339,14 +238,12 @@ pub(super) mod create {
 pub(super) mod backing {
     use super::*;
     use crate::backing::BackingOp;
-    use crate::request::Request;
 
     pub(in crate::request) fn put(w: &mut Writer<'_>, id: BackingId, op: BackingOp<'_>) -> Result<(), Code> {
         op.encode(&id, w)
     }
 
-    pub(in crate::request) fn get<'a>(r: &mut Reader<'a>) -> Result<Request<'a>, Code> {
-        let (id, op) = BackingOp::decode(r)?;
-        Ok(Request::Backing { id, op })
+    pub(in crate::request) fn get<'a>(r: &mut Reader<'a>) -> Result<(BackingId, BackingOp<'a>), Code> {
+        BackingOp::decode(r)
     }
 }

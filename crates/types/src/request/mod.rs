@@ -5,9 +5,6 @@ mod expand;
 mod fields;
 mod table;
 
-use crate::attr::Timestamp;
-
-pub(crate) use fields::{name, permission_bits, put_set, put_time, set_attr, time};
 pub use table::{may_change, Class, Request, RequestInfo, REQUESTS};
 
 /// `renameat2`: fail with EEXIST rather than replace.
@@ -28,43 +25,12 @@ pub struct Caller {
     pub gid: u32,
 }
 
-/// A time to set, as `utimensat` has them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum TimeSet {
-    /// Leave it (UTIME_OMIT).
-    #[default]
-    Omit,
-    /// The daemon's clock (UTIME_NOW).
-    Now,
-    /// This time.
-    At(Timestamp),
-}
-
-/// Attributes to set; what is `None` stays. Any change moves ctime; an empty `SetAttr` moves ctime alone.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct SetAttr {
-    /// Permission bits (07777).
-    pub mode: Option<u32>,
-    /// Owner. A change of owner or group by the door clears set-id bits by setting `mode` too.
-    pub uid: Option<u32>,
-    /// Group.
-    pub gid: Option<u32>,
-    /// The size hint of a file.
-    pub size: Option<u64>,
-    /// Access time.
-    pub atime: TimeSet,
-    /// Modification time.
-    pub mtime: TimeSet,
-    /// Of a directory: nodes that the entries of directories made in it are cut over, 2 to [`WIDTH_MAX`]; 0 for one.
-    ///
-    /// [`WIDTH_MAX`]: crate::limits::WIDTH_MAX
-    pub width_of_new: Option<u8>,
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::attr::Timestamp;
     use crate::limits::STRIPES_MAX;
+    use crate::set_attr::{SetAttr, TimeSet};
     use crate::{BackingId, BackingOp, Code, Ino, Layout, NodeId, Part, TxId};
     use proptest::prelude::*;
 

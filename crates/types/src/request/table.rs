@@ -15,13 +15,14 @@ use crate::error::Code;
 use crate::hash::Cookie;
 use crate::id::{Ino, NodeId};
 use crate::layout::Layout;
+use crate::set_attr::SetAttr;
 use crate::transaction::{Part, TxId};
 
 use super::fields::{
     backing, create, AnyBool, BackingIds, Bytes, DirCookie, Field, LinkTarget, MoveFlags, Name, NodeMode,
     Permissions, RenameFlags, Sessions, StripeCount, XattrFlags, XattrName, XattrValue,
 };
-use super::{Caller, SetAttr};
+use super::Caller;
 
 /// Where a request may come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -1,0 +1,60 @@
+//! How much is measured.
+
+use crate::machine;
+
+/// Repetitions of every measurement.
+const REPETITIONS: usize = 5;
+const MIB: usize = 1 << 20;
+
+/// How large the measurements are.
+pub(crate) struct Sizes {
+    /// Repetitions.
+    pub(crate) repetitions: usize,
+    /// Files of each process in metadata measurements.
+    pub(crate) files: usize,
+    /// Bytes of all processes in data measurements.
+    pub(crate) bytes: usize,
+    /// Small files that are staged.
+    pub(crate) staged_files: usize,
+    /// Bytes of the large file that is staged.
+    pub(crate) staged_bytes: u64,
+    /// Bytes of the pool.
+    pub(crate) capacity_bytes: u64,
+}
+
+impl Sizes {
+    /// The sizes, if this machine has memory for them.
+    pub(crate) fn new(quick: bool) -> Result<Sizes, String> {
+        let sizes = if quick {
+            Sizes {
+                repetitions: 3,
+                files: 4000,
+                bytes: 256 * MIB,
+                staged_files: 2000,
+                staged_bytes: 512 << 20,
+                capacity_bytes: 2 << 30,
+            }
+        } else {
+            Sizes {
+                repetitions: REPETITIONS,
+                files: 20_000,
+                bytes: 1024 * MIB,
+                staged_files: 10_000,
+                staged_bytes: 4 << 30,
+                capacity_bytes: 6 << 30,
+            }
+        };
+        // The pool, as much on tmpfs, the source in the page cache.
+        let needed = 3 * sizes.capacity_bytes;
+        let free = machine::memory_bytes("MemAvailable");
+        if free < needed {
+            let gib = |bytes: u64| bytes as f64 / (1 << 30) as f64;
+            return Err(format!(
+                "needs {:.0} GiB of free memory and finds {:.1}: free some, or use QUICK=1 (6 GiB)",
+                gib(needed),
+                gib(free)
+            ));
+        }
+        Ok(sizes)
+    }
+}

@@ -1,0 +1,199 @@
+//! Noticing that the provider of an endpoint receives nothing any more, and opening the endpoint again.
+//!
+//! The tcp provider of libfabric 1.17 accepts what hosts without the pool's secret send, and does not survive all of it. The
+//! receive buffers of ofi_rxm are one pool for all connections, and the buffer of a connection that breaks in the middle of a
+//! message is not returned. Without buffers the provider reads no connection, does not see the end of one, and its descriptor
+//! stays readable. Two signs show this from outside, and each of them suffices: bytes lie unread for seconds, or a message
+//! of this endpoint to itself does not arrive. The endpoint sends one when its user receives nothing ([`Endpoint::suspect`]).
+//!
+//! An endpoint that was opened again has the same port, the same memory under the same keys, and the same peers. Operations
+//! in flight have failed, which the users of the endpoint survive like any other loss.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use forebay_fabric_sys::*;
+use forebay_types::Code;
+
+use super::health::{Probe, PROBE, REOPEN_PAUSE};
+use super::open::Objects;
+use super::operation::{Operation, Registration, Send as Sending, Work};
+use super::settings::Settings;
+use super::sockets::host_and_port;
+use super::state::{LibfabricEndpoint, Report, PAUSE};
+use crate::endpoint::{Endpoint, Local, Peer};
+
+/// How often sockets are looked at.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// A message to itself is lost if it has not come after this time and so many calls of `progress`: time alone does not
+/// suffice, as the process may have been stopped.
+const PROBE_COMES_WITHIN: Duration = Duration::from_secs(2);
+const PROBE_CALLS: u32 = 50;
+/// Between two probes.
+const PROBE_EVERY: Duration = Duration::from_secs(2);
+/// Openings are close together when the one before was less than this ago.
+const REOPEN_SOON: Duration = Duration::from_secs(60);
+/// Lines of the log on what other hosts do are this far apart.
+const LOG_EVERY: Duration = Duration::from_secs(60);
+
+impl LibfabricEndpoint {
+    /// Sends itself a message, if none is under way.
+    pub(super) fn send_probe(&mut self) {
+        let now = self.now();
+        let too_soon = self.health.probed_at > Duration::ZERO && now < self.health.probed_at + PROBE_EVERY;
+        if self.health.sockets.is_none() || self.health.probe.is_some() || too_soon {
+            return;
+        }
+        self.health.probed_at = now;
+        let address = self.address.clone();
+        let nonce = self.entropy.u64();
+        let Ok(peer) = self.connect(&address) else { return };
+        let Ok(buffer) = self.buffer(size_of::<u64>()) else { return };
+        if buffer.region.write_at(0, &nonce.to_ne_bytes()).is_err() {
+            return;
+        }
+        self.health.probe = Some(Probe { nonce, sent_at: now, calls: 0 });
+        let deadline = now + 2 * PROBE_COMES_WITHIN;
+        let bytes = size_of::<u64>();
+        self.start(peer, Work::Send(Sending { token: PROBE, tag: PROBE, bytes, deadline, buffer }));
+    }
+
+    /// Checks whether the endpoint still receives, and opens it again if not.
+    pub(super) fn look_at_health(&mut self, now: Duration) {
+        let mut deaf = None;
+        if let Some(probe) = &mut self.health.probe {
+            probe.calls += 1;
+            if now >= probe.sent_at + PROBE_COMES_WITHIN && probe.calls >= PROBE_CALLS {
+                deaf = Some("a message to itself did not come".to_owned());
+            }
+        }
+        if now >= self.health.looked_at + LOOK_EVERY {
+            self.health.looked_at = now;
+            let Some(sockets) = &mut self.health.sockets else { return };
+            let look = sockets.look();
+            if look.broken > 0 {
+                self.tell_of_broken(look.broken, look.hosts.iter().next().copied(), now);
+            }
+            if look.left > 0 {
+                deaf = Some(format!("it leaves {} connections unread", look.left));
+            }
+            if self.objects.ep.is_null() {
+                deaf = Some("it could not be opened".to_owned());
+            }
+        }
+        let Some(why) = deaf else { return };
+        let health = &mut self.health;
+        if health.reopened_at.is_some_and(|at| now < at + health.pause) {
+            return;
+        }
+        let soon = health.reopened_at.is_some_and(|at| now < at + REOPEN_SOON);
+        health.pause = if soon { REOPEN_PAUSE.1 } else { REOPEN_PAUSE.0 };
+        health.reopened_at = Some(now);
+        health.opened_again += 1;
+        if health.told_at.is_none_or(|at| now >= at + LOG_EVERY) {
+            health.told_at = Some(now);
+            tracing::warn!(
+                "the network's provider hears nobody any more ({why}); its endpoint was opened anew {} times. Does a program that is no \
+                 node's daemon send to its port?",
+                health.opened_again
+            );
+        }
+        self.reopen();
+    }
+
+    fn tell_of_broken(&mut self, broken: usize, host: Option<IpAddr>, now: Duration) {
+        let health = &mut self.health;
+        health.broken += broken;
+        if health.said_at.is_some_and(|at| now < at + LOG_EVERY) {
+            return;
+        }
+        health.said_at = Some(now);
+        let of = host.map_or_else(String::new, |host| format!(", such as {host}"));
+        tracing::warn!(
+            "closed {} connections that were too many, never asked for anything or had ended (hosts{of})",
+            std::mem::take(&mut health.broken)
+        );
+    }
+
+    /// Closes all that the provider has and opens it again: same port, same memory and keys, same peers.
+    fn reopen(&mut self) {
+        self.health.probe = None;
+        let closed = self.objects.close_endpoint();
+        let failed = || Some((Code::Io, "the endpoint was opened anew".to_owned()));
+        for operation in std::mem::take(&mut self.operations) {
+            // SAFETY: from Box::into_raw, in the set once, and the endpoint that had it is closed.
+            let operation = unsafe { Box::from_raw(operation) };
+            if closed {
+                self.settle(*operation, failed());
+            } else {
+                // The provider may still use its memory, which is never freed. Sends are reported here, transfers below.
+                if let (Work::Send(send), false) = (&operation.work, operation.told) {
+                    let (token, peer) = (send.token, operation.peer);
+                    self.reports.push_back(Report { token, peer, failed: failed() });
+                }
+                std::mem::forget(operation);
+            }
+        }
+        for (_, moving) in std::mem::take(&mut self.moving) {
+            if !moving.told {
+                let (token, peer) = (moving.token, moving.peer);
+                self.reports.push_back(Report { token, peer, failed: failed() });
+            }
+        }
+        let memory: Vec<(Local, Arc<Registration>)> = std::mem::take(&mut self.memory).into_iter().collect();
+        let memory: Vec<_> =
+            memory.into_iter().map(|(local, r)| (local, r.region.clone(), r.access, r.key)).collect();
+        self.small.clear();
+        self.large.clear();
+        self.receive_mr = None;
+        self.objects.close_all();
+        if let Some(sockets) = &mut self.health.sockets {
+            let left = sockets.close_leftovers();
+            tracing::debug!("the provider left {left} sockets open");
+            sockets.forget();
+        }
+        self.under_way = 0;
+        for state in &mut self.peers {
+            state.waiting.clear();
+            (state.under_way, state.pause, state.again_at, state.unconnected) =
+                (0, PAUSE.0, Duration::ZERO, None);
+        }
+        let provider = self.objects.provider.clone();
+        let port = host_and_port(&self.address).map(|(_, port)| port);
+        let settings = Settings { provider: Some(provider), port, ..self.settings.clone() };
+        match Objects::open(&settings) {
+            Ok(objects) => self.objects = objects,
+            // Tried again at a later look.
+            Err(e) => {
+                tracing::error!("{e}");
+                self.lost.extend(memory);
+                return;
+            }
+        }
+        for (local, region, access, key) in memory.into_iter().chain(std::mem::take(&mut self.lost)) {
+            match self.register_with(&region, access, Some(key)) {
+                Ok((mr, key)) => {
+                    self.memory.insert(local, Arc::new(Registration { mr, region, access, key }));
+                }
+                Err(code) => {
+                    tracing::error!("{} bytes of memory are no longer registered: {code}", region.len())
+                }
+            }
+        }
+        if self.mr_mode & FI_MR_LOCAL != 0 {
+            let region = self.receive_region.clone();
+            self.receive_mr = self.register_range(&region, u64::from(FI_RECV)).ok();
+        }
+        for index in 0..self.peers.len() {
+            if self.peers[index].place.is_some() {
+                let address = self.peers[index].address.clone();
+                self.peers[index].place = self.insert_place(&address).ok();
+            }
+        }
+        self.unposted.clear();
+        for place in 0..self.receives {
+            self.post(Operation::new(Peer(u32::MAX), Work::Receive(place)));
+        }
+    }
+}

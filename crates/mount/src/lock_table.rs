@@ -1,0 +1,364 @@
+//! The locks of the mount's files, by owner, and the requests that wait for one.
+//!
+//! Lock order: the waiting requests, then the table of owners.
+
+use std::collections::{HashMap, VecDeque};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use forebay_client::{LocksElsewhere, Unlocks};
+use forebay_types::limits::{FILE_BYTES_MAX, INTERRUPTS_KEPT, LOCK_OWNERS_MAX, LOCK_OWNERS_PART};
+use forebay_types::{LockKind, LockWish};
+
+use crate::errno::{check, Errno};
+
+/// First and longest pause between two attempts of a lock that waits.
+pub(crate) const PAUSE: Duration = Duration::from_micros(200);
+pub(crate) const PAUSE_MAX: Duration = Duration::from_millis(20);
+/// The pause between two attempts to send an unlock to another node.
+const UNLOCK_PAUSE: Duration = Duration::from_secs(1);
+
+/// An owner of locks of an inode, and the kind of the locks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Owner {
+    pub(crate) ino: u64,
+    pub(crate) owner: u64,
+    pub(crate) flock: bool,
+}
+
+/// An owner's locks.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub(crate) owner: Owner,
+    /// The number of the open by which the first lock was taken.
+    pub(crate) handle: u64,
+    pub(crate) on: On,
+    /// The owner has had a lock. Until then it is in the table for a lock that waits.
+    pub(crate) granted: bool,
+}
+
+/// What an owner's locks are on.
+#[derive(Debug)]
+pub(crate) enum On {
+    /// This descriptor.
+    File(OwnedFd),
+    /// At another node's daemon, under this number of the owner. The owner gets a new number each time it has released all
+    /// its locks.
+    Elsewhere(LocksElsewhere, u64),
+}
+
+/// The owners of locks, by inode.
+#[derive(Debug, Default)]
+pub(crate) struct Table {
+    pub(crate) by_inode: HashMap<u64, Vec<Held>>,
+    pub(crate) owners: usize,
+}
+
+impl Table {
+    pub(crate) fn get(&self, owner: Owner) -> Option<&On> {
+        self.by_inode.get(&owner.ino)?.iter().find(|held| held.owner == owner).map(|held| &held.on)
+    }
+
+    pub(crate) fn get_mut(&mut self, owner: Owner) -> Option<&mut Held> {
+        self.by_inode.get_mut(&owner.ino)?.iter_mut().find(|held| held.owner == owner)
+    }
+
+    pub(crate) fn insert(&mut self, held: Held) {
+        self.by_inode.entry(held.owner.ino).or_default().push(held);
+        self.owners += 1;
+    }
+
+    /// Takes out an inode's owners of which `which` is true.
+    pub(crate) fn remove(&mut self, ino: u64, which: impl Fn(&Held) -> bool) -> Vec<Held> {
+        let Some(held) = self.by_inode.get_mut(&ino) else { return Vec::new() };
+        let gone: Vec<Held> = held.extract_if(.., |held| which(held)).collect();
+        if held.is_empty() {
+            self.by_inode.remove(&ino);
+        }
+        self.owners -= gone.len();
+        gone
+    }
+}
+
+/// A lock that waits, and the callback that receives its outcome.
+pub(crate) struct Wait {
+    pub(crate) wish: Wish,
+    pub(crate) unique: u64,
+    pub(crate) pause: Duration,
+    pub(crate) next: Instant,
+    pub(crate) reply: Box<dyn FnOnce(i32) + Send>,
+}
+
+impl std::fmt::Debug for Wait {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Wait").field("wish", &self.wish).field("unique", &self.unique).finish_non_exhaustive()
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Waits {
+    pub(crate) list: Vec<Wait>,
+    /// Requests that were interrupted before they waited, if they ever do.
+    pub(crate) interrupted: VecDeque<u64>,
+    /// The thread that retries them runs.
+    pub(crate) is_tended: bool,
+    /// The lock that is being tried at another node, and whether it was interrupted meanwhile.
+    pub(crate) trying: Option<(u64, bool)>,
+}
+
+/// All locks, and the requests that wait for one.
+#[derive(Debug)]
+pub(crate) struct Locks {
+    pub(crate) held: Mutex<Table>,
+    pub(crate) owners_max: usize,
+    pub(crate) waits: Mutex<Waits>,
+    pub(crate) freed: Condvar,
+    pub(crate) unlocks: Arc<Unlocks>,
+    /// The thread that sends unlocks again runs.
+    pub(crate) is_telling: Arc<AtomicBool>,
+}
+
+/// A lock request's fields.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Wish {
+    pub(crate) owner: Owner,
+    pub(crate) handle: u64,
+    pub(crate) kind: i32,
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+}
+
+impl Wish {
+    /// The request for it to another node's daemon.
+    pub(crate) fn elsewhere(&self, number: u64) -> LockWish {
+        LockWish {
+            owner: number,
+            flock: self.owner.flock,
+            kind: match self.kind {
+                libc::F_RDLCK => LockKind::Read,
+                libc::F_WRLCK => LockKind::Write,
+                _ => LockKind::Unlock,
+            },
+            start: self.start.min(FILE_BYTES_MAX),
+            end: self.end.min(FILE_BYTES_MAX),
+        }
+    }
+
+    pub(crate) fn whole(&self) -> bool {
+        self.start == 0 && self.end >= i64::MAX as u64
+    }
+
+    pub(crate) fn record(&self) -> libc::flock {
+        // SAFETY: an all-zero flock is valid.
+        let mut record: libc::flock = unsafe { std::mem::zeroed() };
+        record.l_type = self.kind as i16;
+        record.l_whence = libc::SEEK_SET as i16;
+        record.l_start = self.start as i64;
+        // A length of 0 reaches to the end, whatever that is.
+        record.l_len = if self.end >= i64::MAX as u64 { 0 } else { (self.end - self.start + 1) as i64 };
+        record
+    }
+
+    /// Takes or drops it on `file`, without waiting.
+    pub(crate) fn apply(&self, file: &OwnedFd) -> Result<(), Errno> {
+        if self.owner.flock {
+            let how = match self.kind {
+                libc::F_RDLCK => libc::LOCK_SH,
+                libc::F_WRLCK => libc::LOCK_EX,
+                _ => libc::LOCK_UN,
+            };
+            // SAFETY: plain system call on a descriptor of ours.
+            return check(unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) }).map(|_| ());
+        }
+        let record = self.record();
+        // SAFETY: `record` lives over the call.
+        let done = check(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const record) });
+        done.map(|_| ()).map_err(|e| match e {
+            // A lock for writing on a file that could not be opened for it.
+            Errno(libc::EBADF) => Errno(libc::ENOLCK),
+            e => e,
+        })
+    }
+}
+
+impl Locks {
+    /// No locks yet, in a process that may have as many descriptors as its limit says now.
+    pub(crate) fn new() -> Locks {
+        // SAFETY: the structure is valid when all zero, and lives over the call.
+        let descriptors = unsafe {
+            let mut limit: libc::rlimit = std::mem::zeroed();
+            libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit);
+            usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX)
+        };
+        Locks {
+            held: Mutex::default(),
+            owners_max: LOCK_OWNERS_MAX.min(descriptors / LOCK_OWNERS_PART),
+            waits: Mutex::default(),
+            freed: Condvar::new(),
+            unlocks: Arc::default(),
+            is_telling: Arc::default(),
+        }
+    }
+
+    pub(crate) fn held(&self) -> MutexGuard<'_, Table> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn waits(&self) -> MutexGuard<'_, Waits> {
+        self.waits.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn drop_of(&self, ino: u64, which: impl Fn(&Held) -> bool) {
+        let gone = self.held().remove(ino, which);
+        if gone.is_empty() {
+            return;
+        }
+        for held in gone {
+            if let On::Elsewhere(locks, number) = held.on {
+                self.let_go_elsewhere(locks, number, held.owner.flock);
+            }
+        }
+        self.try_again();
+    }
+
+    /// Releases all that an owner may have at another node, and sends the unlock until that node acknowledges it.
+    pub(crate) fn let_go_elsewhere(&self, locks: LocksElsewhere, number: u64, flock: bool) {
+        if self.unlocks.give(locks, number, flock) || self.is_telling.swap(true, Ordering::SeqCst) {
+            return;
+        }
+        let (unlocks, is_telling) = (Arc::clone(&self.unlocks), Arc::clone(&self.is_telling));
+        let thread = std::thread::Builder::new().name("unlocks".into()).stack_size(128 * 1024);
+        let started = thread.spawn(move || loop {
+            std::thread::sleep(UNLOCK_PAUSE);
+            if unlocks.retry() {
+                is_telling.store(false, Ordering::SeqCst);
+                // An unlock that came between the two found the thread running.
+                if unlocks.retry() || is_telling.swap(true, Ordering::SeqCst) {
+                    return;
+                }
+            }
+        });
+        if started.is_err() {
+            // The next unlock tries to start it again.
+            self.is_telling.store(false, Ordering::SeqCst);
+        }
+    }
+
+    pub(crate) fn drop_all(&self, owner: Owner) {
+        self.drop_of(owner.ino, |held| held.owner == owner);
+    }
+
+    /// Releases a process's record locks: it has closed a descriptor of the file.
+    pub(crate) fn drop_posix(&self, ino: u64, owner: u64) {
+        self.drop_all(Owner { ino, owner, flock: false });
+    }
+
+    /// Releases the locks of an open file that is gone. The flush before has released those that a process took by it.
+    pub(crate) fn drop_opened(&self, ino: u64, handle: u64) {
+        self.drop_of(ino, |held| held.handle == handle);
+    }
+
+    /// Releases an open file's flock.
+    pub(crate) fn drop_flock(&self, ino: u64, owner: u64) {
+        self.drop_all(Owner { ino, owner, flock: true });
+    }
+
+    /// Retries all waiting locks at once, as a lock was released.
+    pub(crate) fn try_again(&self) {
+        let mut waits = self.waits();
+        if waits.list.is_empty() {
+            return;
+        }
+        let now = Instant::now();
+        for wait in &mut waits.list {
+            (wait.next, wait.pause) = (now, PAUSE);
+        }
+        self.freed.notify_one();
+    }
+
+    /// Ends the wait of a request. Each thread reads requests from a descriptor of its own, so an interrupt may be read
+    /// before the request that it is for.
+    pub(crate) fn interrupt(&self, unique: u64) {
+        let mut waits = self.waits();
+        if let Some((trying, interrupted)) = &mut waits.trying {
+            if *trying == unique {
+                *interrupted = true;
+                return;
+            }
+        }
+        if let Some(i) = waits.list.iter().position(|wait| wait.unique == unique) {
+            let wait = waits.list.remove(i);
+            drop(waits);
+            return (wait.reply)(libc::EINTR);
+        }
+        // The request may be no lock, or answered by now: numbers are never used again, so keeping it is harmless.
+        waits.interrupted.push_back(unique);
+        if waits.interrupted.len() > INTERRUPTS_KEPT {
+            waits.interrupted.pop_front();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn release_of_an_open_file_takes_the_locks_that_were_taken_by_it() {
+        let locks = Locks::new();
+        let hold = |ino, owner, handle| {
+            let file = std::fs::File::open("/dev/null").unwrap().into();
+            let on = On::File(file);
+            locks.held().insert(Held {
+                owner: Owner { ino, owner, flock: false },
+                handle,
+                on,
+                granted: true,
+            });
+        };
+        hold(1, 10, 5);
+        hold(1, 11, 6);
+        hold(2, 12, 5);
+        locks.drop_opened(1, 5);
+        locks.drop_opened(3, 5);
+        let held = locks.held();
+        let is_held = |ino, owner| held.get(Owner { ino, owner, flock: false }).is_some();
+        assert!(!is_held(1, 10) && is_held(1, 11) && is_held(2, 12));
+        assert_eq!(held.owners, 2);
+    }
+
+    #[test]
+    fn interrupts_that_nothing_waits_for_are_remembered_up_to_their_number() {
+        let locks = Locks::new();
+        for unique in 0..2 * INTERRUPTS_KEPT as u64 {
+            locks.interrupt(unique);
+        }
+        let waits = locks.waits();
+        assert_eq!(waits.interrupted.len(), INTERRUPTS_KEPT);
+        assert_eq!(waits.interrupted.back(), Some(&(2 * INTERRUPTS_KEPT as u64 - 1)));
+    }
+
+    #[test]
+    fn interrupt_of_a_lock_that_waits_ends_the_wait_alone() {
+        let locks = Locks::new();
+        let (told, answers) = std::sync::mpsc::channel();
+        for unique in [7, 8] {
+            let told = told.clone();
+            let owner = Owner { ino: 1, owner: unique, flock: false };
+            locks.waits().list.push(Wait {
+                wish: Wish { owner, handle: 1, kind: libc::F_WRLCK, start: 0, end: 9 },
+                unique,
+                pause: PAUSE,
+                next: Instant::now(),
+                reply: Box::new(move |error| told.send((unique, error)).unwrap()),
+            });
+        }
+        locks.interrupt(8);
+        assert_eq!(answers.try_iter().collect::<Vec<_>>(), [(8, libc::EINTR)]);
+        let waits = locks.waits();
+        assert_eq!(waits.list.iter().map(|wait| wait.unique).collect::<Vec<_>>(), [7]);
+        assert!(waits.interrupted.is_empty());
+    }
+}

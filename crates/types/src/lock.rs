@@ -1,0 +1,60 @@
+//! Locks of a file's ranges, as requests carry them.
+
+use crate::bytes::{Reader, Writer};
+use crate::error::Code;
+use crate::limits::FILE_BYTES_MAX;
+
+/// The kind of a lock request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LockKind {
+    /// Keep writers out.
+    Read,
+    /// Keep readers and writers out.
+    Write,
+    /// Release it.
+    Unlock,
+}
+
+/// A lock of a range of a file, or of all of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LockWish {
+    /// Its owner within the requesting process.
+    pub owner: u64,
+    /// Of flock(2), which has no range, and not of fcntl(2).
+    pub flock: bool,
+    /// Its kind.
+    pub kind: LockKind,
+    /// First byte.
+    pub start: u64,
+    /// Last byte; `i64::MAX` for the end, wherever that is.
+    pub end: u64,
+}
+
+impl LockWish {
+    pub(crate) fn encode(&self, w: &mut Writer<'_>) -> Result<(), Code> {
+        w.u64(self.owner)?;
+        w.u8(u8::from(self.flock))?;
+        w.u8(match self.kind {
+            LockKind::Read => 0,
+            LockKind::Write => 1,
+            LockKind::Unlock => 2,
+        })?;
+        w.u64(self.start)?;
+        w.u64(self.end)
+    }
+
+    pub(crate) fn decode(r: &mut Reader<'_>) -> Result<LockWish, Code> {
+        let (owner, flock) = (r.u64()?, r.u8()? != 0);
+        let kind = match r.u8()? {
+            0 => LockKind::Read,
+            1 => LockKind::Write,
+            2 => LockKind::Unlock,
+            _ => return Err(Code::Malformed),
+        };
+        let (start, end) = (r.u64()?, r.u64()?);
+        if start > end || end > FILE_BYTES_MAX {
+            return Err(Code::Invalid);
+        }
+        Ok(LockWish { owner, flock, kind, start, end })
+    }
+}
