@@ -1,6 +1,9 @@
 //! Processes that start together: a barrier and a table of times in memory that forked processes share.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
+
+use forebay_sys::wait;
 
 /// Processes of one driver at most.
 pub(crate) const PROCESSES_MAX: usize = 64;
@@ -103,19 +106,14 @@ impl Gate {
         if self.shared.arrived.fetch_add(1, Ordering::SeqCst) + 1 == self.processes as u32 {
             self.shared.arrived.store(0, Ordering::SeqCst);
             self.shared.round.store(round + 1, Ordering::SeqCst);
-            // SAFETY: the word lives as long as the process.
-            unsafe { libc::syscall(libc::SYS_futex, self.shared.round.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };
+            wait::wake(&self.shared.round, i32::MAX);
         }
         while self.shared.round.load(Ordering::SeqCst) == round {
             if self.shared.failed.load(Ordering::SeqCst) != 0 {
                 return Err("stops, because another process failed".into());
             }
             // A process that failed wakes nobody, so the wait is bounded.
-            let timeout = libc::timespec { tv_sec: 0, tv_nsec: 200_000_000 };
-            // SAFETY: the word lives as long as the process, the time is ours.
-            unsafe {
-                libc::syscall(libc::SYS_futex, self.shared.round.as_ptr(), libc::FUTEX_WAIT, round, &timeout)
-            };
+            wait::sleep(&self.shared.round, round, Duration::from_millis(200));
         }
         Ok(())
     }

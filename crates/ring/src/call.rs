@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
+use forebay_sys::wait::{self, Count, Learnt};
 use forebay_types::limits::{CALL_TIMEOUT_MS, LIVENESS_PERIOD_MS, MESSAGE_BYTES_MAX, RING_SLOTS};
 use forebay_types::{may_change, Ino};
 
@@ -18,9 +19,9 @@ use crate::shared::Mapping;
 use crate::waiter::{is_simulated, now_ns, sleep};
 
 /// Spins at least so often before sleeping: shorter than one futex call.
-const SPINS_MIN: u32 = 32;
+const SPINS_MIN: u64 = 32;
 /// Spins at most so often: some 40 µs, several times a served request.
-const SPINS_MAX: u32 = 2048;
+const SPINS_MAX: u64 = 2048;
 /// A sleep that ends sooner than this is longer than the spin that would have spared it: it holds two wake-ups.
 const SLEEP_SHORT_NS: u64 = 100_000;
 /// A call that finds no slot free yields for so long, and then sleeps a millisecond at a time: the daemon may be stopped.
@@ -62,7 +63,7 @@ pub struct Ring {
     /// The removal that each slot's client owes: the inode, 0 for none, and the target.
     owed: [(AtomicU64, AtomicU32); RING_SLOTS],
     /// How long spinning has paid of late.
-    spins: AtomicU32,
+    spins: Learnt,
 }
 
 impl Ring {
@@ -76,7 +77,7 @@ impl Ring {
             seq: [const { AtomicU64::new(0) }; RING_SLOTS],
             kept: [const { AtomicU64::new(0) }; RING_SLOTS],
             owed: [const { (AtomicU64::new(0), AtomicU32::new(0)) }; RING_SLOTS],
-            spins: AtomicU32::new(SPINS_MAX),
+            spins: Learnt::new(SPINS_MAX, SPINS_MIN, SPINS_MIN),
         })
     }
 
@@ -200,17 +201,11 @@ impl Ring {
     /// Whether spinning pays is learnt from the sleeps too: one that ended soon would have been spared by a longer spin,
     /// and cost the daemon a system call.
     fn wait(&self, state: &AtomicU32, alive: &dyn Fn() -> bool, begun_ns: u64, until_ns: u64) -> bool {
-        let spins = if is_simulated() { 0 } else { self.spins.load(Ordering::Relaxed) };
-        for spin in 1..=spins {
-            if state.load(Ordering::Acquire) == DONE {
-                return true;
-            }
-            if spin % SPINS_PER_YIELD == 0 {
-                // The daemon may want this very processor.
-                // SAFETY: no arguments.
-                unsafe { libc::sched_yield() };
-            }
-            std::hint::spin_loop();
+        let spins = if is_simulated() { 0 } else { self.spins.get() };
+        // It yields too, as the daemon may want this very processor.
+        let is_done = || (state.load(Ordering::Acquire) == DONE).then_some(());
+        if wait::look(&mut Count::new(spins as u32, SPINS_PER_YIELD), is_done).is_some() {
+            return true;
         }
         let slept_from = now_ns();
         let until_ns = until_ns.min(begun_ns.saturating_add(CALL_TIMEOUT_MS * 1_000_000));
@@ -226,9 +221,10 @@ impl Ring {
             sleep(state, SLEEPING, LIVENESS_PERIOD_MS.min((until_ns - started).div_ceil(1_000_000)));
             let now = now_ns();
             if state.load(Ordering::Acquire) == DONE {
-                let soon = now.saturating_sub(slept_from) < SLEEP_SHORT_NS;
-                let next = if soon { SPINS_MAX } else { (spins / 2).max(SPINS_MIN) };
-                self.spins.store(next, Ordering::Relaxed);
+                match now.saturating_sub(slept_from) < SLEEP_SHORT_NS {
+                    true => self.spins.lengthen(),
+                    false => self.spins.shorten(spins),
+                }
                 return true;
             }
             let slept_ms = now.saturating_sub(started) / 1_000_000;

@@ -6,8 +6,10 @@
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use crate::futex;
+use forebay_sys::wait;
+
 use crate::shared::{memfd_sealed, Mapping, Seal};
 
 const BYTES: usize = 4096;
@@ -40,7 +42,7 @@ impl Doorbell {
         // the other.
         std::sync::atomic::fence(Ordering::SeqCst);
         if word.load(Ordering::Relaxed) != AWAKE && word.swap(AWAKE, Ordering::SeqCst) != AWAKE {
-            futex::wake_one(word);
+            wait::wake(word, 1);
         }
     }
 
@@ -79,13 +81,13 @@ impl Doorbell {
     pub fn wake(&self) {
         let word = self.mapping.word32(0);
         word.store(AWAKE, Ordering::SeqCst);
-        futex::wake_one(word);
+        wait::wake(word, 1);
     }
 
     /// The second half.
     pub fn sleep_on(&self, timeout_ms: u64) {
         let word = self.mapping.word32(0);
-        futex::wait(word, SLEEPING, timeout_ms);
+        wait::sleep(word, SLEEPING, Duration::from_millis(timeout_ms));
         word.store(AWAKE, Ordering::SeqCst);
     }
 }

@@ -18,7 +18,6 @@ mod board;
 mod board_writer;
 mod call;
 mod doorbell;
-mod futex;
 mod serve;
 mod shared;
 mod waiter;

@@ -20,7 +20,6 @@ use std::sync::atomic::Ordering;
 use forebay_types::limits::{MESSAGE_BYTES_MAX, RING_SLOTS};
 use forebay_types::Code;
 
-use crate::futex;
 use crate::shared::{memfd_sealed, Mapping, Seal};
 
 pub(crate) const PENDING_OFFSET: usize = 0;
@@ -169,7 +168,7 @@ impl ServedRing {
         self.mapping.word32(at + REPLY_OFFSET).store(reply.len() as u32, Ordering::Relaxed);
         let state = self.mapping.word32(at);
         if state.swap(DONE, Ordering::AcqRel) == SLEEPING {
-            futex::wake_one(state);
+            forebay_sys::wait::wake(state, 1);
         }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use crate::futex;
+use forebay_sys::wait;
 
 /// What a simulation does in the kernel's place, on the calling thread.
 pub trait Waiter: Send + Sync {
@@ -69,6 +69,6 @@ pub fn pause(time: Duration) {
 pub(crate) fn sleep(word: &AtomicU32, value: u32, timeout_ms: u64) {
     match SIMULATED.get() {
         Some(waiter) => waiter.sleep(word, value, timeout_ms),
-        None => futex::wait(word, value, timeout_ms),
+        None => wait::sleep(word, value, Duration::from_millis(timeout_ms)),
     }
 }

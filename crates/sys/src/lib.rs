@@ -1,5 +1,5 @@
 //! What several crates need of Linux and no library that they may use has: the table of mounts, signals as a
-//! descriptor, kinds of file systems, states of processes, descriptors over sockets, FUSE's notifications.
+//! descriptor, kinds of file systems, states of processes, descriptors over sockets, FUSE's notifications, and waiting.
 //!
 //! The client library is part of every host program and may use libc alone, so this crate uses libc alone. A library
 //! for `/proc` was considered: the `procfs` crate refuses names and paths that are not UTF-8 and leaves the octal
@@ -13,3 +13,4 @@ pub mod fuse;
 pub mod mounts;
 pub mod process;
 pub mod signals;
+pub mod wait;

@@ -4,7 +4,7 @@
 //! pool's secret ([`Initiator`], [`respond`]) and get a [`Session`]: one key a direction, a counter in every frame, and a
 //! window that refuses replays. The MAC is checked over the raw bytes before anything of the body is read.
 //!
-//! Bodies are [`Message`]s: requests and replies of `forebay-types` as they are, data of stripes, leases, heartbeats.
+//! Bodies are [`Message`]s: requests and replies of `forebay-types` as they are, data of stripes, heartbeats.
 //! Every length, name, offset and count is checked in decoding, and bytes left over are refused, so that what is
 //! behind [`Message::decode`] is within the bounds of [`limits`].
 //!

@@ -1,35 +1,37 @@
-//! How long the shard thread, and the network thread, look for requests before they sleep: as long as that pays, giving way to others meanwhile.
+//! How long the shard thread and the network thread look for requests before they sleep: as long as that pays
+//! (`forebay_sys::wait`).
 //!
-//! What pays is learnt from the gaps between requests, those that were slept through included: when a client rings
-//! soon after the thread went to sleep, looking a little longer would have spared both a system call and a wake-up,
-//! which on a virtual machine costs more than most requests. Between looks the thread yields, so that a client on the
-//! same processor runs at once; a yield that takes long means that others compute there, and then it is better to
-//! sleep and be woken, as the scheduler favours who slept. And while more threads want to run than the node has
-//! processors, a look takes away from one of them what it may gain another: only gaps that are shorter than sleeping and
-//! waking take are looked through then.
+//! What pays is learnt from the gaps between requests, including those that were slept through: when a client rings soon
+//! after the thread went to sleep, a longer look would have spared a system call and a wake-up. A yield that takes long
+//! means that other threads compute on this processor. Then it is better to sleep and be woken, as the scheduler favours a
+//! thread that slept. While more threads want to run than the node has processors, a look takes from one of them what it
+//! may gain another, so only gaps shorter than sleeping and waking are looked through.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::time::{Duration, Instant};
 
+use forebay_sys::wait::{self, Learnt, Time};
+
 /// Longest look: several times what a client needs between two requests.
 const LOOK_MAX: Duration = Duration::from_micros(100);
 /// Longest look while the node is crowded.
 const LOOK_CROWDED: Duration = Duration::from_micros(20);
-/// How long it is believed that the node is crowded, or that it is not.
+/// How long the answer is used whether the node is crowded.
 const CROWDED_KNOWN: Duration = Duration::from_millis(2);
 /// A yield from which the thread comes back later than this found others at work.
 const YIELD_LONG: Duration = Duration::from_micros(150);
 /// No looking for so long after that.
 const BUSY: Duration = Duration::from_millis(10);
-/// Looks between two yields: few, as the network thread's are system calls, and who waits for the processor may be the one that is looked for.
+/// Looks between two yields: few, as the network thread's are system calls, and the client or daemon that is waited for
+/// may want this processor.
 const LOOKS: u32 = 4;
 
 /// The adaptive bound.
 #[derive(Debug)]
 pub(super) struct AdaptiveSpin {
-    /// At most [`LOOK_MAX`]; none when nothing was gained of late.
-    look: Duration,
+    /// In nanoseconds: at most [`LOOK_MAX`]; none when nothing was gained of late.
+    look: Learnt,
     busy_until: Option<Instant>,
     /// When the last request was done.
     idle_since: Instant,
@@ -73,7 +75,9 @@ fn runnable(text: &[u8]) -> Option<u64> {
 
 impl AdaptiveSpin {
     pub(super) fn new() -> AdaptiveSpin {
-        AdaptiveSpin { look: LOOK_MAX, busy_until: None, idle_since: Instant::now(), crowd: Crowd::new() }
+        let most = LOOK_MAX.as_nanos() as u64;
+        let look = Learnt::new(most, most / 64, 0);
+        AdaptiveSpin { look, busy_until: None, idle_since: Instant::now(), crowd: Crowd::new() }
     }
 
     /// Looks until `work` says true, for a bounded time; whether it did.
@@ -86,38 +90,27 @@ impl AdaptiveSpin {
             }
             self.busy_until = None;
         }
-        if self.look.is_zero() {
+        let mut most = Duration::from_nanos(self.look.get());
+        if most.is_zero() {
             return work();
         }
-        let look = if self.crowd.is_there(started) { self.look.min(LOOK_CROWDED) } else { self.look };
-        loop {
-            for _ in 0..LOOKS {
-                if work() {
-                    return true;
-                }
-                std::hint::spin_loop();
-            }
-            let before = Instant::now();
-            if before - started >= look {
-                return false;
-            }
-            std::thread::yield_now();
-            let now = Instant::now();
-            if now - before >= YIELD_LONG {
-                self.busy_until = Some(now + BUSY);
-                return work();
-            }
+        if self.crowd.is_there(started) {
+            most = most.min(LOOK_CROWDED);
         }
+        let mut budget = Time::new(started, most, LOOKS, YIELD_LONG);
+        let found = wait::look(&mut budget, || work().then_some(()));
+        self.busy_until = budget.long_yield_ended().map(|at| at + BUSY);
+        found.is_some()
     }
 
-    /// Tells that the thread slept after a look in vain, and whether a request ended the sleep.
+    /// Records that the thread slept after a look in vain, and whether a request ended the sleep.
     pub(super) fn slept(&mut self, request: bool) {
         let gap = self.idle_since.elapsed();
         // A gap that was slept through is longer by the wake-up.
         let pays = if self.crowd.is_there(Instant::now()) { 2 * LOOK_CROWDED } else { 2 * LOOK_MAX };
-        self.look = if request && gap < pays { LOOK_MAX } else { self.look / 2 };
-        if self.look < LOOK_MAX / 64 {
-            self.look = Duration::ZERO;
+        match request && gap < pays {
+            true => self.look.lengthen(),
+            false => self.look.shorten(self.look.get()),
         }
     }
 }
@@ -155,12 +148,12 @@ mod tests {
             spin.look(|| false);
             spin.slept(false);
         }
-        assert_eq!(spin.look, Duration::ZERO);
+        assert_eq!(spin.look.get(), 0);
         // A look of no length takes next to no time: the request came soon, if this thread was not held up.
         for _ in 0..1000 {
             spin.look(|| false);
             spin.slept(true);
-            if spin.look == LOOK_MAX {
+            if spin.look.get() == LOOK_MAX.as_nanos() as u64 {
                 return;
             }
         }
