@@ -24,11 +24,11 @@ use rustix::io::Errno;
 use serde_json::Value;
 
 use super::attached_programs::{AttachedPrograms, Newcomer, PROGRAMS_TAG};
+use super::message::Message;
 use super::mounter::{self, Mounter};
 use super::network::{give_buffer, Command, Commands};
 use super::remote::Door;
 use super::session::{mount_tag, new_session_id, session_of_mount_tag, session_of_tag, store_tag, Session};
-use super::shard_thread::Message;
 use super::watches::Watches;
 use crate::inherited;
 use crate::protocol::WorkerAsk;

@@ -169,6 +169,11 @@ impl BackingFiles {
     }
 }
 
+/// The layout of the one backing file that may be there under a number.
+pub(super) fn layout_of_number(ino: Ino) -> Layout {
+    Layout::single(ino.birth_node(), 0)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -49,7 +49,7 @@ pub(crate) fn check(shard: &Shard, targets: &NodeTargets) -> Result<Value> {
     // A damaged shard may refuse a batch; what is damaged is in the report then.
     let listed = shard.begin().and_then(|batch| batch.orphans()).unwrap_or_default();
     let orphans: HashSet<Ino> = listed.into_iter().map(|(ino, _)| ino).collect();
-    let numbers = shard.begin().and_then(|batch| super::recovery::reserved(&batch)).unwrap_or_default();
+    let numbers = shard.begin().and_then(|batch| super::shard_queries::reserved(&batch)).unwrap_or_default();
     let reserved: HashSet<Ino> = numbers.into_iter().collect();
     let mut problems = report.problems.clone();
     let (mut backing_files, mut leaked, mut foreign) = (0u64, 0u64, 0u64);

@@ -30,8 +30,8 @@ use forebay_ring::Doorbell;
 use forebay_types::{Code, Error, Result};
 
 use super::adaptive_spin::AdaptiveSpin;
+use super::core::state::{Round, ShardThread};
 use super::network::{NetworkThread, Round as NetworkRound};
-use super::shard_thread::{Round, ShardThread};
 use super::statistics::Statistics;
 
 /// Rounds that the network thread serves for the shard thread before that one is woken.

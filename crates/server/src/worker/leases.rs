@@ -22,21 +22,16 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use forebay_fabric::Ticket;
-use forebay_meta::{Client, Mark};
+use forebay_meta::Client;
 use forebay_ring::{lease_clock, BoardWriter};
 use forebay_types::limits::{BOARD_NAME_MAX, LEASED_MAX, LEASE_MS};
-use forebay_types::{
-    Answer, Caller, Code, Entry, Ino, Kind, NodeId, Part, Reply, Request, TxId, RENAME_NOREPLACE,
-};
+use forebay_types::{Answer, Code, Entry, Ino, Kind, NodeId, Part, Reply, Request, TxId, RENAME_NOREPLACE};
 use forebay_wire::Stamp;
 
-use super::network::Command;
 use super::notifier::{Note, Whose};
 use super::session::node_of_session;
-use super::shard_thread::ShardThread;
 
-const LEASE_NS: u64 = LEASE_MS * 1_000_000;
+pub(super) const LEASE_NS: u64 = LEASE_MS * 1_000_000;
 
 /// A directory's name.
 type Name = (Ino, Vec<u8>);
@@ -56,16 +51,16 @@ struct Given {
 
 /// What is to be revoked.
 #[derive(Clone, PartialEq, Eq, Debug)]
-enum Revocation {
+pub(super) enum Revocation {
     Name(Name),
     Directory(Ino),
 }
 
 /// An acknowledgement that waits for revocations.
 #[derive(Debug)]
-struct Held {
-    whose: Whose,
-    notes: Vec<Note>,
+pub(super) struct Held {
+    pub(super) whose: Whose,
+    pub(super) notes: Vec<Note>,
     wait: Wait,
 }
 
@@ -100,11 +95,11 @@ pub(super) struct Wait {
     /// though not for longer than this;
     until: u64,
     /// and in any case this.
-    not_before: u64,
+    pub(super) not_before: u64,
 }
 
 impl Wait {
-    fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.revocations.is_empty() && self.not_before == 0
     }
 }
@@ -117,17 +112,17 @@ pub(super) struct Leases {
     directories: HashMap<Ino, (Permissions, Holders)>,
     /// Under their numbers: whom it went to, in which term.
     revocations: HashMap<u64, (NodeId, u64)>,
-    held: Vec<Held>,
+    pub(super) held: Vec<Held>,
     last_recall: u64,
     next_term: u64,
-    cautious_until: u64,
+    pub(super) cautious_until: u64,
     /// When leases are looked at next that have ended.
-    free_at: u64,
+    pub(super) free_at: u64,
     taken: HashMap<NodeId, Taken>,
     looks: HashMap<Stamp, Look>,
 }
 
-fn permissions(entry: &Entry) -> Permissions {
+pub(super) fn permissions(entry: &Entry) -> Permissions {
     (entry.attr.mode, entry.attr.uid, entry.attr.gid)
 }
 
@@ -159,7 +154,7 @@ impl Leases {
     }
 
     /// A node asks for its lease to be renewed; its term.
-    fn renew(&mut self, node: NodeId, now: u64) -> Result<u64, Code> {
+    pub(super) fn renew(&mut self, node: NodeId, now: u64) -> Result<u64, Code> {
         match self.given.get_mut(&node).filter(|given| given.until >= now) {
             Some(given) if given.revocations > 0 => Err(Code::Busy),
             Some(given) => {
@@ -176,7 +171,7 @@ impl Leases {
     }
 
     /// Forgets what was told under leases that have ended: nobody believes it.
-    fn free_ended(&mut self, now: u64) {
+    pub(super) fn free_ended(&mut self, now: u64) {
         let before = self.given.len();
         self.given.retain(|_, given| given.until >= now);
         if self.given.len() == before {
@@ -220,12 +215,12 @@ impl Leases {
     }
 
     /// True when a change has nobody to be revoked from, whatever it changes.
-    fn is_idle(&self, now: u64) -> bool {
+    pub(super) fn is_idle(&self, now: u64) -> bool {
         self.names.is_empty() && self.directories.is_empty() && self.cautious_until <= now
     }
 
     /// What is to be revoked because of a change that was made, and from whom. The nodes that cached it are forgotten with it.
-    fn changed<'e>(
+    pub(super) fn changed<'e>(
         &mut self,
         names: impl Iterator<Item = (Ino, &'e [u8])>,
         inodes: impl Iterator<Item = (Ino, Option<Permissions>)>,
@@ -249,7 +244,7 @@ impl Leases {
     }
 
     /// Counts a revocation from a node, if its lease runs in that term; the revocation's number.
-    fn begin_recall(&mut self, node: NodeId, term: u64, now: u64, wait: &mut Wait) -> Option<u64> {
+    pub(super) fn begin_recall(&mut self, node: NodeId, term: u64, now: u64, wait: &mut Wait) -> Option<u64> {
         let given = self.given.get_mut(&node).filter(|given| given.term == term && given.until >= now)?;
         given.revocations += 1;
         self.last_recall += 1;
@@ -260,7 +255,7 @@ impl Leases {
     }
 
     /// A revocation was answered, or could not be brought: then what waits for it waits until the lease has run out.
-    fn revoked(&mut self, number: u64, answered: bool) {
+    pub(super) fn revoked(&mut self, number: u64, answered: bool) {
         let Some((node, term)) = self.revocations.remove(&number) else { return };
         if !answered {
             return;
@@ -274,7 +269,7 @@ impl Leases {
     }
 
     /// What a part of this change is still waiting for: who finishes it again is told no sooner.
-    fn waits_of(&self, tx: TxId) -> Wait {
+    pub(super) fn waits_of(&self, tx: TxId) -> Wait {
         let mut wait = Wait { part_of: Some(tx), ..Wait::default() };
         for Held { wait: held, .. } in self.held.iter().filter(|held| held.wait.part_of == Some(tx)) {
             wait.revocations.extend(&held.revocations);
@@ -297,7 +292,7 @@ impl Leases {
     }
 
     /// Acknowledgements that need not wait any more.
-    fn due(&mut self, now: u64) -> Vec<Held> {
+    pub(super) fn due(&mut self, now: u64) -> Vec<Held> {
         let is_due = |Held { wait, .. }: &Held| {
             now > wait.not_before && (wait.revocations.is_empty() || now > wait.until)
         };
@@ -328,7 +323,12 @@ impl Leases {
     }
 
     /// It is answered: shows what it told of a directory, if that may be believed. The node from which a lease is wanted.
-    fn looked(&mut self, stamp: Stamp, answer: &Answer<'_>, board: &mut BoardWriter) -> Option<NodeId> {
+    pub(super) fn looked(
+        &mut self,
+        stamp: Stamp,
+        answer: &Answer<'_>,
+        board: &mut BoardWriter,
+    ) -> Option<NodeId> {
         let Look { node, turn, name } = self.looks.remove(&stamp)?;
         let (directory, leads_to) = match *answer {
             Ok(Reply::Entry(entry)) if entry.attr.is_directory() => (Some(entry), entry.attr.ino),
@@ -386,8 +386,15 @@ impl Leases {
         board.lease(node, until);
     }
 
+    /// A lease is not renewed any more, as nobody here wants it.
+    pub(super) fn stop_renewing(&mut self, node: NodeId) {
+        if let Some(taken) = self.taken.get_mut(&node) {
+            taken.renewed = false;
+        }
+    }
+
     /// A node takes back what it told.
-    fn take_back(
+    pub(super) fn take_back(
         &mut self,
         node: NodeId,
         request: &Request<'_>,
@@ -411,128 +418,9 @@ impl Leases {
     }
 }
 
-impl ShardThread<'_> {
-    /// A daemon asks about leases.
-    pub(super) fn lease_asked(&mut self, ticket: Ticket, message: &[u8]) {
-        let (Some(network), Some(leases)) = (&self.network, &mut self.leases) else { return };
-        let node = ticket.node;
-        let result = match Request::decode(message) {
-            Ok((_, Request::RenewLease)) => leases.renew(node, lease_clock()).map(Reply::Count),
-            Ok((_, request)) => leases.take_back(node, &request, &mut self.board).map(|()| Reply::Done),
-            Err(code) => Err(code),
-        };
-        let mut reply = [0; 32];
-        let n = Reply::encode(&result, &mut reply).unwrap_or(0);
-        network.commands.give(Command::Answer { ticket, reply: reply[..n].to_vec() });
-    }
-
-    /// A client's call to another node has its answer.
-    pub(super) fn note_looked(&mut self, stamp: Stamp, answer: &Answer<'_>) {
-        let (Some(network), Some(leases)) = (&self.network, &mut self.leases) else { return };
-        if let Some(node) = leases.looked(stamp, answer, &mut self.board) {
-            network.commands.give(Command::RenewLease(node));
-        }
-    }
-
-    /// A lease was renewed, or could not be: term and end. It is renewed on while there are clients.
-    pub(super) fn lease_renewed(&mut self, node: NodeId, lease: Option<(u64, u64)>) {
-        let (Some(network), Some(leases)) = (&self.network, &mut self.leases) else { return };
-        leases.renewed(node, lease, &mut self.board);
-        if lease.is_some() && self.sessions.len() > self.remote_sessions {
-            network.commands.give(Command::RenewLease(node));
-        } else if let Some(taken) = leases.taken.get_mut(&node) {
-            taken.renewed = false;
-        }
-    }
-
-    /// Revokes what a change made void, whose effects begin there; what its acknowledgement has to wait for.
-    pub(super) fn revoke(&mut self, request: &Request<'_>, before: Mark) -> Option<Wait> {
-        let (network, leases) = (self.network.as_ref()?, self.leases.as_mut()?);
-        let now = lease_clock();
-        let mut wait = match *request {
-            Request::Finish { tx, .. } | Request::Prepare { tx, .. } => leases.waits_of(tx),
-            _ => Wait::default(),
-        };
-        if wait.is_over() && leases.is_idle(now) {
-            return None;
-        }
-        let (cautious_until, effects) = (leases.cautious_until, self.effects.since(before));
-        let changed = leases.changed(
-            effects.names().map(|name| (name.parent, name.name)).chain(held_by(request)),
-            effects.inodes().iter().map(|(ino, entry)| (*ino, entry.as_ref().map(permissions))),
-        );
-        for (what, holders) in changed {
-            let mut message = [0; 512];
-            let request = match &what {
-                Revocation::Name((parent, name)) => Request::RevokeName { parent: *parent, name },
-                Revocation::Directory(ino) => Request::RevokeDirectory { ino: *ino },
-            };
-            let n = request.encode(Caller { uid: 0, gid: 0 }, &mut message).unwrap_or(0);
-            for (node, term) in holders {
-                if let Some(number) = leases.begin_recall(node, term, now, &mut wait) {
-                    network.commands.give(Command::Revocation {
-                        node,
-                        number,
-                        message: message[..n].to_vec(),
-                    });
-                }
-            }
-        }
-        let is_of_directory = match request {
-            Request::SetAttr { .. } => {
-                let mut changed = effects.inodes().iter();
-                changed.any(|(_, entry)| entry.is_some_and(|entry| entry.attr.is_directory()))
-            }
-            _ => {
-                let mut changed = effects.names();
-                changed.any(|name| name.entry.is_some_and(|(_, kind)| kind == Kind::Directory))
-            }
-        };
-        if cautious_until > now && may_have_been_told(request, is_of_directory) {
-            wait.not_before = cautious_until;
-        }
-        (!wait.is_over()).then_some(wait)
-    }
-
-    /// After a crash: holds back the acknowledgement of a change that others may not know of. False when it need not be.
-    pub(super) fn hold_cautiously(&mut self, whose: Whose, request: &Request<'_>, notes: &[Note]) -> bool {
-        let Some(leases) = &mut self.leases else { return false };
-        let Some(wait) = leases.caution(request) else { return false };
-        leases.hold(whose, notes.to_vec(), wait);
-        true
-    }
-
-    /// A revocation was answered, or could not be brought.
-    pub(super) fn revoked(&mut self, number: u64, answered: bool) {
-        if let Some(leases) = &mut self.leases {
-            leases.revoked(number, answered);
-        }
-    }
-
-    /// While nobody asks: once a lease's time, what ended leases have left is forgotten.
-    pub(super) fn free_ended_leases(&mut self) {
-        let now = lease_clock();
-        if let Some(leases) = self.leases.as_mut().filter(|leases| leases.free_at <= now) {
-            leases.free_at = now + LEASE_NS;
-            leases.free_ended(now);
-        }
-    }
-
-    /// Acknowledges what has waited for leases for long enough.
-    pub(super) fn acknowledge_revoked(&mut self) {
-        let Some(leases) = self.leases.as_mut().filter(|leases| !leases.held.is_empty()) else { return };
-        for held in leases.due(lease_clock()) {
-            match (&mut self.mount, held.whose) {
-                (Some(mount), whose) if !held.notes.is_empty() => mount.hold(whose, held.notes),
-                (_, whose) => self.acknowledge_whose(whose),
-            }
-        }
-    }
-}
-
 /// True for a change of what another node may have been told of a directory; of a rename or new attributes only when they
 /// were a directory's.
-fn may_have_been_told(request: &Request<'_>, is_of_directory: bool) -> bool {
+pub(super) fn may_have_been_told(request: &Request<'_>, is_of_directory: bool) -> bool {
     match *request {
         Request::RemoveDirectory { .. }
         | Request::MoveDirectory { .. }
@@ -553,7 +441,7 @@ fn may_have_been_told(request: &Request<'_>, is_of_directory: bool) -> bool {
 
 /// The name that a part holds from when it is prepared. Nobody is to walk by it from then on: once the change is decided, a node
 /// that has not heard of it must not be one that others believe.
-fn held_by<'a>(request: &Request<'a>) -> Option<(Ino, &'a [u8])> {
+pub(super) fn held_by<'a>(request: &Request<'a>) -> Option<(Ino, &'a [u8])> {
     match *request {
         Request::Prepare {
             part: Part::Leave { parent, name, .. } | Part::Enter { parent, name, .. },

@@ -28,15 +28,16 @@ mod adaptive_spin;
 mod attached_programs;
 mod attendant;
 mod backing_files;
+mod batch;
 mod call;
 mod check;
 mod clock;
 mod coordination;
+mod core;
 mod cross_check;
 mod device_nodes;
 #[cfg(debug_assertions)]
 mod faults;
-mod forward;
 mod handoff;
 mod journal;
 mod known_parts;
@@ -48,12 +49,10 @@ mod mounter;
 mod network;
 mod notifier;
 mod own_answers;
-mod pipeline;
 mod recorder;
-mod recovery;
 mod remote;
 mod session;
-mod shard_thread;
+mod shard_queries;
 mod statistics;
 pub mod stepped;
 mod sweeper;
@@ -78,11 +77,12 @@ use crate::notifier::Starter;
 use crate::setup::WorkerSetup;
 use attendant::{Attendant, Restored};
 pub(crate) use clock::now;
+use core::state::ShardThread;
 use handoff::Handoff;
 use journal::Journal;
 use known_parts::KnownParts;
+use message::Message;
 use recorder::FlightRecorder;
-use shard_thread::{Message, ShardThread};
 use statistics::Statistics;
 use watches::Watches;
 use wide::Wide;
@@ -123,7 +123,7 @@ pub fn check_at_rest(target_dirs: &[OwnedFd], identity: &PoolIdentity) -> Result
     let dir = shard_dir(target_dir);
     let shard = match Shard::open(&dir) {
         Ok(shard) => {
-            recovery::replay(&shard, &mut Journal::open(target_dir.as_fd())?)?;
+            core::recovery::replay(&shard, &mut Journal::open(target_dir.as_fd())?)?;
             shard
         }
         // Damaged: the journal waits until it was repaired.

@@ -21,16 +21,14 @@ use std::time::{Duration, Instant};
 
 use forebay_meta::Client;
 use forebay_sys::fuse;
-use forebay_types::{Code, Error, Ino, Reply, Request, Result};
+use forebay_types::{Ino, Reply, Request, Result};
 
-use super::shard_thread::ShardThread;
-use super::statistics::Statistics;
 use crate::notifier::{Notifier, Starter};
 
 /// An acknowledgement that was held back for so long by a name is given all the same, after the epoch was moved.
 const LATE: Duration = Duration::from_millis(50);
 /// And one that was held back for so long by attributes, as is possible only while the mount is being taken away.
-const STUCK: Duration = Duration::from_secs(1);
+pub(super) const STUCK: Duration = Duration::from_secs(1);
 
 /// Something that the kernel may believe and that is so no longer.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -114,12 +112,12 @@ pub(super) enum Whose {
 
 /// An acknowledgement that is held back, and by which notes.
 #[derive(Debug)]
-struct Held {
+pub(super) struct Held {
     number: u64,
-    whose: Whose,
-    since: Instant,
-    by_inodes: bool,
-    by_names: bool,
+    pub(super) whose: Whose,
+    pub(super) since: Instant,
+    pub(super) by_inodes: bool,
+    pub(super) by_names: bool,
     /// It was late, and that its notifiers live was made sure of.
     is_late: bool,
 }
@@ -130,10 +128,10 @@ pub(super) struct MountedKernel {
     /// The session of the mount's process.
     pub(super) session: u64,
     device: Arc<OwnedFd>,
-    inodes: Notifier,
+    pub(super) inodes: Notifier,
     names: Notifier,
     /// Oldest first.
-    held: VecDeque<Held>,
+    pub(super) held: VecDeque<Held>,
     last: u64,
     /// The last number under which names were given to their notifier.
     last_names: u64,
@@ -198,7 +196,7 @@ impl MountedKernel {
     }
 
     /// Names that were not told are looked up anew, as all are.
-    fn give_up_names(&mut self) {
+    pub(super) fn give_up_names(&mut self) {
         self.names.make_moot(self.last_names);
         self.move_epoch();
         for held in &mut self.held {
@@ -213,7 +211,7 @@ impl MountedKernel {
     }
 
     /// Takes note of what was written.
-    fn hear(&mut self) {
+    pub(super) fn hear(&mut self) {
         let (inodes, names) = (self.inodes.hear(), self.names.hear());
         for held in &mut self.held {
             held.by_inodes &= held.number > inodes;
@@ -222,7 +220,7 @@ impl MountedKernel {
     }
 
     /// Does what is due about acknowledgements that are late; how many became so just now.
-    fn mind_late(&mut self) -> u64 {
+    pub(super) fn mind_late(&mut self) -> u64 {
         let (mut late, mut by_names) = (0, false);
         let is_late = |held: &&mut Held| {
             (held.by_inodes || held.by_names) && !held.is_late && held.since.elapsed() >= LATE
@@ -241,72 +239,6 @@ impl MountedKernel {
             self.give_up_names();
         }
         late
-    }
-}
-
-impl ShardThread<'_> {
-    /// Acknowledges what was held back until the kernel was told, as far as it was.
-    pub(super) fn acknowledge_told(&mut self) {
-        let Some(mount) = self.mount.as_mut().filter(|mount| mount.has_news()) else { return };
-        mount.hear();
-        self.acknowledge_held(|held| !held.by_inodes && !held.by_names);
-    }
-
-    fn acknowledge_held(&mut self, which: impl Fn(&Held) -> bool) {
-        let Some(mount) = &mut self.mount else { return };
-        let (through, held) = mount.held.drain(..).partition::<VecDeque<_>, _>(which);
-        mount.held = held;
-        for held in through {
-            self.acknowledge_whose(held.whose);
-        }
-    }
-
-    /// Acknowledges what need not be held back any more.
-    pub(super) fn acknowledge_whose(&mut self, whose: Whose) {
-        match whose {
-            Whose::Client { client, reply } => self.answer_client(client, &reply),
-            Whose::Step { flight, reply } => self.step_told(flight, Ok(reply)),
-        }
-    }
-
-    /// Acknowledges what was held too long.
-    pub(super) fn acknowledge_late(&mut self) {
-        let Some(mount) = &mut self.mount else { return };
-        if mount.held.is_empty() && mount.inodes.is_behind() {
-            mount.inodes.revive();
-        }
-        if mount.next_timeout().is_none_or(|left| !left.is_zero()) {
-            return;
-        }
-        let late = mount.mind_late();
-        Statistics::add(&self.statistics.told_late, late);
-        self.acknowledge_held(|held| !held.by_names && !held.by_inodes || held.since.elapsed() >= STUCK);
-    }
-
-    /// Tells the kernel that the last worker told.
-    pub(super) fn resume_mount(&mut self, session: u64, device: OwnedFd) -> Result<()> {
-        let what = "cannot tell a mount of changes";
-        let starter = self.notifiers.as_ref().ok_or_else(|| Error::new(Code::NotSupported, what))?;
-        self.mount = Some(MountedKernel::new(session, device, starter)?);
-        Ok(())
-    }
-
-    /// A session serves the pool's mount. One that says so again is told on as before.
-    pub(super) fn take_mount(&mut self, session: u64, device: OwnedFd) -> Result<()> {
-        if self.mount.as_ref().is_some_and(|mount| mount.session == session) {
-            return Ok(());
-        }
-        self.forget_mount();
-        self.resume_mount(session, device)
-    }
-
-    /// The pool is not mounted any more, or another worker tells on.
-    pub(super) fn forget_mount(&mut self) {
-        if let Some(mount) = self.mount.as_mut().filter(|mount| !mount.held.is_empty()) {
-            mount.give_up_names();
-        }
-        self.acknowledge_held(|_| true);
-        self.mount = None;
     }
 }
 

@@ -29,8 +29,10 @@ use crate::notifier::Starter;
 use crate::store::{self, receive, FdStore, Kept, Message as StoreMessage};
 
 use super::coordination::CrossNode;
+use super::core::state::{Round, ShardThread};
 use super::journal::Journal;
 use super::known_parts::KnownParts;
+use super::message::Message;
 use super::network::{
     give_buffer, queue, Appended, Commands, Groups, IoWorker, Job, KeptOpen, Member, Network, NetworkThread,
     RemoteLocks, Round as NetworkRound, Taker, TargetNode, APPENDS_TAG, LOCK_TAG, TURN_TAG,
@@ -38,7 +40,6 @@ use super::network::{
 use super::recorder::FlightRecorder;
 use super::remote::Door;
 use super::session::Session;
-use super::shard_thread::{Message, Round, ShardThread};
 use super::statistics::Statistics;
 use super::sweeper::{Sweep, Sweeper};
 use super::wide::Wide;

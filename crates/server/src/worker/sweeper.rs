@@ -9,8 +9,8 @@ use forebay_ring::Doorbell;
 use forebay_types::{Error, Ino, Layout, NodeId, Result};
 
 use super::device_nodes;
+use super::message::Message;
 use super::network::{Command, Commands};
-use super::shard_thread::Message;
 
 /// What is to be swept.
 #[derive(Debug)]

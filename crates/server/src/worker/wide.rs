@@ -24,7 +24,6 @@ use forebay_types::{
 use super::acks::ReplyBuf;
 use super::call::Call;
 use super::known_parts::KnownParts;
-use super::shard_thread::ShardThread;
 
 /// A request names two directories at most, and knowledge of the first may be forgotten meanwhile.
 const ASKED_ANEW_MAX: u8 = 3;
@@ -32,12 +31,12 @@ const ASKED_ANEW_MAX: u8 = 3;
 /// The wide directories that this daemon knows.
 #[derive(Debug, Default)]
 pub(super) struct Wide {
-    known: KnownParts,
+    pub(super) known: KnownParts,
     /// Those that the last worker knew, of which this one has not heard.
-    left: HashMap<Ino, Parts>,
+    pub(super) left: HashMap<Ino, Parts>,
     /// Parts that listings have asked ahead, by the number under which they were asked: whose request, and which part.
-    ahead: HashMap<u64, (Client, usize)>,
-    asked_ahead: u64,
+    pub(super) ahead: HashMap<u64, (Client, usize)>,
+    pub(super) asked_ahead: u64,
 }
 
 impl Wide {
@@ -50,7 +49,7 @@ impl Wide {
 
     /// The home of a directory that the request names says that it is not there: if it was wide, its parts may have kept the answer to what the
     /// last worker asked them, and are known from here on. True when there is something else to ask.
-    fn learn_of_the_last(&mut self, here: NodeId, request: &Request<'_>) -> bool {
+    pub(super) fn learn_of_the_last(&mut self, here: NodeId, request: &Request<'_>) -> bool {
         let named = RefCell::new(Vec::new());
         let note = |ino| named.borrow_mut().extend(self.left.contains_key(&ino).then_some(ino));
         // Only to see which directories it names.
@@ -68,7 +67,12 @@ impl Wide {
     }
 
     /// Takes the parts that a request of a process of `here` was refused with; what is wrong with them.
-    fn learn_by(&mut self, here: NodeId, request: &Request<'_>, parts: Parts) -> Result<(), &'static str> {
+    pub(super) fn learn_by(
+        &mut self,
+        here: NodeId,
+        request: &Request<'_>,
+        parts: Parts,
+    ) -> Result<(), &'static str> {
         // An error: it names it, and cannot be made of a part.
         if request.in_parts(here, |ino| (ino == parts.of).then_some(parts)) == Ok(None) {
             return Err("which the request does not name");
@@ -87,7 +91,7 @@ impl Wide {
     }
 
     /// A part says that it does not have a name that it was asked for: what is known of its directory is asked anew.
-    fn forget_parts_in(&mut self, here: NodeId, request: &Request<'_>) {
+    pub(super) fn forget_parts_in(&mut self, here: NodeId, request: &Request<'_>) {
         self.known.retain(|known| {
             let names =
                 |part: &Ino| request.in_parts(here, |ino| (ino == *part).then_some(*known)) != Ok(None);
@@ -99,9 +103,9 @@ impl Wide {
 /// A listing of a wide directory that is under way in a slot.
 #[derive(Debug)]
 pub(super) struct Listing {
-    client: Client,
-    caller: Caller,
-    parts: Parts,
+    pub(super) client: Client,
+    pub(super) caller: Caller,
+    pub(super) parts: Parts,
     /// The part that was asked.
     index: usize,
     cookie: Cookie,
@@ -157,19 +161,32 @@ fn encoded(entries: &[u8], end: bool) -> ReplyBuf {
 }
 
 impl Listing {
+    /// A listing that begins with the part `index`, behind a cookie.
+    pub(super) fn new(
+        client: Client,
+        caller: Caller,
+        parts: Parts,
+        index: usize,
+        cookie: Cookie,
+        attributes: bool,
+    ) -> Listing {
+        let (told_bytes, collected, ahead) = (0, Vec::new(), Default::default());
+        Listing { client, caller, parts, index, cookie, attributes, told_bytes, collected, ahead }
+    }
+
     /// Of so many parts the entries have room behind those of the one that was told last, which took `bytes`.
     fn room_for(&self, bytes: usize) -> usize {
         let left = READDIR_REPLY_BYTES.saturating_sub(REPLY_HEADER_BYTES + self.collected.len());
         left.checked_div(bytes).unwrap_or(WIDTH_MAX)
     }
 
-    fn question(&self, index: usize) -> Request<'static> {
+    pub(super) fn question(&self, index: usize) -> Request<'static> {
         let ino = self.parts.as_slice()[index];
         Request::ReadDirectory { ino, cookie: self.cookie, attributes: self.attributes }
     }
 
     /// The part whose turn it is has answered.
-    fn hear(&mut self, answer: &Answer<'_>) -> Redirect {
+    pub(super) fn hear(&mut self, answer: &Answer<'_>) -> Redirect {
         self.hear_entries(Entries::of(answer))
     }
 
@@ -222,7 +239,7 @@ impl Listing {
     }
 
     /// A part that was asked ahead has answered; none: it is not its turn yet.
-    fn hear_ahead(&mut self, index: usize, answer: &Answer<'_>) -> Option<Redirect> {
+    pub(super) fn hear_ahead(&mut self, index: usize, answer: &Answer<'_>) -> Option<Redirect> {
         let slot = self.ahead.get_mut(index)?;
         if index == self.index {
             *slot = Ahead::NotAsked;
@@ -233,7 +250,7 @@ impl Listing {
     }
 
     /// Parts of other nodes than `here` behind the one whose turn it is that are to be asked now, as there is room for them.
-    fn ask_ahead(&mut self, here: NodeId) -> Vec<usize> {
+    pub(super) fn ask_ahead(&mut self, here: NodeId) -> Vec<usize> {
         if self.index == 0 {
             return Vec::new(); // how large they are is not known
         }
@@ -251,183 +268,10 @@ impl Listing {
 }
 
 /// Counts the times that a slot's request was asked anew; false when they are too many.
-fn may_ask_anew(slot: &mut (u64, u8), seq: u64) -> bool {
+pub(super) fn may_ask_anew(slot: &mut (u64, u8), seq: u64) -> bool {
     let times = if slot.0 == seq { slot.1.saturating_add(1) } else { 1 };
     *slot = (seq, times);
     times <= ASKED_ANEW_MAX
-}
-
-impl ShardThread<'_> {
-    /// A call of a process of this node that names a wide directory becomes one of the part, if the parts are known.
-    pub(super) fn lead_to_parts(&mut self, session: usize, call: Call) -> Result<Call, Code> {
-        let Some(network) = self.network.as_ref().filter(|_| !self.wide.known.is_empty()) else {
-            return Ok(call);
-        };
-        if !self.sessions[session].is_here() {
-            return Ok(call);
-        }
-        let (client, caller, known) = (call.client, call.caller(), &self.wide.known);
-        let Some(led) = call.request().in_parts(network.node, |ino| known.get(ino))? else {
-            return Ok(call);
-        };
-        // No directory is born on a node without a target: it is on that of the part, like its name.
-        let led = match led {
-            Request::MakeDirectoryAt { parent, name, mode, .. } if self.targets.for_files().is_empty() => {
-                Request::MakeDirectory { parent, name, mode }
-            }
-            led => led,
-        };
-        if let (
-            &Request::ReadDirectory { ino, cookie, attributes },
-            Request::ReadDirectory { ino: part, .. },
-        ) = (call.request(), led)
-        {
-            if let Some(parts) = known.get(ino) {
-                let index = parts.as_slice().iter().position(|p| *p == part).unwrap_or(0);
-                let listing = Listing {
-                    client,
-                    caller,
-                    parts,
-                    index,
-                    cookie,
-                    attributes,
-                    told_bytes: 0,
-                    collected: Vec::new(),
-                    ahead: Default::default(),
-                };
-                self.sessions[session].slots[client.slot].listing = Some(Box::new(listing));
-            }
-        }
-        Call::encode(client, caller, &led)
-    }
-
-    /// What comes of the answer to a call of a process of this node, or to what was asked in its place; none: it is the client's reply.
-    /// `asked` is the call, if it did not leave this node.
-    pub(super) fn redirect(
-        &mut self,
-        session: usize,
-        client: &Client,
-        asked: Option<&Call>,
-        answer: &Answer<'_>,
-    ) -> Option<Redirect> {
-        let here = self.network.as_ref()?.node;
-        if !self.sessions[session].is_here() {
-            return None;
-        }
-        let state = &mut self.sessions[session].slots[client.slot];
-        let asked = asked.or(state.sent.as_ref());
-        match (answer, asked) {
-            (Err(Refusal::Code(Code::NotFound)), Some(asked)) if !self.wide.left.is_empty() => {
-                let learnt = self.wide.learn_of_the_last(here, asked.request());
-                if learnt && may_ask_anew(&mut state.asked_anew, client.seq) {
-                    return Some(Redirect::Ask(asked.clone()));
-                }
-            }
-            (Err(refusal), _) if refusal.code() == Code::Wide => {
-                let asked = asked.cloned();
-                return Some(self.redirect_to_parts(session, client, asked, refusal));
-            }
-            _ => {}
-        }
-        let listing = self.sessions[session].slots[client.slot].listing.as_mut()?;
-        if listing.client.seq != client.seq {
-            self.sessions[session].slots[client.slot].listing = None;
-            return None;
-        }
-        let redirect = listing.hear(answer);
-        self.list_on(session, client.slot, &redirect);
-        Some(redirect)
-    }
-
-    /// A call was refused as it named a wide directory, or a part for a name that this part has not.
-    #[cold]
-    fn redirect_to_parts(
-        &mut self,
-        session: usize,
-        client: &Client,
-        asked: Option<Call>,
-        refusal: &Refusal,
-    ) -> Redirect {
-        let Some(here) = self.network.as_ref().map(|network| network.node) else {
-            return Redirect::Answer(Code::Io.into());
-        };
-        let state = &mut self.sessions[session].slots[client.slot];
-        state.sent = None;
-        let may = may_ask_anew(&mut state.asked_anew, client.seq);
-        let learnt = match (refusal, &asked) {
-            (_, None) => Err("and nobody knows of what request"),
-            (Refusal::Wide(_), _) if !may => Err("and the request was asked anew too often"),
-            (Refusal::Wide(parts), Some(asked)) => self.wide.learn_by(here, asked.request(), *parts),
-            (Refusal::Code(_), _) => Err("and asked one for a name that it has not"),
-        };
-        let why = match (learnt, asked) {
-            (Ok(()), Some(asked)) => return Redirect::Ask(asked),
-            (Err(why), Some(asked)) => {
-                self.wide.forget_parts_in(here, asked.request());
-                why
-            }
-            (Ok(()), None) => "and nobody knows of what request",
-            (Err(why), None) => why,
-        };
-        let of = match refusal {
-            Refusal::Wide(parts) => parts.of,
-            Refusal::Code(_) => Ino(0),
-        };
-        tracing::warn!("a node told of parts of a wide directory ({of}), {why}: the request is refused");
-        state.listing = None;
-        Redirect::Answer(Code::Io.into())
-    }
-
-    /// A listing goes on, or is over: parts are asked ahead, if there is room for that among what this daemon asks others.
-    fn list_on(&mut self, session: usize, slot: usize, redirect: &Redirect) {
-        let state = &mut self.sessions[session].slots[slot].listing;
-        let (Some(listing), Some(network), Some(steps)) =
-            (state.as_mut(), &self.network, &mut self.cross_node)
-        else {
-            return;
-        };
-        if matches!(redirect, Redirect::Answer(_)) {
-            *state = None;
-            return;
-        }
-        if !steps.has_room_for(WIDTH_MAX) {
-            return;
-        }
-        let (client, caller) = (listing.client, listing.caller);
-        for index in listing.ask_ahead(network.node) {
-            self.wide.asked_ahead += 1;
-            let number = self.wide.asked_ahead;
-            self.wide.ahead.insert(number, (client, index));
-            if let Ok(call) = Call::encode(client, caller, &listing.question(index)) {
-                let node = listing.parts.as_slice()[index].birth_node();
-                steps.ask_ahead(number, node, call.bytes().to_vec());
-            }
-        }
-    }
-
-    /// A part that a listing asked ahead has answered, or will not.
-    pub(super) fn told_ahead(&mut self, number: u64, answer: &Answer<'_>) {
-        let Some((client, index)) = self.wide.ahead.remove(&number) else { return };
-        let Some(session) = self.sessions.iter().position(|s| s.id == client.session) else { return };
-        let listing = &mut self.sessions[session].slots[client.slot].listing;
-        let Some(listing) = listing.as_mut().filter(|listing| listing.client.seq == client.seq) else {
-            return;
-        };
-        let Some(redirect) = listing.hear_ahead(index, answer) else { return };
-        self.list_on(session, client.slot, &redirect);
-        match redirect {
-            Redirect::Ask(call) => self.serve_anew(call),
-            Redirect::Answer(reply) => self.answer_client(client, &reply.bytes),
-            Redirect::Wait => {}
-        }
-    }
-
-    /// Has a call served again, or another in its place.
-    pub(super) fn serve_anew(&mut self, call: Call) {
-        if let Some(steps) = &mut self.cross_node {
-            steps.serve_anew(call);
-        }
-    }
 }
 
 #[cfg(test)]
@@ -465,11 +309,11 @@ mod tests {
         encoded(&room[..n], end)
     }
 
-    fn hear(l: &mut Listing, reply: &ReplyBuf) -> Redirect {
+    pub(super) fn hear(l: &mut Listing, reply: &ReplyBuf) -> Redirect {
         l.hear(&Reply::decode_answer(&reply.bytes))
     }
 
-    fn hear_ahead(l: &mut Listing, index: usize, reply: &ReplyBuf) -> Option<Redirect> {
+    pub(super) fn hear_ahead(l: &mut Listing, index: usize, reply: &ReplyBuf) -> Option<Redirect> {
         l.hear_ahead(index, &Reply::decode_answer(&reply.bytes))
     }
 

@@ -16,7 +16,7 @@ use forebay_wire::{Message as WireMessage, Secret, Stamp};
 
 use super::super::stepped::{session_of, Moment, Node, Setup};
 use super::*;
-use crate::worker::shard_thread::Message;
+use crate::worker::message::Message;
 use crate::FLIGHT_RECORDER_BYTES;
 
 const NODE: NodeId = NodeId(1);

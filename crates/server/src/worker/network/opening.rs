@@ -20,7 +20,7 @@ use super::thread::{Member, NetworkThread};
 use super::{io_workers, Commands, Network};
 use crate::pool_file::Membership;
 use crate::worker::handoff::Handoff;
-use crate::worker::shard_thread::Message;
+use crate::worker::message::Message;
 
 /// The provider of a pool that names none: every host has it.
 const DEFAULT_PROVIDER: &str = "tcp;ofi_rxm";

@@ -33,12 +33,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use forebay_data::NodeTargets;
-use forebay_meta::{Effects, Since, PAYLOAD_BYTES_MAX};
+use forebay_meta::Since;
 use forebay_ring::Doorbell;
 use forebay_types::limits::{WATCHED_NAMES_MAX, WATCH_CHANGES_MAX};
-use forebay_types::{Caller, Code, Cookie, Error, Ino, Kind, Reply, Request, Result};
+use forebay_types::{Code, Cookie, Error, Ino, Kind, Request, Result};
 
-use super::shard_thread::{Message, ShardThread};
+use super::message::Message;
 use crate::directory::MIRRORS_DIRECTORY;
 use crate::store::FdStore;
 use holders::Holders;
@@ -59,7 +59,7 @@ struct Named {
 
 /// A change to what is watched.
 #[derive(Debug)]
-enum Change {
+pub(in crate::worker) enum Change {
     /// Names of one change, each with what it leads to now.
     Names(Vec<Named>),
     /// The two names of a rename: the source's, then the destination's.
@@ -73,7 +73,7 @@ enum Change {
 
 /// A program's request to watch a directory.
 #[derive(Debug)]
-struct Ask {
+pub(in crate::worker) struct Ask {
     directory: Ino,
     inotify: OwnedFd,
     mask: u32,
@@ -81,11 +81,11 @@ struct Ask {
 }
 
 /// Entries of a directory, and the cookie behind which there are more.
-type Chunk = (Vec<(Vec<u8>, Ino, Kind)>, Option<Cookie>);
+pub(in crate::worker) type Chunk = (Vec<(Vec<u8>, Ino, Kind)>, Option<Cookie>);
 
 /// What the watch thread receives. Of words from the shard thread, each holds from the moment at which it was sent.
 #[derive(Debug)]
-enum Word {
+pub(in crate::worker) enum Word {
     Ask(Ask),
     Changes(Vec<Change>),
     Listed(Ino, std::result::Result<Chunk, Code>),
@@ -104,16 +104,16 @@ impl Word {
 /// The watch thread, as others reach it.
 #[derive(Clone, Debug)]
 pub(super) struct Words {
-    words: Sender<Word>,
+    pub(in crate::worker) words: Sender<Word>,
     /// The sizes of the words sent and not yet heard.
-    waiting: Arc<AtomicUsize>,
+    pub(in crate::worker) waiting: Arc<AtomicUsize>,
     /// An eventfd that the thread polls.
     wake: Arc<OwnedFd>,
 }
 
 impl Words {
     /// The thread lives as long as the worker, so that nothing sent is lost.
-    fn send(&self, word: Word) {
+    pub(in crate::worker) fn send(&self, word: Word) {
         // Counted first: what the thread has received was counted before.
         self.waiting.fetch_add(word.size(), Ordering::Relaxed);
         let _ = self.words.send(word);
@@ -151,7 +151,7 @@ pub(super) fn end(place: &Path) {
 pub(super) struct Watches {
     space_map: SpaceMap,
     store: FdStore,
-    words: Mutex<Option<Words>>,
+    pub(in crate::worker) words: Mutex<Option<Words>>,
 }
 
 impl Watches {
@@ -226,7 +226,7 @@ impl Watches {
 
 /// Inodes that had a name in a watched directory since the first was watched, and a few others: a set of bits, so that it never grows.
 #[derive(Debug)]
-struct NamedInodes {
+pub(in crate::worker) struct NamedInodes {
     bits: Box<[u64]>,
     is_empty: bool,
 }
@@ -235,7 +235,7 @@ impl NamedInodes {
     /// Eight bits for each name that there may be.
     const BITS_LOG2: u32 = (8 * WATCHED_NAMES_MAX).ilog2();
 
-    fn new() -> NamedInodes {
+    pub(in crate::worker) fn new() -> NamedInodes {
         NamedInodes { bits: vec![0; 1 << (NamedInodes::BITS_LOG2 - 6)].into(), is_empty: true }
     }
 
@@ -246,7 +246,7 @@ impl NamedInodes {
         ((bit / 64) as usize, 1 << (bit % 64))
     }
 
-    fn insert(&mut self, ino: Ino) {
+    pub(in crate::worker) fn insert(&mut self, ino: Ino) {
         let (word, bit) = NamedInodes::place(ino);
         self.bits[word] |= bit;
         self.is_empty = false;
@@ -268,14 +268,14 @@ impl NamedInodes {
 /// The shard thread's end: which directories are watched, and what is to be sent of them.
 #[derive(Debug)]
 pub(super) struct Watched {
-    directories: HashSet<Ino>,
-    named: NamedInodes,
+    pub(in crate::worker) directories: HashSet<Ino>,
+    pub(in crate::worker) named: NamedInodes,
     changes: Vec<Change>,
-    words: Words,
+    pub(in crate::worker) words: Words,
 }
 
 impl Watched {
-    fn new(words: Words) -> Watched {
+    pub(in crate::worker) fn new(words: Words) -> Watched {
         Watched { directories: HashSet::new(), named: NamedInodes::new(), changes: Vec::new(), words }
     }
 
@@ -344,81 +344,6 @@ impl Watched {
         if !self.changes.is_empty() {
             self.words.send(Word::Changes(std::mem::take(&mut self.changes)));
         }
-    }
-}
-
-impl ShardThread<'_> {
-    /// Directories that are watched, for `status`.
-    pub(super) fn watched_directories(&self) -> usize {
-        self.watched.as_ref().map_or(0, |watched| watched.directories.len())
-    }
-
-    /// Does what the watch thread asks.
-    pub(super) fn mind_watches(&mut self, order: Command) -> Result<()> {
-        let (directory, cookie) = match order {
-            Command::Leave(directory) => {
-                if let Some(watched) = &mut self.watched {
-                    watched.directories.remove(&directory);
-                }
-                return Ok(());
-            }
-            Command::List(directory, cookie) => {
-                let is_watched = |watched: &Watched| watched.directories.contains(&directory);
-                if !self.watched.as_ref().is_some_and(is_watched) {
-                    // The thread is about to hear that its watches end.
-                    return Ok(());
-                }
-                (directory, cookie)
-            }
-            Command::Enrol(directory, words) => {
-                let watched = self.watched.get_or_insert_with(|| Watched::new(words));
-                watched.directories.insert(directory);
-                (directory, 0)
-            }
-        };
-        let listed = self.list_watched(directory, cookie)?;
-        if let Some(watched) = &mut self.watched {
-            match &listed {
-                Ok((entries, _)) => entries.iter().for_each(|(_, ino, _)| watched.named.insert(*ino)),
-                Err(_) => {
-                    watched.directories.remove(&directory);
-                }
-            }
-            watched.words.send(Word::Listed(directory, listed));
-        }
-        Ok(())
-    }
-
-    /// Entries of a watched directory behind a cookie. [`Code::NotSupported`] where other nodes have them.
-    fn list_watched(&mut self, directory: Ino, cookie: Cookie) -> Result<std::result::Result<Chunk, Code>> {
-        if self.network.as_ref().is_some_and(|network| network.node != directory.birth_node()) {
-            return Ok(Err(Code::NotSupported));
-        }
-        let (mut payload, mut effects) = (vec![0; PAYLOAD_BYTES_MAX], Effects::new());
-        let (caller, batch) = (Caller { uid: 0, gid: 0 }, self.batch()?);
-        let attributes = Request::GetAttr { ino: directory };
-        match batch.apply(caller, &attributes, super::now(), &mut effects, &mut payload) {
-            Ok(Reply::Entry(entry)) if !entry.attr.is_directory() => return Ok(Err(Code::NotDirectory)),
-            Ok(Reply::Entry(entry)) if entry.attr.width_log2 != 0 => return Ok(Err(Code::NotSupported)),
-            Ok(Reply::Entry(_)) => {}
-            Ok(_) => return Ok(Err(Code::Io)),
-            Err(refusal) => return Ok(Err(refusal.code())),
-        }
-        let entries = Request::ReadDirectory { ino: directory, cookie, attributes: false };
-        let entries = match batch.apply(caller, &entries, super::now(), &mut effects, &mut payload) {
-            Ok(Reply::Entries(entries)) => entries,
-            Ok(_) => return Ok(Err(Code::Io)),
-            Err(refusal) => return Ok(Err(refusal.code())),
-        };
-        let (mut list, mut last) = (Vec::new(), None);
-        for entry in entries.iter() {
-            let Ok(entry) = entry else { return Ok(Err(Code::Io)) };
-            last = Some(entry.cookie);
-            if !matches!(entry.name, b"." | b"..") {
-                list.push((entry.name.to_vec(), entry.ino, entry.kind));
-            }
-        }
-        Ok(Ok((list, last.filter(|_| !entries.end))))
     }
 }
 

@@ -13,9 +13,9 @@ use forebay_wire::{Message as Wire, Stamp};
 use super::bulk_transfer::Asking;
 use super::{Introduced, NetworkThread};
 use crate::worker::call::Call;
+use crate::worker::message::Message;
 use crate::worker::network::lease_renewal::LEASE;
 use crate::worker::network::Command;
-use crate::worker::shard_thread::Message;
 
 pub(super) const NODE_TIMEOUT: Duration = Duration::from_millis(NODE_TIMEOUT_MS);
 /// The daemon asks for itself on behalf of nobody.

@@ -13,11 +13,11 @@ use forebay_wire::{Message as Wire, Place};
 use super::bulk_transfer::Asked;
 use super::outgoing::{Flight, NODE_TIMEOUT};
 use super::{NetworkThread, SHORT_REPLY_BYTES};
+use crate::worker::message::Message;
 use crate::worker::network::io_workers::{Asker, Job};
 use crate::worker::network::places::Use;
 use crate::worker::network::Command;
 use crate::worker::session::node_of_session;
-use crate::worker::shard_thread::Message;
 
 /// A change to a backing file, so that a retry is answered and not repeated, and one that comes late is not done over a newer one.
 #[derive(Debug)]

@@ -3,9 +3,9 @@
 use std::sync::mpsc::{channel, Receiver};
 
 use super::*;
+use crate::worker::message::Message;
 use crate::worker::network::{queue, KeptOpen, Taker};
 use crate::worker::session::session_on;
-use crate::worker::shard_thread::Message;
 use forebay_fabric::simulated::{Faults, Network};
 use forebay_fabric::{Calls, CallsSettings, Identity};
 use forebay_meta::Client;

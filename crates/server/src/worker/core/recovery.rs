@@ -19,21 +19,22 @@ use std::collections::{BTreeMap, HashSet};
 
 use forebay_meta::{Batch, Effects, Shard, PAYLOAD_BYTES_MAX};
 use forebay_types::limits::{MESSAGE_BYTES_MAX, RING_SLOTS};
-use forebay_types::{Caller, Code, Ino, Refusal, Reply, Request, Result};
+use forebay_types::{Caller, Ino, Reply, Request, Result};
 
-use super::acks::ReplyBuf;
-use super::forward::all_here;
-use super::journal::{damaged, Journal, MARK_SESSION};
-use super::notifier::{notes_of, Whose};
-use super::pipeline::layout_of_number;
-use super::recorder::InFlight;
-use super::remote::{Door, RemoteSlots};
-use super::session::{
+use super::state::ShardThread;
+use crate::worker::acks::ReplyBuf;
+use crate::worker::backing_files::layout_of_number;
+use crate::worker::journal::{damaged, Journal, MARK_SESSION};
+use crate::worker::network::all_here;
+use crate::worker::notifier::{notes_of, Whose};
+use crate::worker::recorder::InFlight;
+use crate::worker::remote::{Door, RemoteSlots};
+use crate::worker::session::{
     created, decode_kept, encode_kept, is_of_daemon, node_of_session, relaid, reserve_behind, Session,
 };
-use super::shard_thread::ShardThread;
-use super::statistics::Statistics;
-use super::sweeper::Sweep;
+use crate::worker::shard_queries::{has_inode, reserved_for};
+use crate::worker::statistics::Statistics;
+use crate::worker::sweeper::Sweep;
 
 /// Sequence and reply of a slot's last change, and what is in reserve for it.
 struct Last {
@@ -60,7 +61,7 @@ fn keep(batch: &mut Batch<'_>, last: &BTreeMap<(u64, usize), Last>) -> Result<()
 /// # Errors
 /// [`Code::Corrupt`] for a record that cannot be decoded or that fails: a client was told that it is done, and a pool
 /// without it is not what was promised. The journal is kept, and the shard ends before that record.
-pub(super) fn replay(shard: &Shard, journal: &mut Journal) -> Result<()> {
+pub(in crate::worker) fn replay(shard: &Shard, journal: &mut Journal) -> Result<()> {
     let mut batch = shard.begin()?;
     batch.open_reserve();
     let mark = batch.kept_reply(MARK_SESSION, 0)?.map_or(0, |(number, _)| number);
@@ -120,13 +121,6 @@ pub(super) fn replay(shard: &Shard, journal: &mut Journal) -> Result<()> {
     Ok(())
 }
 
-/// True when there is an inode of this number, or nobody knows.
-pub(super) fn has_inode(batch: &mut Batch<'_>, ino: Ino) -> bool {
-    let (request, caller) = (Request::GetAttr { ino }, Caller { uid: 0, gid: 0 });
-    let answer = batch.apply(caller, &request, super::now(), &mut Effects::new(), &mut []);
-    !matches!(answer, Err(Refusal::Code(Code::NotFound)))
-}
-
 /// The inodes that a rename has moved, by what its names lead to now: those that another moved on are that one's.
 fn moved_by(request: &Request<'_>, batch: &mut Batch<'_>) -> Vec<Ino> {
     let Request::Rename { parent, name, new_parent, new_name, .. } = *request else { return Vec::new() };
@@ -134,7 +128,7 @@ fn moved_by(request: &Request<'_>, batch: &mut Batch<'_>) -> Vec<Ino> {
     let mut effects = Effects::new();
     let mut find = |(parent, name)| {
         let request = Request::Lookup { parent, name };
-        match batch.apply(caller, &request, super::now(), &mut effects, &mut []) {
+        match batch.apply(caller, &request, crate::worker::now(), &mut effects, &mut []) {
             Ok(Reply::Entry(entry)) => Some(entry.attr.ino),
             _ => None,
         }
@@ -142,28 +136,9 @@ fn moved_by(request: &Request<'_>, batch: &mut Batch<'_>) -> Vec<Ino> {
     [(parent, name), (new_parent, new_name)].into_iter().filter_map(&mut find).collect()
 }
 
-/// The numbers in reserve for a session that the shard knows.
-fn reserved_for(batch: &Batch<'_>, session: u64) -> Result<Vec<Ino>> {
-    let mut numbers = Vec::new();
-    for slot in 0..RING_SLOTS {
-        let kept = batch.kept_reply(session, slot as u8)?;
-        numbers.extend(kept.and_then(|(_, kept)| decode_kept(kept).0));
-    }
-    Ok(numbers)
-}
-
-/// The numbers in reserve for all sessions: their backing files are not lost, though they have no inodes.
-pub(super) fn reserved(batch: &Batch<'_>) -> Result<Vec<Ino>> {
-    let mut numbers = Vec::new();
-    for session in batch.sessions()? {
-        numbers.append(&mut reserved_for(batch, session)?);
-    }
-    Ok(numbers)
-}
-
 impl ShardThread<'_> {
     /// Takes over. Behind this the shard is as it was acknowledged, and every client's ring is served.
-    pub(super) fn recover(&mut self, sessions: Vec<Session>) -> Result<()> {
+    pub(in crate::worker) fn recover(&mut self, sessions: Vec<Session>) -> Result<()> {
         replay(self.shard, &mut self.journal)?;
         if sessions.is_empty() {
             match self.targets.first().remove_anchors() {
@@ -307,7 +282,7 @@ impl ShardThread<'_> {
         self.batch()?;
         self.effects.clear();
         if let Some(batch) = &mut self.batch {
-            let _ = batch.apply(caller, &request, super::now(), &mut self.effects, &mut []);
+            let _ = batch.apply(caller, &request, crate::worker::now(), &mut self.effects, &mut []);
         }
         self.publish();
         Ok(())
@@ -349,8 +324,8 @@ mod tests {
     use forebay_meta::ShardOptions;
     use forebay_types::{NodeId, Timestamp};
 
-    use super::super::journal::JOURNAL_FILE;
     use super::*;
+    use crate::worker::journal::JOURNAL_FILE;
 
     const CALLER: Caller = Caller { uid: 0, gid: 0 };
     const NOW: Timestamp = Timestamp { sec: 5, nsec: 6 };

@@ -6,54 +6,26 @@
 //! ```
 //! `take` is [`ShardThread::take_requests`]. A call that went away comes back as another one, or its reply comes by itself.
 
-use std::collections::VecDeque;
 use std::ops::Range;
 
-use forebay_meta::{Client, Mark, PAYLOAD_BYTES_MAX};
-use forebay_types::{Answer, Class, Code, Ino, Layout, Refusal, Reply, Request, Result, Timestamp};
+use forebay_meta::{Client, Mark};
+use forebay_types::{Answer, Class, Code, Ino, Refusal, Reply, Request, Result, Timestamp};
 
-use super::acks::{Ack, Acks, ReplyBuf};
-use super::call::Call;
-use super::coordination::{notes_of_step, Interception};
-use super::forward::all_here;
-use super::notifier::{notes_of, Note, Whose};
-use super::own_answers;
-use super::recorder::InFlight;
-use super::session::{created, is_of_daemon, relaid, reserve_behind};
-use super::shard_thread::ShardThread;
-use super::statistics::Statistics;
-use super::stepped::Moment;
-use super::sweeper::Sweep;
-use super::wide::Redirect;
-
-/// A request that was taken from its slot.
-#[derive(Debug)]
-pub(super) struct Taken {
-    /// The session's index: sessions come and go between batches.
-    pub(super) session: usize,
-    pub(super) client: Client,
-    /// What is asked, or why that cannot be told.
-    pub(super) call: std::result::Result<Call, Code>,
-}
-
-/// What a batch is made of, kept from one to the next for its memory.
-#[derive(Debug)]
-pub(super) struct Pipeline {
-    pub(super) taken: VecDeque<Taken>,
-    acks: Acks,
-    /// Where replies put what they borrow.
-    payload: Vec<u8>,
-    /// Calls served since the last publish, and the time of the changes among them, asked for the first one.
-    served: usize,
-    now: Option<Timestamp>,
-}
-
-impl Pipeline {
-    pub(super) fn new() -> Pipeline {
-        let payload = vec![0; PAYLOAD_BYTES_MAX];
-        Pipeline { taken: VecDeque::new(), acks: Acks::new(), payload, served: 0, now: None }
-    }
-}
+use super::state::ShardThread;
+use crate::worker::acks::{Ack, ReplyBuf};
+use crate::worker::backing_files::layout_of_number;
+use crate::worker::batch::Taken;
+use crate::worker::call::Call;
+use crate::worker::coordination::{notes_of_step, Interception};
+use crate::worker::network::all_here;
+use crate::worker::notifier::{notes_of, Note, Whose};
+use crate::worker::own_answers;
+use crate::worker::recorder::InFlight;
+use crate::worker::session::{created, is_of_daemon, relaid, reserve_behind};
+use crate::worker::statistics::Statistics;
+use crate::worker::stepped::Moment;
+use crate::worker::sweeper::Sweep;
+use crate::worker::wide::Redirect;
 
 /// Where a call goes.
 enum Route {
@@ -67,7 +39,7 @@ enum Route {
 
 impl ShardThread<'_> {
     /// Serves the calls that were taken, in as many steps as their replies need.
-    pub(super) fn serve_batch(&mut self) -> Result<()> {
+    pub(in crate::worker) fn serve_batch(&mut self) -> Result<()> {
         while !self.pipeline.taken.is_empty() {
             self.effects.clear();
             (self.pipeline.served, self.pipeline.now) = (0, None);
@@ -209,11 +181,11 @@ impl ShardThread<'_> {
     fn check_layout(&mut self, request: &Request<'_>) -> std::result::Result<(), Code> {
         let alone = self.network.as_ref().is_none_or(|network| network.nodes <= 1);
         if self.network.is_none() {
-            super::layout_change::check_targets(&self.targets, None, request)?;
+            crate::worker::layout_change::check_targets(&self.targets, None, request)?;
         }
         match (&mut self.batch, request) {
             (Some(batch), Request::SetLayout { ino, layout }) => {
-                super::layout_change::check_change(&self.targets, batch, *ino, layout, alone)
+                crate::worker::layout_change::check_change(&self.targets, batch, *ino, layout, alone)
             }
             _ => Ok(()),
         }
@@ -359,7 +331,7 @@ impl ShardThread<'_> {
     }
 
     /// Shows on the board what the transaction changed or found.
-    pub(super) fn publish(&mut self) {
+    pub(in crate::worker) fn publish(&mut self) {
         // Parts of wide directories are nothing that programs know.
         for (ino, entry) in self.effects.inodes().iter().filter(|(ino, _)| !ino.is_part()) {
             self.board.inode(*ino, entry.as_ref());
@@ -425,7 +397,7 @@ impl ShardThread<'_> {
 
     /// Removes the backing files that a client may have made under numbers that no inode will have. Until they are removed
     /// they are orphans like others, so that a crash forgets none.
-    pub(super) fn sweep_numbers(&mut self, numbers: Vec<Ino>) -> Result<()> {
+    pub(in crate::worker) fn sweep_numbers(&mut self, numbers: Vec<Ino>) -> Result<()> {
         let list: Vec<_> = numbers.into_iter().map(|ino| (ino, layout_of_number(ino))).collect();
         for (ino, layout) in &list {
             if !self.remove_in_batch(|batch| batch.list_orphan(*ino, layout))? {
@@ -437,9 +409,4 @@ impl ShardThread<'_> {
         }
         Ok(())
     }
-}
-
-/// The layout of the one backing file that may be there under a number.
-pub(super) fn layout_of_number(ino: Ino) -> Layout {
-    Layout::single(ino.birth_node(), 0)
 }

@@ -1,5 +1,6 @@
 //! The shard thread's dealings with other nodes: what it sends on for its clients, and what theirs ask of it.
 
+use crate::worker::network::all_here;
 use std::collections::HashSet;
 
 use forebay_fabric::Ticket;
@@ -8,29 +9,21 @@ use forebay_types::limits::RING_SLOTS;
 use forebay_types::{BackingId, BackingOp, Class, Code, Ino, Layout, NodeId, Reply, Request, Result};
 use forebay_wire::Stamp;
 
-use super::acks::ReplyBuf;
-use super::call::Call;
-use super::coordination::CrossNode;
-use super::network::{Command, Network};
-use super::notifier::Whose;
-use super::own_answers;
-use super::recovery::has_inode;
-use super::remote::{Door, RemoteSlots};
-use super::session::{created, is_of_daemon, node_of_session, Session};
-use super::shard_thread::{Message, ShardThread};
-use super::wide::Redirect;
+use super::state::ShardThread;
+use crate::worker::acks::ReplyBuf;
+use crate::worker::call::Call;
+use crate::worker::coordination::CrossNode;
+use crate::worker::message::Message;
+use crate::worker::network::{Command, Network};
+use crate::worker::notifier::Whose;
+use crate::worker::own_answers;
+use crate::worker::remote::{Door, RemoteSlots};
+use crate::worker::session::{created, is_of_daemon, node_of_session, Session};
+use crate::worker::shard_queries::has_inode;
+use crate::worker::wide::Redirect;
 
 /// Processes of other nodes whose replies are kept: those of a pool with many nodes that all use one directory.
 const REMOTE_SESSIONS_MAX: usize = 65_536;
-
-/// True when all backing files of a layout are on this node, or there are no other nodes.
-pub(super) fn all_here(network: Option<&Network>, layout: &Layout) -> bool {
-    let Some(Network { node, .. }) = network else { return true };
-    layout.components().iter().all(|component| {
-        let targets = &component.targets[..usize::from(component.target_count)];
-        targets.iter().all(|target| target >> 16 == u32::from(node.0))
-    })
-}
 
 /// Locks, appends and groups: the file's node serves them for all nodes, its own clients included.
 fn is_for_all_nodes(op: &BackingOp<'_>) -> bool {
@@ -66,7 +59,7 @@ fn keeps_something(request: &Request<'_>) -> bool {
 impl ShardThread<'_> {
     /// The node that is to be asked, when it is not this one.
     #[inline]
-    pub(super) fn elsewhere(&self, request: &Request<'_>) -> Option<NodeId> {
+    pub(in crate::worker) fn elsewhere(&self, request: &Request<'_>) -> Option<NodeId> {
         let here = self.network.as_ref()?.node;
         request.node().filter(|node| *node != here)
     }
@@ -75,7 +68,11 @@ impl ShardThread<'_> {
     ///
     /// # Errors
     /// [`Code::Stale`] when a client of another node asked: this is not the node to ask.
-    pub(super) fn send_on(&mut self, session: usize, call: &Call) -> std::result::Result<bool, Code> {
+    pub(in crate::worker) fn send_on(
+        &mut self,
+        session: usize,
+        call: &Call,
+    ) -> std::result::Result<bool, Code> {
         let request = call.request();
         let is_here = self.sessions[session].is_here();
         match request.class() {
@@ -112,8 +109,10 @@ impl ShardThread<'_> {
         }
         match self.elsewhere(request) {
             // Before it may become a change over several nodes, whose parts nobody looks at like this.
-            None => super::layout_change::check_targets(&self.targets, self.network.as_ref(), request)
-                .map(|()| false),
+            None => {
+                crate::worker::layout_change::check_targets(&self.targets, self.network.as_ref(), request)
+                    .map(|()| false)
+            }
             Some(_) if !is_here => Err(Code::Stale),
             Some(node) => {
                 self.forward(session, node, call);
@@ -149,7 +148,7 @@ impl ShardThread<'_> {
     }
 
     /// A call that was sent to another node has its answer.
-    pub(super) fn answered(&mut self, stamp: Stamp, reply: &[u8]) -> Result<()> {
+    pub(in crate::worker) fn answered(&mut self, stamp: Stamp, reply: &[u8]) -> Result<()> {
         let answer = Reply::decode_answer(reply);
         self.note_looked(stamp, &answer);
         let Some(i) = self.sessions.iter().position(|s| s.id == stamp.session) else { return Ok(()) };
@@ -179,7 +178,7 @@ impl ShardThread<'_> {
     }
 
     /// A process of another node asks.
-    pub(super) fn asked(&mut self, ticket: Ticket, message: Vec<u8>) -> Result<()> {
+    pub(in crate::worker) fn asked(&mut self, ticket: Ticket, message: Vec<u8>) -> Result<()> {
         let Some(network) = &self.network else { return Ok(()) };
         let stamp = ticket.stamp;
         let refuse = |code| {
@@ -258,7 +257,7 @@ impl ShardThread<'_> {
     }
 
     /// A process of another node is gone, as that node says.
-    pub(super) fn ended_elsewhere(&mut self, node: NodeId, session: u64) -> Result<()> {
+    pub(in crate::worker) fn ended_elsewhere(&mut self, node: NodeId, session: u64) -> Result<()> {
         if node_of_session(session) == node {
             self.end_session(session)?;
         }
@@ -267,7 +266,7 @@ impl ShardThread<'_> {
 
     /// Has other nodes asked, or this one of them, whether their processes are there that replies are kept for: that one is
     /// gone is told once, and may get lost with a node.
-    pub(super) fn review_sessions(&self, node: Option<NodeId>) {
+    pub(in crate::worker) fn review_sessions(&self, node: Option<NodeId>) {
         let Some(network) = &self.network else { return };
         let theirs = self.sessions.iter().filter(|s| !s.is_here()).map(|s| s.id);
         let theirs = theirs.filter(|id| node.is_none_or(|node| node_of_session(*id) == node));
@@ -275,7 +274,7 @@ impl ShardThread<'_> {
     }
 
     /// Another node asks which of these processes are there.
-    pub(super) fn are_there(&self, ticket: Ticket, sessions: Vec<u64>) {
+    pub(in crate::worker) fn are_there(&self, ticket: Ticket, sessions: Vec<u64>) {
         let Some(network) = &self.network else { return };
         let here = self.sessions.iter().filter(|s| s.is_here()).map(|s| s.id);
         let known: HashSet<u64> = here.chain(self.cross_node.as_ref().map(CrossNode::session)).collect();
@@ -284,7 +283,7 @@ impl ShardThread<'_> {
     }
 
     /// Inodes of another node are gone, and backing files of theirs here are to go too.
-    pub(super) fn remove_backings(&mut self, ticket: Ticket, message: Vec<u8>) -> Result<()> {
+    pub(in crate::worker) fn remove_backings(&mut self, ticket: Ticket, message: Vec<u8>) -> Result<()> {
         let Some(Network { commands, .. }) = &self.network else { return Ok(()) };
         let commands = commands.clone();
         if let Ok((_, Request::RemoveBackings { ids })) = Request::decode(&message) {

@@ -1,0 +1,77 @@
+//! The core's use of the mount's notifiers: acknowledgements that waited for the kernel (`notifier.rs`).
+
+use super::state::ShardThread;
+use crate::worker::notifier::Held;
+use crate::worker::notifier::MountedKernel;
+use crate::worker::notifier::Whose;
+use crate::worker::notifier::STUCK;
+use crate::worker::statistics::Statistics;
+use forebay_types::{Code, Error, Result};
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+
+impl ShardThread<'_> {
+    /// Acknowledges what was held back until the kernel was told, as far as it was.
+    pub(in crate::worker) fn acknowledge_told(&mut self) {
+        let Some(mount) = self.mount.as_mut().filter(|mount| mount.has_news()) else { return };
+        mount.hear();
+        self.acknowledge_held(|held| !held.by_inodes && !held.by_names);
+    }
+
+    fn acknowledge_held(&mut self, which: impl Fn(&Held) -> bool) {
+        let Some(mount) = &mut self.mount else { return };
+        let (through, held) = mount.held.drain(..).partition::<VecDeque<_>, _>(which);
+        mount.held = held;
+        for held in through {
+            self.acknowledge_whose(held.whose);
+        }
+    }
+
+    /// Acknowledges what need not be held back any more.
+    pub(in crate::worker) fn acknowledge_whose(&mut self, whose: Whose) {
+        match whose {
+            Whose::Client { client, reply } => self.answer_client(client, &reply),
+            Whose::Step { flight, reply } => self.step_told(flight, Ok(reply)),
+        }
+    }
+
+    /// Acknowledges what was held too long.
+    pub(in crate::worker) fn acknowledge_late(&mut self) {
+        let Some(mount) = &mut self.mount else { return };
+        if mount.held.is_empty() && mount.inodes.is_behind() {
+            mount.inodes.revive();
+        }
+        if mount.next_timeout().is_none_or(|left| !left.is_zero()) {
+            return;
+        }
+        let late = mount.mind_late();
+        Statistics::add(&self.statistics.told_late, late);
+        self.acknowledge_held(|held| !held.by_names && !held.by_inodes || held.since.elapsed() >= STUCK);
+    }
+
+    /// Tells the kernel that the last worker told.
+    pub(in crate::worker) fn resume_mount(&mut self, session: u64, device: OwnedFd) -> Result<()> {
+        let what = "cannot tell a mount of changes";
+        let starter = self.notifiers.as_ref().ok_or_else(|| Error::new(Code::NotSupported, what))?;
+        self.mount = Some(MountedKernel::new(session, device, starter)?);
+        Ok(())
+    }
+
+    /// A session serves the pool's mount. One that says so again is told on as before.
+    pub(in crate::worker) fn take_mount(&mut self, session: u64, device: OwnedFd) -> Result<()> {
+        if self.mount.as_ref().is_some_and(|mount| mount.session == session) {
+            return Ok(());
+        }
+        self.forget_mount();
+        self.resume_mount(session, device)
+    }
+
+    /// The pool is not mounted any more, or another worker tells on.
+    pub(in crate::worker) fn forget_mount(&mut self) {
+        if let Some(mount) = self.mount.as_mut().filter(|mount| !mount.held.is_empty()) {
+            mount.give_up_names();
+        }
+        self.acknowledge_held(|_| true);
+        self.mount = None;
+    }
+}

@@ -1,0 +1,252 @@
+//! Rounds: what the shard thread does each time it is woken. It hears messages, takes a batch of calls and serves it.
+
+use super::state::{Round, ShardThread};
+use crate::worker::batch::Taken;
+use crate::worker::coordination::CrossNode;
+use crate::worker::leases::Leases;
+use crate::worker::message::Message;
+use crate::worker::network::Command;
+use crate::worker::notifier::MountedKernel;
+use crate::worker::session::Session;
+use crate::worker::statistics::Statistics;
+use crate::worker::sweeper::Sweep;
+use forebay_types::limits::{BATCH_MAX, BATCH_PER_RING, DOORBELL_POLL_MS};
+use forebay_types::{NodeId, Result};
+use serde_json::Value;
+
+/// An open transaction is committed when nobody asked for so long.
+const IDLE_COMMIT_MS: u64 = 2;
+impl ShardThread<'_> {
+    /// What there is to do now, once: messages, then a batch of requests.
+    pub(in crate::worker) fn round(&mut self) -> Result<Round> {
+        while let Some(message) = self.left.pop_front().or_else(|| self.messages.try_recv().ok()) {
+            self.hear(message)?;
+        }
+        self.serve_what_waits()
+    }
+
+    /// The same in the network thread's hands: messages from the network, and requests. What else there is may take long, and
+    /// is left.
+    pub(in crate::worker) fn round_for_network(&mut self) -> Result<Round> {
+        while let Some(message) = self.left.pop_front().or_else(|| self.messages.try_recv().ok()) {
+            if !message.is_of_network() {
+                self.left.push_front(message);
+                break;
+            }
+            self.hear(message)?;
+        }
+        self.serve_what_waits()
+    }
+
+    /// True when there is a message or a request.
+    #[inline]
+    pub(in crate::worker) fn has_work(&mut self) -> bool {
+        self.left.extend(self.messages.try_recv().ok());
+        self.has_left()
+            || self.has_requests_for_space()
+            || self.sessions.iter().any(|s| s.door.has_pending())
+            || self.mount.as_ref().is_some_and(MountedKernel::has_news)
+    }
+
+    /// True when a message waits for the shard thread itself.
+    pub(in crate::worker) fn has_left(&self) -> bool {
+        !self.left.is_empty()
+    }
+
+    fn serve_what_waits(&mut self) -> Result<Round> {
+        if self.stop {
+            self.commit()?;
+            return Ok(Round::Stopped);
+        }
+        self.acknowledge_told();
+        self.acknowledge_late();
+        self.stop_waiting_for_removals()?;
+        if self.cross_node.is_some() {
+            self.drive_steps()?;
+        }
+        self.acknowledge_revoked();
+        self.take_requests();
+        if self.pipeline.taken.is_empty() {
+            return Ok(Round::Idle);
+        }
+        self.serve_batch()?;
+        Ok(Round::Served)
+    }
+
+    /// What is done while nobody asks; true when there may be more. `long` says that nobody has asked for a moment: then the
+    /// transaction is committed.
+    pub(in crate::worker) fn rest(&mut self, long: bool) -> Result<bool> {
+        if self.backing.has_unlinked() && self.forget_orphans()? {
+            return Ok(true);
+        }
+        if long {
+            self.sweep_late();
+            self.backing.sweep_together();
+        }
+        if long && self.batch.is_some() {
+            self.commit()?;
+        }
+        if long && self.leases.is_some() {
+            self.free_ended_leases();
+        }
+        Ok(false)
+    }
+
+    /// Milliseconds until something is to be done though nobody asks, when nobody has for so many rounds.
+    pub(in crate::worker) fn next_timeout_ms(&self, idle_rounds: u32) -> u64 {
+        // After a moment the poll by timer, there for scribbled doorbells, slows down.
+        let timeout = match idle_rounds {
+            0 | 1 => IDLE_COMMIT_MS,
+            2..20 => DOORBELL_POLL_MS,
+            _ => 10 * DOORBELL_POLL_MS,
+        };
+        let held = self.mount.as_ref().and_then(MountedKernel::next_timeout);
+        let timeout = held.map_or(timeout, |left| timeout.min(left.as_millis() as u64 + 1));
+        let steps = self.cross_node.as_ref().map(|steps| steps.next_timeout().as_millis().min(1000) as u64);
+        let timeout = steps.map_or(timeout, |left| timeout.min(left + 1));
+        let leased = self.leases.as_ref().and_then(Leases::next_timeout_ms);
+        leased.map_or(timeout, |left| timeout.min(left))
+    }
+
+    /// Takes a batch: calls that are served again, then from every ring in turn, a bounded number each, starting with another ring
+    /// each time.
+    fn take_requests(&mut self) {
+        let most = if self.recorder.has_suspects() { 1 } else { BATCH_MAX };
+        while self.pipeline.taken.len() < most {
+            let Some(call) = self.cross_node.as_mut().and_then(CrossNode::next_anew) else { break };
+            // One that its client has given up meanwhile is not done any more.
+            let client = call.client;
+            let asks = |s: &Session| s.id == client.session && s.is_waiting(client.slot, client.seq);
+            if let Some(session) = self.sessions.iter().position(asks) {
+                self.pipeline.taken.push_back(Taken { session, client, call: Ok(call) });
+            }
+        }
+        self.take_requests_for_space(most);
+        let n = self.sessions.len();
+        for k in 0..n {
+            let i = (self.turn + k) % n;
+            let room = most.saturating_sub(self.pipeline.taken.len());
+            if room == 0 {
+                self.turn = i;
+                return;
+            }
+            let Session { id, door, .. } = &self.sessions[i];
+            let mut bits = door.take_pending(room.min(BATCH_PER_RING));
+            while bits != 0 {
+                let slot = bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                if let Some((client, call)) = door.take(*id, slot, &mut self.scratch) {
+                    self.pipeline.taken.push_back(Taken { session: i, client, call });
+                }
+            }
+        }
+        if n > 0 {
+            self.turn = (self.turn + 1) % n;
+        }
+    }
+
+    fn hear(&mut self, message: Message) -> Result<()> {
+        match message {
+            Message::Attached(session) => {
+                self.sessions.push(*session);
+                self.count_clients();
+                Statistics::add(&self.statistics.attached, 1);
+            }
+            Message::Ended(id) => self.end_session(id)?,
+            Message::Swept(inos) => {
+                Statistics::add(&self.statistics.swept, inos.len() as u64);
+                self.backing.unlinked(inos);
+            }
+            Message::SweptUpTo(mark) => self.swept_up_to(mark)?,
+            Message::Status(reply) => self.tell_status(reply)?,
+            Message::Check(reply) => {
+                let report = self.check_here()?;
+                self.check_with_others(report, reply);
+            }
+            Message::Mounted(id, device, done) => {
+                let known = self.sessions.iter().any(|s| s.id == id);
+                if known {
+                    self.take_mount(id, device)?;
+                }
+                let _ = done.send(known);
+            }
+            Message::Watch(order) => self.mind_watches(order)?,
+            Message::Known(id, reply) => {
+                let _ = reply.send(self.sessions.iter().any(|s| s.id == id));
+            }
+            Message::Asked { ticket, message } => self.asked(ticket, message)?,
+            Message::Answered { stamp, reply } => self.answered(stamp, &reply)?,
+            Message::RemoveBackings { ticket, message } => self.remove_backings(ticket, message)?,
+            Message::LeaseAsked { ticket, message } => self.lease_asked(ticket, &message),
+            Message::LeaseRenewed(node, lease) => self.lease_renewed(node, lease),
+            Message::Revoked(number, answered) => self.revoked(number, answered),
+            Message::ReviewSessions(node) => self.review_sessions(node),
+            Message::AreThere { ticket, sessions } => self.are_there(ticket, sessions),
+            Message::EndedElsewhere(node, session) => self.ended_elsewhere(node, session)?,
+            Message::Stepped(slot, reply) => self.stepped(slot, reply),
+            Message::Reached(node) => self.reached(node),
+            Message::Renumbered(old, new) => {
+                if let Some(network) = &mut self.network {
+                    network.renumber(old, new);
+                }
+            }
+            Message::Unwelcome(why) => {
+                let node = self.network.as_ref().map_or(NodeId::FIRST, |network| network.node);
+                return Err(crate::worker::network::unwelcome(node, why));
+            }
+            Message::Stop => {
+                self.forget_mount();
+                self.stop = true;
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks this node's part: what is there, or why that cannot be told.
+    ///
+    /// # Errors
+    /// What ends the worker.
+    pub(in crate::worker) fn check_here(&mut self) -> Result<Result<Value>> {
+        // What is swept and not yet forgotten would look like damage.
+        if self.backing.has_unlinked() {
+            self.forget_orphans()?;
+        }
+        self.commit()?;
+        Ok(crate::worker::check::check(self.shard, &self.targets))
+    }
+
+    /// A process is gone: what it left half done is finished.
+    pub(in crate::worker) fn end_session(&mut self, id: u64) -> Result<()> {
+        let Some(i) = self.sessions.iter().position(|s| s.id == id) else { return Ok(()) };
+        if self.mount.as_ref().is_some_and(|mount| mount.session == id) {
+            self.forget_mount();
+        }
+        let mut session = self.sessions.swap_remove(i);
+        self.remote_sessions -= usize::from(!session.is_here());
+        self.count_clients();
+        if let (Some(network), true) = (&self.network, session.is_here()) {
+            let nodes = std::mem::take(&mut session.asked_nodes);
+            network.commands.give(Command::EndSession(id, nodes));
+        }
+        self.recorder.forget_session(id);
+        let (mut left, mut replaced) = (Vec::new(), Vec::new());
+        self.sweep_numbers(session.slots.iter().filter_map(|slot| slot.reserved).collect())?;
+        session.take_orphans(&mut left);
+        for slot in session.slots.iter_mut() {
+            replaced.append(&mut slot.relaid);
+            if let Some(ino) = slot.pending_create.take() {
+                if let Some(orphan) = self.backing.create_settled(ino) {
+                    left.push(orphan);
+                }
+            }
+        }
+        if session.noted && !self.remove_in_batch(|batch| batch.forget_session(id))? {
+            tracing::warn!("no room to forget a session: the next worker will");
+        }
+        if !replaced.is_empty() {
+            self.backing.sweep(Sweep::Replaced(replaced));
+        }
+        self.give_to_sweeper(left);
+        Ok(())
+    }
+}

@@ -1,0 +1,289 @@
+//! The shard thread: takes requests from the rings in batches, applies them in the open transaction, and answers.
+
+use crate::worker::message::Message;
+use std::collections::VecDeque;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::{Receiver, Sender};
+use std::sync::Arc;
+
+use forebay_data::{Media, NodeTargets};
+use forebay_meta::{Batch, Effects, Shard, ShardStatistics};
+use forebay_ring::BoardWriter;
+use forebay_types::limits::MESSAGE_BYTES_MAX;
+use forebay_types::{Code, Result, Timestamp};
+use serde_json::Value;
+
+use crate::notifier::Starter;
+use crate::worker::backing_files::BackingFiles;
+use crate::worker::batch::Pipeline;
+use crate::worker::coordination::CrossNode;
+use crate::worker::journal::{Journal, MARK_SESSION};
+use crate::worker::late_removals::LateRemovals;
+use crate::worker::leases::Leases;
+pub(in crate::worker) use crate::worker::network::Network;
+use crate::worker::notifier::MountedKernel;
+use crate::worker::recorder::FlightRecorder;
+use crate::worker::session::Session;
+use crate::worker::statistics::Statistics;
+use crate::worker::stepped::{Moment, Watcher};
+use crate::worker::sweeper::Sweep;
+use crate::worker::watches::Watched;
+use crate::worker::wide::Wide;
+
+/// So many orphan records are deleted before space is looked at again: they take no more than the largest removal.
+const FORGET_AT_ONCE: usize = 8;
+/// Changes of one transaction: more make it no cheaper, and a crash repeats them.
+const CHANGES_MAX: usize = 1024;
+
+/// What a round of the shard thread came to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(in crate::worker) enum Round {
+    /// Requests were served: there may be more.
+    Served,
+    /// Nobody asks.
+    Idle,
+    /// It was told to stop.
+    Stopped,
+}
+
+/// The shard thread's state.
+pub(in crate::worker) struct ShardThread<'a> {
+    pub(in crate::worker) shard: &'a Shard,
+    /// The open transaction.
+    pub(in crate::worker) batch: Option<Batch<'a>>,
+    pub(in crate::worker) journal: Journal,
+    /// Slots whose last change is not kept in the shard yet: session and slot.
+    pub(in crate::worker) unkept: Vec<(u64, usize)>,
+    /// The shard as of the last commit.
+    pub(in crate::worker) committed: ShardStatistics,
+    pub(in crate::worker) targets: Arc<NodeTargets>,
+    pub(in crate::worker) board: BoardWriter,
+    pub(in crate::worker) recorder: FlightRecorder,
+    pub(in crate::worker) messages: Receiver<Message>,
+    /// Messages that were taken out, and not heard yet.
+    pub(in crate::worker) left: VecDeque<Message>,
+    /// For messages to this thread.
+    pub(in crate::worker) to_self: Sender<Message>,
+    /// The kernel that has the pool mounted.
+    pub(in crate::worker) mount: Option<MountedKernel>,
+    /// By which it is told of changes.
+    pub(in crate::worker) notifiers: Option<Arc<Starter>>,
+    /// The directories that programs watch, since the first one.
+    pub(in crate::worker) watched: Option<Watched>,
+    /// Backing files that clients may be making, and those that are to go.
+    pub(in crate::worker) backing: BackingFiles,
+    pub(in crate::worker) statistics: Arc<Statistics>,
+    pub(in crate::worker) epoch: u64,
+    pub(in crate::worker) sessions: Vec<Session>,
+    /// Those of them that are other nodes'.
+    pub(in crate::worker) remote_sessions: usize,
+    /// The way to the other nodes, if there are any.
+    pub(in crate::worker) network: Option<Network>,
+    /// Changes over several of them.
+    pub(in crate::worker) cross_node: Option<CrossNode>,
+    /// What nodes may believe of each other's directories, if there are others.
+    pub(in crate::worker) leases: Option<Leases>,
+    /// The wide directories that it knows.
+    pub(in crate::worker) wide: Wide,
+    /// The session that the next batch starts with.
+    pub(in crate::worker) turn: usize,
+    /// Where a request is copied out of its ring.
+    pub(in crate::worker) scratch: Vec<u8>,
+    pub(in crate::worker) effects: Effects,
+    /// Requests that wait until clients' late removals are done.
+    pub(in crate::worker) late: LateRemovals,
+    pub(in crate::worker) pipeline: Pipeline,
+    /// Changes in the open transaction.
+    pub(in crate::worker) uncommitted: usize,
+    /// What the time is.
+    pub(in crate::worker) clock: fn() -> Timestamp,
+    /// Told where the thread is, so that a simulation can kill it there.
+    pub(in crate::worker) watcher: Option<Watcher>,
+    pub(in crate::worker) stop: bool,
+}
+
+impl<'a> ShardThread<'a> {
+    #[allow(clippy::too_many_arguments)]
+    pub(in crate::worker) fn new(
+        shard: &'a Shard,
+        targets: Arc<NodeTargets>,
+        board: BoardWriter,
+        recorder: FlightRecorder,
+        journal: Journal,
+        (to_self, messages): (Sender<Message>, Receiver<Message>),
+        sweeper: Sender<Sweep>,
+        statistics: Arc<Statistics>,
+        epoch: u64,
+        mut network: Option<Network>,
+        new: bool,
+    ) -> Result<ShardThread<'a>> {
+        if let Some(network) = &mut network {
+            network.commands = network.commands.without_waking();
+        }
+        let steps = match &network {
+            Some(network) => Some(CrossNode::new(network.node)?),
+            None => None,
+        };
+        let leases = network.as_ref().filter(|n| n.nodes > 1).map(|_| Leases::new(new));
+        Ok(ShardThread {
+            shard,
+            batch: None,
+            journal,
+            unkept: Vec::new(),
+            committed: shard.statistics()?,
+            targets,
+            board,
+            recorder,
+            messages,
+            left: VecDeque::new(),
+            to_self,
+            mount: None,
+            notifiers: None,
+            watched: None,
+            backing: BackingFiles::new(sweeper),
+            statistics,
+            epoch,
+            sessions: Vec::new(),
+            remote_sessions: 0,
+            network,
+            cross_node: steps,
+            leases,
+            wide: Wide::default(),
+            turn: 0,
+            effects: Effects::new(),
+            late: LateRemovals::default(),
+            pipeline: Pipeline::new(),
+            scratch: vec![0; MESSAGE_BYTES_MAX],
+            uncommitted: 0,
+            clock: crate::worker::now,
+            watcher: None,
+            stop: false,
+        })
+    }
+
+    /// Tells the watcher, if there is one, where this is.
+    ///
+    /// # Errors
+    /// The watcher's, which end the worker.
+    #[inline]
+    pub(in crate::worker) fn passes(&mut self, moment: Moment) -> Result<()> {
+        match &mut self.watcher {
+            Some(watcher) => watcher(moment),
+            None => Ok(()),
+        }
+    }
+
+    /// The open transaction, begun if there is none.
+    pub(in crate::worker) fn batch(&mut self) -> Result<&mut Batch<'a>> {
+        if self.batch.is_none() {
+            self.batch = Some(self.shard.begin()?);
+        }
+        match &mut self.batch {
+            Some(batch) => Ok(batch),
+            None => unreachable!("begun above"),
+        }
+    }
+
+    /// Commits the open transaction; the journal is empty then.
+    ///
+    /// # Errors
+    /// The worker must end: what is acknowledged is in the journal, and the next one tries again.
+    pub(in crate::worker) fn commit(&mut self) -> Result<()> {
+        let Some(mut batch) = self.batch.take() else { return Ok(()) };
+        let (mut kept, mut refused) = (Vec::new(), Vec::new());
+        for (session, slot) in self.unkept.drain(..) {
+            let Some(session) = self.sessions.iter_mut().find(|s| s.id == session) else { continue };
+            let state = &mut session.slots[slot];
+            let (seq, reply) = &state.last_change;
+            crate::worker::session::encode_kept(state.reserved, reply, &mut kept);
+            let noted = if session.noted { Ok(()) } else { batch.add_session(session.id) };
+            session.noted |= noted.is_ok();
+            if let Err(e) = noted.and_then(|()| batch.keep_reply(session.id, slot as u8, *seq, &kept)) {
+                // Without it a crash between here and the slot's next request would repeat the change.
+                tracing::warn!("{e}");
+                refused.push((session.id, slot));
+            } else {
+                state.unkept = false;
+            }
+        }
+        self.unkept = refused;
+        if !self.journal.is_empty() {
+            batch.keep_reply(MARK_SESSION, 0, self.journal.last(), &[])?;
+        }
+        self.passes(Moment::Committing)?;
+        batch.commit()?;
+        self.passes(Moment::Committed)?;
+        self.journal.clear();
+        self.uncommitted = 0;
+        self.committed = self.shard.statistics()?;
+        Statistics::add(&self.statistics.commits, 1);
+        Ok(())
+    }
+
+    /// Removes something in the open transaction, or in a fresh one if a long one has no room left. False when a full
+    /// medium leaves none in that either: it is for another time.
+    pub(in crate::worker) fn remove_in_batch(
+        &mut self,
+        remove: impl Fn(&mut Batch<'_>) -> Result<()>,
+    ) -> Result<bool> {
+        if self.must_commit() {
+            self.commit()?;
+        }
+        let mut removed = remove(self.batch()?);
+        if removed.as_ref().is_err_and(|e| e.code == Code::NoSpace) {
+            self.commit()?;
+            removed = remove(self.batch()?);
+        }
+        match removed {
+            Ok(()) => Ok(true),
+            Err(e) if e.code == Code::NoSpace => {
+                tracing::debug!("{e}");
+                Ok(false)
+            }
+            Err(e) => Err(e),
+        }
+    }
+
+    /// Deletes the records of orphans whose backing files are gone, as far as there is room to; whether any went.
+    pub(in crate::worker) fn forget_orphans(&mut self) -> Result<bool> {
+        let inos = self.backing.take_unlinked();
+        for (i, some) in inos.chunks(FORGET_AT_ONCE).enumerate() {
+            if !self.remove_in_batch(|batch| batch.remove_orphans(some))? {
+                self.backing.unlinked(inos[i * FORGET_AT_ONCE..].iter().copied());
+                return Ok(i > 0);
+            }
+        }
+        Ok(true)
+    }
+
+    /// True when the open transaction must not grow.
+    pub(in crate::worker) fn must_commit(&self) -> bool {
+        self.uncommitted >= CHANGES_MAX
+            || self.journal.is_full()
+            || self.batch.as_ref().is_some_and(Batch::is_spent)
+    }
+
+    pub(in crate::worker) fn count_clients(&self) {
+        let here = self.sessions.len() - self.remote_sessions;
+        self.statistics.clients.store(here as u64, Ordering::Relaxed);
+    }
+
+    pub(in crate::worker) fn status(&self) -> Value {
+        let space = self.targets.space().unwrap_or_default();
+        let s = &self.committed;
+        serde_json::json!({
+            "used_bytes": space.total_bytes.saturating_sub(space.free_bytes),
+            "free_bytes": space.free_bytes,
+            "target_spaces": self.targets.for_files().iter().map(|target| {
+                let space = target.space().unwrap_or_default();
+                serde_json::json!({ "total_bytes": space.total_bytes, "free_bytes": space.free_bytes })
+            }).collect::<Vec<_>>(),
+            "clients": self.sessions.len() - self.remote_sessions,
+            "ring": self.statistics.to_json(),
+            "board": { "bytes": self.board.bytes(), "evicted": self.board.evicted() },
+            "inodes": s.inodes,
+            "watched_directories": self.watched_directories(),
+            "shard": { "entries": s.entries, "orphans": s.orphans, "bytes": s.bytes },
+        })
+    }
+}
