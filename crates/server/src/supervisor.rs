@@ -9,29 +9,27 @@
 //! Its own death takes the worker along (PR_SET_PDEATHSIG); the data stays as the medium allows, and the next `up`
 //! clears what is left. Tests: `crates/cli/tests/supervisor.rs`.
 
+mod requests;
+
 use std::collections::BTreeMap;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
 use forebay_types::{Code, Error, Result};
 use rustix::event::{poll, PollFd, PollFlags, Timespec};
-use rustix::io::Errno;
 use rustix::process::Signal;
-use serde_json::json;
 
 use crate::connection::Connection;
 use crate::directory::LOG_FILE;
 use crate::frame;
-use crate::identity::random_bytes;
 use crate::launch::{Report, Started};
-use crate::members::{Answers, MemberId, Members};
-use crate::mount_process::{MountKeeper, Wanted};
+use crate::members::{MemberId, Members};
+use crate::mount_process::MountKeeper;
 use crate::notifier::Notifiers;
 use crate::pool_place::OpenPool;
-use crate::programs;
-use crate::protocol::{Ask, Reply, Stopped};
+use crate::protocol::{Reply, Stopped};
 use crate::reserve::{Reserve, Seldom};
 use crate::setup::{SetupFds, SetupText};
 use crate::store::{Kept, Message};
@@ -49,12 +47,6 @@ const NOTIFIERS_GRACE: Duration = Duration::from_secs(1);
 const FIRST_STARTS_MAX: u32 = 3;
 /// Lines of the log that explain a pool that never served.
 const LOG_LINES_SHOWN: usize = 8;
-/// Bytes of answers that a connection may leave unread.
-const UNREAD_BYTES_MAX: usize = 1 << 20;
-/// Connections at one time: members and askers.
-const CONNECTIONS_MAX: usize = 4096;
-/// Pause after a connection could not be accepted.
-const ACCEPT_AGAIN: Duration = Duration::from_millis(10);
 
 struct Stopping {
     keep: bool,
@@ -467,184 +459,6 @@ impl Supervisor {
                     self.begin_stop(!self.pool.identity.embedded, None);
                 }
             }
-        }
-    }
-
-    fn accept(&mut self) {
-        loop {
-            let stream = match self.listener.accept() {
-                Ok((stream, _)) => stream,
-                Err(e) => match Errno::from_io_error(&e) {
-                    Some(Errno::INTR | Errno::CONNABORTED) => continue,
-                    Some(e) if Reserve::is_wanted(e) => match self.refuse_one(e) {
-                        Ok(()) | Err(Errno::INTR | Errno::CONNABORTED) => continue,
-                        Err(Errno::AGAIN) => return,
-                        Err(_) => return std::thread::sleep(ACCEPT_AGAIN),
-                    },
-                    _ => return,
-                },
-            };
-            let Ok(peer) = rustix::net::sockopt::socket_peercred(&stream) else { continue };
-            let me = rustix::process::geteuid();
-            if peer.uid != me && !peer.uid.is_root() || self.connections.len() >= CONNECTIONS_MAX {
-                tracing::warn!(uid = peer.uid.as_raw(), "connection refused");
-                continue;
-            }
-            if stream.set_nonblocking(true).is_err() {
-                continue;
-            }
-            let connection =
-                Connection { stream, received: Vec::new(), to_send: Vec::new(), close_when_sent: false };
-            self.connections.insert(self.next_id, connection);
-            self.next_id += 1;
-        }
-    }
-
-    /// Refuses a connection for want of descriptors.
-    fn refuse_one(&mut self, e: Errno) -> std::result::Result<(), Errno> {
-        let error = Error::new(Code::NoResources, "the pool's daemon cannot take another connection")
-            .why(e)
-            .cure("start the pool with a higher limit of open files (ulimit -n)");
-        if self.refusals.may_say() {
-            tracing::error!("{error}");
-        }
-        let refusal = frame::encode(&Reply::failed(&error)).unwrap_or_default();
-        self.reserve.refuse(self.listener.as_fd(), &refusal)
-    }
-
-    fn serve(&mut self, id: MemberId) {
-        let Some(connection) = self.connections.get_mut(&id) else { return };
-        let mut open = connection.flush();
-        let mut buffer = [0u8; 16 * 1024];
-        while open {
-            match connection.stream.read(&mut buffer) {
-                Ok(0) => open = false,
-                Ok(n) => connection.received.extend_from_slice(&buffer[..n]),
-                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => break,
-                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(_) => open = false,
-            }
-        }
-        while let Some(connection) = self.connections.get_mut(&id) {
-            match frame::take::<Ask>(&mut connection.received) {
-                Ok(Some(ask)) => self.handle(id, ask),
-                Ok(None) => break,
-                Err(e) => {
-                    self.send(id, &Reply::failed(&e));
-                    if let Some(connection) = self.connections.get_mut(&id) {
-                        connection.close_when_sent = true;
-                        connection.received.clear();
-                        open &= !connection.to_send.is_empty();
-                    }
-                    break;
-                }
-            }
-        }
-        if !open {
-            self.close(id);
-        }
-    }
-
-    fn close(&mut self, id: MemberId) {
-        if self.connections.remove(&id).is_none() {
-            return;
-        }
-        let (answers, token) = self.members.disconnect(id, self.now_ms());
-        if let Some(token) = token {
-            let killed = programs::kill_marked(&token);
-            tracing::warn!(member = id, killed, "a member vanished; its programs were ended");
-        }
-        self.answer(answers);
-    }
-
-    fn handle(&mut self, id: MemberId, ask: Ask) {
-        let now = self.now_ms();
-        let answers = match ask {
-            Ask::Join(_) if self.stopping.is_some() => {
-                let gone = Error::new(Code::PoolGone, "cannot join the pool").why("it is stopping");
-                return self.send(id, &Reply::failed(&gone));
-            }
-            Ask::Join(request) => match random_bytes() {
-                Ok(bytes) => {
-                    tracing::info!(member = id, label = request.label, group = request.group, "joins");
-                    let token = bytes.iter().map(|b| format!("{b:02x}")).collect();
-                    self.members.join(id, request, token, now)
-                }
-                Err(e) => return self.send(id, &Reply::failed(&e)),
-            },
-            Ask::Claim { key } => self.members.claim(id, &key),
-            Ask::Finish { key, failure } => self.members.finish(id, &key, failure),
-            Ask::LeavePlan { success } => self.members.leave_plan(id, success, now),
-            Ask::Status => {
-                let reply = Reply::Status(self.status());
-                return self.send(id, &reply);
-            }
-            Ask::Keep => {
-                tracing::info!(member = id, "pool stays after its last member");
-                self.pool.identity.embedded = false;
-                let reply = match self.pool.identity.write(&self.pool.dir) {
-                    Ok(()) => Reply::Kept,
-                    Err(e) => Reply::failed(&e),
-                };
-                return self.send(id, &reply);
-            }
-            Ask::Mount { .. } if self.stopping.is_some() => {
-                let gone = Error::new(Code::PoolGone, "cannot mount the pool").why("it is stopping");
-                return self.send(id, &Reply::failed(&gone));
-            }
-            Ask::Mount { at, options } => return self.mount.mount(Wanted { at, options }, id),
-            Ask::Unmount { at, lazy } => return self.mount.unmount(at.as_deref(), lazy, id),
-            Ask::Down { keep } => return self.begin_stop(keep, Some(id)),
-        };
-        self.answer(answers);
-    }
-
-    fn status(&self) -> serde_json::Value {
-        let state = match &self.worker {
-            _ if self.stopping.is_some() => "stopping",
-            Some(worker) if worker.ready => "up",
-            _ => "restarting",
-        };
-        let identity = &self.pool.identity;
-        json!({
-            "pool": self.pool.dir.path().to_string_lossy(),
-            "uuid": identity.uuid,
-            "state": state,
-            "node": identity.node,
-            "pool_id": self.pool_id,
-            "node_count": self.pool.membership.as_ref().map_or(1, |m| m.nodes.len()),
-            "media": identity.media.to_string(),
-            "backing": identity.backing,
-            "embedded": identity.embedded,
-            "capacity_bytes": identity.capacity_of_all(),
-            "targets": self.pool.targets_status(),
-            "pids": {
-                "supervisor": std::process::id(),
-                "worker": self.worker.as_ref().map(|w| w.pid()),
-            },
-            "mounts": self.mount.status(),
-            "restarts": self.restarts,
-            "last_crash": self.last_end,
-            "uptime_s": self.born.elapsed().as_secs(),
-            "members": self.members.count(),
-            "member_labels": self.members.labels(),
-            "costs": self.pool.costs,
-            "capabilities": self.pool.capabilities,
-        })
-    }
-
-    fn answer(&mut self, answers: Answers) {
-        for (id, answer) in answers {
-            self.send(id, &Reply::Member(answer));
-        }
-    }
-
-    fn send(&mut self, id: MemberId, reply: &Reply) {
-        let Some(connection) = self.connections.get_mut(&id) else { return };
-        let Ok(bytes) = frame::encode(reply) else { return };
-        connection.to_send.extend_from_slice(&bytes);
-        if !connection.flush() || connection.to_send.len() > UNREAD_BYTES_MAX {
-            self.close(id);
         }
     }
 }
