@@ -1,8 +1,8 @@
 //! The board as its readers see it: names to inodes, and inodes to attributes, without a request or a system call.
 //!
 //! ```text
-//! page 0   word 0  buckets of the name table   word 8  buckets of the attribute table   word 16  this node; 0: there are no others
-//!          word 24 depth of the index
+//! page 0   word 0  buckets of the name table   word 8  buckets of the attribute table
+//!          word 16 this node; 0: there are no others   word 24 depth of the index
 //! leases   a word a node: until when, in ns of CLOCK_BOOTTIME, what that node has told may be believed
 //! names    groups of 4 buckets of 4 entries of 128 bytes:
 //!          0 u32 sequence  4 u8 name bytes  5 u8 kind  6 u16 guests  8 u64 parent  16 u64 inode  24 u32 mode  28 u32 uid
@@ -13,21 +13,22 @@
 //! ```
 //!
 //! The name table grows by extendible hashing (Fagin et al. 1979, docs/decisions/0038), so that few pages hold many
-//! names: groups are taken into use in their order. A full group is *split*: its names with another bit of their hash set
-//! move to the same places of the next group, and the index leads there. The index doubles when a group has all its bits.
-//! A reader that finds no name looks at the index again: it has missed a name that moved only if the index has changed.
+//! names: groups are taken into use in their order. A full group is *split*: its names with another bit of their hash
+//! set move to the same places of the next group, and the index leads there. The index doubles when a group has all its
+//! bits. A reader that finds no name looks at the index again: it has missed a name that moved only if the index has
+//! changed.
 //!
-//! A name that finds its bucket full is a guest in another one of the group; how many there are stands in the first entry
-//! of their own bucket (*guests*), so that a reader looks at the others only when there are any.
+//! A name that finds its bucket full is a guest in another one of the group; how many there are stands in the first
+//! entry of their own bucket (*guests*), so that a reader looks at the others only when there are any.
 //!
 //! A directory is *complete* while all its names that are not too long for the board are on it: from when it is empty
 //! until one of them is evicted. A name that is not found in a complete directory does not exist, so look-ups of absent
 //! names need no request either. A reader looks for the name first and at the mark second; an eviction clears the mark
 //! first.
 //!
-//! Of other nodes there is only what path walks need: names of directories, and the permissions of directories (*leased*
-//! inodes: the rest of their attributes is not valid). Both are valid while the leases run of the nodes that told them:
-//! that of the name's directory, and that of its inode.
+//! Of other nodes there is only what path walks need: names of directories, and the permissions of directories
+//! (*leased* inodes: the rest of their attributes is not valid). Both are valid while the leases run of the nodes that
+//! told them: that of the name's directory, and that of its inode.
 //!
 //! Name entries of directories carry what a path walk checks (mode, owner, group), so that a walk reads one entry a
 //! component and does not meet the attributes of a directory that others are creating in.

@@ -2,13 +2,14 @@
 //!
 //! A client unlinks the backing file of a removed file while the daemon serves its slot's next request (docs/decisions/0037).
 //! Until the request after that, the orphan stays in the shard, so that a crash of either side loses nothing. The sweeper
-//! unlinks what a slot leaves at rest, and what is left when the free space is to be told: space is free as soon as a
-//! removal is acknowledged, as far as programs can see.
+//! unlinks what a slot leaves at rest, and what is left when a request asks for the free space: as far as programs can
+//! see, space is free as soon as a removal is acknowledged.
 //!
 //! Tests: `tests/steps.rs`, and the crash tests of the conformance crate.
 
 use std::sync::mpsc::Sender;
 
+use forebay_meta::Client;
 use serde_json::Value;
 
 use super::call::Call;
@@ -19,10 +20,9 @@ pub(super) const LOOK_AFTER_BATCHES: u32 = 256;
 /// waits no longer than `CALL_TIMEOUT_MS`.
 pub(super) const WAIT_NS: u64 = 5_000_000_000;
 
-/// Who waits to be told of the free space.
+/// What waits to be told of the free space.
 #[derive(Debug)]
 pub(super) enum Waiter {
-    /// A call.
     Call(Call),
     /// `forebay status`.
     Status(Sender<Value>),
@@ -31,11 +31,13 @@ pub(super) enum Waiter {
 /// What waits for the sweeper.
 #[derive(Debug, Default)]
 pub(super) struct LateRemovals {
-    /// By the mark that the sweeper is to come to, and until when.
+    /// By the mark that the sweeper is to reach, and until when by [`forebay_ring::call_clock`].
     pub(super) waiting: Vec<(u64, u64, Waiter)>,
-    /// Requests that have waited, to be served now.
-    pub(super) ready: Vec<Waiter>,
-    /// The last mark given to the sweeper, and the last that it came to.
+    /// Calls that have waited, to be taken into a batch.
+    pub(super) ready: Vec<Call>,
+    /// Those that were taken into it: they do not wait again, as others may remove files for ever.
+    pub(super) released: Vec<Client>,
+    /// The last mark given to the sweeper, and the last that it reached.
     pub(super) given: u64,
     pub(super) reached: u64,
     pub(super) batches: u32,

@@ -1,16 +1,17 @@
 //! The core's removal of what clients leave: requests for the free space wait for it (`late_removals.rs`).
 
-use super::state::ShardThread;
-use crate::worker::batch::Taken;
-use crate::worker::call::Call;
-use crate::worker::late_removals::Waiter;
-use crate::worker::late_removals::LOOK_AFTER_BATCHES;
-use crate::worker::late_removals::WAIT_NS;
-use crate::worker::sweeper::Sweep;
+use std::sync::mpsc::Sender;
+
 use forebay_ring::call_clock;
 use forebay_types::{Ino, Layout, Request, Result};
 use serde_json::Value;
-use std::sync::mpsc::Sender;
+
+use super::state::ShardThread;
+use crate::worker::batch::Taken;
+use crate::worker::call::Call;
+use crate::worker::late_removals::{Waiter, LOOK_AFTER_BATCHES, WAIT_NS};
+use crate::worker::session::Session;
+use crate::worker::sweeper::Sweep;
 
 impl ShardThread<'_> {
     /// The daemon is at rest: it does what clients have left.
@@ -40,13 +41,17 @@ impl ShardThread<'_> {
         }
     }
 
-    /// Has clients' late removals done; the mark to wait for, if there is any.
-    fn removals_to_wait_for(&mut self) -> Option<u64> {
+    /// Makes a waiter wait until clients' late removals are done; the waiter, if there are none.
+    fn wait_for_removals(&mut self, waiter: Waiter) -> Option<Waiter> {
         self.sweep_late();
-        (self.late.given > self.late.reached).then_some(self.late.given)
+        if self.late.given <= self.late.reached {
+            return Some(waiter);
+        }
+        self.late.waiting.push((self.late.given, call_clock() + WAIT_NS, waiter));
+        None
     }
 
-    /// True when a call asks for the free space, and waits until clients' late removals are done.
+    /// True when a call is for the free space, and waits until clients' late removals are done.
     #[inline]
     pub(in crate::worker) fn waits_for_removals(&mut self, call: &Call) -> bool {
         matches!(call.request(), Request::Space | Request::Targets) && self.is_held_for_space(call)
@@ -54,38 +59,25 @@ impl ShardThread<'_> {
 
     #[cold]
     fn is_held_for_space(&mut self, call: &Call) -> bool {
-        let is_it = |waiter: &Waiter| matches!(waiter, Waiter::Call(other) if other.client == call.client);
-        if let Some(i) = self.late.ready.iter().position(is_it) {
-            // It has waited once; others may remove files for ever.
-            self.late.ready.swap_remove(i);
+        if let Some(i) = self.late.released.iter().position(|client| *client == call.client) {
+            self.late.released.swap_remove(i);
             return false;
         }
-        let Some(mark) = self.removals_to_wait_for() else { return false };
-        self.late.waiting.push((mark, call_clock() + WAIT_NS, Waiter::Call(call.clone())));
-        true
+        self.wait_for_removals(Waiter::Call(call.clone())).is_none()
     }
 
     /// Tells `forebay status`, when clients' late removals are done.
     pub(in crate::worker) fn tell_status(&mut self, reply: Sender<Value>) -> Result<()> {
-        match self.removals_to_wait_for() {
-            Some(mark) => {
-                self.late.waiting.push((mark, call_clock() + WAIT_NS, Waiter::Status(reply)));
-                Ok(())
-            }
-            None => self.tell_status_now(&reply),
+        match self.wait_for_removals(Waiter::Status(reply)) {
+            Some(waiter) => self.release(waiter),
+            None => Ok(()),
         }
-    }
-
-    fn tell_status_now(&mut self, reply: &Sender<Value>) -> Result<()> {
-        self.commit()?;
-        let _ = reply.send(self.status());
-        Ok(())
     }
 
     /// The sweeper has removed what it was given before this mark.
     pub(in crate::worker) fn swept_up_to(&mut self, mark: u64) -> Result<()> {
         self.late.reached = mark;
-        self.release(|reached, _| reached <= mark)
+        self.release_where(|waits_for, _| waits_for <= mark)
     }
 
     /// What has waited too long for the sweeper waits no longer.
@@ -95,40 +87,43 @@ impl ShardThread<'_> {
             return Ok(());
         }
         let now = call_clock();
-        self.release(|_, until| until <= now)
+        self.release_where(|_, until| until <= now)
     }
 
-    fn release(&mut self, is_over: impl Fn(u64, u64) -> bool) -> Result<()> {
-        let (over, waiting) = std::mem::take(&mut self.late.waiting)
-            .into_iter()
-            .partition(|(mark, until, _)| is_over(*mark, *until));
+    fn release_where(&mut self, is_over: impl Fn(u64, u64) -> bool) -> Result<()> {
+        let all = std::mem::take(&mut self.late.waiting).into_iter();
+        let (over, waiting): (Vec<_>, Vec<_>) = all.partition(|(mark, until, _)| is_over(*mark, *until));
         self.late.waiting = waiting;
-        for (_, _, waiter) in Vec::from(over) {
-            match waiter {
-                Waiter::Status(reply) => self.tell_status_now(&reply)?,
-                request => self.late.ready.push(request),
+        over.into_iter().try_for_each(|(_, _, waiter)| self.release(waiter))
+    }
+
+    fn release(&mut self, waiter: Waiter) -> Result<()> {
+        match waiter {
+            Waiter::Call(call) => self.late.ready.push(call),
+            Waiter::Status(reply) => {
+                self.commit()?;
+                let _ = reply.send(self.status());
             }
         }
         Ok(())
     }
 
-    /// True when a request that has waited is to be served.
+    /// True when a call that has waited is to be served.
     #[inline]
     pub(in crate::worker) fn has_requests_for_space(&self) -> bool {
         !self.late.ready.is_empty()
     }
 
-    /// Puts calls that have waited into the batch, up to so many in all.
+    /// Takes calls that have waited into the batch, up to so many in all.
     pub(in crate::worker) fn take_requests_for_space(&mut self, most: usize) {
-        let (sessions, taken) = (&self.sessions, &mut self.pipeline.taken);
-        self.late.ready.retain(|waiter| {
-            let Waiter::Call(call) = waiter else { return false };
+        while self.pipeline.taken.len() < most {
+            let Some(call) = self.late.ready.pop() else { break };
             let client = call.client;
-            let Some(session) = sessions.iter().position(|s| s.id == client.session) else { return false };
-            if taken.len() < most {
-                taken.push_back(Taken { session, client, call: Ok(call.clone()) });
+            let is_there = |s: &Session| s.id == client.session;
+            if let Some(session) = self.sessions.iter().position(is_there) {
+                self.late.released.push(client);
+                self.pipeline.taken.push_back(Taken { session, client, call: Ok(call) });
             }
-            true
-        });
+        }
     }
 }
