@@ -30,6 +30,12 @@ struct TargetHere {
     roomy_until_ns: AtomicU64,
 }
 
+impl TargetHere {
+    const fn none() -> TargetHere {
+        TargetHere { fd: AtomicI32::new(NONE), identity: (0, 0), roomy_until_ns: AtomicU64::new(0) }
+    }
+}
+
 /// True for free space that leaves room for files that are removed and not yet unlinked.
 fn is_room_to_spare(space: &libc::statfs) -> bool {
     let free_bytes = space.f_bavail.saturating_mul(space.f_bsize as u64);
@@ -84,15 +90,13 @@ impl Attached {
         let mapping =
             Mapping::new(fds.board.as_fd(), reply.board_bytes as usize, false).map_err(errno::of)?;
         let board = Board::open(mapping)?;
-        const NO_TARGET: TargetHere =
-            TargetHere { fd: AtomicI32::new(NONE), identity: (0, 0), roomy_until_ns: AtomicU64::new(0) };
-        let mut targets = [const { NO_TARGET }; NODE_TARGETS_MAX];
+        let mut targets = [const { TargetHere::none() }; NODE_TARGETS_MAX];
         let mut target_count = 0;
         for (here, fd) in targets.iter_mut().zip(fds.targets.into_iter().flatten()) {
             *here = TargetHere {
                 identity: identity(fd.as_raw_fd())?,
                 fd: AtomicI32::new(raised(fd)),
-                ..NO_TARGET
+                ..TargetHere::none()
             };
             target_count += 1;
         }

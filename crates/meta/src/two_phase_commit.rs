@@ -63,7 +63,7 @@ pub enum Act {
         /// Whose.
         client: Client,
         /// What it came to.
-        answer: Answer<'static>,
+        answer: Box<Answer<'static>>,
     },
     /// Serve a request anew, as what it met is gone by now.
     Again {
@@ -444,7 +444,10 @@ impl Transactions {
                 let pause = pause + pause * (tx.0.wrapping_mul(0x9e37_79b9) >> 16 & 7) as u32 / 8;
                 self.again.push((now + pause, asked));
             }
-            answer => self.acts.push_back(Act::Answer { client: asked.client, answer }),
+            answer => {
+                let answer = Box::new(answer);
+                self.acts.push_back(Act::Answer { client: asked.client, answer });
+            }
         }
         self.decided(tx, now);
     }
@@ -459,7 +462,8 @@ impl Transactions {
             if now.saturating_sub(asked.since) < next_timeout {
                 return self.start(asked, caller, plan, now);
             }
-            self.acts.push_back(Act::Answer { client: asked.client, answer: Err(Code::Busy.into()) });
+            self.acts
+                .push_back(Act::Answer { client: asked.client, answer: Box::new(Err(Code::Busy.into())) });
         }
     }
 
@@ -481,7 +485,7 @@ impl Transactions {
         for mut waiting in self.waiting.drain(..) {
             waiting.left.retain(|delivery| !have_ended(delivery));
             if waiting.left.is_empty() {
-                acts.push_back(Act::Answer { client: waiting.client, answer: Ok(waiting.reply) });
+                acts.push_back(Act::Answer { client: waiting.client, answer: Box::new(Ok(waiting.reply)) });
             } else {
                 left.push(waiting);
             }

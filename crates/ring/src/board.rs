@@ -64,7 +64,7 @@ pub(crate) const GROUP_BYTES: usize = GROUP * BUCKET_BYTES;
 /// by its own bits. With 16 names a group it is as large for some millions of names.
 const INDEX_BITS_MORE: u32 = 3;
 /// Bytes of the index for a group, at most: the number of groups rounded up, and those bits.
-const INDEX_BYTES_A_GROUP: usize = 4 * 2 << INDEX_BITS_MORE;
+const INDEX_BYTES_A_GROUP: usize = (4 * 2) << INDEX_BITS_MORE;
 pub(crate) const NAME_OFFSET: usize = 40;
 pub(crate) const INODE_BYTES: usize = 256;
 pub(crate) const ENTRY_OFFSET: usize = 16;

@@ -107,7 +107,7 @@ pub(super) enum Whose {
     /// That of a session's request.
     Client { client: Client, reply: Vec<u8> },
     /// That of this node's part in a change over several.
-    Step { flight: u64, reply: Reply<'static> },
+    Step { flight: u64, reply: Box<Reply<'static>> },
 }
 
 /// An acknowledgement that is held back, and by which notes.

@@ -31,7 +31,7 @@ impl ShardThread<'_> {
     pub(in crate::worker) fn acknowledge_whose(&mut self, whose: Whose) {
         match whose {
             Whose::Client { client, reply } => self.answer_client(client, &reply),
-            Whose::Step { flight, reply } => self.step_told(flight, Ok(reply)),
+            Whose::Step { flight, reply } => self.step_told(flight, Ok(*reply)),
         }
     }
 

@@ -9,7 +9,7 @@
 use std::ops::Range;
 
 use forebay_meta::{Client, Mark};
-use forebay_types::{Answer, Class, Code, Ino, Refusal, Reply, Request, Result, Timestamp};
+use forebay_types::{Answer, Class, Code, Ino, Outcome, Refusal, Reply, Request, Result, Timestamp};
 
 use super::state::ShardThread;
 use crate::worker::acks::{Ack, ReplyBuf};
@@ -31,8 +31,10 @@ use crate::worker::wide::Redirect;
 enum Route {
     /// To this node's shard.
     Here,
-    /// It is answered so.
-    Answer(Answer<'static>),
+    /// It is refused.
+    Refuse(Refusal),
+    /// It asked for the outcome of a transaction that is undecided.
+    Outcome(Outcome),
     /// It has left: its reply comes later.
     Away,
 }
@@ -70,8 +72,12 @@ impl ShardThread<'_> {
         };
         match self.route(session, &call)? {
             Route::Here => self.apply(session, call),
-            Route::Answer(answer) => {
-                self.conclude(session, call, &answer, None);
+            Route::Refuse(refusal) => {
+                self.conclude(session, call, &Err(refusal), None);
+                Ok(())
+            }
+            Route::Outcome(outcome) => {
+                self.conclude(session, call, &Ok(Reply::Outcome(outcome)), None);
                 Ok(())
             }
             Route::Away => Ok(()),
@@ -113,13 +119,13 @@ impl ShardThread<'_> {
         Ok(match self.intercept(session, call)? {
             Interception::Later => Route::Away,
             Interception::Refused(code) => return self.refused(code),
-            Interception::Outcome(outcome) => Route::Answer(Ok(Reply::Outcome(outcome))),
+            Interception::Outcome(outcome) => Route::Outcome(outcome),
             Interception::No => Route::Here,
         })
     }
 
     fn refused(&mut self, code: Code) -> Result<Route> {
-        Ok(Route::Answer(Err(self.batch()?.refusal(code))))
+        Ok(Route::Refuse(self.batch()?.refusal(code)))
     }
 
     /// Applies a call to this node's shard, and does what follows from that.

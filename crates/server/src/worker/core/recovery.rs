@@ -326,6 +326,7 @@ mod tests {
 
     use super::*;
     use crate::worker::journal::JOURNAL_FILE;
+    use forebay_types::Code;
 
     const CALLER: Caller = Caller { uid: 0, gid: 0 };
     const NOW: Timestamp = Timestamp { sec: 5, nsec: 6 };

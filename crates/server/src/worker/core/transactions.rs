@@ -388,10 +388,10 @@ impl ShardThread<'_> {
         }
         match (answer, &mut self.leases, &mut self.mount, wait) {
             (Ok(reply), Some(leases), _, Some(wait)) => {
-                leases.hold(Whose::Step { flight, reply }, notes, wait);
+                leases.hold(Whose::Step { flight, reply: Box::new(reply) }, notes, wait);
             }
             (Ok(reply), _, Some(mount), None) if !notes.is_empty() => {
-                mount.hold(Whose::Step { flight, reply }, notes);
+                mount.hold(Whose::Step { flight, reply: Box::new(reply) }, notes);
             }
             _ => self.step_told(flight, answer),
         }

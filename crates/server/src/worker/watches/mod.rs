@@ -51,7 +51,7 @@ const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A name after a change, and what it leads to.
 #[derive(Clone, PartialEq, Eq, Debug)]
-struct Named {
+pub(in crate::worker) struct Named {
     parent: Ino,
     name: Vec<u8>,
     entry: Option<(Ino, Kind)>,
@@ -350,6 +350,7 @@ impl Watched {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use forebay_meta::Effects;
 
     fn watched() -> (Watched, mpsc::Receiver<Word>) {
         let (words, receiver) = mpsc::channel();
