@@ -260,6 +260,15 @@ impl Network {
     }
 }
 
+/// True when all backing files of a layout are on this node, or there are no other nodes.
+pub(super) fn all_here(network: Option<&Network>, layout: &Layout) -> bool {
+    let Some(Network { node, .. }) = network else { return true };
+    layout.components().iter().all(|component| {
+        let targets = &component.targets[..usize::from(component.target_count)];
+        targets.iter().all(|target| target >> 16 == u32::from(node.0))
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -279,13 +288,4 @@ mod tests {
         assert!(!quiet.take_given() && !commands.take_given(), "for that one somebody was woken");
         assert_eq!(receiver.try_iter().count(), 2);
     }
-}
-
-/// True when all backing files of a layout are on this node, or there are no other nodes.
-pub(super) fn all_here(network: Option<&Network>, layout: &Layout) -> bool {
-    let Some(Network { node, .. }) = network else { return true };
-    layout.components().iter().all(|component| {
-        let targets = &component.targets[..usize::from(component.target_count)];
-        targets.iter().all(|target| target >> 16 == u32::from(node.0))
-    })
 }
