@@ -18,27 +18,17 @@ use std::path::{Path, PathBuf};
 
 /// Crate, importing module, imported module.
 const NOT_YET_MENDED: &[(&str, &str, &str)] = &[
-    ("server", "worker::acks", "worker::leases"),
-    ("server", "worker::check", "worker::recovery"),
-    ("server", "worker::coordination", "worker::shard_thread"),
-    ("server", "worker::forward", "worker::recovery"),
-    ("server", "worker::handoff", "worker::shard_thread"),
-    ("server", "worker::leases", "worker::shard_thread"),
-    ("server", "worker::message", "worker::watches"),
+    ("server", "worker::core::state", "worker::stepped"),
+    ("server", "worker::stepped", "worker"),
+    ("server", "worker::leases", "worker::session"),
     ("server", "worker::network", "worker::network::io_workers"),
-    ("server", "worker::network::io_workers", "worker::network::jobs"),
+    ("server", "worker::network::jobs", "worker::network::io_workers"),
+    ("server", "worker::message", "worker::watches"),
+    ("server", "worker::watches::thread", "worker::watches"),
     ("server", "worker::network::thread::bulk_transfer", "worker::network::thread"),
     ("server", "worker::network::thread::bulk_transfer", "worker::network::thread::outgoing"),
     ("server", "worker::network::thread::outgoing", "worker::network::thread"),
     ("server", "worker::network::thread::serving", "worker::network::thread"),
-    ("server", "worker::notifier", "worker::shard_thread"),
-    ("server", "worker::shard_thread", "worker::late_removals"),
-    ("server", "worker::shard_thread", "worker::pipeline"),
-    ("server", "worker::stepped", "worker"),
-    ("server", "worker::stepped", "worker::shard_thread"),
-    ("server", "worker::watches", "worker::shard_thread"),
-    ("server", "worker::watches", "worker::watches::thread"),
-    ("server", "worker::wide", "worker::shard_thread"),
 ];
 
 /// Each crate's name, and the root files of its library and programs.
