@@ -9,8 +9,8 @@ use forebay_types::{Answer, Code, Reply, REPLY_HEADER_BYTES};
 use super::leases::Wait;
 use super::notifier::Note;
 
-/// Replies collected before what they tell is published: bytes of ordinary ones. A batch is published early when the next reply
-/// might not fit.
+/// Replies collected before what they tell is published: bytes of ordinary ones. A batch is published early when the
+/// next reply might not fit.
 const REPLY_BYTES: usize = 16 * MESSAGE_BYTES_MAX;
 /// More than any reply without a payload takes, and a list of targets.
 const SHORT_REPLY_BYTES: usize = 8192;

@@ -1,4 +1,5 @@
-//! Backing files between the shard's inodes and the media: those that clients may be about to make, and those that are to go.
+//! Backing files between the shard's inodes and the media: those that clients may be about to make, and those that are
+//! to go.
 //!
 //! ```text
 //! created ─► pending: its client may be making the backing file ─ the client goes on ─► made
@@ -17,12 +18,12 @@ use super::sweeper::Sweep;
 
 /// Orphan records are deleted this many at a time.
 const FORGET_AT: usize = 256;
-/// Backing files are given to the sweeper so many at a time, or those that there are after so many batches: to wake it, and another
-/// node, for each would cost more than the rest of an unlink.
+/// Backing files are given to the sweeper so many at a time, or those that there are after so many batches: to wake it,
+/// and another node, for each would cost more than the rest of an unlink.
 const SWEEP_AT: usize = 256;
 const SWEEP_AFTER_BATCHES: u32 = 32;
-/// Inodes that are remembered for what a client may be told later: as many backing files as are removed while a node does not
-/// answer for some seconds, or nearly.
+/// Inodes that are remembered for what a client may be told later: as many backing files as are removed while a node
+/// does not answer for some seconds, or nearly.
 const REMOVED_ELSEWHERE_MAX: usize = 4096;
 
 /// See the module.
@@ -33,8 +34,8 @@ pub(super) struct BackingFiles {
     pending: Vec<Ino>,
     /// Files unlinked while pending: swept when their client goes on.
     unlinked_while_pending: Vec<(Ino, Layout)>,
-    /// Inodes of other nodes whose backing files were removed while clients of this node had requests under way at other nodes:
-    /// the reply to such a request may create one of them.
+    /// Inodes of other nodes whose backing files were removed while clients of this node had requests under way at
+    /// other nodes: the reply to such a request may create one of them.
     removed_elsewhere: VecDeque<Ino>,
     /// Orphans whose backing files no client unlinks, swept together, and the batches since the first.
     unswept: Vec<(Ino, Layout)>,
@@ -87,8 +88,8 @@ impl BackingFiles {
         Some(self.unlinked_while_pending.swap_remove(i))
     }
 
-    /// Another node removes backing files of inodes of its own that lie here; `may_create`: a client of this node may be told yet that
-    /// it has created one. Those whose client may be making the backing file.
+    /// Another node removes backing files of inodes of its own that lie here; `may_create`: a client of this node may
+    /// be told yet that it has created one. Those whose client may be making the backing file.
     pub(super) fn removed_elsewhere(&mut self, inos: &[Ino], may_create: bool) -> Vec<Ino> {
         match may_create {
             true => self.removed_elsewhere.extend(inos),

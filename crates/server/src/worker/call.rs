@@ -1,5 +1,5 @@
-//! Calls: a request with where it came from. It is parsed once, where it enters, and travels by value to the place that carries
-//! it out or sends it on.
+//! Calls: a request with where it came from. It is parsed once, where it enters, and travels by value to the place that
+//! carries it out or sends it on.
 
 use std::sync::Arc;
 

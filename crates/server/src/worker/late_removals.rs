@@ -1,9 +1,9 @@
 //! Backing files that clients unlink late, and requests for the free space, which wait until those are gone.
 //!
-//! A client unlinks the backing file of a removed file while the daemon serves its slot's next request (docs/decisions/0037).
-//! Until the request after that, the orphan stays in the shard, so that a crash of either side loses nothing. The sweeper
-//! unlinks what a slot leaves at rest, and what is left when a request asks for the free space: as far as programs can
-//! see, space is free as soon as a removal is acknowledged.
+//! A client unlinks the backing file of a removed file while the daemon serves its slot's next request
+//! (docs/decisions/0037). Until the request after that, the orphan stays in the shard, so that a crash of either side
+//! loses nothing. The sweeper unlinks what a slot leaves at rest, and what is left when a request asks for the free
+//! space: as far as programs can see, space is free as soon as a removal is acknowledged.
 //!
 //! Tests: `tests/steps.rs`, and the crash tests of the conformance crate.
 
@@ -16,8 +16,8 @@ use super::call::Call;
 
 /// Batches between two looks at slots that are at rest while others keep the daemon busy: some milliseconds.
 pub(super) const LOOK_AFTER_BATCHES: u32 = 256;
-/// Free space is told after this, whatever the sweeper still has to do: it may be behind by many large files, and a call
-/// waits no longer than `CALL_TIMEOUT_MS`.
+/// Free space is told after this, whatever the sweeper still has to do: it may be behind by many large files, and a
+/// call waits no longer than `CALL_TIMEOUT_MS`.
 pub(super) const WAIT_NS: u64 = 5_000_000_000;
 
 /// What waits to be told of the free space.

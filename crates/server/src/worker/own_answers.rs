@@ -1,4 +1,5 @@
-//! Requests that the worker answers from what its targets tell, without the shard: space, targets, and the making of backing files.
+//! Requests that the worker answers from what its targets tell, without the shard: space, targets, and the making of
+//! backing files.
 
 use forebay_data::{Media, Medium, NodeTargets, Target};
 use forebay_types::{
@@ -12,7 +13,8 @@ pub(super) fn answers(request: &Request<'_>) -> bool {
     matches!(request, Request::Ping | Request::Space | Request::Targets | Request::Place { .. })
 }
 
-/// The answer to such a request, in a shard of so many inodes. In a pool of several nodes the network thread answers those of clients.
+/// The answer to such a request, in a shard of so many inodes. In a pool of several nodes the network thread answers
+/// those of clients.
 pub(super) fn answer<'o>(
     targets: &NodeTargets,
     inodes: u64,

@@ -1,5 +1,5 @@
-//! The core: the shard thread's state, and what it does with the components of the worker. Components own their state and know
-//! nothing of this; each file here joins one of them to the rest.
+//! The core: the shard thread's state and its stages. The components of the worker own their state and import nothing
+//! from here; each file here connects one of them to the rest.
 
 pub(super) mod pipeline;
 pub(super) mod rounds;

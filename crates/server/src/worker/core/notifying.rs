@@ -1,4 +1,4 @@
-//! The core's use of the mount's notifiers: acknowledgements that waited for the kernel (`notifier.rs`).
+//! Connects the mount's notifiers (`notifier.rs`): acknowledgements that wait for invalidations of the kernel's cache.
 
 use super::state::ShardThread;
 use crate::worker::notifier::Held;
@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 
 impl ShardThread<'_> {
-    /// Acknowledges what was held back until the kernel was told, as far as it was.
+    /// Sends the acknowledgements whose invalidations are written.
     pub(in crate::worker) fn acknowledge_told(&mut self) {
         let Some(mount) = self.mount.as_mut().filter(|mount| mount.has_news()) else { return };
         mount.hear();
@@ -27,7 +27,7 @@ impl ShardThread<'_> {
         }
     }
 
-    /// Acknowledges what need not be held back any more.
+    /// Sends an acknowledgement that waits for nothing any more.
     pub(in crate::worker) fn acknowledge_whose(&mut self, whose: Whose) {
         match whose {
             Whose::Client { client, reply } => self.answer_client(client, &reply),
@@ -35,7 +35,7 @@ impl ShardThread<'_> {
         }
     }
 
-    /// Acknowledges what was held too long.
+    /// Sends acknowledgements that have waited too long.
     pub(in crate::worker) fn acknowledge_late(&mut self) {
         let Some(mount) = &mut self.mount else { return };
         if mount.held.is_empty() && mount.inodes.is_behind() {
@@ -49,7 +49,7 @@ impl ShardThread<'_> {
         self.acknowledge_held(|held| !held.by_names && !held.by_inodes || held.since.elapsed() >= STUCK);
     }
 
-    /// Tells the kernel that the last worker told.
+    /// Continues to notify the kernel that the last worker notified.
     pub(in crate::worker) fn resume_mount(&mut self, session: u64, device: OwnedFd) -> Result<()> {
         let what = "cannot tell a mount of changes";
         let starter = self.notifiers.as_ref().ok_or_else(|| Error::new(Code::NotSupported, what))?;
@@ -57,7 +57,7 @@ impl ShardThread<'_> {
         Ok(())
     }
 
-    /// A session serves the pool's mount. One that says so again is told on as before.
+    /// A session announces that it serves the pool's mount. A repeated announcement changes nothing.
     pub(in crate::worker) fn take_mount(&mut self, session: u64, device: OwnedFd) -> Result<()> {
         if self.mount.as_ref().is_some_and(|mount| mount.session == session) {
             return Ok(());
@@ -66,7 +66,7 @@ impl ShardThread<'_> {
         self.resume_mount(session, device)
     }
 
-    /// The pool is not mounted any more, or another worker tells on.
+    /// The pool is not mounted any more, or another worker continues.
     pub(in crate::worker) fn forget_mount(&mut self) {
         if let Some(mount) = self.mount.as_mut().filter(|mount| !mount.held.is_empty()) {
             mount.give_up_names();

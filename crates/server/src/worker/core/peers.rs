@@ -1,4 +1,5 @@
-//! The shard thread's dealings with other nodes: what it sends on for its clients, and what theirs ask of it.
+//! Connects other nodes: calls of this node's clients that are forwarded, and calls of other nodes' clients that are
+//! served here.
 
 use crate::worker::network::all_here;
 use std::collections::HashSet;
@@ -22,10 +23,11 @@ use crate::worker::session::{created, is_of_daemon, node_of_session, Session};
 use crate::worker::shard_queries::has_inode;
 use crate::worker::wide::Redirect;
 
-/// Processes of other nodes whose replies are kept: those of a pool with many nodes that all use one directory.
+/// Limit of processes of other nodes whose replies are kept: enough for a large pool whose processes all use one
+/// directory.
 const REMOTE_SESSIONS_MAX: usize = 65_536;
 
-/// Locks, appends and groups: the file's node serves them for all nodes, its own clients included.
+/// True for locks, appends and groups. The file's node serves them for all nodes, its own clients included.
 fn is_for_all_nodes(op: &BackingOp<'_>) -> bool {
     matches!(
         op,
@@ -37,7 +39,7 @@ fn is_for_all_nodes(op: &BackingOp<'_>) -> bool {
     )
 }
 
-/// True when the node that serves a request keeps something for the client, and must hear when it is gone.
+/// True when the node that serves a request keeps state for the client, and must be notified when the client ends.
 fn keeps_something(request: &Request<'_>) -> bool {
     let by_op = |op: &BackingOp<'_>| {
         matches!(
@@ -57,17 +59,18 @@ fn keeps_something(request: &Request<'_>) -> bool {
 }
 
 impl ShardThread<'_> {
-    /// The node that is to be asked, when it is not this one.
+    /// The node that serves a request, if it is not this one.
     #[inline]
     pub(in crate::worker) fn elsewhere(&self, request: &Request<'_>) -> Option<NodeId> {
         let here = self.network.as_ref()?.node;
         request.node().filter(|node| *node != here)
     }
 
-    /// In a pool of several nodes: sends a call to another node or to the network thread, if it is for them. True: its answer comes.
+    /// In a pool of several nodes: forwards a call to another node or to the network thread if they serve it. True: the
+    /// answer comes later.
     ///
     /// # Errors
-    /// [`Code::Stale`] when a client of another node asked: this is not the node to ask.
+    /// [`Code::Stale`] when another node sent a call that this node does not serve.
     pub(in crate::worker) fn send_on(
         &mut self,
         session: usize,
@@ -121,7 +124,7 @@ impl ShardThread<'_> {
         }
     }
 
-    /// Sends a call of a client of this node to another node. Its answer comes to [`ShardThread::answered`].
+    /// Forwards a call of a client of this node. Its answer comes to [`ShardThread::answered`].
     fn forward(&mut self, session: usize, node: NodeId, call: &Call) {
         let stamp = call.stamp();
         if let Some(leases) = &mut self.leases {
@@ -138,7 +141,8 @@ impl ShardThread<'_> {
         }
     }
 
-    /// Has the network thread answer a client of this node; false for another's, whom this node answers for itself.
+    /// Makes the network thread answer a client of this node. False for a client of another node, which this node
+    /// answers itself.
     fn ask_network(&mut self, session: usize, call: &Call, order: impl FnOnce(Stamp) -> Command) -> bool {
         let session = &mut self.sessions[session];
         let Some(network) = self.network.as_ref().filter(|_| session.is_here()) else { return false };
@@ -147,7 +151,7 @@ impl ShardThread<'_> {
         true
     }
 
-    /// A call that was sent to another node has its answer.
+    /// The answer to a forwarded call arrived.
     pub(in crate::worker) fn answered(&mut self, stamp: Stamp, reply: &[u8]) -> Result<()> {
         let answer = Reply::decode_answer(reply);
         self.note_looked(stamp, &answer);
@@ -177,7 +181,7 @@ impl ShardThread<'_> {
         Ok(())
     }
 
-    /// A process of another node asks.
+    /// A call of a process of another node arrived, perhaps again.
     pub(in crate::worker) fn asked(&mut self, ticket: Ticket, message: Vec<u8>) -> Result<()> {
         let Some(network) = &self.network else { return Ok(()) };
         let stamp = ticket.stamp;
@@ -247,7 +251,7 @@ impl ShardThread<'_> {
         Ok(())
     }
 
-    /// Another node's worker has begun: what was kept for the one before it is of no use any more.
+    /// A new worker of another node has sent its first call: ends the sessions of the workers before it.
     fn end_daemons_before(&self, node: NodeId, session: u64) {
         let is_before = |id: u64| is_of_daemon(id) && node_of_session(id) == node && id != session;
         let before: Vec<u64> = self.sessions.iter().map(|s| s.id).filter(|id| is_before(*id)).collect();
@@ -256,7 +260,7 @@ impl ShardThread<'_> {
         }
     }
 
-    /// A process of another node is gone, as that node says.
+    /// A process of another node has ended, as that node reports.
     pub(in crate::worker) fn ended_elsewhere(&mut self, node: NodeId, session: u64) -> Result<()> {
         if node_of_session(session) == node {
             self.end_session(session)?;
@@ -264,8 +268,8 @@ impl ShardThread<'_> {
         Ok(())
     }
 
-    /// Has other nodes asked, or this one of them, whether their processes are there that replies are kept for: that one is
-    /// gone is told once, and may get lost with a node.
+    /// Asks other nodes, or one of them, which of their processes with kept replies still live. The end of a process is
+    /// reported once, and that report may get lost with a node.
     pub(in crate::worker) fn review_sessions(&self, node: Option<NodeId>) {
         let Some(network) = &self.network else { return };
         let theirs = self.sessions.iter().filter(|s| !s.is_here()).map(|s| s.id);
@@ -273,7 +277,7 @@ impl ShardThread<'_> {
         network.commands.give(Command::Review(node, theirs.collect()));
     }
 
-    /// Another node asks which of these processes are there.
+    /// Another node asks which of these processes of this node live.
     pub(in crate::worker) fn are_there(&self, ticket: Ticket, sessions: Vec<u64>) {
         let Some(network) = &self.network else { return };
         let here = self.sessions.iter().filter(|s| s.is_here()).map(|s| s.id);
@@ -282,7 +286,7 @@ impl ShardThread<'_> {
         network.commands.give(Command::AreThere { ticket, sessions, there });
     }
 
-    /// Inodes of another node are gone, and backing files of theirs here are to go too.
+    /// Another node has removed inodes, and their backing files on this node are to be removed.
     pub(in crate::worker) fn remove_backings(&mut self, ticket: Ticket, message: Vec<u8>) -> Result<()> {
         let Some(Network { commands, .. }) = &self.network else { return Ok(()) };
         let commands = commands.clone();
@@ -298,8 +302,8 @@ impl ShardThread<'_> {
         Ok(())
     }
 
-    /// Inodes of other nodes are gone whose backing files clients of here may be about to make: when they have, the sweeper removes
-    /// them.
+    /// Another node has removed inodes whose backing files clients of this node may be making: the sweeper removes
+    /// these files when the clients have gone on.
     fn remove_when_made(&mut self, mut inos: Vec<Ino>) -> Result<()> {
         let Some(here) = self.network.as_ref().map(|network| network.node) else { return Ok(()) };
         inos.retain(|ino| self.backing.unlinked_while_pending(*ino, Layout::single(here, 0)));
@@ -316,8 +320,8 @@ impl ShardThread<'_> {
         self.commit()
     }
 
-    /// A process of another node is told again that it has made a file, which is gone meanwhile: what its node was to remove it may
-    /// make now.
+    /// The kept reply to a create is sent again, and the file was removed meanwhile: the client may now make the
+    /// backing file that its node has already removed.
     fn remove_again(&mut self, reply: &Reply<'_>) -> Result<()> {
         let Reply::Created { entry, created: true, .. } = *reply else { return Ok(()) };
         let (ino, layout) = (entry.attr.ino, entry.layout);

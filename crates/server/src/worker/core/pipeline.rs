@@ -1,10 +1,10 @@
-//! The pipeline: a batch of calls from their sources to their acknowledgements. One stage is one function, in this order:
+//! The pipeline: a batch of calls, from where they were taken to their acknowledgements. Each stage is a function:
 //!
 //! ```text
 //! take ─► move on ─► route ─► apply ─► journal ─► observe ─► publish ─► acknowledge ─► settle
-//!                      └─► away: to another node, to the network thread, to a cross-node transaction, behind a hold or removals
+//!                      └─► away: to another node, the network thread, a cross-node transaction; behind a hold or removals
 //! ```
-//! `take` is [`ShardThread::take_requests`]. A call that went away comes back as another one, or its reply comes by itself.
+//! `take` is [`ShardThread::take_requests`]. A call that went away is taken again later, or its reply arrives by itself.
 
 use std::ops::Range;
 
@@ -40,7 +40,7 @@ enum Route {
 }
 
 impl ShardThread<'_> {
-    /// Serves the calls that were taken, in as many steps as their replies need.
+    /// Serves the calls that were taken. The batch is published when its replies fill their memory, and at its end.
     pub(in crate::worker) fn serve_batch(&mut self) -> Result<()> {
         while !self.pipeline.taken.is_empty() {
             self.effects.clear();
@@ -84,8 +84,8 @@ impl ShardThread<'_> {
         }
     }
 
-    /// The slot's client sends its next request: it has done what its last reply called for, except that it may still be
-    /// unlinking what its last removal left.
+    /// The slot's client sends its next request: it has done what its last reply called for, except that it may still
+    /// be unlinking what its last removal left.
     fn move_on(&mut self, session: usize, client: &Client) {
         let session = &mut self.sessions[session];
         session.moves_on(client.slot, client.seq, self.backing.all_unlinked());
@@ -98,7 +98,8 @@ impl ShardThread<'_> {
         }
     }
 
-    /// Where a call goes: to another node, to the network thread, into a cross-node transaction, or to this node's shard.
+    /// Where a call goes: to another node, to the network thread, into a cross-node transaction, or to this node's
+    /// shard.
     fn route(&mut self, session: usize, call: &Call) -> Result<Route> {
         if self.waits_for_removals(call) {
             return Ok(Route::Away);
@@ -151,7 +152,7 @@ impl ShardThread<'_> {
         applied
     }
 
-    /// What a call comes to, and whether it has changed the shard.
+    /// The answer to a call, and whether it has changed the shard.
     fn execute<'o>(
         &mut self,
         session: usize,
@@ -183,7 +184,7 @@ impl ShardThread<'_> {
         matches!(call.request(), Request::Create { number: Some(number), .. } if reserved != Some(*number))
     }
 
-    /// Whether files may come to lie as a request says.
+    /// Checks that the targets that a request names exist, and that a layout may change.
     fn check_layout(&mut self, request: &Request<'_>) -> std::result::Result<(), Code> {
         let alone = self.network.as_ref().is_none_or(|network| network.nodes <= 1);
         if self.network.is_none() {
@@ -197,8 +198,8 @@ impl ShardThread<'_> {
         }
     }
 
-    /// Applies a call in the open transaction. A long one refuses growth early, as it cannot use the pages that it freed: then in
-    /// a fresh one.
+    /// Applies a call in the open transaction. A long transaction cannot use the pages that it freed, and refuses
+    /// growth early: the call is then applied in a new transaction.
     fn apply_to_shard<'o>(&mut self, call: &Call, payload: &'o mut [u8]) -> Result<Answer<'o>> {
         let (caller, request) = (call.caller(), call.request());
         let now = match request.changes() {
@@ -222,8 +223,8 @@ impl ShardThread<'_> {
         Ok(batch.apply(caller, request, now, &mut self.effects, payload))
     }
 
-    /// What follows from an answer: `change` is where the effects of a change begin. A reply that is not the client's is followed
-    /// (parts of wide directories); another is acknowledged when the batch is published.
+    /// Handles an answer. `change` is where the effects of a change begin. Answers that lead to another part of a wide
+    /// directory are followed; all others are acknowledged when the batch is published.
     fn conclude(&mut self, session: usize, call: Call, answer: &Answer<'_>, change: Option<Mark>) {
         let client = call.client;
         let Some(before) = change else {
@@ -269,7 +270,7 @@ impl ShardThread<'_> {
         self.pipeline.acks.add(session, client, answer.is_error, reply);
     }
 
-    /// What the kernel is told before a change is acknowledged.
+    /// Invalidations that are written before a change is acknowledged.
     #[cold]
     fn notes_for_mount(&self, call: &Call, reply: &Reply<'_>, before: Mark) -> Vec<Note> {
         let (request, effects) = (call.request(), self.effects.since(before));
@@ -289,7 +290,8 @@ impl ShardThread<'_> {
         notes_of(request, reply, &moved)
     }
 
-    /// Remembers the reply of a change, and what the client owes after it: making a backing file, or unlinking some.
+    /// Keeps the reply of a change, and records what the client does after it: it makes a backing file, or unlinks
+    /// some.
     fn note_change(
         &mut self,
         session: usize,
@@ -336,7 +338,7 @@ impl ShardThread<'_> {
         left.into_iter().for_each(|orphan| self.backing.sweep_soon(orphan));
     }
 
-    /// Shows on the board what the transaction changed or found.
+    /// Publishes on the board what the batch changed or found.
     pub(in crate::worker) fn publish(&mut self) {
         // Parts of wide directories are nothing that programs know.
         for (ino, entry) in self.effects.inodes().iter().filter(|(ino, _)| !ino.is_part()) {
@@ -361,13 +363,13 @@ impl ShardThread<'_> {
             watched.send(self.effects.all_widened());
         }
         if let (Some(mount), false) = (&self.mount, self.effects.all_widened().is_empty()) {
-            // The kernel may believe that names are absent, which other nodes make from now on without telling it. Which it asked for
-            // nobody knows; it looks all up anew.
+            // The kernel may believe that names are absent, which other nodes make from now on without telling it.
+            // Which it asked for nobody knows; it looks all up anew.
             mount.move_epoch();
         }
     }
 
-    /// Acknowledges what was published: now, or when leases are revoked and the kernel is told.
+    /// Acknowledges the calls of the batch: now, or when leases are revoked and the kernel's cache is invalidated.
     fn acknowledge(&mut self) {
         let (mut errors, has_suspects) = (0, self.recorder.has_suspects());
         let ShardThread { pipeline, sessions, leases, mount, recorder, .. } = self;
@@ -389,7 +391,7 @@ impl ShardThread<'_> {
         Statistics::add(&self.statistics.batches, 1);
     }
 
-    /// What a step leaves to do: numbers that were given up, backing files to sweep, orphans to forget.
+    /// What is left after the replies: numbers that were given up, backing files to sweep, orphan records to delete.
     fn settle(&mut self) -> Result<()> {
         let given_up = self.backing.take_given_up();
         self.sweep_numbers(given_up)?;
@@ -401,8 +403,8 @@ impl ShardThread<'_> {
         Ok(())
     }
 
-    /// Removes the backing files that a client may have made under numbers that no inode will have. Until they are removed
-    /// they are orphans like others, so that a crash forgets none.
+    /// Removes the backing files that a client may have made under reserved numbers that were not used. They are listed
+    /// as orphans until then, so that a crash loses none.
     pub(in crate::worker) fn sweep_numbers(&mut self, numbers: Vec<Ino>) -> Result<()> {
         let list: Vec<_> = numbers.into_iter().map(|ino| (ino, layout_of_number(ino))).collect();
         for (ino, layout) in &list {

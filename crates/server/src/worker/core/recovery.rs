@@ -121,7 +121,8 @@ pub(in crate::worker) fn replay(shard: &Shard, journal: &mut Journal) -> Result<
     Ok(())
 }
 
-/// The inodes that a rename has moved, by what its names lead to now: those that another moved on are that one's.
+/// The inodes that a rename has moved, as its names lead to them now. A later rename that moved them again has its own
+/// notes.
 fn moved_by(request: &Request<'_>, batch: &mut Batch<'_>) -> Vec<Ino> {
     let Request::Rename { parent, name, new_parent, new_name, .. } = *request else { return Vec::new() };
     let caller = Caller { uid: 0, gid: 0 };
@@ -137,7 +138,7 @@ fn moved_by(request: &Request<'_>, batch: &mut Batch<'_>) -> Vec<Ino> {
 }
 
 impl ShardThread<'_> {
-    /// Takes over. Behind this the shard is as it was acknowledged, and every client's ring is served.
+    /// Takes over. After this the shard has every acknowledged change, and every client's ring is served.
     pub(in crate::worker) fn recover(&mut self, sessions: Vec<Session>) -> Result<()> {
         replay(self.shard, &mut self.journal)?;
         if sessions.is_empty() {
@@ -245,8 +246,9 @@ impl ShardThread<'_> {
         Ok(())
     }
 
-    /// The file that another node has made for a slot's last request: its client may be about to make the backing file here, and no reply
-    /// of that is kept but in its ring. What a client writes there itself only keeps a backing file from being removed at once.
+    /// The file that another node has created for a slot's last request. Its client may be making the backing file on
+    /// this node, and the only copy of the reply is in the ring. A forged reply there only delays the removal of a
+    /// backing file.
     fn created_elsewhere(&self, session: &Session, slot: usize, scratch: &mut [u8]) -> Option<Ino> {
         let here = self.network.as_ref()?.node;
         let answer = session.door.ring()?.last_answer(slot, scratch)?;
@@ -254,7 +256,7 @@ impl ShardThread<'_> {
         Some(ino).filter(|ino| ino.birth_node() != here)
     }
 
-    /// Takes back the last replies of processes of other nodes, who may not have got them.
+    /// Restores the last replies of processes of other nodes, which may not have received them.
     fn restore_remote(&mut self, noted: &HashSet<u64>) -> Result<()> {
         let Some(network) = &self.network else { return Ok(()) };
         let (here, commands) = (network.node, network.commands.clone());

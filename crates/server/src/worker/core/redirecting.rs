@@ -1,5 +1,5 @@
-//! The core's use of wide directories: calls go to the part that has the name, answers that are not the client's are followed
-//! (`wide.rs`).
+//! Connects wide directories (`wide.rs`): calls go to the part that has the name, and answers that lead to another part
+//! are followed.
 
 use super::state::ShardThread;
 use crate::worker::call::Call;
@@ -11,7 +11,7 @@ use forebay_types::limits::WIDTH_MAX;
 use forebay_types::{Answer, Code, Ino, Refusal, Request};
 
 impl ShardThread<'_> {
-    /// A call of a process of this node that names a wide directory becomes one of the part, if the parts are known.
+    /// Turns a call of this node's process that names a wide directory into a call to the part, if the parts are known.
     pub(in crate::worker) fn lead_to_parts(&mut self, session: usize, call: Call) -> Result<Call, Code> {
         let Some(network) = self.network.as_ref().filter(|_| !self.wide.known.is_empty()) else {
             return Ok(call);
@@ -44,8 +44,8 @@ impl ShardThread<'_> {
         Call::encode(client, caller, &led)
     }
 
-    /// What comes of the answer to a call of a process of this node, or to what was asked in its place; none: it is the client's reply.
-    /// `asked` is the call, if it did not leave this node.
+    /// Follows the answer to a call of this node's process, or to a call that was made in its place. None: the answer
+    /// is the client's. `asked` is the call, if it did not leave this node.
     pub(in crate::worker) fn redirect(
         &mut self,
         session: usize,
@@ -82,7 +82,7 @@ impl ShardThread<'_> {
         Some(redirect)
     }
 
-    /// A call was refused as it named a wide directory, or a part for a name that this part has not.
+    /// A call was refused because it named a wide directory, or a part that does not have the name.
     #[cold]
     fn redirect_to_parts(
         &mut self,
@@ -121,7 +121,7 @@ impl ShardThread<'_> {
         Redirect::Answer(Code::Io.into())
     }
 
-    /// A listing goes on, or is over: parts are asked ahead, if there is room for that among what this daemon asks others.
+    /// Continues or ends a listing. The next parts are asked ahead while this daemon has free slots at other nodes.
     fn list_on(&mut self, session: usize, slot: usize, redirect: &Redirect) {
         let state = &mut self.sessions[session].slots[slot].listing;
         let (Some(listing), Some(network), Some(steps)) =
@@ -148,7 +148,7 @@ impl ShardThread<'_> {
         }
     }
 
-    /// A part that a listing asked ahead has answered, or will not.
+    /// The answer of a part that a listing asked ahead, or its failure.
     pub(in crate::worker) fn told_ahead(&mut self, number: u64, answer: &Answer<'_>) {
         let Some((client, index)) = self.wide.ahead.remove(&number) else { return };
         let Some(session) = self.sessions.iter().position(|s| s.id == client.session) else { return };
@@ -165,7 +165,7 @@ impl ShardThread<'_> {
         }
     }
 
-    /// Has a call served again, or another in its place.
+    /// Queues a call to be served again, or another call in its place.
     pub(in crate::worker) fn serve_anew(&mut self, call: Call) {
         if let Some(steps) = &mut self.cross_node {
             steps.serve_anew(call);

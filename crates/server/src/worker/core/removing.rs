@@ -1,4 +1,5 @@
-//! The core's removal of what clients leave: requests for the free space wait for it (`late_removals.rs`).
+//! Connects late removals (`late_removals.rs`): the sweeper unlinks what clients leave, and requests for the free space
+//! wait for it.
 
 use std::sync::mpsc::Sender;
 
@@ -14,14 +15,14 @@ use crate::worker::session::Session;
 use crate::worker::sweeper::Sweep;
 
 impl ShardThread<'_> {
-    /// The daemon is at rest: it does what clients have left.
+    /// The daemon has nothing to do: the sweeper unlinks all that clients have left.
     pub(in crate::worker) fn sweep_late(&mut self) {
         let mut late = Vec::new();
         self.sessions.iter_mut().for_each(|session| session.take_orphans(&mut late));
         self.give_to_sweeper(late);
     }
 
-    /// Behind a batch: the same of slots that have been at rest for a while.
+    /// After a batch: the same for slots that have been at rest for a while.
     pub(in crate::worker) fn sweep_late_if_due(&mut self) {
         self.late.batches += 1;
         if self.late.batches >= LOOK_AFTER_BATCHES {
@@ -32,7 +33,7 @@ impl ShardThread<'_> {
         }
     }
 
-    /// Gives the sweeper what clients have left; free space is told behind it.
+    /// Gives the sweeper what clients have left, and a mark behind it.
     pub(in crate::worker) fn give_to_sweeper(&mut self, late: Vec<(Ino, Layout)>) {
         if !late.is_empty() {
             self.late.given += 1;
@@ -80,7 +81,7 @@ impl ShardThread<'_> {
         self.release_where(|waits_for, _| waits_for <= mark)
     }
 
-    /// What has waited too long for the sweeper waits no longer.
+    /// Releases what has waited too long for the sweeper.
     #[inline]
     pub(in crate::worker) fn stop_waiting_for_removals(&mut self) -> Result<()> {
         if self.late.waiting.is_empty() {

@@ -1,4 +1,4 @@
-//! The core's use of leases: what a change revokes, and what nodes tell of their leases (`leases.rs`).
+//! Connects leases (`leases.rs`): what a change revokes, and what other nodes report about their leases.
 
 use super::state::ShardThread;
 use crate::worker::leases::held_by;
@@ -16,7 +16,7 @@ use forebay_types::{Answer, Caller, Kind, NodeId, Reply, Request};
 use forebay_wire::Stamp;
 
 impl ShardThread<'_> {
-    /// A daemon asks about leases.
+    /// Another daemon renews its lease, or revokes what this node cached.
     pub(in crate::worker) fn lease_asked(&mut self, ticket: Ticket, message: &[u8]) {
         let (Some(network), Some(leases)) = (&self.network, &mut self.leases) else { return };
         let node = ticket.node;
@@ -30,7 +30,7 @@ impl ShardThread<'_> {
         network.commands.give(Command::Answer { ticket, reply: reply[..n].to_vec() });
     }
 
-    /// A client's call to another node has its answer.
+    /// The answer to a forwarded call arrived: what it says of a directory may be cached.
     pub(in crate::worker) fn note_looked(&mut self, stamp: Stamp, answer: &Answer<'_>) {
         let (Some(network), Some(leases)) = (&self.network, &mut self.leases) else { return };
         if let Some(node) = leases.looked(stamp, answer, &mut self.board) {
@@ -38,7 +38,7 @@ impl ShardThread<'_> {
         }
     }
 
-    /// A lease was renewed, or could not be: term and end. It is renewed on while there are clients.
+    /// A lease was renewed until a time, or could not be. It is renewed again while this node has clients.
     pub(in crate::worker) fn lease_renewed(&mut self, node: NodeId, lease: Option<(u64, u64)>) {
         let (Some(network), Some(leases)) = (&self.network, &mut self.leases) else { return };
         leases.renewed(node, lease, &mut self.board);
@@ -49,7 +49,8 @@ impl ShardThread<'_> {
         }
     }
 
-    /// Revokes what a change made void, whose effects begin there; what its acknowledgement has to wait for.
+    /// Revokes what a change has made invalid, whose effects begin at `before`. Returns what its acknowledgement waits
+    /// for.
     pub(in crate::worker) fn revoke(&mut self, request: &Request<'_>, before: Mark) -> Option<Wait> {
         let (network, leases) = (self.network.as_ref()?, self.leases.as_mut()?);
         let now = lease_clock();
@@ -98,7 +99,8 @@ impl ShardThread<'_> {
         (!wait.is_over()).then_some(wait)
     }
 
-    /// After a crash: holds back the acknowledgement of a change that others may not know of. False when it need not be.
+    /// After a crash: holds the acknowledgement of a change that other nodes may not know of. False when it need not be
+    /// held.
     pub(in crate::worker) fn hold_cautiously(
         &mut self,
         whose: Whose,
@@ -111,14 +113,14 @@ impl ShardThread<'_> {
         true
     }
 
-    /// A revocation was answered, or could not be brought.
+    /// A revocation was answered, or could not be delivered.
     pub(in crate::worker) fn revoked(&mut self, number: u64, answered: bool) {
         if let Some(leases) = &mut self.leases {
             leases.revoked(number, answered);
         }
     }
 
-    /// While nobody asks: once a lease's time, what ended leases have left is forgotten.
+    /// While the shard is idle, once in a lease's time: forgets what expired leases have left.
     pub(in crate::worker) fn free_ended_leases(&mut self) {
         let now = lease_clock();
         if let Some(leases) = self.leases.as_mut().filter(|leases| leases.free_at <= now) {
@@ -127,7 +129,7 @@ impl ShardThread<'_> {
         }
     }
 
-    /// Acknowledges what has waited for leases for long enough.
+    /// Sends the acknowledgements whose revocations are answered, or whose leases have expired.
     pub(in crate::worker) fn acknowledge_revoked(&mut self) {
         let Some(leases) = self.leases.as_mut().filter(|leases| !leases.held.is_empty()) else { return };
         for held in leases.due(lease_clock()) {

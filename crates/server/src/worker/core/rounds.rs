@@ -14,10 +14,10 @@ use forebay_types::limits::{BATCH_MAX, BATCH_PER_RING, DOORBELL_POLL_MS};
 use forebay_types::{NodeId, Result};
 use serde_json::Value;
 
-/// An open transaction is committed when nobody asked for so long.
+/// An open transaction is committed when no call came for so long.
 const IDLE_COMMIT_MS: u64 = 2;
 impl ShardThread<'_> {
-    /// What there is to do now, once: messages, then a batch of requests.
+    /// Does what there is to do now, once: messages, then a batch of calls.
     pub(in crate::worker) fn round(&mut self) -> Result<Round> {
         while let Some(message) = self.left.pop_front().or_else(|| self.messages.try_recv().ok()) {
             self.hear(message)?;
@@ -25,8 +25,7 @@ impl ShardThread<'_> {
         self.serve_what_waits()
     }
 
-    /// The same in the network thread's hands: messages from the network, and requests. What else there is may take long, and
-    /// is left.
+    /// The same by the network thread: messages from the network, and calls. Other messages may take long and are left.
     pub(in crate::worker) fn round_for_network(&mut self) -> Result<Round> {
         while let Some(message) = self.left.pop_front().or_else(|| self.messages.try_recv().ok()) {
             if !message.is_of_network() {
@@ -73,7 +72,7 @@ impl ShardThread<'_> {
         Ok(Round::Served)
     }
 
-    /// What is done while nobody asks; true when there may be more. `long` says that nobody has asked for a moment: then the
+    /// Does what is left for idle times; true when there may be more. With `long` no call came for a moment: then the
     /// transaction is committed.
     pub(in crate::worker) fn rest(&mut self, long: bool) -> Result<bool> {
         if self.backing.has_unlinked() && self.forget_orphans()? {
@@ -92,7 +91,7 @@ impl ShardThread<'_> {
         Ok(false)
     }
 
-    /// Milliseconds until something is to be done though nobody asks, when nobody has for so many rounds.
+    /// Milliseconds until the next timed work, after so many rounds without a call.
     pub(in crate::worker) fn next_timeout_ms(&self, idle_rounds: u32) -> u64 {
         // After a moment the poll by timer, there for scribbled doorbells, slows down.
         let timeout = match idle_rounds {
@@ -108,8 +107,8 @@ impl ShardThread<'_> {
         leased.map_or(timeout, |left| timeout.min(left))
     }
 
-    /// Takes a batch: calls that are served again, then from every ring in turn, a bounded number each, starting with another ring
-    /// each time.
+    /// Takes a batch: calls that are served again, then a bounded number from every ring in turn, starting with another
+    /// ring each time.
     fn take_requests(&mut self) {
         let most = if self.recorder.has_suspects() { 1 } else { BATCH_MAX };
         while self.pipeline.taken.len() < most {
@@ -202,10 +201,10 @@ impl ShardThread<'_> {
         Ok(())
     }
 
-    /// Checks this node's part: what is there, or why that cannot be told.
+    /// Checks this node's part of the pool: its report, or why there is none.
     ///
     /// # Errors
-    /// What ends the worker.
+    /// Those that end the worker.
     pub(in crate::worker) fn check_here(&mut self) -> Result<Result<Value>> {
         // What is swept and not yet forgotten would look like damage.
         if self.backing.has_unlinked() {
@@ -215,7 +214,7 @@ impl ShardThread<'_> {
         Ok(crate::worker::check::check(self.shard, &self.targets))
     }
 
-    /// A process is gone: what it left half done is finished.
+    /// A process has ended: finishes what it left undone.
     pub(in crate::worker) fn end_session(&mut self, id: u64) -> Result<()> {
         let Some(i) = self.sessions.iter().position(|s| s.id == id) else { return Ok(()) };
         if self.mount.as_ref().is_some_and(|mount| mount.session == id) {

@@ -1,4 +1,4 @@
-//! The shard thread: takes requests from the rings in batches, applies them in the open transaction, and answers.
+//! The shard thread's state: the open transaction, the journal, the board, and the components.
 
 use crate::worker::message::Message;
 use std::collections::VecDeque;
@@ -30,17 +30,17 @@ use crate::worker::sweeper::Sweep;
 use crate::worker::watches::Watched;
 use crate::worker::wide::Wide;
 
-/// So many orphan records are deleted before space is looked at again: they take no more than the largest removal.
+/// So many orphan records are deleted before the pages are counted again: they take no more than the largest removal.
 const FORGET_AT_ONCE: usize = 8;
 /// Changes of one transaction: more make it no cheaper, and a crash repeats them.
 const CHANGES_MAX: usize = 1024;
 
-/// What a round of the shard thread came to.
+/// The result of a round.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(in crate::worker) enum Round {
     /// Requests were served: there may be more.
     Served,
-    /// Nobody asks.
+    /// There was no call.
     Idle,
     /// It was told to stop.
     Stopped,
@@ -60,34 +60,34 @@ pub(in crate::worker) struct ShardThread<'a> {
     pub(in crate::worker) board: BoardWriter,
     pub(in crate::worker) recorder: FlightRecorder,
     pub(in crate::worker) messages: Receiver<Message>,
-    /// Messages that were taken out, and not heard yet.
+    /// Messages that were received and not handled yet.
     pub(in crate::worker) left: VecDeque<Message>,
     /// For messages to this thread.
     pub(in crate::worker) to_self: Sender<Message>,
     /// The kernel that has the pool mounted.
     pub(in crate::worker) mount: Option<MountedKernel>,
-    /// By which it is told of changes.
+    /// The processes that notify it of changes.
     pub(in crate::worker) notifiers: Option<Arc<Starter>>,
-    /// The directories that programs watch, since the first one.
+    /// The directories that programs watch; none before the first.
     pub(in crate::worker) watched: Option<Watched>,
-    /// Backing files that clients may be making, and those that are to go.
+    /// Backing files that clients may be making, and those that are to be removed.
     pub(in crate::worker) backing: BackingFiles,
     pub(in crate::worker) statistics: Arc<Statistics>,
     pub(in crate::worker) epoch: u64,
     pub(in crate::worker) sessions: Vec<Session>,
-    /// Those of them that are other nodes'.
+    /// How many of them are processes of other nodes.
     pub(in crate::worker) remote_sessions: usize,
-    /// The way to the other nodes, if there are any.
+    /// The network thread's commands, in a pool of several nodes.
     pub(in crate::worker) network: Option<Network>,
-    /// Changes over several of them.
+    /// Cross-node transactions, likewise.
     pub(in crate::worker) cross_node: Option<CrossNode>,
-    /// What nodes may believe of each other's directories, if there are others.
+    /// Leases given to other nodes and taken from them, likewise.
     pub(in crate::worker) leases: Option<Leases>,
-    /// The wide directories that it knows.
+    /// The wide directories whose parts are known.
     pub(in crate::worker) wide: Wide,
     /// The session that the next batch starts with.
     pub(in crate::worker) turn: usize,
-    /// Where a request is copied out of its ring.
+    /// Memory into which a request is copied out of its ring.
     pub(in crate::worker) scratch: Vec<u8>,
     pub(in crate::worker) effects: Effects,
     /// Requests that wait until clients' late removals are done.
@@ -95,9 +95,9 @@ pub(in crate::worker) struct ShardThread<'a> {
     pub(in crate::worker) pipeline: Pipeline,
     /// Changes in the open transaction.
     pub(in crate::worker) uncommitted: usize,
-    /// What the time is.
+    /// The clock that dates changes.
     pub(in crate::worker) clock: fn() -> Timestamp,
-    /// Told where the thread is, so that a simulation can kill it there.
+    /// Called at each point of the pipeline, so that a simulation can kill the worker there.
     pub(in crate::worker) watcher: Option<Watcher>,
     pub(in crate::worker) stop: bool,
 }
@@ -161,7 +161,7 @@ impl<'a> ShardThread<'a> {
         })
     }
 
-    /// Tells the watcher, if there is one, where this is.
+    /// Calls the watcher, if there is one.
     ///
     /// # Errors
     /// The watcher's, which end the worker.
@@ -220,8 +220,8 @@ impl<'a> ShardThread<'a> {
         Ok(())
     }
 
-    /// Removes something in the open transaction, or in a fresh one if a long one has no room left. False when a full
-    /// medium leaves none in that either: it is for another time.
+    /// Removes something in the open transaction, or in a new one if that has no room left. False when a full medium
+    /// leaves none in the new one either: the caller tries again later.
     pub(in crate::worker) fn remove_in_batch(
         &mut self,
         remove: impl Fn(&mut Batch<'_>) -> Result<()>,
@@ -244,7 +244,7 @@ impl<'a> ShardThread<'a> {
         }
     }
 
-    /// Deletes the records of orphans whose backing files are gone, as far as there is room to; whether any went.
+    /// Deletes the records of orphans whose backing files are gone, as far as there is room. True when any was deleted.
     pub(in crate::worker) fn forget_orphans(&mut self) -> Result<bool> {
         let inos = self.backing.take_unlinked();
         for (i, some) in inos.chunks(FORGET_AT_ONCE).enumerate() {

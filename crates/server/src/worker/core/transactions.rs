@@ -1,4 +1,5 @@
-//! The core's part in cross-node transactions: it carries out what `coordination.rs` says, and steps of others.
+//! Connects cross-node transactions (`coordination.rs`): executes their acts on this node's shard, and parks calls that
+//! meet a hold.
 
 use super::state::ShardThread;
 use crate::worker::acks::ReplyBuf;
@@ -25,7 +26,7 @@ use serde_json::Value;
 use std::sync::mpsc::Sender;
 
 impl ShardThread<'_> {
-    /// Looks whether a call goes the common way.
+    /// Checks whether a call is a step, needs several nodes, or meets a hold.
     pub(in crate::worker) fn intercept(&mut self, session: usize, call: &Call) -> Result<Interception> {
         self.batch()?;
         let (Some(batch), Some(steps)) = (&mut self.batch, &mut self.cross_node) else {
@@ -88,7 +89,7 @@ impl ShardThread<'_> {
         })
     }
 
-    /// A request was applied and owes other nodes something: true when it is answered only when they know.
+    /// Begins the deliveries that a change owes other nodes. True when its reply waits for them.
     pub(in crate::worker) fn owes(&mut self, client: Client, reply: &Reply<'_>, before: Mark) -> bool {
         let deliveries = self.effects.since(before).deliveries();
         let Some(steps) = self.cross_node.as_mut().filter(|_| !deliveries.is_empty()) else { return false };
@@ -103,15 +104,15 @@ impl ShardThread<'_> {
         waits
     }
 
-    /// What the kernel is to be told before such a request is acknowledged.
+    /// Keeps the invalidations that are written before such a reply.
     pub(in crate::worker) fn note_for_late_answer(&mut self, client: Client, notes: Vec<Note>) {
         if let Some(steps) = self.cross_node.as_mut().filter(|_| !notes.is_empty()) {
             steps.late.insert((client.session, client.slot), Late { notes, wait: None });
         }
     }
 
-    /// After a crash: a change is asked for again whose reply is known. What other nodes were to hear of when the last worker
-    /// died may be this change; they hear of it before its client does. False when there is nothing of that sort.
+    /// After a crash: a change is sent again whose reply is known. The deliveries that the last worker left may be this
+    /// change's: the reply waits until each was tried. False when there are none.
     pub(in crate::worker) fn answer_when_delivered(
         &mut self,
         call: &Call,
@@ -132,7 +133,7 @@ impl ShardThread<'_> {
         true
     }
 
-    /// At the start: what the last worker left is finished.
+    /// At the start: finishes what the last worker left.
     pub(in crate::worker) fn resume_steps(&mut self) -> Result<()> {
         if self.cross_node.is_none() {
             return Ok(());
@@ -153,7 +154,7 @@ impl ShardThread<'_> {
         Ok(())
     }
 
-    /// Another node has answered, or will not.
+    /// The answer of another node, or its failure.
     pub(in crate::worker) fn stepped(&mut self, slot: usize, reply: std::result::Result<Vec<u8>, Code>) {
         let Some(steps) = &mut self.cross_node else { return };
         let Some(flight) = steps.flying.remove(&slot) else { return };
@@ -178,7 +179,7 @@ impl ShardThread<'_> {
         steps.transactions.answered(flight, answer, now);
     }
 
-    /// This node's part of a check is done: the others are asked, if there are any.
+    /// This node's part of a check is done: asks the other nodes, if there are any.
     pub(in crate::worker) fn check_with_others(
         &mut self,
         report: Result<Value>,
@@ -196,12 +197,12 @@ impl ShardThread<'_> {
         }
     }
 
-    /// True while a check looks for what leads to other nodes, through the whole shard.
+    /// True while a check searches the whole shard for references to other nodes.
     pub(in crate::worker) fn is_checking(&self) -> bool {
         self.cross_node.as_ref().is_some_and(|steps| !steps.checks.is_empty())
     }
 
-    /// Begins the looks of checks that are due, and asks what they ask.
+    /// Begins the searches that are due, and sends the questions of checks.
     fn drive_checks(&mut self) -> Result<()> {
         let Some(steps) = &mut self.cross_node else { return Ok(()) };
         let now = steps.now();
@@ -234,7 +235,7 @@ impl ShardThread<'_> {
         Ok(())
     }
 
-    /// A node is reached again.
+    /// A node can be reached again.
     pub(in crate::worker) fn reached(&mut self, node: NodeId) {
         if let Some(steps) = &mut self.cross_node {
             let now = steps.now();
@@ -242,7 +243,7 @@ impl ShardThread<'_> {
         }
     }
 
-    /// Does what there is to do.
+    /// Executes the acts that are due.
     pub(in crate::worker) fn drive_steps(&mut self) -> Result<()> {
         if self.is_checking() {
             self.drive_checks()?;
@@ -292,7 +293,7 @@ impl ShardThread<'_> {
         }
     }
 
-    /// Answers a call whose slot was left open.
+    /// Answers a call whose reply came later than its batch.
     fn answer_late(&mut self, client: Client, answer: &Answer<'_>) {
         let mut reply = ReplyBuf::encode(answer);
         if let Some(i) = self.sessions.iter().position(|s| s.id == client.session) {
@@ -316,14 +317,14 @@ impl ShardThread<'_> {
         }
     }
 
-    /// Answers a request, if it is still the slot's.
+    /// Answers a call, if its client still waits for it.
     pub(in crate::worker) fn answer_client(&self, client: Client, reply: &[u8]) {
         if let Some(session) = self.sessions.iter().find(|s| s.id == client.session) {
             session.answer_if_waiting(client.slot, client.seq, reply);
         }
     }
 
-    /// A step here was carried out, and the kernel was told of what it has changed.
+    /// A step on this node is done, and its invalidations are written.
     pub(in crate::worker) fn step_told(&mut self, flight: u64, answer: Answer<'_>) {
         if let Some(steps) = &mut self.cross_node {
             let now = steps.now();
@@ -331,7 +332,7 @@ impl ShardThread<'_> {
         }
     }
 
-    /// Applies a step to this shard, as a change like any.
+    /// Applies a step to this node's shard.
     fn step_here(&mut self, flight: u64, message: Vec<u8>, client: Option<Client>) -> Result<()> {
         if self.must_commit() {
             self.commit()?;
@@ -355,7 +356,7 @@ impl ShardThread<'_> {
         Ok(())
     }
 
-    /// What follows from a step: journal, orphans, the board, deliveries, leases, the kernel.
+    /// Handles the answer of a step as the pipeline does: journal, orphans, board, deliveries, leases, invalidations.
     fn follow_step(&mut self, flight: u64, step: &Call, now: Timestamp, answer: Answer<'static>) {
         let request = step.request();
         let (mut notes, mut wait) = (Vec::new(), None);
@@ -406,7 +407,7 @@ impl ShardThread<'_> {
         Ok(answer.and_then(|reply| reply.owned().ok_or(Refusal::Code(Code::Malformed))))
     }
 
-    /// Writes a step to the journal: a decision as its client's change, whose reply is kept.
+    /// Journals a step. A decision is its client's change, and its reply is kept.
     fn journal_step(&mut self, step: &Call, now: Timestamp, reply: &Reply<'_>) {
         let Client { session, slot, seq } = step.client;
         let decides = matches!(step.request(), Request::Decide { .. });

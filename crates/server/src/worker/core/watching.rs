@@ -1,4 +1,4 @@
-//! The core's use of watched directories (`watches`).
+//! Connects watched directories (`watches`).
 
 use super::state::ShardThread;
 use crate::worker::watches::Chunk;
@@ -14,7 +14,7 @@ impl ShardThread<'_> {
         self.watched.as_ref().map_or(0, |watched| watched.directories.len())
     }
 
-    /// Does what the watch thread asks.
+    /// Executes a command of the watch thread.
     pub(in crate::worker) fn mind_watches(&mut self, order: Command) -> Result<()> {
         let (directory, cookie) = match order {
             Command::Leave(directory) => {
@@ -50,7 +50,7 @@ impl ShardThread<'_> {
         Ok(())
     }
 
-    /// Entries of a watched directory behind a cookie. [`Code::NotSupported`] where other nodes have them.
+    /// Entries of a watched directory after a cookie. [`Code::NotSupported`] where other nodes have the entries.
     fn list_watched(&mut self, directory: Ino, cookie: Cookie) -> Result<std::result::Result<Chunk, Code>> {
         if self.network.as_ref().is_some_and(|network| network.node != directory.birth_node()) {
             return Ok(Err(Code::NotSupported));
