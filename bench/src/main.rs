@@ -1,9 +1,9 @@
 //! The benchmark: Forebay beside tmpfs and the disk, in one run.
 //!
-//! `forebay-bench run` sets the systems up, ages each by filling and freeing it once, and repeats every measurement five
-//! times, the systems by turns within each repetition so that noise hits all alike; it prints medians, ratios to tmpfs
-//! and the targets they are held to, and writes all samples as JSON. `forebay-bench drive` is the same driver for every
-//! system: it makes plain calls of the C library on a path, in processes that start together (`drive`).
+//! `forebay-bench run` sets the systems up, ages each by filling and freeing it once, and repeats every measurement
+//! five times, the systems by turns within each repetition so that noise hits all alike; it prints medians, ratios to
+//! tmpfs and the targets they are held to, and writes all samples as JSON. `forebay-bench drive` is the same driver for
+//! every system: it makes plain calls of the C library on a path, in processes that start together (`drive`).
 
 mod calls;
 mod cost;

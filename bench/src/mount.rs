@@ -124,8 +124,8 @@ fn target(against: &str, at_least: f64) -> Vec<Target> {
     vec![Target::Ratio { against: against.into(), at_least }]
 }
 
-/// Names of a pool that no program has used through another door, so that the kernel may keep the attributes of files as it
-/// does bindfs's; and then of one that programs have used.
+/// Names of a pool that no program has used through another door, so that the kernel may keep the attributes of files
+/// as it does bindfs's; and then of one that programs have used.
 fn names_alone_and_not(
     pool: &Pool,
     against: &dyn Fn(System<'static>) -> Result<Vec<System<'static>>, String>,
@@ -213,8 +213,8 @@ fn data(systems: &[System<'_>], sizes: &crate::sizes::Sizes) -> Result<Table, St
     throughput(systems, sizes, "(e) data through the mount", how, |_| target(MEDIUM, 0.95))
 }
 
-/// What passthrough cannot serve goes by requests. bindfs has the kernel keep what it read and wrote, so that it is asked
-/// for nothing the second time: only the first reading is one of data that are asked for.
+/// What passthrough cannot serve goes by requests. bindfs has the kernel keep what it read and wrote, so that it is
+/// asked for nothing the second time: only the first reading is one of data that are asked for.
 fn transfers(systems: &[System<'_>], sizes: &crate::sizes::Sizes) -> Result<Table, String> {
     let how = (["transfers"].as_slice(), [128 * KIB, MIB].as_slice());
     throughput(systems, sizes, "(e) data that passthrough cannot serve", how, |phase| match phase {

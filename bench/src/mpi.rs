@@ -1,5 +1,5 @@
-//! MPI-IO on a shared file: Forebay beside the same MPI's own I/O on tmpfs and on a tmpfs with huge pages, by bench/mpi.c,
-//! and by `ior` when it is on PATH.
+//! MPI-IO on a shared file: Forebay beside the same MPI's own I/O on tmpfs and on a tmpfs with huge pages, by
+//! bench/mpi.c, and by `ior` when it is on PATH.
 //!
 //! Each MPI that has a compiler and a launcher here is measured. A tmpfs with huge pages is mounted for it, which takes
 //! root; without, that column is left out and said so.

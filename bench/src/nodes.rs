@@ -1,7 +1,8 @@
-//! Pools of several nodes, all on this machine: what data and names of another node cost beside what the network gives, how fast
-//! pools start, what clients on different nodes get done together, and how evenly names would lie on many. Nodes are addresses
-//! of the loopback network, or two network namespaces (`apart`), started by `forebay up --hosts` with a script in ssh's place;
-//! clients of all nodes share this machine's processors, so rates do not grow with nodes here.
+//! Pools of several nodes, all on this machine: what data and names of another node cost beside what the network gives,
+//! how fast pools start, what clients on different nodes get done together, and how evenly names would lie on many.
+//! Nodes are addresses of the loopback network, or two network namespaces (`apart`), started by `forebay up --hosts`
+//! with a script in ssh's place; clients of all nodes share this machine's processors, so rates do not grow with nodes
+//! here.
 
 mod apart;
 mod collective;

@@ -1,6 +1,6 @@
-//! Staging in and out, against what people copy with. All sources are in the page cache or in memory, and the other tools
-//! copy to tmpfs what Forebay stages into its pool. Stage-out leaves nothing that is not on the disk, so there the other
-//! tools are followed by a sync of the destination's file system.
+//! Staging in and out, against what people copy with. All sources are in the page cache or in memory, and the other
+//! tools copy to tmpfs what Forebay stages into its pool. Stage-out leaves nothing that is not on the disk, so there
+//! the other tools are followed by a sync of the destination's file system.
 //!
 //! Right before each copy as much memory as it takes is touched and freed: what was free for some seconds may have gone
 //! back from a virtual machine to its host, and then its first touch costs several times the copy.

@@ -1,5 +1,5 @@
-//! Two network namespaces, joined by a pair of Ethernet devices. They live by a sleeping process each, which this ends when it is
-//! dropped; with it goes all that was in them.
+//! Two network namespaces, joined by a pair of Ethernet devices. They live by a sleeping process each, which this ends
+//! when it is dropped; with it goes all that was in them.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};

@@ -1,5 +1,5 @@
-//! (g) Collective MPI-IO on data of other nodes: records that ranks have by turns, in the way that the driver chooses beside each
-//! rank for itself and two-phase, by bench/records.c. The rule is in docs/decisions/0021.
+//! (g) Collective MPI-IO on data of other nodes: records that ranks have by turns, in the way that the driver chooses
+//! beside each rank for itself and two-phase, by bench/records.c. The rule is in docs/decisions/0021.
 
 use std::path::Path;
 

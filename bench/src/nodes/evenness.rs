@@ -1,5 +1,5 @@
-//! (e) How evenly 10^6 names lie on 2 to 1024 nodes, by computation with the hash that entries have: the fullest node's names over
-//! the mean.
+//! (e) How evenly 10^6 names lie on 2 to 1024 nodes, by computation with the hash that entries have: the fullest node's
+//! names over the mean.
 //!
 //! - *cut*: one wide directory: the code that cuts them is asked, for more nodes too than one may have.
 //! - *makers*: directories of 1000 names, each on its maker's node, made by ranks that are spread evenly over the nodes, in turn.

@@ -1,5 +1,6 @@
-//! (a) Reads and writes of another node's file by `forebay.h`, one at a time, beside what the network's provider gives between the same two
-//! nodes in the same run: transfers of the same length, one at a time, between two processes that wait by events as daemons do.
+//! (a) Reads and writes of another node's file by `forebay.h`, one at a time, beside what the network's provider gives
+//! between the same two nodes in the same run: transfers of the same length, one at a time, between two processes that
+//! wait by events as daemons do.
 
 use std::ffi::CString;
 use std::path::{Path, PathBuf};

@@ -35,8 +35,8 @@ impl Hosts {
         Ok(hosts)
     }
 
-    /// Two nodes in network namespaces that a pair of Ethernet devices joins; addresses of the loopback network, which the
-    /// second result says, where this user may make none.
+    /// Two nodes in network namespaces that a pair of Ethernet devices joins; addresses of the loopback network, which
+    /// the second result says, where this user may make none.
     pub(super) fn apart(binaries: &Path) -> Result<(Hosts, &'static str), String> {
         let mut hosts = Hosts::new(binaries)?;
         match Apart::new(&hosts.directory) {

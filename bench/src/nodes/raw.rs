@@ -1,5 +1,6 @@
-//! What the network gives without a pool, between two processes on two nodes: transfers of the provider, one at a time, and
-//! authenticated requests of the call layer, of so many askers with one each under way. Both wait by events, as daemons do.
+//! What the network gives without a pool, between two processes on two nodes: transfers of the provider, one at a time,
+//! and authenticated requests of the call layer, of so many askers with one each under way. Both wait by events, as
+//! daemons do.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;

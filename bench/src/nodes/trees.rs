@@ -1,8 +1,9 @@
 //! (b) Creates, stats and unlinks by clients on one node in a directory of another's, beside the rate of bare requests.
 //!
-//! (d) Creates, stats and unlinks by a client on each of 1 to 4 nodes, as mdtest has them: all in one directory, which is on node 1,
-//! all in one that is wide, over all four nodes of the pool, and each in one of its own, which is on its own node. Who stats looks at the next client's files. Names are relative to the
-//! directory, so that no path is walked: each call is one request, to the node that has the name.
+//! (d) Creates, stats and unlinks by a client on each of 1 to 4 nodes, as mdtest has them: all in one directory, which
+//! is on node 1, all in one that is wide, over all four nodes of the pool, and each in one of its own, which is on its
+//! own node. Who stats looks at the next client's files. Names are relative to the directory, so that no path is
+//! walked: each call is one request, to the node that has the name.
 
 use std::ffi::CString;
 use std::path::{Path, PathBuf};

@@ -63,8 +63,8 @@ pub type Times = *const [libc::timespec; 2];
 
 /// Passes the table's functions on a pool to the macro `$use`.
 ///
-/// `follow` and `effective` are 0 or 1. `escape` points to [`PATH_BYTES`] bytes, which need not be initialized. An owner
-/// or group of `u32::MAX` stays as it is. A `mode` has the umask applied.
+/// `follow` and `effective` are 0 or 1. `escape` points to [`PATH_BYTES`] bytes, which need not be initialized. An
+/// owner or group of `u32::MAX` stays as it is. A `mode` has the umask applied.
 macro_rules! door_calls {
     ($use:ident) => {
         $use! {

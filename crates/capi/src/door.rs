@@ -1,7 +1,7 @@
 //! The door's functions for libforebay_preload.so: `forebay_client::Pool` as the table of C functions in `abi.rs`.
 //!
-//! [`DOOR`] has one function for each entry of `door_calls!`. It checks the pool and calls the function of the same name
-//! below inside the guard.
+//! [`DOOR`] has one function for each entry of `door_calls!`. It checks the pool and calls the function of the same
+//! name below inside the guard.
 
 use std::ffi::OsStr;
 use std::os::fd::BorrowedFd;

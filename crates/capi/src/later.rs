@@ -1,9 +1,9 @@
 //! Asynchronous reads and writes: `forebay_request` of include/forebay.h.
 //!
-//! A few I/O threads of the library execute them. The first such call starts the threads. They block all signals and run
-//! until the process ends. They take requests from one queue, oldest first. The caller owns a request until it has waited
-//! for it or found it done. A request without a handle ends when its callback returns. A forked child has no such
-//! threads: its first call starts them, and it cannot use requests of its parent.
+//! A few I/O threads of the library execute them. The first such call starts the threads. They block all signals and
+//! run until the process ends. They take requests from one queue, oldest first. The caller owns a request until it has
+//! waited for it or found it done. A request without a handle ends when its callback returns. A forked child has no
+//! such threads: its first call starts them, and it cannot use requests of its parent.
 //!
 //! Locks: one of the queue, and one of each request. None is held during a transfer or a callback, and no thread holds
 //! two.
@@ -43,8 +43,8 @@ struct Work {
     request: Option<Arc<forebay_request>>,
 }
 
-// SAFETY: the caller promises that the buffer stays valid and unused until the transfer is done, and that its callback may
-// run on any thread with that state.
+// SAFETY: the caller promises that the buffer stays valid and unused until the transfer is done, and that its callback
+// may run on any thread with that state.
 unsafe impl Send for Work {}
 
 /// The queue of one process, and what its threads wait on. Never freed, as its threads use it until the process ends.

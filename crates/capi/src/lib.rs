@@ -5,8 +5,8 @@
 //! preload library. Both are thin layers over `forebay_client::Pool`.
 //!
 //! Invariants: every function that C calls runs inside the guard (`boundary.rs`). The library exports the functions of
-//! forebay.h and `forebay_door`, and nothing else. Its own system calls go to the kernel, even where the preload library
-//! interposes libc (`kernel.rs`). Tests: `tests/`.
+//! forebay.h and `forebay_door`, and nothing else. Its own system calls go to the kernel, even where the preload
+//! library interposes libc (`kernel.rs`). Tests: `tests/`.
 
 pub mod abi;
 mod answer;

@@ -1,5 +1,5 @@
-//! The functions of include/forebay.h on paths, descriptors and directories. Paths start at the pool's root. A path that
-//! leaves the pool is EXDEV.
+//! The functions of include/forebay.h on paths, descriptors and directories. Paths start at the pool's root. A path
+//! that leaves the pool is EXDEV.
 
 use std::ffi::OsStr;
 use std::os::raw::c_int;

@@ -1,10 +1,10 @@
 //! Staging: `forebay_stage` of include/forebay.h.
 //!
-//! The `forebay` command does the staging, as a process of its own. So storage that hangs does not block a thread of the
-//! host program, and a killed host program leaves the same state as a killed command. The command is searched beside this
-//! library, and in `bin` beside the library's directory. It is started by clone(2) without a signal at its end, so that
-//! the host program does not learn of a child that it did not start, neither by SIGCHLD nor by wait(2). The output of the
-//! command goes to files in memory, which are read when it has ended.
+//! The `forebay` command does the staging, as a process of its own. So storage that hangs does not block a thread of
+//! the host program, and a killed host program leaves the same state as a killed command. The command is searched
+//! beside this library, and in `bin` beside the library's directory. It is started by clone(2) without a signal at its
+//! end, so that the host program does not learn of a child that it did not start, neither by SIGCHLD nor by wait(2).
+//! The output of the command goes to files in memory, which are read when it has ended.
 //!
 //! One thread at a time uses a `forebay_stage`, in the process that started it.
 

@@ -390,19 +390,19 @@ pub(crate) struct LayoutGet {
 /// `forebay layout set`.
 #[derive(Debug, Args)]
 pub(crate) struct LayoutSet {
-    /// Nodes that an empty directory's entries are cut over from now on, 2 to 16; 0: all of the pool's, 16 at most. For directories
-    /// in which many nodes make files at the same time
+    /// Nodes that an empty directory's entries are cut over from now on, 2 to 16; 0: all of the pool's, 16 at most. For
+    /// directories in which many nodes make files at the same time
     #[arg(short = 'W', long, value_name = "N")]
     pub(crate) width: Option<u16>,
-    /// The same of directories that are made in this one from now on, and in those, which inherit it; 1: they are narrow. Each such
-    /// mkdir takes two messages to each node
+    /// The same of directories that are made in this one from now on, and in those, which inherit it; 1: they are
+    /// narrow. Each such mkdir takes two messages to each node
     #[arg(short = 'D', long, value_name = "N")]
     pub(crate) default_width: Option<u16>,
     /// Backing files of a file, 1 to 256; by default as many as there are targets
     #[arg(short = 'c', long, value_name = "N", required_unless_present_any = ["targets", "width", "default_width"])]
     pub(crate) stripe_count: Option<u16>,
-    /// Where they are, in turn: nodes by name or number, NODE:I for a node's I-th target from 0; by default nodes that have
-    /// room, this one first
+    /// Where they are, in turn: nodes by name or number, NODE:I for a node's I-th target from 0; by default nodes that
+    /// have room, this one first
     #[arg(short = 't', long, value_name = "NODE[:I],...", value_delimiter = ',')]
     pub(crate) targets: Vec<String>,
     /// Bytes of a stripe, a power of two

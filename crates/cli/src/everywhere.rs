@@ -1,5 +1,5 @@
-//! One verb on many hosts: here directly, on others by ssh, a bounded number at a time, with progress, and an explanation of
-//! whatever went wrong on each.
+//! One verb on many hosts: here directly, on others by ssh, a bounded number at a time, with progress, and an
+//! explanation of whatever went wrong on each.
 
 use std::io::Write;
 use std::process::{Command, ExitCode, Output, Stdio};
@@ -166,8 +166,8 @@ fn explain(remote_command: &RemoteCommand, output: &Output, outcome: &Outcome) -
     })
 }
 
-/// Runs all remote commands, at most [`REMOTE_SHELLS_MAX`] at a time; the outcomes come in their order. `doing` is what a person reads
-/// meanwhile.
+/// Runs all remote commands, at most [`REMOTE_SHELLS_MAX`] at a time; the outcomes come in their order. `doing` is what
+/// a person reads meanwhile.
 pub(crate) fn run(doing: &str, remote_commands: &[RemoteCommand]) -> Vec<Outcome> {
     let bar = match Style::of_stderr(true) {
         Style::Bar => ProgressBar::new(remote_commands.len() as u64),
@@ -198,8 +198,8 @@ pub(crate) fn run(doing: &str, remote_commands: &[RemoteCommand]) -> Vec<Outcome
     outcomes.into_iter().map(|(_, outcome)| outcome).collect()
 }
 
-/// Runs this command with other words on every node, prints what each says behind its name, and fails when one did; `verb`
-/// is what was tried.
+/// Runs this command with other words on every node, prints what each says behind its name, and fails when one did;
+/// `verb` is what was tried.
 pub(crate) fn on_every_node(
     file: &PoolFile,
     verb: &str,

@@ -1,4 +1,5 @@
-//! How the ranks of a job find each other when they start a pool together: by notes in a directory that all of them see.
+//! How the ranks of a job find each other when they start a pool together: by notes in a directory that all of them
+//! see.
 //!
 //! ```text
 //! rank r:  writes rank-r (its host, a random word) ─► waits for `pool` that has its word ─► writes seen-r ─► waits until `pool` is gone
@@ -122,8 +123,8 @@ struct Meeting {
     waited: Duration,
 }
 
-/// Meets the other ranks in `shared`; the pool of all their hosts, as rank 0 makes it with `make` from one node a host, in the
-/// order of their ranks.
+/// Meets the other ranks in `shared`; the pool of all their hosts, as rank 0 makes it with `make` from one node a host,
+/// in the order of their ranks.
 ///
 /// # Errors
 /// A directory that cannot be used, and ranks that do not come within `timeout`, naming them.

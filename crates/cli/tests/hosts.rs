@@ -1,5 +1,5 @@
-//! Pools over several hosts, started and stopped by one command or by a job's ranks. The hosts are addresses of the loopback
-//! network; a script that knows them takes ssh's place.
+//! Pools over several hosts, started and stopped by one command or by a job's ranks. The hosts are addresses of the
+//! loopback network; a script that knows them takes ssh's place.
 
 mod common;
 

@@ -1,4 +1,5 @@
-//! What a pool's daemon inherits from its starter: limits, signals, umask, devices. It sheds what it can, and says what it cannot.
+//! What a pool's daemon inherits from its starter: limits, signals, umask, devices. It sheds what it can, and says what
+//! it cannot.
 
 mod common;
 

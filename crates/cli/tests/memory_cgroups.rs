@@ -32,8 +32,8 @@ impl Cgroup {
     }
 
     fn limit_to(&self, bytes: u64) -> bool {
-        // Without swap, where the machine has any: what is paged out is charged to no limit of memory. Of the two limits of the
-        // first version the one of both is never below the other.
+        // Without swap, where the machine has any: what is paged out is charged to no limit of memory. Of the two
+        // limits of the first version the one of both is never below the other.
         let with_swap = |name: &str, value: &str| {
             let file = self.path.join(name);
             if file.exists() {

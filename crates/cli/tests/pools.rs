@@ -286,7 +286,8 @@ fn shard_of_a_newer_format_is_refused_and_left_alone() {
     let place = Place::new();
     let dir = pool_on_disk_that_is_down(&place);
     let text = dir.to_str().unwrap();
-    // The format record as LMDB keeps it: 6 bytes of value, no flags, 1 byte of key; then the key, and version 5 of node 1.
+    // The format record as LMDB keeps it: 6 bytes of value, no flags, 1 byte of key; then the key, and version 5 of
+    // node 1.
     let shard = dir.join("target/shard/data.mdb");
     let mut bytes = std::fs::read(&shard).unwrap();
     let record = [6, 0, 0, 0, 0, 0, 1, 0, 1, 5, 0, 0, 0, 1, 0];

@@ -1,5 +1,5 @@
-//! The libraries that programs write their files with: parallel HDF5, NetCDF-4, PnetCDF and h5py, unchanged, write the same
-//! files into a pool as on tmpfs, with 1, 2 and 4 ranks.
+//! The libraries that programs write their files with: parallel HDF5, NetCDF-4, PnetCDF and h5py, unchanged, write the
+//! same files into a pool as on tmpfs, with 1, 2 and 4 ranks.
 //!
 //! A library that is not installed is skipped with a line. Debian has HDF5 for both MPIs, the others for Open MPI.
 
@@ -22,8 +22,8 @@ struct Files<'a> {
 
 const ONE: Files<'_> = Files { endings: &[""], compare: "cmp", stripes: 1 };
 
-/// Runs a program on a file of the pool and on one of tmpfs, and compares what it made. The files of the pool are read by
-/// another program, through the preload library. `words` has FILE where the file goes.
+/// Runs a program on a file of the pool and on one of tmpfs, and compares what it made. The files of the pool are read
+/// by another program, through the preload library. `words` has FILE where the file goes.
 fn same_as_on_tmpfs(place: &Place, mpi: &Mpi, words: &str, files: &Files<'_>) {
     for ranks in [1, 2, 4] {
         let native = Native::new("clients");
@@ -108,7 +108,8 @@ fn pnetcdf_writes_the_files_that_it_writes_on_tmpfs() {
     }
 }
 
-/// `ncmpi_open` opens the file by open(2) too, which would copy it into one backing file; and such names open(2) does not know.
+/// `ncmpi_open` opens the file by open(2) too, which would copy it into one backing file; and such names open(2) does
+/// not know.
 #[test]
 fn pnetcdf_opens_a_file_of_several_backing_files_as_it_is() {
     let _alone = alone();
@@ -133,7 +134,8 @@ fn pnetcdf_opens_a_file_of_several_backing_files_as_it_is() {
     place.assert_nothing_left();
 }
 
-/// A module of a Python, with PnetCDF in it: its calls come to the driver's function, and the module alone has PnetCDF's.
+/// A module of a Python, with PnetCDF in it: its calls come to the driver's function, and the module alone has
+/// PnetCDF's.
 #[test]
 fn pnetcdf_in_a_module_is_found_and_none_is_an_error() {
     let _alone = alone();

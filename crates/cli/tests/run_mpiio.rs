@@ -41,8 +41,8 @@ fn misuse_of_collective_calls_has_its_class_on_every_rank() {
     }
 }
 
-/// No rank returns from a close, a sync or another of these calls before all are in it, and from a close before all have
-/// let the file go.
+/// No rank returns from a close, a sync or another of these calls before all are in it, and from a close before all
+/// have let the file go.
 #[test]
 fn collective_calls_on_a_file_return_when_all_ranks_are_in_them() {
     let _alone = alone();
@@ -212,8 +212,8 @@ fn random_views_give_the_bytes_that_mpi_pack_says() {
     }
 }
 
-/// Open MPI alone: ROMIO of MPICH 4.0.2 aborts at some of these views, and gives other bytes at others. So does Open MPI 4.1.4
-/// with four ranks.
+/// Open MPI alone: ROMIO of MPICH 4.0.2 aborts at some of these views, and gives other bytes at others. So does Open
+/// MPI 4.1.4 with four ranks.
 #[test]
 fn random_views_give_the_bytes_of_the_mpi_librarys_own() {
     let _alone = alone();
@@ -249,8 +249,8 @@ fn files_outside_the_pool_are_the_mpi_librarys() {
     }
 }
 
-/// srun starts nothing by itself: it sends its environment to daemons, which start the ranks with that (`--export=ALL`, its
-/// default). So does this one, by a process that has nothing of its caller's but the list.
+/// srun starts nothing by itself: it sends its environment to daemons, which start the ranks with that (`--export=ALL`,
+/// its default). So does this one, by a process that has nothing of its caller's but the list.
 #[test]
 fn launcher_that_sends_its_environment_to_a_daemon_brings_the_doors_to_the_ranks() {
     use std::os::unix::fs::PermissionsExt;
@@ -405,8 +405,8 @@ fn installed_without(place: &Place, absent: &[&str]) -> PathBuf {
     own
 }
 
-/// As where an MPI was installed after Forebay was built. The ranks write by open(2) alone, which needs no driver: one of
-/// them says it all the same.
+/// As where an MPI was installed after Forebay was built. The ranks write by open(2) alone, which needs no driver: one
+/// of them says it all the same.
 #[test]
 fn program_whose_mpi_has_no_driver_is_told_so_once() {
     let _alone = alone();
@@ -444,8 +444,8 @@ fn jobs_that_run_mpi_programs_install_mpi_before_they_build() {
     }
 }
 
-/// The driver with the sanitizers of the C compiler in it, on both MPIs: every call, and random views in both collective
-/// ways. Leaks are not looked for, as an MPI library has many.
+/// The driver with the sanitizers of the C compiler in it, on both MPIs: every call, and random views in both
+/// collective ways. Leaks are not looked for, as an MPI library has many.
 #[test]
 fn driver_is_clean_under_address_and_undefined_behaviour_sanitizers() {
     let _alone = alone();

@@ -224,7 +224,8 @@ fn stop_key_stops_run_and_program_and_continue_continues_both() {
     let program: i32 =
         seen.split("ready ").nth(1).unwrap().split_whitespace().next().unwrap().parse().unwrap();
     let state = |pid: i32| forebay_sys::process::Stat::of(pid as u32).unwrap().state;
-    // The session leader cannot be stopped by its terminal when its group is orphaned, as this one is: the signal is sent.
+    // The session leader cannot be stopped by its terminal when its group is orphaned, as this one is: the signal is
+    // sent.
     kill(run.pid(), libc::SIGTSTP);
     eventually("run has stopped", || state(run.pid()) == b'T');
     assert!(is_alive(program));

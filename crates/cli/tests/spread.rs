@@ -133,8 +133,8 @@ fn file_that_somebody_has_open_stays_as_it_is_and_the_other_open_is_busy() {
     place.ok(["fsck", "--pool", dir.to_str().unwrap()]);
 }
 
-/// Writers, openers for a descriptor and stats of the same files at once: each write that returned is there, and no stat
-/// tells a size that the file never had.
+/// Writers, openers for a descriptor and stats of the same files at once: each write that returned is there, and no
+/// stat tells a size that the file never had.
 #[test]
 fn writes_stay_whoever_opens_the_file_meanwhile() {
     const ROUNDS: usize = 60;

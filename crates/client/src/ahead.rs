@@ -1,16 +1,19 @@
 //! Space that is taken ahead of writes which go through a file in small steps, so that memory comes in huge pages.
 //!
 //! A tmpfs gives a write pages no larger than the write. Ranks that take turns with records of some kilobytes would so
-//! fill a file with small pages, each found and locked by itself in every later access: writes half as fast, reads of 4 KiB
-//! runs a third (docs/decisions/0021). So a backing file that grows by such writes gets its space in windows, each a power of two.
+//! fill a file with small pages, each found and locked by itself in every later access: writes half as fast, reads of 4
+//! KiB runs a third (docs/decisions/0021). So a backing file that grows by such writes gets its space in windows, each
+//! a power of two.
 //!
 //! What is taken is bounded, as nobody gives it back before the file goes: by four times what this process wrote to the
-//! file in small steps, by the bytes before it in its backing file, and by [`AHEAD_BYTES_MAX`] a window. A write far from
-//! the last one takes nothing: who writes here and there leaves holes. When the medium is full it is left alone, and the
-//! write itself says so. Atomics without order between them: a lost update costs a call, or a window that is not taken.
+//! file in small steps, by the bytes before it in its backing file, and by [`AHEAD_BYTES_MAX`] a window. A write far
+//! from the last one takes nothing: who writes here and there leaves holes. When the medium is full it is left alone,
+//! and the write itself says so. Atomics without order between them: a lost update costs a call, or a window that is
+//! not taken.
 //!
-//! Of a file of several backing files the next one's window is taken, and filled with zeros, while this one is written: zeros
-//! are written under the inode's lock, for which the ranks that go through the file together would all wait at once.
+//! Of a file of several backing files the next one's window is taken, and filled with zeros, while this one is written:
+//! zeros are written under the inode's lock, for which the ranks that go through the file together would all wait at
+//! once.
 
 use std::ops::Range;
 use std::os::fd::RawFd;
@@ -50,8 +53,8 @@ impl Ahead {
         Ahead { taken: AtomicU64::new(Ahead::NEVER), ..Ahead::default() }
     }
 
-    /// Before `bytes` bytes are written to `range` of backing file `index` of `count`, whose descriptor is `fd`, by a call
-    /// whose steps through the file are `step` bytes. Whether those are small.
+    /// Before `bytes` bytes are written to `range` of backing file `index` of `count`, whose descriptor is `fd`, by a
+    /// call whose steps through the file are `step` bytes. Whether those are small.
     pub(crate) fn take(
         &self,
         (index, count): (usize, usize),

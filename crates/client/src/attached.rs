@@ -1,5 +1,5 @@
-//! What one process holds of a pool: ring, board and this node's targets. Made by system calls alone, in memory of its own mmap, as a
-//! forked child may attach inside a signal handler; never freed, as other threads may be using it.
+//! What one process holds of a pool: ring, board and this node's targets. Made by system calls alone, in memory of its
+//! own mmap, as a forked child may attach inside a signal handler; never freed, as other threads may be using it.
 
 use std::os::fd::{AsFd, AsRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, AtomicU64, Ordering};
@@ -212,8 +212,8 @@ impl Attached {
         targets.all(|target| target >> 16 != here && self.reply.nodes > 1 || self.is_stable(target as u16))
     }
 
-    /// The target for a new file that may lie on any of this node: the first below its high-water mark, or the one with most
-    /// room where all are above.
+    /// The target for a new file that may lie on any of this node: the first below its high-water mark, or the one with
+    /// most room where all are above.
     #[inline]
     pub(crate) fn roomy_target(&self) -> u16 {
         match self.target_count {
@@ -256,8 +256,8 @@ impl Attached {
         (roomiest.1, true)
     }
 
-    /// The removal of a file's backing file if it may wait for the slot's next request: the file has one, on a target of
-    /// this node with room to spare. So the space of a removed file is free at once where it may be needed at once.
+    /// The removal of a file's backing file if it may wait for the slot's next request: the file has one, on a target
+    /// of this node with room to spare. So the space of a removed file is free at once where it may be needed at once.
     pub(crate) fn may_wait(&self, ino: Ino, kind: Kind, layout: &Layout) -> Option<Removal> {
         let target = layout.components()[0].target(0);
         let is_here = self.reply.nodes <= 1 || target >> 16 == u32::from(self.reply.node.0);

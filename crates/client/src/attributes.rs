@@ -34,8 +34,9 @@ fn is_in_group(gid: u32) -> bool {
     gid == caller().gid || permits((0o070, !0, gid), 4, false)
 }
 
-/// Mode, owner and group after a chown, if the caller may make it; an id that is none stays. Set-id bits go from all but
-/// directories, as in Linux: the set-group-id bit of what its group may not execute stays if the caller is in the group.
+/// Mode, owner and group after a chown, if the caller may make it; an id that is none stays. Set-id bits go from all
+/// but directories, as in Linux: the set-group-id bit of what its group may not execute stays if the caller is in the
+/// group.
 pub(crate) fn owners_after(
     (mode, owner, group): (u32, u32, u32),
     uid: Option<u32>,

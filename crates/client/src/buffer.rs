@@ -1,6 +1,7 @@
-//! The memory through which this process's data pass to and from other nodes: made and sealed by the daemon, which has the
-//! network read and write it. It is got when data are first moved that are too large for a slot, and cut into pieces that are
-//! taken by a bit each; a call copies between its caller's memory and a piece while other pieces are on their way.
+//! The memory through which this process's data pass to and from other nodes: made and sealed by the daemon, which has
+//! the network read and write it. It is got when data are first moved that are too large for a slot, and cut into
+//! pieces that are taken by a bit each; a call copies between its caller's memory and a piece while other pieces are on
+//! their way.
 //!
 //! A piece whose request failed without word from the file's node may be written late: it is never used again, and its
 //! buffer is left for another (docs/decisions/0018).
@@ -14,8 +15,8 @@ use forebay_types::{Code, NodeId};
 
 const PIECES: usize = BUFFER_BYTES / MOVE_BYTES_MAX;
 const ALL: u64 = u64::MAX >> (64 - PIECES);
-/// Buffers in turn that were refused for one node's data, as the daemon has no room for more or the network fails between the two: its
-/// data go by slots from then on, until one is tried again after [`PAUSE_NS`].
+/// Buffers in turn that were refused for one node's data, as the daemon has no room for more or the network fails
+/// between the two: its data go by slots from then on, until one is tried again after [`PAUSE_NS`].
 const REFUSALS_MAX: u32 = 3;
 const PAUSE_NS: u64 = 5_000_000_000;
 /// So long no other is asked for when the daemon gave none: it may be starting, or out of descriptors.
@@ -139,7 +140,8 @@ impl Buffers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A piece for a call that `has` some: of its first few it gets what there is, of more what others are not likely to need.
+    /// A piece for a call that `has` some: of its first few it gets what there is, of more what others are not likely
+    /// to need.
     pub(crate) fn another(
         &self,
         has: usize,
@@ -155,8 +157,8 @@ impl Buffers {
         (has < OWN || is_spare()).then(|| self.piece(node, make)).flatten()
     }
 
-    /// A piece for data of a node; the buffer is got by `make` if there is none. None: all pieces are in use, or there is no buffer for
-    /// now.
+    /// A piece for data of a node; the buffer is got by `make` if there is none. None: all pieces are in use, or there
+    /// is no buffer for now.
     pub(crate) fn piece(&self, node: NodeId, make: impl FnOnce() -> Result<Buffer, Code>) -> Option<Piece> {
         self.piece_at(call_clock(), node, make)
     }
@@ -183,7 +185,8 @@ impl Buffers {
         held.buffer.as_ref()?.take()
     }
 
-    /// The daemon does not know a piece's buffer, as it is another worker or has no room; or the transfer with this node failed.
+    /// The daemon does not know a piece's buffer, as it is another worker or has no room; or the transfer with this
+    /// node failed.
     pub(crate) fn refused(&self, node: NodeId, piece: &Piece) {
         self.refused_at(call_clock(), node, piece);
     }

@@ -1,6 +1,6 @@
-//! How long a call waits that has several requests under way: for all of them together as long as for one, counted from the last
-//! that was answered. So a call that goes on slowly is not cut off, and one whose daemon has stopped waits once, not once
-//! for each request.
+//! How long a call waits that has several requests under way: for all of them together as long as for one, counted from
+//! the last that was answered. So a call that goes on slowly is not cut off, and one whose daemon has stopped waits
+//! once, not once for each request.
 
 use forebay_ring::call_clock;
 use forebay_types::limits::CALL_TIMEOUT_MS;

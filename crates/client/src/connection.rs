@@ -122,8 +122,8 @@ impl Address {
         }
     }
 
-    /// Fails while this process has no room for the descriptors of an attachment, which the daemon would have made in vain and
-    /// keep until the process ends.
+    /// Fails while this process has no room for the descriptors of an attachment, which the daemon would have made in
+    /// vain and keep until the process ends.
     fn check_room(&self) -> Result<(), Code> {
         let mut room = [const { None }; ATTACH_FDS_MIN + 1];
         for place in &mut room {
@@ -276,8 +276,9 @@ impl Address {
         Ok(Err(Code::from_u16(u16::from_le_bytes(code))))
     }
 
-    /// Watches a directory with an inotify instance; the watch's descriptor. Tried again when a worker dies in the middle: adding a watch twice
-    /// changes nothing. Not when no answer comes: each attempt would leave the daemon a thread that waits.
+    /// Watches a directory with an inotify instance; the watch's descriptor. Tried again when a worker dies in the
+    /// middle: adding a watch twice changes nothing. Not when no answer comes: each attempt would leave the daemon a
+    /// thread that waits.
     pub(crate) fn watch(&self, ino: Ino, inotify: BorrowedFd<'_>, mask: u32) -> Result<i32, Code> {
         for _ in 0..ATTEMPTS {
             let socket = self.connect(ANSWER_TIMEOUT_S, 0)?;

@@ -44,8 +44,8 @@ pub(crate) fn proc_fd(fd: RawFd, buffer: &mut [u8; 32]) -> Option<&std::ffi::CSt
 }
 
 impl Pool {
-    /// A path by which the kernel finds a file's first backing file, or a bound socket's node, through the target's descriptor. Inodes never share
-    /// one. A file of another node is found by the pool's mount.
+    /// A path by which the kernel finds a file's first backing file, or a bound socket's node, through the target's
+    /// descriptor. Inodes never share one. A file of another node is found by the pool's mount.
     ///
     /// # Errors
     /// [`Code::NotSupported`] for what is neither a file nor a socket, and for a file of another node without a mount.
@@ -80,8 +80,8 @@ impl Pool {
         path.push(BackingName::new(entry.attr.ino, 0, 0).as_bytes())
     }
 
-    /// The inode behind a descriptor: a backing file, an anchor, or a directory of the mount of this pool, `kernel` being what `fstat` gave for it.
-    /// None for any other descriptor.
+    /// The inode behind a descriptor: a backing file, an anchor, or a directory of the mount of this pool, `kernel`
+    /// being what `fstat` gave for it. None for any other descriptor.
     pub fn inode_of(&self, fd: RawFd, kernel: &libc::stat) -> Option<Ino> {
         let attached = self.attached().ok()?;
         let Some(target) = attached.target_on(kernel.st_dev) else { return self.directory_on_mount(kernel) };

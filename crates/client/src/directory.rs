@@ -6,8 +6,8 @@ use forebay_types::{Code, Cookie, DirEntry, Ino, Reader, Reply, Request, REPLY_H
 use crate::path::PathBuffer;
 use crate::pool::Pool;
 
-/// A cursor over a directory's entries, without `.` and `..`. Entries that are there from the first to the last call are
-/// returned exactly once, whatever comes and goes meanwhile.
+/// A cursor over a directory's entries, without `.` and `..`. Entries that are there from the first to the last call
+/// are returned exactly once, whatever comes and goes meanwhile.
 #[derive(Debug)]
 pub struct Directory {
     ino: Ino,

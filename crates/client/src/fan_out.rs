@@ -1,5 +1,5 @@
-//! One thing asked of many nodes, mostly of backing files that they have: the requests are under way at the same time, as the nodes
-//! do not wait for each other.
+//! One thing asked of many nodes, mostly of backing files that they have: the requests are under way at the same time,
+//! as the nodes do not wait for each other.
 
 use forebay_ring::{Claim, Ring};
 use forebay_types::limits::BACKING_AHEAD;

@@ -82,8 +82,8 @@ impl Pool {
         File { pool, entry: *entry, stripes, first, writable, is_in_memory, ahead, scatter, read_ahead }
     }
 
-    /// Opens a file of any layout; with `write` it is dirty when this returns. [`Code::Stale`] when it has got another layout
-    /// meanwhile.
+    /// Opens a file of any layout; with `write` it is dirty when this returns. [`Code::Stale`] when it has got another
+    /// layout meanwhile.
     pub fn open_file(&self, entry: &Entry, write: bool) -> Result<File, Code> {
         if !entry.attr.is_file() {
             return Err(if entry.attr.is_directory() { Code::IsDirectory } else { Code::Invalid });
@@ -115,9 +115,8 @@ impl Pool {
         if write && entry.attr.flags & FLAG_DIRTY == 0 {
             self.ask_entry(&Request::MarkDirty { ino: entry.attr.ino })?;
         }
-        // With all of them open no layout changes. Whether it did before, the daemon knows, who need not be asked where the
-        // one backing file of another layout is not there (migrate.rs);
-        // in a pool of several nodes none does.
+        // With all of them open no layout changes. Whether it did before, the daemon knows, who need not be asked where
+        // the one backing file of another layout is not there (migrate.rs); in a pool of several nodes none does.
         if stripes.len() > 1 && !self.spans_nodes() && self.may_be_single(entry.attr.ino) {
             match self.ask_entry(&Request::GetAttr { ino: entry.attr.ino }) {
                 Ok(now) if now.layout == entry.layout => {}
@@ -285,8 +284,8 @@ impl File {
         self.entry.attr.ino
     }
 
-    /// Says whether what lies on other nodes may be read ahead of who reads it in order, and be up to [`READ_AHEAD_MS`] old; writes,
-    /// truncation and [`File::sync`] by this file are seen at once all the same. At first it may not.
+    /// Says whether what lies on other nodes may be read ahead of who reads it in order, and be up to [`READ_AHEAD_MS`]
+    /// old; writes, truncation and [`File::sync`] by this file are seen at once all the same. At first it may not.
     ///
     /// [`READ_AHEAD_MS`]: forebay_types::limits::READ_AHEAD_MS
     pub fn read_in_order(&self, wanted: bool) {
@@ -303,8 +302,8 @@ impl File {
         self.allocate_range(0, 0, bytes)
     }
 
-    /// `fallocate` of a range, with the modes that move no data: stripes are dense, so that a range of the file is one range of
-    /// each backing file.
+    /// `fallocate` of a range, with the modes that move no data: stripes are dense, so that a range of the file is one
+    /// range of each backing file.
     ///
     /// # Errors
     /// [`Code::NotSupported`] for modes that move data.
@@ -420,8 +419,8 @@ impl File {
         &self.scatter
     }
 
-    /// Takes space ahead of a write of `bytes` bytes to a range of a backing file that is here, by a call whose steps through the file
-    /// are `step` bytes.
+    /// Takes space ahead of a write of `bytes` bytes to a range of a backing file that is here, by a call whose steps
+    /// through the file are `step` bytes.
     pub(crate) fn take_ahead(&self, index: usize, fd: RawFd, range: Range<u64>, bytes: usize, step: usize) {
         let (count, start) = (self.stripes.len(), range.start);
         let is_small = self.ahead.take((index, count), fd, range, bytes, step);

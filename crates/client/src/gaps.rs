@@ -1,7 +1,9 @@
-//! Which gaps between ranges are read along, and which ranges go by the buffer (`sieve.rs`): as a system call costs on this machine.
+//! Which gaps between ranges are read along, and which ranges go by the buffer (`sieve.rs`): as a system call costs on
+//! this machine.
 //!
-//! A small pread takes 0.3 us on one machine and a whole one on another, by its processor, its hypervisor and what its kernel does
-//! against side channels, while copies are alike. So the first read of this kind of a process looks at a clock. Measured: docs/decisions/0021.
+//! A small pread takes 0.3 us on one machine and a whole one on another, by its processor, its hypervisor and what its
+//! kernel does against side channels, while copies are alike. So the first read of this kind of a process looks at a
+//! clock. Measured: docs/decisions/0021.
 
 use std::os::fd::RawFd;
 use std::sync::OnceLock;
@@ -16,7 +18,8 @@ const TRIES: usize = 8;
 const PART_NANOSECONDS: u64 = 70;
 /// How much the kernel copies of a gap meanwhile, in a nanosecond.
 const GAP_BYTES_PER_NANOSECOND: u64 = 8;
-/// A range of so many bytes for each nanosecond that a call costs takes as long to copy once more as a change of pieces.
+/// A range of so many bytes for each nanosecond that a call costs takes as long to copy once more as a change of
+/// pieces.
 const SIEVE_BYTES_PER_NANOSECOND: u64 = 13;
 
 /// The longest of both that pay.

@@ -1,6 +1,7 @@
-//! What processes that opened a file together over several nodes have in common: a pointer, and locks that no other program's meet. MPI's
-//! shared file pointer and atomic mode are made of them. Kept at the file's first backing file, by the daemon that has it
-//! (`crates/server/src/worker/network/groups.rs`), under a number which the process that makes the group draws and tells the others.
+//! What processes that opened a file together over several nodes have in common: a pointer, and locks that no other
+//! program's meet. MPI's shared file pointer and atomic mode are made of them. Kept at the file's first backing file,
+//! by the daemon that has it (`crates/server/src/worker/network/groups.rs`), under a number which the process that
+//! makes the group draws and tells the others.
 
 use forebay_ring::pause;
 use forebay_types::{BackingId, BackingOp, Code, GroupOp, LockKind, LockWish, Reply, Request};
@@ -13,8 +14,9 @@ use crate::remote_inodes::new_handle;
 /// Numbers that are tried before it is somebody's fault that they are taken.
 const DRAWS: u32 = 4;
 
-/// A number that hardly another process of the pool draws, and not 0. Sessions differ, and so do a process's handles; the constants
-/// and shifts are SplitMix64's (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
+/// A number that hardly another process of the pool draws, and not 0. Sessions differ, and so do a process's handles;
+/// the constants and shifts are SplitMix64's (Steele, Lea, Flood: Fast splittable pseudorandom number generators,
+/// 2014).
 fn drawn(session: u64, handle: u64) -> u64 {
     let mut z = session.wrapping_add(handle.wrapping_mul(0x9e37_79b9_7f4a_7c15));
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -79,8 +81,8 @@ impl File {
         self.tell_group(key, GroupOp::Seek { position })
     }
 
-    /// Keeps others of the group from bytes `start` to `end`, with `writes` also those that only read; waits for those that do.
-    /// The lock's number, for [`File::group_unlock`]. It goes with this process.
+    /// Keeps others of the group from bytes `start` to `end`, with `writes` also those that only read; waits for those
+    /// that do. The lock's number, for [`File::group_unlock`]. It goes with this process.
     ///
     /// # Errors
     /// As [`File::group_move`].

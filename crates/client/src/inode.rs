@@ -71,11 +71,11 @@ impl Pool {
         })
     }
 
-    /// Says that this process serves the pool's mount, whose FUSE device this is. When it returns, the kernel is told of every
-    /// change that another process makes before that is acknowledged to it. True when nobody else has files of the pool open;
-    /// the socket tells when that changes ([`forebay_ring::KIND_MOUNT`]), and closes when the daemon's worker dies, who has to
-    /// be told again then. So it has when this process has attached anew, as it does after a call that had no answer: compare
-    /// [`Pool::session`].
+    /// Says that this process serves the pool's mount, whose FUSE device this is. When it returns, the kernel is told
+    /// of every change that another process makes before that is acknowledged to it. True when nobody else has files of
+    /// the pool open; the socket tells when that changes ([`forebay_ring::KIND_MOUNT`]), and closes when the daemon's
+    /// worker dies, who has to be told again then. So it has when this process has attached anew, as it does after a
+    /// call that had no answer: compare [`Pool::session`].
     pub fn announce_mount(
         &self,
         device: std::os::fd::BorrowedFd<'_>,
@@ -83,8 +83,9 @@ impl Pool {
         self.address().announce_mount(self.attached()?.reply.session, device)
     }
 
-    /// inotify_add_watch(2) of a directory, with an inotify instance of this process; the watch's descriptor. The kernel delivers the events of
-    /// a mirror of the directory, which the daemon keeps for as long as the instance is open in any process.
+    /// inotify_add_watch(2) of a directory, with an inotify instance of this process; the watch's descriptor. The
+    /// kernel delivers the events of a mirror of the directory, which the daemon keeps for as long as the instance is
+    /// open in any process.
     ///
     /// # Errors
     /// [`Code::NotSupported`] for a directory of another node and a wide one, [`Code::NoSpace`] beyond the limits of watched directories and

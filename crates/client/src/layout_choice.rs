@@ -1,10 +1,10 @@
-//! Where the data of new files goes: to the node of who makes them, unless the directory's layout or the maker says otherwise.
-//! Targets that nobody named the daemon chooses, who knows which have room (`Request::Place`): for each file anew, also where this
-//! node has no target.
+//! Where the data of new files goes: to the node of who makes them, unless the directory's layout or the maker says
+//! otherwise. Targets that nobody named the daemon chooses, who knows which have room (`Request::Place`): for each file
+//! anew, also where this node has no target.
 //!
-//! A maker whose directory is on another node does not know that directory's layout, and does not ask for it: it says where it
-//! would put the file, and the directory's node makes nothing but answers with the directory where that has a layout
-//! ([`Layout::unless_set`]). So a directory without one costs nobody a request.
+//! A maker whose directory is on another node does not know that directory's layout, and does not ask for it: it says
+//! where it would put the file, and the directory's node makes nothing but answers with the directory where that has a
+//! layout ([`Layout::unless_set`]). So a directory without one costs nobody a request.
 
 use forebay_types::limits::{STRIPES_MAX, TARGETS_MAX};
 use forebay_types::{
@@ -14,8 +14,8 @@ use forebay_types::{
 use crate::file::Striping;
 use crate::pool::Pool;
 
-/// The targets that a component's stripes go round, in their order, or the one on which all are; none where they are chosen for
-/// each file.
+/// The targets that a component's stripes go round, in their order, or the one on which all are; none where they are
+/// chosen for each file.
 pub fn targets_of(c: &Component) -> Option<Targets> {
     let mut all = [0; TARGETS_MAX];
     let used = usize::from(c.stripe_count.min(u16::from(c.target_count)));
@@ -29,17 +29,17 @@ pub fn targets_of(c: &Component) -> Option<Targets> {
     }
 }
 
-/// The largest prime that is at most one more than `count`, if that is more than 2. What processes write to a file at the same time mostly is a
-/// power of two of stripes apart, and with such a number of backing files they would meet on one again and again
-/// (docs/decisions/0021).
+/// The largest prime that is at most one more than `count`, if that is more than 2. What processes write to a file at
+/// the same time mostly is a power of two of stripes apart, and with such a number of backing files they would meet on
+/// one again and again (docs/decisions/0021).
 fn prime_near(count: u16) -> u16 {
     let is_prime = |n: &u16| (2..*n).take_while(|i| i * i <= *n).all(|i| !n.is_multiple_of(i));
     (2..=(count + 1).min(STRIPES_MAX)).rev().find(is_prime).filter(|_| count > 2).unwrap_or(count)
 }
 
 impl Pool {
-    /// What a request to make a file says of its layout when the maker has no wish; none in a pool with one target, where
-    /// only who asks for several backing files gets them.
+    /// What a request to make a file says of its layout when the maker has no wish; none in a pool with one target,
+    /// where only who asks for several backing files gets them.
     pub(crate) fn layout_unless_set(&self) -> Result<Option<Layout>, Code> {
         let attached = self.attached()?;
         Ok(match attached.reply.nodes > 1 || attached.target_count() > 1 {
@@ -48,8 +48,8 @@ impl Pool {
         })
     }
 
-    /// The target for a new file that nobody named one for: this node's, as long as one has room, else one that the daemon knows
-    /// to have some.
+    /// The target for a new file that nobody named one for: this node's, as long as one has room, else one that the
+    /// daemon knows to have some.
     fn target_for_new(&self) -> Result<u32, Code> {
         let attached = self.attached()?;
         if attached.reply.nodes > 1 && attached.takes_files() && attached.is_full() {
@@ -80,8 +80,8 @@ impl Pool {
         Ok(Layout::single(node_of(own), own as u16))
     }
 
-    /// The target on which this node's programs make their files: the first of this node's that has room. One of another node
-    /// where this one has none.
+    /// The target on which this node's programs make their files: the first of this node's that has room. One of
+    /// another node where this one has none.
     pub(crate) fn own_target(&self) -> Result<u32, Code> {
         let attached = self.attached()?;
         if !attached.takes_files() {
@@ -90,8 +90,8 @@ impl Pool {
         Ok(target_of(attached.reply.node, attached.roomy_target()))
     }
 
-    /// The layout of a file that is made in a directory with a layout of its own, for who wants a descriptor of it. On one
-    /// node several backing files are for those who ask for them: a descriptor is of one.
+    /// The layout of a file that is made in a directory with a layout of its own, for who wants a descriptor of it. On
+    /// one node several backing files are for those who ask for them: a descriptor is of one.
     pub(crate) fn layout_to_open(&self, directory: &Entry) -> Result<Layout, Code> {
         if !self.spans_nodes() && Striping::of(&directory.layout).stripe_count > 1 {
             return self.layout_here();
@@ -112,8 +112,8 @@ impl Pool {
         self.layout_of(Striping::of(layout))
     }
 
-    /// A layout of so many stripes, on targets that the daemon chooses; of about so many where the number is only proposed and they
-    /// are all on one target.
+    /// A layout of so many stripes, on targets that the daemon chooses; of about so many where the number is only
+    /// proposed and they are all on one target.
     pub(crate) fn layout_of(&self, mut striping: Striping) -> Result<Layout, Code> {
         let targets = self.place(striping.stripe_count)?;
         if striping.yields && targets.as_slice().len() == 1 {
@@ -138,8 +138,8 @@ impl Pool {
         })
     }
 
-    /// Sets how files that are made in a directory are to lie; without targets they are chosen for each. One stripe and no
-    /// targets: as where nothing is set.
+    /// Sets how files that are made in a directory are to lie; without targets they are chosen for each. One stripe and
+    /// no targets: as where nothing is set.
     ///
     /// # Errors
     /// [`Code::NotDirectory`]; [`Code::Invalid`] for stripes that no layout has; [`Code::NoDevice`] for a target that is not there.
@@ -166,8 +166,8 @@ impl Pool {
         })
     }
 
-    /// Whether there is a target of a node that has some, which the directory's node may not know: a node knows its own. What cannot
-    /// be asked now is taken to be there.
+    /// Whether there is a target of a node that has some, which the directory's node may not know: a node knows its
+    /// own. What cannot be asked now is taken to be there.
     fn check_target(&self, any: Ino, target: u32) -> Result<(), Code> {
         let (attached, index) = (self.attached()?, target as u16);
         let is_there = match node_of(target) == attached.reply.node {

@@ -1,5 +1,5 @@
-//! What programs of several nodes do to a file one after the other: locks, and writes at the end of a file of several backing
-//! files. Both are kept at the file's first backing file, by the daemon of the node that has it
+//! What programs of several nodes do to a file one after the other: locks, and writes at the end of a file of several
+//! backing files. Both are kept at the file's first backing file, by the daemon of the node that has it
 //! (`crates/server/src/worker/network/locks.rs`).
 
 use std::os::fd::{AsFd, BorrowedFd};
@@ -54,8 +54,8 @@ impl LocksElsewhere {
     fn is_told(&self, wish: LockWish) -> bool {
         match self.set(wish) {
             Ok(()) => true,
-            // Whatever else it says, it has heard, or is no node any more that could hold a lock. A pool that is gone is this node's
-            // worker: it may be stopped, and what was asked before may still be served when it goes on.
+            // Whatever else it says, it has heard, or is no node any more that could hold a lock. A pool that is gone
+            // is this node's worker: it may be stopped, and what was asked before may still be served when it goes on.
             Err(code) => !matches!(
                 code,
                 Code::Io
@@ -79,9 +79,10 @@ impl LocksElsewhere {
     }
 }
 
-/// A number for an owner of locks elsewhere. It is given up for good with all its locks: a message that took its time on the way can ask for a
-/// lock again when its owner has long let go, and the other node knows it by the number. No other process of the node has it, so
-/// that the other node also knows it when this process had to attach anew, under another session.
+/// A number for an owner of locks elsewhere. It is given up for good with all its locks: a message that took its time
+/// on the way can ask for a lock again when its owner has long let go, and the other node knows it by the number. No
+/// other process of the node has it, so that the other node also knows it when this process had to attach anew, under
+/// another session.
 pub fn new_lock_owner() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     LOCK_OWNER_OF_NODE
@@ -94,8 +95,8 @@ pub fn leaves_lock_in_doubt(code: Code) -> bool {
     !matches!(code, Code::Busy | Code::NoResources)
 }
 
-/// Owners that have let go of all they had at other nodes, which these have not yet acknowledged: a link was down. They are told until they
-/// have, so that no lock stays there of which nobody here knows.
+/// Owners that have let go of all they had at other nodes, which these have not yet acknowledged: a link was down. They
+/// are told until they have, so that no lock stays there of which nobody here knows.
 #[derive(Debug, Default)]
 pub struct Unlocks {
     waiting: Mutex<Vec<(LocksElsewhere, LockWish)>>,
@@ -106,7 +107,8 @@ impl Unlocks {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Has an owner let go of everything. False: its node could not be told, and is to be told again ([`Unlocks::retry`]).
+    /// Has an owner let go of everything. False: its node could not be told, and is to be told again
+    /// ([`Unlocks::retry`]).
     pub fn give(&self, locks: LocksElsewhere, owner: u64, flock: bool) -> bool {
         let wish = LockWish { owner, flock, kind: LockKind::Unlock, start: 0, end: FILE_BYTES_MAX };
         let told = locks.is_told(wish);
@@ -140,8 +142,8 @@ impl File {
     }
 
     /// Writes at the end. Of a file with one backing file, which is on another node, what is no longer than
-    /// [`forebay_types::limits::MOVE_BYTES_MAX`] goes in as a whole, whoever else appends; of several backing files anything
-    /// does, while others append likewise.
+    /// [`forebay_types::limits::MOVE_BYTES_MAX`] goes in as a whole, whoever else appends; of several backing files
+    /// anything does, while others append likewise.
     ///
     /// # Errors
     /// [`Code::TimedOut`] when others do not finish; [`Code::NotSupported`] for a file of one backing file of this node, whose
@@ -181,8 +183,8 @@ impl File {
         written
     }
 
-    /// Writes all, and fails where only some of it can be: who appended the rest by another call would leave a gap before it, where some of the
-    /// stripes behind took theirs.
+    /// Writes all, and fails where only some of it can be: who appended the rest by another call would leave a gap
+    /// before it, where some of the stripes behind took theirs.
     fn write_all_at(&self, buffer: &[u8], at: u64, until_ns: u64) -> Result<usize, Code> {
         let mut done = 0;
         while done < buffer.len() {

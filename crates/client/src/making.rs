@@ -1,5 +1,6 @@
-//! Making files: the request, and the backing file that its process makes while the daemon serves it (docs/decisions/0003). Where
-//! the file will lie is `layout_choice`'s business; one that does not lie here as one backing file is opened by the pool's mount.
+//! Making files: the request, and the backing file that its process makes while the daemon serves it
+//! (docs/decisions/0003). Where the file will lie is `layout_choice`'s business; one that does not lie here as one
+//! backing file is opened by the pool's mount.
 
 use std::os::fd::{OwnedFd, RawFd};
 
@@ -13,7 +14,8 @@ use crate::pool::{caller, Pool, SHORT_REPLY_BYTES, SHORT_REQUEST_BYTES};
 use crate::remembered::remember_opened;
 use crate::walk::{permits, Dir, Name, EXECUTE, WRITE};
 
-/// So many places are tried for a file whose data others are to have: the daemon learns of one that does not answer by the first.
+/// So many places are tried for a file whose data others are to have: the daemon learns of one that does not answer by
+/// the first.
 pub(crate) const PLACES: u32 = 3;
 const OWNER_READS_AND_WRITES: u32 = 0o600;
 
@@ -114,7 +116,8 @@ impl Pool {
         let me = caller();
         for attempt in 1.. {
             let elsewhere = self.wishes_elsewhere(layout.as_ref());
-            // Where no file can be made on this node, one that its maker may not open again is opened before it gets its mode.
+            // Where no file can be made on this node, one that its maker may not open again is opened before it gets
+            // its mode.
             let opens_first = elsewhere
                 && !self.takes_files()
                 && !permits((mode & 0o7777, me.uid, me.gid), wanted(flags), false);
@@ -158,14 +161,15 @@ impl Pool {
             if !elsewhere || attempt == PLACES || code == Code::NotSupported {
                 return Err(code);
             }
-            // The node that was to have its data does not answer: they lie here, or on another where this one has no target.
+            // The node that was to have its data does not answer: they lie here, or on another where this one has no
+            // target.
             layout = Some(Layout::unless_set(self.own_target()?));
         }
         Err(Code::Io)
     }
 
-    /// Makes those backing files of a new file that are on other nodes, so that one that is down is noticed while the file can still
-    /// lie elsewhere. A file that was removed meanwhile is fine: whoever opens it finds out.
+    /// Makes those backing files of a new file that are on other nodes, so that one that is down is noticed while the
+    /// file can still lie elsewhere. A file that was removed meanwhile is fine: whoever opens it finds out.
     #[cold]
     fn make_far(&self, entry: &Entry) -> Result<(), Code> {
         let far = || {
@@ -187,7 +191,8 @@ impl Pool {
         }
     }
 
-    /// Opens a new file by the mount, where `path` leads, and gives it its mode then; one that cannot be opened leaves no name.
+    /// Opens a new file by the mount, where `path` leads, and gives it its mode then; one that cannot be opened leaves
+    /// no name.
     #[cold]
     fn open_led(&self, file: &NewFile<'_>, mode: u32, flags: i32, path: &PathBuffer) -> Result<RawFd, Code> {
         let flags = flags & !(libc::O_CREAT | libc::O_EXCL | libc::O_TRUNC);
@@ -213,9 +218,9 @@ impl Pool {
         permits((mode & 0o7777, me.uid, me.gid), wanted(flags), false) && self.sees_mount(path).is_ok()
     }
 
-    /// Makes a file in a directory that says how its files lie; none when it is made and `by_mount` says where the kernel reaches
-    /// it. Where no descriptor could be had of such a file, without a mount or as its maker may not open it again, it has one
-    /// backing file here.
+    /// Makes a file in a directory that says how its files lie; none when it is made and `by_mount` says where the
+    /// kernel reaches it. Where no descriptor could be had of such a file, without a mount or as its maker may not open
+    /// it again, it has one backing file here.
     #[cold]
     fn open_new_as_set(
         &self,
@@ -352,9 +357,9 @@ impl Pool {
         opened
     }
 
-    /// Makes a file with one backing file here, or opens the one that is there, with a descriptor to its backing file (read-write,
-    /// and `flags` of O_APPEND, O_DIRECT...). The flag tells whether it was made. Without a descriptor when it lies on another
-    /// node, as all files do that are made on one without a target: for [`Pool::open_file`].
+    /// Makes a file with one backing file here, or opens the one that is there, with a descriptor to its backing file
+    /// (read-write, and `flags` of O_APPEND, O_DIRECT...). The flag tells whether it was made. Without a descriptor
+    /// when it lies on another node, as all files do that are made on one without a target: for [`Pool::open_file`].
     ///
     /// # Errors
     /// [`Code::Exists`] with `exclusive`.

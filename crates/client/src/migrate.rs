@@ -1,18 +1,18 @@
 //! From several backing files to one, so that whoever wants a descriptor of the file can have it.
 //!
-//! The data is copied into a file without a name while write leases keep all backing files closed to everybody else; then
-//! it gets the name of a single backing file, which no other layout uses, the daemon changes the layout, and the old
-//! backing files go. Before the change all reads are of the old ones, behind it of the new one. Who opens the file
+//! The data is copied into a file without a name while write leases keep all backing files closed to everybody else;
+//! then it gets the name of a single backing file, which no other layout uses, the daemon changes the layout, and the
+//! old backing files go. Before the change all reads are of the old ones, behind it of the new one. Who opens the file
 //! meanwhile waits in open(2), and the lease says so: the copy is given up, and the opener goes on as if nothing had
 //! been. One process at a time copies a file: a lock on the directory sees to that.
 //!
-//! A process may die, or lose its leases, between its request and the daemon's turn. So the daemon changes the layout only
-//! if a lease is held then and the new name is there, and whoever takes leases has removed that name first, when the
-//! leases of whoever died are gone and the daemon still has the old layout: lease and name together say that who holds
-//! the lease has copied all. And who opens several backing files looks for the new name with all of them open: from
-//! then on no lease is held, and no layout changes; if it did before, the name is there, and the daemon is asked. What a
-//! dead process leaves is the old layout, and at worst a file that nobody reads, or the new one, and the daemon removes the old
-//! backing files. Nothing here allocates. Tests: `crates/cli/tests/spread.rs`.
+//! A process may die, or lose its leases, between its request and the daemon's turn. So the daemon changes the layout
+//! only if a lease is held then and the new name is there, and whoever takes leases has removed that name first, when
+//! the leases of whoever died are gone and the daemon still has the old layout: lease and name together say that who
+//! holds the lease has copied all. And who opens several backing files looks for the new name with all of them open:
+//! from then on no lease is held, and no layout changes; if it did before, the name is there, and the daemon is asked.
+//! What a dead process leaves is the old layout, and at worst a file that nobody reads, or the new one, and the daemon
+//! removes the old backing files. Nothing here allocates. Tests: `crates/cli/tests/spread.rs`.
 
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 

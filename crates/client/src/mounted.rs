@@ -1,21 +1,22 @@
-//! The pool's mount, where it has one that this process sees: directories are opened there, and files that no descriptor of
-//! this node can be had of.
+//! The pool's mount, where it has one that this process sees: directories are opened there, and files that no
+//! descriptor of this node can be had of.
 //!
-//! A directory's descriptor is then one of the kernel's own: it can be locked, a static program can work in it, and its path
-//! is one that every program understands. Without a mount it is an anchor (`open`). Calls relative to either start from the
-//! inode, which a directory of the mount shows as its own.
+//! A directory's descriptor is then one of the kernel's own: it can be locked, a static program can work in it, and its
+//! path is one that every program understands. Without a mount it is an anchor (`open`). Calls relative to either start
+//! from the inode, which a directory of the mount shows as its own.
 //!
-//! A program under the preload library may know the mount's own paths too, and what it opens by them is the kernel's. So the
-//! descriptors that are opened here carry a mark that stays with them over dup, fork and exec: O_DSYNC, which means nothing
-//! of a directory ([`MOUNTED_MARK`]).
+//! A program under the preload library may know the mount's own paths too, and what it opens by them is the kernel's.
+//! So the descriptors that are opened here carry a mark that stays with them over dup, fork and exec: O_DSYNC, which
+//! means nothing of a directory ([`MOUNTED_MARK`]).
 //!
-//! A file that lies on another node, in a pool of several, only the kernel can make a descriptor of whose every use is served.
-//! The mount shows it in its root under a name that is its number ([`INODE_NAME`]), and that name is the mark: the kernel keeps
-//! it with the descriptor. Calls on such a descriptor are the kernel's; fstat alone puts the pool's device in the place of the
-//! mount's, so that the file is the same one by path and by descriptor.
+//! A file that lies on another node, in a pool of several, only the kernel can make a descriptor of whose every use is
+//! served. The mount shows it in its root under a name that is its number ([`INODE_NAME`]), and that name is the mark:
+//! the kernel keeps it with the descriptor. Calls on such a descriptor are the kernel's; fstat alone puts the pool's
+//! device in the place of the mount's, so that the file is the same one by path and by descriptor.
 //!
-//! The mount's process says where it is by a link in the pool's directory ([`MOUNT_LINK`]). It is believed only when what is
-//! there shows the right device and inode: mounts come and go, and a process may live in a namespace that lacks it.
+//! The mount's process says where it is by a link in the pool's directory ([`MOUNT_LINK`]). It is believed only when
+//! what is there shows the right device and inode: mounts come and go, and a process may live in a namespace that lacks
+//! it.
 
 use std::ffi::CStr;
 use std::os::fd::RawFd;
@@ -37,7 +38,8 @@ pub const MOUNTED_MARK: i32 = libc::O_DSYNC;
 pub const INODE_NAME: &[u8] = b".forebay-inode-";
 /// The number that the kernel gives the root of a mount of which it knows no attributes yet.
 const FUSE_ROOT: u64 = 1;
-/// What the kernel puts behind the path of a descriptor whose name it holds no longer, as it does of what it may not believe.
+/// What the kernel puts behind the path of a descriptor whose name it holds no longer, as it does of what it may not
+/// believe.
 const DELETED: &[u8] = b" (deleted)";
 
 /// The inode that a name in a mount's root stands for.
@@ -49,8 +51,8 @@ pub fn inode_of_name(name: &[u8]) -> Option<Ino> {
     u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok().map(Ino)
 }
 
-/// True when this inode of the device is at a path, or, the path being empty, behind a descriptor. What the kernel knows counts where
-/// it says so, without a request to a file system.
+/// True when this inode of the device is at a path, or, the path being empty, behind a descriptor. What the kernel
+/// knows counts where it says so, without a request to a file system.
 fn is_at(fd: RawFd, path: &CStr, device: u64, ino: Ino) -> bool {
     let look = |sync: i32| -> Result<(u64, u64), Code> {
         // SAFETY: an all-zero statx is valid; it is writable for the call, and the path NUL-terminated.
@@ -124,7 +126,8 @@ impl Pool {
         }
     }
 
-    /// Opens an inode of the pool by its path on the mount; none where there is no mount, or it does not let this process.
+    /// Opens an inode of the pool by its path on the mount; none where there is no mount, or it does not let this
+    /// process.
     pub(crate) fn open_mounted(&self, ino: Ino, flags: i32) -> Option<RawFd> {
         // The mount's own process would wait for itself, and tools outlive no mount.
         if self.role() != Role::Host {
@@ -143,7 +146,8 @@ impl Pool {
         Some(fd)
     }
 
-    /// Puts into `path` where this process sees the pool mounted: one in a mount namespace of its own, as in a container, may not.
+    /// Puts into `path` where this process sees the pool mounted: one in a mount namespace of its own, as in a
+    /// container, may not.
     ///
     /// # Errors
     /// [`Code::NotSupported`] when that is nowhere.
@@ -171,10 +175,10 @@ impl Pool {
         push_inode_name(path, entry.attr.ino)
     }
 
-    /// Has the kernel take over an inode's owner and group where it has the pool mounted. It was told that its attributes are
-    /// old, but where only an owner may do something it compares the one that it has with the caller, without a GETATTR: it
-    /// would refuse the new owner until somebody looks. Others than directories are looked up by their number; of a directory
-    /// that would be a second name, which the kernel does not allow.
+    /// Has the kernel take over an inode's owner and group where it has the pool mounted. It was told that its
+    /// attributes are old, but where only an owner may do something it compares the one that it has with the caller,
+    /// without a GETATTR: it would refuse the new owner until somebody looks. Others than directories are looked up by
+    /// their number; of a directory that would be a second name, which the kernel does not allow.
     ///
     /// Nothing is done in a process that does not see the mount: `forebay-mount` refuses the old owner in any case.
     #[cold]
@@ -205,7 +209,8 @@ impl Pool {
         let _ = show();
     }
 
-    /// True for a descriptor that was opened by a path of [`Pool::lead_to_mount`], `kernel` being what `fstat` gave for it.
+    /// True for a descriptor that was opened by a path of [`Pool::lead_to_mount`], `kernel` being what `fstat` gave for
+    /// it.
     pub(crate) fn was_led_to_mount(&self, fd: RawFd, kernel: &libc::stat) -> bool {
         let is_file = kernel.st_mode & libc::S_IFMT == libc::S_IFREG;
         if !is_file || !self.spans_nodes() || !self.is_mount(kernel.st_dev) {

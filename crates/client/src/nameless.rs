@@ -1,12 +1,14 @@
 //! Attributes of an inode that is open and has no name any more.
 //!
-//! The shard removes an inode with its last name; size, times and data stay in the backing file until the last descriptor is
-//! closed. Of the rest, mode, owner and group go into an extended attribute of the backing file when they are changed, so
-//! that every process that has the file open sees them, the mount's process too. Until then they are what they were when this
-//! process opened the file. Where the medium keeps no such attributes, and of FIFOs and devices, this process alone
-//! remembers the change. Other extended attributes are set on the backing file; those that the shard had went with the name.
+//! The shard removes an inode with its last name; size, times and data stay in the backing file until the last
+//! descriptor is closed. Of the rest, mode, owner and group go into an extended attribute of the backing file when they
+//! are changed, so that every process that has the file open sees them, the mount's process too. Until then they are
+//! what they were when this process opened the file. Where the medium keeps no such attributes, and of FIFOs and
+//! devices, this process alone remembers the change. Other extended attributes are set on the backing file; those that
+//! the shard had went with the name.
 //!
-//! The backing file is reached by its link in /proc: under the preload library that is the one way that leads to the kernel.
+//! The backing file is reached by its link in /proc: under the preload library that is the one way that leads to the
+//! kernel.
 
 use std::ffi::CStr;
 use std::os::fd::RawFd;
@@ -81,7 +83,8 @@ pub fn keep(fd: RawFd, (mode, uid, gid): Owned) -> bool {
     with_link(fd, store).is_ok()
 }
 
-/// A file got a name, and its attributes are in the shard from now on: what was kept does not count when it loses the name again.
+/// A file got a name, and its attributes are in the shard from now on: what was kept does not count when it loses the
+/// name again.
 pub(crate) fn forget(fd: RawFd) {
     // SAFETY: NUL-terminated. Most files have no such attribute.
     let _ = with_link(fd, |link| errno::check(unsafe { libc::removexattr(link.as_ptr(), KEPT.as_ptr()) }));
@@ -136,8 +139,8 @@ pub fn list_xattr(fd: RawFd, names: &mut [u8]) -> Result<usize, Code> {
     Ok(n - hidden.len())
 }
 
-/// What an inode without a name is, `kernel` being what the kernel says of its backing file: as it was changed last, or as this
-/// process opened it; after exec nobody remembers that.
+/// What an inode without a name is, `kernel` being what the kernel says of its backing file: as it was changed last, or
+/// as this process opened it; after exec nobody remembers that.
 pub(crate) fn owned(fd: RawFd, ino: Ino, kernel: &libc::stat) -> Owned {
     let kind = kernel.st_mode & libc::S_IFMT;
     let unknown = if kind == libc::S_IFDIR { 0o700 } else { 0o600 };

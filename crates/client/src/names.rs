@@ -43,7 +43,8 @@ impl Pool {
         }
     }
 
-    /// Checks that the caller may make an entry; an existing name is reported before a missing permission, as Linux does.
+    /// Checks that the caller may make an entry; an existing name is reported before a missing permission, as Linux
+    /// does.
     fn check_new(&self, parent: &Parent, name: &Name) -> Result<(), Code> {
         match self.check_writable(parent) {
             Err(code) => match self.lookup_name(parent.dir.ino, name.as_bytes()) {
@@ -222,9 +223,9 @@ impl Pool {
         Ok(self.rename_in(source.dir.ino, name, destination.dir.ino, new_name, flags)?)
     }
 
-    /// Removes the backing files of an inode that has no links, with `leftover` also what a migration left: the client's part
-    /// of an unlink. Without it, those of a layout that an inode no longer has. What it leaves, when it is killed, the daemon
-    /// removes.
+    /// Removes the backing files of an inode that has no links, with `leftover` also what a migration left: the
+    /// client's part of an unlink. Without it, those of a layout that an inode no longer has. What it leaves, when it
+    /// is killed, the daemon removes.
     pub(crate) fn remove_backing(
         &self,
         ino: Ino,
@@ -322,8 +323,9 @@ impl Pool {
         self.remove(&Request::Unlink { parent, name }).map(|_| ())
     }
 
-    /// The same; `meanwhile` is called while the daemon serves it, and `gone` with the inode when the name is gone and before the
-    /// data is, if this was the last name. What remains to be done takes longer the larger the file is, and cannot fail.
+    /// The same; `meanwhile` is called while the daemon serves it, and `gone` with the inode when the name is gone and
+    /// before the data is, if this was the last name. What remains to be done takes longer the larger the file is, and
+    /// cannot fail.
     pub fn unlink_in_telling(
         &self,
         parent: Ino,

@@ -85,9 +85,10 @@ enum Way {
 }
 
 impl Pool {
-    /// `openat`: of a regular file its backing descriptor, of a directory the mount's or an anchor, of a FIFO or device the kernel's.
-    /// `mode` has the umask applied. All of O_CREAT, O_EXCL, O_TRUNC, O_APPEND, O_CLOEXEC, O_NOFOLLOW, O_DIRECTORY,
-    /// O_TMPFILE and O_PATH mean what they do on a local file system. A file of another node is opened in the pool's mount.
+    /// `openat`: of a regular file its backing descriptor, of a directory the mount's or an anchor, of a FIFO or device
+    /// the kernel's. `mode` has the umask applied. All of O_CREAT, O_EXCL, O_TRUNC, O_APPEND, O_CLOEXEC, O_NOFOLLOW,
+    /// O_DIRECTORY, O_TMPFILE and O_PATH mean what they do on a local file system. A file of another node is opened in
+    /// the pool's mount.
     pub fn open(&self, place: Place<'_>, flags: i32, mode: u32, escape: &mut PathBuffer) -> Door<RawFd> {
         for _ in 0..ATTEMPTS {
             match self.open_with(place, flags, mode, escape, true)? {
@@ -105,9 +106,9 @@ impl Pool {
         Err(Code::NotFound.into())
     }
 
-    /// [`Pool::open`] for a caller that repeats opens on the kernel's paths: a file of another node is [`Fail::Escape`] with
-    /// its path in the pool's mount, if there is one. And where opening a FIFO would wait for somebody at
-    /// its other end, it is [`Fail::Escape`] with the backing file's path, so that the wait is the caller's.
+    /// [`Pool::open`] for a caller that repeats opens on the kernel's paths: a file of another node is [`Fail::Escape`]
+    /// with its path in the pool's mount, if there is one. And where opening a FIFO would wait for somebody at its
+    /// other end, it is [`Fail::Escape`] with the backing file's path, so that the wait is the caller's.
     pub fn open_unwaiting(
         &self,
         place: Place<'_>,
@@ -290,7 +291,8 @@ impl Pool {
             Err(Code::AccessDenied) => {}
             Err(code) => return Err(code),
         }
-        // Its home makes what is missing of its own; the backing file of an inode of another node is this client's to make.
+        // Its home makes what is missing of its own; the backing file of an inode of another node is this client's to
+        // make.
         let made = match self.ask_entry(&Request::MakeBacking { ino: entry.attr.ino }) {
             Ok(_) if !self.is_served_here(entry.attr.ino) => {
                 open_at(target(), name.as_c_str(), flags | libc::O_CREAT).map(close)
@@ -305,7 +307,8 @@ impl Pool {
         }
     }
 
-    /// A descriptor for a directory: the mount's, or an anchor. One that only names it is an anchor: it carries no mark.
+    /// A descriptor for a directory: the mount's, or an anchor. One that only names it is an anchor: it carries no
+    /// mark.
     fn open_directory(&self, ino: Ino, flags: i32) -> Result<RawFd, Code> {
         let flags = flags & (libc::O_CLOEXEC | libc::O_PATH | libc::O_NOATIME | libc::O_NONBLOCK);
         let names = flags & libc::O_PATH != 0;
@@ -325,7 +328,8 @@ impl Pool {
         let attached = self.attached()?;
         // SAFETY: cannot fail.
         let pid = unsafe { libc::getpid() } as u32;
-        // The session is random: processes of other PID namespaces have the same numbers, and killed ones leave anchors.
+        // The session is random: processes of other PID namespaces have the same numbers, and killed ones leave
+        // anchors.
         let number = attached.reply.session.wrapping_add(DIRECTORIES.fetch_add(1, Ordering::Relaxed));
         let name = AnchorName::new(ino, pid, number);
         let name = name.as_c_str();

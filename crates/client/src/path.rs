@@ -17,8 +17,8 @@ pub struct Place<'a> {
 
 /// A NUL-terminated path of at most 4095 bytes, on the stack.
 pub struct PathBuffer {
-    /// The first `len` bytes and the NUL behind them are initialised; the others are left as they are, as clearing 4 KiB
-    /// would cost more than a look-up.
+    /// The first `len` bytes and the NUL behind them are initialised; the others are left as they are, as clearing 4
+    /// KiB would cost more than a look-up.
     len: usize,
     bytes: [MaybeUninit<u8>; PATH_MAX + 1],
 }

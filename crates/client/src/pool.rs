@@ -165,8 +165,8 @@ impl Pool {
 
     /// This pool, for what outlives the borrow.
     pub(crate) fn for_ever(&self) -> &'static Pool {
-        // SAFETY: every pool that is handed out was leaked by `keep`: it is never freed or moved. The only one that is freed
-        // could not be attached, and nothing that asks for this was called on it.
+        // SAFETY: every pool that is handed out was leaked by `keep`: it is never freed or moved. The only one that is
+        // freed could not be attached, and nothing that asks for this was called on it.
         unsafe { &*std::ptr::from_ref(self) }
     }
 
@@ -187,8 +187,9 @@ impl Pool {
         unsafe { &(&*self.prefix.get())[..len] }
     }
 
-    /// Device number (`st_dev`) that every file of the pool shows; 0 when the pool cannot be attached. Where the pool is
-    /// mounted at the prefix it is the mount's, as a path may lead a program to either; what is found at first stays.
+    /// Device number (`st_dev`) that every file of the pool shows; 0 when the pool cannot be attached. Where the pool
+    /// is mounted at the prefix it is the mount's, as a path may lead a program to either; what is found at first
+    /// stays.
     pub fn device(&self) -> u64 {
         match self.shown_device.load(Ordering::Relaxed) {
             0 => self.decide_device(),

@@ -1,10 +1,10 @@
 //! Reading ahead in files of other nodes, for who says that it reads one in order and that nobody writes it meanwhile.
 //!
-//! Without being asked nothing is kept of other nodes' data: each read sees what was acknowledged before it. Who asks gives that up
-//! for a bounded time: what a read gives may be as old as [`AGE_NS`], unless this very file was written, truncated or synced since. A
-//! file has one window; a read that goes on where the last one ended fetches it anew, longer each time, when it holds too
-//! little, and takes from it else. A window that ends where the file did is asked for again: a file that grows is seen to.
-//! A thread that finds another at it reads without.
+//! Without being asked nothing is kept of other nodes' data: each read sees what was acknowledged before it. Who asks
+//! gives that up for a bounded time: what a read gives may be as old as [`AGE_NS`], unless this very file was written,
+//! truncated or synced since. A file has one window; a read that goes on where the last one ended fetches it anew,
+//! longer each time, when it holds too little, and takes from it else. A window that ends where the file did is asked
+//! for again: a file that grows is seen to. A thread that finds another at it reads without.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, TryLockError};
@@ -127,7 +127,8 @@ mod tests {
 
     use super::*;
 
-    /// Reads `bytes` at `offset` of a file of so many bytes, each of which tells where it is; what was read and how much was asked for.
+    /// Reads `bytes` at `offset` of a file of so many bytes, each of which tells where it is; what was read and how
+    /// much was asked for.
     fn read(ahead: &ReadAhead, file: usize, offset: u64, bytes: usize) -> (Option<Vec<u8>>, usize) {
         let (mut buffer, asked) = (vec![255; bytes], Cell::new(0));
         let fill = |room: &mut [u8], at: u64| {

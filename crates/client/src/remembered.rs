@@ -15,8 +15,8 @@ const BUSY: u64 = u64::MAX;
 /// Pairs (kernel inode, pool inode); kernel inode 0 is none.
 static REMEMBERED: [[AtomicU64; 2]; MEMORY] = [const { [const { AtomicU64::new(0) }; 2] }; MEMORY];
 
-/// The kernel's inode as the memory has it: with its device, as pools in one process number theirs alike. A tmpfs counts its
-/// inodes up from one and its devices are small, so that no two meet.
+/// The kernel's inode as the memory has it: with its device, as pools in one process number theirs alike. A tmpfs
+/// counts its inodes up from one and its devices are small, so that no two meet.
 pub(crate) fn key_of(kernel: &libc::stat) -> u64 {
     kernel.st_ino ^ kernel.st_dev.rotate_left(44)
 }

@@ -1,9 +1,10 @@
-//! Data of backing files of other nodes. A call is cut into parts, each a request in a slot of its own; several are under way at the
-//! same time, to all nodes that have some of it. Up to [`MOVE_ABOVE_BYTES`] bytes go within the request; what is longer goes
-//! through a piece of the process's buffer (`buffer`), which the network reads and writes by itself.
+//! Data of backing files of other nodes. A call is cut into parts, each a request in a slot of its own; several are
+//! under way at the same time, to all nodes that have some of it. Up to [`MOVE_ABOVE_BYTES`] bytes go within the
+//! request; what is longer goes through a piece of the process's buffer (`buffer`), which the network reads and writes
+//! by itself.
 //!
-//! The first slot is waited for, the others are taken if they are free, and likewise pieces, so that threads that do this at the
-//! same time never wait for each other's.
+//! The first slot is waited for, the others are taken if they are free, and likewise pieces, so that threads that do
+//! this at the same time never wait for each other's.
 
 use std::collections::VecDeque;
 
@@ -200,8 +201,8 @@ impl Pool {
         Ok(Buffer::new(mapping, number))
     }
 
-    /// Writes at the end of a backing file of another node: [`MOVE_BYTES_MAX`] bytes go in as a whole, more in parts that do;
-    /// how many bytes went in.
+    /// Writes at the end of a backing file of another node: [`MOVE_BYTES_MAX`] bytes go in as a whole, more in parts
+    /// that do; how many bytes went in.
     pub(crate) fn append_backing(&self, id: BackingId, bytes: &[u8]) -> Result<usize, Code> {
         let mut done = 0;
         while done < bytes.len() {
@@ -255,8 +256,8 @@ impl Pool {
         })?
     }
 
-    /// Appends what is too large for a request, and as a whole all the same, where there is no piece of a buffer: the file's node gathers
-    /// it and writes it when it has all.
+    /// Appends what is too large for a request, and as a whole all the same, where there is no piece of a buffer: the
+    /// file's node gathers it and writes it when it has all.
     fn append_in_pieces(&self, id: BackingId, bytes: &[u8], message: &mut [u8]) -> Result<usize, Code> {
         let bytes = &bytes[..bytes.len().min(MOVE_BYTES_MAX)];
         let (since, mut wait) = (call_clock(), PAUSE);

@@ -1,7 +1,8 @@
-//! What lies on other nodes: directories whose entry and inode are on two, and backing files that cannot be opened here.
+//! What lies on other nodes: directories whose entry and inode are on two, and backing files that cannot be opened
+//! here.
 //!
-//! Requests for other nodes go through this node's daemon like any (docs/decisions/0011); what is here is only what takes
-//! several of them. Their data are in `remote_data`.
+//! Requests for other nodes go through this node's daemon like any (docs/decisions/0011); what is here is only what
+//! takes several of them. Their data are in `remote_data`.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -86,16 +87,16 @@ impl Pool {
         layout.is_single() && self.is_here(layout)
     }
 
-    /// True for a file of which no descriptor can be had but by the pool's mount: one that is not all on this node, and, in
-    /// a pool of several nodes, one of several backing files: it is not made one, as nobody here knows whether another node has
-    /// it open (`migrate`).
+    /// True for a file of which no descriptor can be had but by the pool's mount: one that is not all on this node,
+    /// and, in a pool of several nodes, one of several backing files: it is not made one, as nobody here knows whether
+    /// another node has it open (`migrate`).
     #[inline]
     pub(crate) fn needs_mount(&self, entry: &Entry) -> bool {
         entry.attr.is_file() && self.spans_nodes() && !self.is_one_here(&entry.layout)
     }
 
-    /// The layout of a file that this process makes: where the pool has several nodes, or this one several targets, its data stays
-    /// here, though the directory has come to be wide, and the name another node's, since it was looked at.
+    /// The layout of a file that this process makes: where the pool has several nodes, or this one several targets, its
+    /// data stays here, though the directory has come to be wide, and the name another node's, since it was looked at.
     pub(crate) fn layout_in(&self, asked: Option<Layout>) -> Result<Option<Layout>, Code> {
         match asked {
             None if self.spans_nodes() => Ok(Some(self.layout_here()?)),

@@ -1,9 +1,9 @@
 //! Many ranges of a file in one call: as few system calls as the backing files allow.
 //!
 //! Ranges and memory are cut into pieces that lie in one backing file each, and those of one backing file are moved
-//! together. Reads of ranges with short gaps between them take the gaps along into a page that nobody reads. Writes never
-//! touch a gap: what others write there meanwhile stays. Who writes the ranges of a view that several ranks take turns in
-//! begins with another backing file than its neighbours, so that they do not wait for one inode's lock
+//! together. Reads of ranges with short gaps between them take the gaps along into a page that nobody reads. Writes
+//! never touch a gap: what others write there meanwhile stays. Who writes the ranges of a view that several ranks take
+//! turns in begins with another backing file than its neighbours, so that they do not wait for one inode's lock
 //! ([`File::write_runs`]).
 //!
 //! Not for signal handlers: these calls allocate. Tests: `crates/capi/tests/interface.c`, `mpi/tests/views.c`.
@@ -149,8 +149,8 @@ fn move_parts(fd: RawFd, mut parts: &mut [libc::iovec], mut at: u64, writes: boo
     Ok(done)
 }
 
-/// The pieces from the first on that one read of the backing file brings, with gaps that are no longer than `gap` between
-/// them, and its bytes: of one stripe, and no more than the buffer takes unless it is one piece.
+/// The pieces from the first on that one read of the backing file brings, with gaps that are no longer than `gap`
+/// between them, and its bytes: of one stripe, and no more than the buffer takes unless it is one piece.
 fn stretch(pieces: &[Piece], gap: usize) -> (&[Piece], usize) {
     let first = &pieces[0];
     let (mut bytes, mut count) = (first.bytes, 1);
@@ -198,8 +198,8 @@ struct End {
 }
 
 impl End {
-    /// A piece of which the backing file had only `got` bytes: the file may go on in another, and what was written since must not
-    /// read as zeros.
+    /// A piece of which the backing file had only `got` bytes: the file may go on in another, and what was written
+    /// since must not read as zeros.
     fn fill(&mut self, file: &File, piece: &Piece, got: usize) -> Result<(), Code> {
         if got >= piece.bytes {
             return Ok(());
@@ -311,8 +311,8 @@ impl File {
         Ok(())
     }
 
-    /// Reads pieces of one backing file of another node, those near each other by one request; what is near no other is left for
-    /// later.
+    /// Reads pieces of one backing file of another node, those near each other by one request; what is near no other is
+    /// left for later.
     fn read_group_elsewhere(
         &self,
         group: &[Piece],
@@ -352,8 +352,8 @@ impl File {
         Ok(())
     }
 
-    /// Moves pieces that other nodes have, many requests at the same time; whether all was moved. The pieces' memory is one part, or
-    /// nothing is done.
+    /// Moves pieces that other nodes have, many requests at the same time; whether all was moved. The pieces' memory is
+    /// one part, or nothing is done.
     fn move_together(
         &self,
         pieces: &mut [Piece],
@@ -369,8 +369,8 @@ impl File {
             };
             id.into_iter().flat_map(|id| remote_data::parts(id, piece.at, piece.before as usize, piece.bytes))
         });
-        // SAFETY: one part of memory, which the caller of `read_runs` or `write_runs` promises to be good for that, and pieces
-        // begin in it where their bytes do.
+        // SAFETY: one part of memory, which the caller of `read_runs` or `write_runs` promises to be good for that, and
+        // pieces begin in it where their bytes do.
         let moved = unsafe { self.pool.move_far(&mut far, part.iov_len, memory(part.iov_base.cast()))? };
         match moved.failed {
             Some(code) => Err(code),

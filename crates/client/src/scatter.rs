@@ -1,14 +1,15 @@
-//! Writes of many small pieces to a backing file in memory by two system calls instead of one each, and without its lock.
+//! Writes of many small pieces to a backing file in memory by two system calls instead of one each, and without its
+//! lock.
 //!
-//! The pieces' memory goes into a pipe by reference (vmsplice) and from there to a mapping of the backing file (readv), so that
-//! the data is copied once and by the kernel: where a page cannot be had because the medium is full, or another process
-//! cuts the file meanwhile, the copy ends short where a store of the program's would be SIGBUS. Who calls this then writes
-//! what is left by pwrite, which says why. The last piece is written so first: that sets the size, and the file's times,
-//! which a mapping leaves alone.
+//! The pieces' memory goes into a pipe by reference (vmsplice) and from there to a mapping of the backing file (readv),
+//! so that the data is copied once and by the kernel: where a page cannot be had because the medium is full, or another
+//! process cuts the file meanwhile, the copy ends short where a store of the program's would be SIGBUS. Who calls this
+//! then writes what is left by pwrite, which says why. The last piece is written so first: that sets the size, and the
+//! file's times, which a mapping leaves alone.
 //!
 //! Pipes live as long as a call, as a program may close any descriptor. A mapping lives as long as the file is open, a
-//! window of each backing file at a time; its lock is never waited for. Whatever is not to be had turns this off for the
-//! file. Measured: docs/decisions/0021.
+//! window of each backing file at a time; its lock is never waited for. Whatever is not to be had turns this off for
+//! the file. Measured: docs/decisions/0021.
 
 use std::os::fd::RawFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -133,8 +134,8 @@ impl Scatter {
             && window(first.at) == window(last.at + last.bytes as u64 - 1)
     }
 
-    /// Writes `spots` to backing file `index` of `count`, the last of them by `write_last`, before the others; how many of
-    /// them, from the first on. 0 where they do not suit, and `write_last` was not called then or failed.
+    /// Writes `spots` to backing file `index` of `count`, the last of them by `write_last`, before the others; how many
+    /// of them, from the first on. 0 where they do not suit, and `write_last` was not called then or failed.
     pub(crate) fn write(
         &self,
         (index, count): (usize, usize),

@@ -1,11 +1,11 @@
-//! Reads of many small ranges near each other: the whole stretch of the file goes into a buffer, and from there to where it
-//! belongs.
+//! Reads of many small ranges near each other: the whole stretch of the file goes into a buffer, and from there to
+//! where it belongs.
 //!
-//! The kernel takes longer to change from one piece of memory to the next than to copy a small one, and a buffer that is used
-//! again and again stays in the processor's cache. The process has one, from its first read of this kind on; while a
-//! thread reads by it, others do without. Measured: docs/decisions/0021.
-//! It begins with a page, and what is read begins in it where it does in a page of the file: processors are slow to copy between
-//! addresses that differ by little more than pages.
+//! The kernel takes longer to change from one piece of memory to the next than to copy a small one, and a buffer that
+//! is used again and again stays in the processor's cache. The process has one, from its first read of this kind on;
+//! while a thread reads by it, others do without. Measured: docs/decisions/0021. It begins with a page, and what is
+//! read begins in it where it does in a page of the file: processors are slow to copy between addresses that differ by
+//! little more than pages.
 
 use std::sync::{Mutex, MutexGuard, TryLockError};
 

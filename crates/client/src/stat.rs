@@ -39,8 +39,8 @@ fn stat_first(target: RawFd, ino: Ino) -> Result<libc::stat, Code> {
     stat_at(target, BackingName::new(ino, 0, 0).as_c_str())
 }
 
-/// Attributes of several backing files as one file's: the size is the greatest that any implies, the times are of the one
-/// that changed last.
+/// Attributes of several backing files as one file's: the size is the greatest that any implies, the times are of the
+/// one that changed last.
 pub(crate) struct Stripes {
     size: u64,
     blocks: i64,
@@ -172,8 +172,8 @@ impl Pool {
         self.stat_with(&now, None)
     }
 
-    /// Several backing files: the size is the greatest that any implies, the times are of the one changed last. False when
-    /// these are not the file's any more.
+    /// Several backing files: the size is the greatest that any implies, the times are of the one changed last. False
+    /// when these are not the file's any more.
     #[cold]
     fn merge_stripes(&self, entry: &Entry, st: &mut libc::stat) -> Result<bool, Code> {
         let attached = self.attached()?;

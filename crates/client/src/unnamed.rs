@@ -1,8 +1,9 @@
 //! Files without a name (O_TMPFILE), and the name that one may get.
 //!
-//! Such a file is one of the target alone, of which the shard knows nothing. It is given a name as a whole or not at all:
-//! first the kernel makes it the backing file of an inode number that is in reserve, then the shard makes the inode and the
-//! name in one step. Who is killed in between leaves a backing file under a number in reserve, which the daemon removes.
+//! Such a file is one of the target alone, of which the shard knows nothing. It is given a name as a whole or not at
+//! all: first the kernel makes it the backing file of an inode number that is in reserve, then the shard makes the
+//! inode and the name in one step. Who is killed in between leaves a backing file under a number in reserve, which the
+//! daemon removes.
 
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -123,7 +124,8 @@ impl Pool {
         Ok(fd)
     }
 
-    /// A regular file of the target without a name, open for reading and writing; [`Pool::name_temporary`] can give it one.
+    /// A regular file of the target without a name, open for reading and writing; [`Pool::name_temporary`] can give it
+    /// one.
     ///
     /// # Errors
     /// [`Code::NotSupported`] on a node without a target.
@@ -139,8 +141,8 @@ impl Pool {
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// `linkat` of a file that was opened with O_TMPFILE, by its descriptor: it becomes an inode with the mode, owner and
-    /// group that it has.
+    /// `linkat` of a file that was opened with O_TMPFILE, by its descriptor: it becomes an inode with the mode, owner
+    /// and group that it has.
     ///
     /// # Errors
     /// [`Code::NotFound`] when it was opened with O_EXCL, or has lost its name; [`Code::CrossDevice`] when it is no such
@@ -193,7 +195,8 @@ impl Pool {
         name: &[u8],
         mode: u32,
     ) -> Result<Entry, Code> {
-        // Its number is one of this node's, and inodes live where their numbers say: of a wide directory where the name's part is.
+        // Its number is one of this node's, and inodes live where their numbers say: of a wide directory where the
+        // name's part is.
         if !self.has_entries_here(parent) {
             return Err(Code::CrossDevice);
         }

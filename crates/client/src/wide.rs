@@ -1,5 +1,5 @@
-//! Wide directories, of which programs notice little: the daemon leads each request to the part that has the name. What is done here
-//! is what concerns the directory as a whole.
+//! Wide directories, of which programs notice little: the daemon leads each request to the part that has the name. What
+//! is done here is what concerns the directory as a whole.
 
 use forebay_types::{Attr, Code, Ino, Parts, Reply, Request, SetAttr};
 
@@ -45,8 +45,8 @@ impl Pool {
         }
     }
 
-    /// Attributes of a wide directory with what its parts add, which are asked at the same time: entries, directories, and times of
-    /// changes of these.
+    /// Attributes of a wide directory with what its parts add, which are asked at the same time: entries, directories,
+    /// and times of changes of these.
     ///
     /// # Errors
     /// [`Code::Io`] when a node is down that has a part: what changed there is not known. [`Code::Stale`] when it was removed
@@ -71,8 +71,8 @@ impl Pool {
         all.map(|()| whole)
     }
 
-    /// Has the entries of directories that are made in `dir` from now on, and in these, cut over so many nodes, 2 to 16, or as many as the
-    /// pool has; 0: they are narrow.
+    /// Has the entries of directories that are made in `dir` from now on, and in these, cut over so many nodes, 2 to
+    /// 16, or as many as the pool has; 0: they are narrow.
     ///
     /// # Errors
     /// [`Code::NotPermitted`] for another's than the caller's own; [`Code::NotDirectory`]; [`Code::Invalid`] for another width.
@@ -85,7 +85,8 @@ impl Pool {
         self.set_attr(dir, SetAttr { width_of_new: Some(width), ..SetAttr::default() }).map(drop)
     }
 
-    /// Cuts the entries of an empty directory over `width` nodes, 0 being all up to the most that there can be; the parts.
+    /// Cuts the entries of an empty directory over `width` nodes, 0 being all up to the most that there can be; the
+    /// parts.
     ///
     /// # Errors
     /// [`Code::NotPermitted`] for another's than the caller's own, as it cannot be undone; [`Code::NotDirectory`]; [`Code::NotEmpty`];

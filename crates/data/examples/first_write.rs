@@ -1,9 +1,10 @@
 //! First-write speed on a tmpfs of our own and on /dev/shm, side by side.
 //!
-//! `cargo run --release -p forebay-data --example first_write [MIB]` writes new files of MIB MiB (default 256) by records of
-//! 1 MiB and 4 KiB, turn by turn on the two, and prints the medians of nine in GB/s. Right before each timed file one is
-//! written and removed untimed, for a virtual machine's memory is slow at its very first touch, and a host that is told
-//! of free pages (free page reporting) takes them back within seconds: keep the files small on such machines.
+//! `cargo run --release -p forebay-data --example first_write [MIB]` writes new files of MIB MiB (default 256) by
+//! records of 1 MiB and 4 KiB, turn by turn on the two, and prints the medians of nine in GB/s. Right before each timed
+//! file one is written and removed untimed, for a virtual machine's memory is slow at its very first touch, and a host
+//! that is told of free pages (free page reporting) takes them back within seconds: keep the files small on such
+//! machines.
 
 use std::error::Error;
 use std::fs::File;

@@ -171,8 +171,8 @@ fn node_memory(host: &Host) -> Result<Bound> {
     }
 }
 
-/// The capacity of a pool whose user names none: half of what is free in memory, 80 % of what is free on an SSD, and never
-/// more than [`check_capacity`] lets pass.
+/// The capacity of a pool whose user names none: half of what is free in memory, 80 % of what is free on an SSD, and
+/// never more than [`check_capacity`] lets pass.
 pub fn default_capacity(bounds: &Bounds) -> Result<u64> {
     let tightest = bounds.tightest()?;
     let percent = match bounds.medium {

@@ -1,7 +1,7 @@
 //! The tightest memory cgroup of a process: the least of the limits on its way up to the root.
 //!
-//! Both hierarchies are read, version 1 (`memory.limit_in_bytes`) and version 2 (`memory.max` and `memory.high`, of which
-//! the lower counts: above `high` the kernel stalls the writer), for a node may mount either or both. The kernel
+//! Both hierarchies are read, version 1 (`memory.limit_in_bytes`) and version 2 (`memory.max` and `memory.high`, of
+//! which the lower counts: above `high` the kernel stalls the writer), for a node may mount either or both. The kernel
 //! charges a tmpfs page to the process that writes it, and cannot reclaim it without swap. It reclaims the cache of
 //! files on disks before it refuses a page at the limit: inactive and active pages alike, for "active" says that a page
 //! was read twice, not that it is needed. So both count as free, as do the parts of slabs that can be reclaimed. Locked
@@ -36,8 +36,8 @@ impl MemoryCgroup {
     }
 }
 
-/// The memory cgroup of process `pid` (or of this one) with the least room, over it and all above it; none when none has
-/// a limit or cgroups cannot be read.
+/// The memory cgroup of process `pid` (or of this one) with the least room, over it and all above it; none when none
+/// has a limit or cgroups cannot be read.
 pub fn tightest_memory_cgroup(host: &Host, pid: Option<u32>) -> Option<MemoryCgroup> {
     let process = pid.map_or("self".to_owned(), |pid| pid.to_string());
     let memberships = host.read(format!("/proc/{process}/cgroup")).ok()?;

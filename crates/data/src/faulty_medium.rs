@@ -1,10 +1,10 @@
 //! The faulty medium: a target in memory that can fail and crash, for tests of what stands on a medium.
 //!
-//! It keeps a live image, in memfds, and a durable one, taken by [`Media::sync`]. [`FaultyMedium::crash`] is the node's death:
-//! of each backing file an arbitrary prefix of what was done to it since the last sync is kept (creation, truncation,
-//! times, removal), and an arbitrary subset of the 4 KiB blocks that were written. Backing files are independent of each
-//! other, as nothing orders them on a real medium. What was written to a file before it was removed is lost with it if
-//! the removal was not kept.
+//! It keeps a live image, in memfds, and a durable one, taken by [`Media::sync`]. [`FaultyMedium::crash`] is the node's
+//! death: of each backing file an arbitrary prefix of what was done to it since the last sync is kept (creation,
+//! truncation, times, removal), and an arbitrary subset of the 4 KiB blocks that were written. Backing files are
+//! independent of each other, as nothing orders them on a real medium. What was written to a file before it was removed
+//! is lost with it if the removal was not kept.
 //!
 //! Assumes: a block is written whole or not at all; ctime after a crash is the crash's; descriptors from before a crash
 //! belong to the dead node and reach nothing any more.
@@ -92,8 +92,8 @@ impl FaultyMedium {
         self.lock().fault = None;
     }
 
-    /// The node dies and comes back: the durable image and an arbitrary part of what was not synced. The same seed after
-    /// the same calls gives the same outcome. Ends a failure.
+    /// The node dies and comes back: the durable image and an arbitrary part of what was not synced. The same seed
+    /// after the same calls gives the same outcome. Ends a failure.
     pub fn crash(&self, seed: u64) -> Result<(), Code> {
         let mut state = self.lock();
         let mut random = SplitMix(seed);

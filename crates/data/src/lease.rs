@@ -1,7 +1,7 @@
 //! Whether a file system's leases (F_SETLEASE) behave as drain and evict need.
 //!
-//! A file is clean only if it was copied while no descriptor or mapping could write it, which a read lease shows by being
-//! refused; it may be evicted only if nobody has it open, which a write lease shows. Local file systems keep both
+//! A file is clean only if it was copied while no descriptor or mapping could write it, which a read lease shows by
+//! being refused; it may be evicted only if nobody has it open, which a write lease shows. Local file systems keep both
 //! promises. overlayfs grants leases over live mappings, for the mapping is of another inode; network file systems
 //! grant none or lie. So the test is made on the target itself.
 
@@ -16,8 +16,8 @@ use rustix::mm::{MapFlags, ProtFlags};
 use crate::probe_file::ProbeFile;
 
 const BYTES: usize = 4096;
-/// A lease that nobody stands against is asked for so often, a millisecond apart: an indexer or scanner may look at a new
-/// file.
+/// A lease that nobody stands against is asked for so often, a millisecond apart: an indexer or scanner may look at a
+/// new file.
 const TRIES: u32 = 100;
 
 /// Why leases in `directory` do not do for drain and evict; none when they do. Makes a file there and removes it.

@@ -1,10 +1,10 @@
 //! Backing files of one target: the one door to the media.
 //!
-//! A [`Target`] is a directory on tmpfs, a DAX file system, XFS or ext4; what it holds is sparse backing files, named by
-//! inode ([`BackingName`]). The daemon works on it through the trait [`Media`], which the [`FaultyMedium`] implements in memory
-//! for crash tests. Around it: mounts of a tmpfs of our own ([`attached_tmpfs`], [`detached_tmpfs`]), what a directory's file
-//! system can do ([`Capabilities`]), how much a pool may take ([`check_capacity`]) and whether a logout would clear it
-//! ([`logout_clears`]).
+//! A [`Target`] is a directory on tmpfs, a DAX file system, XFS or ext4; what it holds is sparse backing files, named
+//! by inode ([`BackingName`]). The daemon works on it through the trait [`Media`], which the [`FaultyMedium`]
+//! implements in memory for crash tests. Around it: mounts of a tmpfs of our own ([`attached_tmpfs`],
+//! [`detached_tmpfs`]), what a directory's file system can do ([`Capabilities`]), how much a pool may take
+//! ([`check_capacity`]) and whether a logout would clear it ([`logout_clears`]).
 //!
 //! Imports `types` and `sys` alone. Holds no threads and no locks but the faulty medium's one.
 

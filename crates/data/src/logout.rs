@@ -1,10 +1,10 @@
 //! Whether a logout would clear a directory.
 //!
 //! systemd-logind removes a user's files in `/dev/shm`, directories and all, when the user's last session ends
-//! (RemoveIPC, on by default), and unmounts `/run/user/UID`. A pool there would vanish under a job that outlives the login
-//! from which it was started. System users and users with lingering are spared. Settings are read as logind.conf(5)
-//! describes: the first `logind.conf` found, then the drop-ins of all directories in the order of their names, those in
-//! `/etc` hiding their namesakes further down; the last assignment counts.
+//! (RemoveIPC, on by default), and unmounts `/run/user/UID`. A pool there would vanish under a job that outlives the
+//! login from which it was started. System users and users with lingering are spared. Settings are read as
+//! logind.conf(5) describes: the first `logind.conf` found, then the drop-ins of all directories in the order of their
+//! names, those in `/etc` hiding their namesakes further down; the last assignment counts.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -17,8 +17,8 @@ const PLACES: &[&str] = &["/etc/systemd", "/run/systemd", "/usr/local/lib/system
 /// Users below it are the system's (systemd's SYSTEM_UID_MAX).
 const FIRST_USER: u32 = 1000;
 
-/// Why a logout of user `uid` would clear `path` (absolute, without symbolic links), in words for the user; none when it
-/// would not.
+/// Why a logout of user `uid` would clear `path` (absolute, without symbolic links), in words for the user; none when
+/// it would not.
 pub fn logout_clears(host: &Host, path: &Path, uid: u32) -> Option<String> {
     // logind makes it when it starts.
     if uid < FIRST_USER || !host.has("/run/systemd/users") || lingers(host, uid) {

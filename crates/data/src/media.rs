@@ -1,7 +1,7 @@
 //! The one door to the media: what the daemon may do with the backing files of one target.
 //!
-//! The daemon goes through [`Media`] alone, so that its crash tests run against a [`crate::FaultyMedium`] instead of a disk, and
-//! a paced medium can stand in front of a real one. Programs do not: their data goes through descriptors.
+//! The daemon goes through [`Media`] alone, so that its crash tests run against a [`crate::FaultyMedium`] instead of a
+//! disk, and a paced medium can stand in front of a real one. Programs do not: their data goes through descriptors.
 //!
 //! Invariants: `create` and `remove` are idempotent, so that a request repeated after a crash does no harm; no call
 //! touches more than the backing file it names; nothing here follows a symbolic link. A file's size and times are
@@ -90,8 +90,8 @@ impl FileStat {
     }
 }
 
-/// A target's backing files. Every method fails with the code of the kernel's errno: [`Code::NotFound`] when there is no
-/// such backing file, [`Code::NoSpace`] when the medium is full.
+/// A target's backing files. Every method fails with the code of the kernel's errno: [`Code::NotFound`] when there is
+/// no such backing file, [`Code::NoSpace`] when the medium is full.
 pub trait Media: Send + Sync {
     /// The target's number, as layouts name it: node in the upper 16 bits, the node's target index in the lower.
     fn target(&self) -> u32;
@@ -131,7 +131,8 @@ pub trait Media: Send + Sync {
     /// go meanwhile may be missed or shown. An error of the visitor ends the visit and is returned.
     fn for_each(&self, visit: &mut dyn FnMut(Ino, usize, u16) -> Result<(), Code>) -> Result<(), Code>;
 
-    /// Calls `on` with component, stripe and the component's number in names, for each stripe of `layout` on this target.
+    /// Calls `on` with component, stripe and the component's number in names, for each stripe of `layout` on this
+    /// target.
     #[doc(hidden)]
     fn for_stripes(
         &self,

@@ -1,9 +1,9 @@
 //! A tmpfs of our own for a target: visible at a directory, or in no namespace at all.
 //!
-//! An attached one is what `forebay up` makes where it may; it outlives every process and is unmounted by `forebay down`. A
-//! detached one exists through its descriptors alone: nothing is left when the last of them is closed, however its
-//! holders end, so embedded pools use it. Where mounting is not allowed, the detached one is made in a user namespace of a
-//! child; see `namespace.rs`.
+//! An attached one is what `forebay up` makes where it may; it outlives every process and is unmounted by `forebay
+//! down`. A detached one exists through its descriptors alone: nothing is left when the last of them is closed, however
+//! its holders end, so embedded pools use it. Where mounting is not allowed, the detached one is made in a user
+//! namespace of a child; see `namespace.rs`.
 //!
 //! Tests: `tests/mounts.rs`.
 
@@ -78,8 +78,8 @@ fn attach_old(tmpfs: &Tmpfs, directory: &File) -> std::result::Result<OwnedFd, E
     rustix::fs::open(path.as_c_str(), flags, rustix::fs::Mode::empty())
 }
 
-/// Makes a tmpfs of `bytes` bytes that is in no namespace; a descriptor of its root. It vanishes, with all that is in it,
-/// when the last descriptor of it or of a file in it is closed and the last mapping is gone. It needs no privilege
+/// Makes a tmpfs of `bytes` bytes that is in no namespace; a descriptor of its root. It vanishes, with all that is in
+/// it, when the last descriptor of it or of a file in it is closed and the last mapping is gone. It needs no privilege
 /// where user namespaces are allowed, and any process that is given the descriptor can use it.
 ///
 /// Made without privilege, it lets only processes of the caller's user and group create files: others get EOVERFLOW.
@@ -156,8 +156,8 @@ fn find(path: &Path) -> Result<Option<PathBuf>> {
     Ok(ours.then_some(canonical))
 }
 
-/// True when the kernel's table has a mount of this source and kind on a directory, by its full path. Nothing is asked of the
-/// file system, which may be dead.
+/// True when the kernel's table has a mount of this source and kind on a directory, by its full path. Nothing is asked
+/// of the file system, which may be dead.
 pub fn is_in_table(point: &Path, fs_type: &str, source: &Path) -> bool {
     let source = source.to_string_lossy();
     mounts::own()
@@ -166,8 +166,8 @@ pub fn is_in_table(point: &Path, fs_type: &str, source: &Path) -> bool {
         .any(|m| m.point == point && m.fs_type == fs_type && m.source == source)
 }
 
-/// Unmounts the tmpfs at `path`. [`Code::Invalid`] when what is there is not one that Forebay mounted, [`Code::Busy`] when
-/// it is in use and [`Unmount::Now`] was asked.
+/// Unmounts the tmpfs at `path`. [`Code::Invalid`] when what is there is not one that Forebay mounted, [`Code::Busy`]
+/// when it is in use and [`Unmount::Now`] was asked.
 pub fn unmount(path: &Path, when: Unmount) -> Result<()> {
     let what = || format!("cannot unmount {}", path.display());
     let Some(canonical) = find(path)? else {

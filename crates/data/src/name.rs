@@ -1,10 +1,11 @@
 //! Names of backing files and anchors, relative to their target's directory.
 //!
-//! A backing file is `data/<low byte of the inode number>/<inode number>`, both in lower-case hex, for number 0 stripe 0, so
-//! that the one backing file of a single-stripe layout has the short name; the backing files of every other layout add
-//! `.<number>.<stripe>` in decimal, the number being one more than the component's index (`Layout::file_number`). An anchor, a second name that keeps a backing file alive while a process has it
-//! open, is `anchors/<inode number>.<process>.<number>`. A number has one spelling only: names that differ by leading
-//! zeros or capitals are not ours.
+//! A backing file is `data/<low byte of the inode number>/<inode number>`, both in lower-case hex, for number 0 stripe
+//! 0, so that the one backing file of a single-stripe layout has the short name; the backing files of every other
+//! layout add `.<number>.<stripe>` in decimal, the number being one more than the component's index
+//! (`Layout::file_number`). An anchor, a second name that keeps a backing file alive while a process has it open, is
+//! `anchors/<inode number>.<process>.<number>`. A number has one spelling only: names that differ by leading zeros or
+//! capitals are not ours.
 //!
 //! Clients make and parse these names in signal handlers and after fork: nothing here allocates, locks or panics.
 

@@ -1,9 +1,9 @@
 //! A mount made in namespaces of a short-lived child, and handed back as a descriptor.
 //!
 //! A user who may not mount may do so in a user namespace of their own. The child enters one, maps its own user and
-//! group onto themselves, makes the mount and sends its root over a socket; then it ends, and its namespaces with it. The
-//! mount stays as long as someone holds a descriptor, and works in every process that does, in whatever namespace, with
-//! one limit: a process whose group is not the one that was mapped cannot create files there (EOVERFLOW).
+//! group onto themselves, makes the mount and sends its root over a socket; then it ends, and its namespaces with it.
+//! The mount stays as long as someone holds a descriptor, and works in every process that does, in whatever namespace,
+//! with one limit: a process whose group is not the one that was mapped cannot create files there (EOVERFLOW).
 //!
 //! The child of a process with threads may only make system calls: everything is prepared before the fork, and nothing
 //! here allocates, locks or panics after it.

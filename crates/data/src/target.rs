@@ -70,8 +70,8 @@ impl Target {
         Ok(Target { directory, number, medium: Medium::Dram })
     }
 
-    /// Removes the anchors that clients left which were killed between making one and removing it. Only while there are no
-    /// clients: a living one's may be about to be opened.
+    /// Removes the anchors that clients left which were killed between making one and removing it. Only while there are
+    /// no clients: a living one's may be about to be opened.
     pub fn remove_anchors(&self) -> Result<u64, Code> {
         let anchors = rustix::fs::openat(&self.directory, ANCHORS_DIRECTORY, DIRECTORY, Mode::empty());
         let anchors = anchors.map_err(code_of)?;

@@ -23,7 +23,8 @@ pub(crate) fn in_mount_namespace(test: impl FnOnce() + Send) {
 }
 
 /// Takes a mount away that nothing of the test uses any more. A process that another test is just starting has all
-/// descriptors of this one until it runs its program, and the mount is busy so long. `unmount` fails with whether that is why.
+/// descriptors of this one until it runs its program, and the mount is busy so long. `unmount` fails with whether that
+/// is why.
 pub(crate) fn when_free(mut unmount: impl FnMut() -> Result<(), bool>) {
     let until = std::time::Instant::now() + std::time::Duration::from_secs(10);
     while let Err(is_busy) = unmount() {

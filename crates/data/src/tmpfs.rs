@@ -1,8 +1,8 @@
 //! The tmpfs that a target lives in: its options, and how the kernel is asked for it.
 //!
-//! `huge=within_size` gives huge pages to files that fill them and small pages to small files; `nr_inodes=0` and `inode64`
-//! take the limits off inodes and their numbers. The two that a kernel may lack, huge and inode64, are left out where it
-//! does; the rest it must know.
+//! `huge=within_size` gives huge pages to files that fill them and small pages to small files; `nr_inodes=0` and
+//! `inode64` take the limits off inodes and their numbers. The two that a kernel may lack, huge and inode64, are left
+//! out where it does; the rest it must know.
 //!
 //! Everything that allocates is done by [`Tmpfs::new`]: the rest may run in a child of a process with threads, between
 //! fork and exit.

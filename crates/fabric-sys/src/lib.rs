@@ -1,12 +1,12 @@
 //! Bindings to libfabric 1.15 or later, and nothing else.
 //!
-//! The types in [`bindings`] are made from libfabric's headers by `tools/bind-libfabric` and kept in the tree; the library is
-//! found at run time ([`Library::get`]). A machine without libfabric, its headers or libclang builds all of Forebay and runs
-//! pools of one node. The symbols are asked for by the version of their ABI, which every libfabric since 1.9 has kept, also
-//! 2.x: docs/decisions/0007-libfabric-bindings.md.
+//! The types in [`bindings`] are made from libfabric's headers by `tools/bind-libfabric` and kept in the tree; the
+//! library is found at run time ([`Library::get`]). A machine without libfabric, its headers or libclang builds all of
+//! Forebay and runs pools of one node. The symbols are asked for by the version of their ABI, which every libfabric
+//! since 1.9 has kept, also 2.x: docs/decisions/0007-libfabric-bindings.md.
 //!
-//! What C programs get as inline functions are here functions of the same names. As those, they call through tables that a
-//! library fills; a call that a provider's table does not have answers -FI_ENOSYS.
+//! What C programs get as inline functions are here functions of the same names. As those, they call through tables
+//! that a library fills; a call that a provider's table does not have answers -FI_ENOSYS.
 //!
 //! Tests: `tests/abi.rs` compares the kept types with a C compiler's view of the installed headers.
 

@@ -164,8 +164,8 @@ impl Library {
     }
 }
 
-/// What is done at fatal signals, given back when dropped: libraries of some providers (PSM) take these signals when they are loaded, and
-/// end the process by `exit` then, seconds later, where it must end at once.
+/// What is done at fatal signals, given back when dropped: libraries of some providers (PSM) take these signals when
+/// they are loaded, and end the process by `exit` then, seconds later, where it must end at once.
 struct Handlers(Vec<(c_int, libc::sigaction)>);
 
 impl Handlers {

@@ -1,5 +1,5 @@
-//! What a process does at fatal signals is its own business, whatever libfabric's providers think: a program alone, as the
-//! library is loaded once.
+//! What a process does at fatal signals is its own business, whatever libfabric's providers think: a program alone, as
+//! the library is loaded once.
 
 use forebay_fabric_sys::Library;
 

@@ -1,5 +1,6 @@
-//! What links cost with many nodes: hundreds of nodes' call layers in one process, over the simulated network, each with a link to
-//! every other. Times are of this machine's processor, for the call layer (handshakes, MACs, timers); the network takes none.
+//! What links cost with many nodes: hundreds of nodes' call layers in one process, over the simulated network, each
+//! with a link to every other. Times are of this machine's processor, for the call layer (handshakes, MACs, timers);
+//! the network takes none.
 //!
 //! `cargo run --release -p forebay-fabric --example crowd [-- --json] [NODES]...`
 

@@ -1,7 +1,8 @@
-//! What the network costs, between two processes: latency of 64 bytes, reads and writes by RMA, requests of the call layer;
-//! beside it a raw TCP stream on the same addresses, in the same run.
+//! What the network costs, between two processes: latency of 64 bytes, reads and writes by RMA, requests of the call
+//! layer; beside it a raw TCP stream on the same addresses, in the same run.
 //!
-//! `cargo run --release -p forebay-fabric --example ping_pong [-- --json] [--spin] [--provider NAME] [--host ADDRESS] [--seconds N]`
+//! `cargo run --release -p forebay-fabric --example ping_pong [-- --json] [--spin] [--provider NAME] [--host ADDRESS]
+//! [--seconds N]`
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -88,7 +89,8 @@ fn unhex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(byte).collect()
 }
 
-/// The other process: a raw TCP peer, an endpoint whose messages are sent back, and a server of calls, until stdin closes.
+/// The other process: a raw TCP peer, an endpoint whose messages are sent back, and a server of calls, until stdin
+/// closes.
 fn serve(o: &Options) {
     let listener = TcpListener::bind((o.host.as_str(), 0)).expect("a port");
     let mut end = endpoint(o, o.waiting);

@@ -37,7 +37,8 @@ pub enum Direction {
     Read,
     /// From ours to the peer's.
     Write,
-    /// Likewise, ahead of a message that says so: it has ended when it has left, and whether it has come is for the peer to see.
+    /// Likewise, ahead of a message that says so: it has ended when it has left, and whether it has come is for the
+    /// peer to see.
     Ahead,
 }
 
@@ -63,9 +64,10 @@ pub struct Limits {
     pub message_bytes: usize,
     /// Operations that may wait for one peer; more are refused with [`Code::Busy`].
     pub waiting_per_peer: usize,
-    /// A message comes behind the transfers to its peer that were started before it, and what these wrote is in the peer's
-    /// memory by then; unless they failed, as when the connection broke between the two. Of those of up to
-    /// [`MOVE_BYTES_MAX`](forebay_types::limits::MOVE_BYTES_MAX) the bytes come from the first to the last, so that all are there when that is.
+    /// A message comes behind the transfers to its peer that were started before it, and what these wrote is in the
+    /// peer's memory by then; unless they failed, as when the connection broke between the two. Of those of up to
+    /// [`MOVE_BYTES_MAX`](forebay_types::limits::MOVE_BYTES_MAX) the bytes come from the first to the last, so that all
+    /// are there when that is.
     pub in_order: bool,
 }
 
@@ -79,7 +81,8 @@ pub enum Event<'a> {
         /// Its bytes, to be copied out before the call returns.
         bytes: &'a [u8],
     },
-    /// A send or a transfer ahead has left, or another transfer is complete: what was read is here, what was written is in the peer's memory.
+    /// A send or a transfer ahead has left, or another transfer is complete: what was read is here, what was written is
+    /// in the peer's memory.
     Done {
         /// The operation.
         token: u64,
@@ -104,8 +107,8 @@ const ASLEEP: u32 = 1;
 /// Somebody has woken.
 const WOKEN: u32 = 2;
 
-/// Breaks another thread's [`Endpoint::wait`]: the one under way, or else the next, so that what was done before waking is seen
-/// before the thread sleeps. While it is awake that takes no system call.
+/// Breaks another thread's [`Endpoint::wait`]: the one under way, or else the next, so that what was done before waking
+/// is seen before the thread sleeps. While it is awake that takes no system call.
 #[derive(Clone, Debug)]
 pub struct Waker {
     inner: Arc<WakerInner>,
@@ -234,8 +237,8 @@ pub trait Endpoint: Send {
     /// Ends what peers may do. Unknown numbers are ignored.
     fn unregister(&mut self, local: Local);
 
-    /// Starts a transfer. A peer's refusal (no such key, beyond its bounds) comes as `Failed`, and may fail what else is under
-    /// way with that peer.
+    /// Starts a transfer. A peer's refusal (no such key, beyond its bounds) comes as `Failed`, and may fail what else
+    /// is under way with that peer.
     ///
     /// # Errors
     /// [`Code::Fault`] for local memory that is not registered or not so long, [`Code::Busy`], [`Code::Invalid`].
@@ -250,8 +253,8 @@ pub trait Endpoint: Send {
     /// Moves everything on, and tells what happened; the number of events. Never blocks.
     fn progress(&mut self, sink: &mut dyn FnMut(Event<'_>)) -> usize;
 
-    /// Something to poll for input, beside other descriptors, when [`Endpoint::may_sleep`] said yes. None: only spinning
-    /// or short sleeps.
+    /// Something to poll for input, beside other descriptors, when [`Endpoint::may_sleep`] said yes. None: only
+    /// spinning or short sleeps.
     fn descriptor(&self) -> Option<&Arc<OwnedFd>>;
 
     /// Asks, right before polling, whether the descriptor will tell of everything that comes. No: progress first.
@@ -263,7 +266,8 @@ pub trait Endpoint: Send {
     /// A node is at this address. From the first on, what comes from hosts of none need not be heard.
     fn admit(&mut self, _address: &[u8]) {}
 
-    /// The user hears nobody, though somebody should be heard: perhaps it is the endpoint that is deaf, which then looks after itself.
+    /// The user hears nobody, though somebody should be heard: perhaps it is the endpoint that is deaf, which then
+    /// looks after itself.
     fn suspect(&mut self) {}
 
     /// How often it has closed everything and opened it again, because it was deaf.
@@ -274,8 +278,8 @@ pub trait Endpoint: Send {
     /// What breaks [`Endpoint::wait`].
     fn waker(&self) -> &Waker;
 
-    /// Sleeps until something may have come, the timer is due, the waker is used, or `timeout` has passed. Where there is no
-    /// descriptor it sleeps 50 µs at most.
+    /// Sleeps until something may have come, the timer is due, the waker is used, or `timeout` has passed. Where there
+    /// is no descriptor it sleeps 50 µs at most.
     fn wait(&mut self, timeout: Duration) {
         if let Some(sleep) = self.falls_asleep(timeout) {
             sleep.sleep();
@@ -287,8 +291,9 @@ pub trait Endpoint: Send {
         Duration::from_micros(50)
     }
 
-    /// The first half of [`Endpoint::wait`]; the second is done without the endpoint, which another thread may use meanwhile,
-    /// as long as [`Endpoint::may_sleep`] says yes whenever that one leaves it. None: there is something to do.
+    /// The first half of [`Endpoint::wait`]; the second is done without the endpoint, which another thread may use
+    /// meanwhile, as long as [`Endpoint::may_sleep`] says yes whenever that one leaves it. None: there is something to
+    /// do.
     fn falls_asleep(&mut self, timeout: Duration) -> Option<Sleep> {
         let waker = self.waker().clone();
         if !waker.falls_asleep() {

@@ -102,7 +102,8 @@ impl Region {
         self.range(offset, bytes).and_then(|at| NonNull::new(at).ok_or(Code::Fault))
     }
 
-    /// Gives back what memory is behind it, where it is shared: it reads as zeros then. What is written later takes memory anew.
+    /// Gives back what memory is behind it, where it is shared: it reads as zeros then. What is written later takes
+    /// memory anew.
     pub fn discard(&self) {
         // SAFETY: the range is mapped, and nobody has a reference into it. Private memory the kernel leaves as it is.
         let _ = unsafe {
@@ -110,12 +111,13 @@ impl Region {
         };
     }
 
-    /// Gives the memory back and keeps its addresses, as long as the process lives: what a peer began to write an hour ago, before a cut
-    /// of the network, finds nothing there, and nobody else's memory.
+    /// Gives the memory back and keeps its addresses, as long as the process lives: what a peer began to write an hour
+    /// ago, before a cut of the network, finds nothing there, and nobody else's memory.
     pub fn quarantine(&mut self) {
         use rustix::mm::{mmap_anonymous, MapFlags, ProtFlags};
         let flags = MapFlags::PRIVATE | MapFlags::NORESERVE | MapFlags::FIXED;
-        // SAFETY: the range is this region's, of which there is no copy under way, as nobody else has it; it is empty from here on.
+        // SAFETY: the range is this region's, of which there is no copy under way, as nobody else has it; it is empty
+        // from here on.
         let quarantined =
             unsafe { mmap_anonymous(self.start.as_ptr().cast(), self.bytes, ProtFlags::empty(), flags) };
         if quarantined.is_ok() {
@@ -131,8 +133,8 @@ impl Region {
     /// [`Code::Fault`] beyond the end.
     pub fn read_at(&self, offset: usize, into: &mut [u8]) -> Result<(), Code> {
         let from = self.range(offset, into.len())?;
-        // SAFETY: the range is mapped; `into` is of ours alone, so they do not overlap. What is read may be mixed with what a
-        // peer writes at the same time, as in any shared mapping.
+        // SAFETY: the range is mapped; `into` is of ours alone, so they do not overlap. What is read may be mixed with
+        // what a peer writes at the same time, as in any shared mapping.
         unsafe { std::ptr::copy_nonoverlapping(from, into.as_mut_ptr(), into.len()) };
         Ok(())
     }
@@ -152,7 +154,8 @@ impl Region {
 impl Drop for Region {
     fn drop(&mut self) {
         if self.owner.is_none() {
-            // SAFETY: mapped by `new` with this length; who registers a region keeps it until the network is done with it.
+            // SAFETY: mapped by `new` with this length; who registers a region keeps it until the network is done with
+            // it.
             let unmapped = unsafe { rustix::mm::munmap(self.start.as_ptr().cast(), self.bytes) };
             debug_assert!(unmapped.is_ok());
         }

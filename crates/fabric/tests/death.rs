@@ -29,7 +29,8 @@ fn calls(node: u16, port: Option<u16>) -> Calls {
     Calls::new(Box::new(endpoint), identity, secret, settings)
 }
 
-/// What a child runs: a server that echoes names, never answers `hold`, and tells where its memory is. Not a test by itself.
+/// What a child runs: a server that echoes names, never answers `hold`, and tells where its memory is. Not a test by
+/// itself.
 #[test]
 fn child() {
     let Ok(of) = std::env::var("FOREBAY_TEST_NODE") else { return };
@@ -293,8 +294,8 @@ fn peer_that_is_stopped_for_a_while_goes_on_where_it_was() {
     assert!(!asker.happened.iter().any(|h| matches!(h, CallEvent::Down { .. })), "it was never given up");
 }
 
-/// What runs in a network of its own, joined by a bridge to that of the process in `FOREBAY_TEST_PEER`, where the server
-/// is to run; the bridge's other port is then shut and opened. Not a test by itself.
+/// What runs in a network of its own, joined by a bridge to that of the process in `FOREBAY_TEST_PEER`, where the
+/// server is to run; the bridge's other port is then shut and opened. Not a test by itself.
 #[test]
 fn cut_child() {
     let Ok(peer) = std::env::var("FOREBAY_TEST_PEER") else { return };

@@ -1,9 +1,10 @@
 //! Counters that are incremented over a bad network, and a model that knows what they must be.
 //!
-//! Servers keep counters and, as a shard does, the last reply of each (session, slot): a retry is answered, not repeated. Hosts
-//! are cut off, stopped, killed and started again; what a server keeps survives it. The model: an increment that was
-//! acknowledged happened once, one that failed happened at most once, no value was given twice. In the end everything
-//! heals, and everything must be served again. One server with a planted bug shows that the model would see it.
+//! Servers keep counters and, as a shard does, the last reply of each (session, slot): a retry is answered, not
+//! repeated. Hosts are cut off, stopped, killed and started again; what a server keeps survives it. The model: an
+//! increment that was acknowledged happened once, one that failed happened at most once, no value was given twice. In
+//! the end everything heals, and everything must be served again. One server with a planted bug shows that the model
+//! would see it.
 //!
 //! `FOREBAY_SEEDS=1000 cargo test -p forebay-fabric --test simulation` runs more; `FOREBAY_SEED=17` replays one.
 

@@ -578,7 +578,8 @@ fn wait_returns_for_messages_for_the_waker_and_at_its_timeout() {
         }
         assert!(receiver.now() - start < Duration::from_secs(4), "slept through");
     }
-    // While the peer is connected and silent, waiting sleeps. (While connections are made the provider wants attention.)
+    // While the peer is connected and silent, waiting sleeps. (While connections are made the provider wants
+    // attention.)
     let (idle, mut rounds) = (receiver.now() + Duration::from_millis(50), 0);
     while receiver.now() < idle + Duration::from_millis(100) {
         receiver.progress(&mut |e| panic!("{e:?}"));

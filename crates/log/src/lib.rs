@@ -1,8 +1,9 @@
-//! The log of Forebay's daemons: lines on standard error, which is the pool's `log` unless the daemon runs in the foreground.
+//! The log of Forebay's daemons: lines on standard error, which is the pool's `log` unless the daemon runs in the
+//! foreground.
 //!
 //! A state that lasts must not fill the disk or hide other lines: of equal lines [`EQUAL_MAX`] are written in
-//! [`PERIOD`], and of all lines of one place in the code [`PLACE_MAX`]. The next line that is written says how many of its kind
-//! were left out. Lines of the levels debug and trace are asked for by name and never limited.
+//! [`PERIOD`], and of all lines of one place in the code [`PLACE_MAX`]. The next line that is written says how many of
+//! its kind were left out. Lines of the levels debug and trace are asked for by name and never limited.
 
 use std::collections::hash_map::{DefaultHasher, Entry, HashMap};
 use std::fmt::{self, Debug, Write};

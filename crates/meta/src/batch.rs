@@ -74,15 +74,16 @@ impl Shard {
 }
 
 impl<'a> Batch<'a> {
-    /// Applies one request on behalf of `caller` at the time `now`. Bytes that the reply borrows (a listing, a value, a path) lie
-    /// in `payload`, which should have [`PAYLOAD_BYTES_MAX`] bytes. What the request showed or changed is added to `effects`.
+    /// Applies one request on behalf of `caller` at the time `now`. Bytes that the reply borrows (a listing, a value, a
+    /// path) lie in `payload`, which should have [`PAYLOAD_BYTES_MAX`] bytes. What the request showed or changed is
+    /// added to `effects`.
     ///
     /// A `Create` with a number: the caller knows that this number was put in reserve; [`Code::Stale`] when it was not
     /// counted yet, or an inode has it.
     ///
-    /// `Ping`, `Space`, `Backing`, and what daemons ask each other: not answered here ([`Code::NotSupported`]). `MakeBacking` is answered with the entry; making
-    /// the files is the caller's. A request and the state before it decide everything: the same requests at the same
-    /// times give the same shard, inode numbers included.
+    /// `Ping`, `Space`, `Backing`, and what daemons ask each other: not answered here ([`Code::NotSupported`]).
+    /// `MakeBacking` is answered with the entry; making the files is the caller's. A request and the state before it
+    /// decide everything: the same requests at the same times give the same shard, inode numbers included.
     pub fn apply<'o>(
         &mut self,
         caller: Caller,

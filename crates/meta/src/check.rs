@@ -106,8 +106,8 @@ struct Check {
     /// Links of entries on other nodes, by inode.
     links: HashMap<u64, u32>,
     parents: HashMap<u64, Ino>,
-    /// Parts of wide directories that are or should be here, by number: whether a directory of here lists them, and their
-    /// directories as they say.
+    /// Parts of wide directories that are or should be here, by number: whether a directory of here lists them, and
+    /// their directories as they say.
     parts: BTreeMap<u64, (Option<Ino>, Option<Ino>)>,
     /// The last value's inode and name, and the piece that must follow.
     value: (u64, Vec<u8>, u32),
@@ -122,8 +122,8 @@ fn shown(name: &[u8]) -> String {
 
 impl Shard {
     /// Checks the whole shard; the attributes and layouts of all inodes with something on a target are given to
-    /// `each_file`, so that the caller can compare them with the backing files. Fails only when the shard cannot be read at all, or a batch is
-    /// open ([`Code::Busy`]).
+    /// `each_file`, so that the caller can compare them with the backing files. Fails only when the shard cannot be
+    /// read at all, or a batch is open ([`Code::Busy`]).
     pub fn check(&self, each_file: &mut dyn FnMut(&Entry)) -> Result<CheckReport> {
         let _state = self.borrow("run a check")?;
         let broken = |code: Code| {

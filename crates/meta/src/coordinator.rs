@@ -1,5 +1,5 @@
-//! What a change over several nodes takes, part by part: which node prepares what, in which order, and what its reply is.
-//! No I/O and no clock: [`crate::Transactions`] drives it.
+//! What a change over several nodes takes, part by part: which node prepares what, in which order, and what its reply
+//! is. No I/O and no clock: [`crate::Transactions`] drives it.
 //!
 //! ```text
 //! (what is condemned and turns out to be wide: all its parts too)
@@ -37,7 +37,8 @@ enum Operation {
     Link { ino: Ino, parent: Ino, name: Vec<u8> },
     /// A directory of another node whose entry is here.
     RemoveDirectory { parent: Ino, name: Vec<u8>, ino: Ino },
-    /// A directory of here in a parent of another node, or of here, if that has new ones wide; over some of these nodes then.
+    /// A directory of here in a parent of another node, or of here, if that has new ones wide; over some of these nodes
+    /// then.
     MakeDirectory { parent: Ino, name: Vec<u8>, mode: u32, pool: Vec<NodeId> },
     /// A file from a directory here to one of another node.
     RenameFile { from: (Ino, Vec<u8>), to: (Ino, Vec<u8>), flags: u32, ino: Ino, kind: Kind, link: TxId },
@@ -338,8 +339,8 @@ impl Coordinator {
         self.next()
     }
 
-    /// The node of the part that was asked for last is gone for good, as another has its place: none, if the change cannot do without
-    /// it. A wide directory whose part is lost can be removed and changed like others.
+    /// The node of the part that was asked for last is gone for good, as another has its place: none, if the change
+    /// cannot do without it. A wide directory whose part is lost can be removed and changed like others.
     pub(crate) fn lost(&mut self) -> Option<Answer<Next>> {
         let changes_part = matches!(self.plan, Operation::Change { .. }) && self.stage == 1;
         if self.parts_asked == 0 && !changes_part {
@@ -350,8 +351,8 @@ impl Coordinator {
         Some(self.prepared(Reply::Done))
     }
 
-    /// A directory that is being made is told its parent's attributes: it inherits group, set-group-id bit, layout and the width of new ones,
-    /// which is its own too.
+    /// A directory that is being made is told its parent's attributes: it inherits group, set-group-id bit, layout and
+    /// the width of new ones, which is its own too.
     fn take_after(&mut self, above: &Entry) -> Answer<()> {
         let Reply::Entry(mut born) = self.reply else { return Err(Code::Malformed) };
         let inherits = above.attr.mode & S_ISGID != 0;

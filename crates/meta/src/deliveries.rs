@@ -1,5 +1,5 @@
-//! What is to be delivered to other nodes, and in which order: those that have waited for longest first, nodes in turn, and of
-//! each node so many at a time that no one of them, up or down, keeps the others waiting. No I/O and no clock.
+//! What is to be delivered to other nodes, and in which order: those that have waited for longest first, nodes in turn,
+//! and of each node so many at a time that no one of them, up or down, keeps the others waiting. No I/O and no clock.
 //!
 //! A node that was not reached is *silent*: one delivery at a time is tried, until one arrives or the node is heard of.
 

@@ -147,7 +147,8 @@ impl Effects {
         &self.deliveries
     }
 
-    /// Directories that have become wide: what was known of their names, and of which they do not have, is so no longer.
+    /// Directories that have become wide: what was known of their names, and of which they do not have, is so no
+    /// longer.
     pub fn all_widened(&self) -> &[Ino] {
         &self.widened
     }

@@ -1,9 +1,9 @@
-//! What the shard keeps of other nodes: links that their entries make to files here, decisions that they have not heard of,
-//! and what it owes them.
+//! What the shard keeps of other nodes: links that their entries make to files here, decisions that they have not heard
+//! of, and what it owes them.
 //!
-//! A file with an entry on another node has a record of that link, so that counting up and down can be repeated: the file's
-//! links are its entries here and these records. Decisions and debts are delivered until they are acknowledged, by whoever
-//! drives ([`crate::Transactions`]); their records go then.
+//! A file with an entry on another node has a record of that link, so that counting up and down can be repeated: the
+//! file's links are its entries here and these records. Decisions and debts are delivered until they are acknowledged,
+//! by whoever drives ([`crate::Transactions`]); their records go then.
 
 use forebay_types::{Code, Cookie, Ino, NodeId, Outcome, Reader, Reply, Result, TxId, Writer};
 

@@ -1,8 +1,8 @@
-//! What prepared parts hold until their transaction is finished: names, which nobody may look up or change meanwhile, and
-//! directories, which must not move or go. In memory; read from the parts' records when the shard is opened.
+//! What prepared parts hold until their transaction is finished: names, which nobody may look up or change meanwhile,
+//! and directories, which must not move or go. In memory; read from the parts' records when the shard is opened.
 //!
-//! A part that meets what another transaction holds is refused with [`Code::Busy`], and its coordinator begins anew: parts
-//! never wait for one another, so there is no deadlock. Other requests wait, and hold nothing themselves.
+//! A part that meets what another transaction holds is refused with [`Code::Busy`], and its coordinator begins anew:
+//! parts never wait for one another, so there is no deadlock. Other requests wait, and hold nothing themselves.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -113,8 +113,8 @@ impl Holds {
         self.names.keys().map(|(parent, name)| (Ino(*parent), name.as_slice()))
     }
 
-    /// Holds what a part holds that made `born`, if it made anything; of a climb, whose directories are its caller's, nothing but
-    /// that it is there.
+    /// Holds what a part holds that made `born`, if it made anything; of a climb, whose directories are its caller's,
+    /// nothing but that it is there.
     pub(crate) fn note(&mut self, tx: TxId, part: &Part<'_>, born: Ino, here: NodeId) {
         *self.prepared.entry(tx).or_default() += 1;
         match *part {
@@ -165,8 +165,8 @@ impl Holds {
         self.names.range((parent.0, Vec::new())..).next().is_some_and(|((of, _), _)| *of == parent.0)
     }
 
-    /// True when a directory cannot be held so, as another than `tx` holds it otherwise; or `tx` itself, when it is to go: no
-    /// change both removes a directory and does something else with it.
+    /// True when a directory cannot be held so, as another than `tx` holds it otherwise; or `tx` itself, when it is to
+    /// go: no change both removes a directory and does something else with it.
     pub(crate) fn forbids(&self, tx: TxId, ino: Ino, hold: Hold) -> bool {
         let holders = self.directories.get(&ino.0).map_or(&[][..], Vec::as_slice);
         let counts = |of: TxId, other: Hold| of != tx || hold == Hold::Condemned || other == Hold::Condemned;

@@ -3,8 +3,8 @@
 //!
 //! The tags' order matters. What nearly every transaction writes (ledger, kept replies, orphans) is together at the
 //! front, so that it shares one leaf page. Pieces of values, two of which may fill a page, are last, so that those of a
-//! new inode, whose number is greater than all before it, are appended: inserted anywhere else at the end of a page they
-//! would leave every page behind them half empty. Small records fill their pages well either way.
+//! new inode, whose number is greater than all before it, are appended: inserted anywhere else at the end of a page
+//! they would leave every page behind them half empty. Small records fill their pages well either way.
 
 use forebay_types::limits::XATTR_NAME_MAX;
 use forebay_types::{Cookie, Ino, NodeId, TxId, DISCRIMINATOR_BITS};

@@ -9,13 +9,13 @@
 //! backing files is listed as an orphan. [`Shard::check`] checks all of it.
 //!
 //! Layers, top down: `namespace`, `rename`, `attributes`, `values` and `replies` are the operations; `batch` hands a
-//! request to one of them; `directories` keeps directories in memory; `page_budget` counts pages, so that a full medium is
-//! an error and never a signal; `record` and `keys` are what is stored; `lmdb_txn` is the only user of LMDB. The
+//! request to one of them; `directories` keeps directories in memory; `page_budget` counts pages, so that a full medium
+//! is an error and never a signal; `record` and `keys` are what is stored; `lmdb_txn` is the only user of LMDB. The
 //! format is in docs/disk-format.md.
 //!
-//! One thread has a shard. It does no I/O but page faults on its data file and a fallocate now and then, and a look-up or
-//! create that finds its directory in memory allocates nothing. Tests: in the modules, and crates/meta/tests: a reference model, crashes, a
-//! full medium, damage.
+//! One thread has a shard. It does no I/O but page faults on its data file and a fallocate now and then, and a look-up
+//! or create that finds its directory in memory allocates nothing. Tests: in the modules, and crates/meta/tests: a
+//! reference model, crashes, a full medium, damage.
 
 mod attributes;
 mod batch;

@@ -1,8 +1,8 @@
 //! One LMDB write transaction over the shard's only database, in bytes: get, put, insert, append, delete, walk.
 //!
-//! It counts what it writes, for [`crate::page_budget`], and remembers a failure of LMDB's: after one, nothing but dropping
-//! it is possible. Operations check all that can go wrong before their first write, so a failure here means a broken
-//! medium or a broken tree.
+//! It counts what it writes, for [`crate::page_budget`], and remembers a failure of LMDB's: after one, nothing but
+//! dropping it is possible. Operations check all that can go wrong before their first write, so a failure here means a
+//! broken medium or a broken tree.
 
 use std::ops::Bound;
 

@@ -372,7 +372,8 @@ impl Batch<'_> {
         if !self.is_ours(ino) {
             return Err(Code::CrossDevice); // in a pool of several nodes it is planned
         }
-        // First, as in all that names a directory: who asks again is led to the part that keeps its reply, whatever became of the inode.
+        // First, as in all that names a directory: who asks again is led to the part that keeps its reply, whatever
+        // became of the inode.
         let slot = self.entries_for(parent, name)?;
         let mut inode = self.inode(ino)?;
         if inode.attr.is_directory() || inode.attr.nlink >= LINKS_MAX {
@@ -416,8 +417,8 @@ impl Batch<'_> {
         Ok(true)
     }
 
-    /// An entry of something that is no directory is gone: takes the link from its inode, or has the inode's node take it.
-    /// Whether it was the last, as far as this node knows, and the layout.
+    /// An entry of something that is no directory is gone: takes the link from its inode, or has the inode's node take
+    /// it. Whether it was the last, as far as this node knows, and the layout.
     pub(crate) fn lose_entry(
         &mut self,
         c: &mut Context<'_>,

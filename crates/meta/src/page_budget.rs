@@ -1,8 +1,8 @@
 //! Pages: how many a transaction may still take, and fallocating them ahead.
 //!
-//! A store through the map to a page that the medium cannot give is SIGBUS, and LMDB running out of map in the middle of
-//! an operation spoils the whole transaction. Neither must ever happen, so before each operation the worst that it can
-//! take is compared with what is surely there: pages behind the last used one that are allocated on the medium, and
+//! A store through the map to a page that the medium cannot give is SIGBUS, and LMDB running out of map in the middle
+//! of an operation spoils the whole transaction. Neither must ever happen, so before each operation the worst that it
+//! can take is compared with what is surely there: pages behind the last used one that are allocated on the medium, and
 //! free pages that LMDB may use again.
 //!
 //! What a transaction has taken is bounded from above, not known: LMDB tells nobody. It takes a page for (a) each leaf

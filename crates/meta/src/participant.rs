@@ -1,8 +1,8 @@
 //! A node's part in a transaction over several (docs/decisions/0016): preparing it, and finishing it.
 //!
 //! A part that is prepared can be made: whatever could refuse it was checked, and what could change that is held
-//! ([`crate::holds`]). It has a record, so that a restart forgets none. Finishing makes all parts of the transaction here,
-//! or drops them, in one step, and can be repeated.
+//! ([`crate::holds`]). It has a record, so that a restart forgets none. Finishing makes all parts of the transaction
+//! here, or drops them, in one step, and can be repeated.
 //!
 //! | part | prepared | committed | aborted |
 //! |---|---|---|---|
@@ -271,7 +271,8 @@ impl Batch<'_> {
         Ok(inode)
     }
 
-    /// Attributes of a directory of the caller's that gets the next number and no entry; `number` makes an inode number of a count.
+    /// Attributes of a directory of the caller's that gets the next number and no entry; `number` makes an inode number
+    /// of a count.
     pub(crate) fn attr_of_detached(
         &self,
         c: &Context<'_>,
@@ -400,8 +401,9 @@ impl Batch<'_> {
         Ok(Reply::Done)
     }
 
-    /// True for a part of a change whose other parts here are what they must be. Of a coordinator that keeps to the protocol all are;
-    /// what another one claims must not leave this shard with an inode that nothing leads to, or with two names of a directory.
+    /// True for a part of a change whose other parts here are what they must be. Of a coordinator that keeps to the
+    /// protocol all are; what another one claims must not leave this shard with an inode that nothing leads to, or with
+    /// two names of a directory.
     fn is_whole(&mut self, part: &Part<'_>, all: &[PreparedRecord<'_>]) -> Answer<bool> {
         let goes = |of: Ino| all.iter().any(|r| matches!(r.part, Part::Condemn { ino } if ino == of));
         let moves = |of: Ino| {

@@ -7,10 +7,10 @@
 //! 3. two names of one inode: nothing to do;
 //! 4. a directory replaces only an empty directory, anything else only what is no directory.
 //!
-//! What takes several nodes is not done here (`coordinator.rs`): a file's rename to another node is planned before it comes
-//! here; a directory's, where it takes another node to tell what lies above it, is answered [`Reply::Elsewhere`]. An entry
-//! that leads to another node's inode can get another name here, and a file's another directory. An exchange of two
-//! nodes' entries or inodes is [`Code::CrossDevice`], on which programs copy.
+//! What takes several nodes is not done here (`coordinator.rs`): a file's rename to another node is planned before it
+//! comes here; a directory's, where it takes another node to tell what lies above it, is answered [`Reply::Elsewhere`].
+//! An entry that leads to another node's inode can get another name here, and a file's another directory. An exchange
+//! of two nodes' entries or inodes is [`Code::CrossDevice`], on which programs copy.
 
 use forebay_types::limits::{LINKS_MAX, NAME_MAX};
 use forebay_types::{Code, Ino, Kind, Layout, Reply, RENAME_EXCHANGE, RENAME_NOREPLACE};

@@ -96,8 +96,8 @@ impl Batch<'_> {
         remove().map_err(|code| self.failed("remove orphans of", code))
     }
 
-    /// Lists an inode number as an orphan that no inode has: there may be a backing file under it. One that is listed stays so: a
-    /// number that was in reserve may have had an inode and lost it.
+    /// Lists an inode number as an orphan that no inode has: there may be a backing file under it. One that is listed
+    /// stays so: a number that was in reserve may have had an inode and lost it.
     pub fn list_orphan(&mut self, ino: Ino, layout: &Layout) -> Result<()> {
         let mut list = || -> Answer<()> {
             self.admit(Class::Removal, Work::writes(1))?;

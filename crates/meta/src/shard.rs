@@ -75,8 +75,8 @@ pub struct ShardStatistics {
 pub(crate) struct State {
     pub(crate) ledger: Ledger,
     pub(crate) directories: Directories,
-    /// Orphans of the batch: written at commit, unless their backing files are gone by then, as they mostly are when the
-    /// batch is long.
+    /// Orphans of the batch: written at commit, unless their backing files are gone by then, as they mostly are when
+    /// the batch is long.
     pub(crate) new_orphans: BTreeMap<u64, Layout>,
     /// What transactions over several nodes hold.
     pub(crate) holds: Holds,
@@ -195,8 +195,8 @@ impl Shard {
         Shard::open_with_hash(dir, forebay_types::name_hash)
     }
 
-    /// [`Shard::open`] for [`Shard::check`]: opens a damaged shard too, as long as its format is known. A batch may then
-    /// be refused.
+    /// [`Shard::open`] for [`Shard::check`]: opens a damaged shard too, as long as its format is known. A batch may
+    /// then be refused.
     pub fn open_for_check(dir: &Path) -> Result<Shard> {
         Shard::open_unsettled(dir, forebay_types::name_hash)
     }

@@ -1,5 +1,5 @@
-//! Drives changes over several nodes: those that this node coordinates, what it has to deliver to others, and what it has
-//! prepared for others that say nothing. No I/O: the user does what [`Act`] says and tells what came of it.
+//! Drives changes over several nodes: those that this node coordinates, what it has to deliver to others, and what it
+//! has prepared for others that say nothing. No I/O: the user does what [`Act`] says and tells what came of it.
 //!
 //! ```text
 //! begin ─► prepare, part by part ─► decide (a record here, with the reply) ─► deliver to all that prepared ─► answer
@@ -40,7 +40,8 @@ pub struct Client {
 /// What is to be done next, in this order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Act {
-    /// Apply a request to this node's shard, a [`Request::Decide`] as `client`'s change; then [`Transactions::answered`].
+    /// Apply a request to this node's shard, a [`Request::Decide`] as `client`'s change; then
+    /// [`Transactions::answered`].
     Local {
         /// What is answered.
         flight: u64,
@@ -49,7 +50,8 @@ pub enum Act {
         /// On behalf of whom, if of anybody.
         client: Option<Client>,
     },
-    /// Ask another node; then [`Transactions::answered`], with [`Code::NoDevice`] when another node has its place for good.
+    /// Ask another node; then [`Transactions::answered`], with [`Code::NoDevice`] when another node has its place for
+    /// good.
     Ask {
         /// What is answered.
         flight: u64,
@@ -229,8 +231,8 @@ impl Transactions {
         self.answer_waiting(|_| false);
     }
 
-    /// A change of the last worker's is asked for again, and its reply is known: it may be one that other nodes are still to
-    /// hear of. True: it is answered when all that the last worker left undelivered was tried.
+    /// A change of the last worker's is asked for again, and its reply is known: it may be one that other nodes are
+    /// still to hear of. True: it is answered when all that the last worker left undelivered was tried.
     pub fn answer_after_inherited(&mut self, client: Client, reply: Reply<'static>) -> bool {
         if self.inherited.is_empty() {
             return false;
@@ -428,7 +430,8 @@ impl Transactions {
     /// Drops what was prepared; answers, or has the request served anew when it met another transaction.
     fn abort(&mut self, tx: TxId, answer: Answer<'static>, now: Duration) {
         let Some(Deal { coordinator, asked, .. }) = self.deals.remove(&tx) else { return };
-        // What this node found when it planned is so no longer: it is planned anew. A plan of a client's is its own to make anew.
+        // What this node found when it planned is so no longer: it is planned anew. A plan of a client's is its own to
+        // make anew.
         let answer = match answer {
             Err(Refusal::Code(Code::Stale)) if !coordinator.is_clients() => Err(Refusal::Code(Code::Busy)),
             answer => answer,

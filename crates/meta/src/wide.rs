@@ -1,5 +1,5 @@
-//! Wide directories (docs/decisions/0024): the directory's inode, whose value of the empty name lists its parts; and parts, which are
-//! directories but for what is said here.
+//! Wide directories (docs/decisions/0024): the directory's inode, whose value of the empty name lists its parts; and
+//! parts, which are directories but for what is said here.
 //!
 //! | | the directory | a part |
 //! |---|---|---|
@@ -10,8 +10,8 @@
 //!
 //! Only changes of the directory change a part: what asks for attributes or a layout of a part is refused.
 //!
-//! The parts are made, changed and removed with the directory, by changes over several nodes (`coordinator.rs`), and never move. So
-//! who has learnt of a directory's parts knows them for good, as no inode number comes twice.
+//! The parts are made, changed and removed with the directory, by changes over several nodes (`coordinator.rs`), and
+//! never move. So who has learnt of a directory's parts knows them for good, as no inode number comes twice.
 
 use forebay_types::{
     name_hash, part_of_hash, Attr, Change, Code, Cookie, Ino, Layout, NodeId, Part, Parts, Reader, Refusal,
@@ -37,8 +37,8 @@ pub(crate) fn decode_place(cookie: Cookie) -> (usize, usize) {
 }
 
 impl Batch<'_> {
-    /// The slot of a directory that has entries of its own. Of a wide one [`Code::Wide`], and its parts are remembered for
-    /// [`Batch::refusal`].
+    /// The slot of a directory that has entries of its own. Of a wide one [`Code::Wide`], and its parts are remembered
+    /// for [`Batch::refusal`].
     #[inline]
     pub(crate) fn entries_of(&mut self, ino: Ino) -> Answer<usize> {
         let slot = self.directory(ino)?;
@@ -48,8 +48,8 @@ impl Batch<'_> {
         }
     }
 
-    /// The same of a directory that has a name or may get it: a part has those of its hashes alone. Who asks it for others is refused
-    /// with [`Code::Wide`], and with the parts where the directory is here too.
+    /// The same of a directory that has a name or may get it: a part has those of its hashes alone. Who asks it for
+    /// others is refused with [`Code::Wide`], and with the parts where the directory is here too.
     #[inline]
     pub(crate) fn entries_for(&mut self, ino: Ino, name: &[u8]) -> Answer<usize> {
         let slot = self.entries_of(ino)?;
@@ -254,8 +254,8 @@ pub(crate) fn nodes_of_new(home: NodeId, pool: &[NodeId], width: u8) -> Vec<Node
     }
 }
 
-/// The nodes that a directory's entries are cut over: its home, and others of the pool, each directory beginning with its own so that
-/// narrow ones do not all meet on the pool's first nodes.
+/// The nodes that a directory's entries are cut over: its home, and others of the pool, each directory beginning with
+/// its own so that narrow ones do not all meet on the pool's first nodes.
 pub(crate) fn choose_nodes(home: NodeId, pool: &[NodeId], width: u16) -> Answer<Vec<NodeId>> {
     let mut all: Vec<NodeId> = pool.iter().copied().chain([home]).collect();
     all.sort_unstable();

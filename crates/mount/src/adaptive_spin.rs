@@ -1,8 +1,8 @@
 //! How long a serving thread looks for the next request before it sleeps: as long as that pays (`forebay_sys::wait`).
 //!
-//! A program that makes one call after another leaves a few microseconds between two requests. A thread that went to sleep
-//! in them has to be woken, which on a virtual machine costs more than to serve most requests. One thread looks at a time;
-//! the others sleep, and are there when requests come together.
+//! A program that makes one call after another leaves a few microseconds between two requests. A thread that went to
+//! sleep in them has to be woken, which on a virtual machine costs more than to serve most requests. One thread looks
+//! at a time; the others sleep, and are there when requests come together.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

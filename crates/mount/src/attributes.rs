@@ -73,9 +73,10 @@ impl Wish {
         self.atime != TimeSet::Omit || self.mtime != TimeSet::Omit
     }
 
-    /// Checks that the caller may have it, and gives the permission bits afterwards, where they change. Set-id bits go where
-    /// Linux drops them: the kernel leaves that to the file system (`FUSE_HANDLE_KILLPRIV_V2`). It sends a request without
-    /// any attribute for a chown that names no id, and for a passthrough write, which only a file open for writing has.
+    /// Checks that the caller may have it, and gives the permission bits afterwards, where they change. Set-id bits go
+    /// where Linux drops them: the kernel leaves that to the file system (`FUSE_HANDLE_KILLPRIV_V2`). It sends a
+    /// request without any attribute for a chown that names no id, and for a passthrough write, which only a file open
+    /// for writing has.
     ///
     /// Truncation was checked by permission bits that the kernel refreshes, or by the open.
     fn check(&self, who: Rights, old: Owned, has_writer: bool) -> Result<Option<u32>, Errno> {
@@ -254,9 +255,10 @@ impl FileSystem {
         })
     }
 
-    /// Answers with a file's capabilities, for which the kernel asks before the first write after each refresh of attributes. Nearly no
-    /// file has any. That it has none is remembered with the time of its last change, which setting them moves: so the shard
-    /// is asked once. Of a change that is so young that another may have the same time, nothing is remembered.
+    /// Answers with a file's capabilities, for which the kernel asks before the first write after each refresh of
+    /// attributes. Nearly no file has any. That it has none is remembered with the time of its last change, which
+    /// setting them moves: so the shard is asked once. Of a change that is so young that another may have the same
+    /// time, nothing is remembered.
     fn capabilities(&self, rq: &Request<'_>, room: usize, out: &mut Body) -> Result<Outcome, Errno> {
         let ino = self.ino(rq.node);
         let changed = self.entry(ino)?.map(|entry| entry.attr.ctime);
@@ -339,8 +341,8 @@ impl FileSystem {
         Ok(Outcome::Reply)
     }
 
-    /// Checks a change of an extended attribute as far as it depends on the owner: who may change those of other name spaces
-    /// than `user.` follows from the caller alone, and permission bits the kernel refreshes.
+    /// Checks a change of an extended attribute as far as it depends on the owner: who may change those of other name
+    /// spaces than `user.` follows from the caller alone, and permission bits the kernel refreshes.
     fn check_xattr(&self, rq: &Request<'_>, name: &[u8]) -> Result<(), Errno> {
         if rq.uid == 0 || !name.starts_with(b"user.") {
             return Ok(());

@@ -1,13 +1,14 @@
 //! What the kernel may believe without asking, and for how long.
 //!
-//! Entries, and attributes of what has no file data, change by requests to the pool alone: the daemon tells the kernel of
-//! those that other doors make before it acknowledges them, so the kernel may keep them until then. Attributes of a
+//! Entries, and attributes of what has no file data, change by requests to the pool alone: the daemon tells the kernel
+//! of those that other doors make before it acknowledges them, so the kernel may keep them until then. Attributes of a
 //! regular file change also by the writes of whoever has it open, through the kernel's own descriptors, which nobody
-//! announces: the kernel may keep them only while nobody but the mount uses the pool. In a pool of several nodes that is
-//! never so, and of what other nodes serve nobody tells: the kernel asks each time.
+//! announces: the kernel may keep them only while nobody but the mount uses the pool. In a pool of several nodes that
+//! is never so, and of what other nodes serve nobody tells: the kernel asks each time.
 //!
-//! What a name leads to the kernel may hear of for the first time, and is told nothing of before it has: while others use the
-//! pool, attributes that come with a name are believed for a moment ([`Validity::BRIEF`]), those asked for by number until told.
+//! What a name leads to the kernel may hear of for the first time, and is told nothing of before it has: while others
+//! use the pool, attributes that come with a name are believed for a moment ([`Validity::BRIEF`]), those asked for by
+//! number until told.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -33,8 +34,8 @@ impl CacheRules {
         self.alone.swap(alone, Ordering::SeqCst)
     }
 
-    /// True while nobody else uses the pool: what comes with a name is believed for long then, and taken back when somebody
-    /// comes.
+    /// True while nobody else uses the pool: what comes with a name is believed for long then, and taken back when
+    /// somebody comes.
     pub(crate) fn is_alone(&self) -> bool {
         self.alone.load(Ordering::SeqCst)
     }

@@ -1,10 +1,10 @@
 //! Waiting for files that are being closed, where their space must be free.
 //!
-//! The kernel does not wait for the answer to a release: a program that removes a file, closes it and writes another would
-//! find the space taken for as long as the descriptor here is open. But the kernel waits for the flush that goes before. So a
-//! removal, a creation or a request for the free space that comes after a close also comes after its flush, and waits for
-//! the releases that are due by then. A flush without a release, because a copy of the descriptor lives on, is waited for
-//! once and not again.
+//! The kernel does not wait for the answer to a release: a program that removes a file, closes it and writes another
+//! would find the space taken for as long as the descriptor here is open. But the kernel waits for the flush that goes
+//! before. So a removal, a creation or a request for the free space that comes after a close also comes after its
+//! flush, and waits for the releases that are due by then. A flush without a release, because a copy of the descriptor
+//! lives on, is waited for once and not again.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -17,8 +17,8 @@ use crate::opened::Opened;
 
 /// A release comes so soon after its flush, or not at all.
 const RELEASE_DUE: Duration = Duration::from_millis(10);
-/// The same on a busy machine. Requests for the free space wait so long, and those that need space in a pool that is nearly
-/// full.
+/// The same on a busy machine. Requests for the free space wait so long, and those that need space in a pool that is
+/// nearly full.
 const RELEASE_DUE_FOR_SPACE: Duration = Duration::from_millis(500);
 /// A pool with a smaller part of its space free is nearly full.
 const NEARLY_FULL: u64 = 16;

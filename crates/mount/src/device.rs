@@ -57,7 +57,8 @@ impl Device {
         Ok(new)
     }
 
-    /// Reads one request. `ENODEV` when the file system is unmounted; `ENOENT` for a request that was given up meanwhile.
+    /// Reads one request. `ENODEV` when the file system is unmounted; `ENOENT` for a request that was given up
+    /// meanwhile.
     pub(crate) fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         // SAFETY: the buffer is as long as said.
         let n = unsafe { libc::read(self.fd.as_raw_fd(), buffer.as_mut_ptr().cast(), buffer.len()) };

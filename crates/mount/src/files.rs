@@ -20,8 +20,8 @@ use crate::rights::{Owned, Rights};
 
 /// Largest write that the kernel sends, and read that it asks for: as many pages as it takes.
 pub(crate) const TRANSFER_BYTES_MAX: usize = 1 << 20;
-/// Flags of an open that matter to a backing file which is read and written on its behalf. O_DIRECT is not one of them: it
-/// asks for buffers that are aligned, which those of requests are not, and the kernel keeps no pages here anyway.
+/// Flags of an open that matter to a backing file which is read and written on its behalf. O_DIRECT is not one of them:
+/// it asks for buffers that are aligned, which those of requests are not, and the kernel keeps no pages here anyway.
 const HANDLE_FLAGS: i32 = libc::O_APPEND | libc::O_SYNC | libc::O_DSYNC;
 
 fn writes(flags: i32) -> bool {
@@ -287,7 +287,8 @@ impl FileSystem {
         let written = match &*handle {
             Handle::Parts(file, true) if write_flags & WRITE_CACHE == 0 => file.append(bytes)?,
             Handle::Parts(file, _) => file.write_at(bytes, offset)?,
-            // Pages of a mapping, by whichever handle the kernel took: they go where they belong, though that one appends.
+            // Pages of a mapping, by whichever handle the kernel took: they go where they belong, though that one
+            // appends.
             Handle::Single(_) if write_flags & WRITE_CACHE != 0 => {
                 let opened = self.nodes.opened(self.open_ino(rq.node).0);
                 let file = opened.and_then(|opened| opened.writable()).ok_or(Errno(libc::EBADF))?;

@@ -1,11 +1,11 @@
 //! The file system: which request is served where, and what all of them share.
 //!
 //! Handlers take a request, put their reply's body together, and know nothing of the device. What they need of the pool
-//! they ask the client library, like any other door. Node numbers are the pool's inode numbers, except the root's, which
-//! is 1, and those of files without a name ([`TEMPORARY`]).
+//! they ask the client library, like any other door. Node numbers are the pool's inode numbers, except the root's,
+//! which is 1, and those of files without a name ([`TEMPORARY`]).
 //!
-//! The kernel checks permissions (`default_permissions`) by the attributes that it was told; where it may know an old owner,
-//! they are checked here again ([`crate::rights`]).
+//! The kernel checks permissions (`default_permissions`) by the attributes that it was told; where it may know an old
+//! owner, they are checked here again ([`crate::rights`]).
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -221,8 +221,8 @@ impl FileSystem {
         self.cache_rules.attr(st, || self.may_be_stored_to(st.st_ino))
     }
 
-    /// True when stores through a mapping may move an inode's times, of which the kernel's FUSE part hears nothing. A mapping
-    /// may outlive the last close: then the backing file gives no read lease.
+    /// True when stores through a mapping may move an inode's times, of which the kernel's FUSE part hears nothing. A
+    /// mapping may outlive the last close: then the backing file gives no read lease.
     fn may_be_stored_to(&self, ino: u64) -> bool {
         if !self.nodes.was_written(ino) {
             return false;
@@ -234,8 +234,9 @@ impl FileSystem {
         self.nodes.is_open(ino) || is_mapped() || !self.nodes.forget_writer(ino)
     }
 
-    /// The same of an inode that a name leads to. The kernel may not know it yet, until it has read the reply: what it is
-    /// told of the inode meanwhile it does not hear. So while others change things it is to ask again soon, by the number.
+    /// The same of an inode that a name leads to. The kernel may not know it yet, until it has read the reply: what it
+    /// is told of the inode meanwhile it does not hear. So while others change things it is to ask again soon, by the
+    /// number.
     pub(crate) fn found_belief(&self, st: &libc::stat) -> Validity {
         let validity = self.attr_belief(st.st_ino, st);
         if self.cache_rules.is_alone() && !self.pool.spans_nodes() {
@@ -245,8 +246,8 @@ impl FileSystem {
         }
     }
 
-    /// True when the kernel knows an inode under two numbers, as it was opened with O_TMPFILE and linked then: what is done
-    /// by the one it does not see by the other.
+    /// True when the kernel knows an inode under two numbers, as it was opened with O_TMPFILE and linked then: what is
+    /// done by the one it does not see by the other.
     fn has_twin(&self, ino: u64) -> bool {
         self.twins.load(Ordering::Acquire) > 0 && self.named().values().any(|named| *named == ino)
     }

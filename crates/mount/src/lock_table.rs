@@ -44,8 +44,8 @@ pub(crate) struct Held {
 pub(crate) enum On {
     /// This descriptor.
     File(OwnedFd),
-    /// At another node's daemon, under this number of the owner. The owner gets a new number each time it has released all
-    /// its locks.
+    /// At another node's daemon, under this number of the owner. The owner gets a new number each time it has released
+    /// all its locks.
     Elsewhere(LocksElsewhere, u64),
 }
 

@@ -1,18 +1,20 @@
-//! Requests for locks: flock and fcntl's record locks, taken on the backing file, where the other interfaces take theirs.
+//! Requests for locks: flock and fcntl's record locks, taken on the backing file, where the other interfaces take
+//! theirs.
 //!
-//! Each owner has a descriptor of its own, which has its locks: flock's by flock(2), record locks by open-file-description
-//! locks, which exclude the record locks of processes and one another. The kernel reports when an owner releases its locks:
-//! by an unlock, by a flush when a process closes one of its descriptors, by the release of an open file. Of a program's own
-//! open-file-description locks it reports only that release, which is known by the open's number. A lock is taken or
-//! dropped while the table of owners is locked, so that a lock that was granted is in the table and nothing else closes it.
+//! Each owner has a descriptor of its own, which has its locks: flock's by flock(2), record locks by
+//! open-file-description locks, which exclude the record locks of processes and one another. The kernel reports when an
+//! owner releases its locks: by an unlock, by a flush when a process closes one of its descriptors, by the release of
+//! an open file. Of a program's own open-file-description locks it reports only that release, which is known by the
+//! open's number. A lock is taken or dropped while the table of owners is locked, so that a lock that was granted is in
+//! the table and nothing else closes it.
 //!
-//! One thread retries all locks that have to wait, and exists while there are any, so that no thread that serves requests
-//! waits. An INTERRUPT ends a wait; one that another thread reads before the wait has begun is remembered.
+//! One thread retries all locks that have to wait, and exists while there are any, so that no thread that serves
+//! requests waits. An INTERRUPT ends a wait; one that another thread reads before the wait has begun is remembered.
 //!
 //! If a file's first backing file is on another node, that node's daemon takes the locks on it, each owner's on a
-//! descriptor of its own, where that node's programs take theirs. Requests to it are sent while nothing here is locked. It
-//! may have granted a lock whose owner was answered with a failure, and may have missed an unlock: such unlocks are sent
-//! again until it has acknowledged them.
+//! descriptor of its own, where that node's programs take theirs. Requests to it are sent while nothing here is locked.
+//! It may have granted a lock whose owner was answered with a failure, and may have missed an unlock: such unlocks are
+//! sent again until it has acknowledged them.
 //!
 //! Tests: `lock_table.rs`, and `tests/locks.rs`.
 
@@ -43,8 +45,8 @@ impl FileSystem {
         Ok(Wish { owner, handle, kind, start, end })
     }
 
-    /// A descriptor for an owner's locks. Record locks for writing need one that can write, and an owner's locks must stay
-    /// on one descriptor: it can write from the first lock on, whatever that was for.
+    /// A descriptor for an owner's locks. Record locks for writing need one that can write, and an owner's locks must
+    /// stay on one descriptor: it can write from the first lock on, whatever that was for.
     fn lock_descriptor(&self, owner: Owner) -> Result<On, Errno> {
         let parts = self.handles.parts_of(owner.ino);
         let opened;
@@ -139,13 +141,15 @@ impl FileSystem {
         let at = |on: &On| matches!(on, On::Elsewhere(_, of) if *of == number);
         let Some(of) = held.get_mut(wish.owner).filter(|of| at(&of.on)) else {
             drop(held);
-            // Its owner has gone meanwhile, and said so perhaps before this was granted: the other node grants nothing under its number any more.
+            // Its owner has gone meanwhile, and said so perhaps before this was granted: the other node grants nothing
+            // under its number any more.
             self.locks.let_go_elsewhere(locks, number, wish.owner.flock);
             return Err(Errno(libc::EINTR));
         };
         match taken {
             Ok(()) => of.granted = true,
-            // It may be granted yet, to an owner that is told of a failure and will not let go of what it does not have.
+            // It may be granted yet, to an owner that is told of a failure and will not let go of what it does not
+            // have.
             Err(code) if leaves_lock_in_doubt(code) && !of.granted => {
                 held.remove(wish.owner.ino, |of| of.owner == wish.owner);
                 drop(held);

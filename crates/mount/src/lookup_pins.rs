@@ -1,9 +1,9 @@
 //! Files kept openable for a moment after their name was looked up.
 //!
-//! Between the kernel's look-up of a name and its open of what it found, the file may be replaced. The kernel then looks up
-//! and opens once more. Where one file replaces another again and again, the second attempt fails too, and the program gets
-//! an error that no local file system gives. So once an open came too late, the mount opens files as they are looked up, and
-//! keeps them open for a moment: the second open finds what the look-up found, named or not.
+//! Between the kernel's look-up of a name and its open of what it found, the file may be replaced. The kernel then
+//! looks up and opens once more. Where one file replaces another again and again, the second attempt fails too, and the
+//! program gets an error that no local file system gives. So once an open came too late, the mount opens files as they
+//! are looked up, and keeps them open for a moment: the second open finds what the look-up found, named or not.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,8 +16,8 @@ use forebay_types::{Code, Ino};
 use crate::errno::Errno;
 use crate::nodes::Nodes;
 
-/// How long look-ups keep files after an open that came too late, and how long each is kept: longer than a program is kept from
-/// its processor between the two on a crowded node.
+/// How long look-ups keep files after an open that came too late, and how long each is kept: longer than a program is
+/// kept from its processor between the two on a crowded node.
 const PIN_TIME: Duration = Duration::from_millis(400);
 /// Files kept at one time; more give up the oldest.
 const KEPT_MAX: usize = 64;

@@ -3,8 +3,8 @@
 //! Who may mount (root, or CAP_SYS_ADMIN) does so itself; others have `fusermount3` do it, the set-user-ID helper of
 //! libfuse, which hands the connection's descriptor over a socket.
 //!
-//! Others may mount over a mount of ours, or take it away and mount there themselves: it is known by its device number, and
-//! only what has that is unmounted.
+//! Others may mount over a mount of ours, or take it away and mount there themselves: it is known by its device number,
+//! and only what has that is unmounted.
 
 use std::ffi::CString;
 use std::io;
@@ -28,8 +28,8 @@ const HELPER: &str = "fusermount3";
 pub struct Options {
     /// Users other than the one who mounts may use it too.
     pub allow_other: bool,
-    /// The pool is not root's: its owner, who can put any inode into it, must not make set-user-ID programs of root's or
-    /// device nodes of it.
+    /// The pool is not root's: its owner, who can put any inode into it, must not make set-user-ID programs of root's
+    /// or device nodes of it.
     pub distrusts: bool,
 }
 
@@ -75,8 +75,8 @@ pub fn full_path(at: &Path) -> Result<PathBuf> {
     })
 }
 
-/// Checks that a pool may be mounted on a directory: it is one, it is empty, and nothing of ours is mounted there. The one
-/// mount that may be there is given back: the same pool's when `alone` says that nobody can be serving it any more.
+/// Checks that a pool may be mounted on a directory: it is one, it is empty, and nothing of ours is mounted there. The
+/// one mount that may be there is given back: the same pool's when `alone` says that nobody can be serving it any more.
 pub fn check_place(at: &Path, source: &str, alone: bool) -> Result<Option<mounts::Mount>> {
     let what = || format!("cannot mount on {}", at.display());
     let stack = stack_on(at);
@@ -212,14 +212,14 @@ pub fn unmount(mounted: &mounts::Mount) -> Result<()> {
     unmount_call(&mounted.point, 0)
 }
 
-/// Ends a connection that nobody serves: it lives as long as any descriptor of it does, and who waits on one may hold it.
-/// False where the control file system of FUSE is not mounted.
+/// Ends a connection that nobody serves: it lives as long as any descriptor of it does, and who waits on one may hold
+/// it. False where the control file system of FUSE is not mounted.
 fn abort(mounted: &mounts::Mount) -> bool {
     std::fs::write(format!("/sys/fs/fuse/connections/{}/abort", mounted.device.1), "1").is_ok()
 }
 
-/// Takes away a mount from under whoever uses it: those that wait for an answer get an error. [`Code::Busy`] when something
-/// is mounted over it; nothing is done to it then.
+/// Takes away a mount from under whoever uses it: those that wait for an answer get an error. [`Code::Busy`] when
+/// something is mounted over it; nothing is done to it then.
 pub fn clear(mounted: &mounts::Mount) -> Result<()> {
     if let Err(e) = check_uppermost(mounted) {
         return if e.code == Code::NotFound { Ok(()) } else { Err(e) };
@@ -317,8 +317,8 @@ fn mount_new(at: &Path, source: &str, options: Options) -> Result<Device> {
     }
 }
 
-/// Mounts in the place of a mount that nobody serves. Where the kernel can (Linux 6.5), the new one is put beneath the dead
-/// one, which is then taken away, so that no program ever comes upon the bare directory and makes files in that.
+/// Mounts in the place of a mount that nobody serves. Where the kernel can (Linux 6.5), the new one is put beneath the
+/// dead one, which is then taken away, so that no program ever comes upon the bare directory and makes files in that.
 pub fn mount_in_place_of(dead: &mounts::Mount, source: &str, options: Options) -> Result<Mount> {
     tracing::warn!("{} was left mounted by a process that is no more", dead.point.display());
     let what = || format!("cannot mount beneath what is mounted on {}", dead.point.display());

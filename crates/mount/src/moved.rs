@@ -1,11 +1,12 @@
 //! Directories that other nodes move.
 //!
-//! The kernel has one entry for a directory in its cache. When a look-up shows it that the directory has another name by
-//! now, the kernel moves that entry. A rename between two directories cannot do so, because it holds the lock for its own
-//! purpose: it fails with ESTALE, and is tried once more. A program that moves a directory which another node moved before
-//! would get ESTALE, unless a look-up came in between. So the mount keeps the place of every directory that the kernel
-//! knows. When a look-up finds the directory elsewhere, a thread invalidates the kernel's entry before the kernel tries
-//! again. The thread does nothing else, because the kernel may wait for the lock of a directory that the rename holds.
+//! The kernel has one entry for a directory in its cache. When a look-up shows it that the directory has another name
+//! by now, the kernel moves that entry. A rename between two directories cannot do so, because it holds the lock for
+//! its own purpose: it fails with ESTALE, and is tried once more. A program that moves a directory which another node
+//! moved before would get ESTALE, unless a look-up came in between. So the mount keeps the place of every directory
+//! that the kernel knows. When a look-up finds the directory elsewhere, a thread invalidates the kernel's entry before
+//! the kernel tries again. The thread does nothing else, because the kernel may wait for the lock of a directory that
+//! the rename holds.
 //!
 //! In a pool of one node the daemon invalidates the kernel's entry at every move before it acknowledges the move, and
 //! nothing of this runs.
@@ -23,7 +24,8 @@ pub(crate) struct Moved {
 }
 
 impl Moved {
-    /// Sends an invalidation to the kernel. If no thread can be started it is not sent, and a rename may fail with ESTALE.
+    /// Sends an invalidation to the kernel. If no thread can be started it is not sent, and a rename may fail with
+    /// ESTALE.
     fn drop_name(&self, device: &Arc<Device>, message: Vec<u8>) {
         let mut writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner);
         if writer.is_none() {

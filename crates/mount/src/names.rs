@@ -56,8 +56,8 @@ impl FileSystem {
         Err(Errno(libc::ENOENT))
     }
 
-    /// What is no directory by its number, for programs of the pool's own user that found it without the mount. Others would get
-    /// past the permissions of the directories above it.
+    /// What is no directory by its number, for programs of the pool's own user that found it without the mount. Others
+    /// would get past the permissions of the directories above it.
     fn lookup_inode(&self, uid: u32, ino: Ino, out: &mut Body) -> Result<Outcome, Errno> {
         // SAFETY: cannot fail.
         let me = unsafe { libc::geteuid() };
@@ -168,8 +168,8 @@ impl FileSystem {
         self.made(parent, name, &entry, out)
     }
 
-    /// `answer` answers the request. It is called before the data is removed where nobody can tell: the file is not open
-    /// here, and so small that its space is free before anything can miss it.
+    /// `answer` answers the request. It is called before the data is removed where nobody can tell: the file is not
+    /// open here, and so small that its space is free before anything can miss it.
     pub(crate) fn unlink(&self, rq: &Request<'_>, answer: impl FnOnce()) -> Result<Outcome, Errno> {
         let mut f = rq.fields;
         let (parent, name) = (self.ino(rq.node), f.name()?);
@@ -191,8 +191,8 @@ impl FileSystem {
         Ok(if answer.is_some() { Outcome::Reply } else { Outcome::Silence })
     }
 
-    /// An inode lost a name, which may have been its last: space that a close just before should have freed is free when this
-    /// returns.
+    /// An inode lost a name, which may have been its last: space that a close just before should have freed is free
+    /// when this returns.
     fn lost_a_name(&self, ino: Option<Ino>) {
         if let Some(ino) = ino.filter(|ino| self.nodes.opened(ino.0).is_some()) {
             settle(&self.nodes, ino.0);

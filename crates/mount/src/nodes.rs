@@ -1,7 +1,8 @@
 //! Inodes that the kernel knows: how often it was told of each, and what is open.
 //!
-//! The kernel may ask for an inode until it has given back every mention of it, also after the last name is gone: an open
-//! file, a working directory, an O_PATH descriptor. What such an inode was is kept here, as the shard has forgotten it.
+//! The kernel may ask for an inode until it has given back every mention of it, also after the last name is gone: an
+//! open file, a working directory, an O_PATH descriptor. What such an inode was is kept here, as the shard has
+//! forgotten it.
 //!
 //! Locks: one for each of [`PARTS`] parts, held for a few instructions and never over a request to the pool.
 
@@ -176,8 +177,8 @@ impl Nodes {
         }
     }
 
-    /// True when an inode was opened for reading and writing: stores through a mapping may move its times, of which the kernel's file
-    /// system knows nothing, also after the last close.
+    /// True when an inode was opened for reading and writing: stores through a mapping may move its times, of which the
+    /// kernel's file system knows nothing, also after the last close.
     pub(crate) fn was_written(&self, ino: u64) -> bool {
         self.part(ino).get(&ino).is_some_and(|node| node.written)
     }

@@ -1,7 +1,7 @@
 //! What is open of one inode: descriptors of its backing file, and its registration for passthrough.
 //!
-//! The kernel refuses to mix opens with and without passthrough of one inode, and opens with different registrations: so
-//! there is one registration from the first open to the last release. A descriptor that can write is held only while
+//! The kernel refuses to mix opens with and without passthrough of one inode, and opens with different registrations:
+//! so there is one registration from the first open to the last release. A descriptor that can write is held only while
 //! somebody has the file open for writing, as a clean copy is made under a lease that such a descriptor would refuse.
 
 use std::ffi::CString;

@@ -1,7 +1,7 @@
 //! `forebay-mount` as a program: its command line, its start, and what it hears while it serves.
 //!
-//! With its supervisor it speaks by messages of JSON over a SOCK_SEQPACKET socket ([`Said`], [`Heard`]). When that closes
-//! the supervisor is dead and so is the pool: the mount is taken away.
+//! With its supervisor it speaks by messages of JSON over a SOCK_SEQPACKET socket ([`Said`], [`Heard`]). When that
+//! closes the supervisor is dead and so is the pool: the mount is taken away.
 
 use std::ffi::OsString;
 use std::io;
@@ -223,8 +223,8 @@ fn block_signals() -> Result<OwnedFd> {
     signals.map(OwnedFd::from).map_err(|e| Error::io("cannot watch for signals", &e))
 }
 
-/// Sheds what a person's shell would bind this process by: a supervisor has done so for its own. A limit that cannot be raised
-/// is not to kill it, which serves other users too: what it does for them fails instead (EFBIG).
+/// Sheds what a person's shell would bind this process by: a supervisor has done so for its own. A limit that cannot be
+/// raised is not to kill it, which serves other users too: what it does for them fails instead (EFBIG).
 fn shed_limits() {
     let raised = [
         libc::RLIMIT_NOFILE, // two for each file that is open
@@ -274,8 +274,8 @@ fn run(arguments: &Arguments, supervisor: &Supervisor) -> Result<()> {
     let processors = std::thread::available_parallelism().map_or(1, usize::from);
     let session =
         Session::start(&fs, (2 * processors).clamp(THREADS_MIN, THREADS_MAX), arguments.no_passthrough)?;
-    // The kernel's table, and no look at the directory: that would be a request to this process, which could not be replaced
-    // while it waits for itself.
+    // The kernel's table, and no look at the directory: that would be a request to this process, which could not be
+    // replaced while it waits for itself.
     if mountpoint::mounted_on(&at).is_none_or(|uppermost| uppermost.device != guard.mounted.device) {
         return Err(Error::new(Code::Busy, what()).why("something else was mounted there at the same time"));
     }

@@ -1,13 +1,13 @@
 //! Registration of backing files with the kernel for passthrough: by this process where it may, else by the helper.
 //!
-//! A helper may die or hang. A thread, the keeper, notices that and looks for another. No open waits for a helper to be found:
-//! files that are opened meanwhile are served by requests until their last release. A helper that hangs delays the opens that
-//! wait for it once, by the spin of [`forebay_register::Registrar`]; then it is given up, and what it answers later
-//! is not heard.
+//! A helper may die or hang. A thread, the keeper, notices that and looks for another. No open waits for a helper to be
+//! found: files that are opened meanwhile are served by requests until their last release. A helper that hangs delays
+//! the opens that wait for it once, by the spin of [`forebay_register::Registrar`]; then it is given up, and what it
+//! answers later is not heard.
 //!
-//! What was registered stays so when the helper dies: registrations belong to the FUSE connection, so that the next helper can
-//! end them. It is told of three kinds first: those that ended while there was no helper, those of which it is not
-//! known whether the last one heard, and those that it made and could not answer for.
+//! What was registered stays so when the helper dies: registrations belong to the FUSE connection, so that the next
+//! helper can end them. It is told of three kinds first: those that ended while there was no helper, those of which it
+//! is not known whether the last one heard, and those that it made and could not answer for.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -69,8 +69,8 @@ impl Numbers {
     /// The helper answered with a new registration's number. Its messages are in order, so it has heard all before.
     fn answered(&mut self, id: i32) {
         self.unconfirmed.clear();
-        // The kernel numbers the registrations of a connection in order (idr_alloc_cyclic), and all are made here, one after
-        // the other: a number in between is of a registration whose answer was not heard.
+        // The kernel numbers the registrations of a connection in order (idr_alloc_cyclic), and all are made here, one
+        // after the other: a number in between is of a registration whose answer was not heard.
         if self.greatest > 0 && id > self.greatest && id - self.greatest <= MISSED_MAX {
             self.pending.extend(self.greatest + 1..id);
         }

@@ -1,13 +1,14 @@
 //! What the caller of a request may do, by the attributes as they are.
 //!
-//! The kernel checks permissions too (`default_permissions`). Before it checks permission bits, it refreshes attributes that were
-//! invalidated; but where only the owner may do something (chmod, chown, setting times, removing from a sticky directory,
-//! linking) it checks the owner that it has in memory. When another interface changed the owner, that one is old until
-//! something makes the kernel send a GETATTR. So these checks are made here again, and this file's answer counts.
+//! The kernel checks permissions too (`default_permissions`). Before it checks permission bits, it refreshes attributes
+//! that were invalidated; but where only the owner may do something (chmod, chown, setting times, removing from a
+//! sticky directory, linking) it checks the owner that it has in memory. When another interface changed the owner, that
+//! one is old until something makes the kernel send a GETATTR. So these checks are made here again, and this file's
+//! answer counts.
 //!
-//! Root may do all of it, and the owner nearly so: neither costs anything here. For other callers, groups and capabilities are
-//! read from `/proc`, as a request names none. A capability in a user namespace counts for inodes whose owner and group have
-//! ids there, as in the kernel.
+//! Root may do all of it, and the owner nearly so: neither costs anything here. For other callers, groups and
+//! capabilities are read from `/proc`, as a request names none. A capability in a user namespace counts for inodes
+//! whose owner and group have ids there, as in the kernel.
 
 use forebay_types::{Attr, Code};
 
@@ -137,7 +138,8 @@ impl Rights {
         }
     }
 
-    /// Checks the removal of `victim` from a directory: from a sticky one its owner and that of the entry may remove it.
+    /// Checks the removal of `victim` from a directory: from a sticky one its owner and that of the entry may remove
+    /// it.
     pub(crate) fn remove(
         self,
         directory: impl FnOnce() -> Result<Owned, Code>,
@@ -157,8 +159,8 @@ impl Rights {
         }
     }
 
-    /// Checks a hard link, where `fs.protected_hardlinks` is set: the owner may make one, and others of a regular file that they
-    /// may read and write and that has no set-id bits.
+    /// Checks a hard link, where `fs.protected_hardlinks` is set: the owner may make one, and others of a regular file
+    /// that they may read and write and that has no set-id bits.
     pub(crate) fn link(self, inode: Owned) -> Result<(), Errno> {
         if self.is_root() || self.uid == inode.uid {
             return Ok(());
@@ -187,7 +189,8 @@ impl Rights {
         }
     }
 
-    /// What the kernel says of the calling thread; none where it lies in a process namespace that is not seen from here.
+    /// What the kernel says of the calling thread; none where it lies in a process namespace that is not seen from
+    /// here.
     fn status(self) -> Option<String> {
         std::fs::read_to_string(format!("/proc/{}/status", self.thread)).ok()
     }

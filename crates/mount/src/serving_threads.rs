@@ -1,8 +1,8 @@
 //! Which threads read requests, so that a request wakes one thread and no more.
 //!
-//! Were all threads to sleep in the kernel, each request would wake one of them, also while another is looking for it: on a
-//! machine whose processors sleep deeply, twice the price of serving it. So one thread, the *leader*, looks and sleeps
-//! there; the others wait here. Two things take them out:
+//! Were all threads to sleep in the kernel, each request would wake one of them, also while another is looking for it:
+//! on a machine whose processors sleep deeply, twice the price of serving it. So one thread, the *leader*, looks and
+//! sleeps there; the others wait here. Two things take them out:
 //!
 //! - The leader has been at one request for long (a file's space to free, a daemon that starts again): the *standby*, which
 //!   looks now and then while there is work, becomes the leader; the other comes back here when it is done.

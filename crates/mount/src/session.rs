@@ -1,8 +1,9 @@
-//! A FUSE connection being served: the agreement at its start, then threads that each read a request, serve it, and reply.
+//! A FUSE connection being served: the agreement at its start, then threads that each read a request, serve it, and
+//! reply.
 //!
-//! Each thread has a descriptor of its own (`FUSE_DEV_IOC_CLONE`): a reply goes where its request came from. Which thread
-//! reads is the business of the serving threads (`serving_threads`); what may wait for ever, a lock, waits with a thread of its own. The threads end when the file system is
-//! unmounted or the connection aborted.
+//! Each thread has a descriptor of its own (`FUSE_DEV_IOC_CLONE`): a reply goes where its request came from. Which
+//! thread reads is the business of the serving threads (`serving_threads`); what may wait for ever, a lock, waits with
+//! a thread of its own. The threads end when the file system is unmounted or the connection aborted.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};

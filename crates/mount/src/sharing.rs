@@ -1,10 +1,10 @@
 //! Word from the daemon whether others have files of the pool open, on a thread of its own.
 //!
-//! While nobody has, the kernel may keep attributes of regular files (`cache_rules`). When somebody comes, no more are given out
-//! that last, replies that are on their way are waited for, and what was given is taken back, before the daemon lets the
-//! newcomer in. A daemon whose worker died is told of the mount again; until it is, everybody counts as company. So it is when
-//! this process has attached anew, as after a call that had no answer: changes by a session that the daemon does not know as
-//! the mount's are told to the kernel, and each would wait for itself.
+//! While nobody has, the kernel may keep attributes of regular files (`cache_rules`). When somebody comes, no more are
+//! given out that last, replies that are on their way are waited for, and what was given is taken back, before the
+//! daemon lets the newcomer in. A daemon whose worker died is told of the mount again; until it is, everybody counts as
+//! company. So it is when this process has attached anew, as after a call that had no answer: changes by a session that
+//! the daemon does not know as the mount's are told to the kernel, and each would wait for itself.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

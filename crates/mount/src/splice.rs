@@ -1,5 +1,5 @@
-//! Replies to large reads without a copy in this process: the file's pages are put into a pipe behind the reply's header, and
-//! the pipe into the device, from where the kernel copies them once, to whoever reads.
+//! Replies to large reads without a copy in this process: the file's pages are put into a pipe behind the reply's
+//! header, and the pipe into the device, from where the kernel copies them once, to whoever reads.
 
 use forebay_sys::fuse::{out_header, OUT_HEADER_BYTES};
 use std::io;
@@ -84,8 +84,8 @@ impl Pipe {
     }
 }
 
-/// Answers a read of `size` bytes at `offset` with what `file` has there; false when nothing was answered, and the data are
-/// to be copied.
+/// Answers a read of `size` bytes at `offset` with what `file` has there; false when nothing was answered, and the data
+/// are to be copied.
 pub(crate) fn answer_read(
     pipe: &mut Option<Pipe>,
     device: &Device,

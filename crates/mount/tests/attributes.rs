@@ -1,5 +1,5 @@
-//! Attributes through the mount are the pool's, though the kernel keeps them: changed by another door while the kernel looks an
-//! inode up for the first time, and of inodes that it knows by two numbers.
+//! Attributes through the mount are the pool's, though the kernel keeps them: changed by another door while the kernel
+//! looks an inode up for the first time, and of inodes that it knows by two numbers.
 
 mod common;
 
@@ -14,8 +14,9 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// Makes directories by preload, has another process look at each through the mount for the first time, and changes its mode
-/// at about that moment. Says how often it was between question and answer, and how often a mode from before stayed.
+/// Makes directories by preload, has another process look at each through the mount for the first time, and changes its
+/// mode at about that moment. Says how often it was between question and answer, and how often a mode from before
+/// stayed.
 const CHANGES: &str = r#"
 import os, random, subprocess, sys, time
 at, rounds = sys.argv[1], int(sys.argv[2])

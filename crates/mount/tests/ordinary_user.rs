@@ -24,8 +24,8 @@ fn can(program: &str, arguments: &[&str]) -> bool {
     Command::new(program).args(arguments).output().is_ok_and(|output| output.status.success())
 }
 
-/// Lets everybody open /dev/fuse, as Debian does, where this machine does not: in a namespace of this thread's own, with
-/// whatever it starts, which is gone with it.
+/// Lets everybody open /dev/fuse, as Debian does, where this machine does not: in a namespace of this thread's own,
+/// with whatever it starts, which is gone with it.
 fn open_device_to_all() -> bool {
     let mode = |path: &Path| fs::metadata(path).map_or(0, |m| m.permissions().mode() & 0o777);
     if mode(Path::new("/dev/fuse")) & 0o6 == 0o6 {
@@ -275,8 +275,8 @@ fn mount_with_a_helper_that_root_started_passes_through() {
     });
 }
 
-/// Files that are opened while the helper is stopped, each 0.1 s after the one before. Every program reads what its own file
-/// has, and writes to its own file, also when the helper goes on after the mount has given it up.
+/// Files that are opened while the helper is stopped, each 0.1 s after the one before. Every program reads what its own
+/// file has, and writes to its own file, also when the helper goes on after the mount has given it up.
 fn opens_while_the_helper_is_stopped(place: &Place) {
     const FILES: usize = 8;
     let (data, why) = place.mounted();

@@ -1,4 +1,5 @@
-//! PostgreSQL with its data directory on the mount, killed under load: what it acknowledged is there, and its tables agree.
+//! PostgreSQL with its data directory on the mount, killed under load: what it acknowledged is there, and its tables
+//! agree.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Whole programs on the mount, unmodified, by passthrough and by requests: they do and leave what they do and leave on a plain
-//! file system.
+//! Whole programs on the mount, unmodified, by passthrough and by requests: they do and leave what they do and leave on
+//! a plain file system.
 
 mod common;
 
@@ -214,8 +214,8 @@ fn static_program_runs_is_busy_meanwhile_and_is_the_root_of_a_chroot() {
     });
 }
 
-/// What of a tree a copy has to keep: kinds, modes, owners, link counts, sizes, times to the nanosecond, targets, device numbers,
-/// extended attributes, contents, and which names are of one inode.
+/// What of a tree a copy has to keep: kinds, modes, owners, link counts, sizes, times to the nanosecond, targets,
+/// device numbers, extended attributes, contents, and which names are of one inode.
 const TREE: &str = r#"
 find . -mindepth 1 ! -type d -printf '%P %y %m %U %G %n %s %T@ %l\n' | sort
 find . -mindepth 1 -type d -printf '%P %y %m %U %G %n %T@\n' | sort

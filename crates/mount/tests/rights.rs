@@ -1,5 +1,5 @@
-//! Rights on a mount that several users share, after another interface changed an owner: the kernel checks the owner that it
-//! was told last, and nobody looks in between.
+//! Rights on a mount that several users share, after another interface changed an owner: the kernel checks the owner
+//! that it was told last, and nobody looks in between.
 
 mod common;
 

@@ -1,5 +1,5 @@
-//! Workers killed while the kernel is told of changes: the wait of a notification for a directory's lock holds up no successor.
-//! With `FOREBAY_SOAK` set there are more kills, and a worker is stopped for longer than a call waits.
+//! Workers killed while the kernel is told of changes: the wait of a notification for a directory's lock holds up no
+//! successor. With `FOREBAY_SOAK` set there are more kills, and a worker is stopped for longer than a call waits.
 
 mod common;
 
@@ -15,7 +15,8 @@ use std::time::{Duration, Instant};
 use forebay_client::{Pool, Role};
 use forebay_types::Code;
 
-/// No call takes so long over any number of kills on a machine that is merely busy; a hang lasts until the client gives up.
+/// No call takes so long over any number of kills on a machine that is merely busy; a hang lasts until the client gives
+/// up.
 const LONGEST_CALL: Duration = Duration::from_secs(25);
 
 fn soaks() -> bool {
@@ -203,7 +204,8 @@ fn notifiers_that_are_killed_are_replaced_and_no_change_is_missed() {
     place.is_clean();
 }
 
-/// Creates, renames and unlinks in one directory until told to stop: names that are there at the end, and the longest call.
+/// Creates, renames and unlinks in one directory until told to stop: names that are there at the end, and the longest
+/// call.
 struct Load<'a> {
     dir: PathBuf,
     tag: String,
@@ -241,8 +243,8 @@ impl Load<'_> {
     }
 }
 
-/// The same under the preload library. It writes a line for each round, and ends with its standard input. Needs python3, as the
-/// preload library's tests do.
+/// The same under the preload library. It writes a line for each round, and ends with its standard input. Needs
+/// python3, as the preload library's tests do.
 const PRELOADED_LOAD: &str = r#"
 import json, os, select, sys, time
 tag, longest, there, i = sys.argv[1], 0.0, {}, 0

@@ -15,8 +15,8 @@ struct BackingMap {
     padding: u64,
 }
 
-/// Registers a regular file for passthrough; the number by which opens name it. The kernel opens it anew, by its path and as
-/// who registered it, for each open, so that the descriptor's own mode does not matter. Needs CAP_SYS_ADMIN.
+/// Registers a regular file for passthrough; the number by which opens name it. The kernel opens it anew, by its path
+/// and as who registered it, for each open, so that the descriptor's own mode does not matter. Needs CAP_SYS_ADMIN.
 pub fn register(device: BorrowedFd<'_>, file: BorrowedFd<'_>) -> io::Result<i32> {
     let map = BackingMap { fd: file.as_raw_fd(), flags: 0, padding: 0 };
     // SAFETY: the ioctl reads one `BackingMap`, which lives over the call.

@@ -15,8 +15,8 @@ use crate::{PROGRAM, SOCKET, SOCKET_VARIABLE};
 /// A helper: a process that may register files, and does so for this one.
 #[derive(Debug)]
 pub struct Registrar {
-    /// None once an exchange has failed. A socket is never used again after that: what arrives on it later would be taken for
-    /// the answer to another request.
+    /// None once an exchange has failed. A socket is never used again after that: what arrives on it later would be
+    /// taken for the answer to another request.
     socket: Option<OwnedFd>,
     /// Of the last request.
     number: u32,
@@ -79,8 +79,8 @@ fn set_timeout(socket: BorrowedFd<'_>, timeout: Duration) -> io::Result<()> {
 }
 
 impl Registrar {
-    /// The first that can be had for a FUSE connection: one that listens, then the program beside this one. Else what stood
-    /// in the way of each, in words.
+    /// The first that can be had for a FUSE connection: one that listens, then the program beside this one. Else what
+    /// stood in the way of each, in words.
     pub fn find(device: BorrowedFd<'_>) -> Result<Registrar, String> {
         let named = std::env::var_os(SOCKET_VARIABLE).map(PathBuf::from);
         let socket = named.clone().unwrap_or_else(|| PathBuf::from(SOCKET));

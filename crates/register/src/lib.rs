@@ -1,9 +1,10 @@
 //! Registering backing files for FUSE passthrough, for users who may not do so themselves.
 //!
-//! The kernel lets only CAP_SYS_ADMIN register a file, as registered files are not to be seen by the usual tools. That is all
-//! this room does, and the only one that may run with a privilege its user has not: `forebay-register`, a program with that
-//! one capability. It is started by `forebay-mount` as its user (a file capability, [`Registrar::start`]), or by root before a
-//! job, listening on a socket (a batch system's prolog, [`Registrar::connect`]).
+//! The kernel lets only CAP_SYS_ADMIN register a file, as registered files are not to be seen by the usual tools. That
+//! is all this room does, and the only one that may run with a privilege its user has not: `forebay-register`, a
+//! program with that one capability. It is started by `forebay-mount` as its user (a file capability,
+//! [`Registrar::start`]), or by root before a job, listening on a socket (a batch system's prolog,
+//! [`Registrar::connect`]).
 //!
 //! What it holds to, whoever asks:
 //! - it acts as the user who asks: same user, groups and nothing above CAP_SYS_ADMIN; the kernel reads and writes registered

@@ -1,7 +1,7 @@
 //! What the two sides say: packets of 32 bytes, with at most one descriptor.
 //!
-//! Each request has a number, which its answer repeats: an answer that comes late is no answer to a later request. The answer
-//! to a registration names the file that was registered, so that the mount can tell that it is the one it meant.
+//! Each request has a number, which its answer repeats: an answer that comes late is no answer to a later request. The
+//! answer to a registration names the file that was registered, so that the mount can tell that it is the one it meant.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
@@ -99,8 +99,8 @@ pub fn send(
     let mut part = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: BYTES };
     let mut control = Control([0; 64]);
     loop {
-        // SAFETY: an all-zero msghdr is valid; its pointers are set to locals that live over the call; the control buffer
-        // has room for one descriptor.
+        // SAFETY: an all-zero msghdr is valid; its pointers are set to locals that live over the call; the control
+        // buffer has room for one descriptor.
         let sent = unsafe {
             let mut header: libc::msghdr = std::mem::zeroed();
             header.msg_iov = &mut part;

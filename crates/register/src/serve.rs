@@ -10,7 +10,8 @@ use crate::message::{receive, send, File, Message, Packet};
 
 /// `/dev/fuse`: misc device 229.
 const DEVICE: (u32, u32) = (10, 229);
-/// Registrations of one connection at a time. The kernel keeps a file open for each, which no limit of the user's counts.
+/// Registrations of one connection at a time. The kernel keeps a file open for each, which no limit of the user's
+/// counts.
 const REGISTERED_MAX: usize = 64 * 1024;
 /// Who connects says what for within so long.
 const GREETING: Duration = Duration::from_secs(10);
@@ -77,8 +78,8 @@ fn register(device: Option<&OwnedFd>, file: Option<OwnedFd>, uid: u32) -> Result
     if st.st_mode & libc::S_IFMT != libc::S_IFREG {
         return Err(libc::EINVAL);
     }
-    // The kernel opens it anew for each open through the mount, for reading or writing, and asks no permission then. Its
-    // owner may give himself any permission; nobody else may be given one.
+    // The kernel opens it anew for each open through the mount, for reading or writing, and asks no permission then.
+    // Its owner may give himself any permission; nobody else may be given one.
     if st.st_uid != uid {
         return Err(libc::EACCES);
     }

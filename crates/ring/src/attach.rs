@@ -1,8 +1,8 @@
 //! How a process comes to its ring: messages on the pool's unix socket, with descriptors beside them.
 //!
-//! A message is a 12-byte header (magic, kind, reserved, length) and a body. The client sends KIND_ATTACH with no
-//! body; the daemon answers with an [`AttachReply`] and descriptors in the order of [`ATTACH_FDS`]. KIND_BOARD asks
-//! for board and target again, after a worker was replaced. Nothing here allocates: a forked child attaches inside a signal
+//! A message is a 12-byte header (magic, kind, reserved, length) and a body. The client sends KIND_ATTACH with no body;
+//! the daemon answers with an [`AttachReply`] and descriptors in the order of [`ATTACH_FDS`]. KIND_BOARD asks for board
+//! and target again, after a worker was replaced. Nothing here allocates: a forked child attaches inside a signal
 //! handler if it must.
 
 use std::io;
@@ -28,18 +28,19 @@ pub const KIND_CONTROL: u16 = 2;
 pub const KIND_BOARD: u16 = 3;
 /// Is a session known? The body is its number; answered with an empty KIND_ALIVE or an error.
 pub const KIND_ALIVE: u16 = 5;
-/// This process serves the pool's mount: the body is its session; one byte follows with the FUSE device's descriptor, by
-/// which the kernel is told of changes that other doors make. Answered with KIND_MOUNT and one byte, [`MOUNT_ALONE`] or
-/// [`MOUNT_SHARED`], or with an error: the descriptor is not of /dev/fuse, or a living process serves the mount already. The
-/// connection stays: the daemon writes one of the two whenever that changes, and waits for the byte to come back after
-/// [`MOUNT_SHARED`]. Without it in time the daemon closes the connection, and the process is to say so again.
+/// This process serves the pool's mount: the body is its session; one byte follows with the FUSE device's descriptor,
+/// by which the kernel is told of changes that other doors make. Answered with KIND_MOUNT and one byte, [`MOUNT_ALONE`]
+/// or [`MOUNT_SHARED`], or with an error: the descriptor is not of /dev/fuse, or a living process serves the mount
+/// already. The connection stays: the daemon writes one of the two whenever that changes, and waits for the byte to
+/// come back after [`MOUNT_SHARED`]. Without it in time the daemon closes the connection, and the process is to say so
+/// again.
 pub const KIND_MOUNT: u16 = 6;
-/// A buffer by which data pass to and from other nodes: the body is the session. Answered with KIND_BUFFER, a u64 that is the
-/// buffer's number and a u64 that is its bytes, and its descriptor. One that the session had is no more.
+/// A buffer by which data pass to and from other nodes: the body is the session. Answered with KIND_BUFFER, a u64 that
+/// is the buffer's number and a u64 that is its bytes, and its descriptor. One that the session had is no more.
 pub const KIND_BUFFER: u16 = 7;
-/// Watches a directory with the inotify instance whose descriptor follows: the body is the directory's inode number as a u64 and inotify's
-/// mask as a u32; one byte follows with the descriptor. Answered with KIND_WATCH and the i32 that inotify_add_watch(2) gave, or with an
-/// error.
+/// Watches a directory with the inotify instance whose descriptor follows: the body is the directory's inode number as
+/// a u64 and inotify's mask as a u32; one byte follows with the descriptor. Answered with KIND_WATCH and the i32 that
+/// inotify_add_watch(2) gave, or with an error.
 pub const KIND_WATCH: u16 = 8;
 /// Attach a process that ends with its descriptors: it hands none to another.
 pub const ATTACH_TOOL: u8 = 1;
@@ -101,7 +102,8 @@ pub struct AttachReply {
     pub targets: u64,
     /// The root directory.
     pub root: Ino,
-    /// A bit for each target, from the lowest on: set when its kernel inode numbers are never used again (tmpfs with inode64).
+    /// A bit for each target, from the lowest on: set when its kernel inode numbers are never used again (tmpfs with
+    /// inode64).
     pub stable_inodes: u64,
     /// This node.
     pub node: NodeId,

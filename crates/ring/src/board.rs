@@ -48,7 +48,8 @@ pub(crate) const WAYS: usize = 4;
 pub(crate) const NODE_OFFSET: usize = 16;
 /// Offset of the index's depth.
 pub(crate) const DEPTH_OFFSET: usize = 24;
-/// Offset of the leases: one word for each number that a node may have. Pages of numbers that no node has are never made.
+/// Offset of the leases: one word for each number that a node may have. Pages of numbers that no node has are never
+/// made.
 pub(crate) const LEASES_OFFSET: usize = 4096;
 pub(crate) const HEADER_BYTES: usize = LEASES_OFFSET + 8 * NODE_NUMBERS;
 /// Node numbers are below this (`forebay-pool(5)`: 32766 is the last).
@@ -362,8 +363,9 @@ impl Board {
             })
     }
 
-    /// A name that leads to an inode: its directory and, in `name`, its bytes, of which there are as many as is said. Looks
-    /// through the whole table, but for pages that nobody has written to; the caller checks the epoch before and after.
+    /// A name that leads to an inode: its directory and, in `name`, its bytes, of which there are as many as is said.
+    /// Looks through the whole table, but for pages that nobody has written to; the caller checks the epoch before and
+    /// after.
     pub fn name_of(&self, ino: Ino, name: &mut [u8; BOARD_NAME_MAX]) -> Option<(Ino, usize)> {
         self.tables.find_name(&self.mapping, |at| {
             let hit = self.mapping.word64(at + 16).load(Ordering::Relaxed) == ino.0;

@@ -82,8 +82,8 @@ impl BoardWriter {
         self.place_inode(entry, true);
     }
 
-    /// Publishes a directory's name that another node told, or that leads to another node's directory: nothing comes of it
-    /// while the directory's permissions are not on the board. True when it is there now.
+    /// Publishes a directory's name that another node told, or that leads to another node's directory: nothing comes of
+    /// it while the directory's permissions are not on the board. True when it is there now.
     pub fn leased_name(&mut self, parent: Ino, name: &[u8], ino: Ino) -> bool {
         let fits = !name.is_empty() && name.len() <= BOARD_NAME_MAX;
         fits && self.place_name(parent, name, Some((ino, Kind::Directory)))
@@ -101,8 +101,8 @@ impl BoardWriter {
         self.clear_complete(parent);
     }
 
-    /// A directory has become wide: its names are not known any more, nor which it does not have. Looks through all names, once in a
-    /// directory's life.
+    /// A directory has become wide: its names are not known any more, nor which it does not have. Looks through all
+    /// names, once in a directory's life.
     pub fn forget_names_of(&mut self, parent: Ino) {
         let mut its = Vec::new();
         self.tables.find_name(&self.mapping, |at| {
@@ -258,8 +258,8 @@ impl BoardWriter {
     /// Splits the group that has the names with this hash: those whose next bit is set move to a new group. False when
     /// there is no room for one.
     ///
-    /// All entries that it writes are odd until the publication is finished, and the index leads to the new group before
-    /// any of them is even: a reader that misses a name in the old group finds another index.
+    /// All entries that it writes are odd until the publication is finished, and the index leads to the new group
+    /// before any of them is even: a reader that misses a name in the old group finds another index.
     fn split(&mut self, hash: u64) -> bool {
         let from = self.tables.group_of(&self.mapping, hash);
         let (group, new) = ((from - HEADER_BYTES) / GROUP_BYTES, self.group_bits.len());
@@ -473,8 +473,8 @@ impl BoardWriter {
         &stored[..name.len()] == name
     }
 
-    /// A place among `ways`: a free entry, else one that gives way, if it can be one that is `cheap` to lose. Entries of
-    /// this publication never do.
+    /// A place among `ways`: a free entry, else one that gives way, if it can be one that is `cheap` to lose. Entries
+    /// of this publication never do.
     fn place(
         &mut self,
         ways: impl Iterator<Item = usize> + Clone,

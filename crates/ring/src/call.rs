@@ -24,7 +24,8 @@ const SPINS_MIN: u64 = 32;
 const SPINS_MAX: u64 = 2048;
 /// A sleep that ends sooner than this is longer than the spin that would have spared it: it holds two wake-ups.
 const SLEEP_SHORT_NS: u64 = 100_000;
-/// A call that finds no slot free yields for so long, and then sleeps a millisecond at a time: the daemon may be stopped.
+/// A call that finds no slot free yields for so long, and then sleeps a millisecond at a time: the daemon may be
+/// stopped.
 const YIELDS_MS: u64 = 10;
 /// Spins between two yields.
 const SPINS_PER_YIELD: u32 = 64;
@@ -87,10 +88,10 @@ impl Ring {
         self.mapping.word64(EPOCH_OFFSET).load(Ordering::Acquire)
     }
 
-    /// Sends a request of at most [`MESSAGE_BYTES_MAX`] bytes; the reply goes to `reply`. `then` sees it before the slot
-    /// can carry another request. The daemon takes the slot's next request as the sign that the client has done what the
-    /// reply calls for. `alive` is called about every [`LIVENESS_PERIOD_MS`] to see whether waiting makes sense. For
-    /// clients that never owe a removal.
+    /// Sends a request of at most [`MESSAGE_BYTES_MAX`] bytes; the reply goes to `reply`. `then` sees it before the
+    /// slot can carry another request. The daemon takes the slot's next request as the sign that the client has done
+    /// what the reply calls for. `alive` is called about every [`LIVENESS_PERIOD_MS`] to see whether waiting makes
+    /// sense. For clients that never owe a removal.
     pub fn call<T>(
         &self,
         request: &[u8],
@@ -130,8 +131,8 @@ impl Ring {
         }
     }
 
-    /// Claims a slot if one is free. Who has posted on one already must not wait for another: those who have the others may
-    /// be waiting too.
+    /// Claims a slot if one is free. Who has posted on one already must not wait for another: those who have the others
+    /// may be waiting too.
     pub fn try_claim(&self) -> Option<Claim<'_>> {
         self.take_back();
         let mut claimed = self.claimed.load(Ordering::Relaxed);
@@ -198,8 +199,8 @@ impl Ring {
 
     /// Waits for the reply: spins for as long as that has paid lately, then sleeps. False when the daemon is gone.
     ///
-    /// Whether spinning pays is learnt from the sleeps too: one that ended soon would have been spared by a longer spin,
-    /// and cost the daemon a system call.
+    /// Whether spinning pays is learnt from the sleeps too: one that ended soon would have been spared by a longer
+    /// spin, and cost the daemon a system call.
     fn wait(&self, state: &AtomicU32, alive: &dyn Fn() -> bool, begun_ns: u64, until_ns: u64) -> bool {
         let spins = if is_simulated() { 0 } else { self.spins.get() };
         // It yields too, as the daemon may want this very processor.
@@ -239,7 +240,8 @@ impl Ring {
     }
 }
 
-/// A slot in use by one call. Dropped between [`Claim::post`] and the reply it stays in use until that comes: the daemon will write to it.
+/// A slot in use by one call. Dropped between [`Claim::post`] and the reply it stays in use until that comes: the
+/// daemon will write to it.
 #[derive(Debug)]
 pub struct Claim<'r> {
     ring: &'r Ring,
@@ -262,8 +264,8 @@ impl Claim<'_> {
         self.ring.kept[self.slot].store(number, Ordering::Relaxed);
     }
 
-    /// Owes a removal: the client unlinks the backing file after it has posted the slot's next request, while the daemon
-    /// serves that.
+    /// Owes a removal: the client unlinks the backing file after it has posted the slot's next request, while the
+    /// daemon serves that.
     pub fn owe(&self, removal: Removal) {
         let (ino, target) = &self.ring.owed[self.slot];
         target.store(removal.target.into(), Ordering::Relaxed);
@@ -316,7 +318,8 @@ impl Claim<'_> {
         self.finish_by(u64::MAX, reply, alive, then)
     }
 
-    /// The same, for who waits no longer than until this time by [`crate::call_clock`]: one that is past takes what is there.
+    /// The same, for who waits no longer than until this time by [`crate::call_clock`]: one that is past takes what is
+    /// there.
     pub fn finish_by<T>(
         self,
         until_ns: u64,
@@ -340,11 +343,11 @@ impl Claim<'_> {
 impl Drop for Claim<'_> {
     fn drop(&mut self) {
         if self.posted.get() {
-            // It stays claimed until it is answered: the daemon, should it come back, may still write into it. What was to be kept for
-            // the slot's next request has gone with this one.
+            // It stays claimed until it is answered: the daemon, should it come back, may still write into it. What was
+            // to be kept for the slot's next request has gone with this one.
             self.keep(0);
-            // A change may leave its client something to do, a backing file to unlink, and the slot's next request says that it was
-            // done. It was not: the slot stays in use, and the daemon does it when this process ends.
+            // A change may leave its client something to do, a backing file to unlink, and the slot's next request says
+            // that it was done. It was not: the slot stays in use, and the daemon does it when this process ends.
             if !self.changes.get() {
                 self.ring.given_up.fetch_or(1 << self.slot, Ordering::AcqRel);
             }

@@ -54,8 +54,8 @@ impl Doorbell {
         }
     }
 
-    /// The first half of [`Doorbell::sleep`]: false when there is work. When true, [`Doorbell::sleep_on`] follows; who rings
-    /// between the two is not missed, so that what `idle` looks at may be left to others before.
+    /// The first half of [`Doorbell::sleep`]: false when there is work. When true, [`Doorbell::sleep_on`] follows; who
+    /// rings between the two is not missed, so that what `idle` looks at may be left to others before.
     pub fn falls_asleep(&self, idle: impl FnOnce() -> bool) -> bool {
         let word = self.mapping.word32(0);
         word.store(SLEEPING, Ordering::SeqCst);
@@ -67,8 +67,8 @@ impl Doorbell {
         asleep
     }
 
-    /// Spares clients the ringing while the daemon sleeps and another of its threads looks for what they ask. That one says
-    /// [`Doorbell::falls_asleep`] in the sleeper's place before it ends looking, or [`Doorbell::wake`].
+    /// Spares clients the ringing while the daemon sleeps and another of its threads looks for what they ask. That one
+    /// says [`Doorbell::falls_asleep`] in the sleeper's place before it ends looking, or [`Doorbell::wake`].
     #[inline]
     pub fn mind(&self) {
         let word = self.mapping.word32(0);

@@ -110,8 +110,8 @@ impl ServedRing {
         taken
     }
 
-    /// Marks every slot that waits as pending, but for those whose answer is being held back: after a crash, the bits that the
-    /// crashed daemon took are lost.
+    /// Marks every slot that waits as pending, but for those whose answer is being held back: after a crash, the bits
+    /// that the crashed daemon took are lost.
     pub fn repend(&self, held: u64) {
         let mut bits = 0;
         for slot in 0..RING_SLOTS {
@@ -147,8 +147,8 @@ impl ServedRing {
         Some((seq, Ok(SlotRequest { slot, seq, len })))
     }
 
-    /// Copies out what a slot was answered last, while it carries no request: for a daemon that takes over. It is the client's memory
-    /// by now, and may be anything.
+    /// Copies out what a slot was answered last, while it carries no request: for a daemon that takes over. It is the
+    /// client's memory by now, and may be anything.
     pub fn last_answer<'b>(&self, slot: usize, buffer: &'b mut [u8]) -> Option<&'b [u8]> {
         let at = slot_offset(slot);
         if self.mapping.word32(at).load(Ordering::Acquire) != DONE {

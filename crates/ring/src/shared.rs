@@ -151,7 +151,8 @@ impl Mapping {
 
     /// Gives back the memory behind it: all of it reads as zeros then, to everybody who has it mapped.
     pub fn discard(&self) {
-        // SAFETY: the range is this mapping's own; no reference into it exists. Where the kernel cannot, the memory stays.
+        // SAFETY: the range is this mapping's own; no reference into it exists. Where the kernel cannot, the memory
+        // stays.
         unsafe { libc::madvise(self.base.cast(), self.bytes, libc::MADV_REMOVE) };
     }
 
@@ -187,8 +188,8 @@ impl Mapping {
         }
     }
 
-    /// Which pages from byte `offset` on, a multiple of [`PAGE_BYTES`], have memory behind them: bit 0 of each answer is
-    /// set, also where the kernel does not tell, and is not behind the mapping's end.
+    /// Which pages from byte `offset` on, a multiple of [`PAGE_BYTES`], have memory behind them: bit 0 of each answer
+    /// is set, also where the kernel does not tell, and is not behind the mapping's end.
     pub fn resident(&self, offset: usize, pages: &mut [u8]) {
         assert!(offset.is_multiple_of(PAGE_BYTES) && offset < self.bytes);
         let n = pages.len().min((self.bytes - offset).div_ceil(PAGE_BYTES));

@@ -1,7 +1,7 @@
 //! How a caller waits for its reply, and by which clock: the kernel's, unless a simulation has taken its place.
 //!
-//! A simulation that runs many clients in one process lets one of them run at a time; where a client would sleep, another
-//! goes on. Who does not simulate pays one load of a word that nobody writes, once a call.
+//! A simulation that runs many clients in one process lets one of them run at a time; where a client would sleep,
+//! another goes on. Who does not simulate pays one load of a word that nobody writes, once a call.
 
 use std::sync::atomic::AtomicU32;
 use std::sync::OnceLock;

@@ -1,8 +1,8 @@
-//! What a host must be given to be a node of a pool when no file system shows it the pool file and the secret: both, as one
-//! JSON text that comes by a pipe. It is never an argument or in the environment, which others on a host may read.
+//! What a host must be given to be a node of a pool when no file system shows it the pool file and the secret: both, as
+//! one JSON text that comes by a pipe. It is never an argument or in the environment, which others on a host may read.
 //!
-//! The daemon that starts keeps both in the pool's directory, as [`NODES_FILE`] and [`SECRET_FILE`], for its workers and for
-//! whoever names the directory and means the whole pool.
+//! The daemon that starts keeps both in the pool's directory, as [`NODES_FILE`] and [`SECRET_FILE`], for its workers
+//! and for whoever names the directory and means the whole pool.
 
 use std::fmt;
 use std::io::Write;

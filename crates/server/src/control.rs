@@ -27,8 +27,8 @@ const CHECK_TIMEOUT: Duration = Duration::from_secs(3600);
 #[derive(Debug)]
 pub(crate) struct Supervisor {
     stream: UnixStream,
-    /// An exchange failed: what arrives next may answer that request, so that nothing more is asked. The connection stays, as a
-    /// membership lasts as long as it.
+    /// An exchange failed: what arrives next may answer that request, so that nothing more is asked. The connection
+    /// stays, as a membership lasts as long as it.
     failed: bool,
 }
 
@@ -158,8 +158,8 @@ pub fn ensure_up(path: &Path) -> Result<()> {
     Supervisor::connect(&dir).map(drop)
 }
 
-/// True when the pool in `path` has other nodes and is not mounted on this one: programs that are run over it cannot open files
-/// whose data is there.
+/// True when the pool in `path` has other nodes and is not mounted on this one: programs that are run over it cannot
+/// open files whose data is there.
 pub fn lacks_mount(path: &Path) -> bool {
     let ask = || Supervisor::connect(&PoolDirectory::open(path)?)?.status();
     ask().is_ok_and(|status| {

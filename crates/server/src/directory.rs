@@ -328,9 +328,9 @@ pub(crate) fn user_directory_path() -> PathBuf {
     base.join(format!("forebay-{me}"))
 }
 
-/// The directory under which pools live that nobody gave a path: one a user, closed to others. It is in `/tmp`, or where
-/// [`BASE_VARIABLE`] says; not XDG_RUNTIME_DIR, which a logout clears under a pool that should outlive it, and which
-/// batch systems hand on to nodes that lack it.
+/// The directory under which pools live that nobody gave a path: one a user, closed to others. It is in `/tmp`, or
+/// where [`BASE_VARIABLE`] says; not XDG_RUNTIME_DIR, which a logout clears under a pool that should outlive it, and
+/// which batch systems hand on to nodes that lack it.
 pub fn user_directory() -> Result<PathBuf> {
     let path = absolute_user_directory_path()?;
     let what = || format!("cannot use {}", path.display());

@@ -1,7 +1,8 @@
-//! Two entry points for fuzzing a daemon, by `fuzz/` and by `tests/garbage.rs`: a node of a pool of two, without threads
-//! ([`crate::stepped`]), and whoever sends it the input by the simulated network.
+//! Two entry points for fuzzing a daemon, by `fuzz/` and by `tests/garbage.rs`: a node of a pool of two, without
+//! threads ([`crate::stepped`]), and whoever sends it the input by the simulated network.
 //!
-//! The input is a list of pieces: one byte that says what is done with the piece, two its length, then the piece. Whatever it is, the node must go on and serve a peer that asks soundly.
+//! The input is a list of pieces: one byte that says what is done with the piece, two its length, then the piece.
+//! Whatever it is, the node must go on and serve a peer that asks soundly.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -210,8 +211,8 @@ fn pieces(mut bytes: &[u8]) -> Vec<(u8, &[u8])> {
     pieces
 }
 
-/// A node under frames of somebody who has not the secret: as they are, and made of such as were sent to it or by it. It
-/// keeps nothing of them, and serves on.
+/// A node under frames of somebody who has not the secret: as they are, and made of such as were sent to it or by it.
+/// It keeps nothing of them, and serves on.
 ///
 /// # Panics
 /// When it does not.
@@ -256,8 +257,8 @@ pub fn exercise_unknown(bytes: &[u8]) {
     scene.is_served();
 }
 
-/// A node under frames that are sealed with the pool's secret: any body of any kind, and requests that decode. It stays what
-/// it is, and serves on.
+/// A node under frames that are sealed with the pool's secret: any body of any kind, and requests that decode. It stays
+/// what it is, and serves on.
 ///
 /// # Panics
 /// When it does not.

@@ -1,9 +1,10 @@
 //! What a daemon inherits from the shell or the job that starts it, and must not be bound by.
 //!
-//! A pool serves programs for longer than its starter lives. Limits of the starter are raised as far as the kernel lets this
-//! user, which is the hard limit for most. What remains of them must not kill: signals that enforce a limit are ignored, so that the call
-//! fails instead (EFBIG). Limits below which the daemon cannot work are refused before it starts. Signals that the starter had ignored
-//! or blocked, and its umask, are set anew. Limits and ignored signals pass on to worker and mount, which are this program's children.
+//! A pool serves programs for longer than its starter lives. Limits of the starter are raised as far as the kernel lets
+//! this user, which is the hard limit for most. What remains of them must not kill: signals that enforce a limit are
+//! ignored, so that the call fails instead (EFBIG). Limits below which the daemon cannot work are refused before it
+//! starts. Signals that the starter had ignored or blocked, and its umask, are set anew. Limits and ignored signals
+//! pass on to worker and mount, which are this program's children.
 //!
 //! The starter's nice value and processors are kept: they say how much of the machine the pool may use.
 
@@ -65,8 +66,8 @@ pub(crate) fn shed() {
     }
 }
 
-/// To the class of ordinary processes: one that runs only when nothing else does lets calls time out, and one in real time keeps
-/// all others from its processor while it looks for requests.
+/// To the class of ordinary processes: one that runs only when nothing else does lets calls time out, and one in real
+/// time keeps all others from its processor while it looks for requests.
 fn leave_class() {
     let zero = libc::sched_param { sched_priority: 0 };
     // SAFETY: the structure lives over the call.
@@ -77,8 +78,8 @@ fn leave_class() {
     }
 }
 
-/// Clients that may attach at a time, by the descriptors that this process may have, of which `taken` serve for other things.
-/// For each, the supervisor keeps two and has a connection to its `forebay run`.
+/// Clients that may attach at a time, by the descriptors that this process may have, of which `taken` serve for other
+/// things. For each, the supervisor keeps two and has a connection to its `forebay run`.
 pub(crate) fn clients_max(taken: u64) -> usize {
     let descriptors = getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX);
     usize::try_from(descriptors.saturating_sub(taken) / 3).unwrap_or(usize::MAX)

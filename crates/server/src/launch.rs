@@ -227,8 +227,8 @@ pub struct DownOptions {
     pub force: bool,
 }
 
-/// Stops the pool in `path`, or clears what a killed one left. Returns when no process of it is left. [`Code::NotFound`]
-/// when there is none.
+/// Stops the pool in `path`, or clears what a killed one left. Returns when no process of it is left.
+/// [`Code::NotFound`] when there is none.
 pub fn down(path: &Path, options: DownOptions) -> Result<Stopped> {
     let dir = PoolDirectory::open(path)?;
     let identity = match PoolIdentity::read(&dir) {
@@ -268,8 +268,8 @@ pub fn down(path: &Path, options: DownOptions) -> Result<Stopped> {
     }
 }
 
-/// Whether a pool whose supervisor has ended was killed, and not stopped: what a supervisor clears away at its end is still
-/// there. Its worker has the lock too, and ends a moment later.
+/// Whether a pool whose supervisor has ended was killed, and not stopped: what a supervisor clears away at its end is
+/// still there. Its worker has the lock too, and ends a moment later.
 pub fn was_killed(path: &Path) -> bool {
     let end = Instant::now() + WORKER_END;
     loop {

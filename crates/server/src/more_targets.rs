@@ -1,8 +1,8 @@
 //! The targets of a node behind its first: found or made when its pool starts, and taken away with it.
 //!
-//! Each has a directory like the pool's own, with a lock and the target in it, and `target.json`, which says whose it is: a
-//! directory is one pool's, and its data are of no use without the shard that names them. So they come and go with the first
-//! target's, and a pool does not start without one that it had: its files would seem empty.
+//! Each has a directory like the pool's own, with a lock and the target in it, and `target.json`, which says whose it
+//! is: a directory is one pool's, and its data are of no use without the shard that names them. So they come and go
+//! with the first target's, and a pool does not start without one that it had: its files would seem empty.
 //!
 //! Their order is their numbers', by which layouts name them. New ones come at the end.
 
@@ -106,8 +106,8 @@ pub(crate) fn refuse_as_pool(dir: &PoolDirectory) -> Result<()> {
         .cure("name another directory, or remove this one if its data is no longer needed"))
 }
 
-/// Opens or makes the targets behind a node's first, `first`, as the pool file lists them, and notes them in `identity`. When
-/// that fails, what was made is gone again.
+/// Opens or makes the targets behind a node's first, `first`, as the pool file lists them, and notes them in
+/// `identity`. When that fails, what was made is gone again.
 pub(crate) fn open(
     dir: &PoolDirectory,
     identity: &mut PoolIdentity,

@@ -1,11 +1,11 @@
 //! The mount's process as its supervisor sees it: started, watched, started again, and ended with the pool.
 //!
-//! `forebay-mount` does all that may wait: it looks at the mount point, clears away what a dead one left there, mounts and
-//! serves. Here is only who asked for it, what it said last, and when it is started again. The two speak JSON over a
-//! SOCK_SEQPACKET pair, one message a packet; the supervisor never waits for it.
+//! `forebay-mount` does all that may wait: it looks at the mount point, clears away what a dead one left there, mounts
+//! and serves. Here is only who asked for it, what it said last, and when it is started again. The two speak JSON over
+//! a SOCK_SEQPACKET pair, one message a packet; the supervisor never waits for it.
 //!
-//! Who asked for the end is answered when the kernel's table has the mount no more. A process that ended and left it there is
-//! followed by another that clears it away.
+//! Who asked for the end is answered when the kernel's table has the mount no more. A process that ended and left it
+//! there is followed by another that clears it away.
 
 use std::ffi::OsString;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};

@@ -1,18 +1,19 @@
-//! Notifiers: processes that write notifications of changes to a mount's FUSE connection, so that no other process does.
+//! Notifiers: processes that write notifications of changes to a mount's FUSE connection, so that no other process
+//! does.
 //!
-//! A notification of a name waits in the kernel for the lock of the name's directory, and no signal ends that wait. A program
-//! that uses the directory through the mount holds the lock until `forebay-mount` answers it, and `forebay-mount` may wait for
-//! the worker. A killed worker with a thread in such a wait would not end before its successor had answered, and the
-//! supervisor starts no successor before that (docs/decisions/0035). A notifier has nothing that any process waits for: no
-//! lock, no shard, no ring. It may stay in the kernel for as long as it takes.
+//! A notification of a name waits in the kernel for the lock of the name's directory, and no signal ends that wait. A
+//! program that uses the directory through the mount holds the lock until `forebay-mount` answers it, and
+//! `forebay-mount` may wait for the worker. A killed worker with a thread in such a wait would not end before its
+//! successor had answered, and the supervisor starts no successor before that (docs/decisions/0035). A notifier has
+//! nothing that any process waits for: no lock, no shard, no ring. It may stay in the kernel for as long as it takes.
 //!
-//! The supervisor starts notifiers and reaps them, the worker has two at a time: one for names and one for attributes. Each has
-//! one thread, as the descriptors of a process with a thread in the kernel stay open: a notifier that was killed is noticed by
-//! the end of its socket, unless it is in the kernel, and then it is late.
+//! The supervisor starts notifiers and reaps them, the worker has two at a time: one for names and one for attributes.
+//! Each has one thread, as the descriptors of a process with a thread in the kernel stay open: a notifier that was
+//! killed is noticed by the end of its socket, unless it is in the kernel, and then it is late.
 //!
-//! The worker sends a first message with descriptors, then one packet for each change: its number, then FUSE messages. The
-//! notifier writes them, stores the number in memory that both map, and rings the shard thread's doorbell. It ends when the
-//! worker closes its end of the socket, by its death too.
+//! The worker sends a first message with descriptors, then one packet for each change: its number, then FUSE messages.
+//! The notifier writes them, stores the number in memory that both map, and rings the shard thread's doorbell. It ends
+//! when the worker closes its end of the socket, by its death too.
 //!
 //! Tests: here, `worker/notifier.rs`, `crates/mount/tests/worker_killed.rs`.
 
@@ -89,7 +90,8 @@ pub(crate) struct Notifiers {
 }
 
 impl Notifiers {
-    /// Starts this program as a notifier with the worker's peer socket. A failure closes the socket, which the worker notices.
+    /// Starts this program as a notifier with the worker's peer socket. A failure closes the socket, which the worker
+    /// notices.
     pub(crate) fn start(&mut self, socket: &OwnedFd) {
         let number = socket.as_raw_fd();
         let mut command = Command::new("/proc/self/exe");

@@ -1,4 +1,5 @@
-//! The pool file: which nodes a pool has, where each of them is reached, and what it gives. TOML, the same on all nodes:
+//! The pool file: which nodes a pool has, where each of them is reached, and what it gives. TOML, the same on all
+//! nodes:
 //!
 //! ```toml
 //! name = "case"                    # optional, for people
@@ -249,8 +250,8 @@ impl PoolFile {
         Ok(PoolFile { path: path.to_owned(), name: file.name, key, mount: file.mount, provider, nodes })
     }
 
-    /// Makes the pool's secret unless it is there: the first node that is started does, where they share a file system; else
-    /// the file is to be copied to the others.
+    /// Makes the pool's secret unless it is there: the first node that is started does, where they share a file system;
+    /// else the file is to be copied to the others.
     ///
     /// # Errors
     /// [`Code::AccessDenied`] when others than its owner may read it.

@@ -1,8 +1,8 @@
 //! The place of a pool: found or made before its daemon serves, and removed afterwards.
 //!
-//! Only the process that holds the pool's lock works here. A pool that was killed leaves its lock free, its sockets dead
-//! and its target as it was: opening it again finds the data, and `sweep` removes it. If a pool cannot start, everything
-//! that was made for it is removed again.
+//! Only the process that holds the pool's lock works here. A pool that was killed leaves its lock free, its sockets
+//! dead and its target as it was: opening it again finds the data, and `sweep` removes it. If a pool cannot start,
+//! everything that was made for it is removed again.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
@@ -238,8 +238,8 @@ fn check_number(dir: &PoolDirectory, before: Option<&PoolIdentity>, options: &Po
         )))
 }
 
-/// A number for a node whose data are gone, which the pool file does not have. If two such nodes draw the same number, the
-/// second is refused when it meets the other nodes.
+/// A number for a node whose data are gone, which the pool file does not have. If two such nodes draw the same number,
+/// the second is refused when it meets the other nodes.
 fn new_number(membership: &Membership) -> Result<u16> {
     if membership.node == forebay_types::NodeId::FIRST.0 {
         return Err(Error::new(Code::Invalid, "cannot renumber node 1")

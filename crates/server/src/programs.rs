@@ -1,7 +1,8 @@
 //! Programs that a run left behind: found by the token in their environment, killed when their run was.
 //!
 //! A `forebay run` that is killed outright cannot take its programs with it; the kernel ends its direct child, and this
-//! ends what that child had started. A program that ended in good order may leave others running: those are not touched.
+//! ends what that child had started. A program that ended in good order may leave others running: those are not
+//! touched.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -14,8 +15,8 @@ pub const TOKEN_VARIABLE: &str = "FOREBAY_MEMBER";
 
 /// Passes over the process table: programs may start others while one pass goes on.
 const PASSES_MAX: usize = 20;
-/// Longest pause before a process that shows no environment is looked at again, after pauses of half, a quarter... of it:
-/// one that is starting another program shows none for a moment.
+/// Longest pause before a process that shows no environment is looked at again, after pauses of half, a quarter... of
+/// it: one that is starting another program shows none for a moment.
 const PAUSE_MAX: Duration = Duration::from_millis(64);
 
 /// Kills every process of this user that carries `token` in its first environment; how many.

@@ -1,5 +1,6 @@
-//! A descriptor in reserve: with it a listener that has run out of descriptors still takes connections, and refuses them. Left in the
-//! listener's queue, their clients would wait for ever, and each look at the queue would find them again.
+//! A descriptor in reserve: with it a listener that has run out of descriptors still takes connections, and refuses
+//! them. Left in the listener's queue, their clients would wait for ever, and each look at the queue would find them
+//! again.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Mutex, PoisonError};

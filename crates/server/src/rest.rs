@@ -9,8 +9,8 @@ use crate::directory::PoolDirectory;
 use crate::identity::PoolIdentity;
 use crate::target::open_target_at_rest;
 
-/// Checks shard and targets of the pool in `path`, which is down: as the daemon would, under the pool's lock, so that it
-/// cannot be started meanwhile. [`Code::NotFound`] when no data is there.
+/// Checks shard and targets of the pool in `path`, which is down: as the daemon would, under the pool's lock, so that
+/// it cannot be started meanwhile. [`Code::NotFound`] when no data is there.
 pub fn check(path: &Path) -> Result<Value> {
     let dir = PoolDirectory::open(path)?;
     let Some(identity) = PoolIdentity::read(&dir)? else {

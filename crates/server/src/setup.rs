@@ -15,7 +15,8 @@ use crate::store::{receive, FdStore, Message};
 /// All that a worker needs to serve.
 #[derive(Debug)]
 pub struct WorkerSetup {
-    /// The targets, one at least: `target` in the pool's directory or the root of a detached mount, then the node's others.
+    /// The targets, one at least: `target` in the pool's directory or the root of a detached mount, then the node's
+    /// others.
     pub target_dirs: Vec<OwnedFd>,
     /// The listening socket on which clients attach.
     pub listener: OwnedFd,
@@ -63,8 +64,8 @@ impl<'a> SetupFds<'a> {
     }
 }
 
-/// Waits for the supervisor's setup on `socket`; the second value is the locks of the pool and its targets, which the worker holds
-/// open so that no other pool starts on the same targets before this process is gone.
+/// Waits for the supervisor's setup on `socket`; the second value is the locks of the pool and its targets, which the
+/// worker holds open so that no other pool starts on the same targets before this process is gone.
 pub(crate) fn receive_setup(socket: OwnedFd) -> Result<(WorkerSetup, Vec<OwnedFd>)> {
     let what = "cannot learn from the supervisor what to serve";
     let strange = || Error::new(Code::Malformed, what).cure("workers are started by their supervisor alone");

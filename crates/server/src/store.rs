@@ -111,7 +111,8 @@ const KIND_READY: u8 = b'Y';
 const KIND_FAILED: u8 = b'F';
 
 /// Receives one message; none when the other end is closed, `Errno::AGAIN` when `flags` forbid to wait and there is
-/// none. What cannot be understood is `Errno::PROTO`; a message whose descriptors this process has no room for is `Errno::MFILE`.
+/// none. What cannot be understood is `Errno::PROTO`; a message whose descriptors this process has no room for is
+/// `Errno::MFILE`.
 pub(crate) fn receive(
     socket: BorrowedFd<'_>,
     flags: RecvFlags,
@@ -204,7 +205,8 @@ impl FdStore {
         self.send(KIND_READY, b"", &[])
     }
 
-    /// Says why the worker ends. Before the pool has served at all this ends the pool too, and [`Code::Stale`] does at any time.
+    /// Says why the worker ends. Before the pool has served at all this ends the pool too, and [`Code::Stale`] does at
+    /// any time.
     pub(crate) fn failed(&self, error: &Error) {
         if let Ok(text) = serde_json::to_string(&Failure::from(error)) {
             let _ = self.send(KIND_FAILED, text.as_bytes(), &[]);

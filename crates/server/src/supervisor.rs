@@ -199,8 +199,8 @@ impl Supervisor {
         }
     }
 
-    /// True when no notifier is left, or one stays in the kernel. It has nothing of the pool but a descriptor of the mount's
-    /// connection.
+    /// True when no notifier is left, or one stays in the kernel. It has nothing of the pool but a descriptor of the
+    /// mount's connection.
     fn notifiers_are_gone(&mut self) -> bool {
         let Some(stopping) = self.stopping.as_mut().filter(|_| !self.notifiers.is_empty()) else {
             return true;

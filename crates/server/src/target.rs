@@ -295,7 +295,8 @@ pub(crate) fn remove_target(dir: &PoolDirectory, backing: Backing) -> Result<()>
     match backing {
         Backing::Detached => return Ok(()), // it goes with the last descriptor
         Backing::Tmpfs => {
-            // Programs may have files open in it: the mount is detached now, and its memory is freed when they have ended.
+            // Programs may have files open in it: the mount is detached now, and its memory is freed when they have
+            // ended.
             if is_mounted_here(&path)? {
                 unmount(&path, Unmount::WhenUnused)?;
             }

@@ -1,5 +1,5 @@
-//! Random, mutated and sound-looking input to a daemon, from peers with and without the pool's secret: no panic, and a sound
-//! request is answered behind it. The entry points are those of `fuzz/`.
+//! Random, mutated and sound-looking input to a daemon, from peers with and without the pool's secret: no panic, and a
+//! sound request is answered behind it. The entry points are those of `fuzz/`.
 
 use std::time::{Duration, Instant};
 

@@ -1,5 +1,5 @@
-//! A real daemon under the requests of another node, which is the test, whose rounds fail, whose threads panic, and which is
-//! stopped: what it acknowledged is there, once, and it goes on.
+//! A real daemon under the requests of another node, which is the test, whose rounds fail, whose threads panic, and
+//! which is stopped: what it acknowledged is there, once, and it goes on.
 
 mod support;
 

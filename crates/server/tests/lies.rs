@@ -1,5 +1,6 @@
-//! What a daemon refuses of a peer that has the pool's secret and says what no daemon of it says: layouts on nodes that are not there, names
-//! that a part of a wide directory has not, and another version; and one whose clock is wrong, which it gets along with.
+//! What a daemon refuses of a peer that has the pool's secret and says what no daemon of it says: layouts on nodes that
+//! are not there, names that a part of a wide directory has not, and another version; and one whose clock is wrong,
+//! which it gets along with.
 
 mod support;
 
@@ -167,7 +168,8 @@ fn layout_on_a_node_or_target_that_is_not_there_is_refused() {
             }
         }
     }
-    // What is there is taken: one of each node's, one more of node 2's than the pool file had, and one that is chosen for each file.
+    // What is there is taken: one of each node's, one more of node 2's than the pool file had, and one that is chosen
+    // for each file.
     assert_eq!(liar.refused(create(root, b"a", Some(on(&[1 << 16, 2 << 16])))), None);
     assert_eq!(liar.refused(create(root, b"b", Some(Layout::unless_set(2 << 16)))), None);
     assert_eq!(liar.refused(create(root, b"c", Some(Layout::unless_set(2 << 16 | 1)))), None);

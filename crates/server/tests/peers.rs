@@ -1,5 +1,5 @@
-//! A real daemon under peers that have the pool's secret and lie, that have another secret, and that have none: it answers or
-//! ignores them, its own clients notice nothing, and its shard stays clean.
+//! A real daemon under peers that have the pool's secret and lie, that have another secret, and that have none: it
+//! answers or ignores them, its own clients notice nothing, and its shard stays clean.
 
 use std::collections::HashMap;
 use std::io::Write;

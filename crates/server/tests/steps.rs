@@ -1,5 +1,5 @@
-//! A node in the middle of changes over several nodes: the daemon's own code without threads, over a simulated network, and
-//! the other nodes played by the test, which answers when it wants to, or never.
+//! A node in the middle of changes over several nodes: the daemon's own code without threads, over a simulated network,
+//! and the other nodes played by the test, which answers when it wants to, or never.
 
 use std::collections::{BTreeMap, HashMap};
 use std::os::fd::{AsFd, OwnedFd};
@@ -554,8 +554,8 @@ fn is_swept(s: &mut Scene, what: &str) {
 const UNLINK_A: Request<'static> = Request::Unlink { parent: Ino::ROOT, name: b"a" };
 const UNLINK_B: Request<'static> = Request::Unlink { parent: Ino::ROOT, name: b"b" };
 
-/// A client has removed a file, and unlinks its backing file while its next removal is served. The client is killed before
-/// or behind that, the worker at each moment of it, or both.
+/// A client has removed a file, and unlinks its backing file while its next removal is served. The client is killed
+/// before or behind that, the worker at each moment of it, or both.
 #[test]
 fn backing_file_unlinked_late_is_found_wherever_client_and_worker_are_killed() {
     let moments =
@@ -693,8 +693,8 @@ fn removes(ino: Ino) -> impl Fn(&Request<'_>) -> bool {
     move |r| matches!(r, Request::RemoveBackings { ids } if BackingId::listed(ids).any(|id| id.ino == ino))
 }
 
-/// A process has another node's file, or is about to be told so, and not yet its backing file, when the file is removed there: whenever
-/// its own node's worker dies, what it makes then goes when it asks for something else.
+/// A process has another node's file, or is about to be told so, and not yet its backing file, when the file is removed
+/// there: whenever its own node's worker dies, what it makes then goes when it asks for something else.
 #[test]
 fn backing_file_of_another_nodes_file_that_is_gone_is_removed_whichever_worker_its_maker_outlives() {
     let places = [(false, false, false), (false, true, false), (false, false, true), (false, true, true)];
@@ -1037,7 +1037,8 @@ fn kernel_forgets_what_it_believes_absent_when_a_directory_becomes_wide_and_afte
     assert_eq!(epochs_moved(&mut told), 0);
 }
 
-/// The part keeps the answer, and the directory's home has nothing of it any more. Of what was asked before the directory was wide its home has.
+/// The part keeps the answer, and the directory's home has nothing of it any more. Of what was asked before the
+/// directory was wide its home has.
 #[test]
 fn request_that_a_dead_worker_sent_to_a_part_goes_to_that_part_again() {
     let mut s = Scene::new("led");

@@ -1,8 +1,8 @@
 //! Attributes: which are kept, and in what order they are set.
 //!
-//! Owner first (changing it clears set-id bits), then extended attributes (a read-only file takes none), mode, and times
-//! last, as a modification time equal to the source's is what marks a copy as complete. What a destination cannot keep is
-//! a warning.
+//! Owner first (changing it clears set-id bits), then extended attributes (a read-only file takes none), mode, and
+//! times last, as a modification time equal to the source's is what marks a copy as complete. What a destination cannot
+//! keep is a warning.
 
 use forebay_types::{Code, Kind, Timestamp};
 

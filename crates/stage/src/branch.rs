@@ -1,9 +1,10 @@
 //! A directory in progress: its two sides, open as long as descriptors are plenty, and what is to be done when all
 //! below it is.
 //!
-//! Jobs, and branches below, hold a branch by a [`Branch`]. When the last of them is dropped, the directory's state goes
-//! to the list of [`Ended`] ones, from which the threads take and finish it (attributes, times); that drops its hold on
-//! its parent, and so on upwards, without recursion. Staging that stops empties the list without finishing anything.
+//! Jobs, and branches below, hold a branch by a [`Branch`]. When the last of them is dropped, the directory's state
+//! goes to the list of [`Ended`] ones, from which the threads take and finish it (attributes, times); that drops its
+//! hold on its parent, and so on upwards, without recursion. Staging that stops empties the list without finishing
+//! anything.
 
 use std::collections::VecDeque;
 use std::ops::Deref;

@@ -158,7 +158,8 @@ impl<S: Tree, D: Tree> Engine<'_, S, D> {
         Ok(())
     }
 
-    /// Moves one entry; where both sides have a directory, whose entries are to be moved instead, it gives the attributes.
+    /// Moves one entry; where both sides have a directory, whose entries are to be moved instead, it gives the
+    /// attributes.
     fn move_entry(&self, from: &Spot, to: &Spot, steps: &mut Vec<Step>) -> Result<Option<Meta>, Code> {
         let tree = self.destination;
         let (from_at, _) = open_deep(tree, &from.parent)?;

@@ -81,7 +81,8 @@ impl Kind {
         }
     }
 
-    /// True when something of it lies on a target: a file's data, or the node that makes the kernel open a FIFO or device.
+    /// True when something of it lies on a target: a file's data, or the node that makes the kernel open a FIFO or
+    /// device.
     pub fn has_backing(self) -> bool {
         matches!(self, Kind::File | Kind::Fifo | Kind::Socket | Kind::CharDevice | Kind::BlockDevice)
     }

@@ -33,8 +33,8 @@ const BACKING_ID_BYTES: usize = 15;
 pub enum BackingOp<'a> {
     /// Size, space and times. → `Backing`
     Stat,
-    /// Makes it, empty, unless it is there. [`Code::NotFound`] when it was removed before, [`Code::Invalid`] for an inode of the
-    /// node itself, whose shard makes it ([`crate::Request::MakeBacking`]). → `Done`
+    /// Makes it, empty, unless it is there. [`Code::NotFound`] when it was removed before, [`Code::Invalid`] for an
+    /// inode of the node itself, whose shard makes it ([`crate::Request::MakeBacking`]). → `Done`
     Make,
     /// Reads: fewer bytes than asked for only at its end. → `Bytes`
     Read {
@@ -75,8 +75,8 @@ pub enum BackingOp<'a> {
     },
     /// `fsync`. → `Done`
     Sync,
-    /// Keeps it open for the asking process, so that it stays when it is unlinked, until [`BackingOp::Close`] or the process's
-    /// end. → `Done`
+    /// Keeps it open for the asking process, so that it stays when it is unlinked, until [`BackingOp::Close`] or the
+    /// process's end. → `Done`
     Open {
         /// The process's number for this open.
         handle: u64,
@@ -86,14 +86,14 @@ pub enum BackingOp<'a> {
         /// As it was opened.
         handle: u64,
     },
-    /// Takes or drops a lock for the asking process, without waiting: it excludes those of the node's own programs, and goes with
-    /// the process. → `Done`, [`Code::Busy`] when another is in the way
+    /// Takes or drops a lock for the asking process, without waiting: it excludes those of the node's own programs, and
+    /// goes with the process. → `Done`, [`Code::Busy`] when another is in the way
     Lock(LockWish),
     /// Which lock is in the way of this one? → `Done` for none, `Lock`
     TestLock(LockWish),
-    /// The asking process is about to write at the end of a file of which this is one backing file of several: nobody else
-    /// is until [`BackingOp::EndAppend`], the process's end, or [`crate::limits::APPEND_HOLD_MS`] have passed. → `Done`,
-    /// [`Code::Busy`] when somebody is
+    /// The asking process is about to write at the end of a file of which this is one backing file of several: nobody
+    /// else is until [`BackingOp::EndAppend`], the process's end, or [`crate::limits::APPEND_HOLD_MS`] have passed. →
+    /// `Done`, [`Code::Busy`] when somebody is
     BeginAppend {
         /// The process's number for this append.
         handle: u64,
@@ -103,9 +103,10 @@ pub enum BackingOp<'a> {
         /// As it was begun.
         handle: u64,
     },
-    /// A piece of an append that is too large for one request; the last one has it written at the end, as a whole: no other write
-    /// comes between. [`Code::Interrupted`] when the pieces before it are not known (any more), [`Code::Busy`] when too
-    /// many appends are gathered: then from the first piece on. → `Count`: where the first byte went; 0 of pieces before the last
+    /// A piece of an append that is too large for one request; the last one has it written at the end, as a whole: no
+    /// other write comes between. [`Code::Interrupted`] when the pieces before it are not known (any more),
+    /// [`Code::Busy`] when too many appends are gathered: then from the first piece on. → `Count`: where the first byte
+    /// went; 0 of pieces before the last
     AppendPiece {
         /// The process's number for this append.
         handle: u64,
@@ -116,11 +117,12 @@ pub enum BackingOp<'a> {
         /// What, 1 to [`BACKING_BYTES_MAX`] bytes.
         bytes: &'a [u8],
     },
-    /// Moves data between it and the asking process's buffer. [`Code::Fault`] when the process has no such buffer, or none any more.
-    /// Asked of the process's own daemon alone. → `Count`: the bytes moved; fewer than asked for are read at its end, and written never
+    /// Moves data between it and the asking process's buffer. [`Code::Fault`] when the process has no such buffer, or
+    /// none any more. Asked of the process's own daemon alone. → `Count`: the bytes moved; fewer than asked for are
+    /// read at its end, and written never
     Move(Move),
-    /// Does something with what a group of processes has in common that opened the file of which this is the first backing file. It need
-    /// not be there any more. → what [`GroupOp`] says
+    /// Does something with what a group of processes has in common that opened the file of which this is the first
+    /// backing file. It need not be there any more. → what [`GroupOp`] says
     Group {
         /// The group's number, of its first process's drawing.
         key: u64,

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// Why an operation failed. Codes are stable: they travel by ring and wire and are printed by `--json`. On hot paths the
-/// code alone is the error; an [`Error`] adds the words for people.
+/// Why an operation failed. Codes are stable: they travel by ring and wire and are printed by `--json`. On hot paths
+/// the code alone is the error; an [`Error`] adds the words for people.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 #[repr(u16)]
 pub enum Code {
@@ -77,8 +77,8 @@ pub enum Code {
     ReadOnly = 34,
     /// No such device or address: a socket that is opened, a FIFO that nobody reads.
     NoDevice = 35,
-    /// The directory's entries lie in parts, and one of those is to be asked for ([`crate::Refusal::Wide`]). Between daemons;
-    /// programs do not see it.
+    /// The directory's entries lie in parts, and one of those is to be asked for ([`crate::Refusal::Wide`]). Between
+    /// daemons; programs do not see it.
     Wide = 36,
     /// Out of memory or address space.
     NoMemory = 37,

@@ -1,6 +1,6 @@
-//! The state shared by a group of processes that opened a file together: a pointer that each of them moves, and locks that
-//! exclude only members of the group. The daemon that has the file's first backing file keeps both, under a random number
-//! that the group's first process drew.
+//! The state shared by a group of processes that opened a file together: a pointer that each of them moves, and locks
+//! that exclude only members of the group. The daemon that has the file's first backing file keeps both, under a random
+//! number that the group's first process drew.
 
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
@@ -11,8 +11,8 @@ use crate::lock::LockWish;
 /// [`GroupOp::End`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum GroupOp {
-    /// Makes the group, which ends with the asking process if not before. → `Done`, [`Code::Exists`] when another process has one
-    /// of this number, [`Code::NoResources`] when there are too many
+    /// Makes the group, which ends with the asking process if not before. → `Done`, [`Code::Exists`] when another
+    /// process has one of this number, [`Code::NoResources`] when there are too many
     Make {
         /// Where its pointer begins.
         position: u64,
@@ -27,8 +27,8 @@ pub enum GroupOp {
         /// Where.
         position: u64,
     },
-    /// Takes an owner's one lock, without waiting, or releases it; `flock` is ignored. Conflicting locks are granted in the
-    /// order of their first requests, as long as the requests are repeated. → `Done`, [`Code::Busy`]
+    /// Takes an owner's one lock, without waiting, or releases it; `flock` is ignored. Conflicting locks are granted in
+    /// the order of their first requests, as long as the requests are repeated. → `Done`, [`Code::Busy`]
     Lock(LockWish),
     /// Ends the group; only the process that made it may. → `Done`
     End,

@@ -6,9 +6,9 @@
 //! file is byte for byte the file. Stripe `i` is on target `targets[i % target_count]`; more stripes than targets is
 //! *overstriping*, which lets several writers of one file avoid one inode's lock.
 //!
-//! A directory's layout says how files that are made in it are to lie. It may leave the targets open ([`Layout::on_any`]); a
-//! file's never does. A request to make a file may leave the word to the directory ([`Layout::unless_set`]). Target 0, of a node
-//! that no pool has, says both.
+//! A directory's layout says how files that are made in it are to lie. It may leave the targets open
+//! ([`Layout::on_any`]); a file's never does. A request to make a file may leave the word to the directory
+//! ([`Layout::unless_set`]). Target 0, of a node that no pool has, says both.
 
 use crate::bytes::{Reader, Writer};
 use crate::error::Code;
@@ -139,8 +139,9 @@ impl Layout {
         Layout::new(&[c])
     }
 
-    /// `stripe_count` stripes of `stripe_bytes` in turn over these targets, 1 to [`TARGETS_MAX`]. One stripe on one target is not
-    /// [`Layout::single`], though the file lies as if it were: it says that somebody asked for that target.
+    /// `stripe_count` stripes of `stripe_bytes` in turn over these targets, 1 to [`TARGETS_MAX`]. One stripe on one
+    /// target is not [`Layout::single`], though the file lies as if it were: it says that somebody asked for that
+    /// target.
     pub fn on(targets: &[u32], stripe_count: u16, stripe_bytes: u32) -> Result<Layout, Code> {
         let named = Targets::new(targets).ok_or(Code::Invalid)?;
         let twice = [targets[0]; 2];

@@ -51,7 +51,8 @@ pub enum Reply<'a> {
         entry: Entry,
         /// True when it was made by this request.
         created: bool,
-        /// The inode number that is in reserve for the slot's next `Create` now, if one was asked for and the file made.
+        /// The inode number that is in reserve for the slot's next `Create` now, if one was asked for and the file
+        /// made.
         next: Option<Ino>,
     },
     /// What was removed or replaced.
@@ -125,7 +126,8 @@ pub enum Reply<'a> {
 pub enum Refusal {
     /// An error.
     Code(Code),
-    /// The request named a wide directory and not the part of it: [`Code::Wide`] with the parts, from which its sender learns them.
+    /// The request named a wide directory and not the part of it: [`Code::Wide`] with the parts, from which its sender
+    /// learns them.
     Wide(Parts),
 }
 
@@ -272,7 +274,8 @@ impl<'a> Reply<'a> {
         Ok(w.len())
     }
 
-    /// Decodes a result; what cannot be decoded is `Err(Code::Malformed)`. The parts that come with [`Code::Wide`] are left out.
+    /// Decodes a result; what cannot be decoded is `Err(Code::Malformed)`. The parts that come with [`Code::Wide`] are
+    /// left out.
     pub fn decode(bytes: &'a [u8]) -> Result<Reply<'a>, Code> {
         Reply::decode_answer(bytes).map_err(|refusal| refusal.code())
     }

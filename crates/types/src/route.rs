@@ -1,5 +1,5 @@
-//! Which node serves a request. An inode is served by the node that it was born on, a directory's entries by the same: so
-//! the number that a request names is all that it takes to route it, and no table of directories is needed.
+//! Which node serves a request. An inode is served by the node that it was born on, a directory's entries by the same:
+//! so the number that a request names is all that it takes to route it, and no table of directories is needed.
 
 use crate::error::Code;
 use crate::id::{Ino, NodeId};
@@ -7,8 +7,8 @@ use crate::request::Request;
 use crate::wide::Parts;
 
 impl<'a> Request<'a> {
-    /// The same request of the parts that have the names, where a directory is known to be wide: none when it names no such
-    /// directory. `here` is the node on which it was asked: a directory is born there, wherever its name is.
+    /// The same request of the parts that have the names, where a directory is known to be wide: none when it names no
+    /// such directory. `here` is the node on which it was asked: a directory is born there, wherever its name is.
     ///
     /// # Errors
     /// [`Code::Stale`] for a create by a number of `here` of what is born elsewhere.

@@ -1,8 +1,8 @@
 //! Changes that take several nodes: two-phase commit (docs/decisions/0016).
 //!
-//! Each node that has a part in a change prepares it: checks that it can be made, and holds the names and directories that
-//! it touches. When all have prepared, the coordinator decides, once, and tells them to finish. A part that is prepared
-//! and hears nothing asks the coordinator; a transaction that the coordinator does not know was aborted.
+//! Each node that has a part in a change prepares it: checks that it can be made, and holds the names and directories
+//! that it touches. When all have prepared, the coordinator decides, once, and tells them to finish. A part that is
+//! prepared and hears nothing asks the coordinator; a transaction that the coordinator does not know was aborted.
 
 use std::fmt;
 
@@ -19,8 +19,8 @@ use crate::wide::Parts;
 
 /// A transaction's number: its coordinator's node in the upper 16 bits, a number of that node's in the lower 48.
 ///
-/// It also names the link that an entry of one node makes to a file of another: a link has the number of the transaction
-/// that made it, and keeps it when its entry moves.
+/// It also names the link that an entry of one node makes to a file of another: a link has the number of the
+/// transaction that made it, and keeps it when its entry moves.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TxId(pub u64);
 
@@ -91,8 +91,8 @@ pub enum Part<'a> {
         /// The link that is counted in its place, if it leads to a file of this node that gets an entry on another.
         link: TxId,
     },
-    /// Makes an entry, or makes one lead elsewhere. → `Removed`: what it replaces, if it does; of a directory that replaces nothing
-    /// ([`RENAME_NOREPLACE`]) `Entry`: its parent's
+    /// Makes an entry, or makes one lead elsewhere. → `Removed`: what it replaces, if it does; of a directory that
+    /// replaces nothing ([`RENAME_NOREPLACE`]) `Entry`: its parent's
     Enter {
         /// Directory.
         parent: Ino,
@@ -102,10 +102,11 @@ pub enum Part<'a> {
         ino: Ino,
         /// Its kind.
         kind: Kind,
-        /// The link that is the entry's, of what is no directory. On the inode's own node the entry itself is counted from then
-        /// on.
+        /// The link that is the entry's, of what is no directory. On the inode's own node the entry itself is counted
+        /// from then on.
         link: TxId,
-        /// 0, or [`RENAME_NOREPLACE`]. A directory takes the place of an empty directory alone, which another part removes.
+        /// 0, or [`RENAME_NOREPLACE`]. A directory takes the place of an empty directory alone, which another part
+        /// removes.
         flags: u32,
     },
     /// Counts a link of an entry on another node: at once, and back when the transaction is aborted. → `Entry`
@@ -134,8 +135,8 @@ pub enum Part<'a> {
         /// The directory.
         ino: Ino,
     },
-    /// Holds an empty directory, whose entries are to be cut into parts, and is asked for first, without parts; or has it have
-    /// these parts from then on. → `Entry`
+    /// Holds an empty directory, whose entries are to be cut into parts, and is asked for first, without parts; or has
+    /// it have these parts from then on. → `Entry`
     Widen {
         /// The directory.
         ino: Ino,
@@ -155,16 +156,17 @@ pub enum Part<'a> {
         /// What is entered in it takes after the directory.
         like: Change,
     },
-    /// Changes attributes or the layout of a wide directory, or of a part of it. Of a directory two never overlap. → what the
-    /// request is answered, of a directory
+    /// Changes attributes or the layout of a wide directory, or of a part of it. Of a directory two never overlap. →
+    /// what the request is answered, of a directory
     Change {
         /// The directory, or part.
         ino: Ino,
         /// The change.
         change: Change,
     },
-    /// Holds all directories from one up to the last that is on this node, so that none of them moves. [`Code::Invalid`] when
-    /// one is among them that must not be. → `Number`: the parent of the last, which another node has, or the root
+    /// Holds all directories from one up to the last that is on this node, so that none of them moves.
+    /// [`Code::Invalid`] when one is among them that must not be. → `Number`: the parent of the last, which another
+    /// node has, or the root
     Climb {
         /// The first.
         from: Ino,

@@ -1,7 +1,7 @@
 //! Wide directories: one whose entries lie on several nodes (docs/decisions/0024).
 //!
-//! On each of the nodes there is a *part*, an inode like a directory's to which no entry leads: the entries are in the parts. The
-//! names' hashes are cut into partitions, four or more a node and a power of two of them, and each part has
+//! On each of the nodes there is a *part*, an inode like a directory's to which no entry leads: the entries are in the
+//! parts. The names' hashes are cut into partitions, four or more a node and a power of two of them, and each part has
 //! neighbouring ones: the parts one after the other are the directory in the order of its cookies.
 
 use crate::bytes::{Reader, Writer};

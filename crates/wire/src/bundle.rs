@@ -1,8 +1,8 @@
 //! Bundles: several frames in one message of the transport, one behind the other.
 //!
-//! A message costs both ends several system calls and perhaps a wake-up, whatever its length, so frames that leave at the same time
-//! for one peer share one. Each keeps its own MAC and counter: a bundle proves nothing and binds nothing together. Frames of a handshake come alone,
-//! so that their form never changes.
+//! A message costs both ends several system calls and perhaps a wake-up, whatever its length, so frames that leave at
+//! the same time for one peer share one. Each keeps its own MAC and counter: a bundle proves nothing and binds nothing
+//! together. Frames of a handshake come alone, so that their form never changes.
 
 use forebay_types::Code;
 
@@ -19,7 +19,8 @@ pub fn join(bundle: &mut Vec<u8>, frame: &[u8]) -> bool {
     fits
 }
 
-/// The frames of a message, each as it was sealed and none of them proven. What is no frame, or torn off, is one error, and the last.
+/// The frames of a message, each as it was sealed and none of them proven. What is no frame, or torn off, is one error,
+/// and the last.
 #[derive(Clone, Debug)]
 pub struct Frames<'a> {
     rest: &'a [u8],

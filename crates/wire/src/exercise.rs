@@ -30,8 +30,8 @@ fn session_of_nobody() -> Session {
     Session::new(1, 2, [3; 32], [4; 32])
 }
 
-/// Feeds bytes to every decoder of this room, as frames and as bodies, forged and correctly sealed. What decodes must say the
-/// same after being encoded and decoded again. Panics only when a decoder is wrong.
+/// Feeds bytes to every decoder of this room, as frames and as bodies, forged and correctly sealed. What decodes must
+/// say the same after being encoded and decoded again. Panics only when a decoder is wrong.
 pub fn exercise(bytes: &[u8]) {
     let secret_bytes: Vec<u8> = (1..33).collect();
     let Ok(secret) = Secret::new(&secret_bytes) else { unreachable!("32 bytes") };

@@ -141,7 +141,8 @@ impl Header {
         Ok(())
     }
 
-    /// Reads the header of a frame whose length fits it. Nothing is authenticated yet: what it says may only choose the key.
+    /// Reads the header of a frame whose length fits it. Nothing is authenticated yet: what it says may only choose the
+    /// key.
     ///
     /// # Errors
     /// [`Code::Malformed`] for anything that no sender of ours makes.

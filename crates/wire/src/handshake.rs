@@ -24,8 +24,8 @@ const TO_INITIATOR: u8 = 2;
 /// Why a node with the right secret was refused.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Refusal {
-    /// [`Code::NotSupported`]: no common protocol. [`Code::Invalid`]: another pool. [`Code::Exists`]: it met itself. Others: what
-    /// [`respond_unless`] was given.
+    /// [`Code::NotSupported`]: no common protocol. [`Code::Invalid`]: another pool. [`Code::Exists`]: it met itself.
+    /// Others: what [`respond_unless`] was given.
     pub code: Code,
     /// In words, at most 512 bytes.
     pub detail: String,
@@ -153,8 +153,8 @@ fn refusal(me: &Hello, peer: &Hello) -> Option<Refusal> {
     Some(Refusal { code, detail })
 }
 
-/// Answers a Hello: `me` must have a new nonce and link. What is to be sent to the address in the peer's hello replaces what
-/// `out` held.
+/// Answers a Hello: `me` must have a new nonce and link. What is to be sent to the address in the peer's hello replaces
+/// what `out` held.
 ///
 /// # Errors
 /// [`Code::AccessDenied`] for who has not the secret and [`Code::Malformed`] for what is no Hello: send nothing.

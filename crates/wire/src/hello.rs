@@ -4,7 +4,8 @@ use forebay_types::{Code, NodeId, Reader};
 
 use crate::limits::{ADDRESS_BYTES_MAX, NODE_MAX};
 
-/// What a node says of itself when a link begins. Its encoding never changes: newer protocols add messages, not fields here.
+/// What a node says of itself when a link begins. Its encoding never changes: newer protocols add messages, not fields
+/// here.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Hello {
     /// Oldest and newest protocol that it speaks.
@@ -13,8 +14,8 @@ pub struct Hello {
     pub pool: [u8; 16],
     /// Its node number.
     pub node: NodeId,
-    /// New at each start of the daemon, which tells a restart from a network that was cut. The lower half is random; the upper half
-    /// is that of the node's data, and the same at each start with them, or 0.
+    /// New at each start of the daemon, which tells a restart from a network that was cut. The lower half is random;
+    /// the upper half is that of the node's data, and the same at each start with them, or 0.
     pub incarnation: u64,
     /// Its number for the link, never 0: in every frame that is sent to it.
     pub link: u64,

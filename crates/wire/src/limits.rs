@@ -6,7 +6,8 @@ use forebay_types::limits::{MESSAGE_BYTES_MAX, XATTR_VALUE_MAX};
 pub const PROTOCOL_MIN: u16 = 4;
 /// Newest protocol that this build speaks.
 pub const PROTOCOL_MAX: u16 = 4;
-/// Bytes of an endpoint's address: libfabric's longest in use (psm3, efa, cxi) are under 64, names of the shm provider 256.
+/// Bytes of an endpoint's address: libfabric's longest in use (psm3, efa, cxi) are under 64, names of the shm provider
+/// 256.
 pub const ADDRESS_BYTES_MAX: usize = 256;
 /// Bytes of data within a message; more goes by RMA. As large as the largest extended attribute, so that one size of
 /// receive buffer serves both.

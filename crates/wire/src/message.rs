@@ -22,8 +22,8 @@ pub enum Place<'a> {
     Inline(&'a [u8]),
     /// In the asker's registered memory.
     Remote(Memory),
-    /// In the asker's registered memory, and of a write also on their way into a place that the receiver has granted, where they end with
-    /// its last byte.
+    /// In the asker's registered memory, and of a write also on their way into a place that the receiver has granted,
+    /// where they end with its last byte.
     Sent {
         /// Where they are if they do not come.
         memory: Memory,
@@ -69,8 +69,8 @@ pub enum Message<'a> {
         /// The bytes, or where to get them.
         from: Place<'a>,
     },
-    /// Asks for places: memory of the receiver's that the sender writes by RMA, each ahead of the request that names it. What the receiver
-    /// granted under another number is not used any more. → `PlacesGrant`
+    /// Asks for places: memory of the receiver's that the sender writes by RMA, each ahead of the request that names
+    /// it. What the receiver granted under another number is not used any more. → `PlacesGrant`
     PlacesTake {
         /// The sender's number of the grant, greater than those before.
         grant: u32,

@@ -7,8 +7,8 @@ use forebay_types::Code;
 /// Bytes of a pool's secret.
 pub const SECRET_BYTES: usize = 32;
 
-/// What all nodes of a pool share, and nobody else has. Keys for each use are derived from it, so that a MAC of one kind of
-/// frame is none of another. It is not printed.
+/// What all nodes of a pool share, and nobody else has. Keys for each use are derived from it, so that a MAC of one
+/// kind of frame is none of another. It is not printed.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
     hello: [u8; 32],

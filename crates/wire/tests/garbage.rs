@@ -1,5 +1,5 @@
-//! Truncations, bit flips, random and mutated input: no decoder panics, and nothing forged is taken. The entry point is that
-//! of `fuzz/`.
+//! Truncations, bit flips, random and mutated input: no decoder panics, and nothing forged is taken. The entry point is
+//! that of `fuzz/`.
 
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,9 @@
 //! A workload that is killed, and the check of what it leaves.
 //!
-//! [`run`] changes a directory by single calls, in an order that a seed gives, and writes each step to a journal outside
-//! the pool: once before the calls, once after they returned. [`check`] replays a journal: what was acknowledged must
-//! be there exactly, the last step may have happened or not (or, for data, in part), and nothing else may be.
+//! [`run`] changes a directory by single calls, in an order that a seed gives, and writes each step to a journal
+//! outside the pool: once before the calls, once after they returned. [`check`] replays a journal: what was
+//! acknowledged must be there exactly, the last step may have happened or not (or, for data, in part), and nothing else
+//! may be.
 
 use crate::door::{Door, Errno, Outcome};
 use libc::{O_APPEND, O_CREAT, O_EXCL, O_TRUNC, O_WRONLY};
@@ -398,8 +399,8 @@ fn act(door: &dyn Door, model: &Model, step: &Step) -> Outcome<()> {
     }
 }
 
-/// Changes the directory that the door entered until `steps` are done or the process is killed. Any call that fails ends
-/// it: whoever else is killed, this program must not notice.
+/// Changes the directory that the door entered until `steps` are done or the process is killed. Any call that fails
+/// ends it: whoever else is killed, this program must not notice.
 pub fn run(door: &dyn Door, seed: u64, journal: &Path, steps: u64) -> Result<(), String> {
     let mut journal = File::create(journal).map_err(|e| format!("{}: {e}", journal.display()))?;
     let mut dice = Dice(seed | 1);

@@ -35,8 +35,8 @@ fn allowed() -> BTreeMap<String, BTreeSet<String>> {
         .collect()
 }
 
-/// What each crate of crates/ uses, by the manifests: rooms without `forebay-`, and other libraries. What only tests use
-/// is left out.
+/// What each crate of crates/ uses, by the manifests: rooms without `forebay-`, and other libraries. What only tests
+/// use is left out.
 fn used() -> BTreeMap<String, BTreeSet<String>> {
     let manifest = concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml");
     let mut cargo = Command::new(std::env::var("CARGO").unwrap_or("cargo".into()));

@@ -53,8 +53,8 @@ pub(crate) struct Up {
     /// Hosts that are nodes of the pool of --hosts too, and give it no target: their programs use what the others give
     #[arg(long, value_name = "LIST", requires = "hosts")]
     pub(crate) no_target: Option<String>,
-    /// Start this node of one pool over the hosts of this MPI or Slurm job step; every rank does. NAME: where the launcher
-    /// gives its job none
+    /// Start this node of one pool over the hosts of this MPI or Slurm job step; every rank does. NAME: where the
+    /// launcher gives its job none
     #[arg(long, value_name = "NAME", num_args = 0..=1, require_equals = true, default_missing_value = "", conflicts_with = "node")]
     pub(crate) job: Option<String>,
     /// Where the ranks of --job meet: a directory that all of them see [default: the home directory]
@@ -93,8 +93,8 @@ pub(crate) struct Up {
     /// Return when the pool is up, also in a Slurm step, at whose end Slurm kills it
     #[arg(long, conflicts_with_all = ["all", "hosts"])]
     pub(crate) background: bool,
-    /// How much the pool may hold, e.g. 4GiB, of several nodes each [default: half of the free memory, or 80 % of the free disk].
-    /// With --job each rank says it for its host, and 0 is for one that gives nothing
+    /// How much the pool may hold, e.g. 4GiB, of several nodes each [default: half of the free memory, or 80 % of the
+    /// free disk]. With --job each rank says it for its host, and 0 is for one that gives nothing
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub(crate) capacity: Option<u64>,
     /// Print what was started as JSON

@@ -1,10 +1,10 @@
 //! How the library gets to ranks that Open MPI's mpirun starts on other nodes by ssh, which hands on no environment.
 //!
-//! mpirun starts a daemon there, by the words in the parameter `orte_launch_agent`, `orted` unless set; the daemon's ranks have
-//! its environment. The parameter is given here as a variable, `env NAME=VALUE ... orted`, with the user's or the site's words in the
-//! place of `orted`: a variable goes before the files in which they are set ([`params`]), and after words on mpirun's command line.
-//! Open MPI's list of variables (`mca_base_env_list`) would make `mpirun -x` fail. Hydra and srun hand their whole environment
-//! on, and need nothing.
+//! mpirun starts a daemon there, by the words in the parameter `orte_launch_agent`, `orted` unless set; the daemon's
+//! ranks have its environment. The parameter is given here as a variable, `env NAME=VALUE ... orted`, with the user's
+//! or the site's words in the place of `orted`: a variable goes before the files in which they are set ([`params`]),
+//! and after words on mpirun's command line. Open MPI's list of variables (`mca_base_env_list`) would make `mpirun -x`
+//! fail. Hydra and srun hand their whole environment on, and need nothing.
 //!
 //! Test: tests/conformance/tests/cluster/remote.rs.
 
@@ -23,8 +23,8 @@ const MARK: &str = " FOREBAY_POOL=";
 /// What users set for the libraries in programs; all else is of this node.
 const FOR_PROGRAMS: [&str; 3] = ["FOREBAY_DISABLE", "FOREBAY_MPI_DEBUG", "FOREBAY_TMPDIR"];
 
-/// What the variable is to be for this program: a value, nothing as it was before, or, inside, none where an outer run's is there,
-/// which names another pool.
+/// What the variable is to be for this program: a value, nothing as it was before, or, inside, none where an outer
+/// run's is there, which names another pool.
 pub(super) fn variable(
     wanted: Option<&[(&str, OsString)]>,
     program: &Path,

@@ -1,8 +1,8 @@
 //! The program while it runs: started as a child that dies with this process, and handed the signals that come.
 //!
 //! It shares this process's group, so that a terminal's keys and job control work on both as they would on the program
-//! alone. A signal that the kernel sent to the group (^C) has reached the program already and is not handed on; one that
-//! a process sent to this one is.
+//! alone. A signal that the kernel sent to the group (^C) has reached the program already and is not handed on; one
+//! that a process sent to this one is.
 
 use std::ffi::OsString;
 use std::os::unix::process::{CommandExt, ExitStatusExt};

@@ -1,8 +1,8 @@
 //! Which runs belong together: those of one job step on this node.
 //!
 //! A batch system or a launcher says in the environment which job, step and launch a process belongs to. Ranks of one
-//! `mpirun` share its name for the launch (PMIX_NAMESPACE); where it has none, they share the process that started them:
-//! the nearest ancestor that has no rank itself. A run in no job is by itself.
+//! `mpirun` share its name for the launch (PMIX_NAMESPACE); where it has none, they share the process that started
+//! them: the nearest ancestor that has no rank itself. A run in no job is by itself.
 
 use forebay_sys::process::Stat;
 use std::collections::BTreeMap;

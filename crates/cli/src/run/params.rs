@@ -1,8 +1,8 @@
 //! Parameters of Open MPI as a user or a site has set them in files: `~/.openmpi/mca-params.conf` before the site's
 //! `openmpi-mca-params.conf`, or the files that `OMPI_MCA_mca_base_param_files` names.
 //!
-//! The site's file is where Open MPI was configured to have it, which `ompi_info` takes a tenth of a second to tell. It is looked for
-//! where it is usually: by the launcher's place, and by the variables that move an installation.
+//! The site's file is where Open MPI was configured to have it, which `ompi_info` takes a tenth of a second to tell. It
+//! is looked for where it is usually: by the launcher's place, and by the variables that move an installation.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};

@@ -21,8 +21,8 @@ const KEPT: &str = "FOREBAY_KEPT_PRELOAD";
 /// How many runs are around this one.
 pub(super) const LEVEL: &str = "FOREBAY_LEVEL";
 
-/// Starts this program again without the library when it was started with it, as within `forebay run -- bash`: a tool must
-/// not see files of the pool as files of its own.
+/// Starts this program again without the library when it was started with it, as within `forebay run -- bash`: a tool
+/// must not see files of the pool as files of its own.
 pub(crate) fn shed() {
     let Some(list) = std::env::var_os(PRELOAD) else { return };
     if !entries(&list).iter().any(|e| is_ours(e)) {
@@ -91,8 +91,9 @@ fn list(library: &Path, users: Option<OsString>) -> OsString {
     list
 }
 
-/// What is to be said of a launcher of MPI programs where Forebay has no MPI-IO at all. Where a driver is missing for the
-/// one MPI that a program has, the library says so (`mpi/src/chooser.c`), which sees programs that scripts start too.
+/// What is to be said of a launcher of MPI programs where Forebay has no MPI-IO at all. Where a driver is missing for
+/// the one MPI that a program has, the library says so (`mpi/src/chooser.c`), which sees programs that scripts start
+/// too.
 pub(super) fn without_mpi(library: &Path, program: &Path) -> Option<String> {
     let name = program.file_name()?.to_str()?;
     // Debian's are mpirun.openmpi and mpiexec.hydra.

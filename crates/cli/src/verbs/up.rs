@@ -166,8 +166,8 @@ fn handed() -> Result<Bundle> {
     Bundle::decode(&bytes)
 }
 
-/// Starts a pool. True: it was up before, as the same node of the same pool, and so is another's start; of several ranks on a
-/// node the first starts it.
+/// Starts a pool. True: it was up before, as the same node of the same pool, and so is another's start; of several
+/// ranks on a node the first starts it.
 fn start(options: &UpOptions) -> Result<(Started, bool)> {
     loop {
         let busy = match launch::up(options) {

@@ -1,5 +1,5 @@
-//! Reads and writes, which go to the backing files that hold the range: those of this node by the kernel, those of others by the
-//! network, all at the same time.
+//! Reads and writes, which go to the backing files that hold the range: those of this node by the kernel, those of
+//! others by the network, all at the same time.
 
 use std::os::fd::{AsRawFd, OwnedFd};
 
@@ -13,9 +13,9 @@ use crate::remote_data::{parts, Memory, Moved};
 const PARTS_MAX: usize = 64;
 
 impl File {
-    /// Moves a range with as few calls as there are backing files in it, since a backing file's stripes follow each other
-    /// in it. False when anything was short or failed, and the range is to be gone through in order: what was moved
-    /// is moved again then.
+    /// Moves a range with as few calls as there are backing files in it, since a backing file's stripes follow each
+    /// other in it. False when anything was short or failed, and the range is to be gone through in order: what was
+    /// moved is moved again then.
     fn move_whole(&self, first: *mut u8, bytes: usize, offset: u64, writes: bool) -> bool {
         let [c] = self.entry.layout.components() else { return false };
         let (stripe_bytes, count, end) =
@@ -114,8 +114,8 @@ impl File {
             };
             done += n;
             if n < part.len() {
-                // The backing file ends here, and the only one ends the file; else it may go on in another: then this is a
-                // hole, if it still is when the size is known. What is written meanwhile must not read as zeros.
+                // The backing file ends here, and the only one ends the file; else it may go on in another: then this
+                // is a hole, if it still is when the size is known. What is written meanwhile must not read as zeros.
                 if self.entry.layout.is_single() {
                     return Ok(done);
                 }
@@ -134,8 +134,8 @@ impl File {
         Ok(done)
     }
 
-    /// Moves a range of a file of which other nodes have some: what they have is asked of all of them at once, what is here is moved
-    /// meanwhile.
+    /// Moves a range of a file of which other nodes have some: what they have is asked of all of them at once, what is
+    /// here is moved meanwhile.
     ///
     /// # Safety
     /// The memory is as long as said, and can be read or written as it says.

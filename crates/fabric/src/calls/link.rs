@@ -1,4 +1,5 @@
-//! Links: incoming ones, of nodes that send requests here, and outgoing ones, to nodes that serve requests of this node.
+//! Links: incoming ones, of nodes that send requests here, and outgoing ones, to nodes that serve requests of this
+//! node.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

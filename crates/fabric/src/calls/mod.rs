@@ -1,10 +1,10 @@
 //! Requests and answers between nodes, on top of an endpoint.
 //!
-//! A *link* goes from the node that asks to the node that serves; two nodes that ask one another have two. It begins with
-//! the handshake of crates/wire, so that nobody without the pool's secret is heard, and everything on it is sealed. A
-//! call is sent on the link to its node, kept until it is answered, and sent again with the same (session, slot,
-//! sequence) when the link was made anew or no answer came for long: the serving node answers such a retry from what it kept.
-//! A request that is being served is not handed out twice.
+//! A *link* goes from the node that asks to the node that serves; two nodes that ask one another have two. It begins
+//! with the handshake of crates/wire, so that nobody without the pool's secret is heard, and everything on it is
+//! sealed. A call is sent on the link to its node, kept until it is answered, and sent again with the same (session,
+//! slot, sequence) when the link was made anew or no answer came for long: the serving node answers such a retry from
+//! what it kept. A request that is being served is not handed out twice.
 //!
 //! ```text
 //! link:  idle ─call─► asking ─Welcome─► up ─silence, failed send─► asking anew, the old one still heard ─► up | down
@@ -192,8 +192,8 @@ impl Calls {
         Ok(())
     }
 
-    /// From now on what is asked and answered waits for [`Calls::send_gathered`] or the next [`Calls::progress`], so that what goes to one
-    /// node leaves in one message. Who uses it calls one of them soon.
+    /// From now on what is asked and answered waits for [`Calls::send_gathered`] or the next [`Calls::progress`], so
+    /// that what goes to one node leaves in one message. Who uses it calls one of them soon.
     pub fn gather(&mut self) {
         self.gathers = true;
     }
@@ -227,7 +227,8 @@ impl Calls {
         self.transfer_to(&address, transfer, token, deadline)
     }
 
-    /// Starts a transfer with the memory of a node, whichever start of it there is. Its end comes as [`CallEvent::Moved`].
+    /// Starts a transfer with the memory of a node, whichever start of it there is. Its end comes as
+    /// [`CallEvent::Moved`].
     ///
     /// # Errors
     /// As [`Endpoint::transfer`]; [`Code::Invalid`] for a node without a link, or a token of 2^63 or more.
@@ -306,8 +307,8 @@ impl Calls {
         }
     }
 
-    /// The first half of [`Calls::wait`], as [`Endpoint::falls_asleep`]: the second is done without the calls. None: there is
-    /// something to do.
+    /// The first half of [`Calls::wait`], as [`Endpoint::falls_asleep`]: the second is done without the calls. None:
+    /// there is something to do.
     pub fn falls_asleep(&mut self, timeout: Duration) -> Option<Sleep> {
         if !self.state.happened.is_empty() || self.has_to_send() {
             return None;

@@ -16,15 +16,16 @@ pub struct Identity {
     pub capacity_bytes: u64,
 }
 
-/// Times and bounds. The defaults suit a cluster, whose messages take microseconds and whose daemons may be stopped for a
-/// second by a loaded host without being dead.
+/// Times and bounds. The defaults suit a cluster, whose messages take microseconds and whose daemons may be stopped for
+/// a second by a loaded host without being dead.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CallsSettings {
     /// A link that is up says so to its other end this often, when it says nothing else.
     pub heartbeat: Duration,
     /// Silence after which a link is made anew beside the old one.
     pub quiet: Duration,
-    /// A node that has no link for so long is unreachable: its calls fail. Also the silence after which an asker is gone.
+    /// A node that has no link for so long is unreachable: its calls fail. Also the silence after which an asker is
+    /// gone.
     pub unreachable: Duration,
     /// A call that was sent and not answered is sent again after so long.
     pub resend: Duration,
@@ -34,19 +35,21 @@ pub struct CallsSettings {
     pub send_timeout: Duration,
     /// Calls under way.
     pub calls_max: usize,
-    /// Calls under way to one node. A node that has twice as many of another's unanswered refuses more with [`Code::Busy`]:
-    /// what a peer can make us keep is bounded.
+    /// Calls under way to one node. A node that has twice as many of another's unanswered refuses more with
+    /// [`Code::Busy`]: what a peer can make us keep is bounded.
     ///
     /// [`Code::Busy`]: forebay_types::Code::Busy
     pub calls_per_node: usize,
     /// Links of others, proven or not.
     pub incoming_max: usize,
-    /// Which data this node has: the upper half of its incarnation, so that peers tell a node that came back from one that came
-    /// back without its data, under whose number they hear nobody ([`crate::Calls::expect_data`]). Never 0; none: it has none that matter.
+    /// Which data this node has: the upper half of its incarnation, so that peers tell a node that came back from one
+    /// that came back without its data, under whose number they hear nobody ([`crate::Calls::expect_data`]). Never 0;
+    /// none: it has none that matter.
     pub data: Option<u32>,
     /// Oldest and newest protocol that it says to speak: of another version, in tests of what is said to such.
     pub protocols: (u16, u16),
-    /// How far the clock that it tells is ahead of this host's, in microseconds: of a host whose clock is wrong, in tests.
+    /// How far the clock that it tells is ahead of this host's, in microseconds: of a host whose clock is wrong, in
+    /// tests.
     pub clock_ahead_us: i64,
     /// Simulations: nonces, link numbers and incarnations come from it, and the clock is the endpoint's.
     pub seed: Option<u64>,

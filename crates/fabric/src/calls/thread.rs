@@ -11,8 +11,8 @@ use crate::endpoint::Waker;
 
 type Work = Box<dyn FnOnce(&mut Calls) + Send>;
 
-/// Calls that have a thread of their own, which sleeps when nothing is to be done. Other threads hand it work; what happens
-/// goes to the handler, on the thread. Dropping this ends the thread and waits for it.
+/// Calls that have a thread of their own, which sleeps when nothing is to be done. Other threads hand it work; what
+/// happens goes to the handler, on the thread. Dropping this ends the thread and waits for it.
 #[derive(Debug)]
 pub struct CallsThread {
     work: Option<Sender<Work>>,

@@ -1,6 +1,7 @@
-//! What providers are told by variables of the environment, as they take it no other way. The two ends of a connection must have the same
-//! lengths, or refuse each other below the handshake, where nobody is told why. So a node has these, whatever its environment had: who
-//! starts a program that opens an endpoint gives it these, or it sets them itself when it opens its first.
+//! What providers are told by variables of the environment, as they take it no other way. The two ends of a connection
+//! must have the same lengths, or refuse each other below the handshake, where nobody is told why. So a node has these,
+//! whatever its environment had: who starts a program that opens an endpoint gives it these, or it sets them itself
+//! when it opens its first.
 
 use std::ffi::OsString;
 use std::sync::Once;

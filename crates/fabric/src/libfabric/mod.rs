@@ -1,8 +1,8 @@
 //! Endpoints of libfabric: reliable datagrams, tagged messages, RMA.
 //!
-//! One thread at a time has an endpoint (FI_THREAD_DOMAIN), and its provider is asked to progress only when it is called
-//! (FI_PROGRESS_MANUAL), so that nothing runs behind the user's back; a provider that cannot gets its own way. What it
-//! refuses with -FI_EAGAIN waits here, peer by peer, so that one that cannot be reached holds up no other.
+//! One thread at a time has an endpoint (FI_THREAD_DOMAIN), and its provider is asked to progress only when it is
+//! called (FI_PROGRESS_MANUAL), so that nothing runs behind the user's back; a provider that cannot gets its own way.
+//! What it refuses with -FI_EAGAIN waits here, peer by peer, so that one that cannot be reached holds up no other.
 //!
 //! Buffers and contexts that the provider has are freed when it gives them back, or after the endpoint is closed; if
 //! it will not close, they are leaked. An operation whose deadline passes is reported at once and kept until then.

@@ -10,16 +10,17 @@ use forebay_types::{Code, Error, Result};
 
 use super::settings::{Settings, Waiting};
 
-/// Providers in the order in which `auto` takes them: the networks of clusters by how directly they are driven, TCP last.
-/// Left out are those that reach only this node (shm) or are kept for debugging (sockets, udp).
+/// Providers in the order in which `auto` takes them: the networks of clusters by how directly they are driven, TCP
+/// last. Left out are those that reach only this node (shm) or are kept for debugging (sockets, udp).
 const PREFERRED: [&str; 8] =
     ["cxi", "efa", "opx", "psm3", "verbs;ofi_rxm", "tcp;ofi_rxm", "net;ofi_rxm", "tcp"];
 /// Providers whose endpoints have addresses of the Internet protocol, so that host and port choose one.
 const BY_HOST: [&str; 5] = ["verbs", "tcp", "net", "sockets", "udp"];
 
-/// Providers that have one connection to a peer, on which messages and transfers go in the order in which they were given, and whose bytes
-/// are put in place in that order: a message that came tells that what was written before it is there. Not verbs, as long as that is not
-/// tested: with adaptive routing the last packet of a write may be in place with a hole before it when the connection breaks.
+/// Providers that have one connection to a peer, on which messages and transfers go in the order in which they were
+/// given, and whose bytes are put in place in that order: a message that came tells that what was written before it is
+/// there. Not verbs, as long as that is not tested: with adaptive routing the last packet of a write may be in place
+/// with a hole before it when the connection breaks.
 const IN_ORDER: [&str; 2] = ["tcp;ofi_rxm", "net;ofi_rxm"];
 
 /// The objects of an endpoint. Closed in the order that libfabric asks for.
@@ -85,8 +86,9 @@ fn hints(
             domain.control_progress = FI_PROGRESS_MANUAL;
             domain.data_progress = FI_PROGRESS_MANUAL;
         }
-        // Messages keep their order, and where that can be had their place behind writes too. A write is complete when its bytes are in
-        // the peer's memory; where the provider cannot say so, a message that is sent after its completion must at least not overtake it.
+        // Messages keep their order, and where that can be had their place behind writes too. A write is complete when
+        // its bytes are in the peer's memory; where the provider cannot say so, a message that is sent after its
+        // completion must at least not overtake it.
         let order = if behind { FI_ORDER_SAS | FI_ORDER_SAW } else { FI_ORDER_SAS };
         (*h.tx_attr).msg_order = u64::from(order);
         (*h.rx_attr).msg_order = u64::from(order);
@@ -98,8 +100,8 @@ fn hints(
     Ok(hints)
 }
 
-/// The first info of a provider: of manual progress if it can, else of what it offers; with delivery completion if it can, and messages
-/// behind writes if it can and that helps.
+/// The first info of a provider: of manual progress if it can, else of what it offers; with delivery completion if it
+/// can, and messages behind writes if it can and that helps.
 fn info_of(
     library: &'static Library,
     provider: &str,
@@ -116,7 +118,8 @@ fn info_of(
     let pointer = |s: &Option<CString>| s.as_ref().map_or(null(), |s| s.as_ptr());
     let flags = if host.is_some() || port.is_some() { FI_SOURCE } else { 0 };
     let mut returned = 0;
-    // Without delivery completion that order is needed of everyone; with it, it serves those alone who put bytes in place in order.
+    // Without delivery completion that order is needed of everyone; with it, it serves those alone who put bytes in
+    // place in order.
     let all = [(true, true), (true, false), (false, true)];
     let asked = if IN_ORDER.contains(&provider) { &all[..] } else { &all[1..] };
     let by_progress = |manual| asked.iter().map(move |asked| (manual, *asked));
@@ -183,8 +186,8 @@ impl Objects {
             0 => Ok(()),
             e => Err(failed(library, format!("cannot open {what} of {}", self.provider), e.into())),
         };
-        // SAFETY: the info is fi_getinfo's; each object is made from those before it, which live until Drop; attributes are
-        // on the stack and read within the calls.
+        // SAFETY: the info is fi_getinfo's; each object is made from those before it, which live until Drop; attributes
+        // are on the stack and read within the calls.
         unsafe {
             let info = &mut *self.info;
             // Sends need no acknowledgement of the peer; writes ask for it one by one.

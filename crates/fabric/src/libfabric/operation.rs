@@ -62,8 +62,8 @@ pub(super) struct Registration {
     pub(super) key: u64,
 }
 
-// SAFETY: the registration is closed by whichever thread drops it last, and endpoint and registrations are used by one thread
-// at a time (FI_THREAD_DOMAIN): an `Arc<Registration>` never leaves its endpoint.
+// SAFETY: the registration is closed by whichever thread drops it last, and endpoint and registrations are used by one
+// thread at a time (FI_THREAD_DOMAIN): an `Arc<Registration>` never leaves its endpoint.
 unsafe impl std::marker::Send for Registration {}
 // SAFETY: as above.
 unsafe impl Sync for Registration {}

@@ -14,11 +14,12 @@ use crate::endpoint::{Direction, Endpoint, Event, Peer};
 
 /// Completions read at once.
 const READ_AT_ONCE: usize = 32;
-/// Operations that the provider has for one peer: more wait here, so that a peer that takes nothing does not use up what the
-/// provider has for all.
+/// Operations that the provider has for one peer: more wait here, so that a peer that takes nothing does not use up
+/// what the provider has for all.
 const UNDER_WAY_PER_PEER: usize = 128;
-/// For so long a peer's work waits when the provider says that there is no connection: it has noticed one that broke, and makes
-/// another when it gets to it (ofi_rxm looks every 10 ms). Nothing of what is refused has left, so it is tried again.
+/// For so long a peer's work waits when the provider says that there is no connection: it has noticed one that broke,
+/// and makes another when it gets to it (ofi_rxm looks every 10 ms). Nothing of what is refused has left, so it is
+/// tried again.
 const RECONNECT: Duration = Duration::from_millis(300);
 /// Deadlines are looked at so often.
 const DEADLINE_STEP: Duration = Duration::from_millis(1);
@@ -42,8 +43,8 @@ impl LibfabricEndpoint {
         if self.objects.ep.is_null() {
             return -(FI_ENOTCONN as isize);
         }
-        // SAFETY: the operation is in `operations`, so it lives until its completion; what it refers to lives as long; the
-        // iovecs are read within the call.
+        // SAFETY: the operation is in `operations`, so it lives until its completion; what it refers to lives as long;
+        // the iovecs are read within the call.
         unsafe {
             let o = &*operation;
             let (ep, context) = (self.objects.ep, operation.cast::<c_void>());
@@ -293,7 +294,8 @@ impl LibfabricEndpoint {
         true
     }
 
-    /// Tells of operations whose deadline has passed. Those that wait are dropped, those that the provider has are kept for it.
+    /// Tells of operations whose deadline has passed. Those that wait are dropped, those that the provider has are kept
+    /// for it.
     pub(super) fn look_at_deadlines(&mut self, now: Duration) {
         if now < self.deadlines_at {
             return;

@@ -1,13 +1,14 @@
 //! Noticing that the provider of an endpoint receives nothing any more, and opening the endpoint again.
 //!
-//! The tcp provider of libfabric 1.17 accepts what hosts without the pool's secret send, and does not survive all of it. The
-//! receive buffers of ofi_rxm are one pool for all connections, and the buffer of a connection that breaks in the middle of a
-//! message is not returned. Without buffers the provider reads no connection, does not see the end of one, and its descriptor
-//! stays readable. Two signs show this from outside, and each of them suffices: bytes lie unread for seconds, or a message
-//! of this endpoint to itself does not arrive. The endpoint sends one when its user receives nothing ([`Endpoint::suspect`]).
+//! The tcp provider of libfabric 1.17 accepts what hosts without the pool's secret send, and does not survive all of
+//! it. The receive buffers of ofi_rxm are one pool for all connections, and the buffer of a connection that breaks in
+//! the middle of a message is not returned. Without buffers the provider reads no connection, does not see the end of
+//! one, and its descriptor stays readable. Two signs show this from outside, and each of them suffices: bytes lie
+//! unread for seconds, or a message of this endpoint to itself does not arrive. The endpoint sends one when its user
+//! receives nothing ([`Endpoint::suspect`]).
 //!
-//! An endpoint that was opened again has the same port, the same memory under the same keys, and the same peers. Operations
-//! in flight have failed, which the users of the endpoint survive like any other loss.
+//! An endpoint that was opened again has the same port, the same memory under the same keys, and the same peers.
+//! Operations in flight have failed, which the users of the endpoint survive like any other loss.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -127,7 +128,8 @@ impl LibfabricEndpoint {
             if closed {
                 self.settle(*operation, failed());
             } else {
-                // The provider may still use its memory, which is never freed. Sends are reported here, transfers below.
+                // The provider may still use its memory, which is never freed. Sends are reported here, transfers
+                // below.
                 if let (Work::Send(send), false) = (&operation.work, operation.told) {
                     let (token, peer) = (send.token, operation.peer);
                     self.reports.push_back(Report { token, peer, failed: failed() });

@@ -31,8 +31,8 @@ pub struct Settings {
     pub peers_expected: usize,
     /// Transfers are cut into pieces of at most so many bytes, beside what the provider asks for.
     pub piece_bytes: usize,
-    /// Registers buffers of our own as verbs wants it (FI_MR_LOCAL), also where the provider does not ask for it: so that this is
-    /// tested on machines without such a network.
+    /// Registers buffers of our own as verbs wants it (FI_MR_LOCAL), also where the provider does not ask for it: so
+    /// that this is tested on machines without such a network.
     pub register_local: bool,
 }
 

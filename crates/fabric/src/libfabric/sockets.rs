@@ -1,10 +1,11 @@
 //! What the kernel says of the sockets of an endpoint's port, which the provider opens and closes by itself.
 //!
-//! The tcp provider of libfabric 1.17 has no bound on what hosts without the pool's secret open, and loses its hold of connections that end at
-//! a bad moment. So this room looks, once a second, at the descriptors of the process that belong to the port. It does three things: it
-//! has the kernel drop what comes from hosts that are no nodes, before the provider sees it; it breaks connections that are too many, or
-//! that never became one; and it says when the provider leaves bytes unread. No thread but the one that has the endpoint opens or closes these
-//! sockets, so a descriptor that is one stays one for as long as this looks at it.
+//! The tcp provider of libfabric 1.17 has no bound on what hosts without the pool's secret open, and loses its hold of
+//! connections that end at a bad moment. So this room looks, once a second, at the descriptors of the process that
+//! belong to the port. It does three things: it has the kernel drop what comes from hosts that are no nodes, before the
+//! provider sees it; it breaks connections that are too many, or that never became one; and it says when the provider
+//! leaves bytes unread. No thread but the one that has the endpoint opens or closes these sockets, so a descriptor that
+//! is one stays one for as long as this looks at it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::size_of;
@@ -13,12 +14,14 @@ use std::os::fd::{AsRawFd, BorrowedFd, RawFd};
 
 use rustix::net::{self, SocketAddrAny};
 
-/// Connections from a host: so many, and so many more for each node that is there. A node has one or two with each other.
+/// Connections from a host: so many, and so many more for each node that is there. A node has one or two with each
+/// other.
 const CONNECTIONS_PER_HOST: usize = 64;
 const CONNECTIONS_PER_NODE: usize = 8;
 /// Connections from all hosts, where it is not known which hosts are nodes.
 const CONNECTIONS_MAX: usize = 1024;
-/// Looks, one a second, after which bytes that were not read have been left, and a connection that asked for nothing has had its time.
+/// Looks, one a second, after which bytes that were not read have been left, and a connection that asked for nothing
+/// has had its time.
 const LOOKS_LEFT: u32 = 3;
 const LOOKS_MUTE: u32 = 5;
 /// Bytes of a whole request for a connection: what has sent fewer is none yet.
@@ -26,8 +29,8 @@ const REQUEST_BYTES: u64 = 56;
 /// Addresses that a filter compares one by one; of more it compares the networks alone (/24, /64).
 const FILTER_ADDRESSES_MAX: usize = 256;
 
-/// Where it is set, hosts that are no nodes' are heard too: where nodes reach each other through a gateway that gives their packets
-/// another address.
+/// Where it is set, hosts that are no nodes' are heard too: where nodes reach each other through a gateway that gives
+/// their packets another address.
 const HEAR_ALL: &str = "FOREBAY_HEAR_ALL";
 /// Hosts that the log names.
 const HOSTS_SHOWN: usize = 8;
@@ -99,7 +102,8 @@ fn of_port(port: u16) -> Vec<RawFd> {
     let numbers = all.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     numbers
         .filter(|fd| {
-            // SAFETY: the number is only asked about. One that is closed meanwhile, by another thread, is answered with an error.
+            // SAFETY: the number is only asked about. One that is closed meanwhile, by another thread, is answered with
+            // an error.
             let fd = unsafe { BorrowedFd::borrow_raw(*fd) };
             net::getsockname(fd).ok().and_then(of_any).is_some_and(|(_, of)| of == port)
         })
@@ -126,7 +130,8 @@ fn look_at(fd: RawFd) -> Option<Connection> {
     if returned != 0 || (bytes as usize) < 136 {
         return None;
     }
-    // struct tcp_info of the kernel's interface, which only grows: tcpi_state, tcpi_last_data_recv, tcpi_bytes_received.
+    // struct tcp_info of the kernel's interface, which only grows: tcpi_state, tcpi_last_data_recv,
+    // tcpi_bytes_received.
     let silent_ms = u32::from_ne_bytes(info[52..56].try_into().ok()?);
     let received = u64::from_ne_bytes(info[128..136].try_into().ok()?);
     Some(Connection {
@@ -139,8 +144,8 @@ fn look_at(fd: RawFd) -> Option<Connection> {
     })
 }
 
-/// Ends a connection in a way that the provider notices in whatever state it has it: with an error first (a plain end it takes for nothing
-/// while it waits for a request), and an end behind it.
+/// Ends a connection in a way that the provider notices in whatever state it has it: with an error first (a plain end
+/// it takes for nothing while it waits for a request), and an end behind it.
 fn break_off(fd: RawFd) {
     let _ = net::connect_unspec(borrow(&fd));
     let _ = net::shutdown(borrow(&fd), net::Shutdown::Both);
@@ -228,7 +233,8 @@ impl Sockets {
         look
     }
 
-    /// Has the kernel drop what comes to the listening socket, and so to the connections that come of it, from hosts that are no nodes.
+    /// Has the kernel drop what comes to the listening socket, and so to the connections that come of it, from hosts
+    /// that are no nodes.
     fn filter(&mut self, all: &[RawFd]) {
         let listener = all.iter().find(|fd| net::sockopt::socket_acceptconn(borrow(fd)) == Ok(true));
         let Some(listener) = listener else { return };
@@ -264,8 +270,8 @@ impl Sockets {
     }
 }
 
-/// A filter (classic BPF: McCanne, Jacobson, USENIX 1993) that lets packets from these hosts through; None: they are of no one family, or
-/// too many.
+/// A filter (classic BPF: McCanne, Jacobson, USENIX 1993) that lets packets from these hosts through; None: they are of
+/// no one family, or too many.
 fn program<'a>(hosts: impl Iterator<Item = &'a IpAddr>) -> Option<Vec<libc::sock_filter>> {
     let instruction = |code: u32, jt: u8, jf: u8, k: u32| libc::sock_filter { code: code as u16, jt, jf, k };
     let network = |offset: u32| (libc::SKF_NET_OFF as u32).wrapping_add(offset);
@@ -296,7 +302,8 @@ fn program<'a>(hosts: impl Iterator<Item = &'a IpAddr>) -> Option<Vec<libc::sock
     }
     let mut program = Vec::new();
     if start == 12 {
-        // One word each, loaded once: a program of few instructions, as the kernel bounds its bytes (net.core.optmem_max).
+        // One word each, loaded once: a program of few instructions, as the kernel bounds its bytes
+        // (net.core.optmem_max).
         let at = network(start);
         program.push(instruction(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, at));
         program.push(instruction(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0, 0, mask));
@@ -317,7 +324,8 @@ fn program<'a>(hosts: impl Iterator<Item = &'a IpAddr>) -> Option<Vec<libc::sock
                 network(start + 4 * i as u32),
             ));
             program.push(instruction(libc::BPF_ALU | libc::BPF_AND | libc::BPF_K, 0, 0, mask));
-            // To the next host: over the words that are left, three instructions each, and the one that lets it through.
+            // To the next host: over the words that are left, three instructions each, and the one that lets it
+            // through.
             let next = (3 * (count - 1 - i) + 1) as u8;
             program.push(instruction(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, next, *word));
         }

@@ -89,8 +89,8 @@ pub struct LibfabricEndpoint {
     pub(super) lost: Vec<(Local, Arc<Region>, u64, u64)>,
 }
 
-// SAFETY: the pointers are to objects and operations of this endpoint alone, which moves as a whole; libfabric's threading
-// model FI_THREAD_DOMAIN lets any one thread at a time use them.
+// SAFETY: the pointers are to objects and operations of this endpoint alone, which moves as a whole; libfabric's
+// threading model FI_THREAD_DOMAIN lets any one thread at a time use them.
 unsafe impl Send for LibfabricEndpoint {}
 
 impl std::fmt::Debug for LibfabricEndpoint {
@@ -136,8 +136,8 @@ impl LibfabricEndpoint {
             limits: Limits {
                 message_bytes: settings.message_bytes.min(max_message),
                 waiting_per_peer: WAITING_PER_PEER,
-                // A transfer in several pieces may have its end in place and lack a piece in the middle: that piece failed,
-                // and the next went by a new connection.
+                // A transfer in several pieces may have its end in place and lack a piece in the middle: that piece
+                // failed, and the next went by a new connection.
                 in_order: objects.in_order && piece_bytes >= MOVE_BYTES_MAX,
             },
             origin: Instant::now(),

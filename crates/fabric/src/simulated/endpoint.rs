@@ -12,7 +12,8 @@ use super::network::{Host, HostId, Network, Told};
 use crate::endpoint::{Endpoint, Event, Limits, Local, Peer, Registered, Transfer, Waker};
 use crate::memory::{Access, Region};
 
-/// In order as far as the faults let it: who believes in more than "unless they failed" is found out by `Faults::reorder`.
+/// In order as far as the faults let it: who believes in more than "unless they failed" is found out by
+/// `Faults::reorder`.
 const LIMITS: Limits = Limits { message_bytes: 1 << 20, waiting_per_peer: 1024, in_order: true };
 
 /// An operation that was not told of.

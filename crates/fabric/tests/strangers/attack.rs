@@ -1,5 +1,6 @@
-//! A host without the pool's secret: what it sends to a daemon's port. Connections that it opens at will, each with a mixture of random
-//! bytes, truncated, damaged and replayed bytes of true connections, half of which it leaves open, closes or resets in the middle.
+//! A host without the pool's secret: what it sends to a daemon's port. Connections that it opens at will, each with a
+//! mixture of random bytes, truncated, damaged and replayed bytes of true connections, half of which it leaves open,
+//! closes or resets in the middle.
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, TcpStream};
@@ -11,7 +12,8 @@ use std::time::{Duration, Instant};
 use forebay_fabric::Numbers;
 use rustix::net::{self, AddressFamily, SocketType};
 
-/// Where the request for a connection has its client's port: behind the header of the tcp provider, and four bytes of ofi_rxm.
+/// Where the request for a connection has its client's port: behind the header of the tcp provider, and four bytes of
+/// ofi_rxm.
 const PORT_AT: std::ops::Range<usize> = 36..38;
 
 /// What a true peer sent on a connection, write by write.
@@ -105,7 +107,8 @@ fn message(numbers: &mut Numbers, recording: &Recording) -> Vec<u8> {
     bytes
 }
 
-/// Opens connections that end in the middle of a message, one after the other: each takes a receive buffer of ofi_rxm with it.
+/// Opens connections that end in the middle of a message, one after the other: each takes a receive buffer of ofi_rxm
+/// with it.
 pub(crate) fn break_off(from: Ipv4Addr, port: u16, seed: u64, recording: &Recording, count: usize) {
     let mut numbers = Numbers::new(seed);
     let message = recording.iter().skip(1).find(|bytes| bytes.len() > 64).expect("a peer says something");

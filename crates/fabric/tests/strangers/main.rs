@@ -164,7 +164,8 @@ fn skipped() -> bool {
 
 /// Where the host without the secret is.
 const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 77);
-/// Nobody waits longer for an answer: whatever happens, an endpoint that is deaf has noticed it by then and been opened anew.
+/// Nobody waits longer for an answer: whatever happens, an endpoint that is deaf has noticed it by then and been opened
+/// anew.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
 #[test]

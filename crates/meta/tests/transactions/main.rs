@@ -1,6 +1,6 @@
-//! Changes over several shards, with three shards in one process and a network between them that loses messages, and nodes
-//! that are restarted at every step. Behind each history: what was acknowledged is there, and nothing else; names, links
-//! and parents of all shards agree; nothing is in doubt, owed or held for ever.
+//! Changes over several shards, with three shards in one process and a network between them that loses messages, and
+//! nodes that are restarted at every step. Behind each history: what was acknowledged is there, and nothing else;
+//! names, links and parents of all shards agree; nothing is in doubt, owed or held for ever.
 
 mod shards;
 mod wide;

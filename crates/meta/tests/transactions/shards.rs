@@ -552,8 +552,8 @@ impl Shards {
         }
     }
 
-    /// Every shard is clean, and they agree: every entry leads to an inode, every inode is led to, links are right, and the
-    /// root is above all.
+    /// Every shard is clean, and they agree: every entry leads to an inode, every inode is led to, links are right, and
+    /// the root is above all.
     pub(crate) fn check(&mut self) {
         self.settle();
         let mut inodes: BTreeMap<u64, (Kind, u32, Ino)> = BTreeMap::new();

@@ -1,5 +1,5 @@
-//! Wide directories over three shards in one process: made, filled, changed, renamed and removed, while nothing goes wrong.
-//! The histories beside this have them too, and there much does.
+//! Wide directories over three shards in one process: made, filled, changed, renamed and removed, while nothing goes
+//! wrong. The histories beside this have them too, and there much does.
 
 use std::collections::BTreeSet;
 

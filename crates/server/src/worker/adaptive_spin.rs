@@ -1,11 +1,11 @@
 //! How long the shard thread and the network thread look for requests before they sleep: as long as that pays
 //! (`forebay_sys::wait`).
 //!
-//! What pays is learnt from the gaps between requests, including those that were slept through: when a client rings soon
-//! after the thread went to sleep, a longer look would have spared a system call and a wake-up. A yield that takes long
-//! means that other threads compute on this processor. Then it is better to sleep and be woken, as the scheduler favours a
-//! thread that slept. While more threads want to run than the node has processors, a look takes from one of them what it
-//! may gain another, so only gaps shorter than sleeping and waking are looked through.
+//! What pays is learnt from the gaps between requests, including those that were slept through: when a client rings
+//! soon after the thread went to sleep, a longer look would have spared a system call and a wake-up. A yield that takes
+//! long means that other threads compute on this processor. Then it is better to sleep and be woken, as the scheduler
+//! favours a thread that slept. While more threads want to run than the node has processors, a look takes from one of
+//! them what it may gain another, so only gaps shorter than sleeping and waking are looked through.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

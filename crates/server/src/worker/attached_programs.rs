@@ -5,8 +5,9 @@
 //! attach on the mount is shared until the pool ends; the descriptor store remembers that over workers. Tools are
 //! programs for as long as they live.
 //!
-//! The mount is told before a newcomer's attach is answered, and has answered that nothing is believed any more. One that does
-//! not answer in time is disconnected, as a late answer would be taken for that to another word; it announces itself anew.
+//! The mount is told before a newcomer's attach is answered, and has answered that nothing is believed any more. One
+//! that does not answer in time is disconnected, as a late answer would be taken for that to another word; it announces
+//! itself anew.
 
 use std::collections::HashSet;
 use std::os::fd::{AsFd, OwnedFd};

@@ -597,7 +597,8 @@ impl Talk<'_> {
             // Any descriptor will do: the tag is what the next worker looks for.
             self.desk.setup.store.put(PROGRAMS_TAG, &[self.desk.board_fd.as_fd()])?;
         }
-        // Watched before it is answered, and whether or not the answer arrives: a process that died in between is noticed.
+        // Watched before it is answered, and whether or not the answer arrives: a process that died in between is
+        // noticed.
         let token = epoll::EventData::new_u64(id & (TOKEN_LISTENER - 1));
         if let Err(e) = epoll::add(&self.desk.epoll, &process, token, epoll::EventFlags::IN) {
             self.forget(id);
@@ -606,8 +607,8 @@ impl Talk<'_> {
         let fds = self.desk.with_targets(&[&ring_fd, &self.desk.doorbell_fd, &self.desk.board_fd]);
         let sent = self.send_attach_reply(KIND_ATTACH, id, &fds);
         self.desk.attached.fetch_add(1, Ordering::Relaxed);
-        // An end that is seen before this arrives is seen again, until it has. It fails when the attendant has ended, and
-        // the worker with it.
+        // An end that is seen before this arrives is seen again, until it has. It fails when the attendant has ended,
+        // and the worker with it.
         let _ = self.announce.send((id, process));
         let _ = rustix::io::write(&self.desk.wake, &1u64.to_ne_bytes());
         sent.map_err(|code| Error::new(code, "cannot answer a client"))

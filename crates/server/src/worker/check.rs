@@ -1,10 +1,11 @@
 //! Check of shard and targets together: the shard in itself, then its files against the backing files.
 //!
-//! Of a pool with several nodes it is this node's part alone: `cross_check.rs` goes on from here while the pool is up. Data of other
-//! nodes' files is counted and not followed. It runs with the shard at rest. A file without a backing file is sound (it is empty); a backing file without an inode
-//! is lost space, unless the inode is an orphan whose client is unlinking it, or its number is in reserve for a client that
-//! is about to create it. So is a file's single backing file while the file has several, unless a client holds those under a
-//! lease: then it is the copy that is to take their place (`client/migrate.rs`).
+//! Of a pool with several nodes it is this node's part alone: `cross_check.rs` goes on from here while the pool is up.
+//! Data of other nodes' files is counted and not followed. It runs with the shard at rest. A file without a backing
+//! file is sound (it is empty); a backing file without an inode is lost space, unless the inode is an orphan whose
+//! client is unlinking it, or its number is in reserve for a client that is about to create it. So is a file's single
+//! backing file while the file has several, unless a client holds those under a lease: then it is the copy that is to
+//! take their place (`client/migrate.rs`).
 
 use std::collections::{HashMap, HashSet};
 

@@ -1,12 +1,13 @@
-//! The daemon's clock: the one that the kernel stamps files with, so that times of the shard and of backing files are in the order
-//! of what happened.
+//! The daemon's clock: the one that the kernel stamps files with, so that times of the shard and of backing files are
+//! in the order of what happened.
 //!
-//! The kernel stamps with its coarse clock, which ticks every few milliseconds. From Linux 6.13 on (multigrain timestamps) a
-//! file that is changed again after its times were read gets an exact time, and from then on no file on any file system gets
-//! an earlier one. The coarse clock of clock_gettime(2) does not take part in this: names made after a file would be older
-//! than the file. The exact clock would be ahead of what the kernel gives the next file. So the kernel is made to stamp a
-//! file of the daemon's own in memory, and the access time is read back: reading only this does not make the next stamp an
-//! exact one. The two calls cost a microsecond or so, once for all changes that are served together.
+//! The kernel stamps with its coarse clock, which ticks every few milliseconds. From Linux 6.13 on (multigrain
+//! timestamps) a file that is changed again after its times were read gets an exact time, and from then on no file on
+//! any file system gets an earlier one. The coarse clock of clock_gettime(2) does not take part in this: names made
+//! after a file would be older than the file. The exact clock would be ahead of what the kernel gives the next file. So
+//! the kernel is made to stamp a file of the daemon's own in memory, and the access time is read back: reading only
+//! this does not make the next stamp an exact one. The two calls cost a microsecond or so, once for all changes that
+//! are served together.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;

@@ -1,5 +1,5 @@
-//! The shard thread's part in changes over several nodes: what [`Transactions`] says is done here, and requests that meet
-//! what such a change holds wait here until it is over.
+//! The shard thread's part in changes over several nodes: what [`Transactions`] says is done here, and requests that
+//! meet what such a change holds wait here until it is over.
 //!
 //! ```text
 //! a request ─ plan ─► transactions ─► this shard, as a change like any · other nodes, by the network thread

@@ -1,10 +1,10 @@
 //! `forebay fsck` over several nodes: what the entries of one lead to on another, held against what that counts.
 //!
-//! Questions are asked. Of each other node: which of your entries lead here? So every link that is counted here, and every
-//! directory whose parent is there, must be found exactly once, and nothing else. Of the home of each inode that an entry of
-//! here leads to: is it there, and counts it? Of wide directories
-//! and their parts on several nodes: do both know of each other? The pool goes on meanwhile, so that what looks wrong may be a change that was under way:
-//! only what is found wrong each of three times is told. A node that does not answer is named.
+//! Questions are asked. Of each other node: which of your entries lead here? So every link that is counted here, and
+//! every directory whose parent is there, must be found exactly once, and nothing else. Of the home of each inode that
+//! an entry of here leads to: is it there, and counts it? Of wide directories and their parts on several nodes: do both
+//! know of each other? The pool goes on meanwhile, so that what looks wrong may be a change that was under way: only
+//! what is found wrong each of three times is told. A node that does not answer is named.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::mpsc::Sender;

@@ -1,9 +1,9 @@
-//! Faults that a test asks a real worker for, in debug builds alone: a round that fails, and a panic, in the thread and at the moment that
-//! it says.
+//! Faults that a test asks a real worker for, in debug builds alone: a round that fails, and a panic, in the thread and
+//! at the moment that it says.
 //!
-//! `FOREBAY_FAULT` in the daemon's environment names a file. Once there are three words in it, a moment, a thread's name, and
-//! `fail` or `panic`, the thread that comes to the moment takes the file away and does so. Should this worker go on serving after a
-//! round that failed, it leaves a file beside it, whose name ends with `.after`.
+//! `FOREBAY_FAULT` in the daemon's environment names a file. Once there are three words in it, a moment, a thread's
+//! name, and `fail` or `panic`, the thread that comes to the moment takes the file away and does so. Should this worker
+//! go on serving after a round that failed, it leaves a file beside it, whose name ends with `.after`.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

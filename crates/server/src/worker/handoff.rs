@@ -1,21 +1,21 @@
-//! Whose turn it is: the shard and the network are each behind a lock, and two threads sleep for them, one until a client rings
-//! and one until something comes from another node.
+//! Whose turn it is: the shard and the network are each behind a lock, and two threads sleep for them, one until a
+//! client rings and one until something comes from another node.
 //!
-//! A thread that wakes does what there is to do for the other one too, unless that one is at it: the shard thread sends the
-//! commands that it gave; the network thread serves what came for the shard. So a request that is sent on wakes one thread on
-//! its way out, one at the other node, and one on its way back. Whoever holds a lock only ever tries the other, and who does
-//! not get it says so to who has it (doorbell, waker), as if there were no helping: nobody waits for more than the few rounds that
-//! are under way. Nobody sleeps with a lock.
+//! A thread that wakes does what there is to do for the other one too, unless that one is at it: the shard thread sends
+//! the commands that it gave; the network thread serves what came for the shard. So a request that is sent on wakes one
+//! thread on its way out, one at the other node, and one on its way back. Whoever holds a lock only ever tries the
+//! other, and who does not get it says so to who has it (doorbell, waker), as if there were no helping: nobody waits
+//! for more than the few rounds that are under way. Nobody sleeps with a lock.
 //!
-//! While the network thread is awake and the shard thread sleeps, it minds the doorbell too: clients need not ring, it looks at their rings
-//! beside the network, and the shard thread, should it wake, does not look beside it. Before it sleeps, and when it cannot do what is to be
-//! done, it gives the doorbell back.
+//! While the network thread is awake and the shard thread sleeps, it minds the doorbell too: clients need not ring, it
+//! looks at their rings beside the network, and the shard thread, should it wake, does not look beside it. Before it
+//! sleeps, and when it cannot do what is to be done, it gives the doorbell back.
 //!
-//! Bounds: the network thread serves a few rounds, and none where the shard is on a disk, for whose sake it would be silent;
-//! messages that may take long it leaves. The shard thread sends nothing while data are moved.
+//! Bounds: the network thread serves a few rounds, and none where the shard is on a disk, for whose sake it would be
+//! silent; messages that may take long it leaves. The shard thread sends nothing while data are moved.
 //!
-//! Tests: `handoff/tests.rs`; `tests/handoff.rs`, a real daemon whose threads fail and panic (`faults.rs`); the cluster tests of the
-//! conformance crate. The simulation drives both sides' rounds in one thread.
+//! Tests: `handoff/tests.rs`; `tests/handoff.rs`, a real daemon whose threads fail and panic (`faults.rs`); the cluster
+//! tests of the conformance crate. The simulation drives both sides' rounds in one thread.
 
 #[cfg(test)]
 mod tests;
@@ -36,8 +36,8 @@ use super::statistics::Statistics;
 
 /// Rounds that the network thread serves for the shard thread before that one is woken.
 const ROUNDS: usize = 4;
-/// Rounds for clients without anything for another node, after which the network thread leaves them to the shard thread until it has
-/// heard something: they are none of its business.
+/// Rounds for clients without anything for another node, after which the network thread leaves them to the shard thread
+/// until it has heard something: they are none of its business.
 const STRANGE_MAX: usize = 8;
 /// Who sleeps for so long is asleep: from its saying so to the system call.
 const FALLING_ASLEEP: Duration = Duration::from_micros(20);
@@ -49,8 +49,8 @@ struct Core {
     thread: ShardThread<'static>,
     /// What ended a round that the network thread did.
     failed: Option<Error>,
-    /// A round has failed: what was acknowledged is in the journal, the open transaction is gone, and only the next worker may
-    /// go on from there.
+    /// A round has failed: what was acknowledged is in the journal, the open transaction is gone, and only the next
+    /// worker may go on from there.
     over: bool,
     /// The network thread served something since this was looked at.
     served: bool,
@@ -58,10 +58,10 @@ struct Core {
     asleep: Option<(Instant, Instant)>,
 }
 
-// SAFETY: what binds it to a thread is the open transaction and the borrow of the shard's state. LMDB is told to keep no locks and
-// nothing in thread-local storage, so a transaction may go on in another thread; the shard is used by nobody but who has the
-// core, one after the other, by the lock around it; and a watcher that is bound to its thread is set in simulations, which
-// install nobody, and by tests that have one thread.
+// SAFETY: what binds it to a thread is the open transaction and the borrow of the shard's state. LMDB is told to keep
+// no locks and nothing in thread-local storage, so a transaction may go on in another thread; the shard is used by
+// nobody but who has the core, one after the other, by the lock around it; and a watcher that is bound to its thread is
+// set in simulations, which install nobody, and by tests that have one thread.
 unsafe impl Send for Core {}
 
 /// See the module.
@@ -137,8 +137,8 @@ impl Handoff {
         }
     }
 
-    /// Works until there is nothing to do; none when it was told to stop. Before it sleeps it looks for commands, for what comes and for what
-    /// clients ask, as long as that paid of late.
+    /// Works until there is nothing to do; none when it was told to stop. Before it sleeps it looks for commands, for
+    /// what comes and for what clients ask, as long as that paid of late.
     fn drive(&self, network: &mut NetworkThread, spin: &mut AdaptiveSpin) -> Option<Sleep> {
         // Rounds for clients, one after the other, in which nothing was for another node.
         let mut strange = 0;
@@ -202,8 +202,8 @@ impl Handoff {
         service
     }
 
-    /// True when a client asks, or a message waits, and nobody but this thread is there for it: the network thread minds the doorbell
-    /// from here on.
+    /// True when a client asks, or a message waits, and nobody but this thread is there for it: the network thread
+    /// minds the doorbell from here on.
     fn is_asked(&self) -> bool {
         if !self.serves {
             return false;
@@ -219,7 +219,8 @@ impl Handoff {
         core.thread.has_work()
     }
 
-    /// The network thread is about to sleep: from here on clients wake the shard thread. False when one has asked before.
+    /// The network thread is about to sleep: from here on clients wake the shard thread. False when one has asked
+    /// before.
     fn gives_doorbell_back(&self) -> bool {
         if !self.minds.swap(false, Ordering::Relaxed) {
             return true;
@@ -371,8 +372,8 @@ impl Core {
     }
 }
 
-/// Ends the worker when its thread panics: half a worker would keep clients and other nodes waiting, and the supervisor starts a
-/// whole one.
+/// Ends the worker when its thread panics: half a worker would keep clients and other nodes waiting, and the supervisor
+/// starts a whole one.
 struct EndOfWorker;
 
 impl Drop for EndOfWorker {

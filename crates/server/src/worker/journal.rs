@@ -2,9 +2,9 @@
 //!
 //! A transaction of LMDB costs several times what a request adds to one (measured: docs/decisions/0001), so the shard
 //! thread keeps one open over many batches. What it acknowledged meanwhile must survive its death: each change is
-//! written here first, in a mapped file beside the shard that is allocated whole, and the next worker applies it again to
-//! the last commit. That gives the same inode numbers and replies, as the request, its caller, its time and the order are the
-//! same, and the shard's counters are part of what was committed.
+//! written here first, in a mapped file beside the shard that is allocated whole, and the next worker applies it again
+//! to the last commit. That gives the same inode numbers and replies, as the request, its caller, its time and the
+//! order are the same, and the shard's counters are part of what was committed.
 //!
 //! ```text
 //! word 0   bytes in use, this header included (published last)
@@ -38,7 +38,8 @@ pub(super) const JOURNAL_FILE: &str = "shard/journal";
 
 const _: () = assert!(HEADER_BYTES + 2 * (RECORD_BYTES + MESSAGE_BYTES_MAX) <= BYTES);
 
-/// The error of a journal whose record `number`, at byte `offset`, cannot be applied. The shard is as its last commit left it.
+/// The error of a journal whose record `number`, at byte `offset`, cannot be applied. The shard is as its last commit
+/// left it.
 pub(super) fn damaged(number: u64, offset: usize, why: impl std::fmt::Display) -> Error {
     Error::new(Code::Corrupt, format!("cannot apply record {number} at byte {offset} of the target's {JOURNAL_FILE}"))
         .why(why)

@@ -1,6 +1,6 @@
-//! The parts of wide directories that a daemon has learnt, in memory that the supervisor keeps over the worker: a request that the last worker
-//! sent to a part, and whose answer it did not hear, goes to that part again, which has kept the answer, also when the directory's home
-//! has nothing of it any more.
+//! The parts of wide directories that a daemon has learnt, in memory that the supervisor keeps over the worker: a
+//! request that the last worker sent to a part, and whose answer it did not hear, goes to that part again, which has
+//! kept the answer, also when the directory's home has nothing of it any more.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};

@@ -1,9 +1,9 @@
-//! Whether a file may come to lie so: on nodes and targets that there are. And whether a file's layout may change now: whether who asks
-//! has copied its data, and nobody can have changed it since.
+//! Whether a file may come to lie so: on nodes and targets that there are. And whether a file's layout may change now:
+//! whether who asks has copied its data, and nobody can have changed it since.
 //!
-//! The client that asks may be dead, or have lost its leases, by the time that its request is served. A write lease on the
-//! first backing file shows when it is opened without waiting; it is the lease of somebody whose copy is done if the copy
-//! has its name, as that name is removed before any lease is taken (`client/migrate.rs`).
+//! The client that asks may be dead, or have lost its leases, by the time that its request is served. A write lease on
+//! the first backing file shows when it is opened without waiting; it is the lease of somebody whose copy is done if
+//! the copy has its name, as that name is removed before any lease is taken (`client/migrate.rs`).
 
 use forebay_data::{BackingName, Media, NodeTargets, Target};
 use forebay_meta::{Batch, Effects};
@@ -14,8 +14,8 @@ use rustix::io::Errno;
 
 use super::network::Network;
 
-/// Whether a request names targets for files that there are, as far as this node knows. Its own it does; how many another node has that
-/// one alone knows, which may have got one more since this node read the pool file.
+/// Whether a request names targets for files that there are, as far as this node knows. Its own it does; how many
+/// another node has that one alone knows, which may have got one more since this node read the pool file.
 ///
 /// # Errors
 /// [`Code::NoDevice`] for a node that the pool has not, or no more, or not met by this node yet; for a target that this node has not; for one of
@@ -44,8 +44,8 @@ pub(super) fn check_targets(
     }
 }
 
-/// Whether the layout of `ino` may change now to `wanted`; a reason that the shard has is for it to give. `alone` says that the pool has no
-/// other nodes.
+/// Whether the layout of `ino` may change now to `wanted`; a reason that the shard has is for it to give. `alone` says
+/// that the pool has no other nodes.
 ///
 /// # Errors
 /// [`Code::Stale`] when who asks holds no lease, or not any more; [`Code::NotSupported`] for a file in a pool of several

@@ -1,9 +1,9 @@
 //! Leases: what nodes may believe of each other's directories, so that path walks need no requests.
 //!
-//! A node that is told of a directory by its home, what a name leads to or what the directory permits, shows it on its board
-//! and believes it while its lease from that home runs. The lease is one for each pair of nodes, and renewed by the network
-//! thread. It runs out for the holder [`LEASE_MS`] after it *asked* for the renewal, for the home after it *answered*, so that
-//! the home waits for longer than the holder believes.
+//! A node that is told of a directory by its home, what a name leads to or what the directory permits, shows it on its
+//! board and believes it while its lease from that home runs. The lease is one for each pair of nodes, and renewed by
+//! the network thread. It runs out for the holder [`LEASE_MS`] after it *asked* for the renewal, for the home after it
+//! *answered*, so that the home waits for longer than the holder believes.
 //!
 //! ```text
 //! home     told of a name or directory      notes the holder, if its lease runs
@@ -18,7 +18,8 @@
 //! While a revocation is not answered the lease is not renewed, so that no change waits for longer than a lease. Only
 //! acknowledgements wait: other requests go on, and who asks the home is told the new state at once.
 //!
-//! All of it is the shard thread's. Tests: `leases/tests.rs`, the crate's `tests/steps.rs`, and `tests/conformance/tests/cluster`.
+//! All of it is the shard thread's. Tests: `leases/tests.rs`, the crate's `tests/steps.rs`, and
+//! `tests/conformance/tests/cluster`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -219,7 +220,8 @@ impl Leases {
         self.names.is_empty() && self.directories.is_empty() && self.cautious_until <= now
     }
 
-    /// What is to be revoked because of a change that was made, and from whom. The nodes that cached it are forgotten with it.
+    /// What is to be revoked because of a change that was made, and from whom. The nodes that cached it are forgotten
+    /// with it.
     pub(super) fn changed<'e>(
         &mut self,
         names: impl Iterator<Item = (Ino, &'e [u8])>,
@@ -322,7 +324,8 @@ impl Leases {
         self.looks.insert(stamp, Look { node, turn, name });
     }
 
-    /// It is answered: shows what it told of a directory, if that may be believed. The node from which a lease is wanted.
+    /// It is answered: shows what it told of a directory, if that may be believed. The node from which a lease is
+    /// wanted.
     pub(super) fn looked(
         &mut self,
         stamp: Stamp,
@@ -418,8 +421,8 @@ impl Leases {
     }
 }
 
-/// True for a change of what another node may have been told of a directory; of a rename or new attributes only when they
-/// were a directory's.
+/// True for a change of what another node may have been told of a directory; of a rename or new attributes only when
+/// they were a directory's.
 pub(super) fn may_have_been_told(request: &Request<'_>, is_of_directory: bool) -> bool {
     match *request {
         Request::RemoveDirectory { .. }
@@ -439,8 +442,8 @@ pub(super) fn may_have_been_told(request: &Request<'_>, is_of_directory: bool) -
     }
 }
 
-/// The name that a part holds from when it is prepared. Nobody is to walk by it from then on: once the change is decided, a node
-/// that has not heard of it must not be one that others believe.
+/// The name that a part holds from when it is prepared. Nobody is to walk by it from then on: once the change is
+/// decided, a node that has not heard of it must not be one that others believe.
 pub(super) fn held_by<'a>(request: &Request<'a>) -> Option<(Ino, &'a [u8])> {
     match *request {
         Request::Prepare {

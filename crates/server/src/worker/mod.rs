@@ -15,8 +15,9 @@
 //!  pidfds, SIGTERM ───────┘
 //! ```
 //!
-//! Threads speak through channels; the shard thread never waits for another, and is woken by the doorbell. There are
-//! no locks between them, but that shard thread and network thread do each other's rounds where the other one sleeps (`handoff.rs`). Order of a request: record in the flight recorder, apply in the open transaction, write to the
+//! Threads speak through channels; the shard thread never waits for another, and is woken by the doorbell. There are no
+//! locks between them, but that shard thread and network thread do each other's rounds where the other one sleeps
+//! (`handoff.rs`). Order of a request: record in the flight recorder, apply in the open transaction, write to the
 //! journal, publish on the board, answer. The transaction is committed when it is long or nobody asks. A worker killed
 //! anywhere in this leaves what the next one needs: changes in the journal are applied again to the last commit, their
 //! replies are answered again, all else is done as if for the first time.
@@ -116,8 +117,8 @@ fn shard_dir(target: &OwnedFd) -> PathBuf {
     descriptor::path_of_entry(target, b"shard")
 }
 
-/// Checks the shard and the backing files of a node's targets, of which there is one at least, that no daemon serves; what its last daemon acknowledged and did
-/// not commit is applied first.
+/// Checks the shard and the backing files of a node's targets, of which there is one at least, that no daemon serves;
+/// what its last daemon acknowledged and did not commit is applied first.
 pub fn check_at_rest(target_dirs: &[OwnedFd], identity: &PoolIdentity) -> Result<serde_json::Value> {
     let target_dir = &target_dirs[0];
     let dir = shard_dir(target_dir);

@@ -1,7 +1,8 @@
 //! Which process serves the pool's mount: one at a time, that lives, and has a connection to FUSE to show for it.
 //!
-//! The kernel behind the descriptor that it hands over is told of changes, and acknowledgements wait for that: a process of
-//! the pool's user that is not the mount's could hold them up, or have the kernel believe what is no longer so.
+//! The kernel behind the descriptor that it hands over is told of changes, and acknowledgements wait for that: a
+//! process of the pool's user that is not the mount's could hold them up, or have the kernel believe what is no longer
+//! so.
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -48,8 +49,9 @@ pub(super) struct Left {
     pub(super) forgotten: Vec<u64>,
 }
 
-/// Looks through mounts, by session, and the processes of sessions. There may be several, when the last worker died before
-/// it heard of the end of one mount's process and after it heard of the next: the one counts whose process lives.
+/// Looks through mounts, by session, and the processes of sessions. There may be several, when the last worker died
+/// before it heard of the end of one mount's process and after it heard of the next: the one counts whose process
+/// lives.
 pub(super) fn restored(
     mounts: Vec<(u64, OwnedFd)>,
     processes: &[(u64, OwnedFd)],
@@ -75,8 +77,9 @@ impl Mounter {
         self.serving.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A process says that it serves the mount, with its session, and its connection's descriptor: it does from when `done`
-    /// has succeeded. A process that attached anew says so of its new session; the session that served before is returned.
+    /// A process says that it serves the mount, with its session, and its connection's descriptor: it does from when
+    /// `done` has succeeded. A process that attached anew says so of its new session; the session that served before is
+    /// returned.
     pub(super) fn takes_over(
         &self,
         session: u64,

@@ -1,16 +1,18 @@
-//! The kernel told of changes, when the pool is mounted: it keeps names and attributes until it hears that they are wrong.
+//! The kernel told of changes, when the pool is mounted: it keeps names and attributes until it hears that they are
+//! wrong.
 //!
 //! A change that came through another door than the mount is shown on the board first, then told to the kernel, then
-//! acknowledged: what a door acknowledged, a look through the mount sees. A notification of a name waits in the kernel for the
-//! lock of the directory. A program that uses the directory through the mount holds that lock, and may wait for the mount's
-//! process and so for the shard thread, or for the next worker. So a process of its own writes notifications of names
-//! (`notifier.rs` of the crate), and the shard thread holds the acknowledgements back meanwhile. Another such process writes
-//! notifications of attributes, which wait for no directory and so never stand behind a name. Changes by the mount's own
-//! session are not told: the kernel asked for them.
+//! acknowledged: what a door acknowledged, a look through the mount sees. A notification of a name waits in the kernel
+//! for the lock of the directory. A program that uses the directory through the mount holds that lock, and may wait for
+//! the mount's process and so for the shard thread, or for the next worker. So a process of its own writes
+//! notifications of names (`notifier.rs` of the crate), and the shard thread holds the acknowledgements back meanwhile.
+//! Another such process writes notifications of attributes, which wait for no directory and so never stand behind a
+//! name. Changes by the mount's own session are not told: the kernel asked for them.
 //!
-//! When a name is late, the shard thread moves the connection's epoch by itself, which waits for nothing: all names
-//! are looked up anew then, and those that wait to be told need no telling. Until the one that is in the way is through, the
-//! epoch is moved for each change of a name, so that no more than what programs have asked at one time is ever queued.
+//! When a name is late, the shard thread moves the connection's epoch by itself, which waits for nothing: all names are
+//! looked up anew then, and those that wait to be told need no telling. Until the one that is in the way is through,
+//! the epoch is moved for each change of a name, so that no more than what programs have asked at one time is ever
+//! queued.
 //!
 //! Without a mount there is no notifier, and a change costs one look at an option.
 

@@ -1,9 +1,10 @@
 //! A process of another node, as the shard thread sees it: like a ring, but what it asks comes by the network, and is
-//! answered there. One request a slot is under way; a later one of the same slot says that its process has given the earlier up.
+//! answered there. One request a slot is under way; a later one of the same slot says that its process has given the
+//! earlier up.
 //!
-//! What a process asks its daemon may take several questions to other nodes (a wide directory's parts, `wide.rs`), all with the
-//! process's stamp. A worker that starts anew begins with the first of them again, while this node may be at the last one: so a
-//! question with the same stamp is another one where its message is.
+//! What a process asks its daemon may take several questions to other nodes (a wide directory's parts, `wide.rs`), all
+//! with the process's stamp. A worker that starts anew begins with the first of them again, while this node may be at
+//! the last one: so a question with the same stamp is another one where its message is.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -17,7 +18,8 @@ use super::acks::ReplyBuf;
 use super::call::Call;
 use super::network::{Command, Commands};
 
-/// Questions with one stamp whose refusals are remembered: more than a process's daemon asks for one request (`wide.rs`).
+/// Questions with one stamp whose refusals are remembered: more than a process's daemon asks for one request
+/// (`wide.rs`).
 const REFUSALS_KEPT: usize = 8;
 
 /// A request that came, and is not answered.
@@ -32,8 +34,8 @@ struct Waiting {
     instead: Option<Call>,
 }
 
-/// What a slot was told last. A change that was made is kept in the shard; one that was refused must not be made by a message that
-/// comes twice, when its process has been told and things are otherwise.
+/// What a slot was told last. A change that was made is kept in the shard; one that was refused must not be made by a
+/// message that comes twice, when its process has been told and things are otherwise.
 #[derive(Debug, Default)]
 struct Told {
     seq: u64,
@@ -110,8 +112,8 @@ impl RemoteSlots {
         w.call.clone()
     }
 
-    /// Answers what was taken, unless something else was asked instead, which is to be taken then. A reply that is `kept` under the
-    /// stamp is that of a change, which is done once whatever led to it: it answers both.
+    /// Answers what was taken, unless something else was asked instead, which is to be taken then. A reply that is
+    /// `kept` under the stamp is that of a change, which is done once whatever led to it: it answers both.
     fn answer(&self, slot: usize, reply: &[u8], kept: u64) {
         let mut waiting = self.waiting.borrow_mut();
         let Some(mut w) = waiting.remove(&slot) else { return };

@@ -35,7 +35,8 @@ pub(super) struct Slot {
     late_orphans: Vec<(Ino, Layout)>,
     /// Sequence of the request that was served last.
     served: u64,
-    /// Files that the last request gave another layout, with the layout before: the client is unlinking its backing files.
+    /// Files that the last request gave another layout, with the layout before: the client is unlinking its backing
+    /// files.
     pub(super) relaid: Vec<(Ino, Layout)>,
     /// The inode number that the slot's next `Create` may use, whose backing file the client may have made.
     pub(super) reserved: Option<Ino>,
@@ -232,7 +233,8 @@ pub(super) fn random_number() -> forebay_types::Result<u64> {
     Ok(u64::from_le_bytes(number))
 }
 
-/// A number that no other session of any pool on this node has had, behind the node's. Never 0 there: that is the daemon's.
+/// A number that no other session of any pool on this node has had, behind the node's. Never 0 there: that is the
+/// daemon's.
 pub(super) fn new_session_id(node: NodeId) -> forebay_types::Result<u64> {
     Ok(session_on(node, (random_number()? & (DAEMON - 1)).max(1)))
 }

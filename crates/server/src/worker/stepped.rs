@@ -1,11 +1,12 @@
-//! A worker without threads, for simulations and fuzzing: who has it calls what its threads would do, a round at a time.
+//! A worker without threads, for simulations and fuzzing: who has it calls what its threads would do, a round at a
+//! time.
 //!
-//! It is the worker's own code throughout: shard thread, network thread, I/O workers and sweeper with their state, their channels
-//! and their journal, over an endpoint that the caller gives. What is not here is what makes a process of it: supervisor,
-//! attendant, notifiers, threads. The caller keeps what a supervisor keeps (target, flight recorder, doorbell, rings), so
-//! that dropping a [`Node`] is what SIGKILL is to a worker: the open transaction and all memory are gone, and journal, shard
-//! as of its last commit, target and rings are there for the next. A [`Watcher`] that unwinds kills in the middle of a
-//! round. Nothing here reads a clock of the machine's or draws a number of its own.
+//! It is the worker's own code throughout: shard thread, network thread, I/O workers and sweeper with their state,
+//! their channels and their journal, over an endpoint that the caller gives. What is not here is what makes a process
+//! of it: supervisor, attendant, notifiers, threads. The caller keeps what a supervisor keeps (target, flight recorder,
+//! doorbell, rings), so that dropping a [`Node`] is what SIGKILL is to a worker: the open transaction and all memory
+//! are gone, and journal, shard as of its last commit, target and rings are there for the next. A [`Watcher`] that
+//! unwinds kills in the middle of a round. Nothing here reads a clock of the machine's or draws a number of its own.
 //!
 //! Tests: `tests/conformance/tests/simulation`; `tests/garbage.rs`.
 
@@ -89,7 +90,8 @@ pub struct Keeper {
 }
 
 impl Keeper {
-    /// Takes what the worker has put, as a supervisor does all the time: a worker waits where there is no room for more.
+    /// Takes what the worker has put, as a supervisor does all the time: a worker waits where there is no room for
+    /// more.
     ///
     /// # Errors
     /// What the worker says cannot be understood.
@@ -144,7 +146,8 @@ pub struct Setup<'a> {
     pub flight_recorder: BorrowedFd<'a>,
     /// The doorbell that outlives the node.
     pub doorbell: BorrowedFd<'a>,
-    /// Where lies what outlives the node: which appends of other nodes' processes are done, their locks, and what of theirs was removed.
+    /// Where lies what outlives the node: which appends of other nodes' processes are done, their locks, and what of
+    /// theirs was removed.
     pub keeper: Option<&'a mut Keeper>,
     /// Sessions of the last worker whose processes live, with their rings.
     pub rings: Vec<(u64, OwnedFd)>,
@@ -398,8 +401,8 @@ impl Node {
         self.network.round() == NetworkRound::Busy
     }
 
-    /// Serves one of the requests for backing files that the I/O workers have at hand, as `choose` picks among so many; false when
-    /// there is none.
+    /// Serves one of the requests for backing files that the I/O workers have at hand, as `choose` picks among so many;
+    /// false when there is none.
     pub fn serve_data(&mut self, choose: impl FnOnce(usize) -> usize) -> bool {
         while self.at_hand.len() < CREW {
             let Some(job) = self.jobs.try_take() else { break };

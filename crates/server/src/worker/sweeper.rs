@@ -17,8 +17,8 @@ use super::network::{Command, Commands};
 pub(super) enum Sweep {
     /// Backing files of inodes that are gone, or of numbers that none will have; their records go then.
     Orphans(Vec<(Ino, Layout)>),
-    /// Backing files of files that are there and have others now. They are of this node: in a pool of several no file gets
-    /// others.
+    /// Backing files of files that are there and have others now. They are of this node: in a pool of several no file
+    /// gets others.
     Replaced(Vec<(Ino, Layout)>),
     /// Nothing: the shard thread hears when all before it was removed.
     Mark(u64),

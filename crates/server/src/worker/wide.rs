@@ -1,5 +1,5 @@
-//! Wide directories as a daemon leads its programs to them (docs/decisions/0024): programs ask of the directory, and their node's
-//! daemon of the part that has the name.
+//! Wide directories as a daemon leads its programs to them (docs/decisions/0024): programs ask of the directory, and
+//! their node's daemon of the part that has the name.
 //!
 //! ```text
 //! a request ─ parts known ─► the same of the part: this node's, or sent on            what has the name answers
@@ -40,15 +40,16 @@ pub(super) struct Wide {
 }
 
 impl Wide {
-    /// With what the last worker knew. What that asked before a directory was wide, its home has answered and no part: so that is asked
-    /// first, and a part if the directory is gone.
+    /// With what the last worker knew. What that asked before a directory was wide, its home has answered and no part:
+    /// so that is asked first, and a part if the directory is gone.
     pub(super) fn with(mut known: KnownParts) -> Wide {
         let left = known.take();
         Wide { known, left, ..Wide::default() }
     }
 
-    /// The home of a directory that the request names says that it is not there: if it was wide, its parts may have kept the answer to what the
-    /// last worker asked them, and are known from here on. True when there is something else to ask.
+    /// The home of a directory that the request names says that it is not there: if it was wide, its parts may have
+    /// kept the answer to what the last worker asked them, and are known from here on. True when there is something
+    /// else to ask.
     pub(super) fn learn_of_the_last(&mut self, here: NodeId, request: &Request<'_>) -> bool {
         let named = RefCell::new(Vec::new());
         let note = |ino| named.borrow_mut().extend(self.left.contains_key(&ino).then_some(ino));
@@ -228,7 +229,8 @@ impl Listing {
         if last || !entries.end {
             return Redirect::Answer(encoded(&self.collected, entries.end));
         }
-        // It was told whole, and is not asked again should the next ones' entries come with another request: so its are of one moment.
+        // It was told whole, and is not asked again should the next ones' entries come with another request: so its are
+        // of one moment.
         let told = &mut self.collected[begin..];
         if let Err(code) = go_on_behind(told, self.parts.last_cookie(self.index)) {
             return Redirect::Answer(code.into());
@@ -249,7 +251,8 @@ impl Listing {
         None
     }
 
-    /// Parts of other nodes than `here` behind the one whose turn it is that are to be asked now, as there is room for them.
+    /// Parts of other nodes than `here` behind the one whose turn it is that are to be asked now, as there is room for
+    /// them.
     pub(super) fn ask_ahead(&mut self, here: NodeId) -> Vec<usize> {
         if self.index == 0 {
             return Vec::new(); // how large they are is not known

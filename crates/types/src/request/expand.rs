@@ -1,8 +1,9 @@
 //! What the table of requests is expanded to: the enum, its encoding, and what the daemon asks of each request.
 //!
-//! One entry reads `Name = number: class effect home [+ flag ...] -> Reply { field: Type [as Codec], ... }`. The fields stand in
-//! the order in which they are encoded; a field whose type has more than one encoding, or whose values have bounds, names
-//! its codec (`fields.rs`). `by module` in front of `->` has the fields encoded by `module::put` and `module::get` instead.
+//! One entry reads `Name = number: class effect home [+ flag ...] -> Reply { field: Type [as Codec], ... }`. The fields
+//! stand in the order in which they are encoded; a field whose type has more than one encoding, or whose values have
+//! bounds, names its codec (`fields.rs`). `by module` in front of `->` has the fields encoded by `module::put` and
+//! `module::get` instead.
 
 /// The codec of a field: the one that is named, else the type itself.
 macro_rules! codec {

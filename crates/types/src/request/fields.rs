@@ -16,7 +16,8 @@ use crate::transaction::{Part, TxId};
 
 use super::{RENAME_EXCHANGE, RENAME_NOREPLACE, XATTR_CREATE, XATTR_REPLACE};
 
-/// A field's encoding. `get` checks: a value that it gives is within its bounds, and its error is what the caller is answered.
+/// A field's encoding. `get` checks: a value that it gives is within its bounds, and its error is what the caller is
+/// answered.
 pub(super) trait Field<'a> {
     type Value;
 

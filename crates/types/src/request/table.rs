@@ -1,6 +1,6 @@
-//! The table of requests: one entry has a request's name, number, class, effect, home, flags, reply and fields, in the order
-//! in which they are encoded. A new request is an entry here and an arm where it is served; docs/requests.md is printed from
-//! this table.
+//! The table of requests: one entry has a request's name, number, class, effect, home, flags, reply and fields, in the
+//! order in which they are encoded. A new request is an entry here and an arm where it is served; docs/requests.md is
+//! printed from this table.
 //!
 //! | word | meaning |
 //! |---|---|
@@ -124,9 +124,9 @@ requests! {
         /// What to change.
         set: SetAttr,
     }
-    /// Creates a regular file, or opens the existing one unless `exclusive`. The daemon makes no backing file: the client makes it
-    /// before its slot's next request. A client that knows the inode number makes it while the daemon serves the request, so
-    /// a reply may reserve the next number.
+    /// Creates a regular file, or opens the existing one unless `exclusive`. The daemon makes no backing file: the
+    /// client makes it before its slot's next request. A client that knows the inode number makes it while the daemon
+    /// serves the request, so a reply may reserve the next number.
     Create = 5: client change at(parent) by create -> "`Created`, or the directory's `Entry` where its layout decides" {
         /// Directory.
         parent: Ino,
@@ -138,9 +138,9 @@ requests! {
         exclusive: bool,
         /// Dirty from the start: true for a file that is to be written, false for one whose copy the backing store has.
         dirty: bool,
-        /// Layout; without it, one backing file on the directory's node. A default that yields to the directory's own layout
-        /// ([`Layout::unless_set`]) creates nothing where the directory has one: the reply is the directory's `Entry`, and the
-        /// client sends the request again with a layout that follows from it.
+        /// Layout; without it, one backing file on the directory's node. A default that yields to the directory's own
+        /// layout ([`Layout::unless_set`]) creates nothing where the directory has one: the reply is the directory's
+        /// `Entry`, and the client sends the request again with a layout that follows from it.
         layout: Option<Layout>,
         /// The inode number that is reserved for this slot, else the next one. [`Code::Stale`] when another or none is.
         number: Option<Ino>,
@@ -185,7 +185,8 @@ requests! {
         /// Name in it.
         name: &'a [u8] as Name,
     }
-    /// Removes an entry that is not a directory. An inode of another node is not reported as removed: its own node counts its links.
+    /// Removes an entry that is not a directory. An inode of another node is not reported as removed: its own node
+    /// counts its links.
     Unlink = 10: client change at(parent) + several -> "`Removed`" {
         /// Directory.
         parent: Ino,
@@ -277,17 +278,17 @@ requests! {
     Space = 22: client read anywhere -> "`Space`"
     /// Reserves an inode number for this slot's next `Create`, which then names a backing file that exists.
     Reserve = 23: client change anywhere -> "`Number`"
-    /// Gives a file another layout, whose backing files have its data already. On a directory: the default of files that are made
-    /// in it later with several backing files. Only between one backing file and several: other changes would share names
-    /// between the old backing files and the new.
+    /// Gives a file another layout, whose backing files have its data already. On a directory: the default of files
+    /// that are made in it later with several backing files. Only between one backing file and several: other changes
+    /// would share names between the old backing files and the new.
     SetLayout = 24: client change at(ino) + several -> "`Relaid`" {
         /// File or directory.
         ino: Ino,
         /// Its layout from now on.
         layout: Layout,
     }
-    /// Commits a transaction: the coordinator's record of it, and the reply to the client's request. Only the coordinator's own
-    /// daemon sends it.
+    /// Commits a transaction: the coordinator's record of it, and the reply to the client's request. Only the
+    /// coordinator's own daemon sends it.
     Decide = 25: step change anywhere -> "that reply" {
         /// The transaction.
         tx: TxId,
@@ -407,7 +408,8 @@ requests! {
         sessions: &'a [u8] as Sessions,
     }
     /// Renews the sending node's lease on what it was and will be told of directories, names and permissions, for
-    /// [`LEASE_MS`](crate::limits::LEASE_MS) from when it sent this. In a new term everything that it was told before is invalid.
+    /// [`LEASE_MS`](crate::limits::LEASE_MS) from when it sent this. In a new term everything that it was told before
+    /// is invalid.
     RenewLease = 56: peer read anywhere -> "`Count`: the lease's term"
     /// Revokes what the sending node has said that a name leads to.
     RevokeName = 57: peer read anywhere -> "`Done`" {
@@ -453,8 +455,8 @@ static CHANGES: [bool; 256] = {
     changes
 };
 
-/// True when an encoded request may change the shard: a reply to it may call for something that its client then does, and whose end
-/// the slot's next request tells. False for what is no request.
+/// True when an encoded request may change the shard: a reply to it may call for something that its client then does,
+/// and whose end the slot's next request tells. False for what is no request.
 #[inline]
 pub fn may_change(message: &[u8]) -> bool {
     message.first().is_some_and(|number| CHANGES[usize::from(*number)])
@@ -476,8 +478,8 @@ impl<'a> Request<'a> {
         Ok(w.len())
     }
 
-    /// Decodes and checks a request: names, lengths, flags and times are within bounds behind this point. The caller is answered
-    /// with the error.
+    /// Decodes and checks a request: names, lengths, flags and times are within bounds behind this point. The caller is
+    /// answered with the error.
     pub fn decode(bytes: &'a [u8]) -> Result<(Caller, Request<'a>), Code> {
         if bytes.len() < HEADER_BYTES {
             return Err(Code::Malformed);

@@ -199,8 +199,9 @@ fn rename_over_by_another_is_never_seen_half_done(door: &dyn Door) -> Verdict {
     // SAFETY: the status is ours.
     while unsafe { libc::waitpid(pid, &mut status, libc::WNOHANG) } == 0 {
         let bytes = match door.get("name") {
-            // Through a mount the kernel looks at the name and opens what it led to, and does so once more: who renames was faster
-            // both times. On one node that is rare, and happens where the mount's threads wait for a processor.
+            // Through a mount the kernel looks at the name and opens what it led to, and does so once more: who renames
+            // was faster both times. On one node that is rare, and happens where the mount's threads wait for a
+            // processor.
             Err(Errno(libc::ESTALE)) if !door.can(Ability::OneNode) || stale < 2 => {
                 stale += 1;
                 continue;

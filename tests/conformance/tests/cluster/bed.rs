@@ -1,7 +1,9 @@
-//! Where the nodes of a test's cluster are: a network namespace each, joined by a bridge in one more, so that a link can be cut
-//! without either end's kernel knowing; or, where this user may not have that, addresses of the loopback network.
+//! Where the nodes of a test's cluster are: a network namespace each, joined by a bridge in one more, so that a link
+//! can be cut without either end's kernel knowing; or, where this user may not have that, addresses of the loopback
+//! network.
 //!
-//! The namespaces live by a sleeping process each, which this kills when it is dropped; with it goes all that was in them.
+//! The namespaces live by a sleeping process each, which this kills when it is dropped; with it goes all that was in
+//! them.
 
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};

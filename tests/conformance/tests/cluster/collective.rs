@@ -1,4 +1,5 @@
-//! Which way collective MPI-IO goes when nobody says: by what the debug line tells, and that the data is the same either way.
+//! Which way collective MPI-IO goes when nobody says: by what the debug line tells, and that the data is the same
+//! either way.
 
 use crate::launch::{built, Mpi, MPIS};
 use crate::nodes::{said, Cluster};

@@ -1,12 +1,13 @@
-//! What goes wrong with hosts and links while programs write: a node that is killed whole, one that is full, a slow link,
-//! clocks that differ.
+//! What goes wrong with hosts and links while programs write: a node that is killed whole, one that is full, a slow
+//! link, clocks that differ.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
 
 use crate::nodes::{bytes, said, until, Cluster};
 
-/// Mounts the pool on so many nodes, by which preloaded programs open each other's files; false where that cannot be done.
+/// Mounts the pool on so many nodes, by which preloaded programs open each other's files; false where that cannot be
+/// done.
 fn mounted(c: &Cluster, nodes: usize) -> bool {
     (1..=nodes).all(|node| c.mount(node).is_some())
 }
@@ -21,8 +22,8 @@ fn node_that_is_killed_in_a_write_storm_harms_only_what_it_has_and_keeps_what_it
         return;
     }
     let list = |node: usize| c.file().with_file_name(format!("acknowledged{node}"));
-    // Node 1 writes to its own directory and must not notice anything; node 3 to that of the node that is killed, and goes
-    // on when it is back. What a write was acknowledged of is noted before the next begins.
+    // Node 1 writes to its own directory and must not notice anything; node 3 to that of the node that is killed, and
+    // goes on when it is back. What a write was acknowledged of is noted before the next begins.
     let own = "set -e; for i in $(seq 600); do head -c 5000 /dev/zero | tr '\\0' x > /forebay/d1/f$i; mv /forebay/d1/f$i /forebay/d1/g$i; done";
     let others = format!(
         "i=0; while [ ! -e {stop} ]; do i=$((i+1)); if echo $i > /forebay/d2/f$i && mv /forebay/d2/f$i /forebay/d2/g$i; then echo $i >> {list}; \
@@ -192,8 +193,8 @@ fn new_files_go_to_another_node_when_their_maker_s_is_above_its_high_water_mark(
     c.check();
 }
 
-/// New files of a full node that were to lie on one that has just died lie elsewhere, whoever makes them, and no name is left without
-/// a file behind it.
+/// New files of a full node that were to lie on one that has just died lie elsewhere, whoever makes them, and no name
+/// is left without a file behind it.
 #[test]
 fn new_files_are_made_though_the_node_that_was_chosen_has_just_died() {
     let c = Cluster::up("chosen", 2);

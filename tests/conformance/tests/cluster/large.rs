@@ -165,7 +165,8 @@ fn large_appends_are_whole_while_much_else_is_moved() {
     c.check();
 }
 
-/// What is under way when a worker dies is done by the next one, of the node that has the data and of the node that asks.
+/// What is under way when a worker dies is done by the next one, of the node that has the data and of the node that
+/// asks.
 #[test]
 fn large_reads_and_writes_go_on_when_workers_are_killed() {
     let c = Cluster::up("larger", 2);

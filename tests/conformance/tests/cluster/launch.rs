@@ -1,5 +1,6 @@
-//! Ranks on the nodes of a test's cluster: the two MPIs, programs of `mpi/tests` built with them, and a program launched with a
-//! rank wherever one is wanted. For the MPI all are on this host and its network; each is of a node's pool.
+//! Ranks on the nodes of a test's cluster: the two MPIs, programs of `mpi/tests` built with them, and a program
+//! launched with a rank wherever one is wanted. For the MPI all are on this host and its network; each is of a node's
+//! pool.
 
 use std::path::PathBuf;
 use std::process::{Command, Output};
@@ -37,8 +38,8 @@ impl Mpi {
     }
 }
 
-/// Builds a program of mpi/tests beside the cluster, named after its compiler too; none, and a line, where its library is not
-/// installed.
+/// Builds a program of mpi/tests beside the cluster, named after its compiler too; none, and a line, where its library
+/// is not installed.
 pub(crate) fn built(c: &Cluster, compiler: &str, name: &str, words: &[&str]) -> Option<PathBuf> {
     let source = format!("{}/../../mpi/tests/{name}.c", env!("CARGO_MANIFEST_DIR"));
     let program = c.file().with_file_name(format!("{name}-{compiler}"));
@@ -62,7 +63,8 @@ pub(crate) fn built(c: &Cluster, compiler: &str, name: &str, words: &[&str]) -> 
 impl Cluster {
     /// Runs a line as ranks of an MPI, one on each node that is named; a node may have several.
     pub(crate) fn by_ranks(&self, mpi: &Mpi, at: &[usize], line: &str) -> Output {
-        // To launchers all are on one host: each rank is told how many its node really has, which `forebay run` waits for.
+        // To launchers all are on one host: each rank is told how many its node really has, which `forebay run` waits
+        // for.
         let told = |node: &usize| {
             let here = at.iter().filter(|other| *other == node).count();
             format!("{here} {}", self.pool(*node).display())

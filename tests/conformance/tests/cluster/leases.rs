@@ -67,7 +67,8 @@ fn walks_through_directories_of_other_nodes_ask_for_the_last_name_alone() {
         two.look("/forebay/a/b/c/f");
     }
     let asked = requests(&c, 1) - before;
-    // Without leases it would be five each: root, a, b, c, f. Some go beyond one, as leases run out on a machine that is busy.
+    // Without leases it would be five each: root, a, b, c, f. Some go beyond one, as leases run out on a machine that
+    // is busy.
     assert!((LOOKS..3 * LOOKS).contains(&asked), "{asked} requests for {LOOKS} looks");
 }
 

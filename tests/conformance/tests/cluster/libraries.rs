@@ -1,5 +1,5 @@
-//! Parallel HDF5, NetCDF-4 and PnetCDF, and h5py, with a rank on each of four nodes: the files that they write, striped over all,
-//! are those that they write on tmpfs. Every call of MPI-IO, random views and mpi4py likewise.
+//! Parallel HDF5, NetCDF-4 and PnetCDF, and h5py, with a rank on each of four nodes: the files that they write, striped
+//! over all, are those that they write on tmpfs. Every call of MPI-IO, random views and mpi4py likewise.
 
 use std::path::{Path, PathBuf};
 

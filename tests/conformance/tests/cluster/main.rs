@@ -1,6 +1,6 @@
-//! Pools of several nodes, with a daemon each: what programs on one see of the others, and what is left when one is killed,
-//! stopped, cut off or started with the wrong key. Networks of their own need root; without, nodes are on 127.0.0.0/8 and
-//! links are not cut.
+//! Pools of several nodes, with a daemon each: what programs on one see of the others, and what is left when one is
+//! killed, stopped, cut off or started with the wrong key. Networks of their own need root; without, nodes are on
+//! 127.0.0.0/8 and links are not cut.
 //!
 //! No time is asserted but one: that nothing hangs.
 

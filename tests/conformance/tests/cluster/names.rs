@@ -1,5 +1,5 @@
-//! Names over several nodes: links to other nodes' files, renames between nodes, and what is left when workers and programs
-//! are killed in the middle of them.
+//! Names over several nodes: links to other nodes' files, renames between nodes, and what is left when workers and
+//! programs are killed in the middle of them.
 
 use crate::nodes::{plain, said, until, Cluster};
 
@@ -125,8 +125,8 @@ fn observers_on_every_node_find_a_renamed_file_under_one_name_and_not_under_both
         c.tell(i, &format!("mkdir /forebay/d{i}"));
     }
     c.tell(1, "for i in $(seq 200); do : > /forebay/d1/f$i; done");
-    // Each file goes from d1 to d2, once. Who does not find it in the one finds it in the other then; who finds it in the other
-    // finds it no more in the one.
+    // Each file goes from d1 to d2, once. Who does not find it in the one finds it in the other then; who finds it in
+    // the other finds it no more in the one.
     let observer = "
 def there(p): return os.path.lexists(p)
 looks = 0

@@ -1,5 +1,5 @@
-//! MPI's shared file pointers, ordered calls and atomic mode by ranks on several nodes, which share no memory: each rank has a boot
-//! identity of its own, which is by what ranks know that they are on one node.
+//! MPI's shared file pointers, ordered calls and atomic mode by ranks on several nodes, which share no memory: each
+//! rank has a boot identity of its own, which is by what ranks know that they are on one node.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -17,7 +17,8 @@ struct Mpi {
     launcher: &'static [&'static str],
     /// More words, with which the other ranks of one that was killed go on.
     outliving: &'static [&'static str],
-    /// Its ranks of one host that take themselves for several hosts' may wait for ever in MPI_Finalize: they end without.
+    /// Its ranks of one host that take themselves for several hosts' may wait for ever in MPI_Finalize: they end
+    /// without.
     ends: bool,
 }
 

@@ -1,8 +1,8 @@
-//! Ranks that mpirun and mpiexec start on other nodes by a remote shell that hands on no environment, under one `forebay run`:
-//! they see the pool, and nobody's options are in the way.
+//! Ranks that mpirun and mpiexec start on other nodes by a remote shell that hands on no environment, under one
+//! `forebay run`: they see the pool, and nobody's options are in the way.
 //!
-//! The nodes have networks, host names and mounts of their own, so that the pool's directory has one name on all of them: that of
-//! the first node's.
+//! The nodes have networks, host names and mounts of their own, so that the pool's directory has one name on all of
+//! them: that of the first node's.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;

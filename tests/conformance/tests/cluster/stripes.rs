@@ -191,7 +191,8 @@ fn locks_held_and_awaited_over_a_link_that_is_cut_are_free_when_nobody_wants_the
         }
         let (locked, why, waits) = waiter.join().unwrap();
         assert!(!locked && why.raw_os_error() == Some(libc::EIO), "round {round}: {locked}, {why}");
-        // One is let go of while its node cannot be told, and the one that had to be waited for is free before the request comes.
+        // One is let go of while its node cannot be told, and the one that had to be waited for is free before the
+        // request comes.
         drop(held);
         // SAFETY: as above.
         assert_eq!(unsafe { libc::flock(there[1].as_raw_fd(), libc::LOCK_UN) }, 0);

@@ -1,4 +1,5 @@
-//! inotify in a pool of several nodes: a directory can be watched on its own node, where changes by programs of all nodes are heard.
+//! inotify in a pool of several nodes: a directory can be watched on its own node, where changes by programs of all
+//! nodes are heard.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, ChildStdout, Stdio};

@@ -333,7 +333,8 @@ fn listings_of_wide_directories_of_all_sizes_are_whole_and_in_one_order_on_all_n
         c.tell(node, &make(&format!("/forebay/w{size}"), "a-name-of-some-length-", size));
     }
     for size in sizes {
-        // Unsorted: the order of the cookies, which is the same for all. With attributes, and of many ranks at the same time.
+        // Unsorted: the order of the cookies, which is the same for all. With attributes, and of many ranks at the same
+        // time.
         let list = format!("for k in 1 2 3; do (ls -f /forebay/w{size} | grep -v '^[.]' | md5sum > /tmp/widelist-$$-$k) & done; wait; cat /tmp/widelist-$$-* | uniq -c | awk '{{print $1, $2}}'; rm /tmp/widelist-$$-*; ls -f /forebay/w{size} | sort -u | wc -l; ls -l /forebay/w{size} | wc -l; stat -c %s /forebay/w{size}");
         let told: std::collections::BTreeSet<String> = (1..=4).map(|node| c.tell(node, &list)).collect();
         assert_eq!(told.len(), 1, "{told:?}");

@@ -76,7 +76,8 @@ fn programs_of_nodes_without_a_target_make_read_and_remove_files() {
             && fs::read(mounts[0].join("d3/big")).unwrap() == big
     );
     assert_ne!(c.lies_on("/d3/big"), "n3");
-    // A shared mapping is this node's programs': its stores go out at msync or when it ends, and one made anew shows what is there.
+    // A shared mapping is this node's programs': its stores go out at msync or when it ends, and one made anew shows
+    // what is there.
     let script = "import mmap, os
 fd = os.open('/forebay/d3/mapped', os.O_CREAT | os.O_RDWR)
 os.write(fd, b'.' * 9000)

@@ -1,8 +1,9 @@
 //! Threads of which one runs at a time: each client has a seat, and the scheduler passes the baton.
 //!
-//! A client is the real library on a thread of its own. It runs only while it has the baton, and gives it back between two
-//! operations and where the library would sleep for its daemon ([`forebay_ring::Waiter`]). So everything that happens has one
-//! order, which the scheduler chooses. A killed client never gets the baton again; its thread ends with the process.
+//! A client is the real library on a thread of its own. It runs only while it has the baton, and gives it back between
+//! two operations and where the library would sleep for its daemon ([`forebay_ring::Waiter`]). So everything that
+//! happens has one order, which the scheduler chooses. A killed client never gets the baton again; its thread ends with
+//! the process.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};

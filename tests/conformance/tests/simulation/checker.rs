@@ -1,6 +1,7 @@
-//! Whether a history can be: whether its operations, each somewhere between question and answer, in some order, do to a file
-//! tree what clients were told (linearizability, Herlihy and Wing 1990; the search follows the answers in time, as Lowe's
-//! just-in-time linearization, 2017). What was not answered, or with EIO, may have happened at any time since, or not at all.
+//! Whether a history can be: whether its operations, each somewhere between question and answer, in some order, do to a
+//! file tree what clients were told (linearizability, Herlihy and Wing 1990; the search follows the answers in time, as
+//! Lowe's just-in-time linearization, 2017). What was not answered, or with EIO, may have happened at any time since,
+//! or not at all.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -33,7 +34,8 @@ pub(crate) enum Verdict {
 /// Most operations whose order may matter to one answer, as they are bits.
 const CONCERNED_MAX: usize = u128::BITS as usize;
 
-/// The operations without a place in the order that may matter to one of them, with that first, and for each which of these it meets, as bits.
+/// The operations without a place in the order that may matter to one of them, with that first, and for each which of
+/// these it meets, as bits.
 fn concerned(pending: &[Pending<'_>], leads: &Leads) -> (Vec<usize>, Vec<u128>) {
     let reaches: Vec<Reach> = pending.iter().map(|one| Reach::of(*one, leads)).collect();
     let mut found = vec![0];
@@ -52,8 +54,8 @@ fn concerned(pending: &[Pending<'_>], leads: &Leads) -> (Vec<usize>, Vec<u128>) 
     (found.iter().map(|i| pending[*i].0).collect(), found.iter().map(met).collect())
 }
 
-/// Leaves those out that can do nothing that another cannot: it has the same tree, fewer operations in doubt have happened, and more that had
-/// to and change nothing.
+/// Leaves those out that can do nothing that another cannot: it has the same tree, fewer operations in doubt have
+/// happened, and more that had to and change nothing.
 fn without_lesser(
     all: HashSet<Possible>,
     in_doubt: impl Fn(usize) -> bool,
@@ -176,7 +178,8 @@ pub(crate) fn judge(history: &History) -> Verdict {
         if concerned.len() > CONCERNED_MAX {
             return Verdict::Tangled(index);
         }
-        // With each: those that were done for this one and that nothing was done yet to which it matters that they were.
+        // With each: those that were done for this one and that nothing was done yet to which it matters that they
+        // were.
         let mut seen: HashSet<(Possible, u128)> = HashSet::new();
         let mut left: Vec<(Possible, u128)> = possible.iter().map(|p| (p.clone(), 0)).collect();
         let ways = |state: &State, i: usize| {

@@ -1,5 +1,5 @@
-//! A client: the library on a thread of its own, which asks what its numbers say until it is told to look at everything, and
-//! then to end.
+//! A client: the library on a thread of its own, which asks what its numbers say until it is told to look at
+//! everything, and then to end.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -19,8 +19,8 @@ const XATTR: &[u8] = b"user.word";
 /// How a file lies that is spread.
 const STRIPES: u16 = 4;
 const STRIPE_BYTES: u32 = 4096;
-/// Where a file's block is, and how long: more than goes within a request, and less than is moved in several parts, so that it is written at
-/// one moment.
+/// Where a file's block is, and how long: more than goes within a request, and less than is moved in several parts, so
+/// that it is written at one moment.
 const BLOCK_AT: u64 = 4096;
 const BLOCK_BYTES: usize = 60 << 10;
 /// Names of a directory: few, so that clients meet.
@@ -364,8 +364,8 @@ impl Program {
             Ok((outcome, made)) => (outcome, made),
             Err(code) => (Outcome::Failed(code), None),
         };
-        // What was written, and not answered before a node's worker was killed, the next one is asked for: it writes it again, or finds the
-        // file gone meanwhile.
+        // What was written, and not answered before a node's worker was killed, the next one is asked for: it writes it
+        // again, or finds the file gone meanwhile.
         let may_be_again = matches!(outcome, Outcome::Done | Outcome::Failed(Code::Stale | Code::NotFound));
         if matches!(op, Op::Write { .. }) && may_be_again && starts != recorder.starts() {
             recorder.may_have_been_repeated(index);

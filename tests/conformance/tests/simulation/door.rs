@@ -1,5 +1,5 @@
-//! The socket by which clients come to their ring, as a daemon's attendant has it: a thread answers at once whatever it is
-//! asked, while its client has the baton. What it answers with the scheduler has laid out before.
+//! The socket by which clients come to their ring, as a daemon's attendant has it: a thread answers at once whatever it
+//! is asked, while its client has the baton. What it answers with the scheduler has laid out before.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};

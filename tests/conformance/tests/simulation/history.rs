@@ -77,7 +77,8 @@ pub(crate) enum Op {
     List {
         dir: Ino,
     },
-    /// The names of a wide directory that one of its parts has: bits of the letters. A listing is one of these for each part.
+    /// The names of a wide directory that one of its parts has: bits of the letters. A listing is one of these for each
+    /// part.
     ListPart {
         dir: Ino,
         letters: u32,
@@ -103,8 +104,8 @@ pub(crate) enum Op {
     GetXattr {
         ino: Ino,
     },
-    /// Of a word at the file's beginning, which goes within a request; `large`: of a block behind it, all of this word, which the
-    /// network moves by itself.
+    /// Of a word at the file's beginning, which goes within a request; `large`: of a block behind it, all of this word,
+    /// which the network moves by itself.
     Write {
         ino: Ino,
         value: u32,
@@ -379,8 +380,8 @@ impl Recorder {
         history.events.push(Event::Over(again));
     }
 
-    /// A listing that is answered now became one of a wide directory meanwhile, with these letters on a node each: the operations that
-    /// it is, for [`Recorder::answered`].
+    /// A listing that is answered now became one of a wide directory meanwhile, with these letters on a node each: the
+    /// operations that it is, for [`Recorder::answered`].
     pub(crate) fn is_of_parts(&self, index: usize, letters: &[u32]) -> Vec<(usize, u32)> {
         let mut history = self.history();
         let Op::List { dir } = history.entries[index].op else { panic!("no listing") };

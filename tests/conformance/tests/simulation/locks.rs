@@ -1,6 +1,6 @@
-//! What a client has locked. Locks of files whose first backing file is on another node are taken and let go of as the mount does it: under a
-//! number that is given up with them, and when the other node may have granted what its asker was told has failed, or has not heard that it was let
-//! go of, it is told until it has.
+//! What a client has locked. Locks of files whose first backing file is on another node are taken and let go of as the
+//! mount does it: under a number that is given up with them, and when the other node may have granted what its asker
+//! was told has failed, or has not heard that it was let go of, it is told until it has.
 
 use std::cell::RefCell;
 use std::collections::{btree_map, BTreeMap, BTreeSet};
@@ -15,8 +15,8 @@ use forebay_types::{Code, Ino, LockKind, LockWish};
 const WHOLE: LockWish =
     LockWish { owner: 0, flock: false, kind: LockKind::Write, start: 0, end: FILE_BYTES_MAX };
 
-/// A client's locks of files whose first backing file is on its node, which are the kernel's, by a descriptor each: a process that
-/// is killed leaves none.
+/// A client's locks of files whose first backing file is on its node, which are the kernel's, by a descriptor each: a
+/// process that is killed leaves none.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Locked {
     files: Arc<Mutex<BTreeMap<Ino, OwnedFd>>>,

@@ -1,9 +1,9 @@
-//! Whole nodes in one process, under one seed: the server's and the client's own code over a simulated network, a scheduler
-//! that chooses who goes on, faults of all kinds, and a model that must be able to explain what clients were told.
-//! docs/decisions/0019 says how and why.
+//! Whole nodes in one process, under one seed: the server's and the client's own code over a simulated network, a
+//! scheduler that chooses who goes on, faults of all kinds, and a model that must be able to explain what clients were
+//! told. docs/decisions/0019 says how and why.
 //!
-//! Each history is a process of its own, as clients' threads and rings last as long as theirs. `FOREBAY_SEEDS=2000` runs more
-//! of them, `FOREBAY_SEED=17` one, with its trace.
+//! Each history is a process of its own, as clients' threads and rings last as long as theirs. `FOREBAY_SEEDS=2000`
+//! runs more of them, `FOREBAY_SEED=17` one, with its trace.
 
 mod baton;
 mod checker;
@@ -27,7 +27,8 @@ use history::{Outcome, Recorder};
 use world::{Plot, World};
 
 const PLANTED: &str = "FOREBAY_PLANTED";
-/// How the verdict begins that no order of what was done explains what clients were told: what each planted defect leads to.
+/// How the verdict begins that no order of what was done explains what clients were told: what each planted defect
+/// leads to.
 const IMPOSSIBLE: &str = "what clients were told is impossible: ";
 
 fn number(name: &str) -> Option<u64> {

@@ -1,6 +1,7 @@
-//! What a file tree is, and what each operation does to it, in one step, whatever nodes take part (docs/decisions/0016). What
-//! comes later, or earlier, is one thing: what a file's home knows of names on other nodes. It learns of the end of one when that
-//! node gets to telling it, and counts a new one before that node shows it, or finds that it cannot be.
+//! What a file tree is, and what each operation does to it, in one step, whatever nodes take part
+//! (docs/decisions/0016). What comes later, or earlier, is one thing: what a file's home knows of names on other nodes.
+//! It learns of the end of one when that node gets to telling it, and counts a new one before that node shows it, or
+//! finds that it cannot be.
 
 use std::collections::BTreeMap;
 
@@ -193,8 +194,8 @@ impl State {
             return Ok(());
         }
         if let Some(replaced) = replaced {
-            // Over several nodes it has happened when the source's has decided, and what is replaced may be changed by its number until
-            // its own has heard of that.
+            // Over several nodes it has happened when the source's has decided, and what is replaced may be changed by
+            // its number until its own has heard of that.
             let several =
                 self.is_wide(from.0) || self.is_wide(to.0) || from.0.birth_node() != to.0.birth_node();
             if let Some(file) = self.files.get_mut(&replaced) {
@@ -245,8 +246,8 @@ impl State {
     }
 
     /// The trees that an operation can make of this one. `told` is what it was answered, if it was: only what fits is
-    /// returned. `index` and `node` are the operation's number and its client's node; in the end, when all is told that is
-    /// to be told, `settled`.
+    /// returned. `index` and `node` are the operation's number and its client's node; in the end, when all is told that
+    /// is to be told, `settled`.
     pub(crate) fn after(
         &self,
         op: &Op,

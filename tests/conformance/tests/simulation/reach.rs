@@ -1,5 +1,6 @@
-//! Which operations' order may matter: what of a file tree each of them may look at, and what it may change. It may say too much,
-//! which costs the checker time, and must not say too little: then it would find histories impossible that are not.
+//! Which operations' order may matter: what of a file tree each of them may look at, and what it may change. It may say
+//! too much, which costs the checker time, and must not say too little: then it would find histories impossible that
+//! are not.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -33,8 +34,8 @@ enum Thing {
     Order,
 }
 
-/// An inode of which nobody knows the number is who made it, wherever that may have been. No operation names it: who does has been told the
-/// number, and so have all trees.
+/// An inode of which nobody knows the number is who made it, wherever that may have been. No operation names it: who
+/// does has been told the number, and so have all trees.
 fn plain(id: Id) -> Id {
     match id {
         Id::MadeBy(index, _) => Id::MadeBy(index, 0),
@@ -58,7 +59,8 @@ impl Thing {
     }
 }
 
-/// An operation that has no place in the order yet: its number, what it is, and what it was answered if it is known to have happened.
+/// An operation that has no place in the order yet: its number, what it is, and what it was answered if it is known to
+/// have happened.
 pub(crate) type Pending<'h> = (usize, &'h Op, Option<&'h Outcome>);
 
 /// What entries may lead to, as long as nothing but pending operations happens.

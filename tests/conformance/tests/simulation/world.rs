@@ -448,7 +448,8 @@ impl World {
         self.network.set_faults(Faults::NONE);
         let at_rest = |c: &Client| c.killed || c.baton.is_ready() || c.baton.has_ended();
         self.until("what is under way", |world| world.clients.iter().all(at_rest));
-        // What daemons do by themselves, and links that pause between two attempts, get the time that they take at most.
+        // What daemons do by themselves, and links that pause between two attempts, get the time that they take at
+        // most.
         let settled = self.network.now() + Duration::from_secs(15);
         self.until("settling", |world| world.network.now() >= settled);
         for host in &mut self.hosts {
@@ -486,7 +487,8 @@ impl World {
         self.hosts.iter_mut().map(check).collect()
     }
 
-    /// The backing files that nodes have of other nodes' inodes, of which no node's check can say whether they are there.
+    /// The backing files that nodes have of other nodes' inodes, of which no node's check can say whether they are
+    /// there.
     pub(crate) fn foreign_backing_files(&self) -> Vec<(u16, Ino)> {
         let mut all = Vec::new();
         for host in &self.hosts {

@@ -1,8 +1,8 @@
 //! A job of a real Slurm of three nodes: the pool that its first step starts, the steps that use it, and the end of it.
 //!
-//! Each node is a network, PID, mount and host-name namespace with a slurmd, the first one slurmctld too. Steps are held in
-//! control groups, as on clusters, so that what a step leaves running is killed. That needs root, Debian's Slurm and version 1
-//! of control groups: with version 2, Slurm wants systemd to give it one.
+//! Each node is a network, PID, mount and host-name namespace with a slurmd, the first one slurmctld too. Steps are
+//! held in control groups, as on clusters, so that what a step leaves running is killed. That needs root, Debian's
+//! Slurm and version 1 of control groups: with version 2, Slurm wants systemd to give it one.
 
 #[path = "../cluster/bed.rs"]
 #[allow(dead_code)] // links are not cut here
@@ -259,8 +259,8 @@ wait
     slurm.wait("an end of the pool of a job that was cancelled", || leftovers(&slurm).is_empty());
 }
 
-/// Ranks on all three nodes, started by each MPI's own launcher, which Slurm has start its helpers: they write and read one striped
-/// file and one each, and find the doors of their own node's pool.
+/// Ranks on all three nodes, started by each MPI's own launcher, which Slurm has start its helpers: they write and read
+/// one striped file and one each, and find the doors of their own node's pool.
 fn mpi_programs_in_a_job(slurm: &Slurm) {
     let source = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cluster/ranks.c");
     for (compiler, launcher) in [

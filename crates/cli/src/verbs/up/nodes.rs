@@ -39,7 +39,8 @@ pub(super) fn of_file(file: Option<&Path>, arguments: &Up) -> Result<ExitCode> {
     start(&file, &remote_commands, arguments)
 }
 
-/// Starts a pool over a list of hosts, each of which is given the pool file and the secret by its shell's standard input.
+/// Starts a pool over a list of hosts, each of which is given the pool file and the secret by its shell's standard
+/// input.
 pub(super) fn by_hosts(list: &str, path: Option<PathBuf>, arguments: &Up) -> Result<ExitCode> {
     let named = |list: &str, capacity_bytes| -> Result<Vec<NamedHost>> {
         let hosts = hosts::expand(list)?.into_iter();

@@ -1,7 +1,8 @@
 //! `forebay up` that stays until its pool is down.
 //!
-//! Slurm kills at the end of a step whatever the step has started, and with it a pool. The process that a step is made of is
-//! therefore one that stays; so is one that was told to, by `--foreground`, for other launchers and for supervisors of services.
+//! Slurm kills at the end of a step whatever the step has started, and with it a pool. The process that a step is made
+//! of is therefore one that stays; so is one that was told to, by `--foreground`, for other launchers and for
+//! supervisors of services.
 
 use std::path::Path;
 use std::process::ExitCode;

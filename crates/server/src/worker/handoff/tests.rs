@@ -1,5 +1,5 @@
-//! Rounds that fail in either thread's hands, and a stop, under requests of another node: the threads' loops are called by the
-//! test, so that each comes when it is to.
+//! Rounds that fail in either thread's hands, and a stop, under requests of another node: the threads' loops are called
+//! by the test, so that each comes when it is to.
 
 use std::cell::RefCell;
 use std::os::fd::{AsFd, OwnedFd};
@@ -150,7 +150,8 @@ impl Scene {
         self.asked[self.asked.len() - 1]
     }
 
-    /// What happens until node 2 hears no more; the network thread, when it told the shard thread something, does `serve`.
+    /// What happens until node 2 hears no more; the network thread, when it told the shard thread something, does
+    /// `serve`.
     fn pass<T>(&mut self, serve: impl Fn(&Handoff) -> T) {
         for _ in 0..20_000 {
             self.network.turn();

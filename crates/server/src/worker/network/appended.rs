@@ -1,12 +1,13 @@
-//! Which appends of processes of other nodes were begun and which are done, in memory that the supervisor keeps over the worker: an
-//! append, unlike a write at an offset, is not to be done twice, and what is under way when a worker is killed is asked of the next.
+//! Which appends of processes of other nodes were begun and which are done, in memory that the supervisor keeps over
+//! the worker: an append, unlike a write at an offset, is not to be done twice, and what is under way when a worker is
+//! killed is asked of the next.
 //!
-//! A log of the last [`APPENDS_KEPT`]. What is under way is among them, as each of a process's slots has one at a time. An entry is
-//! written before its append, and marked behind it; who is killed between the two leaves it to the file's size whether
-//! anything was written, and where that does not tell, the process is told EIO.
+//! A log of the last [`APPENDS_KEPT`]. What is under way is among them, as each of a process's slots has one at a time.
+//! An entry is written before its append, and marked behind it; who is killed between the two leaves it to the file's
+//! size whether anything was written, and where that does not tell, the process is told EIO.
 //!
-//! Behind it, in the same memory, are the inodes of other nodes whose backing files were removed last: a request to make one of them
-//! that comes late, or again, makes nothing, whichever worker it meets.
+//! Behind it, in the same memory, are the inodes of other nodes whose backing files were removed last: a request to
+//! make one of them that comes late, or again, makes nothing, whichever worker it meets.
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::{AsFd, OwnedFd};
@@ -124,8 +125,9 @@ impl Appended {
         Ok(Appended { log: Some(log), next: AtomicU64::new(next), before })
     }
 
-    /// A backing file of an inode is about to be removed: the inode is put to those of `known`, and kept for the next worker. One that
-    /// has several here is told of several times in a row, and is to make no more than one other forgotten.
+    /// A backing file of an inode is about to be removed: the inode is put to those of `known`, and kept for the next
+    /// worker. One that has several here is told of several times in a row, and is to make no more than one other
+    /// forgotten.
     pub(super) fn note_removed(&self, known: &mut VecDeque<Ino>, ino: Ino) {
         if known.back() == Some(&ino) {
             return;
@@ -186,7 +188,8 @@ impl Appended {
         word(1).store(DONE, Ordering::SeqCst);
     }
 
-    /// Does an append, unless an earlier worker has; where its first byte went. `size` is the file's, and `append` does it.
+    /// Does an append, unless an earlier worker has; where its first byte went. `size` is the file's, and `append` does
+    /// it.
     ///
     /// # Errors
     /// What `size` and `append` fail with; [`Code::Io`] when an earlier worker was killed in the middle of it, and the file has grown

@@ -1,5 +1,6 @@
-//! Registered memory through which data of this node's backing files pass to and from other nodes: a piece a request, used by
-//! the network or by one of the I/O workers, never by both at once. Backing files are never mapped: a client could cut one under it.
+//! Registered memory through which data of this node's backing files pass to and from other nodes: a piece a request,
+//! used by the network or by one of the I/O workers, never by both at once. Backing files are never mapped: a client
+//! could cut one under it.
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -61,8 +62,9 @@ impl Piece {
     pub(super) fn bytes(&mut self, len: usize) -> &mut [u8] {
         assert!(len <= MOVE_BYTES_MAX);
         let start: NonNull<u8> = self.memory.at(self.at(), len).unwrap_or(NonNull::dangling());
-        // SAFETY: within the memory, which is mapped as long as this lives; peers may not reach it, a piece is one request's, and
-        // no transfer with it is under way while its request is with the I/O workers: one that failed, and may be, loses it.
+        // SAFETY: within the memory, which is mapped as long as this lives; peers may not reach it, a piece is one
+        // request's, and no transfer with it is under way while its request is with the I/O workers: one that failed,
+        // and may be, loses it.
         unsafe { std::slice::from_raw_parts_mut(start.as_ptr(), len) }
     }
 }
@@ -91,8 +93,8 @@ impl Bounce {
         }
     }
 
-    /// A transfer with a piece has failed, and the provider may have it still. True when too many are lost, and all is to be left
-    /// for new memory; what is in use of the old is kept by who uses it.
+    /// A transfer with a piece has failed, and the provider may have it still. True when too many are lost, and all is
+    /// to be left for new memory; what is in use of the old is kept by who uses it.
     pub(super) fn lose(&mut self, piece: &Piece) -> bool {
         if Arc::ptr_eq(&self.memory, &piece.memory) {
             self.lost += 1;

@@ -9,14 +9,14 @@ use forebay_types::{Error, Result};
 
 use super::{Command, Commands};
 
-/// Makes a session's process a buffer of [`BUFFER_BYTES`] in place of the one that it has, and has the network know it, by the time a
-/// request names it, under this number.
+/// Makes a session's process a buffer of [`BUFFER_BYTES`] in place of the one that it has, and has the network know it,
+/// by the time a request names it, under this number.
 pub(in crate::worker) fn give_buffer(commands: &Commands, session: u64, number: u64) -> Result<OwnedFd> {
     let memory = memfd_sealed(c"forebay-buffer", BUFFER_BYTES, Seal::Size);
     let (fd, mapping) = memory.map_err(|e| Error::io("cannot give a process a buffer", &e))?;
     let (start, bytes) = (mapping.start(), mapping.len());
-    // SAFETY: the mapping is as long, its memory is sealed against shrinking, and it lives as long as the region; nobody makes
-    // a reference into it.
+    // SAFETY: the mapping is as long, its memory is sealed against shrinking, and it lives as long as the region;
+    // nobody makes a reference into it.
     let memory = unsafe { Region::foreign(start, bytes, Box::new(mapping)) };
     commands.give(Command::Buffer { session, number, memory });
     Ok(fd)

@@ -1,5 +1,5 @@
-//! Processes of other nodes that are over: what they asked may still come, as a message that was sent again because its answer took long,
-//! behind the word that they are gone. Who has nothing of them any more would do it a second time.
+//! Processes of other nodes that are over: what they asked may still come, as a message that was sent again because its
+//! answer took long, behind the word that they are gone. Who has nothing of them any more would do it a second time.
 //!
 //! In memory alone: the next worker has other links, by which nothing comes that was sent to this one.
 

@@ -1,7 +1,8 @@
-//! Appends of processes of other nodes that are too large for one request and come in pieces, as their processes have no buffer or
-//! all of it is in use: kept here until the last piece, so that they go into the file as a whole.
+//! Appends of processes of other nodes that are too large for one request and come in pieces, as their processes have
+//! no buffer or all of it is in use: kept here until the last piece, so that they go into the file as a whole.
 //!
-//! In memory alone: a process whose pieces were lost with a worker begins anew. Lock order: none is taken with the table's.
+//! In memory alone: a process whose pieces were lost with a worker begins anew. Lock order: none is taken with the
+//! table's.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,10 +1,11 @@
-//! What processes that opened a file together over several nodes have in common, for files whose first backing file is here:
-//! MPI's shared file pointer, and the locks of its atomic mode, which no program's own locks meet.
+//! What processes that opened a file together over several nodes have in common, for files whose first backing file is
+//! here: MPI's shared file pointer, and the locks of its atomic mode, which no program's own locks meet.
 //!
-//! All is in memory that the supervisor keeps over the worker: a table of groups, one of locks, and a log of the pointers' last
-//! steps, moves and seeks. A step is done when its entry in the log says so, by one store; the table follows. So the next worker knows where each
-//! pointer is, and a step that is asked again is answered and not done again. A lock is in its table before it is granted. What waits for
-//! a lock is in this process's memory alone: it asks again.
+//! All is in memory that the supervisor keeps over the worker: a table of groups, one of locks, and a log of the
+//! pointers' last steps, moves and seeks. A step is done when its entry in the log says so, by one store; the table
+//! follows. So the next worker knows where each pointer is, and a step that is asked again is answered and not done
+//! again. A lock is in its table before it is granted. What waits for a lock is in this process's memory alone: it asks
+//! again.
 //!
 //! The network thread serves this by itself. Nothing waits here. Lock order: none is taken with the table's.
 
@@ -31,8 +32,8 @@ const STEPS_AT: usize = GROUPS_MAX;
 const LOCKS_AT: usize = STEPS_AT + GROUP_STEPS_KEPT;
 const MEMORY_BYTES: usize = (LOCKS_AT + GROUP_LOCKS_MAX) * WORDS * 8;
 
-/// Words of a group: its state (1: it is there), key, maker, target with number and stripe, inode, where its pointer is, and which
-/// steps are in that: all before this number.
+/// Words of a group: its state (1: it is there), key, maker, target with number and stripe, inode, where its pointer
+/// is, and which steps are in that: all before this number.
 const POSITION: usize = 5;
 const APPLIED: usize = 6;
 
@@ -289,7 +290,8 @@ impl Groups {
         Ok(())
     }
 
-    /// Moves a pointer to where `after` says for where it is, unless that was done; where it was. None is farther than files go.
+    /// Moves a pointer to where `after` says for where it is, unless that was done; where it was. None is farther than
+    /// files go.
     fn step(
         &self,
         state: &mut State,

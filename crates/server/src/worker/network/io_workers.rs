@@ -1,6 +1,6 @@
-//! The I/O workers: threads that read and write backing files for other nodes. None of them knows of the shard: whether a file is
-//! there is for the target to say. A request that comes twice does no harm, but for an append, which the network thread
-//! answers from what it kept, or this from what an earlier worker has noted (`appended`).
+//! The I/O workers: threads that read and write backing files for other nodes. None of them knows of the shard: whether
+//! a file is there is for the target to say. A request that comes twice does no harm, but for an append, which the
+//! network thread answers from what it kept, or this from what an earlier worker has noted (`appended`).
 
 use forebay_sys::descriptor;
 use std::cell::LazyCell;
@@ -145,8 +145,8 @@ impl IoWorker {
         &self.out[..n]
     }
 
-    /// For who must not wait: the reply to a short read, which waits for nobody where backing files are in memory. A write may
-    /// wait for another that is long, and what frees space takes as long as there is of it.
+    /// For who must not wait: the reply to a short read, which waits for nobody where backing files are in memory. A
+    /// write may wait for another that is long, and what frees space takes as long as there is of it.
     pub(super) fn reply_at_once(&mut self, stamp: Stamp, message: &[u8]) -> Option<&[u8]> {
         match Request::decode(message) {
             Ok((_, Request::Backing { op: BackingOp::Read { bytes, .. }, .. }))
@@ -158,7 +158,8 @@ impl IoWorker {
         }
     }
 
-    /// The same of a piece that is to be filled. `idle` says that the network has little else to do: then also of a part of a longer call.
+    /// The same of a piece that is to be filled. `idle` says that the network has little else to do: then also of a
+    /// part of a longer call.
     pub(super) fn fill_at_once(
         &self,
         moving: &mut Moving,
@@ -189,8 +190,8 @@ impl Files {
         }
     }
 
-    /// The target that has it; another node's, and one of data that are gone, is [`Code::Stale`]. One that this node has not is
-    /// [`Code::NoDevice`], and never was here: no node starts without a target that it had.
+    /// The target that has it; another node's, and one of data that are gone, is [`Code::Stale`]. One that this node
+    /// has not is [`Code::NoDevice`], and never was here: no node starts without a target that it had.
     fn target(&self, id: &BackingId) -> std::result::Result<&Target, Code> {
         let is_ours = id.node() == node_of(self.targets.first().target());
         self.targets.get(id.target).map_err(|code| if is_ours { code } else { Code::Stale })

@@ -1,5 +1,5 @@
-//! What the I/O workers are to do: a queue whose takers sleep beside each other, so that a job wakes one of them. (By a channel behind a lock it wakes two:
-//! who takes the job, and who waits for the lock to wait in its stead.)
+//! What the I/O workers are to do: a queue whose takers sleep beside each other, so that a job wakes one of them. (By a
+//! channel behind a lock it wakes two: who takes the job, and who waits for the lock to wait in its stead.)
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};

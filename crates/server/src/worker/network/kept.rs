@@ -1,5 +1,5 @@
-//! Backing files that processes of other nodes have open. Each is one descriptor for all opens of one process, so that it stays
-//! when the file is unlinked, as the kernel keeps what a process of this node has open.
+//! Backing files that processes of other nodes have open. Each is one descriptor for all opens of one process, so that
+//! it stays when the file is unlinked, as the kernel keeps what a process of this node has open.
 //!
 //! Kept in memory alone: what a killed worker kept is opened anew by name, and a file that has none any more is gone.
 

@@ -1,11 +1,11 @@
 //! Locks of processes of other nodes, and their appends to files of several backing files.
 //!
-//! A lock is the kernel's, on a descriptor of the backing file that each owner has here: flock's by flock(2), record locks by
-//! open-file-description locks. So it excludes those of this node's programs, which take theirs on the same backing file, preloaded
-//! or through the mount. Nothing waits here: who has to wait asks again.
+//! A lock is the kernel's, on a descriptor of the backing file that each owner has here: flock's by flock(2), record
+//! locks by open-file-description locks. So it excludes those of this node's programs, which take theirs on the same
+//! backing file, preloaded or through the mount. Nothing waits here: who has to wait asks again.
 //!
-//! The supervisor has a duplicate of each descriptor, so that locks outlive the worker; the next one has them from there. Of whose
-//! turn it is to append it is told by a descriptor of nothing, whose tag says all.
+//! The supervisor has a duplicate of each descriptor, so that locks outlive the worker; the next one has them from
+//! there. Of whose turn it is to append it is told by a descriptor of nothing, whose tag says all.
 //!
 //! Lock order: the tables are taken one at a time, and no other lock with them.
 
@@ -93,8 +93,9 @@ fn turn_of_tag(tag: &str) -> Option<(BackingId, u64, u64)> {
     Some((owner.id, owner.session, owner.owner))
 }
 
-/// Owners that hold something, and those that let go of everything last: what they asked for may still come, sent again, behind the word
-/// that they let go. Nobody would know of such a lock. In memory alone, as in `ended.rs`: the next worker has other links.
+/// Owners that hold something, and those that let go of everything last: what they asked for may still come, sent
+/// again, behind the word that they let go. Nobody would know of such a lock. In memory alone, as in `ended.rs`: the
+/// next worker has other links.
 #[derive(Debug, Default)]
 struct Owners {
     held: HashMap<Owner, Arc<OwnedFd>>,

@@ -1,9 +1,9 @@
 //! Which data each node of the pool was met with, kept in the pool's directory.
 //!
-//! A node's number is part of every inode number that was given with its data. One that comes back without them must not be taken
-//! for it: it would give the same inode numbers again. So a number belongs for ever to the data that it was first met with;
-//! a node whose data are gone joins under a number that nobody had, from the address of the old one, which is how the others
-//! know whose place it takes (docs/decisions/0020).
+//! A node's number is part of every inode number that was given with its data. One that comes back without them must
+//! not be taken for it: it would give the same inode numbers again. So a number belongs for ever to the data that it
+//! was first met with; a node whose data are gone joins under a number that nobody had, from the address of the old
+//! one, which is how the others know whose place it takes (docs/decisions/0020).
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -71,8 +71,8 @@ impl MetNodes {
         self.nodes.iter().find(|(_, met)| met.instead_of == Some(number)).map_or(number, |(now, _)| *now)
     }
 
-    /// True when another node is known to have taken a node's place, so that there never will be one of its number again. What a pool
-    /// file leaves out may be there all the same, as another file has it.
+    /// True when another node is known to have taken a node's place, so that there never will be one of its number
+    /// again. What a pool file leaves out may be there all the same, as another file has it.
     pub(super) fn is_gone(&self, node: NodeId) -> bool {
         self.number_now(node.0) != node.0 || self.nodes.get(&node.0).is_some_and(|met| met.gone)
     }

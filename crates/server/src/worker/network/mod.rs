@@ -1,5 +1,5 @@
-//! The way to the pool's other nodes: one thread that has the endpoint and the calls, and I/O workers that serve the data of
-//! backing files to nodes that cannot open them.
+//! The way to the pool's other nodes: one thread that has the endpoint and the calls, and I/O workers that serve the
+//! data of backing files to nodes that cannot open them.
 //!
 //! ```text
 //!  shard thread ──commands──► network thread ══ other nodes        (who does its rounds has the endpoint: handoff.rs)
@@ -85,7 +85,8 @@ pub(super) enum Command {
         /// The encoded request.
         message: Vec<u8>,
     },
-    /// Serve a client of this node, or have the I/O workers do it: locks, appends and groups, which are for all nodes to see.
+    /// Serve a client of this node, or have the I/O workers do it: locks, appends and groups, which are for all nodes
+    /// to see.
     ServeHere {
         /// The client's session, slot and sequence.
         stamp: Stamp,
@@ -134,7 +135,8 @@ pub(super) enum Command {
         /// The encoded request.
         message: Vec<u8>,
     },
-    /// Ask the node, or all, which of these processes of theirs are there, and of those that the I/O workers keep files open for.
+    /// Ask the node, or all, which of these processes of theirs are there, and of those that the I/O workers keep files
+    /// open for.
     Review(Option<NodeId>, Vec<u64>),
     /// How are the others?
     Survey(Sender<Value>),

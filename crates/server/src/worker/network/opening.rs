@@ -24,8 +24,8 @@ use crate::worker::message::Message;
 
 /// The provider of a pool that names none: every host has it.
 const DEFAULT_PROVIDER: &str = "tcp;ofi_rxm";
-/// How long a node with new data waits for what the root's node says to that. It may not be up yet, in a pool that starts; a
-/// refusal that comes later ends the pool here ([`Message::Unwelcome`]).
+/// How long a node with new data waits for what the root's node says to that. It may not be up yet, in a pool that
+/// starts; a refusal that comes later ends the pool here ([`Message::Unwelcome`]).
 const INTRODUCTION: Duration = Duration::from_millis(250);
 
 /// The address of a host and port, as libfabric's providers over IP have it (`sockaddr_in`, `sockaddr_in6`).

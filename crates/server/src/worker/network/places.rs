@@ -1,5 +1,6 @@
-//! Places: memory of a node that another one writes by itself, each ahead of the request that says what the data are for
-//! (docs/decisions/0018). So a write of data takes one way there and one back, where it takes two when its node fetches them.
+//! Places: memory of a node that another one writes by itself, each ahead of the request that says what the data are
+//! for (docs/decisions/0018). So a write of data takes one way there and one back, where it takes two when its node
+//! fetches them.
 //!
 //! ```text
 //!  writer's node ([`Taken`]):   place ─► transfer into it, and WriteStripe right behind ─────────────► answer: the place is free
@@ -8,10 +9,10 @@
 //! Data end where the place does, and come from the first byte to the last; so the last one of a place says whether all are there: it is the
 //! place's mark until then, and a place whose mark it is is not taken for data that end in the same byte.
 //!
-//! Whoever does not know whether a place may still be written never uses it again. The writer gives up a place when its transfer or
-//! its request failed, all when the link to the node was made anew, and then takes a new grant. The file's node gives up a place when it found the mark, as the
-//! data may come late; all when the writer takes a new grant, has left, or is another start of its node: their memory is unregistered then, and
-//! rests as clients' buffers do.
+//! Whoever does not know whether a place may still be written never uses it again. The writer gives up a place when its
+//! transfer or its request failed, all when the link to the node was made anew, and then takes a new grant. The file's
+//! node gives up a place when it found the mark, as the data may come late; all when the writer takes a new grant, has
+//! left, or is another start of its node: their memory is unregistered then, and rests as clients' buffers do.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -33,7 +34,8 @@ const LOST: u8 = u8::MAX;
 /// So many places of a grant that are given up, and a new one is taken.
 const LOST_MAX: usize = PLACES / 2;
 
-/// What stands in the last byte of a place until data have come: neighbours have different ones, and none is 0, of which files are full.
+/// What stands in the last byte of a place until data have come: neighbours have different ones, and none is 0, of
+/// which files are full.
 fn mark(place: u16) -> u8 {
     0xa7 ^ place as u8
 }

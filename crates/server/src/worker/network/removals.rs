@@ -1,5 +1,5 @@
-//! Backing files on other nodes that are to go: their inode is gone, and its record stays among the orphans until they are
-//! too. A node that is down gets its turn when it is back; a restart of this one begins anew from the records.
+//! Backing files on other nodes that are to go: their inode is gone, and its record stays among the orphans until they
+//! are too. A node that is down gets its turn when it is back; a restart of this one begins anew from the records.
 
 use std::collections::{BTreeMap, HashSet};
 use std::time::Duration;

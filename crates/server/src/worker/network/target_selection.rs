@@ -1,9 +1,9 @@
 //! What is known of all nodes' space, and where new files are made by it.
 //!
-//! Nodes are asked when somebody wants to know, not by a clock: what was heard within [`FRESH`] is told as it is, what is
-//! older too while the nodes are asked again, up to [`OLD`]; only then does a question wait for the nodes. A file's place
-//! waits for nobody: of a node that was never heard of it is believed that it has room, but for a file of one stripe, which is better
-//! off on its maker's node.
+//! Nodes are asked when somebody wants to know, not by a clock: what was heard within [`FRESH`] is told as it is, what
+//! is older too while the nodes are asked again, up to [`OLD`]; only then does a question wait for the nodes. A file's
+//! place waits for nobody: of a node that was never heard of it is believed that it has room, but for a file of one
+//! stripe, which is better off on its maker's node.
 //!
 //! A state machine: the clock is given, and nothing is sent from here.
 
@@ -99,8 +99,8 @@ impl SpaceMap {
         }
     }
 
-    /// The nodes that are to be asked now, each once, as what is known of them is no longer fresh; none while a round of
-    /// questions is under way. Each is to be followed by [`SpaceMap::hear`].
+    /// The nodes that are to be asked now, each once, as what is known of them is no longer fresh; none while a round
+    /// of questions is under way. Each is to be followed by [`SpaceMap::hear`].
     pub(super) fn next_round(&mut self, now: Duration) -> Vec<NodeId> {
         let is_fresh = self.asked.is_some_and(|asked| now.saturating_sub(asked) <= FRESH);
         if is_fresh {
@@ -198,8 +198,9 @@ impl SpaceMap {
     }
 }
 
-/// So many different targets, or as many as there are: those of this node first, then the others' from the `turn`-th node on;
-/// no second one of a node before every node has given one. Full ones and such as cannot be reached only where there is no other.
+/// So many different targets, or as many as there are: those of this node first, then the others' from the `turn`-th
+/// node on; no second one of a node before every node has given one. Full ones and such as cannot be reached only where
+/// there is no other.
 fn choose(all: &[Candidate], me: NodeId, turn: usize, count: usize) -> Vec<u32> {
     let tiers: [fn(&Candidate) -> bool; 3] = [|c| c.reached && c.roomy, |c| c.reached, |_| true];
     let usable: Vec<u32> = tiers

@@ -1,5 +1,5 @@
-//! The network thread: takes commands, drives the calls, and hands what other nodes ask to who serves it. Which thread runs its
-//! rounds, and how it sleeps, is in `handoff.rs`.
+//! The network thread: takes commands, drives the calls, and hands what other nodes ask to who serves it. Which thread
+//! runs its rounds, and how it sleeps, is in `handoff.rs`.
 
 mod bulk_transfer;
 mod cluster_status;
@@ -236,8 +236,8 @@ impl NetworkThread {
         self.moves.are_under_way()
     }
 
-    /// What another thread does that has commands to give, while this one sleeps: it sends them itself, and hears what has come.
-    /// False when the sleeper is to be woken for the rest.
+    /// What another thread does that has commands to give, while this one sleeps: it sends them itself, and hears what
+    /// has come. False when the sleeper is to be woken for the rest.
     pub(in crate::worker) fn help(&mut self) -> bool {
         // Data are copied within these rounds, for which nobody else is to wait.
         if self.moves_data() {

@@ -1,8 +1,8 @@
 //! Contents that change: the kernel's events of this node's backing files, while somebody watches a directory for them.
 //!
-//! One inotify instance of the daemon's watches the directories of the backing files, 256 on each target. So there is no watch for each file,
-//! and none that comes too late for a new one. While somebody watches for IN_MODIFY, each write to any file of the node costs its writer
-//! what the kernel takes to note an event.
+//! One inotify instance of the daemon's watches the directories of the backing files, 256 on each target. So there is
+//! no watch for each file, and none that comes too late for a new one. While somebody watches for IN_MODIFY, each write
+//! to any file of the node costs its writer what the kernel takes to note an event.
 
 use forebay_sys::descriptor;
 use std::collections::{HashMap, HashSet};
@@ -91,7 +91,8 @@ impl Contents {
         self.mask = 0;
     }
 
-    /// Takes what happened since the last look, or the oldest of it when that is very much: writers must not hold the thread here.
+    /// Takes what happened since the last look, or the oldest of it when that is very much: writers must not hold the
+    /// thread here.
     pub(super) fn take(&mut self) -> Happened {
         let mut happened = Happened::default();
         let mut last: HashMap<Ino, u32> = HashMap::new();

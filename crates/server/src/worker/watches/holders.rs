@@ -1,11 +1,13 @@
 //! Which directories are still watched: weak references to programs' inotify instances.
 //!
-//! An epoll set holds no reference to the files in it: an instance leaves it when the last process has closed it. So for each directory that an
-//! instance watches it is an entry of one set, which nobody waits for, with the directory's number as its data, and `/proc/self/fdinfo` lists the
-//! entries that remain. A file can be in a set once for each number of a descriptor. Each directory has a number of its own, that of
-//! its mirror's descriptor: so an instance is entered once for a directory, however often it adds the watch.
+//! An epoll set holds no reference to the files in it: an instance leaves it when the last process has closed it. So
+//! for each directory that an instance watches it is an entry of one set, which nobody waits for, with the directory's
+//! number as its data, and `/proc/self/fdinfo` lists the entries that remain. A file can be in a set once for each
+//! number of a descriptor. Each directory has a number of its own, that of its mirror's descriptor: so an instance is
+//! entered once for a directory, however often it adds the watch.
 //!
-//! The entry's events are those of [`RAISED`] that the directory's watches ask for, under names that inotify never raises.
+//! The entry's events are those of [`RAISED`] that the directory's watches ask for, under names that inotify never
+//! raises.
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -16,7 +18,8 @@ use rustix::io::{DupFlags, Errno};
 
 use super::contents::RAISED;
 
-/// Numbers of mirrors' descriptors begin here, above those of most others: the next worker is to find the same ones free.
+/// Numbers of mirrors' descriptors begin here, above those of most others: the next worker is to find the same ones
+/// free.
 const NUMBERS: i32 = 1024;
 
 /// The entries' events, and what they stand for.
@@ -70,8 +73,8 @@ impl Holders {
         Ok(masks(&entries))
     }
 
-    /// The descriptor of a directory's mirror under a number that has no entry for another directory: if it is free, the number under
-    /// which earlier workers made entries for this one.
+    /// The descriptor of a directory's mirror under a number that has no entry for another directory: if it is free,
+    /// the number under which earlier workers made entries for this one.
     pub(super) fn numbered(&self, mirror: &OwnedFd, directory: Ino) -> std::result::Result<OwnedFd, Errno> {
         let earlier = self.left.iter().find(|(_, of)| **of == Some(directory)).map(|(number, _)| *number);
         // From the lowest where the limit of open files is low.
@@ -88,8 +91,8 @@ impl Holders {
         }
     }
 
-    /// Enters a watch of `directory` by `inotify`; true when there was no entry. `mirror` is the descriptor of its mirror, which lends
-    /// its number.
+    /// Enters a watch of `directory` by `inotify`; true when there was no entry. `mirror` is the descriptor of its
+    /// mirror, which lends its number.
     pub(super) fn add(
         &self,
         inotify: &OwnedFd,

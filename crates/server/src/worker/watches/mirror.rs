@@ -1,8 +1,9 @@
-//! One watched directory's mirror: a kernel's directory that has the same names, whose events are those of the watched one.
+//! One watched directory's mirror: a kernel's directory that has the same names, whose events are those of the watched
+//! one.
 //!
-//! A file, link, FIFO, socket or device is an empty file there, a directory an empty directory. Each change is one system call, so that it
-//! raises the events that the change itself raises on Linux, and none besides. Whatever the state of the mirror, a change leaves the name
-//! as the watched directory has it.
+//! A file, link, FIFO, socket or device is an empty file there, a directory an empty directory. Each change is one
+//! system call, so that it raises the events that the change itself raises on Linux, and none besides. Whatever the
+//! state of the mirror, a change leaves the name as the watched directory has it.
 
 use forebay_sys::descriptor;
 use std::collections::HashMap;
@@ -220,8 +221,8 @@ impl Mirror {
         Ok(())
     }
 
-    /// The same with what is where nobody watches: it comes under the name, and what the name led to goes there. `is_source` when the name is
-    /// the first of the two that are exchanged, which decides the order of the events.
+    /// The same with what is where nobody watches: it comes under the name, and what the name led to goes there.
+    /// `is_source` when the name is the first of the two that are exchanged, which decides the order of the events.
     pub(super) fn exchange_with_outside(
         &mut self,
         mirrors: BorrowedFd<'_>,

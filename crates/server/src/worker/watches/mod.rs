@@ -1,9 +1,9 @@
 //! Directories that preloaded programs watch with inotify (docs/decisions/0036).
 //!
-//! The kernel raises inotify events for changes of its own directories alone. So the daemon keeps a mirror of each watched directory: a
-//! kernel's directory, on the first target where that is memory and else in the pool's directory. It has an empty file or directory for each
-//! name, and the watch thread makes every change there that the shard thread made to the watched one. The program's own inotify instance
-//! watches the mirror, so that its events are the kernel's.
+//! The kernel raises inotify events for changes of its own directories alone. So the daemon keeps a mirror of each
+//! watched directory: a kernel's directory, on the first target where that is memory and else in the pool's directory.
+//! It has an empty file or directory for each name, and the watch thread makes every change there that the shard thread
+//! made to the watched one. The program's own inotify instance watches the mirror, so that its events are the kernel's.
 //!
 //! ```text
 //!  program ── KIND_WATCH, its inotify descriptor ──► connection's thread ── Ask ──► watch thread ──► mirrors
@@ -12,10 +12,11 @@
 //!  the kernel ── contents of backing files that changed (contents.rs) ────────────────▲
 //! ```
 //!
-//! The watch thread starts with the first watch; before that a change costs one look at an option. The shard thread never waits for it. Which
-//! mirrors still have watches the kernel tells by weak references (`holders.rs`), so that nothing is recorded of processes: close, dup, fork,
-//! exec and death need no word. The references outlive the worker in the descriptor store; the next worker compares each mirror with
-//! its directory, and what happened in between is told as removals and creations.
+//! The watch thread starts with the first watch; before that a change costs one look at an option. The shard thread
+//! never waits for it. Which mirrors still have watches the kernel tells by weak references (`holders.rs`), so that
+//! nothing is recorded of processes: close, dup, fork, exec and death need no word. The references outlive the worker
+//! in the descriptor store; the next worker compares each mirror with its directory, and what happened in between is
+//! told as removals and creations.
 //!
 //! Tests: beside the code; `crates/preload/tests/watches.rs`.
 
@@ -66,8 +67,8 @@ pub(in crate::worker) enum Change {
     Rename(Named, Named),
     /// Mode, owner or extended attributes of an inode were set.
     Attributes(Ino),
-    /// The watches of a directory end: it was removed, was spread over several nodes, or changed faster than its mirror. Requests
-    /// that still wait get the code.
+    /// The watches of a directory end: it was removed, was spread over several nodes, or changed faster than its
+    /// mirror. Requests that still wait get the code.
     Gone(Ino, Code),
 }
 
@@ -155,8 +156,8 @@ pub(super) struct Watches {
 }
 
 impl Watches {
-    /// Takes over what the last worker left with the supervisor, out of `left`; mirrors in `place` without that are removed. The watch
-    /// thread does both: they can take long, and the worker is to serve.
+    /// Takes over what the last worker left with the supervisor, out of `left`; mirrors in `place` without that are
+    /// removed. The watch thread does both: they can take long, and the worker is to serve.
     pub(super) fn restored(
         place: &Path,
         targets: &Arc<NodeTargets>,
@@ -224,7 +225,8 @@ impl Watches {
     }
 }
 
-/// Inodes that had a name in a watched directory since the first was watched, and a few others: a set of bits, so that it never grows.
+/// Inodes that had a name in a watched directory since the first was watched, and a few others: a set of bits, so that
+/// it never grows.
 #[derive(Debug)]
 pub(in crate::worker) struct NamedInodes {
     bits: Box<[u64]>,

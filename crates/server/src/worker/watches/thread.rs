@@ -1,7 +1,8 @@
 //! The watch thread: adds watches, makes changes to mirrors, and removes mirrors that nobody watches.
 //!
-//! What happened to backing files is taken before words are: a change of names is sent before it is acknowledged, and so before anybody writes to
-//! a file that it made. Contents of files that have a name already are told first, then names, then the rest.
+//! What happened to backing files is taken before words are: a change of names is sent before it is acknowledged, and
+//! so before anybody writes to a file that it made. Contents of files that have a name already are told first, then
+//! names, then the rest.
 
 use forebay_sys::descriptor;
 use std::collections::HashMap;
@@ -22,8 +23,8 @@ use super::holders::{is_inotify, Holders};
 use super::mirror::{parse_own_name, Leaf, Mirror};
 use super::{Ask, Change, Chunk, Command, Message, Named, SpaceMap, Word, Words};
 
-/// Events that are not delivered for directories and the names in them: the daemon raises some of them itself, when it reads a mirror and when it
-/// opens a file there to close it.
+/// Events that are not delivered for directories and the names in them: the daemon raises some of them itself, when it
+/// reads a mirror and when it opens a file there to close it.
 const NEVER_TOLD: u32 = libc::IN_OPEN | libc::IN_ACCESS | libc::IN_CLOSE_NOWRITE;
 
 /// A watched directory.
@@ -480,7 +481,8 @@ impl WatchThread {
         }
     }
 
-    /// Raises what happened to contents, for each name of the file; gives back what happened to files that have none yet.
+    /// Raises what happened to contents, for each name of the file; gives back what happened to files that have none
+    /// yet.
     fn tell_contents(&mut self, happened: impl Iterator<Item = (Ino, u32)>) -> Vec<(Ino, u32)> {
         let mut unknown = Vec::new();
         for (ino, events) in happened {

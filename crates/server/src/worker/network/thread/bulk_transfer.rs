@@ -1,5 +1,5 @@
-//! Data that the network moves by itself, between a client's buffer on its node and the bounce buffer of the node that has the
-//! backing file (docs/decisions/0018). The client's node tells where, the file's node starts the transfer.
+//! Data that the network moves by itself, between a client's buffer on its node and the bounce buffer of the node that
+//! has the backing file (docs/decisions/0018). The client's node tells where, the file's node starts the transfer.
 //!
 //! ```text
 //!  client's node:  Move ─► where the buffer is ─► ReadStripe, WriteStripe ─────────────────────────► answer ─► client
@@ -9,14 +9,15 @@
 //! A write that is short goes without being fetched, where the file's node has granted places (`places.rs`): the client's node starts the transfer, and
 //! the request goes right behind it; it says where the buffer is too, for data that did not come.
 //!
-//! Who names a buffer, and which of it, was checked at its node before anything is sent; a peer can reach the buffers that it was told of, and only
-//! by their keys. A request whose answer is not known leaves its buffer to rest: it is unregistered, refused from then on, and
-//! kept in memory until no transfer can be under way any more.
+//! Who names a buffer, and which of it, was checked at its node before anything is sent; a peer can reach the buffers
+//! that it was told of, and only by their keys. A request whose answer is not known leaves its buffer to rest: it is
+//! unregistered, refused from then on, and kept in memory until no transfer can be under way any more.
 //!
-//! The answer to a read does not wait for the word that the data have arrived, where messages keep their place behind transfers. A connection that
-//! breaks between the two may lose the data and not the answer: so the client's node writes a byte where the last one is to come ([`Mark`]), and
-//! when it finds the same byte there with the answer it asks again. The second answer is what the file's node has kept, when the transfer has ended;
-//! where that has another worker since, which may have answered ahead too, it is none.
+//! The answer to a read does not wait for the word that the data have arrived, where messages keep their place behind
+//! transfers. A connection that breaks between the two may lose the data and not the answer: so the client's node
+//! writes a byte where the last one is to come ([`Mark`]), and when it finds the same byte there with the answer it
+//! asks again. The second answer is what the file's node has kept, when the transfer has ended; where that has another
+//! worker since, which may have answered ahead too, it is none.
 
 #[cfg(test)]
 mod tests;
@@ -200,8 +201,8 @@ impl NetworkThread {
         }
     }
 
-    /// A node's worker is another than the one that was asked. What that had begun may still come, behind what the new one does: the
-    /// buffers of what was asked of it are left when that has ended.
+    /// A node's worker is another than the one that was asked. What that had begun may still come, behind what the new
+    /// one does: the buffers of what was asked of it are left when that has ended.
     pub(super) fn doubt_moves(&mut self, node: NodeId) {
         for flight in self.flights.values() {
             let Flight::Move(asking) = flight else { continue };
@@ -305,8 +306,8 @@ impl NetworkThread {
         true
     }
 
-    /// Starts to bring so many bytes of this node's memory, which end in `last`, to a place of the node that is to write them. None: that has
-    /// no place for them now.
+    /// Starts to bring so many bytes of this node's memory, which end in `last`, to a place of the node that is to
+    /// write them. None: that has no place for them now.
     fn bring(&mut self, node: NodeId, (local, at): (Local, usize), bytes: u64, last: u8) -> Option<Used> {
         if !self.calls.endpoint().limits().in_order {
             return None;
@@ -362,9 +363,9 @@ impl NetworkThread {
         }
     }
 
-    /// A move has its answer, or none. [`Code::Interrupted`]: the file's node has not done it, as the network failed, but may write
-    /// the piece yet; by [`Code::Fault`] the client does it again, with another buffer, as it does when another worker than the first may have
-    /// given the second answer. By EIO it knows the same of its piece, unless
+    /// A move has its answer, or none. [`Code::Interrupted`]: the file's node has not done it, as the network failed,
+    /// but may write the piece yet; by [`Code::Fault`] the client does it again, with another buffer, as it does when
+    /// another worker than the first may have given the second answer. By EIO it knows the same of its piece, unless
     /// the request was never `sent`.
     pub(super) fn move_ended(&mut self, mut asking: Asking, reply: Result<Vec<u8>, Code>, sent: bool) {
         let (stamp, number) = (asking.stamp, asking.buffer);
@@ -509,8 +510,8 @@ impl NetworkThread {
                 }
                 self.moves.under_way.insert(token, moving);
             }
-            // The memory of this node was given up meanwhile, the provider has too much to do, or who asked is gone, and the place that
-            // it named with it: nothing was moved.
+            // The memory of this node was given up meanwhile, the provider has too much to do, or who asked is gone,
+            // and the place that it named with it: nothing was moved.
             Err(Code::Fault | Code::Busy | Code::Stale) => self.end_move(moving, Err(Code::Interrupted)),
             Err(code) => {
                 self.refuse(&moving.ticket, code, "the transfer cannot be started");
@@ -561,7 +562,8 @@ impl NetworkThread {
             (Ok(()), _) => self.have_served(moving),
             (Err(failed), _) => {
                 tracing::debug!("a transfer with node {} failed: {}", moving.ticket.node, failed.why);
-                // Kept as an answer is: the message may be lost with the connection, and the retry is not to break the next one.
+                // Kept as an answer is: the message may be lost with the connection, and the retry is not to break the
+                // next one.
                 self.tell_moved(&moving.ticket, Err(Code::Interrupted));
                 let DataBuffer::Piece(piece) = &moving.room else { return };
                 if self.moves.bounce.as_mut().is_some_and(|bounce| bounce.lose(piece)) {

@@ -13,8 +13,8 @@ use super::{Introduced, NetworkThread};
 const INTRODUCE_AGAIN: Duration = Duration::from_secs(1);
 
 impl NetworkThread {
-    /// Asks the first other node, by its number, for anything, to hear whether it knows other data of this node; a node with a
-    /// new number asks all, so that they know it.
+    /// Asks the first other node, by its number, for anything, to hear whether it knows other data of this node; a node
+    /// with a new number asks all, so that they know it.
     pub(in crate::worker) fn introduce(&mut self) {
         let Some((answer, to_all)) = self.introduction.take() else { return };
         let mut nodes: Vec<NodeId> =

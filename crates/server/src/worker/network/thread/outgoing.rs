@@ -231,8 +231,8 @@ impl NetworkThread {
         }
     }
 
-    /// Has the stripes of inodes removed that lie on other nodes. Those of a node whose place another has taken went with
-    /// its data.
+    /// Has the stripes of inodes removed that lie on other nodes. Those of a node whose place another has taken went
+    /// with its data.
     pub(super) fn remove(&mut self, orphans: &[(Ino, Layout)]) {
         let (mut by_node, mut swept) = (BTreeMap::<NodeId, Vec<BackingId>>::new(), Vec::new());
         for (ino, layout) in orphans {

@@ -19,7 +19,8 @@ use crate::worker::network::places::Use;
 use crate::worker::network::Command;
 use crate::worker::session::node_of_session;
 
-/// A change to a backing file, so that a retry is answered and not repeated, and one that comes late is not done over a newer one.
+/// A change to a backing file, so that a retry is answered and not repeated, and one that comes late is not done over a
+/// newer one.
 #[derive(Debug)]
 pub(super) struct Served {
     sequence: u64,
@@ -56,8 +57,8 @@ impl NetworkThread {
         self.send_answer(&ticket, reply);
     }
 
-    /// Answers a node ahead: what it asked for is on its way, and arrives before this, or its daemon finds that it has not. Only what was done
-    /// in the end is kept for a retry.
+    /// Answers a node ahead: what it asked for is on its way, and arrives before this, or its daemon finds that it has
+    /// not. Only what was done in the end is kept for a retry.
     pub(super) fn answer_ahead(&mut self, ticket: &Ticket, reply: &[u8]) {
         let key = (ticket.stamp.session, ticket.stamp.slot);
         let running = self.served.get_mut(&key).filter(|s| s.sequence == ticket.stamp.sequence);
@@ -187,8 +188,8 @@ impl NetworkThread {
         }
     }
 
-    /// True when a change was served before, or is under way, or was overtaken: its asker is answered from what was kept, or when
-    /// it is done. Else it is kept from here on that it is under way.
+    /// True when a change was served before, or is under way, or was overtaken: its asker is answered from what was
+    /// kept, or when it is done. Else it is kept from here on that it is under way.
     pub(super) fn was_served(&mut self, ticket: &Ticket) -> bool {
         let stamp = ticket.stamp;
         match self.served.get_mut(&(stamp.session, stamp.slot)) {
@@ -237,8 +238,8 @@ impl NetworkThread {
         self.tell(Message::EndedElsewhere(node_of_session(session), session));
     }
 
-    /// Tells which processes of here are there: also those that are gone, while what they have asked is under way. Who keeps replies for
-    /// them would forget that it has done it, and do it again when it is asked again.
+    /// Tells which processes of here are there: also those that are gone, while what they have asked is under way. Who
+    /// keeps replies for them would forget that it has done it, and do it again when it is asked again.
     pub(super) fn tell_which_are_there(&mut self, ticket: &Ticket, sessions: &[u64], mut there: Vec<u8>) {
         let asking: HashSet<u64> = self.asking().collect();
         for (there, session) in there.iter_mut().zip(sessions) {
@@ -268,7 +269,8 @@ impl NetworkThread {
         flying.chain(waiting)
     }
 
-    /// The node of these processes does not answer. After a time it is taken for dead, and what they have locked is free.
+    /// The node of these processes does not answer. After a time it is taken for dead, and what they have locked is
+    /// free.
     pub(super) fn not_reviewed(&mut self, sessions: &[u64]) {
         let now = self.calls.now();
         for session in sessions {
