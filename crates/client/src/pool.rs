@@ -294,6 +294,10 @@ impl Pool {
     /// Posts a request, and removes the backing file that the slot's last removal left: while the daemon serves the
     /// request, the client would wait.
     pub(crate) fn post(&self, attached: &Attached, claim: &Claim<'_>, request: &[u8]) {
+        // The free space includes what this slot has removed.
+        if request.first() == Some(&Request::Space.number()) {
+            claim.take_owed().into_iter().for_each(|removal| self.unlink_backing_file(attached, removal));
+        }
         if let Some(removal) = claim.post(request) {
             self.unlink_backing_file(attached, removal);
         }

@@ -272,8 +272,8 @@ impl Claim<'_> {
         ino.store(removal.ino.0, Ordering::Relaxed);
     }
 
-    /// The removal that is owed, which is from now on the caller's to do.
-    fn take_owed(&self) -> Option<Removal> {
+    /// The removal that is owed, for the caller to do now.
+    pub fn take_owed(&self) -> Option<Removal> {
         let (ino, target) = &self.ring.owed[self.slot];
         match ino.load(Ordering::Relaxed) {
             0 => None,

@@ -676,6 +676,18 @@ fn free_space_is_told_behind_late_removals_alone_and_not_for_ever_behind_the_swe
     told(asks).unwrap();
 }
 
+#[test]
+fn other_nodes_do_not_wait_for_late_removals() {
+    let mut s = Scene::new("late-peer");
+    let (ring, _) = s.process(5);
+    let a = make_file(&mut s, &ring, b"a");
+    let (claim, _) = post_owing(&ring, &UNLINK_A);
+    owe_removal(&mut s, claim, a);
+    let told = s.ask_and_wait(2, DAEMON, 1, &Request::Targets);
+    assert!(matches!(Reply::decode(&told), Ok(Reply::Targets { .. })));
+    assert_eq!(backing_files(&s), [a], "its client may be about to unlink it");
+}
+
 fn create_in(parent: Ino, layout: Layout) -> Request<'static> {
     Request::Create {
         parent,

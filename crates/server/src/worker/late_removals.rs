@@ -16,9 +16,9 @@ use super::call::Call;
 
 /// Batches between two looks at slots that are at rest while others keep the daemon busy: some milliseconds.
 pub(super) const LOOK_AFTER_BATCHES: u32 = 256;
-/// Free space is told after this, whatever the sweeper still has to do: it may be behind by many large files, and a
-/// call waits no longer than `CALL_TIMEOUT_MS`.
-pub(super) const WAIT_NS: u64 = 5_000_000_000;
+/// Free space is told after this, whatever the sweeper still has to do: it may be behind by many large files, and
+/// `forebay status` waits no longer than `WORKER_TIMEOUT` (`control.rs`).
+pub(super) const WAIT_NS: u64 = 1_000_000_000;
 
 /// What waits to be told of the free space.
 #[derive(Debug)]

@@ -101,7 +101,8 @@ impl ShardThread<'_> {
     /// Where a call goes: to another node, to the network thread, into a cross-node transaction, or to this node's
     /// shard.
     fn route(&mut self, session: usize, call: &Call) -> Result<Route> {
-        if self.waits_for_removals(call) {
+        // Other nodes keep what they hear of this one's space for seconds, and wait for it no longer than that.
+        if self.sessions[session].is_here() && self.park_for_removals(call) {
             return Ok(Route::Away);
         }
         if self.network.is_some() {

@@ -3,6 +3,7 @@
 
 use std::sync::mpsc::Sender;
 
+use forebay_meta::Client;
 use forebay_ring::call_clock;
 use forebay_types::{Ino, Layout, Request, Result};
 use serde_json::Value;
@@ -42,19 +43,25 @@ impl ShardThread<'_> {
         }
     }
 
-    /// Makes a waiter wait until clients' late removals are done; the waiter, if there are none.
+    /// Makes a waiter wait until clients' late removals are done. Returns it when there is nothing to wait for.
     fn wait_for_removals(&mut self, waiter: Waiter) -> Option<Waiter> {
         self.sweep_late();
         if self.late.given <= self.late.reached {
             return Some(waiter);
         }
+        if let Waiter::Call(call) = &waiter {
+            // A slot has one call: a later one takes its place.
+            let Client { session, slot, .. } = call.client;
+            let is_same = |other: &Waiter| matches!(other, Waiter::Call(other) if (other.client.session, other.client.slot) == (session, slot));
+            self.late.waiting.retain(|(.., other)| !is_same(other));
+        }
         self.late.waiting.push((self.late.given, call_clock() + WAIT_NS, waiter));
         None
     }
 
-    /// True when a call is for the free space, and waits until clients' late removals are done.
+    /// Parks a call for the free space until clients' late removals are done. False when it need not wait.
     #[inline]
-    pub(in crate::worker) fn waits_for_removals(&mut self, call: &Call) -> bool {
+    pub(in crate::worker) fn park_for_removals(&mut self, call: &Call) -> bool {
         matches!(call.request(), Request::Space | Request::Targets) && self.is_held_for_space(call)
     }
 
@@ -109,14 +116,20 @@ impl ShardThread<'_> {
         Ok(())
     }
 
+    /// Milliseconds until a waiter has waited long enough.
+    pub(in crate::worker) fn next_release_ms(&self) -> Option<u64> {
+        let first = self.late.waiting.iter().map(|(_, until, _)| *until).min()?;
+        Some(first.saturating_sub(call_clock()) / 1_000_000 + 1)
+    }
+
     /// True when a call that has waited is to be served.
     #[inline]
-    pub(in crate::worker) fn has_requests_for_space(&self) -> bool {
+    pub(in crate::worker) fn has_released_calls(&self) -> bool {
         !self.late.ready.is_empty()
     }
 
     /// Takes calls that have waited into the batch, up to so many in all.
-    pub(in crate::worker) fn take_requests_for_space(&mut self, most: usize) {
+    pub(in crate::worker) fn take_released_calls(&mut self, most: usize) {
         while self.pipeline.taken.len() < most {
             let Some(call) = self.late.ready.pop() else { break };
             let client = call.client;

@@ -42,7 +42,7 @@ impl ShardThread<'_> {
     pub(in crate::worker) fn has_work(&mut self) -> bool {
         self.left.extend(self.messages.try_recv().ok());
         self.has_left()
-            || self.has_requests_for_space()
+            || self.has_released_calls()
             || self.sessions.iter().any(|s| s.door.has_pending())
             || self.mount.as_ref().is_some_and(MountedKernel::has_news)
     }
@@ -103,6 +103,7 @@ impl ShardThread<'_> {
         let timeout = held.map_or(timeout, |left| timeout.min(left.as_millis() as u64 + 1));
         let steps = self.cross_node.as_ref().map(|steps| steps.next_timeout().as_millis().min(1000) as u64);
         let timeout = steps.map_or(timeout, |left| timeout.min(left + 1));
+        let timeout = self.next_release_ms().map_or(timeout, |left| timeout.min(left));
         let leased = self.leases.as_ref().and_then(Leases::next_timeout_ms);
         leased.map_or(timeout, |left| timeout.min(left))
     }
@@ -120,7 +121,7 @@ impl ShardThread<'_> {
                 self.pipeline.taken.push_back(Taken { session, client, call: Ok(call) });
             }
         }
-        self.take_requests_for_space(most);
+        self.take_released_calls(most);
         let n = self.sessions.len();
         for k in 0..n {
             let i = (self.turn + k) % n;
