@@ -34,14 +34,26 @@ static void pointer(const char *name, int records) {
     CHECK(wrong == 0);
     OK(MPI_File_seek_shared(file, 0, MPI_SEEK_SET));
     /* Each record is read by one rank. */
-    int mine = 0, sum = 0, record[2];
+    int record[2], sum = 0, *times = calloc((size_t)size * records, sizeof *times);
     MPI_Status status;
-    for (int got = 2; got == 2; mine += got == 2) {
+    for (int got = 2; got == 2;) {
         OK(MPI_File_read_shared(file, record, 2, MPI_INT, &status));
         MPI_Get_count(&status, MPI_INT, &got);
+        if (got == 2 && record[0] >= 0 && record[0] < size && record[1] >= 0 && record[1] < records)
+            times[record[0] * records + record[1]]++;
+        CHECK(got == 2 || got == 0);
     }
-    MPI_Allreduce(&mine, &sum, 1, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    MPI_Allreduce(MPI_IN_PLACE, times, size * records, MPI_INT, MPI_SUM, MPI_COMM_WORLD);
+    for (int i = 0; i < size * records; i++) {
+        sum += times[i];
+        if (times[i] != 1 && rank == 0)
+            printf("record %d of rank %d was read %d times\n", i % records, i / records, times[i]);
+    }
     CHECK(sum == records * size);
+    OK(MPI_File_get_position_shared(file, &at));
+    /* Each rank has read once at the end. */
+    CHECK(at == (MPI_Offset)(records + 1) * size * 2);
+    free(times);
     free(all);
     free(next);
     OK(MPI_File_close(&file));

@@ -313,9 +313,11 @@ impl FileSystem {
 
     pub(crate) fn flush(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
         let mut f = rq.fields;
-        f.skip(16)?;
+        let handle = f.u64()?;
+        f.skip(8)?;
         let ino = self.open_ino(rq.node).0;
         self.locks.drop_posix(ino, f.u64()?);
+        self.locks.held().note_flush(ino, handle);
         if let Some(opened) = self.nodes.opened(ino) {
             opened.note_flush();
         }

@@ -312,7 +312,6 @@ impl FileSystem {
             op::SETXATTR => self.setxattr(rq),
             op::REMOVEXATTR => self.removexattr(rq),
             op::GETLK => self.getlk(rq, out),
-            op::SETLK => self.setlk(rq),
             op::DESTROY => Ok(Outcome::Reply),
             // Access is checked by the kernel, mappings of blocks and ioctls are nobody's.
             _ => Err(Errno(libc::ENOSYS)),

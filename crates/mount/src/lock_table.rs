@@ -17,6 +17,9 @@ use crate::errno::{check, Errno};
 /// First and longest pause between two attempts of a lock that waits.
 pub(crate) const PAUSE: Duration = Duration::from_micros(200);
 pub(crate) const PAUSE_MAX: Duration = Duration::from_millis(20);
+/// A release comes so soon after the flush before it, also on a busy machine, or not at all: a copy of the descriptor is
+/// open.
+const RELEASE_DUE: Duration = Duration::from_millis(500);
 /// The pause between two attempts to send an unlock to another node.
 const UNLOCK_PAUSE: Duration = Duration::from_secs(1);
 
@@ -37,6 +40,17 @@ pub(crate) struct Held {
     pub(crate) on: On,
     /// The owner has had a lock. Until then it is in the table for a lock that waits.
     pub(crate) granted: bool,
+    pub(crate) flushed: Flushed,
+}
+
+/// Whether a descriptor of an open was closed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Flushed {
+    Never,
+    /// The last one then: the release is due.
+    At(Instant),
+    /// It was, and no release followed: a copy of the descriptor is open. Nobody waits for this open's release again.
+    Copied,
 }
 
 /// What an owner's locks are on.
@@ -70,6 +84,36 @@ impl Table {
         self.owners += 1;
     }
 
+    /// A descriptor of an open is closed: its release may follow.
+    pub(crate) fn note_flush(&mut self, ino: u64, handle: u64) {
+        for held in self.by_inode.get_mut(&ino).into_iter().flatten().filter(|held| held.handle == handle) {
+            if held.flushed != Flushed::Copied {
+                held.flushed = Flushed::At(Instant::now());
+            }
+        }
+    }
+
+    /// Until when a lock that is in the way of an owner may go with a release that follows its flush. The kernel does
+    /// not wait for the release that takes a flock: a program that has seen the holder end, or has closed the file
+    /// itself, finds the lock held for as long as the release is on its way.
+    pub(crate) fn release_due(&self, of: Owner) -> Option<Instant> {
+        let flushed = |held: &Held| match held.flushed {
+            Flushed::At(at) if held.owner != of => Some(at),
+            _ => None,
+        };
+        let due = self.by_inode.get(&of.ino)?.iter().filter_map(flushed).max()? + RELEASE_DUE;
+        (due > Instant::now()).then_some(due)
+    }
+
+    /// An owner has waited for releases in vain.
+    pub(crate) fn no_release_came(&mut self, to: Owner) {
+        for held in self.by_inode.get_mut(&to.ino).into_iter().flatten().filter(|held| held.owner != to) {
+            if matches!(held.flushed, Flushed::At(at) if at.elapsed() >= RELEASE_DUE) {
+                held.flushed = Flushed::Copied;
+            }
+        }
+    }
+
     /// Takes out an inode's owners of which `which` is true.
     pub(crate) fn remove(&mut self, ino: u64, which: impl Fn(&Held) -> bool) -> Vec<Held> {
         let Some(held) = self.by_inode.get_mut(&ino) else { return Vec::new() };
@@ -88,6 +132,8 @@ pub(crate) struct Wait {
     pub(crate) unique: u64,
     pub(crate) pause: Duration,
     pub(crate) next: Instant,
+    /// When it fails with EAGAIN. None: it waits as long as it takes.
+    pub(crate) until: Option<Instant>,
     pub(crate) reply: Box<dyn FnOnce(i32) + Send>,
 }
 
@@ -118,6 +164,17 @@ pub(crate) struct Locks {
     pub(crate) unlocks: Arc<Unlocks>,
     /// The thread that sends unlocks again runs.
     pub(crate) is_telling: Arc<AtomicBool>,
+}
+
+impl Wait {
+    /// What the request fails with when a signal ends its wait. One that was not to wait is told what was in its way.
+    pub(crate) fn interrupted(&self) -> i32 {
+        if self.until.is_some() {
+            libc::EAGAIN
+        } else {
+            libc::EINTR
+        }
+    }
 }
 
 /// A lock request's fields.
@@ -291,7 +348,8 @@ impl Locks {
         if let Some(i) = waits.list.iter().position(|wait| wait.unique == unique) {
             let wait = waits.list.remove(i);
             drop(waits);
-            return (wait.reply)(libc::EINTR);
+            let error = wait.interrupted();
+            return (wait.reply)(error);
         }
         // The request may be no lock, or answered by now: numbers are never used again, so keeping it is harmless.
         waits.interrupted.push_back(unique);
@@ -316,6 +374,7 @@ mod tests {
                 handle,
                 on,
                 granted: true,
+                flushed: Flushed::Never,
             });
         };
         hold(1, 10, 5);
@@ -352,6 +411,7 @@ mod tests {
                 unique,
                 pause: PAUSE,
                 next: Instant::now(),
+                until: None,
                 reply: Box::new(move |error| told.send((unique, error)).unwrap()),
             });
         }

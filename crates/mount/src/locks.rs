@@ -29,7 +29,7 @@ use forebay_types::{Code, LockKind};
 use crate::errno::{check, Errno};
 use crate::filesystem::{FileSystem, Outcome};
 use crate::handles::Handle;
-use crate::lock_table::{Held, On, Owner, Wait, Wish, PAUSE, PAUSE_MAX};
+use crate::lock_table::{Flushed, Held, On, Owner, Wait, Wish, PAUSE, PAUSE_MAX};
 use crate::opened::reopen;
 use crate::protocol::{Body, Request, LK_FLOCK};
 
@@ -128,7 +128,13 @@ impl FileSystem {
                     On::Elsewhere(locks, number) => (Ok(()), Some((*locks, *number))),
                 };
                 // Also when it has to wait: it will be tried again.
-                held.insert(Held { owner: wish.owner, handle: wish.handle, on, granted: false });
+                held.insert(Held {
+                    owner: wish.owner,
+                    handle: wish.handle,
+                    on,
+                    granted: false,
+                    flushed: Flushed::Never,
+                });
                 match elsewhere {
                     None => return taken,
                     Some(elsewhere) => elsewhere,
@@ -167,7 +173,7 @@ impl FileSystem {
     }
 
     /// Takes or drops a lock, without waiting.
-    pub(crate) fn setlk(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
+    fn set_at_once(&self, rq: &Request<'_>) -> Result<Outcome, Errno> {
         let wish = self.wish(rq)?;
         if wish.kind != libc::F_UNLCK {
             self.take(&wish)?;
@@ -187,24 +193,30 @@ impl FileSystem {
         Ok(Outcome::Reply)
     }
 
-    /// Takes a lock, and has it wait if need be: `reply` is called with how it went then.
-    pub(crate) fn setlkw(
+    /// Takes or drops a lock, and has it wait if need be: `reply` is called with how it went then. A lock that is not
+    /// to wait does so where that which is in its way may be on its way out.
+    pub(crate) fn setlk(
         self: &Arc<Self>,
         rq: &Request<'_>,
+        waits: bool,
         reply: impl FnOnce(i32) + Send + 'static,
     ) -> Result<Outcome, Errno> {
-        match self.setlk(rq) {
+        match self.set_at_once(rq) {
             Err(Errno(libc::EAGAIN)) => {}
             done => return done,
         }
         let wish = self.wish(rq)?;
+        let until = if waits { None } else { self.locks.held().release_due(wish.owner) };
+        if !waits && until.is_none() {
+            return Err(Errno(libc::EAGAIN));
+        }
         let mut waits = self.locks.waits();
         if let Some(i) = waits.interrupted.iter().position(|unique| *unique == rq.unique) {
             waits.interrupted.remove(i);
-            return Err(Errno(libc::EINTR));
+            return Err(Errno(if until.is_some() { libc::EAGAIN } else { libc::EINTR }));
         }
         if waits.list.len() >= LOCK_WAITS_MAX {
-            return Err(Errno(libc::ENOLCK));
+            return Err(Errno(if until.is_some() { libc::EAGAIN } else { libc::ENOLCK }));
         }
         if !waits.is_tended {
             let this = Arc::clone(self);
@@ -214,7 +226,7 @@ impl FileSystem {
         }
         // At once: what is in the way may have gone since the first attempt.
         let next = Instant::now();
-        waits.list.push(Wait { wish, unique: rq.unique, pause: PAUSE, next, reply: Box::new(reply) });
+        waits.list.push(Wait { wish, unique: rq.unique, pause: PAUSE, next, until, reply: Box::new(reply) });
         self.locks.freed.notify_one();
         Ok(Outcome::Silence)
     }
@@ -235,9 +247,10 @@ impl FileSystem {
                     i += 1;
                     continue;
                 }
-                let (unique, wish) = (wait.unique, wait.wish);
+                let (unique, wish, error) = (wait.unique, wait.wish, wait.interrupted());
+                let mut is_due = wait.until.is_some_and(|until| until <= now);
                 // Also when the try fails: who is tried is not tried again in this round.
-                wait.next = now + wait.pause;
+                wait.next = wait.until.map_or(now + wait.pause, |until| until.min(now + wait.pause));
                 wait.pause = (wait.pause * 2).min(PAUSE_MAX);
                 let mut taken;
                 if self.is_elsewhere(&wish) {
@@ -247,14 +260,17 @@ impl FileSystem {
                     waits = self.locks.waits();
                     let interrupted = waits.trying.take().is_some_and(|(_, interrupted)| interrupted);
                     if interrupted && taken == Err(Errno(libc::EAGAIN)) {
-                        taken = Err(Errno(libc::EINTR));
+                        (taken, is_due) = (Err(Errno(error)), true);
                     }
                 } else {
                     taken = self.take(&wish);
                 }
                 // Others may have come and gone while nothing was locked.
+                if is_due && taken == Err(Errno(libc::EAGAIN)) {
+                    self.locks.held().no_release_came(wish.owner);
+                }
                 let Some(at) = waits.list.iter().position(|wait| wait.unique == unique) else { continue };
-                if taken == Err(Errno(libc::EAGAIN)) {
+                if taken == Err(Errno(libc::EAGAIN)) && !is_due {
                     i = at + 1;
                 } else {
                     done.push((waits.list.remove(at), taken.err().map_or(0, |e| e.0)));

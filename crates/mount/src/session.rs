@@ -230,9 +230,11 @@ impl Server<'_> {
         turn();
         self.out.clear();
         let outcome = match rq.opcode {
-            op::SETLKW => {
+            op::SETLK | op::SETLKW => {
                 let (device, unique) = (Arc::clone(self.device), rq.unique);
-                self.fs.setlkw(&rq, move |error| reply(&device, &mut Body::new(), unique, error))
+                self.fs.setlk(&rq, rq.opcode == op::SETLKW, move |error| {
+                    reply(&device, &mut Body::new(), unique, error)
+                })
             }
             op::INTERRUPT => interrupt(self.fs, &rq),
             op::READ => {

@@ -4,10 +4,11 @@ mod common;
 
 use common::{wait_for, Place};
 use std::fs::{File, OpenOptions};
-use std::io::Read;
+use std::io::{self, Read};
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 /// A lock on bytes of a file by fcntl; the errno when it is refused.
 fn lock(file: &File, command: i32, kind: i32, start: i64, bytes: i64) -> Result<(), i32> {
@@ -137,6 +138,47 @@ fn locks_of_an_open_file_go_with_it_and_with_its_process() {
     assert_eq!(try_flock(), -1);
     drop(other);
     wait_for("the lock went with its process", || try_flock() == 0);
+}
+
+#[test]
+fn lock_that_is_not_to_wait_is_granted_where_the_holder_s_release_is_on_its_way() {
+    let Some(place) = mounted() else { return };
+    let path = place.file("f");
+    let (one, two) = (read_write(&path), read_write(&path));
+    // SAFETY: plain system calls on descriptors of this test.
+    let flock = |file: &File, how| unsafe { libc::flock(file.as_raw_fd(), how | libc::LOCK_NB) };
+    // The flush of one descriptor, and the release with the other a moment later, as on a busy machine.
+    let is_granted = |one: File| {
+        assert_eq!(flock(&one, libc::LOCK_EX), 0);
+        let copy = one.try_clone().unwrap();
+        drop(one);
+        let closes = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(50));
+            drop(copy);
+        });
+        let granted = flock(&two, libc::LOCK_EX) == 0;
+        closes.join().unwrap();
+        assert_eq!(flock(&two, libc::LOCK_UN), 0);
+        granted
+    };
+    // A machine may be so busy that a moment is too long.
+    assert!(is_granted(one) || (0..4).any(|_| is_granted(read_write(&path))));
+    // A copy that stays open holds the lock, and keeps who asks waiting once.
+    let one = read_write(&path);
+    assert_eq!(flock(&one, libc::LOCK_EX), 0);
+    drop(one.try_clone().unwrap());
+    let started = Instant::now();
+    let attempts = 30;
+    for _ in 0..attempts {
+        assert_eq!(
+            (flock(&two, libc::LOCK_EX), io::Error::last_os_error().raw_os_error()),
+            (-1, Some(libc::EAGAIN))
+        );
+        drop(one.try_clone().unwrap());
+    }
+    assert!(started.elapsed() < attempts * Duration::from_millis(500), "each has waited");
+    drop(one);
+    wait_for("the lock went with its file", || flock(&two, libc::LOCK_EX) == 0);
 }
 
 #[test]
