@@ -94,9 +94,9 @@ pub const BACKING_AHEAD: usize = 8;
 pub const GATHERED_MAX: usize = 32;
 /// What was not gone on with for so long is forgotten when there is no room for another: longer than any request waits.
 pub const GATHERED_MS: u64 = 60_000;
-/// Appends of processes of other nodes of which a daemon's next worker knows whether they were done: more than are
-/// under way when one is killed, 64 bytes each.
-pub const APPENDS_KEPT: usize = 4096;
+/// Slots of processes of which a daemon's next worker knows whether their last append to another node's file was done,
+/// and their last step of a group's pointer: 64 bytes each. Where more ask, the slot that asked longest ago is forgotten.
+pub const REPLIES_KEPT: usize = 16_384;
 /// Backing files that a daemon keeps open for processes of other nodes, a descriptor each; more are opened anew for
 /// each request, and do not outlive their names.
 pub const BACKING_OPEN_MAX: usize = 4096;
@@ -115,8 +115,6 @@ pub const APPEND_MS: u64 = 20_000;
 pub const GROUPS_MAX: usize = 4096;
 /// Locks of groups that are held at a daemon at the same time, 64 bytes each; more wait.
 pub const GROUP_LOCKS_MAX: usize = 4096;
-/// Steps of groups' pointers of which a daemon's next worker knows that they were done, as [`APPENDS_KEPT`].
-pub const GROUP_STEPS_KEPT: usize = 4096;
 /// Who waits for a group's lock and has not asked again for so long loses its place: many times the pause between two
 /// asks.
 pub const GROUP_PLACE_MS: u64 = 100;

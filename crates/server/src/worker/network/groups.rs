@@ -1,10 +1,10 @@
 //! What processes that opened a file together over several nodes have in common, for files whose first backing file is
 //! here: MPI's shared file pointer, and the locks of its atomic mode, which no program's own locks meet.
 //!
-//! All is in memory that the supervisor keeps over the worker: a table of groups, one of locks, and a log of the
-//! pointers' last steps, moves and seeks. A step is done when its entry in the log says so, by one store; the table
-//! follows. So the next worker knows where each pointer is, and a step that is asked again is answered and not done
-//! again. A lock is in its table before it is granted. What waits for a lock is in this process's memory alone: it asks
+//! All is in memory that the supervisor keeps over the worker: a table of groups, one of locks, and the last step, a move
+//! or a seek, of each slot that asked for one ([`ReplyCache`]). A step is done when its entry says so, by one store; the
+//! table of groups follows. So the next worker knows where each pointer is, and a step that is asked again is answered
+//! and not done again. A lock is in its table before it is granted. What waits for a lock is in this process's memory alone: it asks
 //! again.
 //!
 //! The network thread serves this by itself. Nothing waits here. Lock order: none is taken with the table's.
@@ -15,10 +15,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use forebay_ring::{call_clock, memfd_sealed, Mapping, Seal};
-use forebay_types::limits::{FILE_BYTES_MAX, GROUPS_MAX, GROUP_LOCKS_MAX, GROUP_PLACE_MS, GROUP_STEPS_KEPT};
+use forebay_types::limits::{FILE_BYTES_MAX, GROUPS_MAX, GROUP_LOCKS_MAX, GROUP_PLACE_MS, REPLIES_KEPT};
 use forebay_types::{BackingId, Code, Error, GroupOp, Ino, LockKind, LockWish, Reply, Result};
 use forebay_wire::Stamp;
 
+use super::reply_cache::{ReplyCache, ENTRY_BYTES};
 use crate::store::FdStore;
 
 /// The tag of the memory in the supervisor's store.
@@ -29,16 +30,15 @@ const PLACE_NS: u64 = GROUP_PLACE_MS * 1_000_000;
 const WORDS: usize = 8;
 /// Where the tables begin, in entries.
 const STEPS_AT: usize = GROUPS_MAX;
-const LOCKS_AT: usize = STEPS_AT + GROUP_STEPS_KEPT;
-const MEMORY_BYTES: usize = (LOCKS_AT + GROUP_LOCKS_MAX) * WORDS * 8;
+const LOCKS_AT: usize = STEPS_AT + REPLIES_KEPT;
+const MEMORY_BYTES: usize = (LOCKS_AT + GROUP_LOCKS_MAX) * ENTRY_BYTES;
+/// The state of a step that is done. Its words: the group's key, and where the pointer was and is.
+const DONE: u64 = 1;
 
 /// Words of a group: its state (1: it is there), key, maker, target with number and stripe, inode, where its pointer
 /// is, and which steps are in that: all before this number.
 const POSITION: usize = 5;
 const APPLIED: usize = 6;
-
-/// Whose step.
-type StepKey = (u64, u16, u64);
 
 #[derive(Debug)]
 struct Held {
@@ -68,11 +68,7 @@ struct Group {
 #[derive(Debug)]
 struct State {
     groups: HashMap<u64, Group>,
-    /// Steps in the log: where the pointer was.
-    done: HashMap<StepKey, u64>,
-    /// Whose step each entry of the log is.
-    log: Vec<Option<StepKey>>,
-    next_step: u64,
+    steps: ReplyCache,
     free_groups: Vec<usize>,
     free_locks: Vec<usize>,
 }
@@ -89,9 +85,7 @@ impl Default for Groups {
     fn default() -> Groups {
         let state = State {
             groups: HashMap::new(),
-            done: HashMap::new(),
-            log: vec![None; GROUP_STEPS_KEPT],
-            next_step: 0,
+            steps: ReplyCache::new(STEPS_AT * ENTRY_BYTES, REPLIES_KEPT),
             free_groups: (0..GROUPS_MAX).rev().collect(),
             free_locks: (LOCKS_AT..LOCKS_AT + GROUP_LOCKS_MAX).rev().collect(),
         };
@@ -146,13 +140,6 @@ impl State {
             self.free_groups.push(group.entry);
         }
     }
-
-    fn note_step(&mut self, index: usize, step: StepKey, before: u64) {
-        if let Some(old) = self.log[index].replace(step) {
-            self.done.remove(&old);
-        }
-        self.done.insert(step, before);
-    }
 }
 
 impl Groups {
@@ -198,22 +185,19 @@ impl Groups {
             };
             state.groups.insert(load(entry, 1), group);
         }
-        let mut steps: Vec<usize> = (STEPS_AT..STEPS_AT + GROUP_STEPS_KEPT).filter(is_used).collect();
-        steps.sort_by_key(|entry| load(*entry, 1));
-        for entry in steps {
-            let (number, before, after) = (load(entry, 1), load(entry, 6), load(entry, 7));
-            let step = (load(entry, 2), (load(entry, 3) & 0xffff) as u16, load(entry, 4));
-            state.note_step(entry - STEPS_AT, step, before);
-            state.next_step = number + 1;
-            if let Some(group) = state.groups.get_mut(&load(entry, 5)) {
+        let steps = ReplyCache::restored(&memory, STEPS_AT * ENTRY_BYTES, REPLIES_KEPT);
+        for step in steps.in_order() {
+            let [key, _, after] = step.words;
+            if let Some(group) = state.groups.get_mut(&key) {
                 // Its worker was killed before it could say so in the table.
-                if number >= load(group.entry, APPLIED) {
+                if step.number >= load(group.entry, APPLIED) {
                     group.position = after;
                     word(&memory, group.entry, POSITION).store(after, Ordering::SeqCst);
-                    word(&memory, group.entry, APPLIED).store(number + 1, Ordering::SeqCst);
+                    word(&memory, group.entry, APPLIED).store(step.number + 1, Ordering::SeqCst);
                 }
             }
         }
+        state.steps = steps;
         for entry in used_locks {
             let kind = if load(entry, 6) != 0 { LockKind::Write } else { LockKind::Read };
             let (owner, start, end) = (load(entry, 3), load(entry, 4), load(entry, 5));
@@ -284,7 +268,7 @@ impl Groups {
     ) -> std::result::Result<(), Code> {
         let entry = state.free_groups.pop().ok_or(Code::NoResources)?;
         // Steps of a number that was given before are none of its.
-        put(&self.memory, entry, &[key, session, packed(id), id.ino.0, position, state.next_step]);
+        put(&self.memory, entry, &[key, session, packed(id), id.ino.0, position, state.steps.next_number()]);
         let (held, waiting) = (Vec::new(), VecDeque::new());
         state.groups.insert(key, Group { entry, session, id: *id, position, held, waiting });
         Ok(())
@@ -299,25 +283,20 @@ impl Groups {
         key: u64,
         after: impl Fn(u64) -> Option<u64>,
     ) -> std::result::Result<u64, Code> {
-        let step = (stamp.session, stamp.slot, stamp.sequence);
-        if let Some(before) = state.done.get(&step) {
-            return Ok(*before);
+        if let Some(done) = state.steps.get(stamp) {
+            return Ok(done.words[1]);
         }
-        let number = state.next_step;
+        if state.steps.is_overtaken(stamp) {
+            return Err(Code::Stale);
+        }
         let group = state.groups.get_mut(&key).ok_or(Code::Stale)?;
         let before = group.position;
         let after = after(before).ok_or(Code::FileTooLarge)?;
         group.position = after;
-        let (index, entry) = (number as usize % GROUP_STEPS_KEPT, group.entry);
-        put(
-            &self.memory,
-            STEPS_AT + index,
-            &[number, stamp.session, stamp.slot.into(), stamp.sequence, key, before, after],
-        );
+        let entry = group.entry;
+        let number = state.steps.put(self.memory.as_ref(), stamp, DONE, [key, before, after]);
         set(&self.memory, entry, POSITION, after);
         set(&self.memory, entry, APPLIED, number + 1);
-        state.next_step = number + 1;
-        state.note_step(index, step, before);
         Ok(before)
     }
 
@@ -361,7 +340,12 @@ impl Groups {
         Ok(())
     }
 
-    /// A process is over: what it made ends, and what it holds or waits for in others.
+    /// A process is over, and asks for nothing again.
+    pub(super) fn forget_steps(&self, session: u64) {
+        self.state().steps.end(self.memory.as_ref(), session);
+    }
+
+    /// A process is over, or taken for dead: what it made ends, and what it holds or waits for in others.
     pub(super) fn end(&self, session: u64) {
         let mut state = self.state();
         let keys: Vec<u64> = state.groups.keys().copied().collect();
@@ -372,6 +356,11 @@ impl Groups {
                 state.release(&self.memory, key, |of, _| of == session);
             }
         }
+    }
+
+    /// Processes whose steps are kept.
+    pub(super) fn step_sessions(&self) -> Vec<u64> {
+        self.state().steps.sessions()
     }
 
     /// Processes that made a group or hold a lock of one.
@@ -391,6 +380,7 @@ mod tests {
 
     const ID: BackingId = BackingId { target: u32::MAX, ino: Ino(u64::MAX - 5), number: 3, stripe: 255 };
 
+    /// Of a request that is asked again: its slot is used for nothing else.
     fn stamp(session: u64, sequence: u64) -> Stamp {
         Stamp { session, slot: 63, sequence }
     }
@@ -401,10 +391,12 @@ mod tests {
     impl Asker<'_> {
         fn ask(&mut self, session: u64, key: u64, op: GroupOp) -> std::result::Result<u64, Code> {
             self.1 += 1;
-            self.0.serve(stamp(session, self.1), &ID, key, op).map(|reply| match reply {
-                Reply::Count(n) => n,
-                _ => 0,
-            })
+            self.0.serve(Stamp { session, slot: 0, sequence: self.1 }, &ID, key, op).map(
+                |reply| match reply {
+                    Reply::Count(n) => n,
+                    _ => 0,
+                },
+            )
         }
     }
 
@@ -503,7 +495,10 @@ mod tests {
         for key in 1..=3 {
             a.ask(7, key, GroupOp::Make { position: 10 * key }).unwrap();
         }
-        for _ in 0..GROUP_STEPS_KEPT + 10 {
+        // A step whose reply is lost, before more of another process than steps are kept.
+        let lost = |groups: &Groups| groups.serve(stamp(10, 5), &ID, 1, GroupOp::Move { by: 0x10 });
+        assert_eq!(lost(&first), Ok(Reply::Count(10)));
+        for _ in 0..REPLIES_KEPT + 10 {
             a.ask(8, 1, GroupOp::Move { by: 2 }).unwrap();
         }
         a.ask(7, 2, GroupOp::Seek { position: 5 }).unwrap();
@@ -514,21 +509,20 @@ mod tests {
         a.ask(8, 1, wish(9, LockKind::Write, 100, 199)).unwrap();
         a.ask(8, 1, wish(10, LockKind::Read, 300, 399)).unwrap();
         a.ask(8, 1, wish(10, LockKind::Unlock, 0, 0)).unwrap();
-        let end = 10 + 2 * (GROUP_STEPS_KEPT as u64 + 10);
+        let end = 10 + 0x10 + 2 * (REPLIES_KEPT as u64 + 10);
         assert_eq!(first.serve(stamp(9, 1), &ID, 1, GroupOp::Move { by: 1 }), Ok(Reply::Count(end)));
         // As the next one finds it, and as it would be had this one been killed right after the step's entry.
         let entry = first.state().groups[&1].entry;
-        let index = STEPS_AT + (first.state().next_step as usize - 1) % GROUP_STEPS_KEPT;
+        let number = first.state().steps.next_number() - 1;
         for killed in [false, true] {
             if killed {
-                let memory = first.memory.as_ref().unwrap();
-                let number = word(memory, index, 1).load(Ordering::SeqCst);
                 set(&first.memory, entry, POSITION, end);
                 set(&first.memory, entry, APPLIED, number);
             }
             let next = Groups::open(fd.as_fd()).unwrap();
             let step = next.serve(stamp(9, 1), &ID, 1, GroupOp::Move { by: 1 });
             assert_eq!(step, Ok(Reply::Count(end)), "it was done");
+            assert_eq!(lost(&next), Ok(Reply::Count(10)), "it was done long ago");
             let mut b = Asker(&next, 1 << 32);
             assert_eq!(b.ask(9, 1, GroupOp::Move { by: 0 }), Ok(end + 1));
             assert_eq!(seek(&next), Ok(Reply::Done), "it was done too");
@@ -553,7 +547,7 @@ mod tests {
         a.ask(7, 1, GroupOp::Make { position: 0 }).unwrap();
         assert_eq!(first.serve(stamp(9, 1), &ID, 1, GroupOp::Move { by: 4 }), Ok(Reply::Count(0)));
         // Killed before the entry's state was stored.
-        set(&first.memory, STEPS_AT, 0, 0);
+        (STEPS_AT..LOCKS_AT).for_each(|entry| set(&first.memory, entry, 0, 0));
         let entry = first.state().groups[&1].entry;
         set(&first.memory, entry, POSITION, 0);
         set(&first.memory, entry, APPLIED, 0);

@@ -469,7 +469,7 @@ mod tests {
         };
         let id = BackingId { target: 2 << 16, ino: Ino(9 << 48 | 5), number: 0, stripe: 0 };
         let ask = |files: &Files, sequence, op| {
-            let stamp = Stamp { session: 77, slot: 0, sequence };
+            let stamp = Stamp { session: 77, slot: sequence as u16, sequence };
             files.serve(stamp, &id, &op, &mut vec![0; 1 << 16]).map(|reply| match reply {
                 Reply::Count(n) => n,
                 _ => 0,
@@ -494,8 +494,9 @@ mod tests {
         let files = Files { targets, kept: Arc::default() };
         let id = BackingId { target: 2 << 16, ino: Ino(9 << 48 | 5), number: 0, stripe: 0 };
         let mut room = vec![0; 1 << 16];
-        let stamp = Stamp { session: 77, slot: 0, sequence: 1 };
+        let mut stamp = Stamp { session: 77, slot: 0, sequence: 0 };
         let mut ask = |id: &BackingId, op| {
+            stamp.sequence += 1;
             let reply = files.serve(stamp, id, &op, &mut room);
             reply.map(|reply| match reply {
                 Reply::Bytes(bytes) => (bytes.len() as u64, bytes.to_vec()),

@@ -86,10 +86,12 @@ impl KeptOpen {
         drop(gone);
     }
 
-    /// The sessions that have something open or locked.
+    /// The sessions that have something open or locked, or whose changes are known.
     pub(super) fn sessions(&self) -> Vec<u64> {
         let mut sessions = self.locks.sessions();
         sessions.extend(self.groups.sessions());
+        sessions.extend(self.groups.step_sessions());
+        sessions.extend(self.appended.sessions());
         sessions.extend(self.all().keys().map(|(session, _)| *session));
         sessions
     }
@@ -98,6 +100,8 @@ impl KeptOpen {
     pub(super) fn end(&self, session: u64) {
         self.locks.end(session);
         self.groups.end(session);
+        self.groups.forget_steps(session);
+        self.appended.end(session);
         self.gathering.end(session);
         let mut all = self.all();
         let theirs: Vec<_> = all.keys().filter(|(of, _)| *of == session).copied().collect();

@@ -27,6 +27,7 @@ mod met;
 mod opening;
 mod places;
 mod removals;
+mod reply_cache;
 mod target_selection;
 mod thread;
 

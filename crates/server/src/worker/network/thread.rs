@@ -376,6 +376,8 @@ impl NetworkThread {
                 // Also what an earlier worker knew of.
                 self.kept.locks.end(session);
                 self.kept.groups.end(session);
+                self.kept.groups.forget_steps(session);
+                self.kept.appended.end(session);
                 let me = self.me;
                 for node in nodes.into_iter().filter(|node| *node != me) {
                     // One that is down asks when it is back.
