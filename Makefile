@@ -46,7 +46,7 @@ lint:
 # The libraries and binaries are built first: tests of whole programs run them from beside the test binaries.
 test: lint
 	@tools/install-deps test
-	$(CARGO) build --workspace
+	$(CARGO) build --workspace --features forebay-server/simulation
 	$(MAKE) -C mpi OUT=$(DEBUG)
 	$(CARGO) test --workspace --no-fail-fast
 

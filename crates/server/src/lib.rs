@@ -13,6 +13,7 @@ mod connection;
 pub mod control;
 pub mod daemon;
 pub mod directory;
+#[cfg(feature = "simulation")]
 pub mod exercise;
 mod frame;
 pub mod hosts_file;
@@ -44,4 +45,5 @@ pub use members::JoinRequest;
 pub use programs::TOKEN_VARIABLE;
 pub use protocol::Stopped;
 pub use setup::{WorkerSetup, FLIGHT_RECORDER_BYTES};
+#[cfg(feature = "simulation")]
 pub use worker::stepped;

@@ -36,6 +36,12 @@ fn coarse() -> Timestamp {
     Timestamp { sec: t.tv_sec, nsec: t.tv_nsec as u32 }
 }
 
+/// A board's epoch: rises from worker to worker.
+pub(super) fn new_epoch() -> u64 {
+    let t = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
+    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -19,7 +19,7 @@ use super::call::Call;
 use super::cross_check::CrossCheck;
 use super::leases::Wait;
 use super::notifier::Note;
-use super::session::{daemon_session, new_daemon_session, random_number};
+use super::session_id::{daemon_session, new_daemon_session, random_number};
 
 /// What the request's reply becomes when it does not go the common way.
 pub(super) enum Interception {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use forebay_types::{Code, Error};
 
-use super::stepped::{Moment, Watcher};
+use super::moments::{Moment, Watcher};
 
 /// The file's name.
 const VARIABLE: &str = "FOREBAY_FAULT";

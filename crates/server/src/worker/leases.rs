@@ -30,7 +30,7 @@ use forebay_types::{Answer, Code, Entry, Ino, Kind, NodeId, Part, Reply, Request
 use forebay_wire::Stamp;
 
 use super::notifier::{Note, Whose};
-use super::session::node_of_session;
+use super::session_id::node_of_session;
 
 pub(super) const LEASE_NS: u64 = LEASE_MS * 1_000_000;
 

@@ -46,6 +46,7 @@ mod late_removals;
 mod layout_change;
 mod leases;
 mod message;
+mod moments;
 mod mounter;
 mod network;
 mod notifier;
@@ -53,25 +54,25 @@ mod own_answers;
 mod recorder;
 mod remote;
 mod session;
+mod session_id;
 mod shard_queries;
 mod statistics;
+#[cfg(any(test, feature = "simulation"))]
 pub mod stepped;
 mod sweeper;
+mod targets;
 mod watches;
 mod wide;
 
 use std::os::fd::{AsFd, OwnedFd};
-use std::path::PathBuf;
 use std::sync::mpsc;
 use std::sync::Arc;
 
-use forebay_data::{NodeTargets, Target};
 use forebay_meta::{Shard, ShardOptions};
 use forebay_ring::{BoardWriter, Doorbell};
 use forebay_sys::descriptor;
-use forebay_sys::file_system::FileSystem;
 use forebay_types::limits::{BOARD_BYTES_MAX, BOARD_BYTES_MIN, BOARD_FRACTION};
-use forebay_types::{target_of, Code, Error, NodeId, Result};
+use forebay_types::{Code, Error, NodeId, Result};
 
 use crate::identity::PoolIdentity;
 use crate::notifier::Starter;
@@ -85,37 +86,9 @@ use known_parts::KnownParts;
 use message::Message;
 use recorder::FlightRecorder;
 use statistics::Statistics;
+use targets::{device_of, has_stable_inodes, open_targets, shard_dir};
 use watches::Watches;
 use wide::Wide;
-
-/// Bits of (st_dev, st_ino) that every file of the pool shows: the target's own device number. Inode numbers of the
-/// pool are above 2^48, so they never meet those of the file system that the target is on.
-fn device_of(target: &OwnedFd) -> Result<u64> {
-    let st = rustix::fs::fstat(target).map_err(|e| Error::io("cannot look at the target", &e.into()))?;
-    Ok(st.st_dev)
-}
-
-/// True when the target's file system never uses an inode number again: a tmpfs, whose 64-bit counter only rises.
-fn has_stable_inodes(target: &OwnedFd) -> bool {
-    FileSystem::of(target).is_ok_and(|kind| kind == FileSystem::TMPFS)
-}
-
-/// This node's targets, the first of which has the shard; or what has the shard alone.
-fn open_targets(directories: &[OwnedFd], identity: &PoolIdentity) -> Result<NodeTargets> {
-    let open = |(index, directory): (usize, &OwnedFd)| {
-        let medium = index.checked_sub(1).map_or(identity.media, |more| identity.more[more].media);
-        Ok(Target::open(directory.as_fd(), target_of(NodeId(identity.node), index as u16))?.on(medium))
-    };
-    if identity.shard_only {
-        return open((0, &directories[0])).map(NodeTargets::of_shard_alone);
-    }
-    directories.iter().enumerate().map(open).collect::<Result<Vec<_>>>().map(NodeTargets::new)
-}
-
-/// Where the shard of a target is, whether or not the target has a path.
-fn shard_dir(target: &OwnedFd) -> PathBuf {
-    descriptor::path_of_entry(target, b"shard")
-}
 
 /// Checks the shard and the backing files of a node's targets, of which there is one at least, that no daemon serves;
 /// what its last daemon acknowledged and did not commit is applied first.
@@ -197,7 +170,7 @@ pub fn run(mut setup: WorkerSetup) -> Result<()> {
     let targets = Arc::new(open_targets(&setup.target_dirs, &setup.identity)?);
     let recorder = FlightRecorder::open(setup.flight_recorder.as_fd())?;
     let (to_shard, from_others) = mpsc::channel::<Message>();
-    let epoch = session::new_epoch();
+    let epoch = clock::new_epoch();
 
     // Backing files are made by the shard's rounds too, on any target.
     let in_memory = (0..setup.target_dirs.len()).all(|target| stable_inodes >> target & 1 == 1);

@@ -209,82 +209,6 @@ impl Slot {
     }
 }
 
-/// Bits of a session's number below its node's.
-const SESSION_BITS: u32 = 48;
-
-/// The session of a node with this number on it.
-pub(super) fn session_on(node: NodeId, number: u64) -> u64 {
-    u64::from(node.0) << SESSION_BITS | number & ((1 << SESSION_BITS) - 1)
-}
-
-/// The node that a session's process is on.
-pub(super) fn node_of_session(session: u64) -> NodeId {
-    NodeId((session >> SESSION_BITS) as u16)
-}
-
-/// Of a session's number: it is a daemon's, which asks other nodes for changes over several.
-const DAEMON: u64 = 1 << (SESSION_BITS - 1);
-
-/// A random number.
-pub(super) fn random_number() -> forebay_types::Result<u64> {
-    let bytes = crate::identity::random_bytes()?;
-    let mut number = [0; 8];
-    number.copy_from_slice(&bytes[..8]);
-    Ok(u64::from_le_bytes(number))
-}
-
-/// A number that no other session of any pool on this node has had, behind the node's. Never 0 there: that is the
-/// daemon's.
-pub(super) fn new_session_id(node: NodeId) -> forebay_types::Result<u64> {
-    Ok(session_on(node, (random_number()? & (DAEMON - 1)).max(1)))
-}
-
-/// A worker's own session at other nodes. They end the one of the worker before it when they hear of it.
-pub(super) fn new_daemon_session(node: NodeId) -> forebay_types::Result<u64> {
-    Ok(daemon_session(node, random_number()?))
-}
-
-/// The session of a node's worker with this number.
-pub(super) fn daemon_session(node: NodeId, number: u64) -> u64 {
-    session_on(node, number & (DAEMON - 1) | DAEMON)
-}
-
-/// True for a session of a worker at other nodes.
-pub(super) fn is_of_daemon(session: u64) -> bool {
-    session & DAEMON != 0
-}
-
-/// True for a session of a process.
-pub(super) fn is_of_process(session: u64) -> bool {
-    !is_of_daemon(session) && session & (DAEMON - 1) != 0
-}
-
-/// A board's epoch: rises from worker to worker.
-pub(super) fn new_epoch() -> u64 {
-    let t = rustix::time::clock_gettime(rustix::time::ClockId::Boottime);
-    t.tv_sec as u64 * 1_000_000_000 + t.tv_nsec as u64
-}
-
-/// Tag under which a session's ring and pidfd lie in the descriptor store.
-pub(super) fn store_tag(id: u64) -> String {
-    format!("session {id:016x}")
-}
-
-/// Tag under which the device of the mount that a session serves lies in the descriptor store.
-pub(super) fn mount_tag(id: u64) -> String {
-    format!("mount {id:016x}")
-}
-
-/// The session of a mount's tag.
-pub(super) fn session_of_mount_tag(tag: &str) -> Option<u64> {
-    u64::from_str_radix(tag.strip_prefix("mount ")?, 16).ok()
-}
-
-/// The session of a tag.
-pub(super) fn session_of_tag(tag: &str) -> Option<u64> {
-    u64::from_str_radix(tag.strip_prefix("session ")?, 16).ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -357,13 +281,5 @@ mod tests {
         session.take_orphans(&mut left);
         session.moves_on(3, 4, &mut settled);
         assert_eq!((left.len(), settled), (1, vec![Ino(7)]), "the daemon has it now");
-    }
-
-    #[test]
-    fn store_tag_round_trips() {
-        for id in [1, u64::MAX, 0xabc] {
-            assert_eq!(session_of_tag(&store_tag(id)), Some(id));
-        }
-        assert_eq!(session_of_tag("something else"), None);
     }
 }

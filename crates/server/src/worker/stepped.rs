@@ -45,23 +45,7 @@ use super::statistics::Statistics;
 use super::sweeper::{Sweep, Sweeper};
 use super::wide::Wide;
 
-/// Where a shard thread is within a round: what is killed at one of these leaves something else behind.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Moment {
-    /// A change is in the journal, and neither shown nor answered.
-    Journaled,
-    /// A batch is on the board and not answered.
-    Published,
-    /// A batch is answered.
-    Answered,
-    /// A transaction is about to be committed.
-    Committing,
-    /// It is committed, and the journal still holds what was.
-    Committed,
-}
-
-/// Told of each [`Moment`]; it may unwind, and an error ends the worker there.
-pub type Watcher = Box<dyn FnMut(Moment) -> Result<()>>;
+pub use super::moments::{Moment, Watcher};
 
 /// A defect that a simulation must find, to show that it would find others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -203,7 +187,7 @@ impl Node {
     /// As a worker's start.
     pub fn start(setup: Setup<'_>) -> Result<Node> {
         let target_dir = setup.target.try_clone_to_owned().map_err(failed("cannot keep the target"))?;
-        let dir = super::shard_dir(&target_dir);
+        let dir = super::targets::shard_dir(&target_dir);
         let new = !dir.join("data.mdb").exists();
         let shard = if !new {
             Shard::open(&dir)?
@@ -511,7 +495,7 @@ impl Buffers {
 
 /// The number of a process of a node, in which the node's is.
 pub fn session_of(node: NodeId, number: u64) -> u64 {
-    super::session::session_on(node, number)
+    super::session_id::session_on(node, number)
 }
 
 impl Drop for Node {

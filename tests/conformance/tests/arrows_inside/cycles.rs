@@ -16,16 +16,6 @@ impl Graph {
         }
     }
 
-    pub(crate) fn remove(&mut self, from: &str, to: &str) {
-        if let Some(imported) = self.arrows.get_mut(from) {
-            imported.remove(to);
-        }
-    }
-
-    pub(crate) fn is_on_a_cycle(&self, from: &str, to: &str) -> bool {
-        self.imports(from).any(|module| module == to) && self.way(to, from).is_some()
-    }
-
     fn imports(&self, module: &str) -> impl Iterator<Item = &str> {
         self.arrows.get(module).into_iter().flatten().map(|(to, _)| to.as_str())
     }

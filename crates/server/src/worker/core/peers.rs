@@ -19,7 +19,8 @@ use crate::worker::network::{Command, Network};
 use crate::worker::notifier::Whose;
 use crate::worker::own_answers;
 use crate::worker::remote::{Door, RemoteSlots};
-use crate::worker::session::{created, is_of_daemon, node_of_session, Session};
+use crate::worker::session::{created, Session};
+use crate::worker::session_id::{is_of_daemon, node_of_session};
 use crate::worker::shard_queries::has_inode;
 use crate::worker::wide::Redirect;
 

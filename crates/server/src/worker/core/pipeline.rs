@@ -17,13 +17,14 @@ use crate::worker::backing_files::layout_of_number;
 use crate::worker::batch::Taken;
 use crate::worker::call::Call;
 use crate::worker::coordination::{notes_of_step, Interception};
+use crate::worker::moments::Moment;
 use crate::worker::network::all_here;
 use crate::worker::notifier::{notes_of, Note, Whose};
 use crate::worker::own_answers;
 use crate::worker::recorder::InFlight;
-use crate::worker::session::{created, is_of_daemon, relaid, reserve_behind};
+use crate::worker::session::{created, relaid, reserve_behind};
+use crate::worker::session_id::is_of_daemon;
 use crate::worker::statistics::Statistics;
-use crate::worker::stepped::Moment;
 use crate::worker::sweeper::Sweep;
 use crate::worker::wide::Redirect;
 

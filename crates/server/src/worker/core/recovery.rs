@@ -29,9 +29,8 @@ use crate::worker::network::all_here;
 use crate::worker::notifier::{notes_of, Whose};
 use crate::worker::recorder::InFlight;
 use crate::worker::remote::{Door, RemoteSlots};
-use crate::worker::session::{
-    created, decode_kept, encode_kept, is_of_daemon, node_of_session, relaid, reserve_behind, Session,
-};
+use crate::worker::session::{created, decode_kept, encode_kept, relaid, reserve_behind, Session};
+use crate::worker::session_id::{is_of_daemon, node_of_session};
 use crate::worker::shard_queries::{has_inode, reserved_for};
 use crate::worker::statistics::Statistics;
 use crate::worker::sweeper::Sweep;

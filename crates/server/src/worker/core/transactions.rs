@@ -16,7 +16,7 @@ use crate::worker::coordination::QUESTION_BITS;
 use crate::worker::cross_check::CrossCheck;
 use crate::worker::network::Command;
 use crate::worker::notifier::{Note, Whose};
-use crate::worker::session::{is_of_daemon, node_of_session, session_on};
+use crate::worker::session_id::{is_of_daemon, node_of_session, session_on};
 use crate::worker::wide::Redirect;
 use forebay_meta::{Act, Client, Delivery, Mark};
 use forebay_types::limits::RING_SLOTS;

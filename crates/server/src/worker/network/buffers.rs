@@ -7,7 +7,7 @@ use forebay_ring::{memfd_sealed, Seal};
 use forebay_types::limits::BUFFER_BYTES;
 use forebay_types::{Error, Result};
 
-use super::{Command, Commands};
+use super::commands::{Command, Commands};
 
 /// Makes a session's process a buffer of [`BUFFER_BYTES`] in place of the one that it has, and has the network know it,
 /// by the time a request names it, under this number.

@@ -7,7 +7,7 @@ use std::collections::{HashSet, VecDeque};
 
 use forebay_types::limits::SESSIONS_ENDED_KEPT;
 
-use crate::worker::session::is_of_process;
+use crate::worker::session_id::is_of_process;
 
 /// Those that ended last.
 #[derive(Debug, Default)]
@@ -39,7 +39,7 @@ impl Ended {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::worker::session::{daemon_session, session_on};
+    use crate::worker::session_id::{daemon_session, session_on};
     use forebay_types::NodeId;
 
     #[test]

@@ -8,20 +8,19 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
 use forebay_data::{Access, Media, NodeTargets, Target};
-use forebay_fabric::Ticket;
 use forebay_types::limits::{MESSAGE_BYTES_MAX, MOVE_BYTES_MIN};
 use forebay_types::{
     node_of, BackingAttr, BackingId, BackingOp, Code, Error, MoveKind, Reply, Request, Result, Timestamp,
 };
-use forebay_wire::{Memory, Stamp};
+use forebay_wire::Stamp;
 use rustix::fs::{FallocateFlags, Mode, OFlags};
 use rustix::io::Errno;
 
 use super::appended::Before;
 use super::bounce::DataBuffer;
-use super::jobs::{queue, Jobs};
+use super::commands::{Command, Commands};
+use super::jobs::{queue, Asker, Job, Jobs, Moving};
 use super::kept::KeptOpen;
-use super::{Command, Commands};
 
 /// Threads: enough to keep a medium busy while others wait for it.
 const THREADS: usize = 4;
@@ -29,58 +28,11 @@ const THREADS: usize = 4;
 /// What is read from memory in less time than a thread takes to be woken for it.
 const AT_ONCE_BYTES: usize = 64 * 1024;
 
-/// What the I/O workers are to do.
-#[derive(Debug)]
-pub(in crate::worker) enum Job {
-    /// Serve a request for a backing file.
-    Serve {
-        /// Who asks.
-        asker: Asker,
-        /// The encoded request.
-        message: Vec<u8>,
-    },
-    /// Fill a piece of memory from a backing file, or write it to one.
-    Move(Box<Moving>),
-}
-
-/// Data on their way between a backing file and another node.
-#[derive(Debug)]
-pub(in crate::worker) struct Moving {
-    pub(super) ticket: Ticket,
-    pub(super) id: BackingId,
-    pub(super) kind: MoveKind,
-    pub(super) offset: u64,
-    pub(super) bytes: usize,
-    /// Where they are, or are to be, on the other node.
-    pub(super) memory: Memory,
-    /// And on this one.
-    pub(super) room: DataBuffer,
-    /// When who asked gives it up.
-    pub(super) until: std::time::Duration,
-}
-
-/// Who asked for it.
-#[derive(Debug)]
-pub(in crate::worker) enum Asker {
-    /// A process of another node.
-    There(Ticket),
-    /// One of this node.
-    Here(Stamp),
-}
-
-impl Asker {
-    fn stamp(&self) -> Stamp {
-        match self {
-            Asker::There(ticket) => ticket.stamp,
-            Asker::Here(stamp) => *stamp,
-        }
-    }
-
-    fn answer(self, reply: Vec<u8>) -> Command {
-        match self {
-            Asker::There(ticket) => Command::Answer { ticket, reply },
-            Asker::Here(stamp) => Command::AnswerHere { stamp, reply },
-        }
+/// The command by which a job's asker is answered.
+fn answer(asker: Asker, reply: Vec<u8>) -> Command {
+    match asker {
+        Asker::There(ticket) => Command::Answer { ticket, reply },
+        Asker::Here(stamp) => Command::AnswerHere { stamp, reply },
     }
 }
 
@@ -131,7 +83,7 @@ impl IoWorker {
             }
         };
         let reply = self.reply(asker.stamp(), &message).to_vec();
-        self.commands.give(asker.answer(reply));
+        self.commands.give(answer(asker, reply));
     }
 
     fn reply(&mut self, stamp: Stamp, message: &[u8]) -> &[u8] {

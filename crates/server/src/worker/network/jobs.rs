@@ -4,7 +4,59 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
-use super::io_workers::Job;
+use forebay_fabric::Ticket;
+use forebay_types::{BackingId, MoveKind};
+use forebay_wire::{Memory, Stamp};
+
+use super::bounce::DataBuffer;
+
+/// What the I/O workers are to do.
+#[derive(Debug)]
+pub(in crate::worker) enum Job {
+    /// Serve a request for a backing file.
+    Serve {
+        /// Who asks.
+        asker: Asker,
+        /// The encoded request.
+        message: Vec<u8>,
+    },
+    /// Fill a piece of memory from a backing file, or write it to one.
+    Move(Box<Moving>),
+}
+
+/// Data on their way between a backing file and another node.
+#[derive(Debug)]
+pub(in crate::worker) struct Moving {
+    pub(super) ticket: Ticket,
+    pub(super) id: BackingId,
+    pub(super) kind: MoveKind,
+    pub(super) offset: u64,
+    pub(super) bytes: usize,
+    /// Where they are, or are to be, on the other node.
+    pub(super) memory: Memory,
+    /// And on this one.
+    pub(super) room: DataBuffer,
+    /// When who asked gives it up.
+    pub(super) until: std::time::Duration,
+}
+
+/// Who asked for it.
+#[derive(Debug)]
+pub(in crate::worker) enum Asker {
+    /// A process of another node.
+    There(Ticket),
+    /// One of this node.
+    Here(Stamp),
+}
+
+impl Asker {
+    pub(super) fn stamp(&self) -> Stamp {
+        match self {
+            Asker::There(ticket) => ticket.stamp,
+            Asker::Here(stamp) => *stamp,
+        }
+    }
+}
 
 #[derive(Debug, Default)]
 struct State {
@@ -99,8 +151,6 @@ impl Drop for Taker {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::worker::network::io_workers::Asker;
-    use forebay_wire::Stamp;
 
     fn job(byte: u8) -> Job {
         Job::Serve { asker: Asker::Here(Stamp::default()), message: vec![byte] }

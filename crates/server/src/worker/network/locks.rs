@@ -21,7 +21,7 @@ use forebay_types::limits::{
 use forebay_types::{BackingId, Code, Ino, LockKind, LockWish};
 
 use crate::store::FdStore;
-use crate::worker::session::{node_of_session, session_on};
+use crate::worker::session_id::{node_of_session, session_on};
 
 /// Longest time of one append.
 const HOLD_NS: u64 = APPEND_HOLD_MS * 1_000_000;

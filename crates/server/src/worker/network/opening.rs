@@ -11,13 +11,14 @@ use forebay_fabric::{secret_file, Calls, CallsSettings, Endpoint, Identity};
 use forebay_types::{Code, Error, NodeId, Result};
 
 use super::appended::Appended;
+use super::commands::Commands;
 use super::groups::Groups;
 use super::kept::KeptOpen;
 use super::locks::RemoteLocks;
 use super::met::MetNodes;
 use super::target_selection::TargetNode;
 use super::thread::{Member, NetworkThread};
-use super::{io_workers, Commands, Network};
+use super::{io_workers, Network};
 use crate::pool_file::Membership;
 use crate::worker::handoff::Handoff;
 use crate::worker::message::Message;

@@ -3,35 +3,27 @@
 
 mod bulk_transfer;
 mod cluster_status;
+mod flights;
 mod join;
+mod moves;
 mod outgoing;
+mod served;
 mod serving;
+mod state;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
-use std::sync::mpsc::{Receiver, Sender};
-use std::sync::Arc;
 use std::time::Duration;
 
-use forebay_fabric::{CallEvent, CallId, Calls, Sleep};
+use forebay_fabric::{CallEvent, Calls, Sleep};
 use forebay_types::limits::SESSIONS_PERIOD_MS;
-use forebay_types::{BackingOp, Code, Ino, NodeId, Reply, Request};
-use forebay_wire::Stamp;
-use serde_json::Value;
+use forebay_types::{BackingOp, Code, NodeId, Reply, Request};
 
-use super::ended::Ended;
-use super::io_workers::{Asker, IoWorker, Job};
-use super::jobs::Jobs;
-use super::kept::KeptOpen;
-use super::lease_renewal::Renewals;
-use super::met::MetNodes;
-use super::removals::Removals;
-use super::target_selection::{SpaceMap, TargetNode};
-use super::Command;
+use super::commands::Command;
+use super::jobs::{Asker, Job};
 use crate::worker::message::Message;
-use crate::worker::session::session_on;
-use bulk_transfer::Moves;
-use outgoing::{Flight, NODE_TIMEOUT};
-use serving::Served;
+use flights::Flight;
+use state::NODE_TIMEOUT;
+
+pub(in crate::worker) use state::{Member, NetworkThread};
 
 /// Clocks that differ by more are told of: what a node's handshake takes to arrive is less.
 const CLOCKS_APART_US: i64 = 2_000_000;
@@ -39,11 +31,6 @@ const CLOCKS_APART_US: i64 = 2_000_000;
 const HELPS: usize = 4;
 /// A timer that is this much before the sleeper wakes anyway is worth no wake-up of its own.
 const LATE: Duration = Duration::from_millis(2);
-/// Room for a reply that is found here: numbers.
-const SHORT_REPLY_BYTES: usize = 64;
-
-/// What another node says to this node's new data: why it refuses them.
-pub(super) type Introduced = Result<(), String>;
 
 /// What a round of the thread came to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -56,161 +43,7 @@ pub(in crate::worker) enum Round {
     Stopped,
 }
 
-/// A node of the pool, as people know it.
-#[derive(Debug)]
-pub(in crate::worker) struct Member {
-    pub(in crate::worker) node: NodeId,
-    pub(in crate::worker) name: String,
-    pub(in crate::worker) host: String,
-    /// Of each of its targets.
-    pub(in crate::worker) media: Vec<String>,
-}
-
-/// The thread's state.
-pub(in crate::worker) struct NetworkThread {
-    calls: Calls,
-    me: NodeId,
-    /// Every node.
-    members: Vec<Member>,
-    /// Nodes that were up when they were seen last, or were not, and since when.
-    states: HashMap<NodeId, (bool, Duration)>,
-    /// Why nodes that are not reached are not.
-    whys: HashMap<NodeId, String>,
-    /// Which start of each node was reached last.
-    starts: HashMap<NodeId, u64>,
-    commands: Receiver<Command>,
-    /// What the calls have no room for.
-    backlog: VecDeque<Command>,
-    to_shard: Sender<Message>,
-    jobs: Jobs,
-    /// For what the thread reads itself: where backing files are in memory.
-    io_worker: Option<IoWorker>,
-    /// What the I/O workers keep open for processes of other nodes.
-    kept: Arc<KeptOpen>,
-    flights: HashMap<CallId, Flight>,
-    removals: Removals,
-    renewals: Renewals,
-    /// The last change to a backing file that each session's slot asked for.
-    served: HashMap<(u64, u16), Served>,
-    /// Data that the network moves by itself.
-    moves: Moves,
-    removed: VecDeque<Ino>,
-    /// Processes of other nodes that are over.
-    ended: Ended,
-    /// Who wants to know how all nodes are.
-    surveyors: Vec<Sender<Value>>,
-    met: MetNodes,
-    /// New data are introduced at the start: where the answer goes, and whether all are told.
-    introduction: Option<(Sender<Introduced>, bool)>,
-    /// True where the data are new: another node may refuse them at any time.
-    is_new: bool,
-    /// Nodes that have not answered to that, and when they are asked again.
-    introduce_at: BTreeMap<NodeId, Duration>,
-    space_map: SpaceMap,
-    /// When the other nodes are asked next which of their processes are there.
-    review_at: Duration,
-    /// Since when a process's node could not be asked.
-    unreached: HashMap<u64, Duration>,
-    /// The session of what the daemon asks for itself.
-    session: u64,
-    sequence: u64,
-    /// The shard thread was told something.
-    told: bool,
-    /// When the thread wakes if nothing comes.
-    sleeps_until: Option<Duration>,
-    /// Another thread met the order to stop.
-    stopped: bool,
-    /// Another thread does these rounds.
-    helps: bool,
-    /// It left something that is this one's.
-    leaves: bool,
-}
-
 impl NetworkThread {
-    pub(in crate::worker) fn new(
-        calls: Calls,
-        me: NodeId,
-        members: Vec<Member>,
-        commands: Receiver<Command>,
-        to_shard: Sender<Message>,
-        (jobs, kept): (Jobs, Arc<KeptOpen>),
-    ) -> NetworkThread {
-        let target_nodes =
-            members.iter().map(|member| TargetNode { node: member.node, targets: 1 }).collect();
-        let removed = kept.appended.removed();
-        NetworkThread {
-            calls,
-            me,
-            members,
-            states: HashMap::new(),
-            whys: HashMap::new(),
-            starts: HashMap::new(),
-            commands,
-            backlog: VecDeque::new(),
-            to_shard,
-            jobs,
-            io_worker: None,
-            kept,
-            flights: HashMap::new(),
-            removals: Removals::default(),
-            renewals: Renewals::default(),
-            served: HashMap::new(),
-            moves: Moves::default(),
-            removed,
-            ended: Ended::default(),
-            surveyors: Vec::new(),
-            met: MetNodes::default(),
-            introduction: None,
-            is_new: false,
-            introduce_at: BTreeMap::new(),
-            space_map: SpaceMap::new(me, target_nodes),
-            review_at: Duration::ZERO,
-            unreached: HashMap::new(),
-            session: session_on(me, 0),
-            sequence: 0,
-            told: false,
-            sleeps_until: None,
-            stopped: false,
-            helps: false,
-            leaves: false,
-        }
-    }
-
-    /// How many targets each node has; without this it is one.
-    pub(in crate::worker) fn with_targets(mut self, target_nodes: Vec<TargetNode>) -> NetworkThread {
-        self.space_map = SpaceMap::new(self.me, target_nodes);
-        self
-    }
-
-    /// Reads by itself what is short and in memory.
-    pub(super) fn with_hand(mut self, io_worker: Option<IoWorker>) -> NetworkThread {
-        self.io_worker = io_worker;
-        self
-    }
-
-    /// Remembers which data nodes are met with; a node with new data introduces itself.
-    pub(super) fn with_met(
-        mut self,
-        met: MetNodes,
-        introduction: Option<(Sender<Introduced>, bool)>,
-    ) -> NetworkThread {
-        self.met = met;
-        self.is_new = introduction.is_some();
-        self.introduction = introduction;
-        self
-    }
-
-    /// Has a node that comes from one of these addresses under another number taken the place of the one listed.
-    pub(in crate::worker) fn with_addresses(mut self, listed: &[(NodeId, Vec<u8>)]) -> NetworkThread {
-        listed.iter().for_each(|(node, address)| self.met.set_address(node.0, address));
-        self
-    }
-
-    /// A defect: data are taken for there without a look.
-    pub(in crate::worker) fn trust_places(&mut self) {
-        self.moves.granted.trusting = true;
-    }
-
     /// True when there is an order or something has come.
     pub(in crate::worker) fn has_work(&mut self) -> bool {
         let order = self.commands.try_recv().ok();
@@ -340,12 +173,6 @@ impl NetworkThread {
         }
     }
 
-    fn tell(&mut self, message: Message) {
-        // The shard thread outlives this one.
-        let _ = self.to_shard.send(message);
-        self.told = true;
-    }
-
     /// Does what an order says, or keeps it for later: false then.
     fn execute(&mut self, order: Command) -> bool {
         match order {
@@ -408,23 +235,6 @@ impl NetworkThread {
             Command::Stop => {}
         }
         true
-    }
-
-    /// A client's request has an answer that was found here.
-    fn answered_with(&mut self, stamp: Stamp, reply: Result<Reply<'_>, Code>) {
-        let mut bytes = [0; SHORT_REPLY_BYTES];
-        let reply = Reply::encode(&reply, &mut bytes).map(|n| bytes[..n].to_vec());
-        self.answered(stamp, reply);
-    }
-
-    /// A client's request has its answer.
-    fn answered(&mut self, stamp: Stamp, reply: Result<Vec<u8>, Code>) {
-        let reply = reply.unwrap_or_else(|code| {
-            let mut bytes = [0; 8];
-            let n = Reply::encode(&Err(code), &mut bytes).unwrap_or(0);
-            bytes[..n].to_vec()
-        });
-        self.tell(Message::Answered { stamp, reply });
     }
 
     /// Something happened.

@@ -24,11 +24,12 @@ mod contents;
 mod holders;
 mod mirror;
 mod thread;
+mod words;
 
 use std::collections::HashSet;
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::path::Path;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -37,110 +38,21 @@ use forebay_data::NodeTargets;
 use forebay_meta::Since;
 use forebay_ring::Doorbell;
 use forebay_types::limits::{WATCHED_NAMES_MAX, WATCH_CHANGES_MAX};
-use forebay_types::{Code, Cookie, Error, Ino, Kind, Request, Result};
+use forebay_types::{Code, Error, Ino, Request, Result};
 
 use super::message::Message;
 use crate::directory::MIRRORS_DIRECTORY;
 use crate::store::FdStore;
 use holders::Holders;
-use thread::WatchThread;
+use thread::{WatchContext, WatchThread};
+use words::{Ask, Named};
+
+pub(super) use words::{Change, Chunk, Command, Word, Words};
 
 /// The tag of the weak references in the supervisor's store.
 const TAG: &str = "watches";
 /// Longest wait of a connection for its watch. It is shorter than the client's wait for the answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// A name after a change, and what it leads to.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(in crate::worker) struct Named {
-    parent: Ino,
-    name: Vec<u8>,
-    entry: Option<(Ino, Kind)>,
-}
-
-/// A change to what is watched.
-#[derive(Debug)]
-pub(in crate::worker) enum Change {
-    /// Names of one change, each with what it leads to now.
-    Names(Vec<Named>),
-    /// The two names of a rename: the source's, then the destination's.
-    Rename(Named, Named),
-    /// Mode, owner or extended attributes of an inode were set.
-    Attributes(Ino),
-    /// The watches of a directory end: it was removed, was spread over several nodes, or changed faster than its
-    /// mirror. Requests that still wait get the code.
-    Gone(Ino, Code),
-}
-
-/// A program's request to watch a directory.
-#[derive(Debug)]
-pub(in crate::worker) struct Ask {
-    directory: Ino,
-    inotify: OwnedFd,
-    mask: u32,
-    answer: Sender<std::result::Result<i32, Code>>,
-}
-
-/// Entries of a directory, and the cookie behind which there are more.
-pub(in crate::worker) type Chunk = (Vec<(Vec<u8>, Ino, Kind)>, Option<Cookie>);
-
-/// What the watch thread receives. Of words from the shard thread, each holds from the moment at which it was sent.
-#[derive(Debug)]
-pub(in crate::worker) enum Word {
-    Ask(Ask),
-    Changes(Vec<Change>),
-    Listed(Ino, std::result::Result<Chunk, Code>),
-}
-
-impl Word {
-    /// Changes in it, or one.
-    fn size(&self) -> usize {
-        match self {
-            Word::Changes(changes) => changes.len(),
-            Word::Ask(_) | Word::Listed(..) => 1,
-        }
-    }
-}
-
-/// The watch thread, as others reach it.
-#[derive(Clone, Debug)]
-pub(super) struct Words {
-    pub(in crate::worker) words: Sender<Word>,
-    /// The sizes of the words sent and not yet heard.
-    pub(in crate::worker) waiting: Arc<AtomicUsize>,
-    /// An eventfd that the thread polls.
-    wake: Arc<OwnedFd>,
-}
-
-impl Words {
-    /// The thread lives as long as the worker, so that nothing sent is lost.
-    pub(in crate::worker) fn send(&self, word: Word) {
-        // Counted first: what the thread has received was counted before.
-        self.waiting.fetch_add(word.size(), Ordering::Relaxed);
-        let _ = self.words.send(word);
-        let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
-    }
-}
-
-/// What the watch thread asks of the shard thread. Answered by [`Word::Listed`].
-#[derive(Debug)]
-pub(super) enum Command {
-    /// Send changes of this directory from now on, and the first of its entries.
-    Enrol(Ino, Words),
-    /// The entries behind a cookie.
-    List(Ino, Cookie),
-    /// Send no more changes of this directory.
-    Leave(Ino),
-}
-
-/// What the watch thread works with.
-#[derive(Clone, Debug)]
-struct SpaceMap {
-    mirrors: PathBuf,
-    targets: Arc<NodeTargets>,
-    to_shard: Sender<Message>,
-    doorbell: Arc<Doorbell>,
-}
 
 /// Ends all watches: the pool is stopped. Each is told of the removal of its directory.
 pub(super) fn end(place: &Path) {
@@ -150,7 +62,7 @@ pub(super) fn end(place: &Path) {
 /// The attendant's end.
 #[derive(Debug)]
 pub(super) struct Watches {
-    space_map: SpaceMap,
+    context: WatchContext,
     store: FdStore,
     pub(in crate::worker) words: Mutex<Option<Words>>,
 }
@@ -166,18 +78,18 @@ impl Watches {
         store: FdStore,
         left: &mut Vec<(String, Vec<OwnedFd>)>,
     ) -> Watches {
-        let space_map = SpaceMap {
+        let context = WatchContext {
             mirrors: place.join(MIRRORS_DIRECTORY),
             targets: Arc::clone(targets),
             to_shard: to_shard.clone(),
             doorbell: Arc::clone(doorbell),
         };
         let kept = left.extract_if(.., |(tag, _)| tag == TAG).find_map(|(_, mut fds)| fds.pop());
-        let watches = Watches { space_map, store, words: Mutex::new(None) };
+        let watches = Watches { context, store, words: Mutex::new(None) };
         let started = match kept {
             Some(epoll) => watches.words_by(|| Ok(Holders::of(epoll))).map(drop),
             // Of an earlier supervisor.
-            None if watches.space_map.mirrors.exists() => watches.words().map(drop),
+            None if watches.context.mirrors.exists() => watches.words().map(drop),
             None => Ok(()),
         };
         if let Err(e) = started {
@@ -201,7 +113,7 @@ impl Watches {
         if let Some(words) = &*words {
             return Ok(words.clone());
         }
-        let started = WatchThread::start(self.space_map.clone(), holders()?)?;
+        let started = WatchThread::start(self.context.clone(), holders()?)?;
         Ok(words.insert(started).clone())
     }
 

@@ -7,11 +7,14 @@
 use forebay_sys::descriptor;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use forebay_data::NodeTargets;
+use forebay_ring::Doorbell;
 use forebay_types::limits::{WATCHED_DIRECTORIES_MAX, WATCHED_NAMES_MAX, WATCH_CONTENTS_MS, WATCH_REVIEW_MS};
 use forebay_types::{Code, Error, Ino, Result};
 use rustix::event::{PollFd, PollFlags};
@@ -21,11 +24,21 @@ use rustix::io::Errno;
 use super::contents::{Contents, RAISED};
 use super::holders::{is_inotify, Holders};
 use super::mirror::{parse_own_name, Leaf, Mirror};
-use super::{Ask, Change, Chunk, Command, Message, Named, SpaceMap, Word, Words};
+use super::words::{Ask, Change, Chunk, Command, Named, Word, Words};
+use crate::worker::message::Message;
 
 /// Events that are not delivered for directories and the names in them: the daemon raises some of them itself, when it
 /// reads a mirror and when it opens a file there to close it.
 const NEVER_TOLD: u32 = libc::IN_OPEN | libc::IN_ACCESS | libc::IN_CLOSE_NOWRITE;
+
+/// What the watch thread works with.
+#[derive(Clone, Debug)]
+pub(super) struct WatchContext {
+    pub(super) mirrors: PathBuf,
+    pub(super) targets: Arc<NodeTargets>,
+    pub(super) to_shard: Sender<Message>,
+    pub(super) doorbell: Arc<Doorbell>,
+}
 
 /// A watched directory.
 #[derive(Debug)]
@@ -41,7 +54,7 @@ struct Directory {
 
 /// The thread's state.
 pub(super) struct WatchThread {
-    space_map: SpaceMap,
+    context: WatchContext,
     /// The directory of the mirrors.
     mirrors: OwnedFd,
     words: Receiver<Word>,
@@ -60,14 +73,14 @@ pub(super) struct WatchThread {
 
 impl WatchThread {
     /// Starts the thread, which takes over mirrors whose watches remain.
-    pub(super) fn start(space_map: SpaceMap, holders: Holders) -> Result<Words> {
+    pub(super) fn start(context: WatchContext, holders: Holders) -> Result<Words> {
         let what = "cannot watch directories";
         let failed = |e: Errno| Error::io(what, &e.into());
         let (words, receiver) = mpsc::channel();
         let flags = rustix::event::EventfdFlags::CLOEXEC | rustix::event::EventfdFlags::NONBLOCK;
         let wake = Arc::new(rustix::event::eventfd(0, flags).map_err(failed)?);
         let own = Words { words, waiting: Arc::new(AtomicUsize::new(0)), wake: Arc::clone(&wake) };
-        let path = &space_map.mirrors;
+        let path = &context.mirrors;
         match rustix::fs::mkdir(path, rustix::fs::Mode::RWXU) {
             Ok(()) | Err(Errno::EXIST) => {}
             Err(e) => return Err(failed(e)),
@@ -75,9 +88,9 @@ impl WatchThread {
         let flags =
             rustix::fs::OFlags::DIRECTORY | rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::CLOEXEC;
         let mirrors = rustix::fs::open(path, flags, rustix::fs::Mode::empty()).map_err(failed)?;
-        let contents = Contents::new(Arc::clone(&space_map.targets)).map_err(failed)?;
+        let contents = Contents::new(Arc::clone(&context.targets)).map_err(failed)?;
         let mut thread = WatchThread {
-            space_map,
+            context,
             mirrors,
             words: receiver,
             wake,
@@ -107,7 +120,7 @@ impl WatchThread {
             let (ino, moved) = parse_own_name(name)?;
             Some((ino, moved, watched.remove(&ino)?))
         };
-        let entries = match std::fs::read_dir(&self.space_map.mirrors) {
+        let entries = match std::fs::read_dir(&self.context.mirrors) {
             Ok(entries) => entries,
             Err(e) => return tracing::warn!("the watches of the last worker hear nothing more: {e}"),
         };
@@ -163,8 +176,8 @@ impl WatchThread {
     }
 
     fn order(&self, order: Command) {
-        let _ = self.space_map.to_shard.send(Message::Watch(order));
-        self.space_map.doorbell.ring();
+        let _ = self.context.to_shard.send(Message::Watch(order));
+        self.context.doorbell.ring();
     }
 
     fn run(&mut self) {

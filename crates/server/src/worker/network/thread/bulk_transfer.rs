@@ -22,7 +22,6 @@
 #[cfg(test)]
 mod tests;
 
-use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -31,133 +30,19 @@ use forebay_types::limits::{
     BACKING_AHEAD, BUFFERS_MAX, BUFFERS_RESTING_MAX, BUFFER_REST_MS, MOVE_BYTES_MAX, PLACES, PLACE_BYTES,
 };
 use forebay_types::{BackingId, Code, Move, MoveKind, NodeId, Reply};
-use forebay_wire::{Memory, Message as Wire, Place, Stamp};
+use forebay_wire::{Memory, Message as Wire, Place};
 
-use super::outgoing::{Flight, NODE_TIMEOUT};
-use super::{NetworkThread, SHORT_REPLY_BYTES};
+use super::flights::Flight;
+use super::moves::{Asked, Asking, Buffer, Mark};
+use super::state::{NetworkThread, NODE_TIMEOUT, SHORT_REPLY_BYTES};
 use crate::worker::call::Call;
 use crate::worker::network::bounce::{Bounce, DataBuffer};
-use crate::worker::network::io_workers::{Job, Moving};
-use crate::worker::network::places::{bury_rested, Arrived, Granted, Taken, Use, Used};
-use crate::worker::network::Command;
+use crate::worker::network::commands::Command;
+use crate::worker::network::jobs::{Job, Moving};
+use crate::worker::network::places::{bury_rested, Arrived, Taken, Use, Used};
 
 /// How long memory is kept that a peer may write yet: longer than any request is served.
 const REST: Duration = Duration::from_millis(BUFFER_REST_MS);
-
-/// A request for a client's data that is under way.
-#[derive(Debug)]
-pub(super) struct Asking {
-    pub(super) node: NodeId,
-    pub(super) stamp: Stamp,
-    /// By which the data move.
-    buffer: u64,
-    mark: Option<Mark>,
-    /// The place of the file's node that the data were brought to.
-    place: Option<Used>,
-    /// The first answer came without its data.
-    again: bool,
-}
-
-/// What stands where the last byte of a read is to come, until it has come.
-#[derive(Debug)]
-struct Mark {
-    byte: u8,
-    /// Where in the buffer.
-    at: usize,
-    /// The read, to be asked for again.
-    id: BackingId,
-    offset: u64,
-    bytes: u64,
-    to: Memory,
-    deadline: Duration,
-}
-
-impl Mark {
-    /// The byte of the n-th: neighbours have different ones, and none is 0, of which files are full.
-    fn byte(n: u64) -> u8 {
-        (n.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 56).max(1) as u8
-    }
-
-    /// True when an answer says that all was read, and the last byte may not have come.
-    fn is_there(&self, reply: &[u8], memory: &Region) -> bool {
-        let mut last = [0];
-        Reply::decode(reply) == Ok(Reply::Count(self.bytes))
-            && (memory.read_at(self.at, &mut last).is_err() || last[0] == self.byte)
-    }
-
-    fn asks(&self) -> Wire<'_> {
-        Wire::ReadStripe { id: self.id, offset: self.offset, bytes: self.bytes, to: Place::Remote(self.to) }
-    }
-}
-
-/// A process's buffer.
-#[derive(Debug)]
-struct Buffer {
-    session: u64,
-    memory: Arc<Region>,
-    registered: Registered,
-    /// Requests under way that name it.
-    flights: usize,
-    /// It is not to be used any more.
-    left: bool,
-    /// Whether a request was served was not told.
-    in_doubt: bool,
-    /// Its process is over.
-    orphaned: bool,
-}
-
-/// Both sides' state.
-#[derive(Debug, Default)]
-pub(super) struct Moves {
-    /// Buffers of this node's processes, by their numbers.
-    buffers: HashMap<u64, Buffer>,
-    /// Memory that a peer may write yet: until when, and whose process's it was.
-    resting: Vec<(Duration, u64, Arc<Region>)>,
-    /// This node's own, once another node has asked for data.
-    bounce: Option<Bounce>,
-    /// What waits for a piece of it.
-    waiting: VecDeque<Asked>,
-    /// What waits is being begun.
-    beginning: bool,
-    /// Transfers under way.
-    under_way: HashMap<u64, Moving>,
-    token: u64,
-    /// Reads that were marked.
-    marked: u64,
-    /// Places of this node that others write.
-    pub(super) granted: Granted,
-    /// Places of others that this node writes.
-    pub(super) taken: Taken,
-    /// Transfers into those that are under way.
-    brought: HashMap<u64, Used>,
-}
-
-/// A request for data.
-#[derive(Debug)]
-pub(super) struct Asked {
-    pub(super) ticket: Ticket,
-    pub(super) id: BackingId,
-    pub(super) kind: MoveKind,
-    pub(super) offset: u64,
-    pub(super) bytes: u64,
-    pub(super) memory: Memory,
-    /// By when it is to have begun: who asks waits no longer, and may have given the memory to something else.
-    pub(super) until: Duration,
-}
-
-impl Asked {
-    fn into_moving(self, room: DataBuffer) -> Moving {
-        let Asked { ticket, id, kind, offset, bytes, memory, until } = self;
-        Moving { ticket, id, kind, offset, bytes: bytes as usize, memory, room, until }
-    }
-}
-
-impl Moves {
-    /// True while data are moved, or are about to be.
-    pub(super) fn are_under_way(&self) -> bool {
-        !self.under_way.is_empty() || !self.waiting.is_empty() || self.buffers.values().any(|b| b.flights > 0)
-    }
-}
 
 impl NetworkThread {
     // --- for this node's clients

@@ -7,8 +7,8 @@ use forebay_data::Medium;
 use forebay_types::{Code, NodeId, Reply, Request, TargetSpace};
 use serde_json::{json, Value};
 
-use super::outgoing::Flight;
-use super::{Member, NetworkThread};
+use super::flights::Flight;
+use super::state::{Member, NetworkThread};
 use crate::worker::network::target_selection::SpaceReport;
 
 /// How long `status` waits for the other nodes: longer than a link takes that is made on this occasion.

@@ -6,8 +6,8 @@ use std::time::Duration;
 use forebay_fabric::Failed;
 use forebay_types::{Code, NodeId, Request};
 
-use super::outgoing::{Flight, NODE_TIMEOUT};
-use super::{Introduced, NetworkThread};
+use super::flights::{Flight, Introduced};
+use super::state::{NetworkThread, NODE_TIMEOUT};
 
 /// A node that did not answer whether it knows other data of this one is asked again after so long.
 const INTRODUCE_AGAIN: Duration = Duration::from_secs(1);

@@ -1,48 +1,23 @@
 //! What this node asks of others: for its clients, for the shard thread, for itself; and what comes of it.
 
 use std::collections::BTreeMap;
-use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use forebay_fabric::{Body, CallId, Failed};
 use forebay_ring::lease_clock;
-use forebay_types::limits::{NODE_TIMEOUT_MS, REMOVED_AT_ONCE_MAX, STEP_TIMEOUT_MS};
+use forebay_types::limits::{REMOVED_AT_ONCE_MAX, STEP_TIMEOUT_MS};
 use forebay_types::{BackingId, BackingOp, Caller, Code, Ino, Layout, NodeId, Reply, Request};
 use forebay_wire::{Message as Wire, Stamp};
 
-use super::bulk_transfer::Asking;
-use super::{Introduced, NetworkThread};
+use super::flights::Flight;
+use super::state::{NetworkThread, NODE_TIMEOUT};
 use crate::worker::call::Call;
 use crate::worker::message::Message;
+use crate::worker::network::commands::Command;
 use crate::worker::network::lease_renewal::LEASE;
-use crate::worker::network::Command;
 
-pub(super) const NODE_TIMEOUT: Duration = Duration::from_millis(NODE_TIMEOUT_MS);
 /// The daemon asks for itself on behalf of nobody.
 const NOBODY: Caller = Caller { uid: 0, gid: 0 };
-
-/// What a call that is under way is for.
-#[derive(Debug)]
-pub(super) enum Flight {
-    Forward(Stamp),
-    /// Data move for a client.
-    Move(Asking),
-    Step(Stamp),
-    /// Backing files of these.
-    Removals(Vec<Ino>),
-    EndSession,
-    /// Whether these processes are there.
-    Review(Vec<u64>),
-    /// Where to say whether this node's data are refused.
-    Introduction(NodeId, Option<Sender<Introduced>>),
-    Targets(NodeId),
-    /// A lease from this node, asked for at this time.
-    Lease(NodeId, u64),
-    /// A revocation, by its number.
-    Revocation(u64),
-    /// A grant of places, by its number.
-    Places(u32),
-}
 
 impl NetworkThread {
     /// Asks a node for the daemon itself: what is repeated without harm.

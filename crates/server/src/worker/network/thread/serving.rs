@@ -10,34 +10,15 @@ use forebay_types::{
 };
 use forebay_wire::{Message as Wire, Place};
 
-use super::bulk_transfer::Asked;
-use super::outgoing::{Flight, NODE_TIMEOUT};
-use super::{NetworkThread, SHORT_REPLY_BYTES};
+use super::flights::Flight;
+use super::moves::Asked;
+use super::served::{Served, State};
+use super::state::{NetworkThread, NODE_TIMEOUT, SHORT_REPLY_BYTES};
 use crate::worker::message::Message;
-use crate::worker::network::io_workers::{Asker, Job};
+use crate::worker::network::commands::Command;
+use crate::worker::network::jobs::{Asker, Job};
 use crate::worker::network::places::Use;
-use crate::worker::network::Command;
-use crate::worker::session::node_of_session;
-
-/// A change to a backing file, so that a retry is answered and not repeated, and one that comes late is not done over a
-/// newer one.
-#[derive(Debug)]
-pub(super) struct Served {
-    sequence: u64,
-    state: State,
-}
-
-#[derive(Debug)]
-enum State {
-    /// It is under way; the answer goes to who asked last, whose daemon may have started anew.
-    Running {
-        asker: Ticket,
-        /// It was sent ahead, behind the data that it tells of, and nobody has asked since.
-        told: bool,
-    },
-    /// The answer.
-    Done(Vec<u8>),
-}
+use crate::worker::session_id::node_of_session;
 
 impl NetworkThread {
     /// Answers a node.

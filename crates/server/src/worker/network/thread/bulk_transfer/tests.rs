@@ -5,13 +5,13 @@ use std::sync::mpsc::{channel, Receiver};
 use super::*;
 use crate::worker::message::Message;
 use crate::worker::network::{queue, KeptOpen, Taker};
-use crate::worker::session::session_on;
+use crate::worker::session_id::session_on;
 use forebay_fabric::simulated::{Faults, Network};
 use forebay_fabric::{Calls, CallsSettings, Identity};
 use forebay_meta::Client;
 use forebay_types::limits::BUFFER_BYTES;
 use forebay_types::{BackingOp, Caller, Ino, Request};
-use forebay_wire::Secret;
+use forebay_wire::{Secret, Stamp};
 
 const CLIENTS: NodeId = NodeId(1);
 const FILES: NodeId = NodeId(2);

@@ -1,0 +1,40 @@
+//! This node's targets, as the worker opens them.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::PathBuf;
+
+use forebay_data::{NodeTargets, Target};
+use forebay_sys::descriptor;
+use forebay_sys::file_system::FileSystem;
+use forebay_types::{target_of, Error, NodeId, Result};
+
+use crate::identity::PoolIdentity;
+
+/// Bits of (st_dev, st_ino) that every file of the pool shows: the target's own device number. Inode numbers of the
+/// pool are above 2^48, so they never meet those of the file system that the target is on.
+pub(super) fn device_of(target: &OwnedFd) -> Result<u64> {
+    let st = rustix::fs::fstat(target).map_err(|e| Error::io("cannot look at the target", &e.into()))?;
+    Ok(st.st_dev)
+}
+
+/// True when the target's file system never uses an inode number again: a tmpfs, whose 64-bit counter only rises.
+pub(super) fn has_stable_inodes(target: &OwnedFd) -> bool {
+    FileSystem::of(target).is_ok_and(|kind| kind == FileSystem::TMPFS)
+}
+
+/// This node's targets, the first of which has the shard; or what has the shard alone.
+pub(super) fn open_targets(directories: &[OwnedFd], identity: &PoolIdentity) -> Result<NodeTargets> {
+    let open = |(index, directory): (usize, &OwnedFd)| {
+        let medium = index.checked_sub(1).map_or(identity.media, |more| identity.more[more].media);
+        Ok(Target::open(directory.as_fd(), target_of(NodeId(identity.node), index as u16))?.on(medium))
+    };
+    if identity.shard_only {
+        return open((0, &directories[0])).map(NodeTargets::of_shard_alone);
+    }
+    directories.iter().enumerate().map(open).collect::<Result<Vec<_>>>().map(NodeTargets::new)
+}
+
+/// Where the shard of a target is, whether or not the target has a path.
+pub(super) fn shard_dir(target: &OwnedFd) -> PathBuf {
+    descriptor::path_of_entry(target, b"shard")
+}
